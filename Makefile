@@ -1,0 +1,50 @@
+# `make demo` and `make test` set themselves up: Python 3.11, git and make are enough.
+SHELL := /bin/bash
+VENV := .venv
+BIN := $(VENV)/bin
+RECIPE ?=
+PYTHON ?= python3
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+# One thread per process: two torch threads on a busy machine are far slower than one.
+export OMP_NUM_THREADS ?= 1
+export DO_NOT_TRACK := true
+export PYTHONDONTWRITEBYTECODE :=
+
+.PHONY: setup demo test check ui lock clean
+setup: $(VENV)/ready
+
+# torch first: whatever build is there satisfies the lock (README: the CUDA build).
+$(VENV)/ready: requirements.lock pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0 uv==0.9.11
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode -r requirements.lock
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation -e .
+	touch $@
+
+demo: setup
+ifneq ($(RECIPE),)
+	cp $(RECIPE) params.yaml
+endif
+	python -m flows.reproduce
+	python -m grpo summary
+
+check:
+	ruff check .
+	ruff format --check .
+	mypy
+	lint-imports
+
+test: setup
+	$(MAKE) --no-print-directory check
+	pytest
+
+ui: setup
+	python -m flows.ui
+
+# Writes requirements.lock from what is installed: torch's build tag and this project left out.
+lock:
+	$(BIN)/uv pip freeze --python $(BIN)/python --exclude-editable | sed 's/+cpu$$//' \
+	  | grep -v '^uv==' > requirements.lock
+
+clean:
+	rm -rf artifacts .work .runs

@@ -1,0 +1,76 @@
+"""A GPU belongs to one stage at a time, on the whole machine; the kernel frees it on death."""
+
+import fcntl
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from grpo.errors import ParameterError
+
+POLL_SECONDS = 0.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slots:
+    """What a stage got: GPUs for CUDA_VISIBLE_DEVICES and the open locks that hold them."""
+
+    gpus: tuple[str, ...]
+    descriptors: tuple[int, ...]
+
+
+def visible_gpus() -> tuple[str, ...]:
+    """Returns CUDA_VISIBLE_DEVICES, or the machine's NVIDIA devices; empty on a CPU machine."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
+        return tuple(each.strip() for each in chosen.split(",") if each.strip())
+    devices = Path("/dev").glob("nvidia[0-9]*")
+    return tuple(sorted((each.name.removeprefix("nvidia") for each in devices), key=int))
+
+
+@contextmanager
+def hold_gpus(count: int, *, stage: str, is_stopped: Callable[[], bool]) -> Iterator[Slots]:
+    """Waits for `count` free GPUs, all at once, and holds them.
+
+    A machine without GPUs has nothing to share: it gives none. Whoever inherits the descriptors
+    keeps the GPUs until it ends. Gives up with fewer GPUs when `is_stopped`.
+
+    Raises:
+      ParameterError: If the machine has GPUs, but fewer than `count`.
+    """
+    gpus = visible_gpus()
+    if not gpus or not count:
+        yield Slots(gpus=(), descriptors=())
+        return
+    if count > len(gpus):
+        raise ParameterError(
+            f"dvc.yaml: {stage}.meta.exec.gpu must be at most {len(gpus)} here, got {count}"
+        )
+    with ExitStack() as stack:
+        slots = _take(gpus, count, stack)
+        while len(slots.gpus) < count and not is_stopped():
+            stack.close()  # holding some while waiting for others could block two stages forever
+            time.sleep(POLL_SECONDS)
+            slots = _take(gpus, count, stack)
+        yield slots
+
+
+def _take(gpus: tuple[str, ...], count: int, stack: ExitStack) -> Slots:
+    """Locks up to `count` free GPUs."""
+    folder = Path(tempfile.gettempdir()) / f"grpo-gpus-{os.getuid()}"
+    folder.mkdir(exist_ok=True)
+    taken: dict[str, int] = {}
+    for gpu in gpus:
+        file = (folder / gpu.replace("/", "_")).open("a")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            continue
+        taken[gpu] = stack.enter_context(file).fileno()
+        if len(taken) == count:
+            break
+    return Slots(gpus=tuple(taken), descriptors=tuple(taken.values()))

@@ -1,0 +1,128 @@
+"""Runs one command and outlives it: when this process ends, nothing the command started is left.
+
+Started by path, without site-packages, as `launcher.py PARENT GRACE_SECONDS HOW COMMAND...`.
+It stops the command when it gets SIGTERM or SIGINT, or when PARENT dies, even by SIGKILL:
+
+* HOW = `finish`: the command (dvc) may finish; only what it runs (the stage) is terminated. If
+  the stage is already done, dvc still writes its record, so that no finished work is lost.
+* HOW = `stop`: the command is terminated with everything it runs.
+
+What is left after the grace period is killed. Exits with the command's code, or 128 + signal.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+POLL_SECONDS = 0.05
+WATCHED = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT}
+
+
+class Launcher:
+    """One command and all processes below it."""
+
+    def __init__(self, command: list[str], *, may_finish: bool, grace_seconds: float) -> None:
+        self.may_finish = may_finish
+        self.grace_seconds = grace_seconds
+        self.deadline: float | None = None  # set when stopping
+        self.told: set[int] = set()  # processes that got SIGTERM
+        self.code: int | None = None
+        self.child = os.fork()
+        if self.child == 0:
+            _become(command)
+
+    def wait(self) -> int:
+        """Returns the command's exit code once no process is left."""
+        while self._reap():
+            # Also when the command ended by itself: it must leave nothing in the background.
+            if self.deadline is None and (self.code is not None or self._is_asked()):
+                self.deadline = time.monotonic() + self.grace_seconds
+            if self.deadline is not None:
+                self._stop(kill=time.monotonic() > self.deadline)
+                time.sleep(POLL_SECONDS)
+        assert self.code is not None
+        return self.code
+
+    def _is_asked(self) -> bool:
+        """Sleeps until a signal comes; returns whether it asks to stop."""
+        return signal.sigwait(WATCHED) != signal.SIGCHLD
+
+    def _reap(self) -> bool:
+        """Collects ended processes; returns whether any process is left."""
+        try:
+            while True:
+                process, status = os.waitpid(-1, os.WNOHANG)
+                if process == 0:
+                    return True
+                if process == self.child:
+                    code = os.waitstatus_to_exitcode(status)
+                    self.code = code if code >= 0 else 128 - code
+        except ChildProcessError:
+            return False
+
+    def _stop(self, *, kill: bool) -> None:
+        """Sends SIGTERM once, or SIGKILL, to every process that is to end."""
+        for process in descendants(os.getpid()):
+            is_spared = process == self.child and self.may_finish
+            if kill:
+                _send(process, signal.SIGKILL)
+            elif process not in self.told and not is_spared:
+                self.told.add(process)
+                _send(process, signal.SIGTERM)
+
+
+def descendants(root: int) -> list[int]:
+    """Returns the living processes below `root`; orphans come back to it as a subreaper."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                # After the name, which may hold anything: state, parent, ...
+                state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if state != "Z":
+                children.setdefault(int(parent), []).append(int(entry.name))
+    found = list(children.get(root, []))
+    for process in found:
+        found += children.get(process, [])
+    return found
+
+
+def _send(process: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process, number)
+
+
+def main() -> int:
+    parent, grace_seconds, how, *command = sys.argv[1:]
+    kernel = ctypes.CDLL(None)
+    signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
+    kernel.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    kernel.prctl(PR_SET_CHILD_SUBREAPER, 1)
+    if os.getppid() != int(parent):  # it died before the line above
+        return 128 + signal.SIGTERM
+    launcher = Launcher(command, may_finish=how == "finish", grace_seconds=float(grace_seconds))
+    return launcher.wait()
+
+
+def _become(command: list[str]) -> None:
+    """Replaces this forked process by the command, which ends if the launcher is killed."""
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        os.execvp(command[0], command)
+    except OSError as error:
+        print(f"{command[0]}: {error.strerror}", file=sys.stderr)
+    finally:
+        os._exit(127)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

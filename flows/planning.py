@@ -1,0 +1,99 @@
+"""What is to be done: the stages of dvc.yaml and which of them changed. Wraps DVC's own API."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import networkx as nx
+from dvc.exceptions import DvcException
+from dvc.repo import Repo
+from dvc.stage import Stage
+
+from grpo.errors import ParameterError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hints:
+    """`meta.exec` of a stage in dvc.yaml."""
+
+    gpu: int = 0
+    retries: int = 0
+    timeout_s: float | None = None  # of one attempt
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A stage, the stages it reads from, and whether DVC would run it now."""
+
+    name: str
+    upstream: tuple[str, ...]
+    hints: Hints
+    is_changed: bool
+
+
+def plan(workspace: Path, targets: Sequence[str] = ()) -> tuple[Step, ...]:
+    """Returns the stages behind `targets` (default: all), every stage after those it reads from.
+
+    A target is a stage, a group of a foreach, or an output. A stage that has not changed may
+    still have to run: what it reads can change when an upstream stage runs.
+
+    Raises:
+      ParameterError: If dvc.yaml is wrong or a target is unknown.
+    """
+    try:
+        with Repo(str(workspace), _wait_for_lock=True) as repo:
+            graph = repo.index.graph  # an edge leads from a stage to one it reads from
+            wanted = _wanted(repo, graph, targets)
+            changed = repo.status()
+    except DvcException as error:
+        raise ParameterError(f"dvc.yaml: {_explain(error)}") from None
+    order = nx.lexicographical_topological_sort(graph.reverse(), key=_line_of(graph))
+    found = tuple(_step(graph, stage, changed) for stage in order if stage in wanted)
+    if not found:
+        raise ParameterError("dvc.yaml: has no stages")
+    return found
+
+
+def _wanted(repo: Repo, graph: "nx.DiGraph[Stage]", targets: Sequence[str]) -> set[Stage]:
+    chosen = [stage for target in targets for stage in repo.stage.collect(target)]
+    if not targets:
+        return set(graph)
+    return set(chosen).union(*(nx.descendants(graph, stage) for stage in chosen))
+
+
+def _step(graph: "nx.DiGraph[Stage]", stage: Stage, changed: dict[str, Any]) -> Step:
+    return Step(
+        name=stage.addressing,
+        upstream=tuple(sorted(each.addressing for each in graph.successors(stage))),
+        hints=_hints(stage),
+        is_changed=stage.addressing in changed,
+    )
+
+
+def _hints(stage: Stage) -> Hints:
+    given = (stage.meta or {}).get("exec", {})
+    known = {field.name for field in fields(Hints)}
+    for name, value in given.items():
+        where = f"dvc.yaml: {stage.addressing}.meta.exec.{name}"
+        if name not in known:
+            raise ParameterError(f"{where} must be one of {', '.join(sorted(known))}")
+        if not isinstance(value, int | float) or isinstance(value, bool) or value < 0:
+            raise ParameterError(f"{where} must be a number >= 0, got {value!r}")
+    return Hints(**given)
+
+
+def _line_of(graph: "nx.DiGraph[Stage]") -> Any:
+    """Returns a sort key: the order in which dvc.yaml names the stages."""
+    lines = {stage: f"{line:06}" for line, stage in enumerate(graph)}
+    return lambda stage: lines[stage]
+
+
+def _explain(error: BaseException) -> str:
+    """Returns the whole chain of causes in one line."""
+    parts: list[str] = []
+    cause: BaseException | None = error
+    while cause is not None and len(parts) < 3:
+        parts.append(" ".join(str(cause).split()))
+        cause = cause.__cause__
+    return ": ".join(part for part in parts if part)

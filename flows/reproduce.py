@@ -1,0 +1,74 @@
+"""`python -m flows.reproduce [TARGET...]`: brings the pipeline up to date under Prefect."""
+
+import argparse
+import atexit
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from flows.planning import plan
+from flows.runner import EXIT_WRONG_INPUT, FLOW_LOCK, StageError
+from flows.server import free_port, prefect_server, running_ui
+from flows.settings import prepare_environment
+from grpo.artifacts.files import exclusive
+from grpo.errors import GrpoError
+
+REPORT = Path("artifacts/report/index.html")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit code: 0, 1 after a failed stage, 2 if the input was wrong."""
+    parser = argparse.ArgumentParser(prog="python -m flows.reproduce", description=__doc__)
+    parser.add_argument("targets", nargs="*", metavar="TARGET", help="a stage or an output")
+    parser.add_argument("--at-once", type=int, help="stages side by side; default: processors")
+    chosen = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, _exit_on_signal)
+    try:
+        _reproduce(chosen.targets, chosen.at_once)
+    except StageError as error:
+        print(error, file=sys.stderr)
+        return EXIT_WRONG_INPUT if error.code == EXIT_WRONG_INPUT else 1
+    except GrpoError as error:
+        print(" ".join(str(error).split()), file=sys.stderr)
+        return EXIT_WRONG_INPUT
+    except KeyboardInterrupt:
+        print("stopped; finished stages are kept, run again to go on", file=sys.stderr)
+        return 128 + signal.SIGINT
+    return 0
+
+
+def _reproduce(targets: Sequence[str], at_once: int | None) -> None:
+    workspace = Path.cwd()
+    with exclusive(workspace / FLOW_LOCK, "reproduce"):
+        steps = plan(workspace, targets)
+    if not any(step.is_changed for step in steps):
+        print(f"everything is up to date: {len(steps)} stages unchanged{_where()}")
+        return
+    prepare_environment(workspace)
+    if "PREFECT_API_URL" not in os.environ:
+        # Registered before Prefect's own exit handlers, so that it ends after them.
+        servers = ExitStack()
+        atexit.register(servers.close)
+        address = running_ui(workspace) or servers.enter_context(prefect_server(free_port()))
+        os.environ["PREFECT_API_URL"] = f"{address}/api"
+        print(f"progress: {address}", file=sys.stderr)
+    # Here, not above: Prefect reads its settings when it is imported, and takes a second.
+    from flows.pipeline import reproduce
+
+    reproduce(targets=list(targets), at_once=at_once)
+    print(f"{len(steps)} stages are up to date{_where()}")
+
+
+def _where() -> str:
+    return f"; report: {REPORT}" if REPORT.exists() else ""
+
+
+def _exit_on_signal(number: int, frame: object) -> None:
+    sys.exit(128 + number)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

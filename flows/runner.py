@@ -1,0 +1,279 @@
+"""Runs stages as `dvc repro -s` processes that can be watched, timed out and stopped as a whole."""
+
+import fcntl
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Self
+
+from flows import launcher
+from flows.gpus import Slots, hold_gpus
+from flows.planning import Step
+from grpo.errors import BusyError, GrpoError
+from grpo.lineage.lock import LOCK, read_lock
+
+GRACE_SECONDS = 20.0  # from asking a stage to stop to killing it; it saves a checkpoint meanwhile
+POLL_SECONDS = 0.1
+LOGS = Path(".work/logs")
+FLOW_LOCK = Path(".work/reproduce.lock")
+STAGES_LOCK = Path(".work/stages.lock")  # held by every running stage, too
+WAIT_SECONDS = 60.0
+EXIT_WRONG_INPUT = 2
+
+# What DVC itself prints around a stage's lines; the log file keeps it.
+DVC_LINES = (
+    "Running stage '",
+    "> ",
+    "Generating lock file '",
+    "Updating lock file '",
+    "To track the changes with git, run:",
+    "\tgit add ",
+    "To enable auto staging, run:",
+    "\tdvc config ",
+    "Use `dvc push` ",
+)
+
+
+class Outcome(StrEnum):
+    """How a stage ended well."""
+
+    COMPLETED = "Completed"  # its command ran
+    UNCHANGED = "Unchanged"  # nothing to do
+    RESTORED = "Restored"  # its outputs came from DVC's cache of earlier runs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    outcome: Outcome
+    seconds: float
+
+    @classmethod
+    def unchanged(cls) -> Self:
+        return cls(outcome=Outcome.UNCHANGED, seconds=0.0)
+
+
+class StageError(GrpoError, RuntimeError):
+    """A stage failed; `code` is its own exit code, 2 if its input was wrong."""
+
+    def __init__(self, message: str, *, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Stopped(GrpoError, RuntimeError):
+    """The run was stopped before this stage was done."""
+
+
+class Runner:
+    """Runs stages of one workspace, at most `at_once` side by side.
+
+    Args:
+      show: Called with the stage's name and each line it prints.
+      held: Descriptors of locks that must not be freed while a stage still runs.
+    """
+
+    def __init__(
+        self,
+        workspace: Path,
+        *,
+        at_once: int,
+        show: Callable[[str, str], None],
+        held: Sequence[int] = (),
+        grace_seconds: float = GRACE_SECONDS,
+    ) -> None:
+        self.workspace = workspace
+        self.show = show
+        self.held = tuple(held)
+        self.grace_seconds = grace_seconds
+        self.places = threading.BoundedSemaphore(at_once)
+        self.stopped = threading.Event()
+        self.running: dict[int, subprocess.Popen[bytes]] = {}
+        self.guard = threading.Lock()
+
+    def run_stage(self, step: Step) -> Result:
+        """Runs one stage, again after a failure that a retry may cure.
+
+        Raises:
+          StageError: If it failed for good: one line that says why and where its log is.
+          Stopped: If `stop` was called.
+        """
+        attempts = 1 + step.hints.retries
+        for attempt in range(1, attempts + 1):
+            try:
+                with self._place(), self._gpus(step) as slots:
+                    return self._attempt(step, slots)
+            except StageError as error:
+                # Wrong input stays wrong; everything else may have been the machine.
+                if error.code == EXIT_WRONG_INPUT or attempt == attempts:
+                    raise
+                self.show(step.name, f"{error}; attempt {attempt + 1} of {attempts}")
+        raise AssertionError("unreachable")
+
+    def stop(self) -> None:
+        """Stops all running stages and returns when none of their processes is left."""
+        self.stopped.set()
+        with self.guard:
+            running = list(self.running.values())
+        for process in running:
+            process.send_signal(signal.SIGTERM)
+        for process in running:
+            process.wait()
+
+    @contextmanager
+    def _place(self) -> Iterator[None]:
+        while not self.places.acquire(timeout=POLL_SECONDS):
+            self._check_stopped()
+        try:
+            yield
+        finally:
+            self.places.release()
+
+    @contextmanager
+    def _gpus(self, step: Step) -> Iterator[Slots]:
+        wanted = step.hints.gpu
+        with hold_gpus(wanted, stage=step.name, is_stopped=self.stopped.is_set) as slots:
+            yield slots
+
+    def _attempt(self, step: Step, slots: Slots) -> Result:
+        start = time.monotonic()
+        log = self.workspace / LOGS / f"{step.name}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.unlink(missing_ok=True)
+        log.touch()
+        process = self._start(step, slots, log)
+        lines = self._follow(step, process, log)
+        seconds = time.monotonic() - start
+        if process.returncode:
+            self._check_stopped()
+            raise _failure(step, lines, process.returncode, seconds, log)
+        outcome = _outcome(step.name, lines)
+        if outcome is not Outcome.UNCHANGED:
+            self._check_recorded(step, log)
+        return Result(outcome=outcome, seconds=seconds)
+
+    def _start(self, step: Step, slots: Slots, log: Path) -> "subprocess.Popen[bytes]":
+        dvc = [sys.executable, "-m", "dvc", "--wait-for-lock", "repro", "-s", step.name]
+        with self.guard, log.open("ab") as output:
+            self._check_stopped()
+            process = subprocess.Popen(
+                launched(dvc, may_finish=True, grace_seconds=self.grace_seconds),
+                cwd=self.workspace,
+                env=_environment(slots),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=(*self.held, *slots.descriptors),
+                start_new_session=True,
+            )
+            self.running[process.pid] = process
+        return process
+
+    def _follow(self, step: Step, process: "subprocess.Popen[bytes]", log: Path) -> list[str]:
+        """Returns the stage's lines after showing them as they come; stops it at its timeout."""
+        limit = step.hints.timeout_s
+        deadline = time.monotonic() + limit if limit else None
+        lines: list[str] = []
+        with log.open(errors="replace") as stream:
+            is_over = False
+            while not is_over:
+                is_over = process.poll() is not None  # before reading: nothing comes after it
+                for line in _whole_lines(stream.read(), lines):
+                    if not line.startswith(DVC_LINES):
+                        self.show(step.name, line)
+                if deadline and time.monotonic() > deadline:
+                    process.send_signal(signal.SIGTERM)
+                    deadline = None
+                if not is_over:
+                    time.sleep(POLL_SECONDS)
+        with self.guard:
+            del self.running[process.pid]
+        return [line for line in lines if line.strip()]
+
+    def _check_stopped(self) -> None:
+        if self.stopped.is_set():
+            raise Stopped("stopped")
+
+    def _check_recorded(self, step: Step, log: Path) -> None:
+        is_stage_of_pipeline = ":" not in step.name and not step.name.endswith(".dvc")
+        if is_stage_of_pipeline and step.name not in read_lock(self.workspace):
+            raise StageError(f"{step.name}: ran but is not in {LOCK}; see {log}", code=1)
+
+
+@contextmanager
+def stages_lock(workspace: Path) -> Iterator[int]:
+    """Yields the descriptor of a lock once no stage of an earlier, killed run holds it.
+
+    Raises:
+      BusyError: If a stage still runs after a minute.
+    """
+    path = workspace / STAGES_LOCK
+    deadline = time.monotonic() + WAIT_SECONDS
+    with path.open("a") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise BusyError(
+                        f"{path}: a stage of an earlier run still runs; stop it"
+                    ) from None
+                time.sleep(POLL_SECONDS)
+        yield file.fileno()
+
+
+def launched(command: list[str], *, may_finish: bool, grace_seconds: float) -> list[str]:
+    """Returns `command` under the launcher, bound to the life of this process."""
+    how = "finish" if may_finish else "stop"
+    start = [sys.executable, "-S", "-E", launcher.__file__, str(os.getpid()), str(grace_seconds)]
+    return [*start, how, *command]
+
+
+def _environment(slots: Slots) -> Mapping[str, str]:
+    """Returns the stage's environment: this Python first, lines unbuffered, its own GPUs."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    own = {"PATH": path, "PYTHONUNBUFFERED": "1", "DVC_NO_ANALYTICS": "true"}
+    if slots.gpus:
+        own["CUDA_VISIBLE_DEVICES"] = ",".join(slots.gpus)
+    return {**os.environ, **own}
+
+
+def _whole_lines(text: str, lines: list[str]) -> list[str]:
+    """Appends text to `lines`, whose last one may be unfinished; returns the newly finished."""
+    rest = lines.pop() if lines else ""
+    before = len(lines)
+    lines += (rest + text).split("\n")
+    return [line.rsplit("\r", 1)[-1] for line in lines[before:-1] if line.strip()]
+
+
+def _outcome(name: str, lines: list[str]) -> Outcome:
+    """Returns what DVC said it did."""
+    if any(line.startswith(f"Stage '{name}' is cached - skipping run") for line in lines):
+        return Outcome.RESTORED
+    if any(line == f"Running stage '{name}':" for line in lines):
+        return Outcome.COMPLETED
+    return Outcome.UNCHANGED
+
+
+def _failure(step: Step, lines: list[str], code: int, seconds: float, log: Path) -> StageError:
+    """Returns the error of a failed attempt: the stage's last line before DVC's own."""
+    dvc_line = next((line for line in lines if line.startswith("ERROR: ")), "")
+    said = [
+        line
+        for line in lines[: lines.index(dvc_line) if dvc_line else None]
+        if not line.startswith(DVC_LINES)
+    ]
+    found = re.search(r"failed to run: .*, exited with (-?\d+)$", "\n".join(lines), re.S | re.M)
+    reason = said[-1] if said and found else dvc_line.removeprefix("ERROR: ") or f"exit code {code}"
+    if step.hints.timeout_s and seconds > step.hints.timeout_s:
+        reason = f"ran longer than meta.exec.timeout_s = {step.hints.timeout_s:g}"
+    return StageError(f"{step.name}: {reason} (log: {log})", code=int(found[1]) if found else 1)

@@ -1,0 +1,148 @@
+"""Prefect's server and MLflow's on loopback, each bound to the life of this process."""
+
+import fcntl
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from flows.runner import LOGS, launched
+from grpo.errors import ArtifactError, BusyError, ParameterError
+
+HOST = "127.0.0.1"
+STARTUP_SECONDS = 120.0
+POLL_SECONDS = 0.1
+STOP_SECONDS = 5.0
+UI_LOCK = Path(".work/ui.json")  # locked and filled by flows/ui.py while it runs
+
+
+@contextmanager
+def running_server(
+    command: list[str], *, name: str, health: str, extra: dict[str, str]
+) -> Iterator[None]:
+    """Runs a server until the block ends; starts the block when `health` answers.
+
+    Raises:
+      ArtifactError: If it ends or does not answer in time; names its log.
+    """
+    log = (LOGS / f"{name}.log").absolute()
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            launched(command, may_finish=False, grace_seconds=STOP_SECONDS),
+            env={**os.environ, **extra},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    try:
+        _wait(process, name=name, health=health, log=log)
+        yield
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@contextmanager
+def prefect_server(port: int) -> Iterator[str]:
+    """Runs Prefect's server and yields the address of its UI; its API is below /api."""
+    address = f"http://{HOST}:{port}"
+    command = [sys.executable, "-m", "prefect", "server", "start", "--host", HOST]
+    extra = {
+        "PREFECT_SERVER_UI_API_URL": f"{address}/api",  # or the UI asks port 4200
+        "PREFECT_API_URL": f"{address}/api",
+    }
+    with running_server(
+        [*command, "--port", str(port)],
+        name="prefect-server",
+        health=f"{address}/api/health",
+        extra=extra,
+    ):
+        yield address
+
+
+@contextmanager
+def mlflow_server(uri: str, port: int) -> Iterator[str]:
+    """Runs MLflow's server over the store at `uri` and yields its address."""
+    address = f"http://{HOST}:{port}"
+    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri]
+    with running_server(
+        [*command, "--host", HOST, "--port", str(port), "--workers", "1"],
+        name="mlflow-server",
+        health=f"{address}/health",
+        extra={"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
+    ):
+        yield address
+
+
+def free_port() -> int:
+    with closing(socket.socket()) as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+def chosen_port(variable: str, usual: int) -> int:
+    """Returns the port in the environment, or the usual one, or a free one if that is taken.
+
+    Raises:
+      ParameterError: If the environment's port is no port.
+      BusyError: If the environment's port is taken.
+    """
+    text = os.environ.get(variable)
+    if text is None:
+        return usual if _is_free(usual) else free_port()
+    if not text.isdecimal() or not 0 < int(text) < 65536:
+        raise ParameterError(f"{variable}: must be a port, got {text!r}")
+    if not _is_free(int(text)):
+        raise BusyError(f"{variable}: port {text} is taken; choose another or unset it")
+    return int(text)
+
+
+def running_ui(workspace: Path) -> str | None:
+    """Returns the address of the Prefect server that `make ui` runs in this workspace, if any."""
+    path = workspace / UI_LOCK
+    if not path.exists():
+        return None
+    with path.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:  # its holder lives
+            content = file.read()
+            return str(json.loads(content)["prefect"]) if content else None
+    return None
+
+
+def _wait(process: "subprocess.Popen[bytes]", *, name: str, health: str, log: Path) -> None:
+    deadline = time.monotonic() + STARTUP_SECONDS
+    while not _answers(health):
+        if process.poll() is not None:
+            raise ArtifactError(f"{log}: {name} ended with code {process.returncode}; see its log")
+        if time.monotonic() > deadline:
+            raise ArtifactError(f"{log}: {name} must answer in {STARTUP_SECONDS:g} s; see its log")
+        time.sleep(POLL_SECONDS)
+
+
+# A proxy of the environment must not be asked for an address of this machine.
+_opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def _answers(address: str) -> bool:
+    try:
+        with _opener.open(address, timeout=2):
+            return True
+    except (urllib.error.URLError, ConnectionError, TimeoutError):
+        return False
+
+
+def _is_free(port: int) -> bool:
+    with closing(socket.socket()) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        return probe.connect_ex((HOST, port)) != 0

@@ -1,0 +1,1 @@
+"""Spends GRPO's compute where the learning signal lives."""

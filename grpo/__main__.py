@@ -1,0 +1,93 @@
+"""The command line: check a parameter file, trace an artifact, draw the report, use a policy."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from grpo.errors import GrpoError
+
+ARTIFACTS = Path("artifacts")
+EXIT_WRONG_INPUT = 2
+
+
+def main() -> None:
+    """Runs one command; a GrpoError becomes one line on stderr and exit code 2."""
+    arguments = _parser().parse_args()
+    try:
+        sys.exit(arguments.run(arguments))
+    except GrpoError as error:
+        print(" ".join(str(error).split()), file=sys.stderr)
+        sys.exit(EXIT_WRONG_INPUT)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m grpo", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    check = commands.add_parser("check", help="list what is wrong or unsound in a parameter file")
+    check.add_argument("file", type=Path, nargs="?", default=Path("params.yaml"))
+    check.set_defaults(run=_check)
+    lineage = commands.add_parser("lineage", help="trace an artifact back to what made it")
+    lineage.add_argument("path", type=Path, nargs="?", help="an artifact; none: record in MLflow")
+    lineage.add_argument("--svg", type=Path, metavar="FILE", help="draw the graph instead")
+    lineage.set_defaults(run=_lineage)
+    report = commands.add_parser("report", help="draw artifacts/report/index.html again")
+    report.set_defaults(run=_report)
+    summary = commands.add_parser("summary", help="print reward before and after, per arm")
+    summary.set_defaults(run=_summary)
+    return parser
+
+
+# Each command imports what it needs: `--help` must not wait for torch, MLflow or matplotlib.
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from grpo.build.objectives import findings
+    from grpo.objective.rules import Severity
+    from grpo.params import read_params
+
+    found = findings(read_params(arguments.file))
+    for each in found:
+        print(f"{arguments.file}: {each}")
+    errors = sum(each.severity is Severity.ERROR for each in found)
+    print(f"{arguments.file}: {errors} errors, {len(found) - errors} remarks", file=sys.stderr)
+    return EXIT_WRONG_INPUT if errors else 0
+
+
+def _lineage(arguments: argparse.Namespace) -> int:
+    from grpo.artifacts.files import write_bytes
+    from grpo.lineage.drawing import draw_svg
+    from grpo.lineage.trace import format_tree, trace
+
+    if arguments.path is None:
+        from grpo.lineage.record import record
+
+        print(record(Path()))
+        return 0
+    root = trace(arguments.path)
+    if arguments.svg:
+        write_bytes(arguments.svg, draw_svg(root).encode())
+        print(arguments.svg)
+    else:
+        print(format_tree(root))
+    return 0
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    from grpo.params import read_params
+    from grpo.report.page import write_page
+
+    write_page(ARTIFACTS, read_params(), ARTIFACTS / "report")
+    print((ARTIFACTS / "report" / "index.html").resolve())
+    return 0
+
+
+def _summary(arguments: argparse.Namespace) -> int:
+    from grpo.params import read_params
+    from grpo.report.summary import summarize
+
+    print(summarize(ARTIFACTS, read_params()))
+    return 0
+
+
+if __name__ == "__main__":
+    main()

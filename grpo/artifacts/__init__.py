@@ -1,0 +1,1 @@
+"""Artifacts in and out: atomic, validated, the same bytes for the same content."""

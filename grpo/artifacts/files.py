@@ -1,0 +1,129 @@
+"""Atomic files and directories, canonical JSON, content hashes and locks."""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from grpo.errors import ArtifactError, BusyError
+
+CHUNK_BYTES = 1 << 20
+
+
+@contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """Yields a temporary sibling of `path` that replaces it, fsynced, when the block succeeds.
+
+    Works for a file and for a directory: a killed writer leaves the old content or the new one.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.parent / f".{path.name}.{os.getpid()}.tmp"
+    remove(temporary)
+    try:
+        yield temporary
+        for file in sorted(temporary.rglob("*")) if temporary.is_dir() else [temporary]:
+            if file.is_file():
+                _sync(file)
+        _replace(temporary, path)
+    finally:
+        remove(temporary)
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Writes a file atomically."""
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(content)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes canonical JSON: sorted keys, two spaces, no NaN."""
+    text = json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n"
+    write_bytes(path, text.encode())
+
+
+def write_csv(path: Path, frame: pd.DataFrame) -> None:
+    """Writes a table as CSV atomically; floats keep all their digits."""
+    write_bytes(path, frame.to_csv(index=False, lineterminator="\n").encode())
+
+
+def read_json(path: Path) -> Any:
+    """Returns the content of a JSON file.
+
+    Raises:
+      ArtifactError: If the file is missing or no JSON.
+    """
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        raise ArtifactError(f"{path}: no such file; run the stage that writes it") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ArtifactError(f"{path}: must be JSON, {error}; delete it and rerun") from None
+
+
+def remove(path: Path) -> None:
+    """Removes a file or directory if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def digest(paths: Iterable[Path], value: Any = None) -> str:
+    """Returns a SHA-256 over the names and contents of files (directories walked) and a value."""
+    total = hashlib.sha256(json.dumps(value, sort_keys=True).encode())
+    for path in paths:
+        files = sorted(path.rglob("*")) if path.is_dir() else [path]
+        for file in files:
+            if file.is_file() and "__pycache__" not in file.parts:
+                total.update(str(file).encode())
+                with file.open("rb") as stream:
+                    while chunk := stream.read(CHUNK_BYTES):
+                        total.update(chunk)
+    return total.hexdigest()
+
+
+@contextmanager
+def exclusive(path: Path, holder: str) -> Iterator[None]:
+    """Holds an advisory lock on `path`; the kernel frees it when the process dies.
+
+    Raises:
+      BusyError: If another process holds it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BusyError(
+                f"{path}: {holder} is already running here; wait for it or stop it"
+            ) from None
+        yield
+
+
+def _replace(source: Path, target: Path) -> None:
+    """Moves `source` over `target`; a directory in the way is moved aside first."""
+    if target.is_dir():
+        aside = target.parent / f".{target.name}.{os.getpid()}.old"
+        remove(aside)
+        os.rename(target, aside)
+        os.rename(source, target)
+        remove(aside)
+    else:
+        os.replace(source, target)
+    _sync(target.parent)
+
+
+def _sync(path: Path) -> None:
+    """Flushes a file or a directory entry to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

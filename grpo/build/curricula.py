@@ -1,0 +1,27 @@
+"""Curricula from parameters."""
+
+from collections.abc import Callable
+
+from grpo import curriculum
+from grpo.build.specs import build_listed
+from grpo.curriculum import CurriculumStep
+from grpo.params import LinkSpec
+
+STEPS: dict[str, Callable[..., CurriculumStep]] = {
+    "drop_trivial": curriculum.drop_trivial,
+    "sample_unsolved": curriculum.sample_unsolved,
+    "keep_rate_window": curriculum.keep_rate_window,
+    "fix_group_size": curriculum.fix_group_size,
+    "size_groups_by_inverse_rate": curriculum.size_groups_by_inverse_rate,
+    "split_at_random": curriculum.split_at_random,
+    "split_easy_to_hard": curriculum.split_easy_to_hard,
+}
+
+
+def build_curriculum(specs: list[LinkSpec], arm: str) -> list[CurriculumStep]:
+    """Returns an arm's curriculum steps.
+
+    Raises:
+      ParameterError: If one is unknown or its settings are wrong.
+    """
+    return [step for _, step in build_listed(specs, STEPS, f"arms.{arm}.curriculum")]

@@ -1,0 +1,124 @@
+"""Objectives from parameters, and the composition rules read on a whole parameter file."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from grpo.build.curricula import build_curriculum
+from grpo.build.specs import build_listed
+from grpo.curriculum import CurriculumStep
+from grpo.errors import ParameterError
+from grpo.objective import advantage, algorithms, penalty, ratio, weight
+from grpo.objective.base import Objective, chain
+from grpo.objective.rules import RULES, Plan, Severity
+from grpo.params import PARAMS, Arm, LinkSpec, Parameters
+
+LINKS: dict[str, Callable[..., Objective]] = {
+    "center_by_group_mean": advantage.center_by_group_mean,
+    "leave_one_out": advantage.leave_one_out,
+    "center_by_moving_average": advantage.center_by_moving_average,
+    "scale_by_group_std": advantage.scale_by_group_std,
+    "scale_by_batch_std": advantage.scale_by_batch_std,
+    "average_over_steps": weight.average_over_steps,
+    "average_over_rollouts": weight.average_over_rollouts,
+    "average_over_horizon": weight.average_over_horizon,
+    "average_over_prompts": weight.average_over_prompts,
+    "drop_uniform_groups": weight.drop_uniform_groups,
+    "average_ratio_over_rollout": ratio.average_ratio_over_rollout,
+    "average_ratio_keeping_token_gradient": ratio.average_ratio_keeping_token_gradient,
+    "clip_surrogate": ratio.clip_surrogate,
+    "penalize_kl": penalty.penalize_kl,
+    "subtract_kl_from_reward": penalty.subtract_kl_from_reward,
+}
+ALGORITHMS: dict[str, Callable[..., Objective]] = {
+    "grpo": algorithms.grpo,
+    "dr_grpo": algorithms.dr_grpo,
+    "dapo": algorithms.dapo,
+    "rloo": algorithms.rloo,
+    "gspo": algorithms.gspo,
+    "gspo_token": algorithms.gspo_token,
+    "two_grpo": algorithms.two_grpo,
+}
+
+
+class Finding(NamedTuple):
+    """A composition rule that a parameter file meets, with the path of what causes it."""
+
+    rule: str
+    severity: Severity
+    path: str
+    sentence: str
+
+    def __str__(self) -> str:
+        return f"{self.rule} {self.severity.name} {self.path}: {self.sentence}"
+
+
+def build_objective(specs: list[LinkSpec], arm: str) -> Objective:
+    """Returns the chain of an arm's links and algorithms.
+
+    Raises:
+      ParameterError: If one is unknown or its settings are wrong.
+    """
+    built = build_listed(specs, {**LINKS, **ALGORITHMS}, f"arms.{arm}.objective")
+    try:
+        return chain(*(objective for _, objective in built))
+    except ValueError as error:
+        raise ParameterError(f"{PARAMS}: arms.{arm}.objective: {error}") from None
+
+
+def findings(params: Parameters) -> list[Finding]:
+    """Returns every rule of METHODS 11.3 that the parameters meet, errors first."""
+    found = []
+    for name, arm in params.arms.items():
+        paths, plan = _plan(params, name, arm)
+        for rule in RULES:
+            for cause in rule.find(plan):
+                path = f"arms.{name}.{paths.get(cause, cause)}"
+                path = cause if cause.split(".")[0] in type(params).model_fields else path
+                found.append(Finding(rule.id, rule.severity, path, rule.sentence))
+    return sorted(found, key=lambda each: (-each.severity.value, each.path, each.rule))
+
+
+def _plan(params: Parameters, name: str, arm: Arm) -> tuple[dict[str, str], Plan]:
+    """Returns what the rules may know of an arm, and the path of each of its components."""
+    objective = build_listed(arm.objective, {**LINKS, **ALGORITHMS}, "objective")
+    curriculum = build_curriculum(arm.curriculum, name)
+    chain(*(each for _, each in objective))
+    paths = {link.name: path for path, each in objective for link in each.links}
+    for index, step in enumerate(curriculum):
+        paths[step.link.name] = f"curriculum[{index}].{step.link.name}"
+    return paths, Plan(
+        links=tuple(link for _, each in objective for link in each.links),
+        curriculum=tuple(step.link for step in curriculum),
+        group_sizes=_group_sizes(curriculum),
+        updates_per_round=arm.training.updates_per_round,
+        top_p=arm.sampling.top_p,
+        has_binary_reward=params.reward.unfinished_penalty == 0,
+        dropouts=_dropouts(params),
+    )
+
+
+def _group_sizes(curriculum: list[CurriculumStep]) -> frozenset[int]:
+    """Returns every group size that a curriculum can give."""
+    sizes: set[int] = set()
+    for step in curriculum:
+        if step.link.name == "fix_group_size":
+            sizes.add(int(step.link.settings["rollouts"] or 0))
+        if step.link.name == "size_groups_by_inverse_rate":
+            size = int(step.link.settings["smallest"] or 0)
+            largest = int(step.link.settings["largest"] or 0)
+            while size < largest:
+                sizes.add(size)
+                size *= 2
+            sizes.add(largest)
+    return frozenset(sizes)
+
+
+def _dropouts(params: Parameters) -> frozenset[str]:
+    """Returns the paths of every dropout that is on."""
+    on = set()
+    base = params.policy.base
+    if base.source == "scratch":
+        on |= {f"policy.base.config.{k}" for k, v in base.config.items() if "dropout" in k and v}
+    if params.policy.lora and params.policy.lora.dropout:
+        on.add("policy.lora.dropout")
+    return frozenset(on)

@@ -1,0 +1,181 @@
+"""Everything one round of training needs, from parameters and artifacts, and what it leaves."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch.optim import AdamW
+
+from grpo.artifacts.files import atomic_path, write_csv, write_json
+from grpo.artifacts.tables import CREDIT, REWARDS, read_table, write_table
+from grpo.build.objectives import build_objective
+from grpo.build.policies import load_policy, make_optimizer
+from grpo.errors import ArtifactError
+from grpo.objective.advantage import rollout_advantage
+from grpo.objective.base import Objective, State
+from grpo.params import Parameters
+from grpo.policies.base import Policy, Trajectory
+from grpo.policies.storage import (
+    PolicyState,
+    read_state,
+    read_trainable,
+    save_trained,
+)
+from grpo.policies.tokens import Decoding
+from grpo.sampling import SampledBatch, read_batch
+from grpo.training import TrainedRound, TrainingSettings, score_steps
+from grpo.types import Rollouts
+
+LOSS_REFERENCE = "penalize_kl"
+REWARD_REFERENCE = "subtract_kl_from_reward"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedRound:
+    """A round ready to be trained."""
+
+    policy: Policy[Any]
+    reference: Policy[Any] | None
+    trajectory: Trajectory
+    rollouts: Rollouts
+    table: pd.DataFrame  # schema ROLLOUTS, row by row with `rollouts`
+    sampled: SampledBatch
+    objective: Objective
+    objective_state: State
+    optimizer: AdamW
+    settings: TrainingSettings
+    start_state: PolicyState
+
+
+def load_round(
+    params: Parameters, name: str, *, base: Path, start: Path, rollouts: Path, rewards: Path
+) -> LoadedRound:
+    """Returns the policy of `start`, its optimizer, and the round's rollouts and rewards.
+
+    Raises:
+      ArtifactError: If an artifact is broken, or rewards and rollouts do not match.
+    """
+    arm = params.arms[params.rounds[name].arm]
+    decoding = Decoding(temperature=arm.sampling.temperature, max_steps=params.policy.max_steps)
+    policy = load_policy(params, base=base, directory=start, decoding=decoding)
+    optimizer = make_optimizer(policy.model, arm.training)
+    start_state = read_state(start)
+    if start_state.arm is not None:
+        read_trainable(start, policy.model, optimizer)
+    objective = build_objective(arm.objective, params.rounds[name].arm)
+    settings = TrainingSettings(
+        updates_per_round=arm.training.updates_per_round,
+        max_grad_norm=arm.training.max_grad_norm,
+        tokens_per_microbatch=arm.training.tokens_per_microbatch,
+        updates_per_checkpoint=arm.training.updates_per_checkpoint,
+    )
+    sampled = read_batch(rollouts)
+    group = torch.tensor(sampled.table["group"].to_numpy())
+    try:
+        trajectory, behavior_logp = policy.unpack(sampled.tensors, group)
+    except ArtifactError as error:
+        raise ArtifactError(
+            f"{rollouts}/tensors.safetensors: {error}; rerun rollout@{name}"
+        ) from None
+    active = {link.name for link in objective.links if link.settings.get("beta")}
+    reference: Policy[Any] | None = None
+    if active & {LOSS_REFERENCE, REWARD_REFERENCE}:
+        reference = load_policy(params, base=base, directory=base, decoding=decoding)
+    judged = _match_rewards(sampled.table, rewards)
+    return LoadedRound(
+        policy=policy,
+        reference=reference,
+        trajectory=trajectory,
+        rollouts=Rollouts(
+            group=group,
+            reward=torch.tensor(judged["reward"].to_numpy(np.float32)),
+            outcome=torch.tensor(judged["outcome"].to_numpy(np.float32)),
+            mask=trajectory.mask,
+            behavior_logp=behavior_logp,
+            reference_logp=score_steps(
+                reference, trajectory, trajectory.mask.float(), settings.tokens_per_microbatch
+            )
+            if reference and REWARD_REFERENCE in active
+            else None,
+        ),
+        table=sampled.table,
+        sampled=sampled,
+        objective=objective,
+        objective_state=start_state.objective_state or objective.init(),
+        optimizer=optimizer,
+        settings=settings,
+        start_state=start_state,
+    )
+
+
+def save_round(
+    params: Parameters,
+    name: str,
+    loaded: LoadedRound,
+    trained: TrainedRound,
+    *,
+    start: Path,
+    policy_out: Path,
+    out: Path,
+) -> None:
+    """Writes the trained policy, and metrics, credit and cost of its training."""
+    cost = loaded.policy.cost
+    if loaded.reference is not None:
+        cost += loaded.reference.cost
+    state = PolicyState(
+        name=name,
+        arm=params.rounds[name].arm,
+        start=loaded.start_state.name,
+        updates=loaded.start_state.updates + len(trained.metrics),
+        objective_state=trained.objective_state,
+        cost=loaded.start_state.cost + loaded.sampled.cost + cost,
+    )
+    with atomic_path(out) as temporary:
+        temporary.mkdir()
+        frame = pd.DataFrame([asdict(each) for each in trained.metrics])
+        write_csv(temporary / "updates.csv", frame)
+        write_table(_credit_table(loaded, trained), temporary / "credit.parquet", CREDIT)
+        summary = {
+            "cost": asdict(cost),
+            "updates": len(trained.metrics),
+            "drift_max": trained.drift_max,
+        }
+        write_json(temporary / "summary.json", summary)
+    with atomic_path(policy_out) as temporary:
+        save_trained(temporary, start, loaded.policy.model, loaded.optimizer, state)
+
+
+def _match_rewards(table: pd.DataFrame, path: Path) -> pd.DataFrame:
+    """Returns the rewards in the order of the rollouts."""
+    rewards = read_table(path, REWARDS).set_index("rollout_id")
+    missing = ~table["rollout_id"].isin(rewards.index)
+    if missing.any() or len(rewards) != len(table):
+        example = table.loc[missing, "rollout_id"].iloc[0] if missing.any() else "none"
+        raise ArtifactError(
+            f"{path}: must hold one reward per rollout, has {len(rewards)} for {len(table)}, "
+            f"first missing: {example}; rerun its score stage"
+        )
+    return rewards.loc[table["rollout_id"]]
+
+
+def _credit_table(loaded: LoadedRound, trained: TrainedRound) -> pd.DataFrame:
+    """Returns what each rollout was worth under the schema CREDIT."""
+    parts = []
+    for index, batch in enumerate(trained.batches):
+        rows = batch.rows.numpy()
+        parts.append(
+            pd.DataFrame(
+                {
+                    "rollout_id": loaded.table["rollout_id"].to_numpy()[rows],
+                    "prompt_id": loaded.table["prompt_id"].to_numpy()[rows],
+                    "update": loaded.start_state.updates + index,
+                    "advantage": rollout_advantage(batch.credit, batch.rollouts).double().numpy(),
+                    "weight": batch.credit.weight.double().sum(dim=1).numpy(),
+                    "trained_steps": (batch.credit.weight != 0).sum(dim=1).numpy(),
+                }
+            )
+        )
+    return pd.concat(parts, ignore_index=True).sort_values("rollout_id", ignore_index=True)

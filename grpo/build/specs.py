@@ -1,0 +1,52 @@
+"""Reads lists of named components: "rloo" or {rloo: {low: 0.2}}."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from grpo.errors import ParameterError
+from grpo.params import PARAMS, LinkSpec
+
+Component = TypeVar("Component")
+
+
+def build_listed(
+    specs: list[LinkSpec], table: Mapping[str, Callable[..., Component]], where: str
+) -> list[tuple[str, Component]]:
+    """Returns each component with its parameter path, e.g. arms.sgpo.objective[0].rloo.
+
+    Raises:
+      ParameterError: If a name or setting is unknown, missing or out of range.
+    """
+    return [_build(spec, table, f"{where}[{index}]") for index, spec in enumerate(specs)]
+
+
+def _build(
+    spec: LinkSpec, table: Mapping[str, Callable[..., Component]], where: str
+) -> tuple[str, Component]:
+    named = {spec: {}} if isinstance(spec, str) else spec
+    if len(named) != 1:
+        raise ParameterError(f"{PARAMS}: {where} must name one component, got {sorted(named)}")
+    name, settings = next(iter(named.items()))
+    if name not in table:
+        raise ParameterError(f"{PARAMS}: {where} must be one of {sorted(table)}, got {name!r}")
+    path = f"{where}.{name}"
+    known = inspect.signature(table[name]).parameters
+    for key in settings:
+        if key not in known:
+            raise ParameterError(f"{PARAMS}: {path}.{key} is unknown, it knows {sorted(known)}")
+    for key, parameter in known.items():
+        if key not in settings and parameter.default is parameter.empty:
+            raise ParameterError(f"{PARAMS}: {path}.{key} is missing")
+        _check_type(settings.get(key, parameter.default), parameter.annotation, f"{path}.{key}")
+    try:
+        return path, table[name](**settings)
+    except ValueError as error:
+        raise ParameterError(f"{PARAMS}: {path}: {error}") from None
+
+
+def _check_type(value: object, annotation: type, path: str) -> None:
+    """Raises unless a setting is of the annotated plain type; an int is a float."""
+    accepted = (int, float) if annotation is float else annotation
+    if not isinstance(value, accepted) or isinstance(value, bool):
+        raise ParameterError(f"{PARAMS}: {path} must be {annotation.__name__}, got {value!r}")

@@ -1,0 +1,61 @@
+"""Tasks and judges from parameters."""
+
+from pathlib import Path
+
+from grpo.errors import ParameterError
+from grpo.params import PARAMS, Parameters, Reward
+from grpo.rewards.base import Judge
+from grpo.rewards.math import require_math_verify, verify_math
+from grpo.rewards.reasoning import score_answer
+from grpo.scoring import RewardRule
+from grpo.seeds import derive_seed
+from grpo.tasks.base import PromptTables
+from grpo.tasks.jsonl import read_prompts
+from grpo.tasks.reasoning import Solutions, make_prompts
+
+JUDGES: dict[str, Judge] = {"reasoning_gym": score_answer, "math": verify_math}
+
+
+def build_prompts(params: Parameters, data: Path) -> PromptTables:
+    """Returns the prompts of the task, and the warm-up's solutions if the base is fresh."""
+    task, base = params.task, params.policy.base
+    if task.kind == "jsonl":
+        if base.source == "scratch":
+            raise ParameterError(
+                f"{PARAMS}: policy.base.source scratch needs task.kind reasoning_gym, whose "
+                "solutions it is warmed up on; set another source"
+            )
+        return read_prompts(
+            train=data / task.train, evaluation=data / task.eval, instruction=task.instruction
+        )
+    warmup = base.warmup if base.source == "scratch" else None
+    return make_prompts(
+        families=task.families,
+        notation=task.notation,
+        train_prompts=task.train_prompts,
+        eval_prompts=task.eval_prompts,
+        warmup_prompts=warmup.prompts if warmup else 0,
+        solutions=Solutions(
+            answer_mark=params.reward.answer_after,
+            worked_fraction=warmup.worked_fraction if warmup else 0.0,
+            wrong_fraction=warmup.wrong_fraction if warmup else 0.0,
+        ),
+        seed=derive_seed(params.seed, "prompts") % 2**31,
+    )
+
+
+def build_reward(reward: Reward) -> RewardRule:
+    """Returns how rollouts are judged.
+
+    Raises:
+      MissingExtraError: If the judge's package is not installed.
+    """
+    if reward.judge == "math":
+        require_math_verify()
+    return RewardRule(
+        judge=JUDGES[reward.judge],
+        answer_after=reward.answer_after,
+        threshold=reward.threshold,
+        unfinished_penalty=reward.unfinished_penalty,
+        timeout_seconds=reward.timeout_seconds,
+    )

@@ -1,0 +1,212 @@
+"""Which prompts are trained on, in which phase, with how many rollouts each: a chain of steps.
+
+A step takes and returns a frame with prompt_id, family, outcome_rate and, once decided, rollouts,
+phase and position. sGPO [Sudalairaj et al., 2026] is drop_trivial, sample_unsolved,
+size_groups_by_inverse_rate, split_easy_to_hard. Unlike the paper: its numbers come from a
+re-implementation (METHODS part 9), and a phase is one round, not trained "to convergence".
+"""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from grpo.errors import ParameterError
+from grpo.objective.base import Link, Setting
+
+Step = Callable[[pd.DataFrame, np.random.Generator], pd.DataFrame]
+
+# Which decision a step owns; a curriculum needs exactly one owner of sizes and of phases.
+SELECTORS = {"keep_rate_window"}
+TRIAGE = {"drop_trivial", "sample_unsolved"}
+SIZERS = {"fix_group_size", "size_groups_by_inverse_rate"}
+SPLITTERS = {"split_at_random", "split_easy_to_hard"}
+WITHOUT_PROFILE = {"fix_group_size", "split_at_random"}
+
+
+class CurriculumStep(NamedTuple):
+    """A step with its name and settings, kept so that rules and reports can read it."""
+
+    link: Link
+    apply: Step
+
+
+def drop_trivial(above: float) -> CurriculumStep:
+    """Drops prompts whose outcome rate exceeds `above`. [sGPO, section 4.3.1]"""
+    _require_fraction("drop_trivial.above", above)
+
+    def apply(frame: pd.DataFrame, chooser: np.random.Generator) -> pd.DataFrame:
+        return frame[frame["outcome_rate"] <= above]
+
+    return _step("drop_trivial", {"above": above}, apply)
+
+
+def sample_unsolved(fraction: float) -> CurriculumStep:
+    """Keeps a random `fraction` of the prompts that no profile rollout solved. [sGPO]
+
+    Many of them are solvable: P(0 of 8 | p = 0.1) = 0.43.
+    """
+    _require_fraction("sample_unsolved.fraction", fraction)
+
+    def apply(frame: pd.DataFrame, chooser: np.random.Generator) -> pd.DataFrame:
+        unsolved = np.flatnonzero(frame["outcome_rate"] == 0)
+        count = round(fraction * len(unsolved))
+        kept = chooser.permutation(unsolved)[:count]
+        return frame[(frame["outcome_rate"] > 0) | np.isin(np.arange(len(frame)), kept)]
+
+    return _step("sample_unsolved", {"fraction": fraction}, apply)
+
+
+def keep_rate_window(low: float, high: float) -> CurriculumStep:
+    """Keeps prompts with low <= outcome rate <= high: open-r1's pass-rate filter."""
+    _require_fraction("keep_rate_window.low", low)
+    _require_fraction("keep_rate_window.high", high)
+
+    def apply(frame: pd.DataFrame, chooser: np.random.Generator) -> pd.DataFrame:
+        return frame[frame["outcome_rate"].between(low, high)]
+
+    return _step("keep_rate_window", {"low": low, "high": high}, apply)
+
+
+def fix_group_size(rollouts: int) -> CurriculumStep:
+    """Gives every prompt the same number of rollouts."""
+    _require_group("fix_group_size.rollouts", rollouts)
+
+    def apply(frame: pd.DataFrame, chooser: np.random.Generator) -> pd.DataFrame:
+        return frame.assign(rollouts=rollouts)
+
+    return _step("fix_group_size", {"rollouts": rollouts}, apply)
+
+
+def size_groups_by_inverse_rate(smallest: int, largest: int) -> CurriculumStep:
+    """G = 1 / rate, rounded to a power of two in [smallest, largest]. [sGPO, eq. 7, 10]
+
+    With sizes 2 to 8: rate > 1/4 gets 2; 1/8 < rate <= 1/4 gets 4; rate <= 1/8 gets 8.
+    """
+    _require_group("size_groups_by_inverse_rate.smallest", smallest)
+    _require_group("size_groups_by_inverse_rate.largest", largest)
+    if largest < smallest:
+        raise ParameterError(
+            f"size_groups_by_inverse_rate needs largest >= smallest, got {largest} < {smallest}"
+        )
+
+    def apply(frame: pd.DataFrame, chooser: np.random.Generator) -> pd.DataFrame:
+        rates = frame["outcome_rate"]
+        return frame.assign(rollouts=[inverse_rate_size(r, smallest, largest) for r in rates])
+
+    settings = {"smallest": smallest, "largest": largest}
+    return _step("size_groups_by_inverse_rate", settings, apply)
+
+
+def split_at_random(phases: int, prompts_per_phase: int) -> CurriculumStep:
+    """Draws the phases at random, without replacement."""
+    _require_positive("split_at_random.phases", phases)
+    _require_positive("split_at_random.prompts_per_phase", prompts_per_phase)
+
+    def apply(frame: pd.DataFrame, chooser: np.random.Generator) -> pd.DataFrame:
+        needed = phases * prompts_per_phase
+        if len(frame) < needed:
+            raise ParameterError(
+                f"split_at_random asks for {needed} prompts, the selection has {len(frame)}; "
+                "raise task.train_prompts or lower prompts_per_phase"
+            )
+        drawn = frame.iloc[chooser.permutation(len(frame))[:needed]]
+        order = np.arange(needed)
+        return drawn.assign(
+            phase=order // prompts_per_phase + 1, position=order % prompts_per_phase
+        )
+
+    settings = {"phases": phases, "prompts_per_phase": prompts_per_phase}
+    return _step("split_at_random", settings, apply)
+
+
+def split_easy_to_hard(phases: int) -> CurriculumStep:
+    """Sorts by falling outcome rate and cuts into phases of about equal numbers of rollouts.
+
+    Equal rates are ordered at random. Unlike sGPO's clusters by group size, phases cost the same.
+    """
+    _require_positive("split_easy_to_hard.phases", phases)
+
+    def apply(frame: pd.DataFrame, chooser: np.random.Generator) -> pd.DataFrame:
+        if len(frame) < phases:
+            raise ParameterError(
+                f"split_easy_to_hard needs a prompt per phase, the selection has {len(frame)} "
+                f"for {phases}; widen the selection or raise task.train_prompts"
+            )
+        shuffled = frame.iloc[chooser.permutation(len(frame))]
+        ordered = shuffled.sort_values("outcome_rate", ascending=False, kind="stable")
+        before = ordered["rollouts"].cumsum() - ordered["rollouts"]
+        phase = (before * phases // ordered["rollouts"].sum()).clip(upper=phases - 1) + 1
+        split = ordered.assign(phase=phase)
+        return split.assign(position=split.groupby("phase").cumcount())
+
+    return _step("split_easy_to_hard", {"phases": phases}, apply)
+
+
+def inverse_rate_size(rate: float, smallest: int, largest: int) -> int:
+    """Returns the smallest power-of-two multiple of `smallest` with size * rate >= 1/2, capped.
+
+    At smallest = 2: 2 for rate > 1/4, 4 for rate > 1/8, 8 for the rest.
+    """
+    size = smallest
+    while size < largest and size * rate <= 0.5:
+        size *= 2
+    return min(size, largest)
+
+
+def plan_curriculum(profile: pd.DataFrame, steps: list[CurriculumStep], seed: int) -> pd.DataFrame:
+    """Returns the curriculum under the schema CURRICULUM, sorted by phase and position.
+
+    Raises:
+      ParameterError: If the steps leave no prompt, or no owner of sizes or phases.
+    """
+    chooser = np.random.default_rng(seed)
+    columns = ["prompt_id", "family", "outcome_rate"]
+    frame = profile.sort_values("prompt_id")[columns].reset_index(drop=True)
+    for step in steps:
+        frame = step.apply(frame, chooser)
+        if len(frame) == 0:
+            raise ParameterError(
+                f"curriculum step {step.link.name} leaves no prompt of {len(profile)}; loosen it"
+            )
+    for column, owners in [("rollouts", SIZERS), ("phase", SPLITTERS)]:
+        if column not in frame:
+            raise ParameterError(f"a curriculum needs one of {sorted(owners)}")
+    return frame.astype({"rollouts": "int64", "phase": "int64", "position": "int64"}).sort_values(
+        ["phase", "position"]
+    )
+
+
+def select_phase(curriculum: pd.DataFrame, phase: int) -> pd.DataFrame:
+    """Returns the rows of one phase, in its order.
+
+    Raises:
+      ParameterError: If the curriculum has no such phase.
+    """
+    selected = curriculum[curriculum["phase"] == phase].sort_values("position")
+    if len(selected) == 0:
+        last = int(curriculum["phase"].max())
+        raise ParameterError(f"a round asks for phase {phase}, its curriculum has 1 to {last}")
+    return selected
+
+
+def _step(name: str, settings: Mapping[str, Setting], apply: Step) -> CurriculumStep:
+    return CurriculumStep(Link(name, settings), apply)
+
+
+def _require_fraction(name: str, value: float) -> None:
+    if not 0 <= value <= 1:
+        raise ParameterError(f"{name} must be in [0, 1], got {value}")
+
+
+def _require_positive(name: str, value: int) -> None:
+    if value < 1:
+        raise ParameterError(f"{name} must be at least 1, got {value}")
+
+
+def _require_group(name: str, value: int) -> None:
+    if value < 2:
+        raise ParameterError(
+            f"{name} must be at least 2, got {value}: a group of one has no baseline"
+        )

@@ -1,0 +1,25 @@
+"""The exceptions a person can cause; a stage turns each into one line and exit code 2."""
+
+
+class GrpoError(Exception):
+    """States the rule, the value and the way out, in one line."""
+
+
+class ParameterError(GrpoError, ValueError):
+    """A parameter is wrong; the message starts with its file and path."""
+
+
+class ArtifactError(GrpoError, ValueError):
+    """A file is missing, truncated or breaks its contract; the message starts with its path."""
+
+
+class UnsoundError(GrpoError, ValueError):
+    """A combination of links breaks a composition rule of severity ERROR."""
+
+
+class BusyError(GrpoError, RuntimeError):
+    """Another process holds what this one needs."""
+
+
+class MissingExtraError(GrpoError, ImportError):
+    """An optional package is needed; the message says which extra installs it."""

@@ -1,0 +1,10 @@
+"""Where an artifact comes from: read from dvc.lock, written to MLflow, printed and drawn."""
+
+import os
+
+# MLflow reads these when it is first imported: nothing leaves the machine, nothing unpickles.
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+os.environ.setdefault("DO_NOT_TRACK", "true")
+os.environ.setdefault("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "false")
+os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")

@@ -1,0 +1,208 @@
+"""dvc.lock as data: what each stage ran, read and wrote, and which stage made what."""
+
+import configparser
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from grpo.errors import ArtifactError
+
+LOCK = "dvc.lock"
+PIPELINE = "dvc.yaml"
+DIGEST_CHARACTERS = 36  # MLflow's limit; an md5 and ".dir" fit exactly
+CHUNK_BYTES = 1 << 20
+
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Artifact:
+    """A path and the content it had: DVC's md5, which ends in `.dir` for a directory."""
+
+    path: str
+    digest: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageEntry:
+    """What dvc.lock says of one executed stage.
+
+    Instance::
+
+        StageEntry(name="score@sgpo-1", command="python -m stages.score ...",
+                   deps=(Artifact(path="artifacts/prompts/train.parquet", digest="9e1..."),),
+                   outs=(Artifact(path="artifacts/rewards/sgpo-1.parquet", digest="07c..."),),
+                   params={"reward.judge": "math"}, block="  score@sgpo-1:\n    cmd: ...")
+    """
+
+    name: str
+    command: str
+    deps: tuple[Artifact, ...]
+    outs: tuple[Artifact, ...]
+    params: Mapping[str, Any]  # flattened: arms.sgpo.objective.0.rloo.low
+    block: str  # the entry's own lines of dvc.lock
+
+    @property
+    def fingerprint(self) -> str:
+        """Returns a hash of the entry: equal for two runs on the same inputs with equal outputs."""
+        return hashlib.sha256(self.block.encode()).hexdigest()
+
+
+Lock = Mapping[str, StageEntry]
+
+
+def read_lock(workspace: Path) -> Lock:
+    """Returns the executed stages by name, without those that dvc.yaml no longer has.
+
+    Raises:
+      ArtifactError: If dvc.lock is missing or is not DVC's.
+    """
+    path = workspace / LOCK
+    try:
+        text = path.read_text()
+        stages = (yaml.load(text, _Loader) or {}).get("stages") or {}
+        blocks = dict(_blocks(text))
+        declared = _declared(workspace)
+        return {
+            name: _entry(name, each, blocks[name])
+            for name, each in stages.items()
+            if declared is None or name.split("@")[0] in declared
+        }
+    except FileNotFoundError:
+        raise ArtifactError(f"{path}: no such file; run dvc repro first") from None
+    except (yaml.YAMLError, AttributeError, KeyError, TypeError, UnicodeDecodeError) as error:
+        reason = " ".join(str(error).split())
+        raise ArtifactError(f"{path}: must be a lock file of DVC, {reason}") from None
+
+
+def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Returns the leaves of nested dicts and lists by their dotted path."""
+    if isinstance(value, dict):
+        items = list(value.items())
+    elif isinstance(value, list):
+        items = list(enumerate(value))
+    else:
+        return {prefix: value}
+    leaves: dict[str, Any] = {}
+    for key, item in items:
+        leaves |= flatten(item, f"{prefix}.{key}" if prefix else str(key))
+    return leaves
+
+
+def outs_behind(lock: Lock, path: str) -> list[tuple[StageEntry, Artifact]]:
+    """Returns the outs that `path` is, lies in, or holds, each with the stage that wrote it."""
+    return [
+        (entry, out)
+        for entry in lock.values()
+        for out in entry.outs
+        if out.path == path or is_inside(path, out.path) or is_inside(out.path, path)
+    ]
+
+
+def is_inside(path: str, directory: str) -> bool:
+    return path.startswith(directory.rstrip("/") + "/")
+
+
+def is_read_as_written(workspace: Path, dep: Artifact, outs: list[Artifact]) -> bool:
+    """Returns whether `dep`, as a stage read it, is what `outs` hold now.
+
+    A directory that holds outs matches if it held nothing else. Listings of directories come
+    from DVC's cache; without them only a path that is itself an out can match.
+    """
+    if len(outs) == 1 and outs[0].path == dep.path:
+        return outs[0].digest == dep.digest
+    files: dict[str, str] = {}
+    for out in outs:
+        listed = read_listing(workspace, out.digest)
+        if listed is None:
+            return False
+        files |= {f"{out.path}/{name}" if name else out.path: md5 for name, md5 in listed.items()}
+    if not dep.digest.endswith(".dir"):
+        return files.get(dep.path) == dep.digest
+    inside = {name: md5 for name, md5 in files.items() if is_inside(name, dep.path)}
+    return directory_digest(inside, dep.path) == dep.digest
+
+
+def directory_digest(files: Mapping[str, str], directory: str) -> str:
+    """Returns DVC's digest of a directory, from the md5 of every file in it."""
+    start = len(directory.rstrip("/")) + 1
+    listing = [{"md5": files[name], "relpath": name[start:]} for name in sorted(files)]
+    return hashlib.md5(json.dumps(listing, sort_keys=True).encode()).hexdigest() + ".dir"
+
+
+def read_listing(workspace: Path, digest: str) -> dict[str, str] | None:
+    """Returns md5 by file name of a cached directory, {"": md5} of a file, None if unknown."""
+    if not digest.endswith(".dir"):
+        return {"": digest}
+    cached = _cache_directory(workspace) / "files" / "md5" / digest[:2] / digest[2:]
+    if not cached.is_file():
+        return None
+    return {each["relpath"]: each["md5"] for each in json.loads(cached.read_text())}
+
+
+def file_digest(path: Path) -> str:
+    """Returns DVC's digest of a file: its md5."""
+    total = hashlib.md5()
+    with path.open("rb") as stream:
+        while chunk := stream.read(CHUNK_BYTES):
+            total.update(chunk)
+    return total.hexdigest()
+
+
+def _declared(workspace: Path) -> set[str] | None:
+    """Returns the names in dvc.yaml, without the part after @; None without a dvc.yaml."""
+    path = workspace / PIPELINE
+    if not path.exists():
+        return None
+    return set((yaml.load(path.read_text(), _Loader) or {}).get("stages") or {})
+
+
+def _entry(name: str, content: dict[str, Any], block: str) -> StageEntry:
+    command = content["cmd"]
+    leaves: dict[str, Any] = {}
+    for values in (content.get("params") or {}).values():
+        leaves |= flatten(values)
+    return StageEntry(
+        name=name,
+        command=command if isinstance(command, str) else " && ".join(command),
+        deps=tuple(_artifacts(content.get("deps") or [])),
+        outs=tuple(_artifacts(content.get("outs") or [])),
+        params=leaves,
+        block=block,
+    )
+
+
+def _artifacts(items: list[dict[str, Any]]) -> Iterator[Artifact]:
+    for item in items:
+        known = (item.get(kind) for kind in ("md5", "etag", "checksum", "version_id"))
+        digest = next((str(each) for each in known if each), "unknown")
+        yield Artifact(path=item["path"], digest=digest[:DIGEST_CHARACTERS])
+
+
+def _blocks(text: str) -> Iterator[tuple[str, str]]:
+    """Yields each stage's name and its lines; DVC indents names by two spaces."""
+    name, lines = "", list[str]()
+    for line in text.splitlines():
+        if not line.startswith("   "):
+            if name:
+                yield name, "\n".join(lines)
+            is_name = line.startswith("  ")
+            name = str(yaml.safe_load(line.strip().removesuffix(":"))) if is_name else ""
+            lines = []
+        if name:
+            lines.append(line)
+    if name:
+        yield name, "\n".join(lines)
+
+
+def _cache_directory(workspace: Path) -> Path:
+    """Returns DVC's cache: `cache.dir` of the repository's settings, or the default."""
+    settings = configparser.ConfigParser(interpolation=None)
+    settings.read([workspace / ".dvc" / "config", workspace / ".dvc" / "config.local"])
+    chosen = settings.get("cache", "dir", fallback="cache").strip("'\"")
+    return workspace / ".dvc" / chosen

@@ -1,0 +1,81 @@
+"""The numbers of an executed stage: its metrics, its curves and what it used."""
+
+import csv
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from grpo.artifacts.files import read_json
+from grpo.artifacts.usage import USAGE, Usage
+from grpo.lineage.lock import StageEntry, file_digest, flatten, read_listing
+
+SUMMARY = "summary.json"
+CURVES = "updates.csv"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measure:
+    """One number; `update` is 0 except on a curve."""
+
+    name: str
+    value: float
+    update: int = 0
+
+
+def measures(workspace: Path, entry: StageEntry) -> list[Measure]:
+    """Returns numeric leaves of the stage's JSON, columns of its updates.csv, and its usage.
+
+    A file that is gone, or is no longer what the entry recorded, says nothing.
+    """
+    found: list[Measure] = []
+    files = list(_files(workspace, entry))
+    tables = [path for path in files if path.suffix == ".json"]
+    for path in tables:
+        start = f"{path.stem}." if len(tables) > 1 else ""
+        found += _numbers(read_json(path), start)
+    for path in files:
+        if path.name == CURVES:
+            found += _curves(path)
+    usage = workspace / USAGE / f"{entry.name}.json"
+    if usage.exists():
+        found += _numbers(asdict(Usage(**read_json(usage))), "usage.")
+    return found
+
+
+def ended_at_ms(workspace: Path, entry: StageEntry) -> int | None:
+    """Returns when the stage wrote its usage, in milliseconds since 1970, if it did."""
+    usage = workspace / USAGE / f"{entry.name}.json"
+    return int(usage.stat().st_mtime * 1000) if usage.exists() else None
+
+
+def _files(workspace: Path, entry: StageEntry) -> Iterator[Path]:
+    """Yields the entry's JSON outs, and summary.json and updates.csv of its directories."""
+    for out in entry.outs:
+        path = workspace / out.path
+        if path.suffix == ".json" and path.is_file() and file_digest(path) == out.digest:
+            yield path
+        for name in (SUMMARY, CURVES) if path.is_dir() else ():
+            recorded = (read_listing(workspace, out.digest) or {}).get(name)
+            if recorded and (path / name).is_file() and file_digest(path / name) == recorded:
+                yield path / name
+
+
+def _numbers(value: object, prefix: str) -> list[Measure]:
+    return [
+        Measure(name=f"{prefix}{name}", value=float(leaf))
+        for name, leaf in flatten(value).items()
+        if isinstance(leaf, int | float) and not isinstance(leaf, bool) and math.isfinite(leaf)
+    ]
+
+
+def _curves(path: Path) -> Iterator[Measure]:
+    """Yields every cell of a table with one row per update."""
+    with path.open(newline="") as stream:
+        for row in csv.DictReader(stream):
+            update = int(row.pop("update"))
+            for name, text in row.items():
+                value = json.loads(text.lower()) if text else None
+                if isinstance(value, int | float) and not isinstance(value, bool):
+                    yield Measure(name=f"update.{name}", value=float(value), update=update)

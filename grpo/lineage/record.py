@@ -1,0 +1,252 @@
+"""Writes dvc.lock to MLflow: a run per executed stage under a run per state of the pipeline."""
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TypeVar
+
+from mlflow import MlflowClient
+from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run
+from mlflow.exceptions import MlflowException
+from sqlalchemy.exc import SQLAlchemyError
+
+from grpo.errors import ArtifactError
+from grpo.lineage.lock import (
+    Artifact,
+    Lock,
+    StageEntry,
+    is_read_as_written,
+    outs_behind,
+    read_lock,
+)
+from grpo.lineage.measures import Measure, ended_at_ms, measures
+from grpo.lineage.revision import Revision, revisions
+
+EXPERIMENT = "grpo"
+FINISHED = "FINISHED"
+OWN_STAGE = "lineage"  # the stage that calls this; its entry is written after it ran
+METRICS_PER_CALL = 900  # MLflow takes 1000 entities at once
+PARAMS_PER_CALL = 100
+DESCRIPTION_CHARACTERS = 7500
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """What `record` left in MLflow."""
+
+    parent: str  # run id
+    runs: Mapping[str, str]  # run id by stage
+    new: tuple[str, ...]  # stages that had no run before
+
+
+def tracking_uri(workspace: Path) -> str:
+    """Returns MLFLOW_TRACKING_URI if set, else WORKSPACE/mlflow.db as an absolute address.
+
+    MLflow's own default depends on the working directory.
+    """
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{workspace.resolve()}/mlflow.db"
+
+
+def record(workspace: Path = Path()) -> Recorded:
+    """Makes MLflow hold what dvc.lock holds; a second call changes nothing.
+
+    A stage's run is found by the hash of its entry in dvc.lock, so a stage that did not change
+    keeps its run, and one that ran again gets a new one. Every distinct state of dvc.lock has a
+    parent run; it owns the runs of the stages that this state is the first to hold, and its
+    description links the others. A run left half-written by a killed process is written anew.
+
+    Raises:
+      ArtifactError: If dvc.lock cannot be read or MLflow cannot be written.
+    """
+    lock = {name: each for name, each in read_lock(workspace).items() if name != OWN_STAGE}
+    uri = tracking_uri(workspace)
+    try:
+        with _alone(workspace, uri):
+            return _Recorder(workspace, lock, uri).write()
+    except (MlflowException, SQLAlchemyError, OSError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ArtifactError(
+            f"{uri}: cannot record the lineage, {reason}; dvc.lock is complete, "
+            "repair it and run python -m grpo lineage --record"
+        ) from None
+
+
+def open_store(workspace: Path) -> MlflowClient:
+    """Returns a client of a store whose tables exist."""
+    uri = tracking_uri(workspace)
+    with _alone(workspace, uri):
+        client = MlflowClient(tracking_uri=uri)
+        _experiment(client, workspace)
+        return client
+
+
+class _Recorder:
+    """The state of one call of `record`."""
+
+    def __init__(self, workspace: Path, lock: Lock, uri: str) -> None:
+        self.workspace = workspace
+        self.lock = lock
+        self.client = MlflowClient(tracking_uri=uri)
+        self.experiment = _experiment(self.client, workspace)
+
+    def write(self) -> Recorded:
+        fingerprints = [f"{name} {each.fingerprint}" for name, each in sorted(self.lock.items())]
+        state = hashlib.sha256("\n".join(fingerprints).encode()).hexdigest()
+        runs = {
+            name: run.info.run_id
+            for name, each in self.lock.items()
+            if (run := self._find_stage(each))
+        }
+        parent = next(iter(self._search("pipeline_state", state)), None)
+        if parent and parent.info.status == FINISHED and len(runs) == len(self.lock):
+            return Recorded(parent=parent.info.run_id, runs=runs, new=())
+        made = revisions(self.workspace, self.lock)
+        run_id = parent.info.run_id if parent else self._start_parent(state, made)
+        new = tuple(name for name in self.lock if name not in runs)
+        for name in new:
+            runs[name] = self._write_stage(self.lock[name], made[name], run_id)
+        self._describe(run_id, runs)
+        self.client.set_terminated(run_id)
+        return Recorded(parent=run_id, runs=runs, new=new)
+
+    def _find_stage(self, entry: StageEntry) -> Run | None:
+        """Returns the entry's finished run; deletes what a killed process left."""
+        found = self._search("lock_entry", entry.fingerprint)
+        for run in found:
+            if run.info.status != FINISHED:
+                self.client.delete_run(run.info.run_id)
+        return next((run for run in found if run.info.status == FINISHED), None)
+
+    def _search(self, tag: str, value: str) -> list[Run]:
+        return list(self.client.search_runs([self.experiment], f"tags.{tag} = '{value}'"))
+
+    def _start_parent(self, state: str, made: Mapping[str, Revision]) -> str:
+        tags = {"pipeline_state": state, "workspace": str(self.workspace.resolve())}
+        newest = [each for each in made.values() if each.is_modified] or list(made.values())
+        if newest:
+            tags |= _revision_tags(newest[-1])
+        run = self.client.create_run(self.experiment, run_name=f"pipeline {state[:8]}", tags=tags)
+        return str(run.info.run_id)
+
+    def _write_stage(self, entry: StageEntry, revision: Revision, parent: str) -> str:
+        found = measures(self.workspace, entry)
+        ended = ended_at_ms(self.workspace, entry) or int(time.time() * 1000)
+        seconds = next((each.value for each in found if each.name == "usage.seconds"), 0.0)
+        tags = {
+            "stage": entry.name,
+            "lock_entry": entry.fingerprint,
+            "command": entry.command,
+            "mlflow.parentRunId": parent,
+            "mlflow.source.name": entry.command,
+            **_revision_tags(revision),
+        }
+        run = self.client.create_run(
+            self.experiment,
+            run_name=entry.name,
+            tags=tags,
+            start_time=ended - int(seconds * 1000),
+        )
+        run_id = str(run.info.run_id)
+        self._log_numbers(run_id, found, ended)
+        for params in _parts(sorted(entry.params.items()), PARAMS_PER_CALL):
+            self.client.log_batch(run_id, params=[Param(_key(k), _text(v)) for k, v in params])
+        self.client.log_inputs(run_id, datasets=list(self._datasets(entry)))
+        self.client.set_terminated(run_id, end_time=ended)
+        return run_id
+
+    def _log_numbers(self, run_id: str, found: list[Measure], timestamp: int) -> None:
+        for part in _parts(found, METRICS_PER_CALL):
+            metrics = [Metric(_key(each.name), each.value, timestamp, each.update) for each in part]
+            self.client.log_batch(run_id, metrics=metrics)
+
+    def _datasets(self, entry: StageEntry) -> Iterator[DatasetInput]:
+        """Yields what the stage read (`dep`) and wrote (`out`).
+
+        A directory that holds several outs is followed by those outs, so that a search for
+        one of them finds this consumer too.
+        """
+        read = {dep.path: dep for dep in entry.deps}
+        for dep in entry.deps:
+            outs = [out for _, out in outs_behind(self.lock, dep.path) if out.path != dep.path]
+            if outs and is_read_as_written(self.workspace, dep, outs):
+                read |= {out.path: out for out in outs}
+        written = {out.path: out for out in entry.outs}
+        for context, artifacts in (("dep", read), ("out", written)):
+            for each in artifacts.values():
+                yield _dataset(each, context)
+
+    def _describe(self, parent: str, runs: Mapping[str, str]) -> None:
+        """Writes the parent's description: every stage of this state and its run."""
+        rows = ["| stage | run |", "|---|---|"]
+        for name, run_id in runs.items():
+            row = f"| {name} | [{run_id}](#/experiments/{self.experiment}/runs/{run_id}) |"
+            if sum(map(len, rows)) + len(row) > DESCRIPTION_CHARACTERS:
+                rows.append(f"| and {len(runs) - len(rows) + 2} more | |")
+                break
+            rows.append(row)
+        self.client.set_tag(parent, "mlflow.note.content", "\n".join(rows))
+
+
+def _experiment(client: MlflowClient, workspace: Path) -> str:
+    """Returns the experiment's id; makes it with artifacts beside the database."""
+    found = client.get_experiment_by_name(EXPERIMENT)
+    if found:
+        return str(found.experiment_id)
+    if os.environ.get("MLFLOW_TRACKING_URI"):
+        return str(client.create_experiment(EXPERIMENT))
+    place = (workspace.resolve() / "mlartifacts").as_uri()
+    return str(client.create_experiment(EXPERIMENT, artifact_location=place))
+
+
+def _dataset(artifact: Artifact, context: str) -> DatasetInput:
+    source = json.dumps({"path": artifact.path, "md5": artifact.digest})
+    dataset = Dataset(artifact.path[-500:], artifact.digest, "dvc", source)
+    return DatasetInput(dataset, [InputTag("mlflow.data.context", context)])
+
+
+def _revision_tags(revision: Revision) -> dict[str, str]:
+    return {
+        "git_revision": revision.commit,
+        "git_modified": str(revision.is_modified).lower(),
+        "mlflow.source.git.commit": revision.commit,
+    }
+
+
+def _key(name: str) -> str:
+    """Returns `name` with each character that MLflow refuses written as :hex:."""
+    return re.sub(r"[^\w.\- ]", lambda found: f":{ord(found.group()):x}:", name)[-250:]
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _parts(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+    waiting = iter(items)
+    while part := list(islice(waiting, size)):
+        yield part
+
+
+@contextmanager
+def _alone(workspace: Path, uri: str) -> Iterator[None]:
+    """Waits until no other process of this machine writes to the same store.
+
+    Two first users of a new database would both create its tables, and one would fail.
+    """
+    path = workspace / ".work" / "lineage.lock"
+    if uri.startswith("sqlite:///"):
+        path = Path(uri.removeprefix("sqlite:///") + ".lock")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,140 @@
+"""Baselines and scales: what a rollout's reward is compared with, and in which unit."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Generator, Tensor
+
+from grpo.objective.base import Link, LinkState, Objective, credit_link, stateful_credit_link
+from grpo.types import Credit, Rollouts
+
+PerRollout = Float[Tensor, " rollout"]
+
+
+def center_by_group_mean() -> Objective:
+    """A_i = r_i - mean_j r_j, and exactly 0 in a group whose rewards are all equal."""
+
+    def center(value: PerRollout, rollouts: Rollouts) -> PerRollout:
+        total, size = sum_by_group(value, rollouts.group)
+        return torch.where(is_uniform(value, rollouts.group), 0.0, value - total / size)
+
+    return _rollout_link(Link("center_by_group_mean", {}), center)
+
+
+def leave_one_out() -> Objective:
+    """A_i = r_i - mean_{j != i} r_j = G/(G-1) (r_i - mean_j r_j): unbiased. [Kool et al., 2019]
+
+    Raises:
+      ValueError: On credit, if a group has one rollout.
+    """
+
+    def center(value: PerRollout, rollouts: Rollouts) -> PerRollout:
+        total, size = sum_by_group(value, rollouts.group)
+        if int(size.min()) < 2:
+            raise ValueError("leave_one_out needs groups of at least 2 rollouts, got a group of 1")
+        others = (total - value) / (size - 1)
+        return torch.where(is_uniform(value, rollouts.group), 0.0, value - others)
+
+    return _rollout_link(Link("leave_one_out", {}), center)
+
+
+def center_by_moving_average(decay: float = 0.9) -> Objective:
+    """A_i = r_i - b, b the moving average of earlier batches' mean reward (0 at the start).
+
+    The average is corrected for its start as Adam's moments are: b = m / (1 - decay^batches).
+
+    Raises:
+      ValueError: If `decay` is not in [0, 1).
+    """
+    if not 0 <= decay < 1:
+        raise ValueError(f"center_by_moving_average needs decay in [0, 1), got {decay}")
+
+    def credit(before: Credit, rollouts: Rollouts, state: LinkState) -> tuple[Credit, LinkState]:
+        value = rollout_advantage(before, rollouts).double()
+        seen = state["batches"]
+        baseline = state["mean"] / (1 - decay**seen) if seen else 0.0
+        mean = decay * state["mean"] + (1 - decay) * float(value.mean())
+        after = _spread(before, rollouts, value - baseline)
+        return after, {"mean": mean, "batches": seen + 1}
+
+    link = Link("center_by_moving_average", {"decay": decay})
+    return stateful_credit_link(link, {"mean": 0.0, "batches": 0.0}, credit)
+
+
+def scale_by_group_std(ddof: int = 0, epsilon: float = 1e-6) -> Objective:
+    """A_i / (std_j A_j + epsilon) within the group. [Shao et al., 2024, eq. 3]
+
+    Unlike TRL and verl (ddof=1), the default is the papers' population deviation; at G=2 the two
+    differ by sqrt(2).
+
+    Args:
+      ddof: 0 divides the sum of squares by G, 1 by G - 1.
+      epsilon: In units of the reward.
+    """
+
+    def scale(value: PerRollout, rollouts: Rollouts) -> PerRollout:
+        total, size = sum_by_group(value, rollouts.group)
+        squares, _ = sum_by_group((value - total / size) ** 2, rollouts.group)
+        return value / ((squares / (size - ddof)).sqrt() + epsilon)
+
+    return _rollout_link(Link("scale_by_group_std", {"ddof": ddof, "epsilon": epsilon}), scale)
+
+
+def scale_by_batch_std(ddof: int = 0, epsilon: float = 1e-6) -> Objective:
+    """A_i / (std of A over the whole batch + epsilon). [Liu et al., 2025, Lite-PPO]
+
+    Args:
+      ddof: 0 divides the sum of squares by the number of rollouts, 1 by one less.
+      epsilon: In units of the reward.
+    """
+
+    def scale(value: PerRollout, rollouts: Rollouts) -> PerRollout:
+        return value / (value.std(correction=ddof) + epsilon)
+
+    return _rollout_link(Link("scale_by_batch_std", {"ddof": ddof, "epsilon": epsilon}), scale)
+
+
+def rollout_advantage(credit: Credit, rollouts: Rollouts) -> PerRollout:
+    """Returns the advantage that the steps of a rollout share, 0 for a rollout without steps."""
+    first = rollouts.mask.to(torch.uint8).argmax(dim=1, keepdim=True)
+    return torch.where(rollouts.mask.any(dim=1), credit.advantage.gather(1, first)[:, 0], 0.0)
+
+
+def is_uniform(value: PerRollout, group: Int[Tensor, " rollout"]) -> Tensor:
+    """Returns, per rollout, whether all values of its group are the same float."""
+    _, index = torch.unique(group, return_inverse=True)
+    shape = (int(index.max()) + 1,)
+    # Compared exactly: the mean of equal floats need not equal them.
+    low = torch.full(shape, torch.inf, dtype=value.dtype).scatter_reduce(0, index, value, "amin")
+    high = torch.full(shape, -torch.inf, dtype=value.dtype).scatter_reduce(0, index, value, "amax")
+    return (low == high)[index]
+
+
+def sum_by_group(
+    value: PerRollout, group: Int[Tensor, " rollout"]
+) -> tuple[PerRollout, PerRollout]:
+    """Returns, per rollout, the sum of `value` over its group and the size of the group."""
+    _, index = torch.unique(group, return_inverse=True)
+    zeros = torch.zeros(int(index.max()) + 1, dtype=value.dtype)
+    total = zeros.index_add(0, index, value)
+    size = zeros.index_add(0, index, torch.ones_like(value))
+    return total[index], size[index]
+
+
+def _rollout_link(link: Link, change: Callable[[PerRollout, Rollouts], PerRollout]) -> Objective:
+    """Returns a link that maps one advantage per rollout, in float64."""
+
+    def credit(before: Credit, rollouts: Rollouts, generator: Generator) -> Credit:
+        return _spread(
+            before, rollouts, change(rollout_advantage(before, rollouts).double(), rollouts)
+        )
+
+    return credit_link(link, credit)
+
+
+def _spread(credit: Credit, rollouts: Rollouts, value: PerRollout) -> Credit:
+    """Returns `credit` with one advantage per rollout, on the steps of its mask."""
+    advantage = value.to(credit.advantage.dtype)[:, None] * rollouts.mask
+    return replace(credit, advantage=advantage)

@@ -1,0 +1,94 @@
+"""The published algorithms, each a chain of links with its paper's defaults.
+
+[GRPO] arXiv 2402.03300; [Dr. GRPO] 2503.20783; [DAPO] 2503.14476; [RLOO] 2402.14740;
+[GSPO] 2507.18071; [2-GRPO] 2510.00977.
+"""
+
+from grpo.objective.advantage import center_by_group_mean, leave_one_out, scale_by_group_std
+from grpo.objective.base import Objective, chain
+from grpo.objective.penalty import penalize_kl
+from grpo.objective.ratio import (
+    average_ratio_keeping_token_gradient,
+    average_ratio_over_rollout,
+    clip_surrogate,
+)
+from grpo.objective.weight import (
+    average_over_horizon,
+    average_over_prompts,
+    average_over_rollouts,
+    average_over_steps,
+    drop_uniform_groups,
+)
+
+
+def grpo(low: float = 0.2, high: float = 0.2, beta: float = 0.04) -> Objective:
+    """Group z-score, mean over rollouts, symmetric clip, k3 penalty. [GRPO, eq. 3]"""
+    return chain(
+        center_by_group_mean(),
+        scale_by_group_std(),
+        average_over_rollouts(),
+        clip_surrogate(low, high),
+        penalize_kl(beta, "k3"),
+    )
+
+
+def dr_grpo(horizon: int, low: float = 0.2, high: float = 0.2) -> Objective:
+    """No deviation and no length in the normalizer: a constant horizon. [Dr. GRPO, section 3.2]"""
+    return chain(center_by_group_mean(), average_over_horizon(horizon), clip_surrogate(low, high))
+
+
+def dapo(low: float = 0.2, high: float = 0.28) -> Objective:
+    """Group z-score, token mean, clip-higher, no uniform groups. [DAPO, eq. 8]
+
+    Unlike the paper: uniform groups are dropped, not replaced by freshly sampled ones.
+    """
+    return chain(
+        center_by_group_mean(),
+        scale_by_group_std(),
+        average_over_steps(),
+        drop_uniform_groups(),
+        clip_surrogate(low, high),
+    )
+
+
+def rloo(low: float = 0.2, high: float = 0.2) -> Objective:
+    """Leave-one-out baseline, every prompt the same weight: fits groups of any size. [RLOO, eq. 8]
+
+    Unlike the paper (one update per batch, no ratio): a clipped ratio, for several updates.
+    """
+    return chain(
+        leave_one_out(), average_over_prompts(), drop_uniform_groups(), clip_surrogate(low, high)
+    )
+
+
+def gspo(low: float = 3e-4, high: float = 4e-4) -> Objective:
+    """The length-normalized ratio of the whole rollout, clipped as one. [GSPO, eq. 5]"""
+    return chain(
+        center_by_group_mean(),
+        scale_by_group_std(),
+        average_over_rollouts(),
+        average_ratio_over_rollout(),
+        clip_surrogate(low, high),
+    )
+
+
+def gspo_token(low: float = 3e-4, high: float = 4e-4) -> Objective:
+    """GSPO's ratio, a gradient per token: takes advantages that differ by step. [GSPO, eq. 13]"""
+    return chain(
+        center_by_group_mean(),
+        scale_by_group_std(),
+        average_over_rollouts(),
+        average_ratio_keeping_token_gradient(),
+        clip_surrogate(low, high),
+    )
+
+
+def two_grpo(low: float = 0.2, high: float = 0.28) -> Objective:
+    """GRPO for groups of two with a binary outcome: A = (+1, -1) or nothing. [2-GRPO, eq. 6]"""
+    return chain(
+        center_by_group_mean(),
+        scale_by_group_std(),
+        average_over_rollouts(),
+        drop_uniform_groups(),
+        clip_surrogate(low, high),
+    )

@@ -1,0 +1,139 @@
+"""What a link is, and how links are composed into one objective, as optax composes transforms."""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Generator, Tensor
+
+from grpo.types import Credit, Rollouts, StepTerms
+
+State = dict[str, dict[str, float]]  # plain data by link name: checkpointed as JSON
+LinkState = dict[str, float]
+Setting = float | str | None
+
+
+class Link(NamedTuple):
+    """A link's name and settings, kept so that rules and reports can read an objective."""
+
+    name: str
+    settings: Mapping[str, Setting]
+
+
+class Objective(NamedTuple):
+    """Two halves: credit (once per batch, no model) and loss (every microbatch)."""
+
+    links: tuple[Link, ...]
+    init: Callable[[], State]
+    credit: Callable[[Credit, Rollouts, State, Generator], tuple[Credit, State]]
+    loss: Callable[[StepTerms], StepTerms]
+
+
+def credit_link(link: Link, credit: Callable[[Credit, Rollouts, Generator], Credit]) -> Objective:
+    """Returns a stateless link of the credit half."""
+
+    def stateless(
+        before: Credit, rollouts: Rollouts, state: State, generator: Generator
+    ) -> tuple[Credit, State]:
+        return credit(before, rollouts, generator), state
+
+    return Objective((link,), dict, stateless, lambda terms: terms)
+
+
+def stateful_credit_link(
+    link: Link,
+    initial: LinkState,
+    credit: Callable[[Credit, Rollouts, LinkState], tuple[Credit, LinkState]],
+) -> Objective:
+    """Returns a link of the credit half that remembers numbers from batch to batch."""
+
+    def stateful(
+        before: Credit, rollouts: Rollouts, state: State, generator: Generator
+    ) -> tuple[Credit, State]:
+        after, own = credit(before, rollouts, state[link.name])
+        return after, {**state, link.name: own}
+
+    return Objective((link,), lambda: {link.name: initial}, stateful, lambda terms: terms)
+
+
+def loss_link(link: Link, loss: Callable[[StepTerms], StepTerms]) -> Objective:
+    """Returns a link of the loss half."""
+    return Objective(
+        (link,), dict, lambda credit, rollouts, state, generator: (credit, state), loss
+    )
+
+
+def chain(*objectives: Objective) -> Objective:
+    """Returns the objective that applies each of `objectives` in order, in both halves.
+
+    Raises:
+      ValueError: If a link that keeps state stands in the chain twice.
+    """
+    names = [name for part in objectives for name in part.init()]
+    if len(names) != len(set(names)):
+        raise ValueError(f"a link that keeps state must stand in a chain once, got {names}")
+
+    def init() -> State:
+        return {name: own for part in objectives for name, own in part.init().items()}
+
+    def credit(
+        before: Credit, rollouts: Rollouts, state: State, generator: Generator
+    ) -> tuple[Credit, State]:
+        for part in objectives:
+            before, state = part.credit(before, rollouts, state, generator)
+        return before, state
+
+    def loss(terms: StepTerms) -> StepTerms:
+        for part in objectives:
+            terms = part.loss(terms)
+        return terms
+
+    return Objective(tuple(link for part in objectives for link in part.links), init, credit, loss)
+
+
+def assign_credit(
+    objective: Objective, rollouts: Rollouts, state: State, generator: Generator
+) -> tuple[Credit, State]:
+    """Returns the credit of a whole batch, starting from advantage = reward, weight = mask."""
+    mask = rollouts.mask
+    start = Credit(
+        advantage=rollouts.reward[:, None].expand(mask.shape) * mask,
+        weight=mask.to(rollouts.reward.dtype),
+    )
+    credit, state = objective.credit(start, rollouts, state, generator)
+    if credit.weight.shape != mask.shape or credit.advantage.shape != mask.shape:
+        raise ValueError(f"credit must keep the shape {tuple(mask.shape)} of the mask")
+    return credit, state
+
+
+def loss_terms(
+    objective: Objective,
+    *,
+    logp: Float[Tensor, "rollout step"],
+    proximal_logp: Float[Tensor, "rollout step"],
+    reference_logp: Float[Tensor, "rollout step"] | None,
+    credit: Credit,
+) -> StepTerms:
+    """Returns the terms of one microbatch after every loss link.
+
+    Steps of weight 0 are masked on the way in, so that whatever stands there (NaN included)
+    changes neither loss nor gradient.
+    """
+    mask = credit.weight != 0
+    zero = torch.zeros((), dtype=logp.dtype)
+    logp = torch.where(mask, logp, zero)
+    start = StepTerms(
+        logp=logp,
+        log_ratio=torch.where(mask, logp - torch.where(mask, proximal_logp, zero), zero),
+        advantage=torch.where(mask, credit.advantage, zero),
+        mask=mask,
+        loss=torch.zeros_like(logp),
+        reference_logp=None if reference_logp is None else torch.where(mask, reference_logp, zero),
+    )
+    return objective.loss(start)
+
+
+def scalar_loss(terms: StepTerms, credit: Credit) -> Float[Tensor, ""]:
+    """Returns sum(weight * loss): microbatches, ranks and uneven sizes add up exactly."""
+    return (credit.weight * torch.where(terms.mask, terms.loss, 0.0)).sum()

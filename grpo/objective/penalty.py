@@ -1,0 +1,89 @@
+"""Regularizers: estimators of the divergence from the reference policy, as loss or as reward."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Generator, Tensor
+
+from grpo.objective.base import Link, Objective, credit_link, loss_link
+from grpo.types import Credit, Rollouts, StepTerms
+
+PerStep = Float[Tensor, "rollout step"]
+
+
+def k1(logp: PerStep, reference_logp: PerStep, mask: Bool[Tensor, "rollout step"]) -> PerStep:
+    """Returns -d, d = reference_logp - logp; E = KL(pi || ref): for a reward, not for a loss."""
+    return -_difference(logp, reference_logp, mask)
+
+
+def k2(logp: PerStep, reference_logp: PerStep, mask: Bool[Tensor, "rollout step"]) -> PerStep:
+    """Returns d^2 / 2: biased in value; as a loss its gradient is that of KL(pi || ref)."""
+    return _difference(logp, reference_logp, mask) ** 2 / 2
+
+
+def k3(logp: PerStep, reference_logp: PerStep, mask: Bool[Tensor, "rollout step"]) -> PerStep:
+    """Returns exp(d) - d - 1; E = KL(pi || ref), as a loss grad KL(ref || pi). [Schulman, 2020]"""
+    d = _difference(logp, reference_logp, mask)
+    return d.exp() - d - 1
+
+
+LOSS_ESTIMATORS: dict[str, Callable[[PerStep, PerStep, Tensor], PerStep]] = {
+    "k1": k1,
+    "k2": k2,
+    "k3": k3,
+}
+
+
+def penalize_kl(beta: float, estimator: str = "k3") -> Objective:
+    """Adds beta * k(logp, reference_logp) to every computed step's loss. [Shao et al., 2024, eq. 4]
+
+    The gradient of k2 is that of KL(pi || ref), of k3 that of KL(ref || pi), of k1 zero in
+    expectation (rule U35 refuses it): METHODS 10.1.
+
+    Raises:
+      ValueError: If `beta` is negative or `estimator` unknown; on loss, without a reference.
+    """
+    if beta < 0 or estimator not in LOSS_ESTIMATORS:
+        raise ValueError(
+            f"penalize_kl needs beta >= 0 and estimator in {sorted(LOSS_ESTIMATORS)}, "
+            f"got {beta} and {estimator!r}"
+        )
+
+    def loss(terms: StepTerms) -> StepTerms:
+        if beta == 0:
+            return terms
+        if terms.reference_logp is None:
+            raise ValueError("penalize_kl needs reference_logp: compute it under the base policy")
+        kl = LOSS_ESTIMATORS[estimator](terms.logp, terms.reference_logp, terms.mask)
+        return terms.with_loss(beta * kl)
+
+    return loss_link(Link("penalize_kl", {"beta": beta, "estimator": estimator}), loss)
+
+
+def subtract_kl_from_reward(beta: float) -> Objective:
+    """A_i = r_i - beta * sum_t k1_it under the sampling policy; stands before the baseline.
+
+    Raises:
+      ValueError: If `beta` is negative; on credit, without a reference.
+    """
+    if beta < 0:
+        raise ValueError(f"subtract_kl_from_reward needs beta >= 0, got {beta}")
+
+    def credit(before: Credit, rollouts: Rollouts, generator: Generator) -> Credit:
+        if rollouts.reference_logp is None:
+            raise ValueError("subtract_kl_from_reward needs reference_logp of the rollouts")
+        kl = k1(rollouts.behavior_logp, rollouts.reference_logp, rollouts.mask)
+        charge = beta * kl.double().sum(dim=1, keepdim=True).to(before.advantage.dtype)
+        return replace(before, advantage=(before.advantage - charge) * rollouts.mask)
+
+    return credit_link(Link("subtract_kl_from_reward", {"beta": beta}), credit)
+
+
+def _difference(
+    logp: PerStep, reference_logp: PerStep, mask: Bool[Tensor, "rollout step"]
+) -> PerStep:
+    """Returns d = reference_logp - logp, and 0 off the mask."""
+    # Masked on the way in: 0 * nan would flow back through exp.
+    return torch.where(mask, reference_logp, 0.0) - torch.where(mask, logp, 0.0)

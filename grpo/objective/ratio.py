@@ -1,0 +1,67 @@
+"""The importance ratio and its trust region: exactly one trust region per objective."""
+
+from dataclasses import replace
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from grpo.objective.base import Link, Objective, loss_link
+from grpo.types import StepTerms
+
+
+def average_ratio_over_rollout() -> Objective:
+    """s_i = exp(mean_t log rho_it), the same on all steps of a rollout. [Zheng et al., 2025, eq. 7]
+
+    The mean runs over the steps that are computed: steps of weight 0 do not enter it (rule U9).
+    """
+
+    def loss(terms: StepTerms) -> StepTerms:
+        mean = _mean_over_steps(terms.log_ratio, terms.mask)
+        return replace(terms, log_ratio=torch.where(terms.mask, mean, 0.0))
+
+    return loss_link(Link("average_ratio_over_rollout", {}), loss)
+
+
+def average_ratio_keeping_token_gradient() -> Objective:
+    """s_it = sg[s_i] pi_it / sg[pi_it]: a token's own gradient. [Zheng et al., 2025, eq. 13]"""
+
+    def loss(terms: StepTerms) -> StepTerms:
+        mean = _mean_over_steps(terms.log_ratio, terms.mask).detach()
+        token = terms.logp - terms.logp.detach()
+        return replace(terms, log_ratio=torch.where(terms.mask, mean + token, 0.0))
+
+    return loss_link(Link("average_ratio_keeping_token_gradient", {}), loss)
+
+
+def clip_surrogate(low: float = 0.2, high: float = 0.2) -> Objective:
+    """-min(rho A, clip(rho, 1 - low, 1 + high) A). [Schulman et al., 2017, eq. 7]
+
+    Raises:
+      ValueError: If `low` is not in (0, 1) or `high` is not positive.
+    """
+    if not 0 < low < 1 or high <= 0:
+        raise ValueError(f"clip_surrogate needs 0 < low < 1 and high > 0, got {low} and {high}")
+
+    def loss(terms: StepTerms) -> StepTerms:
+        ratio = terms.log_ratio.exp()
+        clipped = ratio.clamp(1 - low, 1 + high)
+        return terms.with_loss(-torch.minimum(ratio * terms.advantage, clipped * terms.advantage))
+
+    return loss_link(Link("clip_surrogate", {"low": low, "high": high}), loss)
+
+
+def is_clipped(terms: StepTerms, low: float, high: float) -> Bool[Tensor, "rollout step"]:
+    """Returns where the clip of `clip_surrogate` stops the gradient."""
+    ratio = terms.log_ratio.exp()
+    above = (ratio > 1 + high) & (terms.advantage > 0)
+    below = (ratio < 1 - low) & (terms.advantage < 0)
+    return terms.mask & (above | below)
+
+
+def _mean_over_steps(
+    value: Float[Tensor, "rollout step"], mask: Bool[Tensor, "rollout step"]
+) -> Float[Tensor, "rollout 1"]:
+    """Returns the mean over a rollout's steps, accumulated in float64."""
+    total = torch.where(mask, value, 0.0).double().sum(dim=1, keepdim=True)
+    return (total / mask.sum(dim=1, keepdim=True).clamp(min=1)).to(value.dtype)

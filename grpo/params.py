@@ -1,0 +1,250 @@
+"""Typed parameters: the only reader of params.yaml. Everything is stated; nothing has a default."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from grpo.errors import ParameterError
+
+PARAMS = Path("params.yaml")
+BASE = "base"  # the name of the policy every chain of rounds starts from
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+Positive = Annotated[int, Field(gt=0)]
+Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+LinkSpec = str | dict[str, dict[str, int | float | str]]  # "rloo" or {rloo: {low: 0.2}}
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Machine(Strict):
+    """Where models run; part of the parameters because other devices give other bytes."""
+
+    device: Literal["cpu", "cuda"]
+    dtype: Literal["float32", "bfloat16"]
+    threads: Positive  # of torch, per process
+
+
+class ReasoningGymTask(Strict):
+    """Procedural tasks of reasoning-gym; prompts of train and eval are disjoint as text."""
+
+    kind: Literal["reasoning_gym"]
+    notation: Literal["compact", "question"]  # short forms for small models, or the full question
+    train_prompts: Positive
+    eval_prompts: Positive
+    families: dict[str, dict[str, Any]] = Field(min_length=1)  # reasoning-gym name -> difficulty
+
+
+class JsonlTask(Strict):
+    """Prompts and answers from two files under data/: {"prompt": ..., "answer": ...} per line."""
+
+    kind: Literal["jsonl"]
+    train: str
+    eval: str
+    instruction: str  # appended to every prompt
+
+
+Task = Annotated[ReasoningGymTask | JsonlTask, Field(discriminator="kind")]
+
+
+class Warmup(Strict):
+    """Supervised fine-tuning on generated solutions, to partial skill."""
+
+    prompts: Positive
+    updates: Positive
+    rows_per_update: Positive
+    learning_rate: Rate
+    worked_fraction: Fraction  # solutions that show their work, the others answer at once
+    wrong_fraction: Fraction  # of those that answer at once: another prompt's answer
+
+
+class ScratchBase(Strict):
+    """A fresh model of a `transformers` class with a byte tokenizer, warmed up here."""
+
+    source: Literal["scratch"]
+    architecture: str  # a causal LM class name of transformers, e.g. LlamaForCausalLM
+    config: dict[str, int | float | str | bool]
+    warmup: Warmup
+
+
+class DirectoryBase(Strict):
+    """A `transformers` directory under data/."""
+
+    source: Literal["directory"]
+    path: str
+
+
+class GgufBase(Strict):
+    """A GGUF file inside an installed Python package."""
+
+    source: Literal["gguf"]
+    package: str
+    file: str
+
+
+class HubBase(Strict):
+    """A model id of the hub at an exact revision."""
+
+    source: Literal["hub"]
+    id: str
+    revision: str
+
+
+Base = Annotated[ScratchBase | DirectoryBase | GgufBase | HubBase, Field(discriminator="source")]
+
+
+class Lora(Strict):
+    """Low-rank adapters, trained instead of the base's weights."""
+
+    rank: Positive
+    alpha: Positive
+    dropout: NonNegative
+    target_modules: list[str] = Field(min_length=1)
+
+
+class PolicyParams(Strict):
+    base: Base
+    lora: Lora | None
+    prompt_format: Literal["plain", "chat"]
+    max_steps: Positive
+
+
+class Profile(Strict):
+    rollouts_per_prompt: Positive
+
+
+class Reward(Strict):
+    """Outcome 1 if the judge's score reaches `threshold`; the reward may be shaped."""
+
+    judge: Literal["reasoning_gym", "math"]
+    answer_after: str  # the text after the last of these is judged; "": all of it
+    threshold: Fraction
+    unfinished_penalty: NonNegative  # taken off a rollout that hit the step limit
+    timeout_seconds: Rate
+
+
+class Sampling(Strict):
+    """How rollouts are drawn; log-probs use the same temperature."""
+
+    temperature: Rate
+    top_p: Annotated[float, Field(gt=0, le=1)]
+    rollouts_per_batch: Positive  # what is sampled, and saved for a resume, at once
+
+
+class Training(Strict):
+    updates_per_round: Positive
+    learning_rate: Rate
+    betas: tuple[Fraction, Fraction]
+    weight_decay: NonNegative
+    max_grad_norm: Rate
+    tokens_per_microbatch: Positive  # rows times width of one forward pass
+    updates_per_checkpoint: Positive
+
+
+class Arm(Strict):
+    curriculum: list[LinkSpec] = Field(min_length=1)
+    sampling: Sampling
+    objective: list[LinkSpec] = Field(min_length=1)
+    training: Training
+
+
+class Round(Strict):
+    arm: Name
+    start: Name
+    phase: Positive
+
+
+class Evaluation(Strict):
+    temperature: Rate
+    rollouts_per_prompt: Annotated[int, Field(ge=2)]
+    confidence: Annotated[float, Field(gt=0, lt=1)]
+    bootstrap_resamples: Positive
+
+
+class Parameters(Strict):
+    seed: Annotated[int, Field(ge=0)]
+    machine: Machine
+    task: Task
+    policy: PolicyParams
+    profile: Profile
+    reward: Reward
+    evaluation: Evaluation
+    arms: dict[Name, Arm] = Field(min_length=1)
+    rounds: dict[Name, Round] = Field(min_length=1)
+
+    def rounds_of(self, arm: str) -> list[str]:
+        """Returns the names of an arm's rounds, in the file's order."""
+        return [name for name, each in self.rounds.items() if each.arm == arm]
+
+
+def read_params(path: Path = PARAMS) -> Parameters:
+    """Returns the typed content of a parameter file.
+
+    Raises:
+      ParameterError: If the file is missing, no YAML, or a parameter is wrong: one line that
+        names the file, the first wrong parameter's path, what must hold, and the value.
+    """
+    try:
+        content = yaml.safe_load(path.read_text())
+    except FileNotFoundError:
+        raise ParameterError(f"{path}: no such file; copy one from recipes/") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ParameterError(f"{path}: must be YAML, {' '.join(str(error).split())}") from None
+    try:
+        params = TypeAdapter(Parameters).validate_python(_with_tuples(content))
+    except ValidationError as error:
+        raise ParameterError(f"{path}: {_explain(error)}") from None
+    _check_rounds(params, path)
+    return params
+
+
+def _with_tuples(value: Any) -> Any:
+    """Returns `value` with the pair `betas` as the tuple that strict validation asks for."""
+    if isinstance(value, dict):
+        return {
+            key: tuple(item) if key == "betas" and isinstance(item, list) else _with_tuples(item)
+            for key, item in value.items()
+        }
+    return value
+
+
+def _check_rounds(params: Parameters, path: Path) -> None:
+    """Raises unless every round names an arm and starts from the base or an earlier round."""
+    known = {BASE}
+    for name, each in params.rounds.items():
+        where = f"{path}: rounds.{name}"
+        if name in known:
+            raise ParameterError(f"{where}: {name!r} is the base policy's name; choose another")
+        if each.arm not in params.arms:
+            raise ParameterError(
+                f"{where}.arm must be one of {sorted(params.arms)}, got {each.arm!r}"
+            )
+        if each.start not in known:
+            raise ParameterError(
+                f"{where}.start must be 'base' or a round above it, got {each.start!r}"
+            )
+        known.add(name)
+
+
+def _explain(error: ValidationError) -> str:
+    """Returns the first problem as one line: path, rule, value."""
+    first = error.errors()[0]
+    # Pydantic adds the names of union members to the path; a YAML key never holds one.
+    internal = {"reasoning_gym", "jsonl", "scratch", "directory", "gguf", "hub", "str"}
+    parts = [
+        f"[{part}]" if isinstance(part, int) else f".{part}"
+        for part in first["loc"]
+        if part not in internal and not str(part).startswith(("dict[", "[key]"))
+    ]
+    where = "".join(parts).lstrip(".") or "the file"
+    message = first["msg"].replace("Input should be", "must be")
+    wording = {"Field required": "is missing", "Extra inputs are not permitted": "is unknown"}
+    message = wording.get(message, message)
+    got = "" if first["type"] == "missing" else f", got {first['input']!r}"
+    return f"{where} {message}{got}"

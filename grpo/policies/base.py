@@ -1,0 +1,65 @@
+"""What sampling, training and evaluation ask of a policy, whatever its steps are."""
+
+from typing import Protocol, TypeVar
+
+from jaxtyping import Bool, Float, Int
+from torch import Generator, Tensor, nn
+
+from grpo.types import Cost
+
+
+class Trajectory(Protocol):
+    """What the policy did in a batch of rollouts; the policy's own type."""
+
+    @property
+    def mask(self) -> Bool[Tensor, "rollout step"]: ...
+
+    def select(self, rows: Int[Tensor, " kept"], num_steps: int) -> "Trajectory":
+        """Returns some rollouts, cut after `num_steps` steps: what is cut is not computed."""
+        ...
+
+
+TrajectoryT = TypeVar("TrajectoryT", bound=Trajectory)
+
+
+class Policy(Protocol[TrajectoryT]):
+    """Samples trajectories and scores them under the very density it samples from."""
+
+    cost: Cost  # grows with every call
+
+    @property
+    def model(self) -> nn.Module: ...
+
+    def sample(
+        self, prompts: list[str], *, group_sizes: list[int], generator: Generator
+    ) -> tuple[TrajectoryT, Float[Tensor, "rollout step"]]:
+        """Returns `group_sizes[i]` rollouts of prompt i, and their log-probs in nats."""
+        ...
+
+    def log_prob(self, trajectory: TrajectoryT) -> Float[Tensor, "rollout step"]:
+        """Returns log-probs in nats, differentiable in the parameters."""
+        ...
+
+    def decode(self, trajectory: TrajectoryT) -> list[str]:
+        """Returns what a judge reads of each rollout."""
+        ...
+
+    def is_finished(self, trajectory: TrajectoryT) -> Bool[Tensor, " rollout"]:
+        """Returns which rollouts ended by themselves, not at the step limit."""
+        ...
+
+    def widths(self, trajectory: TrajectoryT) -> Int[Tensor, " rollout"]:
+        """Returns how many positions each rollout occupies in a forward pass."""
+        ...
+
+    def pack(
+        self, trajectory: TrajectoryT, logp: Float[Tensor, "rollout step"]
+    ) -> dict[str, Tensor]:
+        """Returns a trajectory and its log-probs as flat tensors that can be concatenated."""
+        ...
+
+    def unpack(
+        self, tensors: dict[str, Tensor], group: Int[Tensor, " rollout"]
+    ) -> tuple[TrajectoryT, Float[Tensor, "rollout step"]]:
+        """Returns what `pack` stored."""
+        ...

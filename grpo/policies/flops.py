@@ -1,0 +1,85 @@
+"""FLOPs of a causal LM by torch's own flop counter, measured on three small passes.
+
+The count is exact for every shape: a dense transformer's FLOPs are
+rows * (body * query + attention * query * context + head * logits), so three measurements give
+the three coefficients; a test compares with the counter on other shapes.
+"""
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop, sdpa_flop
+from transformers import PreTrainedModel
+
+
+class Coefficients(NamedTuple):
+    """FLOPs per row: body per position, attention per position pair, head per logit position."""
+
+    body: int
+    attention: int
+    head: int
+
+    def __call__(self, *, rows: int, query: int, context: int, logits: int) -> int:
+        return rows * (self.body * query + self.attention * query * context + self.head * logits)
+
+
+class TokenFlops:
+    """Counts the forward pass, and forward plus backward, of one model."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+
+    @cached_property
+    def forward(self) -> Coefficients:
+        """FLOPs of a forward pass without gradients."""
+        return _solve(lambda query, logits: count_flops(self.model, query, logits, backward=False))
+
+    @cached_property
+    def training(self) -> Coefficients:
+        """FLOPs of a forward and a backward pass through the trainable parameters."""
+        return _solve(lambda query, logits: count_flops(self.model, query, logits, backward=True))
+
+
+def count_flops(model: PreTrainedModel, query: int, logits: int, *, backward: bool) -> int:
+    """Returns torch's count for one row of `query` tokens; leaves gradients as they were."""
+    tokens = torch.zeros(1, query, dtype=torch.long, device=model.device)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    counter = FlopCounterMode(display=False, custom_mapping=_cpu_attention())
+    with counter, torch.set_grad_enabled(backward):
+        output = model(
+            input_ids=tokens,
+            attention_mask=torch.ones_like(tokens),
+            position_ids=torch.arange(query, device=model.device)[None],
+            use_cache=False,
+            logits_to_keep=logits,
+        )
+        if backward:
+            torch.autograd.grad(output.logits.sum(), parameters)
+    return int(counter.get_total_flops())
+
+
+def _solve(count: Callable[[int, int], int]) -> Coefficients:
+    """Returns the coefficients that reproduce three counts exactly."""
+    base, longer, wider = count(2, 1), count(4, 1), count(2, 2)
+    head = wider - base
+    attention = (longer - 2 * base + head) // 8
+    body = (base - head - 4 * attention) // 2
+    return Coefficients(body=body, attention=attention, head=head)
+
+
+def _cpu_attention() -> dict[Any, Any]:
+    """Returns formulas for the attention kernels of the CPU, which torch leaves out."""
+
+    def forward(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+        return int(sdpa_flop(query, key, value))
+
+    def backward(grad: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+        return int(sdpa_backward_flop(grad, query, key, value))
+
+    ops = torch.ops.aten
+    return {
+        ops._scaled_dot_product_flash_attention_for_cpu: forward,
+        ops._scaled_dot_product_flash_attention_for_cpu_backward: backward,
+    }

@@ -1,0 +1,31 @@
+"""Low-rank adapters on a causal LM, by peft: an extra (pip install 'grpo[lora]')."""
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from grpo.errors import MissingExtraError
+from grpo.params import Lora
+
+
+def add_lora(model: PreTrainedModel, lora: Lora, *, seed: int) -> nn.Module:
+    """Returns the model with fresh adapters as its only trainable parameters.
+
+    Raises:
+      MissingExtraError: If peft is not installed.
+    """
+    try:
+        # Imported here: peft takes four seconds, and most runs train all weights.
+        from peft import LoraConfig, get_peft_model
+    except ImportError:
+        raise MissingExtraError(
+            "params.yaml: policy.lora needs peft; run pip install 'grpo[lora]'"
+        ) from None
+    config = LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=lora.target_modules,
+    )
+    torch.manual_seed(seed)
+    return get_peft_model(model, config).eval()

@@ -1,0 +1,159 @@
+"""A policy directory: weights, tokenizer, optimizer and provenance; all safetensors and JSON."""
+
+import shutil
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from torch.optim import AdamW
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from grpo.artifacts.files import read_json, write_json
+from grpo.artifacts.tensors import read_tensors, write_tensors
+from grpo.errors import ArtifactError
+from grpo.types import Cost
+
+STATE = "state.json"
+WEIGHTS = "model.safetensors"
+ADAPTER = "adapter.safetensors"
+OPTIMIZER = "optimizer.safetensors"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyState:
+    """What a policy directory remembers besides tensors: enough to continue its arm."""
+
+    name: str
+    arm: str | None = None  # None: the base
+    start: str | None = None
+    updates: int = 0
+    objective_state: dict[str, dict[str, float]] = field(default_factory=dict)
+    cost: Cost = field(default_factory=Cost)  # of the whole chain of rounds since the base
+
+
+def read_state(directory: Path) -> PolicyState:
+    """Returns the state of a policy directory.
+
+    Raises:
+      ArtifactError: If it is missing or has other fields.
+    """
+    path = directory / STATE
+    content = read_json(path)
+    try:
+        return PolicyState(**{**content, "cost": Cost(**content["cost"])})
+    except (TypeError, KeyError) as error:
+        message = f"{path}: must hold the fields of a policy state, {error}; rerun its stage"
+        raise ArtifactError(message) from None
+
+
+def write_state(directory: Path, state: PolicyState) -> None:
+    """Writes `state.json`."""
+    write_json(directory / STATE, asdict(state))
+
+
+def save_base(directory: Path, model: PreTrainedModel, tokenizer: Any) -> None:
+    """Writes a base policy: weights, config, tokenizer, a fresh state."""
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    write_state(directory, PolicyState(name="base"))
+
+
+def load_base(directory: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, Any]:
+    """Returns model (in evaluation mode: no dropout, rule U26) and tokenizer of a directory.
+
+    Raises:
+      ArtifactError: If a file is missing or broken.
+    """
+    if not (directory / "config.json").exists():
+        raise ArtifactError(f"{directory}: is no policy directory; rerun the stage that writes it")
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            directory, dtype=dtype, local_files_only=True, use_safetensors=True
+        )
+        tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        reason = " ".join(str(error).split())[:200]
+        message = f"{directory}: must be a whole policy directory, {reason}; rerun its stage"
+        raise ArtifactError(message) from None
+    return model.eval(), tokenizer
+
+
+def save_trained(
+    directory: Path, start: Path, model: nn.Module, optimizer: AdamW, state: PolicyState
+) -> None:
+    """Writes a trained policy: trainable weights and optimizer, the rest copied from `start`."""
+    directory.mkdir(parents=True)
+    for file in sorted(start.iterdir()):
+        if file.name not in {WEIGHTS, ADAPTER, OPTIMIZER, STATE}:
+            shutil.copyfile(file, directory / file.name)
+    write_trainable(directory, model, optimizer)
+    write_state(directory, state)
+
+
+def write_trainable(directory: Path, model: nn.Module, optimizer: AdamW) -> None:
+    """Writes the trainable weights (all, or the adapter's) and the optimizer's moments."""
+    write_tensors(directory / _weights_name(model), trainable(model))
+    write_tensors(directory / OPTIMIZER, _optimizer_tensors(model, optimizer))
+
+
+def read_trainable(directory: Path, model: nn.Module, optimizer: AdamW | None) -> None:
+    """Loads what `write_trainable` wrote; a base directory has no optimizer to load.
+
+    Raises:
+      ArtifactError: If a file is broken or belongs to another model.
+    """
+    path = directory / _weights_name(model)
+    _copy_into(trainable(model), read_tensors(path), path)
+    moments = directory / OPTIMIZER
+    if optimizer is not None and moments.exists():
+        _restore_optimizer(model, optimizer, read_tensors(moments), moments)
+
+
+def trainable(model: nn.Module) -> dict[str, Tensor]:
+    """Returns the trainable parameters by name."""
+    return {name: each for name, each in model.named_parameters() if each.requires_grad}
+
+
+def _weights_name(model: nn.Module) -> str:
+    is_full = all(parameter.requires_grad for parameter in model.parameters())
+    return WEIGHTS if is_full else ADAPTER
+
+
+def _copy_into(targets: dict[str, Tensor], sources: dict[str, Tensor], path: Path) -> None:
+    """Copies tensors by name, the same names and shapes on both sides."""
+    wanted = {name: tuple(each.shape) for name, each in targets.items()}
+    given = {name: tuple(each.shape) for name, each in sources.items()}
+    if wanted != given:
+        wrong = sorted(set(wanted.items()) ^ set(given.items()))[0]
+        raise ArtifactError(f"{path}: belongs to another model, first difference {wrong}")
+    with torch.no_grad():
+        for name, target in targets.items():
+            target.copy_(sources[name])
+
+
+def _optimizer_tensors(model: nn.Module, optimizer: AdamW) -> dict[str, Tensor]:
+    """Returns Adam's moments and step counts, named after the parameters."""
+    return {
+        f"{name}/{key}": value
+        for name, parameter in trainable(model).items()
+        for key, value in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def _restore_optimizer(
+    model: nn.Module, optimizer: AdamW, tensors: dict[str, Tensor], path: Path
+) -> None:
+    """Puts stored moments back."""
+    for name, parameter in trainable(model).items():
+        own = {
+            key.removeprefix(f"{name}/"): value
+            for key, value in tensors.items()
+            if key.rpartition("/")[0] == name
+        }
+        if set(own) != {"step", "exp_avg", "exp_avg_sq"}:
+            raise ArtifactError(f"{path}: lacks the moments of {name}; rerun its stage")
+        moved = {k: v if k == "step" else v.to(parameter.device) for k, v in own.items()}
+        optimizer.state[parameter] = moved

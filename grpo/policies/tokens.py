@@ -1,0 +1,283 @@
+"""Policies whose step is a token: causal language models of `transformers`."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Generator, Tensor
+from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+
+from grpo.artifacts.tensors import unpack_ragged
+from grpo.errors import ArtifactError
+from grpo.policies.flops import TokenFlops
+from grpo.types import Cost
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenTrajectory:
+    """Prompts padded on the left, chosen tokens padded on the right.
+
+    Two rollouts of prompt "ab"; the first ended after one token (2 is the end token)::
+
+        TokenTrajectory(group=[0, 0], prompt=[[97, 98]], prompt_mask=[[True, True]],
+                        tokens=[[2, 0], [99, 2]], mask=[[True, False], [True, True]])
+    """
+
+    group: Int[Tensor, " rollout"]  # row of `prompt`
+    prompt: Int[Tensor, "prompt width"]
+    prompt_mask: Bool[Tensor, "prompt width"]
+    tokens: Int[Tensor, "rollout step"]
+    mask: Bool[Tensor, "rollout step"]
+
+    def select(self, rows: Int[Tensor, " kept"], num_steps: int) -> "TokenTrajectory":
+        """Returns some rollouts, cut after `num_steps` steps and rid of common padding."""
+        group = self.group[rows]
+        blank = int((~self.prompt_mask[group]).sum(dim=1).min())
+        return TokenTrajectory(
+            group=group,
+            prompt=self.prompt[:, blank:],
+            prompt_mask=self.prompt_mask[:, blank:],
+            tokens=self.tokens[rows, :num_steps],
+            mask=self.mask[rows, :num_steps],
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoding:
+    """How a policy draws: part of its density, so log-probs use the same numbers (rule U25)."""
+
+    temperature: float  # 0: greedy
+    max_steps: int
+
+
+class TokenPolicy:
+    """A causal LM, its tokenizer and how it draws."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        decoding: Decoding,
+        uses_chat_template: bool,
+    ) -> None:
+        self._model = model
+        self.tokenizer = tokenizer
+        self.decoding = decoding
+        self.uses_chat_template = uses_chat_template
+        self.cost = Cost()
+        self.flops = TokenFlops(model)
+        self.end_tokens = _end_tokens(model, tokenizer)
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The causal LM, or its wrapper with adapters."""
+        return self._model
+
+    def encode(self, prompts: list[str]) -> tuple[Int[Tensor, "prompt width"], Tensor]:
+        """Returns tokens padded on the left, and their mask."""
+        rows = [self._encode_one(prompt) for prompt in prompts]
+        width = max(map(len, rows))
+        tokens = torch.zeros(len(rows), width, dtype=torch.long)
+        mask = torch.zeros(len(rows), width, dtype=torch.bool)
+        for index, row in enumerate(rows):
+            tokens[index, width - len(row) :] = torch.tensor(row)
+            mask[index, width - len(row) :] = True
+        return tokens, mask
+
+    def decode(self, trajectory: TokenTrajectory) -> list[str]:
+        """Returns each rollout's text, without special tokens."""
+        rows = [row[kept].tolist() for row, kept in zip(trajectory.tokens, trajectory.mask)]
+        return self.tokenizer.batch_decode(rows, skip_special_tokens=True)
+
+    def is_finished(self, trajectory: TokenTrajectory) -> Bool[Tensor, " rollout"]:
+        """Returns which rollouts ended with an end token, not at the step limit."""
+        last = trajectory.mask.sum(dim=1, keepdim=True) - 1
+        return torch.isin(trajectory.tokens.gather(1, last)[:, 0], self.end_tokens)
+
+    def pack(
+        self, trajectory: TokenTrajectory, logp: Float[Tensor, "rollout step"]
+    ) -> dict[str, Tensor]:
+        """Returns a trajectory as flat ragged tensors, which can be concatenated."""
+        return {
+            "prompt_tokens": trajectory.prompt[trajectory.prompt_mask].int(),
+            "prompt_lengths": trajectory.prompt_mask.sum(dim=1),
+            "tokens": trajectory.tokens[trajectory.mask].int(),
+            "steps": trajectory.mask.sum(dim=1),
+            "behavior_logp": logp[trajectory.mask],
+        }
+
+    def unpack(
+        self, tensors: dict[str, Tensor], group: Int[Tensor, " rollout"]
+    ) -> tuple[TokenTrajectory, Float[Tensor, "rollout step"]]:
+        """Returns a stored trajectory and its behavior log-probs.
+
+        Args:
+          group: Ids in the table's order; prompts are stored in the order they first appear.
+
+        Raises:
+          ArtifactError: If tensors are missing, or do not fit one another or `group`.
+        """
+        expected = {"prompt_tokens", "prompt_lengths", "tokens", "steps", "behavior_logp"}
+        if set(tensors) != expected:
+            raise ArtifactError(f"must hold {sorted(expected)}, got {sorted(tensors)}")
+        row = _order_of_appearance(group)
+        steps, lengths = tensors["steps"], tensors["prompt_lengths"]
+        if len(steps) != len(group) or len(lengths) != int(row.max()) + 1:
+            raise ArtifactError(
+                f"holds {len(steps)} rollouts of {len(lengths)} prompts, "
+                f"its table {len(group)} of {int(row.max()) + 1}"
+            )
+        tokens = unpack_ragged(tensors["tokens"].long(), steps)
+        prompt = unpack_ragged(tensors["prompt_tokens"].long(), lengths)
+        width = prompt.shape[1]
+        trajectory = TokenTrajectory(
+            group=row,
+            prompt=prompt.gather(1, (torch.arange(width) + lengths[:, None]) % width),
+            prompt_mask=torch.arange(width) >= width - lengths[:, None],
+            tokens=tokens,
+            mask=torch.arange(tokens.shape[1]) < steps[:, None],
+        )
+        return trajectory, unpack_ragged(tensors["behavior_logp"], steps)
+
+    def widths(self, trajectory: TokenTrajectory) -> Int[Tensor, " rollout"]:
+        """Returns prompt length plus number of steps."""
+        prompt = trajectory.prompt_mask.sum(dim=1)[trajectory.group]
+        return prompt + trajectory.mask.sum(dim=1)
+
+    @torch.no_grad()
+    def sample(
+        self, prompts: list[str], *, group_sizes: list[int], generator: Generator
+    ) -> tuple[TokenTrajectory, Float[Tensor, "rollout step"]]:
+        """Returns rollouts and their log-probs in nats at the decoding temperature.
+
+        A prompt is read once, its cache shared by the group; rollouts that have ended leave the
+        batch. One uniform number per rollout and step is inverted through the cumulative
+        distribution, so a draw depends on nothing but its number and its distribution.
+        """
+        prompt, prompt_mask = self.encode(prompts)
+        group = torch.repeat_interleave(torch.arange(len(prompts)), torch.tensor(group_sizes))
+        steps = self.decoding.max_steps
+        tokens = torch.zeros(len(group), steps, dtype=torch.long)
+        mask = torch.zeros(len(group), steps, dtype=torch.bool)
+        logp = torch.zeros(len(group), steps)
+        uniform = torch.rand(len(group), steps, dtype=torch.float64, generator=generator)
+
+        cache = DynamicCache(config=self.model.config)
+        logits = self._forward(prompt, prompt_mask, cache)[:, -1]
+        cache.batch_select_indices(group.to(self.model.device))
+        logits, attention = logits[group], prompt_mask[group]
+        alive = torch.arange(len(group))
+        for step in range(steps):
+            chosen, chosen_logp = self._draw(logits, uniform[alive, step])
+            tokens[alive, step], logp[alive, step], mask[alive, step] = chosen, chosen_logp, True
+            going = (~torch.isin(chosen, self.end_tokens)).nonzero()[:, 0]
+            if len(going) == 0 or step == steps - 1:
+                break
+            if len(going) < len(alive):
+                cache.batch_select_indices(going.to(self.model.device))
+                alive, attention = alive[going], attention[going]
+            attention = torch.cat([attention, attention.new_ones(len(alive), 1)], dim=1)
+            logits = self._forward(chosen[going, None], attention, cache)[:, -1]
+        width = int(mask.sum(dim=1).max())
+        self.cost += Cost(sampled_steps=int(mask.sum()))
+        trajectory = TokenTrajectory(
+            group=group,
+            prompt=prompt,
+            prompt_mask=prompt_mask,
+            tokens=tokens[:, :width],
+            mask=mask[:, :width],
+        )
+        return trajectory, logp[:, :width]
+
+    def log_prob(self, trajectory: TokenTrajectory) -> Float[Tensor, "rollout step"]:
+        """Returns log-probs in nats at the decoding temperature, 0 on padding.
+
+        Raises:
+          ValueError: If the decoding is greedy, which has no density.
+        """
+        if self.decoding.temperature == 0:
+            raise ValueError("log_prob needs temperature > 0: greedy decoding has no density")
+        prompt = trajectory.prompt[trajectory.group]
+        prompt_mask = trajectory.prompt_mask[trajectory.group]
+        tokens, mask = trajectory.tokens, trajectory.mask
+        device, num_steps = self.model.device, tokens.shape[1]
+        # The last token is never read: its successor is not scored.
+        inputs = torch.cat([prompt, tokens[:, :-1]], dim=1)
+        attention = torch.cat([prompt_mask, mask[:, :-1]], dim=1)
+        logits = self._logits(inputs, attention, cache=None, keep=num_steps)
+        scaled = logits.float() / self.decoding.temperature
+        chosen = scaled.gather(2, tokens[:, :, None].to(device))[:, :, 0]
+        logp = chosen - scaled.logsumexp(dim=2)
+        self._count(inputs.shape, context=inputs.shape[1], logits=num_steps)
+        return torch.where(mask.to(device), logp, 0.0)
+
+    def _encode_one(self, prompt: str) -> list[int]:
+        if self.uses_chat_template:
+            messages = [{"role": "user", "content": prompt}]
+            text = self.tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True
+            )
+            return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        return list(self.tokenizer(prompt, add_special_tokens=True)["input_ids"])
+
+    def _forward(self, tokens: Tensor, attention: Tensor, cache: DynamicCache) -> Tensor:
+        """Returns the logits after the last token, on the host, and grows the cache."""
+        context = attention.shape[1]
+        self._count(tokens.shape, context=context, logits=1)
+        return self._logits(tokens, attention, cache=cache, keep=1).float().cpu()
+
+    def _logits(
+        self, tokens: Tensor, attention: Tensor, *, cache: DynamicCache | None, keep: int
+    ) -> Tensor:
+        """Returns the logits of the last `keep` positions."""
+        device = self.model.device
+        positions = (attention.long().cumsum(dim=1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
+        output = self.model(
+            input_ids=tokens.to(device),
+            attention_mask=attention.long().to(device),
+            position_ids=positions.to(device),
+            past_key_values=cache,
+            use_cache=cache is not None,
+            logits_to_keep=keep,
+        )
+        logits: Tensor = output.logits
+        return logits
+
+    def _draw(
+        self, logits: Float[Tensor, "rollout token"], uniform: Float[Tensor, " rollout"]
+    ) -> tuple[Int[Tensor, " rollout"], Float[Tensor, " rollout"]]:
+        """Returns a token per row and its log-prob; the most likely one at temperature 0."""
+        temperature = self.decoding.temperature
+        logp = (logits / (temperature or 1.0)).log_softmax(dim=1)
+        if temperature == 0:
+            chosen = logp.argmax(dim=1)
+        else:
+            cumulative = logp.double().exp().cumsum(dim=1)
+            point = uniform[:, None] * cumulative[:, -1:]
+            chosen = torch.searchsorted(cumulative, point, right=True)[:, 0]
+            chosen = chosen.clamp(max=logp.shape[1] - 1)
+        return chosen, logp.gather(1, chosen[:, None])[:, 0]
+
+    def _count(self, shape: torch.Size, *, context: int, logits: int) -> None:
+        """Adds a forward pass, and its backward pass where gradients are on, to the cost."""
+        rows, query = shape
+        count = self.flops.training if torch.is_grad_enabled() else self.flops.forward
+        self.cost += Cost(flops=count(rows=rows, query=query, context=context, logits=logits))
+
+
+def _end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Tensor:
+    """Returns every token that ends a rollout."""
+    configured = getattr(model.generation_config, "eos_token_id", None)
+    listed = configured if isinstance(configured, list) else [configured]
+    return torch.tensor(sorted({t for t in [*listed, tokenizer.eos_token_id] if t is not None}))
+
+
+def _order_of_appearance(group: Int[Tensor, " rollout"]) -> Int[Tensor, " rollout"]:
+    """Returns 0 for the first group that appears, 1 for the second, and so on."""
+    _, index = torch.unique(group, return_inverse=True)
+    size = int(index.max()) + 1
+    first = torch.full((size,), len(group)).scatter_reduce(
+        0, index, torch.arange(len(group)), "amin"
+    )
+    return first.argsort().argsort()[index]

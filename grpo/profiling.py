@@ -1,0 +1,37 @@
+"""Where the signal is before training: the base policy's outcome rate on every prompt."""
+
+import pandas as pd
+
+from grpo.types import Cost
+
+
+def profile_prompts(
+    rollouts: pd.DataFrame, rewards: pd.DataFrame, prompts: pd.DataFrame
+) -> pd.DataFrame:
+    """Returns rollouts, successes and outcome rate per prompt under the schema PROFILE.
+
+    Args:
+      rollouts: Schema ROLLOUTS, of the base policy.
+      rewards: Schema REWARDS, of the same rollouts.
+      prompts: Schema PROMPTS.
+    """
+    joined = rollouts.merge(rewards[["rollout_id", "outcome"]], on="rollout_id", validate="1:1")
+    counts = joined.groupby("prompt_id", as_index=False).agg(
+        rollouts=("outcome", "size"), successes=("outcome", "sum"), mean_steps=("steps", "mean")
+    )
+    counts = counts.merge(prompts[["prompt_id", "family"]], on="prompt_id", validate="1:1")
+    counts["successes"] = counts["successes"].astype("int64")
+    counts["outcome_rate"] = counts["successes"] / counts["rollouts"]
+    return counts.sort_values("prompt_id", ignore_index=True)
+
+
+def summarize_profile(profile: pd.DataFrame, cost: Cost) -> dict[str, object]:
+    """Returns what `dvc metrics show` prints of a profile."""
+    rate = profile["outcome_rate"]
+    return {
+        "cost": vars(cost),
+        "rollouts": int(profile["rollouts"].sum()),
+        "mean_outcome_rate": float(rate.mean()),
+        "trivial_fraction": float((rate == 1).mean()),
+        "unsolved_fraction": float((rate == 0).mean()),
+    }

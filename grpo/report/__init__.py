@@ -1,0 +1,1 @@
+"""From artifacts to numbers, figures and one self-contained page."""

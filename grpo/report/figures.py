@@ -1,0 +1,224 @@
+"""The figures of the page as SVG text: reward by cost, and where the cost went."""
+
+from collections.abc import Callable, Mapping
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+from grpo.artifacts.usage import Usage
+from grpo.params import BASE
+from grpo.report.comparison import Comparison, Curve
+from grpo.report.drawing import INK, KIND_COLORS, MARKERS, MUTED, Canvas, Panel, color_of, styled
+from grpo.report.numbers import Numbers, counted_costs
+from grpo.report.reading import KINDS_IN_BUDGET, Run
+from grpo.report.seconds import ACTIVITIES, seconds_by_activity
+from grpo.report.signal_figures import (
+    draw_advantage_mass,
+    draw_group_sizes,
+    draw_training,
+    draw_uniform_groups,
+)
+from grpo.report.words import flops_unit, say_flops, say_percent, say_seconds
+
+LABEL_OF_KIND = {"profile": "profiling", "warmup": "warm-up"}
+
+
+def draw_figures(
+    run: Run,
+    numbers: Numbers,
+    *,
+    usages: Mapping[str, Usage],
+    seconds: Mapping[str, Curve],
+) -> list[Panel]:
+    """Returns the page's figures; those about seconds only if the seconds were measured."""
+    with styled():
+        panels = [draw_reward_by_flops(run, numbers), draw_other_scores(run, numbers)]
+        if seconds:
+            panels.append(draw_reward_by_seconds(run, seconds))
+        panels.append(draw_flops_by_kind(run, numbers))
+        if seconds:
+            panels.append(draw_seconds_by_activity(run, usages))
+        return [
+            *panels,
+            draw_uniform_groups(run, numbers),
+            draw_advantage_mass(run, numbers),
+            draw_group_sizes(run, numbers),
+            draw_training(run),
+        ]
+
+
+def draw_reward_by_flops(run: Run, numbers: Numbers) -> Panel:
+    """Draws mean at k over cumulative FLOPs, and where each arm reaches the reference's end."""
+    table, k = numbers.reward_by_cost, run.scores[BASE]["k"]
+    scale, unit = flops_unit(max(float(each) for each in table["flops"]))
+    canvas = Canvas([3.6], share_x=False)
+    axes = canvas.axes
+    for i, arm in enumerate(run.arms):
+        own = table[table["arm"] == arm]
+        x = [float(each) / scale for each in own["flops"]]
+        axes.fill_between(
+            x, own["mean_low"], own["mean_high"], color=color_of(i), alpha=0.15, linewidth=0
+        )
+        axes.plot(x, own["mean_at_k"], color=color_of(i), marker=MARKERS[i % 6], label=arm)
+    for each in numbers.comparisons.values():
+        _mark_target(axes, each, color_of(run.arms.index(each.arm)), scale)
+    axes.set_xlabel(f"{unit}s so far, profiling included")
+    axes.set_ylabel(f"mean@{k}")
+    canvas.legend(axes, columns=3)
+    return Panel(
+        title="Reward by compute",
+        caption=(
+            "Further left is cheaper, higher is better. The dotted line is what "
+            f"{run.arms[0]} ended with, a ring where another arm gets there; bands are "
+            f"{say_percent(run.params.evaluation.confidence)} intervals."
+        ),
+        svg=canvas.svg("reward-by-flops", f"mean@{k} over cumulative {unit}s for each arm"),
+    )
+
+
+def _mark_target(axes: Axes, each: Comparison, color: str, scale: float) -> None:
+    """Draws the level to reach and, if the arm reaches it, a ring with what that saves."""
+    if not each.reference_improved:
+        return
+    axes.axhline(each.target, color=MUTED, linestyle=":", linewidth=1.4, zorder=1)
+    if each.cost is None or each.saving_fraction is None:
+        return
+    saving = each.saving_fraction.value
+    axes.plot(each.cost / scale, each.target, "o", ms=13, mfc="none", mec=color, mew=2, zorder=5)
+    axes.annotate(
+        f"{say_percent(abs(saving))} {'less' if saving >= 0 else 'more'}",
+        (each.cost / scale, each.target),
+        xytext=(-10, 10),
+        textcoords="offset points",
+        ha="right",
+        fontweight="bold",
+        color=INK,
+    )
+
+
+def draw_other_scores(run: Run, numbers: Numbers) -> Panel:
+    """Draws greedy and pass at k over cumulative FLOPs, one panel each."""
+    table, k = numbers.reward_by_cost, run.scores[BASE]["k"]
+    scale, unit = flops_unit(max(float(each) for each in table["flops"]))
+    canvas = Canvas([2.4, 2.4], share_x=True)
+    named = {"greedy": "greedy", "pass_at_k": f"pass@{k}"}
+    for axes, (score, label) in zip(canvas.panels, named.items(), strict=True):
+        for i, arm in enumerate(run.arms):
+            own = table[table["arm"] == arm]
+            parts = [run.scores[name][score] for name in own["round"]]
+            x = [float(each) / scale for each in own["flops"]]
+            low, high = [each["low"] for each in parts], [each["high"] for each in parts]
+            axes.fill_between(x, low, high, color=color_of(i), alpha=0.15, linewidth=0)
+            axes.plot(x, own[score], color=color_of(i), marker=MARKERS[i % 6], label=arm)
+        axes.set_ylabel(label)
+        axes.yaxis.set_major_locator(MaxNLocator(5))
+    canvas.panels[-1].set_xlabel(f"{unit}s so far, profiling included")
+    canvas.legend(canvas.axes, columns=3)
+    return Panel(
+        title=f"Greedy and pass@{k}",
+        caption=(
+            f"If mean@{k} rises while pass@{k} falls, the policy got surer of what it could "
+            "already do, not better at what it could not."
+        ),
+        svg=canvas.svg("other-scores", f"greedy and pass@{k} over cumulative {unit}s"),
+    )
+
+
+def draw_reward_by_seconds(run: Run, seconds: Mapping[str, Curve]) -> Panel:
+    """Draws mean at k over the seconds measured here."""
+    k = run.scores[BASE]["k"]
+    longest = max(curve.costs[-1] for curve in seconds.values())
+    scale, unit = (60.0, "minutes") if longest >= 180 else (1.0, "seconds")
+    canvas = Canvas([3.5], share_x=False)
+    for i, (arm, curve) in enumerate(seconds.items()):
+        means = [run.scores[name]["mean_at_k"] for name in curve.policies]
+        x = [each / scale for each in curve.costs]
+        low, high = [each["low"] for each in means], [each["high"] for each in means]
+        canvas.axes.fill_between(x, low, high, color=color_of(i), alpha=0.15, linewidth=0)
+        value = [each["value"] for each in means]
+        canvas.axes.plot(x, value, color=color_of(i), marker=MARKERS[i % 6], label=arm)
+    canvas.axes.set_xlabel(f"{unit} so far on this machine")
+    canvas.axes.set_ylabel(f"mean@{k}")
+    canvas.legend(canvas.axes, columns=3)
+    return Panel(
+        title="Reward by time",
+        caption=(
+            "The same curves over measured time: the profile, rollout, score and train stages, "
+            "each with its start-up."
+        ),
+        svg=canvas.svg("reward-by-seconds", f"mean@{k} over measured {unit} for each arm"),
+    )
+
+
+def draw_flops_by_kind(run: Run, numbers: Numbers) -> Panel:
+    """Draws what each arm spent on profiling, sampling and updates; the rest beside it."""
+    cost = numbers.cost
+    bars = {}
+    for arm in run.arms:
+        counted = counted_costs(run, run.chain(arm)[-1], arm)
+        bars[arm] = {kind: _flops_of(counted, kind) for kind in KINDS_IN_BUDGET}
+    aside = {
+        LABEL_OF_KIND.get(kind, kind): {kind: _flops_of(cost, kind)}
+        for kind in ("evaluation", "warmup")
+    }
+    canvas = Canvas([0.45 * len(bars) + 1.1, 1.6], share_x=False)
+    for axes, each in zip(canvas.panels, (bars, aside), strict=True):
+        scale, unit = flops_unit(max(sum(bar.values()) for bar in each.values()))
+        _stack_bars(axes, each, scale, say_flops)
+        axes.set_xlabel(f"{unit}s")
+    canvas.panels[1].set_title("beside the budget, all arms together")
+    canvas.legend(canvas.axes, columns=3)
+    return Panel(
+        title="Where the compute went",
+        caption="An arm that looks at the profile pays for all of it.",
+        svg=canvas.svg("flops-by-kind", "FLOPs by kind of work for each arm"),
+    )
+
+
+def draw_seconds_by_activity(run: Run, usages: Mapping[str, Usage]) -> Panel:
+    """Draws what each arm's measured seconds were spent on."""
+    bars = {arm: seconds_by_activity(run, usages, arm) for arm in run.arms}
+    used = [each for each in ACTIVITIES if any(bar[each] > 0 for bar in bars.values())]
+    bars = {arm: {each: bar[each] for each in used} for arm, bar in bars.items()}
+    scale = 60.0 if max(sum(bar.values()) for bar in bars.values()) >= 180 else 1.0
+    canvas = Canvas([0.45 * len(bars) + 1.5], share_x=False)
+    _stack_bars(canvas.axes, bars, scale, say_seconds)
+    canvas.axes.set_xlabel("minutes" if scale > 1 else "seconds")
+    canvas.legend(canvas.axes, columns=3)
+    return Panel(
+        title="Where the time went",
+        caption="As last measured here; start-up is imports and loading, paid by every stage.",
+        svg=canvas.svg("seconds-by-activity", "seconds by activity for each arm"),
+    )
+
+
+def _stack_bars(
+    axes: Axes,
+    bars: Mapping[str, Mapping[str, float]],
+    scale: float,
+    say: Callable[[float], str],
+) -> None:
+    """Draws one horizontal bar per name, a segment per kind, and the total at its end."""
+    labeled: set[str] = set()
+    for name, segments in bars.items():
+        left = 0.0
+        for kind, amount in segments.items():
+            label = None if kind in labeled else LABEL_OF_KIND.get(kind, kind)
+            labeled.add(kind)
+            color = KIND_COLORS[kind]
+            axes.barh(name, amount / scale, left=left, height=0.62, color=color, label=label)
+            left += amount / scale
+        axes.annotate(
+            say(left * scale), (left, name), xytext=(5, 0), textcoords="offset points", va="center"
+        )
+    axes.invert_yaxis()
+    axes.grid(axis="y", visible=False)
+    axes.tick_params(axis="y", labelcolor=INK)
+    longest = max(sum(each.values()) for each in bars.values())
+    axes.set_xlim(0, 1.33 * longest / scale or 1.0)  # room for the totals
+    axes.xaxis.set_major_locator(MaxNLocator(5))
+
+
+def _flops_of(cost: pd.DataFrame, kind: str) -> float:
+    return float(sum(cost.loc[cost["kind"] == kind, "flops"]))

@@ -1,0 +1,218 @@
+"""The numbers of a run: reward by cost, where the signal and the cost are, and who needs less.
+
+Pure functions of the artifacts: the same artifacts give the same bytes. No seconds in here.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from grpo.artifacts.files import write_bytes, write_json
+from grpo.params import BASE
+from grpo.report.comparison import (
+    Comparison,
+    Curve,
+    Interval,
+    compare,
+    difference,
+    draw_resamples,
+    resample_means,
+)
+from grpo.report.reading import COST, KINDS_IN_BUDGET, SCORES, Run, uses_profile
+
+BUCKETS = ("0", "(0, .25]", "(.25, .5]", "(.5, .75]", "(.75, 1]")  # of a prompt's outcome rate
+EDGES = (-np.inf, 0.0, 0.25, 0.5, 0.75, 1.0)
+DIGITS = 6  # after the point, of every rate that is written
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numbers:
+    """Everything the page shows that is not a second."""
+
+    reward_by_cost: pd.DataFrame
+    signal: pd.DataFrame
+    cost: pd.DataFrame
+    gains: dict[str, Interval]  # by arm: its last policy's mean at k minus the base's
+    comparisons: dict[str, Comparison]  # by arm, the reference excluded; costs are FLOPs
+
+
+def compute_numbers(run: Run) -> Numbers:
+    """Returns the numbers of a run."""
+    table = reward_by_cost(run)
+    curves = {arm: _flops_curve(table, arm) for arm in run.arms}
+    return Numbers(
+        reward_by_cost=table,
+        signal=signal_by_difficulty(run),
+        cost=run.costs,
+        gains=_gains(run),
+        comparisons=compare_arms(run, curves),
+    )
+
+
+def write_numbers(run: Run, numbers: Numbers, out: Path) -> None:
+    """Writes metrics.json, reward_by_cost.csv, signal.csv and cost.csv into `out`."""
+    write_json(out / "metrics.json", metrics(run, numbers))
+    _write_csv(out / "reward_by_cost.csv", numbers.reward_by_cost)
+    _write_csv(out / "signal.csv", numbers.signal)
+    _write_csv(out / "cost.csv", numbers.cost)
+
+
+def counted_costs(run: Run, policy: str, arm: str) -> pd.DataFrame:
+    """Returns the stages an arm pays for up to a policy on its chain.
+
+    These are its rounds' sampling and updates, and the profile from the start if the curriculum
+    of the arm, or of an arm it grew from, looks at it. Never warm-up or evaluation.
+    """
+    chain = run.chain(arm)
+    rounds = chain[1 : chain.index(policy) + 1]
+    looked = {arm, *(run.params.rounds[name].arm for name in rounds)}
+    kinds = KINDS_IN_BUDGET[0 if any(uses_profile(run.params, each) for each in looked) else 1 :]
+    return run.costs[run.costs["kind"].isin(kinds) & run.costs["round"].isin(["", *rounds])]
+
+
+def cost_of(run: Run, policy: str, arm: str) -> dict[str, int]:
+    """Returns what a policy on an arm's chain had cost."""
+    counted = counted_costs(run, policy, arm)
+    return {each: int(sum(counted[each])) for each in COST}
+
+
+def reward_by_cost(run: Run) -> pd.DataFrame:
+    """Returns one row per arm and policy on its chain, the base first."""
+    rows = [
+        {"arm": arm, "round": policy, **cost_of(run, policy, arm), **_scores(run.scores[policy])}
+        for arm in run.arms
+        for policy in run.chain(arm)
+    ]
+    return pd.DataFrame(rows).astype(dict.fromkeys(COST, object))
+
+
+def signal_by_difficulty(run: Run) -> pd.DataFrame:
+    """Returns one row per round and bucket of the profile's outcome rate."""
+    rows = []
+    for name, rollouts in run.rollouts.items():
+        bucket = pd.cut(rollouts["outcome_rate"], list(EDGES), labels=list(BUCKETS))
+        for label in BUCKETS:
+            inside = rollouts[bucket == label]
+            where = {"arm": run.params.rounds[name].arm, "round": name, "bucket": label}
+            rows.append({**where, **_signal(inside)})
+    return pd.DataFrame(rows)
+
+
+def _signal(rollouts: pd.DataFrame) -> dict[str, Any]:
+    groups = rollouts.groupby("prompt_id")["reward"]
+    # Compared exactly: a deviation from the mean of equal floats need not be 0.
+    uniform = int((groups.min() == groups.max()).sum())
+    mass = float((rollouts["advantage"].abs() * rollouts["weight"]).sum())
+    return {
+        "groups": groups.ngroups,
+        "uniform_groups": uniform,
+        "rollouts": len(rollouts),
+        "trained_rollouts": int((rollouts["trained_steps"] > 0).sum()),
+        "advantage_mass": mass,
+        "mean_group_size": len(rollouts) / groups.ngroups if groups.ngroups else np.nan,
+    }
+
+
+def compare_arms(run: Run, curves: Mapping[str, Curve]) -> dict[str, Comparison]:
+    """Returns each arm's comparison with the first of `curves`."""
+    reference, *others = curves.values()
+    means = _means(run)
+    confidence = run.params.evaluation.confidence
+    return {
+        curve.arm: compare(curve, reference, rates=run.rates, means=means, confidence=confidence)
+        for curve in others
+    }
+
+
+def metrics(run: Run, numbers: Numbers) -> dict[str, Any]:
+    """Returns what `dvc metrics show` shows."""
+    arms = {}
+    for arm in run.arms:
+        last = run.chain(arm)[-1]
+        arms[arm] = {
+            **_rounded_scores(run.scores[last]),
+            "cost": cost_of(run, last, arm),
+            "gain_over_base": _rounded(asdict(numbers.gains[arm])),
+        }
+    return {
+        "k": run.scores[BASE]["k"],
+        "base": _rounded_scores(run.scores[BASE]),
+        "arms": arms,
+        "comparisons": {arm: _comparison(run, each) for arm, each in numbers.comparisons.items()},
+    }
+
+
+def intervals_overlap(run: Run, comparison: Comparison) -> bool:
+    """Returns whether the intervals of both arms' last mean at k share a point."""
+    first, second = (
+        run.scores[run.chain(arm)[-1]]["mean_at_k"]
+        for arm in (comparison.arm, comparison.reference)
+    )
+    return bool(first["low"] <= second["high"] and second["low"] <= first["high"])
+
+
+def _comparison(run: Run, each: Comparison) -> dict[str, Any]:
+    saving = each.saving_fraction
+    return {
+        "reference": each.reference,
+        "target_mean_at_k": round(each.target, DIGITS),
+        "reference_improved": each.reference_improved,
+        "reached": each.cost is not None,
+        "flops": None if each.cost is None else round(each.cost),
+        "reference_flops": round(each.reference_cost),
+        "saving_fraction": None if saving is None else _rounded(asdict(saving)),
+        "reached_fraction": round(each.reached_fraction, DIGITS),
+        "difference": _rounded(asdict(each.difference)),
+        "equal_flops": round(each.equal_cost),
+        "difference_at_equal_flops": _rounded(asdict(each.difference_at_equal_cost)),
+        "intervals_overlap": intervals_overlap(run, each),
+    }
+
+
+def _gains(run: Run) -> dict[str, Interval]:
+    means = _means(run)
+    confidence = run.params.evaluation.confidence
+    return {
+        arm: difference(run.rates, means, (run.chain(arm)[-1], BASE), confidence=confidence)
+        for arm in run.arms
+    }
+
+
+def _means(run: Run) -> pd.DataFrame:
+    resamples = run.params.evaluation.bootstrap_resamples
+    draws = draw_resamples(len(run.rates), resamples=resamples, seed=run.params.seed)
+    return resample_means(run.rates, draws)
+
+
+def _flops_curve(table: pd.DataFrame, arm: str) -> Curve:
+    own = table[table["arm"] == arm]
+    flops = tuple(float(each) for each in own["flops"])
+    return Curve(arm=arm, policies=tuple(own["round"]), costs=flops)
+
+
+def _scores(scores: Any) -> dict[str, float]:
+    mean = scores["mean_at_k"]
+    return {
+        "greedy": scores["greedy"]["value"],
+        "mean_at_k": mean["value"],
+        "mean_low": mean["low"],
+        "mean_high": mean["high"],
+        "pass_at_k": scores["pass_at_k"]["value"],
+    }
+
+
+def _rounded_scores(scores: Any) -> dict[str, Any]:
+    return {name: _rounded(scores[name]) for name in SCORES}
+
+
+def _rounded(interval: Mapping[str, float | None]) -> dict[str, float | None]:
+    return {name: None if each is None else round(each, DIGITS) for name, each in interval.items()}
+
+
+def _write_csv(path: Path, table: pd.DataFrame) -> None:
+    text = table.to_csv(index=False, float_format=f"%.{DIGITS}f", lineterminator="\n")
+    write_bytes(path, text.encode())

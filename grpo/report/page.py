@@ -1,0 +1,170 @@
+"""The page: one self-contained HTML file that opens offline, made for reading at a glance."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from grpo.artifacts.files import write_bytes
+from grpo.artifacts.usage import Usage
+from grpo.build.objectives import findings
+from grpo.params import BASE, Parameters
+from grpo.report.comparison import Comparison, Curve, Interval
+from grpo.report.drawing import css_color_of
+from grpo.report.figures import draw_figures
+from grpo.report.numbers import Numbers, compare_arms, compute_numbers, cost_of
+from grpo.report.reading import SCORES, Run, read_run
+from grpo.report.samples import read_samples
+from grpo.report.seconds import read_usages, seconds_curves, stages_of
+from grpo.report.verdict import final_difference, headline_seconds, is_certain, verdict
+from grpo.report.words import (
+    say_bytes,
+    say_change,
+    say_count,
+    say_flops,
+    say_percent,
+    say_rate,
+    say_seconds,
+)
+
+TEMPLATE = Path(__file__).with_name("page.html")
+PAGE = "index.html"
+
+
+def write_page(artifacts: Path, params: Parameters, out: Path) -> None:
+    """Writes `out`/index.html from the artifacts of a finished run and what `.runs/` measured.
+
+    Raises:
+      ArtifactError: If a file is missing, broken, or does not fit the others.
+    """
+    run = read_run(artifacts, params)
+    numbers = compute_numbers(run)
+    usages = read_usages(params)
+    seconds = seconds_curves(run, usages)
+    content = {
+        "arms": run.arms,
+        "confidence": say_percent(params.evaluation.confidence),
+        "k": run.scores[BASE]["k"],
+        "prompts": len(run.rates),
+        "resamples": say_count(params.evaluation.bootstrap_resamples),
+        "verdict": verdict(run, numbers),
+        "details": _details(run, numbers, seconds),
+        "summary": _summary(run, numbers),
+        "figures": draw_figures(run, numbers, usages=usages, seconds=seconds),
+        "findings": [
+            {"severity": each.severity.name, "path": each.path, "sentence": each.sentence}
+            for each in findings(params)
+        ],
+        "has_seconds": bool(seconds),
+        "rounds": _rounds(run, numbers),
+        "samples": read_samples(artifacts, run),
+        "stages": _stages(run, usages),
+        "parameters": yaml.safe_dump(params.model_dump(mode="json"), sort_keys=False),
+    }
+    write_bytes(out / PAGE, _environment().get_template(TEMPLATE.name).render(content).encode())
+
+
+def _environment() -> Environment:
+    """Returns an environment that escapes everything and refuses unknown names."""
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATE.parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"rate": say_rate, "count": say_count, "change": say_change}
+    return environment
+
+
+def _details(run: Run, numbers: Numbers, seconds: Mapping[str, Curve]) -> list[str]:
+    """Returns the sentences under the verdict."""
+    ends = [final_difference(run, each) for each in numbers.comparisons.values()]
+    timed = compare_arms(run, seconds) if seconds else {}
+    return ends + [headline_seconds(each) for each in timed.values()]
+
+
+def _summary(run: Run, numbers: Numbers) -> list[dict[str, Any]]:
+    """Returns the rows of the table at the top: the base, then every arm's last policy."""
+    base = {name: _interval(run.scores[BASE][name]) for name in SCORES}
+    rows: list[dict[str, Any]] = [{"name": "base", "color": None, "scores": base}]
+    for i, arm in enumerate(run.arms):
+        last = run.chain(arm)[-1]
+        cost = cost_of(run, last, arm)
+        comparison = numbers.comparisons.get(arm)
+        rows.append(
+            {
+                "name": arm,
+                "color": css_color_of(i),
+                "scores": {name: _interval(run.scores[last][name]) for name in SCORES},
+                "gain": _say_gain(numbers.gains[arm]),
+                "flops": say_flops(float(cost["flops"])),
+                "sampled_steps": cost["sampled_steps"],
+                "trained_steps": cost["trained_steps"],
+                "saving": _say_saving(comparison),
+            }
+        )
+    return rows
+
+
+def _interval(score: Mapping[str, float]) -> dict[str, str]:
+    return {part: say_rate(score[part]) for part in ("value", "low", "high")}
+
+
+def _say_gain(gain: Interval) -> dict[str, str]:
+    assert gain.low is not None
+    assert gain.high is not None
+    return {
+        "value": say_change(gain.value),
+        "low": say_change(gain.low),
+        "high": say_change(gain.high),
+    }
+
+
+def _say_saving(comparison: Comparison | None) -> dict[str, str]:
+    """Returns the saving, and what to know about it; the reference arm has none."""
+    if comparison is None:
+        return {"value": "\N{EM DASH}", "note": "reference"}
+    if not comparison.reference_improved:
+        return {"value": "\N{EM DASH}", "note": "nothing to reach"}
+    saving = comparison.saving_fraction
+    if saving is None:
+        return {"value": "none", "note": "never reached"}
+    amount = f"{say_percent(abs(saving.value))} {'less' if saving.value >= 0 else 'more'}"
+    share = say_percent(comparison.reached_fraction)
+    certain = "" if is_certain(saving) else "not certain; "
+    return {"value": amount, "note": f"{certain}reached in {share} of resamples"}
+
+
+def _rounds(run: Run, numbers: Numbers) -> list[dict[str, Any]]:
+    """Returns one row per arm and policy on its chain."""
+    return [
+        {
+            "arm": each["arm"],
+            "policy": each["round"],
+            "color": css_color_of(run.arms.index(each["arm"])),
+            "flops": say_flops(float(each["flops"])),
+            "scores": {name: _interval(run.scores[each["round"]][name]) for name in SCORES},
+        }
+        for each in numbers.reward_by_cost.to_dict("records")
+    ]
+
+
+def _stages(run: Run, usages: Mapping[str, Usage]) -> list[dict[str, Any]]:
+    """Returns one row per stage: what it computed, and what it took here if measured."""
+    costs = {each["stage"]: each for each in run.costs.to_dict("records")}
+    rows = []
+    for stage in stages_of(run.params):
+        cost, usage = costs.get(stage), usages.get(stage)
+        row = {"stage": stage, "flops": "", "sampled_steps": "", "trained_steps": ""}
+        if cost is not None:
+            row["flops"] = say_flops(float(cost["flops"]))
+            row["sampled_steps"] = say_count(cost["sampled_steps"])
+            row["trained_steps"] = say_count(cost["trained_steps"])
+        row["seconds"] = "" if usage is None else say_seconds(usage.seconds)
+        row["cpu_seconds"] = "" if usage is None else say_seconds(usage.cpu_seconds)
+        row["peak"] = "" if usage is None else say_bytes(usage.peak_bytes)
+        rows.append(row)
+    return rows

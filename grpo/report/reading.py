@@ -1,0 +1,178 @@
+"""What the report reads: scores, costs, credit and updates of the rounds params.yaml names."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pandera.pandas as pa
+
+from grpo.artifacts.files import read_json
+from grpo.artifacts.tables import CREDIT, EVALUATION, PROFILE, REWARDS, ROLLOUTS, read_table
+from grpo.errors import ArtifactError
+from grpo.params import BASE, LinkSpec, Parameters
+
+COST = ("flops", "sampled_steps", "trained_steps")
+SCORES = ("greedy", "mean_at_k", "pass_at_k")
+CURVES = ("reward_mean", "uniform_group_fraction", "clip_fraction", "kl_to_start")
+KINDS_IN_BUDGET = ("profile", "sampling", "update")
+BLIND_LINKS = ("split_at_random", "split_in_order", "fix_group_size")  # never read the profile
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Everything a run left behind that its report needs."""
+
+    params: Parameters
+    profile: pd.DataFrame
+    costs: pd.DataFrame  # stage, kind, round and COST: one row per stage that spends compute
+    scores: dict[str, Any]  # by policy: k, and each of SCORES with value, low, high
+    rates: pd.DataFrame  # share of successes by evaluation prompt (row) and policy (column)
+    rollouts: dict[str, pd.DataFrame]  # by round, with reward, credit and the prompt's rate
+    updates: dict[str, pd.DataFrame]  # by round
+
+    @property
+    def arms(self) -> list[str]:
+        """The arms that have rounds, in the file's order; the first is the reference."""
+        return [arm for arm in self.params.arms if self.params.rounds_of(arm)]
+
+    def chain(self, arm: str) -> list[str]:
+        """Returns the policies from base to the arm's last round."""
+        name, reversed_chain = self.params.rounds_of(arm)[-1], []
+        while name != BASE:
+            reversed_chain.append(name)
+            name = self.params.rounds[name].start
+        return [BASE, *reversed(reversed_chain)]
+
+
+def read_run(artifacts: Path, params: Parameters) -> Run:
+    """Returns what the rounds of `params` left behind; files of other rounds are ignored.
+
+    Raises:
+      ArtifactError: If a file is missing, broken, or does not fit the others.
+    """
+    policies = [BASE, *params.rounds]
+    profile = read_table(artifacts / "profile" / "prompts.parquet", PROFILE)
+    evaluations = artifacts / "evaluations"
+    return Run(
+        params=params,
+        profile=profile,
+        costs=_read_costs(artifacts, list(params.rounds)),
+        scores={name: _read_scores(evaluations / f"{name}.json") for name in policies},
+        rates=_read_rates(evaluations, policies),
+        rollouts={name: _read_rollouts(artifacts, name, profile) for name in params.rounds},
+        updates={
+            name: _read_updates(artifacts / "training" / name / "updates.csv")
+            for name in params.rounds
+        },
+    )
+
+
+def uses_profile(params: Parameters, arm: str) -> bool:
+    """Returns whether a link of the arm's curriculum looks at the profile."""
+    return any(link_name(link) not in BLIND_LINKS for link in params.arms[arm].curriculum)
+
+
+def link_name(link: LinkSpec) -> str:
+    """Returns the name in `rloo` or `{rloo: {low: 0.2}}`."""
+    return link if isinstance(link, str) else next(iter(link))
+
+
+def _read_costs(artifacts: Path, rounds: Sequence[str]) -> pd.DataFrame:
+    """Returns one row per stage that spends compute, in the pipeline's order."""
+    rows = [
+        _cost_row("base", "warmup", "", artifacts / "training" / BASE / "summary.json"),
+        _cost_row("profile", "profile", "", artifacts / "profile" / "summary.json"),
+        _cost_row("evaluate-base", "evaluation", "", artifacts / "evaluations" / f"{BASE}.json"),
+    ]
+    for name in rounds:
+        sampled = artifacts / "rollouts" / name / "summary.json"
+        trained = artifacts / "training" / name / "summary.json"
+        evaluated = artifacts / "evaluations" / f"{name}.json"
+        rows.append(_cost_row(f"rollout@{name}", "sampling", name, sampled))
+        rows.append(_cost_row(f"train@{name}", "update", name, trained))
+        rows.append(_cost_row(f"evaluate@{name}", "evaluation", name, evaluated))
+    # Whole numbers of a large run do not fit in 64 bits.
+    return pd.DataFrame(rows).astype(dict.fromkeys(COST, object))
+
+
+def _cost_row(stage: str, kind: str, name: str, path: Path) -> dict[str, Any]:
+    cost = _field(path, read_json(path), "cost")
+    counts = {each: _field(path, cost, each) for each in COST}
+    for each, count in counts.items():
+        if not isinstance(count, int) or count < 0:
+            raise ArtifactError(f"{path}: cost.{each} must be a whole number >= 0, got {count!r}")
+    return {"stage": stage, "kind": kind, "round": name, **counts}
+
+
+def _read_scores(path: Path) -> Any:
+    scores = read_json(path)
+    _field(path, scores, "k")
+    for name in SCORES:
+        for part in ("value", "low", "high"):
+            _field(path, _field(path, scores, name), part)
+    return scores
+
+
+def _read_rates(evaluations: Path, policies: Sequence[str]) -> pd.DataFrame:
+    """Returns success rates whose rows are the same prompts for every policy."""
+    columns = {}
+    for name in policies:
+        path = evaluations / f"{name}.parquet"
+        table = read_table(path, EVALUATION).set_index("prompt_id").sort_index()
+        columns[name] = table["successes"] / table["rollouts"]
+        if not columns[name].index.equals(columns[BASE].index):
+            raise ArtifactError(
+                f"{path}: must hold the prompts of {evaluations / BASE}.parquet, "
+                "got others; rerun the evaluation"
+            )
+    return pd.DataFrame(columns)
+
+
+def _read_rollouts(artifacts: Path, name: str, profile: pd.DataFrame) -> pd.DataFrame:
+    """Returns a round's rollouts with outcome, reward, status, credit and outcome_rate."""
+    table = artifacts / "rollouts" / name / "table.parquet"
+    rollouts = read_table(table, ROLLOUTS)
+    rewards = _by_rollout(artifacts / "rewards" / f"{name}.parquet", REWARDS)
+    credit = _by_rollout(artifacts / "training" / name / "credit.parquet", CREDIT)
+    if set(rewards.index) != set(rollouts["rollout_id"]):
+        raise ArtifactError(
+            f"{artifacts / 'rewards' / name}.parquet: must score the rollouts of {table}; "
+            f"run the stage score@{name}"
+        )
+    joined = rollouts.join(rewards, on="rollout_id").join(credit, on="rollout_id")
+    # A rollout that no update used has no row in the credit table.
+    joined = joined.fillna({"advantage": 0.0, "weight": 0.0, "trained_steps": 0.0})
+    rate = profile.set_index("prompt_id")["outcome_rate"].rename("outcome_rate")
+    joined = joined.join(rate, on="prompt_id")
+    unknown = joined.loc[joined["outcome_rate"].isna(), "prompt_id"]
+    if len(unknown):
+        raise ArtifactError(
+            f"{table}: prompt_id={unknown.iloc[0]!r} must be in the profile; run the stage profile"
+        )
+    return joined
+
+
+def _by_rollout(path: Path, schema: pa.DataFrameSchema) -> pd.DataFrame:
+    return read_table(path, schema).set_index("rollout_id").drop(columns="prompt_id")
+
+
+def _read_updates(path: Path) -> pd.DataFrame:
+    try:
+        updates = pd.read_csv(path)
+    except FileNotFoundError:
+        raise ArtifactError(f"{path}: no such file; run the stage that writes it") from None
+    except (pd.errors.EmptyDataError, pd.errors.ParserError, UnicodeDecodeError) as error:
+        raise ArtifactError(f"{path}: must be CSV, {error}; delete it and rerun") from None
+    missing = [name for name in ("update", *CURVES) if name not in updates.columns]
+    if missing:
+        raise ArtifactError(f"{path}: column {missing[0]!r} is missing; rerun the stage train")
+    return updates.astype(dict.fromkeys(CURVES, np.float64))
+
+
+def _field(path: Path, content: Any, key: str) -> Any:
+    if not isinstance(content, dict) or key not in content:
+        raise ArtifactError(f"{path}: {key!r} is missing; rerun the stage that writes it")
+    return content[key]

@@ -1,0 +1,72 @@
+"""Where the seconds went on this machine: shown on the page, never in a tracked file."""
+
+from collections.abc import Iterable, Mapping
+
+from grpo.artifacts.usage import Usage, read_usage
+from grpo.params import Parameters
+from grpo.report.comparison import Curve
+from grpo.report.reading import Run, uses_profile
+
+ACTIVITY_OF_PART = {
+    "load": "start-up",
+    "start": "start-up",
+    "sampling": "sampling",
+    "scoring": "scoring",
+    "update": "update",
+}
+ACTIVITIES = ("profile", "start-up", "sampling", "scoring", "update", "other")
+
+
+def stages_of(params: Parameters) -> list[str]:
+    """Returns the names of the pipeline's stages before the report, as DVC spells them."""
+    once = ["check", "prepare", "base", "evaluate-base", "profile"]
+    curricula = [f"curriculum@{arm}" for arm in params.arms]
+    rounds = [
+        f"{stage}@{name}"
+        for name in params.rounds
+        for stage in ("rollout", "score", "train", "evaluate")
+    ]
+    return [*once, *curricula, *rounds]
+
+
+def read_usages(params: Parameters) -> dict[str, Usage]:
+    """Returns what was measured, by stage; a stage restored from a cache has no entry."""
+    measured = {stage: read_usage(stage) for stage in stages_of(params)}
+    return {stage: usage for stage, usage in measured.items() if usage is not None}
+
+
+def seconds_curves(run: Run, usages: Mapping[str, Usage]) -> dict[str, Curve]:
+    """Returns each arm's curve over seconds; empty unless every stage in it was measured."""
+    curves = {}
+    for arm in run.arms:
+        chain = run.chain(arm)
+        stages = [_stages_behind(run, arm, chain[1 : i + 1]) for i in range(len(chain))]
+        if any(stage not in usages for stage in stages[-1]):
+            return {}
+        costs = tuple(float(sum(usages[stage].seconds for stage in each)) for each in stages)
+        curves[arm] = Curve(arm=arm, policies=tuple(chain), costs=costs)
+    return curves
+
+
+def seconds_by_activity(run: Run, usages: Mapping[str, Usage], arm: str) -> dict[str, float]:
+    """Returns the seconds behind the arm's last round, by ACTIVITIES."""
+    seconds = dict.fromkeys(ACTIVITIES, 0.0)
+    for stage in _stages_behind(run, arm, run.chain(arm)[1:]):
+        usage = usages[stage]
+        if stage == "profile":
+            seconds["profile"] += usage.seconds
+            continue
+        for part, passed in usage.seconds_by_part.items():
+            seconds[ACTIVITY_OF_PART.get(part, "other")] += passed
+        rest = usage.seconds - sum(usage.seconds_by_part.values())
+        seconds["other"] += max(0.0, rest)
+    return seconds
+
+
+def _stages_behind(run: Run, arm: str, rounds: Iterable[str]) -> list[str]:
+    names = list(rounds)
+    arms = {arm, *(run.params.rounds[name].arm for name in names)}
+    profile = ["profile"] if any(uses_profile(run.params, each) for each in arms) else []
+    return profile + [
+        f"{stage}@{name}" for name in names for stage in ("rollout", "score", "train")
+    ]

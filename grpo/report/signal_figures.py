@@ -1,0 +1,121 @@
+"""The figures about learning signal as SVG text: where it was, and how the updates used it."""
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from grpo.report.drawing import INK, Canvas, Panel, color_of
+from grpo.report.numbers import BUCKETS, Numbers
+from grpo.report.reading import CURVES, Run
+
+DIFFICULTY = "the prompt's success rate in the profile"
+LABEL_OF_CURVE = {
+    "reward_mean": "mean reward of the batch",
+    "uniform_group_fraction": "share of groups of equal rewards",
+    "clip_fraction": "share of clipped steps",
+    "kl_to_start": "KL to the round's start (nats)",
+}
+
+
+def draw_uniform_groups(run: Run, numbers: Numbers) -> Panel:
+    """Draws the share of groups whose rewards are all equal, by difficulty."""
+    signal = numbers.signal
+    canvas = Canvas([3.0], share_x=False)
+    _draw_bars(canvas.axes, run, _by_bucket(signal, "uniform_groups") / _groups(signal))
+    canvas.axes.set_ylabel("groups of equal rewards")
+    canvas.axes.set_xlabel(DIFFICULTY)
+    _finish(canvas, percent=True)
+    return Panel(
+        title="Groups that teach nothing",
+        caption="Where all rewards of a group are equal, every advantage is 0. Lower is better.",
+        svg=canvas.svg("uniform-groups", "share of uniform groups by difficulty for each arm"),
+    )
+
+
+def draw_advantage_mass(run: Run, numbers: Numbers) -> Panel:
+    """Draws where rollouts went and where the advantage was, by difficulty."""
+    canvas = Canvas([2.1, 2.1], share_x=True)
+    named = {"rollouts": "of rollouts", "advantage_mass": "of |advantage|"}
+    for axes, (column, label) in zip(canvas.panels, named.items(), strict=True):
+        amount = _by_bucket(numbers.signal, column)
+        _draw_bars(axes, run, amount / amount.sum().replace(0, np.nan))
+        axes.set_ylabel(label)
+    canvas.panels[-1].set_xlabel(DIFFICULTY)
+    _finish(canvas, percent=True)
+    return Panel(
+        title="Where the signal was",
+        caption=(
+            "Where an arm's lower bar outgrows its upper one, a rollout taught more than the "
+            "arm's average."
+        ),
+        svg=canvas.svg("advantage-mass", "share of rollouts and of advantage by difficulty"),
+    )
+
+
+def draw_group_sizes(run: Run, numbers: Numbers) -> Panel:
+    """Draws the mean number of rollouts per prompt, by difficulty."""
+    signal = numbers.signal
+    canvas = Canvas([2.7], share_x=False)
+    _draw_bars(canvas.axes, run, _by_bucket(signal, "rollouts") / _groups(signal))
+    canvas.axes.set_ylabel("rollouts per prompt")
+    canvas.axes.set_xlabel(DIFFICULTY)
+    _finish(canvas, percent=False)
+    return Panel(
+        title="Group sizes",
+        caption="How many rollouts each arm gave to a prompt; a gap means that it chose none.",
+        svg=canvas.svg("group-sizes", "mean rollouts per prompt by difficulty for each arm"),
+    )
+
+
+def draw_training(run: Run) -> Panel:
+    """Draws each arm's updates, one round after the other."""
+    canvas = Canvas([1.75] * len(CURVES), share_x=True)
+    for axes, curve in zip(canvas.panels, CURVES, strict=True):
+        for i, arm in enumerate(run.arms):
+            values = np.concatenate([run.updates[name][curve] for name in run.chain(arm)[1:]])
+            x = np.arange(1, len(values) + 1)
+            axes.plot(x, values, color=color_of(i), linewidth=1.6, label=arm)
+        axes.set_title(LABEL_OF_CURVE[curve])
+        axes.yaxis.set_major_locator(MaxNLocator(4))
+    canvas.panels[-1].set_xlabel("update")
+    canvas.panels[-1].xaxis.set_major_locator(MaxNLocator(8, integer=True))
+    _finish(canvas, percent=False)
+    return Panel(
+        title="Updates",
+        caption=(
+            "Rewards are of the prompts each arm chose, so only evaluation compares arms; "
+            "KL falls back to 0 where a round starts."
+        ),
+        svg=canvas.svg("training", "reward, uniform groups, clipping and KL per update"),
+    )
+
+
+def _by_bucket(signal: pd.DataFrame, column: str) -> pd.DataFrame:
+    """Returns the sum over an arm's rounds by bucket (row) and arm (column)."""
+    return signal.pivot_table(index="bucket", columns="arm", values=column, aggfunc="sum")
+
+
+def _groups(signal: pd.DataFrame) -> pd.DataFrame:
+    return _by_bucket(signal, "groups").replace(0, np.nan)
+
+
+def _draw_bars(axes: Axes, run: Run, heights: pd.DataFrame) -> None:
+    """Draws one cluster per bucket of difficulty, a bar per arm."""
+    width = 0.8 / len(run.arms)
+    for i, arm in enumerate(run.arms):
+        x = np.arange(len(BUCKETS)) + (i - (len(run.arms) - 1) / 2) * width
+        values = heights.loc[list(BUCKETS), arm]
+        axes.bar(x, values, width=0.92 * width, color=color_of(i), label=arm)
+    axes.set_xticks(range(len(BUCKETS)), BUCKETS)
+    axes.grid(axis="x", visible=False)
+    axes.tick_params(axis="x", labelcolor=INK)
+    axes.set_ylim(bottom=0)
+
+
+def _finish(canvas: Canvas, *, percent: bool) -> None:
+    """Adds the legend, and percent signs."""
+    canvas.legend(canvas.axes, columns=3)
+    for axes in canvas.panels if percent else []:
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        axes.yaxis.set_major_locator(MaxNLocator(4))

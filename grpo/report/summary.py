@@ -1,0 +1,35 @@
+"""What a person reads when a run ends: reward before and after per arm, and where the page is."""
+
+from pathlib import Path
+from typing import Any
+
+from grpo.artifacts.files import read_json
+from grpo.params import BASE, Parameters
+
+SCORES = {"mean_at_k": "mean@{k}", "greedy": "greedy", "pass_at_k": "pass@{k}"}
+
+
+def summarize(artifacts: Path, params: Parameters) -> str:
+    """Returns a line per arm and score, then the report's address.
+
+    Raises:
+      ArtifactError: If an evaluation is missing.
+    """
+    before = read_json(artifacts / "evaluations" / f"{BASE}.json")
+    lines = []
+    for arm in params.arms:
+        rounds = params.rounds_of(arm)
+        if not rounds:
+            continue
+        after = read_json(artifacts / "evaluations" / f"{rounds[-1]}.json")
+        changes = [
+            f"{label.format(k=after['k'])} {_show(before[score])} -> {_show(after[score])}"
+            for score, label in SCORES.items()
+        ]
+        lines.append(f"{arm}: {'; '.join(changes)}")
+    lines.append(f"report: {(artifacts / 'report' / 'index.html').resolve()}")
+    return "\n".join(lines)
+
+
+def _show(score: dict[str, Any]) -> str:
+    return f"{score['value']:.3f} [{score['low']:.3f}, {score['high']:.3f}]"

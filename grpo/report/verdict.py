@@ -1,0 +1,109 @@
+"""What the numbers say, in sentences that stay honest when they say little."""
+
+from grpo.report.comparison import Comparison, Interval
+from grpo.report.numbers import Numbers, cost_of, intervals_overlap
+from grpo.report.reading import Run
+from grpo.report.words import say_change, say_flops, say_percent, say_rate, say_seconds
+
+
+def verdict(run: Run, numbers: Numbers) -> list[str]:
+    """Returns one sentence per arm beyond the reference, or about the only arm."""
+    if not numbers.comparisons:
+        return [_alone(run, numbers)]
+    return [headline(run, each) for each in numbers.comparisons.values()]
+
+
+def headline(run: Run, each: Comparison) -> str:
+    """Returns how much less compute the arm needed to reach what the reference reached."""
+    k, confidence = _k(run), say_percent(run.params.evaluation.confidence)
+    target = f"mean@{k} {say_rate(each.target)}"
+    if not each.reference_improved:
+        return (
+            f"{each.reference} did not improve on its base ({target}), so there is no level "
+            f"that {each.arm} could reach for less."
+        )
+    goal = f"what {each.reference} reached at its end ({target})"
+    if each.saving_fraction is None or each.cost is None:
+        end = run.scores[run.chain(each.arm)[-1]]["mean_at_k"]["value"]
+        spent = [_flops(run, arm) for arm in (each.arm, each.reference)]
+        return (
+            f"{each.arm} never reached {goal}: it ended at {say_rate(end)}, "
+            f"having spent {say_percent(spent[0] / spent[1])} of {each.reference}'s compute."
+        )
+    saving = each.saving_fraction
+    cost = f"{say_flops(each.cost)} instead of {say_flops(each.reference_cost)}"
+    interval = f"{confidence} interval {_say_saving(saving)}"
+    reached = f"{each.arm} reached {goal} with {_amount(saving.value)} compute: {cost}"
+    if is_certain(saving):
+        return f"{reached} ({interval})."
+    return f"{reached}, but the {interval} includes equal compute."
+
+
+def headline_seconds(each: Comparison) -> str:
+    """Returns the same about seconds on this machine."""
+    if each.saving_fraction is None or each.cost is None:
+        return f"In time on this machine: {_at_equal(each, say_seconds(each.equal_cost))}."
+    cost = f"{say_seconds(each.cost)} instead of {say_seconds(each.reference_cost)}"
+    return (
+        f"In time on this machine, {each.arm} needed {_amount(each.saving_fraction.value)}: {cost}."
+    )
+
+
+def final_difference(run: Run, each: Comparison) -> str:
+    """Returns how the arms compare in mean at k, at equal compute and at their ends."""
+    overlap = "overlap" if intervals_overlap(run, each) else "do not overlap"
+    return (
+        f"In mean@{_k(run)} over the same prompts, {_at_equal(each, say_flops(each.equal_cost))}; "
+        f"at their ends, {_say_change(each.difference)}, and their own intervals {overlap}."
+    )
+
+
+def _at_equal(each: Comparison, cost: str) -> str:
+    change = _say_change(each.difference_at_equal_cost)
+    return f"{each.arm} minus {each.reference} at equal cost ({cost}) is {change}"
+
+
+def _say_change(change: Interval) -> str:
+    """Returns a difference, its interval, and whether it is more than chance."""
+    assert change.low is not None and change.high is not None  # a difference always exists
+    judged = "significant" if is_certain(change) else "not significant"
+    bounds = f"{say_change(change.low)} to {say_change(change.high)}"
+    return f"{say_change(change.value)} ({bounds}, {judged})"
+
+
+def is_certain(interval: Interval) -> bool:
+    """Returns whether the interval excludes 0 on the value's side."""
+    low = float("-inf") if interval.low is None else interval.low
+    high = float("-inf") if interval.high is None else interval.high
+    return low > 0 if interval.value > 0 else interval.value < 0 and high < 0
+
+
+def _alone(run: Run, numbers: Numbers) -> str:
+    (arm,) = run.arms
+    gain = numbers.gains[arm]
+    assert gain.low is not None
+    assert gain.high is not None
+    judged = "improved on" if gain.low > 0 else "did not significantly improve on"
+    return (
+        f"{arm} {judged} its base: mean@{_k(run)} changed by {say_change(gain.value)} "
+        f"({say_change(gain.low)} to {say_change(gain.high)}). There is no other arm to compare."
+    )
+
+
+def _amount(saving: float) -> str:
+    return f"{say_percent(abs(saving))} {'less' if saving >= 0 else 'more'}"
+
+
+def _say_saving(saving: Interval) -> str:
+    bounds = [
+        "never reached" if each is None else _amount(each) for each in (saving.low, saving.high)
+    ]
+    return " to ".join(bounds)
+
+
+def _flops(run: Run, arm: str) -> int:
+    return cost_of(run, run.chain(arm)[-1], arm)["flops"]
+
+
+def _k(run: Run) -> int:
+    return int(run.scores[run.chain(run.arms[0])[0]]["k"])

@@ -1,0 +1,65 @@
+"""What a judge gives, and the one place where a failing judge becomes a status."""
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import NamedTuple
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What a judge may know of a prompt: its family, the answer, and the task's own entry."""
+
+    family: str
+    answer: str
+    entry: dict[str, object]
+
+
+class Outcome(NamedTuple):
+    """A judge's score in [0, 1], and how it came about."""
+
+    score: float
+    status: str  # scored | unparsable | timed_out | failed
+
+
+Judge = Callable[[str, Task], float]  # the answer's text -> score in [0, 1]
+
+
+def judge_text(
+    judge: Judge, text: str, task: Task, *, answer_after: str, timeout_seconds: float
+) -> Outcome:
+    """Returns the outcome of one rollout's text, whatever the judge does.
+
+    Args:
+      answer_after: The text after its last occurrence is the answer; "" judges all of it.
+    """
+    if answer_after and answer_after not in text:
+        return Outcome(0.0, "unparsable")
+    answer = text.rpartition(answer_after)[2] if answer_after else text
+    try:
+        with _time_limit(timeout_seconds):
+            score = judge(answer.strip(), task)
+    except TimeoutError:
+        return Outcome(0.0, "timed_out")
+    except Exception:  # noqa: BLE001  the rollout boundary: some judges raise on what a policy writes
+        return Outcome(0.0, "failed")
+    # Some judges return NaN or leave [0, 1].
+    return Outcome(score, "scored") if 0 <= score <= 1 else Outcome(0.0, "failed")
+
+
+@contextmanager
+def _time_limit(seconds: float) -> Iterator[None]:
+    """Raises TimeoutError in the block after `seconds`; works in the main thread only."""
+
+    def expire(signum: int, frame: FrameType | None) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, expire)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

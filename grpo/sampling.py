@@ -1,0 +1,137 @@
+"""Draws rollouts in batches that are the same however often the work is interrupted."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from grpo.artifacts.files import read_json, write_json
+from grpo.artifacts.tables import ROLLOUTS, read_table, write_table
+from grpo.artifacts.tensors import read_tensors, write_tensors
+from grpo.policies.base import Policy
+from grpo.seeds import generator_for
+from grpo.types import Cost
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampledBatch:
+    """Rollouts as they are stored: a table, ragged tensors, and what they cost."""
+
+    table: pd.DataFrame  # schema ROLLOUTS
+    tensors: dict[str, Tensor]  # as the policy packs its trajectory
+    cost: Cost
+
+
+def sample_rollouts(
+    policy: Policy[Any],
+    prompts: pd.DataFrame,
+    *,
+    rollouts_per_batch: int,
+    seed: int,
+    scratch: Path | None,
+) -> Iterator[tuple[SampledBatch, int]]:
+    """Yields batches of rollouts and the number of batches in all.
+
+    A batch is fixed by the prompts and `rollouts_per_batch` alone and has its own seed, so a
+    finished batch found in `scratch` is taken instead of sampled again.
+
+    Args:
+      prompts: Columns prompt_id, prompt, rollouts; the group is the row's position.
+    """
+    batches = _plan_batches(prompts, rollouts_per_batch)
+    for index, batch in enumerate(batches):
+        stored = scratch / f"batch-{index:05d}" if scratch else None
+        if stored and (stored / "cost.json").exists():
+            yield read_batch(stored), len(batches)
+            continue
+        sampled = _sample_batch(policy, batch, seed=seed, index=index)
+        if stored:
+            write_batch(stored, sampled)
+        yield sampled, len(batches)
+
+
+def write_rollouts(directory: Path, batch: SampledBatch) -> None:
+    """Writes a round's rollouts with a summary of them."""
+    write_batch(directory, batch)
+    table = batch.table
+    summary = {
+        "cost": asdict(batch.cost),
+        "prompts": int(table["group"].nunique()),
+        "rollouts": len(table),
+        "finished_fraction": float(table["is_finished"].mean()),
+    }
+    write_json(directory / "summary.json", summary)
+
+
+def concatenate(batches: list[SampledBatch]) -> SampledBatch:
+    """Returns all batches as one, in their order."""
+    return SampledBatch(
+        table=pd.concat([batch.table for batch in batches], ignore_index=True),
+        tensors={
+            name: torch.cat([batch.tensors[name] for batch in batches])
+            for name in batches[0].tensors
+        },
+        cost=sum((batch.cost for batch in batches), Cost()),
+    )
+
+
+def write_batch(directory: Path, batch: SampledBatch) -> None:
+    """Writes a batch; `cost.json` comes last and marks it as whole."""
+    directory.mkdir(parents=True, exist_ok=True)
+    write_table(batch.table, directory / "table.parquet", ROLLOUTS)
+    write_tensors(directory / "tensors.safetensors", batch.tensors)
+    write_json(directory / "cost.json", asdict(batch.cost))
+
+
+def read_batch(directory: Path) -> SampledBatch:
+    """Returns a batch that `write_batch` wrote.
+
+    Raises:
+      ArtifactError: If a file is missing or broken, or table and tensors disagree.
+    """
+    table = read_table(directory / "table.parquet", ROLLOUTS)
+    tensors = read_tensors(directory / "tensors.safetensors")
+    return SampledBatch(
+        table=table, tensors=tensors, cost=Cost(**read_json(directory / "cost.json"))
+    )
+
+
+def _plan_batches(prompts: pd.DataFrame, rollouts_per_batch: int) -> list[pd.DataFrame]:
+    """Returns the prompts in batches of similar length, so that little is padded."""
+    numbered = prompts.reset_index(drop=True).assign(group=range(len(prompts)))
+    ordered = numbered.sort_values(["prompt"], key=lambda column: column.str.len(), kind="stable")
+    before = ordered["rollouts"].cumsum() - ordered["rollouts"]
+    return [batch for _, batch in ordered.groupby(before // rollouts_per_batch)]
+
+
+def _sample_batch(
+    policy: Policy[Any], batch: pd.DataFrame, *, seed: int, index: int
+) -> SampledBatch:
+    """Returns freshly drawn rollouts of one batch."""
+    start = policy.cost
+    sizes = batch["rollouts"].tolist()
+    trajectory, logp = policy.sample(
+        batch["prompt"].tolist(), group_sizes=sizes, generator=generator_for(seed, index)
+    )
+    repeated = batch.loc[batch.index.repeat(sizes)].reset_index(drop=True)
+    member = repeated.groupby("group", sort=False).cumcount()
+    table = pd.DataFrame(
+        {
+            "rollout_id": repeated["prompt_id"] + "/" + member.astype(str),
+            "prompt_id": repeated["prompt_id"],
+            "group": repeated["group"].astype("int64"),
+            "text": policy.decode(trajectory),
+            "steps": trajectory.mask.sum(dim=1).numpy(),
+            "is_finished": policy.is_finished(trajectory).numpy(),
+        }
+    )
+    tensors = policy.pack(trajectory, logp)
+    cost = Cost(
+        flops=policy.cost.flops - start.flops,
+        sampled_steps=policy.cost.sampled_steps - start.sampled_steps,
+    )
+    return SampledBatch(table=table, tensors=tensors, cost=cost)

@@ -1,0 +1,1 @@
+"""One file per data set: prompts, and solutions to warm a base policy up on."""

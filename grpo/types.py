@@ -1,0 +1,69 @@
+"""The nouns that every modality shares: rollouts, credit, the terms of a loss, and cost."""
+
+from dataclasses import dataclass, replace
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rollouts:
+    """What the objective may know of a batch of rollouts, the same for every modality.
+
+    Two rollouts of one prompt, two steps, of which the second rollout used one::
+
+        Rollouts(group=[0, 0], reward=[1.0, 0.0], outcome=[1.0, 0.0],
+                 mask=[[True, True], [True, False]], behavior_logp=[[-0.1, -0.2], [-0.3, 0.0]])
+    """
+
+    group: Int[Tensor, " rollout"]  # rollouts of one prompt share an id
+    reward: Float[Tensor, " rollout"]
+    outcome: Float[Tensor, " rollout"]  # raw, unshaped
+    mask: Bool[Tensor, "rollout step"]  # False on padding and on steps the policy did not choose
+    behavior_logp: Float[Tensor, "rollout step"]  # nats, under the engine that sampled
+    reference_logp: Float[Tensor, "rollout step"] | None = None  # nats, under the base policy
+
+    def __post_init__(self) -> None:
+        sizes = {len(self.group), len(self.reward), len(self.outcome), len(self.mask)}
+        if len(sizes) != 1 or self.mask.shape != self.behavior_logp.shape:
+            raise ValueError(f"Rollouts fields must agree in rollouts and steps, got {sizes}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Credit:
+    """How much each step is to be reinforced, and how much it counts in the sum."""
+
+    advantage: Float[Tensor, "rollout step"]
+    weight: Float[Tensor, "rollout step"]  # 0: the step needs no gradient and is not computed
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTerms:
+    """Per-step quantities of one microbatch; differentiable in logp and log_ratio."""
+
+    logp: Float[Tensor, "rollout step"]  # nats, under the policy being trained
+    log_ratio: Float[Tensor, "rollout step"]  # logp minus the proximal policy's
+    advantage: Float[Tensor, "rollout step"]
+    mask: Bool[Tensor, "rollout step"]
+    loss: Float[Tensor, "rollout step"]
+    reference_logp: Float[Tensor, "rollout step"] | None = None
+
+    def with_loss(self, loss: Float[Tensor, "rollout step"]) -> "StepTerms":
+        """Returns the same terms with `loss` added to what is there."""
+        return replace(self, loss=self.loss + loss)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What a computation cost, independent of the machine that ran it; costs add up."""
+
+    flops: int = 0
+    sampled_steps: int = 0
+    trained_steps: int = 0
+
+    def __add__(self, other: "Cost") -> "Cost":
+        return Cost(
+            flops=self.flops + other.flops,
+            sampled_steps=self.sampled_steps + other.sampled_steps,
+            trained_steps=self.trained_steps + other.trained_steps,
+        )

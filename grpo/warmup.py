@@ -1,0 +1,104 @@
+"""Supervised warm-up of a fresh base policy on generated solutions."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from grpo.policies.flops import TokenFlops
+from grpo.types import Cost
+
+WARMUP_UPDATES = 30  # linear rise of the learning rate
+FINAL_FRACTION = 0.02  # of the learning rate, at the end of its cosine
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmupSettings:
+    updates: int
+    rows_per_update: int
+    learning_rate: float
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmupUpdate:
+    """One optimizer step of the warm-up."""
+
+    update: int
+    loss: float  # nats per solution token
+    learning_rate: float
+    cost: Cost
+
+
+def warm_up(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    pairs: list[tuple[str, str]],
+    settings: WarmupSettings,
+) -> Iterator[WarmupUpdate]:
+    """Trains on (prompt, solution) pairs, cross-entropy on the solution and its end token."""
+    flops = TokenFlops(model)
+    rows = _encode(tokenizer, pairs)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.98), weight_decay=0.05
+    )
+    batches = _batches(len(rows), settings)
+    for update, batch in enumerate(batches):
+        rate = settings.learning_rate * _schedule(update, settings.updates)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        tokens, targets = _collate([rows[index] for index in batch])
+        # The last position predicts nothing.
+        tokens, targets = tokens[:, :-1], targets[:, :-1]
+        logits = model(input_ids=tokens, use_cache=False).logits
+        loss = cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=-100)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        count, width = tokens.shape
+        used = flops.training(rows=count, query=width, context=width, logits=width)
+        steps = int((targets != -100).sum())
+        cost = Cost(flops=used, trained_steps=steps)
+        yield WarmupUpdate(update=update, loss=loss.item(), learning_rate=rate, cost=cost)
+
+
+def _schedule(update: int, updates: int) -> float:
+    """Returns a linear rise times a cosine fall."""
+    fall = 0.5 * (1 + math.cos(math.pi * update / updates))
+    return min(1.0, (update + 1) / WARMUP_UPDATES) * (FINAL_FRACTION + (1 - FINAL_FRACTION) * fall)
+
+
+def _encode(
+    tokenizer: PreTrainedTokenizerBase, pairs: list[tuple[str, str]]
+) -> list[tuple[list[int], list[int]]]:
+    """Returns prompt and solution tokens, the solution with its end token."""
+    prompts = tokenizer([prompt for prompt, _ in pairs])["input_ids"]
+    solutions = tokenizer([text for _, text in pairs], add_special_tokens=False)["input_ids"]
+    end = [tokenizer.eos_token_id]
+    return [(prompt, solution + end) for prompt, solution in zip(prompts, solutions)]
+
+
+def _batches(num_rows: int, settings: WarmupSettings) -> Iterator[list[int]]:
+    """Yields random rows, without replacement within an update."""
+    generator = np.random.default_rng(settings.seed)
+    size = min(settings.rows_per_update, num_rows)
+    for _ in range(settings.updates):
+        yield generator.choice(num_rows, size, replace=False).tolist()
+
+
+def _collate(rows: list[tuple[list[int], list[int]]]) -> tuple[Tensor, Tensor]:
+    """Returns inputs padded on the right, and targets that are -100 off the solution."""
+    width = max(len(prompt) + len(solution) for prompt, solution in rows)
+    tokens = torch.zeros(len(rows), width, dtype=torch.long)
+    targets = torch.full((len(rows), width), -100)
+    for index, (prompt, solution) in enumerate(rows):
+        total = len(prompt) + len(solution)
+        tokens[index, :total] = torch.tensor(prompt + solution)
+        targets[index, len(prompt) - 1 : total - 1] = torch.tensor(solution)
+    return tokens, targets

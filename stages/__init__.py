@@ -1,0 +1,1 @@
+"""One file per DVC stage: read parameters and artifacts, call grpo, write artifacts."""

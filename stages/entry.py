@@ -1,0 +1,116 @@
+"""Runs a stage: paths from the command line, one lock, measured usage, errors in one line."""
+
+import ctypes
+import errno
+import inspect
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from grpo.artifacts.checkpoints import WORK, Scratch
+from grpo.artifacts.files import digest, exclusive
+from grpo.artifacts.usage import measured
+from grpo.errors import ArtifactError, GrpoError
+from grpo.params import BASE, Parameters
+from grpo.policies.base import Policy
+from grpo.sampling import SampledBatch, concatenate, sample_rollouts
+
+EXIT_WRONG_INPUT = 2
+PR_SET_PDEATHSIG = 1
+PARENT = os.getppid()
+
+
+def run(main: Callable[..., None], *, stage: str) -> None:
+    """Calls `main(usage, *paths)` and exits 0, or 2 with one line on stderr.
+
+    Args:
+      stage: The stage's name; for a round it comes out as in dvc.yaml, e.g. rollout@sgpo-2.
+    """
+    _die_with_parent(PARENT)
+    paths = [Path(argument) for argument in sys.argv[1:]]
+    expected = [name for name in inspect.signature(main).parameters if name != "usage"]
+    try:
+        if len(paths) != len(expected):
+            raise ArtifactError(
+                f"python -m stages.{stage} takes the paths {' '.join(expected)}, got {len(paths)}"
+            )
+        name = f"{stage}{_suffix(stage, paths)}"
+        with exclusive(WORK / f"{name}.lock", f"stage {name}"), measured(name) as usage:
+            main(usage, *paths)
+    except GrpoError as error:
+        _stop(" ".join(str(error).split()))
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
+            raise
+        where = error.filename or "the workspace"
+        _stop(f"{where}: {error.strerror}; make room or permit writing, then rerun")
+
+
+def scratch_of(stage: str, inputs: list[Path], params: Parameters) -> Scratch:
+    """Returns the stage's scratch, bound to the library's code, its inputs and parameters."""
+    code = [Path("grpo"), Path("stages")]
+    return Scratch(stage, digest([*code, *inputs], params.model_dump(mode="json")))
+
+
+def sample(
+    policy: Policy[Any],
+    prompts: pd.DataFrame,
+    *,
+    rollouts_per_batch: int,
+    seed: int,
+    scratch: Scratch,
+) -> SampledBatch:
+    """Returns sampled rollouts, showing progress; batches of a killed run are taken as they are."""
+    batches = []
+    with progress_bar() as progress:
+        task = progress.add_task("sample", total=None)
+        for batch, total in sample_rollouts(
+            policy,
+            prompts,
+            rollouts_per_batch=rollouts_per_batch,
+            seed=seed,
+            scratch=scratch.directory,
+        ):
+            batches.append(batch)
+            progress.update(task, completed=len(batches), total=total)
+    return concatenate(batches)
+
+
+def progress_bar() -> Progress:
+    """Returns a progress bar on stderr."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+    )
+
+
+def _suffix(stage: str, paths: list[Path]) -> str:
+    """Returns @NAME for a stage that runs once per round or arm, from its last path."""
+    name = paths[-1].stem
+    if stage == "evaluate" and name == BASE:
+        return f"-{BASE}"
+    per_name = {"curriculum", "rollout", "score", "train", "evaluate"}
+    return f"@{name}" if stage in per_name else ""
+
+
+def _die_with_parent(parent: int) -> None:
+    """Asks the kernel to end this process when dvc, its parent, dies."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # it died before the call
+            sys.exit(1)
+
+
+def _stop(line: str) -> None:
+    print(line, file=sys.stderr)
+    sys.exit(EXIT_WRONG_INPUT)

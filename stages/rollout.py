@@ -1,0 +1,45 @@
+"""Samples the rollouts of one round from the policy that the round starts from."""
+
+from pathlib import Path
+
+from grpo.artifacts.files import atomic_path
+from grpo.artifacts.tables import CURRICULUM, PROMPTS, read_table
+from grpo.artifacts.usage import Usage
+from grpo.build.policies import load_policy, prepare_machine
+from grpo.curriculum import select_phase
+from grpo.params import read_params
+from grpo.policies.tokens import Decoding
+from grpo.sampling import write_rollouts
+from grpo.seeds import derive_seed
+from stages.entry import run, sample, scratch_of
+
+
+def main(
+    usage: Usage, base: Path, policy: Path, prompts: Path, curriculum: Path, out: Path
+) -> None:
+    """Writes the rollouts of the round that `out` is named after."""
+    params = read_params()
+    prepare_machine(params.machine)
+    each = params.rounds[out.name]
+    settings = params.arms[each.arm].sampling
+    plan = select_phase(read_table(curriculum, CURRICULUM), each.phase)
+    plan = plan.merge(read_table(prompts, PROMPTS)[["prompt_id", "prompt"]], on="prompt_id")
+    scratch = scratch_of(f"rollout@{out.name}", [base, policy, prompts, curriculum], params)
+    decoding = Decoding(temperature=settings.temperature, max_steps=params.policy.max_steps)
+    with usage.part("load"):
+        loaded = load_policy(params, base=base, directory=policy, decoding=decoding)
+    with usage.part("sampling"):
+        batch = sample(
+            loaded,
+            plan,
+            rollouts_per_batch=settings.rollouts_per_batch,
+            seed=derive_seed(params.seed, "rollout", out.name),
+            scratch=scratch,
+        )
+    with atomic_path(out) as temporary:
+        write_rollouts(temporary, batch)
+    scratch.clear()
+
+
+if __name__ == "__main__":
+    run(main, stage="rollout")

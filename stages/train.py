@@ -1,0 +1,53 @@
+"""Updates the policy on the rollouts and rewards of one round."""
+
+from pathlib import Path
+
+from grpo.artifacts.usage import Usage
+from grpo.build.policies import prepare_machine
+from grpo.build.rounds import load_round, save_round
+from grpo.params import read_params
+from grpo.seeds import generator_for
+from grpo.training import train_round
+from stages.entry import progress_bar, run, scratch_of
+
+
+def main(
+    usage: Usage,
+    base: Path,
+    start: Path,
+    rollouts: Path,
+    rewards: Path,
+    policy_out: Path,
+    training_out: Path,
+) -> None:
+    """Writes the policy and the training record of the round that the outs are named after."""
+    params = read_params()
+    prepare_machine(params.machine)
+    name = policy_out.name
+    scratch = scratch_of(f"train@{name}", [base, start, rollouts, rewards], params)
+    with usage.part("load"):
+        loaded = load_round(
+            params, name, base=base, start=start, rollouts=rollouts, rewards=rewards
+        )
+    with usage.part("update"), progress_bar() as progress:
+        task = progress.add_task(f"train {name}", total=None)
+        trained = train_round(
+            loaded.policy,
+            loaded.trajectory,
+            loaded.rollouts,
+            objective=loaded.objective,
+            objective_state=loaded.objective_state,
+            optimizer=loaded.optimizer,
+            reference=loaded.reference,
+            settings=loaded.settings,
+            first_update=loaded.start_state.updates,
+            generator=generator_for(params.seed, "train", name),
+            scratch=scratch,
+            progress=lambda done, total: progress.update(task, completed=done, total=total),
+        )
+    save_round(params, name, loaded, trained, start=start, policy_out=policy_out, out=training_out)
+    scratch.clear()
+
+
+if __name__ == "__main__":
+    run(main, stage="train")

@@ -1,0 +1,95 @@
+"""Writes the run of finished_run.py into an empty workspace."""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from finished_run import (
+    FLOPS,
+    SUCCESSES,
+    WARMUP_FLOPS,
+    ReadWith,
+    cost,
+    write_evaluation,
+    write_prompts,
+    write_round,
+)
+
+from grpo.artifacts.files import write_json
+from grpo.params import Evaluation, Parameters, Round, read_params
+from grpo.report.reading import Run, read_run
+
+
+@pytest.fixture(scope="session")
+def params() -> Parameters:
+    """Two arms, three rounds, on top of the repository's own parameters."""
+    own = read_params(Path(__file__).parents[2] / "params.yaml")
+    arm = next(iter(own.arms.values()))
+    blind = arm.model_copy(
+        update={
+            "curriculum": [
+                {"split_at_random": {"phases": 2, "prompts_per_phase": 2}},
+                {"fix_group_size": {"rollouts": 2}},
+            ]
+        }
+    )
+    looking = arm.model_copy(
+        update={
+            "curriculum": [
+                {"drop_trivial": {"above": 0.75}},
+                {"size_groups_by_inverse_rate": {"smallest": 2, "largest": 4}},
+                {"split_easy_to_hard": {"phases": 2}},
+            ]
+        }
+    )
+    rounds = {
+        "uniform-1": Round(arm="uniform", start="base", phase=1),
+        "uniform-2": Round(arm="uniform", start="uniform-1", phase=2),
+        "sgpo-1": Round(arm="sgpo", start="base", phase=1),
+    }
+    evaluation = Evaluation(
+        temperature=1.0, rollouts_per_prompt=4, confidence=0.9, bootstrap_resamples=200
+    )
+    return own.model_copy(
+        update={
+            "seed": 7,
+            "arms": {"uniform": blind, "sgpo": looking},
+            "rounds": rounds,
+            "evaluation": evaluation,
+        }
+    )
+
+
+@pytest.fixture(scope="session")
+def finished(params: Parameters, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The artifacts of the run, written once; not to be changed."""
+    artifacts = tmp_path_factory.mktemp("finished") / "artifacts"
+    write_prompts(artifacts)
+    write_json(artifacts / "training/base/summary.json", {"cost": cost(WARMUP_FLOPS)})
+    write_evaluation(artifacts, "base", SUCCESSES["base"])
+    for name, each in params.rounds.items():
+        write_evaluation(artifacts, name, SUCCESSES[name])
+        sampling, update = FLOPS[each.arm]
+        write_round(artifacts, name, sampling=sampling, update=update)
+    return artifacts
+
+
+@pytest.fixture
+def artifacts(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy to change, in an empty workspace, so that no .runs/ is found."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(finished, tmp_path / "artifacts")
+    return tmp_path / "artifacts"
+
+
+@pytest.fixture
+def read_with(artifacts: Path, params: Parameters) -> ReadWith:
+    """Reads the run, with other successes of a policy or other parameters if given."""
+
+    def read(successes: Mapping[str, list[int]] | None = None, params: Parameters = params) -> Run:
+        for name, each in (successes or {}).items():
+            write_evaluation(artifacts, name, each)
+        return read_run(artifacts, params)
+
+    return read

@@ -1,0 +1,127 @@
+"""A finished run small enough to compute its report by hand.
+
+Two arms start from `base`; every round of `uniform` costs 60 + 40 FLOPs, every round of `sgpo`
+30 + 20, and the profile 50. Four evaluation prompts, four rollouts each::
+
+    policy     successes    mean   cumulative FLOPs
+    base       0 0 2 2      0.25   0 (uniform), 50 (sgpo)
+    uniform-1  1 1 3 3      0.5    100
+    uniform-2  2 2 4 4      0.75   200
+    sgpo-1     3 3 4 4      0.875  100
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+
+from grpo.artifacts.files import write_bytes, write_json
+from grpo.artifacts.tables import (
+    CREDIT,
+    EVALUATION,
+    PROFILE,
+    PROMPTS,
+    REWARDS,
+    ROLLOUTS,
+    write_table,
+)
+from grpo.report.reading import Run
+
+SUCCESSES = {
+    "base": [0, 0, 2, 2],
+    "uniform-1": [1, 1, 3, 3],
+    "uniform-2": [2, 2, 4, 4],
+    "sgpo-1": [3, 3, 4, 4],
+}
+FLOPS = {"uniform": (60, 40), "sgpo": (30, 20)}  # of sampling and updating, per round
+PROFILE_FLOPS = 50
+EVALUATION_FLOPS = 7
+WARMUP_FLOPS = 1000
+HOSTILE = "<script>alert('rollout')</script>\x1b[31m & <b>bold</b>"
+
+ReadWith = Callable[..., Run]
+
+
+def cost(flops: int) -> dict[str, int]:
+    return {"flops": flops, "sampled_steps": 10 * flops, "trained_steps": 0}
+
+
+def write_prompts(artifacts: Path) -> None:
+    """Writes three training prompts, solved never, half the time and always."""
+    names = ["never", "half", "always"]
+    prompts = pd.DataFrame(
+        {"prompt_id": names, "family": "f", "prompt": "1+1=", "answer": "2", "entry": "{}"}
+    )
+    write_table(prompts, artifacts / "prompts/train.parquet", PROMPTS)
+    profile = pd.DataFrame(
+        {
+            "prompt_id": names,
+            "family": "f",
+            "rollouts": 4,
+            "successes": [0, 2, 4],
+            "outcome_rate": [0.0, 0.5, 1.0],
+            "mean_steps": 3.0,
+        }
+    )
+    write_table(profile, artifacts / "profile/prompts.parquet", PROFILE)
+    write_json(artifacts / "profile/summary.json", {"cost": cost(PROFILE_FLOPS), "rollouts": 12})
+
+
+def write_evaluation(artifacts: Path, name: str, successes: list[int]) -> None:
+    table = pd.DataFrame(
+        {
+            "prompt_id": [f"e{i}" for i in range(len(successes))],
+            "family": "f",
+            "greedy": [float(each > 1) for each in successes],
+            "rollouts": 4,
+            "successes": successes,
+        }
+    )
+    write_table(table, artifacts / f"evaluations/{name}.parquet", EVALUATION)
+    mean = sum(successes) / (4 * len(successes))
+    score = {"value": mean, "low": mean - 0.1, "high": mean + 0.1}
+    scores = {"greedy": score, "mean_at_k": score, "pass_at_k": score, "by_family": {}}
+    summary = {"k": 4, **scores, "cost": cost(EVALUATION_FLOPS)}
+    write_json(artifacts / f"evaluations/{name}.json", summary)
+
+
+def write_round(artifacts: Path, name: str, *, sampling: int, update: int) -> None:
+    """Writes two groups of two: `never` uniform and untrained, `half` with advantages +-0.5."""
+    ids = [f"{name}-{i}" for i in range(4)]
+    prompt = ["never", "never", "half", "half"]
+    rollouts = pd.DataFrame(
+        {
+            "rollout_id": ids,
+            "prompt_id": prompt,
+            "group": [0, 0, 1, 1],
+            "text": ["#", HOSTILE, "2", "3"],
+            "steps": 3,
+            "is_finished": [True, False, True, True],
+        }
+    )
+    write_table(rollouts, artifacts / f"rollouts/{name}/table.parquet", ROLLOUTS)
+    write_json(artifacts / f"rollouts/{name}/summary.json", {"cost": cost(sampling)})
+    rewards = pd.DataFrame(
+        {
+            "rollout_id": ids,
+            "prompt_id": prompt,
+            "outcome": [0.0, 0.0, 1.0, 0.0],
+            "reward": [0.0, 0.0, 1.0, 0.0],
+            "status": ["scored", "unparsable", "scored", "scored"],
+        }
+    )
+    write_table(rewards, artifacts / f"rewards/{name}.parquet", REWARDS)
+    credit = pd.DataFrame(
+        {
+            "rollout_id": ids,
+            "prompt_id": prompt,
+            "update": 0,
+            "advantage": [0.0, 0.0, 0.5, -0.5],
+            "weight": [0.0, 0.0, 2.0, 3.0],
+            "trained_steps": [0, 0, 3, 3],
+        }
+    )
+    write_table(credit, artifacts / f"training/{name}/credit.parquet", CREDIT)
+    write_json(artifacts / f"training/{name}/summary.json", {"cost": cost(update)})
+    updates = "update,reward_mean,uniform_group_fraction,clip_fraction,kl_to_start\n0,1,0.5,0,0\n"
+    write_bytes(artifacts / f"training/{name}/updates.csv", updates.encode())

@@ -1,0 +1,117 @@
+"""Laws of the page: self-contained, escaped, readable, and the same figures each time."""
+
+import re
+from dataclasses import asdict
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from finished_run import ReadWith
+
+from grpo.artifacts.files import write_json
+from grpo.artifacts.usage import Usage
+from grpo.params import Parameters
+from grpo.report.page import PAGE, write_page
+
+FETCHING = {"src", "href", "xlink:href", "data", "action", "srcset", "poster"}
+VOID = {"meta", "br"}
+
+
+class Reader(HTMLParser):
+    """Collects a page's links, texts of tags, and tags that were never closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.tags: list[str] = []
+        self.text = ""
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.links += [value or "" for name, value in attrs if name in FETCHING]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        self.handle_endtag(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+@pytest.fixture(scope="module")
+def page(finished: Path, params: Parameters, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The page of the finished run, in a workspace where nothing was measured."""
+    out = tmp_path_factory.mktemp("page")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(out)
+        write_page(finished, params, out)
+    return (out / PAGE).read_text()
+
+
+def read(page: str) -> Reader:
+    reader = Reader()
+    reader.feed(page)
+    assert reader.open == []
+    return reader
+
+
+def test_the_text_of_a_rollout_is_shown_and_never_run(page: str) -> None:
+    reader = read(page)
+    assert "script" not in reader.tags
+    assert "b" not in reader.tags
+    # Shown as it was written, the control character spelled out.
+    assert r"<script>alert('rollout')</script>\x1b[31m & <b>bold</b>" in reader.text
+
+
+def test_the_page_fetches_nothing(page: str) -> None:
+    assert all(link.startswith("#") for link in read(page).links)
+    assert not re.search(r"@import|url\((?!#)", page)
+
+
+def test_the_page_fits_a_phone_and_says_what_was_found(page: str) -> None:
+    assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in page
+    text = " ".join(read(page).text.split())
+    assert "sgpo reached what uniform reached at its end (mean@4 0.750) with 55 % less" in text
+    assert "90 FLOP instead of 200 FLOP" in text
+    assert "no figures over seconds" in text.lower()
+
+
+def test_every_kind_of_rollout_is_shown_per_round(page: str) -> None:
+    for tag in ("solved", "not solved", "unparsable"):
+        assert page.count(f">{tag}</span>") == 3  # rounds
+
+
+def test_the_page_without_seconds_is_the_same_bytes_twice(
+    page: str, artifacts: Path, params: Parameters
+) -> None:
+    write_page(artifacts, params, artifacts / "again")
+    assert (artifacts / "again" / PAGE).read_text() == page
+
+
+def test_measured_seconds_are_compared_when_every_stage_has_them(
+    read_with: ReadWith, artifacts: Path, params: Parameters
+) -> None:
+    read_with()
+    for name in params.rounds:
+        for stage, part in {"rollout": "sampling", "score": "scoring", "train": "update"}.items():
+            usage = Usage(seconds=10.0, seconds_by_part={"load": 1.0, part: 7.0})
+            write_json(Path(".runs") / f"{stage}@{name}.json", asdict(usage))
+    write_json(Path(".runs/profile.json"), asdict(Usage(seconds=6.0)))
+    write_page(artifacts, params, artifacts / "report")
+    text = " ".join(read((artifacts / "report" / PAGE).read_text()).text.split())
+    # uniform: 60 s. sgpo: 0.25 at 6 s, 0.875 at 36 s: 0.75 at 6 + 0.8 * 30 = 30 s.
+    assert "sgpo needed 50 % less: 30.0 s instead of 1 min 00 s" in text
+
+
+def test_an_arm_that_never_gets_there_still_has_a_page(
+    read_with: ReadWith, artifacts: Path, params: Parameters
+) -> None:
+    read_with({"sgpo-1": [0, 0, 1, 1]})
+    write_page(artifacts, params, artifacts / "report")
+    assert "never reached" in (artifacts / "report" / PAGE).read_text()
