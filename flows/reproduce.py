@@ -26,6 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--at-once", type=int, help="stages side by side; default: processors")
     chosen = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, _exit_on_signal)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
     try:
         _reproduce(chosen.targets, chosen.at_once)
     except StageError as error:

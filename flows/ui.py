@@ -24,6 +24,7 @@ def main() -> int:
     replaced by a free one. While it runs, `python -m flows.reproduce` reports to this server.
     """
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
     try:
         with suppress(KeyboardInterrupt), ExitStack() as stack:
             _serve(Path.cwd(), stack)

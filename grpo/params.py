@@ -117,6 +117,7 @@ class PolicyParams(Strict):
 
 class Profile(Strict):
     rollouts_per_prompt: Positive
+    rollouts_per_batch: Positive
 
 
 class Reward(Strict):
@@ -163,6 +164,7 @@ class Round(Strict):
 class Evaluation(Strict):
     temperature: Rate
     rollouts_per_prompt: Annotated[int, Field(ge=2)]
+    rollouts_per_batch: Positive
     confidence: Annotated[float, Field(gt=0, lt=1)]
     bootstrap_resamples: Positive
 

@@ -1,6 +1,6 @@
 """Draws rollouts in batches that are the same however often the work is interrupted."""
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,10 @@ from grpo.artifacts.files import read_json, write_json
 from grpo.artifacts.tables import ROLLOUTS, read_table, write_table
 from grpo.artifacts.tensors import read_tensors, write_tensors
 from grpo.policies.base import Policy
-from grpo.seeds import generator_for
+from grpo.seeds import derive_seed
 from grpo.types import Cost
+
+COST = "cost.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,26 +34,28 @@ def sample_rollouts(
     *,
     rollouts_per_batch: int,
     seed: int,
-    scratch: Path | None,
-) -> Iterator[tuple[SampledBatch, int]]:
-    """Yields batches of rollouts and the number of batches in all.
+    scratch: Path,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> SampledBatch:
+    """Returns rollouts of all prompts, drawn batch by batch.
 
     A batch is fixed by the prompts and `rollouts_per_batch` alone and has its own seed, so a
-    finished batch found in `scratch` is taken instead of sampled again.
+    finished batch found in `scratch` is taken instead of drawn again.
 
     Args:
       prompts: Columns prompt_id, prompt, rollouts; the group is the row's position.
+      progress: Called with the batches done and their number.
     """
-    batches = _plan_batches(prompts, rollouts_per_batch)
-    for index, batch in enumerate(batches):
-        stored = scratch / f"batch-{index:05d}" if scratch else None
-        if stored and (stored / "cost.json").exists():
-            yield read_batch(stored), len(batches)
-            continue
-        sampled = _sample_batch(policy, batch, seed=seed, index=index)
-        if stored:
-            write_batch(stored, sampled)
-        yield sampled, len(batches)
+    plan = _plan_batches(prompts, rollouts_per_batch)
+    batches: list[SampledBatch] = []
+    for index, batch in enumerate(plan):
+        progress(index, len(plan))
+        stored = scratch / f"batch-{index:05d}"
+        if not (stored / COST).exists():
+            write_batch(stored, _sample_batch(policy, batch, seed=derive_seed(seed, index)))
+        batches.append(read_batch(stored))
+    progress(len(plan), len(plan))
+    return concatenate(batches)
 
 
 def write_rollouts(directory: Path, batch: SampledBatch) -> None:
@@ -80,11 +84,11 @@ def concatenate(batches: list[SampledBatch]) -> SampledBatch:
 
 
 def write_batch(directory: Path, batch: SampledBatch) -> None:
-    """Writes a batch; `cost.json` comes last and marks it as whole."""
+    """Writes a batch; the cost comes last and marks it as whole."""
     directory.mkdir(parents=True, exist_ok=True)
     write_table(batch.table, directory / "table.parquet", ROLLOUTS)
     write_tensors(directory / "tensors.safetensors", batch.tensors)
-    write_json(directory / "cost.json", asdict(batch.cost))
+    write_json(directory / COST, asdict(batch.cost))
 
 
 def read_batch(directory: Path) -> SampledBatch:
@@ -95,9 +99,7 @@ def read_batch(directory: Path) -> SampledBatch:
     """
     table = read_table(directory / "table.parquet", ROLLOUTS)
     tensors = read_tensors(directory / "tensors.safetensors")
-    return SampledBatch(
-        table=table, tensors=tensors, cost=Cost(**read_json(directory / "cost.json"))
-    )
+    return SampledBatch(table=table, tensors=tensors, cost=Cost(**read_json(directory / COST)))
 
 
 def _plan_batches(prompts: pd.DataFrame, rollouts_per_batch: int) -> list[pd.DataFrame]:
@@ -108,14 +110,12 @@ def _plan_batches(prompts: pd.DataFrame, rollouts_per_batch: int) -> list[pd.Dat
     return [batch for _, batch in ordered.groupby(before // rollouts_per_batch)]
 
 
-def _sample_batch(
-    policy: Policy[Any], batch: pd.DataFrame, *, seed: int, index: int
-) -> SampledBatch:
+def _sample_batch(policy: Policy[Any], batch: pd.DataFrame, *, seed: int) -> SampledBatch:
     """Returns freshly drawn rollouts of one batch."""
     start = policy.cost
     sizes = batch["rollouts"].tolist()
     trajectory, logp = policy.sample(
-        batch["prompt"].tolist(), group_sizes=sizes, generator=generator_for(seed, index)
+        batch["prompt"].tolist(), group_sizes=sizes, generator=torch.Generator().manual_seed(seed)
     )
     repeated = batch.loc[batch.index.repeat(sizes)].reset_index(drop=True)
     member = repeated.groupby("group", sort=False).cumcount()

@@ -26,13 +26,14 @@ def score_rollouts(
     prompts: pd.DataFrame,
     rule: RewardRule,
     *,
-    progress: Callable[[], None] = lambda: None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> pd.DataFrame:
     """Returns outcome, reward and status per rollout under the schema REWARDS.
 
     Args:
       rollouts: Schema ROLLOUTS.
       prompts: Schema PROMPTS.
+      progress: Called with the rollouts done and their number.
 
     Raises:
       ArtifactError: If a rollout's prompt is not among `prompts`.
@@ -50,7 +51,7 @@ def score_rollouts(
             "rerun the rollout stage"
         )
     rows = []
-    for row in rollouts.to_dict("records"):
+    for number, row in enumerate(rollouts.to_dict("records"), start=1):
         outcome = judge_text(
             rule.judge,
             row["text"],
@@ -69,5 +70,5 @@ def score_rollouts(
                 "status": outcome.status,
             }
         )
-        progress()
+        progress(number, len(rollouts))
     return pd.DataFrame(rows)

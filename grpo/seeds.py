@@ -2,16 +2,8 @@
 
 import hashlib
 
-import torch
-from torch import Generator
-
 
 def derive_seed(seed: int, *names: str | int) -> int:
     """Returns a 63-bit seed for one part of a run."""
     text = "/".join(map(str, (seed, *names)))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
-
-
-def generator_for(seed: int, *names: str | int) -> Generator:
-    """Returns a fresh torch generator for one part of a run."""
-    return torch.Generator().manual_seed(derive_seed(seed, *names))

@@ -13,7 +13,8 @@ from grpo.params import read_params
 from grpo.policies.storage import save_base
 from grpo.types import Cost
 from grpo.warmup import WarmupUpdate, warm_up
-from stages.entry import progress_bar, run
+from stages.entry import run
+from stages.progress import shown
 
 
 def main(usage: Usage, warmup: Path, data: Path, policy_out: Path, training_out: Path) -> None:
@@ -27,9 +28,10 @@ def main(usage: Usage, warmup: Path, data: Path, policy_out: Path, training_out:
     if settings is not None:
         solutions = read_table(warmup, WARMUP)
         pairs = list(zip(solutions["prompt"], solutions["solution"]))
-        with usage.part("warm-up"), progress_bar() as progress:
-            steps = warm_up(model, tokenizer, pairs, settings)
-            updates += progress.track(steps, settings.updates, description="warm-up")
+        with usage.part("warm-up"), shown("warm-up") as progress:
+            for each in warm_up(model, tokenizer, pairs, settings):
+                updates.append(each)
+                progress(len(updates), settings.updates)
     with atomic_path(policy_out) as temporary:
         save_base(temporary, model, tokenizer)
     with atomic_path(training_out) as temporary:

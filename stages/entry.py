@@ -8,19 +8,12 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-
-import pandas as pd
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from grpo.artifacts.checkpoints import WORK, Scratch
 from grpo.artifacts.files import digest, exclusive
 from grpo.artifacts.usage import measured
 from grpo.errors import ArtifactError, GrpoError
 from grpo.params import BASE, Parameters
-from grpo.policies.base import Policy
-from grpo.sampling import SampledBatch, concatenate, sample_rollouts
 
 EXIT_WRONG_INPUT = 2
 PR_SET_PDEATHSIG = 1
@@ -57,41 +50,6 @@ def scratch_of(stage: str, inputs: list[Path], params: Parameters) -> Scratch:
     """Returns the stage's scratch, bound to the library's code, its inputs and parameters."""
     code = [Path("grpo"), Path("stages")]
     return Scratch(stage, digest([*code, *inputs], params.model_dump(mode="json")))
-
-
-def sample(
-    policy: Policy[Any],
-    prompts: pd.DataFrame,
-    *,
-    rollouts_per_batch: int,
-    seed: int,
-    scratch: Scratch,
-) -> SampledBatch:
-    """Returns sampled rollouts, showing progress; batches of a killed run are taken as they are."""
-    batches = []
-    with progress_bar() as progress:
-        task = progress.add_task("sample", total=None)
-        for batch, total in sample_rollouts(
-            policy,
-            prompts,
-            rollouts_per_batch=rollouts_per_batch,
-            seed=seed,
-            scratch=scratch.directory,
-        ):
-            batches.append(batch)
-            progress.update(task, completed=len(batches), total=total)
-    return concatenate(batches)
-
-
-def progress_bar() -> Progress:
-    """Returns a progress bar on stderr."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-    )
 
 
 def _suffix(stage: str, paths: list[Path]) -> str:

@@ -6,15 +6,15 @@ from grpo.artifacts.files import write_json
 from grpo.artifacts.tables import PROFILE, PROMPTS, read_table, write_table
 from grpo.artifacts.usage import Usage
 from grpo.build.policies import load_policy, prepare_machine
-from grpo.build.tasks import build_reward
+from grpo.build.rewards import build_reward
 from grpo.params import read_params
 from grpo.policies.tokens import Decoding
 from grpo.profiling import profile_prompts, summarize_profile
+from grpo.sampling import sample_rollouts
 from grpo.scoring import score_rollouts
 from grpo.seeds import derive_seed
-from stages.entry import run, sample, scratch_of
-
-BATCH_ROLLOUTS = 512
+from stages.entry import run, scratch_of
+from stages.progress import shown
 
 
 def main(usage: Usage, policy: Path, prompts: Path, out: Path) -> None:
@@ -29,13 +29,14 @@ def main(usage: Usage, policy: Path, prompts: Path, out: Path) -> None:
     )
     with usage.part("load"):
         loaded = load_policy(params, base=policy, directory=policy, decoding=decoding)
-    with usage.part("sampling"):
-        batch = sample(
+    with usage.part("sampling"), shown("profile") as progress:
+        batch = sample_rollouts(
             loaded,
             table.assign(rollouts=params.profile.rollouts_per_prompt),
-            rollouts_per_batch=BATCH_ROLLOUTS,
+            rollouts_per_batch=params.profile.rollouts_per_batch,
             seed=derive_seed(params.seed, "profile"),
-            scratch=scratch,
+            scratch=scratch.directory,
+            progress=progress,
         )
     with usage.part("scoring"):
         rewards = score_rollouts(batch.table, table, rule)

@@ -9,9 +9,10 @@ from grpo.build.policies import load_policy, prepare_machine
 from grpo.curriculum import select_phase
 from grpo.params import read_params
 from grpo.policies.tokens import Decoding
-from grpo.sampling import write_rollouts
+from grpo.sampling import sample_rollouts, write_rollouts
 from grpo.seeds import derive_seed
-from stages.entry import run, sample, scratch_of
+from stages.entry import run, scratch_of
+from stages.progress import shown
 
 
 def main(
@@ -28,13 +29,14 @@ def main(
     decoding = Decoding(temperature=settings.temperature, max_steps=params.policy.max_steps)
     with usage.part("load"):
         loaded = load_policy(params, base=base, directory=policy, decoding=decoding)
-    with usage.part("sampling"):
-        batch = sample(
+    with usage.part("sampling"), shown(f"sample {out.name}") as progress:
+        batch = sample_rollouts(
             loaded,
             plan,
             rollouts_per_batch=settings.rollouts_per_batch,
             seed=derive_seed(params.seed, "rollout", out.name),
-            scratch=scratch,
+            scratch=scratch.directory,
+            progress=progress,
         )
     with atomic_path(out) as temporary:
         write_rollouts(temporary, batch)

@@ -2,13 +2,16 @@
 
 from pathlib import Path
 
+import torch
+
 from grpo.artifacts.usage import Usage
 from grpo.build.policies import prepare_machine
 from grpo.build.rounds import load_round, save_round
 from grpo.params import read_params
-from grpo.seeds import generator_for
+from grpo.seeds import derive_seed
 from grpo.training import train_round
-from stages.entry import progress_bar, run, scratch_of
+from stages.entry import run, scratch_of
+from stages.progress import shown
 
 
 def main(
@@ -29,8 +32,7 @@ def main(
         loaded = load_round(
             params, name, base=base, start=start, rollouts=rollouts, rewards=rewards
         )
-    with usage.part("update"), progress_bar() as progress:
-        task = progress.add_task(f"train {name}", total=None)
+    with usage.part("update"), shown(f"train {name}") as progress:
         trained = train_round(
             loaded.policy,
             loaded.trajectory,
@@ -41,9 +43,9 @@ def main(
             reference=loaded.reference,
             settings=loaded.settings,
             first_update=loaded.start_state.updates,
-            generator=generator_for(params.seed, "train", name),
+            generator=torch.Generator().manual_seed(derive_seed(params.seed, "train", name)),
             scratch=scratch,
-            progress=lambda done, total: progress.update(task, completed=done, total=total),
+            progress=progress,
         )
     save_round(params, name, loaded, trained, start=start, policy_out=policy_out, out=training_out)
     scratch.clear()

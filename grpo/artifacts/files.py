@@ -14,8 +14,6 @@ import pandas as pd
 
 from grpo.errors import ArtifactError, BusyError
 
-CHUNK_BYTES = 1 << 20
-
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
@@ -84,8 +82,7 @@ def digest(paths: Iterable[Path], value: Any = None) -> str:
             if file.is_file() and "__pycache__" not in file.parts:
                 total.update(str(file).encode())
                 with file.open("rb") as stream:
-                    while chunk := stream.read(CHUNK_BYTES):
-                        total.update(chunk)
+                    total.update(hashlib.file_digest(stream, "sha256").digest())
     return total.hexdigest()
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from torch import Tensor
 from torch.optim import AdamW
 
 from grpo.artifacts.files import atomic_path, write_csv, write_json
@@ -16,7 +17,7 @@ from grpo.build.policies import load_policy, make_optimizer
 from grpo.errors import ArtifactError
 from grpo.objective.advantage import rollout_advantage
 from grpo.objective.base import Objective, State
-from grpo.params import Parameters
+from grpo.params import Parameters, Training
 from grpo.policies.base import Policy, Trajectory
 from grpo.policies.storage import (
     PolicyState,
@@ -41,8 +42,7 @@ class LoadedRound:
     reference: Policy[Any] | None
     trajectory: Trajectory
     rollouts: Rollouts
-    table: pd.DataFrame  # schema ROLLOUTS, row by row with `rollouts`
-    sampled: SampledBatch
+    sampled: SampledBatch  # its table row by row with `rollouts`
     objective: Objective
     objective_state: State
     optimizer: AdamW
@@ -58,50 +58,37 @@ def load_round(
     Raises:
       ArtifactError: If an artifact is broken, or rewards and rollouts do not match.
     """
-    arm = params.arms[params.rounds[name].arm]
+    each = params.rounds[name]
+    arm = params.arms[each.arm]
     decoding = Decoding(temperature=arm.sampling.temperature, max_steps=params.policy.max_steps)
     policy = load_policy(params, base=base, directory=start, decoding=decoding)
     optimizer = make_optimizer(policy.model, arm.training)
     start_state = read_state(start)
     if start_state.arm is not None:
         read_trainable(start, policy.model, optimizer)
-    objective = build_objective(arm.objective, params.rounds[name].arm)
-    settings = TrainingSettings(
-        updates_per_round=arm.training.updates_per_round,
-        max_grad_norm=arm.training.max_grad_norm,
-        tokens_per_microbatch=arm.training.tokens_per_microbatch,
-        updates_per_checkpoint=arm.training.updates_per_checkpoint,
-    )
+    objective = build_objective(arm.objective, each.arm)
+    active = {link.name for link in objective.links if link.settings.get("beta")}
+    reference: Policy[Any] | None = None
+    if active & {LOSS_REFERENCE, REWARD_REFERENCE}:
+        reference = load_policy(params, base=base, directory=base, decoding=decoding)
     sampled = read_batch(rollouts)
     group = torch.tensor(sampled.table["group"].to_numpy())
     try:
         trajectory, behavior_logp = policy.unpack(sampled.tensors, group)
     except ArtifactError as error:
-        raise ArtifactError(
-            f"{rollouts}/tensors.safetensors: {error}; rerun rollout@{name}"
-        ) from None
-    active = {link.name for link in objective.links if link.settings.get("beta")}
-    reference: Policy[Any] | None = None
-    if active & {LOSS_REFERENCE, REWARD_REFERENCE}:
-        reference = load_policy(params, base=base, directory=base, decoding=decoding)
-    judged = _match_rewards(sampled.table, rewards)
+        path = f"{rollouts}/tensors.safetensors"
+        raise ArtifactError(f"{path}: {error}; rerun rollout@{name}") from None
+    settings = _settings(arm.training)
+    reference_logp = None
+    if reference and REWARD_REFERENCE in active:
+        reference_logp = score_steps(
+            reference, trajectory, trajectory.mask.float(), settings.tokens_per_microbatch
+        )
     return LoadedRound(
         policy=policy,
         reference=reference,
         trajectory=trajectory,
-        rollouts=Rollouts(
-            group=group,
-            reward=torch.tensor(judged["reward"].to_numpy(np.float32)),
-            outcome=torch.tensor(judged["outcome"].to_numpy(np.float32)),
-            mask=trajectory.mask,
-            behavior_logp=behavior_logp,
-            reference_logp=score_steps(
-                reference, trajectory, trajectory.mask.float(), settings.tokens_per_microbatch
-            )
-            if reference and REWARD_REFERENCE in active
-            else None,
-        ),
-        table=sampled.table,
+        rollouts=_join(sampled.table, rewards, trajectory, behavior_logp, reference_logp),
         sampled=sampled,
         objective=objective,
         objective_state=start_state.objective_state or objective.init(),
@@ -148,17 +135,40 @@ def save_round(
         save_trained(temporary, start, loaded.policy.model, loaded.optimizer, state)
 
 
-def _match_rewards(table: pd.DataFrame, path: Path) -> pd.DataFrame:
-    """Returns the rewards in the order of the rollouts."""
-    rewards = read_table(path, REWARDS).set_index("rollout_id")
-    missing = ~table["rollout_id"].isin(rewards.index)
-    if missing.any() or len(rewards) != len(table):
+def _settings(training: Training) -> TrainingSettings:
+    return TrainingSettings(
+        updates_per_round=training.updates_per_round,
+        max_grad_norm=training.max_grad_norm,
+        tokens_per_microbatch=training.tokens_per_microbatch,
+        updates_per_checkpoint=training.updates_per_checkpoint,
+    )
+
+
+def _join(
+    table: pd.DataFrame,
+    rewards: Path,
+    trajectory: Trajectory,
+    behavior_logp: Tensor,
+    reference_logp: Tensor | None,
+) -> Rollouts:
+    """Returns the rollouts with their rewards, which may stand in another order."""
+    judged = read_table(rewards, REWARDS).set_index("rollout_id")
+    missing = ~table["rollout_id"].isin(judged.index)
+    if missing.any() or len(judged) != len(table):
         example = table.loc[missing, "rollout_id"].iloc[0] if missing.any() else "none"
         raise ArtifactError(
-            f"{path}: must hold one reward per rollout, has {len(rewards)} for {len(table)}, "
+            f"{rewards}: must hold one reward per rollout, has {len(judged)} for {len(table)}, "
             f"first missing: {example}; rerun its score stage"
         )
-    return rewards.loc[table["rollout_id"]]
+    judged = judged.loc[table["rollout_id"]]
+    return Rollouts(
+        group=torch.tensor(table["group"].to_numpy()),
+        reward=torch.tensor(judged["reward"].to_numpy(np.float32)),
+        outcome=torch.tensor(judged["outcome"].to_numpy(np.float32)),
+        mask=trajectory.mask,
+        behavior_logp=behavior_logp,
+        reference_logp=reference_logp,
+    )
 
 
 def _credit_table(loaded: LoadedRound, trained: TrainedRound) -> pd.DataFrame:
@@ -169,8 +179,8 @@ def _credit_table(loaded: LoadedRound, trained: TrainedRound) -> pd.DataFrame:
         parts.append(
             pd.DataFrame(
                 {
-                    "rollout_id": loaded.table["rollout_id"].to_numpy()[rows],
-                    "prompt_id": loaded.table["prompt_id"].to_numpy()[rows],
+                    "rollout_id": loaded.sampled.table["rollout_id"].to_numpy()[rows],
+                    "prompt_id": loaded.sampled.table["prompt_id"].to_numpy()[rows],
                     "update": loaded.start_state.updates + index,
                     "advantage": rollout_advantage(batch.credit, batch.rollouts).double().numpy(),
                     "weight": batch.credit.weight.double().sum(dim=1).numpy(),

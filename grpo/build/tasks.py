@@ -1,19 +1,13 @@
-"""Tasks and judges from parameters."""
+"""Tasks from parameters."""
 
 from pathlib import Path
 
 from grpo.errors import ParameterError
-from grpo.params import PARAMS, Parameters, Reward
-from grpo.rewards.base import Judge
-from grpo.rewards.math import require_math_verify, verify_math
-from grpo.rewards.reasoning import score_answer
-from grpo.scoring import RewardRule
+from grpo.params import PARAMS, Parameters
 from grpo.seeds import derive_seed
 from grpo.tasks.base import PromptTables
 from grpo.tasks.jsonl import read_prompts
 from grpo.tasks.reasoning import Solutions, make_prompts
-
-JUDGES: dict[str, Judge] = {"reasoning_gym": score_answer, "math": verify_math}
 
 
 def build_prompts(params: Parameters, data: Path) -> PromptTables:
@@ -41,21 +35,4 @@ def build_prompts(params: Parameters, data: Path) -> PromptTables:
             wrong_fraction=warmup.wrong_fraction if warmup else 0.0,
         ),
         seed=derive_seed(params.seed, "prompts") % 2**31,
-    )
-
-
-def build_reward(reward: Reward) -> RewardRule:
-    """Returns how rollouts are judged.
-
-    Raises:
-      MissingExtraError: If the judge's package is not installed.
-    """
-    if reward.judge == "math":
-        require_math_verify()
-    return RewardRule(
-        judge=JUDGES[reward.judge],
-        answer_after=reward.answer_after,
-        threshold=reward.threshold,
-        unfinished_penalty=reward.unfinished_penalty,
-        timeout_seconds=reward.timeout_seconds,
     )

@@ -5,9 +5,10 @@ import hashlib
 import json
 import os
 import re
+import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -32,6 +33,7 @@ from grpo.lineage.revision import Revision, revisions
 
 EXPERIMENT = "grpo"
 FINISHED = "FINISHED"
+CONTEXT = "mlflow.data.context"  # the tag that says how a run used a dataset
 OWN_STAGE = "lineage"  # the stage that calls this; its entry is written after it ran
 METRICS_PER_CALL = 900  # MLflow takes 1000 entities at once
 PARAMS_PER_CALL = 100
@@ -47,6 +49,15 @@ class Recorded:
     parent: str  # run id
     runs: Mapping[str, str]  # run id by stage
     new: tuple[str, ...]  # stages that had no run before
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class User:
+    """A stage's run that wrote (`out`) or read (`dep`) an artifact."""
+
+    role: str
+    stage: str
+    run: str
 
 
 def tracking_uri(workspace: Path) -> str:
@@ -72,8 +83,9 @@ def record(workspace: Path = Path()) -> Recorded:
     uri = tracking_uri(workspace)
     try:
         with _alone(workspace, uri):
+            _check_writable(uri)
             return _Recorder(workspace, lock, uri).write()
-    except (MlflowException, SQLAlchemyError, OSError) as error:
+    except (MlflowException, SQLAlchemyError, sqlite3.Error, OSError) as error:
         reason = " ".join(str(error).split())[:200]
         raise ArtifactError(
             f"{uri}: cannot record the lineage, {reason}; dvc.lock is complete, "
@@ -88,6 +100,19 @@ def open_store(workspace: Path) -> MlflowClient:
         client = MlflowClient(tracking_uri=uri)
         _experiment(client, workspace)
         return client
+
+
+def find_users(digest: str, workspace: Path = Path()) -> list[User]:
+    """Returns the stages that wrote or read this content, in any state that was recorded."""
+    client = MlflowClient(tracking_uri=tracking_uri(workspace))
+    runs = client.search_runs([_experiment(client, workspace)], f"dataset.digest = '{digest}'")
+    return sorted(
+        User(stage=run.data.tags["stage"], role=tag.value, run=run.info.run_id)
+        for run in runs
+        for given in (run.inputs.dataset_inputs if run.inputs else ())
+        for tag in given.tags
+        if given.dataset.digest == digest and tag.key == CONTEXT
+    )
 
 
 class _Recorder:
@@ -211,7 +236,7 @@ def _experiment(client: MlflowClient, workspace: Path) -> str:
 def _dataset(artifact: Artifact, context: str) -> DatasetInput:
     source = json.dumps({"path": artifact.path, "md5": artifact.digest})
     dataset = Dataset(artifact.path[-500:], artifact.digest, "dvc", source)
-    return DatasetInput(dataset, [InputTag("mlflow.data.context", context)])
+    return DatasetInput(dataset, [InputTag(CONTEXT, context)])
 
 
 def _revision_tags(revision: Revision) -> dict[str, str]:
@@ -235,6 +260,13 @@ def _parts(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
     waiting = iter(items)
     while part := list(islice(waiting, size)):
         yield part
+
+
+def _check_writable(uri: str) -> None:
+    """Raises at once where MLflow would try for minutes."""
+    if uri.startswith("sqlite:///"):
+        with closing(sqlite3.connect(uri.removeprefix("sqlite:///"))) as database:
+            database.execute("BEGIN IMMEDIATE")
 
 
 @contextmanager

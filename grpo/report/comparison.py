@@ -7,6 +7,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+DIGITS = 12  # of a mean: the same rates in another order may differ in the last bit
+
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
@@ -55,7 +57,7 @@ def draw_resamples(num_prompts: int, *, resamples: int, seed: int) -> NDArray[np
 def resample_means(rates: pd.DataFrame, draws: NDArray[np.int64]) -> pd.DataFrame:
     """Returns the mean rate of every policy (column) in every resample (row)."""
     columns = {name: rates[name].to_numpy()[draws].mean(axis=1) for name in rates.columns}
-    return pd.DataFrame(columns)
+    return pd.DataFrame(columns).round(DIGITS)
 
 
 def difference(
@@ -111,16 +113,17 @@ def compare(
 ) -> Comparison:
     """Compares an arm with the reference; `means` are `resample_means` of `rates`."""
     last, target_policy = curve.policies[-1], reference.policies[-1]
-    value_of = {str(name): float(rates[name].mean()) for name in rates.columns}
+    value_of = {str(name): round(float(rates[name].mean()), DIGITS) for name in rates.columns}
     target = value_of[target_policy]
     reference_cost = cost_to_reach(reference, value_of, target)
     assert reference_cost is not None  # it ended there
     point = saving_fraction(curve, reference, value_of)
     equal_cost = min(curve.costs[-1], reference.costs[-1])
     resampled, at_equal_cost = [], []
-    for row in means.to_dict("records"):
-        resampled.append(saving_fraction(curve, reference, row))
-        at_equal_cost.append(_lead(curve, reference, row, equal_cost))
+    for row in means.to_numpy().tolist():
+        drawn = dict(zip(map(str, means.columns), row, strict=True))
+        resampled.append(saving_fraction(curve, reference, drawn))
+        at_equal_cost.append(_lead(curve, reference, drawn, equal_cost))
     low, high = np.quantile(at_equal_cost, _tails(confidence))
     lead = _lead(curve, reference, value_of, equal_cost)
     return Comparison(

@@ -85,13 +85,14 @@ def _mark_target(axes: Axes, each: Comparison, color: str, scale: float) -> None
     if each.cost is None or each.saving_fraction is None:
         return
     saving = each.saving_fraction.value
+    is_left = each.cost < 0.3 * each.reference_cost  # no room for words on its left
     axes.plot(each.cost / scale, each.target, "o", ms=13, mfc="none", mec=color, mew=2, zorder=5)
     axes.annotate(
         f"{say_percent(abs(saving))} {'less' if saving >= 0 else 'more'}",
         (each.cost / scale, each.target),
-        xytext=(-10, 10),
+        xytext=(10 if is_left else -10, 10),
         textcoords="offset points",
-        ha="right",
+        ha="left" if is_left else "right",
         fontweight="bold",
         color=INK,
     )

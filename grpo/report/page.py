@@ -18,7 +18,13 @@ from grpo.report.numbers import Numbers, compare_arms, compute_numbers, cost_of
 from grpo.report.reading import SCORES, Run, read_run
 from grpo.report.samples import read_samples
 from grpo.report.seconds import read_usages, seconds_curves, stages_of
-from grpo.report.verdict import final_difference, headline_seconds, is_certain, verdict
+from grpo.report.verdict import (
+    compute_needed,
+    final_difference,
+    headline_seconds,
+    is_certain,
+    verdict,
+)
 from grpo.report.words import (
     say_bytes,
     say_change,
@@ -81,9 +87,10 @@ def _environment() -> Environment:
 
 def _details(run: Run, numbers: Numbers, seconds: Mapping[str, Curve]) -> list[str]:
     """Returns the sentences under the verdict."""
+    needed = [compute_needed(each) for each in numbers.comparisons.values()]
     ends = [final_difference(run, each) for each in numbers.comparisons.values()]
     timed = compare_arms(run, seconds) if seconds else {}
-    return ends + [headline_seconds(each) for each in timed.values()]
+    return [*filter(None, needed), *ends, *(headline_seconds(each) for each in timed.values())]
 
 
 def _summary(run: Run, numbers: Numbers) -> list[dict[str, Any]]:
@@ -129,13 +136,13 @@ def _say_saving(comparison: Comparison | None) -> dict[str, str]:
         return {"value": "\N{EM DASH}", "note": "reference"}
     if not comparison.reference_improved:
         return {"value": "\N{EM DASH}", "note": "nothing to reach"}
+    share = say_percent(comparison.reached_fraction)
     saving = comparison.saving_fraction
     if saving is None:
-        return {"value": "none", "note": "never reached"}
+        return {"value": "never", "note": f"in {share} of resamples"}
     amount = f"{say_percent(abs(saving.value))} {'less' if saving.value >= 0 else 'more'}"
-    share = say_percent(comparison.reached_fraction)
     certain = "" if is_certain(saving) else "not certain; "
-    return {"value": amount, "note": f"{certain}reached in {share} of resamples"}
+    return {"value": amount, "note": f"{certain}in {share} of resamples"}
 
 
 def _rounds(run: Run, numbers: Numbers) -> list[dict[str, Any]]:

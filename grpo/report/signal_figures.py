@@ -28,7 +28,10 @@ def draw_uniform_groups(run: Run, numbers: Numbers) -> Panel:
     _finish(canvas, percent=True)
     return Panel(
         title="Groups that teach nothing",
-        caption="Where all rewards of a group are equal, every advantage is 0. Lower is better.",
+        caption=(
+            "Where all rewards of a group are equal, every advantage is 0. Small groups are "
+            "equal more often, and cost less."
+        ),
         svg=canvas.svg("uniform-groups", "share of uniform groups by difficulty for each arm"),
     )
 

@@ -15,34 +15,41 @@ def verdict(run: Run, numbers: Numbers) -> list[str]:
 
 def headline(run: Run, each: Comparison) -> str:
     """Returns how much less compute the arm needed to reach what the reference reached."""
-    k, confidence = _k(run), say_percent(run.params.evaluation.confidence)
-    target = f"mean@{k} {say_rate(each.target)}"
+    goal = f"{each.reference}'s final mean@{_k(run)} of {say_rate(each.target)}"
     if not each.reference_improved:
         return (
-            f"{each.reference} did not improve on its base ({target}), so there is no level "
-            f"that {each.arm} could reach for less."
+            f"{each.reference} did not improve on its base ({goal}), so there is nothing that "
+            f"{each.arm} could reach for less."
         )
-    goal = f"what {each.reference} reached at its end ({target})"
-    if each.saving_fraction is None or each.cost is None:
+    if each.saving_fraction is None:
         end = run.scores[run.chain(each.arm)[-1]]["mean_at_k"]["value"]
         spent = [_flops(run, arm) for arm in (each.arm, each.reference)]
         return (
             f"{each.arm} never reached {goal}: it ended at {say_rate(end)}, "
             f"having spent {say_percent(spent[0] / spent[1])} of {each.reference}'s compute."
         )
-    saving = each.saving_fraction
-    cost = f"{say_flops(each.cost)} instead of {say_flops(each.reference_cost)}"
-    interval = f"{confidence} interval {_say_saving(saving)}"
-    reached = f"{each.arm} reached {goal} with {_amount(saving.value)} compute: {cost}"
-    if is_certain(saving):
+    confidence = say_percent(run.params.evaluation.confidence)
+    reached = f"{each.arm} reached {goal} with {_amount(each.saving_fraction.value)} compute"
+    interval = f"{confidence} interval: {_say_saving(each.saving_fraction)}"
+    if is_certain(each.saving_fraction):
         return f"{reached} ({interval})."
-    return f"{reached}, but the {interval} includes equal compute."
+    return f"{reached}, but equal compute is not excluded ({interval})."
+
+
+def compute_needed(each: Comparison) -> str | None:
+    """Returns the FLOPs behind the saving, or None if there is none."""
+    if each.cost is None:
+        return None
+    cost, reference_cost = say_flops(each.cost), say_flops(each.reference_cost)
+    return f"{each.arm} needed {cost} where {each.reference} needed {reference_cost}."
 
 
 def headline_seconds(each: Comparison) -> str:
     """Returns the same about seconds on this machine."""
     if each.saving_fraction is None or each.cost is None:
-        return f"In time on this machine: {_at_equal(each, say_seconds(each.equal_cost))}."
+        return (
+            f"In time on this machine: {_at_equal(each, f'time ({say_seconds(each.equal_cost)})')}."
+        )
     cost = f"{say_seconds(each.cost)} instead of {say_seconds(each.reference_cost)}"
     return (
         f"In time on this machine, {each.arm} needed {_amount(each.saving_fraction.value)}: {cost}."
@@ -52,20 +59,22 @@ def headline_seconds(each: Comparison) -> str:
 def final_difference(run: Run, each: Comparison) -> str:
     """Returns how the arms compare in mean at k, at equal compute and at their ends."""
     overlap = "overlap" if intervals_overlap(run, each) else "do not overlap"
+    equal = _at_equal(each, f"compute ({say_flops(each.equal_cost)})")
     return (
-        f"In mean@{_k(run)} over the same prompts, {_at_equal(each, say_flops(each.equal_cost))}; "
+        f"In mean@{_k(run)} over the same prompts, {equal}; "
         f"at their ends, {_say_change(each.difference)}, and their own intervals {overlap}."
     )
 
 
 def _at_equal(each: Comparison, cost: str) -> str:
     change = _say_change(each.difference_at_equal_cost)
-    return f"{each.arm} minus {each.reference} at equal cost ({cost}) is {change}"
+    return f"{each.arm} minus {each.reference} at equal {cost} is {change}"
 
 
 def _say_change(change: Interval) -> str:
     """Returns a difference, its interval, and whether it is more than chance."""
-    assert change.low is not None and change.high is not None  # a difference always exists
+    assert change.low is not None
+    assert change.high is not None
     judged = "significant" if is_certain(change) else "not significant"
     bounds = f"{say_change(change.low)} to {say_change(change.high)}"
     return f"{say_change(change.value)} ({bounds}, {judged})"

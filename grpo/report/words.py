@@ -1,7 +1,6 @@
 """Numbers as a person reads them: units, percentages, intervals."""
 
-from collections.abc import Sequence
-
+SPACE = "\N{NO-BREAK SPACE}"  # between a number and its unit
 SI = ((1e24, "Y"), (1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
 
 
@@ -14,9 +13,11 @@ def flops_unit(flops: float) -> tuple[float, str]:
 
 
 def say_flops(flops: float) -> str:
-    """Returns e.g. `3.21 TFLOP`."""
+    """Returns e.g. `3.21 TFLOP`, three digits."""
     scale, unit = flops_unit(flops)
-    return f"{flops / scale:.3g} {unit}"
+    number = flops / scale
+    digits = 0 if scale == 1 or number >= 100 else 1 if number >= 10 else 2
+    return f"{number:.{digits}f}{SPACE}{unit}"
 
 
 def say_count(count: int) -> str:
@@ -27,21 +28,21 @@ def say_count(count: int) -> str:
 def say_seconds(seconds: float) -> str:
     """Returns e.g. `7.3 s`, `12 min 05 s` or `3 h 07 min`."""
     if seconds < 60:
-        return f"{seconds:.1f} s"
+        return f"{seconds:.1f}{SPACE}s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
-    return f"{minutes // 60} h {minutes % 60:02d} min"
+        return f"{minutes}{SPACE}min{SPACE}{rest:02d}{SPACE}s"
+    return f"{minutes // 60}{SPACE}h{SPACE}{minutes % 60:02d}{SPACE}min"
 
 
 def say_bytes(count: int) -> str:
     """Returns e.g. `812 MB` or `7.9 GB`."""
-    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
+    return f"{count / 1e9:.1f}{SPACE}GB" if count >= 1e9 else f"{count / 1e6:.0f}{SPACE}MB"
 
 
 def say_percent(fraction: float) -> str:
     """Returns e.g. `43 %`."""
-    return f"{100 * fraction:.0f} %"
+    return f"{100 * fraction:.0f}{SPACE}%"
 
 
 def say_rate(rate: float) -> str:
@@ -52,9 +53,3 @@ def say_rate(rate: float) -> str:
 def say_change(change: float) -> str:
     """Returns e.g. `+0.021` or `−0.021`, with a real minus sign."""
     return f"{change:+.3f}".replace("-", "\N{MINUS SIGN}")
-
-
-def say_list(names: Sequence[str]) -> str:
-    """Returns e.g. `a, b and c`."""
-    *first, last = names
-    return f"{', '.join(first)} and {last}" if first else last

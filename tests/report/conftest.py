@@ -17,7 +17,7 @@ from finished_run import (
 )
 
 from grpo.artifacts.files import write_json
-from grpo.params import Evaluation, Parameters, Round, read_params
+from grpo.params import Parameters, Round, read_params
 from grpo.report.reading import Run, read_run
 
 
@@ -48,8 +48,8 @@ def params() -> Parameters:
         "uniform-2": Round(arm="uniform", start="uniform-1", phase=2),
         "sgpo-1": Round(arm="sgpo", start="base", phase=1),
     }
-    evaluation = Evaluation(
-        temperature=1.0, rollouts_per_prompt=4, confidence=0.9, bootstrap_resamples=200
+    evaluation = own.evaluation.model_copy(
+        update={"rollouts_per_prompt": 4, "confidence": 0.9, "bootstrap_resamples": 200}
     )
     return own.model_copy(
         update={

@@ -1,0 +1,161 @@
+"""The command: all stages, nothing to do, failures, and every way to be stopped."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from flows.launcher import descendants
+from flows.planning import plan
+from grpo.lineage.lock import read_lock
+from tests import tiny_pipeline
+from tests.flows.test_launcher import is_alive, until
+
+# DVC itself uses what pygtrie deprecates.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+COMMAND = [sys.executable, "-m", "flows.reproduce"]
+Environment = dict[str, str]
+
+
+@contextmanager
+def running(workspace: Path, environment: Environment) -> Iterator["subprocess.Popen[str]"]:
+    """Starts the command; kills it if the test fails, which ends its stages too."""
+    process = subprocess.Popen(
+        COMMAND,
+        cwd=workspace,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def run(
+    workspace: Path, environment: Environment, *targets: str
+) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [*COMMAND, *targets],
+        cwd=workspace,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def training(workspace: Path) -> list[str]:
+    """Returns the rounds whose training has started and not ended."""
+    path = workspace / ".work/marks.txt"
+    words = [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+    started = {name for kind, name, *_ in words if kind == "start" and "-" in name}
+    return sorted(started - {name for kind, name, *_ in words if kind == "end"})
+
+
+def test_all_stages_then_nothing_quickly(
+    fresh_pipeline: Path, prefect_environment: Environment
+) -> None:
+    done = run(fresh_pipeline, prefect_environment)
+    assert (done.returncode, done.stdout) == (0, "7 stages are up to date\n"), done.stderr
+    assert "base working on base" in done.stderr
+    assert not any(step.is_changed for step in plan(fresh_pipeline))
+    report = fresh_pipeline / "artifacts/report/index.html"
+    report.write_text("")
+    start = time.monotonic()
+    again = run(fresh_pipeline, prefect_environment)
+    assert again.stdout == (
+        "everything is up to date: 7 stages unchanged; report: artifacts/report/index.html\n"
+    )
+    assert time.monotonic() - start < 8  # about 1 on a quiet machine
+
+
+def test_a_failed_stage_stops_what_depends_on_it_only(
+    finished_pipeline: Path, prefect_environment: Environment
+) -> None:
+    tiny_pipeline.replace(finished_pipeline, "rate: 0.1", "rate: 0.1, fails: 2")
+    tiny_pipeline.replace(finished_pipeline, "rate: 0.2", "rate: 0.4")
+    done = run(finished_pipeline, prefect_environment)
+    assert done.returncode == 2
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("train@a-1: rounds.a-1.fails must be absent (log: ")
+    assert "Traceback" not in done.stderr
+    changed = [step.name for step in plan(finished_pipeline) if step.is_changed]
+    assert changed == ["train@a-1", "report"]
+    assert (
+        read_lock(finished_pipeline)["evaluate@b-1"].deps[0]
+        == (read_lock(finished_pipeline)["train@b-1"].outs[0])
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_no_process_outlives_a_stopped_run_and_no_record_is_lost(
+    fresh_pipeline: Path, prefect_environment: Environment, number: signal.Signals
+) -> None:
+    tiny_pipeline.replace(fresh_pipeline, "seconds: 0.0", "seconds: 300.0")
+    with running(fresh_pipeline, prefect_environment) as process:
+        until(lambda: training(fresh_pipeline) == ["a-1", "b-1"])  # side by side
+        below = descendants(process.pid)
+        assert len(below) >= 6  # a launcher, dvc and a stage, twice
+        os.kill(process.pid, number)
+        _, said = process.communicate()
+        until(lambda: not any(map(is_alive, below)))
+    assert process.returncode == {signal.SIGTERM: 143, signal.SIGINT: 130}.get(number, -number), (
+        said
+    )
+    assert set(read_lock(fresh_pipeline)) == {"prepare", "base"}
+    changed = {step.name for step in plan(fresh_pipeline) if step.is_changed}
+    assert changed.isdisjoint({"prepare", "base"})
+
+
+def test_a_second_run_in_the_same_workspace_is_refused(
+    finished_pipeline: Path, prefect_environment: Environment
+) -> None:
+    tiny_pipeline.replace(finished_pipeline, "seconds: 0.0", "seconds: 300.0")
+    (finished_pipeline / ".work/marks.txt").unlink()
+    with running(finished_pipeline, prefect_environment) as first:
+        until(lambda: bool(training(finished_pipeline)))
+        second = run(finished_pipeline, prefect_environment)
+        first.terminate()
+        first.communicate()
+    assert second.returncode == 2
+    assert second.stderr.count("\n") == 1
+    assert "reproduce is already running here" in second.stderr
+
+
+def test_its_own_server_ends_with_a_killed_run(fresh_pipeline: Path, tmp_path: Path) -> None:
+    home = {**tiny_pipeline.environment(), "PREFECT_HOME": str(tmp_path / "prefect")}
+    home.pop("PREFECT_API_URL", None)
+    log = fresh_pipeline / ".work/logs/prefect-server.log"
+    with running(fresh_pipeline, home) as process:
+        until(lambda: log.exists() and len(descendants(process.pid)) > 1)
+        below = descendants(process.pid)
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate()
+        until(lambda: not any(map(is_alive, below)))
+
+
+def test_an_unknown_target_and_a_missing_pipeline_are_one_line(
+    fresh_pipeline: Path, prefect_environment: Environment
+) -> None:
+    unknown = run(fresh_pipeline, prefect_environment, "nothing")
+    assert (unknown.returncode, unknown.stderr.count("\n")) == (2, 1)
+    assert "nothing" in unknown.stderr
+
+
+def test_planning_and_running_import_neither_torch_nor_prefect() -> None:
+    code = (
+        "import sys, flows.reproduce\n"
+        "sys.exit(bool({'torch', 'mlflow', 'prefect'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

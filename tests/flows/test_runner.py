@@ -1,0 +1,161 @@
+"""One stage at a time and side by side: outcomes, retries, timeouts, locks."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from flows import gpus
+from flows.gpus import hold_gpus
+from flows.planning import Step, plan
+from flows.runner import Outcome, Runner, StageError, Stopped
+from flows.server import free_port
+from grpo.errors import ParameterError
+from grpo.lineage.lock import read_lock
+from tests import tiny_pipeline
+from tests.flows.test_launcher import is_alive, until
+
+# DVC itself uses what pygtrie deprecates.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+Lines = list[tuple[str, str]]
+
+
+@pytest.fixture
+def shown() -> Lines:
+    return []
+
+
+@pytest.fixture
+def runner(finished_pipeline: Path, shown: Lines, monkeypatch: pytest.MonkeyPatch) -> Runner:
+    """A runner of a pipeline whose train stages have changed."""
+    monkeypatch.setenv("PYTHONPATH", str(tiny_pipeline.SOURCE))
+    tiny_pipeline.replace(finished_pipeline, "seconds: 0.0", "seconds: 0.1")
+    return Runner(
+        finished_pipeline, at_once=2, show=lambda stage, line: shown.append((stage, line))
+    )
+
+
+@pytest.fixture
+def step(runner: Runner) -> Callable[[str], Step]:
+    """Finds a stage in the plan of the runner's pipeline as it is now."""
+    return lambda name: {each.name: each for each in plan(runner.workspace)}[name]
+
+
+def marks(workspace: Path) -> list[list[str]]:
+    """Returns what stages noted: start or end, name, time, process."""
+    return [line.split() for line in (workspace / ".work/marks.txt").read_text().splitlines()]
+
+
+def test_a_stage_runs_shows_its_own_lines_and_is_recorded(
+    runner: Runner, step: Callable[[str], Step], shown: Lines
+) -> None:
+    assert runner.run_stage(step("train@a-1")).outcome is Outcome.COMPLETED
+    assert shown == [("train@a-1", "working on a-1")]
+    assert read_lock(runner.workspace)["train@a-1"].params["seconds"] == 0.1
+    assert runner.run_stage(step("train@a-1")).outcome is Outcome.UNCHANGED
+
+
+def test_a_stage_that_ran_before_is_restored(runner: Runner, step: Callable[[str], Step]) -> None:
+    tiny_pipeline.replace(runner.workspace, "rate: 0.1", "rate: 0.3")
+    assert runner.run_stage(step("train@a-1")).outcome is Outcome.COMPLETED
+    tiny_pipeline.replace(runner.workspace, "rate: 0.3", "rate: 0.1")
+    tiny_pipeline.replace(runner.workspace, "seconds: 0.1", "seconds: 0.0")
+    assert runner.run_stage(step("train@a-1")).outcome is Outcome.RESTORED
+
+
+def test_independent_stages_overlap_and_both_are_recorded(
+    runner: Runner, step: Callable[[str], Step]
+) -> None:
+    tiny_pipeline.replace(runner.workspace, "seconds: 0.1", "seconds: 2.0")
+    already = len(marks(runner.workspace))
+    steps = [step("train@a-1"), step("train@b-1")]
+    with ThreadPoolExecutor(2) as pool:
+        results = list(pool.map(runner.run_stage, steps))
+    assert [result.outcome for result in results] == [Outcome.COMPLETED, Outcome.COMPLETED]
+    kinds = [kind for kind, *_ in marks(runner.workspace)[already:]]
+    assert kinds == ["start", "start", "end", "end"]
+    lock = read_lock(runner.workspace)
+    assert {lock[each.name].params["seconds"] for each in steps} == {2.0}
+
+
+def test_wrong_input_is_one_line_and_not_tried_again(
+    runner: Runner, step: Callable[[str], Step]
+) -> None:
+    tiny_pipeline.replace(runner.workspace, "rate: 0.1", "rate: 0.1, fails: 2")
+    already = len(marks(runner.workspace))
+    with pytest.raises(StageError, match=r"^train@a-1: rounds\.a-1\.fails must be absent") as error:
+        runner.run_stage(step("train@a-1"))
+    assert error.value.code == 2
+    assert len(marks(runner.workspace)) == already + 1
+
+
+def test_another_failure_is_tried_again(
+    runner: Runner, step: Callable[[str], Step], shown: Lines
+) -> None:
+    tiny_pipeline.replace(runner.workspace, "rate: 0.1", "rate: 0.1, fails: 3")
+    already = len(marks(runner.workspace))
+    with pytest.raises(StageError) as error:
+        runner.run_stage(step("train@a-1"))
+    assert error.value.code == 3
+    assert len(marks(runner.workspace)) == already + 2
+    assert any("attempt 2 of 2" in line for _, line in shown)
+
+
+def test_a_stage_that_takes_too_long_is_stopped(
+    runner: Runner, step: Callable[[str], Step]
+) -> None:
+    tiny_pipeline.replace(runner.workspace, "seconds: 0.1", "seconds: 300.0")
+    pipeline = runner.workspace / "dvc.yaml"
+    hints = "{retries: 0, timeout_s: 2}"
+    pipeline.write_text(pipeline.read_text().replace("{retries: 1, timeout_s: 60}", hints))
+    with pytest.raises(StageError, match=r"ran longer than meta\.exec\.timeout_s = 2"):
+        runner.run_stage(step("train@a-1"))
+    assert not is_alive(int(marks(runner.workspace)[-1][3]))
+
+
+def test_stopping_ends_running_stages_and_starts_no_more(
+    runner: Runner, step: Callable[[str], Step]
+) -> None:
+    tiny_pipeline.replace(runner.workspace, "seconds: 0.1", "seconds: 300.0")
+    already = len(marks(runner.workspace))
+    wanted = step("train@a-1")
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(runner.run_stage, wanted)
+        until(lambda: len(marks(runner.workspace)) > already)
+        runner.stop()
+        assert isinstance(future.exception(), Stopped)
+    assert not is_alive(int(marks(runner.workspace)[-1][3]))
+    with pytest.raises(Stopped):
+        runner.run_stage(wanted)
+
+
+def test_a_gpu_belongs_to_one_stage_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpus.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    given_up = threading.Event()
+    with hold_gpus(1, stage="a", is_stopped=given_up.is_set) as first:
+        with hold_gpus(1, stage="b", is_stopped=given_up.is_set) as second:
+            assert sorted(first.gpus + second.gpus) == ["0", "1"]
+            given_up.set()
+            with hold_gpus(1, stage="c", is_stopped=given_up.is_set) as third:
+                assert third.gpus == ()
+        given_up.clear()
+        with hold_gpus(1, stage="d", is_stopped=given_up.is_set) as fourth:
+            assert fourth.gpus == second.gpus
+    with (
+        pytest.raises(ParameterError, match=r"e\.meta\.exec\.gpu must be at most 2 here, got 3"),
+        hold_gpus(3, stage="e", is_stopped=given_up.is_set),
+    ):
+        pass
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with hold_gpus(3, stage="f", is_stopped=given_up.is_set) as none:
+        assert none.gpus == ()
+
+
+def test_a_free_port_is_a_port() -> None:
+    assert 0 < free_port() < 65536

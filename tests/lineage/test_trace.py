@@ -1,0 +1,89 @@
+"""From an artifact back to prompts, code revision and parameters."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from grpo.errors import ArtifactError
+from grpo.lineage.drawing import draw_svg, order_columns, reduce_edges
+from grpo.lineage.trace import format_tree, trace
+from tests import tiny_pipeline
+
+
+def test_every_artifact_leads_to_prompts_revision_and_parameters(workspace: Path) -> None:
+    node = trace(Path("artifacts/evaluations/a-1.json"), workspace)
+    stages = [each.stage.name for each in node.walk() if each.stage]
+    assert stages == ["evaluate@a-1", "train@a-1", "base", "prepare"]
+    text = format_tree(node)
+    head = tiny_pipeline.run(workspace, "git", "rev-parse", "HEAD")[:12]
+    assert f"revision {head}: base, evaluate@a-1, prepare, train@a-1" in text
+    assert "data/prompts.txt" in text
+    assert "  rounds.a-1.rate = 0.1" in text
+    assert "  seed = 1" in text
+
+
+def test_a_file_in_a_directory_is_traced_like_the_directory(workspace: Path) -> None:
+    inside = trace(workspace / "artifacts/policies/a-1/model.txt", workspace)
+    assert inside == trace(Path("artifacts/policies/a-1"), workspace)
+
+
+def test_results_are_traced_to_the_commit_that_brought_them(workspace: Path) -> None:
+    first = tiny_pipeline.run(workspace, "git", "rev-parse", "HEAD")[:12]
+    tiny_pipeline.replace(workspace, "rate: 0.2", "rate: 0.3")
+    tiny_pipeline.reproduce(workspace)
+    report = Path("artifacts/report/metrics.json")
+    assert f"revision {first} with uncommitted changes: eval" in format_tree(
+        trace(report, workspace)
+    )
+    second = tiny_pipeline.commit(workspace, "another rate")[:12]
+    text = format_tree(trace(report, workspace))
+    assert f"revision {first}: base, evaluate@a-1, prepare, train@a-1" in text
+    assert f"revision {second}: evaluate@b-1, report, train@b-1" in text
+
+
+def test_an_input_that_changed_since_is_marked(workspace: Path) -> None:
+    tiny_pipeline.replace(workspace, "rate: 0.2", "rate: 0.3")
+    tiny_pipeline.reproduce(workspace, "train@b-1")
+    evaluation = trace(Path("artifacts/evaluations/b-1.json"), workspace)
+    assert evaluation.outdated == ("artifacts/policies/b-1",)
+    assert "has changed since evaluate@b-1 read it" in format_tree(evaluation)
+    assert trace(Path("artifacts/evaluations/a-1.json"), workspace).outdated == ()
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("artifacts/report/index.html", "no stage in dvc.lock wrote it; try artifacts/report/metr"),
+        ("artifacts/policies", "no stage in dvc.lock wrote it; try artifacts/policies/a-1, "),
+        ("work.py", "no stage in dvc.lock wrote it; dvc.lock lists"),
+        ("artifacts/policies/a-1/weights.txt", "no such file in artifacts/policies/a-1, which tr"),
+        ("/elsewhere", "must lie in the workspace"),
+    ],
+)
+def test_an_unknown_path_is_one_line(workspace: Path, path: str, message: str) -> None:
+    with pytest.raises(ArtifactError, match=message):
+        trace(Path(path), workspace)
+
+
+def test_the_drawing_holds_every_stage_and_nothing_from_elsewhere(workspace: Path) -> None:
+    drawing = draw_svg(trace(Path("artifacts/report/metrics.json"), workspace))
+    for stage in ("prepare", "base", "train@a-1", "train@b-1", "evaluate@a-1", "report"):
+        assert f">{stage}</text>" in drawing
+    assert drawing.count("http") == 1  # the name of the SVG language
+    assert drawing == draw_svg(trace(Path("artifacts/report/metrics.json"), workspace))
+
+
+def test_columns_follow_the_longest_way_and_edges_the_shortest_set() -> None:
+    graph = {"a": set(), "b": {"a"}, "c": {"a", "b"}, "d": {"a"}}
+    assert order_columns(graph) == [["a"], ["b", "d"], ["c"]]
+    assert reduce_edges(graph) == {"a": set(), "b": {"a"}, "c": {"b"}, "d": {"a"}}
+
+
+def test_tracing_imports_neither_torch_nor_mlflow() -> None:
+    code = (
+        "import sys, grpo.lineage.trace, grpo.lineage.drawing\n"
+        "sys.exit(bool({'torch', 'mlflow', 'prefect', 'dvc'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
