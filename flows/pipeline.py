@@ -44,7 +44,7 @@ def reproduce(targets: Sequence[str] = (), at_once: int | None = None) -> None:
     """
     workspace = Path.cwd()
     with exclusive(workspace / FLOW_LOCK, "reproduce"), stages_lock(workspace) as lock:
-        steps = plan(workspace, targets)
+        steps = plan(targets)
         run = Reproduction(
             workspace, steps, at_once=at_once or len(os.sched_getaffinity(0)), held=[lock]
         )

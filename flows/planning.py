@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
 import networkx as nx
@@ -32,9 +31,10 @@ class Step:
     is_changed: bool
 
 
-def plan(workspace: Path, targets: Sequence[str] = ()) -> tuple[Step, ...]:
+def plan(targets: Sequence[str] = ()) -> tuple[Step, ...]:
     """Returns the stages behind `targets` (default: all), every stage after those it reads from.
 
+    The working directory must be the pipeline's: DVC spells names and targets relative to it.
     A target is a stage, a group of a foreach, or an output. A stage that has not changed may
     still have to run: what it reads can change when an upstream stage runs.
 
@@ -42,7 +42,7 @@ def plan(workspace: Path, targets: Sequence[str] = ()) -> tuple[Step, ...]:
       ParameterError: If dvc.yaml is wrong or a target is unknown.
     """
     try:
-        with Repo(str(workspace), _wait_for_lock=True) as repo:
+        with Repo(".", _wait_for_lock=True) as repo:
             graph = repo.index.graph  # an edge leads from a stage to one it reads from
             wanted = _wanted(repo, graph, targets)
             changed = repo.status()
@@ -56,7 +56,7 @@ def plan(workspace: Path, targets: Sequence[str] = ()) -> tuple[Step, ...]:
 
 
 def _wanted(repo: Repo, graph: "nx.DiGraph[Stage]", targets: Sequence[str]) -> set[Stage]:
-    chosen = [stage for target in targets for stage in repo.stage.collect(target)]
+    chosen = [each.stage for target in targets for each in repo.stage.collect_granular(target)]
     if not targets:
         return set(graph)
     return set(chosen).union(*(nx.descendants(graph, stage) for stage in chosen))

@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _reproduce(targets: Sequence[str], at_once: int | None) -> None:
     workspace = Path.cwd()
     with exclusive(workspace / FLOW_LOCK, "reproduce"):
-        steps = plan(workspace, targets)
+        steps = plan(targets)
     if not any(step.is_changed for step in steps):
         print(f"everything is up to date: {len(steps)} stages unchanged{_where()}")
         return

@@ -17,7 +17,7 @@ _finite = pa.Check(lambda column: np.isfinite(column), name="finite", error="be 
 _filled = pa.Check(lambda column: column.str.len() > 0, error="not be empty")
 
 
-def _at_least(low: float) -> pa.Check:
+def _at_least(low: int) -> pa.Check:
     return pa.Check.ge(low, error=f"be >= {low}")
 
 

@@ -89,7 +89,7 @@ def record(workspace: Path = Path()) -> Recorded:
         reason = " ".join(str(error).split())[:200]
         raise ArtifactError(
             f"{uri}: cannot record the lineage, {reason}; dvc.lock is complete, "
-            "repair it and run python -m grpo lineage --record"
+            "repair it and run python -m grpo lineage"
         ) from None
 
 

@@ -23,13 +23,17 @@ def finished(pristine: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def fresh_pipeline(pristine: Path, tmp_path: Path) -> Path:
-    return tiny_pipeline.copy(pristine, tmp_path / "pipeline")
+def fresh_pipeline(pristine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory of the test."""
+    monkeypatch.chdir(tiny_pipeline.copy(pristine, tmp_path / "pipeline"))
+    return tmp_path / "pipeline"
 
 
 @pytest.fixture
-def finished_pipeline(finished: Path, tmp_path: Path) -> Path:
-    return tiny_pipeline.copy(finished, tmp_path / "pipeline")
+def finished_pipeline(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory of the test."""
+    monkeypatch.chdir(tiny_pipeline.copy(finished, tmp_path / "pipeline"))
+    return tmp_path / "pipeline"
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ ORDER = [
 
 
 def test_every_stage_comes_after_those_it_reads_from(fresh_pipeline: Path) -> None:
-    steps = plan(fresh_pipeline)
+    steps = plan()
     assert [step.name for step in steps] == ORDER
     assert all(step.is_changed for step in steps)
     before = {step.name: set(step.upstream) for step in steps}
@@ -28,15 +28,15 @@ def test_every_stage_comes_after_those_it_reads_from(fresh_pipeline: Path) -> No
 
 
 def test_hints_come_from_meta_exec(fresh_pipeline: Path) -> None:
-    hints = {step.name: step.hints for step in plan(fresh_pipeline)}
+    hints = {step.name: step.hints for step in plan()}
     assert hints["train@a-1"] == Hints(retries=1, timeout_s=60)
     assert hints["base"] == Hints()
 
 
 def test_only_changed_stages_are_marked(finished_pipeline: Path) -> None:
-    assert not any(step.is_changed for step in plan(finished_pipeline))
+    assert not any(step.is_changed for step in plan())
     tiny_pipeline.replace(finished_pipeline, "rate: 0.2", "rate: 0.3")
-    changed = [step.name for step in plan(finished_pipeline) if step.is_changed]
+    changed = [step.name for step in plan() if step.is_changed]
     assert changed == ["train@b-1", "report"]
 
 
@@ -49,12 +49,12 @@ def test_only_changed_stages_are_marked(finished_pipeline: Path) -> None:
     ],
 )
 def test_a_target_brings_what_it_reads(fresh_pipeline: Path, target: str, names: list[str]) -> None:
-    assert [step.name for step in plan(fresh_pipeline, [target])] == names
+    assert [step.name for step in plan([target])] == names
 
 
 def test_an_unknown_target_is_one_line(fresh_pipeline: Path) -> None:
     with pytest.raises(ParameterError, match="'nothing'"):
-        plan(fresh_pipeline, ["nothing"])
+        plan(["nothing"])
 
 
 @pytest.mark.parametrize(
@@ -69,4 +69,4 @@ def test_a_wrong_hint_names_its_stage(fresh_pipeline: Path, written: str, messag
     path = fresh_pipeline / "dvc.yaml"
     path.write_text(path.read_text().replace("{retries: 1, timeout_s: 60}", written))
     with pytest.raises(ParameterError, match=message):
-        plan(fresh_pipeline)
+        plan()

@@ -41,7 +41,7 @@ def runner(finished_pipeline: Path, shown: Lines, monkeypatch: pytest.MonkeyPatc
 @pytest.fixture
 def step(runner: Runner) -> Callable[[str], Step]:
     """Finds a stage in the plan of the runner's pipeline as it is now."""
-    return lambda name: {each.name: each for each in plan(runner.workspace)}[name]
+    return lambda name: {each.name: each for each in plan()}[name]
 
 
 def marks(workspace: Path) -> list[list[str]]:

@@ -21,6 +21,12 @@ STAGES = {
     "prepare", "base", "train@a-1", "train@b-1", "evaluate@a-1", "evaluate@b-1", "report",
 }  # fmt: skip
 
+LINEAGE_STAGE = """\
+  lineage:
+    cmd: python -m stages.lineage .
+    deps: [artifacts/report/metrics.json]
+"""
+
 
 def client_of(workspace: Path) -> MlflowClient:
     return MlflowClient(tracking_uri=tracking_uri(workspace))
@@ -152,7 +158,9 @@ def test_a_database_that_cannot_be_written_is_one_line(workspace: Path, obstacle
         database.mkdir()
     else:
         database.write_text("no database" * 100)
-    with pytest.raises(ArtifactError, match=r"mlflow\.db: cannot record the lineage, .*--record$"):
+    with pytest.raises(
+        ArtifactError, match=r"mlflow\.db: cannot record the lineage, .*python -m grpo lineage$"
+    ):
         record(workspace)
 
 
@@ -163,3 +171,20 @@ def test_the_address_is_absolute_and_the_environment_wins(
     assert tracking_uri(Path()) == f"sqlite:///{workspace}/mlflow.db"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracking.invalid")
     assert tracking_uri(Path()) == "http://tracking.invalid"
+
+
+def test_plain_dvc_repro_records_every_stage_and_locks_the_same_bytes(
+    pristine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    locks = []
+    for name in ("first", "second"):
+        workspace = tiny_pipeline.copy(pristine, tmp_path / name)
+        with (workspace / "dvc.yaml").open("a") as pipeline:
+            pipeline.write(LINEAGE_STAGE)
+        (workspace / "dvc.lock").unlink()
+        tiny_pipeline.reproduce(workspace)
+        assert stages_with(workspace, "") == sorted([*STAGES, "parent"])
+        assert record(workspace).new == ()  # its own entry, written after it ran, is no news
+        locks.append((workspace / "dvc.lock").read_bytes())
+    assert locks[0] == locks[1]
