@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor
-from torch.optim import AdamW
+from torch.optim import AdamW, Optimizer
 
 from grpo.artifacts.checkpoints import Scratch
 from grpo.artifacts.files import read_json, write_json
@@ -260,7 +260,7 @@ def run_update(
     batch: Batch,
     *,
     objective: Objective,
-    optimizer: AdamW,
+    optimizer: Optimizer,
     proximal_logp: Float[Tensor, "rollout step"],
     reference_logp: Float[Tensor, "rollout step"] | None,
     settings: TrainingSettings,

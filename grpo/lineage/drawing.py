@@ -2,13 +2,14 @@
 
 from collections.abc import Iterable, Mapping
 from html import escape
+from itertools import pairwise
 
 from grpo.lineage.lock import StageEntry
 from grpo.lineage.trace import Node
 
 BOX_WIDTH = 170
 BOX_HEIGHT = 40
-GAP_X = 70
+GAP_X = 46
 GAP_Y = 16
 MARGIN = 20
 FOOTER_HEIGHT = 40
@@ -30,7 +31,7 @@ def draw_svg(root: Node) -> str:
     """
     nodes = {node.stage.name: node for node in root.walk() if node.stage}
     graph = {name: _upstream(nodes.values(), name) for name in nodes}
-    columns = order_columns(graph)
+    columns, ways = order_columns(reduce_edges(graph))
     places = {
         name: (MARGIN + x * (BOX_WIDTH + GAP_X), MARGIN + y * (BOX_HEIGHT + GAP_Y))
         for x, column in enumerate(columns)
@@ -38,11 +39,7 @@ def draw_svg(root: Node) -> str:
     }
     width = 2 * MARGIN + len(columns) * (BOX_WIDTH + GAP_X) - GAP_X
     height = MARGIN + max(map(len, columns)) * (BOX_HEIGHT + GAP_Y) + FOOTER_HEIGHT
-    edges = [
-        _edge(places[before], places[name])
-        for name, upstream in reduce_edges(graph).items()
-        for before in sorted(upstream)
-    ]
+    edges = [_edge([places[name] for name in way]) for way in ways]
     boxes = [
         _box(node, places[name], is_root=bool(root.stage and name == root.stage.name))
         for name, node in nodes.items()
@@ -61,8 +58,12 @@ def draw_svg(root: Node) -> str:
     )
 
 
-def order_columns(graph: Graph) -> list[list[str]]:
-    """Returns stages in columns by their longest way from a source, few crossings within."""
+def order_columns(graph: Graph) -> tuple[list[list[str]], list[list[str]]]:
+    """Returns names in columns by their longest way from a source, and the way of each edge.
+
+    An edge across columns gets a name of its own in each column between, which keeps a lane free
+    for it. Names are ordered so that few edges cross.
+    """
     depth: dict[str, int] = {}
 
     def deepen(name: str) -> int:
@@ -72,16 +73,35 @@ def order_columns(graph: Graph) -> list[list[str]]:
 
     for name in sorted(graph):
         deepen(name)
+    ways = [
+        [before, *(f"{before}>{name}>{x}" for x in range(depth[before] + 1, depth[name])), name]
+        for name in sorted(graph)
+        for before in sorted(graph[name])
+    ]
     columns: list[list[str]] = [[] for _ in range(1 + max(depth.values(), default=0))]
     for name in sorted(graph):
         columns[depth[name]].append(name)
-    downstream = {name: {each for each in graph if name in graph[each]} for name in graph}
+    for way in ways:
+        for x, lane in enumerate(way[1:-1], start=depth[way[0]] + 1):
+            columns[x].append(lane)
+    _uncross(columns, ways)
+    return columns, ways
+
+
+def _uncross(columns: list[list[str]], ways: list[list[str]]) -> None:
+    """Orders each column by the mean height of neighbours, left to right and back."""
+    before: dict[str, set[str]] = {name: set() for column in columns for name in column}
+    after: dict[str, set[str]] = {name: set() for name in before}
+    for way in ways:
+        for left, right in pairwise(way):
+            before[right].add(left)
+            after[left].add(right)
     for sweep in range(SWEEPS):
-        neighbours = graph if sweep % 2 == 0 else downstream
-        for column in columns if sweep % 2 == 0 else reversed(columns):
-            heights = {each: i / len(c) for c in columns for i, each in enumerate(c)}
+        is_forward = sweep % 2 == 0
+        neighbours = before if is_forward else after
+        for column in columns if is_forward else reversed(columns):
+            heights = {name: y for each in columns for y, name in enumerate(each)}
             column.sort(key=lambda name: (_middle(heights, neighbours[name], name), name))
-    return columns
 
 
 def reduce_edges(graph: Graph) -> dict[str, set[str]]:
@@ -109,20 +129,22 @@ def _upstream(nodes: Iterable[Node], name: str) -> set[str]:
     }
 
 
-def _middle(heights: Mapping[str, float], neighbours: set[str], name: str) -> float:
+def _middle(heights: Mapping[str, int], neighbours: set[str], name: str) -> float:
     """Returns the mean height of a stage's neighbours, or its own height without any."""
     values = [heights[each] for each in neighbours]
-    return sum(values) / len(values) if values else heights[name]
+    return sum(values) / len(values) if values else float(heights[name])
 
 
-def _edge(start: tuple[int, int], end: tuple[int, int]) -> str:
-    x0, y0 = start[0] + BOX_WIDTH, start[1] + BOX_HEIGHT / 2
-    x1, y1 = end[0], end[1] + BOX_HEIGHT / 2
-    bend = max((x1 - x0) / 2, GAP_X / 2)
-    return (
-        f'<path class="edge" d="M{x0} {y0:g} C{x0 + bend:g} {y0:g} {x1 - bend:g} {y1:g} '
-        f'{x1} {y1:g}"/>'
-    )
+def _edge(places: list[tuple[int, int]]) -> str:
+    """Returns a line from box to box, straight through the lanes between them."""
+    middles = [(x, y + BOX_HEIGHT / 2) for x, y in places]
+    x, y = middles[0][0] + BOX_WIDTH, middles[0][1]
+    line = f"M{x} {y:g}"
+    for x1, y1 in middles[1:]:
+        line += f" C{x + GAP_X / 2:g} {y:g} {x1 - GAP_X / 2:g} {y1:g} {x1} {y1:g}"
+        line += f" H{x1 + BOX_WIDTH}" if (x1, y1) != middles[-1] else ""
+        x, y = x1 + BOX_WIDTH, y1
+    return f'<path class="edge" d="{line}"/>'
 
 
 def _box(node: Node, place: tuple[int, int], *, is_root: bool) -> str:

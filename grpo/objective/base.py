@@ -11,7 +11,7 @@ from grpo.types import Credit, Rollouts, StepTerms
 
 State = dict[str, dict[str, float]]  # plain data by link name: checkpointed as JSON
 LinkState = dict[str, float]
-Setting = float | str | None
+Setting = int | float | str | None
 
 
 class Link(NamedTuple):

@@ -1,6 +1,6 @@
 """What sampling, training and evaluation ask of a policy, whatever its steps are."""
 
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor, nn
@@ -8,6 +8,7 @@ from torch import Generator, Tensor, nn
 from grpo.types import Cost
 
 
+@runtime_checkable
 class Trajectory(Protocol):
     """What the policy did in a batch of rollouts; the policy's own type."""
 
@@ -22,6 +23,7 @@ class Trajectory(Protocol):
 TrajectoryT = TypeVar("TrajectoryT", bound=Trajectory)
 
 
+@runtime_checkable
 class Policy(Protocol[TrajectoryT]):
     """Samples trajectories and scores them under the very density it samples from."""
 

@@ -13,7 +13,7 @@ import pytest
 from flows import launcher
 from flows.runner import launched
 
-LIMIT_SECONDS = 20.0
+LIMIT_SECONDS = 60.0
 
 
 def until(holds: Callable[[], bool]) -> None:

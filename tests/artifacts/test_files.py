@@ -1,0 +1,116 @@
+"""Writes are atomic, digests see content, locks exclude."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from grpo.artifacts.files import (
+    atomic_path,
+    digest,
+    exclusive,
+    read_json,
+    write_bytes,
+    write_csv,
+    write_json,
+)
+from grpo.errors import ArtifactError, BusyError
+
+
+def fail_while_writing(target: Path) -> None:
+    with atomic_path(target) as temporary:
+        temporary.write_text("half of")
+        raise RuntimeError("killed")
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path):
+    target = tmp_path / "a.json"
+    write_json(target, {"kept": True})
+    with pytest.raises(RuntimeError):
+        fail_while_writing(target)
+    assert read_json(target) == {"kept": True}
+    assert os.listdir(tmp_path) == ["a.json"]
+
+
+def test_a_failed_directory_leaves_the_old_one(tmp_path: Path):
+    target = tmp_path / "policy"
+    with atomic_path(target) as temporary:
+        write_bytes(temporary / "weights", b"old")
+    with pytest.raises(RuntimeError):
+        fail_while_writing(target / "weights")
+    with pytest.raises(RuntimeError):
+        fail_while_writing(target)
+    assert (target / "weights").read_bytes() == b"old"
+    with atomic_path(target) as temporary:
+        write_bytes(temporary / "other", b"new")
+    assert os.listdir(target) == ["other"]
+    assert os.listdir(tmp_path) == ["policy"]
+
+
+def test_a_killed_writer_leaves_the_old_content(tmp_path: Path):
+    target = tmp_path / "a.json"
+    write_json(target, 1)
+    code = (
+        "import os, sys; from pathlib import Path; from grpo.artifacts.files import atomic_path\n"
+        "with atomic_path(Path(sys.argv[1])) as temporary:\n"
+        "    temporary.write_text('half'); os._exit(9)\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code, str(target)], check=False)
+    assert result.returncode == 9
+    assert read_json(target) == 1
+
+
+def test_json_is_canonical_and_refuses_nan(tmp_path: Path):
+    write_json(tmp_path / "a.json", {"b": 1, "a": 0.1})
+    assert (tmp_path / "a.json").read_text() == '{\n  "a": 0.1,\n  "b": 1\n}\n'
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_json(tmp_path / "b.json", float("nan"))
+
+
+def test_floats_of_a_csv_keep_all_their_digits(tmp_path: Path):
+    value = 0.1 + 0.2
+    write_csv(tmp_path / "a.csv", pd.DataFrame({"x": [value]}))
+    assert float((tmp_path / "a.csv").read_text().split()[1]) == value
+
+
+@pytest.mark.parametrize("content", ["{", "\udcff"])
+def test_a_broken_json_file_is_named(tmp_path: Path, content: str):
+    path = tmp_path / "a.json"
+    path.write_bytes(content.encode("utf-8", "surrogateescape"))
+    with pytest.raises(ArtifactError, match=r"a.json: must be JSON"):
+        read_json(path)
+
+
+def test_a_digest_sees_names_contents_and_values(tmp_path: Path):
+    write_bytes(tmp_path / "d" / "a", b"1")
+    first = digest([tmp_path / "d"], {"x": 1})
+    assert first == digest([tmp_path / "d"], {"x": 1})
+    assert first != digest([tmp_path / "d"], {"x": 2})
+    write_bytes(tmp_path / "d" / "a", b"2")
+    assert first != digest([tmp_path / "d"], {"x": 1})
+
+
+def test_a_lock_is_held_by_one_process_and_freed_by_its_death(tmp_path: Path):
+    lock = tmp_path / "lock"
+    code = (
+        "import sys; from pathlib import Path; from grpo.artifacts.files import exclusive\n"
+        "with exclusive(Path(sys.argv[1]), 'other'):\n"
+        "    print('held', flush=True); sys.stdin.read()\n"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code, str(lock)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(BusyError, match="already running"), exclusive(lock, "this"):
+            pass
+        holder.kill()
+    with exclusive(lock, "this"):
+        pass

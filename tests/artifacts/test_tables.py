@@ -1,0 +1,112 @@
+"""Tables: the same bytes for the same rows, and a sentence for every broken rule."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from grpo.artifacts.tables import REWARDS, read_table, write_table
+from grpo.artifacts.tensors import read_tensors, unpack_ragged, write_tensors
+from grpo.errors import ArtifactError
+
+
+def rewards(**changes: object) -> pd.DataFrame:
+    columns: dict[str, object] = {
+        "rollout_id": ["p/0", "p/1"],
+        "prompt_id": ["p", "p"],
+        "outcome": [1.0, 0.0],
+        "reward": [1.0, -0.5],
+        "status": ["scored", "unparsable"],
+    }
+    return pd.DataFrame({**columns, **changes})
+
+
+def test_a_table_comes_back_as_it_was_written_and_in_the_same_bytes(tmp_path: Path):
+    for name in ("a", "b"):
+        write_table(rewards(), tmp_path / f"{name}.parquet", REWARDS)
+    pd.testing.assert_frame_equal(read_table(tmp_path / "a.parquet", REWARDS), rewards())
+    assert (tmp_path / "a.parquet").read_bytes() == (tmp_path / "b.parquet").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"reward": [1.0, np.nan]},
+            "r.parquet: row 1 (rollout_id='p/1'): column 'reward' must be present, got nan",
+        ),
+        (
+            {"reward": [np.inf, 0.0]},
+            "r.parquet: row 0 (rollout_id='p/0'): column 'reward' must be finite, got inf",
+        ),
+        (
+            {"outcome": [0.0, 1.5]},
+            "r.parquet: row 1 (rollout_id='p/1'): column 'outcome' must be in [0, 1], got 1.5",
+        ),
+        ({"status": ["scored", "lost"]}, "column 'status' must be one of"),
+        ({"rollout_id": ["p/0", "p/0"]}, "column 'rollout_id' must be unique, got p/0"),
+        ({"outcome": ["1", "0"]}, "r.parquet: column 'outcome' must be"),
+        ({"luck": [1, 2]}, "r.parquet: column 'luck' is unknown"),
+    ],
+)
+def test_a_broken_rule_names_file_row_column_and_value(
+    tmp_path: Path, changes: dict[str, object], message: str
+):
+    path = tmp_path / "r.parquet"
+    rewards(**changes).to_parquet(path)
+    with pytest.raises(ArtifactError, match=re.escape(message)) as raised:
+        read_table(path, REWARDS)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_missing_column_an_empty_table_and_a_missing_file_are_named(tmp_path: Path):
+    path = tmp_path / "r.parquet"
+    rewards().drop(columns="reward").to_parquet(path)
+    with pytest.raises(ArtifactError, match="column 'reward' is missing"):
+        read_table(path, REWARDS)
+    rewards().head(0).to_parquet(path)
+    with pytest.raises(ArtifactError, match="at least one row"):
+        read_table(path, REWARDS)
+    with pytest.raises(ArtifactError, match="no such file"):
+        read_table(tmp_path / "none.parquet", REWARDS)
+
+
+def test_writing_a_broken_table_leaves_the_old_one(tmp_path: Path):
+    path = tmp_path / "r.parquet"
+    write_table(rewards(), path, REWARDS)
+    with pytest.raises(ArtifactError):
+        write_table(rewards(reward=[np.nan, 0.0]), path, REWARDS)
+    assert len(read_table(path, REWARDS)) == 2
+
+
+@pytest.mark.parametrize("keep", [0, 20, 0.5, -1])
+def test_truncated_parquet_and_safetensors_are_named(tmp_path: Path, keep: float):
+    table, tensors = tmp_path / "r.parquet", tmp_path / "t.safetensors"
+    write_table(rewards(), table, REWARDS)
+    write_tensors(tensors, {"x": torch.arange(100)})
+    for path in (table, tensors):
+        content = path.read_bytes()
+        size = int(len(content) * keep) if isinstance(keep, float) else keep
+        path.write_bytes(content[:size])
+    with pytest.raises(ArtifactError, match=r"r\.parquet: must be whole parquet"):
+        read_table(table, REWARDS)
+    with pytest.raises(ArtifactError, match=r"t\.safetensors: must be whole safetensors"):
+        read_tensors(tensors)
+
+
+def test_tensors_come_back_and_in_the_same_bytes_whatever_their_order(tmp_path: Path):
+    x, y = torch.rand(3), torch.arange(4)
+    write_tensors(tmp_path / "a", {"x": x, "y": y})
+    write_tensors(tmp_path / "b", {"y": y, "x": x})
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    assert torch.equal(read_tensors(tmp_path / "a")["x"], x)
+
+
+def test_ragged_rows_are_padded_with_0():
+    rows = unpack_ragged(torch.tensor([1, 2, 3]), torch.tensor([1, 2]))
+    assert rows.tolist() == [[1, 0], [2, 3]]
+    with pytest.raises(ArtifactError, match="3 entries, its lengths ask for 4"):
+        unpack_ragged(torch.tensor([1, 2, 3]), torch.tensor([2, 2]))

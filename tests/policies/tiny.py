@@ -1,0 +1,36 @@
+"""A tiny Llama with a byte tokenizer: the class that recipes load with real weights."""
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from grpo.build.policies import make_byte_tokenizer
+from grpo.policies.tokens import Decoding, TokenPolicy
+
+
+def tiny_policy(*, temperature: float = 1.0, max_steps: int = 6, seed: int = 0) -> TokenPolicy:
+    """Returns a policy of 2 layers with grouped key-value heads and sharp random weights."""
+    tokenizer = make_byte_tokenizer()
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        initializer_range=0.3,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    return TokenPolicy(
+        LlamaForCausalLM(config).eval(),
+        tokenizer,
+        decoding=Decoding(temperature=temperature, max_steps=max_steps),
+        uses_chat_template=False,
+    )
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)

@@ -1,0 +1,128 @@
+"""Curricula: boundaries, shares, order and determinism of METHODS part 9."""
+
+import pandas as pd
+import pytest
+
+from grpo.curriculum import (
+    CurriculumStep,
+    drop_trivial,
+    fix_group_size,
+    inverse_rate_size,
+    keep_rate_window,
+    plan_curriculum,
+    sample_unsolved,
+    select_phase,
+    size_groups_by_inverse_rate,
+    split_at_random,
+    split_easy_to_hard,
+)
+from grpo.errors import ParameterError
+
+
+def profile_of(rates: list[float]) -> pd.DataFrame:
+    return pd.DataFrame(
+        {
+            "prompt_id": [f"p{index:03d}" for index in range(len(rates))],
+            "family": "f",
+            "outcome_rate": rates,
+        }
+    )
+
+
+def sgpo(*, alpha: float = 0.1, phases: int = 3) -> list[CurriculumStep]:
+    return [
+        drop_trivial(above=0.75),
+        sample_unsolved(fraction=alpha),
+        size_groups_by_inverse_rate(smallest=2, largest=8),
+        split_easy_to_hard(phases=phases),
+    ]
+
+
+EIGHTHS = [count / 8 for count in range(9)]
+
+
+@pytest.mark.parametrize(
+    ("rate", "size"),
+    [(0.0, 8), (0.125, 8), (0.126, 4), (0.25, 4), (0.26, 2), (0.5, 2), (0.75, 2)],
+)
+def test_sizes_change_at_the_papers_boundaries(rate: float, size: int):
+    assert inverse_rate_size(rate, 2, 8) == size
+
+
+def test_sgpo_drops_what_is_trivial_and_keeps_a_share_of_what_is_unsolved():
+    plan = plan_curriculum(profile_of(EIGHTHS * 20), sgpo(), seed=0)
+    counts = plan["outcome_rate"].value_counts()
+    assert plan["outcome_rate"].max() == 0.75
+    assert counts[0.0] == 2  # 10 % of 20
+    assert counts[0.5] == 20
+
+
+def test_alpha_1_keeps_all_unsolved_prompts():
+    plan = plan_curriculum(profile_of([0.0] * 7 + [0.5] * 3), sgpo(alpha=1.0), seed=0)
+    assert (plan["outcome_rate"] == 0).sum() == 7
+
+
+def test_phases_run_from_easy_to_hard_at_about_equal_cost():
+    plan = plan_curriculum(profile_of(EIGHTHS * 50), sgpo(alpha=0.2), seed=0)
+    hardest = plan.groupby("phase")["outcome_rate"].min()
+    easiest = plan.groupby("phase")["outcome_rate"].max()
+    assert (hardest.to_numpy()[:-1] >= easiest.to_numpy()[1:]).all()
+    cost = plan.groupby("phase")["rollouts"].sum()
+    assert cost.max() - cost.min() <= 16
+
+
+def test_the_same_seed_gives_the_same_plan_and_another_seed_another():
+    profile = profile_of(EIGHTHS * 20)
+    first = plan_curriculum(profile, sgpo(), seed=1)
+    pd.testing.assert_frame_equal(first, plan_curriculum(profile, sgpo(), seed=1))
+    assert not first.equals(plan_curriculum(profile, sgpo(), seed=2))
+
+
+def test_the_order_of_the_profile_does_not_matter():
+    profile = profile_of(EIGHTHS * 20)
+    shuffled = profile.sample(frac=1, random_state=0)
+    pd.testing.assert_frame_equal(
+        plan_curriculum(profile, sgpo(), seed=1), plan_curriculum(shuffled, sgpo(), seed=1)
+    )
+
+
+def test_uniform_phases_are_disjoint_and_of_one_size():
+    steps = [split_at_random(phases=3, prompts_per_phase=10), fix_group_size(rollouts=16)]
+    plan = plan_curriculum(profile_of([0.5] * 40), steps, seed=0)
+    assert plan["prompt_id"].is_unique
+    assert (plan.groupby("phase").size() == 10).all()
+    assert set(plan["rollouts"]) == {16}
+    assert select_phase(plan, 2)["position"].tolist() == list(range(10))
+
+
+def test_a_window_keeps_its_bounds():
+    steps = [
+        keep_rate_window(0.25, 0.5),
+        fix_group_size(rollouts=2),
+        split_easy_to_hard(phases=1),
+    ]
+    plan = plan_curriculum(profile_of(EIGHTHS), steps, seed=0)
+    assert plan["outcome_rate"].tolist() == [0.5, 0.375, 0.25]
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [
+        ([drop_trivial(0.1), fix_group_size(2)], "leaves no prompt"),
+        ([split_at_random(3, 10), fix_group_size(2)], "asks for 30 prompts"),
+        ([fix_group_size(2)], "needs one of"),
+        ([split_at_random(1, 1)], "needs one of"),
+    ],
+)
+def test_a_curriculum_that_cannot_be_is_refused(steps: list[CurriculumStep], message: str):
+    with pytest.raises(ParameterError, match=message):
+        plan_curriculum(profile_of([0.5] * 5), steps, seed=0)
+
+
+def test_a_group_of_one_and_a_missing_phase_are_refused():
+    with pytest.raises(ParameterError, match="at least 2"):
+        fix_group_size(rollouts=1)
+    steps = [split_at_random(phases=2, prompts_per_phase=2), fix_group_size(rollouts=2)]
+    plan = plan_curriculum(profile_of([0.5] * 5), steps, seed=0)
+    with pytest.raises(ParameterError, match="has 1 to 2"):
+        select_phase(plan, 3)

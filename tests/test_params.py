@@ -1,0 +1,153 @@
+"""params.yaml and every recipe: parsed, sound, and refused in one line when wrong."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from grpo.build.curricula import build_curriculum
+from grpo.build.objectives import ALGORITHMS, LINKS, build_objective, findings
+from grpo.errors import ParameterError
+from grpo.objective.rules import Severity
+from grpo.params import read_params
+
+ROOT = Path(__file__).parents[1]
+FILES = [ROOT / "params.yaml", *sorted((ROOT / "recipes").glob("*.yaml"))]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_every_recipe_parses_builds_and_is_sound(path: Path):
+    params = read_params(path)
+    for name, arm in params.arms.items():
+        assert build_objective(arm.objective, name).links
+        assert build_curriculum(arm.curriculum, name)
+    assert [each for each in findings(params) if each.severity is Severity.ERROR] == []
+
+
+@pytest.mark.parametrize("name", [*LINKS, *ALGORITHMS])
+def test_a_link_is_named_after_its_function_and_keeps_all_its_settings(name: str):
+    """What rules and reports read is what was built."""
+    required = {
+        "average_over_horizon": {"horizon": 8},
+        "dr_grpo": {"horizon": 8},
+        "penalize_kl": {"beta": 0.5},
+        "subtract_kl_from_reward": {"beta": 0.5},
+    }
+    make = {**LINKS, **ALGORITHMS}[name]
+    objective = make(**required.get(name, {}))
+    assert make.__name__ == name
+    if name in LINKS:
+        (link,) = objective.links
+        names = make.__annotations__.keys() - {"return"}
+        assert (link.name, set(link.settings)) == (name, names)
+    assert {link.name for link in objective.links} <= LINKS.keys()
+
+
+def changed(tmp_path: Path, *changes: tuple[str, object]) -> Path:
+    """Returns a copy of params.yaml with values changed by dotted path; None removes."""
+    content = yaml.safe_load((ROOT / "params.yaml").read_text())
+    for path, value in changes:
+        *parents, last = path.split(".")
+        node = content
+        for key in parents:
+            node = node[int(key)] if isinstance(node, list) else node[key]
+        if value is None:
+            del node[last]
+        else:
+            node[last] = value
+    target = tmp_path / "params.yaml"
+    target.write_text(yaml.safe_dump(content))
+    return target
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("seed", "zero", r"seed must be a valid integer, got 'zero'"),
+        ("seed", None, r"seed is missing"),
+        ("color", "red", r"color is unknown"),
+        ("arms.sgpo.training.learning_rate", -0.1, r"arms.sgpo.training.learning_rate .*-0.1"),
+        ("arms.sgpo.sampling.temperature", 0.0, r"arms.sgpo.sampling.temperature"),
+        ("task.kind", "poetry", r"task .*poetry"),
+        ("policy.base.warmup.updates", 1.5, r"policy.base.warmup.updates must be a valid integer"),
+        ("rounds.sgpo-1.arm", "nobody", r"rounds.sgpo-1.arm must be one of .*'nobody'"),
+        ("rounds.uniform-1.start", "uniform-2", r"rounds.uniform-1.start must be 'base' or"),
+        ("rounds.base", {"arm": "sgpo", "start": "base", "phase": 1}, r"rounds.base"),
+        ("evaluation.confidence", 1.0, r"evaluation.confidence must be less than 1"),
+    ],
+)
+def test_a_wrong_parameter_is_named_in_one_line(
+    tmp_path: Path, path: str, value: object, message: str
+):
+    file = changed(tmp_path, (path, value))
+    with pytest.raises(ParameterError, match=message) as raised:
+        read_params(file)
+    assert str(raised.value).startswith(f"{file}: ")
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("objective", "message"),
+    [
+        (["clip_everything"], r"arms.a.objective\[0\] must be one of"),
+        ([{"rloo": {"lo": 0.1}}], r"arms.a.objective\[0\].rloo.lo is unknown"),
+        (["rloo", {"penalize_kl": {}}], r"arms.a.objective\[1\].penalize_kl.beta is missing"),
+        ([{"rloo": {"low": "a"}}], r"arms.a.objective\[0\].rloo.low must be float, got 'a'"),
+        ([{"rloo": {"low": -1.0}}], r"arms.a.objective\[0\].rloo: clip_surrogate needs"),
+        ([{"rloo": {}, "gspo": {}}], r"arms.a.objective\[0\] must name one component"),
+        (["center_by_moving_average"] * 2, r"arms.a.objective: a link that keeps state"),
+    ],
+)
+def test_a_wrong_link_is_named_in_one_line(objective: list, message: str):
+    with pytest.raises(ParameterError, match=message):
+        build_objective(objective, "a")
+
+
+def test_check_lists_every_violated_rule_with_its_path(tmp_path: Path):
+    """The acceptance file: unsound links in one arm, unsound settings around it."""
+    file = changed(
+        tmp_path,
+        (
+            "arms.sgpo.objective",
+            [
+                {"gspo": {}},
+                {"clip_surrogate": {"low": 0.2, "high": 0.2}},
+                {"penalize_kl": {"beta": 0.1, "estimator": "k1"}},
+                {"drop_uniform_groups": {"by": "reward"}},
+            ],
+        ),
+        ("arms.sgpo.sampling.top_p", 0.9),
+        ("reward.unfinished_penalty", 0.5),
+        ("policy.base.config.attention_dropout", 0.1),
+        (
+            "arms.sgpo.curriculum",
+            [
+                {"drop_trivial": {"above": 0.75}},
+                {"keep_rate_window": {"low": 0.1, "high": 0.9}},
+                {"size_groups_by_inverse_rate": {"smallest": 2, "largest": 8}},
+                {"split_easy_to_hard": {"phases": 3}},
+            ],
+        ),
+    )
+    result = subprocess.run(
+        [sys.executable, "-m", "grpo", "check", str(file)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
+    )
+    assert result.returncode == 2
+    for expected in [
+        "U11 ERROR arms.sgpo.objective[1].clip_surrogate",
+        "U16 ERROR arms.sgpo.objective[0].gspo",
+        "U19 ERROR arms.sgpo.curriculum[1].keep_rate_window",
+        "U20 ERROR arms.sgpo.objective[3].drop_uniform_groups",
+        "U25 ERROR arms.sgpo.sampling.top_p",
+        "U26 ERROR policy.base.config.attention_dropout",
+        "U35 ERROR arms.sgpo.objective[2].penalize_kl",
+        "U18 WARN arms.sgpo.objective[0].gspo",
+        "U24 WARN arms.sgpo.objective[2].penalize_kl",
+    ]:
+        assert expected in result.stdout
