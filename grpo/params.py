@@ -1,10 +1,18 @@
 """Typed parameters: the only reader of params.yaml. Everything is stated; nothing has a default."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+)
 
 from grpo.errors import ParameterError
 
@@ -38,6 +46,7 @@ class ReasoningGymTask(Strict):
     notation: Literal["compact", "question"]  # short forms for small models, or the full question
     train_prompts: Positive
     eval_prompts: Positive
+    instruction: str  # appended to every prompt
     families: dict[str, dict[str, Any]] = Field(min_length=1)  # reasoning-gym name -> difficulty
 
 
@@ -60,6 +69,7 @@ class Warmup(Strict):
     updates: Positive
     rows_per_update: Positive
     learning_rate: Rate
+    answer_mark: Annotated[str, Field(min_length=1)]  # stands before the answer
     worked_fraction: Fraction  # solutions that show their work, the others answer at once
     wrong_fraction: Fraction  # of those that answer at once: another prompt's answer
 
@@ -123,8 +133,19 @@ class Profile(Strict):
 class Reward(Strict):
     """Outcome 1 if the judge's score reaches `threshold`; the reward may be shaped."""
 
+    @field_validator("answer_pattern")
+    @classmethod
+    def _has_one_group(cls, pattern: str) -> str:
+        try:
+            groups = re.compile(pattern).groups
+        except re.error as error:
+            raise ValueError(f"must be a regular expression: {error}") from None
+        if groups != 1:
+            raise ValueError("must have exactly one group, the answer")
+        return pattern
+
     judge: Literal["reasoning_gym", "math"]
-    answer_after: str  # the text after the last of these is judged; "": all of it
+    answer_pattern: str  # a regular expression; group 1 of its last match is the answer
     threshold: Fraction
     unfinished_penalty: NonNegative  # taken off a rollout that hit the step limit
     timeout_seconds: Rate
@@ -245,7 +266,7 @@ def _explain(error: ValidationError) -> str:
         if part not in internal and not str(part).startswith(("dict[", "[key]"))
     ]
     where = "".join(parts).lstrip(".") or "the file"
-    message = first["msg"].replace("Input should be", "must be")
+    message = first["msg"].replace("Input should be", "must be").removeprefix("Value error, ")
     wording = {"Field required": "is missing", "Extra inputs are not permitted": "is unknown"}
     message = wording.get(message, message)
     got = "" if first["type"] == "missing" else f", got {first['input']!r}"

@@ -15,7 +15,7 @@ class RewardRule:
     """How a judge's score becomes an outcome and a reward."""
 
     judge: Judge
-    answer_after: str
+    answer_pattern: str  # group 1 of its last match is the answer
     threshold: float  # outcome 1 from this score on
     unfinished_penalty: float  # in units of reward
     timeout_seconds: float
@@ -56,7 +56,7 @@ def score_rollouts(
             rule.judge,
             row["text"],
             tasks[row["prompt_id"]],
-            answer_after=rule.answer_after,
+            answer_pattern=rule.answer_pattern,
             timeout_seconds=rule.timeout_seconds,
         )
         solved = float(outcome.score >= rule.threshold)

@@ -30,7 +30,7 @@ def hangs(answer: str, task: Task) -> float:
     ("judge", "text", "expected"),
     [
         (score_answer, "work 12,6#6", Outcome(1.0, "scored")),
-        (score_answer, "#7#6", Outcome(1.0, "scored")),  # the last mark counts
+        (score_answer, "#7 #6", Outcome(1.0, "scored")),  # the last match counts
         (score_answer, "no mark", Outcome(0.0, "unparsable")),
         (raises, "#6", Outcome(0.0, "failed")),
         (lambda answer, task: math.nan, "#6", Outcome(0.0, "failed")),
@@ -39,7 +39,7 @@ def hangs(answer: str, task: Task) -> float:
     ],
 )
 def test_whatever_a_judge_does_becomes_an_outcome(judge, text: str, expected: Outcome):
-    outcome = judge_text(judge, text, TASK, answer_after="#", timeout_seconds=0.2)
+    outcome = judge_text(judge, text, TASK, answer_pattern="#([^#]*)", timeout_seconds=0.2)
     assert outcome == expected
 
 
@@ -78,7 +78,7 @@ def _tables() -> tuple[pd.DataFrame, pd.DataFrame]:
 def test_the_threshold_makes_outcomes_and_shaping_touches_only_the_reward():
     rule = RewardRule(
         judge=score_answer,
-        answer_after="#",
+        answer_pattern="#([^#]*)",
         threshold=0.99,
         unfinished_penalty=0.25,
         timeout_seconds=1.0,
@@ -94,7 +94,7 @@ def test_a_rollout_of_an_unknown_prompt_is_refused():
     rollouts, prompts = _tables()
     rule = RewardRule(
         judge=score_answer,
-        answer_after="#",
+        answer_pattern="#([^#]*)",
         threshold=0.99,
         unfinished_penalty=0.0,
         timeout_seconds=1.0,

@@ -28,6 +28,7 @@ def make(seed: int = 0, worked: float = 1.0, wrong: float = 0.0, **changes) -> P
     settings = {
         "families": FAMILIES,
         "notation": "compact",
+        "instruction": "",
         "train_prompts": 140,
         "eval_prompts": 70,
         "warmup_prompts": 700,
@@ -65,7 +66,7 @@ def test_the_judge_accepts_every_solution_of_the_warmup(worked: float):
         task = Task(family=row["family"], answer=row["answer"], entry=json.loads(row["entry"]))
         work = COMPACT[row["family"]].work(task.entry) if worked else ""
         text = f"{work}#{row['answer']}"
-        outcome = judge_text(score_answer, text, task, answer_after="#", timeout_seconds=5.0)
+        outcome = judge_text(score_answer, text, task, answer_pattern="#(.*)", timeout_seconds=5.0)
         assert outcome == (1.0, "scored"), row["prompt"]
 
 

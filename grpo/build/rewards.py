@@ -19,7 +19,7 @@ def build_reward(reward: Reward) -> RewardRule:
         require_math_verify()
     return RewardRule(
         judge=JUDGES[reward.judge],
-        answer_after=reward.answer_after,
+        answer_pattern=reward.answer_pattern,
         threshold=reward.threshold,
         unfinished_penalty=reward.unfinished_penalty,
         timeout_seconds=reward.timeout_seconds,

@@ -26,11 +26,12 @@ def build_prompts(params: Parameters, data: Path) -> PromptTables:
     return make_prompts(
         families=task.families,
         notation=task.notation,
+        instruction=task.instruction,
         train_prompts=task.train_prompts,
         eval_prompts=task.eval_prompts,
         warmup_prompts=warmup.prompts if warmup else 0,
         solutions=Solutions(
-            answer_mark=params.reward.answer_after,
+            answer_mark=warmup.answer_mark if warmup else "",
             worked_fraction=warmup.worked_fraction if warmup else 0.0,
             wrong_fraction=warmup.wrong_fraction if warmup else 0.0,
         ),

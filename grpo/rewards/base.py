@@ -1,5 +1,6 @@
 """What a judge gives, and the one place where a failing judge becomes a status."""
 
+import re
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,19 +29,19 @@ Judge = Callable[[str, Task], float]  # the answer's text -> score in [0, 1]
 
 
 def judge_text(
-    judge: Judge, text: str, task: Task, *, answer_after: str, timeout_seconds: float
+    judge: Judge, text: str, task: Task, *, answer_pattern: str, timeout_seconds: float
 ) -> Outcome:
     """Returns the outcome of one rollout's text, whatever the judge does.
 
     Args:
-      answer_after: The text after its last occurrence is the answer; "" judges all of it.
+      answer_pattern: Group 1 of its last match is the answer.
     """
-    if answer_after and answer_after not in text:
+    answers = re.findall(answer_pattern, text)
+    if not answers:
         return Outcome(0.0, "unparsable")
-    answer = text.rpartition(answer_after)[2] if answer_after else text
     try:
         with _time_limit(timeout_seconds):
-            score = judge(answer.strip(), task)
+            score = judge(answers[-1].strip(), task)
     except TimeoutError:
         return Outcome(0.0, "timed_out")
     except Exception:  # noqa: BLE001  the rollout boundary: some judges raise on what a policy writes

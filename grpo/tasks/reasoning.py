@@ -35,6 +35,7 @@ def make_prompts(
     *,
     families: Mapping[str, Mapping[str, Any]],
     notation: str,
+    instruction: str,
     train_prompts: int,
     eval_prompts: int,
     warmup_prompts: int,
@@ -49,6 +50,7 @@ def make_prompts(
 
     Args:
       notation: "compact" (a few characters, `grpo.tasks.notation`) or "question" (the full text).
+      instruction: Appended to every prompt.
 
     Raises:
       ParameterError: If a family or its difficulty is unknown, or has too few prompts.
@@ -70,9 +72,14 @@ def make_prompts(
         for index, (family, difficulty) in enumerate(sorted(families.items())):
             count = _shares(warmup_prompts, len(families))[index]
             parts["warmup"] += _warmup_items(family, difficulty, notation, count, taken, seed)
-    frames = {part: _prompt_frame(parts[part], part) for part in ("train", "eval")}
-    warmup = _warmup_frame(parts["warmup"], solutions, chooser)
-    return PromptTables(frames["train"], frames["eval"], warmup)
+    tables = PromptTables(
+        _prompt_frame(parts["train"], "train"),
+        _prompt_frame(parts["eval"], "eval"),
+        _warmup_frame(parts["warmup"], solutions, chooser),
+    )
+    for table in tables:
+        table["prompt"] += instruction
+    return tables
 
 
 def create_dataset(family: str, difficulty: Mapping[str, Any], *, size: int, seed: int) -> Any:

@@ -1,0 +1,91 @@
+"""Workspaces of the smoke recipe: fresh checkouts, copies of a finished run, and `dvc` in them."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parents[2]
+# What a stage reads; the rest of a workspace is DVC's and git's own.
+NEEDED_BY_STAGES = ("grpo", "stages", "data", "artifacts", "params.yaml", "dvc.lock")
+
+
+def environment() -> dict[str, str]:
+    """Returns the environment of a person's shell, with this Python first on the path."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    kept = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    return {**kept, "PATH": path, "OMP_NUM_THREADS": "1", "DO_NOT_TRACK": "true"}
+
+
+def check_out(target: Path) -> Path:
+    """Returns a git repository of the working tree's files, with the smoke recipe to run."""
+    listed = _run(ROOT, "git", "ls-files", "-co", "--exclude-standard").splitlines()
+    for name in listed:
+        if (ROOT / name).is_file():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / name, target / name)
+    shutil.copyfile(ROOT / "recipes" / "smoke.yaml", target / "params.yaml")
+    (target / "dvc.lock").unlink(missing_ok=True)
+    _run(target, "git", "init", "-q", "-b", "main")
+    _run(target, "git", "add", "-A")
+    identity = ["-c", "user.name=tests", "-c", "user.email=tests@example.invalid"]
+    _run(target, "git", *identity, "commit", "-q", "-m", "the pipeline")
+    return target
+
+
+def copy_for_stages(finished: Path, target: Path) -> Path:
+    """Returns a copy of what a stage reads and writes: enough to run one by hand."""
+    target.mkdir()
+    for name in NEEDED_BY_STAGES:
+        source = finished / name
+        if source.is_dir():
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(source, target / name, ignore=ignored)
+        else:
+            shutil.copyfile(source, target / name)
+    return target
+
+
+def copy_for_dvc(finished: Path, target: Path) -> Path:
+    """Returns a whole copy, cache and history included."""
+    return Path(shutil.copytree(finished, target, symlinks=True))
+
+
+def dvc(root: Path, *arguments: str) -> str:
+    """Runs dvc and returns what it printed."""
+    return _run(root, sys.executable, "-m", "dvc", *arguments)
+
+
+def start_dvc(root: Path, *arguments: str) -> subprocess.Popen[str]:
+    """Starts dvc in a session of its own, its output in dvc.log, and returns at once."""
+    with (root.parent / f"{root.name}.log").open("w") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "dvc", *arguments],
+            cwd=root,
+            env=environment(),
+            stdout=log,
+            stderr=log,
+            text=True,
+            start_new_session=True,
+        )
+
+
+def locked_stages(root: Path) -> dict[str, Any]:
+    """Returns what dvc.lock says of every stage: command, dependencies, parameters, outputs."""
+    return dict(yaml.safe_load((root / "dvc.lock").read_text())["stages"])
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Returns the bytes of every file below a folder."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+def _run(root: Path, *command: str) -> str:
+    done = subprocess.run(command, cwd=root, env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+    return done.stdout
