@@ -13,7 +13,7 @@ from grpo.artifacts.checkpoints import WORK, Scratch
 from grpo.artifacts.files import digest, exclusive
 from grpo.artifacts.usage import measured
 from grpo.errors import ArtifactError, GrpoError
-from grpo.params import BASE, Parameters
+from grpo.params import Parameters
 
 EXIT_WRONG_INPUT = 2
 PR_SET_PDEATHSIG = 1
@@ -24,9 +24,10 @@ def run(main: Callable[..., None], *, stage: str) -> None:
     """Calls `main(usage, *paths)` and exits 0, or 2 with one line on stderr.
 
     Args:
-      stage: The stage's name; for a round it comes out as in dvc.yaml, e.g. rollout@sgpo-2.
+      stage: The module's name; under dvc the stage has its full name, e.g. rollout@sgpo-2.
     """
     _die_with_parent(PARENT)
+    name = os.environ.get("DVC_STAGE", stage)
     paths = [Path(argument) for argument in sys.argv[1:]]
     expected = [name for name in inspect.signature(main).parameters if name != "usage"]
     try:
@@ -34,7 +35,6 @@ def run(main: Callable[..., None], *, stage: str) -> None:
             raise ArtifactError(
                 f"python -m stages.{stage} takes the paths {' '.join(expected)}, got {len(paths)}"
             )
-        name = f"{stage}{_suffix(stage, paths)}"
         with exclusive(WORK / f"{name}.lock", f"stage {name}"), measured(name) as usage:
             main(usage, *paths)
     except GrpoError as error:
@@ -50,15 +50,6 @@ def scratch_of(stage: str, inputs: list[Path], params: Parameters) -> Scratch:
     """Returns the stage's scratch, bound to the library's code, its inputs and parameters."""
     code = [Path("grpo"), Path("stages")]
     return Scratch(stage, digest([*code, *inputs], params.model_dump(mode="json")))
-
-
-def _suffix(stage: str, paths: list[Path]) -> str:
-    """Returns @NAME for a stage that runs once per round or arm, from its last path."""
-    name = paths[-1].stem
-    if stage == "evaluate" and name == BASE:
-        return f"-{BASE}"
-    per_name = {"curriculum", "rollout", "score", "train", "evaluate"}
-    return f"@{name}" if stage in per_name else ""
 
 
 def _die_with_parent(parent: int) -> None:

@@ -9,13 +9,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 @contextmanager
 def shown(description: str) -> Iterator[Callable[[int, int], None]]:
-    """Yields a function that takes what is done and how much there is."""
+    """Yields a function that takes what is done and how much there is; draws on terminals only."""
+    console = Console(stderr=True)
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        console=Console(stderr=True),
+        console=console,
+        disable=not console.is_terminal,
     )
     with bar:
         task = bar.add_task(description, total=None)

@@ -1,0 +1,73 @@
+"""Runs the default pipeline from nothing on several seeds: reward before and after, cost, seconds.
+
+python -m benchmarks.demo 0 1 2        # writes benchmarks/results/demo.json
+"""
+
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from grpo.artifacts.files import digest, read_json, write_json
+
+ROOT = Path(__file__).parents[1]
+OUT = ROOT / "benchmarks" / "results" / "demo.json"
+
+
+def main() -> None:
+    """Runs each seed in a clone of the committed revision."""
+    seeds = [int(argument) for argument in sys.argv[1:]]
+    runs = {str(seed): run_seed(seed) for seed in seeds}
+    write_json(
+        OUT,
+        {
+            "command": f"python -m benchmarks.demo {' '.join(map(str, seeds))}",
+            "machine": machine(),
+            "runs": runs,
+        },
+    )
+    print(OUT)
+
+
+def run_seed(seed: int) -> dict[str, Any]:
+    """Returns the report's numbers and the seconds of one run in a fresh clone."""
+    with tempfile.TemporaryDirectory() as folder:
+        workspace = Path(folder) / "workspace"
+        subprocess.run(["git", "clone", "--quiet", str(ROOT), str(workspace)], check=True)
+        params = workspace / "params.yaml"
+        params.write_text(params.read_text().replace("seed: 0\n", f"seed: {seed}\n", 1))
+        start = time.perf_counter()
+        command = [sys.executable, "-m", "flows.reproduce"]
+        subprocess.run(command, cwd=workspace, check=True)
+        seconds = time.perf_counter() - start
+        usage = [read_json(path) for path in sorted((workspace / ".runs").glob("*.json"))]
+        return {
+            "metrics": read_json(workspace / "artifacts" / "report" / "metrics.json"),
+            "pipeline_seconds": round(seconds, 1),
+            "stage_cpu_seconds": round(sum(each["cpu_seconds"] for each in usage), 1),
+            "peak_bytes": max(each["peak_bytes"] for each in usage),
+            "dvc_lock_sha256": digest([], (workspace / "dvc.lock").read_text()),
+        }
+
+
+def machine() -> dict[str, Any]:
+    """Returns what the seconds depend on."""
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "load_at_end": round(os.getloadavg()[2], 2),
+    }
+
+
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next(line.partition(": ")[2] for line in lines if line.startswith("model name"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,312 @@
+"""Every bad input: one line on stderr that names what is wrong, exit code 2, nothing lost."""
+
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from grpo.artifacts.files import exclusive
+from tests.pipeline.corruptions import (
+    Corruption,
+    both,
+    drop_param,
+    edit_table,
+    edit_tensors,
+    leave,
+    remove,
+    set_cell,
+    set_param,
+    take,
+    truncate,
+    without,
+    write,
+)
+from tests.pipeline.processes import run_stage
+from tests.pipeline.workspaces import contents, locked_stages
+
+PROMPTS = "artifacts/prompts/train.parquet"
+PROFILE = "artifacts/profile/prompts.parquet"
+CURRICULUM = "artifacts/curricula/uniform.parquet"
+ROLLOUTS = "artifacts/rollouts/uniform-1"
+REWARDS = "artifacts/rewards/uniform-1.parquet"
+BASE = "artifacts/policies/base"
+TRAINED = "artifacts/policies/sgpo-1"
+# uniform-1 as a later round of sgpo's chain: it continues with that policy and its optimizer.
+CONTINUED = (f"{BASE} {BASE}", f"{BASE} {TRAINED}")
+
+
+class Bad(NamedTuple):
+    """An input: how a finished workspace is spoiled, the stage that meets it, what it says."""
+
+    name: str
+    stage: str  # as dvc.lock names it
+    corrupt: Corruption
+    message: str  # a regular expression
+    missing: tuple[str, ...] = ()  # packages not installed
+    swap: tuple[str, str] = ("", "")  # in the stage's command
+
+
+TABLES = [
+    Bad("nan reward", "train@uniform-1", set_cell(REWARDS, 5, "reward", float("nan")),
+        rf"{REWARDS}: row 5 \(rollout_id='.*'\): column 'reward' must be present"),
+    Bad("infinite reward", "train@uniform-1", set_cell(REWARDS, 7, "reward", float("inf")),
+        rf"{REWARDS}: row 7 .*'reward' must be finite, got inf"),
+    Bad("outcome above one", "train@uniform-1", set_cell(REWARDS, 0, "outcome", 1.5),
+        rf"{REWARDS}: row 0 .*'outcome' must be in \[0, 1\], got 1.5"),
+    Bad("reward as text", "train@uniform-1",
+        edit_table(REWARDS, lambda frame: frame.astype({"reward": str})),
+        rf"{REWARDS}: column 'reward' must be .*float64"),
+    Bad("unknown status", "train@uniform-1", set_cell(REWARDS, 2, "status", "lucky"),
+        rf"{REWARDS}: row 2 .*'status' must be one of .* got lucky"),
+    Bad("missing column", "score@uniform-1",
+        edit_table(f"{ROLLOUTS}/table.parquet", lambda frame: frame.drop(columns="text")),
+        rf"{ROLLOUTS}/table.parquet: column 'text' is missing"),
+    Bad("extra column", "curriculum@uniform",
+        edit_table(PROFILE, lambda frame: frame.assign(mood="good")),
+        rf"{PROFILE}: column 'mood' is unknown"),
+    Bad("columns in another order", "curriculum@uniform",
+        edit_table(PROFILE, lambda frame: frame[frame.columns[::-1]]),
+        rf"{PROFILE}: columns must be \['prompt_id', "),
+    Bad("duplicate prompt", "rollout@uniform-1",
+        edit_table(PROMPTS, lambda frame: frame.assign(prompt_id="same")),
+        rf"{PROMPTS}: row \d+ \(prompt_id='same'\): column 'prompt_id' must be unique"),
+    Bad("truncated parquet", "rollout@uniform-1", truncate(PROMPTS),
+        rf"{PROMPTS}: must be whole parquet, .*; delete it and rerun"),
+    Bad("no parquet", "score@uniform-1", write(PROMPTS, "prompt,answer\n"),
+        rf"{PROMPTS}: must be whole parquet"),
+    Bad("empty table", "rollout@uniform-1", edit_table(CURRICULUM, lambda frame: frame[:0]),
+        rf"{CURRICULUM}: must have at least one row, got an empty table"),
+    Bad("missing table", "train@uniform-1", remove(REWARDS),
+        rf"{REWARDS}: no such file; run the stage that writes it"),
+    Bad("group of one in a curriculum", "rollout@uniform-1",
+        set_cell(CURRICULUM, 3, "rollouts", 1),
+        rf"{CURRICULUM}: row 3 .*'rollouts' must be >= 2, got 1"),
+    Bad("curriculum of unknown prompts", "rollout@uniform-1",
+        set_cell(CURRICULUM, 0, "prompt_id", "train-nobody"),
+        rf"{CURRICULUM}: .*'train-nobody'.*{PROMPTS}"),
+    Bad("rollouts of unknown prompts", "score@uniform-1",
+        set_cell(f"{ROLLOUTS}/table.parquet", 4, "prompt_id", "train-nobody"),
+        rf"{ROLLOUTS}/table.parquet: .* belongs to no .*{PROMPTS}"),
+    Bad("rewards of another round", "train@uniform-1",
+        take(REWARDS, "artifacts/rewards/sgpo-1.parquet"),
+        rf"{REWARDS}: must hold one reward per rollout"),
+]  # fmt: skip
+TENSORS = [
+    Bad("truncated safetensors", "train@uniform-1", truncate(f"{ROLLOUTS}/tensors.safetensors"),
+        rf"{ROLLOUTS}/tensors.safetensors: must be whole safetensors"),
+    Bad("missing safetensors", "train@uniform-1", remove(f"{ROLLOUTS}/tensors.safetensors"),
+        rf"{ROLLOUTS}/tensors.safetensors: no such file"),
+    Bad("missing tensor", "train@uniform-1",
+        edit_tensors(f"{ROLLOUTS}/tensors.safetensors", without("behavior_logp")),
+        rf"{ROLLOUTS}/tensors.safetensors: must hold .*'behavior_logp'"),
+    Bad("tensors of more rollouts than the table", "train@uniform-1",
+        edit_table(f"{ROLLOUTS}/table.parquet", lambda frame: frame[:-1]),
+        rf"{ROLLOUTS}/tensors.safetensors: holds 128 rollouts of 16 prompts, its table 127"),
+    Bad("tensors of more steps than they say", "train@uniform-1",
+        edit_tensors(f"{ROLLOUTS}/tensors.safetensors",
+                     lambda tensors: tensors | {"tokens": tensors["tokens"][:-1]}),
+        rf"{ROLLOUTS}/tensors.safetensors: a ragged tensor has \d+ entries"),
+    Bad("cost that is no JSON", "train@uniform-1", truncate(f"{ROLLOUTS}/cost.json"),
+        rf"{ROLLOUTS}/cost.json: must be JSON"),
+    Bad("cost of unknown fields", "train@uniform-1", write(f"{ROLLOUTS}/cost.json", '{"euros": 3}'),
+        rf"{ROLLOUTS}/cost.json: must hold"),
+]  # fmt: skip
+POLICIES = [
+    Bad("policy without configuration", "rollout@uniform-1", remove(f"{BASE}/config.json"),
+        rf"{BASE}/config.json: no such file"),
+    Bad("configuration that is no JSON", "rollout@uniform-1", truncate(f"{BASE}/config.json"),
+        rf"{BASE}/config.json: must be JSON"),
+    Bad("tokenizer that is no JSON", "rollout@uniform-1", truncate(f"{BASE}/tokenizer.json"),
+        rf"{BASE}/tokenizer.json: must be JSON"),
+    Bad("policy without tokenizer", "rollout@uniform-1", remove(f"{BASE}/tokenizer.json"),
+        rf"{BASE}: must be a whole policy directory"),
+    Bad("policy without weights", "evaluate@uniform-1",
+        remove("artifacts/policies/uniform-1/model.safetensors"),
+        r"artifacts/policies/uniform-1: must be a whole policy directory"),
+    Bad("truncated weights", "evaluate@uniform-1",
+        truncate("artifacts/policies/uniform-1/model.safetensors"),
+        r"artifacts/policies/uniform-1: must be a whole policy directory"),
+    Bad("weights of another shape", "profile",
+        edit_tensors(f"{BASE}/model.safetensors",
+                     lambda tensors: tensors | {"model.norm.weight": tensors["model.norm.weight"][:4]}),
+        rf"{BASE}: must be a whole policy directory, .*model.norm.weight"),
+    Bad("weights without a layer", "profile",
+        edit_tensors(f"{BASE}/model.safetensors", without("model.norm.weight")),
+        rf"{BASE}: must be a whole policy directory, .*model.norm.weight"),
+    Bad("weights of an unknown layer", "profile",
+        edit_tensors(f"{BASE}/model.safetensors",
+                     lambda tensors: tensors | {"model.extra": tensors["model.norm.weight"]}),
+        rf"{BASE}: must be a whole policy directory, .*model.extra"),
+    Bad("state without its cost", "train@uniform-1",
+        write(f"{BASE}/state.json", '{"name": "base"}'),
+        rf"{BASE}/state.json: must hold the fields of a policy state, 'cost'"),
+    Bad("missing optimizer", "train@uniform-1", remove(f"{TRAINED}/optimizer.safetensors"),
+        rf"{TRAINED}/optimizer.safetensors: no such file", swap=CONTINUED),
+    Bad("truncated optimizer", "train@uniform-1", truncate(f"{TRAINED}/optimizer.safetensors"),
+        rf"{TRAINED}/optimizer.safetensors: must be whole", swap=CONTINUED),
+    Bad("optimizer without the moments of a layer", "train@uniform-1",
+        edit_tensors(f"{TRAINED}/optimizer.safetensors", without("model.norm.weight/exp_avg")),
+        rf"{TRAINED}/optimizer.safetensors: lacks the moments of model.norm.weight",
+        swap=CONTINUED),
+    Bad("optimizer of another model", "train@uniform-1",
+        edit_tensors(f"{TRAINED}/optimizer.safetensors",
+                     lambda moments: {k: v[..., :1] if "exp" in k else v
+                                      for k, v in moments.items()}),
+        rf"{TRAINED}/optimizer.safetensors: .*another model", swap=CONTINUED),
+]  # fmt: skip
+JSONL = {
+    "kind": "jsonl", "train": "train.jsonl", "eval": "eval.jsonl", "instruction": ""
+}  # fmt: skip
+IMPORTED = both(
+    set_param("task", JSONL), set_param("policy.base", {"source": "directory", "path": "model"})
+)
+LINE = '{"prompt": "1+1=", "answer": "2"}\n'
+PARAMETERS = [
+    Bad("missing params.yaml", "score@uniform-1", remove("params.yaml"),
+        r"params.yaml: no such file; copy one from recipes/"),
+    Bad("invalid yaml", "check", write("params.yaml", "seed: [1,\n"), r"params.yaml: must be YAML"),
+    Bad("params.yaml in another encoding", "check", write("params.yaml", b"seed: \xff\xfe"),
+        r"params.yaml: must be YAML"),
+    Bad("two clips", "check",
+        set_param("arms.sgpo.objective", ["rloo", {"clip_surrogate": {"low": 0.2, "high": 0.2}}]),
+        r"params.yaml: U11 ERROR arms.sgpo.objective\[1\].clip_surrogate: "),
+    Bad("negative learning rate", "train@uniform-1",
+        set_param("arms.uniform.training.learning_rate", -0.1),
+        r"params.yaml: arms.uniform.training.learning_rate must be greater than 0, got -0.1"),
+    Bad("phase beyond the curriculum", "rollout@uniform-1", set_param("rounds.uniform-1.phase", 2),
+        r"params.yaml: rounds.uniform-1.phase must be .* 1, got 2"),
+    Bad("round that is not in params.yaml", "rollout@uniform-1",
+        drop_param("rounds.uniform-1"), r"params.yaml: rounds.uniform-1 is missing"),
+    Bad("arm that is not in params.yaml", "curriculum@uniform",
+        both(drop_param("rounds.uniform-1"), drop_param("arms.uniform")),
+        r"params.yaml: arms.uniform is missing"),
+    Bad("unknown family", "prepare", set_param("task.families", {"alchemy": {}}),
+        r"params.yaml: task.families.alchemy .*alchemy"),
+    Bad("family without compact notation", "prepare", set_param("task.families", {"sudoku": {}}),
+        r"params.yaml: task.families.sudoku has no compact notation"),
+    Bad("unknown difficulty", "prepare", set_param("task.families.gcd", {"length": 3}),
+        r"params.yaml: task.families.gcd .*length"),
+    Bad("family out of prompts", "prepare", set_param("task.families.gcd.max_value", 3),
+        r"params.yaml: task.families.gcd has \d+ different prompts, .* ask for 30"),
+    Bad("missing jsonl", "prepare", IMPORTED, r"data/train.jsonl: must be a JSON-lines file"),
+    Bad("jsonl line without answer", "prepare",
+        both(IMPORTED, write("data/train.jsonl", LINE + '{"prompt": "1+2="}\n')),
+        r"data/train.jsonl: line 2 must be"),
+    Bad("empty jsonl", "prepare",
+        both(IMPORTED, both(write("data/train.jsonl", LINE), write("data/eval.jsonl", "\n"))),
+        r"data/eval.jsonl: must"),
+    Bad("prompts in train and eval", "prepare",
+        both(IMPORTED, both(write("data/train.jsonl", LINE), write("data/eval.jsonl", LINE))),
+        r"data/eval.jsonl: 1 prompts stand in data/train.jsonl too"),
+    Bad("more prompts asked for than there are", "curriculum@uniform",
+        set_param("arms.uniform.curriculum.0.split_at_random.prompts_per_phase", 400),
+        r"params.yaml: arms.uniform.curriculum.* asks for 400 prompts, the selection has 40"),
+    Bad("curriculum that keeps nothing", "curriculum@uniform",
+        set_param("arms.uniform.curriculum.0", {"keep_rate_window": {"low": 0.51, "high": 0.52}}),
+        r"params.yaml: arms.uniform.curriculum.* keep_rate_window leaves no prompt of 40"),
+    Bad("unknown architecture", "base",
+        set_param("policy.base.architecture", "PerceptronForCausalLM"),
+        r"params.yaml: policy.base.architecture must be a causal LM class"),
+    Bad("configuration refused by its class", "base",
+        set_param("policy.base.config.num_attention_heads", 5),
+        r"params.yaml: policy.base.config is refused"),
+    Bad("missing directory of a base", "base",
+        set_param("policy.base", {"source": "directory", "path": "model"}),
+        r"params.yaml: policy.base.path must be a directory, data/model is none"),
+    Bad("missing gguf package", "base",
+        set_param("policy.base", {"source": "gguf", "package": "llm_nobody", "file": "a.gguf"}),
+        r"params.yaml: policy.base.package 'llm_nobody' is not installed; run pip install"),
+    Bad("missing peft", "rollout@uniform-1",
+        set_param("policy.lora",
+                  {"rank": 2, "alpha": 2, "dropout": 0.0, "target_modules": ["q_proj"]}),
+        r"params.yaml: policy.lora needs peft; run pip install", missing=("peft",)),
+    Bad("missing package of a judge", "score@uniform-1", set_param("reward.judge", "math"),
+        r"params.yaml: reward.judge math needs math-verify; run pip install",
+        missing=("math_verify",)),
+    Bad("cuda without a gpu", "rollout@uniform-1", set_param("machine.device", "cuda"),
+        r"params.yaml: machine.device cuda needs a GPU, found none; set cpu"),
+    Bad("too few paths", "score@uniform-1", leave,
+        r"python -m stages.score takes the paths prompts rollouts out, got 2",
+        swap=(f" {PROMPTS}", "")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("bad", [*TABLES, *TENSORS, *POLICIES, *PARAMETERS], ids=lambda b: b.name)
+def test_a_bad_input_is_one_line_and_loses_nothing(workspace: Path, bad: Bad):
+    bad.corrupt(workspace)
+    refuses(workspace, bad)
+
+
+def refuses(workspace: Path, bad: Bad) -> None:
+    """Asserts that a stage ends with one line and exit code 2, and leaves all artifacts alone."""
+    command = locked_stages(workspace)[bad.stage]["cmd"].replace(*bad.swap)
+    before = contents(workspace / "artifacts")
+    ended = run_stage(workspace, command, missing=bad.missing)
+    assert ended.code == 2, ended.stderr
+    assert re.fullmatch(rf"{bad.message}.*\n", ended.stderr), ended.stderr
+    assert contents(workspace / "artifacts") == before
+
+
+def test_one_stage_runs_once_at_a_time(workspace: Path):
+    lock = ".work/score@uniform-1.lock"
+    with exclusive(workspace / lock, "this test"):
+        refuses(
+            workspace,
+            Bad("busy", "score@uniform-1", leave, rf"{lock}: stage .* is already running here"),
+        )
+    command = locked_stages(workspace)["score@uniform-1"]["cmd"]
+    assert run_stage(workspace, command).code == 0
+
+
+@contextmanager
+def full_disk(folder: Path) -> Iterator[None]:
+    """Puts `folder`, with what is in it, on a disk without room for another page."""
+    kept = contents(folder)
+    size = 4096 * (sum(-(-len(each) // 4096) + 1 for each in kept.values()) + 4)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], check=True)
+    try:
+        for name, content in kept.items():
+            write(name, content)(folder)
+        with (folder / "filler").open("wb", buffering=0) as file:
+            try:
+                while file.write(b"0" * 4096):
+                    pass
+            except OSError:
+                pass
+        yield
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk takes root")
+@pytest.mark.parametrize(
+    ("stage", "folder"),
+    [
+        ("prepare", "artifacts/prompts"),
+        ("base", "artifacts/policies"),
+        ("base", "artifacts/training"),
+        ("profile", "artifacts/profile"),
+        ("curriculum@sgpo", "artifacts/curricula"),
+        ("rollout@sgpo-1", ".work"),
+        ("rollout@sgpo-1", "artifacts/rollouts"),
+        ("score@sgpo-1", "artifacts/rewards"),
+        ("train@sgpo-1", ".work"),
+        ("train@sgpo-1", "artifacts/training"),
+        ("train@sgpo-1", "artifacts/policies"),
+        ("evaluate@sgpo-1", "artifacts/evaluations"),
+        ("report", "artifacts/report"),
+    ],
+)
+def test_a_full_disk_is_one_line_and_loses_nothing(workspace: Path, stage: str, folder: str):
+    (workspace / ".work").mkdir()
+    with full_disk(workspace / folder):
+        refuses(workspace, Bad("full", stage, leave, rf"{folder}/\S+: .*No space left.*make room"))
+
+
+def test_dvc_passes_the_line_on_and_keeps_its_lock(finished: Path, workspace: Path):
+    """The same as a person sees it: a shell, dvc, and a stage in a process of its own."""

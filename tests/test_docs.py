@@ -1,0 +1,201 @@
+"""The pages against the code: rules, chains, parameters, examples, names and links."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from pydantic import TypeAdapter
+
+from grpo.artifacts.tables import PROMPTS, validate
+from grpo.build.curricula import build_curriculum
+from grpo.build.objectives import ALGORITHMS, build_objective
+from grpo.objective.base import Link, Objective, assign_credit, loss_terms, scalar_loss
+from grpo.objective.rules import RULES
+from grpo.params import LinkSpec, PolicyParams, Reward, Task
+from grpo.rewards import base as rewards
+from grpo.types import Credit, Rollouts
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+LINKED = [*PAGES, *ROOT.glob("README.md")]
+PIPELINE = DOCS / "pipeline.md"
+METHODS = sorted((DOCS / "methods").glob("*.md"))
+TO_BE_WRITTEN = {"grpo/tasks/sums.py", "grpo/rewards/closeness.py"}  # by the reader
+SECTIONS: dict[str, Any] = {"task": Task, "policy": PolicyParams, "reward": Reward}
+PAIR = Rollouts(
+    group=torch.tensor([0, 0]),
+    reward=torch.tensor([1.0, 0.0]),
+    outcome=torch.tensor([1.0, 0.0]),
+    mask=torch.tensor([[True, True], [True, False]]),
+    behavior_logp=torch.full((2, 2), -0.5),
+)
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def blocks(path: Path, language: str) -> list[str]:
+    """Returns a page's fenced blocks of one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", path.read_text(), flags=re.M | re.S)
+
+
+def sections(path: Path) -> Iterator[tuple[str, Any]]:
+    """Yields the top-level key and value of each YAML block of a page."""
+    for block in blocks(path, "yaml"):
+        yield from yaml.safe_load(block).items()
+
+
+def chains(path: Path) -> list[Objective]:
+    """Returns every objective of a page, as params.yaml would build it."""
+    return [
+        build_objective(TypeAdapter(list[LinkSpec]).validate_python(value, strict=True), "docs")
+        for key, value in sections(path)
+        if key == "objective"
+    ]
+
+
+def rows(path: Path) -> list[list[str]]:
+    """Returns the cells of every table row of a page."""
+    lines = [line for line in path.read_text().splitlines() if line.startswith("| ")]
+    return [
+        [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        for line in lines
+    ]
+
+
+def defined_in(path: Path) -> dict[str, Any]:
+    """Runs a page's Python blocks in order and returns what they define."""
+    names: dict[str, Any] = {}
+    for block in blocks(path, "python"):
+        exec(compile(block, name_of(path), "exec"), names)
+    return names
+
+
+def test_the_table_of_rules_is_that_of_the_code():
+    written = [row for row in rows(DOCS / "rules.md") if row[0] != "id"]
+    assert written == [[rule.id, rule.severity.name, rule.sentence] for rule in RULES]
+
+
+def test_the_rule_at_run_time_is_quoted_from_the_code():
+    message = (
+        "U27: clip_surrogate needs a range above 3 times the drift between sampler and trainer"
+    )
+    code = (ROOT / "grpo" / "training.py").read_text()
+    assert message in (DOCS / "rules.md").read_text()
+    assert "U27: clip_surrogate needs a range above {MIN_CLIP_PER_DRIFT:g} times the drift" in code
+    assert "MIN_CLIP_PER_DRIFT = 3.0" in code
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
+def test_yaml_blocks_are_sections_of_params_that_build(path: Path):
+    chains(path)
+    for key, value in sections(path):
+        assert key in {"objective", "curriculum", *SECTIONS}
+        if key == "curriculum":
+            build_curriculum(TypeAdapter(list[LinkSpec]).validate_python(value, strict=True), "x")
+        elif key in SECTIONS:
+            TypeAdapter(SECTIONS[key]).validate_python(value, strict=True)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_has_a_page_that_spells_out_its_chain(name: str):
+    named, spelled = chains(DOCS / "methods" / f"{name}.md")
+    assert named.links == ALGORITHMS[name](**_required(name)).links == spelled.links
+
+
+def _required(name: str) -> dict[str, int]:
+    return {"horizon": 24} if name == "dr_grpo" else {}
+
+
+@pytest.mark.parametrize("path", METHODS, ids=name_of)
+def test_method_pages_have_the_same_headings(path: Path):
+    headings = re.findall(r"^## (.*)$", path.read_text(), flags=re.M)
+    for heading in ("Defaults", "Deviations from the paper", "Rules", "What was measured here"):
+        assert heading in headings
+
+
+def test_every_stage_stands_on_the_pipeline_page_with_its_parameters():
+    written = {row[0].strip("`"): re.findall(r"`([^`]+)`", row[2]) for row in rows(PIPELINE)}
+    for name, stage in yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"].items():
+        each = "ARM" if stage.get("foreach") == "${arms}" else "ROUND"
+        title = f"{name}@{each}" if "foreach" in stage else name
+        params = " ".join(stage.get("do", stage).get("params", []))
+        params = params.replace("${item.arm}", "ARM").replace("${key}", each)
+        assert written[title] == params.split()
+
+
+@pytest.mark.parametrize("path", LINKED, ids=name_of)
+def test_relative_links_resolve(path: Path):
+    targets = re.findall(r"\]\(([^)\s#]+)(?:#[^)\s]*)?\)", path.read_text())
+    for target in targets:
+        if not target.startswith(("http:", "https:", "mailto:")):
+            assert (path.parent / target).exists(), target
+
+
+def test_the_index_leads_to_every_page():
+    index = (DOCS / "index.md").read_text()
+    for path in PAGES:
+        if path.name != "index.md":
+            assert f"({path.relative_to(DOCS).as_posix()})" in index
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
+def test_named_tests_and_files_exist(path: Path):
+    text = path.read_text()
+    written = "\n".join(each.read_text() for each in (ROOT / "tests").rglob("test_*.py"))
+    for name in re.findall(r"`(test_\w+)`", text):
+        assert f"def {name}(" in written, name
+    for name in re.findall(r"`((?:grpo|stages|flows|tests|recipes)/[\w/]+\.(?:py|yaml))`", text):
+        assert name in TO_BE_WRITTEN or (ROOT / name).is_file(), name
+
+
+def test_the_library_example_does_what_the_page_says():
+    shown = defined_in(DOCS / "objective.md")
+    credit = shown["credit"]
+    assert credit.advantage[:, 0].tolist() == [1, -1, 0, 0]
+    assert (credit.weight[2:] == 0).all()
+    torch.testing.assert_close(shown["logp"].grad, -credit.weight * credit.advantage)
+
+
+def test_the_credit_link_of_the_page_works():
+    shown = defined_in(DOCS / "own-link.md")
+    objective = shown["objective"]
+    assert objective.links[-1] == Link("scale_failures", {"factor": 0.5})
+    credit, _ = assign_credit(objective, PAIR, objective.init(), torch.Generator())
+    assert credit.advantage.tolist() == [[1, 1], [-0.5, 0]]
+
+
+def test_the_loss_link_of_the_page_has_the_gradient_of_reinforce_on_policy():
+    link = defined_in(DOCS / "own-link.md")["clip_weight"](ratio_max=5.0)
+    logp = PAIR.behavior_logp.clone().requires_grad_()
+    credit = Credit(advantage=torch.tensor([[1.0, 1.0], [-1.0, 0.0]]), weight=PAIR.mask.float())
+    terms = loss_terms(
+        link, logp=logp, proximal_logp=PAIR.behavior_logp, reference_logp=None, credit=credit
+    )
+    scalar_loss(terms, credit).backward()
+    torch.testing.assert_close(logp.grad, -credit.advantage)
+
+
+def test_the_task_of_the_page_keeps_the_schema_and_is_disjoint():
+    make_sums = defined_in(DOCS / "own-task.md")["make_sums"]
+    tables = make_sums(largest=9, train_prompts=40, eval_prompts=20, seed=0)
+    for frame, count in [(tables.train, 40), (tables.eval, 20)]:
+        assert len(validate(frame, PROMPTS, Path("prompts.parquet"))) == count
+    assert set(tables.train["prompt"]).isdisjoint(tables.eval["prompt"])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("#7", (1.0, "scored")), ("#5", (0.8, "scored")), ("#seven", (0.0, "failed"))],
+)
+def test_the_judge_of_the_page_scores(text: str, expected: tuple[float, str]):
+    judge = defined_in(DOCS / "own-reward.md")["score_closeness"]
+    task = rewards.Task(family="sums", answer="7", entry={})
+    outcome = rewards.judge_text(judge, text, task, answer_after="#", timeout_seconds=5.0)
+    assert tuple(outcome) == expected
