@@ -21,10 +21,12 @@ OUT = ROOT / "benchmarks" / "results" / "demo.json"
 def main() -> None:
     """Runs each seed in a clone of the committed revision."""
     seeds = [int(argument) for argument in sys.argv[1:]]
-    runs = {str(seed): run_seed(seed) for seed in seeds}
+    revision = _git("rev-parse", "HEAD")
+    runs = {str(seed): run_seed(seed, revision) for seed in seeds}
     write_json(
         OUT,
         {
+            "revision": revision,
             "command": f"python -m benchmarks.demo {' '.join(map(str, seeds))}",
             "machine": machine(),
             "runs": runs,
@@ -33,11 +35,12 @@ def main() -> None:
     print(OUT)
 
 
-def run_seed(seed: int) -> dict[str, Any]:
+def run_seed(seed: int, revision: str) -> dict[str, Any]:
     """Returns the report's numbers and the seconds of one run in a fresh clone."""
     with tempfile.TemporaryDirectory() as folder:
         workspace = Path(folder) / "workspace"
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(workspace)], check=True)
+        subprocess.run(["git", "checkout", "--quiet", revision], cwd=workspace, check=True)
         params = workspace / "params.yaml"
         params.write_text(params.read_text().replace("seed: 0\n", f"seed: {seed}\n", 1))
         start = time.perf_counter()
@@ -52,6 +55,11 @@ def run_seed(seed: int) -> dict[str, Any]:
             "peak_bytes": max(each["peak_bytes"] for each in usage),
             "dvc_lock_sha256": digest([], (workspace / "dvc.lock").read_text()),
         }
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(ROOT), *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def machine() -> dict[str, Any]:

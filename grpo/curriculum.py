@@ -3,7 +3,7 @@
 A step takes and returns a frame with prompt_id, family, outcome_rate and, once decided, rollouts,
 phase and position. sGPO [Sudalairaj et al., 2026] is drop_trivial, sample_unsolved,
 size_groups_by_inverse_rate, split_easy_to_hard. Unlike the paper: its numbers come from a
-re-implementation (METHODS part 9), and a phase is one round, not trained "to convergence".
+public re-implementation (docs/methods/sgpo.md), and a phase is one round, not trained "to convergence".
 """
 
 from collections.abc import Callable, Mapping
@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from grpo.errors import ParameterError
+from grpo.errors import ArtifactError, ParameterError
 from grpo.objective.base import Link, Setting
 
 Step = Callable[[pd.DataFrame, np.random.Generator], pd.DataFrame]
@@ -167,9 +167,7 @@ def plan_curriculum(profile: pd.DataFrame, steps: list[CurriculumStep], seed: in
     for step in steps:
         frame = step.apply(frame, chooser)
         if len(frame) == 0:
-            raise ParameterError(
-                f"curriculum step {step.link.name} leaves no prompt of {len(profile)}; loosen it"
-            )
+            raise ParameterError(f"{step.link.name} leaves no prompt of {len(profile)}; loosen it")
     for column, owners in [("rollouts", SIZERS), ("phase", SPLITTERS)]:
         if column not in frame:
             raise ParameterError(f"a curriculum needs one of {sorted(owners)}")
@@ -189,6 +187,21 @@ def select_phase(curriculum: pd.DataFrame, phase: int) -> pd.DataFrame:
         last = int(curriculum["phase"].max())
         raise ParameterError(f"a round asks for phase {phase}, its curriculum has 1 to {last}")
     return selected
+
+
+def add_prompts(plan: pd.DataFrame, prompts: pd.DataFrame) -> pd.DataFrame:
+    """Returns `plan` with a column `prompt`, the text to continue.
+
+    Raises:
+      ArtifactError: If a prompt of the plan is not among `prompts`.
+    """
+    joined = plan.merge(prompts[["prompt_id", "prompt"]], on="prompt_id", how="left")
+    unknown = joined.loc[joined["prompt"].isna(), "prompt_id"]
+    if len(unknown):
+        raise ArtifactError(
+            f"{unknown.iloc[0]!r} is no prompt of the training set; rerun the curriculum stage"
+        )
+    return joined
 
 
 def _step(name: str, settings: Mapping[str, Setting], apply: Step) -> CurriculumStep:

@@ -1,5 +1,8 @@
 """The exceptions a person can cause; a stage turns each into one line and exit code 2."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class GrpoError(Exception):
     """States the rule, the value and the way out, in one line."""
@@ -23,3 +26,12 @@ class BusyError(GrpoError, RuntimeError):
 
 class MissingExtraError(GrpoError, ImportError):
     """An optional package is needed; the message says which extra installs it."""
+
+
+@contextmanager
+def located(where: object) -> Iterator[None]:
+    """Puts a file or parameter path before the message of a GrpoError raised in the block."""
+    try:
+        yield
+    except GrpoError as error:
+        raise type(error)(f"{where}: {error}") from None

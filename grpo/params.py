@@ -205,6 +205,19 @@ class Parameters(Strict):
         """Returns the names of an arm's rounds, in the file's order."""
         return [name for name, each in self.rounds.items() if each.arm == arm]
 
+    def find_arm(self, name: str) -> Arm:
+        """Returns an arm; raises ParameterError if there is none of that name."""
+        if name not in self.arms:
+            raise ParameterError(f"{PARAMS}: arms.{name} is missing, there are {sorted(self.arms)}")
+        return self.arms[name]
+
+    def find_round(self, name: str) -> Round:
+        """Returns a round; raises ParameterError if there is none of that name."""
+        if name not in self.rounds:
+            known = sorted(self.rounds)
+            raise ParameterError(f"{PARAMS}: rounds.{name} is missing, there are {known}")
+        return self.rounds[name]
+
 
 def read_params(path: Path = PARAMS) -> Parameters:
     """Returns the typed content of a parameter file.

@@ -12,6 +12,7 @@ from torch import Tensor
 from grpo.artifacts.files import read_json, write_json
 from grpo.artifacts.tables import ROLLOUTS, read_table, write_table
 from grpo.artifacts.tensors import read_tensors, write_tensors
+from grpo.errors import ArtifactError
 from grpo.policies.base import Policy
 from grpo.seeds import derive_seed
 from grpo.types import Cost
@@ -95,11 +96,16 @@ def read_batch(directory: Path) -> SampledBatch:
     """Returns a batch that `write_batch` wrote.
 
     Raises:
-      ArtifactError: If a file is missing or broken, or table and tensors disagree.
+      ArtifactError: If a file is missing or broken.
     """
     table = read_table(directory / "table.parquet", ROLLOUTS)
     tensors = read_tensors(directory / "tensors.safetensors")
-    return SampledBatch(table=table, tensors=tensors, cost=Cost(**read_json(directory / COST)))
+    path = directory / COST
+    try:
+        cost = Cost(**read_json(path))
+    except TypeError as error:
+        raise ArtifactError(f"{path}: must hold a cost, {error}; rerun its stage") from None
+    return SampledBatch(table=table, tensors=tensors, cost=cost)
 
 
 def _plan_batches(prompts: pd.DataFrame, rollouts_per_batch: int) -> list[pd.DataFrame]:

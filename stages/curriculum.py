@@ -6,7 +6,8 @@ from grpo.artifacts.tables import CURRICULUM, PROFILE, read_table, write_table
 from grpo.artifacts.usage import Usage
 from grpo.build.curricula import build_curriculum
 from grpo.curriculum import plan_curriculum
-from grpo.params import read_params
+from grpo.errors import located
+from grpo.params import PARAMS, read_params
 from grpo.seeds import derive_seed
 from stages.entry import run
 
@@ -15,10 +16,10 @@ def main(usage: Usage, profile: Path, out: Path) -> None:
     """Writes the curriculum of the arm that `out` is named after."""
     params = read_params()
     arm = out.stem
-    steps = build_curriculum(params.arms[arm].curriculum, arm)
-    plan = plan_curriculum(
-        read_table(profile, PROFILE), steps, seed=derive_seed(params.seed, "curriculum", arm)
-    )
+    steps = build_curriculum(params.find_arm(arm).curriculum, arm)
+    rates = read_table(profile, PROFILE)
+    with located(f"{PARAMS}: arms.{arm}.curriculum"):
+        plan = plan_curriculum(rates, steps, seed=derive_seed(params.seed, "curriculum", arm))
     write_table(plan, out, CURRICULUM)
 
 

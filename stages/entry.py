@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from grpo.artifacts.checkpoints import WORK, Scratch
-from grpo.artifacts.files import digest, exclusive
+from grpo.artifacts.files import NO_ROOM, digest, exclusive
 from grpo.artifacts.usage import measured
 from grpo.errors import ArtifactError, GrpoError
 from grpo.params import Parameters
@@ -40,10 +40,11 @@ def run(main: Callable[..., None], *, stage: str) -> None:
     except GrpoError as error:
         _stop(" ".join(str(error).split()))
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
+        if error.errno not in (*NO_ROOM, errno.EROFS, errno.EACCES):
             raise
         where = error.filename or "the workspace"
-        _stop(f"{where}: {error.strerror}; make room or permit writing, then rerun")
+        reason = os.strerror(error.errno)
+        _stop(f"{where}: {reason}; make room or permit writing, then rerun")
 
 
 def scratch_of(stage: str, inputs: list[Path], params: Parameters) -> Scratch:

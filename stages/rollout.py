@@ -6,8 +6,9 @@ from grpo.artifacts.files import atomic_path
 from grpo.artifacts.tables import CURRICULUM, PROMPTS, read_table
 from grpo.artifacts.usage import Usage
 from grpo.build.policies import load_policy, prepare_machine
-from grpo.curriculum import select_phase
-from grpo.params import read_params
+from grpo.curriculum import add_prompts, select_phase
+from grpo.errors import located
+from grpo.params import PARAMS, read_params
 from grpo.policies.tokens import Decoding
 from grpo.sampling import sample_rollouts, write_rollouts
 from grpo.seeds import derive_seed
@@ -21,10 +22,13 @@ def main(
     """Writes the rollouts of the round that `out` is named after."""
     params = read_params()
     prepare_machine(params.machine)
-    each = params.rounds[out.name]
-    settings = params.arms[each.arm].sampling
-    plan = select_phase(read_table(curriculum, CURRICULUM), each.phase)
-    plan = plan.merge(read_table(prompts, PROMPTS)[["prompt_id", "prompt"]], on="prompt_id")
+    each = params.find_round(out.name)
+    settings = params.find_arm(each.arm).sampling
+    plan, texts = read_table(curriculum, CURRICULUM), read_table(prompts, PROMPTS)
+    with located(f"{PARAMS}: rounds.{out.name}.phase"):
+        plan = select_phase(plan, each.phase)
+    with located(curriculum):
+        plan = add_prompts(plan, texts)
     scratch = scratch_of(f"rollout@{out.name}", [base, policy, prompts, curriculum], params)
     decoding = Decoding(temperature=settings.temperature, max_steps=params.policy.max_steps)
     with usage.part("load"):

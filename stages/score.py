@@ -5,6 +5,7 @@ from pathlib import Path
 from grpo.artifacts.tables import PROMPTS, REWARDS, ROLLOUTS, read_table, write_table
 from grpo.artifacts.usage import Usage
 from grpo.build.rewards import build_reward
+from grpo.errors import located
 from grpo.params import read_params
 from grpo.scoring import score_rollouts
 from stages.entry import run
@@ -14,14 +15,10 @@ from stages.progress import shown
 def main(usage: Usage, prompts: Path, rollouts: Path, out: Path) -> None:
     """Writes outcome, reward and status of every rollout."""
     rule = build_reward(read_params().reward)
-    table = read_table(rollouts / "table.parquet", ROLLOUTS)
-    with usage.part("scoring"), shown(f"score {out.stem}") as progress:
-        rewards = score_rollouts(
-            table,
-            read_table(prompts, PROMPTS),
-            rule,
-            progress=progress,
-        )
+    path = rollouts / "table.parquet"
+    table, tasks = read_table(path, ROLLOUTS), read_table(prompts, PROMPTS)
+    with usage.part("scoring"), shown(f"score {out.stem}") as progress, located(path):
+        rewards = score_rollouts(table, tasks, rule, progress=progress)
     write_table(rewards, out, REWARDS)
 
 

@@ -1,4 +1,4 @@
-"""Curricula: boundaries, shares, order and determinism of METHODS part 9."""
+"""Curricula: boundaries, shares, order and determinism of sGPO."""
 
 import pandas as pd
 import pytest

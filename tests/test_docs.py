@@ -106,11 +106,8 @@ def test_yaml_blocks_are_sections_of_params_that_build(path: Path):
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_has_a_page_that_spells_out_its_chain(name: str):
     named, spelled = chains(DOCS / "methods" / f"{name}.md")
-    assert named.links == ALGORITHMS[name](**_required(name)).links == spelled.links
-
-
-def _required(name: str) -> dict[str, int]:
-    return {"horizon": 24} if name == "dr_grpo" else {}
+    defaults = ALGORITHMS[name](**({"horizon": 24} if name == "dr_grpo" else {}))
+    assert named.links == defaults.links == spelled.links
 
 
 @pytest.mark.parametrize("path", METHODS, ids=name_of)
@@ -121,7 +118,8 @@ def test_method_pages_have_the_same_headings(path: Path):
 
 
 def test_every_stage_stands_on_the_pipeline_page_with_its_parameters():
-    written = {row[0].strip("`"): re.findall(r"`([^`]+)`", row[2]) for row in rows(PIPELINE)}
+    table = [row for row in rows(PIPELINE) if len(row) == 4]
+    written = {row[0].strip("`"): re.findall(r"`([^`]+)`", row[2]) for row in table}
     for name, stage in yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"].items():
         each = "ARM" if stage.get("foreach") == "${arms}" else "ROUND"
         title = f"{name}@{each}" if "foreach" in stage else name
@@ -197,5 +195,5 @@ def test_the_task_of_the_page_keeps_the_schema_and_is_disjoint():
 def test_the_judge_of_the_page_scores(text: str, expected: tuple[float, str]):
     judge = defined_in(DOCS / "own-reward.md")["score_closeness"]
     task = rewards.Task(family="sums", answer="7", entry={})
-    outcome = rewards.judge_text(judge, text, task, answer_after="#", timeout_seconds=5.0)
+    outcome = rewards.judge_text(judge, text, task, answer_pattern="#([^#]*)", timeout_seconds=5.0)
     assert tuple(outcome) == expected

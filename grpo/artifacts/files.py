@@ -1,6 +1,8 @@
 """Atomic files and directories, canonical JSON, content hashes and locks."""
 
+import errno
 import fcntl
+import glob
 import hashlib
 import json
 import os
@@ -11,25 +13,35 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import psutil
 
 from grpo.errors import ArtifactError, BusyError
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
     """Yields a temporary sibling of `path` that replaces it, fsynced, when the block succeeds.
 
-    Works for a file and for a directory: a killed writer leaves the old content or the new one.
+    Works for a file and for a directory: a killed writer leaves the old content or the new one,
+    and a temporary sibling that the next writer removes.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.*"):
+        if not _is_alive(left):
+            remove(left)
     temporary = path.parent / f".{path.name}.{os.getpid()}.tmp"
-    remove(temporary)
     try:
         yield temporary
         for file in sorted(temporary.rglob("*")) if temporary.is_dir() else [temporary]:
             if file.is_file():
                 _sync(file)
         _replace(temporary, path)
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            error.filename = str(path)  # some libraries name no file, others the temporary one
+        raise
     finally:
         remove(temporary)
 
@@ -115,6 +127,12 @@ def _replace(source: Path, target: Path) -> None:
     else:
         os.replace(source, target)
     _sync(target.parent)
+
+
+def _is_alive(temporary: Path) -> bool:
+    """Returns whether the process that wrote `.NAME.PID.tmp` or `.old` is another, running one."""
+    pid = int(temporary.name.split(".")[-2])
+    return pid != os.getpid() and psutil.pid_exists(pid)
 
 
 def _sync(path: Path) -> None:

@@ -66,13 +66,13 @@ def build_objective(specs: list[LinkSpec], arm: str) -> Objective:
 
 
 def findings(params: Parameters) -> list[Finding]:
-    """Returns every rule of METHODS 11.3 that the parameters meet, errors first."""
+    """Returns every composition rule that the parameters meet, errors first."""
     found = []
     for name, arm in params.arms.items():
         paths, plan = _plan(params, name, arm)
         for rule in RULES:
             for cause in rule.find(plan):
-                path = f"arms.{name}.{paths.get(cause, cause)}"
+                path = paths.get(cause, f"arms.{name}.{cause}")
                 path = cause if cause.split(".")[0] in type(params).model_fields else path
                 found.append(Finding(rule.id, rule.severity, path, rule.sentence))
     return sorted(found, key=lambda each: (-each.severity.value, each.path, each.rule))
@@ -80,12 +80,12 @@ def findings(params: Parameters) -> list[Finding]:
 
 def _plan(params: Parameters, name: str, arm: Arm) -> tuple[dict[str, str], Plan]:
     """Returns what the rules may know of an arm, and the path of each of its components."""
-    objective = build_listed(arm.objective, {**LINKS, **ALGORITHMS}, "objective")
+    build_objective(arm.objective, name)
+    objective = build_listed(arm.objective, {**LINKS, **ALGORITHMS}, f"arms.{name}.objective")
     curriculum = build_curriculum(arm.curriculum, name)
-    chain(*(each for _, each in objective))
     paths = {link.name: path for path, each in objective for link in each.links}
     for index, step in enumerate(curriculum):
-        paths[step.link.name] = f"curriculum[{index}].{step.link.name}"
+        paths[step.link.name] = f"arms.{name}.curriculum[{index}].{step.link.name}"
     return paths, Plan(
         links=tuple(link for _, each in objective for link in each.links),
         curriculum=tuple(step.link for step in curriculum),

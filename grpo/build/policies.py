@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import transformers
+from huggingface_hub.errors import StrictDataclassError
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from torch import nn
 from torch.optim import AdamW
@@ -28,7 +29,13 @@ from grpo.params import (
     Training,
 )
 from grpo.policies.lora import add_lora
-from grpo.policies.storage import ADAPTER, load_base, read_trainable, trainable
+from grpo.policies.storage import (
+    ADAPTER,
+    LOADING_ERRORS,
+    load_base,
+    read_trainable,
+    trainable,
+)
 from grpo.policies.tokens import Decoding, TokenPolicy
 from grpo.seeds import derive_seed
 from grpo.warmup import WarmupSettings
@@ -47,6 +54,7 @@ def prepare_machine(machine: Machine) -> None:
         raise ParameterError(f"{PARAMS}: machine.device cuda needs a GPU, found none; set cpu")
     torch.set_num_threads(machine.threads)
     transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
     torch.use_deterministic_algorithms(True, warn_only=True)
 
 
@@ -157,7 +165,7 @@ def _from_scratch(
         )
         torch.manual_seed(seed)
         model = model_class(config).to(dtype)
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError, StrictDataclassError) as error:
         reason = " ".join(str(error).split())
         raise ParameterError(f"{PARAMS}: policy.base.config is refused: {reason}") from None
     return model.eval(), tokenizer
@@ -202,7 +210,7 @@ def _from_pretrained(
         model = AutoModelForCausalLM.from_pretrained(
             name, revision=revision, dtype=dtype, use_safetensors=True, local_files_only=is_local
         )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, *LOADING_ERRORS) as error:
         reason = " ".join(str(error).split())[:200]
         raise ParameterError(f"{PARAMS}: policy.base {name!r} cannot be loaded: {reason}") from None
     return model.eval(), tokenizer

@@ -14,7 +14,7 @@ from grpo.artifacts.files import atomic_path, write_csv, write_json
 from grpo.artifacts.tables import CREDIT, REWARDS, read_table, write_table
 from grpo.build.objectives import build_objective
 from grpo.build.policies import load_policy, make_optimizer
-from grpo.errors import ArtifactError
+from grpo.errors import ArtifactError, located
 from grpo.objective.advantage import rollout_advantage
 from grpo.objective.base import Objective, State
 from grpo.params import Parameters, Training
@@ -58,8 +58,8 @@ def load_round(
     Raises:
       ArtifactError: If an artifact is broken, or rewards and rollouts do not match.
     """
-    each = params.rounds[name]
-    arm = params.arms[each.arm]
+    each = params.find_round(name)
+    arm = params.find_arm(each.arm)
     decoding = Decoding(temperature=arm.sampling.temperature, max_steps=params.policy.max_steps)
     policy = load_policy(params, base=base, directory=start, decoding=decoding)
     optimizer = make_optimizer(policy.model, arm.training)
@@ -73,11 +73,8 @@ def load_round(
         reference = load_policy(params, base=base, directory=base, decoding=decoding)
     sampled = read_batch(rollouts)
     group = torch.tensor(sampled.table["group"].to_numpy())
-    try:
+    with located(rollouts / "tensors.safetensors"):
         trajectory, behavior_logp = policy.unpack(sampled.tensors, group)
-    except ArtifactError as error:
-        path = f"{rollouts}/tensors.safetensors"
-        raise ArtifactError(f"{path}: {error}; rerun rollout@{name}") from None
     settings = _settings(arm.training)
     reference_logp = None
     if reference and REWARD_REFERENCE in active:

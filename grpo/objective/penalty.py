@@ -40,7 +40,7 @@ def penalize_kl(beta: float, estimator: str = "k3") -> Objective:
     """Adds beta * k(logp, reference_logp) to every computed step's loss. [Shao et al., 2024, eq. 4]
 
     The gradient of k2 is that of KL(pi || ref), of k3 that of KL(ref || pi), of k1 zero in
-    expectation (rule U35 refuses it): METHODS 10.1.
+    expectation (rule U35 refuses it); docs/methods/kl.md.
 
     Raises:
       ValueError: If `beta` is negative or `estimator` unknown; on loss, without a reference.

@@ -1,7 +1,7 @@
-"""Which links compose: the rules of METHODS 11.3 that concern the links of this library.
+"""Which links compose: composition rules for the links of this library (docs/rules.md).
 
-A rule is data: id, severity, sentence, and a predicate that names what causes it. Ids U1 to U35
-are those of METHODS; H1 and H2 are the house's own.
+A rule is data: id, severity, sentence, and a predicate that names what causes it. Ids are stable:
+reports and documents cite them.
 """
 
 from collections.abc import Callable

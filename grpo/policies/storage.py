@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.optim import AdamW
@@ -20,6 +21,7 @@ STATE = "state.json"
 WEIGHTS = "model.safetensors"
 ADAPTER = "adapter.safetensors"
 OPTIMIZER = "optimizer.safetensors"
+LOADING_ERRORS = (SafetensorError, StrictDataclassError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,17 +69,24 @@ def load_base(directory: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, Any
     Raises:
       ArtifactError: If a file is missing or broken.
     """
-    if not (directory / "config.json").exists():
-        raise ArtifactError(f"{directory}: is no policy directory; rerun the stage that writes it")
+    # Read once more by transformers, which does not say which file is broken.
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        read_json(directory / name)
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            directory, dtype=dtype, local_files_only=True, use_safetensors=True
+        model, found = AutoModelForCausalLM.from_pretrained(
+            directory,
+            dtype=dtype,
+            local_files_only=True,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
         )
         tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, *LOADING_ERRORS) as error:
         reason = " ".join(str(error).split())[:200]
         message = f"{directory}: must be a whole policy directory, {reason}; rerun its stage"
         raise ArtifactError(message) from None
+    _require_all_weights(directory, found)
     return model.eval(), tokenizer
 
 
@@ -100,21 +109,32 @@ def write_trainable(directory: Path, model: nn.Module, optimizer: AdamW) -> None
 
 
 def read_trainable(directory: Path, model: nn.Module, optimizer: AdamW | None) -> None:
-    """Loads what `write_trainable` wrote; a base directory has no optimizer to load.
+    """Loads what `write_trainable` wrote; None leaves the optimizer's moments where they are.
 
     Raises:
-      ArtifactError: If a file is broken or belongs to another model.
+      ArtifactError: If a file is missing, broken or belongs to another model.
     """
     path = directory / _weights_name(model)
     _copy_into(trainable(model), read_tensors(path), path)
-    moments = directory / OPTIMIZER
-    if optimizer is not None and moments.exists():
+    if optimizer is not None:
+        moments = directory / OPTIMIZER
         _restore_optimizer(model, optimizer, read_tensors(moments), moments)
 
 
 def trainable(model: nn.Module) -> dict[str, Tensor]:
     """Returns the trainable parameters by name."""
     return {name: each for name, each in model.named_parameters() if each.requires_grad}
+
+
+def _require_all_weights(directory: Path, found: dict[str, Any]) -> None:
+    """Raises unless the weights are those of config.json: transformers would draw new ones."""
+    for problem in ("missing_keys", "mismatched_keys", "unexpected_keys"):
+        if found[problem]:
+            kind, first = problem.partition("_")[0], min(map(str, found[problem]))
+            raise ArtifactError(
+                f"{directory}: must hold the weights of its config.json, {kind}: {first}; "
+                "rerun its stage"
+            )
 
 
 def _weights_name(model: nn.Module) -> str:
@@ -146,7 +166,9 @@ def _optimizer_tensors(model: nn.Module, optimizer: AdamW) -> dict[str, Tensor]:
 def _restore_optimizer(
     model: nn.Module, optimizer: AdamW, tensors: dict[str, Tensor], path: Path
 ) -> None:
-    """Puts stored moments back."""
+    """Puts stored moments back; there are none before the first step."""
+    if not tensors:
+        return
     for name, parameter in trainable(model).items():
         own = {
             key.removeprefix(f"{name}/"): value
@@ -155,5 +177,7 @@ def _restore_optimizer(
         }
         if set(own) != {"step", "exp_avg", "exp_avg_sq"}:
             raise ArtifactError(f"{path}: lacks the moments of {name}; rerun its stage")
+        if own["exp_avg"].shape != parameter.shape or own["exp_avg_sq"].shape != parameter.shape:
+            raise ArtifactError(f"{path}: belongs to another model, first difference {name}")
         moved = {k: v if k == "step" else v.to(parameter.device) for k, v in own.items()}
         optimizer.state[parameter] = moved

@@ -55,4 +55,6 @@ def _read(path: Path, part: str, instruction: str) -> pd.DataFrame:
                 "entry": "{}",
             }
         )
+    if not rows:
+        raise ArtifactError(f"{path}: must have at least one prompt, got none")
     return pd.DataFrame(rows)

@@ -1,4 +1,4 @@
-"""Baselines and scales: closed forms of METHODS part 0, 8."""
+"""Baselines and scales: closed forms."""
 
 from itertools import product
 
@@ -15,7 +15,7 @@ from grpo.objective.advantage import (
 from grpo.objective.base import Objective, assign_credit, chain
 from grpo.types import Rollouts
 
-# E[A_i | y_i = 1] of a binary reward under the population z-score; METHODS part 0.
+# E[A_i | y_i = 1] of a binary reward under the population z-score.
 EXPECTED_ADVANTAGE = {
     (2, 0.1): 0.9000,
     (2, 0.5): 0.5000,

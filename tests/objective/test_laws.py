@@ -1,4 +1,4 @@
-"""Laws that every chain keeps: METHODS 11.7, G1, G2, G4, G5, G6, G8."""
+"""Laws that every chain keeps."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The three estimators of the divergence, on an enumerated softmax: METHODS 10.1."""
+"""The three estimators of the divergence, on an enumerated softmax."""
 
 import pytest
 import torch
