@@ -2,8 +2,9 @@
 
 A step takes and returns a frame with prompt_id, family, outcome_rate and, once decided, rollouts,
 phase and position. sGPO [Sudalairaj et al., 2026] is drop_trivial, sample_unsolved,
-size_groups_by_inverse_rate, split_easy_to_hard. Unlike the paper: its numbers come from a
-public re-implementation (docs/methods/sgpo.md), and a phase is one round, not trained "to convergence".
+size_groups_by_inverse_rate, split_easy_to_hard. Unlike the paper:
+its numbers come from a public re-implementation (docs/methods/sgpo.md), and a phase is one round,
+not trained "to convergence".
 """
 
 from collections.abc import Callable, Mapping
@@ -161,6 +162,7 @@ def plan_curriculum(profile: pd.DataFrame, steps: list[CurriculumStep], seed: in
     Raises:
       ParameterError: If the steps leave no prompt, or no owner of sizes or phases.
     """
+    require_owners(steps)
     chooser = np.random.default_rng(seed)
     columns = ["prompt_id", "family", "outcome_rate"]
     frame = profile.sort_values("prompt_id")[columns].reset_index(drop=True)
@@ -168,12 +170,20 @@ def plan_curriculum(profile: pd.DataFrame, steps: list[CurriculumStep], seed: in
         frame = step.apply(frame, chooser)
         if len(frame) == 0:
             raise ParameterError(f"{step.link.name} leaves no prompt of {len(profile)}; loosen it")
-    for column, owners in [("rollouts", SIZERS), ("phase", SPLITTERS)]:
-        if column not in frame:
-            raise ParameterError(f"a curriculum needs one of {sorted(owners)}")
     return frame.astype({"rollouts": "int64", "phase": "int64", "position": "int64"}).sort_values(
         ["phase", "position"]
     )
+
+
+def require_owners(steps: list[CurriculumStep]) -> None:
+    """Raises ParameterError unless some step decides on group sizes, and some on phases."""
+    names = [step.link.name for step in steps]
+    for owners in (SIZERS, SPLITTERS):
+        if not owners & set(names):
+            raise ParameterError(f"a curriculum needs one of {sorted(owners)}")
+    by_cost = "split_easy_to_hard"  # it cuts by the number of rollouts
+    if by_cost in names and not SIZERS & set(names[: names.index(by_cost)]):
+        raise ParameterError(f"{by_cost} must stand after one of {sorted(SIZERS)}")
 
 
 def select_phase(curriculum: pd.DataFrame, phase: int) -> pd.DataFrame:

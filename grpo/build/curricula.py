@@ -5,7 +5,8 @@ from collections.abc import Callable
 from grpo import curriculum
 from grpo.build.specs import build_listed
 from grpo.curriculum import CurriculumStep
-from grpo.params import LinkSpec
+from grpo.errors import located
+from grpo.params import PARAMS, LinkSpec
 
 STEPS: dict[str, Callable[..., CurriculumStep]] = {
     "drop_trivial": curriculum.drop_trivial,
@@ -22,6 +23,10 @@ def build_curriculum(specs: list[LinkSpec], arm: str) -> list[CurriculumStep]:
     """Returns an arm's curriculum steps.
 
     Raises:
-      ParameterError: If one is unknown or its settings are wrong.
+      ParameterError: If one is unknown or its settings are wrong, or a decision has no owner.
     """
-    return [step for _, step in build_listed(specs, STEPS, f"arms.{arm}.curriculum")]
+    where = f"arms.{arm}.curriculum"
+    steps = [step for _, step in build_listed(specs, STEPS, where)]
+    with located(f"{PARAMS}: {where}"):
+        curriculum.require_owners(steps)
+    return steps

@@ -66,10 +66,15 @@ def build_objective(specs: list[LinkSpec], arm: str) -> Objective:
 
 
 def findings(params: Parameters) -> list[Finding]:
-    """Returns every composition rule that the parameters meet, errors first."""
+    """Returns every composition rule that the parameters meet, errors first.
+
+    Raises:
+      ParameterError: If a component is wrong, or a round asks for a phase that there will not be.
+    """
     found = []
     for name, arm in params.arms.items():
         paths, plan = _plan(params, name, arm)
+        _check_phases(params, name, plan)
         for rule in RULES:
             for cause in rule.find(plan):
                 path = paths.get(cause, f"arms.{name}.{cause}")
@@ -95,6 +100,18 @@ def _plan(params: Parameters, name: str, arm: Arm) -> tuple[dict[str, str], Plan
         has_binary_reward=params.reward.unfinished_penalty == 0,
         dropouts=_dropouts(params),
     )
+
+
+def _check_phases(params: Parameters, name: str, plan: Plan) -> None:
+    """Raises if a round of the arm asks for a phase that its curriculum will not have."""
+    phases = max(int(link.settings.get("phases") or 0) for link in plan.curriculum)
+    for each in params.rounds_of(name):
+        phase = params.rounds[each].phase
+        if phase > phases:
+            raise ParameterError(
+                f"{PARAMS}: rounds.{each}.phase must be at most {phases}, the phases of "
+                f"arms.{name}.curriculum, got {phase}"
+            )
 
 
 def _group_sizes(curriculum: list[CurriculumStep]) -> frozenset[int]:

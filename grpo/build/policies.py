@@ -101,13 +101,13 @@ def load_policy(
     settings = params.policy
     dtype = DTYPES[params.machine.dtype]
     model, tokenizer = load_base(base if settings.lora else directory, dtype)
-    wrapped: Any = model
     if settings.lora:
-        wrapped = add_lora(model, settings.lora, seed=derive_seed(params.seed, "lora"))
+        model = add_lora(model, settings.lora, seed=derive_seed(params.seed, "lora"))
         if (directory / ADAPTER).exists():
-            read_trainable(directory, wrapped, optimizer=None)
+            read_trainable(directory, model, optimizer=None)
+    model.to(device=params.machine.device)
     return TokenPolicy(
-        wrapped.to(params.machine.device),
+        model,
         tokenizer,
         decoding=decoding,
         uses_chat_template=settings.prompt_format == "chat",

@@ -1,14 +1,13 @@
 """Low-rank adapters on a causal LM, by peft: an extra (pip install 'grpo[lora]')."""
 
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 
 from grpo.errors import MissingExtraError
 from grpo.params import Lora
 
 
-def add_lora(model: PreTrainedModel, lora: Lora, *, seed: int) -> nn.Module:
+def add_lora(model: PreTrainedModel, lora: Lora, *, seed: int) -> PreTrainedModel:
     """Returns the model with fresh adapters as its only trainable parameters.
 
     Raises:
@@ -16,7 +15,7 @@ def add_lora(model: PreTrainedModel, lora: Lora, *, seed: int) -> nn.Module:
     """
     try:
         # Imported here: peft takes four seconds, and most runs train all weights.
-        from peft import LoraConfig, get_peft_model
+        from peft import LoraConfig
     except ImportError:
         raise MissingExtraError(
             "params.yaml: policy.lora needs peft; run pip install 'grpo[lora]'"
@@ -28,4 +27,6 @@ def add_lora(model: PreTrainedModel, lora: Lora, *, seed: int) -> nn.Module:
         target_modules=lora.target_modules,
     )
     torch.manual_seed(seed)
-    return get_peft_model(model, config).eval()
+    model.add_adapter(config)
+    model.eval()
+    return model

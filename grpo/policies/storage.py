@@ -69,11 +69,11 @@ def load_base(directory: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, Any
     Raises:
       ArtifactError: If a file is missing or broken.
     """
-    # Read once more by transformers, which does not say which file is broken.
-    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
-        read_json(directory / name)
+    # transformers does not say which file is broken.
+    for path in {directory / "config.json", *directory.glob("*.json")}:
+        read_json(path)
     try:
-        model, found = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             directory,
             dtype=dtype,
             local_files_only=True,
@@ -86,6 +86,7 @@ def load_base(directory: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, Any
         reason = " ".join(str(error).split())[:200]
         message = f"{directory}: must be a whole policy directory, {reason}; rerun its stage"
         raise ArtifactError(message) from None
+    model, found = loaded
     _require_all_weights(directory, found)
     return model.eval(), tokenizer
 

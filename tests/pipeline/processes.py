@@ -31,6 +31,7 @@ class Finished(NamedTuple):
 
 def run_stage(
     workspace: Path,
+    stage: str,
     command: str,
     *,
     missing: tuple[str, ...] = (),
@@ -39,24 +40,30 @@ def run_stage(
     """Runs `python -m stages.NAME PATHS...` in a workspace, in a process without test hooks.
 
     Args:
+      stage: DVC's name of the stage, e.g. rollout@sgpo-1.
       missing: Packages that the process is not to find.
     """
     _, _, module, *paths = command.split()
     log = workspace / "stderr.log"
-    process = _forkserver.Process(target=_run, args=(workspace, module, paths, missing, log))
+    process = _forkserver.Process(target=_run, args=(workspace, stage, module, paths, missing, log))
     process.start()
     process.join(timeout_seconds)
     return Finished(process.exitcode, log.read_text())
 
 
 def _run(
-    workspace: Path, module: str, paths: list[str], missing: tuple[str, ...], log: Path
+    workspace: Path,
+    stage: str,
+    module: str,
+    paths: list[str],
+    missing: tuple[str, ...],
+    log: Path,
 ) -> None:
-    """Does in the child what `python -m` does."""
+    """Does in the child what dvc and `python -m` do."""
     os.chdir(workspace)
     os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    os.environ |= {"DVC_STAGE": stage, "CUDA_VISIBLE_DEVICES": ""}
     for package in missing:
         sys.modules[package] = None  # type: ignore[assignment]
     sys.argv = [module, *paths]

@@ -36,6 +36,7 @@ ROLLOUTS = "artifacts/rollouts/uniform-1"
 REWARDS = "artifacts/rewards/uniform-1.parquet"
 BASE = "artifacts/policies/base"
 TRAINED = "artifacts/policies/sgpo-1"
+NORM = "model.norm.weight"
 # uniform-1 as a later round of sgpo's chain: it continues with that policy and its optimizer.
 CONTINUED = (f"{BASE} {BASE}", f"{BASE} {TRAINED}")
 
@@ -88,10 +89,10 @@ TABLES = [
         rf"{CURRICULUM}: row 3 .*'rollouts' must be >= 2, got 1"),
     Bad("curriculum of unknown prompts", "rollout@uniform-1",
         set_cell(CURRICULUM, 0, "prompt_id", "train-nobody"),
-        rf"{CURRICULUM}: .*'train-nobody'.*{PROMPTS}"),
+        rf"{CURRICULUM}: 'train-nobody' is no prompt of the training set"),
     Bad("rollouts of unknown prompts", "score@uniform-1",
         set_cell(f"{ROLLOUTS}/table.parquet", 4, "prompt_id", "train-nobody"),
-        rf"{ROLLOUTS}/table.parquet: .* belongs to no .*{PROMPTS}"),
+        rf"{ROLLOUTS}/table.parquet: rollout '.*' belongs to no known prompt"),
     Bad("rewards of another round", "train@uniform-1",
         take(REWARDS, "artifacts/rewards/sgpo-1.parquet"),
         rf"{REWARDS}: must hold one reward per rollout"),
@@ -123,6 +124,9 @@ POLICIES = [
         rf"{BASE}/config.json: must be JSON"),
     Bad("tokenizer that is no JSON", "rollout@uniform-1", truncate(f"{BASE}/tokenizer.json"),
         rf"{BASE}/tokenizer.json: must be JSON"),
+    Bad("configuration that its class refuses", "rollout@uniform-1",
+        write(f"{BASE}/config.json", '{"model_type": "llama", "hidden_size": "wide"}'),
+        rf"{BASE}: must be a whole policy directory, .*hidden_size"),
     Bad("policy without tokenizer", "rollout@uniform-1", remove(f"{BASE}/tokenizer.json"),
         rf"{BASE}: must be a whole policy directory"),
     Bad("policy without weights", "evaluate@uniform-1",
@@ -133,15 +137,15 @@ POLICIES = [
         r"artifacts/policies/uniform-1: must be a whole policy directory"),
     Bad("weights of another shape", "profile",
         edit_tensors(f"{BASE}/model.safetensors",
-                     lambda tensors: tensors | {"model.norm.weight": tensors["model.norm.weight"][:4]}),
-        rf"{BASE}: must be a whole policy directory, .*model.norm.weight"),
+                     lambda tensors: tensors | {NORM: tensors[NORM][:4]}),
+        rf"{BASE}: must hold the weights of its config.json, mismatched: .*{NORM}"),
     Bad("weights without a layer", "profile",
-        edit_tensors(f"{BASE}/model.safetensors", without("model.norm.weight")),
-        rf"{BASE}: must be a whole policy directory, .*model.norm.weight"),
+        edit_tensors(f"{BASE}/model.safetensors", without(NORM)),
+        rf"{BASE}: must hold the weights of its config.json, missing: {NORM}"),
     Bad("weights of an unknown layer", "profile",
         edit_tensors(f"{BASE}/model.safetensors",
-                     lambda tensors: tensors | {"model.extra": tensors["model.norm.weight"]}),
-        rf"{BASE}: must be a whole policy directory, .*model.extra"),
+                     lambda tensors: tensors | {"model.extra": tensors[NORM]}),
+        rf"{BASE}: must hold the weights of its config.json, unexpected: model.extra"),
     Bad("state without its cost", "train@uniform-1",
         write(f"{BASE}/state.json", '{"name": "base"}'),
         rf"{BASE}/state.json: must hold the fields of a policy state, 'cost'"),
@@ -150,8 +154,8 @@ POLICIES = [
     Bad("truncated optimizer", "train@uniform-1", truncate(f"{TRAINED}/optimizer.safetensors"),
         rf"{TRAINED}/optimizer.safetensors: must be whole", swap=CONTINUED),
     Bad("optimizer without the moments of a layer", "train@uniform-1",
-        edit_tensors(f"{TRAINED}/optimizer.safetensors", without("model.norm.weight/exp_avg")),
-        rf"{TRAINED}/optimizer.safetensors: lacks the moments of model.norm.weight",
+        edit_tensors(f"{TRAINED}/optimizer.safetensors", without(f"{NORM}/exp_avg")),
+        rf"{TRAINED}/optimizer.safetensors: lacks the moments of {NORM}",
         swap=CONTINUED),
     Bad("optimizer of another model", "train@uniform-1",
         edit_tensors(f"{TRAINED}/optimizer.safetensors",
@@ -159,9 +163,7 @@ POLICIES = [
                                       for k, v in moments.items()}),
         rf"{TRAINED}/optimizer.safetensors: .*another model", swap=CONTINUED),
 ]  # fmt: skip
-JSONL = {
-    "kind": "jsonl", "train": "train.jsonl", "eval": "eval.jsonl", "instruction": ""
-}  # fmt: skip
+JSONL = {"kind": "jsonl", "train": "train.jsonl", "eval": "eval.jsonl", "instruction": ""}
 IMPORTED = both(
     set_param("task", JSONL), set_param("policy.base", {"source": "directory", "path": "model"})
 )
@@ -179,14 +181,15 @@ PARAMETERS = [
         set_param("arms.uniform.training.learning_rate", -0.1),
         r"params.yaml: arms.uniform.training.learning_rate must be greater than 0, got -0.1"),
     Bad("phase beyond the curriculum", "rollout@uniform-1", set_param("rounds.uniform-1.phase", 2),
-        r"params.yaml: rounds.uniform-1.phase must be .* 1, got 2"),
+        r"params.yaml: rounds.uniform-1.phase: .* phase 2, its curriculum has 1 to 1"),
     Bad("round that is not in params.yaml", "rollout@uniform-1",
         drop_param("rounds.uniform-1"), r"params.yaml: rounds.uniform-1 is missing"),
     Bad("arm that is not in params.yaml", "curriculum@uniform",
         both(drop_param("rounds.uniform-1"), drop_param("arms.uniform")),
         r"params.yaml: arms.uniform is missing"),
-    Bad("unknown family", "prepare", set_param("task.families", {"alchemy": {}}),
-        r"params.yaml: task.families.alchemy .*alchemy"),
+    Bad("unknown family", "prepare",
+        both(set_param("task.families", {"alchemy": {}}), set_param("task.notation", "question")),
+        r"params.yaml: task.families.alchemy must be a reasoning-gym family"),
     Bad("family without compact notation", "prepare", set_param("task.families", {"sudoku": {}}),
         r"params.yaml: task.families.sudoku has no compact notation"),
     Bad("unknown difficulty", "prepare", set_param("task.families.gcd", {"length": 3}),
@@ -214,7 +217,7 @@ PARAMETERS = [
         r"params.yaml: policy.base.architecture must be a causal LM class"),
     Bad("configuration refused by its class", "base",
         set_param("policy.base.config.num_attention_heads", 5),
-        r"params.yaml: policy.base.config is refused"),
+        r"params.yaml: policy.base.config is refused: .*hidden size"),
     Bad("missing directory of a base", "base",
         set_param("policy.base", {"source": "directory", "path": "model"}),
         r"params.yaml: policy.base.path must be a directory, data/model is none"),
@@ -246,7 +249,7 @@ def refuses(workspace: Path, bad: Bad) -> None:
     """Asserts that a stage ends with one line and exit code 2, and leaves all artifacts alone."""
     command = locked_stages(workspace)[bad.stage]["cmd"].replace(*bad.swap)
     before = contents(workspace / "artifacts")
-    ended = run_stage(workspace, command, missing=bad.missing)
+    ended = run_stage(workspace, bad.stage, command, missing=bad.missing)
     assert ended.code == 2, ended.stderr
     assert re.fullmatch(rf"{bad.message}.*\n", ended.stderr), ended.stderr
     assert contents(workspace / "artifacts") == before
@@ -260,7 +263,7 @@ def test_one_stage_runs_once_at_a_time(workspace: Path):
             Bad("busy", "score@uniform-1", leave, rf"{lock}: stage .* is already running here"),
         )
     command = locked_stages(workspace)["score@uniform-1"]["cmd"]
-    assert run_stage(workspace, command).code == 0
+    assert run_stage(workspace, "score@uniform-1", command).code == 0
 
 
 @contextmanager

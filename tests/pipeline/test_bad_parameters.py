@@ -1,0 +1,111 @@
+"""Every bad parameter: `python -m grpo check` says so in one line, with its path, and exits 2."""
+
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from grpo.__main__ import main
+from tests.pipeline.corruptions import Corruption, both, drop_param, set_param
+from tests.pipeline.workspaces import ROOT
+
+ROUND = {"arm": "sgpo", "start": "base", "phase": 1}
+FIXED = {"fix_group_size": {"rollouts": 8}}
+WRONG: list[tuple[str, Corruption, str]] = [
+    ("wrong type", set_param("seed", "zero"), "seed must be a valid integer, got 'zero'"),
+    ("number as text", set_param("task.train_prompts", "40"), "task.train_prompts must be"),
+    ("fraction of a prompt", set_param("task.train_prompts", 0.5), "task.train_prompts must be"),
+    ("missing key", drop_param("evaluation.confidence"), "evaluation.confidence is missing"),
+    ("missing section", drop_param("reward"), "reward is missing"),
+    ("unknown key", set_param("policy.max_tokens", 9), "policy.max_tokens is unknown, got 9"),
+    ("unknown section", set_param("colour", "red"), "colour is unknown"),
+    ("negative learning rate", set_param("arms.uniform.training.learning_rate", -0.1),
+     "arms.uniform.training.learning_rate must be greater than 0, got -0.1"),
+    ("infinite learning rate", set_param("arms.uniform.training.learning_rate", float("inf")),
+     "arms.uniform.training.learning_rate must be a finite number"),
+    ("one beta", set_param("arms.uniform.training.betas", [0.9]),
+     "arms.uniform.training.betas"),
+    ("temperature of zero", set_param("arms.sgpo.sampling.temperature", 0.0),
+     "arms.sgpo.sampling.temperature must be greater than 0"),
+    ("confidence of one", set_param("evaluation.confidence", 1.0),
+     "evaluation.confidence must be less than 1"),
+    ("unknown device", set_param("machine.device", "tpu"), "machine.device must be 'cpu' or"),
+    ("unknown task", set_param("task.kind", "poetry"), "task .*'poetry'"),
+    ("unknown source of a base", set_param("policy.base.source", "cloud"), "policy.base .*'cloud'"),
+    ("unknown judge", set_param("reward.judge", "oracle"), "reward.judge must be .*'oracle'"),
+    ("pattern without a group", set_param("reward.answer_pattern", "#.*"),
+     "reward.answer_pattern must have exactly one group"),
+    ("pattern that is none", set_param("reward.answer_pattern", "(#"),
+     "reward.answer_pattern must be a regular expression"),
+    ("no rounds", set_param("rounds", {}), "rounds .*at least 1 item"),
+    ("no curriculum", set_param("arms.sgpo.curriculum", []),
+     "arms.sgpo.curriculum .*at least 1 item"),
+    ("unknown link", set_param("arms.sgpo.objective.0", "rlooo"),
+     r"arms.sgpo.objective\[0\] must be one of .*'rlooo'"),
+    ("unknown setting of a link", set_param("arms.sgpo.objective.0", {"rloo": {"lo": 0.2}}),
+     r"arms.sgpo.objective\[0\].rloo.lo is unknown, it knows \['high', 'low'\]"),
+    ("missing setting of a link", set_param("arms.sgpo.objective.0", {"penalize_kl": {}}),
+     r"arms.sgpo.objective\[0\].penalize_kl.beta is missing"),
+    ("setting of another type", set_param("arms.sgpo.objective.0", {"rloo": {"low": "wide"}}),
+     r"arms.sgpo.objective\[0\].rloo.low must be float, got 'wide'"),
+    ("setting that is a list", set_param("arms.sgpo.objective.0", {"rloo": {"low": [1]}}),
+     r"arms.sgpo.objective\[0\].rloo.low must be"),
+    ("setting out of range", set_param("arms.sgpo.objective.0", {"rloo": {"low": -1.0}}),
+     r"arms.sgpo.objective\[0\].rloo: clip_surrogate needs"),
+    ("two links in one", set_param("arms.sgpo.objective.0", {"rloo": {}, "gspo": {}}),
+     r"arms.sgpo.objective\[0\] must name one component"),
+    ("a link with state, twice",
+     set_param("arms.sgpo.objective", ["center_by_moving_average"] * 2),
+     "arms.sgpo.objective: a link that keeps state must stand in a chain once"),
+    ("unknown curriculum step", set_param("arms.sgpo.curriculum.0", "drop_boring"),
+     r"arms.sgpo.curriculum\[0\] must be one of .*'drop_boring'"),
+    ("group of one", set_param("arms.uniform.curriculum.1.fix_group_size.rollouts", 1),
+     r"arms.uniform.curriculum\[1\].fix_group_size: .* at least 2, got 1: a group of one has no"),
+    ("sizes upside down",
+     set_param("arms.sgpo.curriculum.2.size_groups_by_inverse_rate.smallest", 16),
+     r"arms.sgpo.curriculum\[2\].size_groups_by_inverse_rate: .* largest >= smallest"),
+    ("nobody sizes groups", set_param("arms.uniform.curriculum.1", {"drop_trivial": {"above": 1}}),
+     "arms.uniform.curriculum: a curriculum needs one of .*'fix_group_size'"),
+    ("nobody splits phases", set_param("arms.uniform.curriculum", [FIXED]),
+     "arms.uniform.curriculum: a curriculum needs one of .*'split_at_random'"),
+    ("phases before sizes",
+     set_param("arms.sgpo.curriculum", [{"split_easy_to_hard": {"phases": 1}}, FIXED]),
+     "arms.sgpo.curriculum: split_easy_to_hard must stand after one of"),
+    ("unknown arm", set_param("rounds.sgpo-1.arm", "nobody"),
+     r"rounds.sgpo-1.arm must be one of \['sgpo', 'uniform'\], got 'nobody'"),
+    ("start from a later round", set_param("rounds.uniform-1.start", "sgpo-1"),
+     "rounds.uniform-1.start must be 'base' or a round above it, got 'sgpo-1'"),
+    ("start from itself", set_param("rounds.sgpo-1.start", "sgpo-1"),
+     "rounds.sgpo-1.start must be 'base' or a round above it, got 'sgpo-1'"),
+    ("round named base", set_param("rounds.base", ROUND), "rounds.base: 'base' is the base"),
+    ("round named as a path", set_param("rounds.../sgpo", ROUND), "rounds"),
+    ("phase zero", set_param("rounds.sgpo-1.phase", 0), "rounds.sgpo-1.phase must be greater"),
+    ("phase beyond the curriculum", set_param("rounds.sgpo-1.phase", 2),
+     "rounds.sgpo-1.phase must be at most 1, the phases of arms.sgpo.curriculum, got 2"),
+    ("arm that is a word of the types",
+     both(set_param("arms.hub", {}), set_param("rounds.sgpo-1.arm", "hub")),
+     "arms.hub.curriculum is missing"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("corrupt", "message"), [each[1:] for each in WRONG], ids=[each[0] for each in WRONG]
+)
+def test_a_bad_parameter_is_one_line_with_its_path(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    corrupt: Corruption,
+    message: str,
+):
+    shutil.copyfile(ROOT / "recipes" / "smoke.yaml", tmp_path / "params.yaml")
+    corrupt(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["grpo", "check", "params.yaml"])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    line = capsys.readouterr().err
+    assert stopped.value.code == 2
+    assert re.fullmatch(rf"params.yaml: {message}.*\n", line), line
