@@ -32,7 +32,7 @@ def main() -> None:
             "runs": runs,
         },
     )
-    print(OUT)
+    print(table(read_json(OUT)))
 
 
 def run_seed(seed: int, revision: str) -> dict[str, Any]:
@@ -55,6 +55,27 @@ def run_seed(seed: int, revision: str) -> dict[str, Any]:
             "peak_bytes": max(each["peak_bytes"] for each in usage),
             "dvc_lock_sha256": digest([], (workspace / "dvc.lock").read_text()),
         }
+
+
+def table(results: dict[str, Any]) -> str:
+    """Returns the results as the Markdown table of docs/results.md."""
+    lines = [
+        "| seed | policy | mean@8 | gain over base | greedy | pass@8 | GFLOPs |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for seed, run in results["runs"].items():
+        metrics = run["metrics"]
+        for name, row in {"base": metrics["base"], **metrics["arms"]}.items():
+            gain = _interval(row["gain_over_base"]) if name != "base" else ""
+            flops = f"{row['cost']['flops'] / 1e9:.0f}" if name != "base" else ""
+            scores = " | ".join(_interval(row[score]) for score in ("greedy", "pass_at_k"))
+            mean = _interval(row["mean_at_k"])
+            lines.append(f"| {seed} | {name} | {mean} | {gain} | {scores} | {flops} |")
+    return "\n".join(lines)
+
+
+def _interval(score: dict[str, float]) -> str:
+    return f"{score['value']:.3f} [{score['low']:.3f}, {score['high']:.3f}]"
 
 
 def _git(*arguments: str) -> str:

@@ -61,7 +61,8 @@ def _lineage(arguments: argparse.Namespace) -> int:
     if arguments.path is None:
         from grpo.lineage.record import record
 
-        print(record(Path()))
+        recorded = record(Path())
+        print(f"{len(recorded.runs)} stages in MLflow, {len(recorded.new)} of them new")
         return 0
     root = trace(arguments.path)
     if arguments.svg:

@@ -237,6 +237,11 @@ def read_params(path: Path = PARAMS) -> Parameters:
     except ValidationError as error:
         raise ParameterError(f"{path}: {_explain(error)}") from None
     _check_rounds(params, path)
+    if params.reward.judge == "reasoning_gym" and params.task.kind != "reasoning_gym":
+        raise ParameterError(
+            f"{path}: reward.judge reasoning_gym needs task.kind reasoning_gym, "
+            f"got {params.task.kind!r}; set the judge to math or your own"
+        )
     return params
 
 
@@ -270,17 +275,37 @@ def _check_rounds(params: Parameters, path: Path) -> None:
 
 def _explain(error: ValidationError) -> str:
     """Returns the first problem as one line: path, rule, value."""
-    first = error.errors()[0]
-    # Pydantic adds the names of union members to the path; a YAML key never holds one.
-    internal = {"reasoning_gym", "jsonl", "scratch", "directory", "gguf", "hub", "str"}
-    parts = [
-        f"[{part}]" if isinstance(part, int) else f".{part}"
-        for part in first["loc"]
-        if part not in internal and not str(part).startswith(("dict[", "[key]"))
-    ]
-    where = "".join(parts).lstrip(".") or "the file"
+    problems = error.errors()
+    first = problems[0]
+    if _is_form(first["loc"]):  # what is wrong within the other form of a link says more
+        link = first["loc"][:-1]
+        within = [each for each in problems if each["loc"][: len(link)] == link]
+        first = max(within, key=lambda each: len(each["loc"]))
     message = first["msg"].replace("Input should be", "must be").removeprefix("Value error, ")
     wording = {"Field required": "is missing", "Extra inputs are not permitted": "is unknown"}
     message = wording.get(message, message)
     got = "" if first["type"] == "missing" else f", got {first['input']!r}"
-    return f"{where} {message}{got}"
+    return f"{_path(first['loc'])} {message}{got}"
+
+
+def _is_form(location: tuple[int | str, ...]) -> bool:
+    """Returns whether a problem is that a link is no plain name."""
+    return location[-1:] == ("str",) and isinstance(location[-2], int)
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    """Returns the dotted path, without the names of union members that pydantic adds."""
+    members = {
+        "task": {"reasoning_gym", "jsonl"},
+        "base": {"scratch", "directory", "gguf", "hub"},
+    }
+    kept = [
+        part
+        for before, part in zip(("", *location), location)
+        if part not in members.get(str(before), ()) and not str(part).startswith(("dict[", "[key]"))
+    ]
+    is_link = any(isinstance(part, int) for part in kept)
+    while is_link and kept[-1] in {"str", "int", "float"}:
+        kept.pop()
+    parts = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in kept]
+    return "".join(parts).lstrip(".") or "the file"

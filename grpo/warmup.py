@@ -52,7 +52,9 @@ def warm_up(
         rate = settings.learning_rate * _schedule(update, settings.updates)
         for group in optimizer.param_groups:
             group["lr"] = rate
-        tokens, targets = _collate([rows[index] for index in batch])
+        tokens, targets = (
+            each.to(model.device) for each in _collate([rows[index] for index in batch])
+        )
         # The last position predicts nothing.
         tokens, targets = tokens[:, :-1], targets[:, :-1]
         logits = model(input_ids=tokens, use_cache=False).logits

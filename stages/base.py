@@ -4,6 +4,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pandas as pd
+from torch import nn
 
 from grpo.artifacts.files import atomic_path, write_csv, write_json
 from grpo.artifacts.tables import WARMUP, read_table
@@ -23,6 +24,7 @@ def main(usage: Usage, warmup: Path, data: Path, policy_out: Path, training_out:
     prepare_machine(params.machine)
     with usage.part("load"):
         model, tokenizer = make_base(params, data)
+        nn.Module.to(model, params.machine.device)
     settings = warmup_settings(params)
     updates: list[WarmupUpdate] = []
     if settings is not None:

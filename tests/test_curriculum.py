@@ -108,7 +108,7 @@ def test_a_window_keeps_its_bounds():
 @pytest.mark.parametrize(
     ("steps", "message"),
     [
-        ([drop_trivial(0.1), fix_group_size(2)], "leaves no prompt"),
+        ([drop_trivial(0.1), fix_group_size(2), split_at_random(1, 1)], "leaves no prompt"),
         ([split_at_random(3, 10), fix_group_size(2)], "asks for 30 prompts"),
         ([fix_group_size(2)], "needs one of"),
         ([split_at_random(1, 1)], "needs one of"),

@@ -20,7 +20,7 @@ USAGE = Path(".runs")
 
 @dataclass(kw_only=True)
 class Usage:
-    """Accumulates while a stage runs; `seconds_by_part` may be carried over from a killed run."""
+    """Accumulates while a stage runs, its start-up included; a killed try is not counted."""
 
     seconds_by_part: dict[str, float] = field(default_factory=dict)
     cpu_seconds: float = 0.0

@@ -105,7 +105,7 @@ def load_policy(
         model = add_lora(model, settings.lora, seed=derive_seed(params.seed, "lora"))
         if (directory / ADAPTER).exists():
             read_trainable(directory, model, optimizer=None)
-    model.to(device=params.machine.device)
+    nn.Module.to(model, params.machine.device)
     return TokenPolicy(
         model,
         tokenizer,

@@ -78,8 +78,18 @@ def _rollout_ratio_on_policy(plan: Plan) -> list[str]:
     return plan.named(*ROLLOUT_RATIOS) if plan.updates_per_round == 1 else []
 
 
+def _is_shaped(plan: Plan) -> bool:
+    """Returns whether the reward takes more than two values."""
+    return not plan.has_binary_reward or bool(_active(plan, "subtract_kl_from_reward"))
+
+
+def _active(plan: Plan, *penalties: str) -> list[str]:
+    """Returns which penalties stand in the objective with a weight above 0."""
+    return [link.name for link in plan.links if link.name in penalties and link.settings["beta"]]
+
+
 def _pair_z_score(plan: Plan) -> list[str]:
-    is_hidden = 2 in plan.group_sizes and not plan.has_binary_reward
+    is_hidden = 2 in plan.group_sizes and _is_shaped(plan)
     return plan.named("scale_by_group_std") if is_hidden else []
 
 
@@ -108,7 +118,7 @@ def _filter_on_reward(plan: Plan) -> list[str]:
         for link in plan.links
         if link.name == "drop_uniform_groups" and link.settings["by"] == "reward"
     ]
-    return [] if plan.has_binary_reward else by_reward
+    return by_reward if _is_shaped(plan) else []
 
 
 def _truncated_sampling(plan: Plan) -> list[str]:
@@ -129,10 +139,14 @@ def _kl_estimator(estimator: str) -> Callable[[Plan], list[str]]:
 
 
 def _kl_on_part(plan: Plan) -> list[str]:
-    active = [
-        link.name for link in plan.links if link.name == "penalize_kl" and link.settings["beta"]
-    ]
-    return active if plan.named("drop_uniform_groups") else []
+    return _active(plan, *PENALTIES) if plan.named("drop_uniform_groups") else []
+
+
+def _late_kl(plan: Plan) -> list[str]:
+    names = [link.name for link in plan.links]
+    late = "subtract_kl_from_reward"
+    first = min((names.index(each) for each in BASELINES if each in names), default=len(names))
+    return [late] if late in names[first:] else []
 
 
 RULES: tuple[Rule, ...] = (
@@ -165,8 +179,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "U16",
         Severity.ERROR,
-        "the z-score of two continuous rewards is their sign: the margin is lost (cosine to the "
-        "true gradient .918); drop scale_by_group_std or make the reward binary",
+        "the z-score of two continuous rewards is their sign: the margin is lost; drop "
+        "scale_by_group_std or make the reward binary",
         _pair_z_score,
     ),
     Rule(
@@ -232,6 +246,12 @@ RULES: tuple[Rule, ...] = (
         "k3 as a loss follows the gradient of KL(ref || pi), the forward KL; k2 that of "
         "KL(pi || ref)",
         _kl_estimator("k3"),
+    ),
+    Rule(
+        "H3",
+        Severity.ERROR,
+        "what is taken off the reward must be taken off before the baseline; move it to the front",
+        _late_kl,
     ),
     Rule(
         "H1",

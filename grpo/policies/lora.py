@@ -1,4 +1,4 @@
-"""Low-rank adapters on a causal LM, by peft: an extra (pip install 'grpo[lora]')."""
+"""Low-rank adapters on a causal LM, by peft: an extra (pip install -e '.[lora]')."""
 
 import torch
 from transformers import PreTrainedModel
@@ -18,7 +18,7 @@ def add_lora(model: PreTrainedModel, lora: Lora, *, seed: int) -> PreTrainedMode
         from peft import LoraConfig
     except ImportError:
         raise MissingExtraError(
-            "params.yaml: policy.lora needs peft; run pip install 'grpo[lora]'"
+            "params.yaml: policy.lora needs peft; run pip install -e '.[lora]'"
         ) from None
     config = LoraConfig(
         r=lora.rank,

@@ -1,4 +1,6 @@
-"""The judge of mathematical answers: math-verify, an extra (pip install 'grpo[math]')."""
+"""The judge of mathematical answers: math-verify, an extra (pip install -e '.[math]')."""
+
+import logging
 
 from grpo.errors import MissingExtraError
 from grpo.rewards.base import Task
@@ -7,6 +9,9 @@ try:
     import math_verify
 except ImportError:
     math_verify = None
+
+# It warns at every call that its own timeouts are off.
+logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 
 def verify_math(answer: str, task: Task) -> float:
@@ -26,5 +31,5 @@ def require_math_verify() -> None:
     """Raises MissingExtraError if math-verify is not installed."""
     if math_verify is None:
         raise MissingExtraError(
-            "params.yaml: reward.judge math needs math-verify; run pip install 'grpo[math]'"
+            "params.yaml: reward.judge math needs math-verify; run pip install -e '.[math]'"
         )

@@ -6,7 +6,7 @@ import pytest
 
 from grpo.objective.algorithms import dapo, dr_grpo, grpo, gspo, gspo_token, rloo, two_grpo
 from grpo.objective.base import Link, Objective, chain
-from grpo.objective.penalty import penalize_kl
+from grpo.objective.penalty import penalize_kl, subtract_kl_from_reward
 from grpo.objective.ratio import clip_surrogate
 from grpo.objective.rules import RULES, Plan, Severity
 from grpo.objective.weight import average_over_steps, drop_uniform_groups
@@ -64,6 +64,17 @@ CASES = {
     "dropout": (replace(Z_SCORED, dropouts=frozenset({"policy.lora.dropout"})), ("U26", "ERROR")),
     "k1 as loss": (plan_of(chain(rloo(), penalize_kl(0.1, "k1"))), ("U35", "ERROR")),
     "k3 as loss": (plan_of(grpo(beta=0.1)), ("U35", "INFO")),
+    "pair with a divergence in the reward": (
+        replace(
+            plan_of(chain(subtract_kl_from_reward(0.1), grpo(beta=0.0))),
+            group_sizes=frozenset({2}),
+        ),
+        ("U16", "ERROR"),
+    ),
+    "divergence after the baseline": (
+        plan_of(chain(rloo(), subtract_kl_from_reward(0.1))),
+        ("H3", "ERROR"),
+    ),
     "two averages": (plan_of(chain(rloo(), average_over_steps())), ("H1", "ERROR")),
     "two baselines": (plan_of(chain(rloo(), grpo())), ("H2", "ERROR")),
 }
