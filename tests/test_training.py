@@ -12,9 +12,11 @@ from grpo.objective.algorithms import gspo, rloo
 from grpo.objective.base import Objective, chain
 from grpo.objective.penalty import penalize_kl
 from grpo.params import Training
+from grpo.policies.tokens import TokenPolicy, TokenTrajectory
 from grpo.training import (
     Batch,
     TrainingSettings,
+    UpdateMetrics,
     measure_drift,
     pack_microbatches,
     plan_batches,
@@ -67,6 +69,29 @@ def sampled_round(*, uniform_group: int | None = None):
 def one_batch(objective: Objective, rollouts: Rollouts) -> Batch:
     batches, _ = plan_batches(objective, rollouts, {}, num_batches=1, generator=seeded())
     return batches[0]
+
+
+def update_once(
+    policy: TokenPolicy,
+    rollouts: Rollouts,
+    trajectory: TokenTrajectory,
+    *,
+    optimizer: torch.optim.Optimizer | None = None,
+    tokens: int = 64,
+) -> UpdateMetrics:
+    """Takes one step of RLOO on all rollouts as one batch."""
+    objective = rloo()
+    return run_update(
+        policy,
+        trajectory,
+        one_batch(objective, rollouts),
+        objective=objective,
+        optimizer=optimizer or make_optimizer(policy.model, TRAINING),
+        proximal_logp=rollouts.behavior_logp,
+        reference_logp=None,
+        settings=settings_of(tokens),
+        update=0,
+    )
 
 
 @given(
@@ -125,40 +150,17 @@ def test_the_size_of_microbatches_does_not_change_an_update(tokens: int):
     for budget in (tokens, 97):
         policy, rollouts, trajectory = sampled_round()
         optimizer = torch.optim.SGD(policy.model.parameters(), lr=0.1)
-        objective = rloo()
-        batch = one_batch(objective, rollouts)
-        run_update(
-            policy,
-            trajectory,
-            batch,
-            objective=objective,
-            optimizer=optimizer,
-            proximal_logp=rollouts.behavior_logp,
-            reference_logp=None,
-            settings=settings_of(budget),
-            update=0,
-        )
+        update_once(policy, rollouts, trajectory, optimizer=optimizer, tokens=budget)
         weights.append(policy.model.lm_head.weight.detach().clone())
     torch.testing.assert_close(weights[0], weights[1], atol=1e-6, rtol=1e-5)
 
 
 def test_rollouts_of_weight_0_are_never_forwarded():
     policy, rollouts, trajectory = sampled_round(uniform_group=3)
-    objective = rloo()
     assert policy.flops.training.body > 0  # measured once, on three passes of its own
     forwarded = []
     policy.model.register_forward_hook(lambda *call: forwarded.append(len(call[2].logits)))
-    metrics = run_update(
-        policy,
-        trajectory,
-        one_batch(objective, rollouts),
-        objective=objective,
-        optimizer=make_optimizer(policy.model, TRAINING),
-        proximal_logp=rollouts.behavior_logp,
-        reference_logp=None,
-        settings=settings_of(),
-        update=0,
-    )
+    metrics = update_once(policy, rollouts, trajectory)
     assert sum(forwarded) == metrics.trained_rollouts == sum(SIZES) - SIZES[3]
     assert metrics.trained_steps == int(rollouts.mask[trajectory.group != 3].sum())
     assert metrics.uniform_group_fraction == 0.25
@@ -174,18 +176,7 @@ def test_a_batch_without_signal_takes_no_step():
         behavior_logp=rollouts.behavior_logp,
     )
     before = policy.model.lm_head.weight.detach().clone()
-    objective = rloo()
-    metrics = run_update(
-        policy,
-        trajectory,
-        one_batch(objective, flat),
-        objective=objective,
-        optimizer=make_optimizer(policy.model, TRAINING),
-        proximal_logp=rollouts.behavior_logp,
-        reference_logp=None,
-        settings=settings_of(),
-        update=0,
-    )
+    metrics = update_once(policy, flat, trajectory)
     assert torch.equal(policy.model.lm_head.weight, before)
     assert (metrics.trained_rollouts, metrics.grad_norm) == (0, 0.0)
 
@@ -193,18 +184,7 @@ def test_a_batch_without_signal_takes_no_step():
 def test_a_first_update_starts_at_ratio_1_and_clips_nothing():
     """G1 on a real model: no drift, no clip, no divergence."""
     policy, rollouts, trajectory = sampled_round()
-    objective = rloo()
-    metrics = run_update(
-        policy,
-        trajectory,
-        one_batch(objective, rollouts),
-        objective=objective,
-        optimizer=make_optimizer(policy.model, TRAINING),
-        proximal_logp=rollouts.behavior_logp,
-        reference_logp=None,
-        settings=settings_of(),
-        update=0,
-    )
+    metrics = update_once(policy, rollouts, trajectory)
     assert metrics.clip_fraction == 0
     assert metrics.ratio_max == pytest.approx(1, abs=1e-4)
     assert metrics.kl_to_start == pytest.approx(0, abs=1e-8)

@@ -1,0 +1,34 @@
+"""The laws of the token policy and of an update on a GPU: run with `pytest -m gpu`."""
+
+import pytest
+import torch
+
+from grpo.training import score_steps
+from tests.policies.tiny import seeded, tiny_policy
+from tests.test_training import sampled_round, update_once
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+]
+
+
+def test_log_probs_recomputed_on_a_gpu_equal_those_of_sampling_there():
+    policy = tiny_policy()
+    policy.model.to("cuda")
+    trajectory, sampled = policy.sample(["a=", "bbb="], group_sizes=[3, 2], generator=seeded())
+    scored = score_steps(policy, trajectory, trajectory.mask.float(), 64)
+    kept = trajectory.mask
+    torch.testing.assert_close(scored[kept], sampled[kept], atol=1e-4, rtol=1e-4)
+
+
+def test_an_update_on_a_gpu_is_that_on_the_cpu():
+    losses, norms = [], []
+    for device in ("cpu", "cuda"):
+        policy, rollouts, trajectory = sampled_round()
+        policy.model.to(device)
+        metrics = update_once(policy, rollouts, trajectory)
+        losses.append(metrics.loss)
+        norms.append(metrics.grad_norm)
+    assert losses[0] == pytest.approx(losses[1], abs=1e-4)
+    assert norms[0] == pytest.approx(norms[1], rel=1e-3)

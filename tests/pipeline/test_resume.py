@@ -1,0 +1,210 @@
+"""A round of training, interrupted after any update, resumes to the same bits."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from grpo.artifacts.checkpoints import Scratch
+from grpo.build.policies import make_optimizer
+from grpo.objective.advantage import center_by_moving_average
+from grpo.objective.base import Objective, chain
+from grpo.objective.ratio import clip_surrogate
+from grpo.objective.weight import average_over_steps, drop_uniform_groups
+from grpo.params import Parameters, Training, read_params
+from grpo.policies.tokens import TokenPolicy
+from grpo.training import TrainedRound, TrainingSettings, train_round
+from grpo.types import Rollouts
+from stages.entry import scratch_of
+from tests.pipeline.corruptions import set_param
+from tests.pipeline.workspaces import ROOT
+from tests.policies.tiny import seeded, tiny_policy
+
+UPDATES = 6
+SIZES = [4] * 12
+
+
+class Interrupted(Exception):
+    """What a kill is to one process."""
+
+
+def objective() -> Objective:
+    """Returns a chain whose credit keeps a state, and whose loss clips."""
+    return chain(
+        center_by_moving_average(0.5),
+        drop_uniform_groups(),
+        average_over_steps(),
+        clip_surrogate(0.2, 0.28),
+    )
+
+
+def train(
+    scratch: Scratch,
+    *,
+    updates_per_checkpoint: int = 1,
+    learning_rate: float = 0.01,
+    stop_at: int | None = None,
+    num_uniform: int = 0,
+) -> tuple[TokenPolicy, torch.optim.AdamW, TrainedRound]:
+    """Trains a fresh policy on fixed rollouts; `stop_at`: interrupted before that update."""
+
+    def progress(done: int, total: int) -> None:
+        if done == stop_at:
+            raise Interrupted
+
+    policy = tiny_policy()
+    trajectory, logp = policy.sample(
+        [f"{index}=" for index in range(len(SIZES))], group_sizes=SIZES, generator=seeded()
+    )
+    reward = (torch.arange(len(logp)) % 3 == 0).float()
+    reward[trajectory.group < num_uniform] = 0.0
+    training = Training(
+        updates_per_round=UPDATES,
+        learning_rate=learning_rate,
+        betas=(0.9, 0.99),
+        weight_decay=0.1,
+        max_grad_norm=1.0,
+        tokens_per_microbatch=64,
+        updates_per_checkpoint=updates_per_checkpoint,
+    )
+    optimizer = make_optimizer(policy.model, training)
+    trained = train_round(
+        policy,
+        trajectory,
+        Rollouts(
+            group=trajectory.group,
+            reward=reward,
+            outcome=reward,
+            mask=trajectory.mask,
+            behavior_logp=logp,
+        ),
+        objective=objective(),
+        objective_state=objective().init(),
+        optimizer=optimizer,
+        reference=None,
+        settings=TrainingSettings(
+            updates_per_round=UPDATES,
+            max_grad_norm=1.0,
+            tokens_per_microbatch=64,
+            updates_per_checkpoint=updates_per_checkpoint,
+        ),
+        first_update=5,
+        generator=seeded(),
+        scratch=scratch,
+        progress=progress,
+    )
+    return policy, optimizer, trained
+
+
+def assert_same(
+    one: tuple[TokenPolicy, torch.optim.AdamW, TrainedRound],
+    other: tuple[TokenPolicy, torch.optim.AdamW, TrainedRound],
+) -> None:
+    """Asserts that weights, moments, metrics, state and cost agree to the last bit."""
+    for first, second in zip(one[0].model.parameters(), other[0].model.parameters(), strict=True):
+        assert torch.equal(first, second)
+    moments = [run[1].state_dict()["state"] for run in (one, other)]
+    assert moments[0].keys() == moments[1].keys()
+    for index, kept in moments[0].items():
+        assert all(torch.equal(value, moments[1][index][key]) for key, value in kept.items())
+    assert one[2].metrics == other[2].metrics
+    assert one[2].objective_state == other[2].objective_state
+    assert one[0].cost == other[0].cost
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("updates_per_checkpoint", [1, 2])
+@pytest.mark.parametrize("stop_at", range(UPDATES))
+def test_a_round_interrupted_before_any_update_resumes_to_the_same_bits(
+    stop_at: int, updates_per_checkpoint: int
+):
+    undisturbed = train(Scratch("undisturbed", "a"))
+    scratch = Scratch("disturbed", "a")
+    with pytest.raises(Interrupted):
+        train(scratch, updates_per_checkpoint=updates_per_checkpoint, stop_at=stop_at)
+    kept = scratch.latest()
+    whole = stop_at // updates_per_checkpoint * updates_per_checkpoint
+    assert (kept[0] if kept else 0) == whole
+    resumed = train(scratch, updates_per_checkpoint=updates_per_checkpoint)
+    assert_same(resumed, undisturbed)
+
+
+def test_a_round_interrupted_at_every_update_resumes_to_the_same_bits():
+    scratch = Scratch("disturbed", "a")
+    for stop_at in range(UPDATES):
+        with pytest.raises(Interrupted):
+            train(scratch, stop_at=stop_at)
+    assert_same(train(scratch), train(Scratch("undisturbed", "a")))
+
+
+def test_a_round_resumes_from_before_its_first_step():
+    """All groups uniform: the optimizer has no moments yet, and a checkpoint of it is whole."""
+    scratch = Scratch("disturbed", "a")
+    with pytest.raises(Interrupted):
+        train(scratch, stop_at=3, num_uniform=len(SIZES))
+    resumed = train(scratch, num_uniform=len(SIZES))
+    assert_same(resumed, train(Scratch("undisturbed", "a"), num_uniform=len(SIZES)))
+    assert all(each.trained_steps == 0 for each in resumed[2].metrics)
+
+
+def test_a_half_written_checkpoint_is_none():
+    def write_half(path: Path) -> None:
+        (path / "model.safetensors").write_bytes(b"half")
+        raise Interrupted
+
+    scratch = Scratch("train@a-1", "a")
+    scratch.save(1, lambda path: (path / "whole").touch())
+    with pytest.raises(Interrupted):
+        scratch.save(2, write_half)
+    assert scratch.latest() == (1, scratch.directory / "checkpoint-00000001")
+
+
+def parameters(*changes: tuple[str, object]) -> Parameters:
+    """Returns the smoke recipe's parameters with some of them changed."""
+    Path("params.yaml").write_text((ROOT / "recipes" / "smoke.yaml").read_text())
+    for path, value in changes:
+        set_param(path, value)(Path())
+    return read_params()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("seed", 1),
+        ("reward.unfinished_penalty", 0.5),
+        ("arms.uniform.training.learning_rate", 0.02),
+        ("arms.uniform.training.updates_per_checkpoint", 2),
+        ("rounds.uniform-1.phase", 2),
+    ],
+)
+def test_a_changed_parameter_never_picks_up_an_old_checkpoint(change: tuple[str, object]):
+    old = scratch_of("train@uniform-1", [], parameters())
+    old.save(1, lambda path: (path / "whole").touch())
+    assert scratch_of("train@uniform-1", [], parameters()).latest() is not None
+    assert scratch_of("train@uniform-1", [], parameters(change)).latest() is None
+
+
+def test_changed_code_or_input_never_picks_up_an_old_checkpoint():
+    rewards, code = Path("rewards.parquet"), Path("grpo/training.py")
+    code.parent.mkdir()
+    for path in (rewards, code):
+        path.write_text("old")
+    old = scratch_of("train@uniform-1", [rewards], parameters())
+    old.save(1, lambda path: (path / "whole").touch())
+    assert scratch_of("train@uniform-1", [rewards], parameters()).latest() is not None
+    for path in (rewards, code):
+        path.write_text("new")
+        assert scratch_of("train@uniform-1", [rewards], parameters()).latest() is None
+        path.write_text("old")
+
+
+def test_another_learning_rate_trains_from_the_start():
+    with pytest.raises(Interrupted):
+        train(scratch_of("train@uniform-1", [], parameters()), stop_at=3)
+    path = "arms.uniform.training.learning_rate"
+    changed = train(scratch_of("train@uniform-1", [], parameters((path, 0.02))), learning_rate=0.02)
+    assert_same(changed, train(Scratch("undisturbed", "a"), learning_rate=0.02))
