@@ -1,5 +1,6 @@
 """The pages against the code: rules, chains, parameters, examples, names and links."""
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch
 import yaml
 from pydantic import TypeAdapter
 
+from benchmarks.demo import table
 from grpo.artifacts.tables import PROMPTS, validate
 from grpo.build.curricula import build_curriculum
 from grpo.build.objectives import ALGORITHMS, build_objective
@@ -197,3 +199,8 @@ def test_the_judge_of_the_page_scores(text: str, expected: tuple[float, str]):
     task = rewards.Task(family="sums", answer="7", entry={})
     outcome = rewards.judge_text(judge, text, task, answer_pattern="#([^#]*)", timeout_seconds=5.0)
     assert tuple(outcome) == expected
+
+
+def test_the_table_of_the_results_is_that_of_the_committed_file():
+    results = json.loads((ROOT / "benchmarks" / "results" / "demo.json").read_text())
+    assert table(results) in (DOCS / "results.md").read_text()

@@ -1,4 +1,4 @@
-"""One finished run of the smoke recipe, shared by all tests of the pipeline."""
+"""Two runs of the smoke recipe in fresh workspaces, shared by all tests of the pipeline."""
 
 import subprocess
 from collections.abc import Iterator
@@ -8,28 +8,35 @@ import pytest
 
 from tests.pipeline.workspaces import check_out, copy_for_stages, dvc, start_dvc
 
+Running = tuple[Path, subprocess.Popen[str]]
+
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Returns a workspace after `dvc repro`; tests leave it as it is."""
     workspace = check_out(tmp_path_factory.mktemp("finished"))
-    dvc(workspace, "repro", "-q")
+    dvc(workspace, "repro", "--quiet")
     return workspace
 
 
 @pytest.fixture(scope="session")
-def second_run(
-    tmp_path_factory: pytest.TempPathFactory, finished: Path
-) -> Iterator[tuple[Path, subprocess.Popen[str]]]:
-    """Yields another fresh workspace and the `dvc repro` in it, which goes on beside the tests.
+def second_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """Yields another fresh workspace and the `dvc repro` that goes on in it.
 
     Without the lineage stage: it has no output, and MLflow takes ten seconds to set up.
     """
     workspace = check_out(tmp_path_factory.mktemp("second"))
-    process = start_dvc(workspace, "repro", "-q", "report")
+    process = start_dvc(workspace, "repro", "--quiet", "report")
     yield workspace, process
     process.kill()
     process.wait()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _second_run_beside_the_first(request: pytest.FixtureRequest) -> None:
+    """Starts the second run, if a test asks for it, before the first one is waited for."""
+    if any("second_run" in item.fixturenames for item in request.session.items):
+        request.getfixturevalue("second_run")
 
 
 @pytest.fixture

@@ -2,7 +2,9 @@
 
 import os
 import re
+import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -267,20 +269,15 @@ def test_one_stage_runs_once_at_a_time(workspace: Path):
 
 
 @contextmanager
-def full_disk(folder: Path) -> Iterator[None]:
-    """Puts `folder`, with what is in it, on a disk without room for another page."""
+def full_disk(folder: Path, free_pages: int) -> Iterator[None]:
+    """Puts `folder`, with what is in it, on a disk with room for a few pages more."""
     kept = contents(folder)
-    size = 4096 * (sum(-(-len(each) // 4096) + 1 for each in kept.values()) + 4)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], check=True)
     try:
         for name, content in kept.items():
             write(name, content)(folder)
-        with (folder / "filler").open("wb", buffering=0) as file:
-            try:
-                while file.write(b"0" * 4096):
-                    pass
-            except OSError:
-                pass
+        free = os.statvfs(folder).f_bfree - free_pages
+        (folder / "filler").write_bytes(bytes(free * os.statvfs(folder).f_bsize))
         yield
     finally:
         subprocess.run(["umount", folder], check=True)
@@ -288,28 +285,46 @@ def full_disk(folder: Path) -> Iterator[None]:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk takes root")
 @pytest.mark.parametrize(
-    ("stage", "folder"),
+    ("stage", "folder", "free_pages"),
     [
-        ("prepare", "artifacts/prompts"),
-        ("base", "artifacts/policies"),
-        ("base", "artifacts/training"),
-        ("profile", "artifacts/profile"),
-        ("curriculum@sgpo", "artifacts/curricula"),
-        ("rollout@sgpo-1", ".work"),
-        ("rollout@sgpo-1", "artifacts/rollouts"),
-        ("score@sgpo-1", "artifacts/rewards"),
-        ("train@sgpo-1", ".work"),
-        ("train@sgpo-1", "artifacts/training"),
-        ("train@sgpo-1", "artifacts/policies"),
-        ("evaluate@sgpo-1", "artifacts/evaluations"),
-        ("report", "artifacts/report"),
+        ("prepare", "artifacts/prompts", 0),
+        ("base", "artifacts/training", 0),
+        ("base", "artifacts/policies", 0),
+        ("base", "artifacts/policies", 8),  # less than the weights need
+        ("profile", "artifacts/profile", 0),
+        ("curriculum@sgpo", "artifacts/curricula", 0),
+        ("rollout@sgpo-1", ".work", 1),
+        ("rollout@sgpo-1", "artifacts/rollouts", 0),
+        ("rollout@sgpo-1", "artifacts/rollouts", 3),  # the table, not the tensors
+        ("score@sgpo-1", "artifacts/rewards", 0),
+        ("train@sgpo-1", ".work", 1),
+        ("train@sgpo-1", "artifacts/training", 1),
+        ("train@sgpo-1", "artifacts/policies", 8),
+        ("train@sgpo-1", "artifacts/policies", 40),  # the weights, not the moments
+        ("evaluate@sgpo-1", "artifacts/evaluations", 0),
+        ("report", "artifacts/report", 0),
     ],
 )
-def test_a_full_disk_is_one_line_and_loses_nothing(workspace: Path, stage: str, folder: str):
+def test_a_full_disk_is_one_line_and_loses_nothing(
+    workspace: Path, stage: str, folder: str, free_pages: int
+):
     (workspace / ".work").mkdir()
-    with full_disk(workspace / folder):
-        refuses(workspace, Bad("full", stage, leave, rf"{folder}/\S+: .*No space left.*make room"))
+    message = rf"{folder}/\S+: .*No space left on device.*; make room"
+    with full_disk(workspace / folder, free_pages):
+        refuses(workspace, Bad("full", stage, leave, message))
 
 
-def test_dvc_passes_the_line_on_and_keeps_its_lock(finished: Path, workspace: Path):
-    """The same as a person sees it: a shell, dvc, and a stage in a process of its own."""
+def test_dvc_passes_the_line_on_and_loses_nothing(finished: Path, tmp_path: Path):
+    """As a person meets it: a shell, dvc, and the stage in a process of its own."""
+    workspace = copy_for_dvc(finished, tmp_path / "workspace")
+    set_param("arms.uniform.training.learning_rate", -0.1)(workspace)
+    command = [sys.executable, "-m", "dvc", "repro"]
+    done = subprocess.run(command, cwd=workspace, env=environment(), capture_output=True, text=True)
+    assert done.returncode != 0
+    line = "params.yaml: arms.uniform.training.learning_rate must be greater than 0, got -0.1"
+    assert done.stderr.splitlines()[0] == line
+    assert "Traceback" not in done.stderr
+    assert (workspace / "dvc.lock").read_bytes() == (finished / "dvc.lock").read_bytes()
+    shutil.copyfile(finished / "params.yaml", workspace / "params.yaml")
+    dvc(workspace, "checkout", "--quiet")
+    assert contents(workspace / "artifacts") == contents(finished / "artifacts")

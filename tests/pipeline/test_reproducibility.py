@@ -1,0 +1,80 @@
+"""Two fresh workspaces agree to the byte, and a change runs what it concerns and no more."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from tests.pipeline.corruptions import set_param
+from tests.pipeline.workspaces import copy_for_dvc, dvc, locked_stages
+
+ONCE_PER_RUN = {"check", "report", "lineage"}
+ROUNDS = ("uniform-1", "sgpo-1")
+
+
+def to_run(workspace: Path) -> set[str]:
+    """Returns the stages that `dvc repro` would run, if every one of them changes its output."""
+    # Unlike `dvc repro --dry`, it can tell of stages whose inputs are yet to be written.
+    changed = set(json.loads(dvc(workspace, "status", "--json")))
+    # The check's output is a constant: nothing follows from running it again.
+    return changed | downstream(locked_stages(workspace), changed - {"check"})
+
+
+def downstream(stages: dict[str, Any], changed: set[str]) -> set[str]:
+    """Returns the stages that read, directly or not, what the changed ones write."""
+    reached = changed & stages.keys()
+    while True:
+        written = [out["path"] for name in reached for out in stages[name].get("outs", ())]
+        grown = reached | {
+            name
+            for name, stage in stages.items()
+            for dep in stage["deps"]
+            for path in written
+            if f"{path}/".startswith(f"{dep['path']}/")
+        }
+        if grown == reached:
+            return reached
+        reached = grown
+
+
+def test_nothing_runs_twice(finished: Path):
+    assert "Running stage" not in dvc(finished, "repro", "--dry")
+    assert "up to date" in dvc(finished, "status")
+
+
+def test_a_reward_parameter_runs_the_score_and_what_follows(finished: Path, tmp_path: Path):
+    workspace = copy_for_dvc(finished, tmp_path / "workspace")
+    set_param("reward.unfinished_penalty", 0.5)(workspace)
+    by_round = {f"{stage}@{name}" for stage in ("score", "train", "evaluate") for name in ROUNDS}
+    assert to_run(workspace) == by_round | ONCE_PER_RUN
+
+
+def test_a_parameter_that_decides_outcomes_runs_profile_and_evaluation_too(
+    finished: Path, tmp_path: Path
+):
+    workspace = copy_for_dvc(finished, tmp_path / "workspace")
+    set_param("reward.threshold", 0.5)(workspace)
+    assert to_run(workspace) == locked_stages(workspace).keys() - {"prepare", "base"}
+
+
+def test_an_objective_runs_the_training_of_its_arm(finished: Path, tmp_path: Path):
+    workspace = copy_for_dvc(finished, tmp_path / "workspace")
+    set_param("arms.sgpo.objective.0.rloo.high", 0.3)(workspace)
+    assert to_run(workspace) == {"train@sgpo-1", "evaluate@sgpo-1"} | ONCE_PER_RUN
+
+
+def test_a_new_round_runs_alone(finished: Path, tmp_path: Path):
+    workspace = copy_for_dvc(finished, tmp_path / "workspace")
+    set_param("rounds.sgpo-2", {"arm": "sgpo", "start": "sgpo-1", "phase": 1})(workspace)
+    stages = ("rollout", "score", "train", "evaluate")
+    assert to_run(workspace) == {f"{stage}@sgpo-2" for stage in stages} | ONCE_PER_RUN
+
+
+def test_two_fresh_workspaces_end_with_the_same_lock(
+    finished: Path, second_run: tuple[Path, subprocess.Popen[str]]
+):
+    workspace, process = second_run
+    assert process.wait(timeout=600) == 0, (workspace.parent / f"{workspace.name}.log").read_text()
+    first, second = locked_stages(finished), locked_stages(workspace)
+    del first["lineage"]  # the second run leaves it out
+    assert first == second
