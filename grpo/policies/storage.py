@@ -57,8 +57,16 @@ def write_state(directory: Path, state: PolicyState) -> None:
 
 
 def save_base(directory: Path, model: PreTrainedModel, tokenizer: Any) -> None:
-    """Writes a base policy: weights, config, tokenizer, a fresh state."""
-    model.save_pretrained(directory)
+    """Writes a base policy: weights, config, tokenizer, a fresh state.
+
+    Raises:
+      ArtifactError: If the disk is full or refuses the write.
+    """
+    try:
+        model.save_pretrained(directory)
+    except SafetensorError as error:
+        message = f"{directory}: cannot be written, {error}; make room and rerun"
+        raise ArtifactError(message) from None
     tokenizer.save_pretrained(directory)
     write_state(directory, PolicyState(name="base"))
 

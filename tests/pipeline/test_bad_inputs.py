@@ -29,7 +29,7 @@ from tests.pipeline.corruptions import (
     write,
 )
 from tests.pipeline.processes import run_stage
-from tests.pipeline.workspaces import contents, locked_stages
+from tests.pipeline.workspaces import contents, copy_for_dvc, dvc, environment, locked_stages
 
 PROMPTS = "artifacts/prompts/train.parquet"
 PROFILE = "artifacts/profile/prompts.parquet"
@@ -167,7 +167,8 @@ POLICIES = [
 ]  # fmt: skip
 JSONL = {"kind": "jsonl", "train": "train.jsonl", "eval": "eval.jsonl", "instruction": ""}
 IMPORTED = both(
-    set_param("task", JSONL), set_param("policy.base", {"source": "directory", "path": "model"})
+    both(set_param("task", JSONL), set_param("reward.judge", "math")),
+    set_param("policy.base", {"source": "directory", "path": "model"}),
 )
 LINE = '{"prompt": "1+1=", "answer": "2"}\n'
 PARAMETERS = [
@@ -211,9 +212,9 @@ PARAMETERS = [
     Bad("more prompts asked for than there are", "curriculum@uniform",
         set_param("arms.uniform.curriculum.0.split_at_random.prompts_per_phase", 400),
         r"params.yaml: arms.uniform.curriculum.* asks for 400 prompts, the selection has 40"),
-    Bad("curriculum that keeps nothing", "curriculum@uniform",
-        set_param("arms.uniform.curriculum.0", {"keep_rate_window": {"low": 0.51, "high": 0.52}}),
-        r"params.yaml: arms.uniform.curriculum.* keep_rate_window leaves no prompt of 40"),
+    Bad("curriculum that keeps nothing", "curriculum@sgpo",
+        set_param("arms.sgpo.curriculum.0", {"keep_rate_window": {"low": 0.51, "high": 0.52}}),
+        r"params.yaml: arms.sgpo.curriculum: keep_rate_window leaves no prompt of 40"),
     Bad("unknown architecture", "base",
         set_param("policy.base.architecture", "PerceptronForCausalLM"),
         r"params.yaml: policy.base.architecture must be a causal LM class"),
@@ -272,7 +273,7 @@ def test_one_stage_runs_once_at_a_time(workspace: Path):
 def full_disk(folder: Path, free_pages: int) -> Iterator[None]:
     """Puts `folder`, with what is in it, on a disk with room for a few pages more."""
     kept = contents(folder)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", folder], check=True)
     try:
         for name, content in kept.items():
             write(name, content)(folder)

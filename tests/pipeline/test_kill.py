@@ -4,9 +4,8 @@ import os
 import random
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-
-import pytest
 
 from tests.pipeline.workspaces import contents, copy_for_dvc, dvc, start_dvc
 
@@ -52,9 +51,8 @@ def kill(workspace: Path, stage: str, moment: str | float) -> bool:
     return False
 
 
-@pytest.mark.parametrize("stage", MOMENTS)
-def test_a_killed_stage_goes_on_to_the_same_bytes(finished: Path, tmp_path: Path, stage: str):
-    workspace = copy_for_dvc(finished, tmp_path / "workspace")
+def run_with_kills(workspace: Path, stage: str) -> None:
+    """Kills a stage at five moments, two of them drawn, and then lets it finish."""
     draw = random.Random(stage)
     first, last = (draw.uniform(0.5, LONGEST_SECONDS) for _ in range(2))
     kill(workspace, stage, first)
@@ -62,6 +60,15 @@ def test_a_killed_stage_goes_on_to_the_same_bytes(finished: Path, tmp_path: Path
         assert kill(workspace, stage, pattern), f"finished before {pattern} appeared"
     kill(workspace, stage, last)
     dvc(workspace, *run_anew(stage))
-    assert (workspace / "dvc.lock").read_bytes() == (finished / "dvc.lock").read_bytes()
-    assert contents(workspace / "artifacts") == contents(finished / "artifacts")
-    assert not (workspace / ".work" / stage).exists()
+
+
+def test_killed_stages_go_on_to_the_same_bytes(finished: Path, tmp_path: Path):
+    """At the same time, each in a workspace of its own: most of it is waiting for imports."""
+    workspaces = {stage: copy_for_dvc(finished, tmp_path / stage) for stage in MOMENTS}
+    with ThreadPoolExecutor() as pool:
+        for ended in [pool.submit(run_with_kills, workspaces[stage], stage) for stage in MOMENTS]:
+            ended.result()
+    for stage, workspace in workspaces.items():
+        assert (workspace / "dvc.lock").read_bytes() == (finished / "dvc.lock").read_bytes()
+        assert contents(workspace / "artifacts") == contents(finished / "artifacts")
+        assert not (workspace / ".work" / stage).exists()

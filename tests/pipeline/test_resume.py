@@ -20,8 +20,9 @@ from tests.pipeline.corruptions import set_param
 from tests.pipeline.workspaces import ROOT
 from tests.policies.tiny import seeded, tiny_policy
 
-UPDATES = 6
-SIZES = [4] * 12
+UPDATES = 4
+SIZES = [4] * 8
+Run = tuple[TokenPolicy, torch.optim.AdamW, TrainedRound]
 
 
 class Interrupted(Exception):
@@ -45,7 +46,7 @@ def train(
     learning_rate: float = 0.01,
     stop_at: int | None = None,
     num_uniform: int = 0,
-) -> tuple[TokenPolicy, torch.optim.AdamW, TrainedRound]:
+) -> Run:
     """Trains a fresh policy on fixed rollouts; `stop_at`: interrupted before that update."""
 
     def progress(done: int, total: int) -> None:
@@ -96,10 +97,7 @@ def train(
     return policy, optimizer, trained
 
 
-def assert_same(
-    one: tuple[TokenPolicy, torch.optim.AdamW, TrainedRound],
-    other: tuple[TokenPolicy, torch.optim.AdamW, TrainedRound],
-) -> None:
+def assert_same(one: Run, other: Run) -> None:
     """Asserts that weights, moments, metrics, state and cost agree to the last bit."""
     for first, second in zip(one[0].model.parameters(), other[0].model.parameters(), strict=True):
         assert torch.equal(first, second)
@@ -117,12 +115,19 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.parametrize("updates_per_checkpoint", [1, 2])
-@pytest.mark.parametrize("stop_at", range(UPDATES))
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("undisturbed"))
+        return train(Scratch("train@a-1", "a"))
+
+
+@pytest.mark.parametrize(
+    ("updates_per_checkpoint", "stop_at"), [*((1, each) for each in range(UPDATES)), (2, 1), (2, 3)]
+)
 def test_a_round_interrupted_before_any_update_resumes_to_the_same_bits(
-    stop_at: int, updates_per_checkpoint: int
+    undisturbed: Run, updates_per_checkpoint: int, stop_at: int
 ):
-    undisturbed = train(Scratch("undisturbed", "a"))
     scratch = Scratch("disturbed", "a")
     with pytest.raises(Interrupted):
         train(scratch, updates_per_checkpoint=updates_per_checkpoint, stop_at=stop_at)
@@ -133,12 +138,12 @@ def test_a_round_interrupted_before_any_update_resumes_to_the_same_bits(
     assert_same(resumed, undisturbed)
 
 
-def test_a_round_interrupted_at_every_update_resumes_to_the_same_bits():
+def test_a_round_interrupted_at_every_update_resumes_to_the_same_bits(undisturbed: Run):
     scratch = Scratch("disturbed", "a")
     for stop_at in range(UPDATES):
         with pytest.raises(Interrupted):
             train(scratch, stop_at=stop_at)
-    assert_same(train(scratch), train(Scratch("undisturbed", "a")))
+    assert_same(train(scratch), undisturbed)
 
 
 def test_a_round_resumes_from_before_its_first_step():
