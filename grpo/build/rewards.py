@@ -2,11 +2,7 @@
 
 from grpo.params import Reward
 from grpo.rewards.base import Judge
-from grpo.rewards.math import require_math_verify, verify_math
-from grpo.rewards.reasoning import score_answer
 from grpo.scoring import RewardRule
-
-JUDGES: dict[str, Judge] = {"reasoning_gym": score_answer, "math": verify_math}
 
 
 def build_reward(reward: Reward) -> RewardRule:
@@ -15,12 +11,23 @@ def build_reward(reward: Reward) -> RewardRule:
     Raises:
       MissingExtraError: If the judge's package is not installed.
     """
-    if reward.judge == "math":
-        require_math_verify()
     return RewardRule(
-        judge=JUDGES[reward.judge],
+        judge=_find_judge(reward),
         answer_pattern=reward.answer_pattern,
         threshold=reward.threshold,
         unfinished_penalty=reward.unfinished_penalty,
         timeout_seconds=reward.timeout_seconds,
     )
+
+
+def _find_judge(reward: Reward) -> Judge:
+    # Imported here: a judge's packages take a second that runs with another judge need not wait.
+    match reward.judge:
+        case "reasoning_gym":
+            from grpo.rewards.reasoning import score_answer
+
+            return score_answer
+        case "math":
+            from grpo.rewards.math import verify_math
+
+            return verify_math

@@ -8,28 +8,17 @@ from grpo.rewards.base import Task
 try:
     import math_verify
 except ImportError:
-    math_verify = None
+    raise MissingExtraError(
+        "params.yaml: reward.judge math needs math-verify; run pip install -e '.[math]'"
+    ) from None
 
 # It warns at every call that its own timeouts are off.
 logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 
 def verify_math(answer: str, task: Task) -> float:
-    """Returns 1.0 if the answer equals the prompt's in mathematics, else 0.0.
-
-    Raises:
-      MissingExtraError: If math-verify is not installed.
-    """
-    require_math_verify()
+    """Returns 1.0 if the answer equals the prompt's in mathematics, else 0.0."""
     # Its own timeouts use SIGALRM, which the caller holds.
     expected = math_verify.parse(task.answer, parsing_timeout=None)
     given = math_verify.parse(answer, parsing_timeout=None)
     return float(math_verify.verify(expected, given, timeout_seconds=None))
-
-
-def require_math_verify() -> None:
-    """Raises MissingExtraError if math-verify is not installed."""
-    if math_verify is None:
-        raise MissingExtraError(
-            "params.yaml: reward.judge math needs math-verify; run pip install -e '.[math]'"
-        )

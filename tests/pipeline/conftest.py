@@ -1,4 +1,4 @@
-"""Two runs of the smoke recipe in fresh workspaces, shared by all tests of the pipeline."""
+"""Two runs of the two small arms in fresh workspaces, shared by all tests of the pipeline."""
 
 import subprocess
 from collections.abc import Iterator

@@ -1,7 +1,6 @@
 """Every bad parameter: `python -m grpo check` says so in one line, with its path, and exits 2."""
 
 import re
-import shutil
 import sys
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import pytest
 
 from grpo.__main__ import main
 from tests.pipeline.corruptions import Corruption, both, drop_param, set_param
-from tests.pipeline.workspaces import ROOT
+from tests.pipeline.workspaces import write_two_arms
 
 ROUND = {"arm": "sgpo", "start": "base", "phase": 1}
 FIXED = {"fix_group_size": {"rollouts": 8}}
@@ -102,7 +101,7 @@ def test_a_bad_parameter_is_one_line_with_its_path(
     corrupt: Corruption,
     message: str,
 ):
-    shutil.copyfile(ROOT / "recipes" / "smoke.yaml", tmp_path / "params.yaml")
+    write_two_arms(tmp_path / "params.yaml")
     corrupt(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["grpo", "check", "params.yaml"])

@@ -17,7 +17,7 @@ from grpo.training import TrainedRound, TrainingSettings, train_round
 from grpo.types import Rollouts
 from stages.entry import scratch_of
 from tests.pipeline.corruptions import set_param
-from tests.pipeline.workspaces import ROOT
+from tests.pipeline.workspaces import write_two_arms
 from tests.policies.tiny import seeded, tiny_policy
 
 UPDATES = 4
@@ -169,8 +169,8 @@ def test_a_half_written_checkpoint_is_none():
 
 
 def parameters(*changes: tuple[str, object]) -> Parameters:
-    """Returns the smoke recipe's parameters with some of them changed."""
-    Path("params.yaml").write_text((ROOT / "recipes" / "smoke.yaml").read_text())
+    """Returns the parameters of the two small arms with some of them changed."""
+    write_two_arms(Path("params.yaml"))
     for path, value in changes:
         set_param(path, value)(Path())
     return read_params()

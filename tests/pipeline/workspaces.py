@@ -1,4 +1,4 @@
-"""Workspaces of the smoke recipe: fresh checkouts, copies of a finished run, and `dvc` in them."""
+"""Workspaces of two small arms: fresh checkouts, copies of a finished run, and `dvc` in them."""
 
 import os
 import shutil
@@ -22,19 +22,34 @@ def environment() -> dict[str, str]:
 
 
 def check_out(target: Path) -> Path:
-    """Returns a git repository of the working tree's files, with the smoke recipe to run."""
+    """Returns a git repository of the working tree's files, with two small arms to run."""
     listed = _run(ROOT, "git", "ls-files", "-co", "--exclude-standard").splitlines()
     for name in listed:
         if (ROOT / name).is_file():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(ROOT / name, target / name)
-    shutil.copyfile(ROOT / "recipes" / "smoke.yaml", target / "params.yaml")
+    write_two_arms(target / "params.yaml")
     (target / "dvc.lock").unlink(missing_ok=True)
     _run(target, "git", "init", "-q", "-b", "main")
     _run(target, "git", "add", "-A")
     identity = ["-c", "user.name=tests", "-c", "user.email=tests@example.invalid"]
     _run(target, "git", *identity, "commit", "-q", "-m", "the pipeline")
     return target
+
+
+def write_two_arms(target: Path) -> None:
+    """Writes the smoke recipe's parameters with an arm of plain GRPO before its own."""
+    params = yaml.safe_load((ROOT / "recipes" / "smoke.yaml").read_text())
+    curriculum = [
+        {"split_at_random": {"phases": 1, "prompts_per_phase": 16}},
+        {"fix_group_size": {"rollouts": 8}},
+    ]
+    objective = [{"grpo": {"low": 0.2, "high": 0.28, "beta": 0.0}}, "drop_uniform_groups"]
+    uniform = {**params["arms"]["sgpo"], "curriculum": curriculum, "objective": objective}
+    params["arms"] = {"uniform": uniform, **params["arms"]}
+    first = {"arm": "uniform", "start": "base", "phase": 1}
+    params["rounds"] = {"uniform-1": first, **params["rounds"]}
+    target.write_text(yaml.safe_dump(params, sort_keys=False))
 
 
 def copy_for_stages(finished: Path, target: Path) -> Path:
