@@ -12,14 +12,13 @@ from torch.optim import AdamW, Optimizer
 
 from grpo.artifacts.checkpoints import Scratch
 from grpo.artifacts.files import read_json, write_json
+from grpo.batches import Batch, last_step, pack_microbatches, plan_batches
 from grpo.errors import UnsoundError
-from grpo.objective.advantage import is_uniform, sum_by_group
-from grpo.objective.base import Objective, State, assign_credit, loss_terms, scalar_loss
-from grpo.objective.penalty import k3
-from grpo.objective.ratio import is_clipped
+from grpo.metrics import Tally, UpdateMetrics, update_metrics
+from grpo.objective.base import Objective, State, loss_terms, scalar_loss
 from grpo.policies.base import Policy, Trajectory
 from grpo.policies.storage import read_trainable, write_trainable
-from grpo.types import Cost, Credit, Rollouts, StepTerms
+from grpo.types import Cost, Credit, Rollouts
 
 MIN_CLIP_PER_DRIFT = 3.0  # rule U27
 
@@ -30,36 +29,6 @@ class TrainingSettings:
     max_grad_norm: float
     tokens_per_microbatch: int  # rows times width of one forward pass
     updates_per_checkpoint: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Batch:
-    """The rollouts of one update and their credit, decided before any forward pass."""
-
-    rows: Int[Tensor, " rollout"]  # of the round
-    rollouts: Rollouts
-    credit: Credit
-
-
-@dataclass(frozen=True, kw_only=True)
-class UpdateMetrics:
-    """What one optimizer step saw and did; a row of updates.csv."""
-
-    update: int
-    reward_mean: float
-    outcome_mean: float
-    reward_std_within: float
-    uniform_group_fraction: float
-    rollouts: int
-    trained_rollouts: int
-    trained_steps: int
-    loss: float
-    clip_fraction: float
-    kl_to_start: float  # k3 to the round's first policy, nats per trained step
-    grad_norm: float  # before clipping
-    advantage_abs_mean: float
-    ratio_min: float
-    ratio_max: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,59 +119,6 @@ def _resume(policy: Policy[Any], optimizer: AdamW, scratch: Scratch) -> list[Upd
     return [UpdateMetrics(**each) for each in read_json(directory / "metrics.json")]
 
 
-def plan_batches(
-    objective: Objective,
-    rollouts: Rollouts,
-    state: State,
-    *,
-    num_batches: int,
-    generator: Generator,
-) -> tuple[list[Batch], State]:
-    """Returns the round's batches with their credit: whole groups, about equal in rollouts."""
-    groups = torch.unique(rollouts.group)
-    shuffled = groups[torch.randperm(len(groups), generator=generator)]
-    rank = torch.empty(int(groups.max()) + 1, dtype=torch.long)
-    rank[shuffled] = torch.arange(len(groups))
-    order = rank[rollouts.group].argsort(stable=True)
-    sizes = torch.bincount(rank[rollouts.group])
-    batch_of_group = (sizes.cumsum(0) - sizes) * num_batches // len(rollouts.group)
-    batch_of_row = batch_of_group[rank[rollouts.group[order]]]
-    batches = []
-    for index in range(num_batches):
-        rows = order[batch_of_row == index]
-        if len(rows):
-            part = select_rollouts(rollouts, rows)
-            credit, state = assign_credit(objective, part, state, generator)
-            batches.append(Batch(rows=rows, rollouts=part, credit=credit))
-    return batches, state
-
-
-def select_rollouts(rollouts: Rollouts, rows: Int[Tensor, " kept"]) -> Rollouts:
-    """Returns some rows of every field."""
-    reference = rollouts.reference_logp
-    return Rollouts(
-        group=rollouts.group[rows],
-        reward=rollouts.reward[rows],
-        outcome=rollouts.outcome[rows],
-        mask=rollouts.mask[rows],
-        behavior_logp=rollouts.behavior_logp[rows],
-        reference_logp=None if reference is None else reference[rows],
-    )
-
-
-def pack_microbatches(
-    widths: Int[Tensor, " rollout"], tokens_per_microbatch: int
-) -> list[Int[Tensor, " kept"]]:
-    """Returns rows sorted by width, cut so that rows times the widest stay within the budget."""
-    order = widths.argsort(stable=True)
-    packed: list[list[int]] = [[]]
-    for row in order.tolist():
-        if packed[-1] and (len(packed[-1]) + 1) * int(widths[row]) > tokens_per_microbatch:
-            packed.append([])
-        packed[-1].append(row)
-    return [torch.tensor(rows) for rows in packed if rows]
-
-
 @torch.no_grad()
 def score_steps(
     policy: Policy[Any],
@@ -218,7 +134,7 @@ def score_steps(
     widths = policy.widths(trajectory)[rows]
     for packed in pack_microbatches(widths, tokens_per_microbatch):
         kept = rows[packed]
-        num_steps = _last_step(needed[kept])
+        num_steps = last_step(needed[kept])
         part = policy.log_prob(trajectory.select(kept, num_steps)).cpu()
         logp[kept[:, None], torch.arange(num_steps)] = part
     return torch.where(needed != 0, logp, torch.nan)
@@ -267,91 +183,63 @@ def run_update(
     update: int,
 ) -> UpdateMetrics:
     """Takes one optimizer step on what has weight in the batch; none if nothing has."""
-    weight = batch.credit.weight
-    kept = (weight != 0).any(dim=1).nonzero()[:, 0]
-    tally = _Tally()
-    if len(kept) == 0:
-        return _metrics(batch, tally, update=update, grad_norm=0.0)
     optimizer.zero_grad(set_to_none=True)
-    widths = policy.widths(trajectory)[batch.rows[kept]]
-    for packed in pack_microbatches(widths, settings.tokens_per_microbatch):
-        rows = kept[packed]
-        of_round, num_steps = batch.rows[rows], _last_step(weight[rows])
-        logp = policy.log_prob(trajectory.select(of_round, num_steps))
-        device = logp.device
-        credit = _cut(batch.credit, rows, num_steps, device)
-        proximal = proximal_logp[of_round, :num_steps].to(device)
-        terms = loss_terms(
-            objective,
-            logp=logp,
-            proximal_logp=proximal,
-            reference_logp=None
-            if reference_logp is None
-            else reference_logp[of_round, :num_steps].to(device),
-            credit=credit,
-        )
-        loss = scalar_loss(terms, credit)
-        loss.backward()
-        tally.add(terms, loss, logp.detach(), proximal, _clips(objective))
+    tally = add_gradient(
+        policy,
+        trajectory,
+        batch.rows,
+        batch.credit,
+        objective=objective,
+        proximal_logp=proximal_logp,
+        reference_logp=reference_logp,
+        tokens_per_microbatch=settings.tokens_per_microbatch,
+    )
+    if tally.rollouts == 0:
+        return update_metrics(batch, tally, update=update, grad_norm=0.0)
     parameters = [each for each in policy.model.parameters() if each.requires_grad]
     norm = torch.nn.utils.clip_grad_norm_(parameters, settings.max_grad_norm)
     optimizer.step()
     policy.cost += Cost(trained_steps=tally.steps)
-    return _metrics(batch, tally, update=update, grad_norm=float(norm))
+    return update_metrics(batch, tally, update=update, grad_norm=float(norm))
 
 
-class _Tally:
-    """Adds up what the microbatches of one update show."""
+def add_gradient(
+    policy: Policy[Any],
+    trajectory: Trajectory,
+    of_round: Int[Tensor, " rollout"],
+    credit: Credit,
+    *,
+    objective: Objective,
+    proximal_logp: Float[Tensor, "round step"],
+    reference_logp: Float[Tensor, "round step"] | None,
+    tokens_per_microbatch: int,
+) -> Tally:
+    """Adds the gradient of a batch to the parameters' own; forwards only what has weight.
 
-    def __init__(self) -> None:
-        self.loss = self.kl = 0.0
-        self.steps = self.clipped = self.rollouts = 0
-        self.ratio_min = self.ratio_max = 1.0
-
-    def add(
-        self,
-        terms: StepTerms,
-        loss: Tensor,
-        logp: Tensor,
-        proximal_logp: Tensor,
-        clips: list[tuple[float, float]],
-    ) -> None:
-        with torch.no_grad():
-            self.loss += float(loss)
-            self.rollouts += len(logp)
-            self.steps += int(terms.mask.sum())
-            self.kl += float(k3(logp, proximal_logp, terms.mask).double().sum())
-            self.clipped += sum(int(is_clipped(terms, *clip).sum()) for clip in clips)
-            ratio = terms.log_ratio[terms.mask].exp()
-            self.ratio_min = min(self.ratio_min, float(ratio.min()))
-            self.ratio_max = max(self.ratio_max, float(ratio.max()))
-
-
-def _metrics(batch: Batch, tally: _Tally, *, update: int, grad_norm: float) -> UpdateMetrics:
-    rollouts, reward = batch.rollouts, batch.rollouts.reward.double()
-    total, size = sum_by_group(reward, rollouts.group)
-    squares, _ = sum_by_group((reward - total / size) ** 2, rollouts.group)
-    share = 1 / size  # of its group: sums over rollouts become sums over groups
-    uniform = is_uniform(rollouts.outcome, rollouts.group) * share
-    mask = rollouts.mask
-    steps = max(tally.steps, 1)
-    return UpdateMetrics(
-        update=update,
-        reward_mean=float(reward.mean()),
-        outcome_mean=float(rollouts.outcome.double().mean()),
-        reward_std_within=float(((squares / size).sqrt() * share).sum() / share.sum()),
-        uniform_group_fraction=float(uniform.sum() / share.sum()),
-        rollouts=len(reward),
-        trained_rollouts=tally.rollouts,
-        trained_steps=tally.steps,
-        loss=tally.loss,
-        clip_fraction=tally.clipped / steps,
-        kl_to_start=tally.kl / steps,
-        grad_norm=grad_norm,
-        advantage_abs_mean=float(batch.credit.advantage[mask].abs().mean()),
-        ratio_min=tally.ratio_min,
-        ratio_max=tally.ratio_max,
-    )
+    Args:
+      of_round: The round's row of each rollout of the batch.
+    """
+    tally = Tally()
+    kept = (credit.weight != 0).any(dim=1).nonzero()[:, 0]
+    if len(kept) == 0:
+        return tally
+    widths = policy.widths(trajectory)[of_round[kept]]
+    for packed in pack_microbatches(widths, tokens_per_microbatch):
+        rows = kept[packed]
+        num_steps = last_step(credit.weight[rows])
+        logp = policy.log_prob(trajectory.select(of_round[rows], num_steps))
+        part = _cut(credit, rows, num_steps, logp.device)
+        proximal = proximal_logp[of_round[rows], :num_steps].to(logp.device)
+        reference = None
+        if reference_logp is not None:
+            reference = reference_logp[of_round[rows], :num_steps].to(logp.device)
+        terms = loss_terms(
+            objective, logp=logp, proximal_logp=proximal, reference_logp=reference, credit=part
+        )
+        loss = scalar_loss(terms, part)
+        loss.backward()
+        tally.add(terms, loss, logp.detach(), proximal)
+    return tally
 
 
 def _cut(
@@ -362,11 +250,6 @@ def _cut(
         advantage=credit.advantage[rows, :num_steps].to(device),
         weight=credit.weight[rows, :num_steps].to(device),
     )
-
-
-def _last_step(weight: Float[Tensor, "rollout step"]) -> int:
-    """Returns the number of steps up to the last one with weight."""
-    return int((weight != 0).any(dim=0).nonzero().max()) + 1
 
 
 def _clips(objective: Objective) -> list[tuple[float, float]]:

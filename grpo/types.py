@@ -35,6 +35,11 @@ class Credit:
 
     advantage: Float[Tensor, "rollout step"]
     weight: Float[Tensor, "rollout step"]  # 0: the step needs no gradient and is not computed
+    full: "Credit | None" = None  # before any selection; None: nothing was left out
+
+    def select(self, kept: Bool[Tensor, "rollout step"]) -> "Credit":
+        """Returns the same credit with weight 0 where not `kept`; `full` stays what it was."""
+        return replace(self, weight=self.weight * kept, full=self.full or self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +52,7 @@ class StepTerms:
     mask: Bool[Tensor, "rollout step"]
     loss: Float[Tensor, "rollout step"]
     reference_logp: Float[Tensor, "rollout step"] | None = None
+    clipped: Bool[Tensor, "rollout step"] | None = None  # where the trust region changed the loss
 
     def with_loss(self, loss: Float[Tensor, "rollout step"]) -> "StepTerms":
         """Returns the same terms with `loss` added to what is there."""

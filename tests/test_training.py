@@ -6,20 +6,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo.artifacts.checkpoints import Scratch
+from grpo.batches import Batch, pack_microbatches, plan_batches
 from grpo.build.policies import make_optimizer
 from grpo.errors import UnsoundError
+from grpo.metrics import UpdateMetrics
 from grpo.objective.algorithms import gspo, rloo
 from grpo.objective.base import Objective, chain
 from grpo.objective.penalty import penalize_kl
 from grpo.params import Training
 from grpo.policies.tokens import TokenPolicy, TokenTrajectory
 from grpo.training import (
-    Batch,
     TrainingSettings,
-    UpdateMetrics,
     measure_drift,
-    pack_microbatches,
-    plan_batches,
     run_update,
     score_steps,
     train_round,

@@ -45,18 +45,13 @@ def clip_surrogate(low: float = 0.2, high: float = 0.2) -> Objective:
 
     def loss(terms: StepTerms) -> StepTerms:
         ratio = terms.log_ratio.exp()
-        clipped = ratio.clamp(1 - low, 1 + high)
-        return terms.with_loss(-torch.minimum(ratio * terms.advantage, clipped * terms.advantage))
+        bounded = ratio.clamp(1 - low, 1 + high)
+        surrogate = torch.minimum(ratio * terms.advantage, bounded * terms.advantage)
+        above = (ratio > 1 + high) & (terms.advantage > 0)
+        below = (ratio < 1 - low) & (terms.advantage < 0)
+        return replace(terms.with_loss(-surrogate), clipped=above | below)
 
     return loss_link(Link("clip_surrogate", {"low": low, "high": high}), loss)
-
-
-def is_clipped(terms: StepTerms, low: float, high: float) -> Bool[Tensor, "rollout step"]:
-    """Returns where the clip of `clip_surrogate` stops the gradient."""
-    ratio = terms.log_ratio.exp()
-    above = (ratio > 1 + high) & (terms.advantage > 0)
-    below = (ratio < 1 - low) & (terms.advantage < 0)
-    return terms.mask & (above | below)
 
 
 def _mean_over_steps(

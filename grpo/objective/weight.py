@@ -72,7 +72,7 @@ def drop_uniform_groups(by: str = "outcome") -> Objective:
     def credit(before: Credit, rollouts: Rollouts, generator: Generator) -> Credit:
         value = rollouts.outcome if by == "outcome" else rollouts.reward
         dropped = is_uniform(value, rollouts.group)
-        return replace(before, weight=before.weight * ~dropped[:, None])
+        return before.select(~dropped[:, None].expand(before.weight.shape))
 
     return credit_link(Link("drop_uniform_groups", {"by": by}), credit)
 

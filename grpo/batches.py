@@ -1,0 +1,77 @@
+"""The batches of a round: whole groups per update, rows packed by length per forward pass."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Generator, Tensor
+
+from grpo.objective.base import Objective, State, assign_credit
+from grpo.types import Credit, Rollouts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """The rollouts of one update and their credit, decided before any forward pass."""
+
+    rows: Int[Tensor, " rollout"]  # of the round
+    rollouts: Rollouts
+    credit: Credit
+
+
+def plan_batches(
+    objective: Objective,
+    rollouts: Rollouts,
+    state: State,
+    *,
+    num_batches: int,
+    generator: Generator,
+) -> tuple[list[Batch], State]:
+    """Returns the round's batches with their credit: whole groups, about equal in rollouts."""
+    groups = torch.unique(rollouts.group)
+    shuffled = groups[torch.randperm(len(groups), generator=generator)]
+    rank = torch.empty(int(groups.max()) + 1, dtype=torch.long)
+    rank[shuffled] = torch.arange(len(groups))
+    order = rank[rollouts.group].argsort(stable=True)
+    sizes = torch.bincount(rank[rollouts.group])
+    batch_of_group = (sizes.cumsum(0) - sizes) * num_batches // len(rollouts.group)
+    batch_of_row = batch_of_group[rank[rollouts.group[order]]]
+    batches = []
+    for index in range(num_batches):
+        rows = order[batch_of_row == index]
+        if len(rows):
+            part = select_rollouts(rollouts, rows)
+            credit, state = assign_credit(objective, part, state, generator)
+            batches.append(Batch(rows=rows, rollouts=part, credit=credit))
+    return batches, state
+
+
+def select_rollouts(rollouts: Rollouts, rows: Int[Tensor, " kept"]) -> Rollouts:
+    """Returns some rows of every field."""
+    reference = rollouts.reference_logp
+    return Rollouts(
+        group=rollouts.group[rows],
+        reward=rollouts.reward[rows],
+        outcome=rollouts.outcome[rows],
+        mask=rollouts.mask[rows],
+        behavior_logp=rollouts.behavior_logp[rows],
+        reference_logp=None if reference is None else reference[rows],
+    )
+
+
+def pack_microbatches(
+    widths: Int[Tensor, " rollout"], tokens_per_microbatch: int
+) -> list[Int[Tensor, " kept"]]:
+    """Returns rows sorted by width, cut so that rows times the widest stay within the budget."""
+    order = widths.argsort(stable=True)
+    packed: list[list[int]] = [[]]
+    for row in order.tolist():
+        if packed[-1] and (len(packed[-1]) + 1) * int(widths[row]) > tokens_per_microbatch:
+            packed.append([])
+        packed[-1].append(row)
+    return [torch.tensor(rows) for rows in packed if rows]
+
+
+def last_step(weight: Float[Tensor, "rollout step"]) -> int:
+    """Returns the number of steps up to the last one with weight."""
+    return int((weight != 0).any(dim=0).nonzero().max()) + 1

@@ -1,0 +1,81 @@
+"""What one update saw and did: the columns of updates.csv."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from grpo.batches import Batch
+from grpo.objective.advantage import is_uniform, sum_by_group
+from grpo.objective.penalty import k3
+from grpo.types import StepTerms
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateMetrics:
+    """What one optimizer step saw and did; a row of updates.csv."""
+
+    update: int
+    reward_mean: float
+    outcome_mean: float
+    reward_std_within: float
+    uniform_group_fraction: float
+    rollouts: int
+    trained_rollouts: int
+    trained_steps: int
+    loss: float
+    clip_fraction: float
+    kl_to_start: float  # k3 to the round's first policy, nats per trained step
+    grad_norm: float  # before clipping
+    advantage_abs_mean: float
+    ratio_min: float
+    ratio_max: float
+
+
+class Tally:
+    """Adds up what the microbatches of one update show."""
+
+    def __init__(self) -> None:
+        self.loss = self.kl = 0.0
+        self.steps = self.clipped = self.rollouts = 0
+        self.ratio_min = self.ratio_max = 1.0
+
+    def add(self, terms: StepTerms, loss: Tensor, logp: Tensor, proximal_logp: Tensor) -> None:
+        with torch.no_grad():
+            self.loss += float(loss)
+            self.rollouts += len(logp)
+            self.steps += int(terms.mask.sum())
+            self.kl += float(k3(logp, proximal_logp, terms.mask).double().sum())
+            if terms.clipped is not None:
+                self.clipped += int((terms.mask & terms.clipped).sum())
+            ratio = terms.log_ratio[terms.mask].exp()
+            self.ratio_min = min(self.ratio_min, float(ratio.min()))
+            self.ratio_max = max(self.ratio_max, float(ratio.max()))
+
+
+def update_metrics(batch: Batch, tally: Tally, *, update: int, grad_norm: float) -> UpdateMetrics:
+    """Returns the row of updates.csv of one optimizer step."""
+    rollouts, reward = batch.rollouts, batch.rollouts.reward.double()
+    total, size = sum_by_group(reward, rollouts.group)
+    squares, _ = sum_by_group((reward - total / size) ** 2, rollouts.group)
+    share = 1 / size  # of its group: sums over rollouts become sums over groups
+    uniform = is_uniform(rollouts.outcome, rollouts.group) * share
+    mask = rollouts.mask
+    steps = max(tally.steps, 1)
+    return UpdateMetrics(
+        update=update,
+        reward_mean=float(reward.mean()),
+        outcome_mean=float(rollouts.outcome.double().mean()),
+        reward_std_within=float(((squares / size).sqrt() * share).sum() / share.sum()),
+        uniform_group_fraction=float(uniform.sum() / share.sum()),
+        rollouts=len(reward),
+        trained_rollouts=tally.rollouts,
+        trained_steps=tally.steps,
+        loss=tally.loss,
+        clip_fraction=tally.clipped / steps,
+        kl_to_start=tally.kl / steps,
+        grad_norm=grad_norm,
+        advantage_abs_mean=float(batch.credit.advantage[mask].abs().mean()),
+        ratio_min=tally.ratio_min,
+        ratio_max=tally.ratio_max,
+    )
