@@ -1,8 +1,10 @@
 """Runs the default pipeline from nothing on several seeds: reward before and after, cost, seconds.
 
 python -m benchmarks.demo 0 1 2        # writes benchmarks/results/demo.json
+python -m benchmarks.demo 0 --recipe recipes/reasoning-smollm2.yaml    # ... reasoning-smollm2.json
 """
 
+import argparse
 import os
 import platform
 import subprocess
@@ -15,34 +17,40 @@ from typing import Any
 from grpo.artifacts.files import digest, read_json, write_json
 
 ROOT = Path(__file__).parents[1]
-OUT = ROOT / "benchmarks" / "results" / "demo.json"
+RESULTS = ROOT / "benchmarks" / "results"
 
 
 def main() -> None:
     """Runs each seed in a clone of the committed revision."""
-    seeds = [int(argument) for argument in sys.argv[1:]]
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.demo", description=__doc__)
+    parser.add_argument("seeds", nargs="+", type=int, metavar="SEED")
+    parser.add_argument("--recipe", default="params.yaml", help="a file of the repository")
+    chosen = parser.parse_args()
+    recipe = Path(chosen.recipe)
     revision = _git("rev-parse", "HEAD")
-    runs = {str(seed): run_seed(seed, revision) for seed in seeds}
+    runs = {str(seed): run_seed(seed, recipe, revision) for seed in chosen.seeds}
+    out = RESULTS / f"{'demo' if recipe.stem == 'params' else recipe.stem}.json"
+    seeds = " ".join(map(str, chosen.seeds))
     write_json(
-        OUT,
+        out,
         {
             "revision": revision,
-            "command": f"python -m benchmarks.demo {' '.join(map(str, seeds))}",
+            "command": f"python -m benchmarks.demo {seeds} --recipe {recipe.as_posix()}",
             "machine": machine(),
             "runs": runs,
         },
     )
-    print(table(read_json(OUT)))
+    print(table(read_json(out)))
 
 
-def run_seed(seed: int, revision: str) -> dict[str, Any]:
+def run_seed(seed: int, recipe: Path, revision: str) -> dict[str, Any]:
     """Returns the report's numbers and the seconds of one run in a fresh clone."""
     with tempfile.TemporaryDirectory() as folder:
         workspace = Path(folder) / "workspace"
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(workspace)], check=True)
         subprocess.run(["git", "checkout", "--quiet", revision], cwd=workspace, check=True)
-        params = workspace / "params.yaml"
-        params.write_text(params.read_text().replace("seed: 0\n", f"seed: {seed}\n", 1))
+        params = (workspace / recipe).read_text().replace("seed: 0\n", f"seed: {seed}\n", 1)
+        (workspace / "params.yaml").write_text(params)
         start = time.perf_counter()
         command = [sys.executable, "-m", "flows.reproduce"]
         subprocess.run(command, cwd=workspace, check=True)
@@ -59,8 +67,9 @@ def run_seed(seed: int, revision: str) -> dict[str, Any]:
 
 def table(results: dict[str, Any]) -> str:
     """Returns the results as the Markdown table of docs/results.md."""
+    k = next(iter(results["runs"].values()))["metrics"]["k"]
     lines = [
-        "| seed | policy | mean@8 | gain over base | greedy | pass@8 | GFLOPs |",
+        f"| seed | policy | mean@{k} | gain over base | greedy | pass@{k} | GFLOPs |",
         "|---|---|---|---|---|---|---|",
     ]
     for seed, run in results["runs"].items():
