@@ -36,7 +36,7 @@ check:
 
 test: setup
 	$(MAKE) --no-print-directory check
-	pytest
+	pytest --numprocesses 2 --dist loadgroup
 
 ui: setup
 	python -m flows.ui

@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--recipe", default="params.yaml", help="a file of the repository")
     chosen = parser.parse_args()
     recipe = Path(chosen.recipe)
-    revision = _git("rev-parse", "HEAD")
+    revision = revision_of("HEAD")
     runs = {str(seed): run_seed(seed, recipe, revision) for seed in chosen.seeds}
     out = RESULTS / f"{'demo' if recipe.stem == 'params' else recipe.stem}.json"
     seeds = " ".join(map(str, chosen.seeds))
@@ -87,8 +87,9 @@ def _interval(score: dict[str, float]) -> str:
     return f"{score['value']:.3f} [{score['low']:.3f}, {score['high']:.3f}]"
 
 
-def _git(*arguments: str) -> str:
-    command = ["git", "-C", str(ROOT), *arguments]
+def revision_of(name: str) -> str:
+    """Returns a git name's commit."""
+    command = ["git", "-C", str(ROOT), "rev-parse", name]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 

@@ -1,23 +1,45 @@
-"""The command line: check a parameter file, trace an artifact, draw the report, use a policy."""
+"""The command line: check a parameter file, ask for advice, trace an artifact, draw the report."""
 
 import argparse
+import os
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from grpo.errors import GrpoError
 
 ARTIFACTS = Path("artifacts")
 EXIT_WRONG_INPUT = 2
+EXIT_CLOSED_PIPE = 128 + signal.SIGPIPE  # a shell's name for what ends `yes | head`
 
 
 def main() -> None:
     """Runs one command; a GrpoError becomes one line on stderr and exit code 2."""
-    arguments = _parser().parse_args()
+    with _quiet_when_nobody_reads():
+        arguments = _parser().parse_args()
+        try:
+            sys.exit(arguments.run(arguments))
+        except GrpoError as error:
+            print(" ".join(str(error).split()), file=sys.stderr)
+            sys.exit(EXIT_WRONG_INPUT)
+
+
+@contextmanager
+def _quiet_when_nobody_reads() -> Iterator[None]:
+    """Ends the process without a word where stdout is a pipe whose reader is gone: `| head`.
+
+    SIGPIPE stays ignored: its default action would also end us when a server hangs up.
+    """
     try:
-        sys.exit(arguments.run(arguments))
-    except GrpoError as error:
-        print(" ".join(str(error).split()), file=sys.stderr)
-        sys.exit(EXIT_WRONG_INPUT)
+        try:
+            yield
+        finally:
+            sys.stdout.flush()  # here, where it can be caught, and not when Python ends
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(EXIT_CLOSED_PIPE)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -26,6 +48,9 @@ def _parser() -> argparse.ArgumentParser:
     check = commands.add_parser("check", help="list what is wrong or unsound in a parameter file")
     check.add_argument("file", type=Path, nargs="?", default=Path("params.yaml"))
     check.set_defaults(run=_check)
+    advise = commands.add_parser("advise", help="propose an arm from a finished profile")
+    advise.add_argument("file", type=Path, nargs="?", default=Path("params.yaml"))
+    advise.set_defaults(run=_advise)
     lineage = commands.add_parser("lineage", help="trace an artifact back to what made it")
     lineage.add_argument("path", type=Path, nargs="?", help="an artifact; none: record in MLflow")
     lineage.add_argument("--svg", type=Path, metavar="FILE", help="draw the graph instead")
@@ -43,14 +68,24 @@ def _parser() -> argparse.ArgumentParser:
 def _check(arguments: argparse.Namespace) -> int:
     from grpo.build.objectives import findings
     from grpo.objective.rules import Severity
-    from grpo.params import read_params
+    from grpo.params import naming, read_params
 
-    found = findings(read_params(arguments.file))
+    with naming(arguments.file):
+        found = findings(read_params(arguments.file))
     for each in found:
         print(f"{arguments.file}: {each}")
     errors = sum(each.severity is Severity.ERROR for each in found)
     print(f"{arguments.file}: {errors} errors, {len(found) - errors} remarks", file=sys.stderr)
     return EXIT_WRONG_INPUT if errors else 0
+
+
+def _advise(arguments: argparse.Namespace) -> int:
+    from grpo.advice.text import advise
+    from grpo.params import naming, read_params
+
+    with naming(arguments.file):
+        print(advise(ARTIFACTS, read_params(arguments.file), arguments.file))
+    return 0
 
 
 def _lineage(arguments: argparse.Namespace) -> int:

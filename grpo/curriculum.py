@@ -22,8 +22,8 @@ Step = Callable[[pd.DataFrame, np.random.Generator], pd.DataFrame]
 SELECTORS = {"keep_rate_window"}
 TRIAGE = {"drop_trivial", "sample_unsolved"}
 SIZERS = {"fix_group_size", "size_groups_by_inverse_rate"}
-SPLITTERS = {"split_at_random", "split_easy_to_hard"}
-WITHOUT_PROFILE = {"fix_group_size", "split_at_random"}
+SPLITTERS = {"split_at_random", "split_easy_to_hard", "stage_by_family"}
+WITHOUT_PROFILE = {"fix_group_size", "split_at_random", "stage_by_family"}  # never read its rates
 
 
 class CurriculumStep(NamedTuple):
@@ -145,6 +145,52 @@ def split_easy_to_hard(phases: int) -> CurriculumStep:
     return _step("split_easy_to_hard", {"phases": phases}, apply)
 
 
+def stage_by_family(order: str, prompts_per_phase: int) -> CurriculumStep:
+    """Makes each family a phase of its own, in the stated order. [Logic-RL, 2502.14768]
+
+    Its prompts are drawn at random, without replacement. Unlike the paper: a stage is what the
+    rounds that name its phase make of it, not a number of epochs.
+
+    Args:
+      order: Family names separated by commas: "3 people, 4 people, 5 people".
+    """
+    _require_positive("stage_by_family.prompts_per_phase", prompts_per_phase)
+    stages = split_order(order)
+    if not all(stages) or len(set(stages)) < len(stages):
+        raise ParameterError(
+            f"stage_by_family.order must name each family once, separated by commas, got {order!r}"
+        )
+
+    def apply(frame: pd.DataFrame, chooser: np.random.Generator) -> pd.DataFrame:
+        _require_same_families(stages, set(frame["family"]))
+        phases = []
+        for number, family in enumerate(stages, start=1):
+            own = frame[frame["family"] == family]
+            if len(own) < prompts_per_phase:
+                raise ParameterError(
+                    f"stage_by_family asks for {prompts_per_phase} prompts of {family!r}, the "
+                    f"selection has {len(own)}; raise task.train_prompts or lower it"
+                )
+            drawn = own.iloc[chooser.permutation(len(own))[:prompts_per_phase]]
+            phases.append(drawn.assign(phase=number, position=range(prompts_per_phase)))
+        return pd.concat(phases)
+
+    settings: dict[str, Setting] = {"order": order, "prompts_per_phase": prompts_per_phase}
+    return _step("stage_by_family", settings, apply)
+
+
+def split_order(order: str) -> list[str]:
+    """Returns the names in a list separated by commas."""
+    return [name.strip() for name in order.split(",")]
+
+
+def count_phases(link: Link) -> int:
+    """Returns how many phases a step makes, 0 if it makes none."""
+    if "order" in link.settings:
+        return len(split_order(str(link.settings["order"])))
+    return int(link.settings.get("phases") or 0)
+
+
 def inverse_rate_size(rate: float, smallest: int, largest: int) -> int:
     """Returns the smallest power-of-two multiple of `smallest` with size * rate >= 1/2, capped.
 
@@ -216,6 +262,15 @@ def add_prompts(plan: pd.DataFrame, prompts: pd.DataFrame) -> pd.DataFrame:
 
 def _step(name: str, settings: Mapping[str, Setting], apply: Step) -> CurriculumStep:
     return CurriculumStep(Link(name, settings), apply)
+
+
+def _require_same_families(stages: list[str], families: set[str]) -> None:
+    """Raises unless exactly the families that are there have a stage."""
+    if set(stages) != families:
+        raise ParameterError(
+            f"stage_by_family.order must name the families of the selection, {sorted(families)}, "
+            f"got {sorted(stages)}"
+        )
 
 
 def _require_fraction(name: str, value: float) -> None:

@@ -1,6 +1,7 @@
 """What one update saw and did: the columns of updates.csv."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,6 +31,17 @@ class UpdateMetrics:
     advantage_abs_mean: float
     ratio_min: float
     ratio_max: float
+    audit_cosine: float | None  # with the gradient of the full credit; None: not audited
+    audit_norm_ratio: float | None  # to the norm of that gradient
+    mismatch_weight_mean: float | None  # over trained steps; None: no link corrects the sampler
+    mismatch_masked_fraction: float | None  # of trained steps: those of weight 0
+
+
+class Audit(NamedTuple):
+    """The gradient that an update uses against the gradient of everything that was sampled."""
+
+    cosine: float
+    norm_ratio: float | None  # used / full; None: the full gradient is 0 and the used is not
 
 
 class Tally:
@@ -39,6 +51,9 @@ class Tally:
         self.loss = self.kl = 0.0
         self.steps = self.clipped = self.rollouts = 0
         self.ratio_min = self.ratio_max = 1.0
+        self.drift = 0.0  # nats, between sampler and trainer, where the update measures it itself
+        self.mismatch_weight: float | None = None  # summed
+        self.mismatch_masked = 0
 
     def add(self, terms: StepTerms, loss: Tensor, logp: Tensor, proximal_logp: Tensor) -> None:
         with torch.no_grad():
@@ -48,12 +63,18 @@ class Tally:
             self.kl += float(k3(logp, proximal_logp, terms.mask).double().sum())
             if terms.clipped is not None:
                 self.clipped += int((terms.mask & terms.clipped).sum())
+            if terms.mismatch_weight is not None:
+                weight = terms.mismatch_weight[terms.mask]
+                self.mismatch_weight = (self.mismatch_weight or 0.0) + float(weight.double().sum())
+                self.mismatch_masked += int((weight == 0).sum())
             ratio = terms.log_ratio[terms.mask].exp()
             self.ratio_min = min(self.ratio_min, float(ratio.min()))
             self.ratio_max = max(self.ratio_max, float(ratio.max()))
 
 
-def update_metrics(batch: Batch, tally: Tally, *, update: int, grad_norm: float) -> UpdateMetrics:
+def update_metrics(
+    batch: Batch, tally: Tally, *, update: int, grad_norm: float, audit: Audit | None
+) -> UpdateMetrics:
     """Returns the row of updates.csv of one optimizer step."""
     rollouts, reward = batch.rollouts, batch.rollouts.reward.double()
     total, size = sum_by_group(reward, rollouts.group)
@@ -62,6 +83,7 @@ def update_metrics(batch: Batch, tally: Tally, *, update: int, grad_norm: float)
     uniform = is_uniform(rollouts.outcome, rollouts.group) * share
     mask = rollouts.mask
     steps = max(tally.steps, 1)
+    corrected = tally.mismatch_weight
     return UpdateMetrics(
         update=update,
         reward_mean=float(reward.mean()),
@@ -78,4 +100,8 @@ def update_metrics(batch: Batch, tally: Tally, *, update: int, grad_norm: float)
         advantage_abs_mean=float(batch.credit.advantage[mask].abs().mean()),
         ratio_min=tally.ratio_min,
         ratio_max=tally.ratio_max,
+        audit_cosine=None if audit is None else audit.cosine,
+        audit_norm_ratio=None if audit is None else audit.norm_ratio,
+        mismatch_weight_mean=None if corrected is None else corrected / steps,
+        mismatch_masked_fraction=None if corrected is None else tally.mismatch_masked / steps,
     )

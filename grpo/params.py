@@ -1,6 +1,8 @@
 """Typed parameters: the only reader of params.yaml. Everything is stated; nothing has a default."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -24,6 +26,7 @@ Positive = Annotated[int, Field(gt=0)]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+RoutingMode = Literal["live", "replay_sampled", "replay_proximal"]
 LinkSpec = str | dict[str, dict[str, int | float | str]]  # "rloo" or {rloo: {low: 0.2}}
 
 
@@ -122,6 +125,8 @@ class PolicyParams(Strict):
     base: Base
     lora: Lora | None
     prompt_format: Literal["plain", "chat"]
+    sampler: Literal["transformers", "vllm"]  # what draws rollouts
+    routing: RoutingMode  # of a mixture of experts: which choice of experts updates repeat
     max_steps: Positive
 
 
@@ -167,10 +172,12 @@ class Training(Strict):
     max_grad_norm: Rate
     tokens_per_microbatch: Positive  # rows times width of one forward pass
     updates_per_checkpoint: Positive
+    updates_per_audit: Annotated[int, Field(ge=0)]  # the full gradient beside; 0: never
 
 
 class Arm(Strict):
     curriculum: list[LinkSpec] = Field(min_length=1)
+    selection: list[LinkSpec]  # where rollouts are spent; none: on every prompt of a phase
     sampling: Sampling
     objective: list[LinkSpec] = Field(min_length=1)
     training: Training
@@ -204,6 +211,14 @@ class Parameters(Strict):
     def rounds_of(self, arm: str) -> list[str]:
         """Returns the names of an arm's rounds, in the file's order."""
         return [name for name, each in self.rounds.items() if each.arm == arm]
+
+    def chain(self, arm: str) -> list[str]:
+        """Returns the policies from base to the arm's last round."""
+        name, reversed_chain = self.rounds_of(arm)[-1], []
+        while name != BASE:
+            reversed_chain.append(name)
+            name = self.rounds[name].start
+        return [BASE, *reversed(reversed_chain)]
 
     def find_arm(self, name: str) -> Arm:
         """Returns an arm; raises ParameterError if there is none of that name."""
@@ -242,7 +257,18 @@ def read_params(path: Path = PARAMS) -> Parameters:
             f"{path}: reward.judge reasoning_gym needs task.kind reasoning_gym, "
             f"got {params.task.kind!r}; set the judge to math or your own"
         )
+    _check_sampler(params, path)
     return params
+
+
+@contextmanager
+def naming(file: Path) -> Iterator[None]:
+    """Makes errors about components name the file that was read; they know params.yaml alone."""
+    try:
+        yield
+    except ParameterError as error:
+        path, _, message = str(error).partition(": ")
+        raise ParameterError(f"{file if path == str(PARAMS) else path}: {message}") from None
 
 
 def _with_tuples(value: Any) -> Any:
@@ -271,6 +297,21 @@ def _check_rounds(params: Parameters, path: Path) -> None:
                 f"{where}.start must be 'base' or a round above it, got {each.start!r}"
             )
         known.add(name)
+
+
+def _check_sampler(params: Parameters, path: Path) -> None:
+    """Raises if vLLM is asked for what it does not do here."""
+    policy = params.policy
+    wrong = {
+        "machine.device must be cuda": params.machine.device != "cuda",
+        "policy.lora must be null: the engine loads whole policies": policy.lora is not None,
+        "policy.routing must not be replay_sampled: the engine records no experts": (
+            policy.routing == "replay_sampled"
+        ),
+    }
+    for what, is_wrong in wrong.items():
+        if policy.sampler == "vllm" and is_wrong:
+            raise ParameterError(f"{path}: with policy.sampler vllm, {what}")
 
 
 def _explain(error: ValidationError) -> str:

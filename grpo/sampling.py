@@ -1,6 +1,6 @@
 """Draws rollouts in batches that are the same however often the work is interrupted."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from grpo.seeds import derive_seed
 from grpo.types import Cost
 
 COST = "cost.json"
+SUMMARY = "summary.json"
+PASSED = "passed.json"  # prompts that a round visited and does not train on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +71,27 @@ def write_rollouts(directory: Path, batch: SampledBatch) -> None:
         "rollouts": len(table),
         "finished_fraction": float(table["is_finished"].mean()),
     }
-    write_json(directory / "summary.json", summary)
+    write_json(directory / SUMMARY, summary)
+
+
+def write_selection(directory: Path, counts: Mapping[str, int | float], passed: list[str]) -> None:
+    """Adds to a round's rollouts where the prompts of its phase went."""
+    summary = read_json(directory / SUMMARY)
+    write_json(directory / SUMMARY, {**summary, "selection": dict(counts)})
+    write_json(directory / PASSED, passed)
+
+
+def read_passed(directory: Path) -> list[str]:
+    """Returns the prompts that a round visited and does not train on; none without a selection.
+
+    Raises:
+      ArtifactError: If the file is broken.
+    """
+    path = directory / PASSED
+    passed = read_json(path) if path.exists() else []
+    if not isinstance(passed, list) or not all(isinstance(each, str) for each in passed):
+        raise ArtifactError(f"{path}: must be a list of prompt ids; rerun the stage rollout")
+    return passed
 
 
 def concatenate(batches: list[SampledBatch]) -> SampledBatch:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,13 @@ from torch.optim import AdamW, Optimizer
 
 from grpo.artifacts.checkpoints import Scratch
 from grpo.artifacts.files import read_json, write_json
+from grpo.audit import Auditor
 from grpo.batches import Batch, last_step, pack_microbatches, plan_batches
 from grpo.errors import UnsoundError
 from grpo.metrics import Tally, UpdateMetrics, update_metrics
 from grpo.objective.base import Objective, State, loss_terms, scalar_loss
+from grpo.objective.correction import CORRECTIONS
+from grpo.objective.trust import trusted_ranges
 from grpo.policies.base import Policy, Trajectory
 from grpo.policies.storage import read_trainable, write_trainable
 from grpo.types import Cost, Credit, Rollouts
@@ -29,6 +33,7 @@ class TrainingSettings:
     max_grad_norm: float
     tokens_per_microbatch: int  # rows times width of one forward pass
     updates_per_checkpoint: int
+    updates_per_audit: int  # 0: never
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +44,7 @@ class TrainedRound:
     batches: list[Batch]
     objective_state: State
     drift_max: float  # nats, between sampler and trainer before any update
+    audit_cost: Cost  # beside the policy's own
 
 
 def train_round(
@@ -63,6 +69,74 @@ def train_round(
       first_update: The number of updates that the arm has behind it.
       progress: Called with the updates done and their number.
     """
+    plan = _prepare(
+        policy,
+        trajectory,
+        rollouts,
+        objective=objective,
+        objective_state=objective_state,
+        reference=reference,
+        settings=settings,
+        first_update=first_update,
+        generator=generator,
+    )
+    metrics = _resume(policy, optimizer, plan.auditor, scratch)
+    for index in range(len(metrics), len(plan.batches)):
+        progress(index, len(plan.batches))
+        metrics.append(
+            run_update(
+                policy,
+                plan.trajectory,
+                plan.batches[index],
+                objective=objective,
+                optimizer=optimizer,
+                proximal_logp=plan.proximal_logp,
+                reference_logp=plan.reference_logp,
+                settings=settings,
+                update=first_update + index,
+                auditor=plan.auditor,
+                drifts=plan.drifts,
+            )
+        )
+        # Not after an update that scores itself: a resume could not tell its drift any more.
+        if plan.proximal_logp is not None and (index + 1) % settings.updates_per_checkpoint == 0:
+            scratch.save(index + 1, partial(_checkpoint, policy, optimizer, plan.auditor, metrics))
+    progress(len(plan.batches), len(plan.batches))
+    return TrainedRound(
+        metrics=metrics,
+        batches=plan.batches,
+        objective_state=plan.objective_state,
+        drift_max=max(plan.drifts),
+        audit_cost=plan.auditor.cost,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Plan:
+    """A round's batches with their credit and what was scored before any update."""
+
+    batches: list[Batch]
+    objective_state: State
+    auditor: Auditor
+    trajectory: Trajectory  # as updates score it
+    proximal_logp: Float[Tensor, "rollout step"] | None  # None: the only update scores itself
+    reference_logp: Float[Tensor, "rollout step"] | None
+    drifts: list[float]
+
+
+def _prepare(
+    policy: Policy[Any],
+    trajectory: Trajectory,
+    rollouts: Rollouts,
+    *,
+    objective: Objective,
+    objective_state: State,
+    reference: Policy[Any] | None,
+    settings: TrainingSettings,
+    first_update: int,
+    generator: Generator,
+) -> _Plan:
+    """Returns the plan of a round; a single update is its own proximal policy."""
     batches, state = plan_batches(
         objective,
         rollouts,
@@ -70,45 +144,46 @@ def train_round(
         num_batches=settings.updates_per_round,
         generator=generator,
     )
-    weight = torch.zeros(rollouts.mask.shape)
-    for batch in batches:
-        weight[batch.rows] = batch.credit.weight
-    tokens = settings.tokens_per_microbatch
-    proximal_logp = score_steps(policy, trajectory, weight, tokens)
-    reference_logp = score_steps(reference, trajectory, weight, tokens) if reference else None
-    drift = measure_drift(objective, batches, proximal_logp)
-    metrics = _resume(policy, optimizer, scratch)
-    for index in range(len(metrics), len(batches)):
-        progress(index, len(batches))
-        metrics.append(
-            run_update(
-                policy,
-                trajectory,
-                batches[index],
-                objective=objective,
-                optimizer=optimizer,
-                proximal_logp=proximal_logp,
-                reference_logp=reference_logp,
-                settings=settings,
-                update=first_update + index,
-            )
-        )
-        if (index + 1) % settings.updates_per_checkpoint == 0:
-            scratch.save(index + 1, lambda path: _checkpoint(path, policy, optimizer, metrics))
-    progress(len(batches), len(batches))
-    return TrainedRound(metrics=metrics, batches=batches, objective_state=state, drift_max=drift)
+    replayed = policy.replayed(trajectory)
+    auditor = Auditor(objective, settings.updates_per_audit)
+    score = partial(
+        _score_round,
+        trajectory=replayed,
+        batches=batches,
+        settings=settings,
+        first_update=first_update,
+        auditor=auditor,
+    )
+    scores_itself = len(batches) == 1 and replayed is trajectory
+    proximal_logp = None if scores_itself else score(policy)
+    return _Plan(
+        batches=batches,
+        objective_state=state,
+        auditor=auditor,
+        trajectory=replayed,
+        proximal_logp=proximal_logp,
+        reference_logp=score(reference) if reference else None,
+        drifts=[] if proximal_logp is None else [measure_drift(objective, batches, proximal_logp)],
+    )
 
 
 def _checkpoint(
-    directory: Path, policy: Policy[Any], optimizer: AdamW, metrics: list[UpdateMetrics]
+    policy: Policy[Any],
+    optimizer: AdamW,
+    auditor: Auditor,
+    metrics: list[UpdateMetrics],
+    directory: Path,
 ) -> None:
     """Writes everything that the updates so far have changed."""
     write_trainable(directory, policy.model, optimizer)
     write_json(directory / "metrics.json", [asdict(each) for each in metrics])
     write_json(directory / "cost.json", asdict(policy.cost))
+    write_json(directory / "audit_cost.json", asdict(auditor.cost))
 
 
-def _resume(policy: Policy[Any], optimizer: AdamW, scratch: Scratch) -> list[UpdateMetrics]:
+def _resume(
+    policy: Policy[Any], optimizer: AdamW, auditor: Auditor, scratch: Scratch
+) -> list[UpdateMetrics]:
     """Loads the newest checkpoint, if there is one; returns the metrics of its updates."""
     latest = scratch.latest()
     if latest is None:
@@ -116,7 +191,29 @@ def _resume(policy: Policy[Any], optimizer: AdamW, scratch: Scratch) -> list[Upd
     _, directory = latest
     read_trainable(directory, policy.model, optimizer)
     policy.cost = Cost(**read_json(directory / "cost.json"))
+    auditor.cost = Cost(**read_json(directory / "audit_cost.json"))
     return [UpdateMetrics(**each) for each in read_json(directory / "metrics.json")]
+
+
+def _score_round(
+    policy: Policy[Any],
+    *,
+    trajectory: Trajectory,
+    batches: list[Batch],
+    settings: TrainingSettings,
+    first_update: int,
+    auditor: Auditor,
+) -> Float[Tensor, "rollout step"]:
+    """Returns log-probs in nats of what is trained on and of what only audits look at."""
+    needed = torch.zeros(trajectory.mask.shape)
+    for batch in batches:
+        needed[batch.rows] = batch.credit.weight
+    logp = score_steps(policy, trajectory, needed, settings.tokens_per_microbatch)
+    audited = auditor.unscored(batches, first_update, needed)
+    # Apart: in the same microbatches, the rows of an audit would change the bits of the others.
+    with auditor.counted_apart(policy):
+        beside = score_steps(policy, trajectory, audited, settings.tokens_per_microbatch)
+    return torch.where(audited != 0, beside, logp)
 
 
 @torch.no_grad()
@@ -135,8 +232,8 @@ def score_steps(
     for packed in pack_microbatches(widths, tokens_per_microbatch):
         kept = rows[packed]
         num_steps = last_step(needed[kept])
-        part = policy.log_prob(trajectory.select(kept, num_steps)).cpu()
-        logp[kept[:, None], torch.arange(num_steps)] = part
+        part = policy.log_prob(trajectory.select(kept, num_steps), needed[kept, :num_steps] != 0)
+        logp[kept[:, None], torch.arange(num_steps)] = part.cpu()
     return torch.where(needed != 0, logp, torch.nan)
 
 
@@ -148,26 +245,44 @@ def measure_drift(
     """Returns max |log ratio| between trainer and sampler before any update.
 
     Raises:
-      UnsoundError: If a clip is within three times the drift (rule U27): it would clip noise.
+      UnsoundError: As `require_range_above`.
     """
     drift = 0.0
     for batch in batches:
-        terms = loss_terms(
-            objective,
-            logp=proximal_logp[batch.rows],
-            proximal_logp=batch.rollouts.behavior_logp,
-            reference_logp=proximal_logp[batch.rows],
-            credit=batch.credit,
-        )
-        drift = max(drift, float(terms.log_ratio.abs().max()))
-    for low, high in _clips(objective):
-        if min(low, high) <= MIN_CLIP_PER_DRIFT * drift:
+        logp, behavior_logp = proximal_logp[batch.rows], batch.rollouts.behavior_logp
+        drift = max(drift, _drift(objective, logp, behavior_logp, batch.credit))
+    return require_range_above(drift, objective)
+
+
+def require_range_above(drift: float, objective: Objective) -> float:
+    """Returns the drift.
+
+    Raises:
+      UnsoundError: If a trust region is within three times the drift (rule U27): it would clip
+        noise. Not if a link corrects that very mismatch.
+    """
+    is_corrected = any(link.name in CORRECTIONS for link in objective.links)
+    for name, trusted in trusted_ranges(objective).items():
+        if trusted <= MIN_CLIP_PER_DRIFT * drift and not is_corrected:
             raise UnsoundError(
-                f"U27: clip_surrogate needs a range above {MIN_CLIP_PER_DRIFT:g} times the drift "
-                f"between sampler and trainer, got {min(low, high):g} at a drift of {drift:.2g}; "
-                "widen the clip or compute in float32"
+                f"U27: {name} needs a range above {MIN_CLIP_PER_DRIFT:g} times the drift "
+                f"between sampler and trainer, got {trusted:g} at a drift of {drift:.2g}; "
+                f"widen it, compute in float32, or put {CORRECTIONS[0]} in front"
             )
     return drift
+
+
+def _drift(objective: Objective, logp: Tensor, behavior_logp: Tensor, credit: Credit) -> float:
+    """Returns max |log ratio| between a policy and the one that sampled."""
+    terms = loss_terms(
+        objective,
+        logp=logp,
+        proximal_logp=behavior_logp,
+        reference_logp=logp,
+        credit=credit,
+        behavior_logp=behavior_logp,
+    )
+    return float(terms.log_ratio.abs().max())
 
 
 def run_update(
@@ -177,30 +292,45 @@ def run_update(
     *,
     objective: Objective,
     optimizer: Optimizer,
-    proximal_logp: Float[Tensor, "rollout step"],
+    proximal_logp: Float[Tensor, "rollout step"] | None,
     reference_logp: Float[Tensor, "rollout step"] | None,
     settings: TrainingSettings,
     update: int,
+    auditor: Auditor | None = None,
+    drifts: list[float] | None = None,
 ) -> UpdateMetrics:
-    """Takes one optimizer step on what has weight in the batch; none if nothing has."""
+    """Takes one optimizer step on what has weight in the batch; none if nothing has.
+
+    Args:
+      proximal_logp: None: the policy as it is now; its drift is measured before the step.
+      drifts: Gets that drift.
+      auditor: Compares the gradient with that of the full credit where it is due.
+    """
     optimizer.zero_grad(set_to_none=True)
-    tally = add_gradient(
+    gradient = partial(
+        add_gradient,
         policy,
         trajectory,
         batch.rows,
-        batch.credit,
         objective=objective,
         proximal_logp=proximal_logp,
         reference_logp=reference_logp,
+        behavior_logp=batch.rollouts.behavior_logp,
         tokens_per_microbatch=settings.tokens_per_microbatch,
     )
+    tally = gradient(batch.credit)
+    audit = None
+    if auditor and auditor.is_due(update):
+        audit = auditor.audit(policy, batch.credit, gradient)
+    if proximal_logp is None and drifts is not None:
+        drifts.append(require_range_above(tally.drift, objective))
     if tally.rollouts == 0:
-        return update_metrics(batch, tally, update=update, grad_norm=0.0)
+        return update_metrics(batch, tally, update=update, grad_norm=0.0, audit=audit)
     parameters = [each for each in policy.model.parameters() if each.requires_grad]
     norm = torch.nn.utils.clip_grad_norm_(parameters, settings.max_grad_norm)
     optimizer.step()
     policy.cost += Cost(trained_steps=tally.steps)
-    return update_metrics(batch, tally, update=update, grad_norm=float(norm))
+    return update_metrics(batch, tally, update=update, grad_norm=float(norm), audit=audit)
 
 
 def add_gradient(
@@ -210,14 +340,16 @@ def add_gradient(
     credit: Credit,
     *,
     objective: Objective,
-    proximal_logp: Float[Tensor, "round step"],
+    proximal_logp: Float[Tensor, "round step"] | None,
     reference_logp: Float[Tensor, "round step"] | None,
+    behavior_logp: Float[Tensor, "rollout step"],
     tokens_per_microbatch: int,
 ) -> Tally:
     """Adds the gradient of a batch to the parameters' own; forwards only what has weight.
 
     Args:
       of_round: The round's row of each rollout of the batch.
+      proximal_logp: None: the policy as it is now.
     """
     tally = Tally()
     kept = (credit.weight != 0).any(dim=1).nonzero()[:, 0]
@@ -227,14 +359,26 @@ def add_gradient(
     for packed in pack_microbatches(widths, tokens_per_microbatch):
         rows = kept[packed]
         num_steps = last_step(credit.weight[rows])
-        logp = policy.log_prob(trajectory.select(of_round[rows], num_steps))
+        logp = policy.log_prob(
+            trajectory.select(of_round[rows], num_steps), credit.weight[rows, :num_steps] != 0
+        )
         part = _cut(credit, rows, num_steps, logp.device)
-        proximal = proximal_logp[of_round[rows], :num_steps].to(logp.device)
+        behavior = behavior_logp[rows, :num_steps].to(logp.device)
+        if proximal_logp is None:
+            proximal = logp.detach()
+            tally.drift = max(tally.drift, _drift(objective, proximal, behavior, part))
+        else:
+            proximal = proximal_logp[of_round[rows], :num_steps].to(logp.device)
         reference = None
         if reference_logp is not None:
             reference = reference_logp[of_round[rows], :num_steps].to(logp.device)
         terms = loss_terms(
-            objective, logp=logp, proximal_logp=proximal, reference_logp=reference, credit=part
+            objective,
+            logp=logp,
+            proximal_logp=proximal,
+            reference_logp=reference,
+            behavior_logp=behavior,
+            credit=part,
         )
         loss = scalar_loss(terms, part)
         loss.backward()
@@ -250,12 +394,3 @@ def _cut(
         advantage=credit.advantage[rows, :num_steps].to(device),
         weight=credit.weight[rows, :num_steps].to(device),
     )
-
-
-def _clips(objective: Objective) -> list[tuple[float, float]]:
-    """Returns low and high of every clip_surrogate in the chain."""
-    return [
-        (float(link.settings["low"] or 0), float(link.settings["high"] or 0))
-        for link in objective.links
-        if link.name == "clip_surrogate"
-    ]

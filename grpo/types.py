@@ -53,6 +53,8 @@ class StepTerms:
     loss: Float[Tensor, "rollout step"]
     reference_logp: Float[Tensor, "rollout step"] | None = None
     clipped: Bool[Tensor, "rollout step"] | None = None  # where the trust region changed the loss
+    mismatch: Float[Tensor, "rollout step"] | None = None  # nats, proximal minus behavior
+    mismatch_weight: Float[Tensor, "rollout step"] | None = None  # by what links corrected it
 
     def with_loss(self, loss: Float[Tensor, "rollout step"]) -> "StepTerms":
         """Returns the same terms with `loss` added to what is there."""

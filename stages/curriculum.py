@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
+from grpo.artifacts.files import write_json
 from grpo.artifacts.tables import CURRICULUM, PROFILE, read_table, write_table
 from grpo.artifacts.usage import Usage
 from grpo.build.curricula import build_curriculum
+from grpo.build.selections import inputs_of_selection
 from grpo.curriculum import plan_curriculum
 from grpo.errors import located
 from grpo.params import PARAMS, read_params
@@ -12,8 +14,8 @@ from grpo.seeds import derive_seed
 from stages.entry import run
 
 
-def main(usage: Usage, profile: Path, out: Path) -> None:
-    """Writes the curriculum of the arm that `out` is named after."""
+def main(usage: Usage, profile: Path, rollouts: Path, out: Path, inputs_out: Path) -> None:
+    """Writes the curriculum of the arm that `out` is named after, and what its selection reads."""
     params = read_params()
     arm = out.stem
     steps = build_curriculum(params.find_arm(arm).curriculum, arm)
@@ -21,6 +23,7 @@ def main(usage: Usage, profile: Path, out: Path) -> None:
     with located(f"{PARAMS}: arms.{arm}.curriculum"):
         plan = plan_curriculum(rates, steps, seed=derive_seed(params.seed, "curriculum", arm))
     write_table(plan, out, CURRICULUM)
+    write_json(inputs_out, inputs_of_selection(params, arm, rollouts))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from pathlib import Path
 from grpo.artifacts.files import write_json
 from grpo.artifacts.tables import EVALUATION, PROMPTS, read_table, write_table
 from grpo.artifacts.usage import Usage
-from grpo.build.policies import load_policy, prepare_machine
+from grpo.build.policies import load_sampler, prepare_machine
 from grpo.build.rewards import build_reward
 from grpo.evaluation import evaluate_prompts, summarize_evaluation
 from grpo.params import read_params
@@ -31,7 +31,7 @@ def main(usage: Usage, base: Path, policy: Path, prompts: Path, table_out: Path,
     # The same draws for every policy: differences between policies are paired.
     draws = {"greedy": (0.0, 1), "sampled": (settings.temperature, settings.rollouts_per_prompt)}
     greedy = Decoding(temperature=0.0, max_steps=params.policy.max_steps)
-    loaded = load_policy(params, base=base, directory=policy, decoding=greedy)
+    loaded = load_sampler(params, base=base, directory=policy, decoding=greedy)
     for kind, (temperature, count) in draws.items():
         loaded.decoding = replace(greedy, temperature=temperature)
         with usage.part("sampling"), shown(f"{kind} {out.stem}") as progress:

@@ -2,15 +2,15 @@
 
 from pathlib import Path
 
-from grpo.artifacts.files import write_json
+from grpo.artifacts.files import atomic_path, write_json
 from grpo.artifacts.tables import PROFILE, PROMPTS, read_table, write_table
 from grpo.artifacts.usage import Usage
-from grpo.build.policies import load_policy, prepare_machine
+from grpo.build.policies import load_sampler, prepare_machine
 from grpo.build.rewards import build_reward
 from grpo.params import read_params
 from grpo.policies.tokens import Decoding
 from grpo.profiling import profile_prompts, summarize_profile
-from grpo.sampling import sample_rollouts
+from grpo.sampling import sample_rollouts, write_batch
 from grpo.scoring import score_rollouts
 from grpo.seeds import derive_seed
 from stages.entry import run, scratch_of
@@ -18,17 +18,19 @@ from stages.progress import shown
 
 
 def main(usage: Usage, policy: Path, prompts: Path, out: Path) -> None:
-    """Writes prompts.parquet (one row per prompt) and summary.json."""
+    """Writes prompts.parquet (one row per prompt), summary.json and the rollouts."""
     params = read_params()
     prepare_machine(params.machine)
     rule = build_reward(params.reward)
     table = read_table(prompts, PROMPTS)
     scratch = scratch_of("profile", [policy, prompts], params)
     decoding = Decoding(
-        temperature=params.evaluation.temperature, max_steps=params.policy.max_steps
+        temperature=params.evaluation.temperature,
+        max_steps=params.policy.max_steps,
+        routing=params.policy.routing,
     )
     with usage.part("load"):
-        loaded = load_policy(params, base=policy, directory=policy, decoding=decoding)
+        loaded = load_sampler(params, base=policy, directory=policy, decoding=decoding)
     with usage.part("sampling"), shown("profile") as progress:
         batch = sample_rollouts(
             loaded,
@@ -41,6 +43,8 @@ def main(usage: Usage, policy: Path, prompts: Path, out: Path) -> None:
     with usage.part("scoring"):
         rewards = score_rollouts(batch.table, table, rule)
     profile = profile_prompts(batch.table, rewards, table)
+    with atomic_path(out / "rollouts") as temporary:
+        write_batch(temporary, batch)
     write_table(profile, out / "prompts.parquet", PROFILE)
     write_json(out / "summary.json", summarize_profile(profile, batch.cost))
     scratch.clear()

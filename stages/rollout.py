@@ -1,49 +1,58 @@
-"""Samples the rollouts of one round from the policy that the round starts from."""
+"""Draws the rollouts of one round from the policy that the round starts from."""
 
 from pathlib import Path
 
 from grpo.artifacts.files import atomic_path
-from grpo.artifacts.tables import CURRICULUM, PROMPTS, read_table
+from grpo.artifacts.tables import PROMPTS, read_table
 from grpo.artifacts.usage import Usage
-from grpo.build.policies import load_policy, prepare_machine
-from grpo.curriculum import add_prompts, select_phase
-from grpo.errors import located
-from grpo.params import PARAMS, read_params
-from grpo.policies.tokens import Decoding
-from grpo.sampling import sample_rollouts, write_rollouts
+from grpo.build.policies import decoding_of, load_sampler, prepare_machine
+from grpo.build.rollouts import build_source, read_candidates
+from grpo.build.selections import build_selection
+from grpo.params import read_params
+from grpo.policies.storage import read_state
+from grpo.rollout import draw_round, write_round
 from grpo.seeds import derive_seed
 from stages.entry import run, scratch_of
 from stages.progress import shown
 
 
 def main(
-    usage: Usage, base: Path, policy: Path, prompts: Path, curriculum: Path, out: Path
+    usage: Usage,
+    base: Path,
+    policy: Path,
+    prompts: Path,
+    curriculum: Path,
+    profile: Path,
+    out: Path,
 ) -> None:
-    """Writes the rollouts of the round that `out` is named after."""
+    """Writes the rollouts of the round that `out` is named after; `profile`: the profile's."""
     params = read_params()
     prepare_machine(params.machine)
-    each = params.find_round(out.name)
-    settings = params.find_arm(each.arm).sampling
-    plan, texts = read_table(curriculum, CURRICULUM), read_table(prompts, PROMPTS)
-    with located(f"{PARAMS}: rounds.{out.name}.phase"):
-        plan = select_phase(plan, each.phase)
-    with located(curriculum):
-        plan = add_prompts(plan, texts)
-    scratch = scratch_of(f"rollout@{out.name}", [base, policy, prompts, curriculum], params)
-    decoding = Decoding(temperature=settings.temperature, max_steps=params.policy.max_steps)
+    name = out.name
+    each = params.find_round(name)
+    arm = params.find_arm(each.arm)
+    selection = build_selection(arm.selection, each.arm)
+    tasks = read_table(prompts, PROMPTS)
+    candidates = read_candidates(params, name, selection, curriculum=curriculum, tasks=tasks)
+    history = read_state(policy).selection_state
+    scratch = scratch_of(f"rollout@{name}", [base, policy, prompts, curriculum, profile], params)
+    decoding = decoding_of(params, each.arm)
     with usage.part("load"):
-        loaded = load_policy(params, base=base, directory=policy, decoding=decoding)
-    with usage.part("sampling"), shown(f"sample {out.name}") as progress:
-        batch = sample_rollouts(
-            loaded,
-            plan,
-            rollouts_per_batch=settings.rollouts_per_batch,
-            seed=derive_seed(params.seed, "rollout", out.name),
+        loaded = load_sampler(params, base=base, directory=policy, decoding=decoding)
+    with usage.part("sampling"), shown(f"sample {name}") as progress:
+        source = build_source(
+            params, name, policy=loaded, tasks=tasks, profile=profile, progress=progress
+        )
+        drawn = draw_round(
+            selection,
+            candidates,
+            history,
+            source=source,
+            seed=derive_seed(params.seed, "rollout", name),
             scratch=scratch.directory,
-            progress=progress,
         )
     with atomic_path(out) as temporary:
-        write_rollouts(temporary, batch)
+        write_round(temporary, drawn, has_selection=bool(arm.selection))
     scratch.clear()
 
 

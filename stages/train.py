@@ -6,7 +6,7 @@ import torch
 
 from grpo.artifacts.usage import Usage
 from grpo.build.policies import prepare_machine
-from grpo.build.rounds import load_round, save_round
+from grpo.build.rounds import load_round, objective_named, save_round
 from grpo.params import read_params
 from grpo.seeds import derive_seed
 from grpo.training import train_round
@@ -32,7 +32,8 @@ def main(
         loaded = load_round(
             params, name, base=base, start=start, rollouts=rollouts, rewards=rewards
         )
-    with usage.part("update"), shown(f"train {name}") as progress:
+    named = objective_named(params, name)
+    with usage.part("update"), shown(f"train {name}") as progress, named:
         trained = train_round(
             loaded.policy,
             loaded.trajectory,

@@ -5,6 +5,7 @@ import pytest
 
 from grpo.curriculum import (
     CurriculumStep,
+    count_phases,
     drop_trivial,
     fix_group_size,
     inverse_rate_size,
@@ -15,6 +16,7 @@ from grpo.curriculum import (
     size_groups_by_inverse_rate,
     split_at_random,
     split_easy_to_hard,
+    stage_by_family,
 )
 from grpo.errors import ParameterError
 
@@ -95,6 +97,16 @@ def test_uniform_phases_are_disjoint_and_of_one_size():
     assert select_phase(plan, 2)["position"].tolist() == list(range(10))
 
 
+def test_stages_are_the_families_in_the_stated_order():
+    profile = profile_of([0.5] * 12).assign(family=["b", "c", "a"] * 4)
+    steps = [fix_group_size(2), stage_by_family(order="c, a,b", prompts_per_phase=3)]
+    plan = plan_curriculum(profile, steps, seed=0)
+    assert plan.groupby("phase")["family"].unique().map(list).tolist() == [["c"], ["a"], ["b"]]
+    assert plan["position"].tolist() == [0, 1, 2] * 3
+    assert plan["prompt_id"].is_unique
+    assert count_phases(steps[1].link) == 3
+
+
 def test_a_window_keeps_its_bounds():
     steps = [
         keep_rate_window(0.25, 0.5),
@@ -112,6 +124,11 @@ def test_a_window_keeps_its_bounds():
         ([split_at_random(3, 10), fix_group_size(2)], "asks for 30 prompts"),
         ([fix_group_size(2)], "needs one of"),
         ([split_at_random(1, 1)], "needs one of"),
+        ([fix_group_size(2), stage_by_family("f", 6)], "asks for 6 prompts of 'f'"),
+        (
+            [fix_group_size(2), stage_by_family("f, g", 1)],
+            r"the families of the selection, \['f'\]",
+        ),
     ],
 )
 def test_a_curriculum_that_cannot_be_is_refused(steps: list[CurriculumStep], message: str):

@@ -34,6 +34,8 @@ def test_a_link_is_named_after_its_function_and_keeps_all_its_settings(name: str
         "dr_grpo": {"horizon": 8},
         "penalize_kl": {"beta": 0.5},
         "subtract_kl_from_reward": {"beta": 0.5},
+        "keep_extreme_rollouts": {"keep": 4},
+        "truncate_ratio": {"ratio_max": 5.0},
     }
     make = {**LINKS, **ALGORITHMS}[name]
     objective = make(**required.get(name, {}))
@@ -97,12 +99,36 @@ def test_a_wrong_parameter_is_named_in_one_line(
         ([{"rloo": {"low": "a"}}], r"arms.a.objective\[0\].rloo.low must be float, got 'a'"),
         ([{"rloo": {"low": -1.0}}], r"arms.a.objective\[0\].rloo: clip_surrogate needs"),
         ([{"rloo": {}, "gspo": {}}], r"arms.a.objective\[0\] must name one component"),
+        ([{"cispo": {"ratio_max": 0.2}}], r"arms.a.objective\[0\].cispo: U13: truncate_ratio"),
         (["center_by_moving_average"] * 2, r"arms.a.objective: a link that keeps state"),
     ],
 )
 def test_a_wrong_link_is_named_in_one_line(objective: list, message: str):
     with pytest.raises(ParameterError, match=message):
         build_objective(objective, "a")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "routing", "expected"),
+    [
+        ("LlamaForCausalLM", "replay_sampled", [("U33", "ERROR", "policy.routing")]),
+        ("Qwen3MoeForCausalLM", "replay_proximal", [("U33", "WARN", "policy.routing")]),
+        ("Qwen3MoeForCausalLM", "replay_sampled", []),
+        ("LlamaForCausalLM", "live", []),
+    ],
+)
+def test_routing_is_checked_against_the_base(
+    tmp_path: Path, architecture: str, routing: str, expected: list
+):
+    file = changed(
+        tmp_path, ("policy.base.architecture", architecture), ("policy.routing", routing)
+    )
+    found = {
+        (each.rule, each.severity.name, each.path)
+        for each in findings(read_params(file))
+        if each.rule == "U33"
+    }
+    assert found == set(expected)
 
 
 def test_check_lists_every_violated_rule_with_its_path(tmp_path: Path):

@@ -1,9 +1,12 @@
 """Training: what is planned, packed, scored and updated."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from grpo.artifacts.checkpoints import Scratch
 from grpo.batches import Batch, pack_microbatches, plan_batches
@@ -33,6 +36,7 @@ TRAINING = Training(
     max_grad_norm=1.0,
     tokens_per_microbatch=64,
     updates_per_checkpoint=1,
+    updates_per_audit=0,
 )
 SIZES = [4, 4, 2, 6]
 
@@ -43,6 +47,7 @@ def settings_of(tokens: int = 64) -> TrainingSettings:
         max_grad_norm=1e9,
         tokens_per_microbatch=tokens,
         updates_per_checkpoint=1,
+        updates_per_audit=0,
     )
 
 
@@ -157,7 +162,14 @@ def test_rollouts_of_weight_0_are_never_forwarded():
     policy, rollouts, trajectory = sampled_round(uniform_group=3)
     assert policy.flops.training.body > 0  # measured once, on three passes of its own
     forwarded = []
-    policy.model.register_forward_hook(lambda *call: forwarded.append(len(call[2].logits)))
+
+    def count_rollouts(body: nn.Module, inputs: tuple[()], given: dict[str, Any], _: Any):
+        reads_prompts_only = given["use_cache"] and given["input_ids"].shape == (
+            given["attention_mask"].shape
+        )
+        forwarded.append(0 if reads_prompts_only else len(given["input_ids"]))
+
+    policy.model.get_decoder().register_forward_hook(count_rollouts, with_kwargs=True)
     metrics = update_once(policy, rollouts, trajectory)
     assert sum(forwarded) == metrics.trained_rollouts == sum(SIZES) - SIZES[3]
     assert metrics.trained_steps == int(rollouts.mask[trajectory.group != 3].sum())

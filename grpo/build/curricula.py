@@ -16,6 +16,7 @@ STEPS: dict[str, Callable[..., CurriculumStep]] = {
     "size_groups_by_inverse_rate": curriculum.size_groups_by_inverse_rate,
     "split_at_random": curriculum.split_at_random,
     "split_easy_to_hard": curriculum.split_easy_to_hard,
+    "stage_by_family": curriculum.stage_by_family,
 }
 
 

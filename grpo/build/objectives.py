@@ -4,13 +4,15 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from grpo.build.curricula import build_curriculum
+from grpo.build.selections import build_selection, check_selection, selection_paths
 from grpo.build.specs import build_listed
-from grpo.curriculum import CurriculumStep
+from grpo.curriculum import WITHOUT_PROFILE, CurriculumStep, count_phases
 from grpo.errors import ParameterError
-from grpo.objective import advantage, algorithms, penalty, ratio, weight
+from grpo.objective import advantage, algorithms, correction, penalty, ratio, trust, weight
 from grpo.objective.base import Objective, chain
-from grpo.objective.rules import RULES, Plan, Severity
-from grpo.params import PARAMS, Arm, LinkSpec, Parameters
+from grpo.objective.predicates import Plan
+from grpo.objective.rules import RULES, Severity
+from grpo.params import BASE, PARAMS, Arm, LinkSpec, Parameters
 
 LINKS: dict[str, Callable[..., Objective]] = {
     "center_by_group_mean": advantage.center_by_group_mean,
@@ -22,10 +24,17 @@ LINKS: dict[str, Callable[..., Objective]] = {
     "average_over_rollouts": weight.average_over_rollouts,
     "average_over_horizon": weight.average_over_horizon,
     "average_over_prompts": weight.average_over_prompts,
+    "sum_over_steps": weight.sum_over_steps,
     "drop_uniform_groups": weight.drop_uniform_groups,
+    "keep_extreme_rollouts": weight.keep_extreme_rollouts,
     "average_ratio_over_rollout": ratio.average_ratio_over_rollout,
     "average_ratio_keeping_token_gradient": ratio.average_ratio_keeping_token_gradient,
-    "clip_surrogate": ratio.clip_surrogate,
+    "truncate_mismatch": correction.truncate_mismatch,
+    "mask_mismatched_rollouts": correction.mask_mismatched_rollouts,
+    "clip_surrogate": trust.clip_surrogate,
+    "truncate_ratio": trust.truncate_ratio,
+    "gate_ratio_softly": trust.gate_ratio_softly,
+    "average_clipped_log_ratio": trust.average_clipped_log_ratio,
     "penalize_kl": penalty.penalize_kl,
     "subtract_kl_from_reward": penalty.subtract_kl_from_reward,
 }
@@ -37,6 +46,10 @@ ALGORITHMS: dict[str, Callable[..., Objective]] = {
     "gspo": algorithms.gspo,
     "gspo_token": algorithms.gspo_token,
     "two_grpo": algorithms.two_grpo,
+    "cispo": algorithms.cispo,
+    "sapo": algorithms.sapo,
+    "gmpo": algorithms.gmpo,
+    "luspo": algorithms.luspo,
 }
 
 
@@ -75,6 +88,7 @@ def findings(params: Parameters) -> list[Finding]:
     for name, arm in params.arms.items():
         paths, plan = _plan(params, name, arm)
         _check_phases(params, name, plan)
+        check_selection(params, name, plan.curriculum)
         for rule in RULES:
             for cause in rule.find(plan):
                 path = paths.get(cause, f"arms.{name}.{cause}")
@@ -91,7 +105,8 @@ def _plan(params: Parameters, name: str, arm: Arm) -> tuple[dict[str, str], Plan
     paths = {link.name: path for path, each in objective for link in each.links}
     for index, step in enumerate(curriculum):
         paths[step.link.name] = f"arms.{name}.curriculum[{index}].{step.link.name}"
-    return paths, Plan(
+    rounds = [params.rounds[each] for each in params.rounds_of(name)]
+    return {**paths, **selection_paths(arm.selection, name)}, Plan(
         links=tuple(link for _, each in objective for link in each.links),
         curriculum=tuple(step.link for step in curriculum),
         group_sizes=_group_sizes(curriculum),
@@ -99,12 +114,19 @@ def _plan(params: Parameters, name: str, arm: Arm) -> tuple[dict[str, str], Plan
         top_p=arm.sampling.top_p,
         has_binary_reward=params.reward.unfinished_penalty == 0,
         dropouts=_dropouts(params),
+        selection=build_selection(arm.selection, name).links,
+        phases=tuple(each.phase for each in rounds),
+        starts_from_base=any(each.start == BASE for each in rounds),
+        reads_profile=any(step.link.name not in WITHOUT_PROFILE for step in curriculum),
+        profile_rollouts=params.profile.rollouts_per_prompt,
+        routing=params.policy.routing,
+        has_routers=_has_routers(params),
     )
 
 
 def _check_phases(params: Parameters, name: str, plan: Plan) -> None:
     """Raises if a round of the arm asks for a phase that its curriculum will not have."""
-    phases = max(int(link.settings.get("phases") or 0) for link in plan.curriculum)
+    phases = max(map(count_phases, plan.curriculum))
     for each in params.rounds_of(name):
         phase = params.rounds[each].phase
         if phase > phases:
@@ -128,6 +150,14 @@ def _group_sizes(curriculum: list[CurriculumStep]) -> frozenset[int]:
                 size *= 2
             sizes.add(largest)
     return frozenset(sizes)
+
+
+def _has_routers(params: Parameters) -> bool | None:
+    """Returns whether the base is a mixture of experts; None if that is not in the parameters."""
+    base = params.policy.base
+    if base.source != "scratch":
+        return None
+    return "Moe" in base.architecture or any("experts" in key for key in base.config)
 
 
 def _dropouts(params: Parameters) -> frozenset[str]:

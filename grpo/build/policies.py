@@ -29,6 +29,7 @@ from grpo.params import (
     Training,
 )
 from grpo.policies.lora import add_lora
+from grpo.policies.routing import require_routers
 from grpo.policies.storage import (
     ADAPTER,
     LOADING_ERRORS,
@@ -106,11 +107,45 @@ def load_policy(
         if (directory / ADAPTER).exists():
             read_trainable(directory, model, optimizer=None)
     nn.Module.to(model, params.machine.device)
+    require_routers(model, settings.routing)
     return TokenPolicy(
         model,
         tokenizer,
         decoding=decoding,
         uses_chat_template=settings.prompt_format == "chat",
+    )
+
+
+def load_sampler(
+    params: Parameters, *, base: Path, directory: Path, decoding: Decoding
+) -> TokenPolicy:
+    """Returns the policy of a directory to draw rollouts from, under `policy.sampler`.
+
+    Raises:
+      ArtifactError: If a file is missing or broken.
+      MissingExtraError: If vLLM is asked for and not installed.
+    """
+    if params.policy.sampler == "transformers":
+        return load_policy(params, base=base, directory=directory, decoding=decoding)
+    # Imported here: an extra, and seconds.
+    from grpo.policies.vllm import VllmPolicy
+
+    model, tokenizer = load_base(directory, DTYPES[params.machine.dtype])
+    return VllmPolicy(
+        model,
+        tokenizer,
+        directory=directory,
+        decoding=decoding,
+        uses_chat_template=params.policy.prompt_format == "chat",
+    )
+
+
+def decoding_of(params: Parameters, arm: str) -> Decoding:
+    """Returns how an arm draws its rollouts, and scores them."""
+    return Decoding(
+        temperature=params.find_arm(arm).sampling.temperature,
+        max_steps=params.policy.max_steps,
+        routing=params.policy.routing,
     )
 
 

@@ -1,6 +1,8 @@
 """Everything one round of training needs, from parameters and artifacts, and what it leaves."""
 
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,12 @@ from torch.optim import AdamW
 from grpo.artifacts.files import atomic_path, write_csv, write_json
 from grpo.artifacts.tables import CREDIT, REWARDS, read_table, write_table
 from grpo.build.objectives import build_objective
-from grpo.build.policies import load_policy, make_optimizer
-from grpo.errors import ArtifactError, located
+from grpo.build.policies import decoding_of, load_policy, make_optimizer
+from grpo.build.selections import build_selection
+from grpo.errors import ArtifactError, UnsoundError, located
 from grpo.objective.advantage import rollout_advantage
 from grpo.objective.base import Objective, State
-from grpo.params import Parameters, Training
+from grpo.params import PARAMS, Parameters, Training
 from grpo.policies.base import Policy, Trajectory
 from grpo.policies.storage import (
     PolicyState,
@@ -25,8 +28,8 @@ from grpo.policies.storage import (
     read_trainable,
     save_trained,
 )
-from grpo.policies.tokens import Decoding
-from grpo.sampling import SampledBatch, read_batch
+from grpo.sampling import SampledBatch, read_batch, read_passed
+from grpo.selection import History, learn_round
 from grpo.training import TrainedRound, TrainingSettings, score_steps
 from grpo.types import Rollouts
 
@@ -48,6 +51,7 @@ class LoadedRound:
     optimizer: AdamW
     settings: TrainingSettings
     start_state: PolicyState
+    passed: list[str]  # prompts that were visited and are not trained on
 
 
 def load_round(
@@ -60,7 +64,7 @@ def load_round(
     """
     each = params.find_round(name)
     arm = params.find_arm(each.arm)
-    decoding = Decoding(temperature=arm.sampling.temperature, max_steps=params.policy.max_steps)
+    decoding = decoding_of(params, each.arm)
     policy = load_policy(params, base=base, directory=start, decoding=decoding)
     optimizer = make_optimizer(policy.model, arm.training)
     start_state = read_state(start)
@@ -70,7 +74,8 @@ def load_round(
     active = {link.name for link in objective.links if link.settings.get("beta")}
     reference: Policy[Any] | None = None
     if active & {LOSS_REFERENCE, REWARD_REFERENCE}:
-        reference = load_policy(params, base=base, directory=base, decoding=decoding)
+        live = replace(decoding, routing="live")  # other weights, other choices
+        reference = load_policy(params, base=base, directory=base, decoding=live)
     sampled = read_batch(rollouts)
     group = torch.tensor(sampled.table["group"].to_numpy())
     with located(rollouts / "tensors.safetensors"):
@@ -92,7 +97,18 @@ def load_round(
         optimizer=optimizer,
         settings=settings,
         start_state=start_state,
+        passed=read_passed(rollouts),
     )
+
+
+@contextmanager
+def objective_named(params: Parameters, name: str) -> Iterator[None]:
+    """Puts the path of a round's objective before a rule that shows at run time (U27)."""
+    try:
+        yield
+    except UnsoundError as error:
+        path = f"arms.{params.find_round(name).arm}.objective"
+        raise UnsoundError(f"{PARAMS}: {path}: {error}") from None
 
 
 def save_round(
@@ -115,6 +131,7 @@ def save_round(
         start=loaded.start_state.name,
         updates=loaded.start_state.updates + len(trained.metrics),
         objective_state=trained.objective_state,
+        selection_state=_learn(params, name, loaded),
         cost=loaded.start_state.cost + loaded.sampled.cost + cost,
     )
     with atomic_path(out) as temporary:
@@ -124,6 +141,7 @@ def save_round(
         write_table(_credit_table(loaded, trained), temporary / "credit.parquet", CREDIT)
         summary = {
             "cost": asdict(cost),
+            "audit_cost": asdict(trained.audit_cost),
             "updates": len(trained.metrics),
             "drift_max": trained.drift_max,
         }
@@ -132,12 +150,25 @@ def save_round(
         save_trained(temporary, start, loaded.policy.model, loaded.optimizer, state)
 
 
+def _learn(params: Parameters, name: str, loaded: LoadedRound) -> History:
+    """Returns what the next round's selection knows of the prompts."""
+    arm = params.find_round(name).arm
+    prompts = loaded.sampled.table[["prompt_id"]]
+    return learn_round(
+        build_selection(params.find_arm(arm).selection, arm),
+        loaded.start_state.selection_state,
+        prompts.assign(outcome=loaded.rollouts.outcome.numpy()),
+        loaded.passed,
+    )
+
+
 def _settings(training: Training) -> TrainingSettings:
     return TrainingSettings(
         updates_per_round=training.updates_per_round,
         max_grad_norm=training.max_grad_norm,
         tokens_per_microbatch=training.tokens_per_microbatch,
         updates_per_checkpoint=training.updates_per_checkpoint,
+        updates_per_audit=training.updates_per_audit,
     )
 
 

@@ -56,7 +56,7 @@ def center_by_moving_average(decay: float = 0.9) -> Objective:
         seen = state["batches"]
         baseline = state["mean"] / (1 - decay**seen) if seen else 0.0
         mean = decay * state["mean"] + (1 - decay) * float(value.mean())
-        after = _spread(before, rollouts, value - baseline)
+        after = spread_advantage(before, rollouts, value - baseline)
         return after, {"mean": mean, "batches": seen + 1}
 
     link = Link("center_by_moving_average", {"decay": decay})
@@ -102,6 +102,12 @@ def rollout_advantage(credit: Credit, rollouts: Rollouts) -> PerRollout:
     return torch.where(rollouts.mask.any(dim=1), credit.advantage.gather(1, first)[:, 0], 0.0)
 
 
+def spread_advantage(credit: Credit, rollouts: Rollouts, value: PerRollout) -> Credit:
+    """Returns `credit` with one advantage per rollout, on the steps of its mask."""
+    advantage = value.to(credit.advantage.dtype)[:, None] * rollouts.mask
+    return replace(credit, advantage=advantage)
+
+
 def is_uniform(value: PerRollout, group: Int[Tensor, " rollout"]) -> Tensor:
     """Returns, per rollout, whether all values of its group are the same float."""
     _, index = torch.unique(group, return_inverse=True)
@@ -127,14 +133,7 @@ def _rollout_link(link: Link, change: Callable[[PerRollout, Rollouts], PerRollou
     """Returns a link that maps one advantage per rollout, in float64."""
 
     def credit(before: Credit, rollouts: Rollouts, generator: Generator) -> Credit:
-        return _spread(
-            before, rollouts, change(rollout_advantage(before, rollouts).double(), rollouts)
-        )
+        value = rollout_advantage(before, rollouts).double()
+        return spread_advantage(before, rollouts, change(value, rollouts))
 
     return credit_link(link, credit)
-
-
-def _spread(credit: Credit, rollouts: Rollouts, value: PerRollout) -> Credit:
-    """Returns `credit` with one advantage per rollout, on the steps of its mask."""
-    advantage = value.to(credit.advantage.dtype)[:, None] * rollouts.mask
-    return replace(credit, advantage=advantage)

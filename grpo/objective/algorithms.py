@@ -1,7 +1,8 @@
 """The published algorithms, each a chain of links with its paper's defaults.
 
 [GRPO] arXiv 2402.03300; [Dr. GRPO] 2503.20783; [DAPO] 2503.14476; [RLOO] 2402.14740;
-[GSPO] 2507.18071; [2-GRPO] 2510.00977.
+[GSPO] 2507.18071; [2-GRPO] 2510.00977; [CISPO] 2506.13585; [SAPO] 2511.20347;
+[GMPO] 2507.20673; [LUSPO] 2602.05261.
 """
 
 from grpo.objective.advantage import center_by_group_mean, leave_one_out, scale_by_group_std
@@ -10,7 +11,12 @@ from grpo.objective.penalty import penalize_kl
 from grpo.objective.ratio import (
     average_ratio_keeping_token_gradient,
     average_ratio_over_rollout,
+)
+from grpo.objective.trust import (
+    average_clipped_log_ratio,
     clip_surrogate,
+    gate_ratio_softly,
+    truncate_ratio,
 )
 from grpo.objective.weight import (
     average_over_horizon,
@@ -18,6 +24,7 @@ from grpo.objective.weight import (
     average_over_rollouts,
     average_over_steps,
     drop_uniform_groups,
+    sum_over_steps,
 )
 
 
@@ -90,5 +97,50 @@ def two_grpo(low: float = 0.2, high: float = 0.28) -> Objective:
         scale_by_group_std(),
         average_over_rollouts(),
         drop_uniform_groups(),
+        clip_surrogate(low, high),
+    )
+
+
+def cispo(ratio_max: float = 5.0) -> Objective:
+    """Group z-score, token mean, a truncated weight in place of a clip. [CISPO]
+
+    Unlike the paper, which does not print its bound: that of TRL's recipe of ScaleRL
+    (arXiv 2510.13786).
+    """
+    return chain(
+        center_by_group_mean(),
+        scale_by_group_std(),
+        average_over_steps(),
+        truncate_ratio(ratio_max),
+    )
+
+
+def sapo(tau_positive: float = 1.0, tau_negative: float = 1.05) -> Objective:
+    """Group z-score, mean over rollouts, a soft gate in place of a clip. [SAPO]"""
+    return chain(
+        center_by_group_mean(),
+        scale_by_group_std(),
+        average_over_rollouts(),
+        gate_ratio_softly(tau_positive, tau_negative),
+    )
+
+
+def gmpo(low: float = 0.4, high: float = 0.4) -> Objective:
+    """The geometric mean of a rollout's ratios, each clipped in log space. [GMPO]"""
+    return chain(
+        center_by_group_mean(),
+        scale_by_group_std(),
+        average_over_rollouts(),
+        average_clipped_log_ratio(low, high),
+    )
+
+
+def luspo(low: float = 2e-3, high: float = 2.5e-3) -> Objective:
+    """GSPO times the rollout's length: steps add up, so long rollouts are not damped. [LUSPO]"""
+    return chain(
+        center_by_group_mean(),
+        scale_by_group_std(),
+        sum_over_steps(),
+        average_ratio_over_rollout(),
         clip_surrogate(low, high),
     )

@@ -1,6 +1,7 @@
 """What a link is, and how links are composed into one objective, as optax composes transforms."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -36,7 +37,8 @@ def credit_link(link: Link, credit: Callable[[Credit, Rollouts, Generator], Cred
     def stateless(
         before: Credit, rollouts: Rollouts, state: State, generator: Generator
     ) -> tuple[Credit, State]:
-        return credit(before, rollouts, generator), state
+        full = before.full and credit(before.full, rollouts, generator.clone_state())
+        return _with_full(credit(before, rollouts, generator), before, full), state
 
     return Objective((link,), dict, stateless, lambda terms: terms)
 
@@ -51,10 +53,23 @@ def stateful_credit_link(
     def stateful(
         before: Credit, rollouts: Rollouts, state: State, generator: Generator
     ) -> tuple[Credit, State]:
+        full = before.full and credit(before.full, rollouts, state[link.name])[0]
         after, own = credit(before, rollouts, state[link.name])
-        return after, {**state, link.name: own}
+        return _with_full(after, before, full), {**state, link.name: own}
 
     return Objective((link,), lambda: {link.name: initial}, stateful, lambda terms: terms)
+
+
+def _with_full(after: Credit, before: Credit, full: Credit | None) -> Credit:
+    """Returns `after` whose `full` a link has changed as it changed the rest.
+
+    Args:
+      full: What the link made of `before.full`; None if nothing was left out before.
+    """
+    if full is None:
+        return after
+    # A link that selects leaves `full` whole.
+    return replace(after, full=before.full if full.full else full)
 
 
 def loss_link(link: Link, loss: Callable[[StepTerms], StepTerms]) -> Objective:
@@ -114,22 +129,31 @@ def loss_terms(
     proximal_logp: Float[Tensor, "rollout step"],
     reference_logp: Float[Tensor, "rollout step"] | None,
     credit: Credit,
+    behavior_logp: Float[Tensor, "rollout step"] | None = None,
 ) -> StepTerms:
     """Returns the terms of one microbatch after every loss link.
 
     Steps of weight 0 are masked on the way in, so that whatever stands there (NaN included)
     changes neither loss nor gradient.
+
+    Args:
+      behavior_logp: Under the engine that sampled; links that correct its mismatch need it.
     """
     mask = credit.weight != 0
     zero = torch.zeros((), dtype=logp.dtype)
     logp = torch.where(mask, logp, zero)
+    proximal_logp = torch.where(mask, proximal_logp, zero)
+    mismatch = None
+    if behavior_logp is not None:
+        mismatch = (proximal_logp - torch.where(mask, behavior_logp, zero)).detach()
     start = StepTerms(
         logp=logp,
-        log_ratio=torch.where(mask, logp - torch.where(mask, proximal_logp, zero), zero),
+        log_ratio=torch.where(mask, logp - proximal_logp, zero),
         advantage=torch.where(mask, credit.advantage, zero),
         mask=mask,
         loss=torch.zeros_like(logp),
         reference_logp=None if reference_logp is None else torch.where(mask, reference_logp, zero),
+        mismatch=mismatch,
     )
     return objective.loss(start)
 

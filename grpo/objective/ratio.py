@@ -1,4 +1,4 @@
-"""The importance ratio and its trust region: exactly one trust region per objective."""
+"""The importance ratio of a whole rollout, in place of its steps' own."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ def average_ratio_over_rollout() -> Objective:
     """
 
     def loss(terms: StepTerms) -> StepTerms:
-        mean = _mean_over_steps(terms.log_ratio, terms.mask)
+        mean = mean_over_steps(terms.log_ratio, terms.mask)
         return replace(terms, log_ratio=torch.where(terms.mask, mean, 0.0))
 
     return loss_link(Link("average_ratio_over_rollout", {}), loss)
@@ -27,34 +27,14 @@ def average_ratio_keeping_token_gradient() -> Objective:
     """s_it = sg[s_i] pi_it / sg[pi_it]: a token's own gradient. [Zheng et al., 2025, eq. 13]"""
 
     def loss(terms: StepTerms) -> StepTerms:
-        mean = _mean_over_steps(terms.log_ratio, terms.mask).detach()
+        mean = mean_over_steps(terms.log_ratio, terms.mask).detach()
         token = terms.logp - terms.logp.detach()
         return replace(terms, log_ratio=torch.where(terms.mask, mean + token, 0.0))
 
     return loss_link(Link("average_ratio_keeping_token_gradient", {}), loss)
 
 
-def clip_surrogate(low: float = 0.2, high: float = 0.2) -> Objective:
-    """-min(rho A, clip(rho, 1 - low, 1 + high) A). [Schulman et al., 2017, eq. 7]
-
-    Raises:
-      ValueError: If `low` is not in (0, 1) or `high` is not positive.
-    """
-    if not 0 < low < 1 or high <= 0:
-        raise ValueError(f"clip_surrogate needs 0 < low < 1 and high > 0, got {low} and {high}")
-
-    def loss(terms: StepTerms) -> StepTerms:
-        ratio = terms.log_ratio.exp()
-        bounded = ratio.clamp(1 - low, 1 + high)
-        surrogate = torch.minimum(ratio * terms.advantage, bounded * terms.advantage)
-        above = (ratio > 1 + high) & (terms.advantage > 0)
-        below = (ratio < 1 - low) & (terms.advantage < 0)
-        return replace(terms.with_loss(-surrogate), clipped=above | below)
-
-    return loss_link(Link("clip_surrogate", {"low": low, "high": high}), loss)
-
-
-def _mean_over_steps(
+def mean_over_steps(
     value: Float[Tensor, "rollout step"], mask: Bool[Tensor, "rollout step"]
 ) -> Float[Tensor, "rollout 1"]:
     """Returns the mean over a rollout's steps, accumulated in float64."""

@@ -4,14 +4,21 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
-from grpo.objective.advantage import is_uniform, sum_by_group
+from grpo.objective.advantage import (
+    is_uniform,
+    rollout_advantage,
+    spread_advantage,
+    sum_by_group,
+)
 from grpo.objective.base import Link, Objective, credit_link
 from grpo.types import Credit, Rollouts
 
 FIELDS = ("outcome", "reward")
+ADVANTAGES = ("kept_z_score", "kept_mean", "full_group")
+EPSILON = 1e-6  # in units of the advantage
 
 
 def average_over_steps() -> Objective:
@@ -38,6 +45,16 @@ def average_over_horizon(horizon: int) -> Objective:
     return _average(
         Link("average_over_horizon", {"horizon": horizon}),
         lambda rollouts: torch.tensor(1.0 / (len(rollouts.mask) * horizon)),
+    )
+
+
+def sum_over_steps() -> Objective:
+    """Weighs every step 1/N: rollouts are averaged, their steps add up. [Liu et al., 2026, LUSPO]
+
+    `average_over_horizon` at a horizon of 1, said on purpose: a rollout counts by its length.
+    """
+    return _average(
+        Link("sum_over_steps", {}), lambda rollouts: torch.tensor(1.0 / len(rollouts.mask))
     )
 
 
@@ -75,6 +92,89 @@ def drop_uniform_groups(by: str = "outcome") -> Objective:
         return before.select(~dropped[:, None].expand(before.weight.shape))
 
     return credit_link(Link("drop_uniform_groups", {"by": by}), credit)
+
+
+def keep_extreme_rollouts(keep: int, advantage: str = "kept_z_score") -> Objective:
+    """Weighs 0 all but the `keep` rollouts of a group with the largest variance. [PODS, alg. 1]
+
+    Those are some of the highest and some of the lowest advantages; equal ones are drawn at random
+    (rule U23). Advantages rank as rewards do: a baseline and a scale shift and stretch a group. A
+    kept rollout weighs G / keep times what it did, so that every prompt keeps its share.
+
+    Unlike the paper: the z-score is the population's (ddof 0), as everywhere here, which makes all
+    advantages sqrt(keep / (keep - 1)) larger than its code's.
+
+    Args:
+      advantage: "kept_z_score" normalizes advantages over the kept rollouts, as the paper does;
+        "kept_mean" centers them there and leaves their unit; "full_group" leaves them as they are:
+        they no longer add up to 0 (rule H5).
+
+    Raises:
+      ValueError: If `keep` is below 2 or `advantage` unknown.
+    """
+    if keep < 2 or advantage not in ADVANTAGES:
+        raise ValueError(
+            f"keep_extreme_rollouts needs keep >= 2 rollouts and advantage in {ADVANTAGES}, "
+            f"got {keep} and {advantage!r}"
+        )
+
+    def credit(before: Credit, rollouts: Rollouts, generator: Generator) -> Credit:
+        value = rollout_advantage(before, rollouts).double()
+        candidate = (before.weight != 0).any(dim=1)
+        share = torch.zeros_like(before.weight[:, :1])
+        for group in torch.unique(rollouts.group[candidate]).tolist():
+            rows = (candidate & (rollouts.group == group)).nonzero()[:, 0]
+            kept = rows[_choose_extremes(value[rows], keep, generator)]
+            share[kept] = len(rows) / len(kept)
+            value[rows] = _renormalize(value[rows], value[kept], advantage)
+        after = before.select((share != 0).expand(before.weight.shape))
+        return spread_advantage(replace(after, weight=after.weight * share), rollouts, value)
+
+    return credit_link(
+        Link("keep_extreme_rollouts", {"keep": keep, "advantage": advantage}), credit
+    )
+
+
+def _choose_extremes(
+    value: Float[Tensor, " candidate"], keep: int, generator: Generator
+) -> Int[Tensor, " kept"]:
+    """Returns the `keep` candidates with the largest variance, ties drawn at random."""
+    shuffled = torch.randperm(len(value), generator=generator)
+    order = shuffled[value[shuffled].argsort(stable=True)]
+    if len(order) <= keep:
+        return order
+    ascending = (value - value.mean())[order]
+    num_high = torch.arange(keep + 1)  # the others are the lowest
+    total, squares = (
+        _sum_of_ends(each, keep - num_high, num_high) for each in (ascending, ascending**2)
+    )
+    variance = squares / keep - (total / keep) ** 2
+    # Mirrored choices have the same variance but for rounding.
+    best = (variance >= variance.max() * (1 - 1e-9)).nonzero()[:, 0]
+    high = int(best[torch.randint(len(best), (1,), generator=generator)])
+    return torch.cat([order[: keep - high], order[len(order) - high :]])
+
+
+def _sum_of_ends(
+    ascending: Float[Tensor, " candidate"],
+    num_low: Int[Tensor, " choice"],
+    num_high: Int[Tensor, " choice"],
+) -> Float[Tensor, " choice"]:
+    """Returns, per choice, the sum of its first and its last values."""
+    sums = torch.cat([ascending.new_zeros(1), ascending.cumsum(0)])
+    return sums[num_low] + sums[-1] - sums[len(ascending) - num_high]
+
+
+def _renormalize(
+    value: Float[Tensor, " candidate"], kept: Float[Tensor, " kept"], advantage: str
+) -> Float[Tensor, " candidate"]:
+    """Returns a group's advantages in units of its kept rollouts, and 0 if those are all equal."""
+    if advantage == "full_group":
+        return value
+    if kept.min() == kept.max():
+        return torch.zeros_like(value)
+    centered = value - kept.mean()
+    return centered if advantage == "kept_mean" else centered / (kept.std(correction=0) + EPSILON)
 
 
 def _average(link: Link, weight: Callable[[Rollouts], Tensor]) -> Objective:

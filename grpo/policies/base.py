@@ -38,8 +38,18 @@ class Policy(Protocol[TrajectoryT]):
         """Returns `group_sizes[i]` rollouts of prompt i, and their log-probs in nats."""
         ...
 
-    def log_prob(self, trajectory: TrajectoryT) -> Float[Tensor, "rollout step"]:
-        """Returns log-probs in nats, differentiable in the parameters."""
+    def replayed(self, trajectory: TrajectoryT) -> TrajectoryT:
+        """Returns the trajectory as updates score it: with what they repeat of its sampling."""
+        ...
+
+    def log_prob(
+        self, trajectory: TrajectoryT, needed: Bool[Tensor, "rollout step"] | None = None
+    ) -> Float[Tensor, "rollout step"]:
+        """Returns log-probs in nats, differentiable in the parameters.
+
+        Args:
+          needed: The steps to compute; the others may be anything. None: all.
+        """
         ...
 
     def decode(self, trajectory: TrajectoryT) -> list[str]:
@@ -58,6 +68,15 @@ class Policy(Protocol[TrajectoryT]):
         self, trajectory: TrajectoryT, logp: Float[Tensor, "rollout step"]
     ) -> dict[str, Tensor]:
         """Returns a trajectory and its log-probs as flat tensors that can be concatenated."""
+        ...
+
+    def repack(
+        self,
+        tensors: dict[str, Tensor],
+        group: Int[Tensor, " rollout"],
+        kept: Bool[Tensor, " rollout"],
+    ) -> dict[str, Tensor]:
+        """Returns what `pack` stored of some rollouts."""
         ...
 
     def unpack(

@@ -1,8 +1,10 @@
 """FLOPs of a causal LM by torch's own flop counter, measured on three small passes.
 
-The count is exact for every shape: a dense transformer's FLOPs are
+The count is exact for every shape: a transformer's FLOPs are
 rows * (body * query + attention * query * context + head * logits), so three measurements give
-the three coefficients; a test compares with the counter on other shapes.
+the three coefficients; a test compares with the counter on other shapes. A mixture of experts is no
+exception: every token goes to the same number of experts, whichever they are. What a kernel pads
+its groups with is not counted; padding tokens are, as in a dense model.
 """
 
 from collections.abc import Callable
@@ -23,6 +25,16 @@ class Coefficients(NamedTuple):
 
     def __call__(self, *, rows: int, query: int, context: int, logits: int) -> int:
         return rows * (self.body * query + self.attention * query * context + self.head * logits)
+
+
+class Pass(NamedTuple):
+    """A forward pass, and its backward pass if there was one; a part of it may be missing (0)."""
+
+    rows: int
+    query: int  # new positions of a row
+    context: int  # positions that they may look at
+    logits: int  # positions of a row that reach the head
+    is_training: bool = True  # False: forward only, whether or not gradients are on
 
 
 class TokenFlops:
@@ -46,7 +58,7 @@ def count_flops(model: PreTrainedModel, query: int, logits: int, *, backward: bo
     """Returns torch's count for one row of `query` tokens; leaves gradients as they were."""
     tokens = torch.zeros(1, query, dtype=torch.long, device=model.device)
     parameters = [p for p in model.parameters() if p.requires_grad]
-    counter = FlopCounterMode(display=False, custom_mapping=_cpu_attention())
+    counter = FlopCounterMode(display=False, custom_mapping=_left_out_by_torch())
     with counter, torch.set_grad_enabled(backward):
         output = model(
             input_ids=tokens,
@@ -69,8 +81,8 @@ def _solve(count: Callable[[int, int], int]) -> Coefficients:
     return Coefficients(body=body, attention=attention, head=head)
 
 
-def _cpu_attention() -> dict[Any, Any]:
-    """Returns formulas for the attention kernels of the CPU, which torch leaves out."""
+def _left_out_by_torch() -> dict[Any, Any]:
+    """Returns formulas for the CPU's attention kernels and for the products of experts."""
 
     def forward(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
         return int(sdpa_flop(query, key, value))
@@ -82,4 +94,15 @@ def _cpu_attention() -> dict[Any, Any]:
     return {
         ops._scaled_dot_product_flash_attention_for_cpu: forward,
         ops._scaled_dot_product_flash_attention_for_cpu_backward: backward,
+        ops._grouped_mm: _grouped_product,
     }
+
+
+def _grouped_product(left: Any, right: Any, *_: Any, **__: Any) -> int:
+    """Returns the FLOPs of rows times the matrix of their expert, or of that product's gradient.
+
+    Args:
+      left: Shape [rows, inner]; for the gradient of the matrices [inner, rows].
+      right: Shape [expert, inner, columns]; for the gradient of the matrices [rows, columns].
+    """
+    return 2 * int(left[0]) * int(left[1]) * int(right[-1])

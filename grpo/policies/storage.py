@@ -33,6 +33,7 @@ class PolicyState:
     start: str | None = None
     updates: int = 0
     objective_state: dict[str, dict[str, float]] = field(default_factory=dict)
+    selection_state: dict[str, dict[str, int | float]] = field(default_factory=dict)
     cost: Cost = field(default_factory=Cost)  # of the whole chain of rounds since the base
 
 
@@ -52,8 +53,11 @@ def read_state(directory: Path) -> PolicyState:
 
 
 def write_state(directory: Path, state: PolicyState) -> None:
-    """Writes `state.json`."""
-    write_json(directory / STATE, asdict(state))
+    """Writes `state.json`; without a selection it has no such field, as before there was one."""
+    content = asdict(state)
+    if not state.selection_state:
+        del content["selection_state"]
+    write_json(directory / STATE, content)
 
 
 def save_base(directory: Path, model: PreTrainedModel, tokenizer: Any) -> None:

@@ -1,6 +1,7 @@
 """Policies whose step is a token: causal language models of `transformers`."""
 
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -9,7 +10,23 @@ from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo.artifacts.tensors import unpack_ragged
 from grpo.errors import ArtifactError
-from grpo.policies.flops import TokenFlops
+from grpo.params import RoutingMode
+from grpo.policies.cache import sampling_cache
+from grpo.policies.flops import Pass, TokenFlops
+from grpo.policies.forward import ForwardPasses
+from grpo.policies.logits import draw
+from grpo.policies.packed import select_packed
+from grpo.policies.routing import (
+    Routing,
+    blank_routing,
+    join_passes,
+    pack_routing,
+    recorded,
+    replayed,
+    require_routers,
+    required_routing,
+    unpack_routing,
+)
 from grpo.types import Cost
 
 
@@ -28,6 +45,7 @@ class TokenTrajectory:
     prompt_mask: Bool[Tensor, "prompt width"]
     tokens: Int[Tensor, "rollout step"]
     mask: Bool[Tensor, "rollout step"]
+    routing: Routing | None = None  # the experts that scoring takes again; None: routed live
 
     def select(self, rows: Int[Tensor, " kept"], num_steps: int) -> "TokenTrajectory":
         """Returns some rollouts, cut after `num_steps` steps and rid of common padding."""
@@ -39,6 +57,7 @@ class TokenTrajectory:
             prompt_mask=self.prompt_mask[:, blank:],
             tokens=self.tokens[rows, :num_steps],
             mask=self.mask[rows, :num_steps],
+            routing=None if self.routing is None else self.routing.select(rows),
         )
 
 
@@ -48,6 +67,7 @@ class Decoding:
 
     temperature: float  # 0: greedy
     max_steps: int
+    routing: RoutingMode = "live"  # of a mixture of experts: what scoring replays
 
 
 class TokenPolicy:
@@ -61,12 +81,16 @@ class TokenPolicy:
         decoding: Decoding,
         uses_chat_template: bool,
     ) -> None:
+        require_routers(model, decoding.routing)
+        if getattr(model.config, "output_router_logits", False):
+            model.config.output_router_logits = False  # for a balancing loss: no objective has it
         self._model = model
         self.tokenizer = tokenizer
         self.decoding = decoding
         self.uses_chat_template = uses_chat_template
         self.cost = Cost()
         self.flops = TokenFlops(model)
+        self.forward = ForwardPasses(model)
         self.end_tokens = _end_tokens(model, tokenizer)
 
     @property
@@ -99,13 +123,31 @@ class TokenPolicy:
         self, trajectory: TokenTrajectory, logp: Float[Tensor, "rollout step"]
     ) -> dict[str, Tensor]:
         """Returns a trajectory as flat ragged tensors, which can be concatenated."""
+        routing = trajectory.routing
         return {
+            **(pack_routing(routing, trajectory.prompt_mask, trajectory.mask) if routing else {}),
             "prompt_tokens": trajectory.prompt[trajectory.prompt_mask].int(),
             "prompt_lengths": trajectory.prompt_mask.sum(dim=1),
             "tokens": trajectory.tokens[trajectory.mask].int(),
             "steps": trajectory.mask.sum(dim=1),
             "behavior_logp": logp[trajectory.mask],
         }
+
+    def repack(
+        self,
+        tensors: dict[str, Tensor],
+        group: Int[Tensor, " rollout"],
+        kept: Bool[Tensor, " rollout"],
+    ) -> dict[str, Tensor]:
+        """Returns what `pack` stored of some rollouts.
+
+        Args:
+          group: Of all rollouts, in the table's order.
+
+        Raises:
+          ArtifactError: If the tensors do not fit one another or `group`.
+        """
+        return select_packed(tensors, _order_of_appearance(group), kept)
 
     def unpack(
         self, tensors: dict[str, Tensor], group: Int[Tensor, " rollout"]
@@ -118,7 +160,9 @@ class TokenPolicy:
         Raises:
           ArtifactError: If tensors are missing, or do not fit one another or `group`.
         """
+        is_replayed = self.decoding.routing == "replay_sampled"
         expected = {"prompt_tokens", "prompt_lengths", "tokens", "steps", "behavior_logp"}
+        expected |= required_routing(tensors) if is_replayed else set()
         if set(tensors) != expected:
             raise ArtifactError(f"must hold {sorted(expected)}, got {sorted(tensors)}")
         row = _order_of_appearance(group)
@@ -138,6 +182,11 @@ class TokenPolicy:
             tokens=tokens,
             mask=torch.arange(tokens.shape[1]) < steps[:, None],
         )
+        if is_replayed:
+            routing = unpack_routing(
+                self.model, tensors, row, trajectory.prompt_mask, trajectory.mask
+            )
+            trajectory = replace(trajectory, routing=routing)
         return trajectory, unpack_ragged(tensors["behavior_logp"], steps)
 
     def widths(self, trajectory: TokenTrajectory) -> Int[Tensor, " rollout"]:
@@ -145,8 +194,33 @@ class TokenPolicy:
         prompt = trajectory.prompt_mask.sum(dim=1)[trajectory.group]
         return prompt + trajectory.mask.sum(dim=1)
 
-    @torch.no_grad()
     def sample(
+        self, prompts: list[str], *, group_sizes: list[int], generator: Generator
+    ) -> tuple[TokenTrajectory, Float[Tensor, "rollout step"]]:
+        """Returns rollouts, with their routing if it is to be replayed, and log-probs in nats."""
+        if self.decoding.routing != "replay_sampled":
+            return self._sample(prompts, group_sizes=group_sizes, generator=generator)
+        _ = self.flops.forward  # measured now: its passes are no sampling
+        with recorded(self.model) as passes:
+            trajectory, logp = self._sample(prompts, group_sizes=group_sizes, generator=generator)
+        routing = join_passes(passes, trajectory.group, trajectory.mask)
+        return replace(trajectory, routing=routing), logp
+
+    def replayed(self, trajectory: TokenTrajectory) -> TokenTrajectory:
+        """Returns the trajectory as updates score it: `replay_proximal` starts with blank routing.
+
+        The first scoring of a token, before the updates, fills it in.
+        """
+        if self.decoding.routing != "replay_proximal":
+            return trajectory
+        rollouts, num_steps = trajectory.tokens.shape
+        width = trajectory.prompt.shape[1]
+        return replace(
+            trajectory, routing=blank_routing(self.model, rollouts, width, num_steps - 1)
+        )
+
+    @torch.no_grad()
+    def _sample(
         self, prompts: list[str], *, group_sizes: list[int], generator: Generator
     ) -> tuple[TokenTrajectory, Float[Tensor, "rollout step"]]:
         """Returns rollouts and their log-probs in nats at the decoding temperature.
@@ -163,10 +237,11 @@ class TokenPolicy:
         logp = torch.zeros(len(group), steps)
         uniform = torch.rand(len(group), steps, dtype=torch.float64, generator=generator)
 
-        cache = DynamicCache(config=self.model.config)
-        logits = self._forward(prompt, prompt_mask, cache)[:, -1]
+        cache = sampling_cache(self.model.config, steps)
+        logits = self._forward(prompt, prompt_mask, cache)
         cache.batch_select_indices(group.to(self.model.device))
-        logits, attention = logits[group], prompt_mask[group]
+        logits, seen = logits[group], prompt.shape[1]
+        attention = torch.cat([prompt_mask[group], torch.ones_like(mask)], dim=1)
         alive = torch.arange(len(group))
         for step in range(steps):
             chosen, chosen_logp = self._draw(logits, uniform[alive, step])
@@ -177,8 +252,7 @@ class TokenPolicy:
             if len(going) < len(alive):
                 cache.batch_select_indices(going.to(self.model.device))
                 alive, attention = alive[going], attention[going]
-            attention = torch.cat([attention, attention.new_ones(len(alive), 1)], dim=1)
-            logits = self._forward(chosen[going, None], attention, cache)[:, -1]
+            logits = self._forward(chosen[going, None], attention[:, : seen + step + 1], cache)
         width = int(mask.sum(dim=1).max())
         self.cost += Cost(sampled_steps=int(mask.sum()))
         trajectory = TokenTrajectory(
@@ -190,27 +264,44 @@ class TokenPolicy:
         )
         return trajectory, logp[:, :width]
 
-    def log_prob(self, trajectory: TokenTrajectory) -> Float[Tensor, "rollout step"]:
+    def log_prob(
+        self, trajectory: TokenTrajectory, needed: Bool[Tensor, "rollout step"] | None = None
+    ) -> Float[Tensor, "rollout step"]:
         """Returns log-probs in nats at the decoding temperature, 0 on padding.
 
+        Args:
+          needed: The steps to compute, the others are 0 as well; None: all.
+
         Raises:
-          ValueError: If the decoding is greedy, which has no density.
+          ValueError: If the decoding is greedy, which has no density, or routing is to be
+            replayed and was not recorded.
         """
         if self.decoding.temperature == 0:
             raise ValueError("log_prob needs temperature > 0: greedy decoding has no density")
-        prompt = trajectory.prompt[trajectory.group]
-        prompt_mask = trajectory.prompt_mask[trajectory.group]
-        tokens, mask = trajectory.tokens, trajectory.mask
-        device, num_steps = self.model.device, tokens.shape[1]
-        # The last token is never read: its successor is not scored.
-        inputs = torch.cat([prompt, tokens[:, :-1]], dim=1)
-        attention = torch.cat([prompt_mask, mask[:, :-1]], dim=1)
-        logits = self._logits(inputs, attention, cache=None, keep=num_steps)
-        scaled = logits.float() / self.decoding.temperature
-        chosen = scaled.gather(2, tokens[:, :, None].to(device))[:, :, 0]
-        logp = chosen - scaled.logsumexp(dim=2)
-        self._count(inputs.shape, context=inputs.shape[1], logits=num_steps)
-        return torch.where(mask.to(device), logp, 0.0)
+        mask = trajectory.mask
+        with self._routing(trajectory):
+            scored = self.forward.log_prob(
+                trajectory.prompt,
+                trajectory.prompt_mask,
+                trajectory.group,
+                trajectory.tokens,
+                mask,
+                needed=mask if needed is None else mask & needed,
+                temperature=self.decoding.temperature,
+                may_share=self.decoding.routing == "live",
+            )
+        self._count(*scored.passes)
+        return scored.logp
+
+    def _routing(self, trajectory: TokenTrajectory) -> AbstractContextManager[None]:
+        """Returns within what a trajectory is scored: its recorded routing, or none."""
+        mode = self.decoding.routing
+        if mode == "live":
+            return nullcontext()
+        if trajectory.routing is None:
+            raise ValueError(f"policy.routing {mode} needs a trajectory with recorded routing")
+        width, num_read = trajectory.prompt.shape[1], trajectory.tokens.shape[1] - 1
+        return replayed(self.model, trajectory.routing, width=width, num_read=num_read)
 
     def _encode_one(self, prompt: str) -> list[int]:
         if self.uses_chat_template:
@@ -223,47 +314,28 @@ class TokenPolicy:
 
     def _forward(self, tokens: Tensor, attention: Tensor, cache: DynamicCache) -> Tensor:
         """Returns the logits after the last token, on the host, and grows the cache."""
-        context = attention.shape[1]
-        self._count(tokens.shape, context=context, logits=1)
-        return self._logits(tokens, attention, cache=cache, keep=1).float().cpu()
-
-    def _logits(
-        self, tokens: Tensor, attention: Tensor, *, cache: DynamicCache | None, keep: int
-    ) -> Tensor:
-        """Returns the logits of the last `keep` positions."""
-        device = self.model.device
-        positions = (attention.long().cumsum(dim=1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
-        output = self.model(
-            input_ids=tokens.to(device),
-            attention_mask=attention.long().to(device),
-            position_ids=positions.to(device),
-            past_key_values=cache,
-            use_cache=cache is not None,
-            logits_to_keep=keep,
-        )
-        logits: Tensor = output.logits
-        return logits
+        (rows, query), context = tokens.shape, attention.shape[1]
+        self._count(Pass(rows=rows, query=query, context=context, logits=1))
+        return self.forward.next_logits(tokens, attention, cache)
 
     def _draw(
         self, logits: Float[Tensor, "rollout token"], uniform: Float[Tensor, " rollout"]
     ) -> tuple[Int[Tensor, " rollout"], Float[Tensor, " rollout"]]:
         """Returns a token per row and its log-prob; the most likely one at temperature 0."""
-        temperature = self.decoding.temperature
-        logp = (logits / (temperature or 1.0)).log_softmax(dim=1)
-        if temperature == 0:
-            chosen = logp.argmax(dim=1)
-        else:
-            cumulative = logp.double().exp().cumsum(dim=1)
-            point = uniform[:, None] * cumulative[:, -1:]
-            chosen = torch.searchsorted(cumulative, point, right=True)[:, 0]
-            chosen = chosen.clamp(max=logp.shape[1] - 1)
-        return chosen, logp.gather(1, chosen[:, None])[:, 0]
+        if self.decoding.temperature > 0:
+            return draw(logits, uniform, self.decoding.temperature)
+        logp, chosen = logits.log_softmax(dim=1).max(dim=1)
+        return chosen, logp
 
-    def _count(self, shape: torch.Size, *, context: int, logits: int) -> None:
-        """Adds a forward pass, and its backward pass where gradients are on, to the cost."""
-        rows, query = shape
-        count = self.flops.training if torch.is_grad_enabled() else self.flops.forward
-        self.cost += Cost(flops=count(rows=rows, query=query, context=context, logits=logits))
+    def _count(self, *passes: Pass) -> None:
+        """Adds forward passes, and their backward passes where gradients are on, to the cost."""
+        for each in passes:
+            is_training = each.is_training and torch.is_grad_enabled()
+            count = self.flops.training if is_training else self.flops.forward
+            flops = count(
+                rows=each.rows, query=each.query, context=each.context, logits=each.logits
+            )
+            self.cost += Cost(flops=flops)
 
 
 def _end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Tensor:

@@ -22,6 +22,7 @@ KIND_COLORS = {
     "update": "#e69f00",
     "evaluation": "#8c959f",
     "warmup": "#b5bcc4",
+    "audit": "#0072b2",
     "start-up": "#8c959f",
     "scoring": "#009e73",
     "other": "#b5bcc4",

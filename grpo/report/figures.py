@@ -21,7 +21,7 @@ from grpo.report.signal_figures import (
 )
 from grpo.report.words import flops_unit, say_flops, say_percent, say_seconds
 
-LABEL_OF_KIND = {"profile": "profiling", "warmup": "warm-up"}
+LABEL_OF_KIND = {"profile": "profiling", "warmup": "warm-up", "audit": "audits"}
 
 
 def draw_figures(
@@ -159,11 +159,9 @@ def draw_flops_by_kind(run: Run, numbers: Numbers) -> Panel:
     for arm in run.arms:
         counted = counted_costs(run, run.chain(arm)[-1], arm)
         bars[arm] = {kind: _flops_of(counted, kind) for kind in KINDS_IN_BUDGET}
-    aside = {
-        LABEL_OF_KIND.get(kind, kind): {kind: _flops_of(cost, kind)}
-        for kind in ("evaluation", "warmup")
-    }
-    canvas = Canvas([0.45 * len(bars) + 1.1, 1.6], share_x=False)
+    kinds = [each for each in ("evaluation", "warmup", "audit") if each in set(cost["kind"])]
+    aside = {LABEL_OF_KIND.get(kind, kind): {kind: _flops_of(cost, kind)} for kind in kinds}
+    canvas = Canvas([0.45 * len(bars) + 1.1, 0.45 * len(aside) + 0.7], share_x=False)
     for axes, each in zip(canvas.panels, (bars, aside), strict=True):
         scale, unit = flops_unit(max(sum(bar.values()) for bar in each.values()))
         _stack_bars(axes, each, scale, say_flops)

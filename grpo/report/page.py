@@ -11,6 +11,7 @@ from grpo.artifacts.files import write_bytes
 from grpo.artifacts.usage import Usage
 from grpo.build.objectives import findings
 from grpo.params import BASE, Parameters
+from grpo.report.audits import Audited, audit_sentences, audits_by_arm, audits_by_round
 from grpo.report.comparison import Comparison, Curve, Interval
 from grpo.report.drawing import css_color_of
 from grpo.report.figures import draw_figures
@@ -33,6 +34,7 @@ from grpo.report.words import (
     say_percent,
     say_rate,
     say_seconds,
+    say_selection,
 )
 
 TEMPLATE = Path(__file__).with_name("page.html")
@@ -58,6 +60,7 @@ def write_page(artifacts: Path, params: Parameters, out: Path) -> None:
         "verdict": verdict(run, numbers),
         "details": _details(run, numbers, seconds),
         "summary": _summary(run, numbers),
+        "audits": _audits(run),
         "figures": draw_figures(run, numbers, usages=usages, seconds=seconds),
         "findings": [
             {"severity": each.severity.name, "path": each.path, "sentence": each.sentence}
@@ -90,7 +93,8 @@ def _details(run: Run, numbers: Numbers, seconds: Mapping[str, Curve]) -> list[s
     needed = [compute_needed(each) for each in numbers.comparisons.values()]
     ends = [final_difference(run, each) for each in numbers.comparisons.values()]
     timed = compare_arms(run, seconds) if seconds else {}
-    return [*filter(None, needed), *ends, *(headline_seconds(each) for each in timed.values())]
+    seconds_said = [headline_seconds(each) for each in timed.values()]
+    return [*filter(None, needed), *ends, *seconds_said, *audit_sentences(audits_by_arm(run))]
 
 
 def _summary(run: Run, numbers: Numbers) -> list[dict[str, Any]]:
@@ -152,11 +156,33 @@ def _rounds(run: Run, numbers: Numbers) -> list[dict[str, Any]]:
             "arm": each["arm"],
             "policy": each["round"],
             "color": css_color_of(run.arms.index(each["arm"])),
+            "selection": _say_selection(run, each["round"]),
             "flops": say_flops(float(each["flops"])),
             "scores": {name: _interval(run.scores[each["round"]][name]) for name in SCORES},
         }
         for each in numbers.reward_by_cost.to_dict("records")
     ]
+
+
+def _audits(run: Run) -> list[dict[str, Any]]:
+    """Returns one row per audited round."""
+
+    def row(name: str, each: Audited) -> dict[str, Any]:
+        return {
+            "round": name,
+            "color": css_color_of(run.arms.index(run.params.rounds[name].arm)),
+            "audits": each.audits,
+            "cosine": say_rate(each.cosine),
+            "lowest_cosine": say_rate(each.lowest_cosine),
+            "norm_ratio": say_rate(each.norm_ratio),
+            "flops": say_flops(float(each.flops)) if each.flops else "none",
+        }
+
+    return [row(name, each) for name, each in audits_by_round(run).items()]
+
+
+def _say_selection(run: Run, name: str) -> str:
+    return say_selection(run.selections[name]) if name in run.selections else ""
 
 
 def _stages(run: Run, usages: Mapping[str, Usage]) -> list[dict[str, Any]]:

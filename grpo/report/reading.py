@@ -11,14 +11,16 @@ import pandera.pandas as pa
 
 from grpo.artifacts.files import read_json
 from grpo.artifacts.tables import CREDIT, EVALUATION, PROFILE, REWARDS, ROLLOUTS, read_table
+from grpo.curriculum import WITHOUT_PROFILE
 from grpo.errors import ArtifactError
 from grpo.params import BASE, LinkSpec, Parameters
 
 COST = ("flops", "sampled_steps", "trained_steps")
 SCORES = ("greedy", "mean_at_k", "pass_at_k")
 CURVES = ("reward_mean", "uniform_group_fraction", "clip_fraction", "kl_to_start")
+AUDITS = ("audit_cosine", "audit_norm_ratio")  # empty where an update was not audited
 KINDS_IN_BUDGET = ("profile", "sampling", "update")
-BLIND_LINKS = ("split_at_random", "split_in_order", "fix_group_size")  # never read the profile
+TRAINS_ON_PROFILE = "reuse_profile_rollouts"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +34,7 @@ class Run:
     rates: pd.DataFrame  # share of successes by evaluation prompt (row) and policy (column)
     rollouts: dict[str, pd.DataFrame]  # by round, with reward, credit and the prompt's rate
     updates: dict[str, pd.DataFrame]  # by round
+    selections: dict[str, dict[str, int | float]]  # by round with one: where its candidates went
 
     @property
     def arms(self) -> list[str]:
@@ -40,11 +43,7 @@ class Run:
 
     def chain(self, arm: str) -> list[str]:
         """Returns the policies from base to the arm's last round."""
-        name, reversed_chain = self.params.rounds_of(arm)[-1], []
-        while name != BASE:
-            reversed_chain.append(name)
-            name = self.params.rounds[name].start
-        return [BASE, *reversed(reversed_chain)]
+        return self.params.chain(arm)
 
 
 def read_run(artifacts: Path, params: Parameters) -> Run:
@@ -62,17 +61,20 @@ def read_run(artifacts: Path, params: Parameters) -> Run:
         costs=_read_costs(artifacts, list(params.rounds)),
         scores={name: _read_scores(evaluations / f"{name}.json") for name in policies},
         rates=_read_rates(evaluations, policies),
-        rollouts={name: _read_rollouts(artifacts, name, profile) for name in params.rounds},
+        rollouts={name: read_rollouts(artifacts, name, profile) for name in params.rounds},
         updates={
             name: _read_updates(artifacts / "training" / name / "updates.csv")
             for name in params.rounds
         },
+        selections=_read_selections(artifacts, params),
     )
 
 
 def uses_profile(params: Parameters, arm: str) -> bool:
-    """Returns whether a link of the arm's curriculum looks at the profile."""
-    return any(link_name(link) not in BLIND_LINKS for link in params.arms[arm].curriculum)
+    """Returns whether an arm's curriculum looks at the profile, or it trains on its rollouts."""
+    settings = params.arms[arm]
+    looks = any(link_name(link) not in WITHOUT_PROFILE for link in settings.curriculum)
+    return looks or TRAINS_ON_PROFILE in map(link_name, settings.selection)
 
 
 def link_name(link: LinkSpec) -> str:
@@ -94,17 +96,29 @@ def _read_costs(artifacts: Path, rounds: Sequence[str]) -> pd.DataFrame:
         rows.append(_cost_row(f"rollout@{name}", "sampling", name, sampled))
         rows.append(_cost_row(f"train@{name}", "update", name, trained))
         rows.append(_cost_row(f"evaluate@{name}", "evaluation", name, evaluated))
+        audit = _cost_row(f"audit@{name}", "audit", name, trained, key="audit_cost")
+        if any(audit[each] for each in COST):
+            rows.append(audit)
     # Whole numbers of a large run do not fit in 64 bits.
     return pd.DataFrame(rows).astype(dict.fromkeys(COST, object))
 
 
-def _cost_row(stage: str, kind: str, name: str, path: Path) -> dict[str, Any]:
-    cost = _field(path, read_json(path), "cost")
+def _cost_row(stage: str, kind: str, name: str, path: Path, *, key: str = "cost") -> dict[str, Any]:
+    return {"stage": stage, "kind": kind, "round": name, **read_cost(path, key)}
+
+
+def read_cost(path: Path, key: str = "cost") -> dict[str, int]:
+    """Returns the counts of COST that a stage's summary holds.
+
+    Raises:
+      ArtifactError: If the file is missing, or has no such counts.
+    """
+    cost = _field(path, read_json(path), key)
     counts = {each: _field(path, cost, each) for each in COST}
     for each, count in counts.items():
         if not isinstance(count, int) or count < 0:
-            raise ArtifactError(f"{path}: cost.{each} must be a whole number >= 0, got {count!r}")
-    return {"stage": stage, "kind": kind, "round": name, **counts}
+            raise ArtifactError(f"{path}: {key}.{each} must be a whole number >= 0, got {count!r}")
+    return counts
 
 
 def _read_scores(path: Path) -> Any:
@@ -131,8 +145,12 @@ def _read_rates(evaluations: Path, policies: Sequence[str]) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
-def _read_rollouts(artifacts: Path, name: str, profile: pd.DataFrame) -> pd.DataFrame:
-    """Returns a round's rollouts with outcome, reward, status, credit and outcome_rate."""
+def read_rollouts(artifacts: Path, name: str, profile: pd.DataFrame) -> pd.DataFrame:
+    """Returns a round's rollouts with outcome, reward, status, credit and outcome_rate.
+
+    Raises:
+      ArtifactError: If a file is missing, broken, or does not fit the others.
+    """
     table = artifacts / "rollouts" / name / "table.parquet"
     rollouts = read_table(table, ROLLOUTS)
     rewards = _by_rollout(artifacts / "rewards" / f"{name}.parquet", REWARDS)
@@ -155,6 +173,19 @@ def _read_rollouts(artifacts: Path, name: str, profile: pd.DataFrame) -> pd.Data
     return joined
 
 
+def _read_selections(artifacts: Path, params: Parameters) -> dict[str, dict[str, int | float]]:
+    """Returns the counts that rounds of arms with a selection left beside their rollouts."""
+    selections = {}
+    for name, each in params.rounds.items():
+        if params.arms[each.arm].selection:
+            path = artifacts / "rollouts" / name / "summary.json"
+            counts = _field(path, read_json(path), "selection")
+            for count in ("skipped", "sampled", "reused", "oversampling_factor"):
+                _field(path, counts, count)
+            selections[name] = counts
+    return selections
+
+
 def _by_rollout(path: Path, schema: pa.DataFrameSchema) -> pd.DataFrame:
     return read_table(path, schema).set_index("rollout_id").drop(columns="prompt_id")
 
@@ -166,10 +197,10 @@ def _read_updates(path: Path) -> pd.DataFrame:
         raise ArtifactError(f"{path}: no such file; run the stage that writes it") from None
     except (pd.errors.EmptyDataError, pd.errors.ParserError, UnicodeDecodeError) as error:
         raise ArtifactError(f"{path}: must be CSV, {error}; delete it and rerun") from None
-    missing = [name for name in ("update", *CURVES) if name not in updates.columns]
+    missing = [name for name in ("update", *CURVES, *AUDITS) if name not in updates.columns]
     if missing:
         raise ArtifactError(f"{path}: column {missing[0]!r} is missing; rerun the stage train")
-    return updates.astype(dict.fromkeys(CURVES, np.float64))
+    return updates.astype(dict.fromkeys((*CURVES, *AUDITS), np.float64))
 
 
 def _field(path: Path, content: Any, key: str) -> Any:

@@ -1,5 +1,7 @@
 """Numbers as a person reads them: units, percentages, intervals."""
 
+from collections.abc import Mapping
+
 SPACE = "\N{NO-BREAK SPACE}"  # between a number and its unit
 SI = ((1e24, "Y"), (1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
 
@@ -53,3 +55,15 @@ def say_rate(rate: float) -> str:
 def say_change(change: float) -> str:
     """Returns e.g. `+0.021` or `−0.021`, with a real minus sign."""
     return f"{change:+.3f}".replace("-", "\N{MINUS SIGN}")
+
+
+def say_selection(counts: Mapping[str, int | float]) -> str:
+    """Returns where a round's candidates went, e.g. `2.2 groups sampled per group kept`."""
+    parts = []
+    if counts["reused"]:
+        parts.append("rollouts of the profile")
+    elif counts["oversampling_factor"] > 1:
+        parts.append(f"{counts['oversampling_factor']:.1f} groups sampled per group kept")
+    if counts["skipped"]:
+        parts.append(f"{say_count(int(counts['skipped']))} candidates skipped")
+    return ", ".join(parts)

@@ -6,9 +6,23 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from grpo.objective.algorithms import dapo, dr_grpo, grpo, gspo, gspo_token, rloo, two_grpo
+from grpo.objective.algorithms import (
+    cispo,
+    dapo,
+    dr_grpo,
+    gmpo,
+    grpo,
+    gspo,
+    gspo_token,
+    luspo,
+    rloo,
+    sapo,
+    two_grpo,
+)
 from grpo.objective.base import Objective, assign_credit, chain, loss_terms, scalar_loss
+from grpo.objective.correction import mask_mismatched_rollouts, truncate_mismatch
 from grpo.objective.penalty import penalize_kl
+from grpo.objective.weight import keep_extreme_rollouts
 from grpo.types import Credit, Rollouts
 
 OBJECTIVES: dict[str, Objective] = {
@@ -20,6 +34,12 @@ OBJECTIVES: dict[str, Objective] = {
     "gspo_token": gspo_token(),
     "two_grpo": two_grpo(),
     "rloo_k2": chain(rloo(), penalize_kl(0.1, "k2")),
+    "cispo": cispo(),
+    "sapo": sapo(),
+    "gmpo": gmpo(),
+    "luspo": luspo(),
+    "pods": chain(dapo(), keep_extreme_rollouts(3)),
+    "corrected": chain(truncate_mismatch(1.1), mask_mismatched_rollouts(0.8, 1.2), rloo()),
 }
 
 
@@ -61,24 +81,33 @@ def loss_of(
     *,
     credit: Credit | None = None,
     rows: Tensor | None = None,
+    mismatch: float = 0.0,
 ) -> Tensor:
-    """Returns the scalar loss of some rows, proximal = behavior, reference = behavior - 0.1."""
+    """Returns the scalar loss of some rows, reference = proximal - 0.1.
+
+    Args:
+      mismatch: The sampler's log-prob is the proximal one times 1 - mismatch.
+    """
     credit = credit or credit_of(objective, rollouts)
     kept = torch.arange(len(logp)) if rows is None else rows
     part = Credit(advantage=credit.advantage[kept].double(), weight=credit.weight[kept].double())
+    proximal_logp = rollouts.behavior_logp[kept].double()
     terms = loss_terms(
         objective,
         logp=logp[kept],
-        proximal_logp=rollouts.behavior_logp[kept].double(),
-        reference_logp=rollouts.behavior_logp[kept].double() - 0.1,
+        proximal_logp=proximal_logp,
+        reference_logp=proximal_logp - 0.1,
+        behavior_logp=proximal_logp * (1 - mismatch),
         credit=part,
     )
     return scalar_loss(terms, part)
 
 
-def gradient_of(objective: Objective, rollouts: Rollouts, logp: Tensor) -> Tensor:
+def gradient_of(
+    objective: Objective, rollouts: Rollouts, logp: Tensor, *, mismatch: float = 0.0
+) -> Tensor:
     """Returns d loss / d logp."""
     leaf = logp.clone().requires_grad_()
-    loss_of(objective, rollouts, leaf).backward()
+    loss_of(objective, rollouts, leaf, mismatch=mismatch).backward()
     assert leaf.grad is not None
     return leaf.grad

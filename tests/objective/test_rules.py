@@ -4,12 +4,33 @@ from dataclasses import replace
 
 import pytest
 
-from grpo.objective.algorithms import dapo, dr_grpo, grpo, gspo, gspo_token, rloo, two_grpo
+from grpo.objective.advantage import center_by_group_mean
+from grpo.objective.algorithms import (
+    cispo,
+    dapo,
+    dr_grpo,
+    gmpo,
+    grpo,
+    gspo,
+    gspo_token,
+    luspo,
+    rloo,
+    sapo,
+    two_grpo,
+)
 from grpo.objective.base import Link, Objective, chain
+from grpo.objective.correction import mask_mismatched_rollouts, truncate_mismatch
 from grpo.objective.penalty import penalize_kl, subtract_kl_from_reward
-from grpo.objective.ratio import clip_surrogate
-from grpo.objective.rules import RULES, Plan, Severity
-from grpo.objective.weight import average_over_steps, drop_uniform_groups
+from grpo.objective.predicates import Plan
+from grpo.objective.ratio import average_ratio_over_rollout
+from grpo.objective.rules import RULES, Severity
+from grpo.objective.trust import clip_surrogate, truncate_ratio
+from grpo.objective.weight import (
+    average_over_rollouts,
+    average_over_steps,
+    drop_uniform_groups,
+    keep_extreme_rollouts,
+)
 
 
 def plan_of(objective: Objective, *steps: str) -> Plan:
@@ -31,13 +52,92 @@ def broken(plan: Plan) -> set[tuple[str, str]]:
     return {(rule.id, rule.severity.name) for rule in RULES if rule.find(plan)}
 
 
+PUBLISHED = {
+    "dapo": dapo(),
+    "dr_grpo": dr_grpo(horizon=8),
+    "gspo": gspo(),
+    "gspo_token": gspo_token(),
+    "rloo": rloo(),
+    "grpo": grpo(beta=0.0),
+    "cispo": cispo(),
+    "sapo": sapo(),
+    "gmpo": gmpo(),
+    "luspo": luspo(),
+}
 Z_SCORED = plan_of(grpo(beta=0.0))
+PODS = plan_of(chain(grpo(beta=0.0), keep_extreme_rollouts(4)))
+PODS_PAIR = plan_of(chain(rloo(), keep_extreme_rollouts(2)))
 CASES = {
     "gspo on-policy": (replace(plan_of(gspo()), updates_per_round=1), ("U10", "INFO")),
     "two clips": (plan_of(chain(rloo(), clip_surrogate())), ("U11", "ERROR")),
+    "a clip and a truncation": (plan_of(chain(rloo(), truncate_ratio(5.0))), ("U11", "ERROR")),
+    "a clip and a gate": (plan_of(chain(sapo(), clip_surrogate())), ("U11", "ERROR")),
+    "a ratio and a geometric mean": (
+        plan_of(chain(average_ratio_over_rollout(), gmpo())),
+        ("U11", "ERROR"),
+    ),
     "no clip": (plan_of(chain(*(), average_over_steps())), ("U11", "ERROR")),
     "two ratios": (plan_of(chain(gspo(), gspo_token())), ("U11", "ERROR")),
     "gspo by step": (plan_of(chain(gspo(), average_over_steps())), ("U12", "WARN")),
+    "gmpo by step": (plan_of(chain(gmpo(), average_over_steps())), ("U12", "WARN")),
+    "rollout ratio with step weights": (
+        plan_of(chain(truncate_mismatch(), gspo())),
+        ("U15", "WARN"),
+    ),
+    "geometric mean with step weights": (
+        plan_of(chain(truncate_mismatch(), gmpo())),
+        ("U15", "WARN"),
+    ),
+    "kept pair of continuous rewards": (
+        replace(PODS_PAIR, has_binary_reward=False),
+        ("U16", "ERROR"),
+    ),
+    "extremes of mixed sizes": (
+        replace(plan_of(chain(rloo(), keep_extreme_rollouts(4))), group_sizes=frozenset({2, 8})),
+        ("U18", "WARN"),
+    ),
+    "selection before the average": (
+        plan_of(
+            chain(
+                center_by_group_mean(),
+                keep_extreme_rollouts(4),
+                average_over_rollouts(),
+                clip_surrogate(),
+            )
+        ),
+        ("U21", "ERROR"),
+    ),
+    "filter before the baseline": (
+        plan_of(chain(drop_uniform_groups(), grpo(beta=0.0))),
+        ("U21", "ERROR"),
+    ),
+    "extremes of four": (replace(PODS, group_sizes=frozenset({4})), ("U22", "ERROR")),
+    "extremes of pairs": (
+        replace(plan_of(chain(two_grpo(), keep_extreme_rollouts(2))), group_sizes=frozenset({2})),
+        ("U22", "ERROR"),
+    ),
+    "extremes of all": (
+        plan_of(chain(grpo(beta=0.0), keep_extreme_rollouts(8))),
+        ("U22", "ERROR"),
+    ),
+    "best against worst": (PODS_PAIR, ("U22", "WARN")),
+    "kl on extremes": (
+        plan_of(chain(grpo(beta=0.1), keep_extreme_rollouts(4))),
+        ("U24", "WARN"),
+    ),
+    "extremes of a shaped reward": (replace(PODS, has_binary_reward=False), ("U34", "WARN")),
+    "advantages of the full group": (
+        plan_of(chain(grpo(beta=0.0), keep_extreme_rollouts(4, "full_group"))),
+        ("H5", "WARN"),
+    ),
+    "correction behind the clip": (
+        plan_of(chain(rloo(), truncate_mismatch())),
+        ("H4", "ERROR"),
+    ),
+    "ratio behind the clip": (
+        plan_of(chain(rloo(), average_ratio_over_rollout())),
+        ("H4", "ERROR"),
+    ),
     "pair of continuous rewards": (
         replace(Z_SCORED, group_sizes=frozenset({2}), has_binary_reward=False),
         ("U16", "ERROR"),
@@ -62,6 +162,18 @@ CASES = {
     "kl on part": (plan_of(chain(rloo(), penalize_kl(0.1, "k2"))), ("U24", "WARN")),
     "top_p": (replace(Z_SCORED, top_p=0.9), ("U25", "ERROR")),
     "dropout": (replace(Z_SCORED, dropouts=frozenset({"policy.lora.dropout"})), ("U26", "ERROR")),
+    "replay on-policy": (
+        replace(Z_SCORED, routing="replay_sampled", has_routers=True, updates_per_round=1),
+        ("U33", "INFO"),
+    ),
+    "stale routing of the trainer": (
+        replace(Z_SCORED, routing="replay_proximal", has_routers=True, updates_per_round=4),
+        ("U33", "WARN"),
+    ),
+    "replay of a dense model": (
+        replace(Z_SCORED, routing="replay_sampled", has_routers=False),
+        ("U33", "ERROR"),
+    ),
     "k1 as loss": (plan_of(chain(rloo(), penalize_kl(0.1, "k1"))), ("U35", "ERROR")),
     "k3 as loss": (plan_of(grpo(beta=0.1)), ("U35", "INFO")),
     "pair with a divergence in the reward": (
@@ -80,6 +192,57 @@ CASES = {
 }
 
 
+SKIP = Link("skip_uniform_prompts", {"floor": 0.01})
+RESAMPLE = Link("resample_uniform_groups", {})
+REUSE = Link("reuse_profile_rollouts", {})
+
+
+def spending(*selection: Link, **changes: object) -> Plan:
+    """Returns a sound plan whose rollouts are spent by a selection, in two rounds of a phase."""
+    return replace(plan_of(rloo()), selection=selection, phases=(1, 1), **changes)
+
+
+SOUND_SELECTIONS = {
+    "skip": spending(SKIP),
+    "resample": spending(RESAMPLE),
+    "reuse": spending(REUSE, profile_rollouts=8),
+    "skip and reuse": spending(SKIP, REUSE),
+}
+CASES |= {
+    "skipping and resampling": (spending(SKIP, RESAMPLE), ("U19", "ERROR")),
+    "triage and skipping": (
+        replace(plan_of(rloo(), "drop_trivial", "fix_group_size"), selection=(SKIP,)),
+        ("U19", "ERROR"),
+    ),
+    "window and resampling": (
+        replace(plan_of(rloo(), "keep_rate_window", "fix_group_size"), selection=(RESAMPLE,)),
+        ("U19", "ERROR"),
+    ),
+    "stages and phases": (
+        plan_of(rloo(), "split_at_random", "stage_by_family", "fix_group_size"),
+        ("U19", "ERROR"),
+    ),
+    "skipping without a floor": (
+        spending(Link("skip_uniform_prompts", {"floor": 0.0})),
+        ("U34", "WARN"),
+    ),
+    "skipping what comes once": (replace(spending(SKIP), phases=(1, 2)), ("H6", "WARN")),
+    "reuse by later rounds": (spending(REUSE, starts_from_base=False), ("H7", "WARN")),
+    "reuse of small groups": (spending(REUSE, profile_rollouts=4), ("H8", "WARN")),
+    "reuse of what was chosen": (spending(REUSE, reads_profile=True), ("H9", "INFO")),
+    "reuse of mixed groups": (spending(REUSE, RESAMPLE), ("H9", "INFO")),
+    "reuse of a shaped reward": (
+        spending(REUSE, reads_profile=True, has_binary_reward=False),
+        ("H9", "WARN"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SOUND_SELECTIONS)
+def test_a_sound_selection_breaks_no_rule(name: str):
+    assert broken(SOUND_SELECTIONS[name]) == set()
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_a_broken_rule_is_found(name: str):
     plan, expected = CASES[name]
@@ -91,13 +254,38 @@ def test_every_rule_has_a_case():
     assert ids == {expected for _, expected in CASES.values()}
 
 
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_algorithms_break_no_rule(name: str):
+    assert broken(plan_of(PUBLISHED[name])) == set()
+
+
 @pytest.mark.parametrize(
     "objective",
-    [dapo(), dr_grpo(horizon=8), gspo(), gspo_token(), rloo(), grpo(beta=0.0)],
-    ids=["dapo", "dr_grpo", "gspo", "gspo_token", "rloo", "grpo"],
+    [
+        chain(grpo(beta=0.0), keep_extreme_rollouts(4)),
+        chain(rloo(), keep_extreme_rollouts(4, "kept_mean")),
+        chain(truncate_mismatch(), cispo()),
+        chain(mask_mismatched_rollouts(), gspo()),
+        chain(mask_mismatched_rollouts(), truncate_mismatch(), rloo()),
+    ],
+    ids=["pods", "pods on rloo", "tis on cispo", "mask on gspo", "tis and mask"],
 )
-def test_published_algorithms_break_no_rule(objective: Objective):
+def test_sound_compositions_break_no_rule(objective: Objective):
     assert broken(plan_of(objective)) == set()
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        replace(Z_SCORED, routing="replay_sampled", has_routers=True),
+        replace(Z_SCORED, routing="replay_sampled"),  # an import: known when it is loaded
+        replace(Z_SCORED, routing="replay_proximal", has_routers=True, updates_per_round=2),
+        replace(Z_SCORED, routing="live", has_routers=True, updates_per_round=1),
+        replace(Z_SCORED, routing="live", has_routers=False),
+    ],
+)
+def test_sound_routing_breaks_no_rule(plan: Plan):
+    assert broken(plan) == set()
 
 
 def test_pairs_with_a_binary_reward_are_sound():

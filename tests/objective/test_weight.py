@@ -10,6 +10,7 @@ from grpo.objective.weight import (
     average_over_rollouts,
     average_over_steps,
     drop_uniform_groups,
+    sum_over_steps,
 )
 from grpo.types import Rollouts
 from tests.objective.batches import credit_of
@@ -31,6 +32,7 @@ ROLLOUTS = Rollouts(
         (average_over_steps(), [1 / 10] * 5),
         (average_over_rollouts(), [1 / 5, 1 / 10, 1 / 15, 1 / 10, 1 / 10]),
         (average_over_horizon(4), [1 / 20] * 5),
+        (sum_over_steps(), [1 / 5] * 5),
         (average_over_prompts(), [1 / 6, 1 / 12, 1 / 18, 1 / 8, 1 / 8]),
     ],
 )

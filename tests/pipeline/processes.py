@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import runpy
 import sys
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +21,7 @@ PRELOADED = [
     "reasoning_gym",
     "rich.progress",
 ]
+LOG = "stderr.log"
 _forkserver = multiprocessing.get_context("forkserver")
 _forkserver.set_forkserver_preload(PRELOADED)
 
@@ -43,12 +45,20 @@ def run_stage(
       stage: DVC's name of the stage, e.g. rollout@sgpo-1.
       missing: Packages that the process is not to find.
     """
-    _, _, module, *paths = command.split()
-    log = workspace / "stderr.log"
-    process = _forkserver.Process(target=_run, args=(workspace, stage, module, paths, missing, log))
-    process.start()
+    process = start_stage(workspace, stage, command, missing=missing)
     process.join(timeout_seconds)
-    return Finished(process.exitcode, log.read_text())
+    return Finished(process.exitcode, (workspace / LOG).read_text())
+
+
+def start_stage(
+    workspace: Path, stage: str, command: str, *, missing: tuple[str, ...] = ()
+) -> BaseProcess:
+    """Starts what `run_stage` runs, and returns at once."""
+    _, _, module, *paths = command.split()
+    arguments = (workspace, stage, module, paths, missing, workspace / LOG)
+    process = _forkserver.Process(target=_run, args=arguments)
+    process.start()
+    return process
 
 
 def _run(

@@ -38,7 +38,9 @@ ROLLOUTS = "artifacts/rollouts/uniform-1"
 REWARDS = "artifacts/rewards/uniform-1.parquet"
 BASE = "artifacts/policies/base"
 TRAINED = "artifacts/policies/sgpo-1"
+PROFILED = "artifacts/profile/rollouts"
 NORM = "model.norm.weight"
+REUSE = set_param("arms.uniform.selection", ["reuse_profile_rollouts"])
 # uniform-1 as a later round of sgpo's chain: it continues with that policy and its optimizer.
 CONTINUED = (f"{BASE} {BASE}", f"{BASE} {TRAINED}")
 
@@ -89,6 +91,14 @@ TABLES = [
     Bad("group of one in a curriculum", "rollout@uniform-1",
         set_cell(CURRICULUM, 3, "rollouts", 1),
         rf"{CURRICULUM}: row 3 .*'rollouts' must be >= 2, got 1"),
+    Bad("rollouts of the profile cut short", "rollout@uniform-1",
+        both(REUSE, truncate(f"{PROFILED}/tensors.safetensors")),
+        f"{PROFILED}/tensors.safetensors: must be whole safetensors"),
+    Bad("rollouts of the profile that do not fit", "rollout@uniform-1",
+        both(REUSE, edit_tensors(f"{PROFILED}/tensors.safetensors", without("tokens"))),
+        f"{PROFILED}: must hold"),
+    Bad("passed prompts that are no list", "train@uniform-1",
+        write(f"{ROLLOUTS}/passed.json", "{}"), f"{ROLLOUTS}/passed.json: must be a list"),
     Bad("curriculum of unknown prompts", "rollout@uniform-1",
         set_cell(CURRICULUM, 0, "prompt_id", "train-nobody"),
         rf"{CURRICULUM}: 'train-nobody' is no prompt of the training set"),
@@ -183,6 +193,10 @@ PARAMETERS = [
     Bad("negative learning rate", "train@uniform-1",
         set_param("arms.uniform.training.learning_rate", -0.1),
         r"params.yaml: arms.uniform.training.learning_rate must be greater than 0, got -0.1"),
+    Bad("more prompts than the phase has", "rollout@uniform-1",
+        set_param("arms.uniform.selection", [{"skip_uniform_prompts": {"prompts": 17}}]),
+        "params.yaml: arms.uniform.selection: skip_uniform_prompts asks for 17 prompts, the phase "
+        "has 16"),
     Bad("phase beyond the curriculum", "rollout@uniform-1", set_param("rounds.uniform-1.phase", 2),
         r"params.yaml: rounds.uniform-1.phase: .* phase 2, its curriculum has 1 to 1"),
     Bad("round that is not in params.yaml", "rollout@uniform-1",

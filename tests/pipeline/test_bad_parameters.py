@@ -31,6 +31,9 @@ WRONG: list[tuple[str, Corruption, str]] = [
     ("confidence of one", set_param("evaluation.confidence", 1.0),
      "evaluation.confidence must be less than 1"),
     ("unknown device", set_param("machine.device", "tpu"), "machine.device must be 'cpu' or"),
+    ("vllm without a gpu", set_param("policy.sampler", "vllm"),
+     "with policy.sampler vllm, machine.device must be cuda"),
+    ("unknown sampler", set_param("policy.sampler", "ollama"), "policy.sampler must be"),
     ("unknown task", set_param("task.kind", "poetry"), "task .*'poetry'"),
     ("unknown source of a base", set_param("policy.base.source", "cloud"), "policy.base .*'cloud'"),
     ("unknown judge", set_param("reward.judge", "oracle"), "reward.judge must be .*'oracle'"),
@@ -74,6 +77,30 @@ WRONG: list[tuple[str, Corruption, str]] = [
     ("phases before sizes",
      set_param("arms.sgpo.curriculum", [{"split_easy_to_hard": {"phases": 1}}, FIXED]),
      "arms.sgpo.curriculum: split_easy_to_hard must stand after one of"),
+    ("unknown selection", set_param("arms.uniform.selection", ["skip_boring"]),
+     r"arms.uniform.selection\[0\] must be one of .*'skip_boring'"),
+    ("no selection stated", drop_param("arms.uniform.selection"),
+     "arms.uniform.selection is missing"),
+    ("more prompts than the phase has",
+     set_param("arms.uniform.selection", [{"skip_uniform_prompts": {"prompts": 17}}]),
+     "arms.uniform.selection: skip_uniform_prompts asks for 17 prompts, the phase has 16"),
+    ("batches that cannot be enough",
+     set_param("arms.uniform.selection", [{"resample_uniform_groups": {
+         "prompts": 9, "prompts_per_batch": 2, "max_batches": 4}}]),
+     r"arms.uniform.selection\[0\].resample_uniform_groups: .* got 2 \* 4 < 9"),
+    ("reuse at another temperature",
+     both(set_param("arms.uniform.selection", ["reuse_profile_rollouts"]),
+          set_param("arms.uniform.sampling.temperature", 0.5)),
+     "arms.uniform.sampling.temperature must equal evaluation.temperature, .* got 0.5 and 1.0"),
+    ("stages of other families",
+     set_param("arms.uniform.curriculum.0",
+               {"stage_by_family": {"order": "gcd, poetry", "prompts_per_phase": 4}}),
+     r"arms.uniform.curriculum: stage_by_family.order must name the families of the task, "
+     r"\['gcd', 'letter_counting'\], got \['gcd', 'poetry'\]"),
+    ("a stage twice",
+     set_param("arms.uniform.curriculum.0",
+               {"stage_by_family": {"order": "gcd, gcd", "prompts_per_phase": 4}}),
+     r"arms.uniform.curriculum\[0\].stage_by_family: stage_by_family.order must name each"),
     ("unknown arm", set_param("rounds.sgpo-1.arm", "nobody"),
      r"rounds.sgpo-1.arm must be one of \['sgpo', 'uniform'\], got 'nobody'"),
     ("start from a later round", set_param("rounds.uniform-1.start", "sgpo-1"),
@@ -91,6 +118,20 @@ WRONG: list[tuple[str, Corruption, str]] = [
 ]  # fmt: skip
 
 
+# One of each place that refuses a component.
+OF_COMPONENTS = ("unknown link", "a link with state, twice", "no phases", "unknown selection",
+                 "more prompts than the phase has", "phase beyond the curriculum")  # fmt: skip
+
+
+def check(folder: Path, file: str, monkeypatch: pytest.MonkeyPatch) -> object:
+    """Returns the exit code of `python -m grpo check FILE`."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", ["grpo", "check", file])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    return stopped.value.code
+
+
 @pytest.mark.parametrize(
     ("corrupt", "message"), [each[1:] for each in WRONG], ids=[each[0] for each in WRONG]
 )
@@ -103,10 +144,22 @@ def test_a_bad_parameter_is_one_line_with_its_path(
 ):
     write_two_arms(tmp_path / "params.yaml")
     corrupt(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["grpo", "check", "params.yaml"])
-    with pytest.raises(SystemExit) as stopped:
-        main()
+    assert check(tmp_path, "params.yaml", monkeypatch) == 2
     line = capsys.readouterr().err
-    assert stopped.value.code == 2
     assert re.fullmatch(rf"params.yaml: {message}.*\n", line), line
+
+
+@pytest.mark.parametrize("name", OF_COMPONENTS)
+def test_the_line_names_the_file_that_was_read(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+):
+    corrupt, message = next(each[1:] for each in WRONG if each[0] == name)
+    write_two_arms(tmp_path / "params.yaml")
+    corrupt(tmp_path)
+    (tmp_path / "params.yaml").rename(tmp_path / "mine.yaml")
+    assert check(tmp_path, "mine.yaml", monkeypatch) == 2
+    line = capsys.readouterr().err
+    assert re.fullmatch(rf"mine.yaml: {message}.*\n", line), line

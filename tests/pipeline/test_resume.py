@@ -9,7 +9,7 @@ from grpo.artifacts.checkpoints import Scratch
 from grpo.build.policies import make_optimizer
 from grpo.objective.advantage import center_by_moving_average
 from grpo.objective.base import Objective, chain
-from grpo.objective.ratio import clip_surrogate
+from grpo.objective.trust import clip_surrogate
 from grpo.objective.weight import average_over_steps, drop_uniform_groups
 from grpo.params import Parameters, Training, read_params
 from grpo.policies.tokens import TokenPolicy
@@ -67,6 +67,7 @@ def train(
         max_grad_norm=1.0,
         tokens_per_microbatch=64,
         updates_per_checkpoint=updates_per_checkpoint,
+        updates_per_audit=2,
     )
     optimizer = make_optimizer(policy.model, training)
     trained = train_round(
@@ -88,6 +89,7 @@ def train(
             max_grad_norm=1.0,
             tokens_per_microbatch=64,
             updates_per_checkpoint=updates_per_checkpoint,
+            updates_per_audit=2,
         ),
         first_update=5,
         generator=seeded(),

@@ -1,12 +1,13 @@
 """Policy directories: everything to sample from and to continue, for full weights and adapters."""
 
+import importlib.util
 from pathlib import Path
 
 import pytest
 import torch
 
-from grpo.build.policies import load_policy, make_optimizer
-from grpo.errors import ArtifactError
+from grpo.build.policies import load_policy, load_sampler, make_optimizer
+from grpo.errors import ArtifactError, MissingExtraError
 from grpo.params import Lora, Parameters, read_params
 from grpo.policies.storage import (
     ADAPTER,
@@ -50,6 +51,14 @@ def base(tmp_path: Path) -> Path:
     policy = tiny_policy()
     save_base(tmp_path / "base", policy.model, policy.tokenizer)
     return tmp_path / "base"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="needs vllm to be absent")
+def test_a_sampler_that_is_not_installed_says_what_to_do(base: Path):
+    policy = PARAMS.policy.model_copy(update={"sampler": "vllm"})
+    params = PARAMS.model_copy(update={"policy": policy})
+    with pytest.raises(MissingExtraError, match=r"policy\.sampler vllm needs vllm; run pip"):
+        load_sampler(params, base=base, directory=base, decoding=DECODING)
 
 
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])

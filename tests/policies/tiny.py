@@ -1,9 +1,10 @@
-"""A tiny Llama with a byte tokenizer: the class that recipes load with real weights."""
+"""Tiny models with a byte tokenizer: the classes that recipes load with real weights."""
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from grpo.build.policies import make_byte_tokenizer
+from grpo.params import RoutingMode
 from grpo.policies.tokens import Decoding, TokenPolicy
 
 
@@ -28,6 +29,43 @@ def tiny_policy(*, temperature: float = 1.0, max_steps: int = 6, seed: int = 0) 
         LlamaForCausalLM(config).eval(),
         tokenizer,
         decoding=Decoding(temperature=temperature, max_steps=max_steps),
+        uses_chat_template=False,
+    )
+
+
+def tiny_moe(
+    *,
+    temperature: float = 1.0,
+    max_steps: int = 6,
+    seed: int = 0,
+    routing: RoutingMode = "live",
+    dtype: torch.dtype = torch.float32,
+    **config: int | float | bool,
+) -> TokenPolicy:
+    """Returns a mixture of 4 experts per layer, of which each token takes 2."""
+    tokenizer = make_byte_tokenizer()
+    torch.manual_seed(seed)
+    shape = {"num_experts": 4, "num_hidden_layers": 2, **config}
+    settings = Qwen3MoeConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        head_dim=4,
+        moe_intermediate_size=8,
+        num_experts_per_tok=2,
+        norm_topk_prob=True,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        initializer_range=0.3,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        **shape,
+    )
+    return TokenPolicy(
+        Qwen3MoeForCausalLM(settings).to(dtype).eval(),
+        tokenizer,
+        decoding=Decoding(temperature=temperature, max_steps=max_steps, routing=routing),
         uses_chat_template=False,
     )
 

@@ -122,6 +122,14 @@ def write_round(artifacts: Path, name: str, *, sampling: int, update: int) -> No
         }
     )
     write_table(credit, artifacts / f"training/{name}/credit.parquet", CREDIT)
-    write_json(artifacts / f"training/{name}/summary.json", {"cost": cost(update)})
-    updates = "update,reward_mean,uniform_group_fraction,clip_fraction,kl_to_start\n0,1,0.5,0,0\n"
-    write_bytes(artifacts / f"training/{name}/updates.csv", updates.encode())
+    summary = {"cost": cost(update), "audit_cost": cost(0)}
+    write_json(artifacts / f"training/{name}/summary.json", summary)
+    write_updates(artifacts, name, [""])
+
+
+def write_updates(artifacts: Path, name: str, audits: list[str]) -> None:
+    """Writes updates.csv; `audits` are "cosine,norm_ratio" per update, or "" for none."""
+    columns = "update,reward_mean,uniform_group_fraction,clip_fraction,kl_to_start"
+    rows = [f"{i},1,0.5,0,0,{each or ','}" for i, each in enumerate(audits)]
+    text = "\n".join([f"{columns},audit_cosine,audit_norm_ratio", *rows, ""])
+    write_bytes(artifacts / f"training/{name}/updates.csv", text.encode())

@@ -1,0 +1,215 @@
+"""Table and figures of benchmarks.offpolicy_stability, from its results alone."""
+
+import math
+import statistics
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from grpo.report.drawing import MARKERS, color_of, styled
+
+KINDS = {
+    ("dense", "live"): "dense",
+    ("moe", "live"): "experts, live",
+    ("moe", "replay_proximal"): "experts, replay_proximal",
+    ("moe", "replay_sampled"): "experts, replay_sampled",
+}
+ALGORITHMS = ("grpo", "gspo", "gspo_narrow")
+DRAWN = ("grpo", "gspo")
+UPDATES_PER_ROUND = (1, 4, 8, 16)
+Runs = dict[str, dict[str, Any]]
+
+
+class Summary(NamedTuple):
+    """What the seeds of one setting say; stale updates are all but the first of a round."""
+
+    gains: list[float]  # of mean@4 over the base policy, by seed
+    clipped: float  # mean share of trained steps of stale updates
+    log_ratio: float  # the largest |log ratio| of a stale update, mean
+    kl: float  # k3 to the round's first policy, nats per step, median of stale updates
+    drift_mean: float  # nats, |trainer - sampler| before the first update, mean over steps
+    drift_max: float  # the same, the largest of a round, median over rounds
+    changed: float | None  # share of choices of experts that a round's updates changed
+
+    @property
+    def gain(self) -> float:
+        return statistics.fmean(self.gains)
+
+
+def summarize(runs: Runs, kind: tuple[str, str], algorithm: str, updates: int) -> Summary | None:
+    """Returns the summary of a setting over its seeds; None if it was not run."""
+    found = [run for run in runs.values() if _is(run, kind, algorithm, updates)]
+    if not found:
+        return None
+    stale = [row for run in found for row in _stale_updates(run)]
+    rounds = [each for run in found for each in run["rounds"]]
+    changed = [each["routers_changed"] for each in rounds if "routers_changed" in each]
+    return Summary(
+        gains=[curve(run)[-1] for run in found],
+        clipped=_mean(row["clip_fraction"] for row in stale),
+        log_ratio=_mean(_reach(row) for row in stale),
+        kl=statistics.median(row["kl_to_start"] for row in stale) if stale else 0.0,
+        drift_mean=_mean(each["drift_mean"] for each in rounds),
+        drift_max=statistics.median(each["drift_max"] for each in rounds),
+        changed=_mean(changed) if changed else None,
+    )
+
+
+def curve(run: dict[str, Any]) -> list[float]:
+    """Returns the gain of mean@4 over the base at each evaluation."""
+    scores = [run["evaluations"][key] for key in sorted(run["evaluations"], key=int)]
+    return [score - scores[0] for score in scores]
+
+
+def table(runs: Runs) -> str:
+    """Returns the results as the Markdown table of docs/offpolicy_stability.md."""
+    lines = [
+        "| algorithm | updates per round | policy | gain of mean@4 | clipped | largest abs. log "
+        "ratio | KL to round start | sampler vs trainer, mean | sampler vs trainer, max | experts "
+        "changed |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for algorithm in ALGORITHMS:
+        for updates in UPDATES_PER_ROUND:
+            for kind, label in KINDS.items():
+                summary = summarize(runs, kind, algorithm, updates)
+                if summary is not None:
+                    lines.append(f"| {algorithm} | {updates} | {label} | {_cells(summary)} |")
+    return "\n".join(lines)
+
+
+def draw(runs: Runs) -> dict[str, Figure]:
+    """Returns the figures by the name of their file in docs/."""
+    with styled():
+        return {
+            "offpolicy_stability.svg": _draw_staleness(runs),
+            "offpolicy_rewards.svg": _draw_rewards(runs),
+        }
+
+
+def _draw_staleness(runs: Runs) -> Figure:
+    """Returns a row per algorithm and a panel per measure, over the updates per round."""
+    measures = ("gain", "clipped", "log_ratio", "kl")
+    titles = ("gain of mean@4", "clipped steps", "largest |log ratio|", "KL to round start, nats")
+    figure = Figure(figsize=(15, 6.4), layout="constrained")
+    grid = figure.subplots(len(DRAWN), len(measures), sharex=True, squeeze=False)
+    for algorithm, row in zip(DRAWN, grid):
+        for measure, title, axes in zip(measures, titles, row):
+            for index, (kind, label) in enumerate(KINDS.items()):
+                _draw_line(axes, runs, kind, algorithm, measure, index=index, label=label)
+            axes.set_title(f"{algorithm.upper()}: {title}")
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(UPDATES_PER_ROUND, [str(each) for each in UPDATES_PER_ROUND])
+            if measure == "kl":
+                axes.set_yscale("log")
+            axes.tick_params(length=0)
+    for axes in grid[-1]:
+        axes.set_xlabel("updates per round")
+    handles, labels = grid[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper left", ncols=len(KINDS))
+    return figure
+
+
+def _draw_line(
+    axes: Axes,
+    runs: Runs,
+    kind: tuple[str, str],
+    algorithm: str,
+    measure: str,
+    *,
+    index: int,
+    label: str,
+) -> None:
+    """Draws one measure of one kind of policy; on-policy, GSPO is GRPO."""
+    points = []
+    for updates in UPDATES_PER_ROUND:
+        summary = summarize(runs, kind, "grpo" if updates == 1 else algorithm, updates)
+        if summary is not None and (updates > 1 or measure == "gain"):
+            points.append((updates, getattr(summary, measure), summary.gains))
+    style: dict[str, Any] = {"color": color_of(index), "marker": MARKERS[index]}
+    axes.plot([each[0] for each in points], [each[1] for each in points], label=label, **style)
+    if measure == "gain":
+        x = [each[0] * 1.06**index for each in points]
+        low, high = [min(each[2]) for each in points], [max(each[2]) for each in points]
+        axes.vlines(x, low, high, color=color_of(index), linewidth=1.2)
+
+
+def _draw_rewards(runs: Runs) -> Figure:
+    """Returns a row per algorithm and a panel per staleness: the gain over the updates."""
+    figure = Figure(figsize=(15, 6.4), layout="constrained")
+    grid = figure.subplots(
+        len(DRAWN), len(UPDATES_PER_ROUND), sharex=True, sharey=True, squeeze=False
+    )
+    for algorithm, row in zip(DRAWN, grid):
+        for updates, axes in zip(UPDATES_PER_ROUND, row):
+            for index, (kind, label) in enumerate(KINDS.items()):
+                name = "grpo" if updates == 1 else algorithm
+                curves = [curve(run) for run in runs.values() if _is(run, kind, name, updates)]
+                _draw_band(axes, curves, index=index, label=label)
+            axes.set_title(f"{algorithm.upper()}: {updates} per round")
+            axes.set_xticks((0, 16, 32, 48))
+            axes.tick_params(length=0)
+        row[0].set_ylabel("gain of mean@4")
+    for axes in grid[-1]:
+        axes.set_xlabel("updates")
+    handles, labels = grid[-1][-1].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper left", ncols=len(KINDS))
+    return figure
+
+
+def _draw_band(axes: Axes, curves: list[list[float]], *, index: int, label: str) -> None:
+    """Draws the mean of the seeds and the range between the lowest and the highest."""
+    if not curves:
+        return
+    x = [16 * step for step in range(len(curves[0]))]
+    columns = list(zip(*curves))
+    color = color_of(index)
+    axes.fill_between(x, list(map(min, columns)), list(map(max, columns)), color=color, alpha=0.12)
+    means = list(map(statistics.fmean, columns))
+    axes.plot(x, means, color=color, marker=MARKERS[index], label=label)
+
+
+def _is(run: dict[str, Any], kind: tuple[str, str], algorithm: str, updates: int) -> bool:
+    case = run["case"]
+    wanted = (*kind, algorithm, updates)
+    return (
+        case["model"],
+        case["routing"],
+        case["algorithm"],
+        case["updates_per_round"],
+    ) == wanted
+
+
+def _stale_updates(run: dict[str, Any]) -> list[dict[str, float]]:
+    """Returns the updates after the first of each round that trained on anything."""
+    columns = run["updates"]
+    rows = [dict(zip(columns, values)) for values in zip(*columns.values())]
+    per_round = run["case"]["updates_per_round"]
+    return [row for i, row in enumerate(rows) if i % per_round and row["trained_rollouts"]]
+
+
+def _reach(row: dict[str, float]) -> float:
+    """Returns the largest |log ratio|; a ratio below the stored digits counts as the smallest."""
+    return max(math.log(row["ratio_max"]), -math.log(max(row["ratio_min"], 1e-6)))
+
+
+def _mean(values: Iterable[float]) -> float:
+    listed = list(values)
+    return statistics.fmean(listed) if listed else 0.0
+
+
+def _cells(summary: Summary) -> str:
+    low, high = min(summary.gains), max(summary.gains)
+    return " | ".join(
+        [
+            f"{summary.gain:+.3f} [{low:+.3f}, {high:+.3f}]",
+            f"{summary.clipped:.3f}",
+            f"{summary.log_ratio:.2f}",
+            f"{summary.kl:.3f}",
+            f"{summary.drift_mean:.4f}",
+            f"{summary.drift_max:.2f}",
+            "" if summary.changed is None else f"{summary.changed:.3f}",
+        ]
+    )

@@ -1,0 +1,80 @@
+"""Runs the pipeline's stages in one process: no start-up per stage, so that many arms fit."""
+
+import importlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+from dvc.repo import Repo
+from dvc.stage import Stage
+
+from grpo.artifacts.files import read_json, write_json
+from grpo.artifacts.usage import Usage
+
+ROOT = Path(__file__).parents[1]
+SKIPPED = ("report", "lineage")
+CPU_SECONDS = Path(".work/cpu_seconds.json")
+
+
+def make_workspace(target: Path, params: dict[str, Any]) -> None:
+    """Fills a folder with what dvc.yaml names, and `params` to run; artifacts there stay."""
+    target.mkdir(parents=True, exist_ok=True)
+    for name in ("grpo", "stages", "data"):
+        shutil.rmtree(target / name, ignore_errors=True)
+        shutil.copytree(ROOT / name, target / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copyfile(ROOT / "dvc.yaml", target / "dvc.yaml")
+    (target / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
+    if not (target / ".dvc").exists():
+        subprocess.run(["git", "init", "--quiet"], cwd=target, check=True)
+        subprocess.run([sys.executable, "-m", "dvc", "init", "--quiet"], cwd=target, check=True)
+
+
+def run_stages(workspace: Path) -> dict[str, float]:
+    """Runs, in dvc.yaml's order, every stage whose outputs are missing.
+
+    Returns the processor seconds of each stage, those of earlier calls included.
+    """
+    with _inside(workspace):
+        seconds: dict[str, float] = read_json(CPU_SECONDS) if CPU_SECONDS.exists() else {}
+        for name, command, outs in _commands():
+            if name.partition("@")[0] in SKIPPED or all(out.exists() for out in outs):
+                continue
+            _, _, module, *paths = command.split()
+            main = importlib.import_module(module).main
+            start = time.process_time()
+            main(Usage(), *(Path(path) for path in paths))
+            seconds[name] = time.process_time() - start
+            write_json(CPU_SECONDS, seconds)
+        return seconds
+
+
+def _commands() -> list[tuple[str, str, list[Path]]]:
+    """Returns name, command and outputs of every stage, each after those it reads from."""
+    with Repo(".") as repo:
+        graph = repo.index.graph
+        order: list[Stage] = []
+        waiting = list(graph)
+        while waiting:
+            ready = [each for each in waiting if not set(graph.successors(each)) - set(order)]
+            order += ready
+            waiting = [each for each in waiting if each not in order]
+        return [
+            (each.addressing, each.cmd, [Path(str(out)) for out in each.outs]) for each in order
+        ]
+
+
+@contextmanager
+def _inside(workspace: Path) -> Iterator[None]:
+    before = Path.cwd()
+    os.chdir(workspace)
+    try:
+        yield
+    finally:
+        os.chdir(before)

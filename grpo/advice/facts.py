@@ -1,0 +1,154 @@
+"""What advice knows: a finished profile, how long the prompts are, and what a pass costs."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from grpo.advice.posterior import Ints, Posterior, Prior, fit_prior, update
+from grpo.artifacts.files import read_json
+from grpo.artifacts.tables import PROFILE, PROMPTS, ROLLOUTS, read_table
+from grpo.build.policies import load_policy, prepare_machine
+from grpo.errors import ArtifactError
+from grpo.params import BASE, Parameters
+from grpo.policies.cache import attends_fully
+from grpo.policies.flops import Coefficients
+from grpo.policies.routing import find_routers
+from grpo.policies.tokens import Decoding, TokenPolicy
+from grpo.types import Cost
+
+MAKE_PROFILE = "dvc repro profile"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassFlops:
+    """FLOPs of a pass over one row, forward alone and with its backward pass, and which passes."""
+
+    forward: Coefficients
+    training: Coefficients
+    shares_prompts: bool  # a prompt is read once for its rollouts in a microbatch
+    vocabulary: int  # above a size of it, a backward pass computes logits again
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """A finished profile and what predicts costs from it."""
+
+    profile: pd.DataFrame  # schema PROFILE with prompt_tokens, sorted by prompt_id
+    rollouts: pd.DataFrame  # row (of `profile`, ascending) and steps of each of its rollouts
+    cost: Cost  # of the profile
+    rollouts_per_batch: int  # of its sampling
+    flops: PassFlops
+    prior: Prior
+    posterior: Posterior  # row by row with `profile`
+
+    def rows_of(self, prompt_ids: pd.Series) -> Ints:
+        """Returns the rows of `profile` that hold these prompts."""
+        return np.asarray(self.profile["prompt_id"].searchsorted(prompt_ids))
+
+    def steps_of(self, row: int) -> Ints:
+        """Returns the steps of a prompt's rollouts in the profile."""
+        return self._steps[self._starts[row] : self._starts[row + 1]]
+
+    @cached_property
+    def _steps(self) -> Ints:
+        return self.rollouts["steps"].to_numpy()
+
+    @cached_property
+    def _starts(self) -> Ints:
+        return self.rollouts["row"].searchsorted(np.arange(len(self.profile) + 1))
+
+
+def make_facts(
+    profile: pd.DataFrame,
+    rollouts: pd.DataFrame,
+    *,
+    prompt_tokens: Mapping[str, int],
+    cost: Cost,
+    rollouts_per_batch: int,
+    flops: PassFlops,
+) -> Facts:
+    """Returns the facts of a profile.
+
+    Args:
+      profile: Schema PROFILE.
+      rollouts: The profile's own: prompt_id and steps.
+    """
+    ordered = profile.sort_values("prompt_id", ignore_index=True)
+    tokens = ordered["prompt_id"].map(prompt_tokens).astype("int64")
+    counts = ordered["successes"].to_numpy(), ordered["rollouts"].to_numpy()
+    row = ordered["prompt_id"].searchsorted(rollouts["prompt_id"])
+    drawn = pd.DataFrame({"row": row, "steps": rollouts["steps"].to_numpy()})
+    prior = fit_prior(*counts)
+    return Facts(
+        profile=ordered.assign(prompt_tokens=tokens),
+        rollouts=drawn.sort_values("row", kind="stable", ignore_index=True),
+        cost=cost,
+        rollouts_per_batch=rollouts_per_batch,
+        flops=flops,
+        prior=prior,
+        posterior=update(prior, *counts),
+    )
+
+
+def read_facts(artifacts: Path, params: Parameters) -> Facts:
+    """Returns the facts of the profile that lies under `artifacts`; loads the base policy.
+
+    Raises:
+      ArtifactError: If there is no profile, it is broken, or of other parameters.
+    """
+    folder = artifacts / "profile"
+    for name in ("prompts.parquet", "rollouts/table.parquet"):
+        if not (folder / name).exists():
+            raise ArtifactError(f"{folder / name}: no such file; make it with: {MAKE_PROFILE}")
+    profile = read_table(folder / "prompts.parquet", PROFILE)
+    texts = read_table(artifacts / "prompts" / "train.parquet", PROMPTS)
+    _require_same(folder, profile, texts, params)
+    # FLOPs are the same on every device; not every machine that asks for advice has a GPU.
+    machine = params.machine.model_copy(update={"device": "cpu"})
+    prepare_machine(machine)
+    decoding = Decoding(temperature=1.0, max_steps=params.policy.max_steps)
+    base = artifacts / "policies" / BASE
+    on_cpu = params.model_copy(update={"machine": machine})
+    policy = load_policy(on_cpu, base=base, directory=base, decoding=decoding)
+    tokens = policy.encode(texts["prompt"].tolist())[1].sum(dim=1).tolist()
+    summary = read_json(folder / "summary.json")
+    return make_facts(
+        profile,
+        read_table(folder / "rollouts" / "table.parquet", ROLLOUTS),
+        prompt_tokens=dict(zip(texts["prompt_id"], tokens)),
+        cost=Cost(**summary["cost"]),
+        rollouts_per_batch=params.profile.rollouts_per_batch,
+        flops=pass_flops_of(policy, params),
+    )
+
+
+def pass_flops_of(policy: TokenPolicy, params: Parameters) -> PassFlops:
+    """Returns what a pass of a policy costs."""
+    attends = attends_fully(policy.model.config) and not find_routers(policy.model)
+    return PassFlops(
+        forward=policy.flops.forward,
+        training=policy.flops.training,
+        shares_prompts=attends and params.policy.routing == "live",
+        vocabulary=policy.model.config.vocab_size,
+    )
+
+
+def _require_same(
+    folder: Path, profile: pd.DataFrame, texts: pd.DataFrame, params: Parameters
+) -> None:
+    """Raises unless the profile is of these prompts and of these parameters."""
+    if set(profile["prompt_id"]) != set(texts["prompt_id"]):
+        raise ArtifactError(
+            f"{folder}: must be of the prompts in {folder.parent / 'prompts'}, is of others; make "
+            f"it again with: {MAKE_PROFILE}"
+        )
+    asked = params.profile.rollouts_per_prompt
+    if (profile["rollouts"] != asked).any():
+        raise ArtifactError(
+            f"{folder}: must have {asked} rollouts per prompt (profile.rollouts_per_prompt), has "
+            f"{profile['rollouts'].iloc[0]}; make it again with: {MAKE_PROFILE}"
+        )

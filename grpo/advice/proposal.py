@@ -1,0 +1,240 @@
+"""Which arm to try: as many groups that teach as the reference arm, for the least FLOPs.
+
+A candidate is a way to size groups and a window of outcome rates to take prompts from. It visits
+every prompt at most once, so small groups need many prompts.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import pandas as pd
+
+from grpo.advice.facts import Facts
+from grpo.advice.prediction import (
+    Amounts,
+    predict_arm,
+    predict_each,
+    profile_flops,
+    treatment_of,
+)
+from grpo.build.objectives import build_objective, findings
+from grpo.curriculum import inverse_rate_size
+from grpo.objective.rules import Severity
+from grpo.params import BASE, Arm, LinkSpec, Parameters, Round
+
+NAME = "advised"
+SIZES = (2, 4, 8, 16, 32)
+RANGES = ((2, 8), (2, 16), (4, 16))  # of size_groups_by_inverse_rate
+Window = tuple[float, float]  # of outcome rates, both ends within
+LOWS, HIGHS = (0.0, 0.125, 0.25, 0.375), (0.625, 0.75, 0.875, 1.0)
+WINDOWS: tuple[Window | None, ...] = (
+    None,  # all prompts, and no look at the profile
+    *((low, high) for low in LOWS for high in HIGHS if (low, high) != (0.0, 1.0)),
+)
+FOR_ANY_SIZE: list[LinkSpec] = [{"rloo": {"low": 0.2, "high": 0.28}}]
+DROP: LinkSpec = "drop_uniform_groups"
+TINY = 1e-9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizing:
+    """All groups of one size, or between two by the inverse of the outcome rate."""
+
+    smallest: int
+    largest: int
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether all groups have one size: it takes no look at the profile."""
+        return self.smallest == self.largest
+
+    @property
+    def step(self) -> LinkSpec:
+        """The curriculum step."""
+        if self.is_fixed:
+            return {"fix_group_size": {"rollouts": self.smallest}}
+        return {"size_groups_by_inverse_rate": {"smallest": self.smallest, "largest": self.largest}}
+
+    def __str__(self) -> str:
+        return str(self.smallest) if self.is_fixed else f"{self.smallest} to {self.largest}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A way to allocate, and what it takes to teach with as many groups as the reference."""
+
+    sizing: Sizing
+    window: Window | None  # None: all prompts
+    available: int  # prompts in the window
+    per_round: int  # prompts needed
+    rounds: int
+    amounts: Amounts  # of the needed prompts
+    profile_flops: int  # 0 if the profile is not looked at
+
+    @property
+    def needed(self) -> int:
+        """Prompts of all rounds."""
+        return self.per_round * self.rounds
+
+    @property
+    def lack(self) -> float:
+        """Prompts needed per prompt there is, 1 if there are enough."""
+        return max(self.needed / max(self.available, TINY), 1.0)
+
+    @property
+    def flops(self) -> float:
+        """Sampling, updates, and the profile where it is looked at."""
+        return self.amounts.flops + self.profile_flops
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proposal:
+    """The cheapest candidate that has enough prompts, as an arm with its rounds."""
+
+    reference: str
+    target: Amounts  # of the reference arm
+    target_flops: float  # profile included where it is looked at
+    by_sizing: list[Candidate]  # the cheapest of each sizing, or the one that lacks least
+    chosen: Candidate | None  # None: none has enough prompts
+    name: str  # of the proposed arm
+    params: Parameters  # with the proposed arm and its rounds
+
+
+def propose(params: Parameters, facts: Facts) -> Proposal:
+    """Returns an arm that teaches with as many groups as the first arm, for the least FLOPs."""
+    reference = next(arm for arm in params.arms if params.rounds_of(arm))
+    target = predict_arm(params, reference, facts)
+    by_sizing = list(_by_sizing(params, facts, reference, target))
+    possible = [each for each in by_sizing if each.lack == 1.0]
+    chosen = min(possible, key=lambda each: each.flops, default=None)
+    name = next(each for each in _names() if each not in params.arms)
+    return Proposal(
+        reference=reference,
+        target=target,
+        target_flops=target.flops + profile_flops(params, reference, facts),
+        by_sizing=by_sizing,
+        chosen=chosen,
+        name=name,
+        params=_with_arm(params, name, reference, target, chosen) if chosen else params,
+    )
+
+
+def _by_sizing(
+    params: Parameters, facts: Facts, reference: str, target: Amounts
+) -> Iterator[Candidate]:
+    """Yields the cheapest candidate of each sizing, or the one that lacks least."""
+    rounds, arm = len(params.rounds_of(reference)), params.arms[reference]
+    per_update = target.rollouts / rounds / arm.training.updates_per_round
+    one_size = treatment_of(params, _without_selection(arm, _dropping(arm)), NAME)
+    any_size = treatment_of(params, _without_selection(arm, FOR_ANY_SIZE), NAME)
+    sizings = [Sizing(smallest=each, largest=each) for each in SIZES]
+    sizings += [Sizing(smallest=low, largest=high) for low, high in RANGES]
+    for sizing in sizings:
+        rates = facts.profile["outcome_rate"].tolist()
+        sizes = [inverse_rate_size(rate, sizing.smallest, sizing.largest) for rate in rates]
+        plan = pd.DataFrame({"prompt_id": facts.profile["prompt_id"], "rollouts": sizes})
+        treatment = replace(
+            one_size if sizing.is_fixed else any_size,
+            updates=_updates(float(sum(sizes)), per_update),
+        )
+        each = predict_each(plan, treatment, facts, starts_from_base=False)
+        found = [
+            _candidate(each, facts, sizing, window, goal=target.mixed_groups, rounds=rounds)
+            for window in WINDOWS
+        ]
+        yield min(found, key=lambda each: (each.lack, each.flops))
+
+
+def _candidate(
+    each: pd.DataFrame,
+    facts: Facts,
+    sizing: Sizing,
+    window: Window | None,
+    *,
+    goal: float,
+    rounds: int,
+) -> Candidate:
+    """Returns how many prompts of a window teach with `goal` mixed groups, and what they take."""
+    rates = facts.profile["outcome_rate"]
+    inside = each if window is None else each[rates.between(*window)]
+    whole = Amounts.total(inside)
+    per_round = math.ceil(goal / max(whole.mixed_groups, TINY) * len(inside) / rounds)
+    return Candidate(
+        sizing=sizing,
+        window=window,
+        available=len(inside) // rounds * rounds,
+        per_round=per_round,
+        rounds=rounds,
+        amounts=whole.scaled(per_round * rounds / max(len(inside), 1)),
+        profile_flops=0 if window is None and sizing.is_fixed else facts.cost.flops,
+    )
+
+
+def _with_arm(
+    params: Parameters, name: str, reference: str, target: Amounts, chosen: Candidate
+) -> Parameters:
+    """Returns the parameters with the chosen arm and a chain of rounds for it."""
+    arm = params.arms[reference]
+    per_update = target.rollouts / arm.training.updates_per_round
+    updates = _updates(chosen.amounts.rollouts, per_update)
+    training = arm.training.model_copy(
+        update={"updates_per_round": updates, "updates_per_audit": updates}
+    )
+    names = [BASE, *(f"{name}-{index + 1}" for index in range(chosen.rounds))]
+    rounds = {
+        after: Round(arm=name, start=before, phase=phase)
+        for phase, (before, after) in enumerate(pairwise(names), start=1)
+    }
+    allocated = arm.model_copy(update={"curriculum": _curriculum(chosen), "training": training})
+    for objective in [_dropping(arm), FOR_ANY_SIZE] if chosen.sizing.is_fixed else [FOR_ANY_SIZE]:
+        found = _with(params, name, _without_selection(allocated, objective), rounds)
+        own = [each for each in findings(found) if each.path.startswith(f"arms.{name}.")]
+        if not any(each.severity is Severity.ERROR for each in own):
+            break
+    return found
+
+
+def _curriculum(chosen: Candidate) -> list[LinkSpec]:
+    """Returns the steps that give a candidate's prompts and sizes."""
+    split: LinkSpec = {
+        "split_at_random": {"phases": chosen.rounds, "prompts_per_phase": chosen.per_round}
+    }
+    if chosen.window is None:
+        return [split, chosen.sizing.step]
+    low, high = chosen.window
+    return [{"keep_rate_window": {"low": low, "high": high}}, split, chosen.sizing.step]
+
+
+def _without_selection(arm: Arm, objective: list[LinkSpec]) -> Arm:
+    """Returns the arm with another objective, and every prompt of a phase sampled once."""
+    return arm.model_copy(update={"selection": [], "objective": objective})
+
+
+def _dropping(arm: Arm) -> list[LinkSpec]:
+    """Returns an arm's objective, uniform groups dropped unless a penalty covers them."""
+    links = build_objective(arm.objective, NAME).links
+    has_drop = any(link.name == DROP for link in links)
+    has_penalty = any(link.settings.get("beta") for link in links)
+    return arm.objective if has_drop or has_penalty else [*arm.objective, DROP]
+
+
+def _with(params: Parameters, name: str, arm: Arm, rounds: dict[str, Round]) -> Parameters:
+    return params.model_copy(
+        update={"arms": {**params.arms, name: arm}, "rounds": {**params.rounds, **rounds}}
+    )
+
+
+def _updates(rollouts: float, per_update: float) -> int:
+    """Returns how many updates take `per_update` rollouts each, about."""
+    return max(1, round(rollouts / max(per_update, TINY)))
+
+
+def _names() -> Iterator[str]:
+    """Yields names for an arm, the first one without a number."""
+    yield NAME
+    number = 2
+    while True:
+        yield f"{NAME}-v{number}"
+        number += 1

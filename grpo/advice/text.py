@@ -1,0 +1,250 @@
+"""The advice as a person reads it, and the proposed arm as YAML to paste."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import yaml
+
+from grpo.advice.comparison import Compared, compare_rounds, relative_error
+from grpo.advice.facts import Facts, read_facts
+from grpo.advice.posterior import DEAD_RATE
+from grpo.advice.prediction import Amounts, predict_arm, profile_flops
+from grpo.advice.proposal import SIZES, Candidate, Proposal, propose
+from grpo.params import Parameters
+from grpo.report.words import SPACE, say_count, say_flops, say_percent
+
+WIDTH = 100
+DASH = "-"
+CAVEAT = """\
+Predicted are cost and how many groups have both outcomes, for the base policy: as it learns, both
+change. Nothing here says which arm learns more. FLOPs are not seconds: a step of sampling takes
+longer than its FLOPs."""
+
+
+class _Indented(yaml.SafeDumper):
+    """Writes lists as params.yaml has them: indented below their key."""
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+        super().increase_indent(flow, False)
+
+
+def advise(artifacts: Path, params: Parameters, file: Path) -> str:
+    """Returns what a finished profile suggests, and how earlier predictions turned out.
+
+    Args:
+      file: Where the parameters come from.
+
+    Raises:
+      ArtifactError: If there is no profile, or an artifact is broken.
+    """
+    facts = read_facts(artifacts, params)
+    proposal = propose(params, facts)
+    compared = compare_rounds(artifacts, params, facts)
+    pasted = f"# Merge into {file}.\n{snippet(proposal)}" if proposal.chosen else ""
+    sections = [
+        _profile(facts),
+        _arms(params, proposal, facts),
+        _sizings(proposal, facts),
+        pasted,
+        CAVEAT,
+        _comparison(params, compared) if compared else "",
+    ]
+    return "\n\n".join(filter(None, sections)).replace(SPACE, " ")
+
+
+def snippet(proposal: Proposal) -> str:
+    """Returns the proposed arm and its rounds as YAML, to be merged into the parameter file."""
+    params, name = proposal.params, proposal.name
+    rounds = {each: params.rounds[each].model_dump(mode="json") for each in params.rounds_of(name)}
+    content = {"arms": {name: params.arms[name].model_dump(mode="json")}, "rounds": rounds}
+    text = yaml.dump(
+        content, Dumper=_Indented, sort_keys=False, default_flow_style=None, width=WIDTH
+    )
+    return str(text).rstrip()
+
+
+def _profile(facts: Facts) -> str:
+    """Returns what the profile says of the prompts."""
+    profile, posterior = facts.profile, facts.posterior
+    rate, count = profile["outcome_rate"], int(profile["rollouts"].iloc[0])
+    never, always = posterior.never_solved().mean(), posterior.always_solved().mean()
+    sizes = np.array(SIZES)
+    equal = [posterior.uniform_chance(np.full(len(profile), size)).mean() for size in sizes]
+    shares = "   ".join(f"{n}: {say_percent(float(e))}" for n, e in zip(sizes, equal, strict=True))
+    return (
+        f"PROFILE  {say_count(len(profile))} prompts, {count} rollouts each, "
+        f"{say_percent(float(rate.mean()))} of them solved; it took "
+        f"{say_flops(float(facts.cost.flops))}\n"
+        f"Dead prompts: {say_percent(float(never + always))} "
+        f"({say_percent(float(never))} never, {say_percent(float(always))} always solved: rates "
+        f"within {say_percent(DEAD_RATE)} of 0 or 1).\n"
+        f"In the profile {say_percent(float((rate == 0).mean()))} have 0 of {count} and "
+        f"{say_percent(float((rate == 1).mean()))} have {count} of {count}, but that is few draws: "
+        "rates are read as Beta\n"
+        f"posteriors, with the prior Beta({facts.prior.alpha:.2f}, {facts.prior.beta:.2f}) fitted "
+        "to all prompts.\n"
+        "A group whose outcomes are all equal teaches nothing. Expected share, by group size:\n"
+        f"  {shares}"
+    )
+
+
+def _arms(params: Parameters, proposal: Proposal, facts: Facts) -> str:
+    """Returns what every arm will take, and what dominates the reference's cost."""
+    rows = [
+        ["arm", "groups", "rollouts", "equal", "sampling", "updates", "profile", "all", "signal"]
+    ]
+    for arm in proposal.params.arms:
+        if proposal.params.rounds_of(arm):
+            amounts = predict_arm(proposal.params, arm, facts)
+            profile = profile_flops(proposal.params, arm, facts)
+            rows.append([arm, *_amounts(amounts, profile, proposal)])
+    return "\n".join(
+        [
+            "ARMS  predicted for all rounds of each; equal: share of groups that teach nothing",
+            *_table(rows),
+            _dominant(proposal),
+            *_temperatures(params),
+        ]
+    )
+
+
+def _amounts(amounts: Amounts, profile: int, proposal: Proposal) -> list[str]:
+    return [
+        f"{amounts.groups:.0f}",
+        f"{amounts.rollouts:.0f}",
+        say_percent(amounts.uniform_fraction),
+        say_flops(amounts.sampling_flops),
+        say_flops(amounts.update_flops),
+        say_flops(float(profile)) if profile else DASH,
+        say_flops(amounts.flops + profile),
+        say_percent(amounts.signal / proposal.target.signal),
+    ]
+
+
+def _dominant(proposal: Proposal) -> str:
+    """Returns which part of the reference's cost is the larger, and what cuts it."""
+    target = proposal.target
+    share = target.update_flops / target.flops
+    if share >= 0.5:
+        return (
+            f"Updates take {say_percent(share)} of {proposal.reference}'s FLOPs: what is not "
+            "trained on saves most (smaller groups,\ndrop_uniform_groups, keep_extreme_rollouts)."
+        )
+    return (
+        f"Sampling takes {say_percent(1 - share)} of {proposal.reference}'s FLOPs: what is not "
+        "sampled saves most (a choice of prompts,\nskip_uniform_prompts, reuse_profile_rollouts)."
+    )
+
+
+def _temperatures(params: Parameters) -> list[str]:
+    """Returns a remark per arm that samples at another temperature than the profile."""
+    drawn = params.evaluation.temperature
+    return [
+        f"{name} samples at temperature {arm.sampling.temperature:g}, the profile at {drawn:g}: "
+        "its rates and lengths may differ."
+        for name, arm in params.arms.items()
+        if arm.sampling.temperature != drawn
+    ]
+
+
+def _sizings(proposal: Proposal, facts: Facts) -> str:
+    """Returns what it takes to teach as the reference does, by group size."""
+    rows = [["group size", "prompts", "of", "rates", "equal", "FLOPs", "signal", ""]]
+    for each in proposal.by_sizing:
+        note = "not enough prompts" if each.lack > 1 else ""
+        rows.append([*_sizing(each, proposal), "<- proposed" if each is proposal.chosen else note])
+    reference = proposal.reference
+    return "\n".join(
+        [
+            f"GROUP SIZES  for {proposal.target.mixed_groups:.0f} groups with both outcomes, as "
+            f"{reference} has, each prompt once; percent of {reference}",
+            *_table(rows),
+            "Signal: the expected sum of squares within groups, (G - 1) p (1 - p) each. Smaller "
+            "groups have\nnoisier baselines, so the same number of groups that teach carries less "
+            "of it. FLOPs count the\nprofile where a curriculum looks at it; this advice looked "
+            f"at it too ({say_percent(facts.cost.flops / proposal.target_flops)}).",
+            *_remarks(proposal),
+        ]
+    )
+
+
+def _remarks(proposal: Proposal) -> list[str]:
+    """Returns what more prompts would allow, and whether there is anything to gain."""
+    chosen, reference = proposal.chosen, proposal.reference
+    most = chosen.flops if chosen else proposal.target_flops
+    lacking = [each for each in proposal.by_sizing if each.lack > 1 and each.window is None]
+    cheaper = [each for each in lacking if each.flops < most]
+    remarks = []
+    if chosen is None:
+        remarks.append("No group size has enough prompts.")
+    elif chosen.flops >= proposal.target_flops:
+        remarks.append(f"None of them takes less than {reference}: keep it.")
+    if cheaper:
+        each = min(cheaper, key=lambda each: each.lack)
+        remarks.append(
+            f"With {each.needed} prompts (task.train_prompts), groups of {each.sizing} would do "
+            f"for {say_percent(each.flops / proposal.target_flops)} of {reference}'s FLOPs."
+        )
+    return remarks
+
+
+def _sizing(each: Candidate, proposal: Proposal) -> list[str]:
+    rates = "all" if each.window is None else f"{each.window[0]:g} to {each.window[1]:g}"
+    return [
+        str(each.sizing),
+        str(each.needed),
+        str(each.available),
+        rates,
+        say_percent(each.amounts.uniform_fraction),
+        say_percent(each.flops / proposal.target_flops),
+        say_percent(each.amounts.signal / proposal.target.signal),
+    ]
+
+
+def _comparison(params: Parameters, compared: Sequence[Compared]) -> str:
+    """Returns predicted and counted amounts of finished rounds and of their arms."""
+    rows = [["round", "sampled steps", "trained steps", "equal", "FLOPs"]]
+    rows += [[each.round, *_pair(each.predicted, each.actual)] for each in compared]
+    for arm in params.arms:
+        own = [each for each in compared if params.rounds[each.round].arm == arm]
+        if len(own) > 1:
+            predicted = Amounts.of([each.predicted for each in own])
+            actual = Amounts.of([each.actual for each in own])
+            rows.append([f"all of {arm}", *_pair(predicted, actual)])
+    return "\n".join(
+        [
+            "WHAT HAPPENED  predicted / counted, and the relative error",
+            *_table(rows),
+            "Rounds after an arm's first start from a policy that has learned: not foreseen.",
+        ]
+    )
+
+
+def _pair(predicted: Amounts, actual: Amounts) -> list[str]:
+    shares = predicted.uniform_fraction, actual.uniform_fraction
+    return [
+        _with_error(predicted.sampled_steps, actual.sampled_steps, _say_number),
+        _with_error(predicted.trained_steps, actual.trained_steps, _say_number),
+        _with_error(*shares, say_percent),
+        _with_error(predicted.flops, actual.flops, say_flops),
+    ]
+
+
+def _with_error(predicted: float, actual: float, say: Callable[[float], str]) -> str:
+    error = relative_error(predicted, actual)
+    shown = "" if error is None else f" {100 * error:+4.0f}{SPACE}%"
+    return f"{say(predicted)} / {say(actual)}{shown}"
+
+
+def _say_number(amount: float) -> str:
+    return f"{amount:.0f}"
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Returns aligned lines: the first column to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  " + "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip()
+        for row in rows
+    ]

@@ -1,0 +1,86 @@
+"""Selections from parameters."""
+
+from collections.abc import Callable, Sequence, Set
+from pathlib import Path
+from typing import Any
+
+from grpo import selection
+from grpo.artifacts.files import digest
+from grpo.build.specs import build_listed
+from grpo.curriculum import split_order
+from grpo.errors import ParameterError, located
+from grpo.objective.base import Link
+from grpo.params import PARAMS, LinkSpec, Parameters
+from grpo.selection import Selection, require_candidates
+
+STEPS: dict[str, Callable[..., Selection]] = {
+    "skip_uniform_prompts": selection.skip_uniform_prompts,
+    "resample_uniform_groups": selection.resample_uniform_groups,
+    "reuse_profile_rollouts": selection.reuse_profile_rollouts,
+}
+
+
+def build_selection(specs: list[LinkSpec], arm: str) -> Selection:
+    """Returns an arm's selection, its steps composed.
+
+    Raises:
+      ParameterError: If one is unknown or its settings are wrong.
+    """
+    return selection.compose(*(each for _, each in build_listed(specs, STEPS, _path(arm))))
+
+
+def inputs_of_selection(params: Parameters, arm: str, profile: Path) -> dict[str, Any]:
+    """Returns what an arm's rollouts depend on only if its selection asks for it.
+
+    The rollout stage depends on this instead of on the reward and the profile, so that other arms
+    do not sample again when those change.
+
+    Args:
+      profile: The profile's rollouts.
+    """
+    selection = build_selection(params.find_arm(arm).selection, arm)
+    inputs: dict[str, Any] = {}
+    if not selection.keeps_uniform:  # it judges outcomes; what shapes the reward is no part of them
+        inputs["reward"] = params.reward.model_dump(mode="json", exclude={"unfinished_penalty"})
+    if selection.reuses_profile:
+        inputs["profile_rollouts"] = digest([profile])
+    return inputs
+
+
+def selection_paths(specs: list[LinkSpec], arm: str) -> dict[str, str]:
+    """Returns the parameter path of each step by its name."""
+    return {each.links[0].name: path for path, each in build_listed(specs, STEPS, _path(arm))}
+
+
+def check_selection(params: Parameters, name: str, curriculum: Sequence[Link]) -> None:
+    """Raises ParameterError if an arm's selection or stages do not fit the other parameters."""
+    arm = params.find_arm(name)
+    selection = build_selection(arm.selection, name)
+    temperatures = arm.sampling.temperature, params.evaluation.temperature
+    if selection.reuses_profile and temperatures[0] != temperatures[1]:
+        raise ParameterError(
+            f"{PARAMS}: arms.{name}.sampling.temperature must equal evaluation.temperature, at "
+            f"which the profile samples, for reuse_profile_rollouts, got {temperatures[0]} and "
+            f"{temperatures[1]}"
+        )
+    for link in curriculum:
+        candidates = link.settings.get("prompts_per_phase")
+        if candidates is not None:
+            with located(f"{PARAMS}: {_path(name)}"):
+                require_candidates(selection, int(candidates))
+        if link.name == "stage_by_family" and params.task.kind == "reasoning_gym":
+            _check_families(params.task.families.keys(), link, f"arms.{name}.curriculum")
+
+
+def _check_families(families: Set[str], link: Link, where: str) -> None:
+    """Raises ParameterError if a stage is of no family of the task, or a family has none."""
+    stages = split_order(str(link.settings["order"]))
+    if set(stages) != families:
+        raise ParameterError(
+            f"{PARAMS}: {where}: stage_by_family.order must name the families of the task, "
+            f"{sorted(families)}, got {sorted(stages)}"
+        )
+
+
+def _path(arm: str) -> str:
+    return f"arms.{arm}.selection"

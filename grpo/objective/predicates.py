@@ -1,0 +1,257 @@
+"""What composition rules look for: the plan of an arm, and predicates that name what breaks one."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from grpo.objective.base import Link, Setting
+from grpo.objective.correction import CORRECTIONS
+from grpo.objective.trust import RANGES
+
+BASELINES = ("center_by_group_mean", "leave_one_out", "center_by_moving_average")
+SCALES = ("scale_by_group_std", "scale_by_batch_std")
+AVERAGES = (
+    "average_over_steps",
+    "average_over_rollouts",
+    "average_over_horizon",
+    "average_over_prompts",
+    "sum_over_steps",
+)
+SELECTIONS = ("drop_uniform_groups", "keep_extreme_rollouts")
+ROLLOUT_RATIOS = ("average_ratio_over_rollout", "average_ratio_keeping_token_gradient")
+TRUST_REGIONS = tuple(RANGES)
+# Of the whole rollout: by a link of its own, or within the trust region.
+ROLLOUT_LEVEL = (*ROLLOUT_RATIOS, "average_clipped_log_ratio")
+PENALTIES = ("penalize_kl", "subtract_kl_from_reward")
+TOO_FEW = 4  # rollouts of a group to choose from (rule U22)
+TOO_STALE = 4  # updates per round for the trainer's own routing (rule U33)
+ROUTING = "policy.routing"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a rule may know of an arm."""
+
+    links: tuple[Link, ...]
+    curriculum: tuple[Link, ...]
+    group_sizes: frozenset[int]
+    updates_per_round: int
+    top_p: float
+    has_binary_reward: bool
+    dropouts: frozenset[str]  # parameter paths of dropouts that are on
+    selection: tuple[Link, ...] = ()
+    phases: tuple[int, ...] = ()  # that the arm's rounds ask for
+    starts_from_base: bool = True  # some round of the arm does
+    reads_profile: bool = False  # some step of the curriculum looks at outcome rates
+    profile_rollouts: int | None = None  # per prompt
+    routing: str = "live"  # policy.routing
+    has_routers: bool | None = None  # None: only the loaded model knows
+
+    def named(self, *names: str) -> list[str]:
+        """Returns which of `names` stand in the objective, once per occurrence."""
+        return [link.name for link in self.links if link.name in names]
+
+    def steps(self, *names: str) -> list[str]:
+        """Returns which of `names` stand in the curriculum."""
+        return [link.name for link in self.curriculum if link.name in names]
+
+    def spends(self, *names: str) -> list[str]:
+        """Returns which of `names` stand in the selection."""
+        return [link.name for link in self.selection if link.name in names]
+
+
+def unless_one(names: tuple[str, ...]) -> Callable[[Plan], list[str]]:
+    """Returns a predicate: exactly one of `names` must stand in the objective."""
+
+    def find(plan: Plan) -> list[str]:
+        found = plan.named(*names)
+        return [] if len(found) == 1 else (found[1:] or ["objective"])
+
+    return find
+
+
+def both(first: tuple[str, ...], second: tuple[str, ...]) -> Callable[[Plan], list[str]]:
+    """Returns a predicate that names `second` if one of each stands in the objective."""
+    return lambda plan: plan.named(*second) if plan.named(*first) else []
+
+
+def rollout_ratio_on_policy(plan: Plan) -> list[str]:
+    return plan.named(*ROLLOUT_RATIOS) if plan.updates_per_round == 1 else []
+
+
+def _is_shaped(plan: Plan) -> bool:
+    """Returns whether the reward takes more than two values."""
+    return not plan.has_binary_reward or bool(_active(plan, "subtract_kl_from_reward"))
+
+
+def _active(plan: Plan, *penalties: str) -> list[str]:
+    """Returns which penalties stand in the objective with a weight above 0."""
+    return [link.name for link in plan.links if link.name in penalties and link.settings["beta"]]
+
+
+def pair_z_score(plan: Plan) -> list[str]:
+    if not _is_shaped(plan):
+        return []
+    whole = plan.named("scale_by_group_std") if 2 in plan.group_sizes else []
+    return whole + _extremes(plan, keep=2, advantage="kept_z_score")
+
+
+def variable_groups(plan: Plan) -> list[str]:
+    scaled = plan.named(
+        "scale_by_group_std",
+        "average_over_steps",
+        "average_over_rollouts",
+        "sum_over_steps",
+    )
+    return scaled if len(plan.group_sizes) > 1 else []
+
+
+def extremes_of_variable_groups(plan: Plan) -> list[str]:
+    return _extremes(plan) if len(plan.group_sizes) > 1 else []
+
+
+def selection_owners(plan: Plan) -> list[str]:
+    triage = plan.steps("drop_trivial", "sample_unsolved")
+    others = [
+        *plan.steps("keep_rate_window"),
+        *plan.spends("skip_uniform_prompts", "resample_uniform_groups"),
+    ]
+    return others if triage else others[1:]
+
+
+def size_owners(plan: Plan) -> list[str]:
+    return plan.steps("fix_group_size", "size_groups_by_inverse_rate")[1:]
+
+
+def phase_owners(plan: Plan) -> list[str]:
+    return plan.steps("split_at_random", "split_easy_to_hard", "stage_by_family")[1:]
+
+
+def filter_on_reward(plan: Plan) -> list[str]:
+    by_reward = [
+        link.name
+        for link in plan.links
+        if link.name == "drop_uniform_groups" and link.settings["by"] == "reward"
+    ]
+    return by_reward if _is_shaped(plan) else []
+
+
+def truncated_sampling(plan: Plan) -> list[str]:
+    return ["sampling.top_p"] if plan.top_p < 1 else []
+
+
+def kl_estimator(estimator: str) -> Callable[[Plan], list[str]]:
+    def find(plan: Plan) -> list[str]:
+        return [
+            link.name
+            for link in plan.links
+            if link.name == "penalize_kl"
+            and link.settings["estimator"] == estimator
+            and link.settings["beta"]
+        ]
+
+    return find
+
+
+def kl_on_part(selection: str) -> Callable[[Plan], list[str]]:
+    """Returns a predicate: a penalty covers only what `selection` leaves."""
+    return lambda plan: _active(plan, *PENALTIES) if plan.named(selection) else []
+
+
+def nothing_to_choose(plan: Plan) -> list[str]:
+    largest = max(plan.group_sizes, default=None)
+    return [
+        link.name
+        for link in plan.links
+        if link.name == "keep_extreme_rollouts"
+        and largest is not None
+        and largest <= max(TOO_FEW, int(link.settings["keep"] or 0))
+    ]
+
+
+def extreme_pair(plan: Plan) -> list[str]:
+    return _extremes(plan, keep=2)
+
+
+def extremes_of_shaped_reward(plan: Plan) -> list[str]:
+    return _extremes(plan) if _is_shaped(plan) else []
+
+
+def extremes_of_full_group(plan: Plan) -> list[str]:
+    return _extremes(plan, advantage="full_group")
+
+
+def _extremes(plan: Plan, **settings: Setting) -> list[str]:
+    """Returns keep_extreme_rollouts where it stands with these settings."""
+    return [
+        link.name
+        for link in plan.links
+        if link.name == "keep_extreme_rollouts" and settings.items() <= link.settings.items()
+    ]
+
+
+def early_selection(plan: Plan) -> list[str]:
+    names = [link.name for link in plan.links]
+    decided = [index for index, name in enumerate(names) if name in BASELINES + SCALES + AVERAGES]
+    return [name for name in names[: max(decided, default=0)] if name in SELECTIONS]
+
+
+def behind_trust_region(plan: Plan) -> list[str]:
+    names = [link.name for link in plan.links]
+    regions = [index for index, name in enumerate(names) if name in TRUST_REGIONS]
+    late = names[min(regions, default=len(names)) :]
+    return [name for name in late if name in ROLLOUT_RATIOS + CORRECTIONS]
+
+
+def late_kl(plan: Plan) -> list[str]:
+    names = [link.name for link in plan.links]
+    late = "subtract_kl_from_reward"
+    first = min((names.index(each) for each in BASELINES if each in names), default=len(names))
+    return [late] if late in names[first:] else []
+
+
+def replay_on_policy(plan: Plan) -> list[str]:
+    is_replayed = plan.routing == "replay_sampled"
+    return [ROUTING] if is_replayed and plan.updates_per_round == 1 else []
+
+
+def stale_proximal_routing(plan: Plan) -> list[str]:
+    is_replayed = plan.routing == "replay_proximal"
+    return [ROUTING] if is_replayed and plan.updates_per_round >= TOO_STALE else []
+
+
+def replay_without_routers(plan: Plan) -> list[str]:
+    return [ROUTING] if plan.routing != "live" and plan.has_routers is False else []
+
+
+def no_floor(plan: Plan) -> list[str]:
+    return [
+        link.name
+        for link in plan.selection
+        if link.name == "skip_uniform_prompts" and not link.settings["floor"]
+    ]
+
+
+def prompts_come_once(plan: Plan) -> list[str]:
+    comes_again = len(set(plan.phases)) < len(plan.phases)
+    return [] if comes_again else plan.spends("skip_uniform_prompts")
+
+
+def reuse_without_base(plan: Plan) -> list[str]:
+    return [] if plan.starts_from_base else plan.spends("reuse_profile_rollouts")
+
+
+def reuse_of_small_groups(plan: Plan) -> list[str]:
+    largest, stored = max(plan.group_sizes, default=0), plan.profile_rollouts
+    is_short = stored is not None and largest > stored
+    return plan.spends("reuse_profile_rollouts") if is_short else []
+
+
+def reuse_after_choice(*, is_shaped: bool) -> Callable[[Plan], list[str]]:
+    """Returns a predicate: the same outcomes choose prompts and are trained on."""
+
+    def find(plan: Plan) -> list[str]:
+        chooses = plan.reads_profile or plan.spends("resample_uniform_groups")
+        found = chooses and _is_shaped(plan) is is_shaped
+        return plan.spends("reuse_profile_rollouts") if found else []
+
+    return find

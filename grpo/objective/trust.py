@@ -1,0 +1,161 @@
+"""Trust regions: how the ratio enters the loss, and where it no longer may. One per objective."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from math import acosh, log
+
+import torch
+
+from grpo.objective.base import Link, Objective, Setting, loss_link
+from grpo.objective.ratio import mean_over_steps
+from grpo.types import StepTerms
+
+HALVED = acosh(3)  # tau |rho - 1| at which a soft gate passes half of the gradient
+
+
+def clip_surrogate(low: float = 0.2, high: float = 0.2) -> Objective:
+    """-min(rho A, clip(rho, 1 - low, 1 + high) A). [Schulman et al., 2017, eq. 7]
+
+    Raises:
+      ValueError: If `low` is not in (0, 1) or `high` is not positive.
+    """
+    if not 0 < low < 1 or high <= 0:
+        raise ValueError(f"clip_surrogate needs 0 < low < 1 and high > 0, got {low} and {high}")
+
+    def loss(terms: StepTerms) -> StepTerms:
+        ratio = terms.log_ratio.exp()
+        bounded = ratio.clamp(1 - low, 1 + high)
+        surrogate = torch.minimum(ratio * terms.advantage, bounded * terms.advantage)
+        above = (ratio > 1 + high) & (terms.advantage > 0)
+        below = (ratio < 1 - low) & (terms.advantage < 0)
+        return replace(terms.with_loss(-surrogate), clipped=above | below)
+
+    return loss_link(Link("clip_surrogate", {"low": low, "high": high}), loss)
+
+
+def truncate_ratio(ratio_max: float, ratio_min: float = 0.0) -> Objective:
+    """-sg[clip(rho, ratio_min, ratio_max)] A log pi: no step loses its gradient. [CISPO]
+
+    The bounds are values of the ratio itself, not distances from 1: at `ratio_max` 0.2 every
+    weight would be cut to a fifth before anything has moved (rule U13).
+
+    Args:
+      ratio_min: 0 bounds the ratio from above only.
+
+    Raises:
+      ValueError: Unless 0 <= ratio_min < 1 < ratio_max.
+    """
+    if ratio_max <= 1:
+        raise ValueError(
+            "U13: truncate_ratio needs ratio_max > 1, the largest ratio itself and no distance "
+            f"from 1, got {ratio_max}; take 5.0"
+        )
+    if not 0 <= ratio_min < 1:
+        raise ValueError(f"truncate_ratio needs 0 <= ratio_min < 1, got {ratio_min}")
+
+    def loss(terms: StepTerms) -> StepTerms:
+        ratio = terms.log_ratio.detach().exp()
+        weight = ratio.clamp(ratio_min, ratio_max)
+        after = terms.with_loss(-weight * terms.advantage * terms.logp)
+        return replace(after, clipped=(ratio > ratio_max) | (ratio < ratio_min))
+
+    link = Link("truncate_ratio", {"ratio_max": ratio_max, "ratio_min": ratio_min})
+    return loss_link(link, loss)
+
+
+def gate_ratio_softly(tau_positive: float = 1.0, tau_negative: float = 1.05) -> Objective:
+    """-(4 / tau) sigmoid(tau (rho - 1)) A: the gradient fades with the distance. [SAPO]
+
+    Its slope in rho is 1 at rho = 1. A step counts as clipped where half of it is gone.
+
+    Args:
+      tau_positive: Of steps with a positive advantage; larger fades earlier.
+      tau_negative: Of the others.
+
+    Raises:
+      ValueError: If a tau is not positive.
+    """
+    if tau_positive <= 0 or tau_negative <= 0:
+        raise ValueError(
+            f"gate_ratio_softly needs positive taus, got {tau_positive} and {tau_negative}"
+        )
+
+    def loss(terms: StepTerms) -> StepTerms:
+        tau = torch.full_like(terms.log_ratio, tau_negative)
+        tau = tau.masked_fill(terms.advantage > 0, tau_positive)
+        distance = tau * (terms.log_ratio.exp() - 1)
+        gated = 4 / tau * distance.sigmoid()
+        return replace(
+            terms.with_loss(-gated * terms.advantage), clipped=distance.detach().abs() > HALVED
+        )
+
+    link = Link("gate_ratio_softly", {"tau_positive": tau_positive, "tau_negative": tau_negative})
+    return loss_link(link, loss)
+
+
+def average_clipped_log_ratio(low: float = 0.4, high: float = 0.4) -> Objective:
+    """-A exp(mean_t l_it), l the log ratio, one-sidedly clipped by step before the mean. [GMPO]
+
+    l_it = min(log rho_it, high) where A > 0, and max(log rho_it, -low) elsewhere: the pessimistic
+    side, as in `clip_surrogate`. Forms the rollout's ratio itself: stands without another one.
+
+    Args:
+      low: In nats, as is `high`.
+
+    Raises:
+      ValueError: If one is not positive.
+    """
+    if low <= 0 or high <= 0:
+        raise ValueError(
+            f"average_clipped_log_ratio needs low > 0 and high > 0 nats, got {low} and {high}"
+        )
+
+    def loss(terms: StepTerms) -> StepTerms:
+        gains, value = terms.advantage > 0, terms.log_ratio
+        bounded = torch.where(gains, value.clamp(max=high), value.clamp(min=-low))
+        ratio = mean_over_steps(bounded, terms.mask).exp()
+        return replace(
+            terms.with_loss(-ratio * terms.advantage),
+            clipped=(bounded != value) & (terms.advantage != 0),
+        )
+
+    return loss_link(Link("average_clipped_log_ratio", {"low": low, "high": high}), loss)
+
+
+def _setting(settings: Mapping[str, Setting], name: str) -> float:
+    """Returns a setting as a number."""
+    return float(settings[name] or 0)
+
+
+def _narrower_side(settings: Mapping[str, Setting]) -> float:
+    return min(_setting(settings, "low"), _setting(settings, "high"))
+
+
+def _narrower_bound(settings: Mapping[str, Setting]) -> float:
+    lowest = _setting(settings, "ratio_min")
+    bounds = [log(_setting(settings, "ratio_max"))] + ([-log(lowest)] if lowest else [])
+    return min(bounds)
+
+
+def _half_gate(settings: Mapping[str, Setting]) -> float:
+    tau = max(_setting(settings, "tau_positive"), _setting(settings, "tau_negative"))
+    return log(1 + HALVED / tau)
+
+
+# The smallest |log ratio| that a trust region answers: a clip, or half of the gradient gone. A
+# clip's distance from 1 stands for its logarithm.
+RANGES: dict[str, Callable[[Mapping[str, Setting]], float]] = {
+    "clip_surrogate": _narrower_side,
+    "truncate_ratio": _narrower_bound,
+    "gate_ratio_softly": _half_gate,
+    "average_clipped_log_ratio": _narrower_side,
+}
+
+
+def trusted_ranges(objective: Objective) -> dict[str, float]:
+    """Returns by trust region the smallest |log ratio| in nats that it answers (rule U27)."""
+    return {
+        link.name: RANGES[link.name](link.settings)
+        for link in objective.links
+        if link.name in RANGES
+    }

@@ -1,0 +1,196 @@
+"""Forward passes of a causal LM: logits while sampling, hidden states and log-probs in training."""
+
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from transformers import DynamicCache, PreTrainedModel
+
+from grpo.policies.cache import attends_fully, select_rows
+from grpo.policies.flops import Pass
+from grpo.policies.logits import chosen_log_prob, num_recomputed
+from grpo.policies.routing import find_routers
+
+MIN_SAVED_FRACTION = 0.25  # of the positions: below it, a pass of its own for prompts costs more
+
+
+class Scored(NamedTuple):
+    """What `ForwardPasses.log_prob` returns."""
+
+    logp: Float[Tensor, "rollout step"]  # on the model's device, 0 where not asked for
+    passes: list[Pass]  # what was computed
+
+
+class ForwardPasses:
+    """Runs a model's body and head apart, so that only what is asked for reaches the head."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        wrapped = hasattr(model, "get_base_model")  # peft changes the layers within in place
+        self._causal: Any = model.get_base_model() if wrapped else model  # type: ignore[operator]
+        is_full = attends_fully(self._causal.config)
+        self._takes_masks = is_full and self._causal.config._attn_implementation == "sdpa"
+        # Routers decide near ties by the last bits: one kind of pass, the same decisions.
+        self._can_share = is_full and not find_routers(model)
+        self._head = self._find_head()
+
+    def next_logits(
+        self, tokens: Int[Tensor, "row new"], mask: Bool[Tensor, "row seen"], cache: DynamicCache
+    ) -> Float[Tensor, "row token"]:
+        """Returns the logits after the last token, on the host, and grows the cache."""
+        with torch.inference_mode():
+            logits = self._run(self.model, tokens, mask, cache=cache, logits_to_keep=1).logits
+            result: Tensor = logits[:, -1].float().cpu()
+        return result
+
+    def log_prob(
+        self,
+        prompt: Int[Tensor, "prompt width"],
+        prompt_mask: Bool[Tensor, "prompt width"],
+        group: Int[Tensor, " rollout"],
+        tokens: Int[Tensor, "rollout step"],
+        mask: Bool[Tensor, "rollout step"],
+        *,
+        needed: Bool[Tensor, "rollout step"],
+        temperature: float,
+        may_share: bool,
+    ) -> Scored:
+        """Returns log-probs in nats of the needed steps.
+
+        A prompt is read once for all its rollouts where that saves enough.
+
+        Args:
+          may_share: False: every rollout in one pass of its own over prompt and steps.
+        """
+        rows, row = torch.unique(group, return_inverse=True)
+        prompt, prompt_mask = prompt[rows], prompt_mask[rows]
+        (num_prompts, width), (count, steps) = prompt.shape, tokens.shape
+        if self._head is None:
+            return self._log_prob_of_logits(
+                prompt[row], prompt_mask[row], tokens, mask, needed, temperature
+            )
+        seen = width + steps - 1
+        saved = (count - num_prompts) * width
+        if may_share and self._can_share and saved >= MIN_SAVED_FRACTION * count * seen:
+            hidden = self._shared_hidden(prompt, prompt_mask, row, tokens, mask)
+            passes = [
+                Pass(rows=num_prompts, query=width, context=width, logits=0),
+                Pass(rows=count, query=steps - 1, context=seen, logits=0),
+            ]
+        else:
+            inputs, attention = _join(prompt[row], prompt_mask[row], tokens, mask)
+            output = self._run(self._causal.get_decoder(), inputs, attention, cache=None)
+            hidden = output.last_hidden_state[:, width - 1 :]
+            passes = [Pass(rows=count, query=seen, context=seen, logits=0)]
+        logp, head_passes = self._project(hidden, self._head, tokens, needed, temperature)
+        return Scored(logp, passes + head_passes)
+
+    def _project(
+        self,
+        hidden: Float[Tensor, "rollout step hidden"],
+        head: nn.Linear,
+        tokens: Int[Tensor, "rollout step"],
+        needed: Bool[Tensor, "rollout step"],
+        temperature: float,
+    ) -> Scored:
+        """Returns the log-probs of the needed steps: only they reach the head."""
+        needed = needed.to(hidden.device)
+        chosen = tokens.to(hidden.device)[needed]
+        logp = chosen_log_prob(hidden[needed], head, chosen, temperature)
+        again = num_recomputed(len(chosen), len(head.weight)) if torch.is_grad_enabled() else 0
+        passes = [
+            Pass(rows=1, query=0, context=0, logits=len(chosen)),
+            Pass(rows=1, query=0, context=0, logits=again, is_training=False),
+        ]
+        return Scored(logp.new_zeros(needed.shape).masked_scatter(needed, logp), passes)
+
+    @torch.no_grad()
+    def _find_head(self) -> nn.Linear | None:
+        """Returns the output layer; None if logits are more than its output (soft caps, scales)."""
+        head, body = self._causal.get_output_embeddings(), self._causal.get_decoder()
+        if type(head) is not nn.Linear or body is self._causal:
+            return None
+        tokens = torch.arange(1, 4)[None] % len(head.weight)
+        mask = torch.ones_like(tokens, dtype=torch.bool)
+        hidden = self._run(body, tokens, mask, cache=None).last_hidden_state
+        logits = self._run(self._causal, tokens, mask, cache=None).logits
+        return head if torch.equal(head(hidden), logits) else None
+
+    def _shared_hidden(
+        self,
+        prompt: Int[Tensor, "prompt width"],
+        prompt_mask: Bool[Tensor, "prompt width"],
+        row: Int[Tensor, " rollout"],
+        tokens: Int[Tensor, "rollout step"],
+        mask: Bool[Tensor, "rollout step"],
+    ) -> Float[Tensor, "rollout step hidden"]:
+        """Returns the hidden states that predict each step; gradients reach the shared prompt."""
+        body = self._causal.get_decoder()
+        cache = DynamicCache(config=self._causal.config)
+        read = self._run(body, prompt, prompt_mask, cache=cache)
+        row = row.to(self.model.device)
+        first: Tensor = read.last_hidden_state[:, -1:].index_select(0, row)
+        if tokens.shape[1] == 1:
+            return first
+        select_rows(cache, row)
+        attention = torch.cat([prompt_mask[row.cpu()], mask[:, :-1]], dim=1)
+        rest = self._run(body, tokens[:, :-1], attention, cache=cache)
+        return torch.cat([first, rest.last_hidden_state], dim=1)
+
+    def _log_prob_of_logits(
+        self,
+        prompt: Int[Tensor, "rollout width"],
+        prompt_mask: Bool[Tensor, "rollout width"],
+        tokens: Int[Tensor, "rollout step"],
+        mask: Bool[Tensor, "rollout step"],
+        needed: Bool[Tensor, "rollout step"],
+        temperature: float,
+    ) -> Scored:
+        """Returns the same by the model's own logits, for models whose head does more."""
+        inputs, attention = _join(prompt, prompt_mask, tokens, mask)
+        count, (rows, width) = tokens.shape[1], inputs.shape
+        logits = self._run(self.model, inputs, attention, cache=None, logits_to_keep=count).logits
+        scaled = logits.float() / temperature
+        chosen = scaled.gather(2, tokens[:, :, None].to(scaled.device))[:, :, 0]
+        logp = torch.where(needed.to(scaled.device), chosen - scaled.logsumexp(dim=2), 0.0)
+        return Scored(logp, [Pass(rows=rows, query=width, context=width, logits=count)])
+
+    def _run(
+        self,
+        module: nn.Module,
+        tokens: Int[Tensor, "row new"],
+        mask: Bool[Tensor, "row seen"],
+        *,
+        cache: DynamicCache | None,
+        **settings: int,
+    ) -> Any:
+        """Returns the output of the model or its body for tokens at the end of what was seen."""
+        device, is_next = self.model.device, tokens.shape[1] == 1 and cache is not None
+        if is_next:
+            positions = mask.sum(dim=1, keepdim=True) - 1
+        else:
+            positions = (mask.long().cumsum(dim=1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
+        # A mask of four axes is taken as it is; transformers builds one from any other.
+        attention = mask[:, None, None, :] if is_next and self._takes_masks else mask.long()
+        return module(
+            input_ids=tokens.to(device),
+            attention_mask=attention.to(device),
+            position_ids=positions.to(device),
+            past_key_values=cache,
+            use_cache=cache is not None,
+            **settings,
+        )
+
+
+def _join(
+    prompt: Int[Tensor, "rollout width"],
+    prompt_mask: Bool[Tensor, "rollout width"],
+    tokens: Int[Tensor, "rollout step"],
+    mask: Bool[Tensor, "rollout step"],
+) -> tuple[Int[Tensor, "rollout seen"], Bool[Tensor, "rollout seen"]]:
+    """Returns what is read and its mask; the last token is not: its successor is not scored."""
+    return (
+        torch.cat([prompt, tokens[:, :-1]], dim=1),
+        torch.cat([prompt_mask, mask[:, :-1]], dim=1),
+    )

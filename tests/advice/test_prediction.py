@@ -1,0 +1,173 @@
+"""Predictions against brute force: rates from the posterior, outcomes from the rates, counted."""
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+from profiles import synthetic_facts
+
+from grpo.advice.cost import packed_flops
+from grpo.advice.facts import Facts
+from grpo.advice.prediction import Amounts, Treatment, predict
+from grpo.selection import (
+    Selection,
+    compose,
+    resample_uniform_groups,
+    reuse_profile_rollouts,
+    skip_uniform_prompts,
+)
+
+TRIALS = 60
+PLAIN = Treatment(
+    drops_uniform=True,
+    keep=None,
+    scores_proximal=True,
+    scores_reference=False,
+    scores_reference_on_all=False,
+    selection=compose(),
+    updates=4,
+    rollouts_per_batch=64,
+    tokens_per_microbatch=512,
+)
+COUNTS = ("groups", "uniform_groups", "rollouts", "sampled_steps", "trained_steps", "signal")
+
+
+def plan_of(facts: Facts) -> pd.DataFrame:
+    """Returns groups of 2, 4 and 8 for all prompts but the first ten."""
+    ids = facts.profile["prompt_id"][10:]
+    return pd.DataFrame({"prompt_id": ids, "rollouts": np.resize([2, 4, 8], len(ids))})
+
+
+def simulate(
+    plan: pd.DataFrame, treatment: Treatment, facts: Facts, chooser: np.random.Generator
+) -> dict[str, float]:
+    """Returns the counts of one round that is drawn group by group."""
+    rows = facts.rows_of(plan["prompt_id"])
+    selection = treatment.selection
+    order = chooser.permutation(len(plan))
+    if selection.budget and selection.keeps_uniform:
+        order = order[: selection.budget.prompts]
+    total = dict.fromkeys([*COUNTS, "update_flops"], 0.0)
+    groups = []
+    for batch in batches_of(order, selection):
+        for index in batch:
+            row, size = rows[index], int(plan["rollouts"].iloc[index])
+            successes = draw_successes(facts, row, size, selection, chooser)
+            steps = np.resize(chooser.permutation(facts.steps_of(int(row))), size)
+            total["rollouts"] += size
+            if not selection.reuses_profile:
+                total["sampled_steps"] += steps.sum()
+            groups.append((row, size, successes, steps))
+        mixed = [each for each in groups if 0 < each[2] < each[1]]
+        if not selection.keeps_uniform and len(mixed) >= selection.budget.prompts:
+            break
+    if not selection.keeps_uniform:
+        groups = mixed[: selection.budget.prompts]
+    trained = []
+    for row, size, successes, steps in groups:
+        uniform = successes in (0, size)
+        total["groups"] += 1
+        total["uniform_groups"] += uniform
+        rate = successes / size
+        total["signal"] += size * rate * (1 - rate)
+        if not (uniform and treatment.drops_uniform):
+            kept = steps[: treatment.keep]
+            total["trained_steps"] += kept.sum()
+            tokens = facts.profile["prompt_tokens"].iloc[row]
+            trained.append(np.array([[row, tokens, each] for each in kept]))
+    total["update_flops"] = update_flops(trained, treatment, facts, chooser)
+    return total
+
+
+def batches_of(order: np.ndarray, selection: Selection) -> list[np.ndarray]:
+    if selection.keeps_uniform:
+        return [order]
+    size = selection.budget.prompts_per_batch
+    return [order[i * size : (i + 1) * size] for i in range(selection.budget.max_batches)]
+
+
+def draw_successes(
+    facts: Facts, row: int, size: int, selection: Selection, chooser: np.random.Generator
+) -> int:
+    if selection.reuses_profile:
+        solved = int(facts.profile["successes"].iloc[row])
+        return int(chooser.hypergeometric(solved, 8 - solved, size))
+    rate = chooser.beta(facts.posterior.alpha[row], facts.posterior.beta[row])
+    return int(chooser.binomial(size, rate))
+
+
+def update_flops(
+    trained: list[np.ndarray], treatment: Treatment, facts: Facts, chooser: np.random.Generator
+) -> float:
+    """Returns what scoring all and training each part takes, packed as training packs."""
+    if not trained:
+        return 0.0
+    tokens = treatment.tokens_per_microbatch
+    part = chooser.integers(treatment.updates, size=len(trained))
+    flops = packed_flops(facts.flops, np.concatenate(trained), tokens, is_training=False)
+    for each in range(treatment.updates):
+        own = [rows for rows, number in zip(trained, part) if number == each]
+        if own:
+            flops += packed_flops(facts.flops, np.concatenate(own), tokens, is_training=True)
+    return flops
+
+
+@pytest.mark.parametrize(
+    ("treatment", "error"),
+    [
+        (PLAIN, 0.0),
+        (replace(PLAIN, drops_uniform=False), 0.0),
+        (replace(PLAIN, keep=2), 0.0),
+        (replace(PLAIN, selection=skip_uniform_prompts(60)), 0.0),
+        (replace(PLAIN, selection=reuse_profile_rollouts()), 0.0),
+        # The number of batches is that of the expected share of mixed groups.
+        (replace(PLAIN, selection=resample_uniform_groups(40, 24)), 0.08),
+    ],
+    ids=["plain", "no-drop", "keep", "skip", "reuse", "resample"],
+)
+def test_expected_counts_are_the_mean_of_simulated_rounds(treatment: Treatment, error: float):
+    """Within 4 standard errors, plus `error`."""
+    facts = synthetic_facts(120)
+    plan, chooser = plan_of(facts), np.random.default_rng(1)
+    predicted = predict(plan, treatment, facts, starts_from_base=True)
+    trials = pd.DataFrame([simulate(plan, treatment, facts, chooser) for _ in range(TRIALS)])
+    for name in COUNTS:
+        expected = getattr(predicted, name)
+        allowed = 4 * trials[name].std() / TRIALS**0.5 + error * expected
+        if name == "signal" and treatment.selection.reuses_profile:
+            continue  # the posterior's, of prompts rather than of these very rollouts
+        assert abs(trials[name].mean() - expected) <= allowed + 1e-9, name
+    assert predicted.update_flops == pytest.approx(trials["update_flops"].mean(), rel=0.1)
+
+
+def test_reused_rollouts_cost_no_sampling_and_only_a_round_from_the_base_has_them():
+    facts = synthetic_facts(60)
+    plan, treatment = plan_of(facts), replace(PLAIN, selection=reuse_profile_rollouts())
+    first = predict(plan, treatment, facts, starts_from_base=True)
+    later = predict(plan, treatment, facts, starts_from_base=False)
+    assert (first.sampled_steps, first.sampling_flops) == (0, 0)
+    assert later == predict(plan, PLAIN, facts, starts_from_base=False)
+
+
+def test_a_reference_policy_costs_passes_over_what_it_scores():
+    facts = synthetic_facts(60)
+    plan = plan_of(facts)
+
+    def update(**changes: bool) -> float:
+        treatment = replace(PLAIN, drops_uniform=False, **changes)
+        return predict(plan, treatment, facts, starts_from_base=False).update_flops
+
+    alone = update(scores_proximal=False)
+    scoring = update() - alone
+    assert update(scores_reference=True) == pytest.approx(alone + 2 * scoring)
+    # Nothing is left out here, so what is sampled is what is trained on.
+    assert update(scores_reference_on_all=True) == pytest.approx(alone + 2 * scoring)
+
+
+def test_amounts_add_up():
+    facts = synthetic_facts(60)
+    plan = plan_of(facts)
+    one = predict(plan, PLAIN, facts, starts_from_base=False)
+    assert Amounts.of([one, one]) == one.scaled(2.0)
+    assert one.mixed_groups + one.uniform_groups == pytest.approx(len(plan))

@@ -1,0 +1,140 @@
+"""Laws of the proposed arm: it parses, is sound, teaches as much, and no other is cheaper."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from profiles import synthetic_facts
+
+from grpo.advice.prediction import predict_arm, profile_flops
+from grpo.advice.proposal import Proposal, propose
+from grpo.advice.text import snippet
+from grpo.build.objectives import findings
+from grpo.objective.rules import Severity
+from grpo.params import Parameters, read_params
+
+ROOT = Path(__file__).parents[2]
+REFERENCE = "arms.uniform"
+VARIANTS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "penalty": {f"{REFERENCE}.objective": [{"grpo": {"beta": 0.1}}]},
+    "rollout ratio": {f"{REFERENCE}.objective": ["gspo"]},
+    "pairs, shaped": {
+        "reward.unfinished_penalty": 0.5,
+        f"{REFERENCE}.curriculum": [
+            {"split_at_random": {"phases": 3, "prompts_per_phase": 100}},
+            {"fix_group_size": {"rollouts": 2}},
+        ],
+        f"{REFERENCE}.objective": [{"dr_grpo": {"horizon": 24}}],
+    },
+    "extremes": {
+        f"{REFERENCE}.objective": ["rloo", {"keep_extreme_rollouts": {"keep": 4}}],
+    },
+    "budget": {f"{REFERENCE}.selection": [{"skip_uniform_prompts": {"prompts": 50}}]},
+}
+
+
+def write_params(tmp_path: Path, changes: dict[str, Any]) -> Path:
+    """Writes params.yaml with phases that fit a profile of 300 prompts, and some changes."""
+    content = yaml.safe_load((ROOT / "params.yaml").read_text())
+    content["arms"]["uniform"]["curriculum"][0]["split_at_random"]["prompts_per_phase"] = 60
+    for path, value in changes.items():
+        *parents, last = path.split(".")
+        node = content
+        for key in parents:
+            node = node[key]
+        node[last] = value
+    file = tmp_path / "params.yaml"
+    file.write_text(yaml.safe_dump(content, sort_keys=False))
+    return file
+
+
+def proposed(file: Path, **profile: Any) -> tuple[Parameters, Proposal]:
+    params = read_params(file)
+    return params, propose(params, synthetic_facts(**profile))
+
+
+def with_snippet(file: Path, proposal: Proposal) -> Path:
+    """Returns the file with the snippet merged into it."""
+    content, new = yaml.safe_load(file.read_text()), yaml.safe_load(snippet(proposal))
+    assert set(new) == {"arms", "rounds"}
+    for section, entries in new.items():
+        assert not set(entries) & set(content[section])
+        content[section].update(entries)
+    file.write_text(yaml.safe_dump(content, sort_keys=False))
+    return file
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_snippet_is_an_arm_that_parses_and_is_sound(tmp_path: Path, name: str):
+    file = write_params(tmp_path, VARIANTS[name])
+    _, proposal = proposed(file)
+    assert proposal.chosen is not None
+    params = read_params(with_snippet(file, proposal))
+    assert params.arms["advised"] == proposal.params.arms["advised"]
+    assert params.chain("advised") == ["base", "advised-1", "advised-2", "advised-3"]
+    errors = [each for each in findings(params) if each.severity is Severity.ERROR]
+    assert errors == []
+
+
+def test_a_second_proposal_has_a_name_of_its_own(tmp_path: Path):
+    file = write_params(tmp_path, {})
+    first = proposed(file)[1]
+    with_snippet(file, first)
+    second = proposed(file)[1]
+    assert (first.name, second.name) == ("advised", "advised-v2")
+    read_params(with_snippet(file, second))
+
+
+def test_the_arm_teaches_with_as_many_groups_as_the_reference_and_no_candidate_is_cheaper(
+    tmp_path: Path,
+):
+    params, proposal = proposed(write_params(tmp_path, {}))
+    chosen, target = proposal.chosen, proposal.target
+    assert chosen.amounts.mixed_groups >= target.mixed_groups
+    assert chosen.needed <= chosen.available <= 300
+    for each in proposal.by_sizing:
+        assert each.lack > 1 or each.flops >= chosen.flops
+    # What the curriculum stage will draw is a sample of what was expected.
+    facts = synthetic_facts()
+    drawn = predict_arm(proposal.params, "advised", facts)
+    assert drawn.mixed_groups == pytest.approx(target.mixed_groups, rel=0.1)
+    assert drawn.flops == pytest.approx(chosen.amounts.flops, rel=0.15)
+    assert params.arms == {name: proposal.params.arms[name] for name in params.arms}
+
+
+def test_updates_hold_as_many_rollouts_as_those_of_the_reference(tmp_path: Path):
+    params, proposal = proposed(write_params(tmp_path, {}))
+    reference, arm = params.arms["uniform"].training, proposal.params.arms["advised"].training
+    per_update = proposal.target.rollouts / 3 / reference.updates_per_round
+    assert arm.updates_per_round == round(proposal.chosen.amounts.rollouts / 3 / per_update)
+    assert arm.learning_rate == reference.learning_rate
+
+
+def test_the_profile_counts_for_a_candidate_that_looks_at_it(tmp_path: Path):
+    params, proposal = proposed(write_params(tmp_path, {}))
+    facts = synthetic_facts()
+    for each in proposal.by_sizing:
+        looks = each.window is not None or not each.sizing.is_fixed
+        assert each.profile_flops == (facts.cost.flops if looks else 0)
+    assert profile_flops(params, "uniform", facts) == 0
+    assert profile_flops(params, "sgpo", facts) == facts.cost.flops
+
+
+def test_too_few_prompts_for_any_size_are_no_arm(tmp_path: Path):
+    """Every prompt is in the reference arm, in the largest groups there are."""
+    changes = {
+        "arms.uniform.curriculum": [
+            {"split_at_random": {"phases": 3, "prompts_per_phase": 100}},
+            {"fix_group_size": {"rollouts": 64}},
+        ]
+    }
+    _, proposal = proposed(write_params(tmp_path, changes))
+    assert proposal.chosen is None
+    assert all(each.lack > 1 for each in proposal.by_sizing)
+
+
+def test_a_profile_without_any_signal_has_an_answer(tmp_path: Path):
+    _, proposal = proposed(write_params(tmp_path, {}), prior=(0.001, 50.0))
+    assert proposal.target.uniform_fraction > 0.9

@@ -1,0 +1,144 @@
+"""Advice on a finished workspace: what it predicts has happened, and what it says without one."""
+
+import shutil
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+
+from grpo.__main__ import main
+from grpo.advice.comparison import compare_rounds
+from grpo.advice.facts import Facts, read_facts
+from grpo.artifacts.files import read_json
+from grpo.params import Parameters, read_params
+
+# Wide: of one round of 16 or so prompts whose rollouts are drawn anew.
+STEPS_BAND, FLOPS_BAND = 0.15, 0.35
+
+
+@pytest.fixture(scope="module")
+def params(finished: Path) -> Parameters:
+    return read_params(finished / "params.yaml")
+
+
+@pytest.fixture(scope="module")
+def facts(finished: Path, params: Parameters) -> Facts:
+    return read_facts(finished / "artifacts", params)
+
+
+def advise(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> tuple:
+    """Runs the command in a workspace; returns its exit code and what it printed."""
+    monkeypatch.chdir(workspace)
+    monkeypatch.setattr(sys, "argv", ["grpo", "advise"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    printed = capsys.readouterr()
+    return ended.value.code, printed.out, printed.err
+
+
+def test_a_round_from_the_base_takes_what_was_predicted(
+    finished: Path, params: Parameters, facts: Facts
+):
+    compared = compare_rounds(finished / "artifacts", params, facts)
+    assert [each.round for each in compared] == ["uniform-1", "sgpo-1"]
+    for each in compared:
+        predicted, actual = each.predicted, each.actual
+        assert predicted.groups == actual.groups
+        assert predicted.rollouts == actual.rollouts
+        assert predicted.sampled_steps == pytest.approx(actual.sampled_steps, rel=STEPS_BAND)
+        assert predicted.sampling_flops == pytest.approx(actual.sampling_flops, rel=STEPS_BAND)
+        assert predicted.update_flops == pytest.approx(actual.update_flops, rel=FLOPS_BAND)
+        # Groups are independent: 4 standard deviations of a mean of so many.
+        share = predicted.uniform_fraction
+        deviation = (share * (1 - share) / actual.groups) ** 0.5
+        assert abs(actual.uniform_fraction - share) < 4 * deviation
+
+
+def test_counted_amounts_are_those_of_the_artifacts(
+    finished: Path, params: Parameters, facts: Facts
+):
+    artifacts = finished / "artifacts"
+    for each in compare_rounds(artifacts, params, facts):
+        updates = pd.read_csv(artifacts / "training" / each.round / "updates.csv")
+        summary = read_json(artifacts / "rollouts" / each.round / "summary.json")
+        assert each.actual.trained_steps == updates["trained_steps"].sum()
+        assert each.actual.groups == summary["prompts"]
+        assert each.actual.sampling_flops == summary["cost"]["flops"]
+
+
+def test_the_command_prints_an_arm_to_paste_and_what_happened(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    code, out, err = advise(workspace, monkeypatch, capsys)
+    assert (code, err) == (0, "")
+    for expected in (
+        "PROFILE",
+        "Dead prompts",
+        "ARMS",
+        "GROUP SIZES",
+        "WHAT HAPPENED",
+        "uniform-1",
+    ):
+        assert expected in out
+    assert "Nothing here says which arm learns more" in out
+    pasted = yaml.safe_load(out[out.index("arms:\n") : out.index("Predicted are")])
+    assert set(pasted) == {"arms", "rounds"}
+    assert all(len(line) <= 120 for line in out.splitlines())
+
+
+def test_rounds_of_another_curriculum_are_not_compared(
+    workspace: Path, params: Parameters, facts: Facts
+):
+    arm = params.arms["uniform"].model_copy(
+        update={
+            "curriculum": [
+                {"keep_rate_window": {"low": 0.5, "high": 1.0}},
+                {"split_at_random": {"phases": 1, "prompts_per_phase": 2}},
+                {"fix_group_size": {"rollouts": 8}},
+            ]
+        }
+    )
+    changed = params.model_copy(update={"arms": {**params.arms, "uniform": arm}})
+    compared = compare_rounds(workspace / "artifacts", changed, facts)
+    assert [each.round for each in compared] == ["sgpo-1"]
+
+
+def test_rounds_that_have_not_run_are_predicted_and_not_compared(
+    workspace: Path, params: Parameters, facts: Facts
+):
+    shutil.rmtree(workspace / "artifacts" / "training" / "sgpo-1")
+    compared = compare_rounds(workspace / "artifacts", params, facts)
+    assert [each.round for each in compared] == ["uniform-1"]
+
+
+@pytest.mark.parametrize("missing", ["profile", "profile/rollouts", "prompts", "policies/base"])
+def test_without_a_profile_one_line_says_what_to_run(
+    workspace: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+    missing: str,
+):
+    shutil.rmtree(workspace / "artifacts" / missing)
+    code, out, err = advise(workspace, monkeypatch, capsys)
+    assert (code, out) == (2, "")
+    assert len(err.splitlines()) == 1
+    assert f"artifacts/{missing}" in err
+    if missing.startswith("profile"):
+        assert "dvc repro profile" in err
+
+
+def test_a_profile_of_other_parameters_is_refused(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    file = workspace / "params.yaml"
+    content = yaml.safe_load(file.read_text())
+    content["profile"]["rollouts_per_prompt"] = 4
+    file.write_text(yaml.safe_dump(content))
+    code, _, err = advise(workspace, monkeypatch, capsys)
+    assert code == 2
+    assert "must have 4 rollouts per prompt (profile.rollouts_per_prompt), has 8" in err
+    assert "dvc repro profile" in err
