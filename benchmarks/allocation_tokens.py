@@ -1,9 +1,10 @@
 """What each way of spending compute costs until it has learned what plain GRPO has learned.
 
-python -m benchmarks.allocation_tokens 0 1 2 3 4   # runs what is missing, then writes the results
+python -m benchmarks.allocation_tokens 2 3 4 5 6   # runs what is missing, then writes the results
 python -m benchmarks.allocation_tokens             # writes table and figure from the results
 
-The arms are in allocation_tokens.yaml; task, base policy and evaluation are those of params.yaml.
+The arms are in allocation_tokens.yaml, chosen on seeds 0 and 1; task, base policy and evaluation are
+those of params.yaml.
 A seed's runs lie under .work/ and are taken up again after an interruption; remove that folder when
 the code has changed. Writes results/allocation_tokens.json and docs/allocation_tokens.svg.
 """
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import yaml
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy import stats
 
@@ -23,6 +25,7 @@ from benchmarks.workspaces import make_workspace, run_stages
 from grpo.artifacts.files import read_json, write_json
 from grpo.params import Parameters, read_params
 from grpo.report.comparison import Curve, cost_to_reach
+from grpo.report.drawing import MARKERS, styled
 from grpo.report.reading import uses_profile
 
 ARMS = Path(__file__).with_suffix(".yaml")
@@ -31,7 +34,11 @@ FIGURE = ROOT / "docs" / "allocation_tokens.svg"
 WORK = ROOT / ".work" / "allocation_tokens"
 REFERENCE = "uniform"
 SCORES = ("mean_at_k", "greedy", "pass_at_k")
+COSTS = {"flops": ("GFLOPs", 1e9), "cpu_seconds": ("processor seconds", 1.0)}
+RESAMPLES = 2000
+BENCHMARK_KEYS = ("kind", "rounds", "phases", "rounds_per_evaluation")
 Point = dict[str, float]
+Runs = dict[str, dict[str, list[Point]]]
 
 
 def main() -> None:
@@ -39,7 +46,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.allocation_tokens")
     parser.add_argument("seeds", nargs="*", type=int, metavar="SEED")
     chosen = parser.parse_args()
-    runs: dict[str, Any] = read_json(OUT)["runs"] if OUT.exists() else {}
+    runs: Runs = read_json(OUT)["runs"] if OUT.exists() else {}
     for seed in chosen.seeds:
         runs[str(seed)] = run_seed(seed)
         write_json(
@@ -54,35 +61,49 @@ def main() -> None:
             },
         )
     results = read_json(OUT)
-    draw(results["runs"]).savefig(FIGURE, metadata={"Date": None})
+    draw(results["runs"], results["arms"]).savefig(FIGURE, metadata={"Date": None})
     print(table(results))
 
 
 def run_seed(seed: int) -> dict[str, list[Point]]:
-    """Returns, per arm, what every policy of its chain had cost and reached; the base first."""
-    params = parameters(seed)
+    """Returns, per arm, what every evaluated policy had cost and reached; the base first."""
+    params, evaluated = parameters(seed)
     workspace = WORK / str(seed)
     make_workspace(workspace, params)
-    cpu_seconds = run_stages(workspace)
+    skipped = {f"evaluate@{name}" for name in params["rounds"]} - {
+        f"evaluate@{name}" for name in evaluated
+    }
+    cpu_seconds = run_stages(workspace, skipped)
     typed = read_params(workspace / "params.yaml")
-    return {arm: curve(workspace, typed, cpu_seconds, arm) for arm in typed.arms}
+    return {arm: curve(workspace, typed, cpu_seconds, arm, evaluated) for arm in typed.arms}
 
 
-def parameters(seed: int) -> dict[str, Any]:
-    """Returns params.yaml with this benchmark's arms, and a round for each of their passes."""
+def parameters(seed: int) -> tuple[dict[str, Any], set[str]]:
+    """Returns params.yaml with this benchmark's arms and their rounds, and which are evaluated.
+
+    An arm passes over its phases again until its rounds are done.
+    """
     params: dict[str, Any] = yaml.safe_load((ROOT / "params.yaml").read_text())
     params |= {"seed": seed, "arms": {}, "rounds": {}}
+    evaluated = set()
     for name, arm in yaml.safe_load(ARMS.read_text())["arms"].items():
-        phases = arm.pop("phase_of_round")
+        _, rounds, phases, every = (arm.pop(key) for key in BENCHMARK_KEYS)
         params["arms"][name] = arm
-        for index, phase in enumerate(phases, start=1):
+        for index in range(1, rounds + 1):
             start = f"{name}-{index - 1}" if index > 1 else "base"
+            phase = (index - 1) % phases + 1
             params["rounds"][f"{name}-{index}"] = {"arm": name, "start": start, "phase": phase}
-    return params
+            if index % every == 0 or index == rounds:
+                evaluated.add(f"{name}-{index}")
+    return params, evaluated
 
 
 def curve(
-    workspace: Path, params: Parameters, cpu_seconds: dict[str, float], arm: str
+    workspace: Path,
+    params: Parameters,
+    cpu_seconds: dict[str, float],
+    arm: str,
+    evaluated: set[str],
 ) -> list[Point]:
     """Returns the points of one arm; a profile that it uses is paid before its first round."""
     artifacts = workspace / "artifacts"
@@ -100,51 +121,72 @@ def curve(
         pay(f"rollout@{name}", Path(f"rollouts/{name}/summary.json"))
         pay(f"train@{name}", Path(f"training/{name}/summary.json"))
         total["cpu_seconds"] += cpu_seconds[f"score@{name}"]
-        points.append(_point(artifacts, name, total))
+        if name in evaluated:
+            points.append(_point(artifacts, name, total))
     return points
 
 
-def summarize(runs: dict[str, dict[str, list[Point]]]) -> dict[str, Any]:
+def summarize(runs: Runs) -> dict[str, Any]:
     """Returns means over seeds with 95 % t intervals, arm by arm against the reference."""
+    references = [run[REFERENCE] for run in runs.values()]
     arms = list(next(iter(runs.values())))
-    return {arm: _summary([run[arm] for run in runs.values()], _targets(runs)) for arm in arms}
-
-
-def _targets(runs: dict[str, dict[str, list[Point]]]) -> list[list[Point]]:
-    return [run[REFERENCE] for run in runs.values()]
+    return {arm: _summary([run[arm] for run in runs.values()], references) for arm in arms}
 
 
 def _summary(curves: list[list[Point]], references: list[list[Point]]) -> dict[str, Any]:
     last = [points[-1] for points in curves]
     ends = [points[-1] for points in references]
-    shares = {
-        cost: [_share(own, other, cost) for own, other in zip(curves, references)]
-        for cost in ("flops", "cpu_seconds")
-    }
     return {
-        "gain": _interval([p[-1]["mean_at_k"] - p[0]["mean_at_k"] for p in curves]),
+        **{
+            f"{score}_gain": _interval([points[-1][score] - points[0][score] for points in curves])
+            for score in SCORES
+        },
         "against_reference": _interval(
             [own["mean_at_k"] - other["mean_at_k"] for own, other in zip(last, ends)]
         ),
-        "greedy_gain": _interval([p[-1]["greedy"] - p[0]["greedy"] for p in curves]),
-        "pass_gain": _interval([p[-1]["pass_at_k"] - p[0]["pass_at_k"] for p in curves]),
-        "flops_of_reference": _interval([a["flops"] / b["flops"] for a, b in zip(last, ends)]),
-        "cpu_seconds_of_reference": _interval(
-            [a["cpu_seconds"] / b["cpu_seconds"] for a, b in zip(last, ends)]
+        "seeds_that_reach": sum(
+            any(point["mean_at_k"] >= other["mean_at_k"] for point in own)
+            for own, other in zip(curves, ends)
         ),
-        "reached": sum(each is not None for each in shares["flops"]),
-        "flops_to_reach": _interval_if_all(shares["flops"]),
-        "cpu_seconds_to_reach": _interval_if_all(shares["cpu_seconds"]),
+        **{
+            f"{cost}_of_reference": _interval([a[cost] / b[cost] for a, b in zip(last, ends)])
+            for cost in COSTS
+        },
+        **{f"{cost}_to_reach": _share_to_reach(curves, references, cost) for cost in COSTS},
     }
 
 
-def _share(own: list[Point], reference: list[Point], cost: str) -> float | None:
-    """Returns the arm's cost at the reference's last reward, as a share of the reference's."""
-    names = tuple(str(index) for index in range(len(own)))
-    line = Curve(arm="", policies=names, costs=tuple(point[cost] for point in own))
-    values = {name: point["mean_at_k"] for name, point in zip(names, own)}
-    reached = cost_to_reach(line, values, reference[-1]["mean_at_k"])
-    return None if reached is None else reached / reference[-1][cost]
+def _share_to_reach(
+    curves: list[list[Point]], references: list[list[Point]], cost: str
+) -> dict[str, float | None]:
+    """Returns the share of the reference's cost at which the mean curve has its last mean gain.
+
+    The interval is a 95 % percentile bootstrap over seeds; None: not reached.
+    """
+    own, other = _points(curves, cost), _points(references, cost)
+    chooser = np.random.default_rng(0)
+    seeds = chooser.integers(len(own), size=(RESAMPLES, len(own)))
+    resampled = [_share(own[rows].mean(axis=0), other[rows].mean(axis=0)) for rows in seeds]
+    low, high = np.quantile(resampled, [0.025, 0.975], method="inverted_cdf")
+    values = _share(own.mean(axis=0), other.mean(axis=0)), low, high
+    known = [float(value) if math.isfinite(value) else None for value in values]
+    return dict(zip(("value", "low", "high"), known))
+
+
+def _share(own: np.ndarray, reference: np.ndarray) -> float:
+    """Returns the cost of a curve at the last gain of another, by the other's cost."""
+    names = tuple(map(str, range(len(own))))
+    line = Curve(arm="", policies=names, costs=tuple(own[:, 0].tolist()))
+    reached = cost_to_reach(line, dict(zip(names, own[:, 1].tolist())), float(reference[-1, 1]))
+    return math.inf if reached is None else reached / float(reference[-1, 0])
+
+
+def _points(curves: list[list[Point]], cost: str) -> np.ndarray:
+    """Returns cost and gain in mean@k over the base, by seed and point."""
+    points = [[[each[cost], each["mean_at_k"]] for each in points] for points in curves]
+    array = np.array(points)
+    array[:, :, 1] -= array[:, :1, 1]
+    return array
 
 
 def _interval(values: list[float]) -> dict[str, float | None]:
@@ -156,67 +198,68 @@ def _interval(values: list[float]) -> dict[str, float | None]:
     return {"value": mean, "low": mean - half, "high": mean + half}
 
 
-def _interval_if_all(values: list[float | None]) -> dict[str, float | None] | None:
-    known = [value for value in values if value is not None]
-    return _interval(known) if len(known) == len(values) else None
-
-
 def _point(artifacts: Path, name: str, cost: dict[str, float]) -> Point:
     scores = read_json(artifacts / "evaluations" / f"{name}.json")
     return {**cost, **{score: scores[score]["value"] for score in SCORES}}
 
 
-def draw(runs: dict[str, dict[str, list[Point]]]) -> Figure:
-    """Returns reward against FLOPs and against processor seconds, mean over seeds."""
-    figure = Figure(figsize=(11, 4.6), layout="constrained")
-    axes = figure.subplots(1, 2, sharey=True)
-    for side, (cost, label, unit) in zip(
-        axes, [("flops", "GFLOPs", 1e9), ("cpu_seconds", "processor seconds", 1.0)]
-    ):
-        for index, arm in enumerate(next(iter(runs.values()))):
-            curves = np.array(
-                [[[p[cost], p["mean_at_k"]] for p in run[arm]] for run in runs.values()]
-            )
-            gains = curves[:, :, 1] - curves[:, :1, 1]
-            style = "-o" if index < 10 else "--s"
-            x = curves[:, :, 0].mean(axis=0) / unit
-            line = side.plot(x, gains.mean(axis=0), style, markersize=3, label=arm)[0]
-            spread = gains.std(axis=0, ddof=1) / math.sqrt(len(gains)) if len(gains) > 1 else 0
-            low, high = gains.mean(axis=0) - spread, gains.mean(axis=0) + spread
-            side.fill_between(x, low, high, color=line.get_color(), alpha=0.12, linewidth=0)
-        side.set_xlabel(f"{label}, sampling + updates + profile")
-        side.grid(alpha=0.3)
-    axes[0].set_ylabel("mean@8 above the base policy")
-    axes[1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+def draw(runs: Runs, arms: dict[str, Any]) -> Figure:
+    """Returns reward against FLOPs and processor seconds, a row of panels per kind of arm."""
+    kinds = list(dict.fromkeys(arm["kind"] for arm in arms.values()))
+    with styled():
+        figure = Figure(figsize=(11.5, 4.2 * len(kinds)), layout="constrained")
+        grid = figure.subplots(len(kinds), len(COSTS), sharey=True, squeeze=False)
+        for kind, row in zip(kinds, grid):
+            shown = [arm for arm in arms if arms[arm]["kind"] == kind or arm == REFERENCE]
+            for (cost, (label, unit)), axes in zip(COSTS.items(), row):
+                for index, arm in enumerate(shown):
+                    points = _points([run[arm] for run in runs.values()], cost)
+                    _draw_curve(axes, points, label=arm, index=index, unit=unit)
+                axes.set_xlabel(label)
+            row[0].set_ylabel(f"{kind}: mean@8 above the base")
+            row[-1].legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure
 
 
+def _draw_curve(axes: Axes, points: np.ndarray, *, label: str, index: int, unit: float) -> None:
+    """Draws the mean over seeds, with a band of one standard error."""
+    mean = points.mean(axis=0)
+    x, color = mean[:, 0] / unit, f"C{index}"
+    axes.plot(x, mean[:, 1], label=label, marker=MARKERS[index % len(MARKERS)], color=color)
+    if len(points) > 1:
+        error = stats.sem(points[:, :, 1], axis=0)
+        axes.fill_between(x, mean[:, 1] - error, mean[:, 1] + error, color=color, alpha=0.12)
+
+
 def table(results: dict[str, Any]) -> str:
-    """Returns the summary as the Markdown table of the page."""
+    """Returns the summary as the Markdown table of docs/allocation_tokens.md."""
     lines = [
-        "| arm | gain in mean@8 | against uniform | greedy | pass@8 | FLOPs | processor seconds "
-        "| seeds that reach uniform | FLOPs to reach it |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| arm | gain in mean@8 | against uniform | greedy | pass@8 | FLOPs of uniform's "
+        "| seconds of uniform's | seeds that reach uniform | FLOPs to reach it "
+        "| seconds to reach it |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
-    seeds = len(results["runs"])
     for arm, row in results["summary"].items():
-        gains = (row[name] for name in ("gain", "against_reference", "greedy_gain", "pass_gain"))
-        costs = (row[name] for name in ("flops_of_reference", "cpu_seconds_of_reference"))
-        reach = row["flops_to_reach"]
+        gains = ("mean_at_k_gain", "against_reference", "greedy_gain", "pass_at_k_gain")
+        shares = [f"{cost}_of_reference" for cost in COSTS]
         cells = [
             arm,
-            *(_words(each, "+.3f") for each in gains),
-            *(_words(each, ".0%") for each in costs),
-            f"{row['reached']} of {seeds}",
-            _words(reach, ".0%") if reach else "",
+            *(_words(row[name], "+.3f") for name in gains),
+            *(format(row[name]["value"], ".0%") for name in shares),
+            f"{row['seeds_that_reach']} of {len(results['runs'])}",
+            *(_words(row[f"{cost}_to_reach"], ".0%") for cost in COSTS),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def _words(interval: dict[str, float | None], form: str) -> str:
-    known = [format(value, form) for value in interval.values() if value is not None]
-    return known[0] if len(known) == 1 else f"{known[0]} [{known[1]}, {known[2]}]"
+    """Returns value and interval; a dash for what was not reached."""
+    value, low, high = (
+        "-" if each is None else format(each, form)
+        for each in (interval["value"], interval["low"], interval["high"])
+    )
+    return value if low == high == "-" else f"{value} [{low}, {high}]"
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from grpo.artifacts.files import read_json, write_json
 from grpo.artifacts.usage import Usage
 
 ROOT = Path(__file__).parents[1]
-SKIPPED = ("report", "lineage")
+NO_RESULT = ("report", "lineage")
 CPU_SECONDS = Path(".work/cpu_seconds.json")
 
 
@@ -36,15 +36,20 @@ def make_workspace(target: Path, params: dict[str, Any]) -> None:
         subprocess.run([sys.executable, "-m", "dvc", "init", "--quiet"], cwd=target, check=True)
 
 
-def run_stages(workspace: Path) -> dict[str, float]:
+def run_stages(workspace: Path, skipped: Collection[str] = ()) -> dict[str, float]:
     """Runs, in dvc.yaml's order, every stage whose outputs are missing.
+
+    Args:
+      skipped: Full names of stages that need not run, e.g. evaluate@uniform-1.
 
     Returns the processor seconds of each stage, those of earlier calls included.
     """
     with _inside(workspace):
         seconds: dict[str, float] = read_json(CPU_SECONDS) if CPU_SECONDS.exists() else {}
         for name, command, outs in _commands():
-            if name.partition("@")[0] in SKIPPED or all(out.exists() for out in outs):
+            if name.partition("@")[0] in NO_RESULT or name in skipped:
+                continue
+            if all(out.exists() for out in outs):
                 continue
             _, _, module, *paths = command.split()
             main = importlib.import_module(module).main

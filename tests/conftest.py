@@ -14,7 +14,7 @@ torch.set_num_threads(1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keeps on one worker what shares a finished run: all of tests/pipeline, else a file's tests."""
+    """Keeps on one worker what shares a finished run: tests/pipeline; else the tests of a file."""
     pipeline = Path(__file__).parent / "pipeline"
     for item in items:
         shared = pipeline if pipeline in item.path.parents else item.path

@@ -1,0 +1,60 @@
+"""What benchmarks say of their runs: closed forms on curves made by hand."""
+
+import pytest
+
+from benchmarks.allocation_tokens import Point, summarize
+
+
+def curve(*points: tuple[float, float]) -> list[Point]:
+    """Returns the points of an arm: cost, and mean@k above a base of 0.25."""
+    return [
+        {
+            "flops": cost,
+            "cpu_seconds": 2 * cost,
+            "mean_at_k": 0.25 + gain,
+            "greedy": 0.0,
+            "pass_at_k": 0.5,
+        }
+        for cost, gain in points
+    ]
+
+
+REFERENCE = curve((0, 0.0), (10, 0.125), (20, 0.25))
+
+
+def test_the_cost_to_reach_is_read_off_the_mean_curve():
+    """Gains of 1/2 and 1/4 at cost 8 are 3/8 in the mean: 1/4 is reached at 16/3 of 20."""
+    runs = {
+        "0": {"uniform": REFERENCE, "arm": curve((0, 0.0), (8, 0.5))},
+        "1": {"uniform": REFERENCE, "arm": curve((0, 0.0), (8, 0.25))},
+    }
+    arm = summarize(runs)["arm"]
+    for cost in ("flops", "cpu_seconds"):
+        reached = arm[f"{cost}_to_reach"]
+        assert reached["value"] == pytest.approx(16 / 3 / 20)
+        assert reached["low"] == pytest.approx(4 / 20)
+        assert reached["high"] == pytest.approx(8 / 20)
+        assert arm[f"{cost}_of_reference"]["value"] == pytest.approx(8 / 20)
+    assert arm["seeds_that_reach"] == 2
+    assert arm["against_reference"]["value"] == pytest.approx(0.125)
+
+
+def test_what_is_paid_before_the_first_update_counts():
+    runs = {"0": {"uniform": REFERENCE, "arm": curve((6, 0.0), (10, 0.25))}}
+    assert summarize(runs)["arm"]["flops_to_reach"]["value"] == pytest.approx(10 / 20)
+
+
+def test_what_is_not_reached_has_no_cost():
+    runs = {
+        "0": {"uniform": REFERENCE, "arm": curve((0, 0.0), (8, 0.2))},
+        "1": {"uniform": REFERENCE, "arm": curve((0, 0.0), (8, 0.2))},
+    }
+    arm = summarize(runs)["arm"]
+    assert arm["flops_to_reach"] == {"value": None, "low": None, "high": None}
+    assert arm["seeds_that_reach"] == 0
+
+
+def test_the_reference_reaches_itself_at_its_whole_cost():
+    summary = summarize({str(seed): {"uniform": REFERENCE} for seed in range(3)})["uniform"]
+    assert set(summary["flops_to_reach"].values()) == {1.0}
+    assert summary["against_reference"] == {"value": 0.0, "low": 0.0, "high": 0.0}
