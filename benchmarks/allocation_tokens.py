@@ -3,10 +3,10 @@
 python -m benchmarks.allocation_tokens 2 3 4 5 6   # runs what is missing, then writes the results
 python -m benchmarks.allocation_tokens             # writes table and figure from the results
 
-The arms are in allocation_tokens.yaml, chosen on seeds 0 and 1; task, base policy and evaluation are
-those of params.yaml.
-A seed's runs lie under .work/ and are taken up again after an interruption; remove that folder when
-the code has changed. Writes results/allocation_tokens.json and docs/allocation_tokens.svg.
+The arms are in allocation_tokens.yaml, chosen on seeds 0 and 1; task, base policy and evaluation
+are those of params.yaml. A seed's runs lie under .work/ and are taken up again after an
+interruption; remove that folder when the code has changed. Writes results/allocation_tokens.json
+and docs/allocation_tokens.svg.
 """
 
 import argparse

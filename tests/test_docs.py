@@ -11,6 +11,7 @@ import torch
 import yaml
 from pydantic import TypeAdapter
 
+from benchmarks import offpolicy_report
 from benchmarks.demo import table
 from grpo.artifacts.tables import PROMPTS, validate
 from grpo.build.curricula import build_curriculum
@@ -208,3 +209,8 @@ def test_the_judge_of_the_page_scores(text: str, expected: tuple[float, str]):
 def test_the_table_of_the_results_is_that_of_the_committed_file():
     results = json.loads((ROOT / "benchmarks" / "results" / "demo.json").read_text())
     assert table(results) in (DOCS / "results.md").read_text()
+
+
+def test_the_table_of_offpolicy_stability_is_that_of_the_committed_file():
+    runs = json.loads((ROOT / "benchmarks" / "results" / "offpolicy_stability.json").read_text())
+    assert offpolicy_report.table(runs["runs"]) in (DOCS / "offpolicy_stability.md").read_text()
