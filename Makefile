@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 export DO_NOT_TRACK := true
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo test check ui lock clean
+.PHONY: setup demo test test-pipeline test-rest check ui lock clean
 setup: $(VENV)/ready
 
 # torch first: whatever build is there satisfies the lock (README: the CUDA build).
@@ -36,7 +36,13 @@ check:
 
 test: setup
 	$(MAKE) --no-print-directory check
-	pytest --numprocesses 2 --dist loadgroup
+	$(MAKE) --no-print-directory -j 2 test-pipeline test-rest
+
+test-pipeline:
+	pytest tests/pipeline
+
+test-rest:
+	pytest --ignore tests/pipeline
 
 ui: setup
 	python -m flows.ui

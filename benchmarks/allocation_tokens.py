@@ -35,6 +35,7 @@ WORK = ROOT / ".work" / "allocation_tokens"
 REFERENCE = "uniform"
 SCORES = ("mean_at_k", "greedy", "pass_at_k")
 COSTS = {"flops": ("GFLOPs", 1e9), "cpu_seconds": ("processor seconds", 1.0)}
+SECONDS = ("profile_seconds", "rollout_seconds", "score_seconds", "train_seconds")
 RESAMPLES = 2000
 BENCHMARK_KEYS = ("kind", "rounds", "phases", "rounds_per_evaluation")
 Point = dict[str, float]
@@ -46,7 +47,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.allocation_tokens")
     parser.add_argument("seeds", nargs="*", type=int, metavar="SEED")
     chosen = parser.parse_args()
-    runs: Runs = read_json(OUT)["runs"] if OUT.exists() else {}
+    stored: Runs = read_json(OUT)["runs"] if OUT.exists() else {}
+    runs = {seed: run for seed, run in stored.items() if run.keys() == read_arms().keys()}
     for seed in chosen.seeds:
         runs[str(seed)] = run_seed(seed)
         write_json(
@@ -55,14 +57,14 @@ def main() -> None:
                 "command": f"python -m benchmarks.allocation_tokens {' '.join(sorted(runs))}",
                 "revision": revision_of("HEAD"),
                 "machine": machine(),
-                "arms": yaml.safe_load(ARMS.read_text()),
+                "arms": read_arms(),
                 "runs": runs,
                 "summary": summarize(runs),
             },
         )
     results = read_json(OUT)
-    draw(results["runs"], results["arms"]).savefig(FIGURE, metadata={"Date": None})
-    print(table(results))
+    draw(results["runs"]).savefig(FIGURE, metadata={"Date": None})
+    print(table(results), spending_table(results), sep="\n\n")
 
 
 def run_seed(seed: int) -> dict[str, list[Point]]:
@@ -78,6 +80,12 @@ def run_seed(seed: int) -> dict[str, list[Point]]:
     return {arm: curve(workspace, typed, cpu_seconds, arm, evaluated) for arm in typed.arms}
 
 
+def read_arms() -> dict[str, Any]:
+    """Returns the arms in the file's order."""
+    arms: dict[str, Any] = yaml.safe_load(ARMS.read_text())["arms"]
+    return arms
+
+
 def parameters(seed: int) -> tuple[dict[str, Any], set[str]]:
     """Returns params.yaml with this benchmark's arms and their rounds, and which are evaluated.
 
@@ -86,7 +94,7 @@ def parameters(seed: int) -> tuple[dict[str, Any], set[str]]:
     params: dict[str, Any] = yaml.safe_load((ROOT / "params.yaml").read_text())
     params |= {"seed": seed, "arms": {}, "rounds": {}}
     evaluated = set()
-    for name, arm in yaml.safe_load(ARMS.read_text())["arms"].items():
+    for name, arm in read_arms().items():
         _, rounds, phases, every = (arm.pop(key) for key in BENCHMARK_KEYS)
         params["arms"][name] = arm
         for index in range(1, rounds + 1):
@@ -107,20 +115,22 @@ def curve(
 ) -> list[Point]:
     """Returns the points of one arm; a profile that it uses is paid before its first round."""
     artifacts = workspace / "artifacts"
-    total = dict.fromkeys(("flops", "sampled_steps", "trained_steps", "cpu_seconds"), 0.0)
+    total = dict.fromkeys(("flops", "sampled_steps", "trained_steps", *SECONDS, "cpu_seconds"), 0.0)
 
-    def pay(stage: str, summary: Path) -> None:
-        for name, value in read_json(artifacts / summary)["cost"].items():
+    def pay(stage: str, kind: str, summary: str | None) -> None:
+        cost = read_json(artifacts / summary / "summary.json")["cost"] if summary else {}
+        for name, value in cost.items():
             total[name] += value
-        total["cpu_seconds"] += cpu_seconds[stage]
+        for name in (kind, "cpu_seconds"):
+            total[name] += cpu_seconds[stage]
 
     if uses_profile(params, arm):
-        pay("profile", Path("profile/summary.json"))
+        pay("profile", "profile_seconds", "profile")
     points = [_point(artifacts, "base", total)]
     for name in params.rounds_of(arm):
-        pay(f"rollout@{name}", Path(f"rollouts/{name}/summary.json"))
-        pay(f"train@{name}", Path(f"training/{name}/summary.json"))
-        total["cpu_seconds"] += cpu_seconds[f"score@{name}"]
+        pay(f"rollout@{name}", "rollout_seconds", f"rollouts/{name}")
+        pay(f"score@{name}", "score_seconds", None)
+        pay(f"train@{name}", "train_seconds", f"training/{name}")
         if name in evaluated:
             points.append(_point(artifacts, name, total))
     return points
@@ -129,7 +139,7 @@ def curve(
 def summarize(runs: Runs) -> dict[str, Any]:
     """Returns means over seeds with 95 % t intervals, arm by arm against the reference."""
     references = [run[REFERENCE] for run in runs.values()]
-    arms = list(next(iter(runs.values())))
+    arms = next(iter(runs.values()))
     return {arm: _summary([run[arm] for run in runs.values()], references) for arm in arms}
 
 
@@ -203,8 +213,9 @@ def _point(artifacts: Path, name: str, cost: dict[str, float]) -> Point:
     return {**cost, **{score: scores[score]["value"] for score in SCORES}}
 
 
-def draw(runs: Runs, arms: dict[str, Any]) -> Figure:
+def draw(runs: Runs) -> Figure:
     """Returns reward against FLOPs and processor seconds, a row of panels per kind of arm."""
+    arms = read_arms()
     kinds = list(dict.fromkeys(arm["kind"] for arm in arms.values()))
     with styled():
         figure = Figure(figsize=(11.5, 4.2 * len(kinds)), layout="constrained")
@@ -239,7 +250,8 @@ def table(results: dict[str, Any]) -> str:
         "| seconds to reach it |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for arm, row in results["summary"].items():
+    for arm in read_arms():
+        row = results["summary"][arm]
         gains = ("mean_at_k_gain", "against_reference", "greedy_gain", "pass_at_k_gain")
         shares = [f"{cost}_of_reference" for cost in COSTS]
         cells = [
@@ -250,6 +262,23 @@ def table(results: dict[str, Any]) -> str:
             *(_words(row[f"{cost}_to_reach"], ".0%") for cost in COSTS),
         ]
         lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def spending_table(results: dict[str, Any]) -> str:
+    """Returns what each arm had spent at its end, mean over seeds, as a Markdown table."""
+    names = ("sampled_steps", "trained_steps", "flops", *SECONDS)
+    lines = [
+        "| arm | sampled steps | trained steps | GFLOPs | profile, s | sampling, s | scoring, s "
+        "| updates, s |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for arm in read_arms():
+        ends = [run[arm][-1] for run in results["runs"].values()]
+        mean = {name: float(np.mean([end[name] for end in ends])) for name in names}
+        steps = [f"{mean[name] / 1000:.0f} k" for name in names[:2]]
+        seconds = [f"{mean[name]:.1f}" for name in SECONDS]
+        lines.append(f"| {' | '.join([arm, *steps, f'{mean[names[2]] / 1e9:.0f}', *seconds])} |")
     return "\n".join(lines)
 
 

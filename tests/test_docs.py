@@ -11,7 +11,7 @@ import torch
 import yaml
 from pydantic import TypeAdapter
 
-from benchmarks import offpolicy_report
+from benchmarks import allocation_tokens, offpolicy_report
 from benchmarks.demo import table
 from grpo.artifacts.tables import PROMPTS, validate
 from grpo.build.curricula import build_curriculum
@@ -214,3 +214,11 @@ def test_the_table_of_the_results_is_that_of_the_committed_file():
 def test_the_table_of_offpolicy_stability_is_that_of_the_committed_file():
     runs = json.loads((ROOT / "benchmarks" / "results" / "offpolicy_stability.json").read_text())
     assert offpolicy_report.table(runs["runs"]) in (DOCS / "offpolicy_stability.md").read_text()
+
+
+def test_the_tables_of_allocation_tokens_are_those_of_the_committed_file():
+    path = ROOT / "benchmarks" / "results" / "allocation_tokens.json"
+    results = json.loads(path.read_text())
+    page = (DOCS / "allocation_tokens.md").read_text()
+    assert allocation_tokens.table(results) in page
+    assert allocation_tokens.spending_table(results) in page
