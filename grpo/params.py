@@ -40,6 +40,7 @@ class Machine(Strict):
     device: Literal["cpu", "cuda"]
     dtype: Literal["float32", "bfloat16"]
     threads: Positive  # of torch, per process
+    compile: bool  # by torch.compile, what updates compute; needs a C++ compiler
 
 
 class ReasoningGymTask(Strict):
@@ -258,6 +259,7 @@ def read_params(path: Path = PARAMS) -> Parameters:
             f"got {params.task.kind!r}; set the judge to math or your own"
         )
     _check_sampler(params, path)
+    _check_compile(params, path)
     return params
 
 
@@ -312,6 +314,15 @@ def _check_sampler(params: Parameters, path: Path) -> None:
     for what, is_wrong in wrong.items():
         if policy.sampler == "vllm" and is_wrong:
             raise ParameterError(f"{path}: with policy.sampler vllm, {what}")
+
+
+def _check_compile(params: Parameters, path: Path) -> None:
+    """Raises if compiled passes are asked to record or replay routing, which hooks do."""
+    if params.machine.compile and params.policy.routing != "live":
+        raise ParameterError(
+            f"{path}: with machine.compile true, policy.routing must be live, "
+            f"got {params.policy.routing!r}"
+        )
 
 
 def _explain(error: ValidationError) -> str:

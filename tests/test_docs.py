@@ -13,6 +13,8 @@ from pydantic import TypeAdapter
 
 from benchmarks import allocation_tokens, offpolicy_report
 from benchmarks.demo import table
+from benchmarks.peer_trl import __main__ as peer_trl
+from benchmarks.peer_trl import tune
 from grpo.artifacts.tables import PROMPTS, validate
 from grpo.build.curricula import build_curriculum
 from grpo.build.objectives import ALGORITHMS, build_objective
@@ -223,3 +225,10 @@ def test_the_tables_of_allocation_tokens_are_those_of_the_committed_file():
     page = (DOCS / "allocation_tokens.md").read_text()
     assert allocation_tokens.table(results) in page
     assert allocation_tokens.spending_table(results) in page
+
+
+def test_the_tables_of_speed_are_those_of_the_committed_files():
+    results = ROOT / "benchmarks" / "results"
+    page = (DOCS / "speed.md").read_text()
+    assert peer_trl.table(json.loads((results / "peer_trl.json").read_text())) in page
+    assert tune.table(json.loads((results / "peer_trl_tuning.json").read_text())) in page

@@ -131,6 +131,14 @@ def test_routing_is_checked_against_the_base(
     assert found == set(expected)
 
 
+def test_compiled_passes_cannot_record_or_replay_routing(tmp_path: Path):
+    replay = ("policy.routing", "replay_sampled")
+    read_params(changed(tmp_path, ("machine.compile", False), replay))
+    read_params(changed(tmp_path, ("machine.compile", True)))
+    with pytest.raises(ParameterError, match="must be live, got 'replay_sampled'"):
+        read_params(changed(tmp_path, ("machine.compile", True), replay))
+
+
 def test_check_lists_every_violated_rule_with_its_path(tmp_path: Path):
     """The acceptance file: unsound links in one arm, unsound settings around it."""
     file = changed(

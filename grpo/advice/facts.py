@@ -108,7 +108,7 @@ def read_facts(artifacts: Path, params: Parameters) -> Facts:
     texts = read_table(artifacts / "prompts" / "train.parquet", PROMPTS)
     _require_same(folder, profile, texts, params)
     # FLOPs are the same on every device; not every machine that asks for advice has a GPU.
-    machine = params.machine.model_copy(update={"device": "cpu"})
+    machine = params.machine.model_copy(update={"device": "cpu", "compile": False})
     prepare_machine(machine)
     decoding = Decoding(temperature=1.0, max_steps=params.policy.max_steps)
     base = artifacts / "policies" / BASE

@@ -1,5 +1,6 @@
 """Forward passes of a causal LM: logits while sampling, hidden states and log-probs in training."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -29,11 +30,23 @@ class ForwardPasses:
         self.model = model
         wrapped = hasattr(model, "get_base_model")  # peft changes the layers within in place
         self._causal: Any = model.get_base_model() if wrapped else model  # type: ignore[operator]
+        self._body: Any = self._causal.get_decoder()  # or what `compile` made of it
         is_full = attends_fully(self._causal.config)
         self._takes_masks = is_full and self._causal.config._attn_implementation == "sdpa"
         # Routers decide near ties by the last bits: one kind of pass, the same decisions.
         self._can_share = is_full and not find_routers(model)
         self._head = self._find_head()
+
+    def compile(self, backend: str | Callable[..., Any]) -> None:
+        """Compiles the model's body for scoring and gradients, when they first come.
+
+        Sampling is not compiled, nor is a model whose head does more than a product.
+
+        Args:
+          backend: Of torch.compile.
+        """
+        body = self._causal.get_decoder()
+        self._body = torch.compile(body, backend=backend, dynamic=True)
 
     def next_logits(
         self, tokens: Int[Tensor, "row new"], mask: Bool[Tensor, "row seen"], cache: DynamicCache
@@ -80,7 +93,7 @@ class ForwardPasses:
             ]
         else:
             inputs, attention = _join(prompt[row], prompt_mask[row], tokens, mask)
-            output = self._run(self._causal.get_decoder(), inputs, attention, cache=None)
+            output = self._run(self._body, inputs, attention, cache=None)
             hidden = output.last_hidden_state[:, width - 1 :]
             passes = [Pass(rows=count, query=seen, context=seen, logits=0)]
         logp, head_passes = self._project(hidden, self._head, tokens, needed, temperature)
@@ -126,16 +139,15 @@ class ForwardPasses:
         mask: Bool[Tensor, "rollout step"],
     ) -> Float[Tensor, "rollout step hidden"]:
         """Returns the hidden states that predict each step; gradients reach the shared prompt."""
-        body = self._causal.get_decoder()
         cache = DynamicCache(config=self._causal.config)
-        read = self._run(body, prompt, prompt_mask, cache=cache)
+        read = self._run(self._body, prompt, prompt_mask, cache=cache)
         row = row.to(self.model.device)
         first: Tensor = read.last_hidden_state[:, -1:].index_select(0, row)
         if tokens.shape[1] == 1:
             return first
         select_rows(cache, row)
         attention = torch.cat([prompt_mask[row.cpu()], mask[:, :-1]], dim=1)
-        rest = self._run(body, tokens[:, :-1], attention, cache=cache)
+        rest = self._run(self._body, tokens[:, :-1], attention, cache=cache)
         return torch.cat([first, rest.last_hidden_state], dim=1)
 
     def _log_prob_of_logits(
@@ -158,7 +170,7 @@ class ForwardPasses:
 
     def _run(
         self,
-        module: nn.Module,
+        module: Any,
         tokens: Int[Tensor, "row new"],
         mask: Bool[Tensor, "row seen"],
         *,

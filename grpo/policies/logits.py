@@ -101,7 +101,7 @@ class _ChosenLogProb(torch.autograd.Function):
             else:
                 softmax, _ = _softmax(hidden[rows], weight, bias, chosen[rows], context.temperature)
             scale = gradient[rows, None] / context.temperature
-            to_logits = softmax.mul(-scale) if kept else softmax.mul_(-scale)
+            to_logits = softmax.mul_(-scale)  # in place: no second backward pass of this graph
             to_logits.scatter_add_(1, chosen[rows, None], scale)
             to_logits = to_logits.to(weight.dtype)
             if to_hidden is not None:

@@ -1,0 +1,116 @@
+"""Runs both sides by turns, each repeat in two fresh processes, and writes what they measured.
+
+python -m benchmarks.peer_trl PYTHON_OF_TRL 5    # writes benchmarks/results/peer_trl.json
+"""
+
+import statistics
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peer_trl.processes import Measured, measure, results
+from benchmarks.peer_trl.tune import read_fastest
+from benchmarks.peer_trl.workload import SIZES, Scenario
+from grpo.artifacts.files import read_json, write_json
+
+OUT = Path(__file__).parents[1] / "results" / "peer_trl.json"
+SIDES = ("ours", "theirs")
+PARTS = ("generation", "scoring", "update", "total")
+# The same work at every size; then what the ratio depends on: longer prompts, dead groups.
+SCENARIOS: list[dict[str, Any]] = [
+    *({"size": size} for size in SIZES),
+    {"size": "3M", "longest_prompt": 256},
+    {"size": "3M", "uniform_fraction": 0.5},
+]
+
+
+def main(python: str, repeats: int) -> None:
+    """Measures every scenario and prints the table of docs/speed.md."""
+    measured = []
+    for each in SCENARIOS:
+        measured.append(compare(each, python, repeats))
+        command = f"benchmarks.peer_trl PYTHON_OF_TRL {repeats}"
+        write_json(OUT, results(command, python, scenarios=measured))
+    print(table(read_json(OUT)))
+
+
+def compare(chosen: dict[str, Any], python: str, repeats: int) -> dict[str, Any]:
+    """Returns one scenario's runs of both sides and their ratios."""
+    settings = read_fastest(chosen["size"])
+    scenarios = {side: Scenario(**chosen, settings=settings[side]) for side in SIDES}
+    runs: dict[str, list[Measured]] = {side: [] for side in SIDES}
+    for repeat in range(repeats):
+        for side in SIDES if repeat % 2 == 0 else reversed(SIDES):
+            runs[side].append(measure(side, scenarios[side], python))
+            print(chosen, side, runs[side][-1], flush=True)
+    weights = {run["weights"] for side in SIDES for run in runs[side]}
+    assert len(weights) == 1, weights
+    counted = measure("theirs", replace(scenarios["theirs"], counts_flops=True), python)
+    flops = {"ours": runs["ours"][0]["flops"], "theirs": counted["flops"]}
+    return {
+        "scenario": {side: asdict(each) for side, each in scenarios.items()},
+        **runs,
+        "flops": flops,
+        "ratio": ratios(runs, flops),
+    }
+
+
+def ratios(runs: dict[str, list[Measured]], flops: dict[str, float]) -> dict[str, Any]:
+    """Returns ours / theirs: the medians of each part, the total's smallest and largest pair."""
+    medians = {part: _median(runs["ours"], part) / _median(runs["theirs"], part) for part in PARTS}
+    pairs = [
+        ours["total_cpu_seconds"] / theirs["total_cpu_seconds"]
+        for ours, theirs in zip(runs["ours"], runs["theirs"])
+    ]
+    memory = {
+        kind: max(each[kind] for each in runs["ours"]) / max(each[kind] for each in runs["theirs"])
+        for kind in ("peak_bytes", "growth_bytes")
+    }
+    values = {**medians, **memory, "flops": flops["ours"] / flops["theirs"]}
+    return {
+        **{name: round(value, 3) for name, value in values.items()},
+        "total_of_pairs": [round(min(pairs), 3), round(max(pairs), 3)],
+    }
+
+
+def table(content: dict[str, Any]) -> str:
+    """Returns Markdown: medians of both sides and their ratio, by part."""
+    header = ["what", "part", "ours", "TRL", "ratio"]
+    lines = [f"| {' | '.join(header)} |", "|" + "---|" * len(header)]
+    for each in content["scenarios"]:
+        what, ratio = _describe(each["scenario"]["ours"]), each["ratio"]
+        for part in PARTS:
+            ours, theirs = (_median(each[side], part) for side in SIDES)
+            low, high = ratio["total_of_pairs"]
+            of_pairs = f" [{low:.2f}, {high:.2f}]" if part == "total" else ""
+            lines.append(
+                f"| {what} | {part}, CPU s | {ours:.3f} | {theirs:.3f} "
+                f"| {ratio[part]:.2f}{of_pairs} |"
+            )
+        flops = [each["flops"][side] / 1e9 for side in SIDES]
+        lines.append(
+            f"| {what} | GFLOPs | {flops[0]:.0f} | {flops[1]:.0f} | {ratio['flops']:.2f} |"
+        )
+        for kind, name in (("growth_bytes", "added memory"), ("peak_bytes", "peak memory")):
+            ours, theirs = (max(run[kind] for run in each[side]) / 1e9 for side in SIDES)
+            lines.append(f"| {what} | {name}, GB | {ours:.2f} | {theirs:.2f} | {ratio[kind]:.2f} |")
+    return "\n".join(lines)
+
+
+def _median(runs: list[Measured], part: str) -> float:
+    return statistics.median(run[f"{part}_cpu_seconds"] for run in runs)
+
+
+def _describe(scenario: dict[str, Any]) -> str:
+    """Returns a scenario's name."""
+    words = [scenario["size"]]
+    if scenario["longest_prompt"] != Scenario(size="", settings={}).longest_prompt:
+        words.append(f"prompts up to {scenario['longest_prompt']}")
+    if scenario["uniform_fraction"]:
+        words.append(f"{scenario['uniform_fraction']:.0%} dead groups")
+    return ", ".join(words)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

@@ -1,0 +1,118 @@
+"""One process of this project: prints the measurements of a scenario as JSON.
+
+python -m benchmarks.peer_trl.ours '{"size": "3M", "settings": {"rows": 8}}'
+"""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from torch.optim import AdamW
+
+from benchmarks.peer_trl import workload
+from benchmarks.peer_trl.workload import Clock, Scenario, now
+from grpo.artifacts.checkpoints import Scratch
+from grpo.objective.algorithms import grpo
+from grpo.objective.base import Objective, chain
+from grpo.objective.weight import drop_uniform_groups
+from grpo.policies.tokens import Decoding, TokenPolicy
+from grpo.training import TrainingSettings, train_round
+from grpo.types import Rollouts
+
+
+def main(scenario: Scenario) -> None:
+    """Measures a scenario after a short warm-up."""
+    torch.set_num_threads(1)
+    policy = make_policy(scenario, workload.WARMUP_TOKENS)
+    weights = workload.sum_weights(policy.model)
+    optimizer = AdamW(policy.model.parameters(), lr=workload.LEARNING_RATE, weight_decay=0.0)
+    if scenario.settings.get("compile"):
+        policy.forward.compile("inductor")
+    clock, start_bytes = Clock(), workload.resident_bytes()
+    for seed in range(scenario.warmups + scenario.model.measured_updates):
+        if seed == scenario.warmups:
+            clock.end_warmup()
+            before = policy.cost.flops
+        update_once(policy, optimizer, scenario, clock, seed=seed)
+        policy.decoding = Decoding(temperature=1.0, max_steps=workload.COMPLETION_TOKENS)
+    flops = policy.cost.flops - before
+    measured = workload.summary(
+        clock, scenario, start_bytes=start_bytes, weights=weights, flops=flops
+    )
+    print(json.dumps(measured))
+
+
+def make_policy(scenario: Scenario, max_steps: int) -> TokenPolicy:
+    """Returns the policy of the scenario's size."""
+    return TokenPolicy(
+        workload.make_model(scenario.model),
+        workload.make_tokenizer(scenario.model),
+        decoding=Decoding(temperature=1.0, max_steps=max_steps),
+        uses_chat_template=False,
+    )
+
+
+def update_once(
+    policy: TokenPolicy, optimizer: AdamW, scenario: Scenario, clock: Clock, *, seed: int
+) -> None:
+    """Samples a batch, rewards it and takes one optimizer step on it, as a round does."""
+    start, prompts = now(), workload.make_prompts(scenario)
+    sizes = [workload.ROLLOUTS_PER_GROUP] * len(prompts)
+    generator = torch.Generator().manual_seed(seed)
+    trajectory, logp = policy.sample(prompts, group_sizes=sizes, generator=generator)
+    clock.measure("generation", start)
+    start = now()
+    reward = torch.tensor(
+        [
+            workload.reward(row.tolist(), prompts[group], scenario.uniform_fraction)
+            for row, group in zip(trajectory.tokens, trajectory.group.tolist())
+        ]
+    )
+    clock.measure("scoring", start)
+    start = now()
+    rollouts = Rollouts(
+        group=trajectory.group,
+        reward=reward,
+        outcome=reward,
+        mask=trajectory.mask,
+        behavior_logp=logp,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        train_round(
+            policy,
+            trajectory,
+            rollouts,
+            objective=objective(),
+            objective_state={},
+            optimizer=optimizer,
+            reference=None,
+            settings=training_settings(scenario),
+            first_update=0,
+            generator=generator,
+            scratch=Scratch(Path(folder), "benchmark"),
+            progress=lambda done, total: None,
+        )
+    clock.measure("update", start)
+
+
+def training_settings(scenario: Scenario) -> TrainingSettings:
+    """Returns one update per round, without checkpoints."""
+    width = scenario.longest_prompt + workload.COMPLETION_TOKENS
+    return TrainingSettings(
+        updates_per_round=1,
+        max_grad_norm=workload.MAX_GRAD_NORM,
+        tokens_per_microbatch=scenario.settings["rows"] * width,
+        updates_per_checkpoint=2,
+        updates_per_audit=0,
+    )
+
+
+def objective() -> Objective:
+    """Returns GRPO without penalty; groups without signal are not computed."""
+    return chain(grpo(workload.CLIP, workload.CLIP, beta=0.0), drop_uniform_groups())
+
+
+if __name__ == "__main__":
+    main(workload.read_scenario(sys.argv[1]))

@@ -1,0 +1,103 @@
+"""Which of its settings is the fastest, on either side; `benchmarks.peer_trl` takes these.
+
+python -m benchmarks.peer_trl.tune PYTHON_OF_TRL   # writes benchmarks/results/peer_trl_tuning.json
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peer_trl.processes import measure, results
+from benchmarks.peer_trl.workload import SIZES, Scenario
+from grpo.artifacts.files import read_json, write_json
+
+TUNING = Path(__file__).parents[1] / "results" / "peer_trl_tuning.json"
+ROWS = (8, 16, 32, 64)  # per forward pass
+TIE = 0.03  # differences of single runs below this say nothing
+COMPILED_SIZE, FULL_WARMUPS = "3M", 2
+OTHERS: dict[str, list[dict[str, Any]]] = {  # at one size, beside the fastest number of rows
+    "ours": [{"compile": True}],
+    "theirs": [
+        {"torch_compile": True},
+        {"cache_implementation": "static"},
+        {"use_transformers_continuous_batching": True},
+    ],
+}
+
+
+def main(python: str) -> None:
+    """Measures every candidate once; what the file holds already is kept."""
+    runs: list[dict[str, Any]] = read_json(TUNING)["runs"] if TUNING.exists() else []
+
+    def try_out(side: str, size: str, settings: dict[str, Any]) -> None:
+        key = {"side": side, "size": size, "settings": settings}
+        if any(key.items() <= run.items() for run in runs):
+            return
+        compiles = any("compile" in name for name in settings)
+        warmups = FULL_WARMUPS if compiles else 0
+        scenario = Scenario(size=size, settings=settings, full_warmups=warmups)
+        measured = measure(side, scenario, python)
+        runs.append({**key, **measured})
+        print(runs[-1], flush=True)
+        write_json(TUNING, results("benchmarks.peer_trl.tune PYTHON_OF_TRL", python, runs=runs))
+
+    for size in SIZES:
+        for rows in ROWS:
+            for side in ("theirs", "ours"):
+                try_out(side, size, {"rows": rows})
+    for side, others in OTHERS.items():
+        rows = fastest(runs, COMPILED_SIZE)[side]["rows"]
+        for each in others:
+            try_out(side, COMPILED_SIZE, {"rows": rows, **each})
+    print(table(read_json(TUNING)))
+
+
+def read_fastest(size: str) -> dict[str, dict[str, Any]]:
+    """Returns the settings of both sides by the committed file."""
+    return fastest(read_json(TUNING)["runs"], size)
+
+
+def fastest(runs: list[dict[str, Any]], size: str) -> dict[str, dict[str, Any]]:
+    """Returns the settings of either side with the least CPU time.
+
+    Of those that are as fast within TIE, the one that takes the least memory. What was tried
+    beside the rows is left out: it gains little, or costs minutes before the first update.
+    """
+    found = {}
+    for side in ("ours", "theirs"):
+        rows = [
+            run
+            for run in runs
+            if (run["side"], run["size"]) == (side, size) and set(run["settings"]) == {"rows"}
+        ]
+        limit = (1 + TIE) * min(run["total_cpu_seconds"] for run in rows)
+        tied = [run for run in rows if run["total_cpu_seconds"] <= limit]
+        found[side] = min(tied, key=lambda run: run["growth_bytes"])["settings"]
+    return found
+
+
+def table(content: dict[str, Any]) -> str:
+    """Returns Markdown: every candidate; what `benchmarks.peer_trl` takes is bold."""
+    lines = [
+        "| size | side | settings | CPU s per update | added memory, GB | warm-up, s |",
+        "|---|---|---|---|---|---|",
+    ]
+    runs = sorted(content["runs"], key=lambda run: (list(SIZES).index(run["size"]), run["side"]))
+    for run in runs:
+        settings = ", ".join(f"{name} {value}" for name, value in sorted(run["settings"].items()))
+        if run["settings"] == fastest(runs, run["size"])[run["side"]]:
+            settings = f"**{settings}**"
+        cells = [
+            run["size"],
+            {"ours": "ours", "theirs": "TRL"}[run["side"]],
+            settings,
+            f"{run['total_cpu_seconds']:.2f}",
+            f"{run['growth_bytes'] / 1e9:.2f}",
+            f"{run['warmup_seconds']:.0f}" if "warmup_seconds" in run else "",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

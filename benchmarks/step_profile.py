@@ -1,0 +1,166 @@
+"""Where an update's CPU time goes, by torch's profiler: generation, scoring and gradient.
+
+python -m benchmarks.step_profile    # writes benchmarks/results/step_profile.json
+
+`step_profile_before.json` beside it was made the same way, before the step was made fast. What is
+new: each part's FLOPs, the seconds of generation that the model's own code takes, and how fast
+this processor multiplies matrices.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim import AdamW
+from torch.profiler import ProfilerActivity, profile
+
+from benchmarks.demo import machine
+from benchmarks.peer_trl import workload
+from benchmarks.peer_trl.ours import make_policy, objective, training_settings
+from benchmarks.peer_trl.tune import read_fastest
+from benchmarks.peer_trl.workload import SIZES, Clock, Scenario, now
+from grpo.artifacts.files import read_json, write_json
+from grpo.batches import plan_batches
+from grpo.policies.tokens import TokenPolicy
+from grpo.training import run_update, score_steps
+from grpo.types import Rollouts
+
+RESULTS = Path(__file__).parent / "results"
+BEFORE, AFTER = RESULTS / "step_profile_before.json", RESULTS / "step_profile.json"
+NUM_OPERATORS = 16
+NUM_SHOWN = 3
+
+
+def main() -> None:
+    """Profiles every size and prints the table of docs/speed.md."""
+    torch.set_num_threads(1)
+    sizes = {name: profile_size(name) for name in SIZES}
+    content = {
+        "command": "python -m benchmarks.step_profile",
+        "machine": machine(),
+        "product_flops_per_second": round(product_speed()),
+        "sizes": sizes,
+    }
+    write_json(AFTER, content)
+    print(table(read_json(BEFORE), read_json(AFTER)))
+
+
+def profile_size(name: str) -> dict[str, Any]:
+    """Returns seconds and operators of each part of one update."""
+    scenario = Scenario(size=name, settings=read_fastest(name)["ours"])
+    policy = make_policy(scenario, workload.COMPLETION_TOKENS)
+    settings = training_settings(scenario)
+    prompts = workload.make_prompts(scenario)
+    sizes = [workload.ROLLOUTS_PER_GROUP] * len(prompts)
+    generator = torch.Generator().manual_seed(0)
+    inside = seconds_inside(policy, prompts, sizes)
+    with profiled(policy) as generation:
+        trajectory, logp = policy.sample(prompts, group_sizes=sizes, generator=generator)
+    generation |= inside
+    reward = (trajectory.tokens.sum(dim=1) % 2).float()
+    rollouts = Rollouts(
+        group=trajectory.group,
+        reward=reward,
+        outcome=reward,
+        mask=trajectory.mask,
+        behavior_logp=logp,
+    )
+    batches, _ = plan_batches(objective(), rollouts, {}, num_batches=1, generator=generator)
+    with profiled(policy) as scoring:
+        weight = trajectory.mask.float()
+        proximal = score_steps(policy, trajectory, weight, settings.tokens_per_microbatch)
+    with profiled(policy) as update:
+        run_update(
+            policy,
+            trajectory,
+            batches[0],
+            objective=objective(),
+            optimizer=AdamW(policy.model.parameters(), lr=workload.LEARNING_RATE),
+            proximal_logp=proximal,
+            reference_logp=None,
+            settings=settings,
+            update=0,
+        )
+    return {"generation": generation, "scoring": scoring, "update": update}
+
+
+def seconds_inside(policy: TokenPolicy, prompts: list[str], sizes: list[int]) -> dict[str, float]:
+    """Returns CPU seconds of sampling without a profiler, and those within the model's forward."""
+    clock, starts = Clock(), []
+    hooks = [
+        policy.model.register_forward_pre_hook(lambda *_: starts.append(now())),
+        policy.model.register_forward_hook(lambda *_: clock.measure("model", starts.pop())),
+    ]
+    start = now()
+    policy.sample(prompts, group_sizes=sizes, generator=torch.Generator().manual_seed(0))
+    clock.measure("sample", start)
+    for hook in hooks:
+        hook.remove()
+    return {
+        "cpu_seconds": round(clock.seconds["sample"], 3),
+        "cpu_seconds_inside_the_model": round(clock.seconds["model"], 3),
+    }
+
+
+def product_speed() -> float:
+    """Returns FLOPs per CPU second of a product of two square matrices, the best of ten."""
+    size = 1024
+    left, right = torch.randn(size, size), torch.randn(size, size)
+    seconds = []
+    for _ in range(10):
+        start = now()
+        torch.mm(left, right)
+        seconds.append(now() - start)
+    return 2 * size**3 / min(seconds)
+
+
+@contextmanager
+def profiled(policy: TokenPolicy) -> Iterator[dict[str, Any]]:
+    """Yields a part's FLOPs, CPU seconds and operators: filled when the block ends."""
+    content: dict[str, Any] = {}
+    _ = policy.flops.forward, policy.flops.training  # measured before the clock runs
+    start, before = now(), policy.cost.flops
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        yield content
+    content["cpu_seconds_with_profiler"] = round(now() - start, 3)
+    content["flops"] = policy.cost.flops - before
+    events = sorted(profiler.key_averages(), key=lambda each: -each.self_cpu_time_total)
+    total = sum(each.self_cpu_time_total for each in events)
+    content["operators"] = [
+        {
+            "operator": each.key,
+            "calls": each.count,
+            "seconds": round(each.self_cpu_time_total / 1e6, 4),
+            "share": round(each.self_cpu_time_total / total, 3),
+        }
+        for each in events[:NUM_OPERATORS]
+    ]
+
+
+def table(before: dict[str, Any], after: dict[str, Any]) -> str:
+    """Returns Markdown: seconds and largest operators of each size and part, before and after."""
+    header = ["size", "part", "before, CPU s", "after, CPU s", "largest before", "largest after"]
+    lines = [f"| {' | '.join(header)} |", "|" + "---|" * len(header)]
+    for size in SIZES:
+        for part, new in after["sizes"][size].items():
+            old = before["sizes"][size][part]
+            seconds = [f"{each['cpu_seconds_with_profiler']:.2f}" for each in (old, new)]
+            cells = [size, part, *seconds, _largest(old), _largest(new)]
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _largest(part: dict[str, Any]) -> str:
+    """Returns the operators that took longest, with their share, under short names."""
+    shown = []
+    for each in part["operators"][:NUM_SHOWN]:
+        name = each["operator"].removeprefix("aten::")
+        name = name.replace("_scaled_dot_product_flash_attention_for_cpu", "attention")
+        shown.append(f"{name} {each['share']:.0%}")
+    return ", ".join(shown)
+
+
+if __name__ == "__main__":
+    main()
