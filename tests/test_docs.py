@@ -11,7 +11,7 @@ import torch
 import yaml
 from pydantic import TypeAdapter
 
-from benchmarks import allocation_tokens, offpolicy_report
+from benchmarks import allocation_tokens, offpolicy_report, step_profile
 from benchmarks.demo import table
 from benchmarks.peer_trl import __main__ as peer_trl
 from benchmarks.peer_trl import tune
@@ -232,3 +232,5 @@ def test_the_tables_of_speed_are_those_of_the_committed_files():
     page = (DOCS / "speed.md").read_text()
     assert peer_trl.table(json.loads((results / "peer_trl.json").read_text())) in page
     assert tune.table(json.loads((results / "peer_trl_tuning.json").read_text())) in page
+    profiles = [step_profile.BEFORE, step_profile.AFTER]
+    assert step_profile.table(*(json.loads(each.read_text()) for each in profiles)) in page
