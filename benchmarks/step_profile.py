@@ -34,7 +34,7 @@ NUM_SHOWN = 3
 
 
 def main() -> None:
-    """Profiles every size and prints the table of docs/speed.md."""
+    """Profiles every size and prints the tables of docs/speed.md."""
     torch.set_num_threads(1)
     sizes = {name: profile_size(name) for name in SIZES}
     content = {
@@ -44,7 +44,7 @@ def main() -> None:
         "sizes": sizes,
     }
     write_json(AFTER, content)
-    print(table(read_json(BEFORE), read_json(AFTER)))
+    print(table(read_json(BEFORE), read_json(AFTER)), limits(read_json(AFTER)), sep="\n\n")
 
 
 def profile_size(name: str) -> dict[str, Any]:
@@ -149,6 +149,22 @@ def table(before: dict[str, Any], after: dict[str, Any]) -> str:
             seconds = [f"{each['cpu_seconds_with_profiler']:.2f}" for each in (old, new)]
             cells = [size, part, *seconds, _largest(old), _largest(new)]
             lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def limits(after: dict[str, Any]) -> str:
+    """Returns Markdown: how near to what it cannot go below each size is."""
+    lines = [
+        "| size | generation, CPU s | of it inside the model | update, GFLOPs per CPU s "
+        "| a large product, GFLOPs per CPU s |",
+        "|---|---|---|---|---|",
+    ]
+    product = after["product_flops_per_second"] / 1e9
+    for size in SIZES:
+        generation, update = (after["sizes"][size][part] for part in ("generation", "update"))
+        whole, inside = generation["cpu_seconds"], generation["cpu_seconds_inside_the_model"]
+        speed = update["flops"] / update["cpu_seconds_with_profiler"] / 1e9
+        lines.append(f"| {size} | {whole:.2f} | {inside:.2f} | {speed:.0f} | {product:.0f} |")
     return "\n".join(lines)
 
 

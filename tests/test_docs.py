@@ -232,5 +232,8 @@ def test_the_tables_of_speed_are_those_of_the_committed_files():
     page = (DOCS / "speed.md").read_text()
     assert peer_trl.table(json.loads((results / "peer_trl.json").read_text())) in page
     assert tune.table(json.loads((results / "peer_trl_tuning.json").read_text())) in page
-    profiles = [step_profile.BEFORE, step_profile.AFTER]
-    assert step_profile.table(*(json.loads(each.read_text()) for each in profiles)) in page
+    before, after = (
+        json.loads(each.read_text()) for each in (step_profile.BEFORE, step_profile.AFTER)
+    )
+    assert step_profile.table(before, after) in page
+    assert step_profile.limits(after) in page
