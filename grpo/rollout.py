@@ -9,16 +9,17 @@ import numpy as np
 import pandas as pd
 import torch
 
+from grpo.artifacts.files import write_json
 from grpo.artifacts.tables import REWARDS, read_table, write_table
 from grpo.errors import ArtifactError, located
 from grpo.policies.base import Policy
 from grpo.sampling import (
+    PASSED,
     SampledBatch,
     concatenate,
     read_batch,
     sample_rollouts,
     write_rollouts,
-    write_selection,
 )
 from grpo.scoring import RewardRule, score_rollouts
 from grpo.seeds import derive_seed
@@ -165,10 +166,12 @@ def take_rollouts(policy: Policy[Any], stored: SampledBatch, prompts: pd.DataFra
 
 def write_round(directory: Path, drawn: DrawnRound, *, has_selection: bool) -> None:
     """Writes a round's rollouts; with a selection also what it passed over, and its counts."""
-    write_rollouts(directory, drawn.batch)
-    if has_selection:
-        factor = {"oversampling_factor": drawn.counts.oversampling_factor}
-        write_selection(directory, {**asdict(drawn.counts), **factor}, drawn.passed)
+    if not has_selection:
+        write_rollouts(directory, drawn.batch)
+        return
+    factor = {"oversampling_factor": drawn.counts.oversampling_factor}
+    write_rollouts(directory, drawn.batch, {**asdict(drawn.counts), **factor})
+    write_json(directory / PASSED, drawn.passed)
 
 
 def _drawn(

@@ -61,8 +61,14 @@ def sample_rollouts(
     return concatenate(batches)
 
 
-def write_rollouts(directory: Path, batch: SampledBatch) -> None:
-    """Writes a round's rollouts with a summary of them."""
+def write_rollouts(
+    directory: Path, batch: SampledBatch, selection: Mapping[str, int | float] | None = None
+) -> None:
+    """Writes a round's rollouts with a summary of them.
+
+    Args:
+      selection: Where the prompts of its phase went, if the arm has a selection.
+    """
     write_batch(directory, batch)
     table = batch.table
     summary = {
@@ -70,15 +76,9 @@ def write_rollouts(directory: Path, batch: SampledBatch) -> None:
         "prompts": int(table["group"].nunique()),
         "rollouts": len(table),
         "finished_fraction": float(table["is_finished"].mean()),
+        **({} if selection is None else {"selection": dict(selection)}),
     }
     write_json(directory / SUMMARY, summary)
-
-
-def write_selection(directory: Path, counts: Mapping[str, int | float], passed: list[str]) -> None:
-    """Adds to a round's rollouts where the prompts of its phase went."""
-    summary = read_json(directory / SUMMARY)
-    write_json(directory / SUMMARY, {**summary, "selection": dict(counts)})
-    write_json(directory / PASSED, passed)
 
 
 def read_passed(directory: Path) -> list[str]:

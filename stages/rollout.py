@@ -35,13 +35,20 @@ def main(
     tasks = read_table(prompts, PROMPTS)
     candidates = read_candidates(params, name, selection, curriculum=curriculum, tasks=tasks)
     history = read_state(policy).selection_state
-    scratch = scratch_of(f"rollout@{name}", [base, policy, prompts, curriculum, profile], params)
+    inputs = [base, policy, prompts, curriculum, *([profile] if selection.reuses_profile else [])]
+    scratch = scratch_of(f"rollout@{name}", inputs, params)
     decoding = decoding_of(params, each.arm)
     with usage.part("load"):
         loaded = load_sampler(params, base=base, directory=policy, decoding=decoding)
     with usage.part("sampling"), shown(f"sample {name}") as progress:
         source = build_source(
-            params, name, policy=loaded, tasks=tasks, profile=profile, progress=progress
+            params,
+            name,
+            selection,
+            policy=loaded,
+            tasks=tasks,
+            profile=profile,
+            progress=progress,
         )
         drawn = draw_round(
             selection,

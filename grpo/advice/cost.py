@@ -1,6 +1,7 @@
 """FLOPs of sampling and updating, expected per prompt from a profile's rollouts.
 
-Mirrors `TokenPolicy`: which passes there are is its business, and a test compares the two.
+Scoring and training are counted by the passes `TokenPolicy` makes; sampling by a formula, scaled to
+what the profile took. A test compares both with the policy's own count.
 """
 
 from typing import NamedTuple
@@ -11,9 +12,7 @@ import torch
 from grpo.advice.facts import Facts, PassFlops
 from grpo.advice.posterior import Floats, Ints
 from grpo.batches import pack_microbatches
-from grpo.policies.flops import Coefficients
-from grpo.policies.forward import MIN_SAVED_FRACTION
-from grpo.policies.logits import num_recomputed
+from grpo.policies.flops import Coefficients, body_passes, head_passes, total_flops
 
 SEED = 0  # of the one draw of rollouts that is packed into microbatches
 
@@ -91,19 +90,18 @@ def packed_flops(
 
 
 def _microbatch_flops(flops: PassFlops, rollouts: Ints, is_training: bool) -> int:
-    """Returns the FLOPs of one microbatch: rows padded, prompts read once where that saves."""
-    count = flops.training if is_training else flops.forward
-    rows, num_prompts = len(rollouts), len(np.unique(rollouts[:, 0]))
-    width, steps = int(rollouts[:, 1].max()), int(rollouts[:, 2].max())
-    seen, positions = width + steps - 1, int(rollouts[:, 2].sum())
-    head = count.head * positions
-    if is_training:
-        head += flops.forward.head * num_recomputed(positions, flops.vocabulary)
-    saved = (rows - num_prompts) * width
-    if flops.shares_prompts and saved >= MIN_SAVED_FRACTION * rows * seen:
-        prompts = count(rows=num_prompts, query=width, context=width, logits=0)
-        return head + prompts + count(rows=rows, query=steps - 1, context=seen, logits=0)
-    return head + count(rows=rows, query=seen, context=seen, logits=0)
+    """Returns the FLOPs of one microbatch."""
+    passes = body_passes(
+        rollouts=len(rollouts),
+        prompts=len(np.unique(rollouts[:, 0])),
+        width=int(rollouts[:, 1].max()),
+        steps=int(rollouts[:, 2].max()),
+        may_share=flops.shares_prompts,
+    )
+    positions = int(rollouts[:, 2].sum())
+    passes += head_passes(positions, flops.vocabulary, is_training=is_training)
+    training = flops.training if is_training else None
+    return total_flops(passes, forward=flops.forward, training=training)
 
 
 def _draw(facts: Facts, rows: Ints, groups: TrainedGroups, parts: int) -> Ints:

@@ -14,9 +14,7 @@ from grpo.artifacts.tables import PROFILE, PROMPTS, ROLLOUTS, read_table
 from grpo.build.policies import load_policy, prepare_machine
 from grpo.errors import ArtifactError
 from grpo.params import BASE, Parameters
-from grpo.policies.cache import attends_fully
 from grpo.policies.flops import Coefficients
-from grpo.policies.routing import find_routers
 from grpo.policies.tokens import Decoding, TokenPolicy
 from grpo.types import Cost
 
@@ -128,11 +126,10 @@ def read_facts(artifacts: Path, params: Parameters) -> Facts:
 
 def pass_flops_of(policy: TokenPolicy, params: Parameters) -> PassFlops:
     """Returns what a pass of a policy costs."""
-    attends = attends_fully(policy.model.config) and not find_routers(policy.model)
     return PassFlops(
         forward=policy.flops.forward,
         training=policy.flops.training,
-        shares_prompts=attends and params.policy.routing == "live",
+        shares_prompts=policy.forward.can_share and params.policy.routing == "live",
         vocabulary=policy.model.config.vocab_size,
     )
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import betainc, betaln
 
 Floats = NDArray[Any]
 Ints = NDArray[Any]
@@ -20,7 +21,6 @@ MEANS = (0.002, 0.998)
 CONCENTRATIONS = (0.02, 500.0)
 TRIES = 61  # along each axis of a search
 ZOOMS = 4  # each search is within the neighbors of the one before
-SERIES_TERMS = 200
 
 
 class Prior(NamedTuple):
@@ -60,11 +60,13 @@ class Posterior:
 
     def never_solved(self) -> Floats:
         """Returns P(p < DEAD_RATE)."""
-        return _lower_tails(self.alpha, self.beta, DEAD_RATE)
+        tail: Floats = betainc(self.alpha, self.beta, DEAD_RATE)
+        return tail
 
     def always_solved(self) -> Floats:
         """Returns P(p > 1 - DEAD_RATE)."""
-        return _lower_tails(self.beta, self.alpha, DEAD_RATE)
+        tail: Floats = betainc(self.beta, self.alpha, DEAD_RATE)
+        return tail
 
 
 def fit_prior(successes: Ints, rollouts: Ints) -> Prior:
@@ -104,44 +106,19 @@ def reused_uniform_chance(successes: Ints, rollouts: Ints, sizes: Ints) -> Float
 
 
 def _expected_power(alpha: Floats, beta: Floats, powers: Ints) -> Floats:
-    """Returns E[p^G] = prod_{i < G} (a + i) / (a + b + i)."""
-    result = np.ones_like(alpha)
-    for i in range(int(powers.max(initial=0))):
-        result = np.where(i < powers, result * (alpha + i) / (alpha + beta + i), result)
-    return result
+    """Returns E[p^G] = B(a + G, b) / B(a, b)."""
+    power: Floats = np.exp(betaln(alpha + powers, beta) - betaln(alpha, beta))
+    return power
 
 
 def _log_likelihood(alpha: Floats, beta: Floats, pairs: Ints, repeats: Ints) -> Floats:
     """Returns the beta-binomial log-likelihood of counts, without its constant."""
     total = np.zeros(np.broadcast_shapes(alpha.shape, beta.shape))
     for (solved, count), repeat in zip(pairs.tolist(), repeats.tolist(), strict=True):
-        of_pair = np.zeros_like(total)
-        for i in range(count):
-            of_pair -= np.log(alpha + beta + i)
-            of_pair += np.log(alpha + i) if i < solved else np.log(beta + i - solved)
-        total += repeat * of_pair
+        total += repeat * (betaln(alpha + solved, beta + count - solved) - betaln(alpha, beta))
     return total
 
 
 def _around(grid: Floats, index: int) -> tuple[float, float]:
     """Returns the neighbors of a point of a grid, or its end."""
     return float(grid[max(index - 1, 0)]), float(grid[min(index + 1, len(grid) - 1)])
-
-
-def _lower_tails(alpha: Floats, beta: Floats, x: float) -> Floats:
-    """Returns P(p < x) of each Beta(alpha, beta), for a small x, by its power series.
-
-    x^a / B(a, b) * sum_n (1 - b)_n x^n / (n! (a + n)). [Abramowitz and Stegun, 26.5.4 and 15.1.1]
-    """
-    return np.array(
-        [_lower_tail(a, b, x) for a, b in zip(alpha.tolist(), beta.tolist(), strict=True)]
-    )
-
-
-def _lower_tail(alpha: float, beta: float, x: float) -> float:
-    log_beta = math.lgamma(alpha) + math.lgamma(beta) - math.lgamma(alpha + beta)
-    term, total = 1.0, 0.0
-    for n in range(SERIES_TERMS):
-        total += term / (alpha + n)
-        term *= (n + 1 - beta) * x / (n + 1)
-    return math.exp(alpha * math.log(x) - log_beta) * total

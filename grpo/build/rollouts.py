@@ -8,7 +8,6 @@ import pandas as pd
 
 from grpo.artifacts.tables import CURRICULUM, read_table
 from grpo.build.rewards import build_reward
-from grpo.build.selections import build_selection
 from grpo.curriculum import add_prompts, select_phase
 from grpo.errors import located
 from grpo.params import BASE, PARAMS, Parameters
@@ -39,6 +38,7 @@ def read_candidates(
 def build_source(
     params: Parameters,
     name: str,
+    selection: Selection,
     *,
     policy: Policy[Any],
     tasks: pd.DataFrame,
@@ -53,7 +53,6 @@ def build_source(
     """
     each = params.find_round(name)
     arm = params.find_arm(each.arm)
-    selection = build_selection(arm.selection, each.arm)
     reuses = selection.reuses_profile and each.start == BASE
     return policy_source(
         policy,

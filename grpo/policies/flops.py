@@ -7,13 +7,17 @@ exception: every token goes to the same number of experts, whichever they are. W
 its groups with is not counted; padding tokens are, as in a dense model.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop, sdpa_flop
 from transformers import PreTrainedModel
+
+from grpo.policies.logits import num_recomputed
+
+MIN_SAVED_FRACTION = 0.25  # of the positions: below it, a pass of its own for prompts costs more
 
 
 class Coefficients(NamedTuple):
@@ -37,6 +41,37 @@ class Pass(NamedTuple):
     is_training: bool = True  # False: forward only, whether or not gradients are on
 
 
+def body_passes(
+    *, rollouts: int, prompts: int, width: int, steps: int, may_share: bool
+) -> list[Pass]:
+    """Returns the passes that score a microbatch, without their logits.
+
+    Two, over the prompts and then over the rollouts behind them, where reading each prompt once
+    saves enough; else one over both.
+
+    Args:
+      width: Tokens of the longest prompt.
+      steps: Of the longest rollout; its last step is read by nobody.
+    """
+    seen = width + steps - 1
+    saved = (rollouts - prompts) * width
+    if may_share and saved >= MIN_SAVED_FRACTION * rollouts * seen:
+        return [
+            Pass(rows=prompts, query=width, context=width, logits=0),
+            Pass(rows=rollouts, query=steps - 1, context=seen, logits=0),
+        ]
+    return [Pass(rows=rollouts, query=seen, context=seen, logits=0)]
+
+
+def head_passes(num_positions: int, vocabulary: int, *, is_training: bool) -> list[Pass]:
+    """Returns the passes that give the logits of scored positions, computed again or not."""
+    passes = [Pass(rows=1, query=0, context=0, logits=num_positions)]
+    if is_training:
+        again = num_recomputed(num_positions, vocabulary)
+        passes.append(Pass(rows=1, query=0, context=0, logits=again, is_training=False))
+    return passes
+
+
 class TokenFlops:
     """Counts the forward pass, and forward plus backward, of one model."""
 
@@ -54,11 +89,26 @@ class TokenFlops:
         return _solve(lambda query, logits: count_flops(self.model, query, logits, backward=True))
 
 
+def total_flops(
+    passes: Iterable[Pass], *, forward: Coefficients, training: Coefficients | None
+) -> int:
+    """Returns the FLOPs of passes.
+
+    Args:
+      training: Of a forward and a backward pass; None: no pass has a backward pass.
+    """
+    total = 0
+    for each in passes:
+        count = forward if training is None or not each.is_training else training
+        total += count(rows=each.rows, query=each.query, context=each.context, logits=each.logits)
+    return total
+
+
 def count_flops(model: PreTrainedModel, query: int, logits: int, *, backward: bool) -> int:
     """Returns torch's count for one row of `query` tokens; leaves gradients as they were."""
     tokens = torch.zeros(1, query, dtype=torch.long, device=model.device)
     parameters = [p for p in model.parameters() if p.requires_grad]
-    counter = FlopCounterMode(display=False, custom_mapping=_left_out_by_torch())
+    counter = FlopCounterMode(display=False, custom_mapping=left_out_by_torch())
     with counter, torch.set_grad_enabled(backward):
         output = model(
             input_ids=tokens,
@@ -81,7 +131,7 @@ def _solve(count: Callable[[int, int], int]) -> Coefficients:
     return Coefficients(body=body, attention=attention, head=head)
 
 
-def _left_out_by_torch() -> dict[Any, Any]:
+def left_out_by_torch() -> dict[Any, Any]:
     """Returns formulas for the CPU's attention kernels and for the products of experts."""
 
     def forward(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:

@@ -9,11 +9,9 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
 from grpo.policies.cache import attends_fully, select_rows
-from grpo.policies.flops import Pass
-from grpo.policies.logits import chosen_log_prob, num_recomputed
+from grpo.policies.flops import Pass, body_passes, head_passes
+from grpo.policies.logits import chosen_log_prob
 from grpo.policies.routing import find_routers
-
-MIN_SAVED_FRACTION = 0.25  # of the positions: below it, a pass of its own for prompts costs more
 
 
 class Scored(NamedTuple):
@@ -34,7 +32,7 @@ class ForwardPasses:
         is_full = attends_fully(self._causal.config)
         self._takes_masks = is_full and self._causal.config._attn_implementation == "sdpa"
         # Routers decide near ties by the last bits: one kind of pass, the same decisions.
-        self._can_share = is_full and not find_routers(model)
+        self.can_share = is_full and not find_routers(model)
         self._head = self._find_head()
 
     def compile(self, backend: str | Callable[..., Any]) -> None:
@@ -83,21 +81,21 @@ class ForwardPasses:
             return self._log_prob_of_logits(
                 prompt[row], prompt_mask[row], tokens, mask, needed, temperature
             )
-        seen = width + steps - 1
-        saved = (count - num_prompts) * width
-        if may_share and self._can_share and saved >= MIN_SAVED_FRACTION * count * seen:
+        passes = body_passes(
+            rollouts=count,
+            prompts=num_prompts,
+            width=width,
+            steps=steps,
+            may_share=may_share and self.can_share,
+        )
+        if len(passes) == 2:
             hidden = self._shared_hidden(prompt, prompt_mask, row, tokens, mask)
-            passes = [
-                Pass(rows=num_prompts, query=width, context=width, logits=0),
-                Pass(rows=count, query=steps - 1, context=seen, logits=0),
-            ]
         else:
             inputs, attention = _join(prompt[row], prompt_mask[row], tokens, mask)
             output = self._run(self._body, inputs, attention, cache=None)
             hidden = output.last_hidden_state[:, width - 1 :]
-            passes = [Pass(rows=count, query=seen, context=seen, logits=0)]
-        logp, head_passes = self._project(hidden, self._head, tokens, needed, temperature)
-        return Scored(logp, passes + head_passes)
+        logp, of_head = self._project(hidden, self._head, tokens, needed, temperature)
+        return Scored(logp, passes + of_head)
 
     def _project(
         self,
@@ -111,11 +109,7 @@ class ForwardPasses:
         needed = needed.to(hidden.device)
         chosen = tokens.to(hidden.device)[needed]
         logp = chosen_log_prob(hidden[needed], head, chosen, temperature)
-        again = num_recomputed(len(chosen), len(head.weight)) if torch.is_grad_enabled() else 0
-        passes = [
-            Pass(rows=1, query=0, context=0, logits=len(chosen)),
-            Pass(rows=1, query=0, context=0, logits=again, is_training=False),
-        ]
+        passes = head_passes(len(chosen), len(head.weight), is_training=torch.is_grad_enabled())
         return Scored(logp.new_zeros(needed.shape).masked_scatter(needed, logp), passes)
 
     @torch.no_grad()

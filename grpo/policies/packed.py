@@ -21,12 +21,8 @@ def select_packed(
     """
     if not STORED <= tensors.keys() <= STORED | ROUTING:
         raise ArtifactError(f"must hold {sorted(STORED)}, got {sorted(tensors)}")
+    require_counts(tensors, prompt_row)
     steps, lengths = tensors["steps"], tensors["prompt_lengths"]
-    if len(steps) != len(kept) or len(lengths) != int(prompt_row.max()) + 1:
-        raise ArtifactError(
-            f"holds {len(steps)} rollouts of {len(lengths)} prompts, its table {len(kept)} of "
-            f"{int(prompt_row.max()) + 1}"
-        )
     prompts = zeros_like(lengths, dtype=kept.dtype)
     prompts[prompt_row[kept]] = True
     masks = {
@@ -44,3 +40,14 @@ def select_packed(
                 f"{name} must have {len(masks[name])} entries by the lengths, got {len(tensor)}"
             )
     return {name: tensor[masks[name]] for name, tensor in tensors.items()}
+
+
+def require_counts(tensors: dict[str, Tensor], prompt_row: Int[Tensor, " rollout"]) -> None:
+    """Raises ArtifactError unless as many rollouts and prompts are stored as their table has."""
+    rollouts, prompts = len(tensors["steps"]), len(tensors["prompt_lengths"])
+    expected = int(prompt_row.max()) + 1
+    if rollouts != len(prompt_row) or prompts != expected:
+        raise ArtifactError(
+            f"holds {rollouts} rollouts of {prompts} prompts, "
+            f"its table {len(prompt_row)} of {expected}"
+        )

@@ -12,10 +12,10 @@ from grpo.artifacts.tensors import unpack_ragged
 from grpo.errors import ArtifactError
 from grpo.params import RoutingMode
 from grpo.policies.cache import sampling_cache
-from grpo.policies.flops import Pass, TokenFlops
+from grpo.policies.flops import Pass, TokenFlops, total_flops
 from grpo.policies.forward import ForwardPasses
 from grpo.policies.logits import draw
-from grpo.policies.packed import select_packed
+from grpo.policies.packed import STORED, require_counts, select_packed
 from grpo.policies.routing import (
     Routing,
     blank_routing,
@@ -161,17 +161,12 @@ class TokenPolicy:
           ArtifactError: If tensors are missing, or do not fit one another or `group`.
         """
         is_replayed = self.decoding.routing == "replay_sampled"
-        expected = {"prompt_tokens", "prompt_lengths", "tokens", "steps", "behavior_logp"}
-        expected |= required_routing(tensors) if is_replayed else set()
+        expected = STORED | (required_routing(tensors) if is_replayed else set())
         if set(tensors) != expected:
             raise ArtifactError(f"must hold {sorted(expected)}, got {sorted(tensors)}")
         row = _order_of_appearance(group)
+        require_counts(tensors, row)
         steps, lengths = tensors["steps"], tensors["prompt_lengths"]
-        if len(steps) != len(group) or len(lengths) != int(row.max()) + 1:
-            raise ArtifactError(
-                f"holds {len(steps)} rollouts of {len(lengths)} prompts, "
-                f"its table {len(group)} of {int(row.max()) + 1}"
-            )
         tokens = unpack_ragged(tensors["tokens"].long(), steps)
         prompt = unpack_ragged(tensors["prompt_tokens"].long(), lengths)
         width = prompt.shape[1]
@@ -329,13 +324,9 @@ class TokenPolicy:
 
     def _count(self, *passes: Pass) -> None:
         """Adds forward passes, and their backward passes where gradients are on, to the cost."""
-        for each in passes:
-            is_training = each.is_training and torch.is_grad_enabled()
-            count = self.flops.training if is_training else self.flops.forward
-            flops = count(
-                rows=each.rows, query=each.query, context=each.context, logits=each.logits
-            )
-            self.cost += Cost(flops=flops)
+        training = self.flops.training if torch.is_grad_enabled() else None
+        flops = total_flops(passes, forward=self.flops.forward, training=training)
+        self.cost += Cost(flops=flops)
 
 
 def _end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Tensor:

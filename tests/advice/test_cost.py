@@ -9,7 +9,6 @@ from profiles import FLOPS, synthetic_facts
 from grpo.advice.cost import TrainedGroups, packed_flops, pass_flops, sampling_flops
 from grpo.advice.facts import PassFlops, make_facts
 from grpo.objective.algorithms import rloo
-from grpo.policies.cache import attends_fully
 from grpo.training import add_gradient, score_steps
 from grpo.types import Cost, Credit
 from tests.policies.tiny import seeded, tiny_policy
@@ -22,7 +21,7 @@ def flops_of(policy) -> PassFlops:
     return PassFlops(
         forward=policy.flops.forward,
         training=policy.flops.training,
-        shares_prompts=attends_fully(policy.model.config),
+        shares_prompts=policy.forward.can_share,
         vocabulary=policy.model.config.vocab_size,
     )
 

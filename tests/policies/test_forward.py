@@ -11,7 +11,7 @@ from transformers import DynamicCache, Gemma2Config, Gemma2ForCausalLM
 from grpo.build.policies import make_byte_tokenizer
 from grpo.policies import logits as logits_module
 from grpo.policies.cache import ReservingLayer, attends_fully, sampling_cache
-from grpo.policies.flops import _left_out_by_torch
+from grpo.policies.flops import left_out_by_torch
 from grpo.policies.logits import chosen_log_prob, draw
 from grpo.policies.tokens import Decoding, TokenPolicy, TokenTrajectory
 from tests.policies.tiny import seeded, tiny_policy
@@ -53,7 +53,7 @@ def test_log_probs_and_gradients_are_those_of_a_plain_log_softmax(
     monkeypatch.setattr(logits_module, "KEPT_LOGITS", kept_logits)
     monkeypatch.setattr(logits_module, "CHUNK_LOGITS", 700)  # two positions of 259 tokens
     policy = tiny_policy(temperature=temperature, max_steps=12, seed=seed)
-    policy.forward._can_share = shares
+    policy.forward.can_share = shares
     with torch.no_grad():
         for parameter in policy.model.parameters():
             parameter.mul_(0.5)  # sharper weights amplify the rounding of every implementation
@@ -100,12 +100,12 @@ def test_flops_are_those_torch_counts(
 ):
     monkeypatch.setattr(logits_module, "KEPT_LOGITS", kept_logits)
     policy = tiny_policy()
-    policy.forward._can_share = shares
+    policy.forward.can_share = shares
     trajectory, _ = policy.sample(PROMPTS, group_sizes=SIZES, generator=seeded())
     _ = policy.flops.training
     before = policy.cost.flops
     added = {torch.ops.aten.addmm_: lambda _, left, right, **__: 2 * left[0] * left[1] * right[1]}
-    counter = FlopCounterMode(display=False, custom_mapping={**_left_out_by_torch(), **added})
+    counter = FlopCounterMode(display=False, custom_mapping={**left_out_by_torch(), **added})
     with counter:
         policy.log_prob(trajectory).sum().backward()
     counted = counter.get_total_flops()

@@ -43,7 +43,7 @@ def test_compiled_passes_give_the_same_log_probs_and_gradients(shares: bool):
         graphs.append(graph)
         return graph.forward
 
-    policy.forward._can_share = shares
+    policy.forward.can_share = shares
     trajectory, _ = policy.sample(PROMPTS, group_sizes=SIZES, generator=seeded())
     expected = log_prob_and_gradient(policy, trajectory)
     policy.forward.compile(capture)
