@@ -20,7 +20,7 @@ PARTS = ("generation", "scoring", "update", "total")
 # The same work at every size; then what the ratio depends on: longer prompts, dead groups.
 SCENARIOS: list[dict[str, Any]] = [
     *({"size": size} for size in SIZES),
-    {"size": "3M", "longest_prompt": 256},
+    *({"size": size, "longest_prompt": 256} for size in SIZES),
     {"size": "3M", "uniform_fraction": 0.5},
 ]
 
