@@ -12,7 +12,8 @@ import torch
 from grpo.advice.facts import Facts, PassFlops
 from grpo.advice.posterior import Floats, Ints
 from grpo.batches import pack_microbatches
-from grpo.policies.flops import Coefficients, body_passes, head_passes, total_flops
+from grpo.policies.flops import Coefficients
+from grpo.policies.passes import body_passes, head_passes, total_flops
 
 SEED = 0  # of the one draw of rollouts that is packed into microbatches
 

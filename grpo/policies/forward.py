@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
 from grpo.policies.cache import attends_fully, select_rows
-from grpo.policies.flops import Pass, body_passes, head_passes
 from grpo.policies.logits import chosen_log_prob
+from grpo.policies.passes import Pass, body_passes, head_passes
 from grpo.policies.routing import find_routers
 
 

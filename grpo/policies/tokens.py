@@ -12,10 +12,11 @@ from grpo.artifacts.tensors import unpack_ragged
 from grpo.errors import ArtifactError
 from grpo.params import RoutingMode
 from grpo.policies.cache import sampling_cache
-from grpo.policies.flops import Pass, TokenFlops, total_flops
+from grpo.policies.flops import TokenFlops
 from grpo.policies.forward import ForwardPasses
 from grpo.policies.logits import draw
 from grpo.policies.packed import STORED, require_counts, select_packed
+from grpo.policies.passes import Pass, total_flops
 from grpo.policies.routing import (
     Routing,
     blank_routing,

@@ -16,7 +16,7 @@ from torch import Generator, Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo.errors import MissingExtraError
-from grpo.policies.flops import Pass
+from grpo.policies.passes import Pass
 from grpo.policies.tokens import Decoding, TokenPolicy, TokenTrajectory
 from grpo.types import Cost
 
