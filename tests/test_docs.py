@@ -227,6 +227,11 @@ def test_the_tables_of_allocation_tokens_are_those_of_the_committed_file():
     assert allocation_tokens.spending_table(results) in page
 
 
+def test_the_output_on_the_page_of_advice_is_the_committed_file():
+    output = (ROOT / "benchmarks" / "results" / "advice.txt").read_text()
+    assert f"```text\n{output}```" in (DOCS / "advice.md").read_text()
+
+
 def test_the_tables_of_speed_are_those_of_the_committed_files():
     results = ROOT / "benchmarks" / "results"
     page = (DOCS / "speed.md").read_text()
