@@ -28,9 +28,11 @@ from benchmarks.offpolicy_report import draw, table
 from grpo.artifacts.files import read_json, write_bytes
 from grpo.audit import Auditor
 from grpo.batches import plan_batches
-from grpo.build.policies import make_base, make_optimizer, prepare_machine, warmup_settings
+from grpo.build.machine import prepare_machine
+from grpo.build.policies import make_optimizer
 from grpo.build.rewards import build_reward
 from grpo.build.tasks import build_prompts
+from grpo.build.tokens import make_base, warmup_settings
 from grpo.metrics import UpdateMetrics
 from grpo.objective.algorithms import grpo, gspo
 from grpo.objective.base import Objective, chain

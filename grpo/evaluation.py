@@ -1,4 +1,4 @@
-"""How good a policy is on held-out prompts: greedy, mean@k and pass@k, with intervals."""
+"""How good a policy is on held-out prompts: mean@k, pass@k, greedy, with intervals."""
 
 from typing import Any
 
@@ -11,34 +11,37 @@ METRICS = ("greedy", "mean_at_k", "pass_at_k")
 
 
 def evaluate_prompts(
-    prompts: pd.DataFrame, greedy: pd.DataFrame, sampled: pd.DataFrame
+    prompts: pd.DataFrame, sampled: pd.DataFrame, greedy: pd.DataFrame | None
 ) -> pd.DataFrame:
     """Returns per-prompt results under the schema EVALUATION.
 
     Args:
       prompts: Schema PROMPTS.
-      greedy: Schema REWARDS, one rollout per prompt.
       sampled: Schema REWARDS, k rollouts per prompt.
+      greedy: Schema REWARDS, one rollout per prompt; None: the policy has no greedy decoding.
     """
     counts = sampled.groupby("prompt_id", as_index=False).agg(
         rollouts=("outcome", "size"), successes=("outcome", "sum")
     )
     counts["successes"] = counts["successes"].astype("int64")
-    best = greedy[["prompt_id", "outcome"]].rename(columns={"outcome": "greedy"})
-    table = counts.merge(best, on="prompt_id", validate="1:1")
+    table = counts.assign(greedy=np.nan)
+    if greedy is not None:
+        best = greedy[["prompt_id", "outcome"]].rename(columns={"outcome": "greedy"})
+        table = counts.merge(best, on="prompt_id", validate="1:1")
     table = table.merge(prompts[["prompt_id", "family"]], on="prompt_id", validate="1:1")
     return table.sort_values("prompt_id", ignore_index=True)
 
 
 def per_prompt_metrics(table: pd.DataFrame) -> pd.DataFrame:
-    """Returns greedy, mean@k and pass@k of each prompt, columns as METRICS."""
-    return pd.DataFrame(
+    """Returns those of METRICS that there are of each prompt."""
+    values = pd.DataFrame(
         {
             "greedy": table["greedy"],
             "mean_at_k": table["successes"] / table["rollouts"],
             "pass_at_k": (table["successes"] > 0).astype(float),
         }
     )
+    return values.dropna(axis="columns", how="all")
 
 
 def summarize_evaluation(
@@ -51,13 +54,17 @@ def summarize_evaluation(
     drawn = generator.integers(len(values), size=(resamples, len(values)))
     tail = (1 - confidence) / 2
     summary: dict[str, Any] = {"k": int(table["rollouts"].max())}
-    for metric in METRICS:
+    for metric in values:
         column = values[metric].to_numpy()
         low, high = np.quantile(column[drawn].mean(axis=1), [tail, 1 - tail])
-        summary[metric] = {"value": float(column.mean()), "low": float(low), "high": float(high)}
+        summary[str(metric)] = {
+            "value": float(column.mean()),
+            "low": float(low),
+            "high": float(high),
+        }
     families = values.groupby(table["family"]).mean()
     summary["by_family"] = {
-        str(family): {metric: float(row[metric]) for metric in METRICS}
+        str(family): {str(name): float(each) for name, each in row.items()}
         for family, row in families.iterrows()
     }
     return summary

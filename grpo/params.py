@@ -10,7 +10,9 @@ import yaml
 from pydantic import (
     BaseModel,
     ConfigDict,
+    Discriminator,
     Field,
+    Tag,
     TypeAdapter,
     ValidationError,
     field_validator,
@@ -19,6 +21,7 @@ from pydantic import (
 from grpo.errors import ParameterError
 
 PARAMS = Path("params.yaml")
+PAIRS = ("betas", "window")
 BASE = "base"  # the name of the policy every chain of rounds starts from
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
@@ -63,7 +66,17 @@ class JsonlTask(Strict):
     instruction: str  # appended to every prompt
 
 
-Task = Annotated[ReasoningGymTask | JsonlTask, Field(discriminator="kind")]
+class GlyphsTask(Strict):
+    """Short texts to be drawn; prompts of train and eval are disjoint, and not in the warm-up."""
+
+    kind: Literal["glyphs"]
+    train_prompts: Positive
+    eval_prompts: Positive
+    families: dict[Name, list[Annotated[str, Field(min_length=1)]]] = Field(min_length=1)
+    # family -> the characters that may stand at each place
+
+
+Task = Annotated[ReasoningGymTask | JsonlTask | GlyphsTask, Field(discriminator="kind")]
 
 
 class Warmup(Strict):
@@ -113,6 +126,33 @@ class HubBase(Strict):
 Base = Annotated[ScratchBase | DirectoryBase | GgufBase | HubBase, Field(discriminator="source")]
 
 
+class FlowWarmup(Strict):
+    """Flow matching on drawn captions, to partial skill."""
+
+    prompts: Positive
+    updates: Positive
+    rows_per_update: Positive
+    learning_rate: Rate
+    wrong_fraction: Fraction  # drawings that show another prompt's text
+    blank_fraction: Fraction  # trained without a caption: what guidance leads away from
+    font_size: Positive  # pixels
+    character_width: Positive  # pixels
+
+
+class ScratchFlowBase(Strict):
+    """A fresh pipeline of a `diffusers` class on pixels, with text encoders of its own."""
+
+    source: Literal["scratch"]
+    architecture: Literal["StableDiffusion3Pipeline"]
+    transformer: dict[str, int | float | str | bool]
+    text_encoder: dict[str, int | float | str | bool]
+    shift: Rate  # of the scheduler's sigmas
+    warmup: FlowWarmup
+
+
+FlowBase = Annotated[ScratchFlowBase | DirectoryBase | HubBase, Field(discriminator="source")]
+
+
 class Lora(Strict):
     """Low-rank adapters, trained instead of the base's weights."""
 
@@ -122,13 +162,36 @@ class Lora(Strict):
     target_modules: list[str] = Field(min_length=1)
 
 
-class PolicyParams(Strict):
+class TokenPolicyParams(Strict):
+    """A causal language model."""
+
+    kind: Literal["tokens"]
     base: Base
     lora: Lora | None
     prompt_format: Literal["plain", "chat"]
     sampler: Literal["transformers", "vllm"]  # what draws rollouts
     routing: RoutingMode  # of a mixture of experts: which choice of experts updates repeat
     max_steps: Positive
+
+
+class CanvasParams(Strict):
+    """What is drawn, in pixels."""
+
+    height: Positive
+    width: Positive
+
+
+class DenoisingPolicyParams(Strict):
+    """A flow-matching model."""
+
+    kind: Literal["denoising"]
+    base: FlowBase
+    lora: Lora | None
+    canvas: CanvasParams
+    caption_tokens: Positive  # of the T5 encoder; 1 if there is none
+
+
+PolicyParams = Annotated[TokenPolicyParams | DenoisingPolicyParams, Field(discriminator="kind")]
 
 
 class Profile(Strict):
@@ -150,19 +213,44 @@ class Reward(Strict):
             raise ValueError("must have exactly one group, the answer")
         return pattern
 
-    judge: Literal["reasoning_gym", "math"]
+    judge: Literal["reasoning_gym", "math", "ocr"]
     answer_pattern: str  # a regular expression; group 1 of its last match is the answer
     threshold: Fraction
+    maximize: Literal["outcome", "score"]  # what the reward is, before it is shaped
     unfinished_penalty: NonNegative  # taken off a rollout that hit the step limit
     timeout_seconds: Rate
 
 
-class Sampling(Strict):
+class TokenSampling(Strict):
     """How rollouts are drawn; log-probs use the same temperature."""
 
     temperature: Rate
     top_p: Annotated[float, Field(gt=0, le=1)]
     rollouts_per_batch: Positive  # what is sampled, and saved for a resume, at once
+
+
+class DenoisingSampling(Strict):
+    """How rollouts are drawn: part of the density that is scored."""
+
+    num_steps: Annotated[int, Field(ge=2)]
+    density: Literal["flow_sde", "constant_sde", "interpolated_sde", "preserving"]
+    noise_level: Rate  # in units of the density
+    stochastic: Literal["all", "one_per_prompt"]  # which steps of the window have noise
+    window: tuple[Annotated[int, Field(ge=0)], Positive]  # first step that may, first that may not
+    guidance: Rate  # 1: none
+    rollouts_per_batch: Positive
+
+
+def _kind_of_draws(value: Any) -> str:
+    """Returns which policies draw like this, by a name that only one of them has."""
+    is_denoising = "num_steps" in value if isinstance(value, dict) else hasattr(value, "num_steps")
+    return "denoising" if is_denoising else "tokens"
+
+
+Sampling = Annotated[
+    Annotated[TokenSampling, Tag("tokens")] | Annotated[DenoisingSampling, Tag("denoising")],
+    Discriminator(_kind_of_draws),
+]
 
 
 class Training(Strict):
@@ -190,8 +278,27 @@ class Round(Strict):
     phase: Positive
 
 
-class Evaluation(Strict):
+class TokenDraws(Strict):
+    """How evaluation and profile draw."""
+
     temperature: Rate
+
+
+class DenoisingDraws(Strict):
+    """How evaluation and profile draw: without noise in the steps."""
+
+    num_steps: Annotated[int, Field(ge=2)]
+    guidance: Rate  # 1: none
+
+
+Draws = Annotated[
+    Annotated[TokenDraws, Tag("tokens")] | Annotated[DenoisingDraws, Tag("denoising")],
+    Discriminator(_kind_of_draws),
+]
+
+
+class Evaluation(Strict):
+    sampling: Draws
     rollouts_per_prompt: Annotated[int, Field(ge=2)]
     rollouts_per_batch: Positive
     confidence: Annotated[float, Field(gt=0, lt=1)]
@@ -208,6 +315,22 @@ class Parameters(Strict):
     evaluation: Evaluation
     arms: dict[Name, Arm] = Field(min_length=1)
     rounds: dict[Name, Round] = Field(min_length=1)
+
+    @property
+    def tokens(self) -> TokenPolicyParams:
+        """The policy; raises ParameterError unless its steps are tokens."""
+        if not isinstance(self.policy, TokenPolicyParams):
+            kind = self.policy.kind
+            raise ParameterError(f"{PARAMS}: policy.kind must be tokens for this, got {kind!r}")
+        return self.policy
+
+    @property
+    def denoising(self) -> DenoisingPolicyParams:
+        """The policy; raises ParameterError unless its steps are denoising steps."""
+        if not isinstance(self.policy, DenoisingPolicyParams):
+            kind = self.policy.kind
+            raise ParameterError(f"{PARAMS}: policy.kind must be denoising for this, got {kind!r}")
+        return self.policy
 
     def rounds_of(self, arm: str) -> list[str]:
         """Returns the names of an arm's rounds, in the file's order."""
@@ -258,8 +381,7 @@ def read_params(path: Path = PARAMS) -> Parameters:
             f"{path}: reward.judge reasoning_gym needs task.kind reasoning_gym, "
             f"got {params.task.kind!r}; set the judge to math or your own"
         )
-    _check_sampler(params, path)
-    _check_compile(params, path)
+    _check_policy(params, path)
     return params
 
 
@@ -274,10 +396,10 @@ def naming(file: Path) -> Iterator[None]:
 
 
 def _with_tuples(value: Any) -> Any:
-    """Returns `value` with the pair `betas` as the tuple that strict validation asks for."""
+    """Returns `value` with its pairs as the tuples that strict validation asks for."""
     if isinstance(value, dict):
         return {
-            key: tuple(item) if key == "betas" and isinstance(item, list) else _with_tuples(item)
+            key: tuple(item) if key in PAIRS and isinstance(item, list) else _with_tuples(item)
             for key, item in value.items()
         }
     return value
@@ -301,11 +423,38 @@ def _check_rounds(params: Parameters, path: Path) -> None:
         known.add(name)
 
 
-def _check_sampler(params: Parameters, path: Path) -> None:
+def _check_policy(params: Parameters, path: Path) -> None:
+    """Raises unless task, judge, draws and machine fit the kind of policy."""
+    policy, kind = params.policy, params.policy.kind
+    draws = {f"arms.{name}.sampling": arm.sampling for name, arm in params.arms.items()}
+    for where, each in {**draws, "evaluation.sampling": params.evaluation.sampling}.items():
+        if _kind_of_draws(each) != kind:
+            wanted = "temperature" if kind == "tokens" else "num_steps"
+            raise ParameterError(
+                f"{path}: {where} must say {wanted}, for policy.kind is {kind}, "
+                f"got {sorted(each.model_dump())}"
+            )
+    if (params.task.kind == "glyphs") != (kind == "denoising"):
+        raise ParameterError(
+            f"{path}: task.kind glyphs and policy.kind denoising need each other, "
+            f"got {params.task.kind!r} and {kind!r}"
+        )
+    if (params.reward.judge == "ocr") != (kind == "denoising"):
+        raise ParameterError(
+            f"{path}: reward.judge ocr and policy.kind denoising need each other, "
+            f"got {params.reward.judge!r} and {kind!r}"
+        )
+    if isinstance(policy, TokenPolicyParams):
+        _check_sampler(params.machine, policy, path)
+        _check_compile(params.machine, policy, path)
+    elif params.machine.compile:
+        raise ParameterError(f"{path}: with policy.kind denoising, machine.compile must be false")
+
+
+def _check_sampler(machine: Machine, policy: TokenPolicyParams, path: Path) -> None:
     """Raises if vLLM is asked for what it does not do here."""
-    policy = params.policy
     wrong = {
-        "machine.device must be cuda": params.machine.device != "cuda",
+        "machine.device must be cuda": machine.device != "cuda",
         "policy.lora must be null: the engine loads whole policies": policy.lora is not None,
         "policy.routing must not be replay_sampled: the engine records no experts": (
             policy.routing == "replay_sampled"
@@ -316,12 +465,12 @@ def _check_sampler(params: Parameters, path: Path) -> None:
             raise ParameterError(f"{path}: with policy.sampler vllm, {what}")
 
 
-def _check_compile(params: Parameters, path: Path) -> None:
+def _check_compile(machine: Machine, policy: TokenPolicyParams, path: Path) -> None:
     """Raises if compiled passes are asked to record or replay routing, which hooks do."""
-    if params.machine.compile and params.policy.routing != "live":
+    if machine.compile and policy.routing != "live":
         raise ParameterError(
             f"{path}: with machine.compile true, policy.routing must be live, "
-            f"got {params.policy.routing!r}"
+            f"got {policy.routing!r}"
         )
 
 
@@ -348,8 +497,10 @@ def _is_form(location: tuple[int | str, ...]) -> bool:
 def _path(location: tuple[int | str, ...]) -> str:
     """Returns the dotted path, without the names of union members that pydantic adds."""
     members = {
-        "task": {"reasoning_gym", "jsonl"},
+        "task": {"reasoning_gym", "jsonl", "glyphs"},
+        "policy": {"tokens", "denoising"},
         "base": {"scratch", "directory", "gguf", "hub"},
+        "sampling": {"tokens", "denoising"},
     }
     kept = [
         part

@@ -138,7 +138,7 @@ def policy_source(
         assert rule is not None
         path = scratch / "rewards.parquet"
         if not path.exists():
-            write_table(score_rollouts(batch.table, tasks, rule), path, REWARDS)
+            write_table(score_rollouts(batch.table, tasks, rule, media=batch.media), path, REWARDS)
         return read_table(path, REWARDS)
 
     def keep(batch: SampledBatch, prompts: set[str]) -> SampledBatch:

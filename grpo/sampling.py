@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 import torch
+from jaxtyping import UInt8
 from torch import Tensor
 
 from grpo.artifacts.files import read_json, write_json
@@ -29,6 +30,11 @@ class SampledBatch:
     table: pd.DataFrame  # schema ROLLOUTS
     tensors: dict[str, Tensor]  # as the policy packs its trajectory
     cost: Cost
+
+    @property
+    def media(self) -> UInt8[Tensor, " rollout *sample"] | None:
+        """What was drawn, row by row with the table; None if rollouts are text."""
+        return self.tensors.get("media")
 
 
 def sample_rollouts(

@@ -3,11 +3,14 @@
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import pandas as pd
+from jaxtyping import UInt8
+from torch import Tensor
 
 from grpo.errors import ArtifactError
-from grpo.rewards.base import Judge, Task, judge_text
+from grpo.rewards.base import Judge, Reader, Task, judge_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,8 +18,10 @@ class RewardRule:
     """How a judge's score becomes an outcome and a reward."""
 
     judge: Judge
+    read: Reader | None  # what the judge judges is read off images; None: the rollout's text
     answer_pattern: str  # group 1 of its last match is the answer
     threshold: float  # outcome 1 from this score on
+    maximize: Literal["outcome", "score"]  # the reward, before it is shaped
     unfinished_penalty: float  # in units of reward
     timeout_seconds: float
 
@@ -26,6 +31,7 @@ def score_rollouts(
     prompts: pd.DataFrame,
     rule: RewardRule,
     *,
+    media: UInt8[Tensor, " rollout *sample"] | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> pd.DataFrame:
     """Returns outcome, reward and status per rollout under the schema REWARDS.
@@ -33,6 +39,7 @@ def score_rollouts(
     Args:
       rollouts: Schema ROLLOUTS.
       prompts: Schema PROMPTS.
+      media: What was drawn, row by row with `rollouts`, if the rule reads images.
       progress: Called with the rollouts done and their number.
 
     Raises:
@@ -50,25 +57,42 @@ def score_rollouts(
             f"rollout {rollouts.loc[unknown, 'rollout_id'].iloc[0]!r} belongs to no known prompt; "
             "rerun the rollout stage"
         )
+    texts = rollouts["text"].tolist() if rule.read is None else _read(rule.read, media, rollouts)
     rows = []
-    for number, row in enumerate(rollouts.to_dict("records"), start=1):
+    for number, (row, text) in enumerate(zip(rollouts.to_dict("records"), texts), start=1):
         outcome = judge_text(
             rule.judge,
-            row["text"],
+            text,
             tasks[row["prompt_id"]],
             answer_pattern=rule.answer_pattern,
             timeout_seconds=rule.timeout_seconds,
         )
         solved = float(outcome.score >= rule.threshold)
+        value = solved if rule.maximize == "outcome" else outcome.score
         penalty = 0.0 if row["is_finished"] else rule.unfinished_penalty
         rows.append(
             {
                 "rollout_id": row["rollout_id"],
                 "prompt_id": row["prompt_id"],
                 "outcome": solved,
-                "reward": solved - penalty,
+                "reward": value - penalty,
                 "status": outcome.status,
             }
         )
         progress(number, len(rollouts))
     return pd.DataFrame(rows)
+
+
+def _read(read: Reader, media: Tensor | None, rollouts: pd.DataFrame) -> list[str]:
+    """Returns what is read off the rollouts' images.
+
+    Raises:
+      ArtifactError: If there is not one image per rollout.
+    """
+    found = 0 if media is None else len(media)
+    if media is None or found != len(rollouts):
+        raise ArtifactError(
+            f"must have an image per rollout, has {found} for {len(rollouts)}; rerun the rollout "
+            "stage"
+        )
+    return read(media.numpy())

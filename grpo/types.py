@@ -22,6 +22,7 @@ class Rollouts:
     mask: Bool[Tensor, "rollout step"]  # False on padding and on steps the policy did not choose
     behavior_logp: Float[Tensor, "rollout step"]  # nats, under the engine that sampled
     reference_logp: Float[Tensor, "rollout step"] | None = None  # nats, under the base policy
+    noise_scale: Float[Tensor, "rollout step"] | None = None  # |d logp / d v| per unit of noise
 
     def __post_init__(self) -> None:
         sizes = {len(self.group), len(self.reward), len(self.outcome), len(self.mask)}

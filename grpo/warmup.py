@@ -30,9 +30,16 @@ class WarmupUpdate:
     """One optimizer step of the warm-up."""
 
     update: int
-    loss: float  # nats per solution token
+    loss: float  # nats per solution token; of a flow, squared velocity per dimension
     learning_rate: float
     cost: Cost
+
+
+def learning_rate_at(update: int, settings: WarmupSettings) -> float:
+    """Returns a linear rise times a cosine fall."""
+    fall = 0.5 * (1 + math.cos(math.pi * update / settings.updates))
+    rise = min(1.0, (update + 1) / WARMUP_UPDATES)
+    return settings.learning_rate * (rise * (FINAL_FRACTION + (1 - FINAL_FRACTION) * fall))
 
 
 def warm_up(
@@ -49,7 +56,7 @@ def warm_up(
     )
     batches = _batches(len(rows), settings)
     for update, batch in enumerate(batches):
-        rate = settings.learning_rate * _schedule(update, settings.updates)
+        rate = learning_rate_at(update, settings)
         for group in optimizer.param_groups:
             group["lr"] = rate
         tokens, targets = (
@@ -68,12 +75,6 @@ def warm_up(
         steps = int((targets != -100).sum())
         cost = Cost(flops=used, trained_steps=steps)
         yield WarmupUpdate(update=update, loss=loss.item(), learning_rate=rate, cost=cost)
-
-
-def _schedule(update: int, updates: int) -> float:
-    """Returns a linear rise times a cosine fall."""
-    fall = 0.5 * (1 + math.cos(math.pi * update / updates))
-    return min(1.0, (update + 1) / WARMUP_UPDATES) * (FINAL_FRACTION + (1 - FINAL_FRACTION) * fall)
 
 
 def _encode(

@@ -4,16 +4,15 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pandas as pd
-from torch import nn
 
 from grpo.artifacts.files import atomic_path, write_csv, write_json
 from grpo.artifacts.tables import WARMUP, read_table
 from grpo.artifacts.usage import Usage
-from grpo.build.policies import make_base, prepare_machine, warmup_settings
+from grpo.build.bases import build_base
+from grpo.build.machine import prepare_machine
 from grpo.params import read_params
-from grpo.policies.storage import save_base
 from grpo.types import Cost
-from grpo.warmup import WarmupUpdate, warm_up
+from grpo.warmup import WarmupUpdate
 from stages.entry import run
 from stages.progress import shown
 
@@ -23,19 +22,15 @@ def main(usage: Usage, warmup: Path, data: Path, policy_out: Path, training_out:
     params = read_params()
     prepare_machine(params.machine)
     with usage.part("load"):
-        model, tokenizer = make_base(params, data)
-        nn.Module.to(model, params.machine.device)
-    settings = warmup_settings(params)
+        base = build_base(params, data)
     updates: list[WarmupUpdate] = []
-    if settings is not None:
-        solutions = read_table(warmup, WARMUP)
-        pairs = list(zip(solutions["prompt"], solutions["solution"]))
+    if base.num_updates:
         with usage.part("warm-up"), shown("warm-up") as progress:
-            for each in warm_up(model, tokenizer, pairs, settings):
+            for each in base.warm_up(read_table(warmup, WARMUP)):
                 updates.append(each)
-                progress(len(updates), settings.updates)
+                progress(len(updates), base.num_updates)
     with atomic_path(policy_out) as temporary:
-        save_base(temporary, model, tokenizer)
+        base.save(temporary)
     with atomic_path(training_out) as temporary:
         temporary.mkdir()
         rows = [(each.update, each.loss, each.learning_rate) for each in updates]

@@ -1,16 +1,17 @@
-"""Evaluates one policy on the held-out prompts: greedy, mean@k and pass@k."""
+"""Evaluates one policy on the held-out prompts: mean@k, pass@k, and greedy if there is that."""
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 from grpo.artifacts.files import write_json
 from grpo.artifacts.tables import EVALUATION, PROMPTS, read_table, write_table
 from grpo.artifacts.usage import Usage
-from grpo.build.policies import load_sampler, prepare_machine
+from grpo.build.draws import draws_of_evaluation
+from grpo.build.machine import prepare_machine
+from grpo.build.policies import load_sampler
 from grpo.build.rewards import build_reward
 from grpo.evaluation import evaluate_prompts, summarize_evaluation
 from grpo.params import read_params
-from grpo.policies.tokens import Decoding
 from grpo.sampling import sample_rollouts
 from grpo.scoring import score_rollouts
 from grpo.seeds import derive_seed
@@ -27,13 +28,13 @@ def main(usage: Usage, base: Path, policy: Path, prompts: Path, table_out: Path,
     rule = build_reward(params.reward)
     table = read_table(prompts, PROMPTS)
     scratch = scratch_of(f"evaluate@{out.stem}", [base, policy, prompts], params)
-    results, cost = [], Cost()
-    # The same draws for every policy: differences between policies are paired.
-    draws = {"greedy": (0.0, 1), "sampled": (settings.temperature, settings.rollouts_per_prompt)}
-    greedy = Decoding(temperature=0.0, max_steps=params.policy.max_steps)
-    loaded = load_sampler(params, base=base, directory=policy, decoding=greedy)
-    for kind, (temperature, count) in draws.items():
-        loaded.decoding = replace(greedy, temperature=temperature)
+    results, cost = {}, Cost()
+    draws = draws_of_evaluation(params)
+    loaded = load_sampler(params, base=base, directory=policy, draws=draws["sampled"])
+    for kind, each in draws.items():
+        # The same draws for every policy: differences between policies are paired.
+        loaded.decoding = each
+        count = 1 if kind == "greedy" else settings.rollouts_per_prompt
         with usage.part("sampling"), shown(f"{kind} {out.stem}") as progress:
             batch = sample_rollouts(
                 loaded,
@@ -45,8 +46,8 @@ def main(usage: Usage, base: Path, policy: Path, prompts: Path, table_out: Path,
             )
         cost += batch.cost
         with usage.part("scoring"):
-            results.append(score_rollouts(batch.table, table, rule))
-    evaluated = evaluate_prompts(table, *results)
+            results[kind] = score_rollouts(batch.table, table, rule, media=batch.media)
+    evaluated = evaluate_prompts(table, results["sampled"], results.get("greedy"))
     write_table(evaluated, table_out, EVALUATION)
     summary = summarize_evaluation(
         evaluated,

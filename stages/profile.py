@@ -5,10 +5,11 @@ from pathlib import Path
 from grpo.artifacts.files import atomic_path, write_json
 from grpo.artifacts.tables import PROFILE, PROMPTS, read_table, write_table
 from grpo.artifacts.usage import Usage
-from grpo.build.policies import load_sampler, prepare_machine
+from grpo.build.draws import draws_of_profile
+from grpo.build.machine import prepare_machine
+from grpo.build.policies import load_sampler
 from grpo.build.rewards import build_reward
 from grpo.params import read_params
-from grpo.policies.tokens import Decoding
 from grpo.profiling import profile_prompts, summarize_profile
 from grpo.sampling import sample_rollouts, write_batch
 from grpo.scoring import score_rollouts
@@ -24,13 +25,9 @@ def main(usage: Usage, policy: Path, prompts: Path, out: Path) -> None:
     rule = build_reward(params.reward)
     table = read_table(prompts, PROMPTS)
     scratch = scratch_of("profile", [policy, prompts], params)
-    decoding = Decoding(
-        temperature=params.evaluation.temperature,
-        max_steps=params.policy.max_steps,
-        routing=params.policy.routing,
-    )
+    draws = draws_of_profile(params)
     with usage.part("load"):
-        loaded = load_sampler(params, base=policy, directory=policy, decoding=decoding)
+        loaded = load_sampler(params, base=policy, directory=policy, draws=draws)
     with usage.part("sampling"), shown("profile") as progress:
         batch = sample_rollouts(
             loaded,
@@ -41,7 +38,7 @@ def main(usage: Usage, policy: Path, prompts: Path, out: Path) -> None:
             progress=progress,
         )
     with usage.part("scoring"):
-        rewards = score_rollouts(batch.table, table, rule)
+        rewards = score_rollouts(batch.table, table, rule, media=batch.media)
     profile = profile_prompts(batch.table, rewards, table)
     with atomic_path(out / "rollouts") as temporary:
         write_batch(temporary, batch)

@@ -5,7 +5,9 @@ from pathlib import Path
 from grpo.artifacts.files import atomic_path
 from grpo.artifacts.tables import PROMPTS, read_table
 from grpo.artifacts.usage import Usage
-from grpo.build.policies import decoding_of, load_sampler, prepare_machine
+from grpo.build.draws import draws_of_arm
+from grpo.build.machine import prepare_machine
+from grpo.build.policies import load_sampler
 from grpo.build.rollouts import build_source, read_candidates
 from grpo.build.selections import build_selection
 from grpo.params import read_params
@@ -37,9 +39,9 @@ def main(
     history = read_state(policy).selection_state
     inputs = [base, policy, prompts, curriculum, *([profile] if selection.reuses_profile else [])]
     scratch = scratch_of(f"rollout@{name}", inputs, params)
-    decoding = decoding_of(params, each.arm)
+    draws = draws_of_arm(params, each.arm)
     with usage.part("load"):
-        loaded = load_sampler(params, base=base, directory=policy, decoding=decoding)
+        loaded = load_sampler(params, base=base, directory=policy, draws=draws)
     with usage.part("sampling"), shown(f"sample {name}") as progress:
         source = build_source(
             params,

@@ -7,6 +7,7 @@ from grpo.artifacts.usage import Usage
 from grpo.build.rewards import build_reward
 from grpo.errors import located
 from grpo.params import read_params
+from grpo.sampling import read_batch
 from grpo.scoring import score_rollouts
 from stages.entry import run
 from stages.progress import shown
@@ -17,8 +18,9 @@ def main(usage: Usage, prompts: Path, rollouts: Path, out: Path) -> None:
     rule = build_reward(read_params().reward)
     path = rollouts / "table.parquet"
     table, tasks = read_table(path, ROLLOUTS), read_table(prompts, PROMPTS)
+    media = None if rule.read is None else read_batch(rollouts).media
     with usage.part("scoring"), shown(f"score {out.stem}") as progress, located(path):
-        rewards = score_rollouts(table, tasks, rule, progress=progress)
+        rewards = score_rollouts(table, tasks, rule, media=media, progress=progress)
     write_table(rewards, out, REWARDS)
 
 

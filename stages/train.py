@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from grpo.artifacts.usage import Usage
-from grpo.build.policies import prepare_machine
+from grpo.build.machine import prepare_machine
 from grpo.build.rounds import load_round, objective_named, save_round
 from grpo.params import read_params
 from grpo.seeds import derive_seed

@@ -11,7 +11,8 @@ import pandas as pd
 from grpo.advice.posterior import Ints, Posterior, Prior, fit_prior, update
 from grpo.artifacts.files import read_json
 from grpo.artifacts.tables import PROFILE, PROMPTS, ROLLOUTS, read_table
-from grpo.build.policies import load_policy, prepare_machine
+from grpo.build.machine import prepare_machine
+from grpo.build.tokens import load_token_policy
 from grpo.errors import ArtifactError
 from grpo.params import BASE, Parameters
 from grpo.policies.flops import Coefficients
@@ -108,10 +109,10 @@ def read_facts(artifacts: Path, params: Parameters) -> Facts:
     # FLOPs are the same on every device; not every machine that asks for advice has a GPU.
     machine = params.machine.model_copy(update={"device": "cpu", "compile": False})
     prepare_machine(machine)
-    decoding = Decoding(temperature=1.0, max_steps=params.policy.max_steps)
+    decoding = Decoding(temperature=1.0, max_steps=params.tokens.max_steps)
     base = artifacts / "policies" / BASE
     on_cpu = params.model_copy(update={"machine": machine})
-    policy = load_policy(on_cpu, base=base, directory=base, decoding=decoding)
+    policy = load_token_policy(on_cpu, base=base, directory=base, decoding=decoding)
     tokens = policy.encode(texts["prompt"].tolist())[1].sum(dim=1).tolist()
     summary = read_json(folder / "summary.json")
     return make_facts(
@@ -129,7 +130,7 @@ def pass_flops_of(policy: TokenPolicy, params: Parameters) -> PassFlops:
     return PassFlops(
         forward=policy.flops.forward,
         training=policy.flops.training,
-        shares_prompts=policy.forward.can_share and params.policy.routing == "live",
+        shares_prompts=policy.forward.can_share and params.tokens.routing == "live",
         vocabulary=policy.model.config.vocab_size,
     )
 

@@ -101,7 +101,7 @@ def treatment_of(params: Parameters, arm: Arm, name: str) -> Treatment:
     return Treatment(
         drops_uniform=bool(_named(links, "drop_uniform_groups")),
         keep=min(keep, default=None),
-        scores_proximal=updates > 1 or params.policy.routing == "replay_proximal",
+        scores_proximal=updates > 1 or params.tokens.routing == "replay_proximal",
         scores_reference=on_kept,
         scores_reference_on_all=on_all,
         selection=build_selection(arm.selection, name),

@@ -11,7 +11,9 @@ from grpo.advice.facts import Facts, read_facts
 from grpo.advice.posterior import DEAD_RATE
 from grpo.advice.prediction import Amounts, predict_arm, profile_flops
 from grpo.advice.proposal import SIZES, Candidate, Proposal, propose
+from grpo.build.draws import draws_of_arm, draws_of_profile
 from grpo.params import Parameters
+from grpo.policies.tokens import Decoding
 from grpo.report.words import SPACE, say_count, say_flops, say_percent
 
 WIDTH = 100
@@ -139,12 +141,15 @@ def _dominant(proposal: Proposal) -> str:
 
 def _temperatures(params: Parameters) -> list[str]:
     """Returns a remark per arm that samples at another temperature than the profile."""
-    drawn = params.evaluation.temperature
+    drawn = draws_of_profile(params)
+    arms = {name: draws_of_arm(params, name) for name in params.arms}
     return [
-        f"{name} samples at temperature {arm.sampling.temperature:g}, the profile at {drawn:g}: "
-        "its rates and lengths may differ."
-        for name, arm in params.arms.items()
-        if arm.sampling.temperature != drawn
+        f"{name} samples at temperature {each.temperature:g}, the profile at "
+        f"{drawn.temperature:g}: its rates and lengths may differ."
+        for name, each in arms.items()
+        if isinstance(each, Decoding)
+        and isinstance(drawn, Decoding)
+        and each.temperature != drawn.temperature
     ]
 
 

@@ -78,7 +78,7 @@ ROLLOUTS = _schema(
         "prompt_id": pa.Column(str, _filled),
         "group": pa.Column("int64", _at_least(0)),
         "text": pa.Column(str),
-        "steps": pa.Column("int64", _at_least(1)),
+        "steps": pa.Column("int64", _at_least(0)),  # with a log-probability
         "is_finished": pa.Column(bool),  # ended by itself, not by the step limit
     },
 )
@@ -108,7 +108,7 @@ EVALUATION = _schema(
     "prompt_id",
     {
         "family": pa.Column(str, _filled),
-        "greedy": pa.Column("float64", _fraction),
+        "greedy": pa.Column("float64", _fraction, nullable=True),  # none: no greedy decoding
         "rollouts": pa.Column("int64", _at_least(1)),
         "successes": pa.Column("int64", _at_least(0)),
     },

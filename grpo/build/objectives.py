@@ -12,7 +12,17 @@ from grpo.objective import advantage, algorithms, correction, penalty, ratio, tr
 from grpo.objective.base import Objective, chain
 from grpo.objective.predicates import Plan
 from grpo.objective.rules import RULES, Severity
-from grpo.params import BASE, PARAMS, Arm, LinkSpec, Parameters
+from grpo.params import (
+    BASE,
+    PARAMS,
+    Arm,
+    LinkSpec,
+    Parameters,
+    ScratchBase,
+    ScratchFlowBase,
+    TokenPolicyParams,
+    TokenSampling,
+)
 
 LINKS: dict[str, Callable[..., Objective]] = {
     "center_by_group_mean": advantage.center_by_group_mean,
@@ -25,10 +35,12 @@ LINKS: dict[str, Callable[..., Objective]] = {
     "average_over_horizon": weight.average_over_horizon,
     "average_over_prompts": weight.average_over_prompts,
     "sum_over_steps": weight.sum_over_steps,
+    "rectify_noise_level": weight.rectify_noise_level,
     "drop_uniform_groups": weight.drop_uniform_groups,
     "keep_extreme_rollouts": weight.keep_extreme_rollouts,
     "average_ratio_over_rollout": ratio.average_ratio_over_rollout,
     "average_ratio_keeping_token_gradient": ratio.average_ratio_keeping_token_gradient,
+    "scale_log_ratio": ratio.scale_log_ratio,
     "truncate_mismatch": correction.truncate_mismatch,
     "mask_mismatched_rollouts": correction.mask_mismatched_rollouts,
     "clip_surrogate": trust.clip_surrogate,
@@ -50,6 +62,8 @@ ALGORITHMS: dict[str, Callable[..., Objective]] = {
     "sapo": algorithms.sapo,
     "gmpo": algorithms.gmpo,
     "luspo": algorithms.luspo,
+    "flow_grpo": algorithms.flow_grpo,
+    "flash_grpo": algorithms.flash_grpo,
 }
 
 
@@ -111,16 +125,17 @@ def _plan(params: Parameters, name: str, arm: Arm) -> tuple[dict[str, str], Plan
         curriculum=tuple(step.link for step in curriculum),
         group_sizes=_group_sizes(curriculum),
         updates_per_round=arm.training.updates_per_round,
-        top_p=arm.sampling.top_p,
-        has_binary_reward=params.reward.unfinished_penalty == 0,
+        top_p=arm.sampling.top_p if isinstance(arm.sampling, TokenSampling) else 1.0,
+        has_binary_reward=_has_binary_reward(params),
         dropouts=_dropouts(params),
         selection=build_selection(arm.selection, name).links,
         phases=tuple(each.phase for each in rounds),
         starts_from_base=any(each.start == BASE for each in rounds),
         reads_profile=any(step.link.name not in WITHOUT_PROFILE for step in curriculum),
         profile_rollouts=params.profile.rollouts_per_prompt,
-        routing=params.policy.routing,
+        routing=params.policy.routing if isinstance(params.policy, TokenPolicyParams) else "live",
         has_routers=_has_routers(params),
+        denoises=params.policy.kind == "denoising",
     )
 
 
@@ -152,20 +167,34 @@ def _group_sizes(curriculum: list[CurriculumStep]) -> frozenset[int]:
     return frozenset(sizes)
 
 
+def _has_binary_reward(params: Parameters) -> bool:
+    """Returns whether rewards take two values."""
+    reward = params.reward
+    return reward.maximize == "outcome" and reward.unfinished_penalty == 0
+
+
 def _has_routers(params: Parameters) -> bool | None:
     """Returns whether the base is a mixture of experts; None if that is not in the parameters."""
     base = params.policy.base
-    if base.source != "scratch":
+    if not isinstance(base, ScratchBase):
         return None
     return "Moe" in base.architecture or any("experts" in key for key in base.config)
 
 
 def _dropouts(params: Parameters) -> frozenset[str]:
     """Returns the paths of every dropout that is on."""
-    on = set()
     base = params.policy.base
-    if base.source == "scratch":
-        on |= {f"policy.base.config.{k}" for k, v in base.config.items() if "dropout" in k and v}
+    configs: dict[str, dict[str, int | float | str | bool]] = {}
+    if isinstance(base, ScratchBase):
+        configs["config"] = base.config
+    elif isinstance(base, ScratchFlowBase):
+        configs |= {"transformer": base.transformer, "text_encoder": base.text_encoder}
+    on = {
+        f"policy.base.{name}.{key}"
+        for name, config in configs.items()
+        for key, value in config.items()
+        if "dropout" in key and value
+    }
     if params.policy.lora and params.policy.lora.dropout:
         on.add("policy.lora.dropout")
     return frozenset(on)

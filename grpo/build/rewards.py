@@ -1,7 +1,7 @@
 """Judges and rewards from parameters."""
 
 from grpo.params import Reward
-from grpo.rewards.base import Judge
+from grpo.rewards.base import Judge, Reader
 from grpo.scoring import RewardRule
 
 
@@ -13,8 +13,10 @@ def build_reward(reward: Reward) -> RewardRule:
     """
     return RewardRule(
         judge=_find_judge(reward),
+        read=_find_reader(reward),
         answer_pattern=reward.answer_pattern,
         threshold=reward.threshold,
+        maximize=reward.maximize,
         unfinished_penalty=reward.unfinished_penalty,
         timeout_seconds=reward.timeout_seconds,
     )
@@ -31,3 +33,15 @@ def _find_judge(reward: Reward) -> Judge:
             from grpo.rewards.math import verify_math
 
             return verify_math
+        case "ocr":
+            from grpo.rewards.ocr import score_text
+
+            return score_text
+
+
+def _find_reader(reward: Reward) -> Reader | None:
+    if reward.judge != "ocr":
+        return None
+    from grpo.rewards.ocr import read_texts
+
+    return read_texts

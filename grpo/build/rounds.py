@@ -14,8 +14,9 @@ from torch.optim import AdamW
 
 from grpo.artifacts.files import atomic_path, write_csv, write_json
 from grpo.artifacts.tables import CREDIT, REWARDS, read_table, write_table
+from grpo.build.draws import draws_of_arm
 from grpo.build.objectives import build_objective
-from grpo.build.policies import decoding_of, load_policy, make_optimizer
+from grpo.build.policies import load_policy, make_optimizer
 from grpo.build.selections import build_selection
 from grpo.errors import ArtifactError, UnsoundError, located
 from grpo.objective.advantage import rollout_advantage
@@ -28,6 +29,7 @@ from grpo.policies.storage import (
     read_trainable,
     save_trained,
 )
+from grpo.policies.tokens import Decoding
 from grpo.sampling import SampledBatch, read_batch, read_passed
 from grpo.selection import History, learn_round
 from grpo.training import TrainedRound, TrainingSettings, score_steps
@@ -64,8 +66,8 @@ def load_round(
     """
     each = params.find_round(name)
     arm = params.find_arm(each.arm)
-    decoding = decoding_of(params, each.arm)
-    policy = load_policy(params, base=base, directory=start, decoding=decoding)
+    draws = draws_of_arm(params, each.arm)
+    policy = load_policy(params, base=base, directory=start, draws=draws)
     optimizer = make_optimizer(policy.model, arm.training)
     start_state = read_state(start)
     if start_state.arm is not None:
@@ -74,8 +76,9 @@ def load_round(
     active = {link.name for link in objective.links if link.settings.get("beta")}
     reference: Policy[Any] | None = None
     if active & {LOSS_REFERENCE, REWARD_REFERENCE}:
-        live = replace(decoding, routing="live")  # other weights, other choices
-        reference = load_policy(params, base=base, directory=base, decoding=live)
+        if isinstance(draws, Decoding):
+            draws = replace(draws, routing="live")  # other weights, other choices
+        reference = load_policy(params, base=base, directory=base, draws=draws)
     sampled = read_batch(rollouts)
     group = torch.tensor(sampled.table["group"].to_numpy())
     with located(rollouts / "tensors.safetensors"):
@@ -196,6 +199,7 @@ def _join(
         mask=trajectory.mask,
         behavior_logp=behavior_logp,
         reference_logp=reference_logp,
+        noise_scale=trajectory.noise_scale,
     )
 
 

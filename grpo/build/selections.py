@@ -10,7 +10,7 @@ from grpo.build.specs import build_listed
 from grpo.curriculum import split_order
 from grpo.errors import ParameterError, located
 from grpo.objective.base import Link
-from grpo.params import PARAMS, LinkSpec, Parameters
+from grpo.params import PARAMS, LinkSpec, Parameters, TokenDraws, TokenSampling
 from grpo.selection import Selection, require_candidates
 
 STEPS: dict[str, Callable[..., Selection]] = {
@@ -56,13 +56,8 @@ def check_selection(params: Parameters, name: str, curriculum: Sequence[Link]) -
     """Raises ParameterError if an arm's selection or stages do not fit the other parameters."""
     arm = params.find_arm(name)
     selection = build_selection(arm.selection, name)
-    temperatures = arm.sampling.temperature, params.evaluation.temperature
-    if selection.reuses_profile and temperatures[0] != temperatures[1]:
-        raise ParameterError(
-            f"{PARAMS}: arms.{name}.sampling.temperature must equal evaluation.temperature, at "
-            f"which the profile samples, for reuse_profile_rollouts, got {temperatures[0]} and "
-            f"{temperatures[1]}"
-        )
+    if selection.reuses_profile:
+        _require_draws_of_profile(params, name)
     for link in curriculum:
         candidates = link.settings.get("prompts_per_phase")
         if candidates is not None:
@@ -70,6 +65,22 @@ def check_selection(params: Parameters, name: str, curriculum: Sequence[Link]) -
                 require_candidates(selection, int(candidates))
         if link.name == "stage_by_family" and params.task.kind == "reasoning_gym":
             _check_families(params.task.families.keys(), link, f"arms.{name}.curriculum")
+
+
+def _require_draws_of_profile(params: Parameters, name: str) -> None:
+    """Raises ParameterError unless an arm draws its rollouts as the profile does."""
+    sampling, profiled = params.find_arm(name).sampling, params.evaluation.sampling
+    if not isinstance(sampling, TokenSampling) or not isinstance(profiled, TokenDraws):
+        raise ParameterError(
+            f"{PARAMS}: {_path(name)} must not hold reuse_profile_rollouts: the profile draws "
+            "without noise in its steps, which have no density then"
+        )
+    if sampling.temperature != profiled.temperature:
+        raise ParameterError(
+            f"{PARAMS}: arms.{name}.sampling.temperature must equal "
+            f"evaluation.sampling.temperature, at which the profile samples, for "
+            f"reuse_profile_rollouts, got {sampling.temperature} and {profiled.temperature}"
+        )
 
 
 def _check_families(families: Set[str], link: Link, where: str) -> None:

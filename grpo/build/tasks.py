@@ -3,7 +3,14 @@
 from pathlib import Path
 
 from grpo.errors import ParameterError
-from grpo.params import PARAMS, Parameters
+from grpo.params import (
+    PARAMS,
+    FlowBase,
+    GlyphsTask,
+    Parameters,
+    ScratchBase,
+    ScratchFlowBase,
+)
 from grpo.seeds import derive_seed
 from grpo.tasks.base import PromptTables
 from grpo.tasks.jsonl import read_prompts
@@ -22,7 +29,10 @@ def build_prompts(params: Parameters, data: Path) -> PromptTables:
         return read_prompts(
             train=data / task.train, evaluation=data / task.eval, instruction=task.instruction
         )
-    warmup = base.warmup if base.source == "scratch" else None
+    seed = derive_seed(params.seed, "prompts") % 2**31
+    if task.kind == "glyphs":
+        return _glyphs(task, params.denoising.base, seed)
+    warmup = base.warmup if isinstance(base, ScratchBase) else None
     return make_prompts(
         families=task.families,
         notation=task.notation,
@@ -35,5 +45,21 @@ def build_prompts(params: Parameters, data: Path) -> PromptTables:
             worked_fraction=warmup.worked_fraction if warmup else 0.0,
             wrong_fraction=warmup.wrong_fraction if warmup else 0.0,
         ),
-        seed=derive_seed(params.seed, "prompts") % 2**31,
+        seed=seed,
+    )
+
+
+def _glyphs(task: GlyphsTask, base: FlowBase, seed: int) -> PromptTables:
+    """Returns texts to be drawn."""
+    # Imported here: pillow is not needed by other tasks.
+    from grpo.tasks import glyphs
+
+    warmup = base.warmup if isinstance(base, ScratchFlowBase) else None
+    return glyphs.make_prompts(
+        families=task.families,
+        train_prompts=task.train_prompts,
+        eval_prompts=task.eval_prompts,
+        warmup_prompts=warmup.prompts if warmup else 0,
+        wrong_fraction=warmup.wrong_fraction if warmup else 0.0,
+        seed=seed,
     )

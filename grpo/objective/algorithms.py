@@ -2,7 +2,7 @@
 
 [GRPO] arXiv 2402.03300; [Dr. GRPO] 2503.20783; [DAPO] 2503.14476; [RLOO] 2402.14740;
 [GSPO] 2507.18071; [2-GRPO] 2510.00977; [CISPO] 2506.13585; [SAPO] 2511.20347;
-[GMPO] 2507.20673; [LUSPO] 2602.05261.
+[GMPO] 2507.20673; [LUSPO] 2602.05261; [Flow-GRPO] 2505.05470; [Flash-GRPO] 2605.15980.
 """
 
 from grpo.objective.advantage import center_by_group_mean, leave_one_out, scale_by_group_std
@@ -11,6 +11,7 @@ from grpo.objective.penalty import penalize_kl
 from grpo.objective.ratio import (
     average_ratio_keeping_token_gradient,
     average_ratio_over_rollout,
+    scale_log_ratio,
 )
 from grpo.objective.trust import (
     average_clipped_log_ratio,
@@ -24,6 +25,7 @@ from grpo.objective.weight import (
     average_over_rollouts,
     average_over_steps,
     drop_uniform_groups,
+    rectify_noise_level,
     sum_over_steps,
 )
 
@@ -142,5 +144,36 @@ def luspo(low: float = 2e-3, high: float = 2.5e-3) -> Objective:
         scale_by_group_std(),
         sum_over_steps(),
         average_ratio_over_rollout(),
+        clip_surrogate(low, high),
+    )
+
+
+def flow_grpo(dimensions: int, low: float = 1e-4, high: float = 1e-4) -> Objective:
+    """Group z-score on denoising steps, their ratio per dimension. [Flow-GRPO]
+
+    Unlike the paper: the deviation of the group, not of the batch; advantages are not clamped at 5;
+    no KL penalty (put penalize_kl behind).
+    """
+    return chain(
+        center_by_group_mean(),
+        scale_by_group_std(),
+        average_over_rollouts(),
+        scale_log_ratio(dimensions),
+        clip_surrogate(low, high),
+    )
+
+
+def flash_grpo(dimensions: int, low: float = 1e-3, high: float = 1e-3) -> Objective:
+    """Flow-GRPO on one step per prompt, rectified. [Flash-GRPO]
+
+    The step is chosen by the arm's sampling: `stochastic: one_per_prompt`. Unlike its code: the
+    deviation of the group, not of the batch; advantages are not clamped at 5.
+    """
+    return chain(
+        center_by_group_mean(),
+        scale_by_group_std(),
+        average_over_rollouts(),
+        rectify_noise_level(),
+        scale_log_ratio(dimensions),
         clip_surrogate(low, high),
     )

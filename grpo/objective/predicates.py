@@ -45,6 +45,7 @@ class Plan:
     profile_rollouts: int | None = None  # per prompt
     routing: str = "live"  # policy.routing
     has_routers: bool | None = None  # None: only the loaded model knows
+    denoises: bool = False  # steps are denoising steps
 
     def named(self, *names: str) -> list[str]:
         """Returns which of `names` stand in the objective, once per occurrence."""
@@ -199,7 +200,7 @@ def behind_trust_region(plan: Plan) -> list[str]:
     names = [link.name for link in plan.links]
     regions = [index for index, name in enumerate(names) if name in TRUST_REGIONS]
     late = names[min(regions, default=len(names)) :]
-    return [name for name in late if name in ROLLOUT_RATIOS + CORRECTIONS]
+    return [name for name in late if name in (*ROLLOUT_RATIOS, *CORRECTIONS, "scale_log_ratio")]
 
 
 def late_kl(plan: Plan) -> list[str]:
@@ -255,3 +256,11 @@ def reuse_after_choice(*, is_shaped: bool) -> Callable[[Plan], list[str]]:
         return plan.spends("reuse_profile_rollouts") if found else []
 
     return find
+
+
+def noise_without_denoising(plan: Plan) -> list[str]:
+    return [] if plan.denoises else plan.named("rectify_noise_level", "scale_log_ratio")
+
+
+def ratio_of_all_dimensions(plan: Plan) -> list[str]:
+    return plan.named(*TRUST_REGIONS) if plan.denoises and not plan.named("scale_log_ratio") else []

@@ -1,4 +1,4 @@
-"""The importance ratio of a whole rollout, in place of its steps' own."""
+"""The importance ratio: of a whole rollout in place of its steps' own, or per dimension."""
 
 from dataclasses import replace
 
@@ -32,6 +32,22 @@ def average_ratio_keeping_token_gradient() -> Objective:
         return replace(terms, log_ratio=torch.where(terms.mask, mean + token, 0.0))
 
     return loss_link(Link("average_ratio_keeping_token_gradient", {}), loss)
+
+
+def scale_log_ratio(dimensions: int) -> Objective:
+    """log rho_it / D: the log-density per dimension of a sample, as denoising papers print it.
+
+    A trust region's range is then one of the mean over dimensions. [Liu et al., 2025, Flow-GRPO]
+
+    Raises:
+      ValueError: If `dimensions` is not positive.
+    """
+    if dimensions <= 0:
+        raise ValueError(f"scale_log_ratio needs dimensions > 0, got {dimensions}")
+    return loss_link(
+        Link("scale_log_ratio", {"dimensions": dimensions}),
+        lambda terms: replace(terms, log_ratio=terms.log_ratio / dimensions),
+    )
 
 
 def mean_over_steps(

@@ -26,10 +26,12 @@ from grpo.objective.predicates import (
     kl_on_part,
     late_kl,
     no_floor,
+    noise_without_denoising,
     nothing_to_choose,
     pair_z_score,
     phase_owners,
     prompts_come_once,
+    ratio_of_all_dimensions,
     replay_on_policy,
     replay_without_routers,
     reuse_after_choice,
@@ -287,6 +289,19 @@ RULES: tuple[Rule, ...] = (
         "the outcomes that choose the prompts are trained on, and the reward is not binary: the "
         "direction of a prompt's gradient is biased; drop reuse_profile_rollouts",
         reuse_after_choice(is_shaped=True),
+    ),
+    Rule(
+        "H10",
+        Severity.ERROR,
+        "only denoising steps have a noise level and dimensions; drop it",
+        noise_without_denoising,
+    ),
+    Rule(
+        "H11",
+        Severity.WARN,
+        "the ratio of a denoising step is over all dimensions of a sample and leaves every "
+        "published range; put scale_log_ratio in front",
+        ratio_of_all_dimensions,
     ),
     Rule(
         "H1",

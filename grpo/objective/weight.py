@@ -72,6 +72,25 @@ def average_over_prompts() -> Objective:
     return _average(Link("average_over_prompts", {}), weight)
 
 
+def rectify_noise_level() -> Objective:
+    """Weighs a denoising step 1 / lambda, over the mean of that: equal pushes at every noise level.
+
+    lambda = |d log p / d v| per unit of noise, of the density that was sampled. Published as a
+    table of ten numbers for one schedule; here it follows from the step (grpo/policies/kernels.py).
+    [He et al., 2026, Flash-GRPO, temporal gradient rectification]
+    """
+
+    def credit(before: Credit, rollouts: Rollouts, generator: Generator) -> Credit:
+        if rollouts.noise_scale is None:
+            raise ValueError("rectify_noise_level needs steps with noise: a denoising policy")
+        coefficient = torch.where(rollouts.mask, 1 / rollouts.noise_scale, 0.0)
+        mean = coefficient.double().sum() / rollouts.mask.sum()
+        share = (coefficient / mean).to(before.weight.dtype)
+        return replace(before, weight=before.weight * share)
+
+    return credit_link(Link("rectify_noise_level", {}), credit)
+
+
 def drop_uniform_groups(by: str = "outcome") -> Objective:
     """Weighs 0 every group whose rollouts all have the same outcome: no signal, no compute.
 

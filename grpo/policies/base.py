@@ -1,6 +1,6 @@
 """What sampling, training and evaluation ask of a policy, whatever its steps are."""
 
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor, nn
@@ -15,6 +15,11 @@ class Trajectory(Protocol):
     @property
     def mask(self) -> Bool[Tensor, "rollout step"]: ...
 
+    @property
+    def noise_scale(self) -> Float[Tensor, "rollout step"] | None:
+        """By how much a step reinforces its noise; None if steps are no Gaussians."""
+        ...
+
     def select(self, rows: Int[Tensor, " kept"], num_steps: int) -> "Trajectory":
         """Returns some rollouts, cut after `num_steps` steps: what is cut is not computed."""
         ...
@@ -28,6 +33,7 @@ class Policy(Protocol[TrajectoryT]):
     """Samples trajectories and scores them under the very density it samples from."""
 
     cost: Cost  # grows with every call
+    decoding: Any  # how it draws: part of its density
 
     @property
     def model(self) -> nn.Module: ...

@@ -1,13 +1,17 @@
-"""Low-rank adapters on a causal LM, by peft: an extra (pip install -e '.[lora]')."""
+"""Low-rank adapters on a model of transformers or diffusers, by peft.
+
+An extra: pip install -e '.[lora]'.
+"""
+
+from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 
 from grpo.errors import MissingExtraError
 from grpo.params import Lora
 
 
-def add_lora(model: PreTrainedModel, lora: Lora, *, seed: int) -> PreTrainedModel:
+def add_lora(model: Any, lora: Lora, *, seed: int) -> Any:
     """Returns the model with fresh adapters as its only trainable parameters.
 
     Raises:

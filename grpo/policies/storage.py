@@ -21,6 +21,7 @@ STATE = "state.json"
 WEIGHTS = "model.safetensors"
 ADAPTER = "adapter.safetensors"
 OPTIMIZER = "optimizer.safetensors"
+TRANSFORMER_WEIGHTS = "transformer/diffusion_pytorch_model.safetensors"  # of a diffusers pipeline
 LOADING_ERRORS = (SafetensorError, StrictDataclassError)
 
 
@@ -107,17 +108,19 @@ def save_trained(
     directory: Path, start: Path, model: nn.Module, optimizer: AdamW, state: PolicyState
 ) -> None:
     """Writes a trained policy: trainable weights and optimizer, the rest copied from `start`."""
-    directory.mkdir(parents=True)
-    for file in sorted(start.iterdir()):
-        if file.name not in {WEIGHTS, ADAPTER, OPTIMIZER, STATE}:
-            shutil.copyfile(file, directory / file.name)
+    own = {WEIGHTS, TRANSFORMER_WEIGHTS, ADAPTER, OPTIMIZER, STATE}
+    for file in sorted(start.rglob("*")):
+        copy = directory / file.relative_to(start)
+        if file.is_file() and str(file.relative_to(start)) not in own:
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, copy)
     write_trainable(directory, model, optimizer)
     write_state(directory, state)
 
 
 def write_trainable(directory: Path, model: nn.Module, optimizer: AdamW) -> None:
     """Writes the trainable weights (all, or the adapter's) and the optimizer's moments."""
-    write_tensors(directory / _weights_name(model), trainable(model))
+    write_tensors(directory / _weights_name(model), _weights(model))
     write_tensors(directory / OPTIMIZER, _optimizer_tensors(model, optimizer))
 
 
@@ -128,7 +131,7 @@ def read_trainable(directory: Path, model: nn.Module, optimizer: AdamW | None) -
       ArtifactError: If a file is missing, broken or belongs to another model.
     """
     path = directory / _weights_name(model)
-    _copy_into(trainable(model), read_tensors(path), path)
+    _copy_into(_weights(model), read_tensors(path), path)
     if optimizer is not None:
         moments = directory / OPTIMIZER
         _restore_optimizer(model, optimizer, read_tensors(moments), moments)
@@ -150,9 +153,20 @@ def _require_all_weights(directory: Path, found: dict[str, Any]) -> None:
             )
 
 
+def _weights(model: nn.Module) -> dict[str, Tensor]:
+    """Returns what is stored of a model: what is trained and, of a whole model, its buffers."""
+    if _weights_name(model) == ADAPTER:
+        return trainable(model)
+    stored = model.state_dict().keys()
+    buffers = {name: each for name, each in model.named_buffers() if name in stored}
+    return {**trainable(model), **buffers}
+
+
 def _weights_name(model: nn.Module) -> str:
-    is_full = all(parameter.requires_grad for parameter in model.parameters())
-    return WEIGHTS if is_full else ADAPTER
+    if not all(parameter.requires_grad for parameter in model.parameters()):
+        return ADAPTER
+    is_in_pipeline = type(model).__module__.startswith("diffusers.")
+    return TRANSFORMER_WEIGHTS if is_in_pipeline else WEIGHTS
 
 
 def _copy_into(targets: dict[str, Tensor], sources: dict[str, Tensor], path: Path) -> None:

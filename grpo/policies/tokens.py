@@ -14,6 +14,7 @@ from grpo.params import RoutingMode
 from grpo.policies.cache import sampling_cache
 from grpo.policies.flops import TokenFlops
 from grpo.policies.forward import ForwardPasses
+from grpo.policies.groups import order_of_appearance
 from grpo.policies.logits import draw
 from grpo.policies.packed import STORED, require_counts, select_packed
 from grpo.policies.passes import Pass, total_flops
@@ -47,6 +48,11 @@ class TokenTrajectory:
     tokens: Int[Tensor, "rollout step"]
     mask: Bool[Tensor, "rollout step"]
     routing: Routing | None = None  # the experts that scoring takes again; None: routed live
+
+    @property
+    def noise_scale(self) -> None:
+        """None: a token's distribution is no Gaussian."""
+        return None
 
     def select(self, rows: Int[Tensor, " kept"], num_steps: int) -> "TokenTrajectory":
         """Returns some rollouts, cut after `num_steps` steps and rid of common padding."""
@@ -148,7 +154,7 @@ class TokenPolicy:
         Raises:
           ArtifactError: If the tensors do not fit one another or `group`.
         """
-        return select_packed(tensors, _order_of_appearance(group), kept)
+        return select_packed(tensors, order_of_appearance(group), kept)
 
     def unpack(
         self, tensors: dict[str, Tensor], group: Int[Tensor, " rollout"]
@@ -165,7 +171,7 @@ class TokenPolicy:
         expected = STORED | (required_routing(tensors) if is_replayed else set())
         if set(tensors) != expected:
             raise ArtifactError(f"must hold {sorted(expected)}, got {sorted(tensors)}")
-        row = _order_of_appearance(group)
+        row = order_of_appearance(group)
         require_counts(tensors, row)
         steps, lengths = tensors["steps"], tensors["prompt_lengths"]
         tokens = unpack_ragged(tensors["tokens"].long(), steps)
@@ -335,13 +341,3 @@ def _end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> T
     configured = getattr(model.generation_config, "eos_token_id", None)
     listed = configured if isinstance(configured, list) else [configured]
     return torch.tensor(sorted({t for t in [*listed, tokenizer.eos_token_id] if t is not None}))
-
-
-def _order_of_appearance(group: Int[Tensor, " rollout"]) -> Int[Tensor, " rollout"]:
-    """Returns 0 for the first group that appears, 1 for the second, and so on."""
-    _, index = torch.unique(group, return_inverse=True)
-    size = int(index.max()) + 1
-    first = torch.full((size,), len(group)).scatter_reduce(
-        0, index, torch.arange(len(group)), "amin"
-    )
-    return first.argsort().argsort()[index]

@@ -99,11 +99,13 @@ def _mark_target(axes: Axes, each: Comparison, color: str, scale: float) -> None
 
 
 def draw_other_scores(run: Run, numbers: Numbers) -> Panel:
-    """Draws greedy and pass at k over cumulative FLOPs, one panel each."""
+    """Draws pass at k, and greedy if there is that, over cumulative FLOPs, one panel each."""
     table, k = numbers.reward_by_cost, run.scores[BASE]["k"]
     scale, unit = flops_unit(max(float(each) for each in table["flops"]))
-    canvas = Canvas([2.4, 2.4], share_x=True)
-    named = {"greedy": "greedy", "pass_at_k": f"pass@{k}"}
+    labels = {"greedy": "greedy", "pass_at_k": f"pass@{k}"}
+    named = {score: label for score, label in labels.items() if score in run.score_names}
+    title = " and ".join(named.values())
+    canvas = Canvas([2.4] * len(named), share_x=True)
     for axes, (score, label) in zip(canvas.panels, named.items(), strict=True):
         for i, arm in enumerate(run.arms):
             own = table[table["arm"] == arm]
@@ -117,12 +119,12 @@ def draw_other_scores(run: Run, numbers: Numbers) -> Panel:
     canvas.panels[-1].set_xlabel(f"{unit}s so far, profiling included")
     canvas.legend(canvas.axes, columns=3)
     return Panel(
-        title=f"Greedy and pass@{k}",
+        title=title.capitalize(),
         caption=(
             f"If mean@{k} rises while pass@{k} falls, the policy got surer of what it could "
             "already do, not better at what it could not."
         ),
-        svg=canvas.svg("other-scores", f"greedy and pass@{k} over cumulative {unit}s"),
+        svg=canvas.svg("other-scores", f"{title} over cumulative {unit}s"),
     )
 
 

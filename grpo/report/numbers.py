@@ -22,11 +22,12 @@ from grpo.report.comparison import (
     draw_resamples,
     resample_means,
 )
-from grpo.report.reading import COST, KINDS_IN_BUDGET, SCORES, Run, uses_profile
+from grpo.report.reading import COST, KINDS_IN_BUDGET, Run, uses_profile
 
 BUCKETS = ("0", "(0, .25]", "(.25, .5]", "(.5, .75]", "(.75, 1]")  # of a prompt's outcome rate
 EDGES = (-np.inf, 0.0, 0.25, 0.5, 0.75, 1.0)
 DIGITS = 6  # after the point, of every rate that is written
+SCORE_COLUMNS = ("greedy", "mean_at_k", "mean_low", "mean_high", "pass_at_k")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +84,7 @@ def cost_of(run: Run, policy: str, arm: str) -> dict[str, int]:
 def reward_by_cost(run: Run) -> pd.DataFrame:
     """Returns one row per arm and policy on its chain, the base first."""
     rows = [
-        {"arm": arm, "round": policy, **cost_of(run, policy, arm), **_scores(run.scores[policy])}
+        {"arm": arm, "round": policy, **cost_of(run, policy, arm), **_scores(run, policy)}
         for arm in run.arms
         for policy in run.chain(arm)
     ]
@@ -134,13 +135,13 @@ def metrics(run: Run, numbers: Numbers) -> dict[str, Any]:
     for arm in run.arms:
         last = run.chain(arm)[-1]
         arms[arm] = {
-            **_rounded_scores(run.scores[last]),
+            **_rounded_scores(run, last),
             "cost": cost_of(run, last, arm),
             "gain_over_base": _rounded(asdict(numbers.gains[arm])),
         }
     return {
         "k": run.scores[BASE]["k"],
-        "base": _rounded_scores(run.scores[BASE]),
+        "base": _rounded_scores(run, BASE),
         "arms": arms,
         "comparisons": {arm: _comparison(run, each) for arm, each in numbers.comparisons.items()},
     }
@@ -194,19 +195,16 @@ def _flops_curve(table: pd.DataFrame, arm: str) -> Curve:
     return Curve(arm=arm, policies=tuple(own["round"]), costs=flops)
 
 
-def _scores(scores: Any) -> dict[str, float]:
+def _scores(run: Run, policy: str) -> dict[str, float]:
+    scores = run.scores[policy]
     mean = scores["mean_at_k"]
-    return {
-        "greedy": scores["greedy"]["value"],
-        "mean_at_k": mean["value"],
-        "mean_low": mean["low"],
-        "mean_high": mean["high"],
-        "pass_at_k": scores["pass_at_k"]["value"],
-    }
+    values = {name: scores[name]["value"] for name in run.score_names}
+    columns = {**values, "mean_low": mean["low"], "mean_high": mean["high"]}
+    return {name: columns[name] for name in SCORE_COLUMNS if name in columns}
 
 
-def _rounded_scores(scores: Any) -> dict[str, Any]:
-    return {name: _rounded(scores[name]) for name in SCORES}
+def _rounded_scores(run: Run, policy: str) -> dict[str, Any]:
+    return {name: _rounded(run.scores[policy][name]) for name in run.score_names}
 
 
 def _rounded(interval: Mapping[str, float | None]) -> dict[str, float | None]:

@@ -16,7 +16,7 @@ from grpo.report.comparison import Comparison, Curve, Interval
 from grpo.report.drawing import css_color_of
 from grpo.report.figures import draw_figures
 from grpo.report.numbers import Numbers, compare_arms, compute_numbers, cost_of
-from grpo.report.reading import SCORES, Run, read_run
+from grpo.report.reading import Run, read_run
 from grpo.report.samples import read_samples
 from grpo.report.seconds import read_usages, seconds_curves, stages_of
 from grpo.report.verdict import (
@@ -55,6 +55,7 @@ def write_page(artifacts: Path, params: Parameters, out: Path) -> None:
         "arms": run.arms,
         "confidence": say_percent(params.evaluation.confidence),
         "k": run.scores[BASE]["k"],
+        "has_greedy": "greedy" in run.score_names,
         "prompts": len(run.rates),
         "resamples": say_count(params.evaluation.bootstrap_resamples),
         "verdict": verdict(run, numbers),
@@ -99,7 +100,7 @@ def _details(run: Run, numbers: Numbers, seconds: Mapping[str, Curve]) -> list[s
 
 def _summary(run: Run, numbers: Numbers) -> list[dict[str, Any]]:
     """Returns the rows of the table at the top: the base, then every arm's last policy."""
-    base = {name: _interval(run.scores[BASE][name]) for name in SCORES}
+    base = {name: _interval(run.scores[BASE][name]) for name in run.score_names}
     rows: list[dict[str, Any]] = [{"name": "base", "color": None, "scores": base}]
     for i, arm in enumerate(run.arms):
         last = run.chain(arm)[-1]
@@ -109,7 +110,7 @@ def _summary(run: Run, numbers: Numbers) -> list[dict[str, Any]]:
             {
                 "name": arm,
                 "color": css_color_of(i),
-                "scores": {name: _interval(run.scores[last][name]) for name in SCORES},
+                "scores": {name: _interval(run.scores[last][name]) for name in run.score_names},
                 "gain": _say_gain(numbers.gains[arm]),
                 "flops": say_flops(float(cost["flops"])),
                 "sampled_steps": cost["sampled_steps"],
@@ -158,7 +159,9 @@ def _rounds(run: Run, numbers: Numbers) -> list[dict[str, Any]]:
             "color": css_color_of(run.arms.index(each["arm"])),
             "selection": _say_selection(run, each["round"]),
             "flops": say_flops(float(each["flops"])),
-            "scores": {name: _interval(run.scores[each["round"]][name]) for name in SCORES},
+            "scores": {
+                name: _interval(run.scores[each["round"]][name]) for name in run.score_names
+            },
         }
         for each in numbers.reward_by_cost.to_dict("records")
     ]

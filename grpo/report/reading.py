@@ -30,11 +30,16 @@ class Run:
     params: Parameters
     profile: pd.DataFrame
     costs: pd.DataFrame  # stage, kind, round and COST: one row per stage that spends compute
-    scores: dict[str, Any]  # by policy: k, and each of SCORES with value, low, high
+    scores: dict[str, Any]  # by policy: k, and each of `score_names` with value, low, high
     rates: pd.DataFrame  # share of successes by evaluation prompt (row) and policy (column)
     rollouts: dict[str, pd.DataFrame]  # by round, with reward, credit and the prompt's rate
     updates: dict[str, pd.DataFrame]  # by round
     selections: dict[str, dict[str, int | float]]  # by round with one: where its candidates went
+
+    @property
+    def score_names(self) -> tuple[str, ...]:
+        """Those of SCORES that there are."""
+        return score_names(self.params)
 
     @property
     def arms(self) -> list[str]:
@@ -59,7 +64,10 @@ def read_run(artifacts: Path, params: Parameters) -> Run:
         params=params,
         profile=profile,
         costs=_read_costs(artifacts, list(params.rounds)),
-        scores={name: _read_scores(evaluations / f"{name}.json") for name in policies},
+        scores={
+            name: _read_scores(evaluations / f"{name}.json", score_names(params))
+            for name in policies
+        },
         rates=_read_rates(evaluations, policies),
         rollouts={name: read_rollouts(artifacts, name, profile) for name in params.rounds},
         updates={
@@ -68,6 +76,12 @@ def read_run(artifacts: Path, params: Parameters) -> Run:
         },
         selections=_read_selections(artifacts, params),
     )
+
+
+def score_names(params: Parameters) -> tuple[str, ...]:
+    """Returns those of SCORES that an evaluation has: only tokens can be chosen greedily."""
+    is_greedy = params.policy.kind == "tokens"
+    return tuple(name for name in SCORES if name != "greedy" or is_greedy)
 
 
 def uses_profile(params: Parameters, arm: str) -> bool:
@@ -121,10 +135,10 @@ def read_cost(path: Path, key: str = "cost") -> dict[str, int]:
     return counts
 
 
-def _read_scores(path: Path) -> Any:
+def _read_scores(path: Path, names: Sequence[str]) -> Any:
     scores = read_json(path)
     _field(path, scores, "k")
-    for name in SCORES:
+    for name in names:
         for part in ("value", "low", "high"):
             _field(path, _field(path, scores, name), part)
     return scores

@@ -25,6 +25,7 @@ def summarize(artifacts: Path, params: Parameters) -> str:
         changes = [
             f"{label.format(k=after['k'])} {_show(before[score])} -> {_show(after[score])}"
             for score, label in SCORES.items()
+            if score in after
         ]
         lines.append(f"{arm}: {'; '.join(changes)}")
     lines.append(f"report: {(artifacts / 'report' / 'index.html').resolve()}")

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
@@ -26,6 +29,7 @@ class Outcome(NamedTuple):
 
 
 Judge = Callable[[str, Task], float]  # the answer's text -> score in [0, 1]
+Reader = Callable[[NDArray[np.uint8]], list[str]]  # images, channels first -> their text
 
 
 def judge_text(

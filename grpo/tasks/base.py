@@ -11,3 +11,8 @@ class PromptTables(NamedTuple):
     train: pd.DataFrame
     eval: pd.DataFrame
     warmup: pd.DataFrame
+
+
+def shares(total: int, parts: int) -> list[int]:
+    """Returns `total` split into near-equal shares."""
+    return [total // parts + (index < total % parts) for index in range(parts)]

@@ -10,7 +10,7 @@ import pandas as pd
 import reasoning_gym
 
 from grpo.errors import ParameterError
-from grpo.tasks.base import PromptTables
+from grpo.tasks.base import PromptTables, shares
 from grpo.tasks.notation import COMPACT, Notation
 
 FRESH_ENTRIES = 64  # drawn at once
@@ -57,12 +57,12 @@ def make_prompts(
     """
     chooser = random.Random(seed)
     parts: dict[str, list[Item]] = {"train": [], "eval": [], "warmup": []}
-    shares = {
-        part: _shares(count, len(families))
+    quotas = {
+        part: shares(count, len(families))
         for part, count in [("eval", eval_prompts), ("train", train_prompts)]
     }
     for index, (family, difficulty) in enumerate(sorted(families.items())):
-        quota = {part: shares[part][index] for part in shares}
+        quota = {part: quotas[part][index] for part in quotas}
         unique = list(_unique_items(family, difficulty, notation, sum(quota.values()), seed))
         chooser.shuffle(unique)
         parts["eval"] += unique[: quota["eval"]]
@@ -70,7 +70,7 @@ def make_prompts(
     if warmup_prompts:
         taken = {item.prompt for part in ("train", "eval") for item in parts[part]}
         for index, (family, difficulty) in enumerate(sorted(families.items())):
-            count = _shares(warmup_prompts, len(families))[index]
+            count = shares(warmup_prompts, len(families))[index]
             parts["warmup"] += _warmup_items(family, difficulty, notation, count, taken, seed)
     tables = PromptTables(
         _prompt_frame(parts["train"], "train"),
@@ -168,11 +168,6 @@ def _notation(family: str, notation: str) -> Notation | None:
             f"{sorted(COMPACT)}; set task.notation to question"
         )
     return COMPACT[family]
-
-
-def _shares(total: int, parts: int) -> list[int]:
-    """Returns `total` split into near-equal shares."""
-    return [total // parts + (index < total % parts) for index in range(parts)]
 
 
 def _prompt_frame(items: list[Item], part: str) -> pd.DataFrame:

@@ -91,7 +91,8 @@ WRONG: list[tuple[str, Corruption, str]] = [
     ("reuse at another temperature",
      both(set_param("arms.uniform.selection", ["reuse_profile_rollouts"]),
           set_param("arms.uniform.sampling.temperature", 0.5)),
-     "arms.uniform.sampling.temperature must equal evaluation.temperature, .* got 0.5 and 1.0"),
+     "arms.uniform.sampling.temperature must equal evaluation.sampling.temperature, .* got 0.5 and "
+     "1.0"),
     ("stages of other families",
      set_param("arms.uniform.curriculum.0",
                {"stage_by_family": {"order": "gcd, poetry", "prompts_per_phase": 4}}),

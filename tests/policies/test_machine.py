@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from grpo.build.policies import load_policy, prepare_machine
+from grpo.build.machine import prepare_machine
+from grpo.build.policies import load_policy
 from grpo.errors import ParameterError
 from grpo.params import read_params
 from grpo.policies.forward import ForwardPasses

@@ -3,7 +3,7 @@
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from grpo.build.policies import make_byte_tokenizer
+from grpo.build.tokens import make_byte_tokenizer
 from grpo.params import RoutingMode
 from grpo.policies.tokens import Decoding, TokenPolicy
 

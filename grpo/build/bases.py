@@ -1,0 +1,99 @@
+"""Base policies from parameters: fresh or imported, with the warm-up that a fresh one needs."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+import torch
+from torch import nn
+
+from grpo.build.tokens import make_base, warmup_settings
+from grpo.params import DenoisingPolicyParams, FlowWarmup, Parameters, ScratchFlowBase
+from grpo.policies.storage import PolicyState, save_base, write_state
+from grpo.seeds import derive_seed
+from grpo.warmup import WarmupSettings, WarmupUpdate, warm_up
+
+
+class Base(NamedTuple):
+    """A base policy as it comes."""
+
+    num_updates: int  # of its warm-up
+    warm_up: Callable[[pd.DataFrame], Iterator[WarmupUpdate]]  # on a table of schema WARMUP
+    save: Callable[[Path], None]
+
+
+def build_base(params: Parameters, data: Path) -> Base:
+    """Returns the base policy that the parameters describe.
+
+    Raises:
+      ParameterError: If the source does not exist or a class refuses its configuration.
+      MissingExtraError: If the package of a GGUF is not installed.
+    """
+    if isinstance(params.policy, DenoisingPolicyParams):
+        return _denoising(params, params.policy, data)
+    model, tokenizer = make_base(params, data)
+    nn.Module.to(model, params.machine.device)
+    settings = warmup_settings(params)
+
+    def train(table: pd.DataFrame) -> Iterator[WarmupUpdate]:
+        pairs = list(zip(table["prompt"], table["solution"]))
+        return iter(()) if settings is None else warm_up(model, tokenizer, pairs, settings)
+
+    return Base(
+        num_updates=settings.updates if settings else 0,
+        warm_up=train,
+        save=partial(save_base, model=model, tokenizer=tokenizer),
+    )
+
+
+def _denoising(params: Parameters, policy: DenoisingPolicyParams, data: Path) -> Base:
+    # Imported here: diffusers takes seconds that a run of token policies need not wait.
+    from grpo.build.denoising import make_pipeline
+    from grpo.policies.pipelines import save_pipeline
+
+    pipeline = make_pipeline(params, data)
+    pipeline.to(params.machine.device)
+    warmup = policy.base.warmup if isinstance(policy.base, ScratchFlowBase) else None
+
+    def save(directory: Path) -> None:
+        save_pipeline(directory, pipeline)
+        write_state(directory, PolicyState(name="base"))
+
+    def train(table: pd.DataFrame) -> Iterator[WarmupUpdate]:
+        return iter(()) if warmup is None else _match_flow(params, policy, warmup, pipeline, table)
+
+    return Base(num_updates=warmup.updates if warmup else 0, warm_up=train, save=save)
+
+
+def _match_flow(
+    params: Parameters,
+    policy: DenoisingPolicyParams,
+    warmup: FlowWarmup,
+    pipeline: Any,
+    table: pd.DataFrame,
+) -> Iterator[WarmupUpdate]:
+    """Trains a fresh pipeline on drawings of a table of schema WARMUP."""
+    from grpo.flow_matching import Drawings, match_flow
+    from grpo.tasks.glyphs import draw_texts
+
+    pixels = draw_texts(
+        table["solution"].tolist(),
+        height=policy.canvas.height,
+        width=policy.canvas.width,
+        font_size=warmup.font_size,
+        character_width=warmup.character_width,
+    )
+    return match_flow(
+        pipeline,
+        Drawings(captions=table["prompt"].tolist(), pixels=torch.from_numpy(pixels)),
+        WarmupSettings(
+            updates=warmup.updates,
+            rows_per_update=warmup.rows_per_update,
+            learning_rate=warmup.learning_rate,
+            seed=derive_seed(params.seed, "warmup"),
+        ),
+        num_tokens=policy.caption_tokens,
+        blank_fraction=warmup.blank_fraction,
+    )

@@ -1,0 +1,402 @@
+"""Policies whose step is a denoising step: flow-matching models of `diffusers`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int, UInt8
+from torch import Generator, Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from grpo.errors import ArtifactError
+from grpo.policies.flops import left_out_by_torch
+from grpo.policies.groups import order_of_appearance
+from grpo.policies.kernels import (
+    Denoising,
+    Kernel,
+    apply_kernel,
+    ode_kernel,
+    sde_kernels,
+    step_log_prob,
+)
+from grpo.policies.pipelines import (
+    Canvas,
+    encode_captions,
+    latent_shape,
+    sigmas_of,
+    to_pixels,
+)
+from grpo.types import Cost
+
+CONDITION = "condition."  # before the names of stored conditions
+BY_ROLLOUT = ("steps", "media")
+BY_DRAW = ("step_index", "before", "after", "behavior_logp")
+TIME = 1000.0  # a transformer's time for sigma 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenoisingTrajectory:
+    """What was drawn at the steps that have noise; the others are functions of these.
+
+    `before` and `after` hold their states, rollout by rollout: the k-th True of `mask`, row by row,
+    is their row k.
+    """
+
+    group: Int[Tensor, " rollout"]  # row of `conditions`
+    conditions: Mapping[str, Float[Tensor, "prompt ..."]]
+    mask: Bool[Tensor, "rollout step"]
+    before: Float[Tensor, " drawn *sample"]
+    after: Float[Tensor, " drawn *sample"]
+    noise_scale: Float[Tensor, "rollout step"]  # Kernel.noise_scale where there is noise, else 0
+    media: UInt8[Tensor, " rollout *pixels"]
+
+    def select(self, rows: Int[Tensor, " kept"], num_steps: int) -> "DenoisingTrajectory":
+        """Returns some rollouts, cut after `num_steps` steps."""
+        drawn = _numbered(self.mask)[rows, :num_steps]
+        drawn = drawn[drawn >= 0]
+        return DenoisingTrajectory(
+            group=self.group[rows],
+            conditions=self.conditions,
+            mask=self.mask[rows, :num_steps],
+            before=self.before[drawn],
+            after=self.after[drawn],
+            noise_scale=self.noise_scale[rows, :num_steps],
+            media=self.media[rows],
+        )
+
+
+class Schedule(NamedTuple):
+    """What every step does."""
+
+    time: Float[Tensor, " step"]  # as the transformer takes it
+    exact: list[Kernel]
+    noisy: list[Kernel]
+
+    @property
+    def noise_scale(self) -> Float[Tensor, " step"]:
+        """Returns each step's noise scale, 0 where there is never noise."""
+        return torch.tensor([each.noise_scale if each.std else 0.0 for each in self.noisy])
+
+
+class DenoisingPolicy:
+    """The transformer of a pipeline and how it draws; all else of the pipeline stays as it is."""
+
+    def __init__(
+        self, pipeline: Any, *, decoding: Denoising, canvas: Canvas, num_tokens: int
+    ) -> None:
+        """Takes a pipeline as `grpo.policies.pipelines.load_pipeline` returns it.
+
+        Args:
+          num_tokens: Of a caption in the T5 encoder.
+        """
+        self.pipeline = pipeline
+        self.decoding = decoding
+        self.canvas = canvas
+        self.num_tokens = num_tokens
+        self.cost = Cost()
+
+    @property
+    def model(self) -> nn.Module:
+        """The transformer, or its wrapper with adapters."""
+        transformer: nn.Module = self.pipeline.transformer
+        return transformer
+
+    def schedule(self) -> Schedule:
+        """Returns the times of all steps, and every step without noise and with it."""
+        sigmas = sigmas_of(self.pipeline, self.decoding.num_steps)
+        return Schedule(
+            time=torch.tensor(sigmas[:-1]) * TIME,
+            exact=[ode_kernel(*pair) for pair in pairwise(sigmas)],
+            noisy=sde_kernels(sigmas, self.decoding.density, self.decoding.noise_level),
+        )
+
+    @torch.no_grad()
+    def sample(
+        self, prompts: list[str], *, group_sizes: list[int], generator: Generator
+    ) -> tuple[DenoisingTrajectory, Float[Tensor, "rollout step"]]:
+        """Returns rollouts, and log-probs in nats of the steps with noise, 0 elsewhere.
+
+        The rollouts of a prompt have noise at the same steps (rule U4) and start from noise of
+        their own.
+        """
+        schedule = self.schedule()
+        conditions = {name: each.cpu() for name, each in self._encode(prompts).items()}
+        sizes = torch.tensor(group_sizes)
+        group = torch.repeat_interleave(torch.arange(len(prompts)), sizes)
+        mask = self._choose_steps(len(prompts), generator)[group]
+        shape = latent_shape(self.pipeline, self.canvas)
+        state = torch.randn(len(group), *shape, generator=generator)
+        index = _numbered(mask)
+        before = torch.empty(int(mask.sum()), *shape)
+        after = torch.empty_like(before)
+        logp = torch.zeros(mask.shape)
+        for step in range(self.decoding.num_steps):
+            rows = mask[:, step].nonzero()[:, 0]
+            kernels = [
+                (schedule.noisy if drawn else schedule.exact)[step]
+                for drawn in mask[:, step].tolist()
+            ]
+            time = schedule.time[step].expand(len(group))
+            velocity = self._velocity(state, time, group, conditions)
+            mean, std = apply_kernel(kernels, state, velocity)
+            if len(rows):
+                before[index[rows, step]] = state[rows]
+                noise = torch.randn(len(rows), *shape, generator=generator)
+                drawn = mean[rows] + std[rows].view(-1, *[1] * len(shape)) * noise
+                logp[rows, step] = step_log_prob(drawn, mean[rows], std[rows])
+                mean[rows] = after[index[rows, step]] = drawn
+            state = mean
+        self.cost += Cost(sampled_steps=mask.numel())
+        trajectory = DenoisingTrajectory(
+            group=group,
+            conditions=conditions,
+            mask=mask,
+            before=before,
+            after=after,
+            noise_scale=mask * schedule.noise_scale,
+            media=to_pixels(self.pipeline, state.to(self._device)),
+        )
+        return trajectory, logp
+
+    def replayed(self, trajectory: DenoisingTrajectory) -> DenoisingTrajectory:
+        """Returns the trajectory: scoring repeats nothing of its sampling but what is in it."""
+        return trajectory
+
+    def log_prob(
+        self, trajectory: DenoisingTrajectory, needed: Bool[Tensor, "rollout step"] | None = None
+    ) -> Float[Tensor, "rollout step"]:
+        """Returns log-probs in nats of the needed steps, summed over dimensions, 0 elsewhere.
+
+        Only the needed steps are computed.
+
+        Raises:
+          ValueError: If a needed step has no noise and so no density (rule U7).
+        """
+        chosen = trajectory.mask if needed is None else needed.cpu()
+        if (chosen & ~trajectory.mask).any():
+            raise ValueError("U7: log_prob needs steps with noise: without it there is no density")
+        rows, steps = chosen.nonzero(as_tuple=True)
+        if len(rows) == 0:
+            return torch.zeros(chosen.shape)
+        drawn = _numbered(trajectory.mask)[rows, steps]
+        before = trajectory.before[drawn]
+        schedule = self.schedule()
+        velocity = self._velocity(
+            before, schedule.time[steps], trajectory.group[rows], trajectory.conditions
+        )
+        kernels = [schedule.noisy[step] for step in steps.tolist()]
+        mean, std = apply_kernel(kernels, before, velocity)
+        logp = step_log_prob(trajectory.after[drawn], mean, std)
+        return torch.zeros(chosen.shape).masked_scatter(chosen, logp)
+
+    def decode(self, trajectory: DenoisingTrajectory) -> list[str]:
+        """Returns no text: a judge looks at `media`."""
+        return [""] * len(trajectory.group)
+
+    def is_finished(self, trajectory: DenoisingTrajectory) -> Bool[Tensor, " rollout"]:
+        """Returns True for all: the number of steps is fixed."""
+        return torch.ones(len(trajectory.group), dtype=torch.bool)
+
+    def widths(self, trajectory: DenoisingTrajectory) -> Int[Tensor, " rollout"]:
+        """Returns the positions of the transformer's sequence times the steps with noise."""
+        _, height, width = latent_shape(self.pipeline, self.canvas)
+        patch: int = self.pipeline.transformer.config.patch_size
+        positions: Tensor = trajectory.mask.sum(dim=1) * (height // patch) * (width // patch)
+        return positions
+
+    def pack(
+        self, trajectory: DenoisingTrajectory, logp: Float[Tensor, "rollout step"]
+    ) -> dict[str, Tensor]:
+        """Returns a trajectory as flat tensors, which can be concatenated."""
+        stored = {f"{CONDITION}{name}": each for name, each in trajectory.conditions.items()}
+        return {
+            **stored,
+            "steps": trajectory.mask.sum(dim=1),
+            "step_index": trajectory.mask.nonzero()[:, 1],
+            "before": trajectory.before,
+            "after": trajectory.after,
+            "behavior_logp": logp[trajectory.mask],
+            "media": trajectory.media,
+        }
+
+    def repack(
+        self,
+        tensors: dict[str, Tensor],
+        group: Int[Tensor, " rollout"],
+        kept: Bool[Tensor, " rollout"],
+    ) -> dict[str, Tensor]:
+        """Returns what `pack` stored of some rollouts.
+
+        Raises:
+          ArtifactError: If the tensors do not fit one another or `group`.
+        """
+        row = order_of_appearance(group)
+        _require_stored(tensors, row)
+        prompts = torch.zeros(int(row.max()) + 1, dtype=torch.bool)
+        prompts[row[kept]] = True
+        drawn = kept.repeat_interleave(tensors["steps"])
+        by_rollout = {"steps", "media"}
+        return {
+            name: each[
+                prompts if name.startswith(CONDITION) else kept if name in by_rollout else drawn
+            ]
+            for name, each in tensors.items()
+        }
+
+    def unpack(
+        self, tensors: dict[str, Tensor], group: Int[Tensor, " rollout"]
+    ) -> tuple[DenoisingTrajectory, Float[Tensor, "rollout step"]]:
+        """Returns a stored trajectory and its behavior log-probs.
+
+        Raises:
+          ArtifactError: If tensors are missing or do not fit one another or `group`, or a group has
+            noise at different steps (rule U4).
+        """
+        row = order_of_appearance(group)
+        _require_stored(tensors, row)
+        schedule = self.schedule()
+        mask = torch.zeros(len(row), len(schedule.time), dtype=torch.bool)
+        rollout = torch.arange(len(row)).repeat_interleave(tensors["steps"])
+        mask[rollout, tensors["step_index"]] = True
+        _require_equal_steps(mask, row)
+        trajectory = DenoisingTrajectory(
+            group=row,
+            conditions={
+                name.removeprefix(CONDITION): each
+                for name, each in tensors.items()
+                if name.startswith(CONDITION)
+            },
+            mask=mask,
+            before=tensors["before"],
+            after=tensors["after"],
+            noise_scale=mask * schedule.noise_scale,
+            media=tensors["media"],
+        )
+        logp = torch.zeros(mask.shape).masked_scatter(mask, tensors["behavior_logp"])
+        return trajectory, logp
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    @torch.no_grad()
+    def _encode(self, captions: list[str]) -> dict[str, Tensor]:
+        return encode_captions(self.pipeline, captions, self.num_tokens)
+
+    @cached_property
+    def _blank(self) -> dict[str, Tensor]:
+        """The condition of no caption, which guidance leads away from."""
+        return self._encode([""])
+
+    def _choose_steps(self, num_prompts: int, generator: Generator) -> Bool[Tensor, "prompt step"]:
+        """Returns at which steps the rollouts of each prompt have noise; never at the last."""
+        mask = torch.zeros(num_prompts, self.decoding.num_steps, dtype=torch.bool)
+        first, end = self.decoding.window
+        end = min(end, self.decoding.num_steps - 1)
+        if self.decoding.stochastic == "all":
+            mask[:, first:end] = True
+        elif self.decoding.stochastic == "one_per_prompt":
+            step = torch.randint(first, end, (num_prompts,), generator=generator)
+            mask[torch.arange(num_prompts), step] = True
+        return mask
+
+    def _velocity(
+        self,
+        state: Float[Tensor, " row *sample"],
+        time: Float[Tensor, " row"],
+        prompts: Int[Tensor, " row"],
+        conditions: Mapping[str, Tensor],
+    ) -> Float[Tensor, " row *sample"]:
+        """Returns the guided velocity, on the host, in float32."""
+        given = {name: each[prompts] for name, each in conditions.items()}
+        velocity = self._forward(state, time, given)
+        if self.decoding.guidance != 1:
+            blank = {
+                name: each.cpu().expand(len(state), *each.shape[1:])
+                for name, each in self._blank.items()
+            }
+            free = self._forward(state, time, blank)
+            velocity = free + self.decoding.guidance * (velocity - free)
+        return velocity
+
+    def _forward(
+        self, state: Tensor, time: Float[Tensor, " row"], conditions: Mapping[str, Tensor]
+    ) -> Tensor:
+        """Returns the transformer's output, and counts it."""
+        dtype = next(self.model.parameters()).dtype
+        output = self.model(
+            hidden_states=state.to(self._device, dtype),
+            timestep=time.to(self._device),
+            return_dict=False,
+            **{name: each.to(self._device, dtype) for name, each in conditions.items()},
+        )[0]
+        per_row = self._training_flops if torch.is_grad_enabled() else self._forward_flops
+        self.cost += Cost(flops=len(state) * per_row)
+        result: Tensor = output.float().cpu()
+        return result
+
+    @cached_property
+    def _forward_flops(self) -> int:
+        return self._count_flops(backward=False)
+
+    @cached_property
+    def _training_flops(self) -> int:
+        return self._count_flops(backward=True)
+
+    def _count_flops(self, *, backward: bool) -> int:
+        """Returns torch's count for one row, exact for every number of rows."""
+        state = torch.zeros(1, *latent_shape(self.pipeline, self.canvas), device=self._device)
+        dtype = next(self.model.parameters()).dtype
+        counter = FlopCounterMode(display=False, custom_mapping=left_out_by_torch())
+        with counter, torch.set_grad_enabled(backward):
+            output = self.model(
+                hidden_states=state.to(dtype),
+                timestep=torch.zeros(1, device=self._device),
+                return_dict=False,
+                **self._blank,
+            )[0]
+            if backward:
+                parameters = [each for each in self.model.parameters() if each.requires_grad]
+                torch.autograd.grad(output.float().sum(), parameters, allow_unused=True)
+        return int(counter.get_total_flops())
+
+
+def _numbered(mask: Bool[Tensor, "rollout step"]) -> Int[Tensor, "rollout step"]:
+    """Returns 0, 1, ... at the True entries, row by row, and -1 elsewhere."""
+    number = mask.flatten().cumsum(0).view(mask.shape) - 1
+    return torch.where(mask, number, -1)
+
+
+def _require_stored(tensors: dict[str, Tensor], row: Int[Tensor, " rollout"]) -> None:
+    """Raises ArtifactError unless the tensors are those of `pack` and fit their table."""
+    conditions = {name for name in tensors if name.startswith(CONDITION)}
+    expected = {*BY_ROLLOUT, *BY_DRAW}
+    if set(tensors) - conditions != expected or not conditions:
+        raise ArtifactError(f"must hold {sorted(expected)} and conditions, got {sorted(tensors)}")
+    drawn = int(tensors["steps"].sum())
+    wanted = {
+        **dict.fromkeys(conditions, int(row.max()) + 1),
+        **{name: len(row) for name in ("steps", "media")},
+        **dict.fromkeys(("step_index", "before", "after", "behavior_logp"), drawn),
+    }
+    for name, count in wanted.items():
+        if len(tensors[name]) != count:
+            raise ArtifactError(f"{name} must have {count} entries, got {len(tensors[name])}")
+
+
+def _require_equal_steps(
+    mask: Bool[Tensor, "rollout step"], group: Int[Tensor, " rollout"]
+) -> None:
+    """Raises ArtifactError unless the rollouts of a group have noise at the same steps."""
+    first = torch.zeros(int(group.max()) + 1, dtype=torch.long)
+    first[group.flip(0)] = torch.arange(len(group) - 1, -1, -1)
+    differs = (mask != mask[first[group]]).any(dim=1)
+    if differs.any():
+        number = int(group[differs][0])
+        raise ArtifactError(
+            f"U4: group {number} has noise at different steps: its rewards share no baseline; "
+            "sample each prompt's rollouts together"
+        )

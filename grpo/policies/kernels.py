@@ -1,0 +1,145 @@
+"""One step of denoising, x' = a x + b v + s eps, for every density the field samples from.
+
+sigma is the share of noise in x: 1 at the start, 0 at the image, and x = (1 - sigma) x0 + sigma x1
+with v = x1 - x0. All densities are Gaussians whose mean is linear in the state x and the model's
+velocity v, so one implementation samples, scores and rectifies them all.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+Density = Literal["flow_sde", "constant_sde", "interpolated_sde", "preserving"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Denoising:
+    """How a policy draws: part of its density, so log-probs use the same numbers."""
+
+    num_steps: int
+    density: Density
+    noise_level: float  # in units of the density (`sde_kernels`)
+    stochastic: Literal["all", "one_per_prompt", "none"]  # steps with noise, within `window`
+    window: tuple[int, int]  # first step that may have noise, and the first that may not again
+    guidance: float  # 1: none
+
+
+class Kernel(NamedTuple):
+    """The mean's factors of x and v, and the standard deviation; 0: deterministic."""
+
+    state: float
+    velocity: float
+    std: float
+
+    @property
+    def noise_scale(self) -> float:
+        """lambda in grad_v log p(x' | x) = lambda eps: how strongly a step reinforces its noise."""
+        return abs(self.velocity) / self.std
+
+
+def ode_kernel(sigma: float, after: float) -> Kernel:
+    """Returns Euler's step of the probability flow: no noise, no density."""
+    return Kernel(1.0, after - sigma, 0.0)
+
+
+def sde_kernels(sigmas: Sequence[float], density: Density, noise_level: float) -> list[Kernel]:
+    """Returns the stochastic step from every sigma to the next.
+
+    The last step, to sigma 0, is deterministic: its noise would stay in the image.
+
+    Args:
+      sigmas: Falling, from at most 1 to 0, one more than there are steps.
+      density: "flow_sde": deviation noise_level sqrt(sigma / (1 - sigma)) [Liu et al., 2025,
+        Flow-GRPO]; "constant_sde": noise_level [Xue et al., 2025, DanceGRPO]; "interpolated_sde":
+        noise_level (last + (second - last) sigma), in terms of the schedule's sigmas
+        [code of Flash-GRPO, arXiv 2605.15980]; "preserving": noise_level in [0, 1] is the share of
+        the next step's noise that is fresh, sin(noise_level pi / 2), its total kept
+        [Wang et al., 2025, Flow-CPS, arXiv 2509.05952].
+
+    Raises:
+      ValueError: If the sigmas do not fall to 0 or the noise level is out of range.
+    """
+    pairs = list(pairwise(sigmas))
+    if len(sigmas) < 3 or sigmas[0] > 1 or sigmas[-1] != 0 or any(a <= b for a, b in pairs):
+        raise ValueError(f"sigmas must fall from at most 1 to 0 in two steps or more, got {sigmas}")
+    if noise_level <= 0 or (density == "preserving" and noise_level > 1):
+        upper = " and at most 1" if density == "preserving" else ""
+        raise ValueError(f"noise_level must be above 0{upper} for {density}, got {noise_level}")
+    kernel = _preserving if density == "preserving" else _euler_maruyama(sigmas, density)
+    return [
+        *(kernel(sigma, after, noise_level) for sigma, after in pairs[:-1]),
+        ode_kernel(*pairs[-1]),
+    ]
+
+
+def step_log_prob(
+    after: Float[Tensor, " row *sample"],
+    mean: Float[Tensor, " row *sample"],
+    std: Float[Tensor, " row"],
+) -> Float[Tensor, " row"]:
+    """Returns log N(after; mean, std^2) in nats, the sum over all dimensions, added in float64.
+
+    Papers print the mean over dimensions instead; `scale_log_ratio` is that convention.
+    """
+    deviation = (after - mean).flatten(1).double()
+    scale = std.double()
+    squares = deviation.square().sum(dim=1) / (2 * scale**2)
+    constant = deviation.shape[1] * (scale.log() + 0.5 * math.log(2 * math.pi))
+    return (-squares - constant).to(mean.dtype)
+
+
+def _euler_maruyama(
+    sigmas: Sequence[float], density: Density
+) -> Callable[[float, float, float], Kernel]:
+    """Returns steps of dx = (v + s^2 (x + (1 - sigma) v) / (2 sigma)) dt + s dw."""
+    second, last = sigmas[1], sigmas[-1]
+
+    def deviation(sigma: float, noise_level: float) -> float:
+        if density == "flow_sde":
+            # At sigma 1 it would be infinite: the next sigma stands in.
+            return noise_level * math.sqrt(sigma / (1 - (second if sigma == 1 else sigma)))
+        if density == "constant_sde":
+            return noise_level
+        return noise_level * (last + (second - last) * sigma)
+
+    def kernel(sigma: float, after: float, noise_level: float) -> Kernel:
+        step, s = after - sigma, deviation(sigma, noise_level)
+        drift = s**2 / (2 * sigma)
+        return Kernel(
+            state=1 + drift * step,
+            velocity=(1 + drift * (1 - sigma)) * step,
+            std=s * math.sqrt(-step),
+        )
+
+    return kernel
+
+
+def _preserving(sigma: float, after: float, noise_level: float) -> Kernel:
+    """Returns x' = (1 - after) x0 + sqrt(after^2 - s^2) x1 + s eps, s = after sin(level pi / 2)."""
+    std = after * math.sin(noise_level * math.pi / 2)
+    clean, noise = 1 - after, math.sqrt(after**2 - std**2)
+    # x0 = x - sigma v and x1 = x + (1 - sigma) v.
+    return Kernel(
+        state=clean + noise,
+        velocity=-sigma * clean + (1 - sigma) * noise,
+        std=std,
+    )
+
+
+def apply_kernel(
+    kernels: Sequence[Kernel],
+    state: Float[Tensor, " row *sample"],
+    velocity: Float[Tensor, " row *sample"],
+) -> tuple[Float[Tensor, " row *sample"], Float[Tensor, " row"]]:
+    """Returns each row's mean and deviation under its own kernel."""
+    shape = (-1, *[1] * (state.dim() - 1))
+    of_state, of_velocity, std = (
+        torch.tensor(column, dtype=state.dtype, device=state.device) for column in zip(*kernels)
+    )
+    return of_state.view(shape) * state + of_velocity.view(shape) * velocity, std

@@ -1,0 +1,132 @@
+"""What denoising asks of a diffusers pipeline: conditions of captions, latents, pixels, storage."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from diffusers import DiffusionPipeline, StableDiffusion3Pipeline
+from jaxtyping import Float, UInt8
+from safetensors import SafetensorError
+from torch import Tensor
+
+from grpo.artifacts.files import read_json
+from grpo.errors import ArtifactError
+
+INDEX = "model_index.json"
+TRANSFORMER = "transformer"
+LEVELS = 255  # of a pixel
+
+
+class Canvas(NamedTuple):
+    """What is drawn, in pixels."""
+
+    height: int
+    width: int
+
+
+class Family(NamedTuple):
+    """How one class of pipeline reads captions and what its transformer takes."""
+
+    encode: Callable[[Any, list[str], int], dict[str, Tensor]]
+
+
+def load_pipeline(directory: Path, dtype: torch.dtype) -> Any:
+    """Returns the pipeline of a directory, without dropout and without a safety checker.
+
+    Raises:
+      ArtifactError: If a file is missing or broken.
+    """
+    for path in sorted(directory.glob("**/*.json")):
+        read_json(path)
+    # Components that are not there must be said not to be there.
+    absent = [name for name, each in read_json(directory / INDEX).items() if each == [None, None]]
+    from_pretrained: Any = DiffusionPipeline.from_pretrained
+    try:
+        pipeline = from_pretrained(
+            directory,
+            torch_dtype=dtype,
+            local_files_only=True,
+            use_safetensors=True,
+            **dict.fromkeys(absent),
+        )
+    except (OSError, ValueError, KeyError, RuntimeError, TypeError, SafetensorError) as error:
+        reason = " ".join(str(error).split())[:200]
+        message = f"{directory}: must be a whole policy directory, {reason}; rerun its stage"
+        raise ArtifactError(message) from None
+    for module in pipeline.components.values():
+        if isinstance(module, torch.nn.Module):
+            module.eval().requires_grad_(module is pipeline.transformer)
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def save_pipeline(directory: Path, pipeline: Any) -> None:
+    """Writes every component as safetensors and JSON.
+
+    Raises:
+      ArtifactError: If the disk is full or refuses the write.
+    """
+    try:
+        pipeline.save_pretrained(directory, safe_serialization=True)
+    except SafetensorError as error:
+        message = f"{directory}: cannot be written, {error}; make room and rerun"
+        raise ArtifactError(message) from None
+
+
+def encode_captions(
+    pipeline: Any, captions: list[str], num_tokens: int
+) -> dict[str, Float[Tensor, "caption ..."]]:
+    """Returns what the transformer takes beside state and time, a row per caption.
+
+    Args:
+      num_tokens: Of the T5 encoder, to which captions are padded and cut.
+    """
+    return FAMILIES[type(pipeline)].encode(pipeline, captions, num_tokens)
+
+
+def latent_shape(pipeline: Any, canvas: Canvas) -> tuple[int, ...]:
+    """Returns the shape of one sample's state; pixels themselves if there is no autoencoder."""
+    factor = 1 if pipeline.vae is None else pipeline.vae_scale_factor
+    channels: int = pipeline.transformer.config.in_channels
+    return channels, canvas.height // factor, canvas.width // factor
+
+
+def sigmas_of(pipeline: Any, num_steps: int) -> list[float]:
+    """Returns the scheduler's sigmas, from 1 to 0, in float32 whatever the model computes in."""
+    scheduler = type(pipeline.scheduler).from_config(pipeline.scheduler.config)
+    scheduler.set_timesteps(num_steps)
+    sigmas: list[float] = scheduler.sigmas.float().tolist()
+    return sigmas
+
+
+@torch.no_grad()
+def to_pixels(pipeline: Any, state: Float[Tensor, " row *sample"]) -> UInt8[Tensor, " row *sample"]:
+    """Returns images, channels first, in 256 levels."""
+    vae = pipeline.vae
+    if vae is not None:
+        latents = state / vae.config.scaling_factor + (vae.config.shift_factor or 0.0)
+        state = vae.decode(latents.to(vae.dtype), return_dict=False)[0]
+    levels = (state.float().clamp(-1, 1) + 1) * (LEVELS / 2)
+    return levels.round().to(torch.uint8).cpu()
+
+
+def to_state(pixels: UInt8[Tensor, " row *sample"]) -> Float[Tensor, " row *sample"]:
+    """Returns the state of images where there is no autoencoder; inverse of `to_pixels`."""
+    return pixels.float() / (LEVELS / 2) - 1
+
+
+def _encode_sd3(pipeline: Any, captions: list[str], num_tokens: int) -> dict[str, Tensor]:
+    states, _, pooled, _ = pipeline.encode_prompt(
+        prompt=captions,
+        prompt_2=None,
+        prompt_3=None,
+        do_classifier_free_guidance=False,
+        max_sequence_length=num_tokens,
+    )
+    return {"encoder_hidden_states": states, "pooled_projections": pooled}
+
+
+FAMILIES: dict[type, Family] = {
+    StableDiffusion3Pipeline: Family(encode=_encode_sd3),
+}

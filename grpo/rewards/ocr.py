@@ -1,0 +1,55 @@
+"""The judge of drawn text: what PP-OCRv4 reads (rapidocr-onnxruntime) against the prompt's text."""
+
+import unicodedata
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rapidfuzz.distance import Levenshtein
+
+from grpo.errors import MissingExtraError
+from grpo.rewards.base import Task
+
+IMAGES_AT_ONCE = 16
+LEVELS = 255
+
+
+def read_texts(images: NDArray[np.uint8]) -> list[str]:
+    """Returns what a person would read, in capitals, without spaces.
+
+    Args:
+      images: Light on dark, shape [image, channel, height, width], one channel or three.
+
+    Raises:
+      MissingExtraError: If rapidocr-onnxruntime is not installed.
+    """
+    if len(images) == 0:
+        return []
+    dark_on_light = LEVELS - images.transpose(0, 2, 3, 1)
+    colored = np.repeat(dark_on_light, 3, axis=3) if images.shape[1] == 1 else dark_on_light
+    found, _ = _recognizer()(list(np.ascontiguousarray(colored)))
+    # The recognizer knows full-width forms of digits and letters.
+    return ["".join(unicodedata.normalize("NFKC", text).upper().split()) for text, *_ in found]
+
+
+def score_text(answer: str, task: Task) -> float:
+    """Returns 1 - edit distance / length of the wanted text, at least 0. [Flow-GRPO, OCR reward]"""
+    wanted = task.answer.upper()
+    return max(0.0, 1.0 - Levenshtein.distance(answer, wanted) / len(wanted))
+
+
+@cache
+def _recognizer() -> Any:
+    """Returns the recognition model alone: the text's place is known."""
+    try:
+        from rapidocr_onnxruntime import RapidOCR
+    except ImportError:
+        raise MissingExtraError(
+            "params.yaml: reward.judge ocr needs rapidocr-onnxruntime; run pip install -e '.[ocr]'"
+        ) from None
+    recognizer = RapidOCR(intra_op_num_threads=1, inter_op_num_threads=1).text_rec
+    recognizer.rec_batch_num = IMAGES_AT_ONCE
+    # Of width 0: images are padded to the widest of their batch, not to 320 pixels.
+    recognizer.rec_image_shape = [3, 48, 0]
+    return recognizer
