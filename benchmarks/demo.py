@@ -67,17 +67,18 @@ def run_seed(seed: int, recipe: Path, revision: str) -> dict[str, Any]:
 
 def table(results: dict[str, Any]) -> str:
     """Returns the results as the Markdown table of docs/results.md."""
-    k = next(iter(results["runs"].values()))["metrics"]["k"]
-    lines = [
-        f"| seed | policy | mean@{k} | gain over base | greedy | pass@{k} | GFLOPs |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    first = next(iter(results["runs"].values()))["metrics"]
+    k = first["k"]
+    titled = {"greedy": "greedy", "pass_at_k": f"pass@{k}"}
+    others = {name: title for name, title in titled.items() if name in first["base"]}
+    titles = ["seed", "policy", f"mean@{k}", "gain over base", *others.values(), "GFLOPs"]
+    lines = [f"| {' | '.join(titles)} |", "|" + "---|" * len(titles)]
     for seed, run in results["runs"].items():
         metrics = run["metrics"]
         for name, row in {"base": metrics["base"], **metrics["arms"]}.items():
             gain = _interval(row["gain_over_base"]) if name != "base" else ""
             flops = f"{row['cost']['flops'] / 1e9:.0f}" if name != "base" else ""
-            scores = " | ".join(_interval(row[score]) for score in ("greedy", "pass_at_k"))
+            scores = " | ".join(_interval(row[score]) for score in others)
             mean = _interval(row["mean_at_k"])
             lines.append(f"| {seed} | {name} | {mean} | {gain} | {scores} | {flops} |")
     return "\n".join(lines)

@@ -37,10 +37,11 @@ from grpo.metrics import UpdateMetrics
 from grpo.objective.algorithms import grpo, gspo
 from grpo.objective.base import Objective, chain
 from grpo.objective.weight import drop_uniform_groups
-from grpo.params import Parameters, RoutingMode, ScratchBase, Training, read_params
+from grpo.params import Parameters, Training, read_params
 from grpo.policies.routing import find_routers, recorded
 from grpo.policies.storage import load_base, save_base
 from grpo.policies.tokens import Decoding, TokenPolicy, TokenTrajectory
+from grpo.policy_params import RoutingMode, ScratchBase
 from grpo.sampling import sample_rollouts
 from grpo.scoring import score_rollouts
 from grpo.seeds import derive_seed

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn.functional import mse_loss
 from torch.utils.flop_counter import FlopCounterMode
 
-from grpo.policies.denoising import TIME
 from grpo.policies.flops import left_out_by_torch
+from grpo.policies.kernels import TIME
 from grpo.policies.pipelines import encode_captions, to_state
 from grpo.types import Cost
 from grpo.warmup import WarmupSettings, WarmupUpdate, learning_rate_at

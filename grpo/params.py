@@ -8,33 +8,33 @@ from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Discriminator,
     Field,
-    Tag,
     TypeAdapter,
     ValidationError,
     field_validator,
 )
 
 from grpo.errors import ParameterError
+from grpo.policy_params import (
+    DenoisingPolicyParams,
+    Draws,
+    Fraction,
+    Name,
+    NonNegative,
+    PolicyParams,
+    Positive,
+    Rate,
+    Sampling,
+    Strict,
+    TokenPolicyParams,
+    kind_of_draws,
+)
 
 PARAMS = Path("params.yaml")
 PAIRS = ("betas", "window")
 BASE = "base"  # the name of the policy every chain of rounds starts from
 
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
-Positive = Annotated[int, Field(gt=0)]
-Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
-RoutingMode = Literal["live", "replay_sampled", "replay_proximal"]
 LinkSpec = str | dict[str, dict[str, int | float | str]]  # "rloo" or {rloo: {low: 0.2}}
-
-
-class Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class Machine(Strict):
@@ -79,121 +79,6 @@ class GlyphsTask(Strict):
 Task = Annotated[ReasoningGymTask | JsonlTask | GlyphsTask, Field(discriminator="kind")]
 
 
-class Warmup(Strict):
-    """Supervised fine-tuning on generated solutions, to partial skill."""
-
-    prompts: Positive
-    updates: Positive
-    rows_per_update: Positive
-    learning_rate: Rate
-    answer_mark: Annotated[str, Field(min_length=1)]  # stands before the answer
-    worked_fraction: Fraction  # solutions that show their work, the others answer at once
-    wrong_fraction: Fraction  # of those that answer at once: another prompt's answer
-
-
-class ScratchBase(Strict):
-    """A fresh model of a `transformers` class with a byte tokenizer, warmed up here."""
-
-    source: Literal["scratch"]
-    architecture: str  # a causal LM class name of transformers, e.g. LlamaForCausalLM
-    config: dict[str, int | float | str | bool]
-    warmup: Warmup
-
-
-class DirectoryBase(Strict):
-    """A `transformers` directory under data/."""
-
-    source: Literal["directory"]
-    path: str
-
-
-class GgufBase(Strict):
-    """A GGUF file inside an installed Python package."""
-
-    source: Literal["gguf"]
-    package: str
-    file: str
-
-
-class HubBase(Strict):
-    """A model id of the hub at an exact revision."""
-
-    source: Literal["hub"]
-    id: str
-    revision: str
-
-
-Base = Annotated[ScratchBase | DirectoryBase | GgufBase | HubBase, Field(discriminator="source")]
-
-
-class FlowWarmup(Strict):
-    """Flow matching on drawn captions, to partial skill."""
-
-    prompts: Positive
-    updates: Positive
-    rows_per_update: Positive
-    learning_rate: Rate
-    wrong_fraction: Fraction  # drawings that show another prompt's text
-    blank_fraction: Fraction  # trained without a caption: what guidance leads away from
-    font_size: Positive  # pixels
-    character_width: Positive  # pixels
-
-
-class ScratchFlowBase(Strict):
-    """A fresh pipeline of a `diffusers` class on pixels, with text encoders of its own."""
-
-    source: Literal["scratch"]
-    architecture: Literal["StableDiffusion3Pipeline"]
-    transformer: dict[str, int | float | str | bool]
-    text_encoder: dict[str, int | float | str | bool]
-    shift: Rate  # of the scheduler's sigmas
-    warmup: FlowWarmup
-
-
-FlowBase = Annotated[ScratchFlowBase | DirectoryBase | HubBase, Field(discriminator="source")]
-
-
-class Lora(Strict):
-    """Low-rank adapters, trained instead of the base's weights."""
-
-    rank: Positive
-    alpha: Positive
-    dropout: NonNegative
-    target_modules: list[str] = Field(min_length=1)
-
-
-class TokenPolicyParams(Strict):
-    """A causal language model."""
-
-    kind: Literal["tokens"]
-    base: Base
-    lora: Lora | None
-    prompt_format: Literal["plain", "chat"]
-    sampler: Literal["transformers", "vllm"]  # what draws rollouts
-    routing: RoutingMode  # of a mixture of experts: which choice of experts updates repeat
-    max_steps: Positive
-
-
-class CanvasParams(Strict):
-    """What is drawn, in pixels."""
-
-    height: Positive
-    width: Positive
-
-
-class DenoisingPolicyParams(Strict):
-    """A flow-matching model."""
-
-    kind: Literal["denoising"]
-    base: FlowBase
-    lora: Lora | None
-    canvas: CanvasParams
-    caption_tokens: Positive  # of the T5 encoder; 1 if there is none
-
-
-PolicyParams = Annotated[TokenPolicyParams | DenoisingPolicyParams, Field(discriminator="kind")]
-
-
 class Profile(Strict):
     rollouts_per_prompt: Positive
     rollouts_per_batch: Positive
@@ -221,38 +106,6 @@ class Reward(Strict):
     timeout_seconds: Rate
 
 
-class TokenSampling(Strict):
-    """How rollouts are drawn; log-probs use the same temperature."""
-
-    temperature: Rate
-    top_p: Annotated[float, Field(gt=0, le=1)]
-    rollouts_per_batch: Positive  # what is sampled, and saved for a resume, at once
-
-
-class DenoisingSampling(Strict):
-    """How rollouts are drawn: part of the density that is scored."""
-
-    num_steps: Annotated[int, Field(ge=2)]
-    density: Literal["flow_sde", "constant_sde", "interpolated_sde", "preserving"]
-    noise_level: Rate  # in units of the density
-    stochastic: Literal["all", "one_per_prompt"]  # which steps of the window have noise
-    window: tuple[Annotated[int, Field(ge=0)], Positive]  # first step that may, first that may not
-    guidance: Rate  # 1: none
-    rollouts_per_batch: Positive
-
-
-def _kind_of_draws(value: Any) -> str:
-    """Returns which policies draw like this, by a name that only one of them has."""
-    is_denoising = "num_steps" in value if isinstance(value, dict) else hasattr(value, "num_steps")
-    return "denoising" if is_denoising else "tokens"
-
-
-Sampling = Annotated[
-    Annotated[TokenSampling, Tag("tokens")] | Annotated[DenoisingSampling, Tag("denoising")],
-    Discriminator(_kind_of_draws),
-]
-
-
 class Training(Strict):
     updates_per_round: Positive
     learning_rate: Rate
@@ -276,25 +129,6 @@ class Round(Strict):
     arm: Name
     start: Name
     phase: Positive
-
-
-class TokenDraws(Strict):
-    """How evaluation and profile draw."""
-
-    temperature: Rate
-
-
-class DenoisingDraws(Strict):
-    """How evaluation and profile draw: without noise in the steps."""
-
-    num_steps: Annotated[int, Field(ge=2)]
-    guidance: Rate  # 1: none
-
-
-Draws = Annotated[
-    Annotated[TokenDraws, Tag("tokens")] | Annotated[DenoisingDraws, Tag("denoising")],
-    Discriminator(_kind_of_draws),
-]
 
 
 class Evaluation(Strict):
@@ -372,7 +206,7 @@ def read_params(path: Path = PARAMS) -> Parameters:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ParameterError(f"{path}: must be YAML, {' '.join(str(error).split())}") from None
     try:
-        params = TypeAdapter(Parameters).validate_python(_with_tuples(content))
+        params = TypeAdapter(Parameters).validate_python(with_tuples(content))
     except ValidationError as error:
         raise ParameterError(f"{path}: {_explain(error)}") from None
     _check_rounds(params, path)
@@ -395,11 +229,11 @@ def naming(file: Path) -> Iterator[None]:
         raise ParameterError(f"{file if path == str(PARAMS) else path}: {message}") from None
 
 
-def _with_tuples(value: Any) -> Any:
+def with_tuples(value: Any) -> Any:
     """Returns `value` with its pairs as the tuples that strict validation asks for."""
     if isinstance(value, dict):
         return {
-            key: tuple(item) if key in PAIRS and isinstance(item, list) else _with_tuples(item)
+            key: tuple(item) if key in PAIRS and isinstance(item, list) else with_tuples(item)
             for key, item in value.items()
         }
     return value
@@ -428,7 +262,7 @@ def _check_policy(params: Parameters, path: Path) -> None:
     policy, kind = params.policy, params.policy.kind
     draws = {f"arms.{name}.sampling": arm.sampling for name, arm in params.arms.items()}
     for where, each in {**draws, "evaluation.sampling": params.evaluation.sampling}.items():
-        if _kind_of_draws(each) != kind:
+        if kind_of_draws(each) != kind:
             wanted = "temperature" if kind == "tokens" else "num_steps"
             raise ParameterError(
                 f"{path}: {where} must say {wanted}, for policy.kind is {kind}, "

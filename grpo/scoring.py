@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import pandas as pd
@@ -57,7 +57,7 @@ def score_rollouts(
             f"rollout {rollouts.loc[unknown, 'rollout_id'].iloc[0]!r} belongs to no known prompt; "
             "rerun the rollout stage"
         )
-    texts = rollouts["text"].tolist() if rule.read is None else _read(rule.read, media, rollouts)
+    texts = judged_texts(rollouts, rule, media)
     rows = []
     for number, (row, text) in enumerate(zip(rollouts.to_dict("records"), texts), start=1):
         outcome = judge_text(
@@ -83,16 +83,25 @@ def score_rollouts(
     return pd.DataFrame(rows)
 
 
-def _read(read: Reader, media: Tensor | None, rollouts: pd.DataFrame) -> list[str]:
-    """Returns what is read off the rollouts' images.
+def without_shaping(rule: RewardRule) -> RewardRule:
+    """Returns the rule whose reward is the judge's score."""
+    return replace(rule, maximize="score", unfinished_penalty=0.0)
+
+
+def judged_texts(
+    rollouts: pd.DataFrame, rule: RewardRule, media: UInt8[Tensor, " rollout *sample"] | None
+) -> list[str]:
+    """Returns what the judge judges of each rollout: its text, or what is read off its image.
 
     Raises:
-      ArtifactError: If there is not one image per rollout.
+      ArtifactError: If the rule reads images and there is not one per rollout.
     """
+    if rule.read is None:
+        return list(rollouts["text"])
     found = 0 if media is None else len(media)
     if media is None or found != len(rollouts):
         raise ArtifactError(
             f"must have an image per rollout, has {found} for {len(rollouts)}; rerun the rollout "
             "stage"
         )
-    return read(media.numpy())
+    return rule.read(media.numpy())

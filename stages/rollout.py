@@ -44,13 +44,7 @@ def main(
         loaded = load_sampler(params, base=base, directory=policy, draws=draws)
     with usage.part("sampling"), shown(f"sample {name}") as progress:
         source = build_source(
-            params,
-            name,
-            selection,
-            policy=loaded,
-            tasks=tasks,
-            profile=profile,
-            progress=progress,
+            params, name, selection, policy=loaded, tasks=tasks, profile=profile, progress=progress
         )
         drawn = draw_round(
             selection,

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 from grpo.artifacts.tables import PROMPTS, REWARDS, ROLLOUTS, read_table, write_table
+from grpo.artifacts.tensors import read_tensors
 from grpo.artifacts.usage import Usage
 from grpo.build.rewards import build_reward
 from grpo.errors import located
 from grpo.params import read_params
-from grpo.sampling import read_batch
 from grpo.scoring import score_rollouts
 from stages.entry import run
 from stages.progress import shown
@@ -18,7 +18,7 @@ def main(usage: Usage, prompts: Path, rollouts: Path, out: Path) -> None:
     rule = build_reward(read_params().reward)
     path = rollouts / "table.parquet"
     table, tasks = read_table(path, ROLLOUTS), read_table(prompts, PROMPTS)
-    media = None if rule.read is None else read_batch(rollouts).media
+    media = rule.read and read_tensors(rollouts / "tensors.safetensors").get("media")
     with usage.part("scoring"), shown(f"score {out.stem}") as progress, located(path):
         rewards = score_rollouts(table, tasks, rule, media=media, progress=progress)
     write_table(rewards, out, REWARDS)

@@ -22,7 +22,8 @@ from grpo.build.selections import build_selection
 from grpo.objective.base import Link, Objective, assign_credit, loss_terms, scalar_loss
 from grpo.objective.rules import RULES
 from grpo.objective.trust import RANGES
-from grpo.params import LinkSpec, PolicyParams, Reward, Task
+from grpo.params import LinkSpec, Reward, Task, with_tuples
+from grpo.policy_params import PolicyParams, Sampling
 from grpo.rewards import base as rewards
 from grpo.types import Credit, Rollouts
 
@@ -33,7 +34,12 @@ LINKED = [*PAGES, *ROOT.glob("README.md")]
 PIPELINE = DOCS / "pipeline.md"
 METHODS = sorted((DOCS / "methods").glob("*.md"))
 TO_BE_WRITTEN = {"grpo/tasks/sums.py", "grpo/rewards/closeness.py"}  # by the reader
-SECTIONS: dict[str, Any] = {"task": Task, "policy": PolicyParams, "reward": Reward}
+SECTIONS: dict[str, Any] = {
+    "task": Task,
+    "policy": PolicyParams,
+    "reward": Reward,
+    "sampling": Sampling,
+}
 PAIR = Rollouts(
     group=torch.tensor([0, 0]),
     reward=torch.tensor([1.0, 0.0]),
@@ -109,13 +115,14 @@ def test_yaml_blocks_are_sections_of_params_that_build(path: Path):
         elif key == "selection":
             build_selection(TypeAdapter(list[LinkSpec]).validate_python(value, strict=True), "x")
         elif key in SECTIONS:
-            TypeAdapter(SECTIONS[key]).validate_python(value, strict=True)
+            TypeAdapter(SECTIONS[key]).validate_python(with_tuples(value), strict=True)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_has_a_page_that_spells_out_its_chain(name: str):
     named, spelled = chains(DOCS / "methods" / f"{name}.md")
-    defaults = ALGORITHMS[name](**({"horizon": 24} if name == "dr_grpo" else {}))
+    sizes = {"dr_grpo": {"horizon": 24}, "flow_grpo": {"dimensions": 512}}
+    defaults = ALGORITHMS[name](**sizes.get(name.replace("flash", "flow"), {}))
     assert named.links == defaults.links == spelled.links
 
 

@@ -23,7 +23,7 @@ PROMPTS = pd.DataFrame({"prompt_id": ["a", "b"], "family": ["x", "y"]})
 
 def test_greedy_mean_and_pass_at_k_by_hand():
     sampled = rewards_of({"a": [1, 0, 0, 0], "b": [0, 0, 0, 0]})
-    table = evaluate_prompts(PROMPTS, rewards_of({"a": [0], "b": [1]}), sampled)
+    table = evaluate_prompts(PROMPTS, sampled, rewards_of({"a": [0], "b": [1]}))
     values = per_prompt_metrics(table)
     assert values["greedy"].tolist() == [0, 1]
     assert values["mean_at_k"].tolist() == [0.25, 0]
@@ -31,6 +31,13 @@ def test_greedy_mean_and_pass_at_k_by_hand():
     summary = summarize_evaluation(table, confidence=0.95, resamples=100, seed=0)
     assert (summary["k"], summary["mean_at_k"]["value"]) == (4, 0.125)
     assert summary["by_family"]["x"] == {"greedy": 0, "mean_at_k": 0.25, "pass_at_k": 1}
+
+
+def test_without_a_greedy_decoding_there_is_no_such_score():
+    table = evaluate_prompts(PROMPTS, rewards_of({"a": [1, 0], "b": [0, 0]}), None)
+    summary = summarize_evaluation(table, confidence=0.95, resamples=100, seed=0)
+    assert summary["by_family"]["x"] == {"mean_at_k": 0.5, "pass_at_k": 1}
+    assert "greedy" not in summary
 
 
 def test_intervals_cover_the_truth_as_often_as_stated():

@@ -32,6 +32,9 @@ def test_a_link_is_named_after_its_function_and_keeps_all_its_settings(name: str
     required = {
         "average_over_horizon": {"horizon": 8},
         "dr_grpo": {"horizon": 8},
+        "scale_log_ratio": {"dimensions": 8},
+        "flow_grpo": {"dimensions": 8},
+        "flash_grpo": {"dimensions": 8},
         "penalize_kl": {"beta": 0.5},
         "subtract_kl_from_reward": {"beta": 0.5},
         "keep_extreme_rollouts": {"keep": 4},
@@ -47,9 +50,11 @@ def test_a_link_is_named_after_its_function_and_keeps_all_its_settings(name: str
     assert {link.name for link in objective.links} <= LINKS.keys()
 
 
-def changed(tmp_path: Path, *changes: tuple[str, object]) -> Path:
-    """Returns a copy of params.yaml with values changed by dotted path; None removes."""
-    content = yaml.safe_load((ROOT / "params.yaml").read_text())
+def changed(
+    tmp_path: Path, *changes: tuple[str, object], recipe: Path = ROOT / "params.yaml"
+) -> Path:
+    """Returns a copy of a parameter file with values changed by dotted path; None removes."""
+    content = yaml.safe_load(recipe.read_text())
     for path, value in changes:
         *parents, last = path.split(".")
         node = content
@@ -88,6 +93,39 @@ def test_a_wrong_parameter_is_named_in_one_line(
         read_params(file)
     assert str(raised.value).startswith(f"{file}: ")
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("policy.kind", "tokens", r"policy"),
+        ("policy.canvas.height", 0, r"policy.canvas.height must be greater than 0, got 0"),
+        ("policy.base.transformer", None, r"policy.base.transformer is missing"),
+        ("machine.compile", True, r"with policy.kind denoising, machine.compile must be false"),
+        ("arms.flow.sampling.density", "ddpm", r"arms.flow.sampling.density must be .*'ddpm'"),
+        ("arms.flow.sampling.window", [0], r"arms.flow.sampling.window"),
+        ("arms.flash.sampling", {"temperature": 1.0, "top_p": 1.0, "rollouts_per_batch": 8},
+         r"arms.flash.sampling must say num_steps, for policy.kind is denoising"),
+        ("evaluation.sampling", {"temperature": 1.0}, r"evaluation.sampling must say num_steps"),
+        ("task", {"kind": "jsonl", "train": "a", "eval": "b", "instruction": ""},
+         r"task.kind glyphs and policy.kind denoising need each other, got 'jsonl'"),
+        ("reward.judge", "math", r"reward.judge ocr and policy.kind denoising need each other"),
+    ],
+)  # fmt: skip
+def test_a_wrong_parameter_of_denoising_is_named_in_one_line(
+    tmp_path: Path, path: str, value: object, message: str
+):
+    file = changed(tmp_path, (path, value), recipe=ROOT / "recipes" / "glyphs.yaml")
+    with pytest.raises(ParameterError, match=message) as raised:
+        read_params(file)
+    assert str(raised.value).startswith(f"{file}: ")
+    assert "\n" not in str(raised.value)
+
+
+def test_advice_is_for_token_policies():
+    params = read_params(ROOT / "recipes" / "glyphs.yaml")
+    with pytest.raises(ParameterError, match=r"policy\.kind must be tokens for this"):
+        _ = params.tokens
 
 
 @pytest.mark.parametrize(

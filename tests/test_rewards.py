@@ -80,6 +80,8 @@ def test_the_threshold_makes_outcomes_and_shaping_touches_only_the_reward():
         judge=score_answer,
         answer_pattern="#([^#]*)",
         threshold=0.99,
+        read=None,
+        maximize="outcome",
         unfinished_penalty=0.25,
         timeout_seconds=1.0,
     )
@@ -96,6 +98,8 @@ def test_a_rollout_of_an_unknown_prompt_is_refused():
         judge=score_answer,
         answer_pattern="#([^#]*)",
         threshold=0.99,
+        read=None,
+        maximize="outcome",
         unfinished_penalty=0.0,
         timeout_seconds=1.0,
     )

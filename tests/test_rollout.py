@@ -55,6 +55,8 @@ def rule() -> RewardRule:
         judge=score,
         answer_pattern="^(.)",
         threshold=0.5,
+        read=None,
+        maximize="outcome",
         unfinished_penalty=0.5,
         timeout_seconds=5.0,
     )

@@ -9,6 +9,7 @@ import pyarrow as arrow
 import pyarrow.parquet as parquet
 
 from grpo.artifacts.files import atomic_path
+from grpo.artifacts.images import is_png
 from grpo.errors import ArtifactError
 
 STATUSES = ("scored", "unparsable", "timed_out", "failed")
@@ -22,6 +23,9 @@ def _at_least(low: int) -> pa.Check:
 
 
 _fraction = pa.Check.in_range(0, 1, error="be in [0, 1]")
+_image = pa.Check(
+    lambda each: each == b"" or is_png(each), element_wise=True, error="be PNG or no bytes"
+)
 
 
 def _schema(name: str, key: str, columns: dict[str, pa.Column]) -> pa.DataFrameSchema:
@@ -111,6 +115,19 @@ EVALUATION = _schema(
         "greedy": pa.Column("float64", _fraction, nullable=True),  # none: no greedy decoding
         "rollouts": pa.Column("int64", _at_least(1)),
         "successes": pa.Column("int64", _at_least(0)),
+    },
+)
+EVALUATION_SAMPLES = _schema(
+    "evaluation samples",
+    "rollout_id",
+    {
+        "prompt_id": pa.Column(str, _filled),
+        "family": pa.Column(str, _filled),
+        "prompt": pa.Column(str, _filled),
+        "text": pa.Column(str),  # what the judge judged: written, or read off the image
+        "image": pa.Column(object, _image),  # PNG; no bytes if rollouts are text
+        "outcome": pa.Column("float64", [_finite, _fraction]),
+        "reward": pa.Column("float64", [_finite, _fraction]),  # the judge's score, not shaped
     },
 )
 

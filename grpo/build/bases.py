@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from grpo.build.tokens import make_base, warmup_settings
-from grpo.params import DenoisingPolicyParams, FlowWarmup, Parameters, ScratchFlowBase
+from grpo.params import Parameters
 from grpo.policies.storage import PolicyState, save_base, write_state
+from grpo.policy_params import DenoisingPolicyParams, FlowWarmup, ScratchFlowBase
 from grpo.seeds import derive_seed
 from grpo.warmup import WarmupSettings, WarmupUpdate, warm_up
 

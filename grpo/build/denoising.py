@@ -11,12 +11,13 @@ from transformers import CLIPTextConfig, CLIPTextModelWithProjection, PreTrained
 
 from grpo.build.machine import DTYPES
 from grpo.errors import ParameterError
-from grpo.params import PARAMS, DirectoryBase, HubBase, Parameters, ScratchFlowBase
+from grpo.params import PARAMS, Parameters
 from grpo.policies.denoising import DenoisingPolicy
 from grpo.policies.kernels import Denoising
 from grpo.policies.lora import add_lora
 from grpo.policies.pipelines import Canvas, load_pipeline
 from grpo.policies.storage import ADAPTER, read_trainable
+from grpo.policy_params import DirectoryBase, HubBase, ScratchFlowBase
 from grpo.seeds import derive_seed
 
 library: Any = diffusers  # it is not typed
@@ -151,7 +152,7 @@ def _from_pretrained(base: DirectoryBase | HubBase, dtype: torch.dtype, data: Pa
         return from_pretrained(
             name,
             revision=None if isinstance(base, DirectoryBase) else base.revision,
-            torch_dtype=dtype,
+            dtype=dtype,
             use_safetensors=True,
             local_files_only=is_local,
         )

@@ -2,14 +2,10 @@
 
 from dataclasses import replace
 
-from grpo.params import (
-    DenoisingDraws,
-    Parameters,
-    TokenDraws,
-    TokenSampling,
-)
+from grpo.params import Parameters
 from grpo.policies.kernels import Denoising
 from grpo.policies.tokens import Decoding
+from grpo.policy_params import DenoisingDraws, TokenDraws, TokenSampling
 
 Draws = Decoding | Denoising
 

@@ -12,17 +12,8 @@ from grpo.objective import advantage, algorithms, correction, penalty, ratio, tr
 from grpo.objective.base import Objective, chain
 from grpo.objective.predicates import Plan
 from grpo.objective.rules import RULES, Severity
-from grpo.params import (
-    BASE,
-    PARAMS,
-    Arm,
-    LinkSpec,
-    Parameters,
-    ScratchBase,
-    ScratchFlowBase,
-    TokenPolicyParams,
-    TokenSampling,
-)
+from grpo.params import BASE, PARAMS, Arm, LinkSpec, Parameters
+from grpo.policy_params import ScratchBase, ScratchFlowBase, TokenPolicyParams, TokenSampling
 
 LINKS: dict[str, Callable[..., Objective]] = {
     "center_by_group_mean": advantage.center_by_group_mean,

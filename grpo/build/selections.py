@@ -10,7 +10,8 @@ from grpo.build.specs import build_listed
 from grpo.curriculum import split_order
 from grpo.errors import ParameterError, located
 from grpo.objective.base import Link
-from grpo.params import PARAMS, LinkSpec, Parameters, TokenDraws, TokenSampling
+from grpo.params import PARAMS, LinkSpec, Parameters
+from grpo.policy_params import TokenDraws, TokenSampling
 from grpo.selection import Selection, require_candidates
 
 STEPS: dict[str, Callable[..., Selection]] = {

@@ -3,14 +3,8 @@
 from pathlib import Path
 
 from grpo.errors import ParameterError
-from grpo.params import (
-    PARAMS,
-    FlowBase,
-    GlyphsTask,
-    Parameters,
-    ScratchBase,
-    ScratchFlowBase,
-)
+from grpo.params import PARAMS, GlyphsTask, Parameters
+from grpo.policy_params import FlowBase, ScratchBase, ScratchFlowBase
 from grpo.seeds import derive_seed
 from grpo.tasks.base import PromptTables
 from grpo.tasks.jsonl import read_prompts

@@ -18,18 +18,12 @@ from transformers import (
 
 from grpo.build.machine import DTYPES
 from grpo.errors import MissingExtraError, ParameterError
-from grpo.params import (
-    PARAMS,
-    DirectoryBase,
-    GgufBase,
-    HubBase,
-    Parameters,
-    ScratchBase,
-)
+from grpo.params import PARAMS, Parameters
 from grpo.policies.lora import add_lora
 from grpo.policies.routing import require_routers
 from grpo.policies.storage import ADAPTER, LOADING_ERRORS, load_base, read_trainable
 from grpo.policies.tokens import Decoding, TokenPolicy
+from grpo.policy_params import DirectoryBase, GgufBase, HubBase, ScratchBase
 from grpo.seeds import derive_seed
 from grpo.warmup import WarmupSettings
 

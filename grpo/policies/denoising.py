@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int, UInt8
@@ -16,14 +15,14 @@ from grpo.policies.flops import left_out_by_torch
 from grpo.policies.groups import order_of_appearance
 from grpo.policies.kernels import (
     Denoising,
-    Kernel,
+    Schedule,
     apply_kernel,
-    ode_kernel,
-    sde_kernels,
+    make_schedule,
     step_log_prob,
 )
 from grpo.policies.pipelines import (
     Canvas,
+    condition_names,
     encode_captions,
     latent_shape,
     sigmas_of,
@@ -34,7 +33,6 @@ from grpo.types import Cost
 CONDITION = "condition."  # before the names of stored conditions
 BY_ROLLOUT = ("steps", "media")
 BY_DRAW = ("step_index", "before", "after", "behavior_logp")
-TIME = 1000.0  # a transformer's time for sigma 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,19 +66,6 @@ class DenoisingTrajectory:
         )
 
 
-class Schedule(NamedTuple):
-    """What every step does."""
-
-    time: Float[Tensor, " step"]  # as the transformer takes it
-    exact: list[Kernel]
-    noisy: list[Kernel]
-
-    @property
-    def noise_scale(self) -> Float[Tensor, " step"]:
-        """Returns each step's noise scale, 0 where there is never noise."""
-        return torch.tensor([each.noise_scale if each.std else 0.0 for each in self.noisy])
-
-
 class DenoisingPolicy:
     """The transformer of a pipeline and how it draws; all else of the pipeline stays as it is."""
 
@@ -106,12 +91,7 @@ class DenoisingPolicy:
 
     def schedule(self) -> Schedule:
         """Returns the times of all steps, and every step without noise and with it."""
-        sigmas = sigmas_of(self.pipeline, self.decoding.num_steps)
-        return Schedule(
-            time=torch.tensor(sigmas[:-1]) * TIME,
-            exact=[ode_kernel(*pair) for pair in pairwise(sigmas)],
-            noisy=sde_kernels(sigmas, self.decoding.density, self.decoding.noise_level),
-        )
+        return make_schedule(sigmas_of(self.pipeline, self.decoding.num_steps), self.decoding)
 
     @torch.no_grad()
     def sample(
@@ -234,7 +214,7 @@ class DenoisingPolicy:
           ArtifactError: If the tensors do not fit one another or `group`.
         """
         row = order_of_appearance(group)
-        _require_stored(tensors, row)
+        self._require_stored(tensors, row)
         prompts = torch.zeros(int(row.max()) + 1, dtype=torch.bool)
         prompts[row[kept]] = True
         drawn = kept.repeat_interleave(tensors["steps"])
@@ -256,7 +236,7 @@ class DenoisingPolicy:
             noise at different steps (rule U4).
         """
         row = order_of_appearance(group)
-        _require_stored(tensors, row)
+        self._require_stored(tensors, row)
         schedule = self.schedule()
         mask = torch.zeros(len(row), len(schedule.time), dtype=torch.bool)
         rollout = torch.arange(len(row)).repeat_interleave(tensors["steps"])
@@ -277,6 +257,21 @@ class DenoisingPolicy:
         )
         logp = torch.zeros(mask.shape).masked_scatter(mask, tensors["behavior_logp"])
         return trajectory, logp
+
+    def _require_stored(self, tensors: dict[str, Tensor], row: Int[Tensor, " rollout"]) -> None:
+        """Raises ArtifactError unless the tensors are those of `pack` and fit their table."""
+        conditions = [f"{CONDITION}{name}" for name in condition_names(self.pipeline)]
+        expected = {*BY_ROLLOUT, *BY_DRAW, *conditions}
+        if set(tensors) != expected:
+            raise ArtifactError(f"must hold {sorted(expected)}, got {sorted(tensors)}")
+        wanted = {
+            **dict.fromkeys(conditions, int(row.max()) + 1),
+            **dict.fromkeys(BY_ROLLOUT, len(row)),
+            **dict.fromkeys(BY_DRAW, int(tensors["steps"].sum())),
+        }
+        for name, count in wanted.items():
+            if len(tensors[name]) != count:
+                raise ArtifactError(f"{name} must have {count} entries, got {len(tensors[name])}")
 
     @property
     def _device(self) -> torch.device:
@@ -368,23 +363,6 @@ def _numbered(mask: Bool[Tensor, "rollout step"]) -> Int[Tensor, "rollout step"]
     """Returns 0, 1, ... at the True entries, row by row, and -1 elsewhere."""
     number = mask.flatten().cumsum(0).view(mask.shape) - 1
     return torch.where(mask, number, -1)
-
-
-def _require_stored(tensors: dict[str, Tensor], row: Int[Tensor, " rollout"]) -> None:
-    """Raises ArtifactError unless the tensors are those of `pack` and fit their table."""
-    conditions = {name for name in tensors if name.startswith(CONDITION)}
-    expected = {*BY_ROLLOUT, *BY_DRAW}
-    if set(tensors) - conditions != expected or not conditions:
-        raise ArtifactError(f"must hold {sorted(expected)} and conditions, got {sorted(tensors)}")
-    drawn = int(tensors["steps"].sum())
-    wanted = {
-        **dict.fromkeys(conditions, int(row.max()) + 1),
-        **{name: len(row) for name in ("steps", "media")},
-        **dict.fromkeys(("step_index", "before", "after", "behavior_logp"), drawn),
-    }
-    for name, count in wanted.items():
-        if len(tensors[name]) != count:
-            raise ArtifactError(f"{name} must have {count} entries, got {len(tensors[name])}")
 
 
 def _require_equal_steps(

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+TIME = 1000.0  # a transformer's time for sigma 1
 Density = Literal["flow_sde", "constant_sde", "interpolated_sde", "preserving"]
 
 
@@ -41,6 +42,32 @@ class Kernel(NamedTuple):
     def noise_scale(self) -> float:
         """lambda in grad_v log p(x' | x) = lambda eps: how strongly a step reinforces its noise."""
         return abs(self.velocity) / self.std
+
+
+class Schedule(NamedTuple):
+    """What every step does."""
+
+    time: Float[Tensor, " step"]  # as the transformer takes it
+    exact: list[Kernel]
+    noisy: list[Kernel]
+
+    @property
+    def noise_scale(self) -> Float[Tensor, " step"]:
+        """Returns each step's noise scale, 0 where there is never noise."""
+        return torch.tensor([each.noise_scale if each.std else 0.0 for each in self.noisy])
+
+
+def make_schedule(sigmas: Sequence[float], decoding: Denoising) -> Schedule:
+    """Returns what every step of a schedule does.
+
+    Args:
+      sigmas: Falling, from at most 1 to 0, one more than there are steps.
+    """
+    return Schedule(
+        time=torch.tensor(sigmas[:-1]) * TIME,
+        exact=[ode_kernel(*pair) for pair in pairwise(sigmas)],
+        noisy=sde_kernels(sigmas, decoding.density, decoding.noise_level),
+    )
 
 
 def ode_kernel(sigma: float, after: float) -> Kernel:

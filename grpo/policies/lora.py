@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from grpo.errors import MissingExtraError
-from grpo.params import Lora
+from grpo.policy_params import Lora
 
 
 def add_lora(model: Any, lora: Lora, *, seed: int) -> Any:

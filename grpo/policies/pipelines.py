@@ -28,7 +28,8 @@ class Canvas(NamedTuple):
 class Family(NamedTuple):
     """How one class of pipeline reads captions and what its transformer takes."""
 
-    encode: Callable[[Any, list[str], int], dict[str, Tensor]]
+    conditions: tuple[str, ...]  # names of what it takes beside state and time
+    encode: Callable[[Any, list[str], int], tuple[Tensor, ...]]
 
 
 def load_pipeline(directory: Path, dtype: torch.dtype) -> Any:
@@ -45,7 +46,7 @@ def load_pipeline(directory: Path, dtype: torch.dtype) -> Any:
     try:
         pipeline = from_pretrained(
             directory,
-            torch_dtype=dtype,
+            dtype=dtype,
             local_files_only=True,
             use_safetensors=True,
             **dict.fromkeys(absent),
@@ -82,7 +83,13 @@ def encode_captions(
     Args:
       num_tokens: Of the T5 encoder, to which captions are padded and cut.
     """
-    return FAMILIES[type(pipeline)].encode(pipeline, captions, num_tokens)
+    family = FAMILIES[type(pipeline)]
+    return dict(zip(family.conditions, family.encode(pipeline, captions, num_tokens), strict=True))
+
+
+def condition_names(pipeline: Any) -> tuple[str, ...]:
+    """Returns the names of the conditions that `encode_captions` gives."""
+    return FAMILIES[type(pipeline)].conditions
 
 
 def latent_shape(pipeline: Any, canvas: Canvas) -> tuple[int, ...]:
@@ -116,7 +123,7 @@ def to_state(pixels: UInt8[Tensor, " row *sample"]) -> Float[Tensor, " row *samp
     return pixels.float() / (LEVELS / 2) - 1
 
 
-def _encode_sd3(pipeline: Any, captions: list[str], num_tokens: int) -> dict[str, Tensor]:
+def _encode_sd3(pipeline: Any, captions: list[str], num_tokens: int) -> tuple[Tensor, ...]:
     states, _, pooled, _ = pipeline.encode_prompt(
         prompt=captions,
         prompt_2=None,
@@ -124,9 +131,11 @@ def _encode_sd3(pipeline: Any, captions: list[str], num_tokens: int) -> dict[str
         do_classifier_free_guidance=False,
         max_sequence_length=num_tokens,
     )
-    return {"encoder_hidden_states": states, "pooled_projections": pooled}
+    return states, pooled
 
 
 FAMILIES: dict[type, Family] = {
-    StableDiffusion3Pipeline: Family(encode=_encode_sd3),
+    StableDiffusion3Pipeline: Family(
+        conditions=("encoder_hidden_states", "pooled_projections"), encode=_encode_sd3
+    ),
 }

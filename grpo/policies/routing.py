@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from grpo.errors import ArtifactError, ParameterError
-from grpo.params import PARAMS, RoutingMode
+from grpo.params import PARAMS
+from grpo.policy_params import RoutingMode
 
 PROMPT_EXPERTS = "prompt_experts"
 EXPERTS = "experts"

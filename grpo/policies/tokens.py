@@ -10,7 +10,6 @@ from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo.artifacts.tensors import unpack_ragged
 from grpo.errors import ArtifactError
-from grpo.params import RoutingMode
 from grpo.policies.cache import sampling_cache
 from grpo.policies.flops import TokenFlops
 from grpo.policies.forward import ForwardPasses
@@ -29,6 +28,7 @@ from grpo.policies.routing import (
     required_routing,
     unpack_routing,
 )
+from grpo.policy_params import RoutingMode
 from grpo.types import Cost
 
 

@@ -16,6 +16,7 @@ from grpo.report.seconds import ACTIVITIES, seconds_by_activity
 from grpo.report.signal_figures import (
     draw_advantage_mass,
     draw_group_sizes,
+    draw_reward_spread,
     draw_training,
     draw_uniform_groups,
 )
@@ -44,6 +45,7 @@ def draw_figures(
             draw_uniform_groups(run, numbers),
             draw_advantage_mass(run, numbers),
             draw_group_sizes(run, numbers),
+            draw_reward_spread(run),
             draw_training(run),
         ]
 

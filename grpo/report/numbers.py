@@ -103,6 +103,11 @@ def signal_by_difficulty(run: Run) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def reward_spread(rollouts: pd.DataFrame) -> float:
+    """Returns the mean over groups of the deviation of their rewards, ddof=0; NaN of none."""
+    return float(rollouts.groupby("prompt_id")["reward"].std(ddof=0).mean())
+
+
 def _signal(rollouts: pd.DataFrame) -> dict[str, Any]:
     groups = rollouts.groupby("prompt_id")["reward"]
     # Compared exactly: a deviation from the mean of equal floats need not be 0.
@@ -115,6 +120,7 @@ def _signal(rollouts: pd.DataFrame) -> dict[str, Any]:
         "trained_rollouts": int((rollouts["trained_steps"] > 0).sum()),
         "advantage_mass": mass,
         "mean_group_size": len(rollouts) / groups.ngroups if groups.ngroups else np.nan,
+        "reward_spread": reward_spread(rollouts),
     }
 
 

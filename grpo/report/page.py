@@ -19,6 +19,7 @@ from grpo.report.numbers import Numbers, compare_arms, compute_numbers, cost_of
 from grpo.report.reading import Run, read_run
 from grpo.report.samples import read_samples
 from grpo.report.seconds import read_usages, seconds_curves, stages_of
+from grpo.report.side_by_side import read_sheets
 from grpo.report.verdict import (
     compute_needed,
     final_difference,
@@ -70,6 +71,7 @@ def write_page(artifacts: Path, params: Parameters, out: Path) -> None:
         "has_seconds": bool(seconds),
         "rounds": _rounds(run, numbers),
         "samples": read_samples(artifacts, run),
+        "sheets": read_sheets(artifacts, run),
         "stages": _stages(run, usages),
         "parameters": yaml.safe_dump(params.model_dump(mode="json"), sort_keys=False),
     }

@@ -1,16 +1,21 @@
 """A few rollouts per round to read: one solved, one not solved, one that could not be parsed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
+from grpo.artifacts.images import encode_png
 from grpo.artifacts.tables import PROMPTS, read_table
+from grpo.artifacts.tensors import read_rows
 from grpo.errors import ArtifactError
+from grpo.report.pictures import Picture, embed
 from grpo.report.reading import Run
 
 SOLVED = 1.0  # the outcome of a rollout that the judge accepts
+PICTURE_PIXELS = 192
 CHOICES: dict[str, Callable[[pd.DataFrame], pd.Series]] = {
     "solved": lambda rows: rows["outcome"] == SOLVED,
     "not solved": lambda rows: (rows["status"] == "scored") & (rows["outcome"] < SOLVED),
@@ -26,6 +31,7 @@ class Sample:
     rollout_id: str
     prompt: str
     text: str
+    picture: Picture | None  # what was drawn; None if rollouts are text
     is_finished: bool
     outcome: float
     reward: float
@@ -38,7 +44,7 @@ def read_samples(artifacts: Path, run: Run) -> dict[str, list[Sample]]:
     """Returns the samples of every round, each the one of its kind with the most credit.
 
     Raises:
-      ArtifactError: If the training prompts are missing or other ones.
+      ArtifactError: If the training prompts are missing or other ones, or images are missing.
     """
     path = artifacts / "prompts" / "train.parquet"
     prompts = read_table(path, PROMPTS).set_index("prompt_id")["prompt"]
@@ -50,35 +56,50 @@ def read_samples(artifacts: Path, run: Run) -> dict[str, list[Sample]]:
                 f"{path}: must hold prompt_id={min(unknown)!r} of the round {name}; "
                 "run the stage prepare and what follows"
             )
-        samples[name] = _choose(rollouts.join(prompts, on="prompt_id"))
+        chosen = _choose(rollouts.join(prompts, on="prompt_id"))
+        pictures: Sequence[Picture | None] = [None] * len(chosen)
+        if run.params.policy.kind == "denoising":
+            tensors = artifacts / "rollouts" / name / "tensors.safetensors"
+            pictures = _read_pictures(tensors, chosen["row"].tolist())
+        samples[name] = [
+            _sample(row, picture) for row, picture in zip(chosen.to_dict("records"), pictures)
+        ]
     return samples
 
 
-def _choose(rollouts: pd.DataFrame) -> list[Sample]:
+def _read_pictures(tensors: Path, rows: Sequence[int]) -> list[Picture]:
+    """Returns what the rollouts of some rows drew."""
+    images = read_rows(tensors, "media", rows)
+    return [embed(encode_png(each.numpy()), longest_pixels=PICTURE_PIXELS) for each in images]
+
+
+def _choose(rollouts: pd.DataFrame) -> pd.DataFrame:
+    """Returns at most one rollout of each kind, with its row in the round's table."""
     groups = rollouts.groupby("prompt_id")["outcome"]
-    rows = rollouts.assign(
+    ordered = rollouts.assign(
+        row=range(len(rollouts)),
         rate=groups.transform("mean"),
         size=groups.transform("size"),
         gain=rollouts["advantage"].abs(),
     ).sort_values(["gain", "rollout_id"], ascending=[False, True])
-    samples = []
-    for kind, matches in CHOICES.items():
-        samples += [
-            Sample(
-                kind=kind,
-                rollout_id=row["rollout_id"],
-                prompt=visible(row["prompt"]),
-                text=visible(row["text"]),
-                is_finished=bool(row["is_finished"]),
-                outcome=float(row["outcome"]),
-                reward=float(row["reward"]),
-                advantage=float(row["advantage"]),
-                group_rate=float(row["rate"]),
-                group_size=int(row["size"]),
-            )
-            for row in rows[matches(rows)].head(1).to_dict("records")
-        ]
-    return samples
+    first = [ordered[matches(ordered)].head(1).assign(kind=k) for k, matches in CHOICES.items()]
+    return pd.concat(first)
+
+
+def _sample(row: Mapping[Hashable, Any], picture: Picture | None) -> Sample:
+    return Sample(
+        kind=row["kind"],
+        rollout_id=row["rollout_id"],
+        prompt=visible(row["prompt"]),
+        text=visible(row["text"]),
+        picture=picture,
+        is_finished=bool(row["is_finished"]),
+        outcome=float(row["outcome"]),
+        reward=float(row["reward"]),
+        advantage=float(row["advantage"]),
+        group_rate=float(row["rate"]),
+        group_size=int(row["size"]),
+    )
 
 
 def visible(text: str) -> str:

@@ -5,8 +5,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from grpo.report.drawing import INK, Canvas, Panel, color_of
-from grpo.report.numbers import BUCKETS, Numbers
+from grpo.report.drawing import INK, MARKERS, Canvas, Panel, color_of
+from grpo.report.numbers import BUCKETS, Numbers, reward_spread
 from grpo.report.reading import CURVES, Run
 
 DIFFICULTY = "the prompt's success rate in the profile"
@@ -68,6 +68,29 @@ def draw_group_sizes(run: Run, numbers: Numbers) -> Panel:
         title="Group sizes",
         caption="How many rollouts each arm gave to a prompt; a gap means that it chose none.",
         svg=canvas.svg("group-sizes", "mean rollouts per prompt by difficulty for each arm"),
+    )
+
+
+def draw_reward_spread(run: Run) -> Panel:
+    """Draws how far rewards of a group lie apart, round by round."""
+    canvas = Canvas([2.7], share_x=False)
+    for i, arm in enumerate(run.arms):
+        spread = [reward_spread(run.rollouts[name]) for name in run.chain(arm)[1:]]
+        x = np.arange(1, len(spread) + 1)
+        style = {"color": color_of(i), "marker": MARKERS[i % 6], "clip_on": False}
+        canvas.axes.plot(x, spread, label=arm, **style)
+    canvas.axes.set_ylim(bottom=0)
+    canvas.axes.set_xlabel("round")
+    canvas.axes.set_ylabel("standard deviation")
+    canvas.axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+    _finish(canvas, percent=False)
+    return Panel(
+        title="Spread of reward within groups",
+        caption=(
+            "The mean over a round's groups. At 0 all rollouts of every prompt earn the same, and "
+            "nothing can be learned from them."
+        ),
+        svg=canvas.svg("reward-spread", "deviation of reward within groups by round for each arm"),
     )
 
 

@@ -8,8 +8,9 @@ import pandas as pd
 import pytest
 import torch
 
-from grpo.artifacts.tables import REWARDS, read_table, write_table
-from grpo.artifacts.tensors import read_tensors, unpack_ragged, write_tensors
+from grpo.artifacts.images import encode_png
+from grpo.artifacts.tables import EVALUATION_SAMPLES, REWARDS, read_table, write_table
+from grpo.artifacts.tensors import read_rows, read_tensors, unpack_ragged, write_tensors
 from grpo.errors import ArtifactError
 
 
@@ -74,6 +75,20 @@ def test_a_missing_column_an_empty_table_and_a_missing_file_are_named(tmp_path: 
         read_table(tmp_path / "none.parquet", REWARDS)
 
 
+def test_samples_hold_images_as_png_or_none(tmp_path: Path):
+    path = tmp_path / "s.parquet"
+    png = encode_png(np.zeros((1, 2, 3), dtype=np.uint8))
+    texts = dict.fromkeys(("prompt_id", "family", "prompt", "text"), "a")
+    samples = pd.DataFrame({"rollout_id": ["p/0", "p/1"], **texts, "image": [png, b""]})
+    samples = samples.assign(outcome=1.0, reward=1.0)
+    write_table(samples, path, EVALUATION_SAMPLES)
+    assert read_table(path, EVALUATION_SAMPLES)["image"].tolist() == [png, b""]
+    samples.assign(image=[png, b"GIF89a"]).to_parquet(path)
+    message = r"row 1 \(rollout_id='p/1'\): column 'image' must be PNG or no bytes, got b'GIF89a'"
+    with pytest.raises(ArtifactError, match=message):
+        read_table(path, EVALUATION_SAMPLES)
+
+
 def test_writing_a_broken_table_leaves_the_old_one(tmp_path: Path):
     path = tmp_path / "r.parquet"
     write_table(rewards(), path, REWARDS)
@@ -95,6 +110,20 @@ def test_truncated_parquet_and_safetensors_are_named(tmp_path: Path, keep: float
         read_table(table, REWARDS)
     with pytest.raises(ArtifactError, match=r"t\.safetensors: must be whole safetensors"):
         read_tensors(tensors)
+    with pytest.raises(ArtifactError, match=r"t\.safetensors: must be whole safetensors"):
+        read_rows(tensors, "x", [0])
+
+
+def test_some_rows_of_a_tensor_are_those_of_the_whole(tmp_path: Path):
+    path, rows = tmp_path / "t", torch.arange(12).reshape(4, 3)
+    write_tensors(path, {"x": rows})
+    assert torch.equal(torch.stack(read_rows(path, "x", [3, 0])), rows[[3, 0]])
+    with pytest.raises(ArtifactError, match="t: 'x' must have at least 5 rows, got 4"):
+        read_rows(path, "x", [4, 0])
+    with pytest.raises(ArtifactError, match="t: 'y' must have at least 1 rows, got 0"):
+        read_rows(path, "y", [0])
+    with pytest.raises(ArtifactError, match="none: no such file"):
+        read_rows(tmp_path / "none", "x", [0])
 
 
 def test_tensors_come_back_and_in_the_same_bytes_whatever_their_order(tmp_path: Path):

@@ -10,6 +10,7 @@ from grpo.objective.algorithms import (
     cispo,
     dapo,
     dr_grpo,
+    flow_grpo,
     gmpo,
     grpo,
     gspo,
@@ -38,6 +39,7 @@ OBJECTIVES: dict[str, Objective] = {
     "sapo": sapo(),
     "gmpo": gmpo(),
     "luspo": luspo(),
+    "flow_grpo": flow_grpo(dimensions=3),
     "pods": chain(dapo(), keep_extreme_rollouts(3)),
     "corrected": chain(truncate_mismatch(1.1), mask_mismatched_rollouts(0.8, 1.2), rloo()),
 }

@@ -9,6 +9,8 @@ from grpo.objective.algorithms import (
     cispo,
     dapo,
     dr_grpo,
+    flash_grpo,
+    flow_grpo,
     gmpo,
     grpo,
     gspo,
@@ -64,6 +66,7 @@ PUBLISHED = {
     "gmpo": gmpo(),
     "luspo": luspo(),
 }
+DENOISING = {"flow_grpo": flow_grpo(dimensions=8), "flash_grpo": flash_grpo(dimensions=8)}
 Z_SCORED = plan_of(grpo(beta=0.0))
 PODS = plan_of(chain(grpo(beta=0.0), keep_extreme_rollouts(4)))
 PODS_PAIR = plan_of(chain(rloo(), keep_extreme_rollouts(2)))
@@ -231,6 +234,8 @@ CASES |= {
     "reuse of small groups": (spending(REUSE, profile_rollouts=4), ("H8", "WARN")),
     "reuse of what was chosen": (spending(REUSE, reads_profile=True), ("H9", "INFO")),
     "reuse of mixed groups": (spending(REUSE, RESAMPLE), ("H9", "INFO")),
+    "noise levels of tokens": (plan_of(flash_grpo(dimensions=8)), ("H10", "ERROR")),
+    "a ratio over all dimensions": (replace(Z_SCORED, denoises=True), ("H11", "WARN")),
     "reuse of a shaped reward": (
         spending(REUSE, reads_profile=True, has_binary_reward=False),
         ("H9", "WARN"),
@@ -252,6 +257,11 @@ def test_a_broken_rule_is_found(name: str):
 def test_every_rule_has_a_case():
     ids = {(rule.id, rule.severity.name) for rule in RULES}
     assert ids == {expected for _, expected in CASES.values()}
+
+
+@pytest.mark.parametrize("name", DENOISING)
+def test_published_algorithms_for_denoising_break_no_rule(name: str):
+    assert broken(replace(plan_of(DENOISING[name]), denoises=True)) == set()
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

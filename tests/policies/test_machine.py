@@ -69,7 +69,7 @@ def test_a_loaded_policy_is_compiled_if_the_machine_says_so(
         PARAMS.model_copy(update={"machine": machine}),
         base=tmp_path / "base",
         directory=tmp_path / "base",
-        decoding=Decoding(temperature=1.0, max_steps=4),
+        draws=Decoding(temperature=1.0, max_steps=4),
     )
     assert backends == (["inductor"] if compiles else [])
 

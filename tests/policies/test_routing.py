@@ -21,9 +21,9 @@ from grpo.artifacts.checkpoints import Scratch
 from grpo.build.policies import make_optimizer
 from grpo.errors import ArtifactError, ParameterError
 from grpo.objective.algorithms import rloo
-from grpo.params import RoutingMode
 from grpo.policies.routing import find_routers, recorded
 from grpo.policies.tokens import Decoding, TokenPolicy, TokenTrajectory
+from grpo.policy_params import RoutingMode
 from grpo.training import score_steps, train_round
 from grpo.types import Rollouts
 from tests.policies.tiny import seeded, tiny_moe, tiny_policy

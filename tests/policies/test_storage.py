@@ -8,7 +8,7 @@ import torch
 
 from grpo.build.policies import load_policy, load_sampler, make_optimizer
 from grpo.errors import ArtifactError, MissingExtraError
-from grpo.params import Lora, Parameters, read_params
+from grpo.params import Parameters, read_params
 from grpo.policies.storage import (
     ADAPTER,
     WEIGHTS,
@@ -20,6 +20,7 @@ from grpo.policies.storage import (
     trainable,
 )
 from grpo.policies.tokens import Decoding, TokenPolicy
+from grpo.policy_params import Lora
 from grpo.types import Cost
 from tests.policies.tiny import seeded, tiny_policy
 
@@ -34,7 +35,7 @@ def with_lora(lora: Lora | None) -> Parameters:
 
 
 def load(params: Parameters, base: Path, directory: Path) -> TokenPolicy:
-    return load_policy(params, base=base, directory=directory, decoding=DECODING)
+    return load_policy(params, base=base, directory=directory, draws=DECODING)
 
 
 def take_steps(policy: TokenPolicy, optimizer: torch.optim.Optimizer, count: int) -> None:
@@ -58,7 +59,7 @@ def test_a_sampler_that_is_not_installed_says_what_to_do(base: Path):
     policy = PARAMS.policy.model_copy(update={"sampler": "vllm"})
     params = PARAMS.model_copy(update={"policy": policy})
     with pytest.raises(MissingExtraError, match=r"policy\.sampler vllm needs vllm; run pip"):
-        load_sampler(params, base=base, directory=base, decoding=DECODING)
+        load_sampler(params, base=base, directory=base, draws=DECODING)
 
 
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])

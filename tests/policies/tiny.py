@@ -4,8 +4,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from grpo.build.tokens import make_byte_tokenizer
-from grpo.params import RoutingMode
 from grpo.policies.tokens import Decoding, TokenPolicy
+from grpo.policy_params import RoutingMode
 
 
 def tiny_policy(*, temperature: float = 1.0, max_steps: int = 6, seed: int = 0) -> TokenPolicy:

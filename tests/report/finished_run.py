@@ -19,6 +19,7 @@ from grpo.artifacts.files import write_bytes, write_json
 from grpo.artifacts.tables import (
     CREDIT,
     EVALUATION,
+    EVALUATION_SAMPLES,
     PROFILE,
     PROMPTS,
     REWARDS,
@@ -78,11 +79,32 @@ def write_evaluation(artifacts: Path, name: str, successes: list[int]) -> None:
         }
     )
     write_table(table, artifacts / f"evaluations/{name}.parquet", EVALUATION)
+    write_samples(artifacts, name, successes)
     mean = sum(successes) / (4 * len(successes))
     score = {"value": mean, "low": mean - 0.1, "high": mean + 0.1}
     scores = {"greedy": score, "mean_at_k": score, "pass_at_k": score, "by_family": {}}
     summary = {"k": 4, **scores, "cost": cost(EVALUATION_FLOPS)}
     write_json(artifacts / f"evaluations/{name}.json", summary)
+
+
+def write_samples(artifacts: Path, name: str, successes: list[int]) -> None:
+    """Writes the first two rollouts of every prompt; the first so many successes are right."""
+    rows = [
+        {
+            "rollout_id": f"e{i}/{member}",
+            "prompt_id": f"e{i}",
+            "family": "f",
+            "prompt": f"{i}+1=",
+            "text": f"{name} wrote {member} & {HOSTILE}",
+            "image": b"",
+            "outcome": float(member < count),
+            "reward": float(member < count),
+        }
+        for i, count in enumerate(successes)
+        for member in range(2)
+    ]
+    path = artifacts / f"evaluations/{name}.samples.parquet"
+    write_table(pd.DataFrame(rows), path, EVALUATION_SAMPLES)
 
 
 def write_round(artifacts: Path, name: str, *, sampling: int, update: int) -> None:

@@ -10,7 +10,13 @@ from finished_run import EVALUATION_FLOPS, PROFILE_FLOPS, SUCCESSES, WARMUP_FLOP
 from grpo.artifacts.files import read_json
 from grpo.errors import ArtifactError
 from grpo.params import Parameters, Round
-from grpo.report.numbers import compute_numbers, cost_of, metrics, write_numbers
+from grpo.report.numbers import (
+    compute_numbers,
+    cost_of,
+    metrics,
+    reward_spread,
+    write_numbers,
+)
 from grpo.report.reading import Run, read_run
 from grpo.report.verdict import final_difference, verdict
 
@@ -109,6 +115,16 @@ def test_advantage_mass_and_counts_add_up_over_buckets(read_with: ReadWith) -> N
     # |0.5| * 2 + |-0.5| * 3
     assert own["advantage_mass"].sum() == pytest.approx(2.5)
     assert own["advantage_mass"].sum() == (credit["advantage"].abs() * credit["weight"]).sum()
+
+
+def test_the_spread_of_reward_is_that_within_groups(read_with: ReadWith) -> None:
+    run = read_with()
+    # never: 0 and 0, deviation 0; half: 1 and 0, deviation 0.5.
+    assert reward_spread(run.rollouts["sgpo-1"]) == pytest.approx(0.25)
+    signal = compute_numbers(run).signal.set_index(["round", "bucket"])["reward_spread"]
+    assert signal["sgpo-1", "0"] == 0
+    assert signal["sgpo-1", "(.25, .5]"] == pytest.approx(0.5)
+    assert pd.isna(signal["sgpo-1", "(.75, 1]"])  # no groups
 
 
 def test_costs_are_listed_by_kind(read_with: ReadWith) -> None:

@@ -1,0 +1,83 @@
+"""Rollouts of held-out prompts: drawn, scored, and a few of them chosen to be looked at."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pandas as pd
+
+from grpo.artifacts.checkpoints import Scratch
+from grpo.artifacts.images import encode_png
+from grpo.policies.base import Policy
+from grpo.sampling import SampledBatch, sample_rollouts
+from grpo.scoring import RewardRule, judged_texts, score_rollouts
+from grpo.seeds import derive_seed
+
+CHOSEN_PROMPTS = 12  # at most, equally many of every family
+CHOSEN_ROLLOUTS = 4  # of each of them
+
+
+def draw_evaluation(
+    policy: Policy[Any],
+    prompts: pd.DataFrame,
+    *,
+    draws: Mapping[str, Any],
+    rollouts_per_prompt: int,
+    rollouts_per_batch: int,
+    seed: int,
+    scratch: Scratch,
+    progress: Callable[[int, int], None],
+) -> dict[str, SampledBatch]:
+    """Returns rollouts of all prompts by way of drawing; "greedy" draws one per prompt.
+
+    The draws are the same for every policy: differences between policies are paired.
+
+    Args:
+      prompts: Schema PROMPTS.
+      draws: What to set as the policy's `decoding`, by way of drawing.
+    """
+    batches = {}
+    for kind, decoding in draws.items():
+        policy.decoding = decoding
+        batches[kind] = sample_rollouts(
+            policy,
+            prompts.assign(rollouts=1 if kind == "greedy" else rollouts_per_prompt),
+            rollouts_per_batch=rollouts_per_batch,
+            seed=derive_seed(seed, "evaluate", kind),
+            scratch=scratch.within(kind).directory,
+            progress=progress,
+        )
+    return batches
+
+
+def score_evaluation(
+    batches: Mapping[str, SampledBatch], prompts: pd.DataFrame, rule: RewardRule
+) -> dict[str, pd.DataFrame]:
+    """Returns the rewards of what `draw_evaluation` drew, under the schema REWARDS."""
+    return {
+        kind: score_rollouts(batch.table, prompts, rule, media=batch.media)
+        for kind, batch in batches.items()
+    }
+
+
+def choose_samples(
+    prompts: pd.DataFrame, batch: SampledBatch, rewards: pd.DataFrame, rule: RewardRule
+) -> pd.DataFrame:
+    """Returns a few rollouts to look at, the same choice for every policy.
+
+    They are the first CHOSEN_ROLLOUTS of the first prompts of every family, under the schema
+    EVALUATION_SAMPLES.
+
+    Args:
+      prompts: Schema PROMPTS.
+      rewards: Schema REWARDS, of the rollouts of `batch`.
+    """
+    ordered = prompts.sort_values(["family", "prompt_id"])
+    per_family = max(1, CHOSEN_PROMPTS // ordered["family"].nunique())
+    chosen = ordered.groupby("family").head(per_family).head(CHOSEN_PROMPTS)
+    numbered = batch.table.assign(row=range(len(batch.table)))
+    rollouts = numbered.groupby("prompt_id").head(CHOSEN_ROLLOUTS)
+    table = chosen[["prompt_id", "family", "prompt"]].merge(rollouts, on="prompt_id")
+    media = None if batch.media is None else batch.media[table["row"].tolist()]
+    images = [b""] * len(table) if media is None else [encode_png(each.numpy()) for each in media]
+    table = table.assign(text=judged_texts(table, rule, media), image=images)
+    return table.merge(rewards.drop(columns="prompt_id"), on="rollout_id", validate="1:1")

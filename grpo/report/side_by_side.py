@@ -1,0 +1,115 @@
+"""What every policy of an arm made of the same prompts with the same seeds, side by side."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from grpo.artifacts.tables import EVALUATION_SAMPLES, read_table
+from grpo.errors import ArtifactError
+from grpo.params import BASE
+from grpo.report.drawing import css_color_of
+from grpo.report.pictures import Picture, embed
+from grpo.report.reading import Run
+from grpo.report.samples import SOLVED, visible
+
+SAME = ["rollout_id", "prompt_id", "family", "prompt"]  # of every policy
+FEW_POLICIES = 4  # whose images may be large and still stand next to each other
+LARGE_PIXELS, SMALL_PIXELS = 96, 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """One rollout to look at."""
+
+    text: str  # what the judge judged
+    picture: Picture | None
+    is_right: bool
+    reward: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One prompt, and by policy what it made of it."""
+
+    family: str
+    prompt: str
+    cells: list[list[Look]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sheet:
+    """One arm's policies as columns, prompts as rows."""
+
+    arm: str
+    color: str
+    policies: list[str]
+    num_right: list[int]  # by policy, of the `num_shown` rollouts
+    num_shown: int
+    rows: list[Row]
+
+    @property
+    def has_images(self) -> bool:
+        return self.rows[0].cells[0][0].picture is not None
+
+
+def read_sheets(artifacts: Path, run: Run) -> list[Sheet]:
+    """Returns a sheet per arm: of images a few rollouts per prompt, of texts the first.
+
+    Raises:
+      ArtifactError: If samples are missing, broken or of other prompts than the base's.
+    """
+    evaluations = artifacts / "evaluations"
+    samples: dict[str, pd.DataFrame] = {}
+    for name in [BASE, *run.params.rounds]:
+        path = evaluations / f"{name}.samples.parquet"
+        samples[name] = read_table(path, EVALUATION_SAMPLES)
+        if not samples[name][SAME].equals(samples[BASE][SAME]):
+            raise ArtifactError(
+                f"{path}: must hold the rollouts of {evaluations / BASE}.samples.parquet, "
+                "got others; rerun the evaluation"
+            )
+    shown = {name: _shown(table) for name, table in samples.items()}
+    return [_sheet(run, arm, shown) for arm in run.arms]
+
+
+def _shown(samples: pd.DataFrame) -> pd.DataFrame:
+    has_images = (samples["image"] != b"").any()
+    return samples if has_images else samples.groupby("prompt_id", sort=False).head(1)
+
+
+def _sheet(run: Run, arm: str, samples: Mapping[str, pd.DataFrame]) -> Sheet:
+    policies = run.chain(arm)
+    longest = LARGE_PIXELS if len(policies) <= FEW_POLICIES else SMALL_PIXELS
+    looks = {
+        name: {prompt: _looks(rows, longest) for prompt, rows in samples[name].groupby("prompt_id")}
+        for name in policies
+    }
+    return Sheet(
+        arm=arm,
+        color=css_color_of(run.arms.index(arm)),
+        policies=policies,
+        num_right=[int((samples[name]["outcome"] == SOLVED).sum()) for name in policies],
+        num_shown=len(samples[BASE]),
+        rows=[
+            Row(
+                family=each["family"],
+                prompt=visible(each["prompt"]),
+                cells=[looks[name][each["prompt_id"]] for name in policies],
+            )
+            for each in samples[BASE].drop_duplicates("prompt_id").to_dict("records")
+        ],
+    )
+
+
+def _looks(rows: pd.DataFrame, longest_pixels: int) -> list[Look]:
+    return [
+        Look(
+            text=visible(each["text"]),
+            picture=embed(each["image"], longest_pixels=longest_pixels) if each["image"] else None,
+            is_right=each["outcome"] == SOLVED,
+            reward=float(each["reward"]),
+        )
+        for each in rows.to_dict("records")
+    ]

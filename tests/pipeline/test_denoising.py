@@ -1,0 +1,175 @@
+"""The image recipe through every stage, made small: learning, the same bytes, and a resume."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from grpo.artifacts.checkpoints import Scratch
+from grpo.artifacts.files import read_json
+from grpo.artifacts.tables import REWARDS, ROLLOUTS, read_table
+from grpo.artifacts.tensors import read_tensors, write_tensors
+from grpo.artifacts.usage import Usage
+from grpo.build.policies import make_optimizer
+from grpo.errors import ArtifactError
+from grpo.objective.algorithms import flow_grpo
+from grpo.training import TrainingSettings, train_round
+from grpo.types import Rollouts
+from stages import report, train
+from tests.policies.tiny_denoiser import TRANSFORMER, seeded, tiny_denoiser, tiny_params
+
+ROOT = Path(__file__).parents[2]
+ROUNDS = ("flow-1", "flash-1")
+
+
+def small() -> dict[str, Any]:
+    """Returns the image recipe: a tiny model, one round per arm, few prompts."""
+    params = yaml.safe_load((ROOT / "recipes" / "glyphs.yaml").read_text())
+    params["task"] |= {"train_prompts": 8, "eval_prompts": 4}
+    params["task"]["families"] = {"digits_1": ["23456789ACE"], "digits_2": ["23456789", "2345"]}
+    base = params["policy"]["base"]
+    base["transformer"] = dict(TRANSFORMER)
+    base["warmup"] |= {"prompts": 64, "updates": 4, "rows_per_update": 8, "font_size": 8}
+    params["policy"]["canvas"] = {"height": 8, "width": 16}
+    params["evaluation"]["sampling"]["num_steps"] = 3
+    params["evaluation"]["rollouts_per_prompt"] = 2
+    for arm in params["arms"].values():
+        arm["curriculum"] = [
+            {"split_at_random": {"phases": 1, "prompts_per_phase": 4}},
+            {"fix_group_size": {"rollouts": 4}},
+        ]
+        arm["sampling"] |= {"num_steps": 4, "window": [0, 3], "rollouts_per_batch": 8}
+        arm["training"] |= {"updates_per_round": 2, "updates_per_checkpoint": 1}
+        arm["objective"] = [
+            {name: {**settings, "dimensions": 128}}
+            for link in arm["objective"]
+            for name, settings in link.items()
+        ]
+    params["rounds"] = {name: {**params["rounds"][name]} for name in ROUNDS}
+    return params
+
+
+def run_in(workspace: Path) -> None:
+    """Runs the small recipe in a process of its own, all stages but report and lineage."""
+    workspace.mkdir(exist_ok=True)
+    (workspace / "small.yaml").write_text(yaml.safe_dump(small()))
+    code = (
+        "import sys, yaml; from pathlib import Path; "
+        "from benchmarks.workspaces import make_workspace, run_stages; folder = Path(sys.argv[1]); "
+        "make_workspace(folder, yaml.safe_load((folder / 'small.yaml').read_text())); "
+        "run_stages(folder)"
+    )
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code, workspace], cwd=ROOT, check=True)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    workspace = tmp_path_factory.mktemp("images")
+    run_in(workspace)
+    return workspace
+
+
+def test_every_stage_leaves_what_the_next_one_reads(run: Path):
+    for name in ROUNDS:
+        rollouts = run / "artifacts" / "rollouts" / name
+        table = read_table(rollouts / "table.parquet", ROLLOUTS)
+        tensors = read_tensors(rollouts / "tensors.safetensors")
+        assert len(table) == len(tensors["media"]) == 16
+        assert (table["steps"] == (3 if name == "flow-1" else 1)).all()
+        assert tensors["media"].shape[1:] == (1, 8, 16)
+        rewards = read_table(run / "artifacts" / "rewards" / f"{name}.parquet", REWARDS)
+        assert set(rewards["rollout_id"]) == set(table["rollout_id"])
+        summary = read_json(run / "artifacts" / "rollouts" / name / "summary.json")
+        assert summary["cost"]["sampled_steps"] == 16 * 4
+        assert summary["cost"]["flops"] > 0
+        assert "greedy" not in read_json(run / "artifacts" / "evaluations" / f"{name}.json")
+
+
+def test_a_second_workspace_agrees_to_the_byte(run: Path, tmp_path: Path):
+    run_in(tmp_path / "again")
+    for path in sorted((run / "artifacts").rglob("*")):
+        other = tmp_path / "again" / path.relative_to(run)
+        assert path.is_dir() or path.read_bytes() == other.read_bytes(), path.name
+
+
+def test_the_report_needs_no_greedy_score(run: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(run)
+    report.main(Usage(), Path("artifacts"), Path("artifacts/report"))
+    page = (run / "artifacts" / "report" / "index.html").read_text()
+    assert "pass@2" in page
+    assert "greedy" not in page
+
+
+def test_rollouts_of_mixed_steps_are_refused_by_the_groups_number(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    shutil.copytree(run, tmp_path / "broken")
+    monkeypatch.chdir(tmp_path / "broken")
+    path = Path("artifacts/rollouts/flash-1/tensors.safetensors")
+    tensors = read_tensors(path)
+    tensors["step_index"][1] = (tensors["step_index"][0] + 1) % 3
+    write_tensors(path, tensors)
+    a = Path("artifacts")
+    paths = (a / "policies/base", a / "policies/base", a / "rollouts/flash-1")
+    outs = (a / "rewards/flash-1.parquet", a / "policies/flash-1", a / "training/flash-1")
+    with pytest.raises(ArtifactError, match=r"flash-1/tensors.safetensors: U4: group 0 has noise"):
+        train.main(Usage(), *paths, *outs)
+
+
+def train_until(stop: int | None, scratch: str) -> dict[str, torch.Tensor]:
+    """Returns the weights after a round of two updates; interrupted when `stop` are done."""
+    policy = tiny_denoiser()
+    trajectory, logp = policy.sample(["2A", "77"], group_sizes=[4, 4], generator=seeded())
+    reward = torch.arange(8) % 3 / 2
+
+    def progress(done: int, total: int) -> None:
+        if done == stop:
+            raise KeyboardInterrupt
+
+    train_round(
+        policy,
+        trajectory,
+        Rollouts(
+            group=trajectory.group,
+            reward=reward,
+            outcome=reward,
+            mask=trajectory.mask,
+            behavior_logp=logp,
+            noise_scale=trajectory.noise_scale,
+        ),
+        objective=flow_grpo(128, 0.01, 0.01),
+        objective_state={},
+        optimizer=make_optimizer(policy.model, tiny_params().arms["flow"].training),
+        reference=None,
+        settings=TrainingSettings(
+            updates_per_round=2,
+            max_grad_norm=1.0,
+            tokens_per_microbatch=64,
+            updates_per_checkpoint=1,
+            updates_per_audit=0,
+        ),
+        first_update=0,
+        generator=seeded(1),
+        scratch=Scratch(scratch, "x"),
+        progress=progress,
+    )
+    return policy.model.state_dict()
+
+
+@pytest.mark.parametrize("stop", [1, 2])
+def test_training_resumes_after_any_update_bit_identically(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: int
+):
+    monkeypatch.chdir(tmp_path)
+    whole = train_until(None, "whole")
+    with pytest.raises(KeyboardInterrupt):
+        train_until(stop, "cut")
+    resumed = train_until(None, "cut")
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    fresh = tiny_denoiser().model.state_dict()
+    assert not all(torch.equal(whole[name], fresh[name]) for name in whole)

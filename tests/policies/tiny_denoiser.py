@@ -1,0 +1,66 @@
+"""A Stable Diffusion 3 of a few thousand parameters on pixels of 8 by 16, and policies on it."""
+
+from pathlib import Path
+from typing import Any
+
+from torch import Generator
+
+from grpo.build.denoising import load_denoising_policy, make_pipeline
+from grpo.params import Parameters, read_params
+from grpo.policies.denoising import DenoisingPolicy
+from grpo.policies.kernels import Denoising
+from grpo.policies.pipelines import Canvas
+from grpo.policy_params import CanvasParams
+
+ROOT = Path(__file__).parents[2]
+CAPTIONS = ["2A", "777", ""]
+TRANSFORMER = {
+    "sample_size": 16,
+    "patch_size": 4,
+    "in_channels": 1,
+    "out_channels": 1,
+    "num_layers": 2,
+    "attention_head_dim": 16,
+    "num_attention_heads": 2,
+    "caption_projection_dim": 32,
+    "pos_embed_max_size": 4,
+}
+
+
+def tiny_params(**settings: Any) -> Parameters:
+    """Returns the parameters of the image recipe with a tiny transformer."""
+    params = read_params(ROOT / "recipes" / "glyphs.yaml")
+    base = params.denoising.base.model_copy(update={"transformer": TRANSFORMER})
+    canvas = CanvasParams(height=8, width=16)
+    policy = params.denoising.model_copy(update={"base": base, "canvas": canvas, **settings})
+    return params.model_copy(update={"policy": policy})
+
+
+def tiny_decoding(**settings: Any) -> Denoising:
+    """Returns noise in every step, unless told otherwise."""
+    chosen: dict[str, Any] = {
+        "num_steps": 5,
+        "density": "flow_sde",
+        "noise_level": 0.7,
+        "stochastic": "all",
+        "window": (0, 4),
+        "guidance": 1.0,
+    }
+    return Denoising(**{**chosen, **settings})
+
+
+def tiny_denoiser(**settings: Any) -> DenoisingPolicy:
+    """Returns a fresh policy."""
+    pipeline = make_pipeline(tiny_params(), ROOT / "data")
+    pipeline.transformer.requires_grad_()
+    decoding = tiny_decoding(**settings)
+    return DenoisingPolicy(pipeline, decoding=decoding, canvas=Canvas(8, 16), num_tokens=1)
+
+
+def reload(directory: Path, base: Path, params: Parameters) -> DenoisingPolicy:
+    """Returns the policy of a directory."""
+    return load_denoising_policy(params, base=base, directory=directory, decoding=tiny_decoding())
+
+
+def seeded(seed: int = 0) -> Generator:
+    return Generator().manual_seed(seed)
