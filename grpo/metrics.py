@@ -26,7 +26,7 @@ class UpdateMetrics:
     trained_steps: int
     loss: float
     clip_fraction: float
-    kl_to_start: float  # k3 to the round's first policy, nats per trained step
+    kl_to_start: float  # k3 to the round's first policy, nats per trained step and dimension
     grad_norm: float  # before clipping
     advantage_abs_mean: float
     ratio_min: float
@@ -60,7 +60,8 @@ class Tally:
             self.loss += float(loss)
             self.rollouts += len(logp)
             self.steps += int(terms.mask.sum())
-            self.kl += float(k3(logp, proximal_logp, terms.mask).double().sum())
+            now, start = (each / terms.dimensions for each in (logp, proximal_logp))
+            self.kl += float(k3(now, start, terms.mask).double().sum())
             if terms.clipped is not None:
                 self.clipped += int((terms.mask & terms.clipped).sum())
             if terms.mismatch_weight is not None:

@@ -67,6 +67,7 @@ class FlowWarmup(Strict):
     """Flow matching on drawn captions, to partial skill."""
 
     prompts: Positive
+    shares: dict[Name, Rate]  # family -> its share of the prompts, in any unit
     updates: Positive
     rows_per_update: Positive
     learning_rate: Rate

@@ -56,6 +56,7 @@ class StepTerms:
     clipped: Bool[Tensor, "rollout step"] | None = None  # where the trust region changed the loss
     mismatch: Float[Tensor, "rollout step"] | None = None  # nats, proximal minus behavior
     mismatch_weight: Float[Tensor, "rollout step"] | None = None  # by what links corrected it
+    dimensions: int = 1  # of a step, over which its log ratio is a mean
 
     def with_loss(self, loss: Float[Tensor, "rollout step"]) -> "StepTerms":
         """Returns the same terms with `loss` added to what is there."""

@@ -36,7 +36,6 @@ def main(
     selection = build_selection(arm.selection, each.arm)
     tasks = read_table(prompts, PROMPTS)
     candidates = read_candidates(params, name, selection, curriculum=curriculum, tasks=tasks)
-    history = read_state(policy).selection_state
     inputs = [base, policy, prompts, curriculum, *([profile] if selection.reuses_profile else [])]
     scratch = scratch_of(f"rollout@{name}", inputs, params)
     draws = draws_of_arm(params, each.arm)
@@ -49,7 +48,7 @@ def main(
         drawn = draw_round(
             selection,
             candidates,
-            history,
+            read_state(policy).selection_state,
             source=source,
             seed=derive_seed(params.seed, "rollout", name),
             scratch=scratch.directory,

@@ -3,14 +3,13 @@
 from pathlib import Path
 from typing import Any
 
-import diffusers
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from torch import nn
 from transformers import CLIPTextConfig, CLIPTextModelWithProjection, PreTrainedTokenizerFast
 
 from grpo.build.machine import DTYPES
-from grpo.errors import ParameterError
+from grpo.errors import MissingExtraError, ParameterError
 from grpo.params import PARAMS, Parameters
 from grpo.policies.denoising import DenoisingPolicy
 from grpo.policies.kernels import Denoising
@@ -19,6 +18,13 @@ from grpo.policies.pipelines import Canvas, load_pipeline
 from grpo.policies.storage import ADAPTER, read_trainable
 from grpo.policy_params import DirectoryBase, HubBase, ScratchFlowBase
 from grpo.seeds import derive_seed
+
+try:
+    import diffusers
+except ImportError:
+    raise MissingExtraError(
+        "params.yaml: policy.kind denoising needs diffusers; run pip install -e '.[denoising]'"
+    ) from None
 
 library: Any = diffusers  # it is not typed
 

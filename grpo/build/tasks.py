@@ -4,7 +4,7 @@ from pathlib import Path
 
 from grpo.errors import ParameterError
 from grpo.params import PARAMS, GlyphsTask, Parameters
-from grpo.policy_params import FlowBase, ScratchBase, ScratchFlowBase
+from grpo.policy_params import FlowBase, FlowWarmup, ScratchBase, ScratchFlowBase
 from grpo.seeds import derive_seed
 from grpo.tasks.base import PromptTables
 from grpo.tasks.jsonl import read_prompts
@@ -53,7 +53,22 @@ def _glyphs(task: GlyphsTask, base: FlowBase, seed: int) -> PromptTables:
         families=task.families,
         train_prompts=task.train_prompts,
         eval_prompts=task.eval_prompts,
-        warmup_prompts=warmup.prompts if warmup else 0,
+        warmup_prompts=_divide(warmup, task) if warmup else {},
         wrong_fraction=warmup.wrong_fraction if warmup else 0.0,
         seed=seed,
     )
+
+
+def _divide(warmup: FlowWarmup, task: GlyphsTask) -> dict[str, int]:
+    """Returns the warm-up's prompts of each family.
+
+    Raises:
+      ParameterError: If the shares are not those of the task's families.
+    """
+    if warmup.shares.keys() != task.families.keys():
+        raise ParameterError(
+            f"{PARAMS}: policy.base.warmup.shares must name the families of the task, "
+            f"{sorted(task.families)}, got {sorted(warmup.shares)}"
+        )
+    total = sum(warmup.shares.values())
+    return {name: round(warmup.prompts * each / total) for name, each in warmup.shares.items()}

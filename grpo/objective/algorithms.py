@@ -152,7 +152,7 @@ def flow_grpo(dimensions: int, low: float = 1e-4, high: float = 1e-4) -> Objecti
     """Group z-score on denoising steps, their ratio per dimension. [Flow-GRPO]
 
     Unlike the paper: the deviation of the group, not of the batch; advantages are not clamped at 5;
-    no KL penalty (put penalize_kl behind).
+    no KL penalty.
     """
     return chain(
         center_by_group_mean(),

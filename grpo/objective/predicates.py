@@ -262,5 +262,9 @@ def noise_without_denoising(plan: Plan) -> list[str]:
     return [] if plan.denoises else plan.named("rectify_noise_level", "scale_log_ratio")
 
 
+def kl_of_denoising(plan: Plan) -> list[str]:
+    return _active(plan, *PENALTIES) if plan.denoises else []
+
+
 def ratio_of_all_dimensions(plan: Plan) -> list[str]:
     return plan.named(*TRUST_REGIONS) if plan.denoises and not plan.named("scale_log_ratio") else []

@@ -46,7 +46,7 @@ def scale_log_ratio(dimensions: int) -> Objective:
         raise ValueError(f"scale_log_ratio needs dimensions > 0, got {dimensions}")
     return loss_link(
         Link("scale_log_ratio", {"dimensions": dimensions}),
-        lambda terms: replace(terms, log_ratio=terms.log_ratio / dimensions),
+        lambda terms: replace(terms, log_ratio=terms.log_ratio / dimensions, dimensions=dimensions),
     )
 
 

@@ -23,6 +23,7 @@ from grpo.objective.predicates import (
     extremes_of_variable_groups,
     filter_on_reward,
     kl_estimator,
+    kl_of_denoising,
     kl_on_part,
     late_kl,
     no_floor,
@@ -302,6 +303,13 @@ RULES: tuple[Rule, ...] = (
         "the ratio of a denoising step is over all dimensions of a sample and leaves every "
         "published range; put scale_log_ratio in front",
         ratio_of_all_dimensions,
+    ),
+    Rule(
+        "H12",
+        Severity.ERROR,
+        "the log ratio of a denoising step is over all dimensions, where estimators of the "
+        "divergence overflow; drop the penalty",
+        kl_of_denoising,
     ),
     Rule(
         "H1",

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import diffusers
 import torch
-from diffusers import DiffusionPipeline, StableDiffusion3Pipeline
 from jaxtyping import Float, UInt8
 from safetensors import SafetensorError
 from torch import Tensor
@@ -42,7 +42,7 @@ def load_pipeline(directory: Path, dtype: torch.dtype) -> Any:
         read_json(path)
     # Components that are not there must be said not to be there.
     absent = [name for name, each in read_json(directory / INDEX).items() if each == [None, None]]
-    from_pretrained: Any = DiffusionPipeline.from_pretrained
+    from_pretrained: Any = diffusers.DiffusionPipeline.from_pretrained
     try:
         pipeline = from_pretrained(
             directory,
@@ -135,7 +135,7 @@ def _encode_sd3(pipeline: Any, captions: list[str], num_tokens: int) -> tuple[Te
 
 
 FAMILIES: dict[type, Family] = {
-    StableDiffusion3Pipeline: Family(
+    diffusers.StableDiffusion3Pipeline: Family(
         conditions=("encoder_hidden_states", "pooled_projections"), encode=_encode_sd3
     ),
 }

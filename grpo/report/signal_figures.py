@@ -77,8 +77,8 @@ def draw_reward_spread(run: Run) -> Panel:
     for i, arm in enumerate(run.arms):
         spread = [reward_spread(run.rollouts[name]) for name in run.chain(arm)[1:]]
         x = np.arange(1, len(spread) + 1)
-        style = {"color": color_of(i), "marker": MARKERS[i % 6], "clip_on": False}
-        canvas.axes.plot(x, spread, label=arm, **style)
+        (line,) = canvas.axes.plot(x, spread, color=color_of(i), marker=MARKERS[i % 6], label=arm)
+        line.set_clip_on(False)  # a marker at the upper edge stays whole
     canvas.axes.set_ylim(bottom=0)
     canvas.axes.set_xlabel("round")
     canvas.axes.set_ylabel("standard deviation")

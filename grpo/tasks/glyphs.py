@@ -20,13 +20,14 @@ def make_prompts(
     families: Mapping[str, Alphabets],
     train_prompts: int,
     eval_prompts: int,
-    warmup_prompts: int,
+    warmup_prompts: Mapping[str, int],
     wrong_fraction: float,
     seed: int,
 ) -> PromptTables:
     """Returns texts of every family in equal shares; none of the prompts is in the warm-up.
 
     Args:
+      warmup_prompts: Of each family: the more, the better the base will draw it.
       wrong_fraction: Of the warm-up's captions whose drawing shows another text of their family.
 
     Raises:
@@ -50,7 +51,7 @@ def make_prompts(
         taken = _draw_distinct(alphabets, wanted, chooser)
         parts["eval"] += [(family, text) for text in taken[: quotas["eval"]]]
         parts["train"] += [(family, text) for text in taken[quotas["eval"] :]]
-        count = shares(warmup_prompts, len(families))[index]
+        count = warmup_prompts.get(family, 0)
         warmup += _captions(family, alphabets, set(taken), count, wrong_fraction, chooser)
     return PromptTables(
         train=_prompt_frame(parts["train"], "train"),

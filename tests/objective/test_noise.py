@@ -1,10 +1,13 @@
 """Links for denoising steps: the ratio per dimension, and equal pushes at every noise level."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from grpo.metrics import Tally
 from grpo.objective.algorithms import flash_grpo, flow_grpo
 from grpo.objective.base import Objective, assign_credit, loss_terms, scalar_loss
 from grpo.objective.ratio import scale_log_ratio
@@ -103,3 +106,19 @@ def test_without_noise_levels_there_is_nothing_to_rectify():
 def test_dimensions_are_positive():
     with pytest.raises(ValueError, match="dimensions > 0, got 0"):
         scale_log_ratio(0)
+
+
+def test_the_divergence_of_an_update_is_finite_whatever_the_dimensions():
+    """A log ratio of 1 000 nats over 512 dimensions is one of two per dimension."""
+    ones = torch.ones(1, 1)
+    terms = loss_terms(
+        flow_grpo(512),
+        logp=1000.0 * ones,
+        proximal_logp=0.0 * ones,
+        reference_logp=None,
+        credit=Credit(advantage=ones, weight=ones),
+    )
+    tally = Tally()
+    tally.add(terms, torch.zeros(()), 1000.0 * ones, 0.0 * ones)
+    d = 1000 / 512
+    assert tally.kl == pytest.approx(math.exp(-d) - 1 + d, rel=1e-5)

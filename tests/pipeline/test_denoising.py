@@ -34,7 +34,13 @@ def small() -> dict[str, Any]:
     params["task"]["families"] = {"digits_1": ["23456789ACE"], "digits_2": ["23456789", "2345"]}
     base = params["policy"]["base"]
     base["transformer"] = dict(TRANSFORMER)
-    base["warmup"] |= {"prompts": 64, "updates": 4, "rows_per_update": 8, "font_size": 8}
+    base["warmup"] |= {
+        "shares": {"digits_1": 1, "digits_2": 2},
+        "prompts": 64,
+        "updates": 4,
+        "rows_per_update": 8,
+        "font_size": 8,
+    }
     params["policy"]["canvas"] = {"height": 8, "width": 16}
     params["evaluation"]["sampling"]["num_steps"] = 3
     params["evaluation"]["rollouts_per_prompt"] = 2

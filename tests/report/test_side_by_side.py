@@ -41,7 +41,7 @@ def drawn(level: int) -> np.ndarray:
 def drawing(params: Parameters) -> Parameters:
     """The run's parameters with a policy that draws."""
     recipe = read_params(Path(__file__).parents[2] / "recipes" / "glyphs.yaml")
-    arms = {name: recipe.arms["flow"] for name in params.arms}
+    arms = dict.fromkeys(params.arms, recipe.arms["flow"])
     same = {"task": recipe.task, "policy": recipe.policy, "reward": recipe.reward, "arms": arms}
     return params.model_copy(update=same)
 
