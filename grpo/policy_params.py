@@ -84,6 +84,7 @@ class ScratchFlowBase(Strict):
     architecture: Literal["StableDiffusion3Pipeline"]
     transformer: dict[str, int | float | str | bool]
     text_encoder: dict[str, int | float | str | bool]
+    embedding_std: Rate  # of the text encoders' embeddings; CLIP's own 0.02 learns late
     shift: Rate  # of the scheduler's sigmas
     warmup: FlowWarmup
 

@@ -144,7 +144,11 @@ def _text_encoder(base: ScratchFlowBase) -> CLIPTextModelWithProjection:
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
     )
-    return CLIPTextModelWithProjection(config)
+    encoder = CLIPTextModelWithProjection(config)
+    embeddings = encoder.text_model.embeddings
+    for each in (embeddings.token_embedding, embeddings.position_embedding):
+        nn.init.normal_(each.weight, std=base.embedding_std)
+    return encoder
 
 
 def _from_pretrained(base: DirectoryBase | HubBase, dtype: torch.dtype, data: Path) -> Any:
