@@ -145,7 +145,7 @@ class DenoisingSampling(Strict):
     """How rollouts are drawn: part of the density that is scored."""
 
     num_steps: Annotated[int, Field(ge=2)]
-    density: Literal["flow_sde", "constant_sde", "interpolated_sde", "preserving"]
+    density: Literal["flow_sde", "constant_sde", "interpolated_sde", "preserving", "matched"]
     noise_level: Rate  # in units of the density
     stochastic: Literal["all", "one_per_prompt"]  # which steps of the window have noise
     window: tuple[Annotated[int, Field(ge=0)], Positive]  # first step that may, first that may not

@@ -319,8 +319,8 @@ def test_scores_of_audited_steps_are_those_of_the_policy():
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_without_advantage_only_a_penalty_has_a_gradient(name: str):
-    sizes = {"dr_grpo": {"horizon": 8}, "flow_grpo": {"dimensions": 8}}
-    objective = ALGORITHMS[name](**sizes.get(name.replace("flash", "flow"), {}))
+    dimensions = {each: {"dimensions": 8} for each in ("flow_grpo", "flash_grpo", "awm")}
+    objective = ALGORITHMS[name](**{"dr_grpo": {"horizon": 8}, **dimensions}.get(name, {}))
     penalized = any(link.settings.get("beta") for link in objective.links)
     assert needs_advantage(objective) is not penalized
     assert not needs_advantage(chain(objective, penalize_kl(1e-6, "k3")))

@@ -38,6 +38,7 @@ LINKS: dict[str, Callable[..., Objective]] = {
     "truncate_ratio": trust.truncate_ratio,
     "gate_ratio_softly": trust.gate_ratio_softly,
     "average_clipped_log_ratio": trust.average_clipped_log_ratio,
+    "weigh_log_prob": trust.weigh_log_prob,
     "penalize_kl": penalty.penalize_kl,
     "subtract_kl_from_reward": penalty.subtract_kl_from_reward,
 }
@@ -55,6 +56,7 @@ ALGORITHMS: dict[str, Callable[..., Objective]] = {
     "luspo": algorithms.luspo,
     "flow_grpo": algorithms.flow_grpo,
     "flash_grpo": algorithms.flash_grpo,
+    "awm": algorithms.awm,
 }
 
 

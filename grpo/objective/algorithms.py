@@ -2,7 +2,8 @@
 
 [GRPO] arXiv 2402.03300; [Dr. GRPO] 2503.20783; [DAPO] 2503.14476; [RLOO] 2402.14740;
 [GSPO] 2507.18071; [2-GRPO] 2510.00977; [CISPO] 2506.13585; [SAPO] 2511.20347;
-[GMPO] 2507.20673; [LUSPO] 2602.05261; [Flow-GRPO] 2505.05470; [Flash-GRPO] 2605.15980.
+[GMPO] 2507.20673; [LUSPO] 2602.05261; [Flow-GRPO] 2505.05470; [Flash-GRPO] 2605.15980;
+[AWM] 2509.25050.
 """
 
 from grpo.objective.advantage import center_by_group_mean, leave_one_out, scale_by_group_std
@@ -18,6 +19,7 @@ from grpo.objective.trust import (
     clip_surrogate,
     gate_ratio_softly,
     truncate_ratio,
+    weigh_log_prob,
 )
 from grpo.objective.weight import (
     average_over_horizon,
@@ -176,4 +178,20 @@ def flash_grpo(dimensions: int, low: float = 1e-3, high: float = 1e-3) -> Object
         rectify_noise_level(),
         scale_log_ratio(dimensions),
         clip_surrogate(low, high),
+    )
+
+
+def awm(dimensions: int) -> Objective:
+    """Group z-score times the matching error of an image that was drawn: no ratio, no noise. [AWM]
+
+    The arm's sampling says `density: matched`. Unlike the paper: steps of the schedule, equally
+    weighted, in place of a distribution of times; no penalty towards the reference. Its released
+    code clips a ratio of the errors instead: put clip_surrogate for weigh_log_prob.
+    """
+    return chain(
+        center_by_group_mean(),
+        scale_by_group_std(),
+        average_over_rollouts(),
+        scale_log_ratio(dimensions),
+        weigh_log_prob(),
     )

@@ -75,7 +75,7 @@ RULES: tuple[Rule, ...] = (
         "U11",
         Severity.ERROR,
         "an objective needs exactly one trust region; keep one of clip_surrogate, truncate_ratio, "
-        "gate_ratio_softly and average_clipped_log_ratio",
+        "gate_ratio_softly, average_clipped_log_ratio and weigh_log_prob",
         unless_one(TRUST_REGIONS),
     ),
     Rule(

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from math import acosh, log
+from math import acosh, inf, log
 
 import torch
 
@@ -122,6 +122,19 @@ def average_clipped_log_ratio(low: float = 0.4, high: float = 0.4) -> Objective:
     return loss_link(Link("average_clipped_log_ratio", {"low": low, "high": high}), loss)
 
 
+def weigh_log_prob() -> Objective:
+    """-A log pi per dimension, no ratio and no trust region. [Xue et al., 2025, AWM]
+
+    On matched velocities that is A / 2 times their mean squared error. Nothing holds a policy back
+    that has moved: updates after the first of a round are not corrected.
+    """
+
+    def loss(terms: StepTerms) -> StepTerms:
+        return terms.with_loss(-terms.advantage * terms.logp / terms.dimensions)
+
+    return loss_link(Link("weigh_log_prob", {}), loss)
+
+
 def _setting(settings: Mapping[str, Setting], name: str) -> float:
     """Returns a setting as a number."""
     return float(settings[name] or 0)
@@ -149,6 +162,7 @@ RANGES: dict[str, Callable[[Mapping[str, Setting]], float]] = {
     "truncate_ratio": _narrower_bound,
     "gate_ratio_softly": _half_gate,
     "average_clipped_log_ratio": _narrower_side,
+    "weigh_log_prob": lambda settings: inf,
 }
 
 

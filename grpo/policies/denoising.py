@@ -14,10 +14,12 @@ from grpo.errors import ArtifactError
 from grpo.policies.flops import left_out_by_torch
 from grpo.policies.groups import order_of_appearance
 from grpo.policies.kernels import (
+    MATCHED,
     Denoising,
     Schedule,
     apply_kernel,
     make_schedule,
+    match_velocity,
     step_log_prob,
 )
 from grpo.policies.pipelines import (
@@ -100,7 +102,8 @@ class DenoisingPolicy:
         """Returns rollouts, and log-probs in nats of the steps with noise, 0 elsewhere.
 
         The rollouts of a prompt have noise at the same steps (rule U4) and start from noise of
-        their own.
+        their own. With the density "matched" no step has noise: the steps chosen are those at which
+        the image is noised again and the model's velocity compared with the noise that was added.
         """
         schedule = self.schedule()
         conditions = {name: each.cpu() for name, each in self._encode(prompts).items()}
@@ -109,15 +112,16 @@ class DenoisingPolicy:
         mask = self._choose_steps(len(prompts), generator)[group]
         shape = latent_shape(self.pipeline, self.canvas)
         state = torch.randn(len(group), *shape, generator=generator)
-        index = _numbered(mask)
+        is_matched = self.decoding.density == MATCHED
+        noisy, index = mask & (not is_matched), _numbered(mask)
         before = torch.empty(int(mask.sum()), *shape)
         after = torch.empty_like(before)
         logp = torch.zeros(mask.shape)
         for step in range(self.decoding.num_steps):
-            rows = mask[:, step].nonzero()[:, 0]
+            rows = noisy[:, step].nonzero()[:, 0]
             kernels = [
                 (schedule.noisy if drawn else schedule.exact)[step]
-                for drawn in mask[:, step].tolist()
+                for drawn in noisy[:, step].tolist()
             ]
             time = schedule.time[step].expand(len(group))
             velocity = self._velocity(state, time, group, conditions)
@@ -129,6 +133,8 @@ class DenoisingPolicy:
                 logp[rows, step] = step_log_prob(drawn, mean[rows], std[rows])
                 mean[rows] = after[index[rows, step]] = drawn
             state = mean
+        if is_matched:
+            before, after = match_velocity(state, mask, schedule, generator)
         self.cost += Cost(sampled_steps=mask.numel())
         trajectory = DenoisingTrajectory(
             group=group,
@@ -139,7 +145,7 @@ class DenoisingPolicy:
             noise_scale=mask * schedule.noise_scale,
             media=to_pixels(self.pipeline, state.to(self._device)),
         )
-        return trajectory, logp
+        return trajectory, self.log_prob(trajectory) if is_matched else logp
 
     def replayed(self, trajectory: DenoisingTrajectory) -> DenoisingTrajectory:
         """Returns the trajectory: scoring repeats nothing of its sampling but what is in it."""

@@ -12,11 +12,12 @@ from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
+from jaxtyping import Bool, Float
+from torch import Generator, Tensor
 
 TIME = 1000.0  # a transformer's time for sigma 1
-Density = Literal["flow_sde", "constant_sde", "interpolated_sde", "preserving"]
+MATCHED = "matched"
+Density = Literal["flow_sde", "constant_sde", "interpolated_sde", "preserving", "matched"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +88,9 @@ def sde_kernels(sigmas: Sequence[float], density: Density, noise_level: float) -
         noise_level (last + (second - last) sigma), in terms of the schedule's sigmas
         [code of Flash-GRPO, arXiv 2605.15980]; "preserving": noise_level in [0, 1] is the share of
         the next step's noise that is fresh, sin(noise_level pi / 2), its total kept
-        [Wang et al., 2025, Flow-CPS, arXiv 2509.05952].
+        [Wang et al., 2025, arXiv 2509.05952]; "matched": no step at all: an image is noised
+        again, and the velocity is the mean of a unit normal around the true one, so that log-probs
+        are minus half a squared error [Xue et al., 2025, AWM, arXiv 2509.25050].
 
     Raises:
       ValueError: If the sigmas do not fall to 0 or the noise level is out of range.
@@ -98,11 +101,27 @@ def sde_kernels(sigmas: Sequence[float], density: Density, noise_level: float) -
     if noise_level <= 0 or (density == "preserving" and noise_level > 1):
         upper = " and at most 1" if density == "preserving" else ""
         raise ValueError(f"noise_level must be above 0{upper} for {density}, got {noise_level}")
+    if density == MATCHED:
+        return [Kernel(0.0, 1.0, 1.0)] * (len(pairs) - 1) + [ode_kernel(*pairs[-1])]
     kernel = _preserving if density == "preserving" else _euler_maruyama(sigmas, density)
     return [
         *(kernel(sigma, after, noise_level) for sigma, after in pairs[:-1]),
         ode_kernel(*pairs[-1]),
     ]
+
+
+def match_velocity(
+    clean: Float[Tensor, " rollout *sample"],
+    mask: Bool[Tensor, "rollout step"],
+    schedule: Schedule,
+    generator: Generator,
+) -> tuple[Float[Tensor, " drawn *sample"], Float[Tensor, " drawn *sample"]]:
+    """Returns images noised again to the time of each step of `mask`, and their velocities."""
+    rows, steps = mask.nonzero(as_tuple=True)
+    image = clean[rows]
+    noise = torch.randn(image.shape, generator=generator)
+    sigma = (schedule.time[steps] / TIME).view(-1, *[1] * (image.dim() - 1))
+    return (1 - sigma) * image + sigma * noise, noise - image
 
 
 def step_log_prob(

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from grpo.objective.algorithms import (
+    awm,
     cispo,
     dapo,
     dr_grpo,
@@ -40,6 +41,7 @@ OBJECTIVES: dict[str, Objective] = {
     "gmpo": gmpo(),
     "luspo": luspo(),
     "flow_grpo": flow_grpo(dimensions=3),
+    "awm": awm(dimensions=3),
     "pods": chain(dapo(), keep_extreme_rollouts(3)),
     "corrected": chain(truncate_mismatch(1.1), mask_mismatched_rollouts(0.8, 1.2), rloo()),
 }

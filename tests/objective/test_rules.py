@@ -6,6 +6,7 @@ import pytest
 
 from grpo.objective.advantage import center_by_group_mean
 from grpo.objective.algorithms import (
+    awm,
     cispo,
     dapo,
     dr_grpo,
@@ -66,7 +67,11 @@ PUBLISHED = {
     "gmpo": gmpo(),
     "luspo": luspo(),
 }
-DENOISING = {"flow_grpo": flow_grpo(dimensions=8), "flash_grpo": flash_grpo(dimensions=8)}
+DENOISING = {
+    "flow_grpo": flow_grpo(dimensions=8),
+    "flash_grpo": flash_grpo(dimensions=8),
+    "awm": awm(dimensions=8),
+}
 Z_SCORED = plan_of(grpo(beta=0.0))
 PODS = plan_of(chain(grpo(beta=0.0), keep_extreme_rollouts(4)))
 PODS_PAIR = plan_of(chain(rloo(), keep_extreme_rollouts(2)))

@@ -1,5 +1,6 @@
 """Denoising policies of a real diffusers class: sampling, scoring, storage, cost."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from grpo.build.policies import make_optimizer
 from grpo.errors import ArtifactError
+from grpo.objective.base import chain, loss_terms, scalar_loss
+from grpo.objective.ratio import scale_log_ratio
+from grpo.objective.trust import weigh_log_prob
 from grpo.policies.flops import left_out_by_torch
 from grpo.policies.pipelines import save_pipeline, to_pixels, to_state
 from grpo.policies.storage import PolicyState, read_trainable, save_trained, write_state
 from grpo.policy_params import Lora
-from grpo.types import Cost
+from grpo.types import Cost, Credit
 from tests.policies.tiny_denoiser import (
     CAPTIONS,
     reload,
@@ -79,6 +83,51 @@ def test_guidance_of_one_is_none_and_leads_away_from_no_caption():
     assert not torch.equal(plain[~is_blank], guided[~is_blank])
     # The caption "" is what guidance leads away from: nothing to lead to.
     assert (plain[is_blank].int() - guided[is_blank].int()).abs().max() <= 1
+
+
+def test_matched_log_probs_are_half_the_squared_error_of_the_velocity():
+    """Of the image that the ODE drew, noised again to the step's time."""
+    exact = sampled(stochastic="none")[1].media
+    policy, trajectory, logp = sampled(density="matched", **ONE)
+    plain = tiny_denoiser(density="matched", stochastic="all")
+    drawn, _ = plain.sample(CAPTIONS, group_sizes=SIZES, generator=seeded())
+    assert torch.equal(drawn.media, exact)
+    rows, steps = trajectory.mask.nonzero(as_tuple=True)
+    time = policy.schedule().time[steps]
+    velocity = policy._velocity(
+        trajectory.before, time, trajectory.group[rows], trajectory.conditions
+    )
+    error = (trajectory.after - velocity).double().flatten(1)
+    constant = error.shape[1] * 0.5 * math.log(2 * math.pi)
+    expected = -(error.square().sum(dim=1) / 2) - constant
+    torch.testing.assert_close(logp[trajectory.mask].double(), expected, rtol=1e-5, atol=1e-3)
+    # before = (1 - sigma) x0 + sigma x1 and after = x1 - x0: x0 is the image.
+    image = trajectory.before - (time / 1000).view(-1, 1, 1, 1) * trajectory.after
+    assert torch.equal(to_pixels(policy.pipeline, image), trajectory.media[rows])
+
+
+def test_a_matched_objective_descends_the_error_weighed_by_the_advantage():
+    policy, trajectory, logp = sampled(density="matched")
+    advantage = torch.tensor([1.0, -1, 0.5, 1, -1, 1, -1])[:, None].expand(logp.shape)
+    credit = Credit(advantage=advantage, weight=trajectory.mask / trajectory.mask.sum())
+    terms = loss_terms(
+        chain(scale_log_ratio(128), weigh_log_prob()),
+        logp=policy.log_prob(trajectory),
+        proximal_logp=logp,
+        reference_logp=None,
+        credit=credit,
+    )
+    scalar_loss(terms, credit).backward()
+    ours = policy.model.proj_out.weight.grad.clone()
+    policy.model.zero_grad()
+    rows, steps = trajectory.mask.nonzero(as_tuple=True)
+    time = policy.schedule().time[steps]
+    velocity = policy._velocity(
+        trajectory.before, time, trajectory.group[rows], trajectory.conditions
+    )
+    error = (trajectory.after - velocity).square().flatten(1).mean(dim=1) / 2
+    (error * advantage[rows, 0]).mean().backward()
+    torch.testing.assert_close(ours, policy.model.proj_out.weight.grad, rtol=1e-4, atol=1e-8)
 
 
 def test_a_step_without_noise_has_no_log_prob():
