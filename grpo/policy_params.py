@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 Positive = Annotated[int, Field(gt=0)]
@@ -151,6 +151,15 @@ class DenoisingSampling(Strict):
     window: tuple[Annotated[int, Field(ge=0)], Positive]  # first step that may, first that may not
     guidance: Rate  # 1: none
     rollouts_per_batch: Positive
+
+    @model_validator(mode="after")
+    def _has_steps_with_noise(self) -> "DenoisingSampling":
+        first, end = self.window
+        if first >= min(end, self.num_steps - 1):
+            raise ValueError(f"window must hold a step before the last of {self.num_steps}")
+        if self.density == "preserving" and self.noise_level > 1:
+            raise ValueError("noise_level must be at most 1 for preserving")
+        return self
 
 
 def kind_of_draws(value: Any) -> str:

@@ -2,12 +2,16 @@
 
 from typing import Any
 
+import pandas as pd
+import pytest
 import torch
 
+from grpo.build.bases import build_base
+from grpo.errors import ParameterError
 from grpo.flow_matching import Drawings, match_flow
 from grpo.tasks.glyphs import draw_texts
 from grpo.warmup import WarmupSettings, WarmupUpdate
-from tests.policies.tiny_denoiser import tiny_denoiser
+from tests.policies.tiny_denoiser import ROOT, tiny_denoiser, tiny_params
 
 TEXTS = ["2", "7"]
 SETTINGS = WarmupSettings(updates=200, rows_per_update=16, learning_rate=5e-3, seed=0)
@@ -36,6 +40,20 @@ def test_two_drawings_are_learned_and_told_apart_by_their_captions():
     for index, wanted in enumerate(drawings.pixels[:2].float()):
         own, other = (images[drawn.group == each].mean(dim=0) for each in (index, 1 - index))
         assert (own - wanted).square().mean() < 0.5 * (other - wanted).square().mean()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("22222", r"max_position_embeddings must be at least 7 for texts of 5 characters, got 6"),
+        ("222", r"policy.canvas.width must be at least 24 for 3 characters of 8 pixels, got 16"),
+    ],
+)
+def test_texts_that_would_be_cut_are_refused(text: str, message: str):
+    table = pd.DataFrame({"prompt": [text], "solution": [text]})
+    base = build_base(tiny_params(), ROOT / "data")
+    with pytest.raises(ParameterError, match=message):
+        next(base.warm_up(table))
 
 
 def test_the_same_seed_gives_the_same_weights_and_cost():

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from grpo.build.tokens import make_base, warmup_settings
-from grpo.params import Parameters
+from grpo.errors import ParameterError
+from grpo.params import PARAMS, Parameters
 from grpo.policies.storage import PolicyState, save_base, write_state
 from grpo.policy_params import DenoisingPolicyParams, FlowWarmup, ScratchFlowBase
 from grpo.seeds import derive_seed
@@ -79,6 +80,7 @@ def _match_flow(
     from grpo.flow_matching import Drawings, match_flow
     from grpo.tasks.glyphs import draw_texts
 
+    _require_room(policy, warmup, pipeline, int(table["solution"].str.len().max()))
     pixels = draw_texts(
         table["solution"].tolist(),
         height=policy.canvas.height,
@@ -98,3 +100,24 @@ def _match_flow(
         num_tokens=policy.caption_tokens,
         blank_fraction=warmup.blank_fraction,
     )
+
+
+def _require_room(
+    policy: DenoisingPolicyParams, warmup: FlowWarmup, pipeline: Any, longest: int
+) -> None:
+    """Raises ParameterError unless the longest text fits the text encoders and the canvas.
+
+    They would cut it in silence.
+    """
+    tokens = longest + 2  # one byte a character, between two marks
+    if tokens > pipeline.tokenizer_max_length:
+        raise ParameterError(
+            f"{PARAMS}: policy.base.text_encoder.max_position_embeddings must be at least {tokens} "
+            f"for texts of {longest} characters, got {pipeline.tokenizer_max_length}"
+        )
+    width = longest * warmup.character_width
+    if width > policy.canvas.width:
+        raise ParameterError(
+            f"{PARAMS}: policy.canvas.width must be at least {width} for {longest} characters of "
+            f"{warmup.character_width} pixels, got {policy.canvas.width}"
+        )

@@ -30,6 +30,7 @@ from grpo.policies.pipelines import (
     sigmas_of,
     to_pixels,
 )
+from grpo.policies.steps import numbered, read_mask, require_equal_steps
 from grpo.types import Cost
 
 CONDITION = "condition."  # before the names of stored conditions
@@ -55,7 +56,7 @@ class DenoisingTrajectory:
 
     def select(self, rows: Int[Tensor, " kept"], num_steps: int) -> "DenoisingTrajectory":
         """Returns some rollouts, cut after `num_steps` steps."""
-        drawn = _numbered(self.mask)[rows, :num_steps]
+        drawn = numbered(self.mask)[rows, :num_steps]
         drawn = drawn[drawn >= 0]
         return DenoisingTrajectory(
             group=self.group[rows],
@@ -113,7 +114,7 @@ class DenoisingPolicy:
         shape = latent_shape(self.pipeline, self.canvas)
         state = torch.randn(len(group), *shape, generator=generator)
         is_matched = self.decoding.density == MATCHED
-        noisy, index = mask & (not is_matched), _numbered(mask)
+        noisy, index = mask & (not is_matched), numbered(mask)
         before = torch.empty(int(mask.sum()), *shape)
         after = torch.empty_like(before)
         logp = torch.zeros(mask.shape)
@@ -167,7 +168,7 @@ class DenoisingPolicy:
         rows, steps = chosen.nonzero(as_tuple=True)
         if len(rows) == 0:
             return torch.zeros(chosen.shape)
-        drawn = _numbered(trajectory.mask)[rows, steps]
+        drawn = numbered(trajectory.mask)[rows, steps]
         before = trajectory.before[drawn]
         schedule = self.schedule()
         velocity = self._velocity(
@@ -244,10 +245,8 @@ class DenoisingPolicy:
         row = order_of_appearance(group)
         self._require_stored(tensors, row)
         schedule = self.schedule()
-        mask = torch.zeros(len(row), len(schedule.time), dtype=torch.bool)
-        rollout = torch.arange(len(row)).repeat_interleave(tensors["steps"])
-        mask[rollout, tensors["step_index"]] = True
-        _require_equal_steps(mask, row)
+        mask = read_mask(tensors, num_steps=len(schedule.time))
+        require_equal_steps(mask, row)
         trajectory = DenoisingTrajectory(
             group=row,
             conditions={
@@ -363,24 +362,3 @@ class DenoisingPolicy:
                 parameters = [each for each in self.model.parameters() if each.requires_grad]
                 torch.autograd.grad(output.float().sum(), parameters, allow_unused=True)
         return int(counter.get_total_flops())
-
-
-def _numbered(mask: Bool[Tensor, "rollout step"]) -> Int[Tensor, "rollout step"]:
-    """Returns 0, 1, ... at the True entries, row by row, and -1 elsewhere."""
-    number = mask.flatten().cumsum(0).view(mask.shape) - 1
-    return torch.where(mask, number, -1)
-
-
-def _require_equal_steps(
-    mask: Bool[Tensor, "rollout step"], group: Int[Tensor, " rollout"]
-) -> None:
-    """Raises ArtifactError unless the rollouts of a group have noise at the same steps."""
-    first = torch.zeros(int(group.max()) + 1, dtype=torch.long)
-    first[group.flip(0)] = torch.arange(len(group) - 1, -1, -1)
-    differs = (mask != mask[first[group]]).any(dim=1)
-    if differs.any():
-        number = int(group[differs][0])
-        raise ArtifactError(
-            f"U4: group {number} has noise at different steps: its rewards share no baseline; "
-            "sample each prompt's rollouts together"
-        )

@@ -176,6 +176,18 @@ def test_a_group_with_noise_at_different_steps_is_refused():
         policy.unpack(stored, trajectory.group)
 
 
+@pytest.mark.parametrize("wrong", [-1, 4, 9])
+def test_a_step_that_cannot_have_noise_is_refused(wrong: int):
+    policy, trajectory, logp = sampled()
+    stored = policy.pack(trajectory, logp)
+    stored["step_index"][0] = wrong
+    with pytest.raises(ArtifactError, match="step_index must name a rollout's steps once each"):
+        policy.unpack(stored, trajectory.group)
+    stored["step_index"][0] = stored["step_index"][1]
+    with pytest.raises(ArtifactError, match="step_index must name a rollout's steps once each"):
+        policy.unpack(stored, trajectory.group)
+
+
 @pytest.mark.parametrize("name", ["media", "before", "condition.pooled_projections"])
 def test_what_does_not_fit_is_named(name: str):
     policy, trajectory, logp = sampled()
