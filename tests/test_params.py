@@ -105,7 +105,7 @@ def test_a_wrong_parameter_is_named_in_one_line(
         ("machine.compile", True, r"with policy.kind denoising, machine.compile must be false"),
         ("arms.flow.sampling.density", "ddpm", r"arms.flow.sampling.density must be .*'ddpm'"),
         ("arms.flow.sampling.window", [0], r"arms.flow.sampling.window"),
-        ("arms.flow.sampling.window", [9, 12], r"flow.sampling window must hold a step before the last"),
+        ("arms.flow.sampling.window", [9, 12], r"flow.sampling window must hold a step"),
         ("arms.flash.sampling", {"temperature": 1.0, "top_p": 1.0, "rollouts_per_batch": 8},
          r"arms.flash.sampling must say num_steps, for policy.kind is denoising"),
         ("evaluation.sampling", {"temperature": 1.0}, r"evaluation.sampling must say num_steps"),

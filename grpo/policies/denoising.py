@@ -108,8 +108,7 @@ class DenoisingPolicy:
         """
         schedule = self.schedule()
         conditions = {name: each.cpu() for name, each in self._encode(prompts).items()}
-        sizes = torch.tensor(group_sizes)
-        group = torch.repeat_interleave(torch.arange(len(prompts)), sizes)
+        group = torch.arange(len(prompts)).repeat_interleave(torch.tensor(group_sizes))
         mask = self._choose_steps(len(prompts), generator)[group]
         shape = latent_shape(self.pipeline, self.canvas)
         state = torch.randn(len(group), *shape, generator=generator)
