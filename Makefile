@@ -14,11 +14,12 @@ export PYTHONDONTWRITEBYTECODE :=
 setup: $(VENV)/ready
 
 # torch first: whatever build is there satisfies the lock (README: the CUDA build).
-# --no-deps: the lock is whole, and its OpenCV is the one that needs no display.
+# rapidocr asks for opencv-python, which needs a display's libraries; the lock has the headless one.
 $(VENV)/ready: requirements.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0 uv==0.13.8
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode --no-deps -r requirements.lock
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode -r requirements.lock \
+	  --excludes <(echo opencv-python)
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation -e .
 	touch $@
 
