@@ -11,7 +11,7 @@ import torch
 import yaml
 from pydantic import TypeAdapter
 
-from benchmarks import allocation_tokens, offpolicy_report, step_profile
+from benchmarks import allocation_denoising, allocation_tokens, offpolicy_report, step_profile
 from benchmarks.demo import table
 from benchmarks.peer_trl import __main__ as peer_trl
 from benchmarks.peer_trl import tune
@@ -227,6 +227,11 @@ def test_the_table_of_the_results_is_that_of_the_committed_file(name: str, page:
 def test_the_table_of_offpolicy_stability_is_that_of_the_committed_file():
     runs = json.loads((ROOT / "benchmarks" / "results" / "offpolicy_stability.json").read_text())
     assert offpolicy_report.table(runs["runs"]) in (DOCS / "offpolicy_stability.md").read_text()
+
+
+def test_the_table_of_allocation_denoising_is_that_of_the_committed_file():
+    runs = json.loads((ROOT / "benchmarks" / "results" / "allocation_denoising.json").read_text())
+    assert allocation_denoising.table(runs["runs"]) in (DOCS / "denoising.md").read_text()
 
 
 def test_the_tables_of_allocation_tokens_are_those_of_the_committed_file():
