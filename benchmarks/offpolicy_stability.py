@@ -28,18 +28,18 @@ from benchmarks.offpolicy_report import draw, table
 from grpo.artifacts.files import read_json, write_bytes
 from grpo.audit import Auditor
 from grpo.batches import plan_batches
+from grpo.build.bases import build_base
 from grpo.build.machine import prepare_machine
 from grpo.build.policies import make_optimizer
 from grpo.build.rewards import build_reward
 from grpo.build.tasks import build_prompts
-from grpo.build.tokens import make_base, warmup_settings
 from grpo.metrics import UpdateMetrics
 from grpo.objective.algorithms import grpo, gspo
 from grpo.objective.base import Objective, chain
 from grpo.objective.weight import drop_uniform_groups
 from grpo.params import Parameters, Training, read_params
 from grpo.policies.routing import find_routers, recorded
-from grpo.policies.storage import load_base, save_base
+from grpo.policies.storage import load_base
 from grpo.policies.tokens import Decoding, TokenPolicy, TokenTrajectory
 from grpo.policy_params import RoutingMode, ScratchBase
 from grpo.sampling import sample_rollouts
@@ -48,7 +48,6 @@ from grpo.seeds import derive_seed
 from grpo.tasks.base import PromptTables
 from grpo.training import TrainingSettings, run_update, score_steps
 from grpo.types import Rollouts
-from grpo.warmup import warm_up
 
 OUT = RESULTS / "offpolicy_stability.json"
 WORK = ROOT / ".work" / "offpolicy_stability"
@@ -149,13 +148,10 @@ def prepare(model: str) -> Bench:
     tables = build_prompts(params, ROOT / "data")
     directory = WORK / model
     if not directory.exists():
-        made, tokenizer = make_base(params, ROOT / "data")
-        settings = warmup_settings(params)
-        assert settings is not None
-        pairs = list(zip(tables.warmup["prompt"], tables.warmup["solution"]))
-        for _ in warm_up(made, tokenizer, pairs, settings):
+        made = build_base(params, ROOT / "data")
+        for _ in made.warm_up(tables.warmup):
             pass
-        save_base(directory, made, tokenizer)
+        made.save(directory)
     return Bench(params=params, tables=tables, directory=directory)
 
 

@@ -18,14 +18,13 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.demo import machine
 from benchmarks.peer_trl import workload
-from benchmarks.peer_trl.ours import make_policy, objective, training_settings
+from benchmarks.peer_trl.ours import make_policy, objective, rewarded, training_settings
 from benchmarks.peer_trl.tune import read_fastest
 from benchmarks.peer_trl.workload import SIZES, Clock, Scenario, now
 from grpo.artifacts.files import read_json, write_json
 from grpo.batches import plan_batches
 from grpo.policies.tokens import TokenPolicy
 from grpo.training import run_update, score_steps
-from grpo.types import Rollouts
 
 RESULTS = Path(__file__).parent / "results"
 BEFORE, AFTER = RESULTS / "step_profile_before.json", RESULTS / "step_profile.json"
@@ -60,13 +59,7 @@ def profile_size(name: str) -> dict[str, Any]:
         trajectory, logp = policy.sample(prompts, group_sizes=sizes, generator=generator)
     generation |= inside
     reward = (trajectory.tokens.sum(dim=1) % 2).float()
-    rollouts = Rollouts(
-        group=trajectory.group,
-        reward=reward,
-        outcome=reward,
-        mask=trajectory.mask,
-        behavior_logp=logp,
-    )
+    rollouts = rewarded(trajectory, logp, reward)
     batches, _ = plan_batches(objective(), rollouts, {}, num_batches=1, generator=generator)
     with profiled(policy) as scoring:
         weight = trajectory.mask.float()

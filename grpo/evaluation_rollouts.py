@@ -1,7 +1,7 @@
 """Rollouts of held-out prompts: drawn, scored, and a few of them chosen to be looked at."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -9,11 +9,18 @@ from grpo.artifacts.checkpoints import Scratch
 from grpo.artifacts.images import encode_png
 from grpo.policies.base import Policy
 from grpo.sampling import SampledBatch, sample_rollouts
-from grpo.scoring import RewardRule, judged_texts, score_rollouts
+from grpo.scoring import RewardRule, judged_texts, score_texts
 from grpo.seeds import derive_seed
 
 CHOSEN_PROMPTS = 12  # at most, equally many of every family
 CHOSEN_ROLLOUTS = 4  # of each of them
+
+
+class Judged(NamedTuple):
+    """What the judge judged of each rollout, and its rewards under the schema REWARDS."""
+
+    texts: list[str]
+    rewards: pd.DataFrame
 
 
 def draw_evaluation(
@@ -51,33 +58,36 @@ def draw_evaluation(
 
 def score_evaluation(
     batches: Mapping[str, SampledBatch], prompts: pd.DataFrame, rule: RewardRule
-) -> dict[str, pd.DataFrame]:
-    """Returns the rewards of what `draw_evaluation` drew, under the schema REWARDS."""
-    return {
-        kind: score_rollouts(batch.table, prompts, rule, media=batch.media)
-        for kind, batch in batches.items()
-    }
+) -> dict[str, Judged]:
+    """Returns what was judged of what `draw_evaluation` drew, and its rewards."""
+    judged = {}
+    for kind, batch in batches.items():
+        texts = judged_texts(batch.table, rule, batch.media)
+        judged[kind] = Judged(texts, score_texts(batch.table, texts, prompts, rule))
+    return judged
 
 
 def choose_samples(
-    prompts: pd.DataFrame, batch: SampledBatch, rewards: pd.DataFrame, rule: RewardRule
+    prompts: pd.DataFrame, batches: Mapping[str, SampledBatch], judged: Mapping[str, Judged]
 ) -> pd.DataFrame:
-    """Returns a few rollouts to look at, the same choice for every policy.
+    """Returns a few of the sampled rollouts to look at, the same choice for every policy.
 
     They are the first CHOSEN_ROLLOUTS of the first prompts of every family, under the schema
     EVALUATION_SAMPLES.
 
     Args:
       prompts: Schema PROMPTS.
-      rewards: Schema REWARDS, of the rollouts of `batch`.
+      judged: Of the rollouts of `batches`.
     """
+    batch, (texts, rewards) = batches["sampled"], judged["sampled"]
     ordered = prompts.sort_values(["family", "prompt_id"])
     per_family = max(1, CHOSEN_PROMPTS // ordered["family"].nunique())
     chosen = ordered.groupby("family").head(per_family).head(CHOSEN_PROMPTS)
     numbered = batch.table.assign(row=range(len(batch.table)))
     rollouts = numbered.groupby("prompt_id").head(CHOSEN_ROLLOUTS)
     table = chosen[["prompt_id", "family", "prompt"]].merge(rollouts, on="prompt_id")
-    media = None if batch.media is None else batch.media[table["row"].tolist()]
+    rows = table["row"].tolist()
+    media = None if batch.media is None else batch.media[rows]
     images = [b""] * len(table) if media is None else [encode_png(each.numpy()) for each in media]
-    table = table.assign(text=judged_texts(table, rule, media), image=images)
+    table = table.assign(text=[texts[row] for row in rows], image=images)
     return table.merge(rewards.drop(columns="prompt_id"), on="rollout_id", validate="1:1")

@@ -9,6 +9,7 @@ Positive = Annotated[int, Field(gt=0)]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+Density = Literal["flow_sde", "constant_sde", "interpolated_sde", "preserving", "matched"]
 RoutingMode = Literal["live", "replay_sampled", "replay_proximal"]
 
 
@@ -84,7 +85,7 @@ class ScratchFlowBase(Strict):
     architecture: Literal["StableDiffusion3Pipeline"]
     transformer: dict[str, int | float | str | bool]
     text_encoder: dict[str, int | float | str | bool]
-    embedding_std: Rate  # of the text encoders' embeddings; CLIP's own 0.02 learns late
+    embedding_std: Rate  # of the text encoders' embeddings; CLIP's own is 0.02
     shift: Rate  # of the scheduler's sigmas
     warmup: FlowWarmup
 
@@ -113,7 +114,7 @@ class TokenPolicyParams(Strict):
     max_steps: Positive
 
 
-class CanvasParams(Strict):
+class Canvas(Strict):
     """What is drawn, in pixels."""
 
     height: Positive
@@ -126,7 +127,7 @@ class DenoisingPolicyParams(Strict):
     kind: Literal["denoising"]
     base: FlowBase
     lora: Lora | None
-    canvas: CanvasParams
+    canvas: Canvas
     caption_tokens: Positive  # of the T5 encoder; 1 if there is none
 
 
@@ -145,7 +146,7 @@ class DenoisingSampling(Strict):
     """How rollouts are drawn: part of the density that is scored."""
 
     num_steps: Annotated[int, Field(ge=2)]
-    density: Literal["flow_sde", "constant_sde", "interpolated_sde", "preserving", "matched"]
+    density: Density
     noise_level: Rate  # in units of the density
     stochastic: Literal["all", "one_per_prompt"]  # which steps of the window have noise
     window: tuple[Annotated[int, Field(ge=0)], Positive]  # first step that may, first that may not

@@ -1,7 +1,7 @@
 """Turns rollouts into outcomes and rewards: the judge's score, a threshold, then shaping."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -45,6 +45,23 @@ def score_rollouts(
     Raises:
       ArtifactError: If a rollout's prompt is not among `prompts`.
     """
+    texts = judged_texts(rollouts, rule, media)
+    return score_texts(rollouts, texts, prompts, rule, progress=progress)
+
+
+def score_texts(
+    rollouts: pd.DataFrame,
+    texts: Sequence[str],
+    prompts: pd.DataFrame,
+    rule: RewardRule,
+    *,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> pd.DataFrame:
+    """Returns the same as `score_rollouts` of what is judged of each rollout.
+
+    Raises:
+      ArtifactError: If a rollout's prompt is not among `prompts`.
+    """
     tasks = {
         row["prompt_id"]: Task(
             family=row["family"], answer=row["answer"], entry=json.loads(row["entry"])
@@ -57,7 +74,6 @@ def score_rollouts(
             f"rollout {rollouts.loc[unknown, 'rollout_id'].iloc[0]!r} belongs to no known prompt; "
             "rerun the rollout stage"
         )
-    texts = judged_texts(rollouts, rule, media)
     rows = []
     for number, (row, text) in enumerate(zip(rollouts.to_dict("records"), texts), start=1):
         outcome = judge_text(

@@ -42,8 +42,8 @@ def main(
             progress=progress,
         )
     with usage.part("scoring"):
-        rewards = score_evaluation(batches, table, rule)
-        chosen = choose_samples(table, batches["sampled"], rewards["sampled"], rule)
+        judged = score_evaluation(batches, table, rule)
+    rewards = {kind: each.rewards for kind, each in judged.items()}
     evaluated = evaluate_prompts(table, rewards["sampled"], rewards.get("greedy"))
     summary = summarize_evaluation(
         evaluated,
@@ -53,7 +53,7 @@ def main(
     )
     cost = sum((batch.cost for batch in batches.values()), Cost())
     write_table(evaluated, results, EVALUATION)
-    write_table(chosen, samples, EVALUATION_SAMPLES)
+    write_table(choose_samples(table, batches, judged), samples, EVALUATION_SAMPLES)
     write_json(out, {**summary, "cost": asdict(cost)})
     scratch.clear()
 

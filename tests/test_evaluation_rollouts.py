@@ -64,8 +64,8 @@ def batch_of(prompts: pd.DataFrame, text: str, *, rollouts: int = 6) -> SampledB
 
 
 def samples_of(prompts: pd.DataFrame, batch: SampledBatch, rule: RewardRule) -> pd.DataFrame:
-    rewards = score_evaluation({"sampled": batch}, prompts, rule)["sampled"]
-    return choose_samples(prompts, batch, rewards, rule)
+    batches = {"sampled": batch}
+    return choose_samples(prompts, batches, score_evaluation(batches, prompts, rule))
 
 
 @pytest.mark.parametrize(

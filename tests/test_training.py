@@ -26,7 +26,7 @@ from grpo.training import (
     train_round,
 )
 from grpo.types import Rollouts
-from tests.policies.tiny import seeded, tiny_policy
+from tests.policies.tiny import rewarded, seeded, tiny_policy
 
 TRAINING = Training(
     updates_per_round=2,
@@ -59,13 +59,7 @@ def sampled_round(*, uniform_group: int | None = None):
     reward = (torch.arange(len(logp)) % 2).float()
     if uniform_group is not None:
         reward[trajectory.group == uniform_group] = 1.0
-    rollouts = Rollouts(
-        group=trajectory.group,
-        reward=reward,
-        outcome=reward,
-        mask=trajectory.mask,
-        behavior_logp=logp,
-    )
+    rollouts = rewarded(trajectory, logp, reward)
     return policy, rollouts, trajectory
 
 
@@ -211,7 +205,16 @@ def test_a_clip_within_three_times_the_drift_is_refused():
     assert measure_drift(wide, [one_batch(wide, rollouts)], drifted) == pytest.approx(0.1, abs=1e-3)
 
 
-def train(policy, rollouts, trajectory, *, objective, scratch, reference=None):
+def train(
+    policy,
+    rollouts,
+    trajectory,
+    *,
+    objective,
+    scratch,
+    reference=None,
+    progress=lambda done, total: None,
+):
     return train_round(
         policy,
         trajectory,
@@ -224,7 +227,7 @@ def train(policy, rollouts, trajectory, *, objective, scratch, reference=None):
         first_update=5,
         generator=seeded(),
         scratch=scratch,
-        progress=lambda done, total: None,
+        progress=progress,
     )
 
 

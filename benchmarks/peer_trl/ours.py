@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 import torch
+from torch import Tensor
 from torch.optim import AdamW
 
 from benchmarks.peer_trl import workload
@@ -17,7 +18,7 @@ from grpo.artifacts.checkpoints import Scratch
 from grpo.objective.algorithms import grpo
 from grpo.objective.base import Objective, chain
 from grpo.objective.weight import drop_uniform_groups
-from grpo.policies.tokens import Decoding, TokenPolicy
+from grpo.policies.tokens import Decoding, TokenPolicy, TokenTrajectory
 from grpo.training import TrainingSettings, train_round
 from grpo.types import Rollouts
 
@@ -72,13 +73,7 @@ def update_once(
     )
     clock.measure("scoring", start)
     start = now()
-    rollouts = Rollouts(
-        group=trajectory.group,
-        reward=reward,
-        outcome=reward,
-        mask=trajectory.mask,
-        behavior_logp=logp,
-    )
+    rollouts = rewarded(trajectory, logp, reward)
     with tempfile.TemporaryDirectory() as folder:
         train_round(
             policy,
@@ -95,6 +90,17 @@ def update_once(
             progress=lambda done, total: None,
         )
     clock.measure("update", start)
+
+
+def rewarded(trajectory: TokenTrajectory, logp: Tensor, reward: Tensor) -> Rollouts:
+    """Returns rollouts whose outcomes are their rewards."""
+    return Rollouts(
+        group=trajectory.group,
+        reward=reward,
+        outcome=reward,
+        mask=trajectory.mask,
+        behavior_logp=logp,
+    )
 
 
 def training_settings(scenario: Scenario) -> TrainingSettings:

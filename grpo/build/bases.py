@@ -9,11 +9,17 @@ import pandas as pd
 import torch
 from torch import nn
 
-from grpo.build.tokens import make_base, warmup_settings
+from grpo.build.tokens import make_base
 from grpo.errors import ParameterError
 from grpo.params import PARAMS, Parameters
 from grpo.policies.storage import PolicyState, save_base, write_state
-from grpo.policy_params import DenoisingPolicyParams, FlowWarmup, ScratchFlowBase
+from grpo.policy_params import (
+    DenoisingPolicyParams,
+    FlowWarmup,
+    ScratchBase,
+    ScratchFlowBase,
+    Warmup,
+)
 from grpo.seeds import derive_seed
 from grpo.warmup import WarmupSettings, WarmupUpdate, warm_up
 
@@ -37,7 +43,8 @@ def build_base(params: Parameters, data: Path) -> Base:
         return _denoising(params, params.policy, data)
     model, tokenizer = make_base(params, data)
     nn.Module.to(model, params.machine.device)
-    settings = warmup_settings(params)
+    fresh = params.tokens.base
+    settings = settings_of(fresh.warmup, params.seed) if isinstance(fresh, ScratchBase) else None
 
     def train(table: pd.DataFrame) -> Iterator[WarmupUpdate]:
         pairs = list(zip(table["prompt"], table["solution"]))
@@ -47,6 +54,20 @@ def build_base(params: Parameters, data: Path) -> Base:
         num_updates=settings.updates if settings else 0,
         warm_up=train,
         save=partial(save_base, model=model, tokenizer=tokenizer),
+    )
+
+
+def settings_of(warmup: Warmup | FlowWarmup, seed: int) -> WarmupSettings:
+    """Returns how a fresh base is warmed up.
+
+    Args:
+      seed: The run's.
+    """
+    return WarmupSettings(
+        updates=warmup.updates,
+        rows_per_update=warmup.rows_per_update,
+        learning_rate=warmup.learning_rate,
+        seed=derive_seed(seed, "warmup"),
     )
 
 
@@ -91,12 +112,7 @@ def _match_flow(
     return match_flow(
         pipeline,
         Drawings(captions=table["prompt"].tolist(), pixels=torch.from_numpy(pixels)),
-        WarmupSettings(
-            updates=warmup.updates,
-            rows_per_update=warmup.rows_per_update,
-            learning_rate=warmup.learning_rate,
-            seed=derive_seed(params.seed, "warmup"),
-        ),
+        settings_of(warmup, params.seed),
         num_tokens=policy.caption_tokens,
         blank_fraction=warmup.blank_fraction,
     )

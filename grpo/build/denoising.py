@@ -4,18 +4,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from torch import nn
-from transformers import CLIPTextConfig, CLIPTextModelWithProjection, PreTrainedTokenizerFast
+from transformers import CLIPTextConfig, CLIPTextModelWithProjection
 
 from grpo.build.machine import DTYPES
+from grpo.build.sources import find_source, refusal
+from grpo.build.tokenizers import make_caption_tokenizer
 from grpo.errors import MissingExtraError, ParameterError
 from grpo.params import PARAMS, Parameters
 from grpo.policies.denoising import DenoisingPolicy
 from grpo.policies.kernels import Denoising
-from grpo.policies.lora import add_lora
-from grpo.policies.pipelines import Canvas, load_pipeline
-from grpo.policies.storage import ADAPTER, read_trainable
+from grpo.policies.lora import load_lora
+from grpo.policies.pipelines import load_pipeline
 from grpo.policy_params import DirectoryBase, HubBase, ScratchFlowBase
 from grpo.seeds import derive_seed
 
@@ -59,14 +59,12 @@ def load_denoising_policy(
     pipeline = load_pipeline(base if settings.lora else directory, DTYPES[params.machine.dtype])
     if settings.lora:
         seed = derive_seed(params.seed, "lora")
-        pipeline.transformer = add_lora(pipeline.transformer, settings.lora, seed=seed)
-        if (directory / ADAPTER).exists():
-            read_trainable(directory, pipeline.transformer, optimizer=None)
+        pipeline.transformer = load_lora(pipeline.transformer, settings.lora, directory, seed=seed)
     pipeline.to(params.machine.device)
     return DenoisingPolicy(
         pipeline,
         decoding=decoding,
-        canvas=Canvas(settings.canvas.height, settings.canvas.width),
+        canvas=settings.canvas,
         num_tokens=settings.caption_tokens,
     )
 
@@ -75,30 +73,6 @@ def quiet() -> None:
     """Turns diffusers' own bars and remarks off."""
     library.utils.logging.disable_progress_bar()
     library.utils.logging.set_verbosity_error()
-
-
-def make_caption_tokenizer() -> PreTrainedTokenizerFast:
-    """Returns a tokenizer of bytes whose end token has the largest number.
-
-    CLIP's pooled output is what stands at the end token, or at the largest number.
-    """
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokens = ["<pad>", "<bos>", *alphabet, "<eos>"]
-    vocabulary = {token: index for index, token in enumerate(tokens)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<bos> $A <eos>",
-        special_tokens=[(name, vocabulary[name]) for name in ("<bos>", "<eos>")],
-    )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token="<pad>",
-        bos_token="<bos>",
-        eos_token="<eos>",
-        clean_up_tokenization_spaces=False,
-    )
 
 
 def _from_scratch(base: ScratchFlowBase, dtype: torch.dtype, seed: int) -> Any:
@@ -153,19 +127,15 @@ def _text_encoder(base: ScratchFlowBase) -> CLIPTextModelWithProjection:
 
 def _from_pretrained(base: DirectoryBase | HubBase, dtype: torch.dtype, data: Path) -> Any:
     """Returns a pipeline from a directory under data/, or from the hub."""
-    is_local = isinstance(base, DirectoryBase)
-    name = str(data / base.path) if isinstance(base, DirectoryBase) else base.id
-    if is_local and not Path(name).is_dir():
-        raise ParameterError(f"{PARAMS}: policy.base.path must be a directory, {name} is none")
+    source = find_source(base, data)
     from_pretrained: Any = library.DiffusionPipeline.from_pretrained
     try:
         return from_pretrained(
-            name,
-            revision=None if isinstance(base, DirectoryBase) else base.revision,
+            source.name,
+            revision=source.revision,
             dtype=dtype,
             use_safetensors=True,
-            local_files_only=is_local,
+            local_files_only=source.is_local,
         )
     except (OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ParameterError(f"{PARAMS}: policy.base {name!r} cannot be loaded: {reason}") from None
+        raise refusal(source, error) from None

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassError
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
@@ -17,17 +16,16 @@ from transformers import (
 )
 
 from grpo.build.machine import DTYPES
+from grpo.build.sources import find_source, refusal
+from grpo.build.tokenizers import make_byte_tokenizer
 from grpo.errors import MissingExtraError, ParameterError
 from grpo.params import PARAMS, Parameters
-from grpo.policies.lora import add_lora
+from grpo.policies.lora import load_lora
 from grpo.policies.routing import require_routers
-from grpo.policies.storage import ADAPTER, LOADING_ERRORS, load_base, read_trainable
+from grpo.policies.storage import LOADING_ERRORS, load_base
 from grpo.policies.tokens import Decoding, TokenPolicy
 from grpo.policy_params import DirectoryBase, GgufBase, HubBase, ScratchBase
 from grpo.seeds import derive_seed
-from grpo.warmup import WarmupSettings
-
-SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>")
 
 
 def make_base(params: Parameters, data: Path) -> tuple[PreTrainedModel, Any]:
@@ -46,19 +44,6 @@ def make_base(params: Parameters, data: Path) -> tuple[PreTrainedModel, Any]:
     return _from_pretrained(base, dtype, data)
 
 
-def warmup_settings(params: Parameters) -> WarmupSettings | None:
-    """Returns how a fresh base is warmed up, or None for an imported one."""
-    base = params.tokens.base
-    if not isinstance(base, ScratchBase):
-        return None
-    return WarmupSettings(
-        updates=base.warmup.updates,
-        rows_per_update=base.warmup.rows_per_update,
-        learning_rate=base.warmup.learning_rate,
-        seed=derive_seed(params.seed, "warmup"),
-    )
-
-
 def load_token_policy(
     params: Parameters, *, base: Path, directory: Path, decoding: Decoding
 ) -> TokenPolicy:
@@ -74,9 +59,8 @@ def load_token_policy(
     dtype = DTYPES[params.machine.dtype]
     model, tokenizer = load_base(base if settings.lora else directory, dtype)
     if settings.lora:
-        model = add_lora(model, settings.lora, seed=derive_seed(params.seed, "lora"))
-        if (directory / ADAPTER).exists():
-            read_trainable(directory, model, optimizer=None)
+        seed = derive_seed(params.seed, "lora")
+        model = load_lora(model, settings.lora, directory, seed=seed)
     nn.Module.to(model, params.machine.device)
     require_routers(model, settings.routing)
     policy = TokenPolicy(
@@ -111,26 +95,6 @@ def load_token_sampler(
         directory=directory,
         decoding=decoding,
         uses_chat_template=params.tokens.prompt_format == "chat",
-    )
-
-
-def make_byte_tokenizer() -> PreTrainedTokenizerFast:
-    """Returns a tokenizer of 256 bytes and three special tokens: reads any text, needs no files."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: index for index, token in enumerate([*SPECIAL_TOKENS, *alphabet])}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<bos> $A", special_tokens=[("<bos>", vocabulary["<bos>"])]
-    )
-    pad, start, end = SPECIAL_TOKENS
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token=pad,
-        bos_token=start,
-        eos_token=end,
-        clean_up_tokenization_spaces=False,
     )
 
 
@@ -188,19 +152,18 @@ def _from_pretrained(
     base: DirectoryBase | HubBase, dtype: torch.dtype, data: Path
 ) -> tuple[PreTrainedModel, Any]:
     """Returns a model from a directory under data/, or from the hub."""
-    is_local = isinstance(base, DirectoryBase)
-    name = str(data / base.path) if isinstance(base, DirectoryBase) else base.id
-    if is_local and not Path(name).is_dir():
-        raise ParameterError(f"{PARAMS}: policy.base.path must be a directory, {name} is none")
-    revision = None if isinstance(base, DirectoryBase) else base.revision
+    source = find_source(base, data)
     try:
         tokenizer = AutoTokenizer.from_pretrained(
-            name, revision=revision, local_files_only=is_local
+            source.name, revision=source.revision, local_files_only=source.is_local
         )
         model = AutoModelForCausalLM.from_pretrained(
-            name, revision=revision, dtype=dtype, use_safetensors=True, local_files_only=is_local
+            source.name,
+            revision=source.revision,
+            dtype=dtype,
+            use_safetensors=True,
+            local_files_only=source.is_local,
         )
     except (OSError, ValueError, KeyError, RuntimeError, *LOADING_ERRORS) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ParameterError(f"{PARAMS}: policy.base {name!r} cannot be loaded: {reason}") from None
+        raise refusal(source, error) from None
     return model.eval(), tokenizer

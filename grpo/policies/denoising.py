@@ -23,7 +23,6 @@ from grpo.policies.kernels import (
     step_log_prob,
 )
 from grpo.policies.pipelines import (
-    Canvas,
     condition_names,
     encode_captions,
     latent_shape,
@@ -31,6 +30,7 @@ from grpo.policies.pipelines import (
     to_pixels,
 )
 from grpo.policies.steps import numbered, read_mask, require_equal_steps
+from grpo.policy_params import Canvas
 from grpo.types import Cost
 
 CONDITION = "condition."  # before the names of stored conditions
@@ -325,17 +325,24 @@ class DenoisingPolicy:
         self, state: Tensor, time: Float[Tensor, " row"], conditions: Mapping[str, Tensor]
     ) -> Tensor:
         """Returns the transformer's output, and counts it."""
+        output = self._run(state, time, conditions)
+        per_row = self._training_flops if torch.is_grad_enabled() else self._forward_flops
+        self.cost += Cost(flops=len(state) * per_row)
+        result: Tensor = output.float().cpu()
+        return result
+
+    def _run(
+        self, state: Tensor, time: Float[Tensor, " row"], conditions: Mapping[str, Tensor]
+    ) -> Tensor:
+        """Returns the transformer's output, on its device and in its precision."""
         dtype = next(self.model.parameters()).dtype
-        output = self.model(
+        output: Tensor = self.model(
             hidden_states=state.to(self._device, dtype),
             timestep=time.to(self._device),
             return_dict=False,
             **{name: each.to(self._device, dtype) for name, each in conditions.items()},
         )[0]
-        per_row = self._training_flops if torch.is_grad_enabled() else self._forward_flops
-        self.cost += Cost(flops=len(state) * per_row)
-        result: Tensor = output.float().cpu()
-        return result
+        return output
 
     @cached_property
     def _forward_flops(self) -> int:
@@ -347,16 +354,10 @@ class DenoisingPolicy:
 
     def _count_flops(self, *, backward: bool) -> int:
         """Returns torch's count for one row, exact for every number of rows."""
-        state = torch.zeros(1, *latent_shape(self.pipeline, self.canvas), device=self._device)
-        dtype = next(self.model.parameters()).dtype
+        state = torch.zeros(1, *latent_shape(self.pipeline, self.canvas))
         counter = FlopCounterMode(display=False, custom_mapping=left_out_by_torch())
         with counter, torch.set_grad_enabled(backward):
-            output = self.model(
-                hidden_states=state.to(dtype),
-                timestep=torch.zeros(1, device=self._device),
-                return_dict=False,
-                **self._blank,
-            )[0]
+            output = self._run(state, torch.zeros(1), self._blank)
             if backward:
                 parameters = [each for each in self.model.parameters() if each.requires_grad]
                 torch.autograd.grad(output.float().sum(), parameters, allow_unused=True)

@@ -15,9 +15,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Generator, Tensor
 
+from grpo.policy_params import Density
+
 TIME = 1000.0  # a transformer's time for sigma 1
 MATCHED = "matched"
-Density = Literal["flow_sde", "constant_sde", "interpolated_sde", "preserving", "matched"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,11 +3,13 @@
 An extra: pip install -e '.[lora]'.
 """
 
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from grpo.errors import MissingExtraError
+from grpo.policies.storage import ADAPTER, read_trainable
 from grpo.policy_params import Lora
 
 
@@ -33,4 +35,16 @@ def add_lora(model: Any, lora: Lora, *, seed: int) -> Any:
     torch.manual_seed(seed)
     model.add_adapter(config)
     model.eval()
+    return model
+
+
+def load_lora(model: Any, lora: Lora, directory: Path, *, seed: int) -> Any:
+    """Returns the model with the adapters of a policy directory; fresh ones if it has none.
+
+    Raises:
+      ArtifactError: If the adapters are broken or of another model.
+    """
+    model = add_lora(model, lora, seed=seed)
+    if (directory / ADAPTER).exists():
+        read_trainable(directory, model, optimizer=None)
     return model

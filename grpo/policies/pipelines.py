@@ -12,17 +12,10 @@ from torch import Tensor
 
 from grpo.artifacts.files import read_json
 from grpo.errors import ArtifactError
+from grpo.policy_params import Canvas
 
 INDEX = "model_index.json"
-TRANSFORMER = "transformer"
 LEVELS = 255  # of a pixel
-
-
-class Canvas(NamedTuple):
-    """What is drawn, in pixels."""
-
-    height: int
-    width: int
 
 
 class Family(NamedTuple):

@@ -15,13 +15,12 @@ from grpo.artifacts.files import read_json
 from grpo.artifacts.tables import REWARDS, ROLLOUTS, read_table
 from grpo.artifacts.tensors import read_tensors, write_tensors
 from grpo.artifacts.usage import Usage
-from grpo.build.policies import make_optimizer
 from grpo.errors import ArtifactError
 from grpo.objective.algorithms import flow_grpo
-from grpo.training import TrainingSettings, train_round
-from grpo.types import Rollouts
 from stages import report, train
-from tests.policies.tiny_denoiser import TRANSFORMER, seeded, tiny_denoiser, tiny_params
+from tests.policies.tiny import rewarded
+from tests.policies.tiny_denoiser import TRANSFORMER, seeded, tiny_denoiser
+from tests.test_training import train as train_policy
 
 ROOT = Path(__file__).parents[2]
 ROUNDS = ("flow-1", "flash-1")
@@ -137,30 +136,11 @@ def train_until(stop: int | None, scratch: str) -> dict[str, torch.Tensor]:
         if done == stop:
             raise KeyboardInterrupt
 
-    train_round(
+    train_policy(
         policy,
+        rewarded(trajectory, logp, reward),
         trajectory,
-        Rollouts(
-            group=trajectory.group,
-            reward=reward,
-            outcome=reward,
-            mask=trajectory.mask,
-            behavior_logp=logp,
-            noise_scale=trajectory.noise_scale,
-        ),
         objective=flow_grpo(128, 0.01, 0.01),
-        objective_state={},
-        optimizer=make_optimizer(policy.model, tiny_params().arms["flow"].training),
-        reference=None,
-        settings=TrainingSettings(
-            updates_per_round=2,
-            max_grad_norm=1.0,
-            tokens_per_microbatch=64,
-            updates_per_checkpoint=1,
-            updates_per_audit=0,
-        ),
-        first_update=0,
-        generator=seeded(1),
         scratch=Scratch(scratch, "x"),
         progress=progress,
     )

@@ -14,11 +14,10 @@ from grpo.objective.weight import average_over_steps, drop_uniform_groups
 from grpo.params import Parameters, Training, read_params
 from grpo.policies.tokens import TokenPolicy
 from grpo.training import TrainedRound, TrainingSettings, train_round
-from grpo.types import Rollouts
 from stages.entry import scratch_of
 from tests.pipeline.corruptions import set_param
 from tests.pipeline.workspaces import write_two_arms
-from tests.policies.tiny import seeded, tiny_policy
+from tests.policies.tiny import rewarded, seeded, tiny_policy
 
 UPDATES = 4
 SIZES = [4] * 8
@@ -73,13 +72,7 @@ def train(
     trained = train_round(
         policy,
         trajectory,
-        Rollouts(
-            group=trajectory.group,
-            reward=reward,
-            outcome=reward,
-            mask=trajectory.mask,
-            behavior_logp=logp,
-        ),
+        rewarded(trajectory, logp, reward),
         objective=objective(),
         objective_state=objective().init(),
         optimizer=optimizer,

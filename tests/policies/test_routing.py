@@ -25,8 +25,7 @@ from grpo.policies.routing import find_routers, recorded
 from grpo.policies.tokens import Decoding, TokenPolicy, TokenTrajectory
 from grpo.policy_params import RoutingMode
 from grpo.training import score_steps, train_round
-from grpo.types import Rollouts
-from tests.policies.tiny import seeded, tiny_moe, tiny_policy
+from tests.policies.tiny import rewarded, seeded, tiny_moe, tiny_policy
 from tests.test_training import TRAINING, settings_of
 
 PROMPTS = ["G12,18=", "S1+2=", "a longer prompt="]
@@ -328,13 +327,7 @@ def train(routing: RoutingMode, scratch: Scratch, *, stop_after: int | None) -> 
     policy = tiny_moe(routing=routing)
     trajectory, logp = sampled(policy)
     reward = (torch.arange(len(logp)) % 2).float()
-    rollouts = Rollouts(
-        group=trajectory.group,
-        reward=reward,
-        outcome=reward,
-        mask=trajectory.mask,
-        behavior_logp=logp,
-    )
+    rollouts = rewarded(trajectory, logp, reward)
 
     def interrupt(done: int, total: int) -> None:
         if done == stop_after:

@@ -3,9 +3,11 @@
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from grpo.build.tokens import make_byte_tokenizer
+from grpo.build.tokenizers import make_byte_tokenizer
+from grpo.policies.base import Trajectory
 from grpo.policies.tokens import Decoding, TokenPolicy
 from grpo.policy_params import RoutingMode
+from grpo.types import Rollouts
 
 
 def tiny_policy(*, temperature: float = 1.0, max_steps: int = 6, seed: int = 0) -> TokenPolicy:
@@ -72,3 +74,15 @@ def tiny_moe(
 
 def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
+
+
+def rewarded(trajectory: Trajectory, logp: torch.Tensor, reward: torch.Tensor) -> Rollouts:
+    """Returns what an objective may know of rollouts whose outcomes are their rewards."""
+    return Rollouts(
+        group=trajectory.group,
+        reward=reward,
+        outcome=reward,
+        mask=trajectory.mask,
+        behavior_logp=logp,
+        noise_scale=trajectory.noise_scale,
+    )

@@ -9,10 +9,10 @@ from grpo.build.denoising import load_denoising_policy, make_pipeline
 from grpo.params import Parameters, read_params
 from grpo.policies.denoising import DenoisingPolicy
 from grpo.policies.kernels import Denoising
-from grpo.policies.pipelines import Canvas
-from grpo.policy_params import CanvasParams
+from grpo.policy_params import Canvas
 
 ROOT = Path(__file__).parents[2]
+CANVAS = Canvas(height=8, width=16)
 CAPTIONS = ["2A", "777", ""]
 TRANSFORMER = {
     "sample_size": 16,
@@ -31,7 +31,7 @@ def tiny_params(**settings: Any) -> Parameters:
     """Returns the parameters of the image recipe with a tiny transformer."""
     params = read_params(ROOT / "recipes" / "glyphs.yaml")
     base = params.denoising.base.model_copy(update={"transformer": TRANSFORMER})
-    canvas = CanvasParams(height=8, width=16)
+    canvas = CANVAS
     policy = params.denoising.model_copy(update={"base": base, "canvas": canvas, **settings})
     return params.model_copy(update={"policy": policy})
 
@@ -54,7 +54,7 @@ def tiny_denoiser(**settings: Any) -> DenoisingPolicy:
     pipeline = make_pipeline(tiny_params(), ROOT / "data")
     pipeline.transformer.requires_grad_()
     decoding = tiny_decoding(**settings)
-    return DenoisingPolicy(pipeline, decoding=decoding, canvas=Canvas(8, 16), num_tokens=1)
+    return DenoisingPolicy(pipeline, decoding=decoding, canvas=CANVAS, num_tokens=1)
 
 
 def reload(directory: Path, base: Path, params: Parameters) -> DenoisingPolicy:

@@ -1,0 +1,41 @@
+"""Tokenizers of bytes: they read any text and need no files."""
+
+from collections.abc import Sequence
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+PAD, START, END = "<pad>", "<bos>", "<eos>"
+BYTES = tuple(sorted(pre_tokenizers.ByteLevel.alphabet()))
+
+
+def make_byte_tokenizer() -> PreTrainedTokenizerFast:
+    """Returns a tokenizer of 256 bytes and three special tokens, for a causal LM."""
+    return _of_tokens([PAD, START, END, *BYTES], f"{START} $A")
+
+
+def make_caption_tokenizer() -> PreTrainedTokenizerFast:
+    """Returns a tokenizer of bytes whose end token has the largest number.
+
+    CLIP's pooled output is what stands at the end token, or at the largest number.
+    """
+    return _of_tokens([PAD, START, *BYTES, END], f"{START} $A {END}")
+
+
+def _of_tokens(tokens: Sequence[str], template: str) -> PreTrainedTokenizerFast:
+    """Returns a tokenizer that numbers `tokens` and writes a text as `template`, $A its bytes."""
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    marks = [each for each in template.split() if each != "$A"]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=template, special_tokens=[(each, vocabulary[each]) for each in marks]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        bos_token=START,
+        eos_token=END,
+        clean_up_tokenization_spaces=False,
+    )
