@@ -33,6 +33,7 @@ from grpo.build.machine import prepare_machine
 from grpo.build.policies import make_optimizer
 from grpo.build.rewards import build_reward
 from grpo.build.tasks import build_prompts
+from grpo.fixed_scores import score_steps
 from grpo.metrics import UpdateMetrics
 from grpo.objective.algorithms import grpo, gspo
 from grpo.objective.base import Objective, chain
@@ -46,7 +47,7 @@ from grpo.sampling import sample_rollouts
 from grpo.scoring import score_rollouts
 from grpo.seeds import derive_seed
 from grpo.tasks.base import PromptTables
-from grpo.training import TrainingSettings, run_update, score_steps
+from grpo.training import TrainingSettings, run_update
 from grpo.types import Rollouts
 
 OUT = RESULTS / "offpolicy_stability.json"
@@ -275,7 +276,7 @@ def train_round(
     )
     trajectory = policy.replayed(trajectory)
     chosen_before = live_choices(policy, trajectory)
-    proximal_logp = score_steps(policy, trajectory, rollouts.mask.float(), 16_384)
+    proximal = score_steps(policy, trajectory, rollouts.mask.float(), 16_384)
     for batch in batches:
         updates.append(
             run_update(
@@ -284,14 +285,14 @@ def train_round(
                 batch,
                 objective=objective,
                 optimizer=optimizer,
-                proximal_logp=proximal_logp,
-                reference_logp=None,
+                proximal=proximal,
+                reference=None,
                 settings=settings(case),
                 update=len(updates),
                 auditor=Auditor(objective, 0),
             )
         )
-    mismatch = (proximal_logp - rollouts.behavior_logp)[rollouts.mask].abs().double()
+    mismatch = (proximal.logp - rollouts.behavior_logp)[rollouts.mask].abs().double()
     numbers = {
         "drift_max": float(mismatch.max()),
         "drift_mean": float(mismatch.mean()),

@@ -23,8 +23,9 @@ from benchmarks.peer_trl.tune import read_fastest
 from benchmarks.peer_trl.workload import SIZES, Clock, Scenario, now
 from grpo.artifacts.files import read_json, write_json
 from grpo.batches import plan_batches
+from grpo.fixed_scores import score_steps
 from grpo.policies.tokens import TokenPolicy
-from grpo.training import run_update, score_steps
+from grpo.training import run_update
 
 RESULTS = Path(__file__).parent / "results"
 BEFORE, AFTER = RESULTS / "step_profile_before.json", RESULTS / "step_profile.json"
@@ -71,8 +72,8 @@ def profile_size(name: str) -> dict[str, Any]:
             batches[0],
             objective=objective(),
             optimizer=AdamW(policy.model.parameters(), lr=workload.LEARNING_RATE),
-            proximal_logp=proximal,
-            reference_logp=None,
+            proximal=proximal,
+            reference=None,
             settings=settings,
             update=0,
         )

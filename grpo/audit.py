@@ -14,7 +14,7 @@ from grpo.batches import Batch
 from grpo.metrics import Audit, Tally
 from grpo.objective.base import Objective, loss_terms, scalar_loss
 from grpo.policies.base import Policy
-from grpo.types import Cost, Credit
+from grpo.types import Cost, Credit, StepNoise
 
 SAME = Audit(cosine=1.0, norm_ratio=1.0)
 REACH_NATS = 8.0  # of the log ratios on which an objective is tried
@@ -117,6 +117,9 @@ def needs_advantage(objective: Objective) -> bool:
         proximal_logp=logp.detach() - ratio.reshape(-1, 1),
         reference_logp=logp.detach() - distance.reshape(-1, 1),
         behavior_logp=logp.detach() - ratio.reshape(-1, 1),
+        proximal_kl=_gaussian_kl(logp, ratio),
+        reference_kl=_gaussian_kl(logp, distance),
+        noise=StepNoise(*(credit.weight,) * 3),
         credit=credit,
     )
     loss = scalar_loss(terms, credit)
@@ -124,6 +127,12 @@ def needs_advantage(objective: Objective) -> bool:
         return True
     (gradient,) = torch.autograd.grad(loss, logp, allow_unused=True)
     return gradient is None or bool((gradient == 0).all())
+
+
+def _gaussian_kl(logp: Float[Tensor, "try 1"], ratio: Float[Tensor, "row column"]) -> Tensor:
+    """Returns a divergence that grows with the square of the log ratio."""
+    fixed = logp.detach() - ratio.reshape(-1, 1)
+    return (logp - fixed).square() / 2
 
 
 def compare_gradients(used: Sequence[Tensor | None], full: Sequence[Tensor | None]) -> Audit:

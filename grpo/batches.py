@@ -48,7 +48,7 @@ def plan_batches(
 
 def select_rollouts(rollouts: Rollouts, rows: Int[Tensor, " kept"]) -> Rollouts:
     """Returns some rows of every field."""
-    reference, scale = rollouts.reference_logp, rollouts.noise_scale
+    reference, noise = rollouts.reference_logp, rollouts.noise
     return Rollouts(
         group=rollouts.group[rows],
         reward=rollouts.reward[rows],
@@ -56,7 +56,7 @@ def select_rollouts(rollouts: Rollouts, rows: Int[Tensor, " kept"]) -> Rollouts:
         mask=rollouts.mask[rows],
         behavior_logp=rollouts.behavior_logp[rows],
         reference_logp=None if reference is None else reference[rows],
-        noise_scale=None if scale is None else scale[rows],
+        noise=None if noise is None else noise.select(rows),
     )
 
 

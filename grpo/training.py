@@ -16,9 +16,11 @@ from grpo.artifacts.files import read_json, write_json
 from grpo.audit import Auditor
 from grpo.batches import Batch, last_step, pack_microbatches, plan_batches
 from grpo.errors import UnsoundError
+from grpo.fixed_scores import FixedScores, divergence, merge_scores, score_steps
 from grpo.metrics import Tally, UpdateMetrics, update_metrics
 from grpo.objective.base import Objective, State, loss_terms, scalar_loss
 from grpo.objective.correction import CORRECTIONS
+from grpo.objective.divergence import needs_divergence
 from grpo.objective.trust import trusted_ranges
 from grpo.policies.base import Policy, Trajectory
 from grpo.policies.storage import read_trainable, write_trainable
@@ -90,8 +92,8 @@ def train_round(
                 plan.batches[index],
                 objective=objective,
                 optimizer=optimizer,
-                proximal_logp=plan.proximal_logp,
-                reference_logp=plan.reference_logp,
+                proximal=plan.proximal,
+                reference=plan.reference,
                 settings=settings,
                 update=first_update + index,
                 auditor=plan.auditor,
@@ -99,7 +101,7 @@ def train_round(
             )
         )
         # Not after an update that scores itself: a resume could not tell its drift any more.
-        if plan.proximal_logp is not None and (index + 1) % settings.updates_per_checkpoint == 0:
+        if plan.proximal is not None and (index + 1) % settings.updates_per_checkpoint == 0:
             scratch.save(index + 1, partial(_checkpoint, policy, optimizer, plan.auditor, metrics))
     progress(len(plan.batches), len(plan.batches))
     return TrainedRound(
@@ -119,8 +121,8 @@ class _Plan:
     objective_state: State
     auditor: Auditor
     trajectory: Trajectory  # as updates score it
-    proximal_logp: Float[Tensor, "rollout step"] | None  # None: the only update scores itself
-    reference_logp: Float[Tensor, "rollout step"] | None
+    proximal: FixedScores | None  # None: the only update scores itself
+    reference: FixedScores | None
     drifts: list[float]
 
 
@@ -153,17 +155,18 @@ def _prepare(
         settings=settings,
         first_update=first_update,
         auditor=auditor,
+        keeps_means=needs_divergence(objective),
     )
     scores_itself = len(batches) == 1 and replayed is trajectory
-    proximal_logp = None if scores_itself else score(policy)
+    proximal = None if scores_itself else score(policy)
     return _Plan(
         batches=batches,
         objective_state=state,
         auditor=auditor,
         trajectory=replayed,
-        proximal_logp=proximal_logp,
-        reference_logp=score(reference) if reference else None,
-        drifts=[] if proximal_logp is None else [measure_drift(objective, batches, proximal_logp)],
+        proximal=proximal,
+        reference=score(reference) if reference else None,
+        drifts=[] if proximal is None else [measure_drift(objective, batches, proximal.logp)],
     )
 
 
@@ -203,38 +206,19 @@ def _score_round(
     settings: TrainingSettings,
     first_update: int,
     auditor: Auditor,
-) -> Float[Tensor, "rollout step"]:
-    """Returns log-probs in nats of what is trained on and of what only audits look at."""
+    keeps_means: bool,
+) -> FixedScores:
+    """Returns the scores of what is trained on and of what only audits look at."""
     needed = torch.zeros(trajectory.mask.shape)
     for batch in batches:
         needed[batch.rows] = batch.credit.weight
-    logp = score_steps(policy, trajectory, needed, settings.tokens_per_microbatch)
+    scores = score_steps(policy, trajectory, needed, settings.tokens_per_microbatch)
     audited = auditor.unscored(batches, first_update, needed)
     # Apart: in the same microbatches, the rows of an audit would change the bits of the others.
     with auditor.counted_apart(policy):
         beside = score_steps(policy, trajectory, audited, settings.tokens_per_microbatch)
-    return torch.where(audited != 0, beside, logp)
-
-
-@torch.no_grad()
-def score_steps(
-    policy: Policy[Any],
-    trajectory: Trajectory,
-    needed: Float[Tensor, "rollout step"],
-    tokens_per_microbatch: int,
-) -> Float[Tensor, "rollout step"]:
-    """Returns log-probs in nats where `needed` is not 0, and NaN elsewhere: not computed."""
-    logp = torch.full(needed.shape, torch.nan)
-    rows = (needed != 0).any(dim=1).nonzero()[:, 0]
-    if len(rows) == 0:
-        return logp
-    widths = policy.widths(trajectory)[rows]
-    for packed in pack_microbatches(widths, tokens_per_microbatch):
-        kept = rows[packed]
-        num_steps = last_step(needed[kept])
-        part = policy.log_prob(trajectory.select(kept, num_steps), needed[kept, :num_steps] != 0)
-        logp[kept[:, None], torch.arange(num_steps)] = part.cpu()
-    return torch.where(needed != 0, logp, torch.nan)
+    merged = merge_scores(scores, beside)
+    return merged if keeps_means else merged.without_means()
 
 
 def measure_drift(
@@ -292,8 +276,8 @@ def run_update(
     *,
     objective: Objective,
     optimizer: Optimizer,
-    proximal_logp: Float[Tensor, "rollout step"] | None,
-    reference_logp: Float[Tensor, "rollout step"] | None,
+    proximal: FixedScores | None,
+    reference: FixedScores | None,
     settings: TrainingSettings,
     update: int,
     auditor: Auditor | None = None,
@@ -302,7 +286,7 @@ def run_update(
     """Takes one optimizer step on what has weight in the batch; none if nothing has.
 
     Args:
-      proximal_logp: None: the policy as it is now; its drift is measured before the step.
+      proximal: None: the policy as it is now; its drift is measured before the step.
       drifts: Gets that drift.
       auditor: Compares the gradient with that of the full credit where it is due.
     """
@@ -313,8 +297,8 @@ def run_update(
         trajectory,
         batch.rows,
         objective=objective,
-        proximal_logp=proximal_logp,
-        reference_logp=reference_logp,
+        proximal=proximal,
+        reference=reference,
         behavior_logp=batch.rollouts.behavior_logp,
         tokens_per_microbatch=settings.tokens_per_microbatch,
     )
@@ -322,7 +306,7 @@ def run_update(
     audit = None
     if auditor and auditor.is_due(update):
         audit = auditor.audit(policy, batch.credit, gradient)
-    if proximal_logp is None and drifts is not None:
+    if proximal is None and drifts is not None:
         drifts.append(require_range_above(tally.drift, objective))
     if tally.rollouts == 0:
         return update_metrics(batch, tally, update=update, grad_norm=0.0, audit=audit)
@@ -340,8 +324,8 @@ def add_gradient(
     credit: Credit,
     *,
     objective: Objective,
-    proximal_logp: Float[Tensor, "round step"] | None,
-    reference_logp: Float[Tensor, "round step"] | None,
+    proximal: FixedScores | None,
+    reference: FixedScores | None,
     behavior_logp: Float[Tensor, "rollout step"],
     tokens_per_microbatch: int,
 ) -> Tally:
@@ -349,7 +333,7 @@ def add_gradient(
 
     Args:
       of_round: The round's row of each rollout of the batch.
-      proximal_logp: None: the policy as it is now.
+      proximal: None: the policy as it is now.
     """
     tally = Tally()
     kept = (credit.weight != 0).any(dim=1).nonzero()[:, 0]
@@ -359,30 +343,32 @@ def add_gradient(
     for packed in pack_microbatches(widths, tokens_per_microbatch):
         rows = kept[packed]
         num_steps = last_step(credit.weight[rows])
-        logp = policy.log_prob(
-            trajectory.select(of_round[rows], num_steps), credit.weight[rows, :num_steps] != 0
-        )
-        part = _cut(credit, rows, num_steps, logp.device)
-        behavior = behavior_logp[rows, :num_steps].to(logp.device)
-        if proximal_logp is None:
-            proximal = logp.detach()
-            tally.drift = max(tally.drift, _drift(objective, proximal, behavior, part))
+        needed = credit.weight[rows, :num_steps] != 0
+        selected = trajectory.select(of_round[rows], num_steps)
+        scores = policy.score(selected, needed)
+        device = scores.logp.device
+        part = _cut(credit, rows, num_steps, device)
+        behavior = behavior_logp[rows, :num_steps].to(device)
+        if proximal is None:
+            start = scores.detach()
+            tally.drift = max(tally.drift, _drift(objective, start.logp, behavior, part))
         else:
-            proximal = proximal_logp[of_round[rows], :num_steps].to(logp.device)
-        reference = None
-        if reference_logp is not None:
-            reference = reference_logp[of_round[rows], :num_steps].to(logp.device)
+            start = proximal.part(of_round[rows], needed, device)
+        base = reference.part(of_round[rows], needed, device) if reference else None
         terms = loss_terms(
             objective,
-            logp=logp,
-            proximal_logp=proximal,
-            reference_logp=reference,
+            logp=scores.logp,
+            proximal_logp=start.logp,
+            reference_logp=base.logp if base else None,
+            proximal_kl=divergence(scores, start, needed),
+            reference_kl=divergence(scores, base, needed) if base else None,
+            noise=selected.noise,
             behavior_logp=behavior,
             credit=part,
         )
         loss = scalar_loss(terms, part)
         loss.backward()
-        tally.add(terms, loss, logp.detach(), proximal)
+        tally.add(terms, loss, scores.logp.detach(), start.logp)
     return tally
 
 

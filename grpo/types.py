@@ -1,9 +1,22 @@
 """The nouns that every modality shares: rollouts, credit, the terms of a loss, and cost."""
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+
+class StepNoise(NamedTuple):
+    """What the noise of Gaussian steps is like; 0 where a step has none."""
+
+    scale: Float[Tensor, "rollout step"]  # |d log p / d v| per unit of noise, v the model's output
+    std: Float[Tensor, "rollout step"]
+    size: Float[Tensor, "rollout step"]  # by how much the time falls, in units of the schedule
+
+    def select(self, rows: Int[Tensor, " kept"], num_steps: int | None = None) -> "StepNoise":
+        """Returns some rollouts, cut after `num_steps` steps."""
+        return StepNoise(*(each[rows, :num_steps] for each in self))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +35,7 @@ class Rollouts:
     mask: Bool[Tensor, "rollout step"]  # False on padding and on steps the policy did not choose
     behavior_logp: Float[Tensor, "rollout step"]  # nats, under the engine that sampled
     reference_logp: Float[Tensor, "rollout step"] | None = None  # nats, under the base policy
-    noise_scale: Float[Tensor, "rollout step"] | None = None  # |d logp / d v| per unit of noise
+    noise: StepNoise | None = None  # None: steps are no Gaussians
 
     def __post_init__(self) -> None:
         sizes = {len(self.group), len(self.reward), len(self.outcome), len(self.mask)}
@@ -53,6 +66,9 @@ class StepTerms:
     mask: Bool[Tensor, "rollout step"]
     loss: Float[Tensor, "rollout step"]
     reference_logp: Float[Tensor, "rollout step"] | None = None
+    proximal_kl: Float[Tensor, "rollout step"] | None = None  # nats, exact; None: no Gaussians
+    reference_kl: Float[Tensor, "rollout step"] | None = None  # nats, exact
+    noise: StepNoise | None = None
     clipped: Bool[Tensor, "rollout step"] | None = None  # where the trust region changed the loss
     mismatch: Float[Tensor, "rollout step"] | None = None  # nats, proximal minus behavior
     mismatch_weight: Float[Tensor, "rollout step"] | None = None  # by what links corrected it
@@ -61,6 +77,21 @@ class StepTerms:
     def with_loss(self, loss: Float[Tensor, "rollout step"]) -> "StepTerms":
         """Returns the same terms with `loss` added to what is there."""
         return replace(self, loss=self.loss + loss)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scores:
+    """How a policy scores the steps of a trajectory."""
+
+    logp: Float[Tensor, "rollout step"]  # nats
+    # Of Gaussian steps, each in units of its deviation: a row per scored step, rollout by rollout.
+    mean: Float[Tensor, " scored *sample"] | None = None
+
+    def detach(self) -> "Scores":
+        """Returns the same numbers without their graph."""
+        return Scores(
+            logp=self.logp.detach(), mean=None if self.mean is None else self.mean.detach()
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

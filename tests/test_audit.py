@@ -14,6 +14,7 @@ from grpo.audit import Auditor, compare_gradients, needs_advantage
 from grpo.batches import Batch
 from grpo.build.objectives import ALGORITHMS
 from grpo.build.policies import make_optimizer
+from grpo.fixed_scores import score_steps
 from grpo.metrics import UpdateMetrics
 from grpo.objective.advantage import center_by_group_mean, leave_one_out, scale_by_group_std
 from grpo.objective.algorithms import rloo
@@ -25,10 +26,10 @@ from grpo.objective.weight import (
     drop_uniform_groups,
     keep_extreme_rollouts,
 )
-from grpo.training import TrainedRound, add_gradient, run_update, score_steps, train_round
+from grpo.training import TrainedRound, add_gradient, run_update, train_round
 from grpo.types import Cost, Credit, Rollouts
 from tests.objective.batches import credit_of, ragged_rollouts
-from tests.policies.tiny import seeded, tiny_policy
+from tests.policies.tiny import sampled_scores, seeded, tiny_policy
 from tests.test_training import TRAINING, one_batch, sampled_round, settings_of
 
 
@@ -104,8 +105,8 @@ def audit_batch(batch: Batch, rollouts: Rollouts, trajectory, policy, objective)
         batch,
         objective=objective,
         optimizer=torch.optim.SGD(policy.model.parameters(), lr=0.0),
-        proximal_logp=rollouts.behavior_logp,
-        reference_logp=rollouts.behavior_logp - 0.1,
+        proximal=sampled_scores(rollouts),
+        reference=sampled_scores(rollouts, -0.1),
         settings=settings_of(),
         update=0,
         auditor=auditor,
@@ -122,8 +123,8 @@ def flat_gradient(policy, trajectory, rollouts: Rollouts, objective, credit: Cre
         torch.arange(len(rollouts.group)),
         credit,
         objective=objective,
-        proximal_logp=rollouts.behavior_logp,
-        reference_logp=rollouts.behavior_logp - 0.1,
+        proximal=sampled_scores(rollouts),
+        reference=sampled_scores(rollouts, -0.1),
         behavior_logp=rollouts.behavior_logp,
         tokens_per_microbatch=10_000,
     )
@@ -312,14 +313,15 @@ def test_scores_of_audited_steps_are_those_of_the_policy():
     for batch in trained.batches:
         full = torch.zeros(rollouts.mask.shape)
         full[batch.rows] = batch.credit.full.weight
-        scored = score_steps(policy, trajectory, full, 64)
+        scored = score_steps(policy, trajectory, full, 64).logp
         assert not scored[full != 0].isnan().any()
     assert all(0 < each.audit_cosine < 1 for each in trained.metrics)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_without_advantage_only_a_penalty_has_a_gradient(name: str):
-    dimensions = {each: {"dimensions": 8} for each in ("flow_grpo", "flash_grpo", "awm")}
+    chains = ("flow_grpo", "flash_grpo", "awm", "diffusion_nft")
+    dimensions = {each: {"dimensions": 8} for each in chains}
     objective = ALGORITHMS[name](**{"dr_grpo": {"horizon": 8}, **dimensions}.get(name, {}))
     penalized = any(link.settings.get("beta") for link in objective.links)
     assert needs_advantage(objective) is not penalized

@@ -12,6 +12,7 @@ from grpo.artifacts.checkpoints import Scratch
 from grpo.batches import Batch, pack_microbatches, plan_batches
 from grpo.build.policies import make_optimizer
 from grpo.errors import UnsoundError
+from grpo.fixed_scores import score_steps
 from grpo.metrics import UpdateMetrics
 from grpo.objective.algorithms import gspo, rloo
 from grpo.objective.base import Objective, chain
@@ -22,11 +23,10 @@ from grpo.training import (
     TrainingSettings,
     measure_drift,
     run_update,
-    score_steps,
     train_round,
 )
 from grpo.types import Rollouts
-from tests.policies.tiny import rewarded, seeded, tiny_policy
+from tests.policies.tiny import rewarded, sampled_scores, seeded, tiny_policy
 
 TRAINING = Training(
     updates_per_round=2,
@@ -84,8 +84,8 @@ def update_once(
         one_batch(objective, rollouts),
         objective=objective,
         optimizer=optimizer or make_optimizer(policy.model, TRAINING),
-        proximal_logp=rollouts.behavior_logp,
-        reference_logp=None,
+        proximal=sampled_scores(rollouts),
+        reference=None,
         settings=settings_of(tokens),
         update=0,
     )
@@ -134,7 +134,7 @@ def test_scores_are_computed_where_needed_and_nowhere_else():
     needed = torch.zeros(rollouts.mask.shape)
     needed[3, 0] = needed[5, :2] = 1
     needed *= rollouts.mask
-    scored = score_steps(policy, trajectory, needed, 64)
+    scored = score_steps(policy, trajectory, needed, 64).logp
     assert torch.equal(~scored.isnan(), needed != 0)
     kept = needed != 0
     torch.testing.assert_close(scored[kept], rollouts.behavior_logp[kept], atol=2e-5, rtol=1e-5)
@@ -235,7 +235,7 @@ def test_a_round_raises_the_probability_of_what_was_rewarded(tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     policy, rollouts, trajectory = sampled_round()
     trained = train(policy, rollouts, trajectory, objective=rloo(), scratch=Scratch("train", "a"))
-    after = score_steps(policy, trajectory, rollouts.mask.float(), 64)
+    after = score_steps(policy, trajectory, rollouts.mask.float(), 64).logp
     change = torch.where(rollouts.mask, after - rollouts.behavior_logp, 0.0).sum(dim=1)
     assert change[rollouts.reward == 1].mean() > change[rollouts.reward == 0].mean()
     assert [each.update for each in trained.metrics] == [5, 6]
@@ -255,6 +255,6 @@ def test_a_penalty_pulls_towards_the_reference(tmp_path, monkeypatch):
             scratch=Scratch("train", str(beta)),
             reference=tiny_policy(),
         )
-        after = score_steps(policy, trajectory, rollouts.mask.float(), 64)
+        after = score_steps(policy, trajectory, rollouts.mask.float(), 64).logp
         distance[beta] = float((after - rollouts.behavior_logp)[rollouts.mask].abs().mean())
     assert distance[20.0] < distance[0.0]

@@ -27,11 +27,13 @@ LINKS: dict[str, Callable[..., Objective]] = {
     "average_over_prompts": weight.average_over_prompts,
     "sum_over_steps": weight.sum_over_steps,
     "rectify_noise_level": weight.rectify_noise_level,
+    "weigh_by_noise_std": weight.weigh_by_noise_std,
     "drop_uniform_groups": weight.drop_uniform_groups,
     "keep_extreme_rollouts": weight.keep_extreme_rollouts,
     "average_ratio_over_rollout": ratio.average_ratio_over_rollout,
     "average_ratio_keeping_token_gradient": ratio.average_ratio_keeping_token_gradient,
     "scale_log_ratio": ratio.scale_log_ratio,
+    "normalize_log_ratio": ratio.normalize_log_ratio,
     "truncate_mismatch": correction.truncate_mismatch,
     "mask_mismatched_rollouts": correction.mask_mismatched_rollouts,
     "clip_surrogate": trust.clip_surrogate,
@@ -39,6 +41,7 @@ LINKS: dict[str, Callable[..., Objective]] = {
     "gate_ratio_softly": trust.gate_ratio_softly,
     "average_clipped_log_ratio": trust.average_clipped_log_ratio,
     "weigh_log_prob": trust.weigh_log_prob,
+    "contrast_implicit_policies": trust.contrast_implicit_policies,
     "penalize_kl": penalty.penalize_kl,
     "subtract_kl_from_reward": penalty.subtract_kl_from_reward,
 }
@@ -57,6 +60,7 @@ ALGORITHMS: dict[str, Callable[..., Objective]] = {
     "flow_grpo": algorithms.flow_grpo,
     "flash_grpo": algorithms.flash_grpo,
     "awm": algorithms.awm,
+    "diffusion_nft": algorithms.diffusion_nft,
 }
 
 

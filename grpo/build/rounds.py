@@ -19,6 +19,7 @@ from grpo.build.objectives import build_objective
 from grpo.build.policies import load_policy, make_optimizer
 from grpo.build.selections import build_selection
 from grpo.errors import ArtifactError, UnsoundError, located
+from grpo.fixed_scores import score_steps
 from grpo.objective.advantage import rollout_advantage
 from grpo.objective.base import Objective, State
 from grpo.params import PARAMS, Parameters, Training
@@ -32,7 +33,7 @@ from grpo.policies.storage import (
 from grpo.policies.tokens import Decoding
 from grpo.sampling import SampledBatch, read_batch, read_passed
 from grpo.selection import History, learn_round
-from grpo.training import TrainedRound, TrainingSettings, score_steps
+from grpo.training import TrainedRound, TrainingSettings
 from grpo.types import Rollouts
 
 LOSS_REFERENCE = "penalize_kl"
@@ -86,9 +87,10 @@ def load_round(
     settings = _settings(arm.training)
     reference_logp = None
     if reference and REWARD_REFERENCE in active:
-        reference_logp = score_steps(
+        scores = score_steps(
             reference, trajectory, trajectory.mask.float(), settings.tokens_per_microbatch
         )
+        reference_logp = scores.logp
     return LoadedRound(
         policy=policy,
         reference=reference,
@@ -199,7 +201,7 @@ def _join(
         mask=trajectory.mask,
         behavior_logp=behavior_logp,
         reference_logp=reference_logp,
-        noise_scale=trajectory.noise_scale,
+        noise=trajectory.noise,
     )
 
 

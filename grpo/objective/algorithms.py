@@ -3,7 +3,7 @@
 [GRPO] arXiv 2402.03300; [Dr. GRPO] 2503.20783; [DAPO] 2503.14476; [RLOO] 2402.14740;
 [GSPO] 2507.18071; [2-GRPO] 2510.00977; [CISPO] 2506.13585; [SAPO] 2511.20347;
 [GMPO] 2507.20673; [LUSPO] 2602.05261; [Flow-GRPO] 2505.05470; [Flash-GRPO] 2605.15980;
-[AWM] 2509.25050.
+[AWM] 2509.25050; [DiffusionNFT] 2509.16117.
 """
 
 from grpo.objective.advantage import center_by_group_mean, leave_one_out, scale_by_group_std
@@ -17,6 +17,7 @@ from grpo.objective.ratio import (
 from grpo.objective.trust import (
     average_clipped_log_ratio,
     clip_surrogate,
+    contrast_implicit_policies,
     gate_ratio_softly,
     truncate_ratio,
     weigh_log_prob,
@@ -178,6 +179,21 @@ def flash_grpo(dimensions: int, low: float = 1e-3, high: float = 1e-3) -> Object
         rectify_noise_level(),
         scale_log_ratio(dimensions),
         clip_surrogate(low, high),
+    )
+
+
+def diffusion_nft(dimensions: int, beta: float = 1.0, clip: float = 5.0) -> Objective:
+    """Group z-score in place of a ratio: follow what was good, mirror what was not. [DiffusionNFT]
+
+    The arm's sampling says `density: matched`. Deviations: see `contrast_implicit_policies`; the
+    deviation is the group's, not the batch's.
+    """
+    return chain(
+        center_by_group_mean(),
+        scale_by_group_std(),
+        average_over_rollouts(),
+        scale_log_ratio(dimensions),
+        contrast_implicit_policies(beta, clip),
     )
 
 

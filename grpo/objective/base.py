@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from grpo.types import Credit, Rollouts, StepTerms
+from grpo.types import Credit, Rollouts, StepNoise, StepTerms
 
 State = dict[str, dict[str, float]]  # plain data by link name: checkpointed as JSON
 LinkState = dict[str, float]
@@ -130,6 +130,9 @@ def loss_terms(
     reference_logp: Float[Tensor, "rollout step"] | None,
     credit: Credit,
     behavior_logp: Float[Tensor, "rollout step"] | None = None,
+    proximal_kl: Float[Tensor, "rollout step"] | None = None,
+    reference_kl: Float[Tensor, "rollout step"] | None = None,
+    noise: StepNoise | None = None,
 ) -> StepTerms:
     """Returns the terms of one microbatch after every loss link.
 
@@ -138,9 +141,16 @@ def loss_terms(
 
     Args:
       behavior_logp: Under the engine that sampled; links that correct its mismatch need it.
+      proximal_kl: Exact, in nats, of Gaussian steps, differentiable as `logp` is; and
+        `reference_kl` alike.
+      noise: Of Gaussian steps.
     """
     mask = credit.weight != 0
     zero = torch.zeros((), dtype=logp.dtype)
+
+    def masked(value: Float[Tensor, "rollout step"] | None) -> Tensor | None:
+        return None if value is None else torch.where(mask, value, zero)
+
     logp = torch.where(mask, logp, zero)
     proximal_logp = torch.where(mask, proximal_logp, zero)
     mismatch = None
@@ -152,10 +162,24 @@ def loss_terms(
         advantage=torch.where(mask, credit.advantage, zero),
         mask=mask,
         loss=torch.zeros_like(logp),
-        reference_logp=None if reference_logp is None else torch.where(mask, reference_logp, zero),
+        reference_logp=masked(reference_logp),
+        proximal_kl=masked(proximal_kl),
+        reference_kl=masked(reference_kl),
+        noise=noise,
         mismatch=mismatch,
     )
     return objective.loss(start)
+
+
+def noise_of(batch: Rollouts | StepTerms, link: str) -> StepNoise:
+    """Returns the noise of the steps.
+
+    Raises:
+      ValueError: If they have none.
+    """
+    if batch.noise is None:
+        raise ValueError(f"{link} needs steps with noise: a denoising policy")
+    return batch.noise
 
 
 def scalar_loss(terms: StepTerms, credit: Credit) -> Float[Tensor, ""]:

@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Generator, Tensor
 
 from grpo.objective.base import Link, Objective, credit_link, loss_link
+from grpo.objective.divergence import EXACT, kl_per_dimension
 from grpo.types import Credit, Rollouts, StepTerms
 
 PerStep = Float[Tensor, "rollout step"]
@@ -40,14 +41,15 @@ def penalize_kl(beta: float, estimator: str = "k3") -> Objective:
     """Adds beta * k(logp, reference_logp) to every computed step's loss. [Shao et al., 2024, eq. 4]
 
     The gradient of k2 is that of KL(pi || ref), of k3 that of KL(ref || pi), of k1 zero in
-    expectation (rule U35 refuses it); docs/methods/kl.md.
+    expectation (rule U35 refuses it); docs/methods/kl.md. "exact" is the divergence of Gaussian
+    steps itself, per dimension. [Liu et al., 2025, Flow-GRPO, eq. 13]
 
     Raises:
       ValueError: If `beta` is negative or `estimator` unknown; on loss, without a reference.
     """
-    if beta < 0 or estimator not in LOSS_ESTIMATORS:
+    if beta < 0 or estimator not in {*LOSS_ESTIMATORS, EXACT}:
         raise ValueError(
-            f"penalize_kl needs beta >= 0 and estimator in {sorted(LOSS_ESTIMATORS)}, "
+            f"penalize_kl needs beta >= 0 and estimator in {sorted({*LOSS_ESTIMATORS, EXACT})}, "
             f"got {beta} and {estimator!r}"
         )
 
@@ -56,6 +58,9 @@ def penalize_kl(beta: float, estimator: str = "k3") -> Objective:
             return terms
         if terms.reference_logp is None:
             raise ValueError("penalize_kl needs reference_logp: compute it under the base policy")
+        if estimator == EXACT:
+            exact = kl_per_dimension(terms, terms.reference_kl, "penalize_kl")
+            return terms.with_loss(beta * exact)
         kl = LOSS_ESTIMATORS[estimator](terms.logp, terms.reference_logp, terms.mask)
         return terms.with_loss(beta * kl)
 

@@ -4,10 +4,12 @@ from dataclasses import replace
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor
+from torch import Generator, Tensor
 
-from grpo.objective.base import Link, Objective, loss_link
-from grpo.types import StepTerms
+from grpo.objective.base import Link, Objective, chain, credit_link, loss_link, noise_of
+from grpo.objective.divergence import NORMALIZED, kl_per_dimension
+from grpo.objective.weight import weigh_by
+from grpo.types import Credit, Rollouts, StepTerms
 
 
 def average_ratio_over_rollout() -> Objective:
@@ -48,6 +50,27 @@ def scale_log_ratio(dimensions: int) -> Objective:
         Link("scale_log_ratio", {"dimensions": dimensions}),
         lambda terms: replace(terms, log_ratio=terms.log_ratio / dimensions, dimensions=dimensions),
     )
+
+
+def normalize_log_ratio() -> Objective:
+    """(log rho + KL) s, and a weight of 1 / |dt|: ratios around 1, alike at every noise level.
+
+    The log ratio of a Gaussian step whose mean has moved is -KL in expectation, so that a clip
+    answers on one side more than on the other; s is the step's deviation, |dt| by how much its time
+    falls. Stands behind `scale_log_ratio`. Unlike its code: weights are over their mean, so that
+    the loss keeps its size. [Wang et al., 2025, GRPO-Guard, arXiv 2510.22319]
+    """
+
+    def credit(before: Credit, rollouts: Rollouts, generator: Generator) -> Credit:
+        return weigh_by(before, rollouts, 1 / noise_of(rollouts, NORMALIZED).size)
+
+    def loss(terms: StepTerms) -> StepTerms:
+        kl = kl_per_dimension(terms, terms.proximal_kl, NORMALIZED)
+        std = noise_of(terms, NORMALIZED).std.to(kl.device)
+        return replace(terms, log_ratio=torch.where(terms.mask, (terms.log_ratio + kl) * std, 0.0))
+
+    link = Link(NORMALIZED, {})
+    return chain(credit_link(link, credit), loss_link(link, loss)._replace(links=()))
 
 
 def mean_over_steps(

@@ -7,6 +7,7 @@ from math import acosh, inf, log
 import torch
 
 from grpo.objective.base import Link, Objective, Setting, loss_link
+from grpo.objective.divergence import CONTRAST, kl_per_dimension
 from grpo.objective.ratio import mean_over_steps
 from grpo.types import StepTerms
 
@@ -135,6 +136,36 @@ def weigh_log_prob() -> Objective:
     return loss_link(Link("weigh_log_prob", {}), loss)
 
 
+def contrast_implicit_policies(beta: float = 1.0, clip: float = 5.0) -> Objective:
+    """r |v+ - u|^2 + (1 - r) |v- - u|^2 per dimension, v+- = (1 -+ beta) v_old +- beta v. [NFT]
+
+    r = (1 + a) / 2, a = A / clip within [-1, 1], says how far a sample is to be followed: by the
+    policy (v+), or by its mirror image in the old one (v-). The arm's sampling says
+    `density: matched`: a log-prob is minus half a squared error and a divergence half a squared
+    distance. Up to a constant the loss is
+
+        beta a |v - u|^2 + beta (beta - a) |v - v_old|^2,
+
+    and so it is computed: a weighted error, held by the divergence from the old policy. Unlike the
+    paper: times are weighted equally, where its code divides by the error of the clean estimate;
+    the old policy is the round's first, where its code keeps a moving average.
+
+    Raises:
+      ValueError: If one is not positive; on loss, without exact divergences.
+    """
+    if beta <= 0 or clip <= 0:
+        raise ValueError(f"{CONTRAST} needs beta > 0 and clip > 0, got {beta} and {clip}")
+
+    def loss(terms: StepTerms) -> StepTerms:
+        distance = 2 * kl_per_dimension(terms, terms.proximal_kl, CONTRAST)
+        error = -2 * terms.logp / terms.dimensions
+        followed = (terms.advantage / clip).clamp(-1, 1)
+        contrast = beta * followed * error + beta * (beta - followed) * distance
+        return replace(terms.with_loss(contrast), clipped=terms.advantage.abs() > clip)
+
+    return loss_link(Link(CONTRAST, {"beta": beta, "clip": clip}), loss)
+
+
 def _setting(settings: Mapping[str, Setting], name: str) -> float:
     """Returns a setting as a number."""
     return float(settings[name] or 0)
@@ -163,6 +194,7 @@ RANGES: dict[str, Callable[[Mapping[str, Setting]], float]] = {
     "gate_ratio_softly": _half_gate,
     "average_clipped_log_ratio": _narrower_side,
     "weigh_log_prob": lambda settings: inf,
+    CONTRAST: lambda settings: inf,
 }
 
 

@@ -13,7 +13,7 @@ from grpo.objective.advantage import (
     spread_advantage,
     sum_by_group,
 )
-from grpo.objective.base import Link, Objective, credit_link
+from grpo.objective.base import Link, Objective, credit_link, noise_of
 from grpo.types import Credit, Rollouts
 
 FIELDS = ("outcome", "reward")
@@ -81,14 +81,22 @@ def rectify_noise_level() -> Objective:
     """
 
     def credit(before: Credit, rollouts: Rollouts, generator: Generator) -> Credit:
-        if rollouts.noise_scale is None:
-            raise ValueError("rectify_noise_level needs steps with noise: a denoising policy")
-        coefficient = torch.where(rollouts.mask, 1 / rollouts.noise_scale, 0.0)
-        mean = coefficient.double().sum() / rollouts.mask.sum()
-        share = (coefficient / mean).to(before.weight.dtype)
-        return replace(before, weight=before.weight * share)
+        return weigh_by(before, rollouts, 1 / noise_of(rollouts, "rectify_noise_level").scale)
 
     return credit_link(Link("rectify_noise_level", {}), credit)
+
+
+def weigh_by_noise_std() -> Objective:
+    """Weighs a denoising step by its deviation, over the mean of that: noisy steps count more.
+
+    Unlike the paper: over its mean in place of a constant of 2.25; no branching of trajectories.
+    [He et al., 2025, TempFlow-GRPO, noise-aware weighting]
+    """
+
+    def credit(before: Credit, rollouts: Rollouts, generator: Generator) -> Credit:
+        return weigh_by(before, rollouts, noise_of(rollouts, "weigh_by_noise_std").std)
+
+    return credit_link(Link("weigh_by_noise_std", {}), credit)
 
 
 def drop_uniform_groups(by: str = "outcome") -> Objective:
@@ -194,6 +202,13 @@ def _renormalize(
         return torch.zeros_like(value)
     centered = value - kept.mean()
     return centered if advantage == "kept_mean" else centered / (kept.std(correction=0) + EPSILON)
+
+
+def weigh_by(before: Credit, rollouts: Rollouts, factor: Float[Tensor, "rollout step"]) -> Credit:
+    """Returns the weights times a factor whose mean over the batch's steps is made 1."""
+    kept = torch.where(rollouts.mask, factor, 0.0)
+    mean = kept.double().sum() / rollouts.mask.sum()
+    return replace(before, weight=before.weight * (kept / mean).to(before.weight.dtype))
 
 
 def _average(link: Link, weight: Callable[[Rollouts], Tensor]) -> Objective:

@@ -5,7 +5,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor, nn
 
-from grpo.types import Cost
+from grpo.types import Cost, Scores, StepNoise
 
 
 @runtime_checkable
@@ -16,8 +16,8 @@ class Trajectory(Protocol):
     def mask(self) -> Bool[Tensor, "rollout step"]: ...
 
     @property
-    def noise_scale(self) -> Float[Tensor, "rollout step"] | None:
-        """By how much a step reinforces its noise; None if steps are no Gaussians."""
+    def noise(self) -> StepNoise | None:
+        """What the noise of its steps is like; None if they are no Gaussians."""
         ...
 
     def select(self, rows: Int[Tensor, " kept"], num_steps: int) -> "Trajectory":
@@ -56,6 +56,12 @@ class Policy(Protocol[TrajectoryT]):
         Args:
           needed: The steps to compute; the others may be anything. None: all.
         """
+        ...
+
+    def score(
+        self, trajectory: TrajectoryT, needed: Bool[Tensor, "rollout step"] | None = None
+    ) -> Scores:
+        """Returns `log_prob`, and the means of Gaussian steps."""
         ...
 
     def decode(self, trajectory: TrajectoryT) -> list[str]:

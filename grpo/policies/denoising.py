@@ -31,7 +31,7 @@ from grpo.policies.pipelines import (
 )
 from grpo.policies.steps import numbered, read_mask, require_equal_steps
 from grpo.policy_params import Canvas
-from grpo.types import Cost
+from grpo.types import Cost, Scores, StepNoise
 
 CONDITION = "condition."  # before the names of stored conditions
 BY_ROLLOUT = ("steps", "media")
@@ -51,7 +51,7 @@ class DenoisingTrajectory:
     mask: Bool[Tensor, "rollout step"]
     before: Float[Tensor, " drawn *sample"]
     after: Float[Tensor, " drawn *sample"]
-    noise_scale: Float[Tensor, "rollout step"]  # Kernel.noise_scale where there is noise, else 0
+    noise: StepNoise  # at the steps of `mask`
     media: UInt8[Tensor, " rollout *pixels"]
 
     def select(self, rows: Int[Tensor, " kept"], num_steps: int) -> "DenoisingTrajectory":
@@ -64,7 +64,7 @@ class DenoisingTrajectory:
             mask=self.mask[rows, :num_steps],
             before=self.before[drawn],
             after=self.after[drawn],
-            noise_scale=self.noise_scale[rows, :num_steps],
+            noise=self.noise.select(rows, num_steps),
             media=self.media[rows],
         )
 
@@ -142,7 +142,7 @@ class DenoisingPolicy:
             mask=mask,
             before=before,
             after=after,
-            noise_scale=mask * schedule.noise_scale,
+            noise=schedule.noise_at(mask),
             media=to_pixels(self.pipeline, state.to(self._device)),
         )
         return trajectory, self.log_prob(trajectory) if is_matched else logp
@@ -154,9 +154,15 @@ class DenoisingPolicy:
     def log_prob(
         self, trajectory: DenoisingTrajectory, needed: Bool[Tensor, "rollout step"] | None = None
     ) -> Float[Tensor, "rollout step"]:
+        """Returns the log-probs of `score`."""
+        return self.score(trajectory, needed).logp
+
+    def score(
+        self, trajectory: DenoisingTrajectory, needed: Bool[Tensor, "rollout step"] | None = None
+    ) -> Scores:
         """Returns log-probs in nats of the needed steps, summed over dimensions, 0 elsewhere.
 
-        Only the needed steps are computed.
+        And their means. Only the needed steps are computed.
 
         Raises:
           ValueError: If a needed step has no noise and so no density (rule U7).
@@ -166,7 +172,7 @@ class DenoisingPolicy:
             raise ValueError("U7: log_prob needs steps with noise: without it there is no density")
         rows, steps = chosen.nonzero(as_tuple=True)
         if len(rows) == 0:
-            return torch.zeros(chosen.shape)
+            return Scores(logp=torch.zeros(chosen.shape), mean=trajectory.before[:0])
         drawn = numbered(trajectory.mask)[rows, steps]
         before = trajectory.before[drawn]
         schedule = self.schedule()
@@ -176,7 +182,10 @@ class DenoisingPolicy:
         kernels = [schedule.noisy[step] for step in steps.tolist()]
         mean, std = apply_kernel(kernels, before, velocity)
         logp = step_log_prob(trajectory.after[drawn], mean, std)
-        return torch.zeros(chosen.shape).masked_scatter(chosen, logp)
+        return Scores(
+            logp=torch.zeros(chosen.shape).masked_scatter(chosen, logp),
+            mean=mean / std.view(-1, *[1] * (mean.dim() - 1)),
+        )
 
     def decode(self, trajectory: DenoisingTrajectory) -> list[str]:
         """Returns no text: a judge looks at `media`."""
@@ -256,7 +265,7 @@ class DenoisingPolicy:
             mask=mask,
             before=tensors["before"],
             after=tensors["after"],
-            noise_scale=mask * schedule.noise_scale,
+            noise=schedule.noise_at(mask),
             media=tensors["media"],
         )
         logp = torch.zeros(mask.shape).masked_scatter(mask, tensors["behavior_logp"])

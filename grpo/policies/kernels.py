@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float
 from torch import Generator, Tensor
 
 from grpo.policy_params import Density
+from grpo.types import StepNoise
 
 TIME = 1000.0  # a transformer's time for sigma 1
 MATCHED = "matched"
@@ -53,10 +54,14 @@ class Schedule(NamedTuple):
     exact: list[Kernel]
     noisy: list[Kernel]
 
-    @property
-    def noise_scale(self) -> Float[Tensor, " step"]:
-        """Returns each step's noise scale, 0 where there is never noise."""
-        return torch.tensor([each.noise_scale if each.std else 0.0 for each in self.noisy])
+    def noise_at(self, mask: Bool[Tensor, "rollout step"]) -> StepNoise:
+        """Returns what the noise of these steps is like, and 0 elsewhere."""
+        columns = (
+            [each.noise_scale if each.std else 0.0 for each in self.noisy],
+            [each.std for each in self.noisy],
+            [-each.velocity for each in self.exact],
+        )
+        return StepNoise(*(mask * torch.tensor(column) for column in columns))
 
 
 def make_schedule(sigmas: Sequence[float], decoding: Denoising) -> Schedule:

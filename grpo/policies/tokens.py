@@ -29,7 +29,7 @@ from grpo.policies.routing import (
     unpack_routing,
 )
 from grpo.policy_params import RoutingMode
-from grpo.types import Cost
+from grpo.types import Cost, Scores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class TokenTrajectory:
     routing: Routing | None = None  # the experts that scoring takes again; None: routed live
 
     @property
-    def noise_scale(self) -> None:
+    def noise(self) -> None:
         """None: a token's distribution is no Gaussian."""
         return None
 
@@ -115,6 +115,12 @@ class TokenPolicy:
             tokens[index, width - len(row) :] = torch.tensor(row)
             mask[index, width - len(row) :] = True
         return tokens, mask
+
+    def score(
+        self, trajectory: TokenTrajectory, needed: Bool[Tensor, "rollout step"] | None = None
+    ) -> Scores:
+        """Returns `log_prob`: a token's distribution has no mean."""
+        return Scores(logp=self.log_prob(trajectory, needed))
 
     def decode(self, trajectory: TokenTrajectory) -> list[str]:
         """Returns each rollout's text, without special tokens."""

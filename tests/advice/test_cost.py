@@ -8,8 +8,9 @@ from profiles import FLOPS, synthetic_facts
 
 from grpo.advice.cost import TrainedGroups, packed_flops, pass_flops, sampling_flops
 from grpo.advice.facts import PassFlops, make_facts
+from grpo.fixed_scores import score_steps
 from grpo.objective.algorithms import rloo
-from grpo.training import add_gradient, score_steps
+from grpo.training import add_gradient
 from grpo.types import Cost, Credit
 from tests.policies.tiny import seeded, tiny_policy
 from tests.test_training import sampled_round
@@ -37,7 +38,7 @@ def test_passes_over_rollouts_cost_what_the_policy_counts(tokens: int):
     policy, rollouts, trajectory = sampled_round()
     flops = flops_of(policy)
     policy.cost = Cost()
-    logp = score_steps(policy, trajectory, rollouts.mask.float(), tokens)
+    scores = score_steps(policy, trajectory, rollouts.mask.float(), tokens)
     expected = packed_flops(flops, lengths_of(trajectory), tokens, is_training=False)
     assert policy.cost.flops == expected
     policy.cost = Cost()
@@ -47,8 +48,8 @@ def test_passes_over_rollouts_cost_what_the_policy_counts(tokens: int):
         torch.arange(len(rollouts.group)),
         Credit(advantage=rollouts.mask.float(), weight=rollouts.mask.float()),
         objective=rloo(),
-        proximal_logp=logp,
-        reference_logp=None,
+        proximal=scores,
+        reference=None,
         behavior_logp=rollouts.behavior_logp,
         tokens_per_microbatch=tokens,
     )

@@ -12,7 +12,7 @@ from grpo.objective.algorithms import flash_grpo, flow_grpo
 from grpo.objective.base import Objective, assign_credit, loss_terms, scalar_loss
 from grpo.objective.ratio import scale_log_ratio
 from grpo.objective.weight import rectify_noise_level
-from grpo.types import Credit, Rollouts
+from grpo.types import Credit, Rollouts, StepNoise
 
 DIMENSIONS = 6
 
@@ -29,7 +29,7 @@ def one_step_rollouts(steps: list[int], scale: list[float], size: int = 4) -> Ro
         outcome=reward,
         mask=mask,
         behavior_logp=torch.zeros(mask.shape),
-        noise_scale=torch.where(mask, torch.tensor(scale), 0.0),
+        noise=StepNoise(*(torch.where(mask, torch.tensor(scale), 0.0),) * 3),
     )
 
 
@@ -47,7 +47,7 @@ def test_rectified_weights_have_mean_one(scale: list[float], steps: list[int]):
     rollouts = one_step_rollouts(steps, scale)
     weight = credit_of(rectify_noise_level(), rollouts).weight[rollouts.mask]
     assert weight.mean() == pytest.approx(1.0, rel=1e-5)
-    product = weight * rollouts.noise_scale[rollouts.mask]
+    product = weight * rollouts.noise.scale[rollouts.mask]
     torch.testing.assert_close(product, product.mean().expand(len(product)), rtol=1e-5, atol=0)
     if len(set(steps)) == 1:
         torch.testing.assert_close(weight, torch.ones(len(weight)))

@@ -143,8 +143,10 @@ def test_a_stored_trajectory_comes_back(settings: dict[str, Any]):
     stored = policy.pack(trajectory, logp)
     back, behavior = policy.unpack(stored, group)
     assert torch.equal(behavior, logp)
-    for name in ("group", "mask", "before", "after", "noise_scale", "media"):
+    for name in ("group", "mask", "before", "after", "media"):
         assert torch.equal(getattr(back, name), getattr(trajectory, name)), name
+    for ours, each in zip(back.noise, trajectory.noise, strict=True):
+        assert torch.equal(ours, each)
     for name, each in trajectory.conditions.items():
         assert torch.equal(back.conditions[name], each)
 

@@ -20,11 +20,12 @@ from transformers import (
 from grpo.artifacts.checkpoints import Scratch
 from grpo.build.policies import make_optimizer
 from grpo.errors import ArtifactError, ParameterError
+from grpo.fixed_scores import score_steps
 from grpo.objective.algorithms import rloo
 from grpo.policies.routing import find_routers, recorded
 from grpo.policies.tokens import Decoding, TokenPolicy, TokenTrajectory
 from grpo.policy_params import RoutingMode
-from grpo.training import score_steps, train_round
+from grpo.training import train_round
 from tests.policies.tiny import rewarded, seeded, tiny_moe, tiny_policy
 from tests.test_training import TRAINING, settings_of
 
@@ -142,7 +143,7 @@ def test_proximal_routing_is_that_of_the_first_scoring_and_equals_the_sampled_on
     trajectory, _ = sampled(sampler)
     trainer = tiny_moe(routing="replay_proximal")
     opened = trainer.replayed(replace(trajectory, routing=None))
-    before = score_steps(trainer, opened, trajectory.mask.float(), 64)
+    before = score_steps(trainer, opened, trajectory.mask.float(), 64).logp
     read = was_read(trajectory)
     assert torch.equal(experts_of(opened)[read], experts_of(trajectory)[read])
     for policy in (trainer, sampler):

@@ -4,6 +4,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from grpo.build.tokenizers import make_byte_tokenizer
+from grpo.fixed_scores import FixedScores
 from grpo.policies.base import Trajectory
 from grpo.policies.tokens import Decoding, TokenPolicy
 from grpo.policy_params import RoutingMode
@@ -76,6 +77,11 @@ def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
+def sampled_scores(rollouts: Rollouts, shift: float = 0.0) -> FixedScores:
+    """Returns what the steps scored when they were sampled, moved by `shift` nats."""
+    return FixedScores(logp=rollouts.behavior_logp + shift, scored=rollouts.mask)
+
+
 def rewarded(trajectory: Trajectory, logp: torch.Tensor, reward: torch.Tensor) -> Rollouts:
     """Returns what an objective may know of rollouts whose outcomes are their rewards."""
     return Rollouts(
@@ -84,5 +90,5 @@ def rewarded(trajectory: Trajectory, logp: torch.Tensor, reward: torch.Tensor) -
         outcome=reward,
         mask=trajectory.mask,
         behavior_logp=logp,
-        noise_scale=trajectory.noise_scale,
+        noise=trajectory.noise,
     )

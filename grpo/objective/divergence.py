@@ -1,0 +1,34 @@
+"""Exact divergences of Gaussian steps: which links read them."""
+
+from jaxtyping import Float
+from torch import Tensor
+
+from grpo.objective.base import Link, Objective
+from grpo.types import StepTerms
+
+CONTRAST = "contrast_implicit_policies"
+NORMALIZED = "normalize_log_ratio"
+EXACT = "exact"  # an estimator of penalize_kl
+
+
+def reads_divergence(link: Link) -> bool:
+    """Returns whether a link needs the means of the steps, not log-probs alone."""
+    return link.name in (CONTRAST, NORMALIZED) or link.settings.get("estimator") == EXACT
+
+
+def needs_divergence(objective: Objective) -> bool:
+    """Returns whether a link of the objective does."""
+    return any(reads_divergence(link) for link in objective.links)
+
+
+def kl_per_dimension(
+    terms: StepTerms, kl: Float[Tensor, "rollout step"] | None, link: str
+) -> Float[Tensor, "rollout step"]:
+    """Returns a divergence per dimension of a step, in nats.
+
+    Raises:
+      ValueError: If there is none.
+    """
+    if kl is None:
+        raise ValueError(f"{link} needs exact divergences: Gaussian steps, of a denoising policy")
+    return kl / terms.dimensions
