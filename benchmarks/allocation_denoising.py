@@ -16,7 +16,7 @@ import pandas as pd
 import yaml
 
 from benchmarks.demo import RESULTS, ROOT, machine, revision_of
-from benchmarks.workspaces import make_workspace, run_stages
+from benchmarks.workspaces import make_workspace, peak_bytes, run_stages
 from grpo.artifacts.files import read_json, write_json
 
 ARMS = ROOT / "benchmarks" / "allocation_denoising.yaml"
@@ -48,6 +48,7 @@ def run_seed(seed: int) -> dict[str, list[Point]]:
     params = parameters(seed)
     make_workspace(workspace, params)
     seconds = run_stages(workspace)
+    peaks = peak_bytes(workspace)
     artifacts = workspace / "artifacts"
     curves: dict[str, list[Point]] = {}
     for arm in params["arms"]:
@@ -57,10 +58,11 @@ def run_seed(seed: int) -> dict[str, list[Point]]:
             name = f"{arm}-{number}"
             for folder in ("rollouts", "training"):
                 flops += read_json(artifacts / folder / name / "summary.json")["cost"]["flops"]
-            spent += sum(seconds[f"{stage}@{name}"] for stage in ("rollout", "score", "train"))
+            by_stage = {each: seconds[f"{each}@{name}"] for each in ("rollout", "score", "train")}
+            spent += sum(by_stage.values())
             point = _point(artifacts, name, flops=flops, cpu_seconds=round(spent, 1))
             updates = pd.read_csv(artifacts / "training" / name / "updates.csv")
-            points.append({**point, "reward_spread": float(updates["reward_std_within"].mean())})
+            points.append({**point, **_look(updates, by_stage["train"], peaks[f"train@{name}"])})
         curves[arm] = points
     return curves
 
@@ -103,6 +105,18 @@ def table(runs: Runs) -> str:
         cost = [f"{flops:.2f}", f"{spent:.0f}", f"{spread[0]:.2f} to {spread[1]:.2f}"]
         lines.append(f"| {' | '.join([arm, *cells, *cost])} |")
     return "\n".join(lines)
+
+
+def _look(updates: pd.DataFrame, train_seconds: float, peak: int) -> Point:
+    """Returns what the updates of a round were like: spread of rewards, seconds, memory."""
+    between = updates["reward_share_between_variants"].mean()
+    return {
+        "reward_spread": float(updates["reward_std_within"].mean()),
+        **({} if np.isnan(between) else {"share_between_variants": float(between)}),
+        "clip_fraction": float(updates["clip_fraction"].mean()),
+        "train_cpu_seconds_per_update": round(train_seconds / len(updates), 3),
+        "train_peak_bytes": peak,
+    }
 
 
 def _point(artifacts: Any, name: str, **costs: float) -> Point:

@@ -21,6 +21,8 @@ from grpo.artifacts.usage import Usage
 ROOT = Path(__file__).parents[1]
 NO_RESULT = ("report", "lineage")
 CPU_SECONDS = Path(".work/cpu_seconds.json")
+PEAK_BYTES = Path(".work/peak_bytes.json")
+STATUS, CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def make_workspace(target: Path, params: dict[str, Any]) -> None:
@@ -53,11 +55,25 @@ def run_stages(workspace: Path, skipped: Collection[str] = ()) -> dict[str, floa
                 continue
             _, _, module, *paths = command.split()
             main = importlib.import_module(module).main
+            CLEAR_REFS.write_text("5")  # the peak starts anew at what is resident
             start = time.process_time()
             main(Usage(), *(Path(path) for path in paths))
             seconds[name] = time.process_time() - start
             write_json(CPU_SECONDS, seconds)
+            write_json(PEAK_BYTES, {**peak_bytes(Path()), name: _resident_peak()})
         return seconds
+
+
+def peak_bytes(workspace: Path) -> dict[str, int]:
+    """Returns the peak of resident memory during each stage that ran, all of it one process."""
+    path = workspace / PEAK_BYTES
+    found: dict[str, int] = read_json(path) if path.exists() else {}
+    return found
+
+
+def _resident_peak() -> int:
+    fields = dict(line.split(":", 1) for line in STATUS.read_text().splitlines())
+    return int(fields["VmHWM"].split()[0]) * 1024
 
 
 def _commands() -> list[tuple[str, str, list[Path]]]:

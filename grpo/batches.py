@@ -48,7 +48,7 @@ def plan_batches(
 
 def select_rollouts(rollouts: Rollouts, rows: Int[Tensor, " kept"]) -> Rollouts:
     """Returns some rows of every field."""
-    reference, noise = rollouts.reference_logp, rollouts.noise
+    reference, noise, variant = rollouts.reference_logp, rollouts.noise, rollouts.variant
     return Rollouts(
         group=rollouts.group[rows],
         reward=rollouts.reward[rows],
@@ -57,6 +57,7 @@ def select_rollouts(rollouts: Rollouts, rows: Int[Tensor, " kept"]) -> Rollouts:
         behavior_logp=rollouts.behavior_logp[rows],
         reference_logp=None if reference is None else reference[rows],
         noise=None if noise is None else noise.select(rows),
+        variant=None if variant is None else variant[rows],
     )
 
 

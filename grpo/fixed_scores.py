@@ -91,4 +91,4 @@ def divergence(
         return None
     distance = (now.mean - fixed.mean).flatten(1).double()
     kl = (distance.square().sum(dim=1) / 2).to(now.logp.dtype)
-    return torch.zeros(needed.shape, device=kl.device).masked_scatter(needed.to(kl.device), kl)
+    return kl.new_zeros(needed.shape).masked_scatter(needed.to(kl.device), kl)

@@ -9,7 +9,7 @@ from torch import Tensor
 from grpo.batches import Batch
 from grpo.objective.advantage import is_uniform, sum_by_group
 from grpo.objective.penalty import k3
-from grpo.types import StepTerms
+from grpo.types import Rollouts, StepTerms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +35,7 @@ class UpdateMetrics:
     audit_norm_ratio: float | None  # to the norm of that gradient
     mismatch_weight_mean: float | None  # over trained steps; None: no link corrects the sampler
     mismatch_masked_fraction: float | None  # of trained steps: those of weight 0
+    reward_share_between_variants: float | None  # of the variance within groups; None: no variants
 
 
 class Audit(NamedTuple):
@@ -105,4 +106,24 @@ def update_metrics(
         audit_norm_ratio=None if audit is None else audit.norm_ratio,
         mismatch_weight_mean=None if corrected is None else corrected / steps,
         mismatch_masked_fraction=None if corrected is None else tally.mismatch_masked / steps,
+        reward_share_between_variants=share_between_variants(rollouts),
     )
+
+
+def share_between_variants(rollouts: Rollouts) -> float | None:
+    """Returns the share of the groups' sums of squares that lies between variants of a prompt.
+
+    That part says what a prompt's variants do, not what the policy did under it. None without
+    variants, or if all groups are uniform.
+    """
+    if rollouts.variant is None or not rollouts.variant.any():
+        return None
+    reward, group = rollouts.reward.double(), rollouts.group
+    cell = group * (int(rollouts.variant.max()) + 1) + rollouts.variant
+    means = []
+    for index in (group, cell):
+        total, size = sum_by_group(reward, index)
+        means.append(total / size)
+    of_group, of_cell = means
+    whole = ((reward - of_group) ** 2).sum()
+    return float(((of_cell - of_group) ** 2).sum() / whole) if whole > 0 else None

@@ -31,7 +31,7 @@ from grpo.policy_params import (
 )
 
 PARAMS = Path("params.yaml")
-PAIRS = ("betas", "window")
+PAIRS = ("betas", "window", "fallback")
 BASE = "base"  # the name of the policy every chain of rounds starts from
 
 LinkSpec = str | dict[str, dict[str, int | float | str]]  # "rloo" or {rloo: {low: 0.2}}

@@ -142,6 +142,32 @@ class TokenSampling(Strict):
     rollouts_per_batch: Positive  # what is sampled, and saved for a resume, at once
 
 
+class Scope(Strict):
+    """AdaScope: which steps of a prompt are worth noise, measured on pilots without noise."""
+
+    pilots: Positive  # rollouts per prompt
+    steps_per_look: Positive  # 1: every step's clean estimate is judged
+    smoothing: Annotated[float, Field(gt=0, le=1)]  # of a gain in its moving average; 1: none
+    structure_tolerance: NonNegative  # of the largest gain: a change below it is none
+    preference_tolerance: NonNegative  # of the largest gain: below it a reward is settled
+    patience: Positive  # looks in a row
+    first_look: Annotated[int, Field(ge=0)]  # at which structure can have formed
+    fallback: tuple[Fraction, Fraction]  # first and last step, in shares of all, if none is found
+
+
+class Variants(Strict):
+    """E2PO: perturbed embeddings of a prompt, under which some of its rollouts are drawn."""
+
+    count: Annotated[int, Field(ge=2)]  # conditions of a prompt; the first is the prompt as it is
+    similarity: Fraction  # cosine of a variant's pooled embedding with the prompt's
+    tolerance: NonNegative  # of that cosine
+    diversity: NonNegative  # weight of the cosine between variants
+    init: NonNegative  # deviation of the first perturbation, in units of the embeddings' rms
+    updates: Annotated[int, Field(ge=0)]
+    learning_rate: Rate
+    share: Annotated[float, Field(gt=0, le=1)]  # of the schedule, from its noisy end, that varies
+
+
 class DenoisingSampling(Strict):
     """How rollouts are drawn: part of the density that is scored."""
 
@@ -150,6 +176,9 @@ class DenoisingSampling(Strict):
     noise_level: Rate  # in units of the density
     stochastic: Literal["all", "one_per_prompt"]  # which steps of the window have noise
     window: tuple[Annotated[int, Field(ge=0)], Positive]  # first step that may, first that may not
+    window_stride: Annotated[int, Field(ge=0)]  # by which it moves on every round; 0: it stays
+    scope: Scope | None  # measures the window of each prompt instead
+    variants: Variants | None
     guidance: Rate  # 1: none
     rollouts_per_batch: Positive
 
@@ -160,6 +189,8 @@ class DenoisingSampling(Strict):
             raise ValueError(f"window must hold a step before the last of {self.num_steps}")
         if self.density == "preserving" and self.noise_level > 1:
             raise ValueError("noise_level must be at most 1 for preserving")
+        if self.scope and self.scope.steps_per_look * 3 > self.num_steps:
+            raise ValueError("scope.steps_per_look must leave three looks or more at num_steps")
         return self
 
 

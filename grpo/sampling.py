@@ -164,8 +164,4 @@ def _sample_batch(policy: Policy[Any], batch: pd.DataFrame, *, seed: int) -> Sam
         }
     )
     tensors = policy.pack(trajectory, logp)
-    cost = Cost(
-        flops=policy.cost.flops - start.flops,
-        sampled_steps=policy.cost.sampled_steps - start.sampled_steps,
-    )
-    return SampledBatch(table=table, tensors=tensors, cost=cost)
+    return SampledBatch(table=table, tensors=tensors, cost=policy.cost - start)

@@ -99,6 +99,24 @@ def score_texts(
     return pd.DataFrame(rows)
 
 
+def score_captions(
+    captions: Sequence[str],
+    media: UInt8[Tensor, " row *sample"],
+    *,
+    tasks: pd.DataFrame,
+    rule: RewardRule,
+) -> list[float]:
+    """Returns the rewards of what was drawn of captions, on the way to a rollout.
+
+    Args:
+      tasks: Schema PROMPTS; of prompts with one text, the first stands for all.
+    """
+    known = tasks.drop_duplicates("prompt").set_index("prompt")["prompt_id"]
+    rows = pd.DataFrame({"prompt_id": known.loc[list(captions)].to_numpy(), "text": ""})
+    rows = rows.assign(rollout_id=rows.index.astype(str), is_finished=True)
+    return score_rollouts(rows, tasks, rule, media=media)["reward"].tolist()
+
+
 def without_shaping(rule: RewardRule) -> RewardRule:
     """Returns the rule whose reward is the judge's score."""
     return replace(rule, maximize="score", unfinished_penalty=0.0)

@@ -24,7 +24,7 @@ from grpo.objective.divergence import needs_divergence
 from grpo.objective.trust import trusted_ranges
 from grpo.policies.base import Policy, Trajectory
 from grpo.policies.storage import read_trainable, write_trainable
-from grpo.types import Cost, Credit, Rollouts
+from grpo.types import Cost, Credit, Rollouts, StepNoise
 
 MIN_CLIP_PER_DRIFT = 3.0  # rule U27
 
@@ -234,7 +234,8 @@ def measure_drift(
     drift = 0.0
     for batch in batches:
         logp, behavior_logp = proximal_logp[batch.rows], batch.rollouts.behavior_logp
-        drift = max(drift, _drift(objective, logp, behavior_logp, batch.credit))
+        noise = batch.rollouts.noise
+        drift = max(drift, _drift(objective, logp, behavior_logp, batch.credit, noise))
     return require_range_above(drift, objective)
 
 
@@ -256,13 +257,23 @@ def require_range_above(drift: float, objective: Objective) -> float:
     return drift
 
 
-def _drift(objective: Objective, logp: Tensor, behavior_logp: Tensor, credit: Credit) -> float:
+def _drift(
+    objective: Objective,
+    logp: Tensor,
+    behavior_logp: Tensor,
+    credit: Credit,
+    noise: StepNoise | None,
+) -> float:
     """Returns max |log ratio| between a policy and the one that sampled."""
+    none = torch.zeros_like(logp)
     terms = loss_terms(
         objective,
         logp=logp,
         proximal_logp=behavior_logp,
         reference_logp=logp,
+        proximal_kl=none,
+        reference_kl=none,
+        noise=noise,
         credit=credit,
         behavior_logp=behavior_logp,
     )
@@ -345,13 +356,13 @@ def add_gradient(
         num_steps = last_step(credit.weight[rows])
         needed = credit.weight[rows, :num_steps] != 0
         selected = trajectory.select(of_round[rows], num_steps)
-        scores = policy.score(selected, needed)
+        scores, noise = policy.score(selected, needed), selected.noise
         device = scores.logp.device
         part = _cut(credit, rows, num_steps, device)
         behavior = behavior_logp[rows, :num_steps].to(device)
         if proximal is None:
             start = scores.detach()
-            tally.drift = max(tally.drift, _drift(objective, start.logp, behavior, part))
+            tally.drift = max(tally.drift, _drift(objective, start.logp, behavior, part, noise))
         else:
             start = proximal.part(of_round[rows], needed, device)
         base = reference.part(of_round[rows], needed, device) if reference else None
@@ -362,7 +373,7 @@ def add_gradient(
             reference_logp=base.logp if base else None,
             proximal_kl=divergence(scores, start, needed),
             reference_kl=divergence(scores, base, needed) if base else None,
-            noise=selected.noise,
+            noise=noise,
             behavior_logp=behavior,
             credit=part,
         )

@@ -1,6 +1,6 @@
 """The nouns that every modality shares: rollouts, credit, the terms of a loss, and cost."""
 
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import NamedTuple
 
 from jaxtyping import Bool, Float, Int
@@ -36,6 +36,7 @@ class Rollouts:
     behavior_logp: Float[Tensor, "rollout step"]  # nats, under the engine that sampled
     reference_logp: Float[Tensor, "rollout step"] | None = None  # nats, under the base policy
     noise: StepNoise | None = None  # None: steps are no Gaussians
+    variant: Int[Tensor, " rollout"] | None = None  # of the prompt that it was drawn under; 0: none
 
     def __post_init__(self) -> None:
         sizes = {len(self.group), len(self.reward), len(self.outcome), len(self.mask)}
@@ -94,17 +95,17 @@ class Scores:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Cost:
     """What a computation cost, independent of the machine that ran it; costs add up."""
 
     flops: int = 0
     sampled_steps: int = 0
     trained_steps: int = 0
+    judge_calls: int = 0  # beside the one per rollout: of what was judged on the way
 
     def __add__(self, other: "Cost") -> "Cost":
-        return Cost(
-            flops=self.flops + other.flops,
-            sampled_steps=self.sampled_steps + other.sampled_steps,
-            trained_steps=self.trained_steps + other.trained_steps,
-        )
+        return Cost(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+    def __sub__(self, other: "Cost") -> "Cost":
+        return Cost(*(a - b for a, b in zip(astuple(self), astuple(other), strict=True)))

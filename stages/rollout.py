@@ -5,10 +5,10 @@ from pathlib import Path
 from grpo.artifacts.files import atomic_path
 from grpo.artifacts.tables import PROMPTS, read_table
 from grpo.artifacts.usage import Usage
-from grpo.build.draws import draws_of_arm
+from grpo.build.draws import draws_of_round
 from grpo.build.machine import prepare_machine
 from grpo.build.policies import load_sampler
-from grpo.build.rollouts import build_source, read_candidates
+from grpo.build.rollouts import build_source, judge_on_the_way, read_candidates
 from grpo.build.selections import build_selection
 from grpo.params import read_params
 from grpo.policies.storage import read_state
@@ -38,9 +38,10 @@ def main(
     candidates = read_candidates(params, name, selection, curriculum=curriculum, tasks=tasks)
     inputs = [base, policy, prompts, curriculum, *([profile] if selection.reuses_profile else [])]
     scratch = scratch_of(f"rollout@{name}", inputs, params)
-    draws = draws_of_arm(params, each.arm)
+    draws = draws_of_round(params, name)
     with usage.part("load"):
-        loaded = load_sampler(params, base=base, directory=policy, draws=draws)
+        judge = judge_on_the_way(params, each.arm, tasks)
+        loaded = load_sampler(params, base=base, directory=policy, draws=draws, judge=judge)
     with usage.part("sampling"), shown(f"sample {name}") as progress:
         source = build_source(
             params, name, selection, policy=loaded, tasks=tasks, profile=profile, progress=progress

@@ -36,6 +36,7 @@ def test_a_link_is_named_after_its_function_and_keeps_all_its_settings(name: str
         "flow_grpo": {"dimensions": 8},
         "flash_grpo": {"dimensions": 8},
         "awm": {"dimensions": 8},
+        "diffusion_nft": {"dimensions": 8},
         "penalize_kl": {"beta": 0.5},
         "subtract_kl_from_reward": {"beta": 0.5},
         "keep_extreme_rollouts": {"keep": 4},

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from grpo.params import Parameters
+from grpo.params import BASE, Parameters
 from grpo.policies.kernels import Denoising
 from grpo.policies.tokens import Decoding
 from grpo.policy_params import DenoisingDraws, TokenDraws, TokenSampling
@@ -10,8 +10,24 @@ from grpo.policy_params import DenoisingDraws, TokenDraws, TokenSampling
 Draws = Decoding | Denoising
 
 
+def draws_of_round(params: Parameters, name: str) -> Draws:
+    """Returns how a round draws its rollouts, and scores them."""
+    arm = params.find_round(name).arm
+    draws, sampling = draws_of_arm(params, arm), params.find_arm(arm).sampling
+    if isinstance(draws, Decoding) or isinstance(sampling, TokenSampling):
+        return draws
+    first, end = sampling.window
+    end = min(end, sampling.num_steps - 1)
+    positions = sampling.num_steps - (end - first)
+    behind = _rounds_behind(params, name)
+    # From the last position it starts over.
+    first, end = ((each + sampling.window_stride * behind) for each in (first, end))
+    width, first = end - first, first % positions
+    return replace(draws, window=(first, first + width))
+
+
 def draws_of_arm(params: Parameters, arm: str) -> Draws:
-    """Returns how an arm draws its rollouts, and scores them."""
+    """Returns how an arm draws the rollouts of its first round."""
     sampling = params.find_arm(arm).sampling
     if isinstance(sampling, TokenSampling):
         return replace(_decoding(params, sampling.temperature), routing=params.tokens.routing)
@@ -22,6 +38,8 @@ def draws_of_arm(params: Parameters, arm: str) -> Draws:
         stochastic=sampling.stochastic,
         window=sampling.window,
         guidance=sampling.guidance,
+        scope=sampling.scope,
+        variants=sampling.variants,
     )
 
 
@@ -42,6 +60,14 @@ def draws_of_evaluation(params: Parameters) -> dict[str, Draws]:
             "sampled": _decoding(params, sampling.temperature),
         }
     return {"sampled": _exact(sampling)}
+
+
+def _rounds_behind(params: Parameters, name: str) -> int:
+    """Returns how many rounds of the same arm a round goes on from."""
+    arm, behind = params.rounds[name].arm, 0
+    while (name := params.rounds[name].start) != BASE and params.rounds[name].arm == arm:
+        behind += 1
+    return behind
 
 
 def _exact(sampling: DenoisingDraws) -> Denoising:

@@ -1,7 +1,7 @@
 """Objectives from parameters, and the composition rules read on a whole parameter file."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from grpo.build.curricula import build_curriculum
 from grpo.build.selections import build_selection, check_selection, selection_paths
@@ -133,7 +133,22 @@ def _plan(params: Parameters, name: str, arm: Arm) -> tuple[dict[str, str], Plan
         routing=params.policy.routing if isinstance(params.policy, TokenPolicyParams) else "live",
         has_routers=_has_routers(params),
         denoises=params.policy.kind == "denoising",
+        **_choice_of_steps(arm),
     )
+
+
+def _choice_of_steps(arm: Arm) -> dict[str, Any]:
+    """Returns what the rules may know of an arm's denoising steps."""
+    sampling = arm.sampling
+    if isinstance(sampling, TokenSampling):
+        return {}
+    owners = {"scope": sampling.scope, "window_stride": sampling.window_stride}
+    return {
+        "density": sampling.density,
+        "stochastic": sampling.stochastic,
+        "owners": tuple(f"sampling.{name}" for name, each in owners.items() if each),
+        "has_variants": sampling.variants is not None,
+    }
 
 
 def _check_phases(params: Parameters, name: str, plan: Plan) -> None:

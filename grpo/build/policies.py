@@ -10,6 +10,7 @@ from grpo.build.draws import Draws
 from grpo.build.tokens import load_token_policy, load_token_sampler
 from grpo.params import Parameters, Training
 from grpo.policies.base import Policy
+from grpo.policies.scope import Judgement
 from grpo.policies.storage import trainable
 from grpo.policies.tokens import Decoding
 
@@ -31,8 +32,18 @@ def load_policy(params: Parameters, *, base: Path, directory: Path, draws: Draws
     return load_denoising_policy(params, base=base, directory=directory, decoding=draws)
 
 
-def load_sampler(params: Parameters, *, base: Path, directory: Path, draws: Draws) -> Policy[Any]:
+def load_sampler(
+    params: Parameters,
+    *,
+    base: Path,
+    directory: Path,
+    draws: Draws,
+    judge: Judgement | None = None,
+) -> Policy[Any]:
     """Returns the policy of a directory to draw rollouts from.
+
+    Args:
+      judge: Of what a denoising policy's scope looks at.
 
     Raises:
       ArtifactError: If a file is missing or broken.
@@ -40,7 +51,11 @@ def load_sampler(params: Parameters, *, base: Path, directory: Path, draws: Draw
     """
     if isinstance(draws, Decoding):
         return load_token_sampler(params, base=base, directory=directory, decoding=draws)
-    return load_policy(params, base=base, directory=directory, draws=draws)
+    from grpo.build.denoising import load_denoising_policy
+
+    policy = load_denoising_policy(params, base=base, directory=directory, decoding=draws)
+    policy.judge = judge
+    return policy
 
 
 def make_optimizer(model: nn.Module, training: Training) -> AdamW:

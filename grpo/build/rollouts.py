@@ -1,6 +1,7 @@
 """What a round may sample, and where its rollouts come from, from parameters and artifacts."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,10 @@ from grpo.curriculum import add_prompts, select_phase
 from grpo.errors import located
 from grpo.params import BASE, PARAMS, Parameters
 from grpo.policies.base import Policy
+from grpo.policies.scope import Judgement
+from grpo.policy_params import DenoisingSampling
 from grpo.rollout import Source, policy_source
+from grpo.scoring import score_captions, without_shaping
 from grpo.selection import Selection, require_candidates
 
 
@@ -33,6 +37,19 @@ def read_candidates(
         require_candidates(selection, len(plan))
     with located(curriculum):
         return add_prompts(plan, tasks)
+
+
+def judge_on_the_way(params: Parameters, arm: str, tasks: pd.DataFrame) -> Judgement | None:
+    """Returns what judges an arm's pilots; None if it looks at none.
+
+    Raises:
+      MissingExtraError: If the judge's package is not installed.
+    """
+    sampling = params.find_arm(arm).sampling
+    if not isinstance(sampling, DenoisingSampling) or sampling.scope is None:
+        return None
+    rule = without_shaping(build_reward(params.reward))
+    return partial(score_captions, tasks=tasks, rule=rule)
 
 
 def build_source(

@@ -14,7 +14,7 @@ from torch.optim import AdamW
 
 from grpo.artifacts.files import atomic_path, write_csv, write_json
 from grpo.artifacts.tables import CREDIT, REWARDS, read_table, write_table
-from grpo.build.draws import draws_of_arm
+from grpo.build.draws import draws_of_round
 from grpo.build.objectives import build_objective
 from grpo.build.policies import load_policy, make_optimizer
 from grpo.build.selections import build_selection
@@ -67,7 +67,7 @@ def load_round(
     """
     each = params.find_round(name)
     arm = params.find_arm(each.arm)
-    draws = draws_of_arm(params, each.arm)
+    draws = draws_of_round(params, name)
     policy = load_policy(params, base=base, directory=start, draws=draws)
     optimizer = make_optimizer(policy.model, arm.training)
     start_state = read_state(start)
@@ -202,6 +202,7 @@ def _join(
         behavior_logp=behavior_logp,
         reference_logp=reference_logp,
         noise=trajectory.noise,
+        variant=trajectory.variant,
     )
 
 

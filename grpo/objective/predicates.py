@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from grpo.objective.base import Link, Setting
 from grpo.objective.correction import CORRECTIONS
+from grpo.objective.divergence import CONTRAST, NORMALIZED, reads_divergence
 from grpo.objective.trust import RANGES
 
 BASELINES = ("center_by_group_mean", "leave_one_out", "center_by_moving_average")
@@ -22,6 +23,7 @@ TRUST_REGIONS = tuple(RANGES)
 # Of the whole rollout: by a link of its own, or within the trust region.
 ROLLOUT_LEVEL = (*ROLLOUT_RATIOS, "average_clipped_log_ratio")
 PENALTIES = ("penalize_kl", "subtract_kl_from_reward")
+NOISE_WEIGHTS = ("rectify_noise_level", "weigh_by_noise_std", NORMALIZED)
 TOO_FEW = 4  # rollouts of a group to choose from (rule U22)
 TOO_STALE = 4  # updates per round for the trainer's own routing (rule U33)
 ROUTING = "policy.routing"
@@ -46,6 +48,10 @@ class Plan:
     routing: str = "live"  # policy.routing
     has_routers: bool | None = None  # None: only the loaded model knows
     denoises: bool = False  # steps are denoising steps
+    density: str | None = None  # of denoising steps
+    stochastic: str | None = None  # which denoising steps have noise
+    owners: tuple[str, ...] = ()  # paths of what chooses the window of steps with noise
+    has_variants: bool = False  # some rollouts are drawn under another condition than the prompt
 
     def named(self, *names: str) -> list[str]:
         """Returns which of `names` stand in the objective, once per occurrence."""
@@ -200,7 +206,11 @@ def behind_trust_region(plan: Plan) -> list[str]:
     names = [link.name for link in plan.links]
     regions = [index for index, name in enumerate(names) if name in TRUST_REGIONS]
     late = names[min(regions, default=len(names)) :]
-    return [name for name in late if name in (*ROLLOUT_RATIOS, *CORRECTIONS, "scale_log_ratio")]
+    return [
+        name
+        for name in late
+        if name in (*ROLLOUT_RATIOS, *CORRECTIONS, "scale_log_ratio", NORMALIZED)
+    ]
 
 
 def late_kl(plan: Plan) -> list[str]:
@@ -259,11 +269,38 @@ def reuse_after_choice(*, is_shaped: bool) -> Callable[[Plan], list[str]]:
 
 
 def noise_without_denoising(plan: Plan) -> list[str]:
-    return [] if plan.denoises else plan.named("rectify_noise_level", "scale_log_ratio")
+    exact = [link.name for link in plan.links if reads_divergence(link)]
+    return [] if plan.denoises else plan.named("scale_log_ratio", *NOISE_WEIGHTS) + exact
+
+
+def noise_weight_owners(plan: Plan) -> list[str]:
+    return plan.named(*NOISE_WEIGHTS)[1:]
 
 
 def kl_of_denoising(plan: Plan) -> list[str]:
-    return _active(plan, *PENALTIES) if plan.denoises else []
+    exact = [link.name for link in plan.links if reads_divergence(link)]
+    return [each for each in _active(plan, *PENALTIES) if each not in exact] * plan.denoises
+
+
+def ratio_across_conditions(plan: Plan) -> list[str]:
+    return ["sampling.variants"] if plan.has_variants and plan.density != "matched" else []
+
+
+def contrast_without_matching(plan: Plan) -> list[str]:
+    return plan.named(CONTRAST) if plan.denoises and plan.density != "matched" else []
+
+
+def unequal_chances_of_steps(plan: Plan) -> list[str]:
+    is_single = plan.stochastic == "one_per_prompt"
+    return ["sampling.scope"] if is_single and "sampling.scope" in plan.owners else []
+
+
+def window_owners(plan: Plan) -> list[str]:
+    return list(plan.owners[1:])
+
+
+def batch_std_of_single_steps(plan: Plan) -> list[str]:
+    return plan.named("scale_by_batch_std") if plan.stochastic == "one_per_prompt" else []
 
 
 def ratio_of_all_dimensions(plan: Plan) -> list[str]:

@@ -14,8 +14,10 @@ from grpo.objective.predicates import (
     ROLLOUT_LEVEL,
     TRUST_REGIONS,
     Plan,
+    batch_std_of_single_steps,
     behind_trust_region,
     both,
+    contrast_without_matching,
     early_selection,
     extreme_pair,
     extremes_of_full_group,
@@ -27,11 +29,13 @@ from grpo.objective.predicates import (
     kl_on_part,
     late_kl,
     no_floor,
+    noise_weight_owners,
     noise_without_denoising,
     nothing_to_choose,
     pair_z_score,
     phase_owners,
     prompts_come_once,
+    ratio_across_conditions,
     ratio_of_all_dimensions,
     replay_on_policy,
     replay_without_routers,
@@ -43,8 +47,10 @@ from grpo.objective.predicates import (
     size_owners,
     stale_proximal_routing,
     truncated_sampling,
+    unequal_chances_of_steps,
     unless_one,
     variable_groups,
+    window_owners,
 )
 
 
@@ -65,6 +71,20 @@ class Rule(NamedTuple):
 
 RULES: tuple[Rule, ...] = (
     Rule(
+        "U5",
+        Severity.ERROR,
+        "denoising steps can be weighed by their noise once; keep one of rectify_noise_level, "
+        "weigh_by_noise_std and normalize_log_ratio",
+        noise_weight_owners,
+    ),
+    Rule(
+        "U8",
+        Severity.ERROR,
+        "rollouts drawn under a variant of the prompt have no ratio to the prompt's own density; "
+        "set sampling.density: matched",
+        ratio_across_conditions,
+    ),
+    Rule(
         "U10",
         Severity.INFO,
         "a rollout ratio has no effect with one update per round (s = 1); raise "
@@ -74,8 +94,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "U11",
         Severity.ERROR,
-        "an objective needs exactly one trust region; keep one of clip_surrogate, truncate_ratio, "
-        "gate_ratio_softly, average_clipped_log_ratio and weigh_log_prob",
+        f"an objective needs exactly one trust region; keep one of {', '.join(TRUST_REGIONS)}",
         unless_one(TRUST_REGIONS),
     ),
     Rule(
@@ -193,6 +212,26 @@ RULES: tuple[Rule, ...] = (
         lambda plan: sorted(plan.dropouts),
     ),
     Rule(
+        "U29",
+        Severity.WARN,
+        "one step per prompt, drawn from windows that differ by prompt, weighs steps unequally: "
+        "another objective than one step of all; set stochastic: all to train on whole windows",
+        unequal_chances_of_steps,
+    ),
+    Rule(
+        "U30",
+        Severity.ERROR,
+        "the steps with noise must be chosen by one owner; keep one of scope and window_stride",
+        window_owners,
+    ),
+    Rule(
+        "U31",
+        Severity.WARN,
+        "rewards of prompts with noise at different steps spread differently; use "
+        "scale_by_group_std",
+        batch_std_of_single_steps,
+    ),
+    Rule(
         "U33",
         Severity.INFO,
         "with one update per round, replaying the sampler's routing brought nothing in its paper; "
@@ -294,7 +333,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "H10",
         Severity.ERROR,
-        "only denoising steps have a noise level and dimensions; drop it",
+        "only denoising steps have a noise level, dimensions and exact divergences; drop it",
         noise_without_denoising,
     ),
     Rule(
@@ -308,8 +347,14 @@ RULES: tuple[Rule, ...] = (
         "H12",
         Severity.ERROR,
         "the log ratio of a denoising step is over all dimensions, where estimators of the "
-        "divergence overflow; drop the penalty",
+        "divergence overflow; set estimator: exact",
         kl_of_denoising,
+    ),
+    Rule(
+        "H13",
+        Severity.ERROR,
+        "it follows and mirrors velocities that match an image; set sampling.density: matched",
+        contrast_without_matching,
     ),
     Rule(
         "H1",

@@ -20,6 +20,11 @@ class Trajectory(Protocol):
         """What the noise of its steps is like; None if they are no Gaussians."""
         ...
 
+    @property
+    def variant(self) -> Int[Tensor, " rollout"] | None:
+        """Under which variant of its prompt a rollout was drawn, 0: as it is; None: no such."""
+        ...
+
     def select(self, rows: Int[Tensor, " kept"], num_steps: int) -> "Trajectory":
         """Returns some rollouts, cut after `num_steps` steps: what is cut is not computed."""
         ...

@@ -1,20 +1,18 @@
 """Policies whose step is a denoising step: flow-matching models of `diffusers`."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int, UInt8
+from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from grpo.errors import ArtifactError
 from grpo.policies.flops import left_out_by_torch
-from grpo.policies.groups import order_of_appearance
 from grpo.policies.kernels import (
     MATCHED,
+    TIME,
     Denoising,
     Schedule,
     apply_kernel,
@@ -29,44 +27,18 @@ from grpo.policies.pipelines import (
     sigmas_of,
     to_pixels,
 )
-from grpo.policies.steps import numbered, read_mask, require_equal_steps
-from grpo.policy_params import Canvas
-from grpo.types import Cost, Scores, StepNoise
-
-CONDITION = "condition."  # before the names of stored conditions
-BY_ROLLOUT = ("steps", "media")
-BY_DRAW = ("step_index", "before", "after", "behavior_logp")
-
-
-@dataclass(frozen=True, kw_only=True)
-class DenoisingTrajectory:
-    """What was drawn at the steps that have noise; the others are functions of these.
-
-    `before` and `after` hold their states, rollout by rollout: the k-th True of `mask`, row by row,
-    is their row k.
-    """
-
-    group: Int[Tensor, " rollout"]  # row of `conditions`
-    conditions: Mapping[str, Float[Tensor, "prompt ..."]]
-    mask: Bool[Tensor, "rollout step"]
-    before: Float[Tensor, " drawn *sample"]
-    after: Float[Tensor, " drawn *sample"]
-    noise: StepNoise  # at the steps of `mask`
-    media: UInt8[Tensor, " rollout *pixels"]
-
-    def select(self, rows: Int[Tensor, " kept"], num_steps: int) -> "DenoisingTrajectory":
-        """Returns some rollouts, cut after `num_steps` steps."""
-        drawn = numbered(self.mask)[rows, :num_steps]
-        drawn = drawn[drawn >= 0]
-        return DenoisingTrajectory(
-            group=self.group[rows],
-            conditions=self.conditions,
-            mask=self.mask[rows, :num_steps],
-            before=self.before[drawn],
-            after=self.after[drawn],
-            noise=self.noise.select(rows, num_steps),
-            media=self.media[rows],
-        )
+from grpo.policies.scope import Judgement, Pilots, find_windows
+from grpo.policies.steps import numbered
+from grpo.policies.trajectories import (
+    DenoisingTrajectory,
+    conditions_by_row,
+    pack_trajectory,
+    repack_trajectory,
+    unpack_trajectory,
+)
+from grpo.policies.variants import blend, find_variants, share_at
+from grpo.policy_params import Canvas, Scope
+from grpo.types import Cost, Scores
 
 
 class DenoisingPolicy:
@@ -84,6 +56,7 @@ class DenoisingPolicy:
         self.decoding = decoding
         self.canvas = canvas
         self.num_tokens = num_tokens
+        self.judge: Judgement | None = None  # of what a scope looks at
         self.cost = Cost()
 
     @property
@@ -105,13 +78,20 @@ class DenoisingPolicy:
         The rollouts of a prompt have noise at the same steps (rule U4) and start from noise of
         their own. With the density "matched" no step has noise: the steps chosen are those at which
         the image is noised again and the model's velocity compared with the noise that was added.
+        Variants of the prompts act on sampling alone: log-probs are those of the prompts.
+
+        Raises:
+          ValueError: If steps are to be chosen by looks at pilots and nobody judges them.
         """
         schedule = self.schedule()
-        conditions = {name: each.cpu() for name, each in self._encode(prompts).items()}
-        group = torch.arange(len(prompts)).repeat_interleave(torch.tensor(group_sizes))
-        mask = self._choose_steps(len(prompts), generator)[group]
+        conditions = self._encode_on_host(prompts)
+        sizes = torch.tensor(group_sizes)
+        group = torch.arange(len(prompts)).repeat_interleave(sizes)
+        windows = self._find_windows(prompts, conditions, schedule, generator)
+        mask = self._choose_steps(windows, generator)[group]
         shape = latent_shape(self.pipeline, self.canvas)
         state = torch.randn(len(group), *shape, generator=generator)
+        variant, given_at = self._vary(prompts, conditions, group, generator)
         is_matched = self.decoding.density == MATCHED
         noisy, index = mask & (not is_matched), numbered(mask)
         before = torch.empty(int(mask.sum()), *shape)
@@ -124,7 +104,7 @@ class DenoisingPolicy:
                 for drawn in noisy[:, step].tolist()
             ]
             time = schedule.time[step].expand(len(group))
-            velocity = self._velocity(state, time, group, conditions)
+            velocity = self._velocity(state, time, given_at(float(time[0]) / TIME))
             mean, std = apply_kernel(kernels, state, velocity)
             if len(rows):
                 before[index[rows, step]] = state[rows]
@@ -139,6 +119,7 @@ class DenoisingPolicy:
         trajectory = DenoisingTrajectory(
             group=group,
             conditions=conditions,
+            variant=variant,
             mask=mask,
             before=before,
             after=after,
@@ -176,9 +157,9 @@ class DenoisingPolicy:
         drawn = numbered(trajectory.mask)[rows, steps]
         before = trajectory.before[drawn]
         schedule = self.schedule()
-        velocity = self._velocity(
-            before, schedule.time[steps], trajectory.group[rows], trajectory.conditions
-        )
+        prompts = trajectory.group[rows]
+        given = {name: each[prompts] for name, each in trajectory.conditions.items()}
+        velocity = self._velocity(before, schedule.time[steps], given)
         kernels = [schedule.noisy[step] for step in steps.tolist()]
         mean, std = apply_kernel(kernels, before, velocity)
         logp = step_log_prob(trajectory.after[drawn], mean, std)
@@ -206,16 +187,7 @@ class DenoisingPolicy:
         self, trajectory: DenoisingTrajectory, logp: Float[Tensor, "rollout step"]
     ) -> dict[str, Tensor]:
         """Returns a trajectory as flat tensors, which can be concatenated."""
-        stored = {f"{CONDITION}{name}": each for name, each in trajectory.conditions.items()}
-        return {
-            **stored,
-            "steps": trajectory.mask.sum(dim=1),
-            "step_index": trajectory.mask.nonzero()[:, 1],
-            "before": trajectory.before,
-            "after": trajectory.after,
-            "behavior_logp": logp[trajectory.mask],
-            "media": trajectory.media,
-        }
+        return pack_trajectory(trajectory, logp)
 
     def repack(
         self,
@@ -228,18 +200,8 @@ class DenoisingPolicy:
         Raises:
           ArtifactError: If the tensors do not fit one another or `group`.
         """
-        row = order_of_appearance(group)
-        self._require_stored(tensors, row)
-        prompts = torch.zeros(int(row.max()) + 1, dtype=torch.bool)
-        prompts[row[kept]] = True
-        drawn = kept.repeat_interleave(tensors["steps"])
-        by_rollout = {"steps", "media"}
-        return {
-            name: each[
-                prompts if name.startswith(CONDITION) else kept if name in by_rollout else drawn
-            ]
-            for name, each in tensors.items()
-        }
+        row = conditions_by_row(tensors, group, condition_names(self.pipeline))
+        return repack_trajectory(tensors, row, kept)
 
     def unpack(
         self, tensors: dict[str, Tensor], group: Int[Tensor, " rollout"]
@@ -250,41 +212,8 @@ class DenoisingPolicy:
           ArtifactError: If tensors are missing or do not fit one another or `group`, or a group has
             noise at different steps (rule U4).
         """
-        row = order_of_appearance(group)
-        self._require_stored(tensors, row)
-        schedule = self.schedule()
-        mask = read_mask(tensors, num_steps=len(schedule.time))
-        require_equal_steps(mask, row)
-        trajectory = DenoisingTrajectory(
-            group=row,
-            conditions={
-                name.removeprefix(CONDITION): each
-                for name, each in tensors.items()
-                if name.startswith(CONDITION)
-            },
-            mask=mask,
-            before=tensors["before"],
-            after=tensors["after"],
-            noise=schedule.noise_at(mask),
-            media=tensors["media"],
-        )
-        logp = torch.zeros(mask.shape).masked_scatter(mask, tensors["behavior_logp"])
-        return trajectory, logp
-
-    def _require_stored(self, tensors: dict[str, Tensor], row: Int[Tensor, " rollout"]) -> None:
-        """Raises ArtifactError unless the tensors are those of `pack` and fit their table."""
-        conditions = [f"{CONDITION}{name}" for name in condition_names(self.pipeline)]
-        expected = {*BY_ROLLOUT, *BY_DRAW, *conditions}
-        if set(tensors) != expected:
-            raise ArtifactError(f"must hold {sorted(expected)}, got {sorted(tensors)}")
-        wanted = {
-            **dict.fromkeys(conditions, int(row.max()) + 1),
-            **dict.fromkeys(BY_ROLLOUT, len(row)),
-            **dict.fromkeys(BY_DRAW, int(tensors["steps"].sum())),
-        }
-        for name, count in wanted.items():
-            if len(tensors[name]) != count:
-                raise ArtifactError(f"{name} must have {count} entries, got {len(tensors[name])}")
+        row = conditions_by_row(tensors, group, condition_names(self.pipeline))
+        return unpack_trajectory(tensors, row, self.schedule())
 
     @property
     def _device(self) -> torch.device:
@@ -299,28 +228,100 @@ class DenoisingPolicy:
         """The condition of no caption, which guidance leads away from."""
         return self._encode([""])
 
-    def _choose_steps(self, num_prompts: int, generator: Generator) -> Bool[Tensor, "prompt step"]:
-        """Returns at which steps the rollouts of each prompt have noise; never at the last."""
-        mask = torch.zeros(num_prompts, self.decoding.num_steps, dtype=torch.bool)
+    def _encode_on_host(self, captions: list[str]) -> dict[str, Tensor]:
+        return {name: each.cpu() for name, each in self._encode(captions).items()}
+
+    def _find_windows(
+        self,
+        prompts: list[str],
+        conditions: Mapping[str, Tensor],
+        schedule: Schedule,
+        generator: Generator,
+    ) -> Int[Tensor, "prompt 2"]:
+        """Returns by prompt the first step that may have noise, and the first that may not again.
+
+        By pilots, if the decoding has a scope: a prompt's window is the median over its own.
+        """
         first, end = self.decoding.window
-        end = min(end, self.decoding.num_steps - 1)
-        if self.decoding.stochastic == "all":
-            mask[:, first:end] = True
-        elif self.decoding.stochastic == "one_per_prompt":
-            step = torch.randint(first, end, (num_prompts,), generator=generator)
-            mask[torch.arange(num_prompts), step] = True
+        scope = self.decoding.scope
+        if scope is None:
+            end = min(end, self.decoding.num_steps - 1)
+            return torch.tensor([[first, end]]).expand(len(prompts), 2)
+        if self.judge is None:
+            raise ValueError("a scope needs a judge of what it looks at; set the policy's judge")
+        pilots = self._run_pilots(conditions, schedule, scope, generator)
+        captions = [each for each in prompts for _ in range(scope.pilots)]
+        scores = torch.tensor([self.judge(captions, media) for media in pilots.media])
+        self.cost += Cost(judge_calls=scores.numel())
+        windows = find_windows(
+            pilots.structure(), scores, pilots.steps, scope, self.decoding.num_steps
+        )
+        by_prompt: Tensor = windows.unflatten(0, (-1, scope.pilots)).median(dim=1).values
+        return by_prompt
+
+    def _run_pilots(
+        self,
+        conditions: Mapping[str, Tensor],
+        schedule: Schedule,
+        scope: Scope,
+        generator: Generator,
+    ) -> Pilots:
+        """Returns rollouts without noise, looked at every few steps."""
+        given = {name: each.repeat_interleave(scope.pilots, 0) for name, each in conditions.items()}
+        number = len(next(iter(given.values())))
+        shape = latent_shape(self.pipeline, self.canvas)
+        state = torch.randn(number, *shape, generator=generator)
+        steps, estimates = list(range(0, self.decoding.num_steps, scope.steps_per_look)), []
+        for step, kernel in enumerate(schedule.exact):
+            velocity = self._velocity(state, schedule.time[step].expand(number), given)
+            if step in steps:
+                estimates.append(state - schedule.time[step] / TIME * velocity)
+            state, _ = apply_kernel([kernel] * number, state, velocity)
+        self.cost += Cost(sampled_steps=number * self.decoding.num_steps)
+        media = [to_pixels(self.pipeline, each.to(self._device)) for each in estimates]
+        return Pilots(steps, torch.stack(estimates), torch.stack(media), state)
+
+    def _choose_steps(
+        self, windows: Int[Tensor, "prompt 2"], generator: Generator
+    ) -> Bool[Tensor, "prompt step"]:
+        """Returns at which steps the rollouts of each prompt have noise; never at the last."""
+        mask = torch.zeros(len(windows), self.decoding.num_steps, dtype=torch.bool)
+        for row, (first, end) in zip(mask, windows.tolist(), strict=True):
+            if self.decoding.stochastic == "all":
+                row[first:end] = True
+            elif self.decoding.stochastic == "one_per_prompt":
+                row[torch.randint(first, end, (), generator=generator)] = True
         return mask
+
+    def _vary(
+        self,
+        prompts: list[str],
+        conditions: dict[str, Tensor],
+        group: Int[Tensor, " rollout"],
+        generator: Generator,
+    ) -> tuple[Int[Tensor, " rollout"], Callable[[float], dict[str, Tensor]]]:
+        """Returns each rollout's variant of its prompt, and its conditions at a noise level."""
+        settings = self.decoding.variants
+        if settings is None:
+            given = {name: each[group] for name, each in conditions.items()}
+            return torch.zeros_like(group), lambda sigma: given
+        found, flops = find_variants(self.pipeline, prompts, self.num_tokens, settings, generator)
+        self.cost += Cost(flops=flops)
+        variants = {name: each.cpu() for name, each in found.items()}
+        member = torch.arange(len(group)) - torch.searchsorted(group, group)
+        variant = member % settings.count
+        return variant, lambda sigma: blend(
+            conditions, variants, group, variant, share_at(sigma, settings.share)
+        )
 
     def _velocity(
         self,
         state: Float[Tensor, " row *sample"],
         time: Float[Tensor, " row"],
-        prompts: Int[Tensor, " row"],
-        conditions: Mapping[str, Tensor],
+        conditions: Mapping[str, Float[Tensor, "row ..."]],
     ) -> Float[Tensor, " row *sample"]:
         """Returns the guided velocity, on the host, in float32."""
-        given = {name: each[prompts] for name, each in conditions.items()}
-        velocity = self._forward(state, time, given)
+        velocity = self._forward(state, time, conditions)
         if self.decoding.guidance != 1:
             blank = {
                 name: each.cpu().expand(len(state), *each.shape[1:])

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Generator, Tensor
 
-from grpo.policy_params import Density
+from grpo.policy_params import Density, Scope, Variants
 from grpo.types import StepNoise
 
 TIME = 1000.0  # a transformer's time for sigma 1
@@ -32,6 +32,8 @@ class Denoising:
     stochastic: Literal["all", "one_per_prompt", "none"]  # steps with noise, within `window`
     window: tuple[int, int]  # first step that may have noise, and the first that may not again
     guidance: float  # 1: none
+    scope: Scope | None = None  # measures the window of each prompt; None: `window` for all
+    variants: Variants | None = None  # of a prompt's condition; None: as it is
 
 
 class Kernel(NamedTuple):

@@ -23,6 +23,8 @@ class Family(NamedTuple):
 
     conditions: tuple[str, ...]  # names of what it takes beside state and time
     encode: Callable[[Any, list[str], int], tuple[Tensor, ...]]
+    pool: Callable[[dict[str, Tensor]], Tensor]  # conditions -> one vector per caption
+    encoders: tuple[tuple[str, str], ...]  # names of text encoders and of their tokenizers
 
 
 def load_pipeline(directory: Path, dtype: torch.dtype) -> Any:
@@ -85,6 +87,20 @@ def condition_names(pipeline: Any) -> tuple[str, ...]:
     return FAMILIES[type(pipeline)].conditions
 
 
+def pool_conditions(
+    pipeline: Any, conditions: dict[str, Float[Tensor, "caption ..."]]
+) -> Float[Tensor, "caption dim"]:
+    """Returns one vector per caption, of which a direction is a meaning."""
+    return FAMILIES[type(pipeline)].pool(conditions)
+
+
+def text_encoders(pipeline: Any) -> list[tuple[Any, Any]]:
+    """Returns the text encoders that are there, each with its tokenizer."""
+    pairs = FAMILIES[type(pipeline)].encoders
+    found = [tuple(pipeline.components[name] for name in pair) for pair in pairs]
+    return [(encoder, tokenizer) for encoder, tokenizer in found if encoder is not None]
+
+
 def latent_shape(pipeline: Any, canvas: Canvas) -> tuple[int, ...]:
     """Returns the shape of one sample's state; pixels themselves if there is no autoencoder."""
     factor = 1 if pipeline.vae is None else pipeline.vae_scale_factor
@@ -129,6 +145,13 @@ def _encode_sd3(pipeline: Any, captions: list[str], num_tokens: int) -> tuple[Te
 
 FAMILIES: dict[type, Family] = {
     diffusers.StableDiffusion3Pipeline: Family(
-        conditions=("encoder_hidden_states", "pooled_projections"), encode=_encode_sd3
+        conditions=("encoder_hidden_states", "pooled_projections"),
+        encode=_encode_sd3,
+        pool=lambda conditions: conditions["pooled_projections"],
+        encoders=(
+            ("text_encoder", "tokenizer"),
+            ("text_encoder_2", "tokenizer_2"),
+            ("text_encoder_3", "tokenizer_3"),
+        ),
     ),
 }

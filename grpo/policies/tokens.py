@@ -54,6 +54,11 @@ class TokenTrajectory:
         """None: a token's distribution is no Gaussian."""
         return None
 
+    @property
+    def variant(self) -> None:
+        """None: prompts are drawn from as they are."""
+        return None
+
     def select(self, rows: Int[Tensor, " kept"], num_steps: int) -> "TokenTrajectory":
         """Returns some rollouts, cut after `num_steps` steps and rid of common padding."""
         group = self.group[rows]

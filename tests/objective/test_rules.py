@@ -4,11 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from grpo.objective.advantage import center_by_group_mean
+from grpo.objective.advantage import (
+    center_by_group_mean,
+    scale_by_batch_std,
+    scale_by_group_std,
+)
 from grpo.objective.algorithms import (
     awm,
     cispo,
     dapo,
+    diffusion_nft,
     dr_grpo,
     flash_grpo,
     flow_grpo,
@@ -25,7 +30,11 @@ from grpo.objective.base import Link, Objective, chain
 from grpo.objective.correction import mask_mismatched_rollouts, truncate_mismatch
 from grpo.objective.penalty import penalize_kl, subtract_kl_from_reward
 from grpo.objective.predicates import Plan
-from grpo.objective.ratio import average_ratio_over_rollout
+from grpo.objective.ratio import (
+    average_ratio_over_rollout,
+    normalize_log_ratio,
+    scale_log_ratio,
+)
 from grpo.objective.rules import RULES, Severity
 from grpo.objective.trust import clip_surrogate, truncate_ratio
 from grpo.objective.weight import (
@@ -33,6 +42,7 @@ from grpo.objective.weight import (
     average_over_steps,
     drop_uniform_groups,
     keep_extreme_rollouts,
+    weigh_by_noise_std,
 )
 
 
@@ -210,6 +220,9 @@ def spending(*selection: Link, **changes: object) -> Plan:
     return replace(plan_of(rloo()), selection=selection, phases=(1, 1), **changes)
 
 
+FLOWS = {"denoises": True, "density": "flow_sde", "stochastic": "all"}
+SINGLE = {**FLOWS, "stochastic": "one_per_prompt"}
+MATCHES = {**FLOWS, "density": "matched"}
 SOUND_SELECTIONS = {
     "skip": spending(SKIP),
     "resample": spending(RESAMPLE),
@@ -242,6 +255,51 @@ CASES |= {
     "noise levels of tokens": (plan_of(flash_grpo(dimensions=8)), ("H10", "ERROR")),
     "a penalty on denoising": (replace(plan_of(grpo()), denoises=True), ("H12", "ERROR")),
     "a ratio over all dimensions": (replace(Z_SCORED, denoises=True), ("H11", "WARN")),
+    "two weights by noise": (
+        replace(plan_of(chain(flash_grpo(8), weigh_by_noise_std())), denoises=True),
+        ("U5", "ERROR"),
+    ),
+    "a ratio across conditions": (
+        replace(plan_of(flow_grpo(8)), **FLOWS, has_variants=True),
+        ("U8", "ERROR"),
+    ),
+    "single steps of unequal windows": (
+        replace(plan_of(flash_grpo(8)), **SINGLE, owners=("sampling.scope",)),
+        ("U29", "WARN"),
+    ),
+    "two owners of a window": (
+        replace(
+            plan_of(flow_grpo(8)), **FLOWS, owners=("sampling.scope", "sampling.window_stride")
+        ),
+        ("U30", "ERROR"),
+    ),
+    "one deviation for different steps": (
+        replace(
+            plan_of(
+                chain(
+                    center_by_group_mean(),
+                    scale_by_batch_std(),
+                    average_over_rollouts(),
+                    scale_log_ratio(8),
+                    clip_surrogate(),
+                )
+            ),
+            **SINGLE,
+        ),
+        ("U31", "WARN"),
+    ),
+    "a contrast without matching": (
+        replace(plan_of(diffusion_nft(8)), **FLOWS),
+        ("H13", "ERROR"),
+    ),
+    "exact divergences of tokens": (
+        plan_of(chain(rloo(), penalize_kl(0.1, "exact"))),
+        ("H10", "ERROR"),
+    ),
+    "a normalized ratio behind its clip": (
+        replace(plan_of(chain(flow_grpo(8), normalize_log_ratio())), **FLOWS),
+        ("H4", "ERROR"),
+    ),
     "reuse of a shaped reward": (
         spending(REUSE, reads_profile=True, has_binary_reward=False),
         ("H9", "WARN"),
@@ -301,6 +359,34 @@ def test_sound_compositions_break_no_rule(objective: Objective):
     ],
 )
 def test_sound_routing_breaks_no_rule(plan: Plan):
+    assert broken(plan) == set()
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        replace(plan_of(chain(flow_grpo(8), penalize_kl(0.04, "exact"))), **FLOWS),
+        replace(plan_of(flash_grpo(8)), **SINGLE),
+        replace(plan_of(flow_grpo(8)), **FLOWS, owners=("sampling.scope",)),
+        replace(plan_of(diffusion_nft(8)), **MATCHES, has_variants=True),
+        replace(plan_of(awm(8)), **MATCHES, has_variants=True),
+        replace(
+            plan_of(
+                chain(
+                    center_by_group_mean(),
+                    scale_by_group_std(),
+                    average_over_rollouts(),
+                    scale_log_ratio(8),
+                    normalize_log_ratio(),
+                    clip_surrogate(),
+                )
+            ),
+            **FLOWS,
+        ),
+    ],
+    ids=["kl", "flash", "scope", "nft on variants", "awm on variants", "guard"],
+)
+def test_sound_denoising_breaks_no_rule(plan: Plan):
     assert broken(plan) == set()
 
 

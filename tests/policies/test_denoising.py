@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from grpo.build.policies import make_optimizer
@@ -16,6 +17,7 @@ from grpo.objective.trust import weigh_log_prob
 from grpo.policies.flops import left_out_by_torch
 from grpo.policies.pipelines import save_pipeline, to_pixels, to_state
 from grpo.policies.storage import PolicyState, read_trainable, save_trained, write_state
+from grpo.policies.trajectories import DenoisingTrajectory
 from grpo.policy_params import Lora
 from grpo.types import Cost, Credit
 from tests.policies.tiny_denoiser import (
@@ -29,6 +31,11 @@ from tests.policies.tiny_denoiser import (
 SIZES = [3, 2, 2]
 DENSITIES = ("flow_sde", "constant_sde", "interpolated_sde", "preserving")
 ONE = {"stochastic": "one_per_prompt"}
+
+
+def conditions_of(trajectory: DenoisingTrajectory, rows: Tensor) -> dict[str, Tensor]:
+    prompts = trajectory.group[rows]
+    return {name: each[prompts] for name, each in trajectory.conditions.items()}
 
 
 def sampled(**settings: Any):
@@ -64,7 +71,7 @@ def test_the_rollouts_of_a_prompt_have_noise_at_the_same_steps(stochastic: str):
 def test_every_step_of_the_window_is_drawn_equally_often():
     """400 prompts, 4 steps: within four standard deviations of 100."""
     policy = tiny_denoiser(**ONE)
-    mask = policy._choose_steps(400, seeded())
+    mask = policy._choose_steps(torch.tensor([[0, 4]]).expand(400, 2), seeded())
     assert ((mask.sum(dim=0)[:4] - 100).abs() < 4 * (400 * 0.25 * 0.75) ** 0.5).all()
 
 
@@ -94,9 +101,7 @@ def test_matched_log_probs_are_half_the_squared_error_of_the_velocity():
     assert torch.equal(drawn.media, exact)
     rows, steps = trajectory.mask.nonzero(as_tuple=True)
     time = policy.schedule().time[steps]
-    velocity = policy._velocity(
-        trajectory.before, time, trajectory.group[rows], trajectory.conditions
-    )
+    velocity = policy._velocity(trajectory.before, time, conditions_of(trajectory, rows))
     error = (trajectory.after - velocity).double().flatten(1)
     constant = error.shape[1] * 0.5 * math.log(2 * math.pi)
     expected = -(error.square().sum(dim=1) / 2) - constant
@@ -122,9 +127,7 @@ def test_a_matched_objective_descends_the_error_weighed_by_the_advantage():
     policy.model.zero_grad()
     rows, steps = trajectory.mask.nonzero(as_tuple=True)
     time = policy.schedule().time[steps]
-    velocity = policy._velocity(
-        trajectory.before, time, trajectory.group[rows], trajectory.conditions
-    )
+    velocity = policy._velocity(trajectory.before, time, conditions_of(trajectory, rows))
     error = (trajectory.after - velocity).square().flatten(1).mean(dim=1) / 2
     (error * advantage[rows, 0]).mean().backward()
     torch.testing.assert_close(ours, policy.model.proj_out.weight.grad, rtol=1e-4, atol=1e-8)
