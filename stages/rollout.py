@@ -38,9 +38,8 @@ def main(
     candidates = read_candidates(params, name, selection, curriculum=curriculum, tasks=tasks)
     inputs = [base, policy, prompts, curriculum, *([profile] if selection.reuses_profile else [])]
     scratch = scratch_of(f"rollout@{name}", inputs, params)
-    draws = draws_of_round(params, name)
+    draws, judge = draws_of_round(params, name), judge_on_the_way(params, each.arm, tasks)
     with usage.part("load"):
-        judge = judge_on_the_way(params, each.arm, tasks)
         loaded = load_sampler(params, base=base, directory=policy, draws=draws, judge=judge)
     with usage.part("sampling"), shown(f"sample {name}") as progress:
         source = build_source(

@@ -85,36 +85,18 @@ class DenoisingPolicy:
         """
         schedule = self.schedule()
         conditions = self._encode_on_host(prompts)
-        sizes = torch.tensor(group_sizes)
-        group = torch.arange(len(prompts)).repeat_interleave(sizes)
+        group = torch.arange(len(prompts)).repeat_interleave(torch.tensor(group_sizes))
         windows = self._find_windows(prompts, conditions, schedule, generator)
         mask = self._choose_steps(windows, generator)[group]
-        shape = latent_shape(self.pipeline, self.canvas)
-        state = torch.randn(len(group), *shape, generator=generator)
+        start = torch.randn(
+            len(group), *latent_shape(self.pipeline, self.canvas), generator=generator
+        )
         variant, given_at = self._vary(prompts, conditions, group, generator)
         is_matched = self.decoding.density == MATCHED
-        noisy, index = mask & (not is_matched), numbered(mask)
-        before = torch.empty(int(mask.sum()), *shape)
-        after = torch.empty_like(before)
-        logp = torch.zeros(mask.shape)
-        for step in range(self.decoding.num_steps):
-            rows = noisy[:, step].nonzero()[:, 0]
-            kernels = [
-                (schedule.noisy if drawn else schedule.exact)[step]
-                for drawn in noisy[:, step].tolist()
-            ]
-            time = schedule.time[step].expand(len(group))
-            velocity = self._velocity(state, time, given_at(float(time[0]) / TIME))
-            mean, std = apply_kernel(kernels, state, velocity)
-            if len(rows):
-                before[index[rows, step]] = state[rows]
-                noise = torch.randn(len(rows), *shape, generator=generator)
-                drawn = mean[rows] + std[rows].view(-1, *[1] * len(shape)) * noise
-                logp[rows, step] = step_log_prob(drawn, mean[rows], std[rows])
-                mean[rows] = after[index[rows, step]] = drawn
-            state = mean
+        noisy = mask & (not is_matched)
+        clean, before, after, logp = self._denoise(start, noisy, given_at, schedule, generator)
         if is_matched:
-            before, after = match_velocity(state, mask, schedule, generator)
+            before, after = match_velocity(clean, mask, schedule, generator)
         self.cost += Cost(sampled_steps=mask.numel())
         trajectory = DenoisingTrajectory(
             group=group,
@@ -124,9 +106,49 @@ class DenoisingPolicy:
             before=before,
             after=after,
             noise=schedule.noise_at(mask),
-            media=to_pixels(self.pipeline, state.to(self._device)),
+            media=to_pixels(self.pipeline, clean.to(self._device)),
         )
         return trajectory, self.log_prob(trajectory) if is_matched else logp
+
+    def _denoise(
+        self,
+        state: Float[Tensor, " rollout *sample"],
+        noisy: Bool[Tensor, "rollout step"],
+        given_at: Callable[[float], Mapping[str, Tensor]],
+        schedule: Schedule,
+        generator: Generator,
+    ) -> tuple[
+        Float[Tensor, " rollout *sample"],
+        Float[Tensor, " drawn *sample"],
+        Float[Tensor, " drawn *sample"],
+        Float[Tensor, "rollout step"],
+    ]:
+        """Returns the last state, the states before and after every noisy step, and log-probs.
+
+        Args:
+          given_at: The rollouts' conditions at a noise level.
+        """
+        shape, index = state.shape[1:], numbered(noisy)
+        before = torch.empty(int(noisy.sum()), *shape)
+        after = torch.empty_like(before)
+        logp = torch.zeros(noisy.shape)
+        for step in range(self.decoding.num_steps):
+            rows = noisy[:, step].nonzero()[:, 0]
+            kernels = [
+                (schedule.noisy if drawn else schedule.exact)[step]
+                for drawn in noisy[:, step].tolist()
+            ]
+            time = schedule.time[step].expand(len(state))
+            velocity = self._velocity(state, time, given_at(float(time[0]) / TIME))
+            mean, std = apply_kernel(kernels, state, velocity)
+            if len(rows):
+                before[index[rows, step]] = state[rows]
+                noise = torch.randn(len(rows), *shape, generator=generator)
+                drawn = mean[rows] + std[rows].view(-1, *[1] * len(shape)) * noise
+                logp[rows, step] = step_log_prob(drawn, mean[rows], std[rows])
+                mean[rows] = after[index[rows, step]] = drawn
+            state = mean
+        return state, before, after, logp
 
     def replayed(self, trajectory: DenoisingTrajectory) -> DenoisingTrajectory:
         """Returns the trajectory: scoring repeats nothing of its sampling but what is in it."""
