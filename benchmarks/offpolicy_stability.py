@@ -38,7 +38,7 @@ from grpo.metrics import UpdateMetrics
 from grpo.objective.algorithms import grpo, gspo
 from grpo.objective.base import Objective, chain
 from grpo.objective.weight import drop_uniform_groups
-from grpo.params import Parameters, Training, read_params
+from grpo.params import DATA, Parameters, Training, read_params
 from grpo.policies.routing import find_routers, recorded
 from grpo.policies.storage import load_base
 from grpo.policies.tokens import Decoding, TokenPolicy, TokenTrajectory
@@ -194,7 +194,7 @@ def judged(
             seed=seed,
             scratch=Path(scratch),
         )
-    rewards = score_rollouts(batch.table, prompts, build_reward(bench.params.reward))
+    rewards = score_rollouts(batch.table, prompts, build_reward(bench.params, DATA))
     group = torch.tensor(batch.table["group"].to_numpy())
     trajectory, logp = policy.unpack(batch.tensors, group)
     outcome = torch.tensor(rewards["outcome"].to_numpy(), dtype=torch.float32)

@@ -1,7 +1,7 @@
 """Rollouts of held-out prompts: drawn, scored, and a few of them chosen to be looked at."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 
@@ -9,18 +9,11 @@ from grpo.artifacts.checkpoints import Scratch
 from grpo.artifacts.images import encode_png
 from grpo.policies.base import Policy
 from grpo.sampling import SampledBatch, sample_rollouts
-from grpo.scoring import RewardRule, judged_texts, score_texts
+from grpo.scoring import Judged, RewardRule, judge_rollouts
 from grpo.seeds import derive_seed
 
 CHOSEN_PROMPTS = 12  # at most, equally many of every family
 CHOSEN_ROLLOUTS = 4  # of each of them
-
-
-class Judged(NamedTuple):
-    """What the judge judged of each rollout, and its rewards under the schema REWARDS."""
-
-    texts: list[str]
-    rewards: pd.DataFrame
 
 
 def draw_evaluation(
@@ -57,14 +50,17 @@ def draw_evaluation(
 
 
 def score_evaluation(
-    batches: Mapping[str, SampledBatch], prompts: pd.DataFrame, rule: RewardRule
+    batches: Mapping[str, SampledBatch],
+    prompts: pd.DataFrame,
+    rule: RewardRule,
+    *,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Judged]:
     """Returns what was judged of what `draw_evaluation` drew, and its rewards."""
-    judged = {}
-    for kind, batch in batches.items():
-        texts = judged_texts(batch.table, rule, batch.media)
-        judged[kind] = Judged(texts, score_texts(batch.table, texts, prompts, rule))
-    return judged
+    return {
+        kind: judge_rollouts(batch.table, prompts, rule, media=batch.media, progress=progress)
+        for kind, batch in batches.items()
+    }
 
 
 def choose_samples(

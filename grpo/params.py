@@ -1,6 +1,5 @@
 """Typed parameters: the only reader of params.yaml. Everything is stated; nothing has a default."""
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +10,6 @@ from pydantic import (
     Field,
     TypeAdapter,
     ValidationError,
-    field_validator,
 )
 
 from grpo.errors import ParameterError
@@ -29,10 +27,13 @@ from grpo.policy_params import (
     TokenPolicyParams,
     kind_of_draws,
 )
+from grpo.reward_params import MEDIA_JUDGES, Reward, check_reward
 
 PARAMS = Path("params.yaml")
-PAIRS = ("betas", "window", "fallback")
+DATA = Path("data")  # where params.yaml names files in
+PAIRS = ("betas", "window", "fallback", "score_range")
 BASE = "base"  # the name of the policy every chain of rounds starts from
+
 
 LinkSpec = str | dict[str, dict[str, int | float | str]]  # "rloo" or {rloo: {low: 0.2}}
 
@@ -82,28 +83,6 @@ Task = Annotated[ReasoningGymTask | JsonlTask | GlyphsTask, Field(discriminator=
 class Profile(Strict):
     rollouts_per_prompt: Positive
     rollouts_per_batch: Positive
-
-
-class Reward(Strict):
-    """Outcome 1 if the judge's score reaches `threshold`; the reward may be shaped."""
-
-    @field_validator("answer_pattern")
-    @classmethod
-    def _has_one_group(cls, pattern: str) -> str:
-        try:
-            groups = re.compile(pattern).groups
-        except re.error as error:
-            raise ValueError(f"must be a regular expression: {error}") from None
-        if groups != 1:
-            raise ValueError("must have exactly one group, the answer")
-        return pattern
-
-    judge: Literal["reasoning_gym", "math", "ocr"]
-    answer_pattern: str  # a regular expression; group 1 of its last match is the answer
-    threshold: Fraction
-    maximize: Literal["outcome", "score"]  # what the reward is, before it is shaped
-    unfinished_penalty: NonNegative  # taken off a rollout that hit the step limit
-    timeout_seconds: Rate
 
 
 class Training(Strict):
@@ -215,6 +194,7 @@ def read_params(path: Path = PARAMS) -> Parameters:
             f"{path}: reward.judge reasoning_gym needs task.kind reasoning_gym, "
             f"got {params.task.kind!r}; set the judge to math or your own"
         )
+    check_reward(params.reward, path)
     _check_policy(params, path)
     return params
 
@@ -268,14 +248,15 @@ def _check_policy(params: Parameters, path: Path) -> None:
                 f"{path}: {where} must say {wanted}, for policy.kind is {kind}, "
                 f"got {sorted(each.model_dump())}"
             )
-    if (params.task.kind == "glyphs") != (kind == "denoising"):
+    tasks = ("reasoning_gym", "jsonl") if kind == "tokens" else ("glyphs", "jsonl")
+    if params.task.kind not in tasks:
         raise ParameterError(
-            f"{path}: task.kind glyphs and policy.kind denoising need each other, "
-            f"got {params.task.kind!r} and {kind!r}"
+            f"{path}: task.kind must be one of {tasks} with policy.kind {kind}, "
+            f"got {params.task.kind!r}"
         )
-    if (params.reward.judge == "ocr") != (kind == "denoising"):
+    if (params.reward.judge in MEDIA_JUDGES) != (kind == "denoising"):
         raise ParameterError(
-            f"{path}: reward.judge ocr and policy.kind denoising need each other, "
+            f"{path}: a reward.judge in {MEDIA_JUDGES} and policy.kind denoising need each other, "
             f"got {params.reward.judge!r} and {kind!r}"
         )
     if isinstance(policy, TokenPolicyParams):
@@ -334,6 +315,7 @@ def _path(location: tuple[int | str, ...]) -> str:
         "task": {"reasoning_gym", "jsonl", "glyphs"},
         "policy": {"tokens", "denoising"},
         "base": {"scratch", "directory", "gguf", "hub"},
+        "model": {"directory", "hub"},
         "sampling": {"tokens", "denoising"},
     }
     kept = [

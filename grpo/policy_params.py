@@ -39,7 +39,7 @@ class ScratchBase(Strict):
 
 
 class DirectoryBase(Strict):
-    """A `transformers` directory under data/."""
+    """A directory under data/, as `save_pretrained` writes it."""
 
     source: Literal["directory"]
     path: str

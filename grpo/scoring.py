@@ -1,91 +1,79 @@
 """Turns rollouts into outcomes and rewards: the judge's score, a threshold, then shaping."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import pandas as pd
 from jaxtyping import UInt8
 from torch import Tensor
 
 from grpo.errors import ArtifactError
-from grpo.rewards.base import Judge, Reader, Task, judge_text
+from grpo.rewards.base import Judge, Outcome, Task, Viewer, judge_media, judge_text
+
+MEDIA_AT_ONCE = 16  # images or clips that a viewer gets in one call
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextJudge:
+    """How the answer in a rollout's text is judged."""
+
+    judge: Judge
+    answer_pattern: str  # group 1 of its last match is the answer
+    timeout_seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class RewardRule:
     """How a judge's score becomes an outcome and a reward."""
 
-    judge: Judge
-    read: Reader | None  # what the judge judges is read off images; None: the rollout's text
-    answer_pattern: str  # group 1 of its last match is the answer
+    judge: TextJudge | Viewer
     threshold: float  # outcome 1 from this score on
     maximize: Literal["outcome", "score"]  # the reward, before it is shaped
     unfinished_penalty: float  # in units of reward
-    timeout_seconds: float
+
+    @property
+    def looks_at_media(self) -> bool:
+        """Whether what was drawn is judged, not what was written."""
+        return not isinstance(self.judge, TextJudge)
 
 
-def score_rollouts(
+class Judged(NamedTuple):
+    """Each rollout's text, or what was seen of its media, and rewards under the schema REWARDS."""
+
+    texts: list[str]
+    rewards: pd.DataFrame
+
+
+def judge_rollouts(
     rollouts: pd.DataFrame,
     prompts: pd.DataFrame,
     rule: RewardRule,
     *,
     media: UInt8[Tensor, " rollout *sample"] | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> pd.DataFrame:
-    """Returns outcome, reward and status per rollout under the schema REWARDS.
+) -> Judged:
+    """Returns what was judged, and outcome, reward and status per rollout.
 
     Args:
       rollouts: Schema ROLLOUTS.
       prompts: Schema PROMPTS.
-      media: What was drawn, row by row with `rollouts`, if the rule reads images.
+      media: What was drawn, row by row with `rollouts`, if the rule looks at media.
       progress: Called with the rollouts done and their number.
 
     Raises:
-      ArtifactError: If a rollout's prompt is not among `prompts`.
+      ArtifactError: If a rollout's prompt is not among `prompts`, or the rule looks at media and
+        there is not one per rollout.
     """
-    texts = judged_texts(rollouts, rule, media)
-    return score_texts(rollouts, texts, prompts, rule, progress=progress)
-
-
-def score_texts(
-    rollouts: pd.DataFrame,
-    texts: Sequence[str],
-    prompts: pd.DataFrame,
-    rule: RewardRule,
-    *,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-) -> pd.DataFrame:
-    """Returns the same as `score_rollouts` of what is judged of each rollout.
-
-    Raises:
-      ArtifactError: If a rollout's prompt is not among `prompts`.
-    """
-    tasks = {
-        row["prompt_id"]: Task(
-            family=row["family"], answer=row["answer"], entry=json.loads(row["entry"])
-        )
-        for row in prompts.to_dict("records")
-    }
-    unknown = ~rollouts["prompt_id"].isin(tasks)
-    if unknown.any():
-        raise ArtifactError(
-            f"rollout {rollouts.loc[unknown, 'rollout_id'].iloc[0]!r} belongs to no known prompt; "
-            "rerun the rollout stage"
-        )
-    rows = []
-    for number, (row, text) in enumerate(zip(rollouts.to_dict("records"), texts), start=1):
-        outcome = judge_text(
-            rule.judge,
-            text,
-            tasks[row["prompt_id"]],
-            answer_pattern=rule.answer_pattern,
-            timeout_seconds=rule.timeout_seconds,
-        )
+    tasks = _tasks_of(rollouts, prompts)
+    texts, rows = [], []
+    judged = zip(rollouts.to_dict("records"), _judge_each(rollouts, tasks, rule.judge, media))
+    for number, (row, (text, outcome)) in enumerate(judged, start=1):
         solved = float(outcome.score >= rule.threshold)
         value = solved if rule.maximize == "outcome" else outcome.score
         penalty = 0.0 if row["is_finished"] else rule.unfinished_penalty
+        texts.append(text)
         rows.append(
             {
                 "rollout_id": row["rollout_id"],
@@ -96,7 +84,19 @@ def score_texts(
             }
         )
         progress(number, len(rollouts))
-    return pd.DataFrame(rows)
+    return Judged(texts, pd.DataFrame(rows))
+
+
+def score_rollouts(
+    rollouts: pd.DataFrame,
+    prompts: pd.DataFrame,
+    rule: RewardRule,
+    *,
+    media: UInt8[Tensor, " rollout *sample"] | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> pd.DataFrame:
+    """Returns the rewards of `judge_rollouts`, which says what it takes and raises."""
+    return judge_rollouts(rollouts, prompts, rule, media=media, progress=progress).rewards
 
 
 def score_captions(
@@ -122,20 +122,52 @@ def without_shaping(rule: RewardRule) -> RewardRule:
     return replace(rule, maximize="score", unfinished_penalty=0.0)
 
 
-def judged_texts(
-    rollouts: pd.DataFrame, rule: RewardRule, media: UInt8[Tensor, " rollout *sample"] | None
-) -> list[str]:
-    """Returns what the judge judges of each rollout: its text, or what is read off its image.
+def _tasks_of(rollouts: pd.DataFrame, prompts: pd.DataFrame) -> list[Task]:
+    """Returns each rollout's task."""
+    tasks = {
+        row["prompt_id"]: Task(
+            family=row["family"],
+            prompt=row["prompt"],
+            answer=row["answer"],
+            entry=json.loads(row["entry"]),
+        )
+        for row in prompts.to_dict("records")
+    }
+    unknown = ~rollouts["prompt_id"].isin(tasks)
+    if unknown.any():
+        raise ArtifactError(
+            f"rollout {rollouts.loc[unknown, 'rollout_id'].iloc[0]!r} belongs to no known prompt; "
+            "rerun the rollout stage"
+        )
+    return [tasks[each] for each in rollouts["prompt_id"]]
 
-    Raises:
-      ArtifactError: If the rule reads images and there is not one per rollout.
-    """
-    if rule.read is None:
-        return list(rollouts["text"])
+
+def _judge_each(
+    rollouts: pd.DataFrame,
+    tasks: Sequence[Task],
+    judge: TextJudge | Viewer,
+    media: UInt8[Tensor, " rollout *sample"] | None,
+) -> Iterator[tuple[str, Outcome]]:
+    """Yields what is judged of each rollout and the outcome; media in batches."""
+    if isinstance(judge, TextJudge):
+        for text, task in zip(rollouts["text"], tasks):
+            yield (
+                text,
+                judge_text(
+                    judge.judge,
+                    text,
+                    task,
+                    answer_pattern=judge.answer_pattern,
+                    timeout_seconds=judge.timeout_seconds,
+                ),
+            )
+        return
     found = 0 if media is None else len(media)
     if media is None or found != len(rollouts):
         raise ArtifactError(
             f"must have an image per rollout, has {found} for {len(rollouts)}; rerun the rollout "
             "stage"
         )
-    return rule.read(media.numpy())
+    for start in range(0, len(tasks), MEDIA_AT_ONCE):
+        rows = slice(start, start + MEDIA_AT_ONCE)
+        yield from judge_media(judge, media[rows].numpy(), tasks[rows])

@@ -12,7 +12,7 @@ from grpo.build.policies import load_sampler
 from grpo.build.rewards import build_reward
 from grpo.evaluation import evaluate_prompts, summarize_evaluation
 from grpo.evaluation_rollouts import choose_samples, draw_evaluation, score_evaluation
-from grpo.params import read_params
+from grpo.params import DATA, read_params
 from grpo.scoring import without_shaping
 from grpo.types import Cost
 from stages.entry import run, scratch_of
@@ -25,7 +25,7 @@ def main(
     """Writes results per prompt, a few rollouts to look at, and a summary with intervals."""
     params = read_params()
     prepare_machine(params.machine)
-    rule = without_shaping(build_reward(params.reward))
+    rule = without_shaping(build_reward(params, DATA))
     table = read_table(prompts, PROMPTS)
     scratch = scratch_of(f"evaluate@{out.stem}", [base, policy, prompts], params)
     draws = draws_of_evaluation(params)
@@ -41,8 +41,8 @@ def main(
             scratch=scratch,
             progress=progress,
         )
-    with usage.part("scoring"):
-        judged = score_evaluation(batches, table, rule)
+    with usage.part("scoring"), shown(f"score {out.stem}") as progress:
+        judged = score_evaluation(batches, table, rule, progress=progress)
     rewards = {kind: each.rewards for kind, each in judged.items()}
     evaluated = evaluate_prompts(table, rewards["sampled"], rewards.get("greedy"))
     summary = summarize_evaluation(

@@ -9,7 +9,7 @@ from grpo.build.draws import draws_of_profile
 from grpo.build.machine import prepare_machine
 from grpo.build.policies import load_sampler
 from grpo.build.rewards import build_reward
-from grpo.params import read_params
+from grpo.params import DATA, read_params
 from grpo.profiling import profile_prompts, summarize_profile
 from grpo.sampling import sample_rollouts, write_batch
 from grpo.scoring import score_rollouts
@@ -22,7 +22,7 @@ def main(usage: Usage, policy: Path, prompts: Path, out: Path) -> None:
     """Writes prompts.parquet (one row per prompt), summary.json and the rollouts."""
     params = read_params()
     prepare_machine(params.machine)
-    rule = build_reward(params.reward)
+    rule = build_reward(params, DATA)
     table = read_table(prompts, PROMPTS)
     scratch = scratch_of("profile", [policy, prompts], params)
     draws = draws_of_profile(params)
@@ -37,8 +37,8 @@ def main(usage: Usage, policy: Path, prompts: Path, out: Path) -> None:
             scratch=scratch.directory,
             progress=progress,
         )
-    with usage.part("scoring"):
-        rewards = score_rollouts(batch.table, table, rule, media=batch.media)
+    with usage.part("scoring"), shown("score profile") as progress:
+        rewards = score_rollouts(batch.table, table, rule, media=batch.media, progress=progress)
     profile = profile_prompts(batch.table, rewards, table)
     with atomic_path(out / "rollouts") as temporary:
         write_batch(temporary, batch)

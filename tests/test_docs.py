@@ -211,7 +211,7 @@ def test_the_task_of_the_page_keeps_the_schema_and_is_disjoint():
 )
 def test_the_judge_of_the_page_scores(text: str, expected: tuple[float, str]):
     judge = defined_in(DOCS / "own-reward.md")["score_closeness"]
-    task = rewards.Task(family="sums", answer="7", entry={})
+    task = rewards.Task(family="sums", prompt="3+4=", answer="7", entry={})
     outcome = rewards.judge_text(judge, text, task, answer_pattern="#([^#]*)", timeout_seconds=5.0)
     assert tuple(outcome) == expected
 

@@ -20,19 +20,21 @@ from grpo.evaluation_rollouts import (
     score_evaluation,
 )
 from grpo.policies.tokens import Decoding
+from grpo.rewards.base import View
 from grpo.sampling import SampledBatch
-from grpo.scoring import RewardRule, without_shaping
+from grpo.scoring import RewardRule, TextJudge, without_shaping
 from grpo.types import Cost
 from tests.policies.tiny import tiny_policy
 
 RULE = RewardRule(
-    judge=lambda answer, task: float(len(answer)) / 10,
-    read=None,
-    answer_pattern="(.+)",
+    judge=TextJudge(
+        judge=lambda answer, task: float(len(answer)) / 10,
+        answer_pattern="(.+)",
+        timeout_seconds=5.0,
+    ),
     threshold=0.5,
     maximize="outcome",
     unfinished_penalty=0.25,
-    timeout_seconds=5.0,
 )
 
 
@@ -111,7 +113,15 @@ def test_each_sample_has_the_image_of_its_rollout_and_the_same_bytes_twice(tmp_p
     count = len(batch.table)
     media = torch.arange(count, dtype=torch.uint8)[:, None, None, None].expand(-1, 1, 2, 3)
     drawn = SampledBatch(table=batch.table, tensors={"media": media.clone()}, cost=Cost())
-    rule = replace(without_shaping(RULE), read=lambda images: [str(each.max()) for each in images])
+    shown: list[int] = []
+
+    def view(images: np.ndarray, tasks: object) -> list[View]:
+        shown.extend(int(each.max()) for each in images)
+        return [View(str(each.max()), 0.5) for each in images]
+
+    rule = replace(without_shaping(RULE), judge=view)
+    samples_of(prompts, drawn, rule)
+    assert shown == list(range(count))  # each image once
     for name in ("a", "b"):
         write_table(samples_of(prompts, drawn, rule), tmp_path / name, EVALUATION_SAMPLES)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()

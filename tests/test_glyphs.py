@@ -90,13 +90,14 @@ def test_noise_is_not_read_as_the_text():
     [("ACE", 1.0), ("AC", 2 / 3), ("ACEE", 2 / 3), ("AXE", 2 / 3), ("", 0.0), ("XXXXXXX", 0.0)],
 )
 def test_the_score_is_one_minus_the_edit_distance_per_character(answer: str, score: float):
-    task = Task(family="letters", answer="ace", entry={})
+    task = Task(family="letters", prompt="ace", answer="ace", entry={})
     assert score_text(answer, task) == pytest.approx(score)
 
 
 @pytest.mark.parametrize("maximize", ["outcome", "score"])
 def test_an_image_is_judged_by_what_is_read_off_it(maximize: str):
-    rule = build_reward(PARAMS.reward.model_copy(update={"maximize": maximize}))
+    reward = PARAMS.reward.model_copy(update={"maximize": maximize})
+    rule = build_reward(PARAMS.model_copy(update={"reward": reward}), ROOT / "data")
     media = torch.from_numpy(draw_texts(["234", "235", ""], **STYLE))
     rollouts = pd.DataFrame(
         {"rollout_id": ["a", "b", "c"], "prompt_id": "p", "text": "", "is_finished": True}
@@ -106,7 +107,7 @@ def test_an_image_is_judged_by_what_is_read_off_it(maximize: str):
     )
     judged = score_rollouts(rollouts, prompts, rule, media=media)
     assert judged["outcome"].tolist() == [1, 0, 0]
-    assert judged["status"].tolist() == ["scored", "scored", "unparsable"]
+    assert judged["status"].tolist() == ["scored"] * 3
     expected = [1, 0, 0] if maximize == "outcome" else [1, 2 / 3, 0]
     assert judged["reward"].tolist() == pytest.approx(expected)
     with pytest.raises(ArtifactError, match="must have an image per rollout, has 2 for 3"):

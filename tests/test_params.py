@@ -9,11 +9,32 @@ import yaml
 
 from grpo.build.curricula import build_curriculum
 from grpo.build.objectives import ALGORITHMS, LINKS, build_objective, findings
+from grpo.build.tasks import build_prompts
 from grpo.errors import ParameterError
 from grpo.objective.rules import Severity
 from grpo.params import read_params
 
 ROOT = Path(__file__).parents[1]
+HUB = {"source": "hub", "id": "a", "revision": "b"}
+MODEL_REWARD = {
+    "judge": "pickscore",
+    "model": HUB,
+    "score_range": [0, 26],
+    "answer_pattern": None,
+    "threshold": 0.8,
+    "maximize": "score",
+    "unfinished_penalty": 0.0,
+    "timeout_seconds": None,
+}
+GLYPHS = {"kind": "glyphs", "train_prompts": 1, "eval_prompts": 1, "families": {"a": ["AB"]}}
+TEXT_REWARD = {
+    **MODEL_REWARD,
+    "judge": "math",
+    "model": None,
+    "score_range": None,
+    "answer_pattern": "(.+)",
+    "timeout_seconds": 5.0,
+}
 FILES = [ROOT / "params.yaml", *sorted((ROOT / "recipes").glob("*.yaml"))]
 
 
@@ -110,9 +131,26 @@ def test_a_wrong_parameter_is_named_in_one_line(
         ("arms.flash.sampling", {"temperature": 1.0, "top_p": 1.0, "rollouts_per_batch": 8},
          r"arms.flash.sampling must say num_steps, for policy.kind is denoising"),
         ("evaluation.sampling", {"temperature": 1.0}, r"evaluation.sampling must say num_steps"),
-        ("task", {"kind": "jsonl", "train": "a", "eval": "b", "instruction": ""},
-         r"task.kind glyphs and policy.kind denoising need each other, got 'jsonl'"),
-        ("reward.judge", "math", r"reward.judge ocr and policy.kind denoising need each other"),
+        ("task", {"kind": "reasoning_gym", "notation": "compact", "train_prompts": 1,
+                  "eval_prompts": 1, "instruction": "", "families": {"gcd": {}}},
+         r"task.kind must be one of \('glyphs', 'jsonl'\) with policy.kind denoising, got 'reas"),
+        ("reward", TEXT_REWARD,
+         r"reward.judge in .*'pickscore'.* and policy.kind denoising need each other, got 'math'"),
+        ("reward.judge", "math", r"reward.answer_pattern must be stated with reward.judge math"),
+        ("reward.timeout_seconds", 5.0, r"reward.timeout_seconds must be null .* ocr, got 5.0"),
+        ("reward.answer_pattern", "(.+)", r"reward.answer_pattern must be null .* ocr, got '"),
+        ("reward.model", HUB, r"reward.model must be null with reward.judge ocr, got {'source'"),
+        ("reward.score_range", [0, 1], r"reward.score_range must be null with reward.judge ocr"),
+        ("reward.judge", "clip", r"reward.model must be stated with reward.judge clip, got None"),
+        ("reward", {**MODEL_REWARD, "model": None},
+         r"reward.model must be stated with reward.judge pickscore, got None"),
+        ("reward", {**MODEL_REWARD, "score_range": None},
+         r"reward.score_range must be stated with reward.judge pickscore"),
+        ("reward", {**MODEL_REWARD, "score_range": [26, 26]},
+         r"reward.score_range must rise from its first number to its second, got \(26, 26\)"),
+        ("reward", {**MODEL_REWARD, "model": {"source": "hub", "id": "a"}},
+         r"reward.model.revision is missing"),
+        ("reward", {**MODEL_REWARD, "model": {"source": "gguf"}}, r"reward.model .*'gguf'"),
     ],
 )  # fmt: skip
 def test_a_wrong_parameter_of_denoising_is_named_in_one_line(
@@ -123,6 +161,19 @@ def test_a_wrong_parameter_of_denoising_is_named_in_one_line(
         read_params(file)
     assert str(raised.value).startswith(f"{file}: ")
     assert "\n" not in str(raised.value)
+
+
+def test_judges_of_media_and_your_own_prompts_go_with_denoising(tmp_path: Path):
+    own = {"kind": "jsonl", "train": "a", "eval": "b", "instruction": ""}
+    changes = (("reward", MODEL_REWARD), ("task", own))
+    params = read_params(changed(tmp_path, *changes, recipe=ROOT / "recipes" / "glyphs.yaml"))
+    assert params.reward.score_range == (0, 26)
+    with pytest.raises(ParameterError, match=r"scratch needs task\.kind glyphs"):
+        build_prompts(params, tmp_path)
+    with pytest.raises(ParameterError, match=r"task.kind must be one of .*\.kind tokens, got 'gl"):
+        read_params(
+            changed(tmp_path, ("task", GLYPHS), recipe=ROOT / "recipes/reasoning-qwen.yaml")
+        )
 
 
 def test_advice_is_for_token_policies():

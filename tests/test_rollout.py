@@ -14,7 +14,7 @@ from grpo.errors import ArtifactError
 from grpo.rewards.base import Task
 from grpo.rollout import DrawnRound, Source, draw_round, policy_source, write_round
 from grpo.sampling import SampledBatch, read_batch, read_passed, sample_rollouts, write_batch
-from grpo.scoring import RewardRule
+from grpo.scoring import RewardRule, TextJudge
 from grpo.selection import (
     Selection,
     compose,
@@ -52,13 +52,10 @@ def score(answer: str, task: Task) -> float:
 
 def rule() -> RewardRule:
     return RewardRule(
-        judge=score,
-        answer_pattern="^(.)",
+        judge=TextJudge(judge=score, answer_pattern="^(.)", timeout_seconds=5.0),
         threshold=0.5,
-        read=None,
         maximize="outcome",
         unfinished_penalty=0.5,
-        timeout_seconds=5.0,
     )
 
 

@@ -63,7 +63,12 @@ def test_the_judge_accepts_every_solution_of_the_warmup(worked: float):
     for row in make(worked=worked, warmup_prompts=140).warmup.to_dict("records"):
         assert "#" in row["solution"]
     for row in tables.train.to_dict("records"):
-        task = Task(family=row["family"], answer=row["answer"], entry=json.loads(row["entry"]))
+        task = Task(
+            family=row["family"],
+            prompt=row["prompt"],
+            answer=row["answer"],
+            entry=json.loads(row["entry"]),
+        )
         work = COMPACT[row["family"]].work(task.entry) if worked else ""
         text = f"{work}#{row['answer']}"
         outcome = judge_text(score_answer, text, task, answer_pattern="#(.*)", timeout_seconds=5.0)

@@ -127,7 +127,7 @@ def _text_encoder(base: ScratchFlowBase) -> CLIPTextModelWithProjection:
 
 def _from_pretrained(base: DirectoryBase | HubBase, dtype: torch.dtype, data: Path) -> Any:
     """Returns a pipeline from a directory under data/, or from the hub."""
-    source = find_source(base, data)
+    source = find_source(base, data, parameter="policy.base")
     from_pretrained: Any = library.DiffusionPipeline.from_pretrained
     try:
         return from_pretrained(

@@ -11,7 +11,7 @@ from grpo.artifacts.tables import CURRICULUM, read_table
 from grpo.build.rewards import build_reward
 from grpo.curriculum import add_prompts, select_phase
 from grpo.errors import located
-from grpo.params import BASE, PARAMS, Parameters
+from grpo.params import BASE, DATA, PARAMS, Parameters
 from grpo.policies.base import Policy
 from grpo.policies.scope import Judgement
 from grpo.policy_params import DenoisingSampling
@@ -44,11 +44,12 @@ def judge_on_the_way(params: Parameters, arm: str, tasks: pd.DataFrame) -> Judge
 
     Raises:
       MissingExtraError: If the judge's package is not installed.
+      ParameterError: If the judge's model cannot be loaded.
     """
     sampling = params.find_arm(arm).sampling
     if not isinstance(sampling, DenoisingSampling) or sampling.scope is None:
         return None
-    rule = without_shaping(build_reward(params.reward))
+    rule = without_shaping(build_reward(params, DATA))
     return partial(score_captions, tasks=tasks, rule=rule)
 
 
@@ -73,7 +74,7 @@ def build_source(
     reuses = selection.reuses_profile and each.start == BASE
     return policy_source(
         policy,
-        rule=None if selection.keeps_uniform else build_reward(params.reward),
+        rule=None if selection.keeps_uniform else build_reward(params, DATA),
         tasks=tasks,
         rollouts_per_batch=arm.sampling.rollouts_per_batch,
         profile=profile if reuses else None,

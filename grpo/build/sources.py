@@ -1,4 +1,4 @@
-"""Where an imported base comes from: a directory under data/, or the hub."""
+"""Where imported weights come from: a directory under data/, or the hub."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -14,23 +14,29 @@ class Source(NamedTuple):
     name: str
     revision: str | None
     is_local: bool
+    parameter: str  # which names it
 
 
-def find_source(base: DirectoryBase | HubBase, data: Path) -> Source:
-    """Returns the source of an imported base.
+def find_source(imported: DirectoryBase | HubBase, data: Path, *, parameter: str) -> Source:
+    """Returns the source of imported weights.
+
+    Args:
+      parameter: Where they are named, for messages.
 
     Raises:
       ParameterError: If it is a directory that is not there.
     """
-    if isinstance(base, HubBase):
-        return Source(base.id, base.revision, is_local=False)
-    directory = data / base.path
+    if isinstance(imported, HubBase):
+        return Source(imported.id, imported.revision, is_local=False, parameter=parameter)
+    directory = data / imported.path
     if not directory.is_dir():
-        raise ParameterError(f"{PARAMS}: policy.base.path must be a directory, {directory} is none")
-    return Source(str(directory), None, is_local=True)
+        raise ParameterError(f"{PARAMS}: {parameter}.path must be a directory, {directory} is none")
+    return Source(str(directory), None, is_local=True, parameter=parameter)
 
 
-def refusal(source: Source, error: Exception) -> ParameterError:
+def refusal(source: Source, error: object) -> ParameterError:
     """Returns what to say of a source that cannot be loaded."""
     reason = " ".join(str(error).split())[:200]
-    return ParameterError(f"{PARAMS}: policy.base {source.name!r} cannot be loaded: {reason}")
+    return ParameterError(
+        f"{PARAMS}: {source.parameter} {source.name!r} cannot be loaded: {reason}"
+    )

@@ -16,8 +16,9 @@ def build_prompts(params: Parameters, data: Path) -> PromptTables:
     task, base = params.task, params.policy.base
     if task.kind == "jsonl":
         if base.source == "scratch":
+            warm = "reasoning_gym" if params.policy.kind == "tokens" else "glyphs"
             raise ParameterError(
-                f"{PARAMS}: policy.base.source scratch needs task.kind reasoning_gym, whose "
+                f"{PARAMS}: policy.base.source scratch needs task.kind {warm}, whose "
                 "solutions it is warmed up on; set another source"
             )
         return read_prompts(

@@ -152,7 +152,7 @@ def _from_pretrained(
     base: DirectoryBase | HubBase, dtype: torch.dtype, data: Path
 ) -> tuple[PreTrainedModel, Any]:
     """Returns a model from a directory under data/, or from the hub."""
-    source = find_source(base, data)
+    source = find_source(base, data, parameter="policy.base")
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             source.name, revision=source.revision, local_files_only=source.is_local

@@ -1,18 +1,44 @@
 """The judge of drawn text: what PP-OCRv4 reads (rapidocr-onnxruntime) against the prompt's text."""
 
 import unicodedata
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rapidfuzz.distance import Levenshtein
 
 from grpo.errors import MissingExtraError
-from grpo.rewards.base import Task
+from grpo.rewards.base import Task, View
+from grpo.rewards.frames import take_frames
+
+try:
+    from rapidfuzz.distance import Levenshtein
+    from rapidocr_onnxruntime import RapidOCR
+except ImportError:
+    raise MissingExtraError(
+        "params.yaml: reward.judge ocr needs rapidocr-onnxruntime; run pip install -e '.[ocr]'"
+    ) from None
 
 IMAGES_AT_ONCE = 16
 LEVELS = 255
+
+
+def view_texts(media: NDArray[np.uint8], tasks: Sequence[Task]) -> list[View]:
+    """Returns the text read in each image and its score; of a clip, the mean over frames.
+
+    Args:
+      media: As `read_texts` takes it; clips have a frame axis behind the channels.
+    """
+    frames = take_frames(media)
+    rows, per_row = frames.shape[:2]
+    read = read_texts(frames.reshape(rows * per_row, *frames.shape[2:]))
+    views = []
+    for row, task in enumerate(tasks):
+        texts = read[row * per_row : (row + 1) * per_row]
+        score = sum(score_text(each, task) for each in texts) / per_row
+        views.append(View(" | ".join(texts), score))
+    return views
 
 
 def read_texts(images: NDArray[np.uint8]) -> list[str]:
@@ -20,9 +46,6 @@ def read_texts(images: NDArray[np.uint8]) -> list[str]:
 
     Args:
       images: Light on dark, shape [image, channel, height, width], one channel or three.
-
-    Raises:
-      MissingExtraError: If rapidocr-onnxruntime is not installed.
     """
     if len(images) == 0:
         return []
@@ -42,12 +65,6 @@ def score_text(answer: str, task: Task) -> float:
 @cache
 def _recognizer() -> Any:
     """Returns the recognition model alone: the text's place is known."""
-    try:
-        from rapidocr_onnxruntime import RapidOCR
-    except ImportError:
-        raise MissingExtraError(
-            "params.yaml: reward.judge ocr needs rapidocr-onnxruntime; run pip install -e '.[ocr]'"
-        ) from None
     recognizer = RapidOCR(intra_op_num_threads=1, inter_op_num_threads=1).text_rec
     recognizer.rec_batch_num = IMAGES_AT_ONCE
     # Of width 0: images are padded to the widest of their batch, not to 320 pixels.

@@ -1,0 +1,69 @@
+"""Typed parameters of judges and rewards."""
+
+import re
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+
+from grpo.errors import ParameterError
+from grpo.policy_params import DirectoryBase, Fraction, HubBase, NonNegative, Rate, Strict
+
+MEDIA_JUDGES = ("ocr", "clip", "pickscore")  # of what was drawn; the others are of text
+MODEL_JUDGES = ("clip", "pickscore")
+JudgeModel = Annotated[DirectoryBase | HubBase, Field(discriminator="source")]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class Reward(Strict):
+    """Outcome 1 if the judge's score reaches `threshold`; what the judge has no use for is null."""
+
+    @field_validator("answer_pattern")
+    @classmethod
+    def _has_one_group(cls, pattern: str | None) -> str | None:
+        if pattern is None:
+            return None
+        try:
+            groups = re.compile(pattern).groups
+        except re.error as error:
+            raise ValueError(f"must be a regular expression: {error}") from None
+        if groups != 1:
+            raise ValueError("must have exactly one group, the answer")
+        return pattern
+
+    @field_validator("score_range")
+    @classmethod
+    def _rises(cls, ends: tuple[float, float] | None) -> tuple[float, float] | None:
+        if ends is not None and ends[0] >= ends[1]:
+            raise ValueError("must rise from its first number to its second")
+        return ends
+
+    judge: Literal["reasoning_gym", "math", "ocr", "clip", "pickscore"]
+    model: JudgeModel | None  # of MODEL_JUDGES
+    score_range: tuple[Finite, Finite] | None  # their raw scores that count as 0 and as 1
+    answer_pattern: str | None  # of judges of text: group 1 of its last match is the answer
+    threshold: Fraction
+    maximize: Literal["outcome", "score"]  # what the reward is, before it is shaped
+    unfinished_penalty: NonNegative  # taken off a rollout that hit the step limit
+    timeout_seconds: Rate | None  # of judges of text, per rollout
+
+
+def check_reward(reward: Reward, path: Path) -> None:
+    """Raises ParameterError unless the judge has what it needs, and nothing else is stated.
+
+    Args:
+      path: Of the parameter file, for the message.
+    """
+    has_model, reads_text = reward.judge in MODEL_JUDGES, reward.judge not in MEDIA_JUDGES
+    needs = {
+        "model": has_model,
+        "score_range": has_model,
+        "answer_pattern": reads_text,
+        "timeout_seconds": reads_text,
+    }
+    for name, value in reward.model_dump(include=set(needs)).items():
+        if needs[name] == (value is None):
+            rule = "must be stated" if needs[name] else "must be null"
+            raise ParameterError(
+                f"{path}: reward.{name} {rule} with reward.judge {reward.judge}, got {value!r}"
+            )
