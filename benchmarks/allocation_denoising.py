@@ -1,28 +1,40 @@
 """What denoising arms learn in three rounds, for which FLOPs and processor seconds.
 
 python -m benchmarks.allocation_denoising 0 1 2    # runs what is missing, then writes the results
-python -m benchmarks.allocation_denoising          # prints the table of the results
+python -m benchmarks.allocation_denoising          # table and figure from the results
 
 The arms are in allocation_denoising.yaml; task, base and evaluation are those of
 recipes/glyphs.yaml. A seed's runs lie under .work/ and are taken up again after an interruption;
-remove that folder when the code has changed. Writes results/allocation_denoising.json.
+remove that folder when the code has changed. Writes results/allocation_denoising.json,
+docs/allocation_denoising.svg and, of seed 0, docs/allocation_denoising.png.
 """
 
 import argparse
+from collections.abc import Sequence
+from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import yaml
+from matplotlib.figure import Figure
+from PIL import Image
 
+from benchmarks.allocation_tokens import COSTS, draw_curve, gains_by_cost, share_to_reach
 from benchmarks.demo import RESULTS, ROOT, machine, revision_of
 from benchmarks.workspaces import make_workspace, peak_bytes, run_stages
 from grpo.artifacts.files import read_json, write_json
+from grpo.artifacts.tables import EVALUATION_SAMPLES, read_table
+from grpo.report.drawing import MARKERS, styled
 
 ARMS = ROOT / "benchmarks" / "allocation_denoising.yaml"
 OUT = RESULTS / "allocation_denoising.json"
 WORK = ROOT / ".work" / "allocation_denoising"
+FIGURE = ROOT / "docs" / "allocation_denoising.svg"
+SHEET = ROOT / "docs" / "allocation_denoising.png"
 ROUNDS = 3
+REFERENCE = "flow"
 Point = dict[str, float]
 Runs = dict[str, dict[str, list[Point]]]
 
@@ -39,7 +51,11 @@ def main() -> None:
         command = f"python -m benchmarks.allocation_denoising {' '.join(sorted(runs))}"
         about = {"command": command, "revision": revision_of("HEAD"), "machine": machine()}
         write_json(OUT, {**about, "arms": yaml.safe_load(ARMS.read_text()), "runs": runs})
-    print(table(read_json(OUT)["runs"]))
+        if seed == 0:
+            draw_sheet(WORK / "0", list(points)).savefig(SHEET, dpi=80, metadata={"Software": None})
+    found = read_json(OUT)["runs"]
+    draw(found).savefig(FIGURE, metadata={"Date": None})
+    print(table(found))
 
 
 def run_seed(seed: int) -> dict[str, list[Point]]:
@@ -91,20 +107,81 @@ def parameters(seed: int) -> dict[str, Any]:
 
 
 def table(runs: Runs) -> str:
-    """Returns Markdown: the gain after each round, its mean and range over seeds, and the cost."""
-    titles = ["arm", *(f"round {each}" for each in range(1, ROUNDS + 1))]
-    titles += ["TFLOPs", "CPU s", "reward spread, first to last round"]
+    """Returns Markdown: each arm's gain and costs, means over seeds, in brackets their range.
+
+    Costs to reach are shares of what the reference spent until its end, at which the mean curve has
+    the reference's last mean gain; in brackets a 95 % bootstrap interval over seeds.
+    """
+    titles = ["arm", "gain", "TFLOPs", "CPU s", "FLOPs to reach flow", "CPU s to reach flow"]
+    titles += ["s per update", "peak MB", "reward spread, first to last round"]
     lines = [f"| {' | '.join(titles)} |", "|" + "---|" * len(titles)]
+    references = [run[REFERENCE] for run in runs.values()]
     for arm in next(iter(runs.values())):
         curves = [run[arm] for run in runs.values()]
-        gains = np.array([[p["mean_at_k"] - c[0]["mean_at_k"] for p in c[1:]] for c in curves])
-        cells = [f"{g.mean():+.3f} [{g.min():+.3f}, {g.max():+.3f}]" for g in gains.T]
-        flops = np.mean([curve[-1]["flops"] for curve in curves]) / 1e12
-        spent = np.mean([curve[-1]["cpu_seconds"] for curve in curves])
-        spread = [np.mean([curve[at]["reward_spread"] for curve in curves]) for at in (1, -1)]
-        cost = [f"{flops:.2f}", f"{spent:.0f}", f"{spread[0]:.2f} to {spread[1]:.2f}"]
-        lines.append(f"| {' | '.join([arm, *cells, *cost])} |")
+        last = [each[-1] for each in curves]
+        gains = [own["mean_at_k"] - each[0]["mean_at_k"] for own, each in zip(last, curves)]
+        spread = [np.mean([each[at]["reward_spread"] for each in curves]) for at in (1, -1)]
+        cells = [
+            arm,
+            f"{np.mean(gains):+.3f} [{min(gains):+.3f}, {max(gains):+.3f}]",
+            f"{_mean(last, 'flops') / 1e12:.2f}",
+            f"{_mean(last, 'cpu_seconds'):.0f}",
+            *(_say_share(share_to_reach(curves, references, cost)) for cost in COSTS),
+            f"{_mean(last, 'train_cpu_seconds_per_update'):.2f}",
+            f"{_mean(last, 'train_peak_bytes') / 2**20:.0f}",
+            f"{spread[0]:.3f} to {spread[1]:.3f}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def draw(runs: Runs) -> Figure:
+    """Returns the gain against FLOPs and processor seconds, and the spread of rewards by round."""
+    with styled():
+        figure = Figure(figsize=(15.0, 5.2), layout="constrained")
+        panels = figure.subplots(1, len(COSTS) + 1)
+        for index, arm in enumerate(next(iter(runs.values()))):
+            curves = [run[arm] for run in runs.values()]
+            for axes, (cost, (label, unit)) in zip(panels, COSTS.items()):
+                points = gains_by_cost(curves, cost)
+                draw_curve(axes, points, label=arm, index=index, unit=unit)
+                axes.set_xlabel(label)
+            spreads = [[each["reward_spread"] for each in curve[1:]] for curve in curves]
+            style = {"marker": MARKERS[index % len(MARKERS)], "color": f"C{index}"}
+            panels[-1].plot(range(1, ROUNDS + 1), np.mean(spreads, axis=0), label=arm, **style)
+        panels[0].set_ylabel("mean@4 above the base")
+        panels[-1].set_xlabel("round")
+        panels[-1].set_ylabel("deviation of rewards within groups")
+        panels[-1].legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return figure
+
+
+def draw_sheet(workspace: Path, arms: Sequence[str]) -> Figure:
+    """Returns what the base and the arms' last policies draw of the same prompts and starts."""
+    names = ["base", *(f"{arm}-{ROUNDS}" for arm in arms)]
+    folder = workspace / "artifacts" / "evaluations"
+    tables = [read_table(folder / f"{name}.samples.parquet", EVALUATION_SAMPLES) for name in names]
+    first = tables[0].groupby("prompt_id").head(1)["rollout_id"].tolist()
+    figure = Figure(figsize=(1.1 * len(names) + 1, 0.75 * len(first)), layout="constrained")
+    grid = figure.subplots(len(first), len(names), squeeze=False)
+    for column, (name, table_of) in enumerate(zip(names, tables)):
+        rows = table_of.set_index("rollout_id")
+        for axes, rollout in zip(grid[:, column], first, strict=True):
+            axes.imshow(Image.open(BytesIO(rows.loc[rollout, "image"])), cmap="gray")
+            axes.set(xticks=[], yticks=[])
+            if column == 0:
+                axes.set_ylabel(rows.loc[rollout, "prompt"], rotation=0, ha="right", va="center")
+        grid[0, column].set_title(name.removesuffix(f"-{ROUNDS}"), fontsize=8)
+    return figure
+
+
+def _mean(points: list[Point], name: str) -> float:
+    return float(np.mean([each[name] for each in points]))
+
+
+def _say_share(share: dict[str, float | None]) -> str:
+    value, low, high = ("-" if each is None else f"{each:.0%}" for each in share.values())
+    return value if value == "-" else f"{value} [{low}, {high}]"
 
 
 def _look(updates: pd.DataFrame, train_seconds: float, peak: int) -> Point:

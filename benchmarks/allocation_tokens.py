@@ -11,6 +11,7 @@ and docs/allocation_tokens.svg.
 
 import argparse
 import math
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from grpo.params import Parameters, read_params
 from grpo.report.comparison import Curve, cost_to_reach
 from grpo.report.drawing import MARKERS, styled
 from grpo.report.reading import uses_profile
+from grpo.types import Cost
 
 ARMS = Path(__file__).with_suffix(".yaml")
 OUT = RESULTS / "allocation_tokens.json"
@@ -115,7 +117,7 @@ def curve(
 ) -> list[Point]:
     """Returns the points of one arm; a profile that it uses is paid before its first round."""
     artifacts = workspace / "artifacts"
-    total = dict.fromkeys(("flops", "sampled_steps", "trained_steps", *SECONDS, "cpu_seconds"), 0.0)
+    total = dict.fromkeys((*asdict(Cost()), *SECONDS, "cpu_seconds"), 0.0)
 
     def pay(stage: str, kind: str, summary: str | None) -> None:
         cost = read_json(artifacts / summary / "summary.json")["cost"] if summary else {}
@@ -162,18 +164,18 @@ def _summary(curves: list[list[Point]], references: list[list[Point]]) -> dict[s
             f"{cost}_of_reference": _interval([a[cost] / b[cost] for a, b in zip(last, ends)])
             for cost in COSTS
         },
-        **{f"{cost}_to_reach": _share_to_reach(curves, references, cost) for cost in COSTS},
+        **{f"{cost}_to_reach": share_to_reach(curves, references, cost) for cost in COSTS},
     }
 
 
-def _share_to_reach(
+def share_to_reach(
     curves: list[list[Point]], references: list[list[Point]], cost: str
 ) -> dict[str, float | None]:
     """Returns the share of the reference's cost at which the mean curve has its last mean gain.
 
     The interval is a 95 % percentile bootstrap over seeds; None: not reached.
     """
-    own, other = _points(curves, cost), _points(references, cost)
+    own, other = gains_by_cost(curves, cost), gains_by_cost(references, cost)
     chooser = np.random.default_rng(0)
     seeds = chooser.integers(len(own), size=(RESAMPLES, len(own)))
     resampled = [_share(own[rows].mean(axis=0), other[rows].mean(axis=0)) for rows in seeds]
@@ -191,7 +193,7 @@ def _share(own: np.ndarray, reference: np.ndarray) -> float:
     return math.inf if reached is None else reached / float(reference[-1, 0])
 
 
-def _points(curves: list[list[Point]], cost: str) -> np.ndarray:
+def gains_by_cost(curves: list[list[Point]], cost: str) -> np.ndarray:
     """Returns cost and gain in mean@k over the base, by seed and point."""
     points = [[[each[cost], each["mean_at_k"]] for each in points] for points in curves]
     array = np.array(points)
@@ -224,15 +226,15 @@ def draw(runs: Runs) -> Figure:
             shown = [arm for arm in arms if arms[arm]["kind"] == kind or arm == REFERENCE]
             for (cost, (label, unit)), axes in zip(COSTS.items(), row):
                 for index, arm in enumerate(shown):
-                    points = _points([run[arm] for run in runs.values()], cost)
-                    _draw_curve(axes, points, label=arm, index=index, unit=unit)
+                    points = gains_by_cost([run[arm] for run in runs.values()], cost)
+                    draw_curve(axes, points, label=arm, index=index, unit=unit)
                 axes.set_xlabel(label)
             row[0].set_ylabel(f"{kind}: mean@8 above the base")
             row[-1].legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure
 
 
-def _draw_curve(axes: Axes, points: np.ndarray, *, label: str, index: int, unit: float) -> None:
+def draw_curve(axes: Axes, points: np.ndarray, *, label: str, index: int, unit: float) -> None:
     """Draws the mean over seeds, with a band of one standard error."""
     mean = points.mean(axis=0)
     x, color = mean[:, 0] / unit, f"C{index}"

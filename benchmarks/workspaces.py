@@ -55,12 +55,12 @@ def run_stages(workspace: Path, skipped: Collection[str] = ()) -> dict[str, floa
                 continue
             _, _, module, *paths = command.split()
             main = importlib.import_module(module).main
-            CLEAR_REFS.write_text("5")  # the peak starts anew at what is resident
+            reset_peak()
             start = time.process_time()
             main(Usage(), *(Path(path) for path in paths))
             seconds[name] = time.process_time() - start
             write_json(CPU_SECONDS, seconds)
-            write_json(PEAK_BYTES, {**peak_bytes(Path()), name: _resident_peak()})
+            write_json(PEAK_BYTES, {**peak_bytes(Path()), name: resident_peak()})
         return seconds
 
 
@@ -71,7 +71,13 @@ def peak_bytes(workspace: Path) -> dict[str, int]:
     return found
 
 
-def _resident_peak() -> int:
+def reset_peak() -> None:
+    """Lets the peak of resident memory start anew at what is resident now."""
+    CLEAR_REFS.write_text("5")
+
+
+def resident_peak() -> int:
+    """Returns the peak of this process's resident memory, in bytes."""
     fields = dict(line.split(":", 1) for line in STATUS.read_text().splitlines())
     return int(fields["VmHWM"].split()[0]) * 1024
 

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from grpo.policies.flops import left_out_by_torch
 from grpo.policies.kernels import TIME
-from grpo.policies.pipelines import encode_captions, to_state
+from grpo.policies.pipelines import encode_captions, text_encoders, to_state
 from grpo.types import Cost
 from grpo.warmup import WarmupSettings, WarmupUpdate, learning_rate_at
 
@@ -43,7 +43,7 @@ def match_flow(
       num_tokens: Of a caption in the T5 encoder.
       blank_fraction: Of the rows that are trained without their caption.
     """
-    modules = [pipeline.transformer, pipeline.text_encoder, pipeline.text_encoder_2]
+    modules = [pipeline.transformer, *(encoder for encoder, _ in text_encoders(pipeline))]
     parameters = [each for module in modules for each in module.requires_grad_().parameters()]
     optimizer = torch.optim.AdamW(
         parameters, lr=settings.learning_rate, betas=BETAS, weight_decay=1e-3

@@ -23,6 +23,7 @@ from grpo.policy_params import (
     Positive,
     Rate,
     Sampling,
+    ScratchFlowBase,
     Strict,
     TokenPolicyParams,
     kind_of_draws,
@@ -31,7 +32,7 @@ from grpo.reward_params import MEDIA_JUDGES, Reward, check_reward
 
 PARAMS = Path("params.yaml")
 DATA = Path("data")  # where params.yaml names files in
-PAIRS = ("betas", "window", "fallback", "score_range")
+PAIRS = ("betas", "window", "fallback", "score_range", "patch_size")
 BASE = "base"  # the name of the policy every chain of rounds starts from
 
 
@@ -74,7 +75,8 @@ class GlyphsTask(Strict):
     train_prompts: Positive
     eval_prompts: Positive
     families: dict[Name, list[Annotated[str, Field(min_length=1)]]] = Field(min_length=1)
-    # family -> the characters that may stand at each place
+    # family -> the characters that may stand at each place; of clips the last says which way: ><v^
+    pixels_per_frame: Positive | None  # of what moves, in clips; null: images
 
 
 Task = Annotated[ReasoningGymTask | JsonlTask | GlyphsTask, Field(discriminator="kind")]
@@ -254,6 +256,8 @@ def _check_policy(params: Parameters, path: Path) -> None:
             f"{path}: task.kind must be one of {tasks} with policy.kind {kind}, "
             f"got {params.task.kind!r}"
         )
+    if isinstance(policy, DenoisingPolicyParams):
+        _check_clips(params, policy, path)
     if (params.reward.judge in MEDIA_JUDGES) != (kind == "denoising"):
         raise ParameterError(
             f"{path}: a reward.judge in {MEDIA_JUDGES} and policy.kind denoising need each other, "
@@ -307,6 +311,28 @@ def _explain(error: ValidationError) -> str:
 def _is_form(location: tuple[int | str, ...]) -> bool:
     """Returns whether a problem is that a link is no plain name."""
     return location[-1:] == ("str",) and isinstance(location[-2], int)
+
+
+def _check_clips(params: Parameters, policy: DenoisingPolicyParams, path: Path) -> None:
+    """Raises unless all agree whether images or clips are drawn."""
+    task, base = params.task, policy.base
+    moves = isinstance(task, GlyphsTask) and task.pixels_per_frame is not None
+    has_frames = policy.canvas.frames > 1
+    if isinstance(task, GlyphsTask) and moves != has_frames:
+        raise ParameterError(
+            f"{path}: task.pixels_per_frame and more than one of policy.canvas.frames need each "
+            f"other, got {task.pixels_per_frame} and {policy.canvas.frames}"
+        )
+    if isinstance(base, ScratchFlowBase) and (base.architecture == "WanPipeline") != has_frames:
+        raise ParameterError(
+            f"{path}: policy.base.architecture must be WanPipeline for clips and "
+            f"StableDiffusion3Pipeline for images, got {base.architecture} with "
+            f"{policy.canvas.frames} of policy.canvas.frames"
+        )
+    if params.reward.judge == "moving_ocr" and not moves:
+        raise ParameterError(
+            f"{path}: reward.judge moving_ocr needs task.pixels_per_frame, got none"
+        )
 
 
 def _path(location: tuple[int | str, ...]) -> str:

@@ -82,10 +82,11 @@ class ScratchFlowBase(Strict):
     """A fresh pipeline of a `diffusers` class on pixels, with text encoders of its own."""
 
     source: Literal["scratch"]
-    architecture: Literal["StableDiffusion3Pipeline"]
-    transformer: dict[str, int | float | str | bool]
+    architecture: Literal["StableDiffusion3Pipeline", "WanPipeline"]
+    transformer: dict[str, int | float | str | bool | tuple[int, int, int]]
     text_encoder: dict[str, int | float | str | bool]
-    embedding_std: Rate  # of the text encoders' embeddings; CLIP's own is 0.02
+    embedding_std: Rate  # of the text encoders' embeddings; CLIP's own is 0.02, T5's 1
+    position_std: Rate | None  # of T5's biases by relative position; null: its own, or CLIP
     shift: Rate  # of the scheduler's sigmas
     warmup: FlowWarmup
 
@@ -117,6 +118,7 @@ class TokenPolicyParams(Strict):
 class Canvas(Strict):
     """What is drawn, in pixels."""
 
+    frames: Positive  # of a clip; 1: an image
     height: Positive
     width: Positive
 

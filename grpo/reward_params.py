@@ -9,7 +9,12 @@ from pydantic import Field, field_validator
 from grpo.errors import ParameterError
 from grpo.policy_params import DirectoryBase, Fraction, HubBase, NonNegative, Rate, Strict
 
-MEDIA_JUDGES = ("ocr", "clip", "pickscore")  # of what was drawn; the others are of text
+MEDIA_JUDGES = (
+    "ocr",
+    "moving_ocr",
+    "clip",
+    "pickscore",
+)  # of what was drawn; the others are of text
 MODEL_JUDGES = ("clip", "pickscore")
 JudgeModel = Annotated[DirectoryBase | HubBase, Field(discriminator="source")]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -38,7 +43,7 @@ class Reward(Strict):
             raise ValueError("must rise from its first number to its second")
         return ends
 
-    judge: Literal["reasoning_gym", "math", "ocr", "clip", "pickscore"]
+    judge: Literal["reasoning_gym", "math", "ocr", "moving_ocr", "clip", "pickscore"]
     model: JudgeModel | None  # of MODEL_JUDGES
     score_range: tuple[Finite, Finite] | None  # their raw scores that count as 0 and as 1
     answer_pattern: str | None  # of judges of text: group 1 of its last match is the answer

@@ -121,8 +121,8 @@ def test_yaml_blocks_are_sections_of_params_that_build(path: Path):
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_has_a_page_that_spells_out_its_chain(name: str):
     named, spelled = chains(DOCS / "methods" / f"{name}.md")
-    chains = ("flow_grpo", "flash_grpo", "awm", "diffusion_nft")
-    dimensions = {each: {"dimensions": 512} for each in chains}
+    denoising = ("flow_grpo", "flash_grpo", "awm", "diffusion_nft")
+    dimensions = {each: {"dimensions": 512} for each in denoising}
     defaults = ALGORITHMS[name](**{"dr_grpo": {"horizon": 24}, **dimensions}.get(name, {}))
     assert named.links == defaults.links == spelled.links
 

@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from grpo.build.draws import draws_of_round
+from grpo.build.selections import inputs_of_selection
 from grpo.params import Parameters, Round, read_params
+from grpo.policy_params import Scope
 
 ROOT = Path(__file__).parents[1]
 FLOW = ROOT / "recipes" / "glyphs.yaml"
@@ -46,3 +48,24 @@ def test_a_window_moves_on_every_round_of_its_arm(
     params = params_of(window, stride)
     found = [draws_of_round(params, f"b-{number}").window for number in range(1, 5)]
     assert found == windows
+
+
+def test_rollouts_depend_on_the_reward_if_pilots_are_judged():
+    """A scope looks at scores while rollouts are drawn: another reward, other windows."""
+    params = read_params(FLOW)
+    scope = Scope(
+        pilots=1,
+        steps_per_look=1,
+        smoothing=0.3,
+        structure_tolerance=0.1,
+        preference_tolerance=0.1,
+        patience=2,
+        first_look=1,
+        fallback=(0.1, 0.64),
+    )
+    sampling = params.arms["flow"].sampling.model_copy(update={"scope": scope})
+    scoped = params.arms["flow"].model_copy(update={"sampling": sampling})
+    looking = params.model_copy(update={"arms": {**params.arms, "flow": scoped}})
+    assert inputs_of_selection(params, "flow", Path("none")) == {}
+    reward = inputs_of_selection(looking, "flow", Path("none"))["reward"]
+    assert reward["judge"] == "ocr"

@@ -9,7 +9,7 @@ import torch
 from grpo.build.bases import build_base
 from grpo.errors import ParameterError
 from grpo.flow_matching import Drawings, match_flow
-from grpo.tasks.glyphs import draw_texts
+from grpo.tasks.glyphs import Drawing, draw_texts
 from grpo.warmup import WarmupSettings, WarmupUpdate
 from tests.policies.tiny_denoiser import ROOT, tiny_denoiser, tiny_params
 
@@ -20,7 +20,7 @@ SETTINGS = WarmupSettings(updates=200, rows_per_update=16, learning_rate=5e-3, s
 def warmed(settings: WarmupSettings = SETTINGS, blank_fraction: float = 0.0):
     policy = tiny_denoiser(stochastic="none", num_steps=10)
     shown = TEXTS * 8
-    pixels = draw_texts(shown, height=8, width=16, font_size=8, character_width=8)
+    pixels = draw_texts(shown, Drawing(8, 16, 8, 8))
     drawings = Drawings(captions=shown, pixels=torch.from_numpy(pixels))
     updates = list(
         match_flow(policy.pipeline, drawings, settings, num_tokens=1, blank_fraction=blank_fraction)

@@ -14,12 +14,12 @@ from grpo.params import read_params
 from grpo.rewards.base import Task
 from grpo.rewards.ocr import read_texts, score_text
 from grpo.scoring import score_rollouts
-from grpo.tasks.glyphs import draw_texts, make_prompts
+from grpo.tasks.glyphs import Drawing, draw_texts, make_prompts
 
 ROOT = Path(__file__).parents[1]
 PARAMS = read_params(ROOT / "recipes" / "glyphs.yaml")
 FAMILIES = {"digits": ["23", "2345", "23"], "letters": ["ACE", "FHK"]}
-STYLE = {"height": 16, "width": 32, "font_size": 11, "character_width": 8}
+STYLE = Drawing(16, 32, 11, 8)
 
 
 def make(seed: int = 0, wrong: float = 0.0, **changes):
@@ -66,13 +66,13 @@ def test_a_family_with_too_few_texts_is_named():
 def test_the_judge_reads_what_the_warmup_draws():
     """Clean drawings of the recipe's families: at least 97 of 100 are read to the letter."""
     texts = build_prompts(PARAMS, ROOT / "data").eval["prompt"].tolist()[::2]
-    read = read_texts(draw_texts(texts, **STYLE))
+    read = read_texts(draw_texts(texts, STYLE))
     assert np.mean([ours == wanted for ours, wanted in zip(read, texts)]) >= 0.97
 
 
 def test_color_and_the_company_of_other_images_change_nothing():
     texts = ["234", "ACE"]
-    gray = draw_texts(texts, **STYLE)
+    gray = draw_texts(texts, STYLE)
     colored = np.repeat(gray, 3, axis=1)
     assert read_texts(gray) == read_texts(colored) == texts
     assert read_texts(gray[:1]) + read_texts(gray[1:]) == texts
@@ -98,7 +98,7 @@ def test_the_score_is_one_minus_the_edit_distance_per_character(answer: str, sco
 def test_an_image_is_judged_by_what_is_read_off_it(maximize: str):
     reward = PARAMS.reward.model_copy(update={"maximize": maximize})
     rule = build_reward(PARAMS.model_copy(update={"reward": reward}), ROOT / "data")
-    media = torch.from_numpy(draw_texts(["234", "235", ""], **STYLE))
+    media = torch.from_numpy(draw_texts(["234", "235", ""], STYLE))
     rollouts = pd.DataFrame(
         {"rollout_id": ["a", "b", "c"], "prompt_id": "p", "text": "", "is_finished": True}
     )

@@ -26,7 +26,13 @@ MODEL_REWARD = {
     "unfinished_penalty": 0.0,
     "timeout_seconds": None,
 }
-GLYPHS = {"kind": "glyphs", "train_prompts": 1, "eval_prompts": 1, "families": {"a": ["AB"]}}
+GLYPHS = {
+    "kind": "glyphs",
+    "train_prompts": 1,
+    "eval_prompts": 1,
+    "families": {"a": ["AB"]},
+    "pixels_per_frame": None,
+}
 TEXT_REWARD = {
     **MODEL_REWARD,
     "judge": "math",

@@ -13,10 +13,10 @@ from grpo.rewards import ocr
 from grpo.rewards.base import Task, View, Viewer
 from grpo.rewards.frames import FRAMES_PER_CLIP, take_frames
 from grpo.scoring import MEDIA_AT_ONCE, Judged, RewardRule, judge_rollouts
-from grpo.tasks.glyphs import draw_texts
+from grpo.tasks.glyphs import Drawing, draw_texts
 
 TASK = Task(family="digits", prompt="draw 234", answer="234", entry={})
-STYLE = {"height": 16, "width": 32, "font_size": 11, "character_width": 8}
+STYLE = Drawing(16, 32, 11, 8)
 BROKEN, ODD = 7, 9  # pixels of the items that a test's viewer cannot judge
 
 
@@ -111,7 +111,7 @@ def test_an_ocr_model_that_raises_on_one_image_is_no_crash():
             raise RuntimeError("onnxruntime: invalid input")
         return ocr.view_texts(images, tasks)
 
-    media = draw_texts(["234", "234", "235"], **STYLE)
+    media = draw_texts(["234", "234", "235"], STYLE)
     media[1] = 255
     texts, rewards = judge(view, media)
     assert texts == ["234", "", "235"]
@@ -132,7 +132,7 @@ def test_frames_are_evenly_spaced_and_an_image_is_one():
 
 def test_ocr_of_a_clip_is_the_mean_over_its_frames():
     """Two frames, one right, one with a letter of three wrong: (1 + 2/3) / 2."""
-    frames = draw_texts(["234", "235"], **STYLE)
+    frames = draw_texts(["234", "235"], STYLE)
     clips = np.stack([frames, frames[:1].repeat(2, axis=0)]).swapaxes(1, 2)
     views = ocr.view_texts(clips, [TASK, TASK])
     assert [each.text for each in views] == ["234 | 235", "234 | 234"]

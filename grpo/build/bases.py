@@ -11,7 +11,7 @@ from torch import nn
 
 from grpo.build.tokens import make_base
 from grpo.errors import ParameterError
-from grpo.params import PARAMS, Parameters
+from grpo.params import PARAMS, GlyphsTask, Parameters
 from grpo.policies.storage import PolicyState, save_base, write_state
 from grpo.policy_params import (
     DenoisingPolicyParams,
@@ -99,16 +99,17 @@ def _match_flow(
 ) -> Iterator[WarmupUpdate]:
     """Trains a fresh pipeline on drawings of a table of schema WARMUP."""
     from grpo.flow_matching import Drawings, match_flow
-    from grpo.tasks.glyphs import draw_texts
+    from grpo.tasks import glyphs
 
-    _require_room(policy, warmup, pipeline, int(table["solution"].str.len().max()))
-    pixels = draw_texts(
-        table["solution"].tolist(),
-        height=policy.canvas.height,
-        width=policy.canvas.width,
-        font_size=warmup.font_size,
-        character_width=warmup.character_width,
-    )
+    canvas, task = policy.canvas, params.task
+    assert isinstance(task, GlyphsTask)
+    _require_room(policy, warmup, pipeline, task, int(table["solution"].str.len().max()))
+    drawing = glyphs.Drawing(canvas.height, canvas.width, warmup.font_size, warmup.character_width)
+    texts, moved = table["solution"].tolist(), task.pixels_per_frame
+    if moved is None:
+        pixels = glyphs.draw_texts(texts, drawing)
+    else:
+        pixels = glyphs.draw_clips(texts, drawing, frames=canvas.frames, pixels_per_frame=moved)
     return match_flow(
         pipeline,
         Drawings(captions=table["prompt"].tolist(), pixels=torch.from_numpy(pixels)),
@@ -119,17 +120,26 @@ def _match_flow(
 
 
 def _require_room(
-    policy: DenoisingPolicyParams, warmup: FlowWarmup, pipeline: Any, longest: int
+    policy: DenoisingPolicyParams,
+    warmup: FlowWarmup,
+    pipeline: Any,
+    task: GlyphsTask,
+    longest: int,
 ) -> None:
     """Raises ParameterError unless the longest text fits the text encoders and the canvas.
 
     They would cut it in silence.
     """
     tokens = longest + 2  # one byte a character, between two marks
-    if tokens > pipeline.tokenizer_max_length:
+    if task.pixels_per_frame is None:
+        room, name = pipeline.tokenizer_max_length, "base.text_encoder.max_position_embeddings"
+    else:
+        room, name = policy.caption_tokens, "caption_tokens"
+        longest -= 1  # what says which way is not drawn
+    if tokens > room:
         raise ParameterError(
-            f"{PARAMS}: policy.base.text_encoder.max_position_embeddings must be at least {tokens} "
-            f"for texts of {longest} characters, got {pipeline.tokenizer_max_length}"
+            f"{PARAMS}: policy.{name} must be at least {tokens} "
+            f"for texts of {tokens - 2} characters, got {room}"
         )
     width = longest * warmup.character_width
     if width > policy.canvas.width:

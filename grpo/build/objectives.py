@@ -1,6 +1,6 @@
 """Objectives from parameters, and the composition rules read on a whole parameter file."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from grpo.build.curricula import build_curriculum
@@ -196,7 +196,7 @@ def _has_routers(params: Parameters) -> bool | None:
 def _dropouts(params: Parameters) -> frozenset[str]:
     """Returns the paths of every dropout that is on."""
     base = params.policy.base
-    configs: dict[str, dict[str, int | float | str | bool]] = {}
+    configs: dict[str, Mapping[str, object]] = {}
     if isinstance(base, ScratchBase):
         configs["config"] = base.config
     elif isinstance(base, ScratchFlowBase):

@@ -68,6 +68,10 @@ def _find_viewer(params: Parameters, data: Path) -> Viewer | None:
             from grpo.rewards.ocr import view_texts
 
             return view_texts
+        case "moving_ocr":
+            from grpo.rewards.moving_ocr import view_moving_texts
+
+            return view_moving_texts
         case "clip":
             return _load_clip(params, data, None)
         case "pickscore":

@@ -11,7 +11,7 @@ from grpo.curriculum import split_order
 from grpo.errors import ParameterError, located
 from grpo.objective.base import Link
 from grpo.params import PARAMS, LinkSpec, Parameters
-from grpo.policy_params import TokenDraws, TokenSampling
+from grpo.policy_params import DenoisingSampling, TokenDraws, TokenSampling
 from grpo.selection import Selection, require_candidates
 
 STEPS: dict[str, Callable[..., Selection]] = {
@@ -39,9 +39,11 @@ def inputs_of_selection(params: Parameters, arm: str, profile: Path) -> dict[str
     Args:
       profile: The profile's rollouts.
     """
+    sampling = params.find_arm(arm).sampling
     selection = build_selection(params.find_arm(arm).selection, arm)
+    looks = isinstance(sampling, DenoisingSampling) and sampling.scope is not None
     inputs: dict[str, Any] = {}
-    if not selection.keeps_uniform:  # it judges outcomes; what shapes the reward is no part of them
+    if looks or not selection.keeps_uniform:  # what shapes the reward is no part of what is judged
         inputs["reward"] = params.reward.model_dump(mode="json", exclude={"unfinished_penalty"})
     if selection.reuses_profile:
         inputs["profile_rollouts"] = digest([profile])

@@ -57,6 +57,7 @@ def _glyphs(task: GlyphsTask, base: FlowBase, seed: int) -> PromptTables:
         warmup_prompts=_divide(warmup, task) if warmup else {},
         wrong_fraction=warmup.wrong_fraction if warmup else 0.0,
         seed=seed,
+        pixels_per_frame=task.pixels_per_frame,
     )
 
 

@@ -24,6 +24,7 @@ from grpo.policies.pipelines import (
     condition_names,
     encode_captions,
     latent_shape,
+    num_positions,
     sigmas_of,
     to_pixels,
 )
@@ -200,10 +201,8 @@ class DenoisingPolicy:
 
     def widths(self, trajectory: DenoisingTrajectory) -> Int[Tensor, " rollout"]:
         """Returns the positions of the transformer's sequence times the steps with noise."""
-        _, height, width = latent_shape(self.pipeline, self.canvas)
-        patch: int = self.pipeline.transformer.config.patch_size
-        positions: Tensor = trajectory.mask.sum(dim=1) * (height // patch) * (width // patch)
-        return positions
+        widths: Tensor = trajectory.mask.sum(dim=1) * num_positions(self.pipeline, self.canvas)
+        return widths
 
     def pack(
         self, trajectory: DenoisingTrajectory, logp: Float[Tensor, "rollout step"]

@@ -1,6 +1,7 @@
 """What denoising asks of a diffusers pipeline: conditions of captions, latents, pixels, storage."""
 
 from collections.abc import Callable
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +26,8 @@ class Family(NamedTuple):
     encode: Callable[[Any, list[str], int], tuple[Tensor, ...]]
     pool: Callable[[dict[str, Tensor]], Tensor]  # conditions -> one vector per caption
     encoders: tuple[tuple[str, str], ...]  # names of text encoders and of their tokenizers
+    factors: Callable[[Any], tuple[int, ...]]  # pixels per latent: frames of a clip, height, width
+    decode: Callable[[Any, Tensor], Tensor]  # latents -> pixels in [-1, 1], by the autoencoder
 
 
 def load_pipeline(directory: Path, dtype: torch.dtype) -> Any:
@@ -103,9 +106,26 @@ def text_encoders(pipeline: Any) -> list[tuple[Any, Any]]:
 
 def latent_shape(pipeline: Any, canvas: Canvas) -> tuple[int, ...]:
     """Returns the shape of one sample's state; pixels themselves if there is no autoencoder."""
-    factor = 1 if pipeline.vae is None else pipeline.vae_scale_factor
+    factors = FAMILIES[type(pipeline)].factors(pipeline)
+    if pipeline.vae is None:
+        factors = (1,) * len(factors)
+    sides = (canvas.frames, canvas.height, canvas.width)[-len(factors) :]
     channels: int = pipeline.transformer.config.in_channels
-    return channels, canvas.height // factor, canvas.width // factor
+    # The first frame of a clip is a latent of its own.
+    return channels, *(-(-side // factor) for side, factor in zip(sides, factors, strict=True))
+
+
+def draws_clips(pipeline: Any) -> bool:
+    """Returns whether a sample has frames."""
+    return len(FAMILIES[type(pipeline)].factors(pipeline)) == 3
+
+
+def num_positions(pipeline: Any, canvas: Canvas) -> int:
+    """Returns the length of the transformer's sequence for one sample."""
+    _, *sides = latent_shape(pipeline, canvas)
+    patch: int | list[int] = pipeline.transformer.config.patch_size
+    patches = [patch] * len(sides) if isinstance(patch, int) else patch
+    return prod(side // each for side, each in zip(sides, patches, strict=True))
 
 
 def sigmas_of(pipeline: Any, num_steps: int) -> list[float]:
@@ -118,11 +138,9 @@ def sigmas_of(pipeline: Any, num_steps: int) -> list[float]:
 
 @torch.no_grad()
 def to_pixels(pipeline: Any, state: Float[Tensor, " row *sample"]) -> UInt8[Tensor, " row *sample"]:
-    """Returns images, channels first, in 256 levels."""
-    vae = pipeline.vae
-    if vae is not None:
-        latents = state / vae.config.scaling_factor + (vae.config.shift_factor or 0.0)
-        state = vae.decode(latents.to(vae.dtype), return_dict=False)[0]
+    """Returns images or clips, channels first, in 256 levels."""
+    if pipeline.vae is not None:
+        state = FAMILIES[type(pipeline)].decode(pipeline.vae, state)
     levels = (state.float().clamp(-1, 1) + 1) * (LEVELS / 2)
     return levels.round().to(torch.uint8).cpu()
 
@@ -143,6 +161,28 @@ def _encode_sd3(pipeline: Any, captions: list[str], num_tokens: int) -> tuple[Te
     return states, pooled
 
 
+def _decode_sd3(vae: Any, state: Tensor) -> Tensor:
+    latents = state / vae.config.scaling_factor + (vae.config.shift_factor or 0.0)
+    pixels: Tensor = vae.decode(latents.to(vae.dtype), return_dict=False)[0]
+    return pixels
+
+
+def _encode_wan(pipeline: Any, captions: list[str], num_tokens: int) -> tuple[Tensor, ...]:
+    states, _ = pipeline.encode_prompt(
+        prompt=captions, do_classifier_free_guidance=False, max_sequence_length=num_tokens
+    )
+    return (states,)
+
+
+def _decode_wan(vae: Any, state: Tensor) -> Tensor:
+    mean, std = (
+        torch.tensor(each, device=state.device, dtype=state.dtype).view(1, -1, 1, 1, 1)
+        for each in (vae.config.latents_mean, vae.config.latents_std)
+    )
+    pixels: Tensor = vae.decode((state * std + mean).to(vae.dtype), return_dict=False)[0]
+    return pixels
+
+
 FAMILIES: dict[type, Family] = {
     diffusers.StableDiffusion3Pipeline: Family(
         conditions=("encoder_hidden_states", "pooled_projections"),
@@ -153,5 +193,19 @@ FAMILIES: dict[type, Family] = {
             ("text_encoder_2", "tokenizer_2"),
             ("text_encoder_3", "tokenizer_3"),
         ),
+        factors=lambda pipeline: (pipeline.vae_scale_factor,) * 2,
+        decode=_decode_sd3,
+    ),
+    diffusers.WanPipeline: Family(
+        conditions=("encoder_hidden_states",),
+        encode=_encode_wan,
+        # What stands for padding is 0.
+        pool=lambda conditions: conditions["encoder_hidden_states"].sum(dim=1),
+        encoders=(("text_encoder", "tokenizer"),),
+        factors=lambda pipeline: (
+            pipeline.vae_scale_factor_temporal,
+            *(pipeline.vae_scale_factor_spatial,) * 2,
+        ),
+        decode=_decode_wan,
     ),
 }

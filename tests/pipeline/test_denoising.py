@@ -40,7 +40,7 @@ def small() -> dict[str, Any]:
         "rows_per_update": 8,
         "font_size": 8,
     }
-    params["policy"]["canvas"] = {"height": 8, "width": 16}
+    params["policy"]["canvas"] = {"frames": 1, "height": 8, "width": 16}
     params["evaluation"]["sampling"]["num_steps"] = 3
     params["evaluation"]["rollouts_per_prompt"] = 2
     for arm in params["arms"].values():

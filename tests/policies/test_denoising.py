@@ -226,7 +226,8 @@ def test_an_update_of_one_step_costs_the_same_for_any_number_of_steps(num_steps:
         policy.log_prob(trajectory).sum().backward()
         size = sum(each.numel() for each in policy.pack(trajectory, logp).values())
         fixed = trajectory.media.numel() + sum(e.numel() for e in trajectory.conditions.values())
-        counts[stochastic] = policy.cost.flops / policy._training_flops, size - fixed - sum(SIZES)
+        fixed += 2 * sum(SIZES)  # how many steps have noise, and which variant it was
+        counts[stochastic] = policy.cost.flops / policy._training_flops, size - fixed
     one, every = counts["one_per_prompt"], counts["all"]
     assert one[0] == sum(SIZES)
     assert every == (one[0] * (num_steps - 1), one[1] * (num_steps - 1))

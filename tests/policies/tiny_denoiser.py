@@ -12,7 +12,7 @@ from grpo.policies.kernels import Denoising
 from grpo.policy_params import Canvas
 
 ROOT = Path(__file__).parents[2]
-CANVAS = Canvas(height=8, width=16)
+CANVAS = Canvas(frames=1, height=8, width=16)
 CAPTIONS = ["2A", "777", ""]
 TRANSFORMER = {
     "sample_size": 16,

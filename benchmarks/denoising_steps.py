@@ -1,0 +1,173 @@
+"""What one update costs as the number of denoising steps grows: all steps, and one per prompt.
+
+python -m benchmarks.denoising_steps          # runs every case, then writes the results
+python -m benchmarks.denoising_steps --show   # prints the table of the results
+
+The model is that of recipes/glyphs.yaml, fresh. Every case runs in a process of its own, so that
+its peak of resident memory is its own. Writes results/denoising_steps.json.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.optim import AdamW
+
+from benchmarks.demo import RESULTS, ROOT, machine, revision_of
+from benchmarks.workspaces import reset_peak, resident_peak
+from grpo.artifacts.files import read_json, write_json
+from grpo.batches import plan_batches
+from grpo.build.denoising import make_pipeline
+from grpo.objective.algorithms import flash_grpo, flow_grpo
+from grpo.params import read_params
+from grpo.policies.denoising import DenoisingPolicy
+from grpo.policies.kernels import Denoising
+from grpo.training import TrainingSettings, run_update
+from grpo.types import Cost, Rollouts
+
+OUT = RESULTS / "denoising_steps.json"
+NUM_STEPS = (10, 20, 40)
+ARMS = {"flow": "all", "flash": "one_per_prompt"}
+PROMPTS, GROUP, REPEATS, DIMENSIONS = 12, 8, 3, 512
+Case = dict[str, float | str]
+
+
+def main() -> None:
+    """Runs one case, or all of them, or prints what is there."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.denoising_steps")
+    parser.add_argument("--case", nargs=3, metavar=("ARM", "STEPS", "SEED"))
+    parser.add_argument("--show", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.case:
+        arm, steps, seed = arguments.case
+        print(json.dumps(measure(arm, int(steps), int(seed))))
+        return
+    if not arguments.show:
+        about = {"command": "python -m benchmarks.denoising_steps", "machine": machine()}
+        write_json(OUT, {**about, "revision": revision_of("HEAD"), "cases": run_all()})
+    print(table(read_json(OUT)["cases"]))
+
+
+def run_all() -> list[Case]:
+    """Returns every case, repeated, in turn."""
+    cases = []
+    for seed in range(REPEATS):
+        for steps in NUM_STEPS:
+            for arm in ARMS:
+                command = [sys.executable, "-m", "benchmarks.denoising_steps", "--case"]
+                shown = subprocess.run(
+                    [*command, arm, str(steps), str(seed)],
+                    cwd=ROOT,
+                    check=True,
+                    capture_output=True,
+                )
+                cases.append(json.loads(shown.stdout.splitlines()[-1]))
+    return cases
+
+
+def measure(arm: str, steps: int, seed: int) -> Case:
+    """Returns what sampling stored, and what one update took."""
+    torch.set_num_threads(1)
+    policy = _policy(steps, ARMS[arm])
+    generator = torch.Generator().manual_seed(seed)
+    captions = [f"{index:02d}" for index in range(PROMPTS)]
+    trajectory, logp = policy.sample(captions, group_sizes=[GROUP] * PROMPTS, generator=generator)
+    reward = torch.rand(len(logp), generator=generator)
+    rollouts = Rollouts(
+        group=trajectory.group,
+        reward=reward,
+        outcome=reward.round(),
+        mask=trajectory.mask,
+        behavior_logp=logp,
+        noise=trajectory.noise,
+    )
+    make = {"flow": flow_grpo, "flash": flash_grpo}[arm]
+    objective = make(DIMENSIONS, low=0.005, high=0.005)
+    batches, _ = plan_batches(objective, rollouts, {}, num_batches=1, generator=generator)
+    _ = policy._training_flops  # counted once per model, not per update
+    optimizer = AdamW(policy.model.parameters(), lr=0.0)
+    policy.cost = Cost()
+    reset_peak()
+    start = time.process_time()
+    run_update(
+        policy,
+        trajectory,
+        batches[0],
+        objective=objective,
+        optimizer=optimizer,
+        proximal=None,
+        reference=None,
+        settings=_settings(),
+        update=0,
+    )
+    stored = policy.pack(trajectory, logp)
+    return {
+        "arm": arm,
+        "num_steps": steps,
+        "update_cpu_seconds": round(time.process_time() - start, 3),
+        "update_peak_bytes": resident_peak(),
+        "update_flops": policy.cost.flops,
+        "stored_bytes": sum(each.numel() * each.element_size() for each in stored.values()),
+    }
+
+
+def table(cases: list[Case]) -> str:
+    """Returns Markdown: means over the repeats, with their range where they differ."""
+    titles = ["arm", "steps", "CPU s of an update", "GFLOPs", "stored MB", "peak MB"]
+    lines = [f"| {' | '.join(titles)} |", "|" + "---|" * len(titles)]
+    for arm in ARMS:
+        for steps in NUM_STEPS:
+            own = [each for each in cases if (each["arm"], each["num_steps"]) == (arm, steps)]
+            seconds = np.array([each["update_cpu_seconds"] for each in own])
+            peaks = np.array([each["update_peak_bytes"] for each in own]) / 2**20
+            cells = [
+                arm,
+                str(steps),
+                f"{seconds.mean():.2f} [{seconds.min():.2f}, {seconds.max():.2f}]",
+                f"{float(own[0]['update_flops']) / 1e9:.1f}",
+                f"{float(own[0]['stored_bytes']) / 2**20:.2f}",
+                f"{peaks.mean():.0f} [{peaks.min():.0f}, {peaks.max():.0f}]",
+            ]
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _policy(steps: int, stochastic: str) -> DenoisingPolicy:
+    params = read_params(Path(ROOT / "recipes" / "glyphs.yaml"))
+    pipeline = make_pipeline(params, ROOT / "data")
+    pipeline.transformer.requires_grad_()
+    decoding = Denoising(
+        num_steps=steps,
+        density="flow_sde",
+        noise_level=0.7,
+        stochastic="all" if stochastic == "all" else "one_per_prompt",
+        window=(0, steps - 1),
+        guidance=1.0,
+    )
+    settings = params.denoising
+    return DenoisingPolicy(
+        pipeline,
+        decoding=decoding,
+        canvas=settings.canvas,
+        num_tokens=settings.caption_tokens,
+    )
+
+
+def _settings() -> TrainingSettings:
+    """Returns settings under which every rollout's steps are one forward pass together."""
+    return TrainingSettings(
+        updates_per_round=1,
+        max_grad_norm=1.0,
+        tokens_per_microbatch=1_000_000,
+        updates_per_checkpoint=1,
+        updates_per_audit=0,
+    )
+
+
+if __name__ == "__main__":
+    main()
