@@ -75,7 +75,7 @@ class GlyphsTask(Strict):
     train_prompts: Positive
     eval_prompts: Positive
     families: dict[Name, list[Annotated[str, Field(min_length=1)]]] = Field(min_length=1)
-    # family -> the characters that may stand at each place; of clips the last says which way: ><v^
+    # family -> the characters that may stand at each place; of clips the last is an arrow: > < v ^
     pixels_per_frame: Positive | None  # of what moves, in clips; null: images
 
 

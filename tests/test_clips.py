@@ -26,7 +26,7 @@ from tests.policies.tiny_denoiser import seeded, tiny_decoding
 ROOT = Path(__file__).parents[1]
 RECIPE = ROOT / "recipes" / "clips.yaml"
 STYLE = Drawing(10, 16, 8, 6)
-TEXTS = [f"{text}{arrow}" for text in ("AK", "27", "XY", "83") for arrow in ARROWS]
+TEXTS = [f"{text} {arrow}" for text in ("AK", "27", "XY", "83") for arrow in ARROWS]
 
 
 def clips_of(texts: list[str]):
@@ -80,8 +80,8 @@ def test_what_the_warmup_draws_is_read_and_followed():
 def test_other_ways_other_texts_and_stillness_score_nothing():
     clips = clips_of(TEXTS)
     turned = dict(zip(ARROWS, "<^>v", strict=True))  # none is its own
-    assert max(scores(clips, [f"{each[:2]}{turned[each[2]]}" for each in TEXTS])) < 0.1
-    assert max(scores(clips, [f"QQ{each[2]}" for each in TEXTS])) == 0
+    assert max(scores(clips, [f"{each[:2]} {turned[each[3]]}" for each in TEXTS])) < 0.1
+    assert max(scores(clips, [f"QQ {each[3]}" for each in TEXTS])) == 0
     assert max(scores(np.repeat(clips[:, :, 1:2], 3, axis=2), TEXTS)) == 0
     assert max(scores(np.zeros_like(clips), TEXTS)) == 0
     noise = np.random.default_rng(0).integers(0, 256, clips.shape, dtype=np.uint8)
@@ -92,7 +92,9 @@ def test_motion_is_measured_in_pixels():
     """Half of the wanted pixels is half of the score; more than wanted is no better."""
     for arrow, way in ARROWS.items():
         one, two = (
-            draw_clips([f"HH{arrow}"], Drawing(20, 24, 8, 6), frames=3, pixels_per_frame=each)[0, 0]
+            draw_clips([f"HH {arrow}"], Drawing(20, 24, 8, 6), frames=3, pixels_per_frame=each)[
+                0, 0
+            ]
             for each in (1, 2)
         )
         assert score_motion(one, twice(way)) == pytest.approx(0.5, abs=0.15)
@@ -102,7 +104,7 @@ def test_motion_is_measured_in_pixels():
 
 def test_images_are_no_clips():
     with pytest.raises(ValueError, match="needs clips of one channel"):
-        view_moving_texts(clips_of(["AK>"])[:, :, 0], [task_of("AK>")])
+        view_moving_texts(clips_of(["AK >"])[:, :, 0], [task_of("AK >")])
 
 
 def test_prompts_say_how_far_to_move():
@@ -115,7 +117,7 @@ def test_prompts_say_how_far_to_move():
 
 
 def test_a_clip_is_shown_as_a_strip_of_its_frames():
-    clip = clips_of(["AK>"])[0]
+    clip = clips_of(["AK >"])[0]
     strip = film_strip(clip)
     assert strip.shape == (1, 10, 3 * 16 + 2)
     assert np.array_equal(strip[:, :, 17:33], clip[:, 1])
@@ -126,7 +128,7 @@ def test_a_clip_is_shown_as_a_strip_of_its_frames():
 @pytest.mark.parametrize("guidance", [1.0, 3.0])
 def test_a_wan_scores_what_it_sampled_bit_by_bit(guidance: float):
     policy = tiny_wan(guidance=guidance)
-    trajectory, logp = policy.sample(["AK>", "27v"], group_sizes=[3, 2], generator=seeded())
+    trajectory, logp = policy.sample(["AK >", "27 v"], group_sizes=[3, 2], generator=seeded())
     assert trajectory.media.shape == (5, 1, 3, 10, 16)
     with torch.no_grad():
         for step in range(4):
@@ -142,16 +144,16 @@ def test_a_wan_scores_what_it_sampled_bit_by_bit(guidance: float):
 def test_a_wan_comes_back_from_its_directory(tmp_path: Path):
     policy = tiny_wan(stochastic="none")
     save_pipeline(tmp_path, policy.pipeline)
-    drawn, _ = policy.sample(["AK>"], group_sizes=[2], generator=seeded())
+    drawn, _ = policy.sample(["AK >"], group_sizes=[2], generator=seeded())
     policy.pipeline = load_pipeline(tmp_path, torch.float32)
-    again, _ = policy.sample(["AK>"], group_sizes=[2], generator=seeded())
+    again, _ = policy.sample(["AK >"], group_sizes=[2], generator=seeded())
     assert torch.equal(drawn.media, again.media)
 
 
 def test_a_wan_learns_which_way_a_clip_moves():
     """Two captions that differ in their last character, drawn the way they say."""
     policy = tiny_wan(stochastic="none", num_steps=10)
-    texts = ["27>", "27<"] * 8
+    texts = ["27 >", "27 <"] * 8
     drawings = Drawings(captions=texts, pixels=torch.from_numpy(clips_of(texts)))
     settings = WarmupSettings(updates=150, rows_per_update=16, learning_rate=5e-3, seed=0)
     list(match_flow(policy.pipeline, drawings, settings, num_tokens=6, blank_fraction=0.0))
@@ -174,7 +176,7 @@ def test_a_wans_encoder_can_be_perturbed():
         learning_rate=0.05,
         share=0.5,
     )
-    found, flops = find_variants(policy.pipeline, ["AK>"], 6, settings, seeded())
+    found, flops = find_variants(policy.pipeline, ["AK >"], 6, settings, seeded())
     first, second = found["encoder_hidden_states"]
     assert not torch.equal(first, second)
     assert flops > 0

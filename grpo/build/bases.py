@@ -103,7 +103,7 @@ def _match_flow(
 
     canvas, task = policy.canvas, params.task
     assert isinstance(task, GlyphsTask)
-    _require_room(policy, warmup, pipeline, task, int(table["solution"].str.len().max()))
+    _require_room(policy, warmup, pipeline, task, table["solution"].tolist())
     drawing = glyphs.Drawing(canvas.height, canvas.width, warmup.font_size, warmup.character_width)
     texts, moved = table["solution"].tolist(), task.pixels_per_frame
     if moved is None:
@@ -124,18 +124,21 @@ def _require_room(
     warmup: FlowWarmup,
     pipeline: Any,
     task: GlyphsTask,
-    longest: int,
+    texts: list[str],
 ) -> None:
     """Raises ParameterError unless the longest text fits the text encoders and the canvas.
 
     They would cut it in silence.
     """
+    from grpo.tasks import glyphs
+
+    longest = max(map(len, texts))
     tokens = longest + 2  # one byte a character, between two marks
     if task.pixels_per_frame is None:
         room, name = pipeline.tokenizer_max_length, "base.text_encoder.max_position_embeddings"
     else:
         room, name = policy.caption_tokens, "caption_tokens"
-        longest -= 1  # what says which way is not drawn
+        longest = max(len(glyphs.split_text(text)[0]) for text in texts)
     if tokens > room:
         raise ParameterError(
             f"{PARAMS}: policy.{name} must be at least {tokens} "

@@ -117,6 +117,7 @@ def _summary(run: Run, numbers: Numbers) -> list[dict[str, Any]]:
                 "flops": say_flops(float(cost["flops"])),
                 "sampled_steps": cost["sampled_steps"],
                 "trained_steps": cost["trained_steps"],
+                "judge_calls": cost["judge_calls"],
                 "saving": _say_saving(comparison),
             }
         )

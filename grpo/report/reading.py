@@ -15,7 +15,7 @@ from grpo.curriculum import WITHOUT_PROFILE
 from grpo.errors import ArtifactError
 from grpo.params import BASE, LinkSpec, Parameters
 
-COST = ("flops", "sampled_steps", "trained_steps")
+COST = ("flops", "sampled_steps", "trained_steps", "judge_calls")
 SCORES = ("greedy", "mean_at_k", "pass_at_k")
 CURVES = ("reward_mean", "uniform_group_fraction", "clip_fraction", "kl_to_start")
 AUDITS = ("audit_cosine", "audit_norm_ratio")  # empty where an update was not audited

@@ -110,8 +110,8 @@ def draw_clips(
 
 
 def split_text(text: str) -> tuple[str, tuple[int, int]]:
-    """Returns what is written and which way it moves: right and down."""
-    return text[:-1], ARROWS[text[-1]]
+    """Returns what is written and which way it moves, right and down: "AK >" says both."""
+    return text[:-1].strip(), ARROWS[text[-1]]
 
 
 def _draw_text(

@@ -44,7 +44,12 @@ ReadWith = Callable[..., Run]
 
 
 def cost(flops: int) -> dict[str, int]:
-    return {"flops": flops, "sampled_steps": 10 * flops, "trained_steps": 0}
+    return {
+        "flops": flops,
+        "sampled_steps": 10 * flops,
+        "trained_steps": 0,
+        "judge_calls": flops // 10,
+    }
 
 
 def write_prompts(artifacts: Path) -> None:

@@ -154,7 +154,7 @@ def test_numbers_are_the_same_bytes_twice(read_with: ReadWith, tmp_path: Path) -
         first, second = (tmp_path / out / name for out in ("first", "second"))
         assert first.read_bytes() == second.read_bytes()
     assert list(pd.read_csv(tmp_path / "first/reward_by_cost.csv").columns) == [
-        *("arm", "round", "flops", "sampled_steps", "trained_steps"),
+        *("arm", "round", "flops", "sampled_steps", "trained_steps", "judge_calls"),
         *("greedy", "mean_at_k", "mean_low", "mean_high", "pass_at_k"),
     ]
     assert read_json(tmp_path / "first/metrics.json")["arms"]["sgpo"]["cost"]["flops"] == 100
@@ -199,7 +199,7 @@ def test_a_missing_file_is_named_in_one_line(
         ("profile/summary.json", '{"rollouts": 3}', "'cost' is missing"),
         (
             "profile/summary.json",
-            '{"cost": {"flops": 1.5, "sampled_steps": 0, "trained_steps": 0}}',
+            '{"cost": {"flops": 1.5, "sampled_steps": 0, "trained_steps": 0, "judge_calls": 0}}',
             "cost.flops must be a whole number",
         ),
         ("training/sgpo-1/updates.csv", "", "must be CSV"),
