@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import yaml
+from matplotlib import colormaps
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -52,7 +53,7 @@ def main() -> None:
         about = {"command": command, "revision": revision_of("HEAD"), "machine": machine()}
         write_json(OUT, {**about, "arms": yaml.safe_load(ARMS.read_text()), "runs": runs})
         if seed == 0:
-            draw_sheet(WORK / "0", list(points)).savefig(SHEET, dpi=80, metadata={"Software": None})
+            draw_sheet(WORK / "0", list(points)).savefig(SHEET, dpi=60, metadata={"Software": None})
     found = read_json(OUT)["runs"]
     draw(found).savefig(FIGURE, metadata={"Date": None})
     print(table(found))
@@ -141,13 +142,13 @@ def draw(runs: Runs) -> Figure:
         figure = Figure(figsize=(15.0, 5.2), layout="constrained")
         panels = figure.subplots(1, len(COSTS) + 1)
         for index, arm in enumerate(next(iter(runs.values()))):
-            curves = [run[arm] for run in runs.values()]
+            curves, color = [run[arm] for run in runs.values()], colormaps["tab20"](index)
             for axes, (cost, (label, unit)) in zip(panels, COSTS.items()):
                 points = gains_by_cost(curves, cost)
-                draw_curve(axes, points, label=arm, index=index, unit=unit)
+                draw_curve(axes, points, label=arm, index=index, unit=unit, color=color)
                 axes.set_xlabel(label)
             spreads = [[each["reward_spread"] for each in curve[1:]] for curve in curves]
-            style = {"marker": MARKERS[index % len(MARKERS)], "color": f"C{index}"}
+            style = {"marker": MARKERS[index % len(MARKERS)], "color": color}
             panels[-1].plot(range(1, ROUNDS + 1), np.mean(spreads, axis=0), label=arm, **style)
         panels[0].set_ylabel("mean@4 above the base")
         panels[-1].set_xlabel("round")

@@ -227,17 +227,19 @@ def draw(runs: Runs) -> Figure:
             for (cost, (label, unit)), axes in zip(COSTS.items(), row):
                 for index, arm in enumerate(shown):
                     points = gains_by_cost([run[arm] for run in runs.values()], cost)
-                    draw_curve(axes, points, label=arm, index=index, unit=unit)
+                    draw_curve(axes, points, label=arm, index=index, unit=unit, color=f"C{index}")
                 axes.set_xlabel(label)
             row[0].set_ylabel(f"{kind}: mean@8 above the base")
             row[-1].legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure
 
 
-def draw_curve(axes: Axes, points: np.ndarray, *, label: str, index: int, unit: float) -> None:
+def draw_curve(
+    axes: Axes, points: np.ndarray, *, label: str, index: int, unit: float, color: Any
+) -> None:
     """Draws the mean over seeds, with a band of one standard error."""
     mean = points.mean(axis=0)
-    x, color = mean[:, 0] / unit, f"C{index}"
+    x = mean[:, 0] / unit
     axes.plot(x, mean[:, 1], label=label, marker=MARKERS[index % len(MARKERS)], color=color)
     if len(points) > 1:
         error = stats.sem(points[:, :, 1], axis=0)

@@ -11,7 +11,13 @@ import torch
 import yaml
 from pydantic import TypeAdapter
 
-from benchmarks import allocation_denoising, allocation_tokens, offpolicy_report, step_profile
+from benchmarks import (
+    allocation_denoising,
+    allocation_tokens,
+    denoising_steps,
+    offpolicy_report,
+    step_profile,
+)
 from benchmarks.demo import table
 from benchmarks.peer_trl import __main__ as peer_trl
 from benchmarks.peer_trl import tune
@@ -218,7 +224,12 @@ def test_the_judge_of_the_page_scores(text: str, expected: tuple[float, str]):
 
 @pytest.mark.parametrize(
     ("name", "page"),
-    [("demo", "results"), ("reasoning-smollm2", "results"), ("glyphs", "denoising")],
+    [
+        ("demo", "results"),
+        ("reasoning-smollm2", "results"),
+        ("glyphs", "denoising"),
+        ("clips", "denoising"),
+    ],
 )
 def test_the_table_of_the_results_is_that_of_the_committed_file(name: str, page: str):
     results = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
@@ -233,6 +244,11 @@ def test_the_table_of_offpolicy_stability_is_that_of_the_committed_file():
 def test_the_table_of_allocation_denoising_is_that_of_the_committed_file():
     runs = json.loads((ROOT / "benchmarks" / "results" / "allocation_denoising.json").read_text())
     assert allocation_denoising.table(runs["runs"]) in (DOCS / "denoising.md").read_text()
+
+
+def test_the_table_of_denoising_steps_is_that_of_the_committed_file():
+    results = json.loads((ROOT / "benchmarks" / "results" / "denoising_steps.json").read_text())
+    assert denoising_steps.table(results["cases"]) in (DOCS / "denoising.md").read_text()
 
 
 def test_the_tables_of_allocation_tokens_are_those_of_the_committed_file():

@@ -13,7 +13,7 @@ from grpo.errors import ArtifactError, ParameterError
 from grpo.params import read_params
 from grpo.rewards.base import Task
 from grpo.rewards.ocr import read_texts, score_text
-from grpo.scoring import score_rollouts
+from grpo.scoring import score_captions, score_rollouts
 from grpo.tasks.glyphs import Drawing, draw_texts, make_prompts
 
 ROOT = Path(__file__).parents[1]
@@ -112,3 +112,20 @@ def test_an_image_is_judged_by_what_is_read_off_it(maximize: str):
     assert judged["reward"].tolist() == pytest.approx(expected)
     with pytest.raises(ArtifactError, match="must have an image per rollout, has 2 for 3"):
         score_rollouts(rollouts, prompts, rule, media=media[:2])
+
+
+def test_what_is_drawn_on_the_way_scores_as_a_rollout_does():
+    """Captions stand for their prompts; two prompts of one text are one."""
+    rule = build_reward(PARAMS, ROOT / "data")
+    prompts = pd.DataFrame(
+        {
+            "prompt_id": ["p", "q", "r"],
+            "family": "digits",
+            "prompt": ["234", "55", "234"],
+            "answer": ["234", "55", "234"],
+            "entry": "{}",
+        }
+    )
+    media = torch.from_numpy(draw_texts(["234", "235", "55"], STYLE))
+    scores = score_captions(["234", "234", "55"], media, tasks=prompts, rule=rule)
+    assert scores == pytest.approx([1, 2 / 3, 1])

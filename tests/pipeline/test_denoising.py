@@ -24,6 +24,16 @@ from tests.test_training import train as train_policy
 
 ROOT = Path(__file__).parents[2]
 ROUNDS = ("flow-1", "flash-1")
+SCOPE = {
+    "pilots": 1,
+    "steps_per_look": 1,
+    "smoothing": 0.3,
+    "structure_tolerance": 0.1,
+    "preference_tolerance": 0.1,
+    "patience": 1,
+    "first_look": 1,
+    "fallback": [0.1, 0.64],
+}
 
 
 def small() -> dict[str, Any]:
@@ -55,6 +65,7 @@ def small() -> dict[str, Any]:
             for link in arm["objective"]
             for name, settings in link.items()
         ]
+    params["arms"]["flash"]["sampling"]["scope"] = dict(SCOPE)
     params["rounds"] = {name: {**params["rounds"][name]} for name in ROUNDS}
     return params
 
@@ -87,10 +98,13 @@ def test_every_stage_leaves_what_the_next_one_reads(run: Path):
         assert len(table) == len(tensors["media"]) == 16
         assert (table["steps"] == (3 if name == "flow-1" else 1)).all()
         assert tensors["media"].shape[1:] == (1, 8, 16)
+        cost = read_json(rollouts / "summary.json")["cost"]
+        # Four pilots of flash, judged at each of four steps.
+        assert cost["judge_calls"] == (0 if name == "flow-1" else 16)
+        assert cost["sampled_steps"] == (64 if name == "flow-1" else 64 + 16)
         rewards = read_table(run / "artifacts" / "rewards" / f"{name}.parquet", REWARDS)
         assert set(rewards["rollout_id"]) == set(table["rollout_id"])
         summary = read_json(run / "artifacts" / "rollouts" / name / "summary.json")
-        assert summary["cost"]["sampled_steps"] == 16 * 4
         assert summary["cost"]["flops"] > 0
         assert "greedy" not in read_json(run / "artifacts" / "evaluations" / f"{name}.json")
 
