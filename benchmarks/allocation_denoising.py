@@ -27,6 +27,7 @@ from benchmarks.demo import RESULTS, ROOT, machine, revision_of
 from benchmarks.workspaces import make_workspace, peak_bytes, run_stages
 from grpo.artifacts.files import read_json, write_json
 from grpo.artifacts.tables import EVALUATION_SAMPLES, read_table
+from grpo.artifacts.tensors import read_tensors
 from grpo.report.drawing import MARKERS, styled
 
 ARMS = ROOT / "benchmarks" / "allocation_denoising.yaml"
@@ -79,7 +80,8 @@ def run_seed(seed: int) -> dict[str, list[Point]]:
             spent += sum(by_stage.values())
             point = _point(artifacts, name, flops=flops, cpu_seconds=round(spent, 1))
             updates = pd.read_csv(artifacts / "training" / name / "updates.csv")
-            points.append({**point, **_look(updates, by_stage["train"], peaks[f"train@{name}"])})
+            point |= _look(updates, by_stage["train"], peaks[f"train@{name}"])
+            points.append({**point, **_window(artifacts / "rollouts" / name)})
         curves[arm] = points
     return curves
 
@@ -194,6 +196,17 @@ def _look(updates: pd.DataFrame, train_seconds: float, peak: int) -> Point:
         "clip_fraction": float(updates["clip_fraction"].mean()),
         "train_cpu_seconds_per_update": round(train_seconds / len(updates), 3),
         "train_peak_bytes": peak,
+    }
+
+
+def _window(rollouts: Path) -> Point:
+    """Returns the first and the last step of a round's rollouts that are trained, on average."""
+    tensors = read_tensors(rollouts / "tensors.safetensors")
+    ends = tensors["steps"].cumsum(0)
+    index = tensors["step_index"].float()
+    return {
+        "first_step": float(index[ends - tensors["steps"]].mean()),
+        "last_step": float(index[ends - 1].mean()),
     }
 
 
