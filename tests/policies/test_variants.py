@@ -57,7 +57,9 @@ def test_diversity_pushes_variants_apart():
     pipeline = tiny_denoiser().pipeline
     cosines = []
     for diversity in (0.0, 1.0):
-        found, _ = find_variants(pipeline, CAPTIONS, 1, variants_of(diversity=diversity), seeded())
+        found, _ = find_variants(
+            pipeline, CAPTIONS, 1, variants_of(diversity=diversity, updates=60), seeded()
+        )
         first, second = pool_conditions(pipeline, found).unflatten(0, (-1, 2)).unbind(1)
         cosines.append(torch.cosine_similarity(first, second, dim=-1))
     assert (cosines[1] < cosines[0]).all()
@@ -120,7 +122,7 @@ def test_without_a_perturbation_variants_are_their_host_bit_by_bit():
 
 def test_updates_see_the_prompt_alone():
     """Log-probs of rollouts are those of a policy without variants, and so are their gradients."""
-    varied = tiny_denoiser(density="matched", variants=variants_of(init=0.5))
+    varied = tiny_denoiser(density="matched", variants=variants_of(init=0.5, updates=5))
     trajectory, logp = varied.sample(CAPTIONS, group_sizes=SIZES, generator=seeded())
     plain = tiny_denoiser(density="matched")
     assert torch.equal(plain.log_prob(trajectory).detach(), logp)
