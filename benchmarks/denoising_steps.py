@@ -25,10 +25,11 @@ from grpo.batches import plan_batches
 from grpo.build.denoising import make_pipeline
 from grpo.objective.algorithms import flash_grpo, flow_grpo
 from grpo.params import read_params
+from grpo.policies.base import make_rollouts
 from grpo.policies.denoising import DenoisingPolicy
 from grpo.policies.kernels import Denoising
 from grpo.training import TrainingSettings, run_update
-from grpo.types import Cost, Rollouts
+from grpo.types import Cost
 
 OUT = RESULTS / "denoising_steps.json"
 NUM_STEPS = (10, 20, 40)
@@ -78,13 +79,8 @@ def measure(arm: str, steps: int, seed: int) -> Case:
     captions = [f"{index:02d}" for index in range(PROMPTS)]
     trajectory, logp = policy.sample(captions, group_sizes=[GROUP] * PROMPTS, generator=generator)
     reward = torch.rand(len(logp), generator=generator)
-    rollouts = Rollouts(
-        group=trajectory.group,
-        reward=reward,
-        outcome=reward.round(),
-        mask=trajectory.mask,
-        behavior_logp=logp,
-        noise=trajectory.noise,
+    rollouts = make_rollouts(
+        trajectory, logp, group=trajectory.group, reward=reward, outcome=reward.round()
     )
     make = {"flow": flow_grpo, "flash": flash_grpo}[arm]
     objective = make(DIMENSIONS, low=0.005, high=0.005)

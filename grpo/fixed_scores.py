@@ -1,6 +1,7 @@
 """What a round's steps score under a policy that stands still: the proximal one, the reference."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -29,12 +30,13 @@ class FixedScores:
         logp = self.logp[rows, :num_steps].to(device)
         if self.mean is None:
             return Scores(logp=logp)
-        index = numbered(self.scored)[rows, :num_steps][needed.to(self.scored.device)]
+        index = self._index[rows, :num_steps][needed.to(self.scored.device)]
         return Scores(logp=logp, mean=self.mean[index].to(device))
 
-    def without_means(self) -> "FixedScores":
-        """Returns the log-probs alone: means are as large as what was sampled."""
-        return replace(self, mean=None)
+    @cached_property
+    def _index(self) -> Int[Tensor, "rollout step"]:
+        """The row of each scored step in `mean`."""
+        return numbered(self.scored)
 
 
 @torch.no_grad()
@@ -43,8 +45,14 @@ def score_steps(
     trajectory: Trajectory,
     needed: Float[Tensor, "rollout step"],
     tokens_per_microbatch: int,
+    *,
+    keeps_means: bool = False,
 ) -> FixedScores:
-    """Returns the scores where `needed` is not 0."""
+    """Returns the scores where `needed` is not 0.
+
+    Args:
+      keeps_means: Of Gaussian steps; they are as large as what was sampled.
+    """
     scored = needed != 0
     logp = torch.full(needed.shape, torch.nan)
     index, mean = numbered(scored), None
@@ -58,7 +66,7 @@ def score_steps(
         part = scored[kept, :num_steps]
         scores = policy.score(trajectory.select(kept, num_steps), part)
         logp[kept[:, None], torch.arange(num_steps)] = scores.logp.cpu()
-        if scores.mean is not None:
+        if keeps_means and scores.mean is not None:
             if mean is None:
                 mean = torch.empty(int(scored.sum()), *scores.mean.shape[1:])
             mean[index[kept, :num_steps][part]] = scores.mean.cpu()
@@ -71,10 +79,10 @@ def merge_scores(first: FixedScores, second: FixedScores) -> FixedScores:
     present = [each.mean for each in (first, second) if each.mean is not None]
     mean = None
     if present:
-        mean = torch.empty(int(scored.sum()), *present[0].shape[1:])
+        mean, index = torch.empty(int(scored.sum()), *present[0].shape[1:]), numbered(scored)
         for each in (first, second):
             if each.mean is not None:
-                mean[numbered(scored)[each.scored]] = each.mean
+                mean[index[each.scored]] = each.mean
     logp = torch.where(second.scored, second.logp, first.logp)
     return FixedScores(logp=logp, scored=scored, mean=mean)
 

@@ -212,13 +212,19 @@ def _score_round(
     needed = torch.zeros(trajectory.mask.shape)
     for batch in batches:
         needed[batch.rows] = batch.credit.weight
-    scores = score_steps(policy, trajectory, needed, settings.tokens_per_microbatch)
+    score = partial(
+        score_steps,
+        policy,
+        trajectory,
+        tokens_per_microbatch=settings.tokens_per_microbatch,
+        keeps_means=keeps_means,
+    )
+    scores = score(needed)
     audited = auditor.unscored(batches, first_update, needed)
     # Apart: in the same microbatches, the rows of an audit would change the bits of the others.
     with auditor.counted_apart(policy):
-        beside = score_steps(policy, trajectory, audited, settings.tokens_per_microbatch)
-    merged = merge_scores(scores, beside)
-    return merged if keeps_means else merged.without_means()
+        beside = score(audited)
+    return merge_scores(scores, beside)
 
 
 def measure_drift(

@@ -18,6 +18,7 @@ from grpo.artifacts.checkpoints import Scratch
 from grpo.objective.algorithms import grpo
 from grpo.objective.base import Objective, chain
 from grpo.objective.weight import drop_uniform_groups
+from grpo.policies.base import make_rollouts
 from grpo.policies.tokens import Decoding, TokenPolicy, TokenTrajectory
 from grpo.training import TrainingSettings, train_round
 from grpo.types import Rollouts
@@ -94,13 +95,7 @@ def update_once(
 
 def rewarded(trajectory: TokenTrajectory, logp: Tensor, reward: Tensor) -> Rollouts:
     """Returns rollouts whose outcomes are their rewards."""
-    return Rollouts(
-        group=trajectory.group,
-        reward=reward,
-        outcome=reward,
-        mask=trajectory.mask,
-        behavior_logp=logp,
-    )
+    return make_rollouts(trajectory, logp, group=trajectory.group, reward=reward, outcome=reward)
 
 
 def training_settings(scenario: Scenario) -> TrainingSettings:

@@ -85,16 +85,7 @@ def _make_wan(base: ScratchFlowBase) -> Any:
 
 
 def _clip_encoder(base: ScratchFlowBase) -> CLIPTextModelWithProjection:
-    tokenizer = make_caption_tokenizer()
-    settings: dict[str, Any] = dict(base.text_encoder)
-    config = CLIPTextConfig(
-        **settings,
-        vocab_size=len(tokenizer),
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-    )
-    encoder = CLIPTextModelWithProjection(config)
+    encoder = CLIPTextModelWithProjection(_configure(CLIPTextConfig, base, "bos_token_id"))
     embeddings = encoder.text_model.embeddings
     for each in (embeddings.token_embedding, embeddings.position_embedding):
         nn.init.normal_(each.weight, std=base.embedding_std)
@@ -102,18 +93,16 @@ def _clip_encoder(base: ScratchFlowBase) -> CLIPTextModelWithProjection:
 
 
 def _t5_encoder(base: ScratchFlowBase) -> UMT5EncoderModel:
-    tokenizer = make_caption_tokenizer()
-    settings: dict[str, Any] = dict(base.text_encoder)
-    config = UMT5Config(
-        **settings,
-        vocab_size=len(tokenizer),
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        decoder_start_token_id=tokenizer.pad_token_id,
-    )
-    encoder = UMT5EncoderModel(config)
+    encoder = UMT5EncoderModel(_configure(UMT5Config, base))
     nn.init.normal_(encoder.get_input_embeddings().weight, std=base.embedding_std)
     for name, weight in encoder.named_parameters():
         if "relative_attention_bias" in name and base.position_std is not None:
             nn.init.normal_(weight, std=base.position_std)
     return encoder
+
+
+def _configure(kind: Any, base: ScratchFlowBase, *marks: str) -> Any:
+    """Returns a text encoder's configuration for the tokens of captions."""
+    tokenizer = make_caption_tokenizer()
+    known = {name: getattr(tokenizer, name) for name in ("pad_token_id", "eos_token_id", *marks)}
+    return kind(**base.text_encoder, vocab_size=len(tokenizer), **known)

@@ -23,7 +23,7 @@ from grpo.fixed_scores import score_steps
 from grpo.objective.advantage import rollout_advantage
 from grpo.objective.base import Objective, State
 from grpo.params import PARAMS, Parameters, Training
-from grpo.policies.base import Policy, Trajectory
+from grpo.policies.base import Policy, Trajectory, make_rollouts
 from grpo.policies.storage import (
     PolicyState,
     read_state,
@@ -194,15 +194,13 @@ def _join(
             f"first missing: {example}; rerun its score stage"
         )
     judged = judged.loc[table["rollout_id"]]
-    return Rollouts(
+    return make_rollouts(
+        trajectory,
+        behavior_logp,
         group=torch.tensor(table["group"].to_numpy()),
         reward=torch.tensor(judged["reward"].to_numpy(np.float32)),
         outcome=torch.tensor(judged["outcome"].to_numpy(np.float32)),
-        mask=trajectory.mask,
-        behavior_logp=behavior_logp,
         reference_logp=reference_logp,
-        noise=trajectory.noise,
-        variant=trajectory.variant,
     )
 
 

@@ -5,7 +5,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor, nn
 
-from grpo.types import Cost, Scores, StepNoise
+from grpo.types import Cost, Rollouts, Scores, StepNoise
 
 
 @runtime_checkable
@@ -101,3 +101,29 @@ class Policy(Protocol[TrajectoryT]):
     ) -> tuple[TrajectoryT, Float[Tensor, "rollout step"]]:
         """Returns what `pack` stored."""
         ...
+
+
+def make_rollouts(
+    trajectory: Trajectory,
+    logp: Float[Tensor, "rollout step"],
+    *,
+    group: Int[Tensor, " rollout"],
+    reward: Float[Tensor, " rollout"],
+    outcome: Float[Tensor, " rollout"],
+    reference_logp: Float[Tensor, "rollout step"] | None = None,
+) -> Rollouts:
+    """Returns what an objective may know of a trajectory.
+
+    Args:
+      logp: In nats, under the engine that sampled; and `reference_logp` under the base policy.
+    """
+    return Rollouts(
+        group=group,
+        reward=reward,
+        outcome=outcome,
+        mask=trajectory.mask,
+        behavior_logp=logp,
+        reference_logp=reference_logp,
+        noise=trajectory.noise,
+        variant=trajectory.variant,
+    )

@@ -115,11 +115,6 @@ def latent_shape(pipeline: Any, canvas: Canvas) -> tuple[int, ...]:
     return channels, *(-(-side // factor) for side, factor in zip(sides, factors, strict=True))
 
 
-def draws_clips(pipeline: Any) -> bool:
-    """Returns whether a sample has frames."""
-    return len(FAMILIES[type(pipeline)].factors(pipeline)) == 3
-
-
 def num_positions(pipeline: Any, canvas: Canvas) -> int:
     """Returns the length of the transformer's sequence for one sample."""
     _, *sides = latent_shape(pipeline, canvas)

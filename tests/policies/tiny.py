@@ -5,7 +5,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3Moe
 
 from grpo.build.tokenizers import make_byte_tokenizer
 from grpo.fixed_scores import FixedScores
-from grpo.policies.base import Trajectory
+from grpo.policies.base import Trajectory, make_rollouts
 from grpo.policies.tokens import Decoding, TokenPolicy
 from grpo.policy_params import RoutingMode
 from grpo.types import Rollouts
@@ -84,11 +84,4 @@ def sampled_scores(rollouts: Rollouts, shift: float = 0.0) -> FixedScores:
 
 def rewarded(trajectory: Trajectory, logp: torch.Tensor, reward: torch.Tensor) -> Rollouts:
     """Returns what an objective may know of rollouts whose outcomes are their rewards."""
-    return Rollouts(
-        group=trajectory.group,
-        reward=reward,
-        outcome=reward,
-        mask=trajectory.mask,
-        behavior_logp=logp,
-        noise=trajectory.noise,
-    )
+    return make_rollouts(trajectory, logp, group=trajectory.group, reward=reward, outcome=reward)
