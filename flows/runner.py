@@ -18,7 +18,7 @@ from typing import Self
 from flows import launcher
 from flows.gpus import Slots, hold_gpus
 from flows.planning import Step
-from grpo.errors import BusyError, GrpoError
+from grpo.errors import ArtifactError, BusyError, GrpoError
 from grpo.lineage.lock import LOCK, read_lock
 
 GRACE_SECONDS = 20.0  # from asking a stage to stop to killing it; it saves a checkpoint meanwhile
@@ -27,6 +27,7 @@ LOGS = Path(".work/logs")
 FLOW_LOCK = Path(".work/reproduce.lock")
 STAGES_LOCK = Path(".work/stages.lock")  # held by every running stage, too
 WAIT_SECONDS = 60.0
+RECORD_SECONDS = 5.0  # while DVC records another stage, its lock file is cut for a moment
 EXIT_WRONG_INPUT = 2
 
 # What DVC itself prints around a stage's lines; the log file keeps it.
@@ -204,8 +205,18 @@ class Runner:
 
     def _check_recorded(self, step: Step, log: Path) -> None:
         is_stage_of_pipeline = ":" not in step.name and not step.name.endswith(".dvc")
-        if is_stage_of_pipeline and step.name not in read_lock(self.workspace):
-            raise StageError(f"{step.name}: ran but is not in {LOCK}; see {log}", code=1)
+        deadline = time.monotonic() + RECORD_SECONDS
+        while is_stage_of_pipeline and not self._is_recorded(step):
+            if time.monotonic() > deadline:
+                raise StageError(f"{step.name}: ran but is not in {LOCK}; see {log}", code=1)
+            time.sleep(POLL_SECONDS)
+
+    def _is_recorded(self, step: Step) -> bool:
+        """Returns whether DVC's lock file lists the stage, as far as it can be read now."""
+        try:
+            return step.name in read_lock(self.workspace)
+        except ArtifactError:
+            return False
 
 
 @contextmanager

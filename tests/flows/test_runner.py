@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
+import flows.runner
 from flows import gpus
 from flows.gpus import hold_gpus
 from flows.planning import Step, plan
 from flows.runner import Outcome, Runner, StageError, Stopped
 from flows.server import free_port
 from grpo.errors import ParameterError
-from grpo.lineage.lock import read_lock
+from grpo.lineage.lock import Lock, read_lock
 from tests import tiny_pipeline
 from tests.flows.test_launcher import is_alive, until
 
@@ -79,6 +80,34 @@ def test_independent_stages_overlap_and_both_are_recorded(
     assert kinds == ["start", "start", "end", "end"]
     lock = read_lock(runner.workspace)
     assert {lock[each.name].params["seconds"] for each in steps} == {2.0}
+
+
+@pytest.mark.parametrize("cut", ["schema", "  train@a-1:", "md5:"])
+def test_a_record_is_found_although_dvc_is_writing_the_next_one(
+    runner: Runner, step: Callable[[str], Step], monkeypatch: pytest.MonkeyPatch, cut: str
+) -> None:
+    """DVC writes its lock file in place: an empty file, fewer stages, half a mapping."""
+
+    def cut_first(workspace: Path) -> Lock:
+        path = workspace / "dvc.lock"
+        whole = path.read_text()
+        path.write_text(whole[: whole.index(cut)])
+        monkeypatch.setattr(flows.runner, "read_lock", read_lock)
+        threading.Timer(0.3, path.write_text, [whole]).start()
+        return read_lock(workspace)
+
+    monkeypatch.setattr(flows.runner, "read_lock", cut_first)
+    assert runner.run_stage(step("train@a-1")).outcome is Outcome.COMPLETED
+
+
+def test_a_stage_that_is_never_recorded_fails(
+    runner: Runner, step: Callable[[str], Step], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny_pipeline.replace(runner.workspace, "seed: 1", "seed: 2")
+    monkeypatch.setattr(flows.runner, "RECORD_SECONDS", 0.2)
+    monkeypatch.setattr(flows.runner, "read_lock", lambda workspace: {})
+    with pytest.raises(StageError, match=r"^prepare: ran but is not in dvc\.lock; see "):
+        runner.run_stage(step("prepare"))
 
 
 def test_wrong_input_is_one_line_and_not_tried_again(
