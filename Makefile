@@ -13,12 +13,13 @@ export PYTHONDONTWRITEBYTECODE :=
 .PHONY: setup demo test test-pipeline test-rest check ui lock clean
 setup: $(VENV)/ready
 
-# torch first: whatever build is there satisfies the lock (README: the CUDA build).
+# torch first: whatever build is there satisfies the lock (README: the CUDA build). Nothing is compiled
+# ahead: that takes 100 s, most of it for modules that no run imports.
 # rapidocr asks for opencv-python, which needs a display's libraries; the lock has the headless one.
 $(VENV)/ready: requirements.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0 uv==0.13.8
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode -r requirements.lock \
+	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check torch==2.13.0 uv==0.13.8
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -r requirements.lock \
 	  --excludes <(echo opencv-python)
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation -e .
 	touch $@

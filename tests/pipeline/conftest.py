@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pipeline.workspaces import check_out, copy_for_stages, dvc, start_dvc
+from tests.pipeline.workspaces import check_out, copy_for_stages, dvc, start_stages, two_arms
 
 Running = tuple[Path, subprocess.Popen[str]]
 
@@ -21,12 +21,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def second_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """Yields another fresh workspace and the `dvc repro` that goes on in it.
-
-    Without the lineage stage: it has no output, and MLflow takes ten seconds to set up.
-    """
-    workspace = check_out(tmp_path_factory.mktemp("second"))
-    process = start_dvc(workspace, "repro", "--quiet", "report")
+    """Yields another fresh workspace and the process that runs its stages, without dvc."""
+    workspace = tmp_path_factory.mktemp("second") / "workspace"
+    process = start_stages(workspace, two_arms())
     yield workspace, process
     process.kill()
     process.wait()

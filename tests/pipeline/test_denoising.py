@@ -1,8 +1,6 @@
 """The image recipe through every stage, made small: learning, the same bytes, and a resume."""
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from grpo.artifacts.usage import Usage
 from grpo.errors import ArtifactError
 from grpo.objective.algorithms import flow_grpo
 from stages import report, train
+from tests.pipeline.workspaces import start_stages, until_done
 from tests.policies.tiny import rewarded
 from tests.policies.tiny_denoiser import TRANSFORMER, seeded, tiny_denoiser
 from tests.test_training import train as train_policy
@@ -70,23 +69,10 @@ def small() -> dict[str, Any]:
     return params
 
 
-def run_in(workspace: Path) -> None:
-    """Runs the small recipe in a process of its own, all stages but report and lineage."""
-    workspace.mkdir(exist_ok=True)
-    (workspace / "small.yaml").write_text(yaml.safe_dump(small()))
-    code = (
-        "import sys, yaml; from pathlib import Path; "
-        "from benchmarks.workspaces import make_workspace, run_stages; folder = Path(sys.argv[1]); "
-        "make_workspace(folder, yaml.safe_load((folder / 'small.yaml').read_text())); "
-        "run_stages(folder)"
-    )
-    subprocess.run([sys.executable, "-W", "ignore", "-c", code, workspace], cwd=ROOT, check=True)
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    workspace = tmp_path_factory.mktemp("images")
-    run_in(workspace)
+    workspace = tmp_path_factory.mktemp("images") / "workspace"
+    until_done(workspace, start_stages(workspace, small()))
     return workspace
 
 
@@ -110,7 +96,7 @@ def test_every_stage_leaves_what_the_next_one_reads(run: Path):
 
 
 def test_a_second_workspace_agrees_to_the_byte(run: Path, tmp_path: Path):
-    run_in(tmp_path / "again")
+    until_done(tmp_path / "again", start_stages(tmp_path / "again", small()))
     for path in sorted((run / "artifacts").rglob("*")):
         other = tmp_path / "again" / path.relative_to(run)
         assert path.is_dir() or path.read_bytes() == other.read_bytes(), path.name

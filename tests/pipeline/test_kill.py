@@ -3,15 +3,17 @@
 import os
 import random
 import signal
+import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.pipeline.workspaces import contents, copy_for_dvc, dvc, start_dvc
+from tests.pipeline.processes import start_stage
+from tests.pipeline.workspaces import contents, copy_for_dvc, dvc, locked_stages, start_dvc
 
 LONGEST_SECONDS = 6.0  # about what a stage takes under dvc, most of it imports
 ROLLOUT, TRAIN = "rollout@uniform-1", "train@uniform-1"
-MOMENTS: dict[str, list[str]] = {
+MOMENTS = {  # a file of these appears
     ROLLOUT: [
         f".work/{ROLLOUT}/*/batch-00000/table.parquet",
         f".work/{ROLLOUT}/*/batch-00001/table.parquet",
@@ -30,35 +32,34 @@ def run_anew(stage: str) -> list[str]:
     return ["repro", "--quiet", "--single-item", "--force", stage]
 
 
-def kill(workspace: Path, stage: str, moment: str | float) -> bool:
-    """Runs a stage and kills it with its dvc; returns whether it was still running.
-
-    Args:
-      moment: Seconds from the start, or a pattern: once a path that fits it appears.
-    """
+def kill_with_dvc(workspace: Path, stage: str, seconds: float) -> None:
+    """Runs a stage under dvc and kills both after some seconds, if they still run."""
     process = start_dvc(workspace, *run_anew(stage))
-    start = time.monotonic()
-    while process.poll() is None:
-        if isinstance(moment, float):
-            is_time = time.monotonic() - start > moment
-        else:
-            is_time = any(workspace.glob(moment))
-        if is_time:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            return True
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def kill_stage(workspace: Path, stage: str, command: str, pattern: str) -> None:
+    """Runs a stage and kills it once a path that fits the pattern appears."""
+    process = start_stage(workspace, stage, command)
+    while not any(workspace.glob(pattern)):
+        assert process.is_alive(), f"finished before {pattern} appeared"
         time.sleep(0.001)
-    return False
+    process.kill()
+    process.join()
 
 
 def run_with_kills(workspace: Path, stage: str) -> None:
     """Kills a stage at five moments, two of them drawn, and then lets it finish."""
     draw = random.Random(stage)
-    first, last = (draw.uniform(0.5, LONGEST_SECONDS) for _ in range(2))
-    kill(workspace, stage, first)
+    command = locked_stages(workspace)[stage]["cmd"]
+    kill_with_dvc(workspace, stage, draw.uniform(0.5, LONGEST_SECONDS))  # removes its outputs first
     for pattern in MOMENTS[stage]:
-        assert kill(workspace, stage, pattern), f"finished before {pattern} appeared"
-    kill(workspace, stage, last)
+        kill_stage(workspace, stage, command, pattern)
+    kill_with_dvc(workspace, stage, draw.uniform(0.5, LONGEST_SECONDS))
     dvc(workspace, *run_anew(stage))
 
 

@@ -37,8 +37,8 @@ def check_out(target: Path) -> Path:
     return target
 
 
-def write_two_arms(target: Path) -> None:
-    """Writes the smoke recipe's parameters with an arm of plain GRPO before its own."""
+def two_arms() -> dict[str, Any]:
+    """Returns the smoke recipe's parameters with an arm of plain GRPO before its own."""
     params = yaml.safe_load((ROOT / "recipes" / "smoke.yaml").read_text())
     curriculum = [
         {"split_at_random": {"phases": 1, "prompts_per_phase": 16}},
@@ -49,7 +49,11 @@ def write_two_arms(target: Path) -> None:
     params["arms"] = {"uniform": uniform, **params["arms"]}
     first = {"arm": "uniform", "start": "base", "phase": 1}
     params["rounds"] = {"uniform-1": first, **params["rounds"]}
-    target.write_text(yaml.safe_dump(params, sort_keys=False))
+    return params
+
+
+def write_two_arms(target: Path) -> None:
+    target.write_text(yaml.safe_dump(two_arms(), sort_keys=False))
 
 
 def copy_for_stages(finished: Path, target: Path) -> Path:
@@ -87,6 +91,32 @@ def start_dvc(root: Path, *arguments: str) -> subprocess.Popen[str]:
             text=True,
             start_new_session=True,
         )
+
+
+def start_stages(root: Path, params: dict[str, Any]) -> subprocess.Popen[str]:
+    """Starts all stages but report and lineage in one process of their own, without dvc repro."""
+    root.mkdir()
+    (root / "wanted.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
+    code = (
+        "import sys, yaml; from pathlib import Path; "
+        "from benchmarks.workspaces import make_workspace, run_stages; folder = Path(sys.argv[1]); "
+        "make_workspace(folder, yaml.safe_load((folder / 'wanted.yaml').read_text())); "
+        "run_stages(folder)"
+    )
+    with (root.parent / f"{root.name}.log").open("w") as log:
+        return subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", code, root],
+            cwd=ROOT,
+            env=environment(),
+            stdout=log,
+            stderr=log,
+            text=True,
+        )
+
+
+def until_done(root: Path, process: subprocess.Popen[str]) -> None:
+    """Waits for what `start_stages` or `start_dvc` started, and shows its log if it failed."""
+    assert process.wait(timeout=600) == 0, (root.parent / f"{root.name}.log").read_text()
 
 
 def locked_stages(root: Path) -> dict[str, Any]:
