@@ -37,15 +37,14 @@ check:
 	mypy
 	lint-imports
 
-test: setup
-	$(MAKE) --no-print-directory check
-	$(MAKE) --no-print-directory -j 2 test-pipeline test-rest
+test: setup # two halves of equal length; they wait for processes often enough for a third job
+	$(MAKE) --no-print-directory -j 3 check test-pipeline test-rest
 
 test-pipeline:
-	pytest tests/pipeline
+	pytest tests/pipeline tests/lineage
 
 test-rest:
-	pytest --ignore tests/pipeline
+	pytest --ignore tests/pipeline --ignore tests/lineage
 
 ui: setup
 	python -m flows.ui

@@ -31,7 +31,7 @@ def select_rows(cache: DynamicCache, rows: Tensor) -> None:
         layer.values = layer.values.index_select(0, rows)
 
 
-class ReservingLayer(DynamicLayer):
+class ReservingLayer(DynamicLayer):  # type: ignore[misc]
     """`keys` and `values` are the filled front of larger buffers.
 
     DynamicLayer concatenates instead: it copies everything at every step.
@@ -40,7 +40,7 @@ class ReservingLayer(DynamicLayer):
     MAX_RESERVED_STEPS = 128
 
     def __init__(self, reserved_steps: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._reserved = reserved_steps
         self._length = 0  # positions filled
 

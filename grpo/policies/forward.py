@@ -27,7 +27,7 @@ class ForwardPasses:
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
         wrapped = hasattr(model, "get_base_model")  # peft changes the layers within in place
-        self._causal: Any = model.get_base_model() if wrapped else model  # type: ignore[operator]
+        self._causal: Any = model.get_base_model() if wrapped else model
         self._body: Any = self._causal.get_decoder()  # or what `compile` made of it
         is_full = attends_fully(self._causal.config)
         self._takes_masks = is_full and self._causal.config._attn_implementation == "sdpa"

@@ -130,7 +130,8 @@ class TokenPolicy:
     def decode(self, trajectory: TokenTrajectory) -> list[str]:
         """Returns each rollout's text, without special tokens."""
         rows = [row[kept].tolist() for row, kept in zip(trajectory.tokens, trajectory.mask)]
-        return self.tokenizer.batch_decode(rows, skip_special_tokens=True)
+        texts: list[str] = self.tokenizer.batch_decode(rows, skip_special_tokens=True)
+        return texts
 
     def is_finished(self, trajectory: TokenTrajectory) -> Bool[Tensor, " rollout"]:
         """Returns which rollouts ended with an end token, not at the step limit."""
