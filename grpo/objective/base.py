@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Generator, Tensor
 
 from grpo.types import Credit, Rollouts, StepNoise, StepTerms
@@ -147,10 +147,6 @@ def loss_terms(
     """
     mask = credit.weight != 0
     zero = torch.zeros((), dtype=logp.dtype)
-
-    def masked(value: Float[Tensor, "rollout step"] | None) -> Tensor | None:
-        return None if value is None else torch.where(mask, value, zero)
-
     logp = torch.where(mask, logp, zero)
     proximal_logp = torch.where(mask, proximal_logp, zero)
     mismatch = None
@@ -162,13 +158,19 @@ def loss_terms(
         advantage=torch.where(mask, credit.advantage, zero),
         mask=mask,
         loss=torch.zeros_like(logp),
-        reference_logp=masked(reference_logp),
-        proximal_kl=masked(proximal_kl),
-        reference_kl=masked(reference_kl),
+        reference_logp=_masked(mask, reference_logp),
+        proximal_kl=_masked(mask, proximal_kl),
+        reference_kl=_masked(mask, reference_kl),
         noise=noise,
         mismatch=mismatch,
     )
     return objective.loss(start)
+
+
+def _masked(
+    mask: Bool[Tensor, "rollout step"], value: Float[Tensor, "rollout step"] | None
+) -> Float[Tensor, "rollout step"] | None:
+    return None if value is None else torch.where(mask, value, torch.zeros_like(value))
 
 
 def noise_of(batch: Rollouts | StepTerms, link: str) -> StepNoise:

@@ -73,19 +73,20 @@ def _solve(count: Callable[[int, int], int]) -> Coefficients:
 
 def left_out_by_torch() -> dict[Any, Any]:
     """Returns formulas for the CPU's attention kernels and for the products of experts."""
-
-    def forward(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-        return int(sdpa_flop(query, key, value))
-
-    def backward(grad: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-        return int(sdpa_backward_flop(grad, query, key, value))
-
     ops = torch.ops.aten
     return {
-        ops._scaled_dot_product_flash_attention_for_cpu: forward,
-        ops._scaled_dot_product_flash_attention_for_cpu_backward: backward,
+        ops._scaled_dot_product_flash_attention_for_cpu: _attention,
+        ops._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
         ops._grouped_mm: _grouped_product,
     }
+
+
+def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    return int(sdpa_flop(query, key, value))
+
+
+def _attention_backward(grad: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    return int(sdpa_backward_flop(grad, query, key, value))
 
 
 def _grouped_product(left: Any, right: Any, *_: Any, **__: Any) -> int:

@@ -89,14 +89,14 @@ def _checked(score: float) -> Outcome:
 @contextmanager
 def _time_limit(seconds: float) -> Iterator[None]:
     """Raises TimeoutError in the block after `seconds`; works in the main thread only."""
-
-    def expire(signum: int, frame: FrameType | None) -> None:
-        raise TimeoutError
-
-    before = signal.signal(signal.SIGALRM, expire)
+    before = signal.signal(signal.SIGALRM, _expire)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+def _expire(signum: int, frame: FrameType | None) -> None:
+    raise TimeoutError
