@@ -33,6 +33,7 @@ from grpo.policies.storage import (
 from grpo.policies.tokens import Decoding
 from grpo.sampling import SampledBatch, read_batch, read_passed
 from grpo.selection import History, learn_round
+from grpo.step_metrics import step_metrics
 from grpo.training import TrainedRound, TrainingSettings
 from grpo.types import Rollouts
 
@@ -126,7 +127,7 @@ def save_round(
     policy_out: Path,
     out: Path,
 ) -> None:
-    """Writes the trained policy, and metrics, credit and cost of its training."""
+    """Writes the trained policy, and metrics, steps, credit and cost of its training."""
     cost = loaded.policy.cost
     if loaded.reference is not None:
         cost += loaded.reference.cost
@@ -143,6 +144,8 @@ def save_round(
         temporary.mkdir()
         frame = pd.DataFrame([asdict(each) for each in trained.metrics])
         write_csv(temporary / "updates.csv", frame)
+        steps = step_metrics(loaded.rollouts, trained.batches)
+        write_csv(temporary / "steps.csv", pd.DataFrame([asdict(each) for each in steps]))
         write_table(_credit_table(loaded, trained), temporary / "credit.parquet", CREDIT)
         summary = {
             "cost": asdict(cost),

@@ -17,6 +17,7 @@ from grpo.report.signal_figures import (
     draw_advantage_mass,
     draw_group_sizes,
     draw_reward_spread,
+    draw_steps,
     draw_training,
     draw_uniform_groups,
 )
@@ -46,6 +47,7 @@ def draw_figures(
             draw_advantage_mass(run, numbers),
             draw_group_sizes(run, numbers),
             draw_reward_spread(run),
+            draw_steps(run),
             draw_training(run),
         ]
 

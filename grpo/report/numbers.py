@@ -108,6 +108,26 @@ def reward_spread(rollouts: pd.DataFrame) -> float:
     return float(rollouts.groupby("prompt_id")["reward"].std(ddof=0).mean())
 
 
+def signal_by_step(run: Run, arm: str) -> pd.DataFrame:
+    """Returns, by step, the share of an arm's trained rollouts and their groups' spread of reward.
+
+    Columns trained_fraction, of the rollouts of all its rounds, and reward_std_within, the mean
+    over rounds weighted by the rollouts there.
+    """
+    rounds = run.chain(arm)[1:]
+    table = pd.concat([run.steps[name] for name in rounds])
+    known = table.dropna(subset="reward_std_within")
+    spread = (known["reward_std_within"] * known["rollouts"]).groupby(known["step"]).sum()
+    by_step = table.groupby("step")
+    return pd.DataFrame(
+        {
+            "trained_fraction": by_step["trained_rollouts"].sum()
+            / sum(len(run.rollouts[name]) for name in rounds),
+            "reward_std_within": spread / known.groupby("step")["rollouts"].sum(),
+        }
+    )
+
+
 def _signal(rollouts: pd.DataFrame) -> dict[str, Any]:
     groups = rollouts.groupby("prompt_id")["reward"]
     # Compared exactly: a deviation from the mean of equal floats need not be 0.

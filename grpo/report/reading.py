@@ -18,6 +18,7 @@ from grpo.params import BASE, LinkSpec, Parameters
 COST = ("flops", "sampled_steps", "trained_steps", "judge_calls")
 SCORES = ("greedy", "mean_at_k", "pass_at_k")
 CURVES = ("reward_mean", "uniform_group_fraction", "clip_fraction", "kl_to_start")
+STEPS = ("step", "rollouts", "reward_std_within", "trained_rollouts", "advantage_abs_mean")
 AUDITS = ("audit_cosine", "audit_norm_ratio")  # empty where an update was not audited
 KINDS_IN_BUDGET = ("profile", "sampling", "update")
 TRAINS_ON_PROFILE = "reuse_profile_rollouts"
@@ -34,6 +35,7 @@ class Run:
     rates: pd.DataFrame  # share of successes by evaluation prompt (row) and policy (column)
     rollouts: dict[str, pd.DataFrame]  # by round, with reward, credit and the prompt's rate
     updates: dict[str, pd.DataFrame]  # by round
+    steps: dict[str, pd.DataFrame]  # by round: the columns STEPS, empty where there is no number
     selections: dict[str, dict[str, int | float]]  # by round with one: where its candidates went
 
     @property
@@ -71,7 +73,13 @@ def read_run(artifacts: Path, params: Parameters) -> Run:
         rates=_read_rates(evaluations, policies),
         rollouts={name: read_rollouts(artifacts, name, profile) for name in params.rounds},
         updates={
-            name: _read_updates(artifacts / "training" / name / "updates.csv")
+            name: _read_numbers(
+                artifacts / "training" / name / "updates.csv", ("update", *CURVES, *AUDITS)
+            )
+            for name in params.rounds
+        },
+        steps={
+            name: _read_numbers(artifacts / "training" / name / "steps.csv", STEPS)
             for name in params.rounds
         },
         selections=_read_selections(artifacts, params),
@@ -204,17 +212,18 @@ def _by_rollout(path: Path, schema: pa.DataFrameSchema) -> pd.DataFrame:
     return read_table(path, schema).set_index("rollout_id").drop(columns="prompt_id")
 
 
-def _read_updates(path: Path) -> pd.DataFrame:
+def _read_numbers(path: Path, columns: Sequence[str]) -> pd.DataFrame:
+    """Returns a table that a train stage wrote, these columns of it as float64."""
     try:
-        updates = pd.read_csv(path)
+        table = pd.read_csv(path)
     except FileNotFoundError:
         raise ArtifactError(f"{path}: no such file; run the stage that writes it") from None
     except (pd.errors.EmptyDataError, pd.errors.ParserError, UnicodeDecodeError) as error:
         raise ArtifactError(f"{path}: must be CSV, {error}; delete it and rerun") from None
-    missing = [name for name in ("update", *CURVES, *AUDITS) if name not in updates.columns]
+    missing = [name for name in columns if name not in table.columns]
     if missing:
         raise ArtifactError(f"{path}: column {missing[0]!r} is missing; rerun the stage train")
-    return updates.astype(dict.fromkeys((*CURVES, *AUDITS), np.float64))
+    return table.astype(dict.fromkeys(columns, np.float64))
 
 
 def _field(path: Path, content: Any, key: str) -> Any:

@@ -6,10 +6,11 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from grpo.report.drawing import INK, MARKERS, Canvas, Panel, color_of
-from grpo.report.numbers import BUCKETS, Numbers, reward_spread
+from grpo.report.numbers import BUCKETS, Numbers, reward_spread, signal_by_step
 from grpo.report.reading import CURVES, Run
 
 DIFFICULTY = "the prompt's success rate in the profile"
+FEW_STEPS = 50  # up to here every step has its marker
 LABEL_OF_CURVE = {
     "reward_mean": "mean reward of the batch",
     "uniform_group_fraction": "share of groups of equal rewards",
@@ -91,6 +92,33 @@ def draw_reward_spread(run: Run) -> Panel:
             "nothing can be learned from them."
         ),
         svg=canvas.svg("reward-spread", "deviation of reward within groups by round for each arm"),
+    )
+
+
+def draw_steps(run: Run) -> Panel:
+    """Draws which steps of its rollouts each arm trained, and how far rewards lie apart there."""
+    canvas = Canvas([2.1, 2.1], share_x=True)
+    labels = {"trained_fraction": "rollouts trained", "reward_std_within": "spread of reward"}
+    for axes, (column, label) in zip(canvas.panels, labels.items(), strict=True):
+        for i, arm in enumerate(run.arms):
+            values = signal_by_step(run, arm)[column]
+            marker = MARKERS[i % 6] if len(values) <= FEW_STEPS else ""
+            x = values.index
+            (line,) = axes.plot(x, values, color=color_of(i), marker=marker, label=arm)
+            line.set_clip_on(False)
+        axes.set_ylim(bottom=0)
+        axes.set_ylabel(label)
+    canvas.panels[0].yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    canvas.panels[-1].set_xlabel("step of the rollout: a token, or a denoising step")
+    canvas.panels[-1].xaxis.set_major_locator(MaxNLocator(8, integer=True))
+    _finish(canvas, percent=False)
+    return Panel(
+        title="Steps",
+        caption=(
+            "Above, the share of rollouts whose step is trained. Below, the deviation of reward "
+            "within the groups that could be trained there: what the step's noise can teach."
+        ),
+        svg=canvas.svg("steps", "share of rollouts trained and spread of reward by step"),
     )
 
 

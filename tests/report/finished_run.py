@@ -152,6 +152,9 @@ def write_round(artifacts: Path, name: str, *, sampling: int, update: int) -> No
     summary = {"cost": cost(update), "audit_cost": cost(0)}
     write_json(artifacts / f"training/{name}/summary.json", summary)
     write_updates(artifacts, name, [""])
+    columns = "step,rollouts,reward_std_within,trained_rollouts,advantage_mean,advantage_abs_mean"
+    steps = f"{columns}\n0,4,0.25,2,0,0.5\n1,2,0.5,2,0,0.5\n2,1,,1,-0.5,0.5\n"
+    write_bytes(artifacts / f"training/{name}/steps.csv", steps.encode())
 
 
 def write_updates(artifacts: Path, name: str, audits: list[str]) -> None:

@@ -15,6 +15,7 @@ from grpo.report.numbers import (
     cost_of,
     metrics,
     reward_spread,
+    signal_by_step,
     write_numbers,
 )
 from grpo.report.reading import Run, read_run
@@ -48,6 +49,18 @@ def test_an_arm_that_grew_from_another_pays_for_its_rounds_and_its_profile(
     assert run.chain("uniform") == ["base", "sgpo-1", "uniform-2"]
     # Profile 50, sgpo-1 50, uniform-2 100.
     assert cost_of(run, "uniform-2", "uniform")["flops"] == 200
+
+
+def test_signal_by_step_is_that_of_all_rounds_of_an_arm(read_with: ReadWith) -> None:
+    """The rounds of uniform have four rollouts each; a step without a spread counts in none."""
+    run = read_with()
+    columns = ("step", "rollouts", "reward_std_within", "trained_rollouts", "advantage_abs_mean")
+    first = pd.DataFrame([(0, 4, 0.25, 2, 1.0), (1, 2, None, 2, 1.0)], columns=columns)
+    second = pd.DataFrame([(0, 2, 1.0, 2, 1.0), (5, 1, 0.5, 0, None)], columns=columns)
+    run.steps["uniform-1"], run.steps["uniform-2"] = first, second
+    found = signal_by_step(run, "uniform")
+    assert found["trained_fraction"].to_dict() == {0: 0.5, 1: 0.25, 5: 0.0}
+    assert found["reward_std_within"].dropna().to_dict() == {0: 0.5, 5: 0.5}
 
 
 def test_saving_is_read_off_the_curves(read_with: ReadWith) -> None:
@@ -181,6 +194,7 @@ def test_files_of_removed_rounds_are_ignored(read_with: ReadWith, params: Parame
         "rewards/sgpo-1.parquet",
         "training/sgpo-1/credit.parquet",
         "training/sgpo-1/updates.csv",
+        "training/sgpo-1/steps.csv",
     ],
 )
 def test_a_missing_file_is_named_in_one_line(
@@ -204,6 +218,7 @@ def test_a_missing_file_is_named_in_one_line(
         ),
         ("training/sgpo-1/updates.csv", "", "must be CSV"),
         ("training/sgpo-1/updates.csv", "update,loss\n0,1\n", "'reward_mean' is missing"),
+        ("training/sgpo-1/steps.csv", "step,rollouts\n0,1\n", "'reward_std_within' is missing"),
         ("evaluations/base.json", '{"k": 4}', "'cost' is missing"),
     ],
 )
