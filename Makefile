@@ -14,7 +14,7 @@ export PYTHONDONTWRITEBYTECODE :=
 setup: $(VENV)/ready
 
 # torch first: whatever build is there satisfies the lock (README: the CUDA build). Nothing is compiled
-# ahead: that takes 100 s, most of it for modules that no run imports.
+# ahead: that takes longer than the rest, most of it for modules that no run imports.
 # rapidocr asks for opencv-python, which needs a display's libraries; the lock has the headless one.
 $(VENV)/ready: requirements.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)

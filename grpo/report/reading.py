@@ -223,6 +223,14 @@ def _read_numbers(path: Path, columns: Sequence[str]) -> pd.DataFrame:
     missing = [name for name in columns if name not in table.columns]
     if missing:
         raise ArtifactError(f"{path}: column {missing[0]!r} is missing; rerun the stage train")
+    for name in columns:
+        wrong = pd.to_numeric(table[name], errors="coerce").isna() & table[name].notna()
+        if wrong.any():
+            row = int(wrong.argmax())
+            raise ArtifactError(
+                f"{path}: row {row}, column {name!r} must be a number, got {table[name][row]!r}; "
+                "rerun the stage train"
+            )
     return table.astype(dict.fromkeys(columns, np.float64))
 
 

@@ -219,6 +219,11 @@ def test_a_missing_file_is_named_in_one_line(
         ("training/sgpo-1/updates.csv", "", "must be CSV"),
         ("training/sgpo-1/updates.csv", "update,loss\n0,1\n", "'reward_mean' is missing"),
         ("training/sgpo-1/steps.csv", "step,rollouts\n0,1\n", "'reward_std_within' is missing"),
+        (
+            "training/sgpo-1/steps.csv",
+            "step,rollouts,reward_std_within,trained_rollouts,advantage_abs_mean\n0,4,,4,1\n1,4,0,x,1\n",
+            r"row 1, column 'trained_rollouts' must be a number, got 'x'",
+        ),
         ("evaluations/base.json", '{"k": 4}', "'cost' is missing"),
     ],
 )
