@@ -30,9 +30,9 @@ def step_metrics(rollouts: Rollouts, batches: Sequence[Batch]) -> list[StepMetri
     for batch in batches:
         is_trained = (batch.credit.weight != 0).double()
         advantage = batch.credit.advantage.double() * is_trained
-        trained[: is_trained.shape[1]] += is_trained.sum(dim=0)
-        signed[: is_trained.shape[1]] += advantage.sum(dim=0)
-        absolute[: is_trained.shape[1]] += advantage.abs().sum(dim=0)
+        trained += is_trained.sum(dim=0)
+        signed += advantage.sum(dim=0)
+        absolute += advantage.abs().sum(dim=0)
     return [
         StepMetrics(
             step=step,

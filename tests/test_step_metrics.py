@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from grpo.batches import Batch
+from grpo.batches import Batch, select_rollouts
 from grpo.metrics import Tally, update_metrics
 from grpo.step_metrics import step_metrics
 from grpo.types import Credit, Rollouts
@@ -24,9 +24,7 @@ def rollouts_of(mask: Tensor, group: list[int], reward: list[float]) -> Rollouts
 
 def batch_of(rollouts: Rollouts, rows: list[int], advantage: list[float], weight: float) -> Batch:
     kept = torch.tensor(rows)
-    part = rollouts_of(
-        rollouts.mask[kept], rollouts.group[kept].tolist(), rollouts.reward[kept].tolist()
-    )
+    part = select_rollouts(rollouts, kept)
     mask = part.mask.float()
     credit = Credit(advantage=torch.tensor(advantage)[:, None] * mask, weight=weight * mask)
     return Batch(rows=kept, rollouts=part, credit=credit)

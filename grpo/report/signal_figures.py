@@ -81,9 +81,8 @@ def draw_reward_spread(run: Run) -> Panel:
         (line,) = canvas.axes.plot(x, spread, color=color_of(i), marker=MARKERS[i % 6], label=arm)
         line.set_clip_on(False)  # a marker at the upper edge stays whole
     canvas.axes.set_ylim(bottom=0)
-    canvas.axes.set_xlabel("round")
     canvas.axes.set_ylabel("standard deviation")
-    canvas.axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+    _count_along(canvas, "round")
     _finish(canvas, percent=False)
     return Panel(
         title="Spread of reward within groups",
@@ -99,18 +98,17 @@ def draw_steps(run: Run) -> Panel:
     """Draws which steps of its rollouts each arm trained, and how far rewards lie apart there."""
     canvas = Canvas([2.1, 2.1], share_x=True)
     labels = {"trained_fraction": "rollouts trained", "reward_std_within": "spread of reward"}
-    for axes, (column, label) in zip(canvas.panels, labels.items(), strict=True):
-        for i, arm in enumerate(run.arms):
-            values = signal_by_step(run, arm)[column]
-            marker = MARKERS[i % 6] if len(values) <= FEW_STEPS else ""
-            x = values.index
-            (line,) = axes.plot(x, values, color=color_of(i), marker=marker, label=arm)
+    for i, arm in enumerate(run.arms):
+        signal = signal_by_step(run, arm)
+        marker = MARKERS[i % 6] if len(signal) <= FEW_STEPS else ""
+        for axes, column in zip(canvas.panels, labels, strict=True):
+            (line,) = axes.plot(signal[column], color=color_of(i), marker=marker, label=arm)
             line.set_clip_on(False)
+    for axes, label in zip(canvas.panels, labels.values(), strict=True):
         axes.set_ylim(bottom=0)
         axes.set_ylabel(label)
-    canvas.panels[0].yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    canvas.panels[-1].set_xlabel("step of the rollout: a token, or a denoising step")
-    canvas.panels[-1].xaxis.set_major_locator(MaxNLocator(8, integer=True))
+    canvas.axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    _count_along(canvas, "step of the rollout: a token, or a denoising step")
     _finish(canvas, percent=False)
     return Panel(
         title="Steps",
@@ -132,8 +130,7 @@ def draw_training(run: Run) -> Panel:
             axes.plot(x, values, color=color_of(i), linewidth=1.6, label=arm)
         axes.set_title(LABEL_OF_CURVE[curve])
         axes.yaxis.set_major_locator(MaxNLocator(4))
-    canvas.panels[-1].set_xlabel("update")
-    canvas.panels[-1].xaxis.set_major_locator(MaxNLocator(8, integer=True))
+    _count_along(canvas, "update")
     _finish(canvas, percent=False)
     return Panel(
         title="Updates",
@@ -165,6 +162,12 @@ def _draw_bars(axes: Axes, run: Run, heights: pd.DataFrame) -> None:
     axes.grid(axis="x", visible=False)
     axes.tick_params(axis="x", labelcolor=INK)
     axes.set_ylim(bottom=0)
+
+
+def _count_along(canvas: Canvas, label: str) -> None:
+    """Labels the axis that the panels share, which counts something."""
+    canvas.panels[-1].set_xlabel(label)
+    canvas.panels[-1].xaxis.set_major_locator(MaxNLocator(8, integer=True))
 
 
 def _finish(canvas: Canvas, *, percent: bool) -> None:

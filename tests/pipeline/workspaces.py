@@ -115,7 +115,7 @@ def start_stages(root: Path, params: dict[str, Any]) -> subprocess.Popen[str]:
 
 
 def until_done(root: Path, process: subprocess.Popen[str]) -> None:
-    """Waits for what `start_stages` or `start_dvc` started, and shows its log if it failed."""
+    """Waits for what `start_stages` started, and shows its log if it failed."""
     assert process.wait(timeout=600) == 0, (root.parent / f"{root.name}.log").read_text()
 
 
