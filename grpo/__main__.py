@@ -67,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _check(arguments: argparse.Namespace) -> int:
     from grpo.build.objectives import findings
-    from grpo.objective.rules import Severity
+    from grpo.objective.rule import Severity
     from grpo.params import naming, read_params
 
     with naming(arguments.file):

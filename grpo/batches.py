@@ -49,6 +49,7 @@ def plan_batches(
 def select_rollouts(rollouts: Rollouts, rows: Int[Tensor, " kept"]) -> Rollouts:
     """Returns some rows of every field."""
     reference, noise, variant = rollouts.reference_logp, rollouts.noise, rollouts.variant
+    chunks = rollouts.chunks
     return Rollouts(
         group=rollouts.group[rows],
         reward=rollouts.reward[rows],
@@ -58,6 +59,7 @@ def select_rollouts(rollouts: Rollouts, rows: Int[Tensor, " kept"]) -> Rollouts:
         reference_logp=None if reference is None else reference[rows],
         noise=None if noise is None else noise.select(rows),
         variant=None if variant is None else variant[rows],
+        chunks=None if chunks is None else chunks.select(rows),
     )
 
 

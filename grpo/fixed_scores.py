@@ -59,7 +59,7 @@ def score_steps(
     rows = scored.any(dim=1).nonzero()[:, 0]
     if len(rows) == 0:
         return FixedScores(logp=logp, scored=scored)
-    widths = policy.widths(trajectory)[rows]
+    widths = policy.widths(trajectory, rows, scored[rows])
     for packed in pack_microbatches(widths, tokens_per_microbatch):
         kept = rows[packed]
         num_steps = last_step(needed[kept])

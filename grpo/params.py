@@ -14,6 +14,7 @@ from pydantic import (
 
 from grpo.errors import ParameterError
 from grpo.policy_params import (
+    ActionChunkPolicyParams,
     DenoisingPolicyParams,
     Draws,
     Fraction,
@@ -29,10 +30,17 @@ from grpo.policy_params import (
     kind_of_draws,
 )
 from grpo.reward_params import MEDIA_JUDGES, Reward, check_reward
+from grpo.task_params import GlyphsTask, ManipulationTask, Task
 
 PARAMS = Path("params.yaml")
 DATA = Path("data")  # where params.yaml names files in
+LONGEST_ROLLOUT = 500  # steps of the simulator, after which Meta-World refuses to go on
 PAIRS = ("betas", "window", "fallback", "score_range", "patch_size")
+TASKS = {  # by kind of policy
+    "tokens": ("reasoning_gym", "jsonl"),
+    "denoising": ("glyphs", "jsonl"),
+    "action_chunks": ("manipulation",),
+}
 BASE = "base"  # the name of the policy every chain of rounds starts from
 
 
@@ -46,40 +54,6 @@ class Machine(Strict):
     dtype: Literal["float32", "bfloat16"]
     threads: Positive  # of torch, per process
     compile: bool  # by torch.compile, what updates compute; needs a C++ compiler
-
-
-class ReasoningGymTask(Strict):
-    """Procedural tasks of reasoning-gym; prompts of train and eval are disjoint as text."""
-
-    kind: Literal["reasoning_gym"]
-    notation: Literal["compact", "question"]  # short forms for small models, or the full question
-    train_prompts: Positive
-    eval_prompts: Positive
-    instruction: str  # appended to every prompt
-    families: dict[str, dict[str, Any]] = Field(min_length=1)  # reasoning-gym name -> difficulty
-
-
-class JsonlTask(Strict):
-    """Prompts and answers from two files under data/: {"prompt": ..., "answer": ...} per line."""
-
-    kind: Literal["jsonl"]
-    train: str
-    eval: str
-    instruction: str  # appended to every prompt
-
-
-class GlyphsTask(Strict):
-    """Short texts to be drawn; prompts of train and eval are disjoint, and not in the warm-up."""
-
-    kind: Literal["glyphs"]
-    train_prompts: Positive
-    eval_prompts: Positive
-    families: dict[Name, list[Annotated[str, Field(min_length=1)]]] = Field(min_length=1)
-    # family -> the characters that may stand at each place; of clips the last is an arrow: > < v ^
-    pixels_per_frame: Positive | None  # of what moves, in clips; null: images
-
-
-Task = Annotated[ReasoningGymTask | JsonlTask | GlyphsTask, Field(discriminator="kind")]
 
 
 class Profile(Strict):
@@ -145,6 +119,16 @@ class Parameters(Strict):
         if not isinstance(self.policy, DenoisingPolicyParams):
             kind = self.policy.kind
             raise ParameterError(f"{PARAMS}: policy.kind must be denoising for this, got {kind!r}")
+        return self.policy
+
+    @property
+    def action_chunks(self) -> ActionChunkPolicyParams:
+        """The policy; raises ParameterError unless its steps are chunks of actions."""
+        if not isinstance(self.policy, ActionChunkPolicyParams):
+            kind = self.policy.kind
+            raise ParameterError(
+                f"{PARAMS}: policy.kind must be action_chunks for this, got {kind!r}"
+            )
         return self.policy
 
     def rounds_of(self, arm: str) -> list[str]:
@@ -244,13 +228,13 @@ def _check_policy(params: Parameters, path: Path) -> None:
     policy, kind = params.policy, params.policy.kind
     draws = {f"arms.{name}.sampling": arm.sampling for name, arm in params.arms.items()}
     for where, each in {**draws, "evaluation.sampling": params.evaluation.sampling}.items():
-        if kind_of_draws(each) != kind:
-            wanted = "temperature" if kind == "tokens" else "num_steps"
+        wanted = "num_steps" if kind == "denoising" else "temperature"
+        if (wanted == "num_steps") != (kind_of_draws(each) == "denoising"):
             raise ParameterError(
                 f"{path}: {where} must say {wanted}, for policy.kind is {kind}, "
                 f"got {sorted(each.model_dump())}"
             )
-    tasks = ("reasoning_gym", "jsonl") if kind == "tokens" else ("glyphs", "jsonl")
+    tasks = TASKS[kind]
     if params.task.kind not in tasks:
         raise ParameterError(
             f"{path}: task.kind must be one of {tasks} with policy.kind {kind}, "
@@ -258,6 +242,13 @@ def _check_policy(params: Parameters, path: Path) -> None:
         )
     if isinstance(policy, DenoisingPolicyParams):
         _check_clips(params, policy, path)
+    if isinstance(params.task, ManipulationTask):
+        _check_chunks(params.action_chunks, params.task, path)
+    if (params.reward.judge == "simulator") != (kind == "action_chunks"):
+        raise ParameterError(
+            f"{path}: reward.judge simulator and policy.kind action_chunks need each other, "
+            f"got {params.reward.judge!r} and {kind!r}"
+        )
     if (params.reward.judge in MEDIA_JUDGES) != (kind == "denoising"):
         raise ParameterError(
             f"{path}: a reward.judge in {MEDIA_JUDGES} and policy.kind denoising need each other, "
@@ -267,7 +258,7 @@ def _check_policy(params: Parameters, path: Path) -> None:
         _check_sampler(params.machine, policy, path)
         _check_compile(params.machine, policy, path)
     elif params.machine.compile:
-        raise ParameterError(f"{path}: with policy.kind denoising, machine.compile must be false")
+        raise ParameterError(f"{path}: with policy.kind {kind}, machine.compile must be false")
 
 
 def _check_sampler(machine: Machine, policy: TokenPolicyParams, path: Path) -> None:
@@ -335,11 +326,28 @@ def _check_clips(params: Parameters, policy: DenoisingPolicyParams, path: Path) 
         )
 
 
+def _check_chunks(policy: ActionChunkPolicyParams, task: ManipulationTask, path: Path) -> None:
+    """Raises unless chunks divide as they should, and every family is demonstrated."""
+    chunk, shown = policy.base.chunk, sorted(policy.base.warmup.demonstrations)
+    wrong = {
+        f"policy.base.chunk.positions must divide chunk.length {chunk.length}, "
+        f"got {chunk.positions}": chunk.length % chunk.positions != 0,
+        f"policy.max_steps times chunk.length must be at most {LONGEST_ROLLOUT}, "
+        f"got {policy.max_steps * chunk.length}": policy.max_steps * chunk.length > LONGEST_ROLLOUT,
+        "policy.base.warmup.demonstrations must name the families of the task, "
+        f"{sorted(task.families)}, got {shown}": shown != sorted(set(task.families)),
+    }
+    for what, is_wrong in wrong.items():
+        if is_wrong:
+            raise ParameterError(f"{path}: {what}")
+
+
 def _path(location: tuple[int | str, ...]) -> str:
     """Returns the dotted path, without the names of union members that pydantic adds."""
     members = {
-        "task": {"reasoning_gym", "jsonl", "glyphs"},
-        "policy": {"tokens", "denoising"},
+        "task": {"reasoning_gym", "jsonl", "glyphs", "manipulation"},
+        "policy": {"tokens", "denoising", "action_chunks"},
+        "backbone": {"scratch", "directory", "hub"},
         "base": {"scratch", "directory", "gguf", "hub"},
         "model": {"directory", "hub"},
         "sampling": {"tokens", "denoising"},

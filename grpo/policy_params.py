@@ -133,7 +133,64 @@ class DenoisingPolicyParams(Strict):
     caption_tokens: Positive  # of the T5 encoder; 1 if there is none
 
 
-PolicyParams = Annotated[TokenPolicyParams | DenoisingPolicyParams, Field(discriminator="kind")]
+class Cloning(Strict):
+    """Behavior cloning of scripted experts, to partial skill."""
+
+    demonstrations: dict[Name, Positive] = Field(min_length=1)  # of every family of the task
+    noise: NonNegative  # that shakes the expert's hand, in units of an action
+    updates: Positive
+    rows_per_update: Positive
+    learning_rate: Rate
+    bin_spread: NonNegative  # deviation of a target around its bin, in bins; 0: that bin alone
+    observation_noise: NonNegative  # in the observation's own units
+
+
+class ScratchBackbone(Strict):
+    """A fresh model of a `transformers` class without a head, told words."""
+
+    source: Literal["scratch"]
+    architecture: str  # e.g. LlamaModel
+    config: dict[str, int | float | str | bool]
+
+
+class ChunkParams(Strict):
+    """What is decoded at once."""
+
+    length: Positive  # actions
+    bins: Annotated[int, Field(ge=2)]  # values of an action's dimension
+    positions: Positive  # of the backbone that decode a chunk
+
+
+class ChunkBase(Strict):
+    """A backbone of `transformers`, with fresh projections for states and actions."""
+
+    backbone: Annotated[ScratchBackbone | DirectoryBase | HubBase, Field(discriminator="source")]
+    chunk: ChunkParams
+    warmup: Cloning
+
+
+class Scenes(Strict):
+    """How a simulator is played; processes are as many as the machine gives, and change nothing."""
+
+    at_once: Positive  # and seen in one forward pass
+    timeout_seconds: Rate  # for one chunk of one scene
+
+
+class ActionChunkPolicyParams(Strict):
+    """A robot's policy whose step is a chunk of actions."""
+
+    kind: Literal["action_chunks"]
+    base: ChunkBase
+    lora: Lora | None  # on the backbone
+    phases: Literal["gripper", "progress"]  # by what chunks are told apart
+    scenes: Scenes
+    max_steps: Positive  # chunks
+
+
+PolicyParams = Annotated[
+    TokenPolicyParams | DenoisingPolicyParams | ActionChunkPolicyParams,
+    Field(discriminator="kind"),
+]
 
 
 class TokenSampling(Strict):
@@ -197,7 +254,7 @@ class DenoisingSampling(Strict):
 
 
 def kind_of_draws(value: Any) -> str:
-    """Returns which policies draw like this, by a name that only one of them has."""
+    """Returns which policies draw like this: denoising ones, or those that draw tokens."""
     is_denoising = "num_steps" in value if isinstance(value, dict) else hasattr(value, "num_steps")
     return "denoising" if is_denoising else "tokens"
 

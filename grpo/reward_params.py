@@ -16,6 +16,7 @@ MEDIA_JUDGES = (
     "pickscore",
 )  # of what was drawn; the others are of text
 MODEL_JUDGES = ("clip", "pickscore")
+SIMULATOR = "simulator"  # whose verdict needs no reading
 JudgeModel = Annotated[DirectoryBase | HubBase, Field(discriminator="source")]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -43,7 +44,7 @@ class Reward(Strict):
             raise ValueError("must rise from its first number to its second")
         return ends
 
-    judge: Literal["reasoning_gym", "math", "ocr", "moving_ocr", "clip", "pickscore"]
+    judge: Literal["reasoning_gym", "math", "ocr", "moving_ocr", "clip", "pickscore", "simulator"]
     model: JudgeModel | None  # of MODEL_JUDGES
     score_range: tuple[Finite, Finite] | None  # their raw scores that count as 0 and as 1
     answer_pattern: str | None  # of judges of text: group 1 of its last match is the answer
@@ -59,7 +60,8 @@ def check_reward(reward: Reward, path: Path) -> None:
     Args:
       path: Of the parameter file, for the message.
     """
-    has_model, reads_text = reward.judge in MODEL_JUDGES, reward.judge not in MEDIA_JUDGES
+    has_model = reward.judge in MODEL_JUDGES
+    reads_text = reward.judge not in (*MEDIA_JUDGES, SIMULATOR)
     needs = {
         "model": has_model,
         "score_range": has_model,

@@ -356,7 +356,7 @@ def add_gradient(
     kept = (credit.weight != 0).any(dim=1).nonzero()[:, 0]
     if len(kept) == 0:
         return tally
-    widths = policy.widths(trajectory)[of_round[kept]]
+    widths = policy.widths(trajectory, of_round[kept], credit.weight[kept] != 0)
     for packed in pack_microbatches(widths, tokens_per_microbatch):
         rows = kept[packed]
         num_steps = last_step(credit.weight[rows])

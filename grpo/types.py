@@ -19,6 +19,17 @@ class StepNoise(NamedTuple):
         return StepNoise(*(each[rows, :num_steps] for each in self))
 
 
+class ActionChunks(NamedTuple):
+    """What chunks of a robot's actions were, for methods that compare them by phase."""
+
+    phase: Int[Tensor, "rollout step"]  # -1 off the mask
+    action: Float[Tensor, "rollout step number"]  # what was carried out, 0 off the mask
+
+    def select(self, rows: Int[Tensor, " kept"]) -> "ActionChunks":
+        """Returns some rollouts."""
+        return ActionChunks(self.phase[rows], self.action[rows])
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rollouts:
     """What the objective may know of a batch of rollouts, the same for every modality.
@@ -37,6 +48,7 @@ class Rollouts:
     reference_logp: Float[Tensor, "rollout step"] | None = None  # nats, under the base policy
     noise: StepNoise | None = None  # None: steps are no Gaussians
     variant: Int[Tensor, " rollout"] | None = None  # of the prompt that it was drawn under; 0: none
+    chunks: ActionChunks | None = None  # None: steps are no chunks of actions
 
     def __post_init__(self) -> None:
         sizes = {len(self.group), len(self.reward), len(self.outcome), len(self.mask)}

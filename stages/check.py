@@ -6,7 +6,7 @@ from grpo.artifacts.files import write_json
 from grpo.artifacts.usage import Usage
 from grpo.build.objectives import findings
 from grpo.errors import UnsoundError
-from grpo.objective.rules import Severity
+from grpo.objective.rule import Severity
 from grpo.params import read_params
 from stages.entry import run
 

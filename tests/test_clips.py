@@ -138,7 +138,9 @@ def test_a_wan_scores_what_it_sampled_bit_by_bit(guidance: float):
     assert torch.equal(behavior, logp)
     assert torch.equal(back.after, trajectory.after)
     # One patch holds the whole clip.
-    assert torch.equal(policy.widths(trajectory), trajectory.mask.sum(dim=1))
+    rows = torch.arange(len(trajectory.mask))
+    widths = policy.widths(trajectory, rows, trajectory.mask)
+    assert torch.equal(widths, trajectory.mask.sum(dim=1))
 
 
 def test_a_wan_comes_back_from_its_directory(tmp_path: Path):

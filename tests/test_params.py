@@ -11,7 +11,7 @@ from grpo.build.curricula import build_curriculum
 from grpo.build.objectives import ALGORITHMS, LINKS, build_objective, findings
 from grpo.build.tasks import build_prompts
 from grpo.errors import ParameterError
-from grpo.objective.rules import Severity
+from grpo.objective.rule import Severity
 from grpo.params import read_params
 
 ROOT = Path(__file__).parents[1]

@@ -21,7 +21,7 @@ from grpo.advice.prediction import (
 )
 from grpo.build.objectives import build_objective, findings
 from grpo.curriculum import inverse_rate_size
-from grpo.objective.rules import Severity
+from grpo.objective.rule import Severity
 from grpo.params import BASE, Arm, LinkSpec, Parameters, Round
 
 NAME = "advised"

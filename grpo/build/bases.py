@@ -11,9 +11,11 @@ from torch import nn
 
 from grpo.build.tokens import make_base
 from grpo.errors import ParameterError
-from grpo.params import PARAMS, GlyphsTask, Parameters
+from grpo.params import PARAMS, Parameters
 from grpo.policies.storage import PolicyState, save_base, write_state
 from grpo.policy_params import (
+    ActionChunkPolicyParams,
+    Cloning,
     DenoisingPolicyParams,
     FlowWarmup,
     ScratchBase,
@@ -21,6 +23,7 @@ from grpo.policy_params import (
     Warmup,
 )
 from grpo.seeds import derive_seed
+from grpo.task_params import GlyphsTask
 from grpo.warmup import WarmupSettings, WarmupUpdate, warm_up
 
 
@@ -41,6 +44,8 @@ def build_base(params: Parameters, data: Path) -> Base:
     """
     if isinstance(params.policy, DenoisingPolicyParams):
         return _denoising(params, params.policy, data)
+    if isinstance(params.policy, ActionChunkPolicyParams):
+        return _action_chunks(params, params.policy, data)
     model, tokenizer = make_base(params, data)
     nn.Module.to(model, params.machine.device)
     fresh = params.tokens.base
@@ -57,7 +62,7 @@ def build_base(params: Parameters, data: Path) -> Base:
     )
 
 
-def settings_of(warmup: Warmup | FlowWarmup, seed: int) -> WarmupSettings:
+def settings_of(warmup: Warmup | FlowWarmup | Cloning, seed: int) -> WarmupSettings:
     """Returns how a fresh base is warmed up.
 
     Args:
@@ -68,6 +73,25 @@ def settings_of(warmup: Warmup | FlowWarmup, seed: int) -> WarmupSettings:
         rows_per_update=warmup.rows_per_update,
         learning_rate=warmup.learning_rate,
         seed=derive_seed(seed, "warmup"),
+    )
+
+
+def _action_chunks(params: Parameters, policy: ActionChunkPolicyParams, data: Path) -> Base:
+    # Imported here: other kinds need no simulator.
+    from grpo.build.action_chunks import clone_experts, make_action_model
+    from grpo.policies.action_model import save_action_model
+
+    model, tokenizer = make_action_model(params, data)
+    settings = settings_of(policy.base.warmup, params.seed)
+
+    def save(directory: Path) -> None:
+        save_action_model(directory, model, tokenizer)
+        write_state(directory, PolicyState(name="base"))
+
+    return Base(
+        num_updates=settings.updates,
+        warm_up=lambda table: clone_experts(policy, model, tokenizer, table, settings),
+        save=save,
     )
 
 

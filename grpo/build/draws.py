@@ -3,18 +3,24 @@
 from dataclasses import replace
 
 from grpo.params import BASE, Parameters
+from grpo.policies.chunk_decoding import ChunkDecoding
 from grpo.policies.kernels import Denoising
 from grpo.policies.tokens import Decoding
-from grpo.policy_params import DenoisingDraws, TokenDraws, TokenSampling
+from grpo.policy_params import (
+    ActionChunkPolicyParams,
+    DenoisingDraws,
+    TokenDraws,
+    TokenSampling,
+)
 
-Draws = Decoding | Denoising
+Draws = Decoding | Denoising | ChunkDecoding
 
 
 def draws_of_round(params: Parameters, name: str) -> Draws:
     """Returns how a round draws its rollouts, and scores them."""
     arm = params.find_round(name).arm
     draws, sampling = draws_of_arm(params, arm), params.find_arm(arm).sampling
-    if isinstance(draws, Decoding) or isinstance(sampling, TokenSampling):
+    if not isinstance(draws, Denoising) or isinstance(sampling, TokenSampling):
         return draws
     first, end = sampling.window
     end = min(end, sampling.num_steps - 1)
@@ -30,7 +36,7 @@ def draws_of_arm(params: Parameters, arm: str) -> Draws:
     """Returns how an arm draws the rollouts of its first round."""
     sampling = params.find_arm(arm).sampling
     if isinstance(sampling, TokenSampling):
-        return replace(_decoding(params, sampling.temperature), routing=params.tokens.routing)
+        return _with_routing(params, _decoding(params, sampling.temperature))
     return Denoising(
         num_steps=sampling.num_steps,
         density=sampling.density,
@@ -45,10 +51,7 @@ def draws_of_arm(params: Parameters, arm: str) -> Draws:
 
 def draws_of_profile(params: Parameters) -> Draws:
     """Returns how the profile draws: as evaluation does, several rollouts per prompt."""
-    draws = draws_of_evaluation(params)["sampled"]
-    if isinstance(draws, Decoding):
-        return replace(draws, routing=params.tokens.routing)
-    return draws
+    return _with_routing(params, draws_of_evaluation(params)["sampled"])
 
 
 def draws_of_evaluation(params: Parameters) -> dict[str, Draws]:
@@ -82,5 +85,14 @@ def _exact(sampling: DenoisingDraws) -> Denoising:
     )
 
 
-def _decoding(params: Parameters, temperature: float) -> Decoding:
+def _decoding(params: Parameters, temperature: float) -> Decoding | ChunkDecoding:
+    if isinstance(params.policy, ActionChunkPolicyParams):
+        return ChunkDecoding(temperature=temperature, max_steps=params.policy.max_steps)
     return Decoding(temperature=temperature, max_steps=params.tokens.max_steps)
+
+
+def _with_routing(params: Parameters, draws: Draws) -> Draws:
+    """Returns draws that record the routing that updates are to repeat."""
+    if isinstance(draws, Decoding):
+        return replace(draws, routing=params.tokens.routing)
+    return draws

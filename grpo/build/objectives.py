@@ -8,10 +8,11 @@ from grpo.build.selections import build_selection, check_selection, selection_pa
 from grpo.build.specs import build_listed
 from grpo.curriculum import WITHOUT_PROFILE, CurriculumStep, count_phases
 from grpo.errors import ParameterError
-from grpo.objective import advantage, algorithms, correction, penalty, ratio, trust, weight
+from grpo.objective import advantage, algorithms, chunks, correction, penalty, ratio, trust, weight
 from grpo.objective.base import Objective, chain
 from grpo.objective.predicates import Plan
-from grpo.objective.rules import RULES, Severity
+from grpo.objective.rule import Severity
+from grpo.objective.rules import RULES
 from grpo.params import BASE, PARAMS, Arm, LinkSpec, Parameters
 from grpo.policy_params import ScratchBase, ScratchFlowBase, TokenPolicyParams, TokenSampling
 
@@ -30,6 +31,9 @@ LINKS: dict[str, Callable[..., Objective]] = {
     "weigh_by_noise_std": weight.weigh_by_noise_std,
     "drop_uniform_groups": weight.drop_uniform_groups,
     "keep_extreme_rollouts": weight.keep_extreme_rollouts,
+    "sample_chunks_by_phase": chunks.sample_chunks_by_phase,
+    "sample_steps_uniformly": chunks.sample_steps_uniformly,
+    "keep_highest_phase": chunks.keep_highest_phase,
     "average_ratio_over_rollout": ratio.average_ratio_over_rollout,
     "average_ratio_keeping_token_gradient": ratio.average_ratio_keeping_token_gradient,
     "scale_log_ratio": ratio.scale_log_ratio,
@@ -61,6 +65,8 @@ ALGORITHMS: dict[str, Callable[..., Objective]] = {
     "flash_grpo": algorithms.flash_grpo,
     "awm": algorithms.awm,
     "diffusion_nft": algorithms.diffusion_nft,
+    "chunk_grpo": algorithms.chunk_grpo,
+    "pcm": algorithms.pcm,
 }
 
 
@@ -133,6 +139,7 @@ def _plan(params: Parameters, name: str, arm: Arm) -> tuple[dict[str, str], Plan
         routing=params.policy.routing if isinstance(params.policy, TokenPolicyParams) else "live",
         has_routers=_has_routers(params),
         denoises=params.policy.kind == "denoising",
+        acts=params.policy.kind == "action_chunks",
         **_choice_of_steps(arm),
     )
 

@@ -10,6 +10,7 @@ from grpo.build.draws import Draws
 from grpo.build.tokens import load_token_policy, load_token_sampler
 from grpo.params import Parameters, Training
 from grpo.policies.base import Policy
+from grpo.policies.chunk_decoding import ChunkDecoding
 from grpo.policies.scope import Judgement
 from grpo.policies.storage import trainable
 from grpo.policies.tokens import Decoding
@@ -26,7 +27,11 @@ def load_policy(params: Parameters, *, base: Path, directory: Path, draws: Draws
     """
     if isinstance(draws, Decoding):
         return load_token_policy(params, base=base, directory=directory, decoding=draws)
-    # Imported here: diffusers takes seconds that a run of token policies need not wait.
+    # Imported here: other kinds' packages take seconds.
+    if isinstance(draws, ChunkDecoding):
+        from grpo.build.action_chunks import load_chunk_policy
+
+        return load_chunk_policy(params, base=base, directory=directory, decoding=draws)
     from grpo.build.denoising import load_denoising_policy
 
     return load_denoising_policy(params, base=base, directory=directory, decoding=draws)
@@ -51,6 +56,8 @@ def load_sampler(
     """
     if isinstance(draws, Decoding):
         return load_token_sampler(params, base=base, directory=directory, decoding=draws)
+    if isinstance(draws, ChunkDecoding):
+        return load_policy(params, base=base, directory=directory, draws=draws)
     from grpo.build.denoising import load_denoising_policy
 
     policy = load_denoising_policy(params, base=base, directory=directory, decoding=draws)

@@ -6,7 +6,7 @@ from typing import Any
 from grpo.build.sources import Source, find_source, refusal
 from grpo.params import Parameters
 from grpo.policy_params import HubBase
-from grpo.reward_params import Reward
+from grpo.reward_params import SIMULATOR, Reward
 from grpo.rewards.base import Judge, Viewer
 from grpo.scoring import RewardRule, TextJudge
 
@@ -38,6 +38,10 @@ def build_reward(params: Parameters, data: Path) -> RewardRule:
 
 
 def _text_judge(reward: Reward) -> TextJudge:
+    if reward.judge == SIMULATOR:
+        from grpo.rewards.simulator import read_verdict
+
+        return TextJudge(judge=read_verdict, answer_pattern="^(.*)$", timeout_seconds=1.0)
     assert reward.answer_pattern is not None
     assert reward.timeout_seconds is not None
     return TextJudge(

@@ -3,9 +3,10 @@
 from pathlib import Path
 
 from grpo.errors import ParameterError
-from grpo.params import PARAMS, GlyphsTask, Parameters
+from grpo.params import PARAMS, Parameters
 from grpo.policy_params import FlowBase, FlowWarmup, ScratchBase, ScratchFlowBase
 from grpo.seeds import derive_seed
+from grpo.task_params import GlyphsTask
 from grpo.tasks.base import PromptTables
 from grpo.tasks.jsonl import read_prompts
 from grpo.tasks.reasoning import Solutions, make_prompts
@@ -15,7 +16,7 @@ def build_prompts(params: Parameters, data: Path) -> PromptTables:
     """Returns the prompts of the task, and the warm-up's solutions if the base is fresh."""
     task, base = params.task, params.policy.base
     if task.kind == "jsonl":
-        if base.source == "scratch":
+        if isinstance(base, ScratchBase | ScratchFlowBase):
             warm = "reasoning_gym" if params.policy.kind == "tokens" else "glyphs"
             raise ParameterError(
                 f"{PARAMS}: policy.base.source scratch needs task.kind {warm}, whose "
@@ -25,6 +26,17 @@ def build_prompts(params: Parameters, data: Path) -> PromptTables:
             train=data / task.train, evaluation=data / task.eval, instruction=task.instruction
         )
     seed = derive_seed(params.seed, "prompts") % 2**31
+    if task.kind == "manipulation":
+        # Imported here: the simulator is not needed by other tasks.
+        from grpo.tasks import manipulation
+
+        return manipulation.make_prompts(
+            families=task.families,
+            train_prompts=task.train_prompts,
+            eval_prompts=task.eval_prompts,
+            demonstrations=params.action_chunks.base.warmup.demonstrations,
+            seed=seed,
+        )
     if task.kind == "glyphs":
         return _glyphs(task, params.denoising.base, seed)
     warmup = base.warmup if isinstance(base, ScratchBase) else None

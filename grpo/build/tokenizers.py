@@ -1,11 +1,11 @@
-"""Tokenizers of bytes: they read any text and need no files."""
+"""Tokenizers that need no files: of bytes, which read any text, and of a few words."""
 
 from collections.abc import Sequence
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-PAD, START, END = "<pad>", "<bos>", "<eos>"
+PAD, START, END, UNKNOWN = "<pad>", "<bos>", "<eos>", "<unk>"
 BYTES = tuple(sorted(pre_tokenizers.ByteLevel.alphabet()))
 
 
@@ -20,6 +20,15 @@ def make_caption_tokenizer() -> PreTrainedTokenizerFast:
     CLIP's pooled output is what stands at the end token, or at the largest number.
     """
     return _of_tokens([PAD, START, *BYTES, END], f"{START} $A {END}")
+
+
+def make_word_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
+    """Returns a tokenizer of the words of some texts; it knows no others."""
+    words = sorted({word for text in texts for word in text.split()})
+    vocabulary = {token: index for index, token in enumerate([PAD, UNKNOWN, *words])}
+    tokenizer = Tokenizer(models.WordLevel(vocab=vocabulary, unk_token=UNKNOWN))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=PAD, unk_token=UNKNOWN)
 
 
 def _of_tokens(tokens: Sequence[str], template: str) -> PreTrainedTokenizerFast:

@@ -51,7 +51,9 @@ def center_by_moving_average(decay: float = 0.9) -> Objective:
     if not 0 <= decay < 1:
         raise ValueError(f"center_by_moving_average needs decay in [0, 1), got {decay}")
 
-    def credit(before: Credit, rollouts: Rollouts, state: LinkState) -> tuple[Credit, LinkState]:
+    def credit(
+        before: Credit, rollouts: Rollouts, state: LinkState, generator: Generator
+    ) -> tuple[Credit, LinkState]:
         value = rollout_advantage(before, rollouts).double()
         seen = state["batches"]
         baseline = state["mean"] / (1 - decay**seen) if seen else 0.0

@@ -3,11 +3,12 @@
 [GRPO] arXiv 2402.03300; [Dr. GRPO] 2503.20783; [DAPO] 2503.14476; [RLOO] 2402.14740;
 [GSPO] 2507.18071; [2-GRPO] 2510.00977; [CISPO] 2506.13585; [SAPO] 2511.20347;
 [GMPO] 2507.20673; [LUSPO] 2602.05261; [Flow-GRPO] 2505.05470; [Flash-GRPO] 2605.15980;
-[AWM] 2509.25050; [DiffusionNFT] 2509.16117.
+[AWM] 2509.25050; [DiffusionNFT] 2509.16117; [PCM] 2605.16154.
 """
 
 from grpo.objective.advantage import center_by_group_mean, leave_one_out, scale_by_group_std
 from grpo.objective.base import Objective, chain
+from grpo.objective.chunks import sample_chunks_by_phase
 from grpo.objective.penalty import penalize_kl
 from grpo.objective.ratio import (
     average_ratio_keeping_token_gradient,
@@ -179,6 +180,41 @@ def flash_grpo(dimensions: int, low: float = 1e-3, high: float = 1e-3) -> Object
         rectify_noise_level(),
         scale_log_ratio(dimensions),
         clip_surrogate(low, high),
+    )
+
+
+def chunk_grpo(tokens: int, low: float = 0.05, high: float = 0.1) -> Objective:
+    """GRPO on chunks of a robot's actions, whose ratio is the mean over their action tokens. [PCM]
+
+    Unlike the paper: the ratio is a chunk's geometric mean, clipped as one, in place of one ratio
+    per token (clipped at 0.2 and 0.4); no entropy bonus.
+
+    Args:
+      tokens: Action tokens of a chunk.
+    """
+    return chain(
+        center_by_group_mean(),
+        scale_by_group_std(),
+        average_over_rollouts(),
+        drop_uniform_groups(),
+        scale_log_ratio(tokens),
+        clip_surrogate(low, high),
+    )
+
+
+def pcm(tokens: int, budget: int, weights: str = "none", floor: float = 0.1) -> Objective:
+    """`chunk_grpo` on a few chunks per rollout, of phases in which outcomes differ. [PCM, alg. 1]
+
+    Deviations: see `sample_chunks_by_phase` and `chunk_grpo`.
+    """
+    return chain(
+        center_by_group_mean(),
+        scale_by_group_std(),
+        average_over_rollouts(),
+        drop_uniform_groups(),
+        sample_chunks_by_phase(budget, floor, weights=weights),
+        scale_log_ratio(tokens),
+        clip_surrogate(0.05, 0.1),
     )
 
 

@@ -46,15 +46,16 @@ def credit_link(link: Link, credit: Callable[[Credit, Rollouts, Generator], Cred
 def stateful_credit_link(
     link: Link,
     initial: LinkState,
-    credit: Callable[[Credit, Rollouts, LinkState], tuple[Credit, LinkState]],
+    credit: Callable[[Credit, Rollouts, LinkState, Generator], tuple[Credit, LinkState]],
 ) -> Objective:
     """Returns a link of the credit half that remembers numbers from batch to batch."""
 
     def stateful(
         before: Credit, rollouts: Rollouts, state: State, generator: Generator
     ) -> tuple[Credit, State]:
-        full = before.full and credit(before.full, rollouts, state[link.name])[0]
-        after, own = credit(before, rollouts, state[link.name])
+        own = state[link.name]
+        full = before.full and credit(before.full, rollouts, own, generator.clone_state())[0]
+        after, own = credit(before, rollouts, own, generator)
         return _with_full(after, before, full), {**state, link.name: own}
 
     return Objective((link,), lambda: {link.name: initial}, stateful, lambda terms: terms)

@@ -17,7 +17,9 @@ AVERAGES = (
     "average_over_prompts",
     "sum_over_steps",
 )
-SELECTIONS = ("drop_uniform_groups", "keep_extreme_rollouts")
+BY_PHASE = ("sample_chunks_by_phase", "keep_highest_phase")
+STEP_SELECTIONS = (*BY_PHASE, "sample_steps_uniformly")
+SELECTIONS = ("drop_uniform_groups", "keep_extreme_rollouts", *STEP_SELECTIONS)
 ROLLOUT_RATIOS = ("average_ratio_over_rollout", "average_ratio_keeping_token_gradient")
 TRUST_REGIONS = tuple(RANGES)
 # Of the whole rollout: by a link of its own, or within the trust region.
@@ -48,6 +50,7 @@ class Plan:
     routing: str = "live"  # policy.routing
     has_routers: bool | None = None  # None: only the loaded model knows
     denoises: bool = False  # steps are denoising steps
+    acts: bool = False  # steps are chunks of a robot's actions
     density: str | None = None  # of denoising steps
     stochastic: str | None = None  # which denoising steps have noise
     owners: tuple[str, ...] = ()  # paths of what chooses the window of steps with noise
@@ -270,7 +273,8 @@ def reuse_after_choice(*, is_shaped: bool) -> Callable[[Plan], list[str]]:
 
 def noise_without_denoising(plan: Plan) -> list[str]:
     exact = [link.name for link in plan.links if reads_divergence(link)]
-    return [] if plan.denoises else plan.named("scale_log_ratio", *NOISE_WEIGHTS) + exact
+    scaled = [] if plan.acts else plan.named("scale_log_ratio")
+    return [] if plan.denoises else scaled + plan.named(*NOISE_WEIGHTS) + exact
 
 
 def noise_weight_owners(plan: Plan) -> list[str]:
@@ -305,3 +309,33 @@ def batch_std_of_single_steps(plan: Plan) -> list[str]:
 
 def ratio_of_all_dimensions(plan: Plan) -> list[str]:
     return plan.named(*TRUST_REGIONS) if plan.denoises and not plan.named("scale_log_ratio") else []
+
+
+def unweighted_steps(plan: Plan) -> list[str]:
+    return [
+        link.name
+        for link in plan.links
+        if link.name in STEP_SELECTIONS and link.settings.get("weights") == "none"
+    ]
+
+
+def kl_on_steps(plan: Plan) -> list[str]:
+    is_part = unweighted_steps(plan) or plan.named("keep_highest_phase")
+    return _active(plan, *PENALTIES) if is_part else []
+
+
+def steps_never_kept(plan: Plan) -> list[str]:
+    no_floor = [
+        link.name
+        for link in plan.links
+        if link.name == "sample_chunks_by_phase" and not link.settings["floor"]
+    ]
+    return no_floor + plan.named("keep_highest_phase")
+
+
+def phases_without_chunks(plan: Plan) -> list[str]:
+    return [] if plan.acts else plan.named(*BY_PHASE)
+
+
+def chunk_ratio_of_all_tokens(plan: Plan) -> list[str]:
+    return plan.named(*TRUST_REGIONS) if plan.acts and not plan.named("scale_log_ratio") else []

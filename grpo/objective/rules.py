@@ -4,16 +4,12 @@ A rule is data: id, severity, sentence, and a predicate that names what causes i
 reports and documents cite them.
 """
 
-from collections.abc import Callable
-from enum import Enum
-from typing import NamedTuple
-
+from grpo.objective.chunk_rules import CHUNK_RULES
 from grpo.objective.predicates import (
     AVERAGES,
     BASELINES,
     ROLLOUT_LEVEL,
     TRUST_REGIONS,
-    Plan,
     batch_std_of_single_steps,
     behind_trust_region,
     both,
@@ -52,22 +48,7 @@ from grpo.objective.predicates import (
     variable_groups,
     window_owners,
 )
-
-
-class Severity(Enum):
-    INFO = 0
-    WARN = 1
-    ERROR = 2
-
-
-class Rule(NamedTuple):
-    """`find` returns the causes: link names or parameter paths; none if the rule is kept."""
-
-    id: str
-    severity: Severity
-    sentence: str
-    find: Callable[[Plan], list[str]]
-
+from grpo.objective.rule import Rule, Severity
 
 RULES: tuple[Rule, ...] = (
     Rule(
@@ -333,7 +314,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "H10",
         Severity.ERROR,
-        "only denoising steps have a noise level, dimensions and exact divergences; drop it",
+        "only denoising steps have a noise level and exact divergences, and only they and chunks "
+        "of actions have dimensions; drop it",
         noise_without_denoising,
     ),
     Rule(
@@ -368,4 +350,5 @@ RULES: tuple[Rule, ...] = (
         "an objective needs exactly one baseline",
         unless_one(BASELINES),
     ),
+    *CHUNK_RULES,
 )

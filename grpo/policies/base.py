@@ -5,7 +5,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor, nn
 
-from grpo.types import Cost, Rollouts, Scores, StepNoise
+from grpo.types import ActionChunks, Cost, Rollouts, Scores, StepNoise
 
 
 @runtime_checkable
@@ -23,6 +23,11 @@ class Trajectory(Protocol):
     @property
     def variant(self) -> Int[Tensor, " rollout"] | None:
         """Under which variant of its prompt a rollout was drawn, 0: as it is; None: no such."""
+        ...
+
+    @property
+    def chunks(self) -> ActionChunks | None:
+        """What its steps did, if they are chunks of actions; None: they are not."""
         ...
 
     def select(self, rows: Int[Tensor, " kept"], num_steps: int) -> "Trajectory":
@@ -77,8 +82,13 @@ class Policy(Protocol[TrajectoryT]):
         """Returns which rollouts ended by themselves, not at the step limit."""
         ...
 
-    def widths(self, trajectory: TrajectoryT) -> Int[Tensor, " rollout"]:
-        """Returns how many positions each rollout occupies in a forward pass."""
+    def widths(
+        self,
+        trajectory: TrajectoryT,
+        rows: Int[Tensor, " kept"],
+        needed: Bool[Tensor, "kept step"],
+    ) -> Int[Tensor, " kept"]:
+        """Returns how many positions some rollouts occupy in a pass that scores `needed`."""
         ...
 
     def pack(
@@ -126,4 +136,5 @@ def make_rollouts(
         reference_logp=reference_logp,
         noise=trajectory.noise,
         variant=trajectory.variant,
+        chunks=trajectory.chunks,
     )

@@ -199,9 +199,14 @@ class DenoisingPolicy:
         """Returns True for all: the number of steps is fixed."""
         return torch.ones(len(trajectory.group), dtype=torch.bool)
 
-    def widths(self, trajectory: DenoisingTrajectory) -> Int[Tensor, " rollout"]:
-        """Returns the positions of the transformer's sequence times the steps with noise."""
-        widths: Tensor = trajectory.mask.sum(dim=1) * num_positions(self.pipeline, self.canvas)
+    def widths(
+        self,
+        trajectory: DenoisingTrajectory,
+        rows: Int[Tensor, " kept"],
+        needed: Bool[Tensor, "kept step"],
+    ) -> Int[Tensor, " kept"]:
+        """Returns the positions of the transformer's sequence times the needed steps."""
+        widths: Tensor = needed.sum(dim=1) * num_positions(self.pipeline, self.canvas)
         return widths
 
     def pack(

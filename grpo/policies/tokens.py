@@ -59,6 +59,11 @@ class TokenTrajectory:
         """None: prompts are drawn from as they are."""
         return None
 
+    @property
+    def chunks(self) -> None:
+        """None: a token is no chunk of actions."""
+        return None
+
     def select(self, rows: Int[Tensor, " kept"], num_steps: int) -> "TokenTrajectory":
         """Returns some rollouts, cut after `num_steps` steps and rid of common padding."""
         group = self.group[rows]
@@ -203,10 +208,15 @@ class TokenPolicy:
             trajectory = replace(trajectory, routing=routing)
         return trajectory, unpack_ragged(tensors["behavior_logp"], steps)
 
-    def widths(self, trajectory: TokenTrajectory) -> Int[Tensor, " rollout"]:
-        """Returns prompt length plus number of steps."""
+    def widths(
+        self,
+        trajectory: TokenTrajectory,
+        rows: Int[Tensor, " kept"],
+        needed: Bool[Tensor, "kept step"],
+    ) -> Int[Tensor, " kept"]:
+        """Returns prompt length plus number of steps, needed or not: each reads those before it."""
         prompt = trajectory.prompt_mask.sum(dim=1)[trajectory.group]
-        return prompt + trajectory.mask.sum(dim=1)
+        return (prompt + trajectory.mask.sum(dim=1))[rows]
 
     def sample(
         self, prompts: list[str], *, group_sizes: list[int], generator: Generator

@@ -35,6 +35,11 @@ class DenoisingTrajectory:
     noise: StepNoise  # at the steps of `mask`
     media: UInt8[Tensor, " rollout *pixels"]
 
+    @property
+    def chunks(self) -> None:
+        """None: a denoising step is no chunk of actions."""
+        return None
+
     def select(self, rows: Int[Tensor, " kept"], num_steps: int) -> "DenoisingTrajectory":
         """Returns some rollouts, cut after `num_steps` steps."""
         drawn = numbered(self.mask)[rows, :num_steps]

@@ -87,8 +87,8 @@ def read_run(artifacts: Path, params: Parameters) -> Run:
 
 
 def score_names(params: Parameters) -> tuple[str, ...]:
-    """Returns those of SCORES that an evaluation has: only tokens can be chosen greedily."""
-    is_greedy = params.policy.kind == "tokens"
+    """Returns those of SCORES that an evaluation has: noise cannot be chosen greedily."""
+    is_greedy = params.policy.kind != "denoising"
     return tuple(name for name in SCORES if name != "greedy" or is_greedy)
 
 

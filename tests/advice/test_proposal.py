@@ -11,7 +11,7 @@ from grpo.advice.prediction import predict_arm, profile_flops
 from grpo.advice.proposal import Proposal, propose
 from grpo.advice.text import snippet
 from grpo.build.objectives import findings
-from grpo.objective.rules import Severity
+from grpo.objective.rule import Severity
 from grpo.params import Parameters, read_params
 
 ROOT = Path(__file__).parents[2]

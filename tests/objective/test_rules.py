@@ -11,6 +11,7 @@ from grpo.objective.advantage import (
 )
 from grpo.objective.algorithms import (
     awm,
+    chunk_grpo,
     cispo,
     dapo,
     diffusion_nft,
@@ -22,11 +23,17 @@ from grpo.objective.algorithms import (
     gspo,
     gspo_token,
     luspo,
+    pcm,
     rloo,
     sapo,
     two_grpo,
 )
 from grpo.objective.base import Link, Objective, chain
+from grpo.objective.chunks import (
+    keep_highest_phase,
+    sample_chunks_by_phase,
+    sample_steps_uniformly,
+)
 from grpo.objective.correction import mask_mismatched_rollouts, truncate_mismatch
 from grpo.objective.penalty import penalize_kl, subtract_kl_from_reward
 from grpo.objective.predicates import Plan
@@ -35,7 +42,8 @@ from grpo.objective.ratio import (
     normalize_log_ratio,
     scale_log_ratio,
 )
-from grpo.objective.rules import RULES, Severity
+from grpo.objective.rule import Severity
+from grpo.objective.rules import RULES
 from grpo.objective.trust import clip_surrogate, truncate_ratio
 from grpo.objective.weight import (
     average_over_rollouts,
@@ -44,6 +52,11 @@ from grpo.objective.weight import (
     keep_extreme_rollouts,
     weigh_by_noise_std,
 )
+
+
+def acting(objective: Objective) -> Plan:
+    """Returns a sound plan of a policy whose steps are chunks of actions."""
+    return replace(plan_of(objective), acts=True)
 
 
 def plan_of(objective: Objective, *steps: str) -> Plan:
@@ -312,10 +325,49 @@ def test_a_sound_selection_breaks_no_rule(name: str):
     assert broken(SOUND_SELECTIONS[name]) == set()
 
 
+PCM = pcm(tokens=32, budget=3)
+WEIGHTED = pcm(tokens=32, budget=3, weights="ht")
+CASES |= {
+    "chunks without weights": (acting(PCM), ("U1", "WARN")),
+    "uniform steps without weights": (
+        plan_of(chain(rloo(), sample_steps_uniformly(3))),
+        ("U1", "WARN"),
+    ),
+    "a rollout ratio over some chunks": (
+        acting(chain(average_ratio_over_rollout(), WEIGHTED)),
+        ("U9", "WARN"),
+    ),
+    "chunks chosen before the baseline": (
+        acting(chain(sample_chunks_by_phase(3), chunk_grpo(tokens=32))),
+        ("U21", "ERROR"),
+    ),
+    "a penalty on some chunks": (acting(chain(PCM, penalize_kl(0.1, "k2"))), ("U24", "WARN")),
+    "two owners of the chunks": (
+        acting(chain(PCM, sample_steps_uniformly(2))),
+        ("U30", "ERROR"),
+    ),
+    "only one phase": (
+        acting(chain(chunk_grpo(tokens=32), keep_highest_phase(3))),
+        ("U34", "WARN"),
+    ),
+    "no floor under a phase": (acting(pcm(tokens=32, budget=3, floor=0.0)), ("U34", "WARN")),
+    "phases of tokens": (plan_of(chain(rloo(), sample_chunks_by_phase(3))), ("H14", "ERROR")),
+    "a ratio over a chunk's tokens": (acting(rloo()), ("H15", "WARN")),
+}
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_a_broken_rule_is_found(name: str):
     plan, expected = CASES[name]
     assert expected in broken(plan)
+
+
+def test_weighted_chunks_break_no_rule_and_take_a_penalty():
+    assert broken(acting(WEIGHTED)) == set()
+    assert broken(acting(chunk_grpo(tokens=32))) == set()
+    penalized = acting(chain(WEIGHTED, penalize_kl(0.1, "k2")))
+    # Of the groups that are kept, as for every policy.
+    assert broken(penalized) == {("U24", "WARN")}
 
 
 def test_every_rule_has_a_case():

@@ -1,0 +1,63 @@
+"""Composition rules of links that train some steps of a rollout, by phase or by chance."""
+
+from grpo.objective.predicates import (
+    ROLLOUT_LEVEL,
+    STEP_SELECTIONS,
+    chunk_ratio_of_all_tokens,
+    kl_on_steps,
+    phases_without_chunks,
+    steps_never_kept,
+    unweighted_steps,
+)
+from grpo.objective.rule import Rule, Severity
+
+CHUNK_RULES: tuple[Rule, ...] = (
+    Rule(
+        "U1",
+        Severity.WARN,
+        "without weights the gradient is that of what is likely to be kept, not of all steps; set "
+        "weights: ht",
+        unweighted_steps,
+    ),
+    Rule(
+        "U9",
+        Severity.WARN,
+        "a rollout ratio over the steps that are kept deviates sqrt(N / B) times as much as over "
+        "all; widen the clip by that",
+        lambda plan: plan.named(*ROLLOUT_LEVEL) if plan.named(*STEP_SELECTIONS) else [],
+    ),
+    Rule(
+        "U24",
+        Severity.WARN,
+        "the penalty covers only the steps that are kept, so its weight falls with their share; "
+        "set weights: ht",
+        kl_on_steps,
+    ),
+    Rule(
+        "U30",
+        Severity.ERROR,
+        f"the steps that are trained must be chosen by one owner; keep one of "
+        f"{', '.join(STEP_SELECTIONS)}",
+        lambda plan: plan.named(*STEP_SELECTIONS)[1:],
+    ),
+    Rule(
+        "U34",
+        Severity.WARN,
+        "some phases are never trained, which no weight repairs; use sample_chunks_by_phase with a "
+        "floor above 0",
+        steps_never_kept,
+    ),
+    Rule(
+        "H14",
+        Severity.ERROR,
+        "only chunks of actions have phases; use sample_steps_uniformly",
+        phases_without_chunks,
+    ),
+    Rule(
+        "H15",
+        Severity.WARN,
+        "the ratio of a chunk is over all of its tokens and leaves every published range; put "
+        "scale_log_ratio in front",
+        chunk_ratio_of_all_tokens,
+    ),
+)

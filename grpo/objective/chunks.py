@@ -1,0 +1,294 @@
+"""Which steps of a rollout are trained when there is a budget: by phase, or all alike."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Generator, Tensor
+
+from grpo.objective.advantage import is_uniform
+from grpo.objective.base import (
+    Link,
+    LinkState,
+    Objective,
+    Setting,
+    credit_link,
+    stateful_credit_link,
+)
+from grpo.types import ActionChunks, Credit, Rollouts
+
+NUM_PHASES = 5
+WEIGHTS = ("none", "ht")
+SOLVED = 0.5  # of an outcome: above it, a success
+
+StepWeights = Float[Tensor, "rollout step"]
+
+
+def sample_chunks_by_phase(
+    budget: int, floor: float = 0.1, refresh: int = 5, weights: str = "none"
+) -> Objective:
+    """Keeps `budget` chunks per rollout, more where the actions of success and failure differ.
+
+    A phase's contrast C_c is how far the actions of a group's successes are from those of its
+    failures; p_c = max(floor, C_c / max C). Chunks are drawn without replacement with weights
+    p_c. Contrasts are averaged over `refresh` batches and p_c stands still between; the first batch
+    with both outcomes in some group sets it. [Bagaria et al., 2026, PCM, algorithm 1]
+
+    Unlike the paper: contrasts are measured within groups and added as squares, less what chance
+    alone would give, so that neither other tasks nor few rollouts look like contrast; a
+    phase that was never measured has p = floor; rollouts are averaged over all their chunks, not
+    over those kept.
+
+    Args:
+      budget: Chunks of a rollout; all of a shorter one.
+      floor: Least p_c.
+      refresh: Batches from one p_c to the next.
+      weights: "none" adds up what was kept, as the paper does; "ht" draws systematically and
+        divides by the chance of being kept, which is not p_c: unbiased.
+
+    Raises:
+      ValueError: If a number is out of range or `weights` unknown; on credit, if steps are no
+        chunks of actions.
+    """
+    draw = _choose_draw(budget, weights, "sample_chunks_by_phase")
+    if not 0 <= floor <= 1 or refresh < 1:
+        raise ValueError(
+            "sample_chunks_by_phase needs floor in [0, 1] and refresh >= 1 batch, "
+            f"got {floor} and {refresh}"
+        )
+
+    def credit(
+        before: Credit, rollouts: Rollouts, state: LinkState, generator: Generator
+    ) -> tuple[Credit, LinkState]:
+        chunks = _chunks_of(rollouts, "sample_chunks_by_phase")
+        state = learn_contrast(state, phase_contrast(rollouts), floor=floor, refresh=refresh)
+        keep = torch.tensor([state[f"keep_{phase}"] for phase in range(NUM_PHASES)])
+        return draw(before, keep[chunks.phase.clamp(min=0)], generator), state
+
+    settings: dict[str, Setting] = {
+        "budget": budget,
+        "floor": floor,
+        "refresh": refresh,
+        "weights": weights,
+    }
+    return stateful_credit_link(Link("sample_chunks_by_phase", settings), _fresh(), credit)
+
+
+def sample_steps_uniformly(budget: int, weights: str = "none") -> Objective:
+    """Keeps `budget` steps per rollout, all with the same chance.
+
+    Args:
+      budget: Steps of a rollout; all of a shorter one.
+      weights: "none" adds up what was kept; "ht" divides by the chance of being kept: unbiased.
+
+    Raises:
+      ValueError: If `budget` is not positive or `weights` unknown.
+    """
+    draw = _choose_draw(budget, weights, "sample_steps_uniformly")
+
+    def credit(before: Credit, rollouts: Rollouts, generator: Generator) -> Credit:
+        return draw(before, torch.ones_like(before.weight), generator)
+
+    return credit_link(
+        Link("sample_steps_uniformly", {"budget": budget, "weights": weights}), credit
+    )
+
+
+def keep_highest_phase(budget: int, refresh: int = 5) -> Objective:
+    """Keeps at most `budget` chunks per rollout, of the one phase with the highest contrast.
+
+    The arm that PCM is compared with: what is not of that phase is never trained (rule U34).
+
+    Raises:
+      ValueError: If a number is not positive; on credit, if steps are no chunks of actions.
+    """
+    draw = _choose_draw(budget, "none", "keep_highest_phase")
+    if refresh < 1:
+        raise ValueError(f"keep_highest_phase needs refresh >= 1 batch, got {refresh}")
+
+    def credit(
+        before: Credit, rollouts: Rollouts, state: LinkState, generator: Generator
+    ) -> tuple[Credit, LinkState]:
+        chunks = _chunks_of(rollouts, "keep_highest_phase")
+        state = learn_contrast(state, phase_contrast(rollouts), floor=0.0, refresh=refresh)
+        highest = max(range(NUM_PHASES), key=lambda phase: state[f"keep_{phase}"])
+        is_highest = chunks.phase == highest
+        return draw(before.select(is_highest), torch.ones_like(before.weight), generator), state
+
+    settings: dict[str, Setting] = {"budget": budget, "refresh": refresh}
+    return stateful_credit_link(Link("keep_highest_phase", settings), _fresh(), credit)
+
+
+def phase_contrast(rollouts: Rollouts) -> Float[Tensor, " phase"]:
+    """Returns C_c per phase; NaN of a phase that no group has in both outcomes, twice each.
+
+    C_c^2 is the mean over groups of |mean action of successes - mean action of failures|^2, less
+    what that is of samples of one distribution: tr(S_1)/n_1 + tr(S_0)/n_0. [PCM, eq. 5]
+    """
+    chunks = _chunks_of(rollouts, "phase_contrast")
+    solved = (rollouts.outcome > SOLVED)[:, None]
+    mixed = ~is_uniform(rollouts.outcome, rollouts.group)
+    contrasts = torch.full((NUM_PHASES,), torch.nan, dtype=torch.float64)
+    for phase in range(NUM_PHASES):
+        squares = []
+        for group in torch.unique(rollouts.group[mixed]).tolist():
+            here = (chunks.phase == phase) & (rollouts.group == group)[:, None]
+            sides = [chunks.action[here & side].double() for side in (solved, ~solved)]
+            if min(map(len, sides)) >= 2:
+                squares.append(_squared_distance(*sides))
+        if squares:
+            contrasts[phase] = torch.stack(squares).mean().clamp(min=0).sqrt()
+    return contrasts
+
+
+def _squared_distance(first: Tensor, second: Tensor) -> Tensor:
+    """Returns an unbiased estimate of the squared distance of two means."""
+    chance = sum(each.var(dim=0, correction=1).sum() / len(each) for each in (first, second))
+    return (first.mean(dim=0) - second.mean(dim=0)).square().sum() - chance
+
+
+def learn_contrast(
+    state: LinkState, contrast: Float[Tensor, " phase"], *, floor: float, refresh: int
+) -> LinkState:
+    """Returns the state after one batch: contrasts added up, and p_c when it is due.
+
+    Args:
+      contrast: NaN where it was not measured.
+    """
+    after = {**state, "batches": state["batches"] + 1}
+    for phase, value in enumerate(contrast.tolist()):
+        if value == value:  # not NaN
+            after[f"contrast_{phase}"] += value
+            after[f"measured_{phase}"] += 1
+    measured = [phase for phase in range(NUM_PHASES) if after[f"measured_{phase}"]]
+    is_due = after["batches"] % refresh == 0 or not after["refreshed"]
+    if not measured or not is_due:
+        return after
+    means = {p: after[f"contrast_{p}"] / after[f"measured_{p}"] for p in measured}
+    largest = max(means.values())
+    for phase in range(NUM_PHASES):
+        if phase in means:
+            share = means[phase] / largest if largest else 0.0
+            after[f"keep_{phase}"] = max(floor, share)
+        elif not after["refreshed"]:
+            after[f"keep_{phase}"] = floor
+        after[f"last_{phase}"] = means.get(phase, after[f"last_{phase}"])
+        after[f"contrast_{phase}"] = after[f"measured_{phase}"] = 0.0
+    after["refreshed"] += 1
+    return after
+
+
+def _fresh() -> LinkState:
+    """Returns the state before any batch: all phases alike."""
+    state = {"batches": 0.0, "refreshed": 0.0}
+    for phase in range(NUM_PHASES):
+        state |= {
+            f"keep_{phase}": 1.0,
+            f"last_{phase}": 0.0,  # the contrast behind `keep`
+            f"contrast_{phase}": 0.0,  # added up since
+            f"measured_{phase}": 0.0,  # in how many batches
+        }
+    return state
+
+
+def _chunks_of(rollouts: Rollouts, link: str) -> ActionChunks:
+    if rollouts.chunks is None:
+        raise ValueError(f"{link} needs steps that are chunks of actions: policy action_chunks")
+    return rollouts.chunks
+
+
+def _choose_draw(
+    budget: int, weights: str, link: str
+) -> Callable[[Credit, StepWeights, Generator], Credit]:
+    """Returns what keeps `budget` of the steps that still have weight.
+
+    Raises:
+      ValueError: If `budget` is not positive or `weights` unknown.
+    """
+    if budget < 1 or weights not in WEIGHTS:
+        raise ValueError(
+            f"{link} needs budget >= 1 and weights in {WEIGHTS}, got {budget} and {weights!r}"
+        )
+
+    def keep_some(before: Credit, chance: StepWeights, generator: Generator) -> Credit:
+        candidate = before.weight != 0
+        return before.select(draw_without_replacement(chance, candidate, budget, generator))
+
+    def keep_weighted(before: Credit, chance: StepWeights, generator: Generator) -> Credit:
+        inclusion = inclusion_probabilities(chance, before.weight != 0, budget)
+        after = before.select(draw_systematically(inclusion, generator))
+        scale = torch.where(inclusion > 0, 1 / inclusion, 0.0).to(after.weight.dtype)
+        return replace(after, weight=after.weight * scale)
+
+    return keep_weighted if weights == "ht" else keep_some
+
+
+def draw_without_replacement(
+    chance: StepWeights,
+    candidate: Bool[Tensor, "rollout step"],
+    budget: int,
+    generator: Generator,
+) -> Bool[Tensor, "rollout step"]:
+    """Returns `budget` candidates per rollout, drawn one after another by their chance.
+
+    The largest of log w + Gumbel noise. [Plackett-Luce; Kool et al., 2019]
+    """
+    noise = -torch.rand(chance.shape, generator=generator, dtype=torch.float64).log()
+    key = torch.where(candidate & (chance > 0), chance.double().log() - noise.log(), -torch.inf)
+    best = key.argsort(dim=1, descending=True, stable=True)[:, :budget]
+    kept = torch.zeros_like(candidate).scatter(1, best, True)
+    return kept & (key > -torch.inf)
+
+
+def inclusion_probabilities(
+    chance: StepWeights, candidate: Bool[Tensor, "rollout step"], budget: int
+) -> Float[Tensor, "rollout step"]:
+    """Returns min(1, B w / sum of w), shared out again among the others where it was cut to 1.
+
+    They add up to the budget, or to the number of candidates if there are fewer. In float64.
+    """
+    size = torch.where(candidate, chance.double(), 0.0)
+    inclusion = torch.zeros_like(size)
+    certain = torch.zeros_like(candidate)
+    wanted = (size > 0).sum(dim=1, keepdim=True).clamp(max=budget).double()
+    for _ in range(chance.shape[1]):
+        rest = torch.where(certain, 0.0, size)
+        left = wanted - certain.sum(dim=1, keepdim=True)
+        total = rest.sum(dim=1, keepdim=True)
+        inclusion = torch.where(certain, 1.0, left * rest / total.clamp(min=1e-300))
+        over = (inclusion >= 1) & ~certain
+        if not over.any():
+            break
+        certain |= over
+    return inclusion
+
+
+def draw_systematically(
+    inclusion: Float[Tensor, "rollout step"], generator: Generator
+) -> Bool[Tensor, "rollout step"]:
+    """Returns steps drawn with exactly these chances, as many per rollout as they add up to.
+
+    Steps are put in random order along a line, each as long as its chance, and one is taken at
+    every whole number past a random start. [Madow, 1949, systematic sampling]
+    """
+    shape = inclusion.shape
+    order = torch.rand(shape, generator=generator).argsort(dim=1)
+    start = torch.rand(shape[0], 1, generator=generator, dtype=torch.float64)
+    line = inclusion.gather(1, order).cumsum(dim=1)
+    line = torch.where(line[:, -1:] - line < 1e-9, line[:, -1:].round(), line)
+    marks = (line - start).ceil()
+    before = torch.cat([torch.zeros_like(marks[:, :1]), marks[:, :-1]], dim=1)
+    taken = (marks > before).gather(1, order.argsort(dim=1))
+    return taken & (inclusion > 0)
+
+
+def neyman_allocation(
+    budget: float, counts: Int[Tensor, " phase"], deviations: Float[Tensor, " phase"]
+) -> Float[Tensor, " phase"]:
+    """Returns b_c = B N_c sqrt(V_c) / sum of N sqrt(V): the least variance of all divisions.
+
+    [Neyman, 1934; PCM, theorem 1]
+    """
+    share = counts * deviations
+    return budget * share / share.sum()

@@ -1,0 +1,320 @@
+"""Policies whose step is a chunk of a robot's actions, carried out in a simulator."""
+
+from collections.abc import Iterator
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Generator, Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from grpo.policies.action_model import ActionChunkModel, ChunkShape, encode_instructions
+from grpo.policies.chunk_decoding import ChunkDecoding
+from grpo.policies.chunk_trajectories import (
+    ChunkTrajectory,
+    describe_chunks,
+    pack_trajectory,
+    repack_trajectory,
+    to_values,
+    unpack_trajectory,
+)
+from grpo.policies.flops import left_out_by_torch
+from grpo.policies.logits import draw
+from grpo.policies.phases import Labeller
+from grpo.policies.steps import numbered
+from grpo.simulation.base import SEPARATOR, Ending, Moment
+from grpo.simulation.pool import Order
+from grpo.types import Cost, Scores
+
+ENDED = {
+    Ending.STEP_LIMIT: "no success in {} steps",
+    Ending.SUCCESS: "success after {} steps",
+    Ending.FAILED: "failed after {} steps",
+    Ending.TIMED_OUT: "timed out after {} steps",
+}
+CRASHED = (Ending.FAILED, Ending.TIMED_OUT)
+
+
+@runtime_checkable
+class Scenes(Protocol):
+    """Slots in which scenes are played: `grpo.simulation.pool.EnvironmentPool`."""
+
+    def play(self, orders: dict[int, Order]) -> dict[int, Moment]: ...
+
+
+class ActionChunkPolicy:
+    """A model that decodes chunks, how it draws, and the scenes that it acts in."""
+
+    def __init__(
+        self,
+        model: ActionChunkModel,
+        tokenizer: Any,
+        *,
+        decoding: ChunkDecoding,
+        scenes: Scenes,
+        slots: int,
+        label: Labeller,
+    ) -> None:
+        """Args:
+        slots: Scenes that are played at once, and seen in one forward pass.
+        label: Names the phase of every chunk.
+        """
+        self._model = model
+        self.tokenizer = tokenizer
+        self.decoding = decoding
+        self.scenes = scenes
+        self.slots = slots
+        self.label = label
+        self.cost = Cost()
+        self._flops: dict[tuple[int, bool], int] = {}
+
+    @property
+    def model(self) -> ActionChunkModel:
+        """The backbone with its projections."""
+        return self._model
+
+    @torch.no_grad()
+    def sample(
+        self, prompts: list[str], *, group_sizes: list[int], generator: Generator
+    ) -> tuple[ChunkTrajectory, Float[Tensor, "rollout step"]]:
+        """Returns rollouts, and log-probs in nats, summed over the tokens carried out.
+
+        A prompt is a scene as text, up to " | " what the policy is told. Scenes are played in
+        slots: when one ends, the next rollout takes its slot. Who is seen beside whom depends on
+        how earlier rollouts ended, not on how fast; rollouts whose environment fails have no steps.
+        """
+        group = torch.arange(len(prompts)).repeat_interleave(torch.tensor(group_sizes))
+        told = [each.partition(SEPARATOR)[0] for each in prompts]
+        instruction, instruction_mask = encode_instructions(self.tokenizer, told)
+        record = _Record(len(group), self.decoding.max_steps, self._model.shape)
+        uniform = torch.rand(*record.action.shape, generator=generator)
+        for playing, moments in self._play([prompts[row] for row in group.tolist()], record):
+            rows = torch.tensor(playing)
+            prompt = group[rows]
+            seen = torch.stack([torch.from_numpy(each.observation) for each in moments])
+            logits = self._forward(instruction[prompt], instruction_mask[prompt], seen)
+            chosen, logp = self._draw(logits, uniform[rows, record.steps[rows]])
+            record.decide(rows, seen, chosen, logp)
+        self.cost += Cost(sampled_steps=int(record.steps.sum()))
+        trajectory = self._trajectory(group, instruction, instruction_mask, record)
+        mask = trajectory.mask
+        logp = sum_executed(record.logp[mask], trajectory.executed, record.shape)
+        return trajectory, torch.zeros(mask.shape).masked_scatter(mask, logp)
+
+    def _trajectory(
+        self, group: Tensor, instruction: Tensor, instruction_mask: Tensor, record: "_Record"
+    ) -> ChunkTrajectory:
+        """Returns what a batch of rollouts has seen and done."""
+        mask = record.mask
+        action, executed = record.action[mask], record.executed[mask]
+        return ChunkTrajectory(
+            group=group,
+            instruction=instruction,
+            instruction_mask=instruction_mask,
+            mask=mask,
+            observation=record.observation[mask],
+            action=action,
+            executed=executed,
+            ending=record.ending,
+            chunks=describe_chunks(mask, action, executed, shape=record.shape, label=self.label),
+        )
+
+    def _play(
+        self, scenes: list[str], record: "_Record"
+    ) -> Iterator[tuple[list[int], list[Moment]]]:
+        """Yields the rollouts that are to decide, with what they see; reads decisions of `record`.
+
+        Every free slot starts the next scene while the others act.
+        """
+        waiting = iter(range(len(scenes)))
+        playing: dict[int, int] = {}  # slot -> rollout
+        while True:
+            orders: dict[int, Order] = {
+                slot: record.last_actions(row) for slot, row in playing.items()
+            }
+            for slot in range(self.slots):
+                if slot not in playing and (row := next(waiting, None)) is not None:
+                    playing[slot], orders[slot] = row, scenes[row]
+            if not orders:
+                return
+            moments = self.scenes.play(dict(sorted(orders.items())))
+            for slot, moment in moments.items():
+                if record.note(playing[slot], moment):
+                    del playing[slot]
+            if playing:
+                slots = sorted(playing)
+                yield [playing[slot] for slot in slots], [moments[slot] for slot in slots]
+
+    def replayed(self, trajectory: ChunkTrajectory) -> ChunkTrajectory:
+        """Returns the trajectory: scoring repeats nothing of its sampling but what is in it."""
+        return trajectory
+
+    def log_prob(
+        self, trajectory: ChunkTrajectory, needed: Bool[Tensor, "rollout step"] | None = None
+    ) -> Float[Tensor, "rollout step"]:
+        """Returns the log-probs of `score`."""
+        return self.score(trajectory, needed).logp
+
+    def score(
+        self, trajectory: ChunkTrajectory, needed: Bool[Tensor, "rollout step"] | None = None
+    ) -> Scores:
+        """Returns log-probs in nats of the needed chunks, 0 elsewhere; no other is forwarded."""
+        chosen = trajectory.mask if needed is None else needed.cpu() & trajectory.mask
+        rows, steps = chosen.nonzero(as_tuple=True)
+        logp = torch.zeros(chosen.shape)
+        if len(rows) == 0:
+            return Scores(logp=logp)
+        drawn = numbered(trajectory.mask)[rows, steps]
+        told = trajectory.group[rows]
+        logits = self._forward(
+            trajectory.instruction[told],
+            trajectory.instruction_mask[told],
+            trajectory.observation[drawn],
+        )
+        by_token = (logits / self.decoding.temperature).log_softmax(dim=-1)
+        by_token = by_token.gather(2, trajectory.action[drawn][..., None])[..., 0]
+        summed = sum_executed(by_token, trajectory.executed[drawn], self._model.shape)
+        return Scores(logp=logp.masked_scatter(chosen, summed))
+
+    def decode(self, trajectory: ChunkTrajectory) -> list[str]:
+        """Returns how each rollout ended, and after how many steps of the simulator."""
+        steps = torch.zeros(trajectory.mask.shape, dtype=torch.long)
+        steps = steps.masked_scatter(trajectory.mask, trajectory.executed).sum(dim=1)
+        return [
+            ENDED[Ending(ending)].format(count)
+            for ending, count in zip(trajectory.ending.tolist(), steps.tolist(), strict=True)
+        ]
+
+    def is_finished(self, trajectory: ChunkTrajectory) -> Bool[Tensor, " rollout"]:
+        """Returns which rollouts ended by themselves, not at the step limit."""
+        return trajectory.ending != Ending.STEP_LIMIT
+
+    def widths(
+        self,
+        trajectory: ChunkTrajectory,
+        rows: Int[Tensor, " kept"],
+        needed: Bool[Tensor, "kept step"],
+    ) -> Int[Tensor, " kept"]:
+        """Returns the positions of the backbone's sequence times the needed chunks."""
+        positions = trajectory.instruction.shape[1] + 1 + self._model.shape.positions
+        widths: Tensor = needed.sum(dim=1) * positions
+        return widths
+
+    def pack(
+        self, trajectory: ChunkTrajectory, logp: Float[Tensor, "rollout step"]
+    ) -> dict[str, Tensor]:
+        """Returns a trajectory as flat tensors, which can be concatenated."""
+        return pack_trajectory(trajectory, logp)
+
+    def repack(
+        self,
+        tensors: dict[str, Tensor],
+        group: Int[Tensor, " rollout"],
+        kept: Bool[Tensor, " rollout"],
+    ) -> dict[str, Tensor]:
+        """Returns what `pack` stored of some rollouts.
+
+        Raises:
+          ArtifactError: If the tensors do not fit one another or `group`.
+        """
+        return repack_trajectory(tensors, group, kept)
+
+    def unpack(
+        self, tensors: dict[str, Tensor], group: Int[Tensor, " rollout"]
+    ) -> tuple[ChunkTrajectory, Float[Tensor, "rollout step"]]:
+        """Returns a stored trajectory and its behavior log-probs.
+
+        Raises:
+          ArtifactError: If tensors are missing or do not fit one another, `group` or the policy.
+        """
+        return unpack_trajectory(tensors, group, shape=self._model.shape, label=self.label)
+
+    def _draw(
+        self, logits: Float[Tensor, "row token bin"], uniform: Float[Tensor, "row token"]
+    ) -> tuple[Int[Tensor, "row token"], Float[Tensor, "row token"]]:
+        """Returns a bin per token and its log-prob, which of greedy draws is 0."""
+        if self.decoding.temperature == 0:
+            chosen = logits.argmax(dim=-1)
+            return chosen, torch.zeros(chosen.shape)
+        chosen, logp = draw(logits.flatten(0, 1), uniform.flatten(), self.decoding.temperature)
+        return chosen.view(uniform.shape), logp.view(uniform.shape)
+
+    def _forward(self, instruction: Tensor, instruction_mask: Tensor, seen: Tensor) -> Tensor:
+        """Returns logits on the host in float32, and counts the pass."""
+        device = self._model.queries.device
+        inputs = (each.to(device) for each in (instruction, instruction_mask, seen))
+        logits: Tensor = self._model(*inputs).float().cpu()
+        is_training = torch.is_grad_enabled()
+        self.cost += Cost(flops=len(seen) * self._count_flops(instruction.shape[1], is_training))
+        return logits
+
+    def _count_flops(self, width: int, is_training: bool) -> int:
+        """Returns torch's count for one row, exact for every number of rows."""
+        known = self._flops.get((width, is_training))
+        if known is not None:
+            return known
+        device = self._model.queries.device
+        words = torch.zeros(1, width, dtype=torch.long, device=device)
+        state = torch.zeros(1, self._model.shape.observations, device=device)
+        counter = FlopCounterMode(display=False, custom_mapping=left_out_by_torch())
+        with counter, torch.set_grad_enabled(is_training):
+            output = self._model(words, words == 0, state)
+            if is_training:
+                parameters = [each for each in self._model.parameters() if each.requires_grad]
+                torch.autograd.grad(output.float().sum(), parameters, allow_unused=True)
+        count = self._flops[width, is_training] = int(counter.get_total_flops())
+        return count
+
+
+def sum_executed(
+    by_token: Float[Tensor, "chunk token"], executed: Int[Tensor, " chunk"], shape: ChunkShape
+) -> Float[Tensor, " chunk"]:
+    """Returns the sum over the tokens of actions that were carried out, added in float64."""
+    by_time = by_token.unflatten(1, (shape.length, shape.actions)).double().sum(dim=2)
+    was_done = torch.arange(shape.length) < executed[:, None]
+    total: Tensor = (by_time * was_done).sum(dim=1).to(by_token.dtype)
+    return total
+
+
+class _Record:
+    """What a batch of rollouts has seen and done so far."""
+
+    def __init__(self, rollouts: int, max_steps: int, shape: ChunkShape) -> None:
+        self.shape = shape
+        self.steps = torch.zeros(rollouts, dtype=torch.long)  # chunks decided
+        self.observation = torch.zeros(rollouts, max_steps, shape.observations)
+        self.action = torch.zeros(rollouts, max_steps, shape.tokens, dtype=torch.long)
+        self.logp = torch.zeros(rollouts, max_steps, shape.tokens)
+        self.executed = torch.zeros(rollouts, max_steps, dtype=torch.long)
+        self.ending = torch.full((rollouts,), int(Ending.STEP_LIMIT))
+
+    @property
+    def mask(self) -> Bool[Tensor, "rollout step"]:
+        """The chunks that count: none of rollouts whose environment failed."""
+        is_whole = ~torch.isin(self.ending, torch.tensor(CRASHED))
+        return (torch.arange(self.executed.shape[1]) < self.steps[:, None]) & is_whole[:, None]
+
+    def decide(self, rows: Tensor, seen: Tensor, chosen: Tensor, logp: Tensor) -> None:
+        """Notes the chunks that rollouts decided on."""
+        step = self.steps[rows]
+        self.observation[rows, step] = seen
+        self.action[rows, step] = chosen
+        self.logp[rows, step] = logp
+        self.steps[rows] += 1
+
+    def last_actions(self, row: int) -> list[list[float]]:
+        """Returns a rollout's last chunk as values, by time."""
+        step = int(self.steps[row]) - 1
+        values = to_values(self.action[row, step][None], self.shape)[0]
+        actions: list[list[float]] = values.view(self.shape.length, self.shape.actions).tolist()
+        return actions
+
+    def note(self, row: int, moment: Moment) -> bool:
+        """Notes what an environment answered; returns whether the rollout has ended."""
+        step = int(self.steps[row]) - 1
+        if moment.executed:
+            self.executed[row, step] = moment.executed
+        if moment.ending is not None:
+            self.ending[row] = moment.ending
+            return True
+        return step + 1 == self.executed.shape[1]

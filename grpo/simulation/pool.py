@@ -1,0 +1,167 @@
+"""Environments in processes of their own, which may raise, hang or die without harm."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+
+import numpy as np
+
+from grpo.simulation.base import Ending, Moment
+
+START_SECONDS = 120.0  # for a process to import its simulator, beside the time of an answer
+Order = str | list[list[float]]  # a scene to start, or a chunk of actions
+
+
+class EnvironmentPool:
+    """Slots in which scenes are played, divided among processes.
+
+    What a slot answers depends on its orders alone: not on how many processes there are, nor on
+    what becomes of the others. When a process dies or does not answer, the slot it was at ends,
+    and a new process repeats what its other slots were asked, to the same state.
+    """
+
+    def __init__(self, simulator: str, *, processes: int, timeout_seconds: float) -> None:
+        """Args:
+        simulator: The class of its environments, as "module:class".
+        timeout_seconds: For one answer: a scene started, or a chunk of actions carried out.
+        """
+        self._simulator = simulator
+        self._timeout_seconds = timeout_seconds
+        self._workers: list[_Worker | None] = [None] * processes
+        self._history: dict[int, list[Order]] = {}
+        self.seconds = 0.0  # that the pool was waited for
+
+    def play(self, orders: Mapping[int, Order]) -> dict[int, Moment]:
+        """Returns what every slot answers; a slot that failed must be started anew."""
+        began = time.perf_counter()
+        for slot, order in orders.items():
+            self._history[slot] = [*([] if isinstance(order, str) else self._history[slot]), order]
+        moments: dict[int, Moment] = {}
+        number = len(self._workers)
+        shares = [{s: orders[s] for s in orders if s % number == index} for index in range(number)]
+        for index, share in enumerate(shares):
+            if share:
+                self._worker(index).send(share)
+        for index, share in enumerate(shares):
+            moments |= self._collect(index, share)
+        for slot, moment in moments.items():
+            if moment.ending is not None:
+                self._history.pop(slot)
+        self.seconds += time.perf_counter() - began
+        return {slot: moments[slot] for slot in orders}
+
+    def close(self) -> None:
+        """Ends all processes."""
+        for worker in self._workers:
+            if worker is not None:
+                worker.stop()
+
+    def __enter__(self) -> "EnvironmentPool":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _worker(self, index: int) -> "_Worker":
+        worker = self._workers[index]
+        if worker is None:
+            worker = self._workers[index] = _Worker(self._simulator)
+        return worker
+
+    def _collect(self, index: int, share: Mapping[int, Order]) -> dict[int, Moment]:
+        """Returns the answers of one process, which is replaced as often as it is lost."""
+        moments: dict[int, Moment] = {}
+        while waiting := [slot for slot in share if slot not in moments]:
+            try:
+                slot, moment = self._worker(index).receive(self._timeout_seconds)
+                moments[slot] = moment
+            except TimeoutError:
+                moments[waiting[0]] = _lost(Ending.TIMED_OUT)
+                self._replace(index, share, moments)
+            except ConnectionError:
+                moments[waiting[0]] = _lost(Ending.FAILED)
+                self._replace(index, share, moments)
+        return moments
+
+    def _replace(self, index: int, share: Mapping[int, Order], moments: dict[int, Moment]) -> None:
+        """Starts a process again, brings its slots to where they were, and goes on with `share`.
+
+        Slots that cannot be brought there are lost too.
+        """
+        lost = self._workers[index]
+        assert lost is not None
+        lost.stop()
+        worker = self._workers[index] = _Worker(self._simulator)
+        for slot, past in self._history.items():
+            is_over = slot in moments and moments[slot].ending is not None
+            if slot % len(self._workers) != index or is_over:
+                continue
+            answered = past if slot in moments or slot not in share else past[:-1]
+            for order in answered:
+                worker.send({slot: order})
+                worker.receive(self._timeout_seconds)
+        worker.send({slot: order for slot, order in share.items() if slot not in moments})
+
+
+class _Worker:
+    """The other end of `grpo.simulation.worker`."""
+
+    def __init__(self, simulator: str) -> None:
+        self._socket, theirs = socket.socketpair()
+        command = [sys.executable, "-m", "grpo.simulation.worker", str(theirs.fileno()), simulator]
+        self._process = subprocess.Popen(
+            command,
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        theirs.close()
+        self._received = b""
+        self._has_answered = False
+
+    def send(self, orders: Mapping[int, Order]) -> None:
+        """Sends orders; what became of them shows when answers are received."""
+        with suppress(ConnectionError):
+            self._socket.sendall(json.dumps(list(orders.items())).encode() + b"\n")
+
+    def receive(self, timeout_seconds: float) -> tuple[int, Moment]:
+        """Returns the next answer and its slot.
+
+        Raises:
+          TimeoutError: If it does not come in time.
+          ConnectionError: If the process has died.
+        """
+        slot, observation, executed, ending = json.loads(self._read_line(timeout_seconds))
+        known = None if ending is None else Ending(ending)
+        return slot, Moment(np.array(observation, np.float32), executed, known)
+
+    def stop(self) -> None:
+        """Ends the process."""
+        self._socket.close()
+        self._process.kill()
+        self._process.wait()
+
+    def _read_line(self, timeout_seconds: float) -> bytes:
+        if not self._has_answered:
+            timeout_seconds += START_SECONDS
+        deadline = time.monotonic() + timeout_seconds
+        while b"\n" not in self._received:
+            self._socket.settimeout(max(deadline - time.monotonic(), 1e-3))
+            part = self._socket.recv(1 << 16)
+            if not part:
+                raise ConnectionResetError
+            self._received += part
+        self._has_answered = True
+        line, _, self._received = self._received.partition(b"\n")
+        return line
+
+
+def _lost(ending: Ending) -> Moment:
+    """Returns the moment of a slot whose process gave no answer."""
+    return Moment(np.zeros(0, np.float32), 0, ending)

@@ -1,0 +1,52 @@
+"""Typed parameters of tasks: which prompts there are."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from grpo.policy_params import Name, Positive, Strict
+
+
+class ReasoningGymTask(Strict):
+    """Procedural tasks of reasoning-gym; prompts of train and eval are disjoint as text."""
+
+    kind: Literal["reasoning_gym"]
+    notation: Literal["compact", "question"]  # short forms for small models, or the full question
+    train_prompts: Positive
+    eval_prompts: Positive
+    instruction: str  # appended to every prompt
+    families: dict[str, dict[str, Any]] = Field(min_length=1)  # reasoning-gym name -> difficulty
+
+
+class JsonlTask(Strict):
+    """Prompts and answers from two files under data/: {"prompt": ..., "answer": ...} per line."""
+
+    kind: Literal["jsonl"]
+    train: str
+    eval: str
+    instruction: str  # appended to every prompt
+
+
+class GlyphsTask(Strict):
+    """Short texts to be drawn; prompts of train and eval are disjoint, and not in the warm-up."""
+
+    kind: Literal["glyphs"]
+    train_prompts: Positive
+    eval_prompts: Positive
+    families: dict[Name, list[Annotated[str, Field(min_length=1)]]] = Field(min_length=1)
+    # family -> the characters that may stand at each place; of clips the last is an arrow: > < v ^
+    pixels_per_frame: Positive | None  # of what moves, in clips; null: images
+
+
+class ManipulationTask(Strict):
+    """Scenes of Meta-World: a robot arm, told what to do; scenes of train and eval differ."""
+
+    kind: Literal["manipulation"]
+    train_prompts: Positive
+    eval_prompts: Positive
+    families: list[Name] = Field(min_length=1)  # environments, e.g. push-v3
+
+
+Task = Annotated[
+    ReasoningGymTask | JsonlTask | GlyphsTask | ManipulationTask, Field(discriminator="kind")
+]

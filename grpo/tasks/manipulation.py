@@ -1,0 +1,66 @@
+"""Scenes of a robot arm: initial states of Meta-World's families."""
+
+import json
+from collections.abc import Mapping
+
+import pandas as pd
+
+from grpo.seeds import derive_seed
+from grpo.simulation.metaworld import draw_scene, make_environment, require_families
+from grpo.tasks.base import PromptTables, shares
+
+
+def make_prompts(
+    *,
+    families: list[str],
+    train_prompts: int,
+    eval_prompts: int,
+    demonstrations: Mapping[str, int],
+    seed: int,
+) -> PromptTables:
+    """Returns scenes of every family in equal shares, all of them different.
+
+    The solution of a warm-up's scene is the seed of its expert's shaking hand.
+
+    Args:
+      demonstrations: Of each family; a family that has none is not in the warm-up.
+
+    Raises:
+      ParameterError: If Meta-World has no such family.
+    """
+    require_families(families)
+    parts: dict[str, list[dict[str, str]]] = {"train": [], "eval": [], "warmup": []}
+    for index, family in enumerate(families):
+        counts = {
+            "train": shares(train_prompts, len(families))[index],
+            "eval": shares(eval_prompts, len(families))[index],
+            "warmup": demonstrations.get(family, 0),
+        }
+        scenes = _draw_distinct(family, sum(counts.values()), seed)
+        for part, count in counts.items():
+            taken, scenes = scenes[:count], scenes[count:]
+            parts[part] += [
+                {"prompt_id": f"{part}-{family}-{number:05d}", "family": family, "prompt": scene}
+                for number, scene in enumerate(taken)
+            ]
+    warmup = pd.DataFrame(parts["warmup"], columns=["prompt_id", "family", "prompt"])
+    solution = [str(derive_seed(seed, each) % 2**31) for each in warmup["prompt_id"]]
+    return PromptTables(
+        train=_prompt_frame(parts["train"]),
+        eval=_prompt_frame(parts["eval"]),
+        warmup=warmup.assign(solution=solution),
+    )
+
+
+def _draw_distinct(family: str, count: int, seed: int) -> list[str]:
+    """Returns scenes of a family, each another one."""
+    environment, scenes, number = make_environment(family), dict[str, None](), 0
+    while len(scenes) < count:
+        scenes[draw_scene(environment, family, derive_seed(seed, family, number))] = None
+        number += 1
+    return list(scenes)
+
+
+def _prompt_frame(rows: list[dict[str, str]]) -> pd.DataFrame:
+    """Returns scenes under the schema PROMPTS; the goal is in the scene."""
+    return pd.DataFrame(rows).assign(answer="", entry=json.dumps({}))

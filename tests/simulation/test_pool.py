@@ -1,0 +1,84 @@
+"""Environments in processes: failures stay in their slot, and no other slot notices."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from grpo.simulation.base import Ending
+from grpo.simulation.pool import EnvironmentPool, Order
+
+FAULTY = "tests.simulation.faulty:Faulty"
+ENDINGS = {
+    "raises": Ending.FAILED,
+    "nan": Ending.FAILED,
+    "dies": Ending.FAILED,
+    "hangs": Ending.TIMED_OUT,
+}
+
+
+@pytest.fixture
+def pool() -> Iterator[EnvironmentPool]:
+    with EnvironmentPool(FAULTY, processes=2, timeout_seconds=1.0) as opened:
+        yield opened
+
+
+def chunk(value: float) -> list[list[float]]:
+    return [[value, 1.0], [value, 2.0]]
+
+
+def test_a_slot_answers_what_its_actions_add_up_to(pool: EnvironmentPool):
+    started = pool.play({0: "goes on | 0", 1: "solves | 2", 5: "solves | 1"})
+    assert [each.executed for each in started.values()] == [0, 0, 0]
+    moments = pool.play({0: chunk(1.0), 1: chunk(0.5), 5: chunk(0.25)})
+    # Steps weigh 1 and 2: (1 + 1) + 2 (1 + 2) = 8.
+    assert moments[0].observation.tolist() == [8.0]
+    assert moments[0].ending is None
+    assert moments[1] == (np.array([6.5]), 2, Ending.SUCCESS)
+    # What comes behind the goal is not carried out.
+    assert moments[5] == (np.array([1.25]), 1, Ending.SUCCESS)
+
+
+@pytest.mark.parametrize("what", ENDINGS)
+@pytest.mark.parametrize("at", [0, 1, 3])
+def test_a_broken_environment_is_an_ending_and_its_neighbors_go_on(
+    pool: EnvironmentPool, what: str, at: int
+):
+    """Slots 0, 2 and 4 share a process with the broken one; 1 does not."""
+    scenes: dict[int, Order] = dict.fromkeys((0, 1, 4), "goes on | 0")
+    moments = pool.play({**scenes, 2: f"{what} | {at}"})
+    broken = moments[2]
+    seen = {slot: [] for slot in scenes}
+    for value in (1.0, 2.0, 3.0):
+        orders: dict[int, Order] = {slot: chunk(value + slot) for slot in scenes}
+        if broken.ending is None:
+            orders[2] = chunk(value)
+        moments = pool.play(orders)
+        broken = moments.get(2, broken)
+        for slot in scenes:
+            seen[slot].append(moments[slot])
+    assert broken.ending == ENDINGS[what]
+    for slot, each in seen.items():
+        sums = np.cumsum([(3 + 4 * k) * (k + 1 + slot) + 5 + 6 * k for k in range(3)])
+        assert [moment.observation.tolist() for moment in each] == [[total] for total in sums]
+        assert [moment.ending for moment in each] == [None] * 3
+    # A slot that was lost takes the next scene.
+    assert pool.play({2: "goes on | 0"})[2].ending is None
+    assert pool.play({2: chunk(1.0)})[2].observation.tolist() == [8.0]
+
+
+def test_two_slots_of_a_process_may_break_in_one_exchange(pool: EnvironmentPool):
+    pool.play({0: "hangs | 1", 2: "dies | 2", 4: "raises | 1", 6: "goes on | 0"})
+    orders: dict[int, Order] = {slot: chunk(1.0) for slot in (0, 2, 4, 6)}
+    moments = pool.play(orders)
+    endings = [moments[slot].ending for slot in (0, 2, 4, 6)]
+    assert endings == [Ending.TIMED_OUT, Ending.FAILED, Ending.FAILED, None]
+    assert moments[6].observation.tolist() == [8.0]
+
+
+def test_workers_end_with_their_pool():
+    with EnvironmentPool(FAULTY, processes=1, timeout_seconds=1.0) as pool:
+        pool.play({0: "goes on | 0"})
+        worker = pool._workers[0]
+        assert worker is not None
+    assert worker._process.returncode is not None
