@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -44,7 +45,7 @@ def run_stages(workspace: Path, skipped: Collection[str] = ()) -> dict[str, floa
     Args:
       skipped: Full names of stages that need not run, e.g. evaluate@uniform-1.
 
-    Returns the processor seconds of each stage, those of earlier calls included.
+    Returns the processor seconds of each stage and its children, those of earlier calls included.
     """
     with _inside(workspace):
         seconds: dict[str, float] = read_json(CPU_SECONDS) if CPU_SECONDS.exists() else {}
@@ -56,9 +57,9 @@ def run_stages(workspace: Path, skipped: Collection[str] = ()) -> dict[str, floa
             _, _, module, *paths = command.split()
             main = importlib.import_module(module).main
             reset_peak()
-            start = time.process_time()
+            start = _cpu_seconds()
             main(Usage(), *(Path(path) for path in paths))
-            seconds[name] = time.process_time() - start
+            seconds[name] = _cpu_seconds() - start
             write_json(CPU_SECONDS, seconds)
             write_json(PEAK_BYTES, {**peak_bytes(Path()), name: resident_peak()})
         return seconds
@@ -69,6 +70,12 @@ def peak_bytes(workspace: Path) -> dict[str, int]:
     path = workspace / PEAK_BYTES
     found: dict[str, int] = read_json(path) if path.exists() else {}
     return found
+
+
+def _cpu_seconds() -> float:
+    """Returns the processor seconds of this process, and of its children that have ended."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
 
 
 def reset_peak() -> None:

@@ -1,5 +1,7 @@
 """Where the signal is before training: the base policy's outcome rate on every prompt."""
 
+from collections.abc import Mapping
+
 import pandas as pd
 
 from grpo.types import Cost
@@ -25,8 +27,14 @@ def profile_prompts(
     return counts.sort_values("prompt_id", ignore_index=True)
 
 
-def summarize_profile(profile: pd.DataFrame, cost: Cost) -> dict[str, object]:
-    """Returns what `dvc metrics show` prints of a profile."""
+def summarize_profile(
+    profile: pd.DataFrame, cost: Cost, steps: Mapping[str, object]
+) -> dict[str, object]:
+    """Returns what `dvc metrics show` prints of a profile.
+
+    Args:
+      steps: Where along rollouts the signal is.
+    """
     rate = profile["outcome_rate"]
     return {
         "cost": vars(cost),
@@ -34,4 +42,5 @@ def summarize_profile(profile: pd.DataFrame, cost: Cost) -> dict[str, object]:
         "mean_outcome_rate": float(rate.mean()),
         "trivial_fraction": float((rate == 1).mean()),
         "unsolved_fraction": float((rate == 0).mean()),
+        **steps,
     }

@@ -7,6 +7,7 @@ from grpo.artifacts.tables import PROFILE, PROMPTS, read_table, write_table
 from grpo.artifacts.usage import Usage
 from grpo.build.draws import draws_of_profile
 from grpo.build.machine import prepare_machine
+from grpo.build.phase_profiles import profile_steps
 from grpo.build.policies import load_sampler
 from grpo.build.rewards import build_reward
 from grpo.params import DATA, read_params
@@ -39,11 +40,13 @@ def main(usage: Usage, policy: Path, prompts: Path, out: Path) -> None:
         )
     with usage.part("scoring"), shown("score profile") as progress:
         rewards = score_rollouts(batch.table, table, rule, media=batch.media, progress=progress)
+    with usage.part("gradients"):
+        steps, cost = profile_steps(params, loaded, batch, rewards)
     profile = profile_prompts(batch.table, rewards, table)
     with atomic_path(out / "rollouts") as temporary:
         write_batch(temporary, batch)
     write_table(profile, out / "prompts.parquet", PROFILE)
-    write_json(out / "summary.json", summarize_profile(profile, batch.cost))
+    write_json(out / "summary.json", summarize_profile(profile, batch.cost + cost, steps))
     scratch.clear()
 
 

@@ -66,7 +66,7 @@ def test_a_profile_counts_successes_per_prompt():
     profile = profile_prompts(rollouts, rewards, PROMPTS)
     assert profile["outcome_rate"].tolist() == [0.75, 0.0]
     assert profile["mean_steps"].tolist() == [5.0, 1.0]
-    summary = summarize_profile(profile, Cost(flops=7))
+    summary = summarize_profile(profile, Cost(flops=7), {"steps": 3})
     assert (summary["unsolved_fraction"], summary["rollouts"]) == (0.5, 8)
 
 

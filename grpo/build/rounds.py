@@ -146,6 +146,7 @@ def save_round(
         write_csv(temporary / "updates.csv", frame)
         steps = step_metrics(loaded.rollouts, trained.batches)
         write_csv(temporary / "steps.csv", pd.DataFrame([asdict(each) for each in steps]))
+        _write_phases(temporary / "phases.csv", params, loaded, trained)
         write_table(_credit_table(loaded, trained), temporary / "credit.parquet", CREDIT)
         summary = {
             "cost": asdict(cost),
@@ -156,6 +157,22 @@ def save_round(
         write_json(temporary / "summary.json", summary)
     with atomic_path(policy_out) as temporary:
         save_trained(temporary, start, loaded.policy.model, loaded.optimizer, state)
+
+
+def _write_phases(
+    path: Path, params: Parameters, loaded: LoadedRound, trained: TrainedRound
+) -> None:
+    """Writes what was trained of every phase, if steps have phases."""
+    if loaded.rollouts.chunks is None:
+        return
+    # Imported here: its statistics take a second that other policies need not wait.
+    from grpo.phase_metrics import phase_metrics
+    from grpo.policies.phases import PHASE_NAMES
+
+    names = PHASE_NAMES[params.action_chunks.phases]
+    state = trained.objective_state
+    rows = phase_metrics(loaded.rollouts, trained.batches, state, names)
+    write_csv(path, pd.DataFrame([asdict(each) for each in rows]))
 
 
 def _learn(params: Parameters, name: str, loaded: LoadedRound) -> History:

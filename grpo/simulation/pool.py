@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Mapping
 from contextlib import suppress
 
@@ -35,6 +36,7 @@ class EnvironmentPool:
         self._workers: list[_Worker | None] = [None] * processes
         self._history: dict[int, list[Order]] = {}
         self.seconds = 0.0  # that the pool was waited for
+        self._end = weakref.finalize(self, _stop, self._workers)
 
     def play(self, orders: Mapping[int, Order]) -> dict[int, Moment]:
         """Returns what every slot answers; a slot that failed must be started anew."""
@@ -56,10 +58,8 @@ class EnvironmentPool:
         return {slot: moments[slot] for slot in orders}
 
     def close(self) -> None:
-        """Ends all processes."""
-        for worker in self._workers:
-            if worker is not None:
-                worker.stop()
+        """Ends all processes; so does the end of the pool itself."""
+        self._end()
 
     def __enter__(self) -> "EnvironmentPool":
         return self
@@ -160,6 +160,12 @@ class _Worker:
         self._has_answered = True
         line, _, self._received = self._received.partition(b"\n")
         return line
+
+
+def _stop(workers: "list[_Worker | None]") -> None:
+    for worker in workers:
+        if worker is not None:
+            worker.stop()
 
 
 def _lost(ending: Ending) -> Moment:

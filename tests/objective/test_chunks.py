@@ -136,7 +136,7 @@ def test_the_unit_of_chances_changes_no_draw():
 def test_neyman_allocation_of_the_fixture():
     counts = torch.tensor(COUNTS)
     deviations = torch.tensor([0.2, 1.5, 0.8, 0.6, 0.1], dtype=torch.float64)
-    best = neyman_allocation(BUDGET, counts, deviations)
+    best = neyman_allocation(float(BUDGET), counts, deviations)
     assert best.tolist() == pytest.approx([2.32, 3.48, 4.95, 0.93, 0.31], abs=0.005)
 
     def variance(division: Tensor) -> float:
@@ -246,9 +246,7 @@ def test_a_batch_of_one_outcome_leaves_the_chances_unchanged(outcome: float):
 
 def test_chances_stand_still_between_refreshes_and_then_average_what_was_seen():
     nan = float("nan")
-    state = {
-        name: value for name, value in sample_chunks_by_phase(3, refresh=3).init()[NAME].items()
-    }
+    state = sample_chunks_by_phase(3, refresh=3).init()[NAME]
     seen = []
     for contrast in ([4, 2, nan, nan, nan], [1, 3, nan, nan, nan], [1, 1, 4, nan, nan]):
         values = torch.tensor(contrast, dtype=torch.float64)

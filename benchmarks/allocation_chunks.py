@@ -1,0 +1,209 @@
+"""What a robot's policy learns from two chunks per rollout, against all of them.
+
+python -m benchmarks.allocation_chunks 0 1 2    # runs what is missing, then writes the results
+python -m benchmarks.allocation_chunks          # table and figure from the results
+
+The arms are in allocation_chunks.yaml; task, base and evaluation are those of
+recipes/manipulation.yaml. A seed's runs lie under .work/ and are taken up again after an
+interruption; remove that folder when the code has changed. Writes results/allocation_chunks.json
+and docs/allocation_chunks.svg. What an update costs for larger policies, where gradients dominate,
+is in benchmarks/chunk_costs.py.
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import yaml
+from matplotlib import colormaps
+from matplotlib.figure import Figure
+
+from benchmarks.allocation_tokens import draw_curve, gains_by_cost, share_to_reach
+from benchmarks.demo import RESULTS, ROOT, machine, revision_of
+from benchmarks.workspaces import make_workspace, peak_bytes, run_stages
+from grpo.artifacts.files import read_json, write_json
+from grpo.artifacts.tables import EVALUATION, read_table
+from grpo.report.drawing import styled
+
+ARMS = ROOT / "benchmarks" / "allocation_chunks.yaml"
+OUT = RESULTS / "allocation_chunks.json"
+WORK = ROOT / ".work" / "allocation_chunks"
+FIGURE = ROOT / "docs" / "allocation_chunks.svg"
+ROUNDS = 4
+EVALUATED = (2, 4)
+REFERENCE = "all"
+RESAMPLES = 2000
+COSTS = {
+    "cpu_seconds": ("processor seconds, simulation included", 1.0),
+    "trained_chunks": ("thousand chunks backpropagated", 1e3),
+}
+Point = dict[str, float]
+Runs = dict[str, dict[str, Any]]
+
+
+def main() -> None:
+    """Runs the seeds that are asked for and writes what all finished seeds say."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.allocation_chunks")
+    parser.add_argument("seeds", nargs="*", type=int, metavar="SEED")
+    for seed in parser.parse_args().seeds:
+        found = run_seed(seed)
+        # Read as late as this: seeds may run beside each other.
+        runs: Runs = read_json(OUT)["runs"] if OUT.exists() else {}
+        runs[str(seed)] = found
+        command = f"python -m benchmarks.allocation_chunks {' '.join(sorted(runs))}"
+        about = {"command": command, "revision": revision_of("HEAD"), "machine": machine()}
+        arms = yaml.safe_load(ARMS.read_text())
+        write_json(OUT, {**about, "arms": arms, "summary": summarize(runs), "runs": runs})
+    found = read_json(OUT)
+    draw(found["runs"]).savefig(FIGURE, metadata={"Date": None})
+    print(table(found))
+
+
+def run_seed(seed: int) -> dict[str, Any]:
+    """Returns the curve of each arm, its success by prompt at the end, and the profile's phases."""
+    workspace = WORK / str(seed)
+    params = parameters(seed)
+    make_workspace(workspace, params)
+    skipped = [f"evaluate@{name}" for name in params["rounds"] if _number(name) not in EVALUATED]
+    seconds, artifacts = run_stages(workspace, skipped), workspace / "artifacts"
+    peaks = peak_bytes(workspace)
+    curves, rates = {}, {"base": _rates(artifacts, "base")}
+    for arm in params["arms"]:
+        spent = chunks = flops = train = 0.0
+        points = [{**_score(artifacts, "base"), "cpu_seconds": 0.0, "trained_chunks": 0.0}]
+        for number in range(1, ROUNDS + 1):
+            name = f"{arm}-{number}"
+            cost = read_json(artifacts / "training" / name / "summary.json")["cost"]
+            chunks, flops = chunks + cost["trained_steps"], flops + cost["flops"]
+            train += seconds[f"train@{name}"]
+            spent += sum(seconds[f"{stage}@{name}"] for stage in ("rollout", "score", "train"))
+            if number in EVALUATED:
+                point = _score(artifacts, name) | {"cpu_seconds": round(spent, 1)}
+                point |= {"trained_chunks": chunks, "train_flops": flops}
+                peak = {"train_peak_bytes": peaks[f"train@{name}"]}
+                points.append({**point, "train_cpu_seconds": round(train, 2), **peak})
+        curves[arm] = points
+        rates[arm] = _rates(artifacts, f"{arm}-{ROUNDS}")
+    profile = read_json(artifacts / "profile" / "summary.json")
+    phases = {name: profile[name] for name in ("phases", "contrast_rank_correlation")}
+    keep = {arm: _keep(artifacts, f"{arm}-{ROUNDS}") for arm in ("pcm", "pcm_ht")}
+    return {"curves": curves, "rates": rates, "profile": phases, "keep": keep}
+
+
+def parameters(seed: int) -> dict[str, Any]:
+    """Returns the recipe with the benchmark's arms and four rounds of each."""
+    params = yaml.safe_load((ROOT / "recipes" / "manipulation.yaml").read_text())
+    changes = yaml.safe_load(ARMS.read_text())
+    arms = {name: {**params["arms"][REFERENCE], **each} for name, each in changes.items()}
+    rounds = {
+        f"{arm}-{number}": {
+            "arm": arm,
+            "start": "base" if number == 1 else f"{arm}-{number - 1}",
+            "phase": number,
+        }
+        for arm in arms
+        for number in range(1, ROUNDS + 1)
+    }
+    return {**params, "seed": seed, "arms": arms, "rounds": rounds}
+
+
+def summarize(runs: Runs) -> dict[str, Any]:
+    """Returns, by arm, means over seeds and intervals over the prompts of all seeds."""
+    references = [run["curves"][REFERENCE] for run in runs.values()]
+    summary = {}
+    for arm in next(iter(runs.values()))["curves"]:
+        curves = [run["curves"][arm] for run in runs.values()]
+        last = [each[-1] for each in curves]
+        full = [each[-1] for each in references]
+        summary[arm] = {
+            "success": float(np.mean([each["mean_at_k"] for each in last])),
+            "gain": _paired(runs, arm, "base"),
+            "against_all": _paired(runs, arm, REFERENCE),
+            "chunks_of_all": _ratio(last, full, "trained_chunks"),
+            "train_flops_of_all": _ratio(last, full, "train_flops"),
+            "train_seconds_of_all": _ratio(last, full, "train_cpu_seconds"),
+            "seconds_of_all": _ratio(last, full, "cpu_seconds"),
+            "seconds_to_reach_all": share_to_reach(curves, references, "cpu_seconds"),
+            "chunks_to_reach_all": share_to_reach(curves, references, "trained_chunks"),
+        }
+    return summary
+
+
+def table(results: dict[str, Any]) -> str:
+    """Returns Markdown: success at the end, paired differences, and costs as shares of `all`."""
+    titles = ["arm", "success", "gain over the base", "against all chunks", "chunks", "FLOPs of "]
+    titles[-1] += "updates"
+    titles += ["seconds of training", "seconds in all"]
+    lines = [f"| {' | '.join(titles)} |", "|" + "---|" * len(titles)]
+    shares = ("chunks_of_all", "train_flops_of_all", "train_seconds_of_all", "seconds_of_all")
+    for arm, row in results["summary"].items():
+        cells = [arm, f"{row['success']:.3f}"]
+        cells += [_say(row[name]) for name in ("gain", "against_all")]
+        cells += [f"{row[name]:.0%}" for name in shares]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def draw(runs: Runs) -> Figure:
+    """Returns the gain in success against seconds and against chunks that were backpropagated."""
+    with styled():
+        figure = Figure(figsize=(11.0, 4.6), layout="constrained")
+        panels = figure.subplots(1, len(COSTS), sharey=True)
+        for index, arm in enumerate(next(iter(runs.values()))["curves"]):
+            curves = [run["curves"][arm] for run in runs.values()]
+            color = colormaps["tab10"](index)
+            for axes, (cost, (label, unit)) in zip(panels, COSTS.items()):
+                points = gains_by_cost(curves, cost)
+                draw_curve(axes, points, label=arm, index=index, unit=unit, color=color)
+                axes.set_xlabel(label)
+        panels[0].set_ylabel("success above the base, mean@4")
+        panels[-1].legend(loc="lower right")
+    return figure
+
+
+def _paired(runs: Runs, arm: str, other: str) -> dict[str, float]:
+    """Returns the mean difference in success, with a 95 % bootstrap over seeds' prompts."""
+    pairs = [(run["rates"][arm], run["rates"][other]) for run in runs.values()]
+    differences = np.concatenate([np.subtract(*each) for each in pairs])
+    chooser = np.random.default_rng(0)
+    rows = chooser.integers(len(differences), size=(RESAMPLES, len(differences)))
+    low, high = np.quantile(differences[rows].mean(axis=1), [0.025, 0.975])
+    return {"value": float(differences.mean()), "low": float(low), "high": float(high)}
+
+
+def _rates(artifacts: Path, name: str) -> list[float]:
+    """Returns the share of successes by prompt, in order of the prompts."""
+    table_of = read_table(artifacts / "evaluations" / f"{name}.parquet", EVALUATION)
+    ordered = table_of.sort_values("prompt_id")
+    rates: list[float] = (ordered["successes"] / ordered["rollouts"]).tolist()
+    return rates
+
+
+def _score(artifacts: Path, name: str) -> Point:
+    scores = read_json(artifacts / "evaluations" / f"{name}.json")
+    return {each: scores[each]["value"] for each in ("mean_at_k", "greedy")}
+
+
+def _keep(artifacts: Path, name: str) -> list[dict[str, Any]]:
+    """Returns what the last round trained of every phase."""
+    rows = pd.read_csv(artifacts / "training" / name / "phases.csv")
+    found: list[dict[str, Any]] = rows.replace({np.nan: None}).to_dict("records")
+    return found
+
+
+def _ratio(own: list[Point], reference: list[Point], name: str) -> float:
+    return float(np.sum([each[name] for each in own]) / np.sum([each[name] for each in reference]))
+
+
+def _say(interval: dict[str, float]) -> str:
+    return f"{interval['value']:+.3f} [{interval['low']:+.3f}, {interval['high']:+.3f}]"
+
+
+def _number(name: str) -> int:
+    return int(name.rpartition("-")[2])
+
+
+if __name__ == "__main__":
+    main()

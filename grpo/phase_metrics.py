@@ -1,0 +1,170 @@
+"""Where in a robot's task the signal is, and what was trained of it: by phase."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from scipy.stats import spearmanr
+from torch import Generator, Tensor
+
+from grpo.batches import Batch
+from grpo.objective.advantage import is_uniform, sum_by_group
+from grpo.objective.base import State
+from grpo.objective.chunks import SOLVED, phase_contrast
+from grpo.policies.activations import saved_bytes
+from grpo.policies.base import Policy
+from grpo.policies.chunk_trajectories import ChunkTrajectory
+from grpo.types import Rollouts
+
+MEASURED_CHUNKS = 64  # of a phase, whose gradients are computed one by one
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseMetrics:
+    """What a round trained of one phase; a row of phases.csv."""
+
+    phase: str
+    chunks: int  # of rollouts whose group has both outcomes
+    trained_chunks: int
+    trained_fraction_of_successes: float | None  # of their chunks; None: there are none
+    trained_fraction_of_failures: float | None
+    contrast: float | None  # C_c of this round's rollouts; None: not in both outcomes
+    keep: float | None  # p_c at the end of the round; None: no link chooses by phase
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseProfile:
+    """How much the gradients of a phase's chunks differ, beside what is cheap to know."""
+
+    phase: str
+    chunks: int  # of rollouts whose group has both outcomes
+    contrast: float | None  # C_c; None: not in both outcomes
+    gradient_deviation: float | None  # sqrt(V_c); None: no chunks
+
+
+def phase_metrics(
+    rollouts: Rollouts, batches: Sequence[Batch], state: State, names: Sequence[str]
+) -> list[PhaseMetrics]:
+    """Returns a row per phase.
+
+    Args:
+      state: Of the objective, after the round.
+    """
+    assert rollouts.chunks is not None
+    phase = rollouts.chunks.phase
+    mixed = ~is_uniform(rollouts.outcome, rollouts.group)[:, None] & rollouts.mask
+    solved = (rollouts.outcome > SOLVED)[:, None]
+    trained = torch.zeros_like(rollouts.mask)
+    for batch in batches:
+        trained[batch.rows] = batch.credit.weight != 0
+    contrast = phase_contrast(rollouts).tolist()
+    keep = next((each for each in state.values() if "keep_0" in each), {})
+    rows = []
+    for number, name in enumerate(names):
+        here = mixed & (phase == number)
+        rows.append(
+            PhaseMetrics(
+                phase=name,
+                chunks=int(here.sum()),
+                trained_chunks=int((trained & (phase == number)).sum()),
+                trained_fraction_of_successes=_share(trained, here & solved),
+                trained_fraction_of_failures=_share(trained, here & ~solved),
+                contrast=_number(contrast[number]),
+                keep=keep.get(f"keep_{number}"),
+            )
+        )
+    return rows
+
+
+def profile_phases(
+    policy: Policy[Any],
+    trajectory: ChunkTrajectory,
+    rollouts: Rollouts,
+    names: Sequence[str],
+    generator: Generator,
+) -> dict[str, object]:
+    """Returns what `PhaseProfile` says of every phase, their rank correlation, and activations.
+
+    V_c is the trace of the covariance of A_i grad log pi(a_ik | s_ik) over chunks k of phase c, on
+    MEASURED_CHUNKS of them. [PCM, theorem 1; its proxy C_c: lemma 2]
+    """
+    advantage = _z_score(rollouts)
+    contrast = phase_contrast(rollouts).tolist()
+    rows, total, count = [], 0, 0
+    for number, name in enumerate(names):
+        here = (trajectory.chunks.phase == number) & (advantage != 0)[:, None]
+        found = here.nonzero()
+        chosen = found[torch.randperm(len(found), generator=generator)[:MEASURED_CHUNKS]]
+        deviation, saved = _gradient_deviation(policy, trajectory, chosen, advantage)
+        total, count = total + saved, count + len(chosen)
+        rows.append(
+            PhaseProfile(
+                phase=name,
+                chunks=len(found),
+                contrast=_number(contrast[number]),
+                gradient_deviation=deviation,
+            )
+        )
+    return {
+        "phases": [vars(each) for each in rows],
+        "contrast_rank_correlation": _rank_correlation(rows),
+        "activation_bytes_per_chunk": total // max(count, 1),
+    }
+
+
+def _gradient_deviation(
+    policy: Policy[Any],
+    trajectory: ChunkTrajectory,
+    chosen: Int[Tensor, "chunk 2"],
+    advantage: Float[Tensor, " rollout"],
+) -> tuple[float | None, int]:
+    """Returns sqrt(V) of some chunks, and what their passes saved in bytes."""
+    if len(chosen) == 0:
+        return None, 0
+    parameters = [each for each in policy.model.parameters() if each.requires_grad]
+    mean = [torch.zeros_like(each, dtype=torch.float64) for each in parameters]
+    squares, total = 0.0, 0
+    for row, step in chosen.tolist():
+        part = trajectory.select(torch.tensor([row]), step + 1)
+        needed = (torch.arange(step + 1) == step)[None]
+        with saved_bytes(policy.model) as saved:
+            score = policy.log_prob(part, needed).sum() * float(advantage[row])
+        total += saved.total
+        gradients = torch.autograd.grad(score, parameters, allow_unused=True)
+        for average, gradient in zip(mean, gradients, strict=True):
+            if gradient is not None:
+                squares += float(gradient.double().square().sum()) / len(chosen)
+                average += gradient.double() / len(chosen)
+    variance = squares - sum(float(each.square().sum()) for each in mean)
+    return max(variance, 0.0) ** 0.5, total
+
+
+def _z_score(rollouts: Rollouts) -> Float[Tensor, " rollout"]:
+    """Returns the advantage of every rollout, exactly 0 in uniform groups."""
+    reward, group = rollouts.reward.double(), rollouts.group
+    sums, size = sum_by_group(reward, group)
+    centered = reward - sums / size
+    squares, _ = sum_by_group(centered**2, group)
+    return torch.where(is_uniform(reward, group), 0.0, centered / (squares / size).sqrt())
+
+
+def _rank_correlation(rows: Sequence[PhaseProfile]) -> float | None:
+    """Returns Spearman's of contrast and deviation; None of fewer than three phases with both."""
+    pairs = [
+        (each.contrast, each.gradient_deviation)
+        for each in rows
+        if each.contrast is not None and each.gradient_deviation is not None
+    ]
+    if len(pairs) < 3 or any(len(set(side)) == 1 for side in zip(*pairs)):
+        return None
+    return float(spearmanr(*zip(*pairs)).statistic)
+
+
+def _share(trained: Bool[Tensor, "rollout step"], of: Tensor) -> float | None:
+    return float(trained[of].double().mean()) if of.any() else None
+
+
+def _number(value: float) -> float | None:
+    return None if value != value else value  # NaN: not measured

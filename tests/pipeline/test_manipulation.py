@@ -1,0 +1,116 @@
+"""The robot recipe through every stage, made small: the same bytes, kills, and failures as data."""
+
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from grpo.artifacts.files import read_json
+from grpo.artifacts.tables import REWARDS, ROLLOUTS, read_table
+from grpo.artifacts.tensors import read_tensors
+from tests.pipeline.workspaces import contents, environment, start_stages, until_done
+
+ROOT = Path(__file__).parents[2]
+ROUNDS = ("all-1", "pcm-1")
+
+
+def small() -> dict[str, Any]:
+    """Returns the robot recipe: two families, one round per arm, few scenes."""
+    params = yaml.safe_load((ROOT / "recipes" / "manipulation.yaml").read_text())
+    families = ["faucet-open-v3", "plate-slide-v3"]
+    params["task"] |= {"train_prompts": 4, "eval_prompts": 2, "families": families}
+    base = params["policy"]["base"]
+    base["backbone"]["config"] |= {"hidden_size": 32, "intermediate_size": 32}
+    base["warmup"] |= {
+        "demonstrations": dict.fromkeys(families, 1),
+        "updates": 60,
+        "rows_per_update": 32,
+    }
+    params["policy"] |= {"max_steps": 12, "scenes": {"at_once": 3, "timeout_seconds": 30.0}}
+    params["evaluation"]["rollouts_per_prompt"] = 2
+    for arm in params["arms"].values():
+        arm["curriculum"] = [
+            {"split_at_random": {"phases": 1, "prompts_per_phase": 4}},
+            {"fix_group_size": {"rollouts": 4}},
+        ]
+        arm["sampling"]["rollouts_per_batch"] = 4
+        arm["training"] |= {"updates_per_round": 2, "updates_per_audit": 2}
+    params["rounds"] = {name: {**params["rounds"][name]} for name in ROUNDS}
+    return params
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    workspace = tmp_path_factory.mktemp("robot") / "workspace"
+    until_done(workspace, start_stages(workspace, small()))
+    return workspace
+
+
+def test_every_stage_leaves_what_the_next_one_reads(run: Path):
+    for name in ROUNDS:
+        rollouts = run / "artifacts" / "rollouts" / name
+        table = read_table(rollouts / "table.parquet", ROLLOUTS)
+        tensors = read_tensors(rollouts / "tensors.safetensors")
+        assert len(table) == len(tensors["ending"]) == 16
+        assert len(tensors["observation"]) == table["steps"].sum()
+        rewards = read_table(run / "artifacts" / "rewards" / f"{name}.parquet", REWARDS)
+        solved = rewards.set_index("rollout_id")["outcome"].loc[table["rollout_id"]] == 1
+        assert (table["text"].str.startswith("success").to_numpy() == solved.to_numpy()).all()
+        assert (rewards["status"] == "scored").all()
+        cost = read_json(rollouts / "summary.json")["cost"]
+        assert cost["sampled_steps"] == table["steps"].sum()
+        assert cost["flops"] > 0
+        assert "greedy" in read_json(run / "artifacts" / "evaluations" / f"{name}.json")
+
+
+def test_a_masked_arm_trains_its_budget_and_keeps_its_chances_in_the_policy(run: Path):
+    trained = {
+        name: read_json(run / "artifacts" / "training" / name / "summary.json")["cost"]
+        for name in ROUNDS
+    }
+    assert 0 < trained["pcm-1"]["trained_steps"] < 0.4 * trained["all-1"]["trained_steps"]
+    assert trained["pcm-1"]["flops"] < 0.4 * trained["all-1"]["flops"]
+    state = read_json(run / "artifacts" / "policies" / "pcm-1" / "state.json")
+    chances = state["objective_state"]["sample_chunks_by_phase"]
+    assert chances["batches"] == 2
+    assert all(0 < chances[f"keep_{phase}"] <= 1 for phase in range(5))
+
+
+def test_a_second_workspace_agrees_to_the_byte(run: Path, tmp_path: Path):
+    until_done(tmp_path / "again", start_stages(tmp_path / "again", small()))
+    other = contents(tmp_path / "again" / "artifacts")
+    for name, content in contents(run / "artifacts").items():
+        assert other[name] == content, name
+
+
+def test_a_killed_rollout_leaves_no_process_and_ends_with_the_same_bytes(run: Path, tmp_path: Path):
+    workspace = tmp_path / "killed"
+    ignored = shutil.ignore_patterns("__pycache__", ".dvc", ".git")
+    shutil.copytree(run, workspace, ignore=ignored)
+    out = workspace / "artifacts" / "rollouts" / "all-1"
+    expected = contents(out)
+    shutil.rmtree(out)
+    a = Path("artifacts")
+    paths = ["policies/base", "policies/base", "prompts/train.parquet", "curricula/all.parquet"]
+    arguments = [str(a / each) for each in [*paths, "profile/rollouts", "rollouts/all-1"]]
+    command = [sys.executable, "-W", "ignore", "-m", "stages.rollout", *arguments]
+    process = subprocess.Popen(command, cwd=workspace, env=environment())
+    deadline = time.monotonic() + 120
+    while not list(workspace.glob(".work/**/batch-00000/cost.json")):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    workers = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.wait()
+    assert workers
+    assert psutil.wait_procs(workers, timeout=30)[1] == []
+    assert not out.exists()
+    subprocess.run(command, cwd=workspace, env=environment(), check=True)
+    assert contents(out) == expected
