@@ -41,20 +41,20 @@ def main(
             scratch=scratch,
             progress=progress,
         )
+    usage.move("sampling", "simulation", loaded.waited_seconds)
     with usage.part("scoring"), shown(f"score {out.stem}") as progress:
         judged = score_evaluation(batches, table, rule, progress=progress)
-    rewards = {kind: each.rewards for kind, each in judged.items()}
-    evaluated = evaluate_prompts(table, rewards["sampled"], rewards.get("greedy"))
+    greedy = judged["greedy"].rewards if "greedy" in judged else None
+    evaluated = evaluate_prompts(table, judged["sampled"].rewards, greedy)
     summary = summarize_evaluation(
         evaluated,
         confidence=params.evaluation.confidence,
         resamples=params.evaluation.bootstrap_resamples,
         seed=params.seed,
     )
-    cost = sum((batch.cost for batch in batches.values()), Cost())
     write_table(evaluated, results, EVALUATION)
     write_table(choose_samples(table, batches, judged), samples, EVALUATION_SAMPLES)
-    write_json(out, {**summary, "cost": asdict(cost)})
+    write_json(out, {**summary, "cost": asdict(sum((b.cost for b in batches.values()), Cost()))})
     scratch.clear()
 
 

@@ -38,6 +38,7 @@ def main(usage: Usage, policy: Path, prompts: Path, out: Path) -> None:
             scratch=scratch.directory,
             progress=progress,
         )
+    usage.move("sampling", "simulation", loaded.waited_seconds)
     with usage.part("scoring"), shown("score profile") as progress:
         rewards = score_rollouts(batch.table, table, rule, media=batch.media, progress=progress)
     with usage.part("gradients"):

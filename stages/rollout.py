@@ -32,8 +32,7 @@ def main(
     prepare_machine(params.machine)
     name = out.name
     each = params.find_round(name)
-    arm = params.find_arm(each.arm)
-    selection = build_selection(arm.selection, each.arm)
+    selection = build_selection(params.find_arm(each.arm).selection, each.arm)
     tasks = read_table(prompts, PROMPTS)
     candidates = read_candidates(params, name, selection, curriculum=curriculum, tasks=tasks)
     inputs = [base, policy, prompts, curriculum, *([profile] if selection.reuses_profile else [])]
@@ -53,8 +52,9 @@ def main(
             seed=derive_seed(params.seed, "rollout", name),
             scratch=scratch.directory,
         )
+    usage.move("sampling", "simulation", loaded.waited_seconds)
     with atomic_path(out) as temporary:
-        write_round(temporary, drawn, has_selection=bool(arm.selection))
+        write_round(temporary, drawn, has_selection=bool(selection.links))
     scratch.clear()
 
 

@@ -12,6 +12,7 @@ import yaml
 from pydantic import TypeAdapter
 
 from benchmarks import (
+    allocation_chunks,
     allocation_denoising,
     allocation_tokens,
     denoising_steps,
@@ -129,7 +130,9 @@ def test_every_algorithm_has_a_page_that_spells_out_its_chain(name: str):
     named, spelled = chains(DOCS / "methods" / f"{name}.md")
     denoising = ("flow_grpo", "flash_grpo", "awm", "diffusion_nft")
     dimensions = {each: {"dimensions": 512} for each in denoising}
-    defaults = ALGORITHMS[name](**{"dr_grpo": {"horizon": 24}, **dimensions}.get(name, {}))
+    chunks = {"chunk_grpo": {"tokens": 32}, "pcm": {"tokens": 32, "budget": 2}}
+    needed = {"dr_grpo": {"horizon": 24}, **dimensions, **chunks}
+    defaults = ALGORITHMS[name](**needed.get(name, {}))
     assert named.links == defaults.links == spelled.links
 
 
@@ -244,6 +247,11 @@ def test_the_table_of_offpolicy_stability_is_that_of_the_committed_file():
 def test_the_table_of_allocation_denoising_is_that_of_the_committed_file():
     runs = json.loads((ROOT / "benchmarks" / "results" / "allocation_denoising.json").read_text())
     assert allocation_denoising.table(runs["runs"]) in (DOCS / "denoising.md").read_text()
+
+
+def test_the_table_of_allocation_chunks_is_that_of_the_committed_file():
+    results = json.loads((ROOT / "benchmarks" / "results" / "allocation_chunks.json").read_text())
+    assert allocation_chunks.table(results) in (DOCS / "action-chunks.md").read_text()
 
 
 def test_the_table_of_denoising_steps_is_that_of_the_committed_file():

@@ -37,6 +37,12 @@ class Usage:
             passed = time.perf_counter() - start
             self.seconds_by_part[name] = self.seconds_by_part.get(name, 0.0) + passed
 
+    def move(self, source: str, target: str, seconds: float) -> None:
+        """Counts some seconds of part `source` as those of part `target`, if there are any."""
+        if seconds:
+            self.seconds_by_part[source] -= seconds
+            self.seconds_by_part[target] = self.seconds_by_part.get(target, 0.0) + seconds
+
 
 @contextmanager
 def measured(stage: str) -> Iterator[Usage]:

@@ -202,7 +202,15 @@ def chunk_grpo(tokens: int, low: float = 0.05, high: float = 0.1) -> Objective:
     )
 
 
-def pcm(tokens: int, budget: int, weights: str = "none", floor: float = 0.1) -> Objective:
+def pcm(
+    *,
+    tokens: int,
+    budget: int,
+    weights: str = "none",
+    floor: float = 0.1,
+    low: float = 0.05,
+    high: float = 0.1,
+) -> Objective:
     """`chunk_grpo` on a few chunks per rollout, of phases in which outcomes differ. [PCM, alg. 1]
 
     Deviations: see `sample_chunks_by_phase` and `chunk_grpo`.
@@ -214,7 +222,7 @@ def pcm(tokens: int, budget: int, weights: str = "none", floor: float = 0.1) -> 
         drop_uniform_groups(),
         sample_chunks_by_phase(budget, floor, weights=weights),
         scale_log_ratio(tokens),
-        clip_surrogate(0.05, 0.1),
+        clip_surrogate(low, high),
     )
 
 

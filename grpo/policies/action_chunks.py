@@ -6,6 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
 from grpo.policies.action_model import ActionChunkModel, ChunkShape, encode_instructions
@@ -39,6 +40,8 @@ CRASHED = (Ending.FAILED, Ending.TIMED_OUT)
 class Scenes(Protocol):
     """Slots in which scenes are played: `grpo.simulation.pool.EnvironmentPool`."""
 
+    seconds: float  # that they were waited for
+
     def play(self, orders: dict[int, Order]) -> dict[int, Moment]: ...
 
 
@@ -66,6 +69,7 @@ class ActionChunkPolicy:
         self.slots = slots
         self.label = label
         self.cost = Cost()
+        self.waited_seconds = 0.0
         self._flops: dict[tuple[int, bool], int] = {}
 
     @property
@@ -96,6 +100,7 @@ class ActionChunkPolicy:
             chosen, logp = self._draw(logits, uniform[rows, record.steps[rows]])
             record.decide(rows, seen, chosen, logp)
         self.cost += Cost(sampled_steps=int(record.steps.sum()))
+        self.waited_seconds = self.scenes.seconds
         trajectory = self._trajectory(group, instruction, instruction_mask, record)
         mask = trajectory.mask
         logp = sum_executed(record.logp[mask], trajectory.executed, record.shape)
@@ -257,7 +262,9 @@ class ActionChunkPolicy:
         words = torch.zeros(1, width, dtype=torch.long, device=device)
         state = torch.zeros(1, self._model.shape.observations, device=device)
         counter = FlopCounterMode(display=False, custom_mapping=left_out_by_torch())
-        with counter, torch.set_grad_enabled(is_training):
+        # Hooks of its own: what a caller sees saved is not this.
+        unseen = saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
+        with counter, unseen, torch.set_grad_enabled(is_training):
             output = self._model(words, words == 0, state)
             if is_training:
                 parameters = [each for each in self._model.parameters() if each.requires_grad]

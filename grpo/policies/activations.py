@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
 
 class SavedBytes:
@@ -31,5 +31,5 @@ def saved_bytes(model: nn.Module) -> Iterator[SavedBytes]:
     The block must keep their outputs: memory that is given back may be counted again.
     """
     saved = SavedBytes(model)
-    with torch.autograd.graph.saved_tensors_hooks(saved.note, lambda tensor: tensor):
+    with saved_tensors_hooks(saved.note, lambda tensor: tensor):
         yield saved

@@ -43,6 +43,7 @@ class Policy(Protocol[TrajectoryT]):
     """Samples trajectories and scores them under the very density it samples from."""
 
     cost: Cost  # grows with every call
+    waited_seconds: float  # so far, for what it acts in: a simulator
     decoding: Any  # how it draws: part of its density
 
     @property

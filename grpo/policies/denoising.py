@@ -58,7 +58,7 @@ class DenoisingPolicy:
         self.canvas = canvas
         self.num_tokens = num_tokens
         self.judge: Judgement | None = None  # of what a scope looks at
-        self.cost = Cost()
+        self.cost, self.waited_seconds = Cost(), 0.0
 
     @property
     def model(self) -> nn.Module:

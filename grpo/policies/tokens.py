@@ -90,6 +90,8 @@ class Decoding:
 class TokenPolicy:
     """A causal LM, its tokenizer and how it draws."""
 
+    waited_seconds = 0.0
+
     def __init__(
         self,
         model: PreTrainedModel,

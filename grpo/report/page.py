@@ -15,6 +15,7 @@ from grpo.report.audits import Audited, audit_sentences, audits_by_arm, audits_b
 from grpo.report.comparison import Comparison, Curve, Interval
 from grpo.report.drawing import css_color_of
 from grpo.report.figures import draw_figures
+from grpo.report.films import phases_of
 from grpo.report.numbers import Numbers, compare_arms, compute_numbers, cost_of
 from grpo.report.reading import Run, read_run
 from grpo.report.samples import read_samples
@@ -69,6 +70,7 @@ def write_page(artifacts: Path, params: Parameters, out: Path) -> None:
             for each in findings(params)
         ],
         "has_seconds": bool(seconds),
+        "phases": phases_of(params),
         "rounds": _rounds(run, numbers),
         "samples": read_samples(artifacts, run),
         "sheets": read_sheets(artifacts, run),

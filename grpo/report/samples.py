@@ -11,6 +11,7 @@ from grpo.artifacts.images import encode_png
 from grpo.artifacts.tables import PROMPTS, read_table
 from grpo.artifacts.tensors import read_rows
 from grpo.errors import ArtifactError
+from grpo.report.films import Film
 from grpo.report.pictures import Picture, embed
 from grpo.report.reading import Run
 
@@ -31,7 +32,8 @@ class Sample:
     rollout_id: str
     prompt: str
     text: str
-    picture: Picture | None  # what was drawn; None if rollouts are text
+    picture: Picture | None  # what was drawn; None if rollouts draw nothing
+    film: Film | None  # what a robot did; None if there is none, or its simulator failed
     is_finished: bool
     outcome: float
     reward: float
@@ -44,7 +46,8 @@ def read_samples(artifacts: Path, run: Run) -> dict[str, list[Sample]]:
     """Returns the samples of every round, each the one of its kind with the most credit.
 
     Raises:
-      ArtifactError: If the training prompts are missing or other ones, or images are missing.
+      ArtifactError: If the training prompts are missing or other ones, or what rollouts drew or
+        did is missing or broken.
     """
     path = artifacts / "prompts" / "train.parquet"
     prompts = read_table(path, PROMPTS).set_index("prompt_id")["prompt"]
@@ -58,11 +61,18 @@ def read_samples(artifacts: Path, run: Run) -> dict[str, list[Sample]]:
             )
         chosen = _choose(rollouts.join(prompts, on="prompt_id"))
         pictures: Sequence[Picture | None] = [None] * len(chosen)
+        films: Sequence[Film | None] = [None] * len(chosen)
         if run.params.policy.kind == "denoising":
             tensors = artifacts / "rollouts" / name / "tensors.safetensors"
             pictures = _read_pictures(tensors, chosen["row"].tolist())
+        if run.params.policy.kind == "action_chunks":
+            # Imported here: other runs have no simulator, and wait for no model library.
+            from grpo.report.playback import read_films
+
+            films = read_films(artifacts, run.params, name, rollouts, chosen)
         samples[name] = [
-            _sample(row, picture) for row, picture in zip(chosen.to_dict("records"), pictures)
+            _sample(row, picture, film)
+            for row, picture, film in zip(chosen.to_dict("records"), pictures, films)
         ]
     return samples
 
@@ -86,13 +96,14 @@ def _choose(rollouts: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(first)
 
 
-def _sample(row: Mapping[Hashable, Any], picture: Picture | None) -> Sample:
+def _sample(row: Mapping[Hashable, Any], picture: Picture | None, film: Film | None) -> Sample:
     return Sample(
         kind=row["kind"],
         rollout_id=row["rollout_id"],
         prompt=visible(row["prompt"]),
         text=visible(row["text"]),
         picture=picture,
+        film=film,
         is_finished=bool(row["is_finished"]),
         outcome=float(row["outcome"]),
         reward=float(row["reward"]),

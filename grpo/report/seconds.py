@@ -11,10 +11,11 @@ ACTIVITY_OF_PART = {
     "load": "start-up",
     "start": "start-up",
     "sampling": "sampling",
+    "simulation": "simulation",
     "scoring": "scoring",
     "update": "update",
 }
-ACTIVITIES = ("profile", "start-up", "sampling", "scoring", "update", "other")
+ACTIVITIES = ("profile", "start-up", "sampling", "simulation", "scoring", "update", "other")
 
 
 def stages_of(params: Parameters) -> list[str]:

@@ -181,17 +181,27 @@ def test_chances_that_would_pass_one_are_certain_and_the_rest_share_what_is_left
 
 
 def test_weighted_gradients_average_to_the_full_one_and_unweighted_ones_do_not():
-    """METHODS' G7: 3 standard errors of 2,000 draws, whatever the chances depend on."""
-    rollouts = acted(MIXED)
-    full = gradient(chunk_grpo(tokens=32), rollouts).double()
+    """METHODS' G7: 3 standard errors of 1,000 draws, whatever the chances depend on.
+
+    Each draw is a group of its own; all have the same rollouts.
+    """
+    copies = 1000
+    group = torch.arange(copies).repeat_interleave(len(MIXED)).tolist()
+    many = acted(MIXED * copies, group=group)
+    first = acted(MIXED)
+    assert first.chunks is not None
+    chunks = ActionChunks(*(torch.cat([each] * copies) for each in first.chunks))
+    many = replace(many, mask=torch.cat([first.mask] * copies), chunks=chunks)
+    many = replace(many, behavior_logp=-1.0 * many.mask)
+    full = gradient(chunk_grpo(tokens=32), many)
+    # Along a direction that does not know the phases.
+    along = torch.linspace(1, 2, 6, dtype=torch.float64)
+    target = (full * along).sum() / copies
     means, errors = {}, {}
     for weights in ("none", "ht"):
-        objective = pcm(tokens=32, budget=2, weights=weights)
-        draws = torch.stack([gradient(objective, rollouts, seed) for seed in range(2000)]).double()
-        # Along a direction that does not know the phases.
-        along = (draws * torch.linspace(1, 2, 6)).sum(dim=(1, 2))
-        means[weights], errors[weights] = along.mean(), along.std() / len(along) ** 0.5
-    target = (full * torch.linspace(1, 2, 6)).sum()
+        drawn = gradient(pcm(tokens=32, budget=2, weights=weights), many).double() * along
+        by_draw = drawn.view(copies, -1).sum(dim=1)
+        means[weights], errors[weights] = by_draw.mean(), by_draw.std() / copies**0.5
     assert (means["ht"] - target).abs() < 3 * errors["ht"]
     assert (means["none"] - target).abs() > 10 * errors["none"]
 

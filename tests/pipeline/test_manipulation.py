@@ -23,13 +23,13 @@ ROUNDS = ("all-1", "pcm-1")
 def small() -> dict[str, Any]:
     """Returns the robot recipe: two families, one round per arm, few scenes."""
     params = yaml.safe_load((ROOT / "recipes" / "manipulation.yaml").read_text())
-    families = ["faucet-open-v3", "plate-slide-v3"]
+    families = ["handle-press-side-v3", "plate-slide-v3"]
     params["task"] |= {"train_prompts": 4, "eval_prompts": 2, "families": families}
     base = params["policy"]["base"]
-    base["backbone"]["config"] |= {"hidden_size": 32, "intermediate_size": 32}
+    base["backbone"]["config"] |= {"hidden_size": 64, "intermediate_size": 64}
     base["warmup"] |= {
-        "demonstrations": dict.fromkeys(families, 1),
-        "updates": 60,
+        "demonstrations": dict.fromkeys(families, 2),
+        "updates": 120,
         "rows_per_update": 32,
     }
     params["policy"] |= {"max_steps": 12, "scenes": {"at_once": 3, "timeout_seconds": 30.0}}
@@ -46,10 +46,19 @@ def small() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    workspace = tmp_path_factory.mktemp("robot") / "workspace"
-    until_done(workspace, start_stages(workspace, small()))
-    return workspace
+def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Returns two finished workspaces of the same parameters, run beside each other."""
+    folder = tmp_path_factory.mktemp("robot")
+    workspaces = folder / "first", folder / "second"
+    started = [start_stages(each, small()) for each in workspaces]
+    for workspace, process in zip(workspaces, started):
+        until_done(workspace, process)
+    return workspaces
+
+
+@pytest.fixture(scope="module")
+def run(both: tuple[Path, Path]) -> Path:
+    return both[0]
 
 
 def test_every_stage_leaves_what_the_next_one_reads(run: Path):
@@ -82,11 +91,11 @@ def test_a_masked_arm_trains_its_budget_and_keeps_its_chances_in_the_policy(run:
     assert all(0 < chances[f"keep_{phase}"] <= 1 for phase in range(5))
 
 
-def test_a_second_workspace_agrees_to_the_byte(run: Path, tmp_path: Path):
-    until_done(tmp_path / "again", start_stages(tmp_path / "again", small()))
-    other = contents(tmp_path / "again" / "artifacts")
-    for name, content in contents(run / "artifacts").items():
-        assert other[name] == content, name
+def test_a_second_workspace_agrees_to_the_byte(both: tuple[Path, Path]):
+    first, second = (contents(each / "artifacts") for each in both)
+    assert first.keys() == second.keys()
+    for name, content in first.items():
+        assert second[name] == content, name
 
 
 def test_a_killed_rollout_leaves_no_process_and_ends_with_the_same_bytes(run: Path, tmp_path: Path):

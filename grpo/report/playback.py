@@ -1,0 +1,130 @@
+"""A robot's rollouts as films: read from a round's tensors and played again in the simulator."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+
+from grpo.artifacts.files import read_json
+from grpo.artifacts.images import encode_png
+from grpo.artifacts.tensors import read_tensors
+from grpo.errors import ArtifactError, located
+from grpo.params import BASE, Parameters
+from grpo.policies.action_model import ACTIONS, ChunkShape
+from grpo.policies.chunk_trajectories import ChunkTrajectory, to_values, unpack_trajectory
+from grpo.policies.phases import LABELLERS, NUM_PHASES
+from grpo.policies.storage import STATE, read_state
+from grpo.report.films import Cell, Film, Phase, Shot, phases_of
+from grpo.report.pictures import embed
+from grpo.simulation.base import Ending, Moment
+from grpo.simulation.rendering import replay
+
+MOST_SHOTS = 8  # of a film; the first and the last are always among them
+PICTURE_PIXELS = 160
+DRAWN, HIGHEST = "sample_chunks_by_phase", "keep_highest_phase"  # links that keep by phase
+
+
+def read_films(
+    artifacts: Path, params: Parameters, name: str, rollouts: pd.DataFrame, chosen: pd.DataFrame
+) -> list[Film | None]:
+    """Returns a film of each chosen rollout of a round; None where the environment had failed.
+
+    Args:
+      rollouts: All of the round.
+      chosen: With the columns row (in `rollouts`), rollout_id and prompt: the scene.
+
+    Raises:
+      ArtifactError: If a file is missing or broken, its tensors do not fit the others, or a
+        rollout does not end as it was stored.
+    """
+    path = artifacts / "rollouts" / name / "tensors.safetensors"
+    shape = _read_shape(artifacts / "policies" / BASE)
+    kept = _read_kept(artifacts / "policies" / name)
+    tensors = read_tensors(path)
+    group = torch.tensor(rollouts["group"].to_numpy())
+    label = LABELLERS[params.action_chunks.phases]
+    with located(path):
+        played, _ = unpack_trajectory(tensors, group, shape=shape, label=label)
+    films: list[Film | None] = []
+    for each in chosen.to_dict("records"):
+        one = played.select(torch.tensor([each["row"]]), num_steps=played.mask.shape[1])
+        cells = _cells(one, phases_of(params), kept)
+        with located(f"{path}: rollout_id={each['rollout_id']!r}"):
+            films.append(_film(each["prompt"], one, cells, shape) if cells else None)
+    return films
+
+
+def _read_shape(base: Path) -> ChunkShape:
+    """Returns what the base policy decodes at once."""
+    path = base / ACTIONS
+    try:
+        return ChunkShape(**read_json(path))
+    except TypeError as error:
+        raise ArtifactError(f"{path}: must be a chunk's shape, {error}; rerun its stage") from None
+
+
+def _read_kept(policy: Path) -> list[float] | None:
+    """Returns how likely training kept a chunk of each phase when a round ended."""
+    learned = read_state(policy).objective_state
+    link = next((each for each in (DRAWN, HIGHEST) if each in learned), None)
+    if link is None:
+        return None
+    kept = [learned[link].get(f"keep_{phase}", -1.0) for phase in range(NUM_PHASES)]
+    if not all(0 <= each <= 1 for each in kept):
+        raise ArtifactError(
+            f"{policy / STATE}: objective_state.{link} must hold keep_0 to keep_{NUM_PHASES - 1} "
+            "in [0, 1]; rerun the stage train"
+        )
+    if link == HIGHEST:
+        highest = kept.index(max(kept))
+        return [float(phase == highest) for phase in range(NUM_PHASES)]
+    return kept
+
+
+def _cells(one: ChunkTrajectory, phases: list[Phase], kept: list[float] | None) -> list[Cell]:
+    """Returns a cell for every chunk of one rollout."""
+    labels = one.chunks.phase[one.mask].tolist()
+    return [
+        Cell(
+            number=number,
+            phase=phases[label],
+            executed=executed,
+            kept=kept[label] if kept else None,
+        )
+        for number, (label, executed) in enumerate(zip(labels, one.executed.tolist()), start=1)
+    ]
+
+
+def _film(scene: str, one: ChunkTrajectory, cells: list[Cell], shape: ChunkShape) -> Film:
+    """Returns one rollout's film.
+
+    Raises:
+      ArtifactError: If it does not end as it was stored.
+    """
+    values = to_values(one.action, shape).unflatten(1, (shape.length, shape.actions)).tolist()
+    chunks = [actions[: cell.executed] for actions, cell in zip(values, cells, strict=True)]
+    last = len(cells)
+    shown = np.linspace(0, last, min(MOST_SHOTS, last + 1)).round().astype(int).tolist()
+    again = replay(scene, chunks, shown=shown)
+    _require_same_end(again.moments, cells, Ending(int(one.ending)))
+    shots = [
+        Shot(
+            picture=embed(encode_png(frame.transpose(2, 0, 1)), longest_pixels=PICTURE_PIXELS),
+            cell=cells[number] if number < last else None,
+        )
+        for number, frame in zip(shown, again.frames, strict=True)
+    ]
+    return Film(shots=shots, cells=cells)
+
+
+def _require_same_end(moments: Sequence[Moment], cells: list[Cell], ending: Ending) -> None:
+    """Raises ArtifactError unless the goal is reached when it was, or never as it was."""
+    success = Ending.SUCCESS if ending == Ending.SUCCESS else None
+    stored = [*((cell.executed, None) for cell in cells[:-1]), (cells[-1].executed, success)]
+    if [(each.executed, each.ending) for each in moments] != stored:
+        raise ArtifactError(
+            "must end as it was stored when its scene is played again; rerun the stage rollout "
+            "on this machine"
+        )
