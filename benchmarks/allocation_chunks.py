@@ -1,4 +1,4 @@
-"""What a robot's policy learns from two chunks per rollout, against all of them.
+"""What a robot's policy learns from three chunks per rollout, against all of them.
 
 python -m benchmarks.allocation_chunks 0 1 2    # runs what is missing, then writes the results
 python -m benchmarks.allocation_chunks          # table and figure from the results

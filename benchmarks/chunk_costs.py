@@ -5,7 +5,7 @@ python -m benchmarks.chunk_costs WORKSPACE   # of a finished seed of benchmarks.
 Takes one round's rollouts and rewards, and policies of four sizes with random weights: what their
 updates cost does not depend on what they have learned. Per size it measures the processor seconds
 of inference for every chunk that was sampled, those of the round's updates with all chunks and with
-two per rollout, and what a whole update's forward pass saves for its backward pass; and once the
+three per rollout, and what a whole update's forward pass saves for its backward pass; and once the
 processor seconds of simulation. From these follow the share of gradients in a round, the saving
 that Amdahl's law predicts from the saving on updates, and the saving itself. One thread; writes
 results/chunk_costs.json and docs/chunk_costs.svg.
@@ -51,7 +51,7 @@ REPEATS = 3
 ROLLOUTS_PLAYED = 24
 OBJECTIVES: dict[str, Objective] = {
     "all": chunk_grpo(tokens=32),
-    "pcm": pcm(tokens=32, budget=2),
+    "pcm": pcm(tokens=32, budget=3),
 }
 SETTINGS = TrainingSettings(
     updates_per_round=UPDATES,
@@ -236,7 +236,7 @@ def _fastest(work: Callable[[], object]) -> float:
 def table(results: dict[str, Any]) -> str:
     """Returns Markdown: seconds of a round by size, and what masking saves."""
     lines = [
-        "| parameters | simulation s | inference s | updates s, all chunks | updates s, two "
+        "| parameters | simulation s | inference s | updates s, all chunks | updates s, three "
         "| gradient's share | updates faster | activations | Amdahl | round faster |",
         "|" + "---|" * 10,
     ]
@@ -257,7 +257,7 @@ def table(results: dict[str, Any]) -> str:
 
 
 def draw(results: dict[str, Any]) -> Figure:
-    """Returns where a round's seconds go as the policy grows, with all chunks and with two."""
+    """Returns where a round's seconds go as the policy grows, with all chunks and with three."""
     parts = ("simulation", "inference", "updates")
     with styled():
         figure = Figure(figsize=(9.0, 4.2), layout="constrained")

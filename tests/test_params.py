@@ -67,6 +67,11 @@ def test_a_link_is_named_after_its_function_and_keeps_all_its_settings(name: str
         "penalize_kl": {"beta": 0.5},
         "subtract_kl_from_reward": {"beta": 0.5},
         "keep_extreme_rollouts": {"keep": 4},
+        "sample_chunks_by_phase": {"budget": 2},
+        "sample_steps_uniformly": {"budget": 2},
+        "keep_highest_phase": {"budget": 2},
+        "chunk_grpo": {"tokens": 32},
+        "pcm": {"tokens": 32, "budget": 2},
         "truncate_ratio": {"ratio_max": 5.0},
     }
     make = {**LINKS, **ALGORITHMS}[name]

@@ -29,8 +29,7 @@ CHUNK_RULES: tuple[Rule, ...] = (
     Rule(
         "U24",
         Severity.WARN,
-        "the penalty covers only the steps that are kept, so its weight falls with their share; "
-        "set weights: ht",
+        "the penalty covers what is likely to be kept, not all steps; set weights: ht",
         kl_on_steps,
     ),
     Rule(

@@ -37,15 +37,14 @@ def sample_chunks_by_phase(
 
     Unlike the paper: contrasts are measured within groups and added as squares, less what chance
     alone would give, so that neither other tasks nor few rollouts look like contrast; a
-    phase that was never measured has p = floor; rollouts are averaged over all their chunks, not
-    over those kept.
+    phase that was never measured has p = floor.
 
     Args:
       budget: Chunks of a rollout; all of a shorter one.
       floor: Least p_c.
       refresh: Batches from one p_c to the next.
-      weights: "none" adds up what was kept, as the paper does; "ht" draws systematically and
-        divides by the chance of being kept, which is not p_c: unbiased.
+      weights: "none" averages a rollout over what was kept, as the paper does; "ht" draws
+        systematically and divides by the chance of being kept, which is not p_c: unbiased.
 
     Raises:
       ValueError: If a number is out of range or `weights` unknown; on credit, if steps are no
@@ -75,24 +74,21 @@ def sample_chunks_by_phase(
     return stateful_credit_link(Link("sample_chunks_by_phase", settings), _fresh(), credit)
 
 
-def sample_steps_uniformly(budget: int, weights: str = "none") -> Objective:
-    """Keeps `budget` steps per rollout, all with the same chance.
+def sample_steps_uniformly(budget: int) -> Objective:
+    """Keeps `budget` steps per rollout, all with the same chance, and divides by it: unbiased.
 
     Args:
       budget: Steps of a rollout; all of a shorter one.
-      weights: "none" adds up what was kept; "ht" divides by the chance of being kept: unbiased.
 
     Raises:
-      ValueError: If `budget` is not positive or `weights` unknown.
+      ValueError: If `budget` is not positive.
     """
-    draw = _choose_draw(budget, weights, "sample_steps_uniformly")
+    draw = _choose_draw(budget, "ht", "sample_steps_uniformly")
 
     def credit(before: Credit, rollouts: Rollouts, generator: Generator) -> Credit:
         return draw(before, torch.ones_like(before.weight), generator)
 
-    return credit_link(
-        Link("sample_steps_uniformly", {"budget": budget, "weights": weights}), credit
-    )
+    return credit_link(Link("sample_steps_uniformly", {"budget": budget}), credit)
 
 
 def keep_highest_phase(budget: int, refresh: int = 5) -> Objective:
@@ -213,7 +209,8 @@ def _choose_draw(
 
     def keep_some(before: Credit, chance: StepWeights, generator: Generator) -> Credit:
         candidate = before.weight != 0
-        return before.select(draw_without_replacement(chance, candidate, budget, generator))
+        after = before.select(draw_without_replacement(chance, candidate, budget, generator))
+        return replace(after, weight=_as_much_as(before.weight, after.weight))
 
     def keep_weighted(before: Credit, chance: StepWeights, generator: Generator) -> Credit:
         inclusion = inclusion_probabilities(chance, before.weight != 0, budget)
@@ -222,6 +219,15 @@ def _choose_draw(
         return replace(after, weight=after.weight * scale)
 
     return keep_weighted if weights == "ht" else keep_some
+
+
+def _as_much_as(before: StepWeights, kept: StepWeights) -> StepWeights:
+    """Returns what was kept, so that every rollout weighs what it did: its mean is over fewer."""
+    total = kept.double().sum(dim=1, keepdim=True)
+    scale = before.double().sum(dim=1, keepdim=True) / torch.where(total > 0, total, 1.0)
+    # Where all was kept, not even the last bit may change.
+    is_whole = (kept == before).all(dim=1, keepdim=True)
+    return torch.where(is_whole, kept, (kept * scale).to(kept.dtype))
 
 
 def draw_without_replacement(

@@ -315,7 +315,7 @@ def unweighted_steps(plan: Plan) -> list[str]:
     return [
         link.name
         for link in plan.links
-        if link.name in STEP_SELECTIONS and link.settings.get("weights") == "none"
+        if link.name == "sample_chunks_by_phase" and link.settings["weights"] == "none"
     ]
 
 

@@ -116,6 +116,19 @@ def save_action_model(directory: Path, model: ActionChunkModel, tokenizer: Any) 
     write_tensors(directory / WEIGHTS, dict(model.state_dict()))
 
 
+def read_shape(directory: Path) -> ChunkShape:
+    """Returns what the model of a directory reads and decodes.
+
+    Raises:
+      ArtifactError: If the file is missing or broken.
+    """
+    path = directory / ACTIONS
+    try:
+        return ChunkShape(**read_json(path))
+    except TypeError as error:
+        raise ArtifactError(f"{path}: must be a chunk's shape, {error}; rerun its stage") from None
+
+
 def load_action_model(directory: Path, dtype: torch.dtype) -> ActionChunkModel:
     """Returns the model of a directory, in evaluation mode: no dropout (rule U26).
 
@@ -123,11 +136,7 @@ def load_action_model(directory: Path, dtype: torch.dtype) -> ActionChunkModel:
       ArtifactError: If a file is missing or broken.
     """
     read_json(directory / "config.json")  # transformers does not say which file is broken
-    path = directory / ACTIONS
-    try:
-        shape = ChunkShape(**read_json(path))
-    except TypeError as error:
-        raise ArtifactError(f"{path}: must be a chunk's shape, {error}; rerun its stage") from None
+    shape = read_shape(directory)
     try:
         config = AutoConfig.from_pretrained(directory, local_files_only=True)
         backbone: Any = AutoModel.from_config(config)

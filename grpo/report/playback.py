@@ -7,12 +7,11 @@ import numpy as np
 import pandas as pd
 import torch
 
-from grpo.artifacts.files import read_json
 from grpo.artifacts.images import encode_png
 from grpo.artifacts.tensors import read_tensors
 from grpo.errors import ArtifactError, located
 from grpo.params import BASE, Parameters
-from grpo.policies.action_model import ACTIONS, ChunkShape
+from grpo.policies.action_model import ChunkShape, read_shape
 from grpo.policies.chunk_trajectories import ChunkTrajectory, to_values, unpack_trajectory
 from grpo.policies.phases import LABELLERS, NUM_PHASES
 from grpo.policies.storage import STATE, read_state
@@ -40,7 +39,7 @@ def read_films(
         rollout does not end as it was stored.
     """
     path = artifacts / "rollouts" / name / "tensors.safetensors"
-    shape = _read_shape(artifacts / "policies" / BASE)
+    shape = read_shape(artifacts / "policies" / BASE)
     kept = _read_kept(artifacts / "policies" / name)
     tensors = read_tensors(path)
     group = torch.tensor(rollouts["group"].to_numpy())
@@ -54,15 +53,6 @@ def read_films(
         with located(f"{path}: rollout_id={each['rollout_id']!r}"):
             films.append(_film(each["prompt"], one, cells, shape) if cells else None)
     return films
-
-
-def _read_shape(base: Path) -> ChunkShape:
-    """Returns what the base policy decodes at once."""
-    path = base / ACTIONS
-    try:
-        return ChunkShape(**read_json(path))
-    except TypeError as error:
-        raise ArtifactError(f"{path}: must be a chunk's shape, {error}; rerun its stage") from None
 
 
 def _read_kept(policy: Path) -> list[float] | None:

@@ -102,9 +102,20 @@ def test_a_budget_for_all_chunks_is_plain_grpo_to_the_bit():
     for weights in ("none", "ht"):
         whole = pcm(tokens=32, budget=6, weights=weights, floor=1.0)
         assert torch.equal(gradient(whole, rollouts), plain)
-        uniform = chain(chunk_grpo(tokens=32), sample_steps_uniformly(6, weights))
+        uniform = chain(chunk_grpo(tokens=32), sample_steps_uniformly(6))
         assert torch.equal(gradient(uniform, rollouts), plain)
     assert plain.abs().sum() > 0
+
+
+def test_without_weights_a_rollout_is_averaged_over_what_was_kept():
+    """Successes are shorter than failures: each must weigh what it did, whatever is kept."""
+    rollouts = acted(MIXED)
+    plain, _ = assign_credit(chunk_grpo(tokens=32), rollouts, {}, seeded())
+    objective = pcm(tokens=32, budget=2)
+    credit, _ = assign_credit(objective, rollouts, objective.init(), seeded())
+    torch.testing.assert_close(credit.weight.sum(dim=1), plain.weight.sum(dim=1))
+    kept = credit.weight[credit.weight != 0]
+    torch.testing.assert_close(kept, torch.full_like(kept, 1 / 12))  # 6 rollouts, 2 chunks each
 
 
 @pytest.mark.parametrize("weights", ["none", "ht"])
@@ -291,8 +302,10 @@ def test_chunks_are_chosen_among_what_other_links_left():
 def test_wrong_settings_and_steps_are_refused_by_name():
     with pytest.raises(ValueError, match=r"budget >= 1 and weights in .*, got 0"):
         sample_chunks_by_phase(0)
-    with pytest.raises(ValueError, match=r"sample_steps_uniformly needs .* got 3 and 'inverse'"):
-        sample_steps_uniformly(3, "inverse")
+    with pytest.raises(ValueError, match=r"sample_steps_uniformly needs budget >= 1"):
+        sample_steps_uniformly(0)
+    with pytest.raises(ValueError, match=r"weights in .*, got 3 and 'inverse'"):
+        sample_chunks_by_phase(3, weights="inverse")
     with pytest.raises(ValueError, match=r"floor in \[0, 1\] and refresh >= 1 batch, got 2"):
         sample_chunks_by_phase(3, floor=2.0)
     with pytest.raises(ValueError, match="keep_highest_phase needs refresh"):

@@ -329,10 +329,6 @@ PCM = pcm(tokens=32, budget=3)
 WEIGHTED = pcm(tokens=32, budget=3, weights="ht")
 CASES |= {
     "chunks without weights": (acting(PCM), ("U1", "WARN")),
-    "uniform steps without weights": (
-        plan_of(chain(rloo(), sample_steps_uniformly(3))),
-        ("U1", "WARN"),
-    ),
     "a rollout ratio over some chunks": (
         acting(chain(average_ratio_over_rollout(), WEIGHTED)),
         ("U9", "WARN"),

@@ -1,0 +1,126 @@
+"""How many steps a second rollouts take in the simulator, by the number of its processes.
+
+python -m benchmarks.rollout_throughput    # on a machine with nothing else to do
+
+Draws the same 64 rollouts of a fresh policy of recipes/manipulation.yaml with one to four
+processes, three times each in turn, and checks that they are the same bytes. Writes
+results/rollout_throughput.json and docs/rollout_throughput.svg.
+"""
+
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+
+from benchmarks.demo import RESULTS, ROOT, machine, revision_of
+from grpo.artifacts.files import read_json, write_json
+from grpo.build.action_chunks import SIMULATOR, make_action_model
+from grpo.params import DATA, read_params
+from grpo.policies.action_chunks import ActionChunkPolicy
+from grpo.policies.chunk_decoding import ChunkDecoding
+from grpo.policies.phases import LABELLERS
+from grpo.report.drawing import styled
+from grpo.simulation.metaworld import draw_scene, make_environment
+from grpo.simulation.pool import EnvironmentPool
+
+OUT = RESULTS / "rollout_throughput.json"
+FIGURE = ROOT / "docs" / "rollout_throughput.svg"
+PROCESSES = (1, 2, 3, 4)
+REPEATS = 3
+ROLLOUTS = 64
+SLOTS = 32
+
+
+def main() -> None:
+    """Measures, writes and draws."""
+    params = read_params(ROOT / "recipes" / "manipulation.yaml")
+    torch.set_num_threads(1)
+    model, tokenizer = make_action_model(params, DATA)
+    scenes = _scenes(params.task.families if params.task.kind == "manipulation" else [])
+    seconds: dict[int, list[float]] = {number: [] for number in PROCESSES}
+    steps, drawn = 0, []
+    for _ in range(REPEATS):
+        for number in PROCESSES:
+            with EnvironmentPool(SIMULATOR, processes=number, timeout_seconds=60.0) as pool:
+                policy = ActionChunkPolicy(
+                    model,
+                    tokenizer,
+                    decoding=ChunkDecoding(temperature=1.0, max_steps=18),
+                    scenes=pool,
+                    slots=SLOTS,
+                    label=LABELLERS["progress"],
+                )
+                pool.play({slot: scenes[slot] for slot in range(SLOTS)})  # processes have started
+                start = time.perf_counter()
+                trajectory, logp = policy.sample(
+                    scenes,
+                    group_sizes=[1] * len(scenes),
+                    generator=torch.Generator().manual_seed(0),
+                )
+                seconds[number].append(time.perf_counter() - start)
+            steps = int(trajectory.executed.sum())
+            drawn.append(policy.pack(trajectory, logp))
+    same = all(torch.equal(drawn[0][name], each[name]) for each in drawn for name in each)
+    write_json(
+        OUT,
+        {
+            "command": "python -m benchmarks.rollout_throughput",
+            "revision": revision_of("HEAD"),
+            "machine": machine(),
+            "rollouts": len(scenes),
+            "steps": steps,
+            "same_bytes": same,
+            "seconds": {str(number): each for number, each in seconds.items()},
+        },
+    )
+    results = read_json(OUT)
+    draw(results).savefig(FIGURE, metadata={"Date": None})
+    print(table(results))
+
+
+def _scenes(families: list[str]) -> list[str]:
+    """Returns scenes of all families in turn."""
+    environments = {family: make_environment(family) for family in families}
+    return [
+        draw_scene(environments[family], family, number)
+        for number in range(-(-ROLLOUTS // len(families)))
+        for family in families
+    ][:ROLLOUTS]
+
+
+def table(results: dict[str, Any]) -> str:
+    """Returns Markdown: steps a second by processes, the fastest and the slowest time."""
+    lines = ["| processes | steps per second | of one process |", "|---|---|---|"]
+    steps, seconds = results["steps"], results["seconds"]
+    one = float(np.median(seconds["1"]))
+    for number, each in seconds.items():
+        middle, low, high = (steps / value for value in (np.median(each), max(each), min(each)))
+        lines.append(
+            f"| {number} | {middle:.0f} [{low:.0f}, {high:.0f}] | {one * middle / steps:.2f}x |"
+        )
+    return "\n".join(lines)
+
+
+def draw(results: dict[str, Any]) -> Figure:
+    """Returns steps a second against processes."""
+    with styled():
+        figure = Figure(figsize=(5.0, 3.6), layout="constrained")
+        axes = figure.subplots()
+        numbers = [int(each) for each in results["seconds"]]
+        rates = [results["steps"] / np.array(each) for each in results["seconds"].values()]
+        middle = [float(np.median(each)) for each in rates]
+        spread = [
+            [each - min(rate) for each, rate in zip(middle, rates)],
+            [max(rate) - each for each, rate in zip(middle, rates)],
+        ]
+        axes.errorbar(numbers, middle, yerr=spread, marker="o", capsize=3)
+        axes.set(xlabel="processes of the simulator", ylabel="steps per second")
+        axes.set_xticks(numbers)
+        axes.set_ylim(bottom=0)
+    return figure
+
+
+if __name__ == "__main__":
+    main()
