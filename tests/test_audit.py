@@ -322,7 +322,9 @@ def test_scores_of_audited_steps_are_those_of_the_policy():
 def test_without_advantage_only_a_penalty_has_a_gradient(name: str):
     chains = ("flow_grpo", "flash_grpo", "awm", "diffusion_nft")
     dimensions = {each: {"dimensions": 8} for each in chains}
-    objective = ALGORITHMS[name](**{"dr_grpo": {"horizon": 8}, **dimensions}.get(name, {}))
+    chunks = {"chunk_grpo": {"tokens": 8}, "pcm": {"tokens": 8, "budget": 2}}
+    needed = {"dr_grpo": {"horizon": 8}, **dimensions, **chunks}
+    objective = ALGORITHMS[name](**needed.get(name, {}))
     penalized = any(link.settings.get("beta") for link in objective.links)
     assert needs_advantage(objective) is not penalized
     assert not needs_advantage(chain(objective, penalize_kl(1e-6, "k3")))

@@ -120,12 +120,19 @@ def load_chunk_policy(
         decoding=decoding,
         scenes=EnvironmentPool(
             SIMULATOR,
-            processes=len(os.sched_getaffinity(0)),
+            processes=_available_cores(),
             timeout_seconds=settings.scenes.timeout_seconds,
         ),
         slots=settings.scenes.at_once,
         label=LABELLERS[settings.phases],
     )
+
+
+def _available_cores() -> int:
+    """Returns how many cores this process may use; macOS tells only how many there are."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _from_scratch(backbone: ScratchBackbone, tokenizer: Any) -> PreTrainedModel:
@@ -163,4 +170,6 @@ def _from_pretrained(backbone: Any, data: Path) -> tuple[PreTrainedModel, Any]:
         )
     except (OSError, ValueError, KeyError, RuntimeError, *LOADING_ERRORS) as error:
         raise refusal(source, error) from None
+    if tokenizer.pad_token is None:  # what pads is never seen
+        tokenizer.pad_token = tokenizer.eos_token
     return model, tokenizer

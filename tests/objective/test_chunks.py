@@ -205,8 +205,8 @@ def test_weighted_gradients_average_to_the_full_one_and_unweighted_ones_do_not()
     many = replace(many, mask=torch.cat([first.mask] * copies), chunks=chunks)
     many = replace(many, behavior_logp=-1.0 * many.mask)
     full = gradient(chunk_grpo(tokens=32), many)
-    # Along a direction that does not know the phases.
-    along = torch.linspace(1, 2, 6, dtype=torch.float64)
+    # Along a direction that rises with the step, of successes alone: failures would cancel them.
+    along = torch.linspace(1, 2, 6, dtype=torch.float64) * many.outcome[:, None]
     target = (full * along).sum() / copies
     means, errors = {}, {}
     for weights in ("none", "ht"):

@@ -1,0 +1,140 @@
+"""Chunked policies from parameters: imported backbones, adapters, and what is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from transformers import LlamaConfig, LlamaModel
+
+from grpo.build.action_chunks import load_chunk_policy, make_action_model
+from grpo.build.policies import make_optimizer
+from grpo.build.tokenizers import make_word_tokenizer
+from grpo.errors import ParameterError
+from grpo.params import Parameters, read_params
+from grpo.policies.action_chunks import ActionChunkPolicy
+from grpo.policies.action_model import save_action_model
+from grpo.policies.chunk_decoding import ChunkDecoding
+from grpo.policies.storage import PolicyState, save_trained, trainable, write_state
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "manipulation.yaml"
+LORA = {"rank": 2, "alpha": 2, "dropout": 0.0, "target_modules": ["q_proj", "v_proj"]}
+GREEDY = ChunkDecoding(temperature=1.0, max_steps=2)
+
+
+def changed(tmp_path: Path, **policy: Any) -> Parameters:
+    """Returns the recipe with other parts of its policy; `backbone` is within `base`."""
+    content = yaml.safe_load(RECIPE.read_text())
+    backbone = policy.pop("backbone", None)
+    content["policy"] |= policy
+    if backbone is not None:
+        content["policy"]["base"]["backbone"] = backbone
+    else:
+        small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+        content["policy"]["base"]["backbone"]["config"] |= small
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(content))
+    return read_params(tmp_path / "params.yaml")
+
+
+def logits_of(policy: ActionChunkPolicy) -> torch.Tensor:
+    words = torch.tensor([[2, 3]])
+    with torch.no_grad():
+        logits: torch.Tensor = policy.model(words, words > 0, torch.ones(1, 39))
+    return logits
+
+
+def test_adapters_and_heads_are_trained_and_the_backbone_stays(tmp_path: Path):
+    params = changed(tmp_path, lora=LORA)
+    model, tokenizer = make_action_model(params, tmp_path)
+    base, out = tmp_path / "base", tmp_path / "out"
+    save_action_model(base, model, tokenizer)
+    write_state(base, PolicyState(name="base"))
+    policy = load_chunk_policy(params, base=base, directory=base, decoding=GREEDY)
+    fresh = logits_of(policy)
+    names = trainable(policy.model).keys()
+    assert {name.split(".")[0] for name in names} == {"backbone", "state", "queries", "head"}
+    assert all("lora" in name for name in names if name.startswith("backbone"))
+    optimizer = make_optimizer(policy.model, params.arms["all"].training)
+    for each in trainable(policy.model).values():
+        each.grad = torch.ones_like(each)
+    optimizer.step()
+    save_trained(out, base, policy.model, optimizer, PolicyState(name="all-1", arm="all"))
+    assert not (out / "model.safetensors").exists()
+    again = load_chunk_policy(params, base=base, directory=out, decoding=GREEDY)
+    assert torch.equal(logits_of(again), logits_of(policy))
+    assert not torch.equal(fresh, logits_of(policy))
+
+
+def test_a_backbone_is_imported_with_its_tokenizer(tmp_path: Path):
+    torch.manual_seed(0)
+    config = LlamaConfig(vocab_size=16, hidden_size=16, intermediate_size=16, num_attention_heads=2)
+    imported = LlamaModel(config)
+    imported.save_pretrained(tmp_path / "data" / "own")
+    make_word_tokenizer(["door open push"]).save_pretrained(tmp_path / "data" / "own")
+    params = changed(tmp_path, backbone={"source": "directory", "path": "own"})
+    model, tokenizer = make_action_model(params, tmp_path / "data")
+    for name, each in imported.state_dict().items():
+        assert torch.equal(model.backbone.state_dict()[name], each), name
+    assert tokenizer(["push door"])["input_ids"] == [[4, 2]]
+    with pytest.raises(ParameterError, match=r"policy.base.backbone.path must be a directory"):
+        make_action_model(params, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("backbone", "message"),
+    [
+        (("LlamaForCausalLM", {}), r"architecture must be a class of transformers without a head"),
+        (("NoModel", {}), r"architecture must be a class of transformers without a head"),
+        (("LlamaModel", {"hidden_size": 15}), r"policy.base.backbone.config is refused"),
+    ],
+)
+def test_a_backbone_that_cannot_be_made_is_refused(
+    tmp_path: Path, backbone: tuple[str, dict[str, int]], message: str
+):
+    architecture, config = backbone
+    wanted = {
+        "source": "scratch",
+        "architecture": architecture,
+        "config": {"num_attention_heads": 4, **config},
+    }
+    with pytest.raises(ParameterError, match=message):
+        make_action_model(changed(tmp_path, backbone=wanted), tmp_path)
+
+
+WRONG = {
+    "chunk.positions must divide chunk.length 8, got 3": ("base", "chunk", "positions", 3),
+    r"max_steps times chunk.length must be at most 500, got 504": ("max_steps", 63),
+    "demonstrations must name the families of the task": (
+        "base",
+        "warmup",
+        "demonstrations",
+        {"push-v3": 1},
+    ),
+    "policy.phases must be 'gripper' or 'progress'": ("phases", "moon"),
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_wrong_parameters_end_in_one_line(tmp_path: Path, message: str):
+    content = yaml.safe_load(RECIPE.read_text())
+    *path, last, value = WRONG[message]
+    target = content["policy"]
+    for each in path:
+        target = target[each]
+    target[last] = value
+    file = tmp_path / "params.yaml"
+    file.write_text(yaml.safe_dump(content))
+    with pytest.raises(ParameterError, match=message) as found:
+        read_params(file)
+    assert str(found.value).startswith(f"{file}: ")
+    assert "\n" not in str(found.value)
+
+
+def test_a_judge_of_another_kind_is_refused(tmp_path: Path):
+    content = yaml.safe_load(RECIPE.read_text())
+    content["reward"] |= {"judge": "math", "answer_pattern": "(.*)", "timeout_seconds": 1.0}
+    file = tmp_path / "params.yaml"
+    file.write_text(yaml.safe_dump(content))
+    with pytest.raises(ParameterError, match=r"judge simulator and policy.kind action_chunks need"):
+        read_params(file)
