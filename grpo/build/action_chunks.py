@@ -120,7 +120,7 @@ def load_chunk_policy(
         decoding=decoding,
         scenes=EnvironmentPool(
             SIMULATOR,
-            processes=_available_cores(),
+            processes=min(_available_cores(), settings.scenes.at_once),
             timeout_seconds=settings.scenes.timeout_seconds,
         ),
         slots=settings.scenes.at_once,

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import psutil
 import pytest
 import yaml
@@ -17,7 +18,7 @@ from grpo.artifacts.tensors import read_tensors
 from tests.pipeline.workspaces import contents, environment, start_stages, until_done
 
 ROOT = Path(__file__).parents[2]
-ROUNDS = ("all-1", "pcm-1")
+ROUNDS = ("all-1", "pcm_ht-1")
 
 
 def small() -> dict[str, Any]:
@@ -32,7 +33,7 @@ def small() -> dict[str, Any]:
         "updates": 120,
         "rows_per_update": 32,
     }
-    params["policy"] |= {"max_steps": 12, "scenes": {"at_once": 3, "timeout_seconds": 30.0}}
+    params["policy"] |= {"max_steps": 12, "scenes": {"at_once": 1, "timeout_seconds": 30.0}}
     params["evaluation"]["rollouts_per_prompt"] = 2
     for arm in params["arms"].values():
         arm["curriculum"] = [
@@ -79,13 +80,18 @@ def test_every_stage_leaves_what_the_next_one_reads(run: Path):
 
 
 def test_a_masked_arm_trains_its_budget_and_keeps_its_chances_in_the_policy(run: Path):
-    trained = {
-        name: read_json(run / "artifacts" / "training" / name / "summary.json")["cost"]
-        for name in ROUNDS
+    updates = {
+        name: pd.read_csv(run / "artifacts" / "training" / name / "updates.csv") for name in ROUNDS
     }
-    assert 0 < trained["pcm-1"]["trained_steps"] < 0.4 * trained["all-1"]["trained_steps"]
-    assert trained["pcm-1"]["flops"] < 0.4 * trained["all-1"]["flops"]
-    state = read_json(run / "artifacts" / "policies" / "pcm-1" / "state.json")
+    masked, full = updates["pcm_ht-1"], updates["all-1"]
+    assert masked["trained_rollouts"].sum() > 0
+    assert (masked["trained_steps"] == 3 * masked["trained_rollouts"]).all()
+    assert full["trained_steps"].sum() > 3 * full["trained_rollouts"].sum()
+    # The second update is audited: its gradient beside that of all chunks.
+    assert masked["audit_cosine"].isna().tolist() == [True, False]
+    phases = pd.read_csv(run / "artifacts" / "training" / "pcm_ht-1" / "phases.csv")
+    assert phases["trained_chunks"].sum() == masked["trained_steps"].sum()
+    state = read_json(run / "artifacts" / "policies" / "pcm_ht-1" / "state.json")
     chances = state["objective_state"]["sample_chunks_by_phase"]
     assert chances["batches"] == 2
     assert all(0 < chances[f"keep_{phase}"] <= 1 for phase in range(5))
