@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 export DO_NOT_TRACK := true
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo test test-pipeline test-rest test-robot check ui lock clean
+.PHONY: setup demo test test-pipeline test-rest check ui lock clean
 setup: $(VENV)/ready
 
 # torch first: whatever build is there satisfies the lock (README: the CUDA build). Nothing is compiled
@@ -37,18 +37,14 @@ check:
 	mypy
 	lint-imports
 
-ROBOT := tests/pipeline/test_manipulation.py
 test: setup # two halves of equal length; they wait for processes often enough for a third job
-	$(MAKE) --no-print-directory -j 3 check test-pipeline test-rest test-robot
+	$(MAKE) --no-print-directory -j 3 check test-pipeline test-rest
 
 test-pipeline:
-	pytest tests/pipeline tests/lineage --ignore $(ROBOT)
+	pytest tests/pipeline tests/lineage
 
 test-rest:
-	pytest --ignore tests/pipeline --ignore tests/lineage --ignore tests/simulation
-
-test-robot:
-	pytest $(ROBOT) tests/simulation
+	pytest --ignore tests/pipeline --ignore tests/lineage
 
 ui: setup
 	python -m flows.ui
