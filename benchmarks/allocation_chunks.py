@@ -10,7 +10,6 @@ and docs/allocation_chunks.svg. What an update costs for larger policies, where 
 is in benchmarks/chunk_costs.py.
 """
 
-import argparse
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +20,15 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 
 from benchmarks.allocation_tokens import draw_curve, gains_by_cost, share_to_reach
-from benchmarks.demo import RESULTS, ROOT, machine, revision_of
+from benchmarks.demo import ROOT
+from benchmarks.figures import save_figure
+from benchmarks.seeds import record_seeds
 from benchmarks.workspaces import make_workspace, peak_bytes, run_stages
-from grpo.artifacts.files import read_json, write_json
+from grpo.artifacts.files import read_json
 from grpo.artifacts.tables import EVALUATION, read_table
 from grpo.report.drawing import styled
 
 ARMS = ROOT / "benchmarks" / "allocation_chunks.yaml"
-OUT = RESULTS / "allocation_chunks.json"
 WORK = ROOT / ".work" / "allocation_chunks"
 FIGURE = ROOT / "docs" / "allocation_chunks.svg"
 ROUNDS = 4
@@ -44,20 +44,12 @@ Runs = dict[str, dict[str, Any]]
 
 
 def main() -> None:
-    """Runs the seeds that are asked for and writes what all finished seeds say."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.allocation_chunks")
-    parser.add_argument("seeds", nargs="*", type=int, metavar="SEED")
-    for seed in parser.parse_args().seeds:
-        found = run_seed(seed)
-        # Read as late as this: seeds may run beside each other.
-        runs: Runs = read_json(OUT)["runs"] if OUT.exists() else {}
-        runs[str(seed)] = found
-        command = f"python -m benchmarks.allocation_chunks {' '.join(sorted(runs))}"
-        about = {"command": command, "revision": revision_of("HEAD"), "machine": machine()}
-        arms = yaml.safe_load(ARMS.read_text())
-        write_json(OUT, {**about, "arms": arms, "summary": summarize(runs), "runs": runs})
-    found = read_json(OUT)
-    draw(found["runs"]).savefig(FIGURE, metadata={"Date": None})
+    """Runs the seeds that are asked for and shows what all finished seeds say."""
+    arms = yaml.safe_load(ARMS.read_text())
+    found = record_seeds(
+        "allocation_chunks", arms, run_seed, lambda runs: {"summary": summarize(runs)}
+    )
+    save_figure(draw(found["runs"]), FIGURE)
     print(table(found))
 
 

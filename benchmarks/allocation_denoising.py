@@ -9,7 +9,6 @@ remove that folder when the code has changed. Writes results/allocation_denoisin
 docs/allocation_denoising.svg and, of seed 0, docs/allocation_denoising.png.
 """
 
-import argparse
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
@@ -23,15 +22,16 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from benchmarks.allocation_tokens import COSTS, draw_curve, gains_by_cost, share_to_reach
-from benchmarks.demo import RESULTS, ROOT, machine, revision_of
+from benchmarks.demo import ROOT
+from benchmarks.figures import save_figure
+from benchmarks.seeds import record_seeds
 from benchmarks.workspaces import make_workspace, peak_bytes, run_stages
-from grpo.artifacts.files import read_json, write_json
+from grpo.artifacts.files import read_json
 from grpo.artifacts.tables import EVALUATION_SAMPLES, read_table
 from grpo.artifacts.tensors import read_tensors
 from grpo.report.drawing import MARKERS, styled
 
 ARMS = ROOT / "benchmarks" / "allocation_denoising.yaml"
-OUT = RESULTS / "allocation_denoising.json"
 WORK = ROOT / ".work" / "allocation_denoising"
 FIGURE = ROOT / "docs" / "allocation_denoising.svg"
 SHEET = ROOT / "docs" / "allocation_denoising.png"
@@ -42,21 +42,10 @@ Runs = dict[str, dict[str, list[Point]]]
 
 
 def main() -> None:
-    """Runs the seeds that are asked for and writes what all finished seeds say."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.allocation_denoising")
-    parser.add_argument("seeds", nargs="*", type=int, metavar="SEED")
-    for seed in parser.parse_args().seeds:
-        points = run_seed(seed)
-        # Read as late as this: seeds may run beside each other.
-        runs: Runs = read_json(OUT)["runs"] if OUT.exists() else {}
-        runs[str(seed)] = points
-        command = f"python -m benchmarks.allocation_denoising {' '.join(sorted(runs))}"
-        about = {"command": command, "revision": revision_of("HEAD"), "machine": machine()}
-        write_json(OUT, {**about, "arms": yaml.safe_load(ARMS.read_text()), "runs": runs})
-        if seed == 0:
-            draw_sheet(WORK / "0", list(points)).savefig(SHEET, dpi=60, metadata={"Software": None})
-    found = read_json(OUT)["runs"]
-    draw(found).savefig(FIGURE, metadata={"Date": None})
+    """Runs the seeds that are asked for and shows what all finished seeds say."""
+    arms = yaml.safe_load(ARMS.read_text())
+    found = record_seeds("allocation_denoising", arms, run_seed, lambda runs: {})["runs"]
+    save_figure(draw(found), FIGURE)
     print(table(found))
 
 
@@ -83,6 +72,8 @@ def run_seed(seed: int) -> dict[str, list[Point]]:
             point |= _look(updates, by_stage["train"], peaks[f"train@{name}"])
             points.append({**point, **_window(artifacts / "rollouts" / name)})
         curves[arm] = points
+    if seed == 0:
+        draw_sheet(workspace, list(curves)).savefig(SHEET, dpi=60, metadata={"Software": None})
     return curves
 
 

@@ -9,7 +9,6 @@ interruption; remove that folder when the code has changed. Writes results/alloc
 and docs/allocation_tokens.svg.
 """
 
-import argparse
 import math
 from dataclasses import asdict
 from pathlib import Path
@@ -21,9 +20,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy import stats
 
-from benchmarks.demo import RESULTS, ROOT, machine, revision_of
+from benchmarks.demo import ROOT
+from benchmarks.figures import save_figure
+from benchmarks.seeds import record_seeds
 from benchmarks.workspaces import make_workspace, run_stages
-from grpo.artifacts.files import read_json, write_json
+from grpo.artifacts.files import read_json
 from grpo.params import Parameters, read_params
 from grpo.report.comparison import Curve, cost_to_reach
 from grpo.report.drawing import MARKERS, styled
@@ -31,7 +32,6 @@ from grpo.report.reading import uses_profile
 from grpo.types import Cost
 
 ARMS = Path(__file__).with_suffix(".yaml")
-OUT = RESULTS / "allocation_tokens.json"
 FIGURE = ROOT / "docs" / "allocation_tokens.svg"
 WORK = ROOT / ".work" / "allocation_tokens"
 REFERENCE = "uniform"
@@ -46,26 +46,10 @@ Runs = dict[str, dict[str, list[Point]]]
 
 def main() -> None:
     """Runs the seeds that are asked for and writes what all finished seeds say."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.allocation_tokens")
-    parser.add_argument("seeds", nargs="*", type=int, metavar="SEED")
-    chosen = parser.parse_args()
-    stored: Runs = read_json(OUT)["runs"] if OUT.exists() else {}
-    runs = {seed: run for seed, run in stored.items() if run.keys() == read_arms().keys()}
-    for seed in chosen.seeds:
-        runs[str(seed)] = run_seed(seed)
-        write_json(
-            OUT,
-            {
-                "command": f"python -m benchmarks.allocation_tokens {' '.join(sorted(runs))}",
-                "revision": revision_of("HEAD"),
-                "machine": machine(),
-                "arms": read_arms(),
-                "runs": runs,
-                "summary": summarize(runs),
-            },
-        )
-    results = read_json(OUT)
-    draw(results["runs"]).savefig(FIGURE, metadata={"Date": None})
+    results = record_seeds(
+        "allocation_tokens", read_arms(), run_seed, lambda runs: {"summary": summarize(runs)}
+    )
+    save_figure(draw(results["runs"]), FIGURE)
     print(table(results), spending_table(results), sep="\n\n")
 
 

@@ -5,16 +5,17 @@ python -m benchmarks.chunk_costs WORKSPACE   # of a finished seed of benchmarks.
 Takes one round's rollouts and rewards, and policies of four sizes with random weights: what their
 updates cost does not depend on what they have learned. Per size it measures the processor seconds
 of inference for every chunk that was sampled, those of the round's updates with all chunks and with
-three per rollout, and what a whole update's forward pass saves for its backward pass; and once the
-processor seconds of simulation. From these follow the share of gradients in a round, the saving
-that Amdahl's law predicts from the saving on updates, and the saving itself. One thread; writes
+three or two per rollout, what a whole update's forward pass saves for its backward pass, and the
+peak of resident memory. Simulation is what the round's rollouts took beyond inference. From these
+follow the share of gradients in a round, the saving that Amdahl's law predicts from the saving on
+updates, the saving itself, and what it would be if simulation were free. One thread; writes
 results/chunk_costs.json and docs/chunk_costs.svg.
 """
 
 import argparse
-import resource
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,17 @@ from torch.optim import AdamW
 from transformers import LlamaConfig, LlamaModel
 
 from benchmarks.demo import RESULTS, ROOT, machine, revision_of
+from benchmarks.figures import save_figure
+from benchmarks.workspaces import CPU_SECONDS, reset_peak, resident_peak
 from grpo.artifacts.files import read_json, write_json
-from grpo.artifacts.tables import PROMPTS, REWARDS, read_table
+from grpo.artifacts.tables import REWARDS, read_table
 from grpo.batches import Batch, plan_batches
 from grpo.build.action_chunks import SIMULATOR
+from grpo.build.rounds import settings_of
 from grpo.fixed_scores import score_steps
 from grpo.objective.algorithms import chunk_grpo, pcm
 from grpo.objective.base import Objective
+from grpo.params import read_params
 from grpo.policies.action_chunks import ActionChunkPolicy
 from grpo.policies.action_model import ActionChunkModel, ChunkShape
 from grpo.policies.activations import saved_bytes
@@ -41,25 +46,18 @@ from grpo.policies.phases import LABELLERS
 from grpo.report.drawing import styled
 from grpo.sampling import read_batch
 from grpo.simulation.pool import EnvironmentPool
-from grpo.training import TrainingSettings, run_update
+from grpo.training import run_update
 
 OUT = RESULTS / "chunk_costs.json"
 FIGURE = ROOT / "docs" / "chunk_costs.svg"
-SIZES = {"1 M": (192, 2), "4 M": (320, 3), "13 M": (512, 4), "38 M": (768, 5)}  # width, layers
-UPDATES = 16
+SIZES = ((192, 2), (320, 3), (512, 4), (768, 5))  # width, layers; the first is the recipe's
 REPEATS = 3
-ROLLOUTS_PLAYED = 24
+BUDGETS = {"three": 3, "two": 2}
 OBJECTIVES: dict[str, Objective] = {
     "all": chunk_grpo(tokens=32),
-    "pcm": pcm(tokens=32, budget=3),
+    **{name: pcm(tokens=32, budget=budget) for name, budget in BUDGETS.items()},
 }
-SETTINGS = TrainingSettings(
-    updates_per_round=UPDATES,
-    max_grad_norm=1.0,
-    tokens_per_microbatch=8192,
-    updates_per_checkpoint=UPDATES,
-    updates_per_audit=0,
-)
+PARTS = ("simulation", "inference", "updates")
 
 
 def main() -> None:
@@ -68,78 +66,61 @@ def main() -> None:
     parser.add_argument("workspace", type=Path, nargs="?")
     workspace = parser.parse_args().workspace
     if workspace:
-        write_json(OUT, measure(workspace / "artifacts"))
+        write_json(OUT, measure(workspace))
     results = read_json(OUT)
-    draw(results).savefig(FIGURE, metadata={"Date": None})
+    save_figure(draw(results), FIGURE)
     print(table(results))
 
 
-def measure(artifacts: Path) -> dict[str, Any]:
+def measure(workspace: Path) -> dict[str, Any]:
     """Returns what every size costs on the rollouts of round all-1."""
     torch.set_num_threads(1)
-    sampled = read_batch(artifacts / "rollouts" / "all-1")
-    simulation = simulation_seconds(artifacts)
-    chunks = int(sampled.table["steps"].sum())
-    sizes = {name: _measure_size(artifacts, *size) for name, size in SIZES.items()}
-    for row in sizes.values():
-        row |= compare(row, simulation * chunks)
+    sampled = read_batch(workspace / "artifacts" / "rollouts" / "all-1")
+    sizes = [_measure_size(workspace / "artifacts", *size) for size in SIZES]
+    simulation = read_json(workspace / CPU_SECONDS)["rollout@all-1"] - sizes[0]["inference_seconds"]
     return {
         "command": "python -m benchmarks.chunk_costs WORKSPACE",
         "revision": revision_of("HEAD"),
         "machine": machine(),
-        "sampled_chunks": chunks,
+        "sampled_chunks": int(sampled.table["steps"].sum()),
         "rollouts": len(sampled.table),
-        "simulation_seconds_per_chunk": simulation,
-        "sizes": sizes,
+        "simulation_seconds": simulation,
+        "sizes": [{**row, **compare(row, simulation)} for row in sizes],
     }
 
 
-def compare(row: dict[str, Any], simulation: float) -> dict[str, float]:
+def compare(row: dict[str, Any], simulation: float) -> dict[str, Any]:
     """Returns the share of gradients in a round, and what masking saves of the round.
 
     Args:
       simulation: Seconds of a round.
     """
-    beside = simulation + row["inference_seconds"]
-    full, masked = (row[name]["update_seconds"] for name in OBJECTIVES)
-    share, saving = full / (full + beside), full / masked
-    return {
-        "simulation_seconds": simulation,
-        "gradient_share": share,
-        "update_speedup": saving,
-        "activation_share": row["pcm"]["activation_bytes"] / row["all"]["activation_bytes"],
-        "chunk_share": row["pcm"]["trained_chunks"] / row["all"]["trained_chunks"],
-        "amdahl_speedup": 1 / (share / saving + 1 - share),
-        "round_speedup": (full + beside) / (masked + beside),
-    }
-
-
-def simulation_seconds(artifacts: Path) -> float:
-    """Returns the processor seconds that a chunk takes in the simulator, starts included."""
-    scenes = read_table(artifacts / "prompts" / "train.parquet", PROMPTS)["prompt"]
-    chosen = scenes.iloc[:: len(scenes) // ROLLOUTS_PLAYED][:ROLLOUTS_PLAYED].tolist()
-    generator, length = np.random.default_rng(0), 12
-    before, played = _child_seconds(), 0
-    with EnvironmentPool(SIMULATOR, processes=1, timeout_seconds=60.0) as pool:
-        for scene in chosen:
-            moment = pool.play({0: scene})[0]
-            for _ in range(length):
-                if moment.ending is None:
-                    moment = pool.play({0: generator.uniform(-0.5, 0.5, (8, 4)).tolist()})[0]
-                    played += 1
-    return (_child_seconds() - before) / played
-
-
-def _child_seconds() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    inference, full = row["inference_seconds"], row["all"]["update_seconds"]
+    share = full / (full + simulation + inference)
+    savings = {}
+    for name in BUDGETS:
+        own = row[name]
+        speedup = full / own["update_seconds"]
+        savings[name] = {
+            "chunk_share": own["trained_chunks"] / row["all"]["trained_chunks"],
+            "update_speedup": speedup,
+            "activation_share": own["activation_bytes"] / row["all"]["activation_bytes"],
+            "amdahl_speedup": 1 / (share / speedup + 1 - share),
+            "free_simulation_speedup": (full + inference) / (own["update_seconds"] + inference),
+        }
+    return {"gradient_share": share, "savings": savings}
 
 
 def _measure_size(artifacts: Path, width: int, layers: int) -> dict[str, Any]:
     """Returns parameters, seconds of inference, and what updates of both kinds cost."""
-    policy, trajectory, batches = _prepare(artifacts, width, layers)
+    recipe = read_params(ROOT / "recipes" / "manipulation.yaml")
+    settings = replace(settings_of(recipe.arms["all"].training), updates_per_audit=0)
+    policy, trajectory, batches = _prepare(artifacts, width, layers, settings.updates_per_round)
+    positions = settings.tokens_per_microbatch
     with torch.no_grad():
-        inference = _fastest(lambda: score_steps(policy, trajectory, trajectory.mask.float(), 8192))
+        inference = _fastest(
+            lambda: score_steps(policy, trajectory, trajectory.mask.float(), positions)
+        )
     row: dict[str, Any] = {
         "parameters": sum(each.numel() for each in policy.model.parameters()),
         "inference_seconds": inference,
@@ -150,7 +131,7 @@ def _measure_size(artifacts: Path, width: int, layers: int) -> dict[str, Any]:
             weight[batch.rows] = batch.credit.weight
 
         def update(name: str = name, planned: list[Batch] = planned, weight: Any = weight) -> None:
-            proximal = score_steps(policy, trajectory, weight, 8192)
+            proximal = score_steps(policy, trajectory, weight, positions)
             optimizer = AdamW(policy.model.parameters(), lr=1e-6)
             for index, batch in enumerate(planned):
                 run_update(
@@ -161,20 +142,24 @@ def _measure_size(artifacts: Path, width: int, layers: int) -> dict[str, Any]:
                     optimizer=optimizer,
                     proximal=proximal,
                     reference=None,
-                    settings=SETTINGS,
+                    settings=settings,
                     update=index,
                 )
 
+        reset_peak()
         row[name] = {
             "update_seconds": _fastest(update),
+            "peak_bytes": resident_peak(),
             "trained_chunks": int((weight != 0).sum()),
             "activation_bytes": max(_activations(policy, trajectory, each) for each in planned),
         }
     return row
 
 
-def _prepare(artifacts: Path, width: int, layers: int) -> tuple[Any, Any, dict[str, list[Batch]]]:
-    """Returns a policy of a size, the round's rollouts, and its updates under both objectives."""
+def _prepare(
+    artifacts: Path, width: int, layers: int, updates: int
+) -> tuple[Any, Any, dict[str, list[Batch]]]:
+    """Returns a policy of a size, the round's rollouts, and its updates under every objective."""
     torch.manual_seed(0)
     shape = ChunkShape(**read_json(artifacts / "policies" / "base" / "actions.json"))
     config = LlamaConfig(
@@ -205,7 +190,11 @@ def _prepare(artifacts: Path, width: int, layers: int) -> tuple[Any, Any, dict[s
     for name, objective in OBJECTIVES.items():
         generator = torch.Generator().manual_seed(0)
         batches[name], _ = plan_batches(
-            objective, rollouts, objective.init(), num_batches=UPDATES, generator=generator
+            objective,
+            rollouts,
+            objective.init(),
+            num_batches=updates,
+            generator=generator,
         )
     return policy, trajectory, batches
 
@@ -235,50 +224,67 @@ def _fastest(work: Callable[[], object]) -> float:
 
 def table(results: dict[str, Any]) -> str:
     """Returns Markdown: seconds of a round by size, and what masking saves."""
-    lines = [
-        "| parameters | simulation s | inference s | updates s, all chunks | updates s, three "
-        "| gradient's share | updates faster | activations | Amdahl | round faster |",
-        "|" + "---|" * 10,
-    ]
-    for row in results["sizes"].values():
-        cells = [
-            f"{row['parameters'] / 1e6:.1f} M",
-            f"{row['simulation_seconds']:.0f}",
-            f"{row['inference_seconds']:.1f}",
-            *(f"{row[name]['update_seconds']:.1f}" for name in OBJECTIVES),
-            f"{row['gradient_share']:.0%}",
-            f"{row['update_speedup']:.1f}x",
-            f"{row['activation_share']:.0%}",
-            f"{row['amdahl_speedup']:.2f}x",
-            f"{row['round_speedup']:.2f}x",
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
+    titles = ["parameters", "kept", "chunks", "inference s", "updates s", "updates faster"]
+    titles += ["activations", "peak MB", "gradient's share", "round faster"]
+    titles += ["if simulation were free", "and every group taught"]
+    lines = [f"| {' | '.join(titles)} |", "|" + "---|" * len(titles)]
+    for row in results["sizes"]:
+        for name in OBJECTIVES:
+            seconds = (row["inference_seconds"], row[name]["update_seconds"])
+            peak = f"{row[name]['peak_bytes'] / 1e6:.0f}"
+            if name == "all":
+                saved = ["100%", "", "100%", f"{row['gradient_share']:.0%}", "", "", ""]
+            else:
+                saved = _savings(row, name, results["sampled_chunks"])
+            share, faster, activations, *rounds = saved
+            cells = [f"{row['parameters'] / 1e6:.1f} M", name, share]
+            cells += [*(f"{each:.1f}" for each in seconds), faster, activations, peak, *rounds]
+            lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
+def _savings(row: dict[str, Any], name: str, sampled: int) -> list[str]:
+    """Returns the cells of what a budget saves.
+
+    Where every group teaches, updates take as many seconds for each chunk that is sampled as they
+    take here for each that teaches.
+    """
+    saved = row["savings"][name]
+    taught = sampled / row["all"]["trained_chunks"]
+    inference, full, own = (
+        row["inference_seconds"],
+        row["all"]["update_seconds"] * taught,
+        row[name]["update_seconds"] * taught,
+    )
+    return [
+        f"{saved['chunk_share']:.0%}",
+        f"{saved['update_speedup']:.1f}x",
+        f"{saved['activation_share']:.0%}",
+        "",
+        f"{saved['amdahl_speedup']:.2f}x",
+        f"{saved['free_simulation_speedup']:.2f}x",
+        f"{(full + inference) / (own + inference):.2f}x",
+    ]
+
+
 def draw(results: dict[str, Any]) -> Figure:
-    """Returns where a round's seconds go as the policy grows, with all chunks and with three."""
-    parts = ("simulation", "inference", "updates")
+    """Returns where a round's seconds go as the policy grows, by how many chunks are kept."""
     with styled():
-        figure = Figure(figsize=(9.0, 4.2), layout="constrained")
+        figure = Figure(figsize=(9.0, 4.8), layout="constrained")
         axes = figure.subplots()
-        labels, bottoms = [], []
-        for size, row in results["sizes"].items():
+        labels, seconds = [], []
+        for row in results["sizes"]:
             for name in OBJECTIVES:
-                seconds = (
-                    row["simulation_seconds"],
-                    row["inference_seconds"],
-                    row[name]["update_seconds"],
-                )
-                labels.append(f"{size}, {name}")
-                bottoms.append(np.array(seconds) / sum(seconds))
-        shares = np.array(bottoms)
-        starts = np.cumsum(shares, axis=1) - shares
-        for index, part in enumerate(parts):
-            axes.barh(labels, shares[:, index], left=starts[:, index], label=part)
+                labels.append(f"{row['parameters'] / 1e6:.1f} M, {name}")
+                beside = (results["simulation_seconds"], row["inference_seconds"])
+                seconds.append([*beside, row[name]["update_seconds"]])
+        lengths = np.array(seconds)
+        starts = np.cumsum(lengths, axis=1) - lengths
+        for index, part in enumerate(PARTS):
+            axes.barh(labels, lengths[:, index], left=starts[:, index], label=part)
         axes.invert_yaxis()
-        axes.set_xlabel("share of a round's processor seconds")
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.12), ncols=3)
+        axes.set_xlabel("processor seconds of a round")
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.12), ncols=len(PARTS))
     return figure
 
 

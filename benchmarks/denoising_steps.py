@@ -101,7 +101,7 @@ def measure(arm: str, steps: int, seed: int) -> Case:
         settings=_settings(),
         update=0,
     )
-    stored = policy.pack(trajectory, logp)
+    stored = trajectory.pack(logp)
     return {
         "arm": arm,
         "num_steps": steps,

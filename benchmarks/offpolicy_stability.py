@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.demo import RESULTS, ROOT, machine
+from benchmarks.figures import save_figure
 from benchmarks.offpolicy_report import draw, table
 from grpo.artifacts.files import read_json, write_bytes
 from grpo.audit import Auditor
@@ -363,7 +364,7 @@ def main() -> None:
             write_runs(runs)
             print(case.name, runs[case.name]["cpu_seconds"], flush=True)
     for name, figure in draw(runs).items():
-        figure.savefig(ROOT / "docs" / name, metadata={"Date": None})
+        save_figure(figure, ROOT / "docs" / name)
     print(table(runs))
 
 

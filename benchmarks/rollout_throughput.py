@@ -15,6 +15,7 @@ import torch
 from matplotlib.figure import Figure
 
 from benchmarks.demo import RESULTS, ROOT, machine, revision_of
+from benchmarks.figures import save_figure
 from grpo.artifacts.files import read_json, write_json
 from grpo.build.action_chunks import SIMULATOR, make_action_model
 from grpo.params import DATA, read_params
@@ -61,7 +62,7 @@ def main() -> None:
                 )
                 seconds[number].append(time.perf_counter() - start)
             steps = int(trajectory.executed.sum())
-            drawn.append(policy.pack(trajectory, logp))
+            drawn.append(trajectory.pack(logp))
     same = all(torch.equal(drawn[0][name], each[name]) for each in drawn for name in each)
     write_json(
         OUT,
@@ -76,7 +77,7 @@ def main() -> None:
         },
     )
     results = read_json(OUT)
-    draw(results).savefig(FIGURE, metadata={"Date": None})
+    save_figure(draw(results), FIGURE)
     print(table(results))
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -74,6 +74,7 @@ class _Rows:
     instruction: Int[Tensor, "row width"]
     instruction_mask: Tensor
     observation: Float[Tensor, "row number"]
+    picture: UInt8[Tensor, "row 3 pixel pixel"]
     target: Int[Tensor, "row token"]  # bins
 
     def select(
@@ -85,6 +86,7 @@ class _Rows:
             instruction=self.instruction[rows],
             instruction_mask=self.instruction_mask[rows],
             observation=observation + noise * torch.randn(observation.shape, generator=generator),
+            picture=self.picture[rows],
             target=self.target[rows],
         )
 
@@ -100,17 +102,19 @@ def _collect(
 ) -> _Rows:
     """Returns every chunk of the demonstrations, at every step where one can begin."""
     tokens, token_mask = encode([each.instruction for each in demonstrations])
-    source, seen, target = [], [], []
+    source, seen, looked, target = [], [], [], []
     for index, each in enumerate(demonstrations):
         bins = ((torch.tensor(each.action) + 1) / 2 * (shape.bins - 1)).round().long()
         chunks = bins.unfold(0, shape.length, 1).transpose(1, 2).flatten(1)
         target.append(chunks)
-        seen.append(torch.tensor(each.observation[: len(chunks)], dtype=torch.float32))
+        seen.append(torch.tensor(each.observation[: len(chunks), : shape.observations]).float())
+        looked.append(torch.tensor(each.picture[: len(chunks)]))
         source += [index] * len(chunks)
     return _Rows(
         instruction=tokens[source],
         instruction_mask=token_mask[source],
         observation=torch.cat(seen),
+        picture=torch.cat(looked),
         target=torch.cat(target),
     )
 
@@ -125,6 +129,6 @@ def _spread_bins(bins: int, spread: float) -> Float[Tensor, "bin bin"]:
 
 def _loss(model: ActionChunkModel, batch: _Rows, spread: Tensor) -> Float[Tensor, ""]:
     """Returns the cross-entropy per action token in nats."""
-    logits = model(batch.instruction, batch.instruction_mask, batch.observation)
+    logits = model(batch.instruction, batch.instruction_mask, batch.observation, batch.picture)
     loss: Tensor = -(spread[batch.target] * logits.float().log_softmax(dim=-1)).sum(dim=-1).mean()
     return loss

@@ -10,15 +10,21 @@ from scipy.stats import spearmanr
 from torch import Generator, Tensor
 
 from grpo.batches import Batch
-from grpo.objective.advantage import is_uniform, sum_by_group
-from grpo.objective.base import State
-from grpo.objective.chunks import SOLVED, phase_contrast
+from grpo.objective.advantage import (
+    center_by_group_mean,
+    is_uniform,
+    rollout_advantage,
+    scale_by_group_std,
+)
+from grpo.objective.base import State, assign_credit, chain
+from grpo.objective.chunks import SOLVED, neyman_allocation, phase_contrast
 from grpo.policies.activations import saved_bytes
 from grpo.policies.base import Policy
 from grpo.policies.chunk_trajectories import ChunkTrajectory
 from grpo.types import Rollouts
 
 MEASURED_CHUNKS = 64  # of a phase, whose gradients are computed one by one
+Z_SCORE = chain(center_by_group_mean(), scale_by_group_std())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,12 +91,15 @@ def profile_phases(
     names: Sequence[str],
     generator: Generator,
 ) -> dict[str, object]:
-    """Returns what `PhaseProfile` says of every phase, their rank correlation, and activations.
+    """Returns what `PhaseProfile` says of every phase, and its share of a budget by `neyman_share`.
+
+    And the rank correlation of contrasts and deviations, and activations.
 
     V_c is the trace of the covariance of A_i grad log pi(a_ik | s_ik) over chunks k of phase c, on
     MEASURED_CHUNKS of them. [PCM, theorem 1; its proxy C_c: lemma 2]
     """
-    advantage = _z_score(rollouts)
+    credit, _ = assign_credit(Z_SCORE, rollouts, Z_SCORE.init(), generator)
+    advantage = rollout_advantage(credit, rollouts)
     contrast = phase_contrast(rollouts).tolist()
     rows, total, count = [], 0, 0
     for number, name in enumerate(names):
@@ -108,7 +117,10 @@ def profile_phases(
             )
         )
     return {
-        "phases": [vars(each) for each in rows],
+        "phases": [
+            {**vars(row), "neyman_share": share}
+            for row, share in zip(rows, _neyman_shares(rows), strict=True)
+        ],
         "contrast_rank_correlation": _rank_correlation(rows),
         "activation_bytes_per_chunk": total // max(count, 1),
     }
@@ -141,13 +153,14 @@ def _gradient_deviation(
     return max(variance, 0.0) ** 0.5, total
 
 
-def _z_score(rollouts: Rollouts) -> Float[Tensor, " rollout"]:
-    """Returns the advantage of every rollout, exactly 0 in uniform groups."""
-    reward, group = rollouts.reward.double(), rollouts.group
-    sums, size = sum_by_group(reward, group)
-    centered = reward - sums / size
-    squares, _ = sum_by_group(centered**2, group)
-    return torch.where(is_uniform(reward, group), 0.0, centered / (squares / size).sqrt())
+def _neyman_shares(rows: Sequence[PhaseProfile]) -> list[float]:
+    """Returns what each phase should have of a budget for the least variance."""
+    counts = torch.tensor([each.chunks for each in rows])
+    deviations = torch.tensor([each.gradient_deviation or 0.0 for each in rows]).double()
+    if not (counts * deviations).any():
+        return [0.0] * len(rows)
+    shares: list[float] = neyman_allocation(1.0, counts, deviations).tolist()
+    return shares
 
 
 def _rank_correlation(rows: Sequence[PhaseProfile]) -> float | None:

@@ -161,10 +161,22 @@ class ChunkParams(Strict):
     positions: Positive  # of the backbone that decode a chunk
 
 
-class ChunkBase(Strict):
-    """A backbone of `transformers`, with fresh projections for states and actions."""
+Headless = Annotated[ScratchBackbone | DirectoryBase | HubBase, Field(discriminator="source")]
 
-    backbone: Annotated[ScratchBackbone | DirectoryBase | HubBase, Field(discriminator="source")]
+
+class Eyes(Strict):
+    """A vision encoder of `transformers`, and the pictures that it is shown."""
+
+    encoder: Headless  # a fresh one's class and config without image_size, e.g. SiglipVisionModel
+    pixels: Positive  # of a side
+
+
+class ChunkBase(Strict):
+    """A backbone of `transformers`, with fresh projections for states, pictures and actions."""
+
+    backbone: Headless
+    state: Literal["full", "hand"]  # what is seen: all numbers, or where the hand is and how open
+    eyes: Eyes | None  # None: it sees the state alone
     chunk: ChunkParams
     warmup: Cloning
 

@@ -163,5 +163,5 @@ def _sample_batch(policy: Policy[Any], batch: pd.DataFrame, *, seed: int) -> Sam
             "is_finished": policy.is_finished(trajectory).numpy(),
         }
     )
-    tensors = policy.pack(trajectory, logp)
+    tensors = trajectory.pack(logp)
     return SampledBatch(table=table, tensors=tensors, cost=policy.cost - start)

@@ -134,7 +134,7 @@ def test_a_wan_scores_what_it_sampled_bit_by_bit(guidance: float):
         for step in range(4):
             needed = trajectory.mask & (torch.arange(5) == step)
             assert torch.equal(policy.log_prob(trajectory, needed)[:, step], logp[:, step])
-    back, behavior = policy.unpack(policy.pack(trajectory, logp), trajectory.group)
+    back, behavior = policy.unpack(trajectory.pack(logp), trajectory.group)
     assert torch.equal(behavior, logp)
     assert torch.equal(back.after, trajectory.after)
     # One patch holds the whole clip.

@@ -15,8 +15,10 @@ from benchmarks import (
     allocation_chunks,
     allocation_denoising,
     allocation_tokens,
+    chunk_costs,
     denoising_steps,
     offpolicy_report,
+    rollout_throughput,
     step_profile,
 )
 from benchmarks.demo import table
@@ -252,6 +254,18 @@ def test_the_table_of_allocation_denoising_is_that_of_the_committed_file():
 def test_the_table_of_allocation_chunks_is_that_of_the_committed_file():
     results = json.loads((ROOT / "benchmarks" / "results" / "allocation_chunks.json").read_text())
     assert allocation_chunks.table(results) in (DOCS / "action-chunks.md").read_text()
+
+
+def test_the_table_of_chunk_costs_is_that_of_the_committed_file():
+    results = json.loads((ROOT / "benchmarks" / "results" / "chunk_costs.json").read_text())
+    assert chunk_costs.table(results) in (DOCS / "action-chunks.md").read_text()
+
+
+def test_the_table_of_rollout_throughput_is_that_of_the_committed_file():
+    path = ROOT / "benchmarks" / "results" / "rollout_throughput.json"
+    results = json.loads(path.read_text())
+    assert results["same_bytes"]
+    assert rollout_throughput.table(results) in (DOCS / "action-chunks.md").read_text()
 
 
 def test_the_table_of_denoising_steps_is_that_of_the_committed_file():

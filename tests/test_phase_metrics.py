@@ -99,4 +99,8 @@ def test_the_deviation_of_gradients_is_that_of_autograd_chunk_by_chunk():
             assert row["chunks"] == 4
         else:
             assert row["gradient_deviation"] is None
+    # Phases of as many chunks should share a budget as their gradients deviate.
+    deviations = [row["gradient_deviation"] or 0.0 for row in rows]
+    for row, deviation in zip(rows, deviations, strict=True):
+        assert row["neyman_share"] == pytest.approx(deviation / sum(deviations))
     assert found["activation_bytes_per_chunk"] > 0

@@ -282,7 +282,7 @@ def test_kept_rollouts_keep_their_experts():
     sizes = [3, 2, 4, 2]
     trajectory, logp = policy.sample(prompts, group_sizes=sizes, generator=seeded())
     kept = torch.tensor([False] * 3 + [True] * 2 + [True, False] * 2 + [True] * 2)
-    packed = policy.repack(policy.pack(trajectory, logp), trajectory.group, kept)
+    packed = policy.repack(trajectory.pack(logp), trajectory.group, kept)
     again, stored_logp = policy.unpack(packed, trajectory.group[kept])
     steps = again.mask.shape[1]
     assert torch.equal(stored_logp, logp[kept][:, :steps])

@@ -7,13 +7,11 @@ from typing import Any
 
 import pandas as pd
 import torch
-import transformers
-from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel
 
 from grpo.build.machine import DTYPES
-from grpo.build.sources import find_source, refusal
+from grpo.build.models import make_fresh_model, read_pretrained
 from grpo.build.tokenizers import make_word_tokenizer
 from grpo.cloning import CloningSettings, clone_demonstrations
 from grpo.errors import ParameterError
@@ -26,45 +24,50 @@ from grpo.policies.action_model import (
     load_action_model,
 )
 from grpo.policies.chunk_decoding import ChunkDecoding
-from grpo.policies.lora import add_lora
+from grpo.policies.lora import load_lora
 from grpo.policies.phases import LABELLERS
-from grpo.policies.storage import ADAPTER, LOADING_ERRORS, read_trainable
-from grpo.policy_params import ActionChunkPolicyParams, ScratchBackbone
+from grpo.policy_params import ActionChunkPolicyParams, ChunkBase, Eyes, ScratchBackbone
 from grpo.seeds import derive_seed
 from grpo.simulation.pool import EnvironmentPool
 from grpo.warmup import WarmupSettings, WarmupUpdate
 
 SIMULATOR = "grpo.simulation.metaworld:MetaWorld"
+BACKBONE = "policy.base.backbone"
+ENCODER = "policy.base.eyes.encoder"
 
 
 def make_action_model(params: Parameters, data: Path) -> tuple[ActionChunkModel, Any]:
     """Returns the base model, before any warm-up, and its tokenizer.
 
     Raises:
-      ParameterError: If the source does not exist or the class refuses its configuration.
+      ParameterError: If a source does not exist, a class refuses its configuration, or an encoder
+        pictures of that size.
     """
     # Imported here: the simulator takes seconds, and updates need only its dimensions.
-    from grpo.simulation.metaworld import ACTIONS, OBSERVATIONS, instruction_of
+    from grpo.simulation.metaworld import ACTIONS, HAND, OBSERVATIONS
 
     base = params.action_chunks.base
     torch.manual_seed(derive_seed(params.seed, "base"))
-    if isinstance(base.backbone, ScratchBackbone):
-        told = [instruction_of(each) for each in sorted(base.warmup.demonstrations)]
-        tokenizer = make_word_tokenizer(told)
-        backbone = _from_scratch(base.backbone, tokenizer)
-    else:
-        backbone, tokenizer = _from_pretrained(base.backbone, data)
+    backbone, tokenizer = _make_backbone(base, data)
+    eyes = _make_eyes(base.eyes, data) if base.eyes else None
     chunk = base.chunk
     shape = ChunkShape(
-        observations=OBSERVATIONS,
+        observations=HAND if base.state == "hand" else OBSERVATIONS,
+        pixels=base.eyes.pixels if base.eyes else 0,
         length=chunk.length,
         actions=ACTIONS,
         bins=chunk.bins,
         positions=chunk.positions,
     )
-    dtype = DTYPES[params.machine.dtype]
-    model = ActionChunkModel(backbone, shape).to(params.machine.device, dtype)
-    return model.eval(), tokenizer
+    try:
+        model = ActionChunkModel(backbone, shape, eyes)
+    except (ValueError, RuntimeError) as error:  # it has looked at a picture
+        reason = " ".join(str(error).split())
+        raise ParameterError(
+            f"{PARAMS}: policy.base.eyes.pixels: the encoder refuses pictures of {shape.pixels} "
+            f"pixels: {reason}"
+        ) from None
+    return model.to(params.machine.device, DTYPES[params.machine.dtype]).eval(), tokenizer
 
 
 def clone_experts(
@@ -82,7 +85,7 @@ def clone_experts(
 
     warmup = policy.base.warmup
     shown = [
-        demonstrate(scene, noise=warmup.noise, seed=int(solution))
+        demonstrate(scene, noise=warmup.noise, seed=int(solution), pixels=model.shape.pixels)
         for scene, solution in zip(table["prompt"], table["solution"])
     ]
     return clone_demonstrations(
@@ -110,9 +113,7 @@ def load_chunk_policy(
     model = load_action_model(base if settings.lora else directory, dtype)
     if settings.lora:
         seed = derive_seed(params.seed, "lora")
-        model.backbone = add_lora(model.backbone, settings.lora, seed=seed)
-        if (directory / ADAPTER).exists():
-            read_trainable(directory, model, optimizer=None)
+        load_lora(model, settings.lora, directory, seed=seed, adapted=model.backbone)
     nn.Module.to(model, params.machine.device)
     return ActionChunkPolicy(
         model,
@@ -122,10 +123,67 @@ def load_chunk_policy(
             SIMULATOR,
             processes=min(_available_cores(), settings.scenes.at_once),
             timeout_seconds=settings.scenes.timeout_seconds,
+            settings={"pixels": model.shape.pixels},
         ),
         slots=settings.scenes.at_once,
         label=LABELLERS[settings.phases],
     )
+
+
+def _make_backbone(base: ChunkBase, data: Path) -> tuple[PreTrainedModel, Any]:
+    """Returns the backbone and its tokenizer; a fresh one's knows the words of its demonstrations.
+
+    Raises:
+      ParameterError: If it does not exist, or its class refuses its configuration.
+    """
+    from grpo.simulation.metaworld import instruction_of  # seconds, as above
+
+    if isinstance(base.backbone, ScratchBackbone):
+        told = [instruction_of(each) for each in sorted(base.warmup.demonstrations)]
+        words: Any = make_word_tokenizer(told)
+        fresh = make_fresh_model(
+            base.backbone.architecture,
+            base.backbone.config,
+            {"vocab_size": len(words), "pad_token_id": words.pad_token_id},
+            ending="Model",
+            what="a class of transformers without a head such as LlamaModel",
+            parameter=BACKBONE,
+        )
+        return fresh, words
+    tokenizer = read_pretrained(AutoTokenizer, base.backbone, data, parameter=BACKBONE)
+    backbone = read_pretrained(
+        AutoModel, base.backbone, data, parameter=BACKBONE, use_safetensors=True
+    )
+    if tokenizer.pad_token is None:  # what pads is never seen
+        tokenizer.pad_token = tokenizer.eos_token
+    return backbone, tokenizer
+
+
+def _make_eyes(eyes: Eyes, data: Path) -> PreTrainedModel:
+    """Returns a vision encoder.
+
+    Raises:
+      ParameterError: If it does not exist or is none.
+    """
+    if isinstance(eyes.encoder, ScratchBackbone):
+        model: Any = make_fresh_model(
+            eyes.encoder.architecture,
+            eyes.encoder.config,
+            {"image_size": eyes.pixels},
+            ending="Model",
+            what="a vision encoder of transformers such as SiglipVisionModel",
+            parameter=ENCODER,
+        )
+    else:
+        model = read_pretrained(
+            AutoModel, eyes.encoder, data, parameter=ENCODER, use_safetensors=True
+        )
+    if model.main_input_name != "pixel_values":
+        raise ParameterError(
+            f"{PARAMS}: {ENCODER} must be a vision encoder, {type(model).__name__} reads "
+            f"{model.main_input_name}"
+        )
+    return model
 
 
 def _available_cores() -> int:
@@ -133,43 +191,3 @@ def _available_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def _from_scratch(backbone: ScratchBackbone, tokenizer: Any) -> PreTrainedModel:
-    """Returns a fresh model of a transformers class."""
-    model_class: Any = getattr(transformers, backbone.architecture, None)
-    if not backbone.architecture.endswith("Model") or model_class is None:
-        raise ParameterError(
-            f"{PARAMS}: policy.base.backbone.architecture must be a class of transformers without "
-            f"a head, such as LlamaModel, got {backbone.architecture!r}"
-        )
-    try:
-        config = model_class.config_class(
-            **backbone.config, vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id
-        )
-        model: PreTrainedModel = model_class(config)
-    except (TypeError, ValueError, RuntimeError, StrictDataclassError) as error:
-        reason = " ".join(str(error).split())
-        path = "policy.base.backbone.config"
-        raise ParameterError(f"{PARAMS}: {path} is refused: {reason}") from None
-    return model
-
-
-def _from_pretrained(backbone: Any, data: Path) -> tuple[PreTrainedModel, Any]:
-    """Returns a model from a directory under data/, or from the hub."""
-    source = find_source(backbone, data, parameter="policy.base.backbone")
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            source.name, revision=source.revision, local_files_only=source.is_local
-        )
-        model = AutoModel.from_pretrained(
-            source.name,
-            revision=source.revision,
-            use_safetensors=True,
-            local_files_only=source.is_local,
-        )
-    except (OSError, ValueError, KeyError, RuntimeError, *LOADING_ERRORS) as error:
-        raise refusal(source, error) from None
-    if tokenizer.pad_token is None:  # what pads is never seen
-        tokenizer.pad_token = tokenizer.eos_token
-    return model, tokenizer

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +85,7 @@ def load_round(
     group = torch.tensor(sampled.table["group"].to_numpy())
     with located(rollouts / "tensors.safetensors"):
         trajectory, behavior_logp = policy.unpack(sampled.tensors, group)
-    settings = _settings(arm.training)
+    settings = settings_of(arm.training)
     reference_logp = None
     if reference and REWARD_REFERENCE in active:
         scores = score_steps(
@@ -187,14 +187,10 @@ def _learn(params: Parameters, name: str, loaded: LoadedRound) -> History:
     )
 
 
-def _settings(training: Training) -> TrainingSettings:
-    return TrainingSettings(
-        updates_per_round=training.updates_per_round,
-        max_grad_norm=training.max_grad_norm,
-        tokens_per_microbatch=training.tokens_per_microbatch,
-        updates_per_checkpoint=training.updates_per_checkpoint,
-        updates_per_audit=training.updates_per_audit,
-    )
+def settings_of(training: Training) -> TrainingSettings:
+    """Returns what of an arm's training its updates need."""
+    names = [each.name for each in fields(TrainingSettings)]
+    return TrainingSettings(**{name: getattr(training, name) for name in names})
 
 
 def _join(

@@ -5,8 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
-from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
@@ -16,16 +14,18 @@ from transformers import (
 )
 
 from grpo.build.machine import DTYPES
-from grpo.build.sources import find_source, refusal
+from grpo.build.models import make_fresh_model, read_pretrained
 from grpo.build.tokenizers import make_byte_tokenizer
 from grpo.errors import MissingExtraError, ParameterError
 from grpo.params import PARAMS, Parameters
 from grpo.policies.lora import load_lora
 from grpo.policies.routing import require_routers
-from grpo.policies.storage import LOADING_ERRORS, load_base
+from grpo.policies.storage import load_base
 from grpo.policies.tokens import Decoding, TokenPolicy
-from grpo.policy_params import DirectoryBase, GgufBase, HubBase, ScratchBase
+from grpo.policy_params import GgufBase, ScratchBase
 from grpo.seeds import derive_seed
+
+BASE = "policy.base"
 
 
 def make_base(params: Parameters, data: Path) -> tuple[PreTrainedModel, Any]:
@@ -41,7 +41,11 @@ def make_base(params: Parameters, data: Path) -> tuple[PreTrainedModel, Any]:
         return _from_scratch(base, dtype, derive_seed(params.seed, "base"))
     if isinstance(base, GgufBase):
         return _from_gguf(base, dtype)
-    return _from_pretrained(base, dtype, data)
+    tokenizer = read_pretrained(AutoTokenizer, base, data, parameter=BASE)
+    model = read_pretrained(
+        AutoModelForCausalLM, base, data, parameter=BASE, dtype=dtype, use_safetensors=True
+    )
+    return model.eval(), tokenizer
 
 
 def load_token_policy(
@@ -103,26 +107,18 @@ def _from_scratch(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     """Returns a fresh model of a transformers class."""
     tokenizer = make_byte_tokenizer()
-    model_class = getattr(transformers, base.architecture, None)
-    if not base.architecture.endswith("ForCausalLM") or model_class is None:
-        raise ParameterError(
-            f"{PARAMS}: policy.base.architecture must be a causal LM class of transformers such "
-            f"as LlamaForCausalLM, got {base.architecture!r}"
-        )
-    try:
-        config = model_class.config_class(
-            **base.config,
-            vocab_size=len(tokenizer),
-            pad_token_id=tokenizer.pad_token_id,
-            bos_token_id=tokenizer.bos_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-        )
-        torch.manual_seed(seed)
-        model = model_class(config).to(dtype)
-    except (TypeError, ValueError, RuntimeError, StrictDataclassError) as error:
-        reason = " ".join(str(error).split())
-        raise ParameterError(f"{PARAMS}: policy.base.config is refused: {reason}") from None
-    return model.eval(), tokenizer
+    marks = ("pad_token_id", "bos_token_id", "eos_token_id")
+    known = {"vocab_size": len(tokenizer), **{name: getattr(tokenizer, name) for name in marks}}
+    torch.manual_seed(seed)
+    model = make_fresh_model(
+        base.architecture,
+        base.config,
+        known,
+        ending="ForCausalLM",
+        what="a causal LM class of transformers such as LlamaForCausalLM",
+        parameter=BASE,
+    )
+    return model.to(dtype).eval(), tokenizer
 
 
 def _from_gguf(base: GgufBase, dtype: torch.dtype) -> tuple[PreTrainedModel, Any]:
@@ -146,24 +142,3 @@ def _from_gguf(base: GgufBase, dtype: torch.dtype) -> tuple[PreTrainedModel, Any
     model.load_state_dict(quantized.state_dict())
     model.generation_config = quantized.generation_config
     return model.to(dtype).eval(), tokenizer
-
-
-def _from_pretrained(
-    base: DirectoryBase | HubBase, dtype: torch.dtype, data: Path
-) -> tuple[PreTrainedModel, Any]:
-    """Returns a model from a directory under data/, or from the hub."""
-    source = find_source(base, data, parameter="policy.base")
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            source.name, revision=source.revision, local_files_only=source.is_local
-        )
-        model = AutoModelForCausalLM.from_pretrained(
-            source.name,
-            revision=source.revision,
-            dtype=dtype,
-            use_safetensors=True,
-            local_files_only=source.is_local,
-        )
-    except (OSError, ValueError, KeyError, RuntimeError, *LOADING_ERRORS) as error:
-        raise refusal(source, error) from None
-    return model.eval(), tokenizer

@@ -1,26 +1,28 @@
 """Policies whose step is a chunk of a robot's actions, carried out in a simulator."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, UInt8
 from torch import Generator, Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
 from grpo.policies.action_model import ActionChunkModel, ChunkShape, encode_instructions
+from grpo.policies.base import Policy
 from grpo.policies.chunk_decoding import ChunkDecoding
 from grpo.policies.chunk_trajectories import (
+    LAYOUT,
     ChunkTrajectory,
     describe_chunks,
-    pack_trajectory,
-    repack_trajectory,
+    restore_chunks,
     to_values,
-    unpack_trajectory,
 )
 from grpo.policies.flops import left_out_by_torch
 from grpo.policies.logits import draw
+from grpo.policies.packed import Layout
 from grpo.policies.phases import Labeller
 from grpo.policies.steps import numbered
 from grpo.simulation.base import SEPARATOR, Ending, Moment
@@ -45,7 +47,7 @@ class Scenes(Protocol):
     def play(self, orders: dict[int, Order]) -> dict[int, Moment]: ...
 
 
-class ActionChunkPolicy:
+class ActionChunkPolicy(Policy[ChunkTrajectory]):
     """A model that decodes chunks, how it draws, and the scenes that it acts in."""
 
     def __init__(
@@ -69,7 +71,6 @@ class ActionChunkPolicy:
         self.slots = slots
         self.label = label
         self.cost = Cost()
-        self.waited_seconds = 0.0
         self._flops: dict[tuple[int, bool], int] = {}
 
     @property
@@ -95,10 +96,10 @@ class ActionChunkPolicy:
         for playing, moments in self._play([prompts[row] for row in group.tolist()], record):
             rows = torch.tensor(playing)
             prompt = group[rows]
-            seen = torch.stack([torch.from_numpy(each.observation) for each in moments])
-            logits = self._forward(instruction[prompt], instruction_mask[prompt], seen)
+            seen = _see(moments, self._model.shape)
+            logits = self._forward(instruction[prompt], instruction_mask[prompt], *seen)
             chosen, logp = self._draw(logits, uniform[rows, record.steps[rows]])
-            record.decide(rows, seen, chosen, logp)
+            record.decide(rows, *seen, chosen, logp)
         self.cost += Cost(sampled_steps=int(record.steps.sum()))
         self.waited_seconds = self.scenes.seconds
         trajectory = self._trajectory(group, instruction, instruction_mask, record)
@@ -118,6 +119,7 @@ class ActionChunkPolicy:
             instruction_mask=instruction_mask,
             mask=mask,
             observation=record.observation[mask],
+            picture=record.picture[mask],
             action=action,
             executed=executed,
             ending=record.ending,
@@ -150,16 +152,6 @@ class ActionChunkPolicy:
                 slots = sorted(playing)
                 yield [playing[slot] for slot in slots], [moments[slot] for slot in slots]
 
-    def replayed(self, trajectory: ChunkTrajectory) -> ChunkTrajectory:
-        """Returns the trajectory: scoring repeats nothing of its sampling but what is in it."""
-        return trajectory
-
-    def log_prob(
-        self, trajectory: ChunkTrajectory, needed: Bool[Tensor, "rollout step"] | None = None
-    ) -> Float[Tensor, "rollout step"]:
-        """Returns the log-probs of `score`."""
-        return self.score(trajectory, needed).logp
-
     def score(
         self, trajectory: ChunkTrajectory, needed: Bool[Tensor, "rollout step"] | None = None
     ) -> Scores:
@@ -175,6 +167,7 @@ class ActionChunkPolicy:
             trajectory.instruction[told],
             trajectory.instruction_mask[told],
             trajectory.observation[drawn],
+            trajectory.picture[drawn],
         )
         by_token = (logits / self.decoding.temperature).log_softmax(dim=-1)
         by_token = by_token.gather(2, trajectory.action[drawn][..., None])[..., 0]
@@ -201,38 +194,21 @@ class ActionChunkPolicy:
         needed: Bool[Tensor, "kept step"],
     ) -> Int[Tensor, " kept"]:
         """Returns the positions of the backbone's sequence times the needed chunks."""
-        positions = trajectory.instruction.shape[1] + 1 + self._model.shape.positions
+        beside = 1 + self._model.patches + self._model.shape.positions
+        positions = trajectory.instruction.shape[1] + beside
         widths: Tensor = needed.sum(dim=1) * positions
         return widths
 
-    def pack(
-        self, trajectory: ChunkTrajectory, logp: Float[Tensor, "rollout step"]
-    ) -> dict[str, Tensor]:
-        """Returns a trajectory as flat tensors, which can be concatenated."""
-        return pack_trajectory(trajectory, logp)
+    @property
+    def layout(self) -> Layout:
+        """What is stored of chunks."""
+        return LAYOUT
 
-    def repack(
-        self,
-        tensors: dict[str, Tensor],
-        group: Int[Tensor, " rollout"],
-        kept: Bool[Tensor, " rollout"],
-    ) -> dict[str, Tensor]:
-        """Returns what `pack` stored of some rollouts.
-
-        Raises:
-          ArtifactError: If the tensors do not fit one another or `group`.
-        """
-        return repack_trajectory(tensors, group, kept)
-
-    def unpack(
-        self, tensors: dict[str, Tensor], group: Int[Tensor, " rollout"]
+    def restore(
+        self, tensors: dict[str, Tensor], row: Int[Tensor, " rollout"]
     ) -> tuple[ChunkTrajectory, Float[Tensor, "rollout step"]]:
-        """Returns a stored trajectory and its behavior log-probs.
-
-        Raises:
-          ArtifactError: If tensors are missing or do not fit one another, `group` or the policy.
-        """
-        return unpack_trajectory(tensors, group, shape=self._model.shape, label=self.label)
+        """Returns a stored trajectory and its behavior log-probs; refuses what does not fit."""
+        return restore_chunks(tensors, row, shape=self._model.shape, label=self.label)
 
     def _draw(
         self, logits: Float[Tensor, "row token bin"], uniform: Float[Tensor, "row token"]
@@ -244,13 +220,16 @@ class ActionChunkPolicy:
         chosen, logp = draw(logits.flatten(0, 1), uniform.flatten(), self.decoding.temperature)
         return chosen.view(uniform.shape), logp.view(uniform.shape)
 
-    def _forward(self, instruction: Tensor, instruction_mask: Tensor, seen: Tensor) -> Tensor:
-        """Returns logits on the host in float32, and counts the pass."""
+    def _forward(self, *inputs: Tensor) -> Tensor:
+        """Returns logits on the host in float32, and counts the pass.
+
+        Args:
+          inputs: As the model takes them, the instruction first.
+        """
         device = self._model.queries.device
-        inputs = (each.to(device) for each in (instruction, instruction_mask, seen))
-        logits: Tensor = self._model(*inputs).float().cpu()
-        is_training = torch.is_grad_enabled()
-        self.cost += Cost(flops=len(seen) * self._count_flops(instruction.shape[1], is_training))
+        logits: Tensor = self._model(*(each.to(device) for each in inputs)).float().cpu()
+        (rows, width), is_training = inputs[0].shape, torch.is_grad_enabled()
+        self.cost += Cost(flops=rows * self._count_flops(width, is_training))
         return logits
 
     def _count_flops(self, width: int, is_training: bool) -> int:
@@ -260,12 +239,14 @@ class ActionChunkPolicy:
             return known
         device = self._model.queries.device
         words = torch.zeros(1, width, dtype=torch.long, device=device)
-        state = torch.zeros(1, self._model.shape.observations, device=device)
+        shape = self._model.shape
+        state = torch.zeros(1, shape.observations, device=device)
+        blank = torch.zeros(1, 3, shape.pixels, shape.pixels, dtype=torch.uint8, device=device)
         counter = FlopCounterMode(display=False, custom_mapping=left_out_by_torch())
         # Hooks of its own: what a caller sees saved is not this.
-        unseen = saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
+        unseen = saved_tensors_hooks(lambda tensor: tensor.detach(), lambda tensor: tensor)
         with counter, unseen, torch.set_grad_enabled(is_training):
-            output = self._model(words, words == 0, state)
+            output = self._model(words, words == 0, state, blank)
             if is_training:
                 parameters = [each for each in self._model.parameters() if each.requires_grad]
                 torch.autograd.grad(output.float().sum(), parameters, allow_unused=True)
@@ -283,6 +264,14 @@ def sum_executed(
     return total
 
 
+def _see(
+    moments: Sequence[Moment], shape: ChunkShape
+) -> tuple[Float[Tensor, "row number"], UInt8[Tensor, "row 3 pixel pixel"]]:
+    """Returns what the policy sees of some moments: the first numbers of states, and pictures."""
+    numbers = np.stack([each.observation[: shape.observations] for each in moments])
+    return torch.from_numpy(numbers), torch.from_numpy(np.stack([each.picture for each in moments]))
+
+
 class _Record:
     """What a batch of rollouts has seen and done so far."""
 
@@ -290,6 +279,8 @@ class _Record:
         self.shape = shape
         self.steps = torch.zeros(rollouts, dtype=torch.long)  # chunks decided
         self.observation = torch.zeros(rollouts, max_steps, shape.observations)
+        pixels = (3, shape.pixels, shape.pixels)
+        self.picture = torch.zeros(rollouts, max_steps, *pixels, dtype=torch.uint8)
         self.action = torch.zeros(rollouts, max_steps, shape.tokens, dtype=torch.long)
         self.logp = torch.zeros(rollouts, max_steps, shape.tokens)
         self.executed = torch.zeros(rollouts, max_steps, dtype=torch.long)
@@ -301,10 +292,13 @@ class _Record:
         is_whole = ~torch.isin(self.ending, torch.tensor(CRASHED))
         return (torch.arange(self.executed.shape[1]) < self.steps[:, None]) & is_whole[:, None]
 
-    def decide(self, rows: Tensor, seen: Tensor, chosen: Tensor, logp: Tensor) -> None:
-        """Notes the chunks that rollouts decided on."""
+    def decide(
+        self, rows: Tensor, observation: Tensor, picture: Tensor, chosen: Tensor, logp: Tensor
+    ) -> None:
+        """Notes what rollouts saw, and the chunks that they decided on."""
         step = self.steps[rows]
-        self.observation[rows, step] = seen
+        self.observation[rows, step] = observation
+        self.picture[rows, step] = picture
         self.action[rows, step] = chosen
         self.logp[rows, step] = logp
         self.steps[rows] += 1

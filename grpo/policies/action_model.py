@@ -1,7 +1,8 @@
 """A chunked action model: a backbone of `transformers` that decodes all actions at once.
 
 The style of OpenVLA-OFT [Kim et al., 2025, arXiv 2502.19645]: discrete action tokens, decoded in
-parallel by attention that goes both ways, the observation's numbers projected to a position.
+parallel by attention that goes both ways, the observation's numbers projected to a position, and
+what a vision encoder makes of a picture to one per patch.
 """
 
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, UInt8
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PreTrainedModel
@@ -20,6 +21,7 @@ from grpo.errors import ArtifactError
 from grpo.policies.storage import WEIGHTS, read_trainable
 
 ACTIONS = "actions.json"
+EYES = "eyes"  # a directory: the vision encoder's configuration
 CLIPPED = 6.0  # deviations: observations outside what the demonstrations showed
 HEAD_STD = 0.01  # of the head's first weights: all bins start about equally likely
 
@@ -27,7 +29,8 @@ HEAD_STD = 0.01  # of the head's first weights: all bins start about equally lik
 class ChunkShape(NamedTuple):
     """What a model reads and decodes."""
 
-    observations: int  # numbers of a state
+    observations: int  # numbers of a state: the simulator's first ones
+    pixels: int  # of a picture's side; 0: it sees none
     length: int  # actions of a chunk, in time
     actions: int  # dimensions of an action, each in [-1, 1]
     bins: int  # values that a dimension can take
@@ -40,17 +43,27 @@ class ChunkShape(NamedTuple):
 
 
 class ActionChunkModel(nn.Module):
-    """Instruction, state and decoding positions through a backbone; a head per position.
+    """Instruction, picture, state and decoding positions through a backbone; a head per position.
 
     OpenVLA-OFT decodes one position per action token; here `positions` is free, for what a
     position costs dominates small models.
     """
 
-    def __init__(self, backbone: PreTrainedModel, shape: ChunkShape) -> None:
+    def __init__(
+        self, backbone: PreTrainedModel, shape: ChunkShape, eyes: PreTrainedModel | None = None
+    ) -> None:
+        """Args:
+        eyes: A vision encoder, if the shape has pixels.
+        """
         super().__init__()
         hidden = backbone.config.hidden_size
         self.shape = shape
         self.backbone = backbone
+        self.eyes = eyes
+        self.patches = 0  # positions that a picture takes
+        if eyes is not None:
+            self.patches = _leave_out_unused(eyes, shape.pixels)
+            self.sight = nn.Linear(eyes.config.hidden_size, hidden)
         self.state = nn.Linear(shape.observations, hidden)
         self.queries = nn.Parameter(torch.randn(shape.positions, hidden) * 0.5)
         self.head = nn.Linear(hidden, shape.tokens // shape.positions * shape.bins)
@@ -63,15 +76,23 @@ class ActionChunkModel(nn.Module):
         instruction: Int[Tensor, "row width"],
         instruction_mask: Bool[Tensor, "row width"],
         observation: Float[Tensor, "row number"],
+        picture: UInt8[Tensor, "row 3 pixel pixel"] | None = None,
     ) -> Float[Tensor, "row token bin"]:
-        """Returns logits of every action token of a chunk: time first, then dimension."""
+        """Returns logits of every action token of a chunk: time first, then dimension.
+
+        Args:
+          picture: Needed if the model has eyes.
+        """
         rows = len(observation)
         mean, scale = self.get_buffer("mean"), self.get_buffer("scale")
         state = ((observation - mean) / scale).clamp(-CLIPPED, CLIPPED)
         words = self.backbone.get_input_embeddings()(instruction)
         dtype = words.dtype
-        given = self.state(state.to(dtype))[:, None]
-        inputs = torch.cat([words, given, self.queries.expand(rows, -1, -1).to(dtype)], dim=1)
+        given = [words, self.state(state.to(dtype))[:, None]]
+        if self.eyes is not None:
+            assert picture is not None
+            given.append(self._look(picture))
+        inputs = torch.cat([*given, self.queries.expand(rows, -1, -1).to(dtype)], dim=1)
         seen = torch.ones(inputs.shape[:2], dtype=torch.bool, device=inputs.device)
         seen[:, : instruction.shape[1]] = instruction_mask
         hidden = self.backbone(
@@ -83,6 +104,34 @@ class ActionChunkModel(nn.Module):
         ).last_hidden_state[:, -self.shape.positions :]
         logits: Tensor = self.head(hidden)
         return logits.reshape(rows, self.shape.tokens, self.shape.bins)
+
+    def _look(
+        self, picture: UInt8[Tensor, "row 3 pixel pixel"]
+    ) -> Float[Tensor, "row patch width"]:
+        """Returns what the backbone reads of pictures, whose colors become -1 to 1."""
+        assert self.eyes is not None
+        values = (picture / 127.5 - 1).to(self.eyes.dtype)
+        seen: Tensor = self.sight(self.eyes(pixel_values=values).last_hidden_state)
+        return seen
+
+
+def _leave_out_unused(eyes: PreTrainedModel, pixels: int) -> int:
+    """Returns the patches of a picture; parameters that they do not depend on become buffers.
+
+    A pooling head, or a mask's token: they never have a gradient, so no moments in the optimizer.
+    """
+    blank = torch.zeros(1, 3, pixels, pixels, dtype=eyes.dtype, device=eyes.device)
+    with torch.enable_grad():
+        seen = eyes(pixel_values=blank).last_hidden_state
+    names, parameters = zip(*eyes.named_parameters(), strict=True)
+    gradients = torch.autograd.grad(seen.sum(), parameters, allow_unused=True)
+    for name, parameter, gradient in zip(names, parameters, gradients, strict=True):
+        if gradient is None:
+            path, _, own = name.rpartition(".")
+            module = eyes.get_submodule(path)
+            delattr(module, own)
+            module.register_buffer(own, parameter.detach())
+    return int(seen.shape[1])
 
 
 def _both_ways(
@@ -111,6 +160,8 @@ def save_action_model(directory: Path, model: ActionChunkModel, tokenizer: Any) 
     """Writes the backbone's config, the shape, the weights and the tokenizer."""
     directory.mkdir(parents=True, exist_ok=True)
     model.backbone.config.save_pretrained(directory)
+    if model.eyes is not None:
+        model.eyes.config.save_pretrained(directory / EYES)
     write_json(directory / ACTIONS, model.shape._asdict())
     tokenizer.save_pretrained(directory)
     write_tensors(directory / WEIGHTS, dict(model.state_dict()))
@@ -138,12 +189,18 @@ def load_action_model(directory: Path, dtype: torch.dtype) -> ActionChunkModel:
     read_json(directory / "config.json")  # transformers does not say which file is broken
     shape = read_shape(directory)
     try:
-        config = AutoConfig.from_pretrained(directory, local_files_only=True)
-        backbone: Any = AutoModel.from_config(config)
+        backbone = _configured(directory)
+        eyes = _configured(directory / EYES) if shape.pixels else None
     except (OSError, ValueError, KeyError, SafetensorError, StrictDataclassError) as error:
         reason = " ".join(str(error).split())[:200]
         message = f"{directory}: must be a whole policy directory, {reason}; rerun its stage"
         raise ArtifactError(message) from None
-    model = ActionChunkModel(backbone, shape).to(dtype)
+    model = ActionChunkModel(backbone, shape, eyes).to(dtype)
     read_trainable(directory, model, optimizer=None)
     return model.eval()
+
+
+def _configured(directory: Path) -> Any:
+    """Returns a model of the configuration in a directory."""
+    config = AutoConfig.from_pretrained(directory, local_files_only=True)
+    return AutoModel.from_config(config)

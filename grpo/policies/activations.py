@@ -16,12 +16,15 @@ class SavedBytes:
         self.total = 0
 
     def note(self, tensor: Tensor) -> Tensor:
-        """Counts a tensor's memory, and returns the tensor."""
+        """Counts a tensor's memory, and returns it without its graph.
+
+        An operation that saves its own output would else hold itself forever.
+        """
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in self._known:
             self._known.add(storage.data_ptr())
             self.total += storage.nbytes()
-        return tensor
+        return tensor.detach()
 
 
 @contextmanager

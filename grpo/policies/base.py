@@ -1,10 +1,12 @@
 """What sampling, training and evaluation ask of a policy, whatever its steps are."""
 
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from abc import ABC, abstractmethod
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor, nn
 
+from grpo.policies.packed import Layout, prompt_rows, select_packed
 from grpo.types import ActionChunks, Cost, Rollouts, Scores, StepNoise
 
 
@@ -34,55 +36,61 @@ class Trajectory(Protocol):
         """Returns some rollouts, cut after `num_steps` steps: what is cut is not computed."""
         ...
 
+    def pack(self, logp: Float[Tensor, "rollout step"]) -> dict[str, Tensor]:
+        """Returns rollouts and their log-probs as flat tensors that can be concatenated."""
+        ...
+
 
 TrajectoryT = TypeVar("TrajectoryT", bound=Trajectory)
 
 
-@runtime_checkable
-class Policy(Protocol[TrajectoryT]):
+class Policy(ABC, Generic[TrajectoryT]):
     """Samples trajectories and scores them under the very density it samples from."""
 
     cost: Cost  # grows with every call
-    waited_seconds: float  # so far, for what it acts in: a simulator
+    waited_seconds: float = 0.0  # so far, for what it acts in: a simulator
     decoding: Any  # how it draws: part of its density
 
     @property
-    def model(self) -> nn.Module: ...
+    @abstractmethod
+    def model(self) -> nn.Module:
+        """What is trained."""
 
+    @abstractmethod
     def sample(
         self, prompts: list[str], *, group_sizes: list[int], generator: Generator
     ) -> tuple[TrajectoryT, Float[Tensor, "rollout step"]]:
         """Returns `group_sizes[i]` rollouts of prompt i, and their log-probs in nats."""
-        ...
 
     def replayed(self, trajectory: TrajectoryT) -> TrajectoryT:
         """Returns the trajectory as updates score it: with what they repeat of its sampling."""
-        ...
+        return trajectory
 
     def log_prob(
         self, trajectory: TrajectoryT, needed: Bool[Tensor, "rollout step"] | None = None
     ) -> Float[Tensor, "rollout step"]:
-        """Returns log-probs in nats, differentiable in the parameters.
+        """Returns the log-probs of `score`."""
+        return self.score(trajectory, needed).logp
+
+    @abstractmethod
+    def score(
+        self, trajectory: TrajectoryT, needed: Bool[Tensor, "rollout step"] | None = None
+    ) -> Scores:
+        """Returns log-probs in nats, differentiable in the parameters, and Gaussian steps' means.
 
         Args:
           needed: The steps to compute; the others may be anything. None: all.
         """
-        ...
 
-    def score(
-        self, trajectory: TrajectoryT, needed: Bool[Tensor, "rollout step"] | None = None
-    ) -> Scores:
-        """Returns `log_prob`, and the means of Gaussian steps."""
-        ...
-
+    @abstractmethod
     def decode(self, trajectory: TrajectoryT) -> list[str]:
         """Returns what a judge reads of each rollout."""
-        ...
 
+    @abstractmethod
     def is_finished(self, trajectory: TrajectoryT) -> Bool[Tensor, " rollout"]:
         """Returns which rollouts ended by themselves, not at the step limit."""
-        ...
 
+    @abstractmethod
     def widths(
         self,
         trajectory: TrajectoryT,
@@ -90,13 +98,37 @@ class Policy(Protocol[TrajectoryT]):
         needed: Bool[Tensor, "kept step"],
     ) -> Int[Tensor, " kept"]:
         """Returns how many positions some rollouts occupy in a pass that scores `needed`."""
-        ...
 
-    def pack(
-        self, trajectory: TrajectoryT, logp: Float[Tensor, "rollout step"]
-    ) -> dict[str, Tensor]:
-        """Returns a trajectory and its log-probs as flat tensors that can be concatenated."""
-        ...
+    @property
+    @abstractmethod
+    def layout(self) -> Layout:
+        """What `Trajectory.pack` stores."""
+
+    @abstractmethod
+    def restore(
+        self, tensors: dict[str, Tensor], row: Int[Tensor, " rollout"]
+    ) -> tuple[TrajectoryT, Float[Tensor, "rollout step"]]:
+        """Returns the trajectory and behavior log-probs of tensors that fit the layout.
+
+        Args:
+          row: Of each rollout's prompt.
+
+        Raises:
+          ArtifactError: If they do not fit the policy.
+        """
+
+    def unpack(
+        self, tensors: dict[str, Tensor], group: Int[Tensor, " rollout"]
+    ) -> tuple[TrajectoryT, Float[Tensor, "rollout step"]]:
+        """Returns a stored trajectory and its behavior log-probs.
+
+        Args:
+          group: Ids in the table's order.
+
+        Raises:
+          ArtifactError: If tensors are missing, or do not fit one another, `group` or the policy.
+        """
+        return self.restore(tensors, prompt_rows(self.layout, tensors, group))
 
     def repack(
         self,
@@ -104,14 +136,15 @@ class Policy(Protocol[TrajectoryT]):
         group: Int[Tensor, " rollout"],
         kept: Bool[Tensor, " rollout"],
     ) -> dict[str, Tensor]:
-        """Returns what `pack` stored of some rollouts."""
-        ...
+        """Returns what is stored of some rollouts.
 
-    def unpack(
-        self, tensors: dict[str, Tensor], group: Int[Tensor, " rollout"]
-    ) -> tuple[TrajectoryT, Float[Tensor, "rollout step"]]:
-        """Returns what `pack` stored."""
-        ...
+        Args:
+          group: Of all rollouts, in the table's order.
+
+        Raises:
+          ArtifactError: If the tensors do not fit one another or `group`.
+        """
+        return select_packed(self.layout, tensors, group, kept)
 
 
 def make_rollouts(

@@ -3,28 +3,36 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from grpo.errors import ArtifactError
 from grpo.policies.action_model import ChunkShape
-from grpo.policies.groups import order_of_appearance
+from grpo.policies.packed import Rows
 from grpo.policies.phases import Labeller
 from grpo.policies.steps import numbered
 from grpo.simulation.base import Ending
 from grpo.types import ActionChunks
 
-BY_PROMPT = ("instruction_length",)
-BY_ROLLOUT = ("steps", "ending")
-BY_CHUNK = ("observation", "action", "executed", "behavior_logp")
+LAYOUT = {
+    "instruction_length": Rows("prompt"),
+    "instruction": Rows("prompt", "instruction_length"),
+    "steps": Rows("rollout"),
+    "ending": Rows("rollout"),
+    "observation": Rows("rollout", "steps"),
+    "picture": Rows("rollout", "steps"),
+    "action": Rows("rollout", "steps"),
+    "executed": Rows("rollout", "steps"),
+    "behavior_logp": Rows("rollout", "steps"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkTrajectory:
     """Instructions by prompt, and what was seen and done at every chunk.
 
-    `observation`, `action` and `executed` hold chunks rollout by rollout: the k-th True of `mask`,
-    row by row, is their row k.
+    `observation`, `picture`, `action` and `executed` hold chunks rollout by rollout: the k-th True
+    of `mask`, row by row, is their row k.
     """
 
     group: Int[Tensor, " rollout"]  # row of `instruction`
@@ -32,20 +40,14 @@ class ChunkTrajectory:
     instruction_mask: Bool[Tensor, "prompt width"]
     mask: Bool[Tensor, "rollout step"]
     observation: Float[Tensor, "chunk number"]  # before the chunk
+    picture: UInt8[Tensor, "chunk 3 pixel pixel"]  # as well; without pixels if none is seen
     action: Int[Tensor, "chunk token"]  # bins: time first, then dimension
     executed: Int[Tensor, " chunk"]  # actions in time that were carried out
     ending: Int[Tensor, " rollout"]  # an Ending
     chunks: ActionChunks  # what was carried out, and the phase
 
-    @property
-    def noise(self) -> None:
-        """None: a chunk's distribution is no Gaussian."""
-        return None
-
-    @property
-    def variant(self) -> None:
-        """None: prompts are drawn from as they are."""
-        return None
+    noise = None  # a chunk's distribution is no Gaussian
+    variant = None  # prompts are drawn from as they are
 
     def select(self, rows: Int[Tensor, " kept"], num_steps: int) -> "ChunkTrajectory":
         """Returns some rollouts, cut after `num_steps` chunks."""
@@ -58,11 +60,26 @@ class ChunkTrajectory:
             instruction_mask=self.instruction_mask,
             mask=self.mask[rows, :num_steps],
             observation=self.observation[drawn],
+            picture=self.picture[drawn],
             action=self.action[drawn],
             executed=self.executed[drawn],
             ending=self.ending[rows],
             chunks=ActionChunks(chunks.phase[:, :num_steps], chunks.action[:, :num_steps]),
         )
+
+    def pack(self, logp: Float[Tensor, "rollout step"]) -> dict[str, Tensor]:
+        """Returns flat tensors, which can be concatenated."""
+        return {
+            "instruction": self.instruction[self.instruction_mask],
+            "instruction_length": self.instruction_mask.sum(dim=1),
+            "steps": self.mask.sum(dim=1),
+            "ending": self.ending,
+            "observation": self.observation,
+            "picture": self.picture,
+            "action": self.action,
+            "executed": self.executed,
+            "behavior_logp": logp[self.mask],
+        }
 
 
 def describe_chunks(
@@ -94,55 +111,21 @@ def to_values(
     return action / (shape.bins - 1) * 2 - 1
 
 
-def pack_trajectory(
-    trajectory: ChunkTrajectory, logp: Float[Tensor, "rollout step"]
-) -> dict[str, Tensor]:
-    """Returns a trajectory as flat tensors, which can be concatenated."""
-    return {
-        "instruction": trajectory.instruction[trajectory.instruction_mask],
-        "instruction_length": trajectory.instruction_mask.sum(dim=1),
-        "steps": trajectory.mask.sum(dim=1),
-        "ending": trajectory.ending,
-        "observation": trajectory.observation,
-        "action": trajectory.action,
-        "executed": trajectory.executed,
-        "behavior_logp": logp[trajectory.mask],
-    }
-
-
-def repack_trajectory(
-    tensors: dict[str, Tensor], group: Int[Tensor, " rollout"], kept: Bool[Tensor, " rollout"]
-) -> dict[str, Tensor]:
-    """Returns what `pack_trajectory` stored of some rollouts.
-
-    Raises:
-      ArtifactError: If the tensors do not fit one another or `group`.
-    """
-    row = _prompt_rows(tensors, group)
-    prompts = torch.zeros(int(row.max()) + 1, dtype=torch.bool)
-    prompts[row[kept]] = True
-    chosen = {
-        "instruction": prompts.repeat_interleave(tensors["instruction_length"]),
-        **dict.fromkeys(BY_PROMPT, prompts),
-        **dict.fromkeys(BY_ROLLOUT, kept),
-        **dict.fromkeys(BY_CHUNK, kept.repeat_interleave(tensors["steps"])),
-    }
-    return {name: each[chosen[name]] for name, each in tensors.items()}
-
-
-def unpack_trajectory(
+def restore_chunks(
     tensors: dict[str, Tensor],
-    group: Int[Tensor, " rollout"],
+    row: Int[Tensor, " rollout"],
     *,
     shape: ChunkShape,
     label: Labeller,
 ) -> tuple[ChunkTrajectory, Float[Tensor, "rollout step"]]:
     """Returns a stored trajectory and its behavior log-probs.
 
+    Args:
+      row: Of each rollout's instruction.
+
     Raises:
-      ArtifactError: If tensors are missing, or do not fit one another, `group` or the policy.
+      ArtifactError: If chunks or endings are none that the policy can have stored.
     """
-    row = _prompt_rows(tensors, group)
     _require_chunks(tensors, shape)
     steps, length = tensors["steps"], tensors["instruction_length"]
     mask = torch.arange(max(int(steps.max()), 1)) < steps[:, None]
@@ -155,6 +138,7 @@ def unpack_trajectory(
         instruction_mask=instruction_mask,
         mask=mask,
         observation=tensors["observation"],
+        picture=tensors["picture"],
         action=tensors["action"],
         executed=tensors["executed"],
         ending=tensors["ending"],
@@ -165,34 +149,19 @@ def unpack_trajectory(
     return trajectory, torch.zeros(mask.shape).masked_scatter(mask, tensors["behavior_logp"])
 
 
-def _prompt_rows(
-    tensors: dict[str, Tensor], group: Int[Tensor, " rollout"]
-) -> Int[Tensor, " rollout"]:
-    """Returns the row of each rollout's instruction, of tensors that were stored."""
-    row = order_of_appearance(group)
-    expected = {"instruction", *BY_PROMPT, *BY_ROLLOUT, *BY_CHUNK}
-    if set(tensors) != expected:
-        raise ArtifactError(f"must hold {sorted(expected)}, got {sorted(tensors)}")
-    wanted = {
-        "instruction": int(tensors["instruction_length"].sum()),
-        **dict.fromkeys(BY_PROMPT, int(row.max()) + 1),
-        **dict.fromkeys(BY_ROLLOUT, len(row)),
-        **dict.fromkeys(BY_CHUNK, int(tensors["steps"].sum())),
-    }
-    for name, count in wanted.items():
-        if len(tensors[name]) != count:
-            raise ArtifactError(f"{name} must have {count} entries, got {len(tensors[name])}")
-    return row
-
-
 def _require_chunks(tensors: dict[str, Tensor], shape: ChunkShape) -> None:
     """Raises ArtifactError unless chunks and endings are what the policy can have stored."""
-    observation, action, executed = (tensors[each] for each in BY_CHUNK[:3])
+    observation, action, executed = (
+        tensors[each] for each in ("observation", "action", "executed")
+    )
     wrong = {
         f"observation must have {shape.observations} columns": (
             observation.shape[1:] != (shape.observations,)
         ),
         "observation must be finite": not bool(observation.isfinite().all()),
+        f"picture must have {shape.pixels} pixels to a side": (
+            tensors["picture"].shape[1:] != (3, shape.pixels, shape.pixels)
+        ),
         f"action must have {shape.tokens} columns": action.shape[1:] != (shape.tokens,),
         f"action must be in [0, {shape.bins})": bool(((action < 0) | (action >= shape.bins)).any()),
         f"executed must be in [1, {shape.length}]": bool(

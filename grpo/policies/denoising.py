@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from grpo.policies.base import Policy
 from grpo.policies.flops import left_out_by_torch
 from grpo.policies.kernels import (
     MATCHED,
@@ -20,6 +21,7 @@ from grpo.policies.kernels import (
     match_velocity,
     step_log_prob,
 )
+from grpo.policies.packed import Layout
 from grpo.policies.pipelines import (
     condition_names,
     encode_captions,
@@ -30,19 +32,13 @@ from grpo.policies.pipelines import (
 )
 from grpo.policies.scope import Judgement, Pilots, find_windows
 from grpo.policies.steps import numbered
-from grpo.policies.trajectories import (
-    DenoisingTrajectory,
-    conditions_by_row,
-    pack_trajectory,
-    repack_trajectory,
-    unpack_trajectory,
-)
+from grpo.policies.trajectories import DenoisingTrajectory, layout_of, restore_draws
 from grpo.policies.variants import blend, find_variants, share_at
 from grpo.policy_params import Canvas, Scope
 from grpo.types import Cost, Scores
 
 
-class DenoisingPolicy:
+class DenoisingPolicy(Policy[DenoisingTrajectory]):
     """The transformer of a pipeline and how it draws; all else of the pipeline stays as it is."""
 
     def __init__(
@@ -58,7 +54,7 @@ class DenoisingPolicy:
         self.canvas = canvas
         self.num_tokens = num_tokens
         self.judge: Judgement | None = None  # of what a scope looks at
-        self.cost, self.waited_seconds = Cost(), 0.0
+        self.cost = Cost()
 
     @property
     def model(self) -> nn.Module:
@@ -151,16 +147,6 @@ class DenoisingPolicy:
             state = mean
         return state, before, after, logp
 
-    def replayed(self, trajectory: DenoisingTrajectory) -> DenoisingTrajectory:
-        """Returns the trajectory: scoring repeats nothing of its sampling but what is in it."""
-        return trajectory
-
-    def log_prob(
-        self, trajectory: DenoisingTrajectory, needed: Bool[Tensor, "rollout step"] | None = None
-    ) -> Float[Tensor, "rollout step"]:
-        """Returns the log-probs of `score`."""
-        return self.score(trajectory, needed).logp
-
     def score(
         self, trajectory: DenoisingTrajectory, needed: Bool[Tensor, "rollout step"] | None = None
     ) -> Scores:
@@ -209,37 +195,20 @@ class DenoisingPolicy:
         widths: Tensor = needed.sum(dim=1) * num_positions(self.pipeline, self.canvas)
         return widths
 
-    def pack(
-        self, trajectory: DenoisingTrajectory, logp: Float[Tensor, "rollout step"]
-    ) -> dict[str, Tensor]:
-        """Returns a trajectory as flat tensors, which can be concatenated."""
-        return pack_trajectory(trajectory, logp)
+    @property
+    def layout(self) -> Layout:
+        """What is stored of rollouts, and of their prompts' conditions."""
+        return layout_of(condition_names(self.pipeline))
 
-    def repack(
-        self,
-        tensors: dict[str, Tensor],
-        group: Int[Tensor, " rollout"],
-        kept: Bool[Tensor, " rollout"],
-    ) -> dict[str, Tensor]:
-        """Returns what `pack` stored of some rollouts.
-
-        Raises:
-          ArtifactError: If the tensors do not fit one another or `group`.
-        """
-        row = conditions_by_row(tensors, group, condition_names(self.pipeline))
-        return repack_trajectory(tensors, row, kept)
-
-    def unpack(
-        self, tensors: dict[str, Tensor], group: Int[Tensor, " rollout"]
+    def restore(
+        self, tensors: dict[str, Tensor], row: Int[Tensor, " rollout"]
     ) -> tuple[DenoisingTrajectory, Float[Tensor, "rollout step"]]:
         """Returns a stored trajectory and its behavior log-probs.
 
         Raises:
-          ArtifactError: If tensors are missing or do not fit one another or `group`, or a group has
-            noise at different steps (rule U4).
+          ArtifactError: If a group has noise at different steps (rule U4).
         """
-        row = conditions_by_row(tensors, group, condition_names(self.pipeline))
-        return unpack_trajectory(tensors, row, self.schedule())
+        return restore_draws(tensors, row, self.schedule())
 
     @property
     def _device(self) -> torch.device:

@@ -13,10 +13,18 @@ from grpo.policies.storage import ADAPTER, read_trainable
 from grpo.policy_params import Lora
 
 
-def add_lora(model: Any, lora: Lora, *, seed: int) -> Any:
-    """Returns the model with fresh adapters as its only trainable parameters.
+def load_lora(
+    model: Any, lora: Lora, directory: Path, *, seed: int, adapted: Any | None = None
+) -> Any:
+    """Returns the model with the adapters of a policy directory; fresh ones if it has none.
+
+    Adapters and what is not `adapted` are all that trains.
+
+    Args:
+      adapted: The part of the model that gets adapters; None: the model.
 
     Raises:
+      ArtifactError: If the adapters are broken or of another model.
       MissingExtraError: If peft is not installed.
     """
     try:
@@ -33,18 +41,8 @@ def add_lora(model: Any, lora: Lora, *, seed: int) -> Any:
         target_modules=lora.target_modules,
     )
     torch.manual_seed(seed)
-    model.add_adapter(config)
+    (model if adapted is None else adapted).add_adapter(config)
     model.eval()
-    return model
-
-
-def load_lora(model: Any, lora: Lora, directory: Path, *, seed: int) -> Any:
-    """Returns the model with the adapters of a policy directory; fresh ones if it has none.
-
-    Raises:
-      ArtifactError: If the adapters are broken or of another model.
-    """
-    model = add_lora(model, lora, seed=seed)
     if (directory / ADAPTER).exists():
         read_trainable(directory, model, optimizer=None)
     return model

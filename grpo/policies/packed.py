@@ -1,53 +1,85 @@
-"""Stored token rollouts, selected without a model: which tensor follows which lengths."""
+"""Rollouts as flat tensors that can be concatenated: whose rows each of them holds."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
 from jaxtyping import Bool, Int
-from torch import Tensor, zeros_like
+from torch import Tensor
 
 from grpo.errors import ArtifactError
+from grpo.policies.groups import order_of_appearance
 
-STORED = {"prompt_lengths", "prompt_tokens", "steps", "tokens", "behavior_logp"}
-ROUTING = {"prompt_experts", "experts"}  # of a mixture of experts whose choices are replayed
+STEPS = "steps"  # by rollout, in every layout
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Of what a stored tensor has rows, and how many of each."""
+
+    of: Literal["prompt", "rollout"]
+    lengths: str | None = None  # the tensor that says how many; None: one
+    left_out: int = 0  # rows fewer than it says
+
+    def per_owner(self, tensors: Mapping[str, Tensor], owners: int) -> Int[Tensor, " owner"]:
+        """Returns the number of rows of every prompt or rollout."""
+        if self.lengths is None:
+            return torch.ones(owners, dtype=torch.long)
+        return tensors[self.lengths] - self.left_out
+
+
+Layout = Mapping[str, Rows]  # by the tensor's name
+
+
+def prompt_rows(
+    layout: Layout, tensors: Mapping[str, Tensor], group: Int[Tensor, " rollout"]
+) -> Int[Tensor, " rollout"]:
+    """Returns the row of each rollout's prompt: prompts are stored as their groups first appear.
+
+    Args:
+      group: Of all rollouts, in the table's order.
+
+    Raises:
+      ArtifactError: If the tensors are not those of the layout, or do not fit one another or
+        `group`.
+    """
+    if set(tensors) != set(layout):
+        raise ArtifactError(f"must hold {sorted(layout)}, got {sorted(tensors)}")
+    row = order_of_appearance(group)
+    owners = {"prompt": int(row.max()) + 1, "rollout": len(row)}
+    plain = next(name for name, rows in layout.items() if rows == Rows("prompt"))
+    stored = {"prompt": len(tensors[plain]), "rollout": len(tensors[STEPS])}
+    if stored != owners:
+        raise ArtifactError(
+            f"holds {stored['rollout']} rollouts of {stored['prompt']} prompts, "
+            f"its table {owners['rollout']} of {owners['prompt']}"
+        )
+    for name, rows in layout.items():
+        count = int(rows.per_owner(tensors, owners[rows.of]).sum())
+        if len(tensors[name]) != count:
+            raise ArtifactError(f"{name} must have {count} entries, got {len(tensors[name])}")
+    return row
 
 
 def select_packed(
-    tensors: dict[str, Tensor],
-    prompt_row: Int[Tensor, " rollout"],
+    layout: Layout,
+    tensors: Mapping[str, Tensor],
+    group: Int[Tensor, " rollout"],
     kept: Bool[Tensor, " rollout"],
 ) -> dict[str, Tensor]:
-    """Returns what `TokenPolicy.pack` stored of some rollouts and their prompts.
+    """Returns what is stored of some rollouts and their prompts.
 
     Raises:
-      ArtifactError: If the tensors do not fit one another or the rollouts.
+      ArtifactError: As `prompt_rows`.
     """
-    if not STORED <= tensors.keys() <= STORED | ROUTING:
-        raise ArtifactError(f"must hold {sorted(STORED)}, got {sorted(tensors)}")
-    require_counts(tensors, prompt_row)
-    steps, lengths = tensors["steps"], tensors["prompt_lengths"]
-    prompts = zeros_like(lengths, dtype=kept.dtype)
-    prompts[prompt_row[kept]] = True
-    masks = {
-        "prompt_lengths": prompts,
-        "prompt_tokens": prompts.repeat_interleave(lengths),
-        "prompt_experts": prompts.repeat_interleave(lengths),
-        "steps": kept,
-        "tokens": kept.repeat_interleave(steps),
-        "behavior_logp": kept.repeat_interleave(steps),
-        "experts": kept.repeat_interleave(steps - 1),  # the last step is never read
+    row = prompt_rows(layout, tensors, group)
+    prompts = torch.zeros(int(row.max()) + 1, dtype=torch.bool)
+    prompts[row[kept]] = True
+    chosen = {"prompt": prompts, "rollout": kept}
+    return {
+        name: tensors[name][
+            chosen[rows.of].repeat_interleave(rows.per_owner(tensors, len(chosen[rows.of])))
+        ]
+        for name, rows in layout.items()
     }
-    for name, tensor in tensors.items():
-        if len(tensor) != len(masks[name]):
-            raise ArtifactError(
-                f"{name} must have {len(masks[name])} entries by the lengths, got {len(tensor)}"
-            )
-    return {name: tensor[masks[name]] for name, tensor in tensors.items()}
-
-
-def require_counts(tensors: dict[str, Tensor], prompt_row: Int[Tensor, " rollout"]) -> None:
-    """Raises ArtifactError unless as many rollouts and prompts are stored as their table has."""
-    rollouts, prompts = len(tensors["steps"]), len(tensors["prompt_lengths"])
-    expected = int(prompt_row.max()) + 1
-    if rollouts != len(prompt_row) or prompts != expected:
-        raise ArtifactError(
-            f"holds {rollouts} rollouts of {prompts} prompts, "
-            f"its table {len(prompt_row)} of {expected}"
-        )

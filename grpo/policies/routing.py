@@ -18,10 +18,15 @@ from torch.overrides import TorchFunctionMode
 
 from grpo.errors import ArtifactError, ParameterError
 from grpo.params import PARAMS
+from grpo.policies.packed import Rows
 from grpo.policy_params import RoutingMode
 
 PROMPT_EXPERTS = "prompt_experts"
 EXPERTS = "experts"
+ROUTING_LAYOUT = {
+    PROMPT_EXPERTS: Rows("prompt", "prompt_lengths"),
+    EXPERTS: Rows("rollout", "steps", left_out=1),  # the last step is never read
+}
 CHOICES = (torch.topk, torch.Tensor.topk)
 
 
@@ -148,14 +153,13 @@ def pack_routing(
     }
 
 
-def required_routing(tensors: dict[str, Tensor]) -> set[str]:
-    """Returns the names of what `pack_routing` stored; raises ArtifactError if it is missing."""
-    if not {PROMPT_EXPERTS, EXPERTS} <= set(tensors):
+def require_routing(tensors: dict[str, Tensor]) -> None:
+    """Raises ArtifactError if what `pack_routing` stored is missing."""
+    if not ROUTING_LAYOUT.keys() <= tensors.keys():
         raise ArtifactError(
             "holds no routing for policy.routing replay_sampled; rerun its rollout stage with a "
             "mixture of experts, or set policy.routing to live"
         )
-    return {PROMPT_EXPERTS, EXPERTS}
 
 
 def unpack_routing(

@@ -9,15 +9,15 @@ from torch import Generator, Tensor
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo.artifacts.tensors import unpack_ragged
-from grpo.errors import ArtifactError
+from grpo.policies.base import Policy
 from grpo.policies.cache import sampling_cache
 from grpo.policies.flops import TokenFlops
 from grpo.policies.forward import ForwardPasses
-from grpo.policies.groups import order_of_appearance
 from grpo.policies.logits import draw
-from grpo.policies.packed import STORED, require_counts, select_packed
+from grpo.policies.packed import Layout, Rows
 from grpo.policies.passes import Pass, total_flops
 from grpo.policies.routing import (
+    ROUTING_LAYOUT,
     Routing,
     blank_routing,
     join_passes,
@@ -25,11 +25,19 @@ from grpo.policies.routing import (
     recorded,
     replayed,
     require_routers,
-    required_routing,
+    require_routing,
     unpack_routing,
 )
 from grpo.policy_params import RoutingMode
 from grpo.types import Cost, Scores
+
+LAYOUT = {
+    "prompt_lengths": Rows("prompt"),
+    "prompt_tokens": Rows("prompt", "prompt_lengths"),
+    "steps": Rows("rollout"),
+    "tokens": Rows("rollout", "steps"),
+    "behavior_logp": Rows("rollout", "steps"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,20 +57,9 @@ class TokenTrajectory:
     mask: Bool[Tensor, "rollout step"]
     routing: Routing | None = None  # the experts that scoring takes again; None: routed live
 
-    @property
-    def noise(self) -> None:
-        """None: a token's distribution is no Gaussian."""
-        return None
-
-    @property
-    def variant(self) -> None:
-        """None: prompts are drawn from as they are."""
-        return None
-
-    @property
-    def chunks(self) -> None:
-        """None: a token is no chunk of actions."""
-        return None
+    noise = None  # a token's distribution is no Gaussian
+    variant = None  # prompts are drawn from as they are
+    chunks = None  # a token is no chunk of actions
 
     def select(self, rows: Int[Tensor, " kept"], num_steps: int) -> "TokenTrajectory":
         """Returns some rollouts, cut after `num_steps` steps and rid of common padding."""
@@ -77,6 +74,18 @@ class TokenTrajectory:
             routing=None if self.routing is None else self.routing.select(rows),
         )
 
+    def pack(self, logp: Float[Tensor, "rollout step"]) -> dict[str, Tensor]:
+        """Returns flat ragged tensors, which can be concatenated."""
+        routing = self.routing
+        return {
+            **(pack_routing(routing, self.prompt_mask, self.mask) if routing else {}),
+            "prompt_tokens": self.prompt[self.prompt_mask].int(),
+            "prompt_lengths": self.prompt_mask.sum(dim=1),
+            "tokens": self.tokens[self.mask].int(),
+            "steps": self.mask.sum(dim=1),
+            "behavior_logp": logp[self.mask],
+        }
+
 
 @dataclass(frozen=True, kw_only=True)
 class Decoding:
@@ -87,10 +96,8 @@ class Decoding:
     routing: RoutingMode = "live"  # of a mixture of experts: what scoring replays
 
 
-class TokenPolicy:
+class TokenPolicy(Policy[TokenTrajectory]):
     """A causal LM, its tokenizer and how it draws."""
-
-    waited_seconds = 0.0
 
     def __init__(
         self,
@@ -113,6 +120,12 @@ class TokenPolicy:
         self.end_tokens = _end_tokens(model, tokenizer)
 
     @property
+    def _is_replaying(self) -> bool:
+        """Whether updates replay the experts that sampling chose."""
+        mode: RoutingMode = self.decoding.routing
+        return mode == "replay_sampled"
+
+    @property
     def model(self) -> PreTrainedModel:
         """The causal LM, or its wrapper with adapters."""
         return self._model
@@ -128,12 +141,6 @@ class TokenPolicy:
             mask[index, width - len(row) :] = True
         return tokens, mask
 
-    def score(
-        self, trajectory: TokenTrajectory, needed: Bool[Tensor, "rollout step"] | None = None
-    ) -> Scores:
-        """Returns `log_prob`: a token's distribution has no mean."""
-        return Scores(logp=self.log_prob(trajectory, needed))
-
     def decode(self, trajectory: TokenTrajectory) -> list[str]:
         """Returns each rollout's text, without special tokens."""
         rows = [row[kept].tolist() for row, kept in zip(trajectory.tokens, trajectory.mask)]
@@ -145,53 +152,27 @@ class TokenPolicy:
         last = trajectory.mask.sum(dim=1, keepdim=True) - 1
         return torch.isin(trajectory.tokens.gather(1, last)[:, 0], self.end_tokens)
 
-    def pack(
-        self, trajectory: TokenTrajectory, logp: Float[Tensor, "rollout step"]
-    ) -> dict[str, Tensor]:
-        """Returns a trajectory as flat ragged tensors, which can be concatenated."""
-        routing = trajectory.routing
-        return {
-            **(pack_routing(routing, trajectory.prompt_mask, trajectory.mask) if routing else {}),
-            "prompt_tokens": trajectory.prompt[trajectory.prompt_mask].int(),
-            "prompt_lengths": trajectory.prompt_mask.sum(dim=1),
-            "tokens": trajectory.tokens[trajectory.mask].int(),
-            "steps": trajectory.mask.sum(dim=1),
-            "behavior_logp": logp[trajectory.mask],
-        }
-
-    def repack(
-        self,
-        tensors: dict[str, Tensor],
-        group: Int[Tensor, " rollout"],
-        kept: Bool[Tensor, " rollout"],
-    ) -> dict[str, Tensor]:
-        """Returns what `pack` stored of some rollouts.
-
-        Args:
-          group: Of all rollouts, in the table's order.
-
-        Raises:
-          ArtifactError: If the tensors do not fit one another or `group`.
-        """
-        return select_packed(tensors, order_of_appearance(group), kept)
+    @property
+    def layout(self) -> Layout:
+        """What is stored of texts, and of experts if their choices are replayed."""
+        return {**LAYOUT, **ROUTING_LAYOUT} if self._is_replaying else LAYOUT
 
     def unpack(
         self, tensors: dict[str, Tensor], group: Int[Tensor, " rollout"]
     ) -> tuple[TokenTrajectory, Float[Tensor, "rollout step"]]:
+        """Returns a stored trajectory and its behavior log-probs; see `Policy`."""
+        if self._is_replaying:
+            require_routing(tensors)
+        return super().unpack(tensors, group)
+
+    def restore(
+        self, tensors: dict[str, Tensor], row: Int[Tensor, " rollout"]
+    ) -> tuple[TokenTrajectory, Float[Tensor, "rollout step"]]:
         """Returns a stored trajectory and its behavior log-probs.
 
-        Args:
-          group: Ids in the table's order; prompts are stored in the order they first appear.
-
         Raises:
-          ArtifactError: If tensors are missing, or do not fit one another or `group`.
+          ArtifactError: If its routing is that of another model.
         """
-        is_replayed = self.decoding.routing == "replay_sampled"
-        expected = STORED | (required_routing(tensors) if is_replayed else set())
-        if set(tensors) != expected:
-            raise ArtifactError(f"must hold {sorted(expected)}, got {sorted(tensors)}")
-        row = order_of_appearance(group)
-        require_counts(tensors, row)
         steps, lengths = tensors["steps"], tensors["prompt_lengths"]
         tokens = unpack_ragged(tensors["tokens"].long(), steps)
         prompt = unpack_ragged(tensors["prompt_tokens"].long(), lengths)
@@ -203,7 +184,7 @@ class TokenPolicy:
             tokens=tokens,
             mask=torch.arange(tokens.shape[1]) < steps[:, None],
         )
-        if is_replayed:
+        if self._is_replaying:
             routing = unpack_routing(
                 self.model, tensors, row, trajectory.prompt_mask, trajectory.mask
             )
@@ -224,7 +205,7 @@ class TokenPolicy:
         self, prompts: list[str], *, group_sizes: list[int], generator: Generator
     ) -> tuple[TokenTrajectory, Float[Tensor, "rollout step"]]:
         """Returns rollouts, with their routing if it is to be replayed, and log-probs in nats."""
-        if self.decoding.routing != "replay_sampled":
+        if not self._is_replaying:
             return self._sample(prompts, group_sizes=group_sizes, generator=generator)
         _ = self.flops.forward  # measured now: its passes are no sampling
         with recorded(self.model) as passes:
@@ -290,9 +271,9 @@ class TokenPolicy:
         )
         return trajectory, logp[:, :width]
 
-    def log_prob(
+    def score(
         self, trajectory: TokenTrajectory, needed: Bool[Tensor, "rollout step"] | None = None
-    ) -> Float[Tensor, "rollout step"]:
+    ) -> Scores:
         """Returns log-probs in nats at the decoding temperature, 0 on padding.
 
         Args:
@@ -317,7 +298,7 @@ class TokenPolicy:
                 may_share=self.decoding.routing == "live",
             )
         self._count(*scored.passes)
-        return scored.logp
+        return Scores(logp=scored.logp)
 
     def _routing(self, trajectory: TokenTrajectory) -> AbstractContextManager[None]:
         """Returns within what a trajectory is scored: its recorded routing, or none."""

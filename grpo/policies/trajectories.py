@@ -7,15 +7,21 @@ import torch
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
-from grpo.errors import ArtifactError
-from grpo.policies.groups import order_of_appearance
 from grpo.policies.kernels import Schedule
+from grpo.policies.packed import Layout, Rows
 from grpo.policies.steps import numbered, read_mask, require_equal_steps
 from grpo.types import StepNoise
 
 CONDITION = "condition."  # before the names of stored conditions
-BY_ROLLOUT = ("steps", "variant", "media")
-BY_DRAW = ("step_index", "before", "after", "behavior_logp")
+OF_ROLLOUTS = {
+    "steps": Rows("rollout"),
+    "variant": Rows("rollout"),
+    "media": Rows("rollout"),
+    "step_index": Rows("rollout", "steps"),
+    "before": Rows("rollout", "steps"),
+    "after": Rows("rollout", "steps"),
+    "behavior_logp": Rows("rollout", "steps"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,10 +41,7 @@ class DenoisingTrajectory:
     noise: StepNoise  # at the steps of `mask`
     media: UInt8[Tensor, " rollout *pixels"]
 
-    @property
-    def chunks(self) -> None:
-        """None: a denoising step is no chunk of actions."""
-        return None
+    chunks = None  # a denoising step is no chunk of actions
 
     def select(self, rows: Int[Tensor, " kept"], num_steps: int) -> "DenoisingTrajectory":
         """Returns some rollouts, cut after `num_steps` steps."""
@@ -55,42 +58,29 @@ class DenoisingTrajectory:
             media=self.media[rows],
         )
 
+    def pack(self, logp: Float[Tensor, "rollout step"]) -> dict[str, Tensor]:
+        """Returns flat tensors, which can be concatenated."""
+        return {
+            **{f"{CONDITION}{name}": each for name, each in self.conditions.items()},
+            "steps": self.mask.sum(dim=1),
+            "variant": self.variant,
+            "step_index": self.mask.nonzero()[:, 1],
+            "before": self.before,
+            "after": self.after,
+            "behavior_logp": logp[self.mask],
+            "media": self.media,
+        }
 
-def pack_trajectory(
-    trajectory: DenoisingTrajectory, logp: Float[Tensor, "rollout step"]
-) -> dict[str, Tensor]:
-    """Returns a trajectory as flat tensors, which can be concatenated."""
-    stored = {f"{CONDITION}{name}": each for name, each in trajectory.conditions.items()}
+
+def layout_of(conditions: tuple[str, ...]) -> Layout:
+    """Returns what is stored of rollouts with some conditions."""
     return {
-        **stored,
-        "steps": trajectory.mask.sum(dim=1),
-        "variant": trajectory.variant,
-        "step_index": trajectory.mask.nonzero()[:, 1],
-        "before": trajectory.before,
-        "after": trajectory.after,
-        "behavior_logp": logp[trajectory.mask],
-        "media": trajectory.media,
+        **dict.fromkeys((f"{CONDITION}{each}" for each in conditions), Rows("prompt")),
+        **OF_ROLLOUTS,
     }
 
 
-def repack_trajectory(
-    tensors: dict[str, Tensor], row: Int[Tensor, " rollout"], kept: Bool[Tensor, " rollout"]
-) -> dict[str, Tensor]:
-    """Returns what `pack_trajectory` stored of some rollouts.
-
-    Args:
-      row: Of each rollout's conditions.
-    """
-    prompts = torch.zeros(int(row.max()) + 1, dtype=torch.bool)
-    prompts[row[kept]] = True
-    drawn = kept.repeat_interleave(tensors["steps"])
-    return {
-        name: each[prompts if name.startswith(CONDITION) else kept if name in BY_ROLLOUT else drawn]
-        for name, each in tensors.items()
-    }
-
-
-def unpack_trajectory(
+def restore_draws(
     tensors: dict[str, Tensor], row: Int[Tensor, " rollout"], schedule: Schedule
 ) -> tuple[DenoisingTrajectory, Float[Tensor, "rollout step"]]:
     """Returns a stored trajectory and its behavior log-probs.
@@ -118,30 +108,3 @@ def unpack_trajectory(
         media=tensors["media"],
     )
     return trajectory, torch.zeros(mask.shape).masked_scatter(mask, tensors["behavior_logp"])
-
-
-def conditions_by_row(
-    tensors: dict[str, Tensor], group: Int[Tensor, " rollout"], names: tuple[str, ...]
-) -> Int[Tensor, " rollout"]:
-    """Returns the row of each rollout's conditions, of tensors that were stored.
-
-    Args:
-      names: Of the conditions.
-
-    Raises:
-      ArtifactError: If the tensors are not those of `pack_trajectory` or do not fit `group`.
-    """
-    row = order_of_appearance(group)
-    conditions = [f"{CONDITION}{name}" for name in names]
-    expected = {*BY_ROLLOUT, *BY_DRAW, *conditions}
-    if set(tensors) != expected:
-        raise ArtifactError(f"must hold {sorted(expected)}, got {sorted(tensors)}")
-    wanted = {
-        **dict.fromkeys(conditions, int(row.max()) + 1),
-        **dict.fromkeys(BY_ROLLOUT, len(row)),
-        **dict.fromkeys(BY_DRAW, int(tensors["steps"].sum())),
-    }
-    for name, count in wanted.items():
-        if len(tensors[name]) != count:
-            raise ArtifactError(f"{name} must have {count} entries, got {len(tensors[name])}")
-    return row

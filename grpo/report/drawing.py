@@ -19,6 +19,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P")
 KIND_COLORS = {
     "profile": "#cc79a7",
     "sampling": "#56b4e9",
+    "simulation": "#d55e00",
     "update": "#e69f00",
     "evaluation": "#8c959f",
     "warmup": "#b5bcc4",

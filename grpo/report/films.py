@@ -43,7 +43,7 @@ class Shot:
 class Film:
     """One rollout: some shots in time, and all chunks."""
 
-    shots: list[Shot]
+    shots: list[Shot]  # none if it ends otherwise when it is played again
     cells: list[Cell]
 
     @property

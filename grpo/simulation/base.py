@@ -19,12 +19,16 @@ class Ending(IntEnum):
     TIMED_OUT = 3  # the environment did not answer in time
 
 
+UNSEEN = np.zeros((3, 0, 0), np.uint8)  # the picture of who does not look
+
+
 class Moment(NamedTuple):
     """What an environment answers: the state after what was asked of it."""
 
     observation: NDArray[np.float32]
     executed: int  # actions of the chunk that were carried out; the others came after the end
     ending: Ending | None  # None: it goes on
+    picture: NDArray[np.uint8] = UNSEEN  # square, color by color; no pixels at the end
 
 
 @runtime_checkable
@@ -37,6 +41,10 @@ class Environment(Protocol):
 
     def step(self, action: Sequence[float]) -> tuple[NDArray[np.float64], bool]:
         """Returns the next observation, and whether the goal is reached."""
+        ...
+
+    def look(self) -> NDArray[np.uint8]:
+        """Returns a square picture of the scene, color by color; no pixels if it has no camera."""
         ...
 
 
@@ -52,7 +60,7 @@ def act(environment: Environment, actions: Sequence[Sequence[float]]) -> Moment:
         _require_numbers(observation)
         if is_solved:
             return Moment(observation.astype(np.float32), executed, Ending.SUCCESS)
-    return Moment(observation.astype(np.float32), len(actions), None)
+    return Moment(observation.astype(np.float32), len(actions), None, environment.look())
 
 
 def begin(environment: Environment, scene: str) -> Moment:
@@ -63,7 +71,7 @@ def begin(environment: Environment, scene: str) -> Moment:
     """
     observation = environment.start(scene)
     _require_numbers(observation)
-    return Moment(observation.astype(np.float32), 0, None)
+    return Moment(observation.astype(np.float32), 0, None, environment.look())
 
 
 def _require_numbers(observation: NDArray[np.float64]) -> None:

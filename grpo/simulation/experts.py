@@ -26,20 +26,22 @@ class Demonstration:
     instruction: str
     observation: NDArray[np.float64]  # shape [step, number]
     action: NDArray[np.float64]  # shape [step, dimension], in [-1, 1]
+    picture: NDArray[np.uint8]  # shape [step, 3, pixels, pixels]
     is_solved: bool
 
 
-def demonstrate(scene: str, *, noise: float, seed: int) -> Demonstration:
+def demonstrate(scene: str, *, noise: float, seed: int, pixels: int = 0) -> Demonstration:
     """Returns an expert's way through a scene.
 
     Args:
       noise: Deviation of what is added to every action that is carried out: it shows how to come
         back from mistakes. [Laskey et al., 2017, DART]
+      pixels: Of a picture's side; 0: none are taken.
     """
     instruction, _ = split_scene(scene)
-    expert, player = make_expert(family_of(instruction)), MetaWorld()
+    expert, player = make_expert(family_of(instruction)), MetaWorld(pixels)
     generator = np.random.default_rng(seed)
-    observation, seen, done = player.start(scene), [], []
+    observation, seen, looked, done = player.start(scene), [], [], []
     left = LONGEST
     is_solved = False
     while left:
@@ -47,6 +49,7 @@ def demonstrate(scene: str, *, noise: float, seed: int) -> Demonstration:
             warnings.simplefilter("ignore")  # it remarks on every action that is to be clipped
             action = np.clip(expert.get_action(observation), -1, 1)
         seen.append(observation)
+        looked.append(player.look())
         done.append(action)
         shaken = np.clip(action + noise * generator.standard_normal(ACTIONS), -1, 1)
         observation, reached = player.step(shaken.tolist())
@@ -56,5 +59,6 @@ def demonstrate(scene: str, *, noise: float, seed: int) -> Demonstration:
         instruction=instruction_of(family_of(instruction)),
         observation=np.array(seen),
         action=np.array(done, np.float64),
+        picture=np.array(looked),
         is_solved=is_solved,
     )

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from grpo.errors import MissingExtraError, ParameterError
-from grpo.simulation.base import SEPARATOR
+from grpo.simulation.base import SEPARATOR, UNSEEN
+from grpo.simulation.camera import Camera
 
 try:
     import mujoco
@@ -28,14 +29,21 @@ DIGITS = 6  # of a coordinate in meters
 ACTIONS = 4  # of a step: the hand's motion in three directions, and the gripper's
 GRIPPER = 3  # the action that closes the gripper where it is positive
 OBSERVATIONS = 39  # the hand, two objects, the same one step before, and the goal
+HAND = 4  # of these, the first: where the hand is, and how far it is open
 
 
 class MetaWorld:
-    """An environment of the family that was asked for last: each takes about 20 MB."""
+    """An environment of the family that was asked for last: each holds a model of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, pixels: int = 0) -> None:
+        """Args:
+        pixels: Of a picture's side; 0: it has no camera.
+        """
         self._family = ""
         self._playing: Any = None
+        self._pixels = pixels
+        self._camera: Camera | None = None
+        self._goal = np.zeros(3)
 
     def start(self, scene: str) -> NDArray[np.float64]:
         """Returns the first observation of a scene: "pick place | 0.1 0.6 ..." in meters."""
@@ -43,15 +51,24 @@ class MetaWorld:
         if family_of(instruction) != self._family:
             self._family = family_of(instruction)
             self._playing = make_environment(self._family)
+            if self._pixels:
+                self._camera = Camera(*self.scene, width=self._pixels, height=self._pixels)
         self._playing._freeze_rand_vec = True
         self._playing._last_rand_vec = np.array(numbers)
         observation, _ = self._playing.reset()
+        self._goal = np.array(observation[-3:], np.float64)
         return np.asarray(observation, np.float64)
 
     def step(self, action: Sequence[float]) -> tuple[NDArray[np.float64], bool]:
         """Returns the next observation, and whether the goal is reached."""
         observation, _, _, _, info = self._playing.step(np.asarray(action))
         return np.asarray(observation, np.float64), bool(info["success"] > 0)
+
+    def look(self) -> NDArray[np.uint8]:
+        """Returns the scene with a ring around its goal, [color, row, column]."""
+        if self._camera is None:
+            return UNSEEN
+        return np.ascontiguousarray(self._camera.draw(self._goal).transpose(2, 0, 1))
 
     @property
     def scene(self) -> tuple[Any, Any]:
@@ -115,7 +132,7 @@ def make_expert(family: str) -> Any:
 def _shared_class(family: str) -> Any:
     """Returns the class of a family whose environments copy one model instead of reading files.
 
-    Reading takes ten times as long as copying, and a batch plays dozens of scenes at once.
+    Reading takes longer than copying, and a batch plays dozens of scenes at once.
     """
     original: Any = ALL_V3_ENVIRONMENTS[family]
     models: list[Any] = []

@@ -1,6 +1,8 @@
 """Environments in processes of their own, which may raise, hang or die without harm."""
 
+import base64
 import json
+import math
 import os
 import socket
 import subprocess
@@ -26,12 +28,20 @@ class EnvironmentPool:
     and a new process repeats what its other slots were asked, to the same state.
     """
 
-    def __init__(self, simulator: str, *, processes: int, timeout_seconds: float) -> None:
+    def __init__(
+        self,
+        simulator: str,
+        *,
+        processes: int,
+        timeout_seconds: float,
+        settings: Mapping[str, int] | None = None,
+    ) -> None:
         """Args:
         simulator: The class of its environments, as "module:class".
         timeout_seconds: For one answer: a scene started, or a chunk of actions carried out.
+        settings: What environments are made with.
         """
-        self._simulator = simulator
+        self._simulator = (simulator, json.dumps(settings or {}))
         self._timeout_seconds = timeout_seconds
         self._workers: list[_Worker | None] = [None] * processes
         self._history: dict[int, list[Order]] = {}
@@ -70,7 +80,7 @@ class EnvironmentPool:
     def _worker(self, index: int) -> "_Worker":
         worker = self._workers[index]
         if worker is None:
-            worker = self._workers[index] = _Worker(self._simulator)
+            worker = self._workers[index] = _Worker(*self._simulator)
         return worker
 
     def _collect(self, index: int, share: Mapping[int, Order]) -> dict[int, Moment]:
@@ -96,7 +106,7 @@ class EnvironmentPool:
         lost = self._workers[index]
         assert lost is not None
         lost.stop()
-        worker = self._workers[index] = _Worker(self._simulator)
+        worker = self._workers[index] = _Worker(*self._simulator)
         for slot, past in self._history.items():
             is_over = slot in moments and moments[slot].ending is not None
             if slot % len(self._workers) != index or is_over:
@@ -111,11 +121,11 @@ class EnvironmentPool:
 class _Worker:
     """The other end of `grpo.simulation.worker`."""
 
-    def __init__(self, simulator: str) -> None:
+    def __init__(self, simulator: str, settings: str) -> None:
         self._socket, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "grpo.simulation.worker", str(theirs.fileno()), simulator]
+        command = [sys.executable, "-m", "grpo.simulation.worker", str(theirs.fileno())]
         self._process = subprocess.Popen(
-            command,
+            [*command, simulator, settings],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -138,9 +148,12 @@ class _Worker:
           TimeoutError: If it does not come in time.
           ConnectionError: If the process has died.
         """
-        slot, observation, executed, ending = json.loads(self._read_line(timeout_seconds))
+        slot, observation, executed, ending, seen = json.loads(self._read_line(timeout_seconds))
         known = None if ending is None else Ending(ending)
-        return slot, Moment(np.array(observation, np.float32), executed, known)
+        pixels = np.frombuffer(base64.b64decode(seen), np.uint8)
+        side = math.isqrt(len(pixels) // 3)
+        picture = pixels.reshape(3, side, side)
+        return slot, Moment(np.array(observation, np.float32), executed, known, picture)
 
     def stop(self) -> None:
         """Ends the process."""

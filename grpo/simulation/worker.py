@@ -3,12 +3,14 @@
 Started by `grpo.simulation.pool`; ends when the socket closes.
 """
 
+import base64
 import importlib
 import json
 import socket
 import sys
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from grpo.simulation.base import Ending, Environment, act, begin
@@ -31,23 +33,28 @@ def serve(connection: socket.socket, make: Callable[[], Environment]) -> None:
 def _answer(
     slots: dict[int, Environment], slot: int, order: Any, make: Callable[[], Environment]
 ) -> list[Any]:
-    """Returns observation, executed actions and ending; an environment that raises has failed."""
+    """Returns what `grpo.simulation.pool` reads; an environment that raises has failed."""
     try:
         if slot not in slots:
             slots[slot] = make()
         does = begin if isinstance(order, str) else act
-        observation, executed, ending = does(slots[slot], order)
+        moment = does(slots[slot], order)
     except Exception:  # noqa: BLE001  the rollout boundary: a simulator may raise anything
         slots.pop(slot, None)
-        return [[], 0, Ending.FAILED]
-    return [observation.tolist(), executed, ending]
+        return [[], 0, Ending.FAILED, ""]
+    picture = base64.b64encode(moment.picture.tobytes()).decode()
+    return [moment.observation.tolist(), moment.executed, moment.ending, picture]
 
 
 def main() -> None:
-    """Serves the socket of the first argument with environments of the second, "module:class"."""
+    """Serves the socket of the first argument with environments of the second, "module:class".
+
+    The third argument is what they are made with, as JSON.
+    """
     warnings.simplefilter("ignore")
     module, _, name = sys.argv[2].partition(":")
-    serve(socket.socket(fileno=int(sys.argv[1])), getattr(importlib.import_module(module), name))
+    make = partial(getattr(importlib.import_module(module), name), **json.loads(sys.argv[3]))
+    serve(socket.socket(fileno=int(sys.argv[1])), make)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from grpo.artifacts.usage import Usage
 from grpo.errors import ArtifactError
 from grpo.objective.algorithms import flow_grpo
 from stages import report, train
-from tests.pipeline.workspaces import start_stages, until_done
+from tests.pipeline.workspaces import cut_short, run_stages_in, start_stages, until_done
 from tests.policies.tiny import rewarded
 from tests.policies.tiny_denoiser import TRANSFORMER, seeded, tiny_denoiser
 from tests.test_training import train as train_policy
@@ -53,27 +53,20 @@ def small() -> dict[str, Any]:
     params["evaluation"]["sampling"]["num_steps"] = 3
     params["evaluation"]["rollouts_per_prompt"] = 2
     for arm in params["arms"].values():
-        arm["curriculum"] = [
-            {"split_at_random": {"phases": 1, "prompts_per_phase": 4}},
-            {"fix_group_size": {"rollouts": 4}},
-        ]
         arm["sampling"] |= {"num_steps": 4, "window": [0, 3], "rollouts_per_batch": 8}
-        arm["training"] |= {"updates_per_round": 2, "updates_per_checkpoint": 1}
+        arm["training"] |= {"updates_per_checkpoint": 1}
         arm["objective"] = [
             {name: {**settings, "dimensions": 128}}
             for link in arm["objective"]
             for name, settings in link.items()
         ]
     params["arms"]["flash"]["sampling"]["scope"] = dict(SCOPE)
-    params["rounds"] = {name: {**params["rounds"][name]} for name in ROUNDS}
-    return params
+    return cut_short(params, ROUNDS)
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    workspace = tmp_path_factory.mktemp("images") / "workspace"
-    until_done(workspace, start_stages(workspace, small()))
-    return workspace
+    return run_stages_in(tmp_path_factory.mktemp("images"), small())
 
 
 def test_every_stage_leaves_what_the_next_one_reads(run: Path):
@@ -96,9 +89,10 @@ def test_every_stage_leaves_what_the_next_one_reads(run: Path):
 
 
 def test_a_second_workspace_agrees_to_the_byte(run: Path, tmp_path: Path):
-    until_done(tmp_path / "again", start_stages(tmp_path / "again", small()))
+    again = tmp_path / "workspace"
+    until_done(again, start_stages(again, small()))  # in a process of its own
     for path in sorted((run / "artifacts").rglob("*")):
-        other = tmp_path / "again" / path.relative_to(run)
+        other = again / path.relative_to(run)
         assert path.is_dir() or path.read_bytes() == other.read_bytes(), path.name
 
 

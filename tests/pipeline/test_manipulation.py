@@ -16,7 +16,7 @@ from benchmarks.workspaces import run_stages
 from grpo.artifacts.files import read_json
 from grpo.artifacts.tables import REWARDS, ROLLOUTS, read_table
 from grpo.artifacts.tensors import read_tensors
-from tests.pipeline.workspaces import contents, environment, start_stages, until_done
+from tests.pipeline.workspaces import contents, cut_short, environment, run_stages_in
 
 ROOT = Path(__file__).parents[2]
 ROUNDS = ("all-1", "pcm_ht-1")
@@ -37,21 +37,14 @@ def small() -> dict[str, Any]:
     params["policy"] |= {"max_steps": 12, "scenes": {"at_once": 1, "timeout_seconds": 30.0}}
     params["evaluation"]["rollouts_per_prompt"] = 2
     for arm in params["arms"].values():
-        arm["curriculum"] = [
-            {"split_at_random": {"phases": 1, "prompts_per_phase": 4}},
-            {"fix_group_size": {"rollouts": 4}},
-        ]
         arm["sampling"]["rollouts_per_batch"] = 4
-        arm["training"] |= {"updates_per_round": 2, "updates_per_audit": 2}
-    params["rounds"] = {name: {**params["rounds"][name]} for name in ROUNDS}
-    return params
+        arm["training"] |= {"updates_per_audit": 2}
+    return cut_short(params, ROUNDS)
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    workspace = tmp_path_factory.mktemp("robot") / "workspace"
-    until_done(workspace, start_stages(workspace, small()))
-    return workspace
+    return run_stages_in(tmp_path_factory.mktemp("robot"), small())
 
 
 def test_every_stage_leaves_what_the_next_one_reads(run: Path):
@@ -93,15 +86,12 @@ def test_a_masked_arm_trains_its_budget_and_keeps_its_chances_in_the_policy(run:
 def test_a_killed_rollout_leaves_no_process_and_all_that_follows_ends_with_the_same_bytes(
     run: Path, tmp_path: Path
 ):
-    """What comes before the rounds stays; the rest is made again, in one process, without dvc."""
+    """What does not follow from the round stays; the rest is made again, without dvc."""
     workspace = tmp_path / "killed"
     shutil.copytree(run, workspace, ignore=shutil.ignore_patterns("__pycache__"))
     expected = contents(workspace / "artifacts")
-    for folder in ("rollouts", "rewards", "training", "evaluations"):
-        shutil.rmtree(workspace / "artifacts" / folder)
-    shutil.copytree(run / "artifacts/training/base", workspace / "artifacts/training/base")
-    for name in ROUNDS:
-        shutil.rmtree(workspace / "artifacts" / "policies" / name)
+    for path in sorted((workspace / "artifacts").glob("*/all-1*")):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
     a = Path("artifacts")
     paths = ["policies/base", "policies/base", "prompts/train.parquet", "curricula/all.parquet"]
     arguments = [str(a / each) for each in [*paths, "profile/rollouts", "rollouts/all-1"]]
@@ -117,7 +107,7 @@ def test_a_killed_rollout_leaves_no_process_and_all_that_follows_ends_with_the_s
     process.wait()
     assert workers
     assert psutil.wait_procs(workers, timeout=30)[1] == []
-    assert not (workspace / "artifacts" / "rollouts").exists()
+    assert not (workspace / "artifacts" / "rollouts" / "all-1").exists()
     run_stages(workspace)
     again = contents(workspace / "artifacts")
     assert again.keys() == expected.keys()

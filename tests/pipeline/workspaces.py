@@ -4,10 +4,14 @@ import os
 import shutil
 import subprocess
 import sys
+import warnings
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+from benchmarks.workspaces import make_workspace, run_stages
 
 ROOT = Path(__file__).parents[2]
 # What a stage reads; the rest of a workspace is DVC's and git's own.
@@ -54,6 +58,17 @@ def two_arms() -> dict[str, Any]:
 
 def write_two_arms(target: Path) -> None:
     target.write_text(yaml.safe_dump(two_arms(), sort_keys=False))
+
+
+def cut_short(params: dict[str, Any], rounds: Collection[str]) -> dict[str, Any]:
+    """Returns a recipe with the named rounds alone, each of two updates on four groups of four."""
+    for arm in params["arms"].values():
+        arm["curriculum"] = [
+            {"split_at_random": {"phases": 1, "prompts_per_phase": 4}},
+            {"fix_group_size": {"rollouts": 4}},
+        ]
+        arm["training"] |= {"updates_per_round": 2}
+    return {**params, "rounds": {name: params["rounds"][name] for name in rounds}}
 
 
 def copy_for_stages(finished: Path, target: Path) -> Path:
@@ -112,6 +127,16 @@ def start_stages(root: Path, params: dict[str, Any]) -> subprocess.Popen[str]:
             stderr=log,
             text=True,
         )
+
+
+def run_stages_in(folder: Path, params: dict[str, Any]) -> Path:
+    """Returns a workspace in which all stages but report and lineage have run, in this process."""
+    workspace = folder / "workspace"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # dvc's own
+        make_workspace(workspace, params)
+        run_stages(workspace)
+    return workspace
 
 
 def until_done(root: Path, process: subprocess.Popen[str]) -> None:

@@ -84,7 +84,7 @@ def test_rollouts_are_the_same_for_any_number_of_processes(actor: ActionChunkPol
     trajectory, logp = drawn(actor)
     with tiny_actor(processes=3) as other:
         again, again_logp = drawn(other)
-    packed, other_packed = actor.pack(trajectory, logp), actor.pack(again, again_logp)
+    packed, other_packed = trajectory.pack(logp), again.pack(again_logp)
     assert all(torch.equal(packed[name], other_packed[name]) for name in packed)
     different, _ = drawn(actor, seed=1)
     assert not torch.equal(different.action, trajectory.action)
@@ -129,7 +129,7 @@ def test_an_environment_that_fails_leaves_no_steps_and_no_trace_in_the_others(
     assert texts[0] == "failed after 0 steps"
     assert texts[4] == "timed out after 0 steps"
     assert torch.isfinite(logp).all()
-    assert len(actor.pack(trajectory, logp)["executed"]) == 5
+    assert len(trajectory.pack(logp)["executed"]) == 5
 
 
 def test_greedy_draws_are_the_likeliest_and_need_no_luck(actor: ActionChunkPolicy):
@@ -143,7 +143,7 @@ def test_greedy_draws_are_the_likeliest_and_need_no_luck(actor: ActionChunkPolic
 def test_what_was_packed_comes_back_and_can_be_cut(actor: ActionChunkPolicy):
     trajectory, logp = drawn(actor)
     group = trajectory.group * 3 + 1
-    packed = actor.pack(trajectory, logp)
+    packed = trajectory.pack(logp)
     back, behavior = actor.unpack(packed, group)
     assert torch.equal(behavior, logp)
     assert torch.equal(back.chunks.phase, trajectory.chunks.phase)
@@ -224,7 +224,7 @@ WRONG = {
 def test_broken_tensors_are_refused_in_a_sentence(actor: ActionChunkPolicy, message: str):
     trajectory, logp = drawn(actor)
     name, change = WRONG[message]
-    packed = actor.pack(trajectory, logp)
+    packed = trajectory.pack(logp)
     packed[name] = change(packed[name])
     with pytest.raises(ArtifactError, match=message):
         actor.unpack(packed, trajectory.group)

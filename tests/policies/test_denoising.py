@@ -143,7 +143,7 @@ def test_a_step_without_noise_has_no_log_prob():
 def test_a_stored_trajectory_comes_back(settings: dict[str, Any]):
     policy, trajectory, logp = sampled(**settings)
     group = trajectory.group * 7 + 3
-    stored = policy.pack(trajectory, logp)
+    stored = trajectory.pack(logp)
     back, behavior = policy.unpack(stored, group)
     assert torch.equal(behavior, logp)
     for name in ("group", "mask", "before", "after", "media"):
@@ -158,7 +158,7 @@ def test_a_stored_trajectory_comes_back(settings: dict[str, Any]):
 def test_some_of_what_is_stored_is_what_was_drawn_of_it(settings: dict[str, Any]):
     policy, trajectory, logp = sampled(**settings)
     kept = torch.tensor([False, True, True, False, False, True, True])
-    stored = policy.repack(policy.pack(trajectory, logp), trajectory.group, kept)
+    stored = policy.repack(trajectory.pack(logp), trajectory.group, kept)
     back, behavior = policy.unpack(stored, trajectory.group[kept])
     chosen = trajectory.select(kept.nonzero()[:, 0], 5)
     assert torch.equal(behavior, logp[kept])
@@ -175,7 +175,7 @@ def test_a_selection_is_scored_as_in_the_whole():
 
 def test_a_group_with_noise_at_different_steps_is_refused():
     policy, trajectory, logp = sampled(**ONE)
-    stored = policy.pack(trajectory, logp)
+    stored = trajectory.pack(logp)
     stored["step_index"][1] = (stored["step_index"][0] + 1) % 4
     with pytest.raises(ArtifactError, match="U4: group 0 has noise at different steps"):
         policy.unpack(stored, trajectory.group)
@@ -184,7 +184,7 @@ def test_a_group_with_noise_at_different_steps_is_refused():
 @pytest.mark.parametrize("wrong", [-1, 4, 9])
 def test_a_step_that_cannot_have_noise_is_refused(wrong: int):
     policy, trajectory, logp = sampled()
-    stored = policy.pack(trajectory, logp)
+    stored = trajectory.pack(logp)
     stored["step_index"][0] = wrong
     with pytest.raises(ArtifactError, match="step_index must name a rollout's steps once each"):
         policy.unpack(stored, trajectory.group)
@@ -196,7 +196,7 @@ def test_a_step_that_cannot_have_noise_is_refused(wrong: int):
 @pytest.mark.parametrize("name", ["media", "before", "condition.pooled_projections"])
 def test_what_does_not_fit_is_named(name: str):
     policy, trajectory, logp = sampled()
-    stored = policy.pack(trajectory, logp)
+    stored = trajectory.pack(logp)
     cut = {**stored, name: stored[name][:-1]}
     with pytest.raises(ArtifactError, match=f"{name} must have .* entries"):
         policy.unpack(cut, trajectory.group)
@@ -224,7 +224,7 @@ def test_an_update_of_one_step_costs_the_same_for_any_number_of_steps(num_steps:
         )
         policy.cost = Cost()
         policy.log_prob(trajectory).sum().backward()
-        size = sum(each.numel() for each in policy.pack(trajectory, logp).values())
+        size = sum(each.numel() for each in trajectory.pack(logp).values())
         fixed = trajectory.media.numel() + sum(e.numel() for e in trajectory.conditions.values())
         fixed += 2 * sum(SIZES)  # how many steps have noise, and which variant it was
         counts[stochastic] = policy.cost.flops / policy._training_flops, size - fixed

@@ -222,7 +222,7 @@ def test_recorded_routing_survives_packing_joining_and_selecting():
     policy = tiny_moe(routing="replay_sampled")
     first, first_logp = sampled(policy)
     second, second_logp = policy.sample(["zz=", "q="], group_sizes=[2, 2], generator=seeded(1))
-    packed = [policy.pack(first, first_logp), policy.pack(second, second_logp)]
+    packed = [first.pack(first_logp), second.pack(second_logp)]
     joined = {name: torch.cat([part[name] for part in packed]) for name in packed[0]}
     assert joined["experts"].shape == (int((joined["steps"] - 1).sum()), 2, 2)
     assert joined["experts"].dtype == joined["prompt_experts"].dtype == torch.uint8
@@ -245,13 +245,13 @@ def test_what_is_not_replayed_is_not_stored():
     for policy in (tiny_policy(), tiny_moe(), tiny_moe(routing="replay_proximal")):
         trajectory, logp = sampled(policy)
         assert trajectory.routing is None
-        assert "experts" not in policy.pack(trajectory, logp)
+        assert "experts" not in trajectory.pack(logp)
 
 
 def test_expert_numbers_beyond_a_byte_are_stored_as_two():
     policy = tiny_moe(routing="replay_sampled", num_experts=256)
     trajectory, logp = sampled(policy)
-    packed = policy.pack(trajectory, logp)
+    packed = trajectory.pack(logp)
     assert packed["experts"].dtype == torch.int16
     assert largest_difference(policy, policy.unpack(packed, trajectory.group)[0], logp) < 2e-5
 
@@ -265,14 +265,15 @@ def test_replay_of_a_dense_model_is_refused_by_the_parameters_name():
 def test_rollouts_without_routing_are_refused_by_the_parameters_name():
     dense, policy = tiny_policy(), tiny_moe(routing="replay_sampled")
     trajectory, logp = sampled(dense)
-    packed = dense.pack(trajectory, logp)
+    packed = trajectory.pack(logp)
     with pytest.raises(ArtifactError, match=r"no routing for policy.routing replay_sampled"):
         policy.unpack(packed, trajectory.group)
     with pytest.raises(ValueError, match=r"policy.routing replay_sampled needs a trajectory"):
         policy.log_prob(trajectory)
     other = tiny_moe(routing="replay_sampled", num_hidden_layers=1)
+    chosen, chosen_logp = sampled(other)
     with pytest.raises(ArtifactError, match=r"prompt_experts must be torch.uint8 of \(\d+, 2, 2\)"):
-        policy.unpack(other.pack(*sampled(other)), trajectory.group)
+        policy.unpack(chosen.pack(chosen_logp), trajectory.group)
 
 
 def test_routers_are_left_as_they_were_even_after_an_error():

@@ -103,7 +103,7 @@ def test_packed_trajectories_unpack_and_concatenate():
     policy = tiny_policy()
     first, first_logp = policy.sample(PROMPTS, group_sizes=SIZES, generator=seeded())
     second, second_logp = policy.sample(["zz=", "q="], group_sizes=[2, 2], generator=seeded(1))
-    packed = [policy.pack(first, first_logp), policy.pack(second, second_logp)]
+    packed = [first.pack(first_logp), second.pack(second_logp)]
     joined = {name: torch.cat([part[name] for part in packed]) for name in packed[0]}
     group = torch.cat([first.group + 50, second.group + 10])  # ids need not be sorted
     trajectory, logp = policy.unpack(joined, group)
@@ -115,7 +115,7 @@ def test_packed_trajectories_unpack_and_concatenate():
 def test_tensors_that_do_not_fit_the_table_are_refused():
     policy = tiny_policy()
     trajectory, logp = policy.sample(PROMPTS, group_sizes=SIZES, generator=seeded())
-    packed = policy.pack(trajectory, logp)
+    packed = trajectory.pack(logp)
     with pytest.raises(ArtifactError, match="its table 8 of 3"):
         policy.unpack(packed, trajectory.group[:-1])
     with pytest.raises(ArtifactError, match="must hold"):

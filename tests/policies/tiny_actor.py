@@ -13,7 +13,7 @@ from grpo.policies.chunk_decoding import ChunkDecoding
 from grpo.policies.phases import LABELLERS
 from grpo.simulation.pool import EnvironmentPool
 
-SHAPE = ChunkShape(observations=1, length=2, actions=2, bins=5, positions=2)
+SHAPE = ChunkShape(observations=1, pixels=0, length=2, actions=2, bins=5, positions=2)
 SCENES = ["goes on | 0", "solves | 3", "solves it all | 0"]  # what | at which step
 
 

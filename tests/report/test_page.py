@@ -11,7 +11,9 @@ from finished_run import ReadWith
 from grpo.artifacts.files import write_json
 from grpo.artifacts.usage import Usage
 from grpo.params import Parameters
+from grpo.report.figures import LABEL_OF_KIND
 from grpo.report.page import PAGE, write_page
+from grpo.report.seconds import ACTIVITIES, ACTIVITY_OF_PART, stages_of
 
 FETCHING = {"src", "href", "xlink:href", "data", "action", "srcset", "poster"}
 VOID = {"meta", "br"}
@@ -112,6 +114,21 @@ def test_measured_seconds_are_compared_when_every_stage_has_them(
     text = " ".join(read((artifacts / "report" / PAGE).read_text()).text.split())
     # uniform: 60 s. sgpo: 0.25 at 6 s, 0.875 at 36 s: 0.75 at 6 + 0.8 * 30 = 30 s.
     assert "sgpo needed 50 % less: 30.0 s instead of 1 min 00 s" in text
+
+
+def test_every_activity_that_took_seconds_is_drawn(
+    read_with: ReadWith, artifacts: Path, params: Parameters
+) -> None:
+    read_with()
+    parts = dict.fromkeys(ACTIVITY_OF_PART, 1.0)
+    for stage in stages_of(params):
+        usage = Usage(seconds=len(parts) + 1.0, seconds_by_part=parts)  # a second of something else
+        write_json(Path(".runs") / f"{stage}.json", asdict(usage))
+    write_page(artifacts, params, artifacts / "report")
+    page = (artifacts / "report" / PAGE).read_text()
+    figure = page.partition("Where the time went")[2].partition("</figure>")[0]
+    labels = [LABEL_OF_KIND.get(each, each) for each in ACTIVITIES]
+    assert [each for each in labels if each not in figure] == []
 
 
 def test_an_arm_that_never_gets_there_still_has_a_page(

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from grpo.simulation.base import UNSEEN
+
 
 class Faulty:
     """A scene is "what | at": "raises | 3" raises at its third step, "solves | 3" reaches its goal.
@@ -31,6 +33,9 @@ class Faulty:
         is_due = self._steps == self._at
         self._misbehave()
         return self._sum.copy(), is_due and self._what == "solves"
+
+    def look(self) -> NDArray[np.uint8]:
+        return UNSEEN
 
     def _misbehave(self) -> None:
         if self._steps != self._at:

@@ -1,18 +1,14 @@
 """Pictures of a scene that is played, cast ray by ray: few machines have what OpenGL needs."""
 
-from collections.abc import Collection, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int, UInt8
 
-from grpo.simulation.base import Moment, act, begin
-from grpo.simulation.metaworld import MetaWorld
-
-WIDTH, HEIGHT = 160, 120
+WIDTH, HEIGHT = 160, 120  # of a film's frame
 EYE = np.array([0.95, 0.15, 0.8])  # meters, as all places here; the arm stands at 0 0 0
 TARGET = np.array([0.0, 0.64, 0.13])
-FIELD_DEGREES = 34.0  # from the top of a picture to its bottom
+FIELD_DEGREES = 34.0  # from the top of a film's frame to its bottom; every frame is as broad
 LAMP = np.array([0.35, 0.2, 2.2])
 AMBIENT, SHADOW = 0.45, 0.3  # light that is everywhere; what of the lamp's is left in its shadow
 GAMMA = 1.4
@@ -24,51 +20,29 @@ VISIBLE = np.array([1, 1, 1, 1, 0, 0], np.uint8)  # groups of geoms; Meta-World 
 UNSET = (0.5, 0.5, 0.5, 1.0)  # a geom's color that leaves it to its material
 GOAL_COLOR, RIM_COLOR = (40, 220, 90), (15, 50, 25)
 GOAL_PIXELS, GOAL_BREADTH, RIM_BREADTH = 5.5, 0.9, 0.8  # a ring's radius; pixels to either side
+PIXEL = 2 * np.tan(np.radians(FIELD_DEGREES) / 2) / HEIGHT  # of a film, seen from a meter away
 
 Frame = UInt8[np.ndarray, "height width 3"]
 Point = Float[np.ndarray, "3"]
 Points = Float[np.ndarray, "height width 3"]
 
 
-class Replay(NamedTuple):
-    """A rollout that was played again."""
-
-    frames: list[Frame]  # those that were asked for
-    moments: list[Moment]  # one after each chunk
-
-
-def replay(
-    scene: str, chunks: Sequence[Sequence[Sequence[float]]], *, shown: Collection[int]
-) -> Replay:
-    """Returns a rollout played again: frame k is before chunk k, the last one after all chunks.
-
-    Args:
-      chunks: The actions that were carried out.
-      shown: The frames to draw.
-    """
-    player, frames, moments = MetaWorld(), list[Frame](), list[Moment]()
-    moment = begin(player, scene)
-    camera = Camera(player)
-    for number in range(len(chunks) + 1):
-        if number in shown:
-            frames.append(camera.draw(moment.observation[-3:].astype(np.float64)))
-        if number < len(chunks):
-            moment = act(player, chunks[number])
-            moments.append(moment)
-    return Replay(frames, moments)
-
-
 class Camera:
     """Beside the table, at the same place for every scene; shows the one that is played."""
 
-    def __init__(self, player: MetaWorld) -> None:
-        self._model, self._data = player.scene
-        self._colors = _colors(self._model)
-        self._floor = int(self._model.geom(FLOOR).id)
+    def __init__(self, model: Any, data: Any, *, width: int = WIDTH, height: int = HEIGHT) -> None:
+        """Args:
+        model, data: Of MuJoCo.
+        """
+        self._model, self._data = model, data
+        self._width, self._height = width, height
+        self._zoom = width / WIDTH
+        self._colors = _colors(model)
+        self._floor = int(model.geom(FLOOR).id)
 
     def draw(self, goal: Point) -> Frame:
         """Returns what the scene looks like now, with a ring around where the goal is."""
-        rays = _rays()
+        rays = self._rays()
         geom, distance = _cast(self._model, self._data, EYE, rays)
         is_thing = (geom >= 0) & (geom != self._floor)
         points = EYE + rays * np.where(is_thing, distance, 0.0)[..., None]
@@ -81,18 +55,36 @@ class Camera:
         light = AMBIENT + (1 - AMBIENT) * lit
         shade = np.where(is_thing[..., None], self._colors[geom] * light[..., None], BACKGROUND)
         frame = (shade.clip(0, 1) ** (1 / GAMMA) * 255).round().astype(np.uint8)
-        return _mark_goal(frame, goal)
+        return self._mark_goal(frame, goal)
 
+    def locate(self, point: Point) -> tuple[float, float]:
+        """Returns the column and the row at which a frame shows a point; pixels begin at -0.5."""
+        forward, right, up = _axes()
+        way = point - EYE
+        scale = self._zoom / PIXEL / (way @ forward)
+        return (
+            float(scale * (way @ right) + (self._width - 1) / 2),
+            float((self._height - 1) / 2 - scale * (way @ up)),
+        )
 
-def locate(point: Point) -> tuple[float, float]:
-    """Returns the column and the row at which a frame shows a point; pixels begin at -0.5."""
-    forward, right, up = _axes()
-    way = point - EYE
-    scale = HEIGHT / 2 / np.tan(np.radians(FIELD_DEGREES) / 2) / (way @ forward)
-    return (
-        float(scale * (way @ right) + (WIDTH - 1) / 2),
-        float((HEIGHT - 1) / 2 - scale * (way @ up)),
-    )
+    def _rays(self) -> Points:
+        """Returns the direction of every pixel's middle, one meter long."""
+        forward, right, up = _axes()
+        pixel = PIXEL / self._zoom
+        across = (np.arange(self._width) - (self._width - 1) / 2)[None, :, None] * pixel
+        upward = ((self._height - 1) / 2 - np.arange(self._height))[:, None, None] * pixel
+        rays = forward + across * right + upward * up
+        unit: Points = rays / np.linalg.norm(rays, axis=-1, keepdims=True)
+        return unit
+
+    def _mark_goal(self, frame: Frame, goal: Point) -> Frame:
+        """Returns a frame with a ring, in front of everything: many goals are inside things."""
+        column, row = self.locate(goal)
+        rows = np.arange(self._height)[:, None]
+        away = np.hypot(np.arange(self._width) - column, rows - row) / self._zoom
+        off = np.abs(away - GOAL_PIXELS)[..., None]
+        marked = np.where(off < GOAL_BREADTH + RIM_BREADTH, np.array(RIM_COLOR, np.uint8), frame)
+        return np.where(off < GOAL_BREADTH, np.array(GOAL_COLOR, np.uint8), marked)
 
 
 def _axes() -> tuple[Point, Point, Point]:
@@ -101,17 +93,6 @@ def _axes() -> tuple[Point, Point, Point]:
     right = np.cross(forward, [0.0, 0.0, 1.0])
     right /= np.linalg.norm(right)
     return forward, right, np.cross(right, forward)
-
-
-def _rays() -> Points:
-    """Returns the direction of every pixel's middle, one meter long."""
-    forward, right, up = _axes()
-    pixel = 2 * np.tan(np.radians(FIELD_DEGREES) / 2) / HEIGHT
-    across = (np.arange(WIDTH) - (WIDTH - 1) / 2)[None, :, None] * pixel
-    upward = ((HEIGHT - 1) / 2 - np.arange(HEIGHT))[:, None, None] * pixel
-    rays = forward + across * right + upward * up
-    unit: Points = rays / np.linalg.norm(rays, axis=-1, keepdims=True)
-    return unit
 
 
 def _cast(
@@ -165,12 +146,3 @@ def _mean_of_texture(model: Any, texture: int) -> Point:
     size = model.tex_width[texture] * model.tex_height[texture] * channels
     texels = model.tex_data[start : start + size].reshape(-1, channels)[:, :3]
     return np.asarray(texels.mean(axis=0) / 255, np.float64)
-
-
-def _mark_goal(frame: Frame, goal: Point) -> Frame:
-    """Returns a frame with a ring, in front of everything: many goals are inside things."""
-    column, row = locate(goal)
-    away = np.hypot(np.arange(WIDTH) - column, np.arange(HEIGHT)[:, None] - row)
-    off = np.abs(away - GOAL_PIXELS)[..., None]
-    marked = np.where(off < GOAL_BREADTH + RIM_BREADTH, np.array(RIM_COLOR, np.uint8), frame)
-    return np.where(off < GOAL_BREADTH, np.array(GOAL_COLOR, np.uint8), marked)

@@ -3,17 +3,9 @@
 import numpy as np
 import pytest
 
+from grpo.simulation.camera import GOAL_COLOR, GOAL_PIXELS, HEIGHT, WIDTH, Camera, Frame
 from grpo.simulation.metaworld import MetaWorld
-from grpo.simulation.rendering import (
-    GOAL_COLOR,
-    GOAL_PIXELS,
-    HEIGHT,
-    WIDTH,
-    Camera,
-    Frame,
-    locate,
-    replay,
-)
+from grpo.simulation.replay import replay
 
 SCENE = "push | 0.05 0.62 0.02 -0.08 0.85 0.01"  # where the puck is, then its goal, in meters
 PUCK, GOAL = np.array([0.05, 0.62, 0.02]), np.array([-0.08, 0.85, 0.01])
@@ -24,12 +16,12 @@ CHUNKS = [[DOWN] * 4, [LEFT] * 4, [LEFT] * 2]
 def started() -> tuple[MetaWorld, Camera]:
     player = MetaWorld()
     player.start(SCENE)
-    return player, Camera(player)
+    return player, Camera(*player.scene)
 
 
-def distance_from(point: np.ndarray) -> np.ndarray:
+def distance_from(point: np.ndarray, camera: Camera) -> np.ndarray:
     """Returns how many pixels each pixel is away from where a point is seen."""
-    column, row = locate(point)
+    column, row = camera.locate(point)
     return np.hypot(np.arange(WIDTH) - column, np.arange(HEIGHT)[:, None] - row)
 
 
@@ -55,7 +47,7 @@ def test_a_hand_that_moves_changes_pixels_where_it_was_and_where_it_is():
     hands.append(observation[:3])
     changed = (camera.draw(GOAL) != before).any(axis=-1)
     for hand in hands:
-        assert changed[distance_from(hand) < 8].mean() > 0.3
+        assert changed[distance_from(hand, camera) < 8].mean() > 0.3
     # The right edge of the table is where neither the arm nor its shadow comes.
     assert not changed[-HEIGHT // 4 :, -WIDTH // 4 :].any()
     assert changed.mean() < 0.4
@@ -66,15 +58,15 @@ def test_a_point_is_seen_where_a_ray_hits_what_lies_there():
     frame = camera.draw(GOAL)
     is_puck = (frame[..., 0] > 0) & (frame[..., 1:] == 0).all(axis=-1)  # nothing else is pure red
     assert is_puck.sum() > 10
-    np.testing.assert_allclose(middle(is_puck), locate(PUCK), atol=1.5)
+    np.testing.assert_allclose(middle(is_puck), camera.locate(PUCK), atol=1.5)
 
 
 def test_the_ring_is_around_where_the_goal_is():
     _, camera = started()
     for goal in (GOAL, PUCK, np.array([0.2, 0.5, 0.3])):
         ring = is_goal(camera.draw(goal))
-        np.testing.assert_allclose(middle(ring), locate(goal), atol=0.5)
-        assert np.abs(distance_from(goal)[ring] - GOAL_PIXELS).max() < 1
+        np.testing.assert_allclose(middle(ring), camera.locate(goal), atol=0.5)
+        assert np.abs(distance_from(goal, camera)[ring] - GOAL_PIXELS).max() < 1
     without = camera.draw(np.array([0.0, 5.0, 0.0]))
     assert not is_goal(without).any()
 

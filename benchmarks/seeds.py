@@ -1,0 +1,39 @@
+"""Benchmarks that run seed by seed, and keep what every finished seed says in one file."""
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks.demo import RESULTS, machine, revision_of
+from grpo.artifacts.files import read_json, write_json
+
+
+def record_seeds(
+    name: str,
+    arms: dict[str, Any],
+    run_seed: Callable[[int], Any],
+    describe: Callable[[dict[str, Any]], dict[str, Any]],
+) -> dict[str, Any]:
+    """Runs the seeds of the command line, and returns what results/NAME.json then holds.
+
+    Args:
+      arms: As the file describes them; what it holds of other arms is not kept.
+      describe: What the file says beside the runs, from those of all finished seeds.
+    """
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}")
+    parser.add_argument("seeds", nargs="*", type=int, metavar="SEED")
+    out = RESULTS / f"{name}.json"
+    for seed in parser.parse_args().seeds:
+        found = run_seed(seed)
+        # Read as late as this: seeds may run beside each other.
+        stored = read_json(out) if out.exists() else {}
+        runs = {**(stored["runs"] if stored.get("arms") == arms else {}), str(seed): found}
+        about = {
+            "command": f"python -m benchmarks.{name} {' '.join(sorted(runs))}",
+            "revision": revision_of("HEAD"),
+            "machine": machine(),
+            "arms": arms,
+        }
+        write_json(out, {**about, **describe(runs), "runs": runs})
+    results: dict[str, Any] = read_json(out)
+    return results
