@@ -1,9 +1,10 @@
 """What a robot's policy learns from three chunks per rollout, against all of them.
 
-python -m benchmarks.allocation_chunks 0 1 2    # runs what is missing, then writes the results
-python -m benchmarks.allocation_chunks          # table and figure from the results
+python -m benchmarks.allocation_chunks 0 1 2 3 4 5   # runs what is missing, then writes the results
+python -m benchmarks.allocation_chunks               # table and figure from the results
 
-The arms are in allocation_chunks.yaml; task, base and evaluation are those of
+The arms, and the seeds of those that do not run on all, are in allocation_chunks.yaml; an arm is
+compared with the others on the seeds that both have. Task, base and evaluation are those of
 recipes/manipulation.yaml. A seed's runs lie under .work/ and are taken up again after an
 interruption; remove that folder when the code has changed. Writes results/allocation_chunks.json
 and docs/allocation_chunks.svg. What an update costs for larger policies, where gradients dominate,
@@ -34,7 +35,9 @@ FIGURE = ROOT / "docs" / "allocation_chunks.svg"
 ROUNDS = 4
 EVALUATED = (2, 4)
 REFERENCE = "all"
+BY_PHASE = ("pcm", "pcm_ht")  # the arms whose phases are kept in the results
 RESAMPLES = 2000
+PROFILED = ("phases", "contrast_rank_correlation", "variance_by_advantage", "variance_by_gradient")
 COSTS = {
     "cpu_seconds": ("processor seconds, simulation included", 1.0),
     "trained_chunks": ("thousand chunks backpropagated", 1e3),
@@ -79,16 +82,18 @@ def run_seed(seed: int) -> dict[str, Any]:
         curves[arm] = points
         rates[arm] = _rates(artifacts, f"{arm}-{ROUNDS}")
     profile = read_json(artifacts / "profile" / "summary.json")
-    phases = {name: profile[name] for name in ("phases", "contrast_rank_correlation")}
-    keep = {arm: _keep(artifacts, f"{arm}-{ROUNDS}") for arm in ("pcm", "pcm_ht")}
+    phases = {name: profile[name] for name in PROFILED}
+    keep = {arm: _keep(artifacts, f"{arm}-{ROUNDS}") for arm in curves if arm in BY_PHASE}
     return {"curves": curves, "rates": rates, "profile": phases, "keep": keep}
 
 
 def parameters(seed: int) -> dict[str, Any]:
-    """Returns the recipe with the benchmark's arms and four rounds of each."""
+    """Returns the recipe with the seed's arms of this benchmark and four rounds of each."""
     params = yaml.safe_load((ROOT / "recipes" / "manipulation.yaml").read_text())
-    changes = yaml.safe_load(ARMS.read_text())
-    arms = {name: {**params["arms"][REFERENCE], **each} for name, each in changes.items()}
+    arms = {}
+    for name, change in yaml.safe_load(ARMS.read_text()).items():
+        if seed in change.pop("seeds", [seed]):
+            arms[name] = {**params["arms"][REFERENCE], **change}
     rounds = {
         f"{arm}-{number}": {
             "arm": arm,
@@ -103,16 +108,17 @@ def parameters(seed: int) -> dict[str, Any]:
 
 def summarize(runs: Runs) -> dict[str, Any]:
     """Returns, by arm, means over seeds and intervals over the prompts of all seeds."""
-    references = [run["curves"][REFERENCE] for run in runs.values()]
     summary = {}
-    for arm in next(iter(runs.values()))["curves"]:
-        curves = [run["curves"][arm] for run in runs.values()]
+    for arm in _arms(runs):
+        own = _with(runs, arm)
+        curves = [run["curves"][arm] for run in own]
+        references = [run["curves"][REFERENCE] for run in own]
         last = [each[-1] for each in curves]
         full = [each[-1] for each in references]
         summary[arm] = {
-            "success": float(np.mean([each["mean_at_k"] for each in last])),
-            "gain": _paired(runs, arm, "base"),
-            "against_all": _paired(runs, arm, REFERENCE),
+            "seeds": len(own),
+            "gain": _paired(own, arm, "base"),
+            "against_all": _paired(own, arm, REFERENCE),
             "chunks_of_all": _ratio(last, full, "trained_chunks"),
             "train_flops_of_all": _ratio(last, full, "train_flops"),
             "train_seconds_of_all": _ratio(last, full, "train_cpu_seconds"),
@@ -124,14 +130,14 @@ def summarize(runs: Runs) -> dict[str, Any]:
 
 
 def table(results: dict[str, Any]) -> str:
-    """Returns Markdown: success at the end, paired differences, and costs as shares of `all`."""
-    titles = ["arm", "success", "gain over the base", "against all chunks", "chunks", "FLOPs of "]
+    """Returns Markdown: paired differences in success at the end, costs as shares of `all`."""
+    titles = ["arm", "seeds", "gain over the base", "against all chunks", "chunks", "FLOPs of "]
     titles[-1] += "updates"
     titles += ["seconds of training", "seconds in all"]
     lines = [f"| {' | '.join(titles)} |", "|" + "---|" * len(titles)]
     shares = ("chunks_of_all", "train_flops_of_all", "train_seconds_of_all", "seconds_of_all")
     for arm, row in results["summary"].items():
-        cells = [arm, f"{row['success']:.3f}"]
+        cells = [arm, str(row["seeds"])]
         cells += [_say(row[name]) for name in ("gain", "against_all")]
         cells += [f"{row[name]:.0%}" for name in shares]
         lines.append(f"| {' | '.join(cells)} |")
@@ -143,8 +149,8 @@ def draw(runs: Runs) -> Figure:
     with styled():
         figure = Figure(figsize=(11.0, 4.6), layout="constrained")
         panels = figure.subplots(1, len(COSTS), sharey=True)
-        for index, arm in enumerate(next(iter(runs.values()))["curves"]):
-            curves = [run["curves"][arm] for run in runs.values()]
+        for index, arm in enumerate(_arms(runs)):
+            curves = [run["curves"][arm] for run in _with(runs, arm)]
             color = colormaps["tab10"](index)
             for axes, (cost, (label, unit)) in zip(panels, COSTS.items()):
                 points = gains_by_cost(curves, cost)
@@ -155,9 +161,19 @@ def draw(runs: Runs) -> Figure:
     return figure
 
 
-def _paired(runs: Runs, arm: str, other: str) -> dict[str, float]:
+def _arms(runs: Runs) -> list[str]:
+    """Returns the arms of any seed."""
+    return list(dict.fromkeys(arm for run in runs.values() for arm in run["curves"]))
+
+
+def _with(runs: Runs, arm: str) -> list[dict[str, Any]]:
+    """Returns the runs of the seeds that an arm has."""
+    return [run for run in runs.values() if arm in run["curves"]]
+
+
+def _paired(runs: list[dict[str, Any]], arm: str, other: str) -> dict[str, float]:
     """Returns the mean difference in success, with a 95 % bootstrap over seeds' prompts."""
-    pairs = [(run["rates"][arm], run["rates"][other]) for run in runs.values()]
+    pairs = [(run["rates"][arm], run["rates"][other]) for run in runs]
     differences = np.concatenate([np.subtract(*each) for each in pairs])
     chooser = np.random.default_rng(0)
     rows = chooser.integers(len(differences), size=(RESAMPLES, len(differences)))

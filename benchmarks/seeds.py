@@ -27,11 +27,13 @@ def record_seeds(
         found = run_seed(seed)
         # Read as late as this: seeds may run beside each other.
         stored = read_json(out) if out.exists() else {}
-        runs = {**(stored["runs"] if stored.get("arms") == arms else {}), str(seed): found}
+        if stored.get("arms") != arms:
+            stored = {"measured": {}, "runs": {}}
+        runs = {**stored["runs"], str(seed): found}
+        measured = {"revision": revision_of("HEAD"), "machine": machine()}
         about = {
             "command": f"python -m benchmarks.{name} {' '.join(sorted(runs))}",
-            "revision": revision_of("HEAD"),
-            "machine": machine(),
+            "measured": {**stored["measured"], str(seed): measured},
             "arms": arms,
         }
         write_json(out, {**about, **describe(runs), "runs": runs})

@@ -50,6 +50,15 @@ class PhaseProfile:
     gradient_deviation: float | None  # sqrt(V_c); None: no chunks
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Gradients:
+    """What the gradients of some chunks are like, computed one by one."""
+
+    deviation: float | None  # sqrt(V) with their advantages; None: no chunks
+    norms: list[float]  # of grad log pi, without
+    saved_bytes: int  # by all forward passes
+
+
 def phase_metrics(
     rollouts: Rollouts, batches: Sequence[Batch], state: State, names: Sequence[str]
 ) -> list[PhaseMetrics]:
@@ -93,7 +102,10 @@ def profile_phases(
 ) -> dict[str, object]:
     """Returns what `PhaseProfile` says of every phase, and its share of a budget by `neyman_share`.
 
-    And the rank correlation of contrasts and deviations, and activations.
+    And the rank correlation of contrasts and deviations, activations, and what two ways to choose
+    chunks would leave of the variance of uniform masking with the same small budget: by advantage
+    (`sample_steps_by_advantage`), mean(|A|)^2 / mean(A^2) over rollouts, and by knowing the norm
+    of every chunk's gradient, the same of norms: no choice by phase or state leaves less.
 
     V_c is the trace of the covariance of A_i grad log pi(a_ik | s_ik) over chunks k of phase c, on
     MEASURED_CHUNKS of them. [PCM, theorem 1; its proxy C_c: lemma 2]
@@ -101,19 +113,19 @@ def profile_phases(
     credit, _ = assign_credit(Z_SCORE, rollouts, Z_SCORE.init(), generator)
     advantage = rollout_advantage(credit, rollouts)
     contrast = phase_contrast(rollouts).tolist()
-    rows, total, count = [], 0, 0
+    rows, total, norms = [], 0, list[float]()
     for number, name in enumerate(names):
         here = (trajectory.chunks.phase == number) & (advantage != 0)[:, None]
         found = here.nonzero()
         chosen = found[torch.randperm(len(found), generator=generator)[:MEASURED_CHUNKS]]
-        deviation, saved = _gradient_deviation(policy, trajectory, chosen, advantage)
-        total, count = total + saved, count + len(chosen)
+        gradients = _measure_gradients(policy, trajectory, chosen, advantage)
+        total, norms = total + gradients.saved_bytes, norms + gradients.norms
         rows.append(
             PhaseProfile(
                 phase=name,
                 chunks=len(found),
                 contrast=_number(contrast[number]),
-                gradient_deviation=deviation,
+                gradient_deviation=gradients.deviation,
             )
         )
     return {
@@ -122,35 +134,45 @@ def profile_phases(
             for row, share in zip(rows, _neyman_shares(rows), strict=True)
         ],
         "contrast_rank_correlation": _rank_correlation(rows),
-        "activation_bytes_per_chunk": total // max(count, 1),
+        "variance_by_advantage": _evenness(advantage[advantage != 0].abs().tolist()),
+        "variance_by_gradient": _evenness(norms),
+        "activation_bytes_per_chunk": total // max(len(norms), 1),
     }
 
 
-def _gradient_deviation(
+def _evenness(sizes: Sequence[float]) -> float | None:
+    """Returns mean^2 / mean of squares: 1 if all are alike; None of none."""
+    known = torch.tensor(sizes, dtype=torch.float64)
+    return float(known.mean() ** 2 / known.square().mean()) if len(known) else None
+
+
+def _measure_gradients(
     policy: Policy[Any],
     trajectory: ChunkTrajectory,
     chosen: Int[Tensor, "chunk 2"],
     advantage: Float[Tensor, " rollout"],
-) -> tuple[float | None, int]:
-    """Returns sqrt(V) of some chunks, and what their passes saved in bytes."""
-    if len(chosen) == 0:
-        return None, 0
+) -> _Gradients:
     parameters = [each for each in policy.model.parameters() if each.requires_grad]
     mean = [torch.zeros_like(each, dtype=torch.float64) for each in parameters]
-    squares, total = 0.0, 0
+    norms, squares, total = list[float](), 0.0, 0
     for row, step in chosen.tolist():
         part = trajectory.select(torch.tensor([row]), step + 1)
         needed = (torch.arange(step + 1) == step)[None]
         with saved_bytes(policy.model) as saved:
-            score = policy.log_prob(part, needed).sum() * float(advantage[row])
+            logp = policy.log_prob(part, needed).sum()
         total += saved.total
-        gradients = torch.autograd.grad(score, parameters, allow_unused=True)
-        for average, gradient in zip(mean, gradients, strict=True):
+        gradients = torch.autograd.grad(logp, parameters, allow_unused=True)
+        known = [None if each is None else each.double() for each in gradients]
+        square = sum(float(each.square().sum()) for each in known if each is not None)
+        weight = float(advantage[row])
+        for average, gradient in zip(mean, known, strict=True):
             if gradient is not None:
-                squares += float(gradient.double().square().sum()) / len(chosen)
-                average += gradient.double() / len(chosen)
+                average += weight * gradient / len(chosen)
+        norms.append(square**0.5)
+        squares += weight**2 * square / len(chosen)
     variance = squares - sum(float(each.square().sum()) for each in mean)
-    return max(variance, 0.0) ** 0.5, total
+    deviation = max(variance, 0.0) ** 0.5 if norms else None
+    return _Gradients(deviation=deviation, norms=norms, saved_bytes=total)
 
 
 def _neyman_shares(rows: Sequence[PhaseProfile]) -> list[float]:

@@ -69,6 +69,7 @@ def test_a_link_is_named_after_its_function_and_keeps_all_its_settings(name: str
         "keep_extreme_rollouts": {"keep": 4},
         "sample_chunks_by_phase": {"budget": 2},
         "sample_steps_uniformly": {"budget": 2},
+        "sample_steps_by_advantage": {"budget": 2},
         "keep_highest_phase": {"budget": 2},
         "chunk_grpo": {"tokens": 32},
         "pcm": {"tokens": 32, "budget": 2},

@@ -33,6 +33,7 @@ LINKS: dict[str, Callable[..., Objective]] = {
     "keep_extreme_rollouts": weight.keep_extreme_rollouts,
     "sample_chunks_by_phase": chunks.sample_chunks_by_phase,
     "sample_steps_uniformly": chunks.sample_steps_uniformly,
+    "sample_steps_by_advantage": chunks.sample_steps_by_advantage,
     "keep_highest_phase": chunks.keep_highest_phase,
     "average_ratio_over_rollout": ratio.average_ratio_over_rollout,
     "average_ratio_keeping_token_gradient": ratio.average_ratio_keeping_token_gradient,

@@ -4,6 +4,7 @@ from grpo.objective.predicates import (
     ROLLOUT_LEVEL,
     STEP_SELECTIONS,
     chunk_ratio_of_all_tokens,
+    kl_on_part,
     kl_on_steps,
     phases_without_chunks,
     steps_never_kept,
@@ -31,6 +32,14 @@ CHUNK_RULES: tuple[Rule, ...] = (
         Severity.WARN,
         "the penalty covers what is likely to be kept, not all steps; set weights: ht",
         kl_on_steps,
+    ),
+    Rule(
+        "U24",
+        Severity.WARN,
+        "steps without an advantage are never kept, and those with little are divided by small "
+        "chances, so that the penalty misses the one and has large variance by the other; use "
+        "sample_steps_uniformly",
+        kl_on_part("sample_steps_by_advantage"),
     ),
     Rule(
         "U30",

@@ -18,7 +18,7 @@ AVERAGES = (
     "sum_over_steps",
 )
 BY_PHASE = ("sample_chunks_by_phase", "keep_highest_phase")
-STEP_SELECTIONS = (*BY_PHASE, "sample_steps_uniformly")
+STEP_SELECTIONS = (*BY_PHASE, "sample_steps_uniformly", "sample_steps_by_advantage")
 SELECTIONS = ("drop_uniform_groups", "keep_extreme_rollouts", *STEP_SELECTIONS)
 ROLLOUT_RATIOS = ("average_ratio_over_rollout", "average_ratio_keeping_token_gradient")
 TRUST_REGIONS = tuple(RANGES)

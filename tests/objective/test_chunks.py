@@ -18,6 +18,7 @@ from grpo.objective.chunks import (
     neyman_allocation,
     phase_contrast,
     sample_chunks_by_phase,
+    sample_steps_by_advantage,
     sample_steps_uniformly,
 )
 from grpo.types import ActionChunks, Credit, Rollouts
@@ -102,8 +103,8 @@ def test_a_budget_for_all_chunks_is_plain_grpo_to_the_bit():
     for weights in ("none", "ht"):
         whole = pcm(tokens=32, budget=6, weights=weights, floor=1.0)
         assert torch.equal(gradient(whole, rollouts), plain)
-        uniform = chain(chunk_grpo(tokens=32), sample_steps_uniformly(6))
-        assert torch.equal(gradient(uniform, rollouts), plain)
+    for sample in (sample_steps_uniformly, sample_steps_by_advantage):
+        assert torch.equal(gradient(chain(chunk_grpo(tokens=32), sample(6)), rollouts), plain)
     assert plain.abs().sum() > 0
 
 
@@ -217,6 +218,57 @@ def test_weighted_gradients_average_to_the_full_one_and_unweighted_ones_do_not()
     assert (means["none"] - target).abs() > 6 * errors["none"]
 
 
+RARE = [1.0, 0.0, 0.0, 0.0]  # z-scores sqrt(3) and -1 / sqrt(3)
+BY_ADVANTAGE = chain(chunk_grpo(tokens=32), sample_steps_by_advantage(1))
+
+
+def test_a_rare_success_keeps_more_steps_than_the_failures_beside_it():
+    """Four steps for four rollouts, in the ratio of advantages 3 : 1 : 1 : 1."""
+    rollouts = acted([*RARE, 1.0, 1.0], group=[0] * 4 + [1] * 2)
+    counts = []
+    for seed in range(400):
+        credit, _ = assign_credit(BY_ADVANTAGE, rollouts, {}, seeded(seed))
+        kept = credit.weight != 0
+        assert not (kept & ~rollouts.mask).any()
+        assert int(kept.sum()) == 4
+        counts.append(kept.sum(dim=1))
+        # Every step that is kept is worth the same: the advantages are in the chances.
+        worth = (credit.weight * credit.advantage).abs()[kept]
+        torch.testing.assert_close(worth, worth[:1].expand(4))
+    found = torch.stack(counts).double()
+    assert (found[:, 0] == 2).all()
+    assert (found[:, 4:] == 0).all()
+    mean, error = found[:, 1:4].mean(dim=0), found[:, 1:4].std(dim=0) / 20
+    assert ((mean - 2 / 3).abs() < 4 * error).all()
+
+
+def test_gradients_of_steps_kept_by_advantage_average_to_the_full_one():
+    """3 standard errors of 2000 draws, along 12 directions of any sign."""
+    rollouts = acted([*RARE, 0.0, 1.0, 1.0, 0.0], group=[0] * 4 + [1] * 4)
+    full = gradient(chunk_grpo(tokens=32), rollouts).double()
+    drawn = torch.stack([gradient(BY_ADVANTAGE, rollouts, seed) for seed in range(2000)]).double()
+    along = torch.randn(12, *full.shape, generator=seeded(1), dtype=torch.float64)
+    errors = torch.einsum("drs,krs->dk", drawn - full, along)
+    assert (errors.mean(dim=0).abs() < 3 * errors.std(dim=0) / 2000**0.5).all()
+
+
+def test_chances_by_advantage_have_the_least_variance_of_their_budget():
+    """Of independent gradients of length 1: sum of (w A)^2 / chance, in closed form."""
+    credit, _ = assign_credit(chunk_grpo(tokens=32), acted(RARE), {}, seeded())
+    size = (credit.weight * credit.advantage).abs().double()
+    line = size.flatten()[None]
+    budget = len(RARE)
+    best = inclusion_probabilities(line, line != 0, budget)
+
+    def variance(chance: Tensor) -> float:
+        return float((line[line != 0] ** 2 / chance[line != 0]).sum())
+
+    assert variance(best) == pytest.approx(float(size.sum() ** 2) / budget)
+    alike = inclusion_probabilities(torch.ones_like(size), size != 0, 1).flatten()[None]
+    # The square of the mean over the mean of squares of advantages: 4 p (1 - p) at p = 1/4.
+    assert variance(best) / variance(alike) == pytest.approx(0.75)
+
+
 def test_contrast_is_where_success_and_failure_act_differently():
     contrast = phase_contrast(acted([1.0, 0.0] * 20, shift=0.7))
     assert float(contrast[1]) == pytest.approx(0.7, abs=0.05)
@@ -304,6 +356,8 @@ def test_wrong_settings_and_steps_are_refused_by_name():
         sample_chunks_by_phase(0)
     with pytest.raises(ValueError, match=r"sample_steps_uniformly needs budget >= 1"):
         sample_steps_uniformly(0)
+    with pytest.raises(ValueError, match=r"sample_steps_by_advantage needs budget >= 1, got 0"):
+        sample_steps_by_advantage(0)
     with pytest.raises(ValueError, match=r"weights in .*, got 3 and 'inverse'"):
         sample_chunks_by_phase(3, weights="inverse")
     with pytest.raises(ValueError, match=r"floor in \[0, 1\] and refresh >= 1 batch, got 2"):

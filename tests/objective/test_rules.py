@@ -32,6 +32,7 @@ from grpo.objective.base import Link, Objective, chain
 from grpo.objective.chunks import (
     keep_highest_phase,
     sample_chunks_by_phase,
+    sample_steps_by_advantage,
     sample_steps_uniformly,
 )
 from grpo.objective.correction import mask_mismatched_rollouts, truncate_mismatch
@@ -338,6 +339,10 @@ CASES |= {
         ("U21", "ERROR"),
     ),
     "a penalty on some chunks": (acting(chain(PCM, penalize_kl(0.1, "k2"))), ("U24", "WARN")),
+    "a penalty where advantages are large": (
+        acting(chain(chunk_grpo(tokens=32), sample_steps_by_advantage(2), penalize_kl(0.1, "k2"))),
+        ("U24", "WARN"),
+    ),
     "two owners of the chunks": (
         acting(chain(PCM, sample_steps_uniformly(2))),
         ("U30", "ERROR"),
