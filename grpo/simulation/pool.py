@@ -14,6 +14,7 @@ from contextlib import suppress
 
 import numpy as np
 
+from grpo.errors import GrpoError
 from grpo.simulation.base import Ending, Moment
 
 START_SECONDS = 120.0  # for a process to import its simulator, beside the time of an answer
@@ -101,7 +102,10 @@ class EnvironmentPool:
     def _replace(self, index: int, share: Mapping[int, Order], moments: dict[int, Moment]) -> None:
         """Starts a process again, brings its slots to where they were, and goes on with `share`.
 
-        Slots that cannot be brought there are lost too.
+        A slot whose environment raises on the way there is lost too.
+
+        Raises:
+          GrpoError: If the new process dies or does not answer on the way there.
         """
         lost = self._workers[index]
         assert lost is not None
@@ -114,7 +118,14 @@ class EnvironmentPool:
             answered = past if slot in moments or slot not in share else past[:-1]
             for order in answered:
                 worker.send({slot: order})
-                worker.receive(self._timeout_seconds)
+                try:
+                    worker.receive(self._timeout_seconds)
+                except (TimeoutError, ConnectionError):
+                    raise GrpoError(
+                        "a lost process of the simulator could not be brought back to where it was "
+                        f"in {self._timeout_seconds:g} seconds per answer; raise "
+                        "policy.scenes.timeout_seconds or rerun"
+                    ) from None
         worker.send({slot: order for slot, order in share.items() if slot not in moments})
 
 

@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,5 +48,10 @@ class Faulty:
                 time.sleep(3600)
             case "dies":
                 os._exit(1)
+            case "starts once":
+                mark = Path(os.environ["STARTED_ONCE"])
+                if mark.exists():
+                    os._exit(1)
+                mark.touch()
             case "nan":
                 self._sum[:] = np.nan

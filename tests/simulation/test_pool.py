@@ -1,10 +1,12 @@
 """Environments in processes: failures stay in their slot, and no other slot notices."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from grpo.errors import GrpoError
 from grpo.simulation.base import Ending
 from grpo.simulation.pool import EnvironmentPool, Order
 
@@ -74,6 +76,18 @@ def test_two_slots_of_a_process_may_break_in_one_exchange(pool: EnvironmentPool)
     endings = [moments[slot].ending for slot in (0, 2, 4, 6)]
     assert endings == [Ending.TIMED_OUT, Ending.FAILED, Ending.FAILED, None]
     assert moments[6].observation.tolist() == [8.0]
+
+
+def test_a_process_that_cannot_be_brought_back_ends_in_one_line(
+    pool: EnvironmentPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("STARTED_ONCE", str(tmp_path / "started"))
+    pool.play({0: "starts once | 0", 2: "dies | 1"})
+    with pytest.raises(
+        GrpoError, match=r"brought back .* policy\.scenes\.timeout_seconds"
+    ) as caught:
+        pool.play({0: chunk(1.0), 2: chunk(1.0)})
+    assert "\n" not in str(caught.value)
 
 
 def test_workers_end_with_their_pool():
