@@ -1,17 +1,14 @@
 """`python -m flows.reproduce [TARGET...]`: brings the pipeline up to date under Prefect."""
 
 import argparse
-import atexit
-import os
 import signal
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 
 from flows.planning import plan
 from flows.runner import EXIT_WRONG_INPUT, FLOW_LOCK, StageError
-from flows.server import free_port, prefect_server, running_ui
+from flows.server import report_to_server
 from flows.settings import prepare_environment
 from grpo.artifacts.files import exclusive
 from grpo.errors import GrpoError
@@ -49,13 +46,7 @@ def _reproduce(targets: Sequence[str], at_once: int | None) -> None:
         print(f"everything is up to date: {len(steps)} stages unchanged{_where()}")
         return
     prepare_environment(workspace)
-    if "PREFECT_API_URL" not in os.environ:
-        # Registered before Prefect's own exit handlers, so that it ends after them.
-        servers = ExitStack()
-        atexit.register(servers.close)
-        address = running_ui(workspace) or servers.enter_context(prefect_server(free_port()))
-        os.environ["PREFECT_API_URL"] = f"{address}/api"
-        print(f"progress: {address}", file=sys.stderr)
+    report_to_server(workspace)
     # Here, not above: Prefect reads its settings when it is imported, and takes a second.
     from flows.pipeline import reproduce
 

@@ -1,5 +1,6 @@
 """Prefect's server and MLflow's on loopback, each bound to the life of this process."""
 
+import atexit
 import fcntl
 import json
 import os
@@ -10,7 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from flows.runner import LOGS, launched
@@ -81,6 +82,21 @@ def mlflow_server(uri: str, port: int) -> Iterator[str]:
         extra={"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
     ):
         yield address
+
+
+def report_to_server(workspace: Path) -> None:
+    """Makes what follows in this process report to a Prefect server, whose address is said.
+
+    PREFECT_API_URL if it is set, else that of `make ui`, else one that ends with the process.
+    """
+    if "PREFECT_API_URL" in os.environ:
+        return
+    # Registered before Prefect's own exit handlers, so that it ends after them.
+    servers = ExitStack()
+    atexit.register(servers.close)
+    address = running_ui(workspace) or servers.enter_context(prefect_server(free_port()))
+    os.environ["PREFECT_API_URL"] = f"{address}/api"
+    print(f"progress: {address}", file=sys.stderr)
 
 
 def free_port() -> int:

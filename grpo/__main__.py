@@ -1,4 +1,4 @@
-"""The command line: check a parameter file, ask for advice, trace an artifact, draw the report."""
+"""The command line: check parameters, ask for advice, trace artifacts, load and draw policies."""
 
 import argparse
 import os
@@ -57,6 +57,17 @@ def _parser() -> argparse.ArgumentParser:
     lineage.set_defaults(run=_lineage)
     report = commands.add_parser("report", help="draw artifacts/report/index.html again")
     report.set_defaults(run=_report)
+    load = commands.add_parser("load", help="write a registered policy into a directory")
+    load.add_argument("address", help="models:/NAME@champion or models:/NAME/VERSION")
+    load.add_argument("directory", type=Path)
+    load.set_defaults(run=_load)
+    sample = commands.add_parser("sample", help="draw from a policy that was loaded")
+    sample.add_argument("directory", type=Path)
+    sample.add_argument("prompts", nargs="+", metavar="PROMPT")
+    sample.add_argument("--rollouts", type=int, default=1, help="of each prompt")
+    sample.add_argument("--seed", type=int, default=0)
+    sample.add_argument("--images", type=Path, metavar="DIRECTORY", help="for what is no text")
+    sample.set_defaults(run=_sample)
     summary = commands.add_parser("summary", help="print reward before and after, per arm")
     summary.set_defaults(run=_summary)
     return parser
@@ -105,6 +116,32 @@ def _lineage(arguments: argparse.Namespace) -> int:
         print(arguments.svg)
     else:
         print(format_tree(root))
+    return 0
+
+
+def _load(arguments: argparse.Namespace) -> int:
+    from grpo.registry.weights import load_version
+
+    number = load_version(arguments.address, arguments.directory)
+    print(f"{arguments.directory}: version {number}")
+    return 0
+
+
+def _sample(arguments: argparse.Namespace) -> int:
+    from grpo.artifacts.files import write_bytes
+    from grpo.artifacts.images import encode_png
+    from grpo.registry.drawing import draw_from
+
+    drawn = draw_from(
+        arguments.directory, arguments.prompts, rollouts=arguments.rollouts, seed=arguments.seed
+    )
+    groups = drawn.table["group"].tolist()
+    for row in sorted(range(len(groups)), key=groups.__getitem__):
+        said = drawn.table["text"][row]
+        if arguments.images and drawn.media is not None:
+            said = arguments.images / f"{row}.png"
+            write_bytes(said, encode_png(drawn.media[row].numpy()))
+        print(f"{arguments.prompts[groups[row]]}\t{said}")
     return 0
 
 

@@ -139,10 +139,15 @@ def read_listing(workspace: Path, digest: str) -> dict[str, str] | None:
     """Returns md5 by file name of a cached directory, {"": md5} of a file, None if unknown."""
     if not digest.endswith(".dir"):
         return {"": digest}
-    cached = _cache_directory(workspace) / "files" / "md5" / digest[:2] / digest[2:]
+    cached = cached_path(workspace, digest)
     if not cached.is_file():
         return None
     return {each["relpath"]: each["md5"] for each in json.loads(cached.read_text())}
+
+
+def cached_path(workspace: Path, digest: str) -> Path:
+    """Returns where DVC's cache holds this content."""
+    return _cache_directory(workspace) / "files" / "md5" / digest[:2] / digest[2:]
 
 
 def file_digest(path: Path) -> str:

@@ -1,0 +1,49 @@
+"""`python -m flows.promote MODEL POLICY`: a policy becomes the model's champion if it is better.
+
+`python -m flows.promote MODEL --rollback` makes the previous champion champion again.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from flows.runner import EXIT_WRONG_INPUT
+from flows.server import report_to_server
+from flows.settings import prepare_environment
+from grpo.errors import GrpoError
+
+EXIT_REFUSED = 1
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit code: 0, 1 if the promotion was refused, 2 if the input was wrong."""
+    parser = argparse.ArgumentParser(prog="python -m flows.promote", description=__doc__)
+    parser.add_argument("model", metavar="MODEL", help="a name in MLflow's registry")
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("policy", metavar="POLICY", nargs="?", help="a round, as sgpo-8")
+    which.add_argument("--rollback", action="store_true")
+    parser.add_argument("--margin", type=float, default=0.0, help="of the gain in mean@k")
+    parser.add_argument("--family-bound", type=float, default=0.1, help="that a family may lose")
+    chosen = parser.parse_args(arguments)
+    workspace = Path.cwd()
+    prepare_environment(workspace)
+    try:
+        report_to_server(workspace)
+        # Here, not above: Prefect reads its settings when it is imported.
+        from flows.promotion import promote
+        from grpo.registry.gate import Bounds
+        from grpo.registry.store import REFUSED
+
+        bounds = Bounds(margin=chosen.margin, family=chosen.family_bound)
+        decision = promote(chosen.model, chosen.policy, bounds)
+    except GrpoError as error:
+        print(" ".join(str(error).split()), file=sys.stderr)
+        return EXIT_WRONG_INPUT
+    version = f"version {decision.version} of " if decision.version else ""
+    print(f"{decision.outcome}: {version}{decision.model}: {decision.reason}")
+    return EXIT_REFUSED if decision.outcome == REFUSED else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,27 @@
+"""Promotions as a Prefect flow: every decision is an artifact of its run.
+
+Import it after `flows.settings.prepare_environment`; `python -m flows.promote` does.
+"""
+
+from prefect import flow
+from prefect.artifacts import create_table_artifact
+
+from grpo.registry.gate import Bounds
+from grpo.registry.store import Decision, Registry
+
+
+@flow(name="promote", persist_result=False, validate_parameters=False)
+def promote(model: str, policy: str | None, bounds: Bounds) -> Decision:
+    """Makes a policy of the working directory's pipeline champion if it is better.
+
+    Args:
+      policy: A base or round; None: the previous champion becomes champion again.
+
+    Raises:
+      ArtifactError: If MLflow cannot be reached, or has lost the champion's evaluation.
+    """
+    registry = Registry(model)
+    decision = registry.promote(policy, bounds) if policy else registry.roll_back()
+    row = {"policy": policy or "the previous champion", **vars(decision)}
+    create_table_artifact([row], key="promotion", description=f"{model}: {decision.outcome}")
+    return decision

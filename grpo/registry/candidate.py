@@ -1,0 +1,154 @@
+"""What a workspace says of a policy that is to be promoted: its content, its proof, its origin."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from grpo.artifacts.tables import EVALUATION, read_table
+from grpo.errors import ArtifactError, GrpoError
+from grpo.lineage.lock import (
+    Artifact,
+    Lock,
+    StageEntry,
+    directory_digest,
+    file_digest,
+    outs_behind,
+    read_lock,
+)
+from grpo.lineage.revision import Revision, revisions
+from grpo.lineage.trace import trace
+from grpo.params import BASE
+
+POLICIES, EVALUATIONS = "artifacts/policies", "artifacts/evaluations"
+# What of an evaluation must be equal for two policies to be compared: prompts, judge, and how.
+COMPARED_DEPS = ("artifacts/prompts/eval.parquet", "data", "grpo/rewards", "grpo/evaluation.py")
+COMPARED_PARAMS = ("evaluation.", "reward.", "seed")
+PICKLES = (".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth")
+
+
+class RefusedError(GrpoError, RuntimeError):
+    """A promotion that must not be; the message is the reason."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A policy whose files, evaluation and origin are what dvc.lock says."""
+
+    name: str
+    policy: Artifact
+    base: Artifact  # what an adapter needs beside it
+    results: Path  # schema EVALUATION
+    evaluation: str  # digest of the prompts, the judge and the evaluation's parameters
+    revision: Revision
+    trained_by: str  # fingerprint of the stage's entry in dvc.lock
+
+
+def find_candidate(name: str, workspace: Path = Path()) -> Candidate:
+    """Returns a policy of a finished pipeline.
+
+    Raises:
+      RefusedError: If what made it, or what it was evaluated as, is unknown, stale or not
+        committed, or if its files are not those that were evaluated.
+    """
+    try:
+        lock = read_lock(workspace)
+    except ArtifactError as error:
+        raise RefusedError(f"its lineage is missing: {error}") from None
+    made, policy = _written(lock, f"{POLICIES}/{name}")
+    _, base = _written(lock, f"{POLICIES}/{BASE}")
+    evaluated, results = _written(lock, f"{EVALUATIONS}/{name}.parquet")
+    _require_fresh(evaluated, policy, base)
+    for artifact in (policy, base, results):
+        _require_unchanged(workspace, artifact)
+    _require_safe(workspace / policy.path)
+    _require_origin(workspace, policy)
+    revision = revisions(workspace, {made.name: made})[made.name]
+    if revision.is_modified:
+        raise RefusedError(
+            f"{policy.path}: was made from changes that are not committed; commit dvc.lock, "
+            "params.yaml and the code, then promote"
+        )
+    return Candidate(
+        name=name,
+        policy=policy,
+        base=base,
+        results=workspace / results.path,
+        evaluation=_digest_of_evaluation(evaluated),
+        revision=revision,
+        trained_by=made.fingerprint,
+    )
+
+
+def _written(lock: Lock, path: str) -> tuple[StageEntry, Artifact]:
+    """Returns the stage that wrote exactly `path`, and what it wrote."""
+    for entry, out in outs_behind(lock, path):
+        if out.path == path:
+            return entry, out
+    raise RefusedError(f"{path}: its lineage is missing, no stage in dvc.lock wrote it; run it")
+
+
+def _require_fresh(evaluated: StageEntry, policy: Artifact, base: Artifact) -> None:
+    read = {each.path: each.digest for each in evaluated.deps}
+    for artifact in (policy, base):
+        if read.get(artifact.path) != artifact.digest:
+            raise RefusedError(
+                f"{evaluated.name}: is stale, {artifact.path} has changed since; run it again"
+            )
+
+
+def _require_unchanged(workspace: Path, artifact: Artifact) -> None:
+    if digest_of(workspace / artifact.path) != artifact.digest:
+        raise RefusedError(
+            f"{artifact.path}: is not what dvc.lock says; run dvc checkout {artifact.path}"
+        )
+
+
+def _require_safe(directory: Path) -> None:
+    """Weights are safetensors; what a loader would unpickle is never registered."""
+    for path in sorted(directory.rglob("*")):
+        if path.suffix in PICKLES:
+            raise RefusedError(f"{path}: may hold a pickle, which runs code when it is read")
+    if not any(directory.rglob("*.safetensors")):
+        raise RefusedError(f"{directory}: holds no safetensors")
+
+
+def _require_origin(workspace: Path, policy: Artifact) -> None:
+    for node in trace(Path(policy.path), workspace).walk():
+        if node.outdated:
+            raise RefusedError(
+                f"{node.artifact.path}: its lineage is broken, {node.outdated[0]} has changed "
+                "since it was made; run dvc repro"
+            )
+
+
+def digest_of(path: Path) -> str | None:
+    """Returns DVC's digest of a file or directory; None if there is none."""
+    if path.is_file():
+        return file_digest(path)
+    if not path.is_dir():
+        return None
+    files = {str(each.relative_to(path.parent)): each for each in path.rglob("*") if each.is_file()}
+    return directory_digest({name: file_digest(each) for name, each in files.items()}, path.name)
+
+
+def _digest_of_evaluation(evaluated: StageEntry) -> str:
+    deps = {each.path: each.digest for each in evaluated.deps if each.path in COMPARED_DEPS}
+    params = {
+        name: value for name, value in evaluated.params.items() if name.startswith(COMPARED_PARAMS)
+    }
+    return hashlib.sha256(json.dumps([deps, params], sort_keys=True).encode()).hexdigest()
+
+
+def base_results(candidate: Candidate, workspace: Path = Path()) -> Path:
+    """Returns how the candidate's base did on the same prompts: what a first champion must beat.
+
+    Raises:
+      RefusedError: If it was not evaluated, or otherwise.
+    """
+    evaluated, results = _written(read_lock(workspace), f"{EVALUATIONS}/{BASE}.parquet")
+    _require_unchanged(workspace, results)
+    if _digest_of_evaluation(evaluated) != candidate.evaluation:
+        raise RefusedError(f"{evaluated.name}: was evaluated otherwise than {candidate.name}")
+    read_table(workspace / results.path, EVALUATION)
+    return workspace / results.path

@@ -1,0 +1,49 @@
+"""Draws from a loaded policy, as its evaluation did."""
+
+import tempfile
+from pathlib import Path
+
+import pandas as pd
+
+from grpo.build.draws import draws_of_evaluation
+from grpo.build.machine import prepare_machine
+from grpo.build.policies import load_sampler
+from grpo.errors import ParameterError
+from grpo.params import PARAMS, read_params
+from grpo.registry.weights import BASE_POLICY, POLICY
+from grpo.sampling import SampledBatch, sample_rollouts
+
+
+def draw_from(directory: Path, prompts: list[str], *, rollouts: int, seed: int) -> SampledBatch:
+    """Returns rollouts of some prompts; the same for the same seed.
+
+    Args:
+      directory: As `load_version` writes it.
+      rollouts: Of each prompt.
+
+    Raises:
+      ParameterError: If `rollouts` is not positive, or the directory's parameters are missing or
+        wrong.
+      ArtifactError: If a file of the policy is.
+    """
+    if rollouts < 1:
+        raise ParameterError(f"--rollouts: must be >= 1, got {rollouts}")
+    params = read_params(directory / PARAMS)
+    prepare_machine(params.machine)
+    policy = load_sampler(
+        params,
+        base=directory / BASE_POLICY,
+        directory=directory / POLICY,
+        draws=draws_of_evaluation(params)["sampled"],
+    )
+    table = pd.DataFrame(
+        {"prompt_id": map(str, range(len(prompts))), "prompt": prompts, "rollouts": rollouts}
+    )
+    with tempfile.TemporaryDirectory() as scratch:
+        return sample_rollouts(
+            policy,
+            table,
+            rollouts_per_batch=params.evaluation.rollouts_per_batch,
+            seed=seed,
+            scratch=Path(scratch),
+        )

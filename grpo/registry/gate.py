@@ -1,0 +1,77 @@
+"""Who may become champion: strictly better beyond chance, and no family much worse."""
+
+from dataclasses import dataclass
+
+import pandas as pd
+
+from grpo.errors import ParameterError
+from grpo.evaluation import per_prompt_metrics
+from grpo.report.comparison import Interval, difference, draw_resamples, resample_means
+
+RESAMPLES = 4000
+CONFIDENCE = 0.95
+CHALLENGER, CHAMPION = "challenger", "champion"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """What a challenger has to keep."""
+
+    margin: float = 0.0  # that the interval of the gain in mean@k must lie above
+    family: float = 0.1  # that a family's mean@k may fall
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.margin < 1 and 0 <= self.family <= 1):
+            raise ParameterError(
+                f"margin must be in [0, 1) and family in [0, 1], got {self.margin} and "
+                f"{self.family}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What the gate found."""
+
+    difference: Interval | None  # in mean@k; None: not comparable
+    reason: str  # why it was refused; empty: it was not
+
+
+def judge(challenger: pd.DataFrame, champion: pd.DataFrame, bounds: Bounds) -> Verdict:
+    """Compares two policies on the same prompts.
+
+    The gain in mean@k must lie above `margin` with its whole paired bootstrap interval, so a tie
+    is refused.
+
+    Args:
+      challenger: Schema EVALUATION; champion alike.
+    """
+    pair = {CHALLENGER: challenger, CHAMPION: champion}
+    tables = {name: each.set_index("prompt_id").sort_index() for name, each in pair.items()}
+    first, second = tables.values()
+    if not first.index.equals(second.index) or not (first["rollouts"] == second["rollouts"]).all():
+        return Verdict(difference=None, reason="was evaluated on other prompts than the champion")
+    rates = pd.DataFrame({n: per_prompt_metrics(t)["mean_at_k"] for n, t in tables.items()})
+    draws = draw_resamples(len(rates), resamples=RESAMPLES, seed=0)
+    means = resample_means(rates, draws)
+    gain = difference(rates, means, (CHALLENGER, CHAMPION), confidence=CONFIDENCE)
+    assert gain.low is not None
+    if gain.low <= bounds.margin:
+        return Verdict(
+            difference=gain,
+            reason=f"gains {say(gain)} in mean@k, not beyond {bounds.margin:g} with "
+            f"{CONFIDENCE:.0%} confidence",
+        )
+    by_family = rates.groupby(first["family"]).mean()
+    losses = (by_family[CHAMPION] - by_family[CHALLENGER]).round(9)
+    if losses.max() > bounds.family:
+        return Verdict(
+            difference=gain,
+            reason=f"loses {losses.max():.3f} in mean@k on {losses.idxmax()}, more than "
+            f"{bounds.family:g}",
+        )
+    return Verdict(difference=gain, reason="")
+
+
+def say(interval: Interval) -> str:
+    """Returns "+0.050 [+0.010, +0.090]"."""
+    return f"{interval.value:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}]"

@@ -1,0 +1,273 @@
+"""Versions, aliases and decisions in MLflow's registry."""
+
+import fcntl
+import hashlib
+import json
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from mlflow.entities.model_registry import ModelVersion
+from mlflow.exceptions import MlflowException
+from sqlalchemy.exc import SQLAlchemyError
+
+from grpo.artifacts.tables import EVALUATION, read_table
+from grpo.errors import ArtifactError
+from grpo.lineage.record import EXPERIMENT, open_store, tracking_uri
+from grpo.params import PARAMS
+from grpo.registry.candidate import Candidate, RefusedError, base_results, find_candidate
+from grpo.registry.gate import CHALLENGER, CHAMPION, Bounds, Verdict, judge, say
+
+PREVIOUS = "previous"
+POINTER, RESULTS = "pointer.json", "evaluation.parquet"
+HOLDER = "promotion.holder"  # the tag of a model that is being promoted
+HOLDS_SECONDS = 600.0  # after which a killed promotion on another host is forgotten
+PROMOTED, REFUSED, ROLLED_BACK = "promoted", "refused", "rolled back"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """What became of a promotion; tags of its run and of the version say the same."""
+
+    model: str
+    outcome: str  # PROMOTED, REFUSED or ROLLED_BACK
+    reason: str
+    version: str | None  # of the model; None: it never got one
+    run: str  # MLflow's
+
+
+class _Outcome(NamedTuple):
+    outcome: str
+    reason: str
+    version: ModelVersion | None
+
+
+class Registry:
+    """One model of the registry at MLFLOW_TRACKING_URI, else of the workspace's own."""
+
+    def __init__(self, model: str, workspace: Path = Path()) -> None:
+        self.model = model
+        self.workspace = workspace
+        self.uri = tracking_uri(workspace)
+        with reached(self.uri):
+            self.client = open_store(workspace)
+            found = self.client.get_experiment_by_name(EXPERIMENT)
+        assert found is not None  # open_store makes it
+        self.experiment = str(found.experiment_id)
+
+    def promote(self, policy: str, bounds: Bounds) -> Decision:
+        """Registers a policy as challenger, and makes it champion if it is better.
+
+        Against the champion, or its own base if there is none; the old champion becomes `previous`.
+        Every decision is a run of MLflow with its reason; one that is refused changes no champion.
+        A killed promotion leaves a whole champion, and is made again by the same call.
+
+        Raises:
+          ArtifactError: If MLflow cannot be reached, or has lost the champion's evaluation.
+        """
+
+        def act(run: str) -> _Outcome:
+            candidate = find_candidate(policy, self.workspace)
+            champion = self.version(CHAMPION)
+            if champion and champion.tags.get("policy_digest") == candidate.policy.digest:
+                raise RefusedError(f"is the champion already: version {champion.version}")
+            verdict = self._compare(candidate, champion, bounds)
+            version = self._register(candidate, run, verdict)
+            return self._crown(version, champion, verdict)
+
+        return self._decide(f"promote {policy}", act)
+
+    def roll_back(self) -> Decision:
+        """Makes the previous champion champion again; there is no previous one then.
+
+        Raises:
+          ArtifactError: If MLflow cannot be reached.
+        """
+
+        def act(run: str) -> _Outcome:
+            champion, previous = self.version(CHAMPION), self.version(PREVIOUS)
+            if champion is None or previous is None or champion.version == previous.version:
+                raise RefusedError("there is no previous champion")
+            self._set(CHAMPION, previous)
+            self.client.delete_registered_model_alias(self.model, PREVIOUS)
+            return _Outcome(ROLLED_BACK, f"in place of version {champion.version}", previous)
+
+        return self._decide("roll back", act)
+
+    def version(self, alias: str) -> ModelVersion | None:
+        """Returns the version that an alias names, or that has this number."""
+        try:
+            if alias.isdecimal():
+                return self.client.get_model_version(self.model, alias)
+            return self.client.get_model_version_by_alias(self.model, alias)
+        except MlflowException as error:
+            if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+                return None
+            raise
+
+    def file(self, version: ModelVersion, name: str, directory: Path) -> Path:
+        """Returns a version's POINTER, RESULTS or parameters, downloaded into a directory.
+
+        Raises:
+          ArtifactError: If it is lost.
+        """
+        try:
+            return Path(self.client.download_artifacts(version.run_id, name, str(directory)))
+        except (MlflowException, OSError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise ArtifactError(
+                f"{self.uri}: version {version.version} of {self.model} has lost {name}, {reason}"
+            ) from None
+
+    def _compare(
+        self, candidate: Candidate, champion: ModelVersion | None, bounds: Bounds
+    ) -> Verdict:
+        own = read_table(candidate.results, EVALUATION)
+        if champion is None:
+            other = read_table(base_results(candidate, self.workspace), EVALUATION)
+            return judge(own, other, bounds)
+        if champion.tags.get("evaluation") != candidate.evaluation:
+            return Verdict(
+                difference=None,
+                reason="prompts, judge or parameters of its evaluation are not those of the "
+                f"champion's, version {champion.version}; evaluate both alike",
+            )
+        with tempfile.TemporaryDirectory() as folder:
+            stored = self.file(champion, RESULTS, Path(folder))
+            return judge(own, read_table(stored, EVALUATION), bounds)
+
+    def _register(self, candidate: Candidate, run: str, verdict: Verdict) -> ModelVersion:
+        """Returns a version that points to the policy's content."""
+        pointer = {
+            "policy": asdict(candidate.policy),
+            "base": asdict(candidate.base),
+            "revision": str(candidate.revision),
+        }
+        self.client.log_dict(run, pointer, POINTER)
+        with tempfile.TemporaryDirectory() as folder:
+            copy = Path(folder) / RESULTS
+            copy.write_bytes(candidate.results.read_bytes())
+            self.client.log_artifact(run, str(copy))
+        self.client.log_artifact(run, str(self.workspace / PARAMS))
+        tags = {
+            "policy": candidate.name,
+            "policy_digest": candidate.policy.digest,
+            "base_digest": candidate.base.digest,
+            "evaluation": candidate.evaluation,
+            "trained_by": candidate.trained_by,
+            "git_revision": candidate.revision.commit,
+        }
+        if verdict.difference:
+            tags["gain"] = say(verdict.difference)
+        place = str(self.client.get_run(run).info.artifact_uri)
+        made = self.client.create_model_version(self.model, place, run_id=run, tags=tags)
+        self._set(CHALLENGER, made)
+        return made
+
+    def _crown(
+        self, version: ModelVersion, champion: ModelVersion | None, verdict: Verdict
+    ) -> _Outcome:
+        """Makes a version champion if nothing speaks against it."""
+        if verdict.reason:
+            return _Outcome(REFUSED, verdict.reason, version)
+        now = self.version(CHAMPION)
+        if (now and now.version) != (champion and champion.version):
+            return _Outcome(REFUSED, "another promotion has changed the champion", version)
+        if champion:
+            self._set(PREVIOUS, champion)
+        self._set(CHAMPION, version)
+        self.client.delete_registered_model_alias(self.model, CHALLENGER)
+        assert verdict.difference is not None
+        against = f"version {champion.version}" if champion else "its base"
+        return _Outcome(PROMOTED, f"gains {say(verdict.difference)} over {against}", version)
+
+    def _set(self, alias: str, version: ModelVersion) -> None:
+        self.client.set_registered_model_alias(self.model, alias, version.version)
+
+    def _decide(self, title: str, act: Callable[[str], _Outcome]) -> Decision:
+        """Returns what `act` comes to, written to a run of its own and to the version."""
+        with reached(self.uri):
+            name = f"{self.model}: {title}"
+            run = str(self.client.create_run(self.experiment, run_name=name).info.run_id)
+            try:
+                with self._alone(run):
+                    found = act(run)
+            except RefusedError as error:
+                found = _Outcome(REFUSED, " ".join(str(error).split()), None)
+            except BaseException:
+                self.client.set_terminated(run, "FAILED")
+                raise
+            for key, value in {"decision": found.outcome, "reason": found.reason}.items():
+                self.client.set_tag(run, key, value)
+                if found.version:
+                    number = found.version.version
+                    self.client.set_model_version_tag(self.model, number, key, value)
+            self.client.set_terminated(run)
+        return Decision(
+            model=self.model,
+            outcome=found.outcome,
+            reason=found.reason,
+            version=found.version and str(found.version.version),
+            run=run,
+        )
+
+    @contextmanager
+    def _alone(self, run: str) -> Iterator[None]:
+        """Holds the model: no other promotion of it runs on this host, nor on another.
+
+        On one host a lock of the kernel. Between hosts a tag that is written and read back, so
+        that two who write within the same instant may both pass; the champion is compared again
+        before it is changed.
+
+        Raises:
+          RefusedError: If another holds it.
+        """
+        name = hashlib.sha256(f"{self.uri} {self.model}".encode()).hexdigest()[:16]
+        with (Path(tempfile.gettempdir()) / f"grpo-promotion-{name}.lock").open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RefusedError("another promotion of the model is running") from None
+            self._make_model()
+            self._take(run)
+            try:
+                yield
+            finally:
+                self.client.delete_registered_model_tag(self.model, HOLDER)
+
+    def _make_model(self) -> None:
+        try:
+            self.client.create_registered_model(self.model)
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
+
+    def _take(self, run: str) -> None:
+        """Writes the tag, unless a promotion on another host may still be running."""
+        host = socket.gethostname()
+        holder = json.loads(self._holder() or "{}")
+        if holder.get("host") != host and holder.get("until", 0.0) > time.time():
+            raise RefusedError(f"another promotion of the model is running: run {holder['run']}")
+        mine = json.dumps({"run": run, "host": host, "until": time.time() + HOLDS_SECONDS})
+        self.client.set_registered_model_tag(self.model, HOLDER, mine)
+        if self._holder() != mine:
+            raise RefusedError("another promotion of the model has begun at the same time")
+
+    def _holder(self) -> str | None:
+        found: str | None = self.client.get_registered_model(self.model).tags.get(HOLDER)
+        return found
+
+
+@contextmanager
+def reached(uri: str) -> Iterator[None]:
+    """Raises ArtifactError in one line where MLflow fails."""
+    try:
+        yield
+    except (MlflowException, SQLAlchemyError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ArtifactError(f"{uri}: cannot be read or written, {reason}") from None

@@ -1,0 +1,98 @@
+"""From a registered version back to its bytes: DVC's cache or remote, every file hash-checked."""
+
+import shutil
+from pathlib import Path
+
+from grpo.artifacts.files import atomic_path, read_json
+from grpo.errors import ArtifactError, ParameterError
+from grpo.lineage.lock import cached_path, directory_digest, file_digest, read_listing
+from grpo.params import PARAMS
+from grpo.registry.store import POINTER, Registry, reached
+
+SCHEME = "models:/"
+POLICY, BASE_POLICY = "policy", "base"  # directories of what is loaded
+
+
+def load_version(address: str, target: Path, workspace: Path = Path()) -> str:
+    """Writes a version's policy, its base and its parameters into a directory; returns its number.
+
+    Args:
+      address: "models:/NAME@ALIAS" or "models:/NAME/VERSION", as MLflow spells it.
+      workspace: Whose DVC cache and remote hold the content.
+
+    Raises:
+      ParameterError: If the address names no version.
+      ArtifactError: If content is nowhere to be had, or is not what was registered.
+    """
+    name, separator, which = address.removeprefix(SCHEME).replace("@", "/").partition("/")
+    if not (address.startswith(SCHEME) and separator and which):
+        raise ParameterError(f"{address}: must be {SCHEME}NAME@ALIAS or {SCHEME}NAME/VERSION")
+    registry = Registry(name, workspace)
+    with reached(registry.uri):
+        version = registry.version(which)
+    if version is None:
+        raise ParameterError(f"{address}: no such version in {registry.uri}")
+    with atomic_path(target) as temporary:
+        temporary.mkdir()
+        pointer = read_json(registry.file(version, POINTER, temporary))
+        registry.file(version, PARAMS.name, temporary)
+        for part in (POLICY, BASE_POLICY):
+            _restore(pointer[part]["digest"], temporary / part, workspace)
+    return str(version.version)
+
+
+def _restore(digest: str, target: Path, workspace: Path) -> None:
+    """Writes a directory from DVC's cache, which is filled from its remote if need be."""
+    listing = read_listing(workspace, digest)
+    if listing is None or not all(
+        cached_path(workspace, md5).is_file() for md5 in listing.values()
+    ):
+        _pull(digest, workspace)
+        listing = read_listing(workspace, digest)
+    if listing is None:
+        raise _lost(digest)
+    if (
+        directory_digest({f"{POLICY}/{name}": md5 for name, md5 in listing.items()}, POLICY)
+        != digest
+    ):
+        raise _damaged(cached_path(workspace, digest))
+    for name, md5 in listing.items():
+        path = target / name
+        if not path.resolve().is_relative_to(target.resolve()):
+            raise ArtifactError(f"{digest}: names {name}, which is outside of its directory")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            shutil.copyfile(cached_path(workspace, md5), path)
+        except FileNotFoundError:
+            raise _lost(digest) from None
+        if file_digest(path) != md5:
+            raise _damaged(cached_path(workspace, md5))
+
+
+def _pull(digest: str, workspace: Path) -> None:
+    """Fetches a directory into DVC's cache from the default remote."""
+    # Imported here: it takes a second, and a cache that is warm does not need it.
+    from dvc.exceptions import DvcException
+    from dvc.repo import Repo
+    from dvc_data.hashfile.hash_info import HashInfo
+
+    try:
+        with Repo(str(workspace)) as repo:
+            repo.cloud.pull([HashInfo("md5", digest)])
+            listing = read_listing(workspace, digest) or {}
+            repo.cloud.pull([HashInfo("md5", each) for each in listing.values()])
+    except (DvcException, OSError) as error:
+        raise _lost(digest, " ".join(str(error).split())[:200]) from None
+
+
+def _damaged(path: Path) -> ArtifactError:
+    return ArtifactError(
+        f"{path}: is damaged, its content has another hash than its name; delete it, then dvc fetch"
+    )
+
+
+def _lost(digest: str, reason: str = "") -> ArtifactError:
+    return ArtifactError(
+        f"{digest}: neither DVC's cache nor its remote holds it{', ' if reason else ''}{reason}; "
+        "run dvc push where it was made, then again"
+    )

@@ -1,0 +1,110 @@
+"""A real policy from the registry: registered, loaded by hash, drawn from."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from flows.server import free_port, mlflow_server
+from grpo.__main__ import main
+from grpo.lineage.record import tracking_uri
+from grpo.registry.gate import Bounds
+from grpo.registry.store import REFUSED, Registry
+from grpo.registry.weights import load_version
+from tests import tiny_pipeline
+from tests.pipeline.workspaces import copy_for_dvc
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+ROUND = "sgpo-1"
+STRICT = Bounds(margin=0.9)  # so that it is refused whatever it has learned
+
+
+@pytest.fixture(scope="module")
+def registered(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the finished run whose round is a challenger."""
+    root = copy_for_dvc(finished, tmp_path_factory.mktemp("registered") / "workspace")
+    tiny_pipeline.run(root, "git", "config", "user.email", "tests@example.invalid")
+    tiny_pipeline.run(root, "git", "config", "user.name", "tests")
+    tiny_pipeline.commit(root, "results")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        decision = Registry("solver").promote(ROUND, STRICT)
+    assert (decision.outcome, decision.version) == (REFUSED, "1"), decision.reason
+    assert "not beyond 0.9" in decision.reason
+    return root
+
+
+@pytest.fixture
+def inside(registered: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The workspace as the working directory."""
+    monkeypatch.chdir(registered)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    return registered
+
+
+def say(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str
+) -> tuple[int, str, str]:
+    """Returns exit code, output and errors of `python -m grpo WORDS`."""
+    monkeypatch.setattr(sys, "argv", ["grpo", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr()
+    return int(ended.value.code or 0), said.out, said.err
+
+
+def test_a_registered_policy_is_loaded_whole_and_drawn_from(
+    inside: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    loaded = tmp_path / "loaded"
+    code, out, _ = say(monkeypatch, capsys, "load", "models:/solver@challenger", str(loaded))
+    assert (code, out) == (0, f"{loaded}: version 1\n")
+    for part, name in {"policy": ROUND, "base": "base"}.items():
+        source = inside / "artifacts/policies" / name
+        files = [path.relative_to(source) for path in source.rglob("*") if path.is_file()]
+        assert files
+        assert all(
+            (source / each).read_bytes() == (loaded / part / each).read_bytes() for each in files
+        )
+    draw = ("sample", str(loaded), "Sum of 1, 2 =", "3+4=", "--rollouts", "2", "--seed", "7")
+    first = say(monkeypatch, capsys, *draw)
+    assert first[0] == 0, first[2]
+    assert [line.split("\t")[0] for line in first[1].splitlines()] == [draw[2]] * 2 + [draw[3]] * 2
+    assert say(monkeypatch, capsys, *draw)[1] == first[1]
+    assert say(monkeypatch, capsys, *draw[:-1], "8")[1] != first[1]
+
+
+def test_what_cannot_be_drawn_ends_in_one_line(
+    inside: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    load_version("models:/solver/1", tmp_path / "loaded")
+    for words, message in {
+        ("load", "models:/solver@champion", "x"): "no such version",
+        ("sample", "nowhere", "1+1="): "no such file",
+        ("sample", str(tmp_path / "loaded"), "1+1=", "--rollouts", "0"): "must be >= 1, got 0",
+    }.items():
+        code, _, err = say(monkeypatch, capsys, *words)
+        assert code == 2
+        assert message in err
+        assert err.count("\n") == 1
+
+
+def test_a_registry_behind_a_server_is_the_same(
+    inside: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    load_version("models:/solver/1", tmp_path / "direct")
+    with mlflow_server(tracking_uri(inside), free_port()) as address:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
+        again = Registry("solver").promote(ROUND, STRICT)
+        assert (again.outcome, again.version) == (REFUSED, "2"), again.reason
+        load_version("models:/solver@challenger", tmp_path / "served")
+    for path in (tmp_path / "direct").rglob("*.safetensors"):
+        served = tmp_path / "served" / path.relative_to(tmp_path / "direct")
+        assert served.read_bytes() == path.read_bytes()

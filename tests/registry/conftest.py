@@ -1,0 +1,136 @@
+"""A pipeline whose policies were made and evaluated, one of them the champion."""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+from safetensors.numpy import save_file
+
+from grpo.artifacts.tables import EVALUATION, write_table
+from grpo.registry.gate import Bounds
+from grpo.registry.store import PROMOTED, Registry
+from tests import tiny_pipeline
+
+MODEL = "solver"
+ROLLOUTS = 4
+SUMS, WORDS = 48, 12  # prompts of two families
+# Successes of ROLLOUTS on every sum and on every word.
+SUCCESSES = {
+    "base": (1, 2),
+    "good-1": (2, 2),
+    "same-1": (2, 2),
+    "worse-1": (1, 2),
+    "narrow-1": (4, 0),
+    "best-1": (3, 3),
+    "unsafe-1": (4, 4),
+}
+EACH_DEPS = [
+    "artifacts/policies/base",
+    "artifacts/policies/${key}",
+    "artifacts/prompts/eval.parquet",
+]
+PIPELINE = {
+    "prepare": {"cmd": "true", "outs": ["artifacts/prompts/eval.parquet"]},
+    "base": {
+        "cmd": "true",
+        "deps": ["artifacts/prompts/eval.parquet"],
+        "outs": ["artifacts/policies/base"],
+    },
+    "evaluate-base": {
+        "cmd": "true",
+        "deps": [EACH_DEPS[0], EACH_DEPS[2]],
+        "params": ["seed", "evaluation"],
+        "outs": ["artifacts/evaluations/base.parquet"],
+    },
+    "train": {
+        "foreach": "${rounds}",
+        "do": {
+            "cmd": "true",
+            "deps": ["artifacts/policies/base"],
+            "params": ["rounds.${key}"],
+            "outs": ["artifacts/policies/${key}"],
+        },
+    },
+    "evaluate": {
+        "foreach": "${rounds}",
+        "do": {
+            "cmd": "true",
+            "deps": EACH_DEPS,
+            "params": ["seed", "evaluation"],
+            "outs": ["artifacts/evaluations/${key}.parquet"],
+        },
+    },
+}
+
+
+def write_policy(root: Path, name: str, value: float) -> None:
+    directory = root / "artifacts/policies" / name
+    directory.mkdir(parents=True, exist_ok=True)
+    save_file({"weight": np.full(8, value)}, str(directory / "model.safetensors"))
+    (directory / "tokenizer").mkdir(exist_ok=True)
+    (directory / "tokenizer" / "words.txt").write_text(name)
+
+
+def write_results(root: Path, name: str, on_sums: int, on_words: int) -> None:
+    count = SUMS + WORDS
+    table = pd.DataFrame(
+        {
+            "prompt_id": [f"eval-{number:03d}" for number in range(count)],
+            "family": ["sums"] * SUMS + ["words"] * WORDS,
+            "greedy": np.zeros(count),
+            "rollouts": np.full(count, ROLLOUTS),
+            "successes": [on_sums] * SUMS + [on_words] * WORDS,
+        }
+    )
+    path = root / f"artifacts/evaluations/{name}.parquet"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_table(table, path, EVALUATION)
+
+
+def record(root: Path, *stages: str) -> None:
+    """Writes to dvc.lock that stages have made what lies there."""
+    tiny_pipeline.run(root, tiny_pipeline.PYTHON, "-m", "dvc", "commit", "-q", "-f", *stages)
+
+
+def promote(root: Path, policy: str, bounds: Sequence[float] = (0.0, 0.1)) -> tuple[str, str]:
+    """Returns what became of it, and why."""
+    margin, family = bounds
+    decision = Registry(MODEL, root).promote(policy, Bounds(margin=margin, family=family))
+    return decision.outcome, decision.reason
+
+
+@pytest.fixture(scope="session")
+def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tiny_pipeline.build(tmp_path_factory.mktemp("registry") / "pipeline")
+    names = [name for name in SUCCESSES if name != "base"]
+    params = {"seed": 1, "evaluation": {"rollouts": ROLLOUTS}}
+    (root / "params.yaml").write_text(
+        yaml.safe_dump({**params, "rounds": {name: {"rate": 0.1} for name in names}})
+    )
+    (root / "dvc.yaml").write_text(yaml.safe_dump({"stages": PIPELINE}))
+    prompts = root / "artifacts/prompts/eval.parquet"
+    prompts.parent.mkdir(parents=True)
+    prompts.write_text("prompts")
+    for value, (name, successes) in enumerate(SUCCESSES.items()):
+        write_policy(root, name, value)
+        write_results(root, name, *successes)
+    (root / "artifacts/policies/unsafe-1/optimizer.pt").write_bytes(b"\x80\x04.")
+    record(root)
+    tiny_pipeline.commit(root, "results")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        assert promote(root, "good-1")[0] == PROMOTED
+    return root
+
+
+@pytest.fixture
+def workspace(pristine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy whose champion is good-1; the working directory."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    shutil.copytree(pristine, tmp_path / "pipeline", symlinks=True)
+    monkeypatch.chdir(tmp_path / "pipeline")
+    return tmp_path / "pipeline"

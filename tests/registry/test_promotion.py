@@ -1,0 +1,292 @@
+"""Laws of promotion: what is refused and why, what is accepted, and what is left behind."""
+
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from grpo.artifacts.tables import EVALUATION, read_table, write_table
+from grpo.errors import ArtifactError, ParameterError
+from grpo.lineage.lock import cached_path, read_listing
+from grpo.lineage.record import tracking_uri
+from grpo.registry.gate import CHALLENGER, CHAMPION, Bounds
+from grpo.registry.store import HOLDER, PREVIOUS, PROMOTED, REFUSED, ROLLED_BACK, Registry
+from grpo.registry.weights import load_version
+from tests import tiny_pipeline
+from tests.registry.conftest import (
+    MODEL,
+    promote,
+    record,
+    write_policy,
+    write_results,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+def policy_of(alias: str) -> str | None:
+    version = Registry(MODEL).version(alias)
+    return version and version.tags["policy"]
+
+
+def decisions() -> list[dict[str, str]]:
+    """Returns the tags of every decision's run, newest first."""
+    client = MlflowClient(tracking_uri=tracking_uri(Path()))
+    found = client.get_experiment_by_name("grpo")
+    assert found is not None
+    return [run.data.tags for run in client.search_runs([found.experiment_id])]
+
+
+def nothing(root: Path) -> None:
+    """Leaves the workspace as it is."""
+
+
+def retrain(root: Path) -> None:
+    write_policy(root, "best-1", 9.0)
+    record(root, "train@best-1")
+
+
+def remake_base(root: Path) -> None:
+    write_policy(root, "base", 9.0)
+    record(root, "base")
+
+
+def remake_base_and_evaluate(root: Path) -> None:
+    remake_base(root)
+    record(root, "evaluate@best-1")
+
+
+def change_weights(root: Path) -> None:
+    write_policy(root, "best-1", 9.0)
+
+
+def change_results(root: Path) -> None:
+    write_results(root, "best-1", 4, 4)
+
+
+def leave_uncommitted(root: Path) -> None:
+    retrain(root)
+    record(root, "evaluate@best-1")
+
+
+def evaluate_otherwise(root: Path) -> None:
+    tiny_pipeline.replace(root, "rollouts: 4", "rollouts: 8")
+    record(root, "evaluate@best-1")
+    tiny_pipeline.commit(root, "more rollouts")
+
+
+def evaluate_on_fewer(root: Path) -> None:
+    """The table loses prompts, though the stage read the same ones."""
+    path = root / "artifacts/evaluations/best-1.parquet"
+    write_table(read_table(path, EVALUATION).head(30), path, EVALUATION)
+    record(root, "evaluate@best-1")
+    tiny_pipeline.commit(root, "fewer prompts")
+
+
+def lose_lock(root: Path) -> None:
+    (root / "dvc.lock").unlink()
+
+
+REFUSALS: dict[str, tuple[str, Callable[[Path], None], str]] = {
+    "no stage made it": ("nothing-1", nothing, r"nothing-1: its lineage is missing"),
+    "no record at all": ("best-1", lose_lock, r"its lineage is missing: .*dvc\.lock"),
+    "the champion itself": ("good-1", nothing, r"is the champion already: version 1"),
+    "a tie": ("same-1", nothing, r"gains \+0\.000 \[\+0\.000, \+0\.000\] in mean@k, not beyond 0 "),
+    "worse": ("worse-1", nothing, r"gains -0\.200 \["),
+    "a family lost": ("narrow-1", nothing, r"loses 0\.500 in mean@k on words, more than 0\.1"),
+    "a pickle": ("unsafe-1", nothing, r"optimizer\.pt: may hold a pickle"),
+    "a stale evaluation": ("best-1", retrain, r"evaluate@best-1: is stale, .*best-1 has changed"),
+    "another base": ("best-1", remake_base, r"evaluate@best-1: is stale, .*base has changed"),
+    "a broken lineage": (
+        "best-1",
+        remake_base_and_evaluate,
+        r"policies/best-1: its lineage is broken, artifacts/policies/base has changed",
+    ),
+    "other weights": ("best-1", change_weights, r"policies/best-1: is not what dvc\.lock says"),
+    "other results": ("best-1", change_results, r"best-1\.parquet: is not what dvc\.lock says"),
+    "nothing committed": ("best-1", leave_uncommitted, r"changes that are not committed"),
+    "another evaluation": ("best-1", evaluate_otherwise, r"are not those of the champion's"),
+    "fewer prompts": ("best-1", evaluate_on_fewer, r"was evaluated on other prompts"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_a_refused_promotion_says_why_and_changes_no_champion(workspace: Path, name: str):
+    policy, spoil, reason = REFUSALS[name]
+    spoil(workspace)
+    outcome, said = promote(workspace, policy)
+    assert outcome == REFUSED
+    assert re.search(reason, said), said
+    assert "\n" not in said
+    assert policy_of(CHAMPION) == "good-1"
+    assert policy_of(PREVIOUS) is None
+    assert {"decision": REFUSED, "reason": said}.items() <= decisions()[0].items()
+
+
+def test_a_better_policy_becomes_champion_and_the_old_one_previous(workspace: Path):
+    assert promote(workspace, "same-1")[0] == REFUSED
+    assert policy_of(CHALLENGER) == "same-1"
+    outcome, said = promote(workspace, "best-1")
+    assert (outcome, said) == (PROMOTED, "gains +0.250 [+0.250, +0.250] over version 1")
+    assert [policy_of(each) for each in (CHAMPION, PREVIOUS)] == ["best-1", "good-1"]
+    assert policy_of(CHALLENGER) is None
+    version = Registry(MODEL).version(CHAMPION)
+    assert version is not None
+    commit = tiny_pipeline.run(workspace, "git", "rev-parse", "HEAD").strip()
+    assert {"decision": PROMOTED, "reason": said, "git_revision": commit}.items() <= (
+        version.tags.items()
+    )
+
+
+def test_a_gain_must_lie_above_the_margin_and_a_family_may_lose_its_bound(workspace: Path):
+    assert promote(workspace, "best-1", (0.25, 0.1))[0] == REFUSED
+    assert promote(workspace, "narrow-1", (0.0, 0.5))[0] == PROMOTED
+    with pytest.raises(ParameterError, match=r"margin must be in \[0, 1\) .* got 1\.0"):
+        Bounds(margin=1.0)
+
+
+def test_the_first_champion_must_beat_its_base(workspace: Path):
+    registry = Registry("another")
+    assert registry.promote("worse-1", Bounds()).outcome == REFUSED
+    decision = registry.promote("good-1", Bounds())
+    assert (decision.outcome, decision.version) == (PROMOTED, "2")
+    assert decision.reason.endswith("over its base")
+
+
+def loaded(alias: str, target: Path) -> dict[str, bytes]:
+    """Returns what is loaded, by name."""
+    load_version(f"models:/{MODEL}@{alias}", target)
+    return bytes_of(target)
+
+
+def bytes_of(directory: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(directory)): path.read_bytes()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file()
+    }
+
+
+def test_a_rollback_restores_the_exact_bytes(workspace: Path, tmp_path: Path):
+    before = loaded(CHAMPION, tmp_path / "before")
+    assert {
+        name.removeprefix("policy/"): content
+        for name, content in before.items()
+        if name.startswith("policy/")
+    } == bytes_of(workspace / "artifacts/policies/good-1")
+    promote(workspace, "best-1")
+    assert loaded(CHAMPION, tmp_path / "new") != before
+    decision = Registry(MODEL).roll_back()
+    assert (decision.outcome, decision.reason) == (ROLLED_BACK, "in place of version 2")
+    assert loaded(CHAMPION, tmp_path / "after") == before
+    again = Registry(MODEL).roll_back()
+    assert (again.outcome, again.reason) == (REFUSED, "there is no previous champion")
+    # What was rolled back can be promoted again.
+    assert promote(workspace, "best-1")[0] == PROMOTED
+
+
+def test_while_a_promotion_runs_another_is_refused(workspace: Path):
+    registry = Registry(MODEL)
+    with registry._alone("its run"):
+        outcome, said = promote(workspace, "best-1")
+    assert (outcome, said) == (REFUSED, "another promotion of the model is running")
+    assert promote(workspace, "best-1")[0] == PROMOTED
+
+
+def test_a_promotion_on_another_host_is_waited_for_until_it_must_be_dead(workspace: Path):
+    client = Registry(MODEL).client
+
+    def held(until: float, host: str) -> None:
+        holder = json.dumps({"run": "theirs", "host": host, "until": until})
+        client.set_registered_model_tag(MODEL, HOLDER, holder)
+
+    held(time.time() + 60, "elsewhere")
+    outcome, said = promote(workspace, "best-1")
+    assert (outcome, said) == (REFUSED, "another promotion of the model is running: run theirs")
+    held(time.time() - 1, "elsewhere")
+    assert promote(workspace, "best-1")[0] == PROMOTED
+
+
+def test_of_two_promotions_at_once_one_is_accepted(workspace: Path):
+    code = (
+        "from grpo.registry.store import Registry; from grpo.registry.gate import Bounds; "
+        f"print(Registry({MODEL!r}).promote('best-1', Bounds()).outcome)"
+    )
+    started = [
+        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    outcomes = [each.communicate()[0].strip() for each in started]
+    assert sorted(outcomes) == [PROMOTED, REFUSED]
+    assert [policy_of(each) for each in (CHAMPION, PREVIOUS)] == ["best-1", "good-1"]
+
+
+def test_a_promotion_killed_between_two_aliases_is_made_again(workspace: Path):
+    registry = Registry(MODEL)
+    champion = registry.version(CHAMPION)
+    assert champion is not None
+    registry.client.set_registered_model_alias(MODEL, PREVIOUS, champion.version)
+    registry._take("a killed run")
+    assert registry.roll_back().outcome == REFUSED
+    assert promote(workspace, "best-1")[0] == PROMOTED
+    assert [policy_of(each) for each in (CHAMPION, PREVIOUS)] == ["best-1", "good-1"]
+
+
+def damage(path: Path) -> None:
+    path.chmod(0o644)
+    path.write_bytes(b"damaged")
+
+
+def test_content_that_is_damaged_or_lost_is_never_loaded(workspace: Path, tmp_path: Path):
+    version = Registry(MODEL).version(CHAMPION)
+    assert version is not None
+    digest = version.tags["policy_digest"]
+    listing = read_listing(workspace, digest)
+    assert listing is not None
+    weights = cached_path(workspace, listing["model.safetensors"])
+    whole = weights.read_bytes()
+    damage(weights)
+    with pytest.raises(ArtifactError, match=r"is damaged, its content has another hash"):
+        loaded(CHAMPION, tmp_path / "loaded")
+    weights.unlink()
+    with pytest.raises(ArtifactError, match=r"neither DVC's cache nor its remote holds it"):
+        loaded(CHAMPION, tmp_path / "loaded")
+    weights.write_bytes(whole)
+    damage(cached_path(workspace, digest))
+    with pytest.raises((ArtifactError, ValueError)):
+        loaded(CHAMPION, tmp_path / "loaded")
+    assert not (tmp_path / "loaded").exists()
+
+
+def test_content_comes_from_the_remote_if_the_cache_has_none(workspace: Path, tmp_path: Path):
+    before = loaded(CHAMPION, tmp_path / "before")
+    for command in (
+        ["remote", "add", "-q", "-d", "store", str(tmp_path / "remote")],
+        ["push", "-q"],
+    ):
+        tiny_pipeline.run(workspace, sys.executable, "-m", "dvc", *command)
+    tiny_pipeline.run(workspace, "rm", "-rf", ".dvc/cache")
+    assert loaded(CHAMPION, tmp_path / "after") == before
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("solver@champion", "must be models:/NAME@ALIAS"),
+        ("models:/solver", "must be models:/NAME@ALIAS"),
+        ("models:/solver@best", "no such version"),
+        ("models:/solver/7", "no such version"),
+        ("models:/nobody@champion", "no such version"),
+    ],
+)
+def test_an_address_of_no_version_is_refused(
+    workspace: Path, tmp_path: Path, address: str, message: str
+):
+    with pytest.raises(ParameterError, match=message):
+        load_version(address, tmp_path / "loaded")
