@@ -3,6 +3,7 @@
 import fcntl
 import hashlib
 import json
+import os
 import socket
 import tempfile
 import time
@@ -193,7 +194,10 @@ class Registry:
         """Returns what `act` comes to, written to a run of its own and to the version."""
         with reached(self.uri):
             name = f"{self.model}: {title}"
-            run = str(self.client.create_run(self.experiment, run_name=name).info.run_id)
+            made = self.client.create_run(
+                self.experiment, run_name=name, tags={"model": self.model}
+            )
+            run = str(made.info.run_id)
             try:
                 with self._alone(run):
                     found = act(run)
@@ -220,14 +224,14 @@ class Registry:
     def _alone(self, run: str) -> Iterator[None]:
         """Holds the model: no other promotion of it runs on this host, nor on another.
 
-        On one host a lock of the kernel. Between hosts a tag that is written and read back, so
-        that two who write within the same instant may both pass; the champion is compared again
-        before it is changed.
+        For one user of a host a lock of the kernel. Between others a tag that is written and read
+        back, so that two who write within the same instant may both pass; the champion is compared
+        again before it is changed.
 
         Raises:
           RefusedError: If another holds it.
         """
-        name = hashlib.sha256(f"{self.uri} {self.model}".encode()).hexdigest()[:16]
+        name = hashlib.sha256(f"{self.uri} {self.model} {os.getuid()}".encode()).hexdigest()[:16]
         with (Path(tempfile.gettempdir()) / f"grpo-promotion-{name}.lock").open("a") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -248,8 +252,8 @@ class Registry:
                 raise
 
     def _take(self, run: str) -> None:
-        """Writes the tag, unless a promotion on another host may still be running."""
-        host = socket.gethostname()
+        """Writes the tag, unless a promotion by who does not share the lock may be running."""
+        host = f"{os.getuid()}@{socket.gethostname()}"
         holder = json.loads(self._holder() or "{}")
         if holder.get("host") != host and holder.get("until", 0.0) > time.time():
             raise RefusedError(f"another promotion of the model is running: run {holder['run']}")
