@@ -119,6 +119,18 @@ class Runner:
                 self.show(step.name, f"{error}; attempt {attempt + 1} of {attempts}")
         raise AssertionError("unreachable")
 
+    def command(self, step: Step) -> list[str]:
+        """Returns what runs a step."""
+        return [sys.executable, "-m", "dvc", "--wait-for-lock", "repro", "-s", step.name]
+
+    def is_recorded(self, step: Step) -> bool:
+        """Returns whether DVC's lock file lists the stage, as far as it can be read now."""
+        is_stage_of_pipeline = ":" not in step.name and not step.name.endswith(".dvc")
+        try:
+            return not is_stage_of_pipeline or step.name in read_lock(self.workspace)
+        except ArtifactError:
+            return False
+
     def stop(self) -> None:
         """Stops all running stages and returns when none of their processes is left."""
         self.stopped.set()
@@ -162,11 +174,10 @@ class Runner:
         return Result(outcome=outcome, seconds=seconds)
 
     def _start(self, step: Step, slots: Slots, log: Path) -> "subprocess.Popen[bytes]":
-        dvc = [sys.executable, "-m", "dvc", "--wait-for-lock", "repro", "-s", step.name]
         with self.guard, log.open("ab") as output:
             self._check_stopped()
             process = subprocess.Popen(
-                launched(dvc, may_finish=True, grace_seconds=self.grace_seconds),
+                launched(self.command(step), may_finish=True, grace_seconds=self.grace_seconds),
                 cwd=self.workspace,
                 env=_environment(slots),
                 stdin=subprocess.DEVNULL,
@@ -204,19 +215,11 @@ class Runner:
             raise Stopped("stopped")
 
     def _check_recorded(self, step: Step, log: Path) -> None:
-        is_stage_of_pipeline = ":" not in step.name and not step.name.endswith(".dvc")
         deadline = time.monotonic() + RECORD_SECONDS
-        while is_stage_of_pipeline and not self._is_recorded(step):
+        while not self.is_recorded(step):
             if time.monotonic() > deadline:
                 raise StageError(f"{step.name}: ran but is not in {LOCK}; see {log}", code=1)
             time.sleep(POLL_SECONDS)
-
-    def _is_recorded(self, step: Step) -> bool:
-        """Returns whether DVC's lock file lists the stage, as far as it can be read now."""
-        try:
-            return step.name in read_lock(self.workspace)
-        except ArtifactError:
-            return False
 
 
 @contextmanager

@@ -1,0 +1,165 @@
+"""Sweeps as a Prefect flow: a task per experiment of DVC, then a table of what came out.
+
+Import it after `flows.settings.prepare_environment`; `python -m flows.sweep` does.
+"""
+
+import hashlib
+import itertools
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import dvc.api
+import yaml
+from dvc.repo import Repo
+from prefect import State, flow, get_run_logger, task
+from prefect.artifacts import create_table_artifact
+from prefect.cache_policies import NO_CACHE
+from prefect.states import Completed
+from prefect.task_runners import ThreadPoolTaskRunner
+from rich.console import Console
+from rich.text import Text
+
+from flows.planning import Hints, Step, plan
+from flows.runner import Runner, StageError
+from grpo.errors import ParameterError
+from grpo.lineage.lock import flatten
+from grpo.params import PARAMS
+
+METRICS = "artifacts/report/metrics.json"
+SHOWN = ("mean_at_k.value", "gain_over_base.value", "gain_over_base.low", "cost.flops")
+Settings = Mapping[str, str]  # value by parameter path
+
+console = Console(stderr=True, highlight=False)
+
+
+def combinations(workspace: Path, given: Sequence[str]) -> dict[str, Settings]:
+    """Returns every combination of "PATH=VALUE,VALUE" by its experiment's name.
+
+    The name follows from the settings and from what git tracks: an experiment that is there is not
+    run again.
+
+    Raises:
+      ParameterError: If params.yaml has no such path, or a path stands twice or has no value.
+    """
+    known = flatten(yaml.safe_load((workspace / PARAMS).read_text()))
+    values: dict[str, list[str]] = {}
+    for each in given:
+        path, _, text = each.partition("=")
+        if path not in known or path in values or not text:
+            raise ParameterError(
+                f"--set {each}: must be PATH=VALUE,VALUE of a leaf of {PARAMS}, and stand once"
+            )
+        values[path] = text.split(",")
+    found = [dict(zip(values, each)) for each in itertools.product(*values.values())]
+    git = ["git", "-C", str(workspace)]
+    start = [_output([*git, "rev-parse", "HEAD"]), _output([*git, "diff", "HEAD"])]
+    return {f"sweep-{_short([each, start])}": each for each in found}
+
+
+@flow(
+    name="sweep",
+    task_runner=ThreadPoolTaskRunner(max_workers=64),  # type: ignore[arg-type]
+    persist_result=False,
+    validate_parameters=False,
+)
+def sweep(wanted: Mapping[str, Settings], at_once: int = 1) -> str:
+    """Runs the experiments that are not there yet; returns a table of all, as Markdown.
+
+    Raises:
+      StageError: If an experiment failed; the others have run.
+    """
+    runner = _Experiments(Path.cwd(), wanted, at_once=at_once)
+    gpus = max(step.hints.gpu for step in plan())
+    futures = {
+        name: _experiment.with_options(task_run_name=name).submit(runner, name, gpus)
+        for name in wanted
+    }
+    try:
+        for future in futures.values():
+            future.wait()
+    finally:
+        runner.stop()  # a signal may have ended the waiting
+    rows = compare(wanted)
+    create_table_artifact(rows, key="sweep", description="What came out, by experiment")
+    if runner.failures:
+        raise runner.failures[0]
+    return _as_markdown(rows)
+
+
+@task(cache_policy=NO_CACHE, persist_result=False)
+def _experiment(runner: "_Experiments", name: str, gpus: int) -> State:
+    if name in finished():
+        return Completed(name="Unchanged")
+    step = Step(name=name, upstream=(), hints=Hints(gpu=gpus), is_changed=True)
+    try:
+        seconds = runner.run_stage(step).seconds
+    except StageError as error:
+        runner.failures.append(error)
+        raise
+    return Completed(message=f"{seconds:.1f} s")
+
+
+class _Experiments(Runner):
+    """Runs whole experiments as a runner runs stages."""
+
+    def __init__(self, workspace: Path, wanted: Mapping[str, Settings], *, at_once: int) -> None:
+        super().__init__(workspace, at_once=at_once, show=_show)
+        self.wanted = wanted
+        self.failures: list[StageError] = []
+
+    def command(self, step: Step) -> list[str]:
+        settings = [f"--set-param={path}={value}" for path, value in self.wanted[step.name].items()]
+        run = ["--wait-for-lock", "exp", "run", "--temp", "--name", step.name]
+        return [sys.executable, "-m", "dvc", *run, *settings]
+
+    def is_recorded(self, step: Step) -> bool:
+        return step.name in finished()
+
+
+def finished() -> list[str]:
+    """Returns the names of the experiments that start from this commit and are done."""
+    with Repo(".") as repo:
+        by_commit = repo.experiments.ls()
+    return [each[0] for those in by_commit.values() for each in those]
+
+
+def compare(wanted: Mapping[str, Settings]) -> list[dict[str, str]]:
+    """Returns a row per finished experiment: what was set, and the report's numbers.
+
+    Of a report's many those that end as SHOWN says.
+    """
+    done = finished()
+    return [
+        {"experiment": name, **settings, **_numbers(name)}
+        for name, settings in wanted.items()
+        if name in done
+    ]
+
+
+def _numbers(experiment: str) -> dict[str, str]:
+    found = flatten(json.loads(dvc.api.read(METRICS, rev=experiment)))
+    shown = {name: each for name, each in found.items() if name.endswith(SHOWN)}
+    return {name: f"{each:.6g}" for name, each in shown.items() if isinstance(each, int | float)}
+
+
+def _as_markdown(rows: list[dict[str, str]]) -> str:
+    titles = list(dict.fromkeys(title for row in rows for title in row))
+    lines = [f"| {' | '.join(titles)} |", "|" + "---|" * len(titles)]
+    lines += [f"| {' | '.join(row.get(title, '') for title in titles)} |" for row in rows]
+    return "\n".join(lines)
+
+
+def _show(experiment: str, line: str) -> None:
+    get_run_logger().info(line)
+    console.print(Text.assemble((f"{experiment} ", "cyan"), line), soft_wrap=True)
+
+
+def _short(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:10]
+
+
+def _output(command: list[str]) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
