@@ -5,11 +5,11 @@ python -m benchmarks.chunk_costs WORKSPACE   # of a finished seed of benchmarks.
 Takes one round's rollouts and rewards, and policies of four sizes with random weights: what their
 updates cost does not depend on what they have learned. Per size it measures the processor seconds
 of inference for every chunk that was sampled, those of the round's updates with all chunks and with
-three or two per rollout, what a whole update's forward pass saves for its backward pass, and the
-peak of resident memory. Simulation is what the round's rollouts took beyond inference. From these
-follow the share of gradients in a round, the saving that Amdahl's law predicts from the saving on
-updates, the saving itself, and what it would be if simulation were free. One thread; writes
-results/chunk_costs.json and docs/chunk_costs.svg.
+three or two per rollout, chosen by advantage, what a whole update's forward pass saves for its
+backward pass, and the peak of resident memory. Simulation is what the round's rollouts took beyond
+inference. From these follow the share of gradients in a round, the saving that Amdahl's law
+predicts from the saving on updates, the saving itself, and what it would be if simulation were
+free. One thread; writes results/chunk_costs.json and docs/chunk_costs.svg.
 """
 
 import argparse
@@ -34,8 +34,9 @@ from grpo.batches import Batch, plan_batches
 from grpo.build.action_chunks import SIMULATOR
 from grpo.build.rounds import settings_of
 from grpo.fixed_scores import score_steps
-from grpo.objective.algorithms import chunk_grpo, pcm
-from grpo.objective.base import Objective
+from grpo.objective.algorithms import chunk_grpo
+from grpo.objective.base import Objective, chain
+from grpo.objective.chunks import sample_steps_by_advantage
 from grpo.params import read_params
 from grpo.policies.action_chunks import ActionChunkPolicy
 from grpo.policies.action_model import ActionChunkModel, ChunkShape
@@ -55,7 +56,10 @@ REPEATS = 3
 BUDGETS = {"three": 3, "two": 2}
 OBJECTIVES: dict[str, Objective] = {
     "all": chunk_grpo(tokens=32),
-    **{name: pcm(tokens=32, budget=budget) for name, budget in BUDGETS.items()},
+    **{
+        name: chain(chunk_grpo(tokens=32), sample_steps_by_advantage(budget))
+        for name, budget in BUDGETS.items()
+    },
 }
 PARTS = ("simulation", "inference", "updates")
 
