@@ -1,4 +1,4 @@
-"""The command line: check parameters, ask for advice, trace artifacts, load and draw policies."""
+"""The command line: check, advise, trace, report, and policies loaded, drawn from and uploaded."""
 
 import argparse
 import os
@@ -70,6 +70,10 @@ def _parser() -> argparse.ArgumentParser:
     sample.set_defaults(run=_sample)
     summary = commands.add_parser("summary", help="print reward before and after, per arm")
     summary.set_defaults(run=_summary)
+    upload = commands.add_parser("upload", help="store a model's or a policy's directory in S3")
+    upload.add_argument("directory", type=Path)
+    upload.add_argument("uri", metavar="s3://BUCKET/PREFIX")
+    upload.set_defaults(run=_upload)
     return parser
 
 
@@ -159,6 +163,14 @@ def _summary(arguments: argparse.Namespace) -> int:
     from grpo.report.summary import summarize
 
     print(summarize(ARTIFACTS, read_params()))
+    return 0
+
+
+def _upload(arguments: argparse.Namespace) -> int:
+    from grpo.storage.upload import upload_directory
+
+    sha256 = upload_directory(arguments.directory, arguments.uri)
+    print(f"{{source: s3, uri: {arguments.uri}, sha256: {sha256}}}")
     return 0
 
 

@@ -24,6 +24,10 @@ class BusyError(GrpoError, RuntimeError):
     """Another process holds what this one needs."""
 
 
+class StorageError(GrpoError, RuntimeError):
+    """S3 lacks, refuses or has changed what is asked for; the message names the object."""
+
+
 class MissingExtraError(GrpoError, ImportError):
     """An optional package is needed; the message says which extra installs it."""
 

@@ -347,8 +347,9 @@ def _path(location: tuple[int | str, ...]) -> str:
     members = {
         "task": {"reasoning_gym", "jsonl", "glyphs", "manipulation"},
         "policy": {"tokens", "denoising", "action_chunks"},
-        "backbone": {"scratch", "directory", "hub"},
-        "base": {"scratch", "directory", "gguf", "hub"},
+        "backbone": {"scratch", "directory", "hub", "s3"},
+        "base": {"scratch", "directory", "gguf", "hub", "s3"},
+        "encoder": {"scratch", "directory", "hub", "s3"},
         "model": {"directory", "hub"},
         "sampling": {"tokens", "denoising"},
     }

@@ -61,7 +61,17 @@ class HubBase(Strict):
     revision: str
 
 
-Base = Annotated[ScratchBase | DirectoryBase | GgufBase | HubBase, Field(discriminator="source")]
+class S3Base(Strict):
+    """A directory in S3 that `python -m grpo upload` stored; nothing else is taken for it."""
+
+    source: Literal["s3"]
+    uri: Annotated[str, Field(pattern="^s3://")]
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]  # of its manifest, as upload prints it
+
+
+Base = Annotated[
+    ScratchBase | DirectoryBase | GgufBase | HubBase | S3Base, Field(discriminator="source")
+]
 
 
 class FlowWarmup(Strict):
@@ -91,7 +101,9 @@ class ScratchFlowBase(Strict):
     warmup: FlowWarmup
 
 
-FlowBase = Annotated[ScratchFlowBase | DirectoryBase | HubBase, Field(discriminator="source")]
+FlowBase = Annotated[
+    ScratchFlowBase | DirectoryBase | HubBase | S3Base, Field(discriminator="source")
+]
 
 
 class Lora(Strict):
@@ -161,7 +173,9 @@ class ChunkParams(Strict):
     positions: Positive  # of the backbone that decode a chunk
 
 
-Headless = Annotated[ScratchBackbone | DirectoryBase | HubBase, Field(discriminator="source")]
+Headless = Annotated[
+    ScratchBackbone | DirectoryBase | HubBase | S3Base, Field(discriminator="source")
+]
 
 
 class Eyes(Strict):

@@ -103,8 +103,8 @@ def test_the_library_defers_no_annotations_and_never_pickles():
 @pytest.mark.parametrize(
     ("module", "heavy"),
     [
-        ("grpo.__main__", {"torch", "mlflow", "prefect", "transformers", "matplotlib"}),
-        ("grpo.params", {"torch", "mlflow", "prefect", "transformers"}),
+        ("grpo.__main__", {"torch", "mlflow", "prefect", "transformers", "matplotlib", "boto3"}),
+        ("grpo.params", {"torch", "mlflow", "prefect", "transformers", "boto3"}),
         ("flows.reproduce", {"torch", "transformers"}),
     ],
 )

@@ -15,6 +15,7 @@ from grpo.objective.rule import Severity
 from grpo.params import read_params
 
 ROOT = Path(__file__).parents[1]
+S3 = {"source": "s3", "uri": "s3://bucket/model", "sha256": "0" * 64}
 HUB = {"source": "hub", "id": "a", "revision": "b"}
 MODEL_REWARD = {
     "judge": "pickscore",
@@ -173,6 +174,28 @@ def test_a_wrong_parameter_of_denoising_is_named_in_one_line(
         read_params(file)
     assert str(raised.value).startswith(f"{file}: ")
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "path"),
+    [
+        ("smoke", "policy.base"),
+        ("glyphs", "policy.base"),
+        ("manipulation", "policy.base.backbone"),
+        ("manipulation-pixels", "policy.base.eyes.encoder"),
+    ],
+)
+def test_a_base_in_s3_is_bound_to_its_digest(tmp_path: Path, recipe: str, path: str):
+    recipe_file = ROOT / "recipes" / f"{recipe}.yaml"
+    assert read_params(changed(tmp_path, (path, S3), recipe=recipe_file))
+    for wrong, message in [
+        ({"sha256": None}, r"sha256 must be a valid string, got None"),
+        ({"sha256": "main"}, r"sha256 String should match pattern .*, got 'main'"),
+        ({"uri": "bucket/model"}, r"uri String should match pattern .*, got 'bucket/model'"),
+    ]:
+        file = changed(tmp_path, (path, {**S3, **wrong}), recipe=recipe_file)
+        with pytest.raises(ParameterError, match=rf"^{file}: {path}\.{message}$"):
+            read_params(file)
 
 
 def test_judges_of_media_and_your_own_prompts_go_with_denoising(tmp_path: Path):

@@ -34,16 +34,21 @@ def atomic_path(path: Path) -> Iterator[Path]:
     temporary = path.parent / f".{path.name}.{os.getpid()}.tmp"
     try:
         yield temporary
-        for file in sorted(temporary.rglob("*")) if temporary.is_dir() else [temporary]:
-            if file.is_file():
-                _sync(file)
-        _replace(temporary, path)
+        replace_whole(temporary, path)
     except OSError as error:
         if error.errno in NO_ROOM:
             error.filename = str(path)  # some libraries name no file, others the temporary one
         raise
     finally:
         remove(temporary)
+
+
+def replace_whole(source: Path, target: Path) -> None:
+    """Moves a file or directory over another, fsynced: a kill leaves the old one or the new one."""
+    for file in sorted(source.rglob("*")) if source.is_dir() else [source]:
+        if file.is_file():
+            _sync(file)
+    _replace(source, target)
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -53,9 +58,13 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes canonical JSON: sorted keys, two spaces, no NaN."""
-    text = json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n"
-    write_bytes(path, text.encode())
+    """Writes canonical JSON."""
+    write_bytes(path, canonical_json(value))
+
+
+def canonical_json(value: Any) -> bytes:
+    """Returns JSON with sorted keys and two spaces, without NaN."""
+    return (json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n").encode()
 
 
 def write_csv(path: Path, frame: pd.DataFrame) -> None:

@@ -14,7 +14,7 @@ from grpo.policies.denoising import DenoisingPolicy
 from grpo.policies.kernels import Denoising
 from grpo.policies.lora import load_lora
 from grpo.policies.pipelines import load_pipeline
-from grpo.policy_params import DirectoryBase, HubBase, ScratchFlowBase
+from grpo.policy_params import DirectoryBase, HubBase, S3Base, ScratchFlowBase
 from grpo.seeds import derive_seed
 
 try:
@@ -73,8 +73,8 @@ def quiet() -> None:
     library.utils.logging.set_verbosity_error()
 
 
-def _from_pretrained(base: DirectoryBase | HubBase, dtype: torch.dtype, data: Path) -> Any:
-    """Returns a pipeline from a directory under data/, or from the hub."""
+def _from_pretrained(base: DirectoryBase | HubBase | S3Base, dtype: torch.dtype, data: Path) -> Any:
+    """Returns a pipeline from a directory under data/, from the hub, or from S3."""
     source = find_source(base, data, parameter="policy.base")
     from_pretrained: Any = library.DiffusionPipeline.from_pretrained
     try:

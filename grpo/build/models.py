@@ -12,7 +12,7 @@ from grpo.build.sources import find_source, refusal
 from grpo.errors import ParameterError
 from grpo.params import PARAMS
 from grpo.policies.storage import LOADING_ERRORS
-from grpo.policy_params import DirectoryBase, HubBase
+from grpo.policy_params import DirectoryBase, HubBase, S3Base
 
 
 def make_fresh_model(
@@ -50,7 +50,7 @@ def make_fresh_model(
 
 def read_pretrained(
     auto_class: Any,
-    imported: DirectoryBase | HubBase,
+    imported: DirectoryBase | HubBase | S3Base,
     data: Path,
     *,
     parameter: str,
@@ -60,6 +60,7 @@ def read_pretrained(
 
     Raises:
       ParameterError: If the source does not exist or cannot be loaded.
+      StorageError: If it cannot be downloaded.
     """
     source = find_source(imported, data, parameter=parameter)
     where = {"revision": source.revision, "local_files_only": source.is_local}

@@ -1,11 +1,14 @@
-"""Where imported weights come from: a directory under data/, or the hub."""
+"""Where imported weights come from: a directory under data/, the hub, or S3."""
 
 from pathlib import Path
 from typing import NamedTuple
 
-from grpo.errors import ParameterError
+from grpo.artifacts.checkpoints import WORK
+from grpo.errors import ParameterError, located
 from grpo.params import PARAMS
-from grpo.policy_params import DirectoryBase, HubBase
+from grpo.policy_params import DirectoryBase, HubBase, S3Base
+
+DOWNLOADS = WORK / "s3"  # directories by their digest: one that is there is whole
 
 
 class Source(NamedTuple):
@@ -17,21 +20,37 @@ class Source(NamedTuple):
     parameter: str  # which names it
 
 
-def find_source(imported: DirectoryBase | HubBase, data: Path, *, parameter: str) -> Source:
-    """Returns the source of imported weights.
+def find_source(
+    imported: DirectoryBase | HubBase | S3Base, data: Path, *, parameter: str
+) -> Source:
+    """Returns the source of imported weights, downloaded if they are in S3.
 
     Args:
       parameter: Where they are named, for messages.
 
     Raises:
       ParameterError: If it is a directory that is not there.
+      StorageError: If it cannot be downloaded, or is not what its digest says.
     """
     if isinstance(imported, HubBase):
         return Source(imported.id, imported.revision, is_local=False, parameter=parameter)
+    if isinstance(imported, S3Base):
+        return Source(str(_download(imported, parameter)), None, is_local=True, parameter=parameter)
     directory = data / imported.path
     if not directory.is_dir():
         raise ParameterError(f"{PARAMS}: {parameter}.path must be a directory, {directory} is none")
     return Source(str(directory), None, is_local=True, parameter=parameter)
+
+
+def _download(imported: S3Base, parameter: str) -> Path:
+    """Returns the directory of weights that are in S3, downloaded once."""
+    directory = DOWNLOADS / imported.sha256
+    if not directory.is_dir():
+        with located(f"{PARAMS}: {parameter}"):
+            from grpo.storage.download import download_directory  # an extra
+
+            download_directory(imported.uri, directory, sha256=imported.sha256)
+    return directory
 
 
 def refusal(source: Source, error: object) -> ParameterError:

@@ -1,4 +1,4 @@
-"""Token policies from parameters: base models from four sources, and trained directories."""
+"""Token policies from parameters: base models from five sources, and trained directories."""
 
 import importlib.util
 from pathlib import Path

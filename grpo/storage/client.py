@@ -1,0 +1,199 @@
+"""What moving bytes to and from S3 has in common: locations, patience, errors in one line."""
+
+import random
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeVar
+
+from grpo.errors import MissingExtraError, StorageError
+
+try:
+    import boto3
+    from botocore.config import Config
+    from botocore.exceptions import (
+        ClientError,
+        ConnectionError,
+        HTTPClientError,
+        IncompleteReadError,
+        NoCredentialsError,
+        PartialCredentialsError,
+    )
+except ImportError:
+    raise MissingExtraError("s3:// needs boto3; run pip install -e '.[s3]'") from None
+
+URI = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])/(.*[^/])/*", flags=re.DOTALL)
+ENDPOINT = "AWS_ENDPOINT_URL_S3"
+CREDENTIALS = "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and, if they expire, AWS_SESSION_TOKEN"
+REFUSED = f"the credentials are refused; renew {CREDENTIALS}"
+DENIED = "access is denied; the role needs what infra/s3/ grants"
+ABSENT = "no such object; correct the URI, or upload with python -m grpo upload"
+REASONS = {  # by the code of S3's answer
+    "NoSuchBucket": "no such bucket; correct the URI, or create it with infra/s3/bootstrap.py",
+    "NoSuchKey": ABSENT,
+    "404": ABSENT,  # a HEAD has no body that says more
+    "AccessDenied": DENIED,
+    "403": DENIED,
+    "InvalidAccessKeyId": REFUSED,
+    "SignatureDoesNotMatch": REFUSED,
+    "ExpiredToken": REFUSED,
+    "InvalidToken": REFUSED,
+}
+PASSING = {  # likewise, where the next time may go well; botocore tries the rest that may
+    "PreconditionFailed": "was changed by another",
+    "ConditionalRequestConflict": "is being written by another",
+    "NoSuchUpload": "its upload was ended by another",
+    "BadDigest": "arrived with other bytes than were sent",
+}
+JITTER = random.Random()  # its own: no stream that is seeded may depend on the network
+T = TypeVar("T")
+S = TypeVar("S")
+
+
+class CutError(StorageError):
+    """Bytes do not arrive whole: to be asked for again."""
+
+
+class PassingError(StorageError):
+    """An object is not as it was or should be: to be begun again."""
+
+
+class Location(NamedTuple):
+    """An object, or what the keys of a directory's objects start with."""
+
+    bucket: str
+    key: str
+
+    def __str__(self) -> str:
+        return f"s3://{self.bucket}/{self.key}"
+
+    def within(self, name: str) -> "Location":
+        return Location(self.bucket, f"{self.key}/{name}")
+
+
+class Transfer(NamedTuple):
+    """How bytes are moved."""
+
+    part_bytes: int  # S3 takes 5 MiB to 5 GiB, and 10,000 parts of an object
+    parts_at_once: int  # each is held in memory
+    attempts: int  # of a request, of a part, of an object
+    first_wait_seconds: float  # between attempts; up to that, then up to twice that, and so on
+    timeout_seconds: float  # without a byte
+
+
+USUAL = Transfer(
+    part_bytes=32 * 2**20,
+    parts_at_once=8,
+    attempts=6,
+    first_wait_seconds=0.5,
+    timeout_seconds=60.0,
+)
+
+
+class Store:
+    """A client of S3 and the patience to use it."""
+
+    def __init__(self, transfer: Transfer) -> None:
+        self.transfer = transfer
+        self.client = _connect(transfer)
+
+    def retried(self, call: Callable[[], T], error: type[StorageError]) -> T:
+        """Returns what a call returns, called again after waiting while it raises `error`."""
+        for attempt in range(self.transfer.attempts - 1):
+            try:
+                return call()
+            except error:
+                time.sleep(JITTER.uniform(0, self.transfer.first_wait_seconds * 2**attempt))
+        return call()
+
+    def each(self, call: Callable[[S], T], items: Iterable[S]) -> list[T]:
+        """Returns what a call returns of each item; several are under way at once."""
+        with ThreadPoolExecutor(self.transfer.parts_at_once) as pool:
+            return list(pool.map(call, items))
+
+    def read(self, location: Location) -> bytes:
+        """Returns the bytes of an object.
+
+        Raises:
+          StorageError: If it is not there, or they do not arrive whole.
+        """
+        return self.retried(lambda: self._read(location, {}), CutError)
+
+    def read_range(self, location: Location, start: int, end: int, *, etag: str) -> bytes:
+        """Returns the bytes from `start` to before `end` of an object.
+
+        Raises:
+          PassingError: If it has another ETag by now.
+          StorageError: If it is not there, or they do not arrive whole.
+        """
+        asked = {"Range": f"bytes={start}-{end - 1}", "IfMatch": etag}
+        return self.retried(lambda: self._read(location, asked), CutError)
+
+    def _read(self, location: Location, asked: dict[str, str]) -> bytes:
+        with explained(location):
+            answer = self.client.get_object(Bucket=location.bucket, Key=location.key, **asked)
+        try:
+            content: bytes = answer["Body"].read()
+        except (HTTPClientError, IncompleteReadError):
+            raise CutError(f"{location}: is cut again and again while it is read; rerun") from None
+        return content
+
+
+def parse_uri(uri: str) -> Location:
+    """Returns the location that `s3://BUCKET/KEY` names.
+
+    Raises:
+      StorageError: If it names none.
+    """
+    found = URI.fullmatch(uri)
+    if found is None:
+        shown = uri.rpartition("@")[2]  # what stands before may be a secret
+        raise StorageError(f"a URI must be s3://BUCKET/KEY, got {shown!r}")
+    return Location(*found.groups())
+
+
+@contextmanager
+def explained(location: Location) -> Iterator[None]:
+    """Turns an error of botocore into one line that says what to do, and nothing secret.
+
+    Raises:
+      PassingError: If the object is not as it was.
+      StorageError: Otherwise; botocore has sent the request again if that is worth it.
+    """
+    try:
+        yield
+    except (NoCredentialsError, PartialCredentialsError):
+        raise StorageError(f"{location}: there are no credentials; set {CREDENTIALS}") from None
+    except ClientError as error:
+        code = error.response["Error"]["Code"]
+        if code in PASSING:
+            raise PassingError(f"{location}: {PASSING[code]}; rerun") from None
+        reason = REASONS.get(code, f"S3 answers {code}; rerun later")
+        raise StorageError(f"{location}: {reason}") from None
+    except (ConnectionError, HTTPClientError) as error:
+        raise StorageError(
+            f"{location}: cannot be reached, {type(error).__name__}; "
+            f"check the network and {ENDPOINT}"
+        ) from None
+
+
+def _connect(transfer: Transfer) -> Any:
+    """Returns a client; where it connects to, and as whom, is in the environment.
+
+    Raises:
+      StorageError: If the endpoint is no URL.
+    """
+    config = Config(
+        retries={"mode": "standard", "total_max_attempts": transfer.attempts},
+        connect_timeout=transfer.timeout_seconds,
+        read_timeout=transfer.timeout_seconds,
+        max_pool_connections=transfer.parts_at_once,
+        # SHA-256 of whole files is checked instead.
+        response_checksum_validation="when_required",
+    )
+    try:
+        return boto3.client("s3", config=config)
+    except ValueError:
+        raise StorageError(f"{ENDPOINT} must be a URL such as https://HOST:PORT") from None

@@ -1,0 +1,57 @@
+"""Directories that are moved, and processes that are killed while they move them."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from threading import Event
+
+from grpo.storage.client import Transfer
+
+PART_BYTES = 2**16  # what the server of these tests takes, a real one 5 MiB
+BRISK = Transfer(
+    part_bytes=PART_BYTES,
+    parts_at_once=3,
+    attempts=3,
+    first_wait_seconds=0.01,
+    timeout_seconds=1.0,
+)
+PARTS = 4  # of the largest file
+LARGEST = "weights/model.safetensors"
+
+
+def write_directory(directory: Path, seed: int = 0) -> Path:
+    """Writes files of every kind: empty, small, one part to the byte, many parts and a bit."""
+    draw = random.Random(seed)
+    sizes = {
+        "empty": 0,
+        "config.json": 100,
+        "one part": PART_BYTES,
+        "tokenizer/ü.json": PART_BYTES - 1,
+        LARGEST: (PARTS - 1) * PART_BYTES + 1,
+    }
+    for name, size in sizes.items():
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_bytes(draw.randbytes(size))
+    return directory
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    """Returns the bytes of every file, hidden ones too."""
+    return {
+        path.relative_to(directory).as_posix(): path.read_bytes()
+        for path in directory.rglob("*")
+        if path.is_file()
+    }
+
+
+def kill_once(arrived: Event, code: str, *arguments: object) -> None:
+    """Runs Python code in a process and kills it at a moment."""
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, arguments)], env=dict(os.environ)
+    ) as process:
+        assert arrived.wait(60)
+        assert process.poll() is None
+        process.send_signal(signal.SIGKILL)
