@@ -37,20 +37,6 @@ def download_directory(
         remove(work)
 
 
-def download_object(uri: str, path: Path, *, sha256: str, transfer: Transfer = USUAL) -> None:
-    """Downloads one object, in place of what the path holds; goes on like `download_directory`.
-
-    Raises:
-      StorageError: If it is not there, another, or out of reach.
-      BusyError: If another process downloads it.
-    """
-    source, store = parse_uri(uri), Store(transfer)
-    work = path.with_name(f".{path.name}.{sha256[:16]}.partial")
-    with exclusive(work / "lock", f"a download of {source}"):
-        _download(store, source, path, sha256, work)
-        remove(work)
-
-
 def _download(store: Store, location: Location, path: Path, sha256: str, work: Path) -> None:
     """Downloads an object; with another checksum, or once it changes, from its beginning."""
 

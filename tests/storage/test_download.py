@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from grpo.errors import StorageError
-from grpo.storage.download import download_directory, download_object
+from grpo.storage.download import download_directory
 from grpo.storage.upload import upload_directory
 from tests.storage.proxy import Fault, Proxy, Seen, corrupt, refuse, slowly
 from tests.storage.transfers import (
@@ -17,6 +17,7 @@ from tests.storage.transfers import (
     PART_BYTES,
     PARTS,
     contents,
+    download_object,
     kill_once,
     write_directory,
 )

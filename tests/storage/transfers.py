@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 from threading import Event
 
-from grpo.storage.client import Transfer
+from grpo.storage.client import Store, Transfer, parse_uri
+from grpo.storage.download import _download
 
 PART_BYTES = 2**16  # what the server of these tests takes, a real one 5 MiB
 BRISK = Transfer(
@@ -45,6 +46,13 @@ def contents(directory: Path) -> dict[str, bytes]:
         for path in directory.rglob("*")
         if path.is_file()
     }
+
+
+def download_object(uri: str, path: Path, *, sha256: str, transfer: Transfer) -> None:
+    """Downloads one file as a directory's files are, with the scratch beside it."""
+    work = path.with_name(".scratch")
+    work.mkdir(exist_ok=True)
+    _download(Store(transfer), parse_uri(uri), path, sha256, work)
 
 
 def kill_once(arrived: Event, code: str, *arguments: object) -> None:
