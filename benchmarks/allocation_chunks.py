@@ -26,7 +26,7 @@ from benchmarks.figures import save_figure
 from benchmarks.seeds import record_seeds
 from benchmarks.workspaces import make_workspace, peak_bytes, run_stages
 from grpo.artifacts.files import read_json
-from grpo.artifacts.tables import EVALUATION, read_table
+from grpo.artifacts.tables import EVALUATION, REWARDS, ROLLOUTS, read_table
 from grpo.report.drawing import styled
 
 ARMS = ROOT / "benchmarks" / "allocation_chunks.yaml"
@@ -37,7 +37,7 @@ EVALUATED = (2, 4)
 REFERENCE = "all"
 BY_PHASE = ("pcm", "pcm_ht")  # the arms whose phases are kept in the results
 RESAMPLES = 2000
-PROFILED = ("phases", "contrast_rank_correlation", "variance_by_advantage", "variance_by_gradient")
+PROFILED = ("phases", "contrast_rank_correlation", "variance_by_gradient")
 COSTS = {
     "cpu_seconds": ("processor seconds, simulation included", 1.0),
     "trained_chunks": ("thousand chunks backpropagated", 1e3),
@@ -84,7 +84,8 @@ def run_seed(seed: int) -> dict[str, Any]:
     profile = read_json(artifacts / "profile" / "summary.json")
     phases = {name: profile[name] for name in PROFILED}
     keep = {arm: _keep(artifacts, f"{arm}-{ROUNDS}") for arm in curves if arm in BY_PHASE}
-    return {"curves": curves, "rates": rates, "profile": phases, "keep": keep}
+    found = {"curves": curves, "rates": rates, "profile": phases, "keep": keep}
+    return {**found, "variance_by_advantage": _variance_by_advantage(artifacts, f"{REFERENCE}-1")}
 
 
 def parameters(seed: int) -> dict[str, Any]:
@@ -192,6 +193,21 @@ def _rates(artifacts: Path, name: str) -> list[float]:
 def _score(artifacts: Path, name: str) -> Point:
     scores = read_json(artifacts / "evaluations" / f"{name}.json")
     return {each: scores[each]["value"] for each in ("mean_at_k", "greedy")}
+
+
+def _variance_by_advantage(artifacts: Path, name: str) -> float:
+    """Returns what choosing by advantage leaves of the variance of uniform masking in a round.
+
+    The square of the mean size of advantages over the mean of their squares: see
+    docs/methods/steps_by_advantage.md.
+    """
+    table = read_table(artifacts / "rollouts" / name / "table.parquet", ROLLOUTS)
+    judged = read_table(artifacts / "rewards" / f"{name}.parquet", REWARDS)
+    joined = table.merge(judged, on="rollout_id")
+    by_group = joined.groupby("group")["reward"]
+    deviation = by_group.transform("std", ddof=0)
+    score = ((joined["reward"] - by_group.transform("mean")) / deviation)[deviation > 0]
+    return float(score.abs().mean() ** 2 / (score**2).mean())
 
 
 def _keep(artifacts: Path, name: str) -> list[dict[str, Any]]:

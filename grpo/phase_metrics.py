@@ -102,10 +102,9 @@ def profile_phases(
 ) -> dict[str, object]:
     """Returns what `PhaseProfile` says of every phase, and its share of a budget by `neyman_share`.
 
-    And the rank correlation of contrasts and deviations, activations, and what two ways to choose
-    chunks would leave of the variance of uniform masking with the same small budget: by advantage
-    (`sample_steps_by_advantage`), mean(|A|)^2 / mean(A^2) over rollouts, and by knowing the norm
-    of every chunk's gradient, the same of norms: no choice by phase or state leaves less.
+    And the rank correlation of contrasts and deviations, activations, and how much of the variance
+    of uniform masking would be left to who knew the norm of every chunk's gradient of log pi:
+    mean(norm)^2 / mean(norm^2). No choice by phase or state leaves less.
 
     V_c is the trace of the covariance of A_i grad log pi(a_ik | s_ik) over chunks k of phase c, on
     MEASURED_CHUNKS of them. [PCM, theorem 1; its proxy C_c: lemma 2]
@@ -134,7 +133,6 @@ def profile_phases(
             for row, share in zip(rows, _neyman_shares(rows), strict=True)
         ],
         "contrast_rank_correlation": _rank_correlation(rows),
-        "variance_by_advantage": _evenness(advantage[advantage != 0].abs().tolist()),
         "variance_by_gradient": _evenness(norms),
         "activation_bytes_per_chunk": total // max(len(norms), 1),
     }
