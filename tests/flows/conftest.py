@@ -1,6 +1,7 @@
 """A tiny pipeline that has not run, one that has, and one Prefect server for all tests."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -40,10 +41,12 @@ def finished_pipeline(finished: Path, tmp_path: Path, monkeypatch: pytest.Monkey
 def prefect_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """The environment of a flow that reports to the session's server."""
     home = tmp_path_factory.mktemp("prefect")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(home)
-        for name, value in {**SETTINGS, "PREFECT_HOME": str(home)}.items():
-            patch.setenv(name, value)
-        with prefect_server(free_port()) as address:
+    with ExitStack() as servers:
+        with pytest.MonkeyPatch.context() as patch:  # for the server alone, not for later tests
+            patch.chdir(home)
+            for name, value in {**SETTINGS, "PREFECT_HOME": str(home)}.items():
+                patch.setenv(name, value)
+            address = servers.enter_context(prefect_server(free_port()))
             settings = {"PREFECT_API_URL": f"{address}/api", "PREFECT_HOME": str(home)}
-            yield {**tiny_pipeline.environment(), **settings}
+            environment = {**tiny_pipeline.environment(), **settings}
+        yield environment
