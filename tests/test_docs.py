@@ -234,6 +234,7 @@ def test_the_judge_of_the_page_scores(text: str, expected: tuple[float, str]):
         ("reasoning-smollm2", "results"),
         ("glyphs", "denoising"),
         ("clips", "denoising"),
+        ("manipulation-pixels", "action-chunks"),
     ],
 )
 def test_the_table_of_the_results_is_that_of_the_committed_file(name: str, page: str):
