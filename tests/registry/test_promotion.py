@@ -2,10 +2,10 @@
 
 import json
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Callable
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -214,16 +214,9 @@ def test_a_promotion_on_another_host_is_waited_for_until_it_must_be_dead(workspa
 
 
 def test_of_two_promotions_at_once_one_is_accepted(workspace: Path):
-    code = (
-        "from grpo.registry.store import Registry; from grpo.registry.gate import Bounds; "
-        f"print(Registry({MODEL!r}).promote('best-1', Bounds()).outcome)"
-    )
-    started = [
-        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
-    outcomes = [each.communicate()[0].strip() for each in started]
-    assert sorted(outcomes) == [PROMOTED, REFUSED]
+    with get_context("fork").Pool(2) as pool:
+        outcomes = pool.starmap(promote, [(workspace, "best-1")] * 2, chunksize=1)
+    assert sorted(outcome for outcome, _ in outcomes) == [PROMOTED, REFUSED]
     assert [policy_of(each) for each in (CHAMPION, PREVIOUS)] == ["best-1", "good-1"]
 
 
