@@ -5,7 +5,6 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from grpo.artifacts.tables import EVALUATION, read_table
 from grpo.errors import ArtifactError, GrpoError
 from grpo.lineage.lock import (
     Artifact,
@@ -150,5 +149,4 @@ def base_results(candidate: Candidate, workspace: Path = Path()) -> Path:
     _require_unchanged(workspace, results)
     if _digest_of_evaluation(evaluated) != candidate.evaluation:
         raise RefusedError(f"{evaluated.name}: was evaluated otherwise than {candidate.name}")
-    read_table(workspace / results.path, EVALUATION)
     return workspace / results.path
