@@ -136,7 +136,7 @@ def _measure_size(artifacts: Path, width: int, layers: int) -> dict[str, Any]:
 
         def update(name: str = name, planned: list[Batch] = planned, weight: Any = weight) -> None:
             proximal = score_steps(policy, trajectory, weight, positions)
-            optimizer = AdamW(policy.model.parameters(), lr=1e-6)
+            optimizer = AdamW(policy.model.parameters(), lr=1e-6, fused=True)
             for index, batch in enumerate(planned):
                 run_update(
                     policy,
