@@ -41,10 +41,10 @@ test: setup # two halves of equal length; they wait for processes often enough f
 	$(MAKE) --no-print-directory -j 3 check test-pipeline test-rest
 
 test-pipeline:
-	pytest tests/pipeline tests/lineage
+	pytest tests/pipeline tests/lineage tests/registry
 
 test-rest:
-	pytest --ignore tests/pipeline --ignore tests/lineage
+	pytest --ignore tests/pipeline --ignore tests/lineage --ignore tests/registry
 
 ui: setup
 	python -m flows.ui

@@ -1,5 +1,6 @@
 """Shared by all tests: one torch thread, and no tracker that phones home."""
 
+import gc
 import os
 
 os.environ.setdefault("DO_NOT_TRACK", "true")
@@ -9,3 +10,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 
 torch.set_num_threads(1)
+
+
+def pytest_collection_finish() -> None:
+    """Leaves what is imported and collected out of garbage collection: it stays to the end."""
+    gc.freeze()
