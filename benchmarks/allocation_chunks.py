@@ -1,7 +1,7 @@
 """What a robot's policy learns from three chunks per rollout, against all of them.
 
-python -m benchmarks.allocation_chunks 0 1 2 3 4 5   # runs what is missing, then writes the results
-python -m benchmarks.allocation_chunks               # table and figure from the results
+python -m benchmarks.allocation_chunks 0 1 2 3   # runs what is missing, then writes the results
+python -m benchmarks.allocation_chunks           # table and figure from the results
 
 The arms, and the seeds of those that do not run on all, are in allocation_chunks.yaml; an arm is
 compared with the others on the seeds that both have. Task, base and evaluation are those of
@@ -27,6 +27,7 @@ from benchmarks.seeds import record_seeds
 from benchmarks.workspaces import make_workspace, peak_bytes, run_stages
 from grpo.artifacts.files import read_json
 from grpo.artifacts.tables import EVALUATION, REWARDS, ROLLOUTS, read_table
+from grpo.phase_metrics import evenness
 from grpo.report.drawing import styled
 
 ARMS = ROOT / "benchmarks" / "allocation_chunks.yaml"
@@ -207,7 +208,7 @@ def _variance_by_advantage(artifacts: Path, name: str) -> float:
     by_group = joined.groupby("group")["reward"]
     deviation = by_group.transform("std", ddof=0)
     score = ((joined["reward"] - by_group.transform("mean")) / deviation)[deviation > 0]
-    return float(score.abs().mean() ** 2 / (score**2).mean())
+    return evenness(score.abs().tolist()) or 0.0
 
 
 def _keep(artifacts: Path, name: str) -> list[dict[str, Any]]:

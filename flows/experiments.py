@@ -6,7 +6,6 @@ Import it after `flows.settings.prepare_environment`; `python -m flows.sweep` do
 import hashlib
 import itertools
 import json
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,25 +13,23 @@ from pathlib import Path
 import dvc.api
 import yaml
 from dvc.repo import Repo
-from prefect import State, flow, get_run_logger, task
+from prefect import State, flow, task
 from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.states import Completed
 from prefect.task_runners import ThreadPoolTaskRunner
-from rich.console import Console
-from rich.text import Text
 
+from flows.pipeline import show
 from flows.planning import Hints, Step, plan
 from flows.runner import Runner, StageError
 from grpo.errors import ParameterError
 from grpo.lineage.lock import flatten
+from grpo.lineage.revision import git
 from grpo.params import PARAMS
 
 METRICS = "artifacts/report/metrics.json"
 SHOWN = ("mean_at_k.value", "gain_over_base.value", "gain_over_base.low", "cost.flops")
 Settings = Mapping[str, str]  # value by parameter path
-
-console = Console(stderr=True, highlight=False)
 
 
 def combinations(workspace: Path, given: Sequence[str]) -> dict[str, Settings]:
@@ -54,8 +51,7 @@ def combinations(workspace: Path, given: Sequence[str]) -> dict[str, Settings]:
             )
         values[path] = text.split(",")
     found = [dict(zip(values, each)) for each in itertools.product(*values.values())]
-    git = ["git", "-C", str(workspace)]
-    start = [_output([*git, "rev-parse", "HEAD"]), _output([*git, "diff", "HEAD"])]
+    start = [git(workspace, "rev-parse", "HEAD"), git(workspace, "diff", "HEAD")]
     return {f"sweep-{_short([each, start])}": each for each in found}
 
 
@@ -106,7 +102,7 @@ class _Experiments(Runner):
     """Runs whole experiments as a runner runs stages."""
 
     def __init__(self, workspace: Path, wanted: Mapping[str, Settings], *, at_once: int) -> None:
-        super().__init__(workspace, at_once=at_once, show=_show)
+        super().__init__(workspace, at_once=at_once, show=show)
         self.wanted = wanted
         self.failures: list[StageError] = []
 
@@ -152,14 +148,5 @@ def _as_markdown(rows: list[dict[str, str]]) -> str:
     return "\n".join(lines)
 
 
-def _show(experiment: str, line: str) -> None:
-    get_run_logger().info(line)
-    console.print(Text.assemble((f"{experiment} ", "cyan"), line), soft_wrap=True)
-
-
 def _short(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:10]
-
-
-def _output(command: list[str]) -> str:
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout

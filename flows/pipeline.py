@@ -79,7 +79,7 @@ class Reproduction:
         self, workspace: Path, steps: Sequence[Step], *, at_once: int, held: Sequence[int]
     ) -> None:
         self.steps = {step.name: step for step in steps}
-        self.runner = Runner(workspace, at_once=at_once, show=self._show, held=held)
+        self.runner = Runner(workspace, at_once=at_once, show=show, held=held)
         self.results: dict[str, Result] = {}
         self.failures: list[StageError] = []
         self.guard = threading.Lock()
@@ -94,13 +94,13 @@ class Reproduction:
         except StageError as error:
             with self.guard:
                 self.failures.append(error)
-            self._announce(step.name, str(error), style="red")
+            _announce(step.name, str(error), style="red")
             raise
         with self.guard:
             self.results[name] = result
         if is_due:
             count = f"{len(self.results)}/{len(self.steps)}"
-            self._announce(name, f"{result.outcome} in {result.seconds:.1f} s ({count})", "green")
+            _announce(name, f"{result.outcome} in {result.seconds:.1f} s ({count})", "green")
         return result
 
     def table(self) -> list[dict[str, str]]:
@@ -116,9 +116,12 @@ class Reproduction:
             for done in [self.results.get(name)]
         ]
 
-    def _show(self, stage: str, line: str) -> None:
-        get_run_logger().info(line)
-        self._announce(stage, line, style="")
 
-    def _announce(self, stage: str, line: str, style: str) -> None:
-        console.print(Text.assemble((f"{stage} ", "cyan"), (line, style)), soft_wrap=True)
+def show(name: str, line: str) -> None:
+    """Shows what a stage says, here and in the task's log."""
+    get_run_logger().info(line)
+    _announce(name, line, style="")
+
+
+def _announce(name: str, line: str, style: str) -> None:
+    console.print(Text.assemble((f"{name} ", "cyan"), (line, style)), soft_wrap=True)

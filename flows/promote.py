@@ -8,10 +8,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from flows.runner import EXIT_WRONG_INPUT
+from flows.exits import exit_code
 from flows.server import report_to_server
 from flows.settings import prepare_environment
-from grpo.errors import GrpoError
 
 EXIT_REFUSED = 1
 
@@ -26,20 +25,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--margin", type=float, default=0.0, help="of the gain in mean@k")
     parser.add_argument("--family-bound", type=float, default=0.1, help="that a family may lose")
     chosen = parser.parse_args(arguments)
+    return exit_code(lambda: _promote(chosen))
+
+
+def _promote(chosen: argparse.Namespace) -> int:
     workspace = Path.cwd()
     prepare_environment(workspace)
-    try:
-        report_to_server(workspace)
-        # Here, not above: Prefect reads its settings when it is imported.
-        from flows.promotion import promote
-        from grpo.registry.gate import Bounds
-        from grpo.registry.store import REFUSED
+    report_to_server(workspace)
+    # Here, not above: Prefect reads its settings when it is imported.
+    from flows.promotion import promote
+    from grpo.registry.gate import Bounds
+    from grpo.registry.store import REFUSED
 
-        bounds = Bounds(margin=chosen.margin, family=chosen.family_bound)
-        decision = promote(chosen.model, chosen.policy, bounds)
-    except GrpoError as error:
-        print(" ".join(str(error).split()), file=sys.stderr)
-        return EXIT_WRONG_INPUT
+    bounds = Bounds(margin=chosen.margin, family=chosen.family_bound)
+    decision = promote(chosen.model, chosen.policy, bounds)
     version = f"version {decision.version} of " if decision.version else ""
     print(f"{decision.outcome}: {version}{decision.model}: {decision.reason}")
     return EXIT_REFUSED if decision.outcome == REFUSED else 0

@@ -6,12 +6,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from flows.exits import exit_code
 from flows.planning import plan
-from flows.runner import EXIT_WRONG_INPUT, FLOW_LOCK, StageError
+from flows.runner import FLOW_LOCK
 from flows.server import report_to_server
 from flows.settings import prepare_environment
 from grpo.artifacts.files import exclusive
-from grpo.errors import GrpoError
 
 REPORT = Path("artifacts/report/index.html")
 
@@ -25,26 +25,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _exit_on_signal)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
     try:
-        _reproduce(chosen.targets, chosen.at_once)
-    except StageError as error:
-        print(error, file=sys.stderr)
-        return EXIT_WRONG_INPUT if error.code == EXIT_WRONG_INPUT else 1
-    except GrpoError as error:
-        print(" ".join(str(error).split()), file=sys.stderr)
-        return EXIT_WRONG_INPUT
+        return exit_code(lambda: _reproduce(chosen.targets, chosen.at_once))
     except KeyboardInterrupt:
         print("stopped; finished stages are kept, run again to go on", file=sys.stderr)
         return 128 + signal.SIGINT
-    return 0
 
 
-def _reproduce(targets: Sequence[str], at_once: int | None) -> None:
+def _reproduce(targets: Sequence[str], at_once: int | None) -> int:
     workspace = Path.cwd()
     with exclusive(workspace / FLOW_LOCK, "reproduce"):
         steps = plan(targets)
     if not any(step.is_changed for step in steps):
         print(f"everything is up to date: {len(steps)} stages unchanged{_where()}")
-        return
+        return 0
     prepare_environment(workspace)
     report_to_server(workspace)
     # Here, not above: Prefect reads its settings when it is imported, and takes a second.
@@ -52,6 +45,7 @@ def _reproduce(targets: Sequence[str], at_once: int | None) -> None:
 
     reproduce(targets=list(targets), at_once=at_once)
     print(f"{len(steps)} stages are up to date{_where()}")
+    return 0
 
 
 def _where() -> str:

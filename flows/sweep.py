@@ -9,10 +9,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from flows.runner import EXIT_WRONG_INPUT, StageError
+from flows.exits import exit_code
 from flows.server import report_to_server
 from flows.settings import prepare_environment
-from grpo.errors import GrpoError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -21,21 +20,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--set", action="append", required=True, metavar="PATH=VALUE,VALUE")
     parser.add_argument("--at-once", type=int, default=1, help="experiments side by side")
     chosen = parser.parse_args(arguments)
+    return exit_code(lambda: _sweep(chosen.set, chosen.at_once))
+
+
+def _sweep(given: Sequence[str], at_once: int) -> int:
     workspace = Path.cwd()
     prepare_environment(workspace)
-    try:
-        # Here, not above: Prefect reads its settings when it is imported.
-        from flows.experiments import combinations, sweep
+    # Here, not above: Prefect reads its settings when it is imported.
+    from flows.experiments import combinations, sweep
 
-        wanted = combinations(workspace, chosen.set)
-        report_to_server(workspace)
-        print(sweep(wanted, at_once=chosen.at_once))
-    except StageError as error:
-        print(error, file=sys.stderr)
-        return EXIT_WRONG_INPUT if error.code == EXIT_WRONG_INPUT else 1
-    except GrpoError as error:
-        print(" ".join(str(error).split()), file=sys.stderr)
-        return EXIT_WRONG_INPUT
+    wanted = combinations(workspace, given)
+    report_to_server(workspace)
+    print(sweep(wanted, at_once=at_once))
     return 0
 
 

@@ -133,12 +133,12 @@ def profile_phases(
             for row, share in zip(rows, _neyman_shares(rows), strict=True)
         ],
         "contrast_rank_correlation": _rank_correlation(rows),
-        "variance_by_gradient": _evenness(norms),
+        "variance_by_gradient": evenness(norms),
         "activation_bytes_per_chunk": total // max(len(norms), 1),
     }
 
 
-def _evenness(sizes: Sequence[float]) -> float | None:
+def evenness(sizes: Sequence[float]) -> float | None:
     """Returns mean^2 / mean of squares: 1 if all are alike; None of none."""
     known = torch.tensor(sizes, dtype=torch.float64)
     return float(known.mean() ** 2 / known.square().mean()) if len(known) else None

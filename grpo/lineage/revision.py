@@ -26,12 +26,12 @@ def revisions(workspace: Path, lock: Lock) -> dict[str, Revision]:
     That commit holds the code and the parameters next to the results. For an entry that is not
     committed yet it is HEAD, modified if any file but dvc.lock differs from it.
     """
-    head = Revision(commit=_git(workspace, "rev-parse", "HEAD") or NO_COMMIT, is_modified=True)
+    head = Revision(commit=git(workspace, "rev-parse", "HEAD") or NO_COMMIT, is_modified=True)
     if head.commit == NO_COMMIT:
         return dict.fromkeys(lock, head)
-    changes = _git(workspace, "status", "--porcelain", "--", ".", f":(exclude){LOCK}")
+    changes = git(workspace, "status", "--porcelain", "--", ".", f":(exclude){LOCK}")
     head = Revision(commit=head.commit, is_modified=bool(changes))
-    committed = _git(workspace, "show", f"HEAD:./{LOCK}") + "\n"
+    committed = git(workspace, "show", f"HEAD:./{LOCK}") + "\n"
     return {
         name: _introduced(workspace, entry) if f"{entry.block}\n" in committed else head
         for name, entry in lock.items()
@@ -40,11 +40,11 @@ def revisions(workspace: Path, lock: Lock) -> dict[str, Revision]:
 
 def _introduced(workspace: Path, entry: StageEntry) -> Revision:
     """Returns the newest commit that added the entry's exact lines to dvc.lock."""
-    found = _git(workspace, "log", "-1", "--format=%H", f"-S{entry.block}\n", "--", LOCK)
+    found = git(workspace, "log", "-1", "--format=%H", f"-S{entry.block}\n", "--", LOCK)
     return Revision(commit=found or NO_COMMIT, is_modified=False)
 
 
-def _git(workspace: Path, *arguments: str) -> str:
+def git(workspace: Path, *arguments: str) -> str:
     """Returns git's output, or nothing where git or its repository is missing."""
     command = ["git", "-C", str(workspace), *arguments]
     try:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from grpo.artifacts.files import atomic_path, read_json
 from grpo.errors import ArtifactError, ParameterError
-from grpo.lineage.lock import cached_path, directory_digest, file_digest, read_listing
+from grpo.lineage.lock import cached_path, file_digest, read_listing
 from grpo.params import PARAMS
 from grpo.registry.store import POINTER, Registry, reached
 
@@ -43,19 +43,14 @@ def load_version(address: str, target: Path, workspace: Path = Path()) -> str:
 
 def _restore(digest: str, target: Path, workspace: Path) -> None:
     """Writes a directory from DVC's cache, which is filled from its remote if need be."""
-    listing = read_listing(workspace, digest)
+    listing = _read_listing(digest, workspace)
     if listing is None or not all(
         cached_path(workspace, md5).is_file() for md5 in listing.values()
     ):
         _pull(digest, workspace)
-        listing = read_listing(workspace, digest)
+        listing = _read_listing(digest, workspace)
     if listing is None:
         raise _lost(digest)
-    if (
-        directory_digest({f"{POLICY}/{name}": md5 for name, md5 in listing.items()}, POLICY)
-        != digest
-    ):
-        raise _damaged(cached_path(workspace, digest))
     for name, md5 in listing.items():
         path = target / name
         if not path.resolve().is_relative_to(target.resolve()):
@@ -67,6 +62,14 @@ def _restore(digest: str, target: Path, workspace: Path) -> None:
             raise _lost(digest) from None
         if file_digest(path) != md5:
             raise _damaged(cached_path(workspace, md5))
+
+
+def _read_listing(digest: str, workspace: Path) -> dict[str, str] | None:
+    """Returns md5 by name of a directory's files, checked; None if DVC's cache has none."""
+    cached = cached_path(workspace, digest)
+    if cached.is_file() and f"{file_digest(cached)}.dir" != digest:
+        raise _damaged(cached)
+    return read_listing(workspace, digest)
 
 
 def _pull(digest: str, workspace: Path) -> None:

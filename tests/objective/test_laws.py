@@ -19,7 +19,7 @@ from tests.objective.batches import (
     ragged_rollouts,
 )
 
-FEW = settings(max_examples=16, deadline=None)
+FEW = settings(max_examples=25, deadline=None)
 WITHOUT_KL = [name for name in OBJECTIVES if name not in {"grpo", "rloo_k2"}]
 DIMENSIONS = {"flow_grpo": 3, "awm": 3}  # a ratio per dimension has that much less gradient
 OTHER_VALUE = {"cispo", "sapo", "awm"}  # not -A on-policy, with the gradient of all others
