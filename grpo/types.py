@@ -1,6 +1,7 @@
 """The nouns that every modality shares: rollouts, credit, the terms of a loss, and cost."""
 
-from dataclasses import astuple, dataclass, replace
+import operator
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from jaxtyping import Bool, Float, Int
@@ -117,7 +118,7 @@ class Cost:
     judge_calls: int = 0  # beside the one per rollout: of what was judged on the way
 
     def __add__(self, other: "Cost") -> "Cost":
-        return Cost(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+        return Cost(*map(operator.add, vars(self).values(), vars(other).values()))
 
     def __sub__(self, other: "Cost") -> "Cost":
-        return Cost(*(a - b for a, b in zip(astuple(self), astuple(other), strict=True)))
+        return Cost(*map(operator.sub, vars(self).values(), vars(other).values()))

@@ -158,9 +158,8 @@ def test_rollouts_of_weight_0_are_never_forwarded():
     forwarded = []
 
     def count_rollouts(body: nn.Module, inputs: tuple[()], given: dict[str, Any], _: Any):
-        reads_prompts_only = given["use_cache"] and given["input_ids"].shape == (
-            given["attention_mask"].shape
-        )
+        reads_all = given["input_ids"].shape[1] == given["attention_mask"].shape[-1]
+        reads_prompts_only = given["use_cache"] and reads_all
         forwarded.append(0 if reads_prompts_only else len(given["input_ids"]))
 
     policy.model.get_decoder().register_forward_hook(count_rollouts, with_kwargs=True)

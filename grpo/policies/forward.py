@@ -172,13 +172,15 @@ class ForwardPasses:
         **settings: int,
     ) -> Any:
         """Returns the output of the model or its body for tokens at the end of what was seen."""
-        device, is_next = self.model.device, tokens.shape[1] == 1 and cache is not None
-        if is_next:
+        device, (new, seen) = self.model.device, (tokens.shape[1], mask.shape[1])
+        if new == 1 and cache is not None:
             positions = mask.sum(dim=1, keepdim=True) - 1
         else:
-            positions = (mask.long().cumsum(dim=1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
-        # A mask of four axes is taken as it is; transformers builds one from any other.
-        attention = mask[:, None, None, :] if is_next and self._takes_masks else mask.long()
+            positions = (mask.long().cumsum(dim=1) - 1).clamp(min=0)[:, -new:]
+        attention = mask.long()
+        # Without padding, transformers leaves the mask out, and torch half of the products.
+        if self._takes_masks and not (new == seen and mask.all()):
+            attention = _score_bias(mask, new, self.model.dtype)
         return module(
             input_ids=tokens.to(device),
             attention_mask=attention.to(device),
@@ -187,6 +189,21 @@ class ForwardPasses:
             use_cache=cache is not None,
             **settings,
         )
+
+
+def _score_bias(
+    mask: Bool[Tensor, "row seen"], new: int, dtype: torch.dtype
+) -> Float[Tensor, "row one query seen"]:
+    """Returns what is added to attention's scores: -inf on padding and on what comes later.
+
+    Four axes are taken as they are. Made once per pass: from truth values every layer would make
+    it again.
+    """
+    seen = mask.shape[1]
+    allowed = mask[:, None, None, :]
+    if new > 1:
+        allowed = allowed & torch.ones(new, seen, dtype=torch.bool).tril(seen - new)
+    return torch.zeros(allowed.shape, dtype=dtype).masked_fill_(~allowed, float("-inf"))
 
 
 def _join(

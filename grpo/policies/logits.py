@@ -9,6 +9,7 @@ from torch import Tensor, nn
 KEPT_LOGITS = 2**26  # what a backward pass may keep (256 MiB in float32); above it, recomputed
 CHUNK_LOGITS = 2**24  # what is computed at once
 BLOCK = 128  # tokens that are summed before the cumulative sum
+BELOW_ONE = 1 - 2**-52
 
 
 def num_recomputed(num_positions: int, vocabulary: int) -> int:
@@ -37,27 +38,33 @@ def draw(
 ) -> tuple[Int[Tensor, " rollout"], Float[Tensor, " rollout"]]:
     """Returns a token per row by inversion of the cumulative distribution, and its log-prob.
 
-    The probabilities are added up in float64: first in blocks of BLOCK tokens, then within the
-    block that the number falls into.
+    The probabilities are added up in blocks of BLOCK tokens, which are added up in float64; then in
+    float64 within the block that the number falls into. A token of probability 0 is never drawn.
     """
     rows, vocabulary = logits.shape
-    width = -(-vocabulary // BLOCK) * BLOCK
-    mass = logits.new_zeros(rows, width)
-    scaled, top = mass[:, :vocabulary], logits.amax(dim=1, keepdim=True)
-    torch.sub(logits, top, out=scaled)
-    scaled.div_(temperature).exp_()
+    top = logits.amax(dim=1, keepdim=True)
+    mass = (logits - top).div_(temperature).exp_()
+    if vocabulary % BLOCK:  # `pad` copies even where there is nothing to add
+        mass = nn.functional.pad(mass, (0, -vocabulary % BLOCK))
     blocks = mass.view(rows, -1, BLOCK)
-    cumulative = blocks.sum(dim=2, dtype=torch.float64).cumsum(dim=1)
-    total = cumulative[:, -1:]
-    point = uniform[:, None] * total
-    block = torch.searchsorted(cumulative, point, right=True).clamp(max=cumulative.shape[1] - 1)
+    sums = blocks.sum(dim=2).double()
+    block, left = _invert(sums, uniform[:, None] * sums.sum(dim=1, keepdim=True))
     within = blocks[torch.arange(rows), block[:, 0]].double()
-    before = cumulative.gather(1, block) - within.sum(dim=1, keepdim=True)
-    offset = torch.searchsorted(before + within.cumsum(dim=1), point, right=True)
-    last = (within > 0).long().mul(torch.arange(BLOCK)).amax(dim=1, keepdim=True)
-    chosen = block * BLOCK + torch.minimum(offset, last)
-    logp = (logits.gather(1, chosen) - top).double() / temperature - total.log()
+    offset, _ = _invert(within, left)
+    chosen = block * BLOCK + offset
+    logp = (logits.gather(1, chosen) - top).double() / temperature - sums.sum(1, keepdim=True).log()
     return chosen[:, 0], logp[:, 0].to(logits.dtype)
+
+
+def _invert(
+    mass: Float[Tensor, "row part"], point: Float[Tensor, "row one"]
+) -> tuple[Int[Tensor, "row one"], Float[Tensor, "row one"]]:
+    """Returns the part that holds a point of the whole, and how far into the part it lies."""
+    cumulative = mass.cumsum(dim=1)
+    point = point.minimum(cumulative[:, -1:] * BELOW_ONE)  # sums are rounded
+    part = torch.searchsorted(cumulative, point, right=True)
+    before = cumulative.gather(1, part) - mass.gather(1, part)
+    return part, (point - before).clamp_(min=0)
 
 
 class _ChosenLogProb(torch.autograd.Function):

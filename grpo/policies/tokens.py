@@ -253,13 +253,14 @@ class TokenPolicy(Policy[TokenTrajectory]):
         for step in range(steps):
             chosen, chosen_logp = self._draw(logits, uniform[alive, step])
             tokens[alive, step], logp[alive, step], mask[alive, step] = chosen, chosen_logp, True
-            going = (~torch.isin(chosen, self.end_tokens)).nonzero()[:, 0]
-            if len(going) == 0 or step == steps - 1:
+            has_ended = torch.isin(chosen, self.end_tokens)
+            if step == steps - 1 or has_ended.all():
                 break
-            if len(going) < len(alive):
+            if has_ended.any():
+                going = (~has_ended).nonzero()[:, 0]
                 cache.batch_select_indices(going.to(self.model.device))
-                alive, attention = alive[going], attention[going]
-            logits = self._forward(chosen[going, None], attention[:, : seen + step + 1], cache)
+                chosen, alive, attention = chosen[going], alive[going], attention[going]
+            logits = self._forward(chosen[:, None], attention[:, : seen + step + 1], cache)
         width = int(mask.sum(dim=1).max())
         self.cost += Cost(sampled_steps=int(mask.sum()))
         trajectory = TokenTrajectory(
