@@ -320,15 +320,16 @@ def run_update(
         tokens_per_microbatch=settings.tokens_per_microbatch,
     )
     tally = gradient(batch.credit)
-    audit = None
-    if auditor and auditor.is_due(update):
-        audit = auditor.audit(policy, batch.credit, gradient)
+    due = auditor if auditor and auditor.is_due(update) else None
+    audit = due.audit(policy, batch.credit, gradient) if due else None
     if proximal is None and drifts is not None:
         drifts.append(require_range_above(tally.drift, objective))
     if tally.rollouts == 0:
         return update_metrics(batch, tally, update=update, grad_norm=0.0, audit=audit)
-    parameters = [each for each in policy.model.parameters() if each.requires_grad]
-    norm = torch.nn.utils.clip_grad_norm_(parameters, settings.max_grad_norm)
+    weights = list(policy.model.parameters())
+    norm = torch.nn.utils.get_total_norm([w.grad for w in weights if w.grad is not None])
+    if norm > settings.max_grad_norm:  # `clip_grad_norm_` multiplies by 1 as well
+        torch.nn.utils.clip_grads_with_norm_(weights, settings.max_grad_norm, norm)
     optimizer.step()
     policy.cost += Cost(trained_steps=tally.steps)
     return update_metrics(batch, tally, update=update, grad_norm=float(norm), audit=audit)

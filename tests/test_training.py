@@ -1,5 +1,6 @@
 """Training: what is planned, packed, scored and updated."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -75,6 +76,7 @@ def update_once(
     *,
     optimizer: torch.optim.Optimizer | None = None,
     tokens: int = 64,
+    largest: float = 1e9,
 ) -> UpdateMetrics:
     """Takes one step of RLOO on all rollouts as one batch."""
     objective = rloo()
@@ -86,7 +88,7 @@ def update_once(
         optimizer=optimizer or make_optimizer(policy.model, TRAINING),
         proximal=sampled_scores(rollouts),
         reference=None,
-        settings=settings_of(tokens),
+        settings=replace(settings_of(tokens), max_grad_norm=largest),
         update=0,
     )
 
@@ -150,6 +152,18 @@ def test_the_size_of_microbatches_does_not_change_an_update(tokens: int):
         update_once(policy, rollouts, trajectory, optimizer=optimizer, tokens=budget)
         weights.append(policy.model.lm_head.weight.detach().clone())
     torch.testing.assert_close(weights[0], weights[1], atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("largest", [0.01, 1e9])
+def test_a_step_is_that_of_a_gradient_of_at_most_the_largest_norm(largest: float):
+    policy, rollouts, trajectory = sampled_round()
+    before = torch.cat([each.detach().flatten() for each in policy.model.parameters()])
+    optimizer = torch.optim.SGD(policy.model.parameters(), lr=1.0)
+    metrics = update_once(policy, rollouts, trajectory, optimizer=optimizer, largest=largest)
+    after = torch.cat([each.detach().flatten() for each in policy.model.parameters()])
+    assert metrics.grad_norm > 0.02  # as it was before
+    step = float((after - before).norm())
+    assert step == pytest.approx(min(largest, metrics.grad_norm), rel=1e-4)
 
 
 def test_rollouts_of_weight_0_are_never_forwarded():
