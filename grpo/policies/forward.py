@@ -1,6 +1,8 @@
 """Forward passes of a causal LM: logits while sampling, hidden states and log-probs in training."""
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +14,8 @@ from grpo.policies.cache import attends_fully, select_rows
 from grpo.policies.logits import chosen_log_prob
 from grpo.policies.passes import Pass, body_passes, head_passes
 from grpo.policies.routing import find_routers
+
+FORCE_GQA = "TRANSFORMERS_SDPA_FORCE_GQA"
 
 
 class Scored(NamedTuple):
@@ -51,8 +55,13 @@ class ForwardPasses:
     ) -> Float[Tensor, "row token"]:
         """Returns the logits after the last token, on the host, and grows the cache."""
         with torch.inference_mode():
-            logits = self._run(self.model, tokens, mask, cache=cache, logits_to_keep=1).logits
-            result: Tensor = logits[:, -1].float().cpu()
+            if self._head is None:
+                output = self._run(self.model, tokens, mask, cache=cache, logits_to_keep=1)
+                logits = output.logits[:, -1]
+            else:  # apart: the model around both takes its time, too
+                body = self._causal.get_decoder()
+                logits = self._head(self._run(body, tokens, mask, cache=cache)[0][:, -1])
+            result: Tensor = logits.float().cpu()
         return result
 
     def log_prob(
@@ -181,14 +190,32 @@ class ForwardPasses:
         # Without padding, transformers leaves the mask out, and torch half of the products.
         if self._takes_masks and not (new == seen and mask.all()):
             attention = _score_bias(mask, new, self.model.dtype)
-        return module(
-            input_ids=tokens.to(device),
-            attention_mask=attention.to(device),
-            position_ids=positions.to(device),
-            past_key_values=cache,
-            use_cache=cache is not None,
-            **settings,
-        )
+        with _heads_sharing(device.type == "cpu" and new > 1):
+            return module(
+                input_ids=tokens.to(device),
+                attention_mask=attention.to(device),
+                position_ids=positions.to(device),
+                past_key_values=cache,
+                use_cache=cache is not None,
+                **settings,
+            )
+
+
+@contextmanager
+def _heads_sharing(is_on: bool) -> Iterator[None]:
+    """Within, heads share keys and values where transformers would copy them for each.
+
+    It reads this variable at every call, and otherwise copies wherever there is a mask: a GPU's
+    kernels cannot have both.
+    """
+    before = os.environ.get(FORCE_GQA)
+    if is_on and before is None:
+        os.environ[FORCE_GQA] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(FORCE_GQA, None)
 
 
 def _score_bias(
