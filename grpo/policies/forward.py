@@ -33,6 +33,7 @@ class ForwardPasses:
         wrapped = hasattr(model, "get_base_model")  # peft changes the layers within in place
         self._causal: Any = model.get_base_model() if wrapped else model
         self._body: Any = self._causal.get_decoder()  # or what `compile` made of it
+        self._words: Any = self._causal.get_input_embeddings()
         is_full = attends_fully(self._causal.config)
         self._takes_masks = is_full and self._causal.config._attn_implementation == "sdpa"
         # Routers decide near ties by the last bits: one kind of pass, the same decisions.
@@ -181,20 +182,21 @@ class ForwardPasses:
         **settings: int,
     ) -> Any:
         """Returns the output of the model or its body for tokens at the end of what was seen."""
-        device, (new, seen) = self.model.device, (tokens.shape[1], mask.shape[1])
+        weight, (new, seen) = self._words.weight, (tokens.shape[1], mask.shape[1])
         if new == 1 and cache is not None:
             positions = mask.sum(dim=1, keepdim=True) - 1
         else:
             positions = (mask.long().cumsum(dim=1) - 1).clamp(min=0)[:, -new:]
-        attention = mask.long()
         # Without padding, transformers leaves the mask out, and torch half of the products.
         if self._takes_masks and not (new == seen and mask.all()):
-            attention = _score_bias(mask, new, self.model.dtype)
-        with _heads_sharing(device.type == "cpu" and new > 1):
+            attention = _score_bias(mask, new, weight.dtype)
+        else:
+            attention = mask.long()
+        with _heads_sharing(weight.device.type == "cpu" and new > 1):
             return module(
-                input_ids=tokens.to(device),
-                attention_mask=attention.to(device),
-                position_ids=positions.to(device),
+                input_ids=tokens.to(weight.device),
+                attention_mask=attention.to(weight.device),
+                position_ids=positions.to(weight.device),
                 past_key_values=cache,
                 use_cache=cache is not None,
                 **settings,
