@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 export DO_NOT_TRACK := true
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo test test-pipeline test-rest check ui lock clean
+.PHONY: setup demo test test-pipeline test-rest check ui team lock clean
 setup: $(VENV)/ready
 
 # torch first: whatever build is there satisfies the lock (README: the CUDA build). Nothing is compiled
@@ -48,6 +48,9 @@ test-rest:
 
 ui: setup
 	python -m flows.ui
+
+team: setup
+	python -m flows.team
 
 # Writes requirements.lock from what is installed: torch's build tag and this project left out.
 lock:

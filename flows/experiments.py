@@ -19,7 +19,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.states import Completed
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from flows.pipeline import show
+from flows.pipeline import METRICS, headline, show
 from flows.planning import Hints, Step, plan
 from flows.runner import Runner, StageError
 from grpo.errors import ParameterError
@@ -27,8 +27,6 @@ from grpo.lineage.lock import flatten
 from grpo.lineage.revision import git
 from grpo.params import PARAMS
 
-METRICS = "artifacts/report/metrics.json"
-SHOWN = ("mean_at_k.value", "gain_over_base.value", "gain_over_base.low", "cost.flops")
 Settings = Mapping[str, str]  # value by parameter path
 
 
@@ -61,12 +59,18 @@ def combinations(workspace: Path, given: Sequence[str]) -> dict[str, Settings]:
     persist_result=False,
     validate_parameters=False,
 )
-def sweep(wanted: Mapping[str, Settings], at_once: int = 1) -> str:
+def sweep(given: Sequence[str], at_once: int = 1) -> str:
     """Runs the experiments that are not there yet; returns a table of all, as Markdown.
 
+    Args:
+      given: "PATH=VALUE,VALUE" by parameter: an experiment for each of their combinations.
+      at_once: Experiments side by side.
+
     Raises:
+      ParameterError: If a parameter is named twice, or a text is not of that form.
       StageError: If an experiment failed; the others have run.
     """
+    wanted = combinations(Path.cwd(), given)
     runner = _Experiments(Path.cwd(), wanted, at_once=at_once)
     gpus = max(step.hints.gpu for step in plan())
     futures = {
@@ -123,22 +127,13 @@ def finished() -> list[str]:
 
 
 def compare(wanted: Mapping[str, Settings]) -> list[dict[str, str]]:
-    """Returns a row per finished experiment: what was set, and the report's numbers.
-
-    Of a report's many those that end as SHOWN says.
-    """
+    """Returns a row per finished experiment: what was set, and the report's numbers."""
     done = finished()
     return [
-        {"experiment": name, **settings, **_numbers(name)}
+        {"experiment": name, **settings, **headline(dvc.api.read(METRICS, rev=name))}
         for name, settings in wanted.items()
         if name in done
     ]
-
-
-def _numbers(experiment: str) -> dict[str, str]:
-    found = flatten(json.loads(dvc.api.read(METRICS, rev=experiment)))
-    shown = {name: each for name, each in found.items() if name.endswith(SHOWN)}
-    return {name: f"{each:.6g}" for name, each in shown.items() if isinstance(each, int | float)}
 
 
 def _as_markdown(rows: list[dict[str, str]]) -> str:

@@ -3,13 +3,21 @@
 Import it after `flows.settings.prepare_environment`; `python -m flows.reproduce` does.
 """
 
+import json
 import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
+from uuid import UUID
 
 from prefect import State, flow, get_run_logger, task
-from prefect.artifacts import create_table_artifact
+from prefect.artifacts import (
+    create_markdown_artifact,
+    create_progress_artifact,
+    create_table_artifact,
+    update_progress_artifact,
+)
 from prefect.cache_policies import NO_CACHE
 from prefect.futures import PrefectFuture
 from prefect.states import Completed
@@ -20,7 +28,11 @@ from rich.text import Text
 from flows.planning import Step, plan
 from flows.runner import FLOW_LOCK, Outcome, Result, Runner, StageError, stages_lock
 from grpo.artifacts.files import exclusive
+from grpo.lineage.lock import flatten
 
+METRICS = "artifacts/report/metrics.json"
+PAGE = "artifacts/report/index.html"
+SHOWN = ("mean_at_k.value", "gain_over_base.value", "gain_over_base.low", "cost.flops")
 MOST_STAGES = 4096  # threads; a waiting stage takes one, and the runner limits those at work
 
 console = Console(stderr=True, highlight=False)
@@ -62,13 +74,17 @@ def reproduce(targets: Sequence[str] = (), at_once: int | None = None) -> None:
         finally:
             run.runner.stop()  # a signal may have ended the waiting
         create_table_artifact(run.table(), key="stages", description="What became of each stage")
+        update_progress_artifact(run.progress, progress=run.percent())  # tasks overtake each other
         if run.failures:
             raise run.failures[0]
+        if (workspace / METRICS).exists():
+            create_markdown_artifact(_report(workspace), key="report")
 
 
 @task(cache_policy=NO_CACHE, persist_result=False)
 def _stage(run: "Reproduction", name: str) -> State:
     result = run.bring_up_to_date(name)
+    update_progress_artifact(run.progress, progress=run.percent())
     return Completed(name=str(result.outcome), message=f"{result.seconds:.1f} s")
 
 
@@ -80,6 +96,7 @@ class Reproduction:
     ) -> None:
         self.steps = {step.name: step for step in steps}
         self.runner = Runner(workspace, at_once=at_once, show=show, held=held)
+        self.progress = cast(UUID, create_progress_artifact(0.0, key="progress"))
         self.results: dict[str, Result] = {}
         self.failures: list[StageError] = []
         self.guard = threading.Lock()
@@ -103,6 +120,10 @@ class Reproduction:
             _announce(name, f"{result.outcome} in {result.seconds:.1f} s ({count})", "green")
         return result
 
+    def percent(self) -> float:
+        """Returns the share of stages that are up to date."""
+        return 100 * len(self.results) / len(self.steps)
+
     def table(self) -> list[dict[str, str]]:
         """Returns a row per stage for the UI."""
         failed = {str(error).split(":")[0] for error in self.failures}
@@ -115,6 +136,24 @@ class Reproduction:
             for name in self.steps
             for done in [self.results.get(name)]
         ]
+
+
+def headline(metrics: str) -> dict[str, str]:
+    """Returns those numbers of a report's JSON whose names end as SHOWN says."""
+    numbers = flatten(json.loads(metrics))
+    shown = {name: each for name, each in numbers.items() if name.endswith(SHOWN)}
+    return {name: f"{each:.6g}" for name, each in shown.items() if isinstance(each, int | float)}
+
+
+def _report(workspace: Path) -> str:
+    """Returns the headline and where the rest is, as Markdown."""
+    lines = ["| number | value |", "|---|---|"]
+    numbers = headline((workspace / METRICS).read_text())
+    lines += [f"| {name} | {value} |" for name, value in numbers.items()]
+    store = os.environ.get("MLFLOW_TRACKING_URI", "")
+    if store.startswith("http") and "@" not in store:  # never a password
+        lines += ["", f"[Lineage in MLflow]({store})"]
+    return "\n".join([*lines, "", f"Report: {(workspace / PAGE).resolve()}"])
 
 
 def show(name: str, line: str) -> None:

@@ -22,23 +22,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("policy", metavar="POLICY", nargs="?", help="a round, as sgpo-8")
     which.add_argument("--rollback", action="store_true")
-    parser.add_argument("--margin", type=float, default=0.0, help="of the gain in mean@k")
-    parser.add_argument("--family-bound", type=float, default=0.1, help="that a family may lose")
+    parser.add_argument("--margin", type=float, help="of the gain in mean@k; 0")
+    parser.add_argument("--family-bound", type=float, help="that a family may lose; 0.1")
     chosen = parser.parse_args(arguments)
-    return exit_code(lambda: _promote(chosen))
+    bounds = {"margin": chosen.margin, "family_bound": chosen.family_bound}
+    given = {name: value for name, value in bounds.items() if value is not None}
+    return exit_code(lambda: _promote(chosen.model, chosen.policy, given))
 
 
-def _promote(chosen: argparse.Namespace) -> int:
+def _promote(model: str, policy: str | None, bounds: dict[str, float]) -> int:
     workspace = Path.cwd()
     prepare_environment(workspace)
     report_to_server(workspace)
     # Here, not above: Prefect reads its settings when it is imported.
     from flows.promotion import promote
-    from grpo.registry.gate import Bounds
     from grpo.registry.store import REFUSED
 
-    bounds = Bounds(margin=chosen.margin, family=chosen.family_bound)
-    decision = promote(chosen.model, chosen.policy, bounds)
+    decision = promote(model, policy, **bounds)
     version = f"version {decision.version} of " if decision.version else ""
     print(f"{decision.outcome}: {version}{decision.model}: {decision.reason}")
     return EXIT_REFUSED if decision.outcome == REFUSED else 0

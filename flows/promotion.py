@@ -11,15 +11,24 @@ from grpo.registry.store import Decision, Registry
 
 
 @flow(name="promote", persist_result=False, validate_parameters=False)
-def promote(model: str, policy: str | None, bounds: Bounds) -> Decision:
+def promote(
+    model: str,
+    policy: str | None = None,
+    margin: float = Bounds.margin,
+    family_bound: float = Bounds.family,
+) -> Decision:
     """Makes a policy of the working directory's pipeline champion if it is better.
 
     Args:
       policy: A base or round; None: the previous champion becomes champion again.
+      margin: That the gain in mean@k must exceed.
+      family_bound: That a family's mean@k may fall.
 
     Raises:
+      ParameterError: If a bound is out of range.
       ArtifactError: If MLflow cannot be reached, or has lost the champion's evaluation.
     """
+    bounds = Bounds(margin=margin, family=family_bound)
     registry = Registry(model)
     decision = registry.promote(policy, bounds) if policy else registry.roll_back()
     row = {"policy": policy or "the previous champion", **vars(decision)}

@@ -60,6 +60,8 @@ def prefect_server(port: int) -> Iterator[str]:
     extra = {
         "PREFECT_SERVER_UI_API_URL": f"{address}/api",  # or the UI asks port 4200
         "PREFECT_API_URL": f"{address}/api",
+        # Prefect's own default lets every page that a browser opens use the API.
+        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"{address},http://localhost:{port}",
     }
     with running_server(
         [*command, "--port", str(port)],
@@ -74,12 +76,18 @@ def prefect_server(port: int) -> Iterator[str]:
 def mlflow_server(uri: str, port: int) -> Iterator[str]:
     """Runs MLflow's server over the store at `uri` and yields its address."""
     address = f"http://{HOST}:{port}"
-    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri]
+    command = [sys.executable, "-m", "mlflow", "server"]
+    extra = {
+        # Not an argument: every user of the machine reads those, and this may hold a password.
+        "MLFLOW_BACKEND_STORE_URI": uri,
+        "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+    }
     with running_server(
         [*command, "--host", HOST, "--port", str(port), "--workers", "1"],
         name="mlflow-server",
         health=f"{address}/health",
-        extra={"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
+        extra=extra,
     ):
         yield address
 

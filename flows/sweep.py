@@ -29,9 +29,9 @@ def _sweep(given: Sequence[str], at_once: int) -> int:
     # Here, not above: Prefect reads its settings when it is imported.
     from flows.experiments import combinations, sweep
 
-    wanted = combinations(workspace, given)
+    combinations(workspace, given)  # what is wrong is said before a server starts
     report_to_server(workspace)
-    print(sweep(wanted, at_once=at_once))
+    print(sweep(given, at_once=at_once))
     return 0
 
 

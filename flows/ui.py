@@ -5,16 +5,18 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+from flows.exits import exit_code
 from flows.server import UI_LOCK, chosen_port, mlflow_server, prefect_server
 from flows.settings import prepare_environment
-from grpo.errors import BusyError, GrpoError
+from grpo.errors import BusyError, without_credentials
 
 PREFECT_PORT = 4200
 MLFLOW_PORT = 5000
-EXIT_WRONG_INPUT = 2
+PREFECT, MLFLOW = "prefect", "mlflow"  # whose addresses UI_LOCK holds
 
 
 def main() -> int:
@@ -23,18 +25,33 @@ def main() -> int:
     GRPO_PREFECT_PORT and GRPO_MLFLOW_PORT choose other ports; a usual port that is taken is
     replaced by a free one. While it runs, `python -m flows.reproduce` reports to this server.
     """
+    return serve_until_stopped(lambda stack: open_pages(Path.cwd(), stack))
+
+
+def serve_until_stopped(start: Callable[[ExitStack], Mapping[str, str]]) -> int:
+    """Starts servers, says the addresses that `start` returns, and ends them after a signal."""
+
+    def serve() -> int:
+        with suppress(KeyboardInterrupt), ExitStack() as stack:
+            for name, address in start(stack).items():
+                print(f"{name:8}{without_credentials(address)}")
+            print("Ctrl-C stops them", flush=True)
+            signal.pause()
+        return 0
+
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
-    try:
-        with suppress(KeyboardInterrupt), ExitStack() as stack:
-            _serve(Path.cwd(), stack)
-    except GrpoError as error:
-        print(" ".join(str(error).split()), file=sys.stderr)
-        return EXIT_WRONG_INPUT
-    return 0
+    return exit_code(serve)
 
 
-def _serve(workspace: Path, stack: ExitStack) -> None:
+def open_pages(workspace: Path, stack: ExitStack) -> dict[str, str]:
+    """Starts both servers for as long as the stack is open; returns their addresses.
+
+    Raises:
+      ParameterError: If a chosen port is no port.
+      BusyError: If a chosen port is taken or the pages of this workspace are already open.
+      ArtifactError: If a server does not start.
+    """
     prepare_environment(workspace)
     # Here, not above: MLflow takes two seconds to import, a wrong port should not wait for it.
     prefect_port = chosen_port("GRPO_PREFECT_PORT", PREFECT_PORT)
@@ -54,10 +71,10 @@ def _serve(workspace: Path, stack: ExitStack) -> None:
     if not mlflow.startswith("http"):
         open_store(workspace)  # the server must not race another process for the first migration
         mlflow = stack.enter_context(mlflow_server(mlflow, mlflow_port))
-    file.write(json.dumps({"prefect": prefect, "mlflow": mlflow}))
+    addresses = {PREFECT: prefect, MLFLOW: mlflow}
+    file.write(json.dumps({name: without_credentials(each) for name, each in addresses.items()}))
     file.flush()
-    print(f"Prefect {prefect}\nMLflow  {mlflow}\nCtrl-C stops both", flush=True)
-    signal.pause()
+    return addresses
 
 
 if __name__ == "__main__":

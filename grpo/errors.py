@@ -1,11 +1,30 @@
-"""The exceptions a person can cause; a stage turns each into one line and exit code 2."""
+"""The exceptions a person can cause: one line each, without credentials, and exit code 2."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+# What stands between :// and @ of a URL. A password may hold / and @, then more than it is cut.
+CREDENTIALS = re.compile(r"(?<=://)(?:[^\s/@:]*:\S*|[^\s/@]+)@")
+BRIEF_CHARACTERS = 200
+
+
+def without_credentials(text: str) -> str:
+    """Returns `text` with the user and password of every URL written as ***."""
+    return CREDENTIALS.sub("***@", text)
+
+
+def brief(error: object) -> str:
+    """Returns what a library says of its error: one line, not long, without credentials."""
+    # Credentials first: cut short, they would not be known for what they are.
+    return without_credentials(" ".join(str(error).split()))[:BRIEF_CHARACTERS]
+
 
 class GrpoError(Exception):
-    """States the rule, the value and the way out, in one line."""
+    """States the rule, the value and the way out, in one line, without credentials."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(without_credentials(message))
 
 
 class ParameterError(GrpoError, ValueError):

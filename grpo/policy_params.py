@@ -1,9 +1,26 @@
 """Typed parameters of policies: where the base comes from, and how rollouts are drawn."""
 
+from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    model_validator,
+)
 
+
+def _require_below_data(path: str) -> str:
+    if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
+        raise ValueError("must lie under data/")
+    return path
+
+
+DataPath = Annotated[str, AfterValidator(_require_below_data)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 Positive = Annotated[int, Field(gt=0)]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -42,15 +59,15 @@ class DirectoryBase(Strict):
     """A directory under data/, as `save_pretrained` writes it."""
 
     source: Literal["directory"]
-    path: str
+    path: DataPath
 
 
 class GgufBase(Strict):
     """A GGUF file inside an installed Python package."""
 
     source: Literal["gguf"]
-    package: str
-    file: str
+    package: Annotated[str, Field(pattern=r"^\w+$")]
+    file: DataPath
 
 
 class HubBase(Strict):
@@ -65,7 +82,7 @@ class S3Base(Strict):
     """A directory in S3 that `python -m grpo upload` stored; nothing else is taken for it."""
 
     source: Literal["s3"]
-    uri: Annotated[str, Field(pattern="^s3://")]
+    uri: Annotated[str, Field(pattern="^s3://[a-z0-9.-]+/")]  # no user:password@
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]  # of its manifest, as upload prints it
 
 

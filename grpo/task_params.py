@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from grpo.policy_params import Name, Positive, Strict
+from grpo.policy_params import DataPath, Name, Positive, Strict
 
 
 class ReasoningGymTask(Strict):
@@ -22,8 +22,8 @@ class JsonlTask(Strict):
     """Prompts and answers from two files under data/: {"prompt": ..., "answer": ...} per line."""
 
     kind: Literal["jsonl"]
-    train: str
-    eval: str
+    train: DataPath
+    eval: DataPath
     instruction: str  # appended to every prompt
 
 

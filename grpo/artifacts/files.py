@@ -1,4 +1,4 @@
-"""Atomic files and directories, canonical JSON, content hashes and locks."""
+"""Atomic files and directories, safe names and contents, canonical JSON, hashes and locks."""
 
 import errno
 import fcntl
@@ -18,6 +18,7 @@ import psutil
 from grpo.errors import ArtifactError, BusyError
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+RUNS_CODE = (".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth", ".py")
 
 
 @contextmanager
@@ -84,6 +85,22 @@ def read_json(path: Path) -> Any:
         raise ArtifactError(f"{path}: no such file; run the stage that writes it") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ArtifactError(f"{path}: must be JSON, {error}; delete it and rerun") from None
+
+
+def require_inside(name: str) -> str:
+    """Returns the name of a file; raises ValueError if that could lie outside its directory."""
+    if any(part in ("", ".", "..") for part in name.split("/")) or "\\" in name or "\0" in name:
+        raise ValueError(f"a file must lie inside its directory, got {name!r}")
+    return name
+
+
+def require_inert(directory: Path) -> None:
+    """Raises ArtifactError if a file of a policy is of a kind that runs code when it is read."""
+    for path in sorted(directory.rglob("*")):
+        if path.suffix in RUNS_CODE:
+            raise ArtifactError(
+                f"{path}: may hold a pickle or code, which runs when it is read; delete it"
+            )
 
 
 def remove(path: Path) -> None:

@@ -117,7 +117,7 @@ def load_chunk_policy(
     nn.Module.to(model, params.machine.device)
     return ActionChunkPolicy(
         model,
-        AutoTokenizer.from_pretrained(base, local_files_only=True),
+        AutoTokenizer.from_pretrained(base, local_files_only=True, trust_remote_code=False),
         decoding=decoding,
         scenes=EnvironmentPool(
             SIMULATOR,

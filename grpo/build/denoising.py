@@ -83,6 +83,7 @@ def _from_pretrained(base: DirectoryBase | HubBase | S3Base, dtype: torch.dtype,
             revision=source.revision,
             dtype=dtype,
             use_safetensors=True,
+            trust_remote_code=False,
             local_files_only=source.is_local,
         )
     except (OSError, ValueError, KeyError, RuntimeError, TypeError) as error:

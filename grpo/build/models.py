@@ -63,7 +63,11 @@ def read_pretrained(
       StorageError: If it cannot be downloaded.
     """
     source = find_source(imported, data, parameter=parameter)
-    where = {"revision": source.revision, "local_files_only": source.is_local}
+    where = {
+        "revision": source.revision,
+        "local_files_only": source.is_local,
+        "trust_remote_code": False,  # without a word, a person at a terminal would be asked
+    }
     try:
         return auto_class.from_pretrained(source.name, **where, **options)
     except (OSError, ValueError, KeyError, RuntimeError, *LOADING_ERRORS) as error:

@@ -6,6 +6,7 @@ from typing import Any
 from torch import nn
 from torch.optim import AdamW
 
+from grpo.artifacts.files import require_inert
 from grpo.build.draws import Draws
 from grpo.build.tokens import load_token_policy, load_token_sampler
 from grpo.params import Parameters, Training
@@ -23,8 +24,10 @@ def load_policy(params: Parameters, *, base: Path, directory: Path, draws: Draws
       base: The base policy's directory; with LoRA, `directory` holds only the adapter.
 
     Raises:
-      ArtifactError: If a file is missing or broken.
+      ArtifactError: If a file is missing or broken, or may run code.
     """
+    require_inert(base)
+    require_inert(directory)
     if isinstance(draws, Decoding):
         return load_token_policy(params, base=base, directory=directory, decoding=draws)
     # Imported here: other kinds' packages take seconds.
@@ -51,9 +54,11 @@ def load_sampler(
       judge: Of what a denoising policy's scope looks at.
 
     Raises:
-      ArtifactError: If a file is missing or broken.
+      ArtifactError: If a file is missing or broken, or may run code.
       MissingExtraError: If vLLM is asked for and not installed.
     """
+    require_inert(base)
+    require_inert(directory)
     if isinstance(draws, Decoding):
         return load_token_sampler(params, base=base, directory=directory, decoding=draws)
     if isinstance(draws, ChunkDecoding):

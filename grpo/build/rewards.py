@@ -119,6 +119,7 @@ def _load_weights(source: Source) -> Any:
             revision=source.revision,
             dtype=torch.float32,
             use_safetensors=True,
+            trust_remote_code=False,
             local_files_only=source.is_local,
             output_loading_info=True,
         )
@@ -139,6 +140,7 @@ def _load_processor(source: Source) -> Any:
             revision=source.revision,
             # The other backend resizes a little differently, and not every machine has it.
             backend="pil",
+            trust_remote_code=False,
             local_files_only=source.is_local,
         )
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from grpo.artifacts.checkpoints import WORK
-from grpo.errors import ParameterError, located
+from grpo.errors import ParameterError, brief, located
 from grpo.params import PARAMS
 from grpo.policy_params import DirectoryBase, HubBase, S3Base
 
@@ -55,7 +55,6 @@ def _download(imported: S3Base, parameter: str) -> Path:
 
 def refusal(source: Source, error: object) -> ParameterError:
     """Returns what to say of a source that cannot be loaded."""
-    reason = " ".join(str(error).split())[:200]
     return ParameterError(
-        f"{PARAMS}: {source.parameter} {source.name!r} cannot be loaded: {reason}"
+        f"{PARAMS}: {source.parameter} {source.name!r} cannot be loaded: {brief(error)}"
     )

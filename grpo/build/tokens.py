@@ -132,10 +132,13 @@ def _from_gguf(base: GgufBase, dtype: torch.dtype) -> tuple[PreTrainedModel, Any
     directory = Path(spec.origin).parent
     if not (directory / base.file).exists():
         raise ParameterError(f"{PARAMS}: policy.base.file {base.file!r} is not in {base.package}")
-    tokenizer = AutoTokenizer.from_pretrained(directory, gguf_file=base.file)
-    quantized = AutoModelForCausalLM.from_pretrained(
-        directory, gguf_file=base.file, dtype=torch.float32
-    )
+    found: dict[str, Any] = {
+        "gguf_file": base.file,
+        "local_files_only": True,
+        "trust_remote_code": False,
+    }
+    tokenizer = AutoTokenizer.from_pretrained(directory, **found)
+    quantized = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, **found)
     # A model loaded from GGUF counts as quantized and refuses save_pretrained.
     plain = {k: v for k, v in quantized.config.to_dict().items() if k != "quantization_config"}
     model = AutoModelForCausalLM.from_config(type(quantized.config)(**plain))

@@ -3,6 +3,7 @@
 import configparser
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,11 +11,13 @@ from typing import Any
 
 import yaml
 
-from grpo.errors import ArtifactError
+from grpo.artifacts.files import require_inside
+from grpo.errors import ArtifactError, brief
 
 LOCK = "dvc.lock"
 PIPELINE = "dvc.yaml"
 DIGEST_CHARACTERS = 36  # MLflow's limit; an md5 and ".dir" fit exactly
+MD5 = re.compile(r"[0-9a-f]{32}(\.dir)?")  # as DVC's cache names contents
 CHUNK_BYTES = 1 << 20
 
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -136,17 +139,33 @@ def directory_digest(files: Mapping[str, str], directory: str) -> str:
 
 
 def read_listing(workspace: Path, digest: str) -> dict[str, str] | None:
-    """Returns md5 by file name of a cached directory, {"": md5} of a file, None if unknown."""
+    """Returns md5 by file name of a cached directory, {"": md5} of a file, None if unknown.
+
+    Raises:
+      ArtifactError: If it is no listing, or names what could lie outside of its directory.
+    """
     if not digest.endswith(".dir"):
         return {"": digest}
     cached = cached_path(workspace, digest)
     if not cached.is_file():
         return None
-    return {each["relpath"]: each["md5"] for each in json.loads(cached.read_text())}
+    try:
+        listing = json.loads(cached.read_text())
+        return {require_inside(each["relpath"]): str(each["md5"]) for each in listing}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ArtifactError(
+            f"{cached}: must be a listing of DVC, {brief(error)}; delete it, then dvc fetch"
+        ) from None
 
 
 def cached_path(workspace: Path, digest: str) -> Path:
-    """Returns where DVC's cache holds this content."""
+    """Returns where DVC's cache holds this content.
+
+    Raises:
+      ArtifactError: If it is no content's hash, but maybe a path that leads elsewhere.
+    """
+    if not MD5.fullmatch(digest):
+        raise ArtifactError(f"{digest!r}: must be an md5 of DVC; run dvc push where it was made")
     return _cache_directory(workspace) / "files" / "md5" / digest[:2] / digest[2:]
 
 

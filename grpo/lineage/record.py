@@ -19,7 +19,7 @@ from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run
 from mlflow.exceptions import MlflowException
 from sqlalchemy.exc import SQLAlchemyError
 
-from grpo.errors import ArtifactError
+from grpo.errors import ArtifactError, brief
 from grpo.lineage.lock import (
     Artifact,
     Lock,
@@ -86,9 +86,8 @@ def record(workspace: Path = Path()) -> Recorded:
             _check_writable(uri)
             return _Recorder(workspace, lock, uri).write()
     except (MlflowException, SQLAlchemyError, sqlite3.Error, OSError) as error:
-        reason = " ".join(str(error).split())[:200]
         raise ArtifactError(
-            f"{uri}: cannot record the lineage, {reason}; dvc.lock is complete, "
+            f"{uri}: cannot record the lineage, {brief(error)}; dvc.lock is complete, "
             "repair it and run python -m grpo lineage"
         ) from None
 

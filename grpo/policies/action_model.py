@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModel, PreTrainedModel
 
 from grpo.artifacts.files import read_json, write_json
 from grpo.artifacts.tensors import write_tensors
-from grpo.errors import ArtifactError
+from grpo.errors import ArtifactError, brief
 from grpo.policies.storage import WEIGHTS, read_trainable
 
 ACTIONS = "actions.json"
@@ -192,8 +192,7 @@ def load_action_model(directory: Path, dtype: torch.dtype) -> ActionChunkModel:
         backbone = _configured(directory)
         eyes = _configured(directory / EYES) if shape.pixels else None
     except (OSError, ValueError, KeyError, SafetensorError, StrictDataclassError) as error:
-        reason = " ".join(str(error).split())[:200]
-        message = f"{directory}: must be a whole policy directory, {reason}; rerun its stage"
+        message = f"{directory}: must be a whole policy directory, {brief(error)}; rerun its stage"
         raise ArtifactError(message) from None
     model = ActionChunkModel(backbone, shape, eyes).to(dtype)
     read_trainable(directory, model, optimizer=None)
@@ -202,5 +201,5 @@ def load_action_model(directory: Path, dtype: torch.dtype) -> ActionChunkModel:
 
 def _configured(directory: Path) -> Any:
     """Returns a model of the configuration in a directory."""
-    config = AutoConfig.from_pretrained(directory, local_files_only=True)
-    return AutoModel.from_config(config)
+    config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    return AutoModel.from_config(config, trust_remote_code=False)

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from grpo.artifacts.files import read_json
-from grpo.errors import ArtifactError
+from grpo.errors import ArtifactError, brief
 from grpo.policy_params import Canvas
 
 INDEX = "model_index.json"
@@ -47,11 +47,11 @@ def load_pipeline(directory: Path, dtype: torch.dtype) -> Any:
             dtype=dtype,
             local_files_only=True,
             use_safetensors=True,
+            trust_remote_code=False,
             **dict.fromkeys(absent),
         )
     except (OSError, ValueError, KeyError, RuntimeError, TypeError, SafetensorError) as error:
-        reason = " ".join(str(error).split())[:200]
-        message = f"{directory}: must be a whole policy directory, {reason}; rerun its stage"
+        message = f"{directory}: must be a whole policy directory, {brief(error)}; rerun its stage"
         raise ArtifactError(message) from None
     for module in pipeline.components.values():
         if isinstance(module, torch.nn.Module):

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from grpo.artifacts.files import read_json, write_json
 from grpo.artifacts.tensors import read_tensors, write_tensors
-from grpo.errors import ArtifactError
+from grpo.errors import ArtifactError, brief
 from grpo.types import Cost
 
 STATE = "state.json"
@@ -92,12 +92,14 @@ def load_base(directory: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, Any
             local_files_only=True,
             use_safetensors=True,
             ignore_mismatched_sizes=True,
+            trust_remote_code=False,
             output_loading_info=True,
         )
-        tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(
+            directory, local_files_only=True, trust_remote_code=False
+        )
     except (OSError, ValueError, KeyError, RuntimeError, *LOADING_ERRORS) as error:
-        reason = " ".join(str(error).split())[:200]
-        message = f"{directory}: must be a whole policy directory, {reason}; rerun its stage"
+        message = f"{directory}: must be a whole policy directory, {brief(error)}; rerun its stage"
         raise ArtifactError(message) from None
     model, found = loaded
     _require_all_weights(directory, found)

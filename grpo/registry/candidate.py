@@ -5,6 +5,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from grpo.artifacts.files import require_inert
 from grpo.errors import ArtifactError, GrpoError
 from grpo.lineage.lock import (
     Artifact,
@@ -23,7 +24,6 @@ POLICIES, EVALUATIONS = "artifacts/policies", "artifacts/evaluations"
 # What of an evaluation must be equal for two policies to be compared: prompts, judge, and how.
 COMPARED_DEPS = ("artifacts/prompts/eval.parquet", "data", "grpo/rewards", "grpo/evaluation.py")
 COMPARED_PARAMS = ("evaluation.", "reward.", "seed")
-PICKLES = (".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth")
 
 
 class RefusedError(GrpoError, RuntimeError):
@@ -60,7 +60,8 @@ def find_candidate(name: str, workspace: Path = Path()) -> Candidate:
     _require_fresh(evaluated, policy, base)
     for artifact in (policy, base, results):
         _require_unchanged(workspace, artifact)
-    _require_safe(workspace / policy.path)
+    for artifact in (policy, base):  # both are loaded
+        _require_safe(workspace / artifact.path)
     _require_origin(workspace, policy)
     revision = revisions(workspace, {made.name: made})[made.name]
     if revision.is_modified:
@@ -104,10 +105,11 @@ def _require_unchanged(workspace: Path, artifact: Artifact) -> None:
 
 
 def _require_safe(directory: Path) -> None:
-    """Weights are safetensors; what a loader would unpickle is never registered."""
-    for path in sorted(directory.rglob("*")):
-        if path.suffix in PICKLES:
-            raise RefusedError(f"{path}: may hold a pickle, which runs code when it is read")
+    """Weights are safetensors; what a loader would unpickle or run is never registered."""
+    try:
+        require_inert(directory)
+    except ArtifactError as error:
+        raise RefusedError(str(error)) from None
     if not any(directory.rglob("*.safetensors")):
         raise RefusedError(f"{directory}: holds no safetensors")
 

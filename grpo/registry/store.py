@@ -18,7 +18,7 @@ from mlflow.exceptions import MlflowException
 from sqlalchemy.exc import SQLAlchemyError
 
 from grpo.artifacts.tables import EVALUATION, read_table
-from grpo.errors import ArtifactError
+from grpo.errors import ArtifactError, brief
 from grpo.lineage.record import EXPERIMENT, open_store, tracking_uri
 from grpo.params import PARAMS
 from grpo.registry.candidate import Candidate, RefusedError, base_results, find_candidate
@@ -120,9 +120,9 @@ class Registry:
         try:
             return Path(self.client.download_artifacts(version.run_id, name, str(directory)))
         except (MlflowException, OSError) as error:
-            reason = " ".join(str(error).split())[:200]
             raise ArtifactError(
-                f"{self.uri}: version {version.version} of {self.model} has lost {name}, {reason}"
+                f"{self.uri}: version {version.version} of {self.model} has lost {name}, "
+                f"{brief(error)}"
             ) from None
 
     def _compare(
@@ -273,5 +273,4 @@ def reached(uri: str) -> Iterator[None]:
     try:
         yield
     except (MlflowException, SQLAlchemyError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ArtifactError(f"{uri}: cannot be read or written, {reason}") from None
+        raise ArtifactError(f"{uri}: cannot be read or written, {brief(error)}") from None

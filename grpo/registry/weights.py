@@ -3,8 +3,8 @@
 import shutil
 from pathlib import Path
 
-from grpo.artifacts.files import atomic_path, read_json
-from grpo.errors import ArtifactError, ParameterError
+from grpo.artifacts.files import atomic_path, read_json, require_inert
+from grpo.errors import ArtifactError, ParameterError, brief
 from grpo.lineage.lock import cached_path, file_digest, read_listing
 from grpo.params import PARAMS
 from grpo.registry.store import POINTER, Registry, reached
@@ -34,11 +34,22 @@ def load_version(address: str, target: Path, workspace: Path = Path()) -> str:
         raise ParameterError(f"{address}: no such version in {registry.uri}")
     with atomic_path(target) as temporary:
         temporary.mkdir()
-        pointer = read_json(registry.file(version, POINTER, temporary))
+        pointer = registry.file(version, POINTER, temporary)
         registry.file(version, PARAMS.name, temporary)
         for part in (POLICY, BASE_POLICY):
-            _restore(pointer[part]["digest"], temporary / part, workspace)
+            _restore(_digest_in(pointer, part), temporary / part, workspace)
+            require_inert(temporary / part)
     return str(version.version)
+
+
+def _digest_in(pointer: Path, part: str) -> str:
+    """Returns DVC's digest of a version's policy or base."""
+    try:
+        return str(read_json(pointer)[part]["digest"])
+    except (KeyError, TypeError):
+        raise ArtifactError(
+            f"{POINTER}: must hold {part}.digest; promote the policy again"
+        ) from None
 
 
 def _restore(digest: str, target: Path, workspace: Path) -> None:
@@ -53,8 +64,6 @@ def _restore(digest: str, target: Path, workspace: Path) -> None:
         raise _lost(digest)
     for name, md5 in listing.items():
         path = target / name
-        if not path.resolve().is_relative_to(target.resolve()):
-            raise ArtifactError(f"{digest}: names {name}, which is outside of its directory")
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             shutil.copyfile(cached_path(workspace, md5), path)
@@ -85,7 +94,7 @@ def _pull(digest: str, workspace: Path) -> None:
             listing = read_listing(workspace, digest) or {}
             repo.cloud.pull([HashInfo("md5", each) for each in listing.values()])
     except (DvcException, OSError) as error:
-        raise _lost(digest, " ".join(str(error).split())[:200]) from None
+        raise _lost(digest, brief(error)) from None
 
 
 def _damaged(path: Path) -> ArtifactError:

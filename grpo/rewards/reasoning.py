@@ -1,5 +1,6 @@
 """The judge of reasoning-gym: the family's own `score_answer`."""
 
+import re
 from functools import cache
 from typing import Any
 
@@ -7,10 +8,39 @@ import reasoning_gym
 
 from grpo.rewards.base import Task
 
+# Families whose judge hands an answer to Python's eval, some of them by sympy's parser.
+EVALUATED = {
+    "binary_matrix", "countdown", "intermediate_integration", "n_queens",
+    "polynomial_multiplication", "puzzle24", "simple_integration", "spiral_matrix",
+    "string_insertion",
+}  # fmt: skip
+MATHEMATICS = {
+    "Abs", "Float", "Integer", "Integral", "Rational", "abs", "acos", "asin", "atan", "cos", "cosh",
+    "exp", "ln", "log", "pi", "sin", "sinh", "sqrt", "tan", "tanh",
+}  # fmt: skip
+WORD = re.compile(r"[^\W\d]\w*")
+QUOTES = {"'", '"', "\\"}
+
 
 def score_answer(answer: str, task: Task) -> float:
-    """Returns reasoning-gym's score of an answer, in [0, 1]."""
+    """Returns reasoning-gym's score of an answer, in [0, 1].
+
+    Raises:
+      ValueError: If its judge would run the answer, and that calls more than mathematics.
+    """
+    if task.family in EVALUATED and not _is_inert(answer):
+        raise ValueError(f"{task.family}: an answer must not call anything but mathematics")
     return float(_judge(task.family).score_answer(answer, task.entry))
+
+
+def _is_inert(answer: str) -> bool:
+    """Returns whether an answer that is read as Python calls nothing but mathematics.
+
+    Nothing is called without a parenthesis; beside one there may be numbers, variables of one
+    letter and MATHEMATICS. No quotes: sympy's S evaluates text.
+    """
+    words = {word for word in WORD.findall(answer) if len(word) > 1}
+    return "(" not in answer or (words <= MATHEMATICS and QUOTES.isdisjoint(answer))
 
 
 @cache

@@ -10,18 +10,11 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
-from grpo.artifacts.files import canonical_json
+from grpo.artifacts.files import canonical_json, require_inside
 from grpo.errors import ArtifactError, StorageError
 from grpo.storage.client import Location, PassingError, Store
 
 MANIFEST = "manifest.json"
-
-
-def require_inside(name: str) -> str:
-    """Returns the name of a file; raises ValueError if that could lie outside its directory."""
-    if any(part in ("", ".", "..") for part in name.split("/")) or "\\" in name or "\0" in name:
-        raise ValueError(f"a file must lie inside its directory, got {name!r}")
-    return name
 
 
 FileName = Annotated[str, AfterValidator(require_inside)]
@@ -39,13 +32,16 @@ def describe(directory: Path) -> bytes:
     """Returns the manifest of a directory.
 
     Raises:
-      ArtifactError: If it holds no files, or one whose name is no key.
+      ArtifactError: If it holds no files, one whose name is no key, or a link that leads out.
     """
     paths = {
         path.relative_to(directory).as_posix(): path
         for path in directory.rglob("*")
         if path.is_file()
     }
+    for path in paths.values():
+        if not path.resolve().is_relative_to(directory.resolve()):
+            raise ArtifactError(f"{path}: leads out of its directory; put a copy in its place")
     if not paths:
         raise ArtifactError(f"{directory}: must be a directory with files; name another")
     try:

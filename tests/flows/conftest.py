@@ -9,6 +9,7 @@ import pytest
 from flows.server import free_port, prefect_server
 from flows.settings import SETTINGS
 from tests import tiny_pipeline
+from tests.exposure import PLANTED
 
 
 @pytest.fixture(scope="session")
@@ -44,9 +45,9 @@ def prefect_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[di
     with ExitStack() as servers:
         with pytest.MonkeyPatch.context() as patch:  # for the server alone, not for later tests
             patch.chdir(home)
-            for name, value in {**SETTINGS, "PREFECT_HOME": str(home)}.items():
+            for name, value in {**SETTINGS, **PLANTED, "PREFECT_HOME": str(home)}.items():
                 patch.setenv(name, value)
             address = servers.enter_context(prefect_server(free_port()))
             settings = {"PREFECT_API_URL": f"{address}/api", "PREFECT_HOME": str(home)}
-            environment = {**tiny_pipeline.environment(), **settings}
+            environment = {**tiny_pipeline.environment(), **PLANTED, **settings}
         yield environment

@@ -15,6 +15,7 @@ from flows.launcher import descendants
 from flows.planning import plan
 from grpo.lineage.lock import read_lock
 from tests import tiny_pipeline
+from tests.exposure import leaks
 from tests.flows.test_launcher import is_alive, until
 
 # DVC itself uses what pygtrie deprecates.
@@ -78,6 +79,9 @@ def test_all_stages_then_nothing_quickly(
         "everything is up to date: 7 stages unchanged; report: artifacts/report/index.html\n"
     )
     assert time.monotonic() - start < 8  # about 1 on a quiet machine
+    logs = fresh_pipeline / ".work/logs"
+    assert "working on base" in (logs / "base.log").read_text()
+    assert leaks(fresh_pipeline) == leaks(Path(prefect_environment["PREFECT_HOME"])) == []
 
 
 def test_a_failed_stage_stops_what_depends_on_it_only(

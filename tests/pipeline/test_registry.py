@@ -12,6 +12,7 @@ from grpo.registry.gate import Bounds
 from grpo.registry.store import REFUSED, Registry
 from grpo.registry.weights import load_version
 from tests import tiny_pipeline
+from tests.exposure import LOOPBACK, commands, listening
 from tests.pipeline.workspaces import copy_for_dvc
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -101,6 +102,8 @@ def test_a_registry_behind_a_server_is_the_same(
 ):
     load_version("models:/solver/1", tmp_path / "direct")
     with mlflow_server(tracking_uri(inside), free_port()) as address:
+        assert listening() == {LOOPBACK}
+        assert tracking_uri(inside) not in " ".join(commands())  # it may hold a password
         monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
         again = Registry("solver").promote(ROUND, STRICT)
         assert (again.outcome, again.version) == (REFUSED, "2"), again.reason

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from benchmarks.workspaces import make_workspace, run_stages
+from tests.exposure import PLANTED
 
 ROOT = Path(__file__).parents[2]
 # What a stage reads; the rest of a workspace is DVC's and git's own.
@@ -19,10 +20,10 @@ NEEDED_BY_STAGES = ("grpo", "stages", "data", "artifacts", "params.yaml", "dvc.l
 
 
 def environment() -> dict[str, str]:
-    """Returns the environment of a person's shell, with this Python first on the path."""
+    """Returns the environment of a person's shell, with secrets and this Python first."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     kept = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-    return {**kept, "PATH": path, "OMP_NUM_THREADS": "1", "DO_NOT_TRACK": "true"}
+    return {**kept, **PLANTED, "PATH": path, "OMP_NUM_THREADS": "1", "DO_NOT_TRACK": "true"}
 
 
 def check_out(target: Path) -> Path:
