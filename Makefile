@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 export DO_NOT_TRACK := true
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo test test-pipeline test-rest check ui team lock clean
+.PHONY: setup demo test test-pipeline test-flows test-rest check ui team lock clean
 setup: $(VENV)/ready
 
 # torch first: whatever build is there satisfies the lock (README: the CUDA build). Nothing is compiled
@@ -37,14 +37,17 @@ check:
 	mypy
 	lint-imports
 
-test: setup # two halves of equal length; they wait for processes often enough for a third job
-	$(MAKE) --no-print-directory -j 3 check test-pipeline test-rest
+test: setup # three parts, the last one when the checks are done: they wait for processes often enough
+	$(MAKE) --no-print-directory -j 3 check test-pipeline test-rest test-flows
 
 test-pipeline:
 	pytest tests/pipeline tests/lineage tests/registry
 
+test-flows:
+	pytest tests/flows
+
 test-rest:
-	pytest --ignore tests/pipeline --ignore tests/lineage --ignore tests/registry
+	pytest --ignore tests/pipeline --ignore tests/lineage --ignore tests/registry --ignore tests/flows
 
 ui: setup
 	python -m flows.ui
