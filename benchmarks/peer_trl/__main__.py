@@ -17,8 +17,6 @@ from grpo.artifacts.files import read_json, write_json
 OUT = Path(__file__).parents[1] / "results" / "peer_trl.json"
 SIDES = ("ours", "theirs")
 PARTS = ("generation", "scoring", "update", "total")
-# Updates before what is measured: a run has hundreds. Of 30M the first is as slow as the others.
-FULL_WARMUPS = {"0.1M": 3, "3M": 1, "30M": 0}
 # The same work at every size; then what the ratio depends on: longer prompts, dead groups.
 SCENARIOS: list[dict[str, Any]] = [
     *({"size": size} for size in SIZES),
@@ -40,10 +38,7 @@ def main(python: str, repeats: int) -> None:
 def compare(chosen: dict[str, Any], python: str, repeats: int) -> dict[str, Any]:
     """Returns one scenario's runs of both sides and their ratios."""
     settings = read_fastest(chosen["size"])
-    warmups = FULL_WARMUPS[chosen["size"]]
-    scenarios = {
-        side: Scenario(**chosen, settings=settings[side], full_warmups=warmups) for side in SIDES
-    }
+    scenarios = {side: Scenario(**chosen, settings=settings[side]) for side in SIDES}
     runs: dict[str, list[Measured]] = {side: [] for side in SIDES}
     for repeat in range(repeats):
         for side in SIDES if repeat % 2 == 0 else reversed(SIDES):
