@@ -14,6 +14,8 @@ from grpo.batches import Batch
 from grpo.metrics import Audit, Tally
 from grpo.objective.base import Objective, loss_terms, scalar_loss
 from grpo.policies.base import Policy
+from grpo.policies.sharding import own_part
+from grpo.ranks import add_numbers
 from grpo.types import Cost, Credit, StepNoise
 
 SAME = Audit(cosine=1.0, norm_ratio=1.0)
@@ -149,13 +151,14 @@ def compare_gradients(used: Sequence[Tensor | None], full: Sequence[Tensor | Non
 
 
 def _dot(first: Sequence[Tensor | None], second: Sequence[Tensor | None]) -> float:
-    """Returns the inner product over all tensors; None is 0."""
+    """Returns the inner product over all tensors, of all ranks' parts; None is 0."""
     products = [
-        float(a.double().flatten() @ b.double().flatten())
+        float(own_part(a).double().flatten() @ own_part(b).double().flatten())
         for a, b in zip(first, second, strict=True)
         if a is not None and b is not None
     ]
-    return math.fsum(products)
+    (total,) = add_numbers([math.fsum(products)])
+    return total
 
 
 def _take_gradients(parameters: Sequence[Tensor]) -> list[Tensor | None]:

@@ -1,12 +1,15 @@
 """The batches of a round: whole groups per update, rows packed by length per forward pass."""
 
+from bisect import bisect_left
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
 from grpo.objective.base import Objective, State, assign_credit
+from grpo.ranks import num_ranks, this_rank
 from grpo.types import Credit, Rollouts
 
 
@@ -67,13 +70,47 @@ def pack_microbatches(
     widths: Int[Tensor, " rollout"], tokens_per_microbatch: int
 ) -> list[Int[Tensor, " kept"]]:
     """Returns rows sorted by width, cut so that rows times the widest stay within the budget."""
-    order = widths.argsort(stable=True)
+    order, width = widths.argsort(stable=True), widths.tolist()
     packed: list[list[int]] = [[]]
     for row in order.tolist():
-        if packed[-1] and (len(packed[-1]) + 1) * int(widths[row]) > tokens_per_microbatch:
+        if packed[-1] and (len(packed[-1]) + 1) * width[row] > tokens_per_microbatch:
             packed.append([])
         packed[-1].append(row)
     return [torch.tensor(rows) for rows in packed if rows]
+
+
+class Share(NamedTuple):
+    """A microbatch that a rank computes."""
+
+    rows: Int[Tensor, " kept"]
+    counts: bool  # False: computed only because the other ranks compute something
+
+
+def own_microbatches(widths: Int[Tensor, " rollout"], tokens_per_microbatch: int) -> list[Share]:
+    """Returns the microbatches of this rank, as many as those of every other.
+
+    What ranks compute at the same time is about equal in tokens. Where there are too few rows for
+    all ranks, some compute the narrowest row once more, for nothing.
+    """
+    ranks = num_ranks()
+    packed = pack_microbatches(widths, tokens_per_microbatch)
+    if len(packed) % ranks:
+        packed = _pack_into(len(packed) + -len(packed) % ranks, widths, tokens_per_microbatch)
+    own = [Share(rows, True) for rows in packed[this_rank() :: ranks]]
+    beside = -(-len(packed) // ranks) - len(own)
+    return own + [Share(packed[0][:1], False)] * beside
+
+
+def _pack_into(
+    number: int, widths: Int[Tensor, " rollout"], tokens_per_microbatch: int
+) -> list[Int[Tensor, " kept"]]:
+    """Returns at most `number` microbatches, the largest of them as small as can be."""
+    budgets = range(min(int(widths.max()), tokens_per_microbatch), tokens_per_microbatch)
+
+    def is_enough(budget: int) -> bool:
+        return len(pack_microbatches(widths, budget)) <= number
+
+    return pack_microbatches(widths, budgets.start + bisect_left(budgets, True, key=is_enough))
 
 
 def last_step(weight: Float[Tensor, "rollout step"]) -> int:

@@ -47,6 +47,10 @@ class StorageError(GrpoError, RuntimeError):
     """S3 lacks, refuses or has changed what is asked for; the message names the object."""
 
 
+class LostRankError(GrpoError, RuntimeError):
+    """A process that trains with others was killed or failed; a rerun goes on where it was."""
+
+
 class MissingExtraError(GrpoError, ImportError):
     """An optional package is needed; the message says which extra installs it."""
 

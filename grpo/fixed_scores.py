@@ -8,9 +8,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from grpo.batches import last_step, pack_microbatches
+from grpo.batches import last_step, own_microbatches
 from grpo.policies.base import Policy, Trajectory
+from grpo.policies.sharding import counted_together
 from grpo.policies.steps import numbered
+from grpo.ranks import add_up
 from grpo.types import Scores
 
 
@@ -54,23 +56,27 @@ def score_steps(
       keeps_means: Of Gaussian steps; they are as large as what was sampled.
     """
     scored = needed != 0
-    logp = torch.full(needed.shape, torch.nan)
+    logp = torch.zeros(needed.shape)
     index, mean = numbered(scored), None
     rows = scored.any(dim=1).nonzero()[:, 0]
     if len(rows) == 0:
-        return FixedScores(logp=logp, scored=scored)
+        return FixedScores(logp=torch.full_like(logp, torch.nan), scored=scored)
     widths = policy.widths(trajectory, rows, scored[rows])
-    for packed in pack_microbatches(widths, tokens_per_microbatch):
-        kept = rows[packed]
-        num_steps = last_step(needed[kept])
-        part = scored[kept, :num_steps]
-        scores = policy.score(trajectory.select(kept, num_steps), part)
-        logp[kept[:, None], torch.arange(num_steps)] = scores.logp.cpu()
-        if keeps_means and scores.mean is not None:
-            if mean is None:
-                mean = torch.empty(int(scored.sum()), *scores.mean.shape[1:])
-            mean[index[kept, :num_steps][part]] = scores.mean.cpu()
-    return FixedScores(logp=torch.where(scored, logp, torch.nan), scored=scored, mean=mean)
+    with counted_together(policy):
+        for share in own_microbatches(widths, tokens_per_microbatch):
+            kept = rows[share.rows]
+            num_steps = last_step(needed[kept])
+            part = scored[kept, :num_steps]
+            scores = policy.score(trajectory.select(kept, num_steps), part)
+            if not share.counts:
+                continue
+            logp[kept[:, None], torch.arange(num_steps)] = scores.logp.cpu()
+            if keeps_means and scores.mean is not None:
+                if mean is None:
+                    mean = torch.empty(int(scored.sum()), *scores.mean.shape[1:])
+                mean[index[kept, :num_steps][part]] = scores.mean.cpu()
+    logp = torch.where(scored, add_up(logp), torch.nan)
+    return FixedScores(logp=logp, scored=scored, mean=mean)
 
 
 def merge_scores(first: FixedScores, second: FixedScores) -> FixedScores:

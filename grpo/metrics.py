@@ -9,6 +9,7 @@ from torch import Tensor
 from grpo.batches import Batch
 from grpo.objective.advantage import is_uniform, sum_by_group
 from grpo.objective.penalty import k3
+from grpo.ranks import add_counts, add_numbers, largest
 from grpo.types import Rollouts, StepTerms
 
 
@@ -72,6 +73,22 @@ class Tally:
             ratio = terms.log_ratio[terms.mask].exp()
             self.ratio_min = min(self.ratio_min, float(ratio.min()))
             self.ratio_max = max(self.ratio_max, float(ratio.max()))
+
+    def add_drift(self, drift: float) -> None:
+        self.drift = max(self.drift, drift)
+
+    def add_ranks(self) -> None:
+        """Adds what the microbatches of the other ranks show."""
+        weights = [] if self.mismatch_weight is None else [self.mismatch_weight]
+        sums = [self.loss, self.kl, sum(weights, 0.0)]
+        counts = [self.steps, self.clipped, self.rollouts, self.mismatch_masked, len(weights)]
+        self.loss, self.kl, weight = add_numbers(sums)
+        self.steps, self.clipped, self.rollouts, self.mismatch_masked, known = add_counts(counts)
+        self.mismatch_weight = weight if known else None
+        smallest, self.ratio_max, self.drift = largest(
+            [-self.ratio_min, self.ratio_max, self.drift]
+        )
+        self.ratio_min = -smallest
 
 
 def update_metrics(

@@ -70,6 +70,7 @@ class Training(Strict):
     tokens_per_microbatch: Positive  # rows times width of one forward pass
     updates_per_checkpoint: Positive
     updates_per_audit: Annotated[int, Field(ge=0)]  # the full gradient beside; 0: never
+    ranks: Positive  # processes that train together; the order of sums, and so the last bits
 
 
 class Arm(Strict):
@@ -259,6 +260,7 @@ def _check_policy(params: Parameters, path: Path) -> None:
         _check_compile(params.machine, policy, path)
     elif params.machine.compile:
         raise ParameterError(f"{path}: with policy.kind {kind}, machine.compile must be false")
+    _check_ranks(params, path)
 
 
 def _check_sampler(machine: Machine, policy: TokenPolicyParams, path: Path) -> None:
@@ -282,6 +284,22 @@ def _check_compile(machine: Machine, policy: TokenPolicyParams, path: Path) -> N
             f"{path}: with machine.compile true, policy.routing must be live, "
             f"got {policy.routing!r}"
         )
+
+
+def _check_ranks(params: Parameters, path: Path) -> None:
+    """Raises if ranks are to divide what they cannot."""
+    policy = params.policy
+    wrong = {
+        "policy.kind must be tokens": not isinstance(policy, TokenPolicyParams),
+        "machine.compile must be false": params.machine.compile,
+        "policy.routing must not be replay_proximal: a rank knows its own rollouts' experts": (
+            isinstance(policy, TokenPolicyParams) and policy.routing == "replay_proximal"
+        ),
+    }
+    for name, arm in params.arms.items():
+        for what, is_wrong in wrong.items():
+            if arm.training.ranks > 1 and is_wrong:
+                raise ParameterError(f"{path}: with arms.{name}.training.ranks above 1, {what}")
 
 
 def _explain(error: ValidationError) -> str:

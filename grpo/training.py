@@ -14,19 +14,17 @@ from torch.optim import AdamW, Optimizer
 from grpo.artifacts.checkpoints import Scratch
 from grpo.artifacts.files import read_json, write_json
 from grpo.audit import Auditor
-from grpo.batches import Batch, last_step, pack_microbatches, plan_batches
-from grpo.errors import UnsoundError
+from grpo.batches import Batch, last_step, own_microbatches, plan_batches
+from grpo.drift import drift_of, measure_drift, require_range_above
 from grpo.fixed_scores import FixedScores, divergence, merge_scores, score_steps
 from grpo.metrics import Tally, UpdateMetrics, update_metrics
 from grpo.objective.base import Objective, State, loss_terms, scalar_loss
-from grpo.objective.correction import CORRECTIONS
 from grpo.objective.divergence import needs_divergence
-from grpo.objective.trust import trusted_ranges
 from grpo.policies.base import Policy, Trajectory
-from grpo.policies.storage import read_trainable, write_trainable
-from grpo.types import Cost, Credit, Rollouts, StepNoise
-
-MIN_CLIP_PER_DRIFT = 3.0  # rule U27
+from grpo.policies.sharding import counted_together, whole
+from grpo.policies.storage import gather_trained, read_trainable, write_trained
+from grpo.ranks import require_same, this_rank
+from grpo.types import Cost, Credit, Rollouts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +100,7 @@ def train_round(
         )
         # Not after an update that scores itself: a resume could not tell its drift any more.
         if plan.proximal is not None and (index + 1) % settings.updates_per_checkpoint == 0:
-            scratch.save(index + 1, partial(_checkpoint, policy, optimizer, plan.auditor, metrics))
+            _checkpoint(scratch, policy, optimizer, plan.auditor, metrics)
     progress(len(plan.batches), len(plan.batches))
     return TrainedRound(
         metrics=metrics,
@@ -171,17 +169,23 @@ def _prepare(
 
 
 def _checkpoint(
+    scratch: Scratch,
     policy: Policy[Any],
     optimizer: AdamW,
     auditor: Auditor,
     metrics: list[UpdateMetrics],
-    directory: Path,
 ) -> None:
-    """Writes everything that the updates so far have changed."""
-    write_trainable(directory, policy.model, optimizer)
-    write_json(directory / "metrics.json", [asdict(each) for each in metrics])
-    write_json(directory / "cost.json", asdict(policy.cost))
-    write_json(directory / "audit_cost.json", asdict(auditor.cost))
+    """Stores everything that the updates so far have changed."""
+    trained = gather_trained(policy.model, optimizer)
+
+    def write(directory: Path) -> None:
+        write_trained(directory, trained)
+        write_json(directory / "metrics.json", [asdict(each) for each in metrics])
+        write_json(directory / "cost.json", asdict(policy.cost))
+        write_json(directory / "audit_cost.json", asdict(auditor.cost))
+
+    if this_rank() == 0:
+        scratch.save(len(metrics), write)
 
 
 def _resume(
@@ -189,6 +193,7 @@ def _resume(
 ) -> list[UpdateMetrics]:
     """Loads the newest checkpoint, if there is one; returns the metrics of its updates."""
     latest = scratch.latest()
+    require_same("what a killed round left", [str(scratch.directory), latest and latest[0]])
     if latest is None:
         return []
     _, directory = latest
@@ -225,65 +230,6 @@ def _score_round(
     with auditor.counted_apart(policy):
         beside = score(audited)
     return merge_scores(scores, beside)
-
-
-def measure_drift(
-    objective: Objective,
-    batches: list[Batch],
-    proximal_logp: Float[Tensor, "rollout step"],
-) -> float:
-    """Returns max |log ratio| between trainer and sampler before any update.
-
-    Raises:
-      UnsoundError: As `require_range_above`.
-    """
-    drift = 0.0
-    for batch in batches:
-        logp, behavior_logp = proximal_logp[batch.rows], batch.rollouts.behavior_logp
-        noise = batch.rollouts.noise
-        drift = max(drift, _drift(objective, logp, behavior_logp, batch.credit, noise))
-    return require_range_above(drift, objective)
-
-
-def require_range_above(drift: float, objective: Objective) -> float:
-    """Returns the drift.
-
-    Raises:
-      UnsoundError: If a trust region is within three times the drift (rule U27): it would clip
-        noise. Not if a link corrects that very mismatch.
-    """
-    is_corrected = any(link.name in CORRECTIONS for link in objective.links)
-    for name, trusted in trusted_ranges(objective).items():
-        if trusted <= MIN_CLIP_PER_DRIFT * drift and not is_corrected:
-            raise UnsoundError(
-                f"U27: {name} needs a range above {MIN_CLIP_PER_DRIFT:g} times the drift "
-                f"between sampler and trainer, got {trusted:g} at a drift of {drift:.2g}; "
-                f"widen it, compute in float32, or put {CORRECTIONS[0]} in front"
-            )
-    return drift
-
-
-def _drift(
-    objective: Objective,
-    logp: Tensor,
-    behavior_logp: Tensor,
-    credit: Credit,
-    noise: StepNoise | None,
-) -> float:
-    """Returns max |log ratio| between a policy and the one that sampled."""
-    none = torch.zeros_like(logp)
-    terms = loss_terms(
-        objective,
-        logp=logp,
-        proximal_logp=behavior_logp,
-        reference_logp=logp,
-        proximal_kl=none,
-        reference_kl=none,
-        noise=noise,
-        credit=credit,
-        behavior_logp=behavior_logp,
-    )
-    return float(terms.log_ratio.abs().max())
 
 
 def run_update(
@@ -328,11 +274,12 @@ def run_update(
         return update_metrics(batch, tally, update=update, grad_norm=0.0, audit=audit)
     weights = list(policy.model.parameters())
     norm = torch.nn.utils.get_total_norm([w.grad for w in weights if w.grad is not None])
-    if norm > settings.max_grad_norm:  # `clip_grad_norm_` multiplies by 1 as well
+    length = whole(norm)
+    if length > settings.max_grad_norm:  # `clip_grad_norm_` multiplies by 1 as well
         torch.nn.utils.clip_grads_with_norm_(weights, settings.max_grad_norm, norm)
     optimizer.step()
     policy.cost += Cost(trained_steps=tally.steps)
-    return update_metrics(batch, tally, update=update, grad_norm=float(norm), audit=audit)
+    return update_metrics(batch, tally, update=update, grad_norm=float(length), audit=audit)
 
 
 def add_gradient(
@@ -358,35 +305,38 @@ def add_gradient(
     if len(kept) == 0:
         return tally
     widths = policy.widths(trajectory, of_round[kept], credit.weight[kept] != 0)
-    for packed in pack_microbatches(widths, tokens_per_microbatch):
-        rows = kept[packed]
-        num_steps = last_step(credit.weight[rows])
-        needed = credit.weight[rows, :num_steps] != 0
-        selected = trajectory.select(of_round[rows], num_steps)
-        scores, noise = policy.score(selected, needed), selected.noise
-        device = scores.logp.device
-        part = _cut(credit, rows, num_steps, device)
-        behavior = behavior_logp[rows, :num_steps].to(device)
-        if proximal is None:
-            start = scores.detach()
-            tally.drift = max(tally.drift, _drift(objective, start.logp, behavior, part, noise))
-        else:
-            start = proximal.part(of_round[rows], needed, device)
-        base = reference.part(of_round[rows], needed, device) if reference else None
-        terms = loss_terms(
-            objective,
-            logp=scores.logp,
-            proximal_logp=start.logp,
-            reference_logp=base.logp if base else None,
-            proximal_kl=divergence(scores, start, needed),
-            reference_kl=divergence(scores, base, needed) if base else None,
-            noise=noise,
-            behavior_logp=behavior,
-            credit=part,
-        )
-        loss = scalar_loss(terms, part)
-        loss.backward()
-        tally.add(terms, loss, scores.logp.detach(), start.logp)
+    with counted_together(policy):
+        for share in own_microbatches(widths, tokens_per_microbatch):
+            rows = kept[share.rows]
+            num_steps = last_step(credit.weight[rows])
+            needed = credit.weight[rows, :num_steps] != 0
+            selected = trajectory.select(of_round[rows], num_steps)
+            scores, noise = policy.score(selected, needed), selected.noise
+            if not share.counts:
+                (0.0 * scores.logp).sum().backward()  # what other ranks compute needs this one
+                continue
+            device = scores.logp.device
+            part = _cut(credit, rows, num_steps, device)
+            behavior = behavior_logp[rows, :num_steps].to(device)
+            start = proximal.part(of_round[rows], needed, device) if proximal else scores.detach()
+            base = reference.part(of_round[rows], needed, device) if reference else None
+            terms = loss_terms(
+                objective,
+                logp=scores.logp,
+                proximal_logp=start.logp,
+                reference_logp=base.logp if base else None,
+                proximal_kl=divergence(scores, start, needed),
+                reference_kl=divergence(scores, base, needed) if base else None,
+                noise=noise,
+                behavior_logp=behavior,
+                credit=part,
+            )
+            loss = scalar_loss(terms, part)
+            loss.backward()
+            tally.add(terms, loss, scores.logp.detach(), start.logp)
+            if proximal is None:
+                tally.add_drift(drift_of(objective, start.logp, behavior, part, noise))
+    tally.add_ranks()
     return tally
 
 

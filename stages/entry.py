@@ -1,7 +1,6 @@
 """Runs a stage: paths from the command line, one lock, measured usage, errors in one line."""
 
 import ctypes
-import errno
 import inspect
 import os
 import signal
@@ -10,11 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from grpo.artifacts.checkpoints import WORK, Scratch
-from grpo.artifacts.files import NO_ROOM, digest, exclusive
+from grpo.artifacts.files import digest, exclusive, explained
 from grpo.artifacts.usage import measured
-from grpo.errors import ArtifactError, GrpoError
+from grpo.errors import ArtifactError, GrpoError, LostRankError
 from grpo.params import Parameters
 
+EXIT_LOST_RANK = 1  # a rerun may cure it, so that flows try again
 EXIT_WRONG_INPUT = 2
 PR_SET_PDEATHSIG = 1
 PARENT = os.getppid()
@@ -26,8 +26,10 @@ def run(main: Callable[..., None], *, stage: str) -> None:
     Args:
       stage: The module's name; under dvc the stage has its full name, e.g. rollout@sgpo-2.
     """
-    _die_with_parent(PARENT)
+    die_with_parent(PARENT)
     name = os.environ.get("DVC_STAGE", stage)
+    if "RANK" in os.environ:  # torchrun has started it beside others, each with a lock of its own
+        name += f".rank-{os.environ['RANK']}"
     paths = [Path(argument) for argument in sys.argv[1:]]
     expected = [name for name in inspect.signature(main).parameters if name != "usage"]
     try:
@@ -35,16 +37,15 @@ def run(main: Callable[..., None], *, stage: str) -> None:
             raise ArtifactError(
                 f"python -m stages.{stage} takes the paths {' '.join(expected)}, got {len(paths)}"
             )
-        with exclusive(WORK / f"{name}.lock", f"stage {name}"), measured(name) as usage:
+        with (
+            explained(),
+            exclusive(WORK / f"{name}.lock", f"stage {name}"),
+            measured(name) as usage,
+        ):
             main(usage, *paths)
     except GrpoError as error:
-        _stop(" ".join(str(error).split()))
-    except OSError as error:
-        if error.errno not in (*NO_ROOM, errno.EROFS, errno.EACCES):
-            raise
-        where = error.filename or "the workspace"
-        reason = os.strerror(error.errno)
-        _stop(f"{where}: {reason}; make room or permit writing, then rerun")
+        print(" ".join(str(error).split()), file=sys.stderr)
+        sys.exit(EXIT_LOST_RANK if isinstance(error, LostRankError) else EXIT_WRONG_INPUT)
 
 
 def scratch_of(stage: str, inputs: list[Path], params: Parameters) -> Scratch:
@@ -53,14 +54,9 @@ def scratch_of(stage: str, inputs: list[Path], params: Parameters) -> Scratch:
     return Scratch(stage, digest([*code, *inputs], params.model_dump(mode="json")))
 
 
-def _die_with_parent(parent: int) -> None:
-    """Asks the kernel to end this process when dvc, its parent, dies."""
+def die_with_parent(parent: int) -> None:
+    """Asks the kernel to end this process when its parent dies: dvc, or a rank's stage."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != parent:  # it died before the call
             sys.exit(1)
-
-
-def _stop(line: str) -> None:
-    print(line, file=sys.stderr)
-    sys.exit(EXIT_WRONG_INPUT)

@@ -8,8 +8,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 @contextmanager
-def shown(description: str) -> Iterator[Callable[[int, int], None]]:
-    """Yields a function that takes what is done and how much there is; draws on terminals only."""
+def shown(description: str, *, is_seen: bool = True) -> Iterator[Callable[[int, int], None]]:
+    """Yields a function that takes what is done and how much there is; draws on terminals only.
+
+    Args:
+      is_seen: False: nowhere; another process does.
+    """
     console = Console(stderr=True)
     bar = Progress(
         TextColumn("{task.description}"),
@@ -17,7 +21,7 @@ def shown(description: str) -> Iterator[Callable[[int, int], None]]:
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         console=console,
-        disable=not console.is_terminal,
+        disable=not (console.is_terminal and is_seen),
     )
     with bar:
         task = bar.add_task(description, total=None)

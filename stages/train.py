@@ -2,15 +2,14 @@
 
 from pathlib import Path
 
-import torch
-
+from grpo.artifacts.checkpoints import WORK
 from grpo.artifacts.usage import Usage
 from grpo.build.machine import prepare_machine
-from grpo.build.rounds import load_round, objective_named, save_round
-from grpo.params import read_params
-from grpo.seeds import derive_seed
-from grpo.training import train_round
-from stages.entry import run, scratch_of
+from grpo.build.rounds import load_round, save_round, train_loaded
+from grpo.forks import run_in_ranks
+from grpo.params import Parameters, read_params
+from grpo.ranks import joined, this_rank
+from stages.entry import die_with_parent, run, scratch_of
 from stages.progress import shown
 
 
@@ -25,31 +24,32 @@ def main(
 ) -> None:
     """Writes the policy and the training record of the round that the outs are named after."""
     params = read_params()
-    prepare_machine(params.machine)
-    name = policy_out.name
-    scratch = scratch_of(f"train@{name}", [base, start, rollouts, rewards], params)
+    ranks = params.find_arm(params.find_round(policy_out.name).arm).training.ranks
+    store = WORK / f"train@{policy_out.name}.ranks"
+
+    def work(usage: Usage) -> None:
+        prepare_machine(params.machine)
+        with joined(ranks, params.machine.device, store=store):
+            _train(params, usage, [base, start, rollouts, rewards], policy_out, training_out)
+
+    run_in_ranks(ranks, work, usage, store=store, begin=die_with_parent)
+
+
+def _train(
+    params: Parameters, usage: Usage, inputs: list[Path], policy_out: Path, training_out: Path
+) -> None:
+    name, (base, start, rollouts, rewards) = policy_out.name, inputs
+    scratch = scratch_of(f"train@{name}", inputs, params)
     with usage.part("load"):
         loaded = load_round(
             params, name, base=base, start=start, rollouts=rollouts, rewards=rewards
         )
-    named = objective_named(params, name)
-    with usage.part("update"), shown(f"train {name}") as progress, named:
-        trained = train_round(
-            loaded.policy,
-            loaded.trajectory,
-            loaded.rollouts,
-            objective=loaded.objective,
-            objective_state=loaded.objective_state,
-            optimizer=loaded.optimizer,
-            reference=loaded.reference,
-            settings=loaded.settings,
-            first_update=loaded.start_state.updates,
-            generator=torch.Generator().manual_seed(derive_seed(params.seed, "train", name)),
-            scratch=scratch,
-            progress=progress,
-        )
+    is_first = this_rank() == 0
+    with usage.part("update"), shown(f"train {name}", is_seen=is_first) as progress:
+        trained = train_loaded(params, name, loaded, scratch=scratch, progress=progress)
     save_round(params, name, loaded, trained, start=start, policy_out=policy_out, out=training_out)
-    scratch.clear()
+    if is_first:
+        scratch.clear()
 
 
 if __name__ == "__main__":

@@ -106,7 +106,7 @@ def test_the_table_of_rules_is_that_of_the_code():
 
 
 def test_the_rule_at_run_time_is_quoted_from_the_code():
-    page, code = ((ROOT / each).read_text() for each in ("docs/rules.md", "grpo/training.py"))
+    page, code = ((ROOT / each).read_text() for each in ("docs/rules.md", "grpo/drift.py"))
     for region in RANGES:
         assert f"`{region}`" in page
     assert "U27: clip_surrogate needs a range above 3 times the drift between" in page

@@ -6,6 +6,7 @@ import torch
 from grpo.artifacts.checkpoints import Scratch
 from grpo.build.policies import make_optimizer
 from grpo.build.rounds import objective_named
+from grpo.drift import measure_drift
 from grpo.errors import UnsoundError
 from grpo.metrics import UpdateMetrics
 from grpo.objective.algorithms import rloo
@@ -20,7 +21,7 @@ from grpo.objective.trust import (
 )
 from grpo.objective.weight import keep_extreme_rollouts
 from grpo.params import read_params
-from grpo.training import measure_drift, train_round
+from grpo.training import train_round
 from grpo.types import Rollouts
 from tests.policies.tiny import seeded
 from tests.test_training import SIZES, TRAINING, one_batch, sampled_round, settings_of

@@ -12,6 +12,7 @@ from torch import nn
 from grpo.artifacts.checkpoints import Scratch
 from grpo.batches import Batch, pack_microbatches, plan_batches
 from grpo.build.policies import make_optimizer
+from grpo.drift import measure_drift
 from grpo.errors import UnsoundError
 from grpo.fixed_scores import score_steps
 from grpo.metrics import UpdateMetrics
@@ -22,7 +23,6 @@ from grpo.params import Training
 from grpo.policies.tokens import TokenPolicy, TokenTrajectory
 from grpo.training import (
     TrainingSettings,
-    measure_drift,
     run_update,
     train_round,
 )
@@ -38,6 +38,7 @@ TRAINING = Training(
     tokens_per_microbatch=64,
     updates_per_checkpoint=1,
     updates_per_audit=0,
+    ranks=1,
 )
 SIZES = [4, 4, 2, 6]
 

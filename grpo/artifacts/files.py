@@ -44,6 +44,19 @@ def atomic_path(path: Path) -> Iterator[Path]:
         remove(temporary)
 
 
+@contextmanager
+def explained() -> Iterator[None]:
+    """Raises an ArtifactError where a disk is full or must not be written to."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (*NO_ROOM, errno.EROFS, errno.EACCES):
+            raise
+        where, reason = error.filename or "the workspace", os.strerror(error.errno)
+        message = f"{where}: {reason}; make room or permit writing, then rerun"
+        raise ArtifactError(message) from None
+
+
 def replace_whole(source: Path, target: Path) -> None:
     """Moves a file or directory over another, fsynced: a kill leaves the old one or the new one."""
     for file in sorted(source.rglob("*")) if source.is_dir() else [source]:

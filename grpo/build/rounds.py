@@ -1,6 +1,6 @@
 """Everything one round of training needs, from parameters and artifacts, and what it leaves."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import AdamW
 
+from grpo.artifacts.checkpoints import Scratch
 from grpo.artifacts.files import atomic_path, write_csv, write_json
 from grpo.artifacts.tables import CREDIT, REWARDS, read_table, write_table
 from grpo.build.draws import draws_of_round
@@ -26,15 +27,18 @@ from grpo.params import PARAMS, Parameters, Training
 from grpo.policies.base import Policy, Trajectory, make_rollouts
 from grpo.policies.storage import (
     PolicyState,
+    gather_trained,
     read_state,
     read_trainable,
     save_trained,
 )
 from grpo.policies.tokens import Decoding
+from grpo.ranks import this_rank
 from grpo.sampling import SampledBatch, read_batch, read_passed
+from grpo.seeds import derive_seed
 from grpo.selection import History, learn_round
 from grpo.step_metrics import step_metrics
-from grpo.training import TrainedRound, TrainingSettings
+from grpo.training import TrainedRound, TrainingSettings, train_round
 from grpo.types import Rollouts
 
 LOSS_REFERENCE = "penalize_kl"
@@ -107,6 +111,36 @@ def load_round(
     )
 
 
+def train_loaded(
+    params: Parameters,
+    name: str,
+    loaded: LoadedRound,
+    *,
+    scratch: Scratch,
+    progress: Callable[[int, int], None],
+) -> TrainedRound:
+    """Trains a round; continues from `scratch` bit-identically.
+
+    Args:
+      progress: Called with the updates done and their number.
+    """
+    with objective_named(params, name):
+        return train_round(
+            loaded.policy,
+            loaded.trajectory,
+            loaded.rollouts,
+            objective=loaded.objective,
+            objective_state=loaded.objective_state,
+            optimizer=loaded.optimizer,
+            reference=loaded.reference,
+            settings=loaded.settings,
+            first_update=loaded.start_state.updates,
+            generator=torch.Generator().manual_seed(derive_seed(params.seed, "train", name)),
+            scratch=scratch,
+            progress=progress,
+        )
+
+
 @contextmanager
 def objective_named(params: Parameters, name: str) -> Iterator[None]:
     """Puts the path of a round's objective before a rule that shows at run time (U27)."""
@@ -127,7 +161,13 @@ def save_round(
     policy_out: Path,
     out: Path,
 ) -> None:
-    """Writes the trained policy, and metrics, steps, credit and cost of its training."""
+    """Writes the trained policy, and metrics, steps, credit and cost of its training.
+
+    All ranks must call it; the first one writes.
+    """
+    weights = gather_trained(loaded.policy.model, loaded.optimizer)
+    if this_rank() != 0:
+        return
     cost = loaded.policy.cost
     if loaded.reference is not None:
         cost += loaded.reference.cost
@@ -156,7 +196,7 @@ def save_round(
         }
         write_json(temporary / "summary.json", summary)
     with atomic_path(policy_out) as temporary:
-        save_trained(temporary, start, loaded.policy.model, loaded.optimizer, state)
+        save_trained(temporary, start, weights, state)
 
 
 def _write_phases(

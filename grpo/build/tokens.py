@@ -23,6 +23,7 @@ from grpo.policies.routing import require_routers
 from grpo.policies.storage import load_base
 from grpo.policies.tokens import Decoding, TokenPolicy
 from grpo.policy_params import GgufBase, ScratchBase
+from grpo.ranks import num_ranks
 from grpo.seeds import derive_seed
 
 BASE = "policy.base"
@@ -53,6 +54,8 @@ def load_token_policy(
 ) -> TokenPolicy:
     """Returns the policy of a directory, on the machine's device, without dropout.
 
+    Divided among the ranks, if there are several.
+
     Args:
       base: The base policy's directory; with LoRA, `directory` holds only the adapter.
 
@@ -65,7 +68,8 @@ def load_token_policy(
     if settings.lora:
         seed = derive_seed(params.seed, "lora")
         model = load_lora(model, settings.lora, directory, seed=seed)
-    nn.Module.to(model, params.machine.device)
+    if num_ranks() == 1:  # else it stays on the host until each rank takes its share
+        nn.Module.to(model, params.machine.device)
     require_routers(model, settings.routing)
     policy = TokenPolicy(
         model,
@@ -75,6 +79,8 @@ def load_token_policy(
     )
     if params.machine.compile:
         policy.forward.compile("inductor")
+    if num_ranks() > 1:
+        policy.shard(params.machine.device)
     return policy
 
 

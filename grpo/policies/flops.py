@@ -15,6 +15,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop, sdpa_flop
 from transformers import PreTrainedModel
 
+from grpo.ranks import add_counts, this_rank
+
 
 class Coefficients(NamedTuple):
     """FLOPs per row: body per position, attention per position pair, head per logit position."""
@@ -42,6 +44,12 @@ class TokenFlops:
     def training(self) -> Coefficients:
         """FLOPs of a forward and a backward pass through the trainable parameters."""
         return _solve(lambda query, logits: count_flops(self.model, query, logits, backward=True))
+
+    def measure(self) -> None:
+        """Measures on the first rank, for all of them, while the model is still whole there."""
+        for name in ("forward", "training"):
+            own = getattr(self, name) if this_rank() == 0 else Coefficients(0, 0, 0)
+            vars(self)[name] = Coefficients(*add_counts(own))
 
 
 def count_flops(model: PreTrainedModel, query: int, logits: int, *, backward: bool) -> int:

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from grpo.policies.cache import attends_fully, select_rows
 from grpo.policies.logits import chosen_log_prob
 from grpo.policies.passes import Pass, body_passes, head_passes
 from grpo.policies.routing import find_routers
+from grpo.ranks import all_agree
 
 FORCE_GQA = "TRANSFORMERS_SDPA_FORCE_GQA"
 
@@ -91,13 +93,11 @@ class ForwardPasses:
             return self._log_prob_of_logits(
                 prompt[row], prompt_mask[row], tokens, mask, needed, temperature
             )
-        passes = body_passes(
-            rollouts=count,
-            prompts=num_prompts,
-            width=width,
-            steps=steps,
-            may_share=may_share and self.can_share,
-        )
+        plan = partial(body_passes, rollouts=count, prompts=num_prompts, width=width, steps=steps)
+        passes = plan(may_share=may_share and self.can_share)
+        # Ranks go through the layers together: twice, if that saves enough on every one of them.
+        if not all_agree(len(passes) == 2 and steps > 1) and steps > 1:
+            passes = plan(may_share=False)
         if len(passes) == 2:
             hidden = self._shared_hidden(prompt, prompt_mask, row, tokens, mask)
         else:

@@ -3,7 +3,7 @@
 import shutil
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from grpo.artifacts.files import read_json, write_json
 from grpo.artifacts.tensors import read_tensors, write_tensors
 from grpo.errors import ArtifactError, brief
+from grpo.policies.sharding import divided_like, gathered
 from grpo.types import Cost
 
 STATE = "state.json"
@@ -106,9 +107,21 @@ def load_base(directory: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, Any
     return model.eval(), tokenizer
 
 
-def save_trained(
-    directory: Path, start: Path, model: nn.Module, optimizer: AdamW, state: PolicyState
-) -> None:
+class Trained(NamedTuple):
+    """What training changes, as files of tensors; whole on the first rank, nothing on others."""
+
+    weights_name: str
+    weights: dict[str, Tensor]  # the trainable ones: all, or the adapter's
+    moments: dict[str, Tensor]  # of the optimizer
+
+
+def gather_trained(model: nn.Module, optimizer: AdamW) -> Trained:
+    """Returns what is trained; all ranks must call it."""
+    moments = _optimizer_tensors(model, optimizer)
+    return Trained(_weights_name(model), gathered(_weights(model)), gathered(moments))
+
+
+def save_trained(directory: Path, start: Path, trained: Trained, state: PolicyState) -> None:
     """Writes a trained policy: trainable weights and optimizer, the rest copied from `start`."""
     own = {WEIGHTS, TRANSFORMER_WEIGHTS, ADAPTER, OPTIMIZER, STATE}
     for file in sorted(start.rglob("*")):
@@ -116,18 +129,18 @@ def save_trained(
         if file.is_file() and str(file.relative_to(start)) not in own:
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, copy)
-    write_trainable(directory, model, optimizer)
+    write_trained(directory, trained)
     write_state(directory, state)
 
 
-def write_trainable(directory: Path, model: nn.Module, optimizer: AdamW) -> None:
-    """Writes the trainable weights (all, or the adapter's) and the optimizer's moments."""
-    write_tensors(directory / _weights_name(model), _weights(model))
-    write_tensors(directory / OPTIMIZER, _optimizer_tensors(model, optimizer))
+def write_trained(directory: Path, trained: Trained) -> None:
+    """Writes the trainable weights and the optimizer's moments: the same however many ranks."""
+    write_tensors(directory / trained.weights_name, trained.weights)
+    write_tensors(directory / OPTIMIZER, trained.moments)
 
 
 def read_trainable(directory: Path, model: nn.Module, optimizer: AdamW | None) -> None:
-    """Loads what `write_trainable` wrote; None leaves the optimizer's moments where they are.
+    """Loads what `write_trained` wrote; None leaves the optimizer's moments where they are.
 
     Raises:
       ArtifactError: If a file is missing, broken or belongs to another model.
@@ -180,7 +193,7 @@ def _copy_into(targets: dict[str, Tensor], sources: dict[str, Tensor], path: Pat
         raise ArtifactError(f"{path}: belongs to another model, first difference {wrong}")
     with torch.no_grad():
         for name, target in targets.items():
-            target.copy_(sources[name])
+            target.copy_(divided_like(sources[name], target))
 
 
 def _optimizer_tensors(model: nn.Module, optimizer: AdamW) -> dict[str, Tensor]:
@@ -208,5 +221,6 @@ def _restore_optimizer(
             raise ArtifactError(f"{path}: lacks the moments of {name}; rerun its stage")
         if own["exp_avg"].shape != parameter.shape or own["exp_avg_sq"].shape != parameter.shape:
             raise ArtifactError(f"{path}: belongs to another model, first difference {name}")
-        moved = {k: v if k == "step" else v.to(parameter.device) for k, v in own.items()}
-        optimizer.state[parameter] = moved
+        step = own.pop("step").to(parameter.device)  # where the optimizer's fused step reads it
+        divided = {key: divided_like(value, parameter) for key, value in own.items()}
+        optimizer.state[parameter] = {"step": step, **divided}

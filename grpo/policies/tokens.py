@@ -1,5 +1,6 @@
 """Policies whose step is a token: causal language models of `transformers`."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
@@ -12,7 +13,7 @@ from grpo.artifacts.tensors import unpack_ragged
 from grpo.policies.base import Policy
 from grpo.policies.cache import sampling_cache
 from grpo.policies.flops import TokenFlops
-from grpo.policies.forward import ForwardPasses
+from grpo.policies.forward import ForwardPasses, Scored
 from grpo.policies.logits import draw
 from grpo.policies.packed import Layout, Rows
 from grpo.policies.passes import Pass, total_flops
@@ -28,6 +29,7 @@ from grpo.policies.routing import (
     require_routing,
     unpack_routing,
 )
+from grpo.policies.sharding import shard
 from grpo.policy_params import RoutingMode
 from grpo.types import Cost, Scores
 
@@ -118,6 +120,12 @@ class TokenPolicy(Policy[TokenTrajectory]):
         self.flops = TokenFlops(model)
         self.forward = ForwardPasses(model)
         self.end_tokens = _end_tokens(model, tokenizer)
+        self._pass: Callable[[Callable[[], Scored]], Scored] = lambda compute: compute()
+
+    def shard(self, device: str) -> None:
+        """Leaves this rank its share of the weights: a score is now a pass of all ranks."""
+        self.flops.measure()
+        self._pass = shard(self.model, device)
 
     @property
     def _is_replaying(self) -> bool:
@@ -288,15 +296,17 @@ class TokenPolicy(Policy[TokenTrajectory]):
             raise ValueError("log_prob needs temperature > 0: greedy decoding has no density")
         mask = trajectory.mask
         with self._routing(trajectory):
-            scored = self.forward.log_prob(
-                trajectory.prompt,
-                trajectory.prompt_mask,
-                trajectory.group,
-                trajectory.tokens,
-                mask,
-                needed=mask if needed is None else mask & needed,
-                temperature=self.decoding.temperature,
-                may_share=self.decoding.routing == "live",
+            scored = self._pass(
+                lambda: self.forward.log_prob(
+                    trajectory.prompt,
+                    trajectory.prompt_mask,
+                    trajectory.group,
+                    trajectory.tokens,
+                    mask,
+                    needed=mask if needed is None else mask & needed,
+                    temperature=self.decoding.temperature,
+                    may_share=self.decoding.routing == "live",
+                )
             )
         self._count(*scored.passes)
         return Scores(logp=scored.logp)

@@ -67,6 +67,7 @@ def train(
         tokens_per_microbatch=64,
         updates_per_checkpoint=updates_per_checkpoint,
         updates_per_audit=2,
+        ranks=1,
     )
     optimizer = make_optimizer(policy.model, training)
     trained = train_round(

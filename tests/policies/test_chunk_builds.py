@@ -16,7 +16,13 @@ from grpo.params import Parameters, read_params
 from grpo.policies.action_chunks import ActionChunkPolicy
 from grpo.policies.action_model import save_action_model
 from grpo.policies.chunk_decoding import ChunkDecoding
-from grpo.policies.storage import PolicyState, save_trained, trainable, write_state
+from grpo.policies.storage import (
+    PolicyState,
+    gather_trained,
+    save_trained,
+    trainable,
+    write_state,
+)
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "manipulation.yaml"
 LORA = {"rank": 2, "alpha": 2, "dropout": 0.0, "target_modules": ["q_proj", "v_proj"]}
@@ -59,7 +65,8 @@ def test_adapters_and_heads_are_trained_and_the_backbone_stays(tmp_path: Path):
     for each in trainable(policy.model).values():
         each.grad = torch.ones_like(each)
     optimizer.step()
-    save_trained(out, base, policy.model, optimizer, PolicyState(name="all-1", arm="all"))
+    state = PolicyState(name="all-1", arm="all")
+    save_trained(out, base, gather_trained(policy.model, optimizer), state)
     assert not (out / "model.safetensors").exists()
     again = load_chunk_policy(params, base=base, directory=out, decoding=GREEDY)
     assert torch.equal(logits_of(again), logits_of(policy))

@@ -16,7 +16,13 @@ from grpo.objective.ratio import scale_log_ratio
 from grpo.objective.trust import weigh_log_prob
 from grpo.policies.flops import left_out_by_torch
 from grpo.policies.pipelines import save_pipeline, to_pixels, to_state
-from grpo.policies.storage import PolicyState, read_trainable, save_trained, write_state
+from grpo.policies.storage import (
+    PolicyState,
+    gather_trained,
+    read_trainable,
+    save_trained,
+    write_state,
+)
 from grpo.policies.trajectories import DenoisingTrajectory
 from grpo.policy_params import Lora
 from grpo.types import Cost, Credit
@@ -253,7 +259,8 @@ def test_a_trained_policy_continues_as_if_never_stored(tmp_path: Path, lora: Lor
             return policy.log_prob(trajectory)
 
     step(policy, optimizer)
-    save_trained(tmp_path / "a", base, policy.model, optimizer, PolicyState(name="a", arm="flow"))
+    state = PolicyState(name="a", arm="flow")
+    save_trained(tmp_path / "a", base, gather_trained(policy.model, optimizer), state)
     again = reload(tmp_path / "a", base, params)
     restored = make_optimizer(again.model, params.arms["flow"].training)
     read_trainable(tmp_path / "a", again.model, restored)

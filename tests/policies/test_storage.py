@@ -13,6 +13,7 @@ from grpo.policies.storage import (
     ADAPTER,
     WEIGHTS,
     PolicyState,
+    gather_trained,
     read_state,
     read_trainable,
     save_base,
@@ -73,7 +74,7 @@ def test_a_trained_policy_continues_as_if_never_stored(
     optimizer = make_optimizer(policy.model, training)
     take_steps(policy, optimizer, 3)
     state = PolicyState(name="r-1", arm="a", start="base", updates=3, cost=Cost(flops=5))
-    save_trained(tmp_path / "r-1", base, policy.model, optimizer, state)
+    save_trained(tmp_path / "r-1", base, gather_trained(policy.model, optimizer), state)
     take_steps(policy, optimizer, 2)
 
     again = load(params, base, tmp_path / "r-1")
