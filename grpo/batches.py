@@ -87,18 +87,24 @@ class Share(NamedTuple):
 
 
 def own_microbatches(widths: Int[Tensor, " rollout"], tokens_per_microbatch: int) -> list[Share]:
-    """Returns the microbatches of this rank, as many as those of every other.
+    """Returns the microbatches of this rank."""
+    return deal_microbatches(widths, tokens_per_microbatch, num_ranks())[this_rank()]
+
+
+def deal_microbatches(
+    widths: Int[Tensor, " rollout"], tokens_per_microbatch: int, ranks: int
+) -> list[list[Share]]:
+    """Returns the microbatches of each rank, as many as those of every other.
 
     What ranks compute at the same time is about equal in tokens. Where there are too few rows for
     all ranks, some compute the narrowest row once more, for nothing.
     """
-    ranks = num_ranks()
     packed = pack_microbatches(widths, tokens_per_microbatch)
-    if len(packed) % ranks:
+    if ranks > 1:
         packed = _pack_into(len(packed) + -len(packed) % ranks, widths, tokens_per_microbatch)
-    own = [Share(rows, True) for rows in packed[this_rank() :: ranks]]
-    beside = -(-len(packed) // ranks) - len(own)
-    return own + [Share(packed[0][:1], False)] * beside
+    shares = [Share(rows, True) for rows in packed]
+    shares += [Share(packed[0][:1], False)] * (-len(packed) % ranks)
+    return [shares[rank::ranks] for rank in range(ranks)]
 
 
 def _pack_into(

@@ -266,6 +266,25 @@ def test_compiled_passes_cannot_record_or_replay_routing(tmp_path: Path):
         read_params(changed(tmp_path, ("machine.compile", True), replay))
 
 
+def test_ranks_divide_token_policies_that_are_not_compiled(tmp_path: Path):
+    ranks = ("arms.sgpo.training.ranks", 2)
+    read_params(changed(tmp_path, ranks))
+    for setting, what in [
+        (("machine.compile", True), "machine.compile must be false"),
+        (("policy.routing", "replay_proximal"), "policy.routing must not be replay_proximal"),
+    ]:
+        with pytest.raises(ParameterError, match=f"with arms.sgpo.training.ranks above 1, {what}"):
+            read_params(changed(tmp_path, ranks, setting))
+    for name, arm in (("glyphs", "flow"), ("manipulation", "all")):
+        file = changed(
+            tmp_path,
+            (f"arms.{arm}.training.ranks", 2),
+            recipe=ROOT / "recipes" / f"{name}.yaml",
+        )
+        with pytest.raises(ParameterError, match=r"ranks above 1, policy.kind must be tokens"):
+            read_params(file)
+
+
 def test_check_lists_every_violated_rule_with_its_path(tmp_path: Path):
     """The acceptance file: unsound links in one arm, unsound settings around it."""
     file = changed(

@@ -23,7 +23,7 @@ def chosen_log_prob(
     chosen: Int[Tensor, " position"],
     temperature: float,
 ) -> Float[Tensor, " position"]:
-    """Returns log softmax(head(hidden) / temperature)[chosen] in nats, in float32."""
+    """Returns log softmax(head(hidden) / temperature)[chosen] in nats, in float32 or better."""
     keep = torch.is_grad_enabled() and num_recomputed(len(hidden), len(head.weight)) == 0
     result: Tensor = _ChosenLogProb.apply(  # type: ignore[no-untyped-call]
         hidden, head.weight, head.bias, chosen, temperature, keep
@@ -84,7 +84,7 @@ class _ChosenLogProb(torch.autograd.Function):
         temperature: float,
         keep: bool,
     ) -> Tensor:
-        logp = hidden.new_empty(len(hidden), dtype=torch.float32)
+        logp = hidden.new_empty(len(hidden), dtype=_precise(hidden.dtype))
         kept = []
         for rows in _chunks(len(hidden), len(weight)):
             softmax, logp[rows] = _softmax(hidden[rows], weight, bias, chosen[rows], temperature)
@@ -127,8 +127,8 @@ def _softmax(
     chosen: Int[Tensor, " position"],
     temperature: float,
 ) -> tuple[Float[Tensor, "position token"], Float[Tensor, " position"]]:
-    """Returns the softmax of the scaled logits and the log-prob of what was chosen, in float32."""
-    logits = nn.functional.linear(hidden, weight, bias).float()
+    """Returns the softmax of the scaled logits, and the log-prob of what was chosen."""
+    logits = nn.functional.linear(hidden, weight, bias).to(_precise(hidden.dtype))
     if temperature != 1.0:
         logits.div_(temperature)
     logits.sub_(logits.amax(dim=1, keepdim=True))
@@ -136,6 +136,11 @@ def _softmax(
     total = logits.exp_().sum(dim=1, keepdim=True)
     logits.div_(total)
     return logits, (picked - total.log())[:, 0]
+
+
+def _precise(dtype: torch.dtype) -> torch.dtype:
+    """Returns a type of at least 32 bits: exponentials of half as many say too little."""
+    return torch.promote_types(dtype, torch.float32)
 
 
 def _chunks(num_positions: int, vocabulary: int) -> list[slice]:

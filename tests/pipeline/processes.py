@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import runpy
 import sys
+from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import NamedTuple
@@ -57,6 +58,13 @@ def start_stage(
     _, _, module, *paths = command.split()
     arguments = (workspace, stage, module, paths, missing, workspace / LOG)
     process = _forkserver.Process(target=_run, args=arguments)
+    process.start()
+    return process
+
+
+def start_function(function: Callable[..., None], *arguments: object) -> BaseProcess:
+    """Starts a function of a module in a process without test hooks, and returns at once."""
+    process = _forkserver.Process(target=function, args=arguments)
     process.start()
     return process
 

@@ -11,11 +11,13 @@ from grpo.policy_params import RoutingMode
 from grpo.types import Rollouts
 
 
-def tiny_policy(*, temperature: float = 1.0, max_steps: int = 6, seed: int = 0) -> TokenPolicy:
+def tiny_policy(
+    *, temperature: float = 1.0, max_steps: int = 6, seed: int = 0, **config: int | bool
+) -> TokenPolicy:
     """Returns a policy of 2 layers with grouped key-value heads and sharp random weights."""
     tokenizer = make_byte_tokenizer()
     torch.manual_seed(seed)
-    config = LlamaConfig(
+    settings = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=16,
         intermediate_size=32,
@@ -27,9 +29,10 @@ def tiny_policy(*, temperature: float = 1.0, max_steps: int = 6, seed: int = 0) 
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
+        **config,
     )
     return TokenPolicy(
-        LlamaForCausalLM(config).eval(),
+        LlamaForCausalLM(settings).eval(),
         tokenizer,
         decoding=Decoding(temperature=temperature, max_steps=max_steps),
         uses_chat_template=False,

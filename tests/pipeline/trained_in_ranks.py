@@ -1,0 +1,168 @@
+"""Rounds that any number of ranks can train, and what each of them leaves in files."""
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Generator
+
+from grpo.artifacts.checkpoints import Scratch
+from grpo.artifacts.files import write_json
+from grpo.artifacts.usage import Usage
+from grpo.build.policies import make_optimizer
+from grpo.build.rounds import settings_of
+from grpo.forks import run_in_ranks
+from grpo.objective.algorithms import grpo, gspo, rloo
+from grpo.objective.base import Link, Objective, chain, credit_link
+from grpo.params import Training
+from grpo.policies.sharding import own_part
+from grpo.policies.storage import gather_trained, read_trainable, trainable, write_trained
+from grpo.policies.tokens import TokenPolicy
+from grpo.ranks import joined, num_ranks, this_rank
+from grpo.training import train_round
+from grpo.types import Credit, Rollouts
+from stages.entry import die_with_parent
+from tests.policies.tiny import rewarded, seeded, tiny_moe, tiny_policy
+
+PROMPTS = ["a=", "bb=", "ccc=", "a longer prompt=", "e="]
+SIZES = [5, 4, 2, 6, 2]
+TRAINING = Training(
+    updates_per_round=3,
+    learning_rate=0.01,
+    betas=(0.9, 0.99),
+    weight_decay=0.1,
+    max_grad_norm=1.0,
+    tokens_per_microbatch=48,
+    updates_per_checkpoint=2,
+    updates_per_audit=0,
+    ranks=1,
+)
+
+
+class Interrupted(Exception):
+    """What a kill is to one process."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """What is trained, and how."""
+
+    objective: Objective
+    policy: Callable[..., TokenPolicy] = tiny_policy
+    has_reference: bool = False
+    dtype: torch.dtype = torch.float32
+    trained: str = ""  # part of the names of the weights that are
+    changes: dict[str, int] = field(default_factory=dict)  # of TRAINING
+
+
+def keep_rollouts(number: int) -> Objective:
+    """Keeps the first few rollouts of a batch."""
+
+    def credit(before: Credit, rollouts: Rollouts, generator: Generator) -> Credit:
+        kept = torch.arange(len(rollouts.group)) < number
+        return before.select(kept[:, None].expand(before.weight.shape))
+
+    return credit_link(Link("keep_rollouts", {"number": number}), credit)
+
+
+ROUNDS = {
+    "grpo": Round(
+        objective=grpo(),
+        policy=partial(tiny_policy, tie_word_embeddings=True),
+        has_reference=True,
+    ),
+    "double": Round(
+        objective=grpo(),
+        policy=partial(tiny_policy, tie_word_embeddings=True),
+        has_reference=True,
+        dtype=torch.float64,
+    ),
+    "gspo": Round(objective=gspo()),
+    "experts": Round(objective=rloo(), policy=partial(tiny_moe, routing="replay_sampled")),
+    "adapters": Round(objective=rloo(), trained="q_proj"),
+    "few": Round(objective=chain(rloo(), keep_rollouts(1)), changes={"updates_per_audit": 1}),
+    "alone": Round(objective=rloo(), changes={"updates_per_round": 1}),
+}
+
+
+def train_all(folder: Path, ranks: int, started: Path | None = None) -> None:
+    """Trains every round in so many ranks, one of them also with an interruption.
+
+    Args:
+      started: Where another number of ranks has trained: what it left is trained on, too.
+    """
+    folder.mkdir(exist_ok=True)
+    os.chdir(folder)
+    torch.set_num_threads(1)
+    store = folder / "store"
+
+    def work(usage: Usage) -> None:
+        with joined(ranks, "cpu", store=store):
+            for name in ROUNDS:
+                train(name, folder / name)
+            with suppress(Interrupted):
+                train("grpo", folder / "resumed", stop_at=2)
+            train("grpo", folder / "resumed")
+            for each in (folder, started) if started else ():
+                train("grpo", folder / f"after {each.name}", start=each / "grpo")
+
+    run_in_ranks(ranks, work, Usage(), store=store, begin=die_with_parent)
+
+
+def train(name: str, out: Path, *, start: Path | None = None, stop_at: int | None = None) -> None:
+    """Trains a round, and writes what every rank then has; `stop_at`: before that update."""
+
+    def progress(done: int, total: int) -> None:
+        if done == stop_at:
+            raise Interrupted
+
+    made = ROUNDS[name]
+    policy, reference = made.policy(), made.policy(seed=1)
+    if start:
+        read_trainable(start, policy.model, optimizer=None)
+    trajectory, logp = policy.sample(PROMPTS, group_sizes=SIZES, generator=seeded())
+    reward = (torch.arange(len(logp)) % 2).to(made.dtype)
+    torch.set_default_dtype(made.dtype)
+    for each in (policy, reference):
+        each.model.to(made.dtype)
+        for weight_name, weight in each.model.named_parameters():
+            weight.requires_grad_(made.trained in weight_name)
+        if num_ranks() > 1:
+            each.shard("cpu")
+    training = TRAINING.model_copy(update=made.changes)
+    optimizer = make_optimizer(policy.model, training)
+    if start:
+        read_trainable(start, policy.model, optimizer)
+    trained = train_round(
+        policy,
+        trajectory,
+        rewarded(trajectory, logp, reward),
+        objective=made.objective,
+        objective_state=made.objective.init(),
+        optimizer=optimizer,
+        reference=reference if made.has_reference else None,
+        settings=settings_of(training),
+        first_update=0,
+        generator=seeded(),
+        scratch=Scratch(out.name, "a"),
+        progress=progress,
+    )
+    torch.set_default_dtype(torch.float32)
+    weights = trainable(policy.model).values()
+    held = {
+        "weights": sum(own_part(each).numel() for each in policy.model.parameters()),
+        "gradients": sum(own_part(each.grad).numel() for each in weights),
+        "moments": sum(own_part(optimizer.state[each]["exp_avg"]).numel() for each in weights),
+    }
+    tensors = gather_trained(policy.model, optimizer)
+    out.mkdir(exist_ok=True)
+    write_json(out / f"held-{this_rank()}.json", held)
+    if this_rank() == 0:
+        write_trained(out, tensors)
+        write_json(out / "metrics.json", [asdict(each) for each in trained.metrics])
+        write_json(out / "cost.json", [asdict(policy.cost), asdict(trained.audit_cost)])
+        write_json(out / "drift.json", trained.drift_max)
