@@ -1,0 +1,259 @@
+"""What an update takes in one and in two ranks: seconds, and memory of each rank.
+
+python -m benchmarks.scaling_training    # on a machine with two cores and nothing else to do
+python -m benchmarks.scaling_training draw    # table and figure of what was measured
+
+Trains GRPO's four updates on the same 128 rollouts with Llamas of two sizes and random weights, in
+one rank and in two, three times each in turn, every time in fresh processes of one thread. Then
+once each for the peak of resident memory while scoring and updating, beyond what was resident
+before the model was made: with a malloc that gives back at once what is freed, which takes time.
+Writes results/scaling_training.json and docs/scaling_training.svg.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from matplotlib.figure import Figure
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from benchmarks.demo import RESULTS, ROOT, machine, revision_of
+from benchmarks.figures import save_figure
+from benchmarks.workspaces import reset_peak, resident_peak
+from grpo.artifacts.checkpoints import Scratch
+from grpo.artifacts.files import read_json, write_json
+from grpo.artifacts.usage import Usage
+from grpo.build.policies import make_optimizer
+from grpo.build.rounds import settings_of
+from grpo.build.tokenizers import make_byte_tokenizer
+from grpo.forks import run_in_ranks
+from grpo.objective.algorithms import grpo
+from grpo.params import Training
+from grpo.policies.base import make_rollouts
+from grpo.policies.sharding import own_part
+from grpo.policies.tokens import Decoding, TokenPolicy
+from grpo.ranks import joined, num_ranks, this_rank
+from grpo.report.drawing import styled
+from grpo.training import train_round
+from stages.entry import die_with_parent
+
+OUT = RESULTS / "scaling_training.json"
+FIGURE = ROOT / "docs" / "scaling_training.svg"
+SIZES = {"3 M": (256, 704, 4), "30 M": (640, 1728, 6)}  # hidden, inner, layers
+RANKS = (1, 2)
+REPEATS = 3
+PROMPTS = 16
+ROLLOUTS_PER_PROMPT = 8
+MAX_STEPS = 32
+GIVES_BACK = {"MALLOC_MMAP_THRESHOLD_": str(2**20)}
+LOSS_TOLERANCE = 1e-4  # of sums in float32 that one and two ranks form in another order
+TRAINING = Training(
+    updates_per_round=4,
+    learning_rate=0.0003,
+    betas=(0.9, 0.99),
+    weight_decay=0.0,
+    max_grad_norm=1.0,
+    tokens_per_microbatch=1024,
+    updates_per_checkpoint=100,
+    updates_per_audit=0,
+    ranks=1,
+)
+
+
+def main() -> None:
+    """Measures, unless told to draw; writes, draws and prints."""
+    match sys.argv[1:]:
+        case []:
+            write_json(OUT, measure())
+        case ["rank", size, ranks, out]:
+            _train_in_ranks(size, int(ranks), Path(out))
+            return
+    results = read_json(OUT)
+    save_figure(draw(results), FIGURE)
+    print(table(results))
+
+
+def measure() -> dict[str, Any]:
+    """Returns what every size takes in every number of ranks."""
+    cases = [(size, str(ranks)) for size in SIZES for ranks in RANKS]
+    timed: list[list[Any]] = [[] for _ in cases]
+    for _ in range(REPEATS):
+        for case, runs in zip(cases, timed):
+            runs.append(_run(*case, {}))
+    return {
+        "command": "python -m benchmarks.scaling_training",
+        "revision": revision_of("HEAD"),
+        "machine": machine(),
+        "cases": [
+            {"size": case[0], "ranks": case[1], "timed": runs, "weighed": _run(*case, GIVES_BACK)}
+            for case, runs in zip(cases, timed)
+        ],
+    }
+
+
+def _run(size: str, ranks: str, settings: dict[str, str]) -> list[dict[str, Any]]:
+    """Returns what each rank of a fresh training says."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "benchmarks.scaling_training", "rank", size, ranks, folder]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", **settings}
+        subprocess.run(command, cwd=ROOT, env=environment, check=True)
+        return [read_json(file) for file in sorted(Path(folder).glob("rank-*.json"))]
+
+
+def _train_in_ranks(size: str, ranks: int, out: Path) -> None:
+    """Trains, and writes what each rank took."""
+    torch.set_num_threads(1)
+    store = out / "store"
+
+    def work(usage: Usage) -> None:
+        with joined(ranks, "cpu", store=store):
+            write_json(out / f"rank-{this_rank()}.json", _train(size, Scratch(str(out), "a")))
+
+    run_in_ranks(ranks, work, Usage(), store=store, begin=die_with_parent)
+
+
+def _train(size: str, scratch: Scratch) -> dict[str, Any]:
+    """Returns what one round took this rank, and its losses."""
+    before = psutil.Process().memory_info().rss
+    policy = _make_policy(*SIZES[size])
+    number = sum(each.numel() for each in policy.model.parameters())
+    generator = torch.Generator().manual_seed(0)
+    prompts = [f"{index:02d} and {7 * index:03d} make what? " for index in range(PROMPTS)]
+    trajectory, logp = policy.sample(
+        prompts, group_sizes=[ROLLOUTS_PER_PROMPT] * PROMPTS, generator=generator
+    )
+    reward = (torch.arange(len(logp)) % ROLLOUTS_PER_PROMPT == 0).float()
+    if num_ranks() > 1:
+        policy.shard("cpu")
+    optimizer = make_optimizer(policy.model, TRAINING)
+    times: list[tuple[float, float]] = []
+    reset_peak()
+    trained = train_round(
+        policy,
+        trajectory,
+        make_rollouts(trajectory, logp, group=trajectory.group, reward=reward, outcome=reward),
+        objective=grpo(beta=0.0),
+        objective_state={},
+        optimizer=optimizer,
+        reference=None,
+        settings=settings_of(TRAINING),
+        first_update=0,
+        generator=generator,
+        scratch=scratch,
+        progress=lambda done, total: times.append((time.perf_counter(), time.process_time())),
+    )
+    seconds, processor_seconds = np.diff(np.array(times), axis=0).T.tolist()
+    kept = [*policy.model.parameters(), *(each.grad for each in policy.model.parameters())]
+    kept += [each[name] for each in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
+    return {
+        "parameters": number,
+        "seconds": seconds,
+        "processor_seconds": processor_seconds,
+        "kept_bytes": sum(own_part(each).nbytes for each in kept),
+        "peak_bytes": resident_peak() - before,
+        "losses": [each.loss for each in trained.metrics],
+        "grad_norms": [each.grad_norm for each in trained.metrics],
+    }
+
+
+def _make_policy(hidden: int, inner: int, layers: int) -> TokenPolicy:
+    """Returns a policy with random weights."""
+    tokenizer = make_byte_tokenizer()
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=hidden,
+        intermediate_size=inner,
+        num_hidden_layers=layers,
+        num_attention_heads=8,
+        num_key_value_heads=8,
+        max_position_embeddings=128,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    return TokenPolicy(
+        LlamaForCausalLM(config).eval(),
+        tokenizer,
+        decoding=Decoding(temperature=1.0, max_steps=MAX_STEPS),
+        uses_chat_template=False,
+    )
+
+
+def losses_agree(results: dict[str, Any]) -> bool:
+    """Returns whether all runs of a size have the same losses, but for rounding."""
+    alone = {case["size"]: case["weighed"][0] for case in results["cases"] if case["ranks"] == "1"}
+    return all(
+        np.allclose(run["losses"], alone[case["size"]]["losses"], atol=LOSS_TOLERANCE, rtol=0)
+        for case in results["cases"]
+        for ranks in (case["weighed"], *case["timed"])
+        for run in ranks
+    )
+
+
+def table(results: dict[str, Any]) -> str:
+    """Returns Markdown: seconds and processor seconds of an update, and the memory of a rank."""
+    titles = ["parameters", "ranks", "seconds per update", "times faster"]
+    titles += ["processor seconds, all ranks", "weights, gradients, moments MB", "peak MB per rank"]
+    lines = [f"| {' | '.join(titles)} |", "|" + "---|" * len(titles)]
+    alone = {case["size"]: case for case in results["cases"] if case["ranks"] == "1"}
+    for case in results["cases"]:
+        middle, low, high = _seconds(case)
+        faster = _seconds(alone[case["size"]])[0] / middle
+        processor = np.median([_processor_seconds(each) for each in case["timed"]])
+        cells = [f"{case['weighed'][0]['parameters'] / 1e6:.1f} M", case["ranks"]]
+        cells += [f"{middle:.2f} [{low:.2f}, {high:.2f}]", f"{faster:.2f}x", f"{processor:.2f}"]
+        cells += [f"{_largest(case, name) / 1e6:.0f}" for name in ("kept_bytes", "peak_bytes")]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _seconds(case: dict[str, Any]) -> tuple[float, float, float]:
+    """Returns median, least and most seconds of an update over repeats, of the slowest rank."""
+    each = [max(float(np.mean(rank["seconds"])) for rank in ranks) for ranks in case["timed"]]
+    return float(np.median(each)), min(each), max(each)
+
+
+def _processor_seconds(ranks: list[dict[str, Any]]) -> float:
+    """Returns those of an update, of all ranks together."""
+    return sum(float(np.mean(rank["processor_seconds"])) for rank in ranks)
+
+
+def _largest(case: dict[str, Any], name: str) -> int:
+    """Returns the bytes of the rank that has most."""
+    return max(int(rank[name]) for rank in case["weighed"])
+
+
+def draw(results: dict[str, Any]) -> Figure:
+    """Returns seconds, peaks, and the losses of one and of two ranks."""
+    with styled():
+        figure = Figure(figsize=(11.0, 3.6), layout="constrained")
+        time_axes, peak_axes, loss_axes = figure.subplots(1, 3)
+        places, width = np.arange(len(SIZES)), 0.8 / len(RANKS)
+        for index, ranks in enumerate(map(str, RANKS)):
+            cases = [case for case in results["cases"] if case["ranks"] == ranks]
+            at = places + (index - 0.5) * width
+            label = "1 rank" if ranks == "1" else f"{ranks} ranks"
+            time_axes.bar(at, [_seconds(case)[0] for case in cases], width, label=label)
+            peak_axes.bar(at, [_largest(case, "peak_bytes") / 1e6 for case in cases], width)
+            losses = cases[-1]["weighed"][0]["losses"]
+            loss_axes.plot(range(1, len(losses) + 1), losses, marker="os"[index], ls="-:"[index])
+        for axes, title in ((time_axes, "seconds per update"), (peak_axes, "peak MB of a rank")):
+            axes.set(title=title, xlabel="parameters")
+            axes.set_xticks(places, list(SIZES))
+            axes.set_yscale("log")
+        loss_axes.set(title=f"loss of {list(SIZES)[-1]}", xlabel="update")
+        loss_axes.set_xticks(range(1, TRAINING.updates_per_round + 1))
+        time_axes.legend()
+    return figure
+
+
+if __name__ == "__main__":
+    main()
