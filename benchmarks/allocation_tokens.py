@@ -244,10 +244,10 @@ def table(results: dict[str, Any]) -> str:
         shares = [f"{cost}_of_reference" for cost in COSTS]
         cells = [
             arm,
-            *(_words(row[name], "+.3f") for name in gains),
+            *(in_words(row[name], "+.3f") for name in gains),
             *(format(row[name]["value"], ".0%") for name in shares),
             f"{row['seeds_that_reach']} of {len(results['runs'])}",
-            *(_words(row[f"{cost}_to_reach"], ".0%") for cost in COSTS),
+            *(in_words(row[f"{cost}_to_reach"], ".0%") for cost in COSTS),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -270,7 +270,7 @@ def spending_table(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _words(interval: dict[str, float | None], form: str) -> str:
+def in_words(interval: dict[str, float | None], form: str) -> str:
     """Returns value and interval; a dash for what was not reached."""
     value, low, high = (
         "-" if each is None else format(each, form)

@@ -1,0 +1,164 @@
+"""What is worked out: runs, models as their classes count them, measurements and assumptions."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+import yaml
+from transformers import PretrainedConfig, PreTrainedModel
+
+from grpo.advice.facts import PassFlops
+from grpo.policies.flops import Coefficients
+
+INPUTS = Path(__file__).with_name("inputs.yaml")
+COMPUTED_BYTES = 2  # of a number in bfloat16: what passes and sampling compute in
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A recipe on so many GPUs."""
+
+    gpus: int
+    prompts_per_round: int
+    rollouts_per_group: int
+    prompt_tokens: int  # of every prompt
+    mean_steps: int
+    max_steps: int
+    updates_per_round: int
+    tokens_per_microbatch: int
+    rounds: int
+    eval_prompts: int
+    eval_rollouts: int
+
+    @property
+    def rollouts(self) -> int:
+        """Rollouts of a round."""
+        return self.prompts_per_round * self.rollouts_per_group
+
+    @property
+    def microbatch(self) -> int:
+        """Tokens of the largest one: a row that is wider than the budget has one of its own."""
+        return max(self.tokens_per_microbatch, self.prompt_tokens + self.max_steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """What of a model decides about memory, time and traffic."""
+
+    parameters: int
+    block_parameters: int
+    blocks: int
+    hidden_size: int
+    cache_bytes: int  # of keys and values, per token
+    activation_bytes: float  # that a backward pass needs, per token and block
+    flops: PassFlops
+
+    @property
+    def root_parameters(self) -> int:
+        """Parameters outside of blocks: embeddings and head."""
+        return self.parameters - self.blocks * self.block_parameters
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assumed:
+    """What was not measured here, at one end of its range; units are in the names."""
+
+    gpu_memory_gb: float
+    gpu_tflops: float
+    gpu_float32_tflops: float
+    gpu_gb_per_second: float
+    gpus_per_host: float
+    nvlink_gb_per_second: float
+    network_gb_per_second: float
+    pass_share: float
+    decode_share: float
+    link_share: float
+    engine_memory_share: float
+    engine_workspace_gb: float
+    engine_start_seconds: float
+    free_share: float
+    files_gb_per_second: float
+    host_gb_per_second: float
+    s3_gb_per_second: float
+    usd_per_gpu_hour: float
+
+    @property
+    def flops_per_second(self) -> float:
+        """Of a GPU in a pass."""
+        return self.gpu_tflops * 1e12 * self.pass_share
+
+
+def read_inputs() -> dict[str, Any]:
+    """Returns the content of inputs.yaml."""
+    inputs: dict[str, Any] = yaml.safe_load(INPUTS.read_text())
+    return inputs
+
+
+def make_run(spec: dict[str, Any]) -> Run:
+    """Returns a run without the model it names."""
+    about_model = ("model", "architecture", "config")
+    return Run(**{name: value for name, value in spec.items() if name not in about_model})
+
+
+def assume(inputs: dict[str, Any], end: str) -> Assumed:
+    """Returns the assumptions at their `worst` or `best` end."""
+    found = {name: each.get(end, each.get("value")) for name, each in inputs["assumed"].items()}
+    return Assumed(**found)
+
+
+def make_class(spec: dict[str, Any]) -> type[PreTrainedModel]:
+    """Returns the class of a run's model."""
+    found: type[PreTrainedModel] = getattr(transformers, spec["architecture"])
+    return found
+
+
+def make_config(spec: dict[str, Any], **changes: Any) -> PretrainedConfig:
+    """Returns the config of a run's model, with changes."""
+    return make_class(spec).config_class(**{**spec["config"], **changes})
+
+
+def count(spec: dict[str, Any]) -> dict[str, int]:
+    """Returns what the model's class says of itself; nothing is allocated."""
+    config = make_config(spec)
+    with torch.device("meta"):
+        model = make_class(spec)(config)
+    blocks = model.get_decoder().layers
+    heads, size = config.num_key_value_heads, blocks[0].self_attn.head_dim
+    return {
+        "parameters": sum(each.numel() for each in model.parameters()),
+        "block_parameters": sum(each.numel() for each in blocks[0].parameters()),
+        "blocks": len(blocks),
+        "hidden_size": config.hidden_size,
+        "cache_bytes": 2 * len(blocks) * heads * size * COMPUTED_BYTES,
+    }
+
+
+def make_model(spec: dict[str, Any], block: dict[str, Any]) -> Model:
+    """Returns a whole model from what was measured of one block of it.
+
+    Args:
+      block: As `measure.measure_block` returns it.
+    """
+    config = make_config(spec)
+    return Model(
+        **count(spec),
+        activation_bytes=block["activation_bytes"]["bfloat16"],
+        flops=PassFlops(
+            forward=_whole(block["forward_flops"], config, block["vocabulary"]),
+            training=_whole(block["training_flops"], config, block["vocabulary"]),
+            shares_prompts=True,
+            vocabulary=config.vocab_size,
+        ),
+    )
+
+
+def _whole(one: list[int], config: PretrainedConfig, vocabulary: int) -> Coefficients:
+    """Returns the FLOPs of all blocks and the whole vocabulary from those of one block."""
+    body, attention, head = one
+    return Coefficients(
+        body=body * config.num_hidden_layers,
+        attention=attention * config.num_hidden_layers,
+        head=head * config.vocab_size // vocabulary,
+    )

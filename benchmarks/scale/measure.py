@@ -1,0 +1,222 @@
+"""What is measured here of a large run: one block of each model, files, hashes and a judge."""
+
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from torch.optim import AdamW
+
+from benchmarks.demo import ROOT, machine, revision_of
+from benchmarks.scale.inputs import make_class, make_config
+from grpo.artifacts.files import digest, remove
+from grpo.artifacts.tables import REWARDS, write_table
+from grpo.artifacts.tensors import write_tensors
+from grpo.build.machine import DTYPES
+from grpo.policies.activations import saved_bytes
+from grpo.policies.flops import TokenFlops
+from grpo.policies.forward import FORCE_GQA
+from grpo.policies.tokens import TokenTrajectory
+from grpo.rewards.base import Task, judge_text
+from grpo.rewards.math import verify_math
+from grpo.sampling import SampledBatch, write_batch
+from grpo.types import Cost
+
+VOCABULARY = 64  # of the model around one block
+ROWS, WIDTH = 2, 128  # of the pass through one block
+LEARNING_RATE, UPDATES = 1e-6, 20
+SMALL_GB, LARGE_GB = 0.06, 1.2  # of a policy's directory
+PARTS = {"model": 1, "optimizer": 2}  # of it: weights, and two moments
+GROUP, STEPS = 16, 800
+CHARACTERS_PER_STEP = 4  # of an English text
+JUDGED = 200
+
+
+def measure(runs: dict[str, Any]) -> dict[str, Any]:
+    """Returns everything that is measured."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        files = measure_files(Path(folder))
+        stored = measure_rollouts(Path(folder))
+    return {
+        "blocks": {name: measure_block(spec) for name, spec in runs.items()},
+        "moved_weights": {name: moved_weights(dtype) for name, dtype in DTYPES.items()},
+        "files": files,
+        "rollouts": stored,
+        "judge_cpu_seconds": measure_judge(),
+        "stage_cpu_seconds": _children(
+            lambda: subprocess.run([sys.executable, "-c", "import stages.train"], check=True)
+        ),
+        "machine": machine(),
+        "revision": revision_of("HEAD"),
+    }
+
+
+def measure_block(spec: dict[str, Any]) -> dict[str, Any]:
+    """Returns what one block of a model keeps per token for its backward pass, and its FLOPs."""
+    activations = {}
+    config = make_config(spec, num_hidden_layers=1, vocab_size=VOCABULARY)
+    for name, dtype in DTYPES.items():
+        model = make_class(spec)(config).to(dtype).eval()
+        activations[name] = activation_bytes(model, rows=ROWS, width=WIDTH)
+    flops = TokenFlops(model)
+    return {
+        "activation_bytes": activations,
+        "forward_flops": list(flops.forward),
+        "training_flops": list(flops.training),
+        "vocabulary": VOCABULARY,
+    }
+
+
+def activation_bytes(model: Any, *, rows: int, width: int) -> float:
+    """Returns what a model's first block saves per token, without what all blocks share.
+
+    Heads get copies of keys and values, as on a GPU where rollouts of a pass differ in length.
+    """
+    body = model.get_decoder()
+    hidden = torch.randn(rows, width, model.config.hidden_size, dtype=model.dtype)
+    positions = torch.arange(width).expand(rows, width)
+    mask = torch.zeros(rows, 1, width, width, dtype=model.dtype)
+    rotary = body.rotary_emb(hidden, positions)
+    before = os.environ.pop(FORCE_GQA, None)
+    with saved_bytes(model) as saved:
+        output = body.layers[0](
+            hidden.requires_grad_(),
+            attention_mask=mask,
+            position_ids=positions,
+            position_embeddings=rotary,
+        )
+    if before is not None:
+        os.environ[FORCE_GQA] = before
+    assert output.requires_grad
+    shared = sum(each.nbytes for each in (mask, *rotary))
+    return (saved.total - shared) / (rows * width)
+
+
+def moved_weights(dtype: torch.dtype, count: int = 4_000_000) -> float:
+    """Returns the share of weights that some updates of AdamW move at all.
+
+    Weights have the deviation that the models' classes draw them with, gradients any.
+    """
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.empty(count).normal_(0, 0.02, generator=generator)
+    weight = torch.nn.Parameter(drawn.to(dtype, copy=True))
+    optimizer = AdamW([weight], lr=LEARNING_RATE, weight_decay=0.0, fused=True)
+    for _ in range(UPDATES):
+        weight.grad = torch.randn(count, generator=generator).to(dtype)
+        optimizer.step()
+    return float((weight.detach() != drawn.to(dtype)).float().mean())
+
+
+def measure_files(folder: Path) -> dict[str, float]:
+    """Returns processor seconds per GB of a policy's directory, by what is done with it.
+
+    `dvc repro` of a stage hashes what the stage has written; the cache links to it here, so that
+    copying, which is a matter of disks, does not count.
+    """
+    for command in (["init", "--no-scm"], ["config", "cache.type", "hardlink"]):
+        dvc = [sys.executable, "-m", "dvc", *command, "--quiet"]
+        subprocess.run(dvc, cwd=folder, check=True)
+    stage = "stages:\n  make:\n    cmd: mv made policy\n    outs: [policy]\n"
+    (folder / "dvc.yaml").write_text(stage)
+    small, large = (_handle(folder, size) for size in (SMALL_GB, LARGE_GB))
+    slopes = {name: (large[name] - small[name]) / (LARGE_GB - SMALL_GB) for name in small}
+    return {**slopes, "dvc_repro": small["md5"] - SMALL_GB * slopes["md5"]}
+
+
+def _handle(folder: Path, size: float) -> dict[str, float]:
+    """Returns the processor seconds of writing and hashing a policy's directory of so many GB."""
+    made = folder / "made"
+    made.mkdir()
+    written = {
+        made / f"{name}.safetensors": {"all": torch.randn(int(size * parts * 1e9 / 12))}
+        for name, parts in PARTS.items()
+    }
+    repro = [sys.executable, "-m", "dvc", "repro", "--quiet"]
+    seconds = {
+        "write": _own(lambda: [write_tensors(*each) for each in written.items()]),
+        "sha256": _own(lambda: digest([made])),
+        "md5": _children(lambda: subprocess.run(repro, cwd=folder, check=True)),
+    }
+    for path in ("policy", ".dvc/cache", "dvc.lock"):
+        remove(folder / path)
+    return seconds
+
+
+def measure_rollouts(folder: Path) -> dict[str, float]:
+    """Returns the bytes of stored rollouts by step, and of rewards by rollout.
+
+    Their texts are this repository's pages.
+    """
+    pages = "\n".join(path.read_text() for path in sorted((ROOT / "docs").rglob("*.md")))
+    length = STEPS * CHARACTERS_PER_STEP
+    prompts = len(pages) // length // GROUP
+    count = prompts * GROUP
+    ids = [f"prompt-{index // GROUP:05d}/{index % GROUP}" for index in range(count)]
+    table = pd.DataFrame(
+        {
+            "rollout_id": ids,
+            "prompt_id": [each.partition("/")[0] for each in ids],
+            "group": [index // GROUP for index in range(count)],
+            "text": [pages[index * length : (index + 1) * length] for index in range(count)],
+            "steps": STEPS,
+            "is_finished": True,
+        }
+    )
+    mask = torch.ones(count, STEPS, dtype=torch.bool)
+    trajectory = TokenTrajectory(
+        group=torch.tensor(table["group"]),
+        prompt=torch.zeros(prompts, 1, dtype=torch.long),
+        prompt_mask=torch.ones(prompts, 1, dtype=torch.bool),
+        tokens=torch.randint(VOCABULARY, mask.shape),
+        mask=mask,
+    )
+    tensors = trajectory.pack(-torch.rand(mask.shape))
+    write_batch(folder / "rollouts", SampledBatch(table=table, tensors=tensors, cost=Cost()))
+    judged = table[["rollout_id", "prompt_id"]].assign(outcome=1.0, reward=1.0, status="scored")
+    write_table(judged, folder / "rewards.parquet", REWARDS)
+    stored = sum(path.stat().st_size for path in (folder / "rollouts").iterdir())
+    return {
+        "bytes_per_step": stored / mask.sum().item(),
+        "reward_bytes_per_rollout": (folder / "rewards.parquet").stat().st_size / count,
+    }
+
+
+def measure_judge() -> float:
+    """Returns processor seconds of judging a rollout's answer in mathematics."""
+    task = Task(family="math", prompt="", answer=r"\frac{3}{4}", entry={})
+
+    def judge_all() -> None:
+        for index in range(JUDGED):
+            text = "step by step " * 200 + rf"The answer is $\frac{{{index}}}{{4}}$"
+            judge_text(
+                verify_math, text, task, answer_pattern="The answer is(.*)", timeout_seconds=5.0
+            )
+
+    return _own(judge_all) / JUDGED
+
+
+def _own(work: Callable[[], object]) -> float:
+    """Returns the processor seconds of work in this process."""
+    start = time.process_time()
+    work()
+    return time.process_time() - start
+
+
+def _children(work: Callable[[], object]) -> float:
+    """Returns the processor seconds of the processes that work starts and awaits."""
+
+    def spent() -> float:
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return usage.ru_utime + usage.ru_stime
+
+    start = spent()
+    work()
+    return spent() - start

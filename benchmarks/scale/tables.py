@@ -1,0 +1,252 @@
+"""The tables of docs/scale.md, with two digits: nothing here is known better."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from benchmarks.allocation_tokens import in_words
+from benchmarks.scale.results import BUSY, ENDS
+
+UNITS = {"TB": 1e12, "GB": 1e9, "MB": 1e6, "kB": 1e3}
+HELD = {
+    "weights": "weights, float32, divided",
+    "gradients": "gradients, float32, divided",
+    "moments": "AdamW's moments, float32, divided",
+    "gathered blocks": "two gathered blocks, bfloat16",
+    "a block's gradient": "a block's gradient, before and while it is added up",
+    "embeddings and head, with gradients": "embeddings and head, gathered, with their gradient",
+    "activations": "activations of a microbatch",
+    "logits": "logits, in chunks",
+}
+PARTS = {
+    "starts": "starting four stages, two with samplers",
+    "sampling": "sampling and judging",
+    "scoring": "scoring by the policy before its updates",
+    "updates": "updates",
+    "evaluation": "evaluation",
+    "fingerprints": "fingerprints: SHA-256 of base and policy by three stages",
+    "load and store": "loading and storing the policy",
+    "hash": "DVC hashes the policy",
+    "copy": "DVC copies it to its cache",
+}
+MOVED = {
+    "all-gathers": "all-gathers: received by a GPU per update",
+    "reduce-scatters": "reduce-scatters: sent by a GPU per update",
+    "policy to ranks": "weights and moments to the hosts that train",
+    "weights to samplers": "weights to the hosts that sample, evaluation too",
+    "rollouts": "rollouts",
+    "rewards": "rewards",
+    "policy": "policy's directory, and the same in DVC's cache and in S3",
+    "policies of all rounds": "policies of all rounds",
+}
+WAYS = {
+    "as it is": "as it is",
+    "linked": "`dvc config cache.type hardlink`",
+    "larger": "and four times the rollouts and updates per round, in a quarter of the rounds",
+    "known hashes": "*not there:* and fingerprints from the hashes that DVC has anyway",
+    "wider engines": "*not there:* and samplers on four GPUs each",
+}
+Say = Callable[[dict[str, Any]], str]  # of one run
+
+
+def all_tables(inputs: dict[str, Any], results: dict[str, Any]) -> list[str]:
+    """Returns every table of the page, in its order."""
+    runs = {
+        f"{name} on {spec['gpus']} GPUs": results["worked_out"][name]
+        for name, spec in inputs["runs"].items()
+    }
+    return [
+        recipes(inputs, runs),
+        assumptions(inputs),
+        measurements(inputs, results["measured"]),
+        memory(runs),
+        seconds(runs),
+        traffic(runs),
+        prices(runs, results["savings"]["arms"]),
+        ways(runs),
+    ]
+
+
+def recipes(inputs: dict[str, Any], runs: dict[str, Any]) -> str:
+    """Returns what is run."""
+    rows: dict[str, Say] = {
+        "model": lambda spec: spec["model"],
+        "parameters": lambda spec: f"{spec['parameters']:,}".replace(",", " "),
+        "prompts of a round, rollouts of each": lambda spec: (
+            f"{spec['prompts_per_round']} x {spec['rollouts_per_group']}"
+        ),
+        "tokens of a prompt; of a rollout: mean, longest": lambda spec: (
+            f"{spec['prompt_tokens']}; {spec['mean_steps']}, {spec['max_steps']}"
+        ),
+        "updates of a round, rounds": lambda spec: f"{spec['updates_per_round']}, {spec['rounds']}",
+        "`training.tokens_per_microbatch`": lambda spec: str(spec["tokens_per_microbatch"]),
+        "prompts of an evaluation, rollouts of each": lambda spec: (
+            f"{spec['eval_prompts']} x {spec['eval_rollouts']}"
+        ),
+    }
+    specs = {
+        title: {**spec, "parameters": run["parameters"]}
+        for (title, run), spec in zip(runs.items(), inputs["runs"].values())
+    }
+    return _by_run("recipe", rows, specs)
+
+
+def assumptions(inputs: dict[str, Any]) -> str:
+    """Returns what is assumed, and from where."""
+    rows = []
+    for each in inputs["assumed"].values():
+        ends = [each["value"]] if "value" in each else sorted(each[end] for end in ENDS)
+        value = " to ".join(f"{end:g}" for end in ends)
+        rows.append([each["what"], f"{value} {each['unit']}".strip(), each["source"]])
+    return _table(["assumed", "value", "source"], rows)
+
+
+def measurements(inputs: dict[str, Any], measured: dict[str, Any]) -> str:
+    """Returns what was measured here."""
+    files, moved = measured["files"], measured["moved_weights"]
+    rows = {}
+    for name in inputs["runs"]:
+        kept = {kind: _bytes(n) for kind, n in measured["blocks"][name]["activation_bytes"].items()}
+        what = f"kept by a block of the {name} for its backward pass, per token"
+        rows[what] = f"{kept['bfloat16']} in bfloat16, {kept['float32']} in float32"
+    rows |= {
+        "weights that 20 updates move at all, at learning rate 1e-6": (
+            f"{moved['bfloat16']:.1%} in bfloat16, {moved['float32']:.0%} in float32"
+        ),
+        "SHA-256, as stages fingerprint their inputs": f"{_short(files['sha256'])} CPU s per GB",
+        "DVC's md5 of a directory": f"{_short(files['md5'])} CPU s per GB",
+        "writing safetensors, on this virtual disk": f"{_short(files['write'])} CPU s per GB",
+        "stored rollouts, with four characters per token": (
+            f"{_short(measured['rollouts']['bytes_per_step'])} bytes per token"
+        ),
+        "stored rewards": (
+            f"{_short(measured['rollouts']['reward_bytes_per_rollout'])} bytes per rollout"
+        ),
+        "judging an answer by math-verify": f"{_short(measured['judge_cpu_seconds'] * 1e3)} CPU ms",
+        "starting a stage, and `dvc repro` around it": (
+            f"{_short(measured['stage_cpu_seconds'])} and {_short(files['dvc_repro'])} CPU s"
+        ),
+    }
+    return _table(["measured here", "value"], rows.items())
+
+
+def memory(runs: dict[str, Any]) -> str:
+    """Returns what a GPU holds in training and in sampling."""
+    rows: dict[str, Say] = {
+        what: lambda run, part=part: _gb(run["training_bytes"][part]) for part, what in HELD.items()
+    }
+    rows |= {
+        "**training, in all**": lambda run: f"**{_gb(sum(run['training_bytes'].values()))}**",
+        "logits, were they not in chunks": lambda run: _gb(run["limits"]["all_logits_bytes"]),
+        "tokens of the widest row that fits": _limit("widest_row"),
+        "*not there:* with activations computed again": _limit("widest_row_recomputed"),
+        "**sampling**: weights, bfloat16": lambda run: _gb(run["limits"]["sampled_weight_bytes"]),
+        "room for keys and values": lambda run: _gb(run["limits"]["cache_room_bytes"]),
+        "rollouts of mean length that have room": _limit("rollouts_at_once"),
+        "*not there:* in a sampler on four GPUs": _limit("rollouts_at_once_of_four"),
+        "rollouts that a GPU has to draw": lambda run: str(run["limits"]["rollouts_of_engine"]),
+    }
+    return _by_run("GB of a GPU", rows, runs)
+
+
+def seconds(runs: dict[str, Any]) -> str:
+    """Returns where a round's seconds go."""
+
+    def total(run: dict[str, Any]) -> list[float]:
+        return [sum(run[end]["seconds"].values()) for end in ENDS]
+
+    def share(run: dict[str, Any]) -> str:
+        busy = [sum(run[end]["seconds"][part] for part in BUSY) for end in ENDS]
+        shares = sorted(part / whole for part, whole in zip(busy, total(run)))
+        return " to ".join(f"{each:.0%}" for each in shares)
+
+    rows: dict[str, Say] = {
+        what: lambda run, part=part: _span(run, "seconds", part) for part, what in PARTS.items()
+    }
+    rows |= {
+        "**a round**": lambda run: f"**{_range(total(run))}**",
+        "share of it in which GPUs compute": share,
+        "scoring and updates in float32: times as long": _limit("float32_factor"),
+    }
+    return _by_run("seconds of a round", rows, runs)
+
+
+def traffic(runs: dict[str, Any]) -> str:
+    """Returns what is moved and stored, per round unless it says else."""
+    rows: dict[str, Say] = {
+        "microbatches of a GPU per update": lambda run: _short(run["waves"]),
+        **{
+            what: lambda run, name=name: _bytes(run["traffic_bytes"][name])
+            for name, what in MOVED.items()
+        },
+        "seconds of an update's traffic": lambda run: _span(run, "update", "traffic"),
+        "seconds of its passes, meanwhile": lambda run: _span(run, "update", "passes"),
+        "seconds of a policy to S3, by one host": lambda run: _range(
+            [run[end]["s3_seconds"] for end in ENDS]
+        ),
+    }
+    return _by_run("traffic and storage of a round", rows, runs)
+
+
+def prices(runs: dict[str, Any], savings: dict[str, Any]) -> str:
+    """Returns GPU hours and money of a run, by arm."""
+    rows = []
+    for title, run in runs.items():
+        for arm in ("uniform", *savings):
+            shares = ["100%", "100%"]
+            if arm in savings:
+                kinds = ("sampled_steps", "trained_steps")
+                shares = [in_words(savings[arm][kind], ".0%") for kind in kinds]
+            best, worst = (run[end]["arms"][arm] for end in ENDS)
+            spans = [_range([best[what], worst[what]]) for what in ("hours", "gpu_hours", "usd")]
+            rows.append([title, arm, *shares, str(best["rounds"]), *spans])
+    titles = ["run", "arm", "sampled", "trained", "rounds", "hours", "GPU hours", "USD"]
+    return _table(titles, rows)
+
+
+def ways(runs: dict[str, Any]) -> str:
+    """Returns what would shorten a run, one change after another."""
+    rows: dict[str, Say] = {
+        what: lambda run, way=way: _span(run, "hours", way) for way, what in WAYS.items()
+    }
+    return _by_run("hours of the uniform run's rounds", rows, runs)
+
+
+def _limit(name: str) -> Say:
+    return lambda run: _short(run["limits"][name])
+
+
+def _by_run(title: str, rows: dict[str, Say], runs: dict[str, Any]) -> str:
+    """Returns a table with a column per run."""
+    cells = [[what, *(say(run) for run in runs.values())] for what, say in rows.items()]
+    return _table([title, *runs], cells)
+
+
+def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(cells)} |" for cells in (titles, *rows)]
+    return "\n".join([lines[0], "|" + "---|" * len(titles), *lines[1:]])
+
+
+def _span(run: dict[str, Any], kind: str, name: str) -> str:
+    return _range([run[end][kind][name] for end in ENDS])
+
+
+def _range(ends: Sequence[float]) -> str:
+    """Returns both ends, or one if they look the same."""
+    low, high = map(_short, sorted(ends))
+    return low if low == high else f"{low} to {high}"
+
+
+def _gb(count: float) -> str:
+    return _short(count / UNITS["GB"])
+
+
+def _bytes(count: float) -> str:
+    unit = next(name for name, size in UNITS.items() if count >= size)
+    return f"{_short(count / UNITS[unit])} {unit}"
+
+
+def _short(value: float) -> str:
+    """Returns a positive number with two digits."""
+    decimals = 1 - math.floor(math.log10(value))
+    return f"{round(value, decimals):,.{max(0, decimals)}f}".replace(",", " ")
