@@ -24,6 +24,9 @@ from benchmarks import (
 from benchmarks.demo import table
 from benchmarks.peer_trl import __main__ as peer_trl
 from benchmarks.peer_trl import tune
+from benchmarks.scale.inputs import read_inputs
+from benchmarks.scale.results import work_out
+from benchmarks.scale.tables import all_tables
 from grpo.artifacts.tables import PROMPTS, validate
 from grpo.build.curricula import build_curriculum
 from grpo.build.objectives import ALGORITHMS, build_objective
@@ -280,6 +283,16 @@ def test_the_tables_of_allocation_tokens_are_those_of_the_committed_file():
     page = (DOCS / "allocation_tokens.md").read_text()
     assert allocation_tokens.table(results) in page
     assert allocation_tokens.spending_table(results) in page
+
+
+def test_the_tables_of_scale_follow_from_the_committed_measurements():
+    results = json.loads((ROOT / "benchmarks" / "results" / "scale.json").read_text())
+    inputs, page = read_inputs(), (DOCS / "scale.md").read_text()
+    anew = work_out(inputs, results["measured"], results["savings"])
+    tables = all_tables(inputs, {**results, "worked_out": anew})
+    assert tables == all_tables(inputs, results)
+    for each in tables:
+        assert each in page
 
 
 def test_the_output_on_the_page_of_advice_is_the_committed_file():

@@ -232,6 +232,7 @@ def seconds_of_files(case: Case) -> Numbers:
 def traffic_bytes(case: Case) -> Numbers:
     """Returns bytes per GPU and update, and per round for all."""
     run, parameters, stored = case.run, case.model.parameters, case.measured["rollouts"]
+    reward = stored["reward_bytes_per_rollout"]
     received = parameters * (1 - 1 / run.gpus)
     hosts = run.gpus / case.assumed.gpus_per_host
     return {
@@ -239,8 +240,7 @@ def traffic_bytes(case: Case) -> Numbers:
         "reduce-scatters": case.waves * REDUCED_BYTES * received,
         "policy to ranks": hosts * case.stored_bytes,
         "weights to samplers": SAMPLING_STAGES * hosts * WEIGHT * parameters,
-        "rollouts": stored["bytes_per_step"] * run.rollouts * run.mean_steps,
-        "rewards": stored["reward_bytes_per_rollout"] * run.rollouts,
+        "rollouts": run.rollouts * (run.mean_steps * stored["bytes_per_step"] + reward),
         "policy": case.stored_bytes,
         "policies of all rounds": run.rounds * case.stored_bytes,
     }

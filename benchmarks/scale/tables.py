@@ -16,7 +16,6 @@ HELD = {
     "a block's gradient": "a block's gradient, before and while it is added up",
     "embeddings and head, with gradients": "embeddings and head, gathered, with their gradient",
     "activations": "activations of a microbatch",
-    "logits": "logits, in chunks",
 }
 PARTS = {
     "starts": "starting four stages, two with samplers",
@@ -34,8 +33,7 @@ MOVED = {
     "reduce-scatters": "reduce-scatters: sent by a GPU per update",
     "policy to ranks": "weights and moments to the hosts that train",
     "weights to samplers": "weights to the hosts that sample, evaluation too",
-    "rollouts": "rollouts",
-    "rewards": "rewards",
+    "rollouts": "rollouts and rewards",
     "policy": "policy's directory, and the same in DVC's cache and in S3",
     "policies of all rounds": "policies of all rounds",
 }
@@ -70,8 +68,7 @@ def all_tables(inputs: dict[str, Any], results: dict[str, Any]) -> list[str]:
 def recipes(inputs: dict[str, Any], runs: dict[str, Any]) -> str:
     """Returns what is run."""
     rows: dict[str, Say] = {
-        "model": lambda spec: spec["model"],
-        "parameters": lambda spec: f"{spec['parameters']:,}".replace(",", " "),
+        "model": lambda spec: f"{spec['model']}, {_short(spec['parameters'] / 1e9)} B parameters",
         "prompts of a round, rollouts of each": lambda spec: (
             f"{spec['prompts_per_round']} x {spec['rollouts_per_group']}"
         ),
@@ -103,7 +100,7 @@ def assumptions(inputs: dict[str, Any]) -> str:
 
 def measurements(inputs: dict[str, Any], measured: dict[str, Any]) -> str:
     """Returns what was measured here."""
-    files, moved = measured["files"], measured["moved_weights"]
+    files, moved, stored = (measured[name] for name in ("files", "moved_weights", "rollouts"))
     rows = {}
     for name in inputs["runs"]:
         kept = {kind: _bytes(n) for kind, n in measured["blocks"][name]["activation_bytes"].items()}
@@ -113,14 +110,12 @@ def measurements(inputs: dict[str, Any], measured: dict[str, Any]) -> str:
         "weights that 20 updates move at all, at learning rate 1e-6": (
             f"{moved['bfloat16']:.1%} in bfloat16, {moved['float32']:.0%} in float32"
         ),
-        "SHA-256, as stages fingerprint their inputs": f"{_short(files['sha256'])} CPU s per GB",
-        "DVC's md5 of a directory": f"{_short(files['md5'])} CPU s per GB",
-        "writing safetensors, on this virtual disk": f"{_short(files['write'])} CPU s per GB",
-        "stored rollouts, with four characters per token": (
-            f"{_short(measured['rollouts']['bytes_per_step'])} bytes per token"
+        "CPU s per GB of a policy: SHA-256 of fingerprints, DVC's md5, writing to a virtual disk": (
+            ", ".join(_short(files[name]) for name in ("sha256", "md5", "write"))
         ),
-        "stored rewards": (
-            f"{_short(measured['rollouts']['reward_bytes_per_rollout'])} bytes per rollout"
+        "stored rollouts, four characters per token; their rewards": (
+            f"{_short(stored['bytes_per_step'])} bytes per token; "
+            f"{_short(stored['reward_bytes_per_rollout'])} per rollout"
         ),
         "judging an answer by math-verify": f"{_short(measured['judge_cpu_seconds'] * 1e3)} CPU ms",
         "starting a stage, and `dvc repro` around it": (
@@ -136,15 +131,18 @@ def memory(runs: dict[str, Any]) -> str:
         what: lambda run, part=part: _gb(run["training_bytes"][part]) for part, what in HELD.items()
     }
     rows |= {
+        "logits, in chunks, not all at once": lambda run: (
+            f"{_gb(run['training_bytes']['logits'])}, not {_gb(run['limits']['all_logits_bytes'])}"
+        ),
         "**training, in all**": lambda run: f"**{_gb(sum(run['training_bytes'].values()))}**",
-        "logits, were they not in chunks": lambda run: _gb(run["limits"]["all_logits_bytes"]),
         "tokens of the widest row that fits": _limit("widest_row"),
         "*not there:* with activations computed again": _limit("widest_row_recomputed"),
         "**sampling**: weights, bfloat16": lambda run: _gb(run["limits"]["sampled_weight_bytes"]),
         "room for keys and values": lambda run: _gb(run["limits"]["cache_room_bytes"]),
-        "rollouts of mean length that have room": _limit("rollouts_at_once"),
+        "rollouts of mean length that have room, of those a GPU draws": lambda run: (
+            f"{_short(run['limits']['rollouts_at_once'])}, of {run['limits']['rollouts_of_engine']}"
+        ),
         "*not there:* in a sampler on four GPUs": _limit("rollouts_at_once_of_four"),
-        "rollouts that a GPU has to draw": lambda run: str(run["limits"]["rollouts_of_engine"]),
     }
     return _by_run("GB of a GPU", rows, runs)
 
@@ -248,5 +246,6 @@ def _bytes(count: float) -> str:
 
 def _short(value: float) -> str:
     """Returns a positive number with two digits."""
-    decimals = 1 - math.floor(math.log10(value))
-    return f"{round(value, decimals):,.{max(0, decimals)}f}".replace(",", " ")
+    rounded = float(f"{value:.1e}")
+    decimals = max(0, 1 - math.floor(math.log10(rounded)))
+    return f"{rounded:,.{decimals}f}".replace(",", " ")
