@@ -3,15 +3,17 @@
 Import it after `flows.settings.prepare_environment`; `python -m flows.reproduce` does.
 """
 
+import base64
 import json
 import os
+import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
 from uuid import UUID
 
-from prefect import State, flow, get_run_logger, task
+from prefect import State, flow, get_run_logger, runtime, task
 from prefect.artifacts import (
     create_markdown_artifact,
     create_progress_artifact,
@@ -27,8 +29,11 @@ from rich.text import Text
 
 from flows.planning import Step, plan
 from flows.runner import FLOW_LOCK, Outcome, Result, Runner, StageError, stages_lock
+from flows.sharing import PUSH, Push, require_remote
 from grpo.artifacts.files import exclusive
+from grpo.lineage.drawing import reduce_edges
 from grpo.lineage.lock import flatten
+from grpo.lineage.revision import git
 
 METRICS = "artifacts/report/metrics.json"
 PAGE = "artifacts/report/index.html"
@@ -38,25 +43,39 @@ MOST_STAGES = 4096  # threads; a waiting stage takes one, and the runner limits 
 console = Console(stderr=True, highlight=False)
 
 
+def _title() -> str:
+    """Returns the name of a run: what it brings up to date, from which commit."""
+    targets = runtime.flow_run.parameters["targets"]
+    commit = git(Path.cwd(), "rev-parse", "--short", "HEAD") or "no commit"
+    return f"{' '.join(targets) or 'all stages'} at {commit}"
+
+
 @flow(
     name="reproduce",
+    flow_run_name=_title,
     task_runner=ThreadPoolTaskRunner(max_workers=MOST_STAGES),  # type: ignore[arg-type]
     persist_result=False,
     validate_parameters=False,
 )
-def reproduce(targets: Sequence[str] = (), at_once: int | None = None) -> None:
+def reproduce(targets: Sequence[str] = (), at_once: int | None = None, push: bool = False) -> None:
     """Brings the targets, by default all stages, up to date; independent stages side by side.
 
     Args:
       at_once: Stages that may run at the same time; by default the machine's processors.
+      push: Stores in DVC's default remote what the stages have made, for other clones to pull.
 
     Raises:
+      ParameterError: If there is nowhere to push to.
       BusyError: If another reproduce runs in this workspace.
       StageError: If a stage failed; what does not depend on it has run.
     """
     workspace = Path.cwd()
+    if push:
+        require_remote(workspace)
     with exclusive(workspace / FLOW_LOCK, "reproduce"), stages_lock(workspace) as lock:
         steps = plan(targets)
+        # Without the edges that a longer way shows: a page draws them all.
+        edges = reduce_edges({step.name: set(step.upstream) for step in steps})
         run = Reproduction(
             workspace, steps, at_once=at_once or len(os.sched_getaffinity(0)), held=[lock]
         )
@@ -66,7 +85,7 @@ def reproduce(targets: Sequence[str] = (), at_once: int | None = None) -> None:
                 futures[step.name] = _stage.with_options(task_run_name=step.name).submit(
                     run,
                     step.name,
-                    wait_for=[futures[name] for name in step.upstream],
+                    wait_for=[futures[name] for name in sorted(edges[step.name])],
                     return_state=False,
                 )
             for future in futures.values():
@@ -79,6 +98,9 @@ def reproduce(targets: Sequence[str] = (), at_once: int | None = None) -> None:
             raise run.failures[0]
         if (workspace / METRICS).exists():
             create_markdown_artifact(_report(workspace), key="report")
+        if push:
+            last = sorted(set(futures).difference(*edges.values()))
+            _push(workspace, list(futures), wait_for=[futures[name] for name in last])
 
 
 @task(cache_policy=NO_CACHE, persist_result=False)
@@ -86,6 +108,15 @@ def _stage(run: "Reproduction", name: str) -> State:
     result = run.bring_up_to_date(name)
     update_progress_artifact(run.progress, progress=run.percent())
     return Completed(name=str(result.outcome), message=f"{result.seconds:.1f} s")
+
+
+@task(task_run_name=PUSH, cache_policy=NO_CACHE, persist_result=False)
+def _push(workspace: Path, stages: Sequence[str]) -> State:
+    pushing = Push(workspace, stages, show=show)
+    try:
+        return Completed(message=f"{pushing.run():.1f} s")
+    finally:
+        pushing.stop()  # a signal may have ended the waiting
 
 
 class Reproduction:
@@ -146,14 +177,32 @@ def headline(metrics: str) -> dict[str, str]:
 
 
 def _report(workspace: Path) -> str:
-    """Returns the headline and where the rest is, as Markdown."""
-    lines = ["| number | value |", "|---|---|"]
+    """Returns the report's main figure, its headline and where the rest is, as Markdown."""
     numbers = headline((workspace / METRICS).read_text())
+    lines = [*_figure(workspace / PAGE), "| number | value |", "|---|---|"]
     lines += [f"| {name} | {value} |" for name, value in numbers.items()]
-    store = os.environ.get("MLFLOW_TRACKING_URI", "")
-    if store.startswith("http") and "@" not in store:  # never a password
-        lines += ["", f"[Lineage in MLflow]({store})"]
-    return "\n".join([*lines, "", f"Report: {(workspace / PAGE).resolve()}"])
+    lines += ["", *(f"[{name}]({address})  " for name, address in _addresses(workspace).items())]
+    return "\n".join([*lines, "", f"Page: {(workspace / PAGE).resolve()}"])
+
+
+def _figure(page: Path) -> list[str]:
+    """Returns the first figure of a page as Markdown; it needs nothing else, nor does the page."""
+    found = page.exists() and re.search(r"(<svg[^>]*>)(.*?</svg>)", page.read_text(), re.DOTALL)
+    if not found:
+        return []
+    paper = '<rect width="100%" height="100%" fill="#fff"/>'  # Prefect's own is dark
+    image = base64.b64encode(f"{found[1]}{paper}{found[2]}".encode()).decode()
+    return [f"![Reward by compute](data:image/svg+xml;base64,{image})", ""]
+
+
+def _addresses(workspace: Path) -> Mapping[str, str]:
+    """Returns where MLflow's server shows this state of the pipeline, if one does."""
+    if not os.environ.get("MLFLOW_TRACKING_URI", "").startswith("http"):
+        return {}
+    # Here, not above: it takes two seconds, and plain runs have no server.
+    from grpo.lineage.record import addresses
+
+    return addresses(workspace)
 
 
 def show(name: str, line: str) -> None:

@@ -3,14 +3,20 @@
 Import it after `flows.settings.prepare_environment`; `python -m flows.promote` does.
 """
 
-from prefect import flow
+from prefect import flow, runtime
 from prefect.artifacts import create_table_artifact
 
 from grpo.registry.gate import Bounds
 from grpo.registry.store import Decision, Registry
 
 
-@flow(name="promote", persist_result=False, validate_parameters=False)
+def _title() -> str:
+    """Returns the name of a run: the model, and what is to become of it."""
+    given = runtime.flow_run.parameters
+    return f"{given['model']}: {given['policy'] or 'the previous champion'}"
+
+
+@flow(name="promote", flow_run_name=_title, persist_result=False, validate_parameters=False)
 def promote(
     model: str,
     policy: str | None = None,

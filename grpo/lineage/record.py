@@ -21,9 +21,11 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from grpo.errors import ArtifactError, brief
 from grpo.lineage.lock import (
+    PIPELINE,
     Artifact,
     Lock,
     StageEntry,
+    file_digest,
     is_read_as_written,
     outs_behind,
     read_lock,
@@ -38,6 +40,8 @@ OWN_STAGE = "lineage"  # the stage that calls this; its entry is written after i
 METRICS_PER_CALL = 900  # MLflow takes 1000 entities at once
 PARAMS_PER_CALL = 100
 DESCRIPTION_CHARACTERS = 7500
+PAGE = "index.html"  # beside what the report wrote; not tracked, for it shows seconds
+VIEW = "?workflowType=machine_learning"  # without it MLflow shows what chats have
 
 Item = TypeVar("Item")
 
@@ -53,7 +57,7 @@ class Recorded:
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class User:
-    """A stage's run that wrote (`out`) or read (`dep`) an artifact."""
+    """A run that wrote (`out`) or read (`dep`) an artifact: a stage's, or a promotion's."""
 
     role: str
     stage: str
@@ -79,7 +83,7 @@ def record(workspace: Path = Path()) -> Recorded:
     Raises:
       ArtifactError: If dvc.lock cannot be read or MLflow cannot be written.
     """
-    lock = {name: each for name, each in read_lock(workspace).items() if name != OWN_STAGE}
+    lock = _recorded_part(read_lock(workspace))
     uri = tracking_uri(workspace)
     try:
         with _alone(workspace, uri):
@@ -102,16 +106,37 @@ def open_store(workspace: Path) -> MlflowClient:
 
 
 def find_users(digest: str, workspace: Path = Path()) -> list[User]:
-    """Returns the stages that wrote or read this content, in any state that was recorded."""
+    """Returns the runs that wrote or read this content, in any state that was recorded."""
     client = MlflowClient(tracking_uri=tracking_uri(workspace))
     runs = client.search_runs([_experiment(client, workspace)], f"dataset.digest = '{digest}'")
     return sorted(
-        User(stage=run.data.tags["stage"], role=tag.value, run=run.info.run_id)
+        User(stage=run.info.run_name, role=tag.value, run=run.info.run_id)
         for run in runs
         for given in (run.inputs.dataset_inputs if run.inputs else ())
         for tag in given.tags
         if given.dataset.digest == digest and tag.key == CONTEXT
     )
+
+
+def addresses(workspace: Path = Path()) -> dict[str, str]:
+    """Returns where MLflow's server shows this state of the pipeline and its page, by name.
+
+    Empty if it has not been recorded, or the server's address holds a password or is out of reach.
+    """
+    uri = tracking_uri(workspace)
+    if not uri.startswith("http") or "@" in uri:
+        return {}
+    try:
+        recorder = _Recorder(workspace, _recorded_part(read_lock(workspace)), uri)
+        found = recorder.find_parent()
+        if found is None:
+            return {}
+        run = f"{uri}/#/experiments/{recorder.experiment}/runs/{found.info.run_id}"
+        files = [each.path for each in recorder.client.list_artifacts(found.info.run_id)]
+    except (MlflowException, ArtifactError):
+        return {}
+    report = {"Report": f"{run}/artifacts/{PAGE}{VIEW}"} if PAGE in files else {}
+    return {**report, "Lineage in MLflow": f"{run}{VIEW}"}
 
 
 class _Recorder:
@@ -124,24 +149,43 @@ class _Recorder:
         self.experiment = _experiment(self.client, workspace)
 
     def write(self) -> Recorded:
-        fingerprints = [f"{name} {each.fingerprint}" for name, each in sorted(self.lock.items())]
-        state = hashlib.sha256("\n".join(fingerprints).encode()).hexdigest()
         runs = {
             name: run.info.run_id
             for name, each in self.lock.items()
             if (run := self._find_stage(each))
         }
-        parent = next(iter(self._search("pipeline_state", state)), None)
+        parent = self.find_parent()
         if parent and parent.info.status == FINISHED and len(runs) == len(self.lock):
             return Recorded(parent=parent.info.run_id, runs=runs, new=())
         made = revisions(self.workspace, self.lock)
-        run_id = parent.info.run_id if parent else self._start_parent(state, made)
+        run_id = parent.info.run_id if parent else self._start_parent(made)
         new = tuple(name for name in self.lock if name not in runs)
         for name in new:
             runs[name] = self._write_stage(self.lock[name], made[name], run_id)
         self._describe(run_id, runs)
+        if page := self._page():
+            self.client.log_artifact(run_id, str(page))
         self.client.set_terminated(run_id)
         return Recorded(parent=run_id, runs=runs, new=new)
+
+    @property
+    def state(self) -> str:
+        """Returns a hash of what dvc.lock says of all stages."""
+        fingerprints = [f"{name} {each.fingerprint}" for name, each in sorted(self.lock.items())]
+        return hashlib.sha256("\n".join(fingerprints).encode()).hexdigest()
+
+    def find_parent(self) -> Run | None:
+        """Returns the run of this state of the pipeline."""
+        return next(iter(self._search("pipeline_state", self.state)), None)
+
+    def _page(self) -> Path | None:
+        """Returns the page beside an out that is still what dvc.lock says."""
+        for out in (each for entry in self.lock.values() for each in entry.outs):
+            path = self.workspace / out.path
+            page = path.with_name(PAGE)
+            if page.is_file() and path.is_file() and file_digest(path) == out.digest:
+                return page
+        return None
 
     def _find_stage(self, entry: StageEntry) -> Run | None:
         """Returns the entry's finished run; deletes what a killed process left."""
@@ -154,12 +198,14 @@ class _Recorder:
     def _search(self, tag: str, value: str) -> list[Run]:
         return list(self.client.search_runs([self.experiment], f"tags.{tag} = '{value}'"))
 
-    def _start_parent(self, state: str, made: Mapping[str, Revision]) -> str:
-        tags = {"pipeline_state": state, "workspace": str(self.workspace.resolve())}
+    def _start_parent(self, made: Mapping[str, Revision]) -> str:
+        tags = {"pipeline_state": self.state, "workspace": str(self.workspace.resolve())}
         newest = [each for each in made.values() if each.is_modified] or list(made.values())
         if newest:
             tags |= _revision_tags(newest[-1])
-        run = self.client.create_run(self.experiment, run_name=f"pipeline {state[:8]}", tags=tags)
+        run = self.client.create_run(
+            self.experiment, run_name=f"pipeline {self.state[:8]}", tags=tags
+        )
         return str(run.info.run_id)
 
     def _write_stage(self, entry: StageEntry, revision: Revision, parent: str) -> str:
@@ -171,7 +217,7 @@ class _Recorder:
             "lock_entry": entry.fingerprint,
             "command": entry.command,
             "mlflow.parentRunId": parent,
-            "mlflow.source.name": entry.command,
+            "mlflow.source.name": PIPELINE,
             **_revision_tags(revision),
         }
         run = self.client.create_run(
@@ -207,7 +253,7 @@ class _Recorder:
         written = {out.path: out for out in entry.outs}
         for context, artifacts in (("dep", read), ("out", written)):
             for each in artifacts.values():
-                yield _dataset(each, context)
+                yield dataset(each, context)
 
     def _describe(self, parent: str, runs: Mapping[str, str]) -> None:
         """Writes the parent's description: every stage of this state and its run."""
@@ -232,7 +278,11 @@ def _experiment(client: MlflowClient, workspace: Path) -> str:
     return str(client.create_experiment(EXPERIMENT, artifact_location=place))
 
 
-def _dataset(artifact: Artifact, context: str) -> DatasetInput:
+def _recorded_part(lock: Lock) -> Lock:
+    return {name: each for name, each in lock.items() if name != OWN_STAGE}
+
+
+def dataset(artifact: Artifact, context: str) -> DatasetInput:
     source = json.dumps({"path": artifact.path, "md5": artifact.digest})
     dataset = Dataset(artifact.path[-500:], artifact.digest, "dvc", source)
     return DatasetInput(dataset, [InputTag(CONTEXT, context)])
@@ -274,7 +324,7 @@ def _alone(workspace: Path, uri: str) -> Iterator[None]:
 
     Two first users of a new database would both create its tables, and one would fail.
     """
-    path = workspace / ".work" / "lineage.lock"
+    path = workspace / ".work" / "mlflow.lock"  # not a stage's: one of them calls this
     if uri.startswith("sqlite:///"):
         path = Path(uri.removeprefix("sqlite:///") + ".lock")
     path.parent.mkdir(parents=True, exist_ok=True)

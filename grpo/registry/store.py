@@ -19,7 +19,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from grpo.artifacts.tables import EVALUATION, read_table
 from grpo.errors import ArtifactError, brief
-from grpo.lineage.record import EXPERIMENT, open_store, tracking_uri
+from grpo.lineage.lock import Artifact, file_digest
+from grpo.lineage.record import EXPERIMENT, VIEW, dataset, open_store, tracking_uri
 from grpo.params import PARAMS
 from grpo.registry.candidate import Candidate, RefusedError, base_results, find_candidate
 from grpo.registry.gate import CHALLENGER, CHAMPION, Bounds, Verdict, judge, say
@@ -155,6 +156,9 @@ class Registry:
             copy.write_bytes(candidate.results.read_bytes())
             self.client.log_artifact(run, str(copy))
         self.client.log_artifact(run, str(self.workspace / PARAMS))
+        results = Artifact(path=RESULTS, digest=file_digest(candidate.results))
+        read = (candidate.policy, candidate.base, results)
+        self.client.log_inputs(run, datasets=[dataset(each, "dep") for each in read])
         tags = {
             "policy": candidate.name,
             "policy_digest": candidate.policy.digest,
@@ -166,9 +170,22 @@ class Registry:
         if verdict.difference:
             tags["gain"] = say(verdict.difference)
         place = str(self.client.get_run(run).info.artifact_uri)
-        made = self.client.create_model_version(self.model, place, run_id=run, tags=tags)
+        made = self.client.create_model_version(
+            self.model, place, run_id=run, tags=tags, description=self._describe(candidate)
+        )
         self._set(CHALLENGER, made)
         return made
+
+    def _describe(self, candidate: Candidate) -> str:
+        """Returns what a version's page says: the policy, and the run that trained it."""
+        made_by = f"tags.lock_entry = '{candidate.trained_by}'"
+        found = self.client.search_runs([self.experiment], made_by, max_results=1)
+        links = [
+            f" by [{each.info.run_name}](#/experiments/{self.experiment}/runs/"
+            f"{each.info.run_id}{VIEW})"
+            for each in found
+        ]
+        return f"{candidate.name}, made{''.join(links)} at {candidate.revision}"
 
     def _crown(
         self, version: ModelVersion, champion: ModelVersion | None, verdict: Verdict

@@ -1,15 +1,20 @@
-"""A tiny pipeline that has not run, one that has, and one Prefect server for all tests."""
+"""A tiny pipeline that has not run, one that has, a Prefect server and a team for all tests."""
 
+import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from flows.server import free_port, prefect_server
 from flows.settings import SETTINGS
-from tests import tiny_pipeline
+from grpo.registry.gate import Bounds
+from grpo.registry.store import PROMOTED, Registry
+from tests import tiny_pipeline, tiny_policies
 from tests.exposure import PLANTED
+from tests.flows.teams import MODEL, Team, processes_in, running_team, wait_until
 
 
 @pytest.fixture(scope="session")
@@ -51,3 +56,53 @@ def prefect_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[di
             settings = {"PREFECT_API_URL": f"{address}/api", "PREFECT_HOME": str(home)}
             environment = {**tiny_pipeline.environment(), **PLANTED, **settings}
         yield environment
+
+
+@pytest.fixture(scope="session")
+def learning(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A pipeline whose policies get better, with deployments, not run."""
+    return tiny_policies.build(tmp_path_factory.mktemp("learning") / "pipeline")
+
+
+@pytest.fixture(scope="session")
+def undisturbed(learning: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same after plain `dvc repro`, its lineage left out."""
+    root = tiny_pipeline.copy(learning, tmp_path_factory.mktemp("undisturbed") / "pipeline")
+    tiny_pipeline.reproduce(root, "report")
+    return root
+
+
+@pytest.fixture(scope="session")
+def team(learning: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Team]:
+    """A team where another was killed, all of it, while the pipeline ran."""
+    workspace = tiny_pipeline.copy(learning, tmp_path_factory.mktemp("team") / "pipeline")
+    marks = workspace / ".work/marks.txt"
+    # It starts no server of MLflow, which has no part in this.
+    with running_team(workspace, MLFLOW_TRACKING_URI="http://127.0.0.1:1") as killed:
+        kept = urllib.request.Request(
+            f"{killed.s3}/grpo/kept", data=b"by the team that was killed", method="PUT"
+        )
+        urllib.request.urlopen(kept, timeout=30).close()
+        killed.start("reproduce/workspace", push=True)
+        wait_until(lambda: marks.exists() and "start base" in marks.read_text())
+        killed.process.kill()
+        wait_until(lambda: processes_in(workspace) == [])
+    with running_team(workspace) as team:
+        yield team
+
+
+@pytest.fixture(scope="session")
+def done(team: Team) -> dict[str, Any]:
+    """The pipeline's run on the worker."""
+    return team.run("reproduce/workspace", seconds=1.0, push=True)
+
+
+@pytest.fixture(scope="session")
+def promoted(done: dict[str, Any], team: Team) -> list[dict[str, Any]]:
+    """What the worker decides on a policy better than a member's champion, then on the old one."""
+    tiny_pipeline.commit(team.workspace, "results")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(team.workspace)
+        patch.setenv("MLFLOW_TRACKING_URI", team.mlflow)
+        assert Registry(MODEL).promote("a-1", Bounds()).outcome == PROMOTED
+    return [team.promote(policy=each) for each in ("a-2", "a-1")]

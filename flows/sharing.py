@@ -1,0 +1,67 @@
+"""DVC's remote, where other clones find what a run has made: a team's own, and pushing to it."""
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from dvc.repo import Repo
+
+from flows.planning import Hints, Step
+from flows.runner import Runner
+from flows.server import BUCKET
+from grpo.errors import ParameterError
+
+OWN = "team"  # the remote that a team gives to a clone without one
+OWN_URL = f"s3://{BUCKET}/dvc"
+PUSH = "push"
+RETRIES = 2
+
+
+def remote_of(workspace: Path) -> str | None:
+    """Returns the URL of DVC's default remote, if there is one."""
+    with Repo(str(workspace)) as repo:
+        name = repo.config["core"].get("remote")
+        return name and str(repo.config["remote"].get(name, {}).get("url"))
+
+
+def use_store(workspace: Path, address: str) -> None:
+    """Makes S3 at `address` the default remote of this clone alone, in .dvc/config.local."""
+    with Repo(str(workspace)) as repo, repo.config.edit("local") as config:
+        config["core"]["remote"] = OWN
+        config["remote"][OWN] = {
+            "url": OWN_URL,
+            "endpointurl": address,
+            "allow_anonymous_login": True,
+            "verify": True,  # every download against its hash
+        }
+
+
+def require_remote(workspace: Path) -> None:
+    """Raises ParameterError unless there is a remote to push to."""
+    if remote_of(workspace) is None:
+        raise ParameterError(
+            ".dvc/config: core.remote must name where to push; run dvc remote add --default NAME "
+            "URL, or set the deployment's parameter push to false"
+        )
+
+
+class Push(Runner):
+    """Runs `dvc push` as a runner runs stages: watched, tried again, ended with this process."""
+
+    def __init__(
+        self, workspace: Path, stages: Sequence[str], *, show: Callable[[str, str], None]
+    ) -> None:
+        super().__init__(workspace, at_once=1, show=show)
+        self.stages = stages
+
+    def command(self, step: Step) -> list[str]:
+        return [sys.executable, "-m", "dvc", "--wait-for-lock", PUSH, *self.stages]
+
+    def run(self) -> float:
+        """Stores in DVC's remote what the stages have made; returns the seconds it took.
+
+        Raises:
+          StageError: If the remote does not take it.
+        """
+        step = Step(name=PUSH, upstream=(), hints=Hints(retries=RETRIES), is_changed=True)
+        return self.run_stage(step).seconds
