@@ -160,9 +160,9 @@ mark("end")
 """
 
 
-def build(root: Path) -> Path:
-    """Makes the repository, with one commit and nothing run, and returns its root."""
-    tiny_pipeline.build(root)
+def rebuild(pristine: Path, root: Path) -> Path:
+    """Makes it of a copy of the other tiny pipeline, with nothing run, and returns its root."""
+    tiny_pipeline.copy(pristine, root)
     (root / "work.py").unlink()
     (root / "sums.py").write_text(SUMS)
     (root / "params.yaml").write_text(PARAMS)

@@ -59,9 +59,9 @@ def prefect_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[di
 
 
 @pytest.fixture(scope="session")
-def learning(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def learning(pristine: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A pipeline whose policies get better, with deployments, not run."""
-    return tiny_policies.build(tmp_path_factory.mktemp("learning") / "pipeline")
+    return tiny_policies.rebuild(pristine, tmp_path_factory.mktemp("learning") / "pipeline")
 
 
 @pytest.fixture(scope="session")

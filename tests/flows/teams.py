@@ -5,10 +5,12 @@ import os
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +42,16 @@ class Team:
             data=json.dumps(content).encode(),
             headers={"Content-Type": "application/json"},
         )
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return json.load(answer)
+        for _ in range(10):
+            try:
+                with urllib.request.urlopen(request, timeout=30) as answer:
+                    return json.load(answer)
+            except urllib.error.HTTPError as error:
+                # Its database was busy for too long; its own client asks again, too.
+                if error.code != HTTPStatus.SERVICE_UNAVAILABLE:
+                    raise
+                error.close()
+        raise AssertionError(f"{self.api}: is busy")
 
     def run(self, deployment: str, seconds: float = 0.0, **parameters: Any) -> dict[str, Any]:
         """Schedules a run and returns it when it has ended."""
