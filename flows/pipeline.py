@@ -97,7 +97,8 @@ def reproduce(targets: Sequence[str] = (), at_once: int | None = None, push: boo
         if run.failures:
             raise run.failures[0]
         if (workspace / METRICS).exists():
-            create_markdown_artifact(_report(workspace), key="report")
+            text = _report(workspace)
+            create_markdown_artifact(text, key="report", description="What came out")
         if push:
             last = sorted(set(futures).difference(*edges.values()))
             _push(workspace, list(futures), wait_for=[futures[name] for name in last])
@@ -127,7 +128,8 @@ class Reproduction:
     ) -> None:
         self.steps = {step.name: step for step in steps}
         self.runner = Runner(workspace, at_once=at_once, show=show, held=held)
-        self.progress = cast(UUID, create_progress_artifact(0.0, key="progress"))
+        made = create_progress_artifact(0.0, key="progress", description="Stages up to date")
+        self.progress = cast(UUID, made)
         self.results: dict[str, Result] = {}
         self.failures: list[StageError] = []
         self.guard = threading.Lock()

@@ -1,0 +1,105 @@
+"""`python -m benchmarks.screenshots MODEL`: pages of a team as pictures in docs/.
+
+Of the team that `make team` runs in this workspace, after a run and a promotion of MODEL.
+"""
+
+import argparse
+import io
+import json
+import re
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from benchmarks.browser import HOW_TO_GET, Page, find_chromium, open_browser
+from flows.server import UI_LOCK
+from grpo.lineage.record import VIEW
+
+DOCS = Path("docs")
+SIZE = (1280, 860)
+COLORS = 96  # a third of the bytes, and hardly an eye can tell
+NO_ASSISTANT = "localStorage.setItem('mlflow.assistant.panelOpen_v1', 'false')"
+
+
+def main() -> int:
+    """Returns 0, or 1 if there is no browser."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.screenshots", description=__doc__)
+    parser.add_argument("model", metavar="MODEL")
+    model = parser.parse_args().model
+    chromium = find_chromium()
+    if chromium is None:
+        print(HOW_TO_GET, file=sys.stderr)
+        return 1
+    addresses = json.loads(UI_LOCK.read_text())
+    prefect, mlflow = addresses["prefect"], addresses["mlflow"]
+    run, version = _newest_run(prefect), _champion(mlflow, model)
+    with open_browser(chromium) as page:
+        page.resize(*SIZE)
+        for visit in (visit_run(page, prefect, run), visit_version(page, mlflow, model, version)):
+            for name, _ in visit:
+                path = DOCS / f"page-{name}.png"
+                save_small(page.picture(), path)
+                print(f"{path}: {path.stat().st_size / 1000:.0f} kB")
+    return 0
+
+
+def visit_run(page: Page, prefect: str, run: str) -> Iterator[tuple[str, str]]:
+    """Yields the name and the visible text of each page about a run, while it is open."""
+    page.open(f"{prefect}/runs/flow-run/{run}")
+    page.click("Task Runs")
+    yield "tasks", page.wait_for("Completed", "train@")
+    page.click("Artifacts")
+    yield "run", page.wait_for("progress", "stages", "report")
+    page.click("report")
+    yield "report", page.wait_for("number", "Lineage in MLflow")
+    page.open(page.run("[...document.links].find(e => e.innerText == 'Report').href"))
+    yield "mlflow-report", page.wait_for("index.html", "Artifacts")
+
+
+def visit_version(page: Page, mlflow: str, model: str, version: str) -> Iterator[tuple[str, str]]:
+    """Yields the same of the pages from a version of a model back to its policy and base."""
+    page.open(mlflow)
+    page.click("Model training")  # MLflow remembers it
+    page.run(NO_ASSISTANT)
+    page.open(f"{mlflow}/#/models/{model}/versions/{version}{VIEW}")
+    yield "version", (text := page.wait_for("policy_digest", "champion", f"{model}: promote"))
+    page.click(re.findall(rf"{model}: promote \S+", text)[0])
+    yield "promotion", page.wait_for("Datasets", "artifacts/policies/")
+
+
+def save_small(picture: bytes, path: Path) -> None:
+    """Writes a PNG of few colors."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image = Image.open(io.BytesIO(picture)).convert("RGB")
+    image.quantize(COLORS, dither=Image.Dither.NONE).save(path, optimize=True)
+
+
+def _newest_run(prefect: str) -> str:
+    """Returns the id of the newest run of the pipeline that is complete."""
+    wanted = {
+        "sort": "START_TIME_DESC",
+        "flows": {"name": {"any_": ["reproduce"]}},
+        "flow_runs": {"state": {"type": {"any_": ["COMPLETED"]}}},
+    }
+    return str(_ask(f"{prefect}/api/flow_runs/filter", wanted)[0]["id"])
+
+
+def _champion(mlflow: str, model: str) -> str:
+    """Returns the number of the version that is champion."""
+    where = f"{mlflow}/api/2.0/mlflow/registered-models/alias?name={model}&alias=champion"
+    return str(_ask(where)["model_version"]["version"])
+
+
+def _ask(address: str, content: Any = None) -> Any:
+    data = None if content is None else json.dumps(content).encode()
+    request = urllib.request.Request(address, data, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return json.load(answer)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
