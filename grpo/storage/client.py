@@ -40,6 +40,7 @@ REASONS = {  # by the code of S3's answer
     "SignatureDoesNotMatch": REFUSED,
     "ExpiredToken": REFUSED,
     "InvalidToken": REFUSED,
+    "RequestTimeTooSkewed": "this machine's clock is wrong; set it",
 }
 PASSING = {  # likewise, where the next time may go well; botocore tries the rest that may
     "PreconditionFailed": "was changed by another",
@@ -47,6 +48,7 @@ PASSING = {  # likewise, where the next time may go well; botocore tries the res
     "NoSuchUpload": "its upload was ended by another",
     "BadDigest": "arrived with other bytes than were sent",
 }
+LONGEST_WAIT_SECONDS = 5.0  # in an outage
 JITTER = random.Random()  # its own: no stream that is seeded may depend on the network
 T = TypeVar("T")
 S = TypeVar("S")
@@ -81,6 +83,7 @@ class Transfer(NamedTuple):
     attempts: int  # of a request, of a part, of an object
     first_wait_seconds: float  # between attempts; up to that, then up to twice that, and so on
     timeout_seconds: float  # without a byte
+    outage_seconds: float  # of S3, while a request is tried again
 
 
 USUAL = Transfer(
@@ -89,6 +92,7 @@ USUAL = Transfer(
     attempts=6,
     first_wait_seconds=0.5,
     timeout_seconds=60.0,
+    outage_seconds=120.0,
 )
 
 
@@ -139,6 +143,41 @@ class Store:
         except (HTTPClientError, IncompleteReadError):
             raise CutError(f"{location}: is cut again and again while it is read; rerun") from None
         return content
+
+
+class _Patience:
+    """Tries requests again for as long as an outage may take, which is longer than botocore does.
+
+    Only once S3 has answered: until then its address may be wrong, and nobody should wait.
+    """
+
+    def __init__(self, transfer: Transfer) -> None:
+        self.transfer = transfer
+        self.has_answered = False
+
+    def wait(
+        self,
+        *,
+        response: tuple[Any, Any] | None,
+        caught_exception: Exception | None,
+        request_dict: dict[str, Any],
+        attempts: int,
+        **_: object,
+    ) -> float | None:
+        """Returns the seconds until a request is sent again; None: as botocore decides."""
+        if response is None:
+            is_out = isinstance(caught_exception, ConnectionError | HTTPClientError)
+        else:
+            is_out = response[0].status_code >= 500
+            self.has_answered |= not is_out
+        if not is_out or not self.has_answered:
+            return None
+        now = time.monotonic()
+        since = request_dict["context"].setdefault("out_since", now)
+        if now - since >= self.transfer.outage_seconds:
+            return None
+        most = min(self.transfer.first_wait_seconds * 2**attempts, LONGEST_WAIT_SECONDS)
+        return JITTER.uniform(most / 2, most)
 
 
 def parse_uri(uri: str) -> Location:
@@ -194,6 +233,8 @@ def _connect(transfer: Transfer) -> Any:
         response_checksum_validation="when_required",
     )
     try:
-        return boto3.client("s3", config=config)
+        client = boto3.client("s3", config=config)
     except ValueError:
         raise StorageError(f"{ENDPOINT} must be a URL such as https://HOST:PORT") from None
+    client.meta.events.register_first("needs-retry.s3", _Patience(transfer).wait)
+    return client

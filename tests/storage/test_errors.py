@@ -55,6 +55,7 @@ def test_a_location_reads_as_its_uri():
         (403, "AccessDenied", "access is denied; the role needs what infra/s3/ grants"),
         (403, "InvalidAccessKeyId", f"the credentials are refused; renew {CREDENTIALS}"),
         (400, "ExpiredToken", f"the credentials are refused; renew {CREDENTIALS}"),
+        (403, "RequestTimeTooSkewed", "this machine's clock is wrong; set it"),
         (503, "SlowDown", "S3 answers SlowDown; rerun later"),
     ],
 )

@@ -19,6 +19,7 @@ BRISK = Transfer(
     attempts=3,
     first_wait_seconds=0.01,
     timeout_seconds=1.0,
+    outage_seconds=0.0,
 )
 PARTS = 4  # of the largest file
 LARGEST = "weights/model.safetensors"

@@ -1,0 +1,40 @@
+"""Lines of the fault table: tests of faults fill them, `python -m benchmarks.faults` keeps them."""
+
+import json
+import os
+import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+ROWS = "GRPO_FAULT_ROWS"  # where lines are kept; if set, outages last as long as the table says
+OUTAGE_SECONDS = 20.0
+
+
+class FaultLine:
+    """What a fault did, told by the test that caused it."""
+
+    def __init__(self, test: str) -> None:
+        self.test = test
+        self.rows = os.environ.get(ROWS)
+        self.outage_seconds = OUTAGE_SECONDS if self.rows else 0.0  # at least
+        self.recovery_seconds = 0.0
+
+    @contextmanager
+    def recovery(self) -> Iterator[None]:
+        """Measures the block: from the end of the fault until all is whole."""
+        start = time.monotonic()
+        yield
+        self.recovery_seconds = time.monotonic() - start
+
+    def tell(self, fault: str, happened: str, *, lost: Collection[str]) -> None:
+        """Ends the test: nothing may be lost.
+
+        Args:
+          lost: Names of what an undisturbed run would have left and this one did not.
+        """
+        assert not lost
+        row = {"test": self.test, "fault": fault, "happened": happened, "lost": list(lost)}
+        if self.rows:
+            with Path(self.rows).open("a") as file:
+                file.write(json.dumps({**row, "recovery_seconds": self.recovery_seconds}) + "\n")
