@@ -9,10 +9,12 @@ import os
 import re
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import cast
 from uuid import UUID
 
+import httpx
 from prefect import State, flow, get_run_logger, runtime, task
 from prefect.artifacts import (
     create_markdown_artifact,
@@ -21,22 +23,26 @@ from prefect.artifacts import (
     update_progress_artifact,
 )
 from prefect.cache_policies import NO_CACHE
+from prefect.client.orchestration import get_client
+from prefect.exceptions import ObjectNotFound
 from prefect.futures import PrefectFuture
-from prefect.states import Completed
+from prefect.states import Completed, Crashed
 from prefect.task_runners import ThreadPoolTaskRunner
 from rich.console import Console
 from rich.text import Text
 
+from flows.lineage import record_what_waits
 from flows.planning import Step, plan
 from flows.runner import FLOW_LOCK, Outcome, Result, Runner, StageError, stages_lock
 from flows.sharing import PUSH, Push, require_remote
-from grpo.artifacts.files import exclusive
+from grpo.artifacts.files import exclusive, write_bytes
 from grpo.lineage.drawing import reduce_edges
 from grpo.lineage.lock import flatten
 from grpo.lineage.revision import git
 
 METRICS = "artifacts/report/metrics.json"
 PAGE = "artifacts/report/index.html"
+LAST_RUN = Path(".work/reproduce.run")  # the id of the flow run that began last
 SHOWN = ("mean_at_k.value", "gain_over_base.value", "gain_over_base.low", "cost.flops")
 MOST_STAGES = 4096  # threads; a waiting stage takes one, and the runner limits those at work
 
@@ -67,12 +73,14 @@ def reproduce(targets: Sequence[str] = (), at_once: int | None = None, push: boo
     Raises:
       ParameterError: If there is nowhere to push to.
       BusyError: If another reproduce runs in this workspace.
-      StageError: If a stage failed; what does not depend on it has run.
+      StageError: If a stage failed or was not reached; what does not depend on it has run.
     """
     workspace = Path.cwd()
     if push:
         require_remote(workspace)
     with exclusive(workspace / FLOW_LOCK, "reproduce"), stages_lock(workspace) as lock:
+        _end_lost_run(workspace / LAST_RUN)
+        record_what_waits(workspace)
         steps = plan(targets)
         # Without the edges that a longer way shows: a page draws them all.
         edges = reduce_edges({step.name: set(step.upstream) for step in steps})
@@ -94,8 +102,7 @@ def reproduce(targets: Sequence[str] = (), at_once: int | None = None, push: boo
             run.runner.stop()  # a signal may have ended the waiting
         create_table_artifact(run.table(), key="stages", description="What became of each stage")
         update_progress_artifact(run.progress, progress=run.percent())  # tasks overtake each other
-        if run.failures:
-            raise run.failures[0]
+        run.require_all()
         if (workspace / METRICS).exists():
             text = _report(workspace)
             create_markdown_artifact(text, key="report", description="What came out")
@@ -104,10 +111,25 @@ def reproduce(targets: Sequence[str] = (), at_once: int | None = None, push: boo
             _push(workspace, list(futures), wait_for=[futures[name] for name in last])
 
 
+def _end_lost_run(note: Path) -> None:
+    """Has the server call the run before this one crashed if it ended without a word.
+
+    The lock that it held is this one's now.
+    """
+    last = note.read_text() if note.exists() else None
+    write_bytes(note, str(runtime.flow_run.id).encode())
+    with suppress(ObjectNotFound), get_client(sync_client=True) as client:
+        state = client.read_flow_run(UUID(last)).state if last else None
+        if state and not state.is_final():
+            message = "ended without a word; the next run went on"
+            client.set_flow_run_state(UUID(last), Crashed(message=message), force=True)
+
+
 @task(cache_policy=NO_CACHE, persist_result=False)
 def _stage(run: "Reproduction", name: str) -> State:
     result = run.bring_up_to_date(name)
-    update_progress_artifact(run.progress, progress=run.percent())
+    with suppress(httpx.HTTPError):  # a server that is away for long must not stop what follows
+        update_progress_artifact(run.progress, progress=run.percent())
     return Completed(name=str(result.outcome), message=f"{result.seconds:.1f} s")
 
 
@@ -152,6 +174,13 @@ class Reproduction:
             count = f"{len(self.results)}/{len(self.steps)}"
             _announce(name, f"{result.outcome} in {result.seconds:.1f} s ({count})", "green")
         return result
+
+    def require_all(self) -> None:
+        """Raises the error of a stage that failed or was not reached."""
+        for name in self.steps:
+            if name not in self.results:
+                missed = StageError(f"{name}: was not reached, a task failed in Prefect", code=1)
+                raise next(iter(self.failures), missed)
 
     def percent(self) -> float:
         """Returns the share of stages that are up to date."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flows.exits import exit_code
+from flows.lineage import record_what_waits
 from flows.planning import plan
 from flows.runner import FLOW_LOCK
 from flows.server import report_to_server
@@ -36,6 +37,7 @@ def _reproduce(targets: Sequence[str], at_once: int | None) -> int:
     with exclusive(workspace / FLOW_LOCK, "reproduce"):
         steps = plan(targets)
     if not any(step.is_changed for step in steps):
+        record_what_waits(workspace)
         print(f"everything is up to date: {len(steps)} stages unchanged{_where()}")
         return 0
     prepare_environment(workspace)

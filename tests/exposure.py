@@ -43,7 +43,7 @@ def listening() -> set[str]:
     """Returns the addresses on which processes below this one wait for connections."""
     return {
         each.laddr.ip
-        for process in _below()
+        for process in below()
         for each in process.net_connections(kind="inet")
         if each.status == psutil.CONN_LISTEN
     }
@@ -51,10 +51,11 @@ def listening() -> set[str]:
 
 def commands() -> list[str]:
     """Returns the command lines of processes below this one, which every user can read."""
-    return [" ".join(process.cmdline()) for process in _below()]
+    return [" ".join(process.cmdline()) for process in below()]
 
 
-def _below() -> Iterator[psutil.Process]:
+def below() -> Iterator[psutil.Process]:
+    """Yields the processes that this one and those below it have started."""
     for process in psutil.Process().children(recursive=True):
         if process.status() != psutil.STATUS_ZOMBIE:  # another test's, not waited for yet
             yield process

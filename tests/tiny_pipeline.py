@@ -69,6 +69,8 @@ if round_ and out.startswith("artifacts/policies"):
     if round_.get("fails"):
         sys.exit(print(f"rounds.{name}.fails must be absent", file=sys.stderr) or round_["fails"])
     time.sleep(params["seconds"])
+while Path(f".work/hold-{name}").exists():
+    time.sleep(0.02)
 files = sorted(f for s in sources for f in ([Path(s)] if Path(s).is_file() else Path(s).rglob("*")))
 text = "".join(f.read_text() for f in files if f.is_file()) + json.dumps([name, round_])
 number = int(hashlib.md5(text.encode()).hexdigest()[:6], 16)

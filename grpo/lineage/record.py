@@ -1,13 +1,11 @@
 """Writes dvc.lock to MLflow: a run per executed stage under a run per state of the pipeline."""
 
 import fcntl
-import hashlib
 import json
 import os
 import re
 import sqlite3
-import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -17,21 +15,24 @@ from typing import TypeVar
 from mlflow import MlflowClient
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run
 from mlflow.exceptions import MlflowException
+from mlflow.utils.credentials import get_default_host_creds
+from mlflow.utils.rest_utils import http_request
 from sqlalchemy.exc import SQLAlchemyError
 
+from grpo.artifacts.files import remove
 from grpo.errors import ArtifactError, brief
-from grpo.lineage.lock import (
-    PIPELINE,
-    Artifact,
-    Lock,
-    StageEntry,
-    file_digest,
-    is_read_as_written,
-    outs_behind,
-    read_lock,
+from grpo.lineage.lock import Artifact, Lock, read_lock
+from grpo.lineage.notes import (
+    PAGE,
+    WAITING,
+    Note,
+    StageNote,
+    keep_note,
+    read_note,
+    state_of,
+    take_note,
+    waiting,
 )
-from grpo.lineage.measures import Measure, ended_at_ms, measures
-from grpo.lineage.revision import Revision, revisions
 
 EXPERIMENT = "grpo"
 FINISHED = "FINISHED"
@@ -39,11 +40,15 @@ CONTEXT = "mlflow.data.context"  # the tag that says how a run used a dataset
 OWN_STAGE = "lineage"  # the stage that calls this; its entry is written after it ran
 METRICS_PER_CALL = 900  # MLflow takes 1000 entities at once
 PARAMS_PER_CALL = 100
+ANSWER_SECONDS = 10.0  # that a server may take to say that it is there
 DESCRIPTION_CHARACTERS = 7500
-PAGE = "index.html"  # beside what the report wrote; not tracked, for it shows seconds
 VIEW = "?workflowType=machine_learning"  # without it MLflow shows what chats have
 
 Item = TypeVar("Item")
+
+
+class WaitingError(ArtifactError):
+    """MLflow cannot be told of a state now; what it is to hold waits in the workspace."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,19 +86,29 @@ def record(workspace: Path = Path()) -> Recorded:
     description links the others. A run left half-written by a killed process is written anew.
 
     Raises:
-      ArtifactError: If dvc.lock cannot be read or MLflow cannot be written.
+      WaitingError: If MLflow cannot be written; the next call writes this state first.
+      ArtifactError: If dvc.lock cannot be read.
     """
     lock = _recorded_part(read_lock(workspace))
-    uri = tracking_uri(workspace)
+    entries = {name: each.fingerprint for name, each in lock.items()}
     try:
-        with _alone(workspace, uri):
-            _check_writable(uri)
-            return _Recorder(workspace, lock, uri).write()
-    except (MlflowException, SQLAlchemyError, sqlite3.Error, OSError) as error:
-        raise ArtifactError(
-            f"{uri}: cannot record the lineage, {brief(error)}; dvc.lock is complete, "
-            "repair it and run python -m grpo lineage"
-        ) from None
+        with _writer(workspace) as writer:
+            writer.write_waiting()
+            return writer.write(state_of(lock), entries, lambda: take_note(workspace, lock))
+    except WaitingError:
+        keep_note(workspace, take_note(workspace, lock))
+        raise
+
+
+def record_waiting(workspace: Path) -> None:
+    """Makes MLflow hold the states that it could not be told of.
+
+    Raises:
+      WaitingError: If MLflow cannot be written; they wait on.
+    """
+    if waiting(workspace):
+        with _writer(workspace) as writer:
+            writer.write_waiting()
 
 
 def open_store(workspace: Path) -> MlflowClient:
@@ -127,69 +142,69 @@ def addresses(workspace: Path = Path()) -> dict[str, str]:
     if not uri.startswith("http") or "@" in uri:
         return {}
     try:
-        recorder = _Recorder(workspace, _recorded_part(read_lock(workspace)), uri)
-        found = recorder.find_parent()
+        writer = _Writer(workspace, MlflowClient(tracking_uri=uri))
+        found = writer.find_parent(state_of(_recorded_part(read_lock(workspace))))
         if found is None:
             return {}
-        run = f"{uri}/#/experiments/{recorder.experiment}/runs/{found.info.run_id}"
-        files = [each.path for each in recorder.client.list_artifacts(found.info.run_id)]
+        run = f"{uri}/#/experiments/{writer.experiment}/runs/{found.info.run_id}"
+        files = [each.path for each in writer.client.list_artifacts(found.info.run_id)]
     except (MlflowException, ArtifactError):
         return {}
     report = {"Report": f"{run}/artifacts/{PAGE}{VIEW}"} if PAGE in files else {}
     return {**report, "Lineage in MLflow": f"{run}{VIEW}"}
 
 
-class _Recorder:
-    """The state of one call of `record`."""
+class _Writer:
+    """Writes states of dvc.lock to an experiment."""
 
-    def __init__(self, workspace: Path, lock: Lock, uri: str) -> None:
+    def __init__(self, workspace: Path, client: MlflowClient) -> None:
         self.workspace = workspace
-        self.lock = lock
-        self.client = MlflowClient(tracking_uri=uri)
-        self.experiment = _experiment(self.client, workspace)
+        self.client = client
+        self.experiment = _experiment(client, workspace)
 
-    def write(self) -> Recorded:
+    def write_waiting(self) -> None:
+        """Writes the notes that wait."""
+        for path in waiting(self.workspace):
+            self._write_note(read_note(path))
+            remove(path)
+
+    def _write_note(self, note: Note) -> None:
+        entries = {name: each.tags["lock_entry"] for name, each in note.stages.items()}
+        self.write(note.state, entries, lambda: note)
+
+    def write(self, state: str, entries: Mapping[str, str], take: Callable[[], Note]) -> Recorded:
+        """Writes what is not there of a state.
+
+        Args:
+          entries: The fingerprint of each stage's entry.
+          take: Returns the note, which is not needed if all is there.
+        """
         runs = {
             name: run.info.run_id
-            for name, each in self.lock.items()
-            if (run := self._find_stage(each))
+            for name, fingerprint in entries.items()
+            if (run := self._find_stage(fingerprint))
         }
-        parent = self.find_parent()
-        if parent and parent.info.status == FINISHED and len(runs) == len(self.lock):
+        parent = self.find_parent(state)
+        if parent and parent.info.status == FINISHED and len(runs) == len(entries):
             return Recorded(parent=parent.info.run_id, runs=runs, new=())
-        made = revisions(self.workspace, self.lock)
-        run_id = parent.info.run_id if parent else self._start_parent(made)
-        new = tuple(name for name in self.lock if name not in runs)
+        note = take()
+        run_id = parent.info.run_id if parent else self._start_parent(note)
+        new = tuple(name for name in entries if name not in runs)
         for name in new:
-            runs[name] = self._write_stage(self.lock[name], made[name], run_id)
+            runs[name] = self._write_stage(name, note.stages[name], run_id)
         self._describe(run_id, runs)
-        if page := self._page():
-            self.client.log_artifact(run_id, str(page))
+        if note.page:
+            self.client.log_text(run_id, note.page, PAGE)
         self.client.set_terminated(run_id)
         return Recorded(parent=run_id, runs=runs, new=new)
 
-    @property
-    def state(self) -> str:
-        """Returns a hash of what dvc.lock says of all stages."""
-        fingerprints = [f"{name} {each.fingerprint}" for name, each in sorted(self.lock.items())]
-        return hashlib.sha256("\n".join(fingerprints).encode()).hexdigest()
+    def find_parent(self, state: str) -> Run | None:
+        """Returns the run of a state of the pipeline."""
+        return next(iter(self._search("pipeline_state", state)), None)
 
-    def find_parent(self) -> Run | None:
-        """Returns the run of this state of the pipeline."""
-        return next(iter(self._search("pipeline_state", self.state)), None)
-
-    def _page(self) -> Path | None:
-        """Returns the page beside an out that is still what dvc.lock says."""
-        for out in (each for entry in self.lock.values() for each in entry.outs):
-            path = self.workspace / out.path
-            page = path.with_name(PAGE)
-            if page.is_file() and path.is_file() and file_digest(path) == out.digest:
-                return page
-        return None
-
-    def _find_stage(self, entry: StageEntry) -> Run | None:
+    def _find_stage(self, fingerprint: str) -> Run | None:
         """Returns the entry's finished run; deletes what a killed process left."""
-        found = self._search("lock_entry", entry.fingerprint)
+        found = self._search("lock_entry", fingerprint)
         for run in found:
             if run.info.status != FINISHED:
                 self.client.delete_run(run.info.run_id)
@@ -198,62 +213,29 @@ class _Recorder:
     def _search(self, tag: str, value: str) -> list[Run]:
         return list(self.client.search_runs([self.experiment], f"tags.{tag} = '{value}'"))
 
-    def _start_parent(self, made: Mapping[str, Revision]) -> str:
-        tags = {"pipeline_state": self.state, "workspace": str(self.workspace.resolve())}
-        newest = [each for each in made.values() if each.is_modified] or list(made.values())
-        if newest:
-            tags |= _revision_tags(newest[-1])
-        run = self.client.create_run(
-            self.experiment, run_name=f"pipeline {self.state[:8]}", tags=tags
-        )
+    def _start_parent(self, note: Note) -> str:
+        name = f"pipeline {note.state[:8]}"
+        run = self.client.create_run(self.experiment, run_name=name, tags=note.tags)
         return str(run.info.run_id)
 
-    def _write_stage(self, entry: StageEntry, revision: Revision, parent: str) -> str:
-        found = measures(self.workspace, entry)
-        ended = ended_at_ms(self.workspace, entry) or int(time.time() * 1000)
-        seconds = next((each.value for each in found if each.name == "usage.seconds"), 0.0)
-        tags = {
-            "stage": entry.name,
-            "lock_entry": entry.fingerprint,
-            "command": entry.command,
-            "mlflow.parentRunId": parent,
-            "mlflow.source.name": PIPELINE,
-            **_revision_tags(revision),
-        }
+    def _write_stage(self, name: str, note: StageNote, parent: str) -> str:
         run = self.client.create_run(
             self.experiment,
-            run_name=entry.name,
-            tags=tags,
-            start_time=ended - int(seconds * 1000),
+            run_name=name,
+            tags={**note.tags, "mlflow.parentRunId": parent},
+            start_time=note.started_ms,
         )
         run_id = str(run.info.run_id)
-        self._log_numbers(run_id, found, ended)
-        for params in _parts(sorted(entry.params.items()), PARAMS_PER_CALL):
-            self.client.log_batch(run_id, params=[Param(_key(k), _text(v)) for k, v in params])
-        self.client.log_inputs(run_id, datasets=list(self._datasets(entry)))
-        self.client.set_terminated(run_id, end_time=ended)
-        return run_id
-
-    def _log_numbers(self, run_id: str, found: list[Measure], timestamp: int) -> None:
-        for part in _parts(found, METRICS_PER_CALL):
-            metrics = [Metric(_key(each.name), each.value, timestamp, each.update) for each in part]
+        for part in _parts(note.measures, METRICS_PER_CALL):
+            metrics = [Metric(_key(m.name), m.value, note.ended_ms, m.update) for m in part]
             self.client.log_batch(run_id, metrics=metrics)
-
-    def _datasets(self, entry: StageEntry) -> Iterator[DatasetInput]:
-        """Yields what the stage read (`dep`) and wrote (`out`).
-
-        A directory that holds several outs is followed by those outs, so that a search for
-        one of them finds this consumer too.
-        """
-        read = {dep.path: dep for dep in entry.deps}
-        for dep in entry.deps:
-            outs = [out for _, out in outs_behind(self.lock, dep.path) if out.path != dep.path]
-            if outs and is_read_as_written(self.workspace, dep, outs):
-                read |= {out.path: out for out in outs}
-        written = {out.path: out for out in entry.outs}
-        for context, artifacts in (("dep", read), ("out", written)):
-            for each in artifacts.values():
-                yield dataset(each, context)
+        for params in _parts(note.params.items(), PARAMS_PER_CALL):
+            self.client.log_batch(run_id, params=[Param(_key(k), v) for k, v in params])
+        datasets = [dataset(each, "dep") for each in note.read]
+        datasets += [dataset(each, "out") for each in note.written]
+        self.client.log_inputs(run_id, datasets=datasets)
+        self.client.set_terminated(run_id, end_time=note.ended_ms)
+        return run_id
 
     def _describe(self, parent: str, runs: Mapping[str, str]) -> None:
         """Writes the parent's description: every stage of this state and its run."""
@@ -288,21 +270,9 @@ def dataset(artifact: Artifact, context: str) -> DatasetInput:
     return DatasetInput(dataset, [InputTag(CONTEXT, context)])
 
 
-def _revision_tags(revision: Revision) -> dict[str, str]:
-    return {
-        "git_revision": revision.commit,
-        "git_modified": str(revision.is_modified).lower(),
-        "mlflow.source.git.commit": revision.commit,
-    }
-
-
 def _key(name: str) -> str:
     """Returns `name` with each character that MLflow refuses written as :hex:."""
     return re.sub(r"[^\w.\- ]", lambda found: f":{ord(found.group()):x}:", name)[-250:]
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _parts(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
@@ -311,11 +281,36 @@ def _parts(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
         yield part
 
 
-def _check_writable(uri: str) -> None:
+@contextmanager
+def _writer(workspace: Path) -> Iterator[_Writer]:
+    """Yields a writer that no other process of this machine has for the same store.
+
+    Raises:
+      WaitingError: If MLflow cannot be reached or fails in the block.
+    """
+    uri = tracking_uri(workspace)
+    try:
+        with _alone(workspace, uri):
+            _check_reachable(uri)
+            yield _Writer(workspace, MlflowClient(tracking_uri=uri))
+    except (MlflowException, SQLAlchemyError, sqlite3.Error, OSError) as error:
+        raise WaitingError(
+            f"{uri}: cannot record the lineage, {brief(error)}; it waits in {WAITING}, "
+            "repair MLflow and run python -m grpo lineage"
+        ) from None
+
+
+def _check_reachable(uri: str) -> None:
     """Raises at once where MLflow would try for minutes."""
     if uri.startswith("sqlite:///"):
         with closing(sqlite3.connect(uri.removeprefix("sqlite:///"))) as database:
             database.execute("BEGIN IMMEDIATE")
+    elif uri.startswith("http"):
+        try:
+            once = {"max_retries": 0, "timeout": ANSWER_SECONDS}
+            http_request(get_default_host_creds(uri), "/health", "GET", **once)
+        except MlflowException:
+            raise ConnectionError("it does not answer") from None
 
 
 @contextmanager

@@ -6,14 +6,15 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
-from flows.server import free_port, prefect_server
+from flows.server import HOST, free_port, prefect_server
 from flows.settings import SETTINGS
 from grpo.registry.gate import Bounds
 from grpo.registry.store import PROMOTED, Registry
 from tests import tiny_pipeline, tiny_policies
-from tests.exposure import PLANTED
+from tests.exposure import PLANTED, below
 from tests.flows.teams import MODEL, Team, processes_in, running_team, wait_until
 
 
@@ -43,19 +44,53 @@ def finished_pipeline(finished: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     return tmp_path / "pipeline"
 
 
-@pytest.fixture(scope="session")
-def prefect_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """The environment of a flow that reports to the session's server."""
-    home = tmp_path_factory.mktemp("prefect")
-    with ExitStack() as servers:
+class Prefect:
+    """A server of Prefect that can be killed and started again on its port and database."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.port = free_port()
+        address = f"http://{HOST}:{self.port}"
+        settings = {"PREFECT_API_URL": f"{address}/api", "PREFECT_HOME": str(home)}
+        self.environment = {**tiny_pipeline.environment(), **PLANTED, **settings}
+        self.running = ExitStack()
+
+    def start(self) -> None:
         with pytest.MonkeyPatch.context() as patch:  # for the server alone, not for later tests
-            patch.chdir(home)
-            for name, value in {**SETTINGS, **PLANTED, "PREFECT_HOME": str(home)}.items():
+            patch.chdir(self.home)
+            for name, value in {**SETTINGS, **PLANTED, "PREFECT_HOME": str(self.home)}.items():
                 patch.setenv(name, value)
-            address = servers.enter_context(prefect_server(free_port()))
-            settings = {"PREFECT_API_URL": f"{address}/api", "PREFECT_HOME": str(home)}
-            environment = {**tiny_pipeline.environment(), **PLANTED, **settings}
-        yield environment
+            self.running.enter_context(prefect_server(self.port))
+
+    def kill(self) -> None:
+        (server,) = processes_with(f"server start --host {HOST} --port {self.port}")
+        server.kill()
+        self.running.close()
+
+
+def processes_with(words: str) -> list[psutil.Process]:
+    """Returns what runs below this process with these words, without its launcher."""
+    return [
+        process
+        for process in below()
+        for command in [" ".join(process.cmdline())]
+        if words in command and "launcher.py" not in command
+    ]
+
+
+@pytest.fixture(scope="session")
+def prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prefect]:
+    """One server for all tests."""
+    server = Prefect(tmp_path_factory.mktemp("prefect"))
+    with server.running:
+        server.start()
+        yield server
+
+
+@pytest.fixture(scope="session")
+def prefect_environment(prefect: Prefect) -> dict[str, str]:
+    """The environment of a flow that reports to the session's server."""
+    return prefect.environment
 
 
 @pytest.fixture(scope="session")
@@ -83,11 +118,12 @@ def team(learning: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[T
             f"{killed.s3}/grpo/kept", data=b"by the team that was killed", method="PUT"
         )
         urllib.request.urlopen(kept, timeout=30).close()
-        killed.start("reproduce/workspace", push=True)
+        lost = killed.start("reproduce/workspace", push=True)
         wait_until(lambda: marks.exists() and "start base" in marks.read_text())
         killed.process.kill()
         wait_until(lambda: processes_in(workspace) == [])
     with running_team(workspace) as team:
+        team.lost_run = lost
         yield team
 
 

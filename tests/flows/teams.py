@@ -31,6 +31,7 @@ class Team:
         addresses = [f"http://127.0.0.1:{each}" for each in ports.values()]
         self.prefect, self.mlflow, self.s3 = addresses
         self.api = f"{self.prefect}/api"
+        self.lost_run = ""  # of the team before, with which it was killed
         found = self.ask("deployments/filter", {})
         flows = {each["id"]: each["name"] for each in self.ask("flows/filter", {})}
         self.deployments = {f"{flows[each['flow_id']]}/{each['name']}": each for each in found}
@@ -55,7 +56,10 @@ class Team:
 
     def run(self, deployment: str, seconds: float = 0.0, **parameters: Any) -> dict[str, Any]:
         """Schedules a run and returns it when it has ended."""
-        run = self.start(deployment, seconds, **parameters)
+        return self.ended(self.start(deployment, seconds, **parameters))
+
+    def ended(self, run: str) -> dict[str, Any]:
+        """Returns a run when it has ended."""
         for _ in range(600):
             (found,) = self.ask("flow_runs/filter", {"flow_runs": {"id": {"any_": [run]}}})
             if found["state_type"] in ENDED:

@@ -56,8 +56,8 @@ def run(
     )
 
 
-def training(workspace: Path) -> list[str]:
-    """Returns the rounds whose training has started and not ended."""
+def at_work(workspace: Path) -> list[str]:
+    """Returns the rounds of which a stage has started and not ended."""
     path = workspace / ".work/marks.txt"
     words = [line.split() for line in path.read_text().splitlines()] if path.exists() else []
     started = {name for kind, name, *_ in words if kind == "start" and "-" in name}
@@ -108,7 +108,7 @@ def test_no_process_outlives_a_stopped_run_and_no_record_is_lost(
 ) -> None:
     tiny_pipeline.replace(fresh_pipeline, "seconds: 0.0", "seconds: 300.0")
     with running(fresh_pipeline, prefect_environment) as process:
-        until(lambda: training(fresh_pipeline) == ["a-1", "b-1"])  # side by side
+        until(lambda: at_work(fresh_pipeline) == ["a-1", "b-1"])  # side by side
         below = descendants(process.pid)
         assert len(below) >= 6  # a launcher, dvc and a stage, twice
         os.kill(process.pid, number)
@@ -120,21 +120,6 @@ def test_no_process_outlives_a_stopped_run_and_no_record_is_lost(
     assert set(read_lock(fresh_pipeline)) == {"prepare", "base"}
     changed = {step.name for step in plan() if step.is_changed}
     assert changed.isdisjoint({"prepare", "base"})
-
-
-def test_a_second_run_in_the_same_workspace_is_refused(
-    finished_pipeline: Path, prefect_environment: Environment
-) -> None:
-    tiny_pipeline.replace(finished_pipeline, "seconds: 0.0", "seconds: 300.0")
-    (finished_pipeline / ".work/marks.txt").unlink()
-    with running(finished_pipeline, prefect_environment) as first:
-        until(lambda: bool(training(finished_pipeline)))
-        second = run(finished_pipeline, prefect_environment)
-        first.terminate()
-        first.communicate()
-    assert second.returncode == 2
-    assert second.stderr.count("\n") == 1
-    assert "reproduce is already running here" in second.stderr
 
 
 def test_its_own_server_ends_with_a_killed_run(fresh_pipeline: Path, tmp_path: Path) -> None:

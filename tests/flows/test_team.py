@@ -51,6 +51,12 @@ def test_a_team_that_was_killed_goes_on_to_the_same_bytes(
     assert (team.workspace / ".work/marks.txt").read_text().count("start prepare") == 1
 
 
+def test_a_run_that_was_killed_with_its_team_is_called_crashed_by_the_next(
+    done: dict[str, Any], team: Team
+) -> None:
+    assert team.ended(team.lost_run)["state_type"] == "CRASHED"
+
+
 def test_what_was_stored_outlives_a_team_that_was_killed(team: Team) -> None:
     with urllib.request.urlopen(f"{team.s3}/grpo/kept", timeout=30) as answer:
         assert answer.read() == b"by the team that was killed"

@@ -1,0 +1,160 @@
+"""What MLflow is to hold of a state of dvc.lock, as plain data that waits while MLflow is away."""
+
+import hashlib
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from grpo.artifacts.files import write_bytes
+from grpo.artifacts.usage import USAGE
+from grpo.errors import ArtifactError
+from grpo.lineage.lock import (
+    PIPELINE,
+    Artifact,
+    Lock,
+    StageEntry,
+    file_digest,
+    is_read_as_written,
+    outs_behind,
+)
+from grpo.lineage.measures import Measure, ended_at_ms, measures
+from grpo.lineage.revision import Revision, revisions
+
+WAITING = USAGE / "lineage"  # a file for each state, numbered
+PAGE = "index.html"  # beside what the report wrote; not tracked, for it shows seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageNote:
+    """What a stage's run is to hold."""
+
+    tags: dict[str, str]
+    params: dict[str, str]
+    measures: tuple[Measure, ...]
+    read: tuple[Artifact, ...]
+    written: tuple[Artifact, ...]
+    started_ms: int
+    ended_ms: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Note:
+    """What a state's runs are to hold."""
+
+    state: str  # see `state_of`
+    tags: dict[str, str]
+    stages: dict[str, StageNote]
+    page: str | None  # the report's
+
+
+NOTE = TypeAdapter(Note)
+
+
+def state_of(lock: Lock) -> str:
+    """Returns a hash of all entries."""
+    fingerprints = [f"{name} {each.fingerprint}" for name, each in sorted(lock.items())]
+    return hashlib.sha256("\n".join(fingerprints).encode()).hexdigest()
+
+
+def take_note(workspace: Path, lock: Lock) -> Note:
+    """Returns all that is known now of what ran."""
+    made = revisions(workspace, lock)
+    newest = [each for each in made.values() if each.is_modified] or list(made.values())
+    return Note(
+        state=state_of(lock),
+        tags={
+            "pipeline_state": state_of(lock),
+            "workspace": str(workspace.resolve()),
+            **(_revision_tags(newest[-1]) if newest else {}),
+        },
+        stages={name: _note_of(workspace, lock, name, made[name]) for name in lock},
+        page=_page(workspace, lock),
+    )
+
+
+def keep_note(workspace: Path, note: Note) -> None:
+    """Lets a note wait, once."""
+    there = waiting(workspace)
+    if not any(path.stem.endswith(note.state) for path in there):
+        number = int(there[-1].name.partition("-")[0]) + 1 if there else 1
+        path = workspace / WAITING / f"{number:08d}-{note.state}.json"
+        write_bytes(path, NOTE.dump_json(note))
+
+
+def waiting(workspace: Path) -> list[Path]:
+    """Returns the notes that wait, the oldest first."""
+    return sorted((workspace / WAITING).glob("*.json"))
+
+
+def read_note(path: Path) -> Note:
+    """Returns a note that waits.
+
+    Raises:
+      ArtifactError: If the file is none.
+    """
+    try:
+        return NOTE.validate_json(path.read_bytes())
+    except ValidationError as error:
+        reason = " ".join(str(error.errors()[0]["msg"]).split())
+        raise ArtifactError(f"{path}: must be a note of lineage, {reason}; delete it") from None
+
+
+def _note_of(workspace: Path, lock: Lock, name: str, revision: Revision) -> StageNote:
+    entry = lock[name]
+    found = measures(workspace, entry)
+    ended = ended_at_ms(workspace, entry) or int(time.time() * 1000)
+    seconds = next((each.value for each in found if each.name == "usage.seconds"), 0.0)
+    return StageNote(
+        tags={
+            "stage": entry.name,
+            "lock_entry": entry.fingerprint,
+            "command": entry.command,
+            "mlflow.source.name": PIPELINE,
+            **_revision_tags(revision),
+        },
+        params={path: _text(value) for path, value in sorted(entry.params.items())},
+        measures=tuple(found),
+        read=_read_by(workspace, lock, entry),
+        written=entry.outs,
+        started_ms=ended - int(seconds * 1000),
+        ended_ms=ended,
+    )
+
+
+def _read_by(workspace: Path, lock: Lock, entry: StageEntry) -> tuple[Artifact, ...]:
+    """Returns what a stage read.
+
+    A directory that holds several outs is followed by those outs, so that a search for one of
+    them finds this consumer too.
+    """
+    read = {dep.path: dep for dep in entry.deps}
+    for dep in entry.deps:
+        outs = [out for _, out in outs_behind(lock, dep.path) if out.path != dep.path]
+        if outs and is_read_as_written(workspace, dep, outs):
+            read |= {out.path: out for out in outs}
+    return tuple(read.values())
+
+
+def _page(workspace: Path, lock: Lock) -> str | None:
+    """Returns the page beside an out that is still what dvc.lock says."""
+    for out in (each for entry in lock.values() for each in entry.outs):
+        path = workspace / out.path
+        page = path.with_name(PAGE)
+        if page.is_file() and path.is_file() and file_digest(path) == out.digest:
+            return page.read_text()
+    return None
+
+
+def _revision_tags(revision: Revision) -> dict[str, str]:
+    return {
+        "git_revision": revision.commit,
+        "git_modified": str(revision.is_modified).lower(),
+        "mlflow.source.git.commit": revision.commit,
+    }
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
