@@ -48,12 +48,13 @@ class Usage:
 def measured(stage: str) -> Iterator[Usage]:
     """Yields a Usage and, when the block succeeds, writes it to `.runs/STAGE.json`."""
     usage = Usage()
-    began = psutil.Process().create_time()
-    usage.seconds_by_part["start"] = time.time() - began
+    start = time.time() - psutil.Process().create_time()
+    usage.seconds_by_part["start"] = start
+    entered = time.perf_counter()  # the clock may be set meanwhile
     yield usage
     own = resource.getrusage(resource.RUSAGE_SELF)
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
-    usage.seconds += time.time() - began
+    usage.seconds += start + time.perf_counter() - entered
     usage.cpu_seconds += own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
     usage.peak_bytes = max(usage.peak_bytes, max(own.ru_maxrss, children.ru_maxrss) * 1024)
     write_json(USAGE / f"{stage}.json", asdict(usage))

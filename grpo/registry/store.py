@@ -273,7 +273,10 @@ class Registry:
         host = f"{os.getuid()}@{socket.gethostname()}"
         holder = json.loads(self._holder() or "{}")
         if holder.get("host") != host and holder.get("until", 0.0) > time.time():
-            raise RefusedError(f"another promotion of the model is running: run {holder['run']}")
+            raise RefusedError(
+                f"another promotion of the model is running: run {holder['run']}; "
+                f"if its host {holder['host']} is gone, delete the model's tag {HOLDER}"
+            )
         mine = json.dumps({"run": run, "host": host, "until": time.time() + HOLDS_SECONDS})
         self.client.set_registered_model_tag(self.model, HOLDER, mine)
         if self._holder() != mine:

@@ -1,12 +1,9 @@
 """Every bad input: one line on stderr that names what is wrong, exit code 2, nothing lost."""
 
-import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -284,52 +281,6 @@ def test_one_stage_runs_once_at_a_time(workspace: Path):
         )
     command = locked_stages(workspace)["score@uniform-1"]["cmd"]
     assert run_stage(workspace, "score@uniform-1", command).code == 0
-
-
-@contextmanager
-def full_disk(folder: Path, free_pages: int) -> Iterator[None]:
-    """Puts `folder`, with what is in it, on a disk with room for a few pages more."""
-    kept = contents(folder)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", folder], check=True)
-    try:
-        for name, content in kept.items():
-            write(name, content)(folder)
-        free = os.statvfs(folder).f_bfree - free_pages
-        (folder / "filler").write_bytes(bytes(free * os.statvfs(folder).f_bsize))
-        yield
-    finally:
-        subprocess.run(["umount", folder], check=True)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk takes root")
-@pytest.mark.parametrize(
-    ("stage", "folder", "free_pages"),
-    [
-        ("prepare", "artifacts/prompts", 0),
-        ("base", "artifacts/training", 0),
-        ("base", "artifacts/policies", 0),
-        ("base", "artifacts/policies", 8),  # less than the weights need
-        ("profile", "artifacts/profile", 0),
-        ("curriculum@sgpo", "artifacts/curricula", 0),
-        ("rollout@sgpo-1", ".work", 1),
-        ("rollout@sgpo-1", "artifacts/rollouts", 0),
-        ("rollout@sgpo-1", "artifacts/rollouts", 3),  # the table, not the tensors
-        ("score@sgpo-1", "artifacts/rewards", 0),
-        ("train@sgpo-1", ".work", 1),
-        ("train@sgpo-1", "artifacts/training", 1),
-        ("train@sgpo-1", "artifacts/policies", 8),
-        ("train@sgpo-1", "artifacts/policies", 40),  # the weights, not the moments
-        ("evaluate@sgpo-1", "artifacts/evaluations", 0),
-        ("report", "artifacts/report", 0),
-    ],
-)
-def test_a_full_disk_is_one_line_and_loses_nothing(
-    workspace: Path, stage: str, folder: str, free_pages: int
-):
-    (workspace / ".work").mkdir()
-    message = rf"{folder}/\S+: .*No space left on device.*; make room"
-    with full_disk(workspace / folder, free_pages):
-        refuses(workspace, Bad("full", stage, leave, message))
 
 
 def test_dvc_passes_the_line_on_and_loses_nothing(finished: Path, tmp_path: Path):

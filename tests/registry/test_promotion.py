@@ -15,10 +15,11 @@ from grpo.artifacts.tables import EVALUATION, read_table, write_table
 from grpo.errors import ArtifactError, ParameterError
 from grpo.lineage.lock import cached_path, read_listing
 from grpo.lineage.record import tracking_uri
-from grpo.registry.gate import CHALLENGER, CHAMPION, Bounds
+from grpo.registry.gate import CHALLENGER, CHAMPION, Bounds, Verdict
 from grpo.registry.store import HOLDER, PREVIOUS, PROMOTED, REFUSED, ROLLED_BACK, Registry
 from grpo.registry.weights import load_version
 from tests import tiny_pipeline
+from tests.faults import FaultLine
 from tests.registry.conftest import (
     MODEL,
     promote,
@@ -206,18 +207,45 @@ def test_a_promotion_on_another_host_is_waited_for_until_it_must_be_dead(workspa
         holder = json.dumps({"run": "theirs", "host": host, "until": until})
         client.set_registered_model_tag(MODEL, HOLDER, holder)
 
-    held(time.time() + 60, "elsewhere")
-    outcome, said = promote(workspace, "best-1")
-    assert (outcome, said) == (REFUSED, "another promotion of the model is running: run theirs")
+    for ahead_seconds in (60, 86400):  # the other clock may be a day ahead
+        held(time.time() + ahead_seconds, "elsewhere")
+        outcome, said = promote(workspace, "best-1")
+        assert (outcome, said) == (
+            REFUSED,
+            "another promotion of the model is running: run theirs; "
+            "if its host elsewhere is gone, delete the model's tag promotion.holder",
+        )
     held(time.time() - 1, "elsewhere")
     assert promote(workspace, "best-1")[0] == PROMOTED
 
 
-def test_of_two_promotions_at_once_one_is_accepted(workspace: Path):
+def test_a_promotion_that_was_taken_for_dead_changes_no_champion(workspace: Path):
+    """As one on a host whose clock is behind, seen from one whose clock is right."""
+    slow = Registry(MODEL)
+    champion, version = slow.version(CHAMPION), slow.version("1")
+    assert promote(workspace, "best-1")[0] == PROMOTED
+    assert version is not None
+    outcome = slow._crown(version, champion, Verdict(difference=None, reason=""))
+    assert outcome[:2] == (REFUSED, "another promotion has changed the champion")
+    assert policy_of(CHAMPION) == "best-1"
+
+
+@pytest.mark.fault
+def test_of_two_promotions_at_once_one_is_accepted(workspace: Path, fault: FaultLine):
+    before = bytes_of(workspace / "artifacts/policies")
     with get_context("fork").Pool(2) as pool:
         outcomes = pool.starmap(promote, [(workspace, "best-1")] * 2, chunksize=1)
+    with fault.recovery():
+        again = promote(workspace, "best-1")
     assert sorted(outcome for outcome, _ in outcomes) == [PROMOTED, REFUSED]
+    assert again == (REFUSED, "is the champion already: version 2")
     assert [policy_of(each) for each in (CHAMPION, PREVIOUS)] == ["best-1", "good-1"]
+    after = bytes_of(workspace / "artifacts/policies")
+    fault.tell(
+        "two promotions of a model at once",
+        "one was accepted; the other was refused and said why, exit code 1",
+        lost=[name for name, content in before.items() if after.get(name) != content],
+    )
 
 
 def test_a_promotion_killed_between_two_aliases_is_made_again(workspace: Path):

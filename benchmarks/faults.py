@@ -1,0 +1,78 @@
+"""What faults did, what was lost, how long recovery took: the tests of faults, with real outages.
+
+python -m benchmarks.faults    # on a machine with nothing else to do; writes results/faults.json
+
+Runs the tests marked `fault` three times, as root for the full disk. In `make test` outages are
+as short as they can be; here they last 20 s.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.demo import RESULTS, ROOT, machine, revision_of
+from grpo.artifacts.files import read_json, write_json
+from tests.faults import OUTAGE_SECONDS, ROWS
+
+OUT = RESULTS / "faults.json"
+REPEATS = 3
+FOLDERS = ("flows", "storage", "lineage", "registry", "pipeline")  # of tests
+
+
+def main() -> None:
+    """Runs, writes and shows."""
+    runs = [_run() for _ in range(REPEATS)]
+    names = [[row["test"] for row in rows] for rows in runs]
+    assert names == [names[0]] * REPEATS
+    lines = [
+        {**each[0], "recovery_seconds": [row["recovery_seconds"] for row in each]}
+        for each in zip(*runs)
+    ]
+    write_json(
+        OUT,
+        {
+            "command": "python -m benchmarks.faults",
+            "revision": revision_of("HEAD"),
+            "machine": machine(),
+            "outage_seconds": OUTAGE_SECONDS,
+            "faults": lines,
+        },
+    )
+    print(table(read_json(OUT)))
+
+
+def _run() -> list[dict[str, Any]]:
+    """Returns a line of every test."""
+    with tempfile.TemporaryDirectory() as folder:
+        rows = Path(folder) / "rows.jsonl"
+        folders = [str(ROOT / "tests" / name) for name in FOLDERS]
+        subprocess.run(
+            [sys.executable, "-m", "pytest", "-m", "fault", *folders],
+            cwd=ROOT,
+            env={**os.environ, ROWS: str(rows)},
+            check=True,
+        )
+        return [json.loads(line) for line in rows.read_text().splitlines()]
+
+
+def table(results: dict[str, Any]) -> str:
+    """Returns Markdown: a line for each fault."""
+    titles = ["fault", "what happened", "lost", "seconds to recover", "test"]
+    lines = [f"| {' | '.join(titles)} |", "|" + "---|" * len(titles)]
+    for each in results["faults"]:
+        seconds = each["recovery_seconds"]
+        middle = f"{np.median(seconds):.1f} [{min(seconds):.1f}, {max(seconds):.1f}]"
+        lost = ", ".join(each["lost"]) or "nothing"
+        test = each["test"].split(":")[-1].split("[")[0]
+        lines.append(f"| {each['fault']} | {each['happened']} | {lost} | {middle} | `{test}` |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
