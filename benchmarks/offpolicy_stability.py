@@ -44,7 +44,7 @@ from grpo.policies.routing import find_routers, recorded
 from grpo.policies.storage import load_base
 from grpo.policies.tokens import Decoding, TokenPolicy, TokenTrajectory
 from grpo.policy_params import RoutingMode, ScratchBase
-from grpo.sampling import sample_rollouts
+from grpo.sampling import drawn_from, sample_rollouts
 from grpo.scoring import score_rollouts
 from grpo.seeds import derive_seed
 from grpo.tasks.base import PromptTables
@@ -189,7 +189,7 @@ def judged(
     """Returns rollouts of the prompts, stored and read again as the pipeline does."""
     with tempfile.TemporaryDirectory() as scratch:
         batch = sample_rollouts(
-            policy,
+            drawn_from(policy),
             prompts.assign(rollouts=rollouts),
             rollouts_per_batch=512,
             seed=seed,

@@ -42,7 +42,6 @@ from grpo.policies.tokens import Decoding, TokenPolicy
 from grpo.ranks import joined, num_ranks, this_rank
 from grpo.report.drawing import styled
 from grpo.training import train_round
-from stages.entry import die_with_parent
 
 OUT = RESULTS / "scaling_training.json"
 FIGURE = ROOT / "docs" / "scaling_training.svg"
@@ -116,7 +115,7 @@ def _train_in_ranks(size: str, ranks: int, out: Path) -> None:
         with joined(ranks, "cpu", store=store):
             write_json(out / f"rank-{this_rank()}.json", _train(size, Scratch(str(out), "a")))
 
-    run_in_ranks(ranks, work, Usage(), store=store, begin=die_with_parent)
+    run_in_ranks(ranks, work, Usage(), store=store)
 
 
 def _train(size: str, scratch: Scratch) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from grpo.engines.gpus import visible_gpus
 from grpo.errors import ParameterError
 
 POLL_SECONDS = 0.2
@@ -20,15 +21,6 @@ class Slots:
 
     gpus: tuple[str, ...]
     descriptors: tuple[int, ...]
-
-
-def visible_gpus() -> tuple[str, ...]:
-    """Returns CUDA_VISIBLE_DEVICES, or the machine's NVIDIA devices; empty on a CPU machine."""
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is not None:
-        return tuple(each.strip() for each in chosen.split(",") if each.strip())
-    devices = Path("/dev").glob("nvidia[0-9]*")
-    return tuple(sorted((each.name.removeprefix("nvidia") for each in devices), key=int))
 
 
 @contextmanager

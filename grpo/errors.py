@@ -43,6 +43,10 @@ class BusyError(GrpoError, RuntimeError):
     """Another process holds what this one needs."""
 
 
+class EngineError(GrpoError, RuntimeError):
+    """Workers are lost again and again, or not to be had."""
+
+
 class StorageError(GrpoError, RuntimeError):
     """S3 lacks, refuses or has changed what is asked for; the message names the object."""
 

@@ -1,15 +1,14 @@
 """Rollouts of held-out prompts: drawn, scored, and a few of them chosen to be looked at."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
 
 import pandas as pd
 
 from grpo.artifacts.checkpoints import Scratch
 from grpo.artifacts.images import encode_png
-from grpo.policies.base import Policy
-from grpo.sampling import SampledBatch, sample_rollouts
-from grpo.scoring import Judged, RewardRule, judge_rollouts
+from grpo.engines.base import Engine
+from grpo.sampling import SampledBatch, sample_rollouts, stored_batches
+from grpo.scoring import Judged, judge_stored
 from grpo.seeds import derive_seed
 
 CHOSEN_PROMPTS = 12  # at most, equally many of every family
@@ -17,10 +16,10 @@ CHOSEN_ROLLOUTS = 4  # of each of them
 
 
 def draw_evaluation(
-    policy: Policy[Any],
+    engine: Engine,
     prompts: pd.DataFrame,
     *,
-    draws: Mapping[str, Any],
+    draws: Iterable[str],
     rollouts_per_prompt: int,
     rollouts_per_batch: int,
     seed: int,
@@ -33,33 +32,38 @@ def draw_evaluation(
 
     Args:
       prompts: Schema PROMPTS.
-      draws: What to set as the policy's `decoding`, by way of drawing.
+      draws: Names of ways of drawing.
     """
-    batches = {}
-    for kind, decoding in draws.items():
-        policy.decoding = decoding
-        batches[kind] = sample_rollouts(
-            policy,
+    return {
+        kind: sample_rollouts(
+            engine,
             prompts.assign(rollouts=1 if kind == "greedy" else rollouts_per_prompt),
             rollouts_per_batch=rollouts_per_batch,
             seed=derive_seed(seed, "evaluate", kind),
             scratch=scratch.within(kind).directory,
+            draws=kind,
             progress=progress,
         )
-    return batches
+        for kind in draws
+    }
 
 
 def score_evaluation(
-    batches: Mapping[str, SampledBatch],
-    prompts: pd.DataFrame,
-    rule: RewardRule,
+    engine: Engine,
+    draws: Iterable[str],
     *,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    scratch: Scratch,
+    progress: Callable[[int, int], None],
 ) -> dict[str, Judged]:
-    """Returns what was judged of what `draw_evaluation` drew, and its rewards."""
+    """Returns what was judged of what `draw_evaluation` drew, by way of drawing."""
     return {
-        kind: judge_rollouts(batch.table, prompts, rule, media=batch.media, progress=progress)
-        for kind, batch in batches.items()
+        kind: judge_stored(
+            engine,
+            stored_batches(scratch.within(kind).directory),
+            scratch=scratch.within(f"{kind}-judged").directory,
+            progress=progress,
+        )
+        for kind in draws
     }
 
 

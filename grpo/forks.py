@@ -10,9 +10,10 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 
-from grpo.artifacts.files import explained
+from grpo.artifacts.files import refused_by_the_system
 from grpo.artifacts.usage import Usage
 from grpo.errors import GrpoError, LostRankError
+from grpo.process import die_with_parent
 
 EXIT_WRONG_INPUT = 2
 EXIT_LOST_OTHERS = 3  # of a rank that cannot go on because another one has ended
@@ -25,7 +26,6 @@ def run_in_ranks(
     usage: Usage,
     *,
     store: Path,
-    begin: Callable[[int], None],
 ) -> None:
     """Does the work in `number` processes; here, if that is one, or if torchrun has started this.
 
@@ -33,7 +33,6 @@ def run_in_ranks(
 
     Args:
       store: The file by which they find each other.
-      begin: Called in each with the id of this process.
 
     Raises:
       GrpoError: What a rank says of wrong input.
@@ -48,9 +47,7 @@ def run_in_ranks(
     for rank in range(number):
         listener, speaker = context.Pipe(duplex=False)
         own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(number)}
-        process = context.Process(
-            target=_be_rank, args=(own, lambda: begin(here), work, usage, speaker)
-        )
+        process = context.Process(target=_be_rank, args=(own, here, work, usage, speaker))
         process.start()
         speaker.close()
         processes.append(process)
@@ -67,18 +64,18 @@ def run_in_ranks(
 
 def _be_rank(
     own: dict[str, str],
-    begin: Callable[[], None],
+    parent: int,
     work: Callable[[Usage], None],
     usage: Usage,
     speaker: Connection,
 ) -> None:
     """Does the work as one rank, and tells what is wrong with the input, or how long parts took."""
-    begin()
+    die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the parent, which ends its ranks
     # They listen on loopback only: nobody else is to reach them.
     os.environ |= {**own, "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
     try:
-        with explained():
+        with refused_by_the_system():
             work(usage)
     except GrpoError as error:
         speaker.send_bytes(str(error).encode())

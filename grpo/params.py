@@ -10,6 +10,7 @@ from pydantic import (
     Field,
     TypeAdapter,
     ValidationError,
+    field_validator,
 )
 
 from grpo.errors import ParameterError
@@ -56,6 +57,20 @@ class Machine(Strict):
     compile: bool  # by torch.compile, what updates compute; needs a C++ compiler
 
 
+class SamplingEngine(Strict):
+    """Who draws and judges rollouts: no byte depends on it, so no stage runs again for it."""
+
+    engine: Literal["local", "processes", "ray"]  # the stage itself, workers here, or on a cluster
+    workers: Positive
+
+    @field_validator("engine", mode="before")
+    @classmethod
+    def _is_no_sampler(cls, value: Any) -> Any:
+        if value == "vllm":
+            raise ValueError("must be local, processes or ray; vllm is a policy.sampler")
+        return value
+
+
 class Profile(Strict):
     rollouts_per_prompt: Positive
     rollouts_per_batch: Positive
@@ -98,6 +113,7 @@ class Evaluation(Strict):
 class Parameters(Strict):
     seed: Annotated[int, Field(ge=0)]
     machine: Machine
+    sampling: SamplingEngine
     task: Task
     policy: PolicyParams
     profile: Profile
@@ -176,6 +192,11 @@ def read_params(path: Path = PARAMS) -> Parameters:
     except ValidationError as error:
         raise ParameterError(f"{path}: {_explain(error)}") from None
     _check_rounds(params, path)
+    if params.sampling.engine == "local" and params.sampling.workers > 1:
+        raise ParameterError(
+            f"{path}: sampling.workers must be 1 with sampling.engine local, "
+            f"got {params.sampling.workers}; set the engine to processes or ray"
+        )
     if params.reward.judge == "reasoning_gym" and params.task.kind != "reasoning_gym":
         raise ParameterError(
             f"{path}: reward.judge reasoning_gym needs task.kind reasoning_gym, "

@@ -3,25 +3,27 @@
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 import torch
 
 from grpo.artifacts.files import write_json
-from grpo.artifacts.tables import REWARDS, read_table, write_table
+from grpo.engines.base import Engine
 from grpo.errors import ArtifactError, located
-from grpo.policies.base import Policy
+from grpo.policies.packed import Layout, select_packed
 from grpo.sampling import (
     PASSED,
     SampledBatch,
     concatenate,
     read_batch,
     sample_rollouts,
+    store_batch,
+    stored_batches,
     write_rollouts,
 )
-from grpo.scoring import RewardRule, score_rollouts
+from grpo.scoring import judge_stored
 from grpo.seeds import derive_seed
 from grpo.selection import History, Selection, is_uniform_group, visit
 from grpo.types import Cost
@@ -98,22 +100,21 @@ def draw_round(
     return _drawn(parts, _merge(parts, kept, source), len(candidates), skipped)
 
 
-def policy_source(
-    policy: Policy[Any],
+def engine_source(
+    engine: Engine,
     *,
-    rule: RewardRule | None,
-    tasks: pd.DataFrame,
+    layout: Layout,
     rollouts_per_batch: int,
     profile: Path | None,
     progress: Callable[[int, int], None],
 ) -> Source:
-    """Returns what draws from a policy, or takes what the profile has drawn from it.
+    """Returns what draws by an engine, or takes what the profile has drawn.
 
     A batch is judged once, however often the work is interrupted.
 
     Args:
-      rule: How to judge, if outcomes decide what is kept.
-      tasks: Schema PROMPTS.
+      engine: Draws, and judges if outcomes decide what is kept.
+      layout: Of stored rollouts.
       profile: The profile's rollouts, if they are to be trained on.
 
     Raises:
@@ -124,9 +125,11 @@ def policy_source(
     def draw(prompts: pd.DataFrame, seed: int, scratch: Path) -> SampledBatch:
         if reused is not None:
             with located(profile):
-                return take_rollouts(policy, reused, prompts)
+                taken = take_rollouts(layout, reused, prompts)
+            store_batch(scratch, taken)  # where what is drawn would be, to be judged alike
+            return taken
         return sample_rollouts(
-            policy,
+            engine,
             prompts,
             rollouts_per_batch=rollouts_per_batch,
             seed=seed,
@@ -135,19 +138,16 @@ def policy_source(
         )
 
     def judge(batch: SampledBatch, scratch: Path) -> pd.DataFrame:
-        assert rule is not None
-        path = scratch / "rewards.parquet"
-        if not path.exists():
-            write_table(score_rollouts(batch.table, tasks, rule, media=batch.media), path, REWARDS)
-        return read_table(path, REWARDS)
+        stored = stored_batches(scratch)
+        return judge_stored(engine, stored, scratch=scratch / "judged").rewards
 
     def keep(batch: SampledBatch, prompts: set[str]) -> SampledBatch:
-        return _select(policy, batch, batch.table["prompt_id"].isin(prompts).to_numpy())
+        return _select(layout, batch, batch.table["prompt_id"].isin(prompts).to_numpy())
 
     return Source(draw, judge, keep)
 
 
-def take_rollouts(policy: Policy[Any], stored: SampledBatch, prompts: pd.DataFrame) -> SampledBatch:
+def take_rollouts(layout: Layout, stored: SampledBatch, prompts: pd.DataFrame) -> SampledBatch:
     """Returns the first rollouts of each prompt, as many as it asks for and there are, for free.
 
     Raises:
@@ -160,7 +160,7 @@ def take_rollouts(policy: Policy[Any], stored: SampledBatch, prompts: pd.DataFra
         raise ArtifactError(f"holds no rollouts of the prompt {example!r}; rerun the stage profile")
     sizes = known.map(prompts.set_index("prompt_id")["rollouts"]).fillna(0)
     member = stored.table.groupby("prompt_id").cumcount()
-    batch = _select(policy, stored, (member < sizes).to_numpy())
+    batch = _select(layout, stored, (member < sizes).to_numpy())
     return SampledBatch(table=batch.table, tensors=batch.tensors, cost=Cost())
 
 
@@ -207,11 +207,11 @@ def _merge(parts: list[SampledBatch], kept: set[str], source: Source) -> Sampled
     )
 
 
-def _select(policy: Policy[Any], batch: SampledBatch, kept: np.ndarray) -> SampledBatch:
+def _select(layout: Layout, batch: SampledBatch, kept: np.ndarray) -> SampledBatch:
     """Returns some rollouts of a batch at the cost of all."""
     group = torch.tensor(batch.table["group"].to_numpy())
     return SampledBatch(
         table=batch.table[kept].reset_index(drop=True),
-        tensors=policy.repack(batch.tensors, group, torch.tensor(kept)),
+        tensors=select_packed(layout, batch.tensors, group, torch.tensor(kept)),
         cost=batch.cost,
     )

@@ -10,9 +10,10 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from grpo.artifacts.files import read_json, write_json
+from grpo.artifacts.files import atomic_path, read_json, write_json
 from grpo.artifacts.tables import ROLLOUTS, read_table, write_table
 from grpo.artifacts.tensors import read_tensors, write_tensors
+from grpo.engines.base import Engine, Job, Local, Skill, Work
 from grpo.errors import ArtifactError
 from grpo.policies.base import Policy
 from grpo.seeds import derive_seed
@@ -38,33 +39,67 @@ class SampledBatch:
 
 
 def sample_rollouts(
-    policy: Policy[Any],
+    engine: Engine,
     prompts: pd.DataFrame,
     *,
     rollouts_per_batch: int,
     seed: int,
     scratch: Path,
+    draws: str = "sampled",
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> SampledBatch:
     """Returns rollouts of all prompts, drawn batch by batch.
 
-    A batch is fixed by the prompts and `rollouts_per_batch` alone and has its own seed, so a
-    finished batch found in `scratch` is taken instead of drawn again.
+    A batch is fixed by the prompts and `rollouts_per_batch` alone and has its own seed, so it
+    does not matter who draws it or when, and one that is found in `scratch` is not drawn again.
 
     Args:
+      engine: Of which `drawing` is a skill.
       prompts: Columns prompt_id, prompt, rollouts; the group is the row's position.
+      draws: The name of a way of drawing.
       progress: Called with the batches done and their number.
     """
-    plan = _plan_batches(prompts, rollouts_per_batch)
-    batches: list[SampledBatch] = []
-    for index, batch in enumerate(plan):
-        progress(index, len(plan))
-        stored = scratch / f"batch-{index:05d}"
-        if not (stored / COST).exists():
-            write_batch(stored, _sample_batch(policy, batch, seed=derive_seed(seed, index)))
-        batches.append(read_batch(stored))
-    progress(len(plan), len(plan))
-    return concatenate(batches)
+    jobs = [
+        Job(
+            "draw",
+            {"prompts": batch.to_dict("list"), "draws": draws, "seed": derive_seed(seed, index)},
+            _place(scratch, index),
+        )
+        for index, batch in enumerate(_plan_batches(prompts, rollouts_per_batch))
+    ]
+    engine.finish(jobs, progress)
+    return concatenate([read_batch(job.out) for job in jobs])
+
+
+def drawing(load: Callable[[], Policy[Any]], draws: Mapping[str, Any]) -> Skill:
+    """Returns the skill "draw".
+
+    Args:
+      draws: What to set as the policy's `decoding`, by the name of a way of drawing.
+    """
+
+    def draw(order: dict[str, Any], out: Path) -> None:
+        policy = load()
+        policy.decoding = draws[order["draws"]]
+        write_batch(out, _sample_batch(policy, pd.DataFrame(order["prompts"]), seed=order["seed"]))
+
+    return draw
+
+
+def drawn_from(policy: Policy[Any]) -> Engine:
+    """Returns the engine that draws from a policy in this process, as it is."""
+    return Local(Work({"draw": drawing(lambda: policy, {"sampled": policy.decoding})}))
+
+
+def stored_batches(scratch: Path) -> list[Path]:
+    """Returns the directories of the batches in a scratch, in their order."""
+    return sorted(scratch.glob("batch-*"))
+
+
+def store_batch(scratch: Path, batch: SampledBatch) -> None:
+    """Writes rollouts that were not drawn here as the only batch of a scratch."""
+    with atomic_path(_place(scratch, 0)) as temporary:
+        write_batch(temporary, batch)
 
 
 def write_rollouts(
@@ -113,7 +148,7 @@ def concatenate(batches: list[SampledBatch]) -> SampledBatch:
 
 
 def write_batch(directory: Path, batch: SampledBatch) -> None:
-    """Writes a batch; the cost comes last and marks it as whole."""
+    """Writes a batch."""
     directory.mkdir(parents=True, exist_ok=True)
     write_table(batch.table, directory / "table.parquet", ROLLOUTS)
     write_tensors(directory / "tensors.safetensors", batch.tensors)
@@ -136,9 +171,14 @@ def read_batch(directory: Path) -> SampledBatch:
     return SampledBatch(table=table, tensors=tensors, cost=cost)
 
 
+def _place(scratch: Path, index: int) -> Path:
+    return scratch / f"batch-{index:05d}"
+
+
 def _plan_batches(prompts: pd.DataFrame, rollouts_per_batch: int) -> list[pd.DataFrame]:
     """Returns the prompts in batches of similar length, so that little is padded."""
-    numbered = prompts.reset_index(drop=True).assign(group=range(len(prompts)))
+    asked = prompts[["prompt_id", "prompt", "rollouts"]]
+    numbered = asked.reset_index(drop=True).assign(group=range(len(prompts)))
     ordered = numbered.sort_values(["prompt"], key=lambda column: column.str.len(), kind="stable")
     before = ordered["rollouts"].cumsum() - ordered["rollouts"]
     return [batch for _, batch in ordered.groupby(before // rollouts_per_batch)]

@@ -3,16 +3,24 @@
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import pandas as pd
+import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from grpo.errors import ArtifactError
+from grpo.artifacts.files import read_json, write_json
+from grpo.artifacts.tables import REWARDS, ROLLOUTS, count_rows, read_table, write_table
+from grpo.artifacts.tensors import read_rows
+from grpo.engines.base import Engine, Job, Skill
+from grpo.errors import ArtifactError, located
 from grpo.rewards.base import Judge, Outcome, Task, Viewer, judge_media, judge_text
 
+TABLE = "table.parquet"
 MEDIA_AT_ONCE = 16  # images or clips that a viewer gets in one call
+ROLLOUTS_PER_SHARD = 8 * MEDIA_AT_ONCE  # a multiple: calls stay the same, whoever makes them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,13 +54,63 @@ class Judged(NamedTuple):
     rewards: pd.DataFrame
 
 
+def judge_stored(
+    engine: Engine,
+    stored: Sequence[Path],
+    *,
+    scratch: Path,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Judged:
+    """Returns what was judged of stored rollouts, in their order, shard by shard.
+
+    Args:
+      engine: Of which `judging` is a skill.
+      stored: Directories as `grpo.sampling.write_batch` writes them.
+      scratch: Where finished shards are kept.
+      progress: Called with the shards done and their number.
+    """
+    orders = [
+        {"rollouts": str(each), "start": start, "end": start + ROLLOUTS_PER_SHARD}
+        for each in stored
+        # Of an empty table a first shard, which says so.
+        for start in range(0, max(1, count_rows(each / TABLE)), ROLLOUTS_PER_SHARD)
+    ]
+    jobs = [Job("judge", each, scratch / f"shard-{n:05d}") for n, each in enumerate(orders)]
+    engine.finish(jobs, progress)
+    rewards = [read_table(job.out / "rewards.parquet", REWARDS) for job in jobs]
+    texts = [text for job in jobs for text in read_json(job.out / "texts.json")]
+    return Judged(texts, pd.concat(rewards, ignore_index=True))
+
+
+def judging(rule: RewardRule, prompts: pd.DataFrame) -> Skill:
+    """Returns the skill "judge".
+
+    Args:
+      prompts: Schema PROMPTS.
+    """
+
+    def judge(order: dict[str, Any], out: Path) -> None:
+        stored = Path(order["rollouts"])
+        table = read_table(stored / TABLE, ROLLOUTS)[order["start"] : order["end"]]
+        media = None
+        if rule.looks_at_media:
+            media = torch.stack(
+                read_rows(stored / "tensors.safetensors", "media", list(table.index))
+            )
+        with located(stored / TABLE):
+            judged = judge_rollouts(table, prompts, rule, media=media)
+        write_table(judged.rewards, out / "rewards.parquet", REWARDS)
+        write_json(out / "texts.json", judged.texts)
+
+    return judge
+
+
 def judge_rollouts(
     rollouts: pd.DataFrame,
     prompts: pd.DataFrame,
     rule: RewardRule,
     *,
     media: UInt8[Tensor, " rollout *sample"] | None = None,
-    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Judged:
     """Returns what was judged, and outcome, reward and status per rollout.
 
@@ -60,7 +118,6 @@ def judge_rollouts(
       rollouts: Schema ROLLOUTS.
       prompts: Schema PROMPTS.
       media: What was drawn, row by row with `rollouts`, if the rule looks at media.
-      progress: Called with the rollouts done and their number.
 
     Raises:
       ArtifactError: If a rollout's prompt is not among `prompts`, or the rule looks at media and
@@ -69,7 +126,7 @@ def judge_rollouts(
     tasks = _tasks_of(rollouts, prompts)
     texts, rows = [], []
     judged = zip(rollouts.to_dict("records"), _judge_each(rollouts, tasks, rule.judge, media))
-    for number, (row, (text, outcome)) in enumerate(judged, start=1):
+    for row, (text, outcome) in judged:
         solved = float(outcome.score >= rule.threshold)
         value = solved if rule.maximize == "outcome" else outcome.score
         penalty = 0.0 if row["is_finished"] else rule.unfinished_penalty
@@ -83,7 +140,6 @@ def judge_rollouts(
                 "status": outcome.status,
             }
         )
-        progress(number, len(rollouts))
     return Judged(texts, pd.DataFrame(rows))
 
 
@@ -93,10 +149,9 @@ def score_rollouts(
     rule: RewardRule,
     *,
     media: UInt8[Tensor, " rollout *sample"] | None = None,
-    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> pd.DataFrame:
     """Returns the rewards of `judge_rollouts`, which says what it takes and raises."""
-    return judge_rollouts(rollouts, prompts, rule, media=media, progress=progress).rewards
+    return judge_rollouts(rollouts, prompts, rule, media=media).rewards
 
 
 def score_captions(

@@ -1,22 +1,20 @@
 """Runs a stage: paths from the command line, one lock, measured usage, errors in one line."""
 
-import ctypes
 import inspect
 import os
-import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from grpo.artifacts.checkpoints import WORK, Scratch
-from grpo.artifacts.files import digest, exclusive, explained
+from grpo.artifacts.files import digest, exclusive, refused_by_the_system
 from grpo.artifacts.usage import measured
 from grpo.errors import ArtifactError, GrpoError, LostRankError
 from grpo.params import Parameters
+from grpo.process import die_with_parent
 
 EXIT_LOST_RANK = 1  # a rerun may cure it, so that flows try again
 EXIT_WRONG_INPUT = 2
-PR_SET_PDEATHSIG = 1
 PARENT = os.getppid()
 
 
@@ -37,11 +35,8 @@ def run(main: Callable[..., None], *, stage: str) -> None:
             raise ArtifactError(
                 f"python -m stages.{stage} takes the paths {' '.join(expected)}, got {len(paths)}"
             )
-        with (
-            explained(),
-            exclusive(WORK / f"{name}.lock", f"stage {name}"),
-            measured(name) as usage,
-        ):
+        lock = exclusive(WORK / f"{name}.lock", f"stage {name}")
+        with refused_by_the_system(), lock, measured(name) as usage:
             main(usage, *paths)
     except GrpoError as error:
         print(" ".join(str(error).split()), file=sys.stderr)
@@ -49,14 +44,10 @@ def run(main: Callable[..., None], *, stage: str) -> None:
 
 
 def scratch_of(stage: str, inputs: list[Path], params: Parameters) -> Scratch:
-    """Returns the stage's scratch, bound to the library's code, its inputs and parameters."""
+    """Returns the stage's scratch, bound to the library's code, its inputs and parameters.
+
+    Not to who samples: another engine, or number of workers, goes on from the same batches.
+    """
     code = [Path("grpo"), Path("stages")]
-    return Scratch(stage, digest([*code, *inputs], params.model_dump(mode="json")))
-
-
-def die_with_parent(parent: int) -> None:
-    """Asks the kernel to end this process when its parent dies: dvc, or a rank's stage."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # it died before the call
-            sys.exit(1)
+    deciding = params.model_dump(mode="json", exclude={"sampling"})
+    return Scratch(stage, digest([*code, *inputs], deciding))

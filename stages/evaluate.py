@@ -6,14 +6,12 @@ from pathlib import Path
 from grpo.artifacts.files import write_json
 from grpo.artifacts.tables import EVALUATION, EVALUATION_SAMPLES, PROMPTS, read_table, write_table
 from grpo.artifacts.usage import Usage
+from grpo.build.drawing import Drawing, make_drawing
 from grpo.build.draws import draws_of_evaluation
-from grpo.build.machine import prepare_machine
-from grpo.build.policies import load_sampler
-from grpo.build.rewards import build_reward
+from grpo.build.engines import open_engine
 from grpo.evaluation import evaluate_prompts, summarize_evaluation
 from grpo.evaluation_rollouts import choose_samples, draw_evaluation, score_evaluation
-from grpo.params import DATA, read_params
-from grpo.scoring import without_shaping
+from grpo.params import read_params
 from grpo.types import Cost
 from stages.entry import run, scratch_of
 from stages.progress import shown
@@ -24,26 +22,25 @@ def main(
 ) -> None:
     """Writes results per prompt, a few rollouts to look at, and a summary with intervals."""
     params = read_params()
-    prepare_machine(params.machine)
-    rule = without_shaping(build_reward(params, DATA))
     table = read_table(prompts, PROMPTS)
     scratch = scratch_of(f"evaluate@{out.stem}", [base, policy, prompts], params)
     draws = draws_of_evaluation(params)
-    loaded = load_sampler(params, base=base, directory=policy, draws=draws["sampled"])
-    with usage.part("sampling"), shown(out.stem) as progress:
-        batches = draw_evaluation(
-            loaded,
-            table,
-            draws=draws,
-            rollouts_per_prompt=params.evaluation.rollouts_per_prompt,
-            rollouts_per_batch=params.evaluation.rollouts_per_batch,
-            seed=params.seed,
-            scratch=scratch,
-            progress=progress,
-        )
-    usage.move("sampling", "simulation", loaded.waited_seconds)
-    with usage.part("scoring"), shown(f"score {out.stem}") as progress:
-        judged = score_evaluation(batches, table, rule, progress=progress)
+    setup = Drawing(params=params, prompts=prompts, asked_by="evaluation", base=base, policy=policy)
+    with open_engine(make_drawing, setup) as engine:
+        with usage.part("sampling"), shown(out.stem) as progress:
+            batches = draw_evaluation(
+                engine,
+                table,
+                draws=draws,
+                rollouts_per_prompt=params.evaluation.rollouts_per_prompt,
+                rollouts_per_batch=params.evaluation.rollouts_per_batch,
+                seed=params.seed,
+                scratch=scratch,
+                progress=progress,
+            )
+        usage.move("sampling", engine.seconds())
+        with usage.part("scoring"), shown(f"score {out.stem}") as progress:
+            judged = score_evaluation(engine, draws, scratch=scratch, progress=progress)
     greedy = judged["greedy"].rewards if "greedy" in judged else None
     evaluated = evaluate_prompts(table, judged["sampled"].rewards, greedy)
     summary = summarize_evaluation(

@@ -2,28 +2,28 @@
 
 from pathlib import Path
 
-from grpo.artifacts.tables import PROMPTS, REWARDS, ROLLOUTS, read_table, write_table
-from grpo.artifacts.tensors import read_tensors
+from grpo.artifacts.tables import REWARDS, write_table
 from grpo.artifacts.usage import Usage
-from grpo.build.rewards import build_reward
-from grpo.errors import located
-from grpo.params import DATA, read_params
-from grpo.scoring import score_rollouts
-from stages.entry import run
+from grpo.build.engines import open_engine
+from grpo.build.judging import Judging, make_judging
+from grpo.params import read_params
+from grpo.scoring import judge_stored
+from stages.entry import run, scratch_of
 from stages.progress import shown
 
 
 def main(usage: Usage, prompts: Path, rollouts: Path, out: Path) -> None:
     """Writes outcome, reward and status of every rollout."""
-    rule = build_reward(read_params(), DATA)
-    path = rollouts / "table.parquet"
-    table, tasks = read_table(path, ROLLOUTS), read_table(prompts, PROMPTS)
-    media = None
-    if rule.looks_at_media:
-        media = read_tensors(rollouts / "tensors.safetensors").get("media")
-    with usage.part("scoring"), shown(f"score {out.stem}") as progress, located(path):
-        rewards = score_rollouts(table, tasks, rule, media=media, progress=progress)
-    write_table(rewards, out, REWARDS)
+    params = read_params()
+    scratch = scratch_of(f"score@{out.stem}", [prompts, rollouts], params)
+    with (
+        open_engine(make_judging, Judging(params=params, prompts=prompts)) as engine,
+        usage.part("scoring"),
+        shown(f"score {out.stem}") as progress,
+    ):
+        judged = judge_stored(engine, [rollouts], scratch=scratch.directory, progress=progress)
+    write_table(judged.rewards, out, REWARDS)
+    scratch.clear()
 
 
 if __name__ == "__main__":

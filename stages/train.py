@@ -9,7 +9,7 @@ from grpo.build.rounds import load_round, save_round, train_loaded
 from grpo.forks import run_in_ranks
 from grpo.params import Parameters, read_params
 from grpo.ranks import joined, this_rank
-from stages.entry import die_with_parent, run, scratch_of
+from stages.entry import run, scratch_of
 from stages.progress import shown
 
 
@@ -32,7 +32,7 @@ def main(
         with joined(ranks, params.machine.device, store=store):
             _train(params, usage, [base, start, rollouts, rewards], policy_out, training_out)
 
-    run_in_ranks(ranks, work, usage, store=store, begin=die_with_parent)
+    run_in_ranks(ranks, work, usage, store=store)
 
 
 def _train(

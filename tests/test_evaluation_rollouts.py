@@ -12,17 +12,17 @@ from PIL import Image
 
 from grpo.artifacts.checkpoints import Scratch
 from grpo.artifacts.tables import EVALUATION_SAMPLES, write_table
+from grpo.engines.base import Local, Work
 from grpo.evaluation_rollouts import (
     CHOSEN_PROMPTS,
     CHOSEN_ROLLOUTS,
     choose_samples,
     draw_evaluation,
-    score_evaluation,
 )
 from grpo.policies.tokens import Decoding
 from grpo.rewards.base import View
-from grpo.sampling import SampledBatch
-from grpo.scoring import RewardRule, TextJudge, without_shaping
+from grpo.sampling import SampledBatch, drawing
+from grpo.scoring import RewardRule, TextJudge, judge_rollouts, without_shaping
 from grpo.types import Cost
 from tests.policies.tiny import tiny_policy
 
@@ -66,8 +66,8 @@ def batch_of(prompts: pd.DataFrame, text: str, *, rollouts: int = 6) -> SampledB
 
 
 def samples_of(prompts: pd.DataFrame, batch: SampledBatch, rule: RewardRule) -> pd.DataFrame:
-    batches = {"sampled": batch}
-    return choose_samples(prompts, batches, score_evaluation(batches, prompts, rule))
+    judged = judge_rollouts(batch.table, prompts, rule, media=batch.media)
+    return choose_samples(prompts, {"sampled": batch}, {"sampled": judged})
 
 
 @pytest.mark.parametrize(
@@ -136,16 +136,17 @@ def test_draws_are_those_of_the_seed_and_greedy_draws_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
-    prompts = prompts_of(2, 2)
+    prompts, policy = prompts_of(2, 2), tiny_policy()
+    draws = {
+        "greedy": Decoding(temperature=0.0, max_steps=4),
+        "sampled": Decoding(temperature=1.0, max_steps=4),
+    }
 
     def draw(fingerprint: str) -> dict[str, SampledBatch]:
         return draw_evaluation(
-            tiny_policy(),
+            Local(Work({"draw": drawing(lambda: policy, draws)})),
             prompts,
-            draws={
-                "greedy": Decoding(temperature=0.0, max_steps=4),
-                "sampled": Decoding(temperature=1.0, max_steps=4),
-            },
+            draws=draws,
             rollouts_per_prompt=3,
             rollouts_per_batch=6,
             seed=0,

@@ -10,11 +10,21 @@ import torch
 
 from grpo.artifacts.files import read_json
 from grpo.artifacts.tables import ROLLOUTS, write_table
+from grpo.engines.base import Local, Work
 from grpo.errors import ArtifactError
+from grpo.policies.packed import select_packed
 from grpo.rewards.base import Task
-from grpo.rollout import DrawnRound, Source, draw_round, policy_source, write_round
-from grpo.sampling import SampledBatch, read_batch, read_passed, sample_rollouts, write_batch
-from grpo.scoring import RewardRule, TextJudge
+from grpo.rollout import DrawnRound, Source, draw_round, engine_source, write_round
+from grpo.sampling import (
+    SampledBatch,
+    drawing,
+    drawn_from,
+    read_batch,
+    read_passed,
+    sample_rollouts,
+    write_batch,
+)
+from grpo.scoring import RewardRule, TextJudge, judging
 from grpo.selection import (
     Selection,
     compose,
@@ -76,10 +86,14 @@ def draw(
         if batches == stop_at:
             raise Interrupted
 
-    source = policy_source(
-        policy_of(),
-        rule=rule(),
-        tasks=CANDIDATES.drop(columns="rollouts"),
+    policy = policy_of()
+    skills = {
+        "draw": drawing(lambda: policy, {"sampled": policy.decoding}),
+        "judge": judging(rule(), CANDIDATES.drop(columns="rollouts")),
+    }
+    source = engine_source(
+        Local(Work(skills)),
+        layout=policy.layout,
         rollouts_per_batch=4,
         profile=profile,
         progress=progress,
@@ -89,7 +103,7 @@ def draw(
 
 def write_profile(directory: Path, rollouts: int = 4) -> SampledBatch:
     batch = sample_rollouts(
-        policy_of(),
+        drawn_from(policy_of()),
         CANDIDATES.assign(rollouts=rollouts),
         rollouts_per_batch=16,
         seed=7,
@@ -206,7 +220,7 @@ def test_a_round_is_stored_with_its_counts_and_what_it_passed_over(
 def test_without_a_selection_a_round_is_what_sampling_gives(tmp_path: Path):
     drawn = draw(tmp_path / "a", compose())
     plain = sample_rollouts(
-        policy_of(), CANDIDATES, rollouts_per_batch=4, seed=0, scratch=tmp_path / "b"
+        drawn_from(policy_of()), CANDIDATES, rollouts_per_batch=4, seed=0, scratch=tmp_path / "b"
     )
     pd.testing.assert_frame_equal(drawn.batch.table, plain.table)
     assert drawn.batch.cost == plain.cost
@@ -262,17 +276,17 @@ def test_a_prompt_that_the_profile_lacks_is_named(tmp_path: Path):
 
 
 def test_packed_rollouts_that_do_not_fit_are_refused(tmp_path: Path):
-    stored, policy = write_profile(tmp_path), policy_of()
+    stored, layout = write_profile(tmp_path), policy_of().layout
     group = torch.tensor(stored.table["group"].to_numpy())
     kept = torch.ones(len(group), dtype=torch.bool)
-    assert policy.repack(stored.tensors, group, kept).keys() == stored.tensors.keys()
+    assert select_packed(layout, stored.tensors, group, kept).keys() == stored.tensors.keys()
     short = {**stored.tensors, "tokens": stored.tensors["tokens"][:-1]}
     with pytest.raises(ArtifactError, match="tokens must have"):
-        policy.repack(short, group, kept)
+        select_packed(layout, short, group, kept)
     with pytest.raises(ArtifactError, match="rollouts of 12 prompts"):
-        policy.repack(stored.tensors, group[:-1], kept[:-1])
+        select_packed(layout, stored.tensors, group[:-1], kept[:-1])
     with pytest.raises(ArtifactError, match="must hold"):
-        policy.repack({"tokens": stored.tensors["tokens"]}, group, kept)
+        select_packed(layout, {"tokens": stored.tensors["tokens"]}, group, kept)
 
 
 def test_kept_rollouts_keep_their_experts():
@@ -282,7 +296,7 @@ def test_kept_rollouts_keep_their_experts():
     sizes = [3, 2, 4, 2]
     trajectory, logp = policy.sample(prompts, group_sizes=sizes, generator=seeded())
     kept = torch.tensor([False] * 3 + [True] * 2 + [True, False] * 2 + [True] * 2)
-    packed = policy.repack(trajectory.pack(logp), trajectory.group, kept)
+    packed = select_packed(policy.layout, trajectory.pack(logp), trajectory.group, kept)
     again, stored_logp = policy.unpack(packed, trajectory.group[kept])
     steps = again.mask.shape[1]
     assert torch.equal(stored_logp, logp[kept][:, :steps])

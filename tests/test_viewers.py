@@ -2,37 +2,55 @@
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 
+from grpo.engines.base import Local, Work
 from grpo.errors import ArtifactError
 from grpo.rewards import ocr
 from grpo.rewards.base import Task, View, Viewer
 from grpo.rewards.frames import FRAMES_PER_CLIP, take_frames
-from grpo.scoring import MEDIA_AT_ONCE, Judged, RewardRule, judge_rollouts
+from grpo.sampling import SampledBatch, write_batch
+from grpo.scoring import (
+    MEDIA_AT_ONCE,
+    ROLLOUTS_PER_SHARD,
+    Judged,
+    RewardRule,
+    judge_rollouts,
+    judge_stored,
+    judging,
+)
 from grpo.tasks.glyphs import Drawing, draw_texts
+from grpo.types import Cost
 
 TASK = Task(family="digits", prompt="draw 234", answer="234", entry={})
 STYLE = Drawing(16, 32, 11, 8)
 BROKEN, ODD = 7, 9  # pixels of the items that a test's viewer cannot judge
 
 
-def judge(view: Viewer, media: np.ndarray, progress=lambda done, total: None) -> Judged:
-    """Judges one rollout per row of `media`, all of one prompt."""
-    rollouts = pd.DataFrame({"rollout_id": [f"p/{row}" for row in range(len(media))]})
-    prompts = pd.DataFrame(
-        [{"prompt_id": "p", "family": "f", "prompt": "draw 234", "answer": "234", "entry": "{}"}]
-    )
-    return judge_rollouts(
-        rollouts.assign(prompt_id="p", text="", is_finished=True),
-        prompts,
-        RewardRule(judge=view, threshold=0.5, maximize="score", unfinished_penalty=0.0),
-        media=torch.from_numpy(media),
-        progress=progress,
-    )
+PROMPTS = pd.DataFrame(
+    [{"prompt_id": "p", "family": "f", "prompt": "draw 234", "answer": "234", "entry": "{}"}]
+)
+
+
+def rollouts_of(media: np.ndarray) -> pd.DataFrame:
+    """Returns one rollout per row of `media`, all of one prompt."""
+    ids = [f"p/{row}" for row in range(len(media))]
+    table = pd.DataFrame({"rollout_id": ids, "prompt_id": "p", "group": 0, "text": ""})
+    return table.assign(steps=1, is_finished=True)
+
+
+def rule_of(view: Viewer) -> RewardRule:
+    return RewardRule(judge=view, threshold=0.5, maximize="score", unfinished_penalty=0.0)
+
+
+def judge(view: Viewer, media: np.ndarray) -> Judged:
+    rollouts = rollouts_of(media)
+    return judge_rollouts(rollouts, PROMPTS, rule_of(view), media=torch.from_numpy(media))
 
 
 def items(values: Sequence[int], *shape: int) -> np.ndarray:
@@ -73,22 +91,31 @@ def test_a_viewer_that_loses_items_is_failed_not_misread():
     assert rewards["status"].tolist() == ["failed", "failed"]
 
 
-def test_every_item_is_seen_once_in_batches_that_move_the_bar():
+def test_shards_show_the_viewer_what_it_would_see_without_them(tmp_path: Path):
+    """Each item once, in batches of the same items: numbers may depend on who is beside whom."""
     batches: list[list[int]] = []
-    moments: list[tuple[int, int]] = []  # batches seen, rollouts done
 
     def view(media: np.ndarray, tasks: Sequence[Task]) -> list[View]:
         assert len(media) == len(tasks)
         batches.append([int(each.flat[0]) for each in media])
-        return [View("", 1.0) for _ in tasks]
+        return [View(str(each.flat[0]), each.flat[0] / 255) for each in media]
 
-    count = 2 * MEDIA_AT_ONCE + 1
-    media = items(range(count), 1, 2, 2)
-    judge(view, media, lambda done, total: moments.append((len(batches), done)))
-    assert [len(each) for each in batches] == [MEDIA_AT_ONCE, MEDIA_AT_ONCE, 1]
-    assert [each for batch in batches for each in batch] == list(range(count))
-    assert moments[MEDIA_AT_ONCE - 1] == (1, MEDIA_AT_ONCE)  # before the second batch is seen
-    assert moments[-1] == (3, count)
+    media = items(range(ROLLOUTS_PER_SHARD + MEDIA_AT_ONCE + 1), 1, 2, 2)
+    whole = judge(view, media)
+    tensors = {"media": torch.from_numpy(media)}
+    write_batch(tmp_path, SampledBatch(table=rollouts_of(media), tensors=tensors, cost=Cost()))
+    moments: list[tuple[int, int]] = []
+    sharded = judge_stored(
+        Local(Work({"judge": judging(rule_of(view), PROMPTS)})),
+        [tmp_path],
+        scratch=tmp_path / "judged",
+        progress=lambda done, total: moments.append((done, total)),
+    )
+    assert batches[: len(batches) // 2] == batches[len(batches) // 2 :]
+    assert [each for batch in batches for each in batch] == [*range(len(media))] * 2
+    assert sharded.texts == whole.texts
+    pd.testing.assert_frame_equal(sharded.rewards, whole.rewards)
+    assert moments == [(0, 2), (1, 2), (2, 2)]
 
 
 def test_media_must_be_there():

@@ -29,32 +29,27 @@ def atomic_path(path: Path) -> Iterator[Path]:
     and a temporary sibling that the next writer removes.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    with temporary_beside(path) as temporary:
+        try:
+            yield temporary
+            replace_whole(temporary, path)
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                error.filename = str(path)  # some libraries name no file, others the temporary one
+            raise
+
+
+@contextmanager
+def temporary_beside(path: Path) -> Iterator[Path]:
+    """Yields a sibling of `path` that is removed, as are those that killed processes have left."""
     for left in path.parent.glob(f".{glob.escape(path.name)}.*.*"):
         if not _is_alive(left):
             remove(left)
     temporary = path.parent / f".{path.name}.{os.getpid()}.tmp"
     try:
         yield temporary
-        replace_whole(temporary, path)
-    except OSError as error:
-        if error.errno in NO_ROOM:
-            error.filename = str(path)  # some libraries name no file, others the temporary one
-        raise
     finally:
         remove(temporary)
-
-
-@contextmanager
-def explained() -> Iterator[None]:
-    """Raises an ArtifactError where a disk is full or must not be written to."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (*NO_ROOM, errno.EROFS, errno.EACCES):
-            raise
-        where, reason = error.filename or "the workspace", os.strerror(error.errno)
-        message = f"{where}: {reason}; make room or permit writing, then rerun"
-        raise ArtifactError(message) from None
 
 
 def replace_whole(source: Path, target: Path) -> None:
@@ -63,6 +58,22 @@ def replace_whole(source: Path, target: Path) -> None:
         if file.is_file():
             _sync(file)
     _replace(source, target)
+
+
+@contextmanager
+def refused_by_the_system() -> Iterator[None]:
+    """Makes one line of a disk that is full, or a place that may not be written.
+
+    Raises:
+      ArtifactError: In place of such an OSError of the block.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (*NO_ROOM, errno.EROFS, errno.EACCES):
+            raise
+        where, reason = error.filename or "the workspace", os.strerror(error.errno)
+        raise ArtifactError(f"{where}: {reason}; make room or permit writing, then rerun") from None
 
 
 def write_bytes(path: Path, content: bytes) -> None:

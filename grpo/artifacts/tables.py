@@ -1,5 +1,7 @@
 """Every table of the pipeline: its schema, and validated reading and writing of parquet."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -138,8 +140,26 @@ def read_table(path: Path, schema: pa.DataFrameSchema) -> pd.DataFrame:
     Raises:
       ArtifactError: If the file is missing, no parquet, or breaks the schema.
     """
-    try:
+    with _explained(path):
         frame = pd.read_parquet(path, engine="pyarrow")
+    return validate(frame, schema, path)
+
+
+def count_rows(path: Path) -> int:
+    """Returns how many rows a table says that it has; nothing else of it is read.
+
+    Raises:
+      ArtifactError: If the file is missing or no parquet.
+    """
+    with _explained(path):
+        return int(parquet.read_metadata(path).num_rows)
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Raises an ArtifactError where a parquet file is missing or broken."""
+    try:
+        yield
     except FileNotFoundError:
         raise ArtifactError(f"{path}: no such file; run the stage that writes it") from None
     except (arrow.ArrowException, OSError) as error:
@@ -147,7 +167,6 @@ def read_table(path: Path, schema: pa.DataFrameSchema) -> pd.DataFrame:
         raise ArtifactError(
             f"{path}: must be whole parquet, {reason}; delete it and rerun"
         ) from None
-    return validate(frame, schema, path)
 
 
 def write_table(

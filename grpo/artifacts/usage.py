@@ -6,7 +6,7 @@ JSON per stage, and are read by the report page and the lineage.
 
 import resource
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -37,9 +37,9 @@ class Usage:
             passed = time.perf_counter() - start
             self.seconds_by_part[name] = self.seconds_by_part.get(name, 0.0) + passed
 
-    def move(self, source: str, target: str, seconds: float) -> None:
-        """Counts some seconds of part `source` as those of part `target`, if there are any."""
-        if seconds:
+    def move(self, source: str, seconds_by_part: Mapping[str, float]) -> None:
+        """Counts some seconds of part `source` as those of other parts."""
+        for target, seconds in seconds_by_part.items():
             self.seconds_by_part[source] -= seconds
             self.seconds_by_part[target] = self.seconds_by_part.get(target, 0.0) + seconds
 

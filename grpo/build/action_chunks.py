@@ -98,12 +98,13 @@ def clone_experts(
 
 
 def load_chunk_policy(
-    params: Parameters, *, base: Path, directory: Path, decoding: ChunkDecoding
+    params: Parameters, *, base: Path, directory: Path, decoding: ChunkDecoding, sharing: int = 1
 ) -> ActionChunkPolicy:
     """Returns the policy of a directory, on the machine's device, without dropout.
 
     Args:
       base: The base policy's directory; with LoRA, `directory` holds only the adapter.
+      sharing: Policies that share this host's processors, on which scenes are played.
 
     Raises:
       ArtifactError: If a file is missing or broken.
@@ -121,7 +122,7 @@ def load_chunk_policy(
         decoding=decoding,
         scenes=EnvironmentPool(
             SIMULATOR,
-            processes=min(_available_cores(), settings.scenes.at_once),
+            processes=min(max(1, _available_cores() // sharing), settings.scenes.at_once),
             timeout_seconds=settings.scenes.timeout_seconds,
             settings={"pixels": model.shape.pixels},
         ),

@@ -1,13 +1,16 @@
 """What the profile measures of the phases of a robot's task."""
 
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import torch
 
+from grpo.build.draws import draws_of_profile
+from grpo.build.machine import prepare_machine
+from grpo.build.policies import load_policy
 from grpo.params import Parameters
-from grpo.policies.base import Policy, make_rollouts
+from grpo.policies.base import make_rollouts
 from grpo.policy_params import ActionChunkPolicyParams
 from grpo.sampling import SampledBatch
 from grpo.seeds import derive_seed
@@ -15,13 +18,14 @@ from grpo.types import Cost
 
 
 def profile_steps(
-    params: Parameters, policy: Policy[Any], batch: SampledBatch, rewards: pd.DataFrame
+    params: Parameters, directory: Path, batch: SampledBatch, rewards: pd.DataFrame
 ) -> tuple[dict[str, object], Cost]:
     """Returns where along the profile's rollouts the signal is, and what it cost to measure.
 
     Nothing if steps have no phases.
 
     Args:
+      directory: The base policy's.
       rewards: Schema REWARDS, of the same rollouts.
     """
     if not isinstance(params.policy, ActionChunkPolicyParams):
@@ -30,6 +34,9 @@ def profile_steps(
     from grpo.phase_metrics import profile_phases
     from grpo.policies.phases import PHASE_NAMES
 
+    prepare_machine(params.machine)
+    draws = draws_of_profile(params)
+    policy = load_policy(params, base=directory, directory=directory, draws=draws)
     group = torch.tensor(batch.table["group"].to_numpy())
     trajectory, logp = policy.unpack(batch.tensors, group)
     judged = rewards.set_index("rollout_id").loc[batch.table["rollout_id"]]

@@ -12,9 +12,11 @@ from grpo.build.tokens import load_token_policy, load_token_sampler
 from grpo.params import Parameters, Training
 from grpo.policies.base import Policy
 from grpo.policies.chunk_decoding import ChunkDecoding
+from grpo.policies.packed import Layout
 from grpo.policies.scope import Judgement
 from grpo.policies.storage import trainable
-from grpo.policies.tokens import Decoding
+from grpo.policies.tokens import Decoding, token_layout
+from grpo.policy_params import ActionChunkPolicyParams, TokenPolicyParams
 
 
 def load_policy(params: Parameters, *, base: Path, directory: Path, draws: Draws) -> Policy[Any]:
@@ -47,11 +49,13 @@ def load_sampler(
     directory: Path,
     draws: Draws,
     judge: Judgement | None = None,
+    sharing: int = 1,
 ) -> Policy[Any]:
     """Returns the policy of a directory to draw rollouts from.
 
     Args:
       judge: Of what a denoising policy's scope looks at.
+      sharing: Policies that share this host's processors.
 
     Raises:
       ArtifactError: If a file is missing or broken, or may run code.
@@ -62,12 +66,35 @@ def load_sampler(
     if isinstance(draws, Decoding):
         return load_token_sampler(params, base=base, directory=directory, decoding=draws)
     if isinstance(draws, ChunkDecoding):
-        return load_policy(params, base=base, directory=directory, draws=draws)
+        from grpo.build.action_chunks import load_chunk_policy
+
+        return load_chunk_policy(
+            params, base=base, directory=directory, decoding=draws, sharing=sharing
+        )
     from grpo.build.denoising import load_denoising_policy
 
     policy = load_denoising_policy(params, base=base, directory=directory, decoding=draws)
     policy.judge = judge
     return policy
+
+
+def stored_layout(params: Parameters, base: Path) -> Layout:
+    """Returns what is stored of rollouts, without loading the policy that draws them.
+
+    Raises:
+      ArtifactError: If the base policy is none of a known class.
+    """
+    if isinstance(params.policy, TokenPolicyParams):
+        return token_layout(params.policy.routing)
+    # Imported here, as above.
+    if isinstance(params.policy, ActionChunkPolicyParams):
+        from grpo.policies.chunk_trajectories import LAYOUT
+
+        return LAYOUT
+    from grpo.policies.pipelines import stored_condition_names
+    from grpo.policies.trajectories import layout_of
+
+    return layout_of(stored_condition_names(base))
 
 
 def make_optimizer(model: nn.Module, training: Training) -> AdamW:

@@ -6,7 +6,7 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor, nn
 
-from grpo.policies.packed import Layout, prompt_rows, select_packed
+from grpo.policies.packed import Layout, prompt_rows
 from grpo.types import ActionChunks, Cost, Rollouts, Scores, StepNoise
 
 
@@ -129,22 +129,6 @@ class Policy(ABC, Generic[TrajectoryT]):
           ArtifactError: If tensors are missing, or do not fit one another, `group` or the policy.
         """
         return self.restore(tensors, prompt_rows(self.layout, tensors, group))
-
-    def repack(
-        self,
-        tensors: dict[str, Tensor],
-        group: Int[Tensor, " rollout"],
-        kept: Bool[Tensor, " rollout"],
-    ) -> dict[str, Tensor]:
-        """Returns what is stored of some rollouts.
-
-        Args:
-          group: Of all rollouts, in the table's order.
-
-        Raises:
-          ArtifactError: If the tensors do not fit one another or `group`.
-        """
-        return select_packed(self.layout, tensors, group, kept)
 
 
 def make_rollouts(

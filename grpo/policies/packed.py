@@ -70,6 +70,9 @@ def select_packed(
 ) -> dict[str, Tensor]:
     """Returns what is stored of some rollouts and their prompts.
 
+    Args:
+      group: Of all rollouts, in the table's order.
+
     Raises:
       ArtifactError: As `prompt_rows`.
     """

@@ -90,6 +90,19 @@ def condition_names(pipeline: Any) -> tuple[str, ...]:
     return FAMILIES[type(pipeline)].conditions
 
 
+def stored_condition_names(directory: Path) -> tuple[str, ...]:
+    """Returns `condition_names` of a stored pipeline.
+
+    Raises:
+      ArtifactError: If it is none of a known class.
+    """
+    known = {each.__name__: family.conditions for each, family in FAMILIES.items()}
+    name = read_json(directory / INDEX).get("_class_name")
+    if name not in known:
+        raise ArtifactError(f"{directory / INDEX}: must name one of {sorted(known)}, got {name!r}")
+    return known[name]
+
+
 def pool_conditions(
     pipeline: Any, conditions: dict[str, Float[Tensor, "caption ..."]]
 ) -> Float[Tensor, "caption dim"]:

@@ -162,8 +162,8 @@ class TokenPolicy(Policy[TokenTrajectory]):
 
     @property
     def layout(self) -> Layout:
-        """What is stored of texts, and of experts if their choices are replayed."""
-        return {**LAYOUT, **ROUTING_LAYOUT} if self._is_replaying else LAYOUT
+        """What is stored of texts."""
+        return token_layout(self.decoding.routing)
 
     def unpack(
         self, tensors: dict[str, Tensor], group: Int[Tensor, " rollout"]
@@ -350,6 +350,11 @@ class TokenPolicy(Policy[TokenTrajectory]):
         training = self.flops.training if torch.is_grad_enabled() else None
         flops = total_flops(passes, forward=self.flops.forward, training=training)
         self.cost += Cost(flops=flops)
+
+
+def token_layout(routing: RoutingMode) -> Layout:
+    """Returns what is stored of texts, and of experts if their choices are replayed."""
+    return {**LAYOUT, **ROUTING_LAYOUT} if routing == "replay_sampled" else LAYOUT
 
 
 def _end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Tensor:

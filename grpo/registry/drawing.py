@@ -11,7 +11,7 @@ from grpo.build.policies import load_sampler
 from grpo.errors import ParameterError
 from grpo.params import PARAMS, read_params
 from grpo.registry.weights import BASE_POLICY, POLICY
-from grpo.sampling import SampledBatch, sample_rollouts
+from grpo.sampling import SampledBatch, drawn_from, sample_rollouts
 
 
 def draw_from(directory: Path, prompts: list[str], *, rollouts: int, seed: int) -> SampledBatch:
@@ -41,7 +41,7 @@ def draw_from(directory: Path, prompts: list[str], *, rollouts: int, seed: int) 
     )
     with tempfile.TemporaryDirectory() as scratch:
         return sample_rollouts(
-            policy,
+            drawn_from(policy),
             table,
             rollouts_per_batch=params.evaluation.rollouts_per_batch,
             seed=seed,

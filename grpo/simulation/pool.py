@@ -3,18 +3,14 @@
 import base64
 import json
 import math
-import os
-import socket
-import subprocess
-import sys
 import time
 import weakref
 from collections.abc import Mapping
-from contextlib import suppress
 
 import numpy as np
 
 from grpo.errors import GrpoError
+from grpo.process import Process
 from grpo.simulation.base import Ending, Moment
 
 START_SECONDS = 120.0  # for a process to import its simulator, beside the time of an answer
@@ -133,24 +129,12 @@ class _Worker:
     """The other end of `grpo.simulation.worker`."""
 
     def __init__(self, simulator: str, settings: str) -> None:
-        self._socket, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "grpo.simulation.worker", str(theirs.fileno())]
-        self._process = subprocess.Popen(
-            [*command, simulator, settings],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            # It finds what this process would find: a simulator may be anyone's.
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
-        )
-        theirs.close()
-        self._received = b""
+        self._process = Process("grpo.simulation.worker", simulator, settings)
         self._has_answered = False
 
     def send(self, orders: Mapping[int, Order]) -> None:
         """Sends orders; what became of them shows when answers are received."""
-        with suppress(ConnectionError):
-            self._socket.sendall(json.dumps(list(orders.items())).encode() + b"\n")
+        self._process.send(json.dumps(list(orders.items())))
 
     def receive(self, timeout_seconds: float) -> tuple[int, Moment]:
         """Returns the next answer and its slot.
@@ -159,7 +143,10 @@ class _Worker:
           TimeoutError: If it does not come in time.
           ConnectionError: If the process has died.
         """
-        slot, observation, executed, ending, seen = json.loads(self._read_line(timeout_seconds))
+        start = 0.0 if self._has_answered else START_SECONDS
+        line = self._process.read_line(timeout_seconds + start)
+        self._has_answered = True
+        slot, observation, executed, ending, seen = json.loads(line)
         known = None if ending is None else Ending(ending)
         pixels = np.frombuffer(base64.b64decode(seen), np.uint8)
         side = math.isqrt(len(pixels) // 3)
@@ -168,23 +155,7 @@ class _Worker:
 
     def stop(self) -> None:
         """Ends the process."""
-        self._socket.close()
-        self._process.kill()
-        self._process.wait()
-
-    def _read_line(self, timeout_seconds: float) -> bytes:
-        if not self._has_answered:
-            timeout_seconds += START_SECONDS
-        deadline = time.monotonic() + timeout_seconds
-        while b"\n" not in self._received:
-            self._socket.settimeout(max(deadline - time.monotonic(), 1e-3))
-            part = self._socket.recv(1 << 16)
-            if not part:
-                raise ConnectionResetError
-            self._received += part
-        self._has_answered = True
-        line, _, self._received = self._received.partition(b"\n")
-        return line
+        self._process.stop()
 
 
 def _stop(workers: "list[_Worker | None]") -> None:

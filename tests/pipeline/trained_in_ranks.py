@@ -25,7 +25,6 @@ from grpo.policies.tokens import TokenPolicy
 from grpo.ranks import joined, num_ranks, this_rank
 from grpo.training import train_round
 from grpo.types import Credit, Rollouts
-from stages.entry import die_with_parent
 from tests.policies.tiny import rewarded, seeded, tiny_moe, tiny_policy
 
 PROMPTS = ["a=", "bb=", "ccc=", "a longer prompt=", "e="]
@@ -110,7 +109,7 @@ def train_all(folder: Path, ranks: int, started: Path | None = None) -> None:
             for each in (folder, started) if started else ():
                 train("grpo", folder / f"after {each.name}", start=each / "grpo")
 
-    run_in_ranks(ranks, work, Usage(), store=store, begin=die_with_parent)
+    run_in_ranks(ranks, work, Usage(), store=store)
 
 
 def train(name: str, out: Path, *, start: Path | None = None, stop_at: int | None = None) -> None:

@@ -18,6 +18,7 @@ from grpo.policies.base import Policy, Trajectory
 from grpo.policies.chunk_decoding import ChunkDecoding
 from grpo.policies.chunk_trajectories import ChunkTrajectory, to_values
 from grpo.policies.flops import left_out_by_torch
+from grpo.policies.packed import select_packed
 from grpo.simulation.base import Ending
 from tests.policies.tiny_actor import SCENES, SHAPE, tiny_actor, tiny_model
 
@@ -149,7 +150,7 @@ def test_what_was_packed_comes_back_and_can_be_cut(actor: ActionChunkPolicy):
     assert torch.equal(back.chunks.phase, trajectory.chunks.phase)
     assert torch.equal(back.chunks.action, trajectory.chunks.action)
     kept = torch.tensor([False, True, False, True, True, False, False])
-    part = actor.repack(packed, group, kept)
+    part = select_packed(actor.layout, packed, group, kept)
     again, behavior = actor.unpack(part, group[kept])
     assert torch.equal(behavior[:, :4], logp[kept])
     with torch.no_grad():

@@ -15,6 +15,7 @@ from grpo.objective.base import chain, loss_terms, scalar_loss
 from grpo.objective.ratio import scale_log_ratio
 from grpo.objective.trust import weigh_log_prob
 from grpo.policies.flops import left_out_by_torch
+from grpo.policies.packed import select_packed
 from grpo.policies.pipelines import save_pipeline, to_pixels, to_state
 from grpo.policies.storage import (
     PolicyState,
@@ -164,7 +165,7 @@ def test_a_stored_trajectory_comes_back(settings: dict[str, Any]):
 def test_some_of_what_is_stored_is_what_was_drawn_of_it(settings: dict[str, Any]):
     policy, trajectory, logp = sampled(**settings)
     kept = torch.tensor([False, True, True, False, False, True, True])
-    stored = policy.repack(trajectory.pack(logp), trajectory.group, kept)
+    stored = select_packed(policy.layout, trajectory.pack(logp), trajectory.group, kept)
     back, behavior = policy.unpack(stored, trajectory.group[kept])
     chosen = trajectory.select(kept.nonzero()[:, 0], 5)
     assert torch.equal(behavior, logp[kept])

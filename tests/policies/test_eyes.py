@@ -22,6 +22,7 @@ from grpo.policies.action_model import (
     save_action_model,
 )
 from grpo.policies.chunk_decoding import ChunkDecoding
+from grpo.policies.packed import select_packed
 from grpo.policies.storage import PolicyState, write_state
 from grpo.simulation.experts import Demonstration, demonstrate
 from grpo.simulation.metaworld import HAND, MetaWorld
@@ -74,7 +75,7 @@ def test_a_policy_is_scored_on_the_pictures_that_it_saw(tmp_path: Path):
         np.testing.assert_array_equal(trajectory.picture[first], player.look())
         np.testing.assert_allclose(trajectory.observation[first], observation[:HAND], rtol=1e-6)
     kept = torch.tensor([False, True, True])
-    packed = policy.repack(trajectory.pack(logp), trajectory.group, kept)
+    packed = select_packed(policy.layout, trajectory.pack(logp), trajectory.group, kept)
     again, behavior = policy.unpack(packed, trajectory.group[kept])
     with torch.no_grad():
         torch.testing.assert_close(policy.log_prob(again), behavior, atol=1e-5, rtol=1e-5)

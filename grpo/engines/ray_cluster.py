@@ -1,0 +1,162 @@
+"""Workers on a Ray cluster, an extra (pip install -e '.[ray]').
+
+The cluster is the one at RAY_ADDRESS, or one that is started on loopback and ends with the stage.
+"""
+
+import logging
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from grpo.artifacts.files import temporary_beside
+from grpo.engines.pool import Handle, Pool
+from grpo.engines.worker import Worker
+from grpo.errors import EngineError, MissingExtraError, brief
+
+ADDRESS = os.environ.get("RAY_ADDRESS")
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # nothing leaves the machine
+if ADDRESS is None:  # Ray reads these when it is imported
+    os.environ |= {
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # its servers listen on loopback, here as there
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),  # else it writes one to the home directory
+    }
+try:
+    import ray
+except ImportError:
+    raise MissingExtraError(
+        "params.yaml: sampling.engine ray needs ray; run pip install -e '.[ray]'"
+    ) from None
+
+FOLDERS = Path("/tmp")  # short: the names of Ray's sockets must fit into 104 bytes
+END_SECONDS = 10.0  # for its processes to end by themselves
+STORE_BYTES = 80 * 2**20  # about the least: lines travel, nothing else
+LOST = (
+    ray.exceptions.LocalRayletDiedError,
+    ray.exceptions.NodeDiedError,
+    ray.exceptions.ObjectLostError,
+    ray.exceptions.OutOfMemoryError,
+    ray.exceptions.RayActorError,
+    ray.exceptions.WorkerCrashedError,
+)
+
+
+@contextmanager
+def connected(*, processors: int, gpus: int) -> Iterator[int]:
+    """Yields the number of the cluster's hosts.
+
+    Args:
+      processors: What a cluster that is started here is to have, as `gpus`.
+
+    Raises:
+      EngineError: If none answers at RAY_ADDRESS.
+    """
+    told: dict[str, Any] = {"logging_level": logging.WARNING, "log_to_driver": False}
+    if ADDRESS is None:
+        with _started(num_cpus=processors, num_gpus=gpus, **told):
+            yield 1
+        return
+    try:
+        ray.init(ADDRESS, **told)
+    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        raise EngineError(
+            f"RAY_ADDRESS {ADDRESS}: no Ray cluster answers there, {brief(error)}; start it or "
+            "unset RAY_ADDRESS"
+        ) from None
+    try:
+        nodes: Any = ray.nodes
+        yield sum(node["Alive"] for node in nodes())
+    finally:
+        ray.shutdown()
+
+
+@contextmanager
+def _started(**told: Any) -> Iterator[None]:
+    """Starts a cluster that is gone after the block, with its processes and its files."""
+    before = set(psutil.Process().children(recursive=True))
+    with temporary_beside(FOLDERS / f"grpo-ray-{os.getuid()}") as folder:
+        folder.mkdir(mode=0o700)
+        try:
+            ray.init(
+                "local",
+                include_dashboard=False,
+                object_store_memory=STORE_BYTES,
+                _temp_dir=str(folder),
+                **told,
+            )
+            yield
+        finally:
+            started = set(psutil.Process().children(recursive=True)) - before
+            ray.shutdown()
+            for process in psutil.wait_procs(started, END_SECONDS)[1]:
+                process.kill()
+
+
+class RayPool(Pool):
+    """Actors, spread over the hosts of a connected cluster; all must see this directory."""
+
+    def __init__(
+        self,
+        make: str,
+        setup: str,
+        *,
+        workers: int,
+        needs: Mapping[str, int],
+        environment: Mapping[str, str],
+    ) -> None:
+        """Args:
+        make: What turns `setup` into a worker's `Work`, as "module:function".
+        needs: What Ray is to keep free for each worker, by its own names: num_cpus, num_gpus.
+        environment: What a worker has beside what its host gives it.
+        """
+        actor: Any = ray.remote(_Far).options(
+            **needs,
+            max_restarts=0,
+            scheduling_strategy="SPREAD",
+            runtime_env={"env_vars": dict(environment)},
+        )
+        here = str(Path.cwd())
+        super().__init__(lambda _: _Near(actor.remote(make, here)), workers=workers, setup=setup)
+
+
+class _Far:
+    """A worker in one of Ray's processes."""
+
+    def __init__(self, make: str, workspace: str) -> None:
+        os.chdir(workspace)
+        self._worker = Worker(make)
+
+    def answer(self, line: str) -> str:
+        return self._worker.answer(line)
+
+
+class _Near(Handle):
+    lost = LOST
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+
+    def ask(self, line: str) -> Future[str]:
+        """Returns what the actor will answer, once there is room for it."""
+        answer: Future[str] = self._actor.answer.remote(line).future()
+        return answer
+
+    def stop(self) -> None:
+        """Kills the actor's process."""
+        ray.kill(self._actor)
+
+
+def _join(address: str, told: Mapping[str, Any]) -> None:
+    try:
+        ray.init(address, **told)
+    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        raise EngineError(
+            f"RAY_ADDRESS {address}: no Ray cluster answers there, {brief(error)}; start it or "
+            "unset RAY_ADDRESS"
+        ) from None

@@ -1,0 +1,103 @@
+"""A Python process that answers lines over a socket and ends with the one that started it."""
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+
+PR_SET_PDEATHSIG = 1
+POLL_SECONDS = 1.0  # between looks at whether a silent process is still there
+
+
+class Process:
+    """`python -m MODULE FD ARGUMENTS...`; the module serves the socket FD until it closes."""
+
+    def __init__(
+        self, module: str, *arguments: str, environment: Mapping[str, str] | None = None
+    ) -> None:
+        """Args:
+        environment: What the process has beside this one's.
+        """
+        self._socket, theirs = socket.socketpair()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module, str(theirs.fileno()), *arguments],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            # It finds what this process would find: a simulator may be anyone's.
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                "PYTHONPATH": os.pathsep.join(sys.path),
+                **(environment or {}),
+            },
+        )
+        theirs.close()
+        self._received = b""
+
+    @property
+    def pid(self) -> int:
+        """The process's number."""
+        return self._process.pid
+
+    def send(self, line: str) -> None:
+        """Sends a line; what became of it shows when an answer is read."""
+        with suppress(ConnectionError):
+            self._socket.sendall(line.encode() + b"\n")
+
+    def read_line(self, timeout_seconds: float) -> str:
+        """Returns the next line of the process.
+
+        Raises:
+          TimeoutError: If it does not come in time.
+          ConnectionError: If the process has died.
+        """
+        deadline = time.monotonic() + timeout_seconds
+        while b"\n" not in self._received:
+            # Looked at, too: a process that it forked may hold its end of the socket open.
+            has_ended = self._process.poll() is not None
+            left = deadline - time.monotonic()
+            self._socket.settimeout(max(min(left, POLL_SECONDS), 1e-3))
+            try:
+                part = self._socket.recv(1 << 16)
+            except TimeoutError:
+                if has_ended:
+                    raise ConnectionResetError from None
+                if left <= 0:
+                    raise
+                continue
+            if not part:
+                raise ConnectionResetError
+            self._received += part
+        line, _, self._received = self._received.partition(b"\n")
+        return line.decode()
+
+    def stop(self, grace_seconds: float = 0.0) -> int:
+        """Ends the process and returns its exit code; -N: by signal N.
+
+        Args:
+          grace_seconds: In which it may end by itself.
+        """
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(grace_seconds)
+        self._process.kill()
+        code = self._process.wait()
+        self._socket.close()
+        return code
+
+
+def die_with_parent(parent: int) -> None:
+    """Asks the kernel to end this process when the thread that started it ends.
+
+    Args:
+      parent: The process of that thread, read before this call.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # it died before the call
+            sys.exit(1)
