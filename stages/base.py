@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from grpo.artifacts.files import atomic_path, write_csv, write_json
-from grpo.artifacts.tables import WARMUP, read_table
+from grpo.artifacts.files import atomic_path, write_json
+from grpo.artifacts.tables import WARMUP, read_table, write_csv
 from grpo.artifacts.usage import Usage
 from grpo.build.bases import build_base
 from grpo.build.machine import prepare_machine

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import psutil
 
 from grpo.errors import ArtifactError, BusyError
@@ -90,11 +89,6 @@ def write_json(path: Path, value: Any) -> None:
 def canonical_json(value: Any) -> bytes:
     """Returns JSON with sorted keys and two spaces, without NaN."""
     return (json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n").encode()
-
-
-def write_csv(path: Path, frame: pd.DataFrame) -> None:
-    """Writes a table as CSV atomically; floats keep all their digits."""
-    write_bytes(path, frame.to_csv(index=False, lineterminator="\n").encode())
 
 
 def read_json(path: Path) -> Any:

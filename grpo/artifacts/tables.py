@@ -10,7 +10,7 @@ import pandera.pandas as pa
 import pyarrow as arrow
 import pyarrow.parquet as parquet
 
-from grpo.artifacts.files import atomic_path
+from grpo.artifacts.files import atomic_path, write_bytes
 from grpo.artifacts.images import is_png
 from grpo.errors import ArtifactError
 
@@ -185,6 +185,11 @@ def write_table(
     table = arrow.Table.from_pandas(ordered, preserve_index=False)
     with atomic_path(path) as temporary:
         parquet.write_table(table, temporary, compression="zstd")
+
+
+def write_csv(path: Path, frame: pd.DataFrame) -> None:
+    """Writes a table as CSV atomically; floats keep all their digits."""
+    write_bytes(path, frame.to_csv(index=False, lineterminator="\n").encode())
 
 
 def validate(frame: pd.DataFrame, schema: pa.DataFrameSchema, path: Path) -> pd.DataFrame:

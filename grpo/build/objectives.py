@@ -109,8 +109,8 @@ def findings(params: Parameters) -> list[Finding]:
         check_selection(params, name, plan.curriculum)
         for rule in RULES:
             for cause in rule.find(plan):
-                path = paths.get(cause, f"arms.{name}.{cause}")
-                path = cause if cause.split(".")[0] in type(params).model_fields else path
+                is_of_arm = cause.split(".")[0] in type(arm).model_fields
+                path = paths.get(cause, f"arms.{name}.{cause}" if is_of_arm else cause)
                 found.append(Finding(rule.id, rule.severity, path, rule.sentence))
     return sorted(found, key=lambda each: (-each.severity.value, each.path, each.rule))
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.optim import AdamW
 
 from grpo.artifacts.checkpoints import Scratch
-from grpo.artifacts.files import atomic_path, write_csv, write_json
-from grpo.artifacts.tables import CREDIT, REWARDS, read_table, write_table
+from grpo.artifacts.files import atomic_path, write_json
+from grpo.artifacts.tables import CREDIT, REWARDS, read_table, write_csv, write_table
 from grpo.build.draws import draws_of_round
 from grpo.build.objectives import build_objective
 from grpo.build.policies import load_policy, make_optimizer

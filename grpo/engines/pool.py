@@ -129,7 +129,9 @@ class Pool(Engine):
         try:
             answer = json.loads(future.result())
         except worker.lost as error:
-            self._workers.pop(slot).stop()
+            # All that have nothing to do: they may have been lost, too, with their host.
+            for each in self._idle():
+                self._workers.pop(each).stop()
             self._losses[what] += 1
             if self._losses[what] == TRIES:
                 raise EngineError(_verdict(what, error)) from None

@@ -6,9 +6,10 @@ The cluster is the one at RAY_ADDRESS, or one that is started on loopback and en
 import logging
 import os
 import secrets
+import socket
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ except ImportError:
     ) from None
 
 FOLDERS = Path("/tmp")  # short: the names of Ray's sockets must fit into 104 bytes
-END_SECONDS = 10.0  # for its processes to end by themselves
+PATIENCE_SECONDS = 10.0  # with processes that are to end, and addresses that are to answer
 STORE_BYTES = 80 * 2**20  # about the least: lines travel, nothing else
 LOST = (
     ray.exceptions.LocalRayletDiedError,
@@ -63,15 +64,15 @@ def connected(*, processors: int, gpus: int) -> Iterator[int]:
             yield 1
         return
     try:
+        _knock(ADDRESS)
         ray.init(ADDRESS, **told)
-    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         raise EngineError(
             f"RAY_ADDRESS {ADDRESS}: no Ray cluster answers there, {brief(error)}; start it or "
             "unset RAY_ADDRESS"
         ) from None
     try:
-        nodes: Any = ray.nodes
-        yield sum(node["Alive"] for node in nodes())
+        yield _count_hosts()
     finally:
         ray.shutdown()
 
@@ -79,23 +80,42 @@ def connected(*, processors: int, gpus: int) -> Iterator[int]:
 @contextmanager
 def _started(**told: Any) -> Iterator[None]:
     """Starts a cluster that is gone after the block, with its processes and its files."""
-    before = set(psutil.Process().children(recursive=True))
+    before = set(psutil.Process().children())
     with temporary_beside(FOLDERS / f"grpo-ray-{os.getuid()}") as folder:
         folder.mkdir(mode=0o700)
+        ray.init(
+            "local",
+            include_dashboard=False,
+            object_store_memory=STORE_BYTES,
+            _temp_dir=str(folder),
+            **told,
+        )
+        servers = set(psutil.Process().children()) - before
         try:
-            ray.init(
-                "local",
-                include_dashboard=False,
-                object_store_memory=STORE_BYTES,
-                _temp_dir=str(folder),
-                **told,
-            )
             yield
         finally:
-            started = set(psutil.Process().children(recursive=True)) - before
+            processes = [*servers, *_descendants(servers)]
             ray.shutdown()
-            for process in psutil.wait_procs(started, END_SECONDS)[1]:
+            for process in psutil.wait_procs(processes, PATIENCE_SECONDS)[1]:
                 process.kill()
+
+
+def _knock(address: str) -> None:
+    """Raises OSError if nobody listens at "HOST:PORT"; Ray would ask again for minutes."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit() and "/" not in host:
+        socket.create_connection((host, int(port)), PATIENCE_SECONDS).close()
+
+
+def _count_hosts() -> int:
+    nodes: Any = ray.nodes  # it is not typed
+    return sum(node["Alive"] for node in nodes())
+
+
+def _descendants(processes: set[psutil.Process]) -> Iterator[psutil.Process]:
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            yield from process.children(recursive=True)
 
 
 class RayPool(Pool):
@@ -122,7 +142,13 @@ class RayPool(Pool):
             runtime_env={"env_vars": dict(environment)},
         )
         here = str(Path.cwd())
-        super().__init__(lambda _: _Near(actor.remote(make, here)), workers=workers, setup=setup)
+
+        def hire(slot: int) -> Handle:
+            if not _count_hosts():
+                raise EngineError("Ray's last host is lost; rerun: finished batches are kept")
+            return _Near(actor.remote(make, here))
+
+        super().__init__(hire, workers=workers, setup=setup)
 
 
 class _Far:
@@ -150,13 +176,3 @@ class _Near(Handle):
     def stop(self) -> None:
         """Kills the actor's process."""
         ray.kill(self._actor)
-
-
-def _join(address: str, told: Mapping[str, Any]) -> None:
-    try:
-        ray.init(address, **told)
-    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-        raise EngineError(
-            f"RAY_ADDRESS {address}: no Ray cluster answers there, {brief(error)}; start it or "
-            "unset RAY_ADDRESS"
-        ) from None

@@ -14,9 +14,9 @@ from grpo.artifacts.files import (
     exclusive,
     read_json,
     write_bytes,
-    write_csv,
     write_json,
 )
+from grpo.artifacts.tables import write_csv
 from grpo.errors import ArtifactError, BusyError
 
 

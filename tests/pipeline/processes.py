@@ -4,7 +4,7 @@ import multiprocessing
 import os
 import runpy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import NamedTuple
@@ -38,6 +38,7 @@ def run_stage(
     command: str,
     *,
     missing: tuple[str, ...] = (),
+    environment: Mapping[str, str] | None = None,
     timeout_seconds: float = 60,
 ) -> Finished:
     """Runs `python -m stages.NAME PATHS...` in a workspace, in a process without test hooks.
@@ -45,18 +46,24 @@ def run_stage(
     Args:
       stage: DVC's name of the stage, e.g. rollout@sgpo-1.
       missing: Packages that the process is not to find.
+      environment: What it has beside what all have.
     """
-    process = start_stage(workspace, stage, command, missing=missing)
+    process = start_stage(workspace, stage, command, missing=missing, environment=environment)
     process.join(timeout_seconds)
     return Finished(process.exitcode, (workspace / LOG).read_text())
 
 
 def start_stage(
-    workspace: Path, stage: str, command: str, *, missing: tuple[str, ...] = ()
+    workspace: Path,
+    stage: str,
+    command: str,
+    *,
+    missing: tuple[str, ...] = (),
+    environment: Mapping[str, str] | None = None,
 ) -> BaseProcess:
     """Starts what `run_stage` runs, and returns at once."""
     _, _, module, *paths = command.split()
-    arguments = (workspace, stage, module, paths, missing, workspace / LOG)
+    arguments = (workspace, stage, module, paths, missing, environment or {}, workspace / LOG)
     process = _forkserver.Process(target=_run, args=arguments)
     process.start()
     return process
@@ -75,13 +82,14 @@ def _run(
     module: str,
     paths: list[str],
     missing: tuple[str, ...],
+    environment: Mapping[str, str],
     log: Path,
 ) -> None:
     """Does in the child what dvc and `python -m` do."""
     os.chdir(workspace)
     os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    os.environ |= {"DVC_STAGE": stage, "CUDA_VISIBLE_DEVICES": ""}
+    os.environ |= {"DVC_STAGE": stage, "CUDA_VISIBLE_DEVICES": "", **environment}
     for package in missing:
         sys.modules[package] = None  # type: ignore[assignment]
     sys.argv = [module, *paths]

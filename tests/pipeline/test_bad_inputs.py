@@ -179,6 +179,10 @@ IMPORTED = both(
 )
 LINE = '{"prompt": "1+1=", "answer": "2"}\n'
 PARAMETERS = [
+    Bad("Ray that is not installed", "score@uniform-1",
+        set_param("sampling", {"engine": "ray", "workers": 2}),
+        r"params.yaml: sampling.engine ray needs ray; run pip install -e '.\[ray\]'",
+        missing=("ray",)),
     Bad("missing params.yaml", "score@uniform-1", remove("params.yaml"),
         r"params.yaml: no such file; copy one from recipes/"),
     Bad("invalid yaml", "check", write("params.yaml", "seed: [1,\n"), r"params.yaml: must be YAML"),

@@ -1,0 +1,156 @@
+"""Jobs in processes on this host: the same bytes, whoever does them and whatever becomes of him."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+
+from grpo.engines.base import Engine, Job, Local
+from grpo.engines.pool import TRIES
+from grpo.engines.processes import ProcessPool
+from grpo.errors import EngineError, GrpoError
+from tests.engines.work import MAKE, make, marked
+from tests.pipeline.workspaces import contents
+
+ROOT = Path(__file__).parents[2]
+
+
+def setup_of(folder: Path, what: str = "") -> str:
+    return json.dumps({"marks": str(folder), "what": what})
+
+
+def pool(folder: Path, *, workers: int = 2, what: str = "") -> ProcessPool:
+    return ProcessPool(MAKE, setup_of(folder, what), [{}] * workers)
+
+
+def jobs_of(folder: Path, what: dict[int, str] | None = None) -> list[Job]:
+    """Returns six jobs, some of which misbehave."""
+    return [
+        Job("square", {"number": n, "what": (what or {}).get(n, "")}, folder / "out" / f"job-{n}")
+        for n in range(6)
+    ]
+
+
+def squares(folder: Path, engine: Engine, what: dict[int, str] | None = None) -> dict[str, bytes]:
+    engine.finish(jobs_of(folder, what))
+    return contents(folder / "out")
+
+
+EXPECTED = {f"job-{n}/{name}": text for n in range(6) for name, text in [
+    ("half.txt", b"of what is to be there"), ("square.txt", str(n * n).encode())]}  # fmt: skip
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_results_are_the_same_for_any_number_of_workers(tmp_path: Path, workers: int):
+    if workers == 0:
+        assert squares(tmp_path, Local(make(setup_of(tmp_path)))) == EXPECTED
+        return
+    with pool(tmp_path, workers=workers) as engine:
+        assert squares(tmp_path, engine) == EXPECTED
+        assert engine.seconds() == {"load": 2.0}
+
+
+def test_they_are_the_same_whatever_the_order_in_which_jobs_end(tmp_path: Path):
+    last = tmp_path / "out" / "job-5"
+    with pool(tmp_path) as engine:
+        ended = list(engine.run(jobs_of(tmp_path, {0: f"waits {last}"})))
+    assert [job.out.name for job in ended[-2:]] == ["job-5", "job-0"]
+    assert contents(tmp_path / "out") == EXPECTED
+
+
+@pytest.mark.parametrize("what", ["dies-once", "leaves-a-child"])
+def test_a_job_whose_worker_is_lost_is_done_by_another(tmp_path: Path, what: str):
+    with pool(tmp_path) as engine:
+        assert squares(tmp_path, engine, {3: what}) == EXPECTED
+    first, second = marked(tmp_path / what)
+    assert first != second
+    assert not psutil.pid_exists(first)
+    for child in marked(tmp_path / "child") if what == "leaves-a-child" else []:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_a_job_that_no_worker_survives_ends_in_one_line_and_others_stay_done(tmp_path: Path):
+    with pool(tmp_path) as engine, pytest.raises(EngineError) as error:
+        squares(tmp_path, engine, {5: "dies"})
+    assert str(error.value).startswith(
+        f"{tmp_path}/out/job-5: no worker survives it, 3 were lost, the last: ended by signal 9; "
+    )
+    assert len(set(marked(tmp_path / "dies"))) == TRIES == 3
+    done = {job.out: job.out.stat().st_ino for job in jobs_of(tmp_path) if job.out.exists()}
+    assert {out.name for out in done} == {f"job-{number}" for number in range(5)}
+    with pool(tmp_path) as engine:  # what ended workers is gone
+        assert squares(tmp_path, engine) == EXPECTED
+    assert {out: out.stat().st_ino for out in done} == done  # not done again
+
+
+def test_workers_that_do_not_start_end_in_one_line(tmp_path: Path):
+    with pool(tmp_path, what="dies") as engine, pytest.raises(EngineError) as error:
+        squares(tmp_path, engine)
+    assert str(error.value).startswith("no worker starts, 3 were lost, the last: ended by signal 9")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_a_person_can_mend_is_said_at_once_and_the_pool_goes_on(tmp_path: Path, workers: int):
+    with pool(tmp_path, workers=workers) as engine:
+        with pytest.raises(GrpoError, match=r"^artifacts/a\.parquet: row 3:\nmust be scored$"):
+            squares(tmp_path, engine, {0: "raises"})
+        assert len(marked(tmp_path / "raises")) == 1
+        assert squares(tmp_path, engine) == EXPECTED
+
+
+def test_a_bug_keeps_its_traceback_and_is_not_tried_again(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
+    with pool(tmp_path) as engine, pytest.raises(RuntimeError, match="exit code 1"):
+        squares(tmp_path, engine, {0: "fails"})
+    assert len(marked(tmp_path / "fails")) == 1
+    assert "ZeroDivisionError: a bug" in capfd.readouterr().err
+
+
+def test_workers_end_with_their_pool(tmp_path: Path):
+    never = tmp_path / "never"
+    with pool(tmp_path) as engine:
+        for job in engine.run(jobs_of(tmp_path, {0: f"waits {never}"})):
+            if job.out.name == "job-5":  # the other worker is at work
+                break
+        (worker,) = marked(tmp_path / "waits")
+        assert psutil.pid_exists(worker)
+    assert not psutil.pid_exists(worker)
+
+
+STAGE = """\
+import sys
+from tests.engines.test_processes import *
+from stages.entry import run
+
+def main(usage, folder, what):
+    with pool(folder) as engine:
+        squares(folder, engine, {0: what.name})
+
+run(main, stage="any")
+"""
+
+
+def run_stage(folder: Path, what: str) -> Sequence[str | int]:
+    """Returns how a stage ends that has these jobs to do, and what it says."""
+    command = [sys.executable, "-c", STAGE, str(folder), what]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("what", "line"),
+    [("raises", "artifacts/a.parquet: row 3: must be scored"), ("dies", "no worker survives it")],
+)
+def test_a_stage_ends_in_one_line_and_exit_code_2(tmp_path: Path, what: str, line: str):
+    code, said = run_stage(tmp_path, what)
+    assert code == 2
+    assert line in said
+    assert said.count("\n") == 1
