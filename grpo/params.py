@@ -3,17 +3,17 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import yaml
 from pydantic import (
     Field,
     TypeAdapter,
     ValidationError,
-    field_validator,
 )
 
 from grpo.errors import ParameterError
+from grpo.machine_params import Machine, SamplingEngine
 from grpo.policy_params import (
     ActionChunkPolicyParams,
     DenoisingPolicyParams,
@@ -46,29 +46,6 @@ BASE = "base"  # the name of the policy every chain of rounds starts from
 
 
 LinkSpec = str | dict[str, dict[str, int | float | str]]  # "rloo" or {rloo: {low: 0.2}}
-
-
-class Machine(Strict):
-    """Where models run; part of the parameters because other devices give other bytes."""
-
-    device: Literal["cpu", "cuda"]
-    dtype: Literal["float32", "bfloat16"]
-    threads: Positive  # of torch, per process
-    compile: bool  # by torch.compile, what updates compute; needs a C++ compiler
-
-
-class SamplingEngine(Strict):
-    """Who draws and judges rollouts: no byte depends on it, so no stage runs again for it."""
-
-    engine: Literal["local", "processes", "ray"]  # the stage itself, workers here, or on a cluster
-    workers: Positive
-
-    @field_validator("engine", mode="before")
-    @classmethod
-    def _is_no_sampler(cls, value: Any) -> Any:
-        if value == "vllm":
-            raise ValueError("must be local, processes or ray; vllm is a policy.sampler")
-        return value
 
 
 class Profile(Strict):

@@ -10,7 +10,8 @@ import torch
 import transformers
 
 from grpo.errors import ParameterError
-from grpo.params import PARAMS, Machine
+from grpo.machine_params import Machine
+from grpo.params import PARAMS
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
