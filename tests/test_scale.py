@@ -1,5 +1,6 @@
 """What docs/scale.md works out: formulas against real models, directories and closed forms."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from grpo.build.policies import make_optimizer
 from grpo.params import read_params
 from grpo.policies.activations import saved_bytes
 from grpo.policies.flops import TokenFlops
+from grpo.policies.forward import FORCE_GQA
 from grpo.policies.storage import OPTIMIZER, WEIGHTS, trainable, write_trainable
 
 SPEC: dict[str, Any] = {
@@ -65,7 +67,7 @@ def model() -> inputs.Model:
 
 
 def case(model: inputs.Model, **changes: Any) -> results.Case:
-    dealt = work.Dealt(waves=3, slowest_flops=1e15, flops=2e15)
+    dealt = work.Dealt(waves=3, slowest_flops=1e15)
     parts: dict[str, Any] = {
         "run": RUN,
         "scored": dealt,
@@ -98,6 +100,14 @@ def test_a_block_more_keeps_what_was_measured_of_one(model: inputs.Model):
         assert output.last_hidden_state.requires_grad
         counts.append(saved.total)
     assert counts[1] - counts[0] == 2 * 12 * model.activation_bytes
+
+
+def test_heads_get_copies_of_keys_and_values_as_on_a_gpu(
+    real: PreTrainedModel, model: inputs.Model, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv(FORCE_GQA, "1")
+    assert measure.activation_bytes(real, rows=2, width=12) == model.activation_bytes
+    assert os.environ[FORCE_GQA] == "1"
 
 
 def test_keys_and_values_take_what_a_real_cache_takes(real: PreTrainedModel, model: inputs.Model):
@@ -148,10 +158,9 @@ def test_ranks_compute_no_less_than_one_and_wait_for_the_slowest(model: inputs.M
     for one, two, part in zip(alone, dealt, np.split(rollouts, 2)):
         packed = pack_microbatches(torch.from_numpy(part[:, 1:].sum(axis=1)), 60)
         assert one.waves == len(packed) > 2
-        assert one.flops == one.slowest_flops == packed_flops(model.flops, part, 60, True)
-        assert two.flops == one.flops
+        assert one.slowest_flops == packed_flops(model.flops, part, 60, True)
         assert two.waves == -(-one.waves // 2)
-        assert one.flops / 2 <= two.slowest_flops < one.flops
+        assert one.slowest_flops / 2 <= two.slowest_flops < one.slowest_flops
 
 
 def test_a_rollout_alone_reads_weights_and_what_it_looks_back_at_at_every_step(model: inputs.Model):
@@ -212,3 +221,5 @@ def test_what_does_not_fit_is_refused(model: inputs.Model):
         results.limits(case(model, assumed=small))
     with pytest.raises(ValueError, match="must have room for a rollout, has none on 1 GPUs"):
         results.seconds_of_sampling(case(model, assumed=small), gpus=1)
+    with pytest.raises(ValueError, match="mean_steps must be below max_steps, 8, got 8"):
+        work.draw_steps(10, mean=8, longest=8)

@@ -35,6 +35,7 @@ LEARNING_RATE, UPDATES = 1e-6, 20
 SMALL_GB, LARGE_GB = 0.06, 1.2  # of a policy's directory
 PARTS = {"model": 1, "optimizer": 2}  # of it: weights, and two moments
 GROUP, STEPS = 16, 800
+REWARDED = 4096
 CHARACTERS_PER_STEP = 4  # of an English text
 JUDGED = 200
 
@@ -86,15 +87,17 @@ def activation_bytes(model: Any, *, rows: int, width: int) -> float:
     mask = torch.zeros(rows, 1, width, width, dtype=model.dtype)
     rotary = body.rotary_emb(hidden, positions)
     before = os.environ.pop(FORCE_GQA, None)
-    with saved_bytes(model) as saved:
-        output = body.layers[0](
-            hidden.requires_grad_(),
-            attention_mask=mask,
-            position_ids=positions,
-            position_embeddings=rotary,
-        )
-    if before is not None:
-        os.environ[FORCE_GQA] = before
+    try:
+        with saved_bytes(model) as saved:
+            output = body.layers[0](
+                hidden.requires_grad_(),
+                attention_mask=mask,
+                position_ids=positions,
+                position_embeddings=rotary,
+            )
+    finally:
+        if before is not None:
+            os.environ[FORCE_GQA] = before
     assert output.requires_grad
     shared = sum(each.nbytes for each in (mask, *rotary))
     return (saved.total - shared) / (rows * width)
@@ -159,16 +162,10 @@ def measure_rollouts(folder: Path) -> dict[str, float]:
     length = STEPS * CHARACTERS_PER_STEP
     prompts = len(pages) // length // GROUP
     count = prompts * GROUP
-    ids = [f"prompt-{index // GROUP:05d}/{index % GROUP}" for index in range(count)]
-    table = pd.DataFrame(
-        {
-            "rollout_id": ids,
-            "prompt_id": [each.partition("/")[0] for each in ids],
-            "group": [index // GROUP for index in range(count)],
-            "text": [pages[index * length : (index + 1) * length] for index in range(count)],
-            "steps": STEPS,
-            "is_finished": True,
-        }
+    table = _numbered(count).assign(
+        text=[pages[index * length : (index + 1) * length] for index in range(count)],
+        steps=STEPS,
+        is_finished=True,
     )
     mask = torch.ones(count, STEPS, dtype=torch.bool)
     trajectory = TokenTrajectory(
@@ -180,13 +177,22 @@ def measure_rollouts(folder: Path) -> dict[str, float]:
     )
     tensors = trajectory.pack(-torch.rand(mask.shape))
     write_batch(folder / "rollouts", SampledBatch(table=table, tensors=tensors, cost=Cost()))
-    judged = table[["rollout_id", "prompt_id"]].assign(outcome=1.0, reward=1.0, status="scored")
+    outcome = torch.randint(2, (REWARDED,)).double().numpy()
+    judged = _numbered(REWARDED).assign(outcome=outcome, reward=outcome, status="scored")
     write_table(judged, folder / "rewards.parquet", REWARDS)
     stored = sum(path.stat().st_size for path in (folder / "rollouts").iterdir())
     return {
         "bytes_per_step": stored / mask.sum().item(),
-        "reward_bytes_per_rollout": (folder / "rewards.parquet").stat().st_size / count,
+        "reward_bytes_per_rollout": (folder / "rewards.parquet").stat().st_size / REWARDED,
     }
+
+
+def _numbered(count: int) -> pd.DataFrame:
+    """Returns the columns that name so many rollouts and their groups."""
+    group = pd.Series(range(count)) // GROUP
+    prompt = "prompt-" + group.astype(str).str.zfill(5)
+    member = (pd.Series(range(count)) % GROUP).astype(str)
+    return pd.DataFrame({"rollout_id": prompt + "/" + member, "prompt_id": prompt, "group": group})
 
 
 def measure_judge() -> float:

@@ -21,14 +21,18 @@ class Dealt:
 
     waves: int  # microbatches of a rank
     slowest_flops: float  # of the largest microbatch of every wave
-    flops: float  # of all
 
 
 def draw_steps(count: int, *, mean: int, longest: int) -> Ints:
     """Returns the steps of rollouts that end after each step with the same chance, or at longest.
 
     Evenly spaced quantiles, in any order.
+
+    Raises:
+      ValueError: If no such rollouts have that mean.
     """
+    if mean >= longest:
+        raise ValueError(f"mean_steps must be below max_steps, {longest}, got {mean}")
     low, high = 1.0, 1e3 * longest
     for _ in range(BISECTIONS):  # for the mean of min(exponential, longest)
         scale = (low + high) / 2
@@ -65,7 +69,7 @@ def _deal(flops: PassFlops, rollouts: Ints, run: Run, is_training: bool) -> Deal
         for rows in packed
     ]
     waves = [each[start : start + run.gpus] for start in range(0, len(each), run.gpus)]
-    return Dealt(waves=len(waves), slowest_flops=sum(map(max, waves)), flops=sum(each))
+    return Dealt(waves=len(waves), slowest_flops=sum(map(max, waves)))
 
 
 @dataclass(frozen=True, kw_only=True)
