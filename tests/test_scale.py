@@ -18,7 +18,7 @@ from grpo.params import read_params
 from grpo.policies.activations import saved_bytes
 from grpo.policies.flops import TokenFlops
 from grpo.policies.forward import FORCE_GQA
-from grpo.policies.storage import OPTIMIZER, WEIGHTS, trainable, write_trainable
+from grpo.policies.storage import OPTIMIZER, WEIGHTS, gather_trained, trainable, write_trained
 
 SPEC: dict[str, Any] = {
     "architecture": "Qwen3ForCausalLM",
@@ -133,7 +133,7 @@ def test_states_and_their_directory_take_what_real_ones_take(
         state[key] for state in optimizer.state.values() for key in ("exp_avg", "exp_avg_sq")
     ]
     assert held["moments"] == sum(each.nbytes for each in moments)
-    write_trainable(tmp_path, trained, optimizer)
+    write_trained(tmp_path, gather_trained(trained, optimizer))
     sizes = [(tmp_path / name).stat().st_size for name in (WEIGHTS, OPTIMIZER)]
     headers = 300 * 3 * len(trainable(trained))
     assert 0 < sum(sizes) - case(model).stored_bytes < headers
