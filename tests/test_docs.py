@@ -17,6 +17,7 @@ from benchmarks import (
     allocation_tokens,
     chunk_costs,
     denoising_steps,
+    faults,
     offpolicy_report,
     rollout_throughput,
     step_profile,
@@ -258,6 +259,11 @@ def test_the_table_of_allocation_denoising_is_that_of_the_committed_file():
 def test_the_table_of_allocation_chunks_is_that_of_the_committed_file():
     results = json.loads((ROOT / "benchmarks" / "results" / "allocation_chunks.json").read_text())
     assert allocation_chunks.table(results) in (DOCS / "action-chunks.md").read_text()
+
+
+def test_the_table_of_faults_is_that_of_the_committed_file():
+    results = json.loads((ROOT / "benchmarks" / "results" / "faults.json").read_text())
+    assert faults.table(results) in (DOCS / "faults.md").read_text()
 
 
 def test_the_table_of_chunk_costs_is_that_of_the_committed_file():
