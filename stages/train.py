@@ -8,7 +8,7 @@ from grpo.build.machine import prepare_machine
 from grpo.build.rounds import load_round, save_round, train_loaded
 from grpo.forks import run_in_ranks
 from grpo.params import Parameters, read_params
-from grpo.ranks import joined, this_rank
+from grpo.ranks import joined, require_same, this_rank
 from stages.entry import run, scratch_of
 from stages.progress import shown
 
@@ -40,6 +40,8 @@ def _train(
 ) -> None:
     name, (base, start, rollouts, rewards) = policy_out.name, inputs
     scratch = scratch_of(f"train@{name}", inputs, params)
+    latest = scratch.latest()
+    require_same("what ranks read", [str(scratch.directory), latest and latest[0]])
     with usage.part("load"):
         loaded = load_round(
             params, name, base=base, start=start, rollouts=rollouts, rewards=rewards

@@ -20,6 +20,7 @@ from benchmarks import (
     faults,
     offpolicy_report,
     rollout_throughput,
+    scaling_training,
     step_profile,
 )
 from benchmarks.demo import table
@@ -276,6 +277,12 @@ def test_the_table_of_rollout_throughput_is_that_of_the_committed_file():
     results = json.loads(path.read_text())
     assert results["same_bytes"]
     assert rollout_throughput.table(results) in (DOCS / "action-chunks.md").read_text()
+
+
+def test_the_table_of_scaling_training_is_that_of_the_committed_file():
+    results = json.loads((ROOT / "benchmarks" / "results" / "scaling_training.json").read_text())
+    assert scaling_training.losses_agree(results)
+    assert scaling_training.table(results) in (DOCS / "scale.md").read_text()
 
 
 def test_the_table_of_denoising_steps_is_that_of_the_committed_file():

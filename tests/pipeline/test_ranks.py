@@ -14,7 +14,7 @@ from grpo.artifacts.files import read_json
 from grpo.batches import deal_microbatches, pack_microbatches
 from grpo.ranks import add_counts
 from tests.pipeline.processes import start_function
-from tests.pipeline.trained_in_ranks import ROUNDS, train_all
+from tests.pipeline.trained_in_ranks import ROUNDS, train_both
 
 # Two ranks add up the same numbers in another order. In float32 a sum is off by about 1e-7 of its
 # largest terms; AdamW divides a gradient by its own size, so that where terms cancel, three updates
@@ -37,11 +37,6 @@ def left(tmp_path_factory: pytest.TempPathFactory) -> Path:
     process.kill()
     assert code == 0
     return folder
-
-
-def train_both(folder: Path) -> None:
-    train_all(folder / "two", 2)
-    train_all(folder / "one", 1, started=folder / "two")
 
 
 def tensors(directory: Path) -> dict[str, Tensor]:

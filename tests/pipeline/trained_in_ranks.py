@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Generator
 
@@ -15,6 +16,7 @@ from grpo.artifacts.files import write_json
 from grpo.artifacts.usage import Usage
 from grpo.build.policies import make_optimizer
 from grpo.build.rounds import settings_of
+from grpo.errors import ArtifactError
 from grpo.forks import run_in_ranks
 from grpo.objective.algorithms import grpo, gspo, rloo
 from grpo.objective.base import Link, Objective, chain, credit_link
@@ -22,7 +24,7 @@ from grpo.params import Training
 from grpo.policies.sharding import own_part
 from grpo.policies.storage import gather_trained, read_trainable, trainable, write_trained
 from grpo.policies.tokens import TokenPolicy
-from grpo.ranks import joined, num_ranks, this_rank
+from grpo.ranks import joined, num_ranks, require_same, this_rank
 from grpo.training import train_round
 from grpo.types import Credit, Rollouts
 from tests.policies.tiny import rewarded, seeded, tiny_moe, tiny_policy
@@ -88,31 +90,43 @@ ROUNDS = {
 }
 
 
-def train_all(folder: Path, ranks: int, started: Path | None = None) -> None:
+def train_both(folder: Path, device: str = "cpu") -> None:
+    """Trains in two ranks, then in one."""
+    train_all(folder / "two", 2, device)
+    train_all(folder / "one", 1, device, started=folder / "two")
+
+
+def train_all(folder: Path, ranks: int, device: str, started: Path | None = None) -> None:
     """Trains every round in so many ranks, one of them also with an interruption.
 
     Args:
       started: Where another number of ranks has trained: what it left is trained on, too.
     """
-    folder.mkdir(exist_ok=True)
+    folder.mkdir()
     os.chdir(folder)
     torch.set_num_threads(1)
     store = folder / "store"
 
     def work(usage: Usage) -> None:
-        with joined(ranks, "cpu", store=store):
+        with joined(ranks, device, store=store):
+            if ranks > 1:
+                with pytest.raises(ArtifactError, match="a number must be the same for all ranks"):
+                    require_same("a number", this_rank())
+            require_same("a number", ranks)
             for name in ROUNDS:
-                train(name, folder / name)
+                train(name, folder / name, device)
             with suppress(Interrupted):
-                train("grpo", folder / "resumed", stop_at=2)
-            train("grpo", folder / "resumed")
+                train("grpo", folder / "resumed", device, stop_at=2)
+            train("grpo", folder / "resumed", device)
             for each in (folder, started) if started else ():
-                train("grpo", folder / f"after {each.name}", start=each / "grpo")
+                train("grpo", folder / f"after {each.name}", device, start=each / "grpo")
 
     run_in_ranks(ranks, work, Usage(), store=store)
 
 
-def train(name: str, out: Path, *, start: Path | None = None, stop_at: int | None = None) -> None:
+def train(
+    name: str, out: Path, device: str, *, start: Path | None = None, stop_at: int | None = None
+) -> None:
     """Trains a round, and writes what every rank then has; `stop_at`: before that update."""
 
     def progress(done: int, total: int) -> None:
@@ -131,7 +145,9 @@ def train(name: str, out: Path, *, start: Path | None = None, stop_at: int | Non
         for weight_name, weight in each.model.named_parameters():
             weight.requires_grad_(made.trained in weight_name)
         if num_ranks() > 1:
-            each.shard("cpu")
+            each.shard(device)
+        else:
+            each.model.to(device)
     training = TRAINING.model_copy(update=made.changes)
     optimizer = make_optimizer(policy.model, training)
     if start:
