@@ -33,9 +33,18 @@ from rich.text import Text
 
 from flows.lineage import record_what_waits
 from flows.planning import Step, plan
-from flows.runner import FLOW_LOCK, Outcome, Result, Runner, StageError, stages_lock
+from flows.runner import (
+    FLOW_LOCK,
+    Outcome,
+    Result,
+    Runner,
+    StageError,
+    Stopped,
+    stages_lock,
+)
 from flows.sharing import PUSH, Push, require_remote
 from grpo.artifacts.files import exclusive, write_bytes
+from grpo.errors import GrpoError
 from grpo.lineage.drawing import reduce_edges
 from grpo.lineage.lock import flatten
 from grpo.lineage.revision import git
@@ -82,33 +91,45 @@ def reproduce(targets: Sequence[str] = (), at_once: int | None = None, push: boo
         _end_lost_run(workspace / LAST_RUN)
         record_what_waits(workspace)
         steps = plan(targets)
-        # Without the edges that a longer way shows: a page draws them all.
-        edges = reduce_edges({step.name: set(step.upstream) for step in steps})
-        run = Reproduction(
-            workspace, steps, at_once=at_once or len(os.sched_getaffinity(0)), held=[lock]
-        )
-        futures: dict[str, PrefectFuture[State]] = {}
-        try:
-            for step in steps:
-                futures[step.name] = _stage.with_options(task_run_name=step.name).submit(
-                    run,
-                    step.name,
-                    wait_for=[futures[name] for name in sorted(edges[step.name])],
-                    return_state=False,
-                )
-            for future in futures.values():
-                future.wait()
-        finally:
-            run.runner.stop()  # a signal may have ended the waiting
-        create_table_artifact(run.table(), key="stages", description="What became of each stage")
-        update_progress_artifact(run.progress, progress=run.percent())  # tasks overtake each other
-        run.require_all()
+        most = at_once or len(os.sched_getaffinity(0))
+        last = bring_up_to_date(steps, Runner(workspace, at_once=most, show=show, held=[lock]))
         if (workspace / METRICS).exists():
             text = _report(workspace)
             create_markdown_artifact(text, key="report", description="What came out")
         if push:
-            last = sorted(set(futures).difference(*edges.values()))
-            _push(workspace, list(futures), wait_for=[futures[name] for name in last])
+            _push(workspace, [step.name for step in steps], wait_for=last)
+
+
+def bring_up_to_date(steps: Sequence[Step], runner: Runner) -> list[PrefectFuture[State]]:
+    """Runs the stages that are due as tasks of the current flow.
+
+    Returns the tasks of the last stages, after which all are done.
+
+    Raises:
+      GrpoError: If a stage failed, cannot run here or was not reached; what does not depend on it
+        has run.
+    """
+    made = create_progress_artifact(0.0, key="progress", description="Stages up to date")
+    run = Reproduction(steps, runner, cast(UUID, made))
+    # Without the edges that a longer way shows: a page draws them all.
+    edges = reduce_edges({step.name: set(step.upstream) for step in steps})
+    futures: dict[str, PrefectFuture[State]] = {}
+    try:
+        for step in steps:
+            futures[step.name] = _stage.with_options(task_run_name=step.name).submit(
+                run,
+                step.name,
+                wait_for=[futures[name] for name in sorted(edges[step.name])],
+                return_state=False,
+            )
+        for future in futures.values():
+            future.wait()
+    finally:
+        runner.stop()  # a signal may have ended the waiting
+    create_table_artifact(run.table(), key="stages", description="What became of each stage")
+    update_progress_artifact(run.progress, progress=run.percent())  # tasks overtake each other
+    run.require_all()
+    return [futures[name] for name in sorted(set(futures).difference(*edges.values()))]
 
 
 def _end_lost_run(note: Path) -> None:
@@ -145,15 +166,12 @@ def _push(workspace: Path, stages: Sequence[str]) -> State:
 class Reproduction:
     """One run of the flow: what each stage came to, shared by the tasks' threads."""
 
-    def __init__(
-        self, workspace: Path, steps: Sequence[Step], *, at_once: int, held: Sequence[int]
-    ) -> None:
+    def __init__(self, steps: Sequence[Step], runner: Runner, progress: UUID) -> None:
         self.steps = {step.name: step for step in steps}
-        self.runner = Runner(workspace, at_once=at_once, show=show, held=held)
-        made = create_progress_artifact(0.0, key="progress", description="Stages up to date")
-        self.progress = cast(UUID, made)
+        self.runner = runner
+        self.progress = progress
         self.results: dict[str, Result] = {}
-        self.failures: list[StageError] = []
+        self.failures: dict[str, GrpoError] = {}
         self.guard = threading.Lock()
 
     def bring_up_to_date(self, name: str) -> Result:
@@ -163,9 +181,11 @@ class Reproduction:
         try:
             is_due = step.is_changed or ran
             result = self.runner.run_stage(step) if is_due else Result.unchanged()
-        except StageError as error:
+        except Stopped:
+            raise
+        except GrpoError as error:
             with self.guard:
-                self.failures.append(error)
+                self.failures[name] = error
             _announce(step.name, str(error), style="red")
             raise
         with self.guard:
@@ -180,7 +200,7 @@ class Reproduction:
         for name in self.steps:
             if name not in self.results:
                 missed = StageError(f"{name}: was not reached, a task failed in Prefect", code=1)
-                raise next(iter(self.failures), missed)
+                raise next(iter(self.failures.values()), missed)
 
     def percent(self) -> float:
         """Returns the share of stages that are up to date."""
@@ -188,15 +208,15 @@ class Reproduction:
 
     def table(self) -> list[dict[str, str]]:
         """Returns a row per stage for the UI."""
-        failed = {str(error).split(":")[0] for error in self.failures}
         return [
             {
                 "stage": name,
-                "state": str(done.outcome) if done else "Failed" if name in failed else "Not run",
+                "state": str(done.outcome) if done else missed,
                 "seconds": f"{done.seconds:.1f}" if done else "",
             }
             for name in self.steps
             for done in [self.results.get(name)]
+            for missed in ["Failed" if name in self.failures else "Not run"]
         ]
 
 

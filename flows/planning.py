@@ -1,6 +1,6 @@
 """What is to be done: the stages of dvc.yaml and which of them changed. Wraps DVC's own API."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -31,12 +31,17 @@ class Step:
     is_changed: bool
 
 
-def plan(targets: Sequence[str] = ()) -> tuple[Step, ...]:
+def plan(
+    targets: Sequence[str] = (), *, changed: Callable[[Repo], Container[str]] = Repo.status
+) -> tuple[Step, ...]:
     """Returns the stages behind `targets` (default: all), every stage after those it reads from.
 
     The working directory must be the pipeline's: DVC spells names and targets relative to it.
     A target is a stage, a group of a foreach, or an output. A stage that has not changed may
     still have to run: what it reads can change when an upstream stage runs.
+
+    Args:
+      changed: Returns the changed ones; by default as DVC judges them, by the data that is here.
 
     Raises:
       ParameterError: If dvc.yaml is wrong or a target is unknown.
@@ -45,11 +50,11 @@ def plan(targets: Sequence[str] = ()) -> tuple[Step, ...]:
         with Repo(".", _wait_for_lock=True) as repo:
             graph = repo.index.graph  # an edge leads from a stage to one it reads from
             wanted = _wanted(repo, graph, targets)
-            changed = repo.status()
+            names = changed(repo)
     except DvcException as error:
         raise ParameterError(f"dvc.yaml: {_explain(error)}") from None
     order = nx.lexicographical_topological_sort(graph.reverse(), key=_line_of(graph))
-    found = tuple(_step(graph, stage, changed) for stage in order if stage in wanted)
+    found = tuple(_step(graph, stage, names) for stage in order if stage in wanted)
     if not found:
         raise ParameterError("dvc.yaml: has no stages")
     return found
@@ -62,16 +67,17 @@ def _wanted(repo: Repo, graph: "nx.DiGraph[Stage]", targets: Sequence[str]) -> s
     return set(chosen).union(*(nx.descendants(graph, stage) for stage in chosen))
 
 
-def _step(graph: "nx.DiGraph[Stage]", stage: Stage, changed: dict[str, Any]) -> Step:
+def _step(graph: "nx.DiGraph[Stage]", stage: Stage, changed: Container[str]) -> Step:
     return Step(
         name=stage.addressing,
         upstream=tuple(sorted(each.addressing for each in graph.successors(stage))),
-        hints=_hints(stage),
+        hints=hints_of(stage),
         is_changed=stage.addressing in changed,
     )
 
 
-def _hints(stage: Stage) -> Hints:
+def hints_of(stage: Stage) -> Hints:
+    """Returns `meta.exec` of a stage, checked."""
     given = (stage.meta or {}).get("exec", {})
     known = {field.name for field in fields(Hints)}
     for name, value in given.items():

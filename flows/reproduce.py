@@ -9,6 +9,7 @@ from pathlib import Path
 from flows.exits import exit_code
 from flows.lineage import record_what_waits
 from flows.planning import plan
+from flows.remote_lock import RemoteLock
 from flows.runner import FLOW_LOCK
 from flows.server import report_to_server
 from flows.settings import prepare_environment
@@ -22,11 +23,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m flows.reproduce", description=__doc__)
     parser.add_argument("targets", nargs="*", metavar="TARGET", help="a stage or an output")
     parser.add_argument("--at-once", type=int, help="stages side by side; default: processors")
+    parser.add_argument("--remote", action="store_true", help="by workers, data stays with them")
     chosen = parser.parse_args(arguments)
+    act = _reproduce_remotely if chosen.remote else _reproduce
     signal.signal(signal.SIGTERM, _exit_on_signal)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
     try:
-        return exit_code(lambda: _reproduce(chosen.targets, chosen.at_once))
+        return exit_code(lambda: act(chosen.targets, chosen.at_once))
     except KeyboardInterrupt:
         print("stopped; finished stages are kept, run again to go on", file=sys.stderr)
         return 128 + signal.SIGINT
@@ -47,6 +50,24 @@ def _reproduce(targets: Sequence[str], at_once: int | None) -> int:
 
     reproduce(targets=list(targets), at_once=at_once)
     print(f"{len(steps)} stages are up to date{_where()}")
+    return 0
+
+
+def _reproduce_remotely(targets: Sequence[str], at_once: int | None) -> int:
+    workspace = Path.cwd()
+    with exclusive(workspace / FLOW_LOCK, "reproduce"):
+        lock = RemoteLock(workspace, targets)
+    if any(step.is_changed for step in lock.steps):
+        prepare_environment(workspace)
+        report_to_server(workspace)
+        from flows.dispatch import reproduce_remotely  # here as above
+
+        reproduce_remotely(targets=list(targets), at_once=at_once)
+    names = [step.name for step in lock.steps]
+    last = " ".join(names[-1:])
+    print(f"{len(names)} stages are up to date; dvc pull {last} brings what the last one wrote")
+    for name in lock.left:
+        print(f"{name} has no outs, so no worker ran it: dvc pull, then dvc repro {name}")
     return 0
 
 

@@ -29,6 +29,7 @@ def _start(workspace: Path, stack: ExitStack) -> dict[str, str]:
         "PREFECT_API_URL": f"{pages[PREFECT]}/api",
         "MLFLOW_TRACKING_URI": pages[MLFLOW],
         "GRPO_WORKSPACE": str(workspace),  # where prefect.yaml has runs take place
+        "GRPO_REPOSITORY": str(workspace),  # where remote stages' commits come from
     }
     remote = open_store(workspace, stack)
     stack.enter_context(prefect_worker(given))  # first: it makes the pool that is deployed to

@@ -4,7 +4,7 @@ import configparser
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -103,8 +103,12 @@ def outs_behind(lock: Lock, path: str) -> list[tuple[StageEntry, Artifact]]:
         (entry, out)
         for entry in lock.values()
         for out in entry.outs
-        if out.path == path or is_inside(path, out.path) or is_inside(out.path, path)
+        if overlap(out.path, path)
     ]
+
+
+def overlap(one: str, other: str) -> bool:
+    return one == other or is_inside(one, other) or is_inside(other, one)
 
 
 def is_inside(path: str, directory: str) -> bool:
@@ -114,21 +118,32 @@ def is_inside(path: str, directory: str) -> bool:
 def is_read_as_written(workspace: Path, dep: Artifact, outs: list[Artifact]) -> bool:
     """Returns whether `dep`, as a stage read it, is what `outs` hold now.
 
-    A directory that holds outs matches if it held nothing else. Listings of directories come
-    from DVC's cache; without them only a path that is itself an out can match.
+    A directory that holds outs matches if it held nothing else.
     """
-    if len(outs) == 1 and outs[0].path == dep.path:
-        return outs[0].digest == dep.digest
-    files: dict[str, str] = {}
+    return digest_as_written(workspace, dep.path, outs) == dep.digest
+
+
+def digest_as_written(
+    workspace: Path, path: str, outs: Sequence[Artifact], beside: Mapping[str, str] | None = None
+) -> str | None:
+    """Returns DVC's digest of `path` from the outs that it is, lies in, or holds; None if unknown.
+
+    Listings of directories come from DVC's cache; without them only a path that is itself an out
+    is known.
+
+    Args:
+      beside: md5 of the files in `path` that belong to no out.
+    """
+    if len(outs) == 1 and outs[0].path == path:
+        return outs[0].digest
+    files = dict(beside or {})
     for out in outs:
         listed = read_listing(workspace, out.digest)
         if listed is None:
-            return False
+            return None
         files |= {f"{out.path}/{name}" if name else out.path: md5 for name, md5 in listed.items()}
-    if not dep.digest.endswith(".dir"):
-        return files.get(dep.path) == dep.digest
-    inside = {name: md5 for name, md5 in files.items() if is_inside(name, dep.path)}
-    return directory_digest(inside, dep.path) == dep.digest
+    inside = {name: md5 for name, md5 in files.items() if is_inside(name, path)}
+    return files.get(path) or (directory_digest(inside, path) if inside else None)
 
 
 def directory_digest(files: Mapping[str, str], directory: str) -> str:

@@ -18,7 +18,10 @@ from tests.exposure import LOOPBACK, listening
 from tests.flows.teams import MODEL, Team, processes_in
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
-NAMES = {"reproduce/workspace", "reproduce/nightly", "sweep/workspace", "promote/workspace"}
+NAMES = {
+    "reproduce/workspace", "reproduce/nightly", "sweep/workspace", "promote/workspace",
+    "stage/remote",
+}  # fmt: skip
 
 
 def bytes_of(directory: Path) -> dict[str, bytes]:

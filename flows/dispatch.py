@@ -1,0 +1,246 @@
+"""Stages on other hosts: each is a run of the deployment stage/remote, which is watched from here.
+
+Import it after `flows.settings.prepare_environment`; `python -m flows.reproduce --remote` does.
+"""
+
+import itertools
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import UUID
+
+from prefect import flow
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import (
+    ArtifactFilter,
+    ArtifactFilterFlowRunId,
+    LogFilter,
+    LogFilterFlowRunId,
+)
+from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect.client.schemas.sorting import LogSort
+from prefect.exceptions import ObjectNotFound
+from prefect.states import Cancelling, Crashed
+from prefect.task_runners import ThreadPoolTaskRunner
+
+from flows.gpus import Slots
+from flows.pipeline import MOST_STAGES, bring_up_to_date, show
+from flows.planning import Step
+from flows.remote_lock import RemoteLock
+from flows.remote_stage import ANSWER, AWAY, BEAT, DEPLOYMENT, LINES
+from flows.runner import FLOW_LOCK, Outcome, Result, Runner, StageError, Stopped
+from flows.wire import Answer, Order
+from grpo.artifacts.files import exclusive
+from grpo.errors import ParameterError, brief
+
+SILENCE_SECONDS = 45.0  # of a running worker, before another one gets the stage
+START_SECONDS = 600.0  # from taking a stage to running it; a cluster fetches an image meanwhile
+BEATS_PER_SILENCE = 9
+POLL_SECONDS = 1.0
+LINES_AT_ONCE = 200
+QUEUE, GPU_QUEUE = "stages", "gpu-stages"
+TAKEN = "taken"  # the tag of a run whose answer has been judged
+
+
+@flow(
+    name="reproduce-remotely",
+    task_runner=ThreadPoolTaskRunner(max_workers=MOST_STAGES),  # type: ignore[arg-type]
+    persist_result=False,
+    validate_parameters=False,
+)
+def reproduce_remotely(targets: Sequence[str] = (), at_once: int | None = None) -> None:
+    """Brings dvc.lock up to date with the targets, by default all stages; no data comes here.
+
+    Args:
+      at_once: Stages that may be asked for at the same time; by default all.
+
+    Raises:
+      BusyError: If another reproduce runs in this workspace.
+      ParameterError: If the workspace is not as the commit, or the deployment is missing.
+      StageError: If a stage failed; what does not depend on it has run.
+    """
+    workspace = Path.cwd()
+    with (
+        exclusive(workspace / FLOW_LOCK, "reproduce"),
+        get_client(sync_client=True) as client,
+    ):
+        lock = RemoteLock(workspace, targets)
+        send = Dispatcher(client, show=show).send
+        most = at_once or len(lock.steps)
+        bring_up_to_date(lock.steps, RemoteRunner(lock, send, at_once=most, show=show))
+
+
+class RemoteRunner(Runner):
+    """Has others run stages, and merges what they hand back into dvc.lock.
+
+    Args:
+      send: Returns a worker's answer; raises `Stopped` soon after the event is set.
+    """
+
+    def __init__(
+        self,
+        lock: RemoteLock,
+        send: Callable[[Step, Order, threading.Event], Answer],
+        *,
+        at_once: int,
+        show: Callable[[str, str], None],
+    ) -> None:
+        super().__init__(lock.workspace, at_once=at_once, show=show)
+        self.lock = lock
+        self.send = send
+
+    def run_stage(self, step: Step) -> Result:
+        # What it reads from may have run, and written what was there before.
+        return Result.unchanged() if self.lock.is_fresh(step.name) else super().run_stage(step)
+
+    @contextmanager
+    def _gpus(self, step: Step) -> Iterator[Slots]:
+        yield Slots(gpus=(), descriptors=())  # the worker's own
+
+    def _attempt(self, step: Step, slots: Slots) -> Result:
+        start = time.monotonic()
+        answer = self.send(step, self.lock.order(step.name), self.stopped)
+        if answer.error:
+            raise StageError(f"{answer.error} on {answer.host}", code=answer.code)
+        self.lock.merge(step.name, answer.entry)
+        return Result(outcome=Outcome(answer.outcome), seconds=time.monotonic() - start)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """What the server knows of a run."""
+
+    state: State
+    sign: str  # of life
+    answer: Answer | None
+
+
+class Dispatcher:
+    """Sends orders to workers by Prefect's server."""
+
+    def __init__(self, client: SyncPrefectClient, *, show: Callable[[str, str], None]) -> None:
+        self.client = client
+        self.show = show
+        self.patience = {
+            StateType.PENDING: START_SECONDS,
+            StateType.RUNNING: SILENCE_SECONDS,
+            StateType.CANCELLING: SILENCE_SECONDS,
+        }
+        try:
+            self.deployment = client.read_deployment_by_name(DEPLOYMENT).id
+        except ObjectNotFound:
+            raise ParameterError(
+                f"prefect.yaml: deployment {DEPLOYMENT} must be at {client.api_url}; "
+                "prefect deploy --all"
+            ) from None
+
+    def send(self, step: Step, order: Order, stopped: threading.Event) -> Answer:
+        """Returns what a worker made of an order.
+
+        Raises:
+          StageError: If it ended without an answer, or is not heard of any more.
+          Stopped: If `stopped` was set; then the worker is to stop, too.
+        """
+        try:
+            run = self._start(step, order)
+        except AWAY as error:
+            raise StageError(f"{step.name}: Prefect's server, {brief(error)}", code=1) from None
+        self.show(step.name, f"is run {run.id}, in queue {run.work_queue_name}")
+        answer = self._watch(step, run.id, stopped)
+        with suppress(*AWAY):
+            self.client.update_flow_run(run.id, tags=[TAKEN])
+        return answer
+
+    def _start(self, step: Step, order: Order) -> FlowRun:
+        """Returns a run for the order: that of an orchestrator that was killed, or a new one."""
+        for number in itertools.count():
+            run = self.client.create_flow_run_from_deployment(
+                self.deployment,
+                parameters={
+                    "commit": order.commit,
+                    "name": order.stage,
+                    "entries": order.entries,
+                    "beat_seconds": SILENCE_SECONDS / BEATS_PER_SILENCE,
+                },
+                name=f"{order.stage} {order.commit[:8]}",
+                idempotency_key=f"{order.digest}-{number}",
+                work_queue_name=GPU_QUEUE if step.hints.gpu else QUEUE,
+            )
+            state = run.state
+            assert state
+            is_done = state.is_completed() and TAKEN not in run.tags
+            if is_done or not (state.is_final() or state.is_cancelling()):
+                break
+        return run
+
+    def _watch(self, step: Step, run: UUID, stopped: threading.Event) -> Answer:
+        """Follows a run to its end.
+
+        Silence is the time in which the server answered and nothing changed, by this host's clock.
+        """
+        lines, before, silence = 0, ("", ""), 0.0
+        while True:
+            try:
+                look = self._look(run)
+                lines = self._show_lines(step, run, lines)
+            except AWAY:
+                look = None
+            if look and look.answer:
+                return look.answer
+            if look and look.state.is_final():
+                raise StageError(f"{step.name}: {_why(look.state)}", code=1)
+            if look:
+                now = (look.state.type, look.sign)
+                silence = silence + POLL_SECONDS if now == before else 0.0
+                before = now
+                if silence > self.patience.get(look.state.type, float("inf")):
+                    self._give_up(step, run, look)
+            if stopped.wait(POLL_SECONDS):
+                with suppress(*AWAY):
+                    self.client.set_flow_run_state(run, Cancelling())
+                raise Stopped("stopped")
+
+    def _look(self, run: UUID) -> Look:
+        state = self.client.read_flow_run(run).state
+        assert state
+        # After the state: whoever has ended has left all of them.
+        own = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[run]))
+        found = {each.key: each.data for each in self.client.read_artifacts(artifact_filter=own)}
+        answer = Answer(**json.loads(found[ANSWER])[0]) if ANSWER in found else None
+        return Look(state=state, sign=str(found.get(BEAT, "")), answer=answer)
+
+    def _show_lines(self, step: Step, run: UUID, seen: int) -> int:
+        """Shows what the run has logged since; returns how much it has logged."""
+        while True:
+            logs = self.client.read_logs(
+                LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run])),
+                limit=LINES_AT_ONCE,
+                offset=seen,
+                sort=LogSort.TIMESTAMP_ASC,
+            )
+            for each in logs:
+                if each.name.endswith(f".{LINES}"):
+                    self.show(step.name, each.message)
+            seen += len(logs)
+            if len(logs) < LINES_AT_ONCE:
+                return seen
+
+    def _give_up(self, step: Step, run: UUID, look: Look) -> None:
+        """Frees the run's place in Prefect's limits; a worker that lives stops when it sees it.
+
+        Raises:
+          StageError: Always.
+        """
+        where = look.sign.partition(",")[0]
+        seconds = self.patience[look.state.type]
+        said = f"its worker {where} gave no sign of life for {seconds:g} s"
+        self.client.set_flow_run_state(run, Crashed(message=said), force=True)
+        raise StageError(f"{step.name}: {said}", code=1)
+
+
+def _why(state: State) -> str:
+    return f"its run ended {state.name}, {brief(state.message or 'without a reason')}"

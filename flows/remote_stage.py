@@ -1,0 +1,121 @@
+"""The flow that a worker runs for one stage: signs of life, then what it hands back.
+
+Import it after `flows.settings.prepare_environment`; a worker's process has Prefect set up.
+"""
+
+import platform
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import httpx
+from prefect import flow, get_run_logger
+from prefect.artifacts import create_table_artifact
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
+from prefect.logging.handlers import APILogHandler
+from prefect.runtime import flow_run
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+
+from flows.runner import EXIT_WRONG_INPUT, StageError
+from flows.wire import Answer, Order
+from flows.worker import StageRun, home_of, repository_of
+from grpo.errors import GrpoError, ParameterError
+
+DEPLOYMENT = "stage/remote"
+ANSWER, BEAT = "answer", "beat"  # keys of the run's artifacts
+LINES = "stage"  # the logger of what the stage prints, below the run's own
+AWAY = (httpx.TransportError, httpx.HTTPStatusError)  # the server does not answer, or not well
+
+
+@flow(name="stage", persist_result=False, validate_parameters=False)
+def stage(commit: str, name: str, entries: dict[str, Any], beat_seconds: float = 5.0) -> None:
+    """Runs a stage of a commit in a clone of its own and pushes its outs to DVC's remote.
+
+    Args:
+      entries: What dvc.lock says of the outs of the stages that it reads from.
+      beat_seconds: Between signs of life, for who watches.
+
+    Raises:
+      GrpoError: If it failed; why is an artifact of the run, too.
+    """
+    workspace = Path.cwd()
+    lines = get_run_logger().getChild(LINES)
+    try:
+        run = StageRun(
+            Order(commit=commit, stage=name, entries=entries),
+            home=home_of(workspace),
+            repository=repository_of(workspace),
+            show=lambda _, line: lines.info(line),
+        )
+        with _signs_of_life(beat_seconds, give_up=run.stop):
+            try:
+                answer = run.carry_out()
+            finally:
+                run.stop()  # a signal may have ended it
+    except GrpoError as error:
+        _hand_back(Answer(host=platform.node(), error=str(error), code=_code(error)))
+        raise
+    _hand_back(answer)
+
+
+def _code(error: GrpoError) -> int:
+    """Returns the exit code that the stage would have had here."""
+    if isinstance(error, StageError):
+        return error.code
+    return EXIT_WRONG_INPUT if isinstance(error, ParameterError) else 1
+
+
+def _hand_back(answer: Answer) -> None:
+    """Leaves the answer where the orchestrator finds it, however long the server is away."""
+    APILogHandler().flush()
+    while True:
+        try:
+            create_table_artifact([asdict(answer)], key=ANSWER, description="For dvc.lock")
+            return
+        except AWAY:
+            time.sleep(1.0)
+
+
+@contextmanager
+def _signs_of_life(beat_seconds: float, give_up: Callable[[], None]) -> Iterator[None]:
+    """Changes an artifact of the run every few seconds; gives up once the run is over for others.
+
+    Nobody compares clocks: who watches sees a change, or none.
+    """
+    run, ended = UUID(flow_run.id), threading.Event()
+
+    def beat() -> None:
+        # Tries by itself, and at once when the server is back.
+        with (
+            temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
+            get_client(sync_client=True) as client,
+        ):
+            artifact, count = None, 0
+            while not ended.wait(beat_seconds if count else 0):
+                count += 1
+                try:
+                    artifact = artifact or _first(client, run)
+                    text = f"on {platform.node()}, {count} signs of life"
+                    client.update_artifact(artifact, ArtifactUpdate(data=text))
+                    state = client.read_flow_run(run).state
+                except AWAY:
+                    continue
+                if state and not state.is_running():
+                    give_up()
+
+    threading.Thread(target=beat, daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
+
+
+def _first(client: SyncPrefectClient, run: UUID) -> UUID:
+    made = client.create_artifact(ArtifactCreate(type="markdown", key=BEAT, flow_run_id=run))
+    return made.id

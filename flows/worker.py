@@ -1,0 +1,202 @@
+"""A stage of a commit on this host: a clone of its own, only the data that the stage reads."""
+
+import fcntl
+import itertools
+import os
+import platform
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from dvc.exceptions import DvcException
+from dvc.repo import Repo
+from dvc.stage import Stage
+from dvc.utils.serialize import dumps_yaml, parse_yaml_for_update
+
+from flows.planning import Step, hints_of
+from flows.runner import STAGES_LOCK, Runner, Stopped
+from flows.wire import Answer, Order
+from grpo.artifacts.files import remove
+from grpo.errors import CREDENTIALS, ArtifactError, ParameterError, brief
+from grpo.lineage.lock import LOCK, overlap
+from grpo.lineage.revision import git
+
+REPOSITORY = "GRPO_REPOSITORY"
+HOME = "GRPO_WORKER_HOME"
+KEPT = ".work"  # of a place's earlier runs: checkpoints, which are bound to what they belong to
+SETUP = "requirements.lock"
+NOT_THERE = "not our ref"  # how git says that a repository has no such commit
+
+
+class StageRun:
+    """One order on this host.
+
+    Args:
+      home: Where clones and DVC's cache lie; they may be deleted while nothing runs.
+      repository: Address that git can fetch the commit from.
+      show: Called with the stage's name and each line it prints.
+    """
+
+    def __init__(
+        self, order: Order, *, home: Path, repository: str, show: Callable[[str, str], None]
+    ) -> None:
+        self.order = order
+        self.home = home.absolute()
+        self.repository = repository
+        self.show = show
+        self.stopped = threading.Event()
+        self.runner: Runner | None = None
+
+    def carry_out(self) -> Answer:
+        """Returns the stage's entry in dvc.lock after pushing its outs.
+
+        Raises:
+          ParameterError: If the order or this host's environment is wrong.
+          ArtifactError: If the commit or data cannot be had, or outs not be pushed.
+          StageError: If the stage failed.
+          Stopped: If `stop` was called.
+        """
+        with _free_place(self.home) as (place, lock):
+            _check_out(place, self.repository, self.order.commit)
+            _require_same_setup(place)
+            (place / LOCK).write_text(
+                dumps_yaml({"schema": "2.0", "stages": dict(self.order.entries)})
+            )
+            (place / ".dvc" / "config.local").write_text(
+                f"[cache]\n    dir = {self.home / 'cache'}\n"
+                f"[core]\n    site_cache_dir = {place / '.dvc' / 'tmp'}\n"
+            )
+            step = _pull(place, self.order.stage)
+            runner = Runner(place, at_once=1, show=self.show, held=[lock])
+            self.runner = runner  # before the line below, so that a stop is seen by one of them
+            if self.stopped.is_set():
+                raise Stopped("stopped")
+            result = runner.run_stage(step)
+            _push(place, self.order.stage)
+            stages = parse_yaml_for_update((place / LOCK).read_text(), LOCK)["stages"]
+            entry = dumps_yaml({self.order.stage: stages[self.order.stage]})
+            _clear(place)
+        return Answer(host=platform.node(), outcome=str(result.outcome), entry=entry)
+
+    def stop(self) -> None:
+        """Ends the stage; returns when none of its processes is left."""
+        self.stopped.set()
+        if self.runner:
+            self.runner.stop()
+
+
+def repository_of(workspace: Path) -> str:
+    """Returns GRPO_REPOSITORY, or the address that the clone `workspace` came from.
+
+    Raises:
+      ParameterError: If there is none, or it holds a password: git shows it to every user.
+    """
+    address = os.environ.get(REPOSITORY) or git(workspace, "remote", "get-url", "origin")
+    if not address:
+        raise ParameterError(f"{REPOSITORY}: must be an address that git can fetch commits from")
+    if CREDENTIALS.search(address):
+        raise ParameterError(
+            f"{REPOSITORY}: must hold no password, got {address}; use an SSH key or a credential "
+            "helper of git"
+        )
+    return address
+
+
+def home_of(workspace: Path) -> Path:
+    """Returns GRPO_WORKER_HOME, or a directory in the workspace."""
+    return Path(os.environ.get(HOME) or workspace / ".work" / "worker")
+
+
+@contextmanager
+def _free_place(home: Path) -> Iterator[tuple[Path, int]]:
+    """Yields the first directory that no other run uses, and the descriptor that holds it.
+
+    Numbered and not new each time: a stage that was killed finds its checkpoint there.
+    """
+    for number in itertools.count():
+        lock = home / str(number) / STAGES_LOCK
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        with lock.open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            yield home / str(number), file.fileno()
+            return
+
+
+def _clear(place: Path) -> None:
+    for each in place.iterdir():
+        if each.name != KEPT:
+            remove(each)
+
+
+def _check_out(place: Path, repository: str, commit: str) -> None:
+    """Leaves the commit's files in a place, and what earlier runs keep there."""
+    _clear(place)
+    _git(place, "init", "--quiet")
+    said = _git(place, "fetch", "--quiet", "--depth", "1", "--", repository, commit)
+    said = said or _git(place, "checkout", "--quiet", "--detach", "FETCH_HEAD")
+    if NOT_THERE in said:
+        raise ParameterError(f"{repository}: has no commit {commit}; git push it there")
+    if said:
+        raise ArtifactError(f"{repository}: cannot check out {commit}, {brief(said)}")
+
+
+def _git(place: Path, *arguments: str) -> str:
+    """Runs git; returns what it said if it failed."""
+    command = ["git", "-C", str(place), *arguments]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    return done.stderr or f"exit code {done.returncode}" if done.returncode else ""
+
+
+def _require_same_setup(place: Path) -> None:
+    """Raises if this Python was set up from other packages than the commit's."""
+    own, wanted = Path(sys.prefix).parent / SETUP, place / SETUP
+    if own.is_file() and wanted.is_file() and own.read_bytes() != wanted.read_bytes():
+        raise ArtifactError(
+            f"{own}: must be the commit's, or the bytes may differ; check it out and make setup "
+            "there, then start the worker again"
+        )
+
+
+def _pull(place: Path, name: str) -> Step:
+    """Brings the data that the stage reads, and none else; returns the stage."""
+    with _repository(place) as repo:
+        stage = _stage(repo, name)
+        makers = repo.index.graph.successors(stage)
+        read = [dep.fs_path for dep in stage.deps]
+        outs = [out.fs_path for each in makers for out in each.outs]
+        wanted = [out for out in outs if any(overlap(out, dep) for dep in read)]
+        if wanted:
+            repo.pull(wanted)
+        hints = replace(hints_of(stage), retries=0)  # the orchestrator counts them
+    return Step(name=name, upstream=(), hints=hints, is_changed=True)
+
+
+def _push(place: Path, name: str) -> None:
+    with _repository(place) as repo:
+        repo.push([out.fs_path for out in _stage(repo, name).outs])
+
+
+@contextmanager
+def _repository(place: Path) -> Iterator[Repo]:
+    try:
+        with Repo(str(place), _wait_for_lock=True) as repo:
+            yield repo
+    except (DvcException, OSError) as error:
+        raise ArtifactError(
+            f"DVC's remote, as in .dvc/config of the commit: {brief(error)}; run dvc push where "
+            "the data was made, and see that this host reaches the remote"
+        ) from None
+
+
+def _stage(repo: Repo, name: str) -> Stage:
+    for stage in repo.index.stages:
+        if getattr(stage, "name", None) == name:
+            return stage
+    raise ParameterError(f"dvc.yaml: has no stage {name}")

@@ -1,0 +1,177 @@
+"""Stages through Prefect's server to workers, one of which is killed."""
+
+import contextlib
+import os
+import platform
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+import yaml
+from dvc.repo import Repo
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.client.schemas.objects import State, StateType
+from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.states import Cancelling, Completed, Crashed, Running
+
+from flows.dispatch import TAKEN, Dispatcher
+from flows.launcher import descendants
+from flows.planning import Hints, Step
+from flows.remote_stage import stage
+from flows.runner import StageError
+from flows.team import prefect_worker
+from flows.wire import Order
+from grpo.errors import ParameterError
+from tests import tiny_pipeline
+from tests.flows.test_launcher import until
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+Environment = dict[str, str]
+SILENCE_SECONDS = 6.0
+CODE = f"""
+import sys, flows.dispatch, flows.reproduce
+flows.dispatch.SILENCE_SECONDS = {SILENCE_SECONDS}
+sys.exit(flows.reproduce.main(sys.argv[1:]))
+"""
+STEP = Step(name="train@a-1", upstream=(), hints=Hints(), is_changed=True)
+ORDER = Order(commit="0" * 40, stage="train@a-1", entries={})
+
+
+@pytest.fixture(scope="module")
+def client(prefect_environment: Environment) -> Iterator[SyncPrefectClient]:
+    with (
+        temporary_settings({PREFECT_API_URL: prefect_environment["PREFECT_API_URL"]}),
+        get_client(sync_client=True) as client,
+    ):
+        with pytest.raises(ParameterError, match="deployment stage/remote must be at http"):
+            Dispatcher(client, show=print)
+        yield client
+
+
+@pytest.fixture(scope="module")
+def dispatcher(client: SyncPrefectClient) -> Dispatcher:
+    """With the deployment that prefect.yaml lists."""
+    written = yaml.safe_load((tiny_pipeline.SOURCE / "prefect.yaml").read_text())
+    (found,) = (each for each in written["deployments"] if each["name"] == "remote")
+    pool, queue = found["work_pool"]["name"], found["work_pool"]["work_queue_name"]
+    client.create_work_pool(WorkPoolCreate(name=pool, type="process"))
+    client.create_deployment(
+        client.create_flow(stage),
+        name=found["name"],
+        entrypoint=found["entrypoint"],
+        work_pool_name=pool,
+        work_queue_name=queue,
+        pull_steps=written["pull"],
+    )
+    return Dispatcher(client, show=print)
+
+
+def start_worker(stack: ExitStack, host: Path, environment: Environment) -> set[int]:
+    """Starts a worker in a directory of its own; returns its processes as they are then."""
+    before = set(descendants(os.getpid()))
+    host.mkdir()
+    with contextlib.chdir(host):
+        stack.enter_context(prefect_worker({**environment, "GRPO_WORKSPACE": str(host)}))
+    return set(descendants(os.getpid())) - before
+
+
+def kill(processes: set[int]) -> None:
+    """Kills processes and what is below them, as when a host fails."""
+    for each in {below for one in processes for below in (one, *descendants(one))}:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(each, signal.SIGKILL)
+
+
+def run_remotely(workspace: Path, environment: Environment) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-c", CODE, "--remote", "train@a-1"],
+        cwd=workspace,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.fixture
+def repository(finished: Path, tmp_path: Path) -> Path:
+    """A pipeline that has run, its data in a directory that all hosts reach, a stage now slow."""
+    root = tiny_pipeline.copy(finished, tmp_path / "repository")
+    config = root / ".dvc" / "config"
+    remote = f"['remote \"store\"']\n    url = {tmp_path / 'store'}\n"
+    config.write_text(f"{config.read_text()}    remote = store\n{remote}")
+    with Repo(str(root)) as repo:
+        repo.push()
+    tiny_pipeline.replace(root, "seconds: 0.0", "seconds: 4.0")
+    tiny_pipeline.commit(root, "slow")
+    return root
+
+
+def test_the_stage_of_a_killed_worker_is_run_by_another(
+    repository: Path, dispatcher: Dispatcher, prefect_environment: Environment, tmp_path: Path
+) -> None:
+    environment = {**prefect_environment, "GRPO_REPOSITORY": str(repository)}
+    clone = tmp_path / "clone"
+    tiny_pipeline.run(tmp_path, "git", "clone", "-q", str(repository), str(clone))
+    before = (clone / "dvc.lock").read_text()
+    marks = tmp_path / "one" / ".work" / "worker" / "0" / ".work" / "marks.txt"
+    with ExitStack() as hosts:
+        one = start_worker(hosts, tmp_path / "one", environment)
+        process = hosts.enter_context(run_remotely(clone, environment))
+        until(lambda: marks.exists() and "start a-1" in marks.read_text())
+        kill(one)
+        start_worker(hosts, tmp_path / "two", environment)
+        out, said = process.communicate()
+        assert process.returncode == 0, said
+        assert out == "3 stages are up to date; dvc pull train@a-1 brings what the last one wrote\n"
+        again, quiet = run_remotely(clone, environment).communicate()
+        assert (again, quiet) == (out, "")
+    lost = f"its worker on {platform.node()} gave no sign of life for {SILENCE_SECONDS:g} s"
+    assert f"train@a-1: {lost}; attempt 2 of 2" in said
+    assert "train@a-1 working on a-1" in said
+    assert "train@a-1 Completed in " in said
+    lock = (clone / "dvc.lock").read_text()
+    assert lock.replace("seconds: 4.0", "seconds: 0.0") == before != lock
+
+
+def test_the_run_of_a_killed_orchestrator_is_taken_over(
+    client: SyncPrefectClient, dispatcher: Dispatcher
+) -> None:
+    def start(state: State | None = None) -> UUID:
+        """Returns the run that an orchestrator starts, or finds, before it gets a state."""
+        run = dispatcher._start(STEP, ORDER)
+        if state:
+            client.set_flow_run_state(run.id, state, force=True)
+        return run.id
+
+    first = start()
+    assert start(Running()) == start(Completed()) == start() == first
+    client.update_flow_run(first, tags=[TAKEN])
+    second = start(Crashed())
+    third = start(Cancelling())
+    assert len({first, second, third, start()}) == 4
+    assert client.read_flow_run(start()).work_queue_name == "stages"
+    on_gpu = replace(STEP, hints=Hints(gpu=1))
+    other = replace(ORDER, stage="train@b-1")
+    assert dispatcher._start(on_gpu, other).work_queue_name == "gpu-stages"
+
+
+def test_a_worker_that_falls_silent_is_given_up_and_its_place_is_free(
+    client: SyncPrefectClient, dispatcher: Dispatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(dispatcher.patience, StateType.RUNNING, 2.0)
+    order = replace(ORDER, stage="train@c-1")
+    run = dispatcher._start(STEP, order).id
+    client.set_flow_run_state(run, Running(), force=True)
+    with pytest.raises(StageError, match=r"gave no sign of life for 2 s$") as error:
+        dispatcher.send(STEP, order, threading.Event())
+    assert error.value.code == 1
+    assert client.read_flow_run(run).state_type is StateType.CRASHED
