@@ -8,7 +8,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID
@@ -40,7 +40,7 @@ from grpo.errors import ParameterError, brief
 SILENCE_SECONDS = 45.0  # of a running worker, before another one gets the stage
 START_SECONDS = 600.0  # from taking a stage to running it; a cluster fetches an image meanwhile
 BEATS_PER_SILENCE = 9
-POLL_SECONDS = 1.0
+POLL_SECONDS = 2.0
 LINES_AT_ONCE = 200
 QUEUE, GPU_QUEUE = "stages", "gpu-stages"
 TAKEN = "taken"  # the tag of a run whose answer has been judged
@@ -78,13 +78,13 @@ class RemoteRunner(Runner):
     """Has others run stages, and merges what they hand back into dvc.lock.
 
     Args:
-      send: Returns a worker's answer; raises `Stopped` soon after the event is set.
+      send: Yields a worker's answer, to be judged; raises `Stopped` soon after the event is set.
     """
 
     def __init__(
         self,
         lock: RemoteLock,
-        send: Callable[[Step, Order, threading.Event], Answer],
+        send: Callable[[Step, Order, threading.Event], AbstractContextManager[Answer]],
         *,
         at_once: int,
         show: Callable[[str, str], None],
@@ -103,10 +103,10 @@ class RemoteRunner(Runner):
 
     def _attempt(self, step: Step, slots: Slots) -> Result:
         start = time.monotonic()
-        answer = self.send(step, self.lock.order(step.name), self.stopped)
-        if answer.error:
-            raise StageError(f"{answer.error} on {answer.host}", code=answer.code)
-        self.lock.merge(step.name, answer.entry)
+        with self.send(step, self.lock.order(step.name), self.stopped) as answer:
+            if answer.error:
+                raise StageError(f"{answer.error} on {answer.host}", code=answer.code)
+            self.lock.merge(step.name, answer.entry)
         return Result(outcome=Outcome(answer.outcome), seconds=time.monotonic() - start)
 
 
@@ -138,24 +138,28 @@ class Dispatcher:
                 "prefect deploy --all"
             ) from None
 
-    def send(self, step: Step, order: Order, stopped: threading.Event) -> Answer:
-        """Returns what a worker made of an order.
+    @contextmanager
+    def send(self, step: Step, order: Order, stopped: threading.Event) -> Iterator[Answer]:
+        """Yields what a worker makes of an order.
 
         Raises:
           StageError: If it ended without an answer, or is not heard of any more.
           Stopped: If `stopped` was set; then the worker is to stop, too.
         """
         try:
-            run = self._start(step, order)
+            run = self.start(step, order)
         except AWAY as error:
             raise StageError(f"{step.name}: Prefect's server, {brief(error)}", code=1) from None
         self.show(step.name, f"is run {run.id}, in queue {run.work_queue_name}")
         answer = self._watch(step, run.id, stopped)
-        with suppress(*AWAY):
-            self.client.update_flow_run(run.id, tags=[TAKEN])
-        return answer
+        try:
+            yield answer
+        except StageError:
+            self._take(run.id)
+            raise
+        self._take(run.id)  # not after another error: the answer can still be used
 
-    def _start(self, step: Step, order: Order) -> FlowRun:
+    def start(self, step: Step, order: Order) -> FlowRun:
         """Returns a run for the order: that of an orchestrator that was killed, or a new one."""
         for number in itertools.count():
             run = self.client.create_flow_run_from_deployment(
@@ -176,6 +180,10 @@ class Dispatcher:
             if is_done or not (state.is_final() or state.is_cancelling()):
                 break
         return run
+
+    def _take(self, run: UUID) -> None:
+        with suppress(*AWAY):
+            self.client.update_flow_run(run, tags=[TAKEN])
 
     def _watch(self, step: Step, run: UUID, stopped: threading.Event) -> Answer:
         """Follows a run to its end.

@@ -52,7 +52,7 @@ def plan(
             wanted = _wanted(repo, graph, targets)
             names = changed(repo)
     except DvcException as error:
-        raise ParameterError(f"dvc.yaml: {_explain(error)}") from None
+        raise ParameterError(f"dvc.yaml: {explain(error)}") from None
     order = nx.lexicographical_topological_sort(graph.reverse(), key=_line_of(graph))
     found = tuple(_step(graph, stage, names) for stage in order if stage in wanted)
     if not found:
@@ -95,7 +95,7 @@ def _line_of(graph: "nx.DiGraph[Stage]") -> Any:
     return lambda stage: lines[stage]
 
 
-def _explain(error: BaseException) -> str:
+def explain(error: BaseException) -> str:
     """Returns the whole chain of causes in one line."""
     parts: list[str] = []
     cause: BaseException | None = error

@@ -23,7 +23,8 @@ from dvc.utils.serialize import dumps_yaml, parse_yaml_for_update
 from dvc.utils.strictyaml import validate
 from dvc_data.hashfile.hash_info import HashInfo
 
-from flows.planning import plan
+from flows.planning import explain, plan
+from flows.remote_data import opened
 from flows.runner import StageError
 from flows.wire import Order
 from grpo.artifacts.files import write_bytes
@@ -115,11 +116,10 @@ class RemoteLock:
         with self.guard:
             try:
                 entry = parse_yaml_for_update(text, LOCK)[name]
-                difference = self._difference(
-                    name, validate(entry, COMPILED_LOCK_FILE_STAGE_SCHEMA)
-                )
+                validate(entry, COMPILED_LOCK_FILE_STAGE_SCHEMA, path=name)
+                difference = self._difference(name, entry)
             except (DvcException, KeyError, TypeError) as error:
-                difference = f"must be an entry of {LOCK}, {brief(error)}"
+                difference = f"must be an entry of {LOCK}, {brief(explain(error))}"
             if difference:
                 raise StageError(
                     f"{name}: what the worker hands back is refused, {difference}; has it another "
@@ -178,7 +178,7 @@ class RemoteLock:
         wanted = [HashInfo("md5", digest) for digest in digests if digest.endswith(".dir")]
         missing = [each for each in wanted if not cached_path(self.workspace, each.value).is_file()]
         if missing:
-            with Repo(str(self.workspace), _wait_for_lock=True) as repo:
+            with opened(self.workspace) as repo:
                 repo.cloud.pull(missing)
 
 

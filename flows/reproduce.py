@@ -22,8 +22,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit code: 0, 1 after a failed stage, 2 if the input was wrong."""
     parser = argparse.ArgumentParser(prog="python -m flows.reproduce", description=__doc__)
     parser.add_argument("targets", nargs="*", metavar="TARGET", help="a stage or an output")
-    parser.add_argument("--at-once", type=int, help="stages side by side; default: processors")
-    parser.add_argument("--remote", action="store_true", help="by workers, data stays with them")
+    parser.add_argument(
+        "--at-once", type=int, help="stages side by side; default: processors, or all"
+    )
+    parser.add_argument("--remote", action="store_true", help="by workers of stage/remote")
     chosen = parser.parse_args(arguments)
     act = _reproduce_remotely if chosen.remote else _reproduce
     signal.signal(signal.SIGTERM, _exit_on_signal)

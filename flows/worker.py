@@ -12,12 +12,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from dvc.exceptions import DvcException
 from dvc.repo import Repo
 from dvc.stage import Stage
 from dvc.utils.serialize import dumps_yaml, parse_yaml_for_update
 
 from flows.planning import Step, hints_of
+from flows.remote_data import opened
 from flows.runner import STAGES_LOCK, Runner, Stopped
 from flows.wire import Answer, Order
 from grpo.artifacts.files import remove
@@ -166,7 +166,7 @@ def _require_same_setup(place: Path) -> None:
 
 def _pull(place: Path, name: str) -> Step:
     """Brings the data that the stage reads, and none else; returns the stage."""
-    with _repository(place) as repo:
+    with opened(place) as repo:
         stage = _stage(repo, name)
         makers = repo.index.graph.successors(stage)
         read = [dep.fs_path for dep in stage.deps]
@@ -179,20 +179,8 @@ def _pull(place: Path, name: str) -> Step:
 
 
 def _push(place: Path, name: str) -> None:
-    with _repository(place) as repo:
+    with opened(place) as repo:
         repo.push([out.fs_path for out in _stage(repo, name).outs])
-
-
-@contextmanager
-def _repository(place: Path) -> Iterator[Repo]:
-    try:
-        with Repo(str(place), _wait_for_lock=True) as repo:
-            yield repo
-    except (DvcException, OSError) as error:
-        raise ArtifactError(
-            f"DVC's remote, as in .dvc/config of the commit: {brief(error)}; run dvc push where "
-            "the data was made, and see that this host reaches the remote"
-        ) from None
 
 
 def _stage(repo: Repo, name: str) -> Stage:

@@ -147,7 +147,7 @@ def test_the_run_of_a_killed_orchestrator_is_taken_over(
 ) -> None:
     def start(state: State | None = None) -> UUID:
         """Returns the run that an orchestrator starts, or finds, before it gets a state."""
-        run = dispatcher._start(STEP, ORDER)
+        run = dispatcher.start(STEP, ORDER)
         if state:
             client.set_flow_run_state(run.id, state, force=True)
         return run.id
@@ -161,7 +161,7 @@ def test_the_run_of_a_killed_orchestrator_is_taken_over(
     assert client.read_flow_run(start()).work_queue_name == "stages"
     on_gpu = replace(STEP, hints=Hints(gpu=1))
     other = replace(ORDER, stage="train@b-1")
-    assert dispatcher._start(on_gpu, other).work_queue_name == "gpu-stages"
+    assert dispatcher.start(on_gpu, other).work_queue_name == "gpu-stages"
 
 
 def test_a_worker_that_falls_silent_is_given_up_and_its_place_is_free(
@@ -169,9 +169,9 @@ def test_a_worker_that_falls_silent_is_given_up_and_its_place_is_free(
 ) -> None:
     monkeypatch.setitem(dispatcher.patience, StateType.RUNNING, 2.0)
     order = replace(ORDER, stage="train@c-1")
-    run = dispatcher._start(STEP, order).id
+    run = dispatcher.start(STEP, order).id
     client.set_flow_run_state(run, Running(), force=True)
     with pytest.raises(StageError, match=r"gave no sign of life for 2 s$") as error:
-        dispatcher.send(STEP, order, threading.Event())
+        dispatcher.send(STEP, order, threading.Event()).__enter__()
     assert error.value.code == 1
     assert client.read_flow_run(run).state_type is StateType.CRASHED

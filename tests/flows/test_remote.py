@@ -1,6 +1,8 @@
 """Stages in clones of their own, their data in S3: the same dvc.lock, and no data where it is."""
 
 import contextlib
+import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from dvc.repo import Repo
 from dvc.utils.serialize import dumps_yaml
 
 from flows.dispatch import RemoteRunner
+from flows.planning import Step
 from flows.remote_lock import RemoteLock
 from flows.runner import LOGS, Outcome, StageError
 from flows.wire import Answer, Order
@@ -40,10 +43,14 @@ class Farm:
         run = StageRun(order, home=home, repository=str(self.repository), show=print)
         return run.carry_out()
 
+    @contextlib.contextmanager
+    def sent(self, step: Step, order: Order, stopped: threading.Event) -> Iterator[Answer]:
+        yield self.send(order)
+
     def run(self, *names: str) -> dict[str, Outcome]:
         """Runs stages of the working directory's commit; returns what became of them."""
         lock = RemoteLock(Path.cwd())
-        runner = RemoteRunner(lock, lambda _, order, __: self.send(order), at_once=1, show=print)
+        runner = RemoteRunner(lock, self.sent, at_once=1, show=print)
         chosen = [step for step in lock.steps if step.name in names or not names]
         return {step.name: runner.run_stage(step).outcome for step in chosen}
 
@@ -140,12 +147,16 @@ def test_a_second_run_starts_nothing(clone: Path, farm: Farm) -> None:
     assert farm.started == []
 
 
-def test_a_changed_parameter_runs_only_what_depends_on_it(clone: Path, farm: Farm) -> None:
+def test_a_changed_parameter_makes_stale_only_what_depends_on_it(clone: Path) -> None:
     tiny_pipeline.replace(clone, "rate: 0.2", "rate: 0.3")
-    publish(clone)
+    tiny_pipeline.commit(clone, "another rate")
     assert stale(clone) == {"train@b-1", "report"}
-    assert farm.run("train@b-1") == {"train@b-1": Outcome.COMPLETED}
-    # As if the orchestrator had been killed here: what has run is known, and what it changed.
+    lock = RemoteLock(clone)
+    entry = dumps_yaml({"train@b-1": lock.content["stages"]["train@b-1"]})
+    (written,) = lock.content["stages"]["train@b-1"]["outs"]
+    other = lock.digests["artifacts/policies/a-1"]
+    lock.merge("train@b-1", entry.replace("rate: 0.2", "rate: 0.3").replace(written["md5"], other))
+    # Killed here, the next orchestrator still knows what has to follow.
     assert stale(clone) == {"evaluate@b-1", "report"}
 
 
@@ -157,6 +168,29 @@ def test_what_writes_the_same_bytes_makes_nothing_else_run(clone: Path, farm: Fa
     assert farm.started == ["prepare"]
     assert {name for name, each in outcomes.items() if each is not Outcome.UNCHANGED} == {"prepare"}
     assert stale(clone) == set()
+
+
+def test_a_stage_may_read_part_of_an_out_and_outs_among_files(clone: Path, farm: Farm) -> None:
+    """What it reads has the hash that DVC finds where all of it lies, or it would be refused."""
+    (clone / "data" / "large").mkdir()
+    (clone / "data" / "large" / "numbers.txt").write_text("1 2 3")
+    with Repo(str(clone)) as repo:
+        repo.add(str(clone / "data" / "large"))
+        repo.push([str(clone / "data" / "large")])
+    shutil.rmtree(clone / "data" / "large")
+    read = "artifacts/policies/base/model.txt, data, artifacts"
+    pipeline = clone / "dvc.yaml"
+    text = pipeline.read_text().replace(
+        "deps: [artifacts/evaluations, ", f"deps: [{read}/prompts, "
+    )
+    pipeline.write_text(text)
+    publish(clone)
+    assert stale(clone) == {"report"}
+    assert farm.run("report") == {"report": Outcome.COMPLETED}
+    assert stale(clone) == set()
+    (clone / "data" / "prompts.txt").write_text("2+2=\n")
+    publish(clone)
+    assert stale(clone) == {"prepare", "report"}
 
 
 REFUSED = {

@@ -4,12 +4,14 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
 import flows.runner
 from flows import gpus
 from flows.gpus import hold_gpus
+from flows.pipeline import Reproduction
 from flows.planning import Step, plan
 from flows.runner import Outcome, Runner, StageError, Stopped
 from flows.server import free_port
@@ -184,6 +186,22 @@ def test_a_gpu_belongs_to_one_stage_at_a_time(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with hold_gpus(3, stage="f", is_stopped=given_up.is_set) as none:
         assert none.gpus == ()
+
+
+def test_a_stage_that_cannot_run_here_fails_the_run(
+    finished_pipeline: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = finished_pipeline / "dvc.yaml"
+    pipeline.write_text(pipeline.read_text().replace("exec: {", "exec: {gpu: 3, "))
+    tiny_pipeline.replace(finished_pipeline, "rate: 0.1", "rate: 0.3")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    runner = Runner(finished_pipeline, at_once=1, show=print)
+    run = Reproduction(plan(["train@a-1"]), runner, uuid4())
+    for name in ("prepare", "base"):
+        run.bring_up_to_date(name)
+    with pytest.raises(ParameterError, match="gpu must be at most 1 here, got 3") as error:
+        run.bring_up_to_date("train@a-1")
+    assert run.failures == {"train@a-1": error.value}
 
 
 def test_a_free_port_is_a_port() -> None:
