@@ -100,10 +100,7 @@ def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
 def outs_behind(lock: Lock, path: str) -> list[tuple[StageEntry, Artifact]]:
     """Returns the outs that `path` is, lies in, or holds, each with the stage that wrote it."""
     return [
-        (entry, out)
-        for entry in lock.values()
-        for out in entry.outs
-        if overlap(out.path, path)
+        (entry, out) for entry in lock.values() for out in entry.outs if overlap(out.path, path)
     ]
 
 
