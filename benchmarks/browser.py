@@ -24,6 +24,7 @@ READS, WRITES = 3, 4  # the descriptors of --remote-debugging-pipe
 SECONDS = 60.0  # for an answer, and for a page to show what it is to show
 SETTLE_SECONDS = 4.0
 POLL_SECONDS = 0.2
+SHOWN = "location.href + document.body?.innerText"
 VISIBLE = "[...document.querySelectorAll('body *')].filter(e => e.offsetParent)"
 
 
@@ -66,27 +67,29 @@ class Page:
             raise RuntimeError(f"{script}: {done['exceptionDetails']}")
         return done["result"].get("value")
 
-    def text(self) -> str:
-        """Returns the text that is visible."""
-        return str(self.run("document.body ? document.body.innerText : ''"))
+    def wait_until(self, script: str) -> Any:
+        """Returns what a script evaluates to, once that is true."""
+        deadline = time.monotonic() + SECONDS
+        while not (found := self.run(script)):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{script} is not true of {self.run(SHOWN)}")
+            time.sleep(POLL_SECONDS)
+        return found
 
     def wait_for(self, *words: str) -> str:
         """Returns the visible text once all words are in it."""
-        deadline = time.monotonic() + SECONDS
-        while not all(word in (text := self.text()) for word in words):
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{words} are not on {self.run('location.href')}:\n{text}")
-            time.sleep(POLL_SECONDS)
-        return text
+        text = "(document.body?.innerText ?? '')"
+        return str(self.wait_until(f"{json.dumps(words)}.every(e => {text}.includes(e)) && {text}"))
 
     def click(self, words: str) -> None:
         """Clicks the innermost thing that says exactly this, once it is there."""
         found = f"{VISIBLE}.findLast(e => e.textContent.trim() == {json.dumps(words)})"
-        deadline = time.monotonic() + SECONDS
-        while not self.run(f"(e => e && (e.click(), true))({found})"):
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{words!r} cannot be clicked on {self.run('location.href')}")
-            time.sleep(POLL_SECONDS)
+        self.wait_until(f"(e => e && (e.click(), true))({found})")
+
+    def address_of(self, words: str) -> str:
+        """Returns where the link leads that says exactly this, once it is there."""
+        said = f"e => e.innerText == {json.dumps(words)}"
+        return str(self.wait_until(f"[...document.links].find({said})?.href"))
 
     def picture(self) -> bytes:
         """Returns the page as PNG, once two in a row are the same; some pages never rest."""

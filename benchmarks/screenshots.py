@@ -5,6 +5,7 @@ Of the team that `make team` runs in this workspace, after a run and a promotion
 
 import argparse
 import io
+import itertools
 import json
 import re
 import sys
@@ -39,24 +40,40 @@ def main() -> int:
     run, version = _newest_run(prefect), _champion(mlflow, model)
     with open_browser(chromium) as page:
         page.resize(*SIZE)
-        for visit in (visit_run(page, prefect, run), visit_version(page, mlflow, model, version)):
-            for name, _ in visit:
-                path = DOCS / f"page-{name}.png"
-                save_small(page.picture(), path)
-                print(f"{path}: {path.stat().st_size / 1000:.0f} kB")
+        visits = (
+            visit_graph(page, prefect, run),
+            visit_run(page, prefect, run),
+            visit_version(page, mlflow, model, version),
+        )
+        for name, _ in itertools.chain(*visits):
+            path = DOCS / f"page-{name}.png"
+            save_small(page.picture(), path)
+            print(f"{path}: {path.stat().st_size / 1000:.0f} kB")
     return 0
+
+
+def visit_graph(page: Page, prefect: str, run: str) -> Iterator[tuple[str, str]]:
+    """Yields the name and the visible text of the page that shows a run's graph alone."""
+    page.open(f"{prefect}/runs/flow-run/{run}")
+    for title in ("Toggle fullscreen", "Recenter graph"):
+        page.wait_until(
+            f"(e => e && (e.click(), true))(document.querySelector('[title^=\"{title}\"]'))"
+        )
+        page.picture()  # once it rests: the second would center what the first has not enlarged yet
+    yield "graph", page.wait_for("Completed")
 
 
 def visit_run(page: Page, prefect: str, run: str) -> Iterator[tuple[str, str]]:
     """Yields the name and the visible text of each page about a run, while it is open."""
     page.open(f"{prefect}/runs/flow-run/{run}")
     page.click("Task Runs")
-    yield "tasks", page.wait_for("Completed", "train@")
+    stages = page.wait_for("Completed", "train@")
     page.click("Artifacts")
-    yield "run", page.wait_for("progress", "stages", "report")
+    yield "run", stages + page.wait_for("progress", "stages", "report")
     page.click("report")
     yield "report", page.wait_for("number", "Lineage in MLflow")
-    page.open(page.run("[...document.links].find(e => e.innerText == 'Report').href"))
+    page.open(page.address_of("Report"))
+    page.wait_until("document.querySelector('iframe')?.src")
     yield "mlflow-report", page.wait_for("index.html", "Artifacts")
 
 

@@ -1,7 +1,8 @@
-"""Shared by all tests: one torch thread, no tracker that phones home, the fault table."""
+"""Shared by all tests: one torch thread, no tracker that phones home, a fault table, a browser."""
 
 import gc
 import os
+from collections.abc import Iterator
 
 os.environ.setdefault("DO_NOT_TRACK", "true")
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -10,6 +11,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 import torch
 
+from benchmarks.browser import HOW_TO_GET, Page, find_chromium, open_browser
 from tests.faults import FaultLine
 
 torch.set_num_threads(1)
@@ -24,3 +26,12 @@ def pytest_collection_finish() -> None:
 def fault(request: pytest.FixtureRequest) -> FaultLine:
     """The line of the fault table that the test fills."""
     return FaultLine(request.node.nodeid)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Page]:
+    chromium = find_chromium()
+    if chromium is None:
+        pytest.skip(HOW_TO_GET)
+    with open_browser(chromium) as page:
+        yield page.resize(1280, 860)

@@ -143,10 +143,11 @@ elif stage == "evaluate":
 elif stage == "report":
     means = {each.stem: json.loads(each.read_text()) for each in sorted(paths[0].glob("*.json"))}
     paths[1].write_text(json.dumps(means))
+    widths = {name: 200 * each["mean_at_k"]["value"] for name, each in means.items()}
     bars = "".join(
-        f'<rect y="{20 * i}" width="{300 * each["mean_at_k"]["value"]}" height="16" fill="#37b"/>'
-        f'<text x="4" y="{20 * i + 13}">{name}</text>'
-        for i, (name, each) in enumerate(means.items())
+        f'<rect y="{20 * i}" width="{width}" height="16" fill="#37b"/>'
+        f'<text x="{width + 4}" y="{20 * i + 13}">{name}</text>'
+        for i, (name, width) in enumerate(widths.items())
     )
     figure = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 300 80">{bars}</svg>'
     paths[1].with_name("index.html").write_text(f"<h1>Sums, by policy</h1>{figure}")

@@ -1,19 +1,8 @@
 """Servers that flows start answer this machine, and no other page of its browser."""
 
-import urllib.request
-
-from tests.exposure import LOOPBACK, listening
+from tests.exposure import LOOPBACK, allowed_origin, listening
 
 Environment = dict[str, str]
-
-
-def allowed_origin(address: str, origin: str) -> str | None:
-    """Returns the origin that a server lets use its API, asked as a browser asks first."""
-    asked = {"Origin": origin, "Access-Control-Request-Method": "POST"}
-    request = urllib.request.Request(address, headers=asked)
-    with urllib.request.urlopen(request) as answer:
-        found: str | None = answer.headers["Access-Control-Allow-Origin"]
-        return found
 
 
 def test_prefect_listens_on_loopback_only(prefect_environment: Environment) -> None:

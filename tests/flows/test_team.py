@@ -14,7 +14,7 @@ from flows.team import open_store
 from grpo.errors import ParameterError
 from grpo.lineage.lock import read_lock
 from tests import tiny_pipeline
-from tests.exposure import LOOPBACK, listening
+from tests.exposure import LOOPBACK, allowed_origin, listening
 from tests.flows.teams import MODEL, Team, processes_in
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -63,6 +63,11 @@ def test_a_run_that_was_killed_with_its_team_is_called_crashed_by_the_next(
 def test_what_was_stored_outlives_a_team_that_was_killed(team: Team) -> None:
     with urllib.request.urlopen(f"{team.s3}/grpo/kept", timeout=30) as answer:
         assert answer.read() == b"by the team that was killed"
+
+
+def test_pages_of_other_origins_cannot_use_s3(team: Team) -> None:
+    assert allowed_origin(f"{team.s3}/grpo/kept", team.s3) == team.s3
+    assert allowed_origin(f"{team.s3}/grpo/kept", "http://elsewhere.invalid") is None
 
 
 def test_all_servers_of_a_team_listen_on_loopback(team: Team) -> None:

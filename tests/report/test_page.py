@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from finished_run import ReadWith
 
+from benchmarks.browser import Page
 from grpo.artifacts.files import write_json
 from grpo.artifacts.usage import Usage
 from grpo.params import Parameters
@@ -74,6 +75,20 @@ def test_the_text_of_a_rollout_is_shown_and_never_run(page: str) -> None:
 def test_the_page_fetches_nothing(page: str) -> None:
     assert all(link.startswith("#") for link in read(page).links)
     assert not re.search(r"@import|url\((?!#)", page)
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_a_browser_shows_the_page_and_fetches_nothing(
+    page: str, width: int, browser: Page, tmp_path: Path
+) -> None:
+    (tmp_path / PAGE).write_text(page)
+    browser.resize(width, 860).open((tmp_path / PAGE).as_uri())
+    text = " ".join(browser.wait_for("Reproduce").split())
+    assert "sgpo reached uniform's final mean@4 of 0.750 with 55 % less compute" in text
+    assert browser.run("document.documentElement.scrollWidth") <= width
+    drawn = browser.run("[...document.querySelectorAll('svg')].map(e => e.clientHeight)")
+    assert min(drawn) > 50
+    assert browser.run("performance.getEntriesByType('resource').length") == 0
 
 
 def test_the_page_fits_a_phone_and_says_what_was_found(page: str) -> None:
