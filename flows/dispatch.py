@@ -1,4 +1,4 @@
-"""Stages on other hosts: each is a run of the deployment stage/remote, which is watched from here.
+"""Stages on other hosts: each is a run of a deployment, which is watched from here.
 
 Import it after `flows.settings.prepare_environment`; `python -m flows.reproduce --remote` does.
 """
@@ -31,7 +31,7 @@ from flows.gpus import Slots
 from flows.pipeline import MOST_STAGES, bring_up_to_date, show
 from flows.planning import Step
 from flows.remote_lock import RemoteLock
-from flows.remote_stage import ANSWER, AWAY, BEAT, DEPLOYMENT, LINES
+from flows.remote_stage import ANSWER, AWAY, BEAT, DEPLOYMENTS, LINES
 from flows.runner import FLOW_LOCK, Outcome, Result, Runner, StageError, Stopped
 from flows.wire import Answer, Order
 from grpo.artifacts.files import exclusive
@@ -42,7 +42,6 @@ START_SECONDS = 600.0  # from taking a stage to running it; a cluster fetches an
 BEATS_PER_SILENCE = 9
 POLL_SECONDS = 2.0
 LINES_AT_ONCE = 200
-QUEUE, GPU_QUEUE = "stages", "gpu-stages"
 TAKEN = "taken"  # the tag of a run whose answer has been judged
 
 
@@ -131,10 +130,10 @@ class Dispatcher:
             StateType.CANCELLING: SILENCE_SECONDS,
         }
         try:
-            self.deployment = client.read_deployment_by_name(DEPLOYMENT).id
+            self.deployments = [client.read_deployment_by_name(each).id for each in DEPLOYMENTS]
         except ObjectNotFound:
             raise ParameterError(
-                f"prefect.yaml: deployment {DEPLOYMENT} must be at {client.api_url}; "
+                f"prefect.yaml: deployments {', '.join(DEPLOYMENTS)} must be at {client.api_url}; "
                 "prefect deploy --all"
             ) from None
 
@@ -163,7 +162,7 @@ class Dispatcher:
         """Returns a run for the order: that of an orchestrator that was killed, or a new one."""
         for number in itertools.count():
             run = self.client.create_flow_run_from_deployment(
-                self.deployment,
+                self.deployments[step.hints.gpu > 0],
                 parameters={
                     "commit": order.commit,
                     "name": order.stage,
@@ -172,7 +171,6 @@ class Dispatcher:
                 },
                 name=f"{order.stage} {order.commit[:8]}",
                 idempotency_key=f"{order.digest}-{number}",
-                work_queue_name=GPU_QUEUE if step.hints.gpu else QUEUE,
             )
             state = run.state
             assert state

@@ -27,7 +27,7 @@ from flows.wire import Answer, Order
 from flows.worker import StageRun, home_of, repository_of
 from grpo.errors import GrpoError, ParameterError
 
-DEPLOYMENT = "stage/remote"
+DEPLOYMENTS = ("stage/remote", "stage/remote-gpu")  # the second for stages that need GPUs
 ANSWER, BEAT = "answer", "beat"  # keys of the run's artifacts
 LINES = "stage"  # the logger of what the stage prints, below the run's own
 AWAY = (httpx.TransportError, httpx.HTTPStatusError)  # the server does not answer, or not well

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from grpo.artifacts.files import refused_by_the_system
 from grpo.artifacts.usage import Usage
-from grpo.errors import GrpoError, LostRankError
+from grpo.errors import GrpoError, LostRankError, brief
 from grpo.process import die_with_parent
 
-EXIT_WRONG_INPUT = 2
-EXIT_LOST_OTHERS = 3  # of a rank that cannot go on because another one has ended
+EXIT_WRONG_INPUT = 2  # of a rank that has told its parent what is wrong
+EXIT_LOST_OTHERS = 3  # of a rank that cannot reach another one, most often because that has ended
 TRANSPORTS = ("gloo", "NCCL")  # as they name themselves in what they raise
 
 
@@ -47,7 +47,9 @@ def run_in_ranks(
     for rank in range(number):
         listener, speaker = context.Pipe(duplex=False)
         own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(number)}
-        process = context.Process(target=_be_rank, args=(own, here, work, usage, speaker))
+        process = context.Process(
+            target=_be_rank, args=(own, here, work, usage, speaker), daemon=True
+        )
         process.start()
         speaker.close()
         processes.append(process)
@@ -58,7 +60,7 @@ def run_in_ranks(
         if code == EXIT_WRONG_INPUT:
             raise GrpoError(listener.recv_bytes().decode())
     if any(codes):
-        raise LostRankError(_what_was_lost(codes))
+        raise LostRankError(_what_was_lost(codes, listeners))
     usage.seconds_by_part |= json.loads(listeners[0].recv_bytes())
 
 
@@ -74,6 +76,7 @@ def _be_rank(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the parent, which ends its ranks
     # They listen on loopback only: nobody else is to reach them.
     os.environ |= {**own, "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+    os.environ.pop("MASTER_ADDR", None)  # of a torchrun that has not started these
     try:
         with refused_by_the_system():
             work(usage)
@@ -83,6 +86,7 @@ def _be_rank(
     except RuntimeError as error:
         if not any(name in str(error) for name in TRANSPORTS):
             raise
+        speaker.send_bytes(brief(error).encode())
         sys.exit(EXIT_LOST_OTHERS)
     speaker.send_bytes(json.dumps(usage.seconds_by_part).encode())
 
@@ -101,14 +105,14 @@ def _codes_once_over(processes: Sequence[ForkProcess]) -> list[int]:
             each.join()
 
 
-def _what_was_lost(codes: Sequence[int]) -> str:
+def _what_was_lost(codes: Sequence[int], listeners: Sequence[Connection]) -> str:
     """Returns which rank ended, and how; one that ended because another did only if none else."""
     found = [rank for rank, code in enumerate(codes) if code]
     rank = next((each for each in found if codes[each] != EXIT_LOST_OTHERS), found[0])
     if codes[rank] < 0:
         how = f"was killed by {signal.Signals(-codes[rank]).name}"
     elif codes[rank] == EXIT_LOST_OTHERS:
-        how = "lost the others"
+        how = f"lost the others ({listeners[rank].recv_bytes().decode()})"
     else:
         how = "failed"
     return (

@@ -29,9 +29,16 @@ def fault(request: pytest.FixtureRequest) -> FaultLine:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Page]:
+def idle_browser() -> Iterator[Page]:
     chromium = find_chromium()
     if chromium is None:
         pytest.skip(HOW_TO_GET)
     with open_browser(chromium) as page:
         yield page.resize(1280, 860)
+
+
+@pytest.fixture
+def browser(idle_browser: Page) -> Iterator[Page]:
+    """A page of the module's browser; empty before and after: one that moves takes a processor."""
+    yield idle_browser
+    idle_browser.open("about:blank")

@@ -25,7 +25,7 @@ from prefect.states import Cancelling, Completed, Crashed, Running
 from flows.dispatch import TAKEN, Dispatcher
 from flows.launcher import descendants
 from flows.planning import Hints, Step
-from flows.remote_stage import stage
+from flows.remote_stage import DEPLOYMENTS, stage
 from flows.runner import StageError
 from flows.team import prefect_worker
 from flows.wire import Order
@@ -51,26 +51,29 @@ def client(prefect_environment: Environment) -> Iterator[SyncPrefectClient]:
         temporary_settings({PREFECT_API_URL: prefect_environment["PREFECT_API_URL"]}),
         get_client(sync_client=True) as client,
     ):
-        with pytest.raises(ParameterError, match="deployment stage/remote must be at http"):
+        with pytest.raises(
+            ParameterError, match="deployments stage/remote, stage/remote-gpu must be at"
+        ):
             Dispatcher(client, show=print)
         yield client
 
 
 @pytest.fixture(scope="module")
 def dispatcher(client: SyncPrefectClient) -> Dispatcher:
-    """With the deployment that prefect.yaml lists."""
+    """With the deployments that prefect.yaml lists."""
     written = yaml.safe_load((tiny_pipeline.SOURCE / "prefect.yaml").read_text())
-    (found,) = (each for each in written["deployments"] if each["name"] == "remote")
-    pool, queue = found["work_pool"]["name"], found["work_pool"]["work_queue_name"]
-    client.create_work_pool(WorkPoolCreate(name=pool, type="process"))
-    client.create_deployment(
-        client.create_flow(stage),
-        name=found["name"],
-        entrypoint=found["entrypoint"],
-        work_pool_name=pool,
-        work_queue_name=queue,
-        pull_steps=written["pull"],
-    )
+    own = [each for each in written["deployments"] if f"stage/{each['name']}" in DEPLOYMENTS]
+    client.create_work_pool(WorkPoolCreate(name="grpo", type="process"))
+    for each in own:
+        assert each["work_pool"]["name"] == "grpo"
+        client.create_deployment(
+            client.create_flow(stage),
+            name=each["name"],
+            entrypoint=each["entrypoint"],
+            work_pool_name="grpo",
+            work_queue_name=each["work_pool"]["work_queue_name"],
+            pull_steps=written["pull"],
+        )
     return Dispatcher(client, show=print)
 
 

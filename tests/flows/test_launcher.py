@@ -4,31 +4,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from flows import launcher
 from flows.runner import launched
-
-LIMIT_SECONDS = 60.0
-
-
-def until(holds: Callable[[], bool]) -> None:
-    """Waits for a condition."""
-    deadline = time.monotonic() + LIMIT_SECONDS
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def is_alive(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+from tests.pipeline.processes import is_alive, until
 
 
 def start(

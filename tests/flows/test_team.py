@@ -20,7 +20,7 @@ from tests.flows.teams import MODEL, Team, processes_in
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 NAMES = {
     "reproduce/workspace", "reproduce/nightly", "sweep/workspace", "promote/workspace",
-    "stage/remote",
+    "stage/remote", "stage/remote-gpu",
 }  # fmt: skip
 
 

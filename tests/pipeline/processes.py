@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import runpy
 import sys
+import time
 from collections.abc import Callable, Mapping
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -23,6 +24,7 @@ PRELOADED = [
     "rich.progress",
 ]
 LOG = "stderr.log"
+LIMIT_SECONDS = 60.0
 _forkserver = multiprocessing.get_context("forkserver")
 _forkserver.set_forkserver_preload(PRELOADED)
 
@@ -74,6 +76,22 @@ def start_function(function: Callable[..., None], *arguments: object) -> BasePro
     process = _forkserver.Process(target=function, args=arguments)
     process.start()
     return process
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Waits for a condition."""
+    deadline = time.monotonic() + LIMIT_SECONDS
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def is_alive(process: int) -> bool:
+    """Returns whether a process has not ended; whether its parent has asked how does not matter."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def _run(

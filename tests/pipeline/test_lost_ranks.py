@@ -12,7 +12,7 @@ import pytest
 from grpo.errors import ParameterError
 from grpo.ranks import joined
 from tests.pipeline.corruptions import set_param, truncate
-from tests.pipeline.processes import LOG, run_stage, start_stage
+from tests.pipeline.processes import LOG, is_alive, run_stage, start_stage, until
 from tests.pipeline.workspaces import contents, copy_for_stages, locked_stages
 
 STAGE = "train@uniform-1"
@@ -23,18 +23,23 @@ SECONDS = 20.0  # in which all must have ended
 @pytest.fixture
 def together(workspace: Path) -> Path:
     """Returns a workspace whose arm trains in two ranks."""
+    return in_two_ranks(workspace)
+
+
+def in_two_ranks(workspace: Path) -> Path:
+    """Returns a workspace whose arm now trains in two ranks, an update for each group."""
     set_param("arms.uniform.training.ranks", 2)(workspace)
+    set_param("arms.uniform.training.updates_per_round", 16)(workspace)
     return workspace
 
 
 @contextmanager
-def training(
-    workspace: Path, checkpoint: int
-) -> Iterator[tuple[BaseProcess, list[psutil.Process]]]:
-    """Yields the stage and its ranks once a checkpoint is there; then none of them is left."""
+def training(workspace: Path, updates: int) -> Iterator[tuple[BaseProcess, list[psutil.Process]]]:
+    """Yields the stage and its ranks once so many updates are done; then none of them is left."""
     command = locked_stages(workspace)[STAGE]["cmd"]
     process = start_stage(workspace, STAGE, command)
-    while not any(workspace.glob(f".work/{STAGE}/*/checkpoint-{checkpoint:08d}")):
+    done = f".work/{STAGE}/*/checkpoint-*"
+    while all(int(each.name[-8:]) < updates for each in workspace.glob(done)):
         assert process.is_alive(), (workspace / LOG).read_text()
         time.sleep(0.001)
     ranks = psutil.Process(process.pid).children()
@@ -42,8 +47,7 @@ def training(
     yield process, ranks
     process.join(SECONDS)
     assert not process.is_alive()
-    _, left = psutil.wait_procs(ranks, timeout=SECONDS)
-    assert not left
+    until(lambda: not any(is_alive(each.pid) for each in ranks))
 
 
 def test_killed_ranks_and_stages_go_on_to_the_same_bytes(
@@ -60,13 +64,12 @@ def test_killed_ranks_and_stages_go_on_to_the_same_bytes(
         "rank 1 of 2 was killed by SIGKILL, and all were ended; run the stage again, it goes on "
         "from its last checkpoint\n"
     )
-    with training(together, 2) as (stage, ranks):
+    with training(together, 5) as (stage, ranks):
         stage.kill()
     assert run_stage(together, STAGE, command) == (0, "")
     assert not list((together / ".work").glob(f"{STAGE}*[!k]"))  # a lock is left, nothing else
 
-    undisturbed = copy_for_stages(finished, tmp_path / "undisturbed")
-    set_param("arms.uniform.training.ranks", 2)(undisturbed)
+    undisturbed = in_two_ranks(copy_for_stages(finished, tmp_path / "undisturbed"))
     assert run_stage(undisturbed, STAGE, command) == (0, "")
     for out in OUTS:
         assert contents(together / out) == contents(undisturbed / out)
