@@ -2,6 +2,9 @@
 
 from pathlib import Path
 
+import pandas as pd
+
+from grpo.artifacts.checkpoints import Scratch
 from grpo.artifacts.files import atomic_path, write_json
 from grpo.artifacts.tables import PROFILE, PROMPTS, read_table, write_table
 from grpo.artifacts.usage import Usage
@@ -10,7 +13,7 @@ from grpo.build.engines import open_engine
 from grpo.build.phase_profiles import profile_steps
 from grpo.params import read_params
 from grpo.profiling import profile_prompts, summarize_profile
-from grpo.sampling import sample_rollouts, stored_batches, write_batch
+from grpo.sampling import SampledBatch, sample_rollouts, stored_batches, write_batch
 from grpo.scoring import judge_stored
 from grpo.seeds import derive_seed
 from stages.entry import run, scratch_of
@@ -23,6 +26,22 @@ def main(usage: Usage, policy: Path, prompts: Path, out: Path) -> None:
     table = read_table(prompts, PROMPTS)
     scratch = scratch_of("profile", [policy, prompts], params)
     setup = Drawing(params=params, prompts=prompts, asked_by="profile", base=policy, policy=policy)
+    batch, rewards = _draw_and_judge(usage, setup, table, scratch)
+    with usage.part("gradients"):
+        steps, cost = profile_steps(params, policy, batch, rewards)
+    profile = profile_prompts(batch.table, rewards, table)
+    with atomic_path(out / "rollouts") as temporary:
+        write_batch(temporary, batch)
+    write_table(profile, out / "prompts.parquet", PROFILE)
+    write_json(out / "summary.json", summarize_profile(profile, batch.cost + cost, steps))
+    scratch.clear()
+
+
+def _draw_and_judge(
+    usage: Usage, setup: Drawing, table: pd.DataFrame, scratch: Scratch
+) -> tuple[SampledBatch, pd.DataFrame]:
+    """Returns rollouts and rewards; the engine, and its policy, is gone then."""
+    params, judged = setup.params, scratch.within("judged").directory
     with open_engine(make_drawing, setup) as engine:
         with usage.part("sampling"), shown("profile") as progress:
             batch = sample_rollouts(
@@ -34,17 +53,9 @@ def main(usage: Usage, policy: Path, prompts: Path, out: Path) -> None:
                 progress=progress,
             )
         usage.move("sampling", engine.seconds())
-        stored, judged = stored_batches(scratch.directory), scratch.within("judged").directory
+        stored = stored_batches(scratch.directory)
         with usage.part("scoring"), shown("score profile") as progress:
-            rewards = judge_stored(engine, stored, scratch=judged, progress=progress).rewards
-    with usage.part("gradients"):
-        steps, cost = profile_steps(params, policy, batch, rewards)
-    profile = profile_prompts(batch.table, rewards, table)
-    with atomic_path(out / "rollouts") as temporary:
-        write_batch(temporary, batch)
-    write_table(profile, out / "prompts.parquet", PROFILE)
-    write_json(out / "summary.json", summarize_profile(profile, batch.cost + cost, steps))
-    scratch.clear()
+            return batch, judge_stored(engine, stored, scratch=judged, progress=progress).rewards
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from benchmarks import (
     faults,
     offpolicy_report,
     rollout_throughput,
+    scaling_sampling,
     scaling_training,
     step_profile,
 )
@@ -36,7 +37,7 @@ from grpo.build.selections import build_selection
 from grpo.objective.base import Link, Objective, assign_credit, loss_terms, scalar_loss
 from grpo.objective.rules import RULES
 from grpo.objective.trust import RANGES
-from grpo.params import LinkSpec, Reward, Task, with_tuples
+from grpo.params import LinkSpec, Reward, SamplingEngine, Task, with_tuples
 from grpo.policy_params import PolicyParams, Sampling
 from grpo.rewards import base as rewards
 from grpo.types import Credit, Rollouts
@@ -52,7 +53,7 @@ SECTIONS: dict[str, Any] = {
     "task": Task,
     "policy": PolicyParams,
     "reward": Reward,
-    "sampling": Sampling,
+    "sampling": Sampling | SamplingEngine,  # of an arm, or of all
 }
 PAIR = Rollouts(
     group=torch.tensor([0, 0]),
@@ -283,6 +284,12 @@ def test_the_table_of_scaling_training_is_that_of_the_committed_file():
     results = json.loads((ROOT / "benchmarks" / "results" / "scaling_training.json").read_text())
     assert scaling_training.losses_agree(results)
     assert scaling_training.table(results) in (DOCS / "scale.md").read_text()
+
+
+def test_the_table_of_scaling_sampling_is_that_of_the_committed_file():
+    results = json.loads((ROOT / "benchmarks" / "results" / "scaling_sampling.json").read_text())
+    assert results["same_bytes"]
+    assert scaling_sampling.table(results) in (DOCS / "scale.md").read_text()
 
 
 def test_the_table_of_denoising_steps_is_that_of_the_committed_file():

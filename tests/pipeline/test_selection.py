@@ -295,7 +295,7 @@ def test_a_resampling_round_killed_between_its_batches_goes_on_to_the_same_bytes
     paths = [BASE, at["start"], TRAIN, at["curriculum"], PROFILE / "rollouts", at["rollouts"]]
     command = f"python -m stages.rollout {' '.join(map(str, paths))}"
     shutil.rmtree(at["rollouts"])
-    for moment in ("part-00000/rewards.parquet", "part-00001/batch-00000/cost.json"):
+    for moment in ("part-00000/judged/shard-00000", "part-00001/batch-00000/cost.json"):
         process = start_stage(run_of_rounds, "rollout@resample-1", command)
         kill_at(process, run_of_rounds, f".work/rollout@resample-1/*/{moment}")
         assert not at["rollouts"].exists()

@@ -8,8 +8,9 @@ import torch
 import yaml
 from transformers import LlamaConfig, LlamaModel
 
+from grpo.build import action_chunks
 from grpo.build.action_chunks import load_chunk_policy, make_action_model
-from grpo.build.policies import make_optimizer
+from grpo.build.policies import load_sampler, make_optimizer
 from grpo.build.tokenizers import make_word_tokenizer
 from grpo.errors import ParameterError
 from grpo.params import Parameters, read_params
@@ -71,6 +72,21 @@ def test_adapters_and_heads_are_trained_and_the_backbone_stays(tmp_path: Path):
     again = load_chunk_policy(params, base=base, directory=out, decoding=GREEDY)
     assert torch.equal(logits_of(again), logits_of(policy))
     assert not torch.equal(fresh, logits_of(policy))
+
+
+@pytest.mark.parametrize(("sharing", "processes"), [(1, 4), (2, 2), (3, 1), (9, 1)])
+def test_policies_of_a_host_share_its_processors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sharing: int, processes: int
+):
+    """Of four, on which each plays its scenes."""
+    monkeypatch.setattr(action_chunks, "_available_cores", lambda: 4)
+    params = changed(tmp_path)
+    model, tokenizer = make_action_model(params, tmp_path)
+    save_action_model(tmp_path / "base", model, tokenizer)
+    policy = load_sampler(
+        params, base=tmp_path / "base", directory=tmp_path / "base", draws=GREEDY, sharing=sharing
+    )
+    assert len(policy.scenes._workers) == processes
 
 
 def test_a_backbone_is_imported_with_its_tokenizer(tmp_path: Path):

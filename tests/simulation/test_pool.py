@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from grpo.errors import GrpoError
@@ -95,4 +96,4 @@ def test_workers_end_with_their_pool():
         pool.play({0: "goes on | 0"})
         worker = pool._workers[0]
         assert worker is not None
-    assert worker._process.returncode is not None
+    assert not psutil.pid_exists(worker._process.pid)

@@ -1,0 +1,167 @@
+"""How many tokens a second rollouts take, by engine and number of workers; and the same bytes.
+
+python -m benchmarks.scaling_sampling    # on a machine with nothing else to do
+
+Draws the same rollouts of the default recipe's model, before any warm-up, by the stage itself, by
+one and two processes, and by one and two workers of a Ray cluster started for it, three times each
+in turn. Writes results/scaling_sampling.json and docs/scaling_sampling.svg.
+"""
+
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from benchmarks.demo import RESULTS, ROOT, machine, revision_of
+from benchmarks.figures import save_figure
+from grpo.artifacts.files import read_json, write_json
+from grpo.artifacts.tables import PROMPTS, read_table, write_table
+from grpo.build.drawing import Drawing, make_drawing
+from grpo.build.engines import open_engine
+from grpo.build.tasks import build_prompts
+from grpo.build.tokens import make_base
+from grpo.params import DATA, Parameters, read_params
+from grpo.policies.storage import save_base
+from grpo.report.drawing import styled
+from grpo.sampling import SampledBatch, sample_rollouts
+
+OUT = RESULTS / "scaling_sampling.json"
+FIGURE = ROOT / "docs" / "scaling_sampling.svg"
+CASES = (("local", 1), ("processes", 1), ("processes", 2), ("ray", 1), ("ray", 2))
+REPEATS = 3
+NUM_PROMPTS = 600
+ROLLOUTS = 16  # of each
+ROLLOUTS_PER_BATCH = 256
+
+
+class Measured(NamedTuple):
+    """What drawing took, in seconds since the engine was opened."""
+
+    first: float  # until as many batches were there as there are workers: all have started
+    all: float  # until the last batch was
+
+
+def main() -> None:
+    """Measures, writes and draws."""
+    seconds: dict[str, list[Measured]] = {name_of(*case): [] for case in CASES}
+    drawn: list[SampledBatch] = []
+    with tempfile.TemporaryDirectory() as folder:
+        setup = _prepare(Path(folder))
+        for repeat in range(REPEATS):
+            for engine, workers in CASES:
+                scratch = Path(folder) / f"{repeat}-{engine}-{workers}"
+                batch, measured = _draw(setup, engine, workers, scratch)
+                seconds[name_of(engine, workers)].append(measured)
+                drawn.append(batch)
+    results = {
+        "command": "python -m benchmarks.scaling_sampling",
+        "revision": revision_of("HEAD"),
+        "machine": machine(),
+        "rollouts": len(drawn[0].table),
+        "batches": -(-len(drawn[0].table) // ROLLOUTS_PER_BATCH),
+        "tokens": drawn[0].cost.sampled_steps,
+        "workers": {name_of(*case): case[1] for case in CASES},
+        "same_bytes": all(_are_same(drawn[0], each) for each in drawn),
+        "seconds": {
+            name: [each._asdict() for each in several] for name, several in seconds.items()
+        },
+    }
+    write_json(OUT, results)
+    save_figure(draw(read_json(OUT)), FIGURE)
+    print(table(read_json(OUT)))
+
+
+def name_of(engine: str, workers: int) -> str:
+    """Returns a case as results and table name it."""
+    return "the stage itself" if engine == "local" else f"{engine}, {workers}"
+
+
+def _prepare(folder: Path) -> Drawing:
+    """Writes prompts and a fresh policy, and returns who draws what from it."""
+    params = _changed(read_params(ROOT / "params.yaml"), "local", 1)
+    prompts, base = folder / "prompts.parquet", folder / "base"
+    write_table(build_prompts(params, DATA).train, prompts, PROMPTS)
+    save_base(base, *make_base(params, DATA))
+    return Drawing(params=params, prompts=prompts, asked_by="evaluation", base=base, policy=base)
+
+
+def _changed(params: Parameters, engine: str, workers: int) -> Parameters:
+    content = params.model_dump(mode="json")
+    content["sampling"] = {"engine": engine, "workers": workers}
+    content["task"]["train_prompts"] = NUM_PROMPTS
+    content["policy"]["base"]["warmup"]["prompts"] = 1  # nothing is warmed up
+    return Parameters.model_validate_json(json.dumps(content))
+
+
+def _draw(
+    setup: Drawing, engine: str, workers: int, scratch: Path
+) -> tuple[SampledBatch, Measured]:
+    """Returns the rollouts of all prompts, and how long they took."""
+    prompts = read_table(setup.prompts, PROMPTS).assign(rollouts=ROLLOUTS)
+    moments: list[float] = []
+    start = time.perf_counter()
+    params = _changed(setup.params, engine, workers)
+    with open_engine(make_drawing, setup.model_copy(update={"params": params})) as opened:
+        batch = sample_rollouts(
+            opened,
+            prompts,
+            rollouts_per_batch=ROLLOUTS_PER_BATCH,
+            seed=0,
+            scratch=scratch,
+            progress=lambda done, total: moments.append(time.perf_counter() - start),
+        )
+    return batch, Measured(first=moments[workers], all=moments[-1])
+
+
+def _are_same(one: SampledBatch, other: SampledBatch) -> bool:
+    same_tensors = all(bool((other.tensors[k] == v).all()) for k, v in one.tensors.items())
+    return same_tensors and one.table.equals(other.table) and one.cost == other.cost
+
+
+def rates(results: dict[str, Any], name: str) -> list[float]:
+    """Returns tokens a second of each repeat, once all workers have drawn a batch."""
+    tokens = results["tokens"] * (1 - results["workers"][name] / results["batches"])
+    return [tokens / (each["all"] - each["first"]) for each in results["seconds"][name]]
+
+
+def table(results: dict[str, Any]) -> str:
+    """Returns Markdown: medians, with the slowest and the fastest repeat."""
+    lines = [
+        "| engine, workers | seconds to start | tokens per second then | of the stage's own |",
+        "|---|---|---|---|",
+    ]
+    alone = float(np.median(rates(results, name_of("local", 1))))
+    for name, several in results["seconds"].items():
+        each = rates(results, name)
+        middle, first = float(np.median(each)), float(np.median([one["first"] for one in several]))
+        lines.append(
+            f"| {name} | {first:.1f} | {middle:.0f} [{min(each):.0f}, {max(each):.0f}] | "
+            f"{middle / alone:.2f}x |"
+        )
+    return "\n".join(lines)
+
+
+def draw(results: dict[str, Any]) -> Figure:
+    """Returns tokens a second by engine and workers."""
+    with styled():
+        figure = Figure(figsize=(5.0, 3.0), layout="constrained")
+        axes = figure.subplots()
+        names = list(results["seconds"])
+        several = [rates(results, name) for name in names]
+        middle = [float(np.median(each)) for each in several]
+        spread = [
+            [value - min(each) for value, each in zip(middle, several)],
+            [max(each) - value for value, each in zip(middle, several)],
+        ]
+        axes.barh(names, middle, xerr=spread, capsize=3)
+        axes.invert_yaxis()
+        axes.set(xlabel="tokens per second", xlim=(0, None))
+    return figure
+
+
+if __name__ == "__main__":
+    main()
