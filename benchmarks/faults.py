@@ -18,44 +18,39 @@ import numpy as np
 
 from benchmarks.demo import RESULTS, ROOT, machine, revision_of
 from grpo.artifacts.files import read_json, write_json
-from tests.faults import OUTAGE_SECONDS, ROWS
 
 OUT = RESULTS / "faults.json"
-REPEATS = 3
 FOLDERS = ("flows", "storage", "lineage", "registry", "pipeline")  # of tests
 
 
 def main() -> None:
     """Runs, writes and shows."""
-    runs = [_run() for _ in range(REPEATS)]
-    names = [[row["test"] for row in rows] for rows in runs]
-    assert names == [names[0]] * REPEATS
-    lines = [
-        {**each[0], "recovery_seconds": [row["recovery_seconds"] for row in each]}
-        for each in zip(*runs)
-    ]
+    faults: dict[str, dict[str, Any]] = {}
+    for row in _run():
+        seconds = round(row.pop("recovery_seconds"), 2)
+        faults.setdefault(row["fault"], {**row, "recovery_seconds": []})
+        faults[row["fault"]]["recovery_seconds"].append(seconds)
     write_json(
         OUT,
         {
             "command": "python -m benchmarks.faults",
             "revision": revision_of("HEAD"),
             "machine": machine(),
-            "outage_seconds": OUTAGE_SECONDS,
-            "faults": lines,
+            "faults": list(faults.values()),
         },
     )
     print(table(read_json(OUT)))
 
 
 def _run() -> list[dict[str, Any]]:
-    """Returns a line of every test."""
+    """Returns the lines that the tests have filled."""
     with tempfile.TemporaryDirectory() as folder:
         rows = Path(folder) / "rows.jsonl"
         folders = [str(ROOT / "tests" / name) for name in FOLDERS]
         subprocess.run(
             [sys.executable, "-m", "pytest", "-m", "fault", *folders],
             cwd=ROOT,
-            env={**os.environ, ROWS: str(rows)},
+            env={**os.environ, "GRPO_FAULT_ROWS": str(rows)},
             check=True,
         )
         return [json.loads(line) for line in rows.read_text().splitlines()]
@@ -69,8 +64,9 @@ def table(results: dict[str, Any]) -> str:
         seconds = each["recovery_seconds"]
         middle = f"{np.median(seconds):.1f} [{min(seconds):.1f}, {max(seconds):.1f}]"
         lost = ", ".join(each["lost"]) or "nothing"
-        test = each["test"].split(":")[-1].split("[")[0]
-        lines.append(f"| {each['fault']} | {each['happened']} | {lost} | {middle} | `{test}` |")
+        lines.append(
+            f"| {each['fault']} | {each['happened']} | {lost} | {middle} | `{each['test']}` |"
+        )
     return "\n".join(lines)
 
 

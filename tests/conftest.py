@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from benchmarks.browser import HOW_TO_GET, Page, find_chromium, open_browser
-from tests.faults import FaultLine
+from tests.faults import REPEATS, FaultLine
 
 torch.set_num_threads(1)
 
@@ -22,10 +22,10 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-@pytest.fixture
+@pytest.fixture(params=REPEATS)
 def fault(request: pytest.FixtureRequest) -> FaultLine:
     """The line of the fault table that the test fills."""
-    return FaultLine(request.node.nodeid)
+    return FaultLine(request.node.originalname)
 
 
 @pytest.fixture(scope="module")

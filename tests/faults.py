@@ -7,8 +7,9 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-ROWS = "GRPO_FAULT_ROWS"  # where lines are kept; if set, outages last as long as the table says
-OUTAGE_SECONDS = 20.0
+ROWS = os.environ.get("GRPO_FAULT_ROWS")  # where lines are kept, if they are
+OUTAGE_SECONDS = 20.0 if ROWS else 0.0  # at least
+REPEATS = range(3) if ROWS else None  # of every test
 
 
 class FaultLine:
@@ -16,8 +17,7 @@ class FaultLine:
 
     def __init__(self, test: str) -> None:
         self.test = test
-        self.rows = os.environ.get(ROWS)
-        self.outage_seconds = OUTAGE_SECONDS if self.rows else 0.0  # at least
+        self.outage_seconds = OUTAGE_SECONDS
         self.recovery_seconds = 0.0
 
     @contextmanager
@@ -35,6 +35,6 @@ class FaultLine:
         """
         assert not lost
         row = {"test": self.test, "fault": fault, "happened": happened, "lost": list(lost)}
-        if self.rows:
-            with Path(self.rows).open("a") as file:
+        if ROWS:
+            with Path(ROWS).open("a") as file:
                 file.write(json.dumps({**row, "recovery_seconds": self.recovery_seconds}) + "\n")
