@@ -27,9 +27,9 @@ def together(workspace: Path) -> Path:
 
 
 def in_two_ranks(workspace: Path) -> Path:
-    """Returns a workspace whose arm now trains in two ranks, an update for each group."""
+    """Returns a workspace whose arm now trains in two ranks, in eight updates."""
     set_param("arms.uniform.training.ranks", 2)(workspace)
-    set_param("arms.uniform.training.updates_per_round", 16)(workspace)
+    set_param("arms.uniform.training.updates_per_round", 8)(workspace)
     return workspace
 
 
@@ -64,7 +64,7 @@ def test_killed_ranks_and_stages_go_on_to_the_same_bytes(
         "rank 1 of 2 was killed by SIGKILL, and all were ended; run the stage again, it goes on "
         "from its last checkpoint\n"
     )
-    with training(together, 5) as (stage, ranks):
+    with training(together, 3) as (stage, ranks):
         stage.kill()
     assert run_stage(together, STAGE, command) == (0, "")
     assert not list((together / ".work").glob(f"{STAGE}*[!k]"))  # a lock is left, nothing else
