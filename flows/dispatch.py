@@ -189,26 +189,27 @@ class Dispatcher:
         Silence is the time in which the server answered and nothing changed, by this host's clock.
         """
         lines, before, silence = 0, ("", ""), 0.0
-        while True:
+        while not stopped.wait(POLL_SECONDS):
             try:
                 look = self._look(run)
                 lines = self._show_lines(step, run, lines)
             except AWAY:
-                look = None
-            if look and look.answer:
+                continue
+            except ObjectNotFound:
+                raise StageError(f"{step.name}: somebody deleted its run", code=1) from None
+            if look.answer:
                 return look.answer
-            if look and look.state.is_final():
-                raise StageError(f"{step.name}: {_why(look.state)}", code=1)
-            if look:
-                now = (look.state.type, look.sign)
-                silence = silence + POLL_SECONDS if now == before else 0.0
-                before = now
-                if silence > self.patience.get(look.state.type, float("inf")):
-                    self._give_up(step, run, look)
-            if stopped.wait(POLL_SECONDS):
-                with suppress(*AWAY):
-                    self.client.set_flow_run_state(run, Cancelling())
-                raise Stopped("stopped")
+            if look.state.is_final():
+                said = brief(look.state.message or "without a reason")
+                raise StageError(f"{step.name}: its run ended {look.state.name}, {said}", code=1)
+            now = (look.state.type, look.sign)
+            silence = silence + POLL_SECONDS if now == before else 0.0
+            before = now
+            if silence > self.patience.get(look.state.type, float("inf")):
+                self._give_up(step, run, look)
+        with suppress(*AWAY):
+            self.client.set_flow_run_state(run, Cancelling())
+        raise Stopped("stopped")
 
     def _look(self, run: UUID) -> Look:
         state = self.client.read_flow_run(run).state
@@ -241,12 +242,8 @@ class Dispatcher:
         Raises:
           StageError: Always.
         """
-        where = look.sign.partition(",")[0]
-        seconds = self.patience[look.state.type]
-        said = f"its worker {where} gave no sign of life for {seconds:g} s"
-        self.client.set_flow_run_state(run, Crashed(message=said), force=True)
+        worker = f"its worker {look.sign.partition(',')[0]}".strip()
+        said = f"{worker} gave no sign of life for {self.patience[look.state.type]:g} s"
+        with suppress(*AWAY):
+            self.client.set_flow_run_state(run, Crashed(message=said), force=True)
         raise StageError(f"{step.name}: {said}", code=1)
-
-
-def _why(state: State) -> str:
-    return f"its run ended {state.name}, {brief(state.message or 'without a reason')}"

@@ -226,17 +226,18 @@ def _declared(
     kept = [out.def_path for out in stage.outs if not (out.use_cache and out.can_push)]
     if kept:
         raise ParameterError(f"{where}: out {kept[0]} must be cached and pushed (cache, push)")
-    makers = {_path(repo, out): out for each in graph.successors(stage) for out in each.outs}
-    params = [dep for dep in stage.deps if isinstance(dep, ParamsDependency)]
+    outs = [_path(repo, out) for each in graph.successors(stage) for out in each.outs]
     facts = {"cmd": stage.cmd, "outs": sorted(out.def_path for out in stage.outs)}
-    for dep in params:
-        values = dep.get_hash().value or {}
-        facts |= {f"param {dep.def_path}:{name}": value for name, value in values.items()}
+    deps = list[Dep]()
+    for dep in stage.deps:
+        if isinstance(dep, ParamsDependency):
+            values = dep.get_hash().value or {}
+            facts |= {f"param {dep.def_path}:{name}": value for name, value in values.items()}
+        else:
+            deps.append(_dep(repo, dep, outs, hashes))
     return Declared(
         facts=facts,
-        deps=tuple(
-            _dep(repo, dep, list(makers), hashes) for dep in stage.deps if dep not in params
-        ),
+        deps=tuple(deps),
         upstream=tuple(sorted(each.addressing for each in graph.successors(stage))),
         is_always_due=stage.always_changed,
     )

@@ -73,7 +73,7 @@ def _code(error: GrpoError) -> int:
 
 def _hand_back(answer: Answer) -> None:
     """Leaves the answer where the orchestrator finds it, however long the server is away."""
-    APILogHandler().flush()
+    APILogHandler().flush()  # what the stage printed comes first
     while True:
         try:
             create_table_artifact([asdict(answer)], key=ANSWER, description="For dvc.lock")

@@ -63,19 +63,18 @@ class StageRun:
         with _free_place(self.home) as (place, lock):
             _check_out(place, self.repository, self.order.commit)
             _require_same_setup(place)
-            (place / LOCK).write_text(
-                dumps_yaml({"schema": "2.0", "stages": dict(self.order.entries)})
-            )
+            entries = {"schema": "2.0", "stages": dict(self.order.entries)}
+            (place / LOCK).write_text(dumps_yaml(entries))
+            # DVC's cache is the host's; what it knows of the files goes with the clone.
             (place / ".dvc" / "config.local").write_text(
                 f"[cache]\n    dir = {self.home / 'cache'}\n"
                 f"[core]\n    site_cache_dir = {place / '.dvc' / 'tmp'}\n"
             )
             step = _pull(place, self.order.stage)
-            runner = Runner(place, at_once=1, show=self.show, held=[lock])
-            self.runner = runner  # before the line below, so that a stop is seen by one of them
-            if self.stopped.is_set():
+            self.runner = Runner(place, at_once=1, show=self.show, held=[lock])
+            if self.stopped.is_set():  # after the line above: `stop` sees the one or is seen here
                 raise Stopped("stopped")
-            result = runner.run_stage(step)
+            result = self.runner.run_stage(step)
             _push(place, self.order.stage)
             stages = parse_yaml_for_update((place / LOCK).read_text(), LOCK)["stages"]
             entry = dumps_yaml({self.order.stage: stages[self.order.stage]})

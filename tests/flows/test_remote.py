@@ -15,9 +15,10 @@ from flows.dispatch import RemoteRunner
 from flows.planning import Step
 from flows.remote_lock import RemoteLock
 from flows.runner import LOGS, Outcome, StageError
+from flows.server import free_port
 from flows.wire import Answer, Order
 from flows.worker import StageRun, repository_of
-from grpo.errors import GrpoError, ParameterError
+from grpo.errors import ArtifactError, GrpoError, ParameterError
 from tests import tiny_pipeline
 from tests.storage import conftest as storage
 
@@ -253,6 +254,15 @@ def test_a_pipeline_that_workers_cannot_run_is_one_line(
     path.write_text(path.read_text().replace(old, new, 1))
     tiny_pipeline.commit(clone, "a change")
     with pytest.raises(ParameterError, match=said):
+        RemoteLock(clone)
+
+
+def test_a_remote_out_of_reach_is_one_line(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    shutil.rmtree(clone / ".dvc" / "cache")
+    nowhere = f"['remote \"store\"']\n    endpointurl = http://127.0.0.1:{free_port()}\n"
+    (clone / ".dvc" / "config.local").write_text(nowhere)
+    with pytest.raises(ArtifactError, match=r"^DVC's remote .*Could not connect to the endpoint"):
         RemoteLock(clone)
 
 
