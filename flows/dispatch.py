@@ -28,7 +28,7 @@ from prefect.states import Cancelling, Crashed
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.gpus import Slots
-from flows.pipeline import MOST_STAGES, bring_up_to_date, show
+from flows.pipeline import LAST_RUN, MOST_STAGES, bring_up_to_date, end_lost_run, show, title
 from flows.planning import Step
 from flows.remote_lock import RemoteLock
 from flows.remote_stage import ANSWER, AWAY, BEAT, DEPLOYMENTS, LINES
@@ -47,6 +47,7 @@ TAKEN = "taken"  # the tag of a run whose answer has been judged
 
 @flow(
     name="reproduce-remotely",
+    flow_run_name=title,
     task_runner=ThreadPoolTaskRunner(max_workers=MOST_STAGES),  # type: ignore[arg-type]
     persist_result=False,
     validate_parameters=False,
@@ -67,6 +68,7 @@ def reproduce_remotely(targets: Sequence[str] = (), at_once: int | None = None) 
         exclusive(workspace / FLOW_LOCK, "reproduce"),
         get_client(sync_client=True) as client,
     ):
+        end_lost_run(workspace / LAST_RUN)
         lock = RemoteLock(workspace, targets)
         send = Dispatcher(client, show=show).send
         most = at_once or len(lock.steps)

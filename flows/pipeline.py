@@ -58,7 +58,7 @@ MOST_STAGES = 4096  # threads; a waiting stage takes one, and the runner limits 
 console = Console(stderr=True, highlight=False)
 
 
-def _title() -> str:
+def title() -> str:
     """Returns the name of a run: what it brings up to date, from which commit."""
     targets = runtime.flow_run.parameters["targets"]
     commit = git(Path.cwd(), "rev-parse", "--short", "HEAD") or "no commit"
@@ -67,7 +67,7 @@ def _title() -> str:
 
 @flow(
     name="reproduce",
-    flow_run_name=_title,
+    flow_run_name=title,
     task_runner=ThreadPoolTaskRunner(max_workers=MOST_STAGES),  # type: ignore[arg-type]
     persist_result=False,
     validate_parameters=False,
@@ -88,7 +88,7 @@ def reproduce(targets: Sequence[str] = (), at_once: int | None = None, push: boo
     if push:
         require_remote(workspace)
     with exclusive(workspace / FLOW_LOCK, "reproduce"), stages_lock(workspace) as lock:
-        _end_lost_run(workspace / LAST_RUN)
+        end_lost_run(workspace / LAST_RUN)
         record_what_waits(workspace)
         steps = plan(targets)
         most = at_once or len(os.sched_getaffinity(0))
@@ -132,7 +132,7 @@ def bring_up_to_date(steps: Sequence[Step], runner: Runner) -> list[PrefectFutur
     return [futures[name] for name in sorted(set(futures).difference(*edges.values()))]
 
 
-def _end_lost_run(note: Path) -> None:
+def end_lost_run(note: Path) -> None:
     """Has the server call the run before this one crashed if it ended without a word.
 
     The lock that it held is this one's now.

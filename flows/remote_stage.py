@@ -49,6 +49,7 @@ def stage(commit: str, name: str, entries: dict[str, Any], beat_seconds: float =
     try:
         run = StageRun(
             Order(commit=commit, stage=name, entries=entries),
+            workspace=workspace,
             home=home_of(workspace),
             repository=repository_of(workspace),
             show=lambda _, line: lines.info(line),

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from dvc.config import Config, merge
 from dvc.repo import Repo
 from dvc.stage import Stage
 from dvc.utils.serialize import dumps_yaml, parse_yaml_for_update
@@ -36,15 +37,23 @@ class StageRun:
     """One order on this host.
 
     Args:
+      workspace: The host's own clone, whose .dvc/config.local counts for all of its runs.
       home: Where clones and DVC's cache lie; they may be deleted while nothing runs.
       repository: Address that git can fetch the commit from.
       show: Called with the stage's name and each line it prints.
     """
 
     def __init__(
-        self, order: Order, *, home: Path, repository: str, show: Callable[[str, str], None]
+        self,
+        order: Order,
+        *,
+        workspace: Path,
+        home: Path,
+        repository: str,
+        show: Callable[[str, str], None],
     ) -> None:
         self.order = order
+        self.workspace = workspace
         self.home = home.absolute()
         self.repository = repository
         self.show = show
@@ -65,11 +74,7 @@ class StageRun:
             _require_same_setup(place)
             entries = {"schema": "2.0", "stages": dict(self.order.entries)}
             (place / LOCK).write_text(dumps_yaml(entries))
-            # DVC's cache is the host's; what it knows of the files goes with the clone.
-            (place / ".dvc" / "config.local").write_text(
-                f"[cache]\n    dir = {self.home / 'cache'}\n"
-                f"[core]\n    site_cache_dir = {place / '.dvc' / 'tmp'}\n"
-            )
+            _set_up_dvc(place, self.workspace, self.home)
             step = _pull(place, self.order.stage)
             self.runner = Runner(place, at_once=1, show=self.show, held=[lock])
             if self.stopped.is_set():  # after the line above: `stop` sees the one or is seen here
@@ -161,6 +166,15 @@ def _require_same_setup(place: Path) -> None:
             f"{own}: must be the commit's, or the bytes may differ; check it out and make setup "
             "there, then start the worker again"
         )
+
+
+def _set_up_dvc(place: Path, workspace: Path, home: Path) -> None:
+    """Gives a clone the host's own settings of DVC, and the host's cache."""
+    (place / ".dvc" / "config.local").touch(mode=0o600)  # it may come to hold keys of the remote
+    with Config(str(place / ".dvc")).edit("local") as settings:
+        merge(settings, Config(str(workspace / ".dvc")).load_one("local"))
+        settings["cache"]["dir"] = str(home / "cache")
+        settings["core"]["site_cache_dir"] = str(place / ".dvc" / "tmp")  # goes with the clone
 
 
 def _pull(place: Path, name: str) -> Step:

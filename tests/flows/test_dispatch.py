@@ -80,10 +80,17 @@ def dispatcher(client: SyncPrefectClient) -> Dispatcher:
 def start_worker(stack: ExitStack, host: Path, environment: Environment) -> set[int]:
     """Starts a worker in a directory of its own; returns its processes as they are then."""
     before = set(descendants(os.getpid()))
-    host.mkdir()
+    use_store(host)
     with contextlib.chdir(host):
         stack.enter_context(prefect_worker({**environment, "GRPO_WORKSPACE": str(host)}))
     return set(descendants(os.getpid())) - before
+
+
+def use_store(workspace: Path) -> None:
+    """Writes where data is into settings that are in no commit, as `make team` does."""
+    (workspace / ".dvc").mkdir(parents=True, exist_ok=True)
+    text = "[core]\n    remote = store\n['remote \"store\"']\n    url = ../../store\n"
+    (workspace / ".dvc" / "config.local").write_text(text)
 
 
 def kill(processes: set[int]) -> None:
@@ -108,9 +115,7 @@ def run_remotely(workspace: Path, environment: Environment) -> "subprocess.Popen
 def repository(finished: Path, tmp_path: Path) -> Path:
     """A pipeline that has run, its data in a directory that all hosts reach, a stage now slow."""
     root = tiny_pipeline.copy(finished, tmp_path / "repository")
-    config = root / ".dvc" / "config"
-    remote = f"['remote \"store\"']\n    url = {tmp_path / 'store'}\n"
-    config.write_text(f"{config.read_text()}    remote = store\n{remote}")
+    use_store(root)
     with Repo(str(root)) as repo:
         repo.push()
     tiny_pipeline.replace(root, "seconds: 0.0", "seconds: 4.0")
@@ -124,6 +129,7 @@ def test_the_stage_of_a_killed_worker_is_run_by_another(
     environment = {**prefect_environment, "GRPO_REPOSITORY": str(repository)}
     clone = tmp_path / "clone"
     tiny_pipeline.run(tmp_path, "git", "clone", "-q", str(repository), str(clone))
+    use_store(clone)
     before = (clone / "dvc.lock").read_text()
     marks = tmp_path / "one" / ".work" / "worker" / "0" / ".work" / "marks.txt"
     with ExitStack() as hosts:

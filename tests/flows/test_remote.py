@@ -41,7 +41,9 @@ class Farm:
     def send(self, order: Order) -> Answer:
         self.started.append(order.stage)
         home = self.root / f"host-{len(self.started) % 2}"
-        run = StageRun(order, home=home, repository=str(self.repository), show=print)
+        run = StageRun(
+            order, workspace=home, home=home, repository=str(self.repository), show=print
+        )
         return run.carry_out()
 
     @contextlib.contextmanager
