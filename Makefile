@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 export DO_NOT_TRACK := true
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo test test-pipeline test-flows test-rest check ui team lock clean
+.PHONY: setup demo test test-pipeline test-flows test-rest test-long check ui team lock clean
 setup: $(VENV)/ready
 
 # torch first: whatever build is there satisfies the lock (README: the CUDA build). Nothing is compiled
@@ -42,6 +42,10 @@ test: setup # three parts, the last one when the checks are done: they wait for 
 
 test-pipeline:
 	pytest tests/pipeline tests/lineage tests/registry
+
+# Remote stages, lost ranks and workers, servers that fail, pages in a browser: minutes more.
+test-long: setup
+	pytest -m long
 
 test-flows:
 	pytest tests/flows

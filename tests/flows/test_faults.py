@@ -18,6 +18,7 @@ from tests.flows.test_launcher import is_alive, until
 from tests.flows.test_reproduce import Environment, at_work, run, running
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.fault,
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]

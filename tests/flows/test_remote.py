@@ -24,6 +24,7 @@ from tests.storage import conftest as storage
 
 # DVC itself uses what pygtrie deprecates; its S3 plugin leaves sockets to the garbage collector.
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]

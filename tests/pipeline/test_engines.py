@@ -17,6 +17,8 @@ from tests.pipeline.corruptions import set_param
 from tests.pipeline.processes import run_stage, start_stage
 from tests.pipeline.workspaces import contents, copy_for_stages, locked_stages
 
+pytestmark = pytest.mark.long
+
 ROLLOUT = "rollout@uniform-1"
 SCRATCH = f".work/{ROLLOUT}"
 

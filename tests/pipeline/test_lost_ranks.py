@@ -15,6 +15,8 @@ from tests.pipeline.corruptions import set_param, truncate
 from tests.pipeline.processes import LOG, is_alive, run_stage, start_stage, until
 from tests.pipeline.workspaces import contents, copy_for_stages, locked_stages
 
+pytestmark = pytest.mark.long
+
 STAGE = "train@uniform-1"
 OUTS = ("artifacts/policies/uniform-1", "artifacts/training/uniform-1")
 SECONDS = 20.0  # in which all must have ended
