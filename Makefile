@@ -41,14 +41,14 @@ test: setup # three parts, the last one when the checks are done: they wait for 
 	$(MAKE) --no-print-directory -j 3 check test-pipeline test-rest test-flows
 
 test-pipeline:
-	pytest tests/pipeline tests/lineage tests/registry
+	pytest tests/pipeline
 
 # Remote stages, lost ranks and workers, servers that fail, pages in a browser: minutes more.
 test-long: setup
 	pytest -m long
 
 test-flows:
-	pytest tests/flows
+	pytest tests/flows tests/lineage tests/registry
 
 test-rest:
 	pytest --ignore tests/pipeline --ignore tests/lineage --ignore tests/registry --ignore tests/flows

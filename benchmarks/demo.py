@@ -11,6 +11,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -45,17 +47,11 @@ def main() -> None:
 
 def run_seed(seed: int, recipe: Path, revision: str) -> dict[str, Any]:
     """Returns the report's numbers and the seconds of one run in a fresh clone."""
-    with tempfile.TemporaryDirectory() as folder:
-        workspace = Path(folder) / "workspace"
-        subprocess.run(["git", "clone", "--quiet", str(ROOT), str(workspace)], check=True)
-        subprocess.run(["git", "checkout", "--quiet", revision], cwd=workspace, check=True)
+    with fresh_clone(revision) as workspace:
         params = (workspace / recipe).read_text().replace("seed: 0\n", f"seed: {seed}\n", 1)
         (workspace / "params.yaml").write_text(params)
-        start = time.perf_counter()
-        command = [sys.executable, "-m", "flows.reproduce"]
-        subprocess.run(command, cwd=workspace, check=True)
-        seconds = time.perf_counter() - start
-        usage = [read_json(path) for path in sorted((workspace / ".runs").glob("*.json"))]
+        seconds = time_module(workspace, "flows.reproduce")
+        usage = read_usage(workspace)
         return {
             "metrics": read_json(workspace / "artifacts" / "report" / "metrics.json"),
             "pipeline_seconds": round(seconds, 1),
@@ -63,6 +59,33 @@ def run_seed(seed: int, recipe: Path, revision: str) -> dict[str, Any]:
             "peak_bytes": max(each["peak_bytes"] for each in usage),
             "dvc_lock_sha256": digest([], (workspace / "dvc.lock").read_text()),
         }
+
+
+@contextmanager
+def fresh_clone(revision: str) -> Iterator[Path]:
+    """Yields a workspace of a commit in which nothing has run; it is gone after the block."""
+    with tempfile.TemporaryDirectory() as folder:
+        workspace = Path(folder) / "workspace"
+        subprocess.run(["git", "clone", "--quiet", str(ROOT), str(workspace)], check=True)
+        subprocess.run(["git", "checkout", "--quiet", revision], cwd=workspace, check=True)
+        yield workspace
+
+
+def time_module(workspace: Path, *module: str, **environment: str) -> float:
+    """Returns the seconds of `python -m MODULE ARGUMENT...` with the workspace's own code."""
+    start = time.perf_counter()
+    subprocess.run(
+        [sys.executable, "-m", *module],
+        cwd=workspace,
+        env={**os.environ, "PYTHONPATH": str(workspace), **environment},
+        check=True,
+    )
+    return time.perf_counter() - start
+
+
+def read_usage(workspace: Path) -> list[dict[str, Any]]:
+    """Returns what every stage's run took."""
+    return [read_json(path) for path in sorted((workspace / ".runs").glob("*.json"))]
 
 
 def table(results: dict[str, Any]) -> str:

@@ -366,7 +366,7 @@ def _path(location: tuple[int | str, ...]) -> str:
         "backbone": {"scratch", "directory", "hub", "s3"},
         "base": {"scratch", "directory", "gguf", "hub", "s3"},
         "encoder": {"scratch", "directory", "hub", "s3"},
-        "model": {"directory", "hub"},
+        "model": {"directory", "hub", "s3"},
         "sampling": {"tokens", "denoising"},
     }
     kept = [

@@ -7,7 +7,15 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from grpo.errors import ParameterError
-from grpo.policy_params import DirectoryBase, Fraction, HubBase, NonNegative, Rate, Strict
+from grpo.policy_params import (
+    DirectoryBase,
+    Fraction,
+    HubBase,
+    NonNegative,
+    Rate,
+    S3Base,
+    Strict,
+)
 
 MEDIA_JUDGES = (
     "ocr",
@@ -17,7 +25,7 @@ MEDIA_JUDGES = (
 )  # of what was drawn; the others are of text
 MODEL_JUDGES = ("clip", "pickscore")
 SIMULATOR = "simulator"  # whose verdict needs no reading
-JudgeModel = Annotated[DirectoryBase | HubBase, Field(discriminator="source")]
+JudgeModel = Annotated[DirectoryBase | HubBase | S3Base, Field(discriminator="source")]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 

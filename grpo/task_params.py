@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from grpo.policy_params import DataPath, Name, Positive, Strict
+from grpo.policy_params import DataPath, Name, Positive, S3Base, Strict
 
 
 class ReasoningGymTask(Strict):
@@ -19,9 +19,10 @@ class ReasoningGymTask(Strict):
 
 
 class JsonlTask(Strict):
-    """Prompts and answers from two files under data/: {"prompt": ..., "answer": ...} per line."""
+    """Prompts and answers from two files: {"prompt": ..., "answer": ...} per line."""
 
     kind: Literal["jsonl"]
+    directory: S3Base | None  # where the files lie; null: data/
     train: DataPath
     eval: DataPath
     instruction: str  # appended to every prompt

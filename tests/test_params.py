@@ -183,9 +183,11 @@ def test_a_wrong_parameter_of_denoising_is_named_in_one_line(
         ("glyphs", "policy.base"),
         ("manipulation", "policy.base.backbone"),
         ("manipulation-pixels", "policy.base.eyes.encoder"),
+        ("images-sd35", "reward.model"),
+        ("reasoning-qwen", "task.directory"),
     ],
 )
-def test_a_base_in_s3_is_bound_to_its_digest(tmp_path: Path, recipe: str, path: str):
+def test_what_is_in_s3_is_bound_to_its_digest(tmp_path: Path, recipe: str, path: str):
     recipe_file = ROOT / "recipes" / f"{recipe}.yaml"
     assert read_params(changed(tmp_path, (path, S3), recipe=recipe_file))
     for wrong, message in [
@@ -199,7 +201,7 @@ def test_a_base_in_s3_is_bound_to_its_digest(tmp_path: Path, recipe: str, path: 
 
 
 def test_judges_of_media_and_your_own_prompts_go_with_denoising(tmp_path: Path):
-    own = {"kind": "jsonl", "train": "a", "eval": "b", "instruction": ""}
+    own = {"kind": "jsonl", "directory": None, "train": "a", "eval": "b", "instruction": ""}
     changes = (("reward", MODEL_REWARD), ("task", own))
     params = read_params(changed(tmp_path, *changes, recipe=ROOT / "recipes" / "glyphs.yaml"))
     assert params.reward.score_range == (0, 26)

@@ -221,7 +221,8 @@ def changed(tmp_path: Path, path: str, value: Any) -> Path:
 
 @pytest.mark.parametrize("name", ["../elsewhere", "/etc", "a/../../b"])
 def test_parameters_name_files_below_data_only(tmp_path: Path, name: str):
-    jsonl = {"kind": "jsonl", "train": "train.jsonl", "eval": name, "instruction": ""}
+    files = {"train": "train.jsonl", "eval": name}
+    jsonl = {"kind": "jsonl", "directory": None, **files, "instruction": ""}
     for path, value, where in [
         ("policy.base", {"source": "directory", "path": name}, "policy.base.path"),
         ("task", jsonl, "task.eval"),

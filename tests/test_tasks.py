@@ -137,9 +137,10 @@ def test_own_prompts_are_read_from_json_lines(tmp_path: Path):
         tmp_path / "train.jsonl", {"prompt": "1+1", "answer": 2}, {"prompt": "a", "answer": "b"}
     )
     evaluation = _write(tmp_path / "eval.jsonl", {"prompt": "2+2", "answer": "4", "family": "sums"})
-    tables = read_prompts(train=train, evaluation=evaluation, instruction="?")
+    tables = read_prompts(train=train, evaluation=evaluation, instruction="?", family="own")
     assert tables.train["prompt"].tolist() == ["1+1?", "a?"]
     assert tables.train["answer"].tolist() == ["2", "b"]
+    assert tables.train["family"].tolist() == ["own", "own"]
     assert tables.eval["family"].tolist() == ["sums"]
 
 
@@ -155,4 +156,4 @@ def test_wrong_json_lines_are_refused(tmp_path: Path, train: list, evaluation: l
     first = _write(tmp_path / "train.jsonl", *train)
     second = _write(tmp_path / "eval.jsonl", *evaluation)
     with pytest.raises(ArtifactError, match=message):
-        read_prompts(train=first, evaluation=second, instruction="")
+        read_prompts(train=first, evaluation=second, instruction="", family="own")

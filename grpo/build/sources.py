@@ -1,4 +1,4 @@
-"""Where imported weights come from: a directory under data/, the hub, or S3."""
+"""Where weights and prompts come from: a directory under data/, the hub, or S3."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -35,15 +35,23 @@ def find_source(
     if isinstance(imported, HubBase):
         return Source(imported.id, imported.revision, is_local=False, parameter=parameter)
     if isinstance(imported, S3Base):
-        return Source(str(_download(imported, parameter)), None, is_local=True, parameter=parameter)
+        folder = download(imported, parameter=parameter)
+        return Source(str(folder), None, is_local=True, parameter=parameter)
     directory = data / imported.path
     if not directory.is_dir():
         raise ParameterError(f"{PARAMS}: {parameter}.path must be a directory, {directory} is none")
     return Source(str(directory), None, is_local=True, parameter=parameter)
 
 
-def _download(imported: S3Base, parameter: str) -> Path:
-    """Returns the directory of weights that are in S3, downloaded once."""
+def download(imported: S3Base, *, parameter: str) -> Path:
+    """Returns a directory that is in S3, downloaded once.
+
+    Args:
+      parameter: Where it is named, for messages.
+
+    Raises:
+      StorageError: If it cannot be downloaded, or is not what its digest says.
+    """
     directory = DOWNLOADS / imported.sha256
     if not directory.is_dir():
         with located(f"{PARAMS}: {parameter}"):

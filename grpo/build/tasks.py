@@ -1,12 +1,13 @@
 """Tasks from parameters."""
 
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
+from grpo.build.sources import download
 from grpo.errors import ParameterError
 from grpo.params import PARAMS, Parameters
 from grpo.policy_params import FlowBase, FlowWarmup, ScratchBase, ScratchFlowBase
 from grpo.seeds import derive_seed
-from grpo.task_params import GlyphsTask
+from grpo.task_params import GlyphsTask, JsonlTask
 from grpo.tasks.base import PromptTables
 from grpo.tasks.jsonl import read_prompts
 from grpo.tasks.reasoning import Solutions, make_prompts
@@ -22,9 +23,7 @@ def build_prompts(params: Parameters, data: Path) -> PromptTables:
                 f"{PARAMS}: policy.base.source scratch needs task.kind {warm}, whose "
                 "solutions it is warmed up on; set another source"
             )
-        return read_prompts(
-            train=data / task.train, evaluation=data / task.eval, instruction=task.instruction
-        )
+        return _read_prompts(task, data)
     seed = derive_seed(params.seed, "prompts") % 2**31
     if task.kind == "manipulation":
         # Imported here: the simulator is not needed by other tasks.
@@ -53,6 +52,20 @@ def build_prompts(params: Parameters, data: Path) -> PromptTables:
             wrong_fraction=warmup.wrong_fraction if warmup else 0.0,
         ),
         seed=seed,
+    )
+
+
+def _read_prompts(task: JsonlTask, data: Path) -> PromptTables:
+    """Returns the prompts of two files, whose folder names the family of lines that name none."""
+    folder, name = data, data.name
+    if task.directory is not None:
+        folder = download(task.directory, parameter="task.directory")
+        name = task.directory.uri.rstrip("/").rpartition("/")[2]
+    return read_prompts(
+        train=folder / task.train,
+        evaluation=folder / task.eval,
+        instruction=task.instruction,
+        family=PurePosixPath(task.train).parent.name or name,
     )
 
 

@@ -9,14 +9,17 @@ from grpo.errors import ArtifactError
 from grpo.tasks.base import PromptTables
 
 
-def read_prompts(*, train: Path, evaluation: Path, instruction: str) -> PromptTables:
+def read_prompts(*, train: Path, evaluation: Path, instruction: str, family: str) -> PromptTables:
     """Returns the prompts of two files, each followed by `instruction`; no warm-up.
+
+    Args:
+      family: Of lines that name none.
 
     Raises:
       ArtifactError: If a line is wrong, or a prompt stands in both files.
     """
     frames = {
-        part: _read(path, part, instruction)
+        part: _read(path, part, instruction, family)
         for part, path in [("train", train), ("eval", evaluation)]
     }
     shared = set(frames["train"]["prompt"]) & set(frames["eval"]["prompt"])
@@ -29,7 +32,7 @@ def read_prompts(*, train: Path, evaluation: Path, instruction: str) -> PromptTa
     return PromptTables(frames["train"], frames["eval"], empty)
 
 
-def _read(path: Path, part: str, instruction: str) -> pd.DataFrame:
+def _read(path: Path, part: str, instruction: str, family: str) -> pd.DataFrame:
     """Returns one file's prompts under the schema PROMPTS."""
     try:
         lines = path.read_text().splitlines()
@@ -49,7 +52,7 @@ def _read(path: Path, part: str, instruction: str) -> pd.DataFrame:
         rows.append(
             {
                 "prompt_id": f"{part}-{number:06d}",
-                "family": str(item.get("family", path.parent.name)),
+                "family": str(item.get("family", family)),
                 "prompt": f"{prompt}{instruction}",
                 "answer": str(answer),
                 "entry": "{}",

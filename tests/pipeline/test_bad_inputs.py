@@ -172,7 +172,13 @@ POLICIES = [
                                       for k, v in moments.items()}),
         rf"{TRAINED}/optimizer.safetensors: .*another model", swap=CONTINUED),
 ]  # fmt: skip
-JSONL = {"kind": "jsonl", "train": "train.jsonl", "eval": "eval.jsonl", "instruction": ""}
+JSONL = {
+    "kind": "jsonl",
+    "directory": None,
+    "train": "train.jsonl",
+    "eval": "eval.jsonl",
+    "instruction": "",
+}
 IMPORTED = both(
     both(set_param("task", JSONL), set_param("reward.judge", "math")),
     set_param("policy.base", {"source": "directory", "path": "model"}),

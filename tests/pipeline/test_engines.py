@@ -46,7 +46,7 @@ def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
             patch.delenv("RAY_ADDRESS", raising=False)
             from grpo.engines import ray_cluster
 
-            before = set(psutil.Process().children())
+            before = set(psutil.Process().children(recursive=True))
             assert stack.enter_context(ray_cluster.connected(processors=2, gpus=0)) == 1
         started = set(psutil.Process().children(recursive=True)) - before
         yield ray_cluster
@@ -112,7 +112,9 @@ def test_a_stage_killed_under_one_engine_goes_on_under_another_to_the_same_bytes
     assert len(workers) == 2
     assert psutil.wait_procs(workers, timeout=10)[1] == []
     assert list(killed.glob(f"{SCRATCH}/*/batch-*"))
-    known = {name: os.environ[name] for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN")}
+    # The last one keeps Ray from looking for a loopback address on the machine's own.
+    names = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER")
+    known = {name: os.environ[name] for name in names}
     address = ray_cluster.ray.get_runtime_context().gcs_address
     draw(killed, command, "ray 1", {**known, "RAY_ADDRESS": address})
     rollouts = [contents(root / "artifacts" / "rollouts") for root in (local, killed)]

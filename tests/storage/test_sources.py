@@ -1,4 +1,4 @@
-"""A base in S3 is downloaded once, and is nothing else than its digest says."""
+"""What is in S3 is downloaded once, and is nothing else than its digest says."""
 
 from pathlib import Path
 
@@ -7,10 +7,16 @@ import yaml
 
 from grpo.__main__ import main
 from grpo.build.sources import find_source
+from grpo.build.tasks import build_prompts
 from grpo.errors import StorageError
+from grpo.params import read_params
 from grpo.policy_params import S3Base
+from grpo.storage.upload import upload_directory
 from tests.storage.proxy import Proxy
 from tests.storage.transfers import contents, write_directory
+
+ROOT = Path(__file__).parents[2]
+LINE = '{"prompt": "3+4", "answer": "7", "family": "pairs"}'
 
 
 def test_a_base_is_what_upload_prints_and_downloaded_once(
@@ -42,3 +48,20 @@ def test_a_base_that_is_not_there_names_its_parameter(
     message = rf"^params\.yaml: policy\.base: s3://{bucket}/model/manifest\.json: no such object; "
     with pytest.raises(StorageError, match=message):
         find_source(base, tmp_path, parameter="policy.base")
+
+
+def test_prompts_in_s3_are_those_of_their_digest(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    written, uri = tmp_path / "written", f"s3://{bucket}/sums/"
+    written.mkdir()
+    for part, line in [("train", '{"prompt": "1+2", "answer": "3"}'), ("eval", LINE)]:
+        (written / f"{part}.jsonl").write_text(line)
+    params = yaml.safe_load((ROOT / "recipes" / "reasoning-qwen.yaml").read_text())
+    stored = {"source": "s3", "uri": uri, "sha256": upload_directory(written, uri)}
+    params["task"] |= {"directory": stored, "train": "train.jsonl", "eval": "eval.jsonl"}
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
+    tables = build_prompts(read_params(tmp_path / "params.yaml"), tmp_path / "data")
+    assert tables.train[["family", "answer"]].values.tolist() == [["sums", "3"]]
+    assert tables.eval[["family", "answer"]].values.tolist() == [["pairs", "7"]]

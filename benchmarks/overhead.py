@@ -1,0 +1,117 @@
+"""What Prefect and MLflow cost: the default pipeline through both, against plain `dvc repro`.
+
+python -m benchmarks.overhead 2    # repeats; writes results/overhead.json and docs/overhead.svg
+python -m benchmarks.overhead      # table and figure from the results
+
+Every run starts from nothing in a fresh clone. The flows report to servers of Prefect and MLflow
+that run already; `dvc repro` records its lineage in a file.
+"""
+
+import argparse
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import chdir, contextmanager
+from statistics import median
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from benchmarks.demo import (
+    RESULTS,
+    ROOT,
+    fresh_clone,
+    machine,
+    read_usage,
+    revision_of,
+    time_module,
+)
+from benchmarks.figures import save_figure
+from flows.server import free_port, mlflow_server, prefect_server
+from flows.settings import SETTINGS
+from grpo.artifacts.files import read_json, write_json
+from grpo.report.drawing import styled
+
+OUT = RESULTS / "overhead.json"
+FIGURE = ROOT / "docs" / "overhead.svg"
+PLAIN = "`dvc repro`"
+WAYS = {
+    PLAIN: ["dvc", "repro", "--quiet"],
+    "the flow, one stage at a time": ["flows.reproduce", "--at-once", "1"],
+    "the flow": ["flows.reproduce"],
+}
+
+
+def main() -> None:
+    """Measures and writes."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.overhead")
+    parser.add_argument("repeats", type=int, nargs="?", default=0)
+    repeats = parser.parse_args().repeats
+    if repeats:
+        revision = revision_of("HEAD")
+        runs = [{way: run(way, revision) for way in WAYS} for _ in range(repeats)]
+        command = f"python -m benchmarks.overhead {repeats}"
+        write_json(
+            OUT, {"command": command, "revision": revision, "machine": machine(), "runs": runs}
+        )
+    results = read_json(OUT)
+    save_figure(draw(results), FIGURE)
+    print(table(results))
+
+
+def run(way: str, revision: str) -> dict[str, float]:
+    """Returns the seconds of a run from nothing, on the wall and of the stages' processors."""
+    with fresh_clone(revision) as workspace, _addresses(way) as addresses:
+        seconds = time_module(workspace, *WAYS[way], **addresses)
+        usage = read_usage(workspace)
+    return {
+        "seconds": round(seconds, 1),
+        "stage_cpu_seconds": round(sum(each["cpu_seconds"] for each in usage), 1),
+        "stages": len(usage),
+    }
+
+
+@contextmanager
+def _addresses(way: str) -> Iterator[dict[str, str]]:
+    """Runs both servers over stores of their own, unless nobody reports to them."""
+    if way == PLAIN:
+        yield {}
+        return
+    with tempfile.TemporaryDirectory() as folder, chdir(folder):
+        os.environ |= {**SETTINGS, "PREFECT_HOME": f"{folder}/prefect"}
+        store = f"sqlite:///{folder}/mlflow.db"
+        with prefect_server(free_port()) as prefect, mlflow_server(store, free_port()) as mlflow:
+            yield {"PREFECT_API_URL": f"{prefect}/api", "MLFLOW_TRACKING_URI": mlflow}
+
+
+def table(results: dict[str, Any]) -> str:
+    """Returns Markdown: medians, and the ratio to `dvc repro` with its smallest and largest."""
+    lines = ["| how | seconds | stages' CPU s | against `dvc repro` |", "|---|---|---|---|"]
+    for way in WAYS:
+        ratios = [each[way]["seconds"] / each[PLAIN]["seconds"] for each in results["runs"]]
+        seconds, cpu = (
+            median(each[way][key] for each in results["runs"])
+            for key in ("seconds", "stage_cpu_seconds")
+        )
+        spread = f"{median(ratios):.2f} [{min(ratios):.2f}, {max(ratios):.2f}]"
+        lines.append(f"| {way} | {seconds:.0f} | {cpu:.0f} | {spread} |")
+    return "\n".join(lines)
+
+
+def draw(results: dict[str, Any]) -> Figure:
+    """Returns the seconds of every run, by how it was run."""
+    with styled():
+        figure = Figure(figsize=(7.0, 2.6), layout="constrained")
+        axes = figure.subplots()
+        for way in WAYS:
+            seconds = [each[way]["seconds"] for each in results["runs"]]
+            name = way.replace("`", "")
+            axes.barh([name], [median(seconds)], height=0.5)
+            axes.plot(seconds, [name] * len(seconds), "k.")
+        axes.invert_yaxis()
+        axes.set_xlabel("seconds of the default pipeline from nothing")
+    return figure
+
+
+if __name__ == "__main__":
+    main()
