@@ -49,7 +49,11 @@ class Auditor:
         return weight
 
     def audit(
-        self, policy: Policy[Any], credit: Credit, add_gradient: Callable[[Credit], Tally]
+        self,
+        policy: Policy[Any],
+        parameters: Sequence[Tensor],
+        credit: Credit,
+        add_gradient: Callable[[Credit], Tally],
     ) -> Audit:
         """Returns how the gradient in the parameters compares with that of the full credit.
 
@@ -57,11 +61,11 @@ class Auditor:
         the same by construction.
 
         Args:
+          parameters: Those that have the gradient.
           add_gradient: Adds the gradient of a credit to the parameters' own.
         """
         if credit.full is None or self._is_same(credit):
             return SAME
-        parameters = [each for each in policy.model.parameters() if each.requires_grad]
         used = _take_gradients(parameters)
         with self.counted_apart(policy):
             tally = add_gradient(credit.full)

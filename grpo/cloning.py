@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from grpo.policies.action_model import ActionChunkModel, ChunkShape
 from grpo.policies.flops import left_out_by_torch
+from grpo.policies.optimizer import PreciseAdamW, stepped_by
 from grpo.simulation.experts import Demonstration
 from grpo.types import Cost
 from grpo.warmup import WarmupSettings, WarmupUpdate, learning_rate_at
@@ -45,7 +46,7 @@ def clone_demonstrations(
     model.get_buffer("mean").copy_(rows.observation.mean(dim=0))
     model.get_buffer("scale").copy_(rows.observation.std(dim=0) + LEAST_SCALE)
     spread = _spread_bins(model.shape.bins, how.bin_spread).to(device)
-    optimizer = torch.optim.AdamW(
+    optimizer = PreciseAdamW(
         model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.99), weight_decay=0.01
     )
     generator = torch.Generator().manual_seed(settings.seed)
@@ -60,7 +61,7 @@ def clone_demonstrations(
         with counter if update == 0 else torch.enable_grad():
             loss = _loss(model, batch, spread)
             loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(stepped_by(optimizer), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         cost = Cost(flops=counter.get_total_flops(), trained_steps=len(chosen))

@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from grpo.policies.flops import left_out_by_torch
 from grpo.policies.kernels import TIME
+from grpo.policies.optimizer import PreciseAdamW, stepped_by
 from grpo.policies.pipelines import encode_captions, text_encoders, to_state
 from grpo.types import Cost
 from grpo.warmup import WarmupSettings, WarmupUpdate, learning_rate_at
@@ -45,9 +46,7 @@ def match_flow(
     """
     modules = [pipeline.transformer, *(encoder for encoder, _ in text_encoders(pipeline))]
     parameters = [each for module in modules for each in module.requires_grad_().parameters()]
-    optimizer = torch.optim.AdamW(
-        parameters, lr=settings.learning_rate, betas=BETAS, weight_decay=1e-3
-    )
+    optimizer = PreciseAdamW(parameters, lr=settings.learning_rate, betas=BETAS, weight_decay=1e-3)
     generator = torch.Generator().manual_seed(settings.seed)
     device = pipeline.transformer.device
     counter = FlopCounterMode(display=False, custom_mapping=left_out_by_torch())
@@ -73,7 +72,7 @@ def match_flow(
         else:
             loss = _loss(pipeline, captions, clean, noise, sigma, num_tokens, device)
             loss.backward()
-        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        torch.nn.utils.clip_grad_norm_(stepped_by(optimizer), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         cost = Cost(flops=counter.get_total_flops(), trained_steps=len(rows))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor
-from torch.optim import AdamW, Optimizer
+from torch.optim import Optimizer
 
 from grpo.artifacts.checkpoints import Scratch
 from grpo.artifacts.files import read_json, write_json
@@ -21,6 +21,7 @@ from grpo.metrics import Tally, UpdateMetrics, update_metrics
 from grpo.objective.base import Objective, State, loss_terms, scalar_loss
 from grpo.objective.divergence import needs_divergence
 from grpo.policies.base import Policy, Trajectory
+from grpo.policies.optimizer import PreciseAdamW, stepped_by
 from grpo.policies.sharding import counted_together, whole
 from grpo.policies.storage import gather_trained, read_trainable, write_trained
 from grpo.ranks import this_rank
@@ -54,7 +55,7 @@ def train_round(
     *,
     objective: Objective,
     objective_state: State,
-    optimizer: AdamW,
+    optimizer: PreciseAdamW,
     reference: Policy[Any] | None,
     settings: TrainingSettings,
     first_update: int,
@@ -171,7 +172,7 @@ def _prepare(
 def _checkpoint(
     scratch: Scratch,
     policy: Policy[Any],
-    optimizer: AdamW,
+    optimizer: PreciseAdamW,
     auditor: Auditor,
     metrics: list[UpdateMetrics],
 ) -> None:
@@ -189,7 +190,7 @@ def _checkpoint(
 
 
 def _resume(
-    policy: Policy[Any], optimizer: AdamW, auditor: Auditor, scratch: Scratch
+    policy: Policy[Any], optimizer: PreciseAdamW, auditor: Auditor, scratch: Scratch
 ) -> list[UpdateMetrics]:
     """Loads the newest checkpoint, if there is one; returns the metrics of its updates."""
     latest = scratch.latest()
@@ -266,12 +267,12 @@ def run_update(
     )
     tally = gradient(batch.credit)
     due = auditor if auditor and auditor.is_due(update) else None
-    audit = due.audit(policy, batch.credit, gradient) if due else None
+    audit = due.audit(policy, stepped_by(optimizer), batch.credit, gradient) if due else None
     if proximal is None and drifts is not None:
         drifts.append(require_range_above(tally.drift, objective))
     if tally.rollouts == 0:
         return update_metrics(batch, tally, update=update, grad_norm=0.0, audit=audit)
-    weights = list(policy.model.parameters())
+    weights = stepped_by(optimizer)
     norm = torch.nn.utils.get_total_norm([w.grad for w in weights if w.grad is not None])
     length = whole(norm)
     if length > settings.max_grad_norm:  # `clip_grad_norm_` multiplies by 1 as well

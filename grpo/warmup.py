@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo.policies.flops import TokenFlops
+from grpo.policies.optimizer import PreciseAdamW, stepped_by
 from grpo.types import Cost
 
 WARMUP_UPDATES = 30  # linear rise of the learning rate
@@ -51,7 +52,7 @@ def warm_up(
     """Trains on (prompt, solution) pairs, cross-entropy on the solution and its end token."""
     flops = TokenFlops(model)
     rows = _encode(tokenizer, pairs)
-    optimizer = torch.optim.AdamW(
+    optimizer = PreciseAdamW(
         model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.98), weight_decay=0.05
     )
     batches = _batches(len(rows), settings)
@@ -68,7 +69,7 @@ def warm_up(
         loss = cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=-100)
         optimizer.zero_grad()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(stepped_by(optimizer), 1.0)
         optimizer.step()
         count, width = tokens.shape
         used = flops.training(rows=count, query=width, context=width, logits=width)

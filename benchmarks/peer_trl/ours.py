@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.optim import AdamW
 
 from benchmarks.peer_trl import workload
 from benchmarks.peer_trl.workload import Clock, Scenario, now
@@ -19,6 +18,7 @@ from grpo.objective.algorithms import grpo
 from grpo.objective.base import Objective, chain
 from grpo.objective.weight import drop_uniform_groups
 from grpo.policies.base import make_rollouts
+from grpo.policies.optimizer import PreciseAdamW
 from grpo.policies.tokens import Decoding, TokenPolicy, TokenTrajectory
 from grpo.training import TrainingSettings, train_round
 from grpo.types import Rollouts
@@ -29,7 +29,7 @@ def main(scenario: Scenario) -> None:
     torch.set_num_threads(1)
     policy = make_policy(scenario, workload.WARMUP_TOKENS)
     weights = workload.sum_weights(policy.model)
-    optimizer = AdamW(
+    optimizer = PreciseAdamW(
         policy.model.parameters(), lr=workload.LEARNING_RATE, weight_decay=0.0, fused=True
     )  # what both sides have by default
     if scenario.settings.get("compile"):
@@ -59,7 +59,7 @@ def make_policy(scenario: Scenario, max_steps: int) -> TokenPolicy:
 
 
 def update_once(
-    policy: TokenPolicy, optimizer: AdamW, scenario: Scenario, clock: Clock, *, seed: int
+    policy: TokenPolicy, optimizer: PreciseAdamW, scenario: Scenario, clock: Clock, *, seed: int
 ) -> None:
     """Samples a batch, rewards it and takes one optimizer step on it, as a round does."""
     start, prompts = now(), workload.make_prompts(scenario)

@@ -12,7 +12,6 @@ from typing import Any
 
 import pandas as pd
 import torch
-from torch.optim import AdamW
 
 from benchmarks.demo import ROOT, machine, revision_of
 from benchmarks.scale.inputs import make_class, make_config
@@ -31,9 +30,8 @@ from grpo.types import Cost
 
 VOCABULARY = 64  # of the model around one block
 ROWS, WIDTH = 2, 128  # of the pass through one block
-LEARNING_RATE, UPDATES = 1e-6, 20
 SMALL_GB, LARGE_GB = 0.06, 1.2  # of a policy's directory
-PARTS = {"model": 1, "optimizer": 2}  # of it: weights, and two moments
+PARTS = {"model": 1, "optimizer": 6}  # of it: bfloat16 weights; float32 copies, two moments
 GROUP, STEPS = 16, 800
 REWARDED = 4096
 CHARACTERS_PER_STEP = 4  # of an English text
@@ -48,7 +46,6 @@ def measure(runs: dict[str, Any]) -> dict[str, Any]:
         stored = measure_rollouts(Path(folder))
     return {
         "blocks": {name: measure_block(spec) for name, spec in runs.items()},
-        "moved_weights": {name: moved_weights(dtype) for name, dtype in DTYPES.items()},
         "files": files,
         "rollouts": stored,
         "judge_cpu_seconds": measure_judge(),
@@ -103,21 +100,6 @@ def activation_bytes(model: Any, *, rows: int, width: int) -> float:
     return (saved.total - shared) / (rows * width)
 
 
-def moved_weights(dtype: torch.dtype, count: int = 4_000_000) -> float:
-    """Returns the share of weights that some updates of AdamW move at all.
-
-    Weights have the deviation that the models' classes draw them with, gradients any.
-    """
-    generator = torch.Generator().manual_seed(0)
-    drawn = torch.empty(count).normal_(0, 0.02, generator=generator)
-    weight = torch.nn.Parameter(drawn.to(dtype, copy=True))
-    optimizer = AdamW([weight], lr=LEARNING_RATE, weight_decay=0.0, fused=True)
-    for _ in range(UPDATES):
-        weight.grad = torch.randn(count, generator=generator).to(dtype)
-        optimizer.step()
-    return float((weight.detach() != drawn.to(dtype)).float().mean())
-
-
 def measure_files(folder: Path) -> dict[str, float]:
     """Returns processor seconds per GB of a policy's directory, by what is done with it.
 
@@ -139,7 +121,7 @@ def _handle(folder: Path, size: float) -> dict[str, float]:
     made = folder / "made"
     made.mkdir()
     written = {
-        made / f"{name}.safetensors": {"all": torch.randn(int(size * parts * 1e9 / 12))}
+        made / f"{name}.safetensors": {"all": torch.randn(int(size * parts / sum(PARTS.values()) * 1e9 / 4))}
         for name, parts in PARTS.items()
     }
     repro = [sys.executable, "-m", "dvc", "repro", "--quiet"]

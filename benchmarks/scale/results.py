@@ -16,11 +16,12 @@ from benchmarks.scale.work import Dealt, Engine, deal, sampling_seconds, trained
 from grpo.policies.logits import CHUNK_LOGITS, KEPT_LOGITS, num_recomputed
 
 ENDS = ("best", "worst")
-WEIGHT, GRADIENT, MOMENTS = 4, 4, 8  # bytes per parameter in float32
+# Bytes per parameter: of weights as passes read them, and of what the optimizer has in float32.
+WEIGHT, COPY, GRADIENT, MOMENTS = COMPUTED_BYTES, 4, 4, 8
 REDUCED_BYTES = 4  # of a gradient's number while it is added up over ranks
 GATHERED_BLOCKS = 2  # the one that computes, and the next
-STORED = WEIGHT + MOMENTS  # of a policy's directory
-MOMENTS_SHARE = MOMENTS / STORED  # the larger of its two files: hashed by one thread
+STORED = WEIGHT + COPY + MOMENTS  # of a policy's directory
+LARGER_FILE = (COPY + MOMENTS) / STORED  # the optimizer's, hashed by one thread
 STAGES = 4  # of a round: rollout, score, train, evaluate
 SAMPLING_STAGES = 2  # of them start vLLM
 FINGERPRINTS = 3  # of them read base and policy whole to know whether scratch is theirs
@@ -130,6 +131,7 @@ def training_bytes(run: Run, model: Model) -> Numbers:
     # Of a chunk that is not kept: logits, and their gradient as the head takes it.
     return {
         "weights": WEIGHT * shard,
+        "copies": COPY * shard,
         "gradients": GRADIENT * shard,
         "moments": MOMENTS * shard,
         "gathered blocks": GATHERED_BLOCKS * COMPUTED_BYTES * block,
@@ -224,7 +226,7 @@ def seconds_of_files(case: Case) -> Numbers:
         "fingerprints": FINGERPRINTS
         * max(rates["sha256"] * hashed / 1e9, case.file_seconds(hashed)),
         "load and store": from_gpu + 2 * case.file_seconds(policy),
-        "hash": max(rates["md5"] * MOMENTS_SHARE * policy / 1e9, case.file_seconds(policy)),
+        "hash": max(rates["md5"] * LARGER_FILE * policy / 1e9, case.file_seconds(policy)),
         "copy": 2 * case.file_seconds(policy),
     }
 

@@ -9,7 +9,8 @@ from benchmarks.scale.results import BUSY, ENDS
 
 UNITS = {"TB": 1e12, "GB": 1e9, "MB": 1e6, "kB": 1e3}
 HELD = {
-    "weights": "weights, float32, divided",
+    "weights": "weights, bfloat16, divided",
+    "copies": "their copies, float32, divided",
     "gradients": "gradients, float32, divided",
     "moments": "AdamW's moments, float32, divided",
     "gathered blocks": "two gathered blocks, bfloat16",
@@ -31,7 +32,7 @@ PARTS = {
 MOVED = {
     "all-gathers": "all-gathers: received by a GPU per update",
     "reduce-scatters": "reduce-scatters: sent by a GPU per update",
-    "policy to ranks": "weights and moments to the hosts that train",
+    "policy to ranks": "weights, copies and moments to the hosts that train",
     "weights to samplers": "weights to the hosts that sample, evaluation too",
     "rollouts": "rollouts and rewards",
     "policy": "policy's directory, and the same in DVC's cache and in S3",
@@ -100,16 +101,13 @@ def assumptions(inputs: dict[str, Any]) -> str:
 
 def measurements(inputs: dict[str, Any], measured: dict[str, Any]) -> str:
     """Returns what was measured here."""
-    files, moved, stored = (measured[name] for name in ("files", "moved_weights", "rollouts"))
+    files, stored = measured["files"], measured["rollouts"]
     rows = {}
     for name in inputs["runs"]:
         kept = {kind: _bytes(n) for kind, n in measured["blocks"][name]["activation_bytes"].items()}
         what = f"kept by a block of the {name} for its backward pass, per token"
         rows[what] = f"{kept['bfloat16']} in bfloat16, {kept['float32']} in float32"
     rows |= {
-        "weights that 20 updates move at all, at learning rate 1e-6": (
-            f"{moved['bfloat16']:.1%} in bfloat16, {moved['float32']:.0%} in float32"
-        ),
         "CPU s per GB of a policy: SHA-256 of fingerprints, DVC's md5, writing to a virtual disk": (
             ", ".join(_short(files[name]) for name in ("sha256", "md5", "write"))
         ),

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
-from torch.optim import AdamW
 
 from grpo.artifacts.files import require_inert
 from grpo.build.draws import Draws
@@ -12,6 +11,7 @@ from grpo.build.tokens import load_token_policy, load_token_sampler
 from grpo.params import Parameters, Training
 from grpo.policies.base import Policy
 from grpo.policies.chunk_decoding import ChunkDecoding
+from grpo.policies.optimizer import PreciseAdamW
 from grpo.policies.packed import Layout
 from grpo.policies.scope import Judgement
 from grpo.policies.storage import trainable
@@ -97,9 +97,9 @@ def stored_layout(params: Parameters, base: Path) -> Layout:
     return layout_of(stored_condition_names(base))
 
 
-def make_optimizer(model: nn.Module, training: Training) -> AdamW:
+def make_optimizer(model: nn.Module, training: Training) -> PreciseAdamW:
     """Returns AdamW over the trainable parameters."""
-    return AdamW(
+    return PreciseAdamW(
         trainable(model).values(),
         lr=training.learning_rate,
         betas=training.betas,

@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
-from torch.optim import AdamW
 
 from grpo.artifacts.checkpoints import Scratch
 from grpo.artifacts.files import atomic_path, write_json
@@ -25,6 +24,7 @@ from grpo.objective.advantage import rollout_advantage
 from grpo.objective.base import Objective, State
 from grpo.params import PARAMS, Parameters, Training
 from grpo.policies.base import Policy, Trajectory, make_rollouts
+from grpo.policies.optimizer import PreciseAdamW
 from grpo.policies.storage import (
     PolicyState,
     gather_trained,
@@ -56,7 +56,7 @@ class LoadedRound:
     sampled: SampledBatch  # its table row by row with `rollouts`
     objective: Objective
     objective_state: State
-    optimizer: AdamW
+    optimizer: PreciseAdamW
     settings: TrainingSettings
     start_state: PolicyState
     passed: list[str]  # prompts that were visited and are not trained on

@@ -9,12 +9,12 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from torch.optim import AdamW
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from grpo.artifacts.files import read_json, write_json
 from grpo.artifacts.tensors import read_tensors, write_tensors
 from grpo.errors import ArtifactError, brief
+from grpo.policies.optimizer import PreciseAdamW
 from grpo.policies.sharding import divided_like, gathered
 from grpo.types import Cost
 
@@ -23,6 +23,8 @@ WEIGHTS = "model.safetensors"
 ADAPTER = "adapter.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 TRANSFORMER_WEIGHTS = "transformer/diffusion_pytorch_model.safetensors"  # of a diffusers pipeline
+MOMENTS = ("exp_avg", "exp_avg_sq")  # of AdamW
+COPY = "copy"  # of a weight in float32: what the optimizer steps
 LOADING_ERRORS = (SafetensorError, StrictDataclassError)
 
 
@@ -115,7 +117,7 @@ class Trained(NamedTuple):
     moments: dict[str, Tensor]  # of the optimizer
 
 
-def gather_trained(model: nn.Module, optimizer: AdamW) -> Trained:
+def gather_trained(model: nn.Module, optimizer: PreciseAdamW) -> Trained:
     """Returns what is trained; all ranks must call it."""
     moments = _optimizer_tensors(model, optimizer)
     return Trained(_weights_name(model), gathered(_weights(model)), gathered(moments))
@@ -139,7 +141,7 @@ def write_trained(directory: Path, trained: Trained) -> None:
     write_tensors(directory / OPTIMIZER, trained.moments)
 
 
-def read_trainable(directory: Path, model: nn.Module, optimizer: AdamW | None) -> None:
+def read_trainable(directory: Path, model: nn.Module, optimizer: PreciseAdamW | None) -> None:
     """Loads what `write_trained` wrote; None leaves the optimizer's moments where they are.
 
     Raises:
@@ -196,17 +198,20 @@ def _copy_into(targets: dict[str, Tensor], sources: dict[str, Tensor], path: Pat
             target.copy_(divided_like(sources[name], target))
 
 
-def _optimizer_tensors(model: nn.Module, optimizer: AdamW) -> dict[str, Tensor]:
-    """Returns Adam's moments and step counts, named after the parameters."""
-    return {
-        f"{name}/{key}": value
-        for name, parameter in trainable(model).items()
-        for key, value in optimizer.state.get(parameter, {}).items()
-    }
+def _optimizer_tensors(model: nn.Module, optimizer: PreciseAdamW) -> dict[str, Tensor]:
+    """Returns Adam's moments and step counts, and the copies that it steps, by parameter."""
+    tensors: dict[str, Tensor] = {}
+    for name, parameter in trainable(model).items():
+        stepped = optimizer.stepped(parameter)
+        state = optimizer.state.get(stepped, {})
+        tensors |= {f"{name}/{key}": value for key, value in state.items()}
+        if state and stepped is not parameter:
+            tensors[f"{name}/{COPY}"] = stepped
+    return tensors
 
 
 def _restore_optimizer(
-    model: nn.Module, optimizer: AdamW, tensors: dict[str, Tensor], path: Path
+    model: nn.Module, optimizer: PreciseAdamW, tensors: dict[str, Tensor], path: Path
 ) -> None:
     """Puts stored moments back; there are none before the first step."""
     if not tensors:
@@ -217,10 +222,14 @@ def _restore_optimizer(
             for key, value in tensors.items()
             if key.rpartition("/")[0] == name
         }
-        if set(own) != {"step", "exp_avg", "exp_avg_sq"}:
+        stepped = optimizer.stepped(parameter)
+        if set(own) != {"step", *MOMENTS, *([COPY] if stepped is not parameter else [])}:
             raise ArtifactError(f"{path}: lacks the moments of {name}; rerun its stage")
-        if own["exp_avg"].shape != parameter.shape or own["exp_avg_sq"].shape != parameter.shape:
-            raise ArtifactError(f"{path}: belongs to another model, first difference {name}")
         step = own.pop("step").to(parameter.device)  # where the optimizer's fused step reads it
-        divided = {key: divided_like(value, parameter) for key, value in own.items()}
-        optimizer.state[parameter] = {"step": step, **divided}
+        if any(each.shape != parameter.shape for each in own.values()):
+            raise ArtifactError(f"{path}: belongs to another model, first difference {name}")
+        divided = {key: divided_like(value, stepped) for key, value in own.items()}
+        if COPY in divided:
+            with torch.no_grad():
+                stepped.copy_(divided.pop(COPY))
+        optimizer.state[stepped] = {"step": step, **divided}

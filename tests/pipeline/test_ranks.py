@@ -20,8 +20,9 @@ from tests.pipeline.trained_in_ranks import ROUNDS, train_both
 # largest terms; AdamW divides a gradient by its own size, so that where terms cancel, three updates
 # make at most some 1e-6 of that, relative to the weights. RMSNorm computes in float32 whatever the
 # weights are: in float64 its rare other rounding is left.
-RELATIVE = {torch.float32: 5e-6, torch.float64: 1e-8}
-METRICS = {torch.float32: 1e-5, torch.float64: 1e-7}
+# In bfloat16 gradients are rounded to eight bits, of one rank's microbatch or of what ranks add up.
+RELATIVE = {torch.bfloat16: 2e-3, torch.float32: 5e-6, torch.float64: 1e-8}
+METRICS = {torch.bfloat16: 2e-2, torch.float32: 1e-5, torch.float64: 1e-7}
 RANKS = ("one", "two")
 LONGEST_SECONDS = 120.0
 COUNTS = ("update", "rollouts", "trained_rollouts", "trained_steps")
@@ -60,14 +61,14 @@ def metrics(directory: Path) -> list[dict[str, Any]]:
 def test_two_ranks_end_with_the_weights_and_moments_of_one_process(left: Path, name: str):
     one, two = tensors(left / "one" / name), tensors(left / "two" / name)
     assert {key: each.shape for key, each in one.items()} == {k: v.shape for k, v in two.items()}
-    assert difference(two, one) < RELATIVE[ROUNDS[name].dtype]
+    assert difference(two, one) < RELATIVE[ROUNDS[name].weights]
 
 
 @pytest.mark.parametrize("name", ROUNDS)
 def test_two_ranks_see_the_losses_norms_and_counts_of_one_process(left: Path, name: str):
     one, two = metrics(left / "one" / name), metrics(left / "two" / name)
     assert len(one) == ROUNDS[name].changes.get("updates_per_round", 3)
-    tolerance = METRICS[ROUNDS[name].dtype]
+    tolerance = METRICS[ROUNDS[name].weights]
     for alone, together in zip(one, two, strict=True):
         assert {key: alone[key] for key in COUNTS} == {key: together[key] for key in COUNTS}
         known = {key: value for key, value in alone.items() if value is not None}

@@ -58,6 +58,11 @@ class Round:
     dtype: torch.dtype = torch.float32
     trained: str = ""  # part of the names of the weights that are
     changes: dict[str, int] = field(default_factory=dict)  # of TRAINING
+    is_rounded: bool = False  # weights in bfloat16, whatever the rest is in
+
+    @property
+    def weights(self) -> torch.dtype:
+        return torch.bfloat16 if self.is_rounded else self.dtype
 
 
 def keep_rollouts(number: int) -> Objective:
@@ -82,6 +87,7 @@ ROUNDS = {
         has_reference=True,
         dtype=torch.float64,
     ),
+    "rounded": Round(objective=rloo(), is_rounded=True),
     "gspo": Round(objective=gspo()),
     "experts": Round(objective=rloo(), policy=partial(tiny_moe, routing="replay_sampled")),
     "adapters": Round(objective=rloo(), trained="q_proj"),
@@ -141,7 +147,7 @@ def train(
     reward = (torch.arange(len(logp)) % 2).to(made.dtype)
     torch.set_default_dtype(made.dtype)
     for each in (policy, reference):
-        each.model.to(made.dtype)
+        each.model.to(made.weights)
         for weight_name, weight in each.model.named_parameters():
             weight.requires_grad_(made.trained in weight_name)
         if num_ranks() > 1:
@@ -170,8 +176,8 @@ def train(
     weights = trainable(policy.model).values()
     held = {
         "weights": sum(own_part(each).numel() for each in policy.model.parameters()),
-        "gradients": sum(own_part(each.grad).numel() for each in weights),
-        "moments": sum(own_part(optimizer.state[each]["exp_avg"]).numel() for each in weights),
+        "gradients": sum(own_part(optimizer.stepped(each).grad).numel() for each in weights),
+        "moments": sum(own_part(each["exp_avg"]).numel() for each in optimizer.state.values()),
     }
     tensors = gather_trained(policy.model, optimizer)
     out.mkdir(exist_ok=True)

@@ -9,6 +9,7 @@ import torch
 from grpo.build.policies import load_policy, load_sampler, make_optimizer
 from grpo.errors import ArtifactError, MissingExtraError
 from grpo.params import Parameters, read_params
+from grpo.policies.optimizer import stepped_by
 from grpo.policies.storage import (
     ADAPTER,
     WEIGHTS,
@@ -63,13 +64,19 @@ def test_a_sampler_that_is_not_installed_says_what_to_do(base: Path):
         load_sampler(params, base=base, directory=base, draws=DECODING)
 
 
-@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
+@pytest.mark.parametrize(
+    ("lora", "dtype"),
+    [(None, "float32"), (LORA, "float32"), (None, "bfloat16")],
+    ids=["full", "lora", "bfloat16"],
+)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_a_trained_policy_continues_as_if_never_stored(
-    base: Path, tmp_path: Path, lora: Lora | None
+    base: Path, tmp_path: Path, lora: Lora | None, dtype: str
 ):
-    """Weights and Adam's moments come back to the last bit."""
-    params, training = with_lora(lora), PARAMS.arms["sgpo"].training
+    """Weights, the copies that are stepped, and Adam's moments come back to the last bit."""
+    machine = PARAMS.machine.model_copy(update={"dtype": dtype})
+    params = with_lora(lora).model_copy(update={"machine": machine})
+    training = PARAMS.arms["sgpo"].training
     policy = load(params, base, base)
     optimizer = make_optimizer(policy.model, training)
     take_steps(policy, optimizer, 3)
@@ -81,6 +88,8 @@ def test_a_trained_policy_continues_as_if_never_stored(
     restored = make_optimizer(again.model, training)
     read_trainable(tmp_path / "r-1", again.model, restored)
     take_steps(again, restored, 2)
+    for ours, theirs in zip(stepped_by(restored), stepped_by(optimizer), strict=True):
+        assert torch.equal(ours, theirs)
     expected = trainable(policy.model)
     for name, tensor in trainable(again.model).items():
         assert torch.equal(tensor, expected[name]), name
