@@ -208,7 +208,6 @@ def test_changes_of_a_run_add_up(model: inputs.Model):
     assert hours["as it is"] == pytest.approx(10 * 105 / 3600)
     assert hours["linked"] == pytest.approx(10 * 99 / 3600)
     assert hours["larger"] == pytest.approx(2.5 * (4 * 90 + 9) / 3600)
-    assert hours["known hashes"] == pytest.approx(2.5 * (4 * 90 + 5) / 3600)
 
 
 def test_what_does_not_fit_is_refused(model: inputs.Model):

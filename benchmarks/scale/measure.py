@@ -121,7 +121,9 @@ def _handle(folder: Path, size: float) -> dict[str, float]:
     made = folder / "made"
     made.mkdir()
     written = {
-        made / f"{name}.safetensors": {"all": torch.randn(int(size * parts / sum(PARTS.values()) * 1e9 / 4))}
+        made / f"{name}.safetensors": {
+            "all": torch.randn(int(size * parts / sum(PARTS.values()) * 1e9 / 4))
+        }
         for name, parts in PARTS.items()
     }
     repro = [sys.executable, "-m", "dvc", "repro", "--quiet"]

@@ -24,7 +24,6 @@ STORED = WEIGHT + COPY + MOMENTS  # of a policy's directory
 LARGER_FILE = (COPY + MOMENTS) / STORED  # the optimizer's, hashed by one thread
 STAGES = 4  # of a round: rollout, score, train, evaluate
 SAMPLING_STAGES = 2  # of them start vLLM
-FINGERPRINTS = 3  # of them read base and policy whole to know whether scratch is theirs
 WIDER_ENGINE = 4  # GPUs of an engine, if it could be divided
 BUSY = ("sampling", "scoring", "updates", "evaluation")  # parts in which GPUs compute
 GROWING = ("sampling", "scoring", "updates")  # with the rollouts of a round
@@ -220,11 +219,10 @@ def seconds_of_update(case: Case) -> Numbers:
 def seconds_of_files(case: Case) -> Numbers:
     """Returns the seconds that a round spends on its policy's directory."""
     policy, rates = case.stored_bytes, case.measured["files"]
-    hashed = policy + WEIGHT * case.model.parameters  # the base's weights beside it
     from_gpu = policy / case.assumed.host_gb_per_second / 1e9
     return {
-        "fingerprints": FINGERPRINTS
-        * max(rates["sha256"] * hashed / 1e9, case.file_seconds(hashed)),
+        # By the first stage that reads it; the base's is known since the first round.
+        "fingerprints": max(rates["sha256"] * policy / 1e9, case.file_seconds(policy)),
         "load and store": from_gpu + 2 * case.file_seconds(policy),
         "hash": max(rates["md5"] * LARGER_FILE * policy / 1e9, case.file_seconds(policy)),
         "copy": 2 * case.file_seconds(policy),
@@ -284,7 +282,6 @@ def hours_by_way(case: Case, seconds: Numbers) -> Numbers:
         "as it is": ({}, 1),
         "linked": ({"copy": 0.0}, 1),
         "larger": ({}, LARGER),
-        "known hashes": ({"fingerprints": 0.0}, LARGER),
         "wider engines": (seconds_of_sampling(case, gpus=WIDER_ENGINE), LARGER),
     }
     own, hours = dict(seconds), {}

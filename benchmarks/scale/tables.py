@@ -24,7 +24,7 @@ PARTS = {
     "scoring": "scoring by the policy before its updates",
     "updates": "updates",
     "evaluation": "evaluation",
-    "fingerprints": "fingerprints: SHA-256 of base and policy by three stages",
+    "fingerprints": "fingerprint: SHA-256 of the policy",
     "load and store": "loading and storing the policy",
     "hash": "DVC hashes the policy",
     "copy": "DVC copies it to its cache",
@@ -42,7 +42,6 @@ WAYS = {
     "as it is": "as it is",
     "linked": "`dvc config cache.type hardlink`",
     "larger": "and four times the rollouts and updates per round, in a quarter of the rounds",
-    "known hashes": "*not there:* and fingerprints from the hashes that DVC has anyway",
     "wider engines": "*not there:* and samplers on four GPUs each",
 }
 Say = Callable[[dict[str, Any]], str]  # of one run

@@ -1,8 +1,10 @@
 """Writes are atomic, digests see content, locks exclude."""
 
+import hashlib
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pandas as pd
@@ -82,6 +84,41 @@ def test_a_broken_json_file_is_named(tmp_path: Path, content: str):
     path.write_bytes(content.encode("utf-8", "surrogateescape"))
     with pytest.raises(ArtifactError, match=r"a.json: must be JSON"):
         read_json(path)
+
+
+def test_a_large_file_is_read_again_only_if_it_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("grpo.artifacts.files.LARGE_BYTES", 8)
+    monkeypatch.setattr("grpo.artifacts.files.TICK_SECONDS", 0.0)
+    read = []
+    sha256 = hashlib.file_digest
+    monkeypatch.setattr(hashlib, "file_digest", lambda *a: read.append(1) or sha256(*a))
+    large, small = Path("large"), Path("small")
+    large.write_bytes(b"12345678")
+    small.write_bytes(b"1234")
+    first = digest([large])
+    assert digest([large]) == first
+    assert len(read) == 1
+    about = large.stat()
+    time.sleep(0.02)  # some clocks of file systems tick 250 times a second
+    large.write_bytes(b"87654321")
+    os.utime(large, ns=(about.st_atime_ns, about.st_mtime_ns))
+    assert digest([large]) != first
+    assert len(read) == 2
+    time.sleep(0.02)
+    large.write_bytes(b"12345678")
+    assert digest([large]) == first
+    assert digest([small]) == digest([small])
+    assert len(read) == 5
+    (known,) = Path(".work/hashes").iterdir()
+    known.write_text("cut")
+    assert digest([large]) == first
+    monkeypatch.setattr("grpo.artifacts.files.TICK_SECONDS", 60.0)  # it may change in this tick yet
+    known.unlink()
+    digest([large])
+    assert not known.exists()
 
 
 def test_a_digest_sees_names_contents_and_values(tmp_path: Path):
