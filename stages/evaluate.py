@@ -11,7 +11,7 @@ from grpo.build.draws import draws_of_evaluation
 from grpo.build.engines import open_engine
 from grpo.evaluation import evaluate_prompts, summarize_evaluation
 from grpo.evaluation_rollouts import choose_samples, draw_evaluation, score_evaluation
-from grpo.params import read_params
+from grpo.params import DATA, read_params
 from grpo.types import Cost
 from stages.entry import run, scratch_of
 from stages.progress import shown
@@ -23,7 +23,7 @@ def main(
     """Writes results per prompt, a few rollouts to look at, and a summary with intervals."""
     params = read_params()
     table = read_table(prompts, PROMPTS)
-    scratch = scratch_of(f"evaluate@{out.stem}", [base, policy, prompts], params)
+    scratch = scratch_of(f"evaluate@{out.stem}", [base, policy, prompts, DATA], params)
     draws = draws_of_evaluation(params)
     setup = Drawing(params=params, prompts=prompts, asked_by="evaluation", base=base, policy=policy)
     with open_engine(make_drawing, setup) as engine:

@@ -11,7 +11,7 @@ from grpo.artifacts.usage import Usage
 from grpo.build.drawing import Drawing, make_drawing
 from grpo.build.engines import open_engine
 from grpo.build.phase_profiles import profile_steps
-from grpo.params import read_params
+from grpo.params import DATA, read_params
 from grpo.profiling import profile_prompts, summarize_profile
 from grpo.sampling import SampledBatch, sample_rollouts, stored_batches, write_batch
 from grpo.scoring import judge_stored
@@ -24,7 +24,7 @@ def main(usage: Usage, policy: Path, prompts: Path, out: Path) -> None:
     """Writes prompts.parquet (one row per prompt), summary.json and the rollouts."""
     params = read_params()
     table = read_table(prompts, PROMPTS)
-    scratch = scratch_of("profile", [policy, prompts], params)
+    scratch = scratch_of("profile", [policy, prompts, DATA], params)
     setup = Drawing(params=params, prompts=prompts, asked_by="profile", base=policy, policy=policy)
     batch, rewards = _draw_and_judge(usage, setup, table, scratch)
     with usage.part("gradients"):

@@ -8,7 +8,7 @@ from grpo.build.drawing import Drawing, make_drawing
 from grpo.build.engines import open_engine
 from grpo.build.rollouts import build_source, read_candidates
 from grpo.build.selections import build_selection
-from grpo.params import read_params
+from grpo.params import DATA, read_params
 from grpo.policies.storage import read_state
 from grpo.rollout import draw_round, write_round
 from grpo.seeds import derive_seed
@@ -31,8 +31,8 @@ def main(
     each = params.find_round(name)
     selection = build_selection(params.find_arm(each.arm).selection, each.arm)
     candidates = read_candidates(params, name, selection, curriculum=curriculum, prompts=prompts)
-    inputs = [base, policy, prompts, curriculum, *([profile] if selection.reuses_profile else [])]
-    scratch = scratch_of(f"rollout@{name}", inputs, params)
+    more = [DATA, profile] if selection.reuses_profile else [DATA]
+    scratch = scratch_of(f"rollout@{name}", [base, policy, prompts, curriculum, *more], params)
     seed = derive_seed(params.seed, "rollout", name)
     setup = Drawing(
         params=params,

@@ -6,7 +6,7 @@ from grpo.artifacts.tables import REWARDS, write_table
 from grpo.artifacts.usage import Usage
 from grpo.build.engines import open_engine
 from grpo.build.judging import Judging, make_judging
-from grpo.params import read_params
+from grpo.params import DATA, read_params
 from grpo.scoring import judge_stored
 from stages.entry import run, scratch_of
 from stages.progress import shown
@@ -15,7 +15,7 @@ from stages.progress import shown
 def main(usage: Usage, prompts: Path, rollouts: Path, out: Path) -> None:
     """Writes outcome, reward and status of every rollout."""
     params = read_params()
-    scratch = scratch_of(f"score@{out.stem}", [prompts, rollouts], params)
+    scratch = scratch_of(f"score@{out.stem}", [prompts, rollouts, DATA], params)
     with (
         open_engine(make_judging, Judging(params=params, prompts=prompts)) as engine,
         usage.part("scoring"),

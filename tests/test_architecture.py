@@ -49,6 +49,15 @@ def test_a_stage_depends_on_the_code_it_imports_and_no_other(graph: grimp.Import
     assert declared == code_behind(graph, module)
 
 
+@pytest.mark.parametrize("name", STAGES)
+def test_what_a_stage_keeps_of_itself_is_bound_to_data_if_the_stage_is(name: str):
+    """Else a stage that was killed would go on with what another judge's model has said."""
+    stage = STAGES[name].get("do", STAGES[name])
+    text = (ROOT / _file_of(stage["cmd"].split()[2])).read_text()
+    if "scratch_of(" in text:
+        assert ("DATA" in text) == ("data" in stage["deps"])
+
+
 @pytest.mark.parametrize("path", CODE, ids=lambda path: str(path.relative_to(ROOT)))
 def test_files_and_functions_keep_their_budgets(path: Path):
     text = path.read_text()

@@ -10,7 +10,7 @@ from grpo.build.engines import Setup, open_engine, receive
 from grpo.engines.base import Job
 from grpo.errors import ArtifactError, ParameterError
 from grpo.machine_params import SamplingEngine
-from grpo.params import Parameters, read_params
+from grpo.params import DATA, Parameters, read_params
 from stages.entry import scratch_of
 from tests.engines.work import make
 
@@ -64,6 +64,17 @@ def test_another_engine_goes_on_where_the_last_one_was(
     assert scratch_of("rollout@a", [], changed("local", 1, threads=2)).directory not in {
         scratch_of("rollout@a", [], each).directory for each in engines
     }
+
+
+def test_shards_judged_by_another_model_are_not_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    kept = []
+    for model in (b"first", b"other"):
+        write_bytes(DATA / "judge" / "model.onnx", model)
+        kept.append(scratch_of("score@a", [DATA], changed("local", 1)).directory)
+    assert kept[0] != kept[1]
 
 
 def told(folder: Path, params: Parameters, name: str) -> set[str]:
