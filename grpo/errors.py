@@ -1,4 +1,4 @@
-"""The exceptions a person can cause: one line each, without credentials, and exit code 2."""
+"""The exceptions that are no bugs: one line each, without credentials, and an exit code."""
 
 import re
 from collections.abc import Iterator
@@ -44,7 +44,7 @@ class BusyError(GrpoError, RuntimeError):
 
 
 class EngineError(GrpoError, RuntimeError):
-    """Workers are lost again and again, or not to be had."""
+    """Workers are lost again and again, or not to be had; a rerun goes on where it was."""
 
 
 class StorageError(GrpoError, RuntimeError):

@@ -9,17 +9,20 @@ from pathlib import Path
 from grpo.artifacts.checkpoints import WORK, Scratch
 from grpo.artifacts.files import digest, exclusive, refused_by_the_system
 from grpo.artifacts.usage import measured
-from grpo.errors import ArtifactError, GrpoError, LostRankError
+from grpo.errors import ArtifactError, EngineError, GrpoError, LostRankError
 from grpo.params import Parameters
 from grpo.process import die_with_parent
 
-EXIT_LOST_RANK = 1  # a rerun may cure it, so that flows try again
+EXIT_MAY_PASS = 1  # so that flows try again, as after a bug
 EXIT_WRONG_INPUT = 2
+MAY_PASS = (EngineError, LostRankError)  # the machines' fault: a rerun may cure it
 PARENT = os.getppid()
 
 
 def run(main: Callable[..., None], *, stage: str) -> None:
-    """Calls `main(usage, *paths)` and exits 0, or 2 with one line on stderr.
+    """Calls `main(usage, *paths)`; a GrpoError becomes one line on stderr and an exit code.
+
+    That is 2, and nobody tries again, or 1 if a rerun may cure it. A bug keeps its traceback.
 
     Args:
       stage: The module's name; under dvc the stage has its full name, e.g. rollout@sgpo-2.
@@ -40,7 +43,7 @@ def run(main: Callable[..., None], *, stage: str) -> None:
             main(usage, *paths)
     except GrpoError as error:
         print(" ".join(str(error).split()), file=sys.stderr)
-        sys.exit(EXIT_LOST_RANK if isinstance(error, LostRankError) else EXIT_WRONG_INPUT)
+        sys.exit(EXIT_MAY_PASS if isinstance(error, MAY_PASS) else EXIT_WRONG_INPUT)
 
 
 def scratch_of(stage: str, inputs: list[Path], params: Parameters) -> Scratch:

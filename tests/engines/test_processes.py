@@ -1,6 +1,5 @@
 """Jobs in processes on this host: the same bytes, whoever does them and whatever becomes of him."""
 
-import json
 import os
 import signal
 import subprocess
@@ -11,30 +10,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from grpo.engines.base import Engine, Job, Local
+from grpo.engines.base import Engine, Local
 from grpo.engines.pool import TRIES
-from grpo.engines.processes import ProcessPool
 from grpo.errors import EngineError, GrpoError
-from tests.engines.work import MAKE, make, marked
+from tests.engines.work import jobs_of, make, marked, pool, setup_of
 from tests.pipeline.workspaces import contents
 
 ROOT = Path(__file__).parents[2]
-
-
-def setup_of(folder: Path, what: str = "") -> str:
-    return json.dumps({"marks": str(folder), "what": what})
-
-
-def pool(folder: Path, *, workers: int = 2, what: str = "") -> ProcessPool:
-    return ProcessPool(MAKE, setup_of(folder, what), [{}] * workers)
-
-
-def jobs_of(folder: Path, what: dict[int, str] | None = None) -> list[Job]:
-    """Returns six jobs, some of which misbehave."""
-    return [
-        Job("square", {"number": n, "what": (what or {}).get(n, "")}, folder / "out" / f"job-{n}")
-        for n in range(6)
-    ]
 
 
 def squares(folder: Path, engine: Engine, what: dict[int, str] | None = None) -> dict[str, bytes]:
@@ -125,13 +107,12 @@ def test_workers_end_with_their_pool(tmp_path: Path):
 
 
 STAGE = """\
-import sys
-from tests.engines.test_processes import *
 from stages.entry import run
+from tests.engines.work import jobs_of, pool
 
 def main(usage, folder, what):
     with pool(folder) as engine:
-        squares(folder, engine, {0: what.name})
+        engine.finish(jobs_of(folder, {0: what.name}))
 
 run(main, stage="any")
 """
@@ -146,11 +127,16 @@ def run_stage(folder: Path, what: str) -> Sequence[str | int]:
 
 
 @pytest.mark.parametrize(
-    ("what", "line"),
-    [("raises", "artifacts/a.parquet: row 3: must be scored"), ("dies", "no worker survives it")],
+    ("what", "exit_code", "line"),
+    [
+        ("raises", 2, "artifacts/a.parquet: row 3: must be scored"),
+        ("dies", 1, "no worker survives it"),
+    ],
 )
-def test_a_stage_ends_in_one_line_and_exit_code_2(tmp_path: Path, what: str, line: str):
+def test_a_stage_ends_in_one_line_and_says_whether_a_rerun_may_help(
+    tmp_path: Path, what: str, exit_code: int, line: str
+):
     code, said = run_stage(tmp_path, what)
-    assert code == 2
+    assert code == exit_code
     assert line in said
     assert said.count("\n") == 1

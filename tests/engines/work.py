@@ -1,4 +1,4 @@
-"""Work that squares numbers and tells its environment; fails, dies or waits if it is told to."""
+"""Work that squares numbers and tells its environment, if told to fails, dies or waits; its jobs."""
 
 import json
 import os
@@ -7,11 +7,28 @@ import time
 from pathlib import Path
 from typing import Any
 
-from grpo.engines.base import Work
+from grpo.engines.base import Job, Work
+from grpo.engines.processes import ProcessPool
 from grpo.errors import ArtifactError
 
 MAKE = "tests.engines.work:make"
 DEADLINE_SECONDS = 60.0
+
+
+def setup_of(folder: Path, what: str = "") -> str:
+    return json.dumps({"marks": str(folder), "what": what})
+
+
+def pool(folder: Path, *, workers: int = 2, what: str = "") -> ProcessPool:
+    return ProcessPool(MAKE, setup_of(folder, what), [{}] * workers)
+
+
+def jobs_of(folder: Path, what: dict[int, str] | None = None) -> list[Job]:
+    """Returns six jobs, some of which misbehave."""
+    return [
+        Job("square", {"number": n, "what": (what or {}).get(n, "")}, folder / "out" / f"job-{n}")
+        for n in range(6)
+    ]
 
 
 def make(line: str) -> Work:

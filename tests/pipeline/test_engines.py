@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 from grpo.errors import GrpoError
-from tests.engines.test_processes import EXPECTED, setup_of, squares
-from tests.engines.work import MAKE, marked
+from tests.engines.test_processes import EXPECTED, squares
+from tests.engines.work import MAKE, marked, setup_of
 from tests.pipeline.corruptions import set_param
 from tests.pipeline.processes import run_stage, start_stage
 from tests.pipeline.workspaces import contents, copy_for_stages, locked_stages
