@@ -4,11 +4,12 @@ import inspect
 import os
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
-from grpo.artifacts.checkpoints import WORK, Scratch
+from grpo.artifacts.checkpoints import CODE, WORK, Scratch
 from grpo.artifacts.files import digest, exclusive, refused_by_the_system
-from grpo.artifacts.usage import measured
+from grpo.artifacts.usage import Usage, measured
 from grpo.errors import ArtifactError, EngineError, GrpoError, LostRankError
 from grpo.params import Parameters
 from grpo.process import die_with_parent
@@ -29,8 +30,7 @@ def run(main: Callable[..., None], *, stage: str) -> None:
     """
     die_with_parent(PARENT)
     name = os.environ.get("DVC_STAGE", stage)
-    if "RANK" in os.environ:  # torchrun has started it beside others, each with a lock of its own
-        name += f".rank-{os.environ['RANK']}"
+    rank = os.environ.get("RANK")  # if torchrun has started it, beside others
     paths = [Path(argument) for argument in sys.argv[1:]]
     expected = [name for name in inspect.signature(main).parameters if name != "usage"]
     try:
@@ -38,8 +38,10 @@ def run(main: Callable[..., None], *, stage: str) -> None:
             raise ArtifactError(
                 f"python -m stages.{stage} takes the paths {' '.join(expected)}, got {len(paths)}"
             )
-        lock = exclusive(WORK / f"{name}.lock", f"stage {name}")
-        with refused_by_the_system(), lock, measured(name) as usage:
+        held = name if rank is None else f"{name}.rank-{rank}"
+        lock = exclusive(WORK / f"{held}.lock", f"stage {held}")
+        spent = measured(name) if rank in (None, "0") else nullcontext(Usage())
+        with refused_by_the_system(), lock, spent as usage:
             main(usage, *paths)
     except GrpoError as error:
         print(" ".join(str(error).split()), file=sys.stderr)
@@ -51,6 +53,5 @@ def scratch_of(stage: str, inputs: list[Path], params: Parameters) -> Scratch:
 
     Not to who samples: another engine, or number of workers, goes on from the same batches.
     """
-    code = [Path("grpo"), Path("stages")]
     deciding = params.model_dump(mode="json", exclude={"sampling"})
-    return Scratch(stage, digest([*code, *inputs], deciding))
+    return Scratch(stage, digest([*CODE, *inputs], deciding))

@@ -6,6 +6,7 @@ from pathlib import Path
 from grpo.artifacts.files import atomic_path, remove
 
 WORK = Path(".work")
+CODE = (Path("grpo"), Path("stages"))  # what any of a stage's bytes may depend on
 
 
 class Scratch:

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from pydantic import Field
 
+from grpo.artifacts.checkpoints import CODE
 from grpo.artifacts.files import digest
 from grpo.engines.base import Engine, Local, Work
 from grpo.engines.gpus import visible_gpus
@@ -21,7 +22,7 @@ Make = Callable[[str], Work]  # from a setup as JSON; a function of a module
 
 
 def _digest_code() -> str:
-    return digest([Path("grpo"), Path("stages")])
+    return digest(CODE)
 
 
 class Setup(Strict):

@@ -1,4 +1,4 @@
-"""Work that squares numbers and tells its environment, if told to fails, dies or waits; its jobs."""
+"""Work that squares numbers and tells its environment, and jobs of it, that may fail or die."""
 
 import json
 import os
