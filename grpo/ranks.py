@@ -82,8 +82,6 @@ def add_up(own: Tensor) -> Tensor:
 
 def add_numbers(own: Sequence[float]) -> list[float]:
     """Returns the sum over ranks of each number, in float64."""
-    if num_ranks() == 1:
-        return list(own)
     return [float(each) for each in add_up(torch.tensor(own, dtype=torch.float64))]
 
 
@@ -96,8 +94,6 @@ def add_counts(own: Sequence[int]) -> list[int]:
 
 def largest(own: Sequence[float]) -> list[float]:
     """Returns the largest over ranks of each number."""
-    if num_ranks() == 1:
-        return list(own)
     largest = _reduce(torch.tensor(own, dtype=torch.float64), dist.ReduceOp.MAX)
     return [float(each) for each in largest]
 
