@@ -40,13 +40,9 @@ class Process:
         theirs.close()
         self._received = b""
 
-    @property
-    def pid(self) -> int:
-        """The process's number."""
-        return self._process.pid
-
     def send(self, line: str) -> None:
         """Sends a line; what became of it shows when an answer is read."""
+        self._socket.settimeout(None)  # not what the last answer was given
         with suppress(ConnectionError):
             self._socket.sendall(line.encode() + b"\n")
 
