@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -185,6 +186,16 @@ def exclusive(path: Path, holder: str) -> Iterator[None]:
                 f"{path}: {holder} is already running here; wait for it or stop it"
             ) from None
         yield
+
+
+def host_lock(name: str, what: str) -> Path:
+    """Returns the file by which a user's processes on this host lock what lies elsewhere.
+
+    Args:
+      what: Is hashed: it may hold credentials.
+    """
+    known = hashlib.sha256(f"{what} {os.getuid()}".encode()).hexdigest()[:16]
+    return Path(tempfile.gettempdir()) / f"grpo-{name}-{known}.lock"
 
 
 def _replace(source: Path, target: Path) -> None:

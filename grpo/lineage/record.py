@@ -19,7 +19,7 @@ from mlflow.utils.credentials import get_default_host_creds
 from mlflow.utils.rest_utils import http_request
 from sqlalchemy.exc import SQLAlchemyError
 
-from grpo.artifacts.files import remove
+from grpo.artifacts.files import host_lock, remove
 from grpo.errors import ArtifactError, brief
 from grpo.lineage.lock import Artifact, Lock, read_lock
 from grpo.lineage.notes import (
@@ -87,7 +87,7 @@ def record(workspace: Path = Path()) -> Recorded:
 
     Raises:
       WaitingError: If MLflow cannot be written; the next call writes this state first.
-      ArtifactError: If dvc.lock cannot be read.
+      ArtifactError: If dvc.lock cannot be read, or a note that waits: then this state waits, too.
     """
     lock = _recorded_part(read_lock(workspace))
     entries = {name: each.fingerprint for name, each in lock.items()}
@@ -95,7 +95,7 @@ def record(workspace: Path = Path()) -> Recorded:
         with _writer(workspace) as writer:
             writer.write_waiting()
             return writer.write(state_of(lock), entries, lambda: take_note(workspace, lock))
-    except WaitingError:
+    except ArtifactError:
         keep_note(workspace, take_note(workspace, lock))
         raise
 
@@ -105,6 +105,7 @@ def record_waiting(workspace: Path) -> None:
 
     Raises:
       WaitingError: If MLflow cannot be written; they wait on.
+      ArtifactError: If one of them cannot be read; the others are written.
     """
     if waiting(workspace):
         with _writer(workspace) as writer:
@@ -114,7 +115,7 @@ def record_waiting(workspace: Path) -> None:
 def open_store(workspace: Path) -> MlflowClient:
     """Returns a client of a store whose tables exist."""
     uri = tracking_uri(workspace)
-    with _alone(workspace, uri):
+    with _alone(uri):
         client = MlflowClient(tracking_uri=uri)
         _experiment(client, workspace)
         return client
@@ -163,10 +164,22 @@ class _Writer:
         self.experiment = _experiment(client, workspace)
 
     def write_waiting(self) -> None:
-        """Writes the notes that wait."""
+        """Writes the notes that wait.
+
+        Raises:
+          ArtifactError: If one cannot be read, once the others are written.
+        """
+        damaged: list[ArtifactError] = []
         for path in waiting(self.workspace):
-            self._write_note(read_note(path))
+            try:
+                note = read_note(path)
+            except ArtifactError as error:
+                damaged.append(error)
+                continue
+            self._write_note(note)
             remove(path)
+        if damaged:
+            raise damaged[0]
 
     def _write_note(self, note: Note) -> None:
         entries = {name: each.tags["lock_entry"] for name, each in note.stages.items()}
@@ -283,14 +296,14 @@ def _parts(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
 
 @contextmanager
 def _writer(workspace: Path) -> Iterator[_Writer]:
-    """Yields a writer that no other process of this machine has for the same store.
+    """Yields a writer that no other process of this user on this host has for the same store.
 
     Raises:
       WaitingError: If MLflow cannot be reached or fails in the block.
     """
     uri = tracking_uri(workspace)
     try:
-        with _alone(workspace, uri):
+        with _alone(uri):
             _check_reachable(uri)
             yield _Writer(workspace, MlflowClient(tracking_uri=uri))
     except (MlflowException, SQLAlchemyError, sqlite3.Error, OSError) as error:
@@ -314,15 +327,23 @@ def _check_reachable(uri: str) -> None:
 
 
 @contextmanager
-def _alone(workspace: Path, uri: str) -> Iterator[None]:
-    """Waits until no other process of this machine writes to the same store.
+def _alone(uri: str) -> Iterator[None]:
+    """Waits until no other process of this user on this host writes to the same store.
 
     Two first users of a new database would both create its tables, and one would fail.
     """
-    path = workspace / ".work" / "mlflow.lock"  # not a stage's: one of them calls this
-    if uri.startswith("sqlite:///"):
-        path = Path(uri.removeprefix("sqlite:///") + ".lock")
+    path = store_lock(uri)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def store_lock(uri: str) -> Path:
+    """Returns the file that who writes to a store has locked: beside a database, else this host's.
+
+    No workspace's, of which several may write to one server.
+    """
+    if uri.startswith("sqlite:///"):
+        return Path(uri.removeprefix("sqlite:///") + ".lock")
+    return host_lock("lineage", uri)

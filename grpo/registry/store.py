@@ -1,7 +1,6 @@
 """Versions, aliases and decisions in MLflow's registry."""
 
 import fcntl
-import hashlib
 import json
 import os
 import socket
@@ -17,6 +16,7 @@ from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 from sqlalchemy.exc import SQLAlchemyError
 
+from grpo.artifacts.files import host_lock
 from grpo.artifacts.tables import EVALUATION, read_table
 from grpo.errors import ArtifactError, brief
 from grpo.lineage.lock import Artifact, file_digest
@@ -248,8 +248,7 @@ class Registry:
         Raises:
           RefusedError: If another holds it.
         """
-        name = hashlib.sha256(f"{self.uri} {self.model} {os.getuid()}".encode()).hexdigest()[:16]
-        with (Path(tempfile.gettempdir()) / f"grpo-promotion-{name}.lock").open("a") as file:
+        with host_lock("promotion", f"{self.uri} {self.model}").open("a") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

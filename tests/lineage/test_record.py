@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from grpo.artifacts.files import write_json
 from grpo.errors import ArtifactError
 from grpo.lineage.lock import read_lock
 from grpo.lineage.record import EXPERIMENT, find_users, record, tracking_uri
@@ -38,26 +37,6 @@ def stages_with(workspace: Path, condition: str) -> list[str]:
     assert experiment is not None
     runs = client.search_runs([experiment.experiment_id], condition)
     return sorted(run.data.tags.get("stage", "parent") for run in runs)
-
-
-@pytest.fixture(scope="session")
-def recorded(pristine: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A recorded pipeline; the first record of a database takes seconds."""
-    workspace = tiny_pipeline.copy(pristine, tmp_path_factory.mktemp("recorded") / "pipeline")
-    usage = {
-        "seconds_by_part": {"update": 2.0},
-        "cpu_seconds": 3.0,
-        "seconds": 4.0,
-        "peak_bytes": 5,
-    }
-    write_json(workspace / ".runs/train@a-1.json", usage)
-    assert set(record(workspace).new) == STAGES
-    return workspace
-
-
-@pytest.fixture
-def history(recorded: Path, tmp_path: Path) -> Path:
-    return tiny_pipeline.copy(recorded, tmp_path / "pipeline")
 
 
 def test_recording_twice_changes_nothing(history: Path) -> None:

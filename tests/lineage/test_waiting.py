@@ -4,17 +4,29 @@ import json
 import shutil
 import subprocess
 import sys
+import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from mlflow.entities import Run
 
+from flows.lineage import record_what_waits
 from flows.reproduce import main
 from flows.server import free_port, mlflow_server
-from grpo.errors import ArtifactError
+from grpo.artifacts.files import exclusive, write_bytes
+from grpo.errors import ArtifactError, BusyError
 from grpo.lineage.lock import Lock, read_lock
-from grpo.lineage.notes import WAITING, read_note, waiting
-from grpo.lineage.record import EXPERIMENT, OWN_STAGE, WaitingError, record, tracking_uri
+from grpo.lineage.notes import WAITING, keep_note, read_note, take_note, waiting
+from grpo.lineage.record import (
+    EXPERIMENT,
+    OWN_STAGE,
+    WaitingError,
+    _alone,
+    record,
+    store_lock,
+    tracking_uri,
+)
 from tests import tiny_pipeline
 from tests.faults import FaultLine
 from tests.lineage.test_record import LINEAGE_STAGE, client_of, stages_with
@@ -82,6 +94,36 @@ def test_lineage_waits_while_mlflow_is_down(
         "they ended well and said in one line that lineage waits; the next run wrote it",
         lost=[name for each in found for name, runs in each.items() if len(runs) != 1],
     )
+
+
+def test_a_damaged_note_keeps_no_other_from_mlflow(
+    history: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damaged = history / WAITING / "00000001-a.json"
+    write_bytes(damaged, b'{"state": 1}')
+    note = take_note(history, read_lock(history))
+    keep_note(history, replace(note, state="other", tags={"pipeline_state": "other"}))
+    with pytest.raises(ArtifactError, match=r"00000001-a\.json: must be a note of lineage"):
+        record(history)
+    assert stages_with(history, "tags.pipeline_state = 'other'") == ["parent"]
+    assert waiting(history) == [damaged, history / WAITING / f"00000002-{note.state}.json"]
+    record_what_waits(history)  # a run of the flows is not stopped by it
+    assert waiting(history) == [damaged]
+    said = capsys.readouterr().err
+    assert (str(damaged) in said, said.count("\n")) == (True, 1)
+
+
+def test_workspaces_that_share_a_server_write_to_it_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    server, other = store_lock("http://mlflow:5000"), store_lock("http://other:5000")
+    with _alone("http://mlflow:5000"):
+        with pytest.raises(BusyError), exclusive(server, "a writer"):
+            pass
+        with exclusive(other, "a writer"):
+            pass
+    assert store_lock("sqlite:////a/mlflow.db") == Path("/a/mlflow.db.lock")
 
 
 def test_a_damaged_note_is_named(tmp_path: Path) -> None:
