@@ -73,12 +73,20 @@ class Process:
         line, _, self._received = self._received.partition(b"\n")
         return line.decode()
 
+    def dismiss(self) -> None:
+        """Says that no more lines will be sent, after which the process ends by itself."""
+        with suppress(OSError):  # it has ended
+            self._socket.shutdown(socket.SHUT_WR)
+
     def stop(self, grace_seconds: float = 0.0) -> int:
         """Ends the process and returns its exit code; -N: by signal N.
 
         Args:
-          grace_seconds: In which it may end by itself.
+          grace_seconds: In which it may end by itself: of what it had started, the processor
+            seconds are counted only then.
         """
+        if grace_seconds:
+            self.dismiss()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(grace_seconds)
         self._process.kill()

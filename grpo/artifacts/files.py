@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +48,12 @@ def temporary_beside(path: Path) -> Iterator[Path]:
     """Yields a sibling of `path` that is removed, as are those that killed processes have left."""
     for left in path.parent.glob(f".{glob.escape(path.name)}.*.*"):
         if not _is_alive(left):
-            remove(left)
+            _discard(left)
     temporary = path.parent / f".{path.name}.{os.getpid()}.tmp"
     try:
         yield temporary
     finally:
-        remove(temporary)
+        _discard(temporary)
 
 
 def replace_whole(source: Path, target: Path) -> None:
@@ -209,6 +209,13 @@ def _replace(source: Path, target: Path) -> None:
     else:
         os.replace(source, target)
     _sync(target.parent)
+
+
+def _discard(path: Path) -> None:
+    """Removes what can be removed: where Ray's processes still write, the next writer does."""
+    shutil.rmtree(path, ignore_errors=True)
+    with suppress(OSError):
+        path.unlink(missing_ok=True)
 
 
 def _is_alive(temporary: Path) -> bool:

@@ -1,6 +1,8 @@
 """Workers that take jobs as they become free, and are replaced when they are lost."""
 
 import json
+import re
+import time
 from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +15,7 @@ from grpo.engines.worker import written
 from grpo.errors import EngineError, GrpoError, brief
 
 TRIES = 3  # of a job, each on a worker that was lost at it
+GRACE_SECONDS = 5.0  # in which workers end in order, and their processes with them
 START_SECONDS = 1800.0  # in which one of the workers must have started: a cluster may be busy
 
 
@@ -26,8 +29,12 @@ class Handle(ABC):
         """Sends a line; raises, in the answer, what `lost` says, or a bug of the worker's."""
 
     @abstractmethod
-    def stop(self) -> None:
-        """Ends the worker."""
+    def dismiss(self) -> None:
+        """Says that nothing more will be asked."""
+
+    @abstractmethod
+    def stop(self, grace_seconds: float = 0.0) -> None:
+        """Ends the worker; it may end by itself, and with it what it has started, in this time."""
 
 
 class Asked(NamedTuple):
@@ -82,18 +89,22 @@ class Pool(Engine):
             for part in sorted(parts)
         }
 
-    def close(self) -> None:
-        """Ends all workers, at work or not."""
-        for worker in self._workers.values():
-            worker.stop()
+    def close(self, grace_seconds: float = 0.0) -> None:
+        """Ends all workers: at once who is at work, and who is idle within a time."""
+        idle = self._idle() if grace_seconds else []
+        for slot in idle:
+            self._workers[slot].dismiss()
+        deadline = time.monotonic() + grace_seconds
+        for slot, worker in self._workers.items():
+            worker.stop(max(deadline - time.monotonic(), 0.0) if slot in idle else 0.0)
         self._workers.clear()
         self._asked.clear()
 
     def __enter__(self) -> "Pool":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        self.close(0.0 if error else GRACE_SECONDS)
 
     def _start(self, needed: int) -> None:
         """Starts workers for jobs that no idle or starting one is there for."""
@@ -145,7 +156,9 @@ class Pool(Engine):
 
 def _verdict(out: Path | None, error: Exception) -> str:
     what = "no worker starts" if out is None else f"{out}: no worker survives it"
+    # Ray first says what it knows of the actor, in lines after a tab, and then why it is lost.
+    why = re.split(r"(?m)^\t.*$", str(error))[-1]
     return (
-        f"{what}, {TRIES} were lost, the last: {brief(error)}; if memory is short, lower "
+        f"{what}, {TRIES} were lost, the last: {brief(why)}; if memory is short, lower "
         "sampling.workers, else look for what ends them; finished batches are kept"
     )

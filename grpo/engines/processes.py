@@ -26,9 +26,9 @@ class ProcessPool(Pool):
         )
         self._threads = threads
 
-    def close(self) -> None:
+    def close(self, grace_seconds: float = 0.0) -> None:
         """Ends all workers, and who waits for them."""
-        super().close()
+        super().close(grace_seconds)
         self._threads.shutdown()
 
 
@@ -46,9 +46,13 @@ class _Near(Handle):
         """Returns what the process will answer."""
         return self._threads.submit(self._exchange, line)
 
-    def stop(self) -> None:
-        """Kills the process."""
-        self._process.stop()
+    def dismiss(self) -> None:
+        """Lets the process end when it has read all."""
+        self._process.dismiss()
+
+    def stop(self, grace_seconds: float = 0.0) -> None:
+        """Kills the process if it does not end by itself in this time."""
+        self._process.stop(grace_seconds)
 
     def _exchange(self, line: str) -> str:
         """Raises ConnectionError if a signal has ended the process; an error is a bug."""

@@ -56,25 +56,31 @@ def connected(*, processors: int, gpus: int) -> Iterator[int]:
       processors: What a cluster that is started here is to have, as `gpus`.
 
     Raises:
-      EngineError: If none answers at RAY_ADDRESS.
+      EngineError: If none answers at RAY_ADDRESS, or none starts.
     """
     told: dict[str, Any] = {"logging_level": logging.WARNING, "log_to_driver": False}
     if ADDRESS is None:
         with _started(num_cpus=processors, num_gpus=gpus, **told):
             yield 1
         return
-    try:
+    with _refused(
+        f"RAY_ADDRESS {ADDRESS}: no Ray cluster answers there", "start it or unset RAY_ADDRESS"
+    ):
         _knock(ADDRESS)
         ray.init(ADDRESS, **told)
-    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-        raise EngineError(
-            f"RAY_ADDRESS {ADDRESS}: no Ray cluster answers there, {brief(error)}; start it or "
-            "unset RAY_ADDRESS"
-        ) from None
     try:
         yield _count_hosts()
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def _refused(what: str, remedy: str) -> Iterator[None]:
+    """Raises EngineError in place of what Ray raises when there is no cluster."""
+    try:
+        yield
+    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        raise EngineError(f"{what}, {brief(error)}; {remedy}") from None
 
 
 @contextmanager
@@ -83,21 +89,33 @@ def _started(**told: Any) -> Iterator[None]:
     before = set(psutil.Process().children())
     with temporary_beside(FOLDERS / f"grpo-ray-{os.getuid()}") as folder:
         folder.mkdir(mode=0o700)
-        ray.init(
-            "local",
-            include_dashboard=False,
-            object_store_memory=STORE_BYTES,
-            _temp_dir=str(folder),
-            **told,
-        )
-        servers = set(psutil.Process().children()) - before
+        servers: set[psutil.Process] = set()
         try:
+            with _refused("no Ray cluster starts here", "make room, or use engine processes"):
+                try:
+                    ray.init(
+                        "local",
+                        include_dashboard=False,
+                        object_store_memory=STORE_BYTES,
+                        _temp_dir=str(folder),
+                        **told,
+                    )
+                finally:
+                    servers = set(psutil.Process().children()) - before
             yield
         finally:
             processes = [*servers, *_descendants(servers)]
             ray.shutdown()
-            for process in psutil.wait_procs(processes, PATIENCE_SECONDS)[1]:
-                process.kill()
+            _end(processes)
+
+
+def _end(processes: list[psutil.Process]) -> None:
+    """Returns when processes have ended, in time or by force, and write no more."""
+    late = psutil.wait_procs(processes, PATIENCE_SECONDS)[1]
+    for process in late:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(late, PATIENCE_SECONDS)
 
 
 def _knock(address: str) -> None:
@@ -173,6 +191,9 @@ class _Near(Handle):
         answer: Future[str] = self._actor.answer.remote(line).future()
         return answer
 
-    def stop(self) -> None:
+    def dismiss(self) -> None:
+        """Does nothing: an actor has no children whose processor seconds the stage would count."""
+
+    def stop(self, grace_seconds: float = 0.0) -> None:
         """Kills the actor's process."""
         ray.kill(self._actor)

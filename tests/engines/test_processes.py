@@ -5,13 +5,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import Future
 from pathlib import Path
 
 import psutil
 import pytest
 
 from grpo.engines.base import Engine, Local
-from grpo.engines.pool import TRIES
+from grpo.engines.pool import TRIES, Handle, Pool
 from grpo.errors import EngineError, GrpoError
 from tests.engines.work import jobs_of, make, marked, pool, setup_of
 from tests.pipeline.workspaces import contents
@@ -78,12 +79,11 @@ def test_workers_that_do_not_start_end_in_one_line(tmp_path: Path):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_what_a_person_can_mend_is_said_at_once_and_the_pool_goes_on(tmp_path: Path, workers: int):
-    with pool(tmp_path, workers=workers) as engine:
-        with pytest.raises(GrpoError, match=r"^artifacts/a\.parquet: row 3:\nmust be scored$"):
-            squares(tmp_path, engine, {0: "raises"})
-        assert len(marked(tmp_path / "raises")) == 1
-        assert squares(tmp_path, engine) == EXPECTED
+def test_what_a_person_can_mend_is_said_at_once(tmp_path: Path, workers: int):
+    said = r"^artifacts/a\.parquet: row 3:\nmust be scored$"
+    with pool(tmp_path, workers=workers) as engine, pytest.raises(GrpoError, match=said):
+        squares(tmp_path, engine, {0: "raises"})
+    assert len(marked(tmp_path / "raises")) == 1
 
 
 def test_a_bug_keeps_its_traceback_and_is_not_tried_again(
@@ -104,6 +104,42 @@ def test_workers_end_with_their_pool(tmp_path: Path):
         (worker,) = marked(tmp_path / "waits")
         assert psutil.pid_exists(worker)
     assert not psutil.pid_exists(worker)
+
+
+def test_idle_workers_end_in_order_unless_there_was_an_error(tmp_path: Path):
+    """So that what they have started ends before them, and its processor seconds are counted."""
+    with pool(tmp_path) as engine:
+        assert squares(tmp_path, engine, dict.fromkeys(range(6), "ends-in-order")) == EXPECTED
+    assert set(marked(tmp_path / "ended")) == set(marked(tmp_path / "ends-in-order"))
+    failed = tmp_path / "failed"
+    failed.mkdir()
+    with pytest.raises(GrpoError), pool(failed) as engine:
+        squares(failed, engine, {**dict.fromkeys(range(5), "ends-in-order"), 5: "raises"})
+    assert not (failed / "ended").exists()
+
+
+class Lost(Handle):
+    """A worker of Ray's that is no more."""
+
+    lost = (ConnectionError,)
+
+    def ask(self, line: str) -> "Future[str]":
+        answer = Future[str]()
+        known = "The actor died before finishing this task.\n\tpid: 7\n\tip: 127.0.0.1\n"
+        answer.set_exception(ConnectionError(f"{known}Its host was lost."))
+        return answer
+
+    def dismiss(self) -> None:
+        pass
+
+    def stop(self, grace_seconds: float = 0.0) -> None:
+        pass
+
+
+def test_of_a_lost_worker_is_said_why_and_not_what_it_was(tmp_path: Path):
+    with Pool(lambda slot: Lost(), workers=1, setup="") as engine, pytest.raises(EngineError) as it:
+        squares(tmp_path, engine)
+    assert str(it.value).startswith("no worker starts, 3 were lost, the last: Its host was lost.; ")
 
 
 STAGE = """\

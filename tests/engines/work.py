@@ -1,5 +1,6 @@
 """Work that squares numbers and tells its environment, and jobs of it, that may fail or die."""
 
+import atexit
 import json
 import os
 import signal
@@ -60,6 +61,8 @@ def misbehave(what: str, marks: Path) -> None:
             deadline = time.monotonic() + DEADLINE_SECONDS
             while not Path(other).exists() and time.monotonic() < deadline:
                 time.sleep(0.01)
+        case "ends-in-order":
+            atexit.register(leave_mark, marks / "ended")
         case "dies":
             os.kill(os.getpid(), signal.SIGKILL)
         case "dies-once" if is_first:
