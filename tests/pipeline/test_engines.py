@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,21 +59,23 @@ def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 def test_jobs_on_ray_give_the_same_bytes_and_say_what_went_wrong(ray_cluster: Any, tmp_path: Path):
     """One is killed with its worker on the way; then one is refused, and one has a bug."""
-    with ray_cluster.RayPool(
+    pool = partial(
+        ray_cluster.RayPool,
         MAKE,
         setup_of(tmp_path),
         workers=2,
         needs={"num_cpus": 1},
         environment={"PYTHONPATH": str(Path.cwd())},
-    ) as engine:
+    )
+    with pool() as engine:
         assert squares(tmp_path, engine, {3: "dies-once"}) == EXPECTED
         first, second = marked(tmp_path / "dies-once")
         assert first != second
         assert engine.seconds() == {"load": 2.0}
-        with pytest.raises(GrpoError, match=r"row 3:\nmust be scored"):
-            squares(tmp_path / "refused", engine, {0: "raises"})
-        with pytest.raises(ZeroDivisionError, match="a bug"):
-            squares(tmp_path / "failed", engine, {0: "fails"})
+    with pytest.raises(GrpoError, match=r"row 3:\nmust be scored"), pool() as engine:
+        squares(tmp_path / "refused", engine, {0: "raises"})
+    with pytest.raises(ZeroDivisionError, match="a bug"), pool() as engine:
+        squares(tmp_path / "failed", engine, {0: "fails"})
 
 
 def draw(workspace: Path, command: str, engine: str, environment: dict[str, str]) -> None:

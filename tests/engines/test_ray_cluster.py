@@ -1,0 +1,34 @@
+"""Ray without a cluster; with one, `tests/pipeline/test_engines.py`."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+STAGE = """\
+from grpo.engines.ray_cluster import connected
+from stages.entry import run
+
+def main(usage):
+    with connected(processors=1, gpus=0):
+        pass
+
+run(main, stage="any")
+"""
+
+
+def test_nobody_at_the_clusters_address_is_one_line(tmp_path: Path):
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{deaf.getsockname()[1]}"
+        done = subprocess.run(
+            [sys.executable, "-c", STAGE],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "RAY_ADDRESS": address},
+            capture_output=True,
+            text=True,
+        )
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert done.stderr.startswith(f"RAY_ADDRESS {address}: no Ray cluster answers there, ")
