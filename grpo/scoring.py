@@ -1,8 +1,9 @@
 """Turns rollouts into outcomes and rewards: the judge's score, a threshold, then shaping."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -89,16 +90,22 @@ def judging(rule: RewardRule, prompts: pd.DataFrame) -> Skill:
       prompts: Schema PROMPTS.
     """
 
+    tasks = _tasks(prompts)
+
+    @lru_cache(maxsize=1)  # once for its shards, which follow each other
+    def read(table: Path) -> pd.DataFrame:
+        return read_table(table, ROLLOUTS)
+
     def judge(order: dict[str, Any], out: Path) -> None:
         stored = Path(order["rollouts"])
-        table = read_table(stored / TABLE, ROLLOUTS)[order["start"] : order["end"]]
+        table = read(stored / TABLE)[order["start"] : order["end"]]
         media = None
         if rule.looks_at_media:
             media = torch.stack(
                 read_rows(stored / "tensors.safetensors", "media", list(table.index))
             )
         with located(stored / TABLE):
-            judged = judge_rollouts(table, prompts, rule, media=media)
+            judged = _judge(table, tasks, rule, media)
         write_table(judged.rewards, out / "rewards.parquet", REWARDS)
         write_json(out / "texts.json", judged.texts)
 
@@ -123,9 +130,19 @@ def judge_rollouts(
       ArtifactError: If a rollout's prompt is not among `prompts`, or the rule looks at media and
         there is not one per rollout.
     """
-    tasks = _tasks_of(rollouts, prompts)
+    return _judge(rollouts, _tasks(prompts), rule, media)
+
+
+def _judge(
+    rollouts: pd.DataFrame,
+    tasks: Mapping[str, Task],
+    rule: RewardRule,
+    media: UInt8[Tensor, " rollout *sample"] | None,
+) -> Judged:
+    """Returns what `judge_rollouts` does; tasks are by prompt_id."""
+    asked = _tasks_of(rollouts, tasks)
     texts, rows = [], []
-    judged = zip(rollouts.to_dict("records"), _judge_each(rollouts, tasks, rule.judge, media))
+    judged = zip(rollouts.to_dict("records"), _judge_each(rollouts, asked, rule.judge, media))
     for row, (text, outcome) in judged:
         solved = float(outcome.score >= rule.threshold)
         value = solved if rule.maximize == "outcome" else outcome.score
@@ -177,9 +194,9 @@ def without_shaping(rule: RewardRule) -> RewardRule:
     return replace(rule, maximize="score", unfinished_penalty=0.0)
 
 
-def _tasks_of(rollouts: pd.DataFrame, prompts: pd.DataFrame) -> list[Task]:
-    """Returns each rollout's task."""
-    tasks = {
+def _tasks(prompts: pd.DataFrame) -> dict[str, Task]:
+    """Returns each prompt's task by prompt_id."""
+    return {
         row["prompt_id"]: Task(
             family=row["family"],
             prompt=row["prompt"],
@@ -188,6 +205,10 @@ def _tasks_of(rollouts: pd.DataFrame, prompts: pd.DataFrame) -> list[Task]:
         )
         for row in prompts.to_dict("records")
     }
+
+
+def _tasks_of(rollouts: pd.DataFrame, tasks: Mapping[str, Task]) -> list[Task]:
+    """Returns each rollout's task."""
     unknown = ~rollouts["prompt_id"].isin(tasks)
     if unknown.any():
         raise ArtifactError(
