@@ -33,7 +33,7 @@ class Source(NamedTuple):
     """Where rollouts come from, and how they are judged and cut; a Path is a scratch."""
 
     draw: Callable[[pd.DataFrame, int, Path], SampledBatch]  # of prompts, by seed
-    judge: Callable[[SampledBatch, Path], pd.DataFrame]  # prompt_id and raw outcome per rollout
+    judge: Callable[[Path], pd.DataFrame]  # prompt_id and raw outcome per rollout
     keep: Callable[[SampledBatch, set[str]], SampledBatch]  # the rollouts of some prompts
 
 
@@ -92,7 +92,7 @@ def draw_round(
         parts.append(source.draw(asked, derive_seed(seed, "part", index), part))
         ids = asked["prompt_id"]
         if not selection.keeps_uniform:
-            ids = ids[~ids.map(is_uniform_group(source.judge(parts[-1], part)))]
+            ids = ids[~ids.map(is_uniform_group(source.judge(part)))]
         wanted += ids.tolist()
         if len(wanted) >= prompts:
             break
@@ -137,7 +137,7 @@ def engine_source(
             progress=progress,
         )
 
-    def judge(batch: SampledBatch, scratch: Path) -> pd.DataFrame:
+    def judge(scratch: Path) -> pd.DataFrame:
         stored = stored_batches(scratch)
         return judge_stored(engine, stored, scratch=scratch / "judged").rewards
 

@@ -122,18 +122,20 @@ def is_mixed(table: pd.DataFrame) -> pd.Series:
 def coins(rate: float, seed: int = 0) -> Source:
     """Returns a source of pairs whose outcomes are fair with probability `rate`, else equal."""
     chooser = np.random.default_rng(seed)
+    drawn: dict[Path, pd.DataFrame] = {}
 
     def flip(prompts: pd.DataFrame, seed: int, scratch: Path) -> SampledBatch:
         mixed = chooser.random(len(prompts)) < rate
         table = pd.DataFrame({"prompt_id": prompts["prompt_id"].repeat(2), "group": 0})
         table["outcome"] = np.stack([np.ones(len(prompts)), 1.0 - mixed], axis=1).ravel()
+        drawn[scratch] = table
         return SampledBatch(table=table, tensors={}, cost=Cost(sampled_steps=2 * len(prompts)))
 
     def keep(batch: SampledBatch, prompts: set[str]) -> SampledBatch:
         kept = batch.table["prompt_id"].isin(prompts)
         return SampledBatch(table=batch.table[kept], tensors={}, cost=batch.cost)
 
-    return Source(flip, lambda batch, scratch: batch.table, keep)
+    return Source(flip, drawn.__getitem__, keep)
 
 
 @pytest.fixture(scope="module")
