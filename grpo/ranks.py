@@ -43,16 +43,21 @@ def joined(number: int, device: str, *, store: Path) -> Iterator[None]:
         return
     if device == "cuda":
         _take_gpu(int(os.environ["LOCAL_RANK"]))
-    by_torchrun = "MASTER_ADDR" in os.environ
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo",
-        init_method="env://" if by_torchrun else f"file://{store.absolute()}",
+        store=None if "MASTER_ADDR" in os.environ else _open(store, number),
         rank=int(os.environ["RANK"]),
         world_size=number,
         timeout=LONGEST_WAIT,
     )
     yield
     dist.destroy_process_group()
+
+
+def _open(path: Path, number: int) -> Any:
+    store = dist.FileStore(str(path.absolute()), number)  # type: ignore[attr-defined]
+    store.set_timeout(LONGEST_WAIT)
+    return store
 
 
 def _take_gpu(index: int) -> None:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from grpo.artifacts.checkpoints import WORK
+from grpo.artifacts.checkpoints import WORK, Scratch
 from grpo.artifacts.usage import Usage
 from grpo.build.machine import prepare_machine
 from grpo.build.rounds import load_round, save_round, train_loaded
@@ -26,20 +26,22 @@ def main(
     params = read_params()
     ranks = params.find_arm(params.find_round(policy_out.name).arm).training.ranks
     store = WORK / f"train@{policy_out.name}.ranks"
+    inputs = [base, start, rollouts, rewards]
+    scratch = scratch_of(f"train@{policy_out.name}", inputs, params)  # read once, not by each rank
 
     def work(usage: Usage) -> None:
         prepare_machine(params.machine)
         with joined(ranks, params.machine.device, store=store):
-            _train(params, usage, [base, start, rollouts, rewards], policy_out, training_out)
+            _train(params, usage, scratch, inputs, [policy_out, training_out])
 
     run_in_ranks(ranks, work, usage, store=store)
 
 
 def _train(
-    params: Parameters, usage: Usage, inputs: list[Path], policy_out: Path, training_out: Path
+    params: Parameters, usage: Usage, scratch: Scratch, inputs: list[Path], outs: list[Path]
 ) -> None:
-    name, (base, start, rollouts, rewards) = policy_out.name, inputs
-    scratch = scratch_of(f"train@{name}", inputs, params)
+    (base, start, rollouts, rewards), (policy_out, out) = inputs, outs
+    name = policy_out.name
     latest = scratch.latest()
     require_same("what ranks read", [str(scratch.directory), latest and latest[0]])
     with usage.part("load"):
@@ -49,7 +51,7 @@ def _train(
     is_first = this_rank() == 0
     with usage.part("update"), shown(f"train {name}", is_seen=is_first) as progress:
         trained = train_loaded(params, name, loaded, scratch=scratch, progress=progress)
-    save_round(params, name, loaded, trained, start=start, policy_out=policy_out, out=training_out)
+    save_round(params, name, loaded, trained, start=start, policy_out=policy_out, out=out)
     if is_first:
         scratch.clear()
 

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from grpo.artifacts.files import read_json
 from grpo.batches import deal_microbatches, pack_microbatches
-from grpo.ranks import add_counts
 from tests.pipeline.processes import start_function
 from tests.pipeline.trained_in_ranks import ROUNDS, train_both
 
@@ -31,7 +30,7 @@ COUNTS = ("update", "rollouts", "trained_rollouts", "trained_steps")
 @pytest.fixture(scope="module")
 def left(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Returns where one rank has trained every round, and two have, and one on what two left."""
-    folder = tmp_path_factory.mktemp("ranks")
+    folder = tmp_path_factory.mktemp("ranks #1?%20")  # their files may lie anywhere
     process = start_function(train_both, folder)
     process.join(LONGEST_SECONDS)
     code = process.exitcode
@@ -159,8 +158,3 @@ def test_ranks_compute_about_equally_much_at_a_time(rollouts: int, dealt: list[l
     """Rollouts of one width, room for 16: as evenly as can be, not 16 here and 1 there."""
     shares = deal_microbatches(torch.full((rollouts,), 4), 64, 2)
     assert [[len(share.rows) for share in own] for own in shares] == dealt
-
-
-@pytest.mark.parametrize("count", [0, 1, 2**32, 2**62 + 1, 10**21])
-def test_counts_beyond_64_bits_are_added_exactly(count: int):
-    assert add_counts([count, 7]) == [count, 7]

@@ -24,13 +24,14 @@ from grpo.params import Training
 from grpo.policies.sharding import own_part
 from grpo.policies.storage import gather_trained, read_trainable, trainable, write_trained
 from grpo.policies.tokens import TokenPolicy
-from grpo.ranks import joined, num_ranks, require_same, this_rank
+from grpo.ranks import add_counts, joined, num_ranks, require_same, this_rank
 from grpo.training import train_round
 from grpo.types import Credit, Rollouts
 from tests.policies.tiny import rewarded, seeded, tiny_moe, tiny_policy
 
 PROMPTS = ["a=", "bb=", "ccc=", "a longer prompt=", "e="]
 SIZES = [5, 4, 2, 6, 2]
+COUNTS = [0, 1, 2**32, 2**62 + 1, 10**21]  # added exactly, beyond 64 bits too
 TRAINING = Training(
     updates_per_round=3,
     learning_rate=0.01,
@@ -90,7 +91,7 @@ ROUNDS = {
     "rounded": Round(objective=rloo(), is_rounded=True),
     "gspo": Round(objective=gspo()),
     "experts": Round(objective=rloo(), policy=partial(tiny_moe, routing="replay_sampled")),
-    "adapters": Round(objective=rloo(), trained="q_proj"),
+    "queries": Round(objective=rloo(), trained="q_proj"),
     "few": Round(objective=chain(rloo(), keep_rollouts(1)), changes={"updates_per_audit": 1}),
     "alone": Round(objective=rloo(), changes={"updates_per_round": 1}),
 }
@@ -119,6 +120,7 @@ def train_all(folder: Path, ranks: int, device: str, started: Path | None = None
                 with pytest.raises(ArtifactError, match="a number must be the same for all ranks"):
                     require_same("a number", this_rank())
             require_same("a number", ranks)
+            assert add_counts(COUNTS) == [ranks * each for each in COUNTS]
             for name in ROUNDS:
                 train(name, folder / name, device)
             with suppress(Interrupted):
