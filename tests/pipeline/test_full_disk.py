@@ -17,15 +17,27 @@ from tests.pipeline.processes import LOG, run_stage, start_stage
 from tests.pipeline.test_bad_inputs import Bad, refuses
 from tests.pipeline.workspaces import contents, locked_stages
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk takes root")
+MOUNT = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs"]
 FILLER = "filler"
+
+
+@pytest.fixture(scope="module")
+def mounting(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Skips where no small disk can be mounted: in most containers not even by root."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small disk takes root")
+    folder = tmp_path_factory.mktemp("disk")
+    tried = subprocess.run([*MOUNT, folder], capture_output=True, text=True)
+    if tried.returncode:
+        pytest.skip(f"a small disk cannot be mounted here: {tried.stderr.strip()}")
+    subprocess.run(["umount", folder], check=True)
 
 
 @contextmanager
 def full_disk(folder: Path, free_pages: int) -> Iterator[None]:
     """Puts `folder`, with what is in it, on a disk with room for a few pages more."""
     kept = contents(folder)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", folder], check=True)
+    subprocess.run([*MOUNT, folder], check=True)
     try:
         for name, content in kept.items():
             write(name, content)(folder)
@@ -36,7 +48,7 @@ def full_disk(folder: Path, free_pages: int) -> Iterator[None]:
         subprocess.run(["umount", folder], check=True)
 
 
-@needs_root
+@pytest.mark.usefixtures("mounting")
 @pytest.mark.parametrize(
     ("stage", "folder", "free_pages"),
     [
@@ -52,7 +64,6 @@ def full_disk(folder: Path, free_pages: int) -> Iterator[None]:
         ("score@sgpo-1", "artifacts/rewards", 0),
         ("train@sgpo-1", ".work", 1),
         ("train@sgpo-1", "artifacts/training", 1),
-        ("train@sgpo-1", "artifacts/policies", 8),
         ("evaluate@sgpo-1", "artifacts/evaluations", 0),
         ("report", "artifacts/report", 0),
     ],
@@ -74,7 +85,7 @@ def lost_after_rerun(workspace: Path, finished: Path, stage: str) -> list[str]:
     return sorted(name for name in found | expected if found.get(name) != expected.get(name))
 
 
-@needs_root
+@pytest.mark.usefixtures("mounting")
 @pytest.mark.fault
 def test_training_on_a_full_disk_is_done_once_there_is_room(
     workspace: Path, finished: Path, fault: FaultLine

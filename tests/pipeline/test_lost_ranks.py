@@ -15,8 +15,6 @@ from tests.pipeline.corruptions import set_param, truncate
 from tests.pipeline.processes import LOG, is_alive, run_stage, start_stage, until
 from tests.pipeline.workspaces import contents, copy_for_stages, locked_stages
 
-pytestmark = pytest.mark.long
-
 STAGE = "train@uniform-1"
 OUTS = ("artifacts/policies/uniform-1", "artifacts/training/uniform-1")
 SECONDS = 20.0  # in which all must have ended
@@ -52,6 +50,7 @@ def training(workspace: Path, updates: int) -> Iterator[tuple[BaseProcess, list[
     until(lambda: not any(is_alive(each.pid) for each in ranks))
 
 
+@pytest.mark.long
 def test_killed_ranks_and_stages_go_on_to_the_same_bytes(
     together: Path, finished: Path, tmp_path: Path
 ):
