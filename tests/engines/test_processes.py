@@ -6,15 +6,18 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 
-from grpo.engines.base import Engine, Local
+from grpo.engines.base import Engine, Job, Local
 from grpo.engines.pool import TRIES, Handle, Pool
+from grpo.engines.worker import written
 from grpo.errors import EngineError, GrpoError
-from tests.engines.work import jobs_of, make, marked, pool, setup_of
+from grpo.process import Process
+from tests.engines.work import DEADLINE_SECONDS, MAKE, jobs_of, make, marked, pool, setup_of
 from tests.pipeline.workspaces import contents
 
 ROOT = Path(__file__).parents[2]
@@ -116,6 +119,22 @@ def test_idle_workers_end_in_order_unless_there_was_an_error(tmp_path: Path):
     with pytest.raises(GrpoError), pool(failed) as engine:
         squares(failed, engine, {**dict.fromkeys(range(5), "ends-in-order"), 5: "raises"})
     assert not (failed / "ended").exists()
+
+
+def test_a_long_line_is_sent_however_shortly_an_answer_is_waited_for(tmp_path: Path):
+    process = Process("grpo.engines.worker", MAKE)
+    order = {"number": 3, "long": "a" * 2**24}
+    for line in (setup_of(tmp_path), written(Job("square", order, tmp_path / "out"))):
+        process.send(line)
+        assert answer_of(process) == '{"seconds": {"load": 2.0}}'
+    assert (tmp_path / "out" / "square.txt").read_text() == "9"
+    assert process.stop(DEADLINE_SECONDS) == 0
+
+
+def answer_of(process: Process) -> str:
+    while True:
+        with suppress(TimeoutError):
+            return process.read_line(1e-3)
 
 
 class Lost(Handle):
