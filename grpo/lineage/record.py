@@ -340,9 +340,9 @@ def _alone(uri: str) -> Iterator[None]:
 
 
 def store_lock(uri: str) -> Path:
-    """Returns the file that who writes to a store has locked: beside a database, else this host's.
+    """Returns what to lock before writing to a store: beside a database, else of this host.
 
-    No workspace's, of which several may write to one server.
+    Not in a workspace: several may write to one server.
     """
     if uri.startswith("sqlite:///"):
         return Path(uri.removeprefix("sqlite:///") + ".lock")
