@@ -10,23 +10,16 @@ from grpo.seeds import derive_seed
 from grpo.task_params import GlyphsTask, JsonlTask
 from grpo.tasks.base import PromptTables
 from grpo.tasks.jsonl import read_prompts
-from grpo.tasks.reasoning import Solutions, make_prompts
 
 
 def build_prompts(params: Parameters, data: Path) -> PromptTables:
     """Returns the prompts of the task, and the warm-up's solutions if the base is fresh."""
     task, base = params.task, params.policy.base
     if task.kind == "jsonl":
-        if isinstance(base, ScratchBase | ScratchFlowBase):
-            warm = "reasoning_gym" if params.policy.kind == "tokens" else "glyphs"
-            raise ParameterError(
-                f"{PARAMS}: policy.base.source scratch needs task.kind {warm}, whose "
-                "solutions it is warmed up on; set another source"
-            )
-        return _read_prompts(task, data)
+        return _read_prompts(task, params, data)
     seed = derive_seed(params.seed, "prompts") % 2**31
     if task.kind == "manipulation":
-        # Imported here: the simulator is not needed by other tasks.
+        # Imported here: what makes a task is not needed by others.
         from grpo.tasks import manipulation
 
         return manipulation.make_prompts(
@@ -38,6 +31,9 @@ def build_prompts(params: Parameters, data: Path) -> PromptTables:
         )
     if task.kind == "glyphs":
         return _glyphs(task, params.denoising.base, seed)
+    # Imported here, as above.
+    from grpo.tasks.reasoning import Solutions, make_prompts
+
     warmup = base.warmup if isinstance(base, ScratchBase) else None
     return make_prompts(
         families=task.families,
@@ -55,8 +51,14 @@ def build_prompts(params: Parameters, data: Path) -> PromptTables:
     )
 
 
-def _read_prompts(task: JsonlTask, data: Path) -> PromptTables:
+def _read_prompts(task: JsonlTask, params: Parameters, data: Path) -> PromptTables:
     """Returns the prompts of two files, whose folder names the family of lines that name none."""
+    if isinstance(params.policy.base, ScratchBase | ScratchFlowBase):
+        warm = "reasoning_gym" if params.policy.kind == "tokens" else "glyphs"
+        raise ParameterError(
+            f"{PARAMS}: policy.base.source scratch needs task.kind {warm}, whose "
+            "solutions it is warmed up on; set another source"
+        )
     folder, name = data, data.name
     if task.directory is not None:
         folder = download(task.directory, parameter="task.directory")

@@ -2,16 +2,20 @@
 
 import json
 import random
+import warnings
 import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import pandas as pd
-import reasoning_gym
 
 from grpo.errors import ParameterError
 from grpo.tasks.base import PromptTables, shares
 from grpo.tasks.notation import COMPACT, Notation
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", SyntaxWarning)  # of cellpylib, when Python first compiles it
+    import reasoning_gym
 
 FRESH_ENTRIES = 64  # drawn at once
 STALE_BATCHES = 40  # this many batches without a new prompt: the family is exhausted
