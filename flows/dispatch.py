@@ -24,6 +24,7 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.client.schemas.sorting import LogSort
 from prefect.exceptions import ObjectNotFound
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Cancelling, Crashed
 from prefect.task_runners import ThreadPoolTaskRunner
 
@@ -31,8 +32,16 @@ from flows.gpus import Slots
 from flows.pipeline import LAST_RUN, MOST_STAGES, bring_up_to_date, end_lost_run, show, title
 from flows.planning import Step
 from flows.remote_lock import RemoteLock
-from flows.remote_stage import ANSWER, AWAY, BEAT, DEPLOYMENTS, LINES
-from flows.runner import FLOW_LOCK, Outcome, Result, Runner, StageError, Stopped
+from flows.remote_stage import ANSWER, AWAY, BEAT, DEPLOYMENTS, LINES, is_refusal
+from flows.runner import (
+    FLOW_LOCK,
+    Outcome,
+    Result,
+    Runner,
+    StageError,
+    Stopped,
+    stages_lock,
+)
 from flows.wire import Answer, Order
 from grpo.artifacts.files import exclusive
 from grpo.errors import ParameterError, brief
@@ -59,13 +68,14 @@ def reproduce_remotely(targets: Sequence[str] = (), at_once: int | None = None) 
       at_once: Stages that may be asked for at the same time; by default all.
 
     Raises:
-      BusyError: If another reproduce runs in this workspace.
+      BusyError: If another reproduce, or a stage of one that was killed, runs in this workspace.
       ParameterError: If the workspace is not as the commit, or the deployment is missing.
       StageError: If a stage failed; what does not depend on it has run.
     """
     workspace = Path.cwd()
     with (
         exclusive(workspace / FLOW_LOCK, "reproduce"),
+        stages_lock(workspace),
         get_client(sync_client=True) as client,
     ):
         end_lost_run(workspace / LAST_RUN)
@@ -150,12 +160,13 @@ class Dispatcher:
         try:
             run = self.start(step, order)
         except AWAY as error:
-            raise StageError(f"{step.name}: Prefect's server, {brief(error)}", code=1) from None
+            raise _refused(step, error) from None
         self.show(step.name, f"is run {run.id}, in queue {run.work_queue_name}")
-        answer = self._watch(step, run.id, stopped)
         try:
+            with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):  # it tries by itself
+                answer = self._watch(step, run.id, stopped)
             yield answer
-        except StageError:
+        except StageError:  # or the next attempt would be given the same run
             self._take(run.id)
             raise
         self._take(run.id)  # not after another error: the answer can still be used
@@ -176,8 +187,8 @@ class Dispatcher:
             )
             state = run.state
             assert state
-            is_done = state.is_completed() and TAKEN not in run.tags
-            if is_done or not (state.is_final() or state.is_cancelling()):
+            is_lost = state.is_cancelling() or (state.is_final() and not state.is_completed())
+            if TAKEN not in run.tags and not is_lost:
                 break
         return run
 
@@ -195,7 +206,9 @@ class Dispatcher:
             try:
                 look = self._look(run)
                 lines = self._show_lines(step, run, lines)
-            except AWAY:
+            except AWAY as error:
+                if is_refusal(error):
+                    raise _refused(step, error) from None
                 continue
             except ObjectNotFound:
                 raise StageError(f"{step.name}: somebody deleted its run", code=1) from None
@@ -249,3 +262,7 @@ class Dispatcher:
         with suppress(*AWAY):
             self.client.set_flow_run_state(run, Crashed(message=said), force=True)
         raise StageError(f"{step.name}: {said}", code=1)
+
+
+def _refused(step: Step, error: Exception) -> StageError:
+    return StageError(f"{step.name}: Prefect's server, {brief(error)}", code=1)

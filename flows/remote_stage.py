@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -18,6 +19,7 @@ from prefect import flow, get_run_logger
 from prefect.artifacts import create_table_artifact
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
+from prefect.exceptions import ObjectNotFound
 from prefect.logging.handlers import APILogHandler
 from prefect.runtime import flow_run
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
@@ -31,6 +33,7 @@ DEPLOYMENTS = ("stage/remote", "stage/remote-gpu")  # the second for stages that
 ANSWER, BEAT = "answer", "beat"  # keys of the run's artifacts
 LINES = "stage"  # the logger of what the stage prints, below the run's own
 AWAY = (httpx.TransportError, httpx.HTTPStatusError)  # the server does not answer, or not well
+BUSY = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
 
 
 @flow(name="stage", persist_result=False, validate_parameters=False)
@@ -73,14 +76,27 @@ def _code(error: GrpoError) -> int:
 
 
 def _hand_back(answer: Answer) -> None:
-    """Leaves the answer where the orchestrator finds it, however long the server is away."""
+    """Leaves the answer where the orchestrator finds it, however long the server is away.
+
+    Raises:
+      HTTPStatusError: If the server refuses it.
+    """
     APILogHandler().flush()  # what the stage printed comes first
     while True:
         try:
             create_table_artifact([asdict(answer)], key=ANSWER, description="For dvc.lock")
             return
-        except AWAY:
+        except AWAY as error:
+            if is_refusal(error):
+                raise
             time.sleep(1.0)
+
+
+def is_refusal(error: httpx.HTTPError) -> bool:
+    """Returns whether the server has answered, and would answer the same if asked again."""
+    if not isinstance(error, httpx.HTTPStatusError):
+        return False
+    return error.response.is_client_error and error.response.status_code not in BUSY
 
 
 @contextmanager
@@ -107,6 +123,9 @@ def _signs_of_life(beat_seconds: float, give_up: Callable[[], None]) -> Iterator
                     state = client.read_flow_run(run).state
                 except AWAY:
                     continue
+                except ObjectNotFound:  # somebody deleted the run
+                    give_up()
+                    return
                 if state and not state.is_running():
                     give_up()
 

@@ -1,6 +1,7 @@
 """Stages through Prefect's server to workers, one of which is killed."""
 
 import contextlib
+import json
 import os
 import platform
 import signal
@@ -9,36 +10,42 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
+from http import HTTPStatus
 from pathlib import Path
-from uuid import UUID
+from uuid import UUID, uuid4
 
+import httpx
 import pytest
 import yaml
 from dvc.repo import Repo
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.actions import WorkPoolCreate
-from prefect.client.schemas.objects import State, StateType
+from prefect.client.schemas.actions import ArtifactCreate, WorkPoolCreate
+from prefect.client.schemas.objects import Artifact, State, StateType
+from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelling, Completed, Crashed, Running
 
-from flows.dispatch import TAKEN, Dispatcher
+import flows.dispatch
+import flows.runner
+from flows import remote_stage
+from flows.dispatch import TAKEN, Dispatcher, reproduce_remotely
 from flows.launcher import descendants
 from flows.planning import Hints, Step
-from flows.remote_stage import DEPLOYMENTS, stage
-from flows.runner import StageError
+from flows.remote_stage import ANSWER, DEPLOYMENTS, stage
+from flows.runner import StageError, stages_lock
 from flows.team import prefect_worker
-from flows.wire import Order
-from grpo.errors import ParameterError
+from flows.wire import Answer, Order
+from grpo.errors import BusyError, ParameterError
 from tests import tiny_pipeline
 from tests.flows.test_launcher import until
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 Environment = dict[str, str]
-SILENCE_SECONDS = 6.0
+SILENCE_SECONDS = 4.0
 CODE = f"""
 import sys, flows.dispatch, flows.reproduce
-flows.dispatch.SILENCE_SECONDS = {SILENCE_SECONDS}
+flows.dispatch.POLL_SECONDS, flows.dispatch.SILENCE_SECONDS = 0.2, {SILENCE_SECONDS}
 sys.exit(flows.reproduce.main(sys.argv[1:]))
 """
 STEP = Step(name="train@a-1", upstream=(), hints=Hints(), is_changed=True)
@@ -51,10 +58,6 @@ def client(prefect_environment: Environment) -> Iterator[SyncPrefectClient]:
         temporary_settings({PREFECT_API_URL: prefect_environment["PREFECT_API_URL"]}),
         get_client(sync_client=True) as client,
     ):
-        with pytest.raises(
-            ParameterError, match="deployments stage/remote, stage/remote-gpu must be at"
-        ):
-            Dispatcher(client, show=print)
         yield client
 
 
@@ -118,7 +121,7 @@ def repository(finished: Path, tmp_path: Path) -> Path:
     use_store(root)
     with Repo(str(root)) as repo:
         repo.push()
-    tiny_pipeline.replace(root, "seconds: 0.0", "seconds: 4.0")
+    tiny_pipeline.replace(root, "seconds: 0.0", "seconds: 2.0")
     tiny_pipeline.commit(root, "slow")
     return root
 
@@ -147,7 +150,15 @@ def test_the_stage_of_a_killed_worker_is_run_by_another(
     assert "train@a-1 working on a-1" in said
     assert "train@a-1 Completed in " in said
     lock = (clone / "dvc.lock").read_text()
-    assert lock.replace("seconds: 4.0", "seconds: 0.0") == before != lock
+    assert lock.replace("seconds: 2.0", "seconds: 0.0") == before != lock
+
+
+def test_without_its_deployments_a_server_is_refused(
+    client: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flows.dispatch, "DEPLOYMENTS", ("stage/none",))
+    with pytest.raises(ParameterError, match=r"^prefect\.yaml: deployments stage/none must be at"):
+        Dispatcher(client, show=print)
 
 
 def test_the_run_of_a_killed_orchestrator_is_taken_over(
@@ -175,11 +186,120 @@ def test_the_run_of_a_killed_orchestrator_is_taken_over(
 def test_a_worker_that_falls_silent_is_given_up_and_its_place_is_free(
     client: SyncPrefectClient, dispatcher: Dispatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(dispatcher.patience, StateType.RUNNING, 2.0)
+    monkeypatch.setattr(flows.dispatch, "POLL_SECONDS", 0.1)
+    monkeypatch.setitem(dispatcher.patience, StateType.RUNNING, 0.3)
     order = replace(ORDER, stage="train@c-1")
     run = dispatcher.start(STEP, order).id
     client.set_flow_run_state(run, Running(), force=True)
-    with pytest.raises(StageError, match=r"gave no sign of life for 2 s$") as error:
+    with pytest.raises(StageError, match=r"gave no sign of life for 0\.3 s$") as error:
         dispatcher.send(STEP, order, threading.Event()).__enter__()
     assert error.value.code == 1
     assert client.read_flow_run(run).state_type is StateType.CRASHED
+
+
+def test_another_attempt_gets_another_run(
+    client: SyncPrefectClient, dispatcher: Dispatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flows.dispatch, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(dispatcher, "patience", dict.fromkeys(StateType, 5.0))
+    order = replace(ORDER, stage="train@d-1")
+
+    def begin(state: State, answer: Answer | None) -> str:
+        """Returns the id of the run that the next attempt gets, once it has come to that."""
+        run = dispatcher.start(STEP, order).id
+        if answer:
+            data = json.dumps([asdict(answer)])
+            made = ArtifactCreate(type="table", key=ANSWER, data=data, flow_run_id=run)
+            client.create_artifact(made)
+        client.set_flow_run_state(run, state, force=True)
+        return str(run)
+
+    def refuse() -> None:
+        with dispatcher.send(STEP, order, threading.Event()) as found:
+            assert found == answer
+            raise StageError("refused", code=1)
+
+    answer = Answer(host="one")
+    runs = set[str]()
+    for state, left in [(Running(), answer), (Completed(), answer), (Completed(), None)]:
+        runs.add(begin(state, left))
+        with pytest.raises(StageError):
+            refuse()
+    assert len({*runs, str(dispatcher.start(STEP, order).id)}) == 4
+
+
+class Refusing:
+    """A server that lets nobody read runs, or has none."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def read_deployment_by_name(self, name: str) -> Artifact:
+        return Artifact(id=uuid4())
+
+    create_artifact = read_deployment_by_name
+
+    def update_artifact(self, *_: object) -> None:
+        pass
+
+    def read_flow_run(self, run: UUID) -> None:
+        raise self.error
+
+
+def status_error(code: HTTPStatus) -> httpx.HTTPStatusError:
+    request = httpx.Request("POST", "http://127.0.0.1/api")
+    response = httpx.Response(code, request=request)
+    return httpx.HTTPStatusError(f"said {code.phrase}", request=request, response=response)
+
+
+def test_a_server_that_refuses_ends_the_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    forbidden = status_error(HTTPStatus.FORBIDDEN)
+    monkeypatch.setattr(flows.dispatch, "POLL_SECONDS", 0.01)
+    watcher = Dispatcher(Refusing(forbidden), show=print)
+    with pytest.raises(StageError, match=r"^train@a-1: Prefect's server, said Forbidden$"):
+        watcher._watch(STEP, uuid4(), threading.Event())
+
+    def refuse_once(*_: object, **__: object) -> None:
+        monkeypatch.setattr(remote_stage, "create_table_artifact", print)
+        raise forbidden
+
+    monkeypatch.setattr(remote_stage, "create_table_artifact", refuse_once)
+    with pytest.raises(httpx.HTTPStatusError):
+        remote_stage._hand_back(Answer(host="one"))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        status_error(HTTPStatus.SERVICE_UNAVAILABLE),
+        status_error(HTTPStatus.TOO_MANY_REQUESTS),
+        httpx.ConnectError("nobody there"),
+    ],
+    ids=str,
+)
+def test_a_server_that_is_away_is_asked_again(error: httpx.HTTPError) -> None:
+    assert not remote_stage.is_refusal(error)
+
+
+def test_a_worker_whose_run_was_deleted_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    deleted = Refusing(ObjectNotFound(status_error(HTTPStatus.NOT_FOUND)))
+    monkeypatch.setattr(
+        remote_stage, "get_client", lambda sync_client: contextlib.nullcontext(deleted)
+    )
+    monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__ID", str(uuid4()))
+    has_given_up = threading.Event()
+    with remote_stage._signs_of_life(0.01, give_up=has_given_up.set):
+        assert has_given_up.wait(5.0)
+
+
+def test_remote_runs_wait_for_stages_of_a_killed_local_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(flows.runner, "WAIT_SECONDS", 0.0)
+    (tmp_path / ".work").mkdir()
+    with (
+        stages_lock(tmp_path),
+        pytest.raises(BusyError, match="a stage of an earlier run still runs"),
+    ):
+        reproduce_remotely.fn()
