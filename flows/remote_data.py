@@ -2,28 +2,29 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from dvc.exceptions import DvcException
-from dvc.repo import Repo
 
+from flows.planning import explain
+from grpo.artifacts.files import refused_by_the_system
 from grpo.errors import ArtifactError, brief
 
 
 @contextmanager
-def opened(workspace: Path) -> Iterator[Repo]:
-    """Yields the repository to pull and push.
+def reached() -> Iterator[None]:
+    """Has a pull or push in the block end in one line if it fails.
 
     Raises:
-      ArtifactError: If the remote cannot be reached, or has not what is asked for.
+      ArtifactError: If the remote cannot be reached, or has not what is asked for, or there is no
+        room for it here.
     """
     try:
-        with Repo(str(workspace), _wait_for_lock=True) as repo:
-            yield repo
+        with refused_by_the_system():
+            yield
     except (DvcException, OSError, *_errors_of_s3()) as error:
         raise ArtifactError(
-            f"DVC's remote (.dvc/config): {brief(error)}; see that this host reaches it, and run "
-            "dvc push where the data was made"
+            f"DVC's remote (.dvc/config): {brief(explain(error))}; see that this host reaches it, "
+            "and run dvc push where the data was made"
         ) from None
 
 

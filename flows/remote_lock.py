@@ -24,7 +24,7 @@ from dvc.utils.strictyaml import validate
 from dvc_data.hashfile.hash_info import HashInfo
 
 from flows.planning import explain, plan
-from flows.remote_data import opened
+from flows.remote_data import reached
 from flows.runner import StageError
 from flows.wire import Order
 from grpo.artifacts.files import write_bytes
@@ -178,7 +178,7 @@ class RemoteLock:
         wanted = [HashInfo("md5", digest) for digest in digests if digest.endswith(".dir")]
         missing = [each for each in wanted if not cached_path(self.workspace, each.value).is_file()]
         if missing:
-            with opened(self.workspace) as repo:
+            with Repo(str(self.workspace), _wait_for_lock=True) as repo, reached():
                 repo.cloud.pull(missing)
 
 

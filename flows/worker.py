@@ -4,6 +4,7 @@ import fcntl
 import itertools
 import os
 import platform
+import re
 import subprocess
 import sys
 import threading
@@ -13,12 +14,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from dvc.config import Config, merge
+from dvc.exceptions import DvcException
 from dvc.repo import Repo
 from dvc.stage import Stage
 from dvc.utils.serialize import dumps_yaml, parse_yaml_for_update
 
-from flows.planning import Step, hints_of
-from flows.remote_data import opened
+from flows.planning import Step, explain, hints_of
+from flows.remote_data import reached
 from flows.runner import STAGES_LOCK, Runner, Stopped
 from flows.wire import Answer, Order
 from grpo.artifacts.files import remove
@@ -30,6 +32,7 @@ REPOSITORY = "GRPO_REPOSITORY"
 HOME = "GRPO_WORKER_HOME"
 KEPT = ".work"  # of a place's earlier runs: checkpoints, which are bound to what they belong to
 SETUP = "requirements.lock"
+SSH_USER = re.compile(r"ssh://[^\s/@:]+@")  # says who asks; the key that proves it is elsewhere
 NOT_THERE = "not our ref"  # how git says that a repository has no such commit
 
 
@@ -102,7 +105,7 @@ def repository_of(workspace: Path) -> str:
     address = os.environ.get(REPOSITORY) or git(workspace, "remote", "get-url", "origin")
     if not address:
         raise ParameterError(f"{REPOSITORY}: must be an address that git can fetch commits from")
-    if CREDENTIALS.search(address):
+    if CREDENTIALS.search(address) and not SSH_USER.match(address):
         raise ParameterError(
             f"{REPOSITORY}: must hold no password, got {address}; use an SSH key or a credential "
             "helper of git"
@@ -179,25 +182,32 @@ def _set_up_dvc(place: Path, workspace: Path, home: Path) -> None:
 
 def _pull(place: Path, name: str) -> Step:
     """Brings the data that the stage reads, and none else; returns the stage."""
-    with opened(place) as repo:
+    with Repo(str(place), _wait_for_lock=True) as repo:
         stage = _stage(repo, name)
         makers = repo.index.graph.successors(stage)
         read = [dep.fs_path for dep in stage.deps]
         outs = [out.fs_path for each in makers for out in each.outs]
         wanted = [out for out in outs if any(overlap(out, dep) for dep in read)]
         if wanted:
-            repo.pull(wanted)
+            with reached():
+                repo.pull(wanted)
         hints = replace(hints_of(stage), retries=0)  # the orchestrator counts them
     return Step(name=name, upstream=(), hints=hints, is_changed=True)
 
 
 def _push(place: Path, name: str) -> None:
-    with opened(place) as repo:
-        repo.push([out.fs_path for out in _stage(repo, name).outs])
+    with Repo(str(place), _wait_for_lock=True) as repo:
+        outs = [out.fs_path for out in _stage(repo, name).outs]
+        with reached():
+            repo.push(outs)
 
 
 def _stage(repo: Repo, name: str) -> Stage:
-    for stage in repo.index.stages:
+    try:
+        stages = list(repo.index.graph)
+    except DvcException as error:
+        raise ParameterError(f"dvc.yaml: {explain(error)}") from None
+    for stage in stages:
         if getattr(stage, "name", None) == name:
             return stage
     raise ParameterError(f"dvc.yaml: has no stage {name}")
