@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from dvc.repo import Repo
 
@@ -11,25 +12,31 @@ from flows.runner import Runner
 from flows.server import BUCKET
 from grpo.errors import ParameterError
 
-OWN = "team"  # the remote that a team gives to a clone without one
-OWN_URL = f"s3://{BUCKET}/dvc"
 PUSH = "push"
 RETRIES = 2
 
 
-def remote_of(workspace: Path) -> str | None:
-    """Returns the URL of DVC's default remote, if there is one."""
+class Remote(NamedTuple):
+    name: str
+    url: str
+
+
+OWN = Remote("team", f"s3://{BUCKET}/dvc")  # that a team gives to a clone without one
+
+
+def remote_of(workspace: Path) -> Remote | None:
+    """Returns DVC's default remote, if there is one."""
     with Repo(str(workspace)) as repo:
         name = repo.config["core"].get("remote")
-        return name and str(repo.config["remote"].get(name, {}).get("url"))
+        return name and Remote(name, str(repo.config["remote"].get(name, {}).get("url")))
 
 
 def use_store(workspace: Path, address: str) -> None:
     """Makes S3 at `address` the default remote of this clone alone, in .dvc/config.local."""
     with Repo(str(workspace)) as repo, repo.config.edit("local") as config:
-        config["core"]["remote"] = OWN
-        config["remote"][OWN] = {
-            "url": OWN_URL,
+        config["core"]["remote"] = OWN.name
+        config["remote"][OWN.name] = {
+            "url": OWN.url,
             "endpointurl": address,
             "allow_anonymous_login": True,
             "verify": True,  # every download against its hash

@@ -7,15 +7,15 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 from flows.server import HOST, chosen_port, free_port, running_server, s3_server
-from flows.sharing import OWN_URL, remote_of, use_store
+from flows.sharing import OWN, remote_of, use_store
 from flows.ui import MLFLOW, PREFECT, open_pages, serve_until_stopped
 from grpo.errors import ArtifactError
 
-DEPLOYMENTS = Path("prefect.yaml")
+PREFECT_FILE = Path("prefect.yaml")
 POOL = "grpo"
 OBJECTS = Path(".s3")  # what S3 holds, from one start to the next
 S3_PORT = 8333
-POLL_SECONDS = "2"  # between a worker's questions for work
+POLL_SECONDS = 2.0  # between a worker's questions for work
 
 
 def main() -> int:
@@ -31,22 +31,22 @@ def _start(workspace: Path, stack: ExitStack) -> dict[str, str]:
         "GRPO_WORKSPACE": str(workspace),  # where prefect.yaml has runs take place
         "GRPO_REPOSITORY": str(workspace),  # where remote stages' commits come from
     }
-    remote = open_store(workspace, stack)
+    remote = open_remote(workspace, stack)
     stack.enter_context(prefect_worker(given))  # first: it makes the pool that is deployed to
-    _prefect({**os.environ, **given}, "deploy", "--all", "--prefect-file", str(DEPLOYMENTS))
+    _prefect({**os.environ, **given}, "deploy", "--all", "--prefect-file", str(PREFECT_FILE))
     return {**pages, "remote": remote, "worker": f"work pool {POOL}, runs in {workspace}"}
 
 
-def open_store(workspace: Path, stack: ExitStack) -> str:
+def open_remote(workspace: Path, stack: ExitStack) -> str:
     """Starts S3 unless the repository has a default remote of its own; returns the remote."""
     remote = remote_of(workspace)
-    if remote not in (None, OWN_URL):
-        return str(remote)
+    if remote not in (None, OWN):
+        return remote.url
     address = stack.enter_context(
         s3_server(workspace / OBJECTS, chosen_port("GRPO_S3_PORT", S3_PORT))
     )
     use_store(workspace, address)
-    return f"{OWN_URL} at {address}, kept in {OBJECTS}"
+    return f"{OWN.url} at {address}, kept in {OBJECTS}"
 
 
 def prefect_worker(given: dict[str, str]) -> AbstractContextManager[None]:
@@ -59,7 +59,7 @@ def prefect_worker(given: dict[str, str]) -> AbstractContextManager[None]:
     """
     port = free_port()
     extra = {
-        "PREFECT_WORKER_QUERY_SECONDS": POLL_SECONDS,
+        "PREFECT_WORKER_QUERY_SECONDS": str(POLL_SECONDS),
         "PREFECT_WORKER_WEBSERVER_HOST": HOST,
         "PREFECT_WORKER_WEBSERVER_PORT": str(port),
     }
@@ -82,7 +82,7 @@ def _prefect(environment: dict[str, str], *words: str) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
         said = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
-        raise ArtifactError(f"{DEPLOYMENTS}: prefect {' '.join(words)}: {said[-1]}")
+        raise ArtifactError(f"{PREFECT_FILE}: prefect {' '.join(words)}: {said[-1]}")
 
 
 if __name__ == "__main__":

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from flows.sharing import require_remote
-from flows.team import open_store
+from flows.sharing import OWN, require_remote
+from flows.team import open_remote
 from grpo.errors import ParameterError
 from grpo.lineage.lock import read_lock
 from tests import tiny_pipeline
@@ -124,16 +124,14 @@ def test_another_clone_pulls_all_artifacts_from_s3(clone: Path, team: Team) -> N
     assert bytes_of(clone / "artifacts") == made
 
 
-def test_a_team_keeps_to_a_default_remote_of_the_repository(
-    fresh_pipeline: Path, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("url", ["/srv/own", OWN.url])
+def test_a_team_keeps_to_a_default_remote_of_the_repository(fresh_pipeline: Path, url: str) -> None:
     with pytest.raises(ParameterError, match=r"core\.remote must name where to push"):
         require_remote(fresh_pipeline)
-    remote = str(tmp_path / "own")
     with (fresh_pipeline / ".dvc/config").open("a") as config:
-        config.write(f"    remote = own\n['remote \"own\"']\n    url = {remote}\n")
+        config.write(f"    remote = own\n['remote \"own\"']\n    url = {url}\n")
     with ExitStack() as nothing:
-        assert open_store(fresh_pipeline, nothing) == remote
+        assert open_remote(fresh_pipeline, nothing) == url
     require_remote(fresh_pipeline)
     assert not (fresh_pipeline / ".dvc/config.local").exists()
 
