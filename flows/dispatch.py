@@ -81,7 +81,7 @@ def reproduce_remotely(targets: Sequence[str] = (), at_once: int | None = None) 
         end_lost_run(workspace / LAST_RUN)
         lock = RemoteLock(workspace, targets)
         send = Dispatcher(client, show=show).send
-        most = at_once or len(lock.steps)
+        most = max(1, len(lock.steps)) if at_once is None else at_once
         bring_up_to_date(lock.steps, RemoteRunner(lock, send, at_once=most, show=show))
 
 

@@ -91,11 +91,12 @@ def reproduce(targets: Sequence[str] = (), at_once: int | None = None, push: boo
         end_lost_run(workspace / LAST_RUN)
         record_what_waits(workspace)
         steps = plan(targets)
-        most = at_once or len(os.sched_getaffinity(0))
+        most = len(os.sched_getaffinity(0)) if at_once is None else at_once
         last = bring_up_to_date(steps, Runner(workspace, at_once=most, show=show, held=[lock]))
         if (workspace / METRICS).exists():
             text = _report(workspace)
-            create_markdown_artifact(text, key="report", description="What came out")
+            with suppress(httpx.HTTPError):
+                create_markdown_artifact(text, key="report", description="What came out")
         if push:
             _push(workspace, [step.name for step in steps], wait_for=last)
 
@@ -126,8 +127,9 @@ def bring_up_to_date(steps: Sequence[Step], runner: Runner) -> list[PrefectFutur
             future.wait()
     finally:
         runner.stop()  # a signal may have ended the waiting
-    create_table_artifact(run.table(), key="stages", description="What became of each stage")
-    update_progress_artifact(run.progress, progress=run.percent())  # tasks overtake each other
+    with suppress(httpx.HTTPError):  # the error of a stage must be seen all the same
+        create_table_artifact(run.table(), key="stages", description="What became of each stage")
+        update_progress_artifact(run.progress, progress=run.percent())  # tasks overtake each other
     run.require_all()
     return [futures[name] for name in sorted(set(futures).difference(*edges.values()))]
 

@@ -10,8 +10,8 @@ from flows.exits import exit_code
 from flows.lineage import record_what_waits
 from flows.planning import plan
 from flows.remote_lock import RemoteLock
-from flows.runner import FLOW_LOCK
-from flows.server import report_to_server
+from flows.runner import FLOW_LOCK, require_places
+from flows.server import report_to_server, require_server
 from flows.settings import prepare_environment
 from grpo.artifacts.files import exclusive
 
@@ -28,10 +28,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--remote", action="store_true", help="by workers of stage/remote")
     chosen = parser.parse_args(arguments)
     act = _reproduce_remotely if chosen.remote else _reproduce
+
+    def checked() -> int:
+        require_places(chosen.at_once)
+        return act(chosen.targets, chosen.at_once)
+
     signal.signal(signal.SIGTERM, _exit_on_signal)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
     try:
-        return exit_code(lambda: act(chosen.targets, chosen.at_once))
+        return exit_code(checked)
     except KeyboardInterrupt:
         print("stopped; finished stages are kept, run again to go on", file=sys.stderr)
         return 128 + signal.SIGINT
@@ -60,6 +65,7 @@ def _reproduce_remotely(targets: Sequence[str], at_once: int | None) -> int:
     with exclusive(workspace / FLOW_LOCK, "reproduce"):
         lock = RemoteLock(workspace, targets)
     if any(step.is_changed for step in lock.steps):
+        require_server(workspace)
         prepare_environment(workspace)
         report_to_server(workspace)
         from flows.dispatch import reproduce_remotely  # here as above

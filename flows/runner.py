@@ -18,7 +18,7 @@ from typing import Self
 from flows import launcher
 from flows.gpus import Slots, hold_gpus
 from flows.planning import Step
-from grpo.errors import ArtifactError, BusyError, GrpoError
+from grpo.errors import ArtifactError, BusyError, GrpoError, ParameterError
 from grpo.lineage.lock import LOCK, read_lock
 
 GRACE_SECONDS = 20.0  # from asking a stage to stop to killing it; it saves a checkpoint meanwhile
@@ -80,6 +80,9 @@ class Runner:
     Args:
       show: Called with the stage's name and each line it prints.
       held: Descriptors of locks that must not be freed while a stage still runs.
+
+    Raises:
+      ParameterError: If no stage could run.
     """
 
     def __init__(
@@ -95,6 +98,7 @@ class Runner:
         self.show = show
         self.held = tuple(held)
         self.grace_seconds = grace_seconds
+        require_places(at_once)
         self.places = threading.BoundedSemaphore(at_once)
         self.stopped = threading.Event()
         self.running: dict[int, subprocess.Popen[bytes]] = {}
@@ -220,6 +224,12 @@ class Runner:
             if time.monotonic() > deadline:
                 raise StageError(f"{step.name}: ran but is not in {LOCK}; see {log}", code=1)
             time.sleep(POLL_SECONDS)
+
+
+def require_places(at_once: int | None) -> None:
+    """Raises ParameterError if no stage could run; None is for as many as there is room for."""
+    if at_once is not None and at_once < 1:
+        raise ParameterError(f"--at-once: must be at least 1, got {at_once}; leave it out")
 
 
 @contextmanager

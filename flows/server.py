@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -14,13 +15,16 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from http import HTTPStatus
+from http.client import HTTPException
 from pathlib import Path
 
 from flows.runner import LOGS, launched
-from grpo.errors import ArtifactError, BusyError, MissingExtraError, ParameterError
+from grpo.errors import ArtifactError, BusyError, MissingExtraError, ParameterError, brief
 
 HOST = "127.0.0.1"
 STARTUP_SECONDS = 120.0
+ANSWER_SECONDS = 30.0  # of a server that is said to be there
+API_URL = "PREFECT_API_URL"
 POLL_SECONDS = 0.1
 STOP_SECONDS = 5.0
 S3_STOP_SECONDS = 0.5  # asked to, it takes 15 s; what it has answered for is in its files
@@ -141,24 +145,53 @@ def s3_server(objects: Path, port: int) -> Iterator[str]:
 def _make_bucket(address: str) -> None:
     try:
         _opener.open(urllib.request.Request(address, method="PUT"), timeout=10).close()
-    except urllib.error.HTTPError as error:
-        if error.code != HTTPStatus.CONFLICT:  # it is there
-            raise ArtifactError(f"{address}: S3 makes no bucket, {error}") from None
+    except OSError as error:  # HTTPError is one
+        is_there = isinstance(error, urllib.error.HTTPError) and error.code == HTTPStatus.CONFLICT
+        if not is_there:
+            raise ArtifactError(f"{address}: S3 makes no bucket, {brief(error)}") from None
 
 
 def report_to_server(workspace: Path) -> None:
     """Makes what follows in this process report to a Prefect server, whose address is said.
 
     PREFECT_API_URL if it is set, else that of `make ui`, else one that ends with the process.
+
+    Raises:
+      ParameterError: If nobody answers at PREFECT_API_URL.
     """
-    if "PREFECT_API_URL" in os.environ:
+    if API_URL in os.environ:
+        _require_answer(os.environ[API_URL])
         return
     # Registered before Prefect's own exit handlers, so that it ends after them.
     servers = ExitStack()
     atexit.register(servers.close)
     address = running_ui(workspace) or servers.enter_context(prefect_server(free_port()))
-    os.environ["PREFECT_API_URL"] = f"{address}/api"
+    os.environ[API_URL] = f"{address}/api"
     print(f"progress: {address}", file=sys.stderr)
+
+
+def require_server(workspace: Path) -> None:
+    """Raises ParameterError unless there is a server of Prefect to report to."""
+    if API_URL not in os.environ and running_ui(workspace) is None:
+        raise ParameterError(
+            f"{API_URL}: must be the address of the server that workers ask, such as "
+            "http://SERVER:4200/api; set it, or start make team here"
+        )
+
+
+def _require_answer(address: str) -> None:
+    """Raises ParameterError if no server answers, well or not; by the environment's proxy."""
+    try:
+        urllib.request.urlopen(f"{address}/health", timeout=ANSWER_SECONDS).close()
+    except urllib.error.HTTPError as error:
+        error.close()
+    except (OSError, HTTPException, ValueError) as error:
+        # What is trusted is Prefect's to say: it has settings for that.
+        if not isinstance(getattr(error, "reason", None), ssl.SSLError):
+            raise ParameterError(
+                f"{API_URL}: nobody answers at {address}, {brief(error)}; start the server or "
+                "unset it"
+            ) from None
 
 
 def free_port() -> int:

@@ -142,6 +142,21 @@ def test_an_unknown_target_and_a_missing_pipeline_are_one_line(
     assert "nothing" in unknown.stderr
 
 
+def test_no_stage_at_once_is_one_line(fresh_pipeline: Path) -> None:
+    for command in ("flows.reproduce", "flows.sweep"):
+        words = ["--at-once", "0", *(["--set", "seed=1"] if command == "flows.sweep" else [])]
+        done = subprocess.run(
+            [sys.executable, "-m", command, *words],
+            cwd=fresh_pipeline,
+            env=tiny_pipeline.environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 2
+        assert done.stderr == "--at-once: must be at least 1, got 0; leave it out\n"
+
+
 def test_planning_and_running_import_neither_torch_nor_prefect() -> None:
     code = (
         "import sys, flows.reproduce\n"

@@ -3,18 +3,22 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Self
 from uuid import uuid4
 
+import httpx
 import pytest
 
+import flows.pipeline
 import flows.runner
 from flows import gpus
 from flows.gpus import hold_gpus
-from flows.pipeline import Reproduction
-from flows.planning import Step, plan
+from flows.pipeline import Reproduction, bring_up_to_date
+from flows.planning import Hints, Step, plan
 from flows.runner import Outcome, Runner, StageError, Stopped
-from flows.server import free_port
 from grpo.errors import ParameterError
 from grpo.lineage.lock import Lock, read_lock
 from tests import tiny_pipeline
@@ -204,5 +208,32 @@ def test_a_stage_that_cannot_run_here_fails_the_run(
     assert run.failures == {"train@a-1": error.value}
 
 
-def test_a_free_port_is_a_port() -> None:
-    assert 0 < free_port() < 65536
+class Inline:
+    """A task that fails at once and here, and its runner."""
+
+    def with_options(self, task_run_name: str) -> Self:
+        return self
+
+    def submit(self, run: Reproduction, name: str, **_: object) -> SimpleNamespace:
+        with suppress(StageError):
+            run.bring_up_to_date(name)
+        return SimpleNamespace(wait=lambda: None)
+
+    def run_stage(self, step: Step) -> None:
+        raise StageError(f"{step.name}: failed", code=1)
+
+    def stop(self) -> None:
+        pass
+
+
+def test_a_server_that_is_away_at_the_end_hides_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(*_: object, **__: object) -> None:
+        raise httpx.ConnectError("nobody there")
+
+    monkeypatch.setattr(flows.pipeline, "_stage", Inline())
+    monkeypatch.setattr(flows.pipeline, "create_progress_artifact", lambda *_, **__: uuid4())
+    monkeypatch.setattr(flows.pipeline, "create_table_artifact", away)
+    monkeypatch.setattr(flows.pipeline, "update_progress_artifact", away)
+    step = Step(name="train@a-1", upstream=(), hints=Hints(), is_changed=True)
+    with pytest.raises(StageError, match=r"^train@a-1: failed$"):
+        bring_up_to_date([step], Inline())
