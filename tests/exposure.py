@@ -1,12 +1,15 @@
 """What a run shows to others: secrets of its environment in files, and sockets."""
 
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 import pandas as pd
 import psutil
 
+Found = TypeVar("Found")
 LOOPBACK = "127.0.0.1"
 NAMES = (
     "AWS_ACCESS_KEY_ID",
@@ -44,8 +47,8 @@ def listening() -> set[str]:
     """Returns the addresses on which processes below this one wait for connections."""
     return {
         each.laddr.ip
-        for process in below()
-        for each in process.net_connections(kind="inet")
+        for _, connections in asked_below(lambda process: process.net_connections(kind="inet"))
+        for each in connections
         if each.status == psutil.CONN_LISTEN
     }
 
@@ -61,11 +64,12 @@ def allowed_origin(address: str, origin: str) -> str | None:
 
 def commands() -> list[str]:
     """Returns the command lines of processes below this one, which every user can read."""
-    return [" ".join(process.cmdline()) for process in below()]
+    return [" ".join(words) for _, words in asked_below(psutil.Process.cmdline)]
 
 
-def below() -> Iterator[psutil.Process]:
-    """Yields the processes that this one and those below it have started."""
+def asked_below(ask: Callable[[psutil.Process], Found]) -> Iterator[tuple[psutil.Process, Found]]:
+    """Yields the processes that this one and those below it have started, and what each answers."""
     for process in psutil.Process().children(recursive=True):
-        if process.status() != psutil.STATUS_ZOMBIE:  # another test's, not waited for yet
-            yield process
+        with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            if process.status() != psutil.STATUS_ZOMBIE:  # another test's, not waited for yet
+                yield process, ask(process)

@@ -14,8 +14,9 @@ from flows.settings import SETTINGS
 from grpo.registry.gate import Bounds
 from grpo.registry.store import PROMOTED, Registry
 from tests import tiny_pipeline, tiny_policies
-from tests.exposure import PLANTED, below
-from tests.flows.teams import MODEL, Team, processes_in, running_team, wait_until
+from tests.exposure import PLANTED, asked_below
+from tests.flows.teams import MODEL, Team, processes_in, running_team
+from tests.pipeline.processes import until
 
 
 @pytest.fixture(scope="session")
@@ -72,8 +73,7 @@ def processes_with(words: str) -> list[psutil.Process]:
     """Returns what runs below this process with these words, without its launcher."""
     return [
         process
-        for process in below()
-        for command in [" ".join(process.cmdline())]
+        for process, command in asked_below(lambda process: " ".join(process.cmdline()))
         if words in command and "launcher.py" not in command
     ]
 
@@ -119,9 +119,9 @@ def team(learning: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[T
         )
         urllib.request.urlopen(kept, timeout=30).close()
         lost = killed.start("reproduce/workspace", push=True)
-        wait_until(lambda: marks.exists() and "start base" in marks.read_text())
+        until(lambda: marks.exists() and "start base" in marks.read_text())
         killed.process.kill()
-        wait_until(lambda: processes_in(workspace) == [])
+        until(lambda: processes_in(workspace) == [])
     with running_team(workspace) as team:
         team.lost_run = lost
         yield team

@@ -7,7 +7,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
@@ -18,6 +18,7 @@ from flows.server import free_port
 from tests import tiny_pipeline
 
 MODEL = "solver"
+RUN_SECONDS = 300.0  # on a busy machine
 ENDED = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
 
 
@@ -60,7 +61,8 @@ class Team:
 
     def ended(self, run: str) -> dict[str, Any]:
         """Returns a run when it has ended."""
-        for _ in range(600):
+        deadline = time.monotonic() + RUN_SECONDS
+        while time.monotonic() < deadline:
             (found,) = self.ask("flow_runs/filter", {"flow_runs": {"id": {"any_": [run]}}})
             if found["state_type"] in ENDED:
                 return dict(found)
@@ -135,14 +137,6 @@ def running_team(workspace: Path, **settings: str) -> Iterator[Team]:
     finally:
         process.kill()
         process.communicate()
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    for _ in range(600):
-        if is_so():
-            return
-        time.sleep(0.1)
-    raise AssertionError("it never came")
 
 
 def processes_in(workspace: Path) -> list[str]:
