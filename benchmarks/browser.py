@@ -5,6 +5,7 @@ import json
 import os
 import select
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import Iterator
@@ -143,6 +144,7 @@ def open_browser(chromium: str) -> Iterator[Page]:
         try:
             yield Page(orders, answers)
         finally:
-            os.close(orders)  # it ends with its pipe
+            os.close(orders)
             os.close(answers)
+            os.kill(process, signal.SIGKILL)  # one that hangs does not end with its pipe
             os.waitpid(process, 0)

@@ -20,6 +20,7 @@ from grpo.artifacts.files import digest, read_json, write_json
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
+SERVERS = ("PREFECT_API_URL", "MLFLOW_TRACKING_URI")
 
 
 def main() -> None:
@@ -72,12 +73,20 @@ def fresh_clone(revision: str) -> Iterator[Path]:
 
 
 def time_module(workspace: Path, *module: str, **environment: str) -> float:
-    """Returns the seconds of `python -m MODULE ARGUMENT...` with the workspace's own code."""
+    """Returns the seconds of `python -m MODULE ARGUMENT...` with the workspace's own code.
+
+    Stages find this Python first, whoever starts them, and servers only by `environment`.
+    """
+    own = {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
+        "PYTHONPATH": str(workspace),
+    }
+    kept = {name: value for name, value in os.environ.items() if name not in SERVERS}
     start = time.perf_counter()
     subprocess.run(
         [sys.executable, "-m", *module],
         cwd=workspace,
-        env={**os.environ, "PYTHONPATH": str(workspace), **environment},
+        env={**kept, **own, **environment},
         check=True,
     )
     return time.perf_counter() - start

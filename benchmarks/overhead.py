@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import chdir, contextmanager
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 from matplotlib.figure import Figure
 
@@ -78,9 +79,12 @@ def _addresses(way: str) -> Iterator[dict[str, str]]:
         yield {}
         return
     with tempfile.TemporaryDirectory() as folder, chdir(folder):
-        os.environ |= {**SETTINGS, "PREFECT_HOME": f"{folder}/prefect"}
         store = f"sqlite:///{folder}/mlflow.db"
-        with prefect_server(free_port()) as prefect, mlflow_server(store, free_port()) as mlflow:
+        with (
+            patch.dict(os.environ, {**SETTINGS, "PREFECT_HOME": f"{folder}/prefect"}),
+            prefect_server(free_port()) as prefect,
+            mlflow_server(store, free_port()) as mlflow,
+        ):
             yield {"PREFECT_API_URL": f"{prefect}/api", "MLFLOW_TRACKING_URI": mlflow}
 
 

@@ -41,7 +41,7 @@ ROLLOUTS_PER_BATCH = 256
 class Measured(NamedTuple):
     """What drawing took, in seconds since the engine was opened."""
 
-    first: float  # until as many batches were there as there are workers: all have started
+    first: float  # until as many batches were done as there are workers
     all: float  # until the last batch was
 
 
@@ -123,7 +123,7 @@ def _are_same(one: SampledBatch, other: SampledBatch) -> bool:
 
 
 def rates(results: dict[str, Any], name: str) -> list[float]:
-    """Returns tokens a second of each repeat, once all workers have drawn a batch."""
+    """Returns tokens a second, by repeat, once as many batches are done as there are workers."""
     tokens = results["tokens"] * (1 - results["workers"][name] / results["batches"])
     return [tokens / (each["all"] - each["first"]) for each in results["seconds"][name]]
 

@@ -74,6 +74,10 @@ def main() -> None:
         case ["rank", size, ranks, out]:
             _train_in_ranks(size, int(ranks), Path(out))
             return
+        case ["draw"]:
+            pass
+        case others:
+            sys.exit(f"{' '.join(others)}: must be draw, or nothing, which measures")
     results = read_json(OUT)
     save_figure(draw(results), FIGURE)
     print(table(results))
@@ -158,7 +162,6 @@ def _train(size: str, scratch: Scratch) -> dict[str, Any]:
         "kept_bytes": sum(own_part(each).nbytes for each in kept),
         "peak_bytes": resident_peak() - before,
         "losses": [each.loss for each in trained.metrics],
-        "grad_norms": [each.grad_norm for each in trained.metrics],
     }
 
 

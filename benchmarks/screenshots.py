@@ -17,7 +17,7 @@ from typing import Any
 from PIL import Image
 
 from benchmarks.browser import HOW_TO_GET, Page, find_chromium, open_browser
-from flows.server import UI_LOCK
+from flows.server import UI_LOCK, running_ui
 from grpo.lineage.record import VIEW
 
 DOCS = Path("docs")
@@ -27,13 +27,16 @@ NO_ASSISTANT = "localStorage.setItem('mlflow.assistant.panelOpen_v1', 'false')"
 
 
 def main() -> int:
-    """Returns 0, or 1 if there is no browser."""
+    """Returns 0, or 1 if there is no browser or no team."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.screenshots", description=__doc__)
     parser.add_argument("model", metavar="MODEL")
     model = parser.parse_args().model
     chromium = find_chromium()
     if chromium is None:
         print(HOW_TO_GET, file=sys.stderr)
+        return 1
+    if running_ui(Path.cwd()) is None:
+        print(f"{UI_LOCK}: no team runs in this workspace; start make team", file=sys.stderr)
         return 1
     addresses = json.loads(UI_LOCK.read_text())
     prefect, mlflow = addresses["prefect"], addresses["mlflow"]

@@ -1,8 +1,13 @@
-"""What benchmarks say of their runs: closed forms on curves made by hand."""
+"""What benchmarks say of their runs: closed forms on curves made by hand; and how they run."""
+
+import sys
+from pathlib import Path
 
 import pytest
 
+from benchmarks import scaling_training
 from benchmarks.allocation_tokens import Point, summarize
+from benchmarks.demo import time_module
 
 
 def curve(*points: tuple[float, float]) -> list[Point]:
@@ -58,3 +63,29 @@ def test_the_reference_reaches_itself_at_its_whole_cost():
     summary = summarize({str(seed): {"uniform": REFERENCE} for seed in range(3)})["uniform"]
     assert set(summary["flops_to_reach"].values()) == {1.0}
     assert summary["against_reference"] == {"value": 0.0, "low": 0.0, "high": 0.0}
+
+
+PROBE = """
+import os, pathlib, shutil
+seen = shutil.which("python"), os.environ.get("MLFLOW_TRACKING_URI"), os.environ["PREFECT_API_URL"]
+pathlib.Path("seen").write_text(str(seen))
+"""
+
+
+def test_what_is_timed_finds_this_python_and_no_server_but_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for name in ("MLFLOW_TRACKING_URI", "PREFECT_API_URL"):
+        monkeypatch.setenv(name, "http://elsewhere.invalid")
+    monkeypatch.setenv("PATH", "/usr/bin")
+    (tmp_path / "probe.py").write_text(PROBE)
+    time_module(tmp_path, "probe", PREFECT_API_URL="own")
+    python = str(Path(sys.executable).parent / "python")
+    assert (tmp_path / "seen").read_text() == str((python, None, "own"))
+
+
+def test_an_unknown_word_draws_nothing(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "argv", ["scaling_training", "drow"])
+    monkeypatch.setattr(scaling_training, "save_figure", lambda figure, path: None)
+    with pytest.raises(SystemExit, match=r"^drow: must be draw"):
+        scaling_training.main()
