@@ -122,7 +122,7 @@ def home_of(workspace: Path) -> Path:
 def _free_place(home: Path) -> Iterator[tuple[Path, int]]:
     """Yields the first directory that no other run uses, and the descriptor that holds it.
 
-    Numbered and not new each time: a stage that was killed finds its checkpoint there.
+    Numbered and not new each time: with --limit 1 a stage that was killed finds its checkpoint.
     """
     for number in itertools.count():
         lock = home / str(number) / STAGES_LOCK
