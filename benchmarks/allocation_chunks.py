@@ -23,6 +23,7 @@ from matplotlib.figure import Figure
 from benchmarks.allocation_tokens import draw_curve, gains_by_cost, share_to_reach
 from benchmarks.demo import ROOT
 from benchmarks.figures import save_figure
+from benchmarks.markdown import markdown_table
 from benchmarks.seeds import record_seeds
 from benchmarks.workspaces import make_workspace, peak_bytes, run_stages
 from grpo.artifacts.files import read_json
@@ -136,14 +137,14 @@ def table(results: dict[str, Any]) -> str:
     titles = ["arm", "seeds", "gain over the base", "against all chunks", "chunks", "FLOPs of "]
     titles[-1] += "updates"
     titles += ["seconds of training", "seconds in all"]
-    lines = [f"| {' | '.join(titles)} |", "|" + "---|" * len(titles)]
+    rows = list[list[str]]()
     shares = ("chunks_of_all", "train_flops_of_all", "train_seconds_of_all", "seconds_of_all")
     for arm, row in results["summary"].items():
         cells = [arm, str(row["seeds"])]
         cells += [_say(row[name]) for name in ("gain", "against_all")]
         cells += [f"{row[name]:.0%}" for name in shares]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append(cells)
+    return markdown_table(titles, rows)
 
 
 def draw(runs: Runs) -> Figure:

@@ -24,6 +24,7 @@ from PIL import Image
 from benchmarks.allocation_tokens import COSTS, draw_curve, gains_by_cost, share_to_reach
 from benchmarks.demo import ROOT
 from benchmarks.figures import save_figure
+from benchmarks.markdown import markdown_table
 from benchmarks.seeds import record_seeds
 from benchmarks.workspaces import make_workspace, peak_bytes, run_stages
 from grpo.artifacts.files import read_json
@@ -108,7 +109,7 @@ def table(runs: Runs) -> str:
     """
     titles = ["arm", "gain", "TFLOPs", "CPU s", "FLOPs to reach flow", "CPU s to reach flow"]
     titles += ["s per update", "peak MB", "reward spread, first to last round"]
-    lines = [f"| {' | '.join(titles)} |", "|" + "---|" * len(titles)]
+    rows = list[list[str]]()
     references = [run[REFERENCE] for run in runs.values()]
     for arm in next(iter(runs.values())):
         curves = [run[arm] for run in runs.values()]
@@ -125,8 +126,8 @@ def table(runs: Runs) -> str:
             f"{_mean(last, 'train_peak_bytes') / 2**20:.0f}",
             f"{spread[0]:.3f} to {spread[1]:.3f}",
         ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append(cells)
+    return markdown_table(titles, rows)
 
 
 def draw(runs: Runs) -> Figure:

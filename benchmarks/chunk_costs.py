@@ -27,6 +27,7 @@ from transformers import LlamaConfig, LlamaModel
 
 from benchmarks.demo import RESULTS, ROOT, machine, revision_of
 from benchmarks.figures import save_figure
+from benchmarks.markdown import markdown_table
 from benchmarks.workspaces import CPU_SECONDS, reset_peak, resident_peak
 from grpo.artifacts.files import read_json, write_json
 from grpo.artifacts.tables import REWARDS, read_table
@@ -231,7 +232,7 @@ def table(results: dict[str, Any]) -> str:
     titles = ["parameters", "kept", "chunks", "inference s", "updates s", "updates faster"]
     titles += ["activations", "peak MB", "gradient's share", "round faster"]
     titles += ["if simulation were free", "and every group taught"]
-    lines = [f"| {' | '.join(titles)} |", "|" + "---|" * len(titles)]
+    rows = list[list[str]]()
     for row in results["sizes"]:
         for name in OBJECTIVES:
             seconds = (row["inference_seconds"], row[name]["update_seconds"])
@@ -243,8 +244,8 @@ def table(results: dict[str, Any]) -> str:
             share, faster, activations, *rounds = saved
             cells = [f"{row['parameters'] / 1e6:.1f} M", name, share]
             cells += [*(f"{each:.1f}" for each in seconds), faster, activations, peak, *rounds]
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+            rows.append(cells)
+    return markdown_table(titles, rows)
 
 
 def _savings(row: dict[str, Any], name: str, sampled: int) -> list[str]:

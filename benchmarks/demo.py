@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from benchmarks.markdown import markdown_table
 from grpo.artifacts.files import digest, read_json, write_json
 
 ROOT = Path(__file__).parents[1]
@@ -104,16 +105,15 @@ def table(results: dict[str, Any]) -> str:
     titled = {"greedy": "greedy", "pass_at_k": f"pass@{k}"}
     others = {name: title for name, title in titled.items() if name in first["base"]}
     titles = ["seed", "policy", f"mean@{k}", "gain over base", *others.values(), "GFLOPs"]
-    lines = [f"| {' | '.join(titles)} |", "|" + "---|" * len(titles)]
+    rows = list[list[str]]()
     for seed, run in results["runs"].items():
         metrics = run["metrics"]
         for name, row in {"base": metrics["base"], **metrics["arms"]}.items():
             gain = _interval(row["gain_over_base"]) if name != "base" else ""
             flops = f"{row['cost']['flops'] / 1e9:.0f}" if name != "base" else ""
-            scores = " | ".join(_interval(row[score]) for score in others)
-            mean = _interval(row["mean_at_k"])
-            lines.append(f"| {seed} | {name} | {mean} | {gain} | {scores} | {flops} |")
-    return "\n".join(lines)
+            scores = [_interval(row[score]) for score in others]
+            rows.append([seed, name, _interval(row["mean_at_k"]), gain, *scores, flops])
+    return markdown_table(titles, rows)
 
 
 def _interval(score: dict[str, float]) -> str:

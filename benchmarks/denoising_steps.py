@@ -19,6 +19,7 @@ import torch
 from torch.optim import AdamW
 
 from benchmarks.demo import RESULTS, ROOT, machine, revision_of
+from benchmarks.markdown import markdown_table
 from benchmarks.workspaces import reset_peak, resident_peak
 from grpo.artifacts.files import read_json, write_json
 from grpo.batches import plan_batches
@@ -115,7 +116,7 @@ def measure(arm: str, steps: int, seed: int) -> Case:
 def table(cases: list[Case]) -> str:
     """Returns Markdown: means over the repeats, with their range where they differ."""
     titles = ["arm", "steps", "CPU s of an update", "GFLOPs", "stored MB", "peak MB"]
-    lines = [f"| {' | '.join(titles)} |", "|" + "---|" * len(titles)]
+    rows = list[list[str]]()
     for arm in ARMS:
         for steps in NUM_STEPS:
             own = [each for each in cases if (each["arm"], each["num_steps"]) == (arm, steps)]
@@ -129,8 +130,8 @@ def table(cases: list[Case]) -> str:
                 f"{float(own[0]['stored_bytes']) / 2**20:.2f}",
                 f"{peaks.mean():.0f} [{peaks.min():.0f}, {peaks.max():.0f}]",
             ]
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+            rows.append(cells)
+    return markdown_table(titles, rows)
 
 
 def _policy(steps: int, stochastic: str) -> DenoisingPolicy:

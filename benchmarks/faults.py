@@ -1,4 +1,4 @@
-"""What faults did, what was lost, how long recovery took: the tests of faults, with real outages.
+"""What faults did and how long recovery took: the tests of faults, with real outages.
 
 python -m benchmarks.faults    # on a machine with nothing else to do; writes results/faults.json
 
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.demo import RESULTS, ROOT, machine, revision_of
+from benchmarks.markdown import markdown_table
 from grpo.artifacts.files import read_json, write_json
 
 OUT = RESULTS / "faults.json"
@@ -58,16 +59,13 @@ def _run() -> list[dict[str, Any]]:
 
 def table(results: dict[str, Any]) -> str:
     """Returns Markdown: a line for each fault."""
-    titles = ["fault", "what happened", "lost", "seconds to recover", "test"]
-    lines = [f"| {' | '.join(titles)} |", "|" + "---|" * len(titles)]
+    titles = ["fault", "what happened", "seconds to recover", "test"]
+    rows = list[list[str]]()
     for each in results["faults"]:
         seconds = each["recovery_seconds"]
         middle = f"{np.median(seconds):.1f} [{min(seconds):.1f}, {max(seconds):.1f}]"
-        lost = ", ".join(each["lost"]) or "nothing"
-        lines.append(
-            f"| {each['fault']} | {each['happened']} | {lost} | {middle} | `{each['test']}` |"
-        )
-    return "\n".join(lines)
+        rows.append([each["fault"], each["happened"], middle, f"`{each['test']}`"])
+    return markdown_table(titles, rows)
 
 
 if __name__ == "__main__":

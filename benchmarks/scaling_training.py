@@ -26,6 +26,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.demo import RESULTS, ROOT, machine, revision_of
 from benchmarks.figures import save_figure
+from benchmarks.markdown import markdown_table
 from benchmarks.workspaces import reset_peak, resident_peak
 from grpo.artifacts.checkpoints import Scratch
 from grpo.artifacts.files import read_json, write_json
@@ -204,7 +205,7 @@ def table(results: dict[str, Any]) -> str:
     """Returns Markdown: seconds and processor seconds of an update, and the memory of a rank."""
     titles = ["parameters", "ranks", "seconds per update", "times faster"]
     titles += ["processor seconds, all ranks", "weights, gradients, moments MB", "peak MB per rank"]
-    lines = [f"| {' | '.join(titles)} |", "|" + "---|" * len(titles)]
+    rows = list[list[str]]()
     alone = {case["size"]: case for case in results["cases"] if case["ranks"] == "1"}
     for case in results["cases"]:
         middle, low, high = _seconds(case)
@@ -213,8 +214,8 @@ def table(results: dict[str, Any]) -> str:
         cells = [f"{case['weighed'][0]['parameters'] / 1e6:.1f} M", case["ranks"]]
         cells += [f"{middle:.2f} [{low:.2f}, {high:.2f}]", f"{faster:.2f}x", f"{processor:.2f}"]
         cells += [f"{_largest(case, name) / 1e6:.0f}" for name in ("kept_bytes", "peak_bytes")]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append(cells)
+    return markdown_table(titles, rows)
 
 
 def _seconds(case: dict[str, Any]) -> tuple[float, float, float]:

@@ -17,6 +17,7 @@ from torch.optim import AdamW
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.demo import machine
+from benchmarks.markdown import markdown_table
 from benchmarks.peer_trl import workload
 from benchmarks.peer_trl.ours import make_policy, objective, rewarded, training_settings
 from benchmarks.peer_trl.tune import read_fastest
@@ -136,14 +137,13 @@ def profiled(policy: TokenPolicy) -> Iterator[dict[str, Any]]:
 def table(before: dict[str, Any], after: dict[str, Any]) -> str:
     """Returns Markdown: seconds and largest operators of each size and part, before and after."""
     header = ["size", "part", "before, CPU s", "after, CPU s", "largest before", "largest after"]
-    lines = [f"| {' | '.join(header)} |", "|" + "---|" * len(header)]
+    rows = list[list[str]]()
     for size in SIZES:
         for part, new in after["sizes"][size].items():
             old = before["sizes"][size][part]
             seconds = [f"{each['cpu_seconds_with_profiler']:.2f}" for each in (old, new)]
-            cells = [size, part, *seconds, _largest(old), _largest(new)]
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+            rows.append([size, part, *seconds, _largest(old), _largest(new)])
+    return markdown_table(header, rows)
 
 
 def limits(after: dict[str, Any]) -> str:

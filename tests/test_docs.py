@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from benchmarks import (
     allocation_denoising,
     allocation_tokens,
     chunk_costs,
+    demo,
     denoising_steps,
     faults,
     offpolicy_report,
@@ -24,7 +25,6 @@ from benchmarks import (
     scaling_training,
     step_profile,
 )
-from benchmarks.demo import table
 from benchmarks.peer_trl import __main__ as peer_trl
 from benchmarks.peer_trl import tune
 from benchmarks.scale.inputs import read_inputs
@@ -44,6 +44,7 @@ from grpo.types import Credit, Rollouts
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
+RESULTS = ROOT / "benchmarks" / "results"
 PAGES = sorted(DOCS.rglob("*.md"))
 LINKED = [*PAGES, *ROOT.glob("README.md")]
 PIPELINE = DOCS / "pipeline.md"
@@ -233,80 +234,53 @@ def test_the_judge_of_the_page_scores(text: str, expected: tuple[float, str]):
     assert tuple(outcome) == expected
 
 
-@pytest.mark.parametrize(
-    ("name", "page"),
-    [
-        ("demo", "results"),
-        ("reasoning-smollm2", "results"),
-        ("glyphs", "denoising"),
-        ("clips", "denoising"),
-        ("manipulation-pixels", "action-chunks"),
-    ],
-)
-def test_the_table_of_the_results_is_that_of_the_committed_file(name: str, page: str):
-    results = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
-    assert table(results) in (DOCS / f"{page}.md").read_text()
+def results_of(name: str) -> dict[str, Any]:
+    """Returns what a benchmark has measured, as committed."""
+    found: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
+    return found
 
 
-def test_the_table_of_offpolicy_stability_is_that_of_the_committed_file():
-    runs = json.loads((ROOT / "benchmarks" / "results" / "offpolicy_stability.json").read_text())
-    assert offpolicy_report.table(runs["runs"]) in (DOCS / "offpolicy_stability.md").read_text()
+TABLES: list[tuple[str, Callable[[dict[str, Any]], str], str]] = [
+    ("demo", demo.table, "results"),
+    ("reasoning-smollm2", demo.table, "results"),
+    ("glyphs", demo.table, "denoising"),
+    ("clips", demo.table, "denoising"),
+    ("manipulation-pixels", demo.table, "action-chunks"),
+    (
+        "offpolicy_stability",
+        lambda found: offpolicy_report.table(found["runs"]),
+        "offpolicy_stability",
+    ),
+    ("allocation_denoising", lambda found: allocation_denoising.table(found["runs"]), "denoising"),
+    ("denoising_steps", lambda found: denoising_steps.table(found["cases"]), "denoising"),
+    ("allocation_chunks", allocation_chunks.table, "action-chunks"),
+    ("chunk_costs", chunk_costs.table, "action-chunks"),
+    ("rollout_throughput", rollout_throughput.table, "action-chunks"),
+    ("allocation_tokens", allocation_tokens.table, "allocation_tokens"),
+    ("allocation_tokens", allocation_tokens.spending_table, "allocation_tokens"),
+    ("scaling_training", scaling_training.table, "scale"),
+    ("scaling_sampling", scaling_sampling.table, "scale"),
+    ("faults", faults.table, "faults"),
+    ("peer_trl", peer_trl.table, "speed"),
+    ("peer_trl_tuning", tune.table, "speed"),
+]
 
 
-def test_the_table_of_allocation_denoising_is_that_of_the_committed_file():
-    runs = json.loads((ROOT / "benchmarks" / "results" / "allocation_denoising.json").read_text())
-    assert allocation_denoising.table(runs["runs"]) in (DOCS / "denoising.md").read_text()
+@pytest.mark.parametrize(("name", "table", "page"), TABLES)
+def test_a_table_of_a_page_is_that_of_the_committed_file(
+    name: str, table: Callable[[dict[str, Any]], str], page: str
+):
+    assert table(results_of(name)) in (DOCS / f"{page}.md").read_text()
 
 
-def test_the_table_of_allocation_chunks_is_that_of_the_committed_file():
-    results = json.loads((ROOT / "benchmarks" / "results" / "allocation_chunks.json").read_text())
-    assert allocation_chunks.table(results) in (DOCS / "action-chunks.md").read_text()
-
-
-def test_the_table_of_faults_is_that_of_the_committed_file():
-    results = json.loads((ROOT / "benchmarks" / "results" / "faults.json").read_text())
-    assert faults.table(results) in (DOCS / "faults.md").read_text()
-
-
-def test_the_table_of_chunk_costs_is_that_of_the_committed_file():
-    results = json.loads((ROOT / "benchmarks" / "results" / "chunk_costs.json").read_text())
-    assert chunk_costs.table(results) in (DOCS / "action-chunks.md").read_text()
-
-
-def test_the_table_of_rollout_throughput_is_that_of_the_committed_file():
-    path = ROOT / "benchmarks" / "results" / "rollout_throughput.json"
-    results = json.loads(path.read_text())
-    assert results["same_bytes"]
-    assert rollout_throughput.table(results) in (DOCS / "action-chunks.md").read_text()
-
-
-def test_the_table_of_scaling_training_is_that_of_the_committed_file():
-    results = json.loads((ROOT / "benchmarks" / "results" / "scaling_training.json").read_text())
-    assert scaling_training.losses_agree(results)
-    assert scaling_training.table(results) in (DOCS / "scale.md").read_text()
-
-
-def test_the_table_of_scaling_sampling_is_that_of_the_committed_file():
-    results = json.loads((ROOT / "benchmarks" / "results" / "scaling_sampling.json").read_text())
-    assert results["same_bytes"]
-    assert scaling_sampling.table(results) in (DOCS / "scale.md").read_text()
-
-
-def test_the_table_of_denoising_steps_is_that_of_the_committed_file():
-    results = json.loads((ROOT / "benchmarks" / "results" / "denoising_steps.json").read_text())
-    assert denoising_steps.table(results["cases"]) in (DOCS / "denoising.md").read_text()
-
-
-def test_the_tables_of_allocation_tokens_are_those_of_the_committed_file():
-    path = ROOT / "benchmarks" / "results" / "allocation_tokens.json"
-    results = json.loads(path.read_text())
-    page = (DOCS / "allocation_tokens.md").read_text()
-    assert allocation_tokens.table(results) in page
-    assert allocation_tokens.spending_table(results) in page
+def test_what_was_measured_in_more_processes_came_to_the_same():
+    assert results_of("rollout_throughput")["same_bytes"]
+    assert results_of("scaling_sampling")["same_bytes"]
+    assert scaling_training.losses_agree(results_of("scaling_training"))
 
 
 def test_the_tables_of_scale_follow_from_the_committed_measurements():
-    results = json.loads((ROOT / "benchmarks" / "results" / "scale.json").read_text())
+    results = results_of("scale")
     inputs, page = read_inputs(), (DOCS / "scale.md").read_text()
     anew = work_out(inputs, results["measured"], results["savings"])
     tables = all_tables(inputs, {**results, "worked_out": anew})
@@ -316,15 +290,12 @@ def test_the_tables_of_scale_follow_from_the_committed_measurements():
 
 
 def test_the_output_on_the_page_of_advice_is_the_committed_file():
-    output = (ROOT / "benchmarks" / "results" / "advice.txt").read_text()
+    output = (RESULTS / "advice.txt").read_text()
     assert f"```text\n{output}```" in (DOCS / "advice.md").read_text()
 
 
-def test_the_tables_of_speed_are_those_of_the_committed_files():
-    results = ROOT / "benchmarks" / "results"
+def test_the_tables_of_profiles_are_those_of_the_committed_files():
     page = (DOCS / "speed.md").read_text()
-    assert peer_trl.table(json.loads((results / "peer_trl.json").read_text())) in page
-    assert tune.table(json.loads((results / "peer_trl_tuning.json").read_text())) in page
     before, after = (
         json.loads(each.read_text()) for each in (step_profile.BEFORE, step_profile.AFTER)
     )
