@@ -20,6 +20,7 @@ from flows.wire import Answer, Order
 from flows.worker import StageRun, repository_of
 from grpo.errors import ArtifactError, GrpoError, ParameterError
 from tests import tiny_pipeline
+from tests.files import contents
 from tests.storage import conftest as storage
 
 # DVC itself uses what pygtrie deprecates; its S3 plugin leaves sockets to the garbage collector.
@@ -67,14 +68,6 @@ def publish(workspace: Path) -> None:
 
 def stale(workspace: Path) -> set[str]:
     return {step.name for step in RemoteLock(workspace).steps if step.is_changed}
-
-
-def files(root: Path) -> dict[str, bytes]:
-    return {
-        each.relative_to(root).as_posix(): each.read_bytes()
-        for each in root.rglob("*")
-        if each.is_file()
-    }
 
 
 @pytest.fixture(scope="module")
@@ -132,11 +125,11 @@ def test_stages_on_two_hosts_leave_the_lock_of_a_local_run(clone: Path, finished
 
 def test_no_data_comes_here_until_it_is_pulled(clone: Path, finished: Path) -> None:
     assert not (clone / "artifacts").exists()
-    cached = files(clone / ".dvc" / "cache")
+    cached = contents(clone / ".dvc" / "cache")
     assert all(name.endswith(LISTING) for name in cached)
     with Repo(str(clone)) as repo:
         repo.pull()
-    assert files(clone / "artifacts") == files(finished / "artifacts")
+    assert contents(clone / "artifacts") == contents(finished / "artifacts")
 
 
 def test_a_host_keeps_checkpoints_and_no_data_of_what_it_ran(farm: Farm) -> None:

@@ -15,6 +15,7 @@ from grpo.errors import ParameterError
 from grpo.lineage.lock import read_lock
 from tests import tiny_pipeline
 from tests.exposure import LOOPBACK, allowed_origin, listening
+from tests.files import contents
 from tests.flows.teams import MODEL, Team, processes_in
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -22,14 +23,6 @@ NAMES = {
     "reproduce/workspace", "reproduce/nightly", "sweep/workspace", "promote/workspace",
     "stage/remote", "stage/remote-gpu",
 }  # fmt: skip
-
-
-def bytes_of(directory: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(directory)): path.read_bytes()
-        for path in sorted(directory.rglob("*"))
-        if path.is_file()
-    }
 
 
 @pytest.fixture(scope="module")
@@ -113,15 +106,15 @@ def test_after_a_rollback_on_the_worker_another_clone_loads_the_old_bytes_from_s
     assert not (clone / ".dvc/cache").exists()
     tiny_pipeline.run(clone, *load, str(tmp_path / "loaded"))
     made = team.workspace / "artifacts/policies"
-    assert bytes_of(tmp_path / "loaded/policy") == bytes_of(made / "a-1") != bytes_of(made / "a-2")
+    assert contents(tmp_path / "loaded/policy") == contents(made / "a-1") != contents(made / "a-2")
 
 
 def test_another_clone_pulls_all_artifacts_from_s3(clone: Path, team: Team) -> None:
     assert not (clone / "artifacts").exists()
     tiny_pipeline.run(clone, sys.executable, "-m", "dvc", "pull", "-q")
-    made = bytes_of(team.workspace / "artifacts")
+    made = contents(team.workspace / "artifacts")
     del made["report/index.html"]  # DVC does not track it
-    assert bytes_of(clone / "artifacts") == made
+    assert contents(clone / "artifacts") == made
 
 
 @pytest.mark.parametrize("url", ["/srv/own", OWN.url])

@@ -20,6 +20,7 @@ from grpo.registry.store import HOLDER, PREVIOUS, PROMOTED, REFUSED, ROLLED_BACK
 from grpo.registry.weights import load_version
 from tests import tiny_pipeline
 from tests.faults import FaultLine
+from tests.files import contents
 from tests.registry.conftest import (
     MODEL,
     promote,
@@ -163,15 +164,7 @@ def test_the_first_champion_must_beat_its_base(workspace: Path):
 def loaded(alias: str, target: Path) -> dict[str, bytes]:
     """Returns what is loaded, by name."""
     load_version(f"models:/{MODEL}@{alias}", target)
-    return bytes_of(target)
-
-
-def bytes_of(directory: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(directory)): path.read_bytes()
-        for path in sorted(directory.rglob("*"))
-        if path.is_file()
-    }
+    return contents(target)
 
 
 def test_a_rollback_restores_the_exact_bytes(workspace: Path, tmp_path: Path):
@@ -180,7 +173,7 @@ def test_a_rollback_restores_the_exact_bytes(workspace: Path, tmp_path: Path):
         name.removeprefix("policy/"): content
         for name, content in before.items()
         if name.startswith("policy/")
-    } == bytes_of(workspace / "artifacts/policies/good-1")
+    } == contents(workspace / "artifacts/policies/good-1")
     promote(workspace, "best-1")
     assert loaded(CHAMPION, tmp_path / "new") != before
     decision = Registry(MODEL).roll_back()
@@ -232,7 +225,7 @@ def test_a_promotion_that_was_taken_for_dead_changes_no_champion(workspace: Path
 
 @pytest.mark.fault
 def test_of_two_promotions_at_once_one_is_accepted(workspace: Path, fault: FaultLine):
-    before = bytes_of(workspace / "artifacts/policies")
+    before = contents(workspace / "artifacts/policies")
     with get_context("fork").Pool(2) as pool:
         outcomes = pool.starmap(promote, [(workspace, "best-1")] * 2, chunksize=1)
     with fault.recovery():
@@ -240,7 +233,7 @@ def test_of_two_promotions_at_once_one_is_accepted(workspace: Path, fault: Fault
     assert sorted(outcome for outcome, _ in outcomes) == [PROMOTED, REFUSED]
     assert again == (REFUSED, "is the champion already: version 2")
     assert [policy_of(each) for each in (CHAMPION, PREVIOUS)] == ["best-1", "good-1"]
-    after = bytes_of(workspace / "artifacts/policies")
+    after = contents(workspace / "artifacts/policies")
     fault.tell(
         "two promotions of a model at once",
         "one was accepted; the other was refused and said why, exit code 1",

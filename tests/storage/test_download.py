@@ -10,13 +10,13 @@ import pytest
 from grpo.errors import StorageError
 from grpo.storage.download import download_directory
 from grpo.storage.upload import upload_directory
+from tests.files import contents
 from tests.storage.proxy import Fault, Proxy, Seen, corrupt, refuse, slowly
 from tests.storage.transfers import (
     BRISK,
     LARGEST,
     PART_BYTES,
     PARTS,
-    contents,
     download_object,
     kill_once,
     write_directory,

@@ -9,9 +9,10 @@ import pytest
 from grpo.errors import StorageError
 from grpo.storage.client import parse_uri
 from grpo.storage.upload import upload_directory
+from tests.files import contents
 from tests.storage.conftest import SECRETS
 from tests.storage.proxy import Fault, Proxy, refuse
-from tests.storage.transfers import BRISK, contents, write_directory
+from tests.storage.transfers import BRISK, write_directory
 
 CREDENTIALS = "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and, if they expire, AWS_SESSION_TOKEN"
 SAID = " ".join(SECRETS.values())  # as S3 repeats an access key that it does not know

@@ -11,8 +11,9 @@ from grpo.storage.client import USUAL
 from grpo.storage.download import download_directory
 from grpo.storage.upload import upload_directory
 from tests.faults import FaultLine
+from tests.files import contents
 from tests.storage.proxy import Fault, Proxy, Seen
-from tests.storage.transfers import BRISK, PART_BYTES, contents, write_directory
+from tests.storage.transfers import BRISK, PART_BYTES, write_directory
 
 PATIENT = BRISK._replace(outage_seconds=USUAL.outage_seconds, parts_at_once=1)
 

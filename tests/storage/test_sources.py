@@ -12,8 +12,9 @@ from grpo.errors import StorageError
 from grpo.params import read_params
 from grpo.policy_params import S3Base
 from grpo.storage.upload import upload_directory
+from tests.files import contents
 from tests.storage.proxy import Proxy
-from tests.storage.transfers import contents, write_directory
+from tests.storage.transfers import write_directory
 
 ROOT = Path(__file__).parents[2]
 LINE = '{"prompt": "3+4", "answer": "7", "family": "pairs"}'

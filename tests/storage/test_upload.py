@@ -14,8 +14,9 @@ from grpo.errors import ArtifactError, StorageError
 from grpo.storage.download import download_directory
 from grpo.storage.manifest import describe
 from grpo.storage.upload import upload_directory
+from tests.files import contents
 from tests.storage.proxy import Fault, Proxy, Seen, refuse, slowly
-from tests.storage.transfers import BRISK, LARGEST, PARTS, contents, kill_once, write_directory
+from tests.storage.transfers import BRISK, LARGEST, PARTS, kill_once, write_directory
 
 UPLOAD = """
 import sys; from pathlib import Path

@@ -41,15 +41,6 @@ def write_directory(directory: Path, seed: int = 0) -> Path:
     return directory
 
 
-def contents(directory: Path) -> dict[str, bytes]:
-    """Returns the bytes of every file, hidden ones too."""
-    return {
-        path.relative_to(directory).as_posix(): path.read_bytes()
-        for path in directory.rglob("*")
-        if path.is_file()
-    }
-
-
 def download_object(uri: str, path: Path, *, sha256: str, transfer: Transfer) -> None:
     """Downloads one file as a directory's files are, with the scratch beside it."""
     work = path.with_name(".scratch")
