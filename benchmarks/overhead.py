@@ -28,6 +28,7 @@ from benchmarks.demo import (
     time_module,
 )
 from benchmarks.figures import save_figure
+from benchmarks.markdown import markdown_table
 from flows.server import free_port, mlflow_server, prefect_server
 from flows.settings import SETTINGS
 from grpo.artifacts.files import read_json, write_json
@@ -90,7 +91,7 @@ def _addresses(way: str) -> Iterator[dict[str, str]]:
 
 def table(results: dict[str, Any]) -> str:
     """Returns Markdown: medians, and the ratio to `dvc repro` with its smallest and largest."""
-    lines = ["| how | seconds | stages' CPU s | against `dvc repro` |", "|---|---|---|---|"]
+    rows = []
     for way in WAYS:
         ratios = [each[way]["seconds"] / each[PLAIN]["seconds"] for each in results["runs"]]
         seconds, cpu = (
@@ -98,8 +99,8 @@ def table(results: dict[str, Any]) -> str:
             for key in ("seconds", "stage_cpu_seconds")
         )
         spread = f"{median(ratios):.2f} [{min(ratios):.2f}, {max(ratios):.2f}]"
-        lines.append(f"| {way} | {seconds:.0f} | {cpu:.0f} | {spread} |")
-    return "\n".join(lines)
+        rows.append([way, f"{seconds:.0f}", f"{cpu:.0f}", spread])
+    return markdown_table(["how", "seconds", "stages' CPU s", f"against {PLAIN}"], rows)
 
 
 def draw(results: dict[str, Any]) -> Figure:

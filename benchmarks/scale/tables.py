@@ -1,10 +1,11 @@
 """The tables of docs/scale.md, with two digits: nothing here is known better."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmarks.allocation_tokens import in_words
+from benchmarks.markdown import markdown_table
 from benchmarks.scale.results import BUSY, ENDS
 
 UNITS = {"TB": 1e12, "GB": 1e9, "MB": 1e6, "kB": 1e3}
@@ -95,7 +96,7 @@ def assumptions(inputs: dict[str, Any]) -> str:
         ends = [each["value"]] if "value" in each else sorted(each[end] for end in ENDS)
         value = " to ".join(f"{end:g}" for end in ends)
         rows.append([each["what"], f"{value} {each['unit']}".strip(), each["source"]])
-    return _table(["assumed", "value", "source"], rows)
+    return markdown_table(["assumed", "value", "source"], rows)
 
 
 def measurements(inputs: dict[str, Any], measured: dict[str, Any]) -> str:
@@ -119,7 +120,7 @@ def measurements(inputs: dict[str, Any], measured: dict[str, Any]) -> str:
             f"{_short(measured['stage_cpu_seconds'])} and {_short(files['dvc_repro'])} CPU s"
         ),
     }
-    return _table(["measured here", "value"], rows.items())
+    return markdown_table(["measured here", "value"], rows.items())
 
 
 def memory(runs: dict[str, Any]) -> str:
@@ -196,7 +197,7 @@ def prices(runs: dict[str, Any], savings: dict[str, Any]) -> str:
             spans = [_range([best[what], worst[what]]) for what in ("hours", "gpu_hours", "usd")]
             rows.append([title, arm, *shares, str(best["rounds"]), *spans])
     titles = ["run", "arm", "sampled", "trained", "rounds", "hours", "GPU hours", "USD"]
-    return _table(titles, rows)
+    return markdown_table(titles, rows)
 
 
 def ways(runs: dict[str, Any]) -> str:
@@ -214,12 +215,7 @@ def _limit(name: str) -> Say:
 def _by_run(title: str, rows: dict[str, Say], runs: dict[str, Any]) -> str:
     """Returns a table with a column per run."""
     cells = [[what, *(say(run) for run in runs.values())] for what, say in rows.items()]
-    return _table([title, *runs], cells)
-
-
-def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [f"| {' | '.join(cells)} |" for cells in (titles, *rows)]
-    return "\n".join([lines[0], "|" + "---|" * len(titles), *lines[1:]])
+    return markdown_table([title, *runs], cells)
 
 
 def _span(run: dict[str, Any], kind: str, name: str) -> str:
