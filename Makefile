@@ -43,7 +43,7 @@ test: setup # three parts, the last one when the checks are done: they wait for 
 test-pipeline:
 	pytest tests/pipeline
 
-# Remote stages, lost ranks and workers, servers that fail, pages in a browser: minutes more.
+# Remote stages, lost ranks and workers, servers that fail: minutes more.
 test-long: setup
 	pytest -m long
 
