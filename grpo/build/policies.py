@@ -7,7 +7,7 @@ from torch import nn
 
 from grpo.artifacts.files import require_inert
 from grpo.build.draws import Draws
-from grpo.build.tokens import load_token_policy, load_token_sampler
+from grpo.build.tokens import load_token_policy, load_vllm_sampler
 from grpo.params import Parameters, Training
 from grpo.policies.base import Policy
 from grpo.policies.chunk_decoding import ChunkDecoding
@@ -19,11 +19,14 @@ from grpo.policies.tokens import Decoding, token_layout
 from grpo.policy_params import ActionChunkPolicyParams, TokenPolicyParams
 
 
-def load_policy(params: Parameters, *, base: Path, directory: Path, draws: Draws) -> Policy[Any]:
+def load_policy(
+    params: Parameters, *, base: Path, directory: Path, draws: Draws, sharing: int = 1
+) -> Policy[Any]:
     """Returns the policy of a directory, on the machine's device, without dropout.
 
     Args:
       base: The base policy's directory; with LoRA, `directory` holds only the adapter.
+      sharing: Policies that share this host's processors.
 
     Raises:
       ArtifactError: If a file is missing or broken, or may run code.
@@ -36,7 +39,9 @@ def load_policy(params: Parameters, *, base: Path, directory: Path, draws: Draws
     if isinstance(draws, ChunkDecoding):
         from grpo.build.action_chunks import load_chunk_policy
 
-        return load_chunk_policy(params, base=base, directory=directory, decoding=draws)
+        return load_chunk_policy(
+            params, base=base, directory=directory, decoding=draws, sharing=sharing
+        )
     from grpo.build.denoising import load_denoising_policy
 
     return load_denoising_policy(params, base=base, directory=directory, decoding=draws)
@@ -61,20 +66,13 @@ def load_sampler(
       ArtifactError: If a file is missing or broken, or may run code.
       MissingExtraError: If vLLM is asked for and not installed.
     """
-    require_inert(base)
-    require_inert(directory)
-    if isinstance(draws, Decoding):
-        return load_token_sampler(params, base=base, directory=directory, decoding=draws)
-    if isinstance(draws, ChunkDecoding):
-        from grpo.build.action_chunks import load_chunk_policy
-
-        return load_chunk_policy(
-            params, base=base, directory=directory, decoding=draws, sharing=sharing
-        )
-    from grpo.build.denoising import load_denoising_policy
-
-    policy = load_denoising_policy(params, base=base, directory=directory, decoding=draws)
-    policy.judge = judge
+    if isinstance(draws, Decoding) and params.tokens.sampler == "vllm":
+        require_inert(directory)
+        return load_vllm_sampler(params, directory, draws)
+    policy = load_policy(params, base=base, directory=directory, draws=draws, sharing=sharing)
+    if judge is not None:
+        denoising: Any = policy
+        denoising.judge = judge
     return policy
 
 

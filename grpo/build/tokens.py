@@ -84,17 +84,13 @@ def load_token_policy(
     return policy
 
 
-def load_token_sampler(
-    params: Parameters, *, base: Path, directory: Path, decoding: Decoding
-) -> TokenPolicy:
-    """Returns the policy of a directory to draw rollouts from, under `policy.sampler`.
+def load_vllm_sampler(params: Parameters, directory: Path, decoding: Decoding) -> TokenPolicy:
+    """Returns the policy of a directory to draw rollouts from, by vLLM.
 
     Raises:
       ArtifactError: If a file is missing or broken.
-      MissingExtraError: If vLLM is asked for and not installed.
+      MissingExtraError: If it is not installed.
     """
-    if params.tokens.sampler == "transformers":
-        return load_token_policy(params, base=base, directory=directory, decoding=decoding)
     # Imported here: an extra, and seconds.
     from grpo.policies.vllm import VllmPolicy
 
