@@ -210,14 +210,14 @@ def _heads_sharing(is_on: bool) -> Iterator[None]:
     It reads this variable at every call, and otherwise copies wherever there is a mask: a GPU's
     kernels cannot have both.
     """
-    before = os.environ.get(FORCE_GQA)
-    if is_on and before is None:
-        os.environ[FORCE_GQA] = "1"
+    if not is_on or FORCE_GQA in os.environ:
+        yield
+        return
+    os.environ[FORCE_GQA] = "1"
     try:
         yield
     finally:
-        if before is None:
-            os.environ.pop(FORCE_GQA, None)
+        del os.environ[FORCE_GQA]
 
 
 def _score_bias(
@@ -232,7 +232,7 @@ def _score_bias(
     allowed = mask[:, None, None, :]
     if new > 1:
         allowed = allowed & torch.ones(new, seen, dtype=torch.bool).tril(seen - new)
-    return torch.zeros(allowed.shape, dtype=dtype).masked_fill_(~allowed, float("-inf"))
+    return torch.where(allowed, 0.0, float("-inf")).to(dtype)
 
 
 def _join(

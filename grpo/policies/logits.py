@@ -48,11 +48,12 @@ def draw(
         mass = nn.functional.pad(mass, (0, -vocabulary % BLOCK))
     blocks = mass.view(rows, -1, BLOCK)
     sums = blocks.sum(dim=2).double()
-    block, left = _invert(sums, uniform[:, None] * sums.sum(dim=1, keepdim=True))
+    total = sums.sum(dim=1, keepdim=True)
+    block, left = _invert(sums, uniform[:, None] * total)
     within = blocks[torch.arange(rows), block[:, 0]].double()
     offset, _ = _invert(within, left)
     chosen = block * BLOCK + offset
-    logp = (logits.gather(1, chosen) - top).double() / temperature - sums.sum(1, keepdim=True).log()
+    logp = (logits.gather(1, chosen) - top).double() / temperature - total.log()
     return chosen[:, 0], logp[:, 0].to(logits.dtype)
 
 

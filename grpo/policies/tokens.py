@@ -257,17 +257,19 @@ class TokenPolicy(Policy[TokenTrajectory]):
         cache.batch_select_indices(group.to(self.model.device))
         logits, seen = logits[group], prompt.shape[1]
         attention = torch.cat([prompt_mask[group], torch.ones_like(mask)], dim=1)
-        alive = torch.arange(len(group))
+        alive: slice | Tensor = slice(None)  # until one has ended: a view is cheaper
         for step in range(steps):
             chosen, chosen_logp = self._draw(logits, uniform[alive, step])
             tokens[alive, step], logp[alive, step], mask[alive, step] = chosen, chosen_logp, True
             has_ended = torch.isin(chosen, self.end_tokens)
-            if step == steps - 1 or has_ended.all():
+            num_ended = int(has_ended.sum())
+            if step == steps - 1 or num_ended == len(chosen):
                 break
-            if has_ended.any():
+            if num_ended:
                 going = (~has_ended).nonzero()[:, 0]
                 cache.batch_select_indices(going.to(self.model.device))
-                chosen, alive, attention = chosen[going], alive[going], attention[going]
+                alive = torch.arange(len(group))[alive][going]
+                chosen, attention = chosen[going], attention[going]
             logits = self._forward(chosen[:, None], attention[:, : seen + step + 1], cache)
         width = int(mask.sum(dim=1).max())
         self.cost += Cost(sampled_steps=int(mask.sum()))

@@ -42,7 +42,7 @@ from tests.flows.test_launcher import until
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 Environment = dict[str, str]
-SILENCE_SECONDS = 4.0
+SILENCE_SECONDS = 6.0
 CODE = f"""
 import sys, flows.dispatch, flows.reproduce
 flows.dispatch.POLL_SECONDS, flows.dispatch.SILENCE_SECONDS = 0.2, {SILENCE_SECONDS}
@@ -116,13 +116,13 @@ def run_remotely(workspace: Path, environment: Environment) -> "subprocess.Popen
 
 @pytest.fixture
 def repository(finished: Path, tmp_path: Path) -> Path:
-    """A pipeline that has run, its data in a directory that all hosts reach, a stage now slow."""
+    """A pipeline that has run, its data in a directory that all hosts reach, a stage now other."""
     root = tiny_pipeline.copy(finished, tmp_path / "repository")
     use_store(root)
     with Repo(str(root)) as repo:
         repo.push()
-    tiny_pipeline.replace(root, "seconds: 0.0", "seconds: 2.0")
-    tiny_pipeline.commit(root, "slow")
+    tiny_pipeline.replace(root, "seconds: 0.0", "seconds: 0.1")
+    tiny_pipeline.commit(root, "slower")
     return root
 
 
@@ -134,7 +134,10 @@ def test_the_stage_of_a_killed_worker_is_run_by_another(
     tiny_pipeline.run(tmp_path, "git", "clone", "-q", str(repository), str(clone))
     use_store(clone)
     before = (clone / "dvc.lock").read_text()
-    marks = tmp_path / "one" / ".work" / "worker" / "0" / ".work" / "marks.txt"
+    place = tmp_path / "one" / ".work" / "worker" / "0" / ".work"
+    place.mkdir(parents=True)
+    (place / "hold-a-1").touch()  # there it would never end
+    marks = place / "marks.txt"
     with ExitStack() as hosts:
         one = start_worker(hosts, tmp_path / "one", environment)
         process = hosts.enter_context(run_remotely(clone, environment))
@@ -150,7 +153,7 @@ def test_the_stage_of_a_killed_worker_is_run_by_another(
     assert "train@a-1 working on a-1" in said
     assert "train@a-1 Completed in " in said
     lock = (clone / "dvc.lock").read_text()
-    assert lock.replace("seconds: 2.0", "seconds: 0.0") == before != lock
+    assert lock.replace("seconds: 0.1", "seconds: 0.0") == before != lock
 
 
 def test_without_its_deployments_a_server_is_refused(
