@@ -15,7 +15,7 @@ import torch
 from matplotlib.figure import Figure
 
 from benchmarks.demo import RESULTS, ROOT, machine, revision_of
-from benchmarks.figures import save_figure
+from benchmarks.figures import middle_and_reach, save_figure
 from grpo.artifacts.files import read_json, write_json
 from grpo.build.action_chunks import SIMULATOR, make_action_model
 from grpo.params import DATA, read_params
@@ -111,12 +111,8 @@ def draw(results: dict[str, Any]) -> Figure:
         axes = figure.subplots()
         numbers = [int(each) for each in results["seconds"]]
         rates = [results["steps"] / np.array(each) for each in results["seconds"].values()]
-        middle = [float(np.median(each)) for each in rates]
-        spread = [
-            [each - min(rate) for each, rate in zip(middle, rates)],
-            [max(rate) - each for each, rate in zip(middle, rates)],
-        ]
-        axes.errorbar(numbers, middle, yerr=spread, marker="o", capsize=3)
+        middle, reach = middle_and_reach(rates)
+        axes.errorbar(numbers, middle, yerr=reach, marker="o", capsize=3)
         axes.set(xlabel="processes of the simulator", ylabel="steps per second")
         axes.set_xticks(numbers)
         axes.set_ylim(bottom=0)

@@ -17,7 +17,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from benchmarks.demo import RESULTS, ROOT, machine, revision_of
-from benchmarks.figures import save_figure
+from benchmarks.figures import middle_and_reach, save_figure
 from grpo.artifacts.files import read_json, write_json
 from grpo.artifacts.tables import PROMPTS, read_table, write_table
 from grpo.build.drawing import Drawing, make_drawing
@@ -151,13 +151,8 @@ def draw(results: dict[str, Any]) -> Figure:
         figure = Figure(figsize=(5.0, 3.0), layout="constrained")
         axes = figure.subplots()
         names = list(results["seconds"])
-        several = [rates(results, name) for name in names]
-        middle = [float(np.median(each)) for each in several]
-        spread = [
-            [value - min(each) for value, each in zip(middle, several)],
-            [max(each) - value for value, each in zip(middle, several)],
-        ]
-        axes.barh(names, middle, xerr=spread, capsize=3)
+        middle, reach = middle_and_reach([rates(results, name) for name in names])
+        axes.barh(names, middle, xerr=reach, capsize=3)
         axes.invert_yaxis()
         axes.set(xlabel="tokens per second", xlim=(0, None))
     return figure

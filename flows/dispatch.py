@@ -29,21 +29,12 @@ from prefect.states import Cancelling, Crashed
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.gpus import Slots
-from flows.pipeline import LAST_RUN, MOST_STAGES, bring_up_to_date, end_lost_run, show, title
+from flows.pipeline import MOST_STAGES, begun, bring_up_to_date, show, title
 from flows.planning import Step
 from flows.remote_lock import RemoteLock
 from flows.remote_stage import ANSWER, AWAY, BEAT, DEPLOYMENTS, LINES, is_refusal
-from flows.runner import (
-    FLOW_LOCK,
-    Outcome,
-    Result,
-    Runner,
-    StageError,
-    Stopped,
-    stages_lock,
-)
+from flows.runner import Outcome, Result, Runner, StageError, Stopped
 from flows.wire import Answer, Order
-from grpo.artifacts.files import exclusive
 from grpo.errors import ParameterError, brief
 
 SILENCE_SECONDS = 45.0  # of a running worker, before another one gets the stage
@@ -73,12 +64,7 @@ def reproduce_remotely(targets: Sequence[str] = (), at_once: int | None = None) 
       StageError: If a stage failed; what does not depend on it has run.
     """
     workspace = Path.cwd()
-    with (
-        exclusive(workspace / FLOW_LOCK, "reproduce"),
-        stages_lock(workspace),
-        get_client(sync_client=True) as client,
-    ):
-        end_lost_run(workspace / LAST_RUN)
+    with begun(workspace), get_client(sync_client=True) as client:
         lock = RemoteLock(workspace, targets)
         send = Dispatcher(client, show=show).send
         most = max(1, len(lock.steps)) if at_once is None else at_once

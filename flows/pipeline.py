@@ -8,8 +8,8 @@ import json
 import os
 import re
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import cast
 from uuid import UUID
@@ -81,14 +81,13 @@ def reproduce(targets: Sequence[str] = (), at_once: int | None = None, push: boo
 
     Raises:
       ParameterError: If there is nowhere to push to.
-      BusyError: If another reproduce runs in this workspace.
+      BusyError: If another reproduce, or a stage of one that was killed, runs in this workspace.
       StageError: If a stage failed or was not reached; what does not depend on it has run.
     """
     workspace = Path.cwd()
     if push:
         require_remote(workspace)
-    with exclusive(workspace / FLOW_LOCK, "reproduce"), stages_lock(workspace) as lock:
-        end_lost_run(workspace / LAST_RUN)
+    with begun(workspace) as lock:
         record_what_waits(workspace)
         steps = plan(targets)
         most = len(os.sched_getaffinity(0)) if at_once is None else at_once
@@ -134,7 +133,19 @@ def bring_up_to_date(steps: Sequence[Step], runner: Runner) -> list[PrefectFutur
     return [futures[name] for name in sorted(set(futures).difference(*edges.values()))]
 
 
-def end_lost_run(note: Path) -> None:
+@contextmanager
+def begun(workspace: Path) -> Iterator[int]:
+    """Holds a workspace for the current flow run; yields the lock that its stages hold, too.
+
+    Raises:
+      BusyError: If another run, or a stage of one that was killed, holds it.
+    """
+    with exclusive(workspace / FLOW_LOCK, "reproduce"), stages_lock(workspace) as lock:
+        _end_lost_run(workspace / LAST_RUN)
+        yield lock
+
+
+def _end_lost_run(note: Path) -> None:
     """Has the server call the run before this one crashed if it ended without a word.
 
     The lock that it held is this one's now.

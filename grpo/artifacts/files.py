@@ -142,11 +142,17 @@ def digest(paths: Iterable[Path], value: Any = None) -> str:
         for file in files:
             if file.is_file() and "__pycache__" not in file.parts:
                 total.update(str(file).encode())
-                total.update(bytes.fromhex(_sha256(file)))
+                total.update(bytes.fromhex(_known_sha256(file)))
     return total.hexdigest()
 
 
-def _sha256(file: Path) -> str:
+def sha256_of(file: Path) -> str:
+    """Returns the SHA-256 of a file."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _known_sha256(file: Path) -> str:
     """Returns a file's SHA-256: of a large one that has not changed since, the one that is known.
 
     With its content the system changes a file's ctime, which nobody can set.
@@ -157,8 +163,7 @@ def _sha256(file: Path) -> str:
         of, _, found = known.read_text().rpartition(" ")
         if of == version:
             return found
-    with file.open("rb") as stream:
-        found = hashlib.file_digest(stream, "sha256").hexdigest()
+    found = sha256_of(file)
     is_settled = time.time() - file.stat().st_ctime > TICK_SECONDS
     if is_large and is_settled and _version(file) == version:
         write_bytes(known, f"{version} {found}".encode())

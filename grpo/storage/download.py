@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from grpo.artifacts.files import exclusive, remove, replace_whole
+from grpo.artifacts.files import exclusive, remove, replace_whole, sha256_of
 from grpo.storage.client import USUAL, Location, PassingError, Store, Transfer, explained, parse_uri
-from grpo.storage.manifest import read_manifest, sha256_of
+from grpo.storage.manifest import read_manifest
 
 CONTENT = "content"  # of the object that is being fetched
 FINISHED = "finished"  # which version of it, and where its finished parts start, one a line

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
-from grpo.artifacts.files import canonical_json, require_inside
+from grpo.artifacts.files import canonical_json, require_inside, sha256_of
 from grpo.errors import ArtifactError, StorageError
 from grpo.storage.client import Location, PassingError, Store
 
@@ -20,12 +20,6 @@ MANIFEST = "manifest.json"
 FileName = Annotated[str, AfterValidator(require_inside)]
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 FILES = TypeAdapter(Annotated[dict[FileName, Sha256], Field(min_length=1)])
-
-
-def sha256_of(path: Path) -> str:
-    """Returns the SHA-256 of a file."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def describe(directory: Path) -> bytes:

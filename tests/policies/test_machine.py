@@ -4,7 +4,6 @@ The tests compile with a backend that runs the captured graphs as they are: indu
 C++ compiler, which a fresh machine may not have.
 """
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from grpo.params import read_params
 from grpo.policies.forward import ForwardPasses
 from grpo.policies.storage import save_base
 from grpo.policies.tokens import Decoding, TokenPolicy, TokenTrajectory
-from tests.policies.tiny import seeded, tiny_policy
+from tests.policies.tiny import in_bfloat16, seeded, tiny_policy
 
 PARAMS = read_params(Path(__file__).parents[2] / "params.yaml")
 PROMPTS, SIZES = ["G12,18=", "S1+2="], [4, 3]
@@ -88,14 +87,7 @@ def test_without_a_compiler_one_line_says_so(monkeypatch: pytest.MonkeyPatch):
 def test_bfloat16_gives_the_log_probs_and_the_direction_of_float32():
     """Within 1/8 nat and 1 % of the cosine: logits of up to 8 are 1/32 apart in 8 bits."""
     exact = tiny_policy()
-    for parameter in exact.model.parameters():
-        parameter.data = parameter.data.bfloat16().float()
-    rounded = TokenPolicy(
-        copy.deepcopy(exact.model).bfloat16(),
-        exact.tokenizer,
-        decoding=exact.decoding,
-        uses_chat_template=False,
-    )
+    rounded = in_bfloat16(exact)
     trajectory, sampled = rounded.sample(PROMPTS, group_sizes=SIZES, generator=seeded())
     logp, gradient = log_prob_and_gradient(rounded, trajectory)
     expected, direction = log_prob_and_gradient(exact, trajectory)

@@ -1,7 +1,5 @@
 """AdamW on weights that are coarser than its steps: what moves is what would move in float32."""
 
-import copy
-
 import pytest
 import torch
 from torch import nn
@@ -9,8 +7,7 @@ from torch.optim import AdamW
 
 from grpo.build.policies import make_optimizer
 from grpo.policies.optimizer import PreciseAdamW, stepped_by
-from grpo.policies.tokens import TokenPolicy
-from tests.policies.tiny import seeded
+from tests.policies.tiny import in_bfloat16, seeded
 from tests.test_training import TRAINING, sampled_round, update_once
 
 HOW = {"lr": 1e-6, "betas": (0.9, 0.99), "weight_decay": 0.1}
@@ -70,14 +67,7 @@ def test_gradients_of_microbatches_add_up_in_float32():
 def test_an_update_of_a_policy_in_bfloat16_is_that_in_float32(largest: float):
     """As near as eight bits of its passes allow: the norm within 5 %, the cosine above 0.95."""
     exact, rollouts, trajectory = sampled_round()
-    for weight in exact.model.parameters():
-        weight.data = weight.data.bfloat16().float()
-    coarse = TokenPolicy(
-        copy.deepcopy(exact.model).bfloat16(),
-        exact.tokenizer,
-        decoding=exact.decoding,
-        uses_chat_template=False,
-    )
+    coarse = in_bfloat16(exact)
     moved, norms = [], []
     for policy in (exact, coarse):
         optimizer = make_optimizer(policy.model, TRAINING)

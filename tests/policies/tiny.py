@@ -1,5 +1,7 @@
 """Tiny models with a byte tokenizer: the classes that recipes load with real weights."""
 
+import copy
+
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
@@ -35,6 +37,18 @@ def tiny_policy(
         LlamaForCausalLM(settings).eval(),
         tokenizer,
         decoding=Decoding(temperature=temperature, max_steps=max_steps),
+        uses_chat_template=False,
+    )
+
+
+def in_bfloat16(policy: TokenPolicy) -> TokenPolicy:
+    """Returns a policy's copy in bfloat16, after its weights are rounded to what that can hold."""
+    for weight in policy.model.parameters():
+        weight.data = weight.data.bfloat16().float()
+    return TokenPolicy(
+        copy.deepcopy(policy.model).bfloat16(),
+        policy.tokenizer,
+        decoding=policy.decoding,
         uses_chat_template=False,
     )
 
