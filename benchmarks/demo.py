@@ -105,7 +105,7 @@ def table(results: dict[str, Any]) -> str:
     titled = {"greedy": "greedy", "pass_at_k": f"pass@{k}"}
     others = {name: title for name, title in titled.items() if name in first["base"]}
     titles = ["seed", "policy", f"mean@{k}", "gain over base", *others.values(), "GFLOPs"]
-    rows = list[list[str]]()
+    rows: list[list[str]] = []
     for seed, run in results["runs"].items():
         metrics = run["metrics"]
         for name, row in {"base": metrics["base"], **metrics["arms"]}.items():

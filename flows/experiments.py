@@ -3,9 +3,7 @@
 Import it after `flows.settings.prepare_environment`; `python -m flows.sweep` does.
 """
 
-import hashlib
 import itertools
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,6 +20,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from flows.pipeline import METRICS, headline, show
 from flows.planning import Hints, Step, plan
 from flows.runner import Runner, StageError
+from grpo.artifacts.files import digest
 from grpo.errors import ParameterError
 from grpo.lineage.lock import flatten
 from grpo.lineage.revision import git
@@ -50,7 +49,7 @@ def combinations(workspace: Path, given: Sequence[str]) -> dict[str, Settings]:
         values[path] = text.split(",")
     found = [dict(zip(values, each)) for each in itertools.product(*values.values())]
     start = [git(workspace, "rev-parse", "HEAD"), git(workspace, "diff", "HEAD")]
-    return {f"sweep-{_short([each, start])}": each for each in found}
+    return {f"sweep-{digest([], [each, start])[:10]}": each for each in found}
 
 
 @flow(
@@ -141,7 +140,3 @@ def _as_markdown(rows: list[dict[str, str]]) -> str:
     lines = [f"| {' | '.join(titles)} |", "|" + "---|" * len(titles)]
     lines += [f"| {' | '.join(row.get(title, '') for title in titles)} |" for row in rows]
     return "\n".join(lines)
-
-
-def _short(value: object) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:10]

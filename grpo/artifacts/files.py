@@ -157,15 +157,17 @@ def _known_sha256(file: Path) -> str:
 
     With its content the system changes a file's ctime, which nobody can set.
     """
-    version, is_large = _version(file), file.stat().st_size >= LARGE_BYTES
+    if file.stat().st_size < LARGE_BYTES:
+        return sha256_of(file)
+    version = _version(file)
     known = HASHES / hashlib.sha256(str(file.absolute()).encode()).hexdigest()
-    if is_large and known.exists():
+    if known.exists():
         of, _, found = known.read_text().rpartition(" ")
         if of == version:
             return found
     found = sha256_of(file)
     is_settled = time.time() - file.stat().st_ctime > TICK_SECONDS
-    if is_large and is_settled and _version(file) == version:
+    if is_settled and _version(file) == version:
         write_bytes(known, f"{version} {found}".encode())
     return found
 
