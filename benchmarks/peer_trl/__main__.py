@@ -10,16 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peer_trl.processes import Measured, measure, results
-from benchmarks.peer_trl.tune import read_fastest
+from benchmarks.peer_trl.tune import COMPILED_SIZES, FULL_WARMUPS, read_fastest
 from benchmarks.peer_trl.workload import SIZES, Scenario
 from grpo.artifacts.files import read_json, write_json
 
 OUT = Path(__file__).parents[1] / "results" / "peer_trl.json"
 SIDES = ("ours", "theirs")
 PARTS = ("generation", "scoring", "update", "total")
-# The same work at every size; then what the ratio depends on: longer prompts, dead groups.
+# The same work at every size; then with our updates compiled, at the sizes that `tune` tried it at;
+# then what the ratio depends on: longer prompts, dead groups.
 SCENARIOS: list[dict[str, Any]] = [
     *({"size": size} for size in SIZES),
+    *({"size": size, "full_warmups": FULL_WARMUPS} for size in COMPILED_SIZES),
     *({"size": size, "longest_prompt": 256} for size in SIZES),
     {"size": "3M", "uniform_fraction": 0.5},
 ]
@@ -36,8 +38,13 @@ def main(python: str, repeats: int) -> None:
 
 
 def compare(chosen: dict[str, Any], python: str, repeats: int) -> dict[str, Any]:
-    """Returns one scenario's runs of both sides and their ratios."""
+    """Returns one scenario's runs of both sides and their ratios.
+
+    With full warm-ups we compile: TRL does not, for it is slower so (peer_trl_tuning.json).
+    """
     settings = read_fastest(chosen["size"])
+    if "full_warmups" in chosen:
+        settings["ours"] = {**settings["ours"], "compile": True}
     scenarios = {side: Scenario(**chosen, settings=settings[side]) for side in SIDES}
     runs: dict[str, list[Measured]] = {side: [] for side in SIDES}
     for repeat in range(repeats):
@@ -105,6 +112,8 @@ def _median(runs: list[Measured], part: str) -> float:
 def _describe(scenario: dict[str, Any]) -> str:
     """Returns a scenario's name."""
     words = [scenario["size"]]
+    if scenario["settings"].get("compile"):
+        words.append("compiled")
     if scenario["longest_prompt"] != Scenario(size="", settings={}).longest_prompt:
         words.append(f"prompts up to {scenario['longest_prompt']}")
     if scenario["uniform_fraction"]:

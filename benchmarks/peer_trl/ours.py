@@ -14,6 +14,8 @@ from torch import Tensor
 from benchmarks.peer_trl import workload
 from benchmarks.peer_trl.workload import Clock, Scenario, now
 from grpo.artifacts.checkpoints import Scratch
+from grpo.build.machine import prepare_machine
+from grpo.machine_params import Machine
 from grpo.objective.algorithms import grpo
 from grpo.objective.base import Objective, chain
 from grpo.objective.weight import drop_uniform_groups
@@ -26,13 +28,14 @@ from grpo.types import Rollouts
 
 def main(scenario: Scenario) -> None:
     """Measures a scenario after a short warm-up."""
-    torch.set_num_threads(1)
+    compiles = bool(scenario.settings.get("compile"))
+    prepare_machine(Machine(device="cpu", dtype="float32", threads=1, compile=compiles))
     policy = make_policy(scenario, workload.WARMUP_TOKENS)
     weights = workload.sum_weights(policy.model)
     optimizer = PreciseAdamW(
         policy.model.parameters(), lr=workload.LEARNING_RATE, weight_decay=0.0, fused=True
     )  # what both sides have by default
-    if scenario.settings.get("compile"):
+    if compiles:
         policy.forward.compile("inductor")
     clock, start_bytes = Clock(), workload.resident_bytes()
     for seed in range(scenario.warmups + scenario.model.measured_updates):

@@ -4,6 +4,7 @@ python -m benchmarks.peer_trl.tune PYTHON_OF_TRL   # writes benchmarks/results/p
 """
 
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from grpo.artifacts.files import read_json, write_json
 TUNING = Path(__file__).parents[1] / "results" / "peer_trl_tuning.json"
 ROWS = (8, 16, 32, 64)  # per forward pass
 TIE = 0.03  # differences of single runs below this say nothing
-COMPILED_SIZE, FULL_WARMUPS = "3M", 2
-OTHERS: dict[str, list[dict[str, Any]]] = {  # at one size, beside the fastest number of rows
+COMPILED_SIZES, FULL_WARMUPS = ("0.1M", "3M"), 2
+OTHERS: dict[str, list[dict[str, Any]]] = {  # at these sizes, beside the fastest number of rows
     "ours": [{"compile": True}],
     "theirs": [
         {"torch_compile": True},
@@ -45,10 +46,10 @@ def main(python: str) -> None:
         for rows in ROWS:
             for side in ("theirs", "ours"):
                 try_out(side, size, {"rows": rows})
-    for side, others in OTHERS.items():
-        rows = fastest(runs, COMPILED_SIZE)[side]["rows"]
+    for size, (side, others) in product(COMPILED_SIZES, OTHERS.items()):
+        rows = fastest(runs, size)[side]["rows"]
         for each in others:
-            try_out(side, COMPILED_SIZE, {"rows": rows, **each})
+            try_out(side, size, {"rows": rows, **each})
     print(table(read_json(TUNING)))
 
 

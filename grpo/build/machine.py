@@ -1,6 +1,8 @@
 """The machine as parameters describe it, made ready."""
 
+import ctypes
 import os
+import platform
 import shutil
 import sysconfig
 import warnings
@@ -13,6 +15,8 @@ from grpo.errors import ParameterError
 from grpo.machine_params import Machine
 from grpo.params import PARAMS
 
+# glibc's parameters of mallopt, and a size that nothing reaches.
+TRIM_THRESHOLD, MMAP_THRESHOLD, NEVER = -1, -3, 2**31 - 1
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -29,10 +33,19 @@ def prepare_machine(machine: Machine) -> None:
         _require_compiler()
         # Dynamo looks at it on the keys and values of shared prompts.
         warnings.filterwarnings("ignore", message=r"The \.grad attribute of a Tensor")
+    _keep_freed_memory()
     torch.set_num_threads(machine.threads)
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
     torch.use_deterministic_algorithms(True, warn_only=True)
+
+
+def _keep_freed_memory() -> None:
+    """Lets a pass use what the last one freed: else pages go back and come again, cleared."""
+    if platform.libc_ver()[0] == "glibc":
+        library = ctypes.CDLL(None)
+        for parameter in (TRIM_THRESHOLD, MMAP_THRESHOLD):
+            library.mallopt(parameter, NEVER)
 
 
 def _require_compiler() -> None:

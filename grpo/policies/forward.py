@@ -27,6 +27,29 @@ class Scored(NamedTuple):
     passes: list[Pass]  # what was computed
 
 
+class Look(NamedTuple):
+    """What new tokens may attend to, and where they stand, as the model takes both."""
+
+    attention: Tensor  # over what was seen: what is added to scores, or a mask of numbers
+    positions: Int[Tensor, "row new"]
+
+
+class Ahead(NamedTuple):
+    """The same for rollouts that grow by a token at a time, made once for all steps."""
+
+    attention: Tensor  # at the last step
+    start: Int[Tensor, "row one"]  # positions of the first tokens behind the prompts
+    width: int  # of the prompts
+
+    def select(self, rows: Int[Tensor, " kept"]) -> "Ahead":
+        """Returns what is ahead of these rows."""
+        return Ahead(self.attention[rows], self.start[rows], self.width)
+
+    def at(self, step: int) -> Look:
+        """Returns what a rollout's token `step` sees."""
+        return Look(self.attention[..., : self.width + step + 1], self.start + step)
+
+
 class ForwardPasses:
     """Runs a model's body and head apart, so that only what is asked for reaches the head."""
 
@@ -53,17 +76,38 @@ class ForwardPasses:
         body = self._causal.get_decoder()
         self._body = torch.compile(body, backend=backend, dynamic=True)
 
+    def look_ahead(self, prompt_mask: Bool[Tensor, "row width"], num_steps: int) -> Ahead:
+        """Returns what rollouts of up to so many steps will see."""
+        rows, width = prompt_mask.shape
+        mask = torch.cat([prompt_mask, prompt_mask.new_ones(rows, num_steps)], dim=1)
+        start = prompt_mask.sum(dim=1, keepdim=True)
+        if self._takes_masks:
+            attention = _score_bias(mask, 1, self._words.weight.dtype)
+        else:
+            attention = mask.long()
+        device = self._words.weight.device
+        return Ahead(attention.to(device), start.to(device), width)
+
+    def prompt_logits(
+        self,
+        tokens: Int[Tensor, "prompt width"],
+        mask: Bool[Tensor, "prompt width"],
+        cache: DynamicCache,
+    ) -> Float[Tensor, "prompt token"]:
+        """Returns the logits after each prompt, on the host, and fills the cache."""
+        return self.next_logits(tokens, self._look(mask, tokens.shape[1]), cache)
+
     def next_logits(
-        self, tokens: Int[Tensor, "row new"], mask: Bool[Tensor, "row seen"], cache: DynamicCache
+        self, tokens: Int[Tensor, "row new"], look: Look, cache: DynamicCache
     ) -> Float[Tensor, "row token"]:
         """Returns the logits after the last token, on the host, and grows the cache."""
         with torch.inference_mode():
             if self._head is None:
-                output = self._run(self.model, tokens, mask, cache=cache, logits_to_keep=1)
+                output = self._run(self.model, tokens, look, cache=cache, logits_to_keep=1)
                 logits = output.logits[:, -1]
             else:  # apart: the model around both takes its time, too
                 body = self._causal.get_decoder()
-                logits = self._head(self._run(body, tokens, mask, cache=cache)[0][:, -1])
+                logits = self._head(self._run(body, tokens, look, cache=cache)[0][:, -1])
             result: Tensor = logits.float().cpu()
         return result
 
@@ -102,7 +146,8 @@ class ForwardPasses:
             hidden = self._shared_hidden(prompt, prompt_mask, row, tokens, mask)
         else:
             inputs, attention = _join(prompt[row], prompt_mask[row], tokens, mask)
-            output = self._run(self._body, inputs, attention, cache=None)
+            look = self._look(attention, inputs.shape[1])
+            output = self._run(self._body, inputs, look, cache=None)
             hidden = output.last_hidden_state[:, width - 1 :]
         logp, of_head = self._project(hidden, self._head, tokens, needed, temperature)
         return Scored(logp, passes + of_head)
@@ -129,9 +174,9 @@ class ForwardPasses:
         if type(head) is not nn.Linear or body is self._causal:
             return None
         tokens = torch.arange(1, 4)[None] % len(head.weight)
-        mask = torch.ones_like(tokens, dtype=torch.bool)
-        hidden = self._run(body, tokens, mask, cache=None).last_hidden_state
-        logits = self._run(self._causal, tokens, mask, cache=None).logits
+        look = self._look(torch.ones_like(tokens, dtype=torch.bool), tokens.shape[1])
+        hidden = self._run(body, tokens, look, cache=None).last_hidden_state
+        logits = self._run(self._causal, tokens, look, cache=None).logits
         return head if torch.equal(head(hidden), logits) else None
 
     def _shared_hidden(
@@ -144,14 +189,16 @@ class ForwardPasses:
     ) -> Float[Tensor, "rollout step hidden"]:
         """Returns the hidden states that predict each step; gradients reach the shared prompt."""
         cache = DynamicCache(config=self._causal.config)
-        read = self._run(self._body, prompt, prompt_mask, cache=cache)
+        look = self._look(prompt_mask, prompt.shape[1])
+        read = self._run(self._body, prompt, look, cache=cache)
         row = row.to(self.model.device)
         first: Tensor = read.last_hidden_state[:, -1:].index_select(0, row)
         if tokens.shape[1] == 1:
             return first
         select_rows(cache, row)
         attention = torch.cat([prompt_mask[row.cpu()], mask[:, :-1]], dim=1)
-        rest = self._run(self._body, tokens[:, :-1], attention, cache=cache)
+        look = self._look(attention, tokens.shape[1] - 1)
+        rest = self._run(self._body, tokens[:, :-1], look, cache=cache)
         return torch.cat([first, rest.last_hidden_state], dim=1)
 
     def _log_prob_of_logits(
@@ -166,37 +213,40 @@ class ForwardPasses:
         """Returns the same by the model's own logits, for models whose head does more."""
         inputs, attention = _join(prompt, prompt_mask, tokens, mask)
         count, (rows, width) = tokens.shape[1], inputs.shape
-        logits = self._run(self.model, inputs, attention, cache=None, logits_to_keep=count).logits
+        look = self._look(attention, width)
+        logits = self._run(self.model, inputs, look, cache=None, logits_to_keep=count).logits
         scaled = logits.float() / temperature
         chosen = scaled.gather(2, tokens[:, :, None].to(scaled.device))[:, :, 0]
         logp = torch.where(needed.to(scaled.device), chosen - scaled.logsumexp(dim=2), 0.0)
         return Scored(logp, [Pass(rows=rows, query=width, context=width, logits=count)])
 
+    def _look(self, mask: Bool[Tensor, "row seen"], new: int) -> Look:
+        """Returns what the last `new` tokens see, on the model's device."""
+        positions = (mask.long().cumsum(dim=1) - 1).clamp(min=0)[:, -new:]
+        # Without padding, transformers leaves the mask out, and torch half of the products.
+        if self._takes_masks and not (new == mask.shape[1] and mask.all()):
+            attention = _score_bias(mask, new, self._words.weight.dtype)
+        else:
+            attention = mask.long()
+        device = self._words.weight.device
+        return Look(attention.to(device), positions.to(device))
+
     def _run(
         self,
         module: Any,
         tokens: Int[Tensor, "row new"],
-        mask: Bool[Tensor, "row seen"],
+        look: Look,
         *,
         cache: DynamicCache | None,
         **settings: int,
     ) -> Any:
         """Returns the output of the model or its body for tokens at the end of what was seen."""
-        weight, (new, seen) = self._words.weight, (tokens.shape[1], mask.shape[1])
-        if new == 1 and cache is not None:
-            positions = mask.sum(dim=1, keepdim=True) - 1
-        else:
-            positions = (mask.long().cumsum(dim=1) - 1).clamp(min=0)[:, -new:]
-        # Without padding, transformers leaves the mask out, and torch half of the products.
-        if self._takes_masks and not (new == seen and mask.all()):
-            attention = _score_bias(mask, new, weight.dtype)
-        else:
-            attention = mask.long()
-        with _heads_sharing(weight.device.type == "cpu" and new > 1):
+        device = self._words.weight.device
+        with _heads_sharing(device.type == "cpu" and tokens.shape[1] > 1):
             return module(
-                input_ids=tokens.to(weight.device),
-                attention_mask=attention.to(weight.device),
-                position_ids=positions.to(weight.device),
+                input_ids=tokens.to(device),
+                attention_mask=look.attention,
+                position_ids=look.positions,
                 past_key_values=cache,
                 use_cache=cache is not None,
                 **settings,

@@ -8,7 +8,9 @@ from torch import Tensor, nn
 
 KEPT_LOGITS = 2**26  # what a backward pass may keep (256 MiB in float32); above it, recomputed
 CHUNK_LOGITS = 2**24  # what is computed at once
+CACHED_LOGITS = 2**19  # what a processor's cache holds from one operator to the next (2 MiB)
 BLOCK = 128  # tokens that are summed before the cumulative sum
+UNDIVIDED = 4 * BLOCK  # tokens: so few are summed at once
 BELOW_ONE = 1 - 2**-52
 
 
@@ -38,34 +40,42 @@ def draw(
 ) -> tuple[Int[Tensor, " rollout"], Float[Tensor, " rollout"]]:
     """Returns a token per row by inversion of the cumulative distribution, and its log-prob.
 
-    The probabilities are added up in blocks of BLOCK tokens, which are added up in float64; then in
-    float64 within the block that the number falls into. A token of probability 0 is never drawn.
+    Probabilities are added up in float64: of few tokens at once, of many those of blocks of BLOCK
+    tokens, and then within the block that the number falls into. A token of probability 0 is never
+    drawn.
     """
-    rows, vocabulary = logits.shape
     top = logits.amax(dim=1, keepdim=True)
-    mass = (logits - top).div_(temperature).exp_()
-    if vocabulary % BLOCK:  # `pad` copies even where there is nothing to add
-        mass = nn.functional.pad(mass, (0, -vocabulary % BLOCK))
-    blocks = mass.view(rows, -1, BLOCK)
-    sums = blocks.sum(dim=2).double()
-    total = sums.sum(dim=1, keepdim=True)
-    block, left = _invert(sums, uniform[:, None] * total)
-    within = blocks[torch.arange(rows), block[:, 0]].double()
-    offset, _ = _invert(within, left)
-    chosen = block * BLOCK + offset
+    mass = logits - top
+    if temperature != 1.0:
+        mass.div_(temperature)
+    mass.exp_()
+    below_one = uniform[:, None].clamp(max=BELOW_ONE)  # so that no product reaches the whole
+    if logits.shape[1] <= UNDIVIDED:
+        cumulative = mass.cumsum(dim=1, dtype=torch.float64)
+        total = cumulative[:, -1:]
+        chosen = torch.searchsorted(cumulative, below_one * total, right=True)
+    else:
+        chosen, total = _invert_by_blocks(mass, below_one)
     logp = (logits.gather(1, chosen) - top).double() / temperature - total.log()
     return chosen[:, 0], logp[:, 0].to(logits.dtype)
 
 
-def _invert(
-    mass: Float[Tensor, "row part"], point: Float[Tensor, "row one"]
+def _invert_by_blocks(
+    mass: Float[Tensor, "row token"], fraction: Float[Tensor, "row one"]
 ) -> tuple[Int[Tensor, "row one"], Float[Tensor, "row one"]]:
-    """Returns the part that holds a point of the whole, and how far into the part it lies."""
-    cumulative = mass.cumsum(dim=1)
-    point = point.minimum(cumulative[:, -1:] * BELOW_ONE)  # sums are rounded
-    part = torch.searchsorted(cumulative, point, right=True)
-    before = cumulative.gather(1, part) - mass.gather(1, part)
-    return part, (point - before).clamp_(min=0)
+    """Returns the token at which this fraction of the mass is reached, and all of the mass."""
+    rows, vocabulary = mass.shape
+    if vocabulary % BLOCK:  # `pad` copies even where there is nothing to add
+        mass = nn.functional.pad(mass, (0, -vocabulary % BLOCK))
+    blocks = mass.view(rows, -1, BLOCK)
+    cumulative = blocks.sum(dim=2).cumsum(dim=1, dtype=torch.float64)
+    total = cumulative[:, -1:]
+    point = fraction * total
+    block = torch.searchsorted(cumulative, point, right=True)
+    before = nn.functional.pad(cumulative, (1, 0)).gather(1, block)
+    within = blocks[torch.arange(rows), block[:, 0]].cumsum(dim=1, dtype=torch.float64)
+    rest = (point - before).minimum(within[:, -1:] * BELOW_ONE)  # a block's sum was rounded
+    return block * BLOCK + torch.searchsorted(within, rest, right=True), total
 
 
 class _ChosenLogProb(torch.autograd.Function):
@@ -87,7 +97,7 @@ class _ChosenLogProb(torch.autograd.Function):
     ) -> Tensor:
         logp = hidden.new_empty(len(hidden), dtype=_precise(hidden.dtype))
         kept = []
-        for rows in _chunks(len(hidden), len(weight)):
+        for rows in _chunks(len(hidden), len(weight), CHUNK_LOGITS):
             softmax, logp[rows] = _softmax(hidden[rows], weight, bias, chosen[rows], temperature)
             if keep:
                 kept.append(softmax)
@@ -103,7 +113,7 @@ class _ChosenLogProb(torch.autograd.Function):
         to_hidden = torch.empty_like(hidden) if needs_hidden else None
         to_weight = torch.zeros_like(weight) if needs_weight else None
         to_bias = torch.zeros_like(bias) if bias is not None and needs_bias else None
-        for index, rows in enumerate(_chunks(len(hidden), len(weight))):
+        for index, rows in enumerate(_chunks(len(hidden), len(weight), CHUNK_LOGITS)):
             if kept:
                 softmax = kept[index]
             else:
@@ -130,13 +140,17 @@ def _softmax(
 ) -> tuple[Float[Tensor, "position token"], Float[Tensor, " position"]]:
     """Returns the softmax of the scaled logits, and the log-prob of what was chosen."""
     logits = nn.functional.linear(hidden, weight, bias).to(_precise(hidden.dtype))
-    if temperature != 1.0:
-        logits.div_(temperature)
-    logits.sub_(logits.amax(dim=1, keepdim=True))
-    picked = logits.gather(1, chosen[:, None])
-    total = logits.exp_().sum(dim=1, keepdim=True)
-    logits.div_(total)
-    return logits, (picked - total.log())[:, 0]
+    logp = logits.new_empty(len(logits))
+    for rows in _chunks(len(logits), len(weight), CACHED_LOGITS):
+        part = logits[rows]
+        if temperature != 1.0:
+            part.div_(temperature)
+        part.sub_(part.amax(dim=1, keepdim=True))
+        picked = part.gather(1, chosen[rows, None])
+        total = part.exp_().sum(dim=1, keepdim=True)
+        part.div_(total)
+        logp[rows] = (picked - total.log())[:, 0]
+    return logits, logp
 
 
 def _precise(dtype: torch.dtype) -> torch.dtype:
@@ -144,7 +158,7 @@ def _precise(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def _chunks(num_positions: int, vocabulary: int) -> list[slice]:
-    """Returns slices of positions, CHUNK_LOGITS logits each."""
-    size = max(1, CHUNK_LOGITS // vocabulary)
+def _chunks(num_positions: int, vocabulary: int, num_logits: int) -> list[slice]:
+    """Returns slices of positions, so many logits each."""
+    size = max(1, num_logits // vocabulary)
     return [slice(start, start + size) for start in range(0, num_positions, size)]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor
-from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo.artifacts.tensors import unpack_ragged
 from grpo.policies.base import Policy
@@ -253,10 +253,10 @@ class TokenPolicy(Policy[TokenTrajectory]):
         uniform = torch.rand(len(group), steps, dtype=torch.float64, generator=generator)
 
         cache = sampling_cache(self.model.config, steps)
-        logits = self._forward(prompt, prompt_mask, cache)
+        logits = self.forward.prompt_logits(prompt, prompt_mask, cache)[group]
+        passes = [_reading(*prompt.shape, seen=prompt.shape[1])]
         cache.batch_select_indices(group.to(self.model.device))
-        logits, seen = logits[group], prompt.shape[1]
-        attention = torch.cat([prompt_mask[group], torch.ones_like(mask)], dim=1)
+        ahead = self.forward.look_ahead(prompt_mask[group], steps)
         alive: slice | Tensor = slice(None)  # until one has ended: a view is cheaper
         for step in range(steps):
             chosen, chosen_logp = self._draw(logits, uniform[alive, step])
@@ -267,10 +267,13 @@ class TokenPolicy(Policy[TokenTrajectory]):
                 break
             if num_ended:
                 going = (~has_ended).nonzero()[:, 0]
-                cache.batch_select_indices(going.to(self.model.device))
-                alive = torch.arange(len(group))[alive][going]
-                chosen, attention = chosen[going], attention[going]
-            logits = self._forward(chosen[:, None], attention[:, : seen + step + 1], cache)
+                alive, chosen = torch.arange(len(group))[alive][going], chosen[going]
+                going = going.to(self.model.device)
+                cache.batch_select_indices(going)
+                ahead = ahead.select(going)
+            logits = self.forward.next_logits(chosen[:, None], ahead.at(step), cache)
+            passes.append(_reading(len(chosen), 1, seen=prompt.shape[1] + step + 1))
+        self._count(*passes)
         width = int(mask.sum(dim=1).max())
         self.cost += Cost(sampled_steps=int(mask.sum()))
         trajectory = TokenTrajectory(
@@ -332,12 +335,6 @@ class TokenPolicy(Policy[TokenTrajectory]):
             return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
         return list(self.tokenizer(prompt, add_special_tokens=True)["input_ids"])
 
-    def _forward(self, tokens: Tensor, attention: Tensor, cache: DynamicCache) -> Tensor:
-        """Returns the logits after the last token, on the host, and grows the cache."""
-        (rows, query), context = tokens.shape, attention.shape[1]
-        self._count(Pass(rows=rows, query=query, context=context, logits=1))
-        return self.forward.next_logits(tokens, attention, cache)
-
     def _draw(
         self, logits: Float[Tensor, "rollout token"], uniform: Float[Tensor, " rollout"]
     ) -> tuple[Int[Tensor, " rollout"], Float[Tensor, " rollout"]]:
@@ -357,6 +354,11 @@ class TokenPolicy(Policy[TokenTrajectory]):
 def token_layout(routing: RoutingMode) -> Layout:
     """Returns what is stored of texts, and of experts if their choices are replayed."""
     return {**LAYOUT, **ROUTING_LAYOUT} if routing == "replay_sampled" else LAYOUT
+
+
+def _reading(rows: int, new: int, *, seen: int) -> Pass:
+    """Returns the pass that reads tokens while sampling: the last one's logits are needed."""
+    return Pass(rows=rows, query=new, context=seen, logits=1)
 
 
 def _end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Tensor:

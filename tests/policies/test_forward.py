@@ -196,8 +196,9 @@ def test_a_draw_inverts_the_cumulative_distribution(vocabulary: int, temperature
     )
 
 
-def test_a_token_without_mass_is_never_drawn():
-    logits = torch.full((3, 300), -torch.inf)
+@pytest.mark.parametrize("vocabulary", [300, 3000])  # summed at once, and by blocks
+def test_a_token_without_mass_is_never_drawn(vocabulary: int):
+    logits = torch.full((3, vocabulary), -torch.inf)
     logits[:, [7, 290]] = 0.0
     uniform = torch.tensor([0.0, 0.5, 1 - 2**-53], dtype=torch.float64)
     chosen, logp = draw(logits, uniform, 1.0)

@@ -4,6 +4,8 @@ The tests compile with a backend that runs the captured graphs as they are: indu
 C++ compiler, which a fresh machine may not have.
 """
 
+import platform
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +84,16 @@ def test_without_a_compiler_one_line_says_so(monkeypatch: pytest.MonkeyPatch):
         "params.yaml: machine.compile true needs a C++ compiler, no-such-compiler, found none; "
         "install it or set false"
     )
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="sets glibc's allocator up")
+def test_a_pass_uses_the_memory_that_the_last_one_freed():
+    """Without it, 64 MiB come as 16384 pages of the system's each time."""
+    prepare_machine(PARAMS.machine)
+    torch.ones(2**24)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.ones(2**24)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 1000
 
 
 def test_bfloat16_gives_the_log_probs_and_the_direction_of_float32():
