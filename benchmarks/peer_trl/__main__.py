@@ -10,18 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peer_trl.processes import Measured, measure, results
-from benchmarks.peer_trl.tune import COMPILED_SIZES, FULL_WARMUPS, read_fastest
+from benchmarks.peer_trl.tune import COMPILING, FULL_WARMUPS, read_fastest
 from benchmarks.peer_trl.workload import SIZES, Scenario
 from grpo.artifacts.files import read_json, write_json
 
 OUT = Path(__file__).parents[1] / "results" / "peer_trl.json"
 SIDES = ("ours", "theirs")
 PARTS = ("generation", "scoring", "update", "total")
-# The same work at every size; then with our updates compiled, at the sizes that `tune` tried it at;
-# then what the ratio depends on: longer prompts, dead groups.
+# The same work at every size; then compiled, on the sides that are not slower so by `tune`; then
+# what the ratio depends on: longer prompts, dead groups.
 SCENARIOS: list[dict[str, Any]] = [
     *({"size": size} for size in SIZES),
-    *({"size": size, "full_warmups": FULL_WARMUPS} for size in COMPILED_SIZES),
+    {"size": "0.1M", "compiled": SIDES},
+    {"size": "3M", "compiled": ("ours",)},
     *({"size": size, "longest_prompt": 256} for size in SIZES),
     {"size": "3M", "uniform_fraction": 0.5},
 ]
@@ -40,12 +41,24 @@ def main(python: str, repeats: int) -> None:
 def compare(chosen: dict[str, Any], python: str, repeats: int) -> dict[str, Any]:
     """Returns one scenario's runs of both sides and their ratios.
 
-    With full warm-ups we compile: TRL does not, for it is slower so (peer_trl_tuning.json).
+    Args:
+      chosen: What differs from a Scenario's defaults, and `compiled`: the sides that compile.
     """
-    settings = read_fastest(chosen["size"])
-    if "full_warmups" in chosen:
-        settings["ours"] = {**settings["ours"], "compile": True}
-    scenarios = {side: Scenario(**chosen, settings=settings[side]) for side in SIDES}
+    settings, compiled = read_fastest(chosen["size"]), chosen.get("compiled", ())
+    plain = {
+        side: Scenario(
+            **{name: value for name, value in chosen.items() if name != "compiled"},
+            settings=settings[side],
+            full_warmups=FULL_WARMUPS if compiled else 0,
+        )
+        for side in SIDES
+    }
+    scenarios = {
+        side: replace(each, settings={**each.settings, **COMPILING[side]})
+        if side in compiled
+        else each
+        for side, each in plain.items()
+    }
     runs: dict[str, list[Measured]] = {side: [] for side in SIDES}
     for repeat in range(repeats):
         for side in SIDES if repeat % 2 == 0 else reversed(SIDES):
@@ -53,7 +66,7 @@ def compare(chosen: dict[str, Any], python: str, repeats: int) -> dict[str, Any]
             print(chosen, side, runs[side][-1], flush=True)
     weights = {run["weights"] for side in SIDES for run in runs[side]}
     assert len(weights) == 1, weights
-    counted = measure("theirs", replace(scenarios["theirs"], counts_flops=True), python)
+    counted = measure("theirs", replace(plain["theirs"], counts_flops=True), python)
     flops = {"ours": runs["ours"][0]["flops"], "theirs": counted["flops"]}
     return {
         "scenario": {side: asdict(each) for side, each in scenarios.items()},
@@ -86,7 +99,7 @@ def table(content: dict[str, Any]) -> str:
     header = ["what", "part", "ours", "TRL", "ratio"]
     lines = [f"| {' | '.join(header)} |", "|" + "---|" * len(header)]
     for each in content["scenarios"]:
-        what, ratio = _describe(each["scenario"]["ours"]), each["ratio"]
+        what, ratio = _describe(each["scenario"]), each["ratio"]
         for part in PARTS:
             ours, theirs = (_median(each[side], part) for side in SIDES)
             low, high = ratio["total_of_pairs"]
@@ -109,11 +122,13 @@ def _median(runs: list[Measured], part: str) -> float:
     return statistics.median(run[f"{part}_cpu_seconds"] for run in runs)
 
 
-def _describe(scenario: dict[str, Any]) -> str:
+def _describe(scenarios: dict[str, dict[str, Any]]) -> str:
     """Returns a scenario's name."""
+    scenario = scenarios["ours"]
     words = [scenario["size"]]
-    if scenario["settings"].get("compile"):
-        words.append("compiled")
+    compiled = [COMPILING[side].items() <= scenarios[side]["settings"].items() for side in SIDES]
+    if any(compiled):
+        words.append("both compiled" if all(compiled) else "ours compiled")
     if scenario["longest_prompt"] != Scenario(size="", settings={}).longest_prompt:
         words.append(f"prompts up to {scenario['longest_prompt']}")
     if scenario["uniform_fraction"]:

@@ -15,11 +15,13 @@ from grpo.artifacts.files import read_json, write_json
 TUNING = Path(__file__).parents[1] / "results" / "peer_trl_tuning.json"
 ROWS = (8, 16, 32, 64)  # per forward pass
 TIE = 0.03  # differences of single runs below this say nothing
-COMPILED_SIZES, FULL_WARMUPS = ("0.1M", "3M"), 2
+FULL_WARMUPS = 2  # where something is compiled
+COMPILING = {"ours": {"compile": True}, "theirs": {"torch_compile": True}}
+OTHER_SIZES = ("0.1M", "3M")
 OTHERS: dict[str, list[dict[str, Any]]] = {  # at these sizes, beside the fastest number of rows
-    "ours": [{"compile": True}],
+    "ours": [COMPILING["ours"]],
     "theirs": [
-        {"torch_compile": True},
+        COMPILING["theirs"],
         {"cache_implementation": "static"},
         {"use_transformers_continuous_batching": True},
     ],
@@ -46,7 +48,7 @@ def main(python: str) -> None:
         for rows in ROWS:
             for side in ("theirs", "ours"):
                 try_out(side, size, {"rows": rows})
-    for size, (side, others) in product(COMPILED_SIZES, OTHERS.items()):
+    for size, (side, others) in product(OTHER_SIZES, OTHERS.items()):
         rows = fastest(runs, size)[side]["rows"]
         for each in others:
             try_out(side, size, {"rows": rows, **each})
