@@ -10,70 +10,56 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peer_trl.processes import Measured, measure, results
-from benchmarks.peer_trl.tune import COMPILING, FULL_WARMUPS, read_fastest
+from benchmarks.peer_trl.tune import SIDES, read_fastest
 from benchmarks.peer_trl.workload import SIZES, Scenario
 from grpo.artifacts.files import read_json, write_json
 
 OUT = Path(__file__).parents[1] / "results" / "peer_trl.json"
-SIDES = ("ours", "theirs")
 PARTS = ("generation", "scoring", "update", "total")
-# The same work at every size; then compiled, on the sides that are not slower so by `tune`; then
-# what the ratio depends on: longer prompts, dead groups.
+# The same work at every size; then what the ratio depends on: longer prompts, dead groups.
 SCENARIOS: list[dict[str, Any]] = [
     *({"size": size} for size in SIZES),
-    {"size": "0.1M", "compiled": SIDES},
-    {"size": "3M", "compiled": ("ours",)},
     *({"size": size, "longest_prompt": 256} for size in SIZES),
     {"size": "3M", "uniform_fraction": 0.5},
 ]
 
 
 def main(python: str, repeats: int) -> None:
-    """Measures every scenario and prints the table of docs/speed.md."""
-    measured = []
-    for each in SCENARIOS:
-        measured.append(compare(each, python, repeats))
+    """Measures every scenario that the file does not hold, prints the table of docs/speed.md."""
+    plans = [plan(**chosen) for chosen in SCENARIOS]
+    stored = [{side: asdict(each) for side, each in scenarios.items()} for scenarios in plans]
+    known = read_json(OUT)["scenarios"] if OUT.exists() else []
+    measured = [each for each in known if each["scenario"] in stored]
+    for scenarios, as_stored in zip(plans, stored):
+        if any(each["scenario"] == as_stored for each in measured):
+            continue
+        measured.append({"scenario": as_stored, **compare(scenarios, python, repeats)})
+        measured.sort(key=lambda each: stored.index(each["scenario"]))
         command = f"benchmarks.peer_trl PYTHON_OF_TRL {repeats}"
         write_json(OUT, results(command, python, scenarios=measured))
     print(table(read_json(OUT)))
 
 
-def compare(chosen: dict[str, Any], python: str, repeats: int) -> dict[str, Any]:
-    """Returns one scenario's runs of both sides and their ratios.
+def plan(size: str, **others: Any) -> dict[str, Scenario]:
+    """Returns what either side runs; `others` differ from a Scenario's defaults."""
+    return {
+        side: Scenario(size=size, settings=settings, **others)
+        for side, settings in read_fastest(size).items()
+    }
 
-    Args:
-      chosen: What differs from a Scenario's defaults, and `compiled`: the sides that compile.
-    """
-    settings, compiled = read_fastest(chosen["size"]), chosen.get("compiled", ())
-    plain = {
-        side: Scenario(
-            **{name: value for name, value in chosen.items() if name != "compiled"},
-            settings=settings[side],
-            full_warmups=FULL_WARMUPS if compiled else 0,
-        )
-        for side in SIDES
-    }
-    scenarios = {
-        side: replace(each, settings={**each.settings, **COMPILING[side]})
-        if side in compiled
-        else each
-        for side, each in plain.items()
-    }
+
+def compare(scenarios: dict[str, Scenario], python: str, repeats: int) -> dict[str, Any]:
+    """Returns the runs of both sides and their ratios."""
     runs: dict[str, list[Measured]] = {side: [] for side in SIDES}
     for repeat in range(repeats):
         for side in SIDES if repeat % 2 == 0 else reversed(SIDES):
             runs[side].append(measure(side, scenarios[side], python))
-            print(chosen, side, runs[side][-1], flush=True)
+            print(scenarios[side], runs[side][-1], flush=True)
     weights = {run["weights"] for side in SIDES for run in runs[side]}
     assert len(weights) == 1, weights
-    counted = measure("theirs", replace(plain["theirs"], counts_flops=True), python)
+    counted = measure("theirs", replace(scenarios["theirs"], counts_flops=True), python)
     flops = {"ours": runs["ours"][0]["flops"], "theirs": counted["flops"]}
-    return {
-        "scenario": {side: asdict(each) for side, each in scenarios.items()},
-        **runs,
-        "flops": flops,
-        "ratio": ratios(runs, flops),
-    }
+    return {**runs, "flops": flops, "ratio": ratios(runs, flops)}
 
 
 def ratios(runs: dict[str, list[Measured]], flops: dict[str, float]) -> dict[str, Any]:
@@ -99,7 +85,7 @@ def table(content: dict[str, Any]) -> str:
     header = ["what", "part", "ours", "TRL", "ratio"]
     lines = [f"| {' | '.join(header)} |", "|" + "---|" * len(header)]
     for each in content["scenarios"]:
-        what, ratio = _describe(each["scenario"]), each["ratio"]
+        what, ratio = _describe(each["scenario"]["ours"]), each["ratio"]
         for part in PARTS:
             ours, theirs = (_median(each[side], part) for side in SIDES)
             low, high = ratio["total_of_pairs"]
@@ -122,13 +108,9 @@ def _median(runs: list[Measured], part: str) -> float:
     return statistics.median(run[f"{part}_cpu_seconds"] for run in runs)
 
 
-def _describe(scenarios: dict[str, dict[str, Any]]) -> str:
+def _describe(scenario: dict[str, Any]) -> str:
     """Returns a scenario's name."""
-    scenario = scenarios["ours"]
     words = [scenario["size"]]
-    compiled = [COMPILING[side].items() <= scenarios[side]["settings"].items() for side in SIDES]
-    if any(compiled):
-        words.append("both compiled" if all(compiled) else "ours compiled")
     if scenario["longest_prompt"] != Scenario(size="", settings={}).longest_prompt:
         words.append(f"prompts up to {scenario['longest_prompt']}")
     if scenario["uniform_fraction"]:

@@ -3,9 +3,11 @@
 python -m benchmarks.peer_trl.tune PYTHON_OF_TRL   # writes benchmarks/results/peer_trl_tuning.json
 """
 
+import json
 import sys
 from itertools import product
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from benchmarks.peer_trl.processes import measure, results
@@ -14,14 +16,16 @@ from grpo.artifacts.files import read_json, write_json
 
 TUNING = Path(__file__).parents[1] / "results" / "peer_trl_tuning.json"
 ROWS = (8, 16, 32, 64)  # per forward pass
-TIE = 0.03  # differences of single runs below this say nothing
+REPEATS = {"0.1M": 3, "3M": 3, "30M": 1}  # by turns; medians count
+TIE = 0.03  # smaller differences say nothing
+KEY = ("side", "size", "settings")
+SIDES = ("ours", "theirs")
 FULL_WARMUPS = 2  # where something is compiled
-COMPILING = {"ours": {"compile": True}, "theirs": {"torch_compile": True}}
 OTHER_SIZES = ("0.1M", "3M")
 OTHERS: dict[str, list[dict[str, Any]]] = {  # at these sizes, beside the fastest number of rows
-    "ours": [COMPILING["ours"]],
+    "ours": [{"compile": True}],
     "theirs": [
-        COMPILING["theirs"],
+        {"torch_compile": True},
         {"cache_implementation": "static"},
         {"use_transformers_continuous_batching": True},
     ],
@@ -29,11 +33,11 @@ OTHERS: dict[str, list[dict[str, Any]]] = {  # at these sizes, beside the fastes
 
 
 def main(python: str) -> None:
-    """Measures every candidate once; what the file holds already is kept."""
+    """Measures every candidate REPEATS times; what the file holds already is kept."""
     runs: list[dict[str, Any]] = read_json(TUNING)["runs"] if TUNING.exists() else []
 
-    def try_out(side: str, size: str, settings: dict[str, Any]) -> None:
-        key = {"side": side, "size": size, "settings": settings}
+    def try_out(side: str, size: str, settings: dict[str, Any], repeat: int = 0) -> None:
+        key = {"side": side, "size": size, "settings": settings, "repeat": repeat}
         if any(key.items() <= run.items() for run in runs):
             return
         compiles = any("compile" in name for name in settings)
@@ -44,10 +48,9 @@ def main(python: str) -> None:
         print(runs[-1], flush=True)
         write_json(TUNING, results("benchmarks.peer_trl.tune PYTHON_OF_TRL", python, runs=runs))
 
-    for size in SIZES:
-        for rows in ROWS:
-            for side in ("theirs", "ours"):
-                try_out(side, size, {"rows": rows})
+    for size, repeats in REPEATS.items():
+        for repeat, rows, side in product(range(repeats), ROWS, SIDES):
+            try_out(side, size, {"rows": rows}, repeat)
     for size, (side, others) in product(OTHER_SIZES, OTHERS.items()):
         rows = fastest(runs, size)[side]["rows"]
         for each in others:
@@ -63,20 +66,40 @@ def read_fastest(size: str) -> dict[str, dict[str, Any]]:
 def fastest(runs: list[dict[str, Any]], size: str) -> dict[str, dict[str, Any]]:
     """Returns the settings of either side with the least CPU time.
 
-    Of those that are as fast within TIE, the one that takes the least memory. What was tried
-    beside the rows is left out: it gains little, or costs minutes before the first update.
+    TRL's: of those that are as fast within TIE, the one that takes the least memory; ours: of those
+    that take no more memory than that. What was tried beside the rows is left out: it gains
+    little, or costs minutes before the first update.
     """
-    found = {}
-    for side in ("ours", "theirs"):
-        rows = [
+    ours, theirs = (
+        [
             run
-            for run in runs
+            for run in medians(runs)
             if (run["side"], run["size"]) == (side, size) and set(run["settings"]) == {"rows"}
         ]
-        limit = (1 + TIE) * min(run["total_cpu_seconds"] for run in rows)
-        tied = [run for run in rows if run["total_cpu_seconds"] <= limit]
-        found[side] = min(tied, key=lambda run: run["growth_bytes"])["settings"]
-    return found
+        for side in SIDES
+    )
+    limit = (1 + TIE) * min(run["total_cpu_seconds"] for run in theirs)
+    tied = [run for run in theirs if run["total_cpu_seconds"] <= limit]
+    chosen = min(tied, key=lambda run: run["growth_bytes"])
+    small = [run for run in ours if run["growth_bytes"] <= chosen["growth_bytes"]]
+    return {
+        "ours": min(small, key=lambda run: run["total_cpu_seconds"])["settings"],
+        "theirs": chosen["settings"],
+    }
+
+
+def medians(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns a run per candidate, the median of its repeats number by number."""
+    candidates: dict[str, list[dict[str, Any]]] = {}
+    for run in runs:
+        candidates.setdefault(json.dumps([run[name] for name in KEY]), []).append(run)
+    return [
+        {
+            name: value if name in KEY else median(run[name] for run in repeats)
+            for name, value in repeats[0].items()
+        }
+        for repeats in candidates.values()
+    ]
 
 
 def table(content: dict[str, Any]) -> str:
@@ -85,8 +108,8 @@ def table(content: dict[str, Any]) -> str:
         "| size | side | settings | CPU s per update | added memory, GB | warm-up, s |",
         "|---|---|---|---|---|---|",
     ]
-    runs = sorted(content["runs"], key=lambda run: (list(SIZES).index(run["size"]), run["side"]))
-    for run in runs:
+    runs = content["runs"]
+    for run in sorted(medians(runs), key=lambda run: (list(SIZES).index(run["size"]), run["side"])):
         settings = ", ".join(f"{name} {value}" for name, value in sorted(run["settings"].items()))
         if run["settings"] == fastest(runs, run["size"])[run["side"]]:
             settings = f"**{settings}**"
