@@ -141,7 +141,8 @@ def _softmax(
     """Returns the softmax of the scaled logits, and the log-prob of what was chosen."""
     logits = nn.functional.linear(hidden, weight, bias).to(_precise(hidden.dtype))
     logp = logits.new_empty(len(logits))
-    for rows in _chunks(len(logits), len(weight), CACHED_LOGITS):
+    size = CACHED_LOGITS if logits.is_cpu else CHUNK_LOGITS  # a GPU's operators are large or slow
+    for rows in _chunks(len(logits), len(weight), size):
         part = logits[rows]
         if temperature != 1.0:
             part.div_(temperature)
