@@ -80,13 +80,8 @@ class ForwardPasses:
         """Returns what rollouts of up to so many steps will see."""
         rows, width = prompt_mask.shape
         mask = torch.cat([prompt_mask, prompt_mask.new_ones(rows, num_steps)], dim=1)
-        start = prompt_mask.sum(dim=1, keepdim=True)
-        if self._takes_masks:
-            attention = _score_bias(mask, 1, self._words.weight.dtype)
-        else:
-            attention = mask.long()
-        device = self._words.weight.device
-        return Ahead(attention.to(device), start.to(device), width)
+        last = self._look(mask, 1)
+        return Ahead(last.attention, last.positions - (num_steps - 1), width)
 
     def prompt_logits(
         self,
