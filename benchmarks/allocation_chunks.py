@@ -23,11 +23,11 @@ from matplotlib.figure import Figure
 from benchmarks.allocation_tokens import draw_curve, gains_by_cost, share_to_reach
 from benchmarks.demo import ROOT
 from benchmarks.figures import save_figure
-from benchmarks.markdown import markdown_table
 from benchmarks.seeds import record_seeds
 from benchmarks.workspaces import make_workspace, peak_bytes, run_stages
 from grpo.artifacts.files import read_json
 from grpo.artifacts.tables import EVALUATION, REWARDS, ROLLOUTS, read_table
+from grpo.markdown import markdown_table
 from grpo.phase_metrics import evenness
 from grpo.report.drawing import styled
 

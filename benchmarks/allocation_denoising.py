@@ -24,12 +24,12 @@ from PIL import Image
 from benchmarks.allocation_tokens import COSTS, draw_curve, gains_by_cost, share_to_reach
 from benchmarks.demo import ROOT
 from benchmarks.figures import save_figure
-from benchmarks.markdown import markdown_table
 from benchmarks.seeds import record_seeds
 from benchmarks.workspaces import make_workspace, peak_bytes, run_stages
 from grpo.artifacts.files import read_json
 from grpo.artifacts.tables import EVALUATION_SAMPLES, read_table
 from grpo.artifacts.tensors import read_tensors
+from grpo.markdown import markdown_table
 from grpo.report.drawing import MARKERS, styled
 
 ARMS = ROOT / "benchmarks" / "allocation_denoising.yaml"

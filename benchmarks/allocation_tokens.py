@@ -25,6 +25,7 @@ from benchmarks.figures import save_figure
 from benchmarks.seeds import record_seeds
 from benchmarks.workspaces import make_workspace, run_stages
 from grpo.artifacts.files import read_json
+from grpo.markdown import markdown_table
 from grpo.params import Parameters, read_params
 from grpo.report.comparison import Curve, cost_to_reach
 from grpo.report.drawing import MARKERS, styled
@@ -232,12 +233,10 @@ def draw_curve(
 
 def table(results: dict[str, Any]) -> str:
     """Returns the summary as the Markdown table of docs/allocation_tokens.md."""
-    lines = [
-        "| arm | gain in mean@8 | against uniform | greedy | pass@8 | FLOPs of uniform's "
-        "| seconds of uniform's | seeds that reach uniform | FLOPs to reach it "
-        "| seconds to reach it |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
+    titles = ["arm", "gain in mean@8", "against uniform", "greedy", "pass@8"]
+    titles += ["FLOPs of uniform's", "seconds of uniform's", "seeds that reach uniform"]
+    titles += ["FLOPs to reach it", "seconds to reach it"]
+    rows = list[list[str]]()
     for arm in read_arms():
         row = results["summary"][arm]
         gains = ("mean_at_k_gain", "against_reference", "greedy_gain", "pass_at_k_gain")
@@ -249,25 +248,23 @@ def table(results: dict[str, Any]) -> str:
             f"{row['seeds_that_reach']} of {len(results['runs'])}",
             *(in_words(row[f"{cost}_to_reach"], ".0%") for cost in COSTS),
         ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append(cells)
+    return markdown_table(titles, rows)
 
 
 def spending_table(results: dict[str, Any]) -> str:
     """Returns what each arm had spent at its end, mean over seeds, as a Markdown table."""
     names = ("sampled_steps", "trained_steps", "flops", *SECONDS)
-    lines = [
-        "| arm | sampled steps | trained steps | GFLOPs | profile, s | sampling, s | scoring, s "
-        "| updates, s |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    titles = ["arm", "sampled steps", "trained steps", "GFLOPs"]
+    titles += ["profile, s", "sampling, s", "scoring, s", "updates, s"]
+    rows = list[list[str]]()
     for arm in read_arms():
         ends = [run[arm][-1] for run in results["runs"].values()]
         mean = {name: float(np.mean([end[name] for end in ends])) for name in names}
         steps = [f"{mean[name] / 1000:.0f} k" for name in names[:2]]
         seconds = [f"{mean[name]:.1f}" for name in SECONDS]
-        lines.append(f"| {' | '.join([arm, *steps, f'{mean[names[2]] / 1e9:.0f}', *seconds])} |")
-    return "\n".join(lines)
+        rows.append([arm, *steps, f"{mean['flops'] / 1e9:.0f}", *seconds])
+    return markdown_table(titles, rows)
 
 
 def in_words(interval: dict[str, float | None], form: str) -> str:

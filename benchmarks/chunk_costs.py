@@ -27,7 +27,6 @@ from transformers import LlamaConfig, LlamaModel
 
 from benchmarks.demo import RESULTS, ROOT, machine, revision_of
 from benchmarks.figures import save_figure
-from benchmarks.markdown import markdown_table
 from benchmarks.workspaces import CPU_SECONDS, reset_peak, resident_peak
 from grpo.artifacts.files import read_json, write_json
 from grpo.artifacts.tables import REWARDS, read_table
@@ -35,6 +34,7 @@ from grpo.batches import Batch, plan_batches
 from grpo.build.action_chunks import SIMULATOR
 from grpo.build.rounds import settings_of
 from grpo.fixed_scores import score_steps
+from grpo.markdown import markdown_table
 from grpo.objective.algorithms import chunk_grpo
 from grpo.objective.base import Objective, chain
 from grpo.objective.chunks import sample_steps_by_advantage

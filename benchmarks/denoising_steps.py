@@ -19,11 +19,11 @@ import torch
 from torch.optim import AdamW
 
 from benchmarks.demo import RESULTS, ROOT, machine, revision_of
-from benchmarks.markdown import markdown_table
 from benchmarks.workspaces import reset_peak, resident_peak
 from grpo.artifacts.files import read_json, write_json
 from grpo.batches import plan_batches
 from grpo.build.denoising import make_pipeline
+from grpo.markdown import markdown_table
 from grpo.objective.algorithms import flash_grpo, flow_grpo
 from grpo.params import read_params
 from grpo.policies.base import make_rollouts

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from grpo.markdown import markdown_table
 from grpo.report.drawing import MARKERS, color_of, styled
 
 KINDS = {
@@ -65,19 +66,17 @@ def curve(run: dict[str, Any]) -> list[float]:
 
 def table(runs: Runs) -> str:
     """Returns the results as the Markdown table of docs/offpolicy_stability.md."""
-    lines = [
-        "| algorithm | updates per round | policy | gain of mean@4 | clipped | largest abs. log "
-        "ratio | KL to round start | sampler vs trainer, mean | sampler vs trainer, max | experts "
-        "changed |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
+    titles = ["algorithm", "updates per round", "policy", "gain of mean@4", "clipped"]
+    titles += ["largest abs. log ratio", "KL to round start", "sampler vs trainer, mean"]
+    titles += ["sampler vs trainer, max", "experts changed"]
+    rows = list[list[str]]()
     for algorithm in ALGORITHMS:
         for updates in UPDATES_PER_ROUND:
             for kind, label in KINDS.items():
                 summary = summarize(runs, kind, algorithm, updates)
                 if summary is not None:
-                    lines.append(f"| {algorithm} | {updates} | {label} | {_cells(summary)} |")
-    return "\n".join(lines)
+                    rows.append([algorithm, str(updates), label, *_cells(summary)])
+    return markdown_table(titles, rows)
 
 
 def draw(runs: Runs) -> dict[str, Figure]:
@@ -200,16 +199,14 @@ def _mean(values: Iterable[float]) -> float:
     return statistics.fmean(listed) if listed else 0.0
 
 
-def _cells(summary: Summary) -> str:
+def _cells(summary: Summary) -> list[str]:
     low, high = min(summary.gains), max(summary.gains)
-    return " | ".join(
-        [
-            f"{summary.gain:+.3f} [{low:+.3f}, {high:+.3f}]",
-            f"{summary.clipped:.3f}",
-            f"{summary.log_ratio:.2f}",
-            f"{summary.kl:.3f}",
-            f"{summary.drift_mean:.4f}",
-            f"{summary.drift_max:.2f}",
-            "" if summary.changed is None else f"{summary.changed:.3f}",
-        ]
-    )
+    return [
+        f"{summary.gain:+.3f} [{low:+.3f}, {high:+.3f}]",
+        f"{summary.clipped:.3f}",
+        f"{summary.log_ratio:.2f}",
+        f"{summary.kl:.3f}",
+        f"{summary.drift_mean:.4f}",
+        f"{summary.drift_max:.2f}",
+        "" if summary.changed is None else f"{summary.changed:.3f}",
+    ]

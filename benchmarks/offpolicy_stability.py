@@ -23,7 +23,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from benchmarks.demo import RESULTS, ROOT, machine
+from benchmarks.demo import RESULTS, ROOT, machine, revision_of
 from benchmarks.figures import save_figure
 from benchmarks.offpolicy_report import draw, table
 from grpo.artifacts.files import read_json, write_bytes
@@ -239,6 +239,7 @@ def run(bench: Bench, case: Case) -> dict[str, Any]:
         if len(updates) % UPDATES_PER_EVALUATION == 0:
             evaluations[str(len(updates))] = evaluate(bench, policy)
     return {
+        "revision": revision_of("HEAD"),
         "case": asdict(case),
         "evaluations": evaluations,
         "rounds": rounds,

@@ -28,10 +28,10 @@ from benchmarks.demo import (
     time_module,
 )
 from benchmarks.figures import save_figure
-from benchmarks.markdown import markdown_table
 from flows.server import free_port, mlflow_server, prefect_server
 from flows.settings import SETTINGS
 from grpo.artifacts.files import read_json, write_json
+from grpo.markdown import markdown_table
 from grpo.report.drawing import styled
 
 OUT = RESULTS / "overhead.json"

@@ -18,6 +18,7 @@ from benchmarks.demo import RESULTS, ROOT, machine, revision_of
 from benchmarks.figures import middle_and_reach, save_figure
 from grpo.artifacts.files import read_json, write_json
 from grpo.build.action_chunks import SIMULATOR, make_action_model
+from grpo.markdown import markdown_table
 from grpo.params import DATA, read_params
 from grpo.policies.action_chunks import ActionChunkPolicy
 from grpo.policies.chunk_decoding import ChunkDecoding
@@ -93,15 +94,14 @@ def _scenes(families: list[str]) -> list[str]:
 
 def table(results: dict[str, Any]) -> str:
     """Returns Markdown: steps a second by processes, the fastest and the slowest time."""
-    lines = ["| processes | steps per second | of one process |", "|---|---|---|"]
+    rows = list[list[str]]()
     steps, seconds = results["steps"], results["seconds"]
     one = float(np.median(seconds["1"]))
     for number, each in seconds.items():
         middle, low, high = (steps / value for value in (np.median(each), max(each), min(each)))
-        lines.append(
-            f"| {number} | {middle:.0f} [{low:.0f}, {high:.0f}] | {one * middle / steps:.2f}x |"
-        )
-    return "\n".join(lines)
+        reached = f"{middle:.0f} [{low:.0f}, {high:.0f}]"
+        rows.append([number, reached, f"{one * middle / steps:.2f}x"])
+    return markdown_table(["processes", "steps per second", "of one process"], rows)
 
 
 def draw(results: dict[str, Any]) -> Figure:

@@ -24,6 +24,7 @@ from grpo.build.drawing import Drawing, make_drawing
 from grpo.build.engines import open_engine
 from grpo.build.tasks import build_prompts
 from grpo.build.tokens import make_base
+from grpo.markdown import markdown_table
 from grpo.params import DATA, Parameters, read_params
 from grpo.policies.storage import save_base
 from grpo.report.drawing import styled
@@ -130,19 +131,15 @@ def rates(results: dict[str, Any], name: str) -> list[float]:
 
 def table(results: dict[str, Any]) -> str:
     """Returns Markdown: medians, with the slowest and the fastest repeat."""
-    lines = [
-        "| engine, workers | seconds to start | tokens per second then | of the stage's own |",
-        "|---|---|---|---|",
-    ]
+    titles = ["engine, workers", "seconds to start", "tokens per second then", "of the stage's own"]
+    rows = list[list[str]]()
     alone = float(np.median(rates(results, name_of("local", 1))))
     for name, several in results["seconds"].items():
         each = rates(results, name)
         middle, first = float(np.median(each)), float(np.median([one["first"] for one in several]))
-        lines.append(
-            f"| {name} | {first:.1f} | {middle:.0f} [{min(each):.0f}, {max(each):.0f}] | "
-            f"{middle / alone:.2f}x |"
-        )
-    return "\n".join(lines)
+        reached = f"{middle:.0f} [{min(each):.0f}, {max(each):.0f}]"
+        rows.append([name, f"{first:.1f}", reached, f"{middle / alone:.2f}x"])
+    return markdown_table(titles, rows)
 
 
 def draw(results: dict[str, Any]) -> Figure:

@@ -26,7 +26,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.demo import RESULTS, ROOT, machine, revision_of
 from benchmarks.figures import save_figure
-from benchmarks.markdown import markdown_table
 from benchmarks.workspaces import reset_peak, resident_peak
 from grpo.artifacts.checkpoints import Scratch
 from grpo.artifacts.files import read_json, write_json
@@ -35,6 +34,7 @@ from grpo.build.policies import make_optimizer
 from grpo.build.rounds import settings_of
 from grpo.build.tokenizers import make_byte_tokenizer
 from grpo.forks import run_in_ranks
+from grpo.markdown import markdown_table
 from grpo.objective.algorithms import grpo
 from grpo.params import Training
 from grpo.policies.base import make_rollouts

@@ -17,7 +17,6 @@ from torch.optim import AdamW
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.demo import machine
-from benchmarks.markdown import markdown_table
 from benchmarks.peer_trl import workload
 from benchmarks.peer_trl.ours import make_policy, objective, rewarded, training_settings
 from benchmarks.peer_trl.tune import read_fastest
@@ -25,6 +24,7 @@ from benchmarks.peer_trl.workload import SIZES, Clock, Scenario, now
 from grpo.artifacts.files import read_json, write_json
 from grpo.batches import plan_batches
 from grpo.fixed_scores import score_steps
+from grpo.markdown import markdown_table
 from grpo.policies.tokens import TokenPolicy
 from grpo.training import run_update
 
@@ -153,18 +153,16 @@ def table(before: dict[str, Any], after: dict[str, Any]) -> str:
 
 def limits(after: dict[str, Any]) -> str:
     """Returns Markdown: how near to what it cannot go below each size is."""
-    lines = [
-        "| size | generation, CPU s | of it inside the model | update, GFLOPs per CPU s "
-        "| a large product, GFLOPs per CPU s |",
-        "|---|---|---|---|---|",
-    ]
+    titles = ["size", "generation, CPU s", "of it inside the model", "update, GFLOPs per CPU s"]
+    titles += ["a large product, GFLOPs per CPU s"]
+    rows = list[list[str]]()
     product = after["product_flops_per_second"] / 1e9
     for size in SIZES:
         generation, update = (after["sizes"][size][part] for part in ("generation", "update"))
         whole, inside = generation["cpu_seconds"], generation["cpu_seconds_inside_the_model"]
         speed = update["flops"] / update["cpu_seconds_with_profiler"] / 1e9
-        lines.append(f"| {size} | {whole:.2f} | {inside:.2f} | {speed:.0f} | {product:.0f} |")
-    return "\n".join(lines)
+        rows.append([size, f"{whole:.2f}", f"{inside:.2f}", f"{speed:.0f}", f"{product:.0f}"])
+    return markdown_table(titles, rows)
 
 
 def _largest(part: dict[str, Any]) -> str:

@@ -24,6 +24,7 @@ from grpo.artifacts.files import digest
 from grpo.errors import ParameterError
 from grpo.lineage.lock import flatten
 from grpo.lineage.revision import git
+from grpo.markdown import markdown_table
 from grpo.params import PARAMS
 
 Settings = Mapping[str, str]  # value by parameter path
@@ -137,6 +138,4 @@ def compare(wanted: Mapping[str, Settings]) -> list[dict[str, str]]:
 
 def _as_markdown(rows: list[dict[str, str]]) -> str:
     titles = list(dict.fromkeys(title for row in rows for title in row))
-    lines = [f"| {' | '.join(titles)} |", "|" + "---|" * len(titles)]
-    lines += [f"| {' | '.join(row.get(title, '') for title in titles)} |" for row in rows]
-    return "\n".join(lines)
+    return markdown_table(titles, ([row.get(title, "") for title in titles] for row in rows))

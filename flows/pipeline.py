@@ -48,6 +48,7 @@ from grpo.errors import GrpoError
 from grpo.lineage.drawing import reduce_edges
 from grpo.lineage.lock import flatten
 from grpo.lineage.revision import git
+from grpo.markdown import markdown_table
 
 METRICS = "artifacts/report/metrics.json"
 PAGE = "artifacts/report/index.html"
@@ -243,8 +244,7 @@ def headline(metrics: str) -> dict[str, str]:
 def _report(workspace: Path) -> str:
     """Returns the report's main figure, its headline and where the rest is, as Markdown."""
     numbers = headline((workspace / METRICS).read_text())
-    lines = [*_figure(workspace / PAGE), "| number | value |", "|---|---|"]
-    lines += [f"| {name} | {value} |" for name, value in numbers.items()]
+    lines = [*_figure(workspace / PAGE), markdown_table(["number", "value"], numbers.items())]
     lines += ["", *(f"[{name}]({address})  " for name, address in _addresses(workspace).items())]
     return "\n".join([*lines, "", f"Page: {(workspace / PAGE).resolve()}"])
 

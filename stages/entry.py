@@ -13,11 +13,11 @@ from grpo.artifacts.usage import Usage, measured
 from grpo.errors import ArtifactError, EngineError, GrpoError, LostRankError
 from grpo.params import Parameters
 from grpo.process import die_with_parent
+from stages import PARENT
 
 EXIT_MAY_PASS = 1  # so that flows try again, as after a bug
 EXIT_WRONG_INPUT = 2
 MAY_PASS = (EngineError, LostRankError)  # the machines' fault: a rerun may cure it
-PARENT = os.getppid()
 
 
 def run(main: Callable[..., None], *, stage: str) -> None:

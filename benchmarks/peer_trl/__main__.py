@@ -13,6 +13,7 @@ from benchmarks.peer_trl.processes import Measured, measure, results
 from benchmarks.peer_trl.tune import SIDES, read_fastest
 from benchmarks.peer_trl.workload import SIZES, Scenario
 from grpo.artifacts.files import read_json, write_json
+from grpo.markdown import markdown_table
 
 OUT = Path(__file__).parents[1] / "results" / "peer_trl.json"
 PARTS = ("generation", "scoring", "update", "total")
@@ -82,26 +83,21 @@ def ratios(runs: dict[str, list[Measured]], flops: dict[str, float]) -> dict[str
 
 def table(content: dict[str, Any]) -> str:
     """Returns Markdown: medians of both sides and their ratio, by part."""
-    header = ["what", "part", "ours", "TRL", "ratio"]
-    lines = [f"| {' | '.join(header)} |", "|" + "---|" * len(header)]
+    rows = list[list[str]]()
     for each in content["scenarios"]:
         what, ratio = _describe(each["scenario"]["ours"]), each["ratio"]
         for part in PARTS:
             ours, theirs = (_median(each[side], part) for side in SIDES)
             low, high = ratio["total_of_pairs"]
             of_pairs = f" [{low:.2f}, {high:.2f}]" if part == "total" else ""
-            lines.append(
-                f"| {what} | {part}, CPU s | {ours:.3f} | {theirs:.3f} "
-                f"| {ratio[part]:.2f}{of_pairs} |"
-            )
-        flops = [each["flops"][side] / 1e9 for side in SIDES]
-        lines.append(
-            f"| {what} | GFLOPs | {flops[0]:.0f} | {flops[1]:.0f} | {ratio['flops']:.2f} |"
-        )
+            seconds = [f"{each:.3f}" for each in (ours, theirs)]
+            rows.append([what, f"{part}, CPU s", *seconds, f"{ratio[part]:.2f}{of_pairs}"])
+        flops = [f"{each['flops'][side] / 1e9:.0f}" for side in SIDES]
+        rows.append([what, "GFLOPs", *flops, f"{ratio['flops']:.2f}"])
         for kind, name in (("growth_bytes", "added memory"), ("peak_bytes", "peak memory")):
-            ours, theirs = (max(run[kind] for run in each[side]) / 1e9 for side in SIDES)
-            lines.append(f"| {what} | {name}, GB | {ours:.2f} | {theirs:.2f} | {ratio[kind]:.2f} |")
-    return "\n".join(lines)
+            most = [f"{max(run[kind] for run in each[side]) / 1e9:.2f}" for side in SIDES]
+            rows.append([what, f"{name}, GB", *most, f"{ratio[kind]:.2f}"])
+    return markdown_table(["what", "part", "ours", "TRL", "ratio"], rows)
 
 
 def _median(runs: list[Measured], part: str) -> float:

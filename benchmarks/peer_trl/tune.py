@@ -13,6 +13,7 @@ from typing import Any
 from benchmarks.peer_trl.processes import measure, results
 from benchmarks.peer_trl.workload import SIZES, Scenario
 from grpo.artifacts.files import read_json, write_json
+from grpo.markdown import markdown_table
 
 TUNING = Path(__file__).parents[1] / "results" / "peer_trl_tuning.json"
 ROWS = (8, 16, 32, 64)  # per forward pass
@@ -104,11 +105,8 @@ def medians(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def table(content: dict[str, Any]) -> str:
     """Returns Markdown: every candidate; what `benchmarks.peer_trl` takes is bold."""
-    lines = [
-        "| size | side | settings | CPU s per update | added memory, GB | warm-up, s |",
-        "|---|---|---|---|---|---|",
-    ]
-    runs = content["runs"]
+    titles = ["size", "side", "settings", "CPU s per update", "added memory, GB", "warm-up, s"]
+    runs, rows = content["runs"], list[list[str]]()
     for run in sorted(medians(runs), key=lambda run: (list(SIZES).index(run["size"]), run["side"])):
         settings = ", ".join(f"{name} {value}" for name, value in sorted(run["settings"].items()))
         if run["settings"] == fastest(runs, run["size"])[run["side"]]:
@@ -121,8 +119,8 @@ def table(content: dict[str, Any]) -> str:
             f"{run['growth_bytes'] / 1e9:.2f}",
             f"{run['warmup_seconds']:.0f}" if "warmup_seconds" in run else "",
         ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append(cells)
+    return markdown_table(titles, rows)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 import transformers
+from torch.utils import deterministic
 
 from grpo.errors import ParameterError
 from grpo.machine_params import Machine
@@ -38,6 +39,8 @@ def prepare_machine(machine: Machine) -> None:
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
     torch.use_deterministic_algorithms(True, warn_only=True)
+    # No pass reads memory before it is written, so none need be filled for that.
+    deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def _keep_freed_memory() -> None:

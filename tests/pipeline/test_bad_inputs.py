@@ -10,6 +10,7 @@ from typing import NamedTuple
 import pytest
 
 from grpo.artifacts.files import exclusive
+from tests.files import contents
 from tests.pipeline.corruptions import (
     Corruption,
     both,
@@ -26,7 +27,7 @@ from tests.pipeline.corruptions import (
     write,
 )
 from tests.pipeline.processes import run_stage
-from tests.pipeline.workspaces import contents, copy_for_dvc, dvc, environment, locked_stages
+from tests.pipeline.workspaces import copy_for_dvc, dvc, environment, locked_stages
 
 PROMPTS = "artifacts/prompts/train.parquet"
 PROFILE = "artifacts/profile/prompts.parquet"

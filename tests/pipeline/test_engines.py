@@ -14,9 +14,10 @@ import pytest
 from grpo.errors import GrpoError
 from tests.engines.test_processes import EXPECTED, squares
 from tests.engines.work import MAKE, marked, setup_of
+from tests.files import contents
 from tests.pipeline.corruptions import set_param
 from tests.pipeline.processes import run_stage, start_stage
-from tests.pipeline.workspaces import contents, copy_for_stages, locked_stages
+from tests.pipeline.workspaces import copy_for_stages, locked_stages
 
 pytestmark = pytest.mark.long
 

@@ -12,10 +12,11 @@ import pytest
 
 from grpo.artifacts.files import remove
 from tests.faults import FaultLine
+from tests.files import contents
 from tests.pipeline.corruptions import leave, write
 from tests.pipeline.processes import LOG, run_stage, start_stage
 from tests.pipeline.test_bad_inputs import Bad, refuses
-from tests.pipeline.workspaces import contents, locked_stages
+from tests.pipeline.workspaces import locked_stages
 
 MOUNT = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs"]
 FILLER = "filler"

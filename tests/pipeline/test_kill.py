@@ -8,8 +8,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from tests.files import contents
 from tests.pipeline.processes import start_stage
-from tests.pipeline.workspaces import contents, copy_for_dvc, dvc, locked_stages, start_dvc
+from tests.pipeline.workspaces import copy_for_dvc, dvc, locked_stages, start_dvc
 
 LONGEST_SECONDS = 6.0  # about what a stage takes under dvc, most of it imports
 ROLLOUT, TRAIN = "rollout@uniform-1", "train@uniform-1"

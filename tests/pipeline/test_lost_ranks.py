@@ -11,9 +11,10 @@ import pytest
 
 from grpo.errors import ParameterError
 from grpo.ranks import joined
+from tests.files import contents
 from tests.pipeline.corruptions import set_param, truncate
 from tests.pipeline.processes import LOG, is_alive, run_stage, start_stage, until
-from tests.pipeline.workspaces import contents, copy_for_stages, locked_stages
+from tests.pipeline.workspaces import copy_for_stages, locked_stages
 
 STAGE = "train@uniform-1"
 OUTS = ("artifacts/policies/uniform-1", "artifacts/training/uniform-1")

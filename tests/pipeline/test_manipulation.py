@@ -16,7 +16,8 @@ from benchmarks.workspaces import run_stages
 from grpo.artifacts.files import read_json
 from grpo.artifacts.tables import REWARDS, ROLLOUTS, read_table
 from grpo.artifacts.tensors import read_tensors
-from tests.pipeline.workspaces import contents, cut_short, environment, run_stages_in
+from tests.files import contents
+from tests.pipeline.workspaces import cut_short, environment, run_stages_in
 
 ROOT = Path(__file__).parents[2]
 ROUNDS = ("all-1", "pcm_ht-1")

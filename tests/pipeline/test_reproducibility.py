@@ -5,9 +5,10 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from tests.files import contents
 from tests.pipeline.corruptions import set_param
 from tests.pipeline.processes import run_stage
-from tests.pipeline.workspaces import contents, copy_for_dvc, dvc, locked_stages, until_done
+from tests.pipeline.workspaces import copy_for_dvc, dvc, locked_stages, until_done
 
 ONCE_PER_RUN = {"check", "report", "lineage"}
 ROUNDS = ("uniform-1", "sgpo-1")

@@ -24,8 +24,9 @@ from grpo.build.selections import inputs_of_selection
 from grpo.params import read_params
 from grpo.policies.storage import read_state, save_base
 from stages import curriculum, profile, rollout, score, train
+from tests.files import contents
 from tests.pipeline.processes import start_stage
-from tests.pipeline.workspaces import ROOT, contents, write_two_arms
+from tests.pipeline.workspaces import ROOT, write_two_arms
 from tests.policies.tiny import seeded, tiny_policy
 
 BASE, PROFILE = Path("artifacts/policies/base"), Path("artifacts/profile")

@@ -150,12 +150,6 @@ def locked_stages(root: Path) -> dict[str, Any]:
     return dict(yaml.safe_load((root / "dvc.lock").read_text())["stages"])
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    """Returns the bytes of every file below a folder."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
-
-
 def _run(root: Path, *command: str) -> str:
     done = subprocess.run(command, cwd=root, env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"

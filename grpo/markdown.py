@@ -1,4 +1,4 @@
-"""Tables of the docs as Markdown."""
+"""Tables as Markdown."""
 
 from collections.abc import Iterable, Sequence
 

@@ -1,0 +1,218 @@
+"""What sampling and updates cost in pairs and in groups of 16, by how long the rollouts are.
+
+python -m benchmarks.group_costs          # measures every case, then writes the results
+python -m benchmarks.group_costs --show   # prints the table of the results
+
+A case is half a round of an arm of benchmarks.allocation_tokens: params.yaml's prompts and model,
+with rollouts of a given length. The model is fresh, and its end token beyond its vocabulary. As
+many groups have a signal as had in the arm. Writes results/group_costs.json.
+"""
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import pandas as pd
+import torch
+
+from benchmarks.demo import RESULTS, ROOT, machine, revision_of
+from grpo.artifacts.checkpoints import Scratch
+from grpo.artifacts.files import read_json, write_json
+from grpo.build.machine import prepare_machine
+from grpo.build.policies import make_optimizer
+from grpo.build.tasks import build_prompts
+from grpo.build.tokens import make_base
+from grpo.markdown import markdown_table
+from grpo.objective.algorithms import grpo, two_grpo
+from grpo.objective.base import Objective, chain
+from grpo.objective.weight import drop_uniform_groups
+from grpo.params import DATA, Parameters, Training, read_params
+from grpo.policies.base import make_rollouts
+from grpo.policies.tokens import Decoding, TokenPolicy
+from grpo.policy_params import ScratchBase
+from grpo.sampling import drawn_from, sample_rollouts
+from grpo.training import TrainingSettings, train_round
+
+OUT, ALLOCATION = RESULTS / "group_costs.json", RESULTS / "allocation_tokens.json"
+STEPS = (8, 16, 32, 64, 128)  # of every rollout
+REPEATS = 3  # by turns; medians count
+CONTEXT = 256  # of the model, in place of params.yaml's 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class HalfRound:
+    """Half of what an arm does in a round."""
+
+    prompts: int
+    rollouts_per_prompt: int
+    updates: int
+    objective: Callable[[], Objective]
+    rounds: int  # of the whole arm
+
+
+ARMS = {
+    "uniform": HalfRound(
+        prompts=128,
+        rollouts_per_prompt=16,
+        updates=6,
+        objective=lambda: chain(grpo(low=0.2, high=0.28, beta=0.0), drop_uniform_groups()),
+        rounds=3,
+    ),
+    "two_grpo": HalfRound(
+        prompts=300, rollouts_per_prompt=2, updates=2, objective=two_grpo, rounds=8
+    ),
+}
+
+
+def main() -> None:
+    """Measures every case by turns, or prints what is there."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.group_costs")
+    parser.add_argument("--show", action="store_true")
+    if not parser.parse_args().show:
+        arms = read_json(ALLOCATION)["runs"].values()
+        shares = {
+            name: round(_mean(arms, name, "trained_steps") / _mean(arms, name, "sampled_steps"), 3)
+            for name in ARMS
+        }
+        cases = []
+        for _, steps, name in product(range(REPEATS), STEPS, ARMS):
+            cases.append(measure(name, steps, shares[name]))
+            print(cases[-1], flush=True)
+        about = {"command": "python -m benchmarks.group_costs", "machine": machine()}
+        measured = {"signal_shares": shares, "cases": cases}
+        write_json(OUT, {**about, "revision": revision_of("HEAD"), **measured})
+    print(table(read_json(OUT), read_json(ALLOCATION)))
+
+
+def measure(arm: str, steps: int, signal_share: float) -> dict[str, Any]:
+    """Returns the CPU seconds of half a round.
+
+    Args:
+      steps: Of every rollout.
+      signal_share: Of the groups whose rollouts do not all have the same outcome.
+    """
+    params, half = _params(), ARMS[arm]
+    prepare_machine(params.machine)
+    training = Training.model_validate(params.arms["uniform"].training)
+    policy = _policy(params, steps)
+    prompts = build_prompts(params, ROOT / DATA).train.head(half.prompts)
+    optimizer = make_optimizer(policy.model, training)
+    with tempfile.TemporaryDirectory() as folder:
+        start = time.process_time()
+        batch = sample_rollouts(
+            drawn_from(policy),
+            prompts.assign(rollouts=half.rollouts_per_prompt),
+            rollouts_per_batch=512,
+            seed=0,
+            scratch=Path(folder),
+        )
+        sampled = time.process_time()
+        group = torch.tensor(batch.table["group"].to_numpy())
+        trajectory, logp = policy.unpack(batch.tensors, group)
+        assert bool(trajectory.mask.all()), "a rollout has ended"
+        has_signal = group < round(signal_share * half.prompts)
+        outcome = ((torch.arange(len(group)) % 2 == 0) | ~has_signal).float()
+        train_round(
+            policy,
+            trajectory,
+            make_rollouts(trajectory, logp, group=group, reward=outcome, outcome=outcome),
+            objective=half.objective(),
+            objective_state={},
+            optimizer=optimizer,
+            reference=None,
+            settings=TrainingSettings(
+                updates_per_round=half.updates,
+                max_grad_norm=training.max_grad_norm,
+                tokens_per_microbatch=training.tokens_per_microbatch,
+                updates_per_checkpoint=half.updates + 1,
+                updates_per_audit=0,
+            ),
+            first_update=0,
+            generator=torch.Generator().manual_seed(0),
+            scratch=Scratch(folder, "round"),
+            progress=lambda done, total: None,
+        )
+    return {
+        "arm": arm,
+        "steps": steps,
+        "sampled_steps": trajectory.mask.numel(),
+        "trained_steps": int(has_signal.sum()) * steps,
+        "sampling_cpu_seconds": round(sampled - start, 3),
+        "updates_cpu_seconds": round(time.process_time() - sampled, 3),
+    }
+
+
+def _params() -> Parameters:
+    """Returns params.yaml with a model that can read longer rollouts."""
+    params = read_params(ROOT / "params.yaml")
+    base = params.tokens.base
+    assert isinstance(base, ScratchBase)
+    config = {**base.config, "max_position_embeddings": CONTEXT}
+    longer = params.tokens.model_copy(update={"base": base.model_copy(update={"config": config})})
+    return params.model_copy(update={"policy": longer})
+
+
+def _policy(params: Parameters, steps: int) -> TokenPolicy:
+    """Returns a fresh policy whose rollouts have all the same number of steps."""
+    model, tokenizer = make_base(params, ROOT / DATA)
+    model.generation_config.eos_token_id = None
+    tokenizer.add_special_tokens({"eos_token": "<beyond the vocabulary>"})
+    decoding = Decoding(temperature=1.0, max_steps=steps)
+    policy = TokenPolicy(model, tokenizer, decoding=decoding, uses_chat_template=False)
+    _ = policy.flops.forward  # counted once per model, not per case
+    return policy
+
+
+def table(results: dict[str, Any], allocation: dict[str, Any]) -> str:
+    """Returns Markdown: microseconds per step, and 2-GRPO's time until it is as good as uniform.
+
+    That is what it took in `allocation`, in rounds, at what a round costs here.
+    """
+    titles = ["steps per rollout"]
+    titles += [f"{part}, {arm}" for part in ("sampled step", "trained step") for arm in ARMS]
+    titles += ["ratio of a sampled step", "of a trained step", "time of two_grpo"]
+    rounds = rounds_to_reach(allocation)
+    rows = []
+    for steps in STEPS:
+        own = {arm: _median_case(results["cases"], arm, steps) for arm in ARMS}
+        sampled, trained = (
+            [1e6 * each[f"{part}_cpu_seconds"] / each[f"{kind}_steps"] for each in own.values()]
+            for part, kind in (("sampling", "sampled"), ("updates", "trained"))
+        )
+        uniform, pairs = (
+            each["sampling_cpu_seconds"] + each["updates_cpu_seconds"] for each in own.values()
+        )
+        share = rounds * pairs / (ARMS["uniform"].rounds * uniform)
+        microseconds = [f"{each:.0f} us" for each in (*sampled, *trained)]
+        ratios = [f"{each[1] / each[0]:.2f}" for each in (sampled, trained)]
+        rows.append([str(steps), *microseconds, *ratios, f"{share:.0%}"])
+    return markdown_table(titles, rows)
+
+
+def rounds_to_reach(allocation: dict[str, Any]) -> float:
+    """Returns after how many rounds two_grpo's mean curve has uniform's last gain."""
+    runs = allocation["runs"].values()
+    share: float = allocation["summary"]["two_grpo"]["cpu_seconds_to_reach"]["value"]
+    ends = {arm: _mean(runs, arm, "cpu_seconds") for arm in ARMS}
+    return share * ends["uniform"] / ends["two_grpo"] * ARMS["two_grpo"].rounds
+
+
+def _mean(runs: Any, arm: str, name: str) -> float:
+    """Returns the mean over seeds of what an arm had spent at its end."""
+    return mean(run[arm][-1][name] for run in runs)
+
+
+def _median_case(cases: list[dict[str, Any]], arm: str, steps: int) -> dict[str, float]:
+    own = pd.DataFrame([each for each in cases if (each["arm"], each["steps"]) == (arm, steps)])
+    medians: dict[str, float] = own.drop(columns="arm").median().to_dict()
+    return medians
+
+
+if __name__ == "__main__":
+    main()
