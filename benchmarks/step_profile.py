@@ -84,11 +84,13 @@ def profile_size(name: str) -> dict[str, Any]:
 def seconds_inside(policy: TokenPolicy, prompts: list[str], sizes: list[int]) -> dict[str, float]:
     """Returns CPU seconds of sampling without a profiler, and those within the model's own code.
 
-    That is its body and its head, which sampling calls apart.
+    That is its head and the parts of its body, which sampling calls apart.
     """
     clock, starts = Clock(), []
     hooks = []
-    for part in (policy.model.get_decoder(), policy.model.get_output_embeddings()):
+    body = policy.model.get_decoder()
+    around = [each for each in body.children() if each is not body.layers]
+    for part in (*around, *body.layers, policy.model.get_output_embeddings()):
         hooks += [
             part.register_forward_pre_hook(lambda *_: starts.append(now())),
             part.register_forward_hook(lambda *_: clock.measure("model", starts.pop())),

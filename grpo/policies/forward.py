@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from grpo.policies.cache import attends_fully, select_rows
 from grpo.policies.logits import chosen_log_prob
 from grpo.policies.passes import Pass, body_passes, head_passes
 from grpo.policies.routing import find_routers
+from grpo.policies.stepping import laid_by_input, step_through
 from grpo.ranks import all_agree
 
 FORCE_GQA = "TRANSFORMERS_SDPA_FORCE_GQA"
@@ -64,6 +65,7 @@ class ForwardPasses:
         # Routers decide near ties by the last bits: one kind of pass, the same decisions.
         self.can_share = is_full and not find_routers(model)
         self._head = self._find_head()
+        self.can_step = self._steps_alike()
 
     def compile(self, backend: str | Callable[..., Any]) -> None:
         """Compiles the model's body for scoring and gradients, when they first come.
@@ -101,10 +103,27 @@ class ForwardPasses:
                 output = self._run(self.model, tokens, look, cache=cache, logits_to_keep=1)
                 logits = output.logits[:, -1]
             else:  # apart: the model around both takes its time, too
-                body = self._causal.get_decoder()
-                logits = self._head(self._run(body, tokens, look, cache=cache)[0][:, -1])
+                steps = self.can_step and tokens.shape[1] == 1
+                hidden = self._next_hidden(tokens, look, cache, steps=steps)
+                logits = self._head(hidden[:, -1])
             result: Tensor = logits.float().cpu()
         return result
+
+    def _next_hidden(
+        self, tokens: Int[Tensor, "row new"], look: Look, cache: DynamicCache, *, steps: bool
+    ) -> Float[Tensor, "row new hidden"]:
+        """Returns hidden states and grows the cache; `steps`: layer by layer."""
+        body = self._causal.get_decoder()
+        if steps:
+            tokens = tokens.to(self._words.weight.device)
+            return step_through(body, tokens, look.attention, look.positions, cache)
+        hidden: Tensor = self._run(body, tokens, look, cache=cache)[0]
+        return hidden
+
+    def sampling(self) -> AbstractContextManager[None]:
+        """Returns within what tokens are drawn, one after the other."""
+        # Not with routers, as above: other products, other last bits.
+        return laid_by_input(self._causal.get_decoder()) if self.can_share else nullcontext()
 
     def log_prob(
         self,
@@ -173,6 +192,24 @@ class ForwardPasses:
         hidden = self._run(body, tokens, look, cache=None).last_hidden_state
         logits = self._run(self._causal, tokens, look, cache=None).logits
         return head if torch.equal(head(hidden), logits) else None
+
+    @torch.inference_mode()
+    def _steps_alike(self) -> bool:
+        """Returns whether the body's layers, called one by one, give the bits of its own call."""
+        if not self._takes_masks or self._head is None:
+            return False
+        tokens = torch.arange(1, 5)[None] % len(self._words.weight)
+        read = torch.ones_like(tokens, dtype=torch.bool)
+        found = []
+        for steps in (False, True):
+            cache = DynamicCache(config=self._causal.config)
+            self._next_hidden(tokens[:, :-1], self._look(read[:, :-1], 3), cache, steps=False)
+            look = self._look(read, 1)
+            try:
+                found.append(self._next_hidden(tokens[:, -1:], look, cache, steps=steps))
+            except (AttributeError, TypeError):  # its parts are others, or take something else
+                return False
+        return torch.equal(*found)
 
     def _shared_hidden(
         self,

@@ -214,7 +214,8 @@ class TokenPolicy(Policy[TokenTrajectory]):
     ) -> tuple[TokenTrajectory, Float[Tensor, "rollout step"]]:
         """Returns rollouts, with their routing if it is to be replayed, and log-probs in nats."""
         if not self._is_replaying:
-            return self._sample(prompts, group_sizes=group_sizes, generator=generator)
+            with self.forward.sampling():
+                return self._sample(prompts, group_sizes=group_sizes, generator=generator)
         _ = self.flops.forward  # measured now: its passes are no sampling
         with recorded(self.model) as passes:
             trajectory, logp = self._sample(prompts, group_sizes=group_sizes, generator=generator)
