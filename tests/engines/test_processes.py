@@ -18,7 +18,7 @@ from grpo.engines.worker import written
 from grpo.errors import EngineError, GrpoError
 from grpo.process import Process
 from tests.engines.work import DEADLINE_SECONDS, MAKE, jobs_of, make, marked, pool, setup_of
-from tests.pipeline.workspaces import contents
+from tests.files import contents
 
 ROOT = Path(__file__).parents[2]
 
