@@ -27,7 +27,7 @@ from grpo.types import Rollouts
 
 
 def main(scenario: Scenario) -> None:
-    """Measures a scenario after a short warm-up."""
+    """Measures a scenario after its warm-up."""
     compiles = bool(scenario.settings.get("compile"))
     prepare_machine(Machine(device="cpu", dtype="float32", threads=1, compile=compiles))
     policy = make_policy(scenario, workload.WARMUP_TOKENS)

@@ -70,7 +70,7 @@ class Steps(TrainerCallback):
 
 
 def main(scenario: Scenario) -> None:
-    """Measures a scenario after a short warm-up."""
+    """Measures a scenario after its warm-up."""
     torch.set_num_threads(1)
 
     def reward(prompts: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:

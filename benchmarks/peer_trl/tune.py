@@ -5,6 +5,7 @@ python -m benchmarks.peer_trl.tune PYTHON_OF_TRL   # writes benchmarks/results/p
 
 import json
 import sys
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -41,9 +42,9 @@ def main(python: str) -> None:
         key = {"side": side, "size": size, "settings": settings, "repeat": repeat}
         if any(key.items() <= run.items() for run in runs):
             return
-        compiles = any("compile" in name for name in settings)
-        warmups = FULL_WARMUPS if compiles else 0
-        scenario = Scenario(size=size, settings=settings, full_warmups=warmups)
+        scenario = Scenario(size=size, settings=settings)
+        if any("compile" in name for name in settings):
+            scenario = replace(scenario, full_warmups=FULL_WARMUPS)
         measured = measure(side, scenario, python)
         runs.append({**key, **measured})
         print(runs[-1], flush=True)

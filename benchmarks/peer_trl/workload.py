@@ -24,7 +24,7 @@ class Size:
     intermediate: int
     layers: int
     heads: int
-    measured_updates: int  # of one process, after one of WARMUP_TOKENS
+    measured_updates: int  # of one process, after its warm-up
 
 
 SIZES = {
@@ -48,7 +48,7 @@ class Scenario:
     longest_prompt: int = 64  # tokens; prompts are at least three quarters as long
     uniform_fraction: float = 0.0  # the share of groups whose rollouts are all right
     settings: dict[str, Any]  # of one side: "rows" per forward pass, and its own
-    full_warmups: int = 0  # updates of COMPLETION_TOKENS before what is measured
+    full_warmups: int = 1  # before what is measured: a run's first update touches new memory
     counts_flops: bool = False  # slows the other side's update down: not for its time
 
     @property
@@ -57,7 +57,7 @@ class Scenario:
 
     @property
     def warmups(self) -> int:
-        """Updates that do not count; the first is one of WARMUP_TOKENS."""
+        """Updates that do not count: one of WARMUP_TOKENS, and full ones."""
         return 1 + self.full_warmups
 
 
