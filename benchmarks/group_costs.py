@@ -11,8 +11,6 @@ many groups have a signal as had in the arm. Writes results/group_costs.json.
 import argparse
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from statistics import mean
@@ -20,19 +18,19 @@ from typing import Any
 
 import pandas as pd
 import torch
+from pydantic import TypeAdapter
 
+from benchmarks.allocation_tokens import read_arms
 from benchmarks.demo import RESULTS, ROOT, machine, revision_of
 from grpo.artifacts.checkpoints import Scratch
 from grpo.artifacts.files import read_json, write_json
 from grpo.build.machine import prepare_machine
+from grpo.build.objectives import build_objective
 from grpo.build.policies import make_optimizer
 from grpo.build.tasks import build_prompts
 from grpo.build.tokens import make_base
 from grpo.markdown import markdown_table
-from grpo.objective.algorithms import grpo, two_grpo
-from grpo.objective.base import Objective, chain
-from grpo.objective.weight import drop_uniform_groups
-from grpo.params import DATA, Parameters, Training, read_params
+from grpo.params import DATA, LinkSpec, Parameters, Training, read_params, with_tuples
 from grpo.policies.base import make_rollouts
 from grpo.policies.tokens import Decoding, TokenPolicy
 from grpo.policy_params import ScratchBase
@@ -45,29 +43,7 @@ REPEATS = 3  # by turns; medians count
 CONTEXT = 256  # of the model, in place of params.yaml's 128
 
 
-@dataclass(frozen=True, kw_only=True)
-class HalfRound:
-    """Half of what an arm does in a round."""
-
-    prompts: int
-    rollouts_per_prompt: int
-    updates: int
-    objective: Callable[[], Objective]
-    rounds: int  # of the whole arm
-
-
-ARMS = {
-    "uniform": HalfRound(
-        prompts=128,
-        rollouts_per_prompt=16,
-        updates=6,
-        objective=lambda: chain(grpo(low=0.2, high=0.28, beta=0.0), drop_uniform_groups()),
-        rounds=3,
-    ),
-    "two_grpo": HalfRound(
-        prompts=300, rollouts_per_prompt=2, updates=2, objective=two_grpo, rounds=8
-    ),
-}
+ARMS = ("uniform", "two_grpo")  # of allocation_tokens.yaml
 
 
 def main() -> None:
@@ -97,18 +73,22 @@ def measure(arm: str, steps: int, signal_share: float) -> dict[str, Any]:
       steps: Of every rollout.
       signal_share: Of the groups whose rollouts do not all have the same outcome.
     """
-    params, half = _params(), ARMS[arm]
+    params, settings = _params(), read_arms()[arm]
     prepare_machine(params.machine)
-    training = Training.model_validate(params.arms["uniform"].training)
+    training = Training.model_validate(with_tuples(settings["training"]))
+    links = TypeAdapter(list[LinkSpec]).validate_python(with_tuples(settings["objective"]))
+    split, sizes = settings["curriculum"]
+    num_prompts = split["split_at_random"]["prompts_per_phase"] // 2
+    num_updates = training.updates_per_round // 2
     policy = _policy(params, steps)
-    prompts = build_prompts(params, ROOT / DATA).train.head(half.prompts)
+    prompts = build_prompts(params, ROOT / DATA).train.head(num_prompts)
     optimizer = make_optimizer(policy.model, training)
     with tempfile.TemporaryDirectory() as folder:
         start = time.process_time()
         batch = sample_rollouts(
             drawn_from(policy),
-            prompts.assign(rollouts=half.rollouts_per_prompt),
-            rollouts_per_batch=512,
+            prompts.assign(rollouts=sizes["fix_group_size"]["rollouts"]),
+            rollouts_per_batch=settings["sampling"]["rollouts_per_batch"],
             seed=0,
             scratch=Path(folder),
         )
@@ -116,21 +96,21 @@ def measure(arm: str, steps: int, signal_share: float) -> dict[str, Any]:
         group = torch.tensor(batch.table["group"].to_numpy())
         trajectory, logp = policy.unpack(batch.tensors, group)
         assert bool(trajectory.mask.all()), "a rollout has ended"
-        has_signal = group < round(signal_share * half.prompts)
+        has_signal = group < round(signal_share * num_prompts)
         outcome = ((torch.arange(len(group)) % 2 == 0) | ~has_signal).float()
         train_round(
             policy,
             trajectory,
             make_rollouts(trajectory, logp, group=group, reward=outcome, outcome=outcome),
-            objective=half.objective(),
+            objective=build_objective(links, arm),
             objective_state={},
             optimizer=optimizer,
             reference=None,
             settings=TrainingSettings(
-                updates_per_round=half.updates,
+                updates_per_round=num_updates,
                 max_grad_norm=training.max_grad_norm,
                 tokens_per_microbatch=training.tokens_per_microbatch,
-                updates_per_checkpoint=half.updates + 1,
+                updates_per_checkpoint=num_updates + 1,
                 updates_per_audit=0,
             ),
             first_update=0,
@@ -188,7 +168,7 @@ def table(results: dict[str, Any], allocation: dict[str, Any]) -> str:
         uniform, pairs = (
             each["sampling_cpu_seconds"] + each["updates_cpu_seconds"] for each in own.values()
         )
-        share = rounds * pairs / (ARMS["uniform"].rounds * uniform)
+        share = rounds * pairs / (read_arms()["uniform"]["rounds"] * uniform)
         microseconds = [f"{each:.0f} us" for each in (*sampled, *trained)]
         ratios = [f"{each[1] / each[0]:.2f}" for each in (sampled, trained)]
         rows.append([str(steps), *microseconds, *ratios, f"{share:.0%}"])
@@ -200,7 +180,7 @@ def rounds_to_reach(allocation: dict[str, Any]) -> float:
     runs = allocation["runs"].values()
     share: float = allocation["summary"]["two_grpo"]["cpu_seconds_to_reach"]["value"]
     ends = {arm: _mean(runs, arm, "cpu_seconds") for arm in ARMS}
-    return share * ends["uniform"] / ends["two_grpo"] * ARMS["two_grpo"].rounds
+    return share * ends["uniform"] / ends["two_grpo"] * read_arms()["two_grpo"]["rounds"]
 
 
 def _mean(runs: Any, arm: str, name: str) -> float:

@@ -10,21 +10,11 @@ STAGE = """\
 from stages.entry import run
 
 def main(usage):
-    pass
-
-run(main, stage="any")
-"""
-LATE_STAGE = """\
-import stages
-print("starts", flush=True)
-input()
-from stages.entry import run
-
-def main(usage):
     print("runs", flush=True)
 
 run(main, stage="any")
 """
+LATE_STAGE = f"import stages\nprint('starts', flush=True)\ninput()\n{STAGE}"
 STARTER = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
 
 

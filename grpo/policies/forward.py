@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -65,7 +65,6 @@ class ForwardPasses:
         # Routers decide near ties by the last bits: one kind of pass, the same decisions.
         self.can_share = is_full and not find_routers(model)
         self._head = self._find_head()
-        self.can_step = self._steps_alike()
 
     def compile(self, backend: str | Callable[..., Any]) -> None:
         """Compiles the model's body for scoring and gradients, when they first come.
@@ -122,6 +121,7 @@ class ForwardPasses:
 
     def sampling(self) -> AbstractContextManager[None]:
         """Returns within what tokens are drawn, one after the other."""
+        _ = self.can_step  # probed now: its passes are no sampling
         # Not with routers, as above: other products, other last bits.
         return laid_by_input(self._causal.get_decoder()) if self.can_share else nullcontext()
 
@@ -193,9 +193,10 @@ class ForwardPasses:
         logits = self._run(self._causal, tokens, look, cache=None).logits
         return head if torch.equal(head(hidden), logits) else None
 
+    @cached_property
     @torch.inference_mode()
-    def _steps_alike(self) -> bool:
-        """Returns whether the body's layers, called one by one, give the bits of its own call."""
+    def can_step(self) -> bool:
+        """Whether the body's layers, called one by one, give the bits of its own call."""
         if not self._takes_masks or self._head is None:
             return False
         tokens = torch.arange(1, 5)[None] % len(self._words.weight)

@@ -217,7 +217,7 @@ class TokenPolicy(Policy[TokenTrajectory]):
             with self.forward.sampling():
                 return self._sample(prompts, group_sizes=group_sizes, generator=generator)
         _ = self.flops.forward  # measured now: its passes are no sampling
-        with recorded(self.model) as passes:
+        with self.forward.sampling(), recorded(self.model) as passes:
             trajectory, logp = self._sample(prompts, group_sizes=group_sizes, generator=generator)
         routing = join_passes(passes, trajectory.group, trajectory.mask)
         return replace(trajectory, routing=routing), logp

@@ -45,14 +45,16 @@ def test_no_pass_reads_memory_that_nobody_has_written(
 ):
     """It is NaN in the first run, in the second what was there: no stage has torch fill it."""
     was_deterministic = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
     runs = []
-    for fills in (True, False):
-        monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", fills)
-        policy = make()
-        trajectory, logp = policy.sample(PROMPTS, group_sizes=SIZES, generator=seeded())
-        runs.append([trajectory.tokens, logp, *log_prob_and_gradient(policy, trajectory)])
-    torch.use_deterministic_algorithms(was_deterministic, warn_only=True)
+    try:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        for fills in (True, False):
+            monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", fills)
+            policy = make()
+            trajectory, logp = policy.sample(PROMPTS, group_sizes=SIZES, generator=seeded())
+            runs.append([trajectory.tokens, logp, *log_prob_and_gradient(policy, trajectory)])
+    finally:
+        torch.use_deterministic_algorithms(was_deterministic, warn_only=True)
     for filled, found in zip(*runs):
         assert torch.equal(filled, found)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import AutoModelForCausalLM, GraniteConfig, MistralConfig, Qwen3Config
 
 from grpo.policies.forward import ForwardPasses
@@ -55,8 +55,9 @@ def test_a_body_that_does_more_than_call_its_layers_is_called(config: object, ca
 
 def test_weights_lie_as_before_once_rollouts_are_drawn():
     policy = tiny_policy()
+    assert policy.forward.can_step  # has been probed
     before = {name: each.clone() for name, each in policy.model.named_parameters()}
-    seen: list[Tensor] = []
+    seen: list[tuple[int, ...]] = []
     layer = next(each for each in policy.model.get_decoder().modules() if type(each) is nn.Linear)
     layer.register_forward_hook(lambda module, *_: seen.append(module.weight.stride()))
     policy.sample(PROMPTS, group_sizes=SIZES, generator=seeded())
