@@ -48,10 +48,11 @@ def versions(python_of_trl: str) -> dict[str, dict[str, str]]:
 def results(command: str, python_of_trl: str, **content: Any) -> dict[str, Any]:
     """Returns the content of a results file."""
     # Imported here: the sides need no more than this module's own imports.
-    from benchmarks.demo import machine
+    from benchmarks.demo import machine, revision_of
 
     return {
         "command": f"python -m {command}",
+        "revision": revision_of("HEAD"),
         "machine": machine(),
         "versions": versions(python_of_trl),
         **content,

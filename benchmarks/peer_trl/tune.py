@@ -18,7 +18,7 @@ from grpo.markdown import markdown_table
 
 TUNING = Path(__file__).parents[1] / "results" / "peer_trl_tuning.json"
 ROWS = (8, 16, 32, 64)  # per forward pass
-REPEATS = {"0.1M": 3, "3M": 3, "30M": 1}  # by turns; medians count
+REPEATS = {"0.1M": 3, "3M": 5, "30M": 1}  # by turns; medians count
 TIE = 0.03  # smaller differences say nothing
 KEY = ("side", "size", "settings")
 SIDES = ("ours", "theirs")
