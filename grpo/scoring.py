@@ -13,13 +13,14 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from grpo.artifacts.files import read_json, write_json
-from grpo.artifacts.tables import REWARDS, ROLLOUTS, count_rows, read_table, write_table
+from grpo.artifacts.tables import REWARDS, ROLLOUTS, count_rows, read_table
 from grpo.artifacts.tensors import read_rows
 from grpo.engines.base import Engine, Job, Skill
 from grpo.errors import ArtifactError, located
 from grpo.rewards.base import Judge, Outcome, Task, Viewer, judge_media, judge_text
 
 TABLE = "table.parquet"
+SHARD = "judged.json"
 MEDIA_AT_ONCE = 16  # images or clips that a viewer gets in one call
 ROLLOUTS_PER_SHARD = 8 * MEDIA_AT_ONCE  # a multiple: calls stay the same, whoever makes them
 
@@ -78,9 +79,10 @@ def judge_stored(
     ]
     jobs = [Job("judge", each, scratch / f"shard-{n:05d}") for n, each in enumerate(orders)]
     engine.finish(jobs, progress)
-    rewards = [read_table(job.out / "rewards.parquet", REWARDS) for job in jobs]
-    texts = [text for job in jobs for text in read_json(job.out / "texts.json")]
-    return Judged(texts, pd.concat(rewards, ignore_index=True))
+    shards = [read_json(job.out / SHARD) for job in jobs]
+    texts = [text for shard in shards for text in shard["texts"]]
+    rewards = [row for shard in shards for row in shard["rewards"]]
+    return Judged(texts, pd.DataFrame(rewards, columns=list(REWARDS.columns)))
 
 
 def judging(rule: RewardRule, prompts: pd.DataFrame) -> Skill:
@@ -106,8 +108,9 @@ def judging(rule: RewardRule, prompts: pd.DataFrame) -> Skill:
             )
         with located(stored / TABLE):
             judged = _judge(table, tasks, rule, media)
-        write_table(judged.rewards, out / "rewards.parquet", REWARDS)
-        write_json(out / "texts.json", judged.texts)
+        # No table: to check one takes longer than to judge a shard; the whole is checked once.
+        rewards = judged.rewards.to_dict("records")
+        write_json(out / SHARD, {"texts": judged.texts, "rewards": rewards})
 
     return judge
 
@@ -209,13 +212,13 @@ def _tasks(prompts: pd.DataFrame) -> dict[str, Task]:
 
 def _tasks_of(rollouts: pd.DataFrame, tasks: Mapping[str, Task]) -> list[Task]:
     """Returns each rollout's task."""
-    unknown = ~rollouts["prompt_id"].isin(tasks)
-    if unknown.any():
+    try:
+        return [tasks[each] for each in rollouts["prompt_id"]]
+    except KeyError:
+        unknown = rollouts.loc[~rollouts["prompt_id"].isin(tasks), "rollout_id"].iloc[0]
         raise ArtifactError(
-            f"rollout {rollouts.loc[unknown, 'rollout_id'].iloc[0]!r} belongs to no known prompt; "
-            "rerun the rollout stage"
-        )
-    return [tasks[each] for each in rollouts["prompt_id"]]
+            f"rollout {unknown!r} belongs to no known prompt; rerun the rollout stage"
+        ) from None
 
 
 def _judge_each(
