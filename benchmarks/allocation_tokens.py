@@ -38,6 +38,7 @@ WORK = ROOT / ".work" / "allocation_tokens"
 REFERENCE = "uniform"
 SCORES = ("mean_at_k", "greedy", "pass_at_k")
 COSTS = {"flops": ("GFLOPs", 1e9), "cpu_seconds": ("processor seconds", 1.0)}
+STEPS = ("sampled_steps", "trained_steps")
 SECONDS = ("profile_seconds", "rollout_seconds", "score_seconds", "train_seconds")
 RESAMPLES = 2000
 BENCHMARK_KEYS = ("kind", "rounds", "phases", "rounds_per_evaluation")
@@ -253,17 +254,21 @@ def table(results: dict[str, Any]) -> str:
 
 
 def spending_table(results: dict[str, Any]) -> str:
-    """Returns what each arm had spent at its end, mean over seeds, as a Markdown table."""
-    names = ("sampled_steps", "trained_steps", "flops", *SECONDS)
+    """Returns what each arm had spent at its end, and steps to reach the reference, as Markdown."""
+    names = (*STEPS, "flops", *SECONDS)
     titles = ["arm", "sampled steps", "trained steps", "GFLOPs"]
     titles += ["profile, s", "sampling, s", "scoring, s", "updates, s"]
+    titles += ["sampled steps to reach it", "trained steps to reach it"]
+    runs = results["runs"].values()
     rows = list[list[str]]()
     for arm in read_arms():
-        ends = [run[arm][-1] for run in results["runs"].values()]
-        mean = {name: float(np.mean([end[name] for end in ends])) for name in names}
-        steps = [f"{mean[name] / 1000:.0f} k" for name in names[:2]]
+        curves = [run[arm] for run in runs]
+        mean = {name: float(np.mean([points[-1][name] for points in curves])) for name in names}
+        steps = [f"{mean[name] / 1000:.0f} k" for name in STEPS]
         seconds = [f"{mean[name]:.1f}" for name in SECONDS]
-        rows.append([arm, *steps, f"{mean['flops'] / 1e9:.0f}", *seconds])
+        shares = [share_to_reach(curves, [run[REFERENCE] for run in runs], name) for name in STEPS]
+        reached = [in_words(share, ".0%") for share in shares]
+        rows.append([arm, *steps, f"{mean['flops'] / 1e9:.0f}", *seconds, *reached])
     return markdown_table(titles, rows)
 
 
