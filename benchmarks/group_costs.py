@@ -41,8 +41,6 @@ OUT, ALLOCATION = RESULTS / "group_costs.json", RESULTS / "allocation_tokens.jso
 STEPS = (8, 16, 32, 64, 128)  # of every rollout
 REPEATS = 3  # by turns; medians count
 CONTEXT = 256  # of the model, in place of params.yaml's 128
-
-
 ARMS = ("uniform", "two_grpo")  # of allocation_tokens.yaml
 
 
