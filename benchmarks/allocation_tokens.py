@@ -150,7 +150,10 @@ def _summary(curves: list[list[Point]], references: list[list[Point]]) -> dict[s
             f"{cost}_of_reference": _interval([a[cost] / b[cost] for a, b in zip(last, ends)])
             for cost in COSTS
         },
-        **{f"{cost}_to_reach": share_to_reach(curves, references, cost) for cost in COSTS},
+        **{
+            f"{cost}_to_reach": share_to_reach(curves, references, cost)
+            for cost in (*COSTS, *STEPS)
+        },
     }
 
 
@@ -259,15 +262,13 @@ def spending_table(results: dict[str, Any]) -> str:
     titles = ["arm", "sampled steps", "trained steps", "GFLOPs"]
     titles += ["profile, s", "sampling, s", "scoring, s", "updates, s"]
     titles += ["sampled steps to reach it", "trained steps to reach it"]
-    runs = results["runs"].values()
-    references = [run[REFERENCE] for run in runs]
     rows = list[list[str]]()
     for arm in read_arms():
-        curves = [run[arm] for run in runs]
-        mean = {name: float(np.mean([points[-1][name] for points in curves])) for name in names}
+        ends = [run[arm][-1] for run in results["runs"].values()]
+        mean = {name: float(np.mean([end[name] for end in ends])) for name in names}
         steps = [f"{mean[name] / 1000:.0f} k" for name in STEPS]
         seconds = [f"{mean[name]:.1f}" for name in SECONDS]
-        shares = [share_to_reach(curves, references, name) for name in STEPS]
+        shares = [results["summary"][arm][f"{name}_to_reach"] for name in STEPS]
         reached = [in_words(share, ".0%") for share in shares]
         rows.append([arm, *steps, f"{mean['flops'] / 1e9:.0f}", *seconds, *reached])
     return markdown_table(titles, rows)

@@ -16,6 +16,8 @@ def curve(*points: tuple[float, float]) -> list[Point]:
         {
             "flops": cost,
             "cpu_seconds": 2 * cost,
+            "sampled_steps": cost,
+            "trained_steps": cost,
             "mean_at_k": 0.25 + gain,
             "greedy": 0.0,
             "pass_at_k": 0.5,
