@@ -26,7 +26,7 @@ from benchmarks.seeds import record_seeds
 from benchmarks.workspaces import make_workspace, run_stages
 from grpo.artifacts.files import read_json
 from grpo.markdown import markdown_table
-from grpo.params import Parameters, read_params
+from grpo.params.parameters import Parameters, read_params
 from grpo.report.comparison import Curve, cost_to_reach
 from grpo.report.drawing import MARKERS, styled
 from grpo.report.reading import uses_profile

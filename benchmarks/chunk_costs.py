@@ -31,14 +31,14 @@ from benchmarks.workspaces import CPU_SECONDS, reset_peak, resident_peak
 from grpo.artifacts.files import read_json, write_json
 from grpo.artifacts.tables import REWARDS, read_table
 from grpo.batches import Batch, plan_batches
-from grpo.build.action_chunks import SIMULATOR
+from grpo.build.policies.action_chunks import SIMULATOR
 from grpo.build.rounds import settings_of
 from grpo.fixed_scores import score_steps
 from grpo.markdown import markdown_table
 from grpo.objective.algorithms import chunk_grpo
 from grpo.objective.base import Objective, chain
 from grpo.objective.chunks import sample_steps_by_advantage
-from grpo.params import read_params
+from grpo.params.parameters import read_params
 from grpo.policies.action_chunks import ActionChunkPolicy
 from grpo.policies.action_model import ActionChunkModel, ChunkShape
 from grpo.policies.activations import saved_bytes

@@ -22,10 +22,10 @@ from benchmarks.demo import RESULTS, ROOT, machine, revision_of
 from benchmarks.workspaces import reset_peak, resident_peak
 from grpo.artifacts.files import read_json, write_json
 from grpo.batches import plan_batches
-from grpo.build.denoising import make_pipeline
+from grpo.build.bases.denoising import make_pipeline
 from grpo.markdown import markdown_table
 from grpo.objective.algorithms import flash_grpo, flow_grpo
-from grpo.params import read_params
+from grpo.params.parameters import read_params
 from grpo.policies.base import make_rollouts
 from grpo.policies.denoising import DenoisingPolicy
 from grpo.policies.kernels import Denoising

@@ -24,16 +24,16 @@ from benchmarks.allocation_tokens import read_arms
 from benchmarks.demo import RESULTS, ROOT, machine, revision_of
 from grpo.artifacts.checkpoints import Scratch
 from grpo.artifacts.files import read_json, write_json
+from grpo.build.bases.tokens import make_base
 from grpo.build.machine import prepare_machine
 from grpo.build.objectives import build_objective
-from grpo.build.policies import make_optimizer
+from grpo.build.policies.loading import make_optimizer
 from grpo.build.tasks import build_prompts
-from grpo.build.tokens import make_base
 from grpo.markdown import markdown_table
-from grpo.params import DATA, LinkSpec, Parameters, Training, read_params, with_tuples
+from grpo.params.parameters import DATA, LinkSpec, Parameters, Training, read_params, with_tuples
+from grpo.params.policy import ScratchBase
 from grpo.policies.base import make_rollouts
 from grpo.policies.tokens import Decoding, TokenPolicy
-from grpo.policy_params import ScratchBase
 from grpo.sampling import drawn_from, sample_rollouts
 from grpo.training import TrainingSettings, train_round
 

@@ -29,9 +29,9 @@ from benchmarks.offpolicy_report import draw, table
 from grpo.artifacts.files import read_json, write_bytes
 from grpo.audit import Auditor
 from grpo.batches import plan_batches
-from grpo.build.bases import build_base
+from grpo.build.bases.making import build_base
 from grpo.build.machine import prepare_machine
-from grpo.build.policies import make_optimizer
+from grpo.build.policies.loading import make_optimizer
 from grpo.build.rewards import build_reward
 from grpo.build.tasks import build_prompts
 from grpo.fixed_scores import score_steps
@@ -39,11 +39,11 @@ from grpo.metrics import UpdateMetrics
 from grpo.objective.algorithms import grpo, gspo
 from grpo.objective.base import Objective, chain
 from grpo.objective.weight import drop_uniform_groups
-from grpo.params import DATA, Parameters, Training, read_params
+from grpo.params.parameters import DATA, Parameters, Training, read_params
+from grpo.params.policy import RoutingMode, ScratchBase
 from grpo.policies.routing import find_routers, recorded
 from grpo.policies.storage import load_base
 from grpo.policies.tokens import Decoding, TokenPolicy, TokenTrajectory
-from grpo.policy_params import RoutingMode, ScratchBase
 from grpo.sampling import drawn_from, sample_rollouts
 from grpo.scoring import score_rollouts
 from grpo.seeds import derive_seed

@@ -17,9 +17,10 @@ from matplotlib.figure import Figure
 from benchmarks.demo import RESULTS, ROOT, machine, revision_of
 from benchmarks.figures import middle_and_reach, save_figure
 from grpo.artifacts.files import read_json, write_json
-from grpo.build.action_chunks import SIMULATOR, make_action_model
+from grpo.build.bases.action_chunks import make_action_model
+from grpo.build.policies.action_chunks import SIMULATOR
 from grpo.markdown import markdown_table
-from grpo.params import DATA, read_params
+from grpo.params.parameters import DATA, read_params
 from grpo.policies.action_chunks import ActionChunkPolicy
 from grpo.policies.chunk_decoding import ChunkDecoding
 from grpo.policies.phases import LABELLERS

@@ -20,12 +20,12 @@ from benchmarks.demo import RESULTS, ROOT, machine, revision_of
 from benchmarks.figures import middle_and_reach, save_figure
 from grpo.artifacts.files import read_json, write_json
 from grpo.artifacts.tables import PROMPTS, read_table, write_table
+from grpo.build.bases.tokens import make_base
 from grpo.build.drawing import Drawing, make_drawing
 from grpo.build.engines import open_engine
 from grpo.build.tasks import build_prompts
-from grpo.build.tokens import make_base
 from grpo.markdown import markdown_table
-from grpo.params import DATA, Parameters, read_params
+from grpo.params.parameters import DATA, Parameters, read_params
 from grpo.policies.storage import save_base
 from grpo.report.drawing import styled
 from grpo.sampling import SampledBatch, sample_rollouts

@@ -30,13 +30,13 @@ from benchmarks.workspaces import reset_peak, resident_peak
 from grpo.artifacts.checkpoints import Scratch
 from grpo.artifacts.files import read_json, write_json
 from grpo.artifacts.usage import Usage
-from grpo.build.policies import make_optimizer
+from grpo.build.bases.tokenizers import make_byte_tokenizer
+from grpo.build.policies.loading import make_optimizer
 from grpo.build.rounds import settings_of
-from grpo.build.tokenizers import make_byte_tokenizer
 from grpo.forks import run_in_ranks
 from grpo.markdown import markdown_table
 from grpo.objective.algorithms import grpo
-from grpo.params import Training
+from grpo.params.parameters import Training
 from grpo.policies.base import make_rollouts
 from grpo.policies.sharding import own_part
 from grpo.policies.tokens import Decoding, TokenPolicy

@@ -25,7 +25,7 @@ from grpo.errors import ParameterError
 from grpo.lineage.lock import flatten
 from grpo.lineage.revision import git
 from grpo.markdown import markdown_table
-from grpo.params import PARAMS
+from grpo.params.parameters import PARAMS
 
 Settings = Mapping[str, str]  # value by parameter path
 

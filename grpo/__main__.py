@@ -83,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
 def _check(arguments: argparse.Namespace) -> int:
     from grpo.build.objectives import findings
     from grpo.objective.rule import Severity
-    from grpo.params import naming, read_params
+    from grpo.params.parameters import naming, read_params
 
     with naming(arguments.file):
         found = findings(read_params(arguments.file))
@@ -96,7 +96,7 @@ def _check(arguments: argparse.Namespace) -> int:
 
 def _advise(arguments: argparse.Namespace) -> int:
     from grpo.advice.text import advise
-    from grpo.params import naming, read_params
+    from grpo.params.parameters import naming, read_params
 
     with naming(arguments.file):
         print(advise(ARTIFACTS, read_params(arguments.file), arguments.file))
@@ -150,7 +150,7 @@ def _sample(arguments: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    from grpo.params import read_params
+    from grpo.params.parameters import read_params
     from grpo.report.page import write_page
 
     write_page(ARTIFACTS, read_params(), ARTIFACTS / "report")
@@ -159,7 +159,7 @@ def _report(arguments: argparse.Namespace) -> int:
 
 
 def _summary(arguments: argparse.Namespace) -> int:
-    from grpo.params import read_params
+    from grpo.params.parameters import read_params
     from grpo.report.summary import summarize
 
     print(summarize(ARTIFACTS, read_params()))

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from grpo.errors import ArtifactError, ParameterError
-from grpo.objective.base import Link, Setting
+from grpo.links import Link, Setting
 
 Step = Callable[[pd.DataFrame, np.random.Generator], pd.DataFrame]
 

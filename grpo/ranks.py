@@ -16,7 +16,7 @@ from torch import Tensor
 
 from grpo.artifacts.files import digest
 from grpo.errors import ArtifactError, ParameterError
-from grpo.params import PARAMS
+from grpo.params.parameters import PARAMS
 
 LONGEST_WAIT = timedelta(minutes=30)  # for the slowest rank, e.g. for the first to store weights
 WORD = 2**32

@@ -7,14 +7,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import pandas as pd
-import torch
 from jaxtyping import UInt8
-from torch import Tensor
 
 from grpo.artifacts.files import read_json, write_json
+from grpo.artifacts.rows import read_rows
 from grpo.artifacts.tables import REWARDS, ROLLOUTS, count_rows, read_table
-from grpo.artifacts.tensors import read_rows
 from grpo.engines.base import Engine, Job, Skill
 from grpo.errors import ArtifactError, located
 from grpo.rewards.base import Judge, Outcome, Task, Viewer, judge_media, judge_text
@@ -103,9 +102,7 @@ def judging(rule: RewardRule, prompts: pd.DataFrame) -> Skill:
         table = read(stored / TABLE)[order["start"] : order["end"]]
         media = None
         if rule.looks_at_media:
-            media = torch.stack(
-                read_rows(stored / "tensors.safetensors", "media", list(table.index))
-            )
+            media = np.stack(read_rows(stored / "tensors.safetensors", "media", list(table.index)))
         with located(stored / TABLE):
             judged = _judge(table, tasks, rule, media)
         # No table: to check one takes longer than to judge a shard; the whole is checked once.
@@ -120,7 +117,7 @@ def judge_rollouts(
     prompts: pd.DataFrame,
     rule: RewardRule,
     *,
-    media: UInt8[Tensor, " rollout *sample"] | None = None,
+    media: UInt8[np.ndarray, " rollout *sample"] | None = None,
 ) -> Judged:
     """Returns what was judged, and outcome, reward and status per rollout.
 
@@ -140,7 +137,7 @@ def _judge(
     rollouts: pd.DataFrame,
     tasks: Mapping[str, Task],
     rule: RewardRule,
-    media: UInt8[Tensor, " rollout *sample"] | None,
+    media: UInt8[np.ndarray, " rollout *sample"] | None,
 ) -> Judged:
     """Returns what `judge_rollouts` does; tasks are by prompt_id."""
     asked = _tasks_of(rollouts, tasks)
@@ -168,7 +165,7 @@ def score_rollouts(
     prompts: pd.DataFrame,
     rule: RewardRule,
     *,
-    media: UInt8[Tensor, " rollout *sample"] | None = None,
+    media: UInt8[np.ndarray, " rollout *sample"] | None = None,
 ) -> pd.DataFrame:
     """Returns the rewards of `judge_rollouts`, which says what it takes and raises."""
     return judge_rollouts(rollouts, prompts, rule, media=media).rewards
@@ -176,7 +173,7 @@ def score_rollouts(
 
 def score_captions(
     captions: Sequence[str],
-    media: UInt8[Tensor, " row *sample"],
+    media: UInt8[np.ndarray, " row *sample"],
     *,
     tasks: pd.DataFrame,
     rule: RewardRule,
@@ -225,7 +222,7 @@ def _judge_each(
     rollouts: pd.DataFrame,
     tasks: Sequence[Task],
     judge: TextJudge | Viewer,
-    media: UInt8[Tensor, " rollout *sample"] | None,
+    media: UInt8[np.ndarray, " rollout *sample"] | None,
 ) -> Iterator[tuple[str, Outcome]]:
     """Yields what is judged of each rollout and the outcome; media in batches."""
     if isinstance(judge, TextJudge):
@@ -249,4 +246,4 @@ def _judge_each(
         )
     for start in range(0, len(tasks), MEDIA_AT_ONCE):
         rows = slice(start, start + MEDIA_AT_ONCE)
-        yield from judge_media(judge, media[rows].numpy(), tasks[rows])
+        yield from judge_media(judge, media[rows], tasks[rows])

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from grpo.errors import ParameterError
-from grpo.objective.base import Link
+from grpo.links import Link
 
 History = dict[str, dict[str, int | float]]  # by kind and prompt: checkpointed as JSON
 

@@ -8,9 +8,9 @@ import pandas as pd
 from grpo.artifacts.files import atomic_path, write_json
 from grpo.artifacts.tables import WARMUP, read_table, write_csv
 from grpo.artifacts.usage import Usage
-from grpo.build.bases import build_base
+from grpo.build.bases.making import build_base
 from grpo.build.machine import prepare_machine
-from grpo.params import read_params
+from grpo.params.parameters import read_params
 from grpo.types import Cost
 from grpo.warmup import WarmupUpdate
 from stages.entry import run

@@ -7,7 +7,7 @@ from grpo.artifacts.usage import Usage
 from grpo.build.objectives import findings
 from grpo.errors import UnsoundError
 from grpo.objective.rule import Severity
-from grpo.params import read_params
+from grpo.params.parameters import read_params
 from stages.entry import run
 
 

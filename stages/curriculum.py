@@ -9,7 +9,7 @@ from grpo.build.curricula import build_curriculum
 from grpo.build.selections import inputs_of_selection
 from grpo.curriculum import plan_curriculum
 from grpo.errors import located
-from grpo.params import PARAMS, read_params
+from grpo.params.parameters import PARAMS, read_params
 from grpo.seeds import derive_seed
 from stages.entry import run
 

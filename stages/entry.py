@@ -11,7 +11,7 @@ from grpo.artifacts.checkpoints import CODE, WORK, Scratch
 from grpo.artifacts.files import digest, exclusive, refused_by_the_system
 from grpo.artifacts.usage import Usage, measured
 from grpo.errors import ArtifactError, EngineError, GrpoError, LostRankError
-from grpo.params import Parameters
+from grpo.params.parameters import Parameters
 from grpo.process import die_with_parent
 from stages import PARENT
 

@@ -7,11 +7,11 @@ from grpo.artifacts.files import write_json
 from grpo.artifacts.tables import EVALUATION, EVALUATION_SAMPLES, PROMPTS, read_table, write_table
 from grpo.artifacts.usage import Usage
 from grpo.build.drawing import Drawing, make_drawing
-from grpo.build.draws import draws_of_evaluation
 from grpo.build.engines import open_engine
+from grpo.build.policies.draws import draws_of_evaluation
 from grpo.evaluation import evaluate_prompts, summarize_evaluation
 from grpo.evaluation_rollouts import choose_samples, draw_evaluation, score_evaluation
-from grpo.params import DATA, read_params
+from grpo.params.parameters import DATA, read_params
 from grpo.types import Cost
 from stages.entry import run, scratch_of
 from stages.progress import shown

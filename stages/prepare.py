@@ -5,7 +5,7 @@ from pathlib import Path
 from grpo.artifacts.tables import PROMPTS, WARMUP, write_table
 from grpo.artifacts.usage import Usage
 from grpo.build.tasks import build_prompts
-from grpo.params import read_params
+from grpo.params.parameters import read_params
 from stages.entry import run
 
 

@@ -11,7 +11,7 @@ from grpo.artifacts.usage import Usage
 from grpo.build.drawing import Drawing, make_drawing
 from grpo.build.engines import open_engine
 from grpo.build.phase_profiles import profile_steps
-from grpo.params import DATA, read_params
+from grpo.params.parameters import DATA, read_params
 from grpo.profiling import profile_prompts, summarize_profile
 from grpo.sampling import SampledBatch, sample_rollouts, stored_batches, write_batch
 from grpo.scoring import judge_stored

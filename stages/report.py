@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from grpo.artifacts.usage import Usage
-from grpo.params import read_params
+from grpo.params.parameters import read_params
 from grpo.report.numbers import compute_numbers, write_numbers
 from grpo.report.page import write_page
 from grpo.report.reading import read_run

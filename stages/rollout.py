@@ -8,7 +8,7 @@ from grpo.build.drawing import Drawing, make_drawing
 from grpo.build.engines import open_engine
 from grpo.build.rollouts import build_source, read_candidates
 from grpo.build.selections import build_selection
-from grpo.params import DATA, read_params
+from grpo.params.parameters import DATA, read_params
 from grpo.policies.storage import read_state
 from grpo.rollout import draw_round, write_round
 from grpo.seeds import derive_seed

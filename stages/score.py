@@ -6,7 +6,7 @@ from grpo.artifacts.tables import REWARDS, write_table
 from grpo.artifacts.usage import Usage
 from grpo.build.engines import open_engine
 from grpo.build.judging import Judging, make_judging
-from grpo.params import DATA, read_params
+from grpo.params.parameters import DATA, read_params
 from grpo.scoring import judge_stored
 from stages.entry import run, scratch_of
 from stages.progress import shown

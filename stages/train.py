@@ -7,7 +7,7 @@ from grpo.artifacts.usage import Usage
 from grpo.build.machine import prepare_machine
 from grpo.build.rounds import load_round, save_round, train_loaded
 from grpo.forks import run_in_ranks
-from grpo.params import Parameters, read_params
+from grpo.params.parameters import Parameters, read_params
 from grpo.ranks import joined, require_same, this_rank
 from stages.entry import run, scratch_of
 from stages.progress import shown

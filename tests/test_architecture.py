@@ -34,9 +34,8 @@ def _file_of(module: str) -> str:
 
 def _as_dependency(module: str) -> str:
     parts = module.split(".")
-    if len(parts) > 2 and not module.startswith(SINGLE_FILES):
-        return "/".join(parts[:2])
-    return _file_of(module)
+    package = 3 if module.startswith(SINGLE_FILES) else 2
+    return "/".join(parts[:package]) if len(parts) > package else _file_of(module)
 
 
 @pytest.mark.parametrize("name", STAGES)
@@ -113,8 +112,11 @@ def test_the_library_defers_no_annotations_and_never_pickles():
     ("module", "heavy"),
     [
         ("grpo.__main__", {"torch", "mlflow", "prefect", "transformers", "matplotlib", "boto3"}),
-        ("grpo.params", {"torch", "mlflow", "prefect", "transformers", "boto3"}),
+        ("grpo.params.parameters", {"torch", "mlflow", "prefect", "transformers", "boto3"}),
         ("flows.reproduce", {"torch", "transformers"}),
+        ("stages.score", {"torch", "mlflow", "transformers", "matplotlib"}),
+        ("stages.curriculum", {"torch", "mlflow", "transformers", "matplotlib"}),
+        ("stages.prepare", {"torch", "mlflow", "transformers", "matplotlib"}),
     ],
 )
 def test_imports_stay_light(module: str, heavy: set[str]):

@@ -13,12 +13,13 @@ from grpo.artifacts.checkpoints import Scratch
 from grpo.audit import Auditor, compare_gradients, needs_advantage
 from grpo.batches import Batch
 from grpo.build.objectives import ALGORITHMS
-from grpo.build.policies import make_optimizer
+from grpo.build.policies.loading import make_optimizer
 from grpo.fixed_scores import score_steps
+from grpo.links import Link
 from grpo.metrics import UpdateMetrics
 from grpo.objective.advantage import center_by_group_mean, leave_one_out, scale_by_group_std
 from grpo.objective.algorithms import rloo
-from grpo.objective.base import Link, Objective, chain, credit_link
+from grpo.objective.base import Objective, chain, credit_link
 from grpo.objective.penalty import penalize_kl
 from grpo.objective.trust import clip_surrogate
 from grpo.objective.weight import (

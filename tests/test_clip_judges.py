@@ -16,7 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from grpo.build.rewards import build_reward
 from grpo.errors import ParameterError
-from grpo.params import Parameters, read_params
+from grpo.params.parameters import Parameters, read_params
 from grpo.rewards.base import Task, Viewer
 from grpo.rewards.frames import take_frames
 from tests.tiny_clip import save_clip

@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from grpo.artifacts.images import encode_png, film_strip, png_size
-from grpo.build.denoising import make_pipeline
+from grpo.build.bases.denoising import make_pipeline
 from grpo.build.tasks import build_prompts
 from grpo.errors import ParameterError
 from grpo.flow_matching import Drawings, match_flow
-from grpo.params import Parameters, read_params
+from grpo.params.parameters import Parameters, read_params
+from grpo.params.policy import Variants
 from grpo.policies.denoising import DenoisingPolicy
 from grpo.policies.pipelines import load_pipeline, save_pipeline
 from grpo.policies.variants import find_variants
-from grpo.policy_params import Variants
 from grpo.rewards.base import Task
 from grpo.rewards.moving_ocr import score_motion, view_moving_texts
 from grpo.tasks.glyphs import ARROWS, Drawing, draw_clips, split_text

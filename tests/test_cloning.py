@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from grpo.build.tokenizers import make_word_tokenizer
+from grpo.build.bases.tokenizers import make_word_tokenizer
 from grpo.cloning import CloningSettings, clone_demonstrations
 from grpo.policies.action_model import ActionChunkModel, encode_instructions
 from grpo.simulation.experts import Demonstration

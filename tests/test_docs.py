@@ -36,11 +36,12 @@ from grpo.artifacts.tables import PROMPTS, validate
 from grpo.build.curricula import build_curriculum
 from grpo.build.objectives import ALGORITHMS, build_objective
 from grpo.build.selections import build_selection
-from grpo.objective.base import Link, Objective, assign_credit, loss_terms, scalar_loss
+from grpo.links import Link
+from grpo.objective.base import Objective, assign_credit, loss_terms, scalar_loss
 from grpo.objective.rules import RULES
 from grpo.objective.trust import RANGES
-from grpo.params import LinkSpec, Reward, SamplingEngine, Task, with_tuples
-from grpo.policy_params import PolicyParams, Sampling
+from grpo.params.parameters import LinkSpec, Reward, SamplingEngine, Task, with_tuples
+from grpo.params.policy import PolicyParams, Sampling
 from grpo.rewards import base as rewards
 from grpo.types import Credit, Rollouts
 

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 import torch
 
-from grpo.build.bases import build_base
+from grpo.build.bases.making import build_base
 from grpo.errors import ParameterError
 from grpo.flow_matching import Drawings, match_flow
 from grpo.tasks.glyphs import Drawing, draw_texts

@@ -5,12 +5,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 
 from grpo.build.rewards import build_reward
 from grpo.build.tasks import build_prompts
 from grpo.errors import ArtifactError, ParameterError
-from grpo.params import read_params
+from grpo.params.parameters import read_params
 from grpo.rewards.base import Task
 from grpo.rewards.ocr import read_texts, score_text
 from grpo.scoring import score_captions, score_rollouts
@@ -98,7 +97,7 @@ def test_the_score_is_one_minus_the_edit_distance_per_character(answer: str, sco
 def test_an_image_is_judged_by_what_is_read_off_it(maximize: str):
     reward = PARAMS.reward.model_copy(update={"maximize": maximize})
     rule = build_reward(PARAMS.model_copy(update={"reward": reward}), ROOT / "data")
-    media = torch.from_numpy(draw_texts(["234", "235", ""], STYLE))
+    media = draw_texts(["234", "235", ""], STYLE)
     rollouts = pd.DataFrame(
         {"rollout_id": ["a", "b", "c"], "prompt_id": "p", "text": "", "is_finished": True}
     )
@@ -126,6 +125,6 @@ def test_what_is_drawn_on_the_way_scores_as_a_rollout_does():
             "entry": "{}",
         }
     )
-    media = torch.from_numpy(draw_texts(["234", "235", "55"], STYLE))
+    media = draw_texts(["234", "235", "55"], STYLE)
     scores = score_captions(["234", "234", "55"], media, tasks=prompts, rule=rule)
     assert scores == pytest.approx([1, 2 / 3, 1])

@@ -12,7 +12,7 @@ from grpo.build.objectives import ALGORITHMS, LINKS, build_objective, findings
 from grpo.build.tasks import build_prompts
 from grpo.errors import ParameterError
 from grpo.objective.rule import Severity
-from grpo.params import read_params
+from grpo.params.parameters import read_params
 
 ROOT = Path(__file__).parents[1]
 S3 = {"source": "s3", "uri": "s3://bucket/model", "sha256": "0" * 64}

@@ -13,8 +13,8 @@ from transformers import DynamicCache, PreTrainedModel
 from benchmarks.scale import inputs, measure, results, work
 from grpo.advice.cost import packed_flops
 from grpo.batches import pack_microbatches
-from grpo.build.policies import make_optimizer
-from grpo.params import read_params
+from grpo.build.policies.loading import make_optimizer
+from grpo.params.parameters import read_params
 from grpo.policies.activations import saved_bytes
 from grpo.policies.flops import TokenFlops
 from grpo.policies.forward import FORCE_GQA

@@ -19,12 +19,12 @@ from transformers import AutoModelForCausalLM
 import grpo.lineage
 from flows.ui import serve_until_stopped
 from grpo.artifacts.files import write_json
-from grpo.build.draws import draws_of_evaluation
-from grpo.build.models import read_pretrained
-from grpo.build.policies import load_policy, load_sampler
+from grpo.build.bases.models import read_pretrained
+from grpo.build.policies.draws import draws_of_evaluation
+from grpo.build.policies.loading import load_policy, load_sampler
 from grpo.errors import ArtifactError, GrpoError, ParameterError, brief, without_credentials
-from grpo.params import read_params
-from grpo.policy_params import DirectoryBase
+from grpo.params.parameters import read_params
+from grpo.params.policy import DirectoryBase
 from grpo.registry.store import Registry
 from grpo.rewards.base import Task, judge_text
 from grpo.rewards.reasoning import EVALUATED, score_answer

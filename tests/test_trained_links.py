@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from grpo.artifacts.checkpoints import Scratch
-from grpo.build.policies import make_optimizer
+from grpo.build.policies.loading import make_optimizer
 from grpo.build.rounds import objective_named
 from grpo.drift import measure_drift
 from grpo.errors import UnsoundError
@@ -20,7 +20,7 @@ from grpo.objective.trust import (
     truncate_ratio,
 )
 from grpo.objective.weight import keep_extreme_rollouts
-from grpo.params import read_params
+from grpo.params.parameters import read_params
 from grpo.training import train_round
 from grpo.types import Rollouts
 from tests.policies.tiny import seeded

@@ -11,7 +11,7 @@ from torch import nn
 
 from grpo.artifacts.checkpoints import Scratch
 from grpo.batches import Batch, pack_microbatches, plan_batches
-from grpo.build.policies import make_optimizer
+from grpo.build.policies.loading import make_optimizer
 from grpo.drift import measure_drift
 from grpo.errors import UnsoundError
 from grpo.fixed_scores import score_steps
@@ -19,7 +19,7 @@ from grpo.metrics import UpdateMetrics
 from grpo.objective.algorithms import gspo, rloo
 from grpo.objective.base import Objective, chain
 from grpo.objective.penalty import penalize_kl
-from grpo.params import Training
+from grpo.params.parameters import Training
 from grpo.policies.tokens import TokenPolicy, TokenTrajectory
 from grpo.training import (
     TrainingSettings,

@@ -50,7 +50,7 @@ def rule_of(view: Viewer) -> RewardRule:
 
 def judge(view: Viewer, media: np.ndarray) -> Judged:
     rollouts = rollouts_of(media)
-    return judge_rollouts(rollouts, PROMPTS, rule_of(view), media=torch.from_numpy(media))
+    return judge_rollouts(rollouts, PROMPTS, rule_of(view), media=media)
 
 
 def items(values: Sequence[int], *shape: int) -> np.ndarray:

@@ -15,10 +15,10 @@ from benchmarks.peer_trl import workload
 from benchmarks.peer_trl.workload import Clock, Scenario, now
 from grpo.artifacts.checkpoints import Scratch
 from grpo.build.machine import prepare_machine
-from grpo.machine_params import Machine
 from grpo.objective.algorithms import grpo
 from grpo.objective.base import Objective, chain
 from grpo.objective.weight import drop_uniform_groups
+from grpo.params.machine import Machine
 from grpo.policies.base import make_rollouts
 from grpo.policies.optimizer import PreciseAdamW
 from grpo.policies.tokens import Decoding, TokenPolicy, TokenTrajectory

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from grpo.advice.facts import Facts
 from grpo.advice.prediction import Amounts, plan_phase, predict_round
-from grpo.params import Parameters
+from grpo.params.parameters import Parameters
 from grpo.report.reading import read_cost, read_rollouts
 
 

@@ -12,9 +12,9 @@ from grpo.advice.posterior import Ints, Posterior, Prior, fit_prior, update
 from grpo.artifacts.files import read_json
 from grpo.artifacts.tables import PROFILE, PROMPTS, ROLLOUTS, read_table
 from grpo.build.machine import prepare_machine
-from grpo.build.tokens import load_token_policy
+from grpo.build.policies.tokens import load_token_policy
 from grpo.errors import ArtifactError
-from grpo.params import BASE, Parameters
+from grpo.params.parameters import BASE, Parameters
 from grpo.policies.flops import Coefficients
 from grpo.policies.tokens import Decoding, TokenPolicy
 from grpo.types import Cost

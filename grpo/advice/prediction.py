@@ -21,8 +21,8 @@ from grpo.build.objectives import build_objective
 from grpo.build.selections import build_selection
 from grpo.curriculum import plan_curriculum, select_phase
 from grpo.errors import located
-from grpo.objective.base import Link
-from grpo.params import BASE, PARAMS, Arm, Parameters
+from grpo.links import Link
+from grpo.params.parameters import BASE, PARAMS, Arm, Parameters
 from grpo.report.reading import uses_profile
 from grpo.seeds import derive_seed
 from grpo.selection import Selection

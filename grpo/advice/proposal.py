@@ -22,7 +22,7 @@ from grpo.advice.prediction import (
 from grpo.build.objectives import build_objective, findings
 from grpo.curriculum import inverse_rate_size
 from grpo.objective.rule import Severity
-from grpo.params import BASE, Arm, LinkSpec, Parameters, Round
+from grpo.params.parameters import BASE, Arm, LinkSpec, Parameters, Round
 
 NAME = "advised"
 SIZES = (2, 4, 8, 16, 32)

@@ -11,8 +11,8 @@ from grpo.advice.facts import Facts, read_facts
 from grpo.advice.posterior import DEAD_RATE
 from grpo.advice.prediction import Amounts, predict_arm, profile_flops
 from grpo.advice.proposal import SIZES, Candidate, Proposal, propose
-from grpo.build.draws import draws_of_arm, draws_of_profile
-from grpo.params import Parameters
+from grpo.build.policies.draws import draws_of_arm, draws_of_profile
+from grpo.params.parameters import Parameters
 from grpo.policies.tokens import Decoding
 from grpo.report.words import SPACE, say_count, say_flops, say_percent
 

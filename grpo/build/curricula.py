@@ -6,7 +6,7 @@ from grpo import curriculum
 from grpo.build.specs import build_listed
 from grpo.curriculum import CurriculumStep
 from grpo.errors import located
-from grpo.params import PARAMS, LinkSpec
+from grpo.params.parameters import PARAMS, LinkSpec
 
 STEPS: dict[str, Callable[..., CurriculumStep]] = {
     "drop_trivial": curriculum.drop_trivial,

@@ -1,24 +1,24 @@
 """What draws a stage's rollouts, and judges them if it does, wherever that is done."""
 
 import time
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from grpo.artifacts.tables import PROMPTS, read_table
-from grpo.build.draws import draws_of
 from grpo.build.engines import receive
 from grpo.build.judging import Judging
 from grpo.build.machine import prepare_machine
-from grpo.build.policies import load_sampler
+from grpo.build.policies.draws import draws_of
+from grpo.build.policies.loading import load_sampler
 from grpo.build.rewards import build_reward
 from grpo.engines.base import Seconds, Work
-from grpo.params import DATA, Parameters
+from grpo.params.parameters import DATA, Parameters
+from grpo.params.policy import DenoisingSampling
 from grpo.policies.base import Policy
 from grpo.policies.scope import Judgement
-from grpo.policy_params import DenoisingSampling
 from grpo.sampling import drawing
 from grpo.scoring import judging, score_captions, without_shaping
 
@@ -90,4 +90,4 @@ def _judge_on_the_way(params: Parameters, asked_by: str, tasks: pd.DataFrame) ->
     if not isinstance(sampling, DenoisingSampling) or sampling.scope is None:
         return None
     rule = without_shaping(build_reward(params, DATA))
-    return partial(score_captions, tasks=tasks, rule=rule)
+    return lambda captions, media: score_captions(captions, media.numpy(), tasks=tasks, rule=rule)

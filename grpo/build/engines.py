@@ -15,8 +15,8 @@ from grpo.engines.base import Engine, Local, Work
 from grpo.engines.gpus import visible_gpus
 from grpo.engines.processes import ProcessPool
 from grpo.errors import ArtifactError, ParameterError
-from grpo.params import PARAMS, Parameters
-from grpo.policy_params import Positive, Strict
+from grpo.params.parameters import PARAMS, Parameters
+from grpo.params.policy import Positive, Strict
 
 Make = Callable[[str], Work]  # from a setup as JSON; a function of a module
 

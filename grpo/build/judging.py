@@ -6,7 +6,7 @@ from grpo.artifacts.tables import PROMPTS, read_table
 from grpo.build.engines import Setup, receive
 from grpo.build.rewards import build_reward
 from grpo.engines.base import Work
-from grpo.params import DATA
+from grpo.params.parameters import DATA
 from grpo.scoring import judging
 
 

@@ -13,8 +13,8 @@ from grpo.objective.base import Objective, chain
 from grpo.objective.predicates import Plan
 from grpo.objective.rule import Severity
 from grpo.objective.rules import RULES
-from grpo.params import BASE, PARAMS, Arm, LinkSpec, Parameters
-from grpo.policy_params import ScratchBase, ScratchFlowBase, TokenPolicyParams, TokenSampling
+from grpo.params.parameters import BASE, PARAMS, Arm, LinkSpec, Parameters
+from grpo.params.policy import ScratchBase, ScratchFlowBase, TokenPolicyParams, TokenSampling
 
 LINKS: dict[str, Callable[..., Objective]] = {
     "center_by_group_mean": advantage.center_by_group_mean,

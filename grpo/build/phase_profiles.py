@@ -6,12 +6,12 @@ import numpy as np
 import pandas as pd
 import torch
 
-from grpo.build.draws import draws_of_profile
 from grpo.build.machine import prepare_machine
-from grpo.build.policies import load_policy
-from grpo.params import Parameters
+from grpo.build.policies.draws import draws_of_profile
+from grpo.build.policies.loading import load_policy
+from grpo.params.parameters import Parameters
+from grpo.params.policy import ActionChunkPolicyParams
 from grpo.policies.base import make_rollouts
-from grpo.policy_params import ActionChunkPolicyParams
 from grpo.sampling import SampledBatch
 from grpo.seeds import derive_seed
 from grpo.types import Cost

@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from grpo.build.sources import Source, find_source, refusal
-from grpo.params import Parameters
-from grpo.policy_params import HubBase
-from grpo.reward_params import SIMULATOR, Reward
+from grpo.params.parameters import Parameters
+from grpo.params.policy import HubBase
+from grpo.params.reward import SIMULATOR, Reward
 from grpo.rewards.base import Judge, Viewer
 from grpo.scoring import RewardRule, TextJudge
 

@@ -7,11 +7,11 @@ import pandas as pd
 
 from grpo.artifacts.tables import CURRICULUM, PROMPTS, read_table
 from grpo.build.drawing import Drawing
-from grpo.build.policies import stored_layout
+from grpo.build.policies.loading import stored_layout
 from grpo.curriculum import add_prompts, select_phase
 from grpo.engines.base import Engine
 from grpo.errors import located
-from grpo.params import BASE, PARAMS, Parameters
+from grpo.params.parameters import BASE, PARAMS, Parameters
 from grpo.rollout import Source, engine_source
 from grpo.selection import Selection, require_candidates
 

@@ -14,15 +14,15 @@ from torch import Tensor
 from grpo.artifacts.checkpoints import Scratch
 from grpo.artifacts.files import atomic_path, write_json
 from grpo.artifacts.tables import CREDIT, REWARDS, read_table, write_csv, write_table
-from grpo.build.draws import draws_of_round
 from grpo.build.objectives import build_objective
-from grpo.build.policies import load_policy, make_optimizer
+from grpo.build.policies.draws import draws_of_round
+from grpo.build.policies.loading import load_policy, make_optimizer
 from grpo.build.selections import build_selection
 from grpo.errors import ArtifactError, UnsoundError, located
 from grpo.fixed_scores import score_steps
 from grpo.objective.advantage import rollout_advantage
 from grpo.objective.base import Objective, State
-from grpo.params import PARAMS, Parameters, Training
+from grpo.params.parameters import PARAMS, Parameters, Training
 from grpo.policies.base import Policy, Trajectory, make_rollouts
 from grpo.policies.optimizer import PreciseAdamW
 from grpo.policies.storage import (

@@ -9,9 +9,9 @@ from grpo.artifacts.files import digest
 from grpo.build.specs import build_listed
 from grpo.curriculum import split_order
 from grpo.errors import ParameterError, located
-from grpo.objective.base import Link
-from grpo.params import PARAMS, LinkSpec, Parameters
-from grpo.policy_params import DenoisingSampling, TokenDraws, TokenSampling
+from grpo.links import Link
+from grpo.params.parameters import PARAMS, LinkSpec, Parameters
+from grpo.params.policy import DenoisingSampling, TokenDraws, TokenSampling
 from grpo.selection import Selection, require_candidates
 
 STEPS: dict[str, Callable[..., Selection]] = {

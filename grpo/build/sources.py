@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 from grpo.artifacts.checkpoints import WORK
 from grpo.errors import ParameterError, brief, located
-from grpo.params import PARAMS
-from grpo.policy_params import DirectoryBase, HubBase, S3Base
+from grpo.params.parameters import PARAMS
+from grpo.params.policy import DirectoryBase, HubBase, S3Base
 
 DOWNLOADS = WORK / "s3"  # directories by their digest: one that is there is whole
 

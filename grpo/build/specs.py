@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from grpo.errors import ParameterError
-from grpo.params import PARAMS, LinkSpec
+from grpo.params.parameters import PARAMS, LinkSpec
 
 Component = TypeVar("Component")
 

@@ -4,10 +4,10 @@ from pathlib import Path, PurePosixPath
 
 from grpo.build.sources import download
 from grpo.errors import ParameterError
-from grpo.params import PARAMS, Parameters
-from grpo.policy_params import FlowBase, FlowWarmup, ScratchBase, ScratchFlowBase
+from grpo.params.parameters import PARAMS, Parameters
+from grpo.params.policy import FlowBase, FlowWarmup, ScratchBase, ScratchFlowBase
+from grpo.params.task import GlyphsTask, JsonlTask
 from grpo.seeds import derive_seed
-from grpo.task_params import GlyphsTask, JsonlTask
 from grpo.tasks.base import PromptTables
 from grpo.tasks.jsonl import read_prompts
 

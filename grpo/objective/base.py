@@ -1,6 +1,6 @@
-"""What a link is, and how links are composed into one objective, as optax composes transforms."""
+"""What an objective is, and how links are composed into one, as optax composes transforms."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -8,18 +8,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Generator, Tensor
 
+from grpo.links import Link
 from grpo.types import Credit, Rollouts, StepNoise, StepTerms
 
 State = dict[str, dict[str, float]]  # plain data by link name: checkpointed as JSON
 LinkState = dict[str, float]
-Setting = int | float | str | None
-
-
-class Link(NamedTuple):
-    """A link's name and settings, kept so that rules and reports can read an objective."""
-
-    name: str
-    settings: Mapping[str, Setting]
 
 
 class Objective(NamedTuple):

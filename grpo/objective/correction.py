@@ -10,7 +10,8 @@ from dataclasses import replace
 from jaxtyping import Float
 from torch import Tensor
 
-from grpo.objective.base import Link, Objective, loss_link
+from grpo.links import Link
+from grpo.objective.base import Objective, loss_link
 from grpo.objective.ratio import mean_over_steps
 from grpo.types import StepTerms
 

@@ -7,7 +7,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Generator, Tensor
 
-from grpo.objective.base import Link, Objective, credit_link, loss_link
+from grpo.links import Link
+from grpo.objective.base import Objective, credit_link, loss_link
 from grpo.objective.divergence import EXACT, kl_per_dimension
 from grpo.types import Credit, Rollouts, StepTerms
 

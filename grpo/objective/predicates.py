@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from grpo.objective.base import Link, Setting
+from grpo.links import Link, Setting
 from grpo.objective.correction import CORRECTIONS
 from grpo.objective.divergence import CONTRAST, NORMALIZED, reads_divergence
 from grpo.objective.trust import RANGES

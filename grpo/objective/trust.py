@@ -6,7 +6,8 @@ from math import acosh, inf, log
 
 import torch
 
-from grpo.objective.base import Link, Objective, Setting, loss_link
+from grpo.links import Link, Setting
+from grpo.objective.base import Objective, loss_link
 from grpo.objective.divergence import CONTRAST, kl_per_dimension
 from grpo.objective.ratio import mean_over_steps
 from grpo.types import StepTerms

@@ -7,13 +7,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
+from grpo.links import Link
 from grpo.objective.advantage import (
     is_uniform,
     rollout_advantage,
     spread_advantage,
     sum_by_group,
 )
-from grpo.objective.base import Link, Objective, credit_link, noise_of
+from grpo.objective.base import Objective, credit_link, noise_of
 from grpo.types import Credit, Rollouts
 
 FIELDS = ("outcome", "reward")

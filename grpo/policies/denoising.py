@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from grpo.params.policy import Canvas, Scope
 from grpo.policies.base import Policy
 from grpo.policies.flops import left_out_by_torch
 from grpo.policies.kernels import (
@@ -34,7 +35,6 @@ from grpo.policies.scope import Judgement, Pilots, find_windows
 from grpo.policies.steps import numbered
 from grpo.policies.trajectories import DenoisingTrajectory, layout_of, restore_draws
 from grpo.policies.variants import blend, find_variants, share_at
-from grpo.policy_params import Canvas, Scope
 from grpo.types import Cost, Scores
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from grpo.errors import MissingExtraError
+from grpo.params.policy import Lora
 from grpo.policies.storage import ADAPTER, read_trainable
-from grpo.policy_params import Lora
 
 
 def load_lora(

@@ -5,15 +5,23 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import diffusers
 import torch
 from jaxtyping import Float, UInt8
 from safetensors import SafetensorError
 from torch import Tensor
 
 from grpo.artifacts.files import read_json
-from grpo.errors import ArtifactError, brief
-from grpo.policy_params import Canvas
+from grpo.errors import ArtifactError, MissingExtraError, brief
+from grpo.params.policy import Canvas
+
+try:
+    import diffusers
+except ImportError:
+    raise MissingExtraError(
+        "params.yaml: policy.kind denoising needs diffusers; run pip install -e '.[denoising]'"
+    ) from None
+
+library: Any = diffusers  # it is not typed
 
 INDEX = "model_index.json"
 LEVELS = 255  # of a pixel
@@ -30,17 +38,24 @@ class Family(NamedTuple):
     decode: Callable[[Any, Tensor], Tensor]  # latents -> pixels in [-1, 1], by the autoencoder
 
 
+def quiet() -> None:
+    """Turns diffusers' own bars and remarks off."""
+    library.utils.logging.disable_progress_bar()
+    library.utils.logging.set_verbosity_error()
+
+
 def load_pipeline(directory: Path, dtype: torch.dtype) -> Any:
     """Returns the pipeline of a directory, without dropout and without a safety checker.
 
     Raises:
       ArtifactError: If a file is missing or broken.
     """
+    quiet()
     for path in sorted(directory.glob("**/*.json")):
         read_json(path)
     # Components that are not there must be said not to be there.
     absent = [name for name, each in read_json(directory / INDEX).items() if each == [None, None]]
-    from_pretrained: Any = diffusers.DiffusionPipeline.from_pretrained
+    from_pretrained = library.DiffusionPipeline.from_pretrained
     try:
         pipeline = from_pretrained(
             directory,
@@ -192,7 +207,7 @@ def _decode_wan(vae: Any, state: Tensor) -> Tensor:
 
 
 FAMILIES: dict[type, Family] = {
-    diffusers.StableDiffusion3Pipeline: Family(
+    library.StableDiffusion3Pipeline: Family(
         conditions=("encoder_hidden_states", "pooled_projections"),
         encode=_encode_sd3,
         pool=lambda conditions: conditions["pooled_projections"],
@@ -204,7 +219,7 @@ FAMILIES: dict[type, Family] = {
         factors=lambda pipeline: (pipeline.vae_scale_factor,) * 2,
         decode=_decode_sd3,
     ),
-    diffusers.WanPipeline: Family(
+    library.WanPipeline: Family(
         conditions=("encoder_hidden_states",),
         encode=_encode_wan,
         # What stands for padding is 0.

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from grpo.errors import ArtifactError, ParameterError
-from grpo.params import PARAMS
+from grpo.params.parameters import PARAMS
+from grpo.params.policy import RoutingMode
 from grpo.policies.packed import Rows
-from grpo.policy_params import RoutingMode
 
 PROMPT_EXPERTS = "prompt_experts"
 EXPERTS = "experts"

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-from grpo.policy_params import Scope
+from grpo.params.policy import Scope
 
 # Captions and what was drawn of them, row by row -> scores in [0, 1].
 Judgement = Callable[[list[str], UInt8[Tensor, " row *pixels"]], list[float]]

@@ -10,6 +10,7 @@ from torch import Generator, Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo.artifacts.tensors import unpack_ragged
+from grpo.params.policy import RoutingMode
 from grpo.policies.base import Policy
 from grpo.policies.cache import sampling_cache
 from grpo.policies.flops import TokenFlops
@@ -30,7 +31,6 @@ from grpo.policies.routing import (
     unpack_routing,
 )
 from grpo.policies.sharding import shard
-from grpo.policy_params import RoutingMode
 from grpo.types import Cost, Scores
 
 LAYOUT = {

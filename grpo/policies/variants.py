@@ -17,9 +17,9 @@ from jaxtyping import Float, Int
 from torch import Generator, Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from grpo.params.policy import Variants
 from grpo.policies.flops import left_out_by_torch
 from grpo.policies.pipelines import encode_captions, pool_conditions, text_encoders
-from grpo.policy_params import Variants
 
 
 class Perturbation:

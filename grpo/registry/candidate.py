@@ -18,7 +18,7 @@ from grpo.lineage.lock import (
 )
 from grpo.lineage.revision import Revision, revisions
 from grpo.lineage.trace import trace
-from grpo.params import BASE
+from grpo.params.parameters import BASE
 
 POLICIES, EVALUATIONS = "artifacts/policies", "artifacts/evaluations"
 # What of an evaluation must be equal for two policies to be compared: prompts, judge, and how.

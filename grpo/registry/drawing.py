@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from grpo.build.draws import draws_of_evaluation
 from grpo.build.machine import prepare_machine
-from grpo.build.policies import load_sampler
+from grpo.build.policies.draws import draws_of_evaluation
+from grpo.build.policies.loading import load_sampler
 from grpo.errors import ParameterError
-from grpo.params import PARAMS, read_params
+from grpo.params.parameters import PARAMS, read_params
 from grpo.registry.weights import BASE_POLICY, POLICY
 from grpo.sampling import SampledBatch, drawn_from, sample_rollouts
 

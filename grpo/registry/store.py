@@ -21,7 +21,7 @@ from grpo.artifacts.tables import EVALUATION, read_table
 from grpo.errors import ArtifactError, brief
 from grpo.lineage.lock import Artifact, file_digest
 from grpo.lineage.record import EXPERIMENT, VIEW, dataset, open_store, tracking_uri
-from grpo.params import PARAMS
+from grpo.params.parameters import PARAMS
 from grpo.registry.candidate import Candidate, RefusedError, base_results, find_candidate
 from grpo.registry.gate import CHALLENGER, CHAMPION, Bounds, Verdict, judge, say
 

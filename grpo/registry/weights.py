@@ -6,7 +6,7 @@ from pathlib import Path
 from grpo.artifacts.files import atomic_path, read_json, require_inert
 from grpo.errors import ArtifactError, ParameterError, brief
 from grpo.lineage.lock import cached_path, file_digest, read_listing
-from grpo.params import PARAMS
+from grpo.params.parameters import PARAMS
 from grpo.registry.store import POINTER, Registry, reached
 
 SCHEME = "models:/"

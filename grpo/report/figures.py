@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from grpo.artifacts.usage import Usage
-from grpo.params import BASE
+from grpo.params.parameters import BASE
 from grpo.report.comparison import Comparison, Curve
 from grpo.report.drawing import INK, KIND_COLORS, MARKERS, MUTED, Canvas, Panel, color_of, styled
 from grpo.report.numbers import Numbers, counted_costs

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from grpo.params import Parameters
+from grpo.params.parameters import Parameters
 from grpo.policies.phases import PHASE_NAMES
 from grpo.report.pictures import Picture
 

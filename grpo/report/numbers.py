@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from grpo.artifacts.files import write_bytes, write_json
-from grpo.params import BASE
+from grpo.params.parameters import BASE
 from grpo.report.comparison import (
     Comparison,
     Curve,

@@ -10,7 +10,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from grpo.artifacts.files import write_bytes
 from grpo.artifacts.usage import Usage
 from grpo.build.objectives import findings
-from grpo.params import BASE, Parameters
+from grpo.params.parameters import BASE, Parameters
 from grpo.report.audits import Audited, audit_sentences, audits_by_arm, audits_by_round
 from grpo.report.comparison import Comparison, Curve, Interval
 from grpo.report.drawing import css_color_of

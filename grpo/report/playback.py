@@ -10,7 +10,7 @@ import torch
 from grpo.artifacts.images import encode_png
 from grpo.artifacts.tensors import read_tensors
 from grpo.errors import ArtifactError, located
-from grpo.params import BASE, Parameters
+from grpo.params.parameters import BASE, Parameters
 from grpo.policies.action_model import ChunkShape, read_shape
 from grpo.policies.chunk_trajectories import LAYOUT, ChunkTrajectory, restore_chunks, to_values
 from grpo.policies.packed import prompt_rows

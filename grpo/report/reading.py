@@ -13,7 +13,7 @@ from grpo.artifacts.files import read_json
 from grpo.artifacts.tables import CREDIT, EVALUATION, PROFILE, REWARDS, ROLLOUTS, read_table
 from grpo.curriculum import WITHOUT_PROFILE
 from grpo.errors import ArtifactError
-from grpo.params import BASE, LinkSpec, Parameters
+from grpo.params.parameters import BASE, LinkSpec, Parameters
 
 COST = ("flops", "sampled_steps", "trained_steps", "judge_calls")
 SCORES = ("greedy", "mean_at_k", "pass_at_k")

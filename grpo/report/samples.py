@@ -8,8 +8,8 @@ from typing import Any
 import pandas as pd
 
 from grpo.artifacts.images import encode_png
+from grpo.artifacts.rows import read_rows
 from grpo.artifacts.tables import PROMPTS, read_table
-from grpo.artifacts.tensors import read_rows
 from grpo.errors import ArtifactError
 from grpo.report.films import Film
 from grpo.report.pictures import Picture, embed
@@ -80,7 +80,7 @@ def read_samples(artifacts: Path, run: Run) -> dict[str, list[Sample]]:
 def _read_pictures(tensors: Path, rows: Sequence[int]) -> list[Picture]:
     """Returns what the rollouts of some rows drew."""
     images = read_rows(tensors, "media", rows)
-    return [embed(encode_png(each.numpy()), longest_pixels=PICTURE_PIXELS) for each in images]
+    return [embed(encode_png(each), longest_pixels=PICTURE_PIXELS) for each in images]
 
 
 def _choose(rollouts: pd.DataFrame) -> pd.DataFrame:

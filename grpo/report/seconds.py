@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 from grpo.artifacts.usage import Usage, read_usage
-from grpo.params import Parameters
+from grpo.params.parameters import Parameters
 from grpo.report.comparison import Curve
 from grpo.report.reading import Run, uses_profile
 

@@ -8,7 +8,7 @@ import pandas as pd
 
 from grpo.artifacts.tables import EVALUATION_SAMPLES, read_table
 from grpo.errors import ArtifactError
-from grpo.params import BASE
+from grpo.params.parameters import BASE
 from grpo.report.drawing import css_color_of
 from grpo.report.pictures import Picture, embed
 from grpo.report.reading import Run

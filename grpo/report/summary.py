@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.artifacts.files import read_json
-from grpo.params import BASE, Parameters
+from grpo.params.parameters import BASE, Parameters
 
 SCORES = {"mean_at_k": "mean@{k}", "greedy": "greedy", "pass_at_k": "pass@{k}"}
 

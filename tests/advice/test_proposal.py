@@ -12,7 +12,7 @@ from grpo.advice.proposal import Proposal, propose
 from grpo.advice.text import snippet
 from grpo.build.objectives import findings
 from grpo.objective.rule import Severity
-from grpo.params import Parameters, read_params
+from grpo.params.parameters import Parameters, read_params
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = "arms.uniform"

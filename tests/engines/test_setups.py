@@ -9,8 +9,8 @@ from grpo.build.drawing import Drawing
 from grpo.build.engines import Setup, open_engine, receive
 from grpo.engines.base import Job
 from grpo.errors import ArtifactError, ParameterError
-from grpo.machine_params import SamplingEngine
-from grpo.params import DATA, Parameters, read_params
+from grpo.params.machine import SamplingEngine
+from grpo.params.parameters import DATA, Parameters, read_params
 from stages.entry import scratch_of
 from tests.engines.work import make
 

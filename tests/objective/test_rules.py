@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from grpo.links import Link
 from grpo.objective.advantage import (
     center_by_group_mean,
     scale_by_batch_std,
@@ -28,7 +29,7 @@ from grpo.objective.algorithms import (
     sapo,
     two_grpo,
 )
-from grpo.objective.base import Link, Objective, chain
+from grpo.objective.base import Objective, chain
 from grpo.objective.chunks import (
     keep_highest_phase,
     sample_chunks_by_phase,

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from grpo.artifacts.checkpoints import Scratch
-from grpo.build.policies import make_optimizer
+from grpo.build.policies.loading import make_optimizer
 from grpo.objective.advantage import center_by_moving_average
 from grpo.objective.base import Objective, chain
 from grpo.objective.trust import clip_surrogate
 from grpo.objective.weight import average_over_steps, drop_uniform_groups
-from grpo.params import Parameters, Training, read_params
+from grpo.params.parameters import Parameters, Training, read_params
 from grpo.policies.tokens import TokenPolicy
 from grpo.training import TrainedRound, TrainingSettings, train_round
 from stages.entry import scratch_of

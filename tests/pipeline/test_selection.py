@@ -21,7 +21,7 @@ from grpo.artifacts.files import read_json
 from grpo.artifacts.tables import PROMPTS, write_table
 from grpo.artifacts.usage import Usage
 from grpo.build.selections import inputs_of_selection
-from grpo.params import read_params
+from grpo.params.parameters import read_params
 from grpo.policies.storage import read_state, save_base
 from stages import curriculum, profile, rollout, score, train
 from tests.files import contents

@@ -14,13 +14,14 @@ from torch import Generator
 from grpo.artifacts.checkpoints import Scratch
 from grpo.artifacts.files import write_json
 from grpo.artifacts.usage import Usage
-from grpo.build.policies import make_optimizer
+from grpo.build.policies.loading import make_optimizer
 from grpo.build.rounds import settings_of
 from grpo.errors import ArtifactError
 from grpo.forks import run_in_ranks
+from grpo.links import Link
 from grpo.objective.algorithms import grpo, gspo, rloo
-from grpo.objective.base import Link, Objective, chain, credit_link
-from grpo.params import Training
+from grpo.objective.base import Objective, chain, credit_link
+from grpo.params.parameters import Training
 from grpo.policies.sharding import own_part
 from grpo.policies.storage import gather_trained, read_trainable, trainable, write_trained
 from grpo.policies.tokens import TokenPolicy

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from grpo.build.tokenizers import make_word_tokenizer
+from grpo.build.bases.tokenizers import make_word_tokenizer
 from grpo.errors import ArtifactError
 from grpo.policies.action_chunks import ActionChunkPolicy
 from grpo.policies.action_model import load_action_model, save_action_model

@@ -8,12 +8,13 @@ import torch
 import yaml
 from transformers import LlamaConfig, LlamaModel
 
-from grpo.build import action_chunks
-from grpo.build.action_chunks import load_chunk_policy, make_action_model
-from grpo.build.policies import load_sampler, make_optimizer
-from grpo.build.tokenizers import make_word_tokenizer
+from grpo.build.bases.action_chunks import make_action_model
+from grpo.build.bases.tokenizers import make_word_tokenizer
+from grpo.build.policies import action_chunks
+from grpo.build.policies.action_chunks import load_chunk_policy
+from grpo.build.policies.loading import load_sampler, make_optimizer
 from grpo.errors import ParameterError
-from grpo.params import Parameters, read_params
+from grpo.params.parameters import Parameters, read_params
 from grpo.policies.action_chunks import ActionChunkPolicy
 from grpo.policies.action_model import save_action_model
 from grpo.policies.chunk_decoding import ChunkDecoding

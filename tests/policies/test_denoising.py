@@ -1,6 +1,8 @@
 """Denoising policies of a real diffusers class: sampling, scoring, storage, cost."""
 
+import importlib
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +11,12 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from grpo.build.policies import make_optimizer
-from grpo.errors import ArtifactError
+from grpo.build.policies.loading import make_optimizer
+from grpo.errors import ArtifactError, MissingExtraError
 from grpo.objective.base import chain, loss_terms, scalar_loss
 from grpo.objective.ratio import scale_log_ratio
 from grpo.objective.trust import weigh_log_prob
+from grpo.params.policy import Lora
 from grpo.policies.flops import left_out_by_torch
 from grpo.policies.packed import select_packed
 from grpo.policies.pipelines import save_pipeline, to_pixels, to_state
@@ -25,7 +28,6 @@ from grpo.policies.storage import (
     write_state,
 )
 from grpo.policies.trajectories import DenoisingTrajectory
-from grpo.policy_params import Lora
 from grpo.types import Cost, Credit
 from tests.policies.tiny_denoiser import (
     CAPTIONS,
@@ -296,3 +298,15 @@ def test_the_densities_differ_but_share_their_marginal_mean():
         start = seeded()
         trajectory, _ = policy.sample(CAPTIONS, group_sizes=SIZES, generator=start)
         assert (trajectory.media.int() - exact).abs().max() <= 2
+
+
+@pytest.mark.parametrize("module", ["grpo.build.bases.denoising", "grpo.build.policies.denoising"])
+def test_without_diffusers_a_sentence_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, module: str
+):
+    between = ["grpo.build.bases.fresh_flows", "grpo.policies.denoising", "grpo.policies.pipelines"]
+    for name in [module, *between]:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "diffusers", None)
+    with pytest.raises(MissingExtraError, match=r"policy\.kind denoising needs diffusers; run pip"):
+        importlib.import_module(module)

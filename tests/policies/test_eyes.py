@@ -10,11 +10,12 @@ import torch
 import yaml
 from transformers import LlamaConfig, LlamaModel, SiglipVisionConfig, SiglipVisionModel
 
-from grpo.build.action_chunks import load_chunk_policy, make_action_model
-from grpo.build.tokenizers import make_word_tokenizer
+from grpo.build.bases.action_chunks import make_action_model
+from grpo.build.bases.tokenizers import make_word_tokenizer
+from grpo.build.policies.action_chunks import load_chunk_policy
 from grpo.cloning import CloningSettings, clone_demonstrations
 from grpo.errors import ArtifactError, ParameterError
-from grpo.params import Parameters, read_params
+from grpo.params.parameters import Parameters, read_params
 from grpo.policies.action_model import (
     ActionChunkModel,
     ChunkShape,

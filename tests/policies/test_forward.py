@@ -8,7 +8,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import DynamicCache, Gemma2Config, Gemma2ForCausalLM
 
-from grpo.build.tokenizers import make_byte_tokenizer
+from grpo.build.bases.tokenizers import make_byte_tokenizer
 from grpo.policies import logits as logits_module
 from grpo.policies.cache import ReservingLayer, attends_fully, sampling_cache
 from grpo.policies.flops import left_out_by_torch

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from grpo.build.machine import prepare_machine
-from grpo.build.policies import load_policy
+from grpo.build.policies.loading import load_policy
 from grpo.errors import ParameterError
-from grpo.params import read_params
+from grpo.params.parameters import read_params
 from grpo.policies.forward import ForwardPasses
 from grpo.policies.storage import save_base
 from grpo.policies.tokens import Decoding, TokenPolicy, TokenTrajectory

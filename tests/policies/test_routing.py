@@ -18,13 +18,13 @@ from transformers import (
 )
 
 from grpo.artifacts.checkpoints import Scratch
-from grpo.build.policies import make_optimizer
+from grpo.build.policies.loading import make_optimizer
 from grpo.errors import ArtifactError, ParameterError
 from grpo.fixed_scores import score_steps
 from grpo.objective.algorithms import rloo
+from grpo.params.policy import RoutingMode
 from grpo.policies.routing import find_routers, recorded
 from grpo.policies.tokens import Decoding, TokenPolicy, TokenTrajectory
-from grpo.policy_params import RoutingMode
 from grpo.training import train_round
 from tests.policies.tiny import rewarded, seeded, tiny_moe, tiny_policy
 from tests.test_training import TRAINING, settings_of

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from grpo.build.policies import load_policy, load_sampler, make_optimizer
+from grpo.build.policies.loading import load_policy, load_sampler, make_optimizer
 from grpo.errors import ArtifactError, MissingExtraError
-from grpo.params import Parameters, read_params
+from grpo.params.parameters import Parameters, read_params
+from grpo.params.policy import Lora
 from grpo.policies.optimizer import stepped_by
 from grpo.policies.storage import (
     ADAPTER,
@@ -22,7 +23,6 @@ from grpo.policies.storage import (
     trainable,
 )
 from grpo.policies.tokens import Decoding, TokenPolicy
-from grpo.policy_params import Lora
 from grpo.types import Cost
 from tests.policies.tiny import seeded, tiny_policy
 

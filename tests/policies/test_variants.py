@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from grpo.metrics import share_between_variants
+from grpo.params.policy import Variants
 from grpo.policies.pipelines import encode_captions, pool_conditions
 from grpo.policies.variants import Perturbation, blend, find_variants, perturbed, share_at
-from grpo.policy_params import Variants
 from grpo.types import Rollouts
 from tests.policies.tiny_denoiser import seeded, tiny_denoiser
 

@@ -5,11 +5,11 @@ import copy
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from grpo.build.tokenizers import make_byte_tokenizer
+from grpo.build.bases.tokenizers import make_byte_tokenizer
 from grpo.fixed_scores import FixedScores
+from grpo.params.policy import RoutingMode
 from grpo.policies.base import Trajectory, make_rollouts
 from grpo.policies.tokens import Decoding, TokenPolicy
-from grpo.policy_params import RoutingMode
 from grpo.types import Rollouts
 
 

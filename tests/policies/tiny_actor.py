@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 from transformers import LlamaConfig, LlamaModel
 
-from grpo.build.tokenizers import make_word_tokenizer
+from grpo.build.bases.tokenizers import make_word_tokenizer
 from grpo.policies.action_chunks import ActionChunkPolicy
 from grpo.policies.action_model import ActionChunkModel, ChunkShape
 from grpo.policies.chunk_decoding import ChunkDecoding

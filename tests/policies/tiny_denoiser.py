@@ -5,11 +5,12 @@ from typing import Any
 
 from torch import Generator
 
-from grpo.build.denoising import load_denoising_policy, make_pipeline
-from grpo.params import Parameters, read_params
+from grpo.build.bases.denoising import make_pipeline
+from grpo.build.policies.denoising import load_denoising_policy
+from grpo.params.parameters import Parameters, read_params
+from grpo.params.policy import Canvas
 from grpo.policies.denoising import DenoisingPolicy
 from grpo.policies.kernels import Denoising
-from grpo.policy_params import Canvas
 
 ROOT = Path(__file__).parents[2]
 CANVAS = Canvas(frames=1, height=8, width=16)

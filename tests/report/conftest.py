@@ -17,7 +17,7 @@ from finished_run import (
 )
 
 from grpo.artifacts.files import write_json
-from grpo.params import Parameters, Round, read_params
+from grpo.params.parameters import Parameters, Round, read_params
 from grpo.report.reading import Run, read_run
 
 

@@ -20,7 +20,7 @@ from grpo.artifacts.images import encode_png
 from grpo.artifacts.tables import PROMPTS, read_table, write_table
 from grpo.artifacts.tensors import read_tensors, write_tensors
 from grpo.errors import ArtifactError
-from grpo.params import Parameters, read_params
+from grpo.params.parameters import Parameters, read_params
 from grpo.policies.action_model import ChunkShape
 from grpo.report.films import Film
 from grpo.report.page import PAGE, write_page

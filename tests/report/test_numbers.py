@@ -9,7 +9,7 @@ from finished_run import EVALUATION_FLOPS, PROFILE_FLOPS, SUCCESSES, WARMUP_FLOP
 
 from grpo.artifacts.files import read_json
 from grpo.errors import ArtifactError
-from grpo.params import Parameters, Round
+from grpo.params.parameters import Parameters, Round
 from grpo.report.numbers import (
     compute_numbers,
     cost_of,

@@ -11,7 +11,7 @@ from finished_run import ReadWith
 from benchmarks.browser import Page
 from grpo.artifacts.files import write_json
 from grpo.artifacts.usage import Usage
-from grpo.params import Parameters
+from grpo.params.parameters import Parameters
 from grpo.report.figures import LABEL_OF_KIND
 from grpo.report.page import PAGE, write_page
 from grpo.report.seconds import ACTIVITIES, ACTIVITY_OF_PART, stages_of

@@ -7,7 +7,7 @@ from finished_run import FLOPS, PROFILE_FLOPS, cost
 
 from grpo.artifacts.files import write_json
 from grpo.errors import ArtifactError
-from grpo.params import Parameters
+from grpo.params.parameters import Parameters
 from grpo.report.numbers import cost_of
 from grpo.report.page import PAGE, write_page
 from grpo.report.reading import read_run

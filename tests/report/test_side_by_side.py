@@ -15,7 +15,7 @@ from grpo.artifacts.images import encode_png
 from grpo.artifacts.tables import EVALUATION_SAMPLES, read_table, write_table
 from grpo.artifacts.tensors import write_tensors
 from grpo.errors import ArtifactError
-from grpo.params import Parameters, read_params
+from grpo.params.parameters import Parameters, read_params
 from grpo.report.page import PAGE, write_page
 from grpo.report.pictures import embed
 from grpo.report.side_by_side import read_sheets

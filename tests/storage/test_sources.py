@@ -9,8 +9,8 @@ from grpo.__main__ import main
 from grpo.build.sources import find_source
 from grpo.build.tasks import build_prompts
 from grpo.errors import StorageError
-from grpo.params import read_params
-from grpo.policy_params import S3Base
+from grpo.params.parameters import read_params
+from grpo.params.policy import S3Base
 from grpo.storage.upload import upload_directory
 from tests.files import contents
 from tests.storage.proxy import Proxy

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import field_validator
 
-from grpo.policy_params import Positive, Strict
+from grpo.params.policy import Positive, Strict
 
 
 class Machine(Strict):

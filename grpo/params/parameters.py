@@ -13,8 +13,8 @@ from pydantic import (
 )
 
 from grpo.errors import ParameterError
-from grpo.machine_params import Machine, SamplingEngine
-from grpo.policy_params import (
+from grpo.params.machine import Machine, SamplingEngine
+from grpo.params.policy import (
     ActionChunkPolicyParams,
     DenoisingPolicyParams,
     Draws,
@@ -30,8 +30,8 @@ from grpo.policy_params import (
     TokenPolicyParams,
     kind_of_draws,
 )
-from grpo.reward_params import MEDIA_JUDGES, Reward, check_reward
-from grpo.task_params import GlyphsTask, ManipulationTask, Task
+from grpo.params.reward import MEDIA_JUDGES, Reward, check_reward
+from grpo.params.task import GlyphsTask, ManipulationTask, Task
 
 PARAMS = Path("params.yaml")
 DATA = Path("data")  # where params.yaml names files in

@@ -1,37 +1,24 @@
-"""Chunked action policies from parameters: fresh and imported backbones, trained directories."""
+"""Base models of chunked action policies: fresh and imported backbones, and their warm-up."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
-from torch import nn
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel
 
+from grpo.build.bases.models import make_fresh_model, read_pretrained
+from grpo.build.bases.tokenizers import make_word_tokenizer
 from grpo.build.machine import DTYPES
-from grpo.build.models import make_fresh_model, read_pretrained
-from grpo.build.tokenizers import make_word_tokenizer
 from grpo.cloning import CloningSettings, clone_demonstrations
 from grpo.errors import ParameterError
-from grpo.params import PARAMS, Parameters
-from grpo.policies.action_chunks import ActionChunkPolicy
-from grpo.policies.action_model import (
-    ActionChunkModel,
-    ChunkShape,
-    encode_instructions,
-    load_action_model,
-)
-from grpo.policies.chunk_decoding import ChunkDecoding
-from grpo.policies.lora import load_lora
-from grpo.policies.phases import LABELLERS
-from grpo.policy_params import ActionChunkPolicyParams, ChunkBase, Eyes, ScratchBackbone
+from grpo.params.parameters import PARAMS, Parameters
+from grpo.params.policy import ActionChunkPolicyParams, ChunkBase, Eyes, ScratchBackbone
+from grpo.policies.action_model import ActionChunkModel, ChunkShape, encode_instructions
 from grpo.seeds import derive_seed
-from grpo.simulation.pool import EnvironmentPool
 from grpo.warmup import WarmupSettings, WarmupUpdate
 
-SIMULATOR = "grpo.simulation.metaworld:MetaWorld"
 BACKBONE = "policy.base.backbone"
 ENCODER = "policy.base.eyes.encoder"
 
@@ -97,40 +84,6 @@ def clone_experts(
     )
 
 
-def load_chunk_policy(
-    params: Parameters, *, base: Path, directory: Path, decoding: ChunkDecoding, sharing: int = 1
-) -> ActionChunkPolicy:
-    """Returns the policy of a directory, on the machine's device, without dropout.
-
-    Args:
-      base: The base policy's directory; with LoRA, `directory` holds only the adapter.
-      sharing: Policies that share this host's processors, on which scenes are played.
-
-    Raises:
-      ArtifactError: If a file is missing or broken.
-    """
-    settings = params.action_chunks
-    dtype = DTYPES[params.machine.dtype]
-    model = load_action_model(base if settings.lora else directory, dtype)
-    if settings.lora:
-        seed = derive_seed(params.seed, "lora")
-        load_lora(model, settings.lora, directory, seed=seed, adapted=model.backbone)
-    nn.Module.to(model, params.machine.device)
-    return ActionChunkPolicy(
-        model,
-        AutoTokenizer.from_pretrained(base, local_files_only=True, trust_remote_code=False),
-        decoding=decoding,
-        scenes=EnvironmentPool(
-            SIMULATOR,
-            processes=min(max(1, _available_cores() // sharing), settings.scenes.at_once),
-            timeout_seconds=settings.scenes.timeout_seconds,
-            settings={"pixels": model.shape.pixels},
-        ),
-        slots=settings.scenes.at_once,
-        label=LABELLERS[settings.phases],
-    )
-
-
 def _make_backbone(base: ChunkBase, data: Path) -> tuple[PreTrainedModel, Any]:
     """Returns the backbone and its tokenizer; a fresh one's knows the words of its demonstrations.
 
@@ -185,10 +138,3 @@ def _make_eyes(eyes: Eyes, data: Path) -> PreTrainedModel:
             f"{model.main_input_name}"
         )
     return model
-
-
-def _available_cores() -> int:
-    """Returns how many cores this process may use; macOS tells only how many there are."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

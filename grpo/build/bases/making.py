@@ -9,11 +9,10 @@ import pandas as pd
 import torch
 from torch import nn
 
-from grpo.build.tokens import make_base
+from grpo.build.bases.tokens import make_base
 from grpo.errors import ParameterError
-from grpo.params import PARAMS, Parameters
-from grpo.policies.storage import PolicyState, save_base, write_state
-from grpo.policy_params import (
+from grpo.params.parameters import PARAMS, Parameters
+from grpo.params.policy import (
     ActionChunkPolicyParams,
     Cloning,
     DenoisingPolicyParams,
@@ -22,8 +21,9 @@ from grpo.policy_params import (
     ScratchFlowBase,
     Warmup,
 )
+from grpo.params.task import GlyphsTask
+from grpo.policies.storage import PolicyState, save_base, write_state
 from grpo.seeds import derive_seed
-from grpo.task_params import GlyphsTask
 from grpo.warmup import WarmupSettings, WarmupUpdate, warm_up
 
 
@@ -78,7 +78,7 @@ def settings_of(warmup: Warmup | FlowWarmup | Cloning, seed: int) -> WarmupSetti
 
 def _action_chunks(params: Parameters, policy: ActionChunkPolicyParams, data: Path) -> Base:
     # Imported here: other kinds need no simulator.
-    from grpo.build.action_chunks import clone_experts, make_action_model
+    from grpo.build.bases.action_chunks import clone_experts, make_action_model
     from grpo.policies.action_model import save_action_model
 
     model, tokenizer = make_action_model(params, data)
@@ -97,7 +97,7 @@ def _action_chunks(params: Parameters, policy: ActionChunkPolicyParams, data: Pa
 
 def _denoising(params: Parameters, policy: DenoisingPolicyParams, data: Path) -> Base:
     # Imported here: diffusers takes seconds that a run of token policies need not wait.
-    from grpo.build.denoising import make_pipeline
+    from grpo.build.bases.denoising import make_pipeline
     from grpo.policies.pipelines import save_pipeline
 
     pipeline = make_pipeline(params, data)

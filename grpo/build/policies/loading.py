@@ -6,9 +6,10 @@ from typing import Any
 from torch import nn
 
 from grpo.artifacts.files import require_inert
-from grpo.build.draws import Draws
-from grpo.build.tokens import load_token_policy, load_vllm_sampler
-from grpo.params import Parameters, Training
+from grpo.build.policies.draws import Draws
+from grpo.build.policies.tokens import load_token_policy, load_vllm_sampler
+from grpo.params.parameters import Parameters, Training
+from grpo.params.policy import ActionChunkPolicyParams, TokenPolicyParams
 from grpo.policies.base import Policy
 from grpo.policies.chunk_decoding import ChunkDecoding
 from grpo.policies.optimizer import PreciseAdamW
@@ -16,7 +17,6 @@ from grpo.policies.packed import Layout
 from grpo.policies.scope import Judgement
 from grpo.policies.storage import trainable
 from grpo.policies.tokens import Decoding, token_layout
-from grpo.policy_params import ActionChunkPolicyParams, TokenPolicyParams
 
 
 def load_policy(
@@ -37,12 +37,12 @@ def load_policy(
         return load_token_policy(params, base=base, directory=directory, decoding=draws)
     # Imported here: other kinds' packages take seconds.
     if isinstance(draws, ChunkDecoding):
-        from grpo.build.action_chunks import load_chunk_policy
+        from grpo.build.policies.action_chunks import load_chunk_policy
 
         return load_chunk_policy(
             params, base=base, directory=directory, decoding=draws, sharing=sharing
         )
-    from grpo.build.denoising import load_denoising_policy
+    from grpo.build.policies.denoising import load_denoising_policy
 
     return load_denoising_policy(params, base=base, directory=directory, decoding=draws)
 

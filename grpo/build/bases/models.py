@@ -10,9 +10,9 @@ from transformers import PreTrainedModel
 
 from grpo.build.sources import find_source, refusal
 from grpo.errors import ParameterError
-from grpo.params import PARAMS
+from grpo.params.parameters import PARAMS
+from grpo.params.policy import DirectoryBase, HubBase, S3Base
 from grpo.policies.storage import LOADING_ERRORS
-from grpo.policy_params import DirectoryBase, HubBase, S3Base
 
 
 def make_fresh_model(

@@ -2,16 +2,16 @@
 
 from dataclasses import replace
 
-from grpo.params import BASE, Parameters
-from grpo.policies.chunk_decoding import ChunkDecoding
-from grpo.policies.kernels import Denoising
-from grpo.policies.tokens import Decoding
-from grpo.policy_params import (
+from grpo.params.parameters import BASE, Parameters
+from grpo.params.policy import (
     ActionChunkPolicyParams,
     DenoisingDraws,
     TokenDraws,
     TokenSampling,
 )
+from grpo.policies.chunk_decoding import ChunkDecoding
+from grpo.policies.kernels import Denoising
+from grpo.policies.tokens import Decoding
 
 Draws = Decoding | Denoising | ChunkDecoding
 

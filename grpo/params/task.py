@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from grpo.policy_params import DataPath, Name, Positive, S3Base, Strict
+from grpo.params.policy import DataPath, Name, Positive, S3Base, Strict
 
 
 class ReasoningGymTask(Strict):

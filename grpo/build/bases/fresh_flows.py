@@ -3,17 +3,15 @@
 from math import prod
 from typing import Any
 
-import diffusers
 import torch
 from torch import nn
 from transformers import CLIPTextConfig, CLIPTextModelWithProjection, UMT5Config, UMT5EncoderModel
 
-from grpo.build.tokenizers import make_caption_tokenizer
+from grpo.build.bases.tokenizers import make_caption_tokenizer
 from grpo.errors import ParameterError
-from grpo.params import PARAMS
-from grpo.policy_params import ScratchFlowBase
-
-library: Any = diffusers  # it is not typed
+from grpo.params.parameters import PARAMS
+from grpo.params.policy import ScratchFlowBase
+from grpo.policies.pipelines import library
 
 
 def make_fresh_pipeline(base: ScratchFlowBase, dtype: torch.dtype, *, seed: int) -> Any:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from grpo.errors import ParameterError
-from grpo.policy_params import (
+from grpo.params.policy import (
     DirectoryBase,
     Fraction,
     HubBase,

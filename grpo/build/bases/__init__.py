@@ -1,0 +1,1 @@
+"""Base policies from parameters: fresh, or read from where they are."""

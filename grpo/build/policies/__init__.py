@@ -1,0 +1,1 @@
+"""Policies from parameters and their directories, and how they draw."""

@@ -1,0 +1,60 @@
+"""Chunked action policies from their directories."""
+
+import os
+from pathlib import Path
+
+from torch import nn
+from transformers import AutoTokenizer
+
+from grpo.build.machine import DTYPES
+from grpo.params.parameters import Parameters
+from grpo.policies.action_chunks import ActionChunkPolicy
+from grpo.policies.action_model import load_action_model
+from grpo.policies.chunk_decoding import ChunkDecoding
+from grpo.policies.lora import load_lora
+from grpo.policies.phases import LABELLERS
+from grpo.seeds import derive_seed
+from grpo.simulation.pool import EnvironmentPool
+
+SIMULATOR = "grpo.simulation.metaworld:MetaWorld"
+
+
+def load_chunk_policy(
+    params: Parameters, *, base: Path, directory: Path, decoding: ChunkDecoding, sharing: int = 1
+) -> ActionChunkPolicy:
+    """Returns the policy of a directory, on the machine's device, without dropout.
+
+    Args:
+      base: The base policy's directory; with LoRA, `directory` holds only the adapter.
+      sharing: Policies that share this host's processors, on which scenes are played.
+
+    Raises:
+      ArtifactError: If a file is missing or broken.
+    """
+    settings = params.action_chunks
+    dtype = DTYPES[params.machine.dtype]
+    model = load_action_model(base if settings.lora else directory, dtype)
+    if settings.lora:
+        seed = derive_seed(params.seed, "lora")
+        load_lora(model, settings.lora, directory, seed=seed, adapted=model.backbone)
+    nn.Module.to(model, params.machine.device)
+    return ActionChunkPolicy(
+        model,
+        AutoTokenizer.from_pretrained(base, local_files_only=True, trust_remote_code=False),
+        decoding=decoding,
+        scenes=EnvironmentPool(
+            SIMULATOR,
+            processes=min(max(1, _available_cores() // sharing), settings.scenes.at_once),
+            timeout_seconds=settings.scenes.timeout_seconds,
+            settings={"pixels": model.shape.pixels},
+        ),
+        slots=settings.scenes.at_once,
+        label=LABELLERS[settings.phases],
+    )
+
+
+def _available_cores() -> int:
+    """Returns how many cores this process may use; macOS tells only how many there are."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
