@@ -1,5 +1,6 @@
 """Runs a stage: paths from the command line, one lock, measured usage, errors in one line."""
 
+import gc
 import inspect
 import os
 import sys
@@ -29,6 +30,9 @@ def run(main: Callable[..., None], *, stage: str) -> None:
       stage: The module's name; under dvc the stage has its full name, e.g. rollout@sgpo-2.
     """
     die_with_parent(PARENT)
+    if not gc.isenabled():
+        gc.freeze()  # what was imported stays: to look at it again and again takes seconds
+        gc.enable()
     name = os.environ.get("DVC_STAGE", stage)
     rank = os.environ.get("RANK")  # if torchrun has started it, beside others
     paths = [Path(argument) for argument in sys.argv[1:]]

@@ -43,3 +43,26 @@ def test_a_stage_whose_parent_dies_during_its_imports_does_not_run(tmp_path: Pat
     said, _ = starter.communicate("go on\n")  # until the stage has ended
     assert said == ""
     assert not (tmp_path / ".runs").exists()
+
+
+def test_what_a_stage_imports_is_never_looked_at_for_garbage(tmp_path: Path):
+    """That would take a quarter of a short stage's time."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import atexit, gc\natexit.register(lambda: print(gc.isenabled(), gc.get_freeze_count()))"
+    )
+    path = f"{tmp_path}{os.pathsep}{ROOT}"
+    ended = subprocess.run(
+        [sys.executable, "-m", "stages.prepare"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert "takes the paths" in ended.stderr
+    is_enabled, frozen = ended.stdout.split()
+    assert is_enabled == "True"
+    assert int(frozen) > 100_000
+
+
+def test_who_imports_stages_keeps_its_garbage_collection():
+    code = "import gc, stages, sys; sys.exit(not gc.isenabled())"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
