@@ -66,7 +66,8 @@ def batch_of(prompts: pd.DataFrame, text: str, *, rollouts: int = 6) -> SampledB
 
 
 def samples_of(prompts: pd.DataFrame, batch: SampledBatch, rule: RewardRule) -> pd.DataFrame:
-    judged = judge_rollouts(batch.table, prompts, rule, media=batch.media)
+    media = None if batch.media is None else batch.media.numpy()
+    judged = judge_rollouts(batch.table, prompts, rule, media=media)
     return choose_samples(prompts, {"sampled": batch}, {"sampled": judged})
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from grpo.artifacts.files import refused_by_the_system
 from grpo.engines.base import Job, Work
 from grpo.errors import GrpoError
-from grpo.process import die_with_parent
+from grpo.process import die_with_parent, keeping_imports
 
 PARENT = os.getppid()
 
@@ -42,7 +42,8 @@ class Worker:
     def _carry_out(self, line: str) -> None:
         if self._work is None:
             module, _, name = self._make.partition(":")
-            self._work = getattr(importlib.import_module(module), name)(line)
+            with keeping_imports():
+                self._work = getattr(importlib.import_module(module), name)(line)
             return
         skill, order, out = json.loads(line)
         self._work.do(Job(skill, order, Path(out)))

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from grpo.process import keeping_imports
 from grpo.simulation.base import Ending, Environment, act, begin
 
 
@@ -53,7 +54,9 @@ def main() -> None:
     """
     warnings.simplefilter("ignore")
     module, _, name = sys.argv[2].partition(":")
-    make = partial(getattr(importlib.import_module(module), name), **json.loads(sys.argv[3]))
+    with keeping_imports():
+        environment = getattr(importlib.import_module(module), name)
+    make = partial(environment, **json.loads(sys.argv[3]))
     serve(socket.socket(fileno=int(sys.argv[1])), make)
 
 

@@ -1,5 +1,6 @@
 """Jobs in processes on this host: the same bytes, whoever does them and whatever becomes of him."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -16,7 +17,7 @@ from grpo.engines.base import Engine, Job, Local
 from grpo.engines.pool import TRIES, Handle, Pool
 from grpo.engines.worker import written
 from grpo.errors import EngineError, GrpoError
-from grpo.process import Process
+from grpo.process import Process, keeping_imports
 from tests.engines.work import DEADLINE_SECONDS, MAKE, jobs_of, make, marked, pool, setup_of
 from tests.files import contents
 
@@ -195,3 +196,12 @@ def test_a_stage_ends_in_one_line_and_says_whether_a_rerun_may_help(
     assert code == exit_code
     assert line in said
     assert said.count("\n") == 1
+
+
+def test_what_a_worker_loads_is_not_looked_at_for_garbage_even_if_it_cannot_be_used():
+    before = gc.get_freeze_count()
+    with suppress(ValueError), keeping_imports():
+        assert not gc.isenabled()
+        raise ValueError
+    assert gc.isenabled()
+    assert gc.get_freeze_count() > before

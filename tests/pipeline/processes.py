@@ -10,7 +10,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import NamedTuple
 
-# Only what others wrote: grpo and stages are imported by each process, from its own workspace.
+# What others wrote: grpo and stages are imported by each process, from its own workspace.
 PRELOADED = [
     "torch",
     "transformers.generation.utils",
@@ -22,6 +22,7 @@ PRELOADED = [
     "pydantic",
     "reasoning_gym",
     "rich.progress",
+    "tests.pipeline.preloaded",
 ]
 LOG = "stderr.log"
 LIMIT_SECONDS = 60.0
