@@ -104,10 +104,9 @@ def judging(rule: RewardRule, prompts: pd.DataFrame) -> Skill:
         if rule.looks_at_media:
             media = np.stack(read_rows(stored / "tensors.safetensors", "media", list(table.index)))
         with located(stored / TABLE):
-            judged = _judge(table, tasks, rule, media)
+            texts, rewards = _judge(table, tasks, rule, media)
         # No table: to check one takes longer than to judge a shard; the whole is checked once.
-        rewards = judged.rewards.to_dict("records")
-        write_json(out / SHARD, {"texts": judged.texts, "rewards": rewards})
+        write_json(out / SHARD, {"texts": texts, "rewards": rewards})
 
     return judge
 
@@ -130,7 +129,8 @@ def judge_rollouts(
       ArtifactError: If a rollout's prompt is not among `prompts`, or the rule looks at media and
         there is not one per rollout.
     """
-    return _judge(rollouts, _tasks(prompts), rule, media)
+    texts, rewards = _judge(rollouts, _tasks(prompts), rule, media)
+    return Judged(texts, pd.DataFrame(rewards))
 
 
 def _judge(
@@ -138,8 +138,8 @@ def _judge(
     tasks: Mapping[str, Task],
     rule: RewardRule,
     media: UInt8[np.ndarray, " rollout *sample"] | None,
-) -> Judged:
-    """Returns what `judge_rollouts` does; tasks are by prompt_id."""
+) -> tuple[list[str], list[dict[str, Any]]]:
+    """Returns what `judge_rollouts` does, the rewards as rows; tasks are by prompt_id."""
     asked = _tasks_of(rollouts, tasks)
     texts, rows = [], []
     judged = zip(rollouts.to_dict("records"), _judge_each(rollouts, asked, rule.judge, media))
@@ -153,11 +153,11 @@ def _judge(
                 "rollout_id": row["rollout_id"],
                 "prompt_id": row["prompt_id"],
                 "outcome": solved,
-                "reward": value - penalty,
+                "reward": float(value - penalty),
                 "status": outcome.status,
             }
         )
-    return Judged(texts, pd.DataFrame(rows))
+    return texts, rows
 
 
 def score_rollouts(

@@ -13,7 +13,7 @@ from grpo.artifacts.files import digest, exclusive, refused_by_the_system
 from grpo.artifacts.usage import Usage, measured
 from grpo.errors import ArtifactError, EngineError, GrpoError, LostRankError
 from grpo.params.parameters import Parameters
-from grpo.process import die_with_parent
+from grpo.process import die_with_parent, keep_imports
 from stages import PARENT
 
 EXIT_MAY_PASS = 1  # so that flows try again, as after a bug
@@ -30,9 +30,8 @@ def run(main: Callable[..., None], *, stage: str) -> None:
       stage: The module's name; under dvc the stage has its full name, e.g. rollout@sgpo-2.
     """
     die_with_parent(PARENT)
-    if not gc.isenabled():
-        gc.freeze()  # what was imported stays: to look at it again and again takes seconds
-        gc.enable()
+    if not gc.isenabled():  # as stages/__init__.py leaves it
+        keep_imports()
     name = os.environ.get("DVC_STAGE", stage)
     rank = os.environ.get("RANK")  # if torchrun has started it, beside others
     paths = [Path(argument) for argument in sys.argv[1:]]

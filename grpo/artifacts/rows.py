@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
@@ -24,7 +23,7 @@ def read_rows(path: Path, name: str, rows: Sequence[int]) -> list[NDArray[Any]]:
             found = file.get_slice(name)
             count = found.get_shape()[0]
         if needed <= count:
-            return [np.asarray(found[row]) for row in rows]
+            return [found[row] for row in rows]
     raise ArtifactError(
         f"{path}: {name!r} must have at least {needed} rows, got {count}; "
         "rerun the stage that writes it"

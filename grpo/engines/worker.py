@@ -43,7 +43,8 @@ class Worker:
         if self._work is None:
             module, _, name = self._make.partition(":")
             with keeping_imports():
-                self._work = getattr(importlib.import_module(module), name)(line)
+                found = importlib.import_module(module)
+            self._work = getattr(found, name)(line)
             return
         skill, order, out = json.loads(line)
         self._work.do(Job(skill, order, Path(out)))

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import yaml
 from pydantic import (
@@ -42,6 +42,7 @@ TASKS = {  # by kind of policy
     "denoising": ("glyphs", "jsonl"),
     "action_chunks": ("manipulation",),
 }
+Kind = TypeVar("Kind", TokenPolicyParams, DenoisingPolicyParams, ActionChunkPolicyParams)
 BASE = "base"  # the name of the policy every chain of rounds starts from
 
 
@@ -102,26 +103,22 @@ class Parameters(Strict):
     @property
     def tokens(self) -> TokenPolicyParams:
         """The policy; raises ParameterError unless its steps are tokens."""
-        if not isinstance(self.policy, TokenPolicyParams):
-            kind = self.policy.kind
-            raise ParameterError(f"{PARAMS}: policy.kind must be tokens for this, got {kind!r}")
-        return self.policy
+        return self._policy_of(TokenPolicyParams, "tokens")
 
     @property
     def denoising(self) -> DenoisingPolicyParams:
         """The policy; raises ParameterError unless its steps are denoising steps."""
-        if not isinstance(self.policy, DenoisingPolicyParams):
-            kind = self.policy.kind
-            raise ParameterError(f"{PARAMS}: policy.kind must be denoising for this, got {kind!r}")
-        return self.policy
+        return self._policy_of(DenoisingPolicyParams, "denoising")
 
     @property
     def action_chunks(self) -> ActionChunkPolicyParams:
         """The policy; raises ParameterError unless its steps are chunks of actions."""
-        if not isinstance(self.policy, ActionChunkPolicyParams):
-            kind = self.policy.kind
+        return self._policy_of(ActionChunkPolicyParams, "action_chunks")
+
+    def _policy_of(self, kind: type[Kind], name: str) -> Kind:
+        if not isinstance(self.policy, kind):
             raise ParameterError(
-                f"{PARAMS}: policy.kind must be action_chunks for this, got {kind!r}"
+                f"{PARAMS}: policy.kind must be {name} for this, got {self.policy.kind!r}"
             )
         return self.policy
 

@@ -55,8 +55,8 @@ def main() -> None:
     warnings.simplefilter("ignore")
     module, _, name = sys.argv[2].partition(":")
     with keeping_imports():
-        environment = getattr(importlib.import_module(module), name)
-    make = partial(environment, **json.loads(sys.argv[3]))
+        found = importlib.import_module(module)
+    make = partial(getattr(found, name), **json.loads(sys.argv[3]))
     serve(socket.socket(fileno=int(sys.argv[1])), make)
 
 
