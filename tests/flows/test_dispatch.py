@@ -98,9 +98,12 @@ def use_store(workspace: Path) -> None:
 
 def kill(processes: set[int]) -> None:
     """Kills processes and what is below them, as when a host fails."""
-    for each in {below for one in processes for below in (one, *descendants(one))}:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(each, signal.SIGKILL)
+    doomed = {below for one in processes for below in (one, *descendants(one))}
+    # All stand still before the first one dies: else a worker may tell of its dead run.
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for each in doomed:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(each, number)
 
 
 def run_remotely(workspace: Path, environment: Environment) -> "subprocess.Popen[str]":
