@@ -1,7 +1,7 @@
 """What a robot's policy learns from three chunks per rollout, against all of them.
 
 python -m benchmarks.allocation_chunks 0 1 2 3   # runs what is missing, then writes the results
-python -m benchmarks.allocation_chunks           # table and figure from the results
+python -m benchmarks.allocation_chunks           # tables and figure from the results
 
 The arms, and the seeds of those that do not run on all, are in allocation_chunks.yaml; an arm is
 compared with the others on the seeds that both have. Task, base and evaluation are those of
@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import yaml
 from matplotlib import colormaps
 from matplotlib.figure import Figure
+from scipy.stats import sem, t
 
 from benchmarks.allocation_tokens import draw_curve, gains_by_cost, share_to_reach
 from benchmarks.demo import ROOT
@@ -28,6 +28,7 @@ from benchmarks.workspaces import make_workspace, peak_bytes, run_stages
 from grpo.artifacts.files import read_json
 from grpo.artifacts.tables import EVALUATION, REWARDS, ROLLOUTS, read_table
 from grpo.markdown import markdown_table
+from grpo.params.yaml import parse_yaml
 from grpo.phase_metrics import evenness
 from grpo.report.drawing import styled
 
@@ -50,12 +51,13 @@ Runs = dict[str, dict[str, Any]]
 
 def main() -> None:
     """Runs the seeds that are asked for and shows what all finished seeds say."""
-    arms = yaml.safe_load(ARMS.read_text())
+    arms = parse_yaml(ARMS.read_text())
     found = record_seeds(
         "allocation_chunks", arms, run_seed, lambda runs: {"summary": summarize(runs)}
     )
     save_figure(draw(found["runs"]), FIGURE)
     print(table(found))
+    print(seeds_table(found))
 
 
 def run_seed(seed: int) -> dict[str, Any]:
@@ -92,9 +94,9 @@ def run_seed(seed: int) -> dict[str, Any]:
 
 def parameters(seed: int) -> dict[str, Any]:
     """Returns the recipe with the seed's arms of this benchmark and four rounds of each."""
-    params = yaml.safe_load((ROOT / "recipes" / "manipulation.yaml").read_text())
+    params = parse_yaml((ROOT / "recipes" / "manipulation.yaml").read_text())
     arms = {}
-    for name, change in yaml.safe_load(ARMS.read_text()).items():
+    for name, change in parse_yaml(ARMS.read_text()).items():
         if seed in change.pop("seeds", [seed]):
             arms[name] = {**params["arms"][REFERENCE], **change}
     rounds = {
@@ -106,7 +108,8 @@ def parameters(seed: int) -> dict[str, Any]:
         for arm in arms
         for number in range(1, ROUNDS + 1)
     }
-    return {**params, "seed": seed, "arms": arms, "rounds": rounds}
+    profile = params["profile"] | {"when": "always"}  # no arm reads it; its phases are results
+    return {**params, "seed": seed, "profile": profile, "arms": arms, "rounds": rounds}
 
 
 def summarize(runs: Runs) -> dict[str, Any]:
@@ -147,6 +150,17 @@ def table(results: dict[str, Any]) -> str:
     return markdown_table(titles, rows)
 
 
+def seeds_table(results: dict[str, Any]) -> str:
+    """Returns Markdown: the same differences with 95 % t intervals over the seeds' means."""
+    runs: Runs = results["runs"]
+    rows = []
+    for arm in results["summary"]:
+        own = _with(runs, arm)
+        against = "" if arm == REFERENCE else _say(_over_seeds(own, arm, REFERENCE))
+        rows.append([arm, str(len(own)), _say(_over_seeds(own, arm, "base")), against])
+    return markdown_table(["arm", "seeds", "gain over the base", "against all chunks"], rows)
+
+
 def draw(runs: Runs) -> Figure:
     """Returns the gain in success against seconds and against chunks that were backpropagated."""
     with styled():
@@ -182,6 +196,13 @@ def _paired(runs: list[dict[str, Any]], arm: str, other: str) -> dict[str, float
     rows = chooser.integers(len(differences), size=(RESAMPLES, len(differences)))
     low, high = np.quantile(differences[rows].mean(axis=1), [0.025, 0.975])
     return {"value": float(differences.mean()), "low": float(low), "high": float(high)}
+
+
+def _over_seeds(runs: list[dict[str, Any]], arm: str, other: str) -> dict[str, float]:
+    """Returns the mean difference in success, with a 95 % t interval whose unit is the seed."""
+    means = [np.mean(np.subtract(run["rates"][arm], run["rates"][other])) for run in runs]
+    low, high = t.interval(0.95, len(means) - 1, loc=np.mean(means), scale=sem(means))
+    return {"value": float(np.mean(means)), "low": float(low), "high": float(high)}
 
 
 def _rates(artifacts: Path, name: str) -> list[float]:

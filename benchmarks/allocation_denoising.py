@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import yaml
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 from PIL import Image
@@ -30,6 +29,7 @@ from grpo.artifacts.files import read_json
 from grpo.artifacts.tables import EVALUATION_SAMPLES, read_table
 from grpo.artifacts.tensors import read_tensors
 from grpo.markdown import markdown_table
+from grpo.params.yaml import parse_yaml
 from grpo.report.drawing import MARKERS, styled
 
 ARMS = ROOT / "benchmarks" / "allocation_denoising.yaml"
@@ -44,7 +44,7 @@ Runs = dict[str, dict[str, list[Point]]]
 
 def main() -> None:
     """Runs the seeds that are asked for and shows what all finished seeds say."""
-    arms = yaml.safe_load(ARMS.read_text())
+    arms = parse_yaml(ARMS.read_text())
     found = record_seeds("allocation_denoising", arms, run_seed, lambda runs: {})["runs"]
     save_figure(draw(found), FIGURE)
     print(table(found))
@@ -80,10 +80,10 @@ def run_seed(seed: int) -> dict[str, list[Point]]:
 
 def parameters(seed: int) -> dict[str, Any]:
     """Returns the recipe with the benchmark's arms and three rounds of each."""
-    params = yaml.safe_load((ROOT / "recipes" / "glyphs.yaml").read_text())
+    params = parse_yaml((ROOT / "recipes" / "glyphs.yaml").read_text())
     reference = params["arms"]["flow"]
     arms = {}
-    for name, changes in yaml.safe_load(ARMS.read_text()).items():
+    for name, changes in parse_yaml(ARMS.read_text()).items():
         merged = {
             key: {**reference[key], **changes.get(key, {})} for key in ("sampling", "training")
         }

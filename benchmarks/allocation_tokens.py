@@ -1,4 +1,4 @@
-"""What each way of spending compute costs until it has learned what plain GRPO has learned.
+"""What each way of spending compute costs until it has learned what `uniform` has learned.
 
 python -m benchmarks.allocation_tokens 2 3 4 5 6   # runs what is missing, then writes the results
 python -m benchmarks.allocation_tokens             # writes table and figure from the results
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy import stats
@@ -25,11 +24,12 @@ from benchmarks.figures import save_figure
 from benchmarks.seeds import record_seeds
 from benchmarks.workspaces import make_workspace, run_stages
 from grpo.artifacts.files import read_json
+from grpo.build.profiles import reads_profile
 from grpo.markdown import markdown_table
 from grpo.params.parameters import Parameters, read_params
+from grpo.params.yaml import parse_yaml
 from grpo.report.comparison import Curve, cost_to_reach
 from grpo.report.drawing import MARKERS, styled
-from grpo.report.reading import uses_profile
 from grpo.types import Cost
 
 ARMS = Path(__file__).with_suffix(".yaml")
@@ -70,7 +70,7 @@ def run_seed(seed: int) -> dict[str, list[Point]]:
 
 def read_arms() -> dict[str, Any]:
     """Returns the arms in the file's order."""
-    arms: dict[str, Any] = yaml.safe_load(ARMS.read_text())["arms"]
+    arms: dict[str, Any] = parse_yaml(ARMS.read_text())["arms"]
     return arms
 
 
@@ -79,7 +79,7 @@ def parameters(seed: int) -> tuple[dict[str, Any], set[str]]:
 
     An arm passes over its phases again until its rounds are done.
     """
-    params: dict[str, Any] = yaml.safe_load((ROOT / "params.yaml").read_text())
+    params: dict[str, Any] = parse_yaml((ROOT / "params.yaml").read_text())
     params |= {"seed": seed, "arms": {}, "rounds": {}}
     evaluated = set()
     for name, arm in read_arms().items():
@@ -112,7 +112,7 @@ def curve(
         for name in (kind, "cpu_seconds"):
             total[name] += cpu_seconds[stage]
 
-    if uses_profile(params, arm):
+    if reads_profile(params, arm):
         pay("profile", "profile_seconds", "profile")
     points = [_point(artifacts, "base", total)]
     for name in params.rounds_of(arm):

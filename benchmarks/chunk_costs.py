@@ -44,7 +44,7 @@ from grpo.policies.action_model import ActionChunkModel, ChunkShape
 from grpo.policies.activations import saved_bytes
 from grpo.policies.base import make_rollouts
 from grpo.policies.chunk_decoding import ChunkDecoding
-from grpo.policies.phases import LABELLERS
+from grpo.policies.phases import choose_labeller
 from grpo.report.drawing import styled
 from grpo.sampling import read_batch
 from grpo.simulation.pool import EnvironmentPool
@@ -182,7 +182,7 @@ def _prepare(
         decoding=ChunkDecoding(temperature=1.0, max_steps=18),
         scenes=EnvironmentPool(SIMULATOR, processes=1, timeout_seconds=60.0),
         slots=32,
-        label=LABELLERS["progress"],
+        label=choose_labeller("time", max_steps=18),
     )
     sampled = read_batch(artifacts / "rollouts" / "all-1")
     group = torch.tensor(sampled.table["group"].to_numpy())

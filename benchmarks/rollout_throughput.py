@@ -23,7 +23,7 @@ from grpo.markdown import markdown_table
 from grpo.params.parameters import DATA, read_params
 from grpo.policies.action_chunks import ActionChunkPolicy
 from grpo.policies.chunk_decoding import ChunkDecoding
-from grpo.policies.phases import LABELLERS
+from grpo.policies.phases import choose_labeller
 from grpo.report.drawing import styled
 from grpo.simulation.metaworld import draw_scene, make_environment
 from grpo.simulation.pool import EnvironmentPool
@@ -53,7 +53,7 @@ def main() -> None:
                     decoding=ChunkDecoding(temperature=1.0, max_steps=18),
                     scenes=pool,
                     slots=SLOTS,
-                    label=LABELLERS["progress"],
+                    label=choose_labeller("time", max_steps=18),
                 )
                 pool.play({slot: scenes[slot] for slot in range(SLOTS)})  # processes have started
                 start = time.perf_counter()

@@ -12,12 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import yaml
 from dvc.repo import Repo
 from dvc.stage import Stage
 
 from grpo.artifacts.files import read_json, write_json
 from grpo.artifacts.usage import Usage
+from grpo.params.yaml import dump_yaml
 
 ROOT = Path(__file__).parents[1]
 NO_RESULT = ("report", "lineage")
@@ -33,7 +33,7 @@ def make_workspace(target: Path, params: dict[str, Any]) -> None:
         shutil.rmtree(target / name, ignore_errors=True)
         shutil.copytree(ROOT / name, target / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copyfile(ROOT / "dvc.yaml", target / "dvc.yaml")
-    (target / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
+    (target / "params.yaml").write_text(dump_yaml(params))
     if not (target / ".dvc").exists():
         subprocess.run(["git", "init", "--quiet"], cwd=target, check=True)
         subprocess.run([sys.executable, "-m", "dvc", "init", "--quiet"], cwd=target, check=True)

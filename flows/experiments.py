@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import dvc.api
-import yaml
 from dvc.repo import Repo
 from prefect import State, flow, task
 from prefect.artifacts import create_table_artifact
@@ -25,7 +24,7 @@ from grpo.errors import ParameterError
 from grpo.lineage.lock import flatten
 from grpo.lineage.revision import git
 from grpo.markdown import markdown_table
-from grpo.params.parameters import PARAMS
+from grpo.params.parameters import PARAMS, read_content
 
 Settings = Mapping[str, str]  # value by parameter path
 
@@ -39,7 +38,7 @@ def combinations(workspace: Path, given: Sequence[str]) -> dict[str, Settings]:
     Raises:
       ParameterError: If params.yaml has no such path, or a path stands twice or has no value.
     """
-    known = flatten(yaml.safe_load((workspace / PARAMS).read_text()))
+    known = flatten(read_content(workspace / PARAMS))
     values: dict[str, list[str]] = {}
     for each in given:
         path, _, text = each.partition("=")
@@ -50,6 +49,11 @@ def combinations(workspace: Path, given: Sequence[str]) -> dict[str, Settings]:
         values[path] = text.split(",")
     found = [dict(zip(values, each)) for each in itertools.product(*values.values())]
     start = [git(workspace, "rev-parse", "HEAD"), git(workspace, "diff", "HEAD")]
+    if not start[0]:
+        raise ParameterError(
+            f"{workspace}: must be a git repository with a commit, from which experiments start; "
+            "run git add -A && git commit"
+        )
     return {f"sweep-{digest([], [each, start])[:10]}": each for each in found}
 
 

@@ -43,10 +43,11 @@ from flows.runner import (
     stages_lock,
 )
 from flows.sharing import PUSH, Push, require_remote
+from grpo.artifacts import marks
 from grpo.artifacts.files import exclusive, write_bytes
 from grpo.errors import GrpoError
 from grpo.lineage.drawing import reduce_edges
-from grpo.lineage.lock import flatten
+from grpo.lineage.lock import flatten, sort_lock
 from grpo.lineage.revision import git
 from grpo.markdown import markdown_table
 
@@ -127,6 +128,7 @@ def bring_up_to_date(steps: Sequence[Step], runner: Runner) -> list[PrefectFutur
             future.wait()
     finally:
         runner.stop()  # a signal may have ended the waiting
+        sort_lock(runner.workspace)
     with suppress(httpx.HTTPError):  # the error of a stage must be seen all the same
         create_table_artifact(run.table(), key="stages", description="What became of each stage")
         update_progress_artifact(run.progress, progress=run.percent())  # tasks overtake each other
@@ -200,11 +202,13 @@ class Reproduction:
         except GrpoError as error:
             with self.guard:
                 self.failures[name] = error
+            marks.fail(name, error)  # a stage that took too long, or ran elsewhere, cannot
             _announce(step.name, str(error), style="red")
             raise
         with self.guard:
             self.results[name] = result
         if is_due:
+            marks.succeed(name)  # a stage that DVC has restored, or that ran elsewhere, cannot
             count = f"{len(self.results)}/{len(self.steps)}"
             _announce(name, f"{result.outcome} in {result.seconds:.1f} s ({count})", "green")
         return result

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import networkx as nx
@@ -10,6 +11,7 @@ from dvc.repo import Repo
 from dvc.stage import Stage
 
 from grpo.errors import ParameterError
+from grpo.lineage.lock import PIPELINE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +48,7 @@ def plan(
     Raises:
       ParameterError: If dvc.yaml is wrong or a target is unknown.
     """
+    require_pipeline()
     try:
         with Repo(".", _wait_for_lock=True) as repo:
             graph = repo.index.graph  # an edge leads from a stage to one it reads from
@@ -58,6 +61,14 @@ def plan(
     if not found:
         raise ParameterError("dvc.yaml: has no stages")
     return found
+
+
+def require_pipeline() -> None:
+    """Raises ParameterError unless the working directory is that of dvc.yaml."""
+    if not Path(PIPELINE).is_file():
+        raise ParameterError(
+            f"{Path.cwd()}: must be the directory of {PIPELINE}; change to the repository's root"
+        )
 
 
 def _wanted(repo: Repo, graph: "nx.DiGraph[Stage]", targets: Sequence[str]) -> set[Stage]:

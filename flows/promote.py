@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flows.exits import exit_code
+from flows.planning import require_pipeline
 from flows.server import report_to_server
 from flows.settings import prepare_environment
 
@@ -31,17 +32,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _promote(model: str, policy: str | None, bounds: dict[str, float]) -> int:
+    require_pipeline()
     workspace = Path.cwd()
     prepare_environment(workspace)
     report_to_server(workspace)
     # Here, not above: Prefect reads its settings when it is imported.
-    from flows.promotion import promote
+    from flows.promotion import STATES, promote, roll_back
     from grpo.registry.store import REFUSED
 
-    decision = promote(model, policy, **bounds)
-    version = f"version {decision.version} of " if decision.version else ""
-    print(f"{decision.outcome}: {version}{decision.model}: {decision.reason}")
-    return EXIT_REFUSED if decision.outcome == REFUSED else 0
+    if policy is None:
+        state = roll_back(model, return_state=True)
+    else:
+        state = promote(model, policy, **bounds, return_state=True)
+    outcomes = {name: outcome for outcome, name in STATES.items()}
+    if state.name not in outcomes:
+        state.result()  # raises what ended the run
+    outcome = outcomes[str(state.name)]
+    print(f"{outcome}: {state.message}")
+    return EXIT_REFUSED if outcome == REFUSED else 0
 
 
 if __name__ == "__main__":

@@ -1,42 +1,77 @@
-"""Promotions as a Prefect flow: every decision is an artifact of its run.
+"""Promotions and rollbacks as Prefect flows: a decision is the state and an artifact of its run.
 
 Import it after `flows.settings.prepare_environment`; `python -m flows.promote` does.
 """
 
-from prefect import flow, runtime
+from prefect import State, flow, runtime
 from prefect.artifacts import create_table_artifact
+from prefect.states import Completed, Failed
 
+from grpo.errors import ParameterError
 from grpo.registry.gate import Bounds
-from grpo.registry.store import Decision, Registry
+from grpo.registry.store import PROMOTED, REFUSED, ROLLED_BACK, Decision, Registry
+
+STATES = {PROMOTED: "Promoted", REFUSED: "Refused", ROLLED_BACK: "RolledBack"}
 
 
 def _title() -> str:
-    """Returns the name of a run: the model, and what is to become of it."""
+    """Returns the name of a promotion's run: the model, and what is to become its champion."""
     given = runtime.flow_run.parameters
-    return f"{given['model']}: {given['policy'] or 'the previous champion'}"
+    return f"{given['model']}: {given['policy']}"
+
+
+def _title_of_rollback() -> str:
+    return f"{runtime.flow_run.parameters['model']}: the previous champion"
 
 
 @flow(name="promote", flow_run_name=_title, persist_result=False, validate_parameters=False)
 def promote(
-    model: str,
-    policy: str | None = None,
-    margin: float = Bounds.margin,
-    family_bound: float = Bounds.family,
-) -> Decision:
+    model: str, policy: str, margin: float = Bounds.margin, family_bound: float = Bounds.family
+) -> State:
     """Makes a policy of the working directory's pipeline champion if it is better.
 
+    A promotion that is refused ends in the state Refused, of Prefect's type FAILED.
+
     Args:
-      policy: A base or round; None: the previous champion becomes champion again.
+      policy: A base or round.
       margin: That the gain in mean@k must exceed.
       family_bound: That a family's mean@k may fall.
 
     Raises:
-      ParameterError: If a bound is out of range.
+      ParameterError: If no policy is named, or a bound is out of range.
       ArtifactError: If MLflow cannot be reached, or has lost the champion's evaluation.
     """
+    if not policy:
+        raise ParameterError(
+            f"policy: must name a base or a round, got {policy!r}; to go back to the previous "
+            "champion run the flow rollback"
+        )
     bounds = Bounds(margin=margin, family=family_bound)
-    registry = Registry(model)
-    decision = registry.promote(policy, bounds) if policy else registry.roll_back()
-    row = {"policy": policy or "the previous champion", **vars(decision)}
-    create_table_artifact([row], key="promotion", description=f"{model}: {decision.outcome}")
-    return decision
+    return _shown(policy, Registry(model).promote(policy, bounds))
+
+
+@flow(
+    name="rollback",
+    flow_run_name=_title_of_rollback,
+    persist_result=False,
+    validate_parameters=False,
+)
+def roll_back(model: str) -> State:
+    """Makes the previous champion champion again.
+
+    Raises:
+      ArtifactError: If MLflow cannot be reached.
+    """
+    return _shown("the previous champion", Registry(model).roll_back())
+
+
+def _shown(policy: str, decision: Decision) -> State:
+    """Returns a decision as a state of Prefect, after storing it as an artifact."""
+    row = {"policy": policy, **vars(decision)}
+    description = f"{decision.model}: {decision.outcome}"
+    create_table_artifact([row], key="promotion", description=description)
+    version = f"version {decision.version} of " if decision.version else ""
+    make = Failed if decision.outcome == REFUSED else Completed
+    return make(
+        name=STATES[decision.outcome], message=f"{version}{decision.model}: {decision.reason}"
+    )

@@ -8,6 +8,7 @@ from dvc.exceptions import DvcException
 from flows.planning import explain
 from grpo.artifacts.files import refused_by_the_system
 from grpo.errors import ArtifactError, brief
+from grpo.registry.remote import errors_of_s3
 
 
 @contextmanager
@@ -21,17 +22,8 @@ def reached() -> Iterator[None]:
     try:
         with refused_by_the_system():
             yield
-    except (DvcException, OSError, *_errors_of_s3()) as error:
+    except (DvcException, OSError, *errors_of_s3()) as error:
         raise ArtifactError(
             f"DVC's remote (.dvc/config): {brief(explain(error))}; see that this host reaches it, "
             "and run dvc push where the data was made"
         ) from None
-
-
-def _errors_of_s3() -> tuple[type[Exception], ...]:
-    """Returns what DVC lets through of a remote in S3."""
-    try:
-        from botocore.exceptions import BotoCoreError
-    except ImportError:  # then there is no such remote
-        return ()
-    return (BotoCoreError,)

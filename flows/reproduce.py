@@ -35,11 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     signal.signal(signal.SIGTERM, _exit_on_signal)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
-    try:
-        return exit_code(checked)
-    except KeyboardInterrupt:
-        print("stopped; finished stages are kept, run again to go on", file=sys.stderr)
-        return 128 + signal.SIGINT
+    return exit_code(checked)
 
 
 def _reproduce(targets: Sequence[str], at_once: int | None) -> int:

@@ -22,5 +22,6 @@ SETTINGS = {
 def prepare_environment(workspace: Path) -> None:
     """Sets what is not set: nothing leaves the machine, Prefect's files stay in the workspace."""
     home = workspace.resolve() / ".work" / "prefect"
+    home.parent.mkdir(exist_ok=True)  # or Prefect warns
     for name, value in {**SETTINGS, "PREFECT_HOME": str(home)}.items():
         os.environ.setdefault(name, value)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flows.exits import exit_code
+from flows.planning import require_pipeline
 from flows.runner import require_places
 from flows.server import report_to_server
 from flows.settings import prepare_environment
@@ -26,6 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _sweep(given: Sequence[str], at_once: int) -> int:
     require_places(at_once)
+    require_pipeline()
     workspace = Path.cwd()
     prepare_environment(workspace)
     # Here, not above: Prefect reads its settings when it is imported.

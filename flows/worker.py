@@ -31,6 +31,7 @@ from grpo.lineage.revision import git
 REPOSITORY = "GRPO_REPOSITORY"
 HOME = "GRPO_WORKER_HOME"
 KEPT = ".work"  # of a place's earlier runs: checkpoints, which are bound to what they belong to
+PLACE = Path(KEPT) / "place-of-a-worker"  # marks a directory that a worker may empty
 SETUP = "requirements.lock"
 SSH_USER = re.compile(r"ssh://[^\s/@:]+@")  # says who asks; the key that proves it is elsewhere
 NOT_THERE = "not our ref"  # how git says that a repository has no such commit
@@ -123,16 +124,27 @@ def _free_place(home: Path) -> Iterator[tuple[Path, int]]:
     """Yields the first directory that no other run uses, and the descriptor that holds it.
 
     Numbered and not new each time: with --limit 1 a stage that was killed finds its checkpoint.
+
+    Raises:
+      ArtifactError: If such a directory is there and no worker made it: it would be emptied.
     """
     for number in itertools.count():
-        lock = home / str(number) / STAGES_LOCK
+        place = home / str(number)
+        mark, lock = place / PLACE, place / STAGES_LOCK
+        is_foreign = place.exists() and any(each.name != KEPT for each in place.iterdir())
+        if is_foreign and not mark.exists():
+            raise ArtifactError(
+                f"{place}: must be a worker's or free; move it, or set {HOME} to a directory for "
+                "workers alone"
+            )
         lock.parent.mkdir(parents=True, exist_ok=True)
+        mark.touch()
         with lock.open("a") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 continue
-            yield home / str(number), file.fileno()
+            yield place, file.fileno()
             return
 
 

@@ -12,6 +12,7 @@ from grpo.errors import GrpoError
 
 ARTIFACTS = Path("artifacts")
 EXIT_WRONG_INPUT = 2
+EXIT_INTERRUPTED = 128 + signal.SIGINT
 EXIT_CLOSED_PIPE = 128 + signal.SIGPIPE  # a shell's name for what ends `yes | head`
 
 
@@ -20,7 +21,17 @@ def main() -> None:
     with _quiet_when_nobody_reads():
         arguments = _parser().parse_args()
         try:
-            sys.exit(arguments.run(arguments))
+            # Imported here: who asks for --help need not wait.
+            from grpo.artifacts.files import refused_by_the_system, require_plain
+
+            with refused_by_the_system():
+                for path in vars(arguments).values():
+                    if isinstance(path, Path):
+                        require_plain(path)
+                sys.exit(arguments.run(arguments))
+        except KeyboardInterrupt:
+            print("stopped", file=sys.stderr)
+            sys.exit(EXIT_INTERRUPTED)
         except GrpoError as error:
             print(" ".join(str(error).split()), file=sys.stderr)
             sys.exit(EXIT_WRONG_INPUT)
@@ -61,7 +72,9 @@ def _parser() -> argparse.ArgumentParser:
     load.add_argument("address", help="models:/NAME@champion or models:/NAME/VERSION")
     load.add_argument("directory", type=Path)
     load.set_defaults(run=_load)
-    sample = commands.add_parser("sample", help="draw from a policy that was loaded")
+    sample = commands.add_parser(
+        "sample", help="draw from a policy of a round, or one that was loaded"
+    )
     sample.add_argument("directory", type=Path)
     sample.add_argument("prompts", nargs="+", metavar="PROMPT")
     sample.add_argument("--rollouts", type=int, default=1, help="of each prompt")
@@ -82,15 +95,19 @@ def _parser() -> argparse.ArgumentParser:
 
 def _check(arguments: argparse.Namespace) -> int:
     from grpo.build.objectives import findings
+    from grpo.evaluation import remark_on_prompts
     from grpo.objective.rule import Severity
     from grpo.params.parameters import naming, read_params
 
     with naming(arguments.file):
-        found = findings(read_params(arguments.file))
-    for each in found:
-        print(f"{arguments.file}: {each}")
+        params = read_params(arguments.file)
+        found = findings(params)
     errors = sum(each.severity is Severity.ERROR for each in found)
-    print(f"{arguments.file}: {errors} errors, {len(found) - errors} remarks", file=sys.stderr)
+    remark = remark_on_prompts(params)
+    said = [*map(str, found), *([f"WARN {remark}"] if remark else [])]
+    for each in said:
+        print(f"{arguments.file}: {each}")
+    print(f"{arguments.file}: {errors} errors, {len(said) - errors} remarks", file=sys.stderr)
     return EXIT_WRONG_INPUT if errors else 0
 
 
@@ -104,7 +121,7 @@ def _advise(arguments: argparse.Namespace) -> int:
 
 
 def _lineage(arguments: argparse.Namespace) -> int:
-    from grpo.artifacts.files import write_bytes
+    from grpo.artifacts.files import named_output
     from grpo.lineage.drawing import draw_svg
     from grpo.lineage.trace import format_tree, trace
 
@@ -116,7 +133,8 @@ def _lineage(arguments: argparse.Namespace) -> int:
         return 0
     root = trace(arguments.path)
     if arguments.svg:
-        write_bytes(arguments.svg, draw_svg(root).encode())
+        with named_output(arguments.svg) as drawing:
+            drawing.write_text(draw_svg(root))
         print(arguments.svg)
     else:
         print(format_tree(root))
@@ -132,37 +150,49 @@ def _load(arguments: argparse.Namespace) -> int:
 
 
 def _sample(arguments: argparse.Namespace) -> int:
-    from grpo.artifacts.files import write_bytes
+    from grpo.artifacts.files import named_output, require_replaceable, write_bytes
     from grpo.artifacts.images import encode_png
     from grpo.registry.drawing import draw_from
 
+    if arguments.images:
+        require_replaceable(arguments.images)  # said before the policy is loaded
     drawn = draw_from(
         arguments.directory, arguments.prompts, rollouts=arguments.rollouts, seed=arguments.seed
     )
+    said = list(drawn.table["text"])
+    if arguments.images and drawn.media is not None:
+        with named_output(arguments.images) as folder:
+            for row, image in enumerate(drawn.media):
+                write_bytes(folder / f"{row}.png", encode_png(image.numpy()))
+                said[row] = arguments.images / f"{row}.png"
     groups = drawn.table["group"].tolist()
     for row in sorted(range(len(groups)), key=groups.__getitem__):
-        said = drawn.table["text"][row]
-        if arguments.images and drawn.media is not None:
-            said = arguments.images / f"{row}.png"
-            write_bytes(said, encode_png(drawn.media[row].numpy()))
-        print(f"{arguments.prompts[groups[row]]}\t{said}")
+        print(f"{arguments.prompts[groups[row]]}\t{said[row]}")
     return 0
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    from grpo.params.parameters import read_params
-    from grpo.report.page import write_page
+    from grpo.artifacts.banners import PAGE, say
+    from grpo.report.page import draw_again
 
-    write_page(ARTIFACTS, read_params(), ARTIFACTS / "report")
-    print((ARTIFACTS / "report" / "index.html").resolve())
+    ran = draw_again(ARTIFACTS)
+    print(say([*ran.banners, *ran.stamps], is_colored=sys.stderr.isatty()), end="", file=sys.stderr)
+    print(PAGE.resolve())
     return 0
 
 
 def _summary(arguments: argparse.Namespace) -> int:
-    from grpo.params.parameters import read_params
+    from grpo.artifacts.banners import say
+    from grpo.report.learned import find_empty_results
+    from grpo.report.provenance import find_what_ran, state_of_page
     from grpo.report.summary import summarize
 
-    print(summarize(ARTIFACTS, read_params()))
+    ran, page = find_what_ran(), state_of_page()
+    is_colored = sys.stdout.isatty()
+    banners = [*ran.banners, *ran.stamps, *([page] if page else [])]
+    print(say(banners, is_colored=is_colored), end="")  # before what may be missing
+    print(say(find_empty_results(ARTIFACTS, ran.params), is_colored=is_colored), end="")
+    print(summarize(ARTIFACTS, ran.params))
     return 0
 
 
@@ -170,7 +200,7 @@ def _upload(arguments: argparse.Namespace) -> int:
     from grpo.storage.upload import upload_directory
 
     sha256 = upload_directory(arguments.directory, arguments.uri)
-    print(f"{{source: s3, uri: {arguments.uri}, sha256: {sha256}}}")
+    print(f'{{source: s3, uri: "{arguments.uri}", sha256: {sha256}}}')
     return 0
 
 

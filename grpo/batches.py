@@ -30,39 +30,36 @@ def plan_batches(
     num_batches: int,
     generator: Generator,
 ) -> tuple[list[Batch], State]:
-    """Returns the round's batches with their credit: whole groups, about equal in rollouts."""
-    groups = torch.unique(rollouts.group)
-    shuffled = groups[torch.randperm(len(groups), generator=generator)]
-    rank = torch.empty(int(groups.max()) + 1, dtype=torch.long)
-    rank[shuffled] = torch.arange(len(groups))
-    order = rank[rollouts.group].argsort(stable=True)
-    sizes = torch.bincount(rank[rollouts.group])
-    batch_of_group = (sizes.cumsum(0) - sizes) * num_batches // len(rollouts.group)
-    batch_of_row = batch_of_group[rank[rollouts.group[order]]]
+    """Returns the round's batches with their credit: whole groups, about equal in rollouts.
+
+    Rollouts that do not count are in no batch. With fewer groups than batches, or groups of very
+    different sizes, there are fewer batches.
+    """
+    counted = rollouts.counts.nonzero()[:, 0]
+    groups, group = torch.unique(rollouts.group[counted], return_inverse=True)
+    rank = torch.randperm(len(groups), generator=generator).argsort()[group]
+    order = rank.argsort(stable=True)
+    sizes = torch.bincount(rank)
+    batch_of_group = (sizes.cumsum(0) - sizes) * num_batches // max(len(counted), 1)
+    batch_of_row = batch_of_group[rank[order]]
     batches = []
     for index in range(num_batches):
-        rows = order[batch_of_row == index]
+        rows = counted[order[batch_of_row == index]]
         if len(rows):
-            part = select_rollouts(rollouts, rows)
+            part = rollouts.select(rows)
             credit, state = assign_credit(objective, part, state, generator)
             batches.append(Batch(rows=rows, rollouts=part, credit=credit))
     return batches, state
 
 
-def select_rollouts(rollouts: Rollouts, rows: Int[Tensor, " kept"]) -> Rollouts:
-    """Returns some rows of every field."""
-    reference, noise, variant = rollouts.reference_logp, rollouts.noise, rollouts.variant
-    chunks = rollouts.chunks
-    return Rollouts(
-        group=rollouts.group[rows],
-        reward=rollouts.reward[rows],
-        outcome=rollouts.outcome[rows],
-        mask=rollouts.mask[rows],
-        behavior_logp=rollouts.behavior_logp[rows],
-        reference_logp=None if reference is None else reference[rows],
-        noise=None if noise is None else noise.select(rows),
-        variant=None if variant is None else variant[rows],
-        chunks=None if chunks is None else chunks.select(rows),
+def explain_fewer(asked: int, rollouts: Rollouts, batches: list[Batch]) -> str | None:
+    """Returns why a round has fewer updates than it was asked for; None if it has as many."""
+    if len(batches) >= asked:
+        return None
+    groups = len(torch.unique(rollouts.group[rollouts.counts]))
+    return (
+        f"made {len(batches)} of {asked} updates: an update takes whole groups, about equal in "
+        f"rollouts, and the round has {groups}; lower training.updates_per_round to {len(batches)}"
     )
 
 

@@ -11,10 +11,16 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from grpo.policies.action_model import ActionChunkModel, ChunkShape
 from grpo.policies.flops import left_out_by_torch
-from grpo.policies.optimizer import PreciseAdamW, stepped_by
+from grpo.policies.optimizer import PreciseAdamW
 from grpo.simulation.experts import Demonstration
 from grpo.types import Cost
-from grpo.warmup import WarmupSettings, WarmupUpdate, learning_rate_at
+from grpo.warmup import (
+    WarmupSettings,
+    WarmupUpdate,
+    learning_rate_at,
+    require_useful,
+    step_on_gradient,
+)
 
 LEAST_SCALE = 1e-3  # of an observation's number, in its own units
 
@@ -40,6 +46,9 @@ def clone_demonstrations(
 
     Args:
       encode: Instructions to tokens and their mask.
+
+    Raises:
+      DivergedError: As `grpo.warmup.warm_up`.
     """
     rows = _collect(demonstrations, encode, model.shape)
     device = model.queries.device
@@ -50,6 +59,7 @@ def clone_demonstrations(
         model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.99), weight_decay=0.01
     )
     generator = torch.Generator().manual_seed(settings.seed)
+    first_loss: float | None = None
     counter: Any = FlopCounterMode(display=False, custom_mapping=left_out_by_torch())
     for update in range(settings.updates):
         rate = learning_rate_at(update, settings)
@@ -61,11 +71,12 @@ def clone_demonstrations(
         with counter if update == 0 else torch.enable_grad():
             loss = _loss(model, batch, spread)
             loss.backward()
-        torch.nn.utils.clip_grad_norm_(stepped_by(optimizer), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        value = step_on_gradient(optimizer, loss, update)
+        first_loss = value if first_loss is None else first_loss
         cost = Cost(flops=counter.get_total_flops(), trained_steps=len(chosen))
-        yield WarmupUpdate(update=update, loss=loss.item(), learning_rate=rate, cost=cost)
+        yield WarmupUpdate(update=update, loss=value, learning_rate=rate, cost=cost)
+    if first_loss is not None:
+        require_useful(first_loss, lambda: _loss(model, batch, spread), update)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ its numbers come from a public re-implementation (docs/methods/sgpo.md), and a p
 not trained "to convergence".
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +23,6 @@ SELECTORS = {"keep_rate_window"}
 TRIAGE = {"drop_trivial", "sample_unsolved"}
 SIZERS = {"fix_group_size", "size_groups_by_inverse_rate"}
 SPLITTERS = {"split_at_random", "split_easy_to_hard", "stage_by_family"}
-WITHOUT_PROFILE = {"fix_group_size", "split_at_random", "stage_by_family"}  # never read its rates
 
 
 class CurriculumStep(NamedTuple):
@@ -31,6 +30,7 @@ class CurriculumStep(NamedTuple):
 
     link: Link
     apply: Step
+    reads_profile: bool  # whether it looks at outcome rates
 
 
 def drop_trivial(above: float) -> CurriculumStep:
@@ -40,7 +40,7 @@ def drop_trivial(above: float) -> CurriculumStep:
     def apply(frame: pd.DataFrame, chooser: np.random.Generator) -> pd.DataFrame:
         return frame[frame["outcome_rate"] <= above]
 
-    return _step("drop_trivial", {"above": above}, apply)
+    return _step("drop_trivial", {"above": above}, apply, reads_profile=True)
 
 
 def sample_unsolved(fraction: float) -> CurriculumStep:
@@ -56,7 +56,7 @@ def sample_unsolved(fraction: float) -> CurriculumStep:
         kept = chooser.permutation(unsolved)[:count]
         return frame[(frame["outcome_rate"] > 0) | np.isin(np.arange(len(frame)), kept)]
 
-    return _step("sample_unsolved", {"fraction": fraction}, apply)
+    return _step("sample_unsolved", {"fraction": fraction}, apply, reads_profile=True)
 
 
 def keep_rate_window(low: float, high: float) -> CurriculumStep:
@@ -67,7 +67,7 @@ def keep_rate_window(low: float, high: float) -> CurriculumStep:
     def apply(frame: pd.DataFrame, chooser: np.random.Generator) -> pd.DataFrame:
         return frame[frame["outcome_rate"].between(low, high)]
 
-    return _step("keep_rate_window", {"low": low, "high": high}, apply)
+    return _step("keep_rate_window", {"low": low, "high": high}, apply, reads_profile=True)
 
 
 def fix_group_size(rollouts: int) -> CurriculumStep:
@@ -77,7 +77,7 @@ def fix_group_size(rollouts: int) -> CurriculumStep:
     def apply(frame: pd.DataFrame, chooser: np.random.Generator) -> pd.DataFrame:
         return frame.assign(rollouts=rollouts)
 
-    return _step("fix_group_size", {"rollouts": rollouts}, apply)
+    return _step("fix_group_size", {"rollouts": rollouts}, apply, reads_profile=False)
 
 
 def size_groups_by_inverse_rate(smallest: int, largest: int) -> CurriculumStep:
@@ -97,7 +97,7 @@ def size_groups_by_inverse_rate(smallest: int, largest: int) -> CurriculumStep:
         return frame.assign(rollouts=[inverse_rate_size(r, smallest, largest) for r in rates])
 
     settings = {"smallest": smallest, "largest": largest}
-    return _step("size_groups_by_inverse_rate", settings, apply)
+    return _step("size_groups_by_inverse_rate", settings, apply, reads_profile=True)
 
 
 def split_at_random(phases: int, prompts_per_phase: int) -> CurriculumStep:
@@ -119,7 +119,7 @@ def split_at_random(phases: int, prompts_per_phase: int) -> CurriculumStep:
         )
 
     settings = {"phases": phases, "prompts_per_phase": prompts_per_phase}
-    return _step("split_at_random", settings, apply)
+    return _step("split_at_random", settings, apply, reads_profile=False)
 
 
 def split_easy_to_hard(phases: int) -> CurriculumStep:
@@ -142,7 +142,7 @@ def split_easy_to_hard(phases: int) -> CurriculumStep:
         split = ordered.assign(phase=phase)
         return split.assign(position=split.groupby("phase").cumcount())
 
-    return _step("split_easy_to_hard", {"phases": phases}, apply)
+    return _step("split_easy_to_hard", {"phases": phases}, apply, reads_profile=True)
 
 
 def stage_by_family(order: str, prompts_per_phase: int) -> CurriculumStep:
@@ -176,7 +176,7 @@ def stage_by_family(order: str, prompts_per_phase: int) -> CurriculumStep:
         return pd.concat(phases)
 
     settings: dict[str, Setting] = {"order": order, "prompts_per_phase": prompts_per_phase}
-    return _step("stage_by_family", settings, apply)
+    return _step("stage_by_family", settings, apply, reads_profile=False)
 
 
 def split_order(order: str) -> list[str]:
@@ -205,6 +205,10 @@ def inverse_rate_size(rate: float, smallest: int, largest: int) -> int:
 def plan_curriculum(profile: pd.DataFrame, steps: list[CurriculumStep], seed: int) -> pd.DataFrame:
     """Returns the curriculum under the schema CURRICULUM, sorted by phase and position.
 
+    Args:
+      profile: prompt_id, family and outcome_rate of every training prompt; the rate is NaN for
+        steps that do not read it.
+
     Raises:
       ParameterError: If the steps leave no prompt, or no owner of sizes or phases.
     """
@@ -221,6 +225,26 @@ def plan_curriculum(profile: pd.DataFrame, steps: list[CurriculumStep], seed: in
     )
 
 
+def rates_of(
+    profile: pd.DataFrame, prompts: pd.DataFrame, steps: list[CurriculumStep]
+) -> pd.DataFrame:
+    """Returns what steps are planned from: the profile, or the prompts where there is none.
+
+    Args:
+      profile: Schema PROFILE; without rows if nothing reads a profile.
+      prompts: Schema PROMPTS.
+
+    Raises:
+      ArtifactError: If a step reads outcome rates and there are none.
+    """
+    if len(profile):
+        return profile
+    for step in steps:
+        if step.reads_profile:
+            raise ArtifactError(f"{step.link.name} reads a profile, got one without rows")
+    return prompts.assign(outcome_rate=np.nan)
+
+
 def require_owners(steps: list[CurriculumStep]) -> None:
     """Raises ParameterError unless some step decides on group sizes, and some on phases."""
     names = [step.link.name for step in steps]
@@ -230,6 +254,12 @@ def require_owners(steps: list[CurriculumStep]) -> None:
     by_cost = "split_easy_to_hard"  # it cuts by the number of rollouts
     if by_cost in names and not SIZERS & set(names[: names.index(by_cost)]):
         raise ParameterError(f"{by_cost} must stand after one of {sorted(SIZERS)}")
+
+
+def largest_group(steps: Sequence[CurriculumStep]) -> int:
+    """Returns how many rollouts the steps give a prompt at most."""
+    sizes = [step.link.settings for step in steps if step.link.name in SIZERS]
+    return max(int(str(each.get("rollouts") or each["largest"])) for each in sizes)
 
 
 def select_phase(curriculum: pd.DataFrame, phase: int) -> pd.DataFrame:
@@ -260,8 +290,10 @@ def add_prompts(plan: pd.DataFrame, prompts: pd.DataFrame) -> pd.DataFrame:
     return joined
 
 
-def _step(name: str, settings: Mapping[str, Setting], apply: Step) -> CurriculumStep:
-    return CurriculumStep(Link(name, settings), apply)
+def _step(
+    name: str, settings: Mapping[str, Setting], apply: Step, *, reads_profile: bool
+) -> CurriculumStep:
+    return CurriculumStep(Link(name, settings), apply, reads_profile)
 
 
 def _require_same_families(stages: list[str], families: set[str]) -> None:

@@ -1,8 +1,9 @@
 """The exceptions that are no bugs: one line each, without credentials, and an exit code."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 # What stands between :// and @ of a URL. A password may hold / and @, then more than it is cut.
 CREDENTIALS = re.compile(r"(?<=://)(?:[^\s/@:]*:\S*|[^\s/@]+)@")
@@ -39,8 +40,24 @@ class UnsoundError(GrpoError, ValueError):
     """A combination of links breaks a composition rule of severity ERROR."""
 
 
+class JudgeError(GrpoError, RuntimeError):
+    """The judge failed on all that it was shown: the judge is wrong, not the rollouts."""
+
+
 class BusyError(GrpoError, RuntimeError):
     """Another process holds what this one needs."""
+
+
+class DivergedError(GrpoError, ArithmeticError):
+    """Training made a number that is not finite; the message says at which update.
+
+    Attributes:
+      updates: The rows of updates.csv before that, if whoever raises knows them.
+    """
+
+    def __init__(self, message: str, updates: Sequence[Mapping[str, Any]] = ()) -> None:
+        super().__init__(message)
+        self.updates = updates
 
 
 class EngineError(GrpoError, RuntimeError):

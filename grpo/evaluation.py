@@ -5,9 +5,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from grpo.params.parameters import Parameters
 from grpo.seeds import derive_seed
 
 METRICS = ("greedy", "mean_at_k", "pass_at_k")
+# Below it not even a gain on every prompt is beyond chance: 2 * 0.5**n < 0.05 by a sign test needs
+# n of 6, and a bootstrap of prompts that agree has an interval of no width.
+LEAST_PROMPTS = 6
 
 
 def evaluate_prompts(
@@ -68,3 +72,14 @@ def summarize_evaluation(
         for family, row in families.iterrows()
     }
     return summary
+
+
+def remark_on_prompts(params: Parameters) -> str | None:
+    """Returns what is wrong with an evaluation that can tell no two policies apart, or None."""
+    number = getattr(params.task, "eval_prompts", None)  # a file of prompts has any number
+    if number is None or number >= LEAST_PROMPTS:
+        return None
+    return (
+        f"task.eval_prompts: no difference is beyond chance on fewer than {LEAST_PROMPTS} prompts, "
+        f"got {number}"
+    )

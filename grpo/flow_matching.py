@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,10 +13,16 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from grpo.policies.flops import left_out_by_torch
 from grpo.policies.kernels import TIME
-from grpo.policies.optimizer import PreciseAdamW, stepped_by
+from grpo.policies.optimizer import PreciseAdamW
 from grpo.policies.pipelines import encode_captions, text_encoders, to_state
 from grpo.types import Cost
-from grpo.warmup import WarmupSettings, WarmupUpdate, learning_rate_at
+from grpo.warmup import (
+    WarmupSettings,
+    WarmupUpdate,
+    learning_rate_at,
+    require_useful,
+    step_on_gradient,
+)
 
 BETAS = (0.9, 0.99)
 
@@ -43,13 +50,17 @@ def match_flow(
     Args:
       num_tokens: Of a caption in the T5 encoder.
       blank_fraction: Of the rows that are trained without their caption.
+
+    Raises:
+      DivergedError: As `grpo.warmup.warm_up`.
     """
     modules = [pipeline.transformer, *(encoder for encoder, _ in text_encoders(pipeline))]
     parameters = [each for module in modules for each in module.requires_grad_().parameters()]
     optimizer = PreciseAdamW(parameters, lr=settings.learning_rate, betas=BETAS, weight_decay=1e-3)
     generator = torch.Generator().manual_seed(settings.seed)
     device = pipeline.transformer.device
-    counter = FlopCounterMode(display=False, custom_mapping=left_out_by_torch())
+    first_loss: float | None = None
+    counter: Any = FlopCounterMode(display=False, custom_mapping=left_out_by_torch())
     for update in range(settings.updates):
         rate = learning_rate_at(update, settings)
         for group in optimizer.param_groups:
@@ -64,19 +75,17 @@ def match_flow(
         clean = to_state(drawings.pixels[rows])
         noise = torch.randn(clean.shape, generator=generator)
         sigma = torch.randn(len(rows), generator=generator).sigmoid()
+        compute = partial(_loss, pipeline, captions, clean, noise, sigma, num_tokens, device)
         # Every update has the same shapes: the first one's count is that of all.
-        if update == 0:
-            with counter:
-                loss = _loss(pipeline, captions, clean, noise, sigma, num_tokens, device)
-                loss.backward()
-        else:
-            loss = _loss(pipeline, captions, clean, noise, sigma, num_tokens, device)
+        with counter if update == 0 else torch.enable_grad():
+            loss = compute()
             loss.backward()
-        torch.nn.utils.clip_grad_norm_(stepped_by(optimizer), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        value = step_on_gradient(optimizer, loss, update)
+        first_loss = value if first_loss is None else first_loss
         cost = Cost(flops=counter.get_total_flops(), trained_steps=len(rows))
-        yield WarmupUpdate(update=update, loss=loss.item(), learning_rate=rate, cost=cost)
+        yield WarmupUpdate(update=update, loss=value, learning_rate=rate, cost=cost)
+    if first_loss is not None:
+        require_useful(first_loss, compute, update)
 
 
 def _loss(

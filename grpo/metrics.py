@@ -8,6 +8,7 @@ from torch import Tensor
 
 from grpo.batches import Batch
 from grpo.objective.advantage import is_uniform, sum_by_group
+from grpo.objective.base import exp_log_ratio
 from grpo.objective.penalty import k3
 from grpo.ranks import add_counts, add_numbers, largest
 from grpo.types import Rollouts, StepTerms
@@ -70,7 +71,7 @@ class Tally:
                 weight = terms.mismatch_weight[terms.mask]
                 self.mismatch_weight = (self.mismatch_weight or 0.0) + float(weight.double().sum())
                 self.mismatch_masked += int((weight == 0).sum())
-            ratio = terms.log_ratio[terms.mask].exp()
+            ratio = exp_log_ratio(terms.log_ratio[terms.mask])
             self.ratio_min = min(self.ratio_min, float(ratio.min()))
             self.ratio_max = max(self.ratio_max, float(ratio.max()))
 

@@ -41,10 +41,14 @@ class Process:
         theirs.close()
         self._received = b""
 
-    def send(self, line: str) -> None:
-        """Sends a line; what became of it shows when an answer is read."""
-        self._socket.settimeout(None)  # not what the last answer was given
-        with suppress(ConnectionError):
+    def send(self, line: str, timeout_seconds: float | None = None) -> None:
+        """Sends a line; what became of it shows when an answer is read.
+
+        Args:
+          timeout_seconds: After which a process that reads nothing is given up.
+        """
+        self._socket.settimeout(timeout_seconds)  # not what the last answer was given
+        with suppress(ConnectionError, TimeoutError):
             self._socket.sendall(line.encode() + b"\n")
 
     def read_line(self, timeout_seconds: float) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import pandas as pd
 
+from grpo.artifacts.tables import is_judged
 from grpo.types import Cost
 
 
@@ -12,12 +13,15 @@ def profile_prompts(
 ) -> pd.DataFrame:
     """Returns rollouts, successes and outcome rate per prompt under the schema PROFILE.
 
+    A prompt of which no rollout was judged has no row: its difficulty is not known.
+
     Args:
       rollouts: Schema ROLLOUTS, of the base policy.
-      rewards: Schema REWARDS, of the same rollouts.
+      rewards: Schema REWARDS, of the same rollouts; those that were not judged do not count.
       prompts: Schema PROMPTS.
     """
-    joined = rollouts.merge(rewards[["rollout_id", "outcome"]], on="rollout_id", validate="1:1")
+    judged = rewards.loc[is_judged(rewards), ["rollout_id", "outcome"]]
+    joined = rollouts.merge(judged, on="rollout_id", validate="1:1")
     counts = joined.groupby("prompt_id", as_index=False).agg(
         rollouts=("outcome", "size"), successes=("outcome", "sum"), mean_steps=("steps", "mean")
     )

@@ -5,27 +5,27 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import pandas as pd
-import torch
 
 from grpo.artifacts.files import write_json
+from grpo.artifacts.tables import is_judged
 from grpo.engines.base import Engine
 from grpo.errors import ArtifactError, located
-from grpo.policies.packed import Layout, select_packed
+from grpo.policies.packed import Layout
 from grpo.sampling import (
     PASSED,
     SampledBatch,
     concatenate,
     read_batch,
     sample_rollouts,
+    select_rollouts,
     store_batch,
     stored_batches,
     write_rollouts,
 )
 from grpo.scoring import judge_stored
 from grpo.seeds import derive_seed
-from grpo.selection import History, Selection, is_uniform_group, visit
+from grpo.selection import History, Selection, mixed_prompts, visit
 from grpo.types import Cost
 
 
@@ -33,7 +33,7 @@ class Source(NamedTuple):
     """Where rollouts come from, and how they are judged and cut; a Path is a scratch."""
 
     draw: Callable[[pd.DataFrame, int, Path], SampledBatch]  # of prompts, by seed
-    judge: Callable[[Path], pd.DataFrame]  # prompt_id and raw outcome per rollout
+    judge: Callable[[Path], pd.DataFrame]  # prompt_id and raw outcome per rollout that counts
     keep: Callable[[SampledBatch, set[str]], SampledBatch]  # the rollouts of some prompts
 
 
@@ -92,7 +92,7 @@ def draw_round(
         parts.append(source.draw(asked, derive_seed(seed, "part", index), part))
         ids = asked["prompt_id"]
         if not selection.keeps_uniform:
-            ids = ids[~ids.map(is_uniform_group(source.judge(part)))]
+            ids = ids[ids.isin(mixed_prompts(source.judge(part)))]
         wanted += ids.tolist()
         if len(wanted) >= prompts:
             break
@@ -139,10 +139,11 @@ def engine_source(
 
     def judge(scratch: Path) -> pd.DataFrame:
         stored = stored_batches(scratch)
-        return judge_stored(engine, stored, scratch=scratch / "judged").rewards
+        rewards = judge_stored(engine, stored, scratch=scratch / "judged").rewards
+        return rewards[is_judged(rewards)]
 
     def keep(batch: SampledBatch, prompts: set[str]) -> SampledBatch:
-        return _select(layout, batch, batch.table["prompt_id"].isin(prompts).to_numpy())
+        return select_rollouts(layout, batch, batch.table["prompt_id"].isin(prompts).to_numpy())
 
     return Source(draw, judge, keep)
 
@@ -160,7 +161,7 @@ def take_rollouts(layout: Layout, stored: SampledBatch, prompts: pd.DataFrame) -
         raise ArtifactError(f"holds no rollouts of the prompt {example!r}; rerun the stage profile")
     sizes = known.map(prompts.set_index("prompt_id")["rollouts"]).fillna(0)
     member = stored.table.groupby("prompt_id").cumcount()
-    batch = _select(layout, stored, (member < sizes).to_numpy())
+    batch = select_rollouts(layout, stored, (member < sizes).to_numpy())
     return SampledBatch(table=batch.table, tensors=batch.tensors, cost=Cost())
 
 
@@ -204,14 +205,4 @@ def _merge(parts: list[SampledBatch], kept: set[str], source: Source) -> Sampled
         table=merged.table.assign(group=group.astype("int64")),
         tensors=merged.tensors,
         cost=sum((each.cost for each in parts), Cost()),
-    )
-
-
-def _select(layout: Layout, batch: SampledBatch, kept: np.ndarray) -> SampledBatch:
-    """Returns some rollouts of a batch at the cost of all."""
-    group = torch.tensor(batch.table["group"].to_numpy())
-    return SampledBatch(
-        table=batch.table[kept].reset_index(drop=True),
-        tensors=select_packed(layout, batch.tensors, group, torch.tensor(kept)),
-        cost=batch.cost,
     )

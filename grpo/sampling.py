@@ -5,17 +5,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
 from grpo.artifacts.files import atomic_path, read_json, write_json
-from grpo.artifacts.tables import ROLLOUTS, read_table, write_table
+from grpo.artifacts.tables import ROLLOUTS, is_judged, read_table, write_table, wrong_cell
 from grpo.artifacts.tensors import read_tensors, write_tensors
 from grpo.engines.base import Engine, Job, Local, Skill, Work
-from grpo.errors import ArtifactError
+from grpo.errors import ArtifactError, located
 from grpo.policies.base import Policy
+from grpo.policies.packed import STEPS, Layout, select_packed
+from grpo.policies.storage import require_counts
 from grpo.seeds import derive_seed
 from grpo.types import Cost
 
@@ -71,24 +74,30 @@ def sample_rollouts(
     return concatenate([read_batch(job.out) for job in jobs])
 
 
-def drawing(load: Callable[[], Policy[Any]], draws: Mapping[str, Any]) -> Skill:
-    """Returns the skill "draw".
+def drawing(
+    load: Callable[[], Policy[Any]], draws: Mapping[str, Any], source: object = "the policy"
+) -> Skill:
+    """Returns the skill "draw"; it raises ArtifactError if a log-prob is not finite.
 
     Args:
       draws: What to set as the policy's `decoding`, by the name of a way of drawing.
+      source: Of the policy, as that error names it: its directory.
     """
 
     def draw(order: dict[str, Any], out: Path) -> None:
         policy = load()
         policy.decoding = draws[order["draws"]]
-        write_batch(out, _sample_batch(policy, pd.DataFrame(order["prompts"]), seed=order["seed"]))
+        batch = pd.DataFrame(order["prompts"])
+        with located(source):
+            sampled = _sample_batch(policy, batch, seed=order["seed"])
+        write_batch(out, sampled)
 
     return draw
 
 
-def drawn_from(policy: Policy[Any]) -> Engine:
+def drawn_from(policy: Policy[Any], source: object = "the policy") -> Engine:
     """Returns the engine that draws from a policy in this process, as it is."""
-    return Local(Work({"draw": drawing(lambda: policy, {"sampled": policy.decoding})}))
+    return Local(Work({"draw": drawing(lambda: policy, {"sampled": policy.decoding}, source)}))
 
 
 def stored_batches(scratch: Path) -> list[Path]:
@@ -147,6 +156,35 @@ def concatenate(batches: list[SampledBatch]) -> SampledBatch:
     )
 
 
+def select_rollouts(layout: Layout, batch: SampledBatch, kept: np.ndarray) -> SampledBatch:
+    """Returns some rollouts of a batch at the cost of all.
+
+    Args:
+      kept: Whether, row by row of the table.
+
+    Raises:
+      ArtifactError: If the tensors do not fit the layout or the table.
+    """
+    if kept.all():
+        return batch
+    group = torch.tensor(batch.table["group"].to_numpy())
+    return SampledBatch(
+        table=batch.table[kept].reset_index(drop=True),
+        tensors=select_packed(layout, batch.tensors, group, torch.tensor(kept)),
+        cost=batch.cost,
+    )
+
+
+def keep_judged(layout: Layout, batch: SampledBatch, rewards: pd.DataFrame) -> SampledBatch:
+    """Returns the rollouts that were judged, at the cost of all.
+
+    Args:
+      rewards: Schema REWARDS, of the same rollouts in any order.
+    """
+    judged = rewards.set_index("rollout_id").loc[batch.table["rollout_id"]]
+    return select_rollouts(layout, batch, is_judged(judged).to_numpy())
+
+
 def write_batch(directory: Path, batch: SampledBatch) -> None:
     """Writes a batch."""
     directory.mkdir(parents=True, exist_ok=True)
@@ -163,12 +201,36 @@ def read_batch(directory: Path) -> SampledBatch:
     """
     table = read_table(directory / "table.parquet", ROLLOUTS)
     tensors = read_tensors(directory / "tensors.safetensors")
-    path = directory / COST
+    _require_same_steps(directory, table, tensors)
+    return SampledBatch(table=table, tensors=tensors, cost=read_cost(directory / COST))
+
+
+def read_cost(path: Path) -> Cost:
+    """Returns the cost in a file.
+
+    Raises:
+      ArtifactError: If it is missing, or has other fields than whole numbers of at least 0.
+    """
     try:
         cost = Cost(**read_json(path))
     except TypeError as error:
         raise ArtifactError(f"{path}: must hold a cost, {error}; rerun its stage") from None
-    return SampledBatch(table=table, tensors=tensors, cost=cost)
+    with located(path):
+        require_counts(cost)
+    return cost
+
+
+def _require_same_steps(directory: Path, table: pd.DataFrame, tensors: dict[str, Tensor]) -> None:
+    """Raises ArtifactError unless table and tensors say how many steps each rollout has."""
+    steps = tensors.get(STEPS)
+    if steps is None or len(steps) != len(table):  # as `Policy.unpack` says
+        return
+    differs = np.flatnonzero(table["steps"].to_numpy() != steps.numpy())
+    if len(differs):
+        row = int(differs[0])
+        rule = f"{int(steps[row])}, as in {directory / 'tensors.safetensors'}"
+        error = wrong_cell(table, directory / "table.parquet", row, "steps", rule)
+        raise ArtifactError(f"{error}; rerun the stage that writes them")
 
 
 def _place(scratch: Path, index: int) -> Path:
@@ -185,12 +247,23 @@ def _plan_batches(prompts: pd.DataFrame, rollouts_per_batch: int) -> list[pd.Dat
 
 
 def _sample_batch(policy: Policy[Any], batch: pd.DataFrame, *, seed: int) -> SampledBatch:
-    """Returns freshly drawn rollouts of one batch."""
+    """Returns freshly drawn rollouts of one batch.
+
+    Raises:
+      ArtifactError: If a log-prob is not finite.
+    """
     start = policy.cost
     sizes = batch["rollouts"].tolist()
     trajectory, logp = policy.sample(
         batch["prompt"].tolist(), group_sizes=sizes, generator=torch.Generator().manual_seed(seed)
     )
+    not_finite = (trajectory.mask & ~logp.isfinite()).any(dim=1).nonzero()[:, 0]
+    if len(not_finite):
+        prompt_id = batch.loc[batch.index.repeat(sizes), "prompt_id"].iloc[int(not_finite[0])]
+        raise ArtifactError(
+            f"log-probs must be finite, a rollout of {prompt_id!r} has others; its weights are "
+            "too large: train the policy again with a lower learning rate"
+        )
     repeated = batch.loc[batch.index.repeat(sizes)].reset_index(drop=True)
     member = repeated.groupby("group", sort=False).cumcount()
     table = pd.DataFrame(

@@ -15,22 +15,14 @@ from grpo.artifacts.files import read_json, write_json
 from grpo.artifacts.rows import read_rows
 from grpo.artifacts.tables import REWARDS, ROLLOUTS, count_rows, read_table
 from grpo.engines.base import Engine, Job, Skill
-from grpo.errors import ArtifactError, located
-from grpo.rewards.base import Judge, Outcome, Task, Viewer, judge_media, judge_text
+from grpo.errors import ArtifactError, JudgeError, located
+from grpo.rewards.base import Outcome, ScoreRange, Task, Viewer, judge_media
+from grpo.rewards.texts import TextJudge
 
 TABLE = "table.parquet"
 SHARD = "judged.json"
 MEDIA_AT_ONCE = 16  # images or clips that a viewer gets in one call
 ROLLOUTS_PER_SHARD = 8 * MEDIA_AT_ONCE  # a multiple: calls stay the same, whoever makes them
-
-
-@dataclass(frozen=True, kw_only=True)
-class TextJudge:
-    """How the answer in a rollout's text is judged."""
-
-    judge: Judge
-    answer_pattern: str  # group 1 of its last match is the answer
-    timeout_seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +33,7 @@ class RewardRule:
     threshold: float  # outcome 1 from this score on
     maximize: Literal["outcome", "score"]  # the reward, before it is shaped
     unfinished_penalty: float  # in units of reward
+    score_range: ScoreRange = None  # of a viewer; a TextJudge knows its own
 
     @property
     def looks_at_media(self) -> bool:
@@ -142,7 +135,7 @@ def _judge(
     """Returns what `judge_rollouts` does, the rewards as rows; tasks are by prompt_id."""
     asked = _tasks_of(rollouts, tasks)
     texts, rows = [], []
-    judged = zip(rollouts.to_dict("records"), _judge_each(rollouts, asked, rule.judge, media))
+    judged = zip(rollouts.to_dict("records"), _judge_each(rollouts, asked, rule, media))
     for row, (text, outcome) in judged:
         solved = float(outcome.score >= rule.threshold)
         value = solved if rule.maximize == "outcome" else outcome.score
@@ -155,6 +148,7 @@ def _judge(
                 "outcome": solved,
                 "reward": float(value - penalty),
                 "status": outcome.status,
+                "detail": outcome.detail,
             }
         )
     return texts, rows
@@ -169,6 +163,56 @@ def score_rollouts(
 ) -> pd.DataFrame:
     """Returns the rewards of `judge_rollouts`, which says what it takes and raises."""
     return judge_rollouts(rollouts, prompts, rule, media=media).rewards
+
+
+def require_judged(rewards: pd.DataFrame) -> str | None:
+    """Returns a warning about rollouts that were not judged; None if all were.
+
+    Args:
+      rewards: Schema REWARDS, of everything that a stage has judged.
+
+    Raises:
+      JudgeError: If the judge failed, or was too slow, on every rollout.
+    """
+    is_scored = rewards["status"] == "scored"
+    broken = rewards[rewards["status"].isin(["failed", "timed_out"])]
+    if is_scored.any() and len(broken) == 0:
+        return None
+    counts = ", ".join(f"{n} {status}" for status, n in rewards["status"].value_counts().items())
+    first = (broken if len(broken) else rewards).iloc[0]
+    found = (
+        f"{counts} of {len(rewards)} rollouts; the first is {first['rollout_id']} "
+        f"{first['status']}: {_reason(first)}"
+    )
+    if len(broken) == len(rewards):
+        raise JudgeError(f"no rollout was judged, {found}")
+    return found if is_scored.any() else f"no rollout was judged, {found}"
+
+
+def _reason(row: "pd.Series[Any]") -> str:
+    reasons = {
+        "timed_out": "raise reward.timeout_seconds or mend the judge",
+        "unparsable": "reward.answer_pattern matches nowhere in its text",
+    }
+    return str(row["detail"]) or reasons[row["status"]]
+
+
+def rejected_gold_answers(
+    judge: TextJudge, prompts: pd.DataFrame, *, threshold: float
+) -> pd.DataFrame:
+    """Returns the prompts whose gold answer the judge scores below `threshold`.
+
+    Args:
+      prompts: Schema PROMPTS; those without an answer are left out.
+
+    Returns:
+      The rows of `prompts`, with the columns `score`, `status` and `detail`.
+    """
+    asked = prompts[prompts["answer"] != ""]
+    tasks = [*_tasks(asked).values()]
+    outcomes = [*judge.judge_answers(asked["answer"].tolist(), tasks)]
+    judged = asked.reset_index(drop=True).join(pd.DataFrame(outcomes, columns=Outcome._fields))
+    return judged[judged["score"] < threshold]
 
 
 def score_captions(
@@ -221,22 +265,16 @@ def _tasks_of(rollouts: pd.DataFrame, tasks: Mapping[str, Task]) -> list[Task]:
 def _judge_each(
     rollouts: pd.DataFrame,
     tasks: Sequence[Task],
-    judge: TextJudge | Viewer,
+    rule: RewardRule,
     media: UInt8[np.ndarray, " rollout *sample"] | None,
 ) -> Iterator[tuple[str, Outcome]]:
     """Yields what is judged of each rollout and the outcome; media in batches."""
+    judge = rule.judge
     if isinstance(judge, TextJudge):
-        for text, task in zip(rollouts["text"], tasks):
-            yield (
-                text,
-                judge_text(
-                    judge.judge,
-                    text,
-                    task,
-                    answer_pattern=judge.answer_pattern,
-                    timeout_seconds=judge.timeout_seconds,
-                ),
-            )
+        texts = rollouts["text"].tolist()
+        for text, steps, outcome in zip(texts, rollouts["steps"], judge.judge_texts(texts, tasks)):
+            unsampled = Outcome(0.0, "failed", text or "the sampler returned no step")
+            yield text, outcome if steps else unsampled
         return
     found = 0 if media is None else len(media)
     if media is None or found != len(rollouts):
@@ -246,4 +284,4 @@ def _judge_each(
         )
     for start in range(0, len(tasks), MEDIA_AT_ONCE):
         rows = slice(start, start + MEDIA_AT_ONCE)
-        yield from judge_media(judge, media[rows], tasks[rows])
+        yield from judge_media(judge, media[rows], tasks[rows], score_range=rule.score_range)

@@ -202,10 +202,14 @@ def visit(selection: Selection, candidates: pd.DataFrame, history: History, seed
     return Visit(ordered.iloc[chosen].reset_index(drop=True), [ids[each] for each in passed])
 
 
-def is_uniform_group(outcomes: pd.DataFrame) -> pd.Series:
-    """Returns by prompt_id whether all outcomes are equal; outcomes are raw (rule U20)."""
-    groups = outcomes.groupby("prompt_id", sort=False)["outcome"]
-    return groups.min() == groups.max()
+def mixed_prompts(outcomes: pd.DataFrame) -> set[str]:
+    """Returns the prompts with two different outcomes; outcomes are raw (rule U20).
+
+    Args:
+      outcomes: prompt_id and outcome of every rollout that was judged.
+    """
+    groups = outcomes.groupby("prompt_id")["outcome"]
+    return set(groups.min().index[groups.min() < groups.max()])
 
 
 def learn_round(
@@ -214,14 +218,15 @@ def learn_round(
     """Returns the history after a round.
 
     Args:
-      outcomes: prompt_id and raw outcome of every rollout that is trained on: whole groups,
-        before any selection among them (rules U20, U21).
+      outcomes: prompt_id and raw outcome of every rollout that counts: whole groups, before any
+        selection among them (rules U20, U21). A group of one says nothing about its prompt.
       passed: Prompts that were visited and not trained on.
     """
     groups = outcomes.groupby("prompt_id", as_index=False).agg(
         rollouts=("outcome", "size"), successes=("outcome", "sum")
     )
-    learned = selection.learn(history, groups)
+    compared = groups[groups["rollouts"] > 1]
+    learned = selection.learn(history, compared) if len(compared) else history
     if selection.budget is None:
         return learned
     visits = dict(history.get(VISITS, {}))

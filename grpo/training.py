@@ -1,6 +1,8 @@
 """One round of policy updates: credit once per batch, then microbatches of what has weight."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -16,16 +18,26 @@ from grpo.artifacts.files import read_json, write_json
 from grpo.audit import Auditor
 from grpo.batches import Batch, last_step, own_microbatches, plan_batches
 from grpo.drift import drift_of, measure_drift, require_range_above
+from grpo.errors import DivergedError
 from grpo.fixed_scores import FixedScores, divergence, merge_scores, score_steps
 from grpo.metrics import Tally, UpdateMetrics, update_metrics
 from grpo.objective.base import Objective, State, loss_terms, scalar_loss
 from grpo.objective.divergence import needs_divergence
 from grpo.policies.base import Policy, Trajectory
-from grpo.policies.optimizer import PreciseAdamW, stepped_by
+from grpo.policies.optimizer import (
+    PreciseAdamW,
+    require_finite_numbers,
+    stepped_by,
+    take_step,
+)
 from grpo.policies.sharding import counted_together, whole
 from grpo.policies.storage import gather_trained, read_trainable, write_trained
-from grpo.ranks import this_rank
+from grpo.ranks import largest, this_rank
 from grpo.types import Cost, Credit, Rollouts
+
+# Nats per dimension by which sampled steps may have moved on average when a round ends: beyond it
+# a probability ratio overflows float32.
+LARGEST_MOVE = 88.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +81,9 @@ def train_round(
       reference: The base policy, if a link of the objective compares with it.
       first_update: The number of updates that the arm has behind it.
       progress: Called with the updates done and their number.
+
+    Raises:
+      DivergedError: If an advantage, loss, gradient, weight or log-prob is not finite.
     """
     plan = _prepare(
         policy,
@@ -82,26 +97,30 @@ def train_round(
         generator=generator,
     )
     metrics = _resume(policy, optimizer, plan.auditor, scratch)
-    for index in range(len(metrics), len(plan.batches)):
-        progress(index, len(plan.batches))
-        metrics.append(
-            run_update(
-                policy,
-                plan.trajectory,
-                plan.batches[index],
-                objective=objective,
-                optimizer=optimizer,
-                proximal=plan.proximal,
-                reference=plan.reference,
-                settings=settings,
-                update=first_update + index,
-                auditor=plan.auditor,
-                drifts=plan.drifts,
+    with _rows_so_far(metrics):
+        for index in range(len(metrics), len(plan.batches)):
+            progress(index, len(plan.batches))
+            metrics.append(
+                run_update(
+                    policy,
+                    plan.trajectory,
+                    plan.batches[index],
+                    objective=objective,
+                    optimizer=optimizer,
+                    proximal=plan.proximal,
+                    reference=plan.reference,
+                    settings=settings,
+                    update=first_update + index,
+                    auditor=plan.auditor,
+                    drifts=plan.drifts,
+                )
             )
+            # Not after an update that scores itself: a resume could not tell its drift any more.
+            if plan.proximal is not None and (index + 1) % settings.updates_per_checkpoint == 0:
+                _checkpoint(scratch, policy, optimizer, plan.auditor, metrics)
+        _require_usable(
+            policy, plan.trajectory, plan.batches[-1], settings, update=metrics[-1].update
         )
-        # Not after an update that scores itself: a resume could not tell its drift any more.
-        if plan.proximal is not None and (index + 1) % settings.updates_per_checkpoint == 0:
-            _checkpoint(scratch, policy, optimizer, plan.auditor, metrics)
     progress(len(plan.batches), len(plan.batches))
     return TrainedRound(
         metrics=metrics,
@@ -110,6 +129,50 @@ def train_round(
         drift_max=max(plan.drifts),
         audit_cost=plan.auditor.cost,
     )
+
+
+@contextmanager
+def _rows_so_far(metrics: list[UpdateMetrics]) -> Iterator[None]:
+    """Adds the updates so far to a DivergedError of the block."""
+    try:
+        yield
+    except DivergedError as error:
+        raise DivergedError(str(error), [asdict(each) for each in metrics]) from None
+
+
+@torch.no_grad()
+def _require_usable(
+    policy: Policy[Any],
+    trajectory: Trajectory,
+    batch: Batch,
+    settings: TrainingSettings,
+    *,
+    update: int,
+) -> None:
+    """Raises DivergedError if the last update left a policy without usable log-probs.
+
+    Looked at on one microbatch of that update. Its FLOPs count for no cost: it trains nothing.
+    """
+    kept = (batch.credit.weight != 0).any(dim=1).nonzero()[:, 0]
+    if len(kept) == 0:
+        return
+    widths = policy.widths(trajectory, batch.rows[kept], batch.credit.weight[kept] != 0)
+    rows = kept[own_microbatches(widths, settings.tokens_per_microbatch)[0].rows]
+    num_steps = last_step(batch.credit.weight[rows])
+    needed = batch.credit.weight[rows, :num_steps] != 0
+    cost = policy.cost
+    scores = policy.score(trajectory.select(batch.rows[rows], num_steps), needed)
+    policy.cost = cost
+    dimensions = 1 if scores.mean is None else scores.mean[0].numel()
+    before = batch.rollouts.behavior_logp[rows, :num_steps]
+    moved = float((scores.logp.cpu() - before)[needed].abs().mean()) / dimensions
+    (furthest,) = largest([moved if math.isfinite(moved) else math.inf])
+    require_finite_numbers(update, {"change of the log-probs of sampled steps": furthest})
+    if furthest > LARGEST_MOVE:
+        raise DivergedError(
+            f"update {update}: log-probs of sampled steps change by {furthest:.3g} nats, more than "
+            f"{LARGEST_MOVE:g}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,7 +315,11 @@ def run_update(
       proximal: None: the policy as it is now; its drift is measured before the step.
       drifts: Gets that drift.
       auditor: Compares the gradient with that of the full credit where it is due.
+
+    Raises:
+      DivergedError: If a number of the update is not finite.
     """
+    _require_finite_credit(batch.credit, update)
     optimizer.zero_grad(set_to_none=True)
     gradient = partial(
         add_gradient,
@@ -275,11 +342,26 @@ def run_update(
     weights = stepped_by(optimizer)
     norm = torch.nn.utils.get_total_norm([w.grad for w in weights if w.grad is not None])
     length = whole(norm)
+    require_finite_numbers(update, {"loss": tally.loss, "gradient norm": float(length)})
     if length > settings.max_grad_norm:  # `clip_grad_norm_` multiplies by 1 as well
         torch.nn.utils.clip_grads_with_norm_(weights, settings.max_grad_norm, norm)
-    optimizer.step()
+    take_step(optimizer, update)
     policy.cost += Cost(trained_steps=tally.steps)
-    return update_metrics(batch, tally, update=update, grad_norm=float(length), audit=audit)
+    metrics = update_metrics(batch, tally, update=update, grad_norm=float(length), audit=audit)
+    floats = {name: each for name, each in vars(metrics).items() if isinstance(each, float)}
+    require_finite_numbers(update, floats)
+    return metrics
+
+
+def _require_finite_credit(credit: Credit, update: int) -> None:
+    kept = credit.weight != 0
+    require_finite_numbers(
+        update,
+        {
+            "weight of a step": float(credit.weight.abs().max()),
+            "advantage": float(torch.where(kept, credit.advantage, 0.0).abs().max()),
+        },
+    )
 
 
 def add_gradient(

@@ -4,6 +4,7 @@ import operator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -24,11 +25,16 @@ class ActionChunks(NamedTuple):
     """What chunks of a robot's actions were, for methods that compare them by phase."""
 
     phase: Int[Tensor, "rollout step"]  # -1 off the mask
-    action: Float[Tensor, "rollout step number"]  # what was carried out, 0 off the mask
+    action: Float[Tensor, "rollout step number"]  # counts only where it was carried out
+    is_executed: Bool[Tensor, "rollout step number"]
 
-    def select(self, rows: Int[Tensor, " kept"]) -> "ActionChunks":
-        """Returns some rollouts."""
-        return ActionChunks(self.phase[rows], self.action[rows])
+    def select(self, rows: Int[Tensor, " kept"], num_steps: int | None = None) -> "ActionChunks":
+        """Returns some rollouts, cut after `num_steps` steps."""
+        return ActionChunks(*(each[rows, :num_steps] for each in self))
+
+
+PER_ROLLOUT = ("group", "reward", "outcome", "variant")  # the other fields are per step
+PER_NUMBER = ("chunks.action", "chunks.is_executed")  # of each step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,10 +45,17 @@ class Rollouts:
 
         Rollouts(group=[0, 0], reward=[1.0, 0.0], outcome=[1.0, 0.0],
                  mask=[[True, True], [True, False]], behavior_logp=[[-0.1, -0.2], [-0.3, 0.0]])
+
+    A rollout whose mask is False everywhere is in no statistic of its group. That is how to pass a
+    rollout that was not judged because its environment or its judge failed.
+
+    Raises:
+      ValueError: If fields disagree in shape, a dtype is wrong, or a reward that counts is not
+        finite.
     """
 
     group: Int[Tensor, " rollout"]  # rollouts of one prompt share an id
-    reward: Float[Tensor, " rollout"]
+    reward: Float[Tensor, " rollout"]  # integers and booleans become float32
     outcome: Float[Tensor, " rollout"]  # raw, unshaped
     mask: Bool[Tensor, "rollout step"]  # False on padding and on steps the policy did not choose
     behavior_logp: Float[Tensor, "rollout step"]  # nats, under the engine that sampled
@@ -52,9 +65,74 @@ class Rollouts:
     chunks: ActionChunks | None = None  # None: steps are no chunks of actions
 
     def __post_init__(self) -> None:
-        sizes = {len(self.group), len(self.reward), len(self.outcome), len(self.mask)}
-        if len(sizes) != 1 or self.mask.shape != self.behavior_logp.shape:
-            raise ValueError(f"Rollouts fields must agree in rollouts and steps, got {sizes}")
+        for name in ("reward", "outcome"):
+            object.__setattr__(self, name, _as_float(getattr(self, name)))
+        if self.mask.dtype != torch.bool or self.mask.dim() != 2:
+            raise ValueError(
+                "Rollouts.mask must be bool of shape [rollout, step], got "
+                f"{self.mask.dtype} of shape {list(self.mask.shape)}"
+            )
+        for name, value in self._fields().items():
+            wanted = self.mask.shape[: 1 if name in PER_ROLLOUT else 2]
+            if self.chunks is not None and name in PER_NUMBER:
+                wanted += self.chunks.action.shape[-1:]
+            if value.shape != wanted:
+                raise ValueError(
+                    f"Rollouts.{name} must have the shape {list(wanted)} of the mask, "
+                    f"got {list(value.shape)}"
+                )
+        if self.group.is_floating_point() or not self.behavior_logp.is_floating_point():
+            raise ValueError(
+                "Rollouts needs integers as group and floats as behavior_logp, got "
+                f"{self.group.dtype} and {self.behavior_logp.dtype}"
+            )
+        if not self.reward[self.counts].isfinite().all():
+            row = int((self.counts & ~self.reward.isfinite()).nonzero()[0])
+            raise ValueError(
+                f"Rollouts.reward must be finite, got {float(self.reward[row])} in row {row}; set "
+                "its row of the mask to False if it was not judged"
+            )
+
+    @property
+    def counts(self) -> Bool[Tensor, " rollout"]:
+        """Whether a rollout has steps: the others are in no statistic and have weight 0."""
+        return self.mask.any(dim=1)
+
+    def select(self, rows: Int[Tensor, " kept"]) -> "Rollouts":
+        """Returns some rows of every field."""
+        return Rollouts(
+            group=self.group[rows],
+            reward=self.reward[rows],
+            outcome=self.outcome[rows],
+            mask=self.mask[rows],
+            behavior_logp=self.behavior_logp[rows],
+            reference_logp=None if self.reference_logp is None else self.reference_logp[rows],
+            noise=None if self.noise is None else self.noise.select(rows),
+            variant=None if self.variant is None else self.variant[rows],
+            chunks=None if self.chunks is None else self.chunks.select(rows),
+        )
+
+    def _fields(self) -> dict[str, Tensor]:
+        """Returns every tensor that is there by its name."""
+        named: dict[str, Tensor | None] = {
+            **{name: getattr(self, name) for name in PER_ROLLOUT},
+            "behavior_logp": self.behavior_logp,
+            "reference_logp": self.reference_logp,
+        }
+        for name in ("noise", "chunks"):
+            parts = getattr(self, name)
+            named |= {
+                f"{name}.{part}": value
+                for part, value in (parts._asdict() if parts else {}).items()
+            }
+        return {name: value for name, value in named.items() if value is not None}
+
+
+def _as_float(value: Tensor) -> Tensor:
+    """Returns a tensor without a graph, in float32 unless it has that precision already."""
+    return (
+        value.detach() if value.dtype in (torch.float32, torch.float64) else value.detach().float()
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +146,15 @@ class Credit:
     def select(self, kept: Bool[Tensor, "rollout step"]) -> "Credit":
         """Returns the same credit with weight 0 where not `kept`; `full` stays what it was."""
         return replace(self, weight=self.weight * kept, full=self.full or self)
+
+    def scatter(self, rows: Int[Tensor, " rollout"], num_rollouts: int) -> "Credit":
+        """Returns credit of `num_rollouts` rollouts: this one in `rows`, 0 elsewhere."""
+        zeros = self.weight.new_zeros(num_rollouts, self.weight.shape[1])
+        return Credit(
+            advantage=zeros.to(self.advantage.dtype).index_copy(0, rows, self.advantage),
+            weight=zeros.index_copy(0, rows, self.weight),
+            full=self.full and self.full.scatter(rows, num_rollouts),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

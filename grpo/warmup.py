@@ -1,21 +1,30 @@
 """Supervised warm-up of a fresh base policy on generated solutions."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from grpo.errors import DivergedError
 from grpo.policies.flops import TokenFlops
-from grpo.policies.optimizer import PreciseAdamW, stepped_by
+from grpo.policies.optimizer import (
+    PreciseAdamW,
+    require_finite_numbers,
+    stepped_by,
+    take_step,
+)
 from grpo.types import Cost
 
 WARMUP_UPDATES = 30  # linear rise of the learning rate
 FINAL_FRACTION = 0.02  # of the learning rate, at the end of its cosine
+LARGEST_NORM = 1.0  # of a gradient
+WORST_LOSS = 10.0  # at the end, in losses of the untrained model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,20 +52,53 @@ def learning_rate_at(update: int, settings: WarmupSettings) -> float:
     return settings.learning_rate * (rise * (FINAL_FRACTION + (1 - FINAL_FRACTION) * fall))
 
 
+def step_on_gradient(optimizer: PreciseAdamW, loss: Tensor, update: int) -> float:
+    """Makes a step of a gradient of norm at most 1, and returns the loss that it is of.
+
+    Raises:
+      DivergedError: If loss, gradient or weights are not finite.
+    """
+    norm = torch.nn.utils.clip_grad_norm_(stepped_by(optimizer), LARGEST_NORM)
+    value = loss.item()
+    require_finite_numbers(update, {"loss": value, "gradient norm": float(norm)})
+    take_step(optimizer, update)
+    optimizer.zero_grad(set_to_none=True)
+    return value
+
+
+@torch.no_grad()
+def require_useful(first_loss: float, loss: Callable[[], Tensor], update: int) -> None:
+    """Raises DivergedError if the last update left a model far worse than an untrained one.
+
+    Args:
+      loss: Of the last update's rows, as the model is now; its FLOPs count for no cost.
+    """
+    last = float(loss())
+    require_finite_numbers(update, {"loss after the last update": last})
+    if last > WORST_LOSS * first_loss:
+        raise DivergedError(
+            f"update {update}: the loss is {last:.3g} after it, and was {first_loss:.3g} before any"
+        )
+
+
 def warm_up(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     pairs: list[tuple[str, str]],
     settings: WarmupSettings,
 ) -> Iterator[WarmupUpdate]:
-    """Trains on (prompt, solution) pairs, cross-entropy on the solution and its end token."""
+    """Trains on (prompt, solution) pairs, cross-entropy on the solution and its end token.
+
+    Raises:
+      DivergedError: If a number is not finite, or the model is worse in the end than untrained.
+    """
     flops = TokenFlops(model)
     rows = _encode(tokenizer, pairs)
     optimizer = PreciseAdamW(
         model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.98), weight_decay=0.05
     )
-    batches = _batches(len(rows), settings)
-    for update, batch in enumerate(batches):
+    first_loss: float | None = None
+    for update, batch in enumerate(_batches(len(rows), settings)):
         rate = learning_rate_at(update, settings)
         for group in optimizer.param_groups:
             group["lr"] = rate
@@ -65,17 +107,25 @@ def warm_up(
         )
         # The last position predicts nothing.
         tokens, targets = tokens[:, :-1], targets[:, :-1]
-        logits = model(input_ids=tokens, use_cache=False).logits
-        loss = cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=-100)
-        optimizer.zero_grad()
+        loss = _loss(model, tokens, targets)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(stepped_by(optimizer), 1.0)
-        optimizer.step()
+        value = step_on_gradient(optimizer, loss, update)
+        first_loss = value if first_loss is None else first_loss
         count, width = tokens.shape
         used = flops.training(rows=count, query=width, context=width, logits=width)
         steps = int((targets != -100).sum())
         cost = Cost(flops=used, trained_steps=steps)
-        yield WarmupUpdate(update=update, loss=loss.item(), learning_rate=rate, cost=cost)
+        yield WarmupUpdate(update=update, loss=value, learning_rate=rate, cost=cost)
+    if first_loss is not None:
+        require_useful(first_loss, lambda: _loss(model, tokens, targets), update)
+
+
+def _loss(
+    model: PreTrainedModel, tokens: Int[Tensor, "row width"], targets: Int[Tensor, "row width"]
+) -> Float[Tensor, ""]:
+    """Returns the cross-entropy in nats per token of a target."""
+    logits = model(input_ids=tokens, use_cache=False).logits
+    return cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=-100)
 
 
 def _encode(

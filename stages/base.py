@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from grpo.artifacts.divergence import curves_kept
 from grpo.artifacts.files import atomic_path, write_json
 from grpo.artifacts.tables import WARMUP, read_table, write_csv
 from grpo.artifacts.usage import Usage
@@ -12,9 +13,10 @@ from grpo.build.bases.making import build_base
 from grpo.build.machine import prepare_machine
 from grpo.params.parameters import read_params
 from grpo.types import Cost
-from grpo.warmup import WarmupUpdate
 from stages.entry import run
 from stages.progress import shown
+
+CURVES = ["update", "loss", "learning_rate"]
 
 
 def main(usage: Usage, warmup: Path, data: Path, policy_out: Path, training_out: Path) -> None:
@@ -23,21 +25,24 @@ def main(usage: Usage, warmup: Path, data: Path, policy_out: Path, training_out:
     prepare_machine(params.machine)
     with usage.part("load"):
         base = build_base(params, data)
-    updates: list[WarmupUpdate] = []
+    rows: list[dict[str, float]] = []
+    cost = Cost()
     if base.num_updates:
-        with usage.part("warm-up"), shown("warm-up") as progress:
+        with (
+            curves_kept("base", rows),
+            usage.part("warm-up"),
+            shown("warm-up") as progress,
+        ):
             for each in base.warm_up(read_table(warmup, WARMUP)):
-                updates.append(each)
-                progress(len(updates), base.num_updates)
+                rows.append({name: getattr(each, name) for name in CURVES})
+                cost += each.cost
+                progress(len(rows), base.num_updates)
     with atomic_path(policy_out) as temporary:
         base.save(temporary)
     with atomic_path(training_out) as temporary:
         temporary.mkdir()
-        rows = [(each.update, each.loss, each.learning_rate) for each in updates]
-        frame = pd.DataFrame(rows, columns=["update", "loss", "learning_rate"])
-        write_csv(temporary / "updates.csv", frame)
-        cost = sum((each.cost for each in updates), Cost())
-        write_json(temporary / "summary.json", {"cost": asdict(cost), "updates": len(updates)})
+        write_csv(temporary / "updates.csv", pd.DataFrame(rows, columns=CURVES))
+        write_json(temporary / "summary.json", {"cost": asdict(cost), "updates": len(rows)})
 
 
 if __name__ == "__main__":

@@ -3,23 +3,27 @@
 from pathlib import Path
 
 from grpo.artifacts.files import write_json
-from grpo.artifacts.tables import CURRICULUM, PROFILE, read_table, write_table
+from grpo.artifacts.tables import CURRICULUM, PROMPTS, read_profile, read_table, write_table
 from grpo.artifacts.usage import Usage
 from grpo.build.curricula import build_curriculum
 from grpo.build.selections import inputs_of_selection
-from grpo.curriculum import plan_curriculum
+from grpo.curriculum import plan_curriculum, rates_of
 from grpo.errors import located
 from grpo.params.parameters import PARAMS, read_params
 from grpo.seeds import derive_seed
 from stages.entry import run
 
 
-def main(usage: Usage, profile: Path, rollouts: Path, out: Path, inputs_out: Path) -> None:
+def main(
+    usage: Usage, prompts: Path, profile: Path, rollouts: Path, out: Path, inputs_out: Path
+) -> None:
     """Writes the curriculum of the arm that `out` is named after, and what its selection reads."""
     params = read_params()
     arm = out.stem
     steps = build_curriculum(params.find_arm(arm).curriculum, arm)
-    rates = read_table(profile, PROFILE)
+    drawn, table = read_profile(profile), read_table(prompts, PROMPTS)
+    with located(profile):
+        rates = rates_of(drawn, table, steps)
     with located(f"{PARAMS}: arms.{arm}.curriculum"):
         plan = plan_curriculum(rates, steps, seed=derive_seed(params.seed, "curriculum", arm))
     write_table(plan, out, CURRICULUM)

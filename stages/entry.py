@@ -3,18 +3,22 @@
 import gc
 import inspect
 import os
+import signal
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
 from grpo.artifacts.checkpoints import CODE, WORK, Scratch
-from grpo.artifacts.files import digest, exclusive, refused_by_the_system
+from grpo.artifacts.files import digest, exclusive, refused_by_the_system, require_plain
+from grpo.artifacts.marks import marked
 from grpo.artifacts.usage import Usage, measured
 from grpo.errors import ArtifactError, EngineError, GrpoError, LostRankError
-from grpo.params.parameters import Parameters
+from grpo.params.outs import require_own_outs
+from grpo.params.parameters import PARAMS, Parameters
+from grpo.params.recorded import unchanged
 from grpo.process import die_with_parent, keep_imports
-from stages import PARENT
+from stages import EXIT_INTERRUPTED, INTERRUPTED, PARENT
 
 EXIT_MAY_PASS = 1  # so that flows try again, as after a bug
 EXIT_WRONG_INPUT = 2
@@ -30,6 +34,8 @@ def run(main: Callable[..., None], *, stage: str) -> None:
       stage: The module's name; under dvc the stage has its full name, e.g. rollout@sgpo-2.
     """
     die_with_parent(PARENT)
+    if signal.getsignal(signal.SIGINT) not in (signal.SIG_IGN, signal.SIG_DFL):
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if not gc.isenabled():  # as stages/__init__.py leaves it
         keep_imports()
     name = os.environ.get("DVC_STAGE", stage)
@@ -41,11 +47,20 @@ def run(main: Callable[..., None], *, stage: str) -> None:
             raise ArtifactError(
                 f"python -m stages.{stage} takes the paths {' '.join(expected)}, got {len(paths)}"
             )
+        with refused_by_the_system():
+            for path in [PARAMS, *paths]:
+                require_plain(path)
+            require_own_outs(stage, dict(zip(expected, paths)))
         held = name if rank is None else f"{name}.rank-{rank}"
         lock = exclusive(WORK / f"{held}.lock", f"stage {held}")
         spent = measured(name) if rank in (None, "0") else nullcontext(Usage())
-        with refused_by_the_system(), lock, spent as usage:
+        seen = marked(name, paths) if rank in (None, "0") else nullcontext()
+        system = refused_by_the_system()
+        with system, lock, seen, refused_by_the_system(), spent as usage, unchanged(name):
             main(usage, *paths)
+    except KeyboardInterrupt:
+        print(INTERRUPTED, file=sys.stderr)
+        sys.exit(EXIT_INTERRUPTED)
     except GrpoError as error:
         print(" ".join(str(error).split()), file=sys.stderr)
         sys.exit(EXIT_MAY_PASS if isinstance(error, MAY_PASS) else EXIT_WRONG_INPUT)

@@ -4,25 +4,41 @@ from dataclasses import asdict
 from pathlib import Path
 
 from grpo.artifacts.files import write_json
-from grpo.artifacts.tables import EVALUATION, EVALUATION_SAMPLES, PROMPTS, read_table, write_table
+from grpo.artifacts.tables import (
+    EVALUATION,
+    EVALUATION_SAMPLES,
+    PROMPTS,
+    read_table,
+    require_part,
+    write_table,
+)
 from grpo.artifacts.usage import Usage
 from grpo.build.drawing import Drawing, make_drawing
 from grpo.build.engines import open_engine
 from grpo.build.policies.draws import draws_of_evaluation
+from grpo.errors import located
 from grpo.evaluation import evaluate_prompts, summarize_evaluation
 from grpo.evaluation_rollouts import choose_samples, draw_evaluation, score_evaluation
 from grpo.params.parameters import DATA, read_params
+from grpo.scoring import require_judged
 from grpo.types import Cost
 from stages.entry import run, scratch_of
-from stages.progress import shown
+from stages.progress import shown, warn
 
 
 def main(
-    usage: Usage, base: Path, policy: Path, prompts: Path, results: Path, samples: Path, out: Path
+    usage: Usage,
+    base: Path,
+    policy: Path,
+    prompts: Path,
+    results_out: Path,
+    samples_out: Path,
+    out: Path,
 ) -> None:
     """Writes results per prompt, a few rollouts to look at, and a summary with intervals."""
     params = read_params()
     table = read_table(prompts, PROMPTS)
+    require_part(table, "eval", prompts)
     scratch = scratch_of(f"evaluate@{out.stem}", [base, policy, prompts, DATA], params)
     draws = draws_of_evaluation(params)
     setup = Drawing(params=params, prompts=prompts, asked_by="evaluation", base=base, policy=policy)
@@ -41,6 +57,8 @@ def main(
         usage.move("sampling", engine.seconds())
         with usage.part("scoring"), shown(f"score {out.stem}") as progress:
             judged = score_evaluation(engine, draws, scratch=scratch, progress=progress)
+    with located(f"evaluate@{out.stem}"):
+        warn(require_judged(judged["sampled"].rewards))
     greedy = judged["greedy"].rewards if "greedy" in judged else None
     evaluated = evaluate_prompts(table, judged["sampled"].rewards, greedy)
     summary = summarize_evaluation(
@@ -49,8 +67,8 @@ def main(
         resamples=params.evaluation.bootstrap_resamples,
         seed=params.seed,
     )
-    write_table(evaluated, results, EVALUATION)
-    write_table(choose_samples(table, batches, judged), samples, EVALUATION_SAMPLES)
+    write_table(evaluated, results_out, EVALUATION)
+    write_table(choose_samples(table, batches, judged), samples_out, EVALUATION_SAMPLES)
     write_json(out, {**summary, "cost": asdict(sum((b.cost for b in batches.values()), Cost()))})
     scratch.clear()
 

@@ -4,14 +4,18 @@ from pathlib import Path
 
 from grpo.artifacts.tables import PROMPTS, WARMUP, write_table
 from grpo.artifacts.usage import Usage
+from grpo.build.rewards import check_gold_answers
 from grpo.build.tasks import build_prompts
 from grpo.params.parameters import read_params
 from stages.entry import run
+from stages.progress import warn
 
 
 def main(usage: Usage, check: Path, data: Path, out: Path) -> None:
     """Writes {train,eval,warmup}.parquet; `check` only orders this stage after the rules."""
-    tables = build_prompts(read_params(), data)
+    params = read_params()
+    tables = build_prompts(params, data)
+    warn(check_gold_answers(params, tables.train, tables.eval))
     write_table(tables.train, out / "train.parquet", PROMPTS)
     write_table(tables.eval, out / "eval.parquet", PROMPTS)
     write_table(tables.warmup, out / "warmup.parquet", WARMUP, allow_empty=True)

@@ -1,32 +1,52 @@
 """Measures where the signal is: the base policy's outcome rate on every training prompt."""
 
+from dataclasses import asdict
 from pathlib import Path
 
 import pandas as pd
 
 from grpo.artifacts.checkpoints import Scratch
-from grpo.artifacts.files import atomic_path, write_json
-from grpo.artifacts.tables import PROFILE, PROMPTS, read_table, write_table
+from grpo.artifacts.files import atomic_path, read_json, write_json
+from grpo.artifacts.tables import PROFILE, PROMPTS, ROLLOUTS, empty_table, read_table, write_table
 from grpo.artifacts.usage import Usage
 from grpo.build.drawing import Drawing, make_drawing
 from grpo.build.engines import open_engine
 from grpo.build.phase_profiles import profile_steps
+from grpo.build.policies.loading import stored_layout
+from grpo.errors import located
 from grpo.params.parameters import DATA, read_params
 from grpo.profiling import profile_prompts, summarize_profile
-from grpo.sampling import SampledBatch, sample_rollouts, stored_batches, write_batch
-from grpo.scoring import judge_stored
+from grpo.sampling import (
+    SampledBatch,
+    keep_judged,
+    sample_rollouts,
+    stored_batches,
+    write_batch,
+)
+from grpo.scoring import judge_stored, require_judged
 from grpo.seeds import derive_seed
+from grpo.types import Cost
 from stages.entry import run, scratch_of
-from stages.progress import shown
+from stages.progress import shown, warn
 
 
-def main(usage: Usage, policy: Path, prompts: Path, out: Path) -> None:
-    """Writes prompts.parquet (one row per prompt), summary.json and the rollouts."""
+def main(usage: Usage, needed: Path, policy: Path, prompts: Path, out: Path) -> None:
+    """Writes prompts.parquet (one row per prompt), summary.json and the judged rollouts.
+
+    Args:
+      needed: Says whether anything reads a profile; if nothing does, all three are empty.
+    """
+    if not read_json(needed)["needed"]:
+        _write_none(out)
+        return
     params = read_params()
     table = read_table(prompts, PROMPTS)
     scratch = scratch_of("profile", [policy, prompts, DATA], params)
     setup = Drawing(params=params, prompts=prompts, asked_by="profile", base=policy, policy=policy)
     batch, rewards = _draw_and_judge(usage, setup, table, scratch)
+    with located("profile"):
+        warn(require_judged(rewards))
+    batch = keep_judged(stored_layout(params, policy), batch, rewards)
     with usage.part("gradients"):
         steps, cost = profile_steps(params, policy, batch, rewards)
     profile = profile_prompts(batch.table, rewards, table)
@@ -35,6 +55,14 @@ def main(usage: Usage, policy: Path, prompts: Path, out: Path) -> None:
     write_table(profile, out / "prompts.parquet", PROFILE)
     write_json(out / "summary.json", summarize_profile(profile, batch.cost + cost, steps))
     scratch.clear()
+
+
+def _write_none(out: Path) -> None:
+    """Writes a profile without rollouts, at no cost."""
+    with atomic_path(out / "rollouts") as temporary:
+        write_table(empty_table(ROLLOUTS), temporary / "table.parquet", ROLLOUTS, allow_empty=True)
+    write_table(empty_table(PROFILE), out / "prompts.parquet", PROFILE, allow_empty=True)
+    write_json(out / "summary.json", {"cost": asdict(Cost()), "rollouts": 0})
 
 
 def _draw_and_judge(

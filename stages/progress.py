@@ -1,10 +1,13 @@
-"""Shows on stderr how far a stage has come."""
+"""Shows progress and warnings of a stage on stderr."""
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from grpo.artifacts.banners import warning
 
 
 @contextmanager
@@ -26,3 +29,9 @@ def shown(description: str, *, is_seen: bool = True) -> Iterator[Callable[[int, 
     with bar:
         task = bar.add_task(description, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def warn(message: str | None) -> None:
+    """Prints a warning on stderr, in red on terminals; nothing if there is none."""
+    if message is not None:
+        print(warning(message, is_colored=sys.stderr.isatty()), end="", file=sys.stderr)

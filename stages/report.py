@@ -2,22 +2,27 @@
 
 from pathlib import Path
 
+from grpo.artifacts.marks import clear
 from grpo.artifacts.usage import Usage
-from grpo.params.parameters import read_params
+from grpo.report.figures import write_curve
 from grpo.report.numbers import compute_numbers, write_numbers
 from grpo.report.page import write_page
+from grpo.report.provenance import find_what_ran
 from grpo.report.reading import read_run
 from stages.entry import run
 
 
 def main(usage: Usage, artifacts: Path, out: Path) -> None:
-    """Writes metrics.json, three CSV files and index.html into `out`."""
-    params = read_params()
+    """Writes metrics.json, three CSV files, a curve and index.html into `out`."""
+    ran = find_what_ran(is_stage=True)
     with usage.part("numbers"):
-        finished = read_run(artifacts, params)
-        write_numbers(finished, compute_numbers(finished), out)
+        finished = read_run(artifacts, ran.params)
+        numbers = compute_numbers(finished)
+        write_numbers(finished, numbers, out)
+        write_curve(finished, numbers, out)
     with usage.part("page"):
-        write_page(artifacts, params, out)
+        write_page(artifacts, ran.params, out, ran.banners)
+        clear(ran.overcome)
 
 
 if __name__ == "__main__":

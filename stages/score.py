@@ -6,10 +6,11 @@ from grpo.artifacts.tables import REWARDS, write_table
 from grpo.artifacts.usage import Usage
 from grpo.build.engines import open_engine
 from grpo.build.judging import Judging, make_judging
+from grpo.errors import located
 from grpo.params.parameters import DATA, read_params
-from grpo.scoring import judge_stored
+from grpo.scoring import judge_stored, require_judged
 from stages.entry import run, scratch_of
-from stages.progress import shown
+from stages.progress import shown, warn
 
 
 def main(usage: Usage, prompts: Path, rollouts: Path, out: Path) -> None:
@@ -22,6 +23,8 @@ def main(usage: Usage, prompts: Path, rollouts: Path, out: Path) -> None:
         shown(f"score {out.stem}") as progress,
     ):
         judged = judge_stored(engine, [rollouts], scratch=scratch.directory, progress=progress)
+    with located(f"score@{out.stem}"):
+        warn(require_judged(judged.rewards))
     write_table(judged.rewards, out, REWARDS)
     scratch.clear()
 

@@ -3,14 +3,16 @@
 from pathlib import Path
 
 from grpo.artifacts.checkpoints import WORK, Scratch
+from grpo.artifacts.divergence import curves_kept
 from grpo.artifacts.usage import Usage
 from grpo.build.machine import prepare_machine
-from grpo.build.rounds import load_round, save_round, train_loaded
+from grpo.build.rounds import fewer_updates, load_round, save_round, train_loaded
+from grpo.errors import DivergedError
 from grpo.forks import run_in_ranks
 from grpo.params.parameters import Parameters, read_params
-from grpo.ranks import joined, require_same, this_rank
+from grpo.ranks import all_agree, joined, require_same, this_rank
 from stages.entry import run, scratch_of
-from stages.progress import shown
+from stages.progress import shown, warn
 
 
 def main(
@@ -49,9 +51,19 @@ def _train(
             params, name, base=base, start=start, rollouts=rollouts, rewards=rewards
         )
     is_first = this_rank() == 0
-    with usage.part("update"), shown(f"train {name}", is_seen=is_first) as progress:
-        trained = train_loaded(params, name, loaded, scratch=scratch, progress=progress)
-    save_round(params, name, loaded, trained, start=start, policy_out=policy_out, out=out)
+    try:
+        with (
+            curves_kept(f"train@{name}", writes=is_first),
+            usage.part("update"),
+            shown(f"train {name}", is_seen=is_first) as progress,
+        ):
+            trained = train_loaded(params, name, loaded, scratch=scratch, progress=progress)
+    except DivergedError:
+        all_agree(True)  # the first rank that ends ends all: not before the curves are written
+        raise
+    if is_first and (fewer := fewer_updates(loaded, trained)):
+        warn(f"{name}: {fewer}")
+    save_round(params, name, loaded, trained, policy_out=policy_out, out=out)
     if is_first:
         scratch.clear()
 

@@ -1,6 +1,6 @@
-"""The house's budgets and layers, and dvc.yaml's code dependencies against the import graph."""
+"""Layers of the code, README's map, and dvc.yaml's code dependencies against the import graph."""
 
-import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,13 +8,15 @@ from typing import Any
 
 import grimp
 import pytest
-import yaml
+
+from grpo.params.yaml import parse_yaml
 
 ROOT = Path(__file__).parents[1]
 CODE = [path for folder in ("grpo", "stages", "flows") for path in ROOT.glob(f"{folder}/**/*.py")]
-STAGES: dict[str, Any] = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
+STAGES: dict[str, Any] = parse_yaml((ROOT / "dvc.yaml").read_text())["stages"]
 # A change of these files must re-run what imports them; the other packages count as a whole.
 SINGLE_FILES = ("grpo.build.", "stages.")
+LINKS = "grpo.objective"  # counts as a whole for a stage that reads all of it, as for a new link
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +27,10 @@ def graph() -> grimp.ImportGraph:
 def code_behind(graph: grimp.ImportGraph, module: str) -> set[str]:
     """Returns the files and folders that a module's imports touch, as dvc.yaml names them."""
     touched = {module, *graph.find_upstream_modules(module)}
-    return {_as_dependency(each) for each in touched if (ROOT / _file_of(each)).is_file()}
+    links = {each for each in graph.find_descendants(LINKS) if each in touched}
+    single = set() if links == graph.find_descendants(LINKS) else links
+    found = {_as_dependency(each) for each in touched - single if (ROOT / _file_of(each)).is_file()}
+    return found | {_file_of(each) for each in single}
 
 
 def _file_of(module: str) -> str:
@@ -57,44 +62,12 @@ def test_what_a_stage_keeps_of_itself_is_bound_to_data_if_the_stage_is(name: str
         assert ("DATA" in text) == ("data" in stage["deps"])
 
 
-@pytest.mark.parametrize("path", CODE, ids=lambda path: str(path.relative_to(ROOT)))
-def test_files_and_functions_keep_their_budgets(path: Path):
-    text = path.read_text()
-    assert len(text.splitlines()) <= 400
-    if path.parent.name == "stages" and path.name != "entry.py":
-        assert _num_lines(ast.parse(text)) <= 60
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.FunctionDef):
-            assert _num_lines(node) <= 40, node.name
-            positional = [each for each in node.args.args if each.arg not in {"self", "cls"}]
-            assert len(positional) <= 7, node.name
-            assert _depth(node) <= 4, node.name
-
-
-def _num_lines(node: ast.Module | ast.FunctionDef) -> int:
-    """Returns the lines of a body without its docstring."""
-    body = node.body[1:] if ast.get_docstring(node) else node.body
-    if not body:
-        return 0
-    return (body[-1].end_lineno or 0) - body[0].lineno + 1
-
-
-def _depth(node: ast.AST) -> int:
-    """Returns how deep blocks are nested, closures not counted."""
-    blocks = (ast.For, ast.While, ast.If, ast.With, ast.Try)
-    deepest = 0
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.FunctionDef):
-            continue
-        deepest = max(deepest, _depth(child) + isinstance(child, blocks))
-    return deepest
-
-
 def test_the_library_catches_everything_only_at_the_rollout_boundary():
     blind = [
         path.relative_to(ROOT).as_posix()
         for path in CODE
-        if path.parts[len(ROOT.parts)] == "grpo" and "except Exception" in path.read_text()
+        if path.parts[len(ROOT.parts)] == "grpo"
+        and re.search(r"except \(?Exception", path.read_text())
     ]
     assert sorted(blind) == ["grpo/rewards/base.py", "grpo/simulation/worker.py"]
 
@@ -127,10 +100,12 @@ def test_imports_stay_light(module: str, heavy: set[str]):
     assert heavy.isdisjoint(result.stdout.split())
 
 
-def test_the_readme_map_is_true_and_whole():
+def test_every_path_of_the_readme_map_exists_and_every_package_is_on_it():
     map_lines = (ROOT / "README.md").read_text().split("<!-- map -->")[1].splitlines()
     named = {line.split("`")[1] for line in map_lines if line.startswith("| `")}
     for path in named:
-        assert (ROOT / path).exists(), path
-    modules = {str(path.relative_to(ROOT)) for path in CODE if path.name != "__init__.py"}
-    assert modules <= named
+        assert list(ROOT.glob(path)), f"README's map names {path}, which does not exist"
+    for code in CODE:
+        folder = code.relative_to(ROOT).parts[:-1][:2]
+        row = "/".join(folder) + "/" if folder != ("grpo",) else "grpo/*.py"
+        assert row in named, f"add a row for `{row}` to README's map"

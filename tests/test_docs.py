@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from pydantic import TypeAdapter
 
 from benchmarks import (
@@ -42,6 +41,7 @@ from grpo.objective.rules import RULES
 from grpo.objective.trust import RANGES
 from grpo.params.parameters import LinkSpec, Reward, SamplingEngine, Task, with_tuples
 from grpo.params.policy import PolicyParams, Sampling
+from grpo.params.yaml import parse_yaml
 from grpo.rewards import base as rewards
 from grpo.types import Credit, Rollouts
 
@@ -80,7 +80,7 @@ def blocks(path: Path, language: str) -> list[str]:
 def sections(path: Path) -> Iterator[tuple[str, Any]]:
     """Yields the top-level key and value of each YAML block of a page."""
     for block in blocks(path, "yaml"):
-        yield from yaml.safe_load(block).items()
+        yield from parse_yaml(block).items()
 
 
 def chains(path: Path) -> list[Objective]:
@@ -158,7 +158,7 @@ def test_method_pages_have_the_same_headings(path: Path):
 def test_every_stage_stands_on_the_pipeline_page_with_its_parameters():
     table = [row for row in rows(PIPELINE) if len(row) == 4]
     written = {row[0].strip("`"): re.findall(r"`([^`]+)`", row[2]) for row in table}
-    for name, stage in yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"].items():
+    for name, stage in parse_yaml((ROOT / "dvc.yaml").read_text())["stages"].items():
         each = "ARM" if stage.get("foreach") == "${arms}" else "ROUND"
         title = f"{name}@{each}" if "foreach" in stage else name
         params = " ".join(stage.get("do", stage).get("params", []))
@@ -228,13 +228,13 @@ def test_the_task_of_the_page_keeps_the_schema_and_is_disjoint():
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("#7", (1.0, "scored")), ("#5", (0.8, "scored")), ("#seven", (0.0, "failed"))],
+    [("#7", (1.0, "scored")), ("#5", (0.8, "scored")), ("#seven", (0.0, "unparsable"))],
 )
 def test_the_judge_of_the_page_scores(text: str, expected: tuple[float, str]):
     judge = defined_in(DOCS / "own-reward.md")["score_closeness"]
     task = rewards.Task(family="sums", prompt="3+4=", answer="7", entry={})
     outcome = rewards.judge_text(judge, text, task, answer_pattern="#([^#]*)", timeout_seconds=5.0)
-    assert tuple(outcome) == expected
+    assert outcome[:2] == expected
 
 
 def results_of(name: str) -> dict[str, Any]:
@@ -257,6 +257,7 @@ TABLES: list[tuple[str, Callable[[dict[str, Any]], str], str]] = [
     ("allocation_denoising", lambda found: allocation_denoising.table(found["runs"]), "denoising"),
     ("denoising_steps", lambda found: denoising_steps.table(found["cases"]), "denoising"),
     ("allocation_chunks", allocation_chunks.table, "action-chunks"),
+    ("allocation_chunks", allocation_chunks.seeds_table, "action-chunks"),
     ("chunk_costs", chunk_costs.table, "action-chunks"),
     ("rollout_throughput", rollout_throughput.table, "action-chunks"),
     ("allocation_tokens", allocation_tokens.table, "allocation_tokens"),

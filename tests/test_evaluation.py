@@ -11,7 +11,12 @@ from grpo.types import Cost
 
 def rewards_of(outcomes: dict[str, list[float]]) -> pd.DataFrame:
     rows = [
-        {"rollout_id": f"{prompt}/{index}", "prompt_id": prompt, "outcome": value}
+        {
+            "rollout_id": f"{prompt}/{index}",
+            "prompt_id": prompt,
+            "outcome": value,
+            "status": "scored",
+        }
         for prompt, values in outcomes.items()
         for index, value in enumerate(values)
     ]

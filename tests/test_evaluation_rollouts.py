@@ -21,14 +21,15 @@ from grpo.evaluation_rollouts import (
 )
 from grpo.policies.tokens import Decoding
 from grpo.rewards.base import View
+from grpo.rewards.texts import TextJudge
 from grpo.sampling import SampledBatch, drawing
-from grpo.scoring import RewardRule, TextJudge, judge_rollouts, without_shaping
+from grpo.scoring import RewardRule, judge_rollouts, without_shaping
 from grpo.types import Cost
 from tests.policies.tiny import tiny_policy
 
 RULE = RewardRule(
     judge=TextJudge(
-        judge=lambda answer, task: float(len(answer)) / 10,
+        lambda answer, task: float(len(answer)) / 10,
         answer_pattern="(.+)",
         timeout_seconds=5.0,
     ),

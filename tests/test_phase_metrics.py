@@ -13,7 +13,7 @@ from grpo.policies.phases import PHASE_NAMES
 from grpo.types import ActionChunks, Rollouts
 from tests.policies.tiny_actor import tiny_actor
 
-NAMES = PHASE_NAMES["progress"]
+NAMES = PHASE_NAMES["time"]
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -21,20 +21,20 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 
 def by_hand() -> Rollouts:
-    """Returns a mixed group of two and a uniform one; phases 0 0 1 1, a chunk less in the 2nd."""
-    mask = torch.ones(4, 4, dtype=torch.bool)
+    """Returns a mixed group of four and a uniform one; phases 0 0 1 1, a chunk less in the 2nd."""
+    mask = torch.ones(6, 4, dtype=torch.bool)
     mask[1, 3] = False
-    phase = torch.tensor([0, 0, 1, 1]).expand(4, -1)
-    outcome = torch.tensor([1.0, 0.0, 1.0, 1.0])
-    action = torch.zeros(4, 4, 1)
-    action[0, :2] = 3.0
+    phase = torch.tensor([0, 0, 1, 1]).expand(6, -1)
+    outcome = torch.tensor([1.0, 0.0, 1.0, 0.0, 1.0, 1.0])
+    action = torch.zeros(6, 4, 1)
+    action[[0, 2], :2] = 3.0
     return Rollouts(
-        group=torch.tensor([0, 0, 1, 1]),
+        group=torch.tensor([0, 0, 0, 0, 1, 1]),
         reward=outcome,
         outcome=outcome,
         mask=mask,
-        behavior_logp=torch.zeros(4, 4),
-        chunks=ActionChunks(torch.where(mask, phase, -1), action),
+        behavior_logp=torch.zeros(6, 4),
+        chunks=ActionChunks(torch.where(mask, phase, -1), action, mask[:, :, None]),
     )
 
 
@@ -42,19 +42,21 @@ def test_what_was_trained_of_a_phase_is_counted_by_hand():
     rollouts = by_hand()
     objective = pcm(tokens=1, budget=2)
     credit, state = assign_credit(objective, rollouts, objective.init(), seeded())
-    batch = Batch(rows=torch.arange(4), rollouts=rollouts, credit=credit)
+    batch = Batch(rows=torch.arange(6), rollouts=rollouts, credit=credit)
     rows = phase_metrics(rollouts, [batch], state, NAMES)
     assert [row.phase for row in rows] == NAMES
-    # The uniform group is not counted; the failure has one chunk of the second phase.
-    assert [row.chunks for row in rows] == [4, 3, 0, 0, 0]
-    assert sum(row.trained_chunks for row in rows) == 4
+    # The uniform group is not counted; one failure has one chunk of the second phase.
+    assert [row.chunks for row in rows] == [8, 7, 0, 0, 0]
+    assert sum(row.trained_chunks for row in rows) == 8
     # All actions of a phase are equal: the first differs by 3, nothing is taken off.
     assert rows[0].contrast == pytest.approx(3.0)
-    assert rows[1].contrast is None
+    assert rows[1].contrast == 0.0
+    assert rows[2].contrast is None
     assert [row.keep for row in rows] == [1.0, 0.1, 0.1, 0.1, 0.1]
     kept = credit.weight != 0
-    assert rows[0].trained_fraction_of_successes == float(kept[0, :2].double().mean())
-    assert rows[1].trained_fraction_of_failures == float(kept[1, 2:3].double().mean())
+    assert rows[0].trained_fraction_of_successes == float(kept[[0, 2], :2].double().mean())
+    failures = torch.cat([kept[1, 2:3], kept[3, 2:]])
+    assert rows[1].trained_fraction_of_failures == pytest.approx(float(failures.double().mean()))
     assert rows[2].trained_fraction_of_successes is None
 
 

@@ -14,6 +14,7 @@ from grpo.engines.base import Local, Work
 from grpo.errors import ArtifactError
 from grpo.policies.packed import select_packed
 from grpo.rewards.base import Task
+from grpo.rewards.texts import TextJudge
 from grpo.rollout import DrawnRound, Source, draw_round, engine_source, write_round
 from grpo.sampling import (
     SampledBatch,
@@ -24,7 +25,7 @@ from grpo.sampling import (
     sample_rollouts,
     write_batch,
 )
-from grpo.scoring import RewardRule, TextJudge, judging
+from grpo.scoring import RewardRule, judging
 from grpo.selection import (
     Selection,
     compose,
@@ -62,7 +63,7 @@ def score(answer: str, task: Task) -> float:
 
 def rule() -> RewardRule:
     return RewardRule(
-        judge=TextJudge(judge=score, answer_pattern="^(.)", timeout_seconds=5.0),
+        judge=TextJudge(score, answer_pattern="^(.)", timeout_seconds=5.0),
         threshold=0.5,
         maximize="outcome",
         unfinished_penalty=0.5,

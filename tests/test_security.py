@@ -12,19 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from reasoning_gym.factory import DATASETS
 from transformers import AutoModelForCausalLM
 
 import grpo.lineage
 from flows.ui import serve_until_stopped
 from grpo.artifacts.files import write_json
-from grpo.build.bases.models import read_pretrained
+from grpo.build.bases.models import read_model
 from grpo.build.policies.draws import draws_of_evaluation
 from grpo.build.policies.loading import load_policy, load_sampler
 from grpo.errors import ArtifactError, GrpoError, ParameterError, brief, without_credentials
 from grpo.params.parameters import read_params
 from grpo.params.policy import DirectoryBase
+from grpo.params.yaml import dump_yaml, parse_yaml
 from grpo.registry.store import Registry
 from grpo.rewards.base import Task, judge_text
 from grpo.rewards.reasoning import EVALUATED, score_answer
@@ -39,7 +39,7 @@ CODE = [
 PICKLING = {"cloudpickle", "dill", "jsonpickle", "joblib", "marshal", "pickle", "shelve"}
 RUNNING = {
     "eval", "exec", "os.popen", "os.system", "torch.load", "tarfile.open", "tempfile.mktemp",
-    "yaml.full_load", "yaml.unsafe_load", "shutil.unpack_archive", "zipfile.ZipFile",
+    "yaml.full_load", "yaml.load", "yaml.unsafe_load", "shutil.unpack_archive", "zipfile.ZipFile",
 }  # fmt: skip
 FORBIDDEN = {"allow_pickle": True, "shell": True, "weights_only": False, "trust_remote_code": True}
 # Families that run only what their own generators wrote, never an answer.
@@ -60,7 +60,7 @@ def dangers(tree: ast.AST) -> Iterator[str]:
                 yield module
             case ast.Call(func=func, keywords=given):
                 name = ast.unparse(func)
-                if name in RUNNING or (name == "yaml.load" and "_Loader" not in ast.unparse(node)):
+                if name in RUNNING:
                     yield name
                 values = {each.arg: getattr(each.value, "value", None) for each in given}
                 yield from (key for key, bad in FORBIDDEN.items() if values.get(str(key)) == bad)
@@ -91,10 +91,10 @@ def test_the_search_finds_what_it_looks_for(code: str):
     assert list(dangers(ast.parse(code)))
 
 
-def test_the_only_loader_of_yaml_is_a_safe_one():
-    from grpo.lineage.lock import _Loader
-
-    assert issubclass(_Loader, yaml.SafeLoader | getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+@pytest.mark.parametrize("tag", ["!!python/object/apply:os.system", "!!python/name:os.kill", "!x"])
+def test_yaml_builds_no_objects(tag: str):
+    with pytest.raises(ArtifactError, match="could not determine a constructor"):
+        parse_yaml(f"a: {tag} [id]")
 
 
 def test_mlflow_unpickles_nothing_whatever_the_environment_says(monkeypatch: pytest.MonkeyPatch):
@@ -186,14 +186,14 @@ def test_no_judge_runs_what_a_policy_writes(family: str, tmp_path: Path):
         f"1 if open('{target}', 'w') else 0",
         "\uff45xec(chr(49))",
     ):
-        assert scored(attack, task) == (0.0, "failed")
+        assert scored(attack, task)[:2] == (0.0, "unparsable")
     assert not target.exists()
 
 
 @pytest.mark.parametrize("family", sorted(EVALUATED))
 def test_the_same_judges_still_know_their_own_answers(family: str):
     for task in question(family, size=5):
-        assert scored(task.answer, task) == (1.0, "scored"), task.answer
+        assert scored(task.answer, task)[:2] == (1.0, "scored"), task.answer
 
 
 def test_every_family_whose_judge_may_run_an_answer_is_known():
@@ -209,20 +209,20 @@ def test_every_family_whose_judge_may_run_an_answer_is_known():
 
 def changed(tmp_path: Path, path: str, value: Any) -> Path:
     """Returns a copy of params.yaml with one parameter changed."""
-    params = yaml.safe_load((ROOT / "params.yaml").read_text())
+    params = parse_yaml((ROOT / "params.yaml").read_text())
     *parents, last = path.split(".")
     place = params
     for each in parents:
         place = place[each]
     place[last] = value
-    (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
+    (tmp_path / "params.yaml").write_text(dump_yaml(params))
     return tmp_path / "params.yaml"
 
 
 @pytest.mark.parametrize("name", ["../elsewhere", "/etc", "a/../../b"])
 def test_parameters_name_files_below_data_only(tmp_path: Path, name: str):
     files = {"train": "train.jsonl", "eval": name}
-    jsonl = {"kind": "jsonl", "directory": None, **files, "instruction": ""}
+    jsonl = {"kind": "jsonl", "directory": None, **files, "columns": {}, "instruction": ""}
     for path, value, where in [
         ("policy.base", {"source": "directory", "path": name}, "policy.base.path"),
         ("task", jsonl, "task.eval"),
@@ -253,7 +253,7 @@ def test_code_beside_weights_is_never_run(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("builtins.input", lambda asked: "y")  # a person who agrees to everything
     imported = DirectoryBase(source="directory", path="model")
     with pytest.raises(ParameterError, match=r"policy\.base '.*model' cannot be loaded") as error:
-        read_pretrained(AutoModelForCausalLM, imported, tmp_path / "data", parameter="policy.base")
+        read_model(AutoModelForCausalLM, imported, tmp_path / "data", parameter="policy.base")
     assert "\n" not in str(error.value)
     params = read_params(ROOT / "params.yaml")
     draws = draws_of_evaluation(params)["sampled"]

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from grpo.batches import Batch, select_rollouts
+from grpo.batches import Batch
 from grpo.metrics import Tally, update_metrics
 from grpo.step_metrics import step_metrics
 from grpo.types import Credit, Rollouts
@@ -24,7 +24,7 @@ def rollouts_of(mask: Tensor, group: list[int], reward: list[float]) -> Rollouts
 
 def batch_of(rollouts: Rollouts, rows: list[int], advantage: list[float], weight: float) -> Batch:
     kept = torch.tensor(rows)
-    part = select_rollouts(rollouts, kept)
+    part = rollouts.select(kept)
     mask = part.mask.float()
     credit = Credit(advantage=torch.tensor(advantage)[:, None] * mask, weight=weight * mask)
     return Batch(rows=kept, rollouts=part, credit=credit)

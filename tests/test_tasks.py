@@ -1,12 +1,16 @@
 """Prompts: disjoint as text, deterministic, and solutions that the judge accepts."""
 
 import json
+import math
 from pathlib import Path
 
+import pandas as pd
 import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 
 from grpo.errors import ArtifactError, ParameterError
-from grpo.rewards.base import Task, judge_text
+from grpo.rewards.base import Outcome, Task, judge_text
 from grpo.rewards.reasoning import score_answer
 from grpo.tasks.base import PromptTables
 from grpo.tasks.jsonl import read_prompts
@@ -25,7 +29,7 @@ FAMILIES = {
 
 
 def make(seed: int = 0, worked: float = 1.0, wrong: float = 0.0, **changes) -> PromptTables:
-    settings = {
+    stated = {
         "families": FAMILIES,
         "notation": "compact",
         "instruction": "",
@@ -35,7 +39,7 @@ def make(seed: int = 0, worked: float = 1.0, wrong: float = 0.0, **changes) -> P
         "solutions": Solutions("#", worked, wrong),
         "seed": seed,
     }
-    return make_prompts(**{**settings, **changes})
+    return make_prompts(**{**stated, **changes})
 
 
 def test_prompts_of_train_eval_and_warmup_are_disjoint_as_text():
@@ -72,7 +76,7 @@ def test_the_judge_accepts_every_solution_of_the_warmup(worked: float):
         work = COMPACT[row["family"]].work(task.entry) if worked else ""
         text = f"{work}#{row['answer']}"
         outcome = judge_text(score_answer, text, task, answer_pattern="#(.*)", timeout_seconds=5.0)
-        assert outcome == (1.0, "scored"), row["prompt"]
+        assert outcome == Outcome(1.0, "scored"), row["prompt"]
 
 
 def test_work_ends_in_the_answer_where_it_computes_one():
@@ -137,7 +141,7 @@ def test_own_prompts_are_read_from_json_lines(tmp_path: Path):
         tmp_path / "train.jsonl", {"prompt": "1+1", "answer": 2}, {"prompt": "a", "answer": "b"}
     )
     evaluation = _write(tmp_path / "eval.jsonl", {"prompt": "2+2", "answer": "4", "family": "sums"})
-    tables = read_prompts(train=train, evaluation=evaluation, instruction="?", family="own")
+    tables = read(train, evaluation, instruction="?")
     assert tables.train["prompt"].tolist() == ["1+1?", "a?"]
     assert tables.train["answer"].tolist() == ["2", "b"]
     assert tables.train["family"].tolist() == ["own", "own"]
@@ -147,13 +151,138 @@ def test_own_prompts_are_read_from_json_lines(tmp_path: Path):
 @pytest.mark.parametrize(
     ("train", "evaluation", "message"),
     [
-        ([{"prompt": "a"}], [{"prompt": "b", "answer": "c"}], r"train.jsonl: line 1 must be"),
+        ([{"prompt": "a"}], [{"prompt": "b", "answer": "c"}], r"train.jsonl: line 1 must have"),
         (["text"], [{"prompt": "b", "answer": "c"}], r"train.jsonl: line 1 must be"),
-        ([{"prompt": "b", "answer": "c"}] * 2, [{"prompt": "b", "answer": "c"}], "stand in"),
+        (
+            [{"prompt": "b", "answer": "c"}] * 2,
+            [{"prompt": "b", "answer": "c"}],
+            r"line 2: .* duplicates .*line 1 ",
+        ),
     ],
 )
 def test_wrong_json_lines_are_refused(tmp_path: Path, train: list, evaluation: list, message: str):
     first = _write(tmp_path / "train.jsonl", *train)
     second = _write(tmp_path / "eval.jsonl", *evaluation)
     with pytest.raises(ArtifactError, match=message):
-        read_prompts(train=first, evaluation=second, instruction="", family="own")
+        read(first, second)
+
+
+def read(train: Path, evaluation: Path, **changes) -> PromptTables:
+    stated = {"instruction": "", "family": "own", "columns": {}, "takes_messages": False}
+    return read_prompts(train=train, evaluation=evaluation, **{**stated, **changes})
+
+
+def read_text(tmp_path: Path, train: str | bytes, **changes) -> PromptTables:
+    """Returns the prompts of a train file beside an eval file of one other prompt."""
+    suffix = changes.pop("suffix", "jsonl")
+    file = tmp_path / f"train.{suffix}"
+    file.write_bytes(train if isinstance(train, bytes) else train.encode())
+    return read(file, _write(tmp_path / "eval.jsonl", {"prompt": "0+0", "answer": "0"}), **changes)
+
+
+@settings(
+    deadline=None, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=4,
+))  # fmt: skip
+@example(None)
+@example(True)
+@example([1])
+@example(float("nan"))
+def test_an_answer_is_the_text_in_the_file_or_refused(tmp_path: Path, answer: object):
+    spelled = json.dumps(answer)
+    line = f'{{"prompt": "a", "answer": {spelled}}}'
+    is_number = isinstance(answer, int | float) and not isinstance(answer, bool)
+    if (isinstance(answer, str) and "\0" not in answer) or (is_number and math.isfinite(answer)):
+        expected = answer if isinstance(answer, str) else spelled
+        assert read_text(tmp_path, line).train["answer"].tolist() == [expected]
+    else:
+        with pytest.raises(ArtifactError, match=r"train\.jsonl: line 1: answer must") as raised:
+            read_text(tmp_path, line)
+        assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("spelling", ["1.50", "007e1", "1e5", "-0", "9" * 5000, "1E-2"])
+def test_a_number_keeps_its_own_spelling(tmp_path: Path, spelling: str):
+    line = f'{{"prompt": 1.50, "answer": {spelling}}}'
+    if spelling.startswith("00"):
+        with pytest.raises(ArtifactError, match=r"line 1 must be JSON"):
+            read_text(tmp_path, line)
+    else:
+        table = read_text(tmp_path, line).train
+        assert (table["prompt"][0], table["answer"][0]) == ("1.50", spelling)
+
+
+A = '{"prompt": "a", "answer": "b"}'
+CHAT = '{"prompt": [{"role": "user", "content": "a"}], "answer": "b"}'
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"prompt": null, "answer": "b"}', "line 1: prompt must be a text or a number, got null"),
+        ('{"prompt": "a", "answer": "b", "family": null}', "line 1: family must be .* got null"),
+        ('{"prompt": " ", "answer": "b"}', "line 1: prompt must not be empty"),
+        ('{"prompt": "a", "answer": NaN}', "line 1: answer must be a text or a number, got NaN"),
+        ('{"prompt": "a", "answer": "b", "answer": "c"}', "line 1 must have each name once"),
+        ('{"prompt": "\\ud800", "answer": "b"}', "line 1: prompt must be Unicode, has half"),
+        ("[" * 100_000, "the array must be JSON, nests too deep"),
+        ('{"prompt": ' + "[" * 100_000, "line 1 must be JSON, nests too deep"),
+        (b"\xff\xfe", "must be a JSON-lines file in UTF-8"),
+        ("", "must have at least one prompt, got none"),
+        ("\n\n", "must have at least one prompt, got none"),
+        ("[]", "must have at least one prompt, got none"),
+        (f"{A}\n\n{A}", r"line 3: the prompt 'a' duplicates .*train.jsonl: line 1 \("),
+        (f"[{A},{A}]", r"item 2: the prompt 'a' duplicates .*train.jsonl: item 1 \("),
+        (f"{A}\n[1", "line 2 must be JSON"),
+        (CHAT, "line 1: prompt is a list of messages, which needs policy.prompt_format chat"),
+        ('{"question": "a", "solution": "b"}', r"line 1 must have 'prompt', got .*; "
+         r"set task.columns to {prompt: question}"),
+        ('{"prompt": "a", "solution": "b"}', r".*; set task.columns to {answer: solution}"),
+    ],
+)  # fmt: skip
+def test_a_file_of_prompts_is_read_as_it_is_or_refused_in_one_line(
+    tmp_path: Path, content: str | bytes, message: str
+):
+    with pytest.raises(ArtifactError, match=rf"train\.jsonl: {message}") as raised:
+        read_text(tmp_path, content)
+    assert "\n" not in str(raised.value)
+    assert len(str(raised.value)) < 1000
+
+
+@pytest.mark.parametrize("prompt", ["What is 3?", "What is 3? ", "what IS 3?", "What is\t3?"])
+@pytest.mark.parametrize("written", ["café", "cafe\u0301"])
+def test_a_prompt_of_both_files_is_found_whatever_its_case_and_composition(
+    tmp_path: Path, prompt: str, written: str
+):
+    train = _write(tmp_path / "train.jsonl", {"prompt": "What is 3? café", "answer": "3"})
+    leak = _write(tmp_path / "eval.jsonl", {"prompt": f"{prompt} {written}", "answer": "3"})
+    with pytest.raises(
+        ArtifactError, match=r"eval.jsonl: line 1: .* duplicates .*train.jsonl: line 1"
+    ):
+        read(train, leak)
+
+
+def test_chats_arrays_parquet_and_other_columns_are_read(tmp_path: Path):
+    plain = read_text(tmp_path, A)
+    assert read_text(tmp_path, CHAT, takes_messages=True).train.equals(plain.train)
+    assert read_text(tmp_path, f"\ufeff\r\n[{A}]\r\n", suffix="json").train.equals(plain.train)
+    others = '{"question": "a", "solution": "b"}'
+    columns = {"prompt": "question", "answer": "solution"}
+    file, other = tmp_path / "train.jsonl", tmp_path / "other.jsonl"
+    file.write_text(others)
+    other.write_text(others.replace('"a"', '"c"'))
+    assert read(file, other, columns=columns).train.equals(plain.train)
+    table = tmp_path / "train.parquet"
+    pd.DataFrame([{"prompt": "a", "answer": "b"}]).to_parquet(table)
+    evaluation = _write(tmp_path / "eval.jsonl", {"prompt": "0+0", "answer": "0"})
+    assert read(table, evaluation).train.equals(plain.train)
+    table.write_text("no table")
+    with pytest.raises(ArtifactError, match=r"train\.parquet: must be a parquet file"):
+        read(table, evaluation)
+    system = '{"prompt": [{"role": "system", "content": "x"}], "answer": "b"}'
+    with pytest.raises(ArtifactError, match=r"line 1: prompt must be .* one message of the user"):
+        read_text(tmp_path, system, takes_messages=True)

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 import transformers
-import yaml
 from transformers import PretrainedConfig, PreTrainedModel
 
 from grpo.advice.facts import PassFlops
+from grpo.params.yaml import parse_yaml
 from grpo.policies.flops import Coefficients
 
 INPUTS = Path(__file__).with_name("inputs.yaml")
@@ -92,7 +92,7 @@ class Assumed:
 
 def read_inputs() -> dict[str, Any]:
     """Returns the content of inputs.yaml."""
-    inputs: dict[str, Any] = yaml.safe_load(INPUTS.read_text())
+    inputs: dict[str, Any] = parse_yaml(INPUTS.read_text())
     return inputs
 
 

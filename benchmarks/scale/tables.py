@@ -134,7 +134,7 @@ def memory(runs: dict[str, Any]) -> str:
         ),
         "**training, in all**": lambda run: f"**{_gb(sum(run['training_bytes'].values()))}**",
         "tokens of the widest row that fits": _limit("widest_row"),
-        "*not there:* with activations computed again": _limit("widest_row_recomputed"),
+        "with `policy.recompute: true`": _limit("widest_row_recomputed"),
         "**sampling**: weights, bfloat16": lambda run: _gb(run["limits"]["sampled_weight_bytes"]),
         "room for keys and values": lambda run: _gb(run["limits"]["cache_room_bytes"]),
         "rollouts of mean length that have room, of those a GPU draws": lambda run: (

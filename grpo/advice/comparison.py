@@ -5,6 +5,7 @@ from pathlib import Path
 
 from grpo.advice.facts import Facts
 from grpo.advice.prediction import Amounts, plan_phase, predict_round
+from grpo.artifacts.tables import is_judged
 from grpo.params.parameters import Parameters
 from grpo.report.reading import read_cost, read_rollouts
 
@@ -52,7 +53,8 @@ def count_round(artifacts: Path, name: str, facts: Facts) -> Counted:
     sampled = read_cost(artifacts / "rollouts" / name / "summary.json")
     trained = read_cost(artifacts / "training" / name / "summary.json")
     rollouts = read_rollouts(artifacts, name, facts.profile)
-    groups = rollouts.groupby("prompt_id")["outcome"].agg(["size", "mean", "min", "max"])
+    judged = rollouts[is_judged(rollouts)]
+    groups = judged.groupby("prompt_id")["outcome"].agg(["size", "mean", "min", "max"])
     amounts = Amounts(
         groups=float(len(groups)),
         uniform_groups=float((groups["min"] == groups["max"]).sum()),

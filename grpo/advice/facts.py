@@ -10,7 +10,7 @@ import pandas as pd
 
 from grpo.advice.posterior import Ints, Posterior, Prior, fit_prior, update
 from grpo.artifacts.files import read_json
-from grpo.artifacts.tables import PROFILE, PROMPTS, ROLLOUTS, read_table
+from grpo.artifacts.tables import PROMPTS, ROLLOUTS, read_profile, read_table
 from grpo.build.machine import prepare_machine
 from grpo.build.policies.tokens import load_token_policy
 from grpo.errors import ArtifactError
@@ -103,7 +103,12 @@ def read_facts(artifacts: Path, params: Parameters) -> Facts:
     for name in ("prompts.parquet", "rollouts/table.parquet"):
         if not (folder / name).exists():
             raise ArtifactError(f"{folder / name}: no such file; make it with: {MAKE_PROFILE}")
-    profile = read_table(folder / "prompts.parquet", PROFILE)
+    profile = read_profile(folder / "prompts.parquet")
+    if not len(profile):
+        raise ArtifactError(
+            f"{folder}: must hold rollouts, is empty, for no arm reads a profile; set profile.when "
+            f"to always and run: {MAKE_PROFILE}"
+        )
     texts = read_table(artifacts / "prompts" / "train.parquet", PROMPTS)
     _require_same(folder, profile, texts, params)
     # FLOPs are the same on every device; not every machine that asks for advice has a GPU.

@@ -18,12 +18,12 @@ from grpo.advice.facts import Facts
 from grpo.advice.posterior import Floats, Ints, reused_uniform_chance
 from grpo.build.curricula import build_curriculum
 from grpo.build.objectives import build_objective
+from grpo.build.profiles import reads_profile
 from grpo.build.selections import build_selection
 from grpo.curriculum import plan_curriculum, select_phase
 from grpo.errors import located
 from grpo.links import Link
 from grpo.params.parameters import BASE, PARAMS, Arm, Parameters
-from grpo.report.reading import uses_profile
 from grpo.seeds import derive_seed
 from grpo.selection import Selection
 
@@ -144,7 +144,7 @@ def predict_arm(params: Parameters, arm: str, facts: Facts) -> Amounts:
 def profile_flops(params: Parameters, arm: str, facts: Facts) -> int:
     """Returns the FLOPs of the profile if an arm on this arm's chain uses it, else 0."""
     looked = {arm, *(params.rounds[name].arm for name in params.chain(arm)[1:])}
-    return facts.cost.flops if any(uses_profile(params, each) for each in looked) else 0
+    return facts.cost.flops if any(reads_profile(params, each) for each in looked) else 0
 
 
 def predict(

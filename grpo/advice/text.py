@@ -1,10 +1,9 @@
 """The advice as a person reads it, and the proposed arm as YAML to paste."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-import yaml
 
 from grpo.advice.comparison import Compared, compare_rounds, relative_error
 from grpo.advice.facts import Facts, read_facts
@@ -13,22 +12,16 @@ from grpo.advice.prediction import Amounts, predict_arm, profile_flops
 from grpo.advice.proposal import SIZES, Candidate, Proposal, propose
 from grpo.build.policies.draws import draws_of_arm, draws_of_profile
 from grpo.params.parameters import Parameters
+from grpo.params.yaml import dump_yaml
 from grpo.policies.tokens import Decoding
+from grpo.report.learned import why_nothing_was_learned
 from grpo.report.words import SPACE, say_count, say_flops, say_percent
 
-WIDTH = 100
 DASH = "-"
 CAVEAT = """\
 Predicted are cost and how many groups have both outcomes, for the base policy: as it learns, both
 change. Nothing here says which arm learns more. FLOPs are not seconds: a step of sampling takes
 longer than its FLOPs."""
-
-
-class _Indented(yaml.SafeDumper):
-    """Writes lists as params.yaml has them: indented below their key."""
-
-    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
-        super().increase_indent(flow, False)
 
 
 def advise(artifacts: Path, params: Parameters, file: Path) -> str:
@@ -41,6 +34,11 @@ def advise(artifacts: Path, params: Parameters, file: Path) -> str:
       ArtifactError: If there is no profile, or an artifact is broken.
     """
     facts = read_facts(artifacts, params)
+    if facts.profile["outcome_rate"].isin([0.0, 1.0]).all():
+        return "\n\n".join([_profile(facts), _nothing(facts)]).replace(SPACE, " ")
+    reasons = why_nothing_was_learned(artifacts, params)
+    if reasons and all(reasons.values()):
+        return "\n\n".join([_profile(facts), _nothing_learned(reasons)]).replace(SPACE, " ")
     proposal = propose(params, facts)
     compared = compare_rounds(artifacts, params, facts)
     pasted = f"# Merge into {file}.\n{snippet(proposal)}" if proposal.chosen else ""
@@ -60,10 +58,7 @@ def snippet(proposal: Proposal) -> str:
     params, name = proposal.params, proposal.name
     rounds = {each: params.rounds[each].model_dump(mode="json") for each in params.rounds_of(name)}
     content = {"arms": {name: params.arms[name].model_dump(mode="json")}, "rounds": rounds}
-    text = yaml.dump(
-        content, Dumper=_Indented, sort_keys=False, default_flow_style=None, width=WIDTH
-    )
-    return str(text).rstrip()
+    return dump_yaml(content, compact=True).rstrip()
 
 
 def _profile(facts: Facts) -> str:
@@ -88,6 +83,33 @@ def _profile(facts: Facts) -> str:
         "to all prompts.\n"
         "A group whose outcomes are all equal teaches nothing. Expected share, by group size:\n"
         f"  {shares}"
+    )
+
+
+def _nothing(facts: Facts) -> str:
+    """Returns why no arm is proposed: not one group of the profile had both outcomes."""
+    rate = facts.profile["outcome_rate"]
+    return (
+        f"Nothing can be learned here, so no arm is proposed: of {say_count(len(rate))} prompts, "
+        f"{say_count(int((rate == 0).sum()))} were never and {say_count(int((rate == 1).sum()))} "
+        "always solved, none in part.\nLook at what the judge reads (profile/rollouts, "
+        "reward.answer_pattern, reward.threshold), change the prompts, or warm up the base."
+    )
+
+
+def _nothing_learned(reasons: Mapping[str, str | None]) -> str:
+    """Returns why no arm is proposed though groups are mixed: no finished round learned."""
+    return "\n".join(
+        [
+            "No finished round learned anything, so no arm is proposed; another way to spend "
+            "compute would not help:",
+            *(
+                f"  {name}: no rollout had an advantage, because {why}"
+                for name, why in reasons.items()
+            ),
+            "Look at the rewards (rewards/, reward), and at what the arms' selection and objective "
+            "keep.",
+        ]
     )
 
 

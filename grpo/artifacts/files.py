@@ -2,10 +2,10 @@
 
 import errno
 import fcntl
-import glob
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -19,9 +19,19 @@ import psutil
 from grpo.errors import ArtifactError, BusyError
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM)
+MISUSED = (
+    errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY,
+    errno.ELOOP, errno.ENAMETOOLONG, errno.ENXIO, errno.ENODEV,
+)  # fmt: skip
 HASHES = Path(".work/hashes")  # of large files, by name
 LARGE_BYTES = 2**26
 TICK_SECONDS = 2.0  # of the coarsest clock: a change within one would not show
+# What a writer leaves beside `NAME` if it is killed: .NAME.PID.grpo-tmp, or -old. No person or
+# program other than this module writes such names (.dvcignore has them too).
+TEMPORARY, ASIDE = "grpo-tmp", "grpo-old"
+SEAL_FILE = "made-by-grpo.json"  # SHA-256 by name of what a command wrote beside it
+SEAL_COMMENT = b"<!-- made by grpo, SHA-256 of the above: "
 RUNS_CODE = (".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth", ".py")
 
 
@@ -46,10 +56,10 @@ def atomic_path(path: Path) -> Iterator[Path]:
 @contextmanager
 def temporary_beside(path: Path) -> Iterator[Path]:
     """Yields a sibling of `path` that is removed, as are those that killed processes have left."""
-    for left in path.parent.glob(f".{glob.escape(path.name)}.*.*"):
-        if not _is_alive(left):
+    for left, writer in _left_beside(path):
+        if writer == os.getpid() or not psutil.pid_exists(writer):
             _discard(left)
-    temporary = path.parent / f".{path.name}.{os.getpid()}.tmp"
+    temporary = _beside(path, TEMPORARY)
     try:
         yield temporary
     finally:
@@ -66,7 +76,7 @@ def replace_whole(source: Path, target: Path) -> None:
 
 @contextmanager
 def refused_by_the_system() -> Iterator[None]:
-    """Makes one line of a disk that is full, or a place that may not be written.
+    """Makes one line of a disk that is full, and of a place that is missing, closed or misused.
 
     Raises:
       ArtifactError: In place of such an OSError of the block.
@@ -74,10 +84,88 @@ def refused_by_the_system() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in (*NO_ROOM, errno.EROFS, errno.EACCES):
+        if error.errno in NO_ROOM or error.errno in CLOSED:
+            advice = "make room or permit writing"
+        elif error.errno in MISUSED and error.filename:
+            advice = "put there what is expected, or correct the path"
+        else:
             raise
         where, reason = error.filename or "the workspace", os.strerror(error.errno)
-        raise ArtifactError(f"{where}: {reason}; make room or permit writing, then rerun") from None
+        raise ArtifactError(f"{where}: {reason}; {advice}, then rerun") from None
+
+
+def require_plain(path: Path) -> None:
+    """Refuses what is neither a file nor a directory, such as a named pipe: reading it may hang.
+
+    Raises:
+      ArtifactError: If something else is there.
+    """
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise ArtifactError(
+            f"{path}: must be a file or a directory, is a pipe, a socket or a device; correct the "
+            "path"
+        )
+
+
+@contextmanager
+def named_output(path: Path) -> Iterator[Path]:
+    """Yields a temporary for what a person asked to be written at `path`, and seals it.
+
+    The seal holds hashes of all files, so that the next call replaces what this one wrote and
+    nothing else: `SEAL_FILE` in a directory, a comment at the end of an SVG.
+
+    Raises:
+      ArtifactError: As `require_replaceable` does.
+    """
+    require_replaceable(path)
+    with atomic_path(path.resolve()) as temporary:
+        yield temporary
+        if temporary.is_dir():
+            write_json(temporary / SEAL_FILE, _hashes(temporary))
+        else:
+            content = temporary.read_bytes()
+            temporary.write_bytes(content + _comment(content))
+
+
+def require_replaceable(path: Path) -> None:
+    """Refuses to replace what is not known to be an unchanged output of `named_output`.
+
+    Raises:
+      ArtifactError: If `path` is a directory with files, or a file, of other origin.
+    """
+    if path.is_dir():
+        is_ours = not any(path.iterdir()) or _is_sealed(path)
+    elif path.is_file():
+        content, _, _ = path.read_bytes().rpartition(SEAL_COMMENT)
+        is_ours = path.read_bytes() == content + _comment(content)
+    else:
+        is_ours = not path.exists()
+    if not is_ours:
+        raise ArtifactError(
+            f"{path}: must be free, or an output of this command that nobody changed; name "
+            "another place, or delete it"
+        )
+
+
+def _is_sealed(directory: Path) -> bool:
+    seal = directory / SEAL_FILE
+    if not seal.is_file() or any(each.is_symlink() for each in directory.rglob("*")):
+        return False
+    hashes = _hashes(directory)
+    return seal.read_bytes() == canonical_json(hashes)
+
+
+def _hashes(directory: Path) -> dict[str, str]:
+    """Returns the SHA-256 of every file below a directory, and "" for what is no file."""
+    return {
+        each.relative_to(directory).as_posix(): sha256_of(each) if each.is_file() else ""
+        for each in directory.rglob("*")
+        if each != directory / SEAL_FILE
+    }
+
+
+def _comment(content: bytes) -> bytes:
+    return SEAL_COMMENT + hashlib.sha256(content).hexdigest().encode() + b" -->\n"
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -102,6 +190,7 @@ def read_json(path: Path) -> Any:
     Raises:
       ArtifactError: If the file is missing or no JSON.
     """
+    require_plain(path)
     try:
         return json.loads(path.read_text())
     except FileNotFoundError:
@@ -142,7 +231,7 @@ def digest(paths: Iterable[Path], value: Any = None) -> str:
         for file in files:
             if file.is_file() and "__pycache__" not in file.parts:
                 total.update(str(file).encode())
-                total.update(bytes.fromhex(_known_sha256(file)))
+                total.update(bytes.fromhex(known_sha256(file)))
     return total.hexdigest()
 
 
@@ -152,7 +241,7 @@ def sha256_of(file: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _known_sha256(file: Path) -> str:
+def known_sha256(file: Path) -> str:
     """Returns a file's SHA-256: of a large one that has not changed since, the one that is known.
 
     With its content the system changes a file's ctime, which nobody can set.
@@ -206,9 +295,16 @@ def host_lock(name: str, what: str) -> Path:
 
 
 def _replace(source: Path, target: Path) -> None:
-    """Moves `source` over `target`; a directory in the way is moved aside first."""
+    """Moves `source` over `target`; a directory in the way is moved aside first.
+
+    Raises:
+      ArtifactError: If one is a directory and the other is none.
+    """
+    if target.exists() and target.is_dir() != source.is_dir():
+        wanted = "a directory" if source.is_dir() else "a file"
+        raise ArtifactError(f"{target}: must be {wanted} or free; move what is there, then rerun")
     if target.is_dir():
-        aside = target.parent / f".{target.name}.{os.getpid()}.old"
+        aside = _beside(target, ASIDE)
         remove(aside)
         os.rename(target, aside)
         os.rename(source, target)
@@ -225,10 +321,17 @@ def _discard(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _is_alive(temporary: Path) -> bool:
-    """Returns whether the process that wrote `.NAME.PID.tmp` or `.old` is another, running one."""
-    pid = int(temporary.name.split(".")[-2])
-    return pid != os.getpid() and psutil.pid_exists(pid)
+def _beside(path: Path, suffix: str) -> Path:
+    """Returns this process's temporary sibling of a path."""
+    return path.parent / f".{path.name}.{os.getpid()}.{suffix}"
+
+
+def _left_beside(path: Path) -> Iterator[tuple[Path, int]]:
+    """Yields the temporary siblings of a path, and the processes that wrote them."""
+    form = re.compile(rf"\.{re.escape(path.name)}\.([1-9][0-9]{{0,6}})\.({TEMPORARY}|{ASIDE})")
+    for name in os.listdir(path.parent):
+        if found := form.fullmatch(name):
+            yield path.parent / name, int(found[1])
 
 
 def _sync(path: Path) -> None:

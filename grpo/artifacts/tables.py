@@ -1,8 +1,9 @@
 """Every table of the pipeline: its schema, and validated reading and writing of parquet."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -10,13 +11,19 @@ import pandera.pandas as pa
 import pyarrow as arrow
 import pyarrow.parquet as parquet
 
-from grpo.artifacts.files import atomic_path, write_bytes
+from grpo.artifacts.files import atomic_path, require_plain, write_bytes
 from grpo.artifacts.images import is_png
 from grpo.errors import ArtifactError
 
+LARGEST_FLOAT32 = float(np.finfo(np.float32).max)  # training computes in it
 STATUSES = ("scored", "unparsable", "timed_out", "failed")
 
 _finite = pa.Check(lambda column: np.isfinite(column), name="finite", error="be finite")
+_in_float32 = pa.Check.in_range(
+    -LARGEST_FLOAT32,
+    LARGEST_FLOAT32,
+    error="be finite in float32",
+)
 _filled = pa.Check(lambda column: column.str.len() > 0, error="not be empty")
 
 
@@ -74,7 +81,7 @@ CURRICULUM = _schema(
         "phase": pa.Column("int64", _at_least(1)),
         "position": pa.Column("int64", _at_least(0)),  # order within the phase
         "rollouts": pa.Column("int64", _at_least(2)),  # the group's size
-        "outcome_rate": pa.Column("float64", _fraction),
+        "outcome_rate": pa.Column("float64", _fraction, nullable=True),  # none: no profile
     },
 )
 ROLLOUTS = _schema(
@@ -94,8 +101,9 @@ REWARDS = _schema(
     {
         "prompt_id": pa.Column(str, _filled),
         "outcome": pa.Column("float64", [_finite, _fraction]),
-        "reward": pa.Column("float64", _finite),
+        "reward": pa.Column("float64", [_finite, _in_float32]),
         "status": pa.Column(str, pa.Check.isin(STATUSES, error=f"be one of {STATUSES}")),
+        "detail": pa.Column(str),  # what the judge raised or returned, if not scored
     },
 )
 CREDIT = _schema(
@@ -134,6 +142,65 @@ EVALUATION_SAMPLES = _schema(
 )
 
 
+class Law(NamedTuple):
+    """What columns of a row must say together."""
+
+    column: str
+    rule: str  # after "must be"
+    holds: Callable[[pd.DataFrame], "pd.Series[bool]"]
+
+
+def _one_to_one(frame: pd.DataFrame) -> "pd.Series[bool]":
+    """Returns which rows have the prompt of their group's first row, and its group."""
+    of_group = frame.groupby("group")["prompt_id"].transform("first")
+    of_prompt = frame.groupby("prompt_id")["group"].transform("first")
+    return (of_group == frame["prompt_id"]) & (of_prompt == frame["group"])
+
+
+_FEW_SUCCESSES = Law(
+    "successes", "at most rollouts", lambda frame: frame["successes"] <= frame["rollouts"]
+)
+LAWS = {
+    PROFILE.name: (
+        _FEW_SUCCESSES,
+        Law(
+            "outcome_rate",
+            "successes / rollouts",
+            lambda frame: frame["outcome_rate"] == frame["successes"] / frame["rollouts"],
+        ),
+    ),
+    EVALUATION.name: (_FEW_SUCCESSES,),
+    CURRICULUM.name: (
+        Law(
+            "position",
+            "another one than that of any prompt of its phase",
+            lambda frame: ~frame.duplicated(["phase", "position"]),
+        ),
+    ),
+    ROLLOUTS.name: (Law("group", "of one prompt, and that prompt's only one", _one_to_one),),
+}
+
+
+def require_part(prompts: pd.DataFrame, part: str, path: Path) -> None:
+    """Raises ArtifactError unless prompts are those of `train`, `eval` or `warmup`: ids say so."""
+    others = np.flatnonzero(~prompts["prompt_id"].str.startswith(f"{part}-"))
+    if len(others):
+        error = wrong_cell(prompts, path, int(others[0]), "prompt_id", f"{part}-...")
+        raise ArtifactError(f"{error}; rerun the stage prepare")
+
+
+def is_judged(rewards: pd.DataFrame) -> "pd.Series[bool]":
+    """Returns which rollouts were judged; the others are in no statistic of training.
+
+    What the policy made unjudgeable, `unparsable` or `timed_out`, was judged: it is worth nothing.
+    Where the environment, the sampler or the judge `failed`, nothing is known of the policy.
+
+    Args:
+      rewards: Schema REWARDS.
+    """
+    return rewards["status"] != "failed"
+
+
 def read_table(path: Path, schema: pa.DataFrameSchema) -> pd.DataFrame:
     """Returns a validated table.
 
@@ -142,7 +209,25 @@ def read_table(path: Path, schema: pa.DataFrameSchema) -> pd.DataFrame:
     """
     with _explained(path):
         frame = pd.read_parquet(path, engine="pyarrow")
-    return validate(frame, schema, path)
+    try:
+        return validate(frame, schema, path)
+    except ArtifactError as error:
+        raise ArtifactError(f"{error}; rerun the stage that writes it") from None
+
+
+def read_profile(path: Path) -> pd.DataFrame:
+    """Returns a table under the schema PROFILE; without rows if nothing reads a profile.
+
+    Raises:
+      ArtifactError: If the file is missing, no parquet, or breaks the schema.
+    """
+    return read_table(path, PROFILE) if count_rows(path) else empty_table(PROFILE)
+
+
+def empty_table(schema: pa.DataFrameSchema) -> pd.DataFrame:
+    """Returns a table of a schema's columns and types without rows."""
+    columns = schema.columns.items()
+    return pd.DataFrame({name: pd.Series(dtype=str(each.dtype)) for name, each in columns})
 
 
 def count_rows(path: Path) -> int:
@@ -158,6 +243,9 @@ def count_rows(path: Path) -> int:
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
     """Raises an ArtifactError where a parquet file is missing or broken."""
+    require_plain(path)
+    if path.is_dir():  # which would be read as a data set of several files
+        raise ArtifactError(f"{path}: must be a parquet file, is a directory; correct the path")
     try:
         yield
     except FileNotFoundError:
@@ -201,9 +289,27 @@ def validate(frame: pd.DataFrame, schema: pa.DataFrameSchema, path: Path) -> pd.
     if len(frame) == 0:
         raise ArtifactError(f"{path}: must have at least one row, got an empty table")
     try:
-        return schema.validate(frame.reset_index(drop=True), lazy=True)
+        valid = schema.validate(frame.reset_index(drop=True), lazy=True)
     except pa.errors.SchemaErrors as error:
         raise ArtifactError(_explain(frame, schema, path, error.failure_cases)) from None
+    for column, rule, holds in LAWS.get(schema.name, ()):
+        broken = np.flatnonzero(~holds(valid))
+        if len(broken):
+            raise wrong_cell(valid, path, int(broken[0]), column, rule)
+    return valid
+
+
+def wrong_cell(frame: pd.DataFrame, path: Path, row: int, column: str, rule: str) -> ArtifactError:
+    """Returns the error of a cell that breaks a rule.
+
+    Args:
+      rule: After "must be".
+    """
+    key = frame.columns[0]
+    return ArtifactError(
+        f"{path}: row {row} ({key}={frame[key].iloc[row]!r}): column {column!r} must be {rule}, "
+        f"got {frame[column].iloc[row]}"
+    )
 
 
 def _explain(

@@ -1,6 +1,8 @@
 """Tensors as safetensors: written atomically, read with a sentence when the file is broken."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -12,13 +14,44 @@ from grpo.artifacts.rows import whole_safetensors
 from grpo.errors import ArtifactError
 
 
-def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+class NotFinite(NamedTuple):
+    """The first number of named tensors that is not finite."""
+
+    name: str
+    at: tuple[int, ...]  # its indices
+    value: float
+
+
+def find_not_finite(tensors: Mapping[str, Tensor]) -> NotFinite | None:
+    """Returns the first number that is not finite, by the order of the tensors; None: no such."""
+    for name, given in tensors.items():
+        tensor = given.detach()
+        if tensor.is_floating_point() and tensor.numel():
+            low, high = tensor.aminmax()  # no mask of the tensor's size; NaN comes through
+            if not bool(low.isfinite() & high.isfinite()):
+                at = (~tensor.isfinite()).nonzero()[0]
+                value = float(tensor[tuple(at)])
+                return NotFinite(name, tuple(at.tolist()), value)
+    return None
+
+
+def require_finite(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Raises ArtifactError, which names the tensor, if a number is not finite."""
+    if found := find_not_finite(tensors):
+        raise ArtifactError(
+            f"{path}: tensor {found.name!r} must be finite, got {found.value} at "
+            f"{list(found.at)}; rerun the stage that writes it"
+        )
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Writes named tensors atomically, sorted by name.
 
     Raises:
-      ArtifactError: If the disk is full or refuses the write.
+      ArtifactError: If a number is not finite, or the disk is full or refuses the write.
     """
     ordered = {name: tensors[name].detach().cpu().contiguous() for name in sorted(tensors)}
+    require_finite(ordered, path)
     try:
         with atomic_path(path) as temporary:
             save_file(ordered, temporary)
@@ -30,10 +63,13 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     """Returns the named tensors of a file.
 
     Raises:
-      ArtifactError: If the file is missing, truncated or no safetensors.
+      ArtifactError: If the file is missing, truncated or no safetensors, or a number in it is not
+        finite.
     """
     with whole_safetensors(path):
-        return load_file(path)
+        tensors: dict[str, Tensor] = load_file(path)
+    require_finite(tensors, path)
+    return tensors
 
 
 def unpack_ragged(flat: Tensor, lengths: Tensor) -> Tensor:

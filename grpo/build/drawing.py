@@ -44,7 +44,7 @@ def make_drawing(line: str) -> Work:
     prepare_machine(setup.params.machine)
     tasks = read_table(setup.prompts, PROMPTS)
     sampler = _Sampler(setup, tasks)
-    skills = {"draw": drawing(lambda: sampler.policy, sampler.draws)}
+    skills = {"draw": drawing(lambda: sampler.policy, sampler.draws, setup.policy)}
     if setup.judges:
         rule = build_reward(setup.params, DATA)
         is_shaped = setup.asked_by != "evaluation"

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from grpo.build.curricula import build_curriculum
 from grpo.build.selections import build_selection, check_selection, selection_paths
 from grpo.build.specs import build_listed
-from grpo.curriculum import WITHOUT_PROFILE, CurriculumStep, count_phases
+from grpo.curriculum import CurriculumStep, count_phases
 from grpo.errors import ParameterError
 from grpo.objective import advantage, algorithms, chunks, correction, penalty, ratio, trust, weight
 from grpo.objective.base import Objective, chain
@@ -107,6 +107,7 @@ def findings(params: Parameters) -> list[Finding]:
         paths, plan = _plan(params, name, arm)
         _check_phases(params, name, plan)
         check_selection(params, name, plan.curriculum)
+        _check_updates(params, name, plan)
         for rule in RULES:
             for cause in rule.find(plan):
                 is_of_arm = cause.split(".")[0] in type(arm).model_fields
@@ -135,7 +136,7 @@ def _plan(params: Parameters, name: str, arm: Arm) -> tuple[dict[str, str], Plan
         selection=build_selection(arm.selection, name).links,
         phases=tuple(each.phase for each in rounds),
         starts_from_base=any(each.start == BASE for each in rounds),
-        reads_profile=any(step.link.name not in WITHOUT_PROFILE for step in curriculum),
+        reads_profile=any(step.reads_profile for step in curriculum),
         profile_rollouts=params.profile.rollouts_per_prompt,
         routing=params.policy.routing if isinstance(params.policy, TokenPolicyParams) else "live",
         has_routers=_has_routers(params),
@@ -169,6 +170,21 @@ def _check_phases(params: Parameters, name: str, plan: Plan) -> None:
                 f"{PARAMS}: rounds.{each}.phase must be at most {phases}, the phases of "
                 f"arms.{name}.curriculum, got {phase}"
             )
+
+
+def _check_updates(params: Parameters, name: str, plan: Plan) -> None:
+    """Raises if an arm asks for more updates per round than a round can have groups."""
+    budget = build_selection(params.find_arm(name).selection, name).budget
+    prompts = [budget.prompts] if budget else []
+    for link in plan.curriculum:
+        each = link.settings.get("prompts_per_phase")
+        prompts += [] if each is None else [int(each)]
+    prompts += [getattr(params.task, "train_prompts", None) or plan.updates_per_round]
+    if plan.updates_per_round > min(prompts):
+        raise ParameterError(
+            f"{PARAMS}: arms.{name}.training.updates_per_round must be at most {min(prompts)}, the "
+            f"prompts of a round, got {plan.updates_per_round}: an update takes whole groups"
+        )
 
 
 def _group_sizes(curriculum: list[CurriculumStep]) -> frozenset[int]:

@@ -3,13 +3,19 @@
 from pathlib import Path
 from typing import Any
 
-from grpo.build.sources import Source, find_source, refusal
-from grpo.params.parameters import Parameters
-from grpo.params.policy import HubBase
-from grpo.params.reward import SIMULATOR, Reward
-from grpo.rewards.base import Judge, Viewer
-from grpo.scoring import RewardRule, TextJudge
+import pandas as pd
 
+from grpo.build.sources import Source, find_source, refusal
+from grpo.errors import ParameterError, brief
+from grpo.params.parameters import PARAMS, Parameters
+from grpo.params.policy import HubBase
+from grpo.params.reward import MEDIA_JUDGES, SIMULATOR, Reward
+from grpo.rewards.base import Judge, Viewer
+from grpo.rewards.texts import TextJudge
+from grpo.scoring import RewardRule, rejected_gold_answers
+
+MOST_GOLD_ANSWERS = 256  # that are judged, of a table
+MOST_REJECTED = 0.1  # of them: above it a run would be wasted
 # The processor that PickScore's model card names.
 PICKSCORE_PROCESSOR = HubBase(
     source="hub",
@@ -30,24 +36,62 @@ def build_reward(params: Parameters, data: Path) -> RewardRule:
     """
     reward = params.reward
     return RewardRule(
-        judge=_find_viewer(params, data) or _text_judge(reward),
+        judge=_find_viewer(params, data) or build_text_judge(reward),
         threshold=reward.threshold,
         maximize=reward.maximize,
         unfinished_penalty=reward.unfinished_penalty,
+        score_range=reward.score_range,
     )
 
 
-def _text_judge(reward: Reward) -> TextJudge:
+def check_gold_answers(params: Parameters, *tables: pd.DataFrame) -> str | None:
+    """Returns a warning if the judge rejects some gold answers; None if it accepts them.
+
+    Judges at most MOST_GOLD_ANSWERS of each table, evenly spaced; judges of media are not tested.
+
+    Args:
+      tables: Schema PROMPTS.
+
+    Raises:
+      MissingExtraError: If the judge's package is not installed.
+      ParameterError: If it rejects more than MOST_REJECTED of them: such prompts teach that right
+        answers are wrong.
+    """
+    reward = params.reward
+    if reward.judge in (*MEDIA_JUDGES, SIMULATOR):
+        return None
+    tried = pd.concat([table.iloc[:: -(-len(table) // MOST_GOLD_ANSWERS)] for table in tables])
+    rejected = rejected_gold_answers(build_text_judge(reward), tried, threshold=reward.threshold)
+    if len(rejected) == 0:
+        return None
+    first = rejected.iloc[0]
+    sentence = (
+        f"{PARAMS}: reward.judge {reward.judge} rejects the gold answers of {len(rejected)} of "
+        f"{len(tried)} prompts that were tried; the first is prompt {first['prompt_id']}, answer "
+        f"{brief(repr(first['answer']))}, {first['status']} {first['score']:g} {first['detail']}"
+    )
+    if len(rejected) > MOST_REJECTED * len(tried):
+        raise ParameterError(f"{sentence}; take another judge or mend the answers")
+    return sentence
+
+
+def build_text_judge(reward: Reward) -> TextJudge:
+    """Returns the judge of texts that the parameters name.
+
+    Raises:
+      MissingExtraError: If its package is not installed.
+    """
     if reward.judge == SIMULATOR:
         from grpo.rewards.simulator import read_verdict
 
-        return TextJudge(judge=read_verdict, answer_pattern="^(.*)$", timeout_seconds=1.0)
+        return TextJudge(read_verdict, answer_pattern="^(.*)$", timeout_seconds=1.0)
     assert reward.answer_pattern is not None
     assert reward.timeout_seconds is not None
     return TextJudge(
-        judge=_find_judge(reward),
+        _find_judge(reward),
         answer_pattern=reward.answer_pattern,
         timeout_seconds=reward.timeout_seconds,
+        score_range=reward.score_range,
     )
 
 
@@ -96,7 +140,6 @@ def _load_clip(params: Parameters, data: Path, processor: HubBase | None) -> Vie
 
     reward = params.reward
     assert reward.model is not None
-    assert reward.score_range is not None
     prepare_machine(params.machine)
     weights = find_source(reward.model, data, parameter="reward.model")
     if processor is None or weights.is_local:
@@ -104,7 +147,7 @@ def _load_clip(params: Parameters, data: Path, processor: HubBase | None) -> Vie
     else:
         readings = find_source(processor, data, parameter="reward.model")
     model = _load_weights(weights).to(params.machine.device)
-    return view_by_clip(model, _load_processor(readings), score_range=reward.score_range)
+    return view_by_clip(model, _load_processor(readings))
 
 
 def _load_weights(source: Source) -> Any:

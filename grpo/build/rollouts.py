@@ -6,11 +6,12 @@ from pathlib import Path
 import pandas as pd
 
 from grpo.artifacts.tables import CURRICULUM, PROMPTS, read_table
+from grpo.build.curricula import build_curriculum
 from grpo.build.drawing import Drawing
 from grpo.build.policies.loading import stored_layout
-from grpo.curriculum import add_prompts, select_phase
+from grpo.curriculum import add_prompts, largest_group, select_phase
 from grpo.engines.base import Engine
-from grpo.errors import located
+from grpo.errors import ArtifactError, located
 from grpo.params.parameters import BASE, PARAMS, Parameters
 from grpo.rollout import Source, engine_source
 from grpo.selection import Selection, require_candidates
@@ -32,7 +33,21 @@ def read_candidates(
     with located(f"{PARAMS}: arms.{each.arm}.selection"):
         require_candidates(selection, len(plan))
     with located(curriculum):
+        _require_allocated(params, each.arm, plan)
         return add_prompts(plan, tasks)
+
+
+def _require_allocated(params: Parameters, arm: str, plan: pd.DataFrame) -> None:
+    """Raises ArtifactError if a group is larger than the arm's curriculum makes any."""
+    largest = largest_group(build_curriculum(params.find_arm(arm).curriculum, arm))
+    broken = plan[plan["rollouts"] > largest]
+    if len(broken):
+        first = broken.iloc[0]
+        raise ArtifactError(
+            f"row {broken.index[0]} (prompt_id={first['prompt_id']!r}): column 'rollouts' must be "
+            f"at most {largest}, as arms.{arm}.curriculum says, got {first['rollouts']}; rerun the "
+            "curriculum stage"
+        )
 
 
 def build_source(

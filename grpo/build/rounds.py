@@ -4,27 +4,37 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 import torch
-from torch import Tensor
 
 from grpo.artifacts.checkpoints import Scratch
 from grpo.artifacts.files import atomic_path, write_json
-from grpo.artifacts.tables import CREDIT, REWARDS, read_table, write_csv, write_table
+from grpo.artifacts.tables import (
+    CREDIT,
+    REWARDS,
+    is_judged,
+    read_table,
+    write_csv,
+    write_table,
+    wrong_cell,
+)
+from grpo.batches import explain_fewer
 from grpo.build.objectives import build_objective
 from grpo.build.policies.draws import draws_of_round
 from grpo.build.policies.loading import load_policy, make_optimizer
 from grpo.build.selections import build_selection
-from grpo.errors import ArtifactError, UnsoundError, located
+from grpo.errors import ArtifactError, DivergedError, UnsoundError, located
 from grpo.fixed_scores import score_steps
 from grpo.objective.advantage import rollout_advantage
 from grpo.objective.base import Objective, State
 from grpo.params.parameters import PARAMS, Parameters, Training
+from grpo.params.reward import Reward
 from grpo.policies.base import Policy, Trajectory, make_rollouts
 from grpo.policies.optimizer import PreciseAdamW
+from grpo.policies.packed import Layout
 from grpo.policies.storage import (
     PolicyState,
     gather_trained,
@@ -34,15 +44,17 @@ from grpo.policies.storage import (
 )
 from grpo.policies.tokens import Decoding
 from grpo.ranks import this_rank
-from grpo.sampling import SampledBatch, read_batch, read_passed
+from grpo.sampling import SampledBatch, read_batch, read_passed, select_rollouts
 from grpo.seeds import derive_seed
 from grpo.selection import History, learn_round
 from grpo.step_metrics import step_metrics
 from grpo.training import TrainedRound, TrainingSettings, train_round
 from grpo.types import Rollouts
 
+LARGE_REWARD = 1e6  # from here on it is rewards, not steps, that make numbers overflow
 LOSS_REFERENCE = "penalize_kl"
 REWARD_REFERENCE = "subtract_kl_from_reward"
+TENSORS = "tensors.safetensors"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +65,7 @@ class LoadedRound:
     reference: Policy[Any] | None
     trajectory: Trajectory
     rollouts: Rollouts
-    sampled: SampledBatch  # its table row by row with `rollouts`
+    sampled: SampledBatch  # the rollouts that count, row by row with `rollouts`
     objective: Objective
     objective_state: State
     optimizer: PreciseAdamW
@@ -85,9 +97,9 @@ def load_round(
         if isinstance(draws, Decoding):
             draws = replace(draws, routing="live")  # other weights, other choices
         reference = load_policy(params, base=base, directory=base, draws=draws)
-    sampled = read_batch(rollouts)
+    sampled, judged, passed = read_counted(policy.layout, rollouts, rewards, params.reward)
     group = torch.tensor(sampled.table["group"].to_numpy())
-    with located(rollouts / "tensors.safetensors"):
+    with located(rollouts / TENSORS):
         trajectory, behavior_logp = policy.unpack(sampled.tensors, group)
     settings = settings_of(arm.training)
     reference_logp = None
@@ -100,14 +112,21 @@ def load_round(
         policy=policy,
         reference=reference,
         trajectory=trajectory,
-        rollouts=_join(sampled.table, rewards, trajectory, behavior_logp, reference_logp),
+        rollouts=make_rollouts(
+            trajectory,
+            behavior_logp,
+            group=group,
+            reward=torch.tensor(judged["reward"].to_numpy(np.float32)),
+            outcome=torch.tensor(judged["outcome"].to_numpy(np.float32)),
+            reference_logp=reference_logp,
+        ),
         sampled=sampled,
         objective=objective,
         objective_state=start_state.objective_state or objective.init(),
         optimizer=optimizer,
         settings=settings,
         start_state=start_state,
-        passed=read_passed(rollouts),
+        passed=passed,
     )
 
 
@@ -123,8 +142,11 @@ def train_loaded(
 
     Args:
       progress: Called with the updates done and their number.
+
+    Raises:
+      DivergedError: If a number of an update is not finite; it names what to lower.
     """
-    with objective_named(params, name):
+    with objective_named(params, name), _remedy_named(params, name, loaded.rollouts):
         return train_round(
             loaded.policy,
             loaded.trajectory,
@@ -151,13 +173,27 @@ def objective_named(params: Parameters, name: str) -> Iterator[None]:
         raise UnsoundError(f"{PARAMS}: {path}: {error}") from None
 
 
+@contextmanager
+def _remedy_named(params: Parameters, name: str, rollouts: Rollouts) -> Iterator[None]:
+    """Says which round diverged, and which parameter to lower."""
+    try:
+        yield
+    except DivergedError as error:
+        arm, highest = params.find_round(name).arm, float(rollouts.reward.abs().max())
+        rate = params.find_arm(arm).training.learning_rate
+        lower = f"arms.{arm}.training.learning_rate, which is {rate:g}"
+        if highest > LARGE_REWARD:
+            lower = f"what reward.* makes rewards of, which are as large as {highest:g}"
+        message = f"training of {name} diverged at {error}; lower {lower}, in {PARAMS}"
+        raise DivergedError(message, error.updates) from None
+
+
 def save_round(
     params: Parameters,
     name: str,
     loaded: LoadedRound,
     trained: TrainedRound,
     *,
-    start: Path,
     policy_out: Path,
     out: Path,
 ) -> None:
@@ -188,15 +224,22 @@ def save_round(
         write_csv(temporary / "steps.csv", pd.DataFrame([asdict(each) for each in steps]))
         _write_phases(temporary / "phases.csv", params, loaded, trained)
         write_table(_credit_table(loaded, trained), temporary / "credit.parquet", CREDIT)
-        summary = {
+        summary: dict[str, object] = {
             "cost": asdict(cost),
             "audit_cost": asdict(trained.audit_cost),
             "updates": len(trained.metrics),
             "drift_max": trained.drift_max,
         }
+        if (fewer := fewer_updates(loaded, trained)) is not None:
+            summary["fewer_updates"] = fewer
         write_json(temporary / "summary.json", summary)
     with atomic_path(policy_out) as temporary:
-        save_trained(temporary, start, weights, state)
+        save_trained(temporary, weights, state)
+
+
+def fewer_updates(loaded: LoadedRound, trained: TrainedRound) -> str | None:
+    """Returns why a round has fewer updates than its arm asks for; None if it has as many."""
+    return explain_fewer(loaded.settings.updates_per_round, loaded.rollouts, trained.batches)
 
 
 def _write_phases(
@@ -233,14 +276,30 @@ def settings_of(training: Training) -> TrainingSettings:
     return TrainingSettings(**{name: getattr(training, name) for name in names})
 
 
-def _join(
-    table: pd.DataFrame,
-    rewards: Path,
-    trajectory: Trajectory,
-    behavior_logp: Tensor,
-    reference_logp: Tensor | None,
-) -> Rollouts:
-    """Returns the rollouts with their rewards, which may stand in another order."""
+class Counted(NamedTuple):
+    """The rollouts of a round that are trained on."""
+
+    sampled: SampledBatch  # their cost is that of all rollouts
+    rewards: pd.DataFrame  # row by row
+    passed: list[str]  # prompts that were visited, and have none
+
+
+def read_counted(layout: Layout, rollouts: Path, rewards: Path, shaping: Reward) -> Counted:
+    """Returns the rollouts of a round that were judged and have steps.
+
+    The others are left out before anything is computed from their groups: a round is trained as if
+    they had not been drawn.
+
+    Args:
+      rewards: Of all rollouts, which may stand in another order.
+      shaping: What the rewards were made of outcomes by.
+
+    Raises:
+      ArtifactError: If an artifact is broken, rewards and rollouts do not match, or no rollout
+        counts.
+    """
+    stored = read_batch(rollouts)
+    table = stored.table
     judged = read_table(rewards, REWARDS).set_index("rollout_id")
     missing = ~table["rollout_id"].isin(judged.index)
     if missing.any() or len(judged) != len(table):
@@ -249,15 +308,43 @@ def _join(
             f"{rewards}: must hold one reward per rollout, has {len(judged)} for {len(table)}, "
             f"first missing: {example}; rerun its score stage"
         )
+    _require_shaped(judged, table, rewards, shaping)
     judged = judged.loc[table["rollout_id"]]
-    return make_rollouts(
-        trajectory,
-        behavior_logp,
-        group=torch.tensor(table["group"].to_numpy()),
-        reward=torch.tensor(judged["reward"].to_numpy(np.float32)),
-        outcome=torch.tensor(judged["outcome"].to_numpy(np.float32)),
-        reference_logp=reference_logp,
-    )
+    counts = is_judged(judged).to_numpy() & (table["steps"] > 0).to_numpy()
+    if not counts.any():
+        first = judged.iloc[0]
+        raise ArtifactError(
+            f"{rewards}: must hold a rollout that was judged and has steps, none of {len(table)} "
+            f"does; the first is {first.name} {first['status']}: {first['detail'] or 'no steps'}"
+        )
+    with located(rollouts / TENSORS):
+        sampled = select_rollouts(layout, stored, counts)
+    passed = {*read_passed(rollouts), *table["prompt_id"]} - {*sampled.table["prompt_id"]}
+    return Counted(sampled, judged[counts], sorted(passed))
+
+
+def _require_shaped(
+    judged: pd.DataFrame, table: pd.DataFrame, rewards: Path, shaping: Reward
+) -> None:
+    """Raises ArtifactError unless each rollout has its own prompt's reward, and its outcome's.
+
+    Args:
+      judged: By rollout_id, the same rollouts as the table's.
+      table: Schema ROLLOUTS.
+    """
+    drawn = table.set_index("rollout_id").loc[judged.index]
+    penalty = np.where(drawn["is_finished"], 0.0, shaping.unfinished_penalty)
+    expected = {"prompt_id": drawn["prompt_id"]}
+    if shaping.maximize == "outcome":
+        expected["reward"] = judged["outcome"] - penalty
+    for column, values in expected.items():
+        differs = np.flatnonzero(judged[column] != values)
+        if len(differs):
+            row = int(differs[0])
+            why = "as its outcome and reward.* say" if column == "reward" else "as it was drawn"
+            rule = f"{values.iloc[row]}, {why}"
+            error = wrong_cell(judged.reset_index(), rewards, row, column, rule)
+            raise ArtifactError(f"{error}; rerun its score stage")
 
 
 def _credit_table(loaded: LoadedRound, trained: TrainedRound) -> pd.DataFrame:

@@ -1,13 +1,16 @@
 """Reads lists of named components: "rloo" or {rloo: {low: 0.2}}."""
 
+import difflib
 import inspect
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
 from grpo.errors import ParameterError
 from grpo.params.parameters import PARAMS, LinkSpec
 
 Component = TypeVar("Component")
+KINDS = {int: "an integer", float: "a number", str: "a text"}
 
 
 def build_listed(
@@ -29,12 +32,16 @@ def _build(
         raise ParameterError(f"{PARAMS}: {where} must name one component, got {sorted(named)}")
     name, settings = next(iter(named.items()))
     if name not in table:
-        raise ParameterError(f"{PARAMS}: {where} must be one of {sorted(table)}, got {name!r}")
+        raise ParameterError(
+            f"{PARAMS}: {where} must be one of {sorted(table)}, got {name!r}{_nearest(name, table)}"
+        )
     path = f"{where}.{name}"
     known = inspect.signature(table[name]).parameters
     for key in settings:
         if key not in known:
-            raise ParameterError(f"{PARAMS}: {path}.{key} is unknown, it knows {sorted(known)}")
+            raise ParameterError(
+                f"{PARAMS}: {path}.{key} is unknown, it knows {sorted(known)}{_nearest(key, known)}"
+            )
     for key, parameter in known.items():
         if key not in settings and parameter.default is parameter.empty:
             raise ParameterError(f"{PARAMS}: {path}.{key} is missing")
@@ -45,8 +52,18 @@ def _build(
         raise ParameterError(f"{PARAMS}: {path}: {error}") from None
 
 
+def _nearest(name: str, known: Iterable[str]) -> str:
+    """Returns a hint at the known name that resembles this one, if there is one."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"; is it {near[0]}?" if near else ""
+
+
 def _check_type(value: object, annotation: type, path: str) -> None:
-    """Raises unless a setting is of the annotated plain type; an int is a float."""
+    """Raises unless a setting is of the annotated plain type and finite; an int is a float."""
     accepted = (int, float) if annotation is float else annotation
     if not isinstance(value, accepted) or isinstance(value, bool):
-        raise ParameterError(f"{PARAMS}: {path} must be {annotation.__name__}, got {value!r}")
+        raise ParameterError(
+            f"{PARAMS}: {path} must be {KINDS.get(annotation, annotation.__name__)}, got {value!r}"
+        )
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ParameterError(f"{PARAMS}: {path} must be a finite number, got {value}")

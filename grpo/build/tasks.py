@@ -5,7 +5,7 @@ from pathlib import Path, PurePosixPath
 from grpo.build.sources import download
 from grpo.errors import ParameterError
 from grpo.params.parameters import PARAMS, Parameters
-from grpo.params.policy import FlowBase, FlowWarmup, ScratchBase, ScratchFlowBase
+from grpo.params.policy import FlowBase, FlowWarmup, ScratchBase, ScratchFlowBase, TokenPolicyParams
 from grpo.params.task import GlyphsTask, JsonlTask
 from grpo.seeds import derive_seed
 from grpo.tasks.base import PromptTables
@@ -68,6 +68,10 @@ def _read_prompts(task: JsonlTask, params: Parameters, data: Path) -> PromptTabl
         evaluation=folder / task.eval,
         instruction=task.instruction,
         family=PurePosixPath(task.train).parent.name or name,
+        columns={str(field): name for field, name in task.columns.items()},
+        takes_messages=(
+            isinstance(params.policy, TokenPolicyParams) and params.policy.prompt_format == "chat"
+        ),
     )
 
 

@@ -9,18 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from grpo.artifacts.files import require_inside
+from grpo.artifacts.files import require_inside, write_bytes
 from grpo.errors import ArtifactError, brief
+from grpo.params.parameters import PARAMS
+from grpo.params.yaml import parse_yaml
 
 LOCK = "dvc.lock"
 PIPELINE = "dvc.yaml"
 DIGEST_CHARACTERS = 36  # MLflow's limit; an md5 and ".dir" fit exactly
 MD5 = re.compile(r"[0-9a-f]{32}(\.dir)?")  # as DVC's cache names contents
 CHUNK_BYTES = 1 << 20
-
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,15 +38,23 @@ class StageEntry:
         StageEntry(name="score@sgpo-1", command="python -m stages.score ...",
                    deps=(Artifact(path="artifacts/prompts/train.parquet", digest="9e1..."),),
                    outs=(Artifact(path="artifacts/rewards/sgpo-1.parquet", digest="07c..."),),
-                   params={"reward.judge": "math"}, block="  score@sgpo-1:\n    cmd: ...")
+                   values={"reward": {"judge": "math"}}, block="  score@sgpo-1:\n    cmd: ...")
     """
 
     name: str
     command: str
     deps: tuple[Artifact, ...]
     outs: tuple[Artifact, ...]
-    params: Mapping[str, Any]  # flattened: arms.sgpo.objective.0.rloo.low
+    values: Mapping[str, Any]  # of the parameters, by the path that dvc.yaml names
     block: str  # the entry's own lines of dvc.lock
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The leaves of the parameters, e.g. arms.sgpo.objective.0.rloo.low."""
+        leaves: dict[str, Any] = {}
+        for path, value in self.values.items():
+            leaves |= flatten(value, path)
+        return leaves
 
     @property
     def fingerprint(self) -> str:
@@ -68,7 +74,7 @@ def read_lock(workspace: Path) -> Lock:
     path = workspace / LOCK
     try:
         text = path.read_text()
-        stages = (yaml.load(text, _Loader) or {}).get("stages") or {}
+        stages = (parse_yaml(text) or {}).get("stages") or {}
         blocks = dict(_blocks(text))
         declared = _declared(workspace)
         return {
@@ -78,9 +84,29 @@ def read_lock(workspace: Path) -> Lock:
         }
     except FileNotFoundError:
         raise ArtifactError(f"{path}: no such file; run dvc repro first") from None
-    except (yaml.YAMLError, AttributeError, KeyError, TypeError, UnicodeDecodeError) as error:
+    except (ArtifactError, AttributeError, KeyError, TypeError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())
         raise ArtifactError(f"{path}: must be a lock file of DVC, {reason}") from None
+
+
+def sort_lock(workspace: Path) -> None:
+    """Puts the entries of dvc.lock in dvc.yaml's order: DVC appends them as stages end.
+
+    Each keeps its lines; what is not as DVC writes it stays. No stage may end meanwhile.
+    """
+    path = workspace / LOCK
+    text = path.read_text() if path.exists() else ""
+    try:
+        blocks = dict(_blocks(text))
+    except ArtifactError:
+        return
+    head = text[: text.find(next(iter(blocks.values()), ""))]
+    known = {name: position for position, name in enumerate(_declared_stages(workspace))}
+    order = sorted(blocks, key=lambda name: (known.get(name, len(known)), name))
+    is_whole = text == "\n".join([head.removesuffix("\n"), *blocks.values(), ""])
+    if is_whole and order != list(blocks):
+        lines = [head.removesuffix("\n"), *(blocks[name] for name in order), ""]
+        write_bytes(path, "\n".join(lines).encode())
 
 
 def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
@@ -195,20 +221,38 @@ def _declared(workspace: Path) -> set[str] | None:
     path = workspace / PIPELINE
     if not path.exists():
         return None
-    return set((yaml.load(path.read_text(), _Loader) or {}).get("stages") or {})
+    return set((parse_yaml(path.read_text()) or {}).get("stages") or {})
+
+
+def _declared_stages(workspace: Path) -> Iterator[str]:
+    """Yields the stages of dvc.yaml in its order, those of a foreach as its parameter has them."""
+    pipeline, params = (
+        parse_yaml(path.read_text()) if path.exists() else {}
+        for path in (workspace / PIPELINE, workspace / PARAMS)
+    )
+    for name, stage in ((pipeline or {}).get("stages") or {}).items():
+        if "foreach" not in stage:
+            yield name
+            continue
+        keys = stage["foreach"]
+        if isinstance(keys, str):
+            keys = params
+            for part in stage["foreach"].removeprefix("${").removesuffix("}").split("."):
+                keys = keys.get(part, {}) if isinstance(keys, dict) else {}
+        yield from (f"{name}@{key}" for key in keys)
 
 
 def _entry(name: str, content: dict[str, Any], block: str) -> StageEntry:
     command = content["cmd"]
-    leaves: dict[str, Any] = {}
-    for values in (content.get("params") or {}).values():
-        leaves |= flatten(values)
+    values: dict[str, Any] = {}
+    for each in (content.get("params") or {}).values():
+        values |= each
     return StageEntry(
         name=name,
         command=command if isinstance(command, str) else " && ".join(command),
         deps=tuple(_artifacts(content.get("deps") or [])),
         outs=tuple(_artifacts(content.get("outs") or [])),
-        params=leaves,
+        values=values,
         block=block,
     )
 
@@ -228,7 +272,7 @@ def _blocks(text: str) -> Iterator[tuple[str, str]]:
             if name:
                 yield name, "\n".join(lines)
             is_name = line.startswith("  ")
-            name = str(yaml.safe_load(line.strip().removesuffix(":"))) if is_name else ""
+            name = str(parse_yaml(line.strip().removesuffix(":"))) if is_name else ""
             lines = []
         if name:
             lines.append(line)

@@ -1,5 +1,6 @@
 """Baselines and scales: what a rollout's reward is compared with, and in which unit."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -27,15 +28,12 @@ def center_by_group_mean() -> Objective:
 def leave_one_out() -> Objective:
     """A_i = r_i - mean_{j != i} r_j = G/(G-1) (r_i - mean_j r_j): unbiased. [Kool et al., 2019]
 
-    Raises:
-      ValueError: On credit, if a group has one rollout.
+    A rollout whose group has no other one has advantage 0.
     """
 
     def center(value: PerRollout, rollouts: Rollouts) -> PerRollout:
         total, size = sum_by_group(value, rollouts.group)
-        if int(size.min()) < 2:
-            raise ValueError("leave_one_out needs groups of at least 2 rollouts, got a group of 1")
-        others = (total - value) / (size - 1)
+        others = (total - value) / (size - 1).clamp(min=1)
         return torch.where(is_uniform(value, rollouts.group), 0.0, value - others)
 
     return _rollout_link(Link("leave_one_out", {}), center)
@@ -67,7 +65,7 @@ def center_by_moving_average(decay: float = 0.9) -> Objective:
 
 
 def scale_by_group_std(ddof: int = 0, epsilon: float = 1e-6) -> Objective:
-    """A_i / (std_j A_j + epsilon) within the group. [Shao et al., 2024, eq. 3]
+    """A_i / (std_j A_j + epsilon) within the group, and 0 without a deviation. [Shao et al., eq. 3]
 
     Unlike TRL and verl (ddof=1), the default is the papers' population deviation; at G=2 the two
     differ by sqrt(2).
@@ -76,27 +74,39 @@ def scale_by_group_std(ddof: int = 0, epsilon: float = 1e-6) -> Objective:
       ddof: 0 divides the sum of squares by G, 1 by G - 1.
       epsilon: In units of the reward.
     """
+    _require_deviation("scale_by_group_std", ddof, epsilon)
 
     def scale(value: PerRollout, rollouts: Rollouts) -> PerRollout:
         total, size = sum_by_group(value, rollouts.group)
         squares, _ = sum_by_group((value - total / size) ** 2, rollouts.group)
-        return value / ((squares / (size - ddof)).sqrt() + epsilon)
+        scaled = value / ((squares / (size - ddof).clamp(min=1)).sqrt() + epsilon)
+        return torch.where(is_uniform(value, rollouts.group), 0.0, scaled)
 
     return _rollout_link(Link("scale_by_group_std", {"ddof": ddof, "epsilon": epsilon}), scale)
 
 
 def scale_by_batch_std(ddof: int = 0, epsilon: float = 1e-6) -> Objective:
-    """A_i / (std of A over the whole batch + epsilon). [Liu et al., 2025, Lite-PPO]
+    """A_i / (std of A over the whole batch + epsilon), 0 if it is 0. [Liu et al., 2025, Lite-PPO]
 
     Args:
       ddof: 0 divides the sum of squares by the number of rollouts, 1 by one less.
       epsilon: In units of the reward.
     """
+    _require_deviation("scale_by_batch_std", ddof, epsilon)
 
     def scale(value: PerRollout, rollouts: Rollouts) -> PerRollout:
+        if value.min() == value.max():
+            return torch.zeros_like(value)
         return value / (value.std(correction=ddof) + epsilon)
 
     return _rollout_link(Link("scale_by_batch_std", {"ddof": ddof, "epsilon": epsilon}), scale)
+
+
+def _require_deviation(name: str, ddof: int, epsilon: float) -> None:
+    if ddof not in (0, 1) or not 0 <= epsilon < math.inf:
+        raise ValueError(
+            f"{name} needs ddof 0 or 1 and a finite epsilon >= 0, got {ddof} and {epsilon}"
+        )
 
 
 def rollout_advantage(credit: Credit, rollouts: Rollouts) -> PerRollout:

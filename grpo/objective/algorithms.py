@@ -34,8 +34,12 @@ from grpo.objective.weight import (
 )
 
 
-def grpo(low: float = 0.2, high: float = 0.2, beta: float = 0.04) -> Objective:
-    """Group z-score, mean over rollouts, symmetric clip, k3 penalty. [GRPO, eq. 3]"""
+def grpo(low: float = 0.2, high: float = 0.2, beta: float = 0.0) -> Objective:
+    """Group z-score, mean over rollouts, symmetric clip, k3 penalty. [GRPO, eq. 3]
+
+    Unlike the paper, whose beta is 0.04: no penalty, and so no reference, unless it is asked for,
+    as in TRL and verl.
+    """
     return chain(
         center_by_group_mean(),
         scale_by_group_std(),
@@ -46,7 +50,12 @@ def grpo(low: float = 0.2, high: float = 0.2, beta: float = 0.04) -> Objective:
 
 
 def dr_grpo(horizon: int, low: float = 0.2, high: float = 0.2) -> Objective:
-    """No deviation and no length in the normalizer: a constant horizon. [Dr. GRPO, section 3.2]"""
+    """No deviation and no length in the normalizer: a constant horizon. [Dr. GRPO, section 3.2]
+
+    Args:
+      horizon: Steps of the longest rollout there can be: `policy.max_steps`, TRL's
+        `max_completion_length`. It has no default: a batch does not say it.
+    """
     return chain(center_by_group_mean(), average_over_horizon(horizon), clip_surrogate(low, high))
 
 

@@ -15,6 +15,9 @@ State = dict[str, dict[str, float]]  # plain data by link name: checkpointed as 
 LinkState = dict[str, float]
 
 
+LARGEST_LOG_RATIO = 20.0  # nats; exp(88.8) is no float32
+
+
 class Objective(NamedTuple):
     """Two halves: credit (once per batch, no model) and loss (every microbatch)."""
 
@@ -104,7 +107,26 @@ def chain(*objectives: Objective) -> Objective:
 def assign_credit(
     objective: Objective, rollouts: Rollouts, state: State, generator: Generator
 ) -> tuple[Credit, State]:
-    """Returns the credit of a whole batch, starting from advantage = reward, weight = mask."""
+    """Returns the credit of a whole batch, starting from advantage = reward, weight = mask.
+
+    Links see the rollouts that count only. The others have advantage 0 and weight 0, and change
+    nothing of the rest, whatever the links are. A batch without a rollout that counts leaves the
+    state as it was.
+    """
+    counts = rollouts.counts
+    if not counts.any():
+        nothing = rollouts.reward.new_zeros(rollouts.mask.shape)
+        return Credit(advantage=nothing, weight=nothing), state
+    if counts.all():
+        return _credit_of_counted(objective, rollouts, state, generator)
+    rows = counts.nonzero()[:, 0]
+    credit, state = _credit_of_counted(objective, rollouts.select(rows), state, generator)
+    return credit.scatter(rows, len(counts)), state
+
+
+def _credit_of_counted(
+    objective: Objective, rollouts: Rollouts, state: State, generator: Generator
+) -> tuple[Credit, State]:
     mask = rollouts.mask
     start = Credit(
         advantage=rollouts.reward[:, None].expand(mask.shape) * mask,
@@ -134,15 +156,30 @@ def loss_terms(
     changes neither loss nor gradient.
 
     Args:
+      proximal_logp: A constant, as `reference_logp` and `behavior_logp` are: graphs are cut.
       behavior_logp: Under the engine that sampled; links that correct its mismatch need it.
       proximal_kl: Exact, in nats, of Gaussian steps, differentiable as `logp` is; and
         `reference_kl` alike.
       noise: Of Gaussian steps.
+
+    Raises:
+      ValueError: If a shape is not that of the credit, or a dtype is no float.
     """
+    _require_like_credit(
+        credit,
+        advantage=credit.advantage,
+        weight=credit.weight,
+        logp=logp,
+        proximal_logp=proximal_logp,
+        reference_logp=reference_logp,
+        behavior_logp=behavior_logp,
+        proximal_kl=proximal_kl,
+        reference_kl=reference_kl,
+    )
     mask = credit.weight != 0
     zero = torch.zeros((), dtype=logp.dtype)
     logp = torch.where(mask, logp, zero)
-    proximal_logp = torch.where(mask, proximal_logp, zero)
+    proximal_logp = torch.where(mask, proximal_logp.detach(), zero)
     mismatch = None
     if behavior_logp is not None:
         mismatch = (proximal_logp - torch.where(mask, behavior_logp, zero)).detach()
@@ -152,7 +189,7 @@ def loss_terms(
         advantage=torch.where(mask, credit.advantage, zero),
         mask=mask,
         loss=torch.zeros_like(logp),
-        reference_logp=_masked(mask, reference_logp),
+        reference_logp=_masked(mask, None if reference_logp is None else reference_logp.detach()),
         proximal_kl=_masked(mask, proximal_kl),
         reference_kl=_masked(mask, reference_kl),
         noise=noise,
@@ -161,10 +198,31 @@ def loss_terms(
     return objective.loss(start)
 
 
+def _require_like_credit(credit: Credit, **values: Tensor | None) -> None:
+    """Raises where a broadcast or a dtype would change the answer."""
+    shape = list(credit.weight.shape)
+    for name, value in values.items():
+        if value is not None and (list(value.shape) != shape or not value.is_floating_point()):
+            raise ValueError(
+                f"{name} must be floats of the shape {shape} of the credit's weights, got "
+                f"{value.dtype} of shape {list(value.shape)}"
+            )
+
+
 def _masked(
     mask: Bool[Tensor, "rollout step"], value: Float[Tensor, "rollout step"] | None
 ) -> Float[Tensor, "rollout step"] | None:
     return None if value is None else torch.where(mask, value, torch.zeros_like(value))
+
+
+def exp_log_ratio(log_ratio: Tensor) -> Tensor:
+    """Returns exp(log_ratio), of at most LARGEST_LOG_RATIO nats: above it there is no gradient.
+
+    Every ratio of two densities is formed here, so that none overflows: an infinite one makes the
+    gradient NaN, also where it is clipped. Below, exp underflows to 0 without harm. verl bounds at
+    the same value, on both sides.
+    """
+    return log_ratio.clamp(max=LARGEST_LOG_RATIO).exp()
 
 
 def noise_of(batch: Rollouts | StepTerms, link: str) -> StepNoise:
@@ -179,5 +237,10 @@ def noise_of(batch: Rollouts | StepTerms, link: str) -> StepNoise:
 
 
 def scalar_loss(terms: StepTerms, credit: Credit) -> Float[Tensor, ""]:
-    """Returns sum(weight * loss): microbatches, ranks and uneven sizes add up exactly."""
+    """Returns sum(weight * loss): microbatches, ranks and uneven sizes add up exactly.
+
+    Raises:
+      ValueError: If the terms are not of these rollouts and steps.
+    """
+    _require_like_credit(credit, loss=terms.loss)
     return (credit.weight * torch.where(terms.mask, terms.loss, 0.0)).sum()

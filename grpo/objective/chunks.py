@@ -1,6 +1,6 @@
 """Which steps are trained when there is a budget: by phase, by advantage, or all alike."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -140,31 +140,58 @@ def keep_highest_phase(budget: int, refresh: int = 5) -> Objective:
 
 
 def phase_contrast(rollouts: Rollouts) -> Float[Tensor, " phase"]:
-    """Returns C_c per phase; NaN of a phase that no group has in both outcomes, twice each.
+    """Returns C_c per phase; NaN if at no step two successes and two failures of a group are in it.
 
     C_c^2 is the mean over groups of |mean action of successes - mean action of failures|^2, less
-    what that is of samples of one distribution: tr(S_1)/n_1 + tr(S_0)/n_0. [PCM, eq. 5]
+    what that is of samples of one distribution: tr(S_1)/n_1 + tr(S_0)/n_0, S the covariance of what
+    rollouts contribute. [PCM, eq. 5]
+
+    Unlike the paper: success and failure are compared step by step, and only where both were
+    carried out. Successes end early: over a whole phase, their mean would differ from that of
+    failures that act alike by the steps that they lack.
     """
     chunks = _chunks_of(rollouts, "phase_contrast")
-    solved = (rollouts.outcome > SOLVED)[:, None]
+    solved = rollouts.outcome > SOLVED
     mixed = ~is_uniform(rollouts.outcome, rollouts.group)
     contrasts = torch.full((NUM_PHASES,), torch.nan, dtype=torch.float64)
     for phase in range(NUM_PHASES):
         squares = []
         for group in torch.unique(rollouts.group[mixed]).tolist():
-            here = (chunks.phase == phase) & (rollouts.group == group)[:, None]
-            sides = [chunks.action[here & side].double() for side in (solved, ~solved)]
-            if min(map(len, sides)) >= 2:
-                squares.append(_squared_distance(*sides))
+            here = rollouts.group == group
+            rows = [(here & side).nonzero()[:, 0] for side in (solved, ~solved)]
+            square = _squared_distance([chunks.select(each) for each in rows], phase)
+            if square is not None:
+                squares.append(square)
         if squares:
             contrasts[phase] = torch.stack(squares).mean().clamp(min=0).sqrt()
     return contrasts
 
 
-def _squared_distance(first: Tensor, second: Tensor) -> Tensor:
-    """Returns an unbiased estimate of the squared distance of two means."""
-    chance = sum(each.var(dim=0, correction=1).sum() / len(each) for each in (first, second))
-    return (first.mean(dim=0) - second.mean(dim=0)).square().sum() - chance
+def _squared_distance(outcomes: Sequence[ActionChunks], phase: int) -> Tensor | None:
+    """Returns an estimate of the squared distance of two outcomes' mean actions in a phase.
+
+    Both means weigh a step alike: by how precisely it tells the difference. None: no step does.
+    """
+    sides = [(each.action.double(), _carried_out(each, phase)) for each in outcomes]
+    first, second = (here.sum(dim=0).double() for _, here in sides)
+    known = (first >= 2) & (second >= 2)
+    if not known.any():
+        return None
+    precision = torch.where(known, first * second / (first + second), 0.0)
+    share = precision / precision.sum(dim=0).clamp(min=1)  # two of each tell 1
+    means, chance = [], torch.zeros((), dtype=torch.float64)
+    for action, here in sides:
+        size = here.sum(dim=0).clamp(min=2)
+        mean = torch.where(here, action, 0.0).sum(dim=0) / size
+        means.append((share * mean).sum(dim=0))
+        # Rollouts are independent, their steps are not.
+        around = torch.where(here, action - mean, 0.0) * share / (size * (size - 1)).sqrt()
+        chance += around.sum(dim=1).square().sum()
+    return (means[0] - means[1]).square().sum() - chance
+
+
+def _carried_out(chunks: ActionChunks, phase: int) -> Bool[Tensor, "rollout step number"]:
+    return chunks.is_executed & (chunks.phase == phase)[:, :, None]
 
 
 def learn_contrast(

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from grpo.links import Link
-from grpo.objective.base import Objective, loss_link
+from grpo.objective.base import Objective, exp_log_ratio, loss_link
 from grpo.objective.ratio import mean_over_steps
 from grpo.types import StepTerms
 
@@ -31,7 +31,8 @@ def truncate_mismatch(weight_max: float = 2.0) -> Objective:
         raise ValueError(f"truncate_mismatch needs weight_max >= 1, got {weight_max}")
 
     def loss(terms: StepTerms) -> StepTerms:
-        return _weigh(terms, _mismatch(terms, "truncate_mismatch").exp().clamp(max=weight_max))
+        mismatch = _mismatch(terms, "truncate_mismatch")
+        return _weigh(terms, exp_log_ratio(mismatch).clamp(max=weight_max))
 
     return loss_link(Link("truncate_mismatch", {"weight_max": weight_max}), loss)
 
@@ -62,7 +63,7 @@ def mask_mismatched_rollouts(
         whole = mismatch.sum(dim=1, keepdim=True)
         if over == "geometric_mean":
             whole = mean_over_steps(mismatch, terms.mask)
-        ratio = whole.exp()
+        ratio = exp_log_ratio(whole)
         kept = (ratio >= low) & (ratio <= high)
         return _weigh(terms, kept.to(terms.advantage.dtype).expand(terms.mask.shape))
 

@@ -8,7 +8,13 @@ from jaxtyping import Bool, Float
 from torch import Generator, Tensor
 
 from grpo.links import Link
-from grpo.objective.base import Objective, credit_link, loss_link
+from grpo.objective.base import (
+    LARGEST_LOG_RATIO,
+    Objective,
+    credit_link,
+    exp_log_ratio,
+    loss_link,
+)
 from grpo.objective.divergence import EXACT, kl_per_dimension
 from grpo.types import Credit, Rollouts, StepTerms
 
@@ -27,8 +33,9 @@ def k2(logp: PerStep, reference_logp: PerStep, mask: Bool[Tensor, "rollout step"
 
 def k3(logp: PerStep, reference_logp: PerStep, mask: Bool[Tensor, "rollout step"]) -> PerStep:
     """Returns exp(d) - d - 1; E = KL(pi || ref), as a loss grad KL(ref || pi). [Schulman, 2020]"""
-    d = _difference(logp, reference_logp, mask)
-    return d.exp() - d - 1
+    # Bounded as a whole: where exp alone no longer grows, the gradient of -d would lead away.
+    d = _difference(logp, reference_logp, mask).clamp(max=LARGEST_LOG_RATIO)
+    return exp_log_ratio(d) - d - 1
 
 
 LOSS_ESTIMATORS: dict[str, Callable[[PerStep, PerStep, Tensor], PerStep]] = {
@@ -58,7 +65,10 @@ def penalize_kl(beta: float, estimator: str = "k3") -> Objective:
         if beta == 0:
             return terms
         if terms.reference_logp is None:
-            raise ValueError("penalize_kl needs reference_logp: compute it under the base policy")
+            raise ValueError(
+                "penalize_kl needs reference_logp: compute it under the base policy, or set beta "
+                "to 0"
+            )
         if estimator == EXACT:
             exact = kl_per_dimension(terms, terms.reference_kl, "penalize_kl")
             return terms.with_loss(beta * exact)

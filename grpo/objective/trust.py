@@ -7,7 +7,7 @@ from math import acosh, inf, log
 import torch
 
 from grpo.links import Link, Setting
-from grpo.objective.base import Objective, loss_link
+from grpo.objective.base import Objective, exp_log_ratio, loss_link
 from grpo.objective.divergence import CONTRAST, kl_per_dimension
 from grpo.objective.ratio import mean_over_steps
 from grpo.types import StepTerms
@@ -25,7 +25,7 @@ def clip_surrogate(low: float = 0.2, high: float = 0.2) -> Objective:
         raise ValueError(f"clip_surrogate needs 0 < low < 1 and high > 0, got {low} and {high}")
 
     def loss(terms: StepTerms) -> StepTerms:
-        ratio = terms.log_ratio.exp()
+        ratio = exp_log_ratio(terms.log_ratio)
         bounded = ratio.clamp(1 - low, 1 + high)
         surrogate = torch.minimum(ratio * terms.advantage, bounded * terms.advantage)
         above = (ratio > 1 + high) & (terms.advantage > 0)
@@ -56,7 +56,7 @@ def truncate_ratio(ratio_max: float, ratio_min: float = 0.0) -> Objective:
         raise ValueError(f"truncate_ratio needs 0 <= ratio_min < 1, got {ratio_min}")
 
     def loss(terms: StepTerms) -> StepTerms:
-        ratio = terms.log_ratio.detach().exp()
+        ratio = exp_log_ratio(terms.log_ratio.detach())
         weight = ratio.clamp(ratio_min, ratio_max)
         after = terms.with_loss(-weight * terms.advantage * terms.logp)
         return replace(after, clipped=(ratio > ratio_max) | (ratio < ratio_min))
@@ -85,7 +85,7 @@ def gate_ratio_softly(tau_positive: float = 1.0, tau_negative: float = 1.05) -> 
     def loss(terms: StepTerms) -> StepTerms:
         tau = torch.full_like(terms.log_ratio, tau_negative)
         tau = tau.masked_fill(terms.advantage > 0, tau_positive)
-        distance = tau * (terms.log_ratio.exp() - 1)
+        distance = tau * (exp_log_ratio(terms.log_ratio) - 1)
         gated = 4 / tau * distance.sigmoid()
         return replace(
             terms.with_loss(-gated * terms.advantage), clipped=distance.detach().abs() > HALVED
@@ -115,7 +115,7 @@ def average_clipped_log_ratio(low: float = 0.4, high: float = 0.4) -> Objective:
     def loss(terms: StepTerms) -> StepTerms:
         gains, value = terms.advantage > 0, terms.log_ratio
         bounded = torch.where(gains, value.clamp(max=high), value.clamp(min=-low))
-        ratio = mean_over_steps(bounded, terms.mask).exp()
+        ratio = exp_log_ratio(mean_over_steps(bounded, terms.mask))
         return replace(
             terms.with_loss(-ratio * terms.advantage),
             clipped=(bounded != value) & (terms.advantage != 0),

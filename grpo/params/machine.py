@@ -1,10 +1,10 @@
 """Typed parameters of where the work is done: the machine, and the workers that draw and judge."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import field_validator
+from pydantic import Field, field_validator
 
-from grpo.params.policy import Positive, Strict
+from grpo.params.policy import Processes, Strict
 
 
 class Machine(Strict):
@@ -12,7 +12,7 @@ class Machine(Strict):
 
     device: Literal["cpu", "cuda"]
     dtype: Literal["float32", "bfloat16"]
-    threads: Positive  # of torch, per process
+    threads: Annotated[int, Field(gt=0, le=1024)]  # of torch, per process
     compile: bool  # by torch.compile, what updates compute; needs a C++ compiler
 
 
@@ -20,7 +20,7 @@ class SamplingEngine(Strict):
     """Who draws and judges rollouts: no byte depends on it, so no stage runs again for it."""
 
     engine: Literal["local", "processes", "ray"]  # the stage itself, workers here, or on a cluster
-    workers: Positive
+    workers: Processes
 
     @field_validator("engine", mode="before")
     @classmethod

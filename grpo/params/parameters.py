@@ -1,30 +1,32 @@
 """Typed parameters: the only reader of params.yaml. Everything is stated; nothing has a default."""
 
-from collections.abc import Iterator
+import difflib
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-import yaml
-from pydantic import (
-    Field,
-    TypeAdapter,
-    ValidationError,
-)
+from pydantic import Field, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
 
-from grpo.errors import ParameterError
+from grpo.errors import ArtifactError, ParameterError, brief
 from grpo.params.machine import Machine, SamplingEngine
 from grpo.params.policy import (
     ActionChunkPolicyParams,
+    ChunkBase,
+    Decay,
     DenoisingPolicyParams,
     Draws,
-    Fraction,
     Name,
     NonNegative,
     PolicyParams,
     Positive,
+    Processes,
     Rate,
     Sampling,
+    ScratchBackbone,
+    ScratchBase,
     ScratchFlowBase,
     Strict,
     TokenPolicyParams,
@@ -32,10 +34,13 @@ from grpo.params.policy import (
 )
 from grpo.params.reward import MEDIA_JUDGES, Reward, check_reward
 from grpo.params.task import GlyphsTask, ManipulationTask, Task
+from grpo.params.yaml import find_odd_value, read_yaml
 
 PARAMS = Path("params.yaml")
 DATA = Path("data")  # where params.yaml names files in
 LONGEST_ROLLOUT = 500  # steps of the simulator, after which Meta-World refuses to go on
+LARGEST_SIZE = 2**24  # of a fresh model: vocabularies and contexts are below it
+MODEL_BYTES = 2**40  # of a fresh model's weights in float32, more than one machine's memory
 PAIRS = ("betas", "window", "fallback", "score_range", "patch_size")
 TASKS = {  # by kind of policy
     "tokens": ("reasoning_gym", "jsonl"),
@@ -50,6 +55,7 @@ LinkSpec = str | dict[str, dict[str, int | float | str]]  # "rloo" or {rloo: {lo
 
 
 class Profile(Strict):
+    when: Literal["read", "always"]  # read: only if an arm's curriculum or selection reads it
     rollouts_per_prompt: Positive
     rollouts_per_batch: Positive
 
@@ -57,13 +63,13 @@ class Profile(Strict):
 class Training(Strict):
     updates_per_round: Positive
     learning_rate: Rate
-    betas: tuple[Fraction, Fraction]
+    betas: tuple[Decay, Decay]
     weight_decay: NonNegative
     max_grad_norm: Rate
     tokens_per_microbatch: Positive  # rows times width of one forward pass
     updates_per_checkpoint: Positive
     updates_per_audit: Annotated[int, Field(ge=0)]  # the full gradient beside; 0: never
-    ranks: Positive  # processes that train together; the order of sums, and so the last bits
+    ranks: Processes  # processes that train together; the order of sums, and so the last bits
 
 
 class Arm(Strict):
@@ -85,7 +91,7 @@ class Evaluation(Strict):
     rollouts_per_prompt: Annotated[int, Field(ge=2)]
     rollouts_per_batch: Positive
     confidence: Annotated[float, Field(gt=0, lt=1)]
-    bootstrap_resamples: Positive
+    bootstrap_resamples: Annotated[int, Field(gt=0, le=10**6)]  # of 1,000 prompts: 8 GB
 
 
 class Parameters(Strict):
@@ -155,12 +161,7 @@ def read_params(path: Path = PARAMS) -> Parameters:
       ParameterError: If the file is missing, no YAML, or a parameter is wrong: one line that
         names the file, the first wrong parameter's path, what must hold, and the value.
     """
-    try:
-        content = yaml.safe_load(path.read_text())
-    except FileNotFoundError:
-        raise ParameterError(f"{path}: no such file; copy one from recipes/") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ParameterError(f"{path}: must be YAML, {' '.join(str(error).split())}") from None
+    content = read_content(path)
     try:
         params = TypeAdapter(Parameters).validate_python(with_tuples(content))
     except ValidationError as error:
@@ -179,6 +180,26 @@ def read_params(path: Path = PARAMS) -> Parameters:
     check_reward(params.reward, path)
     _check_policy(params, path)
     return params
+
+
+def read_content(path: Path = PARAMS) -> dict[str, Any]:
+    """Returns the content of a parameter file, of which only the YAML has been checked.
+
+    Raises:
+      ParameterError: If the file is missing, no YAML, or holds what no parameter can be.
+    """
+    try:
+        content = read_yaml(path)
+    except FileNotFoundError:
+        raise ParameterError(f"{path}: no such file; copy one from recipes/") from None
+    except ArtifactError as error:
+        raise ParameterError(f"{path}: {error}") from None
+    if not isinstance(content, dict):
+        raise ParameterError(f"{path}: must hold parameters by name, got {brief(repr(content))}")
+    odd = find_odd_value(content)
+    if odd:
+        raise ParameterError(f"{path}: {odd}")
+    return content
 
 
 @contextmanager
@@ -202,21 +223,33 @@ def with_tuples(value: Any) -> Any:
 
 
 def _check_rounds(params: Parameters, path: Path) -> None:
-    """Raises unless every round names an arm and starts from the base or an earlier round."""
-    known = {BASE}
+    """Raises unless every round names an arm, starts from the base or a round above, and each
+    arm's rounds are one chain: its curve and cost have no place for a second one."""
+    for where, names in (("arms", params.arms), ("rounds", params.rounds)):
+        if BASE in names:
+            raise ParameterError(
+                f"{path}: {where}.{BASE}: {BASE!r} is the base policy's name; choose another"
+            )
+    grown_from: dict[str, set[str]] = {BASE: set()}  # by policy, those on its chain below it
+    last: dict[str, str] = {}  # by arm, its round so far
     for name, each in params.rounds.items():
         where = f"{path}: rounds.{name}"
-        if name in known:
-            raise ParameterError(f"{where}: {name!r} is the base policy's name; choose another")
         if each.arm not in params.arms:
             raise ParameterError(
                 f"{where}.arm must be one of {sorted(params.arms)}, got {each.arm!r}"
             )
-        if each.start not in known:
+        if each.start not in grown_from:
             raise ParameterError(
                 f"{where}.start must be 'base' or a round above it, got {each.start!r}"
             )
-        known.add(name)
+        grown_from[name] = {each.start, *grown_from[each.start]}
+        before = last.get(each.arm)
+        if before is not None and before not in grown_from[name]:
+            raise ParameterError(
+                f"{where}.start must be {before!r}, the round of {each.arm!r} before it, or one "
+                f"that grew from that, got {each.start!r}; a second chain needs an arm of its own"
+            )
+        last[each.arm] = name
 
 
 def _check_policy(params: Parameters, path: Path) -> None:
@@ -256,6 +289,43 @@ def _check_policy(params: Parameters, path: Path) -> None:
     elif params.machine.compile:
         raise ParameterError(f"{path}: with policy.kind {kind}, machine.compile must be false")
     _check_ranks(params, path)
+    for where, config in _fresh_configs(policy):
+        _check_size(config, f"{path}: {where}")
+
+
+def _fresh_configs(policy: PolicyParams) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yields the configurations of models that are made here, each with its path."""
+    base = policy.base
+    if isinstance(base, ScratchBase):
+        yield "policy.base.config", base.config
+    elif isinstance(base, ScratchFlowBase):
+        yield "policy.base.transformer", base.transformer
+        yield "policy.base.text_encoder", base.text_encoder
+    elif isinstance(base, ChunkBase):
+        if isinstance(base.backbone, ScratchBackbone):
+            yield "policy.base.backbone.config", base.backbone.config
+        if base.eyes and isinstance(base.eyes.encoder, ScratchBackbone):
+            yield "policy.base.eyes.encoder.config", base.eyes.encoder.config
+
+
+def _check_size(config: Mapping[str, Any], where: str) -> None:
+    """Raises if a fresh model's weights would fit on no machine, by the matrices of its layers."""
+    largest = 1
+    for key, value in config.items():
+        if isinstance(value, int) and abs(value) > LARGEST_SIZE:
+            raise ParameterError(f"{where}.{key} must be at most {LARGEST_SIZE}, got {value}")
+    for key in ("hidden_size", "d_model", "joint_attention_dim"):
+        width = config.get(key, 0)
+        if isinstance(width, int):
+            others = [config.get(each, 0) for each in ("vocab_size", "intermediate_size", "d_ff")]
+            rows = sum(each for each in others if isinstance(each, int)) + 4 * width
+            layers = config.get("num_hidden_layers", config.get("num_layers", 1))
+            largest = max(largest, 4 * width * rows * (layers if isinstance(layers, int) else 1))
+    if largest > MODEL_BYTES:
+        raise ParameterError(
+            f"{where} must be of a model whose weights take at most {MODEL_BYTES / 2**40:.0f} TiB, "
+            f"got about {largest / 2**40:.3g}; lower its widths or layers"
+        )
 
 
 def _check_sampler(machine: Machine, policy: TokenPolicyParams, path: Path) -> None:
@@ -298,18 +368,94 @@ def _check_ranks(params: Parameters, path: Path) -> None:
 
 
 def _explain(error: ValidationError) -> str:
-    """Returns the first problem as one line: path, rule, value."""
+    """Returns the first problem as one line: path, rule, value, and the spelling that was meant."""
     problems = error.errors()
     first = problems[0]
     if _is_form(first["loc"]):  # what is wrong within the other form of a link says more
         link = first["loc"][:-1]
         within = [each for each in problems if each["loc"][: len(link)] == link]
         first = max(within, key=lambda each: len(each["loc"]))
-    message = first["msg"].replace("Input should be", "must be").removeprefix("Value error, ")
-    wording = {"Field required": "is missing", "Extra inputs are not permitted": "is unknown"}
-    message = wording.get(message, message)
-    got = "" if first["type"] == "missing" else f", got {first['input']!r}"
-    return f"{_path(first['loc'])} {message}{got}"
+    misspelled = _find_misspelled(problems)
+    if misspelled:
+        wrong, meant = misspelled
+        return f"{_path(wrong['loc'])} is unknown, got {_say(wrong['input'])}; is it {meant}?"
+    rule = _rule(first, problems)
+    path, hint = _path(first["loc"][:-1] if _is_of_union(first) else first["loc"]), ""
+    if first["type"].startswith("union_tag"):
+        path += f".{first['ctx']['discriminator'].strip(chr(39))}"
+    if first["type"] == "literal_error" or first["type"] == "union_tag_invalid":
+        known = re.findall("'([^']*)'", rule)
+        value = first["ctx"].get("tag", first["input"])
+        near = difflib.get_close_matches(str(value), known, n=1)
+        hint = f"; is it {near[0]}?" if near else ""
+        return f"{path} {rule}, got {_say(value)}{hint}"
+    is_missing = first["type"] in ("missing", "union_tag_not_found")
+    return f"{path} {rule}" if is_missing else f"{path} {rule}, got {_say(first['input'])}"
+
+
+RULES = {  # by pydantic's name of a problem
+    "missing": "is missing",
+    "union_tag_not_found": "is missing",
+    "union_tag_invalid": "must be one of {expected_tags}",
+    "extra_forbidden": "is unknown",
+    "less_than_equal": "must be at most {le}",
+    "greater_than_equal": "must be at least {ge}",
+    "too_short": "must have at least {min_length} item",
+    "string_too_short": "must have at least {min_length} character",
+}
+KINDS = {  # by pydantic's name of a type
+    "int": "an integer",
+    "float": "a number",
+    "bool": "true or false",
+    "string": "a text",
+    "dict": "a mapping",
+    "model": "a mapping",
+    "list": "a list",
+    "tuple": "a list",
+}
+
+
+def _rule(problem: ErrorDetails, problems: list[ErrorDetails]) -> str:
+    """Returns what must hold; of a value that may be of several types, all of them."""
+    of_value = [each for each in problems if each["loc"][:-1] == problem["loc"][:-1]]
+    types = [each["type"] for each in (of_value if _is_of_union(problem) else [problem])]
+    kinds = [KINDS[each.partition("_type")[0]] for each in types if _is_kind(each)]
+    if kinds:
+        return f"must be {' or '.join(dict.fromkeys(kinds))}"
+    if problem["type"] in RULES:
+        return RULES[problem["type"]].format(**problem.get("ctx", {}))
+    return problem["msg"].replace("Input should be", "must be").removeprefix("Value error, ")
+
+
+def _is_of_union(problem: ErrorDetails) -> bool:
+    """Returns whether pydantic has added the name of a type to the path."""
+    return problem["loc"][-1:] != () and problem["loc"][-1] in ("int", "float", "str", "bool")
+
+
+def _is_kind(problem: str) -> bool:
+    return problem.endswith("_type") and problem.partition("_type")[0] in KINDS
+
+
+def _find_misspelled(problems: list[ErrorDetails]) -> tuple[ErrorDetails, str] | None:
+    """Returns an unknown key and the missing one that it resembles: every key must be stated."""
+    for wrong in (each for each in problems if each["type"] == "extra_forbidden"):
+        *above, name = wrong["loc"]
+        missing = [
+            str(each["loc"][-1])
+            for each in problems
+            if each["type"] == "missing" and list(each["loc"][:-1]) == above
+        ]
+        near = difflib.get_close_matches(str(name), missing, n=1)
+        if near:
+            return wrong, near[0]
+    return None
+
+
+def _say(value: object) -> str:
+    """Returns a value as a parameter file has it, not too long."""
+    spelled = {True: "true", False: "false", None: "null"}
+    is_word = value is None or isinstance(value, bool)
+    return spelled[value] if is_word else brief(repr(value))  # type: ignore[index]
 
 
 def _is_form(location: tuple[int | str, ...]) -> bool:

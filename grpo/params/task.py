@@ -19,12 +19,13 @@ class ReasoningGymTask(Strict):
 
 
 class JsonlTask(Strict):
-    """Prompts and answers from two files: {"prompt": ..., "answer": ...} per line."""
+    """Prompts and answers from two files: JSON lines, a JSON array or a parquet table."""
 
     kind: Literal["jsonl"]
     directory: S3Base | None  # where the files lie; null: data/
     train: DataPath
     eval: DataPath
+    columns: dict[Literal["prompt", "answer", "family"], str]  # what the files call them otherwise
     instruction: str  # appended to every prompt
 
 

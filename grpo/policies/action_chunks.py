@@ -139,7 +139,7 @@ class ActionChunkPolicy(Policy[ChunkTrajectory]):
             orders: dict[int, Order] = {
                 slot: record.last_actions(row) for slot, row in playing.items()
             }
-            for slot in range(self.slots):
+            for slot in range(min(self.slots, len(scenes))):
                 if slot not in playing and (row := next(waiting, None)) is not None:
                     playing[slot], orders[slot] = row, scenes[row]
             if not orders:

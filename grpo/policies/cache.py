@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PretrainedConfig
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 
 
 def sampling_cache(config: PretrainedConfig, max_steps: int) -> DynamicCache:
@@ -21,6 +21,12 @@ def sampling_cache(config: PretrainedConfig, max_steps: int) -> DynamicCache:
 def attends_fully(config: PretrainedConfig) -> bool:
     """Returns whether every layer keeps all keys and values, so that rows may share a prefix."""
     return all(type(layer) is DynamicLayer for layer in DynamicCache(config=config).layers)
+
+
+def attends_at_all(config: PretrainedConfig) -> bool:
+    """Returns whether some layer keeps keys and values; state-space models keep states alone."""
+    layers = DynamicCache(config=config).layers
+    return not layers or any(isinstance(layer, CacheLayerMixin) for layer in layers)
 
 
 def select_rows(cache: DynamicCache, rows: Tensor) -> None:
@@ -59,10 +65,10 @@ class ReservingLayer(DynamicLayer):  # type: ignore[misc]
         self._value_buffer[:, :, start : self._length] = value_states
         return self._show()
 
-    def batch_select_indices(self, indices: Tensor) -> None:
+    def reorder_cache(self, beam_idx: Tensor) -> None:
         """Keeps these rows, in this order; a row may be kept more than once."""
-        self._key_buffer = self._grow(self._key_buffer[:, :, : self._length], indices)
-        self._value_buffer = self._grow(self._value_buffer[:, :, : self._length], indices)
+        self._key_buffer = self._grow(self._key_buffer[:, :, : self._length], beam_idx)
+        self._value_buffer = self._grow(self._value_buffer[:, :, : self._length], beam_idx)
         self._show()
 
     def _show(self) -> tuple[Tensor, Tensor]:

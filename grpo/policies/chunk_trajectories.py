@@ -8,12 +8,13 @@ from torch import Tensor
 
 from grpo.errors import ArtifactError
 from grpo.policies.action_model import ChunkShape
-from grpo.policies.packed import Rows
-from grpo.policies.phases import Labeller
+from grpo.policies.packed import Rows, require_entries
+from grpo.policies.phases import NO_PHASE, Labeller
 from grpo.policies.steps import numbered
 from grpo.simulation.base import Ending
 from grpo.types import ActionChunks
 
+ROUNDING = 1e-3  # nats, by which the log-prob of a certain chunk may exceed 0
 LAYOUT = {
     "instruction_length": Rows("prompt"),
     "instruction": Rows("prompt", "instruction_length"),
@@ -44,7 +45,7 @@ class ChunkTrajectory:
     action: Int[Tensor, "chunk token"]  # bins: time first, then dimension
     executed: Int[Tensor, " chunk"]  # actions in time that were carried out
     ending: Int[Tensor, " rollout"]  # an Ending
-    chunks: ActionChunks  # what was carried out, and the phase
+    chunks: ActionChunks  # the actions as values, and the phase
 
     noise = None  # a chunk's distribution is no Gaussian
     variant = None  # prompts are drawn from as they are
@@ -53,7 +54,6 @@ class ChunkTrajectory:
         """Returns some rollouts, cut after `num_steps` chunks."""
         drawn = numbered(self.mask)[rows, :num_steps]
         drawn = drawn[drawn >= 0]
-        chunks = self.chunks.select(rows)
         return ChunkTrajectory(
             group=self.group[rows],
             instruction=self.instruction,
@@ -64,7 +64,7 @@ class ChunkTrajectory:
             action=self.action[drawn],
             executed=self.executed[drawn],
             ending=self.ending[rows],
-            chunks=ActionChunks(chunks.phase[:, :num_steps], chunks.action[:, :num_steps]),
+            chunks=self.chunks.select(rows, num_steps),
         )
 
     def pack(self, logp: Float[Tensor, "rollout step"]) -> dict[str, Tensor]:
@@ -90,18 +90,23 @@ def describe_chunks(
     shape: ChunkShape,
     label: Labeller,
 ) -> ActionChunks:
-    """Returns the actions of every chunk, in [-1, 1], 0 where not carried out, and its phase.
+    """Returns the actions of every chunk, in [-1, 1], which were carried out, and its phase.
 
-    The last dimension of an action is the gripper's: it closes where that is positive.
+    The last dimension of an action is the gripper's: it closes where that is positive. Phases are
+    those of what was decided, for how much of it was carried out is how the rollout ended.
     """
-    values = to_values(action, shape).unflatten(1, (shape.length, shape.actions))
-    was_done = torch.arange(shape.length) < executed[:, None]
-    values = values * was_done[:, :, None]
-    closed = (values[:, :, -1] > 0).sum(dim=1) / executed
+    values = to_values(action, shape)
+    gripper = values.unflatten(1, (shape.length, shape.actions))[:, :, -1]
+    closed = (gripper > 0).sum(dim=1) / shape.length
+    was_done = torch.arange(shape.tokens) // shape.actions < executed[:, None]
     spread = values.new_zeros(*mask.shape, shape.tokens)
-    spread[mask] = values.flatten(1)
-    fractions = values.new_zeros(mask.shape).masked_scatter(mask, closed)
-    return ActionChunks(phase=label(fractions, mask), action=spread)
+    spread[mask] = torch.where(was_done, values, 0.0)
+    is_executed = torch.zeros(spread.shape, dtype=torch.bool)
+    is_executed[mask] = was_done
+    phase = label(values.new_zeros(mask.shape).masked_scatter(mask, closed))
+    return ActionChunks(
+        phase=torch.where(mask, phase, NO_PHASE), action=spread, is_executed=is_executed
+    )
 
 
 def to_values(
@@ -172,3 +177,5 @@ def _require_chunks(tensors: dict[str, Tensor], shape: ChunkShape) -> None:
     for what, is_wrong in wrong.items():
         if is_wrong:
             raise ArtifactError(f"{what}; rerun the stage rollout")
+    logp = tensors["behavior_logp"]
+    require_entries(tensors, "behavior_logp", logp <= ROUNDING, "a log-prob, at most 0")

@@ -64,7 +64,8 @@ class DenoisingPolicy(Policy[DenoisingTrajectory]):
 
     def schedule(self) -> Schedule:
         """Returns the times of all steps, and every step without noise and with it."""
-        return make_schedule(sigmas_of(self.pipeline, self.decoding.num_steps), self.decoding)
+        sigmas = sigmas_of(self.pipeline, self.decoding.num_steps, self.canvas)
+        return make_schedule(sigmas, self.decoding)
 
     @torch.no_grad()
     def sample(
@@ -340,7 +341,8 @@ class DenoisingPolicy(Policy[DenoisingTrajectory]):
         self, state: Tensor, time: Float[Tensor, " row"], conditions: Mapping[str, Tensor]
     ) -> Tensor:
         """Returns the transformer's output, on its device and in its precision."""
-        dtype = next(self.model.parameters()).dtype
+        # Not a parameter's: a class may keep some of its modules in float32.
+        dtype: torch.dtype = self.pipeline.transformer.dtype
         output: Tensor = self.model(
             hidden_states=state.to(self._device, dtype),
             timestep=time.to(self._device),

@@ -1,5 +1,6 @@
 """Forward passes of a causal LM: logits while sampling, hidden states and log-probs in training."""
 
+import inspect
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -11,13 +12,15 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
-from grpo.policies.cache import attends_fully, select_rows
+from grpo.policies.cache import attends_at_all, attends_fully, select_rows
 from grpo.policies.logits import chosen_log_prob
 from grpo.policies.passes import Pass, body_passes, head_passes
 from grpo.policies.routing import find_routers
 from grpo.policies.stepping import laid_by_input, step_through
 from grpo.ranks import all_agree
 
+# What a model's code raises for inputs that its class does not take.
+PASS_ERRORS = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
 FORCE_GQA = "TRANSFORMERS_SDPA_FORCE_GQA"
 
 
@@ -48,7 +51,9 @@ class Ahead(NamedTuple):
 
     def at(self, step: int) -> Look:
         """Returns what a rollout's token `step` sees."""
-        return Look(self.attention[..., : self.width + step + 1], self.start + step)
+        seen = self.width + step + 1
+        attention = self.attention if self.attention.shape[-1] == 1 else self.attention[..., :seen]
+        return Look(attention, self.start + step)
 
 
 class ForwardPasses:
@@ -59,9 +64,13 @@ class ForwardPasses:
         wrapped = hasattr(model, "get_base_model")  # peft changes the layers within in place
         self._causal: Any = model.get_base_model() if wrapped else model
         self._body: Any = self._causal.get_decoder()  # or what `compile` made of it
+        taken = inspect.signature(self._causal.forward).parameters
+        self._cache_argument = "cache_params" if "cache_params" in taken else "past_key_values"
         self._words: Any = self._causal.get_input_embeddings()
         is_full = attends_fully(self._causal.config)
-        self._takes_masks = is_full and self._causal.config._attn_implementation == "sdpa"
+        self._attends = attends_at_all(self._causal.config)
+        is_sdpa = self._causal.config._attn_implementation == "sdpa"
+        self._takes_masks = is_full and is_sdpa and self._adds_score_bias()
         # Routers decide near ties by the last bits: one kind of pass, the same decisions.
         self.can_share = is_full and not find_routers(model)
         self._head = self._find_head()
@@ -182,6 +191,26 @@ class ForwardPasses:
         return Scored(logp.new_zeros(needed.shape).masked_scatter(needed, logp), passes)
 
     @torch.no_grad()
+    def _adds_score_bias(self) -> bool:
+        """Returns whether the body takes what is added to attention scores instead of a mask.
+
+        A body with ALiBi computes positions from a mask of two axes, and does not.
+        """
+        tokens = torch.arange(1, 4)[None] % len(self._words.weight)
+        mask = torch.tensor([[False, True, True]])
+        found: list[Tensor] = []
+        for self._takes_masks in (False, True):
+            look = self._look(mask, tokens.shape[1])
+            try:
+                output = self._run(self._causal.get_decoder(), tokens, look, cache=None)
+            except PASS_ERRORS:
+                return False
+            found.append(output[0][mask.to(output[0].device)])
+        by_mask, by_bias = found
+        # Not equal to the bit: torch may choose another kernel.
+        return float((by_bias - by_mask).abs().max()) <= 0.05 * float(by_mask.abs().max())
+
+    @torch.no_grad()
     def _find_head(self) -> nn.Linear | None:
         """Returns the output layer; None if logits are more than its output (soft caps, scales)."""
         head, body = self._causal.get_output_embeddings(), self._causal.get_decoder()
@@ -259,8 +288,8 @@ class ForwardPasses:
         # Without padding, transformers leaves the mask out, and torch half of the products.
         if self._takes_masks and not (new == mask.shape[1] and mask.all()):
             attention = _score_bias(mask, new, self._words.weight.dtype)
-        else:
-            attention = mask.long()
+        else:  # without keys to attend to, a mask is of the new tokens alone
+            attention = (mask if self._attends else mask[:, -new:]).long()
         device = self._words.weight.device
         return Look(attention.to(device), positions.to(device))
 
@@ -275,19 +304,19 @@ class ForwardPasses:
     ) -> Any:
         """Returns the output of the model or its body for tokens at the end of what was seen."""
         device = self._words.weight.device
-        with _heads_sharing(device.type == "cpu" and tokens.shape[1] > 1):
+        with heads_sharing(device.type == "cpu" and tokens.shape[1] > 1):
             return module(
                 input_ids=tokens.to(device),
                 attention_mask=look.attention,
                 position_ids=look.positions,
-                past_key_values=cache,
                 use_cache=cache is not None,
+                **{self._cache_argument: cache},
                 **settings,
             )
 
 
 @contextmanager
-def _heads_sharing(is_on: bool) -> Iterator[None]:
+def heads_sharing(is_on: bool) -> Iterator[None]:
     """Within, heads share keys and values where transformers would copy them for each.
 
     It reads this variable at every call, and otherwise copies wherever there is a mask: a GPU's

@@ -19,6 +19,7 @@ from grpo.params.policy import Density, Scope, Variants
 from grpo.types import StepNoise
 
 TIME = 1000.0  # a transformer's time for sigma 1
+MOST_STEPS_AHEAD = 4  # a step may be as many times as long as the way to sigma 1
 MATCHED = "matched"
 
 
@@ -92,7 +93,8 @@ def sde_kernels(sigmas: Sequence[float], density: Density, noise_level: float) -
     Args:
       sigmas: Falling, from at most 1 to 0, one more than there are steps.
       density: "flow_sde": deviation noise_level sqrt(sigma / (1 - sigma)) [Liu et al., 2025,
-        Flow-GRPO]; "constant_sde": noise_level [Xue et al., 2025, DanceGRPO]; "interpolated_sde":
+        Flow-GRPO], where sigma is so near 1 that a step would explode that of the next sigma;
+        "constant_sde": noise_level [Xue et al., 2025, DanceGRPO]; "interpolated_sde":
         noise_level (last + (second - last) sigma), in terms of the schedule's sigmas
         [code of Flash-GRPO, arXiv 2605.15980]; "preserving": noise_level in [0, 1] is the share of
         the next step's noise that is fresh, sin(noise_level pi / 2), its total kept
@@ -103,9 +105,8 @@ def sde_kernels(sigmas: Sequence[float], density: Density, noise_level: float) -
     Raises:
       ValueError: If the sigmas do not fall to 0 or the noise level is out of range.
     """
+    require_falling(sigmas)
     pairs = list(pairwise(sigmas))
-    if len(sigmas) < 3 or sigmas[0] > 1 or sigmas[-1] != 0 or any(a <= b for a, b in pairs):
-        raise ValueError(f"sigmas must fall from at most 1 to 0 in two steps or more, got {sigmas}")
     if noise_level <= 0 or (density == "preserving" and noise_level > 1):
         upper = " and at most 1" if density == "preserving" else ""
         raise ValueError(f"noise_level must be above 0{upper} for {density}, got {noise_level}")
@@ -116,6 +117,13 @@ def sde_kernels(sigmas: Sequence[float], density: Density, noise_level: float) -
         *(kernel(sigma, after, noise_level) for sigma, after in pairs[:-1]),
         ode_kernel(*pairs[-1]),
     ]
+
+
+def require_falling(sigmas: Sequence[float]) -> None:
+    """Raises ValueError unless sigmas fall from at most 1 to 0 in two steps or more."""
+    falls = all(before > after for before, after in pairwise(sigmas))
+    if len(sigmas) < 3 or sigmas[0] > 1 or sigmas[-1] != 0 or not falls:
+        raise ValueError(f"sigmas must fall from at most 1 to 0 in two steps or more, got {sigmas}")
 
 
 def match_velocity(
@@ -151,19 +159,27 @@ def step_log_prob(
 def _euler_maruyama(
     sigmas: Sequence[float], density: Density
 ) -> Callable[[float, float, float], Kernel]:
-    """Returns steps of dx = (v + s^2 (x + (1 - sigma) v) / (2 sigma)) dt + s dw."""
+    """Returns steps of dx = (v + s^2 (x + (1 - sigma) v) / (2 sigma)) dt + s dw.
+
+    Of "flow_sde" the variance of a step is noise_level^2 sigma (sigma - after) / (1 - sigma). Where
+    1 - sigma is less than a fourth of the step, 1 - after stands in, as at sigma 1 in the authors'
+    code. So the deviation is at most 2 noise_level sqrt(sigma), and the factor of x stays within
+    [1 - 2 noise_level^2, 1], whatever the schedule: for levels up to 1, where Euler's step is
+    stable. The other deviations are at most noise_level sqrt(sigma - after), after noise_level.
+    """
     second, last = sigmas[1], sigmas[-1]
 
-    def deviation(sigma: float, noise_level: float) -> float:
+    def deviation(sigma: float, after: float, noise_level: float) -> float:
         if density == "flow_sde":
-            # At sigma 1 it would be infinite: the next sigma stands in.
-            return noise_level * math.sqrt(sigma / (1 - (second if sigma == 1 else sigma)))
+            # Compared by the step: schedulers miss 1 by their rounding, or by an epsilon.
+            is_near_one = sigma - after > MOST_STEPS_AHEAD * (1 - sigma)
+            return noise_level * math.sqrt(sigma / (1 - (after if is_near_one else sigma)))
         if density == "constant_sde":
             return noise_level
         return noise_level * (last + (second - last) * sigma)
 
     def kernel(sigma: float, after: float, noise_level: float) -> Kernel:
-        step, s = after - sigma, deviation(sigma, noise_level)
+        step, s = after - sigma, deviation(sigma, after, noise_level)
         drift = s**2 / (2 * sigma)
         return Kernel(
             state=1 + drift * step,

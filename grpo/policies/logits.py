@@ -42,7 +42,7 @@ def draw(
 
     Probabilities are added up in float64: of few tokens at once, of many those of blocks of BLOCK
     tokens, and then within the block that the number falls into. A token of probability 0 is never
-    drawn.
+    drawn. Logits that are not finite give a log-prob of NaN.
     """
     top = logits.amax(dim=1, keepdim=True)
     mass = logits - top
@@ -56,6 +56,8 @@ def draw(
         chosen = torch.searchsorted(cumulative, below_one * total, right=True)
     else:
         chosen, total = _invert_by_blocks(mass, below_one)
+    # Of logits that are not finite, which make the log-prob NaN: who draws looks at that.
+    chosen = chosen.clamp(max=logits.shape[1] - 1)
     logp = (logits.gather(1, chosen) - top).double() / temperature - total.log()
     return chosen[:, 0], logp[:, 0].to(logits.dtype)
 
@@ -71,7 +73,7 @@ def _invert_by_blocks(
     cumulative = blocks.sum(dim=2).cumsum(dim=1, dtype=torch.float64)
     total = cumulative[:, -1:]
     point = fraction * total
-    block = torch.searchsorted(cumulative, point, right=True)
+    block = torch.searchsorted(cumulative, point, right=True).clamp(max=blocks.shape[1] - 1)
     before = nn.functional.pad(cumulative, (1, 0)).gather(1, block)
     within = blocks[torch.arange(rows), block[:, 0]].cumsum(dim=1, dtype=torch.float64)
     rest = (point - before).minimum(within[:, -1:] * BELOW_ONE)  # a block's sum was rounded

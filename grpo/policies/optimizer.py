@@ -1,11 +1,15 @@
-"""AdamW that also learns where weights are too coarse for its steps."""
+"""AdamW that also learns where weights are too coarse, and steps that end training."""
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import AdamW, Optimizer
+
+from grpo.errors import DivergedError
+from grpo.policies.sharding import whole
 
 
 class PreciseAdamW(AdamW):
@@ -50,3 +54,21 @@ class PreciseAdamW(AdamW):
 def stepped_by(optimizer: Optimizer) -> list[Tensor]:
     """Returns what has the gradients for an optimizer's next step."""
     return [each for group in optimizer.param_groups for each in group["params"]]
+
+
+def take_step(optimizer: Optimizer, update: int) -> None:
+    """Makes a step.
+
+    Raises:
+      DivergedError: If a weight is NaN then, or the norm of the weights overflows.
+    """
+    optimizer.step()
+    norm = torch.nn.utils.get_total_norm([each.detach() for each in stepped_by(optimizer)])
+    require_finite_numbers(update, {"norm of the weights": float(whole(norm))})
+
+
+def require_finite_numbers(update: int, numbers: Mapping[str, float]) -> None:
+    """Raises DivergedError, which says which number of an update is not finite."""
+    for name, number in numbers.items():
+        if not math.isfinite(number):
+            raise DivergedError(f"update {update}: {name} is {number}")

@@ -32,6 +32,31 @@ class Rows:
 Layout = Mapping[str, Rows]  # by the tensor's name
 
 
+def require_entries(
+    tensors: Mapping[str, Tensor],
+    name: str,
+    holds: Bool[Tensor, " entry"],
+    rule: str,
+    *,
+    lengths: str = STEPS,
+) -> None:
+    """Raises ArtifactError if an entry of a ragged tensor breaks a rule; it names row and entry.
+
+    Args:
+      rule: After "must be".
+      lengths: The tensor that says how many entries each row has.
+    """
+    broken = (~holds).nonzero()
+    if len(broken):
+        at, ends = int(broken[0, 0]), tensors[lengths].cumsum(0)
+        row = int(torch.searchsorted(ends, at, right=True))
+        entry = at - (int(ends[row - 1]) if row else 0)
+        raise ArtifactError(
+            f"{name} of row {row}, entry {entry}, must be {rule}, "
+            f"got {tensors[name][at].item():g}; rerun the stage that writes it"
+        )
+
+
 def prompt_rows(
     layout: Layout, tensors: Mapping[str, Tensor], group: Int[Tensor, " rollout"]
 ) -> Int[Tensor, " rollout"]:

@@ -1,25 +1,24 @@
-"""Phases of a rollout in a simulator, a label per action chunk; none reads how it ended."""
+"""Phases of a rollout in a simulator, a label per action chunk; none reads how or when it ended."""
 
 from collections.abc import Callable
 from enum import IntEnum
+from functools import partial
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 GRIP_FRACTION = 0.5  # of a chunk's actions that close the gripper
-SUSTAINED_FRACTION = 0.75  # from which on a grip counts as meant
+SUSTAINED_FRACTION = 0.75  # which a grip must reach
 TOUCHED_FRACTION = 0.1
 NEAR_CHUNKS = 3
 NO_PHASE = -1
 
-Labeller = Callable[
-    [Float[Tensor, "rollout step"], Bool[Tensor, "rollout step"]], Int[Tensor, "rollout step"]
-]
+Labeller = Callable[[Float[Tensor, "rollout step"]], Int[Tensor, "rollout step"]]
 
 
 class GripPhase(IntEnum):
-    """What the hand is about."""
+    """What the gripper does."""
 
     APPROACH = 0
     PRE_GRASP = 1
@@ -28,8 +27,8 @@ class GripPhase(IntEnum):
     TAIL = 4
 
 
-class ProgressPhase(IntEnum):
-    """Fifths of a rollout."""
+class TimePhase(IntEnum):
+    """Fifths of the horizon, the most chunks that a rollout may have."""
 
     FIRST = 0
     SECOND = 1
@@ -39,74 +38,70 @@ class ProgressPhase(IntEnum):
 
 
 NUM_PHASES = len(GripPhase)
+PHASE_NAMES: dict[str, list[str]] = {
+    "gripper": [each.name.lower().replace("_", "-") for each in GripPhase],
+    "time": [f"{each.name.lower()} fifth" for each in TimePhase],
+}
 
 
-def label_by_gripper(
-    closed: Float[Tensor, "rollout step"], mask: Bool[Tensor, "rollout step"]
-) -> Int[Tensor, "rollout step"]:
-    """Returns a GripPhase per chunk, -1 off the mask. [PCM, section 4.1]
+def choose_labeller(name: str, max_steps: int) -> Labeller:
+    """Returns what labels chunks, by a name of `PHASE_NAMES`.
 
-    Active grip: at least half of the chunk's actions close the gripper. Pre-grasp: some do
-    (0.1 <= fraction < 0.5), at most three chunks before a grip. Release ramp: fewer than half,
-    at most three chunks after a grip. Tail: after the last grip, fewer than a tenth. Approach: the
-    rest. In this order: grip, pre-grasp, release, approach (before any grip), tail.
+    A label reads its own chunk and those before it. What follows is not known when a policy
+    decides, and whether anything follows is the outcome.
+    """
+    labellers: dict[str, Labeller] = {
+        "gripper": label_by_gripper,
+        "time": partial(label_by_time, max_steps=max_steps),
+    }
+    return labellers[name]
 
-    Unlike the paper, which leaves it open: the threshold of 0.75 is read as what makes a run of
-    gripping chunks a grip at all: one of them must reach it; a chunk after some grip that is
-    neither near one nor the tail is approach again.
+
+def label_by_gripper(closed: Float[Tensor, "rollout step"]) -> Int[Tensor, "rollout step"]:
+    """Returns a GripPhase per chunk. [PCM, section 4.1]
+
+    Active grip: at least half of the chunk's actions close the gripper, and three quarters did
+    since it closed. Release ramp: fewer than half, at most three chunks after a grip. Pre-grasp: at
+    least a tenth. Tail: after a grip. Approach: before any. In this order.
+
+    Unlike the paper: a chunk is no pre-grasp because a grip follows, and none of the tail because
+    no grip follows; a rollout that ends has neither, so such labels would read the outcome. The
+    threshold of 0.75, which the paper leaves open, is what makes a run of closing chunks a grip.
 
     Args:
       closed: The share of a chunk's actions that close the gripper.
     """
-    labels = torch.full(mask.shape, NO_PHASE)
-    for row, (fractions, used) in enumerate(zip(closed.tolist(), mask.tolist(), strict=True)):
-        count = sum(used)
-        grips = _find_grips(fractions[:count])
-        for step in range(count):
-            labels[row, step] = _label(step, fractions[step], grips)
+    labels = [_label_rollout(fractions) for fractions in closed.tolist()]
+    return torch.tensor(labels, dtype=torch.long).view(closed.shape)
+
+
+def _label_rollout(fractions: list[float]) -> list[GripPhase]:
+    """Returns the labels of one rollout, chunk by chunk."""
+    labels: list[GripPhase] = []
+    is_gripping = False
+    last_grip: int | None = None
+    for step, fraction in enumerate(fractions):
+        is_closing = fraction >= GRIP_FRACTION
+        is_gripping = is_closing and (is_gripping or fraction >= SUSTAINED_FRACTION)
+        if is_gripping:
+            last_grip = step
+            labels.append(GripPhase.ACTIVE_GRIP)
+        elif last_grip is not None and step - last_grip <= NEAR_CHUNKS and not is_closing:
+            labels.append(GripPhase.RELEASE_RAMP)
+        elif fraction >= TOUCHED_FRACTION:
+            labels.append(GripPhase.PRE_GRASP)
+        else:
+            labels.append(GripPhase.APPROACH if last_grip is None else GripPhase.TAIL)
     return labels
 
 
-def _find_grips(fractions: list[float]) -> list[int]:
-    """Returns the gripping chunks of runs in which one is sustained."""
-    grips: list[int] = []
-    run: list[int] = []
-    for step, fraction in enumerate([*fractions, 0.0]):
-        if fraction >= GRIP_FRACTION:
-            run.append(step)
-            continue
-        if any(fractions[each] >= SUSTAINED_FRACTION for each in run):
-            grips += run
-        run = []
-    return grips
-
-
-def _label(step: int, fraction: float, grips: list[int]) -> GripPhase:
-    if step in grips:
-        return GripPhase.ACTIVE_GRIP
-    ahead = [each - step for each in grips if each > step]
-    behind = [step - each for each in grips if each < step]
-    is_touching = TOUCHED_FRACTION <= fraction < GRIP_FRACTION
-    if is_touching and ahead and min(ahead) <= NEAR_CHUNKS:
-        return GripPhase.PRE_GRASP
-    if fraction < GRIP_FRACTION and behind and min(behind) <= NEAR_CHUNKS:
-        return GripPhase.RELEASE_RAMP
-    if behind and not ahead and fraction < TOUCHED_FRACTION:
-        return GripPhase.TAIL
-    return GripPhase.APPROACH
-
-
-def label_by_progress(
-    closed: Float[Tensor, "rollout step"], mask: Bool[Tensor, "rollout step"]
+def label_by_time(
+    closed: Float[Tensor, "rollout step"], *, max_steps: int
 ) -> Int[Tensor, "rollout step"]:
-    """Returns which fifth of its rollout a chunk is in, -1 off the mask; for any task."""
-    count = mask.sum(dim=1, keepdim=True)
-    fifth = torch.arange(mask.shape[1])[None] * NUM_PHASES // count.clamp(min=1)
-    return torch.where(mask, fifth, NO_PHASE)
+    """Returns a TimePhase per chunk, for any task.
 
-
-LABELLERS: dict[str, Labeller] = {"gripper": label_by_gripper, "progress": label_by_progress}
-PHASE_NAMES: dict[str, list[str]] = {
-    "gripper": [each.name.lower().replace("_", "-") for each in GripPhase],
-    "progress": [f"{each.name.lower()} fifth" for each in ProgressPhase],
-}
+    Args:
+      max_steps: The horizon, in chunks; what lies beyond is in the last fifth.
+    """
+    fifth = torch.arange(closed.shape[1]) * NUM_PHASES // max_steps
+    return fifth.clamp(max=NUM_PHASES - 1).expand(closed.shape)

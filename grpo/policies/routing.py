@@ -5,8 +5,9 @@ anew and normalized as the model does, so gradients reach the router.
 [Ma et al., 2025, arXiv 2510.11370; Zheng et al., 2025, arXiv 2512.01374, section 4]
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -28,6 +29,7 @@ ROUTING_LAYOUT = {
     EXPERTS: Rows("rollout", "steps", left_out=1),  # the last step is never read
 }
 CHOICES = (torch.topk, torch.Tensor.topk)
+RECORDS: ContextVar[bool] = ContextVar("RECORDS", default=True)  # False: a pass computed again
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +116,24 @@ def replayed(model: nn.Module, routing: Routing, *, width: int, num_read: int) -
     if routing.is_open and not torch.is_grad_enabled():
         (chosen,) = passes
         routing.fill(chosen.unflatten(0, given.shape[:2]), width)
+
+
+def routed_as_now(module: nn.Module) -> Callable[[], AbstractContextManager[None]]:
+    """Returns a context in which a module's routers choose as they do here; nothing is recorded."""
+    routers = find_routers(module)
+    now = [vars(router).get("forward") for router in routers]
+
+    @contextmanager
+    def again() -> Iterator[None]:
+        token = RECORDS.set(False)
+        outer = _swap_forwards(routers, now)
+        try:
+            yield
+        finally:
+            _swap_forwards(routers, outer)
+            RECORDS.reset(token)
+
+    return again
 
 
 def join_passes(
@@ -232,22 +252,31 @@ def _routed(
         with choice:
             output = original(*args, **kwargs)
         (chosen,) = choice.chosen  # one top-k per router
+        if not RECORDS.get():
+            return output
         layers.append(chosen.to(_dtype(routers[0])))
         if len(layers) == len(routers):
             passes.append(torch.stack(layers, dim=1).cpu())
             layers.clear()
         return output
 
-    outer = [vars(router).get("forward") for router in routers]  # of a context around this one
-    for index, router in enumerate(routers):
-        router.forward = partial(forward, index, router.forward)
+    own = [partial(forward, index, router.forward) for index, router in enumerate(routers)]
+    outer = _swap_forwards(routers, own)  # of a context around this one
     try:
         yield
     finally:
-        for router, own in zip(routers, outer):
-            del router.forward  # the class's own is seen again
-            if own is not None:
-                router.forward = own
+        _swap_forwards(routers, outer)
+
+
+def _swap_forwards(
+    routers: list[nn.Module], forwards: Sequence[Callable[..., Any] | None]
+) -> list[Callable[..., Any] | None]:
+    """Gives routers forwards of their own, None: the class's; returns those before."""
+    before = [vars(router).pop("forward", None) for router in routers]
+    for router, own in zip(routers, forwards, strict=True):
+        if own is not None:
+            router.forward = own
+    return before
 
 
 def _fill(

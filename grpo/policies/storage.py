@@ -1,6 +1,13 @@
-"""A policy directory: weights, tokenizer, optimizer and provenance; all safetensors and JSON."""
+"""Policy directories, all safetensors and JSON.
 
-import shutil
+A base's is whole: weights, configuration, tokenizer. A round's holds what training changed, its
+optimizer and its provenance.
+"""
+
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,8 +19,8 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from grpo.artifacts.files import read_json, write_json
-from grpo.artifacts.tensors import read_tensors, write_tensors
-from grpo.errors import ArtifactError, brief
+from grpo.artifacts.tensors import read_tensors, require_finite, write_tensors
+from grpo.errors import ArtifactError, brief, located
 from grpo.policies.optimizer import PreciseAdamW
 from grpo.policies.sharding import divided_like, gathered
 from grpo.types import Cost
@@ -25,6 +32,7 @@ OPTIMIZER = "optimizer.safetensors"
 TRANSFORMER_WEIGHTS = "transformer/diffusion_pytorch_model.safetensors"  # of a diffusers pipeline
 MOMENTS = ("exp_avg", "exp_avg_sq")  # of AdamW
 COPY = "copy"  # of a weight in float32: what the optimizer steps
+WEIGHT_FILES = re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?")  # of transformers
 LOADING_ERRORS = (SafetensorError, StrictDataclassError)
 
 
@@ -50,10 +58,22 @@ def read_state(directory: Path) -> PolicyState:
     path = directory / STATE
     content = read_json(path)
     try:
-        return PolicyState(**{**content, "cost": Cost(**content["cost"])})
+        state = PolicyState(**{**content, "cost": Cost(**content["cost"])})
     except (TypeError, KeyError) as error:
         message = f"{path}: must hold the fields of a policy state, {error}; rerun its stage"
         raise ArtifactError(message) from None
+    with located(path):
+        require_counts(state.cost)
+    return state
+
+
+def require_counts(cost: Cost) -> None:
+    """Raises ArtifactError unless a stored cost is whole numbers of at least 0."""
+    for name, count in vars(cost).items():
+        if type(count) is not int or count < 0:
+            raise ArtifactError(
+                f"cost.{name} must be a whole number >= 0, got {count!r}; rerun its stage"
+            )
 
 
 def write_state(directory: Path, state: PolicyState) -> None:
@@ -68,8 +88,9 @@ def save_base(directory: Path, model: PreTrainedModel, tokenizer: Any) -> None:
     """Writes a base policy: weights, config, tokenizer, a fresh state.
 
     Raises:
-      ArtifactError: If the disk is full or refuses the write.
+      ArtifactError: If a weight is not finite, or the disk is full or refuses the write.
     """
+    require_finite(dict(model.named_parameters()), directory)
     try:
         model.save_pretrained(directory)
     except SafetensorError as error:
@@ -83,7 +104,7 @@ def load_base(directory: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, Any
     """Returns model (in evaluation mode: no dropout, rule U26) and tokenizer of a directory.
 
     Raises:
-      ArtifactError: If a file is missing or broken.
+      ArtifactError: If a file is missing or broken, or a weight is not finite.
     """
     # transformers does not say which file is broken.
     for path in {directory / "config.json", *directory.glob("*.json")}:
@@ -106,6 +127,7 @@ def load_base(directory: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, Any
         raise ArtifactError(message) from None
     model, found = loaded
     _require_all_weights(directory, found)
+    require_finite(dict(model.named_parameters()), directory)
     return model.eval(), tokenizer
 
 
@@ -123,14 +145,8 @@ def gather_trained(model: nn.Module, optimizer: PreciseAdamW) -> Trained:
     return Trained(_weights_name(model), gathered(_weights(model)), gathered(moments))
 
 
-def save_trained(directory: Path, start: Path, trained: Trained, state: PolicyState) -> None:
-    """Writes a trained policy: trainable weights and optimizer, the rest copied from `start`."""
-    own = {WEIGHTS, TRANSFORMER_WEIGHTS, ADAPTER, OPTIMIZER, STATE}
-    for file in sorted(start.rglob("*")):
-        copy = directory / file.relative_to(start)
-        if file.is_file() and str(file.relative_to(start)) not in own:
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, copy)
+def save_trained(directory: Path, trained: Trained, state: PolicyState) -> None:
+    """Writes what training changed alone: the rest is read from the base's directory."""
     write_trained(directory, trained)
     write_state(directory, state)
 
@@ -139,6 +155,36 @@ def write_trained(directory: Path, trained: Trained) -> None:
     """Writes the trainable weights and the optimizer's moments: the same however many ranks."""
     write_tensors(directory / trained.weights_name, trained.weights)
     write_tensors(directory / OPTIMIZER, trained.moments)
+
+
+def read_round(directory: Path, base: Path, model: nn.Module) -> None:
+    """Loads what a round changed into the base's model, unless the directory is the base itself.
+
+    Raises:
+      ArtifactError: If the file is missing, broken or belongs to another model.
+    """
+    if directory.resolve() != base.resolve():
+        read_trainable(directory, model, optimizer=None)
+
+
+@contextmanager
+def whole_policy(directory: Path, base: Path) -> Iterator[Path]:
+    """Yields a directory of a base's files, with a round's weights in place of the base's.
+
+    For programs that read directories as `save_pretrained` writes them. Its files are links.
+    """
+    if directory.resolve() == base.resolve():
+        yield base
+        return
+    with tempfile.TemporaryDirectory(prefix="grpo-policy-") as folder:
+        for source in (base, directory):
+            for file in sorted(source.iterdir()):
+                is_replaced = source is base and WEIGHT_FILES.fullmatch(file.name)
+                link = Path(folder) / file.name
+                if not is_replaced:
+                    link.unlink(missing_ok=True)
+                    link.symlink_to(file.resolve())
+        yield Path(folder)
 
 
 def read_trainable(directory: Path, model: nn.Module, optimizer: PreciseAdamW | None) -> None:
@@ -161,13 +207,30 @@ def trainable(model: nn.Module) -> dict[str, Tensor]:
 
 def _require_all_weights(directory: Path, found: dict[str, Any]) -> None:
     """Raises unless the weights are those of config.json: transformers would draw new ones."""
-    for problem in ("missing_keys", "mismatched_keys", "unexpected_keys"):
-        if found[problem]:
-            kind, first = problem.partition("_")[0], min(map(str, found[problem]))
-            raise ArtifactError(
-                f"{directory}: must hold the weights of its config.json, {kind}: {first}; "
-                "rerun its stage"
-            )
+    if wrong := find_wrong_weights(found):
+        raise ArtifactError(
+            f"{directory}: must hold the weights of its config.json, {wrong}; rerun its stage"
+        )
+
+
+def find_wrong_weights(
+    found: Mapping[str, Any], *, is_left_out: Callable[[str], bool] = lambda key: False
+) -> str | None:
+    """Returns how the weights that were read differ from those of a model; None: not at all.
+
+    A library draws missing weights at random and ignores those that it does not expect.
+
+    Args:
+      found: The loading report of `from_pretrained`.
+      is_left_out: Whether an unexpected weight is one that the model's class has no use for.
+    """
+    for kind in ("missing", "mismatched", "unexpected"):
+        keys = sorted(map(str, found.get(f"{kind}_keys") or ()))
+        if kind == "unexpected":
+            keys = [key for key in keys if not is_left_out(key)]
+        if keys:
+            return f"{len(keys)} {kind}, the first is {keys[0]}"
+    return None
 
 
 def _weights(model: nn.Module) -> dict[str, Tensor]:

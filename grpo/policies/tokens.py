@@ -7,16 +7,17 @@ from dataclasses import dataclass, replace
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo.artifacts.tensors import unpack_ragged
+from grpo.errors import ParameterError
 from grpo.params.policy import RoutingMode
 from grpo.policies.base import Policy
 from grpo.policies.cache import sampling_cache
 from grpo.policies.flops import TokenFlops
 from grpo.policies.forward import ForwardPasses, Scored
 from grpo.policies.logits import draw
-from grpo.policies.packed import Layout, Rows
+from grpo.policies.packed import Layout, Rows, require_entries
 from grpo.policies.passes import Pass, total_flops
 from grpo.policies.routing import (
     ROUTING_LAYOUT,
@@ -33,6 +34,7 @@ from grpo.policies.routing import (
 from grpo.policies.sharding import shard
 from grpo.types import Cost, Scores
 
+ROUNDING = 1e-4  # nats, by which the log-prob of a certain token may exceed 0
 LAYOUT = {
     "prompt_lengths": Rows("prompt"),
     "prompt_tokens": Rows("prompt", "prompt_lengths"),
@@ -119,7 +121,7 @@ class TokenPolicy(Policy[TokenTrajectory]):
         self.cost = Cost()
         self.flops = TokenFlops(model)
         self.forward = ForwardPasses(model)
-        self.end_tokens = _end_tokens(model, tokenizer)
+        self.end_tokens = end_tokens(model, tokenizer)
         self._pass: Callable[[Callable[[], Scored]], Scored] = lambda compute: compute()
 
     def shard(self, device: str) -> None:
@@ -181,6 +183,7 @@ class TokenPolicy(Policy[TokenTrajectory]):
         Raises:
           ArtifactError: If its routing is that of another model.
         """
+        _require_text(tensors, self.model.get_input_embeddings().num_embeddings)
         steps, lengths = tensors["steps"], tensors["prompt_lengths"]
         tokens = unpack_ragged(tensors["tokens"].long(), steps)
         prompt = unpack_ragged(tensors["prompt_tokens"].long(), lengths)
@@ -246,6 +249,7 @@ class TokenPolicy(Policy[TokenTrajectory]):
         distribution, so a draw depends on nothing but its number and its distribution.
         """
         prompt, prompt_mask = self.encode(prompts)
+        self._require_positions(int(prompt_mask.sum(dim=1).max()))
         group = torch.repeat_interleave(torch.arange(len(prompts)), torch.tensor(group_sizes))
         steps = self.decoding.max_steps
         tokens = torch.zeros(len(group), steps, dtype=torch.long)
@@ -256,7 +260,7 @@ class TokenPolicy(Policy[TokenTrajectory]):
         cache = sampling_cache(self.model.config, steps)
         logits = self.forward.prompt_logits(prompt, prompt_mask, cache)[group]
         passes = [_reading(*prompt.shape, seen=prompt.shape[1])]
-        cache.batch_select_indices(group.to(self.model.device))
+        cache.reorder_cache(group.to(self.model.device))
         ahead = self.forward.look_ahead(prompt_mask[group], steps)
         alive: slice | Tensor = slice(None)  # until one has ended: a view is cheaper
         for step in range(steps):
@@ -270,7 +274,7 @@ class TokenPolicy(Policy[TokenTrajectory]):
                 going = (~has_ended).nonzero()[:, 0]
                 alive, chosen = torch.arange(len(group))[alive][going], chosen[going]
                 going = going.to(self.model.device)
-                cache.batch_select_indices(going)
+                cache.reorder_cache(going)
                 ahead = ahead.select(going)
             logits = self.forward.next_logits(chosen[:, None], ahead.at(step), cache)
             passes.append(_reading(len(chosen), 1, seen=prompt.shape[1] + step + 1))
@@ -327,6 +331,16 @@ class TokenPolicy(Policy[TokenTrajectory]):
         width, num_read = trajectory.prompt.shape[1], trajectory.tokens.shape[1] - 1
         return replayed(self.model, trajectory.routing, width=width, num_read=num_read)
 
+    def _require_positions(self, prompt_tokens: int) -> None:
+        """Raises ParameterError if the longest rollout of a prompt has no position any more."""
+        limit, steps = num_positions(self.model.config), self.decoding.max_steps
+        if limit is not None and prompt_tokens + steps > limit:
+            raise ParameterError(
+                f"params.yaml: policy.max_steps: a prompt of {prompt_tokens} tokens and {steps} "
+                f"steps need {prompt_tokens + steps} positions, the model has {limit} "
+                "(max_position_embeddings); lower max_steps or shorten the prompts"
+            )
+
     def _encode_one(self, prompt: str) -> list[int]:
         if self.uses_chat_template:
             messages = [{"role": "user", "content": prompt}]
@@ -357,12 +371,34 @@ def token_layout(routing: RoutingMode) -> Layout:
     return {**LAYOUT, **ROUTING_LAYOUT} if routing == "replay_sampled" else LAYOUT
 
 
+def _require_text(tensors: dict[str, Tensor], vocabulary: int) -> None:
+    """Raises ArtifactError unless tokens are those of a vocabulary, and log-probs are."""
+    for name, lengths in (("prompt_tokens", "prompt_lengths"), ("tokens", "steps")):
+        known = (tensors[name] >= 0) & (tensors[name] < vocabulary)
+        require_entries(tensors, name, known, f"in [0, {vocabulary})", lengths=lengths)
+    logp = tensors["behavior_logp"]
+    require_entries(tensors, "behavior_logp", logp <= ROUNDING, "a log-prob, at most 0")
+
+
 def _reading(rows: int, new: int, *, seen: int) -> Pass:
     """Returns the pass that reads tokens while sampling: the last one's logits are needed."""
     return Pass(rows=rows, query=new, context=seen, logits=1)
 
 
-def _end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Tensor:
+def num_positions(config: PreTrainedConfig) -> int | None:
+    """Returns how many positions a model was made for; None: no number is stated, or it scales."""
+    text = config.get_text_config()
+    rotary = getattr(text, "rope_parameters", None) or {}
+    # One setting, or one per type of layer.
+    settings = [each for each in rotary.values() if isinstance(each, dict)] or [rotary]
+    scales = any(each.get("rope_type", "default") != "default" for each in settings)
+    if scales or getattr(text, "alibi", False):
+        return None
+    limit: int | None = getattr(text, "max_position_embeddings", None)
+    return limit
+
+
+def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Tensor:
     """Returns every token that ends a rollout."""
     configured = getattr(model.generation_config, "eos_token_id", None)
     listed = configured if isinstance(configured, list) else [configured]

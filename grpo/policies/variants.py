@@ -23,23 +23,28 @@ from grpo.policies.pipelines import encode_captions, pool_conditions, text_encod
 
 
 class Perturbation:
-    """A change of one text encoder's embeddings, made when they are first looked up."""
+    """A change of one text encoder's embeddings, made when they are first looked up.
+
+    It is measured, and learned, in units of the embeddings' root mean square: how large an encoder
+    writes its numbers does not matter.
+    """
 
     def __init__(self, special: list[int], init: float, generator: Generator) -> None:
-        """Takes the ids that are no content, and the deviation in units of the embeddings' rms."""
+        """Takes the ids that are no content, and the first deviation."""
         self.special = torch.tensor(special)
         self.init = init
         self.generator = generator
+        self.rms = 0.0  # of the embeddings
         self.delta: Tensor | None = None
 
     def __call__(self, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
         """Returns embeddings, changed where their token is content; a forward hook."""
         content = ~torch.isin(args[0], self.special.to(args[0].device))
         if self.delta is None:
-            rms = float(output.detach().float().square().mean().sqrt())
+            self.rms = float(output.detach().float().square().mean().sqrt())
             noise = torch.randn(output.shape, generator=self.generator)
-            self.delta = (noise * rms * self.init).to(output.device, output.dtype).requires_grad_()
-        return output + self.delta * content[..., None]
+            self.delta = (noise * self.init).to(output.device).requires_grad_()
+        return output + (self.delta * self.rms * content[..., None]).to(output.dtype)
 
 
 def find_variants(
@@ -82,9 +87,12 @@ def find_variants(
 
 @contextmanager
 def perturbed(pipeline: Any, init: float, generator: Generator) -> Iterator[list[Perturbation]]:
-    """Perturbs the embeddings of every text encoder inside."""
+    """Perturbs, inside, the embeddings of the text encoders that the pooled embedding reads.
+
+    The others are left alone: no loss would hold their perturbation near the caption.
+    """
     perturbations, hooks = [], []
-    for encoder, tokenizer in text_encoders(pipeline):
+    for encoder, tokenizer in text_encoders(pipeline, pooled=True):
         each = Perturbation(tokenizer.all_special_ids, init, generator)
         perturbations.append(each)
         vocabulary = encoder.config.vocab_size

@@ -5,6 +5,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from mlflow.entities.model_registry import ModelVersion
+
 from grpo.artifacts.files import require_inert
 from grpo.errors import ArtifactError, GrpoError
 from grpo.lineage.lock import (
@@ -27,7 +29,15 @@ COMPARED_PARAMS = ("evaluation.", "reward.", "seed")
 
 
 class RefusedError(GrpoError, RuntimeError):
-    """A promotion that must not be; the message is the reason."""
+    """A promotion that must not be; the message is the reason.
+
+    Args:
+      version: Of the model, if it got one.
+    """
+
+    def __init__(self, message: str, version: ModelVersion | None = None) -> None:
+        super().__init__(message)
+        self.version = version
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +46,7 @@ class Candidate:
 
     name: str
     policy: Artifact
-    base: Artifact  # what an adapter needs beside it
+    base: Artifact  # what a policy, which holds only what changed, needs beside it
     results: Path  # schema EVALUATION
     evaluation: str  # digest of the prompts, the judge and the evaluation's parameters
     revision: Revision

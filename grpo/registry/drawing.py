@@ -1,4 +1,4 @@
-"""Draws from a loaded policy, as its evaluation did."""
+"""Draws from a policy of the registry or of a round, as its evaluation did."""
 
 import tempfile
 from pathlib import Path
@@ -8,8 +8,8 @@ import pandas as pd
 from grpo.build.machine import prepare_machine
 from grpo.build.policies.draws import draws_of_evaluation
 from grpo.build.policies.loading import load_sampler
-from grpo.errors import ParameterError
-from grpo.params.parameters import PARAMS, read_params
+from grpo.errors import ArtifactError, ParameterError
+from grpo.params.parameters import BASE, PARAMS, read_params
 from grpo.registry.weights import BASE_POLICY, POLICY
 from grpo.sampling import SampledBatch, drawn_from, sample_rollouts
 
@@ -18,7 +18,8 @@ def draw_from(directory: Path, prompts: list[str], *, rollouts: int, seed: int) 
     """Returns rollouts of some prompts; the same for the same seed.
 
     Args:
-      directory: As `load_version` writes it.
+      directory: As `load_version` writes it, or a policy of a pipeline, beside its base. Then the
+        parameters are those of the working directory.
       rollouts: Of each prompt.
 
     Raises:
@@ -28,12 +29,21 @@ def draw_from(directory: Path, prompts: list[str], *, rollouts: int, seed: int) 
     """
     if rollouts < 1:
         raise ParameterError(f"--rollouts: must be >= 1, got {rollouts}")
-    params = read_params(directory / PARAMS)
+    if not directory.is_dir():
+        raise ArtifactError(
+            f"{directory}: no such directory; name one that grpo load wrote, or a round's policy, "
+            "as artifacts/policies/ROUND"
+        )
+    if (directory / POLICY).is_dir():
+        params_file, base, own = directory / PARAMS, directory / BASE_POLICY, directory / POLICY
+    else:
+        params_file, base, own = PARAMS, directory.resolve().parent / BASE, directory
+    params = read_params(params_file)
     prepare_machine(params.machine)
     policy = load_sampler(
         params,
-        base=directory / BASE_POLICY,
-        directory=directory / POLICY,
+        base=base,
+        directory=own,
         draws=draws_of_evaluation(params)["sampled"],
     )
     table = pd.DataFrame(
@@ -41,7 +51,7 @@ def draw_from(directory: Path, prompts: list[str], *, rollouts: int, seed: int) 
     )
     with tempfile.TemporaryDirectory() as scratch:
         return sample_rollouts(
-            drawn_from(policy),
+            drawn_from(policy, directory / POLICY),
             table,
             rollouts_per_batch=params.evaluation.rollouts_per_batch,
             seed=seed,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from grpo.errors import ParameterError
-from grpo.evaluation import per_prompt_metrics
+from grpo.evaluation import LEAST_PROMPTS, per_prompt_metrics
 from grpo.report.comparison import Interval, difference, draw_resamples, resample_means
 
 RESAMPLES = 4000
@@ -50,6 +50,12 @@ def judge(challenger: pd.DataFrame, champion: pd.DataFrame, bounds: Bounds) -> V
     first, second = tables.values()
     if not first.index.equals(second.index) or not (first["rollouts"] == second["rollouts"]).all():
         return Verdict(difference=None, reason="was evaluated on other prompts than the champion")
+    if len(first) < LEAST_PROMPTS:
+        return Verdict(
+            difference=None,
+            reason=f"was evaluated on {len(first)} prompts, fewer than the {LEAST_PROMPTS} that a "
+            "comparison needs; raise task.eval_prompts",
+        )
     rates = pd.DataFrame({n: per_prompt_metrics(t)["mean_at_k"] for n, t in tables.items()})
     draws = draw_resamples(len(rates), resamples=RESAMPLES, seed=0)
     means = resample_means(rates, draws)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,17 +25,23 @@ from grpo.lineage.record import EXPERIMENT, VIEW, dataset, open_store, tracking_
 from grpo.params.parameters import PARAMS
 from grpo.registry.candidate import Candidate, RefusedError, base_results, find_candidate
 from grpo.registry.gate import CHALLENGER, CHAMPION, Bounds, Verdict, judge, say
+from grpo.registry.remote import push
 
 PREVIOUS = "previous"
 POINTER, RESULTS = "pointer.json", "evaluation.parquet"
 HOLDER = "promotion.holder"  # the tag of a model that is being promoted
 HOLDS_SECONDS = 600.0  # after which a killed promotion on another host is forgotten
 PROMOTED, REFUSED, ROLLED_BACK = "promoted", "refused", "rolled back"
+HISTORY = "decision"  # prefix of a version's tags: decision.001 is what first became of it
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What became of a promotion; tags of its run and of the version say the same."""
+    """What became of a promotion or rollback; the tags of its run say the same.
+
+    Versions keep a history of all decisions on them (`Registry.history`). Which version is live is
+    said by the aliases alone.
+    """
 
     model: str
     outcome: str  # PROMOTED, REFUSED or ROLLED_BACK
@@ -47,6 +54,7 @@ class _Outcome(NamedTuple):
     outcome: str
     reason: str
     version: ModelVersion | None
+    other: tuple[ModelVersion, str] | None = None  # the champion so far, and what became of it
 
 
 class Registry:
@@ -80,6 +88,8 @@ class Registry:
                 raise RefusedError(f"is the champion already: version {champion.version}")
             verdict = self._compare(candidate, champion, bounds)
             version = self._register(candidate, run, verdict)
+            if not verdict.reason:
+                self._push(candidate, version)
             return self._crown(version, champion, verdict)
 
         return self._decide(f"promote {policy}", act)
@@ -97,7 +107,12 @@ class Registry:
                 raise RefusedError("there is no previous champion")
             self._set(CHAMPION, previous)
             self.client.delete_registered_model_alias(self.model, PREVIOUS)
-            return _Outcome(ROLLED_BACK, f"in place of version {champion.version}", previous)
+            return _Outcome(
+                ROLLED_BACK,
+                f"champion again, in place of version {champion.version}",
+                previous,
+                other=(champion, f"withdrawn: rolled back to version {previous.version}"),
+            )
 
         return self._decide("roll back", act)
 
@@ -111,6 +126,11 @@ class Registry:
             if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
                 return None
             raise
+
+    def history(self, version: ModelVersion) -> list[str]:
+        """Returns what became of a version, oldest first: "TIME OUTCOME: REASON (run ID)"."""
+        tags: dict[str, str] = version.tags
+        return [tags[name] for name in sorted(tags) if name.startswith(f"{HISTORY}.")]
 
     def file(self, version: ModelVersion, name: str, directory: Path) -> Path:
         """Returns a version's POINTER, RESULTS or parameters, downloaded into a directory.
@@ -202,7 +222,25 @@ class Registry:
         self.client.delete_registered_model_alias(self.model, CHALLENGER)
         assert verdict.difference is not None
         against = f"version {champion.version}" if champion else "its base"
-        return _Outcome(PROMOTED, f"gains {say(verdict.difference)} over {against}", version)
+        return _Outcome(
+            PROMOTED,
+            f"gains {say(verdict.difference)} over {against}",
+            version,
+            other=champion and (champion, f"replaced: by version {version.version}"),
+        )
+
+    def _push(self, candidate: Candidate, version: ModelVersion) -> None:
+        """Stores a policy and its base where other clones load them from.
+
+        Raises:
+          RefusedError: If they cannot be stored.
+        """
+        try:
+            push([candidate.policy.digest, candidate.base.digest], self.workspace)
+        except ArtifactError as error:
+            raise RefusedError(
+                f"version {version.version} is on this disk only: {error}", version
+            ) from None
 
     def _set(self, alias: str, version: ModelVersion) -> None:
         self.client.set_registered_model_alias(self.model, alias, version.version)
@@ -219,15 +257,16 @@ class Registry:
                 with self._alone(run):
                     found = act(run)
             except RefusedError as error:
-                found = _Outcome(REFUSED, " ".join(str(error).split()), None)
+                found = _Outcome(REFUSED, " ".join(str(error).split()), error.version)
             except BaseException:
                 self.client.set_terminated(run, "FAILED")
                 raise
             for key, value in {"decision": found.outcome, "reason": found.reason}.items():
                 self.client.set_tag(run, key, value)
-                if found.version:
-                    number = found.version.version
-                    self.client.set_model_version_tag(self.model, number, key, value)
+            if found.version:
+                self._note(found.version, f"{found.outcome}: {found.reason}", run)
+            if found.other:
+                self._note(*found.other, run)
             self.client.set_terminated(run)
         return Decision(
             model=self.model,
@@ -236,6 +275,14 @@ class Registry:
             version=found.version and str(found.version.version),
             run=run,
         )
+
+    def _note(self, version: ModelVersion, what: str, run: str) -> None:
+        """Adds an entry to a version's history."""
+        now = self.version(str(version.version))
+        assert now is not None
+        tag = f"{HISTORY}.{len(self.history(now)) + 1:03d}"
+        text = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC {what} (run {run})"
+        self.client.set_model_version_tag(self.model, version.version, tag, text)
 
     @contextmanager
     def _alone(self, run: str) -> Iterator[None]:

@@ -3,10 +3,11 @@
 import shutil
 from pathlib import Path
 
-from grpo.artifacts.files import atomic_path, read_json, require_inert
-from grpo.errors import ArtifactError, ParameterError, brief
+from grpo.artifacts.files import named_output, read_json, require_inert, require_replaceable
+from grpo.errors import ArtifactError, ParameterError
 from grpo.lineage.lock import cached_path, file_digest, read_listing
 from grpo.params.parameters import PARAMS
+from grpo.registry.remote import pull
 from grpo.registry.store import POINTER, Registry, reached
 
 SCHEME = "models:/"
@@ -22,17 +23,19 @@ def load_version(address: str, target: Path, workspace: Path = Path()) -> str:
 
     Raises:
       ParameterError: If the address names no version.
-      ArtifactError: If content is nowhere to be had, or is not what was registered.
+      ArtifactError: If content is nowhere to be had, or is not what was registered, or the
+        directory holds anything but an earlier load.
     """
     name, separator, which = address.removeprefix(SCHEME).replace("@", "/").partition("/")
     if not (address.startswith(SCHEME) and separator and which):
         raise ParameterError(f"{address}: must be {SCHEME}NAME@ALIAS or {SCHEME}NAME/VERSION")
+    require_replaceable(target)  # said before a server is asked
     registry = Registry(name, workspace)
     with reached(registry.uri):
         version = registry.version(which)
     if version is None:
         raise ParameterError(f"{address}: no such version in {registry.uri}")
-    with atomic_path(target) as temporary:
+    with named_output(target) as temporary:
         temporary.mkdir()
         pointer = registry.file(version, POINTER, temporary)
         registry.file(version, PARAMS.name, temporary)
@@ -58,7 +61,10 @@ def _restore(digest: str, target: Path, workspace: Path) -> None:
     if listing is None or not all(
         cached_path(workspace, md5).is_file() for md5 in listing.values()
     ):
-        _pull(digest, workspace)
+        try:
+            pull(digest, workspace)
+        except ArtifactError as error:
+            raise _lost(digest, str(error)) from None
         listing = _read_listing(digest, workspace)
     if listing is None:
         raise _lost(digest)
@@ -79,22 +85,6 @@ def _read_listing(digest: str, workspace: Path) -> dict[str, str] | None:
     if cached.is_file() and f"{file_digest(cached)}.dir" != digest:
         raise _damaged(cached)
     return read_listing(workspace, digest)
-
-
-def _pull(digest: str, workspace: Path) -> None:
-    """Fetches a directory into DVC's cache from the default remote."""
-    # Imported here: it takes a second, and a cache that is warm does not need it.
-    from dvc.exceptions import DvcException
-    from dvc.repo import Repo
-    from dvc_data.hashfile.hash_info import HashInfo
-
-    try:
-        with Repo(str(workspace)) as repo:
-            repo.cloud.pull([HashInfo("md5", digest)])
-            listing = read_listing(workspace, digest) or {}
-            repo.cloud.pull([HashInfo("md5", each) for each in listing.values()])
-    except (DvcException, OSError) as error:
-        raise _lost(digest, brief(error)) from None
 
 
 def _damaged(path: Path) -> ArtifactError:

@@ -1,11 +1,13 @@
 """The figures of the page as SVG text: reward by cost, and where the cost went."""
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
+from grpo.artifacts.files import write_bytes
 from grpo.artifacts.usage import Usage
 from grpo.params.parameters import BASE
 from grpo.report.comparison import Comparison, Curve
@@ -50,6 +52,13 @@ def draw_figures(
             draw_steps(run),
             draw_training(run),
         ]
+
+
+def write_curve(run: Run, numbers: Numbers, out: Path) -> None:
+    """Writes `out`/reward_by_cost.svg, which `dvc plots show` shows."""
+    with styled():
+        svg = draw_reward_by_flops(run, numbers).svg
+    write_bytes(out / "reward_by_cost.svg", f"{svg}\n".encode())
 
 
 def draw_reward_by_flops(run: Run, numbers: Numbers) -> Panel:
@@ -167,16 +176,17 @@ def draw_flops_by_kind(run: Run, numbers: Numbers) -> Panel:
         bars[arm] = {kind: _flops_of(counted, kind) for kind in KINDS_IN_BUDGET}
     kinds = [each for each in ("evaluation", "warmup", "audit") if each in set(cost["kind"])]
     aside = {LABEL_OF_KIND.get(kind, kind): {kind: _flops_of(cost, kind)} for kind in kinds}
-    canvas = Canvas([0.45 * len(bars) + 1.1, 0.45 * len(aside) + 0.7], share_x=False)
+    canvas = Canvas([0.45 * len(bars) + 0.7, 0.45 * len(aside) + 0.7], share_x=True)
+    longest = _longest({**bars, **aside})
+    scale, unit = flops_unit(longest)
     for axes, each in zip(canvas.panels, (bars, aside), strict=True):
-        scale, unit = flops_unit(max(sum(bar.values()) for bar in each.values()))
-        _stack_bars(axes, each, scale, say_flops)
-        axes.set_xlabel(f"{unit}s")
+        _stack_bars(axes, each, scale, say_flops, longest)
+    canvas.panels[1].set_xlabel(f"{unit}s")
     canvas.panels[1].set_title("beside the budget, all arms together")
     canvas.legend(canvas.axes, columns=3)
     return Panel(
         title="Where the compute went",
-        caption="An arm that looks at the profile pays for all of it.",
+        caption="An arm that looks at the profile pays for all of it. One scale for all bars.",
         svg=canvas.svg("flops-by-kind", "FLOPs by kind of work for each arm"),
     )
 
@@ -186,9 +196,9 @@ def draw_seconds_by_activity(run: Run, usages: Mapping[str, Usage]) -> Panel:
     bars = {arm: seconds_by_activity(run, usages, arm) for arm in run.arms}
     used = [each for each in ACTIVITIES if any(bar[each] > 0 for bar in bars.values())]
     bars = {arm: {each: bar[each] for each in used} for arm, bar in bars.items()}
-    scale = 60.0 if max(sum(bar.values()) for bar in bars.values()) >= 180 else 1.0
+    scale = 60.0 if _longest(bars) >= 180 else 1.0
     canvas = Canvas([0.45 * len(bars) + 1.5], share_x=False)
-    _stack_bars(canvas.axes, bars, scale, say_seconds)
+    _stack_bars(canvas.axes, bars, scale, say_seconds, _longest(bars))
     canvas.axes.set_xlabel("minutes" if scale > 1 else "seconds")
     canvas.legend(canvas.axes, columns=3)
     return Panel(
@@ -203,6 +213,7 @@ def _stack_bars(
     bars: Mapping[str, Mapping[str, float]],
     scale: float,
     say: Callable[[float], str],
+    longest: float,
 ) -> None:
     """Draws one horizontal bar per name, a segment per kind, and the total at its end."""
     labeled: set[str] = set()
@@ -220,9 +231,12 @@ def _stack_bars(
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
     axes.tick_params(axis="y", labelcolor=INK)
-    longest = max(sum(each.values()) for each in bars.values())
     axes.set_xlim(0, 1.33 * longest / scale or 1.0)  # room for the totals
     axes.xaxis.set_major_locator(MaxNLocator(5))
+
+
+def _longest(bars: Mapping[str, Mapping[str, float]]) -> float:
+    return max(sum(each.values()) for each in bars.values())
 
 
 def _flops_of(cost: pd.DataFrame, kind: str) -> float:

@@ -6,10 +6,10 @@ from grpo.params.parameters import Parameters
 from grpo.policies.phases import PHASE_NAMES
 from grpo.report.pictures import Picture
 
-# By labeller: what the hand is about in colors of Okabe and Ito (2008), time from dark to light.
+# By labeller: what the gripper does in colors of Okabe and Ito (2008), time from dark to light.
 PHASE_COLORS = {
     "gripper": ("#56b4e9", "#e69f00", "#d55e00", "#cc79a7", "#8c959f"),
-    "progress": ("#5b4fa8", "#3f7fb8", "#2fa39a", "#7cc25b", "#e5c72e"),
+    "time": ("#5b4fa8", "#3f7fb8", "#2fa39a", "#7cc25b", "#e5c72e"),
 }
 
 

@@ -12,6 +12,8 @@ import numpy as np
 import pandas as pd
 
 from grpo.artifacts.files import write_bytes, write_json
+from grpo.artifacts.tables import is_judged
+from grpo.build.profiles import reads_profile
 from grpo.params.parameters import BASE
 from grpo.report.comparison import (
     Comparison,
@@ -22,9 +24,10 @@ from grpo.report.comparison import (
     draw_resamples,
     resample_means,
 )
-from grpo.report.reading import COST, KINDS_IN_BUDGET, Run, uses_profile
+from grpo.report.reading import COST, KINDS_IN_BUDGET, Run
 
 BUCKETS = ("0", "(0, .25]", "(.25, .5]", "(.5, .75]", "(.75, 1]")  # of a prompt's outcome rate
+WITHOUT_PROFILE = ("all prompts",)  # the only bucket where no prompt has an outcome rate
 EDGES = (-np.inf, 0.0, 0.25, 0.5, 0.75, 1.0)
 DIGITS = 6  # after the point, of every rate that is written
 SCORE_COLUMNS = ("greedy", "mean_at_k", "mean_low", "mean_high", "pass_at_k")
@@ -71,7 +74,7 @@ def counted_costs(run: Run, policy: str, arm: str) -> pd.DataFrame:
     chain = run.chain(arm)
     rounds = chain[1 : chain.index(policy) + 1]
     looked = {arm, *(run.params.rounds[name].arm for name in rounds)}
-    kinds = KINDS_IN_BUDGET[0 if any(uses_profile(run.params, each) for each in looked) else 1 :]
+    kinds = KINDS_IN_BUDGET[0 if any(reads_profile(run.params, each) for each in looked) else 1 :]
     return run.costs[run.costs["kind"].isin(kinds) & run.costs["round"].isin(["", *rounds])]
 
 
@@ -92,20 +95,29 @@ def reward_by_cost(run: Run) -> pd.DataFrame:
 
 
 def signal_by_difficulty(run: Run) -> pd.DataFrame:
-    """Returns one row per round and bucket of the profile's outcome rate."""
+    """Returns one row per round and bucket of the profile's outcome rate, if there is a profile."""
     rows = []
     for name, rollouts in run.rollouts.items():
-        bucket = pd.cut(rollouts["outcome_rate"], list(EDGES), labels=list(BUCKETS))
-        for label in BUCKETS:
+        if len(run.profile):
+            bucket = pd.cut(rollouts["outcome_rate"], list(EDGES), labels=list(BUCKETS))
+        else:
+            bucket = pd.Series(WITHOUT_PROFILE[0], index=rollouts.index)
+        for label in buckets_of(run):
             inside = rollouts[bucket == label]
             where = {"arm": run.params.rounds[name].arm, "round": name, "bucket": label}
             rows.append({**where, **_signal(inside)})
     return pd.DataFrame(rows)
 
 
+def buckets_of(run: Run) -> tuple[str, ...]:
+    """Returns the buckets of prompts by difficulty; one of all prompts if no profile was drawn."""
+    return BUCKETS if len(run.profile) else WITHOUT_PROFILE
+
+
 def reward_spread(rollouts: pd.DataFrame) -> float:
     """Returns the mean over groups of the deviation of their rewards, ddof=0; NaN of none."""
-    return float(rollouts.groupby("prompt_id")["reward"].std(ddof=0).mean())
+    judged = rollouts[is_judged(rollouts)]
+    return float(judged.groupby("prompt_id")["reward"].std(ddof=0).mean())
 
 
 def signal_by_step(run: Run, arm: str) -> pd.DataFrame:
@@ -129,7 +141,7 @@ def signal_by_step(run: Run, arm: str) -> pd.DataFrame:
 
 
 def _signal(rollouts: pd.DataFrame) -> dict[str, Any]:
-    groups = rollouts.groupby("prompt_id")["reward"]
+    groups = rollouts[is_judged(rollouts)].groupby("prompt_id")["reward"]
     # Compared exactly: a deviation from the mean of equal floats need not be 0.
     uniform = int((groups.min() == groups.max()).sum())
     mass = float((rollouts["advantage"].abs() * rollouts["weight"]).sum())

@@ -1,22 +1,29 @@
 """The page: one self-contained HTML file that opens offline, made for reading at a glance."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from grpo.artifacts.banners import Banner, hash_inputs
 from grpo.artifacts.files import write_bytes
+from grpo.artifacts.marks import clear, marked
 from grpo.artifacts.usage import Usage
 from grpo.build.objectives import findings
+from grpo.errors import ArtifactError
 from grpo.params.parameters import BASE, Parameters
+from grpo.params.yaml import dump_yaml
 from grpo.report.audits import Audited, audit_sentences, audits_by_arm, audits_by_round
 from grpo.report.comparison import Comparison, Curve, Interval
+from grpo.report.diverged import add_banners, draw_diverged, read_diverged
 from grpo.report.drawing import css_color_of
 from grpo.report.figures import draw_figures
 from grpo.report.films import phases_of
-from grpo.report.numbers import Numbers, compare_arms, compute_numbers, cost_of
+from grpo.report.learned import find_empty_results
+from grpo.report.numbers import Numbers, compare_arms, compute_numbers, cost_of, counted_costs
+from grpo.report.provenance import Ran, find_what_ran
 from grpo.report.reading import Run, read_run
 from grpo.report.samples import read_samples
 from grpo.report.seconds import read_usages, seconds_curves, stages_of
@@ -40,21 +47,44 @@ from grpo.report.words import (
 )
 
 TEMPLATE = Path(__file__).with_name("page.html")
+DIVERGED = Path(__file__).with_name("diverged.html")  # where there is no result yet
 PAGE = "index.html"
 
 
-def write_page(artifacts: Path, params: Parameters, out: Path) -> None:
+def write_page(
+    artifacts: Path, params: Parameters, out: Path, banners: Sequence[Banner] = ()
+) -> None:
     """Writes `out`/index.html from the artifacts of a finished run and what `.runs/` measured.
+
+    If the run is not finished because training diverged, that and the curves so far.
+
+    Args:
+      params: Those that the stages ran with.
+      banners: What must be read first, in red at the top.
 
     Raises:
       ArtifactError: If a file is missing, broken, or does not fit the others.
     """
-    run = read_run(artifacts, params)
+    inputs = hash_inputs(artifacts)  # before it is read: a change meanwhile must show
+    diverged = read_diverged(params)
+    banners = add_banners(diverged, banners)
+    curves = draw_diverged(diverged)
+    try:
+        run = read_run(artifacts, params)
+    except ArtifactError as error:
+        if not diverged:
+            raise
+        arms = [arm for arm in params.arms if params.rounds_of(arm)]
+        told = {"arms": arms, "banners": banners, "inputs": json.dumps(inputs), "figures": curves}
+        _write(out, DIVERGED, {**told, "missing": str(error)})
+        return
     numbers = compute_numbers(run)
     usages = read_usages(params)
     seconds = seconds_curves(run, usages)
     content = {
         "arms": run.arms,
+        "banners": [*banners, *find_empty_results(artifacts, params)],
+        "inputs": json.dumps(inputs),
         "confidence": say_percent(params.evaluation.confidence),
         "k": run.scores[BASE]["k"],
         "has_greedy": "greedy" in run.score_names,
@@ -64,7 +94,7 @@ def write_page(artifacts: Path, params: Parameters, out: Path) -> None:
         "details": _details(run, numbers, seconds),
         "summary": _summary(run, numbers),
         "audits": _audits(run),
-        "figures": draw_figures(run, numbers, usages=usages, seconds=seconds),
+        "figures": [*curves, *draw_figures(run, numbers, usages=usages, seconds=seconds)],
         "findings": [
             {"severity": each.severity.name, "path": each.path, "sentence": each.sentence}
             for each in findings(params)
@@ -75,9 +105,27 @@ def write_page(artifacts: Path, params: Parameters, out: Path) -> None:
         "samples": read_samples(artifacts, run),
         "sheets": read_sheets(artifacts, run),
         "stages": _stages(run, usages),
-        "parameters": yaml.safe_dump(params.model_dump(mode="json"), sort_keys=False),
+        "parameters": dump_yaml(params.model_dump(mode="json")),
     }
-    write_bytes(out / PAGE, _environment().get_template(TEMPLATE.name).render(content).encode())
+    _write(out, TEMPLATE, content)
+
+
+def _write(out: Path, template: Path, content: Mapping[str, Any]) -> None:
+    write_bytes(out / PAGE, _environment().get_template(template.name).render(content).encode())
+
+
+def draw_again(artifacts: Path) -> Ran:
+    """Writes the page of what ran, and takes off its stamps those that it makes untrue.
+
+    Raises:
+      GrpoError: If it cannot be drawn; the page that is there says so, too.
+    """
+    out = artifacts / "report"
+    with marked("report", []):
+        ran = find_what_ran()
+        write_page(artifacts, ran.params, out, ran.banners)
+        clear(ran.overcome)
+    return ran
 
 
 def _environment() -> Environment:
@@ -108,7 +156,7 @@ def _summary(run: Run, numbers: Numbers) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = [{"name": "base", "color": None, "scores": base}]
     for i, arm in enumerate(run.arms):
         last = run.chain(arm)[-1]
-        cost = cost_of(run, last, arm)
+        cost, counted = cost_of(run, last, arm), counted_costs(run, last, arm)
         comparison = numbers.comparisons.get(arm)
         rows.append(
             {
@@ -118,6 +166,7 @@ def _summary(run: Run, numbers: Numbers) -> list[dict[str, Any]]:
                 "gain": _say_gain(numbers.gains[arm]),
                 "flops": say_flops(float(cost["flops"])),
                 "sampled_steps": cost["sampled_steps"],
+                "profile_steps": sum(counted.loc[counted["kind"] == "profile", "sampled_steps"]),
                 "trained_steps": cost["trained_steps"],
                 "judge_calls": cost["judge_calls"],
                 "saving": _say_saving(comparison),

@@ -14,7 +14,7 @@ from grpo.params.parameters import BASE, Parameters
 from grpo.policies.action_model import ChunkShape, read_shape
 from grpo.policies.chunk_trajectories import LAYOUT, ChunkTrajectory, restore_chunks, to_values
 from grpo.policies.packed import prompt_rows
-from grpo.policies.phases import LABELLERS, NUM_PHASES
+from grpo.policies.phases import NUM_PHASES, choose_labeller
 from grpo.policies.storage import STATE, read_state
 from grpo.report.films import Cell, Film, Phase, Shot, phases_of
 from grpo.report.pictures import embed
@@ -43,7 +43,7 @@ def read_films(
     kept = _read_kept(artifacts / "policies" / name)
     tensors = read_tensors(path)
     group = torch.tensor(rollouts["group"].to_numpy())
-    label = LABELLERS[params.action_chunks.phases]
+    label = choose_labeller(params.action_chunks.phases, params.action_chunks.max_steps)
     with located(path):
         row = prompt_rows(LAYOUT, tensors, group)
         played, _ = restore_chunks(tensors, row, shape=shape, label=label)

@@ -10,8 +10,14 @@ import pandas as pd
 import pandera.pandas as pa
 
 from grpo.artifacts.files import read_json
-from grpo.artifacts.tables import CREDIT, EVALUATION, PROFILE, REWARDS, ROLLOUTS, read_table
-from grpo.curriculum import WITHOUT_PROFILE
+from grpo.artifacts.tables import (
+    CREDIT,
+    EVALUATION,
+    REWARDS,
+    ROLLOUTS,
+    read_profile,
+    read_table,
+)
 from grpo.errors import ArtifactError
 from grpo.params.parameters import BASE, LinkSpec, Parameters
 
@@ -21,7 +27,6 @@ CURVES = ("reward_mean", "uniform_group_fraction", "clip_fraction", "kl_to_start
 STEPS = ("step", "rollouts", "reward_std_within", "trained_rollouts", "advantage_abs_mean")
 AUDITS = ("audit_cosine", "audit_norm_ratio")  # empty where an update was not audited
 KINDS_IN_BUDGET = ("profile", "sampling", "update")
-TRAINS_ON_PROFILE = "reuse_profile_rollouts"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +34,7 @@ class Run:
     """Everything a run left behind that its report needs."""
 
     params: Parameters
-    profile: pd.DataFrame
+    profile: pd.DataFrame  # no rows if none was drawn
     costs: pd.DataFrame  # stage, kind, round and COST: one row per stage that spends compute
     scores: dict[str, Any]  # by policy: k, and each of `score_names` with value, low, high
     rates: pd.DataFrame  # share of successes by evaluation prompt (row) and policy (column)
@@ -60,7 +65,7 @@ def read_run(artifacts: Path, params: Parameters) -> Run:
       ArtifactError: If a file is missing, broken, or does not fit the others.
     """
     policies = [BASE, *params.rounds]
-    profile = read_table(artifacts / "profile" / "prompts.parquet", PROFILE)
+    profile = read_profile(artifacts / "profile" / "prompts.parquet")
     evaluations = artifacts / "evaluations"
     return Run(
         params=params,
@@ -90,13 +95,6 @@ def score_names(params: Parameters) -> tuple[str, ...]:
     """Returns those of SCORES that an evaluation has: noise cannot be chosen greedily."""
     is_greedy = params.policy.kind != "denoising"
     return tuple(name for name in SCORES if name != "greedy" or is_greedy)
-
-
-def uses_profile(params: Parameters, arm: str) -> bool:
-    """Returns whether an arm's curriculum looks at the profile, or it trains on its rollouts."""
-    settings = params.arms[arm]
-    looks = any(link_name(link) not in WITHOUT_PROFILE for link in settings.curriculum)
-    return looks or TRAINS_ON_PROFILE in map(link_name, settings.selection)
 
 
 def link_name(link: LinkSpec) -> str:
@@ -170,6 +168,9 @@ def _read_rates(evaluations: Path, policies: Sequence[str]) -> pd.DataFrame:
 def read_rollouts(artifacts: Path, name: str, profile: pd.DataFrame) -> pd.DataFrame:
     """Returns a round's rollouts with outcome, reward, status, credit and outcome_rate.
 
+    Args:
+      profile: Schema PROFILE; without rows, no prompt has an outcome rate.
+
     Raises:
       ArtifactError: If a file is missing, broken, or does not fit the others.
     """
@@ -188,7 +189,7 @@ def read_rollouts(artifacts: Path, name: str, profile: pd.DataFrame) -> pd.DataF
     rate = profile.set_index("prompt_id")["outcome_rate"].rename("outcome_rate")
     joined = joined.join(rate, on="prompt_id")
     unknown = joined.loc[joined["outcome_rate"].isna(), "prompt_id"]
-    if len(unknown):
+    if len(unknown) and len(profile):
         raise ArtifactError(
             f"{table}: prompt_id={unknown.iloc[0]!r} must be in the profile; run the stage profile"
         )

@@ -9,7 +9,7 @@ import pandas as pd
 
 from grpo.artifacts.images import encode_png
 from grpo.artifacts.rows import read_rows
-from grpo.artifacts.tables import PROMPTS, read_table
+from grpo.artifacts.tables import PROMPTS, is_judged, read_table
 from grpo.errors import ArtifactError
 from grpo.report.films import Film
 from grpo.report.pictures import Picture, embed
@@ -85,11 +85,11 @@ def _read_pictures(tensors: Path, rows: Sequence[int]) -> list[Picture]:
 
 def _choose(rollouts: pd.DataFrame) -> pd.DataFrame:
     """Returns at most one rollout of each kind, with its row in the round's table."""
-    groups = rollouts.groupby("prompt_id")["outcome"]
+    groups = rollouts["outcome"].where(is_judged(rollouts)).groupby(rollouts["prompt_id"])
     ordered = rollouts.assign(
         row=range(len(rollouts)),
         rate=groups.transform("mean"),
-        size=groups.transform("size"),
+        size=groups.transform("count"),
         gain=rollouts["advantage"].abs(),
     ).sort_values(["gain", "rollout_id"], ascending=[False, True])
     first = [ordered[matches(ordered)].head(1).assign(kind=k) for k, matches in CHOICES.items()]

@@ -3,9 +3,10 @@
 from collections.abc import Iterable, Mapping
 
 from grpo.artifacts.usage import Usage, read_usage
+from grpo.build.profiles import reads_profile
 from grpo.params.parameters import Parameters
 from grpo.report.comparison import Curve
-from grpo.report.reading import Run, uses_profile
+from grpo.report.reading import Run
 
 ACTIVITY_OF_PART = {
     "load": "start-up",
@@ -67,7 +68,7 @@ def seconds_by_activity(run: Run, usages: Mapping[str, Usage], arm: str) -> dict
 def _stages_behind(run: Run, arm: str, rounds: Iterable[str]) -> list[str]:
     names = list(rounds)
     arms = {arm, *(run.params.rounds[name].arm for name in names)}
-    profile = ["profile"] if any(uses_profile(run.params, each) for each in arms) else []
+    profile = ["profile"] if any(reads_profile(run.params, each) for each in arms) else []
     return profile + [
         f"{stage}@{name}" for name in names for stage in ("rollout", "score", "train")
     ]

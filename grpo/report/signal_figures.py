@@ -6,10 +6,12 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from grpo.report.drawing import INK, MARKERS, Canvas, Panel, color_of
-from grpo.report.numbers import BUCKETS, Numbers, reward_spread, signal_by_step
+from grpo.report.numbers import Numbers, buckets_of, reward_spread, signal_by_step
 from grpo.report.reading import CURVES, Run
 
 DIFFICULTY = "the prompt's success rate in the profile"
+NO_PROFILE = "no profile was drawn: no arm reads one (profile.when: always draws it)"
+STEP_OF_KIND = {"tokens": "token", "denoising": "denoising step", "action_chunks": "chunk"}
 FEW_STEPS = 50  # up to here every step has its marker
 LABEL_OF_CURVE = {
     "reward_mean": "mean reward of the batch",
@@ -25,7 +27,7 @@ def draw_uniform_groups(run: Run, numbers: Numbers) -> Panel:
     canvas = Canvas([3.0], share_x=False)
     _draw_bars(canvas.axes, run, _by_bucket(signal, "uniform_groups") / _groups(signal))
     canvas.axes.set_ylabel("groups of equal rewards")
-    canvas.axes.set_xlabel(DIFFICULTY)
+    canvas.axes.set_xlabel(_difficulty(run))
     _finish(canvas, percent=True)
     return Panel(
         title="Groups that teach nothing",
@@ -45,7 +47,7 @@ def draw_advantage_mass(run: Run, numbers: Numbers) -> Panel:
         amount = _by_bucket(numbers.signal, column)
         _draw_bars(axes, run, amount / amount.sum().replace(0, np.nan))
         axes.set_ylabel(label)
-    canvas.panels[-1].set_xlabel(DIFFICULTY)
+    canvas.panels[-1].set_xlabel(_difficulty(run))
     _finish(canvas, percent=True)
     return Panel(
         title="Where the signal was",
@@ -63,7 +65,7 @@ def draw_group_sizes(run: Run, numbers: Numbers) -> Panel:
     canvas = Canvas([2.7], share_x=False)
     _draw_bars(canvas.axes, run, _by_bucket(signal, "rollouts") / _groups(signal))
     canvas.axes.set_ylabel("rollouts per prompt")
-    canvas.axes.set_xlabel(DIFFICULTY)
+    canvas.axes.set_xlabel(_difficulty(run))
     _finish(canvas, percent=False)
     return Panel(
         title="Group sizes",
@@ -108,13 +110,13 @@ def draw_steps(run: Run) -> Panel:
         axes.set_ylim(bottom=0)
         axes.set_ylabel(label)
     canvas.axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    _count_along(canvas, "step of the rollout: a token, or a denoising step")
+    _count_along(canvas, f"step of the rollout: a {STEP_OF_KIND[run.params.policy.kind]}")
     _finish(canvas, percent=False)
     return Panel(
         title="Steps",
         caption=(
             "Above, the share of rollouts whose step is trained. Below, the deviation of reward "
-            "within the groups that could be trained there: what the step's noise can teach."
+            "within the groups that could be trained there: what that step can teach."
         ),
         svg=canvas.svg("steps", "share of rollouts trained and spread of reward by step"),
     )
@@ -151,14 +153,20 @@ def _groups(signal: pd.DataFrame) -> pd.DataFrame:
     return _by_bucket(signal, "groups").replace(0, np.nan)
 
 
+def _difficulty(run: Run) -> str:
+    """Returns the label of the axis along which prompts are ordered by difficulty."""
+    return DIFFICULTY if len(run.profile) else NO_PROFILE
+
+
 def _draw_bars(axes: Axes, run: Run, heights: pd.DataFrame) -> None:
     """Draws one cluster per bucket of difficulty, a bar per arm."""
     width = 0.8 / len(run.arms)
+    buckets = buckets_of(run)
     for i, arm in enumerate(run.arms):
-        x = np.arange(len(BUCKETS)) + (i - (len(run.arms) - 1) / 2) * width
-        values = heights.loc[list(BUCKETS), arm]
+        x = np.arange(len(buckets)) + (i - (len(run.arms) - 1) / 2) * width
+        values = heights.loc[list(buckets), arm]
         axes.bar(x, values, width=0.92 * width, color=color_of(i), label=arm)
-    axes.set_xticks(range(len(BUCKETS)), BUCKETS)
+    axes.set_xticks(range(len(buckets)), buckets)
     axes.grid(axis="x", visible=False)
     axes.tick_params(axis="x", labelcolor=INK)
     axes.set_ylim(bottom=0)

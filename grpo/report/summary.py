@@ -12,6 +12,9 @@ SCORES = {"mean_at_k": "mean@{k}", "greedy": "greedy", "pass_at_k": "pass@{k}"}
 def summarize(artifacts: Path, params: Parameters) -> str:
     """Returns a line per arm and score, then the report's address.
 
+    Args:
+      params: Those that the stages ran with.
+
     Raises:
       ArtifactError: If an evaluation is missing.
     """

@@ -11,22 +11,20 @@ from grpo.rewards.base import Task, View, Viewer
 from grpo.rewards.frames import take_frames
 
 
-def view_by_clip(model: Any, processor: Any, *, score_range: tuple[float, float]) -> Viewer:
+def view_by_clip(model: Any, processor: Any) -> Viewer:
     """Returns a judge of images and clips by their cosine with the prompt. [CLIP score, PickScore]
 
     The raw score is the model's own: logit_scale * cos(image, prompt), of a clip the mean over
-    frames. From `score_range` it is mapped to [0, 1] by (raw - low) / (high - low), clipped.
+    frames.
 
     Args:
       model: A CLIPModel in evaluation mode.
       processor: Its CLIPProcessor.
     """
-    low, high = score_range
 
     def view(media: UInt8[np.ndarray, "row ..."], tasks: Sequence[Task]) -> list[View]:
         raw = score_images(model, processor, take_frames(media), [each.prompt for each in tasks])
-        scores = np.clip((raw - low) / (high - low), 0.0, 1.0)
-        return [View(f"{each:.3f}", float(score)) for each, score in zip(raw, scores)]
+        return [View(f"{each:.3f}", float(each)) for each in raw]
 
     return view
 

@@ -7,11 +7,8 @@ def read_verdict(text: str, task: Task) -> float:
     """Returns 1 for "success after 57 steps", 0 for "no success in 144 steps".
 
     Raises:
-      TimeoutError: If the environment did not answer in time.
-      RuntimeError: If it failed.
+      RuntimeError: If the environment failed or did not answer in time: there is no verdict.
     """
-    if text.startswith("timed out"):
-        raise TimeoutError(text)
-    if text.startswith("failed"):
+    if text.startswith(("failed", "timed out")):
         raise RuntimeError(text)
     return float(text.startswith("success"))

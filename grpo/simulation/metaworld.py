@@ -35,13 +35,15 @@ HAND = 4  # of these, the first: where the hand is, and how far it is open
 class MetaWorld:
     """An environment of the family that was asked for last: each holds a model of its own."""
 
+    observations = OBSERVATIONS
+
     def __init__(self, pixels: int = 0) -> None:
         """Args:
         pixels: Of a picture's side; 0: it has no camera.
         """
         self._family = ""
         self._playing: Any = None
-        self._pixels = pixels
+        self.pixels = pixels
         self._camera: Camera | None = None
         self._goal = np.zeros(3)
 
@@ -51,8 +53,8 @@ class MetaWorld:
         if family_of(instruction) != self._family:
             self._family = family_of(instruction)
             self._playing = make_environment(self._family)
-            if self._pixels:
-                self._camera = Camera(*self.scene, width=self._pixels, height=self._pixels)
+            if self.pixels:
+                self._camera = Camera(*self.scene, width=self.pixels, height=self.pixels)
         self._playing._freeze_rand_vec = True
         self._playing._last_rand_vec = np.array(numbers)
         observation, _ = self._playing.reset()
@@ -62,7 +64,10 @@ class MetaWorld:
     def step(self, action: Sequence[float]) -> tuple[NDArray[np.float64], bool]:
         """Returns the next observation, and whether the goal is reached."""
         observation, _, _, _, info = self._playing.step(np.asarray(action))
-        return np.asarray(observation, np.float64), bool(info["success"] > 0)
+        success = float(info["success"])
+        if not np.isfinite(success):
+            raise FloatingPointError(f"success must be a number, got {success}")
+        return np.asarray(observation, np.float64), success > 0
 
     def look(self) -> NDArray[np.uint8]:
         """Returns the scene with a ring around its goal, [color, row, column]."""

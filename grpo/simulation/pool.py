@@ -5,15 +5,14 @@ import json
 import math
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from grpo.errors import GrpoError
 from grpo.process import Process
 from grpo.simulation.base import Ending, Moment
 
-START_SECONDS = 120.0  # for a process to import its simulator, beside the time of an answer
+START_SECONDS = 120.0  # for a process to import its simulator
 Order = str | list[list[float]]  # a scene to start, or a chunk of actions
 
 
@@ -21,8 +20,10 @@ class EnvironmentPool:
     """Slots in which scenes are played, divided among processes.
 
     What a slot answers depends on its orders alone: not on how many processes there are, nor on
-    what becomes of the others. When a process dies or does not answer, the slot it was at ends,
-    and a new process repeats what its other slots were asked, to the same state.
+    what becomes of them. A scene whose process died or did not answer in time is played again in a
+    new process, once. Time-outs too: a machine under load is no more a property of the scene than a
+    kill is, and a scene that always hangs costs one more time-out. The other scenes of a lost
+    process are played again when they are ordered next.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class EnvironmentPool:
         self._simulator = (simulator, json.dumps(settings or {}))
         self._timeout_seconds = timeout_seconds
         self._workers: list[_Worker | None] = [None] * processes
-        self._history: dict[int, list[Order]] = {}
+        self._played: dict[int, _Played] = {}
         self.seconds = 0.0  # that the pool was waited for
         self._end = weakref.finalize(self, _stop, self._workers)
 
@@ -49,18 +50,19 @@ class EnvironmentPool:
         """Returns what every slot answers; a slot that failed must be started anew."""
         began = time.perf_counter()
         for slot, order in orders.items():
-            self._history[slot] = [*([] if isinstance(order, str) else self._history[slot]), order]
+            if isinstance(order, str):
+                self._played[slot] = _Played()
+            self._played[slot].orders.append(order)
         moments: dict[int, Moment] = {}
         number = len(self._workers)
-        shares = [{s: orders[s] for s in orders if s % number == index} for index in range(number)]
+        shares = [[slot for slot in orders if slot % number == index] for index in range(number)]
         for index, share in enumerate(shares):
-            if share:
-                self._worker(index).send(share)
+            self._send(index, share)
         for index, share in enumerate(shares):
             moments |= self._collect(index, share)
         for slot, moment in moments.items():
             if moment.ending is not None:
-                self._history.pop(slot)
+                self._played.pop(slot)
         self.seconds += time.perf_counter() - began
         return {slot: moments[slot] for slot in orders}
 
@@ -74,55 +76,71 @@ class EnvironmentPool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _worker(self, index: int) -> "_Worker":
+    def _send(self, index: int, slots: Iterable[int]) -> None:
+        """Sends a process what it was not asked yet: of a scene that it has not played, all."""
+        scenes = {slot: self._played[slot] for slot in slots}
+        if not scenes:
+            return
         worker = self._workers[index]
         if worker is None:
             worker = self._workers[index] = _Worker(*self._simulator)
-        return worker
+        worker.send(scenes)
 
-    def _collect(self, index: int, share: Mapping[int, Order]) -> dict[int, Moment]:
+    def _collect(self, index: int, share: Iterable[int]) -> dict[int, Moment]:
         """Returns the answers of one process, which is replaced as often as it is lost."""
         moments: dict[int, Moment] = {}
-        while waiting := [slot for slot in share if slot not in moments]:
+        waiting = list(share)
+        while waiting:
+            slot = waiting[0]  # a process answers in the order in which it was asked
             try:
-                slot, moment = self._worker(index).receive(self._timeout_seconds)
-                moments[slot] = moment
-            except TimeoutError:
-                moments[waiting[0]] = _lost(Ending.TIMED_OUT)
-                self._replace(index, share, moments)
-            except ConnectionError:
-                moments[waiting[0]] = _lost(Ending.FAILED)
-                self._replace(index, share, moments)
+                moments[slot] = self._receive(index, slot)
+            except (TimeoutError, ConnectionError) as loss:
+                self._stop_worker(index)
+                if self._played[slot].was_lost:
+                    is_late = isinstance(loss, TimeoutError)
+                    moments[slot] = _lost(Ending.TIMED_OUT if is_late else Ending.FAILED)
+                self._played[slot].was_lost = True
+                waiting = [each for each in waiting if each not in moments]
+                self._send(index, waiting)
+            else:
+                waiting.pop(0)
         return moments
 
-    def _replace(self, index: int, share: Mapping[int, Order], moments: dict[int, Moment]) -> None:
-        """Starts a process again, brings its slots to where they were, and goes on with `share`.
+    def _receive(self, index: int, slot: int) -> Moment:
+        """Returns the answer to the last order of a slot.
 
-        A slot whose environment raises on the way there is lost too.
+        Its scene has failed if it was played again and did not answer as before.
 
         Raises:
-          GrpoError: If the new process dies or does not answer on the way there.
+          TimeoutError: If an answer does not come in time.
+          ConnectionError: If the process has died.
         """
-        lost = self._workers[index]
-        assert lost is not None
-        lost.stop()
-        worker = self._workers[index] = _Worker(*self._simulator)
-        for slot, past in self._history.items():
-            is_over = slot in moments and moments[slot].ending is not None
-            if slot % len(self._workers) != index or is_over:
-                continue
-            answered = past if slot in moments or slot not in share else past[:-1]
-            for order in answered:
-                worker.send({slot: order})
-                try:
-                    worker.receive(self._timeout_seconds)
-                except (TimeoutError, ConnectionError):
-                    raise GrpoError(
-                        "a lost process of the simulator could not be brought back to where it was "
-                        f"in {self._timeout_seconds:g} seconds per answer; raise "
-                        "policy.scenes.timeout_seconds or rerun"
-                    ) from None
-        worker.send({slot: order for slot, order in share.items() if slot not in moments})
+        worker, played = self._workers[index], self._played[slot]
+        assert worker is not None
+        line, repeats = "", True
+        while worker.answered[slot] < len(played.orders):
+            number = worker.answered[slot]
+            line = worker.receive(self._timeout_seconds)
+            worker.answered[slot] += 1
+            if number == len(played.answers):
+                played.answers.append(hash(line))
+            repeats &= played.answers[number] == hash(line)
+        return _read(line) if repeats else _lost(Ending.FAILED)
+
+    def _stop_worker(self, index: int) -> None:
+        worker = self._workers[index]
+        assert worker is not None
+        worker.stop()
+        self._workers[index] = None
+
+
+class _Played:
+    """What a slot was asked since its scene was started, and hashes of what it answered."""
+
+    def __init__(self) -> None:
+        self.orders: list[Order] = []
+        self.answers: list[int] = []
+        self.was_lost = False  # with a process, since it was started
 
 
 class _Worker:
@@ -130,28 +148,30 @@ class _Worker:
 
     def __init__(self, simulator: str, settings: str) -> None:
         self._process = Process("grpo.simulation.worker", simulator, settings)
-        self._has_answered = False
+        self._has_started = False
+        self._playing: dict[int, _Played] = {}
+        self.answered: dict[int, int] = {}  # orders of a slot's scene
 
-    def send(self, orders: Mapping[int, Order]) -> None:
-        """Sends orders; what became of them shows when answers are received."""
-        self._process.send(json.dumps(list(orders.items())))
+    def send(self, scenes: Mapping[int, _Played]) -> None:
+        """Sends what is new of some scenes; what became of it shows when answers are received."""
+        asked: list[tuple[int, Order]] = []
+        for slot, played in scenes.items():
+            if self._playing.get(slot) is not played:
+                self._playing[slot], self.answered[slot] = played, 0
+            asked += [(slot, order) for order in played.orders[self.answered[slot] :]]
+        self._process.send(json.dumps(asked), timeout_seconds=START_SECONDS)
 
-    def receive(self, timeout_seconds: float) -> tuple[int, Moment]:
-        """Returns the next answer and its slot.
+    def receive(self, timeout_seconds: float) -> str:
+        """Returns the next answer.
 
         Raises:
           TimeoutError: If it does not come in time.
           ConnectionError: If the process has died.
         """
-        start = 0.0 if self._has_answered else START_SECONDS
-        line = self._process.read_line(timeout_seconds + start)
-        self._has_answered = True
-        slot, observation, executed, ending, seen = json.loads(line)
-        known = None if ending is None else Ending(ending)
-        pixels = np.frombuffer(base64.b64decode(seen), np.uint8)
-        side = math.isqrt(len(pixels) // 3)
-        picture = pixels.reshape(3, side, side)
-        return slot, Moment(np.array(observation, np.float32), executed, known, picture)
+        if not self._has_started:
+            self._process.read_line(START_SECONDS)
+            self._has_started = True
+        return self._process.read_line(timeout_seconds)
 
     def stop(self) -> None:
         """Ends the process."""
@@ -162,6 +182,16 @@ def _stop(workers: "list[_Worker | None]") -> None:
     for worker in workers:
         if worker is not None:
             worker.stop()
+
+
+def _read(line: str) -> Moment:
+    """Returns the moment that a process answered."""
+    _, observation, executed, ending, seen = json.loads(line)
+    known = None if ending is None else Ending(ending)
+    pixels = np.frombuffer(base64.b64decode(seen), np.uint8)
+    side = math.isqrt(len(pixels) // 3)
+    picture = pixels.reshape(3, side, side)
+    return Moment(np.array(observation, np.float32), executed, known, picture)
 
 
 def _lost(ending: Ending) -> Moment:

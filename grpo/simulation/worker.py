@@ -1,4 +1,4 @@
-"""A process of environments: answers orders over a socket, one JSON line per slot.
+"""A process of environments: says that it has started, then answers orders, a line for each.
 
 Started by `grpo.simulation.pool`; ends when the socket closes.
 """
@@ -25,6 +25,8 @@ def serve(connection: socket.socket, make: Callable[[], Environment]) -> None:
     """
     slots: dict[int, Environment] = {}
     with connection.makefile("rw", encoding="utf-8") as lines:
+        lines.write("started\n")
+        lines.flush()
         for line in lines:
             for slot, order in json.loads(line):
                 lines.write(json.dumps([slot, *_answer(slots, slot, order, make)]) + "\n")

@@ -1,63 +1,216 @@
-"""Your own prompts: one JSON object per line with "prompt", "answer" and an optional "family"."""
+"""Your own prompts: a JSON object per line, a JSON array, or a parquet table."""
 
 import json
+import unicodedata
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as parquet
 
-from grpo.errors import ArtifactError
+from grpo.errors import ArtifactError, brief
 from grpo.tasks.base import PromptTables
 
+LOOSE = "\0"  # before a normalized prompt; no prompt may hold it
+FIELDS = ("prompt", "answer", "family")
+USUAL = {  # what others call them
+    "prompt": ("question", "problem", "query", "input", "instruction", "text", "caption"),
+    "answer": ("solution", "target", "output", "response", "label", "ground_truth", "final_answer"),
+}
+USER = "user"
 
-def read_prompts(*, train: Path, evaluation: Path, instruction: str, family: str) -> PromptTables:
+
+class _Number(str):
+    """A number by its own spelling in the file: 1.50 stays 1.50."""
+
+
+def read_prompts(
+    *,
+    train: Path,
+    evaluation: Path,
+    instruction: str,
+    family: str,
+    columns: Mapping[str, str],
+    takes_messages: bool,
+) -> PromptTables:
     """Returns the prompts of two files, each followed by `instruction`; no warm-up.
 
     Args:
-      family: Of lines that name none.
+      family: Of rows that name none.
+      columns: What the files call "prompt", "answer" and "family", where they call it otherwise.
+      takes_messages: Whether a prompt may be a chat: a list with one message of the user.
 
     Raises:
-      ArtifactError: If a line is wrong, or a prompt stands in both files.
+      ArtifactError: If a row is wrong, or a prompt stands twice, in one file or in both; prompts
+        that differ in case, Unicode's composition or white space are the same.
     """
-    frames = {
-        part: _read(path, part, instruction, family)
-        for part, path in [("train", train), ("eval", evaluation)]
-    }
-    shared = set(frames["train"]["prompt"]) & set(frames["eval"]["prompt"])
-    if shared:
-        raise ArtifactError(
-            f"{evaluation}: {len(shared)} prompts stand in {train} too, "
-            f"the first is {min(shared)[:60]!r}; remove them from one file"
-        )
+    seen: dict[str, str] = {}  # where each prompt stands
+    frames: list[pd.DataFrame] = []
+    for part, path in (("train", train), ("eval", evaluation)):
+        rows = []
+        for number, where, item in _read(path):
+            row = _read_row(item, f"{path}: {where}", columns, takes_messages)
+            _require_new(row["prompt"], f"{path}: {where}", seen, is_first=not frames)
+            rows.append(
+                {
+                    "prompt_id": f"{part}-{number:06d}",
+                    "family": row.get("family", family),
+                    "prompt": f"{row['prompt']}{instruction}",
+                    "answer": row["answer"],
+                    "entry": "{}",
+                }
+            )
+        if not rows:
+            raise ArtifactError(f"{path}: must have at least one prompt, got none")
+        frames.append(pd.DataFrame(rows))
     empty = pd.DataFrame(columns=["prompt_id", "family", "prompt", "solution"])
-    return PromptTables(frames["train"], frames["eval"], empty)
+    return PromptTables(frames[0], frames[1], empty)
 
 
-def _read(path: Path, part: str, instruction: str, family: str) -> pd.DataFrame:
-    """Returns one file's prompts under the schema PROMPTS."""
-    try:
-        lines = path.read_text().splitlines()
-    except (FileNotFoundError, UnicodeDecodeError) as error:
-        raise ArtifactError(f"{path}: must be a JSON-lines file, {error}") from None
-    rows = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            item = json.loads(line)
-            prompt, answer = item["prompt"], item["answer"]
-        except (json.JSONDecodeError, KeyError, TypeError):
-            raise ArtifactError(
-                f'{path}: line {number} must be {{"prompt": ..., "answer": ...}}, got {line[:60]!r}'
-            ) from None
-        rows.append(
-            {
-                "prompt_id": f"{part}-{number:06d}",
-                "family": str(item.get("family", family)),
-                "prompt": f"{prompt}{instruction}",
-                "answer": str(answer),
-                "entry": "{}",
-            }
+def _require_new(prompt: str, where: str, seen: dict[str, str], *, is_first: bool) -> None:
+    """Raises if a prompt stood before; in the other file, also with other case or white space."""
+    exact = unicodedata.normalize("NFC", prompt).strip()
+    loose = " ".join(exact.casefold().split())
+    before = seen.get(exact) or (None if is_first else seen.get(LOOSE + loose))
+    if before:
+        raise ArtifactError(
+            f"{where}: the prompt {brief(repr(prompt))} duplicates {before} (case, white space and "
+            "Unicode normalization are ignored); remove one"
         )
-    if not rows:
-        raise ArtifactError(f"{path}: must have at least one prompt, got none")
-    return pd.DataFrame(rows)
+    seen[exact] = where
+    if is_first:
+        seen.setdefault(LOOSE + loose, where)
+
+
+def _read_row(
+    item: Any, where: str, columns: Mapping[str, str], takes_messages: bool
+) -> dict[str, str]:
+    """Returns a row's texts by field."""
+    if not isinstance(item, dict):
+        raise ArtifactError(f'{where} must be {{"prompt": ..., "answer": ...}}, got {_show(item)}')
+    row = {}
+    for field in FIELDS:
+        name = columns.get(field, field)
+        if name not in item:
+            if field == "family" and field not in columns:
+                continue
+            raise ArtifactError(f"{where} must have {name!r}, {_suggest(field, item)}")
+        value = item[name]
+        if field == "prompt" and isinstance(value, list):
+            value = _read_messages(value, f"{where}: {name}", takes_messages)
+        if not isinstance(value, str):
+            raise ArtifactError(
+                f"{where}: {name} must be a text or a number, got {_show(value)}; "
+                "write it as a text, or remove the row"
+            )
+        if field == "prompt" and not value.strip():
+            raise ArtifactError(f"{where}: {name} must not be empty, got {value!r}")
+        _require_characters(value, f"{where}: {name}")
+        row[field] = str(value)
+    return row
+
+
+def _suggest(field: str, item: Mapping[str, Any]) -> str:
+    """Returns what a row has instead, and the parameter that maps it."""
+    near = [each for each in USUAL.get(field, ()) if each in item]
+    way = f"; set task.columns to {{{field}: {near[0]}}}" if near else ""
+    return f"got {brief(sorted(map(str, item)))}{way}"
+
+
+def _read_messages(messages: list[Any], where: str, takes_messages: bool) -> str:
+    """Returns what the user says in a chat: the message that policies put into their template."""
+    if not takes_messages:
+        raise ArtifactError(
+            f"{where} is a list of messages, which needs policy.prompt_format chat; set it, or "
+            "write the prompt as a text"
+        )
+    match messages:
+        case [{"role": "user", "content": str(text), **rest}] if not rest:
+            return text
+    raise ArtifactError(
+        f'{where} must be [{{"role": "user", "content": ...}}], one message of the user, '
+        f"got {_show(messages)}"
+    )
+
+
+def _require_characters(text: str, where: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ArtifactError(
+            f"{where} must be Unicode, has half a character at {error.start}; correct the escape"
+        ) from None
+    if "\0" in text:
+        raise ArtifactError(f"{where} must not hold the character 0; remove it")
+
+
+def _read(path: Path) -> Iterator[tuple[int, str, Any]]:
+    """Yields number, place and content of each row of a file."""
+    if path.exists() and not path.is_file():
+        raise ArtifactError(f"{path}: must be a file of prompts, is none")
+    if path.suffix == ".parquet":
+        yield from _read_parquet(path)
+        return
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError as error:
+        raise ArtifactError(f"{path}: must be a JSON-lines file, {error}") from None
+    except UnicodeDecodeError as error:
+        raise ArtifactError(f"{path}: must be a JSON-lines file in UTF-8, {error}") from None
+    if text.lstrip().startswith("["):
+        for number, item in enumerate(_parse(text, f"{path}: the array"), start=1):
+            yield number, f"item {number}", item
+        return
+    for number, line in enumerate(text.split("\n"), start=1):  # splitlines knows more line ends
+        if line.strip():
+            yield number, f"line {number}", _parse(line, f"{path}: line {number}")
+
+
+def _parse(text: str, where: str) -> Any:
+    """Returns a JSON value whose numbers are texts of their own spelling."""
+    try:
+        return json.loads(
+            text,
+            parse_int=_Number,
+            parse_float=_Number,
+            parse_constant=lambda name: {"": name},
+            object_pairs_hook=lambda pairs: _object(pairs, where),
+        )
+    except RecursionError:
+        raise ArtifactError(f"{where} must be JSON, nests too deep") from None
+    except json.JSONDecodeError as error:
+        raise ArtifactError(
+            f"{where} must be JSON, {error}, got {brief(repr(text[:60]))}"
+        ) from None
+
+
+def _object(pairs: list[tuple[str, Any]], where: str) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ArtifactError(f"{where} must have each name once, has {twice!r} twice")
+    return found
+
+
+def _read_parquet(path: Path) -> Iterator[tuple[int, str, Any]]:
+    try:
+        rows = parquet.read_table(path).to_pylist()
+    except FileNotFoundError as error:
+        raise ArtifactError(f"{path}: must be a parquet file, {error}") from None
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise ArtifactError(f"{path}: must be a parquet file, {brief(error)}") from None
+    for number, row in enumerate(rows, start=1):
+        texts = {
+            name: _Number(value) if type(value) is int else value for name, value in row.items()
+        }
+        yield number, f"row {number}", texts
+
+
+def _show(value: Any) -> str:
+    """Returns a value as JSON has it, not too long."""
+    if isinstance(value, dict) and list(value) == [""]:  # NaN, Infinity
+        return str(value[""])
+    return brief(json.dumps(value, default=str))

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from profiles import synthetic_facts
 
 from grpo.advice.prediction import predict_arm, profile_flops
@@ -13,6 +12,7 @@ from grpo.advice.text import snippet
 from grpo.build.objectives import findings
 from grpo.objective.rule import Severity
 from grpo.params.parameters import Parameters, read_params
+from grpo.params.yaml import dump_yaml, parse_yaml
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = "arms.uniform"
@@ -37,7 +37,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 def write_params(tmp_path: Path, changes: dict[str, Any]) -> Path:
     """Writes params.yaml with phases that fit a profile of 300 prompts, and some changes."""
-    content = yaml.safe_load((ROOT / "params.yaml").read_text())
+    content = parse_yaml((ROOT / "params.yaml").read_text())
     content["arms"]["uniform"]["curriculum"][0]["split_at_random"]["prompts_per_phase"] = 60
     for path, value in changes.items():
         *parents, last = path.split(".")
@@ -46,7 +46,7 @@ def write_params(tmp_path: Path, changes: dict[str, Any]) -> Path:
             node = node[key]
         node[last] = value
     file = tmp_path / "params.yaml"
-    file.write_text(yaml.safe_dump(content, sort_keys=False))
+    file.write_text(dump_yaml(content))
     return file
 
 
@@ -57,12 +57,12 @@ def proposed(file: Path, **profile: Any) -> tuple[Parameters, Proposal]:
 
 def with_snippet(file: Path, proposal: Proposal) -> Path:
     """Returns the file with the snippet merged into it."""
-    content, new = yaml.safe_load(file.read_text()), yaml.safe_load(snippet(proposal))
+    content, new = parse_yaml(file.read_text()), parse_yaml(snippet(proposal))
     assert set(new) == {"arms", "rounds"}
     for section, entries in new.items():
         assert not set(entries) & set(content[section])
         content[section].update(entries)
-    file.write_text(yaml.safe_dump(content, sort_keys=False))
+    file.write_text(dump_yaml(content))
     return file
 
 

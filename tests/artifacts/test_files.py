@@ -9,8 +9,12 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from grpo.artifacts.files import (
+    ASIDE,
+    TEMPORARY,
     atomic_path,
     digest,
     exclusive,
@@ -63,6 +67,55 @@ def test_a_killed_writer_leaves_the_old_content(tmp_path: Path):
     result = subprocess.run([sys.executable, "-c", code, str(target)], check=False)
     assert result.returncode == 9
     assert read_json(target) == 1
+
+
+# What editors, other programs and people put beside a file "a.parquet".
+PARTS = st.text("ab.~#%0129-", max_size=12)
+OTHERS_FILES = st.one_of(
+    PARTS.map(lambda part: f".a.parquet.{part}"),
+    st.sampled_from(["tmp", "old", "swp", "txt", "lock", "grpo", f"{TEMPORARY}2", f"x{ASIDE}"]).map(
+        lambda suffix: f".a.parquet.999999.{suffix}"
+    ),
+    st.sampled_from([TEMPORARY, ASIDE]).flatmap(
+        lambda suffix: st.sampled_from(
+            [f".a.parquet.{suffix}", f".a.parquet.x.{suffix}", f".a.parquet.0.{suffix}",
+             f".a.parquet.-1.{suffix}", f".a.parquet.1.1.{suffix}", f".b.parquet.1.{suffix}",
+             f"a.parquet.1.{suffix}", f".a.parquet.99999999999.{suffix}"]
+        )
+    ),
+)  # fmt: skip
+
+
+@given(name=OTHERS_FILES)
+@example(name=".a.parquet.a.b")
+@example(name=".a.parquet.999999.txt")
+@settings(max_examples=60, deadline=None)
+def test_a_file_of_anyone_else_beside_an_artifact_is_left_alone(
+    name: str, tmp_path_factory: pytest.TempPathFactory
+):
+    folder = tmp_path_factory.mktemp("artifacts")
+    (folder / name).write_text("theirs")
+    write_bytes(folder / "a.parquet", b"ours")
+    assert (folder / name).read_text() == "theirs"
+    assert (folder / "a.parquet").read_bytes() == b"ours"
+
+
+@pytest.mark.parametrize("suffix", [TEMPORARY, ASIDE])
+def test_what_a_killed_writer_left_goes_with_the_next_write(tmp_path: Path, suffix: str):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    left = tmp_path / f".a[1].json.{ended.pid}.{suffix}"
+    left.mkdir()
+    running = tmp_path / f".a[1].json.{os.getppid()}.{suffix}"
+    running.write_text("half")
+    write_json(tmp_path / "a[1].json", 1)
+    assert not left.exists()
+    assert running.exists()
+
+
+def test_dvc_ignores_what_a_killed_writer_left():
+    ignored = (Path(__file__).parents[2] / ".dvcignore").read_text().splitlines()
+    assert {f".*.{TEMPORARY}", f".*.{ASIDE}"} <= set(ignored)
 
 
 def test_json_is_canonical_and_refuses_nan(tmp_path: Path):

@@ -22,6 +22,7 @@ def rewards(**changes: object) -> pd.DataFrame:
         "outcome": [1.0, 0.0],
         "reward": [1.0, -0.5],
         "status": ["scored", "unparsable"],
+        "detail": "",
     }
     return pd.DataFrame({**columns, **changes})
 

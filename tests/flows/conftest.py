@@ -141,4 +141,4 @@ def promoted(done: dict[str, Any], team: Team) -> dict[str, Any]:
         patch.chdir(team.workspace)
         patch.setenv("MLFLOW_TRACKING_URI", team.mlflow)
         assert Registry(MODEL).promote("a-1", Bounds()).outcome == PROMOTED
-    return team.promote(policy="a-2")
+    return team.decide("promote/workspace", policy="a-2")

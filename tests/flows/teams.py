@@ -84,12 +84,11 @@ class Team:
         )
         return str(made["id"])
 
-    def promote(self, **parameters: Any) -> dict[str, Any]:
-        """Returns what a run of the deployment decides."""
-        run = self.run("promote/workspace", model=MODEL, **parameters)
-        assert run["state_type"] == "COMPLETED", run["state"]
+    def decide(self, deployment: str, **parameters: Any) -> dict[str, Any]:
+        """Returns what a run of a deployment decides, and as which state Prefect shows it."""
+        run = self.run(deployment, model=MODEL, **parameters)
         (row,) = json.loads(self.artifact("promotion", run["id"]))
-        return dict(row)
+        return {**row, "state": f"{run['state_type']} {run['state_name']}"}
 
     def aliases(self) -> dict[str, str]:
         """Returns the model's versions by alias, as MLflow's server says."""

@@ -17,7 +17,6 @@ from uuid import UUID, uuid4
 
 import httpx
 import pytest
-import yaml
 from dvc.repo import Repo
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import ArtifactCreate, WorkPoolCreate
@@ -37,6 +36,7 @@ from flows.runner import StageError, stages_lock
 from flows.team import prefect_worker
 from flows.wire import Answer, Order
 from grpo.errors import BusyError, ParameterError
+from grpo.params.yaml import parse_yaml
 from tests import tiny_pipeline
 from tests.flows.test_launcher import until
 
@@ -64,7 +64,7 @@ def client(prefect_environment: Environment) -> Iterator[SyncPrefectClient]:
 @pytest.fixture(scope="module")
 def dispatcher(client: SyncPrefectClient) -> Dispatcher:
     """With the deployments that prefect.yaml lists."""
-    written = yaml.safe_load((tiny_pipeline.SOURCE / "prefect.yaml").read_text())
+    written = parse_yaml((tiny_pipeline.SOURCE / "prefect.yaml").read_text())
     own = [each for each in written["deployments"] if f"stage/{each['name']}" in DEPLOYMENTS]
     client.create_work_pool(WorkPoolCreate(name="grpo", type="process"))
     for each in own:

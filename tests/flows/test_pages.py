@@ -62,7 +62,7 @@ def test_a_version_of_a_model_leads_back_to_its_policy_and_what_made_it(
     first, second = (lock[f"train@{each}"].outs[0] for each in ("a-1", "a-2"))
     visit = visit_version(browser, team.mlflow, MODEL, "2")
     _, text = next(visit)
-    assert {"champion", "promoted", second.digest} <= set(text.split())
+    assert {"champion", "promoted:", second.digest} <= set(text.split())
     made = browser.address_of("train@a-2")
     _, text = next(visit)
     assert f"{second.path} ({second.digest})" in " ".join(text.split())

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,17 +28,15 @@ def promote(
     )
 
 
-def rows_of(address: str) -> list[dict[str, str]]:
-    """Returns what the newest promotion's artifact shows."""
-    asked = {"artifacts": {"key": {"any_": ["promotion"]}}, "sort": "CREATED_DESC", "limit": 1}
+def newest(address: str, what: str, asked: dict[str, Any], sort: str) -> dict[str, Any]:
+    """Returns what Prefect's server made last of some kind."""
     request = urllib.request.Request(
-        f"{address}/artifacts/filter",
-        data=json.dumps(asked).encode(),
+        f"{address}/{what}/filter",
+        data=json.dumps({what: asked, "sort": sort, "limit": 1}).encode(),
         headers={"Content-Type": "application/json"},
     )
     with urllib.request.urlopen(request) as answer:
-        rows: list[dict[str, str]] = json.loads(json.load(answer)[0]["data"])
-        return rows
+        return dict(json.load(answer)[0])
 
 
 def test_a_refusal_is_said_kept_by_prefect_and_has_its_own_exit_code(
@@ -50,7 +49,25 @@ def test_a_refusal_is_said_kept_by_prefect_and_has_its_own_exit_code(
     assert done.returncode == 1, done.stderr
     reason = "artifacts/evaluations/a-1.parquet: its lineage is missing"
     assert done.stdout.startswith(f"refused: solver: {reason}")
-    (row,) = rows_of(prefect_environment["PREFECT_API_URL"])
+    address = prefect_environment["PREFECT_API_URL"]
+    made = newest(address, "artifacts", {"key": {"any_": ["promotion"]}}, "CREATED_DESC")
+    (row,) = json.loads(made["data"])
     assert row["outcome"] == "refused"
     assert row["policy"] == "a-1"
     assert row["reason"].startswith(reason)
+    run = newest(address, "flow_runs", {"id": {"any_": [made["flow_run_id"]]}}, "START_TIME_DESC")
+    assert (run["state_type"], run["state_name"]) == ("FAILED", "Refused")
+    assert run["state"]["message"].startswith(f"solver: {reason}")
+
+
+def test_what_names_no_policy_or_no_bound_is_wrong_input(
+    fresh_pipeline: Path, prefect_environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    for words, reason in {
+        ("",): "policy: must name a base or a round, got ''; to go back",
+        ("a-1", "--margin", "2"): "margin must be in [0, 1)",
+    }.items():
+        done = promote(fresh_pipeline, prefect_environment, *words)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+        assert done.stderr.startswith(reason)

@@ -220,7 +220,7 @@ def test_an_entry_of_another_commit_or_other_data_is_refused(clone: Path) -> Non
 
 
 def test_files_that_workers_cannot_see_are_refused(clone: Path) -> None:
-    (clone / ".dvc.lock.1.tmp").write_text("")  # of a writer that was killed
+    (clone / ".dvc.lock.1.grpo-tmp").write_text("")  # of a writer that was killed
     RemoteLock(clone)  # dvc.lock is written here, and in no commit
     (clone / "data" / "more.txt").write_text("2+2=\n")
     with pytest.raises(ParameterError, match=r"^data/more\.txt: must be as in the commit"):

@@ -122,6 +122,21 @@ def test_no_process_outlives_a_stopped_run_and_no_record_is_lost(
     assert changed.isdisjoint({"prepare", "base"})
 
 
+def test_the_order_of_the_lock_is_not_that_in_which_stages_ended(
+    fresh_pipeline: Path, prefect_environment: Environment
+) -> None:
+    hold, lock = fresh_pipeline / ".work/hold-a-1", fresh_pipeline / "dvc.lock"
+    hold.parent.mkdir()
+    hold.touch()
+    with running(fresh_pipeline, prefect_environment) as process:
+        until(lambda: lock.exists() and "  evaluate@b-1:" in lock.read_text())
+        assert "  train@a-1:" not in lock.read_text()
+        hold.unlink()
+        _, said = process.communicate()
+    assert process.returncode == 0, said
+    assert list(read_lock(fresh_pipeline)) == [step.name for step in plan()]
+
+
 def test_its_own_server_ends_with_a_killed_run(fresh_pipeline: Path, tmp_path: Path) -> None:
     home = {**tiny_pipeline.environment(), "PREFECT_HOME": str(tmp_path / "prefect")}
     home.pop("PREFECT_API_URL", None)

@@ -18,7 +18,8 @@ from flows import gpus
 from flows.gpus import hold_gpus
 from flows.pipeline import Reproduction, bring_up_to_date
 from flows.planning import Hints, Step, plan
-from flows.runner import Outcome, Runner, StageError, Stopped
+from flows.runner import Outcome, Result, Runner, StageError, Stopped
+from grpo.artifacts.marks import read_marks
 from grpo.errors import ParameterError
 from grpo.lineage.lock import Lock, read_lock
 from tests import tiny_pipeline
@@ -211,6 +212,8 @@ def test_a_stage_that_cannot_run_here_fails_the_run(
 class Inline:
     """A task that fails at once and here, and its runner."""
 
+    workspace = Path()
+
     def with_options(self, task_run_name: str) -> Self:
         return self
 
@@ -226,7 +229,41 @@ class Inline:
         pass
 
 
-def test_a_server_that_is_away_at_the_end_hides_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+class Scripted:
+    """A runner whose stage ends as it is told to."""
+
+    def __init__(self, *ends: Result | StageError) -> None:
+        self.ends = list(ends)
+
+    def run_stage(self, step: Step) -> Result:
+        end = self.ends.pop(0)
+        if isinstance(end, StageError):
+            raise end
+        return end
+
+
+def test_a_stage_that_fails_without_a_word_of_its_own_is_marked_until_it_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It took too long, or ran on another machine, or DVC refused to start it."""
+    monkeypatch.chdir(tmp_path)
+    failure = StageError("train@a-1: ran longer than meta.exec.timeout_s = 2", code=1)
+    restored = Result(outcome=Outcome.RESTORED, seconds=0.1)
+    step = Step(name="train@a-1", upstream=(), hints=Hints(), is_changed=True)
+    run = Reproduction([step], Scripted(failure, restored), uuid4())
+    with pytest.raises(StageError):
+        run.bring_up_to_date(step.name)
+    (mark,) = read_marks()
+    assert (mark.stage, mark.reason) == (step.name, "ran longer than meta.exec.timeout_s = 2")
+    run.bring_up_to_date(step.name)
+    assert read_marks() == []
+
+
+def test_a_server_that_is_away_at_the_end_hides_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
     def away(*_: object, **__: object) -> None:
         raise httpx.ConnectError("nobody there")
 

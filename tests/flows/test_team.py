@@ -2,6 +2,7 @@
 
 import json
 import sys
+import urllib.error
 import urllib.request
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,7 +22,7 @@ from tests.flows.teams import MODEL, Team, processes_in
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 NAMES = {
     "reproduce/workspace", "reproduce/nightly", "sweep/workspace", "promote/workspace",
-    "stage/remote", "stage/remote-gpu",
+    "rollback/workspace", "stage/remote", "stage/remote-gpu",
 }  # fmt: skip
 
 
@@ -92,14 +93,35 @@ def test_deployments_are_there_and_what_is_scheduled_is_planned(team: Team) -> N
 
 def test_the_worker_promotes_a_policy_that_is_better(promoted: dict[str, Any], team: Team) -> None:
     assert (promoted["outcome"], promoted["version"]) == ("promoted", "2")
+    assert promoted["state"] == "COMPLETED Promoted"
     assert promoted["reason"].endswith("over version 1")
+    assert team.aliases() == {"champion": "2", "previous": "1"}
+
+
+def test_a_refused_promotion_is_not_shown_as_completed(promoted: Any, team: Team) -> None:
+    refused = team.decide("promote/workspace", policy="a-2")
+    assert (refused["outcome"], refused["state"]) == ("refused", "FAILED Refused")
+    assert team.aliases() == {"champion": "2", "previous": "1"}
+
+
+@pytest.mark.parametrize("given", [{"policy": ""}, {"policy": None}, {}])
+def test_a_form_without_a_policy_moves_no_champion(
+    promoted: Any, team: Team, given: dict[str, Any]
+) -> None:
+    try:
+        state = team.run("promote/workspace", model=MODEL, **given)["state_type"]
+    except urllib.error.HTTPError as error:  # the server knows that it is needed
+        state = "FAILED" if error.code < 500 else str(error)
+        error.close()
+    assert state == "FAILED"
     assert team.aliases() == {"champion": "2", "previous": "1"}
 
 
 def test_after_a_rollback_on_the_worker_another_clone_loads_the_old_bytes_from_s3(
     clone: Path, team: Team, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert team.promote()["outcome"] == "rolled back"
+    asked = team.decide("rollback/workspace")
+    assert (asked["outcome"], asked["state"]) == ("rolled back", "COMPLETED RolledBack")
     assert team.aliases() == {"champion": "1"}
     monkeypatch.setenv("MLFLOW_TRACKING_URI", team.mlflow)
     load = (sys.executable, "-m", "grpo", "load", f"models:/{MODEL}@champion")

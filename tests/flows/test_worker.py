@@ -7,7 +7,8 @@ import pytest
 from dvc.exceptions import DvcException
 
 from flows.remote_data import reached
-from flows.worker import repository_of
+from flows.wire import Order
+from flows.worker import StageRun, repository_of
 from grpo.errors import ArtifactError, ParameterError
 
 
@@ -47,3 +48,24 @@ def test_a_remote_out_of_reach_is_named_with_its_cause() -> None:
     said = r"^DVC's remote \(\.dvc/config\): 1 file failed: no route to host; see that"
     with pytest.raises(ArtifactError, match=said):
         pull_fails(DvcException("1 file failed"), OSError("no route to host"))
+
+
+def test_a_worker_empties_no_directory_that_no_worker_made(tmp_path: Path) -> None:
+    """GRPO_WORKER_HOME may be a directory of a person who numbers experiments."""
+    thesis = tmp_path / "0" / "thesis.tex"
+    thesis.parent.mkdir()
+    thesis.write_text("years of work")
+    run = StageRun(
+        Order(commit="0" * 40, stage="prepare", entries={}),
+        workspace=tmp_path,
+        home=tmp_path,
+        repository=str(tmp_path / "nowhere"),
+        show=lambda name, line: None,
+    )
+    with pytest.raises(ArtifactError, match=r"0: must be a worker's or free; move it, or set GRPO"):
+        run.carry_out()
+    assert thesis.read_text() == "years of work"
+    thesis.unlink()
+    for _ in range(2):  # the second run finds what the first has left
+        with pytest.raises(ArtifactError, match="nowhere: cannot check out"):
+            run.carry_out()

@@ -1,11 +1,27 @@
 """dvc.lock as data."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
+from dvc.utils.serialize import dumps_yaml, parse_yaml_for_update
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from grpo.errors import ArtifactError
-from grpo.lineage.lock import Artifact, directory_digest, file_digest, is_read_as_written, read_lock
+from grpo.lineage.lock import (
+    Artifact,
+    directory_digest,
+    file_digest,
+    is_read_as_written,
+    read_lock,
+    sort_lock,
+)
+
+# DVC itself uses what pygtrie deprecates.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+DECLARED = ["prepare", "base", "train@a-1", "train@b-1", "evaluate@a-1", "evaluate@b-1", "report"]
 
 
 def test_an_entry_says_what_the_stage_ran_read_and_wrote(workspace: Path) -> None:
@@ -57,3 +73,42 @@ def test_a_broken_lock_is_one_line(tmp_path: Path, content: str) -> None:
 def test_a_missing_lock_says_what_to_run(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="run dvc repro first"):
         read_lock(tmp_path)
+
+
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.permutations(DECLARED))
+def test_whichever_stage_ended_first_a_sorted_lock_has_the_same_bytes(
+    workspace: Path, order: list[str]
+) -> None:
+    """DVC adds an entry at the end when its stage has ended: this is what it writes then."""
+    path = workspace / "dvc.lock"
+    content: Any = parse_yaml_for_update(path.read_text(), str(path))
+    content["stages"] = {name: content["stages"][name] for name in order}
+    path.write_text(dumps_yaml(content))
+    sort_lock(workspace)
+    sorted_ = path.read_bytes()
+    assert list(yaml.safe_load(sorted_)["stages"]) == DECLARED
+    assert yaml.safe_load(sorted_) == content
+    content["stages"] = {name: content["stages"][name] for name in DECLARED}
+    assert sorted_ == dumps_yaml(content).encode()
+
+
+def test_rounds_follow_the_parameters_and_what_is_no_longer_declared_comes_last(
+    workspace: Path,
+) -> None:
+    params = workspace / "params.yaml"
+    rounds = "  a-1: {start: base, rate: 0.1}\n  b-1: {start: base, rate: 0.2}\n"
+    params.write_text(params.read_text().replace(rounds, "  b-1: {start: base, rate: 0.2}\n"))
+    sort_lock(workspace)
+    stages = list(yaml.safe_load((workspace / "dvc.lock").read_text())["stages"])
+    known = [name for name in DECLARED if not name.endswith("a-1")]
+    assert stages == [*known, "evaluate@a-1", "train@a-1"]
+
+
+@pytest.mark.parametrize("content", ["", "stages: [", "stages: {base: {}, a: {}}\n", "\x00"])
+def test_a_lock_that_is_not_as_dvc_writes_it_is_left_alone(workspace: Path, content: str) -> None:
+    (workspace / "dvc.lock").write_text(content)
+    sort_lock(workspace)
+    assert (workspace / "dvc.lock").read_text() == content

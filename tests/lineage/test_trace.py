@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -10,6 +11,7 @@ from grpo.errors import ArtifactError
 from grpo.lineage.drawing import draw_svg, order_columns, reduce_edges
 from grpo.lineage.trace import format_tree, trace
 from tests import tiny_pipeline
+from tests.files import contents
 
 
 def test_every_artifact_leads_to_prompts_revision_and_parameters(workspace: Path) -> None:
@@ -90,3 +92,21 @@ def test_tracing_imports_neither_torch_nor_mlflow() -> None:
         "sys.exit(bool({'torch', 'mlflow', 'prefect', 'dvc'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_drawing_replaces_nothing_but_an_earlier_drawing(workspace: Path) -> None:
+    def draw(target: str) -> "subprocess.CompletedProcess[str]":
+        words = ["-m", "grpo", "lineage", "artifacts/policies/a-1", "--svg", target]
+        return subprocess.run(
+            [sys.executable, *words], cwd=workspace, capture_output=True, text=True
+        )
+
+    before = contents(workspace / "artifacts")
+    for target in ("artifacts", "artifacts/policies/a-1", "dvc.yaml"):
+        done = draw(target)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+        assert done.stderr.startswith(f"{target}: must be free, or an output of this command")
+    assert contents(workspace / "artifacts") == before
+    for _ in range(2):
+        assert draw("a.svg").returncode == 0
+    ElementTree.parse(workspace / "a.svg")

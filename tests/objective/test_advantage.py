@@ -54,9 +54,8 @@ def test_leave_one_out_is_the_centered_reward_times_g_over_g_minus_1():
     assert advantages(leave_one_out(), [0.0, 2.0, 4.0]) == [1.5 * value for value in centered]
 
 
-def test_a_group_of_one_has_no_leave_one_out_baseline():
-    with pytest.raises(ValueError, match="groups of at least 2"):
-        advantages(leave_one_out(), [1.0])
+def test_a_group_of_one_has_no_advantage_over_the_others():
+    assert advantages(leave_one_out(), [1.0], [2.0, 5.0]) == [0, -3, 3]
 
 
 @pytest.mark.parametrize(("ddof", "expected"), [(0, 1.0), (1, 0.5**0.5)])

@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Generator, Tensor
 
 from grpo.objective.algorithms import chunk_grpo, pcm
@@ -75,7 +77,11 @@ def acted(
         outcome=torch.tensor(outcome),
         mask=mask,
         behavior_logp=torch.full(mask.shape, -1.0) * mask,
-        chunks=ActionChunks(phase=torch.where(mask, phase, -1), action=action * mask[:, :, None]),
+        chunks=ActionChunks(
+            phase=torch.where(mask, phase, -1),
+            action=action,
+            is_executed=mask[:, :, None].expand(action.shape),
+        ),
     )
 
 
@@ -283,7 +289,7 @@ def test_contrast_is_measured_within_groups():
     chunks = rollouts.chunks
     assert chunks is not None
     action = chunks.action + 5.0 * (rollouts.group == 1)[:, None, None]
-    moved = replace(rollouts, chunks=ActionChunks(chunks.phase, action))
+    moved = replace(rollouts, chunks=chunks._replace(action=action))
     torch.testing.assert_close(
         phase_contrast(moved), phase_contrast(rollouts), equal_nan=True, atol=1e-5, rtol=1e-5
     )
@@ -293,10 +299,64 @@ def test_contrast_of_equal_means_is_zero_and_chances_fall_to_the_floor():
     rollouts = acted([1.0, 0.0] * 4, shift=0.0)
     chunks = rollouts.chunks
     assert chunks is not None
-    still = replace(rollouts, chunks=ActionChunks(chunks.phase, torch.ones_like(chunks.action)))
+    still = replace(rollouts, chunks=chunks._replace(action=torch.ones_like(chunks.action)))
     objective = sample_chunks_by_phase(3, floor=0.2)
     _, state = assign_credit(objective, still, objective.init(), seeded())
     assert [state[NAME][f"keep_{phase}"] for phase in range(2)] == [0.2, 0.2]
+
+
+@given(st.data())
+@settings(max_examples=50, deadline=None)
+def test_those_who_act_alike_have_no_contrast_wherever_they_end(data: st.DataObject):
+    """Every rollout follows one schedule and ends anywhere, in the middle of a chunk too."""
+    seed = data.draw(st.integers(0, 2**32 - 1))
+    generator = seeded(seed)
+    solved = torch.randint(0, 2, (12,), generator=generator).float()
+    rollouts = acted(solved.tolist(), group=[0] * 6 + [1] * 6)
+    end = torch.randint(1, 13, (12, 1), generator=generator)  # of 6 chunks of 2 numbers
+    is_executed = (torch.arange(12) < end).view(12, 6, 2)
+    mask = is_executed.any(dim=2)
+    phase = torch.randint(0, NUM_PHASES, (6,), generator=generator).expand(12, -1)
+    action = torch.randn(6, 2, generator=generator).expand(12, -1, -1)
+    action = torch.where(is_executed, action, data.draw(st.sampled_from([0.0, torch.nan])))
+    chunks = ActionChunks(torch.where(mask, phase, -1), action, is_executed)
+    contrast = phase_contrast(replace(rollouts, mask=mask, chunks=chunks))
+    assert (contrast.nan_to_num() < 1e-6).all()
+
+
+@given(st.floats(width=32), st.integers(0, 9))
+@settings(max_examples=20, deadline=None)
+def test_actions_that_were_not_carried_out_change_nothing(value: float, seed: int):
+    rollouts = acted(MIXED)
+    chunks = rollouts.chunks
+    assert chunks is not None
+    chance = torch.rand(chunks.action.shape, generator=seeded(seed))
+    is_executed = chunks.is_executed & (chance < 0.9)
+    other = torch.where(is_executed, chunks.action, value)
+    objective = pcm(tokens=32, budget=2)
+    first, second = (
+        assign_credit(
+            objective,
+            replace(rollouts, chunks=ActionChunks(chunks.phase, action, is_executed)),
+            objective.init(),
+            seeded(),
+        )
+        for action in (chunks.action, other)
+    )
+    assert first[1] == second[1]
+    assert torch.equal(first[0].weight, second[0].weight)
+
+
+def test_contrast_of_rollouts_that_each_go_their_own_way_is_about_zero():
+    """Steps of a rollout share its deviation: they are no samples of their own."""
+    group = torch.arange(200).repeat_interleave(6)
+    rollouts = acted(MIXED * 200, shift=0.0, group=group.tolist())
+    chunks = rollouts.chunks
+    assert chunks is not None
+    deviation = torch.randn(len(group), 1, 2, generator=seeded())
+    moved = replace(rollouts, chunks=chunks._replace(action=chunks.action + deviation))
+    # |D|^2 is 4/3 by chance, with a deviation of 4/3; 0.4 is four standard errors of 200 groups.
+    assert (phase_contrast(moved)[:2] ** 2 < 0.4).all()
 
 
 def test_contrast_of_chance_alone_is_about_zero():

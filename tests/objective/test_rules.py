@@ -268,7 +268,7 @@ CASES |= {
     "reuse of what was chosen": (spending(REUSE, reads_profile=True), ("H9", "INFO")),
     "reuse of mixed groups": (spending(REUSE, RESAMPLE), ("H9", "INFO")),
     "noise levels of tokens": (plan_of(flash_grpo(dimensions=8)), ("H10", "ERROR")),
-    "a penalty on denoising": (replace(plan_of(grpo()), denoises=True), ("H12", "ERROR")),
+    "a penalty on denoising": (replace(plan_of(grpo(beta=0.04)), denoises=True), ("H12", "ERROR")),
     "a ratio over all dimensions": (replace(Z_SCORED, denoises=True), ("H11", "WARN")),
     "two weights by noise": (
         replace(plan_of(chain(flash_grpo(8), weigh_by_noise_std())), denoises=True),

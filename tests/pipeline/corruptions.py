@@ -5,8 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import yaml
 from safetensors.numpy import load_file, save_file
+
+from grpo.params.yaml import dump_yaml, parse_yaml
 
 Corruption = Callable[[Path], None]
 Arrays = dict[str, np.ndarray]
@@ -17,7 +18,7 @@ def set_param(path: str, value: object) -> Corruption:
 
     def corrupt(workspace: Path) -> None:
         file = workspace / "params.yaml"
-        content = yaml.safe_load(file.read_text())
+        content = parse_yaml(file.read_text())
         *parents, last = path.split(".")
         node = content
         for key in parents:
@@ -26,7 +27,7 @@ def set_param(path: str, value: object) -> Corruption:
             node[int(last)] = value
         else:
             node[last] = value
-        file.write_text(yaml.safe_dump(content, sort_keys=False))
+        file.write_text(dump_yaml(content))
 
     return corrupt
 
@@ -34,13 +35,43 @@ def set_param(path: str, value: object) -> Corruption:
 def drop_param(path: str) -> Corruption:
     def corrupt(workspace: Path) -> None:
         file = workspace / "params.yaml"
-        content = yaml.safe_load(file.read_text())
+        content = parse_yaml(file.read_text())
         *parents, last = path.split(".")
         node = content
         for key in parents:
             node = node[key]
         del node[last]
-        file.write_text(yaml.safe_dump(content, sort_keys=False))
+        file.write_text(dump_yaml(content))
+
+    return corrupt
+
+
+def copy_param(source: str, target: str) -> Corruption:
+    """Sets a parameter of a mapping to what another one is."""
+
+    def corrupt(workspace: Path) -> None:
+        content = parse_yaml((workspace / "params.yaml").read_text())
+        for key in source.split("."):
+            content = content[key]
+        set_param(target, content)(workspace)
+
+    return corrupt
+
+
+def rename_param(path: str, name: str) -> Corruption:
+    """Moves a parameter of a mapping to another name beside its own."""
+    renamed = ".".join([*path.split(".")[:-1], name])
+    return both(copy_param(path, renamed), drop_param(path))
+
+
+def add_named(section: str, name: str) -> Corruption:
+    """Gives the first entry of a section of params.yaml a second name."""
+
+    def corrupt(workspace: Path) -> None:
+        file = workspace / "params.yaml"
+        content = parse_yaml(file.read_text())
+        content[section][name] = next(iter(content[section].values()))
+        file.write_text(dump_yaml(content))
 
     return corrupt
 

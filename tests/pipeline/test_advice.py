@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-import yaml
 
 from grpo.__main__ import main
 from grpo.advice.comparison import compare_rounds
 from grpo.advice.facts import Facts, read_facts
 from grpo.artifacts.files import read_json
 from grpo.params.parameters import Parameters, read_params
+from grpo.params.yaml import dump_yaml, parse_yaml
 
 # Wide: of one round of 16 or so prompts whose rollouts are drawn anew.
 STEPS_BAND, FLOPS_BAND = 0.15, 0.35
@@ -85,7 +85,7 @@ def test_the_command_prints_an_arm_to_paste_and_what_happened(
     ):
         assert expected in out
     assert "Nothing here says which arm learns more" in out
-    pasted = yaml.safe_load(out[out.index("arms:\n") : out.index("Predicted are")])
+    pasted = parse_yaml(out[out.index("arms:\n") : out.index("Predicted are")])
     assert set(pasted) == {"arms", "rounds"}
     assert all(len(line) <= 120 for line in out.splitlines())
 
@@ -135,9 +135,9 @@ def test_a_profile_of_other_parameters_is_refused(
     workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ):
     file = workspace / "params.yaml"
-    content = yaml.safe_load(file.read_text())
+    content = parse_yaml(file.read_text())
     content["profile"]["rollouts_per_prompt"] = 4
-    file.write_text(yaml.safe_dump(content))
+    file.write_text(dump_yaml(content))
     code, _, err = advise(workspace, monkeypatch, capsys)
     assert code == 2
     assert "must have 4 rollouts per prompt (profile.rollouts_per_prompt), has 8" in err

@@ -7,13 +7,21 @@ from pathlib import Path
 import pytest
 
 from grpo.__main__ import main
-from tests.pipeline.corruptions import Corruption, both, drop_param, set_param
+from tests.pipeline.corruptions import (
+    Corruption,
+    add_named,
+    both,
+    copy_param,
+    drop_param,
+    rename_param,
+    set_param,
+)
 from tests.pipeline.workspaces import write_two_arms
 
 ROUND = {"arm": "sgpo", "start": "base", "phase": 1}
 FIXED = {"fix_group_size": {"rollouts": 8}}
 WRONG: list[tuple[str, Corruption, str]] = [
-    ("wrong type", set_param("seed", "zero"), "seed must be a valid integer, got 'zero'"),
+    ("wrong type", set_param("seed", "zero"), "seed must be an integer, got 'zero'"),
     ("number as text", set_param("task.train_prompts", "40"), "task.train_prompts must be"),
     ("fraction of a prompt", set_param("task.train_prompts", 0.5), "task.train_prompts must be"),
     ("missing key", drop_param("evaluation.confidence"), "evaluation.confidence is missing"),
@@ -43,8 +51,9 @@ WRONG: list[tuple[str, Corruption, str]] = [
     ("vllm without a gpu", set_param("policy.sampler", "vllm"),
      "with policy.sampler vllm, machine.device must be cuda"),
     ("unknown sampler", set_param("policy.sampler", "ollama"), "policy.sampler must be"),
-    ("unknown task", set_param("task.kind", "poetry"), "task .*'poetry'"),
-    ("unknown source of a base", set_param("policy.base.source", "cloud"), "policy.base .*'cloud'"),
+    ("unknown task", set_param("task.kind", "poetry"), "task.kind .*'poetry'"),
+    ("unknown source of a base", set_param("policy.base.source", "cloud"),
+     "policy.base.source .*'cloud'"),
     ("unknown judge", set_param("reward.judge", "oracle"), "reward.judge must be .*'oracle'"),
     ("pattern without a group", set_param("reward.answer_pattern", "#.*"),
      "reward.answer_pattern must have exactly one group"),
@@ -60,7 +69,7 @@ WRONG: list[tuple[str, Corruption, str]] = [
     ("missing setting of a link", set_param("arms.sgpo.objective.0", {"penalize_kl": {}}),
      r"arms.sgpo.objective\[0\].penalize_kl.beta is missing"),
     ("setting of another type", set_param("arms.sgpo.objective.0", {"rloo": {"low": "wide"}}),
-     r"arms.sgpo.objective\[0\].rloo.low must be float, got 'wide'"),
+     r"arms.sgpo.objective\[0\].rloo.low must be a number, got 'wide'"),
     ("setting that is a list", set_param("arms.sgpo.objective.0", {"rloo": {"low": [1]}}),
      r"arms.sgpo.objective\[0\].rloo.low must be .* got \[1\]"),
     ("link that is a number", set_param("arms.sgpo.objective.0", 3),
@@ -118,7 +127,9 @@ WRONG: list[tuple[str, Corruption, str]] = [
     ("start from itself", set_param("rounds.sgpo-1.start", "sgpo-1"),
      "rounds.sgpo-1.start must be 'base' or a round above it, got 'sgpo-1'"),
     ("round named base", set_param("rounds.base", ROUND), "rounds.base: 'base' is the base"),
-    ("round named with a blank", set_param("rounds.sgpo 1", ROUND), "rounds.sgpo 1 .*pattern"),
+    ("arm named base", copy_param("arms.uniform", "arms.base"), "arms.base: 'base' is the base"),
+    ("round named with a blank", set_param("rounds.sgpo 1", ROUND),
+     "rounds.sgpo 1 must be at most 64 letters, digits, _ and -, a letter or digit first"),
     ("phase zero", set_param("rounds.sgpo-1.phase", 0), "rounds.sgpo-1.phase must be greater"),
     ("phase beyond the curriculum", set_param("rounds.sgpo-1.phase", 2),
      "rounds.sgpo-1.phase must be at most 1, the phases of arms.sgpo.curriculum, got 2"),
@@ -127,6 +138,149 @@ WRONG: list[tuple[str, Corruption, str]] = [
      "arms.hub.curriculum is missing"),
 ]  # fmt: skip
 
+LINK = r"arms.sgpo.objective\[0\]"
+TRAINING = "arms.uniform.training"  # which is the other arm's too
+WRONG += [
+    (
+        "decays of one",
+        set_param(f"{TRAINING}.betas", [1, 1]),
+        rf"{TRAINING}.betas\[0\] must be less than 1, got 1",
+    ),
+    (
+        "second decay of one",
+        set_param(f"{TRAINING}.betas", [0.9, 1.0]),
+        rf"{TRAINING}.betas\[1\] must be less than 1, got 1.0",
+    ),
+    (
+        "a limit too short for any judge",
+        set_param("reward.timeout_seconds", 1e-9),
+        "reward.timeout_seconds must be at least 0.01, got 1e-09",
+    ),
+    (
+        "a limit beyond timers",
+        set_param("reward.timeout_seconds", 1e30),
+        "reward.timeout_seconds must be at most 86400",
+    ),
+    (
+        "resamples beyond memory",
+        set_param("evaluation.bootstrap_resamples", 10**12),
+        "evaluation.bootstrap_resamples must be at most 1000000, got 10*$",
+    ),
+    (
+        "threads that no machine has",
+        set_param("machine.threads", 10**6),
+        "machine.threads must be at most 1024, got 10*$",
+    ),
+    (
+        "workers that no machine has",
+        set_param("sampling", {"engine": "ray", "workers": 10**6}),
+        "sampling.workers must be at most 4096, got 10*$",
+    ),
+    (
+        "ranks that no machine has",
+        set_param(f"{TRAINING}.ranks", 10**6),
+        f"{TRAINING}.ranks must be at most 4096, got 10*$",
+    ),
+    (
+        "prompts that no machine has",
+        set_param("task.train_prompts", 10**12),
+        "task.train_prompts must be at most 1000000000, got 10*$",
+    ),
+    (
+        "a width that no machine has",
+        set_param("policy.base.config.hidden_size", 10**9),
+        "policy.base.config.hidden_size must be at most 16777216, got 10*$",
+    ),
+    (
+        "weights that no machine has",
+        set_param("policy.base.config.hidden_size", 10**6),
+        "policy.base.config must be of a model whose weights take at most 1 TiB, got about",
+    ),
+    (
+        "a truth value for a setting",
+        set_param("arms.sgpo.objective.0", {"rloo": {"low": True}}),
+        rf"{LINK}.rloo.low must be an integer or a number or a text, got true",
+    ),
+    (
+        "a truth value in YAML 1.1",
+        set_param("machine.compile", "yes"),
+        "machine.compile must be true or false, got 'yes'",
+    ),
+    (
+        "a list in a configuration",
+        set_param("policy.base.config.hidden_size", [1]),
+        r"policy.base.config.hidden_size must be .* or true or false, got \[1\]",
+    ),
+    ("nothing in a section", set_param("machine", None), "machine must be a mapping, got null"),
+    (
+        "a text for a list",
+        set_param("arms.sgpo.selection", "none"),
+        "arms.sgpo.selection must be a list, got 'none'",
+    ),
+    (
+        "a misspelled key",
+        rename_param(f"{TRAINING}.learning_rate", "learning_rat"),
+        f"{TRAINING}.learning_rat is unknown, got .*; is it learning_rate\\?",
+    ),
+    (
+        "a misspelled section",
+        rename_param("reward", "rewards"),
+        r"rewards is unknown, got .*; is it reward\?",
+    ),
+    (
+        "a misspelled value",
+        set_param("machine.dtype", "bfloat"),
+        r"machine.dtype must be 'float32' or 'bfloat16', got 'bfloat'; is it bfloat16\?",
+    ),
+    (
+        "a misspelled kind",
+        set_param("task.kind", "reasoning-gym"),
+        r"task.kind must be one of .*, got 'reasoning-gym'; is it reasoning_gym\?",
+    ),
+    ("no kind", drop_param("task.kind"), "task.kind is missing$"),
+    (
+        "a misspelled link",
+        set_param("arms.sgpo.objective.0", "rlooo"),
+        rf"{LINK} must be one of .*, got 'rlooo'; is it rloo\?",
+    ),
+    (
+        "a misspelled setting",
+        set_param("arms.sgpo.objective.0", {"rloo": {"hihg": 0.2}}),
+        rf"{LINK}.rloo.hihg is unknown, it knows .*; is it high\?",
+    ),
+    (
+        "a path outside of data",
+        set_param("policy.base", {"source": "directory", "path": "../x"}),
+        r"policy.base.path must lie under data/, got '../x'",
+    ),
+    (
+        "a package by its file",
+        set_param("policy.base", {"source": "gguf", "package": "a/b", "file": "c"}),
+        r"policy.base.package must be the name by which Python imports",
+    ),
+]
+WRONG += [
+    (f"{value} in {path}", set_param(path, value), rf".* must be a finite number, got {value}")
+    for value in (float("nan"), float("inf"), -float("inf"))
+    for path in ("reward.threshold", f"{TRAINING}.betas.0")
+]
+WRONG += [
+    (
+        f"{value} in a link",
+        set_param("arms.sgpo.objective.0", {"penalize_kl": {"beta": value}}),
+        rf"{LINK}.penalize_kl.beta must be a finite number, got {value}",
+    )
+    for value in (float("nan"), float("inf"))
+]
+WRONG += [
+    (
+        f"{what} named {name[:20]!r}",
+        add_named(what, name),
+        rf"{what}.{re.escape(name[:80].strip())}.* must be at most 64 letters, digits, _ and -, a",
+    )
+    for what in ("arms", "rounds")
+    for name in ("a.b", "a/b", "../a", "-a", "a@b", "a" * 300, "", "é", "a\n", ".", "${a}")
+]
 
 # One of each place that refuses a component.
 OF_COMPONENTS = ("unknown link", "a link with state, twice", "no phases", "unknown selection",

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 
 from grpo.artifacts.checkpoints import Scratch
 from grpo.artifacts.files import read_json
@@ -15,6 +14,7 @@ from grpo.artifacts.tensors import read_tensors, write_tensors
 from grpo.artifacts.usage import Usage
 from grpo.errors import ArtifactError
 from grpo.objective.algorithms import flow_grpo
+from grpo.params.yaml import parse_yaml
 from stages import report, train
 from tests.pipeline.workspaces import cut_short, run_stages_in, start_stages, until_done
 from tests.policies.tiny import rewarded
@@ -37,7 +37,7 @@ SCOPE = {
 
 def small() -> dict[str, Any]:
     """Returns the image recipe: a tiny model, one round per arm, few prompts."""
-    params = yaml.safe_load((ROOT / "recipes" / "glyphs.yaml").read_text())
+    params = parse_yaml((ROOT / "recipes" / "glyphs.yaml").read_text())
     params["task"] |= {"train_prompts": 8, "eval_prompts": 4}
     params["task"]["families"] = {"digits_1": ["23456789ACE"], "digits_2": ["23456789", "2345"]}
     base = params["policy"]["base"]

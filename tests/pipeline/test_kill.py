@@ -18,12 +18,12 @@ MOMENTS = {  # a file of these appears
     ROLLOUT: [
         f".work/{ROLLOUT}/*/batch-00000/table.parquet",
         f".work/{ROLLOUT}/*/batch-00001/table.parquet",
-        "artifacts/rollouts/.uniform-1.*.tmp/*",
+        "artifacts/rollouts/.uniform-1.*.grpo-tmp/*",
     ],
     TRAIN: [
         f".work/{TRAIN}/*/checkpoint-00000001",
-        f".work/{TRAIN}/*/.checkpoint-00000003.*.tmp/*",
-        "artifacts/policies/.uniform-1.*.tmp/*",
+        f".work/{TRAIN}/*/.checkpoint-00000003.*.grpo-tmp/*",
+        "artifacts/policies/.uniform-1.*.grpo-tmp/*",
     ],
 }
 

@@ -10,12 +10,12 @@ from typing import Any
 import pandas as pd
 import psutil
 import pytest
-import yaml
 
 from benchmarks.workspaces import run_stages
 from grpo.artifacts.files import read_json
 from grpo.artifacts.tables import REWARDS, ROLLOUTS, read_table
 from grpo.artifacts.tensors import read_tensors
+from grpo.params.yaml import parse_yaml
 from tests.files import contents
 from tests.pipeline.workspaces import cut_short, environment, run_stages_in
 
@@ -25,7 +25,7 @@ ROUNDS = ("all-1", "pcm_ht-1")
 
 def small() -> dict[str, Any]:
     """Returns the robot recipe: two families, one round per arm, few scenes."""
-    params = yaml.safe_load((ROOT / "recipes" / "manipulation.yaml").read_text())
+    params = parse_yaml((ROOT / "recipes" / "manipulation.yaml").read_text())
     families = ["handle-press-side-v3", "plate-slide-v3"]
     params["task"] |= {"train_prompts": 4, "eval_prompts": 2, "families": families}
     base = params["policy"]["base"]
@@ -36,6 +36,7 @@ def small() -> dict[str, Any]:
         "rows_per_update": 32,
     }
     params["policy"] |= {"max_steps": 12, "scenes": {"at_once": 1, "timeout_seconds": 30.0}}
+    params["profile"]["when"] = "always"  # for its phases
     params["evaluation"]["rollouts_per_prompt"] = 2
     for arm in params["arms"].values():
         arm["sampling"]["rollouts_per_batch"] = 4

@@ -79,6 +79,21 @@ def test_a_registered_policy_is_loaded_whole_and_drawn_from(
     assert say(monkeypatch, capsys, *draw[:-1], "8")[1] != first[1]
 
 
+def test_a_rounds_policy_is_drawn_from_as_its_version_is(
+    inside: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    load_version("models:/solver/1", tmp_path / "loaded")
+    words = ("3+4=", "--rollouts", "3", "--seed", "7")
+    loaded = say(monkeypatch, capsys, "sample", str(tmp_path / "loaded"), *words)
+    own = say(monkeypatch, capsys, "sample", f"artifacts/policies/{ROUND}", *words)
+    assert own == loaded
+    assert own[0] == 0
+    assert say(monkeypatch, capsys, "sample", "artifacts/policies/base", *words)[0] == 0
+
+
 def test_what_cannot_be_drawn_ends_in_one_line(
     inside: Path,
     tmp_path: Path,
@@ -88,7 +103,12 @@ def test_what_cannot_be_drawn_ends_in_one_line(
     load_version("models:/solver/1", tmp_path / "loaded")
     for words, message in {
         ("load", "models:/solver@champion", "x"): "no such version",
-        ("sample", "nowhere", "1+1="): "no such file",
+        (
+            "sample",
+            "nowhere",
+            "1+1=",
+        ): "no such directory; name one that grpo load wrote, or a round's",
+        ("sample", "artifacts/prompts", "1+1="): "no such file; run the stage that writes it",
         ("sample", str(tmp_path / "loaded"), "1+1=", "--rollouts", "0"): "must be >= 1, got 0",
     }.items():
         code, _, err = say(monkeypatch, capsys, *words)

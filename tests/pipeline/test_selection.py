@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-import yaml
 
 from grpo.artifacts import files
 from grpo.artifacts.files import read_json
@@ -22,13 +21,15 @@ from grpo.artifacts.tables import PROMPTS, write_table
 from grpo.artifacts.usage import Usage
 from grpo.build.selections import inputs_of_selection
 from grpo.params.parameters import read_params
+from grpo.params.yaml import dump_yaml, parse_yaml
 from grpo.policies.storage import read_state, save_base
-from stages import curriculum, profile, rollout, score, train
+from stages import check, curriculum, profile, rollout, score, train
 from tests.files import contents
 from tests.pipeline.processes import start_stage
 from tests.pipeline.workspaces import ROOT, write_two_arms
 from tests.policies.tiny import seeded, tiny_policy
 
+NEEDED = Path("artifacts/profile_needed.json")
 BASE, PROFILE = Path("artifacts/policies/base"), Path("artifacts/profile")
 TRAIN = Path("artifacts/prompts/train.parquet")
 SELECTIONS: dict[str, list] = {
@@ -60,7 +61,7 @@ def write_params() -> None:
     """Writes arms that differ in their selection; a first character is the answer."""
     path = Path("params.yaml")
     write_two_arms(path)
-    params = yaml.safe_load(path.read_text())
+    params = parse_yaml(path.read_text())
     arm = params["arms"]["uniform"]
     arm["training"]["updates_per_round"] = 2
     arm["sampling"]["rollouts_per_batch"] = 8
@@ -69,12 +70,12 @@ def write_params() -> None:
         {"fix_group_size": {"rollouts": 4}},
     ]
     params["reward"] |= {"answer_pattern": "^(.)", "unfinished_penalty": 0.5}
-    params["profile"] = {"rollouts_per_prompt": 6, "rollouts_per_batch": 32}
+    params["profile"] = {"when": "read", "rollouts_per_prompt": 6, "rollouts_per_batch": 32}
     params["arms"] = {name: {**arm, "selection": each} for name, each in SELECTIONS.items()}
     params["rounds"] = {
         name: {"arm": arm, "start": start, "phase": 1} for name, (arm, start) in ROUNDS.items()
     }
-    path.write_text(yaml.safe_dump(params, sort_keys=False))
+    path.write_text(dump_yaml(params))
 
 
 def write_inputs() -> None:
@@ -141,11 +142,12 @@ def run_of_rounds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with chdir(workspace):
         write_params()
         write_inputs()
-        profile.main(Usage(), BASE, TRAIN, PROFILE)
+        check.main(Usage(), Path("params.yaml"), Path("artifacts/check.json"), NEEDED)
+        profile.main(Usage(), NEEDED, BASE, TRAIN, PROFILE)
         for arm in SELECTIONS:
             out = Path(f"artifacts/curricula/{arm}.parquet")
             profiled = PROFILE / "prompts.parquet", PROFILE / "rollouts"
-            curriculum.main(Usage(), *profiled, out, out.with_suffix(".json"))
+            curriculum.main(Usage(), TRAIN, *profiled, out, out.with_suffix(".json"))
         for name in RUN:
             run(name)
         yield workspace

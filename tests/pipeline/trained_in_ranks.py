@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from grpo.links import Link
 from grpo.objective.algorithms import grpo, gspo, rloo
 from grpo.objective.base import Objective, chain, credit_link
 from grpo.params.parameters import Training
+from grpo.policies.recomputation import recompute_blocks
 from grpo.policies.sharding import own_part
 from grpo.policies.storage import gather_trained, read_trainable, trainable, write_trained
 from grpo.policies.tokens import TokenPolicy
@@ -77,6 +79,13 @@ def keep_rollouts(number: int) -> Objective:
     return credit_link(Link("keep_rollouts", {"number": number}), credit)
 
 
+def recomputing(policy: Callable[..., TokenPolicy], **settings: Any) -> TokenPolicy:
+    """Returns a policy whose blocks compute their activations again."""
+    made = policy(**settings)
+    recompute_blocks(made.model)
+    return made
+
+
 ROUNDS = {
     "grpo": Round(
         objective=grpo(),
@@ -92,6 +101,10 @@ ROUNDS = {
     "rounded": Round(objective=rloo(), is_rounded=True),
     "gspo": Round(objective=gspo()),
     "experts": Round(objective=rloo(), policy=partial(tiny_moe, routing="replay_sampled")),
+    "recomputed": Round(
+        objective=rloo(), policy=partial(recomputing, tiny_moe, routing="replay_sampled")
+    ),
+    "shared": Round(objective=rloo(), policy=partial(recomputing, tiny_policy)),
     "queries": Round(objective=rloo(), trained="q_proj"),
     "few": Round(objective=chain(rloo(), keep_rollouts(1)), changes={"updates_per_audit": 1}),
     "alone": Round(objective=rloo(), changes={"updates_per_round": 1}),

@@ -9,14 +9,13 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from benchmarks.workspaces import make_workspace, run_stages
+from grpo.params.yaml import dump_yaml, parse_yaml
 from tests.exposure import PLANTED
 
 ROOT = Path(__file__).parents[2]
 # What a stage reads; the rest of a workspace is DVC's and git's own.
-NEEDED_BY_STAGES = ("grpo", "stages", "data", "artifacts", "params.yaml", "dvc.lock")
+NEEDED_BY_STAGES = ("grpo", "stages", "data", "artifacts", "params.yaml", "dvc.yaml", "dvc.lock")
 
 
 def environment() -> dict[str, str]:
@@ -43,8 +42,8 @@ def check_out(target: Path) -> Path:
 
 
 def two_arms() -> dict[str, Any]:
-    """Returns the smoke recipe's parameters with an arm of plain GRPO before its own."""
-    params = yaml.safe_load((ROOT / "recipes" / "smoke.yaml").read_text())
+    """Returns the smoke recipe's parameters with an arm of GRPO before its own."""
+    params = parse_yaml((ROOT / "recipes" / "smoke.yaml").read_text())
     curriculum = [
         {"split_at_random": {"phases": 1, "prompts_per_phase": 16}},
         {"fix_group_size": {"rollouts": 8}},
@@ -58,7 +57,7 @@ def two_arms() -> dict[str, Any]:
 
 
 def write_two_arms(target: Path) -> None:
-    target.write_text(yaml.safe_dump(two_arms(), sort_keys=False))
+    target.write_text(dump_yaml(two_arms()))
 
 
 def cut_short(params: dict[str, Any], rounds: Collection[str]) -> dict[str, Any]:
@@ -112,11 +111,11 @@ def start_dvc(root: Path, *arguments: str) -> subprocess.Popen[str]:
 def start_stages(root: Path, params: dict[str, Any]) -> subprocess.Popen[str]:
     """Starts all stages but report and lineage in one process of their own, without dvc repro."""
     root.mkdir()
-    (root / "wanted.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
+    (root / "wanted.yaml").write_text(dump_yaml(params))
     code = (
-        "import sys, yaml; from pathlib import Path; "
+        "import sys; from pathlib import Path; from grpo.params.yaml import parse_yaml; "
         "from benchmarks.workspaces import make_workspace, run_stages; folder = Path(sys.argv[1]); "
-        "make_workspace(folder, yaml.safe_load((folder / 'wanted.yaml').read_text())); "
+        "make_workspace(folder, parse_yaml((folder / 'wanted.yaml').read_text())); "
         "run_stages(folder)"
     )
     with (root.parent / f"{root.name}.log").open("w") as log:
@@ -147,7 +146,7 @@ def until_done(root: Path, process: subprocess.Popen[str]) -> None:
 
 def locked_stages(root: Path) -> dict[str, Any]:
     """Returns what dvc.lock says of every stage: command, dependencies, parameters, outputs."""
-    return dict(yaml.safe_load((root / "dvc.lock").read_text())["stages"])
+    return dict(parse_yaml((root / "dvc.lock").read_text())["stages"])
 
 
 def _run(root: Path, *command: str) -> str:

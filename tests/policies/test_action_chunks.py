@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from grpo.artifacts.tensors import write_tensors
 from grpo.build.bases.tokenizers import make_word_tokenizer
 from grpo.errors import ArtifactError
 from grpo.policies.action_chunks import ActionChunkPolicy
@@ -131,6 +132,23 @@ def test_an_environment_that_fails_leaves_no_steps_and_no_trace_in_the_others(
     assert texts[4] == "timed out after 0 steps"
     assert torch.isfinite(logp).all()
     assert len(trajectory.pack(logp)["executed"]) == 5
+
+
+def test_a_killed_simulator_leaves_the_stored_bytes_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("FAULTY_ONCE", str(tmp_path / "once"))
+    files = []
+    for name in ("undisturbed", "killed"):
+        with tiny_actor(processes=2) as other:
+            if name == "undisturbed":
+                (tmp_path / "once").touch()
+            scenes = ["solves | 3", "dies once | 4", "goes on | 0"]
+            trajectory, logp = other.sample(scenes, group_sizes=[2, 3, 2], generator=seeded())
+            write_tensors(tmp_path / name, trajectory.pack(logp))
+            files.append((tmp_path / name).read_bytes())
+            (tmp_path / "once").unlink()
+    assert files[0] == files[1]
 
 
 def test_greedy_draws_are_the_likeliest_and_need_no_luck(actor: ActionChunkPolicy):

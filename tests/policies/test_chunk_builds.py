@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from transformers import LlamaConfig, LlamaModel
 
 from grpo.build.bases.action_chunks import make_action_model
@@ -15,6 +14,7 @@ from grpo.build.policies.action_chunks import load_chunk_policy
 from grpo.build.policies.loading import load_sampler, make_optimizer
 from grpo.errors import ParameterError
 from grpo.params.parameters import Parameters, read_params
+from grpo.params.yaml import dump_yaml, parse_yaml
 from grpo.policies.action_chunks import ActionChunkPolicy
 from grpo.policies.action_model import save_action_model
 from grpo.policies.chunk_decoding import ChunkDecoding
@@ -33,7 +33,7 @@ GREEDY = ChunkDecoding(temperature=1.0, max_steps=2)
 
 def changed(tmp_path: Path, **policy: Any) -> Parameters:
     """Returns the recipe with other parts of its policy; `backbone` is within `base`."""
-    content = yaml.safe_load(RECIPE.read_text())
+    content = parse_yaml(RECIPE.read_text())
     backbone = policy.pop("backbone", None)
     content["policy"] |= policy
     if backbone is not None:
@@ -41,7 +41,7 @@ def changed(tmp_path: Path, **policy: Any) -> Parameters:
     else:
         small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
         content["policy"]["base"]["backbone"]["config"] |= small
-    (tmp_path / "params.yaml").write_text(yaml.safe_dump(content))
+    (tmp_path / "params.yaml").write_text(dump_yaml(content))
     return read_params(tmp_path / "params.yaml")
 
 
@@ -68,7 +68,7 @@ def test_adapters_and_heads_are_trained_and_the_backbone_stays(tmp_path: Path):
         each.grad = torch.ones_like(each)
     optimizer.step()
     state = PolicyState(name="all-1", arm="all")
-    save_trained(out, base, gather_trained(policy.model, optimizer), state)
+    save_trained(out, gather_trained(policy.model, optimizer), state)
     assert not (out / "model.safetensors").exists()
     again = load_chunk_policy(params, base=base, directory=out, decoding=GREEDY)
     assert torch.equal(logits_of(again), logits_of(policy))
@@ -135,20 +135,31 @@ WRONG = {
         "demonstrations",
         {"push-v3": 1},
     ),
-    "policy.phases must be 'gripper' or 'progress'": ("phases", "moon"),
+    "policy.phases must be 'gripper' or 'time'": ("phases", "moon"),
+    "policy.scenes.at_once must be at most 4096": ("scenes", "at_once", 10**9),
+    "policy.scenes.timeout_seconds must be at least 0.1": (
+        "scenes",
+        "timeout_seconds",
+        1e-9,
+    ),
+    "policy.scenes.timeout_seconds must be at most 86400": (
+        "scenes",
+        "timeout_seconds",
+        1e30,
+    ),
 }
 
 
 @pytest.mark.parametrize("message", WRONG)
 def test_wrong_parameters_end_in_one_line(tmp_path: Path, message: str):
-    content = yaml.safe_load(RECIPE.read_text())
+    content = parse_yaml(RECIPE.read_text())
     *path, last, value = WRONG[message]
     target = content["policy"]
     for each in path:
         target = target[each]
     target[last] = value
     file = tmp_path / "params.yaml"
-    file.write_text(yaml.safe_dump(content))
+    file.write_text(dump_yaml(content))
     with pytest.raises(ParameterError, match=message) as found:
         read_params(file)
     assert str(found.value).startswith(f"{file}: ")
@@ -156,9 +167,9 @@ def test_wrong_parameters_end_in_one_line(tmp_path: Path, message: str):
 
 
 def test_a_judge_of_another_kind_is_refused(tmp_path: Path):
-    content = yaml.safe_load(RECIPE.read_text())
+    content = parse_yaml(RECIPE.read_text())
     content["reward"] |= {"judge": "math", "answer_pattern": "(.*)", "timeout_seconds": 1.0}
     file = tmp_path / "params.yaml"
-    file.write_text(yaml.safe_dump(content))
+    file.write_text(dump_yaml(content))
     with pytest.raises(ParameterError, match=r"judge simulator and policy.kind action_chunks need"):
         read_params(file)

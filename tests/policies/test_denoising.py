@@ -263,7 +263,7 @@ def test_a_trained_policy_continues_as_if_never_stored(tmp_path: Path, lora: Lor
 
     step(policy, optimizer)
     state = PolicyState(name="a", arm="flow")
-    save_trained(tmp_path / "a", base, gather_trained(policy.model, optimizer), state)
+    save_trained(tmp_path / "a", gather_trained(policy.model, optimizer), state)
     again = reload(tmp_path / "a", base, params)
     restored = make_optimizer(again.model, params.arms["flow"].training)
     read_trainable(tmp_path / "a", again.model, restored)

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import yaml
 from transformers import LlamaConfig, LlamaModel, SiglipVisionConfig, SiglipVisionModel
 
 from grpo.build.bases.action_chunks import make_action_model
@@ -16,6 +15,7 @@ from grpo.build.policies.action_chunks import load_chunk_policy
 from grpo.cloning import CloningSettings, clone_demonstrations
 from grpo.errors import ArtifactError, ParameterError
 from grpo.params.parameters import Parameters, read_params
+from grpo.params.yaml import dump_yaml, parse_yaml
 from grpo.policies.action_model import (
     ActionChunkModel,
     ChunkShape,
@@ -44,12 +44,12 @@ DECODING = ChunkDecoding(temperature=1.0, max_steps=2)
 
 def seeing(folder: Path, encoder: dict[str, Any] = ENCODER, pixels: int = PIXELS) -> Parameters:
     """Returns the robot recipe with a tiny policy that sees pictures and its hand."""
-    content = yaml.safe_load(RECIPE.read_text())
+    content = parse_yaml(RECIPE.read_text())
     base = content["policy"]["base"]
     base["backbone"]["config"] |= {**TINY, "initializer_range": 0.3}
     base |= {"state": "hand", "eyes": {"encoder": encoder, "pixels": pixels}}
     content["policy"]["scenes"]["at_once"] = 2
-    (folder / "params.yaml").write_text(yaml.safe_dump(content))
+    (folder / "params.yaml").write_text(dump_yaml(content))
     return read_params(folder / "params.yaml")
 
 

@@ -167,7 +167,7 @@ def test_a_reserving_cache_holds_what_a_concatenating_one_holds():
     for selected in (None, [0, 0, 1, 1, 1], None, None, None, None, None, [0, 2, 3], None):
         if selected is not None:
             for cache in (ours, theirs):
-                cache.batch_select_indices(torch.tensor(selected))
+                cache.reorder_cache(torch.tensor(selected))
             rows = len(selected)
         new = torch.randn(2, 2, rows, 2, 1, 4, generator=generator)
         for index in range(2):

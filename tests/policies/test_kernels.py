@@ -2,6 +2,7 @@
 
 import math
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from grpo.errors import ArtifactError
+from grpo.params.policy import Canvas
 from grpo.policies.kernels import apply_kernel, ode_kernel, sde_kernels, step_log_prob
+from grpo.policies.pipeline_support import find_unread_setting
+from grpo.policies.pipelines import library, sigmas_of
+from tests.policies.tiny_pipelines import WAN_SCHEDULER, tiny_sd3, tiny_wan
 
 DENSITIES = ("flow_sde", "constant_sde", "interpolated_sde", "preserving")
 PUBLISHED = (7.4770, 7.0414, 6.6112, 6.1867, 5.7682, 5.3559, 4.9502, 4.5513, 4.1596, 3.7754)
@@ -116,3 +122,92 @@ def test_wrong_schedules_and_levels_are_refused(
 ):
     with pytest.raises(ValueError, match=message):
         sde_kernels(sigmas, density, level)
+
+
+PIPELINES = {"sd3": tiny_sd3(), "wan": tiny_wan()}
+BENT = ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas")
+
+
+def pipeline_with(name: str, **settings: Any) -> Any:
+    """Returns a pipeline whose scheduler is of its own class, with these settings."""
+    pipeline = PIPELINES[name]
+    classes = {
+        "sd3": library.FlowMatchEulerDiscreteScheduler,
+        "wan": library.UniPCMultistepScheduler,
+    }
+    own = WAN_SCHEDULER if name == "wan" else {}
+    pipeline.scheduler = classes[name](**{**own, **settings})
+    return pipeline
+
+
+@st.composite
+def schedules_of_diffusers(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
+    """Returns a pipeline's name and settings of its scheduler that are not refused."""
+    shift = draw(st.floats(1.0, 12.0) | st.sampled_from([1.0, 1.18, 1.57, 3.0, 5.0]))
+    kind = draw(st.sampled_from(["static", "dynamic", "wan"]))
+    if kind == "wan":
+        return "wan", {"flow_shift": shift}
+    settings: dict[str, Any] = {"shift": shift}
+    if kind == "dynamic":
+        settings = {
+            "use_dynamic_shifting": True,
+            "base_shift": draw(st.floats(0.1, 1.0)),
+            "max_shift": math.log(shift) + 1.0,
+            "time_shift_type": draw(st.sampled_from(["exponential", "linear"])),
+            "shift_terminal": draw(st.none() | st.just(0.02)),
+        }
+    if (bent := draw(st.none() | st.sampled_from(BENT))) is not None:
+        settings[bent] = True
+    return "sd3", settings
+
+
+@given(
+    scheduler=schedules_of_diffusers(),
+    num_steps=st.integers(2, 50),
+    density=st.sampled_from(DENSITIES),
+    level=st.floats(0.01, 1.0),
+    side=st.integers(1, 16),
+)
+@settings(max_examples=150, deadline=None)
+def test_no_schedule_of_diffusers_gives_a_step_more_noise_than_its_level_bounds(
+    scheduler: tuple[str, dict[str, Any]], num_steps: int, density: str, level: float, side: int
+):
+    """With dt = sigma - after and a the level, at most: flow_sde 2 a sqrt(sigma); constant_sde
+
+    a sqrt(dt); interpolated_sde a sigma sqrt(dt); preserving after sin(a pi / 2). The state's
+    factor lies in [1 - 2 a^2, 1], and the velocity's is at most dt (1 + a^2 / 2) + a^2 / 2.
+    """
+    name, changed = scheduler
+    pipeline = pipeline_with(name, **changed)
+    assert find_unread_setting(pipeline) is None
+    canvas = Canvas(frames=1, height=16 * side, width=16 * side)
+    try:
+        sigmas = sigmas_of(pipeline, num_steps, canvas)
+    except ArtifactError:  # bent so far that two sigmas are one, or a shift of 0
+        return
+    kernels = sde_kernels(sigmas, density, level)
+    for (sigma, after), kernel in list(zip(pairwise(sigmas), kernels))[:-1]:
+        dt = sigma - after
+        bound = {
+            "flow_sde": 2 * level * math.sqrt(sigma),
+            "constant_sde": level * math.sqrt(dt),
+            "interpolated_sde": level * sigma * math.sqrt(dt),
+            "preserving": after * math.sin(level * math.pi / 2),
+        }[density]
+        assert 0 < kernel.std <= bound * (1 + 1e-9)
+        assert kernel.std <= 2 * level or density == "preserving"
+        assert 1 - 2 * level**2 - 1e-9 <= kernel.state <= 1 + 1e-9
+        moved = sigma if density == "preserving" else dt * (1 + level**2 / 2) + level**2 / 2
+        assert abs(kernel.velocity) <= moved + 1e-9
+
+
+@pytest.mark.parametrize("shift", [1.0, 3.0, 5.0])
+def test_the_first_step_at_almost_full_noise_is_that_at_full_noise(shift: float):
+    """Wan's scheduler starts at 0.999999: no other step than from 1, up to that difference."""
+    pipeline = pipeline_with("wan", flow_shift=shift)
+    sigmas = sigmas_of(pipeline, 20, Canvas(frames=1, height=16, width=16))
+    assert 0 < 1 - sigmas[0] < 2e-6
+    first, *_ = sde_kernels(sigmas, "flow_sde", 0.7)
+    exact, *_ = sde_kernels([1.0, *sigmas[1:]], "flow_sde", 0.7)
+    assert first == pytest.approx(exact, abs=1e-4)
+    assert exact.std == pytest.approx(0.7)

@@ -81,7 +81,7 @@ def test_a_trained_policy_continues_as_if_never_stored(
     optimizer = make_optimizer(policy.model, training)
     take_steps(policy, optimizer, 3)
     state = PolicyState(name="r-1", arm="a", start="base", updates=3, cost=Cost(flops=5))
-    save_trained(tmp_path / "r-1", base, gather_trained(policy.model, optimizer), state)
+    save_trained(tmp_path / "r-1", gather_trained(policy.model, optimizer), state)
     take_steps(policy, optimizer, 2)
 
     again = load(params, base, tmp_path / "r-1")
@@ -109,6 +109,8 @@ def test_fresh_adapters_change_nothing_and_are_all_that_is_trained(base: Path):
 
 def test_what_is_no_policy_is_named(base: Path, tmp_path: Path):
     with pytest.raises(ArtifactError, match=r"config.json: no such file"):
+        load(PARAMS, tmp_path, tmp_path)
+    with pytest.raises(ArtifactError, match=r"model.safetensors: no such file"):
         load(PARAMS, base, tmp_path)
     (base / WEIGHTS).write_bytes((base / WEIGHTS).read_bytes()[:100])
     with pytest.raises(ArtifactError, match="must be a whole policy directory"):

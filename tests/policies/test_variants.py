@@ -1,5 +1,6 @@
 """E2PO's variants: found near the caption and apart, drawn from, and never trained on."""
 
+import re
 from typing import Any
 
 import pytest
@@ -8,10 +9,11 @@ from torch import Tensor
 
 from grpo.metrics import share_between_variants
 from grpo.params.policy import Variants
-from grpo.policies.pipelines import encode_captions, pool_conditions
+from grpo.policies.pipelines import encode_captions, pool_conditions, text_encoders
 from grpo.policies.variants import Perturbation, blend, find_variants, perturbed, share_at
 from grpo.types import Rollouts
 from tests.policies.tiny_denoiser import seeded, tiny_denoiser
+from tests.policies.tiny_pipelines import tiny_sd3, tiny_wan
 
 CAPTIONS = ["2A", "777"]
 SIZES = [4, 5]
@@ -34,7 +36,7 @@ def variants_of(**settings: Any) -> Variants:
 def likeness(pipeline: Any, conditions: dict[str, Tensor], number: int) -> Tensor:
     """Returns the cosine of every variant's pooled embedding with its caption's."""
     with torch.no_grad():
-        anchor = pool_conditions(pipeline, encode_captions(pipeline, CAPTIONS, 1))
+        anchor = pool_conditions(pipeline, encode_captions(pipeline, CAPTIONS, 16))
     pooled = pool_conditions(pipeline, conditions)
     return torch.cosine_similarity(pooled, anchor.repeat_interleave(number, 0), dim=-1)
 
@@ -142,3 +144,58 @@ def test_the_share_between_variants_is_that_of_the_sums_of_squares():
     )
     # Means 1 and 5 around 3: 4 x 4 of 9 + 1 + 1 + 9.
     assert share_between_variants(rollouts) == pytest.approx(16 / 20)
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [(tiny_sd3, {"text_encoder", "text_encoder_2"}), (tiny_wan, {"text_encoder"})],
+)
+def test_the_encoders_that_are_perturbed_are_those_that_the_pooled_embedding_reads(
+    make: Any, expected: set[str]
+):
+    """Of Stable Diffusion 3 with T5 both CLIPs, of Wan its T5."""
+    pipeline = make()
+    encoders = {n: e for n, e in pipeline.components.items() if n.startswith("text_encoder")}
+    pool_conditions(pipeline, encode_captions(pipeline, CAPTIONS, 16)).sum().backward()
+    reached = {
+        name
+        for name, encoder in encoders.items()
+        if any(each.grad is not None for each in encoder.parameters())
+    }
+    assert reached == expected
+    assert [each for each, _ in text_encoders(pipeline, pooled=True)] == [
+        encoders[n] for n in sorted(expected)
+    ]
+
+
+def test_variants_with_a_t5_keep_to_the_band_and_leave_it_alone():
+    """The last rows of the condition are those of T5: no loss would hold them near the caption."""
+    pipeline = tiny_sd3()
+    settings = variants_of(updates=400)
+    found, _ = find_variants(pipeline, CAPTIONS, 16, settings, seeded())
+    outside = (likeness(pipeline, found, 2) - settings.similarity).abs()
+    assert float(outside.max()) <= settings.tolerance + 1e-3
+    with torch.no_grad():
+        captions = encode_captions(pipeline, CAPTIONS, 16)
+    states, plain = found["encoder_hidden_states"], captions["encoder_hidden_states"]
+    plain = plain.repeat_interleave(2, 0)
+    assert torch.equal(states[:, -16:], plain[:, -16:])
+    assert not torch.allclose(states[:, :-16], plain[:, :-16])
+
+
+def test_variants_do_not_depend_on_the_units_of_an_encoders_embeddings():
+    """A residual stream 32 times as large says the same: its norms divide by its size."""
+    pooled = []
+    for scale in (1.0, 32.0):
+        pipeline = tiny_sd3()
+        with torch.no_grad():
+            for encoder in (pipeline.text_encoder, pipeline.text_encoder_2):
+                for module in encoder.modules():
+                    if isinstance(module, torch.nn.LayerNorm):
+                        module.eps = 0.0  # the only number with units of its own
+                for name, each in encoder.named_parameters():
+                    if re.search(r"embedding|out_proj|fc2", name):
+                        each *= scale
+        found, _ = find_variants(pipeline, CAPTIONS, 16, variants_of(updates=20), seeded())
+        pooled.append(pool_conditions(pipeline, found))
+    torch.testing.assert_close(pooled[0], pooled[1], rtol=1e-3, atol=1e-3)

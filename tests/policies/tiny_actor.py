@@ -10,7 +10,7 @@ from grpo.build.bases.tokenizers import make_word_tokenizer
 from grpo.policies.action_chunks import ActionChunkPolicy
 from grpo.policies.action_model import ActionChunkModel, ChunkShape
 from grpo.policies.chunk_decoding import ChunkDecoding
-from grpo.policies.phases import LABELLERS
+from grpo.policies.phases import choose_labeller
 from grpo.simulation.pool import EnvironmentPool
 
 SHAPE = ChunkShape(observations=1, pixels=0, length=2, actions=2, bins=5, positions=2)
@@ -50,5 +50,5 @@ def tiny_actor(
             decoding=ChunkDecoding(temperature=temperature, max_steps=4),
             scenes=pool,
             slots=slots,
-            label=LABELLERS["progress"],
+            label=choose_labeller("time", max_steps=4),
         )

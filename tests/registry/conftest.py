@@ -1,17 +1,18 @@
 """A pipeline whose policies were made and evaluated, one of them the champion."""
 
 import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-import yaml
 from dvc.repo import Repo
 from safetensors.numpy import save_file
 
 from grpo.artifacts.tables import EVALUATION, write_table
+from grpo.params.yaml import dump_yaml
 from grpo.registry.gate import Bounds
 from grpo.registry.store import PROMOTED, Registry
 from tests import tiny_pipeline
@@ -101,6 +102,12 @@ def record(root: Path, *stages: str) -> None:
                 repo.commit(stage, force=True)
 
 
+def set_remote(root: Path, url: str) -> None:
+    """Gives DVC another default remote; git ignores where that is written."""
+    command = ("remote", "modify", "-q", "--local", "store", "url", url)
+    tiny_pipeline.run(root, sys.executable, "-m", "dvc", *command)
+
+
 def promote(root: Path, policy: str, bounds: Sequence[float] = (0.0, 0.1)) -> tuple[str, str]:
     """Returns what became of it, and why."""
     margin, family = bounds
@@ -114,9 +121,9 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     names = [name for name in SUCCESSES if name != "base"]
     params = {"seed": 1, "evaluation": {"rollouts": ROLLOUTS}}
     (root / "params.yaml").write_text(
-        yaml.safe_dump({**params, "rounds": {name: {"rate": 0.1} for name in names}})
+        dump_yaml({**params, "rounds": {name: {"rate": 0.1} for name in names}})
     )
-    (root / "dvc.yaml").write_text(yaml.safe_dump({"stages": PIPELINE}))
+    (root / "dvc.yaml").write_text(dump_yaml({"stages": PIPELINE}))
     prompts = root / "artifacts/prompts/eval.parquet"
     prompts.parent.mkdir(parents=True)
     prompts.write_text("prompts")
@@ -125,6 +132,8 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_results(root, name, *successes)
     (root / "artifacts/policies/unsafe-1/optimizer.pt").write_bytes(b"\x80\x04.")
     record(root)
+    remote = ("remote", "add", "-q", "-d", "store", str(root.parent / "remote"))
+    tiny_pipeline.run(root, sys.executable, "-m", "dvc", *remote)
     tiny_pipeline.commit(root, "results")
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("MLFLOW_TRACKING_URI", raising=False)

@@ -25,6 +25,7 @@ from tests.registry.conftest import (
     MODEL,
     promote,
     record,
+    set_remote,
     write_policy,
     write_results,
 )
@@ -141,9 +142,104 @@ def test_a_better_policy_becomes_champion_and_the_old_one_previous(workspace: Pa
     version = Registry(MODEL).version(CHAMPION)
     assert version is not None
     commit = tiny_pipeline.run(workspace, "git", "rev-parse", "HEAD").strip()
-    assert {"decision": PROMOTED, "reason": said, "git_revision": commit}.items() <= (
-        version.tags.items()
-    )
+    assert version.tags["git_revision"] == commit
+    assert {"decision": PROMOTED, "reason": said}.items() <= decisions()[0].items()
+
+
+def histories() -> dict[str, list[str]]:
+    """Returns what became of each version, by its number, without times and runs."""
+    registry = Registry(MODEL)
+    found: dict[str, list[str]] = {}
+    while version := registry.version(str(len(found) + 1)):
+        entries = registry.history(version)
+        assert all(re.fullmatch(r"\S+ \S+ UTC .+ \(run \w{32}\)", each) for each in entries)
+        found[str(version.version)] = [each[24:-39] for each in entries]
+    return found
+
+
+def test_decisions_are_a_history_and_the_aliases_say_what_is_live(workspace: Path):
+    """Nothing is taken back, and of the version that is live no history ends in its end."""
+    registry = Registry(MODEL)
+    before = histories()
+    assert [len(each) for each in before.values()] == [1]
+    acts = [
+        lambda: registry.promote("same-1", Bounds()),  # version 2
+        lambda: registry.promote("best-1", Bounds()),  # version 3
+        registry.roll_back,
+        registry.roll_back,  # nowhere to
+        lambda: registry.promote("best-1", Bounds()),  # version 4
+        registry.roll_back,
+    ]
+    for number, act in enumerate(acts):
+        decision = act()
+        now = histories()
+        assert all(now[each][: len(entries)] == entries for each, entries in before.items())
+        grown = sum(map(len, now.values())) - sum(map(len, before.values()))
+        assert grown == (1, 2, 2, 0, 2, 2)[number]
+        champion = registry.version(CHAMPION)
+        assert champion is not None
+        ends = {each: entries[-1].split(":")[0] for each, entries in now.items()}
+        assert ends.pop(str(champion.version)) in (PROMOTED, ROLLED_BACK)
+        assert set(ends.values()) <= {REFUSED, "replaced", "withdrawn"}
+        if decision.version:
+            assert now[decision.version][-1] == f"{decision.outcome}: {decision.reason}"
+        before = now
+    assert before["1"][1:] == [
+        "replaced: by version 3",
+        "rolled back: champion again, in place of version 3",
+        "replaced: by version 4",
+        "rolled back: champion again, in place of version 4",
+    ]
+    assert before["4"][1:] == ["withdrawn: rolled back to version 1"]
+
+
+def test_a_champion_can_be_loaded_where_it_was_not_made(workspace: Path, tmp_path: Path):
+    assert promote(workspace, "best-1")[0] == PROMOTED
+    tiny_pipeline.run(workspace, "rm", "-rf", ".dvc/cache")
+    after = loaded(CHAMPION, tmp_path / "loaded")
+    made = contents(workspace / "artifacts/policies/best-1")
+    assert {f"policy/{name}": content for name, content in made.items()}.items() <= after.items()
+
+
+def no_remote(root: Path) -> None:
+    tiny_pipeline.run(root, sys.executable, "-m", "dvc", "remote", "remove", "-q", "store")
+    tiny_pipeline.commit(root, "no remote")
+
+
+def remote_is_a_file(root: Path) -> None:
+    (root.parent / "file").write_text("no directory")
+    set_remote(root, str(root.parent / "file"))
+
+
+def no_such_bucket(root: Path) -> None:
+    set_remote(root, "s3://nowhere/dvc")
+    for name, value in (("endpointurl", "http://127.0.0.1:1"), ("allow_anonymous_login", "true")):
+        command = ("remote", "modify", "-q", "--local", "store", name, value)
+        tiny_pipeline.run(root, sys.executable, "-m", "dvc", *command)
+
+
+def lose_cache(root: Path) -> None:
+    tiny_pipeline.run(root, "rm", "-rf", ".dvc/cache")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (no_remote, r"core\.remote must name where to push; run dvc remote add"),
+        (remote_is_a_file, r"DVC's remote \(\.dvc/config\): cannot take the policy"),
+        (no_such_bucket, r"DVC's remote \(\.dvc/config\): cannot take the policy"),
+        (lose_cache, r"DVC's cache does not hold it; run dvc commit"),
+    ],
+)
+def test_a_policy_that_cannot_be_pushed_does_not_become_champion(
+    workspace: Path, spoil: Callable[[Path], None], reason: str
+):
+    spoil(workspace)
+    outcome, said = promote(workspace, "best-1")
+    assert (outcome, policy_of(CHAMPION)) == (REFUSED, "good-1")
+    assert re.search(rf"^version 2 is on this disk only: .*{reason}", said), said
+    assert "\n" not in said
+    assert histories()["2"] == [f"{REFUSED}: {said}"]
 
 
 def test_a_gain_must_lie_above_the_margin_and_a_family_may_lose_its_bound(workspace: Path):
@@ -177,7 +273,10 @@ def test_a_rollback_restores_the_exact_bytes(workspace: Path, tmp_path: Path):
     promote(workspace, "best-1")
     assert loaded(CHAMPION, tmp_path / "new") != before
     decision = Registry(MODEL).roll_back()
-    assert (decision.outcome, decision.reason) == (ROLLED_BACK, "in place of version 2")
+    assert (decision.outcome, decision.reason) == (
+        ROLLED_BACK,
+        "champion again, in place of version 2",
+    )
     assert loaded(CHAMPION, tmp_path / "after") == before
     again = Registry(MODEL).roll_back()
     assert (again.outcome, again.reason) == (REFUSED, "there is no previous champion")
@@ -269,6 +368,7 @@ def test_content_that_is_damaged_or_lost_is_never_loaded(workspace: Path, tmp_pa
     with pytest.raises(ArtifactError, match=r"is damaged, its content has another hash"):
         loaded(CHAMPION, tmp_path / "loaded")
     weights.unlink()
+    set_remote(workspace, str(tmp_path / "empty"))
     with pytest.raises(ArtifactError, match=r"neither DVC's cache nor its remote holds it"):
         loaded(CHAMPION, tmp_path / "loaded")
     weights.write_bytes(whole)
@@ -278,13 +378,20 @@ def test_content_that_is_damaged_or_lost_is_never_loaded(workspace: Path, tmp_pa
     assert not (tmp_path / "loaded").exists()
 
 
+def test_loading_replaces_nothing_but_an_earlier_load(workspace: Path, tmp_path: Path):
+    target = tmp_path / "loaded"
+    first = loaded("1", target)
+    assert promote(workspace, "best-1")[0] == PROMOTED
+    second = loaded("2", target)
+    assert second != first
+    (target / "notes.txt").write_text("what I found")
+    with pytest.raises(ArtifactError, match=r"loaded: must be free, or an output of this command"):
+        loaded("1", target)
+    assert contents(target) == {**second, "notes.txt": b"what I found"}
+
+
 def test_content_comes_from_the_remote_if_the_cache_has_none(workspace: Path, tmp_path: Path):
     before = loaded(CHAMPION, tmp_path / "before")
-    for command in (
-        ["remote", "add", "-q", "-d", "store", str(tmp_path / "remote")],
-        ["push", "-q"],
-    ):
-        tiny_pipeline.run(workspace, sys.executable, "-m", "dvc", *command)
     tiny_pipeline.run(workspace, "rm", "-rf", ".dvc/cache")
     assert loaded(CHAMPION, tmp_path / "after") == before
 

@@ -26,6 +26,8 @@ def params() -> Parameters:
     """Two arms, three rounds, on top of the repository's own parameters."""
     own = read_params(Path(__file__).parents[2] / "params.yaml")
     arm = next(iter(own.arms.values()))
+    training = arm.training.model_copy(update={"updates_per_round": 1})  # of phases this small
+    arm = arm.model_copy(update={"training": training})
     blind = arm.model_copy(
         update={
             "curriculum": [

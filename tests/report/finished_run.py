@@ -135,6 +135,7 @@ def write_round(artifacts: Path, name: str, *, sampling: int, update: int) -> No
             "outcome": [0.0, 0.0, 1.0, 0.0],
             "reward": [0.0, 0.0, 1.0, 0.0],
             "status": ["scored", "unparsable", "scored", "scored"],
+            "detail": "",
         }
     )
     write_table(rewards, artifacts / f"rewards/{name}.parquet", REWARDS)

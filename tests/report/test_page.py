@@ -1,20 +1,25 @@
 """Laws of the page: self-contained, escaped, readable, and the same figures each time."""
 
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from finished_run import ReadWith
+from finished_run import EVALUATION_FLOPS, WARMUP_FLOPS, ReadWith
 
 from benchmarks.browser import Page
 from grpo.artifacts.files import write_json
+from grpo.artifacts.tables import PROFILE, empty_table, write_table
 from grpo.artifacts.usage import Usage
-from grpo.params.parameters import Parameters
-from grpo.report.figures import LABEL_OF_KIND
+from grpo.params.parameters import Parameters, read_params
+from grpo.report.drawing import KIND_COLORS
+from grpo.report.figures import LABEL_OF_KIND, draw_flops_by_kind
+from grpo.report.numbers import compute_numbers, signal_by_difficulty
 from grpo.report.page import PAGE, write_page
+from grpo.report.reading import read_run
 from grpo.report.seconds import ACTIVITIES, ACTIVITY_OF_PART, stages_of
+from grpo.report.signal_figures import DIFFICULTY, NO_PROFILE, STEP_OF_KIND, draw_steps
 
 FETCHING = {"src", "href", "xlink:href", "data", "action", "srcset", "poster"}
 VOID = {"meta", "br"}
@@ -99,6 +104,37 @@ def test_the_page_fits_a_phone_and_says_what_was_found(page: str) -> None:
     assert "no figures over seconds" in text.lower()
 
 
+def test_steps_that_the_profile_sampled_are_told_apart(page: str) -> None:
+    text = " ".join(read(page).text.split())
+    # sgpo: 10 * (50 + 30 + 20), of which 10 * 50 the profile's; uniform looks at none.
+    assert "1 000 sampled500 of them by the profile" in text
+    assert text.count("of them by the profile") == 1
+
+
+@pytest.mark.parametrize("recipe", ["smoke", "glyphs", "manipulation"])
+def test_the_steps_of_a_figure_are_those_of_the_policy(read_with: ReadWith, recipe: str) -> None:
+    run = read_with()
+    policy = read_params(Path(__file__).parents[2] / f"recipes/{recipe}.yaml").policy
+    svg = draw_steps(replace(run, params=run.params.model_copy(update={"policy": policy}))).svg
+    assert [unit for unit in STEP_OF_KIND.values() if unit in svg] == [STEP_OF_KIND[policy.kind]]
+
+
+def test_every_bar_of_compute_has_the_same_length_per_flop(read_with: ReadWith) -> None:
+    run = read_with()
+    svg = draw_flops_by_kind(run, compute_numbers(run)).svg
+    found = re.findall(r'<path d="([^"]*)" clip-path[^>]* style="fill: ([^"]*)"', svg)
+    flops = {"profile": [50], "sampling": [120, 30], "update": [80, 20],
+             "evaluation": [4 * EVALUATION_FLOPS], "warmup": [WARMUP_FLOPS]}  # fmt: skip
+    per_flop = []
+    for kind, amounts in flops.items():
+        points = [re.findall(r"[ML] ([\d.]+) ", path) for path, color in found
+                  if KIND_COLORS[kind] in color]  # fmt: skip
+        widths = [max(map(float, xs)) - min(map(float, xs)) for xs in points]
+        widths = [width for width in widths if width > 0]  # uniform pays for no profile
+        per_flop += [width / flop for width, flop in zip(widths, amounts, strict=True)]
+    assert per_flop == pytest.approx([per_flop[0]] * 7, rel=0.01)
+
+
 def test_unsound_combinations_are_on_the_page(page: str) -> None:
     # U18: sgpo's groups differ in size, and grpo scales by the deviation of each.
     assert re.search(r"<strong>WARN</strong> <code>arms\.sgpo\.objective\S*</code>", page)
@@ -152,3 +188,19 @@ def test_an_arm_that_never_gets_there_still_has_a_page(
     read_with({"sgpo-1": [0, 0, 1, 1]})
     write_page(artifacts, params, artifacts / "report")
     assert "never reached" in (artifacts / "report" / PAGE).read_text()
+
+
+def test_a_page_without_a_profile_says_so_and_shows_all_prompts_as_one(
+    artifacts: Path, params: Parameters, tmp_path: Path
+):
+    write_table(
+        empty_table(PROFILE), artifacts / "profile/prompts.parquet", PROFILE, allow_empty=True
+    )
+    unread = params.model_copy(update={"arms": dict.fromkeys(params.arms, params.arms["uniform"])})
+    write_page(artifacts, unread, tmp_path)
+    page = (tmp_path / PAGE).read_text()
+    assert NO_PROFILE in page
+    assert DIFFICULTY not in page
+    signal = signal_by_difficulty(read_run(artifacts, unread))
+    assert set(signal["bucket"]) == {"all prompts"}
+    assert set(signal["rollouts"]) == {4}

@@ -1,20 +1,19 @@
 """Environments in processes: failures stay in their slot, and no other slot notices."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 
-from grpo.errors import GrpoError
-from grpo.simulation.base import Ending
+from grpo.simulation.base import Ending, Moment
 from grpo.simulation.pool import EnvironmentPool, Order
+from tests.simulation.faulty import BROKEN_GOALS, BROKEN_OBSERVATIONS, BROKEN_PICTURES
 
 FAULTY = "tests.simulation.faulty:Faulty"
 ENDINGS = {
     "raises": Ending.FAILED,
-    "nan": Ending.FAILED,
     "dies": Ending.FAILED,
     "hangs": Ending.TIMED_OUT,
 }
@@ -79,16 +78,80 @@ def test_two_slots_of_a_process_may_break_in_one_exchange(pool: EnvironmentPool)
     assert moments[6].observation.tolist() == [8.0]
 
 
-def test_a_process_that_cannot_be_brought_back_ends_in_one_line(
-    pool: EnvironmentPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+EPISODE: list[Mapping[int, Order]] = [
+    {0: "goes on | 0", 1: "solves | 5", 2: "goes on | 0", 4: "goes on | 0"},
+    *({slot: chunk(value + slot) for slot in (0, 1, 2, 4)} for value in (1.0, 2.0)),
+    {0: chunk(0.5), 1: chunk(3.0), 2: "goes on | 0", 4: chunk(0.25)},
+]
+
+
+def as_bytes(moments: Mapping[int, Moment]) -> list[tuple[bytes, int, Ending | None, bytes]]:
+    return [
+        (each.observation.tobytes(), each.executed, each.ending, each.picture.tobytes())
+        for each in moments.values()
+    ]
+
+
+@pytest.mark.parametrize("what", ["dies once", "hangs once"])
+@pytest.mark.parametrize("at", [0, 1, 4])
+def test_a_lost_scene_is_played_again_to_the_same_bytes(
+    pool: EnvironmentPool, what: str, at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setenv("STARTED_ONCE", str(tmp_path / "started"))
-    pool.play({0: "starts once | 0", 2: "dies | 1"})
-    with pytest.raises(
-        GrpoError, match=r"brought back .* policy\.scenes\.timeout_seconds"
-    ) as caught:
-        pool.play({0: chunk(1.0), 2: chunk(1.0)})
-    assert "\n" not in str(caught.value)
+    """A process is killed, or stands still, in the middle of a chunk of slot 2."""
+    monkeypatch.setenv("FAULTY_ONCE", str(tmp_path / "once"))
+    undisturbed = [as_bytes(pool.play(orders)) for orders in EPISODE]
+    disturbed = [{**EPISODE[0], 2: f"{what} | {at}"}, *EPISODE[1:]]
+    assert [as_bytes(pool.play(orders)) for orders in disturbed] == undisturbed
+    assert (tmp_path / "once").exists()
+
+
+@pytest.mark.parametrize("before", range(len(EPISODE)))
+def test_processes_that_are_killed_between_exchanges_change_nothing(
+    pool: EnvironmentPool, before: int
+):
+    own = set(psutil.Process().children())
+    undisturbed = [as_bytes(pool.play(orders)) for orders in EPISODE]
+    workers = set(psutil.Process().children()) - own
+    assert len(workers) == 2
+    disturbed = []
+    for number, orders in enumerate(EPISODE):
+        if number == before:
+            for worker in workers:
+                worker.kill()
+        disturbed.append(as_bytes(pool.play(orders)))
+    assert disturbed == undisturbed
+
+
+def test_a_simulator_that_does_not_repeat_itself_has_failed(pool: EnvironmentPool):
+    """What was decided before the loss was decided on another state."""
+    pool.play({0: "differs between processes | 9", 2: "dies | 2"})
+    moments = pool.play({0: chunk(1.0), 2: chunk(1.0)})
+    assert [each.ending for each in moments.values()] == [None, Ending.FAILED]
+    assert pool.play({0: chunk(1.0)})[0].ending == Ending.FAILED
+    assert pool.play({0: "goes on | 0"})[0].ending is None
+
+
+BROKEN = [*BROKEN_OBSERVATIONS, *BROKEN_GOALS, *BROKEN_PICTURES]
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_an_answer_that_cannot_be_stored_is_the_ending_of_its_own_scene(
+    pool: EnvironmentPool, at: int
+):
+    scenes: dict[int, Order] = {slot: f"{what} | {at}" for slot, what in enumerate(BROKEN)}
+    scenes[len(BROKEN)] = "goes on | 0"
+    started = pool.play(scenes)
+    assert {each.ending for each in started.values()} == {None}
+    moments = pool.play({slot: chunk(1.0) for slot in scenes})
+    assert [each.ending for each in moments.values()] == [Ending.FAILED] * len(BROKEN) + [None]
+    # All is well in the next scene.
+    assert pool.play({0: "goes on | 0"})[0].ending is None
+
+
+def test_a_first_answer_that_cannot_be_stored_is_an_ending(pool: EnvironmentPool):
+    shown = [*BROKEN_OBSERVATIONS, *BROKEN_PICTURES]
+    moments = pool.play({slot: f"{what} | 0" for slot, what in enumerate(shown)})
+    assert {each.ending for each in moments.values()} == {Ending.FAILED}
 
 
 def test_workers_end_with_their_pool():

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-import yaml
 
 from grpo.__main__ import main
 from grpo.build.sources import find_source
@@ -11,6 +10,7 @@ from grpo.build.tasks import build_prompts
 from grpo.errors import StorageError
 from grpo.params.parameters import read_params
 from grpo.params.policy import S3Base
+from grpo.params.yaml import dump_yaml, parse_yaml
 from grpo.storage.upload import upload_directory
 from tests.files import contents
 from tests.storage.proxy import Proxy
@@ -32,7 +32,7 @@ def test_a_base_is_what_upload_prints_and_downloaded_once(
     monkeypatch.setattr("sys.argv", ["grpo", "upload", str(model), f"s3://{bucket}/model"])
     with pytest.raises(SystemExit, match=r"^0$"):
         main()
-    base = S3Base(**yaml.safe_load(capsys.readouterr().out))
+    base = S3Base(**parse_yaml(capsys.readouterr().out))
     source = find_source(base, tmp_path, parameter="policy.base")
     assert source == (f".work/s3/{base.sha256}", None, True, "policy.base")
     assert contents(Path(source.name)) == contents(model)
@@ -59,10 +59,10 @@ def test_prompts_in_s3_are_those_of_their_digest(
     written.mkdir()
     for part, line in [("train", '{"prompt": "1+2", "answer": "3"}'), ("eval", LINE)]:
         (written / f"{part}.jsonl").write_text(line)
-    params = yaml.safe_load((ROOT / "recipes" / "reasoning-qwen.yaml").read_text())
+    params = parse_yaml((ROOT / "recipes" / "reasoning-qwen.yaml").read_text())
     stored = {"source": "s3", "uri": uri, "sha256": upload_directory(written, uri)}
     params["task"] |= {"directory": stored, "train": "train.jsonl", "eval": "eval.jsonl"}
-    (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
+    (tmp_path / "params.yaml").write_text(dump_yaml(params))
     tables = build_prompts(read_params(tmp_path / "params.yaml"), tmp_path / "data")
     assert tables.train[["family", "answer"]].values.tolist() == [["sums", "3"]]
     assert tables.eval[["family", "answer"]].values.tolist() == [["pairs", "7"]]

@@ -6,9 +6,9 @@ from typing import Any
 
 import pandas as pd
 import torch
-from transformers import AutoModel, AutoTokenizer, PreTrainedModel
+from transformers import AutoModel, PreTrainedModel
 
-from grpo.build.bases.models import make_fresh_model, read_pretrained
+from grpo.build.bases.models import make_fresh_model, read_model, read_tokenizer, require_embedded
 from grpo.build.bases.tokenizers import make_word_tokenizer
 from grpo.build.machine import DTYPES
 from grpo.cloning import CloningSettings, clone_demonstrations
@@ -104,10 +104,9 @@ def _make_backbone(base: ChunkBase, data: Path) -> tuple[PreTrainedModel, Any]:
             parameter=BACKBONE,
         )
         return fresh, words
-    tokenizer = read_pretrained(AutoTokenizer, base.backbone, data, parameter=BACKBONE)
-    backbone = read_pretrained(
-        AutoModel, base.backbone, data, parameter=BACKBONE, use_safetensors=True
-    )
+    backbone = read_model(AutoModel, base.backbone, data, parameter=BACKBONE)
+    tokenizer = read_tokenizer(base.backbone, data, parameter=BACKBONE)
+    require_embedded(backbone, tokenizer, parameter=BACKBONE)
     if tokenizer.pad_token is None:  # what pads is never seen
         tokenizer.pad_token = tokenizer.eos_token
     return backbone, tokenizer
@@ -129,9 +128,7 @@ def _make_eyes(eyes: Eyes, data: Path) -> PreTrainedModel:
             parameter=ENCODER,
         )
     else:
-        model = read_pretrained(
-            AutoModel, eyes.encoder, data, parameter=ENCODER, use_safetensors=True
-        )
+        model = read_model(AutoModel, eyes.encoder, data, parameter=ENCODER)
     if model.main_input_name != "pixel_values":
         raise ParameterError(
             f"{PARAMS}: {ENCODER} must be a vision encoder, {type(model).__name__} reads "

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from transformers import CLIPTextConfig, CLIPTextModelWithProjection, UMT5Config, UMT5EncoderModel
 
+from grpo.build.bases.models import require_known_keys
 from grpo.build.bases.tokenizers import make_caption_tokenizer
 from grpo.errors import ParameterError
 from grpo.params.parameters import PARAMS
@@ -101,6 +102,7 @@ def _t5_encoder(base: ScratchFlowBase) -> UMT5EncoderModel:
 
 def _configure(kind: Any, base: ScratchFlowBase, *marks: str) -> Any:
     """Returns a text encoder's configuration for the tokens of captions."""
+    require_known_keys(kind, base.text_encoder, parameter="policy.base.text_encoder")
     tokenizer = make_caption_tokenizer()
     known = {name: getattr(tokenizer, name) for name in ("pad_token_id", "eos_token_id", *marks)}
     return kind(**base.text_encoder, vocab_size=len(tokenizer), **known)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from grpo.build.bases.tokens import make_base
-from grpo.errors import ParameterError
+from grpo.errors import DivergedError, ParameterError, located
 from grpo.params.parameters import PARAMS, Parameters
 from grpo.params.policy import (
     ActionChunkPolicyParams,
@@ -22,6 +22,7 @@ from grpo.params.policy import (
     Warmup,
 )
 from grpo.params.task import GlyphsTask
+from grpo.policies.probing import require_sampling
 from grpo.policies.storage import PolicyState, save_base, write_state
 from grpo.seeds import derive_seed
 from grpo.warmup import WarmupSettings, WarmupUpdate, warm_up
@@ -40,6 +41,7 @@ def build_base(params: Parameters, data: Path) -> Base:
 
     Raises:
       ParameterError: If the source does not exist or a class refuses its configuration.
+      ArtifactError: If a model cannot be sampled.
       MissingExtraError: If the package of a GGUF is not installed.
     """
     if isinstance(params.policy, DenoisingPolicyParams):
@@ -48,12 +50,17 @@ def build_base(params: Parameters, data: Path) -> Base:
         return _action_chunks(params, params.policy, data)
     model, tokenizer = make_base(params, data)
     nn.Module.to(model, params.machine.device)
+    if params.tokens.sampler == "transformers":
+        with located(f"{PARAMS}: policy.base"):
+            require_sampling(model)
     fresh = params.tokens.base
     settings = settings_of(fresh.warmup, params.seed) if isinstance(fresh, ScratchBase) else None
 
     def train(table: pd.DataFrame) -> Iterator[WarmupUpdate]:
         pairs = list(zip(table["prompt"], table["solution"]))
-        return iter(()) if settings is None else warm_up(model, tokenizer, pairs, settings)
+        if settings is None:
+            return iter(())
+        return _remedy_named(warm_up(model, tokenizer, pairs, settings), settings)
 
     return Base(
         num_updates=settings.updates if settings else 0,
@@ -76,6 +83,19 @@ def settings_of(warmup: Warmup | FlowWarmup | Cloning, seed: int) -> WarmupSetti
     )
 
 
+def _remedy_named(
+    updates: Iterator[WarmupUpdate], settings: WarmupSettings
+) -> Iterator[WarmupUpdate]:
+    """Yields the updates; an error says that it is the warm-up, and which parameter to lower."""
+    try:
+        yield from updates
+    except DivergedError as error:
+        raise DivergedError(
+            f"warm-up of the base diverged at {error}; lower policy.base.warmup.learning_rate, "
+            f"which is {settings.learning_rate:g}, in {PARAMS}"
+        ) from None
+
+
 def _action_chunks(params: Parameters, policy: ActionChunkPolicyParams, data: Path) -> Base:
     # Imported here: other kinds need no simulator.
     from grpo.build.bases.action_chunks import clone_experts, make_action_model
@@ -90,7 +110,9 @@ def _action_chunks(params: Parameters, policy: ActionChunkPolicyParams, data: Pa
 
     return Base(
         num_updates=settings.updates,
-        warm_up=lambda table: clone_experts(policy, model, tokenizer, table, settings),
+        warm_up=lambda table: _remedy_named(
+            clone_experts(policy, model, tokenizer, table, settings), settings
+        ),
         save=save,
     )
 
@@ -134,13 +156,15 @@ def _match_flow(
         pixels = glyphs.draw_texts(texts, drawing)
     else:
         pixels = glyphs.draw_clips(texts, drawing, frames=canvas.frames, pixels_per_frame=moved)
-    return match_flow(
+    settings = settings_of(warmup, params.seed)
+    updates = match_flow(
         pipeline,
         Drawings(captions=table["prompt"].tolist(), pixels=torch.from_numpy(pixels)),
-        settings_of(warmup, params.seed),
+        settings,
         num_tokens=policy.caption_tokens,
         blank_fraction=warmup.blank_fraction,
     )
+    return _remedy_named(updates, settings)
 
 
 def _require_room(

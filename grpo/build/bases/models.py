@@ -1,18 +1,22 @@
 """Models of transformers: with fresh weights, or read from a source."""
 
 from collections.abc import Mapping
+from dataclasses import fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import transformers
 from huggingface_hub.errors import StrictDataclassError
-from transformers import PreTrainedModel
+from transformers import AutoModel, AutoTokenizer, PreTrainedModel
 
-from grpo.build.sources import find_source, refusal
+from grpo.build.sources import Source, find_source, refusal
 from grpo.errors import ParameterError
 from grpo.params.parameters import PARAMS
 from grpo.params.policy import DirectoryBase, HubBase, S3Base
-from grpo.policies.storage import LOADING_ERRORS
+from grpo.policies.storage import LOADING_ERRORS, find_wrong_weights
+
+PEFT_CONFIG = "adapter_config.json"
 
 
 def make_fresh_model(
@@ -41,6 +45,7 @@ def make_fresh_model(
             f"{PARAMS}: {parameter}.architecture must be {what}, got {architecture!r}"
         )
     try:
+        require_known_keys(model_class.config_class, config, parameter=f"{parameter}.config")
         model: PreTrainedModel = model_class(model_class.config_class(**config, **known))
     except (TypeError, ValueError, RuntimeError, StrictDataclassError) as error:
         reason = " ".join(str(error).split())
@@ -48,7 +53,43 @@ def make_fresh_model(
     return model
 
 
-def read_pretrained(
+def require_known_keys(kind: Any, config: Mapping[str, Any], *, parameter: str) -> None:
+    """Raises ParameterError for a key that a configuration class takes and never looks at.
+
+    Args:
+      kind: A configuration class of transformers, which stores what it does not know.
+      parameter: Which holds `config`, for messages.
+    """
+    default = kind()
+    rotary = getattr(default, "rope_parameters", None)
+    known = {
+        *(each.name for each in fields(kind)),
+        *default.to_dict(),
+        *default.attribute_map,
+        *([*rotary, "rope_scaling"] if rotary else []),  # older spellings, still read
+    }
+    unknown = [key for key in config if key not in known]
+    if unknown:
+        near = get_close_matches(unknown[0], sorted(known), n=1, cutoff=0.0)
+        raise ParameterError(
+            f"{PARAMS}: {parameter}.{unknown[0]} is unknown to {kind.__name__}; the nearest key "
+            f"that it knows is {near[0]}"
+        )
+
+
+def read_tokenizer(
+    imported: DirectoryBase | HubBase | S3Base, data: Path, *, parameter: str
+) -> Any:
+    """Returns the tokenizer at a source.
+
+    Raises:
+      ParameterError: If the source does not exist or cannot be loaded.
+      StorageError: If it cannot be downloaded.
+    """
+    return _read(AutoTokenizer, find_source(imported, data, parameter=parameter))
+
+
+def read_model(
     auto_class: Any,
     imported: DirectoryBase | HubBase | S3Base,
     data: Path,
@@ -56,13 +97,48 @@ def read_pretrained(
     parameter: str,
     **options: Any,
 ) -> Any:
-    """Returns what an Auto class of transformers finds at a source: a model, or its tokenizer.
+    """Returns the model that an Auto class of transformers finds at a source.
+
+    All of its weights are there, and all that is there is its own: transformers would draw missing
+    ones at random. A class without a head leaves the head's weights out.
 
     Raises:
-      ParameterError: If the source does not exist or cannot be loaded.
+      ParameterError: If the source does not exist, cannot be loaded or holds another model.
       StorageError: If it cannot be downloaded.
     """
     source = find_source(imported, data, parameter=parameter)
+    if source.is_local and (Path(source.name) / PEFT_CONFIG).exists():
+        raise refusal(
+            source, f"it has {PEFT_CONFIG}: merge the adapter into its base model and save that"
+        )
+    model, found = _read(
+        auto_class, source, use_safetensors=True, output_loading_info=True, **options
+    )
+    own = {name for name, _ in model.named_children()}
+    prefix = f"{model.base_model_prefix}."
+
+    def is_of_head(key: str) -> bool:
+        return auto_class is AutoModel and key.removeprefix(prefix).split(".")[0] not in own
+
+    if wrong := find_wrong_weights(found, is_left_out=is_of_head):
+        raise refusal(
+            source,
+            f"its weights are not those of {type(model).__name__} with its config.json: {wrong}",
+        )
+    return model
+
+
+def require_embedded(model: PreTrainedModel, tokenizer: Any, *, parameter: str) -> None:
+    """Raises ParameterError unless the model embeds every token of the tokenizer."""
+    rows, tokens = model.get_input_embeddings().weight.shape[0], len(tokenizer)
+    if tokens > rows:
+        raise ParameterError(
+            f"{PARAMS}: {parameter}: the tokenizer has {tokens} tokens, the model embeds {rows}; "
+            "take the tokenizer that the model was trained with, or resize its embeddings"
+        )
+
+
+def _read(auto_class: Any, source: Source, **options: Any) -> Any:
     where = {
         "revision": source.revision,
         "local_files_only": source.is_local,

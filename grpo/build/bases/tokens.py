@@ -12,15 +12,18 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from grpo.build.bases.models import make_fresh_model, read_pretrained
+from grpo.build.bases.models import make_fresh_model, read_model, read_tokenizer, require_embedded
 from grpo.build.bases.tokenizers import make_byte_tokenizer
 from grpo.build.machine import DTYPES
 from grpo.errors import MissingExtraError, ParameterError
 from grpo.params.parameters import PARAMS, Parameters
 from grpo.params.policy import GgufBase, ScratchBase
+from grpo.policies.tokens import end_tokens
 from grpo.seeds import derive_seed
 
 BASE = "policy.base"
+PROBE_TOKENS = 8
+SAME = 1e-3  # deviations of the logits
 
 
 def make_base(params: Parameters, data: Path) -> tuple[PreTrainedModel, Any]:
@@ -36,11 +39,36 @@ def make_base(params: Parameters, data: Path) -> tuple[PreTrainedModel, Any]:
         return _from_scratch(base, dtype, derive_seed(params.seed, "base"))
     if isinstance(base, GgufBase):
         return _from_gguf(base, dtype)
-    tokenizer = read_pretrained(AutoTokenizer, base, data, parameter=BASE)
-    model = read_pretrained(
-        AutoModelForCausalLM, base, data, parameter=BASE, dtype=dtype, use_safetensors=True
-    )
-    return model.eval(), tokenizer
+    model = read_model(AutoModelForCausalLM, base, data, parameter=BASE, dtype=dtype).eval()
+    tokenizer = read_tokenizer(base, data, parameter=BASE)
+    require_causal_lm(model, tokenizer)
+    return model, tokenizer
+
+
+@torch.no_grad()
+def require_causal_lm(model: PreTrainedModel, tokenizer: Any) -> None:
+    """Raises ParameterError unless an imported model predicts the next token of its tokenizer.
+
+    Runs it once: on two texts that differ in their last token alone, all logits before that must be
+    finite and equal.
+    """
+    require_embedded(model, tokenizer, parameter=BASE)
+    if len(end_tokens(model, tokenizer)) == 0:
+        raise ParameterError(
+            f"{PARAMS}: {BASE} has no end token, so no rollout would end by itself; set eos_token "
+            "in tokenizer_config.json or eos_token_id in generation_config.json"
+        )
+    rows = model.get_input_embeddings().weight.shape[0]
+    ids = torch.arange(PROBE_TOKENS).repeat(2, 1) % rows
+    ids[1, -1] = (ids[1, -1] + 1) % rows
+    logits = model(input_ids=ids, use_cache=False).logits[:, :-1].float()
+    if not bool(logits.isfinite().all()):
+        raise ParameterError(f"{PARAMS}: {BASE} predicts logits that are not finite")
+    if float((logits[0] - logits[1]).abs().max()) > SAME * float(logits.std()):
+        raise ParameterError(
+            f"{PARAMS}: {BASE} must be a causal language model: {type(model).__name__} reads "
+            "tokens that come later"
+        )
 
 
 def _from_scratch(

@@ -11,8 +11,10 @@ from grpo.params.parameters import Parameters
 from grpo.policies.action_chunks import ActionChunkPolicy
 from grpo.policies.action_model import load_action_model
 from grpo.policies.chunk_decoding import ChunkDecoding
-from grpo.policies.lora import load_lora
-from grpo.policies.phases import LABELLERS
+from grpo.policies.lora import add_lora
+from grpo.policies.phases import choose_labeller
+from grpo.policies.recomputation import recompute_blocks
+from grpo.policies.storage import read_round
 from grpo.seeds import derive_seed
 from grpo.simulation.pool import EnvironmentPool
 
@@ -25,7 +27,7 @@ def load_chunk_policy(
     """Returns the policy of a directory, on the machine's device, without dropout.
 
     Args:
-      base: The base policy's directory; with LoRA, `directory` holds only the adapter.
+      base: The base policy's directory; `directory`, if it is another, holds what changed.
       sharing: Policies that share this host's processors, on which scenes are played.
 
     Raises:
@@ -33,10 +35,13 @@ def load_chunk_policy(
     """
     settings = params.action_chunks
     dtype = DTYPES[params.machine.dtype]
-    model = load_action_model(base if settings.lora else directory, dtype)
+    model = load_action_model(base, dtype)
     if settings.lora:
         seed = derive_seed(params.seed, "lora")
-        load_lora(model, settings.lora, directory, seed=seed, adapted=model.backbone)
+        add_lora(model, settings.lora, seed=seed, adapted=model.backbone)
+    read_round(directory, base, model)
+    if settings.recompute:
+        recompute_blocks(model)
     nn.Module.to(model, params.machine.device)
     return ActionChunkPolicy(
         model,
@@ -49,7 +54,7 @@ def load_chunk_policy(
             settings={"pixels": model.shape.pixels},
         ),
         slots=settings.scenes.at_once,
-        label=LABELLERS[settings.phases],
+        label=choose_labeller(settings.phases, settings.max_steps),
     )
 
 

@@ -2,12 +2,21 @@
 
 from pathlib import Path
 
+from grpo.artifacts.files import read_json
 from grpo.build.machine import DTYPES
-from grpo.params.parameters import Parameters
+from grpo.errors import ArtifactError, ParameterError
+from grpo.params.parameters import PARAMS, Parameters
 from grpo.policies.denoising import DenoisingPolicy
 from grpo.policies.kernels import Denoising
-from grpo.policies.lora import load_lora
-from grpo.policies.pipelines import load_pipeline
+from grpo.policies.lora import add_lora
+from grpo.policies.pipeline_support import (
+    find_misfit,
+    find_unread_component,
+    find_unread_setting,
+)
+from grpo.policies.pipelines import INDEX, load_pipeline
+from grpo.policies.recomputation import recompute_blocks
+from grpo.policies.storage import read_round
 from grpo.seeds import derive_seed
 
 
@@ -17,16 +26,24 @@ def load_denoising_policy(
     """Returns the policy of a directory, on the machine's device, without dropout.
 
     Args:
-      base: The base policy's directory; with LoRA, `directory` holds only the adapter.
+      base: The base policy's directory; `directory`, if it is another, holds what changed.
 
     Raises:
-      ArtifactError: If a file is missing or broken.
+      ArtifactError: If a file is missing or broken, or asks for what is not done here.
+      ParameterError: If the pipeline cannot draw the canvas.
     """
     settings = params.denoising
-    pipeline = load_pipeline(base if settings.lora else directory, DTYPES[params.machine.dtype])
+    pipeline = load_pipeline(base, DTYPES[params.machine.dtype])
+    unread = find_unread_component(read_json(base / INDEX)) or find_unread_setting(pipeline)
+    if unread:
+        raise ArtifactError(f"{base}: {unread}")
+    if misfit := find_misfit(pipeline, settings.canvas):
+        raise ParameterError(f"{PARAMS}: policy.canvas.{misfit}")
     if settings.lora:
-        seed = derive_seed(params.seed, "lora")
-        pipeline.transformer = load_lora(pipeline.transformer, settings.lora, directory, seed=seed)
+        add_lora(pipeline.transformer, settings.lora, seed=derive_seed(params.seed, "lora"))
+    read_round(directory, base, pipeline.transformer)
+    if settings.recompute:
+        recompute_blocks(pipeline.transformer)
     pipeline.to(params.machine.device)
     return DenoisingPolicy(
         pipeline,

@@ -25,7 +25,7 @@ def load_policy(
     """Returns the policy of a directory, on the machine's device, without dropout.
 
     Args:
-      base: The base policy's directory; with LoRA, `directory` holds only the adapter.
+      base: The base policy's directory; `directory`, if it is another, holds what changed.
       sharing: Policies that share this host's processors.
 
     Raises:
@@ -67,8 +67,9 @@ def load_sampler(
       MissingExtraError: If vLLM is asked for and not installed.
     """
     if isinstance(draws, Decoding) and params.tokens.sampler == "vllm":
+        require_inert(base)
         require_inert(directory)
-        return load_vllm_sampler(params, directory, draws)
+        return load_vllm_sampler(params, base=base, directory=directory, decoding=draws)
     policy = load_policy(params, base=base, directory=directory, draws=draws, sharing=sharing)
     if judge is not None:
         denoising: Any = policy

@@ -1,14 +1,18 @@
 """Token policies from their directories."""
 
 from pathlib import Path
+from typing import Any
 
+from jinja2 import TemplateError
 from torch import nn
 
 from grpo.build.machine import DTYPES
-from grpo.params.parameters import Parameters
-from grpo.policies.lora import load_lora
+from grpo.errors import ParameterError, brief
+from grpo.params.parameters import PARAMS, Parameters
+from grpo.policies.lora import add_lora
+from grpo.policies.recomputation import recompute_blocks
 from grpo.policies.routing import require_routers
-from grpo.policies.storage import load_base
+from grpo.policies.storage import load_base, read_round, whole_policy
 from grpo.policies.tokens import Decoding, TokenPolicy
 from grpo.ranks import num_ranks
 from grpo.seeds import derive_seed
@@ -22,17 +26,21 @@ def load_token_policy(
     Divided among the ranks, if there are several.
 
     Args:
-      base: The base policy's directory; with LoRA, `directory` holds only the adapter.
+      base: The base policy's directory; `directory`, if it is another, holds what changed.
 
     Raises:
       ArtifactError: If a file is missing or broken.
     """
     settings = params.tokens
     dtype = DTYPES[params.machine.dtype]
-    model, tokenizer = load_base(base if settings.lora else directory, dtype)
+    model, tokenizer = load_base(base, dtype)
+    if settings.prompt_format == "chat":
+        require_chat_template(tokenizer)
     if settings.lora:
-        seed = derive_seed(params.seed, "lora")
-        model = load_lora(model, settings.lora, directory, seed=seed)
+        add_lora(model, settings.lora, seed=derive_seed(params.seed, "lora"))
+    read_round(directory, base, model)
+    if settings.recompute:
+        recompute_blocks(model)
     if num_ranks() == 1:  # else it stays on the host until each rank takes its share
         nn.Module.to(model, params.machine.device)
     require_routers(model, settings.routing)
@@ -49,7 +57,28 @@ def load_token_policy(
     return policy
 
 
-def load_vllm_sampler(params: Parameters, directory: Path, decoding: Decoding) -> TokenPolicy:
+def require_chat_template(tokenizer: Any) -> None:
+    """Raises ParameterError unless the tokenizer's chat template renders what the user says."""
+    for said in ("first probe", "second probe"):
+        try:
+            text = tokenizer.apply_chat_template(
+                [{"role": "user", "content": said}], tokenize=False, add_generation_prompt=True
+            )
+        except (TemplateError, ValueError, TypeError, LookupError, AttributeError) as error:
+            raise ParameterError(
+                f"{PARAMS}: policy.prompt_format chat needs a chat template that renders a message "
+                f"of a user: {brief(error)}; set plain or mend the template"
+            ) from None
+        if said not in text:
+            raise ParameterError(
+                f"{PARAMS}: policy.prompt_format chat: the tokenizer's chat template leaves out "
+                f"what the user says, it renders {brief(repr(text))}; mend it or set plain"
+            )
+
+
+def load_vllm_sampler(
+    params: Parameters, *, base: Path, directory: Path, decoding: Decoding
+) -> TokenPolicy:
     """Returns the policy of a directory to draw rollouts from, by vLLM.
 
     Raises:
@@ -59,11 +88,14 @@ def load_vllm_sampler(params: Parameters, directory: Path, decoding: Decoding) -
     # Imported here: an extra, and seconds.
     from grpo.policies.vllm import VllmPolicy
 
-    model, tokenizer = load_base(directory, DTYPES[params.machine.dtype])
-    return VllmPolicy(
-        model,
-        tokenizer,
-        directory=directory,
-        decoding=decoding,
-        uses_chat_template=params.tokens.prompt_format == "chat",
-    )
+    model, tokenizer = load_base(base, DTYPES[params.machine.dtype])
+    if params.tokens.prompt_format == "chat":
+        require_chat_template(tokenizer)
+    with whole_policy(directory, base) as whole:
+        return VllmPolicy(
+            model,
+            tokenizer,
+            directory=whole,
+            decoding=decoding,
+            uses_chat_template=params.tokens.prompt_format == "chat",
+        )

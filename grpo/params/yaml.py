@@ -1,0 +1,171 @@
+"""YAML 1.2, read and written with the library and settings of DVC: one spelling has one meaning."""
+
+import io
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.constructor import DuplicateKeyError
+from ruamel.yaml.error import YAMLError
+from ruamel.yaml.events import CollectionEndEvent, CollectionStartEvent
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+from ruamel.yaml.representer import SafeRepresenter
+
+from grpo.errors import ArtifactError, brief
+
+MOST_VALUES = 100_000  # of a file; more come from aliases of aliases
+DEEPEST = 100
+LARGEST = 2**63 - 1
+WIDTH = 100
+WORDS = re.compile(r"[A-Za-z0-9_./ -]*")
+
+
+class _Representer(SafeRepresenter):
+    """Quotes every text that is more than words: libyaml reads `[1:30]` as a wrong mapping."""
+
+    def represent_text(self, text: str) -> ScalarNode:
+        style = None if WORDS.fullmatch(text) else '"'
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Representer.add_representer(str, _Representer.represent_text)
+
+
+def parse_yaml(text: str) -> Any:
+    """Returns the content of a YAML text, as DVC reads it.
+
+    Raises:
+      ArtifactError: If it is no YAML, or has a duplicate key; the message has no path.
+    """
+    try:
+        _require_shallow(text)
+        return YAML(typ="safe").load(text)
+    except ArtifactError:
+        raise
+    except DuplicateKeyError as error:
+        raise ArtifactError(next(_duplicates(text), None) or _reason(error)) from None
+    except (YAMLError, ValueError, LookupError, TypeError) as error:  # all but the first of a value
+        raise ArtifactError(f"must be YAML, {_reason(error)}") from None
+
+
+def read_yaml(path: Path) -> Any:
+    """Returns the content of a YAML file.
+
+    Raises:
+      FileNotFoundError: If there is none.
+      ArtifactError: If it is no YAML file in UTF-8; the message has no path.
+    """
+    if path.exists() and not path.is_file():  # a pipe would be waited for
+        kind = "directory" if path.is_dir() else "pipe or device"
+        raise ArtifactError(f"must be a YAML file, is a {kind}; correct the path")
+    try:
+        return parse_yaml(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise ArtifactError(f"must be YAML in UTF-8, {error}; save it as UTF-8") from None
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise ArtifactError(f"must be a file that can be read, {error.strerror}") from None
+
+
+def dump_yaml(value: Any, *, compact: bool = False) -> str:
+    """Returns plain values as YAML that `parse_yaml` and DVC read back as they are.
+
+    Args:
+      compact: Mappings and lists without others in them stand on one line.
+    """
+    writer = YAML(typ="safe", pure=True)
+    writer.Representer = _Representer
+    writer.default_flow_style = None if compact else False
+    writer.width = WIDTH
+    writer.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
+    writer.indent(mapping=2, sequence=4, offset=2)
+    stream = io.StringIO()
+    writer.dump(value, stream)
+    return stream.getvalue()
+
+
+def find_odd_value(content: Any) -> str | None:
+    """Returns the first thing in a YAML file's content that no parameter can be, or None.
+
+    Those are loops of aliases, more than MOST_VALUES, numbers that are not finite or beyond 64
+    bits, dates and other types that JSON lacks, and keys that are no text.
+    """
+    left = MOST_VALUES
+
+    def visit(value: Any, path: str, above: tuple[int, ...]) -> str | None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            return f"the file must have at most {MOST_VALUES} values, aliases written out"
+        if isinstance(value, dict | list):
+            if id(value) in above:
+                return f"{path} is an alias of what it stands in; write the values out"
+            pairs = value.items() if isinstance(value, dict) else enumerate(value)
+            for key, item in pairs:
+                if isinstance(value, dict) and not isinstance(key, str):
+                    where = path or "the file"
+                    return f"{where} has the key {key!r}, must have texts; put it in quotes"
+                inner = f"{path}[{key}]" if isinstance(value, list) else f"{path}.{key}".lstrip(".")
+                found = visit(item, inner, (*above, id(value)))
+                if found:
+                    return found
+            return None
+        return _odd_scalar(value, path or "the file")
+
+    return visit(content, "", ())
+
+
+def _require_shallow(text: str) -> None:
+    """Raises ArtifactError if a text nests so deep that libyaml would overflow the stack."""
+    depth = 0
+    for event in YAML(typ="safe").parse(text):
+        depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
+        if depth > DEEPEST:
+            raise ArtifactError(f"must be YAML with at most {DEEPEST} levels, has more")
+
+
+def _odd_scalar(value: Any, path: str) -> str | None:
+    """Returns what is wrong with a value that holds no others."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"{path} must be a finite number, got {value}"
+    if isinstance(value, int) and abs(value) > LARGEST:
+        return f"{path} must lie within 64 bits, got a number of {value.bit_length()}"
+    if value is not None and not isinstance(value, str | int | float):
+        return (
+            f"{path} must be a number, a text, true, false or null, got the "
+            f"{type(value).__name__} {value}; put a text in quotes"
+        )
+    return None
+
+
+def _duplicates(text: str) -> Iterator[str]:
+    """Yields a message for each duplicate key, with its path and lines."""
+    seen: set[int] = set()
+
+    def visit(node: Node, path: str) -> Iterator[str]:
+        if id(node) in seen:  # an alias
+            return
+        seen.add(id(node))
+        if isinstance(node, MappingNode):
+            lines: dict[tuple[str, str], int] = {}
+            for key, value in node.value:
+                inner = f"{path}.{key.value}".lstrip(".")
+                line = key.start_mark.line + 1
+                first = lines.get((key.tag, str(key.value)))
+                if first is not None:
+                    yield f"{inner} is a duplicate key, in lines {first} and {line}; remove one"
+                lines[key.tag, str(key.value)] = line
+                yield from visit(value, inner)
+        elif isinstance(node, SequenceNode):
+            for number, each in enumerate(node.value):
+                yield from visit(each, f"{path}[{number}]")
+
+    yield from visit(YAML(typ="safe").compose(text), "")
+
+
+def _reason(error: object) -> str:
+    return brief(str(error).partition("\n\nTo suppress")[0])

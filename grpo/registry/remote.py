@@ -1,0 +1,82 @@
+"""DVC's remote, from which other clones load a policy: pushing to it, pulling from it."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from grpo.errors import ArtifactError, brief
+from grpo.lineage.lock import cached_path, read_listing
+
+
+def push(digests: Sequence[str], workspace: Path) -> None:
+    """Stores directories of DVC's cache in its default remote.
+
+    Raises:
+      ArtifactError: If there is no remote, it cannot be reached, or the cache lacks a file.
+    """
+    # Imported here as in `pull`: it takes a second.
+    from dvc_data.hashfile.hash_info import HashInfo
+
+    wanted = [each for digest in digests for each in _parts(digest, workspace)]
+    for digest in wanted:
+        if not cached_path(workspace, digest).is_file():
+            raise ArtifactError(
+                f"{digest}: DVC's cache does not hold it; run dvc commit, then again"
+            )
+    with _reached("take the policy"), _opened(workspace) as repo:
+        if repo.config["core"].get("remote") is None:
+            raise ArtifactError(
+                ".dvc/config: core.remote must name where to push; run dvc remote add --default "
+                "NAME URL, then again"
+            )
+        failed = repo.cloud.push([HashInfo("md5", each) for each in wanted]).failed
+    if failed:
+        raise ArtifactError(f"DVC's remote (.dvc/config): takes no {brief(next(iter(failed)))}")
+
+
+def pull(digest: str, workspace: Path) -> None:
+    """Fetches a directory into DVC's cache from the default remote.
+
+    Raises:
+      ArtifactError: If there is no remote, or it cannot be reached.
+    """
+    from dvc_data.hashfile.hash_info import HashInfo
+
+    with _reached("give the policy"), _opened(workspace) as repo:
+        repo.cloud.pull([HashInfo("md5", digest)])
+        repo.cloud.pull([HashInfo("md5", each) for each in _parts(digest, workspace)])
+
+
+def errors_of_s3() -> tuple[type[Exception], ...]:
+    """Returns what DVC lets through of a remote in S3."""
+    try:
+        from botocore.exceptions import BotoCoreError
+    except ImportError:  # then there is no such remote
+        return ()
+    return (BotoCoreError,)
+
+
+def _parts(digest: str, workspace: Path) -> list[str]:
+    """Returns the digest of a directory and those of its files."""
+    return [digest, *(read_listing(workspace, digest) or {}).values()]
+
+
+@contextmanager
+def _opened(workspace: Path) -> Iterator[Any]:
+    from dvc.repo import Repo
+
+    with Repo(str(workspace)) as repo:
+        yield repo
+
+
+@contextmanager
+def _reached(action: str) -> Iterator[None]:
+    from dvc.exceptions import DvcException
+
+    try:
+        yield
+    except (DvcException, OSError, *errors_of_s3()) as error:
+        raise ArtifactError(
+            f"DVC's remote (.dvc/config): cannot {action}, {brief(error)}"
+        ) from None

@@ -1,0 +1,60 @@
+"""What the page shows of training that diverged: the reason, and the curves up to there."""
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from grpo.artifacts.banners import Banner
+from grpo.artifacts.divergence import Divergence, read_divergences
+from grpo.params.parameters import BASE, Parameters
+from grpo.report.drawing import Canvas, Panel, color_of, styled
+
+CURVES = {
+    "loss": "loss",
+    "grad_norm": "gradient norm before clipping",
+    "kl_to_start": "KL to the round's first policy",
+    "reward_mean": "reward",
+    "learning_rate": "learning rate",
+}
+
+
+def read_diverged(params: Parameters) -> list[Divergence]:
+    """Returns what is known of the stages of a run that diverged when they last ran.
+
+    Raises:
+      ArtifactError: If a file of it is broken.
+    """
+    return read_divergences([BASE, *(f"train@{name}" for name in params.rounds)])
+
+
+def add_banners(diverged: Sequence[Divergence], known: Sequence[Banner]) -> list[Banner]:
+    """Returns a banner for each that no other one speaks of, before the others."""
+    said = " ".join(each.text for each in known)
+    own = [
+        Banner(title=f"{each.stage} diverged", text=f"{each.reason}.")
+        for each in diverged
+        if each.reason not in said
+    ]
+    return [*own, *known]
+
+
+def draw_diverged(diverged: Sequence[Divergence]) -> list[Panel]:
+    """Returns a figure of each that got past its first update."""
+    with styled():
+        return [_draw(each) for each in diverged if len(each.updates)]
+
+
+def _draw(diverged: Divergence) -> Panel:
+    rows = diverged.updates
+    drawn = [name for name in CURVES if name in rows]
+    canvas = Canvas([1.75] * len(drawn), share_x=True)
+    for axes, name in zip(canvas.panels, drawn, strict=True):
+        values = pd.to_numeric(rows[name], errors="coerce")
+        axes.plot(rows["update"], values, color=color_of(0), marker="o", linewidth=1.6)
+        axes.set_title(CURVES[name])
+    canvas.panels[-1].set_xlabel("update")
+    return Panel(
+        title=f"{diverged.stage}, until it diverged",
+        caption=f"{len(rows)} updates; the next one is not drawn: {diverged.reason}.",
+        svg=canvas.svg(f"diverged-{diverged.stage}", f"{diverged.stage} by update"),
+    )

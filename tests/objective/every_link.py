@@ -1,0 +1,40 @@
+"""Every link and every named algorithm that params.yaml knows: a new one is covered unnamed."""
+
+import inspect
+from collections.abc import Callable
+
+from grpo.build.objectives import ALGORITHMS, LINKS
+from grpo.objective.advantage import center_by_group_mean
+from grpo.objective.base import Objective, chain
+from grpo.objective.weight import average_over_rollouts
+
+# Of settings that have no default.
+SETTINGS: dict[str, float] = {
+    "beta": 0.05,
+    "budget": 2,
+    "dimensions": 3,
+    "horizon": 8,
+    "keep": 2,
+    "ratio_max": 5.0,
+    "tokens": 3,
+}
+
+
+def make(named: Callable[..., Objective]) -> Objective:
+    """Returns a link or an algorithm with SETTINGS where it has no default."""
+    parameters = inspect.signature(named).parameters.values()
+    needed = [each.name for each in parameters if each.default is inspect.Parameter.empty]
+    return named(**{name: SETTINGS[name] for name in needed})
+
+
+NAMED: dict[str, Objective] = {name: make(each) for name, each in ALGORITHMS.items()}
+EVERY: dict[str, Objective] = {
+    **NAMED,
+    **{name: make(each) for name, each in LINKS.items()},
+    **{
+        f"centered, averaged, {name}": chain(
+            center_by_group_mean(), average_over_rollouts(), make(each)
+        )
+        for name, each in LINKS.items()
+    },
+}

@@ -1,0 +1,226 @@
+"""The pages docs/own-*.md followed to their end, as a reader would, on a copy of the repository."""
+
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from grpo.artifacts.tables import PROMPTS, read_table
+from tests import tiny_pipeline
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+COPIED = ("grpo", "stages", "recipes", "dvc.yaml", "tests")
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """Returns the fenced blocks of a page, those within lists too."""
+    found = re.findall(
+        rf"^( *)```{language}\n(.*?)^ *```$", (DOCS / page).read_text(), flags=re.M | re.S
+    )
+    return [textwrap.dedent(block) for _, block in found]
+
+
+def section(page: str, name: str) -> Any:
+    """Returns what a page shows of a section of params.yaml."""
+    shown = [yaml.safe_load(block) for block in blocks(page, "yaml")]
+    return next(each[name] for each in shown if name in each)
+
+
+def apply(block: str, root: Path) -> str:
+    """Makes the change of a block; returns the file. Each hunk must fit in one place."""
+    head, *hunks = block.split("@@\n")
+    path = root / head.removeprefix("--- ").strip()
+    for hunk in hunks:
+        lines = hunk.splitlines(keepends=True)
+        before = "".join(line[1:] for line in lines if not line.startswith("+"))
+        after = "".join(line[1:] for line in lines if not line.startswith("-"))
+        assert path.read_text().count(before) == 1, f"{path}: {before}"
+        path.write_text(path.read_text().replace(before, after))
+    return path.relative_to(root).as_posix()
+
+
+def add_function(block: str, path: Path) -> None:
+    """Adds a page's function to a file of the library, whose imports it shares."""
+    found = re.search(r"^def .*?(?=^\S(?! *\)))", block + "#", flags=re.M | re.S)
+    assert found
+    path.write_text(f"{path.read_text()}\n\n{found[0].rstrip()}\n")
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy in which everything was done that the pages ask for."""
+    root = tmp_path_factory.mktemp("reader") / "clone"
+    root.mkdir()
+    for name in COPIED:
+        source = ROOT / name
+        ignored = shutil.ignore_patterns("__pycache__")
+        copy = shutil.copytree if source.is_dir() else shutil.copy
+        copy(source, root / name, **({"ignore": ignored} if source.is_dir() else {}))
+    for page in ("own-task.md", "own-reward.md", "own-link.md"):
+        for block in blocks(page, "diff"):
+            if not block.startswith("--- params.yaml"):
+                apply(block, root)
+    (root / "grpo/tasks/sums.py").write_text(blocks("own-task.md", "python")[0])
+    (root / "grpo/rewards/closeness.py").write_text(blocks("own-reward.md", "python")[0])
+    credit, loss = blocks("own-link.md", "python")
+    add_function(credit, root / "grpo/objective/advantage.py")
+    add_function(loss, root / "grpo/objective/trust.py")
+    lines = (DOCS / "own-task.md").read_text().splitlines()
+    shown = [line.strip() for line in lines if line.startswith('    {"prompt"')]
+    (root / "data/my-task").mkdir(parents=True)
+    (root / "data/my-task/train.jsonl").write_text("\n".join(shown) + "\n")
+    (root / "data/my-task/eval.jsonl").write_text(shown[0].replace("3 + 4", "4 + 3") + "\n")
+    return root
+
+
+def python(root: Path, *words: str) -> str:
+    """Returns what a module prints; it must end well."""
+    done = subprocess.run(
+        [sys.executable, "-m", *words],
+        cwd=root,
+        env={**tiny_pipeline.environment(), "PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def check(root: Path, **sections: Any) -> dict[str, Any]:
+    """Runs `python -m grpo check` on the smoke recipe with other sections; returns the whole."""
+    params = yaml.safe_load((root / "recipes/smoke.yaml").read_text())
+    params = {**params, **sections}
+    (root / "params.yaml").write_text(yaml.safe_dump(params))
+    python(root, "grpo", "check")
+    return params
+
+
+def prepare(root: Path) -> None:
+    python(root, "stages.prepare", "artifacts/check.json", "data", "artifacts/prompts")
+
+
+def sums() -> dict[str, Any]:
+    """Returns the new kind of task as own-task.md sets it."""
+    found = re.search(r"^    task:\n(    .*\n)+", (DOCS / "own-task.md").read_text(), flags=re.M)
+    assert found
+    return dict(yaml.safe_load(found[0])["task"])
+
+
+def imported() -> dict[str, Any]:
+    """Returns a policy as own-task.md asks for it: of a directory."""
+    return dict(section("own-model.md", "policy"))
+
+
+def few() -> dict[str, Any]:
+    """Returns a judge of texts for any task of numbers."""
+    return dict(section("own-task.md", "reward"))
+
+
+def test_prompts_of_ones_own_are_read_and_judged(clone: Path):
+    check(clone, task=section("own-task.md", "task"), reward=few(), policy=imported())
+    prepare(clone)
+    table = read_table(clone / "artifacts/prompts/train.parquet", PROMPTS)
+    assert table["answer"].tolist() == ["7", "12"]
+    assert table["family"].tolist()[1] == "differences"
+
+
+def test_a_new_kind_of_task_is_checked_and_makes_its_prompts(clone: Path):
+    task = sums()
+    check(clone, task=task, reward=few(), policy=imported())
+    prepare(clone)
+    table = read_table(clone / "artifacts/prompts/train.parquet", PROMPTS)
+    assert len(table) == task["train_prompts"]
+    assert set(table["family"]) == {"sums"}
+
+
+def test_a_judge_of_ones_own_judges_the_tasks_own_answers(clone: Path):
+    """Stage prepare does, and ends if the judge does not like them."""
+    task = sums()
+    reward = {**few(), "judge": "closeness", "threshold": 0.5}
+    check(clone, task=task, reward=reward, policy=imported())
+    prepare(clone)
+    assert read_table(clone / "artifacts/prompts/eval.parquet", PROMPTS)["answer"].notna().all()
+
+
+def test_a_link_of_ones_own_is_a_link_as_any_other(clone: Path):
+    shutil.copy(clone / "recipes/smoke.yaml", clone / "params.yaml")
+    (block,) = [each for each in blocks("own-link.md", "diff") if "params.yaml" in each]
+    apply(block, clone)
+    python(clone, "grpo", "check")
+
+
+@pytest.mark.long
+def test_the_laws_hold_for_a_link_of_ones_own(clone: Path):
+    batches = clone / "tests/objective/batches.py"
+    batches.write_text(
+        batches.read_text().replace(
+            "OBJECTIVES: dict[str, Objective] = {",
+            "from grpo.objective.advantage import scale_failures\n"
+            "OBJECTIVES: dict[str, Objective] = {\n"
+            '    "mine": chain(rloo(), scale_failures(0.5)),',
+        )
+    )
+    (clone / "pyproject.toml").write_bytes((ROOT / "pyproject.toml").read_bytes())
+    assert "passed" in python(clone, "pytest", "tests/objective/test_laws.py", "-k", "mine")
+
+
+@pytest.mark.long
+def test_a_base_of_ones_own_is_imported(clone: Path):
+    """As own-model.md does it: made in one workspace, imported in another."""
+    params = check(clone)
+    prepare(clone)
+    base = ("stages.base", "artifacts/prompts/warmup.parquet", "data", "artifacts/policies/base")
+    python(clone, *base, "artifacts/training/base")
+    shutil.move(clone / "artifacts/policies/base", clone / "data/tiny-model")
+    shutil.rmtree(clone / "artifacts")
+    assert params["policy"]["base"]["source"] == "scratch"
+    check(clone, task=section("own-task.md", "task"), reward=few(), policy=imported())
+    prepare(clone)
+    python(clone, *base, "artifacts/training/base")
+    updates = (clone / "artifacts/training/base/updates.csv").read_text().splitlines()
+    assert len(updates) == 1  # the titles: no warm-up
+
+
+def stages_that_read(paths: set[str]) -> set[str]:
+    """Returns the stages of dvc.yaml that run again when files of the library change."""
+    stages = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
+    deps = {name: each.get("do", each)["deps"] for name, each in stages.items()}
+    return {
+        name
+        for name, read in deps.items()
+        if any(Path(path).is_relative_to(dep) for path in paths for dep in read)
+    }
+
+
+def changed(pages: Mapping[str, str]) -> set[str]:
+    return {
+        block.split("@@")[0].removeprefix("--- ").strip()
+        for page in pages
+        for block in blocks(page, "diff")
+        if not block.startswith("--- params.yaml")
+    }
+
+
+def test_the_pages_say_which_stages_run_again():
+    everything = set(yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"])
+    for page in ("own-task.md", "own-reward.md"):
+        assert stages_that_read(changed({page: ""})) == everything
+        assert "all of them run again" in " ".join((DOCS / page).read_text().split())
+    text = " ".join((DOCS / "own-link.md").read_text().split())
+    said = re.search(r"import it: (.*?); after one in (.*?) also (.*?), which", text)
+    assert said
+    stages, files, more = (set(re.findall(r"`([\w.-]+)`", each)) for each in said.groups())
+    links = {path.name for path in (ROOT / "grpo/objective").glob("[!_]*.py")}
+    for name in links:
+        expected = stages | more if name in files else stages
+        path = f"grpo/objective/{name}"
+        assert stages_that_read({path, "grpo/build/objectives.py"}) == expected, name
+    assert files <= links

@@ -1,0 +1,167 @@
+"""Places that are missing, closed or of another kind end every command in one line, exit code 2."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+STAGES = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
+
+
+def run(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", *words],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "MLFLOW_TRACKING_URI": "", "HOME": "/tmp"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def refused(done: "subprocess.CompletedProcess[str]", name: str) -> None:
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert name in done.stderr
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A directory with parameters and the pipeline, and things that are no files."""
+    for name, source in {"params.yaml": "recipes/smoke.yaml", "dvc.yaml": "dvc.yaml"}.items():
+        (tmp_path / name).write_bytes((ROOT / source).read_bytes())
+    os.mkfifo(tmp_path / "pipe")
+    with socket.socket(socket.AF_UNIX) as server:
+        here = os.getcwd()
+        os.chdir(tmp_path)  # a socket's path is short
+        server.bind("socket")
+        os.chdir(here)
+    (tmp_path / "folder").mkdir()
+    return tmp_path
+
+
+@pytest.mark.parametrize("thing", ["pipe", "socket"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["check", "THING"],
+        ["advise", "THING"],
+        ["lineage", "THING"],
+        ["lineage", "dvc.yaml", "--svg", "THING"],
+        ["load", "models:/a/1", "THING"],
+        ["sample", "THING", "1+1="],
+        ["sample", "folder", "1+1=", "--images", "THING"],
+        ["upload", "THING", "s3://bucket/place"],
+    ],
+    ids=lambda words: "-".join(words[:1] + words[2:]),
+)
+def test_a_pipe_or_a_socket_is_never_read(
+    place: Path, words: list[str], thing: str, monkeypatch: pytest.MonkeyPatch
+):
+    from grpo.__main__ import main
+
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(
+        sys, "argv", ["grpo", *(thing if each == "THING" else each for each in words)]
+    )
+    said: list[str] = []
+    monkeypatch.setattr(sys.stderr, "write", said.append)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert f"{thing}: must be a file or a directory" in "".join(said)
+
+
+@pytest.mark.parametrize("thing", ["pipe", "folder"])
+def test_parameters_must_be_a_file(place: Path, thing: str):
+    (place / "params.yaml").unlink()
+    (place / thing).rename(place / "params.yaml")
+    refused(run(place, "grpo", "check"), "params.yaml: must be a YAML file, is a ")
+
+
+def test_a_stage_reads_no_pipe_and_writes_into_no_file(place: Path):
+    words = STAGES["check"]["cmd"].split()[2:]
+    refused(
+        run(place, *["pipe" if each == "params.yaml" else each for each in words]), "pipe: must"
+    )
+    (place / "artifacts").write_text("a file")
+    refused(run(place, *words), "artifacts")
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["flows.reproduce"], "must be the directory of dvc.yaml"),
+        (["flows.sweep", "--set", "seed=1"], "must be the directory of dvc.yaml"),
+        (["flows.promote", "solver", "a-1"], "must be the directory of dvc.yaml"),
+        (["grpo", "check"], "params.yaml: no such file"),
+    ],
+)
+def test_a_start_from_a_subdirectory_is_one_line(place: Path, words: list[str], reason: str):
+    refused(run(place / "folder", *words), reason)
+
+
+def test_a_sweep_without_a_commit_is_one_line(place: Path):
+    """Without git at all, too."""
+    for prepare in (["true"], ["git", "init", "-q"]):
+        subprocess.run(prepare, cwd=place, check=True)
+        refused(run(place, "flows.sweep", "--set", "seed=1"), "a git repository with a commit")
+
+
+STAGE = """\
+import time
+from stages.entry import run
+
+def main(usage):
+    print("runs", flush=True)
+    time.sleep(60)
+
+run(main, stage="any")
+"""
+IMPORTING = """\
+import sys, time
+sys.argv[0] = "-m"
+import stages
+print("starts", flush=True)
+time.sleep(60)
+"""
+COMMAND = """\
+import sys, time
+import grpo.__main__ as commands
+sys.argv = ["grpo", "check"]
+commands._check = lambda arguments: (print("runs", flush=True), time.sleep(60))
+commands.main()
+"""
+FLOW = """\
+import sys, time
+from flows.exits import exit_code
+sys.exit(exit_code(lambda: (print("runs", flush=True), time.sleep(60))))
+"""
+
+
+@pytest.mark.parametrize(
+    "code", [STAGE, IMPORTING, COMMAND, FLOW], ids=["stage", "start", "grpo", "flow"]
+)
+def test_ctrl_c_is_one_line_and_the_exit_code_of_a_shell(tmp_path: Path, code: str):
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None,
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert (process.returncode, said.count("\n")) == (130, 1), said
+    assert said.startswith("stopped")

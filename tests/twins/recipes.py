@@ -1,0 +1,219 @@
+"""Tiny twins of recipes that need a GPU or a hub, made from the recipes themselves.
+
+A twin keeps what a recipe says of classes, dtype, LoRA, guidance, densities, windows, samplers'
+settings, judge and objective. Replaced are: where models come from (a directory of tiny ones, see
+`models.py`), the device, vLLM (by transformers: it needs a GPU), and sizes: the canvas, frames,
+prompts, groups, steps of text and of robots, batches and updates.
+"""
+
+import json
+from collections.abc import Iterator
+from copy import deepcopy
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from grpo.warmup import WarmupSettings, warm_up
+from tests.twins.models import config_of, save_twin
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+IMPORTED = ("hub", "directory", "s3")
+UPDATES = 2
+MOST = {  # what a twin takes at most, wherever a recipe says it
+    "rollouts_per_prompt": 2,
+    "rollouts_per_batch": 6,
+    "bootstrap_resamples": 50,
+    "prompts_per_phase": 2,
+    "tokens_per_microbatch": 512,
+    "updates_per_checkpoint": 1,
+    "updates_per_audit": UPDATES,
+    "at_once": 2,
+    "pixels": 56,
+}
+TRAIN_PROMPTS, EVAL_PROMPTS = 12, 2
+FAMILIES, ROBOT_STEPS, TEXT_STEPS, GROUP, FRAMES, SIDE = 2, 3, 6, 4, 5, 32
+# images-sd35 by E2PO on DiffusionNFT, as docs/methods/e2po.md writes it.
+E2PO: dict[str, Any] = {
+    "sampling": {
+        "density": "matched",
+        "stochastic": "one_per_prompt",
+        "variants": {
+            "count": 2,
+            "similarity": 0.9,
+            "tolerance": 0.02,
+            "diversity": 1.0,
+            "init": 0.01,
+            "updates": 3,
+            "learning_rate": 0.001,
+            "share": 0.5,
+        },
+    },
+    "objective": [{"diffusion_nft": {"dimensions": 65536}}],
+}
+
+
+def read(name: str) -> dict[str, Any]:
+    """Returns a recipe's parameters as they are written."""
+    content: dict[str, Any] = yaml.safe_load((RECIPES / f"{name}.yaml").read_text())
+    return content
+
+
+def needing_a_twin() -> list[str]:
+    """Returns the recipes that need a GPU or models from elsewhere."""
+    names = sorted(path.stem for path in RECIPES.glob("*.yaml"))
+    return [
+        name
+        for name in names
+        if read(name)["machine"]["device"] == "cuda" or any(True for _ in sources(read(name)))
+    ]
+
+
+def one_per_modality(names: list[str]) -> list[str]:
+    """Returns the first recipe of each kind of policy."""
+    first: dict[str, str] = {}
+    for name in names:
+        first.setdefault(read(name)["policy"]["kind"], name)
+    return list(first.values())
+
+
+def sources(content: Any) -> Iterator[dict[str, Any]]:
+    """Yields every place that models are imported from, to be changed."""
+    if isinstance(content, dict):
+        if content.get("source") in IMPORTED:
+            yield content
+        for each in content.values():
+            yield from sources(each)
+
+
+def make_twin(params: dict[str, Any], data: Path) -> dict[str, Any]:
+    """Returns the parameters of a recipe's twin, and writes its models and prompts under `data`."""
+    twin = deepcopy(params)
+    tiny: dict[str, Any] = {}
+    for number, source in enumerate(sources(twin)):
+        content = config_of(source)
+        directory = f"{Path(content['name']).name}-{number}"
+        tiny[directory] = save_twin(content, data / directory)
+        source.clear()
+        source |= {"source": "directory", "path": directory}
+    twin["machine"] |= {"device": "cpu", "threads": 1}
+    _cut(twin)
+    _cut_curricula(twin)
+    twin["rounds"] = {f"{arm}-1": {"arm": arm, "start": "base", "phase": 1} for arm in twin["arms"]}
+    match twin["policy"]["kind"]:
+        case "tokens":
+            _cut_texts(twin, data, tiny)
+        case "denoising":
+            _cut_canvas(twin, params["policy"]["canvas"], tiny)
+        case "action_chunks":
+            _cut_robots(twin)
+    if twin["task"]["kind"] == "jsonl":
+        _write_prompts(twin["task"], data)
+    return twin
+
+
+def _cut(content: Any) -> None:
+    """Lowers every number that MOST names."""
+    if isinstance(content, list):
+        for each in content:
+            _cut(each)
+    if isinstance(content, dict):
+        for key, value in content.items():
+            if key in MOST and isinstance(value, int):
+                content[key] = min(value, MOST[key])
+            _cut(value)
+
+
+def _cut_curricula(twin: dict[str, Any]) -> None:
+    """Makes two updates of small groups out of every arm's first round."""
+    for arm in twin["arms"].values():
+        arm["training"] = {**arm["training"], "updates_per_round": UPDATES}
+        for step in arm["curriculum"]:
+            for name, settings in step.items():
+                if name == "fix_group_size":
+                    settings["rollouts"] = min(settings["rollouts"], GROUP)
+
+
+def _cut_texts(twin: dict[str, Any], data: Path, tiny: dict[str, Any]) -> None:
+    policy = twin["policy"]
+    policy["max_steps"] = TEXT_STEPS
+    policy["sampler"] = "transformers"  # vLLM needs a GPU here
+    directory = data / policy["base"]["path"]
+    _teach_answers(tiny[policy["base"]["path"]], directory)
+    twin["profile"]["rollouts_per_prompt"] = GROUP
+
+
+def _teach_answers(model: Any, directory: Path) -> None:
+    """Trains a tiny chat model to write one of two answers, else no reward would ever differ."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    turn = [{"role": "user", "content": "x"}]
+    prompt = tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False)
+    pairs = [(prompt, f"The answer is {number}") for number in (1, 2)]
+    settings = WarmupSettings(updates=40, rows_per_update=2, learning_rate=0.003, seed=0)
+    for _ in warm_up(model, tokenizer, pairs, settings):
+        pass
+    model.save_pretrained(directory)
+
+
+def _cut_canvas(twin: dict[str, Any], real: dict[str, int], tiny: dict[str, Any]) -> None:
+    """Divides the canvas, and with it the dimensions of a step and the positions of a batch."""
+    pipeline = tiny[twin["policy"]["base"]["path"]]
+    canvas = {
+        "frames": min(real["frames"], FRAMES),  # more than one latent frame
+        **{side: max(SIDE, real[side] // 16 // SIDE * SIDE) for side in ("height", "width")},
+    }
+    twin["policy"]["canvas"] = canvas
+    before, after = (_dimensions(pipeline, each) for each in (real, canvas))
+    for arm, original in zip(twin["arms"].values(), deepcopy(twin["arms"]).values()):
+        arm["objective"] = [
+            {name: {**settings, "dimensions": after} if "dimensions" in settings else settings}
+            for link in original["objective"]
+            for name, settings in link.items()
+        ]
+        assert all(
+            settings.get("dimensions", before) == before
+            for link in original["objective"]
+            for settings in link.values()
+        )
+        patch = pipeline.transformer.config.patch_size
+        area = patch**2 if isinstance(patch, int) else prod(patch)
+        positions = after // pipeline.transformer.config.in_channels // area
+        arm["training"]["tokens_per_microbatch"] = 3 * positions  # fewer rows than a group has
+    twin["evaluation"]["sampling"]["num_steps"] = 4
+
+
+def _dimensions(pipeline: Any, canvas: dict[str, int]) -> int:
+    """Returns how many numbers a latent of a canvas has, by the pipeline's own factors."""
+    channels: int = pipeline.transformer.config.in_channels
+    if hasattr(pipeline, "vae_scale_factor"):
+        return channels * canvas["height"] * canvas["width"] // pipeline.vae_scale_factor**2
+    frames = (canvas["frames"] - 1) // pipeline.vae_scale_factor_temporal + 1
+    area = canvas["height"] * canvas["width"] // pipeline.vae_scale_factor_spatial**2
+    return channels * frames * area
+
+
+def _cut_robots(twin: dict[str, Any]) -> None:
+    families = twin["task"]["families"][:FAMILIES]
+    twin["task"] |= {
+        "families": families,
+        "train_prompts": TRAIN_PROMPTS,
+        "eval_prompts": EVAL_PROMPTS,
+    }
+    twin["policy"]["max_steps"] = ROBOT_STEPS
+    warmup = twin["policy"]["base"]["warmup"]
+    warmup |= {"demonstrations": dict.fromkeys(families, 1), "updates": 2, "rows_per_update": 4}
+
+
+def _write_prompts(task: dict[str, Any], data: Path) -> None:
+    for part, count in (("train", TRAIN_PROMPTS), ("eval", EVAL_PROMPTS)):
+        rows = [
+            json.dumps(
+                {"prompt": f"{part} picture {i}, {i % 2 + 1} of them", "answer": str(i % 2 + 1)}
+            )
+            for i in range(count)
+        ]
+        (data / task[part]).parent.mkdir(parents=True, exist_ok=True)
+        (data / task[part]).write_text("\n".join(rows) + "\n")
