@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +23,8 @@ from flows.planning import Step, explain, hints_of
 from flows.remote_data import reached
 from flows.runner import STAGES_LOCK, Runner, Stopped
 from flows.wire import Answer, Order
-from grpo.artifacts.files import remove
+from grpo.artifacts.files import read_json, remove
+from grpo.build.manifests import MANIFESTS
 from grpo.errors import CREDENTIALS, ArtifactError, ParameterError, brief
 from grpo.lineage.lock import LOCK, overlap
 from grpo.lineage.revision import git
@@ -196,15 +197,22 @@ def _pull(place: Path, name: str) -> Step:
     """Brings the data that the stage reads, and none else; returns the stage."""
     with Repo(str(place), _wait_for_lock=True) as repo:
         stage = _stage(repo, name)
-        makers = repo.index.graph.successors(stage)
         read = [dep.fs_path for dep in stage.deps]
-        outs = [out.fs_path for each in makers for out in each.outs]
-        wanted = [out for out in outs if any(overlap(out, dep) for dep in read)]
-        if wanted:
-            with reached():
-                repo.pull(wanted)
+        _pull_overlapping(repo, repo.index.graph.successors(stage), read)
+        manifests = [Path(each) for each in read if Path(each).parent == place / MANIFESTS]
+        named = [str(place / file) for each in manifests for file in read_json(each)]
+        _pull_overlapping(repo, repo.index.graph, named)
         hints = replace(hints_of(stage), retries=0)  # the orchestrator counts them
     return Step(name=name, upstream=(), hints=hints, is_changed=True)
+
+
+def _pull_overlapping(repo: Repo, makers: Iterable[Stage], read: Sequence[str]) -> None:
+    """Brings those outs of some stages that hold what is read, or part of it."""
+    outs = [out.fs_path for each in makers for out in each.outs]
+    wanted = [out for out in outs if any(overlap(out, each) for each in read)]
+    if wanted:
+        with reached():
+            repo.pull(wanted)
 
 
 def _push(place: Path, name: str) -> None:

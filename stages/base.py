@@ -11,6 +11,7 @@ from grpo.artifacts.tables import WARMUP, read_table, write_csv
 from grpo.artifacts.usage import Usage
 from grpo.build.bases.making import build_base
 from grpo.build.machine import prepare_machine
+from grpo.build.manifests import require_described
 from grpo.params.parameters import read_params
 from grpo.types import Cost
 from stages.entry import run
@@ -19,9 +20,16 @@ from stages.progress import shown
 CURVES = ["update", "loss", "learning_rate"]
 
 
-def main(usage: Usage, warmup: Path, data: Path, policy_out: Path, training_out: Path) -> None:
-    """Writes the policy directory and the warm-up's updates."""
+def main(
+    usage: Usage, warmup: Path, described: Path, data: Path, policy_out: Path, training_out: Path
+) -> None:
+    """Writes the policy directory and the warm-up's updates.
+
+    Args:
+      described: What check says of files in `data`.
+    """
     params = read_params()
+    require_described(described, params, data, "base")
     prepare_machine(params.machine)
     with usage.part("load"):
         base = build_base(params, data)

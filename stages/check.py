@@ -1,9 +1,11 @@
 """Refuses parameters that break a composition rule, before any compute is spent."""
 
 from pathlib import Path
+from typing import get_args
 
 from grpo.artifacts.files import write_json
 from grpo.artifacts.usage import Usage
+from grpo.build.manifests import Reader, describe_data
 from grpo.build.objectives import findings
 from grpo.build.profiles import is_profile_needed
 from grpo.errors import UnsoundError
@@ -12,17 +14,18 @@ from grpo.params.parameters import read_params
 from stages.entry import run
 
 
-def main(usage: Usage, file: Path, out: Path, needed_out: Path) -> None:
-    """Writes a constant, and whether anything reads a profile.
+def main(usage: Usage, file: Path, data: Path, needed_out: Path, data_out: Path) -> None:
+    """Writes whether anything reads a profile, and which files under data/ what is made from.
 
-    Later stages depend on these, and do not run again for a new warning or another curriculum.
+    Later stages depend on these, and do not run again for another curriculum or other data.
     """
     params = read_params(file)
     errors = [each for each in findings(params) if each.severity is Severity.ERROR]
     if errors:
         raise UnsoundError(f"{file}: {errors[0]} ({len(errors)} errors; python -m grpo check)")
-    write_json(out, {"sound": True})
     write_json(needed_out, {"needed": is_profile_needed(params)})
+    for reader in get_args(Reader):
+        write_json(data_out / f"{reader}.json", describe_data(params, data, reader))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from grpo.artifacts.tables import (
 from grpo.artifacts.usage import Usage
 from grpo.build.drawing import Drawing, make_drawing
 from grpo.build.engines import open_engine
+from grpo.build.manifests import require_described
 from grpo.build.policies.draws import draws_of_evaluation
 from grpo.errors import located
 from grpo.evaluation import evaluate_prompts, summarize_evaluation
@@ -28,6 +29,7 @@ from stages.progress import shown, warn
 
 def main(
     usage: Usage,
+    judge: Path,
     base: Path,
     policy: Path,
     prompts: Path,
@@ -35,11 +37,16 @@ def main(
     samples_out: Path,
     out: Path,
 ) -> None:
-    """Writes results per prompt, a few rollouts to look at, and a summary with intervals."""
+    """Writes results per prompt, a few rollouts to look at, and a summary with intervals.
+
+    Args:
+      judge: What check says of the judge's files.
+    """
     params = read_params()
+    require_described(judge, params, DATA, "judge")
     table = read_table(prompts, PROMPTS)
     require_part(table, "eval", prompts)
-    scratch = scratch_of(f"evaluate@{out.stem}", [base, policy, prompts, DATA], params)
+    scratch = scratch_of(f"evaluate@{out.stem}", [judge, base, policy, prompts], params)
     draws = draws_of_evaluation(params)
     setup = Drawing(params=params, prompts=prompts, asked_by="evaluation", base=base, policy=policy)
     with open_engine(make_drawing, setup) as engine:

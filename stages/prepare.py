@@ -4,6 +4,7 @@ from pathlib import Path
 
 from grpo.artifacts.tables import PROMPTS, WARMUP, write_table
 from grpo.artifacts.usage import Usage
+from grpo.build.manifests import require_described
 from grpo.build.rewards import check_gold_answers
 from grpo.build.tasks import build_prompts
 from grpo.params.parameters import read_params
@@ -11,9 +12,10 @@ from stages.entry import run
 from stages.progress import warn
 
 
-def main(usage: Usage, check: Path, data: Path, out: Path) -> None:
-    """Writes {train,eval,warmup}.parquet; `check` only orders this stage after the rules."""
+def main(usage: Usage, described: Path, data: Path, out: Path) -> None:
+    """Writes {train,eval,warmup}.parquet; `described`: what check says of files in `data`."""
     params = read_params()
+    require_described(described, params, data, "task")
     tables = build_prompts(params, data)
     warn(check_gold_answers(params, tables.train, tables.eval))
     write_table(tables.train, out / "train.parquet", PROMPTS)

@@ -11,6 +11,7 @@ from grpo.artifacts.tables import PROFILE, PROMPTS, ROLLOUTS, empty_table, read_
 from grpo.artifacts.usage import Usage
 from grpo.build.drawing import Drawing, make_drawing
 from grpo.build.engines import open_engine
+from grpo.build.manifests import require_described
 from grpo.build.phase_profiles import profile_steps
 from grpo.build.policies.loading import stored_layout
 from grpo.errors import located
@@ -30,18 +31,20 @@ from stages.entry import run, scratch_of
 from stages.progress import shown, warn
 
 
-def main(usage: Usage, needed: Path, policy: Path, prompts: Path, out: Path) -> None:
+def main(usage: Usage, needed: Path, judge: Path, policy: Path, prompts: Path, out: Path) -> None:
     """Writes prompts.parquet (one row per prompt), summary.json and the judged rollouts.
 
     Args:
       needed: Says whether anything reads a profile; if nothing does, all three are empty.
+      judge: What check says of the judge's files.
     """
     if not read_json(needed)["needed"]:
         _write_none(out)
         return
     params = read_params()
+    require_described(judge, params, DATA, "judge")
     table = read_table(prompts, PROMPTS)
-    scratch = scratch_of("profile", [policy, prompts, DATA], params)
+    scratch = scratch_of("profile", [judge, policy, prompts], params)
     setup = Drawing(params=params, prompts=prompts, asked_by="profile", base=policy, policy=policy)
     batch, rewards = _draw_and_judge(usage, setup, table, scratch)
     with located("profile"):

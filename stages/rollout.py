@@ -6,6 +6,7 @@ from grpo.artifacts.files import atomic_path
 from grpo.artifacts.usage import Usage
 from grpo.build.drawing import Drawing, make_drawing
 from grpo.build.engines import open_engine
+from grpo.build.manifests import require_described
 from grpo.build.rollouts import build_source, read_candidates
 from grpo.build.selections import build_selection
 from grpo.params.parameters import DATA, read_params
@@ -18,6 +19,7 @@ from stages.progress import shown
 
 def main(
     usage: Usage,
+    judge: Path,
     base: Path,
     policy: Path,
     prompts: Path,
@@ -25,14 +27,22 @@ def main(
     profile: Path,
     out: Path,
 ) -> None:
-    """Writes the rollouts of the round that `out` is named after; `profile`: the profile's."""
+    """Writes the rollouts of the round that `out` is named after.
+
+    Args:
+      judge: What check says of the judge's files.
+      profile: The profile's rollouts.
+    """
     params = read_params()
+    require_described(judge, params, DATA, "judge")
     name = out.name
     each = params.find_round(name)
     selection = build_selection(params.find_arm(each.arm).selection, each.arm)
     candidates = read_candidates(params, name, selection, curriculum=curriculum, prompts=prompts)
-    more = [DATA, profile] if selection.reuses_profile else [DATA]
-    scratch = scratch_of(f"rollout@{name}", [base, policy, prompts, curriculum, *more], params)
+    more = [profile] if selection.reuses_profile else []
+    scratch = scratch_of(
+        f"rollout@{name}", [judge, base, policy, prompts, curriculum, *more], params
+    )
     seed = derive_seed(params.seed, "rollout", name)
     setup = Drawing(
         params=params,

@@ -6,6 +6,7 @@ from grpo.artifacts.tables import REWARDS, write_table
 from grpo.artifacts.usage import Usage
 from grpo.build.engines import open_engine
 from grpo.build.judging import Judging, make_judging
+from grpo.build.manifests import require_described
 from grpo.errors import located
 from grpo.params.parameters import DATA, read_params
 from grpo.scoring import judge_stored, require_judged
@@ -13,10 +14,11 @@ from stages.entry import run, scratch_of
 from stages.progress import shown, warn
 
 
-def main(usage: Usage, prompts: Path, rollouts: Path, out: Path) -> None:
-    """Writes outcome, reward and status of every rollout."""
+def main(usage: Usage, judge: Path, prompts: Path, rollouts: Path, out: Path) -> None:
+    """Writes outcome, reward and status of every rollout; `judge`: what check says of its files."""
     params = read_params()
-    scratch = scratch_of(f"score@{out.stem}", [prompts, rollouts, DATA], params)
+    require_described(judge, params, DATA, "judge")
+    scratch = scratch_of(f"score@{out.stem}", [judge, prompts, rollouts], params)
     with (
         open_engine(make_judging, Judging(params=params, prompts=prompts)) as engine,
         usage.part("scoring"),

@@ -24,6 +24,9 @@ def graph() -> grimp.ImportGraph:
     return grimp.build_graph("grpo", "stages")
 
 
+JUDGE = "artifacts/data/judge.json"
+
+
 def code_behind(graph: grimp.ImportGraph, module: str) -> set[str]:
     """Returns the files and folders that a module's imports touch, as dvc.yaml names them."""
     touched = {module, *graph.find_upstream_modules(module)}
@@ -54,12 +57,12 @@ def test_a_stage_depends_on_the_code_it_imports_and_no_other(graph: grimp.Import
 
 
 @pytest.mark.parametrize("name", STAGES)
-def test_what_a_stage_keeps_of_itself_is_bound_to_data_if_the_stage_is(name: str):
+def test_what_a_stage_keeps_of_itself_is_bound_to_the_judge_if_the_stage_is(name: str):
     """Else a stage that was killed would go on with what another judge's model has said."""
     stage = STAGES[name].get("do", STAGES[name])
     text = (ROOT / _file_of(stage["cmd"].split()[2])).read_text()
     if "scratch_of(" in text:
-        assert ("DATA" in text) == ("data" in stage["deps"])
+        assert ("[judge, " in text) == (JUDGE in stage["deps"])
 
 
 def test_the_library_catches_everything_only_at_the_rollout_boundary():

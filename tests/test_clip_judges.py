@@ -190,8 +190,9 @@ def test_weights_of_another_class_are_not_drawn_at_random(tmp_path: Path, data: 
 
 def test_the_score_stage_exits_in_one_line(tmp_path: Path):
     (tmp_path / "params.yaml").write_text(dump_yaml(content_of(path="nothing")))
+    (tmp_path / "judge.json").write_text("{}")
     result = subprocess.run(
-        [sys.executable, "-m", "stages.score", "prompts", "rollouts", "out"],
+        [sys.executable, "-m", "stages.score", "judge.json", "prompts", "rollouts", "out"],
         cwd=tmp_path,
         env={"PYTHONPATH": str(ROOT), "PATH": ""},
         capture_output=True,

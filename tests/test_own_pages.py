@@ -104,7 +104,7 @@ def check(root: Path, **sections: Any) -> dict[str, Any]:
 
 
 def prepare(root: Path) -> None:
-    python(root, "stages.prepare", "artifacts/check.json", "data", "artifacts/prompts")
+    python(root, "stages.prepare", "artifacts/data/task.json", "data", "artifacts/prompts")
 
 
 def sums() -> dict[str, Any]:

@@ -134,7 +134,7 @@ def test_who_reads_a_profile_is_all_that_the_stage_learns_of_curricula(
     written = []
     for curricula in ([LOOKING], [LOOKING, BLIND], [BLIND], [BLIND, BLIND]):
         params_with(tmp_path, curricula=curricula)
-        check.main(Usage(), Path("params.yaml"), Path("check.json"), Path("needed.json"))
+        check.main(Usage(), *map(Path, ("params.yaml", "data", "needed.json", "described")))
         written.append(Path("needed.json").read_bytes())
     assert written[0] == written[1] != written[2] == written[3]
 
@@ -145,8 +145,9 @@ def unread_run(tmp_path: Path) -> Path:
     artifacts = Path("artifacts")
     write_table(prompts(), artifacts / "prompts/train.parquet", PROMPTS)
     needed, train = artifacts / "profile_needed.json", artifacts / "prompts/train.parquet"
-    check.main(Usage(), Path("params.yaml"), artifacts / "check.json", needed)
-    profile.main(Usage(), needed, artifacts / "policies/base", train, artifacts / "profile")
+    check.main(Usage(), Path("params.yaml"), Path("data"), needed, artifacts / "data")
+    judge = artifacts / "data/judge.json"
+    profile.main(Usage(), needed, judge, artifacts / "policies/base", train, artifacts / "profile")
     return artifacts
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from grpo.artifacts.checkpoints import WORK
+from grpo.build.manifests import require_directory
 from grpo.errors import ParameterError, brief, located
 from grpo.params.parameters import PARAMS
 from grpo.params.policy import DirectoryBase, HubBase, S3Base
@@ -37,9 +38,7 @@ def find_source(
     if isinstance(imported, S3Base):
         folder = download(imported, parameter=parameter)
         return Source(str(folder), None, is_local=True, parameter=parameter)
-    directory = data / imported.path
-    if not directory.is_dir():
-        raise ParameterError(f"{PARAMS}: {parameter}.path must be a directory, {directory} is none")
+    directory = require_directory(imported, data, parameter=parameter)
     return Source(str(directory), None, is_local=True, parameter=parameter)
 
 

@@ -24,7 +24,12 @@ from grpo.params.parameters import BASE
 
 POLICIES, EVALUATIONS = "artifacts/policies", "artifacts/evaluations"
 # What of an evaluation must be equal for two policies to be compared: prompts, judge, and how.
-COMPARED_DEPS = ("artifacts/prompts/eval.parquet", "data", "grpo/rewards", "grpo/evaluation.py")
+COMPARED_DEPS = (
+    "artifacts/prompts/eval.parquet",
+    "artifacts/data/judge.json",
+    "grpo/rewards",
+    "grpo/evaluation.py",
+)
 COMPARED_PARAMS = ("evaluation.", "reward.", "seed")
 
 

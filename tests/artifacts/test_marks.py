@@ -20,7 +20,7 @@ from grpo.errors import ParameterError
 
 ROOT = Path(__file__).parents[2]
 REWARDS = Path("artifacts/rewards/a-1.parquet")
-CHECK = Path("artifacts/check.json")
+CHECK = Path("artifacts/profile_needed.json")
 KILLED = """
 import os, signal
 from stages.entry import run

@@ -190,6 +190,36 @@ def test_a_stage_may_read_part_of_an_out_and_outs_among_files(clone: Path, farm:
     assert stale(clone) == {"prepare", "report"}
 
 
+def test_a_host_brings_the_data_that_a_manifest_names_and_no_other(clone: Path, farm: Farm) -> None:
+    for name in ("large", "other"):
+        (clone / "data" / name).mkdir()
+        (clone / "data" / name / "numbers.txt").write_text(name)
+    with Repo(str(clone)) as repo:
+        repo.add([str(clone / "data" / "large"), str(clone / "data" / "other")])
+        repo.push()
+    pipeline = clone / "dvc.yaml"
+    pipeline.write_text(
+        """\
+stages:
+  check:
+    cmd: >-
+      python -c "print('{\\"data/large/numbers.txt\\": \\"\\"}')" > artifacts/data/base.json
+    deps: [data]
+    outs: [artifacts/data/base.json]
+  base:
+    cmd: test ! -e data/other && cp data/large/numbers.txt artifacts/base.txt
+    deps: [artifacts/data/base.json]
+    outs: [artifacts/base.txt]
+"""
+    )
+    publish(clone)
+    assert farm.run() == {"check": Outcome.COMPLETED, "base": Outcome.COMPLETED}
+    shutil.rmtree(clone / "data" / "large")
+    with Repo(str(clone)) as repo:
+        repo.pull(str(clone / "artifacts" / "base.txt"))
+    assert (clone / "artifacts" / "base.txt").read_text() == "large"
+
+
 REFUSED = {
     "dep artifacts/policies/base must be a1": ("md5: a1", "md5: a2"),
     "dep artifacts/prompts/train.txt must be a3": ("md5: a3", "md5: a4"),

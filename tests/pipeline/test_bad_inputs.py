@@ -266,7 +266,7 @@ PARAMETERS = [
     Bad("cuda without a gpu", "rollout@uniform-1", set_param("machine.device", "cuda"),
         r"params.yaml: machine.device cuda needs a GPU, found none; set cpu"),
     Bad("too few paths", "score@uniform-1", leave,
-        r"python -m stages.score takes the paths prompts rollouts out, got 2",
+        r"python -m stages.score takes the paths judge prompts rollouts out, got 2",
         swap=(f" {PROMPTS}", "")),
 ]  # fmt: skip
 

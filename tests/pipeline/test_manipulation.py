@@ -96,7 +96,9 @@ def test_a_killed_rollout_leaves_no_process_and_all_that_follows_ends_with_the_s
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     a = Path("artifacts")
     paths = ["policies/base", "policies/base", "prompts/train.parquet", "curricula/all.parquet"]
-    arguments = [str(a / each) for each in [*paths, "profile/rollouts", "rollouts/all-1"]]
+    arguments = [
+        str(a / each) for each in ["data/judge.json", *paths, "profile/rollouts", "rollouts/all-1"]
+    ]
     command = [sys.executable, "-W", "ignore", "-m", "stages.rollout", *arguments]
     process = subprocess.Popen(command, cwd=workspace, env=environment())
     deadline = time.monotonic() + 120

@@ -30,6 +30,7 @@ from tests.pipeline.workspaces import ROOT, write_two_arms
 from tests.policies.tiny import seeded, tiny_policy
 
 NEEDED = Path("artifacts/profile_needed.json")
+JUDGE = Path("artifacts/data/judge.json")
 BASE, PROFILE = Path("artifacts/policies/base"), Path("artifacts/profile")
 TRAIN = Path("artifacts/prompts/train.parquet")
 SELECTIONS: dict[str, list] = {
@@ -108,13 +109,13 @@ def paths_of(name: str) -> dict[str, Path]:
 
 def draw(name: str) -> None:
     at = paths_of(name)
-    inputs = (BASE, at["start"], TRAIN, at["curriculum"], PROFILE / "rollouts")
+    inputs = (JUDGE, BASE, at["start"], TRAIN, at["curriculum"], PROFILE / "rollouts")
     rollout.main(Usage(), *inputs, at["rollouts"])
 
 
 def judge(name: str) -> None:
     at = paths_of(name)
-    score.main(Usage(), TRAIN, at["rollouts"], at["rewards"])
+    score.main(Usage(), JUDGE, TRAIN, at["rollouts"], at["rewards"])
 
 
 def update(name: str) -> None:
@@ -142,8 +143,8 @@ def run_of_rounds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with chdir(workspace):
         write_params()
         write_inputs()
-        check.main(Usage(), Path("params.yaml"), Path("artifacts/check.json"), NEEDED)
-        profile.main(Usage(), NEEDED, BASE, TRAIN, PROFILE)
+        check.main(Usage(), Path("params.yaml"), Path("data"), NEEDED, JUDGE.parent)
+        profile.main(Usage(), NEEDED, JUDGE, BASE, TRAIN, PROFILE)
         for arm in SELECTIONS:
             out = Path(f"artifacts/curricula/{arm}.parquet")
             profiled = PROFILE / "prompts.parquet", PROFILE / "rollouts"
@@ -295,7 +296,15 @@ def test_a_resampling_round_killed_between_its_batches_goes_on_to_the_same_bytes
 ):
     before = contents(Path("artifacts/rollouts/resample-1"))
     at = paths_of("resample-1")
-    paths = [BASE, at["start"], TRAIN, at["curriculum"], PROFILE / "rollouts", at["rollouts"]]
+    paths = [
+        JUDGE,
+        BASE,
+        at["start"],
+        TRAIN,
+        at["curriculum"],
+        PROFILE / "rollouts",
+        at["rollouts"],
+    ]
     command = f"python -m stages.rollout {' '.join(map(str, paths))}"
     shutil.rmtree(at["rollouts"])
     for moment in ("part-00000/judged/shard-00000", "part-00001/batch-00000/cost.json"):
