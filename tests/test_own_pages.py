@@ -17,7 +17,7 @@ from tests import tiny_pipeline
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-COPIED = ("grpo", "stages", "recipes", "dvc.yaml", "tests")
+COPIED = ("benchmarks", "grpo", "stages", "recipes", "dvc.yaml", "tests")
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -104,6 +104,9 @@ def check(root: Path, **sections: Any) -> dict[str, Any]:
 
 
 def prepare(root: Path) -> None:
+    (root / "data/tiny-model").mkdir(exist_ok=True)
+    described = ("artifacts/profile_needed.json", "artifacts/data")
+    python(root, "stages.check", "params.yaml", "data", *described)
     python(root, "stages.prepare", "artifacts/data/task.json", "data", "artifacts/prompts")
 
 
@@ -177,14 +180,16 @@ def test_a_base_of_ones_own_is_imported(clone: Path):
     """As own-model.md does it: made in one workspace, imported in another."""
     params = check(clone)
     prepare(clone)
-    base = ("stages.base", "artifacts/prompts/warmup.parquet", "data", "artifacts/policies/base")
-    python(clone, *base, "artifacts/training/base")
+    read = ("artifacts/prompts/warmup.parquet", "artifacts/data/base.json", "data")
+    base = ("stages.base", *read, "artifacts/policies/base", "artifacts/training/base")
+    python(clone, *base)
+    (clone / "data/tiny-model").rmdir()
     shutil.move(clone / "artifacts/policies/base", clone / "data/tiny-model")
     shutil.rmtree(clone / "artifacts")
     assert params["policy"]["base"]["source"] == "scratch"
     check(clone, task=section("own-task.md", "task"), reward=few(), policy=imported())
     prepare(clone)
-    python(clone, *base, "artifacts/training/base")
+    python(clone, *base)
     updates = (clone / "artifacts/training/base/updates.csv").read_text().splitlines()
     assert len(updates) == 1  # the titles: no warm-up
 

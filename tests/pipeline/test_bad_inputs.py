@@ -4,12 +4,15 @@ import re
 import shutil
 import subprocess
 import sys
+from contextlib import chdir
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from grpo.artifacts.files import exclusive
+from grpo.artifacts.files import exclusive, write_json
+from grpo.build.manifests import MANIFESTS, describe_data
+from grpo.params.parameters import DATA, read_params
 from tests.files import contents
 from tests.pipeline.corruptions import (
     Corruption,
@@ -189,6 +192,24 @@ IMPORTED = both(
     set_param("policy.base", {"source": "directory", "path": "model"}),
 )
 LINE = '{"prompt": "1+1=", "answer": "2"}\n'
+
+
+def import_prompts(train: str, evaluation: str) -> Corruption:
+    """Has check see two files of prompts, as under dvc."""
+
+    def corrupt(workspace: Path) -> None:
+        for change in (
+            IMPORTED,
+            write("data/train.jsonl", train),
+            write("data/eval.jsonl", evaluation),
+        ):
+            change(workspace)
+        with chdir(workspace):
+            write_json(MANIFESTS / "task.json", describe_data(read_params(), DATA, "task"))
+
+    return corrupt
+
+
 PARAMETERS = [
     Bad("Ray that is not installed", "score@uniform-1",
         set_param("sampling", {"engine": "ray", "workers": 2}),
@@ -225,15 +246,15 @@ PARAMETERS = [
         r"params.yaml: task.families.gcd .*length"),
     Bad("family out of prompts", "prepare", set_param("task.families.gcd.max_value", 3),
         r"params.yaml: task.families.gcd has \d+ different prompts, .* ask for 30"),
-    Bad("missing jsonl", "prepare", IMPORTED, r"data/train.jsonl: must be a JSON-lines file"),
+    Bad("missing jsonl", "prepare", IMPORTED,
+        r"params.yaml: task.train must be a file, data/train.jsonl is none"),
     Bad("jsonl line without answer", "prepare",
-        both(IMPORTED, write("data/train.jsonl", LINE + '{"prompt": "1+2="}\n')),
+        import_prompts(LINE + '{"prompt": "1+2="}\n', LINE),
         r"data/train.jsonl: line 2 must have 'answer', got \['prompt'\]"),
     Bad("empty jsonl", "prepare",
-        both(IMPORTED, both(write("data/train.jsonl", LINE), write("data/eval.jsonl", "\n"))),
-        r"data/eval.jsonl: must"),
+        import_prompts(LINE, "\n"), r"data/eval.jsonl: must"),
     Bad("prompts in train and eval", "prepare",
-        both(IMPORTED, both(write("data/train.jsonl", LINE), write("data/eval.jsonl", LINE))),
+        import_prompts(LINE, LINE),
         r"data/eval.jsonl: line 1: the prompt .* duplicates data/train.jsonl: line 1 \("),
     Bad("more prompts asked for than there are", "curriculum@uniform",
         set_param("arms.uniform.curriculum.0.split_at_random.prompts_per_phase", 400),
@@ -266,7 +287,7 @@ PARAMETERS = [
     Bad("cuda without a gpu", "rollout@uniform-1", set_param("machine.device", "cuda"),
         r"params.yaml: machine.device cuda needs a GPU, found none; set cpu"),
     Bad("too few paths", "score@uniform-1", leave,
-        r"python -m stages.score takes the paths judge prompts rollouts out, got 2",
+        r"python -m stages.score takes the paths judge prompts rollouts out, got 3",
         swap=(f" {PROMPTS}", "")),
 ]  # fmt: skip
 
