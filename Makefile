@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 export DO_NOT_TRACK := true
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo test test-pipeline test-flows test-rest test-long check ui team lock clean
+.PHONY: setup demo test test-pipeline test-flows test-typed test-rest test-long check ui team lock clean
 setup: $(VENV)/ready
 
 # torch first: whatever build is there satisfies the lock (README: the CUDA build). Nothing is compiled
@@ -37,8 +37,8 @@ check:
 	mypy
 	lint-imports
 
-test: setup # three parts, the last one when the checks are done: they wait for processes often enough
-	$(MAKE) --no-print-directory -j 3 check test-pipeline test-rest test-flows
+test: setup # parts side by side, the next one when one is done; flows wait for processes often enough
+	$(MAKE) --no-print-directory -j 3 test-flows test-typed test-rest test-pipeline check
 
 test-pipeline:
 	pytest tests/pipeline
@@ -50,8 +50,13 @@ test-long: setup
 test-flows:
 	pytest tests/flows tests/lineage tests/registry
 
+# What computes with arrays, its types and shapes checked at every call.
+TYPED := tests/objective tests/policies tests/simulation
+test-typed:
+	pytest --jaxtyping-packages=grpo,tests.shapes.check $(TYPED)
+
 test-rest:
-	pytest --ignore tests/pipeline --ignore tests/lineage --ignore tests/registry --ignore tests/flows
+	pytest $(addprefix --ignore=, $(TYPED) tests/pipeline tests/lineage tests/registry tests/flows)
 
 ui: setup
 	python -m flows.ui
