@@ -1,5 +1,7 @@
 """Laws of banners: seen first, in red, escaped; stamped on a finished page and taken off again."""
 
+import shutil
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
@@ -17,10 +19,21 @@ OLD = Banner(title="This page is old", text="evaluate@sgpo-1 has run since it wa
 RED = "rgb(180, 35, 24)"
 
 
+@pytest.fixture(scope="module")
+def drawn_once(
+    finished: Path, params: Parameters, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    workspace = tmp_path_factory.mktemp("drawn")
+    artifacts = shutil.copytree(finished, workspace / "artifacts")
+    with chdir(workspace):
+        write_page(artifacts, params, artifacts / "report", [DIVERGED])
+    return artifacts / "report"
+
+
 @pytest.fixture
-def drawn(artifacts: Path, params: Parameters) -> Path:
+def drawn(artifacts: Path, drawn_once: Path) -> Path:
     """A page with one banner, in the working directory's usual place."""
-    write_page(artifacts, params, artifacts / "report", [DIVERGED])
+    shutil.copytree(drawn_once, artifacts / "report")
     return PAGE
 
 
