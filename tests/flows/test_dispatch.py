@@ -129,6 +129,7 @@ def repository(finished: Path, tmp_path: Path) -> Path:
     return root
 
 
+@pytest.mark.long
 def test_the_stage_of_a_killed_worker_is_run_by_another(
     repository: Path, dispatcher: Dispatcher, prefect_environment: Environment, tmp_path: Path
 ) -> None:

@@ -17,7 +17,8 @@ from flows.remote_lock import RemoteLock
 from flows.runner import LOGS, Outcome, StageError
 from flows.server import free_port
 from flows.wire import Answer, Order
-from flows.worker import StageRun, repository_of
+from flows.worker import PLACE, StageRun, repository_of
+from grpo.artifacts.files import write_json
 from grpo.errors import ArtifactError, GrpoError, ParameterError
 from tests import tiny_pipeline
 from tests.files import contents
@@ -101,6 +102,7 @@ def farm(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Farm:
     for name in ("artifacts/prompts/train.txt", ".git/index.lock", ".work/prepare/checkpoint"):
         (left / name).parent.mkdir(parents=True)
         (left / name).write_text("half")
+    (left / PLACE).touch()
     farm = Farm(root, repository)
     tiny_pipeline.run(root, "git", "clone", "-q", str(repository), "done")
     with contextlib.chdir(root / "done"):
@@ -197,14 +199,13 @@ def test_a_host_brings_the_data_that_a_manifest_names_and_no_other(clone: Path, 
     with Repo(str(clone)) as repo:
         repo.add([str(clone / "data" / "large"), str(clone / "data" / "other")])
         repo.push()
-    pipeline = clone / "dvc.yaml"
-    pipeline.write_text(
+    write_json(clone / "named.json", {"data/large/numbers.txt": ""})
+    (clone / "dvc.yaml").write_text(
         """\
 stages:
   check:
-    cmd: >-
-      python -c "print('{\\"data/large/numbers.txt\\": \\"\\"}')" > artifacts/data/base.json
-    deps: [data]
+    cmd: mkdir -p artifacts/data && cp named.json artifacts/data/base.json
+    deps: [data, named.json]
     outs: [artifacts/data/base.json]
   base:
     cmd: test ! -e data/other && cp data/large/numbers.txt artifacts/base.txt
@@ -213,7 +214,9 @@ stages:
 """
     )
     publish(clone)
-    assert farm.run() == {"check": Outcome.COMPLETED, "base": Outcome.COMPLETED}
+    ended = farm.run()
+    assert farm.started == ["check", "base"]
+    assert [ended[name] for name in farm.started] == [Outcome.COMPLETED] * 2
     shutil.rmtree(clone / "data" / "large")
     with Repo(str(clone)) as repo:
         repo.pull(str(clone / "artifacts" / "base.txt"))

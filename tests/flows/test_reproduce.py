@@ -102,7 +102,14 @@ def test_a_failed_stage_stops_what_depends_on_it_only(
     )
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(signal.SIGTERM, marks=pytest.mark.long),
+        pytest.param(signal.SIGINT, marks=pytest.mark.long),
+        signal.SIGKILL,
+    ],
+)
 def test_no_process_outlives_a_stopped_run_and_no_record_is_lost(
     fresh_pipeline: Path, prefect_environment: Environment, number: signal.Signals
 ) -> None:

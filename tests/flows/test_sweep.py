@@ -56,6 +56,7 @@ def test_every_combination_runs_once_and_the_table_shows_what_came_out(
     assert status == ""
 
 
+@pytest.mark.long
 def test_a_failed_experiment_is_named_and_the_others_are_kept(
     finished_pipeline: Path, prefect_environment: Environment
 ) -> None:
