@@ -81,6 +81,12 @@ def test_a_stage_reads_nothing_that_check_has_not_seen(params: Parameters, chang
         require_described(Path("base.json"), params, DATA, "base")
 
 
+def test_a_manifest_that_is_none_is_refused(params: Parameters):
+    write_json(Path("base.json"), [])
+    with pytest.raises(ArtifactError, match=r"^base\.json: must hold a hash for each file; rerun"):
+        require_described(Path("base.json"), params, DATA, "base")
+
+
 @pytest.mark.parametrize("reader", READERS)
 def test_what_is_named_and_not_there_is_refused_before_anything_runs(
     params: Parameters, reader: Reader

@@ -37,6 +37,8 @@ def require_described(manifest: Path, params: Parameters, data: Path, reader: Re
       ParameterError: If what parameters name is not there.
     """
     said, there = read_json(manifest), describe_data(params, data, reader)
+    if not isinstance(said, dict):
+        raise ArtifactError(f"{manifest}: must hold a hash for each file; rerun check")
     for name in sorted({*said, *there}):
         if said.get(name) != there.get(name):
             raise ArtifactError(
