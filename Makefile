@@ -38,12 +38,12 @@ check:
 	lint-imports
 
 test: setup # parts side by side, the next one when one is done; flows wait for processes often enough
-	$(MAKE) --no-print-directory -j 3 test-flows test-typed test-rest test-pipeline check
+	$(MAKE) --no-print-directory -j 3 test-flows test-rest test-pipeline test-typed check
 
 test-pipeline:
 	pytest tests/pipeline
 
-# Remote stages, lost ranks and workers, servers that fail: minutes more.
+# Twins of the GPU recipes, remote stages, lost ranks and workers, servers that fail: minutes more.
 test-long: setup
 	pytest -m long
 
