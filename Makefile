@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 export DO_NOT_TRACK := true
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo test test-pipeline test-flows test-typed test-rest test-long check ui team lock clean
+.PHONY: setup demo test test-pipeline test-flows test-rest test-long check ui team lock clean
 setup: $(VENV)/ready
 
 # torch first: whatever build is there satisfies the lock (README: the CUDA build). Nothing is compiled
@@ -37,26 +37,23 @@ check:
 	mypy
 	lint-imports
 
-test: setup # parts side by side, the next one when one is done; flows wait for processes often enough
-	$(MAKE) --no-print-directory -j 3 test-flows test-rest test-pipeline test-typed check
+test: setup # parts side by side; flows wait for processes often enough
+	$(MAKE) --no-print-directory -j 3 test-flows test-rest test-pipeline check
 
 test-pipeline:
 	pytest tests/pipeline
 
-# Twins of the GPU recipes, remote stages, lost ranks and workers, servers that fail: minutes more.
-test-long: setup
-	pytest -m long
-
 test-flows:
 	pytest tests/flows tests/lineage tests/registry
 
-# What computes with arrays, its types and shapes checked at every call.
-TYPED := tests/objective tests/policies tests/simulation
-test-typed:
-	pytest --jaxtyping-packages=grpo,tests.shapes.check $(TYPED)
-
 test-rest:
-	pytest $(addprefix --ignore=, $(TYPED) tests/pipeline tests/lineage tests/registry tests/flows)
+	pytest $(addprefix --ignore=tests/, pipeline flows lineage registry)
+
+# Twins of the GPU recipes, teams, remote stages, lost ranks and workers, servers that fail; then what
+# computes with arrays once more, types and shapes checked at every call.
+test-long: setup
+	pytest -m long
+	pytest --jaxtyping-packages=grpo,tests.shapes.check tests/objective tests/policies tests/simulation
 
 ui: setup
 	python -m flows.ui

@@ -11,7 +11,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 import torch
 
-import tests.shapes  # noqa: F401 (what jaxtyping's hook in `make test-typed` names)
+import tests.shapes  # noqa: F401 (what jaxtyping's hook in `make test-long` names)
 from benchmarks.browser import HOW_TO_GET, Page, find_chromium, open_browser
 from tests.faults import REPEATS, FaultLine
 

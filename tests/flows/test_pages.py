@@ -13,7 +13,7 @@ from benchmarks.screenshots import visit_run, visit_version
 from grpo.lineage.lock import read_lock
 from tests.flows.teams import MODEL, Team
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 GREEN = (35, 158, 77)  # of a stage that is done, in Prefect's graph
 BLUE = (51, 119, 187)  # of a policy's bar, in the figure of the tiny report
 LOWEST_PIXELS = 10  # the line below the graph, as green, is lower

@@ -19,7 +19,7 @@ from tests.exposure import LOOPBACK, allowed_origin, listening
 from tests.files import contents
 from tests.flows.teams import MODEL, Team, processes_in
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 NAMES = {
     "reproduce/workspace", "reproduce/nightly", "sweep/workspace", "promote/workspace",
     "rollback/workspace", "stage/remote", "stage/remote-gpu",

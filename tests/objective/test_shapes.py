@@ -1,4 +1,4 @@
-"""`make test-typed` checks types and shapes at every call, of outer and of inner functions."""
+"""`make test-long` checks types and shapes at every call, of outer and of inner functions."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from tests.shapes import MOST, check
 
 def test_a_wrong_shape_is_refused(request: pytest.FixtureRequest) -> None:
     if not request.config.getoption("--jaxtyping-packages"):
-        pytest.skip("only make test-typed checks shapes")
+        pytest.skip("only make test-long checks shapes")
     with pytest.raises(TypeCheckError):
         is_uniform(torch.zeros(2, 3), torch.zeros(2, dtype=torch.long))
 
