@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 export DO_NOT_TRACK := true
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo test test-pipeline test-flows test-rest test-long check ui team lock clean
+.PHONY: setup demo test test-pipeline test-flows test-core test-rest test-long check ui team lock clean
 setup: $(VENV)/ready
 
 # torch first: whatever build is there satisfies the lock (README: the CUDA build). Nothing is compiled
@@ -37,17 +37,22 @@ check:
 	mypy
 	lint-imports
 
-test: setup # parts side by side; flows wait for processes often enough
-	$(MAKE) --no-print-directory -j 3 test-flows test-rest test-pipeline check
+test: setup # parts side by side, three at a time on two cores: flows wait for processes often enough
+	$(MAKE) --no-print-directory -j 3 test-pipeline test-flows test-core test-rest check
 
 test-pipeline:
 	pytest tests/pipeline
 
+FLOWS := tests/flows tests/lineage tests/registry
 test-flows:
-	pytest tests/flows tests/lineage tests/registry
+	pytest $(FLOWS)
+
+CORE := tests/objective tests/policies tests/simulation tests/report tests/twins
+test-core:
+	pytest $(CORE)
 
 test-rest:
-	pytest $(addprefix --ignore=tests/, pipeline flows lineage registry)
+	pytest $(addprefix --ignore=, tests/pipeline $(FLOWS) $(CORE))
 
 # Twins of the GPU recipes, teams, remote stages, lost ranks and workers, servers that fail; then what
 # computes with arrays once more, types and shapes checked at every call.
