@@ -274,7 +274,8 @@ def _keep_weighted(
 ) -> Credit:
     """Returns the steps that were taken, divided by their chances. [Horvitz & Thompson, 1952]"""
     after = before.select(taken)
-    scale = torch.where(inclusion > 0, 1 / inclusion, 0.0).to(after.weight.dtype)
+    # Of what was taken alone: 0 times the inverse of a chance that float32 cannot hold is NaN.
+    scale = torch.where(taken, 1 / inclusion, 0.0).to(after.weight.dtype)
     return replace(after, weight=after.weight * scale)
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Generator, Tensor
 
-from grpo.objective.algorithms import chunk_grpo, pcm
+from grpo.objective.algorithms import chunk_grpo, pcm, rloo
 from grpo.objective.base import Objective, assign_credit, chain, loss_terms, scalar_loss
 from grpo.objective.chunks import (
     NUM_PHASES,
@@ -409,6 +409,17 @@ def test_chunks_are_chosen_among_what_other_links_left():
         credit, _ = assign_credit(objective, rollouts, objective.init(), seeded())
         assert (credit.weight[6:] == 0).all()
         assert ((credit.weight[:6] != 0).sum(dim=1) == 2).all()
+
+
+def test_a_step_with_a_chance_of_almost_nothing_weighs_nothing():
+    """Its chance's inverse is more than float32 holds; 0 times that is no number."""
+    rollouts = acted([1.0, 0.0, 0.0, 0.0, 1e-40, 0.0], group=[0, 0, 0, 1, 1, 1])
+    objective = chain(loo := rloo(), sample_steps_by_advantage(1))
+    plain, _ = assign_credit(loo, rollouts, {}, seeded())
+    assert (plain.advantage[4] != 0).any()
+    credit, _ = assign_credit(objective, rollouts, {}, seeded())
+    assert credit.weight.isfinite().all()
+    assert (credit.weight[3:] == 0).all()
 
 
 def test_wrong_settings_and_steps_are_refused_by_name():
