@@ -49,7 +49,7 @@ def run_stages(workspace: Path, skipped: Collection[str] = ()) -> dict[str, floa
     """
     with _inside(workspace):
         seconds: dict[str, float] = read_json(CPU_SECONDS) if CPU_SECONDS.exists() else {}
-        for name, command, outs in _commands():
+        for name, command, outs in commands_in_order(Path()):
             if name.partition("@")[0] in NO_RESULT or name in skipped:
                 continue
             if all(out.exists() for out in outs):
@@ -63,6 +63,19 @@ def run_stages(workspace: Path, skipped: Collection[str] = ()) -> dict[str, floa
             write_json(CPU_SECONDS, seconds)
             write_json(PEAK_BYTES, {**peak_bytes(Path()), name: resident_peak()})
         return seconds
+
+
+def commands_in_order(workspace: Path) -> list[tuple[str, str, list[Path]]]:
+    """Returns name, command and outputs of every stage, each after those it reads from."""
+    with Repo(workspace) as repo:
+        graph = repo.index.graph
+        order: list[Stage] = []
+        waiting = list(graph)
+        while waiting:
+            ready = [each for each in waiting if not set(graph.successors(each)) - set(order)]
+            order += ready
+            waiting = [each for each in waiting if each not in order]
+        return [(each.name, each.cmd, [Path(out.def_path) for out in each.outs]) for each in order]
 
 
 def peak_bytes(workspace: Path) -> dict[str, int]:
@@ -87,21 +100,6 @@ def resident_peak() -> int:
     """Returns the peak of this process's resident memory, in bytes."""
     fields = dict(line.split(":", 1) for line in STATUS.read_text().splitlines())
     return int(fields["VmHWM"].split()[0]) * 1024
-
-
-def _commands() -> list[tuple[str, str, list[Path]]]:
-    """Returns name, command and outputs of every stage, each after those it reads from."""
-    with Repo(".") as repo:
-        graph = repo.index.graph
-        order: list[Stage] = []
-        waiting = list(graph)
-        while waiting:
-            ready = [each for each in waiting if not set(graph.successors(each)) - set(order)]
-            order += ready
-            waiting = [each for each in waiting if each not in order]
-        return [
-            (each.addressing, each.cmd, [Path(str(out)) for out in each.outs]) for each in order
-        ]
 
 
 @contextmanager

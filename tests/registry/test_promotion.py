@@ -327,6 +327,9 @@ def test_of_two_promotions_at_once_one_is_accepted(workspace: Path, fault: Fault
     before = contents(workspace / "artifacts/policies")
     with get_context("fork").Pool(2) as pool:
         outcomes = pool.starmap(promote, [(workspace, "best-1")] * 2, chunksize=1)
+        # Leaving ends workers by SIGTERM, for which an earlier test may have left a handler.
+        pool.close()
+        pool.join()
     with fault.recovery():
         again = promote(workspace, "best-1")
     assert sorted(outcome for outcome, _ in outcomes) == [PROMOTED, REFUSED]
