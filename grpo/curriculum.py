@@ -23,6 +23,7 @@ SELECTORS = {"keep_rate_window"}
 TRIAGE = {"drop_trivial", "sample_unsolved"}
 SIZERS = {"fix_group_size", "size_groups_by_inverse_rate"}
 SPLITTERS = {"split_at_random", "split_easy_to_hard", "stage_by_family"}
+LARGEST_GROUP = 65536  # far above what anybody draws of a prompt
 
 
 class CurriculumStep(NamedTuple):
@@ -235,9 +236,11 @@ def rates_of(
       prompts: Schema PROMPTS.
 
     Raises:
-      ArtifactError: If a step reads outcome rates and there are none.
+      ArtifactError: If the profile is of other prompts, or a step reads outcome rates and there
+        are none.
     """
     if len(profile):
+        _require_same_prompts(profile, prompts)
         return profile
     for step in steps:
         if step.reads_profile:
@@ -256,10 +259,17 @@ def require_owners(steps: list[CurriculumStep]) -> None:
         raise ParameterError(f"{by_cost} must stand after one of {sorted(SIZERS)}")
 
 
-def largest_group(steps: Sequence[CurriculumStep]) -> int:
-    """Returns how many rollouts the steps give a prompt at most."""
-    sizes = [step.link.settings for step in steps if step.link.name in SIZERS]
-    return max(int(str(each.get("rollouts") or each["largest"])) for each in sizes)
+def allocated_sizes(plan: pd.DataFrame, steps: Sequence[CurriculumStep]) -> "pd.Series[int]":
+    """Returns how many rollouts the steps give each prompt of a plan.
+
+    Args:
+      plan: Schema CURRICULUM.
+    """
+    unused = np.random.default_rng(0)  # sizes are not drawn
+    for step in steps:
+        if step.link.name in SIZERS:
+            plan = step.apply(plan, unused)
+    return plan["rollouts"]
 
 
 def select_phase(curriculum: pd.DataFrame, phase: int) -> pd.DataFrame:
@@ -281,19 +291,42 @@ def add_prompts(plan: pd.DataFrame, prompts: pd.DataFrame) -> pd.DataFrame:
     Raises:
       ArtifactError: If a prompt of the plan is not among `prompts`.
     """
-    joined = plan.merge(prompts[["prompt_id", "prompt"]], on="prompt_id", how="left")
+    known = prompts[["prompt_id", "prompt", "family"]]
+    joined = plan.merge(known, on="prompt_id", how="left", suffixes=("", "_known"))
     unknown = joined.loc[joined["prompt"].isna(), "prompt_id"]
     if len(unknown):
         raise ArtifactError(
             f"{unknown.iloc[0]!r} is no prompt of the training set; rerun the curriculum stage"
         )
-    return joined
+    moved = joined[joined["family"] != joined["family_known"]]
+    if len(moved):
+        first = moved.iloc[0]
+        raise ArtifactError(
+            f"prompt_id={first['prompt_id']!r}: column 'family' must be "
+            f"{first['family_known']!r}, as in the prompts, got {first['family']!r}; rerun the "
+            "curriculum stage"
+        )
+    return joined.drop(columns="family_known")
 
 
 def _step(
     name: str, settings: Mapping[str, Setting], apply: Step, *, reads_profile: bool
 ) -> CurriculumStep:
     return CurriculumStep(Link(name, settings), apply, reads_profile)
+
+
+def _require_same_prompts(profile: pd.DataFrame, prompts: pd.DataFrame) -> None:
+    """Raises ArtifactError unless a profile has exactly the prompts there are."""
+    given, wanted = (
+        frame.set_index("prompt_id")["family"].to_dict() for frame in (profile, prompts)
+    )
+    if given != wanted:
+        differing = [str(each) for each in given | wanted if given.get(each) != wanted.get(each)]
+        first = min(differing)
+        raise ArtifactError(
+            f"prompt_id={first!r} must be of family {wanted.get(first)!r}, as in the prompts, got "
+            f"{given.get(first)!r}; rerun the stage profile"
+        )
 
 
 def _require_same_families(stages: list[str], families: set[str]) -> None:
@@ -320,3 +353,5 @@ def _require_group(name: str, value: int) -> None:
         raise ParameterError(
             f"{name} must be at least 2, got {value}: a group of one has no baseline"
         )
+    if value > LARGEST_GROUP:
+        raise ParameterError(f"{name} must be at most {LARGEST_GROUP}, got {value}")

@@ -137,7 +137,7 @@ def _judge(
     texts, rows = [], []
     judged = zip(rollouts.to_dict("records"), _judge_each(rollouts, asked, rule, media))
     for row, (text, outcome) in judged:
-        solved = float(outcome.score >= rule.threshold)
+        solved = float(outcome.status == "scored" and outcome.score >= rule.threshold)
         value = solved if rule.maximize == "outcome" else outcome.score
         penalty = 0.0 if row["is_finished"] else rule.unfinished_penalty
         texts.append(text)

@@ -21,6 +21,7 @@ from grpo.errors import located
 from grpo.evaluation import evaluate_prompts, summarize_evaluation
 from grpo.evaluation_rollouts import choose_samples, draw_evaluation, score_evaluation
 from grpo.params.parameters import DATA, read_params
+from grpo.policies.storage import read_state
 from grpo.scoring import require_judged
 from grpo.types import Cost
 from stages.entry import run, scratch_of
@@ -46,6 +47,7 @@ def main(
     require_described(judge, params, DATA, "judge")
     table = read_table(prompts, PROMPTS)
     require_part(table, "eval", prompts)
+    read_state(policy, out.stem)  # another round's would be evaluated under this one's name
     scratch = scratch_of(f"evaluate@{out.stem}", [judge, base, policy, prompts], params)
     draws = draws_of_evaluation(params)
     setup = Drawing(params=params, prompts=prompts, asked_by="evaluation", base=base, policy=policy)

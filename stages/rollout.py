@@ -58,7 +58,7 @@ def main(
         shown(f"sample {name}") as progress,
     ):
         source = build_source(setup, selection, engine=engine, profile=profile, progress=progress)
-        history = read_state(policy).selection_state
+        history = read_state(policy, each.start).selection_state
         drawn = draw_round(
             selection, candidates, history, source=source, seed=seed, scratch=scratch.directory
         )

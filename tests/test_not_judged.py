@@ -28,7 +28,7 @@ from grpo.sampling import (
     keep_judged,
     sample_rollouts,
     stored_batches,
-    write_batch,
+    write_rollouts,
 )
 from grpo.scoring import RewardRule, judge_rollouts, judging
 from grpo.selection import VISITS, learn_round, mixed_prompts, skip_uniform_prompts
@@ -123,7 +123,7 @@ def _in_a_fresh_directory(tmp_path_factory, monkeypatch):
 def rewards_of(batch: SampledBatch, failed: set[int]) -> pd.DataFrame:
     rows = range(len(batch.table))
     frame = batch.table[["rollout_id", "prompt_id"]].assign(
-        outcome=[float(row % 2) for row in rows],
+        outcome=[float(row % 2 and row not in failed) for row in rows],
         reward=[float(row % 3) for row in rows],
         status=["failed" if row in failed else "scored" for row in rows],
         detail="",
@@ -137,7 +137,7 @@ def test_a_round_is_read_as_if_what_was_not_judged_had_not_been_drawn(failed: se
     """Tokens, log-probs, widths and rewards; the cost and the visits stay."""
     batch, policy = sampled(), tiny_policy()
     directory = Path("round")
-    write_batch(directory, batch)
+    write_rollouts(directory, batch)
     rewards = rewards_of(batch, failed)
     write_table(rewards, Path("rewards.parquet"), REWARDS)
     found = read_counted(policy.layout, directory, Path("rewards.parquet"), SHAPING)
@@ -163,7 +163,7 @@ def test_a_round_is_read_as_if_what_was_not_judged_had_not_been_drawn(failed: se
 
 def test_a_round_of_which_nothing_was_judged_is_refused_with_the_first_reason():
     batch = sampled()
-    write_batch(Path("round"), batch)
+    write_rollouts(Path("round"), batch)
     rewards = rewards_of(batch, set(range(36))).assign(detail="RuntimeError: failed after 0 steps")
     write_table(rewards, Path("rewards.parquet"), REWARDS)
     with pytest.raises(ArtifactError, match=r"none of 36 does; the first is p.* failed after 0"):

@@ -180,15 +180,15 @@ def test_steps_compose():
 
 def test_the_history_comes_back_from_a_policy_directory(tmp_path: Path):
     history = after({}, outcomes(a=[1, 1], b=[0, 0]), outcomes(a=[1, 1], c=[1, 0]))
-    state = PolicyState(name="r-1", selection_state=history)
+    state = PolicyState(name="r-1", arm="a", start="base", selection_state=history)
     write_state(tmp_path, state)
-    assert read_state(tmp_path) == state
+    assert read_state(tmp_path, "r-1") == state
 
 
 def test_a_policy_without_a_selection_is_stored_as_before(tmp_path: Path):
-    write_state(tmp_path, PolicyState(name="r-1"))
+    write_state(tmp_path, PolicyState(name="base"))
     assert "selection_state" not in json.loads((tmp_path / STATE).read_text())
-    assert read_state(tmp_path).selection_state == {}
+    assert read_state(tmp_path, "base").selection_state == {}
 
 
 @pytest.mark.parametrize(

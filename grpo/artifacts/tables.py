@@ -1,5 +1,6 @@
 """Every table of the pipeline: its schema, and validated reading and writing of parquet."""
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,9 +14,10 @@ import pyarrow.parquet as parquet
 
 from grpo.artifacts.files import atomic_path, require_plain, write_bytes
 from grpo.artifacts.images import is_png
-from grpo.errors import ArtifactError
+from grpo.errors import ArtifactError, brief
 
 LARGEST_FLOAT32 = float(np.finfo(np.float32).max)  # training computes in it
+LARGEST_COUNT = 10**30  # of FLOPs or steps; no run comes near, and a float holds it
 STATUSES = ("scored", "unparsable", "timed_out", "failed")
 
 _finite = pa.Check(lambda column: np.isfinite(column), name="finite", error="be finite")
@@ -157,6 +159,20 @@ def _one_to_one(frame: pd.DataFrame) -> "pd.Series[bool]":
     return (of_group == frame["prompt_id"]) & (of_prompt == frame["group"])
 
 
+def _is_object(text: str) -> bool:
+    """Returns whether a text is a JSON object."""
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _members(frame: pd.DataFrame) -> "pd.Series[str]":
+    """Returns the ids of rollouts that are all there, in the order in which they were drawn."""
+    member = frame.groupby("prompt_id").cumcount()
+    return frame["prompt_id"] + "/" + member.astype(str)
+
+
 _FEW_SUCCESSES = Law(
     "successes", "at most rollouts", lambda frame: frame["successes"] <= frame["rollouts"]
 )
@@ -173,11 +189,30 @@ LAWS = {
     CURRICULUM.name: (
         Law(
             "position",
-            "another one than that of any prompt of its phase",
-            lambda frame: ~frame.duplicated(["phase", "position"]),
+            "one of 0, 1, 2 ... without a gap or a repetition in its phase",
+            lambda frame: frame.groupby("phase")["position"].rank("first") == frame["position"] + 1,
         ),
     ),
-    ROLLOUTS.name: (Law("group", "of one prompt, and that prompt's only one", _one_to_one),),
+    ROLLOUTS.name: (
+        Law("group", "of one prompt, and that prompt's only one", _one_to_one),
+        Law(
+            "rollout_id",
+            "its prompt_id with /0, /1, /2 ... in this order",
+            lambda frame: frame["rollout_id"] == _members(frame),
+        ),
+    ),
+    REWARDS.name: (
+        Law(
+            "outcome",
+            "0, or 1 with the status scored",
+            lambda frame: (
+                (frame["outcome"] == 0) | ((frame["outcome"] == 1) & (frame["status"] == "scored"))
+            ),
+        ),
+    ),
+    PROMPTS.name: (
+        Law("entry", "a JSON object", lambda frame: frame["entry"].map(_is_object).astype(bool)),
+    ),
 }
 
 
@@ -187,6 +222,11 @@ def require_part(prompts: pd.DataFrame, part: str, path: Path) -> None:
     if len(others):
         error = wrong_cell(prompts, path, int(others[0]), "prompt_id", f"{part}-...")
         raise ArtifactError(f"{error}; rerun the stage prepare")
+
+
+def is_count(value: object) -> bool:
+    """Returns whether a stored value is a whole number that counts something."""
+    return type(value) is int and 0 <= value <= LARGEST_COUNT
 
 
 def is_judged(rewards: pd.DataFrame) -> "pd.Series[bool]":
@@ -308,7 +348,7 @@ def wrong_cell(frame: pd.DataFrame, path: Path, row: int, column: str, rule: str
     key = frame.columns[0]
     return ArtifactError(
         f"{path}: row {row} ({key}={frame[key].iloc[row]!r}): column {column!r} must be {rule}, "
-        f"got {frame[column].iloc[row]}"
+        f"got {brief(frame[column].iloc[row])}"
     )
 
 

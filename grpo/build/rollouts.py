@@ -9,7 +9,7 @@ from grpo.artifacts.tables import CURRICULUM, PROMPTS, read_table
 from grpo.build.curricula import build_curriculum
 from grpo.build.drawing import Drawing
 from grpo.build.policies.loading import stored_layout
-from grpo.curriculum import add_prompts, largest_group, select_phase
+from grpo.curriculum import add_prompts, allocated_sizes, select_phase
 from grpo.engines.base import Engine
 from grpo.errors import ArtifactError, located
 from grpo.params.parameters import BASE, PARAMS, Parameters
@@ -38,15 +38,16 @@ def read_candidates(
 
 
 def _require_allocated(params: Parameters, arm: str, plan: pd.DataFrame) -> None:
-    """Raises ArtifactError if a group is larger than the arm's curriculum makes any."""
-    largest = largest_group(build_curriculum(params.find_arm(arm).curriculum, arm))
-    broken = plan[plan["rollouts"] > largest]
+    """Raises ArtifactError if a group has another size than the arm's curriculum gives it."""
+    steps = build_curriculum(params.find_arm(arm).curriculum, arm)
+    sizes = allocated_sizes(plan, steps)
+    broken = plan[plan["rollouts"] != sizes]
     if len(broken):
         first = broken.iloc[0]
         raise ArtifactError(
             f"row {broken.index[0]} (prompt_id={first['prompt_id']!r}): column 'rollouts' must be "
-            f"at most {largest}, as arms.{arm}.curriculum says, got {first['rollouts']}; rerun the "
-            "curriculum stage"
+            f"{sizes[broken.index[0]]}, as arms.{arm}.curriculum says, got {first['rollouts']}; "
+            "rerun the curriculum stage"
         )
 
 

@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 
 from grpo.artifacts.checkpoints import Scratch
-from grpo.artifacts.files import atomic_path, write_json
+from grpo.artifacts.files import atomic_path, read_json, write_json
 from grpo.artifacts.tables import (
     CREDIT,
     REWARDS,
@@ -44,7 +44,7 @@ from grpo.policies.storage import (
 )
 from grpo.policies.tokens import Decoding
 from grpo.ranks import this_rank
-from grpo.sampling import SampledBatch, read_batch, read_passed, select_rollouts
+from grpo.sampling import SUMMARY, SampledBatch, read_batch, read_passed, select_rollouts
 from grpo.seeds import derive_seed
 from grpo.selection import History, learn_round
 from grpo.step_metrics import step_metrics
@@ -54,7 +54,7 @@ from grpo.types import Rollouts
 LARGE_REWARD = 1e6  # from here on it is rewards, not steps, that make numbers overflow
 LOSS_REFERENCE = "penalize_kl"
 REWARD_REFERENCE = "subtract_kl_from_reward"
-TENSORS = "tensors.safetensors"
+TABLE, TENSORS = "table.parquet", "tensors.safetensors"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +87,7 @@ def load_round(
     draws = draws_of_round(params, name)
     policy = load_policy(params, base=base, directory=start, draws=draws)
     optimizer = make_optimizer(policy.model, arm.training)
-    start_state = read_state(start)
+    start_state = read_state(start, each.start)
     if start_state.arm is not None:
         read_trainable(start, policy.model, optimizer)
     objective = build_objective(arm.objective, each.arm)
@@ -101,6 +101,7 @@ def load_round(
     group = torch.tensor(sampled.table["group"].to_numpy())
     with located(rollouts / TENSORS):
         trajectory, behavior_logp = policy.unpack(sampled.tensors, group)
+    _require_as_drawn(sampled.table, policy, trajectory, rollouts)
     settings = settings_of(arm.training)
     reference_logp = None
     if reference and REWARD_REFERENCE in active:
@@ -308,6 +309,7 @@ def read_counted(layout: Layout, rollouts: Path, rewards: Path, shaping: Reward)
             f"{rewards}: must hold one reward per rollout, has {len(judged)} for {len(table)}, "
             f"first missing: {example}; rerun its score stage"
         )
+    _require_counted(rollouts, table)
     _require_shaped(judged, table, rewards, shaping)
     judged = judged.loc[table["rollout_id"]]
     counts = is_judged(judged).to_numpy() & (table["steps"] > 0).to_numpy()
@@ -321,6 +323,18 @@ def read_counted(layout: Layout, rollouts: Path, rewards: Path, shaping: Reward)
         sampled = select_rollouts(layout, stored, counts)
     passed = {*read_passed(rollouts), *table["prompt_id"]} - {*sampled.table["prompt_id"]}
     return Counted(sampled, judged[counts], sorted(passed))
+
+
+def _require_counted(rollouts: Path, table: pd.DataFrame) -> None:
+    """Raises ArtifactError unless a table has as many rollouts as were drawn."""
+    path = rollouts / SUMMARY
+    summary = read_json(path)
+    drawn = summary.get("rollouts") if isinstance(summary, dict) else None
+    if drawn != len(table):
+        raise ArtifactError(
+            f"{path}: rollouts must be {len(table)}, as in its table, got {drawn!r}; rerun the "
+            "stage that writes them"
+        )
 
 
 def _require_shaped(
@@ -345,6 +359,23 @@ def _require_shaped(
             rule = f"{values.iloc[row]}, {why}"
             error = wrong_cell(judged.reset_index(), rewards, row, column, rule)
             raise ArtifactError(f"{error}; rerun its score stage")
+
+
+def _require_as_drawn(
+    table: pd.DataFrame, policy: Policy[Any], trajectory: Any, rollouts: Path
+) -> None:
+    """Raises ArtifactError unless a table says of each rollout what its tensors say."""
+    drawn = {
+        "text": policy.decode(trajectory),
+        "is_finished": policy.is_finished(trajectory).tolist(),
+    }
+    for column, values in drawn.items():
+        differs = np.flatnonzero(table[column].to_numpy() != np.array(values))
+        if len(differs):
+            row = int(differs[0])
+            rule = f"what {rollouts / TENSORS} says of it"
+            error = wrong_cell(table, rollouts / TABLE, row, column, rule)
+            raise ArtifactError(f"{error}; rerun the stage that writes them")
 
 
 def _credit_table(loaded: LoadedRound, trained: TrainedRound) -> pd.DataFrame:

@@ -16,15 +16,15 @@ from grpo.types import ActionChunks
 
 ROUNDING = 1e-3  # nats, by which the log-prob of a certain chunk may exceed 0
 LAYOUT = {
-    "instruction_length": Rows("prompt"),
-    "instruction": Rows("prompt", "instruction_length"),
-    "steps": Rows("rollout"),
-    "ending": Rows("rollout"),
+    "instruction_length": Rows("prompt", each="integer"),
+    "instruction": Rows("prompt", "instruction_length", each="integer"),
+    "steps": Rows("rollout", each="integer"),
+    "ending": Rows("rollout", each="integer"),
     "observation": Rows("rollout", "steps"),
     "picture": Rows("rollout", "steps"),
     "action": Rows("rollout", "steps"),
-    "executed": Rows("rollout", "steps"),
-    "behavior_logp": Rows("rollout", "steps"),
+    "executed": Rows("rollout", "steps", each="integer"),
+    "behavior_logp": Rows("rollout", "steps", each="real"),
 }
 
 

@@ -21,6 +21,7 @@ class Rows:
     of: Literal["prompt", "rollout"]
     lengths: str | None = None  # the tensor that says how many; None: one
     left_out: int = 0  # rows fewer than it says
+    each: Literal["integer", "real"] | None = None  # what a row is; None: an array
 
     def per_owner(self, tensors: Mapping[str, Tensor], owners: int) -> Int[Tensor, " owner"]:
         """Returns the number of rows of every prompt or rollout."""
@@ -30,6 +31,7 @@ class Rows:
 
 
 Layout = Mapping[str, Rows]  # by the tensor's name
+PER_PROMPT = ("prompt", None)
 
 
 def require_entries(
@@ -73,7 +75,9 @@ def prompt_rows(
         raise ArtifactError(f"must hold {sorted(layout)}, got {sorted(tensors)}")
     row = order_of_appearance(group)
     owners = {"prompt": int(row.max()) + 1, "rollout": len(row)}
-    plain = next(name for name, rows in layout.items() if rows == Rows("prompt"))
+    for name, rows in layout.items():
+        _require_numbers(name, tensors[name], rows)
+    plain = next(name for name, rows in layout.items() if (rows.of, rows.lengths) == PER_PROMPT)
     stored = {"prompt": len(tensors[plain]), "rollout": len(tensors[STEPS])}
     if stored != owners:
         raise ArtifactError(
@@ -85,6 +89,16 @@ def prompt_rows(
         if len(tensors[name]) != count:
             raise ArtifactError(f"{name} must have {count} entries, got {len(tensors[name])}")
     return row
+
+
+def _require_numbers(name: str, tensor: Tensor, rows: Rows) -> None:
+    """Raises ArtifactError unless a tensor has a row per entry, of numbers of the layout's kind."""
+    if rows.each is None and tensor.ndim > 0:
+        return
+    is_kind = tensor.is_floating_point() == (rows.each == "real")
+    if tensor.ndim != 1 or not is_kind or tensor.dtype == torch.bool or tensor.is_complex():
+        given = f"{tensor.dtype} of shape {list(tensor.shape)}".removeprefix("torch.")
+        raise ArtifactError(f"{name} must be one {rows.each} number per entry, got {given}")
 
 
 def select_packed(

@@ -4,6 +4,7 @@ A base's is whole: weights, configuration, tokenizer. A round's holds what train
 optimizer and its provenance.
 """
 
+import math
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -19,12 +20,14 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from grpo.artifacts.files import read_json, write_json
+from grpo.artifacts.tables import is_count
 from grpo.artifacts.tensors import read_tensors, require_finite, write_tensors
 from grpo.errors import ArtifactError, brief, located
 from grpo.policies.optimizer import PreciseAdamW
 from grpo.policies.sharding import divided_like, gathered
 from grpo.types import Cost
 
+BASE_NAME = "base"
 STATE = "state.json"
 WEIGHTS = "model.safetensors"
 ADAPTER = "adapter.safetensors"
@@ -49,11 +52,14 @@ class PolicyState:
     cost: Cost = field(default_factory=Cost)  # of the whole chain of rounds since the base
 
 
-def read_state(directory: Path) -> PolicyState:
+def read_state(directory: Path, name: str) -> PolicyState:
     """Returns the state of a policy directory.
 
+    Args:
+      name: Of the round that made the policy, or `base`.
+
     Raises:
-      ArtifactError: If it is missing or has other fields.
+      ArtifactError: If it is missing, has other fields, or is of another policy.
     """
     path = directory / STATE
     content = read_json(path)
@@ -63,16 +69,50 @@ def read_state(directory: Path) -> PolicyState:
         message = f"{path}: must hold the fields of a policy state, {error}; rerun its stage"
         raise ArtifactError(message) from None
     with located(path):
+        _require_fields(state, name)
         require_counts(state.cost)
     return state
+
+
+def _require_fields(state: PolicyState, name: str) -> None:
+    """Raises ArtifactError unless a stored state is that of a policy, field by field."""
+    is_base = name == BASE_NAME
+    of_round = "null" if is_base else "a name, for it is a round's"
+    rules = {
+        "name": (state.name == name, repr(name), state.name),
+        "arm": (_is_none(state.arm, is_base), of_round, state.arm),
+        "start": (_is_none(state.start, is_base), of_round, state.start),
+        "updates": (is_count(state.updates), "a whole number >= 0", state.updates),
+    }
+    for field_name, (holds, rule, value) in rules.items():
+        if not holds:
+            raise ArtifactError(f"{field_name} must be {rule}, got {value!r}; rerun its stage")
+    for field_name in ("objective_state", "selection_state"):
+        for key, numbers in _named(field_name, getattr(state, field_name)).items():
+            for part, value in _named(f"{field_name}.{key}", numbers).items():
+                if type(value) not in (int, float) or not math.isfinite(value):
+                    where = f"{field_name}.{key}.{part}"
+                    raise ArtifactError(f"{where} must be a number, got {value!r}; rerun its stage")
+
+
+def _is_none(value: object, is_base: bool) -> bool:
+    return value is None if is_base else isinstance(value, str) and value != ""
+
+
+def _named(where: str, content: object) -> dict[str, Any]:
+    """Returns stored content that must be a JSON object."""
+    if not isinstance(content, dict):
+        raise ArtifactError(f"{where} must be a JSON object, got {content!r}; rerun its stage")
+    return content
 
 
 def require_counts(cost: Cost) -> None:
     """Raises ArtifactError unless a stored cost is whole numbers of at least 0."""
     for name, count in vars(cost).items():
-        if type(count) is not int or count < 0:
+        if not is_count(count):
             raise ArtifactError(
-                f"cost.{name} must be a whole number >= 0, got {count!r}; rerun its stage"
+                f"cost.{name} must be a whole number >= 0, got {brief(repr(count))}; "
+                "rerun its stage"
             )
 
 
@@ -97,7 +137,7 @@ def save_base(directory: Path, model: PreTrainedModel, tokenizer: Any) -> None:
         message = f"{directory}: cannot be written, {error}; make room and rerun"
         raise ArtifactError(message) from None
     tokenizer.save_pretrained(directory)
-    write_state(directory, PolicyState(name="base"))
+    write_state(directory, PolicyState(name=BASE_NAME))
 
 
 def load_base(directory: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, Any]:
@@ -122,7 +162,15 @@ def load_base(directory: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, Any
         tokenizer = AutoTokenizer.from_pretrained(
             directory, local_files_only=True, trust_remote_code=False
         )
-    except (OSError, ValueError, KeyError, RuntimeError, *LOADING_ERRORS) as error:
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        KeyError,
+        RuntimeError,
+        *LOADING_ERRORS,
+    ) as error:
         message = f"{directory}: must be a whole policy directory, {brief(error)}; rerun its stage"
         raise ArtifactError(message) from None
     model, found = loaded
@@ -289,7 +337,7 @@ def _restore_optimizer(
         if set(own) != {"step", *MOMENTS, *([COPY] if stepped is not parameter else [])}:
             raise ArtifactError(f"{path}: lacks the moments of {name}; rerun its stage")
         step = own.pop("step").to(parameter.device)  # where the optimizer's fused step reads it
-        if any(each.shape != parameter.shape for each in own.values()):
+        if step.shape or any(each.shape != parameter.shape for each in own.values()):
             raise ArtifactError(f"{path}: belongs to another model, first difference {name}")
         divided = {key: divided_like(value, stepped) for key, value in own.items()}
         if COPY in divided:

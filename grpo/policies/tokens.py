@@ -36,11 +36,11 @@ from grpo.types import Cost, Scores
 
 ROUNDING = 1e-4  # nats, by which the log-prob of a certain token may exceed 0
 LAYOUT = {
-    "prompt_lengths": Rows("prompt"),
-    "prompt_tokens": Rows("prompt", "prompt_lengths"),
-    "steps": Rows("rollout"),
-    "tokens": Rows("rollout", "steps"),
-    "behavior_logp": Rows("rollout", "steps"),
+    "prompt_lengths": Rows("prompt", each="integer"),
+    "prompt_tokens": Rows("prompt", "prompt_lengths", each="integer"),
+    "steps": Rows("rollout", each="integer"),
+    "tokens": Rows("rollout", "steps", each="integer"),
+    "behavior_logp": Rows("rollout", "steps", each="real"),
 }
 
 

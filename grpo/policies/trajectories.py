@@ -14,13 +14,13 @@ from grpo.types import StepNoise
 
 CONDITION = "condition."  # before the names of stored conditions
 OF_ROLLOUTS = {
-    "steps": Rows("rollout"),
-    "variant": Rows("rollout"),
+    "steps": Rows("rollout", each="integer"),
+    "variant": Rows("rollout", each="integer"),
     "media": Rows("rollout"),
-    "step_index": Rows("rollout", "steps"),
+    "step_index": Rows("rollout", "steps", each="integer"),
     "before": Rows("rollout", "steps"),
     "after": Rows("rollout", "steps"),
-    "behavior_logp": Rows("rollout", "steps"),
+    "behavior_logp": Rows("rollout", "steps", each="real"),
 }
 
 

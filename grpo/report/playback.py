@@ -57,7 +57,7 @@ def read_films(
 
 def _read_kept(policy: Path) -> list[float] | None:
     """Returns how likely training kept a chunk of each phase when a round ended."""
-    learned = read_state(policy).objective_state
+    learned = read_state(policy, policy.name).objective_state
     link = next((each for each in (DRAWN, HIGHEST) if each in learned), None)
     if link is None:
         return None

@@ -15,10 +15,11 @@ from grpo.artifacts.tables import (
     EVALUATION,
     REWARDS,
     ROLLOUTS,
+    is_count,
     read_profile,
     read_table,
 )
-from grpo.errors import ArtifactError
+from grpo.errors import ArtifactError, brief
 from grpo.params.parameters import BASE, LinkSpec, Parameters
 
 COST = ("flops", "sampled_steps", "trained_steps", "judge_calls")
@@ -136,17 +137,24 @@ def read_cost(path: Path, key: str = "cost") -> dict[str, int]:
     cost = _field(path, read_json(path), key)
     counts = {each: _field(path, cost, each) for each in COST}
     for each, count in counts.items():
-        if not isinstance(count, int) or count < 0:
-            raise ArtifactError(f"{path}: {key}.{each} must be a whole number >= 0, got {count!r}")
+        if not is_count(count):
+            raise ArtifactError(
+                f"{path}: {key}.{each} must be a whole number >= 0, got {brief(repr(count))}"
+            )
     return counts
 
 
 def _read_scores(path: Path, names: Sequence[str]) -> Any:
     scores = read_json(path)
-    _field(path, scores, "k")
+    numbers = {"k": _field(path, scores, "k")}
     for name in names:
         for part in ("value", "low", "high"):
-            _field(path, _field(path, scores, name), part)
+            numbers[f"{name}.{part}"] = _field(path, _field(path, scores, name), part)
+    for where, number in numbers.items():
+        if type(number) not in (int, float):
+            raise ArtifactError(
+                f"{path}: {where} must be a number, got {brief(repr(number))}; rerun the evaluation"
+            )
     return scores
 
 

@@ -42,8 +42,13 @@ TRAINED = "artifacts/policies/sgpo-1"
 PROFILED = "artifacts/profile/rollouts"
 NORM = "model.norm.weight"
 REUSE = set_param("arms.uniform.selection", ["reuse_profile_rollouts"])
-# uniform-1 as a later round of sgpo's chain: it continues with that policy and its optimizer.
-CONTINUED = (f"{BASE} {BASE}", f"{BASE} {TRAINED}")
+# sgpo-2, from what sgpo-1 drew: it continues with that policy and its optimizer.
+SECOND = set_param("rounds.sgpo-2", {"arm": "sgpo", "start": "sgpo-1", "phase": 1})
+_DRAWN = "artifacts/rollouts/sgpo-1 artifacts/rewards/sgpo-1.parquet"
+CONTINUED = (
+    f"{BASE} {BASE} {_DRAWN} {TRAINED} artifacts/training/sgpo-1",
+    f"{BASE} {TRAINED} {_DRAWN} artifacts/policies/sgpo-2 artifacts/training/sgpo-2",
+)
 
 
 class Bad(NamedTuple):
@@ -105,7 +110,7 @@ TABLES = [
         rf"{CURRICULUM}: 'train-nobody' is no prompt of the training set"),
     Bad("rollouts of unknown prompts", "score@uniform-1",
         edit_table(f"{ROLLOUTS}/table.parquet", lambda frame: frame.replace(
-            {"prompt_id": {frame["prompt_id"][4]: "train-nobody"}})),
+            frame["prompt_id"][4], "train-nobody", regex=True)),
         rf"{ROLLOUTS}/table.parquet: rollout '.*' belongs to no known prompt"),
     Bad("rewards of another round", "train@uniform-1",
         take(REWARDS, "artifacts/rewards/sgpo-1.parquet"),
@@ -120,8 +125,9 @@ TENSORS = [
         edit_tensors(f"{ROLLOUTS}/tensors.safetensors", without("behavior_logp")),
         rf"{ROLLOUTS}/tensors.safetensors: must hold .*'behavior_logp'"),
     Bad("tensors of more rollouts than the table", "train@uniform-1",
-        both(edit_table(f"{ROLLOUTS}/table.parquet", lambda frame: frame[:-1]),
-             edit_table(REWARDS, lambda frame: frame[:-1])),
+        both(both(edit_table(f"{ROLLOUTS}/table.parquet", lambda frame: frame[:-1]),
+                  edit_table(REWARDS, lambda frame: frame[:-1])),
+             write(f"{ROLLOUTS}/summary.json", '{"rollouts": 127}')),
         rf"{ROLLOUTS}/tensors.safetensors: holds 128 rollouts of 16 prompts, its table 127"),
     Bad("tensors of more steps than they say", "train@uniform-1",
         edit_tensors(f"{ROLLOUTS}/tensors.safetensors",
@@ -165,18 +171,21 @@ POLICIES = [
     Bad("state without its cost", "train@uniform-1",
         write(f"{BASE}/state.json", '{"name": "base"}'),
         rf"{BASE}/state.json: must hold the fields of a policy state, 'cost'"),
-    Bad("missing optimizer", "train@uniform-1", remove(f"{TRAINED}/optimizer.safetensors"),
+    Bad("missing optimizer", "train@sgpo-1",
+        both(SECOND, remove(f"{TRAINED}/optimizer.safetensors")),
         rf"{TRAINED}/optimizer.safetensors: no such file", swap=CONTINUED),
-    Bad("truncated optimizer", "train@uniform-1", truncate(f"{TRAINED}/optimizer.safetensors"),
+    Bad("truncated optimizer", "train@sgpo-1",
+        both(SECOND, truncate(f"{TRAINED}/optimizer.safetensors")),
         rf"{TRAINED}/optimizer.safetensors: must be whole", swap=CONTINUED),
-    Bad("optimizer without the moments of a layer", "train@uniform-1",
-        edit_tensors(f"{TRAINED}/optimizer.safetensors", without(f"{NORM}/exp_avg")),
+    Bad("optimizer without the moments of a layer", "train@sgpo-1",
+        both(SECOND,
+             edit_tensors(f"{TRAINED}/optimizer.safetensors", without(f"{NORM}/exp_avg"))),
         rf"{TRAINED}/optimizer.safetensors: lacks the moments of {NORM}",
         swap=CONTINUED),
-    Bad("optimizer of another model", "train@uniform-1",
-        edit_tensors(f"{TRAINED}/optimizer.safetensors",
-                     lambda moments: {k: v[..., :1] if "exp" in k else v
-                                      for k, v in moments.items()}),
+    Bad("optimizer of another model", "train@sgpo-1",
+        both(SECOND, edit_tensors(f"{TRAINED}/optimizer.safetensors",
+                                  lambda moments: {k: v[..., :1] if "exp" in k else v
+                                                   for k, v in moments.items()})),
         rf"{TRAINED}/optimizer.safetensors: .*another model", swap=CONTINUED),
 ]  # fmt: skip
 JSONL = {

@@ -1,8 +1,10 @@
 """Artifacts that were edited: every contradiction is one line with file, row and column."""
 
+import json
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from tests.pipeline.corruptions import (
@@ -27,6 +29,8 @@ from tests.pipeline.test_bad_inputs import (
     refuses,
 )
 
+STATE = "artifacts/policies/uniform-1/state.json"
+SGPO = "artifacts/curricula/sgpo.parquet"
 TABLE, TENSORS = f"{ROLLOUTS}/table.parquet", f"{ROLLOUTS}/tensors.safetensors"
 EVAL = "artifacts/prompts/eval.parquet"
 RERUN = ".*; rerun "
@@ -41,6 +45,28 @@ def set_entry(path: str, name: str, index: int, value: float) -> Corruption:
         return {**tensors, name: changed}
 
     return edit_tensors(path, change)
+
+
+def set_state(field: str, value: object) -> Corruption:
+    """Sets a field of the state of uniform-1's policy."""
+
+    def corrupt(workspace: Path) -> None:
+        path = workspace / STATE
+        path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
+
+    return corrupt
+
+
+def drop_last(workspace: Path) -> None:
+    """Takes the last rollout out of table, tensors and rewards alike."""
+    table = pd.read_parquet(workspace / TABLE)
+    steps, last = int(table["steps"].iloc[-1]), table["rollout_id"].iloc[-1]
+    cut = {"steps": 1, "tokens": steps, "behavior_logp": steps}
+    edit_tensors(
+        TENSORS, lambda all: {k: v[: len(v) - cut[k]] if k in cut else v for k, v in all.items()}
+    )(workspace)
+    edit_table(TABLE, lambda frame: frame[:-1])(workspace)
+    edit_table(REWARDS, lambda frame: frame[frame["rollout_id"] != last])(workspace)
 
 
 EDITED = [
@@ -81,13 +107,69 @@ EDITED = [
         both(set_cell(PROFILE, 1, "successes", 2), set_cell(PROFILE, 1, "outcome_rate", 0.9)),
         rf".*{PROFILE}: row 1 .*'outcome_rate' must be successes / rollouts, got 0.9{RERUN}"),
     Bad("a million rollouts", "rollout@uniform-1", set_cell(CURRICULUM, 3, "rollouts", 10**6),
-        rf"{CURRICULUM}: row \d+ .*'rollouts' must be at most 8, .*, got 1000000{RERUN}"),
+        rf"{CURRICULUM}: row \d+ .*'rollouts' must be 8, .*, got 1000000{RERUN}"),
     Bad("two prompts at one position", "rollout@uniform-1",
         edit_table(CURRICULUM, lambda frame: frame.assign(position=0)),
-        rf"{CURRICULUM}: row 1 .*column 'position' must be another one .*, got 0{RERUN}"),
+        rf"{CURRICULUM}: row 1 .*column 'position' must be one of 0, 1, 2 .*, got 0{RERUN}"),
     Bad("training prompts to evaluate on", "evaluate@uniform-1",
         take(EVAL, "artifacts/prompts/train.parquet"),
         rf"{EVAL}: row 0 .*column 'prompt_id' must be eval-..., got train-.*{RERUN}"),
+    Bad("status beside an outcome", "train@uniform-1",
+        both(set_cell(REWARDS, 2, "outcome", 1.0), set_cell(REWARDS, 2, "status", "failed")),
+        rf"{REWARDS}: row 2 .*'outcome' must be 0, or 1 with the status scored, got 1.0{RERUN}"),
+    Bad("half an outcome", "train@uniform-1", set_cell(REWARDS, 2, "outcome", 0.5),
+        rf"{REWARDS}: row 2 .*'outcome' must be 0, or 1 .*, got 0.5{RERUN}"),
+    Bad("a group without its first rollout", "train@uniform-1",
+        edit_table(TABLE, lambda frame: frame[1:]),
+        rf"{TABLE}: row 0 .*'rollout_id' must be its prompt_id with /0, /1, .*, got .*/1{RERUN}"),
+    Bad("a group without its last rollout", "train@uniform-1", drop_last,
+        rf"{ROLLOUTS}/summary.json: rollouts must be 127, as in its table, got 128{RERUN}"),
+    Bad("text of another rollout", "train@uniform-1", set_cell(TABLE, 2, "text", "#999\n"),
+        rf"{TABLE}: row 2 .*'text' must be what {TENSORS} says of it, got #999{RERUN}"),
+    Bad("end of another rollout", "train@uniform-1",
+        edit_table(TABLE, lambda frame: frame.assign(is_finished=~frame["is_finished"])),
+        rf"{REWARDS}: row 0 .*|{TABLE}: row 0 .*'is_finished' must be .*{RERUN}"),
+    Bad("log-probs as integers", "train@uniform-1",
+        edit_tensors(TENSORS, lambda all: all | {"behavior_logp": np.zeros_like(all["tokens"])}),
+        rf"{TENSORS}: behavior_logp must be one real number per entry, got int32 .*"),
+    Bad("log-probs in a column", "train@uniform-1",
+        edit_tensors(TENSORS, lambda all: all | {"behavior_logp": all["behavior_logp"][:, None]}),
+        rf"{TENSORS}: behavior_logp must be one real number per entry, got float32 of shape .*"),
+    Bad("tokens as floats", "train@uniform-1",
+        edit_tensors(TENSORS, lambda all: all | {"tokens": all["tokens"].astype(np.float32)}),
+        rf"{TENSORS}: tokens must be one integer number per entry, got float32 .*"),
+    Bad("group of another size", "rollout@uniform-1", set_cell(CURRICULUM, 3, "rollouts", 4),
+        rf"{CURRICULUM}: row \d+ .*'rollouts' must be 8, .*, got 4{RERUN}"),
+    Bad("group of another rate", "rollout@sgpo-1",
+        edit_table(SGPO, lambda frame: frame.assign(outcome_rate=0.0, rollouts=2)),
+        rf"{SGPO}: row 0 .*'rollouts' must be \d+, as arms.sgpo.curriculum says, got 2{RERUN}"),
+    Bad("curriculum without a prompt", "rollout@uniform-1",
+        edit_table(CURRICULUM, lambda frame: frame[1:]),
+        rf"{CURRICULUM}: row 0 .*'position' must be one of 0, 1, 2 .*, got 1{RERUN}"),
+    Bad("curriculum of another family", "rollout@uniform-1",
+        set_cell(CURRICULUM, 3, "family", "alchemy"),
+        rf"{CURRICULUM}: prompt_id=.*: column 'family' must be .*, got 'alchemy'{RERUN}"),
+    Bad("profile without a prompt", "curriculum@sgpo",
+        edit_table(PROFILE, lambda frame: frame[1:]),
+        rf".*{PROFILE}: prompt_id=.* must be of family .*, as in the prompts, got None{RERUN}"),
+    Bad("profile of another family", "curriculum@sgpo", set_cell(PROFILE, 1, "family", "alchemy"),
+        rf".*{PROFILE}: prompt_id=.* must be of family .*, got 'alchemy'{RERUN}"),
+    Bad("entry that is no object", "score@uniform-1",
+        set_cell("artifacts/prompts/train.parquet", 3, "entry", "[" * 200000),
+        r"artifacts/prompts/train.parquet: row 3 .*'entry' must be a JSON object, got \[+; rerun "),
+    Bad("policy of another round", "evaluate@uniform-1",
+        take(STATE, "artifacts/policies/sgpo-1/state.json"),
+        rf"{STATE}: name must be 'uniform-1', got 'sgpo-1'; rerun"),
+    Bad("updates that are no number", "evaluate@uniform-1", set_state("updates", "x"),
+        rf"{STATE}: updates must be a whole number >= 0, got 'x';"),
+    Bad("objective state that is no object", "evaluate@uniform-1",
+        set_state("objective_state", [1]),
+        rf"{STATE}: objective_state must be a JSON object, got \[1]"),
+    Bad("a round without an arm", "evaluate@uniform-1", set_state("arm", None),
+        rf"{STATE}: arm must be a name, .*, got None"),
+    Bad("cost that no float holds", "evaluate@uniform-1",
+        set_state("cost", {"flops": 10**400}),
+        rf"{STATE}: cost.flops must be a whole number >= 0, got 10+"),
     Bad("nan weight", "rollout@uniform-1", set_entry(f"{BASE}/model.safetensors", NORM, 3, np.nan),
         rf"{BASE}: tensor '{NORM}' must be finite, got nan at \[3\]{RERUN}"),
 ]  # fmt: skip

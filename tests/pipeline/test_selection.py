@@ -22,7 +22,7 @@ from grpo.artifacts.usage import Usage
 from grpo.build.selections import inputs_of_selection
 from grpo.params.parameters import read_params
 from grpo.params.yaml import dump_yaml, parse_yaml
-from grpo.policies.storage import read_state, save_base
+from grpo.policies.storage import PolicyState, read_state, save_base
 from stages import check, curriculum, profile, rollout, score, train
 from tests.files import contents
 from tests.pipeline.processes import start_stage
@@ -164,9 +164,13 @@ def table(name: str) -> pd.DataFrame:
     return rollouts.merge(pd.read_parquet(at["rewards"]), on=["rollout_id", "prompt_id"])
 
 
+def state_of(name: str) -> PolicyState:
+    return read_state(Path("artifacts/policies") / name, name)
+
+
 def test_a_skipping_arm_learns_streaks_of_raw_outcomes_in_its_policy(run_of_rounds: Path):
     """The rewards of these rounds differ within groups of one outcome: they are shaped."""
-    history = read_state(Path("artifacts/policies/skip-1")).selection_state
+    history = state_of("skip-1").selection_state
     groups = table("skip-1").groupby("prompt_id")["outcome"]
     low, high = groups.min(), groups.max()
     assert history["hard_streak"] == dict.fromkeys(high[high == 0].index, 1)
@@ -180,15 +184,15 @@ def test_prompts_come_in_epochs_and_hard_ones_are_passed_over_later(run_of_round
     assert len(first | second) == 16  # the pool, once
     assert counts("skip-1")["skipped"] == counts("skip-2")["skipped"] == 0
     assert counts("skip-3")["skipped"] > 0
-    visits = read_state(Path("artifacts/policies/skip-3")).selection_state["visits"]
+    visits = state_of("skip-3").selection_state["visits"]
     skipped = read_json(Path("artifacts/rollouts/skip-3/passed.json"))
     assert {visits[each] for each in skipped} == {2}
-    streaks = read_state(Path("artifacts/policies/skip-2")).selection_state
+    streaks = state_of("skip-2").selection_state
     assert set(skipped) <= {*streaks["hard_streak"], *streaks["easy_streak"]}
 
 
 def test_p_is_carried_and_adapted_once_prompts_come_again(run_of_rounds: Path):
-    bases = [read_state(Path(f"artifacts/policies/skip-{n}")).selection_state["keep_base"]
+    bases = [state_of(f"skip-{n}").selection_state["keep_base"]
              for n in (1, 2, 3)]  # fmt: skip
     assert bases[0] == bases[1] == {"easy": 0.5, "hard": 0.5}
     assert bases[2] != bases[1]
@@ -200,9 +204,9 @@ def test_a_resampling_round_trains_on_mixed_groups_and_pays_for_the_others(run_o
     drawn, summary = counts("resample-1"), paths_of("resample-1")["rollouts"] / "summary.json"
     assert drawn["oversampling_factor"] == drawn["sampled"] / drawn["kept"] > 1
     assert read_json(summary)["cost"]["sampled_steps"] > table("resample-1")["steps"].sum()
-    cost = read_state(Path("artifacts/policies/resample-1")).cost
+    cost = state_of("resample-1").cost
     assert cost.sampled_steps == read_json(summary)["cost"]["sampled_steps"]
-    visits = read_state(Path("artifacts/policies/resample-1")).selection_state["visits"]
+    visits = state_of("resample-1").selection_state["visits"]
     assert len(visits) == drawn["sampled"]
 
 
@@ -211,7 +215,7 @@ def test_a_first_round_is_trained_on_the_profiles_rollouts_for_free(run_of_round
     reused = table("reuse-1").set_index("rollout_id")
     assert (reused["text"] == stored.loc[reused.index, "text"]).all()
     assert (reused.groupby("prompt_id").size() == 4).all()
-    state = read_state(Path("artifacts/policies/reuse-1"))
+    state = state_of("reuse-1")
     assert state.cost.sampled_steps == 0
     assert counts("reuse-1")["reused"] == 16
     drift = read_json(Path("artifacts/training/reuse-1/summary.json"))["drift_max"]

@@ -93,7 +93,7 @@ def test_a_trained_policy_continues_as_if_never_stored(
     expected = trainable(policy.model)
     for name, tensor in trainable(again.model).items():
         assert torch.equal(tensor, expected[name]), name
-    assert read_state(tmp_path / "r-1") == state
+    assert read_state(tmp_path / "r-1", "r-1") == state
     assert (tmp_path / "r-1" / ADAPTER).exists() == (lora is not None)
 
 
@@ -117,4 +117,4 @@ def test_what_is_no_policy_is_named(base: Path, tmp_path: Path):
         load(PARAMS, base, base)
     (base / "state.json").write_text("{}")
     with pytest.raises(ArtifactError, match=r"state\.json"):
-        read_state(base)
+        read_state(base, "base")

@@ -114,8 +114,8 @@ def write_samples(artifacts: Path, name: str, successes: list[int]) -> None:
 
 def write_round(artifacts: Path, name: str, *, sampling: int, update: int) -> None:
     """Writes two groups of two: `never` uniform and untrained, `half` with advantages +-0.5."""
-    ids = [f"{name}-{i}" for i in range(4)]
     prompt = ["never", "never", "half", "half"]
+    ids = [f"{each}/{i % 2}" for i, each in enumerate(prompt)]
     rollouts = pd.DataFrame(
         {
             "rollout_id": ids,

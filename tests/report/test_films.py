@@ -105,7 +105,8 @@ def change_tensors(artifacts: Path, change: Change) -> None:
 
 
 def write_policy(artifacts: Path, name: str, objective_state: dict[str, Any]) -> None:
-    state = {"name": name, "objective_state": objective_state, "cost": cost(0)}
+    whose = {"name": name, "arm": name.partition("-")[0], "start": "base"}
+    state = {**whose, "objective_state": objective_state, "cost": cost(0)}
     write_json(artifacts / f"policies/{name}/state.json", state)
 
 

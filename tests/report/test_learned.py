@@ -64,7 +64,7 @@ def test_one_scored_rollout_is_enough_for_the_stage_not_for_learning(
     artifacts: Path, params: Parameters
 ) -> None:
     statuses = ["scored", "failed", "failed", "failed"]
-    change_rewards(artifacts, "sgpo-1", status=statuses)
+    change_rewards(artifacts, "sgpo-1", outcome=0.0, status=statuses)
     assert titles(find_empty_results(artifacts, params)) == []
 
 

@@ -13,6 +13,7 @@ from grpo.__main__ import main
 from grpo.artifacts.banners import PAGE
 from grpo.artifacts.files import write_json
 from grpo.artifacts.marks import fail, marked, read_marks
+from grpo.artifacts.tables import REWARDS, read_table, write_table
 from grpo.errors import ArtifactError, ParameterError
 from grpo.lineage.lock import flatten, read_lock
 from grpo.params.parameters import Parameters
@@ -267,9 +268,8 @@ def test_a_stage_that_ran_since_makes_the_page_old_until_it_is_drawn(
 ) -> None:
     command("report")
     with marked("score@sgpo-1", [Path("artifacts/rewards/sgpo-1.parquet")]):
-        (artifacts / "rewards/sgpo-1.parquet").write_bytes(
-            (artifacts / "rewards/uniform-1.parquet").read_bytes()
-        )
+        path = artifacts / "rewards/sgpo-1.parquet"
+        write_table(read_table(path, REWARDS).assign(detail="again"), path, REWARDS)
     assert "older than its inputs" in banners()[0]
 
 
