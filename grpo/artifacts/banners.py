@@ -112,7 +112,7 @@ def _counts(name: str) -> bool:
 
 def recorded_inputs(page: Path) -> dict[str, str]:
     """Returns the hashes of what a page was drawn from."""
-    found = RECORD.search(page.read_text())
+    found = RECORD.search(page.read_text(encoding="utf-8"))
     return dict(json.loads(html.unescape(found[1]))) if found else {}
 
 

@@ -192,10 +192,10 @@ def read_json(path: Path) -> Any:
     """
     require_plain(path)
     try:
-        return json.loads(path.read_text())
+        return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ArtifactError(f"{path}: no such file; run the stage that writes it") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # of the syntax, of a number's digits, of depth
         raise ArtifactError(f"{path}: must be JSON, {error}; delete it and rerun") from None
 
 
@@ -251,7 +251,7 @@ def known_sha256(file: Path) -> str:
     version = _version(file)
     known = HASHES / hashlib.sha256(str(file.absolute()).encode()).hexdigest()
     if known.exists():
-        of, _, found = known.read_text().rpartition(" ")
+        of, _, found = known.read_text(encoding="utf-8").rpartition(" ")
         if of == version:
             return found
     found = sha256_of(file)

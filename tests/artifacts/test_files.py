@@ -131,7 +131,9 @@ def test_floats_of_a_csv_keep_all_their_digits(tmp_path: Path):
     assert float((tmp_path / "a.csv").read_text().split()[1]) == value
 
 
-@pytest.mark.parametrize("content", ["{", "\udcff"])
+@pytest.mark.parametrize(
+    "content", ["{", "\udcff", "[" * 200_000, "9" * 5000], ids=["open", "bytes", "deep", "digits"]
+)
 def test_a_broken_json_file_is_named(tmp_path: Path, content: str):
     path = tmp_path / "a.json"
     path.write_bytes(content.encode("utf-8", "surrogateescape"))
