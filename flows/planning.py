@@ -12,6 +12,7 @@ from dvc.stage import Stage
 
 from grpo.errors import ParameterError
 from grpo.lineage.lock import PIPELINE
+from grpo.params.parameters import PARAMS, read_content
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +47,7 @@ def plan(
       changed: Returns the changed ones; by default as DVC judges them, by the data that is here.
 
     Raises:
-      ParameterError: If dvc.yaml is wrong or a target is unknown.
+      ParameterError: If dvc.yaml or params.yaml is wrong, or a target is unknown.
     """
     require_pipeline()
     try:
@@ -64,11 +65,17 @@ def plan(
 
 
 def require_pipeline() -> None:
-    """Raises ParameterError unless the working directory is that of dvc.yaml."""
+    """Raises ParameterError unless the working directory is that of dvc.yaml, and DVC can read it.
+
+    DVC follows a loop of aliases, there or in params.yaml, until its stack is full.
+    """
     if not Path(PIPELINE).is_file():
         raise ParameterError(
             f"{Path.cwd()}: must be the directory of {PIPELINE}; change to the repository's root"
         )
+    for path in (Path(PIPELINE), PARAMS):
+        if path.exists():
+            read_content(path)
 
 
 def _wanted(repo: Repo, graph: "nx.DiGraph[Stage]", targets: Sequence[str]) -> set[Stage]:

@@ -103,6 +103,9 @@ def write(content: bytes) -> Callable[[Path], None]:
         (append("l0: &l0 [1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
             f"l{n + 1}: &l{n + 1} [{', '.join([f'*l{n}'] * 8)}]\n" for n in range(8))),
          "the file must have at most 100000 values"),
+        (append("m0: &m0 {a: 1}\n" + "".join(
+            f"m{n + 1}: &m{n + 1} {{<<: [{', '.join([f'*m{n}'] * 10)}]}}\n" for n in range(8))),
+         "the file must have at most 100000 values"),
         (append("extra: " + "[" * 200_000 + "]" * 200_000), "must be YAML with at most 100 levels"),
         (append(f"extra: {'9' * 5000}\n"), r"must be YAML, Exceeds the limit"),
         (append(f"extra: {'9' * 30}\n"), r"extra must lie within 64 bits"),

@@ -10,7 +10,7 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import YAMLError
-from ruamel.yaml.events import CollectionEndEvent, CollectionStartEvent
+from ruamel.yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent, NodeEvent
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.representer import SafeRepresenter
 
@@ -41,7 +41,7 @@ def parse_yaml(text: str) -> Any:
       ArtifactError: If it is no YAML, or has a duplicate key; the message has no path.
     """
     try:
-        _require_shallow(text)
+        _require_small(text)
         return YAML(typ="safe").load(text)
     except ArtifactError:
         raise
@@ -119,13 +119,32 @@ def find_odd_value(content: Any) -> str | None:
     return visit(content, "", ())
 
 
-def _require_shallow(text: str) -> None:
-    """Raises ArtifactError if a text nests so deep that libyaml would overflow the stack."""
-    depth = 0
+def _require_small(text: str) -> None:
+    """Raises ArtifactError if a text could not be loaded: too deep a nest overflows libyaml's
+    stack, and merge keys copy what aliases of aliases stand for."""
+    open_since: list[tuple[str | None, int]] = []  # anchor, and values before the collection
+    values, sizes = 0, dict[str | None, int]()  # aliases written out; by anchor
+    copied = 0
     for event in YAML(typ="safe").parse(text):
-        depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
-        if depth > DEEPEST:
+        if isinstance(event, CollectionEndEvent):
+            anchor, before = open_since.pop()
+            sizes[anchor] = values - before
+            continue
+        if not isinstance(event, NodeEvent):
+            continue
+        size = sizes.get(event.anchor, 1) if isinstance(event, AliasEvent) else 1
+        if isinstance(event, CollectionStartEvent):
+            open_since.append((event.anchor, values))
+        elif not isinstance(event, AliasEvent):
+            sizes[event.anchor] = 1
+        values += size
+        copied += size - 1
+        if len(open_since) > DEEPEST:
             raise ArtifactError(f"must be YAML with at most {DEEPEST} levels, has more")
+        if copied > MOST_VALUES:
+            raise ArtifactError(
+                f"the file must have at most {MOST_VALUES} values, aliases written out"
+            )
 
 
 def _odd_scalar(value: Any, path: str) -> str | None:
