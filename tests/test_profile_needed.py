@@ -24,7 +24,7 @@ from grpo.artifacts.tables import (
 )
 from grpo.artifacts.usage import Usage
 from grpo.build.curricula import STEPS, build_curriculum
-from grpo.build.profiles import is_profile_needed, reads_profile
+from grpo.build.profiles import is_profile_needed, read_is_needed, reads_profile
 from grpo.build.selections import STEPS as SELECTIONS
 from grpo.build.selections import build_selection
 from grpo.curriculum import CurriculumStep, plan_curriculum, rates_of
@@ -137,6 +137,14 @@ def test_who_reads_a_profile_is_all_that_the_stage_learns_of_curricula(
         check.main(Usage(), *map(Path, ("params.yaml", "data", "needed.json", "described")))
         written.append(Path("needed.json").read_bytes())
     assert written[0] == written[1] != written[2] == written[3]
+
+
+@pytest.mark.parametrize("content", ["{}", "[1]", "null", '{"needed": 1}'])
+def test_what_does_not_say_whether_a_profile_is_needed_is_refused(tmp_path: Path, content: str):
+    path = tmp_path / "needed.json"
+    path.write_text(content)
+    with pytest.raises(ArtifactError, match=r'needed.json: must be {"needed": true} or'):
+        read_is_needed(path)
 
 
 def unread_run(tmp_path: Path) -> Path:
