@@ -1,7 +1,7 @@
 """The exceptions that are no bugs: one line each, without credentials, and an exit code."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -83,3 +83,26 @@ def located(where: object) -> Iterator[None]:
         yield
     except GrpoError as error:
         raise type(error)(f"{where}: {error}") from None
+
+
+@contextmanager
+def refused_by_library(refuse: Callable[[str], GrpoError]) -> Iterator[None]:
+    """Makes one line of whatever a library raises on the files, templates or settings of others.
+
+    What that is, no list can say: tokenizers, for one, raises Exception itself.
+
+    Args:
+      refuse: Returns the error of what the library says, which is raised in its place; a GrpoError
+        of the block is raised as it is.
+    """
+    try:
+        yield
+    except GrpoError:
+        raise
+    except Exception as error:  # noqa: BLE001  see above
+        raise refuse(brief(said_by(error))) from None
+
+
+def said_by(error: BaseException) -> str:
+    """Returns the kind of an error and what it says."""
+    return f"{type(error).__name__}: {error}"

@@ -27,7 +27,7 @@ from grpo.build.bases.models import make_fresh_model, read_model
 from grpo.build.bases.tokenizers import make_byte_tokenizer
 from grpo.build.bases.tokens import make_base
 from grpo.build.policies.tokens import require_chat_template
-from grpo.errors import ParameterError
+from grpo.errors import ArtifactError, ParameterError
 from grpo.params.parameters import Parameters, read_params
 from grpo.params.policy import DirectoryBase, Lora
 from grpo.policies.lora import add_lora
@@ -99,6 +99,11 @@ def beyond_the_embedding(directory: Path) -> None:
     save(directory, LlamaForCausalLM(LLAMA), tokenizer)
 
 
+def of_another_shape(name: str, content: str) -> Change:
+    """Returns a change to a file that is JSON, and not that of a model."""
+    return lambda d: (save(d, LlamaForCausalLM(LLAMA)), (d / name).write_text(content))
+
+
 BERT = BertConfig(**SIZES)
 HEADLESS = "model.layers.1.mlp.up_proj.weight"
 WRONG: dict[str, tuple[Change, str]] = {
@@ -129,8 +134,37 @@ WRONG: dict[str, tuple[Change, str]] = {
             save(d, LlamaForCausalLM(LLAMA)),
             edit_json(d, "config.json", intermediate_size=64),
         ),
-        r"cannot be loaded",
+        r"6 mismatched, the first is .*down_proj.weight', .*\[16, 32\]\), .*\[16, 64\]\)",
     ),
+    "a tensor of another shape": (
+        lambda d: (
+            save(d, LlamaForCausalLM(LLAMA)),
+            edit_weights(d, lambda w: {**w, HEADLESS: w[HEADLESS][:-1].contiguous()}),
+        ),
+        rf"1 mismatched, the first is .*{HEADLESS}', .*\[31, 16\]\), .*\[32, 16\]\)",
+    ),
+    "a library that is not here": (
+        lambda d: (
+            save(d, LlamaForCausalLM(LLAMA)),
+            edit_json(
+                d,
+                "config.json",
+                quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True},
+            ),
+        ),
+        r"cannot be loaded: ImportError: .*bitsandbytes",
+    ),
+    **{
+        f"{content} for {name}": (of_another_shape(name, content), "cannot be loaded: ")
+        for name, content in (
+            ("config.json", "null"),
+            ("generation_config.json", "[]"),
+            ("tokenizer.json", "null"),
+            ("tokenizer.json", "[1]"),
+            ("tokenizer.json", '{"added_tokens": [], "model": []}'),
+            ("tokenizer_config.json", "null"),
+        )
+    },
     "no head": (lambda d: save(d, LlamaModel(LLAMA)), r"1 missing, the first is lm_head.weight"),
     "a reward model": (
         lambda d: save(d, LlamaForSequenceClassification(LLAMA)),
@@ -157,6 +191,21 @@ WRONG: dict[str, tuple[Change, str]] = {
         ),
         r"not finite",
     ),
+    **{
+        f"end token {value}": (
+            lambda d, value=value: (
+                without_end(d),
+                edit_json(d, "generation_config.json", eos_token_id=value),
+            ),
+            message,
+        )
+        for value, message in (
+            (99999, r"eos_token_id in generation_config.json is 99999, the tokens .* below 259"),
+            (-1, r"eos_token_id in generation_config.json is -1, the tokens are those below 259"),
+            ("2", r"eos_token_id of generation_config.json must be the number .*, got '2'"),
+            ([[1]], r"eos_token_id of generation_config.json must be the number .* \[\[1\]\]"),
+        )
+    },
     "no end token": (without_end, r"has no end token, so no rollout would end by itself"),
     "a larger vocabulary": (beyond_the_embedding, r"has 261 tokens, the model embeds 259"),
     "an adapter": (
@@ -178,7 +227,7 @@ def test_what_is_no_whole_causal_model_is_refused_in_one_line(
     (tmp_path / "data").mkdir()
     spoil, message = WRONG[name]
     spoil(tmp_path / "data" / "model")
-    with pytest.raises(ParameterError, match=message) as error:
+    with pytest.raises((ParameterError, ArtifactError), match=message) as error:
         make(tmp_path)
     assert "policy.base" in str(error.value)
     assert "\n" not in str(error.value)
@@ -225,7 +274,24 @@ def test_a_key_that_a_configuration_never_looks_at_is_refused(key: str, nearest:
     make_fresh_model("LlamaForCausalLM", {**config, "rope_theta": 5000.0}, known, **asked)
     with pytest.raises(ParameterError) as error:
         make_fresh_model("LlamaForCausalLM", {**config, key: 2}, known, **asked)
-    assert f"policy.base.config.{key} is unknown to LlamaConfig" in str(error.value)
+    unknown = f"params.yaml: policy.base.config.{key} is unknown to LlamaConfig"
+    assert str(error.value).startswith(unknown)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "config", "message"),
+    [
+        ("AutoModelForCausalLM", {}, "policy.base.architecture must be one, got 'AutoModelForC"),
+        ("LlamaForCausalLM", {"hidden_act": "sillu"}, "config is refused: KeyError: 'sillu'"),
+        ("LlamaForCausalLM", {"id2label": "x"}, "config is refused: AttributeError: 'str' object"),
+    ],
+)
+def test_a_fresh_model_that_its_library_refuses_is_refused_in_one_line(
+    architecture: str, config: dict[str, Any], message: str
+):
+    asked: dict[str, Any] = {"ending": "ForCausalLM", "what": "one", "parameter": "policy.base"}
+    with pytest.raises(ParameterError, match=message):
+        make_fresh_model(architecture, {**SIZES, **config}, {}, **asked)
 
 
 def test_the_keys_of_every_recipe_are_known():
@@ -250,6 +316,8 @@ def test_the_keys_of_every_recipe_are_known():
         ("{{ raise_exception('no') }}", "needs a chat template that renders"),
         ("{% for m in messages %}{{ m.content", "needs a chat template that renders"),
         ("{{ messages.nothing.at.all }}", "needs a chat template that renders"),
+        ("{{ 1 / 0 }}", "needs a chat template that renders .*: ZeroDivisionError"),
+        ("{% for i in range(10**9) %}.{% endfor %}", "needs .* renders .*: OverflowError"),
         ("<user><assistant>", "leaves out what the user says, it renders '<user><assistant>'"),
     ],
 )

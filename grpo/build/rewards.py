@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from grpo.build.sources import Source, find_source, refusal
-from grpo.errors import ParameterError, brief
+from grpo.errors import ParameterError, brief, refused_by_library
 from grpo.params.parameters import PARAMS, Parameters
 from grpo.params.policy import HubBase
 from grpo.params.reward import MEDIA_JUDGES, SIMULATOR, Reward
@@ -152,11 +152,10 @@ def _load_clip(params: Parameters, data: Path, processor: HubBase | None) -> Vie
 
 def _load_weights(source: Source) -> Any:
     import torch
-    from safetensors import SafetensorError
     from transformers import CLIPModel
 
     from_pretrained: Any = CLIPModel.from_pretrained
-    try:
+    with refused_by_library(lambda why: refusal(source, why)):
         model, found = from_pretrained(
             source.name,
             revision=source.revision,
@@ -166,8 +165,6 @@ def _load_weights(source: Source) -> Any:
             local_files_only=source.is_local,
             output_loading_info=True,
         )
-    except (OSError, ValueError, KeyError, RuntimeError, TypeError, SafetensorError) as error:
-        raise refusal(source, error) from None
     if found["missing_keys"]:  # of another class; transformers would draw them at random
         raise refusal(source, f"it has no {min(found['missing_keys'])}, which a CLIPModel has")
     return model.eval().requires_grad_(False)
@@ -177,7 +174,7 @@ def _load_processor(source: Source) -> Any:
     from transformers import CLIPProcessor
 
     from_pretrained: Any = CLIPProcessor.from_pretrained
-    try:
+    with refused_by_library(lambda why: refusal(source, why)):
         return from_pretrained(
             source.name,
             revision=source.revision,
@@ -186,5 +183,3 @@ def _load_processor(source: Source) -> Any:
             trust_remote_code=False,
             local_files_only=source.is_local,
         )
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise refusal(source, error) from None

@@ -9,15 +9,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from jaxtyping import Bool, Float, Int, UInt8
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 
 from grpo.artifacts.files import read_json, write_json
 from grpo.artifacts.tensors import write_tensors
-from grpo.errors import ArtifactError, brief
+from grpo.errors import ArtifactError, refused_by_library
 from grpo.policies.storage import WEIGHTS, read_trainable
 
 ACTIONS = "actions.json"
@@ -188,12 +186,13 @@ def load_action_model(directory: Path, dtype: torch.dtype) -> ActionChunkModel:
     """
     read_json(directory / "config.json")  # transformers does not say which file is broken
     shape = read_shape(directory)
-    try:
+    with refused_by_library(
+        lambda why: ArtifactError(
+            f"{directory}: must be a whole policy directory, {why}; rerun its stage"
+        )
+    ):
         backbone = _configured(directory)
         eyes = _configured(directory / EYES) if shape.pixels else None
-    except (OSError, ValueError, KeyError, SafetensorError, StrictDataclassError) as error:
-        message = f"{directory}: must be a whole policy directory, {brief(error)}; rerun its stage"
-        raise ArtifactError(message) from None
     model = ActionChunkModel(backbone, shape, eyes).to(dtype)
     read_trainable(directory, model, optimizer=None)
     return model.eval()

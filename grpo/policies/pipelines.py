@@ -12,7 +12,7 @@ from torch import Tensor
 
 from grpo.artifacts.files import read_json
 from grpo.artifacts.tensors import require_finite
-from grpo.errors import ArtifactError, MissingExtraError, brief
+from grpo.errors import ArtifactError, MissingExtraError, brief, refused_by_library
 from grpo.params.policy import Canvas
 from grpo.policies.kernels import require_falling
 
@@ -59,9 +59,13 @@ def load_pipeline(directory: Path, dtype: torch.dtype) -> Any:
     for path in sorted(directory.glob("**/*.json")):
         read_json(path)
     # Components that are not there must be said not to be there.
-    absent = [name for name, each in read_json(directory / INDEX).items() if each == [None, None]]
+    absent = [name for name, each in read_index(directory).items() if each == [None, None]]
     from_pretrained = library.DiffusionPipeline.from_pretrained
-    try:
+    with refused_by_library(
+        lambda why: ArtifactError(
+            f"{directory}: must be a whole policy directory, {why}; rerun its stage"
+        )
+    ):
         pipeline = from_pretrained(
             directory,
             dtype=dtype,
@@ -70,15 +74,27 @@ def load_pipeline(directory: Path, dtype: torch.dtype) -> Any:
             trust_remote_code=False,
             **dict.fromkeys(absent),
         )
-    except (OSError, ValueError, KeyError, RuntimeError, TypeError, SafetensorError) as error:
-        message = f"{directory}: must be a whole policy directory, {brief(error)}; rerun its stage"
-        raise ArtifactError(message) from None
     for module in pipeline.components.values():
         if isinstance(module, torch.nn.Module):
             module.eval().requires_grad_(module is pipeline.transformer)
     _require_finite(pipeline, directory)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
+
+
+def read_index(directory: Path) -> dict[str, Any]:
+    """Returns a stored pipeline's components by name, and its class.
+
+    Raises:
+      ArtifactError: If the file is missing or holds something else.
+    """
+    index = read_json(directory / INDEX)
+    if not isinstance(index, dict):
+        raise ArtifactError(
+            f"{directory / INDEX}: must hold components by name, got {brief(repr(index))}; rerun "
+            "its stage"
+        )
+    return index
 
 
 def save_pipeline(directory: Path, pipeline: Any) -> None:
@@ -126,7 +142,7 @@ def stored_condition_names(directory: Path) -> tuple[str, ...]:
       ArtifactError: If it is none of a known class.
     """
     known = {each.__name__: family.conditions for each, family in FAMILIES.items()}
-    name = read_json(directory / INDEX).get("_class_name")
+    name = read_index(directory).get("_class_name")
     if name not in known:
         raise ArtifactError(f"{directory / INDEX}: must name one of {sorted(known)}, got {name!r}")
     return known[name]

@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo.artifacts.tensors import unpack_ragged
-from grpo.errors import ParameterError
+from grpo.errors import ArtifactError, ParameterError
 from grpo.params.policy import RoutingMode
 from grpo.policies.base import Policy
 from grpo.policies.cache import sampling_cache
@@ -399,7 +399,20 @@ def num_positions(config: PreTrainedConfig) -> int | None:
 
 
 def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Tensor:
-    """Returns every token that ends a rollout."""
+    """Returns every token that ends a rollout: of those that are named, what the model can draw.
+
+    Raises:
+      ArtifactError: If the model's files name what is no token.
+    """
     configured = getattr(model.generation_config, "eos_token_id", None)
-    listed = configured if isinstance(configured, list) else [configured]
-    return torch.tensor(sorted({t for t in [*listed, tokenizer.eos_token_id] if t is not None}))
+    named = [
+        *(configured if isinstance(configured, list) else [configured]),
+        tokenizer.eos_token_id,
+    ]
+    if not all(each is None or type(each) is int for each in named):
+        raise ArtifactError(
+            f"{model.name_or_path}: eos_token_id of generation_config.json must be the number of a "
+            f"token, or a list of them, got {configured!r}; correct it"
+        )
+    rows = model.get_input_embeddings().weight.shape[0]
+    return torch.tensor(sorted({each for each in named if each is not None and 0 <= each < rows}))

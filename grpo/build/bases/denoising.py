@@ -11,7 +11,7 @@ from torch import nn
 from grpo.build.bases.fresh_flows import make_fresh_pipeline
 from grpo.build.machine import DTYPES
 from grpo.build.sources import Source, find_source, refusal
-from grpo.errors import ParameterError
+from grpo.errors import refused_by_library
 from grpo.params.parameters import Parameters
 from grpo.params.policy import DirectoryBase, HubBase, S3Base, ScratchFlowBase
 from grpo.policies.pipeline_support import find_unread_component, find_unread_setting
@@ -42,7 +42,7 @@ def _from_pretrained(base: DirectoryBase | HubBase | S3Base, dtype: torch.dtype,
     """
     source = find_source(base, data, parameter="policy.base")
     found = {"revision": source.revision, "local_files_only": source.is_local}
-    try:
+    with refused_by_library(lambda why: refusal(source, why)):
         # Before gigabytes are fetched: what the class does not know it would drop in silence.
         index = library.DiffusionPipeline.load_config(source.name, **found)
         if unread := find_unread_component(index):
@@ -56,10 +56,6 @@ def _from_pretrained(base: DirectoryBase | HubBase | S3Base, dtype: torch.dtype,
         pipeline = library.DiffusionPipeline.from_pretrained(
             source.name, trust_remote_code=False, **options, **models
         )
-    except ParameterError:
-        raise
-    except (OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
-        raise refusal(source, error) from None
     if unread := find_unread_setting(pipeline):
         raise refusal(source, unread)
     return pipeline

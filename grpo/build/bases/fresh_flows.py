@@ -9,7 +9,7 @@ from transformers import CLIPTextConfig, CLIPTextModelWithProjection, UMT5Config
 
 from grpo.build.bases.models import require_known_keys
 from grpo.build.bases.tokenizers import make_caption_tokenizer
-from grpo.errors import ParameterError
+from grpo.errors import ParameterError, refused_by_library
 from grpo.params.parameters import PARAMS
 from grpo.params.policy import ScratchFlowBase
 from grpo.policies.pipelines import library
@@ -23,11 +23,8 @@ def make_fresh_pipeline(base: ScratchFlowBase, dtype: torch.dtype, *, seed: int)
     """
     torch.manual_seed(seed)
     make = {"StableDiffusion3Pipeline": _make_sd3, "WanPipeline": _make_wan}[base.architecture]
-    try:
+    with refused_by_library(lambda why: ParameterError(f"{PARAMS}: policy.base is refused: {why}")):
         pipeline = make(base)
-    except (TypeError, ValueError, RuntimeError) as error:
-        reason = " ".join(str(error).split())
-        raise ParameterError(f"{PARAMS}: policy.base is refused: {reason}") from None
     for module in pipeline.components.values():
         if isinstance(module, nn.Module):
             module.to(dtype).eval()

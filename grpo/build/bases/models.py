@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import transformers
-from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel
 
 from grpo.build.sources import Source, find_source, refusal
-from grpo.errors import ParameterError
+from grpo.errors import ParameterError, refused_by_library
 from grpo.params.parameters import PARAMS
 from grpo.params.policy import DirectoryBase, HubBase, S3Base
-from grpo.policies.storage import LOADING_ERRORS, find_wrong_weights
+from grpo.policies.storage import find_wrong_weights
 
 PEFT_CONFIG = "adapter_config.json"
 
@@ -40,16 +39,16 @@ def make_fresh_model(
       ParameterError: If there is no such class, or it refuses its configuration.
     """
     model_class: Any = getattr(transformers, architecture, None)
-    if not architecture.endswith(ending) or model_class is None:
+    # An AutoModel has no configuration of its own.
+    if not architecture.endswith(ending) or getattr(model_class, "config_class", None) is None:
         raise ParameterError(
             f"{PARAMS}: {parameter}.architecture must be {what}, got {architecture!r}"
         )
-    try:
+    with refused_by_library(
+        lambda why: ParameterError(f"{PARAMS}: {parameter}.config is refused: {why}")
+    ):
         require_known_keys(model_class.config_class, config, parameter=f"{parameter}.config")
         model: PreTrainedModel = model_class(model_class.config_class(**config, **known))
-    except (TypeError, ValueError, RuntimeError, StrictDataclassError) as error:
-        reason = " ".join(str(error).split())
-        raise ParameterError(f"{PARAMS}: {parameter}.config is refused: {reason}") from None
     return model
 
 
@@ -112,7 +111,12 @@ def read_model(
             source, f"it has {PEFT_CONFIG}: merge the adapter into its base model and save that"
         )
     model, found = _read(
-        auto_class, source, use_safetensors=True, output_loading_info=True, **options
+        auto_class,
+        source,
+        use_safetensors=True,
+        ignore_mismatched_sizes=True,  # they are named below
+        output_loading_info=True,
+        **options,
     )
     own = {name for name, _ in model.named_children()}
     prefix = f"{model.base_model_prefix}."
@@ -144,7 +148,5 @@ def _read(auto_class: Any, source: Source, **options: Any) -> Any:
         "local_files_only": source.is_local,
         "trust_remote_code": False,  # without a word, a person at a terminal would be asked
     }
-    try:
+    with refused_by_library(lambda why: refusal(source, why)):
         return auto_class.from_pretrained(source.name, **where, **options)
-    except (OSError, ValueError, KeyError, RuntimeError, *LOADING_ERRORS) as error:
-        raise refusal(source, error) from None

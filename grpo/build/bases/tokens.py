@@ -15,7 +15,7 @@ from transformers import (
 from grpo.build.bases.models import make_fresh_model, read_model, read_tokenizer, require_embedded
 from grpo.build.bases.tokenizers import make_byte_tokenizer
 from grpo.build.machine import DTYPES
-from grpo.errors import MissingExtraError, ParameterError
+from grpo.errors import MissingExtraError, ParameterError, located
 from grpo.params.parameters import PARAMS, Parameters
 from grpo.params.policy import GgufBase, ScratchBase
 from grpo.policies.tokens import end_tokens
@@ -31,6 +31,7 @@ def make_base(params: Parameters, data: Path) -> tuple[PreTrainedModel, Any]:
 
     Raises:
       ParameterError: If the source does not exist or the class refuses its configuration.
+      ArtifactError: If an end token of an imported model is none.
       MissingExtraError: If the package of a GGUF is not installed.
     """
     base = params.tokens.base
@@ -47,18 +48,22 @@ def make_base(params: Parameters, data: Path) -> tuple[PreTrainedModel, Any]:
 
 @torch.no_grad()
 def require_causal_lm(model: PreTrainedModel, tokenizer: Any) -> None:
-    """Raises ParameterError unless an imported model predicts the next token of its tokenizer.
+    """Raises a GrpoError unless an imported model predicts the next token of its tokenizer.
 
     Runs it once: on two texts that differ in their last token alone, all logits before that must be
     finite and equal.
     """
     require_embedded(model, tokenizer, parameter=BASE)
-    if len(end_tokens(model, tokenizer)) == 0:
-        raise ParameterError(
-            f"{PARAMS}: {BASE} has no end token, so no rollout would end by itself; set eos_token "
-            "in tokenizer_config.json or eos_token_id in generation_config.json"
-        )
     rows = model.get_input_embeddings().weight.shape[0]
+    with located(f"{PARAMS}: {BASE}"):
+        ends = end_tokens(model, tokenizer)
+    if len(ends) == 0:
+        named = getattr(model.generation_config, "eos_token_id", None)
+        raise ParameterError(
+            f"{PARAMS}: {BASE} has no end token, so no rollout would end by itself: eos_token_id "
+            f"in generation_config.json is {named}, the tokens are those below {rows}; set it, or "
+            "eos_token in tokenizer_config.json"
+        )
     ids = torch.arange(PROBE_TOKENS).repeat(2, 1) % rows
     ids[1, -1] = (ids[1, -1] + 1) % rows
     logits = model(input_ids=ids, use_cache=False).logits[:, :-1].float()

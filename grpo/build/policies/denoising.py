@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from grpo.artifacts.files import read_json
 from grpo.build.machine import DTYPES
 from grpo.errors import ArtifactError, ParameterError
 from grpo.params.parameters import PARAMS, Parameters
@@ -14,7 +13,7 @@ from grpo.policies.pipeline_support import (
     find_unread_component,
     find_unread_setting,
 )
-from grpo.policies.pipelines import INDEX, load_pipeline
+from grpo.policies.pipelines import load_pipeline, read_index
 from grpo.policies.recomputation import recompute_blocks
 from grpo.policies.storage import read_round
 from grpo.seeds import derive_seed
@@ -34,7 +33,7 @@ def load_denoising_policy(
     """
     settings = params.denoising
     pipeline = load_pipeline(base, DTYPES[params.machine.dtype])
-    unread = find_unread_component(read_json(base / INDEX)) or find_unread_setting(pipeline)
+    unread = find_unread_component(read_index(base)) or find_unread_setting(pipeline)
     if unread:
         raise ArtifactError(f"{base}: {unread}")
     if misfit := find_misfit(pipeline, settings.canvas):

@@ -3,11 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError
 from torch import nn
 
 from grpo.build.machine import DTYPES
-from grpo.errors import ParameterError, brief
+from grpo.errors import ParameterError, brief, refused_by_library
 from grpo.params.parameters import PARAMS, Parameters
 from grpo.policies.lora import add_lora
 from grpo.policies.recomputation import recompute_blocks
@@ -60,15 +59,15 @@ def load_token_policy(
 def require_chat_template(tokenizer: Any) -> None:
     """Raises ParameterError unless the tokenizer's chat template renders what the user says."""
     for said in ("first probe", "second probe"):
-        try:
+        with refused_by_library(
+            lambda why: ParameterError(
+                f"{PARAMS}: policy.prompt_format chat needs a chat template that renders a message "
+                f"of a user: {why}; set plain or mend the template"
+            )
+        ):
             text = tokenizer.apply_chat_template(
                 [{"role": "user", "content": said}], tokenize=False, add_generation_prompt=True
             )
-        except (TemplateError, ValueError, TypeError, LookupError, AttributeError) as error:
-            raise ParameterError(
-                f"{PARAMS}: policy.prompt_format chat needs a chat template that renders a message "
-                f"of a user: {brief(error)}; set plain or mend the template"
-            ) from None
         if said not in text:
             raise ParameterError(
                 f"{PARAMS}: policy.prompt_format chat: the tokenizer's chat template leaves out "
