@@ -24,6 +24,7 @@ from grpo.params.policy import (
     Positive,
     Processes,
     Rate,
+    Rollouts,
     Sampling,
     ScratchBackbone,
     ScratchBase,
@@ -40,7 +41,13 @@ PARAMS = Path("params.yaml")
 DATA = Path("data")  # where params.yaml names files in
 LONGEST_ROLLOUT = 500  # steps of the simulator, after which Meta-World refuses to go on
 LARGEST_SIZE = 2**24  # of a fresh model: vocabularies and contexts are below it
+MOST_LAYERS = 4096  # of a fresh model; the deepest that anybody trains have hundreds
+LAYERS = ("num_hidden_layers", "num_layers")
+WIDTHS = ("hidden_size", "d_model", "joint_attention_dim")
+OTHER_WIDTHS = ("vocab_size", "intermediate_size", "d_ff")
+HEADS = ("num_attention_heads", "num_key_value_heads", "num_heads", "attention_head_dim")
 MODEL_BYTES = 2**40  # of a fresh model's weights in float32, more than one machine's memory
+LONGEST_NAME = 80  # in a message: names are shorter
 PAIRS = ("betas", "window", "fallback", "score_range", "patch_size")
 TASKS = {  # by kind of policy
     "tokens": ("reasoning_gym", "jsonl"),
@@ -51,12 +58,12 @@ Kind = TypeVar("Kind", TokenPolicyParams, DenoisingPolicyParams, ActionChunkPoli
 BASE = "base"  # the name of the policy every chain of rounds starts from
 
 
-LinkSpec = str | dict[str, dict[str, int | float | str]]  # "rloo" or {rloo: {low: 0.2}}
+LinkSpec = str | dict[str, dict[str, int | float | str | bool]]  # "rloo" or {rloo: {low: 0.2}}
 
 
 class Profile(Strict):
     when: Literal["read", "always"]  # read: only if an arm's curriculum or selection reads it
-    rollouts_per_prompt: Positive
+    rollouts_per_prompt: Rollouts
     rollouts_per_batch: Positive
 
 
@@ -88,7 +95,7 @@ class Round(Strict):
 
 class Evaluation(Strict):
     sampling: Draws
-    rollouts_per_prompt: Annotated[int, Field(ge=2)]
+    rollouts_per_prompt: Annotated[int, Field(ge=2, le=65536)]
     rollouts_per_batch: Positive
     confidence: Annotated[float, Field(gt=0, lt=1)]
     bootstrap_resamples: Annotated[int, Field(gt=0, le=10**6)]  # of 1,000 prompts: 8 GB
@@ -314,10 +321,14 @@ def _check_size(config: Mapping[str, Any], where: str) -> None:
     for key, value in config.items():
         if isinstance(value, int) and abs(value) > LARGEST_SIZE:
             raise ParameterError(f"{where}.{key} must be at most {LARGEST_SIZE}, got {value}")
-    for key in ("hidden_size", "d_model", "joint_attention_dim"):
+    for key in (*LAYERS, *WIDTHS, *OTHER_WIDTHS, *HEADS):
+        value, most = config.get(key, 1), MOST_LAYERS if key in LAYERS else LARGEST_SIZE
+        if isinstance(value, int) and not 0 < value <= most:
+            raise ParameterError(f"{where}.{key} must be in [1, {most}], got {value}")
+    for key in WIDTHS:
         width = config.get(key, 0)
         if isinstance(width, int):
-            others = [config.get(each, 0) for each in ("vocab_size", "intermediate_size", "d_ff")]
+            others = [config.get(each, 0) for each in OTHER_WIDTHS]
             rows = sum(each for each in others if isinstance(each, int)) + 4 * width
             layers = config.get("num_hidden_layers", config.get("num_layers", 1))
             largest = max(largest, 4 * width * rows * (layers if isinstance(layers, int) else 1))
@@ -401,6 +412,7 @@ RULES = {  # by pydantic's name of a problem
     "less_than_equal": "must be at most {le}",
     "greater_than_equal": "must be at least {ge}",
     "too_short": "must have at least {min_length} item",
+    "too_long": "must have at most {max_length} items",
     "string_too_short": "must have at least {min_length} character",
 }
 KINDS = {  # by pydantic's name of a type
@@ -520,5 +532,10 @@ def _path(location: tuple[int | str, ...]) -> str:
     is_link = any(isinstance(part, int) for part in kept)
     while is_link and kept[-1] in {"str", "int", "float"}:
         kept.pop()
-    parts = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in kept]
+    parts = [f"[{part}]" if isinstance(part, int) else f".{_cut(part)}" for part in kept]
     return "".join(parts).lstrip(".") or "the file"
+
+
+def _cut(name: str) -> str:
+    """Returns a name, or the start of one that is longer than any name may be."""
+    return name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}..."

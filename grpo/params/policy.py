@@ -51,6 +51,9 @@ def _require_package(text: str) -> str:
 DataPath = Annotated[str, AfterValidator(_require_below_data)]
 Name = Annotated[str, AfterValidator(_require_name)]
 Positive = Annotated[int, Field(gt=0, le=10**9)]
+Rollouts = Annotated[int, Field(gt=0, le=65536)]  # of a prompt
+Steps = Annotated[int, Field(gt=0, le=2**20)]  # of a rollout, and tokens of a caption
+NoiseSteps = Annotated[int, Field(ge=2, le=10**4)]  # of a denoising schedule
 Processes = Annotated[int, Field(gt=0, le=4096)]
 Pixels = Annotated[int, Field(gt=0, le=16384)]  # of a side; one such picture takes 3 GB
 Timeout = Annotated[float, Field(ge=0.01, le=86400)]  # no judge answers faster; a stage has a day
@@ -133,8 +136,8 @@ class FlowWarmup(Strict):
     learning_rate: Rate
     wrong_fraction: Fraction  # drawings that show another prompt's text
     blank_fraction: Fraction  # trained without a caption: what guidance leads away from
-    font_size: Positive  # pixels
-    character_width: Positive  # pixels
+    font_size: Pixels
+    character_width: Pixels
 
 
 class ScratchFlowBase(Strict):
@@ -158,7 +161,7 @@ FlowBase = Annotated[
 class Lora(Strict):
     """Low-rank adapters, trained instead of the base's weights."""
 
-    rank: Positive
+    rank: Annotated[int, Field(gt=0, le=65536)]  # no model is wider
     alpha: Positive
     dropout: NonNegative
     target_modules: list[str] = Field(min_length=1)
@@ -174,7 +177,7 @@ class TokenPolicyParams(Strict):
     prompt_format: Literal["plain", "chat"]
     sampler: Literal["transformers", "vllm"]  # what draws rollouts
     routing: RoutingMode  # of a mixture of experts: which choice of experts updates repeat
-    max_steps: Positive
+    max_steps: Steps
 
 
 class Canvas(Strict):
@@ -193,7 +196,7 @@ class DenoisingPolicyParams(Strict):
     lora: Lora | None
     recompute: bool  # blocks compute activations again in the backward pass: memory for time
     canvas: Canvas
-    caption_tokens: Positive  # of the T5 encoder; 1 if there is none
+    caption_tokens: Steps  # of the T5 encoder; 1 if there is none
 
 
 class Cloning(Strict):
@@ -220,7 +223,7 @@ class ChunkParams(Strict):
     """What is decoded at once."""
 
     length: Positive  # actions
-    bins: Annotated[int, Field(ge=2)]  # values of an action's dimension
+    bins: Annotated[int, Field(ge=2, le=65536)]  # values of an action's dimension
     positions: Positive  # of the backbone that decode a chunk
 
 
@@ -264,7 +267,7 @@ class ActionChunkPolicyParams(Strict):
     recompute: bool  # blocks compute activations again in the backward pass: memory for time
     phases: Literal["gripper", "time"]  # how chunks are labeled
     scenes: Scenes
-    max_steps: Positive  # chunks
+    max_steps: Steps  # chunks
 
 
 PolicyParams = Annotated[
@@ -284,7 +287,7 @@ class TokenSampling(Strict):
 class Scope(Strict):
     """AdaScope: which steps of a prompt are worth noise, measured on pilots without noise."""
 
-    pilots: Positive  # rollouts per prompt
+    pilots: Rollouts
     steps_per_look: Positive  # 1: every step's clean estimate is judged
     smoothing: Annotated[float, Field(gt=0, le=1)]  # of a gain in its moving average; 1: none
     structure_tolerance: NonNegative  # of the largest gain: a change below it is none
@@ -297,7 +300,9 @@ class Scope(Strict):
 class Variants(Strict):
     """E2PO: perturbed embeddings of a prompt, under which some of its rollouts are drawn."""
 
-    count: Annotated[int, Field(ge=2)]  # conditions of a prompt; the first is the prompt as it is
+    count: Annotated[
+        int, Field(ge=2, le=65536)
+    ]  # conditions of a prompt; the first is the prompt as it is
     similarity: Fraction  # cosine of a variant's pooled embedding with the prompt's
     tolerance: NonNegative  # of that cosine
     diversity: NonNegative  # weight of the cosine between variants
@@ -310,7 +315,7 @@ class Variants(Strict):
 class DenoisingSampling(Strict):
     """How rollouts are drawn: part of the density that is scored."""
 
-    num_steps: Annotated[int, Field(ge=2)]
+    num_steps: NoiseSteps
     density: Density
     noise_level: Rate  # in units of the density
     stochastic: Literal["all", "one_per_prompt"]  # which steps of the window have noise
@@ -354,7 +359,7 @@ class TokenDraws(Strict):
 class DenoisingDraws(Strict):
     """How evaluation and profile draw: without noise in the steps."""
 
-    num_steps: Annotated[int, Field(ge=2)]
+    num_steps: NoiseSteps
     guidance: Rate  # 1: none
 
 

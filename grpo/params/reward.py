@@ -1,5 +1,6 @@
 """Typed parameters of judges and rewards."""
 
+import math
 import re
 from pathlib import Path
 from typing import Annotated, Literal
@@ -39,7 +40,7 @@ class Reward(Strict):
             return None
         try:
             groups = re.compile(pattern).groups
-        except re.error as error:
+        except (re.error, OverflowError, RecursionError) as error:
             raise ValueError(f"must be a regular expression: {error}") from None
         if groups != 1:
             raise ValueError("must have exactly one group, the answer")
@@ -50,6 +51,8 @@ class Reward(Strict):
     def _rises(cls, ends: tuple[float, float] | None) -> tuple[float, float] | None:
         if ends is not None and ends[0] >= ends[1]:
             raise ValueError("must rise from its first number to its second")
+        if ends is not None and not math.isfinite(ends[1] - ends[0]):
+            raise ValueError("must be of a finite width")
         return ends
 
     judge: Literal["reasoning_gym", "math", "ocr", "moving_ocr", "clip", "pickscore", "simulator"]

@@ -138,9 +138,53 @@ WRONG: list[tuple[str, Corruption, str]] = [
      "arms.hub.curriculum is missing"),
 ]  # fmt: skip
 
+CONFIG = "policy.base.config"
+TOO_LARGE = [
+    (f"{value} for {path}", set_param(path, value), f"{path} must be .*, got {value}$")
+    for path, value in (
+        ("evaluation.rollouts_per_prompt", 10**12),
+        ("profile.rollouts_per_prompt", 10**9),
+        ("policy.max_steps", 10**9),
+        (f"{CONFIG}.num_hidden_layers", 10**6),
+        (f"{CONFIG}.num_hidden_layers", 0),
+        (f"{CONFIG}.num_hidden_layers", -1),
+        (f"{CONFIG}.hidden_size", 0),
+        (f"{CONFIG}.hidden_size", -32),
+        (f"{CONFIG}.num_attention_heads", 0),
+    )
+]
 LINK = r"arms.sgpo.objective\[0\]"
 TRAINING = "arms.uniform.training"  # which is the other arm's too
 WRONG += [
+    *TOO_LARGE,
+    (
+        "a rank that no model has",
+        set_param(
+            "policy.lora",
+            {"rank": 10**9, "alpha": 2, "dropout": 0.0, "target_modules": ["q_proj"]},
+        ),
+        "policy.lora.rank must be at most 65536, got 10*$",
+    ),
+    (
+        "a repetition beyond 64 bits",
+        set_param("reward.answer_pattern", "(a{99999999999999})"),
+        "reward.answer_pattern must be a regular expression: .*too large",
+    ),
+    (
+        "a pattern that nests too deep",
+        set_param("reward.answer_pattern", "(" * 5000 + ")" * 5000),
+        "reward.answer_pattern must be a regular expression: .*recursion",
+    ),
+    (
+        "scores of infinite width",
+        set_param("reward.score_range", [-1e308, 1e308]),
+        "reward.score_range must be of a finite width, got",
+    ),
+    (
+        "three decays",
+        set_param(f"{TRAINING}.betas", [0.9, 0.9, 0.9]),
+        rf"{TRAINING}.betas must have at most 2 items, got \(0.9, 0.9, 0.9\)",
+    ),
     (
         "decays of one",
         set_param(f"{TRAINING}.betas", [1, 1]),
@@ -199,7 +243,7 @@ WRONG += [
     (
         "a truth value for a setting",
         set_param("arms.sgpo.objective.0", {"rloo": {"low": True}}),
-        rf"{LINK}.rloo.low must be an integer or a number or a text, got true",
+        rf"{LINK}.rloo.low must be a number, got True",
     ),
     (
         "a truth value in YAML 1.1",
