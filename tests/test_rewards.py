@@ -7,6 +7,7 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from grpo.build.tasks import build_prompts
 from grpo.errors import ArtifactError, JudgeError, ParameterError
 from grpo.params.parameters import Parameters, read_params
 from grpo.params.yaml import dump_yaml, parse_yaml
-from grpo.rewards.base import Outcome, Task, judge_text
+from grpo.rewards.base import Judge, Outcome, Task, judge_text
 from grpo.rewards.math import verify_math
 from grpo.rewards.reasoning import score_answer
 from grpo.rewards.texts import TextJudge
@@ -37,6 +38,18 @@ TASK = Task(family="gcd", prompt="gcd(12, 18)", answer="6", entry={"answer": "6"
 
 def raises(answer: str, task: Task) -> float:
     raise RuntimeError("a judge's own bug")
+
+
+def raising(error: BaseException) -> Judge:
+    def judge(answer: str, task: Task) -> float:
+        raise error
+
+    return judge
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
 
 
 def misnames(answer: str, task: Task) -> float:
@@ -106,9 +119,18 @@ LIMITS: dict[str, Any] = {"answer_pattern": MARK, "timeout_seconds": 5.0}
         (lambda answer, task: "0.5", "#6", "failed", 0.0, "returned str '0.5'"),
         (lambda answer, task: [1.0], "#6", "failed", 0.0, "returned list [1.0]"),
         (lambda answer, task: np.ones(2), "#6", "failed", 0.0, "TypeError"),
+        (lambda answer, task: 1 + 1e-12, "#6", "failed", 0.0, "returned 1.000000000001, not in"),
+        (lambda answer, task: torch.ones(2), "#6", "failed", 0.0, "ValueError: only one element"),
+        (lambda answer, task: Decimal("sNaN"), "#6", "failed", 0.0, "ValueError: cannot convert"),
+        (raising(KeyboardInterrupt("no")), "#6", "failed", 0.0, "KeyboardInterrupt: no"),
+        (raising(GeneratorExit()), "#6", "failed", 0.0, "GeneratorExit"),
+        (raising(BaseException("own")), "#6", "failed", 0.0, "BaseException: own"),
+        (raising(Mute()), "#6", "failed", 0.0, "Mute"),
+        (raising(ValueError("\ud800")), "#6", "unparsable", 0.0, "ValueError: ?"),
+        (raising(TimeoutError("http")), "#6", "timed_out", 0.0, "TimeoutError: http"),
         (lambda answer, task: math.nan, "#6", "failed", 0.0, "returned nan; it must be finite"),
-        (lambda answer, task: 2.0, "#6", "failed", 0.0, "returned 2, not in [0, 1]; state in rew"),
-        (lambda answer, task: -1, "#6", "failed", 0.0, "returned -1, not in [0, 1]"),
+        (lambda answer, task: 2.0, "#6", "failed", 0.0, "returned 2.0, not in [0, 1]; state in"),
+        (lambda answer, task: -1, "#6", "failed", 0.0, "returned -1.0, not in [0, 1]"),
         (hangs, "#6", "timed_out", 0.0, ""),
         (hangs_on, "#6", "timed_out", 0.0, ""),
         (hangs_for_good, "#6", "timed_out", 0.0, ""),

@@ -300,9 +300,7 @@ class Scope(Strict):
 class Variants(Strict):
     """E2PO: perturbed embeddings of a prompt, under which some of its rollouts are drawn."""
 
-    count: Annotated[
-        int, Field(ge=2, le=65536)
-    ]  # conditions of a prompt; the first is the prompt as it is
+    count: Annotated[int, Field(ge=2, le=65536)]  # of a prompt; the first is the prompt as it is
     similarity: Fraction  # cosine of a variant's pooled embedding with the prompt's
     tolerance: NonNegative  # of that cosine
     diversity: NonNegative  # weight of the cosine between variants

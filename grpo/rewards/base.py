@@ -13,7 +13,7 @@ from typing import NamedTuple, SupportsFloat
 import numpy as np
 from numpy.typing import NDArray
 
-from grpo.errors import brief
+from grpo.errors import brief, said_by
 
 ALARM_AGAIN_SECONDS = 0.05  # a judge that catches the alarm gets the next one
 
@@ -78,15 +78,18 @@ def judge_text(
             answers = [text] if answer_pattern is None else re.findall(answer_pattern, text)
             if not answers:
                 return Outcome(0.0, "unparsable")
-            score = judge(answers[-1].strip(), task)
+            try:
+                score = judge(answers[-1].strip(), task)
+            except ValueError as error:  # what float("seven") raises: the answer is at fault
+                return Outcome(0.0, "unparsable", _said(error))
             return _checked(score, score_range)
-    except (TimeoutError, _TimeIsUp):
+    except _TimeIsUp:
         # Again: an alarm may have interrupted what switches it off; the next one is not so near.
         signal.setitimer(signal.ITIMER_REAL, 0)
         return Outcome(0.0, "timed_out")
-    except ValueError as error:  # what float("seven") raises: the answer is at fault
-        return Outcome(0.0, "unparsable", _said(error))
-    except (Exception, SystemExit) as error:  # noqa: BLE001  the rollout boundary
+    except TimeoutError as error:  # of what the judge has asked
+        return Outcome(0.0, "timed_out", _said(error))
+    except BaseException as error:  # noqa: BLE001  the rollout boundary; Ctrl-C ends the parent
         return Outcome(0.0, "failed", _said(error))
 
 
@@ -117,7 +120,15 @@ def judge_media(
 
 
 def _said(error: BaseException) -> str:
-    return brief(f"{type(error).__name__}: {error}")
+    try:
+        return _storable(said_by(error))
+    except BaseException:  # noqa: BLE001  its own __str__ fails
+        return _storable(type(error).__name__)
+
+
+def _storable(text: str) -> str:
+    """Returns a brief text without halves of characters, which no table can hold."""
+    return brief(text).encode(errors="replace").decode()
 
 
 def _checked(score: object, score_range: ScoreRange) -> Outcome:
@@ -127,7 +138,7 @@ def _checked(score: object, score_range: ScoreRange) -> Outcome:
         return Outcome(0.0, "failed", "returned a coroutine; a judge must not be async")
     if isinstance(score, str | bytes) or not isinstance(score, SupportsFloat):
         kind = type(score).__name__
-        return Outcome(0.0, "failed", brief(f"returned {kind} {score!r}; it must be a number"))
+        return Outcome(0.0, "failed", _storable(f"returned {kind} {score!r}; it must be a number"))
     raw = float(score)
     if not math.isfinite(raw):
         return Outcome(0.0, "failed", f"returned {raw}; it must be finite")
@@ -135,7 +146,7 @@ def _checked(score: object, score_range: ScoreRange) -> Outcome:
         low, high = score_range
         return Outcome(min(max((raw - low) / (high - low), 0.0), 1.0), "scored")
     if not 0 <= raw <= 1:
-        detail = f"returned {raw:g}, not in [0, 1]; state in reward.score_range what counts as 0, 1"
+        detail = f"returned {raw!r}, not in [0, 1]; state in reward.score_range what counts as 0, 1"
         return Outcome(0.0, "failed", detail)
     return Outcome(raw, "scored")
 
