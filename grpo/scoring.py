@@ -203,15 +203,14 @@ def rejected_gold_answers(
     """Returns the prompts whose gold answer the judge scores below `threshold`.
 
     Args:
-      prompts: Schema PROMPTS; those without an answer are left out.
+      prompts: Schema PROMPTS.
 
     Returns:
       The rows of `prompts`, with the columns `score`, `status` and `detail`.
     """
-    asked = prompts[prompts["answer"] != ""]
-    tasks = [*_tasks(asked).values()]
-    outcomes = [*judge.judge_answers(asked["answer"].tolist(), tasks)]
-    judged = asked.reset_index(drop=True).join(pd.DataFrame(outcomes, columns=Outcome._fields))
+    tasks = [*_tasks(prompts).values()]
+    outcomes = [*judge.judge_answers(prompts["answer"].tolist(), tasks)]
+    judged = prompts.reset_index(drop=True).join(pd.DataFrame(outcomes, columns=Outcome._fields))
     return judged[judged["score"] < threshold]
 
 

@@ -65,10 +65,11 @@ def check_gold_answers(params: Parameters, *tables: pd.DataFrame) -> str | None:
     if len(rejected) == 0:
         return None
     first = rejected.iloc[0]
+    outcome = f"{first['status']} {first['score']:g} {first['detail']}".rstrip()
     sentence = (
         f"{PARAMS}: reward.judge {reward.judge} rejects the gold answers of {len(rejected)} of "
         f"{len(tried)} prompts that were tried; the first is prompt {first['prompt_id']}, answer "
-        f"{brief(repr(first['answer']))}, {first['status']} {first['score']:g} {first['detail']}"
+        f"{brief(repr(first['answer']))}, {outcome}"
     )
     if len(rejected) > MOST_REJECTED * len(tried):
         raise ParameterError(f"{sentence}; take another judge or mend the answers")
