@@ -253,7 +253,18 @@ def test_a_file_of_prompts_is_read_as_it_is_or_refused_in_one_line(
     assert len(str(raised.value)) < 1000
 
 
-@pytest.mark.parametrize("prompt", ["What is 3?", "What is 3? ", "what IS 3?", "What is\t3?"])
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "What is 3?",
+        "What is 3? ",
+        "what IS 3?",
+        "What is\t3?",
+        "What is \uff13?",
+        "What\u200b is 3?",
+        "\ufeffWhat is 3?",
+    ],
+)
 @pytest.mark.parametrize("written", ["café", "cafe\u0301"])
 def test_a_prompt_of_both_files_is_found_whatever_its_case_and_composition(
     tmp_path: Path, prompt: str, written: str
@@ -264,6 +275,30 @@ def test_a_prompt_of_both_files_is_found_whatever_its_case_and_composition(
         ArtifactError, match=r"eval.jsonl: line 1: .* duplicates .*train.jsonl: line 1"
     ):
         read(train, leak)
+
+
+def test_loose_forms_may_stand_in_one_file(tmp_path: Path):
+    assert len(read_text(tmp_path, f"{A}\n{A.replace('a', 'A', 1)}").train) == 2
+
+
+@pytest.mark.parametrize(
+    ("answers", "message"),
+    [
+        ([1.5, 2.5], "column 'answer': they are floats; store numbers as text, for the spelling"),
+        ([1, None], "row 2: answer is missing, the others are floats; store numbers as text"),
+    ],
+)
+def test_floats_of_a_table_are_refused_for_their_spelling(
+    tmp_path: Path, answers: list[float | None], message: str
+):
+    table = tmp_path / "train.parquet"
+    frame = pd.DataFrame({"prompt": ["a", "b"], "answer": answers, "weight": [0.5, 1.0]})
+    frame.to_parquet(table)
+    evaluation = _write(tmp_path / "eval.jsonl", {"prompt": "0+0", "answer": "0"})
+    with pytest.raises(ArtifactError, match=rf"train\.parquet: {message}"):
+        read(table, evaluation)
+    frame.assign(answer=[str(each) for each in answers]).to_parquet(table)
+    assert len(read(table, evaluation).train) == 2
 
 
 def test_chats_arrays_parquet_and_other_columns_are_read(tmp_path: Path):

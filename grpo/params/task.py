@@ -2,9 +2,11 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from grpo.params.policy import DataPath, Name, Positive, S3Base, Strict
+
+Text = Annotated[str, Field(min_length=1)]
 
 
 class ReasoningGymTask(Strict):
@@ -25,8 +27,15 @@ class JsonlTask(Strict):
     directory: S3Base | None  # where the files lie; null: data/
     train: DataPath
     eval: DataPath
-    columns: dict[Literal["prompt", "answer", "family"], str]  # what the files call them otherwise
+    columns: dict[Literal["prompt", "answer", "family"], Text]  # what the files call them otherwise
     instruction: str  # appended to every prompt
+
+    @field_validator("columns")
+    @classmethod
+    def _divides_prompt_and_answer(cls, columns: dict[str, str]) -> dict[str, str]:
+        if columns.get("prompt", "prompt") == columns.get("answer", "answer"):
+            raise ValueError("must name different columns for prompt and answer")
+        return columns
 
 
 class GlyphsTask(Strict):
@@ -35,7 +44,7 @@ class GlyphsTask(Strict):
     kind: Literal["glyphs"]
     train_prompts: Positive
     eval_prompts: Positive
-    families: dict[Name, list[Annotated[str, Field(min_length=1)]]] = Field(min_length=1)
+    families: dict[Name, list[Text]] = Field(min_length=1)
     # family -> the characters that may stand at each place; of clips the last is an arrow: > < v ^
     pixels_per_frame: Positive | None  # of what moves, in clips; null: images
 

@@ -1,10 +1,11 @@
 """Your own prompts: a JSON object per line, a JSON array, or a parquet table."""
 
 import json
+import math
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pandas as pd
 import pyarrow as pa
@@ -43,14 +44,15 @@ def read_prompts(
       takes_messages: Whether a prompt may be a chat: a list with one message of the user.
 
     Raises:
-      ArtifactError: If a row is wrong, or a prompt stands twice, in one file or in both; prompts
-        that differ in case, Unicode's composition or white space are the same.
+      ArtifactError: If a row is wrong, or a prompt stands twice: in one file as it is but for
+        Unicode's composition and white space at its ends, in both also in another loose form.
     """
     seen: dict[str, str] = {}  # where each prompt stands
     frames: list[pd.DataFrame] = []
+    names = {columns.get(field, field) for field in FIELDS}
     for part, path in (("train", train), ("eval", evaluation)):
         rows = []
-        for number, where, item in _read(path):
+        for number, where, item in _read(path, names):
             row = _read_row(item, f"{path}: {where}", columns, takes_messages)
             _require_new(row["prompt"], f"{path}: {where}", seen, is_first=not frames)
             rows.append(
@@ -70,18 +72,25 @@ def read_prompts(
 
 
 def _require_new(prompt: str, where: str, seen: dict[str, str], *, is_first: bool) -> None:
-    """Raises if a prompt stood before; in the other file, also with other case or white space."""
+    """Raises if a prompt stood before; in the other file, also in another loose form."""
     exact = unicodedata.normalize("NFC", prompt).strip()
-    loose = " ".join(exact.casefold().split())
+    loose = _loosen(prompt)
     before = seen.get(exact) or (None if is_first else seen.get(LOOSE + loose))
     if before:
         raise ArtifactError(
-            f"{where}: the prompt {brief(repr(prompt))} duplicates {before} (case, white space and "
-            "Unicode normalization are ignored); remove one"
+            f"{where}: the prompt {brief(repr(prompt))} duplicates {before} (between files, case, "
+            "white space, invisible characters and widths are ignored); remove one"
         )
     seen[exact] = where
     if is_first:
         seen.setdefault(LOOSE + loose, where)
+
+
+def _loosen(prompt: str) -> str:
+    """Returns a prompt without case, white space, invisible characters and compatible forms."""
+    plain = unicodedata.normalize("NFKC", prompt)
+    seen = "".join(each for each in plain if unicodedata.category(each) != "Cf")
+    return " ".join(seen.casefold().split())
 
 
 def _read_row(
@@ -146,12 +155,16 @@ def _require_characters(text: str, where: str) -> None:
         raise ArtifactError(f"{where} must not hold the character 0; remove it")
 
 
-def _read(path: Path) -> Iterator[tuple[int, str, Any]]:
-    """Yields number, place and content of each row of a file."""
+def _read(path: Path, names: Set[str]) -> Iterator[tuple[int, str, Any]]:
+    """Yields number, place and content of each row of a file.
+
+    Args:
+      names: Of the columns that are read.
+    """
     if path.exists() and not path.is_file():
         raise ArtifactError(f"{path}: must be a file of prompts, is none")
     if path.suffix == ".parquet":
-        yield from _read_parquet(path)
+        yield from _read_parquet(path, names)
         return
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -195,18 +208,31 @@ def _object(pairs: list[tuple[str, Any]], where: str) -> dict[str, Any]:
     return found
 
 
-def _read_parquet(path: Path) -> Iterator[tuple[int, str, Any]]:
+def _read_parquet(path: Path, names: Set[str]) -> Iterator[tuple[int, str, Any]]:
     try:
-        rows = parquet.read_table(path).to_pylist()
+        table = parquet.read_table(path)
+        rows = table.to_pylist()
     except FileNotFoundError as error:
         raise ArtifactError(f"{path}: must be a parquet file, {error}") from None
     except (pa.ArrowException, OSError, ValueError) as error:
         raise ArtifactError(f"{path}: must be a parquet file, {brief(error)}") from None
+    for name, column in zip(table.column_names, table.columns):
+        if name in names and pa.types.is_floating(column.type):
+            _refuse_floats(path, name, column.to_pylist())
     for number, row in enumerate(rows, start=1):
         texts = {
             name: _Number(value) if type(value) is int else value for name, value in row.items()
         }
         yield number, f"row {number}", texts
+
+
+def _refuse_floats(path: Path, name: str, values: list[float | None]) -> NoReturn:
+    """Raises for a column of floats; one of integers is such a column if a value is missing."""
+    gaps = [row for row, value in enumerate(values, 1) if value is None or math.isnan(value)]
+    where = f"row {gaps[0]}: {name} is missing, the others" if gaps else f"column {name!r}: they"
+    raise ArtifactError(
+        f"{path}: {where} are floats; store numbers as text, for the spelling of floats is lost"
+    )
 
 
 def _show(value: Any) -> str:

@@ -139,6 +139,9 @@ WRONG: list[tuple[str, Corruption, str]] = [
 ]  # fmt: skip
 
 CONFIG = "policy.base.config"
+JSONL = {
+    "kind": "jsonl", "directory": None, "train": "a", "eval": "b", "columns": {}, "instruction": "",
+}  # fmt: skip
 TOO_LARGE = [
     (f"{value} for {path}", set_param(path, value), f"{path} must be .*, got {value}$")
     for path, value in (
@@ -179,6 +182,16 @@ WRONG += [
         "scores of infinite width",
         set_param("reward.score_range", [-1e308, 1e308]),
         "reward.score_range must be of a finite width, got",
+    ),
+    (
+        "a column without a name",
+        set_param("task", {**JSONL, "columns": {"prompt": ""}}),
+        "task.columns.prompt must have at least 1 character, got ''",
+    ),
+    (
+        "one column for both",
+        set_param("task", {**JSONL, "columns": {"answer": "prompt"}}),
+        "task.columns must name different columns for prompt and answer, got",
     ),
     (
         "three decays",
