@@ -8,8 +8,9 @@ import pandas as pd
 from grpo.build.machine import prepare_machine
 from grpo.build.policies.draws import draws_of_evaluation
 from grpo.build.policies.loading import load_sampler
-from grpo.errors import ArtifactError, ParameterError
+from grpo.errors import ArtifactError, ParameterError, brief
 from grpo.params.parameters import BASE, PARAMS, read_params
+from grpo.policies.storage import STATE
 from grpo.registry.weights import BASE_POLICY, POLICY
 from grpo.sampling import SampledBatch, drawn_from, sample_rollouts
 
@@ -23,18 +24,23 @@ def draw_from(directory: Path, prompts: list[str], *, rollouts: int, seed: int) 
       rollouts: Of each prompt.
 
     Raises:
-      ParameterError: If `rollouts` is not positive, or the directory's parameters are missing or
+      ParameterError: If `rollouts` is not positive, a prompt is no text, or the directory's
+        parameters are missing or wrong.
+      ArtifactError: If it is the directory of no policy, or a file of the policy is missing or
         wrong.
-      ArtifactError: If a file of the policy is.
     """
     if rollouts < 1:
         raise ParameterError(f"--rollouts: must be >= 1, got {rollouts}")
-    if not directory.is_dir():
+    for prompt in prompts:
+        _require_text(prompt)
+    is_loaded = (directory / POLICY).is_dir()
+    if not is_loaded and not (directory / STATE).is_file():
+        wrong = "holds no policy" if directory.is_dir() else "no such directory"
         raise ArtifactError(
-            f"{directory}: no such directory; name one that grpo load wrote, or a round's policy, "
-            "as artifacts/policies/ROUND"
+            f"{directory}: {wrong}; name a directory that grpo load wrote, or a round's policy, as "
+            "artifacts/policies/ROUND"
         )
-    if (directory / POLICY).is_dir():
+    if is_loaded:
         params_file, base, own = directory / PARAMS, directory / BASE_POLICY, directory / POLICY
     else:
         params_file, base, own = PARAMS, directory.resolve().parent / BASE, directory
@@ -51,9 +57,21 @@ def draw_from(directory: Path, prompts: list[str], *, rollouts: int, seed: int) 
     )
     with tempfile.TemporaryDirectory() as scratch:
         return sample_rollouts(
-            drawn_from(policy, directory / POLICY),
+            drawn_from(policy, own),
             table,
             rollouts_per_batch=params.evaluation.rollouts_per_batch,
             seed=seed,
             scratch=Path(scratch),
         )
+
+
+def _require_text(prompt: str) -> None:
+    """Raises ParameterError for a prompt that no task could have."""
+    try:
+        prompt.encode()
+    except UnicodeEncodeError:
+        raise ParameterError(
+            f"PROMPT: must be Unicode, got {brief(ascii(prompt))}; write it in UTF-8"
+        ) from None
+    if not prompt.strip():
+        raise ParameterError(f"PROMPT: must not be empty, got {prompt!r}; write a text")

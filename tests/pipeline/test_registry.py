@@ -107,8 +107,19 @@ def test_what_cannot_be_drawn_ends_in_one_line(
             "sample",
             "nowhere",
             "1+1=",
-        ): "no such directory; name one that grpo load wrote, or a round's",
-        ("sample", "artifacts/prompts", "1+1="): "no such file; run the stage that writes it",
+        ): "no such directory; name a directory that grpo load wrote, or a round's",
+        ("sample", "artifacts", "1+1="): "artifacts: holds no policy; name a directory that grpo",
+        ("sample", f"artifacts/policies/{ROUND}", ""): "PROMPT: must not be empty, got ''; write",
+        (
+            "sample",
+            f"artifacts/policies/{ROUND}",
+            "a\udcff",
+        ): "PROMPT: must be Unicode, got",
+        (
+            "sample",
+            f"artifacts/policies/{ROUND}",
+            "1" * 100,
+        ): f"artifacts/policies/{ROUND}: params.yaml: policy.max_steps: a prompt of 1",
         ("sample", str(tmp_path / "loaded"), "1+1=", "--rollouts", "0"): "must be >= 1, got 0",
     }.items():
         code, _, err = say(monkeypatch, capsys, *words)
