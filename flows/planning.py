@@ -10,8 +10,9 @@ from dvc.exceptions import DvcException
 from dvc.repo import Repo
 from dvc.stage import Stage
 
+from grpo.artifacts.files import require_plain
 from grpo.errors import ParameterError
-from grpo.lineage.lock import PIPELINE
+from grpo.lineage.lock import LOCK, PIPELINE
 from grpo.params.parameters import PARAMS, read_content
 
 
@@ -76,6 +77,7 @@ def require_pipeline() -> None:
     for path in (Path(PIPELINE), PARAMS):
         if path.exists():
             read_content(path)
+    require_plain(Path(LOCK))
 
 
 def _wanted(repo: Repo, graph: "nx.DiGraph[Stage]", targets: Sequence[str]) -> set[Stage]:

@@ -27,7 +27,7 @@ from flows.planning import explain, plan
 from flows.remote_data import reached
 from flows.runner import StageError
 from flows.wire import Order
-from grpo.artifacts.files import write_bytes
+from grpo.artifacts.files import require_plain, write_bytes
 from grpo.errors import ParameterError, brief
 from grpo.lineage.lock import (
     LOCK,
@@ -203,6 +203,7 @@ def committed(workspace: Path) -> str:
 
 def _read(path: Path) -> Any:
     """Returns a lock file, or an empty one."""
+    require_plain(path)
     try:
         content = parse_yaml_for_update(path.read_text() if path.exists() else "", str(path))
         content.setdefault("schema", "2.0")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo.artifacts.files import require_inside, write_bytes
+from grpo.artifacts.files import require_inside, require_plain, write_bytes
 from grpo.errors import ArtifactError, brief
 from grpo.params.parameters import PARAMS
 from grpo.params.yaml import parse_yaml
@@ -72,8 +72,10 @@ def read_lock(workspace: Path) -> Lock:
       ArtifactError: If dvc.lock is missing or is not DVC's.
     """
     path = workspace / LOCK
+    for each in (path, workspace / PIPELINE):
+        require_plain(each)
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
         stages = (parse_yaml(text) or {}).get("stages") or {}
         blocks = dict(_blocks(text))
         declared = _declared(workspace)
@@ -95,7 +97,7 @@ def sort_lock(workspace: Path) -> None:
     Each keeps its lines; what is not as DVC writes it stays. No stage may end meanwhile.
     """
     path = workspace / LOCK
-    text = path.read_text() if path.exists() else ""
+    text = _read_if_there(path)
     try:
         blocks = dict(_blocks(text))
     except ArtifactError:
@@ -188,9 +190,9 @@ def read_listing(workspace: Path, digest: str) -> dict[str, str] | None:
     if not cached.is_file():
         return None
     try:
-        listing = json.loads(cached.read_text())
+        listing = json.loads(cached.read_text(encoding="utf-8"))
         return {require_inside(each["relpath"]): str(each["md5"]) for each in listing}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ArtifactError(
             f"{cached}: must be a listing of DVC, {brief(error)}; delete it, then dvc fetch"
         ) from None
@@ -221,14 +223,19 @@ def _declared(workspace: Path) -> set[str] | None:
     path = workspace / PIPELINE
     if not path.exists():
         return None
-    return set((parse_yaml(path.read_text()) or {}).get("stages") or {})
+    return set((parse_yaml(_read_if_there(path)) or {}).get("stages") or {})
+
+
+def _read_if_there(path: Path) -> str:
+    """Returns a file's text, or none; a pipe would be waited for."""
+    require_plain(path)
+    return path.read_text(encoding="utf-8") if path.exists() else ""
 
 
 def _declared_stages(workspace: Path) -> Iterator[str]:
     """Yields the stages of dvc.yaml in its order, those of a foreach as its parameter has them."""
     pipeline, params = (
-        parse_yaml(path.read_text()) if path.exists() else {}
-        for path in (workspace / PIPELINE, workspace / PARAMS)
+        parse_yaml(_read_if_there(path)) for path in (workspace / PIPELINE, workspace / PARAMS)
     )
     for name, stage in ((pipeline or {}).get("stages") or {}).items():
         if "foreach" not in stage:

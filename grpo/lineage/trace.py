@@ -115,7 +115,8 @@ def _name_in(workspace: Path, path: Path) -> str:
     """Returns `path` as dvc.lock spells it: relative to the workspace, with slashes."""
     root = workspace.resolve()
     # Only the parent is resolved: an out may itself be a link into DVC's cache.
-    absolute = (root / path).parent.resolve() / path.name
+    is_named = path.name not in ("", "..")
+    absolute = (root / path).parent.resolve() / path.name if is_named else (root / path).resolve()
     if not absolute.is_relative_to(root):
         raise ArtifactError(f"{path}: must lie in the workspace {root}")
     return str(PurePosixPath(absolute.relative_to(root)))

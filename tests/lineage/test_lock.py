@@ -1,5 +1,6 @@
 """dvc.lock as data."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,15 @@ def test_a_broken_lock_is_one_line(tmp_path: Path, content: str) -> None:
     (tmp_path / "dvc.lock").write_text(content)
     with pytest.raises(ArtifactError, match=r"dvc\.lock: must be a lock file of DVC"):
         read_lock(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["dvc.lock", "dvc.yaml"])
+def test_a_pipe_is_not_waited_for(workspace: Path, name: str) -> None:
+    (workspace / name).unlink()
+    os.mkfifo(workspace / name)
+    for read in (read_lock, sort_lock):
+        with pytest.raises(ArtifactError, match=rf"{name}: must be a file .* is a pipe"):
+            read(workspace)
 
 
 def test_a_missing_lock_says_what_to_run(tmp_path: Path) -> None:

@@ -62,6 +62,8 @@ def test_an_input_that_changed_since_is_marked(workspace: Path) -> None:
         ("work.py", "no stage in dvc.lock wrote it; dvc.lock lists"),
         ("artifacts/policies/a-1/weights.txt", "no such file in artifacts/policies/a-1, which tr"),
         ("/elsewhere", "must lie in the workspace"),
+        ("..", "must lie in the workspace"),
+        (".", r"^\.: no stage in dvc.lock wrote it; dvc.lock lists what can be traced"),
     ],
 )
 def test_an_unknown_path_is_one_line(workspace: Path, path: str, message: str) -> None:
