@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 
 from grpo.artifacts.checkpoints import Scratch
-from grpo.artifacts.files import atomic_path, write_json
+from grpo.artifacts.files import atomic_path, read_json, write_json
 from grpo.artifacts.tables import PROFILE, PROMPTS, ROLLOUTS, empty_table, read_table, write_table
 from grpo.artifacts.usage import Usage
 from grpo.build.drawing import Drawing, make_drawing
@@ -14,8 +14,7 @@ from grpo.build.engines import open_engine
 from grpo.build.manifests import require_described
 from grpo.build.phase_profiles import profile_steps
 from grpo.build.policies.loading import stored_layout
-from grpo.build.profiles import read_is_needed
-from grpo.errors import located
+from grpo.errors import ArtifactError, brief, located
 from grpo.params.parameters import DATA, read_params
 from grpo.profiling import profile_prompts, summarize_profile
 from grpo.sampling import (
@@ -39,7 +38,7 @@ def main(usage: Usage, needed: Path, judge: Path, policy: Path, prompts: Path, o
       needed: Says whether anything reads a profile; if nothing does, all three are empty.
       judge: What check says of the judge's files.
     """
-    if not read_is_needed(needed):
+    if not _is_needed(needed):
         _write_none(out)
         return
     params = read_params()
@@ -59,6 +58,21 @@ def main(usage: Usage, needed: Path, judge: Path, policy: Path, prompts: Path, o
     write_table(profile, out / "prompts.parquet", PROFILE)
     write_json(out / "summary.json", summarize_profile(profile, batch.cost + cost, steps))
     scratch.clear()
+
+
+def _is_needed(path: Path) -> bool:
+    """Returns what the stage check has found of the profile.
+
+    Raises:
+      ArtifactError: If the file is missing or says something else.
+    """
+    match found := read_json(path):
+        case {"needed": bool(is_needed)}:
+            return is_needed
+    raise ArtifactError(
+        f'{path}: must be {{"needed": true}} or {{"needed": false}}, got {brief(repr(found))}; '
+        "rerun the stage check"
+    )
 
 
 def _write_none(out: Path) -> None:

@@ -65,14 +65,27 @@ def test_what_a_stage_keeps_of_itself_is_bound_to_the_judge_if_the_stage_is(name
         assert ("[judge, " in text) == (JUDGE in stage["deps"])
 
 
-def test_the_library_catches_everything_only_at_the_rollout_boundary():
+def test_everything_is_caught_only_where_code_or_files_of_others_are_met():
     blind = [
         path.relative_to(ROOT).as_posix()
         for path in CODE
         if path.parts[len(ROOT.parts)] == "grpo"
         and re.search(r"except \(?Exception", path.read_text())
     ]
-    assert sorted(blind) == ["grpo/rewards/base.py", "grpo/simulation/worker.py"]
+    assert sorted(blind) == [
+        "grpo/errors.py",
+        "grpo/rewards/base.py",
+        "grpo/simulation/worker.py",
+    ]
+
+
+def test_reasoning_gym_is_imported_where_its_warnings_are_silenced():
+    found = [
+        path
+        for path in CODE
+        if re.search("import reasoning_gym|from reasoning_gym", path.read_text())
+    ]
+    assert [path.relative_to(ROOT).as_posix() for path in found] == ["grpo/rewards/reasoning.py"]
 
 
 def test_the_library_defers_no_annotations_and_never_pickles():

@@ -24,7 +24,7 @@ from grpo.artifacts.tables import (
 )
 from grpo.artifacts.usage import Usage
 from grpo.build.curricula import STEPS, build_curriculum
-from grpo.build.profiles import is_profile_needed, read_is_needed, reads_profile
+from grpo.build.profiles import is_profile_needed, reads_profile
 from grpo.build.selections import STEPS as SELECTIONS
 from grpo.build.selections import build_selection
 from grpo.curriculum import CurriculumStep, plan_curriculum, rates_of
@@ -144,7 +144,7 @@ def test_what_does_not_say_whether_a_profile_is_needed_is_refused(tmp_path: Path
     path = tmp_path / "needed.json"
     path.write_text(content)
     with pytest.raises(ArtifactError, match=r'needed.json: must be {"needed": true} or'):
-        read_is_needed(path)
+        profile.main(Usage(), path, *[tmp_path / "none"] * 4)
 
 
 def unread_run(tmp_path: Path) -> Path:

@@ -1,11 +1,7 @@
 """Who reads the profile: the curriculum steps and selections of a parameter file."""
 
-from pathlib import Path
-
-from grpo.artifacts.files import read_json
 from grpo.build.curricula import build_curriculum
 from grpo.build.selections import build_selection
-from grpo.errors import ArtifactError, brief
 from grpo.params.parameters import Parameters
 
 
@@ -16,21 +12,6 @@ def is_profile_needed(params: Parameters) -> bool:
       ParameterError: If an arm's curriculum or selection is wrong.
     """
     return params.profile.when == "always" or any(reads_profile(params, arm) for arm in params.arms)
-
-
-def read_is_needed(path: Path) -> bool:
-    """Returns what the stage check has found of the profile.
-
-    Raises:
-      ArtifactError: If the file is missing or says something else.
-    """
-    match found := read_json(path):
-        case {"needed": bool(is_needed)}:
-            return is_needed
-    raise ArtifactError(
-        f'{path}: must be {{"needed": true}} or {{"needed": false}}, got {brief(repr(found))}; '
-        "rerun the stage check"
-    )
 
 
 def reads_profile(params: Parameters, arm: str) -> bool:

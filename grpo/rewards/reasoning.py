@@ -1,12 +1,17 @@
 """The judge of reasoning-gym: the family's own `score_answer`."""
 
 import re
+import warnings
 from functools import cache
 from typing import Any
 
-import reasoning_gym
-
 from grpo.rewards.base import Task
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", SyntaxWarning)  # of cellpylib, when Python first compiles it
+    import reasoning_gym
+
+generate: Any = reasoning_gym.create_dataset  # (family, size=, seed=, **difficulty) -> data set
 
 # Families whose judge hands an answer to Python's eval, some of them by sympy's parser.
 EVALUATED = {
@@ -46,4 +51,4 @@ def _is_inert(answer: str) -> bool:
 @cache
 def _judge(family: str) -> Any:
     """Returns a data set of the family; only its judge is used, entries carry the difficulty."""
-    return reasoning_gym.create_dataset(family, size=1, seed=0)
+    return generate(family, size=1, seed=0)

@@ -2,7 +2,6 @@
 
 import json
 import random
-import warnings
 import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -10,12 +9,9 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from grpo.errors import ParameterError
+from grpo.rewards.reasoning import generate
 from grpo.tasks.base import PromptTables, shares
 from grpo.tasks.notation import COMPACT, Notation
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", SyntaxWarning)  # of cellpylib, when Python first compiles it
-    import reasoning_gym
 
 FRESH_ENTRIES = 64  # drawn at once
 STALE_BATCHES = 40  # this many batches without a new prompt: the family is exhausted
@@ -94,7 +90,7 @@ def create_dataset(family: str, difficulty: Mapping[str, Any], *, size: int, see
     """
     where = f"params.yaml: task.families.{family}"
     try:
-        return reasoning_gym.create_dataset(family, size=size, seed=seed, **difficulty)
+        return generate(family, size=size, seed=seed, **difficulty)
     except (ValueError, TypeError, AssertionError) as error:
         reason = " ".join(str(error).split()) or "its settings are out of range"
         raise ParameterError(f"{where} must be a reasoning-gym family: {reason}") from None
