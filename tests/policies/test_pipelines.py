@@ -16,7 +16,7 @@ from grpo.params.parameters import Parameters, read_params
 from grpo.params.policy import Canvas, DirectoryBase
 from grpo.policies.denoising import DenoisingPolicy
 from grpo.policies.kernels import Denoising
-from grpo.policies.pipelines import library, save_pipeline
+from grpo.policies.pipelines import library, save_pipeline, stored_condition_names
 from tests.policies.tiny_denoiser import seeded, tiny_decoding
 from tests.policies.tiny_pipelines import (
     CLIP,
@@ -175,6 +175,19 @@ def test_what_this_version_of_the_library_does_not_know_is_refused_by_name(
     params = recipe("clips-wan", CLIP, base=DirectoryBase(source="directory", path="model"))
     with pytest.raises(ParameterError, match=r"a_setting \[1, 2\] .*is not read"):
         make_pipeline(params, tmp_path)
+
+
+@pytest.mark.parametrize("content", ["null", "[1]", "{}", '{"transformer": 3}'])
+def test_an_index_of_another_shape_is_refused(tmp_path: Path, content: str):
+    save_pipeline(tmp_path / "model", tiny_sd3())
+    (tmp_path / "model/model_index.json").write_text(content)
+    params = recipe("clips-wan", CLIP, base=DirectoryBase(source="directory", path="model"))
+    with pytest.raises(ParameterError, match=r"policy.base .* cannot be loaded: "):
+        make_pipeline(params, tmp_path)
+    with pytest.raises(ArtifactError):
+        load(params, tmp_path / "model")
+    with pytest.raises(ArtifactError, match=r"model_index.json: must "):
+        stored_condition_names(tmp_path / "model")
 
 
 @pytest.mark.parametrize("make", [tiny_sd3, tiny_wan])
