@@ -33,8 +33,16 @@ class ActionChunks(NamedTuple):
         return ActionChunks(*(each[rows, :num_steps] for each in self))
 
 
+PARTS: dict[str, type[StepNoise] | type[ActionChunks]] = {
+    "noise": StepNoise,
+    "chunks": ActionChunks,
+}
 PER_ROLLOUT = ("group", "reward", "outcome", "variant")  # the other fields are per step
 PER_NUMBER = ("chunks.action", "chunks.is_executed")  # of each step
+INTEGERS = ("group", "variant", "chunks.phase")
+BOOLEANS = ("mask", "chunks.is_executed")
+MAYBE = ("reference_logp", "variant")  # may be None
+REALS = ("reward", "outcome")  # integers and booleans too; all other fields are floats
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,15 +51,21 @@ class Rollouts:
 
     Two rollouts of one prompt, two steps, of which the second rollout used one::
 
-        Rollouts(group=[0, 0], reward=[1.0, 0.0], outcome=[1.0, 0.0],
-                 mask=[[True, True], [True, False]], behavior_logp=[[-0.1, -0.2], [-0.3, 0.0]])
+        Rollouts(
+            group=torch.tensor([0, 0]),
+            reward=torch.tensor([1.0, 0.0]),
+            outcome=torch.tensor([1.0, 0.0]),
+            mask=torch.tensor([[True, True], [True, False]]),
+            behavior_logp=torch.tensor([[-0.1, -0.2], [-0.3, 0.0]]),
+        )
 
-    A rollout whose mask is False everywhere is in no statistic of its group. That is how to pass a
-    rollout that was not judged because its environment or its judge failed.
+    All fields are constants: graphs are cut. A rollout whose mask is False everywhere is in no
+    statistic of its group. That is how to pass a rollout that was not judged because its
+    environment or its judge failed.
 
     Raises:
-      ValueError: If fields disagree in shape, a dtype is wrong, or a reward that counts is not
-        finite.
+      ValueError: If a field is no tensor, fields disagree in shape, a dtype is wrong, or a reward
+        or a log-prob that counts is not finite.
     """
 
     group: Int[Tensor, " rollout"]  # rollouts of one prompt share an id
@@ -65,12 +79,12 @@ class Rollouts:
     chunks: ActionChunks | None = None  # None: steps are no chunks of actions
 
     def __post_init__(self) -> None:
-        for name in ("reward", "outcome"):
-            object.__setattr__(self, name, _as_float(getattr(self, name)))
-        if self.mask.dtype != torch.bool or self.mask.dim() != 2:
+        for name, value in self._fields().items():
+            require_tensor(f"Rollouts.{name}", value)
+            _require_dtype(name, value.dtype)
+        if self.mask.dim() != 2:
             raise ValueError(
-                "Rollouts.mask must be bool of shape [rollout, step], got "
-                f"{self.mask.dtype} of shape {list(self.mask.shape)}"
+                f"Rollouts.mask must have a shape [rollout, step], got {list(self.mask.shape)}"
             )
         for name, value in self._fields().items():
             wanted = self.mask.shape[: 1 if name in PER_ROLLOUT else 2]
@@ -81,17 +95,15 @@ class Rollouts:
                     f"Rollouts.{name} must have the shape {list(wanted)} of the mask, "
                     f"got {list(value.shape)}"
                 )
-        if self.group.is_floating_point() or not self.behavior_logp.is_floating_point():
-            raise ValueError(
-                "Rollouts needs integers as group and floats as behavior_logp, got "
-                f"{self.group.dtype} and {self.behavior_logp.dtype}"
-            )
-        if not self.reward[self.counts].isfinite().all():
-            row = int((self.counts & ~self.reward.isfinite()).nonzero()[0])
-            raise ValueError(
-                f"Rollouts.reward must be finite, got {float(self.reward[row])} in row {row}; set "
-                "its row of the mask to False if it was not judged"
-            )
+        for name in ("reward", "outcome", "behavior_logp", "reference_logp"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, as_float(getattr(self, name).detach()))
+        for name, kind in PARTS.items():
+            if (parts := getattr(self, name)) is not None:
+                object.__setattr__(self, name, kind(*(each.detach() for each in parts)))
+        self._require_finite("reward", self.counts)
+        self._require_finite("behavior_logp", self.mask)
+        self._require_finite("reference_logp", self.mask)
 
     @property
     def counts(self) -> Bool[Tensor, " rollout"]:
@@ -112,27 +124,59 @@ class Rollouts:
             chunks=None if self.chunks is None else self.chunks.select(rows),
         )
 
+    def _require_finite(self, name: str, counts: Tensor) -> None:
+        """Raises where what counts is not finite."""
+        value: Tensor | None = getattr(self, name)
+        if value is None or value[counts].isfinite().all():
+            return
+        row, *step = (counts & ~value.isfinite()).nonzero()[0].tolist()
+        raise ValueError(
+            f"Rollouts.{name} must be finite, got {float(value[row, *step])} in row {row}"
+            + (f", step {step[0]}; correct it" if step else "; correct it")
+            + ", or set the row of the mask to False if it was not judged"
+        )
+
     def _fields(self) -> dict[str, Tensor]:
-        """Returns every tensor that is there by its name."""
-        named: dict[str, Tensor | None] = {
-            **{name: getattr(self, name) for name in PER_ROLLOUT},
-            "behavior_logp": self.behavior_logp,
-            "reference_logp": self.reference_logp,
+        """Returns every field that is there by its name, and the parts of noise and chunks."""
+        names = ("mask", *PER_ROLLOUT, "behavior_logp", "reference_logp")
+        named = {name: getattr(self, name) for name in names}
+        named = {
+            name: each for name, each in named.items() if each is not None or name not in MAYBE
         }
-        for name in ("noise", "chunks"):
+        for name, kind in PARTS.items():
             parts = getattr(self, name)
-            named |= {
-                f"{name}.{part}": value
-                for part, value in (parts._asdict() if parts else {}).items()
-            }
-        return {name: value for name, value in named.items() if value is not None}
+            if isinstance(parts, kind):
+                named |= {f"{name}.{part}": each for part, each in parts._asdict().items()}
+            elif parts is not None:
+                found = type(parts).__name__
+                raise ValueError(f"Rollouts.{name} must be a grpo.{kind.__name__}, got {found}")
+        return named
 
 
-def _as_float(value: Tensor) -> Tensor:
-    """Returns a tensor without a graph, in float32 unless it has that precision already."""
-    return (
-        value.detach() if value.dtype in (torch.float32, torch.float64) else value.detach().float()
-    )
+def require_tensor(name: str, value: object) -> None:
+    """Raises ValueError if a value is no tensor."""
+    if not isinstance(value, Tensor):
+        found = type(value).__name__
+        raise ValueError(f"{name} must be a torch.Tensor, got {found}; use torch.tensor(...)")
+
+
+def _require_dtype(name: str, dtype: torch.dtype) -> None:
+    """Raises ValueError if a field of `Rollouts` would be read as something else than it is."""
+    is_integer = not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
+    kind, fits = "floats", dtype.is_floating_point
+    if name in INTEGERS:
+        kind, fits = "integers", is_integer
+    elif name in BOOLEANS:
+        kind, fits = "bool", dtype == torch.bool
+    elif name in REALS:
+        kind, fits = "real numbers", not dtype.is_complex
+    if not fits:
+        raise ValueError(f"Rollouts.{name} must be {kind}, got {dtype}")
+
+
+def as_float(value: Tensor) -> Tensor:
+    """Returns a tensor in float32, unless it has that precision already: float16 overflows."""
+    return value if value.dtype in (torch.float32, torch.float64) else value.float()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +220,16 @@ class StepTerms:
     dimensions: int = 1  # of a step, over which its log ratio is a mean
 
     def with_loss(self, loss: Float[Tensor, "rollout step"]) -> "StepTerms":
-        """Returns the same terms with `loss` added to what is there."""
+        """Returns the same terms with `loss` added to what is there.
+
+        Raises:
+          ValueError: If a broadcast would change the answer.
+        """
+        if loss.shape != self.loss.shape:
+            raise ValueError(
+                f"a link's loss must have the shape {list(self.loss.shape)} of the log-probs, got "
+                f"{list(loss.shape)}"
+            )
         return replace(self, loss=self.loss + loss)
 
 

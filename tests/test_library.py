@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from hypothesis import strategies as st
 import grpo
 from grpo.build.objectives import ALGORITHMS, LINKS
 from tests.objective.batches import OBJECTIVES, credit_of, nearby, ragged_rollouts
+from tests.objective.every_link import EVERY
+from tests.objective.test_broken import with_every_field
 
 ROOT = Path(__file__).parents[1]
 START = """
@@ -43,21 +46,53 @@ WRONG = {
     "loss(credit=grpo.Credit(advantage=ok[:1], weight=ok))": "advantage must be floats",
     "loss(credit=grpo.Credit(advantage=ok[:1], weight=ok[:1]))": "logp must be floats",
     "loss(objective=grpo.grpo(beta=0.1))": "needs reference_logp",
-    "rollouts(mask=ok)": "Rollouts.mask must be bool of shape [rollout, step]",
-    "rollouts(mask=ok[0].bool())": "Rollouts.mask must be bool of shape [rollout, step]",
+    "rollouts(mask=ok)": "Rollouts.mask must be bool, got torch.float32",
+    "rollouts(mask=ok[0].bool())": "Rollouts.mask must have a shape [rollout, step], got [2]",
     "rollouts(mask=ok[:1].bool())": "Rollouts.group must have the shape [1] of the mask",
     "rollouts(reward=ok)": "Rollouts.reward must have the shape [4]",
     "rollouts(outcome=ok[0])": "Rollouts.outcome must have the shape [4]",
     "rollouts(group=torch.arange(3))": "Rollouts.group must have the shape [4]",
-    "rollouts(group=torch.zeros(4))": "integers as group",
+    "rollouts(group=torch.zeros(4))": "Rollouts.group must be integers, got torch.float32",
     "rollouts(behavior_logp=ok[:1])": "Rollouts.behavior_logp must have the shape [4, 2]",
-    "rollouts(behavior_logp=ok.long())": "floats as behavior_logp",
+    "rollouts(behavior_logp=ok.long())": "Rollouts.behavior_logp must be floats, got torch.int64",
     "rollouts(reference_logp=ok[:, :1])": "Rollouts.reference_logp must have the shape [4, 2]",
     "rollouts(noise=grpo.StepNoise(ok, ok, ok[:1]))": "Rollouts.noise.size must have the shape",
-    "rollouts(variant=torch.zeros(1))": "Rollouts.variant must have the shape [4]",
+    "rollouts(variant=torch.arange(1))": "Rollouts.variant must have the shape [4]",
     "rollouts(chunks=grpo.ActionChunks(ok.long(), ok, ok.bool()))": "chunks.action must have",
     "rollouts(reward=torch.tensor([1, 0, float('nan'), 0]))": "finite, got nan in row 2",
     "rollouts(reward=torch.tensor([1e39, 0, 1, 0]))": "finite, got inf in row 0",
+    "rollouts(behavior_logp=ok.log())": "Rollouts.behavior_logp must be finite, got -inf in row 0",
+    "rollouts(reference_logp=ok.log())": "in row 0, step 0; correct it",
+    "rollouts(reward=torch.zeros(4).cfloat())": "Rollouts.reward must be real numbers, got",
+    "rollouts(outcome=torch.zeros(4).cfloat())": "Rollouts.outcome must be real numbers, got",
+    "rollouts(group=torch.zeros(4).cfloat())": "Rollouts.group must be integers, got",
+    "rollouts(variant=torch.zeros(4))": "Rollouts.variant must be integers, got torch.float32",
+    "rollouts(reference_logp=ok.cfloat())": "Rollouts.reference_logp must be floats, got",
+    "rollouts(reference_logp=ok.long())": "Rollouts.reference_logp must be floats, got",
+    "rollouts(noise=grpo.StepNoise(ok, ok.long(), ok))": "Rollouts.noise.std must be floats",
+    "rollouts(noise=ok)": "Rollouts.noise must be a grpo.StepNoise, got Tensor",
+    "rollouts(chunks=ok)": "Rollouts.chunks must be a grpo.ActionChunks, got Tensor",
+    "rollouts(noise=grpo.StepNoise(ok, None, ok))": "Rollouts.noise.std must be a torch.Tensor",
+    "loss(noise=ok)": "noise must be a grpo.StepNoise, got Tensor",
+    "loss(noise=grpo.StepNoise(ok, ok[:1], ok))": "noise.std must be floats of the shape [4, 2]",
+    "loss(noise=grpo.StepNoise(ok, ok, ok.long()))": "noise.size must be floats",
+    "loss(objective=grpo.loss_link(grpo.Link('own', {}), lambda terms: terms.with_loss(ok[:1])))": (
+        "a link's loss must have the shape [4, 2] of the log-probs, got [1, 2]"
+    ),
+    "loss(credit=grpo.Credit(advantage=ok, weight=ok.tolist()))": "weight must be a torch.Tensor",
+    "grpo.chain('rloo')": "chain takes objectives one by one",
+    "grpo.chain([grpo.rloo()])": "chain takes objectives one by one",
+    "grpo.chain(grpo.rloo)": "got <function rloo",
+}
+NO_TENSORS = {"ok.tolist()": "list", "ok.numpy()": "ndarray", "ok.numpy().astype(bool)": "ndarray"}
+WRONG |= {
+    f"{call}({name}={given})": f"{name} must be a torch.Tensor, got {found}; use torch.tensor(...)"
+    for call, names in {
+        "rollouts": ("group", "reward", "outcome", "mask", "behavior_logp", "reference_logp"),
+        "loss": ("logp", "proximal_logp", "reference_logp", "behavior_logp", "reference_kl"),
+    }.items()
+    for name in names
+    for given, found in NO_TENSORS.items()
 }
 
 
@@ -80,27 +115,69 @@ def test_what_does_not_fit_is_refused_in_one_line_that_names_it():
         assert expected in message, (what, message)
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("name", EVERY)
 @given(rollouts=ragged_rollouts(), seed=st.integers(0, 99))
 @settings(max_examples=3, deadline=None)
-def test_other_policies_are_constants_whether_they_are_detached_or_not(
+def test_all_but_the_policy_is_constant_whether_it_is_detached_or_not(
     name: str, rollouts: grpo.Rollouts, seed: int
 ):
-    objective, credit = OBJECTIVES[name], credit_of(OBJECTIVES[name], rollouts)
+    """Other policies' log-probs, and what credit is made of, to the bit."""
+    objective = grpo.chain(EVERY[name], grpo.clip_surrogate())  # a gradient for credit links, too
+    whole = with_every_field(rollouts, seed)
+    start = nearby(rollouts, seed).float()
     gradients = []
     for cut in (torch.Tensor.detach, lambda value: value):
-        logp = nearby(rollouts, seed).float().requires_grad_()
+        logp = start.clone().requires_grad_()
+        noise = grpo.StepNoise(*(cut(each + 0 * logp) for each in whole.noise))
+        given = replace(
+            whole,
+            reward=cut(whole.reward + logp.sum(dim=1)),
+            behavior_logp=cut(logp * 1.01),
+            reference_logp=cut(logp * 1.1),
+            noise=noise,
+        )
+        credit = credit_of(objective, given)
+        credit = replace(
+            credit, advantage=cut(credit.advantage + logp), weight=cut(credit.weight * -logp)
+        )
         terms = grpo.loss_terms(
             objective,
             logp=logp,
             proximal_logp=cut(logp),
             reference_logp=cut(logp * 1.1),
             behavior_logp=cut(logp * 1.01),
+            proximal_kl=logp.square(),
+            reference_kl=logp.square(),
+            noise=noise,
             credit=credit,
         )
         grpo.scalar_loss(terms, credit).backward()
         gradients.append(logp.grad)
     assert torch.equal(*gradients)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_computed_in_float32(dtype: torch.dtype):
+    """exp(15) is no float16."""
+    whole = torch.tensor([[-16.0, -0.5], [-1.0, -1.5]], dtype=dtype)
+    credit = grpo.Credit(advantage=torch.tensor([[1.0, -1.0], [2.0, 1.0]]), weight=torch.ones(2, 2))
+    found = []
+    for start in (whole, whole.float()):
+        logp = (start + torch.tensor([[15.0, 0], [0, 0]], dtype=start.dtype)).requires_grad_()
+        terms = grpo.loss_terms(
+            grpo.chain(grpo.truncate_mismatch(3.0), grpo.grpo(beta=0.1)),
+            logp=logp,
+            proximal_logp=start,
+            reference_logp=start,
+            behavior_logp=start - 15,
+            credit=credit,
+        )
+        loss = grpo.scalar_loss(terms, credit)
+        loss.backward()
+        assert logp.grad.dtype == start.dtype
+        found.append((loss.detach(), logp.grad.to(dtype)))
+    assert found[0][0].isfinite()
+    assert all(map(torch.equal, *found))
 
 
 def test_rewards_of_any_dtype_give_the_credit_of_floats():

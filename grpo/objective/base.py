@@ -8,8 +8,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Generator, Tensor
 
+from grpo.errors import brief
 from grpo.links import Link
-from grpo.types import Credit, Rollouts, StepNoise, StepTerms
+from grpo.types import Credit, Rollouts, StepNoise, StepTerms, as_float, require_tensor
 
 State = dict[str, dict[str, float]]  # plain data by link name: checkpointed as JSON
 LinkState = dict[str, float]
@@ -79,9 +80,18 @@ def loss_link(link: Link, loss: Callable[[StepTerms], StepTerms]) -> Objective:
 def chain(*objectives: Objective) -> Objective:
     """Returns the objective that applies each of `objectives` in order, in both halves.
 
+    The composition rules of `grpo check` are not applied: they are those of a pipeline.
+
     Raises:
-      ValueError: If a link that keeps state stands in the chain twice.
+      ValueError: If something is no objective, or a link that keeps state stands in the chain
+        twice.
     """
+    for part in objectives:
+        if not isinstance(part, Objective):
+            raise ValueError(
+                f"chain takes objectives one by one, as in chain(rloo(), penalize_kl(0.01)), got "
+                f"{brief(repr(part))}"
+            )
     names = [name for part in objectives for name in part.init()]
     if len(names) != len(set(names)):
         raise ValueError(f"a link that keeps state must stand in a chain once, got {names}")
@@ -153,18 +163,22 @@ def loss_terms(
     """Returns the terms of one microbatch after every loss link.
 
     Steps of weight 0 are masked on the way in, so that whatever stands there (NaN included)
-    changes neither loss nor gradient.
+    changes neither loss nor gradient. Half precision is computed in float32.
 
     Args:
-      proximal_logp: A constant, as `reference_logp` and `behavior_logp` are: graphs are cut.
+      proximal_logp: A constant, as are `reference_logp`, `behavior_logp`, the credit and the noise:
+        graphs are cut.
       behavior_logp: Under the engine that sampled; links that correct its mismatch need it.
       proximal_kl: Exact, in nats, of Gaussian steps, differentiable as `logp` is; and
         `reference_kl` alike.
       noise: Of Gaussian steps.
 
     Raises:
-      ValueError: If a shape is not that of the credit, or a dtype is no float.
+      ValueError: If a value is no tensor, a shape is not that of the credit, or a dtype is no
+        float.
     """
+    if noise is not None and not isinstance(noise, StepNoise):
+        raise ValueError(f"noise must be a grpo.StepNoise, got {type(noise).__name__}")
     _require_like_credit(
         credit,
         advantage=credit.advantage,
@@ -175,24 +189,25 @@ def loss_terms(
         behavior_logp=behavior_logp,
         proximal_kl=proximal_kl,
         reference_kl=reference_kl,
+        **{f"noise.{name}": value for name, value in (noise._asdict() if noise else {}).items()},
     )
-    mask = credit.weight != 0
+    mask, logp = credit.weight != 0, as_float(logp)
     zero = torch.zeros((), dtype=logp.dtype)
     logp = torch.where(mask, logp, zero)
-    proximal_logp = torch.where(mask, proximal_logp.detach(), zero)
+    proximal_logp = torch.where(mask, as_float(proximal_logp.detach()), zero)
     mismatch = None
     if behavior_logp is not None:
-        mismatch = (proximal_logp - torch.where(mask, behavior_logp, zero)).detach()
+        mismatch = proximal_logp - torch.where(mask, as_float(behavior_logp.detach()), zero)
     start = StepTerms(
         logp=logp,
         log_ratio=torch.where(mask, logp - proximal_logp, zero),
-        advantage=torch.where(mask, credit.advantage, zero),
+        advantage=torch.where(mask, credit.advantage.detach(), zero),
         mask=mask,
         loss=torch.zeros_like(logp),
         reference_logp=_masked(mask, None if reference_logp is None else reference_logp.detach()),
         proximal_kl=_masked(mask, proximal_kl),
         reference_kl=_masked(mask, reference_kl),
-        noise=noise,
+        noise=noise and StepNoise(*(each.detach() for each in noise)),
         mismatch=mismatch,
     )
     return objective.loss(start)
@@ -200,8 +215,11 @@ def loss_terms(
 
 def _require_like_credit(credit: Credit, **values: Tensor | None) -> None:
     """Raises where a broadcast or a dtype would change the answer."""
+    require_tensor("weight", credit.weight)
     shape = list(credit.weight.shape)
     for name, value in values.items():
+        if value is not None:
+            require_tensor(name, value)
         if value is not None and (list(value.shape) != shape or not value.is_floating_point()):
             raise ValueError(
                 f"{name} must be floats of the shape {shape} of the credit's weights, got "
@@ -212,7 +230,10 @@ def _require_like_credit(credit: Credit, **values: Tensor | None) -> None:
 def _masked(
     mask: Bool[Tensor, "rollout step"], value: Float[Tensor, "rollout step"] | None
 ) -> Float[Tensor, "rollout step"] | None:
-    return None if value is None else torch.where(mask, value, torch.zeros_like(value))
+    if value is None:
+        return None
+    value = as_float(value)
+    return torch.where(mask, value, torch.zeros_like(value))
 
 
 def exp_log_ratio(log_ratio: Tensor) -> Tensor:
@@ -243,4 +264,4 @@ def scalar_loss(terms: StepTerms, credit: Credit) -> Float[Tensor, ""]:
       ValueError: If the terms are not of these rollouts and steps.
     """
     _require_like_credit(credit, loss=terms.loss)
-    return (credit.weight * torch.where(terms.mask, terms.loss, 0.0)).sum()
+    return (credit.weight.detach() * torch.where(terms.mask, terms.loss, 0.0)).sum()
