@@ -8,7 +8,7 @@ from pathlib import Path
 
 from flows.exits import exit_code
 from flows.lineage import record_what_waits
-from flows.planning import plan
+from flows.planning import plan, require_pipeline
 from flows.remote_lock import RemoteLock
 from flows.runner import FLOW_LOCK, require_places
 from flows.server import report_to_server, require_server
@@ -31,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def checked() -> int:
         require_places(chosen.at_once)
+        require_pipeline()
         return act(chosen.targets, chosen.at_once)
 
     signal.signal(signal.SIGTERM, _exit_on_signal)

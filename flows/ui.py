@@ -10,6 +10,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from flows.exits import exit_code
+from flows.planning import require_pipeline
 from flows.server import UI_LOCK, chosen_port, mlflow_server, prefect_server
 from flows.settings import prepare_environment
 from grpo.errors import BusyError, without_credentials
@@ -48,10 +49,11 @@ def open_pages(workspace: Path, stack: ExitStack) -> dict[str, str]:
     """Starts both servers for as long as the stack is open; returns their addresses.
 
     Raises:
-      ParameterError: If a chosen port is no port.
+      ParameterError: If the working directory is not the pipeline's, or a chosen port is no port.
       BusyError: If a chosen port is taken or the pages of this workspace are already open.
       ArtifactError: If a server does not start.
     """
+    require_pipeline()
     prepare_environment(workspace)
     # Here, not above: MLflow takes two seconds to import, a wrong port should not wait for it.
     prefect_port = chosen_port("GRPO_PREFECT_PORT", PREFECT_PORT)

@@ -100,11 +100,15 @@ def test_a_stage_reads_no_pipe_and_writes_into_no_file(place: Path):
         (["flows.reproduce"], "must be the directory of dvc.yaml"),
         (["flows.sweep", "--set", "seed=1"], "must be the directory of dvc.yaml"),
         (["flows.promote", "solver", "a-1"], "must be the directory of dvc.yaml"),
+        (["flows.ui"], "must be the directory of dvc.yaml"),
+        (["flows.team"], "must be the directory of dvc.yaml"),
+        (["grpo", "load", "models:/solver@champion", "served"], "mlflow.db does not exist"),
         (["grpo", "check"], "params.yaml: no such file"),
     ],
 )
 def test_a_start_from_a_subdirectory_is_one_line(place: Path, words: list[str], reason: str):
     refused(run(place / "folder", *words), reason)
+    assert not list((place / "folder").iterdir())
 
 
 def test_a_sweep_without_a_commit_is_one_line(place: Path):

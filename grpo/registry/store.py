@@ -27,6 +27,7 @@ from grpo.registry.candidate import Candidate, RefusedError, base_results, find_
 from grpo.registry.gate import CHALLENGER, CHAMPION, Bounds, Verdict, judge, say
 from grpo.registry.remote import push
 
+SQLITE = "sqlite:///"
 PREVIOUS = "previous"
 POINTER, RESULTS = "pointer.json", "evaluation.parquet"
 HOLDER = "promotion.holder"  # the tag of a model that is being promoted
@@ -64,6 +65,9 @@ class Registry:
         self.model = model
         self.workspace = workspace
         self.uri = tracking_uri(workspace)
+        file = file_of(self.uri)
+        if file and file.exists():
+            file.open("rb").close()  # MLflow retries for seconds where it is closed
         with reached(self.uri):
             self.client = open_store(workspace)
             found = self.client.get_experiment_by_name(EXPERIMENT)
@@ -331,6 +335,11 @@ class Registry:
     def _holder(self) -> str | None:
         found: str | None = self.client.get_registered_model(self.model).tags.get(HOLDER)
         return found
+
+
+def file_of(uri: str) -> Path | None:
+    """Returns the file of a store that is one."""
+    return Path(uri.removeprefix(SQLITE)) if uri.startswith(SQLITE) else None
 
 
 @contextmanager

@@ -6,9 +6,10 @@ from pathlib import Path
 from grpo.artifacts.files import named_output, read_json, require_inert, require_replaceable
 from grpo.errors import ArtifactError, ParameterError
 from grpo.lineage.lock import cached_path, file_digest, read_listing
+from grpo.lineage.record import tracking_uri
 from grpo.params.parameters import PARAMS
 from grpo.registry.remote import pull
-from grpo.registry.store import POINTER, Registry, reached
+from grpo.registry.store import POINTER, Registry, file_of, reached
 
 SCHEME = "models:/"
 POLICY, BASE_POLICY = "policy", "base"  # directories of what is loaded
@@ -30,6 +31,13 @@ def load_version(address: str, target: Path, workspace: Path = Path()) -> str:
     if not (address.startswith(SCHEME) and separator and which):
         raise ParameterError(f"{address}: must be {SCHEME}NAME@ALIAS or {SCHEME}NAME/VERSION")
     require_replaceable(target)  # said before a server is asked
+    uri = tracking_uri(workspace)
+    file = file_of(uri)
+    if file and not file.exists():  # MLflow would make an empty one
+        raise ParameterError(
+            f"{address}: no such version, {file} does not exist; change to the repository's root "
+            "or set MLFLOW_TRACKING_URI"
+        )
     registry = Registry(name, workspace)
     with reached(registry.uri):
         version = registry.version(which)
