@@ -1,23 +1,23 @@
 """How the commands of this package end: what a person can cause is one line and an exit code."""
 
-import signal
 import sys
 from collections.abc import Callable
 
+from flows import INTERRUPTED
 from flows.runner import EXIT_WRONG_INPUT, StageError
 from grpo.artifacts.files import refused_by_the_system
 from grpo.errors import GrpoError
-
-EXIT_INTERRUPTED = 128 + signal.SIGINT  # as shells call it
+from grpo.interrupts import EXIT_INTERRUPTED, raise_interrupts
 
 
 def exit_code(act: Callable[[], int]) -> int:
     """Returns what `act` returns; 1 after a failed stage, 2 after wrong input, 130 after Ctrl-C."""
     try:
+        raise_interrupts()
         with refused_by_the_system():
             return act()
     except KeyboardInterrupt:
-        print("stopped; finished stages are kept, run again to go on", file=sys.stderr)
+        print(INTERRUPTED, file=sys.stderr)
         return EXIT_INTERRUPTED
     except StageError as error:
         print(error, file=sys.stderr)

@@ -1,5 +1,11 @@
 """The command line: check, advise, trace, report, and policies loaded, drawn from and uploaded."""
 
+from grpo.interrupts import EXIT_INTERRUPTED, raise_interrupts, stop_at_once
+
+if __name__ == "__main__":
+    stop_at_once("stopped")
+
+# What takes time to import stands behind that.
 import argparse
 import os
 import signal
@@ -12,7 +18,6 @@ from grpo.errors import GrpoError
 
 ARTIFACTS = Path("artifacts")
 EXIT_WRONG_INPUT = 2
-EXIT_INTERRUPTED = 128 + signal.SIGINT
 EXIT_CLOSED_PIPE = 128 + signal.SIGPIPE  # a shell's name for what ends `yes | head`
 
 
@@ -21,6 +26,7 @@ def main() -> None:
     with _quiet_when_nobody_reads():
         arguments = _parser().parse_args()
         try:
+            raise_interrupts()
             # Imported here: who asks for --help need not wait.
             from grpo.artifacts.files import refused_by_the_system, require_plain
 

@@ -3,7 +3,6 @@
 import gc
 import inspect
 import os
-import signal
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -14,11 +13,12 @@ from grpo.artifacts.files import digest, exclusive, refused_by_the_system, requi
 from grpo.artifacts.marks import marked
 from grpo.artifacts.usage import Usage, measured
 from grpo.errors import ArtifactError, EngineError, GrpoError, LostRankError
+from grpo.interrupts import EXIT_INTERRUPTED, raise_interrupts
 from grpo.params.outs import require_own_outs
 from grpo.params.parameters import PARAMS, Parameters
 from grpo.params.recorded import unchanged
 from grpo.process import die_with_parent, keep_imports
-from stages import EXIT_INTERRUPTED, INTERRUPTED, PARENT
+from stages import INTERRUPTED, PARENT
 
 EXIT_MAY_PASS = 1  # so that flows try again, as after a bug
 EXIT_WRONG_INPUT = 2
@@ -34,8 +34,7 @@ def run(main: Callable[..., None], *, stage: str) -> None:
       stage: The module's name; under dvc the stage has its full name, e.g. rollout@sgpo-2.
     """
     die_with_parent(PARENT)
-    if signal.getsignal(signal.SIGINT) not in (signal.SIG_IGN, signal.SIG_DFL):
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    raise_interrupts()
     if not gc.isenabled():  # as stages/__init__.py leaves it
         keep_imports()
     name = os.environ.get("DVC_STAGE", stage)

@@ -131,9 +131,14 @@ run(main, stage="any")
 IMPORTING = """\
 import sys, time
 sys.argv[0] = "-m"
-import stages
+import {package}
 print("starts", flush=True)
 time.sleep(60)
+"""
+PARSING = """\
+import argparse, runpy, time
+argparse.ArgumentParser = lambda **settings: (print("starts", flush=True), time.sleep(60))
+runpy.run_module("grpo", run_name="__main__", alter_sys=True)
 """
 COMMAND = """\
 import sys, time
@@ -150,7 +155,12 @@ sys.exit(exit_code(lambda: (print("runs", flush=True), time.sleep(60))))
 
 
 @pytest.mark.parametrize(
-    "code", [STAGE, IMPORTING, COMMAND, FLOW], ids=["stage", "start", "grpo", "flow"]
+    "code",
+    [
+        *(STAGE, COMMAND, FLOW, PARSING),
+        *(IMPORTING.format(package=each) for each in ("stages", "flows")),
+    ],
+    ids=["stage", "grpo", "flow", "grpo starts", "stage starts", "flow starts"],
 )
 def test_ctrl_c_is_one_line_and_the_exit_code_of_a_shell(tmp_path: Path, code: str):
     with subprocess.Popen(
