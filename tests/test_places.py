@@ -6,10 +6,18 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
+
+from grpo.artifacts.files import refused_by_the_system
+from grpo.artifacts.marks import read_marks
+from grpo.artifacts.rows import read_rows
+from grpo.errors import ArtifactError
+from grpo.registry.weights import load_version
+from tests.files import bound_by_modes
 
 ROOT = Path(__file__).parents[1]
 STAGES = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
@@ -76,6 +84,38 @@ def test_a_pipe_or_a_socket_is_never_read(
         main()
     assert ended.value.code == 2
     assert f"{thing}: must be a file or a directory" in "".join(said)
+
+
+def close(place: Path, name: str) -> Path:
+    path = place / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.mkdir(parents=True) if name == ".work/marks" else path.write_bytes(b"")
+    path.chmod(0)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("mlflow.db", lambda path: load_version("models:/solver@champion", Path("served"))),
+        ("model.safetensors", lambda path: read_rows(path, "weight", [0])),
+        (".work/marks", lambda path: read_marks()),
+    ],
+)
+def test_what_is_closed_is_called_closed(
+    place: Path, monkeypatch: pytest.MonkeyPatch, name: str, read: Callable[[Path], object]
+):
+    """Not missing, not broken, and at once."""
+    monkeypatch.chdir(place)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    path = close(place, name)
+    with (
+        bound_by_modes(),
+        pytest.raises(ArtifactError, match=f"{name}: Permission denied; permit reading"),
+        refused_by_the_system(),
+    ):
+        read(path)
+    path.chmod(0o700)
 
 
 @pytest.mark.parametrize("thing", ["pipe", "folder"])
@@ -179,3 +219,13 @@ def test_ctrl_c_is_one_line_and_the_exit_code_of_a_shell(tmp_path: Path, code: s
         _, said = process.communicate(timeout=60)
     assert (process.returncode, said.count("\n")) == (130, 1), said
     assert said.startswith("stopped")
+
+
+@pytest.mark.parametrize("name", ["artifacts", "served", "mlartifacts", ".work", ".runs", ".s3"])
+def test_git_ignores_what_commands_write_and_links_to_it(tmp_path: Path, name: str):
+    """Weights may lie on another disk, behind a symbolic link."""
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    (tmp_path / ".gitignore").write_bytes((ROOT / ".gitignore").read_bytes())
+    (tmp_path / name).symlink_to("/tmp")
+    done = subprocess.run(["git", "check-ignore", "-q", name], cwd=tmp_path)
+    assert done.returncode == 0

@@ -84,8 +84,10 @@ def refused_by_the_system() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in NO_ROOM or error.errno in CLOSED:
-            advice = "make room or permit writing"
+        if error.errno in NO_ROOM:
+            advice = "make room"
+        elif error.errno in CLOSED:
+            advice = "permit reading and writing"
         elif error.errno in MISUSED and error.filename:
             advice = "put there what is expected, or correct the path"
         else:

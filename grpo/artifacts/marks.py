@@ -5,6 +5,7 @@ has ended well and the page shows what it wrote, or when the page is drawn again
 """
 
 import fcntl
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -87,9 +88,12 @@ def clear(stages: Sequence[str]) -> None:
 def read_marks() -> list[Mark]:
     """Returns the marks of all stages, by name; what is no mark says nothing."""
     marks = []
-    for path in sorted(MARKS.glob("*.json")):
+    # Not by glob, which finds nothing where it may not read.
+    for name in sorted(os.listdir(MARKS)) if MARKS.exists() else []:
+        if not name.endswith(".json"):
+            continue
         try:
-            marks.append(MARK.validate_json(path.read_bytes()))
+            marks.append(MARK.validate_json((MARKS / name).read_bytes()))
         except (ValidationError, FileNotFoundError):  # removed meanwhile
             continue
     return marks

@@ -35,6 +35,7 @@ def whole_safetensors(path: Path) -> Iterator[None]:
     """Raises an ArtifactError where a safetensors file is missing or broken."""
     if not path.is_file():
         raise ArtifactError(f"{path}: no such file; run the stage that writes it")
+    path.open("rb").close()  # safetensors calls a file missing that it may not read
     try:
         yield
     except (SafetensorError, OSError, ValueError) as error:
