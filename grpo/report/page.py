@@ -29,6 +29,7 @@ from grpo.report.samples import read_samples
 from grpo.report.seconds import read_usages, seconds_curves, stages_of
 from grpo.report.side_by_side import read_sheets
 from grpo.report.verdict import (
+    can_judge,
     compute_needed,
     final_difference,
     headline_seconds,
@@ -89,6 +90,7 @@ def write_page(
         "k": run.scores[BASE]["k"],
         "has_greedy": "greedy" in run.score_names,
         "prompts": len(run.rates),
+        "can_judge": can_judge(run),
         "resamples": say_count(params.evaluation.bootstrap_resamples),
         "verdict": verdict(run, numbers),
         "details": _details(run, numbers, seconds),
@@ -146,13 +148,13 @@ def _details(run: Run, numbers: Numbers, seconds: Mapping[str, Curve]) -> list[s
     needed = [compute_needed(each) for each in numbers.comparisons.values()]
     ends = [final_difference(run, each) for each in numbers.comparisons.values()]
     timed = compare_arms(run, seconds) if seconds else {}
-    seconds_said = [headline_seconds(each) for each in timed.values()]
+    seconds_said = [headline_seconds(run, each) for each in timed.values()]
     return [*filter(None, needed), *ends, *seconds_said, *audit_sentences(audits_by_arm(run))]
 
 
 def _summary(run: Run, numbers: Numbers) -> list[dict[str, Any]]:
     """Returns the rows of the table at the top: the base, then every arm's last policy."""
-    base = {name: _interval(run.scores[BASE][name]) for name in run.score_names}
+    base = {name: _interval(run, run.scores[BASE][name]) for name in run.score_names}
     rows: list[dict[str, Any]] = [{"name": "base", "color": None, "scores": base}]
     for i, arm in enumerate(run.arms):
         last = run.chain(arm)[-1]
@@ -162,26 +164,32 @@ def _summary(run: Run, numbers: Numbers) -> list[dict[str, Any]]:
             {
                 "name": arm,
                 "color": css_color_of(i),
-                "scores": {name: _interval(run.scores[last][name]) for name in run.score_names},
-                "gain": _say_gain(numbers.gains[arm]),
+                "scores": {
+                    name: _interval(run, run.scores[last][name]) for name in run.score_names
+                },
+                "gain": _say_gain(run, numbers.gains[arm]),
                 "flops": say_flops(float(cost["flops"])),
                 "sampled_steps": cost["sampled_steps"],
                 "profile_steps": sum(counted.loc[counted["kind"] == "profile", "sampled_steps"]),
                 "trained_steps": cost["trained_steps"],
                 "judge_calls": cost["judge_calls"],
-                "saving": _say_saving(comparison),
+                "saving": _say_saving(run, comparison),
             }
         )
     return rows
 
 
-def _interval(score: Mapping[str, float]) -> dict[str, str]:
-    return {part: say_rate(score[part]) for part in ("value", "low", "high")}
+def _interval(run: Run, score: Mapping[str, float]) -> dict[str, str]:
+    """Returns a score, with its bounds if they mean anything."""
+    parts = ("value", "low", "high") if can_judge(run) else ("value",)
+    return {part: say_rate(score[part]) for part in parts}
 
 
-def _say_gain(gain: Interval) -> dict[str, str]:
+def _say_gain(run: Run, gain: Interval) -> dict[str, str]:
     assert gain.low is not None
     assert gain.high is not None
+    if not can_judge(run):
+        return {"value": say_change(gain.value)}
     return {
         "value": say_change(gain.value),
         "low": say_change(gain.low),
@@ -189,7 +197,7 @@ def _say_gain(gain: Interval) -> dict[str, str]:
     }
 
 
-def _say_saving(comparison: Comparison | None) -> dict[str, str]:
+def _say_saving(run: Run, comparison: Comparison | None) -> dict[str, str]:
     """Returns the saving, and what to know about it; the reference arm has none."""
     if comparison is None:
         return {"value": "\N{EM DASH}", "note": "reference"}
@@ -197,9 +205,13 @@ def _say_saving(comparison: Comparison | None) -> dict[str, str]:
         return {"value": "\N{EM DASH}", "note": "nothing to reach"}
     share = say_percent(comparison.reached_fraction)
     saving = comparison.saving_fraction
+    if saving is None and not can_judge(run):
+        return {"value": "never", "note": "too few prompts to judge"}
     if saving is None:
         return {"value": "never", "note": f"in {share} of resamples"}
     amount = f"{say_percent(abs(saving.value))} {'less' if saving.value >= 0 else 'more'}"
+    if not can_judge(run):
+        return {"value": amount, "note": "too few prompts to judge"}
     certain = "" if is_certain(saving) else "not certain; "
     return {"value": amount, "note": f"{certain}in {share} of resamples"}
 
@@ -214,7 +226,7 @@ def _rounds(run: Run, numbers: Numbers) -> list[dict[str, Any]]:
             "selection": _say_selection(run, each["round"]),
             "flops": say_flops(float(each["flops"])),
             "scores": {
-                name: _interval(run.scores[each["round"]][name]) for name in run.score_names
+                name: _interval(run, run.scores[each["round"]][name]) for name in run.score_names
             },
         }
         for each in numbers.reward_by_cost.to_dict("records")

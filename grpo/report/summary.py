@@ -4,6 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from grpo.artifacts.files import read_json
+from grpo.artifacts.tables import EVALUATION, read_table
+from grpo.evaluation import LEAST_PROMPTS
 from grpo.params.parameters import BASE, Parameters
 
 SCORES = {"mean_at_k": "mean@{k}", "greedy": "greedy", "pass_at_k": "pass@{k}"}
@@ -18,6 +20,8 @@ def summarize(artifacts: Path, params: Parameters) -> str:
     Raises:
       ArtifactError: If an evaluation is missing.
     """
+    prompts = read_table(artifacts / "evaluations" / f"{BASE}.parquet", EVALUATION)
+    show = _show if len(prompts) >= LEAST_PROMPTS else _show_alone
     before = read_json(artifacts / "evaluations" / f"{BASE}.json")
     lines = []
     for arm in params.arms:
@@ -26,7 +30,7 @@ def summarize(artifacts: Path, params: Parameters) -> str:
             continue
         after = read_json(artifacts / "evaluations" / f"{rounds[-1]}.json")
         changes = [
-            f"{label.format(k=after['k'])} {_show(before[score])} -> {_show(after[score])}"
+            f"{label.format(k=after['k'])} {show(before[score])} -> {show(after[score])}"
             for score, label in SCORES.items()
             if score in after
         ]
@@ -37,3 +41,8 @@ def summarize(artifacts: Path, params: Parameters) -> str:
 
 def _show(score: dict[str, Any]) -> str:
     return f"{score['value']:.3f} [{score['low']:.3f}, {score['high']:.3f}]"
+
+
+def _show_alone(score: dict[str, Any]) -> str:
+    """Without an interval: of so few prompts it would say nothing."""
+    return f"{score['value']:.3f}"

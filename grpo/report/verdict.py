@@ -1,5 +1,6 @@
 """What the numbers say, in sentences that stay honest when they say little."""
 
+from grpo.evaluation import LEAST_PROMPTS
 from grpo.report.comparison import Comparison, Interval
 from grpo.report.numbers import Numbers, cost_of, intervals_overlap
 from grpo.report.reading import Run
@@ -30,6 +31,8 @@ def headline(run: Run, each: Comparison) -> str:
         )
     confidence = say_percent(run.params.evaluation.confidence)
     reached = f"{each.arm} reached {goal} with {_amount(each.saving_fraction.value)} compute"
+    if not can_judge(run):
+        return f"{reached}; {_too_few(run)}."
     interval = f"{confidence} interval: {_say_saving(each.saving_fraction)}"
     if is_certain(each.saving_fraction):
         return f"{reached} ({interval})."
@@ -44,12 +47,11 @@ def compute_needed(each: Comparison) -> str | None:
     return f"{each.arm} needed {cost} where {each.reference} needed {reference_cost}."
 
 
-def headline_seconds(each: Comparison) -> str:
+def headline_seconds(run: Run, each: Comparison) -> str:
     """Returns the same about seconds on this machine."""
     if each.saving_fraction is None or each.cost is None:
-        return (
-            f"In time on this machine: {_at_equal(each, f'time ({say_seconds(each.equal_cost)})')}."
-        )
+        equal = _at_equal(run, each, f"time ({say_seconds(each.equal_cost)})")
+        return f"In time on this machine: {equal}."
     cost = f"{say_seconds(each.cost)} instead of {say_seconds(each.reference_cost)}"
     return (
         f"In time on this machine, {each.arm} needed {_amount(each.saving_fraction.value)}: {cost}."
@@ -59,20 +61,36 @@ def headline_seconds(each: Comparison) -> str:
 def final_difference(run: Run, each: Comparison) -> str:
     """Returns how the arms compare in mean at k, at equal compute and at their ends."""
     overlap = "overlap" if intervals_overlap(run, each) else "do not overlap"
-    equal = _at_equal(each, f"compute ({say_flops(each.equal_cost)})")
+    equal = _at_equal(run, each, f"compute ({say_flops(each.equal_cost)})")
+    if not can_judge(run):
+        return (
+            f"In mean@{_k(run)} over the same prompts, {equal}; "
+            f"at their ends, {_say_change(run, each.difference)}; {_too_few(run)}."
+        )
     return (
         f"In mean@{_k(run)} over the same prompts, {equal}; "
-        f"at their ends, {_say_change(each.difference)}, and their own intervals {overlap}."
+        f"at their ends, {_say_change(run, each.difference)}, and their own intervals {overlap}."
     )
 
 
-def _at_equal(each: Comparison, cost: str) -> str:
-    change = _say_change(each.difference_at_equal_cost)
+def can_judge(run: Run) -> bool:
+    """Returns whether there are prompts enough for an interval to mean what it says."""
+    return len(run.rates) >= LEAST_PROMPTS
+
+
+def _too_few(run: Run) -> str:
+    return f"too few prompts to judge ({len(run.rates)})"
+
+
+def _at_equal(run: Run, each: Comparison, cost: str) -> str:
+    change = _say_change(run, each.difference_at_equal_cost)
     return f"{each.arm} minus {each.reference} at equal {cost} is {change}"
 
 
-def _say_change(change: Interval) -> str:
-    """Returns a difference, its interval, and whether it is more than chance."""
+def _say_change(run: Run, change: Interval) -> str:
+    """Returns a difference, its interval, and whether it is more than chance, if one can tell."""
+    if not can_judge(run):
+        return say_change(change.value)
     assert change.low is not None
     assert change.high is not None
     judged = "significant" if is_certain(change) else "not significant"
@@ -92,6 +110,11 @@ def _alone(run: Run, numbers: Numbers) -> str:
     gain = numbers.gains[arm]
     assert gain.low is not None
     assert gain.high is not None
+    if not can_judge(run):
+        return (
+            f"{arm} changed mean@{_k(run)} of its base by {say_change(gain.value)}; "
+            f"{_too_few(run)}. There is no other arm to compare."
+        )
     judged = "improved on" if gain.low > 0 else "did not significantly improve on"
     return (
         f"{arm} {judged} its base: mean@{_k(run)} changed by {say_change(gain.value)} "

@@ -1,5 +1,6 @@
 """Laws of the numbers of a run, on the run of finished_run.py."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from grpo.report.numbers import (
     write_numbers,
 )
 from grpo.report.reading import Run, read_run
+from grpo.report.summary import summarize
 from grpo.report.verdict import final_difference, verdict
 
 
@@ -95,6 +97,29 @@ def test_a_reference_that_did_not_improve_is_no_yardstick(read_with: ReadWith) -
     assert "uniform did not improve on its base" in sentence
 
 
+@pytest.fixture
+def _enough_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The finished run has four."""
+    monkeypatch.setattr("grpo.report.verdict.LEAST_PROMPTS", 4)
+
+
+@pytest.mark.parametrize("arms", [["uniform", "sgpo"], ["uniform"]])
+def test_too_few_prompts_are_not_judged(
+    read_with: ReadWith, artifacts: Path, params: Parameters, arms: list[str]
+) -> None:
+    """Neither on the page nor in the summary: an interval without a width is no certainty."""
+    rounds = {name: each for name, each in params.rounds.items() if each.arm in arms}
+    some = params.model_copy(update={"rounds": rounds})
+    run = read_with(None, some)
+    numbers = compute_numbers(run)
+    said = verdict(run, numbers)
+    said += [final_difference(run, each) for each in numbers.comparisons.values()]
+    assert all("too few prompts to judge (4)" in each for each in said)
+    text = " ".join([*said, summarize(artifacts, some).rpartition("report:")[0]])
+    assert not re.search(r"significant|overlap|interval|\[| to [+\u2212]", text), text
+
+
+@pytest.mark.usefixtures("_enough_prompts")
 def test_equal_arms_show_no_significant_difference(read_with: ReadWith) -> None:
     run = read_with({"sgpo-1": SUCCESSES["uniform-2"]})
     sentence = final_difference(run, compute_numbers(run).comparisons["sgpo"])
@@ -102,6 +127,7 @@ def test_equal_arms_show_no_significant_difference(read_with: ReadWith) -> None:
     assert "their own intervals overlap" in sentence
 
 
+@pytest.mark.usefixtures("_enough_prompts")
 def test_a_single_arm_is_compared_with_its_base(read_with: ReadWith, params: Parameters) -> None:
     rounds = {name: each for name, each in params.rounds.items() if each.arm == "uniform"}
     run = read_with(None, params.model_copy(update={"rounds": rounds}))
