@@ -1,12 +1,13 @@
 """How the commands of this package end: what a person can cause is one line and an exit code."""
 
+import os
 import sys
 from collections.abc import Callable
 
 from flows import INTERRUPTED
 from flows.runner import EXIT_WRONG_INPUT, StageError
 from grpo.artifacts.files import refused_by_the_system
-from grpo.errors import GrpoError
+from grpo.errors import GrpoError, ParameterError
 from grpo.interrupts import EXIT_INTERRUPTED, raise_interrupts
 
 
@@ -15,6 +16,7 @@ def exit_code(act: Callable[[], int]) -> int:
     try:
         raise_interrupts()
         with refused_by_the_system():
+            _require_here()
             return act()
     except KeyboardInterrupt:
         print(INTERRUPTED, file=sys.stderr)
@@ -25,3 +27,12 @@ def exit_code(act: Callable[[], int]) -> int:
     except GrpoError as error:
         print(" ".join(str(error).split()), file=sys.stderr)
         return EXIT_WRONG_INPUT
+
+
+def _require_here() -> None:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise ParameterError(
+            "the working directory is gone; change to the repository's root"
+        ) from None

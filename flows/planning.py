@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import networkx as nx
-from dvc.exceptions import DvcException
+from dvc.exceptions import DvcException, NotDvcRepoError
 from dvc.repo import Repo
+from dvc.scm import SCMError
 from dvc.stage import Stage
 
 from grpo.artifacts.files import require_plain
@@ -56,6 +57,9 @@ def plan(
             graph = repo.index.graph  # an edge leads from a stage to one it reads from
             wanted = _wanted(repo, graph, targets)
             names = changed(repo)
+    except (NotDvcRepoError, SCMError) as error:
+        advice = "run git init and dvc init in the repository's root, or clone it again"
+        raise ParameterError(f"dvc.yaml: {explain(error)}; {advice}") from None
     except DvcException as error:
         raise ParameterError(f"dvc.yaml: {explain(error)}") from None
     order = nx.lexicographical_topological_sort(graph.reverse(), key=_line_of(graph))

@@ -7,6 +7,7 @@ if __name__ == "__main__":
 
 # What takes time to import stands behind that.
 import argparse
+import io
 import os
 import signal
 import sys
@@ -23,6 +24,8 @@ EXIT_CLOSED_PIPE = 128 + signal.SIGPIPE  # a shell's name for what ends `yes | h
 
 def main() -> None:
     """Runs one command; a GrpoError becomes one line on stderr and exit code 2."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # its encoding may know few characters
+        sys.stdout.reconfigure(errors="backslashreplace")
     with _quiet_when_nobody_reads():
         arguments = _parser().parse_args()
         try:
@@ -140,7 +143,7 @@ def _lineage(arguments: argparse.Namespace) -> int:
     root = trace(arguments.path)
     if arguments.svg:
         with named_output(arguments.svg) as drawing:
-            drawing.write_text(draw_svg(root))
+            drawing.write_text(draw_svg(root), encoding="utf-8")
         print(arguments.svg)
     else:
         print(format_tree(root))

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from flows.exits import exit_code
 from grpo.artifacts.files import refused_by_the_system
 from grpo.artifacts.marks import read_marks
 from grpo.artifacts.rows import read_rows
@@ -149,6 +150,44 @@ def test_a_stage_reads_no_pipe_and_writes_into_no_file(place: Path):
 def test_a_start_from_a_subdirectory_is_one_line(place: Path, words: list[str], reason: str):
     refused(run(place / "folder", *words), reason)
     assert not list((place / "folder").iterdir())
+
+
+def test_a_pipeline_without_git_or_dvc_says_what_to_run(place: Path):
+    for prepare in (["true"], ["mkdir", ".dvc"]):
+        subprocess.run(prepare, cwd=place, check=True)
+        refused(run(place, "flows.reproduce"), "; run git init and dvc init")
+
+
+def test_a_directory_that_is_gone_is_one_line(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(place / "folder")
+    (place / "folder").rmdir()
+    assert exit_code(lambda: 0) == 2
+    assert capsys.readouterr().err.startswith("the working directory is gone; change to")
+
+
+def test_a_unicode_path_is_printed_under_any_locale(place: Path):
+    """And a page with other characters is read."""
+    home = place / "Größe \N{SNOWMAN}"
+    (home / "artifacts/report").mkdir(parents=True)
+    (home / "artifacts/report/index.html").write_text("\N{SNOWMAN}", encoding="utf-8")
+    code = (
+        "import sys; from pathlib import Path; from grpo import __main__ as commands; "
+        "from grpo.artifacts.banners import ARTIFACTS, PAGE, changed_inputs; "
+        "assert changed_inputs(PAGE, ARTIFACTS) == []; sys.argv = ['grpo', 'check']; "
+        "commands._check = lambda arguments: print('\\N{SNOWMAN}', Path.cwd()); commands.main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=home,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUTF8": "0", "LC_ALL": "POSIX"}
+        | {"PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\\u2603" in done.stdout
 
 
 def test_a_sweep_without_a_commit_is_one_line(place: Path):
