@@ -199,6 +199,13 @@ def test_the_library_example_does_what_the_page_says():
     torch.testing.assert_close(shown["logp"].grad, -credit.weight * credit.advantage)
 
 
+def test_the_loop_of_the_page_learns_with_a_chain_of_its_own():
+    shown = defined_in(DOCS / "objective.md")
+    assert shown["own"].init() != {}
+    assert float(shown["train"](0)[2]) == pytest.approx(1 / 3)
+    assert float(shown["train"](60)[2]) > 0.9
+
+
 def test_the_credit_link_of_the_page_works():
     shown = defined_in(DOCS / "own-link.md")
     objective = shown["objective"]
