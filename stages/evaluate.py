@@ -12,6 +12,7 @@ from grpo.artifacts.tables import (
     require_part,
     write_table,
 )
+from grpo.artifacts.unscored import unscored
 from grpo.artifacts.usage import Usage
 from grpo.build.drawing import Drawing, make_drawing
 from grpo.build.engines import open_engine
@@ -78,7 +79,9 @@ def main(
     )
     write_table(evaluated, results_out, EVALUATION)
     write_table(choose_samples(table, batches, judged), samples_out, EVALUATION_SAMPLES)
-    write_json(out, {**summary, "cost": asdict(sum((b.cost for b in batches.values()), Cost()))})
+    cost = sum((each.cost for each in batches.values()), Cost())
+    found = unscored(judged["sampled"].rewards)
+    write_json(out, {**summary, **found, "cost": asdict(cost)})
     scratch.clear()
 
 

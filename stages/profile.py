@@ -8,6 +8,7 @@ import pandas as pd
 from grpo.artifacts.checkpoints import Scratch
 from grpo.artifacts.files import atomic_path, read_json, write_json
 from grpo.artifacts.tables import PROFILE, PROMPTS, ROLLOUTS, empty_table, read_table, write_table
+from grpo.artifacts.unscored import unscored
 from grpo.artifacts.usage import Usage
 from grpo.build.drawing import Drawing, make_drawing
 from grpo.build.engines import open_engine
@@ -56,7 +57,8 @@ def main(usage: Usage, needed: Path, judge: Path, policy: Path, prompts: Path, o
     with atomic_path(out / "rollouts") as temporary:
         write_batch(temporary, batch)
     write_table(profile, out / "prompts.parquet", PROFILE)
-    write_json(out / "summary.json", summarize_profile(profile, batch.cost + cost, steps))
+    summary = summarize_profile(profile, batch.cost + cost, steps)
+    write_json(out / "summary.json", {**summary, **unscored(rewards)})
     scratch.clear()
 
 

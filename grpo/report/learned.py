@@ -1,15 +1,16 @@
 """Results that say little although no stage failed: nothing was scored, learned or measured."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
 
 from grpo.artifacts.banners import Banner
+from grpo.artifacts.files import read_json
 from grpo.artifacts.tables import CREDIT, EVALUATION, REWARDS, read_table
+from grpo.artifacts.unscored import UNSCORED, unscored
 from grpo.evaluation import LEAST_PROMPTS
 from grpo.params.parameters import BASE, Parameters
-
-SCORED = "scored"
 
 
 def find_empty_results(artifacts: Path, params: Parameters) -> list[Banner]:
@@ -18,13 +19,13 @@ def find_empty_results(artifacts: Path, params: Parameters) -> list[Banner]:
     Raises:
       ArtifactError: If a table is broken, or the base was not evaluated.
     """
-    found = []
+    found = [
+        _scored_nothing(stage, counts) for stage, counts in _unscored(artifacts, params).items()
+    ]
     for name, reason in why_nothing_was_learned(artifacts, params).items():
-        statuses = read_table(_rewards(artifacts, name), REWARDS)["status"].value_counts()
-        if SCORED not in statuses:
-            total = statuses.sum()
-            text = f"All {total} rollouts are {_count(statuses)}; their rewards mean nothing."
-            found.append(Banner(title=f"score@{name} scored nothing", text=text))
+        counts = unscored(read_table(_rewards(artifacts, name), REWARDS)).get(UNSCORED)
+        if counts:
+            found.append(_scored_nothing(f"score@{name}", counts))
         if reason:
             text = f"No rollout had an advantage, because {reason}."
             found.append(Banner(title=f"train@{name} learned nothing", text=text))
@@ -36,6 +37,28 @@ def find_empty_results(artifacts: Path, params: Parameters) -> list[Banner]:
         )
         found.append(Banner(title="Too few evaluation prompts", text=text))
     return found
+
+
+def _scored_nothing(stage: str, counts: Mapping[str, int]) -> Banner:
+    text = f"All {sum(counts.values())} rollouts are {_count(counts)}; their rewards mean nothing."
+    return Banner(title=f"{stage} scored nothing", text=text)
+
+
+def _unscored(artifacts: Path, params: Parameters) -> dict[str, dict[str, int]]:
+    """Returns the number of rollouts by status of a profile and evaluations without a score."""
+    summaries = {
+        "profile": artifacts / "profile" / "summary.json",
+        **{
+            f"evaluate@{name}": artifacts / "evaluations" / f"{name}.json"
+            for name in (BASE, *params.rounds)
+        },
+    }
+    read = {stage: read_json(path) for stage, path in summaries.items() if path.exists()}
+    return {
+        stage: each[UNSCORED]
+        for stage, each in read.items()
+        if isinstance(each, dict) and UNSCORED in each
+    }
 
 
 def why_nothing_was_learned(artifacts: Path, params: Parameters) -> dict[str, str | None]:
@@ -63,9 +86,9 @@ def _rewards(artifacts: Path, name: str) -> Path:
 
 def _why_nothing(rewards: pd.DataFrame) -> str:
     """Returns what kept every group from teaching."""
-    statuses = rewards["status"].value_counts()
-    if SCORED not in statuses:
-        return f"none was scored ({_count(statuses)})"
+    counts = unscored(rewards).get(UNSCORED)
+    if counts:
+        return f"none was scored ({_count(counts)})"
     groups = rewards.groupby("prompt_id")["reward"]
     if (groups.min() == groups.max()).all():
         low, high = rewards["reward"].min(), rewards["reward"].max()
@@ -74,5 +97,5 @@ def _why_nothing(rewards: pd.DataFrame) -> str:
     return "the selection or the objective left none of the groups that were mixed"
 
 
-def _count(statuses: pd.Series) -> str:
+def _count(statuses: Mapping[str, int]) -> str:
     return ", ".join(f"{status} ({number})" for status, number in statuses.items())

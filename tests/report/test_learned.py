@@ -8,7 +8,9 @@ import pytest
 
 from grpo.advice import text
 from grpo.artifacts.banners import Banner
+from grpo.artifacts.files import read_json, write_json
 from grpo.artifacts.tables import CREDIT, REWARDS, read_table, write_table
+from grpo.artifacts.unscored import unscored
 from grpo.evaluation import LEAST_PROMPTS, remark_on_prompts
 from grpo.params.parameters import Parameters
 from grpo.registry.gate import Bounds, judge
@@ -58,6 +60,31 @@ def test_a_round_of_which_nothing_was_scored_says_so(
     found = find_empty_results(artifacts, params)
     assert titles(found) == ["score@sgpo-1 scored nothing", "train@sgpo-1 learned nothing"]
     assert all(f"{status} (4)" in each.text for each in found[:2])
+
+
+@pytest.mark.parametrize(
+    ("stage", "path"),
+    [
+        ("profile", "profile/summary.json"),
+        ("evaluate@base", "evaluations/base.json"),
+        ("evaluate@sgpo-1", "evaluations/sgpo-1.json"),
+    ],
+)
+def test_a_profile_or_an_evaluation_of_which_nothing_was_scored_says_so(
+    artifacts: Path, params: Parameters, stage: str, path: str
+) -> None:
+    """The judge was not wholly broken, so the stage did not fail."""
+    statuses = pd.DataFrame({"status": ["failed"] * 5 + ["unparsable"]})
+    write_json(artifacts / path, {**read_json(artifacts / path), **unscored(statuses)})
+    (banner,) = [each for each in find_empty_results(artifacts, params) if "scored" in each.title]
+    assert banner.title == f"{stage} scored nothing"
+    assert banner.text.startswith("All 6 rollouts are failed (5), unparsable (1);")
+    write_page(artifacts, params, artifacts / "report")
+    assert banner.title in (artifacts / "report" / PAGE).read_text()
+
+
+def test_a_stage_with_a_score_says_nothing_of_it() -> None:
+    assert unscored(pd.DataFrame({"status": ["failed", "scored"]})) == {}
 
 
 def test_one_scored_rollout_is_enough_for_the_stage_not_for_learning(
