@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 export DO_NOT_TRACK := true
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo test test-pipeline test-flows test-core test-rest test-long check ui team lock clean
+.PHONY: setup demo test test-pipeline test-flows test-core test-pages test-rest test-long check ui team lock clean
 setup: $(VENV)/ready
 
 # torch first: whatever build is there satisfies the lock (README: the CUDA build). Nothing is compiled
@@ -37,8 +37,8 @@ check:
 	mypy
 	lint-imports
 
-test: setup # parts side by side, three at a time on two cores: flows wait for processes often enough
-	$(MAKE) --no-print-directory -j 3 test-pipeline test-flows test-core test-rest check
+test: setup # parts side by side, four at a time on two cores: flows wait for processes often enough
+	$(MAKE) --no-print-directory -j 4 test-flows test-pipeline test-rest test-core test-pages check
 
 test-pipeline:
 	pytest tests/pipeline
@@ -47,12 +47,16 @@ FLOWS := tests/flows tests/lineage tests/registry
 test-flows:
 	pytest $(FLOWS)
 
-CORE := tests/objective tests/policies tests/simulation tests/report tests/twins
+CORE := tests/objective tests/policies tests/simulation
 test-core:
 	pytest $(CORE)
 
+PAGES := tests/report tests/twins tests/advice
+test-pages:
+	pytest $(PAGES)
+
 test-rest:
-	pytest $(addprefix --ignore=, tests/pipeline $(FLOWS) $(CORE))
+	pytest $(addprefix --ignore=, tests/pipeline $(FLOWS) $(CORE) $(PAGES))
 
 # Twins of the GPU recipes, teams, remote stages, lost ranks and workers, servers that fail; then what
 # computes with arrays once more, types and shapes checked at every call.
