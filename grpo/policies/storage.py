@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
@@ -22,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from grpo.artifacts.files import read_json, write_json
 from grpo.artifacts.tables import is_count
 from grpo.artifacts.tensors import read_tensors, require_finite, write_tensors
-from grpo.errors import ArtifactError, brief, located
+from grpo.errors import ArtifactError, brief, located, refused_by_library
 from grpo.policies.optimizer import PreciseAdamW
 from grpo.policies.sharding import divided_like, gathered
 from grpo.types import Cost
@@ -36,7 +35,6 @@ TRANSFORMER_WEIGHTS = "transformer/diffusion_pytorch_model.safetensors"  # of a 
 MOMENTS = ("exp_avg", "exp_avg_sq")  # of AdamW
 COPY = "copy"  # of a weight in float32: what the optimizer steps
 WEIGHT_FILES = re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?")  # of transformers
-LOADING_ERRORS = (SafetensorError, StrictDataclassError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +147,13 @@ def load_base(directory: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, Any
     # transformers does not say which file is broken.
     for path in {directory / "config.json", *directory.glob("*.json")}:
         read_json(path)
-    try:
+
+    def refuse(why: str) -> ArtifactError:
+        return ArtifactError(
+            f"{directory}: must be a whole policy directory, {why}; rerun its stage"
+        )
+
+    with refused_by_library(refuse):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             directory,
             dtype=dtype,
@@ -162,17 +166,6 @@ def load_base(directory: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, Any
         tokenizer = AutoTokenizer.from_pretrained(
             directory, local_files_only=True, trust_remote_code=False
         )
-    except (
-        OSError,
-        ValueError,
-        TypeError,
-        AttributeError,
-        KeyError,
-        RuntimeError,
-        *LOADING_ERRORS,
-    ) as error:
-        message = f"{directory}: must be a whole policy directory, {brief(error)}; rerun its stage"
-        raise ArtifactError(message) from None
     model, found = loaded
     _require_all_weights(directory, found)
     require_finite(dict(model.named_parameters()), directory)
