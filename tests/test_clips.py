@@ -152,6 +152,7 @@ def test_a_wan_comes_back_from_its_directory(tmp_path: Path):
     assert torch.equal(drawn.media, again.media)
 
 
+@pytest.mark.long
 def test_a_wan_learns_which_way_a_clip_moves():
     """Two captions that differ in their last character, drawn the way they say."""
     policy = tiny_wan(stochastic="none", num_steps=10)

@@ -127,6 +127,7 @@ def few() -> dict[str, Any]:
     return dict(section("own-task.md", "reward"))
 
 
+@pytest.mark.long
 def test_prompts_of_ones_own_are_read_and_judged(clone: Path):
     check(clone, task=section("own-task.md", "task"), reward=few(), policy=imported())
     prepare(clone)
@@ -135,6 +136,7 @@ def test_prompts_of_ones_own_are_read_and_judged(clone: Path):
     assert table["family"].tolist()[1] == "differences"
 
 
+@pytest.mark.long
 def test_a_new_kind_of_task_is_checked_and_makes_its_prompts(clone: Path):
     task = sums()
     check(clone, task=task, reward=few(), policy=imported())

@@ -370,7 +370,7 @@ def _require_as_drawn(
         "is_finished": policy.is_finished(trajectory).tolist(),
     }
     for column, values in drawn.items():
-        differs = np.flatnonzero(table[column].to_numpy() != np.array(values))
+        differs = np.flatnonzero(table[column].to_numpy() != np.array(values, dtype=object))
         if len(differs):
             row = int(differs[0])
             rule = f"what {rollouts / TENSORS} says of it"

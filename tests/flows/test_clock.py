@@ -79,6 +79,7 @@ def date_files(root: Path, since: float, days: int) -> None:
             os.utime(path, times=(found.st_mtime + days * DAY_SECONDS,) * 2)
 
 
+@pytest.mark.long
 @pytest.mark.fault
 def test_a_clock_that_jumps_between_stages_changes_nothing(
     fresh_pipeline: Path, finished: Path, clock: Clock, fault: FaultLine

@@ -121,6 +121,7 @@ def test_a_run_that_was_left_half_written_is_written_anew(history: Path) -> None
     assert stages_with(history, "") == sorted([*STAGES, "parent"])
 
 
+@pytest.mark.long
 def test_two_first_users_of_a_new_database_do_not_collide(workspace: Path) -> None:
     command = [sys.executable, "-c", "from grpo.lineage.record import record; record()"]
     both = [

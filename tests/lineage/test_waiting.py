@@ -62,6 +62,7 @@ def run_without_mlflow(workspace: Path) -> Lock:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.fault
 def test_lineage_waits_while_mlflow_is_down(
     workspace: Path, monkeypatch: pytest.MonkeyPatch, fault: FaultLine

@@ -88,6 +88,7 @@ def test_every_stage_leaves_what_the_next_one_reads(run: Path):
         assert "greedy" not in read_json(run / "artifacts" / "evaluations" / f"{name}.json")
 
 
+@pytest.mark.long
 def test_a_second_workspace_agrees_to_the_byte(run: Path, tmp_path: Path):
     again = tmp_path / "workspace"
     until_done(again, start_stages(again, small()))  # in a process of its own

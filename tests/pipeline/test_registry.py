@@ -128,6 +128,7 @@ def test_what_cannot_be_drawn_ends_in_one_line(
         assert err.count("\n") == 1
 
 
+@pytest.mark.long
 def test_a_registry_behind_a_server_is_the_same(
     inside: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
