@@ -37,8 +37,8 @@ check:
 	mypy
 	lint-imports
 
-test: setup # parts side by side, four at a time on two cores: flows wait for processes often enough
-	$(MAKE) --no-print-directory -j 4 test-flows test-pipeline test-rest test-core test-pages check
+test: setup # all parts at once, also on two cores: flows and servers are waited for often enough
+	$(MAKE) --no-print-directory -j 6 test-pipeline test-flows test-rest test-core test-pages check
 
 test-pipeline:
 	pytest tests/pipeline
