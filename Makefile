@@ -37,8 +37,9 @@ check:
 	mypy
 	lint-imports
 
-test: setup # all parts at once, also on two cores: flows and servers are waited for often enough
-	$(MAKE) --no-print-directory -j 6 test-pipeline test-flows test-rest test-core test-pages check
+# Parts side by side, three at a time on two cores: flows wait for processes often enough.
+test: setup
+	$(MAKE) --no-print-directory -j 3 test-pipeline test-flows test-core test-rest test-pages check
 
 test-pipeline:
 	pytest tests/pipeline
