@@ -13,11 +13,13 @@ from grpo.artifacts.files import read_json
 from grpo.artifacts.tables import (
     CREDIT,
     EVALUATION,
+    PROMPTS,
     REWARDS,
     ROLLOUTS,
     is_count,
     read_profile,
     read_table,
+    wrong_cell,
 )
 from grpo.errors import ArtifactError, brief
 from grpo.params.parameters import BASE, LinkSpec, Parameters
@@ -66,6 +68,7 @@ def read_run(artifacts: Path, params: Parameters) -> Run:
       ArtifactError: If a file is missing, broken, or does not fit the others.
     """
     policies = [BASE, *params.rounds]
+    _require_held_out(artifacts / "prompts")
     profile = read_profile(artifacts / "profile" / "prompts.parquet")
     evaluations = artifacts / "evaluations"
     return Run(
@@ -90,6 +93,17 @@ def read_run(artifacts: Path, params: Parameters) -> Run:
         },
         selections=_read_selections(artifacts, params),
     )
+
+
+def _require_held_out(prompts: Path) -> None:
+    """Raises ArtifactError if a prompt to evaluate on is one that was trained on."""
+    trained = set(read_table(prompts / "train.parquet", PROMPTS)["prompt"])
+    held_out = prompts / "eval.parquet"
+    table = read_table(held_out, PROMPTS)
+    seen = np.flatnonzero(table["prompt"].isin(trained))
+    if len(seen):
+        error = wrong_cell(table, held_out, int(seen[0]), "prompt", "no prompt of train.parquet")
+        raise ArtifactError(f"{error}; rerun the stage prepare")
 
 
 def score_names(params: Parameters) -> tuple[str, ...]:

@@ -53,12 +53,17 @@ def cost(flops: int) -> dict[str, int]:
 
 
 def write_prompts(artifacts: Path) -> None:
-    """Writes three training prompts, solved never, half the time and always."""
+    """Writes three training prompts, solved never, half the time and always, and the others."""
     names = ["never", "half", "always"]
     prompts = pd.DataFrame(
-        {"prompt_id": names, "family": "f", "prompt": "1+1=", "answer": "2", "entry": "{}"}
+        {"prompt_id": names, "family": "f", "prompt": "trained", "answer": "2", "entry": "{}"}
     )
     write_table(prompts, artifacts / "prompts/train.parquet", PROMPTS)
+    held_out = [f"e{i}" for i in range(len(SUCCESSES["base"]))]
+    others = pd.DataFrame(
+        {"prompt_id": held_out, "family": "f", "prompt": held_out, "answer": "2", "entry": "{}"}
+    )
+    write_table(others, artifacts / "prompts/eval.parquet", PROMPTS)
     profile = pd.DataFrame(
         {
             "prompt_id": names,

@@ -9,6 +9,7 @@ import pytest
 from finished_run import EVALUATION_FLOPS, PROFILE_FLOPS, SUCCESSES, WARMUP_FLOPS, ReadWith
 
 from grpo.artifacts.files import read_json
+from grpo.artifacts.tables import PROMPTS, read_table, write_table
 from grpo.errors import ArtifactError
 from grpo.params.parameters import Parameters, Round
 from grpo.report.numbers import (
@@ -271,3 +272,13 @@ def test_a_broken_file_is_named_in_one_line(
 def test_evaluations_over_other_prompts_are_not_compared(read_with: ReadWith) -> None:
     with pytest.raises(ArtifactError, match=r"sgpo-1\.parquet: must hold the prompts of .*base"):
         read_with({"sgpo-1": [3, 3, 4]})
+
+
+def test_what_was_trained_on_is_not_evaluated_on(artifacts: Path, params: Parameters) -> None:
+    train, held_out = (artifacts / f"prompts/{part}.parquet" for part in ("train", "eval"))
+    table = read_table(held_out, PROMPTS)
+    table.loc[1, "prompt"] = read_table(train, PROMPTS)["prompt"][0]
+    write_table(table, held_out, PROMPTS)
+    wrong = r"eval.parquet: row 1 .*'prompt' must be no prompt of train.parquet, got trained; rerun"
+    with pytest.raises(ArtifactError, match=wrong):
+        read_run(artifacts, params)
