@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 export DO_NOT_TRACK := true
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo test test-pipeline test-flows test-core test-pages test-rest test-long check ui team lock clean
+.PHONY: setup demo test test-runs test-core test-flows test-long check ui team lock clean
 setup: $(VENV)/ready
 
 # torch first: whatever build is there satisfies the lock (README: the CUDA build). Nothing is compiled
@@ -37,27 +37,20 @@ check:
 	mypy
 	lint-imports
 
-# Parts side by side, three at a time on two cores: flows wait for processes often enough.
+# Three processes of pytest for two cores: each imports the libraries once, and flows wait often.
 test: setup
-	$(MAKE) --no-print-directory -j 3 test-pipeline test-flows test-core test-rest test-pages check
+	$(MAKE) --no-print-directory -j 3 test-runs test-core test-flows check
 
-test-pipeline:
-	pytest tests/pipeline
+RUNS := tests/pipeline tests/report tests/twins tests/advice
+test-runs:
+	pytest $(RUNS)
 
 FLOWS := tests/flows tests/lineage tests/registry
 test-flows:
 	pytest $(FLOWS)
 
-CORE := tests/objective tests/policies tests/simulation
 test-core:
-	pytest $(CORE)
-
-PAGES := tests/report tests/twins tests/advice
-test-pages:
-	pytest $(PAGES)
-
-test-rest:
-	pytest $(addprefix --ignore=, tests/pipeline $(FLOWS) $(CORE) $(PAGES))
+	pytest $(addprefix --ignore=, $(RUNS) $(FLOWS))
 
 # Twins of the GPU recipes, teams, remote stages, lost ranks and workers, servers that fail; then what
 # computes with arrays once more, types and shapes checked at every call.

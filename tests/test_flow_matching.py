@@ -32,6 +32,7 @@ def mean_loss(updates: list[WarmupUpdate]) -> float:
     return sum(each.loss for each in updates) / len(updates)
 
 
+@pytest.mark.long
 def test_two_drawings_are_learned_and_told_apart_by_their_captions():
     policy, drawings, updates = warmed()
     assert mean_loss(updates[-20:]) < 0.5 * mean_loss(updates[:20])

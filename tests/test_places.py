@@ -139,10 +139,15 @@ def test_a_stage_reads_no_pipe_and_writes_into_no_file(place: Path):
     ("words", "reason"),
     [
         (["flows.reproduce"], "must be the directory of dvc.yaml"),
-        (["flows.sweep", "--set", "seed=1"], "must be the directory of dvc.yaml"),
-        (["flows.promote", "solver", "a-1"], "must be the directory of dvc.yaml"),
-        (["flows.ui"], "must be the directory of dvc.yaml"),
-        (["flows.team"], "must be the directory of dvc.yaml"),
+        *(
+            pytest.param(words, "must be the directory of dvc.yaml", marks=pytest.mark.long)
+            for words in (
+                ["flows.sweep", "--set", "seed=1"],
+                ["flows.promote", "solver", "a-1"],
+                ["flows.ui"],
+                ["flows.team"],
+            )
+        ),
         (["grpo", "load", "models:/solver@champion", "served"], "mlflow.db does not exist"),
         (["grpo", "check"], "params.yaml: no such file"),
     ],

@@ -60,6 +60,7 @@ def test_a_refusal_is_said_kept_by_prefect_and_has_its_own_exit_code(
     assert run["state"]["message"].startswith(f"solver: {reason}")
 
 
+@pytest.mark.long
 def test_what_names_no_policy_or_no_bound_is_wrong_input(
     fresh_pipeline: Path, prefect_environment: Environment, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -129,6 +129,7 @@ def test_no_process_outlives_a_stopped_run_and_no_record_is_lost(
     assert changed.isdisjoint({"prepare", "base"})
 
 
+@pytest.mark.long
 def test_the_order_of_the_lock_is_not_that_in_which_stages_ended(
     fresh_pipeline: Path, prefect_environment: Environment
 ) -> None:

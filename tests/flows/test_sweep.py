@@ -33,6 +33,7 @@ def starts(said: str, stage: str) -> int:
     return said.count(f" working on {stage}\n")
 
 
+@pytest.mark.long
 def test_every_combination_runs_once_and_the_table_shows_what_came_out(
     finished_pipeline: Path, prefect_environment: Environment
 ) -> None:

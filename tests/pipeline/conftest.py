@@ -1,8 +1,6 @@
-"""Two runs of the two small arms in fresh workspaces, shared by all tests of the pipeline."""
+"""A run of the two small arms in a fresh workspace, shared by all tests of the pipeline."""
 
-import subprocess
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,11 +12,7 @@ from tests.pipeline.workspaces import (
     copy_for_stages,
     dvc,
     environment,
-    start_stages,
-    two_arms,
 )
-
-Running = tuple[Path, subprocess.Popen[str]]
 
 
 @pytest.fixture(scope="session")
@@ -40,23 +34,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     dvc(workspace, "commit", "--quiet", "--force", *forked)
     dvc(workspace, "repro", "--quiet")
     return workspace
-
-
-@pytest.fixture(scope="session")
-def second_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """Yields another fresh workspace and the process that runs its stages, without dvc."""
-    workspace = tmp_path_factory.mktemp("second") / "workspace"
-    process = start_stages(workspace, two_arms())
-    yield workspace, process
-    process.kill()
-    process.wait()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _second_run_beside_the_first(request: pytest.FixtureRequest) -> None:
-    """Starts the second run, if a test asks for it, before the first one is waited for."""
-    if any("second_run" in item.fixturenames for item in request.session.items):
-        request.getfixturevalue("second_run")
 
 
 @pytest.fixture

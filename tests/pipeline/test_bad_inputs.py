@@ -335,6 +335,7 @@ def test_one_stage_runs_once_at_a_time(workspace: Path):
     assert run_stage(workspace, "score@uniform-1", command).code == 0
 
 
+@pytest.mark.long
 def test_dvc_passes_the_line_on_and_loses_nothing(finished: Path, tmp_path: Path):
     """As a person meets it: a shell, dvc, and the stage in a process of its own."""
     workspace = copy_for_dvc(finished, tmp_path / "workspace")

@@ -84,6 +84,7 @@ def test_a_masked_arm_trains_its_budget_and_keeps_its_chances_in_the_policy(run:
     assert all(0 < chances[f"keep_{phase}"] <= 1 for phase in range(5))
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")  # dvc's own
 def test_a_killed_rollout_leaves_no_process_and_all_that_follows_ends_with_the_same_bytes(
     run: Path, tmp_path: Path

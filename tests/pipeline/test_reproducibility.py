@@ -1,7 +1,6 @@
 """Two fresh workspaces agree to the byte, and a change runs what it concerns and no more."""
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from tests.pipeline.workspaces import (
     copy_for_dvc,
     dvc,
     locked_stages,
-    until_done,
 )
 
 ONCE_PER_RUN = {"check", "report", "lineage"}
@@ -90,17 +88,6 @@ def test_a_new_round_runs_alone(finished: Path, tmp_path: Path):
     set_param("rounds.sgpo-2", {"arm": "sgpo", "start": "sgpo-1", "phase": 1})(workspace)
     stages = ("rollout", "score", "train", "evaluate")
     assert to_run(workspace) == {f"{stage}@sgpo-2" for stage in stages} | ONCE_PER_RUN
-
-
-def test_two_fresh_workspaces_end_with_the_same_bytes(
-    finished: Path, second_run: tuple[Path, subprocess.Popen[str]]
-):
-    """One with a process per stage; one with all stages in one process."""
-    workspace, process = second_run
-    until_done(workspace, process)
-    done = run_stage(workspace, "report", locked_stages(finished)["report"]["cmd"])
-    assert done.code == 0, done.stderr
-    assert results_of(workspace) == results_of(finished)
 
 
 @pytest.mark.long

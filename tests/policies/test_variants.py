@@ -168,6 +168,7 @@ def test_the_encoders_that_are_perturbed_are_those_that_the_pooled_embedding_rea
     ]
 
 
+@pytest.mark.long
 def test_variants_with_a_t5_keep_to_the_band_and_leave_it_alone():
     """The last rows of the condition are those of T5: no loss would hold them near the caption."""
     pipeline = tiny_sd3()

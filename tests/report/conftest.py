@@ -18,6 +18,9 @@ from finished_run import (
 
 from grpo.artifacts.files import write_json
 from grpo.params.parameters import Parameters, Round, read_params
+from grpo.report.drawing import Panel
+from grpo.report.figures import draw_figures
+from grpo.report.numbers import compute_numbers
 from grpo.report.reading import Run, read_run
 
 
@@ -83,6 +86,19 @@ def artifacts(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.chdir(tmp_path)
     shutil.copytree(finished, tmp_path / "artifacts")
     return tmp_path / "artifacts"
+
+
+@pytest.fixture(scope="session")
+def figures(finished: Path, params: Parameters) -> list[Panel]:
+    """Those of the finished run."""
+    run = read_run(finished, params)
+    return draw_figures(run, compute_numbers(run), usages={}, seconds={})
+
+
+@pytest.fixture
+def figures_drawn_once(figures: list[Panel], monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of what stands beside the figures: drawing them is most of a page's time."""
+    monkeypatch.setattr("grpo.report.page.draw_figures", lambda *_, **__: figures)
 
 
 @pytest.fixture

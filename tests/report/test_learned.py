@@ -17,6 +17,8 @@ from grpo.registry.gate import Bounds, judge
 from grpo.report.learned import find_empty_results, why_nothing_was_learned
 from grpo.report.page import PAGE, write_page
 
+pytestmark = pytest.mark.usefixtures("figures_drawn_once")
+
 Change = Callable[[pd.DataFrame], pd.DataFrame]
 
 

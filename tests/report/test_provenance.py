@@ -17,10 +17,10 @@ from grpo.artifacts.tables import REWARDS, read_table, write_table
 from grpo.errors import ArtifactError, ParameterError
 from grpo.lineage.lock import flatten, read_lock
 from grpo.params.parameters import Parameters
-from grpo.report.drawing import Panel
-from grpo.report.figures import draw_figures
 from grpo.report.provenance import find_what_ran
 from grpo.report.seconds import stages_of
+
+pytestmark = pytest.mark.usefixtures("figures_drawn_once")
 
 PIPELINE = yaml.safe_load((Path(__file__).parents[2] / "dvc.yaml").read_text())
 RATE = "arms.uniform.training.learning_rate"
@@ -66,24 +66,6 @@ def at(content: Any, path: str) -> Any:
 def _enough_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
     """The finished run has four."""
     monkeypatch.setattr("grpo.report.learned.LEAST_PROMPTS", 4)
-
-
-@pytest.fixture(scope="module")
-def figures() -> dict[str, list[Panel]]:
-    """The figures of the finished run, once they are drawn."""
-    return {}
-
-
-@pytest.fixture(autouse=True)
-def _figures_drawn_once(figures: dict[str, list[Panel]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is looked at here stands above them, and drawing them is most of a page's time."""
-
-    def draw(*given: Any, **settings: Any) -> list[Panel]:
-        if not figures:
-            figures["drawn"] = draw_figures(*given, **settings)
-        return figures["drawn"]
-
-    monkeypatch.setattr("grpo.report.page.draw_figures", draw)
 
 
 @pytest.fixture

@@ -13,6 +13,8 @@ from grpo.report.page import PAGE, write_page
 from grpo.report.reading import read_run
 from grpo.report.words import say_selection
 
+pytestmark = pytest.mark.usefixtures("figures_drawn_once")
+
 COUNTS = {"skipped": 0, "sampled": 9, "reused": 0, "oversampling_factor": 2.25}
 
 

@@ -20,6 +20,8 @@ from grpo.report.page import PAGE, write_page
 from grpo.report.pictures import embed
 from grpo.report.side_by_side import read_sheets
 
+pytestmark = pytest.mark.usefixtures("figures_drawn_once")
+
 IMAGE = re.compile(r'<img src="data:image/png;base64,([^"]+)" width="(\d+)" height="(\d+)"')
 MARK = re.compile(r'role="img" aria-label="(right|wrong)">([✓✗])<')
 PROMPTS, ROLLOUTS = 4, 2  # of finished_run.py's samples
