@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 export DO_NOT_TRACK := true
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo test test-runs test-core test-flows test-long check ui team lock clean
+.PHONY: setup demo test test-core test-pipeline test-flows test-pages test-long check ui team lock clean
 setup: $(VENV)/ready
 
 # torch first: whatever build is there satisfies the lock (README: the CUDA build). Nothing is compiled
@@ -37,20 +37,23 @@ check:
 	mypy
 	lint-imports
 
-# Three processes of pytest for two cores: each imports the libraries once, and flows wait often.
+# Three at a time on two cores: stages and flows are waited for often enough.
 test: setup
-	$(MAKE) --no-print-directory -j 3 test-runs test-core test-flows check
+	$(MAKE) --no-print-directory -j 3 test-core test-pipeline test-flows test-pages check
 
-RUNS := tests/pipeline tests/report tests/twins tests/advice
-test-runs:
-	pytest $(RUNS)
+test-pipeline:
+	pytest tests/pipeline
 
 FLOWS := tests/flows tests/lineage tests/registry
 test-flows:
 	pytest $(FLOWS)
 
+PAGES := tests/report tests/twins tests/advice
+test-pages:
+	pytest $(PAGES)
+
 test-core:
-	pytest $(addprefix --ignore=, $(RUNS) $(FLOWS))
+	pytest $(addprefix --ignore=, tests/pipeline $(FLOWS) $(PAGES))
 
 # Twins of the GPU recipes, teams, remote stages, lost ranks and workers, servers that fail; then what
 # computes with arrays once more, types and shapes checked at every call.

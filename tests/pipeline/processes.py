@@ -17,11 +17,12 @@ PRELOADED = [
     "transformers.models.auto.modeling_auto",
     "transformers.models.auto.tokenization_auto",
     "transformers.models.llama.modeling_llama",
-    "pandera.pandas",
-    "pyarrow.parquet",
-    "pydantic",
+    "torch.utils.flop_counter",
+    "jaxtyping",
+    "pydantic.dataclasses",
     "reasoning_gym",
     "rich.progress",
+    "ruamel.yaml",
     "tests.pipeline.preloaded",
 ]
 LOG = "stderr.log"

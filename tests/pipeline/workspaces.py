@@ -77,8 +77,7 @@ def copy_for_stages(finished: Path, target: Path) -> Path:
     for name in NEEDED_BY_STAGES:
         source = finished / name
         if source.is_dir():
-            ignored = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(source, target / name, ignore=ignored)
+            shutil.copytree(source, target / name)
         else:
             shutil.copyfile(source, target / name)
     return target
