@@ -8,11 +8,13 @@ import io
 
 import pandas as pd
 import pandera.pandas as pa
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
 _frame = pd.DataFrame({"number": [1]})
 pa.DataFrameSchema({"number": pa.Column(int)}).validate(_frame)
 _file = io.BytesIO()
 _frame.to_parquet(_file)
 pd.read_parquet(_file)
+get_checkpoint_conversion_mapping("llama")
 
 gc.freeze()

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Collection
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -145,7 +146,12 @@ def until_done(root: Path, process: subprocess.Popen[str]) -> None:
 
 def locked_stages(root: Path) -> dict[str, Any]:
     """Returns what dvc.lock says of every stage: command, dependencies, parameters, outputs."""
-    return dict(parse_yaml((root / "dvc.lock").read_text())["stages"])
+    return _stages_of((root / "dvc.lock").read_text())
+
+
+@cache  # most workspaces are copies of one
+def _stages_of(lock: str) -> dict[str, Any]:
+    return dict(parse_yaml(lock)["stages"])
 
 
 def _run(root: Path, *command: str) -> str:
