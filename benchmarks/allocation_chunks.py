@@ -25,12 +25,12 @@ from benchmarks.demo import ROOT
 from benchmarks.figures import save_figure
 from benchmarks.seeds import record_seeds
 from benchmarks.workspaces import make_workspace, peak_bytes, run_stages
-from grpo.artifacts.files import read_json
-from grpo.artifacts.tables import EVALUATION, REWARDS, ROLLOUTS, read_table
-from grpo.markdown import markdown_table
 from grpo.params.yaml import parse_yaml
-from grpo.phase_metrics import evenness
-from grpo.report.drawing import styled
+from grpo.report.style import styled
+from grpo.runtime.artifacts.files import read_json
+from grpo.runtime.artifacts.tables import EVALUATION, REWARDS, ROLLOUTS, read_table
+from grpo.runtime.markdown import markdown_table
+from grpo.training.phase_metrics import evenness
 
 ARMS = ROOT / "benchmarks" / "allocation_chunks.yaml"
 WORK = ROOT / ".work" / "allocation_chunks"
@@ -236,8 +236,8 @@ def _variance_by_advantage(artifacts: Path, name: str) -> float:
 def _keep(artifacts: Path, name: str) -> list[dict[str, Any]]:
     """Returns what the last round trained of every phase."""
     rows = pd.read_csv(artifacts / "training" / name / "phases.csv")
-    found: list[dict[str, Any]] = rows.replace({np.nan: None}).to_dict("records")
-    return found
+    records = rows.replace({np.nan: None}).to_dict("records")
+    return [{str(name): value for name, value in row.items()} for row in records]
 
 
 def _ratio(own: list[Point], reference: list[Point], name: str) -> float:

@@ -25,12 +25,12 @@ from benchmarks.demo import ROOT
 from benchmarks.figures import save_figure
 from benchmarks.seeds import record_seeds
 from benchmarks.workspaces import make_workspace, peak_bytes, run_stages
-from grpo.artifacts.files import read_json
-from grpo.artifacts.tables import EVALUATION_SAMPLES, read_table
-from grpo.artifacts.tensors import read_tensors
-from grpo.markdown import markdown_table
 from grpo.params.yaml import parse_yaml
-from grpo.report.drawing import MARKERS, styled
+from grpo.report.style import MARKERS, styled
+from grpo.runtime.artifacts.files import read_json
+from grpo.runtime.artifacts.tables import EVALUATION_SAMPLES, read_table
+from grpo.runtime.artifacts.tensors import read_tensors
+from grpo.runtime.markdown import markdown_table
 
 ARMS = ROOT / "benchmarks" / "allocation_denoising.yaml"
 WORK = ROOT / ".work" / "allocation_denoising"

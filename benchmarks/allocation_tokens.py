@@ -23,14 +23,14 @@ from benchmarks.demo import ROOT
 from benchmarks.figures import save_figure
 from benchmarks.seeds import record_seeds
 from benchmarks.workspaces import make_workspace, run_stages
-from grpo.artifacts.files import read_json
-from grpo.build.profiles import reads_profile
-from grpo.markdown import markdown_table
 from grpo.params.parameters import Parameters, read_params
 from grpo.params.yaml import parse_yaml
 from grpo.report.comparison import Curve, cost_to_reach
-from grpo.report.drawing import MARKERS, styled
+from grpo.report.style import MARKERS, styled
+from grpo.runtime.artifacts.files import read_json
+from grpo.runtime.markdown import markdown_table
 from grpo.types import Cost
+from grpo.wiring.profiles import reads_profile
 
 ARMS = Path(__file__).with_suffix(".yaml")
 FIGURE = ROOT / "docs" / "allocation_tokens.svg"

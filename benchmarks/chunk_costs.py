@@ -28,27 +28,27 @@ from transformers import LlamaConfig, LlamaModel
 from benchmarks.demo import RESULTS, ROOT, machine, revision_of
 from benchmarks.figures import save_figure
 from benchmarks.workspaces import CPU_SECONDS, reset_peak, resident_peak
-from grpo.artifacts.files import read_json, write_json
-from grpo.artifacts.tables import REWARDS, read_table
-from grpo.batches import Batch, plan_batches
-from grpo.build.policies.action_chunks import SIMULATOR
-from grpo.build.rounds import settings_of
-from grpo.fixed_scores import score_steps
-from grpo.markdown import markdown_table
+from grpo.modalities.action_chunks.decoding import ChunkDecoding
+from grpo.modalities.action_chunks.loading import SIMULATOR
+from grpo.modalities.action_chunks.model import ActionChunkModel, ChunkShape
+from grpo.modalities.action_chunks.phases import choose_labeller
+from grpo.modalities.action_chunks.policy import ActionChunkPolicy
+from grpo.modalities.action_chunks.simulation.pool import EnvironmentPool
+from grpo.modalities.base import make_rollouts
+from grpo.modalities.shared.activations import saved_bytes
 from grpo.objective.algorithms import chunk_grpo
 from grpo.objective.base import Objective, chain
 from grpo.objective.chunks import sample_steps_by_advantage
 from grpo.params.parameters import read_params
-from grpo.policies.action_chunks import ActionChunkPolicy
-from grpo.policies.action_model import ActionChunkModel, ChunkShape
-from grpo.policies.activations import saved_bytes
-from grpo.policies.base import make_rollouts
-from grpo.policies.chunk_decoding import ChunkDecoding
-from grpo.policies.phases import choose_labeller
-from grpo.report.drawing import styled
-from grpo.sampling import read_batch
-from grpo.simulation.pool import EnvironmentPool
-from grpo.training import run_update
+from grpo.report.style import styled
+from grpo.runtime.artifacts.files import read_json, write_json
+from grpo.runtime.artifacts.tables import REWARDS, read_table
+from grpo.runtime.markdown import markdown_table
+from grpo.sampling.rollouts import read_batch
+from grpo.training.batches import Batch, plan_batches
+from grpo.training.frozen import score_steps
+from grpo.training.updates import run_update
+from grpo.wiring.rounds import settings_of
 
 OUT = RESULTS / "chunk_costs.json"
 FIGURE = ROOT / "docs" / "chunk_costs.svg"

@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from grpo.artifacts.files import digest, read_json, write_json
-from grpo.markdown import markdown_table
+from grpo.runtime.artifacts.files import digest, read_json, write_json
+from grpo.runtime.markdown import markdown_table
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"

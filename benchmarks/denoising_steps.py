@@ -20,16 +20,16 @@ from torch.optim import AdamW
 
 from benchmarks.demo import RESULTS, ROOT, machine, revision_of
 from benchmarks.workspaces import reset_peak, resident_peak
-from grpo.artifacts.files import read_json, write_json
-from grpo.batches import plan_batches
-from grpo.build.bases.denoising import make_pipeline
-from grpo.markdown import markdown_table
+from grpo.modalities.base import make_rollouts
+from grpo.modalities.denoising.bases import make_pipeline
+from grpo.modalities.denoising.policy import DenoisingPolicy
+from grpo.modalities.denoising.sde_steps import Denoising
 from grpo.objective.algorithms import flash_grpo, flow_grpo
 from grpo.params.parameters import read_params
-from grpo.policies.base import make_rollouts
-from grpo.policies.denoising import DenoisingPolicy
-from grpo.policies.kernels import Denoising
-from grpo.training import TrainingSettings, run_update
+from grpo.runtime.artifacts.files import read_json, write_json
+from grpo.runtime.markdown import markdown_table
+from grpo.training.batches import plan_batches
+from grpo.training.updates import TrainingSettings, run_update
 from grpo.types import Cost
 
 OUT = RESULTS / "denoising_steps.json"

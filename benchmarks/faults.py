@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.demo import RESULTS, ROOT, machine, revision_of
-from grpo.artifacts.files import read_json, write_json
-from grpo.markdown import markdown_table
+from grpo.runtime.artifacts.files import read_json, write_json
+from grpo.runtime.markdown import markdown_table
 
 OUT = RESULTS / "faults.json"
 FOLDERS = ("flows", "storage", "lineage", "registry", "pipeline")  # of tests

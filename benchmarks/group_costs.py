@@ -22,20 +22,20 @@ from pydantic import TypeAdapter
 
 from benchmarks.allocation_tokens import read_arms
 from benchmarks.demo import RESULTS, ROOT, machine, revision_of
-from grpo.artifacts.checkpoints import Scratch
-from grpo.artifacts.files import read_json, write_json
-from grpo.build.bases.tokens import make_base
-from grpo.build.machine import prepare_machine
-from grpo.build.objectives import build_objective
-from grpo.build.policies.loading import make_optimizer
-from grpo.build.tasks import build_prompts
-from grpo.markdown import markdown_table
+from grpo.modalities.base import make_rollouts
+from grpo.modalities.shared.machine import prepare_machine
+from grpo.modalities.tokens.bases import make_base
+from grpo.modalities.tokens.policy import Decoding, TokenPolicy
 from grpo.params.parameters import DATA, LinkSpec, Parameters, Training, read_params, with_tuples
 from grpo.params.policy import ScratchBase
-from grpo.policies.base import make_rollouts
-from grpo.policies.tokens import Decoding, TokenPolicy
-from grpo.sampling import drawn_from, sample_rollouts
-from grpo.training import TrainingSettings, train_round
+from grpo.runtime.artifacts.checkpoints import Scratch
+from grpo.runtime.artifacts.files import read_json, write_json
+from grpo.runtime.markdown import markdown_table
+from grpo.sampling.rollouts import drawn_from, sample_rollouts
+from grpo.training.updates import TrainingSettings, train_round
+from grpo.wiring.objectives import build_objective
+from grpo.wiring.policies import make_optimizer
+from grpo.wiring.tasks import build_prompts
 
 OUT, ALLOCATION = RESULTS / "group_costs.json", RESULTS / "allocation_tokens.json"
 STEPS = (8, 16, 32, 64, 128)  # of every rollout
@@ -176,20 +176,20 @@ def table(results: dict[str, Any], allocation: dict[str, Any]) -> str:
 def rounds_to_reach(allocation: dict[str, Any]) -> float:
     """Returns after how many rounds two_grpo's mean curve has uniform's last gain."""
     runs = allocation["runs"].values()
-    share: float = allocation["summary"]["two_grpo"]["cpu_seconds_to_reach"]["value"]
+    share = allocation["summary"]["two_grpo"]["cpu_seconds_to_reach"]["value"]
     ends = {arm: _mean(runs, arm, "cpu_seconds") for arm in ARMS}
-    return share * ends["uniform"] / ends["two_grpo"] * read_arms()["two_grpo"]["rounds"]
+    rounds = float(share * read_arms()["two_grpo"]["rounds"])
+    return rounds * ends["uniform"] / ends["two_grpo"]
 
 
 def _mean(runs: Any, arm: str, name: str) -> float:
     """Returns the mean over seeds of what an arm had spent at its end."""
-    return mean(run[arm][-1][name] for run in runs)
+    return mean(float(run[arm][-1][name]) for run in runs)
 
 
 def _median_case(cases: list[dict[str, Any]], arm: str, steps: int) -> dict[str, float]:
     own = pd.DataFrame([each for each in cases if (each["arm"], each["steps"]) == (arm, steps)])
-    medians: dict[str, float] = own.drop(columns="arm").median().to_dict()
-    return medians
+    return {str(name): float(each) for name, each in own.drop(columns="arm").median().items()}
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from grpo.markdown import markdown_table
-from grpo.report.drawing import MARKERS, color_of, styled
+from grpo.report.style import MARKERS, color_of, styled
+from grpo.runtime.markdown import markdown_table
 
 KINDS = {
     ("dense", "live"): "dense",

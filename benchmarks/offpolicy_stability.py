@@ -26,30 +26,30 @@ from torch import Tensor, nn
 from benchmarks.demo import RESULTS, ROOT, machine, revision_of
 from benchmarks.figures import save_figure
 from benchmarks.offpolicy_report import draw, table
-from grpo.artifacts.files import read_json, write_bytes
-from grpo.audit import Auditor
-from grpo.batches import plan_batches
-from grpo.build.bases.making import build_base
-from grpo.build.machine import prepare_machine
-from grpo.build.policies.loading import make_optimizer
-from grpo.build.rewards import build_reward
-from grpo.build.tasks import build_prompts
-from grpo.fixed_scores import score_steps
-from grpo.metrics import UpdateMetrics
+from grpo.modalities.shared.directories import load_base
+from grpo.modalities.shared.machine import prepare_machine
+from grpo.modalities.tokens.policy import Decoding, TokenPolicy, TokenTrajectory
+from grpo.modalities.tokens.routing import find_routers, recorded
 from grpo.objective.algorithms import grpo, gspo
 from grpo.objective.base import Objective, chain
 from grpo.objective.weight import drop_uniform_groups
 from grpo.params.parameters import DATA, Parameters, Training, read_params
 from grpo.params.policy import RoutingMode, ScratchBase
-from grpo.policies.routing import find_routers, recorded
-from grpo.policies.storage import load_base
-from grpo.policies.tokens import Decoding, TokenPolicy, TokenTrajectory
-from grpo.sampling import drawn_from, sample_rollouts
-from grpo.scoring import score_rollouts
-from grpo.seeds import derive_seed
+from grpo.runtime.artifacts.files import read_json, write_bytes
+from grpo.runtime.seeds import derive_seed
+from grpo.sampling.rollouts import drawn_from, sample_rollouts
+from grpo.sampling.scoring import score_rollouts
 from grpo.tasks.base import PromptTables
-from grpo.training import TrainingSettings, run_update
+from grpo.training.audits import Auditor
+from grpo.training.batches import plan_batches
+from grpo.training.frozen import score_steps
+from grpo.training.metrics import UpdateMetrics
+from grpo.training.updates import TrainingSettings, run_update
 from grpo.types import Rollouts
+from grpo.wiring.bases import build_base
+from grpo.wiring.policies import make_optimizer
+from grpo.wiring.rewards import build_reward
+from grpo.wiring.tasks import build_prompts
 
 OUT = RESULTS / "offpolicy_stability.json"
 WORK = ROOT / ".work" / "offpolicy_stability"
@@ -58,8 +58,10 @@ UPDATES, UPDATES_PER_EVALUATION = 48, 16
 PROMPTS_PER_UPDATE, ROLLOUTS_PER_PROMPT = 8, 8
 EVALUATION_PROMPTS, EVALUATION_ROLLOUTS = 300, 4
 LEARNING_RATE = 3e-4
-COLUMNS = ("outcome_mean", "trained_rollouts", "clip_fraction", "kl_to_start", "ratio_min")
-COLUMNS += ("ratio_max",)
+COLUMNS = (
+    *("outcome_mean", "trained_rollouts", "clip_fraction", "kl_to_start", "ratio_min"),
+    "ratio_max",
+)
 DIGITS = 6
 SHAPE: dict[str, int | float | str | bool] = {
     "hidden_size": 96,
@@ -172,7 +174,7 @@ def objective_of(algorithm: str, steps: float) -> Objective:
 
 def load(bench: Bench, routing: RoutingMode) -> TokenPolicy:
     model, tokenizer = load_base(bench.directory, torch.float32)
-    decoding = Decoding(temperature=1.0, max_steps=bench.params.policy.max_steps, routing=routing)
+    decoding = Decoding(temperature=1.0, max_steps=bench.params.tokens.max_steps, routing=routing)
     return TokenPolicy(model, tokenizer, decoding=decoding, uses_chat_template=False)
 
 
@@ -261,8 +263,8 @@ def train_round(
 ) -> dict[str, float]:
     """Samples in bfloat16, trains in float32; adds to `updates` and returns the round's numbers.
 
-    As `grpo.training.train_round`, without its refusal of a drift that is large for the clip
-    (rule U27): here the drift is what is looked at.
+    As `grpo.training.updates.train_round`, without its refusal of a drift that is large for the
+    clip (rule U27): here the drift is what is looked at.
     """
     seed = derive_seed(case.seed, "round", len(updates))
     trajectory, rollouts = judged(
@@ -329,7 +331,8 @@ def live_choices(policy: TokenPolicy, trajectory: TokenTrajectory) -> Tensor | N
     with torch.no_grad(), recorded(policy.model) as passes:
         live.log_prob(trajectory)
     read = torch.cat([trajectory.prompt_mask[trajectory.group], trajectory.mask[:, 1:]], dim=1)
-    return passes[0].unflatten(0, read.shape)[read].sort().values
+    chosen: Tensor = passes[0].unflatten(0, read.shape)[read].sort().values
+    return chosen
 
 
 def changed_choices(

@@ -30,9 +30,9 @@ from benchmarks.demo import (
 from benchmarks.figures import save_figure
 from flows.server import free_port, mlflow_server, prefect_server
 from flows.settings import SETTINGS
-from grpo.artifacts.files import read_json, write_json
-from grpo.markdown import markdown_table
-from grpo.report.drawing import styled
+from grpo.report.style import styled
+from grpo.runtime.artifacts.files import read_json, write_json
+from grpo.runtime.markdown import markdown_table
 
 OUT = RESULTS / "overhead.json"
 FIGURE = ROOT / "docs" / "overhead.svg"

@@ -16,17 +16,17 @@ from matplotlib.figure import Figure
 
 from benchmarks.demo import RESULTS, ROOT, machine, revision_of
 from benchmarks.figures import middle_and_reach, save_figure
-from grpo.artifacts.files import read_json, write_json
-from grpo.build.bases.action_chunks import make_action_model
-from grpo.build.policies.action_chunks import SIMULATOR
-from grpo.markdown import markdown_table
+from grpo.modalities.action_chunks.bases import make_action_model
+from grpo.modalities.action_chunks.decoding import ChunkDecoding
+from grpo.modalities.action_chunks.loading import SIMULATOR
+from grpo.modalities.action_chunks.phases import choose_labeller
+from grpo.modalities.action_chunks.policy import ActionChunkPolicy
+from grpo.modalities.action_chunks.simulation.metaworld import draw_scene, make_environment
+from grpo.modalities.action_chunks.simulation.pool import EnvironmentPool
 from grpo.params.parameters import DATA, read_params
-from grpo.policies.action_chunks import ActionChunkPolicy
-from grpo.policies.chunk_decoding import ChunkDecoding
-from grpo.policies.phases import choose_labeller
-from grpo.report.drawing import styled
-from grpo.simulation.metaworld import draw_scene, make_environment
-from grpo.simulation.pool import EnvironmentPool
+from grpo.report.style import styled
+from grpo.runtime.artifacts.files import read_json, write_json
+from grpo.runtime.markdown import markdown_table
 
 OUT = RESULTS / "rollout_throughput.json"
 FIGURE = ROOT / "docs" / "rollout_throughput.svg"

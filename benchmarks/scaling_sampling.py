@@ -18,17 +18,17 @@ from matplotlib.figure import Figure
 
 from benchmarks.demo import RESULTS, ROOT, machine, revision_of
 from benchmarks.figures import middle_and_reach, save_figure
-from grpo.artifacts.files import read_json, write_json
-from grpo.artifacts.tables import PROMPTS, read_table, write_table
-from grpo.build.bases.tokens import make_base
-from grpo.build.drawing import Drawing, make_drawing
-from grpo.build.engines import open_engine
-from grpo.build.tasks import build_prompts
-from grpo.markdown import markdown_table
+from grpo.modalities.shared.directories import save_base
+from grpo.modalities.tokens.bases import make_base
 from grpo.params.parameters import DATA, Parameters, read_params
-from grpo.policies.storage import save_base
-from grpo.report.drawing import styled
-from grpo.sampling import SampledBatch, sample_rollouts
+from grpo.report.style import styled
+from grpo.runtime.artifacts.files import read_json, write_json
+from grpo.runtime.artifacts.tables import PROMPTS, read_table, write_table
+from grpo.runtime.markdown import markdown_table
+from grpo.sampling.rollouts import SampledBatch, sample_rollouts
+from grpo.wiring.executors import open_engine
+from grpo.wiring.sampling_workers import Drawing, make_drawing
+from grpo.wiring.tasks import build_prompts
 
 OUT = RESULTS / "scaling_sampling.json"
 FIGURE = ROOT / "docs" / "scaling_sampling.svg"

@@ -27,22 +27,22 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from benchmarks.demo import RESULTS, ROOT, machine, revision_of
 from benchmarks.figures import save_figure
 from benchmarks.workspaces import reset_peak, resident_peak
-from grpo.artifacts.checkpoints import Scratch
-from grpo.artifacts.files import read_json, write_json
-from grpo.artifacts.usage import Usage
-from grpo.build.bases.tokenizers import make_byte_tokenizer
-from grpo.build.policies.loading import make_optimizer
-from grpo.build.rounds import settings_of
-from grpo.forks import run_in_ranks
-from grpo.markdown import markdown_table
+from grpo.modalities.base import make_rollouts
+from grpo.modalities.shared.sharding import own_part
+from grpo.modalities.shared.tokenizers import make_byte_tokenizer
+from grpo.modalities.tokens.policy import Decoding, TokenPolicy
 from grpo.objective.algorithms import grpo
 from grpo.params.parameters import Training
-from grpo.policies.base import make_rollouts
-from grpo.policies.sharding import own_part
-from grpo.policies.tokens import Decoding, TokenPolicy
-from grpo.ranks import joined, num_ranks, this_rank
-from grpo.report.drawing import styled
-from grpo.training import train_round
+from grpo.report.style import styled
+from grpo.runtime.artifacts.checkpoints import Scratch
+from grpo.runtime.artifacts.files import read_json, write_json
+from grpo.runtime.artifacts.usage import Usage
+from grpo.runtime.forks import run_in_ranks
+from grpo.runtime.markdown import markdown_table
+from grpo.runtime.ranks import joined, num_ranks, this_rank
+from grpo.training.updates import train_round
+from grpo.wiring.policies import make_optimizer
+from grpo.wiring.rounds import settings_of
 
 OUT = RESULTS / "scaling_training.json"
 FIGURE = ROOT / "docs" / "scaling_training.svg"

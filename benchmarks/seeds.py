@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.demo import RESULTS, machine, revision_of
-from grpo.artifacts.files import read_json, write_json
+from grpo.runtime.artifacts.files import read_json, write_json
 
 
 def record_seeds(

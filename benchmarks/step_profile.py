@@ -21,12 +21,12 @@ from benchmarks.peer_trl import workload
 from benchmarks.peer_trl.ours import make_policy, objective, rewarded, training_settings
 from benchmarks.peer_trl.tune import read_fastest
 from benchmarks.peer_trl.workload import SIZES, Clock, Scenario, now
-from grpo.artifacts.files import read_json, write_json
-from grpo.batches import plan_batches
-from grpo.fixed_scores import score_steps
-from grpo.markdown import markdown_table
-from grpo.policies.tokens import TokenPolicy
-from grpo.training import run_update
+from grpo.modalities.tokens.policy import TokenPolicy
+from grpo.runtime.artifacts.files import read_json, write_json
+from grpo.runtime.markdown import markdown_table
+from grpo.training.batches import plan_batches
+from grpo.training.frozen import score_steps
+from grpo.training.updates import run_update
 
 RESULTS = Path(__file__).parent / "results"
 BEFORE, AFTER = RESULTS / "step_profile_before.json", RESULTS / "step_profile.json"

@@ -15,9 +15,9 @@ from typing import Any
 from dvc.repo import Repo
 from dvc.stage import Stage
 
-from grpo.artifacts.files import read_json, write_json
-from grpo.artifacts.usage import Usage
 from grpo.params.yaml import dump_yaml
+from grpo.runtime.artifacts.files import read_json, write_json
+from grpo.runtime.artifacts.usage import Usage
 
 ROOT = Path(__file__).parents[1]
 NO_RESULT = ("report", "lineage")

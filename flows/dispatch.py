@@ -218,7 +218,7 @@ class Dispatcher:
         # After the state: whoever has ended has left all of them.
         own = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[run]))
         found = {each.key: each.data for each in self.client.read_artifacts(artifact_filter=own)}
-        answer = Answer(**json.loads(found[ANSWER])[0]) if ANSWER in found else None
+        answer = Answer(**json.loads(str(found[ANSWER]))[0]) if ANSWER in found else None
         return Look(state=state, sign=str(found.get(BEAT, "")), answer=answer)
 
     def _show_lines(self, step: Step, run: UUID, seen: int) -> int:

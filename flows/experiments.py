@@ -19,12 +19,12 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from flows.pipeline import METRICS, headline, show
 from flows.planning import Hints, Step, plan
 from flows.runner import Runner, StageError
-from grpo.artifacts.files import digest
 from grpo.errors import ParameterError
 from grpo.lineage.lock import flatten
 from grpo.lineage.revision import git
-from grpo.markdown import markdown_table
 from grpo.params.parameters import PARAMS, read_content
+from grpo.runtime.artifacts.files import digest
+from grpo.runtime.markdown import markdown_table
 
 Settings = Mapping[str, str]  # value by parameter path
 

@@ -9,8 +9,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from grpo.engines.gpus import visible_gpus
 from grpo.errors import ParameterError
+from grpo.runtime.executors.gpus import visible_gpus
 
 POLL_SECONDS = 0.2
 

@@ -43,13 +43,13 @@ from flows.runner import (
     stages_lock,
 )
 from flows.sharing import PUSH, Push, require_remote
-from grpo.artifacts import marks
-from grpo.artifacts.files import exclusive, write_bytes
 from grpo.errors import GrpoError
-from grpo.lineage.drawing import reduce_edges
+from grpo.lineage.graph import reduce_edges
 from grpo.lineage.lock import flatten, sort_lock
 from grpo.lineage.revision import git
-from grpo.markdown import markdown_table
+from grpo.runtime.artifacts import marks
+from grpo.runtime.artifacts.files import exclusive, write_bytes
+from grpo.runtime.markdown import markdown_table
 
 METRICS = "artifacts/report/metrics.json"
 PAGE = "artifacts/report/index.html"

@@ -11,10 +11,10 @@ from dvc.repo import Repo
 from dvc.scm import SCMError
 from dvc.stage import Stage
 
-from grpo.artifacts.files import require_plain
 from grpo.errors import ParameterError
 from grpo.lineage.lock import LOCK, PIPELINE
 from grpo.params.parameters import PARAMS, read_content
+from grpo.runtime.artifacts.files import require_plain
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from dvc.exceptions import DvcException
 
 from flows.planning import explain
-from grpo.artifacts.files import refused_by_the_system
 from grpo.errors import ArtifactError, brief
 from grpo.registry.remote import errors_of_s3
+from grpo.runtime.artifacts.files import refused_by_the_system
 
 
 @contextmanager

@@ -27,7 +27,6 @@ from flows.planning import explain, plan
 from flows.remote_data import reached
 from flows.runner import StageError
 from flows.wire import Order
-from grpo.artifacts.files import require_plain, write_bytes
 from grpo.errors import ParameterError, brief
 from grpo.lineage.lock import (
     LOCK,
@@ -40,6 +39,7 @@ from grpo.lineage.lock import (
     overlap,
 )
 from grpo.lineage.revision import git
+from grpo.runtime.artifacts.files import require_plain, write_bytes
 
 UNKNOWN = "what has not run yet"
 

@@ -48,7 +48,7 @@ def stage(commit: str, name: str, entries: dict[str, Any], beat_seconds: float =
       GrpoError: If it failed; why is an artifact of the run, too.
     """
     workspace = Path.cwd()
-    lines = get_run_logger().getChild(LINES)
+    lines = get_run_logger().getChild(LINES)  # type: ignore[union-attr] # a flow's run has one
     try:
         run = StageRun(
             Order(commit=commit, stage=name, entries=entries),

@@ -13,7 +13,7 @@ from flows.remote_lock import RemoteLock
 from flows.runner import FLOW_LOCK, require_places
 from flows.server import report_to_server, require_server
 from flows.settings import prepare_environment
-from grpo.artifacts.files import exclusive
+from grpo.runtime.artifacts.files import exclusive
 
 REPORT = Path("artifacts/report/index.html")
 

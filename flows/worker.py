@@ -23,11 +23,11 @@ from flows.planning import Step, explain, hints_of
 from flows.remote_data import reached
 from flows.runner import STAGES_LOCK, Runner, Stopped
 from flows.wire import Answer, Order
-from grpo.artifacts.files import read_json, remove
-from grpo.build.manifests import MANIFESTS
 from grpo.errors import CREDENTIALS, ArtifactError, ParameterError, brief
 from grpo.lineage.lock import LOCK, overlap
 from grpo.lineage.revision import git
+from grpo.params.manifests import MANIFESTS
+from grpo.runtime.artifacts.files import read_json, remove
 
 REPOSITORY = "GRPO_REPOSITORY"
 HOME = "GRPO_WORKER_HOME"

@@ -21,7 +21,7 @@ _FUNCTIONS = (
 _PLACES = {
     **dict.fromkeys(_NOUNS, "grpo.types"),
     **dict.fromkeys(_FUNCTIONS, "grpo.objective.base"),
-    "Link": "grpo.links",
+    "Link": "grpo.objective.link",
 }
 # Whatever returns an Objective here is a link or an algorithm.
 _LINKS = ("algorithms", "advantage", "weight", "chunks", "ratio", "correction", "trust", "penalty")

@@ -1,6 +1,6 @@
 """The command line: check, advise, trace, report, and policies loaded, drawn from and uploaded."""
 
-from grpo.interrupts import EXIT_INTERRUPTED, raise_interrupts, stop_at_once
+from grpo.runtime.interrupts import EXIT_INTERRUPTED, raise_interrupts, stop_at_once
 
 if __name__ == "__main__":
     stop_at_once("stopped")
@@ -31,7 +31,7 @@ def main() -> None:
         try:
             raise_interrupts()
             # Imported here: who asks for --help need not wait.
-            from grpo.artifacts.files import refused_by_the_system, require_plain
+            from grpo.runtime.artifacts.files import refused_by_the_system, require_plain
 
             with refused_by_the_system():
                 for path in vars(arguments).values():
@@ -71,6 +71,9 @@ def _parser() -> argparse.ArgumentParser:
     advise = commands.add_parser("advise", help="propose an arm from a finished profile")
     advise.add_argument("file", type=Path, nargs="?", default=Path("params.yaml"))
     advise.set_defaults(run=_advise)
+    deps = commands.add_parser("dvc-deps", help="compare dvc.yaml's code dependencies with imports")
+    deps.add_argument("--write", action="store_true", help="write them")
+    deps.set_defaults(run=_dvc_deps)
     lineage = commands.add_parser("lineage", help="trace an artifact back to what made it")
     lineage.add_argument("path", type=Path, nargs="?", help="an artifact; none: record in MLflow")
     lineage.add_argument("--svg", type=Path, metavar="FILE", help="draw the graph instead")
@@ -103,10 +106,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    from grpo.build.objectives import findings
-    from grpo.evaluation import remark_on_prompts
     from grpo.objective.rule import Severity
     from grpo.params.parameters import naming, read_params
+    from grpo.sampling.evaluation import remark_on_prompts
+    from grpo.wiring.objectives import findings
 
     with naming(arguments.file):
         params = read_params(arguments.file)
@@ -129,10 +132,27 @@ def _advise(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _dvc_deps(arguments: argparse.Namespace) -> int:
+    from grpo.lineage.code_dependencies import PIPELINE, with_code_dependencies
+    from grpo.runtime.artifacts.files import write_bytes
+
+    path = Path(PIPELINE)
+    wanted = with_code_dependencies(Path()).encode()
+    if wanted == path.read_bytes():
+        print(f"{path}: the code dependencies are those that the stages import", file=sys.stderr)
+        return 0
+    if not arguments.write:
+        print(f"{path}: code dependencies differ from imports; add --write", file=sys.stderr)
+        return EXIT_WRONG_INPUT
+    write_bytes(path, wanted)
+    print(path)
+    return 0
+
+
 def _lineage(arguments: argparse.Namespace) -> int:
-    from grpo.artifacts.files import named_output
-    from grpo.lineage.drawing import draw_svg
+    from grpo.lineage.graph import draw_svg
     from grpo.lineage.trace import format_tree, trace
+    from grpo.runtime.artifacts.files import named_output
 
     if arguments.path is None:
         from grpo.lineage.record import record
@@ -159,9 +179,9 @@ def _load(arguments: argparse.Namespace) -> int:
 
 
 def _sample(arguments: argparse.Namespace) -> int:
-    from grpo.artifacts.files import named_output, require_replaceable, write_bytes
-    from grpo.artifacts.images import encode_png
-    from grpo.registry.drawing import draw_from
+    from grpo.registry.sample import draw_from
+    from grpo.runtime.artifacts.files import named_output, require_replaceable, write_bytes
+    from grpo.runtime.artifacts.images import encode_png
 
     if arguments.images:
         require_replaceable(arguments.images)  # said before the policy is loaded
@@ -181,8 +201,8 @@ def _sample(arguments: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    from grpo.artifacts.banners import PAGE, say
     from grpo.report.page import draw_again
+    from grpo.runtime.artifacts.banners import PAGE, say
 
     ran = draw_again(ARTIFACTS)
     print(say([*ran.banners, *ran.stamps], is_colored=sys.stderr.isatty()), end="", file=sys.stderr)
@@ -191,10 +211,10 @@ def _report(arguments: argparse.Namespace) -> int:
 
 
 def _summary(arguments: argparse.Namespace) -> int:
-    from grpo.artifacts.banners import say
     from grpo.report.learned import find_empty_results
     from grpo.report.provenance import find_what_ran, state_of_page
     from grpo.report.summary import summarize
+    from grpo.runtime.artifacts.banners import say
 
     ran, page = find_what_ran(), state_of_page()
     is_colored = sys.stdout.isatty()
@@ -206,7 +226,7 @@ def _summary(arguments: argparse.Namespace) -> int:
 
 
 def _upload(arguments: argparse.Namespace) -> int:
-    from grpo.storage.upload import upload_directory
+    from grpo.runtime.storage.upload import upload_directory
 
     sha256 = upload_directory(arguments.directory, arguments.uri)
     print(f'{{source: s3, uri: "{arguments.uri}", sha256: {sha256}}}')

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pandas as pd
 
-from grpo.artifacts.divergence import curves_kept
-from grpo.artifacts.files import atomic_path, write_json
-from grpo.artifacts.tables import WARMUP, read_table, write_csv
-from grpo.artifacts.usage import Usage
-from grpo.build.bases.making import build_base
-from grpo.build.machine import prepare_machine
-from grpo.build.manifests import require_described
+from grpo.modalities.shared.machine import prepare_machine
+from grpo.params.manifests import require_described
 from grpo.params.parameters import read_params
+from grpo.runtime.artifacts.divergence import curves_kept
+from grpo.runtime.artifacts.files import atomic_path, write_json
+from grpo.runtime.artifacts.tables import WARMUP, read_table, write_csv
+from grpo.runtime.artifacts.usage import Usage
 from grpo.types import Cost
+from grpo.wiring.bases import build_base
 from stages.entry import run
 from stages.progress import shown
 

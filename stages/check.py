@@ -3,14 +3,14 @@
 from pathlib import Path
 from typing import get_args
 
-from grpo.artifacts.files import write_json
-from grpo.artifacts.usage import Usage
-from grpo.build.manifests import Reader, describe_data
-from grpo.build.objectives import findings
-from grpo.build.profiles import is_profile_needed
 from grpo.errors import UnsoundError
 from grpo.objective.rule import Severity
+from grpo.params.manifests import Reader, describe_data
 from grpo.params.parameters import read_params
+from grpo.runtime.artifacts.files import write_json
+from grpo.runtime.artifacts.usage import Usage
+from grpo.wiring.objectives import findings
+from grpo.wiring.profiles import is_profile_needed
 from stages.entry import run
 
 

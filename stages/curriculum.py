@@ -2,15 +2,15 @@
 
 from pathlib import Path
 
-from grpo.artifacts.files import write_json
-from grpo.artifacts.tables import CURRICULUM, PROMPTS, read_profile, read_table, write_table
-from grpo.artifacts.usage import Usage
-from grpo.build.curricula import build_curriculum
-from grpo.build.selections import inputs_of_selection
-from grpo.curriculum import plan_curriculum, rates_of
+from grpo.allocation.curriculum import plan_curriculum, rates_of
 from grpo.errors import located
 from grpo.params.parameters import PARAMS, read_params
-from grpo.seeds import derive_seed
+from grpo.runtime.artifacts.files import write_json
+from grpo.runtime.artifacts.tables import CURRICULUM, PROMPTS, read_profile, read_table, write_table
+from grpo.runtime.artifacts.usage import Usage
+from grpo.runtime.seeds import derive_seed
+from grpo.wiring.curricula import build_curriculum
+from grpo.wiring.selections import inputs_of_selection
 from stages.entry import run
 
 

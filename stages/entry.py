@@ -8,16 +8,16 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
-from grpo.artifacts.checkpoints import CODE, WORK, Scratch
-from grpo.artifacts.files import digest, exclusive, refused_by_the_system, require_plain
-from grpo.artifacts.marks import marked
-from grpo.artifacts.usage import Usage, measured
 from grpo.errors import ArtifactError, EngineError, GrpoError, LostRankError
-from grpo.interrupts import EXIT_INTERRUPTED, raise_interrupts
 from grpo.params.outs import require_own_outs
 from grpo.params.parameters import PARAMS, Parameters
 from grpo.params.recorded import unchanged
-from grpo.process import die_with_parent, keep_imports
+from grpo.runtime.artifacts.checkpoints import CODE, WORK, Scratch
+from grpo.runtime.artifacts.files import digest, exclusive, refused_by_the_system, require_plain
+from grpo.runtime.artifacts.marks import marked
+from grpo.runtime.artifacts.usage import Usage, measured
+from grpo.runtime.interrupts import EXIT_INTERRUPTED, raise_interrupts
+from grpo.runtime.process import die_with_parent, keep_imports
 from stages import INTERRUPTED, PARENT
 
 EXIT_MAY_PASS = 1  # so that flows try again, as after a bug

@@ -3,8 +3,12 @@
 from dataclasses import asdict
 from pathlib import Path
 
-from grpo.artifacts.files import write_json
-from grpo.artifacts.tables import (
+from grpo.errors import located
+from grpo.modalities.shared.directories import read_state
+from grpo.params.manifests import require_described
+from grpo.params.parameters import DATA, read_params
+from grpo.runtime.artifacts.files import write_json
+from grpo.runtime.artifacts.tables import (
     EVALUATION,
     EVALUATION_SAMPLES,
     PROMPTS,
@@ -12,19 +16,15 @@ from grpo.artifacts.tables import (
     require_part,
     write_table,
 )
-from grpo.artifacts.unscored import unscored
-from grpo.artifacts.usage import Usage
-from grpo.build.drawing import Drawing, make_drawing
-from grpo.build.engines import open_engine
-from grpo.build.manifests import require_described
-from grpo.build.policies.draws import draws_of_evaluation
-from grpo.errors import located
-from grpo.evaluation import evaluate_prompts, summarize_evaluation
-from grpo.evaluation_rollouts import choose_samples, draw_evaluation, score_evaluation
-from grpo.params.parameters import DATA, read_params
-from grpo.policies.storage import read_state
-from grpo.scoring import require_judged
+from grpo.runtime.artifacts.unscored import unscored
+from grpo.runtime.artifacts.usage import Usage
+from grpo.sampling.evaluation import evaluate_prompts, summarize_evaluation
+from grpo.sampling.evaluation_rollouts import choose_samples, draw_evaluation, score_evaluation
+from grpo.sampling.scoring import require_judged
 from grpo.types import Cost
+from grpo.wiring.draws import draws_of_evaluation
+from grpo.wiring.executors import open_engine
+from grpo.wiring.sampling_workers import Drawing, make_drawing
 from stages.entry import run, scratch_of
 from stages.progress import shown, warn
 

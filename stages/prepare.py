@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from grpo.artifacts.tables import PROMPTS, WARMUP, write_table
-from grpo.artifacts.usage import Usage
-from grpo.build.manifests import require_described
-from grpo.build.rewards import check_gold_answers
-from grpo.build.tasks import build_prompts
+from grpo.params.manifests import require_described
 from grpo.params.parameters import read_params
+from grpo.runtime.artifacts.tables import PROMPTS, WARMUP, write_table
+from grpo.runtime.artifacts.usage import Usage
+from grpo.wiring.rewards import check_gold_answers
+from grpo.wiring.tasks import build_prompts
 from stages.entry import run
 from stages.progress import warn
 

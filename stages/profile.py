@@ -5,29 +5,36 @@ from pathlib import Path
 
 import pandas as pd
 
-from grpo.artifacts.checkpoints import Scratch
-from grpo.artifacts.files import atomic_path, read_json, write_json
-from grpo.artifacts.tables import PROFILE, PROMPTS, ROLLOUTS, empty_table, read_table, write_table
-from grpo.artifacts.unscored import unscored
-from grpo.artifacts.usage import Usage
-from grpo.build.drawing import Drawing, make_drawing
-from grpo.build.engines import open_engine
-from grpo.build.manifests import require_described
-from grpo.build.phase_profiles import profile_steps
-from grpo.build.policies.loading import stored_layout
+from grpo.allocation.profiling import profile_prompts, summarize_profile
 from grpo.errors import ArtifactError, brief, located
+from grpo.params.manifests import require_described
 from grpo.params.parameters import DATA, read_params
-from grpo.profiling import profile_prompts, summarize_profile
-from grpo.sampling import (
+from grpo.runtime.artifacts.checkpoints import Scratch
+from grpo.runtime.artifacts.files import atomic_path, read_json, write_json
+from grpo.runtime.artifacts.tables import (
+    PROFILE,
+    PROMPTS,
+    ROLLOUTS,
+    empty_table,
+    read_table,
+    write_table,
+)
+from grpo.runtime.artifacts.unscored import unscored
+from grpo.runtime.artifacts.usage import Usage
+from grpo.runtime.seeds import derive_seed
+from grpo.sampling.rollouts import (
     SampledBatch,
     keep_judged,
     sample_rollouts,
     stored_batches,
     write_batch,
 )
-from grpo.scoring import judge_stored, require_judged
-from grpo.seeds import derive_seed
+from grpo.sampling.scoring import judge_stored, require_judged
 from grpo.types import Cost
+from grpo.wiring.executors import open_engine
+from grpo.wiring.phase_profiles import profile_steps
+from grpo.wiring.policies import stored_layout
+from grpo.wiring.sampling_workers import Drawing, make_drawing
 from stages.entry import run, scratch_of
 from stages.progress import shown, warn
 

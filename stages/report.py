@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from grpo.artifacts.marks import clear
-from grpo.artifacts.usage import Usage
 from grpo.report.figures import write_curve
 from grpo.report.numbers import compute_numbers, write_numbers
 from grpo.report.page import write_page
 from grpo.report.provenance import find_what_ran
 from grpo.report.reading import read_run
+from grpo.runtime.artifacts.marks import clear
+from grpo.runtime.artifacts.usage import Usage
 from stages.entry import run
 
 

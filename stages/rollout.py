@@ -2,17 +2,17 @@
 
 from pathlib import Path
 
-from grpo.artifacts.files import atomic_path
-from grpo.artifacts.usage import Usage
-from grpo.build.drawing import Drawing, make_drawing
-from grpo.build.engines import open_engine
-from grpo.build.manifests import require_described
-from grpo.build.rollouts import build_source, read_candidates
-from grpo.build.selections import build_selection
+from grpo.modalities.shared.directories import read_state
+from grpo.params.manifests import require_described
 from grpo.params.parameters import DATA, read_params
-from grpo.policies.storage import read_state
-from grpo.rollout import draw_round, write_round
-from grpo.seeds import derive_seed
+from grpo.runtime.artifacts.files import atomic_path
+from grpo.runtime.artifacts.usage import Usage
+from grpo.runtime.seeds import derive_seed
+from grpo.sampling.round_rollouts import draw_round, write_round
+from grpo.wiring.executors import open_engine
+from grpo.wiring.rollouts import build_source, read_candidates
+from grpo.wiring.sampling_workers import Drawing, make_drawing
+from grpo.wiring.selections import build_selection
 from stages.entry import run, scratch_of
 from stages.progress import shown
 

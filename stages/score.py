@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-from grpo.artifacts.tables import REWARDS, write_table
-from grpo.artifacts.usage import Usage
-from grpo.build.engines import open_engine
-from grpo.build.judging import Judging, make_judging
-from grpo.build.manifests import require_described
 from grpo.errors import located
+from grpo.params.manifests import require_described
 from grpo.params.parameters import DATA, read_params
-from grpo.scoring import judge_stored, require_judged
+from grpo.runtime.artifacts.tables import REWARDS, write_table
+from grpo.runtime.artifacts.usage import Usage
+from grpo.sampling.scoring import judge_stored, require_judged
+from grpo.wiring.executors import open_engine
+from grpo.wiring.judging_workers import Judging, make_judging
 from stages.entry import run, scratch_of
 from stages.progress import shown, warn
 

@@ -2,15 +2,15 @@
 
 from pathlib import Path
 
-from grpo.artifacts.checkpoints import WORK, Scratch
-from grpo.artifacts.divergence import curves_kept
-from grpo.artifacts.usage import Usage
-from grpo.build.machine import prepare_machine
-from grpo.build.rounds import fewer_updates, load_round, save_round, train_loaded
 from grpo.errors import DivergedError
-from grpo.forks import run_in_ranks
+from grpo.modalities.shared.machine import prepare_machine
 from grpo.params.parameters import Parameters, read_params
-from grpo.ranks import all_agree, joined, require_same, this_rank
+from grpo.runtime.artifacts.checkpoints import WORK, Scratch
+from grpo.runtime.artifacts.divergence import curves_kept
+from grpo.runtime.artifacts.usage import Usage
+from grpo.runtime.forks import run_in_ranks
+from grpo.runtime.ranks import all_agree, joined, require_same, this_rank
+from grpo.wiring.rounds import fewer_updates, load_round, save_round, train_loaded
 from stages.entry import run, scratch_of
 from stages.progress import shown, warn
 

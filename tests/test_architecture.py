@@ -6,61 +6,44 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import grimp
 import pytest
 
+from grpo.lineage.code_dependencies import PIPELINE, with_code_dependencies
 from grpo.params.yaml import parse_yaml
 
 ROOT = Path(__file__).parents[1]
 CODE = [path for folder in ("grpo", "stages", "flows") for path in ROOT.glob(f"{folder}/**/*.py")]
 STAGES: dict[str, Any] = parse_yaml((ROOT / "dvc.yaml").read_text())["stages"]
-# A change of these files must re-run what imports them; the other packages count as a whole.
-SINGLE_FILES = ("grpo.build.", "stages.")
-LINKS = "grpo.objective"  # counts as a whole for a stage that reads all of it, as for a new link
-
-
-@pytest.fixture(scope="module")
-def graph() -> grimp.ImportGraph:
-    return grimp.build_graph("grpo", "stages")
-
-
 JUDGE = "artifacts/data/judge.json"
 
 
-def code_behind(graph: grimp.ImportGraph, module: str) -> set[str]:
-    """Returns the files and folders that a module's imports touch, as dvc.yaml names them."""
-    touched = {module, *graph.find_upstream_modules(module)}
-    links = {each for each in graph.find_descendants(LINKS) if each in touched}
-    single = set() if links == graph.find_descendants(LINKS) else links
-    found = {_as_dependency(each) for each in touched - single if (ROOT / _file_of(each)).is_file()}
-    return found | {_file_of(each) for each in single}
+def test_a_stage_depends_on_the_code_it_imports_and_no_other():
+    """`grpo dvc-deps --write` mends it."""
+    assert with_code_dependencies(ROOT) == (ROOT / PIPELINE).read_text()
 
 
-def _file_of(module: str) -> str:
-    return module.replace(".", "/") + ".py"
+def test_a_command_compares_and_writes_code_dependencies(tmp_path: Path):
+    whole = (ROOT / PIPELINE).read_text()
+    for folder in ("grpo", "stages"):
+        (tmp_path / folder).symlink_to(ROOT / folder)
+    written = tmp_path / PIPELINE
+    written.write_text(re.sub(r" grpo/params,", "", whole, count=1))
 
+    def run(*options: str) -> int:
+        command = [sys.executable, "-m", "grpo", "dvc-deps", *options]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True).returncode
 
-def _as_dependency(module: str) -> str:
-    parts = module.split(".")
-    package = 3 if module.startswith(SINGLE_FILES) else 2
-    return "/".join(parts[:package]) if len(parts) > package else _file_of(module)
-
-
-@pytest.mark.parametrize("name", STAGES)
-def test_a_stage_depends_on_the_code_it_imports_and_no_other(graph: grimp.ImportGraph, name: str):
-    stage = STAGES[name].get("do", STAGES[name])
-    module = stage["cmd"].split()[2]
-    if {"grpo", "stages"} <= set(stage["deps"]):  # all code there is
-        return
-    declared = {dep for dep in stage["deps"] if dep.startswith(("grpo/", "stages/"))}
-    assert declared == code_behind(graph, module)
+    assert run() == 2
+    assert run("--write") == 0
+    assert written.read_text() == whole
+    assert run() == 0
 
 
 @pytest.mark.parametrize("name", STAGES)
 def test_what_a_stage_keeps_of_itself_is_bound_to_the_judge_if_the_stage_is(name: str):
     """Else a stage that was killed would go on with what another judge's model has said."""
     stage = STAGES[name].get("do", STAGES[name])
-    text = (ROOT / _file_of(stage["cmd"].split()[2])).read_text()
+    text = (ROOT / f"stages/{stage['cmd'].split()[2].removeprefix('stages.')}.py").read_text()
     if "scratch_of(" in text:
         assert ("[judge, " in text) == (JUDGE in stage["deps"])
 
@@ -74,8 +57,8 @@ def test_everything_is_caught_only_where_code_or_files_of_others_are_met():
     ]
     assert sorted(blind) == [
         "grpo/errors.py",
+        "grpo/modalities/action_chunks/simulation/worker.py",
         "grpo/rewards/base.py",
-        "grpo/simulation/worker.py",
     ]
 
 

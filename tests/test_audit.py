@@ -9,17 +9,10 @@ import torch
 from hypothesis import given, settings
 from torch import Generator, Tensor
 
-from grpo.artifacts.checkpoints import Scratch
-from grpo.audit import Auditor, compare_gradients, needs_advantage
-from grpo.batches import Batch
-from grpo.build.objectives import ALGORITHMS
-from grpo.build.policies.loading import make_optimizer
-from grpo.fixed_scores import score_steps
-from grpo.links import Link
-from grpo.metrics import UpdateMetrics
 from grpo.objective.advantage import center_by_group_mean, leave_one_out, scale_by_group_std
 from grpo.objective.algorithms import rloo
 from grpo.objective.base import Objective, chain, credit_link
+from grpo.objective.link import Link
 from grpo.objective.penalty import penalize_kl
 from grpo.objective.trust import clip_surrogate
 from grpo.objective.weight import (
@@ -27,8 +20,15 @@ from grpo.objective.weight import (
     drop_uniform_groups,
     keep_extreme_rollouts,
 )
-from grpo.training import TrainedRound, add_gradient, run_update, train_round
+from grpo.runtime.artifacts.checkpoints import Scratch
+from grpo.training.audits import Auditor, compare_gradients, needs_advantage
+from grpo.training.batches import Batch
+from grpo.training.frozen import score_steps
+from grpo.training.metrics import UpdateMetrics
+from grpo.training.updates import TrainedRound, add_gradient, run_update, train_round
 from grpo.types import Cost, Credit, Rollouts
+from grpo.wiring.objectives import ALGORITHMS
+from grpo.wiring.policies import make_optimizer
 from tests.objective.batches import credit_of, ragged_rollouts
 from tests.policies.tiny import sampled_scores, seeded, tiny_policy
 from tests.test_training import TRAINING, one_batch, sampled_round, settings_of

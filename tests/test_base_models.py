@@ -23,15 +23,15 @@ from transformers import (
     LlamaModel,
 )
 
-from grpo.build.bases.models import make_fresh_model, read_model
-from grpo.build.bases.tokenizers import make_byte_tokenizer
-from grpo.build.bases.tokens import make_base
-from grpo.build.policies.tokens import require_chat_template
 from grpo.errors import ArtifactError, ParameterError
+from grpo.modalities.shared.lora import add_lora
+from grpo.modalities.shared.models import make_fresh_model, read_model
+from grpo.modalities.shared.tokenizers import make_byte_tokenizer
+from grpo.modalities.tokens.bases import make_base
+from grpo.modalities.tokens.loading import require_chat_template
+from grpo.modalities.tokens.policy import Decoding, TokenPolicy
 from grpo.params.parameters import Parameters, read_params
 from grpo.params.policy import DirectoryBase, Lora
-from grpo.policies.lora import add_lora
-from grpo.policies.tokens import Decoding, TokenPolicy
 
 ROOT = Path(__file__).parents[1]
 VOCABULARY = len(make_byte_tokenizer())

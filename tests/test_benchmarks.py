@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import scaling_training
+from benchmarks import same_bytes, scaling_training
 from benchmarks.allocation_tokens import Point, summarize
 from benchmarks.demo import time_module
 
@@ -24,6 +24,13 @@ def curve(*points: tuple[float, float]) -> list[Point]:
         }
         for cost, gain in points
     ]
+
+
+def test_an_artifact_that_changed_came_or_went_differs():
+    before = {"kept": "1", "changed": "1", "gone": "1"}
+    after = {"kept": "1", "changed": "2", "new": "1"}
+    found = same_bytes.compare(before, after)
+    assert found == {"equal": 1, "differing": ["changed", "gone", "new"]}
 
 
 REFERENCE = curve((0, 0.0), (10, 0.125), (20, 0.25))

@@ -7,20 +7,20 @@ import numpy as np
 import pytest
 import torch
 
-from grpo.artifacts.images import encode_png, film_strip, png_size
-from grpo.build.bases.denoising import make_pipeline
-from grpo.build.tasks import build_prompts
 from grpo.errors import ParameterError
-from grpo.flow_matching import Drawings, match_flow
+from grpo.modalities.denoising.bases import make_pipeline
+from grpo.modalities.denoising.flow_matching import Drawings, match_flow
+from grpo.modalities.denoising.pipelines import load_pipeline, save_pipeline
+from grpo.modalities.denoising.policy import DenoisingPolicy
+from grpo.modalities.denoising.variants import find_variants
+from grpo.modalities.shared.warmup import WarmupSettings
 from grpo.params.parameters import Parameters, read_params
 from grpo.params.policy import Variants
-from grpo.policies.denoising import DenoisingPolicy
-from grpo.policies.pipelines import load_pipeline, save_pipeline
-from grpo.policies.variants import find_variants
 from grpo.rewards.base import Task
 from grpo.rewards.moving_ocr import score_motion, view_moving_texts
+from grpo.runtime.artifacts.images import encode_png, film_strip, png_size
 from grpo.tasks.glyphs import ARROWS, Drawing, draw_clips, split_text
-from grpo.warmup import WarmupSettings
+from grpo.wiring.tasks import build_prompts
 from tests.policies.tiny_denoiser import seeded, tiny_decoding
 
 ROOT = Path(__file__).parents[1]

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from grpo.build.bases.tokenizers import make_word_tokenizer
-from grpo.cloning import CloningSettings, clone_demonstrations
-from grpo.policies.action_model import ActionChunkModel, encode_instructions
-from grpo.simulation.experts import Demonstration
-from grpo.warmup import WarmupSettings
+from grpo.modalities.action_chunks.cloning import CloningSettings, clone_demonstrations
+from grpo.modalities.action_chunks.model import ActionChunkModel, encode_instructions
+from grpo.modalities.action_chunks.simulation.experts import Demonstration
+from grpo.modalities.shared.tokenizers import make_word_tokenizer
+from grpo.modalities.shared.warmup import WarmupSettings
 from tests.policies.tiny_actor import tiny_model
 
 SETTINGS = WarmupSettings(updates=40, rows_per_update=16, learning_rate=0.02, seed=0)

@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from grpo.curriculum import (
+from grpo.allocation.curriculum import (
     CurriculumStep,
     count_phases,
     drop_trivial,

@@ -11,23 +11,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from grpo.artifacts.checkpoints import Scratch
-from grpo.artifacts.divergence import curves_kept, read_divergences
-from grpo.artifacts.tensors import read_tensors, write_tensors
-from grpo.build.policies.loading import make_optimizer
-from grpo.cloning import CloningSettings, clone_demonstrations
 from grpo.errors import ArtifactError, DivergedError
-from grpo.flow_matching import Drawings, match_flow
+from grpo.modalities.action_chunks.cloning import CloningSettings, clone_demonstrations
+from grpo.modalities.action_chunks.model import encode_instructions
+from grpo.modalities.denoising.flow_matching import Drawings, match_flow
+from grpo.modalities.shared.directories import load_base, save_base
+from grpo.modalities.shared.logits import draw
+from grpo.modalities.shared.optimizer import PreciseAdamW, take_step
+from grpo.modalities.shared.warmup import WarmupSettings, WarmupUpdate, warm_up
+from grpo.modalities.tokens.policy import TokenPolicy
 from grpo.objective.algorithms import rloo
-from grpo.policies.action_model import encode_instructions
-from grpo.policies.logits import draw
-from grpo.policies.optimizer import PreciseAdamW, take_step
-from grpo.policies.storage import load_base, save_base
-from grpo.policies.tokens import TokenPolicy
-from grpo.sampling import drawn_from, sample_rollouts
+from grpo.runtime.artifacts.checkpoints import Scratch
+from grpo.runtime.artifacts.divergence import curves_kept, read_divergences
+from grpo.runtime.artifacts.tensors import read_tensors, write_tensors
+from grpo.sampling.rollouts import drawn_from, sample_rollouts
 from grpo.tasks.glyphs import Drawing, draw_texts
-from grpo.training import train_round
-from grpo.warmup import WarmupSettings, WarmupUpdate, warm_up
+from grpo.training.updates import train_round
+from grpo.wiring.policies import make_optimizer
 from tests.policies.tiny import rewarded, seeded, tiny_policy
 from tests.policies.tiny_actor import tiny_model
 from tests.policies.tiny_denoiser import tiny_denoiser

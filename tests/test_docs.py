@@ -31,19 +31,19 @@ from benchmarks.peer_trl import tune
 from benchmarks.scale.inputs import read_inputs
 from benchmarks.scale.results import work_out
 from benchmarks.scale.tables import all_tables
-from grpo.artifacts.tables import PROMPTS, validate
-from grpo.build.curricula import build_curriculum
-from grpo.build.objectives import ALGORITHMS, build_objective
-from grpo.build.selections import build_selection
-from grpo.links import Link
 from grpo.objective.base import Objective, assign_credit, loss_terms, scalar_loss
+from grpo.objective.link import Link
 from grpo.objective.rules import RULES
 from grpo.objective.trust import RANGES
 from grpo.params.parameters import LinkSpec, Reward, SamplingEngine, Task, with_tuples
 from grpo.params.policy import PolicyParams, Sampling
 from grpo.params.yaml import parse_yaml
 from grpo.rewards import base as rewards
+from grpo.runtime.artifacts.tables import PROMPTS, validate
 from grpo.types import Credit, Rollouts
+from grpo.wiring.curricula import build_curriculum
+from grpo.wiring.objectives import ALGORITHMS, build_objective
+from grpo.wiring.selections import build_selection
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -116,7 +116,7 @@ def test_the_table_of_rules_is_that_of_the_code():
 
 
 def test_the_rule_at_run_time_is_quoted_from_the_code():
-    page, code = ((ROOT / each).read_text() for each in ("docs/rules.md", "grpo/drift.py"))
+    page, code = ((ROOT / each).read_text() for each in ("docs/rules.md", "grpo/training/drift.py"))
     for region in RANGES:
         assert f"`{region}`" in page
     assert "U27: clip_surrogate needs a range above 3 times the drift between" in page

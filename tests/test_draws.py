@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from grpo.build.policies.draws import draws_of_round
-from grpo.build.selections import inputs_of_selection
 from grpo.params.parameters import Parameters, Round, read_params
 from grpo.params.policy import Scope
+from grpo.wiring.draws import draws_of_round
+from grpo.wiring.selections import inputs_of_selection
 
 ROOT = Path(__file__).parents[1]
 FLOW = ROOT / "recipes" / "glyphs.yaml"

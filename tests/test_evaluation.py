@@ -4,8 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from grpo.evaluation import evaluate_prompts, per_prompt_metrics, summarize_evaluation
-from grpo.profiling import profile_prompts, summarize_profile
+from grpo.allocation.profiling import profile_prompts, summarize_profile
+from grpo.sampling.evaluation import evaluate_prompts, per_prompt_metrics, summarize_evaluation
 from grpo.types import Cost
 
 

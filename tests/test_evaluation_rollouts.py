@@ -10,20 +10,20 @@ import pytest
 import torch
 from PIL import Image
 
-from grpo.artifacts.checkpoints import Scratch
-from grpo.artifacts.tables import EVALUATION_SAMPLES, write_table
-from grpo.engines.base import Local, Work
-from grpo.evaluation_rollouts import (
+from grpo.modalities.tokens.policy import Decoding
+from grpo.rewards.base import View
+from grpo.rewards.texts import TextJudge
+from grpo.runtime.artifacts.checkpoints import Scratch
+from grpo.runtime.artifacts.tables import EVALUATION_SAMPLES, write_table
+from grpo.runtime.executors.base import Local, Work
+from grpo.sampling.evaluation_rollouts import (
     CHOSEN_PROMPTS,
     CHOSEN_ROLLOUTS,
     choose_samples,
     draw_evaluation,
 )
-from grpo.policies.tokens import Decoding
-from grpo.rewards.base import View
-from grpo.rewards.texts import TextJudge
-from grpo.sampling import SampledBatch, drawing
-from grpo.scoring import RewardRule, judge_rollouts, without_shaping
+from grpo.sampling.rollouts import SampledBatch, drawing
+from grpo.sampling.scoring import RewardRule, judge_rollouts, without_shaping
 from grpo.types import Cost
 from tests.policies.tiny import tiny_policy
 

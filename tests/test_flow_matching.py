@@ -6,11 +6,11 @@ import pandas as pd
 import pytest
 import torch
 
-from grpo.build.bases.making import build_base
 from grpo.errors import ParameterError
-from grpo.flow_matching import Drawings, match_flow
+from grpo.modalities.denoising.flow_matching import Drawings, match_flow
+from grpo.modalities.shared.warmup import WarmupSettings, WarmupUpdate
 from grpo.tasks.glyphs import Drawing, draw_texts
-from grpo.warmup import WarmupSettings, WarmupUpdate
+from grpo.wiring.bases import build_base
 from tests.policies.tiny_denoiser import ROOT, tiny_denoiser, tiny_params
 
 TEXTS = ["2", "7"]

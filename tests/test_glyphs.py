@@ -6,14 +6,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from grpo.build.rewards import build_reward
-from grpo.build.tasks import build_prompts
 from grpo.errors import ArtifactError, ParameterError
 from grpo.params.parameters import read_params
 from grpo.rewards.base import Task
 from grpo.rewards.ocr import read_texts, score_text
-from grpo.scoring import score_captions, score_rollouts
+from grpo.sampling.scoring import score_captions, score_rollouts
 from grpo.tasks.glyphs import Drawing, draw_texts, make_prompts
+from grpo.wiring.rewards import build_reward
+from grpo.wiring.tasks import build_prompts
 
 ROOT = Path(__file__).parents[1]
 PARAMS = read_params(ROOT / "recipes" / "glyphs.yaml")

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import grpo
-from grpo.build.objectives import ALGORITHMS, LINKS
+from grpo.wiring.objectives import ALGORITHMS, LINKS
 from tests.objective.batches import OBJECTIVES, credit_of, nearby, ragged_rollouts
 from tests.objective.every_link import EVERY
 from tests.objective.test_broken import with_every_field
@@ -225,7 +225,8 @@ def test_the_library_has_every_link_and_every_algorithm():
 
 
 def test_importing_the_library_or_a_submodule_of_it_loads_no_torch():
-    code = "import sys, grpo; from grpo import selection; import grpo.errors; print(*sys.modules)"
+    modules = "grpo, grpo.allocation.selection, grpo.errors"
+    code = f"import sys, {modules}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "torch" not in done.stdout.split()
 

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from grpo.links import Link
 from grpo.objective import advantage, penalty
+from grpo.objective.link import Link
 
 
 def test_no_link_is_set_to_what_is_no_number():

@@ -11,17 +11,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo.artifacts.tables import REWARDS, is_judged, write_table
-from grpo.build.rounds import read_counted
-from grpo.engines.base import Local, Work
+from grpo.allocation.profiling import profile_prompts
+from grpo.allocation.selection import VISITS, learn_round, mixed_prompts, skip_uniform_prompts
 from grpo.errors import ArtifactError
 from grpo.params.parameters import read_params
-from grpo.profiling import profile_prompts
 from grpo.rewards.base import Task
 from grpo.rewards.simulator import read_verdict
 from grpo.rewards.texts import TextJudge
-from grpo.rollout import engine_source, take_rollouts
-from grpo.sampling import (
+from grpo.runtime.artifacts.tables import REWARDS, is_judged, write_table
+from grpo.runtime.executors.base import Local, Work
+from grpo.sampling.rollouts import (
     SampledBatch,
     drawing,
     drawn_from,
@@ -30,8 +29,9 @@ from grpo.sampling import (
     stored_batches,
     write_rollouts,
 )
-from grpo.scoring import RewardRule, judge_rollouts, judging
-from grpo.selection import VISITS, learn_round, mixed_prompts, skip_uniform_prompts
+from grpo.sampling.round_rollouts import engine_source, take_rollouts
+from grpo.sampling.scoring import RewardRule, judge_rollouts, judging
+from grpo.wiring.rounds import read_counted
 from tests.policies.tiny import tiny_policy
 from tests.test_rollout import CANDIDATES
 

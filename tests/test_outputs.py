@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from grpo.artifacts.files import atomic_path, named_output
 from grpo.errors import ArtifactError
 from grpo.params.outs import require_own_outs
 from grpo.params.yaml import parse_yaml
+from grpo.runtime.artifacts.files import atomic_path, named_output
 from tests.files import contents
 
 ROOT = Path(__file__).parents[1]

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from grpo.build.curricula import build_curriculum
-from grpo.build.objectives import ALGORITHMS, LINKS, build_objective, findings
-from grpo.build.tasks import build_prompts
 from grpo.errors import ParameterError
 from grpo.objective.rule import Severity
 from grpo.params.parameters import read_params
 from grpo.params.yaml import dump_yaml, parse_yaml
+from grpo.wiring.curricula import build_curriculum
+from grpo.wiring.objectives import ALGORITHMS, LINKS, build_objective, findings
+from grpo.wiring.tasks import build_prompts
 
 ROOT = Path(__file__).parents[1]
 S3 = {"source": "s3", "uri": "s3://bucket/model", "sha256": "0" * 64}

@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from grpo.batches import Batch
+from grpo.modalities.action_chunks.phases import PHASE_NAMES
+from grpo.modalities.base import make_rollouts
 from grpo.objective.algorithms import pcm
 from grpo.objective.base import assign_credit
-from grpo.phase_metrics import phase_metrics, profile_phases
-from grpo.policies.base import make_rollouts
-from grpo.policies.phases import PHASE_NAMES
+from grpo.training.batches import Batch
+from grpo.training.phase_metrics import phase_metrics, profile_phases
 from grpo.types import ActionChunks, Rollouts
 from tests.policies.tiny_actor import tiny_actor
 

@@ -13,11 +13,11 @@ import pytest
 import yaml
 
 from flows.exits import exit_code
-from grpo.artifacts.files import refused_by_the_system
-from grpo.artifacts.marks import read_marks
-from grpo.artifacts.rows import read_rows
 from grpo.errors import ArtifactError
 from grpo.registry.weights import load_version
+from grpo.runtime.artifacts.files import refused_by_the_system
+from grpo.runtime.artifacts.marks import read_marks
+from grpo.runtime.artifacts.rows import read_rows
 from tests.files import bound_by_modes
 
 ROOT = Path(__file__).parents[1]
@@ -179,7 +179,7 @@ def test_a_unicode_path_is_printed_under_any_locale(place: Path):
     (home / "artifacts/report/index.html").write_text("\N{SNOWMAN}", encoding="utf-8")
     code = (
         "import sys; from pathlib import Path; from grpo import __main__ as commands; "
-        "from grpo.artifacts.banners import ARTIFACTS, PAGE, changed_inputs; "
+        "from grpo.runtime.artifacts.banners import ARTIFACTS, PAGE, changed_inputs; "
         "assert changed_inputs(PAGE, ARTIFACTS) == []; sys.argv = ['grpo', 'check']; "
         "commands._check = lambda arguments: print('\\N{SNOWMAN}', Path.cwd()); commands.main()"
     )

@@ -10,8 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo.advice.facts import read_facts
-from grpo.artifacts.files import read_json
-from grpo.artifacts.tables import (
+from grpo.allocation.curriculum import CurriculumStep, plan_curriculum, rates_of
+from grpo.errors import ArtifactError
+from grpo.params.parameters import Parameters, read_params
+from grpo.params.yaml import dump_yaml, parse_yaml
+from grpo.runtime.artifacts.files import read_json
+from grpo.runtime.artifacts.tables import (
     CURRICULUM,
     PROFILE,
     PROMPTS,
@@ -22,15 +26,11 @@ from grpo.artifacts.tables import (
     read_table,
     write_table,
 )
-from grpo.artifacts.usage import Usage
-from grpo.build.curricula import STEPS, build_curriculum
-from grpo.build.profiles import is_profile_needed, reads_profile
-from grpo.build.selections import STEPS as SELECTIONS
-from grpo.build.selections import build_selection
-from grpo.curriculum import CurriculumStep, plan_curriculum, rates_of
-from grpo.errors import ArtifactError
-from grpo.params.parameters import Parameters, read_params
-from grpo.params.yaml import dump_yaml, parse_yaml
+from grpo.runtime.artifacts.usage import Usage
+from grpo.wiring.curricula import STEPS, build_curriculum
+from grpo.wiring.profiles import is_profile_needed, reads_profile
+from grpo.wiring.selections import STEPS as SELECTIONS
+from grpo.wiring.selections import build_selection
 from stages import check, curriculum, profile
 from tests.files import contents
 

@@ -19,9 +19,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo.artifacts.tables import STATUSES
-from grpo.build.rewards import check_gold_answers
-from grpo.build.tasks import build_prompts
 from grpo.errors import ArtifactError, JudgeError, ParameterError
 from grpo.params.parameters import Parameters, read_params
 from grpo.params.yaml import dump_yaml, parse_yaml
@@ -29,8 +26,11 @@ from grpo.rewards.base import Judge, Outcome, Task, judge_text
 from grpo.rewards.math import verify_math
 from grpo.rewards.reasoning import score_answer
 from grpo.rewards.texts import TextJudge
-from grpo.scoring import RewardRule, rejected_gold_answers, require_judged, score_rollouts
+from grpo.runtime.artifacts.tables import STATUSES
+from grpo.sampling.scoring import RewardRule, rejected_gold_answers, require_judged, score_rollouts
 from grpo.tasks.reasoning import create_dataset
+from grpo.wiring.rewards import check_gold_answers
+from grpo.wiring.tasks import build_prompts
 
 ROOT = Path(__file__).parents[1]
 TASK = Task(family="gcd", prompt="gcd(12, 18)", answer="6", entry={"answer": "6", "metadata": {}})

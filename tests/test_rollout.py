@@ -8,15 +8,21 @@ import pandas as pd
 import pytest
 import torch
 
-from grpo.artifacts.files import read_json
-from grpo.artifacts.tables import ROLLOUTS, write_table
-from grpo.engines.base import Local, Work
+from grpo.allocation.selection import (
+    Selection,
+    compose,
+    resample_uniform_groups,
+    reuse_profile_rollouts,
+    skip_uniform_prompts,
+)
 from grpo.errors import ArtifactError
-from grpo.policies.packed import select_packed
+from grpo.modalities.shared.packed import select_packed
 from grpo.rewards.base import Task
 from grpo.rewards.texts import TextJudge
-from grpo.rollout import DrawnRound, Source, draw_round, engine_source, write_round
-from grpo.sampling import (
+from grpo.runtime.artifacts.files import read_json
+from grpo.runtime.artifacts.tables import ROLLOUTS, write_table
+from grpo.runtime.executors.base import Local, Work
+from grpo.sampling.rollouts import (
     SampledBatch,
     drawing,
     drawn_from,
@@ -25,14 +31,8 @@ from grpo.sampling import (
     sample_rollouts,
     write_batch,
 )
-from grpo.scoring import RewardRule, judging
-from grpo.selection import (
-    Selection,
-    compose,
-    resample_uniform_groups,
-    reuse_profile_rollouts,
-    skip_uniform_prompts,
-)
+from grpo.sampling.round_rollouts import DrawnRound, Source, draw_round, engine_source, write_round
+from grpo.sampling.scoring import RewardRule, judging
 from grpo.types import Cost
 from tests.policies.tiny import seeded, tiny_moe, tiny_policy
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from grpo.errors import ArtifactError
-from grpo.sampling import drawn_from, read_batch, sample_rollouts, write_rollouts
+from grpo.sampling.rollouts import drawn_from, read_batch, sample_rollouts, write_rollouts
 from tests.policies.tiny import tiny_policy
 
 PROMPTS = pd.DataFrame(

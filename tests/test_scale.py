@@ -12,14 +12,20 @@ from transformers import DynamicCache, PreTrainedModel
 
 from benchmarks.scale import inputs, measure, results, work
 from grpo.advice.cost import packed_flops
-from grpo.batches import pack_microbatches
-from grpo.build.policies.loading import make_optimizer
+from grpo.modalities.shared.activations import saved_bytes
+from grpo.modalities.shared.directories import (
+    OPTIMIZER,
+    WEIGHTS,
+    gather_trained,
+    trainable,
+    write_trained,
+)
+from grpo.modalities.shared.flops import TokenFlops
+from grpo.modalities.shared.optimizer import stepped_by
+from grpo.modalities.tokens.forward import FORCE_GQA
 from grpo.params.parameters import read_params
-from grpo.policies.activations import saved_bytes
-from grpo.policies.flops import TokenFlops
-from grpo.policies.forward import FORCE_GQA
-from grpo.policies.optimizer import stepped_by
-from grpo.policies.storage import OPTIMIZER, WEIGHTS, gather_trained, trainable, write_trained
+from grpo.training.batches import pack_microbatches
+from grpo.wiring.policies import make_optimizer
 
 SPEC: dict[str, Any] = {
     "architecture": "Qwen3ForCausalLM",

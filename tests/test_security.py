@@ -17,18 +17,18 @@ from transformers import AutoModelForCausalLM
 
 import grpo.lineage
 from flows.ui import serve_until_stopped
-from grpo.artifacts.files import write_json
-from grpo.build.bases.models import read_model
-from grpo.build.policies.draws import draws_of_evaluation
-from grpo.build.policies.loading import load_policy, load_sampler
 from grpo.errors import ArtifactError, GrpoError, ParameterError, brief, without_credentials
+from grpo.modalities.shared.models import read_model
 from grpo.params.parameters import read_params
 from grpo.params.policy import DirectoryBase
 from grpo.params.yaml import dump_yaml, parse_yaml
 from grpo.registry.store import Registry
 from grpo.rewards.base import Task, judge_text
 from grpo.rewards.reasoning import EVALUATED, score_answer
-from grpo.storage.upload import upload_directory
+from grpo.runtime.artifacts.files import write_json
+from grpo.runtime.storage.upload import upload_directory
+from grpo.wiring.draws import draws_of_evaluation
+from grpo.wiring.policies import load_policy, load_sampler
 
 ROOT = Path(__file__).parents[1]
 CODE = [

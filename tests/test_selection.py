@@ -8,9 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from grpo.errors import ParameterError
-from grpo.policies.storage import STATE, PolicyState, read_state, write_state
-from grpo.selection import (
+from grpo.allocation.selection import (
     KEEP_BASE,
     VISITS,
     History,
@@ -23,6 +21,8 @@ from grpo.selection import (
     skip_uniform_prompts,
     visit,
 )
+from grpo.errors import ParameterError
+from grpo.modalities.shared.directories import STATE, PolicyState, read_state, write_state
 
 FLOOR = 0.01
 SKIP = skip_uniform_prompts(prompts=4)

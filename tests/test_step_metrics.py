@@ -5,9 +5,9 @@ import math
 import torch
 from torch import Tensor
 
-from grpo.batches import Batch
-from grpo.metrics import Tally, update_metrics
-from grpo.step_metrics import step_metrics
+from grpo.training.batches import Batch
+from grpo.training.metrics import Tally, update_metrics
+from grpo.training.step_metrics import step_metrics
 from grpo.types import Credit, Rollouts
 
 

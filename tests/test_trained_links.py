@@ -3,12 +3,7 @@
 import pytest
 import torch
 
-from grpo.artifacts.checkpoints import Scratch
-from grpo.build.policies.loading import make_optimizer
-from grpo.build.rounds import objective_named
-from grpo.drift import measure_drift
 from grpo.errors import UnsoundError
-from grpo.metrics import UpdateMetrics
 from grpo.objective.algorithms import rloo
 from grpo.objective.base import Objective, chain
 from grpo.objective.correction import mask_mismatched_rollouts, truncate_mismatch
@@ -21,8 +16,13 @@ from grpo.objective.trust import (
 )
 from grpo.objective.weight import keep_extreme_rollouts
 from grpo.params.parameters import read_params
-from grpo.training import train_round
+from grpo.runtime.artifacts.checkpoints import Scratch
+from grpo.training.drift import measure_drift
+from grpo.training.metrics import UpdateMetrics
+from grpo.training.updates import train_round
 from grpo.types import Rollouts
+from grpo.wiring.policies import make_optimizer
+from grpo.wiring.rounds import objective_named
 from tests.policies.tiny import seeded
 from tests.test_training import SIZES, TRAINING, one_batch, sampled_round, settings_of
 

@@ -9,24 +9,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from grpo.artifacts.checkpoints import Scratch
-from grpo.batches import Batch, pack_microbatches, plan_batches
-from grpo.build.policies.loading import make_optimizer
-from grpo.drift import measure_drift
 from grpo.errors import UnsoundError
-from grpo.fixed_scores import score_steps
-from grpo.metrics import UpdateMetrics
+from grpo.modalities.tokens.policy import TokenPolicy, TokenTrajectory
 from grpo.objective.algorithms import gspo, rloo
 from grpo.objective.base import Objective, chain
 from grpo.objective.penalty import penalize_kl
 from grpo.params.parameters import Training
-from grpo.policies.tokens import TokenPolicy, TokenTrajectory
-from grpo.training import (
+from grpo.runtime.artifacts.checkpoints import Scratch
+from grpo.training.batches import Batch, pack_microbatches, plan_batches
+from grpo.training.drift import measure_drift
+from grpo.training.frozen import score_steps
+from grpo.training.metrics import UpdateMetrics
+from grpo.training.updates import (
     TrainingSettings,
     run_update,
     train_round,
 )
 from grpo.types import Rollouts
+from grpo.wiring.policies import make_optimizer
 from tests.policies.tiny import rewarded, sampled_scores, seeded, tiny_policy
 
 TRAINING = Training(

@@ -7,12 +7,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo.batches import explain_fewer, plan_batches
-from grpo.build.objectives import findings
 from grpo.errors import ParameterError
 from grpo.objective.algorithms import rloo
 from grpo.params.parameters import read_params
+from grpo.training.batches import explain_fewer, plan_batches
 from grpo.types import Rollouts
+from grpo.wiring.objectives import findings
 
 ROOT = Path(__file__).parents[1]
 FILES = [ROOT / "params.yaml", *sorted((ROOT / "recipes").glob("*.yaml"))]

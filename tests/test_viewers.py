@@ -9,13 +9,13 @@ import pandas as pd
 import pytest
 import torch
 
-from grpo.engines.base import Local, Work
 from grpo.errors import ArtifactError
 from grpo.rewards import ocr
 from grpo.rewards.base import Task, View, Viewer
 from grpo.rewards.frames import FRAMES_PER_CLIP, take_frames
-from grpo.sampling import SampledBatch, write_batch
-from grpo.scoring import (
+from grpo.runtime.executors.base import Local, Work
+from grpo.sampling.rollouts import SampledBatch, write_batch
+from grpo.sampling.scoring import (
     MEDIA_AT_ONCE,
     ROLLOUTS_PER_SHARD,
     Judged,

@@ -6,7 +6,7 @@ import torch
 from transformers import CLIPConfig, CLIPModel, CLIPProcessor
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-from grpo.build.bases.tokenizers import make_caption_tokenizer
+from grpo.modalities.shared.tokenizers import make_caption_tokenizer
 
 PROMPT_TOKENS = 12
 SIZE = 16  # pixels

@@ -12,8 +12,8 @@ from typing import Any
 from benchmarks.peer_trl.processes import Measured, measure, results
 from benchmarks.peer_trl.tune import SIDES, read_fastest
 from benchmarks.peer_trl.workload import SIZES, Scenario
-from grpo.artifacts.files import read_json, write_json
-from grpo.markdown import markdown_table
+from grpo.runtime.artifacts.files import read_json, write_json
+from grpo.runtime.markdown import markdown_table
 
 OUT = Path(__file__).parents[1] / "results" / "peer_trl.json"
 PARTS = ("generation", "scoring", "update", "total")

@@ -92,6 +92,7 @@ def evaluate(settings: dict[str, Any], batch: dict[str, torch.Tensor]) -> dict[s
     trainer.current_gradient_accumulation_steps = 1
     loss = trainer._compute_loss(trainer.model, inputs)
     loss.backward()
+    assert logp.grad is not None
     return {"settings": settings, "loss": float(loss.detach()), "gradient": logp.grad.tolist()}
 
 

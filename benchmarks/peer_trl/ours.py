@@ -6,23 +6,22 @@ python -m benchmarks.peer_trl.ours '{"size": "3M", "settings": {"rows": 8}}'
 import json
 import sys
 import tempfile
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from benchmarks.peer_trl import workload
 from benchmarks.peer_trl.workload import Clock, Scenario, now
-from grpo.artifacts.checkpoints import Scratch
-from grpo.build.machine import prepare_machine
+from grpo.modalities.base import make_rollouts
+from grpo.modalities.shared.machine import prepare_machine
+from grpo.modalities.shared.optimizer import PreciseAdamW
+from grpo.modalities.tokens.policy import Decoding, TokenPolicy, TokenTrajectory
 from grpo.objective.algorithms import grpo
 from grpo.objective.base import Objective, chain
 from grpo.objective.weight import drop_uniform_groups
 from grpo.params.machine import Machine
-from grpo.policies.base import make_rollouts
-from grpo.policies.optimizer import PreciseAdamW
-from grpo.policies.tokens import Decoding, TokenPolicy, TokenTrajectory
-from grpo.training import TrainingSettings, train_round
+from grpo.runtime.artifacts.checkpoints import Scratch
+from grpo.training.updates import TrainingSettings, train_round
 from grpo.types import Rollouts
 
 
@@ -92,7 +91,7 @@ def update_once(
             settings=training_settings(scenario),
             first_update=0,
             generator=generator,
-            scratch=Scratch(Path(folder), "benchmark"),
+            scratch=Scratch(folder, "benchmark"),
             progress=lambda done, total: None,
         )
     clock.measure("update", start)

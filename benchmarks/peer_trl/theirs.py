@@ -19,10 +19,10 @@ from trl import GRPOConfig, GRPOTrainer
 
 from benchmarks.peer_trl import workload
 from benchmarks.peer_trl.workload import Clock, Scenario, now
-from grpo.policies.flops import left_out_by_torch
+from grpo.modalities.shared.flops import left_out_by_torch
 
 
-class TimedTrainer(GRPOTrainer):
+class TimedTrainer(GRPOTrainer):  # type: ignore[misc]
     """Adds the CPU seconds of generation and of what follows it before the update to `clock`."""
 
     clock: Clock
@@ -40,7 +40,7 @@ class TimedTrainer(GRPOTrainer):
         return result
 
 
-class Steps(TrainerCallback):
+class Steps(TrainerCallback):  # type: ignore[misc]
     """Times whole steps; warm-up does not count, and its first step is a short one."""
 
     def __init__(self, scenario: Scenario) -> None:

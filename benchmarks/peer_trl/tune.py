@@ -13,8 +13,8 @@ from typing import Any
 
 from benchmarks.peer_trl.processes import measure, results
 from benchmarks.peer_trl.workload import SIZES, Scenario
-from grpo.artifacts.files import read_json, write_json
-from grpo.markdown import markdown_table
+from grpo.runtime.artifacts.files import read_json, write_json
+from grpo.runtime.markdown import markdown_table
 
 TUNING = Path(__file__).parents[1] / "results" / "peer_trl_tuning.json"
 ROWS = (8, 16, 32, 64)  # per forward pass

@@ -15,7 +15,7 @@ from benchmarks.scale.inputs import read_inputs
 from benchmarks.scale.measure import measure
 from benchmarks.scale.results import work_out
 from benchmarks.scale.tables import all_tables
-from grpo.artifacts.files import read_json, write_json
+from grpo.runtime.artifacts.files import read_json, write_json
 
 OUT = RESULTS / "scale.json"
 ALLOCATION = RESULTS / "allocation_tokens.json"

@@ -9,8 +9,8 @@ import transformers
 from transformers import PretrainedConfig, PreTrainedModel
 
 from grpo.advice.facts import PassFlops
+from grpo.modalities.shared.flops import Coefficients
 from grpo.params.yaml import parse_yaml
-from grpo.policies.flops import Coefficients
 
 INPUTS = Path(__file__).with_name("inputs.yaml")
 COMPUTED_BYTES = 2  # of a number in bfloat16: what passes and sampling compute in

@@ -15,17 +15,17 @@ import torch
 
 from benchmarks.demo import ROOT, machine, revision_of
 from benchmarks.scale.inputs import make_class, make_config
-from grpo.artifacts.files import digest, remove
-from grpo.artifacts.tables import REWARDS, write_table
-from grpo.artifacts.tensors import write_tensors
-from grpo.build.machine import DTYPES
-from grpo.policies.activations import saved_bytes
-from grpo.policies.flops import TokenFlops
-from grpo.policies.forward import FORCE_GQA
-from grpo.policies.tokens import TokenTrajectory
+from grpo.modalities.shared.activations import saved_bytes
+from grpo.modalities.shared.flops import TokenFlops
+from grpo.modalities.shared.machine import DTYPES
+from grpo.modalities.tokens.forward import FORCE_GQA
+from grpo.modalities.tokens.policy import TokenTrajectory
 from grpo.rewards.base import Task, judge_text
 from grpo.rewards.math import verify_math
-from grpo.sampling import SampledBatch, write_batch
+from grpo.runtime.artifacts.files import digest, remove
+from grpo.runtime.artifacts.tables import REWARDS, write_table
+from grpo.runtime.artifacts.tensors import write_tensors
+from grpo.sampling.rollouts import SampledBatch, write_batch
 from grpo.types import Cost
 
 VOCABULARY = 64  # of the model around one block
@@ -96,7 +96,7 @@ def activation_bytes(model: Any, *, rows: int, width: int) -> float:
         if before is not None:
             os.environ[FORCE_GQA] = before
     assert output.requires_grad
-    shared = sum(each.nbytes for each in (mask, *rotary))
+    shared: int = sum(each.nbytes for each in (mask, *rotary))
     return (saved.total - shared) / (rows * width)
 
 
@@ -126,9 +126,14 @@ def _handle(folder: Path, size: float) -> dict[str, float]:
         }
         for name, parts in PARTS.items()
     }
+
+    def write_all() -> None:
+        for path, tensors in written.items():
+            write_tensors(path, tensors)
+
     repro = [sys.executable, "-m", "dvc", "repro", "--quiet"]
     seconds = {
-        "write": _own(lambda: [write_tensors(*each) for each in written.items()]),
+        "write": _own(write_all),
         "sha256": _own(lambda: digest([made])),
         "md5": _children(lambda: subprocess.run(repro, cwd=folder, check=True)),
     }

@@ -13,7 +13,7 @@ from benchmarks.scale.inputs import (
     make_run,
 )
 from benchmarks.scale.work import Dealt, Engine, deal, sampling_seconds, trained_rollouts
-from grpo.policies.logits import CHUNK_LOGITS, KEPT_LOGITS, num_recomputed
+from grpo.modalities.shared.logits import CHUNK_LOGITS, KEPT_LOGITS, num_recomputed
 
 ENDS = ("best", "worst")
 # Bytes per parameter: of weights as passes read them, and of what the optimizer has in float32.

@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from benchmarks.allocation_tokens import in_words
 from benchmarks.scale.results import BUSY, ENDS
-from grpo.markdown import markdown_table
+from grpo.runtime.markdown import markdown_table
 
 UNITS = {"TB": 1e12, "GB": 1e9, "MB": 1e6, "kB": 1e3}
 HELD = {
@@ -123,11 +124,14 @@ def measurements(inputs: dict[str, Any], measured: dict[str, Any]) -> str:
     return markdown_table(["measured here", "value"], rows.items())
 
 
+def _each(titles: dict[str, str], say: Callable[[str, dict[str, Any]], str]) -> dict[str, Say]:
+    """Returns a row per name, by its title."""
+    return {title: partial(say, name) for name, title in titles.items()}
+
+
 def memory(runs: dict[str, Any]) -> str:
     """Returns what a GPU holds in training and in sampling."""
-    rows: dict[str, Say] = {
-        what: lambda run, part=part: _gb(run["training_bytes"][part]) for part, what in HELD.items()
-    }
+    rows = _each(HELD, lambda part, run: _gb(run["training_bytes"][part]))
     rows |= {
         "logits, in chunks, not all at once": lambda run: (
             f"{_gb(run['training_bytes']['logits'])}, not {_gb(run['limits']['all_logits_bytes'])}"
@@ -156,9 +160,7 @@ def seconds(runs: dict[str, Any]) -> str:
         shares = sorted(part / whole for part, whole in zip(busy, total(run)))
         return " to ".join(f"{each:.0%}" for each in shares)
 
-    rows: dict[str, Say] = {
-        what: lambda run, part=part: _span(run, "seconds", part) for part, what in PARTS.items()
-    }
+    rows = _each(PARTS, lambda part, run: _span(run, "seconds", part))
     rows |= {
         "**a round**": lambda run: f"**{_range(total(run))}**",
         "share of it in which GPUs compute": share,
@@ -171,10 +173,7 @@ def traffic(runs: dict[str, Any]) -> str:
     """Returns what is moved and stored, per round unless it says else."""
     rows: dict[str, Say] = {
         "microbatches of a GPU per update": lambda run: _short(run["waves"]),
-        **{
-            what: lambda run, name=name: _bytes(run["traffic_bytes"][name])
-            for name, what in MOVED.items()
-        },
+        **_each(MOVED, lambda name, run: _bytes(run["traffic_bytes"][name])),
         "seconds of an update's traffic": lambda run: _span(run, "update", "traffic"),
         "seconds of its passes, meanwhile": lambda run: _span(run, "update", "passes"),
         "seconds of a policy to S3, by one host": lambda run: _range(
@@ -202,9 +201,7 @@ def prices(runs: dict[str, Any], savings: dict[str, Any]) -> str:
 
 def ways(runs: dict[str, Any]) -> str:
     """Returns what would shorten a run, one change after another."""
-    rows: dict[str, Say] = {
-        what: lambda run, way=way: _span(run, "hours", way) for way, what in WAYS.items()
-    }
+    rows = _each(WAYS, lambda way, run: _span(run, "hours", way))
     return _by_run("hours of the uniform run's rounds", rows, runs)
 
 

@@ -9,8 +9,8 @@ from benchmarks.scale.inputs import COMPUTED_BYTES, Assumed, Model, Run
 from grpo.advice.cost import packed_flops
 from grpo.advice.facts import PassFlops
 from grpo.advice.posterior import Floats, Ints
-from grpo.batches import pack_microbatches
-from grpo.policies.passes import Pass, total_flops
+from grpo.modalities.tokens.passes import Pass, total_flops
+from grpo.training.batches import pack_microbatches
 
 BISECTIONS = 60
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from grpo.advice.facts import Facts
 from grpo.advice.prediction import Amounts, plan_phase, predict_round
-from grpo.artifacts.tables import is_judged
 from grpo.params.parameters import Parameters
 from grpo.report.reading import read_cost, read_rollouts
+from grpo.runtime.artifacts.tables import is_judged
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,9 +11,9 @@ import torch
 
 from grpo.advice.facts import Facts, PassFlops
 from grpo.advice.posterior import Floats, Ints
-from grpo.batches import pack_microbatches
-from grpo.policies.flops import Coefficients
-from grpo.policies.passes import body_passes, head_passes, total_flops
+from grpo.modalities.shared.flops import Coefficients
+from grpo.modalities.tokens.passes import body_passes, head_passes, total_flops
+from grpo.training.batches import pack_microbatches
 
 SEED = 0  # of the one draw of rollouts that is packed into microbatches
 

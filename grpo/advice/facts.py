@@ -9,14 +9,14 @@ import numpy as np
 import pandas as pd
 
 from grpo.advice.posterior import Ints, Posterior, Prior, fit_prior, update
-from grpo.artifacts.files import read_json
-from grpo.artifacts.tables import PROMPTS, ROLLOUTS, read_profile, read_table
-from grpo.build.machine import prepare_machine
-from grpo.build.policies.tokens import load_token_policy
 from grpo.errors import ArtifactError
+from grpo.modalities.shared.flops import Coefficients
+from grpo.modalities.shared.machine import prepare_machine
+from grpo.modalities.tokens.loading import load_token_policy
+from grpo.modalities.tokens.policy import Decoding, TokenPolicy
 from grpo.params.parameters import BASE, Parameters
-from grpo.policies.flops import Coefficients
-from grpo.policies.tokens import Decoding, TokenPolicy
+from grpo.runtime.artifacts.files import read_json
+from grpo.runtime.artifacts.tables import PROMPTS, ROLLOUTS, read_profile, read_table
 from grpo.types import Cost
 
 MAKE_PROFILE = "dvc repro profile"

@@ -16,16 +16,16 @@ import pandas as pd
 from grpo.advice.cost import TrainedGroups, pass_flops, sampling_flops
 from grpo.advice.facts import Facts
 from grpo.advice.posterior import Floats, Ints, reused_uniform_chance
-from grpo.build.curricula import build_curriculum
-from grpo.build.objectives import build_objective
-from grpo.build.profiles import reads_profile
-from grpo.build.selections import build_selection
-from grpo.curriculum import plan_curriculum, select_phase
+from grpo.allocation.curriculum import plan_curriculum, select_phase
+from grpo.allocation.selection import Selection
 from grpo.errors import located
-from grpo.links import Link
+from grpo.objective.link import Link
 from grpo.params.parameters import BASE, PARAMS, Arm, Parameters
-from grpo.seeds import derive_seed
-from grpo.selection import Selection
+from grpo.runtime.seeds import derive_seed
+from grpo.wiring.curricula import build_curriculum
+from grpo.wiring.objectives import build_objective
+from grpo.wiring.profiles import reads_profile
+from grpo.wiring.selections import build_selection
 
 TINY = 1e-9
 

@@ -19,10 +19,10 @@ from grpo.advice.prediction import (
     profile_flops,
     treatment_of,
 )
-from grpo.build.objectives import build_objective, findings
-from grpo.curriculum import inverse_rate_size
+from grpo.allocation.curriculum import inverse_rate_size
 from grpo.objective.rule import Severity
 from grpo.params.parameters import BASE, Arm, LinkSpec, Parameters, Round
+from grpo.wiring.objectives import build_objective, findings
 
 NAME = "advised"
 SIZES = (2, 4, 8, 16, 32)

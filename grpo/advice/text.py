@@ -10,12 +10,12 @@ from grpo.advice.facts import Facts, read_facts
 from grpo.advice.posterior import DEAD_RATE
 from grpo.advice.prediction import Amounts, predict_arm, profile_flops
 from grpo.advice.proposal import SIZES, Candidate, Proposal, propose
-from grpo.build.policies.draws import draws_of_arm, draws_of_profile
+from grpo.modalities.tokens.policy import Decoding
 from grpo.params.parameters import Parameters
 from grpo.params.yaml import dump_yaml
-from grpo.policies.tokens import Decoding
 from grpo.report.learned import why_nothing_was_learned
 from grpo.report.words import SPACE, say_count, say_flops, say_percent
+from grpo.wiring.draws import draws_of_arm, draws_of_profile
 
 DASH = "-"
 CAVEAT = """\

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo.artifacts.files import require_inside, require_plain, write_bytes
 from grpo.errors import ArtifactError, brief
 from grpo.params.parameters import PARAMS
 from grpo.params.yaml import parse_yaml
+from grpo.runtime.artifacts.files import require_inside, require_plain, write_bytes
 
 LOCK = "dvc.lock"
 PIPELINE = "dvc.yaml"

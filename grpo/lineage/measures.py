@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from grpo.artifacts.files import read_json
-from grpo.artifacts.usage import USAGE, Usage
 from grpo.lineage.lock import StageEntry, file_digest, flatten, read_listing
+from grpo.runtime.artifacts.files import read_json
+from grpo.runtime.artifacts.usage import USAGE, Usage
 
 SUMMARY = "summary.json"
 CURVES = "updates.csv"

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from grpo.artifacts.files import write_bytes
-from grpo.artifacts.usage import USAGE
 from grpo.errors import ArtifactError
 from grpo.lineage.lock import (
     PIPELINE,
@@ -22,6 +20,8 @@ from grpo.lineage.lock import (
 )
 from grpo.lineage.measures import Measure, ended_at_ms, measures
 from grpo.lineage.revision import Revision, revisions
+from grpo.runtime.artifacts.files import write_bytes
+from grpo.runtime.artifacts.usage import USAGE
 
 WAITING = USAGE / "lineage"  # a file for each state, numbered
 PAGE = "index.html"  # beside what the report wrote; not tracked, for it shows seconds

@@ -19,7 +19,6 @@ from mlflow.utils.credentials import get_default_host_creds
 from mlflow.utils.rest_utils import http_request
 from sqlalchemy.exc import SQLAlchemyError
 
-from grpo.artifacts.files import host_lock, remove
 from grpo.errors import ArtifactError, brief
 from grpo.lineage.lock import Artifact, Lock, read_lock
 from grpo.lineage.notes import (
@@ -33,6 +32,7 @@ from grpo.lineage.notes import (
     take_note,
     waiting,
 )
+from grpo.runtime.artifacts.files import host_lock, remove
 
 EXPERIMENT = "grpo"
 FINISHED = "FINISHED"

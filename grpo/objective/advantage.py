@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
-from grpo.links import Link
 from grpo.objective.base import LinkState, Objective, credit_link, stateful_credit_link
+from grpo.objective.link import Link
 from grpo.types import Credit, Rollouts
 
 PerRollout = Float[Tensor, " rollout"]

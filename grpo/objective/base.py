@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Generator, Tensor
 
 from grpo.errors import brief
-from grpo.links import Link
+from grpo.objective.link import Link
 from grpo.types import Credit, Rollouts, StepNoise, StepTerms, as_float, require_tensor
 
 State = dict[str, dict[str, float]]  # plain data by link name: checkpointed as JSON

@@ -7,9 +7,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor
 
-from grpo.links import Link, Setting
 from grpo.objective.advantage import is_uniform
 from grpo.objective.base import LinkState, Objective, credit_link, stateful_credit_link
+from grpo.objective.link import Link, Setting
 from grpo.types import ActionChunks, Credit, Rollouts
 
 NUM_PHASES = 5

@@ -10,8 +10,8 @@ from dataclasses import replace
 from jaxtyping import Float
 from torch import Tensor
 
-from grpo.links import Link
 from grpo.objective.base import Objective, exp_log_ratio, loss_link
+from grpo.objective.link import Link
 from grpo.objective.ratio import mean_over_steps
 from grpo.types import StepTerms
 

@@ -3,8 +3,8 @@
 from jaxtyping import Float
 from torch import Tensor
 
-from grpo.links import Link
 from grpo.objective.base import Objective
+from grpo.objective.link import Link
 from grpo.types import StepTerms
 
 CONTRAST = "contrast_implicit_policies"

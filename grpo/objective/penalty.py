@@ -7,7 +7,6 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Generator, Tensor
 
-from grpo.links import Link
 from grpo.objective.base import (
     LARGEST_LOG_RATIO,
     Objective,
@@ -16,6 +15,7 @@ from grpo.objective.base import (
     loss_link,
 )
 from grpo.objective.divergence import EXACT, kl_per_dimension
+from grpo.objective.link import Link
 from grpo.types import Credit, Rollouts, StepTerms
 
 PerStep = Float[Tensor, "rollout step"]

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from grpo.links import Link, Setting
 from grpo.objective.correction import CORRECTIONS
 from grpo.objective.divergence import CONTRAST, NORMALIZED, reads_divergence
+from grpo.objective.link import Link, Setting
 from grpo.objective.trust import RANGES
 
 BASELINES = ("center_by_group_mean", "leave_one_out", "center_by_moving_average")

@@ -6,9 +6,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Generator, Tensor
 
-from grpo.links import Link
 from grpo.objective.base import Objective, chain, credit_link, loss_link, noise_of
 from grpo.objective.divergence import NORMALIZED, kl_per_dimension
+from grpo.objective.link import Link
 from grpo.objective.weight import weigh_by
 from grpo.types import Credit, Rollouts, StepTerms
 

@@ -6,9 +6,9 @@ from math import acosh, inf, log
 
 import torch
 
-from grpo.links import Link, Setting
 from grpo.objective.base import Objective, exp_log_ratio, loss_link
 from grpo.objective.divergence import CONTRAST, kl_per_dimension
+from grpo.objective.link import Link, Setting
 from grpo.objective.ratio import mean_over_steps
 from grpo.types import StepTerms
 

@@ -7,7 +7,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
-from grpo.links import Link
 from grpo.objective.advantage import (
     is_uniform,
     rollout_advantage,
@@ -15,6 +14,7 @@ from grpo.objective.advantage import (
     sum_by_group,
 )
 from grpo.objective.base import Objective, credit_link, noise_of
+from grpo.objective.link import Link
 from grpo.types import Credit, Rollouts
 
 FIELDS = ("outcome", "reward")
@@ -77,7 +77,7 @@ def rectify_noise_level() -> Objective:
     """Weighs a denoising step 1 / lambda, over the mean of that: equal pushes at every noise level.
 
     lambda = |d log p / d v| per unit of noise, of the density that was sampled. Published as a
-    table of ten numbers for one schedule; here it follows from the step (grpo/policies/kernels.py).
+    table of ten numbers for one schedule; here it follows from the step (sde_steps.py).
     [He et al., 2026, Flash-GRPO, temporal gradient rectification]
     """
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from mlflow.entities.model_registry import ModelVersion
 
-from grpo.artifacts.files import require_inert
 from grpo.errors import ArtifactError, GrpoError
 from grpo.lineage.lock import (
     Artifact,
@@ -21,6 +20,7 @@ from grpo.lineage.lock import (
 from grpo.lineage.revision import Revision, revisions
 from grpo.lineage.trace import trace
 from grpo.params.parameters import BASE
+from grpo.runtime.artifacts.files import require_inert
 
 POLICIES, EVALUATIONS = "artifacts/policies", "artifacts/evaluations"
 # What of an evaluation must be equal for two policies to be compared: prompts, judge, and how.
@@ -28,7 +28,7 @@ COMPARED_DEPS = (
     "artifacts/prompts/eval.parquet",
     "artifacts/data/judge.json",
     "grpo/rewards",
-    "grpo/evaluation.py",
+    "grpo/sampling/evaluation.py",
 )
 COMPARED_PARAMS = ("evaluation.", "reward.", "seed")
 

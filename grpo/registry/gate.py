@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import pandas as pd
 
 from grpo.errors import ParameterError
-from grpo.evaluation import LEAST_PROMPTS, per_prompt_metrics
 from grpo.report.comparison import Interval, difference, draw_resamples, resample_means
+from grpo.sampling.evaluation import LEAST_PROMPTS, per_prompt_metrics
 
 RESAMPLES = 4000
 CONFIDENCE = 0.95

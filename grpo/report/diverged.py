@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from grpo.artifacts.banners import Banner
-from grpo.artifacts.divergence import Divergence, read_divergences
 from grpo.params.parameters import BASE, Parameters
-from grpo.report.drawing import Canvas, Panel, color_of, styled
+from grpo.report.style import Canvas, Panel, color_of, styled
+from grpo.runtime.artifacts.banners import Banner
+from grpo.runtime.artifacts.divergence import Divergence, read_divergences
 
 CURVES = {
     "loss": "loss",

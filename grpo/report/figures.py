@@ -7,11 +7,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from grpo.artifacts.files import write_bytes
-from grpo.artifacts.usage import Usage
 from grpo.params.parameters import BASE
 from grpo.report.comparison import Comparison, Curve
-from grpo.report.drawing import INK, KIND_COLORS, MARKERS, MUTED, Canvas, Panel, color_of, styled
 from grpo.report.numbers import Numbers, counted_costs
 from grpo.report.reading import KINDS_IN_BUDGET, Run
 from grpo.report.seconds import ACTIVITIES, seconds_by_activity
@@ -23,7 +20,10 @@ from grpo.report.signal_figures import (
     draw_training,
     draw_uniform_groups,
 )
+from grpo.report.style import INK, KIND_COLORS, MARKERS, MUTED, Canvas, Panel, color_of, styled
 from grpo.report.words import flops_unit, say_flops, say_percent, say_seconds
+from grpo.runtime.artifacts.files import write_bytes
+from grpo.runtime.artifacts.usage import Usage
 
 LABEL_OF_KIND = {"profile": "profiling", "warmup": "warm-up", "audit": "audits"}
 

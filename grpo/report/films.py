@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from grpo.modalities.action_chunks.phases import PHASE_NAMES
 from grpo.params.parameters import Parameters
-from grpo.policies.phases import PHASE_NAMES
 from grpo.report.pictures import Picture
 
 # By labeller: what the gripper does in colors of Okabe and Ito (2008), time from dark to light.

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pandas as pd
 
-from grpo.artifacts.banners import Banner
-from grpo.artifacts.files import read_json
-from grpo.artifacts.tables import CREDIT, EVALUATION, REWARDS, read_table
-from grpo.artifacts.unscored import UNSCORED, unscored
-from grpo.evaluation import LEAST_PROMPTS
 from grpo.params.parameters import BASE, Parameters
+from grpo.runtime.artifacts.banners import Banner
+from grpo.runtime.artifacts.files import read_json
+from grpo.runtime.artifacts.tables import CREDIT, EVALUATION, REWARDS, read_table
+from grpo.runtime.artifacts.unscored import UNSCORED, unscored
+from grpo.sampling.evaluation import LEAST_PROMPTS
 
 
 def find_empty_results(artifacts: Path, params: Parameters) -> list[Banner]:

@@ -11,9 +11,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from grpo.artifacts.files import write_bytes, write_json
-from grpo.artifacts.tables import is_judged
-from grpo.build.profiles import reads_profile
 from grpo.params.parameters import BASE
 from grpo.report.comparison import (
     Comparison,
@@ -25,6 +22,9 @@ from grpo.report.comparison import (
     resample_means,
 )
 from grpo.report.reading import COST, KINDS_IN_BUDGET, Run
+from grpo.runtime.artifacts.files import write_bytes, write_json
+from grpo.runtime.artifacts.tables import is_judged
+from grpo.wiring.profiles import reads_profile
 
 BUCKETS = ("0", "(0, .25]", "(.25, .5]", "(.5, .75]", "(.75, 1]")  # of a prompt's outcome rate
 WITHOUT_PROFILE = ("all prompts",)  # the only bucket where no prompt has an outcome rate

@@ -7,18 +7,12 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from grpo.artifacts.banners import Banner, hash_inputs
-from grpo.artifacts.files import write_bytes
-from grpo.artifacts.marks import clear, marked
-from grpo.artifacts.usage import Usage
-from grpo.build.objectives import findings
 from grpo.errors import ArtifactError
 from grpo.params.parameters import BASE, Parameters
 from grpo.params.yaml import dump_yaml
 from grpo.report.audits import Audited, audit_sentences, audits_by_arm, audits_by_round
 from grpo.report.comparison import Comparison, Curve, Interval
 from grpo.report.diverged import add_banners, draw_diverged, read_diverged
-from grpo.report.drawing import css_color_of
 from grpo.report.figures import draw_figures
 from grpo.report.films import phases_of
 from grpo.report.learned import find_empty_results
@@ -28,6 +22,7 @@ from grpo.report.reading import Run, read_run
 from grpo.report.samples import read_samples
 from grpo.report.seconds import read_usages, seconds_curves, stages_of
 from grpo.report.side_by_side import read_sheets
+from grpo.report.style import css_color_of
 from grpo.report.verdict import (
     can_judge,
     compute_needed,
@@ -46,6 +41,11 @@ from grpo.report.words import (
     say_seconds,
     say_selection,
 )
+from grpo.runtime.artifacts.banners import Banner, hash_inputs
+from grpo.runtime.artifacts.files import write_bytes
+from grpo.runtime.artifacts.marks import clear, marked
+from grpo.runtime.artifacts.usage import Usage
+from grpo.wiring.objectives import findings
 
 TEMPLATE = Path(__file__).with_name("page.html")
 DIVERGED = Path(__file__).with_name("diverged.html")  # where there is no result yet

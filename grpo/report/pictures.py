@@ -3,7 +3,7 @@
 import base64
 from dataclasses import dataclass
 
-from grpo.artifacts.images import png_size
+from grpo.runtime.artifacts.images import png_size
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,19 +7,24 @@ import numpy as np
 import pandas as pd
 import torch
 
-from grpo.artifacts.images import encode_png
-from grpo.artifacts.tensors import read_tensors
 from grpo.errors import ArtifactError, located
+from grpo.modalities.action_chunks.model import ChunkShape, read_shape
+from grpo.modalities.action_chunks.phases import NUM_PHASES, choose_labeller
+from grpo.modalities.action_chunks.simulation.base import Ending, Moment
+from grpo.modalities.action_chunks.simulation.replay import replay
+from grpo.modalities.action_chunks.trajectories import (
+    LAYOUT,
+    ChunkTrajectory,
+    restore_chunks,
+    to_values,
+)
+from grpo.modalities.shared.directories import STATE, read_state
+from grpo.modalities.shared.packed import prompt_rows
 from grpo.params.parameters import BASE, Parameters
-from grpo.policies.action_model import ChunkShape, read_shape
-from grpo.policies.chunk_trajectories import LAYOUT, ChunkTrajectory, restore_chunks, to_values
-from grpo.policies.packed import prompt_rows
-from grpo.policies.phases import NUM_PHASES, choose_labeller
-from grpo.policies.storage import STATE, read_state
 from grpo.report.films import Cell, Film, Phase, Shot, phases_of
 from grpo.report.pictures import embed
-from grpo.simulation.base import Ending, Moment
-from grpo.simulation.replay import replay
+from grpo.runtime.artifacts.images import encode_png
+from grpo.runtime.artifacts.tensors import read_tensors
 
 MOST_SHOTS = 8  # of a film; the first and the last are always among them
 PICTURE_PIXELS = 160

@@ -8,8 +8,6 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from grpo.artifacts.banners import ARTIFACTS, PAGE, Banner, changed_inputs
-from grpo.artifacts.marks import State, banners_of, older, read_marks
 from grpo.errors import ArtifactError
 from grpo.lineage.lock import (
     LOCK,
@@ -29,6 +27,8 @@ from grpo.params.parameters import (
     with_tuples,
 )
 from grpo.report.seconds import stages_of
+from grpo.runtime.artifacts.banners import ARTIFACTS, PAGE, Banner, changed_inputs
+from grpo.runtime.artifacts.marks import State, banners_of, older, read_marks
 
 REPORT = "report"
 ABSENT = "absent"  # what is said in place of a value

@@ -9,8 +9,10 @@ import numpy as np
 import pandas as pd
 import pandera.pandas as pa
 
-from grpo.artifacts.files import read_json
-from grpo.artifacts.tables import (
+from grpo.errors import ArtifactError, brief
+from grpo.params.parameters import BASE, LinkSpec, Parameters
+from grpo.runtime.artifacts.files import read_json
+from grpo.runtime.artifacts.tables import (
     CREDIT,
     EVALUATION,
     PROMPTS,
@@ -21,8 +23,6 @@ from grpo.artifacts.tables import (
     read_table,
     wrong_cell,
 )
-from grpo.errors import ArtifactError, brief
-from grpo.params.parameters import BASE, LinkSpec, Parameters
 
 COST = ("flops", "sampled_steps", "trained_steps", "judge_calls")
 SCORES = ("greedy", "mean_at_k", "pass_at_k")

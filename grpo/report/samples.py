@@ -7,13 +7,13 @@ from typing import Any
 
 import pandas as pd
 
-from grpo.artifacts.images import encode_png
-from grpo.artifacts.rows import read_rows
-from grpo.artifacts.tables import PROMPTS, is_judged, read_table
 from grpo.errors import ArtifactError
 from grpo.report.films import Film
 from grpo.report.pictures import Picture, embed
 from grpo.report.reading import Run
+from grpo.runtime.artifacts.images import encode_png
+from grpo.runtime.artifacts.rows import read_rows
+from grpo.runtime.artifacts.tables import PROMPTS, is_judged, read_table
 
 SOLVED = 1.0  # the outcome of a rollout that the judge accepts
 PICTURE_PIXELS = 192

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable, Mapping
 
-from grpo.artifacts.usage import Usage, read_usage
-from grpo.build.profiles import reads_profile
 from grpo.params.parameters import Parameters
 from grpo.report.comparison import Curve
 from grpo.report.reading import Run
+from grpo.runtime.artifacts.usage import Usage, read_usage
+from grpo.wiring.profiles import reads_profile
 
 ACTIVITY_OF_PART = {
     "load": "start-up",

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pandas as pd
 
-from grpo.artifacts.tables import EVALUATION_SAMPLES, read_table
 from grpo.errors import ArtifactError
 from grpo.params.parameters import BASE
-from grpo.report.drawing import css_color_of
 from grpo.report.pictures import Picture, embed
 from grpo.report.reading import Run
 from grpo.report.samples import SOLVED, visible
+from grpo.report.style import css_color_of
+from grpo.runtime.artifacts.tables import EVALUATION_SAMPLES, read_table
 
 SAME = ["rollout_id", "prompt_id", "family", "prompt"]  # of every policy
 FEW_POLICIES = 4  # whose images may be large and still stand next to each other

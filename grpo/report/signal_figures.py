@@ -5,9 +5,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from grpo.report.drawing import INK, MARKERS, Canvas, Panel, color_of
 from grpo.report.numbers import Numbers, buckets_of, reward_spread, signal_by_step
 from grpo.report.reading import CURVES, Run
+from grpo.report.style import INK, MARKERS, Canvas, Panel, color_of
 
 DIFFICULTY = "the prompt's success rate in the profile"
 NO_PROFILE = "no profile was drawn: no arm reads one (profile.when: always draws it)"

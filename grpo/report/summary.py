@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from grpo.artifacts.files import read_json
-from grpo.artifacts.tables import EVALUATION, read_table
-from grpo.evaluation import LEAST_PROMPTS
 from grpo.params.parameters import BASE, Parameters
+from grpo.runtime.artifacts.files import read_json
+from grpo.runtime.artifacts.tables import EVALUATION, read_table
+from grpo.sampling.evaluation import LEAST_PROMPTS
 
 SCORES = {"mean_at_k": "mean@{k}", "greedy": "greedy", "pass_at_k": "pass@{k}"}
 

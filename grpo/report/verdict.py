@@ -1,10 +1,10 @@
 """What the numbers say, in sentences that stay honest when they say little."""
 
-from grpo.evaluation import LEAST_PROMPTS
 from grpo.report.comparison import Comparison, Interval
 from grpo.report.numbers import Numbers, cost_of, intervals_overlap
 from grpo.report.reading import Run
 from grpo.report.words import say_change, say_flops, say_percent, say_rate, say_seconds
+from grpo.sampling.evaluation import LEAST_PROMPTS
 
 
 def verdict(run: Run, numbers: Numbers) -> list[str]:

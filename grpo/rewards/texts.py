@@ -13,8 +13,8 @@ from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkProcess
 
-from grpo.process import die_with_parent
 from grpo.rewards.base import Judge, Outcome, ScoreRange, Task, judge_text
+from grpo.runtime.process import die_with_parent
 
 GRACE_SECONDS = 1.0  # behind its own limit, after which a judging process is killed
 Asked = Callable[..., Outcome]

@@ -5,8 +5,12 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from grpo.seeds import derive_seed
-from grpo.simulation.metaworld import draw_scene, make_environment, require_families
+from grpo.modalities.action_chunks.simulation.metaworld import (
+    draw_scene,
+    make_environment,
+    require_families,
+)
+from grpo.runtime.seeds import derive_seed
 from grpo.tasks.base import PromptTables, shares
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.errors import GrpoError
-from grpo.storage.client import USUAL, Location, Store, explained
+from grpo.runtime.storage.client import USUAL, Location, Store, explained
 
 HERE = Path(__file__).parent
 ROLES = ("trainer", "reader")

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 
 from grpo.advice.facts import Facts, PassFlops, make_facts
-from grpo.policies.flops import Coefficients
+from grpo.modalities.shared.flops import Coefficients
 from grpo.types import Cost
 
 FLOPS = PassFlops(

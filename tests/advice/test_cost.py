@@ -8,9 +8,9 @@ from profiles import FLOPS, synthetic_facts
 
 from grpo.advice.cost import TrainedGroups, packed_flops, pass_flops, sampling_flops
 from grpo.advice.facts import PassFlops, make_facts
-from grpo.fixed_scores import score_steps
 from grpo.objective.algorithms import rloo
-from grpo.training import add_gradient
+from grpo.training.frozen import score_steps
+from grpo.training.updates import add_gradient
 from grpo.types import Cost, Credit
 from tests.policies.tiny import seeded, tiny_policy
 from tests.test_training import sampled_round

@@ -10,7 +10,7 @@ from profiles import synthetic_facts
 from grpo.advice.cost import packed_flops
 from grpo.advice.facts import Facts
 from grpo.advice.prediction import Amounts, Treatment, predict
-from grpo.selection import (
+from grpo.allocation.selection import (
     Selection,
     compose,
     resample_uniform_groups,

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from grpo.artifacts.files import (
+from grpo.errors import ArtifactError, BusyError
+from grpo.runtime.artifacts.files import (
     ASIDE,
     TEMPORARY,
     atomic_path,
@@ -22,8 +23,7 @@ from grpo.artifacts.files import (
     write_bytes,
     write_json,
 )
-from grpo.artifacts.tables import write_csv
-from grpo.errors import ArtifactError, BusyError
+from grpo.runtime.artifacts.tables import write_csv
 
 
 def fail_while_writing(target: Path) -> None:
@@ -60,7 +60,8 @@ def test_a_killed_writer_leaves_the_old_content(tmp_path: Path):
     target = tmp_path / "a.json"
     write_json(target, 1)
     code = (
-        "import os, sys; from pathlib import Path; from grpo.artifacts.files import atomic_path\n"
+        "import os, sys; from pathlib import Path\n"
+        "from grpo.runtime.artifacts.files import atomic_path\n"
         "with atomic_path(Path(sys.argv[1])) as temporary:\n"
         "    temporary.write_text('half'); os._exit(9)\n"
     )
@@ -145,8 +146,8 @@ def test_a_large_file_is_read_again_only_if_it_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("grpo.artifacts.files.LARGE_BYTES", 8)
-    monkeypatch.setattr("grpo.artifacts.files.TICK_SECONDS", 0.0)
+    monkeypatch.setattr("grpo.runtime.artifacts.files.LARGE_BYTES", 8)
+    monkeypatch.setattr("grpo.runtime.artifacts.files.TICK_SECONDS", 0.0)
     read = []
     sha256 = hashlib.file_digest
     monkeypatch.setattr(hashlib, "file_digest", lambda *a: read.append(1) or sha256(*a))
@@ -170,7 +171,9 @@ def test_a_large_file_is_read_again_only_if_it_changed(
     (known,) = Path(".work/hashes").iterdir()
     known.write_text("cut")
     assert digest([large]) == first
-    monkeypatch.setattr("grpo.artifacts.files.TICK_SECONDS", 60.0)  # it may change in this tick yet
+    monkeypatch.setattr(
+        "grpo.runtime.artifacts.files.TICK_SECONDS", 60.0
+    )  # it may change in this tick yet
     known.unlink()
     digest([large])
     assert not known.exists()
@@ -188,7 +191,7 @@ def test_a_digest_sees_names_contents_and_values(tmp_path: Path):
 def test_a_lock_is_held_by_one_process_and_freed_by_its_death(tmp_path: Path):
     lock = tmp_path / "lock"
     code = (
-        "import sys; from pathlib import Path; from grpo.artifacts.files import exclusive\n"
+        "import sys; from pathlib import Path; from grpo.runtime.artifacts.files import exclusive\n"
         "with exclusive(Path(sys.argv[1]), 'other'):\n"
         "    print('held', flush=True); sys.stdin.read()\n"
     )

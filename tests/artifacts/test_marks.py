@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from grpo.artifacts.banners import ARTIFACTS, PAGE, changed_inputs, hash_inputs, stamps
-from grpo.artifacts.files import write_bytes
-from grpo.artifacts.marks import State, banners_of, clear, fail, marked, read_marks
 from grpo.errors import ParameterError
+from grpo.runtime.artifacts.banners import ARTIFACTS, PAGE, changed_inputs, hash_inputs, stamps
+from grpo.runtime.artifacts.files import write_bytes
+from grpo.runtime.artifacts.marks import State, banners_of, clear, fail, marked, read_marks
 
 ROOT = Path(__file__).parents[2]
 REWARDS = Path("artifacts/rewards/a-1.parquet")

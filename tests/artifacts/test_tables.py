@@ -8,11 +8,11 @@ import pandas as pd
 import pytest
 import torch
 
-from grpo.artifacts.images import encode_png
-from grpo.artifacts.rows import read_rows
-from grpo.artifacts.tables import EVALUATION_SAMPLES, REWARDS, read_table, write_table
-from grpo.artifacts.tensors import read_tensors, unpack_ragged, write_tensors
 from grpo.errors import ArtifactError
+from grpo.runtime.artifacts.images import encode_png
+from grpo.runtime.artifacts.rows import read_rows
+from grpo.runtime.artifacts.tables import EVALUATION_SAMPLES, REWARDS, read_table, write_table
+from grpo.runtime.artifacts.tensors import read_tensors, unpack_ragged, write_tensors
 
 
 def rewards(**changes: object) -> pd.DataFrame:

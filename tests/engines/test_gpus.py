@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo.engines.gpus import visible_gpus
+from grpo.runtime.executors.gpus import visible_gpus
 
 
 def test_a_containers_gpus_count_from_0_whatever_the_host_calls_them(

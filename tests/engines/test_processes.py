@@ -13,11 +13,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from grpo.engines.base import Engine, Job, Local
-from grpo.engines.pool import TRIES, Handle, Pool
-from grpo.engines.worker import written
 from grpo.errors import EngineError, GrpoError
-from grpo.process import Process, keeping_imports
+from grpo.runtime.executors.base import Engine, Job, Local
+from grpo.runtime.executors.pool import TRIES, Handle, Pool
+from grpo.runtime.executors.worker import written
+from grpo.runtime.process import Process, keeping_imports
 from tests.engines.work import DEADLINE_SECONDS, MAKE, jobs_of, make, marked, pool, setup_of
 from tests.files import contents
 
@@ -123,7 +123,7 @@ def test_idle_workers_end_in_order_unless_there_was_an_error(tmp_path: Path):
 
 
 def test_a_long_line_is_sent_however_shortly_an_answer_is_waited_for(tmp_path: Path):
-    process = Process("grpo.engines.worker", MAKE)
+    process = Process("grpo.runtime.executors.worker", MAKE)
     order = {"number": 3, "long": "a" * 2**24}
     for line in (setup_of(tmp_path), written(Job("square", order, tmp_path / "out"))):
         process.send(line)

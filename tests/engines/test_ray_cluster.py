@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 STAGE = """\
-from grpo.engines.ray_cluster import connected
+from grpo.runtime.executors.ray_cluster import connected
 from stages.entry import run
 
 def main(usage):

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from grpo.artifacts.files import write_bytes
-from grpo.build.drawing import Drawing
-from grpo.build.engines import Setup, open_engine, receive
-from grpo.engines.base import Job
 from grpo.errors import ArtifactError, ParameterError
 from grpo.params.machine import SamplingEngine
 from grpo.params.parameters import DATA, Parameters, read_params
+from grpo.runtime.artifacts.files import write_bytes
+from grpo.runtime.executors.base import Job
+from grpo.wiring.executors import Setup, open_engine, receive
+from grpo.wiring.sampling_workers import Drawing
 from stages.entry import scratch_of
 from tests.engines.work import make
 

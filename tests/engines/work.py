@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from grpo.engines.base import Job, Work
-from grpo.engines.processes import ProcessPool
 from grpo.errors import ArtifactError
+from grpo.runtime.executors.base import Job, Work
+from grpo.runtime.executors.processes import ProcessPool
 
 MAKE = "tests.engines.work:make"
 DEADLINE_SECONDS = 60.0

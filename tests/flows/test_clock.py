@@ -10,8 +10,8 @@ import libfaketime
 import pytest
 
 from flows.planning import plan
-from grpo.artifacts.files import exclusive, read_json
 from grpo.lineage.lock import read_lock
+from grpo.runtime.artifacts.files import exclusive, read_json
 from tests import tiny_pipeline
 from tests.faults import FaultLine
 
@@ -23,8 +23,8 @@ JUMPS = {"base": 0, "train": -3, "evaluate": 10, "report": -1}
 MEASURE = """
 import sys, time
 from pathlib import Path
-from grpo.artifacts.files import BusyError, exclusive
-from grpo.artifacts.usage import measured
+from grpo.runtime.artifacts.files import BusyError, exclusive
+from grpo.runtime.artifacts.usage import measured
 began = time.time()
 with measured("stage"):
     Path(sys.argv[1]).write_text("-3d")

@@ -18,8 +18,8 @@ from flows.runner import LOGS, Outcome, StageError
 from flows.server import free_port
 from flows.wire import Answer, Order
 from flows.worker import PLACE, StageRun, repository_of
-from grpo.artifacts.files import write_json
 from grpo.errors import ArtifactError, GrpoError, ParameterError
+from grpo.runtime.artifacts.files import write_json
 from tests import tiny_pipeline
 from tests.files import contents
 from tests.storage import conftest as storage

@@ -19,9 +19,9 @@ from flows.gpus import hold_gpus
 from flows.pipeline import Reproduction, bring_up_to_date
 from flows.planning import Hints, Step, plan
 from flows.runner import Outcome, Result, Runner, StageError, Stopped
-from grpo.artifacts.marks import read_marks
 from grpo.errors import ParameterError
 from grpo.lineage.lock import Lock, read_lock
+from grpo.runtime.artifacts.marks import read_marks
 from tests import tiny_pipeline
 from tests.flows.test_launcher import is_alive, until
 

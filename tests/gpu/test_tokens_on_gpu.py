@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from grpo.fixed_scores import score_steps
+from grpo.training.frozen import score_steps
 from tests.policies.tiny import seeded, tiny_policy
 from tests.test_training import sampled_round, update_once
 

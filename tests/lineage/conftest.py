@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo.artifacts.files import write_json
+from grpo.runtime.artifacts.files import write_json
 from tests import tiny_pipeline
 
 

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from grpo.errors import ArtifactError
-from grpo.lineage.drawing import draw_svg, order_columns, reduce_edges
+from grpo.lineage.graph import draw_svg, order_columns, reduce_edges
 from grpo.lineage.trace import format_tree, trace
 from tests import tiny_pipeline
 from tests.files import contents
@@ -90,7 +90,7 @@ def test_columns_follow_the_longest_way_and_edges_keep_lanes_free() -> None:
 
 def test_tracing_imports_neither_torch_nor_mlflow() -> None:
     code = (
-        "import sys, grpo.lineage.trace, grpo.lineage.drawing\n"
+        "import sys, grpo.lineage.trace, grpo.lineage.graph\n"
         "sys.exit(bool({'torch', 'mlflow', 'prefect', 'dvc'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -14,7 +14,6 @@ from mlflow.entities import Run
 from flows.lineage import record_what_waits
 from flows.reproduce import main
 from flows.server import free_port, mlflow_server
-from grpo.artifacts.files import exclusive, write_bytes
 from grpo.errors import ArtifactError, BusyError
 from grpo.lineage.lock import Lock, read_lock
 from grpo.lineage.notes import WAITING, keep_note, read_note, take_note, waiting
@@ -27,6 +26,7 @@ from grpo.lineage.record import (
     store_lock,
     tracking_uri,
 )
+from grpo.runtime.artifacts.files import exclusive, write_bytes
 from tests import tiny_pipeline
 from tests.faults import FaultLine
 from tests.lineage.test_record import LINEAGE_STAGE, client_of, stages_with

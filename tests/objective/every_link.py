@@ -3,10 +3,10 @@
 import inspect
 from collections.abc import Callable
 
-from grpo.build.objectives import ALGORITHMS, LINKS
 from grpo.objective.advantage import center_by_group_mean
 from grpo.objective.base import Objective, chain
 from grpo.objective.weight import average_over_rollouts
+from grpo.wiring.objectives import ALGORITHMS, LINKS
 
 # Of settings that have no default.
 SETTINGS: dict[str, float] = {

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from grpo.batches import plan_batches
 from grpo.objective.advantage import (
     center_by_group_mean,
     leave_one_out,
@@ -19,6 +18,7 @@ from grpo.objective.advantage import (
 )
 from grpo.objective.algorithms import grpo, rloo
 from grpo.objective.base import Objective, assign_credit, chain
+from grpo.training.batches import plan_batches
 from grpo.types import ActionChunks, Credit, Rollouts, StepNoise
 from tests.objective.batches import credit_of, ragged_rollouts
 from tests.objective.every_link import EVERY, NAMED

@@ -7,11 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo.metrics import Tally
 from grpo.objective.algorithms import flash_grpo, flow_grpo
 from grpo.objective.base import Objective, assign_credit, loss_terms, scalar_loss
 from grpo.objective.ratio import scale_log_ratio
 from grpo.objective.weight import rectify_noise_level
+from grpo.training.metrics import Tally
 from grpo.types import Credit, Rollouts, StepNoise
 
 DIMENSIONS = 6

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from grpo.metrics import Tally
 from grpo.objective.base import LARGEST_LOG_RATIO, Objective, loss_terms, scalar_loss
 from grpo.objective.correction import mask_mismatched_rollouts, truncate_mismatch
 from grpo.objective.penalty import penalize_kl
@@ -18,6 +17,7 @@ from grpo.objective.trust import (
     gate_ratio_softly,
     truncate_ratio,
 )
+from grpo.training.metrics import Tally
 from grpo.types import Credit, StepNoise, StepTerms
 from tests.objective.every_link import EVERY
 

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from grpo.links import Link
 from grpo.objective.advantage import (
     center_by_group_mean,
     scale_by_batch_std,
@@ -37,6 +36,7 @@ from grpo.objective.chunks import (
     sample_steps_uniformly,
 )
 from grpo.objective.correction import mask_mismatched_rollouts, truncate_mismatch
+from grpo.objective.link import Link
 from grpo.objective.penalty import penalize_kl, subtract_kl_from_reward
 from grpo.objective.predicates import Plan
 from grpo.objective.ratio import (

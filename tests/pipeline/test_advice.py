@@ -10,9 +10,9 @@ import pytest
 from grpo.__main__ import main
 from grpo.advice.comparison import compare_rounds
 from grpo.advice.facts import Facts, read_facts
-from grpo.artifacts.files import read_json
 from grpo.params.parameters import Parameters, read_params
 from grpo.params.yaml import dump_yaml, parse_yaml
+from grpo.runtime.artifacts.files import read_json
 
 # Wide: of one round of 16 or so prompts whose rollouts are drawn anew.
 STEPS_BAND, FLOPS_BAND = 0.15, 0.35

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from grpo.artifacts.checkpoints import Scratch
-from grpo.artifacts.files import read_json
-from grpo.artifacts.tables import REWARDS, ROLLOUTS, read_table
-from grpo.artifacts.tensors import read_tensors, write_tensors
-from grpo.artifacts.usage import Usage
 from grpo.errors import ArtifactError
 from grpo.objective.algorithms import flow_grpo
 from grpo.params.yaml import parse_yaml
+from grpo.runtime.artifacts.checkpoints import Scratch
+from grpo.runtime.artifacts.files import read_json
+from grpo.runtime.artifacts.tables import REWARDS, ROLLOUTS, read_table
+from grpo.runtime.artifacts.tensors import read_tensors, write_tensors
+from grpo.runtime.artifacts.usage import Usage
 from stages import report, train
 from tests.pipeline.workspaces import cut_short, run_stages_in, start_stages, until_done
 from tests.policies.tiny import rewarded

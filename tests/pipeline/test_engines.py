@@ -46,7 +46,7 @@ def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("HOME", str(home))
             patch.delenv("RAY_ADDRESS", raising=False)
-            from grpo.engines import ray_cluster
+            from grpo.runtime.executors import ray_cluster
 
             before = set(psutil.Process().children(recursive=True))
             assert stack.enter_context(ray_cluster.connected(processors=2, gpus=0)) == 1

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo.artifacts.files import remove
+from grpo.runtime.artifacts.files import remove
 from tests.faults import FaultLine
 from tests.files import contents
 from tests.pipeline.corruptions import leave, write

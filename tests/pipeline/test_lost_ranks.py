@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from grpo.errors import ParameterError
-from grpo.ranks import joined
+from grpo.runtime.ranks import joined
 from tests.files import contents
 from tests.pipeline.corruptions import set_param, truncate
 from tests.pipeline.processes import LOG, is_alive, run_stage, start_stage, until

@@ -12,10 +12,10 @@ import psutil
 import pytest
 
 from benchmarks.workspaces import run_stages
-from grpo.artifacts.files import read_json
-from grpo.artifacts.tables import REWARDS, ROLLOUTS, read_table
-from grpo.artifacts.tensors import read_tensors
 from grpo.params.yaml import parse_yaml
+from grpo.runtime.artifacts.files import read_json
+from grpo.runtime.artifacts.tables import REWARDS, ROLLOUTS, read_table
+from grpo.runtime.artifacts.tensors import read_tensors
 from tests.files import contents
 from tests.pipeline.workspaces import cut_short, environment, run_stages_in
 

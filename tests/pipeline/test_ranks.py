@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
 
-from grpo.artifacts.files import read_json
-from grpo.batches import deal_microbatches, pack_microbatches
+from grpo.runtime.artifacts.files import read_json
+from grpo.training.batches import deal_microbatches, pack_microbatches
 from tests.pipeline.processes import start_function
 from tests.pipeline.trained_in_ranks import ROUNDS, train_both
 

@@ -5,15 +5,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from grpo.artifacts.checkpoints import Scratch
-from grpo.build.policies.loading import make_optimizer
+from grpo.modalities.tokens.policy import TokenPolicy
 from grpo.objective.advantage import center_by_moving_average
 from grpo.objective.base import Objective, chain
 from grpo.objective.trust import clip_surrogate
 from grpo.objective.weight import average_over_steps, drop_uniform_groups
 from grpo.params.parameters import Parameters, Training, read_params
-from grpo.policies.tokens import TokenPolicy
-from grpo.training import TrainedRound, TrainingSettings, train_round
+from grpo.runtime.artifacts.checkpoints import Scratch
+from grpo.training.updates import TrainedRound, TrainingSettings, train_round
+from grpo.wiring.policies import make_optimizer
 from stages.entry import scratch_of
 from tests.pipeline.corruptions import set_param
 from tests.pipeline.workspaces import write_two_arms
@@ -190,8 +190,8 @@ def test_a_changed_parameter_never_picks_up_an_old_checkpoint(change: tuple[str,
 
 
 def test_changed_code_or_input_never_picks_up_an_old_checkpoint():
-    rewards, code = Path("rewards.parquet"), Path("grpo/training.py")
-    code.parent.mkdir()
+    rewards, code = Path("rewards.parquet"), Path("grpo/training/updates.py")
+    code.parent.mkdir(parents=True)
     for path in (rewards, code):
         path.write_text("old")
     old = scratch_of("train@uniform-1", [rewards], parameters())

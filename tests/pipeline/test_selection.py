@@ -15,14 +15,14 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from grpo.artifacts import files
-from grpo.artifacts.files import read_json
-from grpo.artifacts.tables import PROMPTS, write_table
-from grpo.artifacts.usage import Usage
-from grpo.build.selections import inputs_of_selection
+from grpo.modalities.shared.directories import PolicyState, read_state, save_base
 from grpo.params.parameters import read_params
 from grpo.params.yaml import dump_yaml, parse_yaml
-from grpo.policies.storage import PolicyState, read_state, save_base
+from grpo.runtime.artifacts import files
+from grpo.runtime.artifacts.files import read_json
+from grpo.runtime.artifacts.tables import PROMPTS, write_table
+from grpo.runtime.artifacts.usage import Usage
+from grpo.wiring.selections import inputs_of_selection
 from stages import check, curriculum, profile, rollout, score, train
 from tests.files import contents
 from tests.pipeline.processes import start_stage

@@ -12,24 +12,29 @@ import pytest
 import torch
 from torch import Generator
 
-from grpo.artifacts.checkpoints import Scratch
-from grpo.artifacts.files import write_json
-from grpo.artifacts.usage import Usage
-from grpo.build.policies.loading import make_optimizer
-from grpo.build.rounds import settings_of
 from grpo.errors import ArtifactError
-from grpo.forks import run_in_ranks
-from grpo.links import Link
+from grpo.modalities.shared.directories import (
+    gather_trained,
+    read_trainable,
+    trainable,
+    write_trained,
+)
+from grpo.modalities.shared.recomputation import recompute_blocks
+from grpo.modalities.shared.sharding import own_part
+from grpo.modalities.tokens.policy import TokenPolicy
 from grpo.objective.algorithms import grpo, gspo, rloo
 from grpo.objective.base import Objective, chain, credit_link
+from grpo.objective.link import Link
 from grpo.params.parameters import Training
-from grpo.policies.recomputation import recompute_blocks
-from grpo.policies.sharding import own_part
-from grpo.policies.storage import gather_trained, read_trainable, trainable, write_trained
-from grpo.policies.tokens import TokenPolicy
-from grpo.ranks import add_counts, joined, num_ranks, require_same, this_rank
-from grpo.training import train_round
+from grpo.runtime.artifacts.checkpoints import Scratch
+from grpo.runtime.artifacts.files import write_json
+from grpo.runtime.artifacts.usage import Usage
+from grpo.runtime.forks import run_in_ranks
+from grpo.runtime.ranks import add_counts, joined, num_ranks, require_same, this_rank
+from grpo.training.updates import train_round
 from grpo.types import Credit, Rollouts
+from grpo.wiring.policies import make_optimizer
+from grpo.wiring.rounds import settings_of
 from tests.policies.tiny import rewarded, seeded, tiny_moe, tiny_policy
 
 PROMPTS = ["a=", "bb=", "ccc=", "a longer prompt=", "e="]

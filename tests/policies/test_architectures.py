@@ -9,13 +9,13 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from grpo.build.bases.making import build_base
-from grpo.build.bases.tokenizers import make_byte_tokenizer
 from grpo.errors import ArtifactError
+from grpo.modalities.shared.tokenizers import make_byte_tokenizer
+from grpo.modalities.tokens.policy import Decoding, TokenPolicy
+from grpo.modalities.tokens.probing import require_sampling
 from grpo.params.parameters import read_params
 from grpo.params.yaml import dump_yaml, parse_yaml
-from grpo.policies.probing import require_sampling
-from grpo.policies.tokens import Decoding, TokenPolicy
+from grpo.wiring.bases import build_base
 from tests.policies.test_forward import plain_log_prob
 from tests.policies.tiny import seeded
 

@@ -7,24 +7,24 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaModel
 
-from grpo.build.bases.action_chunks import make_action_model
-from grpo.build.bases.tokenizers import make_word_tokenizer
-from grpo.build.policies import action_chunks
-from grpo.build.policies.action_chunks import load_chunk_policy
-from grpo.build.policies.loading import load_sampler, make_optimizer
 from grpo.errors import ParameterError
-from grpo.params.parameters import Parameters, read_params
-from grpo.params.yaml import dump_yaml, parse_yaml
-from grpo.policies.action_chunks import ActionChunkPolicy
-from grpo.policies.action_model import save_action_model
-from grpo.policies.chunk_decoding import ChunkDecoding
-from grpo.policies.storage import (
+from grpo.modalities.action_chunks import loading
+from grpo.modalities.action_chunks.bases import make_action_model
+from grpo.modalities.action_chunks.decoding import ChunkDecoding
+from grpo.modalities.action_chunks.loading import load_chunk_policy
+from grpo.modalities.action_chunks.model import save_action_model
+from grpo.modalities.action_chunks.policy import ActionChunkPolicy
+from grpo.modalities.shared.directories import (
     PolicyState,
     gather_trained,
     save_trained,
     trainable,
     write_state,
 )
+from grpo.modalities.shared.tokenizers import make_word_tokenizer
+from grpo.params.parameters import Parameters, read_params
+from grpo.params.yaml import dump_yaml, parse_yaml
+from grpo.wiring.policies import load_sampler, make_optimizer
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "manipulation.yaml"
 LORA = {"rank": 2, "alpha": 2, "dropout": 0.0, "target_modules": ["q_proj", "v_proj"]}
@@ -80,7 +80,7 @@ def test_policies_of_a_host_share_its_processors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sharing: int, processes: int
 ):
     """Of four, on which each plays its scenes."""
-    monkeypatch.setattr(action_chunks, "_available_cores", lambda: 4)
+    monkeypatch.setattr(loading, "_available_cores", lambda: 4)
     params = changed(tmp_path)
     model, tokenizer = make_action_model(params, tmp_path)
     save_action_model(tmp_path / "base", model, tokenizer)

@@ -11,24 +11,24 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from grpo.build.policies.loading import make_optimizer
 from grpo.errors import ArtifactError, MissingExtraError
-from grpo.objective.base import chain, loss_terms, scalar_loss
-from grpo.objective.ratio import scale_log_ratio
-from grpo.objective.trust import weigh_log_prob
-from grpo.params.policy import Lora
-from grpo.policies.flops import left_out_by_torch
-from grpo.policies.packed import select_packed
-from grpo.policies.pipelines import save_pipeline, to_pixels, to_state
-from grpo.policies.storage import (
+from grpo.modalities.denoising.pipelines import save_pipeline, to_pixels, to_state
+from grpo.modalities.denoising.trajectories import DenoisingTrajectory
+from grpo.modalities.shared.directories import (
     PolicyState,
     gather_trained,
     read_trainable,
     save_trained,
     write_state,
 )
-from grpo.policies.trajectories import DenoisingTrajectory
+from grpo.modalities.shared.flops import left_out_by_torch
+from grpo.modalities.shared.packed import select_packed
+from grpo.objective.base import chain, loss_terms, scalar_loss
+from grpo.objective.ratio import scale_log_ratio
+from grpo.objective.trust import weigh_log_prob
+from grpo.params.policy import Lora
 from grpo.types import Cost, Credit
+from grpo.wiring.policies import make_optimizer
 from tests.policies.tiny_denoiser import (
     CAPTIONS,
     reload,
@@ -300,11 +300,17 @@ def test_the_densities_differ_but_share_their_marginal_mean():
         assert (trajectory.media.int() - exact).abs().max() <= 2
 
 
-@pytest.mark.parametrize("module", ["grpo.build.bases.denoising", "grpo.build.policies.denoising"])
+@pytest.mark.parametrize(
+    "module", ["grpo.modalities.denoising.bases", "grpo.modalities.denoising.loading"]
+)
 def test_without_diffusers_a_sentence_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, module: str
 ):
-    between = ["grpo.build.bases.fresh_flows", "grpo.policies.denoising", "grpo.policies.pipelines"]
+    between = [
+        "grpo.modalities.denoising.fresh_flows",
+        "grpo.modalities.denoising.policy",
+        "grpo.modalities.denoising.pipelines",
+    ]
     for name in [module, *between]:
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "diffusers", None)

@@ -9,25 +9,25 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaModel, SiglipVisionConfig, SiglipVisionModel
 
-from grpo.build.bases.action_chunks import make_action_model
-from grpo.build.bases.tokenizers import make_word_tokenizer
-from grpo.build.policies.action_chunks import load_chunk_policy
-from grpo.cloning import CloningSettings, clone_demonstrations
 from grpo.errors import ArtifactError, ParameterError
-from grpo.params.parameters import Parameters, read_params
-from grpo.params.yaml import dump_yaml, parse_yaml
-from grpo.policies.action_model import (
+from grpo.modalities.action_chunks.bases import make_action_model
+from grpo.modalities.action_chunks.cloning import CloningSettings, clone_demonstrations
+from grpo.modalities.action_chunks.decoding import ChunkDecoding
+from grpo.modalities.action_chunks.loading import load_chunk_policy
+from grpo.modalities.action_chunks.model import (
     ActionChunkModel,
     ChunkShape,
     encode_instructions,
     save_action_model,
 )
-from grpo.policies.chunk_decoding import ChunkDecoding
-from grpo.policies.packed import select_packed
-from grpo.policies.storage import PolicyState, write_state
-from grpo.simulation.experts import Demonstration, demonstrate
-from grpo.simulation.metaworld import HAND, MetaWorld
-from grpo.warmup import WarmupSettings
+from grpo.modalities.action_chunks.simulation.experts import Demonstration, demonstrate
+from grpo.modalities.action_chunks.simulation.metaworld import HAND, MetaWorld
+from grpo.modalities.shared.directories import PolicyState, write_state
+from grpo.modalities.shared.packed import select_packed
+from grpo.modalities.shared.tokenizers import make_word_tokenizer
+from grpo.modalities.shared.warmup import WarmupSettings
+from grpo.params.parameters import Parameters, read_params
+from grpo.params.yaml import dump_yaml, parse_yaml
 from tests.policies.tiny import seeded
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "manipulation.yaml"

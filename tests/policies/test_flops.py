@@ -2,7 +2,7 @@
 
 import pytest
 
-from grpo.policies.flops import count_flops
+from grpo.modalities.shared.flops import count_flops
 from tests.policies.tiny import tiny_moe, tiny_policy
 
 

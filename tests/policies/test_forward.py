@@ -8,12 +8,12 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import DynamicCache, Gemma2Config, Gemma2ForCausalLM
 
-from grpo.build.bases.tokenizers import make_byte_tokenizer
-from grpo.policies import logits as logits_module
-from grpo.policies.cache import ReservingLayer, attends_fully, sampling_cache
-from grpo.policies.flops import left_out_by_torch
-from grpo.policies.logits import chosen_log_prob, draw
-from grpo.policies.tokens import Decoding, TokenPolicy, TokenTrajectory
+from grpo.modalities.shared import logits as logits_module
+from grpo.modalities.shared.flops import left_out_by_torch
+from grpo.modalities.shared.logits import chosen_log_prob, draw
+from grpo.modalities.shared.tokenizers import make_byte_tokenizer
+from grpo.modalities.tokens.cache import ReservingLayer, attends_fully, sampling_cache
+from grpo.modalities.tokens.policy import Decoding, TokenPolicy, TokenTrajectory
 from tests.policies.tiny import seeded, tiny_policy
 
 PROMPTS = ["G12,18=", "S1+2=", "a longer prompt that is read once="]

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 import torch
 
-from grpo.build.machine import prepare_machine
-from grpo.build.policies.loading import load_policy
 from grpo.errors import ParameterError
+from grpo.modalities.shared.directories import save_base
+from grpo.modalities.shared.machine import prepare_machine
+from grpo.modalities.tokens.forward import ForwardPasses
+from grpo.modalities.tokens.policy import Decoding, TokenPolicy, TokenTrajectory
 from grpo.params.parameters import read_params
-from grpo.policies.forward import ForwardPasses
-from grpo.policies.storage import save_base
-from grpo.policies.tokens import Decoding, TokenPolicy, TokenTrajectory
+from grpo.wiring.policies import load_policy
 from tests.policies.tiny import in_bfloat16, seeded, tiny_moe, tiny_policy
 
 PARAMS = read_params(Path(__file__).parents[2] / "params.yaml")

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch.optim import AdamW
 
-from grpo.build.policies.loading import make_optimizer
-from grpo.policies.optimizer import PreciseAdamW, stepped_by
+from grpo.modalities.shared.optimizer import PreciseAdamW, stepped_by
+from grpo.wiring.policies import make_optimizer
 from tests.policies.tiny import in_bfloat16, seeded
 from tests.test_training import TRAINING, sampled_round, update_once
 

@@ -6,10 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from grpo.objective.chunks import phase_contrast
-from grpo.policies.action_model import ChunkShape
-from grpo.policies.chunk_trajectories import describe_chunks
-from grpo.policies.phases import (
+from grpo.modalities.action_chunks.model import ChunkShape
+from grpo.modalities.action_chunks.phases import (
     NO_PHASE,
     NUM_PHASES,
     PHASE_NAMES,
@@ -17,6 +15,8 @@ from grpo.policies.phases import (
     label_by_gripper,
     label_by_time,
 )
+from grpo.modalities.action_chunks.trajectories import describe_chunks
+from grpo.objective.chunks import phase_contrast
 from grpo.types import ActionChunks, Rollouts
 
 A, P, G, R, T = range(NUM_PHASES)  # approach, pre-grasp, active grip, release ramp, tail

@@ -9,14 +9,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import SiglipVisionConfig, SiglipVisionModel
 
-from grpo.build.bases.denoising import make_pipeline
-from grpo.build.policies.denoising import load_denoising_policy
 from grpo.errors import ArtifactError, ParameterError
+from grpo.modalities.denoising.bases import make_pipeline
+from grpo.modalities.denoising.loading import load_denoising_policy
+from grpo.modalities.denoising.pipelines import library, save_pipeline, stored_condition_names
+from grpo.modalities.denoising.policy import DenoisingPolicy
+from grpo.modalities.denoising.sde_steps import Denoising
 from grpo.params.parameters import Parameters, read_params
 from grpo.params.policy import Canvas, DirectoryBase
-from grpo.policies.denoising import DenoisingPolicy
-from grpo.policies.kernels import Denoising
-from grpo.policies.pipelines import library, save_pipeline, stored_condition_names
 from tests.policies.tiny_denoiser import seeded, tiny_decoding
 from tests.policies.tiny_pipelines import (
     CLIP,

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaModel, SiglipVisionConfig, SiglipVisionModel
 
 from grpo.errors import ParameterError
+from grpo.modalities.action_chunks.model import ActionChunkModel, ChunkShape
+from grpo.modalities.base import Policy
+from grpo.modalities.denoising.policy import DenoisingPolicy
+from grpo.modalities.shared.activations import saved_bytes
+from grpo.modalities.shared.recomputation import recompute_blocks
+from grpo.modalities.tokens.policy import TokenPolicy
+from grpo.modalities.tokens.routing import recorded
 from grpo.params.policy import RoutingMode
-from grpo.policies.action_model import ActionChunkModel, ChunkShape
-from grpo.policies.activations import saved_bytes
-from grpo.policies.base import Policy
-from grpo.policies.denoising import DenoisingPolicy
-from grpo.policies.recomputation import recompute_blocks
-from grpo.policies.routing import recorded
-from grpo.policies.tokens import TokenPolicy
 from tests.policies.tiny import seeded, tiny_moe, tiny_policy
 from tests.policies.tiny_actor import SCENES, tiny_actor
 from tests.policies.tiny_denoiser import tiny_decoding

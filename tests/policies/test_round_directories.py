@@ -8,15 +8,12 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from grpo.build.bases.action_chunks import make_action_model
-from grpo.build.policies.loading import load_policy, make_optimizer
 from grpo.errors import ArtifactError
-from grpo.params.parameters import Parameters, read_params
-from grpo.params.policy import Lora
-from grpo.policies.action_model import save_action_model
-from grpo.policies.chunk_decoding import ChunkDecoding
-from grpo.policies.pipelines import save_pipeline
-from grpo.policies.storage import (
+from grpo.modalities.action_chunks.bases import make_action_model
+from grpo.modalities.action_chunks.decoding import ChunkDecoding
+from grpo.modalities.action_chunks.model import save_action_model
+from grpo.modalities.denoising.pipelines import save_pipeline
+from grpo.modalities.shared.directories import (
     PolicyState,
     gather_trained,
     save_base,
@@ -25,7 +22,10 @@ from grpo.policies.storage import (
     whole_policy,
     write_state,
 )
-from grpo.policies.tokens import Decoding
+from grpo.modalities.tokens.policy import Decoding
+from grpo.params.parameters import Parameters, read_params
+from grpo.params.policy import Lora
+from grpo.wiring.policies import load_policy, make_optimizer
 from tests.policies.test_chunk_builds import LORA, changed, logits_of
 from tests.policies.test_pipelines import MADE, recipe
 from tests.policies.tiny import seeded, tiny_policy

@@ -17,15 +17,15 @@ from transformers import (
     PreTrainedModel,
 )
 
-from grpo.artifacts.checkpoints import Scratch
-from grpo.build.policies.loading import make_optimizer
 from grpo.errors import ArtifactError, ParameterError
-from grpo.fixed_scores import score_steps
+from grpo.modalities.tokens.policy import Decoding, TokenPolicy, TokenTrajectory
+from grpo.modalities.tokens.routing import find_routers, recorded
 from grpo.objective.algorithms import rloo
 from grpo.params.policy import RoutingMode
-from grpo.policies.routing import find_routers, recorded
-from grpo.policies.tokens import Decoding, TokenPolicy, TokenTrajectory
-from grpo.training import train_round
+from grpo.runtime.artifacts.checkpoints import Scratch
+from grpo.training.frozen import score_steps
+from grpo.training.updates import train_round
+from grpo.wiring.policies import make_optimizer
 from tests.policies.tiny import rewarded, seeded, tiny_moe, tiny_policy
 from tests.test_training import TRAINING, settings_of
 

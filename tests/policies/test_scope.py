@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from grpo.modalities.denoising.adascope import find_windows
 from grpo.params.policy import Scope
-from grpo.policies.scope import find_windows
 from tests.policies.tiny_denoiser import CAPTIONS, seeded, tiny_denoiser
 
 NUM_STEPS = 20

@@ -6,12 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from grpo.build.policies.loading import load_policy, load_sampler, make_optimizer
 from grpo.errors import ArtifactError, MissingExtraError
-from grpo.params.parameters import Parameters, read_params
-from grpo.params.policy import Lora
-from grpo.policies.optimizer import stepped_by
-from grpo.policies.storage import (
+from grpo.modalities.shared.directories import (
     ADAPTER,
     WEIGHTS,
     PolicyState,
@@ -22,8 +18,12 @@ from grpo.policies.storage import (
     save_trained,
     trainable,
 )
-from grpo.policies.tokens import Decoding, TokenPolicy
+from grpo.modalities.shared.optimizer import stepped_by
+from grpo.modalities.tokens.policy import Decoding, TokenPolicy
+from grpo.params.parameters import Parameters, read_params
+from grpo.params.policy import Lora
 from grpo.types import Cost
+from grpo.wiring.policies import load_policy, load_sampler, make_optimizer
 from tests.policies.tiny import seeded, tiny_policy
 
 PARAMS = read_params(Path(__file__).parents[2] / "params.yaml")

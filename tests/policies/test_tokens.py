@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from grpo.errors import ArtifactError
-from grpo.policies.tokens import Decoding
+from grpo.modalities.tokens.policy import Decoding
 from tests.policies.tiny import seeded, tiny_policy
 
 PROMPTS = ["G12,18=", "S1+2=", "a longer prompt="]

@@ -7,10 +7,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from grpo.metrics import share_between_variants
+from grpo.modalities.denoising.pipelines import encode_captions, pool_conditions, text_encoders
+from grpo.modalities.denoising.variants import (
+    Perturbation,
+    blend,
+    find_variants,
+    perturbed,
+    share_at,
+)
 from grpo.params.policy import Variants
-from grpo.policies.pipelines import encode_captions, pool_conditions, text_encoders
-from grpo.policies.variants import Perturbation, blend, find_variants, perturbed, share_at
+from grpo.training.metrics import share_between_variants
 from grpo.types import Rollouts
 from tests.policies.tiny_denoiser import seeded, tiny_denoiser
 from tests.policies.tiny_pipelines import tiny_sd3, tiny_wan

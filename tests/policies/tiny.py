@@ -5,11 +5,11 @@ import copy
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from grpo.build.bases.tokenizers import make_byte_tokenizer
-from grpo.fixed_scores import FixedScores
+from grpo.modalities.base import Trajectory, make_rollouts
+from grpo.modalities.shared.tokenizers import make_byte_tokenizer
+from grpo.modalities.tokens.policy import Decoding, TokenPolicy
 from grpo.params.policy import RoutingMode
-from grpo.policies.base import Trajectory, make_rollouts
-from grpo.policies.tokens import Decoding, TokenPolicy
+from grpo.training.frozen import FixedScores
 from grpo.types import Rollouts
 
 

@@ -6,12 +6,12 @@ from contextlib import contextmanager
 import torch
 from transformers import LlamaConfig, LlamaModel
 
-from grpo.build.bases.tokenizers import make_word_tokenizer
-from grpo.policies.action_chunks import ActionChunkPolicy
-from grpo.policies.action_model import ActionChunkModel, ChunkShape
-from grpo.policies.chunk_decoding import ChunkDecoding
-from grpo.policies.phases import choose_labeller
-from grpo.simulation.pool import EnvironmentPool
+from grpo.modalities.action_chunks.decoding import ChunkDecoding
+from grpo.modalities.action_chunks.model import ActionChunkModel, ChunkShape
+from grpo.modalities.action_chunks.phases import choose_labeller
+from grpo.modalities.action_chunks.policy import ActionChunkPolicy
+from grpo.modalities.action_chunks.simulation.pool import EnvironmentPool
+from grpo.modalities.shared.tokenizers import make_word_tokenizer
 
 SHAPE = ChunkShape(observations=1, pixels=0, length=2, actions=2, bins=5, positions=2)
 SCENES = ["goes on | 0", "solves | 3", "solves it all | 0"]  # what | at which step

@@ -5,12 +5,12 @@ from typing import Any
 
 from torch import Generator
 
-from grpo.build.bases.denoising import make_pipeline
-from grpo.build.policies.denoising import load_denoising_policy
+from grpo.modalities.denoising.bases import make_pipeline
+from grpo.modalities.denoising.loading import load_denoising_policy
+from grpo.modalities.denoising.policy import DenoisingPolicy
+from grpo.modalities.denoising.sde_steps import Denoising
 from grpo.params.parameters import Parameters, read_params
 from grpo.params.policy import Canvas
-from grpo.policies.denoising import DenoisingPolicy
-from grpo.policies.kernels import Denoising
 
 ROOT = Path(__file__).parents[2]
 CANVAS = Canvas(frames=1, height=8, width=16)

@@ -12,9 +12,9 @@ from transformers import (
     UMT5EncoderModel,
 )
 
-from grpo.build.bases.tokenizers import make_caption_tokenizer
+from grpo.modalities.denoising.pipelines import library
+from grpo.modalities.shared.tokenizers import make_caption_tokenizer
 from grpo.params.policy import Canvas
-from grpo.policies.pipelines import library
 
 IMAGE = Canvas(frames=1, height=16, width=16)
 CLIP = Canvas(frames=5, height=16, width=16)

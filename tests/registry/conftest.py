@@ -11,10 +11,10 @@ import pytest
 from dvc.repo import Repo
 from safetensors.numpy import save_file
 
-from grpo.artifacts.tables import EVALUATION, write_table
 from grpo.params.yaml import dump_yaml
 from grpo.registry.gate import Bounds
 from grpo.registry.store import PROMOTED, Registry
+from grpo.runtime.artifacts.tables import EVALUATION, write_table
 from tests import tiny_pipeline
 
 MODEL = "solver"

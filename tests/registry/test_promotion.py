@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from grpo.artifacts.tables import EVALUATION, read_table, write_table
 from grpo.errors import ArtifactError, ParameterError
 from grpo.lineage.lock import cached_path, read_listing
 from grpo.lineage.record import tracking_uri
 from grpo.registry.gate import CHALLENGER, CHAMPION, Bounds, Verdict
 from grpo.registry.store import HOLDER, PREVIOUS, PROMOTED, REFUSED, ROLLED_BACK, Registry
 from grpo.registry.weights import load_version
+from grpo.runtime.artifacts.tables import EVALUATION, read_table, write_table
 from tests import tiny_pipeline
 from tests.faults import FaultLine
 from tests.files import contents

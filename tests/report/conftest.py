@@ -16,12 +16,12 @@ from finished_run import (
     write_round,
 )
 
-from grpo.artifacts.files import write_json
 from grpo.params.parameters import Parameters, Round, read_params
-from grpo.report.drawing import Panel
 from grpo.report.figures import draw_figures
 from grpo.report.numbers import compute_numbers
 from grpo.report.reading import Run, read_run
+from grpo.report.style import Panel
+from grpo.runtime.artifacts.files import write_json
 
 
 @pytest.fixture(scope="session")

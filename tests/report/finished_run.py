@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from grpo.artifacts.files import write_bytes, write_json
-from grpo.artifacts.tables import (
+from grpo.report.reading import Run
+from grpo.runtime.artifacts.files import write_bytes, write_json
+from grpo.runtime.artifacts.tables import (
     CREDIT,
     EVALUATION,
     EVALUATION_SAMPLES,
@@ -26,7 +27,6 @@ from grpo.artifacts.tables import (
     ROLLOUTS,
     write_table,
 )
-from grpo.report.reading import Run
 
 SUCCESSES = {
     "base": [0, 0, 2, 2],

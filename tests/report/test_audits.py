@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 from finished_run import FLOPS, ReadWith, cost, write_updates
 
-from grpo.artifacts.files import read_json, write_json
 from grpo.errors import ArtifactError
 from grpo.params.parameters import Parameters
 from grpo.report.audits import audit_sentences, audits_by_arm, audits_by_round
 from grpo.report.numbers import compute_numbers, cost_of
 from grpo.report.page import PAGE, write_page
+from grpo.runtime.artifacts.files import read_json, write_json
 
 AUDIT_FLOPS = 33
 

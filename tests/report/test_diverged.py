@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from grpo.artifacts.divergence import curves_kept
 from grpo.errors import ArtifactError, DivergedError
 from grpo.params.parameters import Parameters
 from grpo.report.page import write_page
+from grpo.runtime.artifacts.divergence import curves_kept
 
 REASON = "training of sgpo-1 diverged at update 2: loss is nan; lower arms.sgpo.<rate>"
 SHOWN = "training of sgpo-1 diverged at update 2: loss is nan; lower arms.sgpo.&lt;rate&gt;"

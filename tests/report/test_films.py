@@ -15,19 +15,24 @@ import pytest
 import torch
 from finished_run import cost
 
-from grpo.artifacts.files import read_json, write_json
-from grpo.artifacts.images import encode_png
-from grpo.artifacts.tables import PROMPTS, read_table, write_table
-from grpo.artifacts.tensors import read_tensors, write_tensors
 from grpo.errors import ArtifactError
+from grpo.modalities.action_chunks.model import ChunkShape
+from grpo.modalities.action_chunks.simulation.base import Ending
+from grpo.modalities.action_chunks.simulation.metaworld import (
+    ACTIONS,
+    OBSERVATIONS,
+    MetaWorld,
+    make_expert,
+)
+from grpo.modalities.action_chunks.simulation.replay import replay
 from grpo.params.parameters import Parameters, read_params
-from grpo.policies.action_model import ChunkShape
 from grpo.report.films import Film
 from grpo.report.page import PAGE, write_page
 from grpo.report.playback import MOST_SHOTS, read_films
-from grpo.simulation.base import Ending
-from grpo.simulation.metaworld import ACTIONS, OBSERVATIONS, MetaWorld, make_expert
-from grpo.simulation.replay import replay
+from grpo.runtime.artifacts.files import read_json, write_json
+from grpo.runtime.artifacts.images import encode_png
+from grpo.runtime.artifacts.tables import PROMPTS, read_table, write_table
+from grpo.runtime.artifacts.tensors import read_tensors, write_tensors
 
 SHAPE = ChunkShape(
     observations=OBSERVATIONS, pixels=0, length=8, actions=ACTIONS, bins=33, positions=1

@@ -7,15 +7,15 @@ import pandas as pd
 import pytest
 
 from grpo.advice import text
-from grpo.artifacts.banners import Banner
-from grpo.artifacts.files import read_json, write_json
-from grpo.artifacts.tables import CREDIT, REWARDS, read_table, write_table
-from grpo.artifacts.unscored import unscored
-from grpo.evaluation import LEAST_PROMPTS, remark_on_prompts
 from grpo.params.parameters import Parameters
 from grpo.registry.gate import Bounds, judge
 from grpo.report.learned import find_empty_results, why_nothing_was_learned
 from grpo.report.page import PAGE, write_page
+from grpo.runtime.artifacts.banners import Banner
+from grpo.runtime.artifacts.files import read_json, write_json
+from grpo.runtime.artifacts.tables import CREDIT, REWARDS, read_table, write_table
+from grpo.runtime.artifacts.unscored import unscored
+from grpo.sampling.evaluation import LEAST_PROMPTS, remark_on_prompts
 
 pytestmark = pytest.mark.usefixtures("figures_drawn_once")
 

@@ -8,8 +8,6 @@ import pandas as pd
 import pytest
 from finished_run import EVALUATION_FLOPS, PROFILE_FLOPS, SUCCESSES, WARMUP_FLOPS, ReadWith
 
-from grpo.artifacts.files import read_json
-from grpo.artifacts.tables import PROMPTS, read_table, write_table
 from grpo.errors import ArtifactError
 from grpo.params.parameters import Parameters, Round
 from grpo.report.numbers import (
@@ -23,6 +21,8 @@ from grpo.report.numbers import (
 from grpo.report.reading import Run, read_run
 from grpo.report.summary import summarize
 from grpo.report.verdict import final_difference, verdict
+from grpo.runtime.artifacts.files import read_json
+from grpo.runtime.artifacts.tables import PROMPTS, read_table, write_table
 
 
 def comparison_of(run: Run) -> Any:

@@ -9,17 +9,17 @@ import pytest
 from finished_run import EVALUATION_FLOPS, WARMUP_FLOPS, ReadWith
 
 from benchmarks.browser import Page
-from grpo.artifacts.files import write_json
-from grpo.artifacts.tables import PROFILE, empty_table, write_table
-from grpo.artifacts.usage import Usage
 from grpo.params.parameters import Parameters, read_params
-from grpo.report.drawing import KIND_COLORS
 from grpo.report.figures import LABEL_OF_KIND, draw_flops_by_kind
 from grpo.report.numbers import compute_numbers, signal_by_difficulty
 from grpo.report.page import PAGE, write_page
 from grpo.report.reading import read_run
 from grpo.report.seconds import ACTIVITIES, ACTIVITY_OF_PART, stages_of
 from grpo.report.signal_figures import DIFFICULTY, NO_PROFILE, STEP_OF_KIND, draw_steps
+from grpo.report.style import KIND_COLORS
+from grpo.runtime.artifacts.files import write_json
+from grpo.runtime.artifacts.tables import PROFILE, empty_table, write_table
+from grpo.runtime.artifacts.usage import Usage
 
 FETCHING = {"src", "href", "xlink:href", "data", "action", "srcset", "poster"}
 VOID = {"meta", "br"}

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 from finished_run import FLOPS, PROFILE_FLOPS, cost
 
-from grpo.artifacts.files import write_json
 from grpo.errors import ArtifactError
 from grpo.params.parameters import Parameters
 from grpo.report.numbers import cost_of
 from grpo.report.page import PAGE, write_page
 from grpo.report.reading import read_run
 from grpo.report.words import say_selection
+from grpo.runtime.artifacts.files import write_json
 
 pytestmark = pytest.mark.usefixtures("figures_drawn_once")
 

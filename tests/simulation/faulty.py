@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from grpo.simulation.base import UNSEEN
+from grpo.modalities.action_chunks.simulation.base import UNSEEN
 
 BROKEN_OBSERVATIONS: dict[str, Any] = {
     "nan": np.array([np.nan]),

@@ -3,9 +3,16 @@
 import numpy as np
 import pytest
 
-from grpo.simulation.camera import GOAL_COLOR, GOAL_PIXELS, HEIGHT, WIDTH, Camera, Frame
-from grpo.simulation.metaworld import MetaWorld
-from grpo.simulation.replay import replay
+from grpo.modalities.action_chunks.simulation.camera import (
+    GOAL_COLOR,
+    GOAL_PIXELS,
+    HEIGHT,
+    WIDTH,
+    Camera,
+    Frame,
+)
+from grpo.modalities.action_chunks.simulation.metaworld import MetaWorld
+from grpo.modalities.action_chunks.simulation.replay import replay
 
 SCENE = "push | 0.05 0.62 0.02 -0.08 0.85 0.01"  # where the puck is, then its goal, in meters
 PUCK, GOAL = np.array([0.05, 0.62, 0.02]), np.array([-0.08, 0.85, 0.01])

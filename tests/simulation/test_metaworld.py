@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from grpo.errors import ParameterError
-from grpo.simulation.experts import demonstrate
-from grpo.simulation.metaworld import (
+from grpo.modalities.action_chunks.simulation.experts import demonstrate
+from grpo.modalities.action_chunks.simulation.metaworld import (
     ACTIONS,
     GRIPPER,
     OBSERVATIONS,
@@ -16,7 +16,7 @@ from grpo.simulation.metaworld import (
     make_environment,
     require_families,
 )
-from grpo.simulation.pool import EnvironmentPool, Order
+from grpo.modalities.action_chunks.simulation.pool import EnvironmentPool, Order
 
 FAMILIES = ("push-v3", "drawer-open-v3", "peg-insert-side-v3")
 ACTION_SEED = 3
@@ -68,7 +68,9 @@ def test_rollouts_are_the_same_for_any_number_of_processes():
     results = []
     for processes in (1, 3):
         with EnvironmentPool(
-            "grpo.simulation.metaworld:MetaWorld", processes=processes, timeout_seconds=60.0
+            "grpo.modalities.action_chunks.simulation.metaworld:MetaWorld",
+            processes=processes,
+            timeout_seconds=60.0,
         ) as pool:
             pool.play(dict(enumerate(played)))
             for step in range(3):

@@ -7,8 +7,8 @@ import numpy as np
 import psutil
 import pytest
 
-from grpo.simulation.base import Ending, Moment
-from grpo.simulation.pool import EnvironmentPool, Order
+from grpo.modalities.action_chunks.simulation.base import Ending, Moment
+from grpo.modalities.action_chunks.simulation.pool import EnvironmentPool, Order
 from tests.simulation.faulty import BROKEN_GOALS, BROKEN_OBSERVATIONS, BROKEN_PICTURES
 
 FAULTY = "tests.simulation.faulty:Faulty"

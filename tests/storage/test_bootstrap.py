@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from grpo.storage.download import download_directory
-from grpo.storage.upload import upload_directory
+from grpo.runtime.storage.download import download_directory
+from grpo.runtime.storage.upload import upload_directory
 from tests.storage.proxy import Fault, Proxy, Seen, refuse
 from tests.storage.transfers import BRISK, write_directory
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from grpo.errors import StorageError
-from grpo.storage.download import download_directory
-from grpo.storage.upload import upload_directory
+from grpo.runtime.storage.download import download_directory
+from grpo.runtime.storage.upload import upload_directory
 from tests.files import contents
 from tests.storage.proxy import Fault, Proxy, Seen, corrupt, refuse, slowly
 from tests.storage.transfers import (
@@ -24,7 +24,7 @@ from tests.storage.transfers import (
 
 DOWNLOAD = """
 import sys; from pathlib import Path
-from grpo.storage.download import download_directory
+from grpo.runtime.storage.download import download_directory
 from tests.storage.transfers import BRISK
 uri, directory, sha256 = sys.argv[1:]
 one_by_one = BRISK._replace(parts_at_once=1, timeout_seconds=60.0)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from grpo.errors import StorageError
-from grpo.storage.client import parse_uri
-from grpo.storage.upload import upload_directory
+from grpo.runtime.storage.client import parse_uri
+from grpo.runtime.storage.upload import upload_directory
 from tests.files import contents
 from tests.storage.conftest import SECRETS
 from tests.storage.proxy import Fault, Proxy, refuse

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from grpo.errors import StorageError
-from grpo.storage.client import USUAL
-from grpo.storage.download import download_directory
-from grpo.storage.upload import upload_directory
+from grpo.runtime.storage.client import USUAL
+from grpo.runtime.storage.download import download_directory
+from grpo.runtime.storage.upload import upload_directory
 from tests.faults import FaultLine
 from tests.files import contents
 from tests.storage.proxy import Fault, Proxy, Seen

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 from grpo.__main__ import main
-from grpo.build.sources import find_source
-from grpo.build.tasks import build_prompts
 from grpo.errors import StorageError
 from grpo.params.parameters import read_params
 from grpo.params.policy import S3Base
+from grpo.params.sources import find_source
 from grpo.params.yaml import dump_yaml, parse_yaml
-from grpo.storage.upload import upload_directory
+from grpo.runtime.storage.upload import upload_directory
+from grpo.wiring.tasks import build_prompts
 from tests.files import contents
 from tests.storage.proxy import Proxy
 from tests.storage.transfers import write_directory

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 
 from grpo.errors import ArtifactError, StorageError
-from grpo.storage.download import download_directory
-from grpo.storage.manifest import describe
-from grpo.storage.upload import upload_directory
+from grpo.runtime.storage.download import download_directory
+from grpo.runtime.storage.manifest import describe
+from grpo.runtime.storage.upload import upload_directory
 from tests.files import contents
 from tests.storage.proxy import Fault, Proxy, Seen, refuse, slowly
 from tests.storage.transfers import BRISK, LARGEST, PARTS, kill_once, write_directory
 
 UPLOAD = """
 import sys; from pathlib import Path
-from grpo.storage.upload import upload_directory
+from grpo.runtime.storage.upload import upload_directory
 from tests.storage.transfers import BRISK
 directory, uri = sys.argv[1:]
 one_by_one = BRISK._replace(parts_at_once=1, timeout_seconds=60.0)

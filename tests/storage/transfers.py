@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from threading import Event
 
-from grpo.storage.client import Store, Transfer, parse_uri
-from grpo.storage.download import _download
+from grpo.runtime.storage.client import Store, Transfer, parse_uri
+from grpo.runtime.storage.download import _download
 
 ROOT = Path(__file__).parents[2]
 PART_BYTES = 2**16  # what the server of these tests takes, a real one 5 MiB

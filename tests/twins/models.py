@@ -20,7 +20,7 @@ import diffusers
 import torch
 import transformers
 
-from grpo.build.bases.tokenizers import BYTES
+from grpo.modalities.shared.tokenizers import BYTES
 
 CONFIGS = Path(__file__).parent / "configs"
 WIDTHS = {

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from grpo.warmup import WarmupSettings, warm_up
+from grpo.modalities.shared.warmup import WarmupSettings, warm_up
 from tests.twins.models import config_of, save_twin
 
 RECIPES = Path(__file__).parents[2] / "recipes"

@@ -12,7 +12,7 @@ import yaml
 from safetensors.torch import load_file
 
 from benchmarks.workspaces import make_workspace, run_stages
-from grpo.artifacts.usage import Usage
+from grpo.runtime.artifacts.usage import Usage
 from stages import report
 from tests.twins.models import CONFIGS, DEPTHS, INDICES, WIDTHS, config_of, shrink
 from tests.twins.recipes import E2PO, UPDATES, make_twin, needing_a_twin, one_per_modality, read

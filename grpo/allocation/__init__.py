@@ -1,0 +1,1 @@
+"""Where compute is spent: difficulty profiles, curricula, selection of prompts."""

@@ -1,0 +1,357 @@
+"""Which prompts are trained on, in which phase, with how many rollouts each: a chain of steps.
+
+A step takes and returns a frame with prompt_id, family, outcome_rate and, once decided, rollouts,
+phase and position. sGPO [Sudalairaj et al., 2026] is drop_trivial, sample_unsolved,
+size_groups_by_inverse_rate, split_easy_to_hard. Unlike the paper:
+its numbers come from a public re-implementation (docs/methods/sgpo.md), and a phase is one round,
+not trained "to convergence".
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from grpo.errors import ArtifactError, ParameterError
+from grpo.objective.link import Link, Setting
+
+Step = Callable[[pd.DataFrame, np.random.Generator], pd.DataFrame]
+
+# Which decision a step owns; a curriculum needs exactly one owner of sizes and of phases.
+SELECTORS = {"keep_rate_window"}
+TRIAGE = {"drop_trivial", "sample_unsolved"}
+SIZERS = {"fix_group_size", "size_groups_by_inverse_rate"}
+SPLITTERS = {"split_at_random", "split_easy_to_hard", "stage_by_family"}
+LARGEST_GROUP = 65536  # far above what anybody draws of a prompt
+
+
+class CurriculumStep(NamedTuple):
+    """A step with its name and settings, kept so that rules and reports can read it."""
+
+    link: Link
+    apply: Step
+    reads_profile: bool  # whether it looks at outcome rates
+
+
+def drop_trivial(above: float) -> CurriculumStep:
+    """Drops prompts whose outcome rate exceeds `above`. [sGPO, section 4.3.1]"""
+    _require_fraction("drop_trivial.above", above)
+
+    def apply(frame: pd.DataFrame, chooser: np.random.Generator) -> pd.DataFrame:
+        return frame[frame["outcome_rate"] <= above]
+
+    return _step("drop_trivial", {"above": above}, apply, reads_profile=True)
+
+
+def sample_unsolved(fraction: float) -> CurriculumStep:
+    """Keeps a random `fraction` of the prompts that no profile rollout solved. [sGPO]
+
+    Many of them are solvable: P(0 of 8 | p = 0.1) = 0.43.
+    """
+    _require_fraction("sample_unsolved.fraction", fraction)
+
+    def apply(frame: pd.DataFrame, chooser: np.random.Generator) -> pd.DataFrame:
+        unsolved = np.flatnonzero(frame["outcome_rate"] == 0)
+        count = round(fraction * len(unsolved))
+        kept = chooser.permutation(unsolved)[:count]
+        return frame[(frame["outcome_rate"] > 0) | np.isin(np.arange(len(frame)), kept)]
+
+    return _step("sample_unsolved", {"fraction": fraction}, apply, reads_profile=True)
+
+
+def keep_rate_window(low: float, high: float) -> CurriculumStep:
+    """Keeps prompts with low <= outcome rate <= high: open-r1's pass-rate filter."""
+    _require_fraction("keep_rate_window.low", low)
+    _require_fraction("keep_rate_window.high", high)
+
+    def apply(frame: pd.DataFrame, chooser: np.random.Generator) -> pd.DataFrame:
+        return frame[frame["outcome_rate"].between(low, high)]
+
+    return _step("keep_rate_window", {"low": low, "high": high}, apply, reads_profile=True)
+
+
+def fix_group_size(rollouts: int) -> CurriculumStep:
+    """Gives every prompt the same number of rollouts."""
+    _require_group("fix_group_size.rollouts", rollouts)
+
+    def apply(frame: pd.DataFrame, chooser: np.random.Generator) -> pd.DataFrame:
+        return frame.assign(rollouts=rollouts)
+
+    return _step("fix_group_size", {"rollouts": rollouts}, apply, reads_profile=False)
+
+
+def size_groups_by_inverse_rate(smallest: int, largest: int) -> CurriculumStep:
+    """G = 1 / rate, rounded to a power of two in [smallest, largest]. [sGPO, eq. 7, 10]
+
+    With sizes 2 to 8: rate > 1/4 gets 2; 1/8 < rate <= 1/4 gets 4; rate <= 1/8 gets 8.
+    """
+    _require_group("size_groups_by_inverse_rate.smallest", smallest)
+    _require_group("size_groups_by_inverse_rate.largest", largest)
+    if largest < smallest:
+        raise ParameterError(
+            f"size_groups_by_inverse_rate needs largest >= smallest, got {largest} < {smallest}"
+        )
+
+    def apply(frame: pd.DataFrame, chooser: np.random.Generator) -> pd.DataFrame:
+        rates = frame["outcome_rate"]
+        return frame.assign(rollouts=[inverse_rate_size(r, smallest, largest) for r in rates])
+
+    settings = {"smallest": smallest, "largest": largest}
+    return _step("size_groups_by_inverse_rate", settings, apply, reads_profile=True)
+
+
+def split_at_random(phases: int, prompts_per_phase: int) -> CurriculumStep:
+    """Draws the phases at random, without replacement."""
+    _require_positive("split_at_random.phases", phases)
+    _require_positive("split_at_random.prompts_per_phase", prompts_per_phase)
+
+    def apply(frame: pd.DataFrame, chooser: np.random.Generator) -> pd.DataFrame:
+        needed = phases * prompts_per_phase
+        if len(frame) < needed:
+            raise ParameterError(
+                f"split_at_random asks for {needed} prompts, the selection has {len(frame)}; "
+                "raise task.train_prompts or lower prompts_per_phase"
+            )
+        drawn = frame.iloc[chooser.permutation(len(frame))[:needed]]
+        order = np.arange(needed)
+        return drawn.assign(
+            phase=order // prompts_per_phase + 1, position=order % prompts_per_phase
+        )
+
+    settings = {"phases": phases, "prompts_per_phase": prompts_per_phase}
+    return _step("split_at_random", settings, apply, reads_profile=False)
+
+
+def split_easy_to_hard(phases: int) -> CurriculumStep:
+    """Sorts by falling outcome rate and cuts into phases of about equal numbers of rollouts.
+
+    Equal rates are ordered at random. Unlike sGPO's clusters by group size, phases cost the same.
+    """
+    _require_positive("split_easy_to_hard.phases", phases)
+
+    def apply(frame: pd.DataFrame, chooser: np.random.Generator) -> pd.DataFrame:
+        if len(frame) < phases:
+            raise ParameterError(
+                f"split_easy_to_hard needs a prompt per phase, the selection has {len(frame)} "
+                f"for {phases}; widen the selection or raise task.train_prompts"
+            )
+        shuffled = frame.iloc[chooser.permutation(len(frame))]
+        ordered = shuffled.sort_values("outcome_rate", ascending=False, kind="stable")
+        before = ordered["rollouts"].cumsum() - ordered["rollouts"]
+        phase = (before * phases // ordered["rollouts"].sum()).clip(upper=phases - 1) + 1
+        split = ordered.assign(phase=phase)
+        return split.assign(position=split.groupby("phase").cumcount())
+
+    return _step("split_easy_to_hard", {"phases": phases}, apply, reads_profile=True)
+
+
+def stage_by_family(order: str, prompts_per_phase: int) -> CurriculumStep:
+    """Makes each family a phase of its own, in the stated order. [Logic-RL, 2502.14768]
+
+    Its prompts are drawn at random, without replacement. Unlike the paper: a stage is what the
+    rounds that name its phase make of it, not a number of epochs.
+
+    Args:
+      order: Family names separated by commas: "3 people, 4 people, 5 people".
+    """
+    _require_positive("stage_by_family.prompts_per_phase", prompts_per_phase)
+    stages = split_order(order)
+    if not all(stages) or len(set(stages)) < len(stages):
+        raise ParameterError(
+            f"stage_by_family.order must name each family once, separated by commas, got {order!r}"
+        )
+
+    def apply(frame: pd.DataFrame, chooser: np.random.Generator) -> pd.DataFrame:
+        _require_same_families(stages, set(frame["family"]))
+        phases = []
+        for number, family in enumerate(stages, start=1):
+            own = frame[frame["family"] == family]
+            if len(own) < prompts_per_phase:
+                raise ParameterError(
+                    f"stage_by_family asks for {prompts_per_phase} prompts of {family!r}, the "
+                    f"selection has {len(own)}; raise task.train_prompts or lower it"
+                )
+            drawn = own.iloc[chooser.permutation(len(own))[:prompts_per_phase]]
+            phases.append(drawn.assign(phase=number, position=range(prompts_per_phase)))
+        return pd.concat(phases)
+
+    settings: dict[str, Setting] = {"order": order, "prompts_per_phase": prompts_per_phase}
+    return _step("stage_by_family", settings, apply, reads_profile=False)
+
+
+def split_order(order: str) -> list[str]:
+    """Returns the names in a list separated by commas."""
+    return [name.strip() for name in order.split(",")]
+
+
+def count_phases(link: Link) -> int:
+    """Returns how many phases a step makes, 0 if it makes none."""
+    if "order" in link.settings:
+        return len(split_order(str(link.settings["order"])))
+    return int(link.settings.get("phases") or 0)
+
+
+def inverse_rate_size(rate: float, smallest: int, largest: int) -> int:
+    """Returns the smallest power-of-two multiple of `smallest` with size * rate >= 1/2, capped.
+
+    At smallest = 2: 2 for rate > 1/4, 4 for rate > 1/8, 8 for the rest.
+    """
+    size = smallest
+    while size < largest and size * rate <= 0.5:
+        size *= 2
+    return min(size, largest)
+
+
+def plan_curriculum(profile: pd.DataFrame, steps: list[CurriculumStep], seed: int) -> pd.DataFrame:
+    """Returns the curriculum under the schema CURRICULUM, sorted by phase and position.
+
+    Args:
+      profile: prompt_id, family and outcome_rate of every training prompt; the rate is NaN for
+        steps that do not read it.
+
+    Raises:
+      ParameterError: If the steps leave no prompt, or no owner of sizes or phases.
+    """
+    require_owners(steps)
+    chooser = np.random.default_rng(seed)
+    columns = ["prompt_id", "family", "outcome_rate"]
+    frame = profile.sort_values("prompt_id")[columns].reset_index(drop=True)
+    for step in steps:
+        frame = step.apply(frame, chooser)
+        if len(frame) == 0:
+            raise ParameterError(f"{step.link.name} leaves no prompt of {len(profile)}; loosen it")
+    return frame.astype({"rollouts": "int64", "phase": "int64", "position": "int64"}).sort_values(
+        ["phase", "position"]
+    )
+
+
+def rates_of(
+    profile: pd.DataFrame, prompts: pd.DataFrame, steps: list[CurriculumStep]
+) -> pd.DataFrame:
+    """Returns what steps are planned from: the profile, or the prompts where there is none.
+
+    Args:
+      profile: Schema PROFILE; without rows if nothing reads a profile.
+      prompts: Schema PROMPTS.
+
+    Raises:
+      ArtifactError: If the profile is of other prompts, or a step reads outcome rates and there
+        are none.
+    """
+    if len(profile):
+        _require_same_prompts(profile, prompts)
+        return profile
+    for step in steps:
+        if step.reads_profile:
+            raise ArtifactError(f"{step.link.name} reads a profile, got one without rows")
+    return prompts.assign(outcome_rate=np.nan)
+
+
+def require_owners(steps: list[CurriculumStep]) -> None:
+    """Raises ParameterError unless some step decides on group sizes, and some on phases."""
+    names = [step.link.name for step in steps]
+    for owners in (SIZERS, SPLITTERS):
+        if not owners & set(names):
+            raise ParameterError(f"a curriculum needs one of {sorted(owners)}")
+    by_cost = "split_easy_to_hard"  # it cuts by the number of rollouts
+    if by_cost in names and not SIZERS & set(names[: names.index(by_cost)]):
+        raise ParameterError(f"{by_cost} must stand after one of {sorted(SIZERS)}")
+
+
+def allocated_sizes(plan: pd.DataFrame, steps: Sequence[CurriculumStep]) -> "pd.Series[int]":
+    """Returns how many rollouts the steps give each prompt of a plan.
+
+    Args:
+      plan: Schema CURRICULUM.
+    """
+    unused = np.random.default_rng(0)  # sizes are not drawn
+    for step in steps:
+        if step.link.name in SIZERS:
+            plan = step.apply(plan, unused)
+    return plan["rollouts"]
+
+
+def select_phase(curriculum: pd.DataFrame, phase: int) -> pd.DataFrame:
+    """Returns the rows of one phase, in its order.
+
+    Raises:
+      ParameterError: If the curriculum has no such phase.
+    """
+    selected = curriculum[curriculum["phase"] == phase].sort_values("position")
+    if len(selected) == 0:
+        last = int(curriculum["phase"].max())
+        raise ParameterError(f"a round asks for phase {phase}, its curriculum has 1 to {last}")
+    return selected
+
+
+def add_prompts(plan: pd.DataFrame, prompts: pd.DataFrame) -> pd.DataFrame:
+    """Returns `plan` with a column `prompt`, the text to continue.
+
+    Raises:
+      ArtifactError: If a prompt of the plan is not among `prompts`.
+    """
+    known = prompts[["prompt_id", "prompt", "family"]]
+    joined = plan.merge(known, on="prompt_id", how="left", suffixes=("", "_known"))
+    unknown = joined.loc[joined["prompt"].isna(), "prompt_id"]
+    if len(unknown):
+        raise ArtifactError(
+            f"{unknown.iloc[0]!r} is no prompt of the training set; rerun the curriculum stage"
+        )
+    moved = joined[joined["family"] != joined["family_known"]]
+    if len(moved):
+        first = moved.iloc[0]
+        raise ArtifactError(
+            f"prompt_id={first['prompt_id']!r}: column 'family' must be "
+            f"{first['family_known']!r}, as in the prompts, got {first['family']!r}; rerun the "
+            "curriculum stage"
+        )
+    return joined.drop(columns="family_known")
+
+
+def _step(
+    name: str, settings: Mapping[str, Setting], apply: Step, *, reads_profile: bool
+) -> CurriculumStep:
+    return CurriculumStep(Link(name, settings), apply, reads_profile)
+
+
+def _require_same_prompts(profile: pd.DataFrame, prompts: pd.DataFrame) -> None:
+    """Raises ArtifactError unless a profile has exactly the prompts there are."""
+    given, wanted = (
+        frame.set_index("prompt_id")["family"].to_dict() for frame in (profile, prompts)
+    )
+    if given != wanted:
+        differing = [str(each) for each in given | wanted if given.get(each) != wanted.get(each)]
+        first = min(differing)
+        raise ArtifactError(
+            f"prompt_id={first!r} must be of family {wanted.get(first)!r}, as in the prompts, got "
+            f"{given.get(first)!r}; rerun the stage profile"
+        )
+
+
+def _require_same_families(stages: list[str], families: set[str]) -> None:
+    """Raises unless exactly the families that are there have a stage."""
+    if set(stages) != families:
+        raise ParameterError(
+            f"stage_by_family.order must name the families of the selection, {sorted(families)}, "
+            f"got {sorted(stages)}"
+        )
+
+
+def _require_fraction(name: str, value: float) -> None:
+    if not 0 <= value <= 1:
+        raise ParameterError(f"{name} must be in [0, 1], got {value}")
+
+
+def _require_positive(name: str, value: int) -> None:
+    if value < 1:
+        raise ParameterError(f"{name} must be at least 1, got {value}")
+
+
+def _require_group(name: str, value: int) -> None:
+    if value < 2:
+        raise ParameterError(
+            f"{name} must be at least 2, got {value}: a group of one has no baseline"
+        )
+    if value > LARGEST_GROUP:
+        raise ParameterError(f"{name} must be at most {LARGEST_GROUP}, got {value}")

@@ -1,0 +1,50 @@
+"""Where the signal is before training: the base policy's outcome rate on every prompt."""
+
+from collections.abc import Mapping
+
+import pandas as pd
+
+from grpo.runtime.artifacts.tables import is_judged
+from grpo.types import Cost
+
+
+def profile_prompts(
+    rollouts: pd.DataFrame, rewards: pd.DataFrame, prompts: pd.DataFrame
+) -> pd.DataFrame:
+    """Returns rollouts, successes and outcome rate per prompt under the schema PROFILE.
+
+    A prompt of which no rollout was judged has no row: its difficulty is not known.
+
+    Args:
+      rollouts: Schema ROLLOUTS, of the base policy.
+      rewards: Schema REWARDS, of the same rollouts; those that were not judged do not count.
+      prompts: Schema PROMPTS.
+    """
+    judged = rewards.loc[is_judged(rewards), ["rollout_id", "outcome"]]
+    joined = rollouts.merge(judged, on="rollout_id", validate="1:1")
+    counts = joined.groupby("prompt_id", as_index=False).agg(
+        rollouts=("outcome", "size"), successes=("outcome", "sum"), mean_steps=("steps", "mean")
+    )
+    counts = counts.merge(prompts[["prompt_id", "family"]], on="prompt_id", validate="1:1")
+    counts["successes"] = counts["successes"].astype("int64")
+    counts["outcome_rate"] = counts["successes"] / counts["rollouts"]
+    return counts.sort_values("prompt_id", ignore_index=True)
+
+
+def summarize_profile(
+    profile: pd.DataFrame, cost: Cost, steps: Mapping[str, object]
+) -> dict[str, object]:
+    """Returns what `dvc metrics show` prints of a profile.
+
+    Args:
+      steps: Where along rollouts the signal is.
+    """
+    rate = profile["outcome_rate"]
+    return {
+        "cost": vars(cost),
+        "rollouts": int(profile["rollouts"].sum()),
+        "mean_outcome_rate": float(rate.mean()),
+        "trivial_fraction": float((rate == 1).mean()),
+        "unsolved_fraction": float((rate == 0).mean()),
+        **steps,
+    }

@@ -1,0 +1,269 @@
+"""Where a round's rollouts are spent: a chain of steps between a phase's candidates and sampling.
+
+The prompts of a phase are its candidates. Without a step a round samples them all. With one that
+sets a budget they are a pool: visited in epochs, in random order, and by several rounds if those
+name the same phase. What a step learns of prompts is plain data in the policy directory.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from grpo.errors import ParameterError
+from grpo.objective.link import Link
+
+History = dict[str, dict[str, int | float]]  # by kind and prompt: checkpointed as JSON
+
+VISITS = "visits"  # how often a prompt was sampled or passed over
+KEEP_BASE = "keep_base"  # p of easy and of hard prompts
+STREAKS = {"easy": "easy_streak", "hard": "hard_streak"}  # uniform groups in a row, by kind
+LOWEST_BASE, HIGHEST_BASE = 0.05, 0.95  # of p [GRESO]
+
+
+class Budget(NamedTuple):
+    """How many groups a round ends with, and how it gets there."""
+
+    owner: str  # the step that sets it
+    prompts: int
+    prompts_per_batch: int  # sampled between two looks at the outcomes
+    max_batches: int
+
+
+class Selection(NamedTuple):
+    """A step, or several composed; each field is what leaves sampling as it is."""
+
+    links: tuple[Link, ...] = ()
+    budget: Budget | None = None  # None: all candidates
+    keep_chance: Callable[[list[str], History], np.ndarray] = lambda ids, history: np.ones(len(ids))
+    keeps_uniform: bool = True
+    learn: Callable[[History, pd.DataFrame], History] = lambda history, groups: history
+    reuses_profile: bool = False
+
+
+class Visit(NamedTuple):
+    """What a round is to sample, in this order, and the candidates it passes over."""
+
+    chosen: pd.DataFrame
+    skipped: list[str]
+
+
+def compose(*steps: Selection) -> Selection:
+    """Returns all steps as one; of two budgets the first holds (rule U19 refuses the second)."""
+
+    def keep_chance(ids: list[str], history: History) -> np.ndarray:
+        chance = np.ones(len(ids))
+        for step in steps:
+            chance *= step.keep_chance(ids, history)
+        return chance
+
+    def learn(history: History, groups: pd.DataFrame) -> History:
+        for step in steps:
+            history = step.learn(history, groups)
+        return history
+
+    return Selection(
+        links=tuple(link for step in steps for link in step.links),
+        budget=next((step.budget for step in steps if step.budget), None),
+        keep_chance=keep_chance,
+        keeps_uniform=all(step.keeps_uniform for step in steps),
+        learn=learn,
+        reuses_profile=any(step.reuses_profile for step in steps),
+    )
+
+
+def skip_uniform_prompts(
+    prompts: int,
+    start: float = 0.5,
+    step: float = 0.01,
+    target_easy: float = 0.25 / 3,
+    target_hard: float = 0.5 / 3,
+    floor: float = 0.01,
+) -> Selection:
+    """Passes over a prompt with 1 - max(p^c, floor) after c uniform groups in a row. [GRESO]
+
+    p is that of the kind of the groups, all solved (easy) or none (hard). Once prompts come
+    again, each round moves p down by `step` where the share of that kind exceeds its target, and
+    up otherwise. Unlike the paper: uniform is exact, on binary outcomes (there: mean reward
+    >= 0.98 or <= 0.11); p moves once per round; uniform groups that were sampled stay.
+
+    Args:
+      prompts: How many a round samples at most.
+      start: p before anything is known.
+    """
+    settings = {
+        "prompts": prompts,
+        "start": start,
+        "step": step,
+        "target_easy": target_easy,
+        "target_hard": target_hard,
+        "floor": floor,
+    }
+    _require_positive("skip_uniform_prompts.prompts", prompts)
+    for name in settings.keys() - {"prompts"}:
+        _require_fraction(f"skip_uniform_prompts.{name}", settings[name])
+    targets = {"easy": target_easy, "hard": target_hard}
+
+    def keep_chance(ids: list[str], history: History) -> np.ndarray:
+        bases = _bases(history, start)
+        chance = np.ones(len(ids))
+        for kind, name in STREAKS.items():
+            streaks = history.get(name, {})
+            chance *= bases[kind] ** np.array([streaks.get(each, 0) for each in ids], float)
+        return np.maximum(chance, floor)
+
+    def learn(history: History, groups: pd.DataFrame) -> History:
+        bases = _bases(history, start)
+        shares = {kind: float(each.mean()) for kind, each in _uniform(groups).items()}
+        if groups["prompt_id"].isin(history.get(VISITS, {})).any():
+            for kind, target in targets.items():
+                moved = bases[kind] + (-step if shares[kind] > target else step)
+                bases[kind] = min(max(moved, LOWEST_BASE), HIGHEST_BASE)
+        return {**history, **_longer_streaks(history, groups), KEEP_BASE: bases}
+
+    return Selection(
+        links=(Link("skip_uniform_prompts", settings),),
+        budget=Budget("skip_uniform_prompts", prompts, prompts, 1),
+        keep_chance=keep_chance,
+        learn=learn,
+    )
+
+
+def resample_uniform_groups(
+    prompts: int, prompts_per_batch: int, max_batches: int = 10
+) -> Selection:
+    """Samples batches of candidates until `prompts` mixed groups are there. [DAPO, eq. 11]
+
+    Groups with one outcome are dropped, and mixed ones beyond `prompts`. Unlike verl's recipe: a
+    round that reaches `max_batches` trains on what it has.
+    """
+    _require_positive("resample_uniform_groups.prompts", prompts)
+    _require_positive("resample_uniform_groups.prompts_per_batch", prompts_per_batch)
+    _require_positive("resample_uniform_groups.max_batches", max_batches)
+    if prompts_per_batch * max_batches < prompts:
+        raise ParameterError(
+            "resample_uniform_groups needs prompts_per_batch * max_batches >= prompts, got "
+            f"{prompts_per_batch} * {max_batches} < {prompts}"
+        )
+    settings = {
+        "prompts": prompts,
+        "prompts_per_batch": prompts_per_batch,
+        "max_batches": max_batches,
+    }
+    return Selection(
+        links=(Link("resample_uniform_groups", settings),),
+        budget=Budget("resample_uniform_groups", prompts, prompts_per_batch, max_batches),
+        keeps_uniform=False,
+    )
+
+
+def reuse_profile_rollouts() -> Selection:
+    """Trains a round that starts from the base on the profile's rollouts of its prompts. [ours]
+
+    They were drawn from that very policy and are paid for. A group keeps its first rollouts, as
+    many as the curriculum asks for and the profile has: chosen without looking at their outcomes.
+    """
+    return Selection(links=(Link("reuse_profile_rollouts", {}),), reuses_profile=True)
+
+
+def require_candidates(selection: Selection, candidates: int) -> None:
+    """Raises ParameterError if a phase has fewer candidates than the budget asks for."""
+    budget = selection.budget
+    if budget and candidates < budget.prompts:
+        raise ParameterError(
+            f"{budget.owner} asks for {budget.prompts} prompts, the phase has {candidates}; give "
+            "the phase more or lower it"
+        )
+
+
+def visit(selection: Selection, candidates: pd.DataFrame, history: History, seed: int) -> Visit:
+    """Returns which candidates a round is to sample, at most as many as its budget allows.
+
+    Candidates come in epochs: the least visited first, in random order. If every one is passed
+    over, the first is sampled all the same: a round needs a group.
+    """
+    budget = selection.budget
+    if budget is None:
+        return Visit(candidates, [])
+    chooser = np.random.default_rng(seed)
+    shuffled = candidates.iloc[chooser.permutation(len(candidates))]
+    visits = history.get(VISITS, {})
+    ordered = shuffled.iloc[
+        np.argsort([visits.get(each, 0) for each in shuffled["prompt_id"]], kind="stable")
+    ].reset_index(drop=True)
+    ids = ordered["prompt_id"].tolist()
+    kept = chooser.random(len(ids)) < selection.keep_chance(ids, history)
+    kept[0] |= not kept.any()
+    most = budget.prompts_per_batch * budget.max_batches
+    chosen = np.flatnonzero(kept)[:most]
+    reached = chosen[-1] if len(chosen) == most else len(ids)
+    passed = np.flatnonzero(~kept[:reached])
+    return Visit(ordered.iloc[chosen].reset_index(drop=True), [ids[each] for each in passed])
+
+
+def mixed_prompts(outcomes: pd.DataFrame) -> set[str]:
+    """Returns the prompts with two different outcomes; outcomes are raw (rule U20).
+
+    Args:
+      outcomes: prompt_id and outcome of every rollout that was judged.
+    """
+    groups = outcomes.groupby("prompt_id")["outcome"]
+    return set(groups.min().index[groups.min() < groups.max()])
+
+
+def learn_round(
+    selection: Selection, history: History, outcomes: pd.DataFrame, passed: list[str]
+) -> History:
+    """Returns the history after a round.
+
+    Args:
+      outcomes: prompt_id and raw outcome of every rollout that counts: whole groups, before any
+        selection among them (rules U20, U21). A group of one says nothing about its prompt.
+      passed: Prompts that were visited and not trained on.
+    """
+    groups = outcomes.groupby("prompt_id", as_index=False).agg(
+        rollouts=("outcome", "size"), successes=("outcome", "sum")
+    )
+    compared = groups[groups["rollouts"] > 1]
+    learned = selection.learn(history, compared) if len(compared) else history
+    if selection.budget is None:
+        return learned
+    visits = dict(history.get(VISITS, {}))
+    for each in [*groups["prompt_id"], *passed]:
+        visits[each] = visits.get(each, 0) + 1
+    return {**learned, VISITS: visits}
+
+
+def _bases(history: History, start: float) -> dict[str, int | float]:
+    return dict(history.get(KEEP_BASE, dict.fromkeys(STREAKS, start)))
+
+
+def _uniform(groups: pd.DataFrame) -> dict[str, pd.Series]:
+    """Returns by kind which groups are uniform."""
+    return {
+        "easy": groups["successes"] == groups["rollouts"],
+        "hard": groups["successes"] == 0,
+    }
+
+
+def _longer_streaks(history: History, groups: pd.DataFrame) -> History:
+    """Returns the streaks after these groups: one longer, or gone."""
+    streaks = {}
+    for kind, is_uniform in _uniform(groups).items():
+        before = history.get(STREAKS[kind], {})
+        seen = dict(zip(groups["prompt_id"], is_uniform))
+        unseen = {each: length for each, length in before.items() if each not in seen}
+        grown = {each: before.get(each, 0) + 1 for each, uniform in seen.items() if uniform}
+        streaks[STREAKS[kind]] = {**unseen, **grown}
+    return streaks
+
+
+def _require_fraction(name: str, value: float) -> None:
+    if not 0 <= value <= 1:
+        raise ParameterError(f"{name} must be in [0, 1], got {value}")
+
+
+def _require_positive(name: str, value: int) -> None:
+    if value < 1:
+        raise ParameterError(f"{name} must be at least 1, got {value}")

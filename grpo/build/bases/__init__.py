@@ -1,1 +1,0 @@
-"""Base policies from parameters: fresh, or read from where they are."""

@@ -1,1 +1,0 @@
-"""Policies from parameters and their directories, and how they draw."""

@@ -1,0 +1,96 @@
+"""The code that each stage imports, as dependencies in dvc.yaml: computed, never kept by hand."""
+
+import re
+import textwrap
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from grpo.errors import ArtifactError, MissingExtraError
+from grpo.params.yaml import read_yaml
+
+CODE = ("grpo", "stages")
+# Whose files are separate dependencies unless a stage imports all; other folders count as a whole.
+FILE_BY_FILE = {
+    *("grpo", "grpo/allocation", "grpo/modalities", "grpo/objective", "grpo/runtime"),
+    *("grpo/sampling", "grpo/training", "grpo/wiring", "stages"),
+}
+PIPELINE = "dvc.yaml"
+WIDTH = 100
+
+
+def with_code_dependencies(workspace: Path) -> str:
+    """Returns the text of dvc.yaml with the code that each stage imports in its `deps: [...]`.
+
+    Other dependencies, and stages that depend on all code, stay as they are.
+
+    Raises:
+      ArtifactError: If a stage's `deps` are not a list in brackets over several lines.
+      MissingExtraError: If grimp, which reads imports, is not installed.
+    """
+    path = workspace / PIPELINE
+    text = path.read_text(encoding="utf-8")
+    for name, code in _code_behind_stages(workspace):
+        stage = rf"^  {name}:\n(?:    .*\n|\n)*?"
+        block = re.search(stage + r"( +)deps: \[\n((?:.*\n)*?)\1\]$", text, re.MULTILINE)
+        if block is None:
+            raise ArtifactError(
+                f"{path}: stages.{name}.deps must be a list of several lines, from `deps: [` to `]`"
+            )
+        kept = [each for each in block[2].splitlines(keepends=True) if not _is_code(each)]
+        lines = _wrap(code, indent=block[1] + "  ") + "".join(kept)
+        text = text[: block.start(2)] + lines + text[block.end(2) :]
+    return text
+
+
+def _code_behind_stages(workspace: Path) -> Iterator[tuple[str, list[str]]]:
+    """Yields each stage of dvc.yaml with the code that its module imports."""
+    try:
+        import grimp  # with the extra `test`
+    except ImportError:
+        raise MissingExtraError("grpo dvc-deps needs grimp; run pip install -e '.[test]'") from None
+    graph = grimp.build_graph(*CODE, cache_dir=None)
+    files = {file for each in graph.modules if (file := _file_of(workspace, each))}
+    for name, stage in read_yaml(workspace / PIPELINE)["stages"].items():
+        declared = stage.get("do", stage)
+        if set(CODE) <= {*declared["deps"]}:
+            continue
+        module = declared["cmd"].split()[2]
+        touched = {module, *graph.find_upstream_modules(module)}
+        imported = {file for each in touched if (file := _file_of(workspace, each))}
+        yield name, _cover(imported, files)
+
+
+def _file_of(workspace: Path, module: str) -> str | None:
+    """Returns a module's file; None of a package, whose own file is a docstring."""
+    file = module.replace(".", "/") + ".py"
+    return file if (workspace / file).is_file() else None
+
+
+def _cover(wanted: set[str], files: set[str]) -> list[str]:
+    """Returns the paths of wanted files, or of folders that hold them."""
+    paths = set()
+    for folder in {str(Path(each).parent) for each in wanted}:
+        inside = {each for each in files if each.startswith(f"{folder}/")}
+        if folder in FILE_BY_FILE and not inside <= wanted:
+            paths |= {each for each in wanted if str(Path(each).parent) == folder}
+        else:
+            paths.add(folder)
+    return sorted(each for each in paths if paths.isdisjoint(map(str, Path(each).parents)))
+
+
+def _is_code(line: str) -> bool:
+    return line.strip().startswith(tuple(f"{each}/" for each in CODE))
+
+
+def _wrap(code: Iterable[str], *, indent: str) -> str:
+    return (
+        textwrap.fill(
+            ", ".join(code) + ",",
+            WIDTH,
+            initial_indent=indent,
+            subsequent_indent=indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        + "\n"
+    )

@@ -1,0 +1,1 @@
+"""Policies whose step is a chunk of a robot's actions, and their simulator."""

@@ -1,0 +1,321 @@
+"""Policies whose step is a chunk of a robot's actions, carried out in a simulator."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int, UInt8
+from torch import Generator, Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.flop_counter import FlopCounterMode
+
+from grpo.modalities.action_chunks.decoding import ChunkDecoding
+from grpo.modalities.action_chunks.model import ActionChunkModel, ChunkShape, encode_instructions
+from grpo.modalities.action_chunks.phases import Labeller
+from grpo.modalities.action_chunks.simulation.base import SEPARATOR, Ending, Moment
+from grpo.modalities.action_chunks.simulation.pool import Order
+from grpo.modalities.action_chunks.trajectories import (
+    LAYOUT,
+    ChunkTrajectory,
+    describe_chunks,
+    restore_chunks,
+    to_values,
+)
+from grpo.modalities.base import Policy
+from grpo.modalities.shared.flops import left_out_by_torch
+from grpo.modalities.shared.logits import draw
+from grpo.modalities.shared.packed import Layout
+from grpo.modalities.shared.steps import numbered
+from grpo.types import Cost, Scores
+
+ENDED = {
+    Ending.STEP_LIMIT: "no success in {} steps",
+    Ending.SUCCESS: "success after {} steps",
+    Ending.FAILED: "failed after {} steps",
+    Ending.TIMED_OUT: "timed out after {} steps",
+}
+CRASHED = (Ending.FAILED, Ending.TIMED_OUT)
+
+
+@runtime_checkable
+class Scenes(Protocol):
+    """Slots in which scenes are played: `EnvironmentPool` in simulation/pool.py."""
+
+    seconds: float  # that they were waited for
+
+    def play(self, orders: dict[int, Order]) -> dict[int, Moment]: ...
+
+
+class ActionChunkPolicy(Policy[ChunkTrajectory]):
+    """A model that decodes chunks, how it draws, and the scenes that it acts in."""
+
+    def __init__(
+        self,
+        model: ActionChunkModel,
+        tokenizer: Any,
+        *,
+        decoding: ChunkDecoding,
+        scenes: Scenes,
+        slots: int,
+        label: Labeller,
+    ) -> None:
+        """Args:
+        slots: Scenes that are played at once, and seen in one forward pass.
+        label: Names the phase of every chunk.
+        """
+        self._model = model
+        self.tokenizer = tokenizer
+        self.decoding = decoding
+        self.scenes = scenes
+        self.slots = slots
+        self.label = label
+        self.cost = Cost()
+        self._flops: dict[tuple[int, bool], int] = {}
+
+    @property
+    def model(self) -> ActionChunkModel:
+        """The backbone with its projections."""
+        return self._model
+
+    @torch.no_grad()
+    def sample(
+        self, prompts: list[str], *, group_sizes: list[int], generator: Generator
+    ) -> tuple[ChunkTrajectory, Float[Tensor, "rollout step"]]:
+        """Returns rollouts, and log-probs in nats, summed over the tokens carried out.
+
+        A prompt is a scene as text, up to " | " what the policy is told. Scenes are played in
+        slots: when one ends, the next rollout takes its slot. Who is seen beside whom depends on
+        how earlier rollouts ended, not on how fast; rollouts whose environment fails have no steps.
+        """
+        group = torch.arange(len(prompts)).repeat_interleave(torch.tensor(group_sizes))
+        told = [each.partition(SEPARATOR)[0] for each in prompts]
+        instruction, instruction_mask = encode_instructions(self.tokenizer, told)
+        record = _Record(len(group), self.decoding.max_steps, self._model.shape)
+        uniform = torch.rand(*record.action.shape, generator=generator)
+        for playing, moments in self._play([prompts[row] for row in group.tolist()], record):
+            rows = torch.tensor(playing)
+            prompt = group[rows]
+            seen = _see(moments, self._model.shape)
+            logits = self._forward(instruction[prompt], instruction_mask[prompt], *seen)
+            chosen, logp = self._draw(logits, uniform[rows, record.steps[rows]])
+            record.decide(rows, *seen, chosen, logp)
+        self.cost += Cost(sampled_steps=int(record.steps.sum()))
+        self.waited_seconds = self.scenes.seconds
+        trajectory = self._trajectory(group, instruction, instruction_mask, record)
+        mask = trajectory.mask
+        logp = sum_executed(record.logp[mask], trajectory.executed, record.shape)
+        return trajectory, torch.zeros(mask.shape).masked_scatter(mask, logp)
+
+    def _trajectory(
+        self, group: Tensor, instruction: Tensor, instruction_mask: Tensor, record: "_Record"
+    ) -> ChunkTrajectory:
+        """Returns what a batch of rollouts has seen and done."""
+        mask = record.mask
+        action, executed = record.action[mask], record.executed[mask]
+        return ChunkTrajectory(
+            group=group,
+            instruction=instruction,
+            instruction_mask=instruction_mask,
+            mask=mask,
+            observation=record.observation[mask],
+            picture=record.picture[mask],
+            action=action,
+            executed=executed,
+            ending=record.ending,
+            chunks=describe_chunks(mask, action, executed, shape=record.shape, label=self.label),
+        )
+
+    def _play(
+        self, scenes: list[str], record: "_Record"
+    ) -> Iterator[tuple[list[int], list[Moment]]]:
+        """Yields the rollouts that are to decide, with what they see; reads decisions of `record`.
+
+        Every free slot starts the next scene while the others act.
+        """
+        waiting = iter(range(len(scenes)))
+        playing: dict[int, int] = {}  # slot -> rollout
+        while True:
+            orders: dict[int, Order] = {
+                slot: record.last_actions(row) for slot, row in playing.items()
+            }
+            for slot in range(min(self.slots, len(scenes))):
+                if slot not in playing and (row := next(waiting, None)) is not None:
+                    playing[slot], orders[slot] = row, scenes[row]
+            if not orders:
+                return
+            moments = self.scenes.play(dict(sorted(orders.items())))
+            for slot, moment in moments.items():
+                if record.note(playing[slot], moment):
+                    del playing[slot]
+            if playing:
+                slots = sorted(playing)
+                yield [playing[slot] for slot in slots], [moments[slot] for slot in slots]
+
+    def score(
+        self, trajectory: ChunkTrajectory, needed: Bool[Tensor, "rollout step"] | None = None
+    ) -> Scores:
+        """Returns log-probs in nats of the needed chunks, 0 elsewhere; no other is forwarded."""
+        chosen = trajectory.mask if needed is None else needed.cpu() & trajectory.mask
+        rows, steps = chosen.nonzero(as_tuple=True)
+        logp = torch.zeros(chosen.shape)
+        if len(rows) == 0:
+            return Scores(logp=logp)
+        drawn = numbered(trajectory.mask)[rows, steps]
+        told = trajectory.group[rows]
+        logits = self._forward(
+            trajectory.instruction[told],
+            trajectory.instruction_mask[told],
+            trajectory.observation[drawn],
+            trajectory.picture[drawn],
+        )
+        by_token = (logits / self.decoding.temperature).log_softmax(dim=-1)
+        by_token = by_token.gather(2, trajectory.action[drawn][..., None])[..., 0]
+        summed = sum_executed(by_token, trajectory.executed[drawn], self._model.shape)
+        return Scores(logp=logp.masked_scatter(chosen, summed))
+
+    def decode(self, trajectory: ChunkTrajectory) -> list[str]:
+        """Returns how each rollout ended, and after how many steps of the simulator."""
+        steps = torch.zeros(trajectory.mask.shape, dtype=torch.long)
+        steps = steps.masked_scatter(trajectory.mask, trajectory.executed).sum(dim=1)
+        return [
+            ENDED[Ending(ending)].format(count)
+            for ending, count in zip(trajectory.ending.tolist(), steps.tolist(), strict=True)
+        ]
+
+    def is_finished(self, trajectory: ChunkTrajectory) -> Bool[Tensor, " rollout"]:
+        """Returns which rollouts ended by themselves, not at the step limit."""
+        return trajectory.ending != Ending.STEP_LIMIT
+
+    def widths(
+        self,
+        trajectory: ChunkTrajectory,
+        rows: Int[Tensor, " kept"],
+        needed: Bool[Tensor, "kept step"],
+    ) -> Int[Tensor, " kept"]:
+        """Returns the positions of the backbone's sequence times the needed chunks."""
+        beside = 1 + self._model.patches + self._model.shape.positions
+        positions = trajectory.instruction.shape[1] + beside
+        widths: Tensor = needed.sum(dim=1) * positions
+        return widths
+
+    @property
+    def layout(self) -> Layout:
+        """What is stored of chunks."""
+        return LAYOUT
+
+    def restore(
+        self, tensors: dict[str, Tensor], row: Int[Tensor, " rollout"]
+    ) -> tuple[ChunkTrajectory, Float[Tensor, "rollout step"]]:
+        """Returns a stored trajectory and its behavior log-probs; refuses what does not fit."""
+        return restore_chunks(tensors, row, shape=self._model.shape, label=self.label)
+
+    def _draw(
+        self, logits: Float[Tensor, "row token bin"], uniform: Float[Tensor, "row token"]
+    ) -> tuple[Int[Tensor, "row token"], Float[Tensor, "row token"]]:
+        """Returns a bin per token and its log-prob, which of greedy draws is 0."""
+        if self.decoding.temperature == 0:
+            chosen = logits.argmax(dim=-1)
+            return chosen, torch.zeros(chosen.shape)
+        chosen, logp = draw(logits.flatten(0, 1), uniform.flatten(), self.decoding.temperature)
+        return chosen.view(uniform.shape), logp.view(uniform.shape)
+
+    def _forward(self, *inputs: Tensor) -> Tensor:
+        """Returns logits on the host in float32, and counts the pass.
+
+        Args:
+          inputs: As the model takes them, the instruction first.
+        """
+        device = self._model.queries.device
+        logits: Tensor = self._model(*(each.to(device) for each in inputs)).float().cpu()
+        (rows, width), is_training = inputs[0].shape, torch.is_grad_enabled()
+        self.cost += Cost(flops=rows * self._count_flops(width, is_training))
+        return logits
+
+    def _count_flops(self, width: int, is_training: bool) -> int:
+        """Returns torch's count for one row, exact for every number of rows."""
+        known = self._flops.get((width, is_training))
+        if known is not None:
+            return known
+        device = self._model.queries.device
+        words = torch.zeros(1, width, dtype=torch.long, device=device)
+        shape = self._model.shape
+        state = torch.zeros(1, shape.observations, device=device)
+        blank = torch.zeros(1, 3, shape.pixels, shape.pixels, dtype=torch.uint8, device=device)
+        counter = FlopCounterMode(display=False, custom_mapping=left_out_by_torch())
+        # Hooks of its own: what a caller sees saved is not this.
+        unseen = saved_tensors_hooks(lambda tensor: tensor.detach(), lambda tensor: tensor)
+        with counter, unseen, torch.set_grad_enabled(is_training):
+            output = self._model(words, words == 0, state, blank)
+            if is_training:
+                parameters = [each for each in self._model.parameters() if each.requires_grad]
+                torch.autograd.grad(output.float().sum(), parameters, allow_unused=True)
+        count = self._flops[width, is_training] = int(counter.get_total_flops())
+        return count
+
+
+def sum_executed(
+    by_token: Float[Tensor, "chunk token"], executed: Int[Tensor, " chunk"], shape: ChunkShape
+) -> Float[Tensor, " chunk"]:
+    """Returns the sum over the tokens of actions that were carried out, added in float64."""
+    by_time = by_token.unflatten(1, (shape.length, shape.actions)).double().sum(dim=2)
+    was_done = torch.arange(shape.length) < executed[:, None]
+    total: Tensor = (by_time * was_done).sum(dim=1).to(by_token.dtype)
+    return total
+
+
+def _see(
+    moments: Sequence[Moment], shape: ChunkShape
+) -> tuple[Float[Tensor, "row number"], UInt8[Tensor, "row 3 pixel pixel"]]:
+    """Returns what the policy sees of some moments: the first numbers of states, and pictures."""
+    numbers = np.stack([each.observation[: shape.observations] for each in moments])
+    return torch.from_numpy(numbers), torch.from_numpy(np.stack([each.picture for each in moments]))
+
+
+class _Record:
+    """What a batch of rollouts has seen and done so far."""
+
+    def __init__(self, rollouts: int, max_steps: int, shape: ChunkShape) -> None:
+        self.shape = shape
+        self.steps = torch.zeros(rollouts, dtype=torch.long)  # chunks decided
+        self.observation = torch.zeros(rollouts, max_steps, shape.observations)
+        pixels = (3, shape.pixels, shape.pixels)
+        self.picture = torch.zeros(rollouts, max_steps, *pixels, dtype=torch.uint8)
+        self.action = torch.zeros(rollouts, max_steps, shape.tokens, dtype=torch.long)
+        self.logp = torch.zeros(rollouts, max_steps, shape.tokens)
+        self.executed = torch.zeros(rollouts, max_steps, dtype=torch.long)
+        self.ending = torch.full((rollouts,), int(Ending.STEP_LIMIT))
+
+    @property
+    def mask(self) -> Bool[Tensor, "rollout step"]:
+        """The chunks that count: none of rollouts whose environment failed."""
+        is_whole = ~torch.isin(self.ending, torch.tensor(CRASHED))
+        return (torch.arange(self.executed.shape[1]) < self.steps[:, None]) & is_whole[:, None]
+
+    def decide(
+        self, rows: Tensor, observation: Tensor, picture: Tensor, chosen: Tensor, logp: Tensor
+    ) -> None:
+        """Notes what rollouts saw, and the chunks that they decided on."""
+        step = self.steps[rows]
+        self.observation[rows, step] = observation
+        self.picture[rows, step] = picture
+        self.action[rows, step] = chosen
+        self.logp[rows, step] = logp
+        self.steps[rows] += 1
+
+    def last_actions(self, row: int) -> list[list[float]]:
+        """Returns a rollout's last chunk as values, by time."""
+        step = int(self.steps[row]) - 1
+        values = to_values(self.action[row, step][None], self.shape)[0]
+        actions: list[list[float]] = values.view(self.shape.length, self.shape.actions).tolist()
+        return actions
+
+    def note(self, row: int, moment: Moment) -> bool:
+        """Notes what an environment answered; returns whether the rollout has ended."""
+        step = int(self.steps[row]) - 1
+        if moment.executed:
+            self.executed[row, step] = moment.executed
+        if moment.ending is not None:
+            self.ending[row] = moment.ending
+            return True
+        return step + 1 == self.executed.shape[1]

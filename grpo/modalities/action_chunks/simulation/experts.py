@@ -1,0 +1,64 @@
+"""Demonstrations by Meta-World's scripted experts, whose hand is shaken."""
+
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from grpo.modalities.action_chunks.simulation.metaworld import (
+    ACTIONS,
+    MetaWorld,
+    family_of,
+    instruction_of,
+    make_expert,
+    split_scene,
+)
+
+LONGEST = 250  # steps of a demonstration
+BEHIND_GOAL = 8  # steps that are shown after the goal is reached
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demonstration:
+    """What an expert saw, and what it would do there: what was carried out was shaken."""
+
+    instruction: str
+    observation: NDArray[np.float64]  # shape [step, number]
+    action: NDArray[np.float64]  # shape [step, dimension], in [-1, 1]
+    picture: NDArray[np.uint8]  # shape [step, 3, pixels, pixels]
+    is_solved: bool
+
+
+def demonstrate(scene: str, *, noise: float, seed: int, pixels: int = 0) -> Demonstration:
+    """Returns an expert's way through a scene.
+
+    Args:
+      noise: Deviation of what is added to every action that is carried out: it shows how to come
+        back from mistakes. [Laskey et al., 2017, DART]
+      pixels: Of a picture's side; 0: none are taken.
+    """
+    instruction, _ = split_scene(scene)
+    expert, player = make_expert(family_of(instruction)), MetaWorld(pixels)
+    generator = np.random.default_rng(seed)
+    observation, seen, looked, done = player.start(scene), [], [], []
+    left = LONGEST
+    is_solved = False
+    while left:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it remarks on every action that is to be clipped
+            action = np.clip(expert.get_action(observation), -1, 1)
+        seen.append(observation)
+        looked.append(player.look())
+        done.append(action)
+        shaken = np.clip(action + noise * generator.standard_normal(ACTIONS), -1, 1)
+        observation, reached = player.step(shaken.tolist())
+        left = min(left - 1, BEHIND_GOAL) if reached or is_solved else left - 1
+        is_solved = is_solved or reached
+    return Demonstration(
+        instruction=instruction_of(family_of(instruction)),
+        observation=np.array(seen),
+        action=np.array(done, np.float64),
+        picture=np.array(looked),
+        is_solved=is_solved,
+    )

@@ -1,0 +1,38 @@
+"""Rollouts that are played again, to be looked at."""
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from grpo.modalities.action_chunks.simulation.base import Moment, act, begin
+from grpo.modalities.action_chunks.simulation.camera import Camera, Frame
+from grpo.modalities.action_chunks.simulation.metaworld import MetaWorld
+
+
+class Replay(NamedTuple):
+    """A rollout that was played again."""
+
+    frames: list[Frame]  # those that were asked for
+    moments: list[Moment]  # one after each chunk
+
+
+def replay(
+    scene: str, chunks: Sequence[Sequence[Sequence[float]]], *, shown: Collection[int]
+) -> Replay:
+    """Returns a rollout played again: frame k is before chunk k, the last one after all chunks.
+
+    Args:
+      chunks: The actions that were carried out.
+      shown: The frames to draw.
+    """
+    player, frames, moments = MetaWorld(), list[Frame](), list[Moment]()
+    moment = begin(player, scene)
+    camera = Camera(*player.scene)
+    for number in range(len(chunks) + 1):
+        if number in shown:
+            frames.append(camera.draw(moment.observation[-3:].astype(np.float64)))
+        if number < len(chunks):
+            moment = act(player, chunks[number])
+            moments.append(moment)
+    return Replay(frames, moments)

@@ -1,0 +1,1 @@
+"""Policies whose step is a denoising step: flow-matching models of `diffusers`."""

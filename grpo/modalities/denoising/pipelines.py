@@ -1,0 +1,321 @@
+"""What denoising asks of a diffusers pipeline: conditions of captions, latents, pixels, storage."""
+
+from collections.abc import Callable, Mapping
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, UInt8
+from safetensors import SafetensorError
+from torch import Tensor
+
+from grpo.errors import ArtifactError, MissingExtraError, brief, refused_by_library
+from grpo.modalities.denoising.sde_steps import require_falling
+from grpo.params.policy import Canvas
+from grpo.runtime.artifacts.files import read_json
+from grpo.runtime.artifacts.tensors import require_finite
+
+try:
+    import diffusers
+except ImportError:
+    raise MissingExtraError(
+        "params.yaml: policy.kind denoising needs diffusers; run pip install -e '.[denoising]'"
+    ) from None
+
+library: Any = diffusers  # it is not typed
+
+INDEX = "model_index.json"
+LEVELS = 255  # of a pixel
+
+
+class Family(NamedTuple):
+    """How one class of pipeline reads captions and what its transformer takes."""
+
+    conditions: tuple[str, ...]  # names of what it takes beside state and time
+    encode: Callable[[Any, list[str], int], tuple[Tensor, ...]]
+    pool: Callable[[dict[str, Tensor]], Tensor]  # conditions -> one vector per caption
+    encoders: tuple[tuple[str, str], ...]  # names of text encoders and of their tokenizers
+    pooled: tuple[str, ...]  # the text encoders that `pool` depends on
+    factors: Callable[[Any], tuple[int, ...]]  # pixels per latent: frames of a clip, height, width
+    decode: Callable[[Any, Tensor], Tensor]  # latents -> pixels in [-1, 1], by the autoencoder
+    classes: Mapping[str, str]  # of the components that are computed with
+    fixed: Mapping[str, Any]  # the transformer's settings that are not read, as they must be
+
+
+def quiet() -> None:
+    """Turns diffusers' own bars and remarks off."""
+    library.utils.logging.disable_progress_bar()
+    library.utils.logging.set_verbosity_error()
+
+
+def load_pipeline(directory: Path, dtype: torch.dtype) -> Any:
+    """Returns the pipeline of a directory, without dropout and without a safety checker.
+
+    Raises:
+      ArtifactError: If a file is missing or broken, or a weight is not finite.
+    """
+    quiet()
+    for path in sorted(directory.glob("**/*.json")):
+        read_json(path)
+    # Components that are not there must be said not to be there.
+    absent = [name for name, each in read_index(directory).items() if each == [None, None]]
+    from_pretrained = library.DiffusionPipeline.from_pretrained
+    with refused_by_library(
+        lambda why: ArtifactError(
+            f"{directory}: must be a whole policy directory, {why}; rerun its stage"
+        )
+    ):
+        pipeline = from_pretrained(
+            directory,
+            dtype=dtype,
+            local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=False,
+            **dict.fromkeys(absent),
+        )
+    for module in pipeline.components.values():
+        if isinstance(module, torch.nn.Module):
+            module.eval().requires_grad_(module is pipeline.transformer)
+    _require_finite(pipeline, directory)
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def read_index(directory: Path) -> dict[str, Any]:
+    """Returns a stored pipeline's components by name, and its class.
+
+    Raises:
+      ArtifactError: If the file is missing or holds something else.
+    """
+    index = read_json(directory / INDEX)
+    if not isinstance(index, dict):
+        raise ArtifactError(
+            f"{directory / INDEX}: must hold components by name, got {brief(repr(index))}; rerun "
+            "its stage"
+        )
+    return index
+
+
+def save_pipeline(directory: Path, pipeline: Any) -> None:
+    """Writes every component as safetensors and JSON.
+
+    Raises:
+      ArtifactError: If a weight is not finite, or the disk is full or refuses the write.
+    """
+    _require_finite(pipeline, directory)
+    try:
+        pipeline.save_pretrained(directory, safe_serialization=True)
+    except SafetensorError as error:
+        message = f"{directory}: cannot be written, {error}; make room and rerun"
+        raise ArtifactError(message) from None
+
+
+def _require_finite(pipeline: Any, directory: Path) -> None:
+    """Raises ArtifactError if a weight of a component is not finite."""
+    for name, module in sorted(pipeline.components.items()):
+        if isinstance(module, torch.nn.Module):
+            require_finite(dict(module.named_parameters()), directory / name)
+
+
+def encode_captions(
+    pipeline: Any, captions: list[str], num_tokens: int
+) -> dict[str, Float[Tensor, "caption ..."]]:
+    """Returns what the transformer takes beside state and time, a row per caption.
+
+    Args:
+      num_tokens: Of the T5 encoder, to which captions are padded and cut.
+    """
+    family = FAMILIES[type(pipeline)]
+    return dict(zip(family.conditions, family.encode(pipeline, captions, num_tokens), strict=True))
+
+
+def condition_names(pipeline: Any) -> tuple[str, ...]:
+    """Returns the names of the conditions that `encode_captions` gives."""
+    return FAMILIES[type(pipeline)].conditions
+
+
+def stored_condition_names(directory: Path) -> tuple[str, ...]:
+    """Returns `condition_names` of a stored pipeline.
+
+    Raises:
+      ArtifactError: If it is none of a known class.
+    """
+    known = {each.__name__: family.conditions for each, family in FAMILIES.items()}
+    name = read_index(directory).get("_class_name")
+    if name not in known:
+        raise ArtifactError(f"{directory / INDEX}: must name one of {sorted(known)}, got {name!r}")
+    return known[name]
+
+
+def pool_conditions(
+    pipeline: Any, conditions: dict[str, Float[Tensor, "caption ..."]]
+) -> Float[Tensor, "caption dim"]:
+    """Returns one vector per caption, of which a direction is a meaning."""
+    return FAMILIES[type(pipeline)].pool(conditions)
+
+
+def text_encoders(pipeline: Any, *, pooled: bool = False) -> list[tuple[Any, Any]]:
+    """Returns the text encoders that are there, each with its tokenizer.
+
+    Args:
+      pooled: Only those that `pool_conditions` depends on.
+    """
+    family = FAMILIES[type(pipeline)]
+    return [
+        (pipeline.components[encoder], pipeline.components[tokenizer])
+        for encoder, tokenizer in family.encoders
+        if pipeline.components[encoder] is not None and (not pooled or encoder in family.pooled)
+    ]
+
+
+def latent_shape(pipeline: Any, canvas: Canvas) -> tuple[int, ...]:
+    """Returns the shape of one sample's state; pixels themselves if there is no autoencoder."""
+    factors = _factors(pipeline)
+    sides = (canvas.frames, canvas.height, canvas.width)[-len(factors) :]
+    channels: int = pipeline.transformer.config.in_channels
+    # The first frame of a clip is a latent of its own.
+    return channels, *(-(-side // factor) for side, factor in zip(sides, factors, strict=True))
+
+
+def num_positions(pipeline: Any, canvas: Canvas) -> int:
+    """Returns the length of the transformer's sequence for one sample."""
+    _, *sides = latent_shape(pipeline, canvas)
+    return prod(side // each for side, each in zip(sides, _patches(pipeline), strict=True))
+
+
+def pixels_per_position(pipeline: Any) -> tuple[int, ...]:
+    """Returns how many pixels a position of the transformer stands for: frames, height, width."""
+    return tuple(
+        factor * patch for factor, patch in zip(_factors(pipeline), _patches(pipeline), strict=True)
+    )
+
+
+def sigmas_of(pipeline: Any, num_steps: int, canvas: Canvas) -> list[float]:
+    """Returns the scheduler's sigmas, falling to 0, in float32 whatever the model computes in.
+
+    A shift that depends on the resolution is that of the canvas.
+
+    Raises:
+      ArtifactError: If the scheduler has no such sigmas.
+    """
+    config = pipeline.scheduler.config
+    scheduler = type(pipeline.scheduler).from_config(config)
+    try:
+        shift = {"mu": _shift(pipeline, canvas)} if config.get("use_dynamic_shifting") else {}
+        scheduler.set_timesteps(num_steps, **shift)
+        sigmas: list[float] = scheduler.sigmas.float().tolist()
+        require_falling(sigmas)
+    except (ValueError, TypeError) as error:
+        raise ArtifactError(
+            f"scheduler/scheduler_config.json: {type(scheduler).__name__} gives no schedule of "
+            f"{num_steps} steps, {brief(error)}; use the scheduler that the model came with"
+        ) from None
+    return sigmas
+
+
+def _shift(pipeline: Any, canvas: Canvas) -> float:
+    """Returns by how much a schedule is shifted at a canvas: linear in the number of positions."""
+    config = pipeline.scheduler.config
+    positions = config.max_image_seq_len - config.base_image_seq_len
+    slope = (config.max_shift - config.base_shift) / positions
+    beyond = num_positions(pipeline, canvas) - config.base_image_seq_len
+    shift: float = config.base_shift + slope * beyond
+    if config.time_shift_type == "linear" and shift <= 0:
+        raise ValueError(
+            f"its shift must be above 0, got {shift} at {num_positions(pipeline, canvas)} positions"
+        )
+    return shift
+
+
+@torch.no_grad()
+def to_pixels(pipeline: Any, state: Float[Tensor, " row *sample"]) -> UInt8[Tensor, " row *pixels"]:
+    """Returns images or clips, channels first, in 256 levels."""
+    if pipeline.vae is not None:
+        state = FAMILIES[type(pipeline)].decode(pipeline.vae, state)
+    levels = (state.float().clamp(-1, 1) + 1) * (LEVELS / 2)
+    return levels.round().to(torch.uint8).cpu()
+
+
+def to_state(pixels: UInt8[Tensor, " row *sample"]) -> Float[Tensor, " row *sample"]:
+    """Returns the state of images where there is no autoencoder; inverse of `to_pixels`."""
+    return pixels.float() / (LEVELS / 2) - 1
+
+
+def _factors(pipeline: Any) -> tuple[int, ...]:
+    """Returns pixels per latent: of frames, if there are any, of height and width."""
+    factors = FAMILIES[type(pipeline)].factors(pipeline)
+    return (1,) * len(factors) if pipeline.vae is None else factors
+
+
+def _patches(pipeline: Any) -> tuple[int, ...]:
+    """Returns latents per position of the transformer, as `_factors`."""
+    patch: int | list[int] = pipeline.transformer.config.patch_size
+    return (patch,) * len(_factors(pipeline)) if isinstance(patch, int) else tuple(patch)
+
+
+def _encode_sd3(pipeline: Any, captions: list[str], num_tokens: int) -> tuple[Tensor, ...]:
+    states, _, pooled, _ = pipeline.encode_prompt(
+        prompt=captions,
+        prompt_2=None,
+        prompt_3=None,
+        do_classifier_free_guidance=False,
+        max_sequence_length=num_tokens,
+    )
+    return states, pooled
+
+
+def _decode_sd3(vae: Any, state: Tensor) -> Tensor:
+    latents = state / vae.config.scaling_factor + (vae.config.shift_factor or 0.0)
+    pixels: Tensor = vae.decode(latents.to(vae.dtype), return_dict=False)[0]
+    return pixels
+
+
+def _encode_wan(pipeline: Any, captions: list[str], num_tokens: int) -> tuple[Tensor, ...]:
+    states, _ = pipeline.encode_prompt(
+        prompt=captions, do_classifier_free_guidance=False, max_sequence_length=num_tokens
+    )
+    return (states,)
+
+
+def _decode_wan(vae: Any, state: Tensor) -> Tensor:
+    mean, std = (
+        torch.tensor(each, device=state.device, dtype=state.dtype).view(1, -1, 1, 1, 1)
+        for each in (vae.config.latents_mean, vae.config.latents_std)
+    )
+    pixels: Tensor = vae.decode((state * std + mean).to(vae.dtype), return_dict=False)[0]
+    return pixels
+
+
+FAMILIES: dict[type, Family] = {
+    library.StableDiffusion3Pipeline: Family(
+        conditions=("encoder_hidden_states", "pooled_projections"),
+        encode=_encode_sd3,
+        pool=lambda conditions: conditions["pooled_projections"],
+        encoders=(
+            ("text_encoder", "tokenizer"),
+            ("text_encoder_2", "tokenizer_2"),
+            ("text_encoder_3", "tokenizer_3"),
+        ),
+        pooled=("text_encoder", "text_encoder_2"),  # not T5
+        factors=lambda pipeline: (pipeline.vae_scale_factor,) * 2,
+        decode=_decode_sd3,
+        classes={"transformer": "SD3Transformer2DModel", "vae": "AutoencoderKL"},
+        fixed={},
+    ),
+    library.WanPipeline: Family(
+        conditions=("encoder_hidden_states",),
+        encode=_encode_wan,
+        # What stands for padding is 0.
+        pool=lambda conditions: conditions["encoder_hidden_states"].sum(dim=1),
+        encoders=(("text_encoder", "tokenizer"),),
+        pooled=("text_encoder",),
+        factors=lambda pipeline: (
+            pipeline.vae_scale_factor_temporal,
+            *(pipeline.vae_scale_factor_spatial,) * 2,
+        ),
+        decode=_decode_wan,
+        classes={"transformer": "WanTransformer3DModel", "vae": "AutoencoderKLWan"},
+        fixed={"image_dim": None, "added_kv_proj_dim": None, "pos_embed_seq_len": None},
+    ),
+}

@@ -1,0 +1,371 @@
+"""Policies whose step is a denoising step: flow-matching models of `diffusers`."""
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Generator, Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from grpo.modalities.base import Policy
+from grpo.modalities.denoising.adascope import Judgement, Pilots, find_windows
+from grpo.modalities.denoising.pipelines import (
+    condition_names,
+    encode_captions,
+    latent_shape,
+    num_positions,
+    sigmas_of,
+    to_pixels,
+)
+from grpo.modalities.denoising.sde_steps import (
+    MATCHED,
+    TIME,
+    Denoising,
+    Schedule,
+    apply_kernel,
+    make_schedule,
+    match_velocity,
+    step_log_prob,
+)
+from grpo.modalities.denoising.trajectories import DenoisingTrajectory, layout_of, restore_draws
+from grpo.modalities.denoising.variants import blend, find_variants, share_at
+from grpo.modalities.shared.flops import left_out_by_torch
+from grpo.modalities.shared.packed import Layout
+from grpo.modalities.shared.steps import numbered
+from grpo.params.policy import Canvas, Scope
+from grpo.types import Cost, Scores
+
+
+class DenoisingPolicy(Policy[DenoisingTrajectory]):
+    """The transformer of a pipeline and how it draws; all else of the pipeline stays as it is."""
+
+    def __init__(
+        self, pipeline: Any, *, decoding: Denoising, canvas: Canvas, num_tokens: int
+    ) -> None:
+        """Takes a pipeline as `grpo.modalities.denoising.pipelines.load_pipeline` returns it.
+
+        Args:
+          num_tokens: Of a caption in the T5 encoder.
+        """
+        self.pipeline = pipeline
+        self.decoding = decoding
+        self.canvas = canvas
+        self.num_tokens = num_tokens
+        self.judge: Judgement | None = None  # of what a scope looks at
+        self.cost = Cost()
+
+    @property
+    def model(self) -> nn.Module:
+        """The transformer, or its wrapper with adapters."""
+        transformer: nn.Module = self.pipeline.transformer
+        return transformer
+
+    def schedule(self) -> Schedule:
+        """Returns the times of all steps, and every step without noise and with it."""
+        sigmas = sigmas_of(self.pipeline, self.decoding.num_steps, self.canvas)
+        return make_schedule(sigmas, self.decoding)
+
+    @torch.no_grad()
+    def sample(
+        self, prompts: list[str], *, group_sizes: list[int], generator: Generator
+    ) -> tuple[DenoisingTrajectory, Float[Tensor, "rollout step"]]:
+        """Returns rollouts, and log-probs in nats of the steps with noise, 0 elsewhere.
+
+        The rollouts of a prompt have noise at the same steps (rule U4) and start from noise of
+        their own. With the density "matched" no step has noise: the steps chosen are those at which
+        the image is noised again and the model's velocity compared with the noise that was added.
+        Variants of the prompts act on sampling alone: log-probs are those of the prompts.
+
+        Raises:
+          ValueError: If steps are to be chosen by looks at pilots and nobody judges them.
+        """
+        schedule = self.schedule()
+        conditions = self._encode_on_host(prompts)
+        group = torch.arange(len(prompts)).repeat_interleave(torch.tensor(group_sizes))
+        windows = self._find_windows(prompts, conditions, schedule, generator)
+        mask = self._choose_steps(windows, generator)[group]
+        start = torch.randn(
+            len(group), *latent_shape(self.pipeline, self.canvas), generator=generator
+        )
+        variant, given_at = self._vary(prompts, conditions, group, generator)
+        is_matched = self.decoding.density == MATCHED
+        noisy = mask & (not is_matched)
+        clean, before, after, logp = self._denoise(start, noisy, given_at, schedule, generator)
+        if is_matched:
+            before, after = match_velocity(clean, mask, schedule, generator)
+        self.cost += Cost(sampled_steps=mask.numel())
+        trajectory = DenoisingTrajectory(
+            group=group,
+            conditions=conditions,
+            variant=variant,
+            mask=mask,
+            before=before,
+            after=after,
+            noise=schedule.noise_at(mask),
+            media=to_pixels(self.pipeline, clean.to(self._device)),
+        )
+        return trajectory, self.log_prob(trajectory) if is_matched else logp
+
+    def _denoise(
+        self,
+        state: Float[Tensor, " rollout *sample"],
+        noisy: Bool[Tensor, "rollout step"],
+        given_at: Callable[[float], Mapping[str, Tensor]],
+        schedule: Schedule,
+        generator: Generator,
+    ) -> tuple[
+        Float[Tensor, " rollout *sample"],
+        Float[Tensor, " drawn *sample"],
+        Float[Tensor, " drawn *sample"],
+        Float[Tensor, "rollout step"],
+    ]:
+        """Returns the last state, the states before and after every noisy step, and log-probs.
+
+        Args:
+          given_at: The rollouts' conditions at a noise level.
+        """
+        shape, index = state.shape[1:], numbered(noisy)
+        before = torch.empty(int(noisy.sum()), *shape)
+        after = torch.empty_like(before)
+        logp = torch.zeros(noisy.shape)
+        for step in range(self.decoding.num_steps):
+            rows = noisy[:, step].nonzero()[:, 0]
+            kernels = [
+                (schedule.noisy if drawn else schedule.exact)[step]
+                for drawn in noisy[:, step].tolist()
+            ]
+            time = schedule.time[step].expand(len(state))
+            velocity = self._velocity(state, time, given_at(float(time[0]) / TIME))
+            mean, std = apply_kernel(kernels, state, velocity)
+            if len(rows):
+                before[index[rows, step]] = state[rows]
+                noise = torch.randn(len(rows), *shape, generator=generator)
+                drawn = mean[rows] + std[rows].view(-1, *[1] * len(shape)) * noise
+                logp[rows, step] = step_log_prob(drawn, mean[rows], std[rows])
+                mean[rows] = after[index[rows, step]] = drawn
+            state = mean
+        return state, before, after, logp
+
+    def score(
+        self, trajectory: DenoisingTrajectory, needed: Bool[Tensor, "rollout step"] | None = None
+    ) -> Scores:
+        """Returns log-probs in nats of the needed steps, summed over dimensions, 0 elsewhere.
+
+        And their means. Only the needed steps are computed.
+
+        Raises:
+          ValueError: If a needed step has no noise and so no density (rule U7).
+        """
+        chosen = trajectory.mask if needed is None else needed.cpu()
+        if (chosen & ~trajectory.mask).any():
+            raise ValueError("U7: log_prob needs steps with noise: without it there is no density")
+        rows, steps = chosen.nonzero(as_tuple=True)
+        if len(rows) == 0:
+            return Scores(logp=torch.zeros(chosen.shape), mean=trajectory.before[:0])
+        drawn = numbered(trajectory.mask)[rows, steps]
+        before = trajectory.before[drawn]
+        schedule = self.schedule()
+        prompts = trajectory.group[rows]
+        given = {name: each[prompts] for name, each in trajectory.conditions.items()}
+        velocity = self._velocity(before, schedule.time[steps], given)
+        kernels = [schedule.noisy[step] for step in steps.tolist()]
+        mean, std = apply_kernel(kernels, before, velocity)
+        logp = step_log_prob(trajectory.after[drawn], mean, std)
+        return Scores(
+            logp=torch.zeros(chosen.shape).masked_scatter(chosen, logp),
+            mean=mean / std.view(-1, *[1] * (mean.dim() - 1)),
+        )
+
+    def decode(self, trajectory: DenoisingTrajectory) -> list[str]:
+        """Returns no text: a judge looks at `media`."""
+        return [""] * len(trajectory.group)
+
+    def is_finished(self, trajectory: DenoisingTrajectory) -> Bool[Tensor, " rollout"]:
+        """Returns True for all: the number of steps is fixed."""
+        return torch.ones(len(trajectory.group), dtype=torch.bool)
+
+    def widths(
+        self,
+        trajectory: DenoisingTrajectory,
+        rows: Int[Tensor, " kept"],
+        needed: Bool[Tensor, "kept step"],
+    ) -> Int[Tensor, " kept"]:
+        """Returns the positions of the transformer's sequence times the needed steps."""
+        widths: Tensor = needed.sum(dim=1) * num_positions(self.pipeline, self.canvas)
+        return widths
+
+    @property
+    def layout(self) -> Layout:
+        """What is stored of rollouts, and of their prompts' conditions."""
+        return layout_of(condition_names(self.pipeline))
+
+    def restore(
+        self, tensors: dict[str, Tensor], row: Int[Tensor, " rollout"]
+    ) -> tuple[DenoisingTrajectory, Float[Tensor, "rollout step"]]:
+        """Returns a stored trajectory and its behavior log-probs.
+
+        Raises:
+          ArtifactError: If a group has noise at different steps (rule U4).
+        """
+        return restore_draws(tensors, row, self.schedule())
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    @torch.no_grad()
+    def _encode(self, captions: list[str]) -> dict[str, Tensor]:
+        return encode_captions(self.pipeline, captions, self.num_tokens)
+
+    @cached_property
+    def _blank(self) -> dict[str, Tensor]:
+        """The condition of no caption, which guidance leads away from."""
+        return self._encode([""])
+
+    def _encode_on_host(self, captions: list[str]) -> dict[str, Tensor]:
+        return {name: each.cpu() for name, each in self._encode(captions).items()}
+
+    def _find_windows(
+        self,
+        prompts: list[str],
+        conditions: Mapping[str, Tensor],
+        schedule: Schedule,
+        generator: Generator,
+    ) -> Int[Tensor, "prompt 2"]:
+        """Returns by prompt the first step that may have noise, and the first that may not again.
+
+        By pilots, if the decoding has a scope: a prompt's window is the median over its own.
+        """
+        first, end = self.decoding.window
+        scope = self.decoding.scope
+        if scope is None:
+            end = min(end, self.decoding.num_steps - 1)
+            return torch.tensor([[first, end]]).expand(len(prompts), 2)
+        if self.judge is None:
+            raise ValueError("a scope needs a judge of what it looks at; set the policy's judge")
+        pilots = self._run_pilots(conditions, schedule, scope, generator)
+        captions = [each for each in prompts for _ in range(scope.pilots)]
+        scores = torch.tensor([self.judge(captions, media) for media in pilots.media])
+        self.cost += Cost(judge_calls=scores.numel())
+        windows = find_windows(
+            pilots.structure(), scores, pilots.steps, scope, self.decoding.num_steps
+        )
+        by_prompt: Tensor = windows.unflatten(0, (-1, scope.pilots)).median(dim=1).values
+        return by_prompt
+
+    def _run_pilots(
+        self,
+        conditions: Mapping[str, Tensor],
+        schedule: Schedule,
+        scope: Scope,
+        generator: Generator,
+    ) -> Pilots:
+        """Returns rollouts without noise, looked at every few steps."""
+        given = {name: each.repeat_interleave(scope.pilots, 0) for name, each in conditions.items()}
+        number = len(next(iter(given.values())))
+        shape = latent_shape(self.pipeline, self.canvas)
+        state = torch.randn(number, *shape, generator=generator)
+        steps, estimates = list(range(0, self.decoding.num_steps, scope.steps_per_look)), []
+        for step, kernel in enumerate(schedule.exact):
+            velocity = self._velocity(state, schedule.time[step].expand(number), given)
+            if step in steps:
+                estimates.append(state - schedule.time[step] / TIME * velocity)
+            state, _ = apply_kernel([kernel] * number, state, velocity)
+        self.cost += Cost(sampled_steps=number * self.decoding.num_steps)
+        media = [to_pixels(self.pipeline, each.to(self._device)) for each in estimates]
+        return Pilots(steps, torch.stack(estimates), torch.stack(media), state)
+
+    def _choose_steps(
+        self, windows: Int[Tensor, "prompt 2"], generator: Generator
+    ) -> Bool[Tensor, "prompt step"]:
+        """Returns at which steps the rollouts of each prompt have noise; never at the last."""
+        mask = torch.zeros(len(windows), self.decoding.num_steps, dtype=torch.bool)
+        for row, (first, end) in zip(mask, windows.tolist(), strict=True):
+            if self.decoding.stochastic == "all":
+                row[first:end] = True
+            elif self.decoding.stochastic == "one_per_prompt":
+                row[torch.randint(first, end, (), generator=generator)] = True
+        return mask
+
+    def _vary(
+        self,
+        prompts: list[str],
+        conditions: dict[str, Tensor],
+        group: Int[Tensor, " rollout"],
+        generator: Generator,
+    ) -> tuple[Int[Tensor, " rollout"], Callable[[float], dict[str, Tensor]]]:
+        """Returns each rollout's variant of its prompt, and its conditions at a noise level."""
+        settings = self.decoding.variants
+        if settings is None:
+            given = {name: each[group] for name, each in conditions.items()}
+            return torch.zeros_like(group), lambda sigma: given
+        found, flops = find_variants(self.pipeline, prompts, self.num_tokens, settings, generator)
+        self.cost += Cost(flops=flops)
+        variants = {name: each.cpu() for name, each in found.items()}
+        member = torch.arange(len(group)) - torch.searchsorted(group, group)
+        variant = member % settings.count
+        return variant, lambda sigma: blend(
+            conditions, variants, group, variant, share_at(sigma, settings.share)
+        )
+
+    def _velocity(
+        self,
+        state: Float[Tensor, " row *sample"],
+        time: Float[Tensor, " row"],
+        conditions: Mapping[str, Float[Tensor, "row ..."]],
+    ) -> Float[Tensor, " row *sample"]:
+        """Returns the guided velocity, on the host, in float32."""
+        velocity = self._forward(state, time, conditions)
+        if self.decoding.guidance != 1:
+            blank = {
+                name: each.cpu().expand(len(state), *each.shape[1:])
+                for name, each in self._blank.items()
+            }
+            free = self._forward(state, time, blank)
+            velocity = free + self.decoding.guidance * (velocity - free)
+        return velocity
+
+    def _forward(
+        self, state: Tensor, time: Float[Tensor, " row"], conditions: Mapping[str, Tensor]
+    ) -> Tensor:
+        """Returns the transformer's output, and counts it."""
+        output = self._run(state, time, conditions)
+        per_row = self._training_flops if torch.is_grad_enabled() else self._forward_flops
+        self.cost += Cost(flops=len(state) * per_row)
+        result: Tensor = output.float().cpu()
+        return result
+
+    def _run(
+        self, state: Tensor, time: Float[Tensor, " row"], conditions: Mapping[str, Tensor]
+    ) -> Tensor:
+        """Returns the transformer's output, on its device and in its precision."""
+        # Not a parameter's: a class may keep some of its modules in float32.
+        dtype: torch.dtype = self.pipeline.transformer.dtype
+        output: Tensor = self.model(
+            hidden_states=state.to(self._device, dtype),
+            timestep=time.to(self._device),
+            return_dict=False,
+            **{name: each.to(self._device, dtype) for name, each in conditions.items()},
+        )[0]
+        return output
+
+    @cached_property
+    def _forward_flops(self) -> int:
+        return self._count_flops(backward=False)
+
+    @cached_property
+    def _training_flops(self) -> int:
+        return self._count_flops(backward=True)
+
+    def _count_flops(self, *, backward: bool) -> int:
+        """Returns torch's count for one row, exact for every number of rows."""
+        state = torch.zeros(1, *latent_shape(self.pipeline, self.canvas))
+        counter = FlopCounterMode(display=False, custom_mapping=left_out_by_torch())
+        with counter, torch.set_grad_enabled(backward):
+            output = self._run(state, torch.zeros(1), self._blank)
+            if backward:
+                parameters = [each for each in self.model.parameters() if each.requires_grad]
+                torch.autograd.grad(output.float().sum(), parameters, allow_unused=True)
+        return int(counter.get_total_flops())

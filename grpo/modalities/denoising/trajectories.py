@@ -1,0 +1,110 @@
+"""What a denoising policy did in a batch of rollouts, in memory and as it is stored."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int, UInt8
+from torch import Tensor
+
+from grpo.modalities.denoising.sde_steps import Schedule
+from grpo.modalities.shared.packed import Layout, Rows
+from grpo.modalities.shared.steps import numbered, read_mask, require_equal_steps
+from grpo.types import StepNoise
+
+CONDITION = "condition."  # before the names of stored conditions
+OF_ROLLOUTS = {
+    "steps": Rows("rollout", each="integer"),
+    "variant": Rows("rollout", each="integer"),
+    "media": Rows("rollout"),
+    "step_index": Rows("rollout", "steps", each="integer"),
+    "before": Rows("rollout", "steps"),
+    "after": Rows("rollout", "steps"),
+    "behavior_logp": Rows("rollout", "steps", each="real"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenoisingTrajectory:
+    """What was drawn at the steps that have noise; the others are functions of these.
+
+    `before` and `after` hold their states, rollout by rollout: the k-th True of `mask`, row by row,
+    is their row k.
+    """
+
+    group: Int[Tensor, " rollout"]  # row of `conditions`
+    conditions: Mapping[str, Float[Tensor, "prompt ..."]]  # of the captions as they are
+    variant: Int[Tensor, " rollout"]  # of the caption that it was drawn under; 0: as it is
+    mask: Bool[Tensor, "rollout step"]
+    before: Float[Tensor, " drawn *sample"]
+    after: Float[Tensor, " drawn *sample"]
+    noise: StepNoise  # at the steps of `mask`
+    media: UInt8[Tensor, " rollout *pixels"]
+
+    chunks = None  # a denoising step is no chunk of actions
+
+    def select(self, rows: Int[Tensor, " kept"], num_steps: int) -> "DenoisingTrajectory":
+        """Returns some rollouts, cut after `num_steps` steps."""
+        drawn = numbered(self.mask)[rows, :num_steps]
+        drawn = drawn[drawn >= 0]
+        return DenoisingTrajectory(
+            group=self.group[rows],
+            conditions=self.conditions,
+            variant=self.variant[rows],
+            mask=self.mask[rows, :num_steps],
+            before=self.before[drawn],
+            after=self.after[drawn],
+            noise=self.noise.select(rows, num_steps),
+            media=self.media[rows],
+        )
+
+    def pack(self, logp: Float[Tensor, "rollout step"]) -> dict[str, Tensor]:
+        """Returns flat tensors, which can be concatenated."""
+        return {
+            **{f"{CONDITION}{name}": each for name, each in self.conditions.items()},
+            "steps": self.mask.sum(dim=1),
+            "variant": self.variant,
+            "step_index": self.mask.nonzero()[:, 1],
+            "before": self.before,
+            "after": self.after,
+            "behavior_logp": logp[self.mask],
+            "media": self.media,
+        }
+
+
+def layout_of(conditions: tuple[str, ...]) -> Layout:
+    """Returns what is stored of rollouts with some conditions."""
+    return {
+        **dict.fromkeys((f"{CONDITION}{each}" for each in conditions), Rows("prompt")),
+        **OF_ROLLOUTS,
+    }
+
+
+def restore_draws(
+    tensors: dict[str, Tensor], row: Int[Tensor, " rollout"], schedule: Schedule
+) -> tuple[DenoisingTrajectory, Float[Tensor, "rollout step"]]:
+    """Returns a stored trajectory and its behavior log-probs.
+
+    Args:
+      row: Of each rollout's conditions.
+
+    Raises:
+      ArtifactError: If a group has noise at different steps (rule U4).
+    """
+    mask = read_mask(tensors, num_steps=len(schedule.time))
+    require_equal_steps(mask, row)
+    trajectory = DenoisingTrajectory(
+        group=row,
+        conditions={
+            name.removeprefix(CONDITION): each
+            for name, each in tensors.items()
+            if name.startswith(CONDITION)
+        },
+        variant=tensors["variant"],
+        mask=mask,
+        before=tensors["before"],
+        after=tensors["after"],
+        noise=schedule.noise_at(mask),
+        media=tensors["media"],
+    )
+    return trajectory, torch.zeros(mask.shape).masked_scatter(mask, tensors["behavior_logp"])

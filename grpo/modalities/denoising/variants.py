@@ -1,0 +1,150 @@
+"""E2PO's conditions: perturbed embeddings of a caption, alike in meaning, apart from one another.
+
+[Hu et al., 2026, arXiv 2605.15803] The flow model and the text encoders stay as they are; what is
+found is a change of the embeddings of a caption's own tokens, marks and padding left alone.
+
+Constants are reconstructions: the paper prints neither anchor, tolerance nor learning rate.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from itertools import combinations
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Generator, Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from grpo.modalities.denoising.pipelines import encode_captions, pool_conditions, text_encoders
+from grpo.modalities.shared.flops import left_out_by_torch
+from grpo.params.policy import Variants
+
+
+class Perturbation:
+    """A change of one text encoder's embeddings, made when they are first looked up.
+
+    It is measured, and learned, in units of the embeddings' root mean square: how large an encoder
+    writes its numbers does not matter.
+    """
+
+    def __init__(self, special: list[int], init: float, generator: Generator) -> None:
+        """Takes the ids that are no content, and the first deviation."""
+        self.special = torch.tensor(special)
+        self.init = init
+        self.generator = generator
+        self.rms = 0.0  # of the embeddings
+        self.delta: Tensor | None = None
+
+    def __call__(self, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        """Returns embeddings, changed where their token is content; a forward hook."""
+        content = ~torch.isin(args[0], self.special.to(args[0].device))
+        if self.delta is None:
+            self.rms = float(output.detach().float().square().mean().sqrt())
+            noise = torch.randn(output.shape, generator=self.generator)
+            self.delta = (noise * self.init).to(output.device).requires_grad_()
+        return output + (self.delta * self.rms * content[..., None]).to(output.dtype)
+
+
+def find_variants(
+    pipeline: Any,
+    captions: list[str],
+    num_tokens: int,
+    settings: Variants,
+    generator: Generator,
+) -> tuple[dict[str, Float[Tensor, "row ..."]], int]:
+    """Returns conditions of `count - 1` variants of every caption, and the FLOPs it took.
+
+    Rows are caption by caption. A variant's pooled embedding keeps `similarity` to the caption's
+    within `tolerance`; those of one caption are pushed apart.
+    """
+    number = settings.count - 1
+    repeated = [caption for caption in captions for _ in range(number)]
+    with torch.no_grad():
+        anchor = pool_conditions(pipeline, encode_captions(pipeline, captions, num_tokens))
+    anchor = anchor.repeat_interleave(number, dim=0)
+    counter = FlopCounterMode(display=False, custom_mapping=left_out_by_torch())
+    with torch.enable_grad(), perturbed(pipeline, settings.init, generator) as perturbations:
+        with torch.no_grad():
+            found = encode_captions(pipeline, repeated, num_tokens)
+        deltas = [each.delta for each in perturbations if each.delta is not None]
+        optimizer = torch.optim.Adam(deltas, lr=settings.learning_rate)
+        for update in range(settings.updates):
+            with counter if update == 0 else nullcontext():
+                conditions = encode_captions(pipeline, repeated, num_tokens)
+                loss = _loss(pool_conditions(pipeline, conditions), anchor, settings)
+                gradients = torch.autograd.grad(loss, deltas)
+            for delta, gradient in zip(deltas, gradients, strict=True):
+                delta.grad = gradient
+            optimizer.step()
+        if settings.updates:
+            with torch.no_grad():
+                found = encode_captions(pipeline, repeated, num_tokens)
+    # Every update has the same shapes: the first one's count is that of all.
+    return found, counter.get_total_flops() * settings.updates
+
+
+@contextmanager
+def perturbed(pipeline: Any, init: float, generator: Generator) -> Iterator[list[Perturbation]]:
+    """Perturbs, inside, the embeddings of the text encoders that the pooled embedding reads.
+
+    The others are left alone: no loss would hold their perturbation near the caption.
+    """
+    perturbations, hooks = [], []
+    for encoder, tokenizer in text_encoders(pipeline, pooled=True):
+        each = Perturbation(tokenizer.all_special_ids, init, generator)
+        perturbations.append(each)
+        vocabulary = encoder.config.vocab_size
+        for module in encoder.modules():
+            if isinstance(module, nn.Embedding) and module.num_embeddings == vocabulary:
+                hooks.append(module.register_forward_hook(each))
+    try:
+        yield perturbations
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def blend(
+    conditions: dict[str, Float[Tensor, "prompt ..."]],
+    variants: dict[str, Float[Tensor, "row ..."]],
+    group: Int[Tensor, " rollout"],
+    variant: Int[Tensor, " rollout"],
+    share: float,
+) -> dict[str, Float[Tensor, "rollout ..."]]:
+    """Returns each rollout's conditions: its variant by `share`, its caption by the rest.
+
+    Args:
+      variants: As `find_variants` returns them.
+      variant: 0: the caption as it is.
+    """
+    blended = {}
+    for name, each in conditions.items():
+        given = each[group].clone()
+        number = len(variants[name]) // len(each)
+        changed = variant > 0
+        other = variants[name][group[changed] * number + variant[changed] - 1]
+        given[changed] += share * (other - given[changed])
+        blended[name] = given
+    return blended
+
+
+def share_at(sigma: float, share: float) -> float:
+    """Returns by how much variants act at a noise level: from 1 at 1, falling to 0 at 1 - share."""
+    return min(max((sigma - (1 - share)) / share, 0.0), 1.0)
+
+
+def _loss(
+    pooled: Float[Tensor, "row dim"], anchor: Float[Tensor, "row dim"], settings: Variants
+) -> Float[Tensor, ""]:
+    """Returns the sum over captions of diversity and of the distance from the anchor's band."""
+    number = settings.count - 1
+    likeness = torch.cosine_similarity(pooled, anchor, dim=-1)
+    outside = (likeness - settings.similarity).abs() - settings.tolerance
+    total = outside.clamp(min=0).sum()
+    by_caption = torch.nn.functional.normalize(pooled, dim=-1).unflatten(0, (-1, number))
+    for first, second in combinations(range(number), 2):
+        pair = (by_caption[:, first] * by_caption[:, second]).sum()
+        total = total + settings.diversity * pair / math.comb(number, 2)
+    return total

@@ -1,0 +1,1 @@
+"""What several modalities need: adapters, optimizers, FLOPs, policy directories."""

@@ -1,0 +1,339 @@
+"""Policy directories, all safetensors and JSON.
+
+A base's is whole: weights, configuration, tokenizer. A round's holds what training changed, its
+optimizer and its provenance.
+"""
+
+import math
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from grpo.errors import ArtifactError, brief, located, refused_by_library
+from grpo.modalities.shared.optimizer import PreciseAdamW
+from grpo.modalities.shared.sharding import divided_like, gathered
+from grpo.runtime.artifacts.files import read_json, write_json
+from grpo.runtime.artifacts.tables import is_count
+from grpo.runtime.artifacts.tensors import read_tensors, require_finite, write_tensors
+from grpo.types import Cost
+
+BASE_NAME = "base"
+STATE = "state.json"
+WEIGHTS = "model.safetensors"
+ADAPTER = "adapter.safetensors"
+OPTIMIZER = "optimizer.safetensors"
+TRANSFORMER_WEIGHTS = "transformer/diffusion_pytorch_model.safetensors"  # of a diffusers pipeline
+MOMENTS = ("exp_avg", "exp_avg_sq")  # of AdamW
+COPY = "copy"  # of a weight in float32: what the optimizer steps
+WEIGHT_FILES = re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?")  # of transformers
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyState:
+    """What a policy directory remembers besides tensors: enough to continue its arm."""
+
+    name: str
+    arm: str | None = None  # None: the base
+    start: str | None = None
+    updates: int = 0
+    objective_state: dict[str, dict[str, float]] = field(default_factory=dict)
+    selection_state: dict[str, dict[str, int | float]] = field(default_factory=dict)
+    cost: Cost = field(default_factory=Cost)  # of the whole chain of rounds since the base
+
+
+def read_state(directory: Path, name: str) -> PolicyState:
+    """Returns the state of a policy directory.
+
+    Args:
+      name: Of the round that made the policy, or `base`.
+
+    Raises:
+      ArtifactError: If it is missing, has other fields, or is of another policy.
+    """
+    path = directory / STATE
+    content = read_json(path)
+    try:
+        state = PolicyState(**{**content, "cost": Cost(**content["cost"])})
+    except (TypeError, KeyError) as error:
+        message = f"{path}: must hold the fields of a policy state, {error}; rerun its stage"
+        raise ArtifactError(message) from None
+    with located(path):
+        _require_fields(state, name)
+        require_counts(state.cost)
+    return state
+
+
+def _require_fields(state: PolicyState, name: str) -> None:
+    """Raises ArtifactError unless a stored state is that of a policy, field by field."""
+    is_base = name == BASE_NAME
+    of_round = "null" if is_base else "a name, for it is a round's"
+    rules = {
+        "name": (state.name == name, repr(name), state.name),
+        "arm": (_is_none(state.arm, is_base), of_round, state.arm),
+        "start": (_is_none(state.start, is_base), of_round, state.start),
+        "updates": (is_count(state.updates), "a whole number >= 0", state.updates),
+    }
+    for field_name, (holds, rule, value) in rules.items():
+        if not holds:
+            raise ArtifactError(f"{field_name} must be {rule}, got {value!r}; rerun its stage")
+    for field_name in ("objective_state", "selection_state"):
+        for key, numbers in _named(field_name, getattr(state, field_name)).items():
+            for part, value in _named(f"{field_name}.{key}", numbers).items():
+                if type(value) not in (int, float) or not math.isfinite(value):
+                    where = f"{field_name}.{key}.{part}"
+                    raise ArtifactError(f"{where} must be a number, got {value!r}; rerun its stage")
+
+
+def _is_none(value: object, is_base: bool) -> bool:
+    return value is None if is_base else isinstance(value, str) and value != ""
+
+
+def _named(where: str, content: object) -> dict[str, Any]:
+    """Returns stored content that must be a JSON object."""
+    if not isinstance(content, dict):
+        raise ArtifactError(f"{where} must be a JSON object, got {content!r}; rerun its stage")
+    return content
+
+
+def require_counts(cost: Cost) -> None:
+    """Raises ArtifactError unless a stored cost is whole numbers of at least 0."""
+    for name, count in vars(cost).items():
+        if not is_count(count):
+            raise ArtifactError(
+                f"cost.{name} must be a whole number >= 0, got {brief(repr(count))}; "
+                "rerun its stage"
+            )
+
+
+def write_state(directory: Path, state: PolicyState) -> None:
+    """Writes `state.json`; without a selection it has no such field, as before there was one."""
+    content = asdict(state)
+    if not state.selection_state:
+        del content["selection_state"]
+    write_json(directory / STATE, content)
+
+
+def save_base(directory: Path, model: PreTrainedModel, tokenizer: Any) -> None:
+    """Writes a base policy: weights, config, tokenizer, a fresh state.
+
+    Raises:
+      ArtifactError: If a weight is not finite, or the disk is full or refuses the write.
+    """
+    require_finite(dict(model.named_parameters()), directory)
+    try:
+        model.save_pretrained(directory)
+    except SafetensorError as error:
+        message = f"{directory}: cannot be written, {error}; make room and rerun"
+        raise ArtifactError(message) from None
+    tokenizer.save_pretrained(directory)
+    write_state(directory, PolicyState(name=BASE_NAME))
+
+
+def load_base(directory: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, Any]:
+    """Returns model (in evaluation mode: no dropout, rule U26) and tokenizer of a directory.
+
+    Raises:
+      ArtifactError: If a file is missing or broken, or a weight is not finite.
+    """
+    # transformers does not say which file is broken.
+    for path in {directory / "config.json", *directory.glob("*.json")}:
+        read_json(path)
+
+    def refuse(why: str) -> ArtifactError:
+        return ArtifactError(
+            f"{directory}: must be a whole policy directory, {why}; rerun its stage"
+        )
+
+    with refused_by_library(refuse):
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            directory,
+            dtype=dtype,
+            local_files_only=True,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+        tokenizer = AutoTokenizer.from_pretrained(
+            directory, local_files_only=True, trust_remote_code=False
+        )
+    model, found = loaded
+    _require_all_weights(directory, found)
+    require_finite(dict(model.named_parameters()), directory)
+    return model.eval(), tokenizer
+
+
+class Trained(NamedTuple):
+    """What training changes, as files of tensors; whole on the first rank, nothing on others."""
+
+    weights_name: str
+    weights: dict[str, Tensor]  # the trainable ones: all, or the adapter's
+    moments: dict[str, Tensor]  # of the optimizer
+
+
+def gather_trained(model: nn.Module, optimizer: PreciseAdamW) -> Trained:
+    """Returns what is trained; all ranks must call it."""
+    moments = _optimizer_tensors(model, optimizer)
+    return Trained(_weights_name(model), gathered(_weights(model)), gathered(moments))
+
+
+def save_trained(directory: Path, trained: Trained, state: PolicyState) -> None:
+    """Writes what training changed alone: the rest is read from the base's directory."""
+    write_trained(directory, trained)
+    write_state(directory, state)
+
+
+def write_trained(directory: Path, trained: Trained) -> None:
+    """Writes the trainable weights and the optimizer's moments: the same however many ranks."""
+    write_tensors(directory / trained.weights_name, trained.weights)
+    write_tensors(directory / OPTIMIZER, trained.moments)
+
+
+def read_round(directory: Path, base: Path, model: nn.Module) -> None:
+    """Loads what a round changed into the base's model, unless the directory is the base itself.
+
+    Raises:
+      ArtifactError: If the file is missing, broken or belongs to another model.
+    """
+    if directory.resolve() != base.resolve():
+        read_trainable(directory, model, optimizer=None)
+
+
+@contextmanager
+def whole_policy(directory: Path, base: Path) -> Iterator[Path]:
+    """Yields a directory of a base's files, with a round's weights in place of the base's.
+
+    For programs that read directories as `save_pretrained` writes them. Its files are links.
+    """
+    if directory.resolve() == base.resolve():
+        yield base
+        return
+    with tempfile.TemporaryDirectory(prefix="grpo-policy-") as folder:
+        for source in (base, directory):
+            for file in sorted(source.iterdir()):
+                is_replaced = source is base and WEIGHT_FILES.fullmatch(file.name)
+                link = Path(folder) / file.name
+                if not is_replaced:
+                    link.unlink(missing_ok=True)
+                    link.symlink_to(file.resolve())
+        yield Path(folder)
+
+
+def read_trainable(directory: Path, model: nn.Module, optimizer: PreciseAdamW | None) -> None:
+    """Loads what `write_trained` wrote; None leaves the optimizer's moments where they are.
+
+    Raises:
+      ArtifactError: If a file is missing, broken or belongs to another model.
+    """
+    path = directory / _weights_name(model)
+    _copy_into(_weights(model), read_tensors(path), path)
+    if optimizer is not None:
+        moments = directory / OPTIMIZER
+        _restore_optimizer(model, optimizer, read_tensors(moments), moments)
+
+
+def trainable(model: nn.Module) -> dict[str, Tensor]:
+    """Returns the trainable parameters by name."""
+    return {name: each for name, each in model.named_parameters() if each.requires_grad}
+
+
+def _require_all_weights(directory: Path, found: dict[str, Any]) -> None:
+    """Raises unless the weights are those of config.json: transformers would draw new ones."""
+    if wrong := find_wrong_weights(found):
+        raise ArtifactError(
+            f"{directory}: must hold the weights of its config.json, {wrong}; rerun its stage"
+        )
+
+
+def find_wrong_weights(
+    found: Mapping[str, Any], *, is_left_out: Callable[[str], bool] = lambda key: False
+) -> str | None:
+    """Returns how the weights that were read differ from those of a model; None: not at all.
+
+    A library draws missing weights at random and ignores those that it does not expect.
+
+    Args:
+      found: The loading report of `from_pretrained`.
+      is_left_out: Whether an unexpected weight is one that the model's class has no use for.
+    """
+    for kind in ("missing", "mismatched", "unexpected"):
+        keys = sorted(map(str, found.get(f"{kind}_keys") or ()))
+        if kind == "unexpected":
+            keys = [key for key in keys if not is_left_out(key)]
+        if keys:
+            return f"{len(keys)} {kind}, the first is {keys[0]}"
+    return None
+
+
+def _weights(model: nn.Module) -> dict[str, Tensor]:
+    """Returns what is stored of a model: what is trained and, of a whole model, its buffers."""
+    if _weights_name(model) == ADAPTER:
+        return trainable(model)
+    stored = model.state_dict().keys()
+    buffers = {name: each for name, each in model.named_buffers() if name in stored}
+    return {**trainable(model), **buffers}
+
+
+def _weights_name(model: nn.Module) -> str:
+    if not all(parameter.requires_grad for parameter in model.parameters()):
+        return ADAPTER
+    is_in_pipeline = type(model).__module__.startswith("diffusers.")
+    return TRANSFORMER_WEIGHTS if is_in_pipeline else WEIGHTS
+
+
+def _copy_into(targets: dict[str, Tensor], sources: dict[str, Tensor], path: Path) -> None:
+    """Copies tensors by name, the same names and shapes on both sides."""
+    wanted = {name: tuple(each.shape) for name, each in targets.items()}
+    given = {name: tuple(each.shape) for name, each in sources.items()}
+    if wanted != given:
+        wrong = sorted(set(wanted.items()) ^ set(given.items()))[0]
+        raise ArtifactError(f"{path}: belongs to another model, first difference {wrong}")
+    with torch.no_grad():
+        for name, target in targets.items():
+            target.copy_(divided_like(sources[name], target))
+
+
+def _optimizer_tensors(model: nn.Module, optimizer: PreciseAdamW) -> dict[str, Tensor]:
+    """Returns Adam's moments and step counts, and the copies that it steps, by parameter."""
+    tensors: dict[str, Tensor] = {}
+    for name, parameter in trainable(model).items():
+        stepped = optimizer.stepped(parameter)
+        state = optimizer.state.get(stepped, {})
+        tensors |= {f"{name}/{key}": value for key, value in state.items()}
+        if state and stepped is not parameter:
+            tensors[f"{name}/{COPY}"] = stepped
+    return tensors
+
+
+def _restore_optimizer(
+    model: nn.Module, optimizer: PreciseAdamW, tensors: dict[str, Tensor], path: Path
+) -> None:
+    """Puts stored moments back; there are none before the first step."""
+    if not tensors:
+        return
+    for name, parameter in trainable(model).items():
+        own = {
+            key.removeprefix(f"{name}/"): value
+            for key, value in tensors.items()
+            if key.rpartition("/")[0] == name
+        }
+        stepped = optimizer.stepped(parameter)
+        if set(own) != {"step", *MOMENTS, *([COPY] if stepped is not parameter else [])}:
+            raise ArtifactError(f"{path}: lacks the moments of {name}; rerun its stage")
+        step = own.pop("step").to(parameter.device)  # where the optimizer's fused step reads it
+        if step.shape or any(each.shape != parameter.shape for each in own.values()):
+            raise ArtifactError(f"{path}: belongs to another model, first difference {name}")
+        divided = {key: divided_like(value, stepped) for key, value in own.items()}
+        if COPY in divided:
+            with torch.no_grad():
+                stepped.copy_(divided.pop(COPY))
+        optimizer.state[stepped] = {"step": step, **divided}

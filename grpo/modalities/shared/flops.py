@@ -1,0 +1,107 @@
+"""FLOPs of a causal LM by torch's own flop counter, measured on three small passes.
+
+The count is exact for every shape: a transformer's FLOPs are
+rows * (body * query + attention * query * context + head * logits), so three measurements give
+the three coefficients; a test compares with the counter on other shapes. A mixture of experts is no
+exception: every token goes to the same number of experts, whichever they are. What a kernel pads
+its groups with is not counted; padding tokens are, as in a dense model.
+"""
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop, sdpa_flop
+from transformers import PreTrainedModel
+
+from grpo.runtime.ranks import add_counts, this_rank
+
+
+class Coefficients(NamedTuple):
+    """FLOPs per row: body per position, attention per position pair, head per logit position."""
+
+    body: int
+    attention: int
+    head: int
+
+    def __call__(self, *, rows: int, query: int, context: int, logits: int) -> int:
+        return rows * (self.body * query + self.attention * query * context + self.head * logits)
+
+
+class TokenFlops:
+    """Counts the forward pass, and forward plus backward, of one model."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+
+    @cached_property
+    def forward(self) -> Coefficients:
+        """FLOPs of a forward pass without gradients."""
+        return _solve(lambda query, logits: count_flops(self.model, query, logits, backward=False))
+
+    @cached_property
+    def training(self) -> Coefficients:
+        """FLOPs of a forward and a backward pass through the trainable parameters."""
+        return _solve(lambda query, logits: count_flops(self.model, query, logits, backward=True))
+
+    def measure(self) -> None:
+        """Measures on the first rank, for all of them, while the model is still whole there."""
+        for name in ("forward", "training"):
+            own = getattr(self, name) if this_rank() == 0 else Coefficients(0, 0, 0)
+            vars(self)[name] = Coefficients(*add_counts(own))
+
+
+def count_flops(model: PreTrainedModel, query: int, logits: int, *, backward: bool) -> int:
+    """Returns torch's count for one row of `query` tokens; leaves gradients as they were."""
+    tokens = torch.zeros(1, query, dtype=torch.long, device=model.device)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    counter = FlopCounterMode(display=False, custom_mapping=left_out_by_torch())
+    with counter, torch.set_grad_enabled(backward):
+        output = model(
+            input_ids=tokens,
+            attention_mask=torch.ones_like(tokens),
+            position_ids=torch.arange(query, device=model.device)[None],
+            use_cache=False,
+            logits_to_keep=logits,
+        )
+        if backward:
+            torch.autograd.grad(output.logits.sum(), parameters)
+    return int(counter.get_total_flops())
+
+
+def _solve(count: Callable[[int, int], int]) -> Coefficients:
+    """Returns the coefficients that reproduce three counts exactly."""
+    base, longer, wider = count(2, 1), count(4, 1), count(2, 2)
+    head = wider - base
+    attention = (longer - 2 * base + head) // 8
+    body = (base - head - 4 * attention) // 2
+    return Coefficients(body=body, attention=attention, head=head)
+
+
+def left_out_by_torch() -> dict[Any, Any]:
+    """Returns formulas for the CPU's attention kernels and for the products of experts."""
+    ops = torch.ops.aten
+    return {
+        ops._scaled_dot_product_flash_attention_for_cpu: _attention,
+        ops._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+        ops._grouped_mm: _grouped_product,
+    }
+
+
+def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    return int(sdpa_flop(query, key, value))
+
+
+def _attention_backward(grad: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    return int(sdpa_backward_flop(grad, query, key, value))
+
+
+def _grouped_product(left: Any, right: Any, *_: Any, **__: Any) -> int:
+    """Returns the FLOPs of rows times the matrix of their expert, or of that product's gradient.
+
+    Args:
+      left: Shape [rows, inner]; for the gradient of the matrices [inner, rows].
+      right: Shape [expert, inner, columns]; for the gradient of the matrices [rows, columns].
+    """
+    return 2 * int(left[0]) * int(left[1]) * int(right[-1])

@@ -1,0 +1,152 @@
+"""Models of transformers: with fresh weights, or read from a source."""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import transformers
+from transformers import AutoModel, AutoTokenizer, PreTrainedModel
+
+from grpo.errors import ParameterError, refused_by_library
+from grpo.modalities.shared.directories import find_wrong_weights
+from grpo.params.parameters import PARAMS
+from grpo.params.policy import DirectoryBase, HubBase, S3Base
+from grpo.params.sources import Source, find_source, refusal
+
+PEFT_CONFIG = "adapter_config.json"
+
+
+def make_fresh_model(
+    architecture: str,
+    config: Mapping[str, Any],
+    known: Mapping[str, Any],
+    *,
+    ending: str,
+    what: str,
+    parameter: str,
+) -> PreTrainedModel:
+    """Returns a model of a transformers class with weights as its class draws them.
+
+    Args:
+      known: What is said elsewhere: a configuration that says it as well is refused.
+      ending: Of the class's name.
+      what: A class with such a name is, with an example, for messages.
+      parameter: Which holds `architecture` and `config`, for messages.
+
+    Raises:
+      ParameterError: If there is no such class, or it refuses its configuration.
+    """
+    model_class: Any = getattr(transformers, architecture, None)
+    # An AutoModel has no configuration of its own.
+    if not architecture.endswith(ending) or getattr(model_class, "config_class", None) is None:
+        raise ParameterError(
+            f"{PARAMS}: {parameter}.architecture must be {what}, got {architecture!r}"
+        )
+    with refused_by_library(
+        lambda why: ParameterError(f"{PARAMS}: {parameter}.config is refused: {why}")
+    ):
+        require_known_keys(model_class.config_class, config, parameter=f"{parameter}.config")
+        model: PreTrainedModel = model_class(model_class.config_class(**config, **known))
+    return model
+
+
+def require_known_keys(kind: Any, config: Mapping[str, Any], *, parameter: str) -> None:
+    """Raises ParameterError for a key that a configuration class takes and never looks at.
+
+    Args:
+      kind: A configuration class of transformers, which stores what it does not know.
+      parameter: Which holds `config`, for messages.
+    """
+    default = kind()
+    rotary = getattr(default, "rope_parameters", None)
+    known = {
+        *(each.name for each in fields(kind)),
+        *default.to_dict(),
+        *default.attribute_map,
+        *([*rotary, "rope_scaling"] if rotary else []),  # older spellings, still read
+    }
+    unknown = [key for key in config if key not in known]
+    if unknown:
+        near = get_close_matches(unknown[0], sorted(known), n=1, cutoff=0.0)
+        raise ParameterError(
+            f"{PARAMS}: {parameter}.{unknown[0]} is unknown to {kind.__name__}; the nearest key "
+            f"that it knows is {near[0]}"
+        )
+
+
+def read_tokenizer(
+    imported: DirectoryBase | HubBase | S3Base, data: Path, *, parameter: str
+) -> Any:
+    """Returns the tokenizer at a source.
+
+    Raises:
+      ParameterError: If the source does not exist or cannot be loaded.
+      StorageError: If it cannot be downloaded.
+    """
+    return _read(AutoTokenizer, find_source(imported, data, parameter=parameter))
+
+
+def read_model(
+    auto_class: Any,
+    imported: DirectoryBase | HubBase | S3Base,
+    data: Path,
+    *,
+    parameter: str,
+    **options: Any,
+) -> Any:
+    """Returns the model that an Auto class of transformers finds at a source.
+
+    All of its weights are there, and all that is there is its own: transformers would draw missing
+    ones at random. A class without a head leaves the head's weights out.
+
+    Raises:
+      ParameterError: If the source does not exist, cannot be loaded or holds another model.
+      StorageError: If it cannot be downloaded.
+    """
+    source = find_source(imported, data, parameter=parameter)
+    if source.is_local and (Path(source.name) / PEFT_CONFIG).exists():
+        raise refusal(
+            source, f"it has {PEFT_CONFIG}: merge the adapter into its base model and save that"
+        )
+    model, found = _read(
+        auto_class,
+        source,
+        use_safetensors=True,
+        ignore_mismatched_sizes=True,  # they are named below
+        output_loading_info=True,
+        **options,
+    )
+    own = {name for name, _ in model.named_children()}
+    prefix = f"{model.base_model_prefix}."
+
+    def is_of_head(key: str) -> bool:
+        return auto_class is AutoModel and key.removeprefix(prefix).split(".")[0] not in own
+
+    if wrong := find_wrong_weights(found, is_left_out=is_of_head):
+        raise refusal(
+            source,
+            f"its weights are not those of {type(model).__name__} with its config.json: {wrong}",
+        )
+    return model
+
+
+def require_embedded(model: PreTrainedModel, tokenizer: Any, *, parameter: str) -> None:
+    """Raises ParameterError unless the model embeds every token of the tokenizer."""
+    rows, tokens = model.get_input_embeddings().weight.shape[0], len(tokenizer)
+    if tokens > rows:
+        raise ParameterError(
+            f"{PARAMS}: {parameter}: the tokenizer has {tokens} tokens, the model embeds {rows}; "
+            "take the tokenizer that the model was trained with, or resize its embeddings"
+        )
+
+
+def _read(auto_class: Any, source: Source, **options: Any) -> Any:
+    where = {
+        "revision": source.revision,
+        "local_files_only": source.is_local,
+        "trust_remote_code": False,  # without a word, a person at a terminal would be asked
+    }
+    with refused_by_library(lambda why: refusal(source, why)):
+        return auto_class.from_pretrained(source.name, **where, **options)

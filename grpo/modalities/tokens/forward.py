@@ -1,0 +1,360 @@
+"""Forward passes of a causal LM: logits while sampling, hidden states and log-probs in training."""
+
+import inspect
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cached_property, partial
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from transformers import DynamicCache, PreTrainedModel
+
+from grpo.modalities.shared.logits import chosen_log_prob
+from grpo.modalities.tokens.cache import attends_at_all, attends_fully, select_rows
+from grpo.modalities.tokens.passes import Pass, body_passes, head_passes
+from grpo.modalities.tokens.routing import find_routers
+from grpo.modalities.tokens.stepping import laid_by_input, step_through
+from grpo.runtime.ranks import all_agree
+
+# What a model's code raises for inputs that its class does not take.
+PASS_ERRORS = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
+FORCE_GQA = "TRANSFORMERS_SDPA_FORCE_GQA"
+
+
+class Scored(NamedTuple):
+    """What `ForwardPasses.log_prob` returns."""
+
+    logp: Float[Tensor, "rollout step"]  # on the model's device, 0 where not asked for
+    passes: list[Pass]  # what was computed
+
+
+class Look(NamedTuple):
+    """What new tokens may attend to, and where they stand, as the model takes both."""
+
+    attention: Tensor  # over what was seen: what is added to scores, or a mask of numbers
+    positions: Int[Tensor, "row new"]
+
+
+class Ahead(NamedTuple):
+    """The same for rollouts that grow by a token at a time, made once for all steps."""
+
+    attention: Tensor  # at the last step
+    start: Int[Tensor, "row one"]  # positions of the first tokens behind the prompts
+    width: int  # of the prompts
+
+    def select(self, rows: Int[Tensor, " kept"]) -> "Ahead":
+        """Returns what is ahead of these rows."""
+        return Ahead(self.attention[rows], self.start[rows], self.width)
+
+    def at(self, step: int) -> Look:
+        """Returns what a rollout's token `step` sees."""
+        seen = self.width + step + 1
+        attention = self.attention if self.attention.shape[-1] == 1 else self.attention[..., :seen]
+        return Look(attention, self.start + step)
+
+
+class ForwardPasses:
+    """Runs a model's body and head apart, so that only what is asked for reaches the head."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        wrapped = hasattr(model, "get_base_model")  # peft changes the layers within in place
+        self._causal: Any = model.get_base_model() if wrapped else model
+        self._body: Any = self._causal.get_decoder()  # or what `compile` made of it
+        taken = inspect.signature(self._causal.forward).parameters
+        self._cache_argument = "cache_params" if "cache_params" in taken else "past_key_values"
+        self._words: Any = self._causal.get_input_embeddings()
+        is_full = attends_fully(self._causal.config)
+        self._attends = attends_at_all(self._causal.config)
+        is_sdpa = self._causal.config._attn_implementation == "sdpa"
+        self._takes_masks = is_full and is_sdpa and self._adds_score_bias()
+        # Routers decide near ties by the last bits: one kind of pass, the same decisions.
+        self.can_share = is_full and not find_routers(model)
+        self._head = self._find_head()
+
+    def compile(self, backend: str | Callable[..., Any]) -> None:
+        """Compiles the model's body for scoring and gradients, when they first come.
+
+        Sampling is not compiled, nor is a model whose head does more than a product.
+
+        Args:
+          backend: Of torch.compile.
+        """
+        body = self._causal.get_decoder()
+        self._body = torch.compile(body, backend=backend, dynamic=True)
+
+    def look_ahead(self, prompt_mask: Bool[Tensor, "row width"], num_steps: int) -> Ahead:
+        """Returns what rollouts of up to so many steps will see."""
+        rows, width = prompt_mask.shape
+        mask = torch.cat([prompt_mask, prompt_mask.new_ones(rows, num_steps)], dim=1)
+        last = self._look(mask, 1)
+        return Ahead(last.attention, last.positions - (num_steps - 1), width)
+
+    def prompt_logits(
+        self,
+        tokens: Int[Tensor, "prompt width"],
+        mask: Bool[Tensor, "prompt width"],
+        cache: DynamicCache,
+    ) -> Float[Tensor, "prompt token"]:
+        """Returns the logits after each prompt, on the host, and fills the cache."""
+        return self.next_logits(tokens, self._look(mask, tokens.shape[1]), cache)
+
+    def next_logits(
+        self, tokens: Int[Tensor, "row new"], look: Look, cache: DynamicCache
+    ) -> Float[Tensor, "row token"]:
+        """Returns the logits after the last token, on the host, and grows the cache."""
+        with torch.inference_mode():
+            if self._head is None:
+                output = self._run(self.model, tokens, look, cache=cache, logits_to_keep=1)
+                logits = output.logits[:, -1]
+            else:  # apart: the model around both takes its time, too
+                steps = self.can_step and tokens.shape[1] == 1
+                hidden = self._next_hidden(tokens, look, cache, steps=steps)
+                logits = self._head(hidden[:, -1])
+            result: Tensor = logits.float().cpu()
+        return result
+
+    def _next_hidden(
+        self, tokens: Int[Tensor, "row new"], look: Look, cache: DynamicCache, *, steps: bool
+    ) -> Float[Tensor, "row new hidden"]:
+        """Returns hidden states and grows the cache; `steps`: layer by layer."""
+        body = self._causal.get_decoder()
+        if steps:
+            tokens = tokens.to(self._words.weight.device)
+            return step_through(body, tokens, look.attention, look.positions, cache)
+        hidden: Tensor = self._run(body, tokens, look, cache=cache)[0]
+        return hidden
+
+    def sampling(self) -> AbstractContextManager[None]:
+        """Returns within what tokens are drawn, one after the other."""
+        _ = self.can_step  # probed now: its passes are no sampling
+        # Not with routers, as above: other products, other last bits.
+        return laid_by_input(self._causal.get_decoder()) if self.can_share else nullcontext()
+
+    def log_prob(
+        self,
+        prompt: Int[Tensor, "prompt width"],
+        prompt_mask: Bool[Tensor, "prompt width"],
+        group: Int[Tensor, " rollout"],
+        tokens: Int[Tensor, "rollout step"],
+        mask: Bool[Tensor, "rollout step"],
+        *,
+        needed: Bool[Tensor, "rollout step"],
+        temperature: float,
+        may_share: bool,
+    ) -> Scored:
+        """Returns log-probs in nats of the needed steps.
+
+        A prompt is read once for all its rollouts where that saves enough.
+
+        Args:
+          may_share: False: every rollout in one pass of its own over prompt and steps.
+        """
+        rows, row = torch.unique(group, return_inverse=True)
+        prompt, prompt_mask = prompt[rows], prompt_mask[rows]
+        (num_prompts, width), (count, steps) = prompt.shape, tokens.shape
+        if self._head is None:
+            return self._log_prob_of_logits(
+                prompt[row], prompt_mask[row], tokens, mask, needed, temperature
+            )
+        plan = partial(body_passes, rollouts=count, prompts=num_prompts, width=width, steps=steps)
+        passes = plan(may_share=may_share and self.can_share)
+        # Ranks go through the layers together: twice, if that saves enough on every one of them.
+        if not all_agree(len(passes) == 2 and steps > 1) and steps > 1:
+            passes = plan(may_share=False)
+        if len(passes) == 2:
+            hidden = self._shared_hidden(prompt, prompt_mask, row, tokens, mask)
+        else:
+            inputs, attention = _join(prompt[row], prompt_mask[row], tokens, mask)
+            look = self._look(attention, inputs.shape[1])
+            output = self._run(self._body, inputs, look, cache=None)
+            hidden = output.last_hidden_state[:, width - 1 :]
+        logp, of_head = self._project(hidden, self._head, tokens, needed, temperature)
+        return Scored(logp, passes + of_head)
+
+    def _project(
+        self,
+        hidden: Float[Tensor, "rollout step hidden"],
+        head: nn.Linear,
+        tokens: Int[Tensor, "rollout step"],
+        needed: Bool[Tensor, "rollout step"],
+        temperature: float,
+    ) -> Scored:
+        """Returns the log-probs of the needed steps: only they reach the head."""
+        needed = needed.to(hidden.device)
+        chosen = tokens.to(hidden.device)[needed]
+        logp = chosen_log_prob(hidden[needed], head, chosen, temperature)
+        passes = head_passes(len(chosen), len(head.weight), is_training=torch.is_grad_enabled())
+        return Scored(logp.new_zeros(needed.shape).masked_scatter(needed, logp), passes)
+
+    @torch.no_grad()
+    def _adds_score_bias(self) -> bool:
+        """Returns whether the body takes what is added to attention scores instead of a mask.
+
+        A body with ALiBi computes positions from a mask of two axes, and does not.
+        """
+        tokens = torch.arange(1, 4)[None] % len(self._words.weight)
+        mask = torch.tensor([[False, True, True]])
+        found: list[Tensor] = []
+        for self._takes_masks in (False, True):
+            look = self._look(mask, tokens.shape[1])
+            try:
+                output = self._run(self._causal.get_decoder(), tokens, look, cache=None)
+            except PASS_ERRORS:
+                return False
+            found.append(output[0][mask.to(output[0].device)])
+        by_mask, by_bias = found
+        # Not equal to the bit: torch may choose another kernel.
+        return float((by_bias - by_mask).abs().max()) <= 0.05 * float(by_mask.abs().max())
+
+    @torch.no_grad()
+    def _find_head(self) -> nn.Linear | None:
+        """Returns the output layer; None if logits are more than its output (soft caps, scales)."""
+        head, body = self._causal.get_output_embeddings(), self._causal.get_decoder()
+        if type(head) is not nn.Linear or body is self._causal:
+            return None
+        tokens = torch.arange(1, 4)[None] % len(head.weight)
+        look = self._look(torch.ones_like(tokens, dtype=torch.bool), tokens.shape[1])
+        hidden = self._run(body, tokens, look, cache=None).last_hidden_state
+        logits = self._run(self._causal, tokens, look, cache=None).logits
+        return head if torch.equal(head(hidden), logits) else None
+
+    @cached_property
+    @torch.inference_mode()
+    def can_step(self) -> bool:
+        """Whether the body's layers, called one by one, give the bits of its own call."""
+        if not self._takes_masks or self._head is None:
+            return False
+        tokens = torch.arange(1, 5)[None] % len(self._words.weight)
+        read = torch.ones_like(tokens, dtype=torch.bool)
+        found = []
+        for steps in (False, True):
+            cache = DynamicCache(config=self._causal.config)
+            self._next_hidden(tokens[:, :-1], self._look(read[:, :-1], 3), cache, steps=False)
+            look = self._look(read, 1)
+            try:
+                found.append(self._next_hidden(tokens[:, -1:], look, cache, steps=steps))
+            except (AttributeError, TypeError):  # its parts are others, or take something else
+                return False
+        return torch.equal(*found)
+
+    def _shared_hidden(
+        self,
+        prompt: Int[Tensor, "prompt width"],
+        prompt_mask: Bool[Tensor, "prompt width"],
+        row: Int[Tensor, " rollout"],
+        tokens: Int[Tensor, "rollout step"],
+        mask: Bool[Tensor, "rollout step"],
+    ) -> Float[Tensor, "rollout step hidden"]:
+        """Returns the hidden states that predict each step; gradients reach the shared prompt."""
+        cache = DynamicCache(config=self._causal.config)
+        look = self._look(prompt_mask, prompt.shape[1])
+        read = self._run(self._body, prompt, look, cache=cache)
+        row = row.to(self.model.device)
+        first: Tensor = read.last_hidden_state[:, -1:].index_select(0, row)
+        if tokens.shape[1] == 1:
+            return first
+        select_rows(cache, row)
+        attention = torch.cat([prompt_mask[row.cpu()], mask[:, :-1]], dim=1)
+        look = self._look(attention, tokens.shape[1] - 1)
+        rest = self._run(self._body, tokens[:, :-1], look, cache=cache)
+        return torch.cat([first, rest.last_hidden_state], dim=1)
+
+    def _log_prob_of_logits(
+        self,
+        prompt: Int[Tensor, "rollout width"],
+        prompt_mask: Bool[Tensor, "rollout width"],
+        tokens: Int[Tensor, "rollout step"],
+        mask: Bool[Tensor, "rollout step"],
+        needed: Bool[Tensor, "rollout step"],
+        temperature: float,
+    ) -> Scored:
+        """Returns the same by the model's own logits, for models whose head does more."""
+        inputs, attention = _join(prompt, prompt_mask, tokens, mask)
+        count, (rows, width) = tokens.shape[1], inputs.shape
+        look = self._look(attention, width)
+        logits = self._run(self.model, inputs, look, cache=None, logits_to_keep=count).logits
+        scaled = logits.float() / temperature
+        chosen = scaled.gather(2, tokens[:, :, None].to(scaled.device))[:, :, 0]
+        logp = torch.where(needed.to(scaled.device), chosen - scaled.logsumexp(dim=2), 0.0)
+        return Scored(logp, [Pass(rows=rows, query=width, context=width, logits=count)])
+
+    def _look(self, mask: Bool[Tensor, "row seen"], new: int) -> Look:
+        """Returns what the last `new` tokens see, on the model's device."""
+        positions = (mask.long().cumsum(dim=1) - 1).clamp(min=0)[:, -new:]
+        # Without padding, transformers leaves the mask out, and torch half of the products.
+        if self._takes_masks and not (new == mask.shape[1] and mask.all()):
+            attention = _score_bias(mask, new, self._words.weight.dtype)
+        else:  # without keys to attend to, a mask is of the new tokens alone
+            attention = (mask if self._attends else mask[:, -new:]).long()
+        device = self._words.weight.device
+        return Look(attention.to(device), positions.to(device))
+
+    def _run(
+        self,
+        module: Any,
+        tokens: Int[Tensor, "row new"],
+        look: Look,
+        *,
+        cache: DynamicCache | None,
+        **settings: int,
+    ) -> Any:
+        """Returns the output of the model or its body for tokens at the end of what was seen."""
+        device = self._words.weight.device
+        with heads_sharing(device.type == "cpu" and tokens.shape[1] > 1):
+            return module(
+                input_ids=tokens.to(device),
+                attention_mask=look.attention,
+                position_ids=look.positions,
+                use_cache=cache is not None,
+                **{self._cache_argument: cache},
+                **settings,
+            )
+
+
+@contextmanager
+def heads_sharing(is_on: bool) -> Iterator[None]:
+    """Within, heads share keys and values where transformers would copy them for each.
+
+    It reads this variable at every call, and otherwise copies wherever there is a mask: a GPU's
+    kernels cannot have both.
+    """
+    if not is_on or FORCE_GQA in os.environ:
+        yield
+        return
+    os.environ[FORCE_GQA] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[FORCE_GQA]
+
+
+def _score_bias(
+    mask: Bool[Tensor, "row seen"], new: int, dtype: torch.dtype
+) -> Float[Tensor, "row one query seen"]:
+    """Returns what is added to attention's scores: -inf on padding and on what comes later.
+
+    Four axes are taken as they are. Made once per pass: from truth values every layer would make
+    it again.
+    """
+    seen = mask.shape[1]
+    allowed = mask[:, None, None, :]
+    if new > 1:
+        allowed = allowed & torch.ones(new, seen, dtype=torch.bool).tril(seen - new)
+    return torch.where(allowed, 0.0, float("-inf")).to(dtype)
+
+
+def _join(
+    prompt: Int[Tensor, "rollout width"],
+    prompt_mask: Bool[Tensor, "rollout width"],
+    tokens: Int[Tensor, "rollout step"],
+    mask: Bool[Tensor, "rollout step"],
+) -> tuple[Int[Tensor, "rollout seen"], Bool[Tensor, "rollout seen"]]:
+    """Returns what is read and its mask; the last token is not: its successor is not scored."""
+    return (
+        torch.cat([prompt, tokens[:, :-1]], dim=1),
+        torch.cat([prompt_mask, mask[:, :-1]], dim=1),
+    )

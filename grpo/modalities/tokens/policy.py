@@ -1,0 +1,418 @@
+"""Policies whose step is a token: causal language models of `transformers`."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Generator, Tensor
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from grpo.errors import ArtifactError, ParameterError
+from grpo.modalities.base import Policy
+from grpo.modalities.shared.flops import TokenFlops
+from grpo.modalities.shared.logits import draw
+from grpo.modalities.shared.packed import Layout, Rows, require_entries
+from grpo.modalities.shared.sharding import shard
+from grpo.modalities.tokens.cache import sampling_cache
+from grpo.modalities.tokens.forward import ForwardPasses, Scored
+from grpo.modalities.tokens.passes import Pass, total_flops
+from grpo.modalities.tokens.routing import (
+    ROUTING_LAYOUT,
+    Routing,
+    blank_routing,
+    join_passes,
+    pack_routing,
+    recorded,
+    replayed,
+    require_routers,
+    require_routing,
+    unpack_routing,
+)
+from grpo.params.policy import RoutingMode
+from grpo.runtime.artifacts.tensors import unpack_ragged
+from grpo.types import Cost, Scores
+
+ROUNDING = 1e-4  # nats, by which the log-prob of a certain token may exceed 0
+LAYOUT = {
+    "prompt_lengths": Rows("prompt", each="integer"),
+    "prompt_tokens": Rows("prompt", "prompt_lengths", each="integer"),
+    "steps": Rows("rollout", each="integer"),
+    "tokens": Rows("rollout", "steps", each="integer"),
+    "behavior_logp": Rows("rollout", "steps", each="real"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenTrajectory:
+    """Prompts padded on the left, chosen tokens padded on the right.
+
+    Two rollouts of prompt "ab"; the first ended after one token (2 is the end token)::
+
+        TokenTrajectory(group=[0, 0], prompt=[[97, 98]], prompt_mask=[[True, True]],
+                        tokens=[[2, 0], [99, 2]], mask=[[True, False], [True, True]])
+    """
+
+    group: Int[Tensor, " rollout"]  # row of `prompt`
+    prompt: Int[Tensor, "prompt width"]
+    prompt_mask: Bool[Tensor, "prompt width"]
+    tokens: Int[Tensor, "rollout step"]
+    mask: Bool[Tensor, "rollout step"]
+    routing: Routing | None = None  # the experts that scoring takes again; None: routed live
+
+    noise = None  # a token's distribution is no Gaussian
+    variant = None  # prompts are drawn from as they are
+    chunks = None  # a token is no chunk of actions
+
+    def select(self, rows: Int[Tensor, " kept"], num_steps: int) -> "TokenTrajectory":
+        """Returns some rollouts, cut after `num_steps` steps and rid of common padding."""
+        group = self.group[rows]
+        blank = int((~self.prompt_mask[group]).sum(dim=1).min())
+        return TokenTrajectory(
+            group=group,
+            prompt=self.prompt[:, blank:],
+            prompt_mask=self.prompt_mask[:, blank:],
+            tokens=self.tokens[rows, :num_steps],
+            mask=self.mask[rows, :num_steps],
+            routing=None if self.routing is None else self.routing.select(rows),
+        )
+
+    def pack(self, logp: Float[Tensor, "rollout step"]) -> dict[str, Tensor]:
+        """Returns flat ragged tensors, which can be concatenated."""
+        routing = self.routing
+        return {
+            **(pack_routing(routing, self.prompt_mask, self.mask) if routing else {}),
+            "prompt_tokens": self.prompt[self.prompt_mask].int(),
+            "prompt_lengths": self.prompt_mask.sum(dim=1),
+            "tokens": self.tokens[self.mask].int(),
+            "steps": self.mask.sum(dim=1),
+            "behavior_logp": logp[self.mask],
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoding:
+    """How a policy draws: part of its density, so log-probs use the same numbers (rule U25)."""
+
+    temperature: float  # 0: greedy
+    max_steps: int
+    routing: RoutingMode = "live"  # of a mixture of experts: what scoring replays
+
+
+class TokenPolicy(Policy[TokenTrajectory]):
+    """A causal LM, its tokenizer and how it draws."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        decoding: Decoding,
+        uses_chat_template: bool,
+    ) -> None:
+        require_routers(model, decoding.routing)
+        if getattr(model.config, "output_router_logits", False):
+            model.config.output_router_logits = False  # for a balancing loss: no objective has it
+        self._model = model
+        self.tokenizer = tokenizer
+        self.decoding = decoding
+        self.uses_chat_template = uses_chat_template
+        self.cost = Cost()
+        self.flops = TokenFlops(model)
+        self.forward = ForwardPasses(model)
+        self.end_tokens = end_tokens(model, tokenizer)
+        self._pass: Callable[[Callable[[], Scored]], Scored] = lambda compute: compute()
+
+    def shard(self, device: str) -> None:
+        """Leaves this rank its share of the weights: a score is now a pass of all ranks."""
+        self.flops.measure()
+        self._pass = shard(self.model, device)
+
+    @property
+    def _is_replaying(self) -> bool:
+        """Whether updates replay the experts that sampling chose."""
+        mode: RoutingMode = self.decoding.routing
+        return mode == "replay_sampled"
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The causal LM, or its wrapper with adapters."""
+        return self._model
+
+    def encode(self, prompts: list[str]) -> tuple[Int[Tensor, "prompt width"], Tensor]:
+        """Returns tokens padded on the left, and their mask."""
+        rows = [self._encode_one(prompt) for prompt in prompts]
+        width = max(map(len, rows))
+        tokens = torch.zeros(len(rows), width, dtype=torch.long)
+        mask = torch.zeros(len(rows), width, dtype=torch.bool)
+        for index, row in enumerate(rows):
+            tokens[index, width - len(row) :] = torch.tensor(row)
+            mask[index, width - len(row) :] = True
+        return tokens, mask
+
+    def decode(self, trajectory: TokenTrajectory) -> list[str]:
+        """Returns each rollout's text, without special tokens."""
+        rows = [row[kept].tolist() for row, kept in zip(trajectory.tokens, trajectory.mask)]
+        texts: list[str] = self.tokenizer.batch_decode(rows, skip_special_tokens=True)
+        return texts
+
+    def is_finished(self, trajectory: TokenTrajectory) -> Bool[Tensor, " rollout"]:
+        """Returns which rollouts ended with an end token, not at the step limit."""
+        last = trajectory.mask.sum(dim=1, keepdim=True) - 1
+        return torch.isin(trajectory.tokens.gather(1, last)[:, 0], self.end_tokens)
+
+    @property
+    def layout(self) -> Layout:
+        """What is stored of texts."""
+        return token_layout(self.decoding.routing)
+
+    def unpack(
+        self, tensors: dict[str, Tensor], group: Int[Tensor, " rollout"]
+    ) -> tuple[TokenTrajectory, Float[Tensor, "rollout step"]]:
+        """Returns a stored trajectory and its behavior log-probs; see `Policy`."""
+        if self._is_replaying:
+            require_routing(tensors)
+        return super().unpack(tensors, group)
+
+    def restore(
+        self, tensors: dict[str, Tensor], row: Int[Tensor, " rollout"]
+    ) -> tuple[TokenTrajectory, Float[Tensor, "rollout step"]]:
+        """Returns a stored trajectory and its behavior log-probs.
+
+        Raises:
+          ArtifactError: If its routing is that of another model.
+        """
+        _require_text(tensors, self.model.get_input_embeddings().num_embeddings)
+        steps, lengths = tensors["steps"], tensors["prompt_lengths"]
+        tokens = unpack_ragged(tensors["tokens"].long(), steps)
+        prompt = unpack_ragged(tensors["prompt_tokens"].long(), lengths)
+        width = prompt.shape[1]
+        trajectory = TokenTrajectory(
+            group=row,
+            prompt=prompt.gather(1, (torch.arange(width) + lengths[:, None]) % width),
+            prompt_mask=torch.arange(width) >= width - lengths[:, None],
+            tokens=tokens,
+            mask=torch.arange(tokens.shape[1]) < steps[:, None],
+        )
+        if self._is_replaying:
+            routing = unpack_routing(
+                self.model, tensors, row, trajectory.prompt_mask, trajectory.mask
+            )
+            trajectory = replace(trajectory, routing=routing)
+        return trajectory, unpack_ragged(tensors["behavior_logp"], steps)
+
+    def widths(
+        self,
+        trajectory: TokenTrajectory,
+        rows: Int[Tensor, " kept"],
+        needed: Bool[Tensor, "kept step"],
+    ) -> Int[Tensor, " kept"]:
+        """Returns prompt length plus number of steps, needed or not: each reads those before it."""
+        prompt = trajectory.prompt_mask.sum(dim=1)[trajectory.group]
+        return (prompt + trajectory.mask.sum(dim=1))[rows]
+
+    def sample(
+        self, prompts: list[str], *, group_sizes: list[int], generator: Generator
+    ) -> tuple[TokenTrajectory, Float[Tensor, "rollout step"]]:
+        """Returns rollouts, with their routing if it is to be replayed, and log-probs in nats."""
+        if not self._is_replaying:
+            with self.forward.sampling():
+                return self._sample(prompts, group_sizes=group_sizes, generator=generator)
+        _ = self.flops.forward  # measured now: its passes are no sampling
+        with self.forward.sampling(), recorded(self.model) as passes:
+            trajectory, logp = self._sample(prompts, group_sizes=group_sizes, generator=generator)
+        routing = join_passes(passes, trajectory.group, trajectory.mask)
+        return replace(trajectory, routing=routing), logp
+
+    def replayed(self, trajectory: TokenTrajectory) -> TokenTrajectory:
+        """Returns the trajectory as updates score it: `replay_proximal` starts with blank routing.
+
+        The first scoring of a token, before the updates, fills it in.
+        """
+        if self.decoding.routing != "replay_proximal":
+            return trajectory
+        rollouts, num_steps = trajectory.tokens.shape
+        width = trajectory.prompt.shape[1]
+        return replace(
+            trajectory, routing=blank_routing(self.model, rollouts, width, num_steps - 1)
+        )
+
+    @torch.no_grad()
+    def _sample(
+        self, prompts: list[str], *, group_sizes: list[int], generator: Generator
+    ) -> tuple[TokenTrajectory, Float[Tensor, "rollout step"]]:
+        """Returns rollouts and their log-probs in nats at the decoding temperature.
+
+        A prompt is read once, its cache shared by the group; rollouts that have ended leave the
+        batch. One uniform number per rollout and step is inverted through the cumulative
+        distribution, so a draw depends on nothing but its number and its distribution.
+        """
+        prompt, prompt_mask = self.encode(prompts)
+        self._require_positions(int(prompt_mask.sum(dim=1).max()))
+        group = torch.repeat_interleave(torch.arange(len(prompts)), torch.tensor(group_sizes))
+        steps = self.decoding.max_steps
+        tokens = torch.zeros(len(group), steps, dtype=torch.long)
+        mask = torch.zeros(len(group), steps, dtype=torch.bool)
+        logp = torch.zeros(len(group), steps)
+        uniform = torch.rand(len(group), steps, dtype=torch.float64, generator=generator)
+
+        cache = sampling_cache(self.model.config, steps)
+        logits = self.forward.prompt_logits(prompt, prompt_mask, cache)[group]
+        passes = [_reading(*prompt.shape, seen=prompt.shape[1])]
+        cache.reorder_cache(group.to(self.model.device))
+        ahead = self.forward.look_ahead(prompt_mask[group], steps)
+        alive: slice | Tensor = slice(None)  # until one has ended: a view is cheaper
+        for step in range(steps):
+            chosen, chosen_logp = self._draw(logits, uniform[alive, step])
+            tokens[alive, step], logp[alive, step], mask[alive, step] = chosen, chosen_logp, True
+            has_ended = torch.isin(chosen, self.end_tokens)
+            num_ended = int(has_ended.sum())
+            if step == steps - 1 or num_ended == len(chosen):
+                break
+            if num_ended:
+                going = (~has_ended).nonzero()[:, 0]
+                alive, chosen = torch.arange(len(group))[alive][going], chosen[going]
+                going = going.to(self.model.device)
+                cache.reorder_cache(going)
+                ahead = ahead.select(going)
+            logits = self.forward.next_logits(chosen[:, None], ahead.at(step), cache)
+            passes.append(_reading(len(chosen), 1, seen=prompt.shape[1] + step + 1))
+        self._count(*passes)
+        width = int(mask.sum(dim=1).max())
+        self.cost += Cost(sampled_steps=int(mask.sum()))
+        trajectory = TokenTrajectory(
+            group=group,
+            prompt=prompt,
+            prompt_mask=prompt_mask,
+            tokens=tokens[:, :width],
+            mask=mask[:, :width],
+        )
+        return trajectory, logp[:, :width]
+
+    def score(
+        self, trajectory: TokenTrajectory, needed: Bool[Tensor, "rollout step"] | None = None
+    ) -> Scores:
+        """Returns log-probs in nats at the decoding temperature, 0 on padding.
+
+        Args:
+          needed: The steps to compute, the others are 0 as well; None: all.
+
+        Raises:
+          ValueError: If the decoding is greedy, which has no density, or routing is to be
+            replayed and was not recorded.
+        """
+        if self.decoding.temperature == 0:
+            raise ValueError("log_prob needs temperature > 0: greedy decoding has no density")
+        mask = trajectory.mask
+        with self._routing(trajectory):
+            scored = self._pass(
+                lambda: self.forward.log_prob(
+                    trajectory.prompt,
+                    trajectory.prompt_mask,
+                    trajectory.group,
+                    trajectory.tokens,
+                    mask,
+                    needed=mask if needed is None else mask & needed,
+                    temperature=self.decoding.temperature,
+                    may_share=self.decoding.routing == "live",
+                )
+            )
+        self._count(*scored.passes)
+        return Scores(logp=scored.logp)
+
+    def _routing(self, trajectory: TokenTrajectory) -> AbstractContextManager[None]:
+        """Returns within what a trajectory is scored: its recorded routing, or none."""
+        mode = self.decoding.routing
+        if mode == "live":
+            return nullcontext()
+        if trajectory.routing is None:
+            raise ValueError(f"policy.routing {mode} needs a trajectory with recorded routing")
+        width, num_read = trajectory.prompt.shape[1], trajectory.tokens.shape[1] - 1
+        return replayed(self.model, trajectory.routing, width=width, num_read=num_read)
+
+    def _require_positions(self, prompt_tokens: int) -> None:
+        """Raises ParameterError if the longest rollout of a prompt has no position any more."""
+        limit, steps = num_positions(self.model.config), self.decoding.max_steps
+        if limit is not None and prompt_tokens + steps > limit:
+            raise ParameterError(
+                f"params.yaml: policy.max_steps: a prompt of {prompt_tokens} tokens and {steps} "
+                f"steps need {prompt_tokens + steps} positions, the model has {limit} "
+                "(max_position_embeddings); lower max_steps or shorten the prompts"
+            )
+
+    def _encode_one(self, prompt: str) -> list[int]:
+        if self.uses_chat_template:
+            messages = [{"role": "user", "content": prompt}]
+            text = self.tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True
+            )
+            return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        return list(self.tokenizer(prompt, add_special_tokens=True)["input_ids"])
+
+    def _draw(
+        self, logits: Float[Tensor, "rollout token"], uniform: Float[Tensor, " rollout"]
+    ) -> tuple[Int[Tensor, " rollout"], Float[Tensor, " rollout"]]:
+        """Returns a token per row and its log-prob; the most likely one at temperature 0."""
+        if self.decoding.temperature > 0:
+            return draw(logits, uniform, self.decoding.temperature)
+        logp, chosen = logits.log_softmax(dim=1).max(dim=1)
+        return chosen, logp
+
+    def _count(self, *passes: Pass) -> None:
+        """Adds forward passes, and their backward passes where gradients are on, to the cost."""
+        training = self.flops.training if torch.is_grad_enabled() else None
+        flops = total_flops(passes, forward=self.flops.forward, training=training)
+        self.cost += Cost(flops=flops)
+
+
+def token_layout(routing: RoutingMode) -> Layout:
+    """Returns what is stored of texts, and of experts if their choices are replayed."""
+    return {**LAYOUT, **ROUTING_LAYOUT} if routing == "replay_sampled" else LAYOUT
+
+
+def _require_text(tensors: dict[str, Tensor], vocabulary: int) -> None:
+    """Raises ArtifactError unless tokens are those of a vocabulary, and log-probs are."""
+    for name, lengths in (("prompt_tokens", "prompt_lengths"), ("tokens", "steps")):
+        known = (tensors[name] >= 0) & (tensors[name] < vocabulary)
+        require_entries(tensors, name, known, f"in [0, {vocabulary})", lengths=lengths)
+    logp = tensors["behavior_logp"]
+    require_entries(tensors, "behavior_logp", logp <= ROUNDING, "a log-prob, at most 0")
+
+
+def _reading(rows: int, new: int, *, seen: int) -> Pass:
+    """Returns the pass that reads tokens while sampling: the last one's logits are needed."""
+    return Pass(rows=rows, query=new, context=seen, logits=1)
+
+
+def num_positions(config: PreTrainedConfig) -> int | None:
+    """Returns how many positions a model was made for; None: no number is stated, or it scales."""
+    text = config.get_text_config()
+    rotary = getattr(text, "rope_parameters", None) or {}
+    # One setting, or one per type of layer.
+    settings = [each for each in rotary.values() if isinstance(each, dict)] or [rotary]
+    scales = any(each.get("rope_type", "default") != "default" for each in settings)
+    if scales or getattr(text, "alibi", False):
+        return None
+    limit: int | None = getattr(text, "max_position_embeddings", None)
+    return limit
+
+
+def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Tensor:
+    """Returns every token that ends a rollout: of those that are named, what the model can draw.
+
+    Raises:
+      ArtifactError: If the model's files name what is no token.
+    """
+    configured = getattr(model.generation_config, "eos_token_id", None)
+    named = [
+        *(configured if isinstance(configured, list) else [configured]),
+        tokenizer.eos_token_id,
+    ]
+    if not all(each is None or type(each) is int for each in named):
+        raise ArtifactError(
+            f"{model.name_or_path}: eos_token_id of generation_config.json must be the number of a "
+            f"token, or a list of them, got {configured!r}; correct it"
+        )
+    rows = model.get_input_embeddings().weight.shape[0]
+    return torch.tensor(sorted({each for each in named if each is not None and 0 <= each < rows}))

@@ -1,0 +1,307 @@
+"""Routing of mixture-of-experts models: which experts each token went to, recorded and replayed.
+
+Only the discrete choice is replayed. The scores of the chosen experts are the model's own, computed
+anew and normalized as the model does, so gradients reach the router.
+[Ma et al., 2025, arXiv 2510.11370; Zheng et al., 2025, arXiv 2512.01374, section 4]
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Int, Integer
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from grpo.errors import ArtifactError, ParameterError
+from grpo.modalities.shared.packed import Rows
+from grpo.params.parameters import PARAMS
+from grpo.params.policy import RoutingMode
+
+PROMPT_EXPERTS = "prompt_experts"
+EXPERTS = "experts"
+ROUTING_LAYOUT = {
+    PROMPT_EXPERTS: Rows("prompt", "prompt_lengths"),
+    EXPERTS: Rows("rollout", "steps", left_out=1),  # the last step is never read
+}
+CHOICES = (torch.topk, torch.Tensor.topk)
+RECORDS: ContextVar[bool] = ContextVar("RECORDS", default=True)  # False: a pass computed again
+
+
+@dataclass(frozen=True, kw_only=True)
+class Routing:
+    """The experts of every token that was read; some rollouts of what is stored.
+
+    A rollout's last token is never read, so it has none. An entry is blank (the largest number of
+    its dtype) where nothing was recorded: there the model routes live. One rollout of a prompt of
+    two tokens and of three steps, one layer, two experts per token::
+
+        Routing(prompt=[[[[0, 3]], [[1, 2]]]], steps=[[[[3, 0]], [[2, 1]]]], prompt_row=[0],
+                step_row=[0], is_open=False)
+    """
+
+    prompt: Integer[Tensor, "stored_prompt width layer choice"]  # padded on the left
+    steps: Integer[Tensor, "stored_rollout read layer choice"]  # padded on the right
+    prompt_row: Int[Tensor, " rollout"]  # row of `prompt`
+    step_row: Int[Tensor, " rollout"]  # row of `steps`
+    is_open: bool  # the first scoring of a token fills its blank entries
+
+    def select(self, rows: Int[Tensor, " kept"]) -> "Routing":
+        """Returns some rollouts of the same store: what is recorded there is seen here."""
+        return replace(self, prompt_row=self.prompt_row[rows], step_row=self.step_row[rows])
+
+    def read(self, width: int, num_read: int) -> Integer[Tensor, "rollout position layer choice"]:
+        """Returns the last `width` positions of the prompts and the first `num_read` steps."""
+        prompt = self.prompt[self.prompt_row, self.prompt.shape[1] - width :]
+        return torch.cat([prompt, self.steps[self.step_row, :num_read]], dim=1)
+
+    def fill(self, chosen: Integer[Tensor, "rollout position layer choice"], width: int) -> None:
+        """Records what was chosen where the store is blank; the first `width` are prompts."""
+        start = self.prompt.shape[1] - width
+        positions = torch.arange(start, self.prompt.shape[1])
+        _fill(self.prompt, self.prompt_row, positions, chosen[:, :width])
+        positions = torch.arange(chosen.shape[1] - width)
+        _fill(self.steps, self.step_row, positions, chosen[:, width:])
+
+
+def find_routers(model: nn.Module) -> list[nn.Module]:
+    """Returns the top-k routers of a `transformers` model in the order of its layers."""
+    return [each for each in model.modules() if type(each).__name__.endswith("TopKRouter")]
+
+
+def require_routers(model: nn.Module, mode: RoutingMode) -> None:
+    """Raises ParameterError if routing is to be replayed and there is none."""
+    if mode != "live" and not find_routers(model):
+        name = type(model).__name__
+        raise ParameterError(
+            f"{PARAMS}: policy.routing {mode} needs a model with top-k routers such as "
+            f"Qwen3MoeForCausalLM, {name} has none; set it to live"
+        )
+
+
+def blank_routing(model: nn.Module, rollouts: int, width: int, num_read: int) -> Routing:
+    """Returns an open routing, a row of its own for each rollout's prompt."""
+    rows = torch.arange(rollouts)
+    return Routing(
+        prompt=_blank(model, rollouts, width),
+        steps=_blank(model, rollouts, num_read),
+        prompt_row=rows,
+        step_row=rows,
+        is_open=True,
+    )
+
+
+@contextmanager
+def recorded(model: nn.Module) -> Iterator[list[Tensor]]:
+    """Yields a list that gets, per forward pass within, the experts [token, layer, choice]."""
+    passes: list[Tensor] = []
+    with _routed(find_routers(model), None, passes):
+        yield passes
+
+
+@contextmanager
+def replayed(model: nn.Module, routing: Routing, *, width: int, num_read: int) -> Iterator[None]:
+    """Within, one forward pass over `width` prompt and `num_read` step positions is routed so.
+
+    Blank entries route live, and are filled if the routing is open and gradients are off.
+    """
+    given = routing.read(width, num_read)
+    passes: list[Tensor] = []
+    with _routed(find_routers(model), given.flatten(0, 1), passes):
+        yield
+    if routing.is_open and not torch.is_grad_enabled():
+        (chosen,) = passes
+        routing.fill(chosen.unflatten(0, given.shape[:2]), width)
+
+
+def routed_as_now(module: nn.Module) -> Callable[[], AbstractContextManager[None]]:
+    """Returns a context in which a module's routers choose as they do here; nothing is recorded."""
+    routers = find_routers(module)
+    now = [vars(router).get("forward") for router in routers]
+
+    @contextmanager
+    def again() -> Iterator[None]:
+        token = RECORDS.set(False)
+        outer = _swap_forwards(routers, now)
+        try:
+            yield
+        finally:
+            _swap_forwards(routers, outer)
+            RECORDS.reset(token)
+
+    return again
+
+
+def join_passes(
+    passes: list[Tensor],
+    group: Int[Tensor, " rollout"],
+    mask: Bool[Tensor, "rollout step"],
+) -> Routing:
+    """Returns the routing of a sampled batch: its first pass read the prompts, each other a step.
+
+    Args:
+      group: Row of the prompt of each rollout.
+      mask: A rollout's token is read if it has another one after it.
+    """
+    prompts = int(group.max()) + 1
+    dtype, blank = passes[0].dtype, torch.iinfo(passes[0].dtype).max
+    steps = torch.full((*mask[:, 1:].shape, *passes[0].shape[1:]), blank, dtype=dtype)
+    for step, chosen in enumerate(passes[1:]):
+        steps[mask[:, step + 1], step] = chosen
+    return Routing(
+        prompt=passes[0].unflatten(0, (prompts, -1)),
+        steps=steps,
+        prompt_row=group,
+        step_row=torch.arange(len(group)),
+        is_open=False,
+    )
+
+
+def pack_routing(
+    routing: Routing, prompt_mask: Bool[Tensor, "prompt width"], mask: Bool[Tensor, "rollout step"]
+) -> dict[str, Tensor]:
+    """Returns the experts of all read tokens as flat tensors, which can be concatenated."""
+    steps = routing.steps[routing.step_row, : mask.shape[1] - 1]
+    width = prompt_mask.shape[1]
+    return {
+        PROMPT_EXPERTS: routing.prompt[:, routing.prompt.shape[1] - width :][prompt_mask],
+        EXPERTS: steps[mask[:, 1:]],
+    }
+
+
+def require_routing(tensors: dict[str, Tensor]) -> None:
+    """Raises ArtifactError if what `pack_routing` stored is missing."""
+    if not ROUTING_LAYOUT.keys() <= tensors.keys():
+        raise ArtifactError(
+            "holds no routing for policy.routing replay_sampled; rerun its rollout stage with a "
+            "mixture of experts, or set policy.routing to live"
+        )
+
+
+def unpack_routing(
+    model: nn.Module,
+    tensors: dict[str, Tensor],
+    group: Int[Tensor, " rollout"],
+    prompt_mask: Bool[Tensor, "prompt width"],
+    mask: Bool[Tensor, "rollout step"],
+) -> Routing:
+    """Returns what `pack_routing` stored.
+
+    Raises:
+      ArtifactError: If it does not fit the model or the masks.
+    """
+    prompt, steps = _blank(model, *prompt_mask.shape), _blank(model, len(mask), mask.shape[1] - 1)
+    for name, store, read in (
+        (PROMPT_EXPERTS, prompt, prompt_mask),
+        (EXPERTS, steps, mask[:, 1:]),
+    ):
+        wanted = (int(read.sum()), *store.shape[2:])
+        if tensors[name].shape != wanted or tensors[name].dtype != store.dtype:
+            raise ArtifactError(
+                f"{name} must be {store.dtype} of {wanted}, got {tensors[name].dtype} of "
+                f"{tuple(tensors[name].shape)}; rerun its rollout stage"
+            )
+        store[read] = tensors[name]
+    return Routing(
+        prompt=prompt,
+        steps=steps,
+        prompt_row=group,
+        step_row=torch.arange(len(mask)),
+        is_open=False,
+    )
+
+
+class _Choice(TorchFunctionMode):
+    """Within, top-k takes the given experts where there are some, with the scores they have."""
+
+    def __init__(self, given: Integer[Tensor, "token choice"] | None) -> None:
+        super().__init__()
+        self.given = given
+        self.chosen: list[Tensor] = []
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func not in CHOICES:
+            return result
+        chosen = result.indices
+        if self.given is not None:
+            given = self.given.to(chosen.device)
+            blank = given == torch.iinfo(given.dtype).max
+            chosen = torch.where(blank, chosen, given.long())
+        self.chosen.append(chosen.detach())
+        return torch.return_types.topk((args[0].gather(-1, chosen), chosen))
+
+
+@contextmanager
+def _routed(
+    routers: list[nn.Module],
+    given: Integer[Tensor, "token layer choice"] | None,
+    passes: list[Tensor],
+) -> Iterator[None]:
+    """Within, routers choose `given`, and a pass through all of them is added to `passes`."""
+    layers: list[Tensor] = []
+
+    def forward(index: int, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        choice = _Choice(None if given is None else given[:, index])
+        with choice:
+            output = original(*args, **kwargs)
+        (chosen,) = choice.chosen  # one top-k per router
+        if not RECORDS.get():
+            return output
+        layers.append(chosen.to(_dtype(routers[0])))
+        if len(layers) == len(routers):
+            passes.append(torch.stack(layers, dim=1).cpu())
+            layers.clear()
+        return output
+
+    own = [partial(forward, index, router.forward) for index, router in enumerate(routers)]
+    outer = _swap_forwards(routers, own)  # of a context around this one
+    try:
+        yield
+    finally:
+        _swap_forwards(routers, outer)
+
+
+def _swap_forwards(
+    routers: list[nn.Module], forwards: Sequence[Callable[..., Any] | None]
+) -> list[Callable[..., Any] | None]:
+    """Gives routers forwards of their own, None: the class's; returns those before."""
+    before = [vars(router).pop("forward", None) for router in routers]
+    for router, own in zip(routers, forwards, strict=True):
+        if own is not None:
+            router.forward = own
+    return before
+
+
+def _fill(
+    store: Integer[Tensor, "stored stored_position layer choice"],
+    rows: Int[Tensor, " rollout"],
+    positions: Int[Tensor, " position"],
+    chosen: Integer[Tensor, "rollout position layer choice"],
+) -> None:
+    """Writes what was chosen into the blank entries of some rows and positions."""
+    index = (rows[:, None], positions)
+    before = store[index]
+    store[index] = torch.where(before == torch.iinfo(store.dtype).max, chosen, before)
+
+
+def _blank(
+    model: nn.Module, rows: int, positions: int
+) -> Integer[Tensor, "row position layer choice"]:
+    """Returns blank entries for some rows of positions."""
+    routers: list[Any] = find_routers(model)
+    dtype = _dtype(routers[0])
+    shape = (rows, positions, len(routers), int(routers[0].top_k))
+    return torch.full(shape, torch.iinfo(dtype).max, dtype=dtype)
+
+
+def _dtype(router: Any) -> torch.dtype:
+    """Returns the smallest integers that hold every expert's number and a blank."""
+    is_small = int(router.num_experts) <= torch.iinfo(torch.uint8).max
+    return torch.uint8 if is_small else torch.int16

@@ -1,0 +1,108 @@
+"""Sampling by vLLM, an extra (pip install -e '.[vllm]'); needs a GPU.
+
+Written against vLLM's documented interface (0.11) and not run by this repository's tests, which
+have no GPU. vLLM's numerics differ from the trainer's: put `truncate_mismatch` in front of the
+trust region (docs/methods/engine_mismatch.md). Its draws are seeded; bytes are reproduced only on
+the same GPU, version and batch.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Generator, Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from grpo.errors import MissingExtraError
+from grpo.modalities.tokens.passes import Pass
+from grpo.modalities.tokens.policy import Decoding, TokenPolicy, TokenTrajectory
+from grpo.types import Cost
+
+try:
+    import vllm
+except ImportError:
+    raise MissingExtraError(
+        "params.yaml: policy.sampler vllm needs vllm; run pip install -e '.[vllm]'"
+    ) from None
+
+
+class VllmPolicy(TokenPolicy):
+    """A token policy whose rollouts come from a vLLM engine over the same directory."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        directory: Path,
+        decoding: Decoding,
+        uses_chat_template: bool,
+    ) -> None:
+        """Starts the engine.
+
+        Args:
+          model: On the host; counts FLOPs and names the end tokens, and is not sampled from.
+          directory: Weights, configuration and tokenizer: what the engine loads.
+        """
+        super().__init__(model, tokenizer, decoding=decoding, uses_chat_template=uses_chat_template)
+        os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # nothing leaves the machine
+        self._engine: Any = vllm.LLM(
+            model=str(directory),
+            dtype=str(model.dtype).removeprefix("torch."),
+            seed=0,
+            # Log-probs at the decoding temperature, not of the raw logits.
+            logprobs_mode="processed_logprobs",
+        )
+
+    @torch.no_grad()
+    def _sample(
+        self, prompts: list[str], *, group_sizes: list[int], generator: Generator
+    ) -> tuple[TokenTrajectory, Float[Tensor, "rollout step"]]:
+        prompt, prompt_mask = self.encode(prompts)
+        seeds = torch.randint(2**31, (len(prompts),), generator=generator).tolist()
+        outputs = self._engine.generate(
+            [{"prompt_token_ids": row[kept].tolist()} for row, kept in zip(prompt, prompt_mask)],
+            [self._settings(size, seed) for size, seed in zip(group_sizes, seeds)],
+            use_tqdm=False,
+        )
+        drawn = [each for output in outputs for each in output.outputs]
+        width = max(len(each.token_ids) for each in drawn)
+        tokens = torch.zeros(len(drawn), width, dtype=torch.long)
+        mask = torch.zeros(len(drawn), width, dtype=torch.bool)
+        logp = torch.zeros(len(drawn), width)
+        for row, each in enumerate(drawn):
+            count = len(each.token_ids)
+            chosen = zip(each.token_ids, each.logprobs)
+            tokens[row, :count] = torch.tensor(each.token_ids)
+            logp[row, :count] = torch.tensor([step[token].logprob for token, step in chosen])
+            mask[row, :count] = True
+        group = torch.repeat_interleave(torch.arange(len(prompts)), torch.tensor(group_sizes))
+        trajectory = TokenTrajectory(
+            group=group, prompt=prompt, prompt_mask=prompt_mask, tokens=tokens, mask=mask
+        )
+        self._count_sampling(trajectory)
+        return trajectory, logp
+
+    def _settings(self, size: int, seed: int) -> Any:
+        return vllm.SamplingParams(
+            n=size,
+            temperature=self.decoding.temperature,
+            max_tokens=self.decoding.max_steps,
+            seed=seed,
+            stop_token_ids=self.end_tokens.tolist(),
+            logprobs=0,  # of the drawn token alone
+            detokenize=False,
+        )
+
+    def _count_sampling(self, trajectory: TokenTrajectory) -> None:
+        """Adds what a cached sampler computes: a prompt once, then one position per step."""
+        lengths = trajectory.prompt_mask.sum(dim=1)
+        for length in lengths.tolist():
+            self._count(Pass(rows=1, query=length, context=length, logits=1))
+        read = trajectory.mask.sum(dim=1) - 1  # the last token is never read
+        for length, count in zip(lengths[trajectory.group].tolist(), read.tolist()):
+            mean_context = length + (count + 1) / 2
+            self._count(Pass(rows=count, query=1, context=round(mean_context), logits=1))
+        self.cost += Cost(sampled_steps=int(trajectory.mask.sum()))

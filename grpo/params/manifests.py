@@ -1,0 +1,89 @@
+"""Manifests: the files under data/ that parameters name, with hashes, for stages to depend on.
+
+A stage that depended on data/ would run again for every file that anyone puts there.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel
+
+from grpo.errors import ArtifactError, ParameterError
+from grpo.params.parameters import PARAMS, Parameters
+from grpo.params.policy import DirectoryBase
+from grpo.runtime.artifacts.files import known_sha256, read_json
+
+MANIFESTS = Path("artifacts/data")
+Reader = Literal["task", "base", "judge"]  # what is made from the files
+
+
+def describe_data(params: Parameters, data: Path, reader: Reader) -> dict[str, str]:
+    """Returns the SHA-256 of every file under data/ that a reader is made from, by path.
+
+    What lies on the hub or in S3 is not among them: parameters name its content.
+
+    Raises:
+      ParameterError: If it is not there.
+    """
+    return {str(file): known_sha256(file) for file in sorted(_files(params, data, reader))}
+
+
+def require_described(manifest: Path, params: Parameters, data: Path, reader: Reader) -> None:
+    """Refuses data that is not what stage check has described.
+
+    Raises:
+      ArtifactError: If a file has changed, is gone or is new.
+      ParameterError: If what parameters name is not there.
+    """
+    said, there = read_json(manifest), describe_data(params, data, reader)
+    if not isinstance(said, dict):
+        raise ArtifactError(f"{manifest}: must hold a hash for each file; rerun check")
+    for name in sorted({*said, *there}):
+        if said.get(name) != there.get(name):
+            raise ArtifactError(
+                f"{name}: is not what {manifest} says, it has changed since check ran; rerun check"
+            )
+
+
+def require_directory(imported: DirectoryBase, data: Path, *, parameter: str) -> Path:
+    """Returns the directory of imported weights.
+
+    Args:
+      parameter: Where it is named, for messages.
+
+    Raises:
+      ParameterError: If it is not there.
+    """
+    directory = data / imported.path
+    if not directory.is_dir():
+        raise ParameterError(f"{PARAMS}: {parameter}.path must be a directory, {directory} is none")
+    return directory
+
+
+def _files(params: Parameters, data: Path, reader: Reader) -> Iterator[Path]:
+    if reader == "task":
+        if params.task.kind == "jsonl" and params.task.directory is None:
+            yield _require_file("task.train", data / params.task.train)
+            yield _require_file("task.eval", data / params.task.eval)
+        return
+    section, at = (
+        (params.policy.base, "policy.base") if reader == "base" else (params.reward, "reward")
+    )
+    for directory in _directories(section, data, at):
+        yield from (each for each in directory.rglob("*") if each.is_file())
+
+
+def _require_file(parameter: str, path: Path) -> Path:
+    if not path.is_file():
+        raise ParameterError(f"{PARAMS}: {parameter} must be a file, {path} is none")
+    return path
+
+
+def _directories(value: object, data: Path, parameter: str) -> Iterator[Path]:
+    """Yields the directories under data/ that a section of the parameters names."""
+    if isinstance(value, DirectoryBase):
+        yield require_directory(value, data, parameter=parameter)
+    elif isinstance(value, BaseModel):
+        for name in type(value).model_fields:
+            yield from _directories(getattr(value, name), data, f"{parameter}.{name}")

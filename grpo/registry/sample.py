@@ -1,0 +1,77 @@
+"""Draws from a policy of the registry or of a round, as its evaluation did."""
+
+import tempfile
+from pathlib import Path
+
+import pandas as pd
+
+from grpo.errors import ArtifactError, ParameterError, brief
+from grpo.modalities.shared.directories import STATE
+from grpo.modalities.shared.machine import prepare_machine
+from grpo.params.parameters import BASE, PARAMS, read_params
+from grpo.registry.weights import BASE_POLICY, POLICY
+from grpo.sampling.rollouts import SampledBatch, drawn_from, sample_rollouts
+from grpo.wiring.draws import draws_of_evaluation
+from grpo.wiring.policies import load_sampler
+
+
+def draw_from(directory: Path, prompts: list[str], *, rollouts: int, seed: int) -> SampledBatch:
+    """Returns rollouts of some prompts; the same for the same seed.
+
+    Args:
+      directory: As `load_version` writes it, or a policy of a pipeline, beside its base. Then the
+        parameters are those of the working directory.
+      rollouts: Of each prompt.
+
+    Raises:
+      ParameterError: If `rollouts` is not positive, a prompt is no text, or the directory's
+        parameters are missing or wrong.
+      ArtifactError: If it is the directory of no policy, or a file of the policy is missing or
+        wrong.
+    """
+    if rollouts < 1:
+        raise ParameterError(f"--rollouts: must be >= 1, got {rollouts}")
+    for prompt in prompts:
+        _require_text(prompt)
+    is_loaded = (directory / POLICY).is_dir()
+    if not is_loaded and not (directory / STATE).is_file():
+        wrong = "holds no policy" if directory.is_dir() else "no such directory"
+        raise ArtifactError(
+            f"{directory}: {wrong}; name a directory that grpo load wrote, or a round's policy, as "
+            "artifacts/policies/ROUND"
+        )
+    if is_loaded:
+        params_file, base, own = directory / PARAMS, directory / BASE_POLICY, directory / POLICY
+    else:
+        params_file, base, own = PARAMS, directory.resolve().parent / BASE, directory
+    params = read_params(params_file)
+    prepare_machine(params.machine)
+    policy = load_sampler(
+        params,
+        base=base,
+        directory=own,
+        draws=draws_of_evaluation(params)["sampled"],
+    )
+    table = pd.DataFrame(
+        {"prompt_id": map(str, range(len(prompts))), "prompt": prompts, "rollouts": rollouts}
+    )
+    with tempfile.TemporaryDirectory() as scratch:
+        return sample_rollouts(
+            drawn_from(policy, own),
+            table,
+            rollouts_per_batch=params.evaluation.rollouts_per_batch,
+            seed=seed,
+            scratch=Path(scratch),
+        )
+
+
+def _require_text(prompt: str) -> None:
+    """Raises ParameterError for a prompt that no task could have."""
+    try:
+        prompt.encode()
+    except UnicodeEncodeError:
+        raise ParameterError(
+            f"PROMPT: must be Unicode, got {brief(ascii(prompt))}; write it in UTF-8"
+        ) from None
+    if not prompt.strip():
+        raise ParameterError(f"PROMPT: must not be empty, got {prompt!r}; write a text")

@@ -1,0 +1,1 @@
+"""Files, processes, ranks, executors and storage: what runs below the methods."""

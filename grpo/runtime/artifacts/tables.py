@@ -1,0 +1,377 @@
+"""Every table of the pipeline: its schema, and validated reading and writing of parquet."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+import pandera.pandas as pa
+import pyarrow as arrow
+import pyarrow.parquet as parquet
+
+from grpo.errors import ArtifactError, brief
+from grpo.runtime.artifacts.files import atomic_path, require_plain, write_bytes
+from grpo.runtime.artifacts.images import is_png
+
+LARGEST_FLOAT32 = float(np.finfo(np.float32).max)  # training computes in it
+LARGEST_COUNT = 10**30  # of FLOPs or steps; no run comes near, and a float holds it
+STATUSES = ("scored", "unparsable", "timed_out", "failed")
+
+_finite = pa.Check(lambda column: np.isfinite(column), name="finite", error="be finite")
+_in_float32 = pa.Check.in_range(
+    -LARGEST_FLOAT32,
+    LARGEST_FLOAT32,
+    error="be finite in float32",
+)
+_filled = pa.Check(lambda column: column.str.len() > 0, error="not be empty")
+
+
+def _at_least(low: int) -> pa.Check:
+    return pa.Check.ge(low, error=f"be >= {low}")
+
+
+_fraction = pa.Check.in_range(0, 1, error="be in [0, 1]")
+_image = pa.Check(
+    lambda each: each == b"" or is_png(each), element_wise=True, error="be PNG or no bytes"
+)
+
+
+def _schema(name: str, key: str, columns: dict[str, pa.Column]) -> pa.DataFrameSchema:
+    """Returns a strict schema whose first column identifies the row in messages."""
+    identity = {key: pa.Column(str, _filled, unique=True)}
+    return pa.DataFrameSchema({**identity, **columns}, strict=True, ordered=True, name=name)
+
+
+PROMPTS = _schema(
+    "prompts",
+    "prompt_id",
+    {
+        "family": pa.Column(str, _filled),
+        "prompt": pa.Column(str, _filled),
+        "answer": pa.Column(str),
+        "entry": pa.Column(str),  # JSON: what the judge needs besides the text
+    },
+)
+WARMUP = _schema(
+    "warmup",
+    "prompt_id",
+    {
+        "family": pa.Column(str, _filled),
+        "prompt": pa.Column(str, _filled),
+        "solution": pa.Column(str, _filled),
+    },
+)
+PROFILE = _schema(
+    "profile",
+    "prompt_id",
+    {
+        "family": pa.Column(str, _filled),
+        "rollouts": pa.Column("int64", _at_least(1)),
+        "successes": pa.Column("int64", _at_least(0)),
+        "outcome_rate": pa.Column("float64", _fraction),
+        "mean_steps": pa.Column("float64", [_finite, _at_least(0)]),
+    },
+)
+CURRICULUM = _schema(
+    "curriculum",
+    "prompt_id",
+    {
+        "family": pa.Column(str, _filled),
+        "phase": pa.Column("int64", _at_least(1)),
+        "position": pa.Column("int64", _at_least(0)),  # order within the phase
+        "rollouts": pa.Column("int64", _at_least(2)),  # the group's size
+        "outcome_rate": pa.Column("float64", _fraction, nullable=True),  # none: no profile
+    },
+)
+ROLLOUTS = _schema(
+    "rollouts",
+    "rollout_id",
+    {
+        "prompt_id": pa.Column(str, _filled),
+        "group": pa.Column("int64", _at_least(0)),
+        "text": pa.Column(str),
+        "steps": pa.Column("int64", _at_least(0)),  # with a log-probability
+        "is_finished": pa.Column(bool),  # ended by itself, not by the step limit
+    },
+)
+REWARDS = _schema(
+    "rewards",
+    "rollout_id",
+    {
+        "prompt_id": pa.Column(str, _filled),
+        "outcome": pa.Column("float64", [_finite, _fraction]),
+        "reward": pa.Column("float64", [_finite, _in_float32]),
+        "status": pa.Column(str, pa.Check.isin(STATUSES, error=f"be one of {STATUSES}")),
+        "detail": pa.Column(str),  # what the judge raised or returned, if not scored
+    },
+)
+CREDIT = _schema(
+    "credit",
+    "rollout_id",
+    {
+        "prompt_id": pa.Column(str, _filled),
+        "update": pa.Column("int64", _at_least(0)),
+        "advantage": pa.Column("float64", _finite),
+        "weight": pa.Column("float64", [_finite, _at_least(0)]),  # summed over steps
+        "trained_steps": pa.Column("int64", _at_least(0)),
+    },
+)
+EVALUATION = _schema(
+    "evaluation",
+    "prompt_id",
+    {
+        "family": pa.Column(str, _filled),
+        "greedy": pa.Column("float64", _fraction, nullable=True),  # none: no greedy decoding
+        "rollouts": pa.Column("int64", _at_least(1)),
+        "successes": pa.Column("int64", _at_least(0)),
+    },
+)
+EVALUATION_SAMPLES = _schema(
+    "evaluation samples",
+    "rollout_id",
+    {
+        "prompt_id": pa.Column(str, _filled),
+        "family": pa.Column(str, _filled),
+        "prompt": pa.Column(str, _filled),
+        "text": pa.Column(str),  # what the judge judged: written, or read off the image
+        "image": pa.Column(object, _image),  # PNG; no bytes if rollouts are text
+        "outcome": pa.Column("float64", [_finite, _fraction]),
+        "reward": pa.Column("float64", [_finite, _fraction]),  # the judge's score, not shaped
+    },
+)
+
+
+class Law(NamedTuple):
+    """What columns of a row must say together."""
+
+    column: str
+    rule: str  # after "must be"
+    holds: Callable[[pd.DataFrame], "pd.Series[bool]"]
+
+
+def _one_to_one(frame: pd.DataFrame) -> "pd.Series[bool]":
+    """Returns which rows have the prompt of their group's first row, and its group."""
+    of_group = frame.groupby("group")["prompt_id"].transform("first")
+    of_prompt = frame.groupby("prompt_id")["group"].transform("first")
+    return (of_group == frame["prompt_id"]) & (of_prompt == frame["group"])
+
+
+def _is_object(text: str) -> bool:
+    """Returns whether a text is a JSON object."""
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _members(frame: pd.DataFrame) -> "pd.Series[str]":
+    """Returns the ids of rollouts that are all there, in the order in which they were drawn."""
+    member = frame.groupby("prompt_id").cumcount()
+    return frame["prompt_id"] + "/" + member.astype(str)
+
+
+_FEW_SUCCESSES = Law(
+    "successes", "at most rollouts", lambda frame: frame["successes"] <= frame["rollouts"]
+)
+LAWS = {
+    PROFILE.name: (
+        _FEW_SUCCESSES,
+        Law(
+            "outcome_rate",
+            "successes / rollouts",
+            lambda frame: frame["outcome_rate"] == frame["successes"] / frame["rollouts"],
+        ),
+    ),
+    EVALUATION.name: (_FEW_SUCCESSES,),
+    CURRICULUM.name: (
+        Law(
+            "position",
+            "one of 0, 1, 2 ... without a gap or a repetition in its phase",
+            lambda frame: frame.groupby("phase")["position"].rank("first") == frame["position"] + 1,
+        ),
+    ),
+    ROLLOUTS.name: (
+        Law("group", "of one prompt, and that prompt's only one", _one_to_one),
+        Law(
+            "rollout_id",
+            "its prompt_id with /0, /1, /2 ... in this order",
+            lambda frame: frame["rollout_id"] == _members(frame),
+        ),
+    ),
+    REWARDS.name: (
+        Law(
+            "outcome",
+            "0, or 1 with the status scored",
+            lambda frame: (
+                (frame["outcome"] == 0) | ((frame["outcome"] == 1) & (frame["status"] == "scored"))
+            ),
+        ),
+    ),
+    PROMPTS.name: (
+        Law("entry", "a JSON object", lambda frame: frame["entry"].map(_is_object).astype(bool)),
+    ),
+}
+
+
+def require_part(prompts: pd.DataFrame, part: str, path: Path) -> None:
+    """Raises ArtifactError unless prompts are those of `train`, `eval` or `warmup`: ids say so."""
+    others = np.flatnonzero(~prompts["prompt_id"].str.startswith(f"{part}-"))
+    if len(others):
+        error = wrong_cell(prompts, path, int(others[0]), "prompt_id", f"{part}-...")
+        raise ArtifactError(f"{error}; rerun the stage prepare")
+
+
+def is_count(value: object) -> bool:
+    """Returns whether a stored value is a whole number that counts something."""
+    return type(value) is int and 0 <= value <= LARGEST_COUNT
+
+
+def is_judged(rewards: pd.DataFrame) -> "pd.Series[bool]":
+    """Returns which rollouts were judged; the others are in no statistic of training.
+
+    What the policy made unjudgeable, `unparsable` or `timed_out`, was judged: it is worth nothing.
+    Where the environment, the sampler or the judge `failed`, nothing is known of the policy.
+
+    Args:
+      rewards: Schema REWARDS.
+    """
+    return rewards["status"] != "failed"
+
+
+def read_table(path: Path, schema: pa.DataFrameSchema) -> pd.DataFrame:
+    """Returns a validated table.
+
+    Raises:
+      ArtifactError: If the file is missing, no parquet, or breaks the schema.
+    """
+    with _explained(path):
+        frame = pd.read_parquet(path, engine="pyarrow")
+    try:
+        return validate(frame, schema, path)
+    except ArtifactError as error:
+        raise ArtifactError(f"{error}; rerun the stage that writes it") from None
+
+
+def read_profile(path: Path) -> pd.DataFrame:
+    """Returns a table under the schema PROFILE; without rows if nothing reads a profile.
+
+    Raises:
+      ArtifactError: If the file is missing, no parquet, or breaks the schema.
+    """
+    return read_table(path, PROFILE) if count_rows(path) else empty_table(PROFILE)
+
+
+def empty_table(schema: pa.DataFrameSchema) -> pd.DataFrame:
+    """Returns a table of a schema's columns and types without rows."""
+    columns = schema.columns.items()
+    return pd.DataFrame({name: pd.Series(dtype=str(each.dtype)) for name, each in columns})
+
+
+def count_rows(path: Path) -> int:
+    """Returns how many rows a table says that it has; nothing else of it is read.
+
+    Raises:
+      ArtifactError: If the file is missing or no parquet.
+    """
+    with _explained(path):
+        return int(parquet.read_metadata(path).num_rows)
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Raises an ArtifactError where a parquet file is missing or broken."""
+    require_plain(path)
+    if path.is_dir():  # which would be read as a data set of several files
+        raise ArtifactError(f"{path}: must be a parquet file, is a directory; correct the path")
+    try:
+        yield
+    except FileNotFoundError:
+        raise ArtifactError(f"{path}: no such file; run the stage that writes it") from None
+    except (arrow.ArrowException, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise ArtifactError(
+            f"{path}: must be whole parquet, {reason}; delete it and rerun"
+        ) from None
+
+
+def write_table(
+    frame: pd.DataFrame, path: Path, schema: pa.DataFrameSchema, *, allow_empty: bool = False
+) -> None:
+    """Validates a table and writes it atomically as parquet.
+
+    Raises:
+      ArtifactError: If the table breaks the schema.
+    """
+    columns = list(schema.columns)
+    missing = [name for name in columns if name not in frame.columns]
+    ordered = frame if missing else frame[columns].reset_index(drop=True)
+    if len(ordered) or not allow_empty:
+        ordered = validate(ordered, schema, path)
+    table = arrow.Table.from_pandas(ordered, preserve_index=False)
+    with atomic_path(path) as temporary:
+        parquet.write_table(table, temporary, compression="zstd")
+
+
+def write_csv(path: Path, frame: pd.DataFrame) -> None:
+    """Writes a table as CSV atomically; floats keep all their digits."""
+    write_bytes(path, frame.to_csv(index=False, lineterminator="\n").encode())
+
+
+def validate(frame: pd.DataFrame, schema: pa.DataFrameSchema, path: Path) -> pd.DataFrame:
+    """Returns `frame` if it keeps the schema.
+
+    Raises:
+      ArtifactError: Naming file, row, column, rule and value.
+    """
+    if len(frame) == 0:
+        raise ArtifactError(f"{path}: must have at least one row, got an empty table")
+    try:
+        valid = schema.validate(frame.reset_index(drop=True), lazy=True)
+    except pa.errors.SchemaErrors as error:
+        raise ArtifactError(_explain(frame, schema, path, error.failure_cases)) from None
+    for column, rule, holds in LAWS.get(schema.name, ()):
+        broken = np.flatnonzero(~holds(valid))
+        if len(broken):
+            raise wrong_cell(valid, path, int(broken[0]), column, rule)
+    return valid
+
+
+def wrong_cell(frame: pd.DataFrame, path: Path, row: int, column: str, rule: str) -> ArtifactError:
+    """Returns the error of a cell that breaks a rule.
+
+    Args:
+      rule: After "must be".
+    """
+    key = frame.columns[0]
+    return ArtifactError(
+        f"{path}: row {row} ({key}={frame[key].iloc[row]!r}): column {column!r} must be {rule}, "
+        f"got {brief(frame[column].iloc[row])}"
+    )
+
+
+def _explain(
+    frame: pd.DataFrame, schema: pa.DataFrameSchema, path: Path, cases: pd.DataFrame
+) -> str:
+    """Returns one line about the first failure: the whole table's before a row's."""
+    case = cases.sort_values("index", na_position="first", kind="stable").iloc[0]
+    check, value = str(case["check"]), case["failure_case"]
+    if check == "column_in_dataframe":
+        return f"{path}: column {value!r} is missing; it needs {list(schema.columns)}"
+    if check == "column_in_schema":
+        return f"{path}: column {value!r} is unknown; it needs {list(schema.columns)}"
+    if check == "column_ordered":
+        return f"{path}: columns must be {list(schema.columns)}, got {list(frame.columns)}"
+    rule = check.removeprefix("be ") if check.startswith("be ") else check
+    wording = {"field_uniqueness": "unique", "not_nullable": "present"}.get(rule, rule)
+    verb = "must" if wording.startswith("not ") else "must be"
+    if pd.isna(case["index"]):
+        return f"{path}: column {case['column']!r} {verb} {wording}, got {value}"
+    key = next(iter(schema.columns))
+    row = int(case["index"])
+    return (
+        f"{path}: row {row} ({key}={frame.reset_index()[key].iloc[row]!r}): "
+        f"column {case['column']!r} {verb} {wording}, got {value}"
+    )

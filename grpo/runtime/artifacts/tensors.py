@@ -1,0 +1,88 @@
+"""Tensors as safetensors: written atomically, read with a sentence when the file is broken."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from grpo.errors import ArtifactError
+from grpo.runtime.artifacts.files import atomic_path
+from grpo.runtime.artifacts.rows import whole_safetensors
+
+
+class NotFinite(NamedTuple):
+    """The first number of named tensors that is not finite."""
+
+    name: str
+    at: tuple[int, ...]  # its indices
+    value: float
+
+
+def find_not_finite(tensors: Mapping[str, Tensor]) -> NotFinite | None:
+    """Returns the first number that is not finite, by the order of the tensors; None: no such."""
+    for name, given in tensors.items():
+        tensor = given.detach()
+        if tensor.is_floating_point() and tensor.numel():
+            low, high = tensor.aminmax()  # no mask of the tensor's size; NaN comes through
+            if not bool(low.isfinite() & high.isfinite()):
+                at = (~tensor.isfinite()).nonzero()[0]
+                value = float(tensor[tuple(at)])
+                return NotFinite(name, tuple(at.tolist()), value)
+    return None
+
+
+def require_finite(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Raises ArtifactError, which names the tensor, if a number is not finite."""
+    if found := find_not_finite(tensors):
+        raise ArtifactError(
+            f"{path}: tensor {found.name!r} must be finite, got {found.value} at "
+            f"{list(found.at)}; rerun the stage that writes it"
+        )
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Writes named tensors atomically, sorted by name.
+
+    Raises:
+      ArtifactError: If a number is not finite, or the disk is full or refuses the write.
+    """
+    ordered = {name: tensors[name].detach().cpu().contiguous() for name in sorted(tensors)}
+    require_finite(ordered, path)
+    try:
+        with atomic_path(path) as temporary:
+            save_file(ordered, temporary)
+    except SafetensorError as error:
+        raise ArtifactError(f"{path}: cannot be written, {error}; make room and rerun") from None
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Returns the named tensors of a file.
+
+    Raises:
+      ArtifactError: If the file is missing, truncated or no safetensors, or a number in it is not
+        finite.
+    """
+    with whole_safetensors(path):
+        tensors: dict[str, Tensor] = load_file(path)
+    require_finite(tensors, path)
+    return tensors
+
+
+def unpack_ragged(flat: Tensor, lengths: Tensor) -> Tensor:
+    """Returns [row, step], padded with 0, from flat entries and the number of entries per row.
+
+    Raises:
+      ArtifactError: If the lengths do not add up to the entries.
+    """
+    if int(lengths.sum()) != len(flat):
+        raise ArtifactError(
+            f"a ragged tensor has {len(flat)} entries, its lengths ask for {int(lengths.sum())}"
+        )
+    mask = torch.arange(int(lengths.max())) < lengths[:, None]
+    rows = torch.zeros(mask.shape, dtype=flat.dtype)
+    rows[mask] = flat
+    return rows

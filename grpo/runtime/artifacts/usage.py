@@ -1,0 +1,66 @@
+"""What a stage really used on this machine: seconds by part, processor seconds, peak bytes.
+
+Measurements differ from run to run, so they never enter an artifact: they lie in `.runs/`, one
+JSON per stage, and are read by the report page and the lineage.
+"""
+
+import resource
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import psutil
+
+from grpo.runtime.artifacts.files import read_json, write_json
+
+USAGE = Path(".runs")
+
+
+@dataclass(kw_only=True)
+class Usage:
+    """Accumulates while a stage runs, its start-up included; a killed try is not counted."""
+
+    seconds_by_part: dict[str, float] = field(default_factory=dict)
+    cpu_seconds: float = 0.0
+    seconds: float = 0.0
+    peak_bytes: int = 0
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Adds the block's seconds to part `name`."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            passed = time.perf_counter() - start
+            self.seconds_by_part[name] = self.seconds_by_part.get(name, 0.0) + passed
+
+    def move(self, source: str, seconds_by_part: Mapping[str, float]) -> None:
+        """Counts some seconds of part `source` as those of other parts."""
+        for target, seconds in seconds_by_part.items():
+            self.seconds_by_part[source] -= seconds
+            self.seconds_by_part[target] = self.seconds_by_part.get(target, 0.0) + seconds
+
+
+@contextmanager
+def measured(stage: str) -> Iterator[Usage]:
+    """Yields a Usage and, when the block succeeds, writes it to `.runs/STAGE.json`."""
+    usage = Usage()
+    start = time.time() - psutil.Process().create_time()
+    usage.seconds_by_part["start"] = start
+    entered = time.perf_counter()  # the clock may be set meanwhile
+    yield usage
+    own = resource.getrusage(resource.RUSAGE_SELF)
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    usage.seconds += start + time.perf_counter() - entered
+    usage.cpu_seconds += own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
+    usage.peak_bytes = max(usage.peak_bytes, max(own.ru_maxrss, children.ru_maxrss) * 1024)
+    write_json(USAGE / f"{stage}.json", asdict(usage))
+
+
+def read_usage(stage: str) -> Usage | None:
+    """Returns what `stage` used when it last ran in this workspace, or None."""
+    path = USAGE / f"{stage}.json"
+    return Usage(**read_json(path)) if path.exists() else None

@@ -1,0 +1,199 @@
+"""Workers on a Ray cluster, an extra (pip install -e '.[ray]').
+
+The cluster is the one at RAY_ADDRESS, or one that is started on loopback and ends with the stage.
+"""
+
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from grpo.errors import EngineError, MissingExtraError, brief
+from grpo.runtime.artifacts.files import temporary_beside
+from grpo.runtime.executors.pool import Handle, Pool
+from grpo.runtime.executors.worker import Worker
+
+ADDRESS = os.environ.get("RAY_ADDRESS")
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # nothing leaves the machine
+if ADDRESS is None:  # Ray reads these when it is imported
+    os.environ |= {
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # its servers listen on loopback, here as there
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),  # else it writes one to the home directory
+    }
+try:
+    import ray
+except ImportError:
+    raise MissingExtraError(
+        "params.yaml: sampling.engine ray needs ray; run pip install -e '.[ray]'"
+    ) from None
+
+FOLDERS = Path("/tmp")  # short: the names of Ray's sockets must fit into 104 bytes
+PATIENCE_SECONDS = 10.0  # with processes that are to end, and addresses that are to answer
+STORE_BYTES = 80 * 2**20  # about the least: lines travel, nothing else
+LOST = (
+    ray.exceptions.LocalRayletDiedError,
+    ray.exceptions.NodeDiedError,
+    ray.exceptions.ObjectLostError,
+    ray.exceptions.OutOfMemoryError,
+    ray.exceptions.RayActorError,
+    ray.exceptions.WorkerCrashedError,
+)
+
+
+@contextmanager
+def connected(*, processors: int, gpus: int) -> Iterator[int]:
+    """Yields the number of the cluster's hosts.
+
+    Args:
+      processors: What a cluster that is started here is to have, as `gpus`.
+
+    Raises:
+      EngineError: If none answers at RAY_ADDRESS, or none starts.
+    """
+    told: dict[str, Any] = {"logging_level": logging.WARNING, "log_to_driver": False}
+    if ADDRESS is None:
+        with _started(num_cpus=processors, num_gpus=gpus, **told):
+            yield 1
+        return
+    with _refused(
+        f"RAY_ADDRESS {ADDRESS}: no Ray cluster answers there", "start it or unset RAY_ADDRESS"
+    ):
+        _knock(ADDRESS)
+        ray.init(ADDRESS, **told)
+    try:
+        yield _count_hosts()
+    finally:
+        ray.shutdown()
+
+
+@contextmanager
+def _refused(what: str, remedy: str) -> Iterator[None]:
+    """Raises EngineError in place of what Ray raises when there is no cluster."""
+    try:
+        yield
+    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        raise EngineError(f"{what}, {brief(error)}; {remedy}") from None
+
+
+@contextmanager
+def _started(**told: Any) -> Iterator[None]:
+    """Starts a cluster that is gone after the block, with its processes and its files."""
+    before = set(psutil.Process().children())
+    with temporary_beside(FOLDERS / f"grpo-ray-{os.getuid()}") as folder:
+        folder.mkdir(mode=0o700)
+        servers: set[psutil.Process] = set()
+        try:
+            with _refused("no Ray cluster starts here", "make room, or use engine processes"):
+                try:
+                    ray.init(
+                        "local",
+                        include_dashboard=False,
+                        object_store_memory=STORE_BYTES,
+                        _temp_dir=str(folder),
+                        **told,
+                    )
+                finally:
+                    servers = set(psutil.Process().children()) - before
+            yield
+        finally:
+            processes = [*servers, *_descendants(servers)]
+            ray.shutdown()
+            _end(processes)
+
+
+def _end(processes: list[psutil.Process]) -> None:
+    """Returns when processes have ended, in time or by force, and write no more."""
+    late = psutil.wait_procs(processes, PATIENCE_SECONDS)[1]
+    for process in late:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(late, PATIENCE_SECONDS)
+
+
+def _knock(address: str) -> None:
+    """Raises OSError if nobody listens at "HOST:PORT"; Ray would ask again for minutes."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit() and "/" not in host:
+        socket.create_connection((host, int(port)), PATIENCE_SECONDS).close()
+
+
+def _count_hosts() -> int:
+    nodes: Any = ray.nodes  # it is not typed
+    return sum(node["Alive"] for node in nodes())
+
+
+def _descendants(processes: set[psutil.Process]) -> Iterator[psutil.Process]:
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            yield from process.children(recursive=True)
+
+
+class RayPool(Pool):
+    """Actors, spread over the hosts of a connected cluster; all must see this directory."""
+
+    def __init__(
+        self,
+        make: str,
+        setup: str,
+        *,
+        workers: int,
+        needs: Mapping[str, int],
+        environment: Mapping[str, str],
+    ) -> None:
+        """Args:
+        make: What turns `setup` into a worker's `Work`, as "module:function".
+        needs: What Ray is to keep free for each worker, by its own names: num_cpus, num_gpus.
+        environment: What a worker has beside what its host gives it.
+        """
+        actor: Any = ray.remote(_Far).options(
+            **needs,
+            max_restarts=0,
+            scheduling_strategy="SPREAD",
+            runtime_env={"env_vars": dict(environment)},
+        )
+        here = str(Path.cwd())
+
+        def hire(slot: int) -> Handle:
+            if not _count_hosts():
+                raise EngineError("Ray's last host is lost; rerun: finished batches are kept")
+            return _Near(actor.remote(make, here))
+
+        super().__init__(hire, workers=workers, setup=setup)
+
+
+class _Far:
+    """A worker in one of Ray's processes."""
+
+    def __init__(self, make: str, workspace: str) -> None:
+        os.chdir(workspace)
+        self._worker = Worker(make)
+
+    def answer(self, line: str) -> str:
+        return self._worker.answer(line)
+
+
+class _Near(Handle):
+    lost = LOST
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+
+    def ask(self, line: str) -> Future[str]:
+        """Returns what the actor will answer, once there is room for it."""
+        answer: Future[str] = self._actor.answer.remote(line).future()
+        return answer
+
+    def dismiss(self) -> None:
+        """Does nothing: an actor has no children whose processor seconds the stage would count."""
+
+    def stop(self, grace_seconds: float = 0.0) -> None:
+        """Kills the actor's process."""
+        ray.kill(self._actor)

@@ -1,0 +1,71 @@
+"""A worker: makes its work from the first line that it gets, and then does a job per line.
+
+Started as a process by `grpo.runtime.executors.processes`; Ray's workers answer alike.
+"""
+
+import importlib
+import json
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+from grpo.errors import GrpoError
+from grpo.runtime.artifacts.files import refused_by_the_system
+from grpo.runtime.executors.base import Job, Work
+from grpo.runtime.process import die_with_parent, keeping_imports
+
+PARENT = os.getppid()
+
+
+class Worker:
+    """Answers lines of JSON with lines of JSON."""
+
+    def __init__(self, make: str) -> None:
+        """Args:
+        make: What turns the first line into a `Work`, as "module:function".
+        """
+        self._make = make
+        self._work: Work | None = None
+
+    def answer(self, line: str) -> str:
+        """Returns the seconds so far, or what a person can mend; raises what is a bug."""
+        try:
+            with refused_by_the_system():
+                self._carry_out(line)
+        except GrpoError as error:
+            return json.dumps({"error": str(error)})
+        assert self._work is not None
+        return json.dumps({"seconds": self._work.seconds()})
+
+    def _carry_out(self, line: str) -> None:
+        if self._work is None:
+            module, _, name = self._make.partition(":")
+            with keeping_imports():
+                found = importlib.import_module(module)
+            self._work = getattr(found, name)(line)
+            return
+        skill, order, out = json.loads(line)
+        self._work.do(Job(skill, order, Path(out)))
+
+
+def written(job: Job) -> str:
+    """Returns a job as the line that a worker reads."""
+    return json.dumps([job.skill, job.order, str(job.out)])
+
+
+def main() -> None:
+    """Serves the socket of the first argument; the second says what makes the work."""
+    die_with_parent(PARENT)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the stage is interrupted, and ends its workers
+    worker = Worker(sys.argv[2])
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    with connection, connection.makefile("rw", encoding="utf-8") as lines:
+        for line in lines:
+            lines.write(worker.answer(line) + "\n")
+            lines.flush()
+
+
+if __name__ == "__main__":
+    main()

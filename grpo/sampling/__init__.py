@@ -1,0 +1,1 @@
+"""Draws rollouts, scores them, and evaluates policies on held-out prompts."""

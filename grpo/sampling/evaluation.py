@@ -1,0 +1,85 @@
+"""How good a policy is on held-out prompts: mean@k, pass@k, greedy, with intervals."""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from grpo.params.parameters import Parameters
+from grpo.runtime.seeds import derive_seed
+
+METRICS = ("greedy", "mean_at_k", "pass_at_k")
+# Below it not even a gain on every prompt is beyond chance: 2 * 0.5**n < 0.05 by a sign test needs
+# n of 6, and a bootstrap of prompts that agree has an interval of no width.
+LEAST_PROMPTS = 6
+
+
+def evaluate_prompts(
+    prompts: pd.DataFrame, sampled: pd.DataFrame, greedy: pd.DataFrame | None
+) -> pd.DataFrame:
+    """Returns per-prompt results under the schema EVALUATION.
+
+    Args:
+      prompts: Schema PROMPTS.
+      sampled: Schema REWARDS, k rollouts per prompt.
+      greedy: Schema REWARDS, one rollout per prompt; None: the policy has no greedy decoding.
+    """
+    counts = sampled.groupby("prompt_id", as_index=False).agg(
+        rollouts=("outcome", "size"), successes=("outcome", "sum")
+    )
+    counts["successes"] = counts["successes"].astype("int64")
+    table = counts.assign(greedy=np.nan)
+    if greedy is not None:
+        best = greedy[["prompt_id", "outcome"]].rename(columns={"outcome": "greedy"})
+        table = counts.merge(best, on="prompt_id", validate="1:1")
+    table = table.merge(prompts[["prompt_id", "family"]], on="prompt_id", validate="1:1")
+    return table.sort_values("prompt_id", ignore_index=True)
+
+
+def per_prompt_metrics(table: pd.DataFrame) -> pd.DataFrame:
+    """Returns those of METRICS that there are of each prompt."""
+    values = pd.DataFrame(
+        {
+            "greedy": table["greedy"],
+            "mean_at_k": table["successes"] / table["rollouts"],
+            "pass_at_k": (table["successes"] > 0).astype(float),
+        }
+    )
+    return values.dropna(axis="columns", how="all")
+
+
+def summarize_evaluation(
+    table: pd.DataFrame, *, confidence: float, resamples: int, seed: int
+) -> dict[str, Any]:
+    """Returns means with percentile-bootstrap intervals over prompts, and means by family."""
+    values = per_prompt_metrics(table)
+    # The same resampled prompts for every policy: differences of policies stay paired.
+    generator = np.random.default_rng(derive_seed(seed, "evaluation"))
+    drawn = generator.integers(len(values), size=(resamples, len(values)))
+    tail = (1 - confidence) / 2
+    summary: dict[str, Any] = {"k": int(table["rollouts"].max())}
+    for metric in values:
+        column = values[metric].to_numpy()
+        low, high = np.quantile(column[drawn].mean(axis=1), [tail, 1 - tail])
+        summary[str(metric)] = {
+            "value": float(column.mean()),
+            "low": float(low),
+            "high": float(high),
+        }
+    families = values.groupby(table["family"]).mean()
+    summary["by_family"] = {
+        str(family): {str(name): float(each) for name, each in row.items()}
+        for family, row in families.iterrows()
+    }
+    return summary
+
+
+def remark_on_prompts(params: Parameters) -> str | None:
+    """Returns what is wrong with an evaluation that can tell no two policies apart, or None."""
+    number = getattr(params.task, "eval_prompts", None)  # a file of prompts has any number
+    if number is None or number >= LEAST_PROMPTS:
+        return None
+    return (
+        f"task.eval_prompts: no difference is beyond chance on fewer than {LEAST_PROMPTS} prompts, "
+        f"got {number}"
+    )

@@ -1,0 +1,93 @@
+"""Rollouts of held-out prompts: drawn, scored, and a few of them chosen to be looked at."""
+
+from collections.abc import Callable, Iterable, Mapping
+
+import pandas as pd
+
+from grpo.runtime.artifacts.checkpoints import Scratch
+from grpo.runtime.artifacts.images import encode_png
+from grpo.runtime.executors.base import Engine
+from grpo.runtime.seeds import derive_seed
+from grpo.sampling.rollouts import SampledBatch, sample_rollouts, stored_batches
+from grpo.sampling.scoring import Judged, judge_stored
+
+CHOSEN_PROMPTS = 12  # at most, equally many of every family
+CHOSEN_ROLLOUTS = 4  # of each of them
+
+
+def draw_evaluation(
+    engine: Engine,
+    prompts: pd.DataFrame,
+    *,
+    draws: Iterable[str],
+    rollouts_per_prompt: int,
+    rollouts_per_batch: int,
+    seed: int,
+    scratch: Scratch,
+    progress: Callable[[int, int], None],
+) -> dict[str, SampledBatch]:
+    """Returns rollouts of all prompts by way of drawing; "greedy" draws one per prompt.
+
+    The draws are the same for every policy: differences between policies are paired.
+
+    Args:
+      prompts: Schema PROMPTS.
+      draws: Names of ways of drawing.
+    """
+    return {
+        kind: sample_rollouts(
+            engine,
+            prompts.assign(rollouts=1 if kind == "greedy" else rollouts_per_prompt),
+            rollouts_per_batch=rollouts_per_batch,
+            seed=derive_seed(seed, "evaluate", kind),
+            scratch=scratch.within(kind).directory,
+            draws=kind,
+            progress=progress,
+        )
+        for kind in draws
+    }
+
+
+def score_evaluation(
+    engine: Engine,
+    draws: Iterable[str],
+    *,
+    scratch: Scratch,
+    progress: Callable[[int, int], None],
+) -> dict[str, Judged]:
+    """Returns what was judged of what `draw_evaluation` drew, by way of drawing."""
+    return {
+        kind: judge_stored(
+            engine,
+            stored_batches(scratch.within(kind).directory),
+            scratch=scratch.within(f"{kind}-judged").directory,
+            progress=progress,
+        )
+        for kind in draws
+    }
+
+
+def choose_samples(
+    prompts: pd.DataFrame, batches: Mapping[str, SampledBatch], judged: Mapping[str, Judged]
+) -> pd.DataFrame:
+    """Returns a few of the sampled rollouts to look at, the same choice for every policy.
+
+    They are the first CHOSEN_ROLLOUTS of the first prompts of every family, under the schema
+    EVALUATION_SAMPLES.
+
+    Args:
+      prompts: Schema PROMPTS.
+      judged: Of the rollouts of `batches`.
+    """
+    batch, (texts, rewards) = batches["sampled"], judged["sampled"]
+    ordered = prompts.sort_values(["family", "prompt_id"])
+    per_family = max(1, CHOSEN_PROMPTS // ordered["family"].nunique())
+    chosen = ordered.groupby("family").head(per_family).head(CHOSEN_PROMPTS)
+    numbered = batch.table.assign(row=range(len(batch.table)))
+    rollouts = numbered.groupby("prompt_id").head(CHOSEN_ROLLOUTS)
+    table = chosen[["prompt_id", "family", "prompt"]].merge(rollouts, on="prompt_id")
+    rows = table["row"].tolist()
+    media = None if batch.media is None else batch.media[rows]
+    images = [b""] * len(table) if media is None else [encode_png(each.numpy()) for each in media]
+    table = table.assign(text=[texts[row] for row in rows], image=images)
+    return table.merge(rewards.drop(columns="prompt_id"), on="rollout_id", validate="1:1")

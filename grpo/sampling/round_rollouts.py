@@ -1,0 +1,208 @@
+"""Draws the rollouts of a round: sampled once, sampled until groups are mixed, or the profile's."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+
+from grpo.allocation.selection import History, Selection, mixed_prompts, visit
+from grpo.errors import ArtifactError, located
+from grpo.modalities.shared.packed import Layout
+from grpo.runtime.artifacts.files import write_json
+from grpo.runtime.artifacts.tables import is_judged
+from grpo.runtime.executors.base import Engine
+from grpo.runtime.seeds import derive_seed
+from grpo.sampling.rollouts import (
+    PASSED,
+    SampledBatch,
+    concatenate,
+    read_batch,
+    sample_rollouts,
+    select_rollouts,
+    store_batch,
+    stored_batches,
+    write_rollouts,
+)
+from grpo.sampling.scoring import judge_stored
+from grpo.types import Cost
+
+
+class Source(NamedTuple):
+    """Where rollouts come from, and how they are judged and cut; a Path is a scratch."""
+
+    draw: Callable[[pd.DataFrame, int, Path], SampledBatch]  # of prompts, by seed
+    judge: Callable[[Path], pd.DataFrame]  # prompt_id and raw outcome per rollout that counts
+    keep: Callable[[SampledBatch, set[str]], SampledBatch]  # the rollouts of some prompts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """Where the prompts of a round's phase went."""
+
+    candidates: int
+    skipped: int
+    sampled: int  # groups
+    reused: int  # groups
+    kept: int  # groups
+    batches: int
+
+    @property
+    def oversampling_factor(self) -> float:
+        """Groups sampled per group that is kept."""
+        return self.sampled / self.kept
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawnRound:
+    """A round's rollouts; their cost covers the dropped ones."""
+
+    batch: SampledBatch
+    passed: list[str]  # prompts skipped, and prompts whose groups were dropped
+    counts: Counts
+
+
+def draw_round(
+    selection: Selection,
+    candidates: pd.DataFrame,
+    history: History,
+    *,
+    source: Source,
+    seed: int,
+    scratch: Path,
+) -> DrawnRound:
+    """Returns a round's rollouts: of all candidates, or within the selection's budget.
+
+    If no group is mixed when the budget ends, the first ones are kept all the same.
+
+    Args:
+      candidates: Columns prompt_id, prompt, rollouts; the phase in its order.
+    """
+    chosen, skipped = visit(selection, candidates, history, derive_seed(seed, "visit"))
+    if selection.budget is None:
+        batch = source.draw(chosen, seed, scratch)
+        return _drawn([batch], batch, len(candidates), skipped)
+    prompts, size = selection.budget.prompts, selection.budget.prompts_per_batch
+    parts: list[SampledBatch] = []
+    wanted: list[str] = []
+    for index, start in enumerate(range(0, len(chosen), size)):
+        part = scratch / f"part-{index:05d}"
+        asked = chosen[start : start + size].reset_index(drop=True)
+        parts.append(source.draw(asked, derive_seed(seed, "part", index), part))
+        ids = asked["prompt_id"]
+        if not selection.keeps_uniform:
+            ids = ids[ids.isin(mixed_prompts(source.judge(part)))]
+        wanted += ids.tolist()
+        if len(wanted) >= prompts:
+            break
+    kept = set(wanted[:prompts] or chosen["prompt_id"][:prompts])
+    return _drawn(parts, _merge(parts, kept, source), len(candidates), skipped)
+
+
+def engine_source(
+    engine: Engine,
+    *,
+    layout: Layout,
+    rollouts_per_batch: int,
+    profile: Path | None,
+    progress: Callable[[int, int], None],
+) -> Source:
+    """Returns what draws by an engine, or takes what the profile has drawn.
+
+    A batch is judged once, however often the work is interrupted.
+
+    Args:
+      engine: Draws, and judges if outcomes decide what is kept.
+      layout: Of stored rollouts.
+      profile: The profile's rollouts, if they are to be trained on.
+
+    Raises:
+      ArtifactError: If they are broken.
+    """
+    reused = read_batch(profile) if profile else None
+
+    def draw(prompts: pd.DataFrame, seed: int, scratch: Path) -> SampledBatch:
+        if reused is not None:
+            with located(profile):
+                taken = take_rollouts(layout, reused, prompts)
+            store_batch(scratch, taken)  # where what is drawn would be, to be judged alike
+            return taken
+        return sample_rollouts(
+            engine,
+            prompts,
+            rollouts_per_batch=rollouts_per_batch,
+            seed=seed,
+            scratch=scratch,
+            progress=progress,
+        )
+
+    def judge(scratch: Path) -> pd.DataFrame:
+        stored = stored_batches(scratch)
+        rewards = judge_stored(engine, stored, scratch=scratch / "judged").rewards
+        return rewards[is_judged(rewards)]
+
+    def keep(batch: SampledBatch, prompts: set[str]) -> SampledBatch:
+        return select_rollouts(layout, batch, batch.table["prompt_id"].isin(prompts).to_numpy())
+
+    return Source(draw, judge, keep)
+
+
+def take_rollouts(layout: Layout, stored: SampledBatch, prompts: pd.DataFrame) -> SampledBatch:
+    """Returns the first rollouts of each prompt, as many as it asks for and there are, for free.
+
+    Raises:
+      ArtifactError: If a prompt has no stored rollout.
+    """
+    known = stored.table["prompt_id"]
+    missing = ~prompts["prompt_id"].isin(known)
+    if missing.any():
+        example = prompts.loc[missing, "prompt_id"].iloc[0]
+        raise ArtifactError(f"holds no rollouts of the prompt {example!r}; rerun the stage profile")
+    sizes = known.map(prompts.set_index("prompt_id")["rollouts"]).fillna(0)
+    member = stored.table.groupby("prompt_id").cumcount()
+    batch = select_rollouts(layout, stored, (member < sizes).to_numpy())
+    return SampledBatch(table=batch.table, tensors=batch.tensors, cost=Cost())
+
+
+def write_round(directory: Path, drawn: DrawnRound, *, has_selection: bool) -> None:
+    """Writes a round's rollouts; with a selection also what it passed over, and its counts."""
+    if not has_selection:
+        write_rollouts(directory, drawn.batch)
+        return
+    factor = {"oversampling_factor": drawn.counts.oversampling_factor}
+    write_rollouts(directory, drawn.batch, {**asdict(drawn.counts), **factor})
+    write_json(directory / PASSED, drawn.passed)
+
+
+def _drawn(
+    parts: list[SampledBatch], batch: SampledBatch, candidates: int, skipped: list[str]
+) -> DrawnRound:
+    """Returns a round from what was drawn and what of it is kept."""
+    drawn = [each for part in parts for each in part.table["prompt_id"].unique()]
+    kept = set(batch.table["prompt_id"])
+    # What the profile has drawn took no step here.
+    sampled = sum(part.table["prompt_id"].nunique() for part in parts if part.cost.sampled_steps)
+    counts = Counts(
+        candidates=candidates,
+        skipped=len(skipped),
+        sampled=sampled,
+        reused=len(drawn) - sampled,
+        kept=len(kept),
+        batches=len(parts),
+    )
+    dropped = [each for each in drawn if each not in kept]
+    return DrawnRound(batch=batch, passed=sorted([*skipped, *dropped]), counts=counts)
+
+
+def _merge(parts: list[SampledBatch], kept: set[str], source: Source) -> SampledBatch:
+    """Returns the kept prompts' rollouts as one batch, their groups numbered anew."""
+    merged = concatenate(
+        [source.keep(each, kept) for each in parts if kept & {*each.table["prompt_id"]}]
+    )
+    group, _ = pd.factorize(merged.table["prompt_id"])
+    return SampledBatch(
+        table=merged.table.assign(group=group.astype("int64")),
+        tensors=merged.tensors,
+        cost=sum((each.cost for each in parts), Cost()),
+    )

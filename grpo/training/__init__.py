@@ -1,0 +1,1 @@
+"""Updates of one round: batches, frozen log-probs, drift, audits, metrics."""

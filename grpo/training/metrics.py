@@ -1,0 +1,147 @@
+"""What one update saw and did: the columns of updates.csv."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from grpo.objective.advantage import is_uniform, sum_by_group
+from grpo.objective.base import exp_log_ratio
+from grpo.objective.penalty import k3
+from grpo.runtime.ranks import add_counts, add_numbers, largest
+from grpo.training.batches import Batch
+from grpo.types import Rollouts, StepTerms
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateMetrics:
+    """What one optimizer step saw and did; a row of updates.csv."""
+
+    update: int
+    reward_mean: float
+    outcome_mean: float
+    reward_std_within: float
+    uniform_group_fraction: float
+    rollouts: int
+    trained_rollouts: int
+    trained_steps: int
+    loss: float
+    clip_fraction: float
+    kl_to_start: float  # k3 to the round's first policy, nats per trained step and dimension
+    grad_norm: float  # before clipping
+    advantage_abs_mean: float
+    ratio_min: float
+    ratio_max: float
+    audit_cosine: float | None  # with the gradient of the full credit; None: not audited
+    audit_norm_ratio: float | None  # to the norm of that gradient
+    mismatch_weight_mean: float | None  # over trained steps; None: no link corrects the sampler
+    mismatch_masked_fraction: float | None  # of trained steps: those of weight 0
+    reward_share_between_variants: float | None  # of the variance within groups; None: no variants
+
+
+class Audit(NamedTuple):
+    """The gradient that an update uses against the gradient of everything that was sampled."""
+
+    cosine: float
+    norm_ratio: float | None  # used / full; None: the full gradient is 0 and the used is not
+
+
+class Tally:
+    """Adds up what the microbatches of one update show."""
+
+    def __init__(self) -> None:
+        self.loss = self.kl = 0.0
+        self.steps = self.clipped = self.rollouts = 0
+        self.ratio_min = self.ratio_max = 1.0
+        self.drift = 0.0  # nats, between sampler and trainer, where the update measures it itself
+        self.mismatch_weight: float | None = None  # summed
+        self.mismatch_masked = 0
+
+    def add(self, terms: StepTerms, loss: Tensor, logp: Tensor, proximal_logp: Tensor) -> None:
+        with torch.no_grad():
+            self.loss += float(loss)
+            self.rollouts += len(logp)
+            self.steps += int(terms.mask.sum())
+            now, start = (each / terms.dimensions for each in (logp, proximal_logp))
+            self.kl += float(k3(now, start, terms.mask).double().sum())
+            if terms.clipped is not None:
+                self.clipped += int((terms.mask & terms.clipped).sum())
+            if terms.mismatch_weight is not None:
+                weight = terms.mismatch_weight[terms.mask]
+                self.mismatch_weight = (self.mismatch_weight or 0.0) + float(weight.double().sum())
+                self.mismatch_masked += int((weight == 0).sum())
+            ratio = exp_log_ratio(terms.log_ratio[terms.mask])
+            self.ratio_min = min(self.ratio_min, float(ratio.min()))
+            self.ratio_max = max(self.ratio_max, float(ratio.max()))
+
+    def add_drift(self, drift: float) -> None:
+        self.drift = max(self.drift, drift)
+
+    def add_ranks(self) -> None:
+        """Adds what the microbatches of the other ranks show."""
+        weights = [] if self.mismatch_weight is None else [self.mismatch_weight]
+        sums = [self.loss, self.kl, sum(weights, 0.0)]
+        counts = [self.steps, self.clipped, self.rollouts, self.mismatch_masked, len(weights)]
+        self.loss, self.kl, weight = add_numbers(sums)
+        self.steps, self.clipped, self.rollouts, self.mismatch_masked, known = add_counts(counts)
+        self.mismatch_weight = weight if known else None
+        smallest, self.ratio_max, self.drift = largest(
+            [-self.ratio_min, self.ratio_max, self.drift]
+        )
+        self.ratio_min = -smallest
+
+
+def update_metrics(
+    batch: Batch, tally: Tally, *, update: int, grad_norm: float, audit: Audit | None
+) -> UpdateMetrics:
+    """Returns the row of updates.csv of one optimizer step."""
+    rollouts, reward = batch.rollouts, batch.rollouts.reward.double()
+    total, size = sum_by_group(reward, rollouts.group)
+    squares, _ = sum_by_group((reward - total / size) ** 2, rollouts.group)
+    share = 1 / size  # of its group: sums over rollouts become sums over groups
+    uniform = is_uniform(rollouts.outcome, rollouts.group) * share
+    mask = rollouts.mask
+    steps = max(tally.steps, 1)
+    corrected = tally.mismatch_weight
+    return UpdateMetrics(
+        update=update,
+        reward_mean=float(reward.mean()),
+        outcome_mean=float(rollouts.outcome.double().mean()),
+        reward_std_within=float(((squares / size).sqrt() * share).sum() / share.sum()),
+        uniform_group_fraction=float(uniform.sum() / share.sum()),
+        rollouts=len(reward),
+        trained_rollouts=tally.rollouts,
+        trained_steps=tally.steps,
+        loss=tally.loss,
+        clip_fraction=tally.clipped / steps,
+        kl_to_start=tally.kl / steps,
+        grad_norm=grad_norm,
+        advantage_abs_mean=float(batch.credit.advantage[mask].abs().mean()),
+        ratio_min=tally.ratio_min,
+        ratio_max=tally.ratio_max,
+        audit_cosine=None if audit is None else audit.cosine,
+        audit_norm_ratio=None if audit is None else audit.norm_ratio,
+        mismatch_weight_mean=None if corrected is None else corrected / steps,
+        mismatch_masked_fraction=None if corrected is None else tally.mismatch_masked / steps,
+        reward_share_between_variants=share_between_variants(rollouts),
+    )
+
+
+def share_between_variants(rollouts: Rollouts) -> float | None:
+    """Returns the share of the groups' sums of squares that lies between variants of a prompt.
+
+    That part says what a prompt's variants do, not what the policy did under it. None without
+    variants, or if all groups are uniform.
+    """
+    if rollouts.variant is None or not rollouts.variant.any():
+        return None
+    reward, group = rollouts.reward.double(), rollouts.group
+    cell = group * (int(rollouts.variant.max()) + 1) + rollouts.variant
+    means = []
+    for index in (group, cell):
+        total, size = sum_by_group(reward, index)
+        means.append(total / size)
+    of_group, of_cell = means
+    whole = ((reward - of_group) ** 2).sum()
+    return float(((of_cell - of_group) ** 2).sum() / whole) if whole > 0 else None

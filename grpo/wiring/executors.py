@@ -1,0 +1,133 @@
+"""Engines from parameters: who does a stage's work, and what workers are told before they do."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import Field
+
+from grpo.errors import ArtifactError, ParameterError
+from grpo.params.parameters import PARAMS, Parameters
+from grpo.params.policy import Positive, Strict
+from grpo.runtime.artifacts.checkpoints import CODE
+from grpo.runtime.artifacts.files import digest
+from grpo.runtime.executors.base import Engine, Local, Work
+from grpo.runtime.executors.gpus import visible_gpus
+from grpo.runtime.executors.processes import ProcessPool
+
+Make = Callable[[str], Work]  # from a setup as JSON; a function of a module
+
+
+def _digest_code() -> str:
+    return digest(CODE)
+
+
+class Setup(Strict):
+    """What a stage's work depends on, as plain data."""
+
+    params: Parameters  # the stage's own: the file may have changed since
+    code: str = Field(default_factory=_digest_code)
+    sharing: Positive = 1  # workers that share a host's processors
+
+
+SetupT = TypeVar("SetupT", bound=Setup)
+
+
+@contextmanager
+def open_engine(make: Make, setup: Setup) -> Iterator[Engine]:
+    """Yields what does a stage's jobs as `sampling` says; its workers end with the block.
+
+    Raises:
+      ParameterError: If workers are to have a GPU each and there are too few.
+      EngineError: If no Ray cluster answers at RAY_ADDRESS.
+      MissingExtraError: If Ray is asked for and not installed.
+    """
+    with ENGINES[setup.params.sampling.engine](make, setup) as engine:
+        yield engine
+
+
+def receive(kind: type[SetupT], line: str) -> SetupT:
+    """Returns the setup in a line.
+
+    Raises:
+      ArtifactError: If it is that of other code.
+    """
+    setup = kind.model_validate_json(line)
+    if setup.code != _digest_code():
+        raise ArtifactError(
+            f"{Path.cwd()}: grpo/ or stages/ is not what the stage has started with; rerun it, and "
+            "let every host see the same files"
+        )
+    return setup
+
+
+@contextmanager
+def _in_this_process(make: Make, setup: Setup) -> Iterator[Engine]:
+    yield Local(make(setup.model_dump_json()))
+
+
+@contextmanager
+def _on_processes(make: Make, setup: Setup) -> Iterator[Engine]:
+    workers, gpus = setup.params.sampling.workers, _gpus_of_workers(setup.params)
+    environments = [_environment(setup.params) for _ in range(workers)]
+    for environment, gpu in zip(environments, gpus):
+        environment["CUDA_VISIBLE_DEVICES"] = gpu
+    with ProcessPool(_address(make), _shared(setup, workers), environments) as engine:
+        yield engine
+
+
+@contextmanager
+def _on_ray(make: Make, setup: Setup) -> Iterator[Engine]:
+    # Imported here: an extra, and a second.
+    from grpo.runtime.executors.ray_cluster import ADDRESS, RayPool, connected
+
+    params = setup.params
+    workers, threads = params.sampling.workers, params.machine.threads
+    gpus = () if ADDRESS else _gpus_of_workers(params)
+    with connected(processors=workers * threads, gpus=len(gpus)) as hosts:
+        pool = RayPool(
+            _address(make),
+            _shared(setup, -(-workers // hosts)),
+            workers=workers,
+            needs={"num_cpus": threads, "num_gpus": int(params.machine.device == "cuda")},
+            environment={**_environment(params), "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        with pool as engine:
+            yield engine
+
+
+ENGINES = {"local": _in_this_process, "processes": _on_processes, "ray": _on_ray}
+
+
+def _address(make: Make) -> str:
+    return f"{make.__module__}:{make.__name__}"
+
+
+def _shared(setup: Setup, sharing: int) -> str:
+    return setup.model_copy(update={"sharing": sharing}).model_dump_json()
+
+
+def _environment(params: Parameters) -> dict[str, str]:
+    """Returns what a worker's environment must say: bytes may depend on the number of threads."""
+    return {"OMP_NUM_THREADS": str(params.machine.threads)}
+
+
+def _gpus_of_workers(params: Parameters) -> tuple[str, ...]:
+    """Returns the GPUs of this host that workers take, one each.
+
+    Raises:
+      ParameterError: If there are too few.
+    """
+    if params.machine.device != "cuda":
+        return ()
+    gpus, workers = visible_gpus(), params.sampling.workers
+    if len(gpus) < workers:
+        raise ParameterError(
+            f"{PARAMS}: sampling.workers must be at most {len(gpus)}, the GPUs that this stage may "
+            f"use, got {workers}; lower it, or give the stage more: under flows by meta.exec.gpu "
+            "in dvc.yaml"
+        )
+    return gpus[:workers]

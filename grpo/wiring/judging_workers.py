@@ -1,0 +1,29 @@
+"""What judges a stage's rollouts, wherever that is done."""
+
+from pathlib import Path
+
+from grpo.params.parameters import DATA
+from grpo.runtime.artifacts.tables import PROMPTS, read_table
+from grpo.runtime.executors.base import Work
+from grpo.sampling.scoring import judging
+from grpo.wiring.executors import Setup, receive
+from grpo.wiring.rewards import build_reward
+
+
+class Judging(Setup):
+    """What judging depends on beside the parameters."""
+
+    prompts: Path  # schema PROMPTS
+
+
+def make_judging(line: str) -> Work:
+    """Returns the work of a stage that judges.
+
+    Raises:
+      ArtifactError: If the prompts are broken, or the code is not the stage's.
+      MissingExtraError: If the judge's package is not installed.
+      ParameterError: If the judge's model cannot be loaded.
+    """
+    setup = receive(Judging, line)
+    rule = build_reward(setup.params, DATA)
+    return Work({"judge": judging(rule, read_table(setup.prompts, PROMPTS))})

@@ -1,0 +1,236 @@
+"""Objectives from parameters, and the composition rules read on a whole parameter file."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from grpo.allocation.curriculum import CurriculumStep, count_phases
+from grpo.errors import ParameterError
+from grpo.objective import advantage, algorithms, chunks, correction, penalty, ratio, trust, weight
+from grpo.objective.base import Objective, chain
+from grpo.objective.predicates import Plan
+from grpo.objective.rule import Severity
+from grpo.objective.rules import RULES
+from grpo.params.parameters import BASE, PARAMS, Arm, LinkSpec, Parameters
+from grpo.params.policy import ScratchBase, ScratchFlowBase, TokenPolicyParams, TokenSampling
+from grpo.params.specs import build_listed
+from grpo.wiring.curricula import build_curriculum
+from grpo.wiring.selections import build_selection, check_selection, selection_paths
+
+LINKS: dict[str, Callable[..., Objective]] = {
+    "center_by_group_mean": advantage.center_by_group_mean,
+    "leave_one_out": advantage.leave_one_out,
+    "center_by_moving_average": advantage.center_by_moving_average,
+    "scale_by_group_std": advantage.scale_by_group_std,
+    "scale_by_batch_std": advantage.scale_by_batch_std,
+    "average_over_steps": weight.average_over_steps,
+    "average_over_rollouts": weight.average_over_rollouts,
+    "average_over_horizon": weight.average_over_horizon,
+    "average_over_prompts": weight.average_over_prompts,
+    "sum_over_steps": weight.sum_over_steps,
+    "rectify_noise_level": weight.rectify_noise_level,
+    "weigh_by_noise_std": weight.weigh_by_noise_std,
+    "drop_uniform_groups": weight.drop_uniform_groups,
+    "keep_extreme_rollouts": weight.keep_extreme_rollouts,
+    "sample_chunks_by_phase": chunks.sample_chunks_by_phase,
+    "sample_steps_uniformly": chunks.sample_steps_uniformly,
+    "sample_steps_by_advantage": chunks.sample_steps_by_advantage,
+    "keep_highest_phase": chunks.keep_highest_phase,
+    "average_ratio_over_rollout": ratio.average_ratio_over_rollout,
+    "average_ratio_keeping_token_gradient": ratio.average_ratio_keeping_token_gradient,
+    "scale_log_ratio": ratio.scale_log_ratio,
+    "normalize_log_ratio": ratio.normalize_log_ratio,
+    "truncate_mismatch": correction.truncate_mismatch,
+    "mask_mismatched_rollouts": correction.mask_mismatched_rollouts,
+    "clip_surrogate": trust.clip_surrogate,
+    "truncate_ratio": trust.truncate_ratio,
+    "gate_ratio_softly": trust.gate_ratio_softly,
+    "average_clipped_log_ratio": trust.average_clipped_log_ratio,
+    "weigh_log_prob": trust.weigh_log_prob,
+    "contrast_implicit_policies": trust.contrast_implicit_policies,
+    "penalize_kl": penalty.penalize_kl,
+    "subtract_kl_from_reward": penalty.subtract_kl_from_reward,
+}
+ALGORITHMS: dict[str, Callable[..., Objective]] = {
+    "grpo": algorithms.grpo,
+    "dr_grpo": algorithms.dr_grpo,
+    "dapo": algorithms.dapo,
+    "rloo": algorithms.rloo,
+    "gspo": algorithms.gspo,
+    "gspo_token": algorithms.gspo_token,
+    "two_grpo": algorithms.two_grpo,
+    "cispo": algorithms.cispo,
+    "sapo": algorithms.sapo,
+    "gmpo": algorithms.gmpo,
+    "luspo": algorithms.luspo,
+    "flow_grpo": algorithms.flow_grpo,
+    "flash_grpo": algorithms.flash_grpo,
+    "awm": algorithms.awm,
+    "diffusion_nft": algorithms.diffusion_nft,
+    "chunk_grpo": algorithms.chunk_grpo,
+    "pcm": algorithms.pcm,
+}
+
+
+class Finding(NamedTuple):
+    """A composition rule that a parameter file meets, with the path of what causes it."""
+
+    rule: str
+    severity: Severity
+    path: str
+    sentence: str
+
+    def __str__(self) -> str:
+        return f"{self.rule} {self.severity.name} {self.path}: {self.sentence}"
+
+
+def build_objective(specs: list[LinkSpec], arm: str) -> Objective:
+    """Returns the chain of an arm's links and algorithms.
+
+    Raises:
+      ParameterError: If one is unknown or its settings are wrong.
+    """
+    built = build_listed(specs, {**LINKS, **ALGORITHMS}, f"arms.{arm}.objective")
+    try:
+        return chain(*(objective for _, objective in built))
+    except ValueError as error:
+        raise ParameterError(f"{PARAMS}: arms.{arm}.objective: {error}") from None
+
+
+def findings(params: Parameters) -> list[Finding]:
+    """Returns every composition rule that the parameters meet, errors first.
+
+    Raises:
+      ParameterError: If a component is wrong, or a round asks for a phase that there will not be.
+    """
+    found = []
+    for name, arm in params.arms.items():
+        paths, plan = _plan(params, name, arm)
+        _check_phases(params, name, plan)
+        check_selection(params, name, plan.curriculum)
+        _check_updates(params, name, plan)
+        for rule in RULES:
+            for cause in rule.find(plan):
+                is_of_arm = cause.split(".")[0] in type(arm).model_fields
+                path = paths.get(cause, f"arms.{name}.{cause}" if is_of_arm else cause)
+                found.append(Finding(rule.id, rule.severity, path, rule.sentence))
+    return sorted(found, key=lambda each: (-each.severity.value, each.path, each.rule))
+
+
+def _plan(params: Parameters, name: str, arm: Arm) -> tuple[dict[str, str], Plan]:
+    """Returns what the rules may know of an arm, and the path of each of its components."""
+    build_objective(arm.objective, name)
+    objective = build_listed(arm.objective, {**LINKS, **ALGORITHMS}, f"arms.{name}.objective")
+    curriculum = build_curriculum(arm.curriculum, name)
+    paths = {link.name: path for path, each in objective for link in each.links}
+    for index, step in enumerate(curriculum):
+        paths[step.link.name] = f"arms.{name}.curriculum[{index}].{step.link.name}"
+    rounds = [params.rounds[each] for each in params.rounds_of(name)]
+    return {**paths, **selection_paths(arm.selection, name)}, Plan(
+        links=tuple(link for _, each in objective for link in each.links),
+        curriculum=tuple(step.link for step in curriculum),
+        group_sizes=_group_sizes(curriculum),
+        updates_per_round=arm.training.updates_per_round,
+        top_p=arm.sampling.top_p if isinstance(arm.sampling, TokenSampling) else 1.0,
+        has_binary_reward=_has_binary_reward(params),
+        dropouts=_dropouts(params),
+        selection=build_selection(arm.selection, name).links,
+        phases=tuple(each.phase for each in rounds),
+        starts_from_base=any(each.start == BASE for each in rounds),
+        reads_profile=any(step.reads_profile for step in curriculum),
+        profile_rollouts=params.profile.rollouts_per_prompt,
+        routing=params.policy.routing if isinstance(params.policy, TokenPolicyParams) else "live",
+        has_routers=_has_routers(params),
+        denoises=params.policy.kind == "denoising",
+        acts=params.policy.kind == "action_chunks",
+        **_choice_of_steps(arm),
+    )
+
+
+def _choice_of_steps(arm: Arm) -> dict[str, Any]:
+    """Returns what the rules may know of an arm's denoising steps."""
+    sampling = arm.sampling
+    if isinstance(sampling, TokenSampling):
+        return {}
+    owners = {"scope": sampling.scope, "window_stride": sampling.window_stride}
+    return {
+        "density": sampling.density,
+        "stochastic": sampling.stochastic,
+        "owners": tuple(f"sampling.{name}" for name, each in owners.items() if each),
+        "has_variants": sampling.variants is not None,
+    }
+
+
+def _check_phases(params: Parameters, name: str, plan: Plan) -> None:
+    """Raises if a round of the arm asks for a phase that its curriculum will not have."""
+    phases = max(map(count_phases, plan.curriculum))
+    for each in params.rounds_of(name):
+        phase = params.rounds[each].phase
+        if phase > phases:
+            raise ParameterError(
+                f"{PARAMS}: rounds.{each}.phase must be at most {phases}, the phases of "
+                f"arms.{name}.curriculum, got {phase}"
+            )
+
+
+def _check_updates(params: Parameters, name: str, plan: Plan) -> None:
+    """Raises if an arm asks for more updates per round than a round can have groups."""
+    budget = build_selection(params.find_arm(name).selection, name).budget
+    prompts = [budget.prompts] if budget else []
+    for link in plan.curriculum:
+        each = link.settings.get("prompts_per_phase")
+        prompts += [] if each is None else [int(each)]
+    prompts += [getattr(params.task, "train_prompts", None) or plan.updates_per_round]
+    if plan.updates_per_round > min(prompts):
+        raise ParameterError(
+            f"{PARAMS}: arms.{name}.training.updates_per_round must be at most {min(prompts)}, the "
+            f"prompts of a round, got {plan.updates_per_round}: an update takes whole groups"
+        )
+
+
+def _group_sizes(curriculum: list[CurriculumStep]) -> frozenset[int]:
+    """Returns every group size that a curriculum can give."""
+    sizes: set[int] = set()
+    for step in curriculum:
+        if step.link.name == "fix_group_size":
+            sizes.add(int(step.link.settings["rollouts"] or 0))
+        if step.link.name == "size_groups_by_inverse_rate":
+            size = int(step.link.settings["smallest"] or 0)
+            largest = int(step.link.settings["largest"] or 0)
+            while size < largest:
+                sizes.add(size)
+                size *= 2
+            sizes.add(largest)
+    return frozenset(sizes)
+
+
+def _has_binary_reward(params: Parameters) -> bool:
+    """Returns whether rewards take two values."""
+    reward = params.reward
+    return reward.maximize == "outcome" and reward.unfinished_penalty == 0
+
+
+def _has_routers(params: Parameters) -> bool | None:
+    """Returns whether the base is a mixture of experts; None if that is not in the parameters."""
+    base = params.policy.base
+    if not isinstance(base, ScratchBase):
+        return None
+    return "Moe" in base.architecture or any("experts" in key for key in base.config)
+
+
+def _dropouts(params: Parameters) -> frozenset[str]:
+    """Returns the paths of every dropout that is on."""
+    base = params.policy.base
+    configs: dict[str, Mapping[str, object]] = {}
+    if isinstance(base, ScratchBase):
+        configs["config"] = base.config
+    elif isinstance(base, ScratchFlowBase):
+        configs |= {"transformer": base.transformer, "text_encoder": base.text_encoder}
+    on = {
+        f"policy.base.{name}.{key}"
+        for name, config in configs.items()
+        for key, value in config.items()
+        if "dropout" in key and value
+    }
+    if params.policy.lora and params.policy.lora.dropout:
+        on.add("policy.lora.dropout")
+    return frozenset(on)

@@ -1,0 +1,49 @@
+"""What the profile measures of the phases of a robot's task."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+
+from grpo.modalities.base import make_rollouts
+from grpo.modalities.shared.machine import prepare_machine
+from grpo.params.parameters import Parameters
+from grpo.params.policy import ActionChunkPolicyParams
+from grpo.runtime.seeds import derive_seed
+from grpo.sampling.rollouts import SampledBatch
+from grpo.types import Cost
+from grpo.wiring.draws import draws_of_profile
+from grpo.wiring.policies import load_policy
+
+
+def profile_steps(
+    params: Parameters, directory: Path, batch: SampledBatch, rewards: pd.DataFrame
+) -> tuple[dict[str, object], Cost]:
+    """Returns where along the profile's rollouts the signal is, and what it cost to measure.
+
+    Nothing if steps have no phases.
+
+    Args:
+      directory: The base policy's.
+      rewards: Schema REWARDS, of the same rollouts.
+    """
+    if not isinstance(params.policy, ActionChunkPolicyParams):
+        return {}, Cost()
+    # Imported here: its statistics take a second that other policies need not wait.
+    from grpo.modalities.action_chunks.phases import PHASE_NAMES
+    from grpo.training.phase_metrics import profile_phases
+
+    prepare_machine(params.machine)
+    draws = draws_of_profile(params)
+    policy = load_policy(params, base=directory, directory=directory, draws=draws)
+    group = torch.tensor(batch.table["group"].to_numpy())
+    trajectory, logp = policy.unpack(batch.tensors, group)
+    judged = rewards.set_index("rollout_id").loc[batch.table["rollout_id"]]
+    outcome = torch.tensor(judged["outcome"].to_numpy(np.float32))
+    rollouts = make_rollouts(trajectory, logp, group=group, reward=outcome, outcome=outcome)
+    generator = torch.Generator().manual_seed(derive_seed(params.seed, "profile phases"))
+    names = PHASE_NAMES[params.policy.phases]
+    before = policy.cost
+    found = profile_phases(policy, trajectory, rollouts, names, generator)
+    return found, policy.cost - before

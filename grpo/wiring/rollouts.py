@@ -1,0 +1,79 @@
+"""What a round may sample, and where its rollouts come from, from parameters and artifacts."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+
+from grpo.allocation.curriculum import add_prompts, allocated_sizes, select_phase
+from grpo.allocation.selection import Selection, require_candidates
+from grpo.errors import ArtifactError, located
+from grpo.params.parameters import BASE, PARAMS, Parameters
+from grpo.runtime.artifacts.tables import CURRICULUM, PROMPTS, read_table
+from grpo.runtime.executors.base import Engine
+from grpo.sampling.round_rollouts import Source, engine_source
+from grpo.wiring.curricula import build_curriculum
+from grpo.wiring.policies import stored_layout
+from grpo.wiring.sampling_workers import Drawing
+
+
+def read_candidates(
+    params: Parameters, name: str, selection: Selection, *, curriculum: Path, prompts: Path
+) -> pd.DataFrame:
+    """Returns the prompts of a round's phase in its order, with their text.
+
+    Raises:
+      ParameterError: If there is no such phase, or it has too few prompts for the selection.
+      ArtifactError: If the curriculum is broken or of other prompts.
+    """
+    each = params.find_round(name)
+    plan, tasks = read_table(curriculum, CURRICULUM), read_table(prompts, PROMPTS)
+    with located(f"{PARAMS}: rounds.{name}.phase"):
+        plan = select_phase(plan, each.phase)
+    with located(f"{PARAMS}: arms.{each.arm}.selection"):
+        require_candidates(selection, len(plan))
+    with located(curriculum):
+        _require_allocated(params, each.arm, plan)
+        return add_prompts(plan, tasks)
+
+
+def _require_allocated(params: Parameters, arm: str, plan: pd.DataFrame) -> None:
+    """Raises ArtifactError if a group has another size than the arm's curriculum gives it."""
+    steps = build_curriculum(params.find_arm(arm).curriculum, arm)
+    sizes = allocated_sizes(plan, steps)
+    broken = plan[plan["rollouts"] != sizes]
+    if len(broken):
+        first = broken.iloc[0]
+        raise ArtifactError(
+            f"row {broken.index[0]} (prompt_id={first['prompt_id']!r}): column 'rollouts' must be "
+            f"{sizes[broken.index[0]]}, as arms.{arm}.curriculum says, got {first['rollouts']}; "
+            "rerun the curriculum stage"
+        )
+
+
+def build_source(
+    setup: Drawing,
+    selection: Selection,
+    *,
+    engine: Engine,
+    profile: Path,
+    progress: Callable[[int, int], None],
+) -> Source:
+    """Returns the source of a round's rollouts: its policy, or what the profile drew from it.
+
+    Args:
+      engine: That the setup was opened with.
+
+    Raises:
+      ArtifactError: If the profile's rollouts are needed and broken.
+    """
+    params = setup.params
+    each = params.find_round(setup.asked_by.removeprefix("rounds."))
+    reuses = selection.reuses_profile and each.start == BASE
+    return engine_source(
+        engine,
+        layout=stored_layout(params, setup.base),
+        rollouts_per_batch=params.find_arm(each.arm).sampling.rollouts_per_batch,
+        profile=profile if reuses else None,
+        progress=progress,
+    )

@@ -1,0 +1,398 @@
+"""Everything one round of training needs, from parameters and artifacts, and what it leaves."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+
+from grpo.allocation.selection import History, learn_round
+from grpo.errors import ArtifactError, DivergedError, UnsoundError, located
+from grpo.modalities.base import Policy, Trajectory, make_rollouts
+from grpo.modalities.shared.directories import (
+    PolicyState,
+    gather_trained,
+    read_state,
+    read_trainable,
+    save_trained,
+)
+from grpo.modalities.shared.optimizer import PreciseAdamW
+from grpo.modalities.shared.packed import Layout
+from grpo.modalities.tokens.policy import Decoding
+from grpo.objective.advantage import rollout_advantage
+from grpo.objective.base import Objective, State
+from grpo.params.parameters import PARAMS, Parameters, Training
+from grpo.params.reward import Reward
+from grpo.runtime.artifacts.checkpoints import Scratch
+from grpo.runtime.artifacts.files import atomic_path, read_json, write_json
+from grpo.runtime.artifacts.tables import (
+    CREDIT,
+    REWARDS,
+    is_judged,
+    read_table,
+    write_csv,
+    write_table,
+    wrong_cell,
+)
+from grpo.runtime.ranks import this_rank
+from grpo.runtime.seeds import derive_seed
+from grpo.sampling.rollouts import SUMMARY, SampledBatch, read_batch, read_passed, select_rollouts
+from grpo.training.batches import explain_fewer
+from grpo.training.frozen import score_steps
+from grpo.training.step_metrics import step_metrics
+from grpo.training.updates import TrainedRound, TrainingSettings, train_round
+from grpo.types import Rollouts
+from grpo.wiring.draws import draws_of_round
+from grpo.wiring.objectives import build_objective
+from grpo.wiring.policies import load_policy, make_optimizer
+from grpo.wiring.selections import build_selection
+
+LARGE_REWARD = 1e6  # from here on it is rewards, not steps, that make numbers overflow
+LOSS_REFERENCE = "penalize_kl"
+REWARD_REFERENCE = "subtract_kl_from_reward"
+TABLE, TENSORS = "table.parquet", "tensors.safetensors"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedRound:
+    """A round ready to be trained."""
+
+    policy: Policy[Any]
+    reference: Policy[Any] | None
+    trajectory: Trajectory
+    rollouts: Rollouts
+    sampled: SampledBatch  # the rollouts that count, row by row with `rollouts`
+    objective: Objective
+    objective_state: State
+    optimizer: PreciseAdamW
+    settings: TrainingSettings
+    start_state: PolicyState
+    passed: list[str]  # prompts that were visited and are not trained on
+
+
+def load_round(
+    params: Parameters, name: str, *, base: Path, start: Path, rollouts: Path, rewards: Path
+) -> LoadedRound:
+    """Returns the policy of `start`, its optimizer, and the round's rollouts and rewards.
+
+    Raises:
+      ArtifactError: If an artifact is broken, or rewards and rollouts do not match.
+    """
+    each = params.find_round(name)
+    arm = params.find_arm(each.arm)
+    draws = draws_of_round(params, name)
+    policy = load_policy(params, base=base, directory=start, draws=draws)
+    optimizer = make_optimizer(policy.model, arm.training)
+    start_state = read_state(start, each.start)
+    if start_state.arm is not None:
+        read_trainable(start, policy.model, optimizer)
+    objective = build_objective(arm.objective, each.arm)
+    active = {link.name for link in objective.links if link.settings.get("beta")}
+    reference: Policy[Any] | None = None
+    if active & {LOSS_REFERENCE, REWARD_REFERENCE}:
+        if isinstance(draws, Decoding):
+            draws = replace(draws, routing="live")  # other weights, other choices
+        reference = load_policy(params, base=base, directory=base, draws=draws)
+    sampled, judged, passed = read_counted(policy.layout, rollouts, rewards, params.reward)
+    group = torch.tensor(sampled.table["group"].to_numpy())
+    with located(rollouts / TENSORS):
+        trajectory, behavior_logp = policy.unpack(sampled.tensors, group)
+    _require_as_drawn(sampled.table, policy, trajectory, rollouts)
+    settings = settings_of(arm.training)
+    reference_logp = None
+    if reference and REWARD_REFERENCE in active:
+        scores = score_steps(
+            reference, trajectory, trajectory.mask.float(), settings.tokens_per_microbatch
+        )
+        reference_logp = scores.logp
+    return LoadedRound(
+        policy=policy,
+        reference=reference,
+        trajectory=trajectory,
+        rollouts=make_rollouts(
+            trajectory,
+            behavior_logp,
+            group=group,
+            reward=torch.tensor(judged["reward"].to_numpy(np.float32)),
+            outcome=torch.tensor(judged["outcome"].to_numpy(np.float32)),
+            reference_logp=reference_logp,
+        ),
+        sampled=sampled,
+        objective=objective,
+        objective_state=start_state.objective_state or objective.init(),
+        optimizer=optimizer,
+        settings=settings,
+        start_state=start_state,
+        passed=passed,
+    )
+
+
+def train_loaded(
+    params: Parameters,
+    name: str,
+    loaded: LoadedRound,
+    *,
+    scratch: Scratch,
+    progress: Callable[[int, int], None],
+) -> TrainedRound:
+    """Trains a round; continues from `scratch` bit-identically.
+
+    Args:
+      progress: Called with the updates done and their number.
+
+    Raises:
+      DivergedError: If a number of an update is not finite; it names what to lower.
+    """
+    with objective_named(params, name), _remedy_named(params, name, loaded.rollouts):
+        return train_round(
+            loaded.policy,
+            loaded.trajectory,
+            loaded.rollouts,
+            objective=loaded.objective,
+            objective_state=loaded.objective_state,
+            optimizer=loaded.optimizer,
+            reference=loaded.reference,
+            settings=loaded.settings,
+            first_update=loaded.start_state.updates,
+            generator=torch.Generator().manual_seed(derive_seed(params.seed, "train", name)),
+            scratch=scratch,
+            progress=progress,
+        )
+
+
+@contextmanager
+def objective_named(params: Parameters, name: str) -> Iterator[None]:
+    """Puts the path of a round's objective before a rule that shows at run time (U27)."""
+    try:
+        yield
+    except UnsoundError as error:
+        path = f"arms.{params.find_round(name).arm}.objective"
+        raise UnsoundError(f"{PARAMS}: {path}: {error}") from None
+
+
+@contextmanager
+def _remedy_named(params: Parameters, name: str, rollouts: Rollouts) -> Iterator[None]:
+    """Says which round diverged, and which parameter to lower."""
+    try:
+        yield
+    except DivergedError as error:
+        arm, highest = params.find_round(name).arm, float(rollouts.reward.abs().max())
+        rate = params.find_arm(arm).training.learning_rate
+        lower = f"arms.{arm}.training.learning_rate, which is {rate:g}"
+        if highest > LARGE_REWARD:
+            lower = f"what reward.* makes rewards of, which are as large as {highest:g}"
+        message = f"training of {name} diverged at {error}; lower {lower}, in {PARAMS}"
+        raise DivergedError(message, error.updates) from None
+
+
+def save_round(
+    params: Parameters,
+    name: str,
+    loaded: LoadedRound,
+    trained: TrainedRound,
+    *,
+    policy_out: Path,
+    out: Path,
+) -> None:
+    """Writes the trained policy, and metrics, steps, credit and cost of its training.
+
+    All ranks must call it; the first one writes.
+    """
+    weights = gather_trained(loaded.policy.model, loaded.optimizer)
+    if this_rank() != 0:
+        return
+    cost = loaded.policy.cost
+    if loaded.reference is not None:
+        cost += loaded.reference.cost
+    state = PolicyState(
+        name=name,
+        arm=params.rounds[name].arm,
+        start=loaded.start_state.name,
+        updates=loaded.start_state.updates + len(trained.metrics),
+        objective_state=trained.objective_state,
+        selection_state=_learn(params, name, loaded),
+        cost=loaded.start_state.cost + loaded.sampled.cost + cost,
+    )
+    with atomic_path(out) as temporary:
+        temporary.mkdir()
+        frame = pd.DataFrame([asdict(each) for each in trained.metrics])
+        write_csv(temporary / "updates.csv", frame)
+        steps = step_metrics(loaded.rollouts, trained.batches)
+        write_csv(temporary / "steps.csv", pd.DataFrame([asdict(each) for each in steps]))
+        _write_phases(temporary / "phases.csv", params, loaded, trained)
+        write_table(_credit_table(loaded, trained), temporary / "credit.parquet", CREDIT)
+        summary: dict[str, object] = {
+            "cost": asdict(cost),
+            "audit_cost": asdict(trained.audit_cost),
+            "updates": len(trained.metrics),
+            "drift_max": trained.drift_max,
+        }
+        if (fewer := fewer_updates(loaded, trained)) is not None:
+            summary["fewer_updates"] = fewer
+        write_json(temporary / "summary.json", summary)
+    with atomic_path(policy_out) as temporary:
+        save_trained(temporary, weights, state)
+
+
+def fewer_updates(loaded: LoadedRound, trained: TrainedRound) -> str | None:
+    """Returns why a round has fewer updates than its arm asks for; None if it has as many."""
+    return explain_fewer(loaded.settings.updates_per_round, loaded.rollouts, trained.batches)
+
+
+def _write_phases(
+    path: Path, params: Parameters, loaded: LoadedRound, trained: TrainedRound
+) -> None:
+    """Writes what was trained of every phase, if steps have phases."""
+    if loaded.rollouts.chunks is None:
+        return
+    # Imported here: its statistics take a second that other policies need not wait.
+    from grpo.modalities.action_chunks.phases import PHASE_NAMES
+    from grpo.training.phase_metrics import phase_metrics
+
+    names = PHASE_NAMES[params.action_chunks.phases]
+    state = trained.objective_state
+    rows = phase_metrics(loaded.rollouts, trained.batches, state, names)
+    write_csv(path, pd.DataFrame([asdict(each) for each in rows]))
+
+
+def _learn(params: Parameters, name: str, loaded: LoadedRound) -> History:
+    """Returns what the next round's selection knows of the prompts."""
+    arm = params.find_round(name).arm
+    prompts = loaded.sampled.table[["prompt_id"]]
+    return learn_round(
+        build_selection(params.find_arm(arm).selection, arm),
+        loaded.start_state.selection_state,
+        prompts.assign(outcome=loaded.rollouts.outcome.numpy()),
+        loaded.passed,
+    )
+
+
+def settings_of(training: Training) -> TrainingSettings:
+    """Returns what of an arm's training its updates need."""
+    names = [each.name for each in fields(TrainingSettings)]
+    return TrainingSettings(**{name: getattr(training, name) for name in names})
+
+
+class Counted(NamedTuple):
+    """The rollouts of a round that are trained on."""
+
+    sampled: SampledBatch  # their cost is that of all rollouts
+    rewards: pd.DataFrame  # row by row
+    passed: list[str]  # prompts that were visited, and have none
+
+
+def read_counted(layout: Layout, rollouts: Path, rewards: Path, shaping: Reward) -> Counted:
+    """Returns the rollouts of a round that were judged and have steps.
+
+    The others are left out before anything is computed from their groups: a round is trained as if
+    they had not been drawn.
+
+    Args:
+      rewards: Of all rollouts, which may stand in another order.
+      shaping: What the rewards were made of outcomes by.
+
+    Raises:
+      ArtifactError: If an artifact is broken, rewards and rollouts do not match, or no rollout
+        counts.
+    """
+    stored = read_batch(rollouts)
+    table = stored.table
+    judged = read_table(rewards, REWARDS).set_index("rollout_id")
+    missing = ~table["rollout_id"].isin(judged.index)
+    if missing.any() or len(judged) != len(table):
+        example = table.loc[missing, "rollout_id"].iloc[0] if missing.any() else "none"
+        raise ArtifactError(
+            f"{rewards}: must hold one reward per rollout, has {len(judged)} for {len(table)}, "
+            f"first missing: {example}; rerun its score stage"
+        )
+    _require_counted(rollouts, table)
+    _require_shaped(judged, table, rewards, shaping)
+    judged = judged.loc[table["rollout_id"]]
+    counts = is_judged(judged).to_numpy() & (table["steps"] > 0).to_numpy()
+    if not counts.any():
+        first = judged.iloc[0]
+        raise ArtifactError(
+            f"{rewards}: must hold a rollout that was judged and has steps, none of {len(table)} "
+            f"does; the first is {first.name} {first['status']}: {first['detail'] or 'no steps'}"
+        )
+    with located(rollouts / TENSORS):
+        sampled = select_rollouts(layout, stored, counts)
+    passed = {*read_passed(rollouts), *table["prompt_id"]} - {*sampled.table["prompt_id"]}
+    return Counted(sampled, judged[counts], sorted(passed))
+
+
+def _require_counted(rollouts: Path, table: pd.DataFrame) -> None:
+    """Raises ArtifactError unless a table has as many rollouts as were drawn."""
+    path = rollouts / SUMMARY
+    summary = read_json(path)
+    drawn = summary.get("rollouts") if isinstance(summary, dict) else None
+    if drawn != len(table):
+        raise ArtifactError(
+            f"{path}: rollouts must be {len(table)}, as in its table, got {drawn!r}; rerun the "
+            "stage that writes them"
+        )
+
+
+def _require_shaped(
+    judged: pd.DataFrame, table: pd.DataFrame, rewards: Path, shaping: Reward
+) -> None:
+    """Raises ArtifactError unless each rollout has its own prompt's reward, and its outcome's.
+
+    Args:
+      judged: By rollout_id, the same rollouts as the table's.
+      table: Schema ROLLOUTS.
+    """
+    drawn = table.set_index("rollout_id").loc[judged.index]
+    penalty = np.where(drawn["is_finished"], 0.0, shaping.unfinished_penalty)
+    expected = {"prompt_id": drawn["prompt_id"]}
+    if shaping.maximize == "outcome":
+        expected["reward"] = judged["outcome"] - penalty
+    for column, values in expected.items():
+        differs = np.flatnonzero(judged[column] != values)
+        if len(differs):
+            row = int(differs[0])
+            why = "as its outcome and reward.* say" if column == "reward" else "as it was drawn"
+            rule = f"{values.iloc[row]}, {why}"
+            error = wrong_cell(judged.reset_index(), rewards, row, column, rule)
+            raise ArtifactError(f"{error}; rerun its score stage")
+
+
+def _require_as_drawn(
+    table: pd.DataFrame, policy: Policy[Any], trajectory: Any, rollouts: Path
+) -> None:
+    """Raises ArtifactError unless a table says of each rollout what its tensors say."""
+    drawn = {
+        "text": policy.decode(trajectory),
+        "is_finished": policy.is_finished(trajectory).tolist(),
+    }
+    for column, values in drawn.items():
+        differs = np.flatnonzero(table[column].to_numpy() != np.array(values, dtype=object))
+        if len(differs):
+            row = int(differs[0])
+            rule = f"what {rollouts / TENSORS} says of it"
+            error = wrong_cell(table, rollouts / TABLE, row, column, rule)
+            raise ArtifactError(f"{error}; rerun the stage that writes them")
+
+
+def _credit_table(loaded: LoadedRound, trained: TrainedRound) -> pd.DataFrame:
+    """Returns what each rollout was worth under the schema CREDIT."""
+    parts = []
+    for index, batch in enumerate(trained.batches):
+        rows = batch.rows.numpy()
+        parts.append(
+            pd.DataFrame(
+                {
+                    "rollout_id": loaded.sampled.table["rollout_id"].to_numpy()[rows],
+                    "prompt_id": loaded.sampled.table["prompt_id"].to_numpy()[rows],
+                    "update": loaded.start_state.updates + index,
+                    "advantage": rollout_advantage(batch.credit, batch.rollouts).double().numpy(),
+                    "weight": batch.credit.weight.double().sum(dim=1).numpy(),
+                    "trained_steps": (batch.credit.weight != 0).sum(dim=1).numpy(),
+                }
+            )
+        )
+    return pd.concat(parts, ignore_index=True).sort_values("rollout_id", ignore_index=True)

@@ -1,0 +1,93 @@
+"""What draws a stage's rollouts, and judges them if it does, wherever that is done."""
+
+import time
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from grpo.modalities.base import Policy
+from grpo.modalities.denoising.adascope import Judgement
+from grpo.modalities.shared.machine import prepare_machine
+from grpo.params.parameters import DATA, Parameters
+from grpo.params.policy import DenoisingSampling
+from grpo.runtime.artifacts.tables import PROMPTS, read_table
+from grpo.runtime.executors.base import Seconds, Work
+from grpo.sampling.rollouts import drawing
+from grpo.sampling.scoring import judging, score_captions, without_shaping
+from grpo.wiring.draws import draws_of
+from grpo.wiring.executors import receive
+from grpo.wiring.judging_workers import Judging
+from grpo.wiring.policies import load_sampler
+from grpo.wiring.rewards import build_reward
+
+
+class Drawing(Judging):
+    """What drawing depends on beside the parameters."""
+
+    asked_by: str  # the section of the parameters: profile, evaluation or rounds.NAME
+    base: Path
+    policy: Path
+    judges: bool = True  # what is drawn, for the stage
+
+
+def make_drawing(line: str) -> Work:
+    """Returns the work of a stage that draws.
+
+    Raises:
+      ArtifactError: If the prompts are broken, or the code is not the stage's.
+      MissingExtraError: If a package is not installed.
+      ParameterError: If there is no such device, or the judge's model cannot be loaded.
+    """
+    setup = receive(Drawing, line)
+    prepare_machine(setup.params.machine)
+    tasks = read_table(setup.prompts, PROMPTS)
+    sampler = _Sampler(setup, tasks)
+    skills = {"draw": drawing(lambda: sampler.policy, sampler.draws, setup.policy)}
+    if setup.judges:
+        rule = build_reward(setup.params, DATA)
+        is_shaped = setup.asked_by != "evaluation"
+        skills["judge"] = judging(rule if is_shaped else without_shaping(rule), tasks)
+    return Work(skills, sampler.seconds)
+
+
+class _Sampler:
+    """A policy that is loaded when it is first asked for."""
+
+    def __init__(self, setup: Drawing, tasks: pd.DataFrame) -> None:
+        self._setup, self._tasks = setup, tasks
+        self._seconds: Seconds = {}
+        self.draws = draws_of(setup.params, setup.asked_by)
+
+    @cached_property
+    def policy(self) -> Policy[Any]:
+        start, setup = time.perf_counter(), self._setup
+        policy = load_sampler(
+            setup.params,
+            base=setup.base,
+            directory=setup.policy,
+            draws=self.draws["sampled"],
+            judge=_judge_on_the_way(setup.params, setup.asked_by, self._tasks),
+            sharing=setup.sharing,
+        )
+        self._seconds["load"] = time.perf_counter() - start
+        return policy
+
+    def seconds(self) -> Seconds:
+        """Returns what loading took, and a simulator."""
+        if self._seconds and self.policy.waited_seconds:
+            self._seconds["simulation"] = self.policy.waited_seconds
+        return self._seconds
+
+
+def _judge_on_the_way(params: Parameters, asked_by: str, tasks: pd.DataFrame) -> Judgement | None:
+    """Returns what judges the pilots of a round; None if there are none."""
+    section, _, name = asked_by.partition(".")
+    if section != "rounds":
+        return None
+    sampling = params.find_arm(params.find_round(name).arm).sampling
+    if not isinstance(sampling, DenoisingSampling) or sampling.scope is None:
+        return None
+    rule = without_shaping(build_reward(params, DATA))
+    return lambda captions, media: score_captions(captions, media.numpy(), tasks=tasks, rule=rule)

@@ -1,0 +1,100 @@
+"""Selections from parameters."""
+
+from collections.abc import Callable, Sequence, Set
+from pathlib import Path
+from typing import Any
+
+from grpo.allocation import selection
+from grpo.allocation.curriculum import split_order
+from grpo.allocation.selection import Selection, require_candidates
+from grpo.errors import ParameterError, located
+from grpo.objective.link import Link
+from grpo.params.parameters import PARAMS, LinkSpec, Parameters
+from grpo.params.policy import DenoisingSampling, TokenDraws, TokenSampling
+from grpo.params.specs import build_listed
+from grpo.runtime.artifacts.files import digest
+
+STEPS: dict[str, Callable[..., Selection]] = {
+    "skip_uniform_prompts": selection.skip_uniform_prompts,
+    "resample_uniform_groups": selection.resample_uniform_groups,
+    "reuse_profile_rollouts": selection.reuse_profile_rollouts,
+}
+
+
+def build_selection(specs: list[LinkSpec], arm: str) -> Selection:
+    """Returns an arm's selection, its steps composed.
+
+    Raises:
+      ParameterError: If one is unknown or its settings are wrong.
+    """
+    return selection.compose(*(each for _, each in build_listed(specs, STEPS, _path(arm))))
+
+
+def inputs_of_selection(params: Parameters, arm: str, profile: Path) -> dict[str, Any]:
+    """Returns what an arm's rollouts depend on only if its selection asks for it.
+
+    The rollout stage depends on this instead of on the reward and the profile, so that other arms
+    do not sample again when those change.
+
+    Args:
+      profile: The profile's rollouts.
+    """
+    sampling = params.find_arm(arm).sampling
+    selection = build_selection(params.find_arm(arm).selection, arm)
+    looks = isinstance(sampling, DenoisingSampling) and sampling.scope is not None
+    inputs: dict[str, Any] = {}
+    if looks or not selection.keeps_uniform:  # what shapes the reward is no part of what is judged
+        inputs["reward"] = params.reward.model_dump(mode="json", exclude={"unfinished_penalty"})
+    if selection.reuses_profile:
+        inputs["profile_rollouts"] = digest([profile])
+    return inputs
+
+
+def selection_paths(specs: list[LinkSpec], arm: str) -> dict[str, str]:
+    """Returns the parameter path of each step by its name."""
+    return {each.links[0].name: path for path, each in build_listed(specs, STEPS, _path(arm))}
+
+
+def check_selection(params: Parameters, name: str, curriculum: Sequence[Link]) -> None:
+    """Raises ParameterError if an arm's selection or stages do not fit the other parameters."""
+    arm = params.find_arm(name)
+    selection = build_selection(arm.selection, name)
+    if selection.reuses_profile:
+        _require_draws_of_profile(params, name)
+    for link in curriculum:
+        candidates = link.settings.get("prompts_per_phase")
+        if candidates is not None:
+            with located(f"{PARAMS}: {_path(name)}"):
+                require_candidates(selection, int(candidates))
+        if link.name == "stage_by_family" and params.task.kind == "reasoning_gym":
+            _check_families(params.task.families.keys(), link, f"arms.{name}.curriculum")
+
+
+def _require_draws_of_profile(params: Parameters, name: str) -> None:
+    """Raises ParameterError unless an arm draws its rollouts as the profile does."""
+    sampling, profiled = params.find_arm(name).sampling, params.evaluation.sampling
+    if not isinstance(sampling, TokenSampling) or not isinstance(profiled, TokenDraws):
+        raise ParameterError(
+            f"{PARAMS}: {_path(name)} must not hold reuse_profile_rollouts: the profile draws "
+            "without noise in its steps, which have no density then"
+        )
+    if sampling.temperature != profiled.temperature:
+        raise ParameterError(
+            f"{PARAMS}: arms.{name}.sampling.temperature must equal "
+            f"evaluation.sampling.temperature, at which the profile samples, for "
+            f"reuse_profile_rollouts, got {sampling.temperature} and {profiled.temperature}"
+        )
+
+
+def _check_families(families: Set[str], link: Link, where: str) -> None:
+    """Raises ParameterError if a stage is of no family of the task, or a family has none."""
+    stages = split_order(str(link.settings["order"]))
+    if set(stages) != families:
+        raise ParameterError(
+            f"{PARAMS}: {where}: stage_by_family.order must name the families of the task, "
+            f"{sorted(families)}, got {sorted(stages)}"
+        )
+
+
+def _path(arm: str) -> str:
+    return f"arms.{arm}.selection"
