@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -135,7 +136,7 @@ def table(cases: list[Case]) -> str:
 
 
 def _policy(steps: int, stochastic: str) -> DenoisingPolicy:
-    params = read_params(Path(ROOT / "recipes" / "glyphs.yaml"))
+    params: Any = read_params(Path(ROOT / "recipes" / "glyphs.yaml"))
     pipeline = make_pipeline(params, ROOT / "data")
     pipeline.transformer.requires_grad_()
     decoding = Denoising(
@@ -146,7 +147,7 @@ def _policy(steps: int, stochastic: str) -> DenoisingPolicy:
         window=(0, steps - 1),
         guidance=1.0,
     )
-    settings = params.denoising
+    settings = params.policy
     return DenoisingPolicy(
         pipeline,
         decoding=decoding,

@@ -25,13 +25,14 @@ from benchmarks.demo import RESULTS, ROOT, machine, revision_of
 from grpo.modalities.base import make_rollouts
 from grpo.modalities.shared.machine import prepare_machine
 from grpo.modalities.tokens.bases import make_base
+from grpo.modalities.tokens.parameters import ScratchBase
 from grpo.modalities.tokens.policy import Decoding, TokenPolicy
-from grpo.params.parameters import DATA, LinkSpec, Parameters, Training, read_params, with_tuples
-from grpo.params.policy import ScratchBase
+from grpo.params.parameters import LinkSpec, Parameters, Training, read_params, with_tuples
 from grpo.runtime.artifacts.checkpoints import Scratch
 from grpo.runtime.artifacts.files import read_json, write_json
 from grpo.runtime.markdown import markdown_table
 from grpo.sampling.rollouts import drawn_from, sample_rollouts
+from grpo.schema import DATA
 from grpo.training.updates import TrainingSettings, train_round
 from grpo.wiring.objectives import build_objective
 from grpo.wiring.policies import make_optimizer
@@ -129,14 +130,14 @@ def measure(arm: str, steps: int, signal_share: float) -> dict[str, Any]:
 def _params() -> Parameters:
     """Returns params.yaml with a model that can read longer rollouts."""
     params = read_params(ROOT / "params.yaml")
-    base = params.tokens.base
+    base = params.policy.base
     assert isinstance(base, ScratchBase)
     config = {**base.config, "max_position_embeddings": CONTEXT}
-    longer = params.tokens.model_copy(update={"base": base.model_copy(update={"config": config})})
+    longer = params.policy.model_copy(update={"base": base.model_copy(update={"config": config})})
     return params.model_copy(update={"policy": longer})
 
 
-def _policy(params: Parameters, steps: int) -> TokenPolicy:
+def _policy(params: Any, steps: int) -> TokenPolicy:
     """Returns a fresh policy whose rollouts have all the same number of steps."""
     model, tokenizer = make_base(params, ROOT / DATA)
     model.generation_config.eos_token_id = None

@@ -28,17 +28,18 @@ from benchmarks.figures import save_figure
 from benchmarks.offpolicy_report import draw, table
 from grpo.modalities.shared.directories import load_base
 from grpo.modalities.shared.machine import prepare_machine
+from grpo.modalities.tokens.parameters import RoutingMode, ScratchBase, TokenPolicyParams
 from grpo.modalities.tokens.policy import Decoding, TokenPolicy, TokenTrajectory
 from grpo.modalities.tokens.routing import find_routers, recorded
 from grpo.objective.algorithms import grpo, gspo
 from grpo.objective.base import Objective, chain
 from grpo.objective.weight import drop_uniform_groups
-from grpo.params.parameters import DATA, Parameters, Training, read_params
-from grpo.params.policy import RoutingMode, ScratchBase
+from grpo.params.parameters import Parameters, Training, read_params
 from grpo.runtime.artifacts.files import read_json, write_bytes
 from grpo.runtime.seeds import derive_seed
 from grpo.sampling.rollouts import drawn_from, sample_rollouts
 from grpo.sampling.scoring import score_rollouts
+from grpo.schema import DATA
 from grpo.tasks.base import PromptTables
 from grpo.training.audits import Auditor
 from grpo.training.batches import plan_batches
@@ -46,8 +47,7 @@ from grpo.training.frozen import score_steps
 from grpo.training.metrics import UpdateMetrics
 from grpo.training.updates import TrainingSettings, run_update
 from grpo.types import Rollouts
-from grpo.wiring.bases import build_base
-from grpo.wiring.policies import make_optimizer
+from grpo.wiring.policies import build_base, make_optimizer
 from grpo.wiring.rewards import build_reward
 from grpo.wiring.tasks import build_prompts
 
@@ -174,7 +174,8 @@ def objective_of(algorithm: str, steps: float) -> Objective:
 
 def load(bench: Bench, routing: RoutingMode) -> TokenPolicy:
     model, tokenizer = load_base(bench.directory, torch.float32)
-    decoding = Decoding(temperature=1.0, max_steps=bench.params.tokens.max_steps, routing=routing)
+    max_steps = bench.params.policy_as(TokenPolicyParams).max_steps
+    decoding = Decoding(temperature=1.0, max_steps=max_steps, routing=routing)
     return TokenPolicy(model, tokenizer, decoding=decoding, uses_chat_template=False)
 
 

@@ -23,10 +23,11 @@ from grpo.modalities.action_chunks.phases import choose_labeller
 from grpo.modalities.action_chunks.policy import ActionChunkPolicy
 from grpo.modalities.action_chunks.simulation.metaworld import draw_scene, make_environment
 from grpo.modalities.action_chunks.simulation.pool import EnvironmentPool
-from grpo.params.parameters import DATA, read_params
+from grpo.params.parameters import read_params
 from grpo.report.style import styled
 from grpo.runtime.artifacts.files import read_json, write_json
 from grpo.runtime.markdown import markdown_table
+from grpo.schema import DATA
 
 OUT = RESULTS / "rollout_throughput.json"
 FIGURE = ROOT / "docs" / "rollout_throughput.svg"
@@ -38,10 +39,10 @@ SLOTS = 32
 
 def main() -> None:
     """Measures, writes and draws."""
-    params = read_params(ROOT / "recipes" / "manipulation.yaml")
+    params: Any = read_params(ROOT / "recipes" / "manipulation.yaml")
     torch.set_num_threads(1)
     model, tokenizer = make_action_model(params, DATA)
-    scenes = _scenes(params.task.families if params.task.kind == "manipulation" else [])
+    scenes = _scenes(params.task.families)
     seconds: dict[int, list[float]] = {number: [] for number in PROCESSES}
     steps, drawn = 0, []
     for _ in range(REPEATS):

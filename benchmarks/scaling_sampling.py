@@ -18,15 +18,15 @@ from matplotlib.figure import Figure
 
 from benchmarks.demo import RESULTS, ROOT, machine, revision_of
 from benchmarks.figures import middle_and_reach, save_figure
-from grpo.modalities.shared.directories import save_base
-from grpo.modalities.tokens.bases import make_base
-from grpo.params.parameters import DATA, Parameters, read_params
+from grpo.params.parameters import Parameters, read_params
 from grpo.report.style import styled
 from grpo.runtime.artifacts.files import read_json, write_json
 from grpo.runtime.artifacts.tables import PROMPTS, read_table, write_table
 from grpo.runtime.markdown import markdown_table
 from grpo.sampling.rollouts import SampledBatch, sample_rollouts
+from grpo.schema import DATA
 from grpo.wiring.executors import open_engine
+from grpo.wiring.policies import build_base
 from grpo.wiring.sampling_workers import Drawing, make_drawing
 from grpo.wiring.tasks import build_prompts
 
@@ -86,7 +86,7 @@ def _prepare(folder: Path) -> Drawing:
     params = _changed(read_params(ROOT / "params.yaml"), "local", 1)
     prompts, base = folder / "prompts.parquet", folder / "base"
     write_table(build_prompts(params, DATA).train, prompts, PROMPTS)
-    save_base(base, *make_base(params, DATA))
+    build_base(params, DATA).save(base)
     return Drawing(params=params, prompts=prompts, asked_by="evaluation", base=base, policy=base)
 
 

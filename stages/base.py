@@ -13,7 +13,7 @@ from grpo.runtime.artifacts.files import atomic_path, write_json
 from grpo.runtime.artifacts.tables import WARMUP, read_table, write_csv
 from grpo.runtime.artifacts.usage import Usage
 from grpo.types import Cost
-from grpo.wiring.bases import build_base
+from grpo.wiring.policies import build_base
 from stages.entry import run
 from stages.progress import shown
 

@@ -4,11 +4,12 @@ from pathlib import Path
 
 from grpo.allocation.curriculum import plan_curriculum, rates_of
 from grpo.errors import located
-from grpo.params.parameters import PARAMS, read_params
+from grpo.params.parameters import read_params
 from grpo.runtime.artifacts.files import write_json
 from grpo.runtime.artifacts.tables import CURRICULUM, PROMPTS, read_profile, read_table, write_table
 from grpo.runtime.artifacts.usage import Usage
 from grpo.runtime.seeds import derive_seed
+from grpo.schema import PARAMS
 from grpo.wiring.curricula import build_curriculum
 from grpo.wiring.selections import inputs_of_selection
 from stages.entry import run

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from grpo.errors import ArtifactError, EngineError, GrpoError, LostRankError
 from grpo.params.outs import require_own_outs
-from grpo.params.parameters import PARAMS, Parameters
+from grpo.params.parameters import Parameters
 from grpo.params.recorded import unchanged
 from grpo.runtime.artifacts.checkpoints import CODE, WORK, Scratch
 from grpo.runtime.artifacts.files import digest, exclusive, refused_by_the_system, require_plain
@@ -18,6 +18,7 @@ from grpo.runtime.artifacts.marks import marked
 from grpo.runtime.artifacts.usage import Usage, measured
 from grpo.runtime.interrupts import EXIT_INTERRUPTED, raise_interrupts
 from grpo.runtime.process import die_with_parent, keep_imports
+from grpo.schema import PARAMS
 from stages import INTERRUPTED, PARENT
 
 EXIT_MAY_PASS = 1  # so that flows try again, as after a bug

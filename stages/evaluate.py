@@ -6,7 +6,7 @@ from pathlib import Path
 from grpo.errors import located
 from grpo.modalities.shared.directories import read_state
 from grpo.params.manifests import require_described
-from grpo.params.parameters import DATA, read_params
+from grpo.params.parameters import read_params
 from grpo.runtime.artifacts.files import write_json
 from grpo.runtime.artifacts.tables import (
     EVALUATION,
@@ -21,6 +21,7 @@ from grpo.runtime.artifacts.usage import Usage
 from grpo.sampling.evaluation import evaluate_prompts, summarize_evaluation
 from grpo.sampling.evaluation_rollouts import choose_samples, draw_evaluation, score_evaluation
 from grpo.sampling.scoring import require_judged
+from grpo.schema import DATA
 from grpo.types import Cost
 from grpo.wiring.draws import draws_of_evaluation
 from grpo.wiring.executors import open_engine

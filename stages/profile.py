@@ -8,7 +8,7 @@ import pandas as pd
 from grpo.allocation.profiling import profile_prompts, summarize_profile
 from grpo.errors import ArtifactError, brief, located
 from grpo.params.manifests import require_described
-from grpo.params.parameters import DATA, read_params
+from grpo.params.parameters import read_params
 from grpo.runtime.artifacts.checkpoints import Scratch
 from grpo.runtime.artifacts.files import atomic_path, read_json, write_json
 from grpo.runtime.artifacts.tables import (
@@ -30,6 +30,7 @@ from grpo.sampling.rollouts import (
     write_batch,
 )
 from grpo.sampling.scoring import judge_stored, require_judged
+from grpo.schema import DATA
 from grpo.types import Cost
 from grpo.wiring.executors import open_engine
 from grpo.wiring.phase_profiles import profile_steps

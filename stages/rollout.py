@@ -4,11 +4,12 @@ from pathlib import Path
 
 from grpo.modalities.shared.directories import read_state
 from grpo.params.manifests import require_described
-from grpo.params.parameters import DATA, read_params
+from grpo.params.parameters import read_params
 from grpo.runtime.artifacts.files import atomic_path
 from grpo.runtime.artifacts.usage import Usage
 from grpo.runtime.seeds import derive_seed
 from grpo.sampling.round_rollouts import draw_round, write_round
+from grpo.schema import DATA
 from grpo.wiring.executors import open_engine
 from grpo.wiring.rollouts import build_source, read_candidates
 from grpo.wiring.sampling_workers import Drawing, make_drawing

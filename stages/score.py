@@ -4,10 +4,11 @@ from pathlib import Path
 
 from grpo.errors import located
 from grpo.params.manifests import require_described
-from grpo.params.parameters import DATA, read_params
+from grpo.params.parameters import read_params
 from grpo.runtime.artifacts.tables import REWARDS, write_table
 from grpo.runtime.artifacts.usage import Usage
 from grpo.sampling.scoring import judge_stored, require_judged
+from grpo.schema import DATA
 from grpo.wiring.executors import open_engine
 from grpo.wiring.judging_workers import Judging, make_judging
 from stages.entry import run, scratch_of

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from grpo.lineage.code_dependencies import PIPELINE, with_code_dependencies
+from grpo.modalities import MODALITIES
 from grpo.params.yaml import parse_yaml
 
 ROOT = Path(__file__).parents[1]
@@ -108,3 +109,29 @@ def test_every_path_of_the_readme_map_exists_and_every_package_is_on_it():
         folder = code.relative_to(ROOT).parts[:-1][:2]
         row = "/".join(folder) + "/" if folder != ("grpo",) else "grpo/*.py"
         assert row in named, f"add a row for `{row}` to README's map"
+
+
+# What is about one kind of policy and not yet in its folder.
+OF_ONE_KIND = (
+    "grpo/advice/",  # of token policies alone
+    "grpo/report/films.py",
+    "grpo/report/playback.py",
+    "grpo/training/phase_metrics.py",
+    "grpo/wiring/tasks.py",
+)
+
+
+def test_nothing_outside_its_folder_names_or_branches_on_a_kind_of_policy():
+    kinds = "|".join(MODALITIES)
+    names = "|".join(
+        getattr(each, name).__name__
+        for each in MODALITIES.values()
+        for name in ("policy", "sampling", "evaluation_sampling")
+    )
+    wrong = re.compile(rf"grpo\.modalities\.({kinds})\b|\.kind [=!]= |\b({names})\b|\"({kinds})\"")
+    for path in CODE:
+        name = path.relative_to(ROOT).as_posix()
+        if name.startswith(("grpo/modalities/", *OF_ONE_KIND)):
+            continue
+        found = [line for line in path.read_text().splitlines() if wrong.search(line)]
+        assert [line for line in found if "task" not in line] == [], name

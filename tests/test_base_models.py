@@ -26,12 +26,13 @@ from transformers import (
 from grpo.errors import ArtifactError, ParameterError
 from grpo.modalities.shared.lora import add_lora
 from grpo.modalities.shared.models import make_fresh_model, read_model
+from grpo.modalities.shared.parameters import Lora
 from grpo.modalities.shared.tokenizers import make_byte_tokenizer
 from grpo.modalities.tokens.bases import make_base
 from grpo.modalities.tokens.loading import require_chat_template
 from grpo.modalities.tokens.policy import Decoding, TokenPolicy
 from grpo.params.parameters import Parameters, read_params
-from grpo.params.policy import DirectoryBase, Lora
+from grpo.schema import DirectoryBase
 
 ROOT = Path(__file__).parents[1]
 VOCABULARY = len(make_byte_tokenizer())

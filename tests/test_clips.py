@@ -10,12 +10,12 @@ import torch
 from grpo.errors import ParameterError
 from grpo.modalities.denoising.bases import make_pipeline
 from grpo.modalities.denoising.flow_matching import Drawings, match_flow
+from grpo.modalities.denoising.parameters import Variants
 from grpo.modalities.denoising.pipelines import load_pipeline, save_pipeline
 from grpo.modalities.denoising.policy import DenoisingPolicy
 from grpo.modalities.denoising.variants import find_variants
 from grpo.modalities.shared.warmup import WarmupSettings
 from grpo.params.parameters import Parameters, read_params
-from grpo.params.policy import Variants
 from grpo.rewards.base import Task
 from grpo.rewards.moving_ocr import score_motion, view_moving_texts
 from grpo.runtime.artifacts.images import encode_png, film_strip, png_size
@@ -51,9 +51,9 @@ def scores(media, texts: list[str]) -> list[float]:
 def tiny_params() -> Parameters:
     """Returns the recipe with a small transformer."""
     params = read_params(RECIPE)
-    base = params.denoising.base
+    base = params.policy.base
     small = {**base.transformer, "num_attention_heads": 2, "ffn_dim": 64}
-    policy = params.denoising.model_copy(
+    policy = params.policy.model_copy(
         update={"base": base.model_copy(update={"transformer": small})}
     )
     return params.model_copy(update={"policy": policy})
@@ -66,8 +66,8 @@ def tiny_wan(**settings) -> DenoisingPolicy:
     return DenoisingPolicy(
         pipeline,
         decoding=tiny_decoding(**settings),
-        canvas=params.denoising.canvas,
-        num_tokens=params.denoising.caption_tokens,
+        canvas=params.policy.canvas,
+        num_tokens=params.policy.caption_tokens,
     )
 
 

@@ -3,6 +3,8 @@
 import json
 import re
 from collections.abc import Callable, Iterator
+from functools import reduce
+from operator import or_
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +33,18 @@ from benchmarks.peer_trl import tune
 from benchmarks.scale.inputs import read_inputs
 from benchmarks.scale.results import work_out
 from benchmarks.scale.tables import all_tables
+from grpo.modalities import MODALITIES
 from grpo.objective.base import Objective, assign_credit, loss_terms, scalar_loss
 from grpo.objective.link import Link
 from grpo.objective.rules import RULES
 from grpo.objective.trust import RANGES
-from grpo.params.parameters import LinkSpec, Reward, SamplingEngine, Task, with_tuples
-from grpo.params.policy import PolicyParams, Sampling
+from grpo.params.parameters import (
+    LinkSpec,
+    Reward,
+    SamplingEngine,
+    Task,
+    with_tuples,
+)
 from grpo.params.yaml import parse_yaml
 from grpo.rewards import base as rewards
 from grpo.runtime.artifacts.tables import PROMPTS, validate
@@ -53,11 +61,16 @@ LINKED = [*PAGES, *ROOT.glob("README.md")]
 PIPELINE = DOCS / "pipeline.md"
 METHODS = sorted((DOCS / "methods").glob("*.md"))
 TO_BE_WRITTEN = {"grpo/tasks/sums.py", "grpo/rewards/closeness.py"}  # by the reader
+POLICIES, DRAWS = (
+    reduce(or_, (getattr(each, name) for each in MODALITIES.values()))
+    for name in ("policy", "sampling")
+)
 SECTIONS: dict[str, Any] = {
     "task": Task,
-    "policy": PolicyParams,
+    "policy": POLICIES,
     "reward": Reward,
-    "sampling": Sampling | SamplingEngine,  # of an arm, or of all
+    "sampling": reduce(or_, (each.sampling for each in MODALITIES.values()))
+    | SamplingEngine,  # of an arm, or of all
 }
 PAIR = Rollouts(
     group=torch.tensor([0, 0]),

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from grpo.modalities.denoising.parameters import Scope
 from grpo.params.parameters import Parameters, Round, read_params
-from grpo.params.policy import Scope
 from grpo.wiring.draws import draws_of_round
 from grpo.wiring.selections import inputs_of_selection
 

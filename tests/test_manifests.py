@@ -7,10 +7,11 @@ import pytest
 
 from grpo.errors import ArtifactError, ParameterError
 from grpo.params.manifests import Reader, describe_data, require_described
-from grpo.params.parameters import DATA, Parameters, read_params
+from grpo.params.parameters import Parameters, read_params
 from grpo.params.yaml import dump_yaml, parse_yaml
 from grpo.runtime.artifacts.files import canonical_json, write_bytes, write_json
 from grpo.runtime.artifacts.usage import Usage
+from grpo.schema import DATA
 from stages import check
 
 ROOT = Path(__file__).parents[1]

@@ -20,13 +20,13 @@ from flows.ui import serve_until_stopped
 from grpo.errors import ArtifactError, GrpoError, ParameterError, brief, without_credentials
 from grpo.modalities.shared.models import read_model
 from grpo.params.parameters import read_params
-from grpo.params.policy import DirectoryBase
 from grpo.params.yaml import dump_yaml, parse_yaml
 from grpo.registry.store import Registry
 from grpo.rewards.base import Task, judge_text
 from grpo.rewards.reasoning import EVALUATED, score_answer
 from grpo.runtime.artifacts.files import write_json
 from grpo.runtime.storage.upload import upload_directory
+from grpo.schema import DirectoryBase
 from grpo.wiring.draws import draws_of_evaluation
 from grpo.wiring.policies import load_policy, load_sampler
 

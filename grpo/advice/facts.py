@@ -12,12 +12,13 @@ from grpo.advice.posterior import Ints, Posterior, Prior, fit_prior, update
 from grpo.errors import ArtifactError
 from grpo.modalities.shared.flops import Coefficients
 from grpo.modalities.shared.machine import prepare_machine
-from grpo.modalities.tokens.loading import load_token_policy
+from grpo.modalities.tokens.parameters import TokenPolicyParams
 from grpo.modalities.tokens.policy import Decoding, TokenPolicy
 from grpo.params.parameters import BASE, Parameters
 from grpo.runtime.artifacts.files import read_json
 from grpo.runtime.artifacts.tables import PROMPTS, ROLLOUTS, read_profile, read_table
 from grpo.types import Cost
+from grpo.wiring.policies import load_policy
 
 MAKE_PROFILE = "dvc repro profile"
 
@@ -114,10 +115,12 @@ def read_facts(artifacts: Path, params: Parameters) -> Facts:
     # FLOPs are the same on every device; not every machine that asks for advice has a GPU.
     machine = params.machine.model_copy(update={"device": "cpu", "compile": False})
     prepare_machine(machine)
-    decoding = Decoding(temperature=1.0, max_steps=params.tokens.max_steps)
+    settings = params.policy_as(TokenPolicyParams)
+    decoding = Decoding(temperature=1.0, max_steps=settings.max_steps)
     base = artifacts / "policies" / BASE
     on_cpu = params.model_copy(update={"machine": machine})
-    policy = load_token_policy(on_cpu, base=base, directory=base, decoding=decoding)
+    policy = load_policy(on_cpu, base=base, directory=base, draws=decoding)
+    assert isinstance(policy, TokenPolicy)
     tokens = policy.encode(texts["prompt"].tolist())[1].sum(dim=1).tolist()
     summary = read_json(folder / "summary.json")
     return make_facts(
@@ -132,10 +135,11 @@ def read_facts(artifacts: Path, params: Parameters) -> Facts:
 
 def pass_flops_of(policy: TokenPolicy, params: Parameters) -> PassFlops:
     """Returns what a pass of a policy costs."""
+    settings = params.policy_as(TokenPolicyParams)
     return PassFlops(
         forward=policy.flops.forward,
         training=policy.flops.training,
-        shares_prompts=policy.forward.can_share and params.tokens.routing == "live",
+        shares_prompts=policy.forward.can_share and settings.routing == "live",
         vocabulary=policy.model.config.vocab_size,
     )
 

@@ -19,9 +19,11 @@ from grpo.advice.posterior import Floats, Ints, reused_uniform_chance
 from grpo.allocation.curriculum import plan_curriculum, select_phase
 from grpo.allocation.selection import Selection
 from grpo.errors import located
+from grpo.modalities.tokens.parameters import TokenPolicyParams
 from grpo.objective.link import Link
-from grpo.params.parameters import BASE, PARAMS, Arm, Parameters
+from grpo.params.parameters import BASE, Arm, Parameters
 from grpo.runtime.seeds import derive_seed
+from grpo.schema import PARAMS
 from grpo.wiring.curricula import build_curriculum
 from grpo.wiring.objectives import build_objective
 from grpo.wiring.profiles import reads_profile
@@ -94,6 +96,7 @@ def treatment_of(params: Parameters, arm: Arm, name: str) -> Treatment:
     Raises:
       ParameterError: If a link or a selection of the arm is wrong.
     """
+    replays = params.policy_as(TokenPolicyParams).routing == "replay_proximal"
     links, updates = build_objective(arm.objective, name).links, arm.training.updates_per_round
     keep = [int(each.settings["keep"] or 0) for each in _named(links, "keep_extreme_rollouts")]
     penalties = _named(links, "penalize_kl"), _named(links, "subtract_kl_from_reward")
@@ -101,7 +104,7 @@ def treatment_of(params: Parameters, arm: Arm, name: str) -> Treatment:
     return Treatment(
         drops_uniform=bool(_named(links, "drop_uniform_groups")),
         keep=min(keep, default=None),
-        scores_proximal=updates > 1 or params.tokens.routing == "replay_proximal",
+        scores_proximal=updates > 1 or replays,
         scores_reference=on_kept,
         scores_reference_on_all=on_all,
         selection=build_selection(arm.selection, name),

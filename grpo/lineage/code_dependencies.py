@@ -1,9 +1,12 @@
 """The code that each stage imports, as dependencies in dvc.yaml: computed, never kept by hand."""
 
+import ast
+import copy
 import re
 import textwrap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from grpo.errors import ArtifactError, MissingExtraError
 from grpo.params.yaml import read_yaml
@@ -11,10 +14,15 @@ from grpo.params.yaml import read_yaml
 CODE = ("grpo", "stages")
 # Whose files are separate dependencies unless a stage imports all; other folders count as a whole.
 FILE_BY_FILE = {
-    *("grpo", "grpo/allocation", "grpo/modalities", "grpo/objective", "grpo/runtime"),
-    *("grpo/sampling", "grpo/training", "grpo/wiring", "stages"),
+    *("grpo", "grpo/allocation", "grpo/modalities", "grpo/objective", "grpo/sampling"),
+    *("grpo/tasks", "grpo/training", "grpo/wiring", "stages"),
 }
+WITH_SUBFOLDERS = ("grpo/runtime",)
 PIPELINE = "dvc.yaml"
+# Imported where policies are made, loaded or drawn from. Elsewhere only a modality's parameters
+# count, and not what its methods import.
+POLICIES = "grpo.modalities.base"
+MODALITIES = "grpo/modalities/"
 WIDTH = 100
 
 
@@ -48,34 +56,64 @@ def _code_behind_stages(workspace: Path) -> Iterator[tuple[str, list[str]]]:
         import grimp  # with the extra `test`
     except ImportError:
         raise MissingExtraError("grpo dvc-deps needs grimp; run pip install -e '.[test]'") from None
-    graph = grimp.build_graph(*CODE, cache_dir=None)
+    graph = grimp.build_graph(*CODE, cache_dir=None, exclude_type_checking_imports=True)
     files = {file for each in graph.modules if (file := _file_of(workspace, each))}
+    called = [each for each in _late_imports(graph, workspace) if ".modality" in each[0]]
     for name, stage in read_yaml(workspace / PIPELINE)["stages"].items():
         declared = stage.get("do", stage)
         if set(CODE) <= {*declared["deps"]}:
             continue
         module = declared["cmd"].split()[2]
-        touched = {module, *graph.find_upstream_modules(module)}
-        imported = {file for each in touched if (file := _file_of(workspace, each))}
-        yield name, _cover(imported, files)
+        part = copy.deepcopy(graph)
+        for importer, imported in called:
+            part.remove_import(importer=importer, imported=imported)
+        single = FILE_BY_FILE | {str(Path(each).parent) for each in files if MODALITIES in each}
+        if POLICIES in part.find_upstream_modules(module):
+            part, single = graph, FILE_BY_FILE
+        touched = {module, *part.find_upstream_modules(module)}
+        wanted = {file for each in touched if (file := _file_of(workspace, each))}
+        yield name, _cover(wanted, files, single)
+
+
+def _late_imports(graph: Any, workspace: Path) -> Iterator[tuple[str, str]]:
+    """Yields importer and imported of every import within a function."""
+    for importer in graph.modules:
+        file = _file_of(workspace, importer)
+        lines = (workspace / file).read_text(encoding="utf-8").splitlines() if file else []
+        for imported in graph.find_modules_directly_imported_by(importer):
+            details = graph.get_import_details(importer=importer, imported=imported)
+            if all(lines[each["line_number"] - 1].startswith(" ") for each in details if lines):
+                yield importer, imported
 
 
 def _file_of(workspace: Path, module: str) -> str | None:
-    """Returns a module's file; None of a package, whose own file is a docstring."""
-    file = module.replace(".", "/") + ".py"
-    return file if (workspace / file).is_file() else None
+    """Returns a module's file; None of a package whose own file is a docstring."""
+    stem = module.replace(".", "/")
+    if (workspace / f"{stem}.py").is_file():
+        return f"{stem}.py"
+    init = f"{stem}/__init__.py"
+    return init if len(ast.parse((workspace / init).read_text("utf-8")).body) > 1 else None
 
 
-def _cover(wanted: set[str], files: set[str]) -> list[str]:
-    """Returns the paths of wanted files, or of folders that hold them."""
+def _cover(wanted: set[str], files: set[str], single: set[str]) -> list[str]:
+    """Returns the paths of wanted files, or of folders that hold them.
+
+    Args:
+      single: Folders whose files stand for themselves unless all are wanted.
+    """
     paths = set()
-    for folder in {str(Path(each).parent) for each in wanted}:
+    for folder in {_folder_of(each) for each in wanted}:
         inside = {each for each in files if each.startswith(f"{folder}/")}
-        if folder in FILE_BY_FILE and not inside <= wanted:
+        if folder in single and not inside <= wanted:
             paths |= {each for each in wanted if str(Path(each).parent) == folder}
         else:
             paths.add(folder)
     return sorted(each for each in paths if paths.isdisjoint(map(str, Path(each).parents)))
+
+
+def _folder_of(file: str) -> str:
+    whole = [each for each in WITH_SUBFOLDERS if file.startswith(f"{each}/")]
+    return whole[0] if whole else str(Path(file).parent)
 
 
 def _is_code(line: str) -> bool:

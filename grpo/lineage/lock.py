@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from grpo.errors import ArtifactError, brief
-from grpo.params.parameters import PARAMS
 from grpo.params.yaml import parse_yaml
 from grpo.runtime.artifacts.files import require_inside, require_plain, write_bytes
+from grpo.schema import PARAMS
 
 LOCK = "dvc.lock"
 PIPELINE = "dvc.yaml"

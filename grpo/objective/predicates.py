@@ -39,9 +39,9 @@ class Plan:
     curriculum: tuple[Link, ...]
     group_sizes: frozenset[int]
     updates_per_round: int
-    top_p: float
     has_binary_reward: bool
     dropouts: frozenset[str]  # parameter paths of dropouts that are on
+    top_p: float = 1.0
     selection: tuple[Link, ...] = ()
     phases: tuple[int, ...] = ()  # that the arm's rounds ask for
     starts_from_base: bool = True  # some round of the arm does

@@ -10,9 +10,10 @@ from typing import Literal
 from pydantic import BaseModel
 
 from grpo.errors import ArtifactError, ParameterError
-from grpo.params.parameters import PARAMS, Parameters
-from grpo.params.policy import DirectoryBase
+from grpo.params.parameters import Parameters
 from grpo.runtime.artifacts.files import known_sha256, read_json
+from grpo.runtime.sources import require_directory
+from grpo.schema import PARAMS, DirectoryBase
 
 MANIFESTS = Path("artifacts/data")
 Reader = Literal["task", "base", "judge"]  # what is made from the files
@@ -44,21 +45,6 @@ def require_described(manifest: Path, params: Parameters, data: Path, reader: Re
             raise ArtifactError(
                 f"{name}: is not what {manifest} says, it has changed since check ran; rerun check"
             )
-
-
-def require_directory(imported: DirectoryBase, data: Path, *, parameter: str) -> Path:
-    """Returns the directory of imported weights.
-
-    Args:
-      parameter: Where it is named, for messages.
-
-    Raises:
-      ParameterError: If it is not there.
-    """
-    directory = data / imported.path
-    if not directory.is_dir():
-        raise ParameterError(f"{PARAMS}: {parameter}.path must be a directory, {directory} is none")
-    return directory
 
 
 def _files(params: Parameters, data: Path, reader: Reader) -> Iterator[Path]:

@@ -1,45 +1,44 @@
 """Typed parameters: the only reader of params.yaml. Everything is stated; nothing has a default."""
 
 import difflib
+import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, Union
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import (
+    Field,
+    PlainValidator,
+    SerializeAsAny,
+    TypeAdapter,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 from pydantic_core import ErrorDetails
 
 from grpo.errors import ArtifactError, ParameterError, brief
-from grpo.params.machine import Machine, SamplingEngine
-from grpo.params.policy import (
-    ActionChunkPolicyParams,
-    ChunkBase,
+from grpo.modalities import MODALITIES
+from grpo.modalities.modality import Modality
+from grpo.modalities.shared.parameters import PolicyParams, SamplingParams
+from grpo.params.reward import Reward, check_reward, judges_of
+from grpo.params.yaml import find_odd_value, read_yaml
+from grpo.schema import (
+    PARAMS,
     Decay,
-    DenoisingPolicyParams,
-    Draws,
+    Machine,
     Name,
     NonNegative,
-    PolicyParams,
     Positive,
     Processes,
     Rate,
     Rollouts,
-    Sampling,
-    ScratchBackbone,
-    ScratchBase,
-    ScratchFlowBase,
     Strict,
-    TokenPolicyParams,
-    kind_of_draws,
 )
-from grpo.params.reward import MEDIA_JUDGES, Reward, check_reward
-from grpo.params.task import GlyphsTask, ManipulationTask, Task
-from grpo.params.yaml import find_odd_value, read_yaml
+from grpo.tasks.parameters import Task
 
-PARAMS = Path("params.yaml")
-DATA = Path("data")  # where params.yaml names files in
-LONGEST_ROLLOUT = 500  # steps of the simulator, after which Meta-World refuses to go on
 LARGEST_SIZE = 2**24  # of a fresh model: vocabularies and contexts are below it
 MOST_LAYERS = 4096  # of a fresh model; the deepest that anybody trains have hundreds
 LAYERS = ("num_hidden_layers", "num_layers")
@@ -49,16 +48,44 @@ HEADS = ("num_attention_heads", "num_key_value_heads", "num_heads", "attention_h
 MODEL_BYTES = 2**40  # of a fresh model's weights in float32, more than one machine's memory
 LONGEST_NAME = 80  # in a message: names are shorter
 PAIRS = ("betas", "window", "fallback", "score_range", "patch_size")
-TASKS = {  # by kind of policy
-    "tokens": ("reasoning_gym", "jsonl"),
-    "denoising": ("glyphs", "jsonl"),
-    "action_chunks": ("manipulation",),
-}
-Kind = TypeVar("Kind", TokenPolicyParams, DenoisingPolicyParams, ActionChunkPolicyParams)
+Kind = TypeVar("Kind", bound=PolicyParams)
 BASE = "base"  # the name of the policy every chain of rounds starts from
 
 
 LinkSpec = str | dict[str, dict[str, int | float | str | bool]]  # "rloo" or {rloo: {low: 0.2}}
+
+
+def _find_policy(value: Any, info: ValidationInfo) -> PolicyParams:
+    """Returns the section `policy` as the modality that it names has it."""
+    kinds: Any = Union[tuple(each.policy for each in MODALITIES.values())]  # noqa: UP007
+    found: PolicyParams = _validate(Annotated[kinds, Field(discriminator="kind")], value, info)
+    return found
+
+
+def _find_sampling(value: Any, info: ValidationInfo) -> SamplingParams:
+    kinds = [each.sampling for each in MODALITIES.values()]
+    found: SamplingParams = _validate(_most_alike(kinds, value), value, info)
+    return found
+
+
+def _find_draws(value: Any, info: ValidationInfo) -> Strict:
+    kinds = [each.evaluation_sampling for each in MODALITIES.values()]
+    found: Strict = _validate(_most_alike(kinds, value), value, info)
+    return found
+
+
+def _most_alike(kinds: Sequence[type[Strict]], value: Any) -> type[Strict]:
+    """Returns the type with the most keys of a value."""
+    keys = {*value} if isinstance(value, dict) else set()
+    return max(kinds, key=lambda each: len(each.model_fields.keys() & keys))
+
+
+def _validate(kind: Any, value: Any, info: ValidationInfo) -> Any:
+    if isinstance(value, Strict):
+        return value
+    if info.mode == "json":
+        return TypeAdapter(kind).validate_json(json.dumps(value))
+    return TypeAdapter(kind).validate_python(value)
 
 
 class Profile(Strict):
@@ -82,7 +109,7 @@ class Training(Strict):
 class Arm(Strict):
     curriculum: list[LinkSpec] = Field(min_length=1)
     selection: list[LinkSpec]  # where rollouts are spent; none: on every prompt of a phase
-    sampling: Sampling
+    sampling: Annotated[SerializeAsAny[SamplingParams], PlainValidator(_find_sampling)]
     objective: list[LinkSpec] = Field(min_length=1)
     training: Training
 
@@ -94,11 +121,25 @@ class Round(Strict):
 
 
 class Evaluation(Strict):
-    sampling: Draws
+    sampling: Annotated[SerializeAsAny[Strict], PlainValidator(_find_draws)]
     rollouts_per_prompt: Annotated[int, Field(ge=2, le=65536)]
     rollouts_per_batch: Positive
     confidence: Annotated[float, Field(gt=0, lt=1)]
     bootstrap_resamples: Annotated[int, Field(gt=0, le=10**6)]  # of 1,000 prompts: 8 GB
+
+
+class SamplingEngine(Strict):
+    """Who draws and judges rollouts: no byte depends on it, so no stage runs again for it."""
+
+    engine: Literal["local", "processes", "ray"]  # the stage itself, workers here, or on a cluster
+    workers: Processes
+
+    @field_validator("engine", mode="before")
+    @classmethod
+    def _is_no_sampler(cls, value: Any) -> Any:
+        if value == "vllm":
+            raise ValueError("must be local, processes or ray; vllm is a policy.sampler")
+        return value
 
 
 class Parameters(Strict):
@@ -106,7 +147,7 @@ class Parameters(Strict):
     machine: Machine
     sampling: SamplingEngine
     task: Task
-    policy: PolicyParams
+    policy: Annotated[SerializeAsAny[PolicyParams], PlainValidator(_find_policy)]
     profile: Profile
     reward: Reward
     evaluation: Evaluation
@@ -114,24 +155,16 @@ class Parameters(Strict):
     rounds: dict[Name, Round] = Field(min_length=1)
 
     @property
-    def tokens(self) -> TokenPolicyParams:
-        """The policy; raises ParameterError unless its steps are tokens."""
-        return self._policy_of(TokenPolicyParams, "tokens")
+    def modality(self) -> Modality[Any, Any, Any]:
+        """What belongs to the policy's kind of step."""
+        return MODALITIES[self.policy.kind]
 
-    @property
-    def denoising(self) -> DenoisingPolicyParams:
-        """The policy; raises ParameterError unless its steps are denoising steps."""
-        return self._policy_of(DenoisingPolicyParams, "denoising")
-
-    @property
-    def action_chunks(self) -> ActionChunkPolicyParams:
-        """The policy; raises ParameterError unless its steps are chunks of actions."""
-        return self._policy_of(ActionChunkPolicyParams, "action_chunks")
-
-    def _policy_of(self, kind: type[Kind], name: str) -> Kind:
+    def policy_as(self, kind: type[Kind]) -> Kind:
+        """Returns the policy's section; raises ParameterError unless it is of a kind."""
         if not isinstance(self.policy, kind):
+            wanted = next(name for name, each in MODALITIES.items() if each.policy is kind)
             raise ParameterError(
-                f"{PARAMS}: policy.kind must be {name} for this, got {self.policy.kind!r}"
+                f"{PARAMS}: policy.kind must be {wanted} for this, got {self.policy.kind!r}"
             )
         return self.policy
 
@@ -261,58 +294,37 @@ def _check_rounds(params: Parameters, path: Path) -> None:
 
 def _check_policy(params: Parameters, path: Path) -> None:
     """Raises unless task, judge, draws and machine fit the kind of policy."""
-    policy, kind = params.policy, params.policy.kind
-    draws = {f"arms.{name}.sampling": arm.sampling for name, arm in params.arms.items()}
-    for where, each in {**draws, "evaluation.sampling": params.evaluation.sampling}.items():
-        wanted = "num_steps" if kind == "denoising" else "temperature"
-        if (wanted == "num_steps") != (kind_of_draws(each) == "denoising"):
+    modality, kind = params.modality, params.policy.kind
+    draws: dict[str, tuple[Strict, type[Strict]]] = {
+        f"arms.{name}.sampling": (arm.sampling, modality.sampling)
+        for name, arm in params.arms.items()
+    }
+    draws["evaluation.sampling"] = params.evaluation.sampling, modality.evaluation_sampling
+    for where, (each, wanted) in draws.items():
+        if not isinstance(each, wanted):
+            keys = sorted(wanted.model_fields)
             raise ParameterError(
-                f"{path}: {where} must say {wanted}, for policy.kind is {kind}, "
+                f"{path}: {where} must say {keys}, for policy.kind is {kind}, "
                 f"got {sorted(each.model_dump())}"
             )
-    tasks = TASKS[kind]
-    if params.task.kind not in tasks:
+    if params.task.kind not in modality.tasks:
         raise ParameterError(
-            f"{path}: task.kind must be one of {tasks} with policy.kind {kind}, "
+            f"{path}: task.kind must be one of {modality.tasks} with policy.kind {kind}, "
             f"got {params.task.kind!r}"
         )
-    if isinstance(policy, DenoisingPolicyParams):
-        _check_clips(params, policy, path)
-    if isinstance(params.task, ManipulationTask):
-        _check_chunks(params.action_chunks, params.task, path)
-    if (params.reward.judge == "simulator") != (kind == "action_chunks"):
+    fitting = judges_of(modality.judged)
+    if params.reward.judge not in fitting:
         raise ParameterError(
-            f"{path}: reward.judge simulator and policy.kind action_chunks need each other, "
-            f"got {params.reward.judge!r} and {kind!r}"
+            f"{path}: reward.judge must be one of {fitting} with policy.kind {kind}, "
+            f"got {params.reward.judge!r}"
         )
-    if (params.reward.judge in MEDIA_JUDGES) != (kind == "denoising"):
-        raise ParameterError(
-            f"{path}: a reward.judge in {MEDIA_JUDGES} and policy.kind denoising need each other, "
-            f"got {params.reward.judge!r} and {kind!r}"
-        )
-    if isinstance(policy, TokenPolicyParams):
-        _check_sampler(params.machine, policy, path)
-        _check_compile(params.machine, policy, path)
-    elif params.machine.compile:
-        raise ParameterError(f"{path}: with policy.kind {kind}, machine.compile must be false")
-    _check_ranks(params, path)
-    for where, config in _fresh_configs(policy):
+    for wrong in modality.find_wrong(params, params.reward.judge):
+        raise ParameterError(f"{path}: {wrong}")
+    for name, arm in params.arms.items():
+        for wrong in modality.find_indivisible(params) if arm.training.ranks > 1 else ():
+            raise ParameterError(f"{path}: with arms.{name}.training.ranks above 1, {wrong}")
+    for where, config in params.policy.fresh_configs().items():
         _check_size(config, f"{path}: {where}")
-
-
-def _fresh_configs(policy: PolicyParams) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yields the configurations of models that are made here, each with its path."""
-    base = policy.base
-    if isinstance(base, ScratchBase):
-        yield "policy.base.config", base.config
-    elif isinstance(base, ScratchFlowBase):
-        yield "policy.base.transformer", base.transformer
-        yield "policy.base.text_encoder", base.text_encoder
-    elif isinstance(base, ChunkBase):
-        if isinstance(base.backbone, ScratchBackbone):
-            yield "policy.base.backbone.config", base.backbone.config
-        if base.eyes and isinstance(base.eyes.encoder, ScratchBackbone):
-            yield "policy.base.eyes.encoder.config", base.eyes.encoder.config
 
 
 def _check_size(config: Mapping[str, Any], where: str) -> None:
@@ -337,45 +349,6 @@ def _check_size(config: Mapping[str, Any], where: str) -> None:
             f"{where} must be of a model whose weights take at most {MODEL_BYTES / 2**40:.0f} TiB, "
             f"got about {largest / 2**40:.3g}; lower its widths or layers"
         )
-
-
-def _check_sampler(machine: Machine, policy: TokenPolicyParams, path: Path) -> None:
-    """Raises if vLLM is asked for what it does not do here."""
-    wrong = {
-        "machine.device must be cuda": machine.device != "cuda",
-        "policy.lora must be null: the engine loads whole policies": policy.lora is not None,
-        "policy.routing must not be replay_sampled: the engine records no experts": (
-            policy.routing == "replay_sampled"
-        ),
-    }
-    for what, is_wrong in wrong.items():
-        if policy.sampler == "vllm" and is_wrong:
-            raise ParameterError(f"{path}: with policy.sampler vllm, {what}")
-
-
-def _check_compile(machine: Machine, policy: TokenPolicyParams, path: Path) -> None:
-    """Raises if compiled passes are asked to record or replay routing, which hooks do."""
-    if machine.compile and policy.routing != "live":
-        raise ParameterError(
-            f"{path}: with machine.compile true, policy.routing must be live, "
-            f"got {policy.routing!r}"
-        )
-
-
-def _check_ranks(params: Parameters, path: Path) -> None:
-    """Raises if ranks are to divide what they cannot."""
-    policy = params.policy
-    wrong = {
-        "policy.kind must be tokens": not isinstance(policy, TokenPolicyParams),
-        "machine.compile must be false": params.machine.compile,
-        "policy.routing must not be replay_proximal: a rank knows its own rollouts' experts": (
-            isinstance(policy, TokenPolicyParams) and policy.routing == "replay_proximal"
-        ),
-    }
-    for name, arm in params.arms.items():
-        for what, is_wrong in wrong.items():
-            if arm.training.ranks > 1 and is_wrong:
-                raise ParameterError(f"{path}: with arms.{name}.training.ranks above 1, {what}")
 
 
 def _explain(error: ValidationError) -> str:
@@ -475,54 +448,15 @@ def _is_form(location: tuple[int | str, ...]) -> bool:
     return location[-1:] == ("str",) and isinstance(location[-2], int)
 
 
-def _check_clips(params: Parameters, policy: DenoisingPolicyParams, path: Path) -> None:
-    """Raises unless all agree whether images or clips are drawn."""
-    task, base = params.task, policy.base
-    moves = isinstance(task, GlyphsTask) and task.pixels_per_frame is not None
-    has_frames = policy.canvas.frames > 1
-    if isinstance(task, GlyphsTask) and moves != has_frames:
-        raise ParameterError(
-            f"{path}: task.pixels_per_frame and more than one of policy.canvas.frames need each "
-            f"other, got {task.pixels_per_frame} and {policy.canvas.frames}"
-        )
-    if isinstance(base, ScratchFlowBase) and (base.architecture == "WanPipeline") != has_frames:
-        raise ParameterError(
-            f"{path}: policy.base.architecture must be WanPipeline for clips and "
-            f"StableDiffusion3Pipeline for images, got {base.architecture} with "
-            f"{policy.canvas.frames} of policy.canvas.frames"
-        )
-    if params.reward.judge == "moving_ocr" and not moves:
-        raise ParameterError(
-            f"{path}: reward.judge moving_ocr needs task.pixels_per_frame, got none"
-        )
-
-
-def _check_chunks(policy: ActionChunkPolicyParams, task: ManipulationTask, path: Path) -> None:
-    """Raises unless chunks divide as they should, and every family is demonstrated."""
-    chunk, shown = policy.base.chunk, sorted(policy.base.warmup.demonstrations)
-    wrong = {
-        f"policy.base.chunk.positions must divide chunk.length {chunk.length}, "
-        f"got {chunk.positions}": chunk.length % chunk.positions != 0,
-        f"policy.max_steps times chunk.length must be at most {LONGEST_ROLLOUT}, "
-        f"got {policy.max_steps * chunk.length}": policy.max_steps * chunk.length > LONGEST_ROLLOUT,
-        "policy.base.warmup.demonstrations must name the families of the task, "
-        f"{sorted(task.families)}, got {shown}": shown != sorted(set(task.families)),
-    }
-    for what, is_wrong in wrong.items():
-        if is_wrong:
-            raise ParameterError(f"{path}: {what}")
-
-
 def _path(location: tuple[int | str, ...]) -> str:
     """Returns the dotted path, without the names of union members that pydantic adds."""
     members = {
         "task": {"reasoning_gym", "jsonl", "glyphs", "manipulation"},
-        "policy": {"tokens", "denoising", "action_chunks"},
+        "policy": {*MODALITIES},
         "backbone": {"scratch", "directory", "hub", "s3"},
         "base": {"scratch", "directory", "gguf", "hub", "s3"},
         "encoder": {"scratch", "directory", "hub", "s3"},
         "model": {"directory", "hub", "s3"},
-        "sampling": {"tokens", "denoising"},
     }
     kept = [
         part

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from grpo.errors import ParameterError, located
-from grpo.params.parameters import PARAMS, read_content
+from grpo.params.parameters import read_content
 from grpo.params.yaml import read_yaml
+from grpo.schema import PARAMS
 
 PIPELINE = Path("dvc.yaml")
 CODE = ("grpo/", "stages/")

@@ -3,31 +3,27 @@
 import math
 import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field, field_validator
 
 from grpo.errors import ParameterError
-from grpo.params.policy import (
-    DirectoryBase,
-    Fraction,
-    HubBase,
-    NonNegative,
-    S3Base,
-    Strict,
-    Timeout,
-)
+from grpo.schema import DirectoryBase, Fraction, HubBase, NonNegative, S3Base, Strict, Timeout
 
-MEDIA_JUDGES = (
-    "ocr",
-    "moving_ocr",
-    "clip",
-    "pickscore",
-)  # of what was drawn; the others are of text
+MEDIA_JUDGES = ("ocr", "moving_ocr", "clip", "pickscore")  # of what was drawn
 MODEL_JUDGES = ("clip", "pickscore")
 SIMULATOR = "simulator"  # whose verdict needs no reading
 JudgeModel = Annotated[DirectoryBase | HubBase | S3Base, Field(discriminator="source")]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+def judges_of(judged: Literal["text", "media", "simulation"]) -> tuple[str, ...]:
+    """Returns the judges that read what rollouts of a modality are."""
+    others = {"media": MEDIA_JUDGES, "simulation": (SIMULATOR,)}
+    if judged != "text":
+        return others[judged]
+    known: tuple[str, ...] = get_args(Reward.model_fields["judge"].annotation)
+    return tuple(each for each in known if each not in (*MEDIA_JUDGES, SIMULATOR))
 
 
 class Reward(Strict):
@@ -72,7 +68,7 @@ def check_reward(reward: Reward, path: Path) -> None:
       path: Of the parameter file, for the message.
     """
     has_model = reward.judge in MODEL_JUDGES
-    reads_text = reward.judge not in (*MEDIA_JUDGES, SIMULATOR)
+    reads_text = reward.judge in judges_of("text")
     needs = {
         "model": has_model,
         "answer_pattern": reads_text,

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
 from grpo.errors import ParameterError
-from grpo.params.parameters import PARAMS, LinkSpec
+from grpo.params.parameters import LinkSpec
+from grpo.schema import PARAMS
 
 Component = TypeVar("Component")
 KINDS = {int: "an integer", float: "a number", str: "a text"}

@@ -6,10 +6,10 @@ from pathlib import Path
 from grpo.errors import ArtifactError, ParameterError
 from grpo.lineage.lock import cached_path, file_digest, read_listing
 from grpo.lineage.record import tracking_uri
-from grpo.params.parameters import PARAMS
 from grpo.registry.remote import pull
 from grpo.registry.store import POINTER, Registry, file_of, reached
 from grpo.runtime.artifacts.files import named_output, read_json, require_inert, require_replaceable
+from grpo.schema import PARAMS
 
 SCHEME = "models:/"
 POLICY, BASE_POLICY = "policy", "base"  # directories of what is loaded

@@ -1,5 +1,6 @@
 """What a film of a robot's rollout is: some pictures, and a cell for every chunk of actions."""
 
+import itertools
 from dataclasses import dataclass
 
 from grpo.modalities.action_chunks.phases import PHASE_NAMES
@@ -7,9 +8,10 @@ from grpo.params.parameters import Parameters
 from grpo.report.pictures import Picture
 
 # By labeller: what the gripper does in colors of Okabe and Ito (2008), time from dark to light.
-PHASE_COLORS = {
-    "gripper": ("#56b4e9", "#e69f00", "#d55e00", "#cc79a7", "#8c959f"),
-    "time": ("#5b4fa8", "#3f7fb8", "#2fa39a", "#7cc25b", "#e5c72e"),
+OTHER_COLORS = ("#56b4e9", "#e69f00", "#d55e00", "#cc79a7", "#8c959f")
+PHASE_COLORS: dict[tuple[str, ...], tuple[str, ...]] = {
+    tuple(PHASE_NAMES["gripper"]): OTHER_COLORS,
+    tuple(PHASE_NAMES["time"]): ("#5b4fa8", "#3f7fb8", "#2fa39a", "#7cc25b", "#e5c72e"),
 }
 
 
@@ -66,8 +68,6 @@ class Film:
 
 def phases_of(params: Parameters) -> list[Phase]:
     """Returns the phases of the policy's chunks; none if its steps are no chunks."""
-    if params.policy.kind != "action_chunks":
-        return []
-    labeller = params.policy.phases
-    named = zip(PHASE_NAMES[labeller], PHASE_COLORS[labeller], strict=True)
-    return [Phase(name=name, color=color) for name, color in named]
+    names = params.modality.phase_names(params.policy)
+    colors = PHASE_COLORS.get(names, itertools.cycle(OTHER_COLORS))
+    return [Phase(name=name, color=color) for name, color in zip(names, colors)]

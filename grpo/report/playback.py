@@ -9,6 +9,7 @@ import torch
 
 from grpo.errors import ArtifactError, located
 from grpo.modalities.action_chunks.model import ChunkShape, read_shape
+from grpo.modalities.action_chunks.parameters import ActionChunkPolicyParams
 from grpo.modalities.action_chunks.phases import NUM_PHASES, choose_labeller
 from grpo.modalities.action_chunks.simulation.base import Ending, Moment
 from grpo.modalities.action_chunks.simulation.replay import replay
@@ -48,7 +49,8 @@ def read_films(
     kept = _read_kept(artifacts / "policies" / name)
     tensors = read_tensors(path)
     group = torch.tensor(rollouts["group"].to_numpy())
-    label = choose_labeller(params.action_chunks.phases, params.action_chunks.max_steps)
+    settings = params.policy_as(ActionChunkPolicyParams)
+    label = choose_labeller(settings.phases, settings.max_steps)
     with located(path):
         row = prompt_rows(LAYOUT, tensors, group)
         played, _ = restore_chunks(tensors, row, shape=shape, label=label)

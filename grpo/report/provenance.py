@@ -18,17 +18,11 @@ from grpo.lineage.lock import (
     outs_behind,
     read_lock,
 )
-from grpo.params.parameters import (
-    BASE,
-    PARAMS,
-    Parameters,
-    read_content,
-    read_params,
-    with_tuples,
-)
+from grpo.params.parameters import BASE, Parameters, read_content, read_params, with_tuples
 from grpo.report.seconds import stages_of
 from grpo.runtime.artifacts.banners import ARTIFACTS, PAGE, Banner, changed_inputs
 from grpo.runtime.artifacts.marks import State, banners_of, older, read_marks
+from grpo.schema import PARAMS
 
 REPORT = "report"
 ABSENT = "absent"  # what is said in place of a value

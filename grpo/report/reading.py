@@ -107,8 +107,8 @@ def _require_held_out(prompts: Path) -> None:
 
 
 def score_names(params: Parameters) -> tuple[str, ...]:
-    """Returns those of SCORES that an evaluation has: noise cannot be chosen greedily."""
-    is_greedy = params.policy.kind != "denoising"
+    """Returns those of SCORES that an evaluation has."""
+    is_greedy = params.modality.has_greedy
     return tuple(name for name in SCORES if name != "greedy" or is_greedy)
 
 

@@ -62,10 +62,10 @@ def read_samples(artifacts: Path, run: Run) -> dict[str, list[Sample]]:
         chosen = _choose(rollouts.join(prompts, on="prompt_id"))
         pictures: Sequence[Picture | None] = [None] * len(chosen)
         films: Sequence[Film | None] = [None] * len(chosen)
-        if run.params.policy.kind == "denoising":
+        if run.params.modality.judged == "media":
             tensors = artifacts / "rollouts" / name / "tensors.safetensors"
             pictures = _read_pictures(tensors, chosen["row"].tolist())
-        if run.params.policy.kind == "action_chunks":
+        if run.params.modality.judged == "simulation":
             # Imported here: other runs have no simulator, and wait for no model library.
             from grpo.report.playback import read_films
 

@@ -11,7 +11,6 @@ from grpo.report.style import INK, MARKERS, Canvas, Panel, color_of
 
 DIFFICULTY = "the prompt's success rate in the profile"
 NO_PROFILE = "no profile was drawn: no arm reads one (profile.when: always draws it)"
-STEP_OF_KIND = {"tokens": "token", "denoising": "denoising step", "action_chunks": "chunk"}
 FEW_STEPS = 50  # up to here every step has its marker
 LABEL_OF_CURVE = {
     "reward_mean": "mean reward of the batch",
@@ -110,7 +109,7 @@ def draw_steps(run: Run) -> Panel:
         axes.set_ylim(bottom=0)
         axes.set_ylabel(label)
     canvas.axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    _count_along(canvas, f"step of the rollout: a {STEP_OF_KIND[run.params.policy.kind]}")
+    _count_along(canvas, f"step of the rollout: a {run.params.modality.step_name}")
     _finish(canvas, percent=False)
     return Panel(
         title="Steps",

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from grpo.errors import ArtifactError, ParameterError
-from grpo.params.parameters import PARAMS
 from grpo.runtime.artifacts.files import digest
+from grpo.schema import PARAMS
 
 LONGEST_WAIT = timedelta(minutes=30)  # for the slowest rank, e.g. for the first to store weights
 WORD = 2**32

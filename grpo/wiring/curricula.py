@@ -5,8 +5,9 @@ from collections.abc import Callable
 from grpo.allocation import curriculum
 from grpo.allocation.curriculum import CurriculumStep
 from grpo.errors import located
-from grpo.params.parameters import PARAMS, LinkSpec
+from grpo.params.parameters import LinkSpec
 from grpo.params.specs import build_listed
+from grpo.schema import PARAMS
 
 STEPS: dict[str, Callable[..., CurriculumStep]] = {
     "drop_trivial": curriculum.drop_trivial,

@@ -10,13 +10,13 @@ from typing import TypeVar
 from pydantic import Field
 
 from grpo.errors import ArtifactError, ParameterError
-from grpo.params.parameters import PARAMS, Parameters
-from grpo.params.policy import Positive, Strict
+from grpo.params.parameters import Parameters
 from grpo.runtime.artifacts.checkpoints import CODE
 from grpo.runtime.artifacts.files import digest
 from grpo.runtime.executors.base import Engine, Local, Work
 from grpo.runtime.executors.gpus import visible_gpus
 from grpo.runtime.executors.processes import ProcessPool
+from grpo.schema import PARAMS, Positive, Strict
 
 Make = Callable[[str], Work]  # from a setup as JSON; a function of a module
 

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from grpo.params.parameters import DATA
 from grpo.runtime.artifacts.tables import PROMPTS, read_table
 from grpo.runtime.executors.base import Work
 from grpo.sampling.scoring import judging
+from grpo.schema import DATA
 from grpo.wiring.executors import Setup, receive
 from grpo.wiring.rewards import build_reward
 

@@ -1,7 +1,7 @@
 """Objectives from parameters, and the composition rules read on a whole parameter file."""
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 from grpo.allocation.curriculum import CurriculumStep, count_phases
 from grpo.errors import ParameterError
@@ -10,9 +10,9 @@ from grpo.objective.base import Objective, chain
 from grpo.objective.predicates import Plan
 from grpo.objective.rule import Severity
 from grpo.objective.rules import RULES
-from grpo.params.parameters import BASE, PARAMS, Arm, LinkSpec, Parameters
-from grpo.params.policy import ScratchBase, ScratchFlowBase, TokenPolicyParams, TokenSampling
+from grpo.params.parameters import BASE, Arm, LinkSpec, Parameters
 from grpo.params.specs import build_listed
+from grpo.schema import PARAMS
 from grpo.wiring.curricula import build_curriculum
 from grpo.wiring.selections import build_selection, check_selection, selection_paths
 
@@ -130,7 +130,6 @@ def _plan(params: Parameters, name: str, arm: Arm) -> tuple[dict[str, str], Plan
         curriculum=tuple(step.link for step in curriculum),
         group_sizes=_group_sizes(curriculum),
         updates_per_round=arm.training.updates_per_round,
-        top_p=arm.sampling.top_p if isinstance(arm.sampling, TokenSampling) else 1.0,
         has_binary_reward=_has_binary_reward(params),
         dropouts=_dropouts(params),
         selection=build_selection(arm.selection, name).links,
@@ -138,26 +137,8 @@ def _plan(params: Parameters, name: str, arm: Arm) -> tuple[dict[str, str], Plan
         starts_from_base=any(each.start == BASE for each in rounds),
         reads_profile=any(step.reads_profile for step in curriculum),
         profile_rollouts=params.profile.rollouts_per_prompt,
-        routing=params.policy.routing if isinstance(params.policy, TokenPolicyParams) else "live",
-        has_routers=_has_routers(params),
-        denoises=params.policy.kind == "denoising",
-        acts=params.policy.kind == "action_chunks",
-        **_choice_of_steps(arm),
+        **params.modality.rule_facts(params.policy, arm.sampling),
     )
-
-
-def _choice_of_steps(arm: Arm) -> dict[str, Any]:
-    """Returns what the rules may know of an arm's denoising steps."""
-    sampling = arm.sampling
-    if isinstance(sampling, TokenSampling):
-        return {}
-    owners = {"scope": sampling.scope, "window_stride": sampling.window_stride}
-    return {
-        "density": sampling.density,
-        "stochastic": sampling.stochastic,
-        "owners": tuple(f"sampling.{name}" for name, each in owners.items() if each),
-        "has_variants": sampling.variants is not None,
-    }
 
 
 def _check_phases(params: Parameters, name: str, plan: Plan) -> None:
@@ -209,25 +190,11 @@ def _has_binary_reward(params: Parameters) -> bool:
     return reward.maximize == "outcome" and reward.unfinished_penalty == 0
 
 
-def _has_routers(params: Parameters) -> bool | None:
-    """Returns whether the base is a mixture of experts; None if that is not in the parameters."""
-    base = params.policy.base
-    if not isinstance(base, ScratchBase):
-        return None
-    return "Moe" in base.architecture or any("experts" in key for key in base.config)
-
-
 def _dropouts(params: Parameters) -> frozenset[str]:
     """Returns the paths of every dropout that is on."""
-    base = params.policy.base
-    configs: dict[str, Mapping[str, object]] = {}
-    if isinstance(base, ScratchBase):
-        configs["config"] = base.config
-    elif isinstance(base, ScratchFlowBase):
-        configs |= {"transformer": base.transformer, "text_encoder": base.text_encoder}
     on = {
-        f"policy.base.{name}.{key}"
-        for name, config in configs.items()
+        f"{name}.{key}"
+        for name, config in params.policy.fresh_configs().items()
         for key, value in config.items()
         if "dropout" in key and value
     }

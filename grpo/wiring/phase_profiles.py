@@ -1,4 +1,4 @@
-"""What the profile measures of the phases of a robot's task."""
+"""What the profile measures of the phases of steps."""
 
 from pathlib import Path
 
@@ -9,7 +9,6 @@ import torch
 from grpo.modalities.base import make_rollouts
 from grpo.modalities.shared.machine import prepare_machine
 from grpo.params.parameters import Parameters
-from grpo.params.policy import ActionChunkPolicyParams
 from grpo.runtime.seeds import derive_seed
 from grpo.sampling.rollouts import SampledBatch
 from grpo.types import Cost
@@ -28,10 +27,10 @@ def profile_steps(
       directory: The base policy's.
       rewards: Schema REWARDS, of the same rollouts.
     """
-    if not isinstance(params.policy, ActionChunkPolicyParams):
+    names = params.modality.phase_names(params.policy)
+    if not names:
         return {}, Cost()
     # Imported here: its statistics take a second that other policies need not wait.
-    from grpo.modalities.action_chunks.phases import PHASE_NAMES
     from grpo.training.phase_metrics import profile_phases
 
     prepare_machine(params.machine)
@@ -43,7 +42,6 @@ def profile_steps(
     outcome = torch.tensor(judged["outcome"].to_numpy(np.float32))
     rollouts = make_rollouts(trajectory, logp, group=group, reward=outcome, outcome=outcome)
     generator = torch.Generator().manual_seed(derive_seed(params.seed, "profile phases"))
-    names = PHASE_NAMES[params.policy.phases]
     before = policy.cost
     found = profile_phases(policy, trajectory, rollouts, names, generator)
     return found, policy.cost - before

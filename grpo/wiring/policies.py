@@ -5,46 +5,40 @@ from typing import Any
 
 from torch import nn
 
-from grpo.modalities.action_chunks.decoding import ChunkDecoding
 from grpo.modalities.base import Policy
-from grpo.modalities.denoising.adascope import Judgement
+from grpo.modalities.modality import Judgement
 from grpo.modalities.shared.directories import trainable
 from grpo.modalities.shared.optimizer import PreciseAdamW
 from grpo.modalities.shared.packed import Layout
-from grpo.modalities.tokens.loading import load_token_policy, load_vllm_sampler
-from grpo.modalities.tokens.policy import Decoding, token_layout
+from grpo.modalities.shared.warmup import BasePolicy
 from grpo.params.parameters import Parameters, Training
-from grpo.params.policy import ActionChunkPolicyParams, TokenPolicyParams
 from grpo.runtime.artifacts.files import require_inert
-from grpo.wiring.draws import Draws
 
 
-def load_policy(
-    params: Parameters, *, base: Path, directory: Path, draws: Draws, sharing: int = 1
-) -> Policy[Any]:
+def build_base(params: Parameters, data: Path) -> BasePolicy:
+    """Returns the base policy that the parameters describe.
+
+    Raises:
+      ParameterError: If the source does not exist or a class refuses its configuration.
+      ArtifactError: If a model cannot be sampled.
+      MissingExtraError: If a package is not installed.
+    """
+    return params.modality.make_base(params, data)
+
+
+def load_policy(params: Parameters, *, base: Path, directory: Path, draws: Any) -> Policy[Any]:
     """Returns the policy of a directory, on the machine's device, without dropout.
 
     Args:
       base: The base policy's directory; `directory`, if it is another, holds what changed.
-      sharing: Policies that share this host's processors.
+      draws: How it draws, and so what it scores.
 
     Raises:
       ArtifactError: If a file is missing or broken, or may run code.
     """
     require_inert(base)
     require_inert(directory)
-    if isinstance(draws, Decoding):
-        return load_token_policy(params, base=base, directory=directory, decoding=draws)
-    # Imported here: other kinds' packages take seconds.
-    if isinstance(draws, ChunkDecoding):
-        from grpo.modalities.action_chunks.loading import load_chunk_policy
-
-        return load_chunk_policy(
-            params, base=base, directory=directory, decoding=draws, sharing=sharing
-        )
-    from grpo.modalities.denoising.loading import load_denoising_policy
-
-    return load_denoising_policy(params, base=base, directory=directory, decoding=draws)
+    return params.modality.load_policy(params, base=base, directory=directory, draws=draws)
 
 
 def load_sampler(
@@ -52,29 +46,25 @@ def load_sampler(
     *,
     base: Path,
     directory: Path,
-    draws: Draws,
+    draws: Any,
     judge: Judgement | None = None,
     sharing: int = 1,
 ) -> Policy[Any]:
     """Returns the policy of a directory to draw rollouts from.
 
     Args:
-      judge: Of what a denoising policy's scope looks at.
+      judge: Of what is looked at on the way to a rollout.
       sharing: Policies that share this host's processors.
 
     Raises:
       ArtifactError: If a file is missing or broken, or may run code.
       MissingExtraError: If vLLM is asked for and not installed.
     """
-    if isinstance(draws, Decoding) and params.tokens.sampler == "vllm":
-        require_inert(base)
-        require_inert(directory)
-        return load_vllm_sampler(params, base=base, directory=directory, decoding=draws)
-    policy = load_policy(params, base=base, directory=directory, draws=draws, sharing=sharing)
-    if judge is not None:
-        denoising: Any = policy
-        denoising.judge = judge
-    return policy
+    require_inert(base)
+    require_inert(directory)
+    return params.modality.load_sampler(
+        params, base=base, directory=directory, draws=draws, sharing=sharing, judge=judge
+    )
 
 
 def stored_layout(params: Parameters, base: Path) -> Layout:
@@ -83,17 +73,7 @@ def stored_layout(params: Parameters, base: Path) -> Layout:
     Raises:
       ArtifactError: If the base policy is none of a known class.
     """
-    if isinstance(params.policy, TokenPolicyParams):
-        return token_layout(params.policy.routing)
-    # Imported here, as above.
-    if isinstance(params.policy, ActionChunkPolicyParams):
-        from grpo.modalities.action_chunks.trajectories import LAYOUT
-
-        return LAYOUT
-    from grpo.modalities.denoising.pipelines import stored_condition_names
-    from grpo.modalities.denoising.trajectories import layout_of
-
-    return layout_of(stored_condition_names(base))
+    return params.modality.layout(params.policy, base)
 
 
 def make_optimizer(model: nn.Module, training: Training) -> PreciseAdamW:

@@ -6,13 +6,13 @@ from typing import Any
 import pandas as pd
 
 from grpo.errors import ParameterError, brief, refused_by_library
-from grpo.params.parameters import PARAMS, Parameters
-from grpo.params.policy import HubBase
+from grpo.params.parameters import Parameters
 from grpo.params.reward import MEDIA_JUDGES, SIMULATOR, Reward
-from grpo.params.sources import Source, find_source, refusal
 from grpo.rewards.base import Judge, Viewer
 from grpo.rewards.texts import TextJudge
+from grpo.runtime.sources import Source, find_source, refusal
 from grpo.sampling.scoring import RewardRule, rejected_gold_answers
+from grpo.schema import PARAMS, HubBase
 
 MOST_GOLD_ANSWERS = 256  # that are judged, of a table
 MOST_REJECTED = 0.1  # of them: above it a run would be wasted

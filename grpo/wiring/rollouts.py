@@ -8,10 +8,11 @@ import pandas as pd
 from grpo.allocation.curriculum import add_prompts, allocated_sizes, select_phase
 from grpo.allocation.selection import Selection, require_candidates
 from grpo.errors import ArtifactError, located
-from grpo.params.parameters import BASE, PARAMS, Parameters
+from grpo.params.parameters import BASE, Parameters
 from grpo.runtime.artifacts.tables import CURRICULUM, PROMPTS, read_table
 from grpo.runtime.executors.base import Engine
 from grpo.sampling.round_rollouts import Source, engine_source
+from grpo.schema import PARAMS
 from grpo.wiring.curricula import build_curriculum
 from grpo.wiring.policies import stored_layout
 from grpo.wiring.sampling_workers import Drawing

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,10 +22,9 @@ from grpo.modalities.shared.directories import (
 )
 from grpo.modalities.shared.optimizer import PreciseAdamW
 from grpo.modalities.shared.packed import Layout
-from grpo.modalities.tokens.policy import Decoding
 from grpo.objective.advantage import rollout_advantage
 from grpo.objective.base import Objective, State
-from grpo.params.parameters import PARAMS, Parameters, Training
+from grpo.params.parameters import Parameters, Training
 from grpo.params.reward import Reward
 from grpo.runtime.artifacts.checkpoints import Scratch
 from grpo.runtime.artifacts.files import atomic_path, read_json, write_json
@@ -41,6 +40,7 @@ from grpo.runtime.artifacts.tables import (
 from grpo.runtime.ranks import this_rank
 from grpo.runtime.seeds import derive_seed
 from grpo.sampling.rollouts import SUMMARY, SampledBatch, read_batch, read_passed, select_rollouts
+from grpo.schema import PARAMS
 from grpo.training.batches import explain_fewer
 from grpo.training.frozen import score_steps
 from grpo.training.step_metrics import step_metrics
@@ -94,8 +94,7 @@ def load_round(
     active = {link.name for link in objective.links if link.settings.get("beta")}
     reference: Policy[Any] | None = None
     if active & {LOSS_REFERENCE, REWARD_REFERENCE}:
-        if isinstance(draws, Decoding):
-            draws = replace(draws, routing="live")  # other weights, other choices
+        draws = params.modality.reference_draws(draws)
         reference = load_policy(params, base=base, directory=base, draws=draws)
     sampled, judged, passed = read_counted(policy.layout, rollouts, rewards, params.reward)
     group = torch.tensor(sampled.table["group"].to_numpy())
@@ -247,13 +246,12 @@ def _write_phases(
     path: Path, params: Parameters, loaded: LoadedRound, trained: TrainedRound
 ) -> None:
     """Writes what was trained of every phase, if steps have phases."""
-    if loaded.rollouts.chunks is None:
+    names = params.modality.phase_names(params.policy)
+    if not names:
         return
     # Imported here: its statistics take a second that other policies need not wait.
-    from grpo.modalities.action_chunks.phases import PHASE_NAMES
     from grpo.training.phase_metrics import phase_metrics
 
-    names = PHASE_NAMES[params.action_chunks.phases]
     state = trained.objective_state
     rows = phase_metrics(loaded.rollouts, trained.batches, state, names)
     write_csv(path, pd.DataFrame([asdict(each) for each in rows]))

@@ -8,14 +8,14 @@ from typing import Any
 import pandas as pd
 
 from grpo.modalities.base import Policy
-from grpo.modalities.denoising.adascope import Judgement
+from grpo.modalities.modality import Judgement
 from grpo.modalities.shared.machine import prepare_machine
-from grpo.params.parameters import DATA, Parameters
-from grpo.params.policy import DenoisingSampling
+from grpo.params.parameters import Parameters
 from grpo.runtime.artifacts.tables import PROMPTS, read_table
 from grpo.runtime.executors.base import Seconds, Work
 from grpo.sampling.rollouts import drawing
 from grpo.sampling.scoring import judging, score_captions, without_shaping
+from grpo.schema import DATA
 from grpo.wiring.draws import draws_of
 from grpo.wiring.executors import receive
 from grpo.wiring.judging_workers import Judging
@@ -87,7 +87,7 @@ def _judge_on_the_way(params: Parameters, asked_by: str, tasks: pd.DataFrame) ->
     if section != "rounds":
         return None
     sampling = params.find_arm(params.find_round(name).arm).sampling
-    if not isinstance(sampling, DenoisingSampling) or sampling.scope is None:
+    if not params.modality.judges_on_the_way(sampling):
         return None
     rule = without_shaping(build_reward(params, DATA))
     return lambda captions, media: score_captions(captions, media.numpy(), tasks=tasks, rule=rule)

@@ -9,10 +9,10 @@ from grpo.allocation.curriculum import split_order
 from grpo.allocation.selection import Selection, require_candidates
 from grpo.errors import ParameterError, located
 from grpo.objective.link import Link
-from grpo.params.parameters import PARAMS, LinkSpec, Parameters
-from grpo.params.policy import DenoisingSampling, TokenDraws, TokenSampling
+from grpo.params.parameters import LinkSpec, Parameters
 from grpo.params.specs import build_listed
 from grpo.runtime.artifacts.files import digest
+from grpo.schema import PARAMS
 
 STEPS: dict[str, Callable[..., Selection]] = {
     "skip_uniform_prompts": selection.skip_uniform_prompts,
@@ -41,9 +41,9 @@ def inputs_of_selection(params: Parameters, arm: str, profile: Path) -> dict[str
     """
     sampling = params.find_arm(arm).sampling
     selection = build_selection(params.find_arm(arm).selection, arm)
-    looks = isinstance(sampling, DenoisingSampling) and sampling.scope is not None
     inputs: dict[str, Any] = {}
-    if looks or not selection.keeps_uniform:  # what shapes the reward is no part of what is judged
+    # What shapes the reward is no part of what is judged.
+    if params.modality.judges_on_the_way(sampling) or not selection.keeps_uniform:
         inputs["reward"] = params.reward.model_dump(mode="json", exclude={"unfinished_penalty"})
     if selection.reuses_profile:
         inputs["profile_rollouts"] = digest([profile])
@@ -73,17 +73,8 @@ def check_selection(params: Parameters, name: str, curriculum: Sequence[Link]) -
 def _require_draws_of_profile(params: Parameters, name: str) -> None:
     """Raises ParameterError unless an arm draws its rollouts as the profile does."""
     sampling, profiled = params.find_arm(name).sampling, params.evaluation.sampling
-    if not isinstance(sampling, TokenSampling) or not isinstance(profiled, TokenDraws):
-        raise ParameterError(
-            f"{PARAMS}: {_path(name)} must not hold reuse_profile_rollouts: the profile draws "
-            "without noise in its steps, which have no density then"
-        )
-    if sampling.temperature != profiled.temperature:
-        raise ParameterError(
-            f"{PARAMS}: arms.{name}.sampling.temperature must equal "
-            f"evaluation.sampling.temperature, at which the profile samples, for "
-            f"reuse_profile_rollouts, got {sampling.temperature} and {profiled.temperature}"
-        )
+    if unlike := params.modality.find_unlike_profile(sampling, profiled):
+        raise ParameterError(f"{PARAMS}: arms.{name}.{unlike}")
 
 
 def _check_families(families: Set[str], link: Link, where: str) -> None:

@@ -3,38 +3,38 @@
 from pathlib import Path, PurePosixPath
 
 from grpo.errors import ParameterError
-from grpo.params.parameters import PARAMS, Parameters
-from grpo.params.policy import FlowBase, FlowWarmup, ScratchBase, ScratchFlowBase, TokenPolicyParams
-from grpo.params.sources import download
-from grpo.params.task import GlyphsTask, JsonlTask
+from grpo.modalities.denoising.parameters import FlowWarmup
+from grpo.params.parameters import Parameters
 from grpo.runtime.seeds import derive_seed
+from grpo.runtime.sources import download
+from grpo.schema import PARAMS
 from grpo.tasks.base import PromptTables
 from grpo.tasks.jsonl import read_prompts
+from grpo.tasks.parameters import GlyphsTask, JsonlTask
 
 
 def build_prompts(params: Parameters, data: Path) -> PromptTables:
     """Returns the prompts of the task, and the warm-up's solutions if the base is fresh."""
-    task, base = params.task, params.policy.base
+    task, warmup = params.task, params.policy.warmup
     if task.kind == "jsonl":
         return _read_prompts(task, params, data)
     seed = derive_seed(params.seed, "prompts") % 2**31
     if task.kind == "manipulation":
         # Imported here: what makes a task is not needed by others.
-        from grpo.tasks import manipulation
+        from grpo.modalities.action_chunks import scenes
 
-        return manipulation.make_prompts(
+        return scenes.make_prompts(
             families=task.families,
             train_prompts=task.train_prompts,
             eval_prompts=task.eval_prompts,
-            demonstrations=params.action_chunks.base.warmup.demonstrations,
+            demonstrations=warmup.demonstrations,
             seed=seed,
         )
     if task.kind == "glyphs":
-        return _glyphs(task, params.denoising.base, seed)
+        return _glyphs(task, warmup, seed)
     # Imported here, as above.
     from grpo.tasks.reasoning import Solutions, make_prompts
 
-    warmup = base.warmup if isinstance(base, ScratchBase) else None
     return make_prompts(
         families=task.families,
         notation=task.notation,
@@ -53,8 +53,8 @@ def build_prompts(params: Parameters, data: Path) -> PromptTables:
 
 def _read_prompts(task: JsonlTask, params: Parameters, data: Path) -> PromptTables:
     """Returns the prompts of two files, whose folder names the family of lines that name none."""
-    if isinstance(params.policy.base, ScratchBase | ScratchFlowBase):
-        warm = "reasoning_gym" if params.policy.kind == "tokens" else "glyphs"
+    if params.policy.warmup:
+        warm = params.modality.tasks[0]
         raise ParameterError(
             f"{PARAMS}: policy.base.source scratch needs task.kind {warm}, whose "
             "solutions it is warmed up on; set another source"
@@ -69,18 +69,15 @@ def _read_prompts(task: JsonlTask, params: Parameters, data: Path) -> PromptTabl
         instruction=task.instruction,
         family=PurePosixPath(task.train).parent.name or name,
         columns={str(field): name for field, name in task.columns.items()},
-        takes_messages=(
-            isinstance(params.policy, TokenPolicyParams) and params.policy.prompt_format == "chat"
-        ),
+        takes_messages=params.modality.takes_messages(params.policy),
     )
 
 
-def _glyphs(task: GlyphsTask, base: FlowBase, seed: int) -> PromptTables:
+def _glyphs(task: GlyphsTask, warmup: FlowWarmup | None, seed: int) -> PromptTables:
     """Returns texts to be drawn."""
     # Imported here: pillow is not needed by other tasks.
     from grpo.tasks import glyphs
 
-    warmup = base.warmup if isinstance(base, ScratchFlowBase) else None
     return glyphs.make_prompts(
         families=task.families,
         train_prompts=task.train_prompts,

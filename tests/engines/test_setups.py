@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from grpo.errors import ArtifactError, ParameterError
-from grpo.params.machine import SamplingEngine
-from grpo.params.parameters import DATA, Parameters, read_params
+from grpo.params.parameters import Parameters, SamplingEngine, read_params
 from grpo.runtime.artifacts.files import write_bytes
 from grpo.runtime.executors.base import Job
+from grpo.schema import DATA
 from grpo.wiring.executors import Setup, open_engine, receive
 from grpo.wiring.sampling_workers import Drawing
 from stages.entry import scratch_of

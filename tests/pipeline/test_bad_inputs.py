@@ -11,8 +11,9 @@ from typing import NamedTuple
 import pytest
 
 from grpo.params.manifests import MANIFESTS, describe_data
-from grpo.params.parameters import DATA, read_params
+from grpo.params.parameters import read_params
 from grpo.runtime.artifacts.files import exclusive, write_json
+from grpo.schema import DATA
 from tests.files import contents
 from tests.pipeline.corruptions import (
     Corruption,

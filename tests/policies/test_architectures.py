@@ -15,7 +15,7 @@ from grpo.modalities.tokens.policy import Decoding, TokenPolicy
 from grpo.modalities.tokens.probing import require_sampling
 from grpo.params.parameters import read_params
 from grpo.params.yaml import dump_yaml, parse_yaml
-from grpo.wiring.bases import build_base
+from grpo.wiring.policies import build_base
 from tests.policies.test_forward import plain_log_prob
 from tests.policies.tiny import seeded
 

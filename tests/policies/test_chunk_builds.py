@@ -171,5 +171,8 @@ def test_a_judge_of_another_kind_is_refused(tmp_path: Path):
     content["reward"] |= {"judge": "math", "answer_pattern": "(.*)", "timeout_seconds": 1.0}
     file = tmp_path / "params.yaml"
     file.write_text(dump_yaml(content))
-    with pytest.raises(ParameterError, match=r"judge simulator and policy.kind action_chunks need"):
+    with pytest.raises(
+        ParameterError,
+        match=r"reward.judge must be one of .*simulator.* with policy.kind action_chunks",
+    ):
         read_params(file)

@@ -23,10 +23,10 @@ from grpo.modalities.shared.directories import (
 )
 from grpo.modalities.shared.flops import left_out_by_torch
 from grpo.modalities.shared.packed import select_packed
+from grpo.modalities.shared.parameters import Lora
 from grpo.objective.base import chain, loss_terms, scalar_loss
 from grpo.objective.ratio import scale_log_ratio
 from grpo.objective.trust import weigh_log_prob
-from grpo.params.policy import Lora
 from grpo.types import Cost, Credit
 from grpo.wiring.policies import make_optimizer
 from tests.policies.tiny_denoiser import (

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo.errors import ArtifactError
+from grpo.modalities.denoising.parameters import Canvas
 from grpo.modalities.denoising.pipeline_support import find_unread_setting
 from grpo.modalities.denoising.pipelines import library, sigmas_of
 from grpo.modalities.denoising.sde_steps import apply_kernel, ode_kernel, sde_kernels, step_log_prob
-from grpo.params.policy import Canvas
 from tests.policies.tiny_pipelines import WAN_SCHEDULER, tiny_sd3, tiny_wan
 
 DENSITIES = ("flow_sde", "constant_sde", "interpolated_sde", "preserving")

@@ -12,11 +12,12 @@ from transformers import SiglipVisionConfig, SiglipVisionModel
 from grpo.errors import ArtifactError, ParameterError
 from grpo.modalities.denoising.bases import make_pipeline
 from grpo.modalities.denoising.loading import load_denoising_policy
+from grpo.modalities.denoising.parameters import Canvas
 from grpo.modalities.denoising.pipelines import library, save_pipeline, stored_condition_names
 from grpo.modalities.denoising.policy import DenoisingPolicy
 from grpo.modalities.denoising.sde_steps import Denoising
 from grpo.params.parameters import Parameters, read_params
-from grpo.params.policy import Canvas, DirectoryBase
+from grpo.schema import DirectoryBase
 from tests.policies.tiny_denoiser import seeded, tiny_decoding
 from tests.policies.tiny_pipelines import (
     CLIP,
@@ -39,7 +40,7 @@ def recipe(name: str, canvas: Canvas, **settings: Any) -> Parameters:
     params = read_params(RECIPES / f"{name}.yaml")
     machine = params.machine.model_copy(update={"device": "cpu"})
     update = {"canvas": canvas, "caption_tokens": 16, **settings}
-    policy = params.denoising.model_copy(update=update)
+    policy = params.policy.model_copy(update=update)
     return params.model_copy(update={"policy": policy, "machine": machine})
 
 

@@ -17,9 +17,9 @@ from grpo.modalities.base import Policy
 from grpo.modalities.denoising.policy import DenoisingPolicy
 from grpo.modalities.shared.activations import saved_bytes
 from grpo.modalities.shared.recomputation import recompute_blocks
+from grpo.modalities.tokens.parameters import RoutingMode
 from grpo.modalities.tokens.policy import TokenPolicy
 from grpo.modalities.tokens.routing import recorded
-from grpo.params.policy import RoutingMode
 from tests.policies.tiny import seeded, tiny_moe, tiny_policy
 from tests.policies.tiny_actor import SCENES, tiny_actor
 from tests.policies.tiny_denoiser import tiny_decoding

@@ -22,9 +22,9 @@ from grpo.modalities.shared.directories import (
     whole_policy,
     write_state,
 )
+from grpo.modalities.shared.parameters import Lora
 from grpo.modalities.tokens.policy import Decoding
 from grpo.params.parameters import Parameters, read_params
-from grpo.params.policy import Lora
 from grpo.wiring.policies import load_policy, make_optimizer
 from tests.policies.test_chunk_builds import LORA, changed, logits_of
 from tests.policies.test_pipelines import MADE, recipe

@@ -19,9 +19,9 @@ from grpo.modalities.shared.directories import (
     trainable,
 )
 from grpo.modalities.shared.optimizer import stepped_by
+from grpo.modalities.shared.parameters import Lora
 from grpo.modalities.tokens.policy import Decoding, TokenPolicy
 from grpo.params.parameters import Parameters, read_params
-from grpo.params.policy import Lora
 from grpo.types import Cost
 from grpo.wiring.policies import load_policy, load_sampler, make_optimizer
 from tests.policies.tiny import seeded, tiny_policy

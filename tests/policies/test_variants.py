@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from grpo.modalities.denoising.parameters import Variants
 from grpo.modalities.denoising.pipelines import encode_captions, pool_conditions, text_encoders
 from grpo.modalities.denoising.variants import (
     Perturbation,
@@ -15,7 +16,6 @@ from grpo.modalities.denoising.variants import (
     perturbed,
     share_at,
 )
-from grpo.params.policy import Variants
 from grpo.training.metrics import share_between_variants
 from grpo.types import Rollouts
 from tests.policies.tiny_denoiser import seeded, tiny_denoiser

@@ -7,10 +7,10 @@ from torch import Generator
 
 from grpo.modalities.denoising.bases import make_pipeline
 from grpo.modalities.denoising.loading import load_denoising_policy
+from grpo.modalities.denoising.parameters import Canvas
 from grpo.modalities.denoising.policy import DenoisingPolicy
 from grpo.modalities.denoising.sde_steps import Denoising
 from grpo.params.parameters import Parameters, read_params
-from grpo.params.policy import Canvas
 
 ROOT = Path(__file__).parents[2]
 CANVAS = Canvas(frames=1, height=8, width=16)
@@ -31,9 +31,9 @@ TRANSFORMER = {
 def tiny_params(**settings: Any) -> Parameters:
     """Returns the parameters of the image recipe with a tiny transformer."""
     params = read_params(ROOT / "recipes" / "glyphs.yaml")
-    base = params.denoising.base.model_copy(update={"transformer": TRANSFORMER})
+    base = params.policy.base.model_copy(update={"transformer": TRANSFORMER})
     canvas = CANVAS
-    policy = params.denoising.model_copy(update={"base": base, "canvas": canvas, **settings})
+    policy = params.policy.model_copy(update={"base": base, "canvas": canvas, **settings})
     return params.model_copy(update={"policy": policy})
 
 

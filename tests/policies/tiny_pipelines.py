@@ -12,9 +12,9 @@ from transformers import (
     UMT5EncoderModel,
 )
 
+from grpo.modalities.denoising.parameters import Canvas
 from grpo.modalities.denoising.pipelines import library
 from grpo.modalities.shared.tokenizers import make_caption_tokenizer
-from grpo.params.policy import Canvas
 
 IMAGE = Canvas(frames=1, height=16, width=16)
 CLIP = Canvas(frames=5, height=16, width=16)

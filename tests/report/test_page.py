@@ -9,13 +9,14 @@ import pytest
 from finished_run import EVALUATION_FLOPS, WARMUP_FLOPS, ReadWith
 
 from benchmarks.browser import Page
+from grpo.modalities import MODALITIES
 from grpo.params.parameters import Parameters, read_params
 from grpo.report.figures import LABEL_OF_KIND, draw_flops_by_kind
 from grpo.report.numbers import compute_numbers, signal_by_difficulty
 from grpo.report.page import PAGE, write_page
 from grpo.report.reading import read_run
 from grpo.report.seconds import ACTIVITIES, ACTIVITY_OF_PART, stages_of
-from grpo.report.signal_figures import DIFFICULTY, NO_PROFILE, STEP_OF_KIND, draw_steps
+from grpo.report.signal_figures import DIFFICULTY, NO_PROFILE, draw_steps
 from grpo.report.style import KIND_COLORS
 from grpo.runtime.artifacts.files import write_json
 from grpo.runtime.artifacts.tables import PROFILE, empty_table, write_table
@@ -116,7 +117,8 @@ def test_the_steps_of_a_figure_are_those_of_the_policy(read_with: ReadWith, reci
     run = read_with()
     policy = read_params(Path(__file__).parents[2] / f"recipes/{recipe}.yaml").policy
     svg = draw_steps(replace(run, params=run.params.model_copy(update={"policy": policy}))).svg
-    assert [unit for unit in STEP_OF_KIND.values() if unit in svg] == [STEP_OF_KIND[policy.kind]]
+    units = {name: each.step_name for name, each in MODALITIES.items()}
+    assert [unit for unit in units.values() if unit in svg] == [units[policy.kind]]
 
 
 def test_every_bar_of_compute_has_the_same_length_per_flop(read_with: ReadWith) -> None:

@@ -7,10 +7,10 @@ import pytest
 from grpo.__main__ import main
 from grpo.errors import StorageError
 from grpo.params.parameters import read_params
-from grpo.params.policy import S3Base
-from grpo.params.sources import find_source
 from grpo.params.yaml import dump_yaml, parse_yaml
+from grpo.runtime.sources import find_source
 from grpo.runtime.storage.upload import upload_directory
+from grpo.schema import S3Base
 from grpo.wiring.tasks import build_prompts
 from tests.files import contents
 from tests.storage.proxy import Proxy

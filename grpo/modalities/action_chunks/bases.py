@@ -10,7 +10,15 @@ from transformers import AutoModel, PreTrainedModel
 
 from grpo.errors import ParameterError
 from grpo.modalities.action_chunks.cloning import CloningSettings, clone_demonstrations
-from grpo.modalities.action_chunks.model import ActionChunkModel, ChunkShape, encode_instructions
+from grpo.modalities.action_chunks.model import (
+    ActionChunkModel,
+    ChunkShape,
+    encode_instructions,
+    save_action_model,
+)
+from grpo.modalities.action_chunks.parameters import ActionChunkPolicyParams, ChunkBase, Eyes
+from grpo.modalities.modality import RunParams
+from grpo.modalities.shared.directories import PolicyState, write_state
 from grpo.modalities.shared.machine import DTYPES
 from grpo.modalities.shared.models import (
     make_fresh_model,
@@ -18,17 +26,48 @@ from grpo.modalities.shared.models import (
     read_tokenizer,
     require_embedded,
 )
+from grpo.modalities.shared.parameters import ScratchBackbone
 from grpo.modalities.shared.tokenizers import make_word_tokenizer
-from grpo.modalities.shared.warmup import WarmupSettings, WarmupUpdate
-from grpo.params.parameters import PARAMS, Parameters
-from grpo.params.policy import ActionChunkPolicyParams, ChunkBase, Eyes, ScratchBackbone
+from grpo.modalities.shared.warmup import (
+    BasePolicy,
+    WarmupSettings,
+    WarmupUpdate,
+    name_remedy,
+    settings_of,
+)
 from grpo.runtime.seeds import derive_seed
+from grpo.schema import PARAMS
 
 BACKBONE = "policy.base.backbone"
 ENCODER = "policy.base.eyes.encoder"
 
 
-def make_action_model(params: Parameters, data: Path) -> tuple[ActionChunkModel, Any]:
+def make_base_policy(params: RunParams[ActionChunkPolicyParams], data: Path) -> BasePolicy:
+    """Returns the base policy that the parameters describe.
+
+    Raises:
+      ParameterError: If a source does not exist, a class refuses its configuration, or an encoder
+        pictures of that size.
+    """
+    model, tokenizer = make_action_model(params, data)
+    settings = settings_of(params.policy.base.warmup, params.seed)
+
+    def save(directory: Path) -> None:
+        save_action_model(directory, model, tokenizer)
+        write_state(directory, PolicyState(name="base"))
+
+    return BasePolicy(
+        num_updates=settings.updates,
+        warm_up=lambda table: name_remedy(
+            clone_experts(params.policy, model, tokenizer, table, settings), settings
+        ),
+        save=save,
+    )
+
+
+def make_action_model(
+    params: RunParams[ActionChunkPolicyParams], data: Path
+) -> tuple[ActionChunkModel, Any]:
     """Returns the base model, before any warm-up, and its tokenizer.
 
     Raises:
@@ -38,7 +77,7 @@ def make_action_model(params: Parameters, data: Path) -> tuple[ActionChunkModel,
     # Imported here: the simulator takes seconds, and updates need only its dimensions.
     from grpo.modalities.action_chunks.simulation.metaworld import ACTIONS, HAND, OBSERVATIONS
 
-    base = params.action_chunks.base
+    base = params.policy.base
     torch.manual_seed(derive_seed(params.seed, "base"))
     backbone, tokenizer = _make_backbone(base, data)
     eyes = _make_eyes(base.eyes, data) if base.eyes else None

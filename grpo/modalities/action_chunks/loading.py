@@ -8,21 +8,27 @@ from transformers import AutoTokenizer
 
 from grpo.modalities.action_chunks.decoding import ChunkDecoding
 from grpo.modalities.action_chunks.model import load_action_model
+from grpo.modalities.action_chunks.parameters import ActionChunkPolicyParams
 from grpo.modalities.action_chunks.phases import choose_labeller
 from grpo.modalities.action_chunks.policy import ActionChunkPolicy
 from grpo.modalities.action_chunks.simulation.pool import EnvironmentPool
+from grpo.modalities.modality import RunParams
 from grpo.modalities.shared.directories import read_round
 from grpo.modalities.shared.lora import add_lora
 from grpo.modalities.shared.machine import DTYPES
 from grpo.modalities.shared.recomputation import recompute_blocks
-from grpo.params.parameters import Parameters
 from grpo.runtime.seeds import derive_seed
 
 SIMULATOR = "grpo.modalities.action_chunks.simulation.metaworld:MetaWorld"
 
 
 def load_chunk_policy(
-    params: Parameters, *, base: Path, directory: Path, decoding: ChunkDecoding, sharing: int = 1
+    params: RunParams[ActionChunkPolicyParams],
+    *,
+    base: Path,
+    directory: Path,
+    decoding: ChunkDecoding,
+    sharing: int = 1,
 ) -> ActionChunkPolicy:
     """Returns the policy of a directory, on the machine's device, without dropout.
 
@@ -33,7 +39,7 @@ def load_chunk_policy(
     Raises:
       ArtifactError: If a file is missing or broken.
     """
-    settings = params.action_chunks
+    settings = params.policy
     dtype = DTYPES[params.machine.dtype]
     model = load_action_model(base, dtype)
     if settings.lora:

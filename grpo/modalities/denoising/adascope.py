@@ -11,17 +11,13 @@ U3). Structure is the likeness of the estimate to the pilot's own final sample, 
 similarity to the caption.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-from grpo.params.policy import Scope
-
-# Captions and what was drawn of them, row by row -> scores in [0, 1].
-Judgement = Callable[[list[str], UInt8[Tensor, " row *pixels"]], list[float]]
+from grpo.modalities.denoising.parameters import Scope
 
 
 class Pilots(NamedTuple):

@@ -1,33 +1,58 @@
 """Base pipelines of denoising policies: fresh, or from a directory, the hub or S3."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 import transformers
 from torch import nn
 
-from grpo.errors import refused_by_library
+from grpo.errors import ParameterError, refused_by_library
 from grpo.modalities.denoising.fresh_flows import make_fresh_pipeline
+from grpo.modalities.denoising.parameters import DenoisingPolicyParams, FlowWarmup, ScratchFlowBase
 from grpo.modalities.denoising.pipeline_support import find_unread_component, find_unread_setting
-from grpo.modalities.denoising.pipelines import library, quiet
-from grpo.modalities.shared.directories import find_wrong_weights
+from grpo.modalities.denoising.pipelines import library, quiet, save_pipeline
+from grpo.modalities.modality import RunParams
+from grpo.modalities.shared.directories import PolicyState, find_wrong_weights, write_state
 from grpo.modalities.shared.machine import DTYPES
-from grpo.params.parameters import Parameters
-from grpo.params.policy import DirectoryBase, HubBase, S3Base, ScratchFlowBase
-from grpo.params.sources import Source, find_source, refusal
+from grpo.modalities.shared.warmup import BasePolicy, WarmupUpdate, name_remedy, settings_of
 from grpo.runtime.seeds import derive_seed
+from grpo.runtime.sources import Source, find_source, refusal
+from grpo.schema import PARAMS, DirectoryBase, HubBase, S3Base
+from grpo.tasks.parameters import GlyphsTask
 
 
-def make_pipeline(params: Parameters, data: Path) -> Any:
+def make_base_policy(params: RunParams[DenoisingPolicyParams], data: Path) -> BasePolicy:
+    """Returns the base policy that the parameters describe.
+
+    Raises:
+      ParameterError: If the source does not exist or a class refuses its configuration.
+    """
+    pipeline = make_pipeline(params, data)
+    pipeline.to(params.machine.device)
+    base = params.policy.base
+    warmup = base.warmup if isinstance(base, ScratchFlowBase) else None
+
+    def save(directory: Path) -> None:
+        save_pipeline(directory, pipeline)
+        write_state(directory, PolicyState(name="base"))
+
+    def train(table: pd.DataFrame) -> Iterator[WarmupUpdate]:
+        return iter(()) if warmup is None else _match_flow(params, warmup, pipeline, table)
+
+    return BasePolicy(num_updates=warmup.updates if warmup else 0, warm_up=train, save=save)
+
+
+def make_pipeline(params: RunParams[DenoisingPolicyParams], data: Path) -> Any:
     """Returns the base pipeline, before any warm-up.
 
     Raises:
       ParameterError: If the source does not exist or a class refuses its configuration.
     """
     quiet()
-    base = params.denoising.base
+    base = params.policy.base
     dtype = DTYPES[params.machine.dtype]
     if isinstance(base, ScratchFlowBase):
         return make_fresh_pipeline(base, dtype, seed=derive_seed(params.seed, "base"))
@@ -87,3 +112,68 @@ def _read_component(
         raise refusal(source, f"the weights of {name} are not those of its config.json: {wrong}")
     loaded: nn.Module = model
     return loaded
+
+
+def _match_flow(
+    params: RunParams[DenoisingPolicyParams],
+    warmup: FlowWarmup,
+    pipeline: Any,
+    table: pd.DataFrame,
+) -> Iterator[WarmupUpdate]:
+    """Trains a fresh pipeline on drawings of a table of schema WARMUP."""
+    # Imported here: an imported base draws nothing.
+    from grpo.modalities.denoising.flow_matching import Drawings, match_flow
+    from grpo.tasks import glyphs
+
+    policy, task = params.policy, params.task
+    canvas = policy.canvas
+    assert isinstance(task, GlyphsTask)
+    _require_room(policy, warmup, pipeline, task, table["solution"].tolist())
+    drawing = glyphs.Drawing(canvas.height, canvas.width, warmup.font_size, warmup.character_width)
+    texts, moved = table["solution"].tolist(), task.pixels_per_frame
+    if moved is None:
+        pixels = glyphs.draw_texts(texts, drawing)
+    else:
+        pixels = glyphs.draw_clips(texts, drawing, frames=canvas.frames, pixels_per_frame=moved)
+    settings = settings_of(warmup, params.seed)
+    updates = match_flow(
+        pipeline,
+        Drawings(captions=table["prompt"].tolist(), pixels=torch.from_numpy(pixels)),
+        settings,
+        num_tokens=policy.caption_tokens,
+        blank_fraction=warmup.blank_fraction,
+    )
+    return name_remedy(updates, settings)
+
+
+def _require_room(
+    policy: DenoisingPolicyParams,
+    warmup: FlowWarmup,
+    pipeline: Any,
+    task: GlyphsTask,
+    texts: list[str],
+) -> None:
+    """Raises ParameterError unless the longest text fits the text encoders and the canvas.
+
+    They would cut it in silence.
+    """
+    from grpo.tasks import glyphs
+
+    longest = max(map(len, texts))
+    tokens = longest + 2  # one byte a character, between two marks
+    if task.pixels_per_frame is None:
+        room, name = pipeline.tokenizer_max_length, "base.text_encoder.max_position_embeddings"
+    else:
+        room, name = policy.caption_tokens, "caption_tokens"
+        longest = max(len(glyphs.split_text(text)[0]) for text in texts)
+    if tokens > room:
+        raise ParameterError(
+            f"{PARAMS}: policy.{name} must be at least {tokens} "
+            f"for texts of {tokens - 2} characters, got {room}"
+        )
+    width = longest * warmup.character_width
+    if width > policy.canvas.width:
+        raise ParameterError(
+            f"{PARAMS}: policy.canvas.width must be at least {width} for {longest} characters of "
+            f"{warmup.character_width} pixels, got {policy.canvas.width}"
+        )

@@ -8,11 +8,11 @@ from torch import nn
 from transformers import CLIPTextConfig, CLIPTextModelWithProjection, UMT5Config, UMT5EncoderModel
 
 from grpo.errors import ParameterError, refused_by_library
+from grpo.modalities.denoising.parameters import ScratchFlowBase
 from grpo.modalities.denoising.pipelines import library
 from grpo.modalities.shared.models import require_known_keys
 from grpo.modalities.shared.tokenizers import make_caption_tokenizer
-from grpo.params.parameters import PARAMS
-from grpo.params.policy import ScratchFlowBase
+from grpo.schema import PARAMS
 
 
 def make_fresh_pipeline(base: ScratchFlowBase, dtype: torch.dtype, *, seed: int) -> Any:

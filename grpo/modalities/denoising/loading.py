@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from grpo.errors import ArtifactError, ParameterError
+from grpo.modalities.denoising.parameters import DenoisingPolicyParams
 from grpo.modalities.denoising.pipeline_support import (
     find_misfit,
     find_unread_component,
@@ -11,16 +12,17 @@ from grpo.modalities.denoising.pipeline_support import (
 from grpo.modalities.denoising.pipelines import load_pipeline, read_index
 from grpo.modalities.denoising.policy import DenoisingPolicy
 from grpo.modalities.denoising.sde_steps import Denoising
+from grpo.modalities.modality import RunParams
 from grpo.modalities.shared.directories import read_round
 from grpo.modalities.shared.lora import add_lora
 from grpo.modalities.shared.machine import DTYPES
 from grpo.modalities.shared.recomputation import recompute_blocks
-from grpo.params.parameters import PARAMS, Parameters
 from grpo.runtime.seeds import derive_seed
+from grpo.schema import PARAMS
 
 
 def load_denoising_policy(
-    params: Parameters, *, base: Path, directory: Path, decoding: Denoising
+    params: RunParams[DenoisingPolicyParams], *, base: Path, directory: Path, decoding: Denoising
 ) -> DenoisingPolicy:
     """Returns the policy of a directory, on the machine's device, without dropout.
 
@@ -31,7 +33,7 @@ def load_denoising_policy(
       ArtifactError: If a file is missing or broken, or asks for what is not done here.
       ParameterError: If the pipeline cannot draw the canvas.
     """
-    settings = params.denoising
+    settings = params.policy
     pipeline = load_pipeline(base, DTYPES[params.machine.dtype])
     unread = find_unread_component(read_index(base)) or find_unread_setting(pipeline)
     if unread:

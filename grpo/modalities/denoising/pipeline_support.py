@@ -4,8 +4,8 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+from grpo.modalities.denoising.parameters import Canvas
 from grpo.modalities.denoising.pipelines import FAMILIES, pixels_per_position
-from grpo.params.policy import Canvas
 
 # Schedulers whose sigmas are shares of noise, under these settings; drawing takes the sigmas alone.
 SCHEDULERS: dict[str, dict[str, Any]] = {

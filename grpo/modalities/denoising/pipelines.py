@@ -11,8 +11,8 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from grpo.errors import ArtifactError, MissingExtraError, brief, refused_by_library
+from grpo.modalities.denoising.parameters import Canvas
 from grpo.modalities.denoising.sde_steps import require_falling
-from grpo.params.policy import Canvas
 from grpo.runtime.artifacts.files import read_json
 from grpo.runtime.artifacts.tensors import require_finite
 

@@ -17,9 +17,9 @@ from jaxtyping import Float, Int
 from torch import Generator, Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from grpo.modalities.denoising.parameters import Variants
 from grpo.modalities.denoising.pipelines import encode_captions, pool_conditions, text_encoders
 from grpo.modalities.shared.flops import left_out_by_torch
-from grpo.params.policy import Variants
 
 
 class Perturbation:

@@ -11,7 +11,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from grpo.errors import MissingExtraError, ParameterError
-from grpo.params.policy import Lora
+from grpo.modalities.shared.parameters import Lora
 
 
 def add_lora(model: Any, lora: Lora, *, seed: int, adapted: Any | None = None) -> None:

@@ -13,8 +13,7 @@ import transformers
 from torch.utils import deterministic
 
 from grpo.errors import ParameterError
-from grpo.params.machine import Machine
-from grpo.params.parameters import PARAMS
+from grpo.schema import PARAMS, Machine
 
 # glibc's parameters of mallopt, and a size that nothing reaches.
 TRIM_THRESHOLD, MMAP_THRESHOLD, NEVER = -1, -3, 2**31 - 1

@@ -11,9 +11,8 @@ from transformers import AutoModel, AutoTokenizer, PreTrainedModel
 
 from grpo.errors import ParameterError, refused_by_library
 from grpo.modalities.shared.directories import find_wrong_weights
-from grpo.params.parameters import PARAMS
-from grpo.params.policy import DirectoryBase, HubBase, S3Base
-from grpo.params.sources import Source, find_source, refusal
+from grpo.runtime.sources import Source, find_source, refusal
+from grpo.schema import PARAMS, DirectoryBase, HubBase, S3Base
 
 PEFT_CONFIG = "adapter_config.json"
 

@@ -17,7 +17,7 @@ from transformers import Cache
 from grpo.errors import ParameterError
 from grpo.modalities.tokens.forward import FORCE_GQA, heads_sharing
 from grpo.modalities.tokens.routing import routed_as_now
-from grpo.params.parameters import PARAMS
+from grpo.schema import PARAMS
 
 
 def recompute_blocks(model: nn.Module) -> None:

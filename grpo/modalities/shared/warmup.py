@@ -3,8 +3,11 @@
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Protocol
 
 import numpy as np
+import pandas as pd
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -19,6 +22,8 @@ from grpo.modalities.shared.optimizer import (
     stepped_by,
     take_step,
 )
+from grpo.runtime.seeds import derive_seed
+from grpo.schema import PARAMS
 from grpo.types import Cost
 
 WARMUP_UPDATES = 30  # linear rise of the learning rate
@@ -43,6 +48,27 @@ class WarmupUpdate:
     loss: float  # nats per solution token; of a flow, squared velocity per dimension
     learning_rate: float
     cost: Cost
+
+
+class BasePolicy(NamedTuple):
+    """A base policy as it comes."""
+
+    num_updates: int  # of its warm-up
+    warm_up: Callable[[pd.DataFrame], Iterator[WarmupUpdate]]  # on a table of schema WARMUP
+    save: Callable[[Path], None]
+
+
+class WarmupParams(Protocol):
+    """What every section policy.base.warmup says."""
+
+    @property
+    def updates(self) -> int: ...
+
+    @property
+    def rows_per_update(self) -> int: ...
+
+    @property
+    def learning_rate(self) -> float: ...
 
 
 def learning_rate_at(update: int, settings: WarmupSettings) -> float:
@@ -156,3 +182,30 @@ def _collate(rows: list[tuple[list[int], list[int]]]) -> tuple[Tensor, Tensor]:
         tokens[index, :total] = torch.tensor(prompt + solution)
         targets[index, len(prompt) - 1 : total - 1] = torch.tensor(solution)
     return tokens, targets
+
+
+def settings_of(warmup: WarmupParams, seed: int) -> WarmupSettings:
+    """Returns how a fresh base is warmed up.
+
+    Args:
+      seed: The run's.
+    """
+    return WarmupSettings(
+        updates=warmup.updates,
+        rows_per_update=warmup.rows_per_update,
+        learning_rate=warmup.learning_rate,
+        seed=derive_seed(seed, "warmup"),
+    )
+
+
+def name_remedy(
+    updates: Iterator[WarmupUpdate], settings: WarmupSettings
+) -> Iterator[WarmupUpdate]:
+    """Yields the updates; an error says that it is the warm-up, and which parameter to lower."""
+    try:
+        yield from updates
+    except DivergedError as error:
+        raise DivergedError(
+            f"warm-up of the base diverged at {error}; lower policy.base.warmup.learning_rate, "
+            f"which is {settings.learning_rate:g}, in {PARAMS}"
+        ) from None

@@ -1,10 +1,14 @@
 """Base models of token policies: fresh, from a directory, the hub or S3, or from a GGUF."""
 
 import importlib.util
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
+from torch import nn
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -13,6 +17,8 @@ from transformers import (
 )
 
 from grpo.errors import MissingExtraError, ParameterError, located
+from grpo.modalities.modality import RunParams
+from grpo.modalities.shared.directories import save_base
 from grpo.modalities.shared.machine import DTYPES
 from grpo.modalities.shared.models import (
     make_fresh_model,
@@ -21,17 +27,54 @@ from grpo.modalities.shared.models import (
     require_embedded,
 )
 from grpo.modalities.shared.tokenizers import make_byte_tokenizer
+from grpo.modalities.shared.warmup import (
+    BasePolicy,
+    WarmupUpdate,
+    name_remedy,
+    settings_of,
+    warm_up,
+)
+from grpo.modalities.tokens.parameters import GgufBase, ScratchBase, TokenPolicyParams
 from grpo.modalities.tokens.policy import end_tokens
-from grpo.params.parameters import PARAMS, Parameters
-from grpo.params.policy import GgufBase, ScratchBase
+from grpo.modalities.tokens.probing import require_sampling
 from grpo.runtime.seeds import derive_seed
+from grpo.schema import PARAMS
 
 BASE = "policy.base"
 PROBE_TOKENS = 8
 SAME = 1e-3  # deviations of the logits
 
 
-def make_base(params: Parameters, data: Path) -> tuple[PreTrainedModel, Any]:
+def make_base_policy(params: RunParams[TokenPolicyParams], data: Path) -> BasePolicy:
+    """Returns the base policy that the parameters describe.
+
+    Raises:
+      ParameterError: If the source does not exist or the class refuses its configuration.
+      ArtifactError: If the model cannot be sampled.
+      MissingExtraError: If the package of a GGUF is not installed.
+    """
+    model, tokenizer = make_base(params, data)
+    nn.Module.to(model, params.machine.device)
+    if params.policy.sampler == "transformers":
+        with located(f"{PARAMS}: {BASE}"):
+            require_sampling(model)
+    fresh = params.policy.base
+    settings = settings_of(fresh.warmup, params.seed) if isinstance(fresh, ScratchBase) else None
+
+    def train(table: pd.DataFrame) -> Iterator[WarmupUpdate]:
+        pairs = list(zip(table["prompt"], table["solution"]))
+        if settings is None:
+            return iter(())
+        return name_remedy(warm_up(model, tokenizer, pairs, settings), settings)
+
+    return BasePolicy(
+        num_updates=settings.updates if settings else 0,
+        warm_up=train,
+        save=partial(save_base, model=model, tokenizer=tokenizer),
+    )
+
+
+def make_base(params: RunParams[TokenPolicyParams], data: Path) -> tuple[PreTrainedModel, Any]:
     """Returns the base model, before any warm-up, and its tokenizer.
 
     Raises:
@@ -39,7 +82,7 @@ def make_base(params: Parameters, data: Path) -> tuple[PreTrainedModel, Any]:
       ArtifactError: If an end token of an imported model is none.
       MissingExtraError: If the package of a GGUF is not installed.
     """
-    base = params.tokens.base
+    base = params.policy.base
     dtype = DTYPES[params.machine.dtype]
     if isinstance(base, ScratchBase):
         return _from_scratch(base, dtype, derive_seed(params.seed, "base"))

@@ -6,19 +6,21 @@ from typing import Any
 from torch import nn
 
 from grpo.errors import ParameterError, brief, refused_by_library
+from grpo.modalities.modality import RunParams
 from grpo.modalities.shared.directories import load_base, read_round, whole_policy
 from grpo.modalities.shared.lora import add_lora
 from grpo.modalities.shared.machine import DTYPES
 from grpo.modalities.shared.recomputation import recompute_blocks
+from grpo.modalities.tokens.parameters import TokenPolicyParams
 from grpo.modalities.tokens.policy import Decoding, TokenPolicy
 from grpo.modalities.tokens.routing import require_routers
-from grpo.params.parameters import PARAMS, Parameters
 from grpo.runtime.ranks import num_ranks
 from grpo.runtime.seeds import derive_seed
+from grpo.schema import PARAMS
 
 
 def load_token_policy(
-    params: Parameters, *, base: Path, directory: Path, decoding: Decoding
+    params: RunParams[TokenPolicyParams], *, base: Path, directory: Path, decoding: Decoding
 ) -> TokenPolicy:
     """Returns the policy of a directory, on the machine's device, without dropout.
 
@@ -30,7 +32,7 @@ def load_token_policy(
     Raises:
       ArtifactError: If a file is missing or broken.
     """
-    settings = params.tokens
+    settings = params.policy
     dtype = DTYPES[params.machine.dtype]
     model, tokenizer = load_base(base, dtype)
     if settings.prompt_format == "chat":
@@ -76,7 +78,7 @@ def require_chat_template(tokenizer: Any) -> None:
 
 
 def load_vllm_sampler(
-    params: Parameters, *, base: Path, directory: Path, decoding: Decoding
+    params: RunParams[TokenPolicyParams], *, base: Path, directory: Path, decoding: Decoding
 ) -> TokenPolicy:
     """Returns the policy of a directory to draw rollouts from, by vLLM.
 
@@ -88,7 +90,7 @@ def load_vllm_sampler(
     from grpo.modalities.tokens.vllm import VllmPolicy
 
     model, tokenizer = load_base(base, DTYPES[params.machine.dtype])
-    if params.tokens.prompt_format == "chat":
+    if params.policy.prompt_format == "chat":
         require_chat_template(tokenizer)
     with whole_policy(directory, base) as whole:
         return VllmPolicy(
@@ -96,5 +98,5 @@ def load_vllm_sampler(
             tokenizer,
             directory=whole,
             decoding=decoding,
-            uses_chat_template=params.tokens.prompt_format == "chat",
+            uses_chat_template=params.policy.prompt_format == "chat",
         )

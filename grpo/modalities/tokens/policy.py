@@ -17,6 +17,7 @@ from grpo.modalities.shared.packed import Layout, Rows, require_entries
 from grpo.modalities.shared.sharding import shard
 from grpo.modalities.tokens.cache import sampling_cache
 from grpo.modalities.tokens.forward import ForwardPasses, Scored
+from grpo.modalities.tokens.parameters import RoutingMode
 from grpo.modalities.tokens.passes import Pass, total_flops
 from grpo.modalities.tokens.routing import (
     ROUTING_LAYOUT,
@@ -30,7 +31,6 @@ from grpo.modalities.tokens.routing import (
     require_routing,
     unpack_routing,
 )
-from grpo.params.policy import RoutingMode
 from grpo.runtime.artifacts.tensors import unpack_ragged
 from grpo.types import Cost, Scores
 

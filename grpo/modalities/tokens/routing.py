@@ -19,8 +19,8 @@ from torch.overrides import TorchFunctionMode
 
 from grpo.errors import ArtifactError, ParameterError
 from grpo.modalities.shared.packed import Rows
-from grpo.params.parameters import PARAMS
-from grpo.params.policy import RoutingMode
+from grpo.modalities.tokens.parameters import RoutingMode
+from grpo.schema import PARAMS
 
 PROMPT_EXPERTS = "prompt_experts"
 EXPERTS = "experts"

@@ -4,10 +4,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from grpo.errors import ParameterError, brief, located
-from grpo.params.manifests import require_directory
-from grpo.params.parameters import PARAMS
-from grpo.params.policy import DirectoryBase, HubBase, S3Base
 from grpo.runtime.artifacts.checkpoints import WORK
+from grpo.schema import PARAMS, DirectoryBase, HubBase, S3Base
 
 DOWNLOADS = WORK / "s3"  # directories by their digest: one that is there is whole
 
@@ -65,3 +63,18 @@ def refusal(source: Source, error: object) -> ParameterError:
     return ParameterError(
         f"{PARAMS}: {source.parameter} {source.name!r} cannot be loaded: {brief(error)}"
     )
+
+
+def require_directory(imported: DirectoryBase, data: Path, *, parameter: str) -> Path:
+    """Returns the directory of imported weights.
+
+    Args:
+      parameter: Where it is named, for messages.
+
+    Raises:
+      ParameterError: If it is not there.
+    """
+    directory = data / imported.path
+    if not directory.is_dir():
+        raise ParameterError(f"{PARAMS}: {parameter}.path must be a directory, {directory} is none")
+    return directory

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from grpo.params.policy import DataPath, Name, Positive, S3Base, Strict
+from grpo.schema import DataPath, Name, Positive, S3Base, Strict
 
 Text = Annotated[str, Field(min_length=1)]
 

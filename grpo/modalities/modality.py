@@ -1,0 +1,167 @@
+"""What the core knows of a kind of step: its parameters, how it draws, and how policies are made.
+
+This file and the modalities' own import no torch: `grpo check` and flows read them. Methods import
+what they need, so that a run does not wait for the packages of other modalities.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
+
+from grpo.modalities.shared.parameters import PolicyParams, SamplingParams
+from grpo.schema import Machine, Strict
+
+if TYPE_CHECKING:
+    from grpo.modalities.base import Policy
+    from grpo.modalities.shared.packed import Layout
+    from grpo.modalities.shared.warmup import BasePolicy
+
+# Captions and what was drawn of them on the way to a rollout, row by row -> scores in [0, 1].
+Judgement = Callable[[list[str], Any], list[float]]
+
+
+PolicyT = TypeVar("PolicyT", bound=PolicyParams)
+PolicyT_co = TypeVar("PolicyT_co", bound=PolicyParams, covariant=True)
+SamplingT = TypeVar("SamplingT", bound=SamplingParams)  # of an arm
+DrawsT = TypeVar("DrawsT", bound=Strict)  # of profile and evaluation
+
+
+class RunParams(Protocol[PolicyT_co]):
+    """The sections of the parameters that a modality reads."""
+
+    @property
+    def seed(self) -> int: ...
+
+    @property
+    def machine(self) -> Machine: ...
+
+    @property
+    def policy(self) -> PolicyT_co: ...
+
+    @property
+    def task(self) -> Any: ...
+
+
+class Modality(ABC, Generic[PolicyT, SamplingT, DrawsT]):
+    """A kind of step and all that belongs to it; `draws` below are its policies' `decoding`."""
+
+    kind: ClassVar[str]  # policy.kind
+    policy: type[PolicyT]  # the type of the section `policy`
+    sampling: type[SamplingT]  # of arms.ARM.sampling
+    evaluation_sampling: type[DrawsT]  # of evaluation.sampling
+    tasks: ClassVar[tuple[str, ...]]  # kinds of task that fit
+    judged: ClassVar[Literal["text", "media", "simulation"]]  # what a judge reads
+    step_name: ClassVar[str]  # as the report calls it
+    has_greedy: ClassVar[bool] = True  # evaluation draws greedily too
+
+    def find_wrong(self, params: RunParams[PolicyT], judge: str) -> Iterator[str]:
+        """Yields what is wrong in parameters that are valid one by one, each with its path."""
+        if params.machine.compile:
+            yield f"with policy.kind {self.kind}, machine.compile must be false"
+
+    def find_indivisible(self, params: RunParams[PolicyT]) -> Iterator[str]:
+        """Yields what must be otherwise for ranks to train together."""
+        yield "policy.kind must be tokens"
+
+    def phase_names(self, policy: PolicyT) -> tuple[str, ...]:
+        """Returns the phases that steps are labeled with; none if they have no phases."""
+        return ()
+
+    def takes_messages(self, policy: PolicyT) -> bool:
+        """Returns whether a prompt may be a list of chat messages."""
+        return False
+
+    @abstractmethod
+    def rule_facts(self, policy: PolicyT, sampling: SamplingT) -> dict[str, Any]:
+        """Returns what the composition rules may know of an arm: fields of a Plan."""
+
+    @abstractmethod
+    def make_base(self, params: RunParams[PolicyT], data: Path) -> "BasePolicy":
+        """Returns the base policy that the parameters describe.
+
+        Args:
+          data: Where parameters name files in.
+
+        Raises:
+          ParameterError: If the source does not exist or a class refuses its configuration.
+        """
+
+    @abstractmethod
+    def round_draws(self, policy: PolicyT, sampling: SamplingT, *, rounds_behind: int) -> Any:
+        """Returns how an arm draws the rollouts of a round, and scores them.
+
+        Args:
+          rounds_behind: Rounds of the same arm that the round goes on from.
+        """
+
+    def reference_draws(self, draws: Any) -> Any:
+        """Returns how the base policy scores rollouts that were drawn by `round_draws`."""
+        return draws
+
+    @abstractmethod
+    def evaluation_draws(self, policy: PolicyT, sampling: DrawsT) -> dict[str, Any]:
+        """Returns how evaluation draws: "sampled", and "greedy" where there is such a thing."""
+
+    def profile_draws(self, policy: PolicyT, sampling: DrawsT) -> Any:
+        """Returns how the profile draws: as evaluation does, several rollouts per prompt."""
+        return self.evaluation_draws(policy, sampling)["sampled"]
+
+    def find_unlike_profile(self, sampling: SamplingT, profiled: DrawsT) -> str | None:
+        """Returns why rollouts of the profile are not an arm's, from its parameter on, or None."""
+        return "selection must not hold reuse_profile_rollouts: the profile draws otherwise"
+
+    def judges_on_the_way(self, sampling: SamplingT) -> bool:
+        """Returns whether drawing rollouts reads the judge."""
+        return False
+
+    @abstractmethod
+    def load_policy(
+        self,
+        params: RunParams[PolicyT],
+        *,
+        base: Path,
+        directory: Path,
+        draws: Any,
+        sharing: int = 1,
+    ) -> "Policy[Any]":
+        """Returns the policy of a directory, on the machine's device, without dropout.
+
+        Args:
+          base: The base policy's directory; `directory`, if it is another, holds what changed.
+          sharing: Policies that share this host's processors.
+
+        Raises:
+          ArtifactError: If a file is missing or broken.
+        """
+
+    def load_sampler(
+        self,
+        params: RunParams[PolicyT],
+        *,
+        base: Path,
+        directory: Path,
+        draws: Any,
+        sharing: int = 1,
+        judge: Judgement | None = None,
+    ) -> "Policy[Any]":
+        """Returns the policy of a directory to draw rollouts from.
+
+        Args:
+          judge: If `judges_on_the_way`.
+
+        Raises:
+          ArtifactError: If a file is missing or broken.
+          MissingExtraError: If a package is not installed.
+        """
+        return self.load_policy(
+            params, base=base, directory=directory, draws=draws, sharing=sharing
+        )
+
+    @abstractmethod
+    def layout(self, policy: PolicyT, base: Path) -> "Layout":
+        """Returns what is stored of rollouts, without loading the policy that draws them.
+
+        Raises:
+          ArtifactError: If the base policy is none of a known class.
+        """

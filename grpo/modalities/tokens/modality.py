@@ -1,0 +1,131 @@
+"""The modality of tokens, as the core knows it."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from grpo.modalities.modality import Judgement, Modality, RunParams
+from grpo.modalities.shared.parameters import TokenDraws, TokenSampling, find_other_temperature
+from grpo.modalities.tokens.parameters import ScratchBase, TokenPolicyParams
+
+if TYPE_CHECKING:
+    from grpo.modalities.shared.packed import Layout
+    from grpo.modalities.shared.warmup import BasePolicy
+    from grpo.modalities.tokens.policy import Decoding, TokenPolicy
+
+
+class Tokens(Modality[TokenPolicyParams, TokenSampling, TokenDraws]):
+    """Causal language models of transformers, whose step is a token."""
+
+    kind = "tokens"
+    policy = TokenPolicyParams
+    sampling = TokenSampling
+    evaluation_sampling = TokenDraws
+    tasks = ("reasoning_gym", "jsonl")
+    judged = "text"
+    step_name = "token"
+
+    def find_wrong(self, params: RunParams[TokenPolicyParams], judge: str) -> Iterator[str]:
+        """Yields what vLLM does not do here, and what cannot be compiled."""
+        machine, policy = params.machine, params.policy
+        wrong = {
+            "machine.device must be cuda": machine.device != "cuda",
+            "policy.lora must be null: the engine loads whole policies": policy.lora is not None,
+            "policy.routing must not be replay_sampled: the engine records no experts": (
+                policy.routing == "replay_sampled"
+            ),
+        }
+        for what, is_wrong in wrong.items():
+            if policy.sampler == "vllm" and is_wrong:
+                yield f"with policy.sampler vllm, {what}"
+        if machine.compile and policy.routing != "live":  # hooks record and replay it
+            yield (
+                f"with machine.compile true, policy.routing must be live, got {policy.routing!r}"
+            )
+
+    def find_indivisible(self, params: RunParams[TokenPolicyParams]) -> Iterator[str]:
+        if params.machine.compile:
+            yield "machine.compile must be false"
+        if params.policy.routing == "replay_proximal":
+            yield (
+                "policy.routing must not be replay_proximal: a rank knows its own rollouts' experts"
+            )
+
+    def takes_messages(self, policy: TokenPolicyParams) -> bool:
+        return policy.prompt_format == "chat"
+
+    def rule_facts(self, policy: TokenPolicyParams, sampling: TokenSampling) -> dict[str, Any]:
+        base = policy.base
+        has_routers = None  # only the loaded model knows
+        if isinstance(base, ScratchBase):
+            has_routers = "Moe" in base.architecture or any("experts" in key for key in base.config)
+        return {"top_p": sampling.top_p, "routing": policy.routing, "has_routers": has_routers}
+
+    def make_base(self, params: RunParams[TokenPolicyParams], data: Path) -> "BasePolicy":
+        from grpo.modalities.tokens.bases import make_base_policy
+
+        return make_base_policy(params, data)
+
+    def round_draws(
+        self, policy: TokenPolicyParams, sampling: TokenSampling, *, rounds_behind: int
+    ) -> "Decoding":
+        return _decoding(policy, sampling.temperature, routing=policy.routing)
+
+    def reference_draws(self, draws: "Decoding") -> "Decoding":
+        """Returns draws without replayed experts: other weights choose other ones."""
+        return replace(draws, routing="live")
+
+    def evaluation_draws(
+        self, policy: TokenPolicyParams, sampling: TokenDraws
+    ) -> dict[str, "Decoding"]:
+        return {
+            "greedy": _decoding(policy, 0.0),
+            "sampled": _decoding(policy, sampling.temperature),
+        }
+
+    def profile_draws(self, policy: TokenPolicyParams, sampling: TokenDraws) -> "Decoding":
+        """Returns draws that record the routing that updates are to repeat."""
+        return _decoding(policy, sampling.temperature, routing=policy.routing)
+
+    def find_unlike_profile(self, sampling: TokenSampling, profiled: TokenDraws) -> str | None:
+        return find_other_temperature(sampling, profiled)
+
+    def load_policy(
+        self,
+        params: RunParams[TokenPolicyParams],
+        *,
+        base: Path,
+        directory: Path,
+        draws: "Decoding",
+        sharing: int = 1,
+    ) -> "TokenPolicy":
+        from grpo.modalities.tokens.loading import load_token_policy
+
+        return load_token_policy(params, base=base, directory=directory, decoding=draws)
+
+    def load_sampler(
+        self,
+        params: RunParams[TokenPolicyParams],
+        *,
+        base: Path,
+        directory: Path,
+        draws: "Decoding",
+        sharing: int = 1,
+        judge: Judgement | None = None,
+    ) -> "TokenPolicy":
+        from grpo.modalities.tokens.loading import load_token_policy, load_vllm_sampler
+
+        load = load_vllm_sampler if params.policy.sampler == "vllm" else load_token_policy
+        return load(params, base=base, directory=directory, decoding=draws)
+
+    def layout(self, policy: TokenPolicyParams, base: Path) -> "Layout":
+        from grpo.modalities.tokens.policy import token_layout
+
+        return token_layout(policy.routing)
+
+
+def _decoding(policy: TokenPolicyParams, temperature: float, **settings: Any) -> "Decoding":
+    from grpo.modalities.tokens.policy import Decoding
+
+    return Decoding(temperature=temperature, max_steps=policy.max_steps, **settings)

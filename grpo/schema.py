@@ -1,0 +1,86 @@
+"""Types of parameters that several sections share, and where parameters are."""
+
+import re
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+PARAMS = Path("params.yaml")
+DATA = Path("data")  # where params.yaml names files in
+# DVC divides the path of a parameter at its dots, and names make file names.
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+
+
+def _require_below_data(path: str) -> str:
+    if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
+        raise ValueError("must lie under data/")
+    return path
+
+
+def _require_name(text: str) -> str:
+    if not NAME.fullmatch(text):
+        raise ValueError("must be at most 64 letters, digits, _ and -, a letter or digit first")
+    return text
+
+
+def _require_s3(text: str) -> str:
+    if not re.match("s3://[a-z0-9.-]+/", text):
+        raise ValueError("must be s3://BUCKET/PREFIX, without a user or password")
+    return text
+
+
+def _require_sha256(text: str) -> str:
+    if not re.fullmatch("[0-9a-f]{64}", text):
+        raise ValueError("must be 64 digits from 0 to f, as python -m grpo upload prints them")
+    return text
+
+
+DataPath = Annotated[str, AfterValidator(_require_below_data)]
+Name = Annotated[str, AfterValidator(_require_name)]
+Positive = Annotated[int, Field(gt=0, le=10**9)]
+Rollouts = Annotated[int, Field(gt=0, le=65536)]  # of a prompt
+Steps = Annotated[int, Field(gt=0, le=2**20)]  # of a rollout, and tokens of a caption
+Processes = Annotated[int, Field(gt=0, le=4096)]
+Pixels = Annotated[int, Field(gt=0, le=16384)]  # of a side; one such picture takes 3 GB
+Timeout = Annotated[float, Field(ge=0.01, le=86400)]  # no judge answers faster; a stage has a day
+Decay = Annotated[float, Field(ge=0, lt=1)]  # of a moving average; with 1 it would never move
+Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class DirectoryBase(Strict):
+    """A directory under data/, as `save_pretrained` writes it."""
+
+    source: Literal["directory"]
+    path: DataPath
+
+
+class HubBase(Strict):
+    """A model id of the hub at an exact revision."""
+
+    source: Literal["hub"]
+    id: str
+    revision: str
+
+
+class S3Base(Strict):
+    """A directory in S3 that `python -m grpo upload` stored; nothing else is taken for it."""
+
+    source: Literal["s3"]
+    uri: Annotated[str, AfterValidator(_require_s3)]  # no user:password@
+    sha256: Annotated[str, AfterValidator(_require_sha256)]  # of its manifest, as upload prints it
+
+
+class Machine(Strict):
+    """Where models run; part of the parameters because other devices give other bytes."""
+
+    device: Literal["cpu", "cuda"]
+    dtype: Literal["float32", "bfloat16"]
+    threads: Annotated[int, Field(gt=0, le=1024)]  # of torch, per process
+    compile: bool  # by torch.compile, what updates compute; needs a C++ compiler
