@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 export DO_NOT_TRACK := true
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo test test-core test-pipeline test-flows test-pages test-long check ui team lock clean
+.PHONY: setup demo quick test test-core test-pipeline test-flows test-pages test-laws test-long check ui team lock clean
 setup: $(VENV)/ready
 
 # torch first: whatever build is there satisfies the lock (README: the CUDA build). Nothing is compiled
@@ -36,6 +36,13 @@ check:
 	ruff format --check .
 	mypy
 	lint-imports
+
+# What most changes can break: linters, types, layers, and the laws of the objective and of allocation.
+quick: setup
+	$(MAKE) --no-print-directory -j 2 check test-laws
+
+test-laws:
+	pytest tests/objective tests/test_architecture.py tests/test_curriculum.py tests/test_selection.py
 
 # Three at a time on two cores: stages and flows are waited for often enough.
 test: setup

@@ -2,15 +2,17 @@
 
     import grpo
 
-    objective = grpo.chain(grpo.rloo(), grpo.penalize_kl(0.01))
+    objective = grpo.chain(grpo.algorithms.rloo(), grpo.links.penalize_kl(0.01))
 
 Here are the nouns (`Rollouts`, `Credit`, ...), `chain`, `assign_credit`, `loss_terms`,
-`scalar_loss`, what makes a link of one's own, every link, and every named algorithm. They are
-loaded when they are asked for: `import grpo` alone does not import torch.
+`scalar_loss`, what makes a link of one's own, the modules `algorithms` and `links`, and each of
+their functions by its own name (`grpo.rloo`). `grpo.check(file)` lists what is unsound in a
+parameter file. All are loaded when they are asked for: `import grpo` alone does not import torch.
 """
 
 import importlib
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 _NOUNS = ("Rollouts", "StepNoise", "ActionChunks", "Credit", "StepTerms", "Cost")
@@ -23,8 +25,18 @@ _PLACES = {
     **dict.fromkeys(_FUNCTIONS, "grpo.objective.base"),
     "Link": "grpo.objective.link",
 }
-# Whatever returns an Objective here is a link or an algorithm.
-_LINKS = ("algorithms", "advantage", "weight", "chunks", "ratio", "correction", "trust", "penalty")
+_MODULES = ("algorithms", "links")
+
+
+def check(params_file: str | Path) -> list[str]:
+    """Returns what is unsound in a parameter file, errors first, as `grpo check` prints it.
+
+    Raises:
+      ParameterError: If a parameter is wrong.
+    """
+    parameters = importlib.import_module("grpo.params.parameters")
+    objectives = importlib.import_module("grpo.wiring.objectives")
+    return [str(each) for each in objectives.findings(parameters.read_params(Path(params_file)))]
 
 
 def __getattr__(name: str) -> Any:
@@ -32,25 +44,19 @@ def __getattr__(name: str) -> Any:
     if not name.startswith("_") and find_spec(f"grpo.{name}") is None:
         if name in _PLACES:
             return getattr(importlib.import_module(_PLACES[name]), name)
-        links = _links()
-        if name in links:
-            return links[name]
+        if name in _MODULES:
+            return importlib.import_module(f"grpo.objective.{name}")
+        functions = _functions()
+        if name in functions:
+            return functions[name]
     raise AttributeError(f"module 'grpo' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_PLACES, *_links()])
+    return sorted([*globals(), *_PLACES, *_MODULES, *_functions()])
 
 
-def _links() -> dict[str, Any]:
+def _functions() -> dict[str, Any]:
     """Returns every link and algorithm by its name."""
-    objective = importlib.import_module("grpo.objective.base").Objective
-    modules = [importlib.import_module(f"grpo.objective.{each}") for each in _LINKS]
-    return {
-        name: each
-        for module in modules
-        for name, each in vars(module).items()
-        if getattr(each, "__module__", None) == module.__name__
-        and not name.startswith("_")
-        and getattr(each, "__annotations__", {}).get("return") is objective
-    }
+    links = importlib.import_module("grpo.objective.links")
+    return {**links.LINKS, **links.ALGORITHMS}

@@ -13,6 +13,7 @@ from grpo.objective.advantage import center_by_group_mean, leave_one_out, scale_
 from grpo.objective.algorithms import rloo
 from grpo.objective.base import Objective, chain, credit_link
 from grpo.objective.link import Link
+from grpo.objective.links import ALGORITHMS
 from grpo.objective.penalty import penalize_kl
 from grpo.objective.trust import clip_surrogate
 from grpo.objective.weight import (
@@ -27,7 +28,6 @@ from grpo.training.frozen import score_steps
 from grpo.training.metrics import UpdateMetrics
 from grpo.training.updates import TrainedRound, add_gradient, run_update, train_round
 from grpo.types import Cost, Credit, Rollouts
-from grpo.wiring.objectives import ALGORITHMS
 from grpo.wiring.policies import make_optimizer
 from tests.objective.batches import credit_of, ragged_rollouts
 from tests.policies.tiny import sampled_scores, seeded, tiny_policy

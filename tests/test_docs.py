@@ -36,6 +36,7 @@ from benchmarks.scale.tables import all_tables
 from grpo.modalities import MODALITIES
 from grpo.objective.base import Objective, assign_credit, loss_terms, scalar_loss
 from grpo.objective.link import Link
+from grpo.objective.links import ALGORITHMS
 from grpo.objective.rules import RULES
 from grpo.objective.trust import RANGES
 from grpo.params.parameters import (
@@ -50,7 +51,7 @@ from grpo.rewards import base as rewards
 from grpo.runtime.artifacts.tables import PROMPTS, validate
 from grpo.types import Credit, Rollouts
 from grpo.wiring.curricula import build_curriculum
-from grpo.wiring.objectives import ALGORITHMS, build_objective
+from grpo.wiring.objectives import build_objective
 from grpo.wiring.selections import build_selection
 
 ROOT = Path(__file__).parents[1]

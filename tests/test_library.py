@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import grpo
-from grpo.wiring.objectives import ALGORITHMS, LINKS
+from grpo.objective.links import ALGORITHMS, LINKS
 from tests.objective.batches import OBJECTIVES, credit_of, nearby, ragged_rollouts
 from tests.objective.every_link import EVERY
 from tests.objective.test_broken import with_every_field
@@ -222,6 +222,25 @@ def test_the_library_has_every_link_and_every_algorithm():
         assert name in dir(grpo)
     with pytest.raises(AttributeError, match="no attribute 'gpro'"):
         grpo.gpro  # noqa: B018
+
+
+def test_links_and_algorithms_are_modules_of_the_library():
+    for name, each in LINKS.items():
+        assert getattr(grpo.links, name) is each
+        assert name in dir(grpo.links)
+    for name, each in ALGORITHMS.items():
+        assert getattr(grpo.algorithms, name) is each
+    with pytest.raises(AttributeError, match=r"'grpo\.links' has no attribute 'rlo'"):
+        grpo.links.rlo  # noqa: B018
+
+
+def test_the_library_checks_a_parameter_file(tmp_path: Path):
+    recipe = (ROOT / "recipes" / "smoke.yaml").read_text()
+    (tmp_path / "sound.yaml").write_text(recipe)
+    assert not [each for each in grpo.check(tmp_path / "sound.yaml") if " ERROR " in each]
+    both = recipe.replace("- rloo: {low: 0.2, high: 0.28}", "- rloo: {}\n      - dapo: {}")
+    (tmp_path / "unsound.yaml").write_text(both)
+    assert " ERROR arms.sgpo.objective" in grpo.check(str(tmp_path / "unsound.yaml"))[0]
 
 
 def test_importing_the_library_or_a_submodule_of_it_loads_no_torch():

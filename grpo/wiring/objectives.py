@@ -1,12 +1,11 @@
 """Objectives from parameters, and the composition rules read on a whole parameter file."""
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 from grpo.allocation.curriculum import CurriculumStep, count_phases
 from grpo.errors import ParameterError
-from grpo.objective import advantage, algorithms, chunks, correction, penalty, ratio, trust, weight
 from grpo.objective.base import Objective, chain
+from grpo.objective.links import ALGORITHMS, LINKS
 from grpo.objective.predicates import Plan
 from grpo.objective.rule import Severity
 from grpo.objective.rules import RULES
@@ -15,60 +14,6 @@ from grpo.params.specs import build_listed
 from grpo.schema import PARAMS
 from grpo.wiring.curricula import build_curriculum
 from grpo.wiring.selections import build_selection, check_selection, selection_paths
-
-LINKS: dict[str, Callable[..., Objective]] = {
-    "center_by_group_mean": advantage.center_by_group_mean,
-    "leave_one_out": advantage.leave_one_out,
-    "center_by_moving_average": advantage.center_by_moving_average,
-    "scale_by_group_std": advantage.scale_by_group_std,
-    "scale_by_batch_std": advantage.scale_by_batch_std,
-    "average_over_steps": weight.average_over_steps,
-    "average_over_rollouts": weight.average_over_rollouts,
-    "average_over_horizon": weight.average_over_horizon,
-    "average_over_prompts": weight.average_over_prompts,
-    "sum_over_steps": weight.sum_over_steps,
-    "rectify_noise_level": weight.rectify_noise_level,
-    "weigh_by_noise_std": weight.weigh_by_noise_std,
-    "drop_uniform_groups": weight.drop_uniform_groups,
-    "keep_extreme_rollouts": weight.keep_extreme_rollouts,
-    "sample_chunks_by_phase": chunks.sample_chunks_by_phase,
-    "sample_steps_uniformly": chunks.sample_steps_uniformly,
-    "sample_steps_by_advantage": chunks.sample_steps_by_advantage,
-    "keep_highest_phase": chunks.keep_highest_phase,
-    "average_ratio_over_rollout": ratio.average_ratio_over_rollout,
-    "average_ratio_keeping_token_gradient": ratio.average_ratio_keeping_token_gradient,
-    "scale_log_ratio": ratio.scale_log_ratio,
-    "normalize_log_ratio": ratio.normalize_log_ratio,
-    "truncate_mismatch": correction.truncate_mismatch,
-    "mask_mismatched_rollouts": correction.mask_mismatched_rollouts,
-    "clip_surrogate": trust.clip_surrogate,
-    "truncate_ratio": trust.truncate_ratio,
-    "gate_ratio_softly": trust.gate_ratio_softly,
-    "average_clipped_log_ratio": trust.average_clipped_log_ratio,
-    "weigh_log_prob": trust.weigh_log_prob,
-    "contrast_implicit_policies": trust.contrast_implicit_policies,
-    "penalize_kl": penalty.penalize_kl,
-    "subtract_kl_from_reward": penalty.subtract_kl_from_reward,
-}
-ALGORITHMS: dict[str, Callable[..., Objective]] = {
-    "grpo": algorithms.grpo,
-    "dr_grpo": algorithms.dr_grpo,
-    "dapo": algorithms.dapo,
-    "rloo": algorithms.rloo,
-    "gspo": algorithms.gspo,
-    "gspo_token": algorithms.gspo_token,
-    "two_grpo": algorithms.two_grpo,
-    "cispo": algorithms.cispo,
-    "sapo": algorithms.sapo,
-    "gmpo": algorithms.gmpo,
-    "luspo": algorithms.luspo,
-    "flow_grpo": algorithms.flow_grpo,
-    "flash_grpo": algorithms.flash_grpo,
-    "awm": algorithms.awm,
-    "diffusion_nft": algorithms.diffusion_nft,
-    "chunk_grpo": algorithms.chunk_grpo,
-    "pcm": algorithms.pcm,
-}
 
 
 class Finding(NamedTuple):

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 from grpo.objective.advantage import center_by_group_mean
 from grpo.objective.base import Objective, chain
+from grpo.objective.links import ALGORITHMS, LINKS
 from grpo.objective.weight import average_over_rollouts
-from grpo.wiring.objectives import ALGORITHMS, LINKS
 
 # Of settings that have no default.
 SETTINGS: dict[str, float] = {
