@@ -22,7 +22,7 @@ def center_by_group_mean() -> Objective:
         total, size = sum_by_group(value, rollouts.group)
         return torch.where(is_uniform(value, rollouts.group), 0.0, value - total / size)
 
-    return _rollout_link(Link("center_by_group_mean", {}), center)
+    return _rollout_link(Link("center_by_group_mean", {}, "baseline"), center)
 
 
 def leave_one_out() -> Objective:
@@ -36,7 +36,7 @@ def leave_one_out() -> Objective:
         others = (total - value) / (size - 1).clamp(min=1)
         return torch.where(is_uniform(value, rollouts.group), 0.0, value - others)
 
-    return _rollout_link(Link("leave_one_out", {}), center)
+    return _rollout_link(Link("leave_one_out", {}, "baseline"), center)
 
 
 def center_by_moving_average(decay: float = 0.9) -> Objective:
@@ -60,7 +60,7 @@ def center_by_moving_average(decay: float = 0.9) -> Objective:
         after = spread_advantage(before, rollouts, value - baseline)
         return after, {"mean": mean, "batches": seen + 1}
 
-    link = Link("center_by_moving_average", {"decay": decay})
+    link = Link("center_by_moving_average", {"decay": decay}, "baseline")
     return stateful_credit_link(link, {"mean": 0.0, "batches": 0.0}, credit)
 
 
@@ -82,7 +82,9 @@ def scale_by_group_std(ddof: int = 0, epsilon: float = 1e-6) -> Objective:
         scaled = value / ((squares / (size - ddof).clamp(min=1)).sqrt() + epsilon)
         return torch.where(is_uniform(value, rollouts.group), 0.0, scaled)
 
-    return _rollout_link(Link("scale_by_group_std", {"ddof": ddof, "epsilon": epsilon}), scale)
+    return _rollout_link(
+        Link("scale_by_group_std", {"ddof": ddof, "epsilon": epsilon}, "scale"), scale
+    )
 
 
 def scale_by_batch_std(ddof: int = 0, epsilon: float = 1e-6) -> Objective:
@@ -99,7 +101,9 @@ def scale_by_batch_std(ddof: int = 0, epsilon: float = 1e-6) -> Objective:
             return torch.zeros_like(value)
         return value / (value.std(correction=ddof) + epsilon)
 
-    return _rollout_link(Link("scale_by_batch_std", {"ddof": ddof, "epsilon": epsilon}), scale)
+    return _rollout_link(
+        Link("scale_by_batch_std", {"ddof": ddof, "epsilon": epsilon}, "scale"), scale
+    )
 
 
 def _require_deviation(name: str, ddof: int, epsilon: float) -> None:

@@ -1,8 +1,6 @@
 """Composition rules of links that train some steps of a rollout, by phase or by chance."""
 
 from grpo.objective.predicates import (
-    ROLLOUT_LEVEL,
-    STEP_SELECTIONS,
     chunk_ratio_of_all_tokens,
     kl_on_part,
     kl_on_steps,
@@ -25,7 +23,7 @@ CHUNK_RULES: tuple[Rule, ...] = (
         Severity.WARN,
         "a rollout ratio over the steps that are kept deviates sqrt(N / B) times as much as over "
         "all; widen the clip by that",
-        lambda plan: plan.named(*ROLLOUT_LEVEL) if plan.named(*STEP_SELECTIONS) else [],
+        lambda plan: plan.of("rollout level") if plan.of("step selection") else [],
     ),
     Rule(
         "U24",
@@ -44,9 +42,8 @@ CHUNK_RULES: tuple[Rule, ...] = (
     Rule(
         "U30",
         Severity.ERROR,
-        f"the steps that are trained must be chosen by one owner; keep one of "
-        f"{', '.join(STEP_SELECTIONS)}",
-        lambda plan: plan.named(*STEP_SELECTIONS)[1:],
+        "the steps that are trained must be chosen by one owner; keep one",
+        lambda plan: plan.of("step selection")[1:],
     ),
     Rule(
         "U34",

@@ -65,7 +65,11 @@ def sample_chunks_by_phase(
         "refresh": refresh,
         "weights": weights,
     }
-    return stateful_credit_link(Link("sample_chunks_by_phase", settings), _fresh(), credit)
+    return stateful_credit_link(
+        Link("sample_chunks_by_phase", settings, "selection", "step selection", "phase selection"),
+        _fresh(),
+        credit,
+    )
 
 
 def sample_steps_uniformly(budget: int) -> Objective:
@@ -82,7 +86,9 @@ def sample_steps_uniformly(budget: int) -> Objective:
     def credit(before: Credit, rollouts: Rollouts, generator: Generator) -> Credit:
         return draw(before, torch.ones_like(before.weight), generator)
 
-    return credit_link(Link("sample_steps_uniformly", {"budget": budget}), credit)
+    return credit_link(
+        Link("sample_steps_uniformly", {"budget": budget}, "selection", "step selection"), credit
+    )
 
 
 def sample_steps_by_advantage(budget: int) -> Objective:
@@ -111,7 +117,9 @@ def sample_steps_by_advantage(budget: int) -> Objective:
         taken = draw_systematically(inclusion, generator, in_one_line=True)
         return _keep_weighted(before, taken, inclusion)
 
-    return credit_link(Link("sample_steps_by_advantage", {"budget": budget}), credit)
+    return credit_link(
+        Link("sample_steps_by_advantage", {"budget": budget}, "selection", "step selection"), credit
+    )
 
 
 def keep_highest_phase(budget: int, refresh: int = 5) -> Objective:
@@ -136,7 +144,11 @@ def keep_highest_phase(budget: int, refresh: int = 5) -> Objective:
         return draw(before.select(is_highest), torch.ones_like(before.weight), generator), state
 
     settings: dict[str, Setting] = {"budget": budget, "refresh": refresh}
-    return stateful_credit_link(Link("keep_highest_phase", settings), _fresh(), credit)
+    return stateful_credit_link(
+        Link("keep_highest_phase", settings, "selection", "step selection", "phase selection"),
+        _fresh(),
+        credit,
+    )
 
 
 def phase_contrast(rollouts: Rollouts) -> Float[Tensor, " phase"]:

@@ -15,7 +15,6 @@ from grpo.objective.link import Link
 from grpo.objective.ratio import mean_over_steps
 from grpo.types import StepTerms
 
-CORRECTIONS = ("truncate_mismatch", "mask_mismatched_rollouts")
 OVER = ("product", "geometric_mean")
 
 
@@ -34,7 +33,9 @@ def truncate_mismatch(weight_max: float = 2.0) -> Objective:
         mismatch = _mismatch(terms, "truncate_mismatch")
         return _weigh(terms, exp_log_ratio(mismatch).clamp(max=weight_max))
 
-    return loss_link(Link("truncate_mismatch", {"weight_max": weight_max}), loss)
+    return loss_link(
+        Link("truncate_mismatch", {"weight_max": weight_max}, "ratio", "correction"), loss
+    )
 
 
 def mask_mismatched_rollouts(
@@ -67,7 +68,9 @@ def mask_mismatched_rollouts(
         kept = (ratio >= low) & (ratio <= high)
         return _weigh(terms, kept.to(terms.advantage.dtype).expand(terms.mask.shape))
 
-    link = Link("mask_mismatched_rollouts", {"low": low, "high": high, "over": over})
+    link = Link(
+        "mask_mismatched_rollouts", {"low": low, "high": high, "over": over}, "ratio", "correction"
+    )
     return loss_link(link, loss)
 
 

@@ -4,7 +4,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from grpo.objective.base import Objective
-from grpo.objective.link import Link
 from grpo.types import StepTerms
 
 CONTRAST = "contrast_implicit_policies"
@@ -12,14 +11,9 @@ NORMALIZED = "normalize_log_ratio"
 EXACT = "exact"  # an estimator of penalize_kl
 
 
-def reads_divergence(link: Link) -> bool:
-    """Returns whether a link needs the means of the steps, not log-probs alone."""
-    return link.name in (CONTRAST, NORMALIZED) or link.settings.get("estimator") == EXACT
-
-
 def needs_divergence(objective: Objective) -> bool:
-    """Returns whether a link of the objective does."""
-    return any(reads_divergence(link) for link in objective.links)
+    """Returns whether a link of the objective needs the means of steps, not log-probs alone."""
+    return any("exact divergence" in link.kinds for link in objective.links)
 
 
 def kl_per_dimension(

@@ -1,22 +1,54 @@
-"""What a link of an objective, a step of a curriculum or of a selection is called and set to."""
+"""What a link of an objective, a step of a curriculum or of a selection says of itself."""
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 Setting = int | float | str | None
+# What rules, checks and reports ask of a link. A link may be of several kinds, or of none.
+Kind = Literal[
+    "baseline",
+    "scale",
+    "average",
+    "selection",
+    "step selection",  # a selection of some steps of a rollout
+    "phase selection",  # a step selection that reads phases
+    "ratio",  # changes the log ratio
+    "rollout ratio",  # a ratio of the whole rollout
+    "rollout level",  # answers to the whole rollout: a rollout ratio, or a trust region that is one
+    "correction",  # of the difference between sampler and trainer
+    "trust region",
+    "penalty",
+    "reward penalty",  # a penalty that is part of the reward
+    "noise weight",
+    "exact divergence",  # needs the means of Gaussian steps, not log-probs alone
+]
 
 
 class _Fields(NamedTuple):
     name: str
     settings: Mapping[str, Setting]
+    kinds: frozenset[Kind]
+    trusted: float | None
 
 
 class Link(_Fields):
-    """A link's name and settings, kept so that rules and reports can read what it is part of."""
+    """A link's name, settings and kinds, kept so that rules and reports read what it is part of.
 
-    def __new__(cls, name: str, settings: Mapping[str, Setting]) -> "Link":
+    Args:
+      trusted: Of a trust region, the smallest |log ratio| in nats that it answers: a clip, or half
+        of the gradient gone. A clip's distance from 1 stands for its logarithm.
+    """
+
+    def __new__(
+        cls,
+        name: str,
+        settings: Mapping[str, Setting],
+        *kinds: Kind,
+        trusted: float | None = None,
+    ) -> "Link":
         for key, value in settings.items():  # no comparison with a range refuses nan
             if isinstance(value, float) and math.isnan(value):
                 raise ValueError(f"{name}.{key} must be a number, got nan")
-        return super().__new__(cls, name, settings)
+        region: tuple[Kind, ...] = () if trusted is None else ("trust region",)
+        return super().__new__(cls, name, settings, frozenset((*kinds, *region)), trusted)

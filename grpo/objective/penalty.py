@@ -15,7 +15,7 @@ from grpo.objective.base import (
     loss_link,
 )
 from grpo.objective.divergence import EXACT, kl_per_dimension
-from grpo.objective.link import Link
+from grpo.objective.link import Kind, Link
 from grpo.types import Credit, Rollouts, StepTerms
 
 PerStep = Float[Tensor, "rollout step"]
@@ -75,7 +75,10 @@ def penalize_kl(beta: float, estimator: str = "k3") -> Objective:
         kl = LOSS_ESTIMATORS[estimator](terms.logp, terms.reference_logp, terms.mask)
         return terms.with_loss(beta * kl)
 
-    return loss_link(Link("penalize_kl", {"beta": beta, "estimator": estimator}), loss)
+    kinds: tuple[Kind, ...] = (
+        ("penalty", "exact divergence") if estimator == EXACT else ("penalty",)
+    )
+    return loss_link(Link("penalize_kl", {"beta": beta, "estimator": estimator}, *kinds), loss)
 
 
 def subtract_kl_from_reward(beta: float) -> Objective:
@@ -94,7 +97,9 @@ def subtract_kl_from_reward(beta: float) -> Objective:
         charge = beta * kl.double().sum(dim=1, keepdim=True).to(before.advantage.dtype)
         return replace(before, advantage=(before.advantage - charge) * rollouts.mask)
 
-    return credit_link(Link("subtract_kl_from_reward", {"beta": beta}), credit)
+    return credit_link(
+        Link("subtract_kl_from_reward", {"beta": beta}, "penalty", "reward penalty"), credit
+    )
 
 
 def _difference(

@@ -3,29 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from grpo.objective.correction import CORRECTIONS
-from grpo.objective.divergence import CONTRAST, NORMALIZED, reads_divergence
-from grpo.objective.link import Link, Setting
-from grpo.objective.trust import RANGES
+from grpo.objective.divergence import CONTRAST
+from grpo.objective.link import Kind, Link, Setting
 
-BASELINES = ("center_by_group_mean", "leave_one_out", "center_by_moving_average")
-SCALES = ("scale_by_group_std", "scale_by_batch_std")
-AVERAGES = (
-    "average_over_steps",
-    "average_over_rollouts",
-    "average_over_horizon",
-    "average_over_prompts",
-    "sum_over_steps",
-)
-BY_PHASE = ("sample_chunks_by_phase", "keep_highest_phase")
-STEP_SELECTIONS = (*BY_PHASE, "sample_steps_uniformly", "sample_steps_by_advantage")
-SELECTIONS = ("drop_uniform_groups", "keep_extreme_rollouts", *STEP_SELECTIONS)
-ROLLOUT_RATIOS = ("average_ratio_over_rollout", "average_ratio_keeping_token_gradient")
-TRUST_REGIONS = tuple(RANGES)
-# Of the whole rollout: by a link of its own, or within the trust region.
-ROLLOUT_LEVEL = (*ROLLOUT_RATIOS, "average_clipped_log_ratio")
-PENALTIES = ("penalize_kl", "subtract_kl_from_reward")
-NOISE_WEIGHTS = ("rectify_noise_level", "weigh_by_noise_std", NORMALIZED)
 TOO_FEW = 4  # rollouts of a group to choose from (rule U22)
 TOO_STALE = 4  # updates per round for the trainer's own routing (rule U33)
 ROUTING = "policy.routing"
@@ -60,6 +40,10 @@ class Plan:
         """Returns which of `names` stand in the objective, once per occurrence."""
         return [link.name for link in self.links if link.name in names]
 
+    def of(self, *kinds: Kind) -> list[str]:
+        """Returns the links of the objective that are of one of the kinds."""
+        return [link.name for link in self.links if link.kinds & {*kinds}]
+
     def steps(self, *names: str) -> list[str]:
         """Returns which of `names` stand in the curriculum."""
         return [link.name for link in self.curriculum if link.name in names]
@@ -69,33 +53,33 @@ class Plan:
         return [link.name for link in self.selection if link.name in names]
 
 
-def unless_one(names: tuple[str, ...]) -> Callable[[Plan], list[str]]:
-    """Returns a predicate: exactly one of `names` must stand in the objective."""
+def unless_one(kind: Kind) -> Callable[[Plan], list[str]]:
+    """Returns a predicate: exactly one link of a kind must stand in the objective."""
 
     def find(plan: Plan) -> list[str]:
-        found = plan.named(*names)
+        found = plan.of(kind)
         return [] if len(found) == 1 else (found[1:] or ["objective"])
 
     return find
 
 
-def both(first: tuple[str, ...], second: tuple[str, ...]) -> Callable[[Plan], list[str]]:
-    """Returns a predicate that names `second` if one of each stands in the objective."""
-    return lambda plan: plan.named(*second) if plan.named(*first) else []
+def beside(kind: Kind, *names: str) -> Callable[[Plan], list[str]]:
+    """Returns a predicate that finds `names` beside a link of a kind."""
+    return lambda plan: plan.named(*names) if plan.of(kind) else []
 
 
 def rollout_ratio_on_policy(plan: Plan) -> list[str]:
-    return plan.named(*ROLLOUT_RATIOS) if plan.updates_per_round == 1 else []
+    return plan.of("rollout ratio") if plan.updates_per_round == 1 else []
 
 
 def _is_shaped(plan: Plan) -> bool:
     """Returns whether the reward takes more than two values."""
-    return not plan.has_binary_reward or bool(_active(plan, "subtract_kl_from_reward"))
+    return not plan.has_binary_reward or bool(_active(plan, "reward penalty"))
 
 
-def _active(plan: Plan, *penalties: str) -> list[str]:
+def _active(plan: Plan, kind: Kind = "penalty") -> list[str]:
     """Returns which penalties stand in the objective with a weight above 0."""
-    return [link.name for link in plan.links if link.name in penalties and link.settings["beta"]]
+    return [link.name for link in plan.links if kind in link.kinds and link.settings["beta"]]
 
 
 def pair_z_score(plan: Plan) -> list[str]:
@@ -164,7 +148,7 @@ def kl_estimator(estimator: str) -> Callable[[Plan], list[str]]:
 
 def kl_on_part(selection: str) -> Callable[[Plan], list[str]]:
     """Returns a predicate: a penalty covers only what `selection` leaves."""
-    return lambda plan: _active(plan, *PENALTIES) if plan.named(selection) else []
+    return lambda plan: _active(plan) if plan.named(selection) else []
 
 
 def nothing_to_choose(plan: Plan) -> list[str]:
@@ -200,27 +184,22 @@ def _extremes(plan: Plan, **settings: Setting) -> list[str]:
 
 
 def early_selection(plan: Plan) -> list[str]:
-    names = [link.name for link in plan.links]
-    decided = [index for index, name in enumerate(names) if name in BASELINES + SCALES + AVERAGES]
-    return [name for name in names[: max(decided, default=0)] if name in SELECTIONS]
+    deciding: set[Kind] = {"baseline", "scale", "average"}
+    decided = [index for index, link in enumerate(plan.links) if link.kinds & deciding]
+    early = plan.links[: max(decided, default=0)]
+    return [link.name for link in early if "selection" in link.kinds]
 
 
 def behind_trust_region(plan: Plan) -> list[str]:
-    names = [link.name for link in plan.links]
-    regions = [index for index, name in enumerate(names) if name in TRUST_REGIONS]
-    late = names[min(regions, default=len(names)) :]
-    return [
-        name
-        for name in late
-        if name in (*ROLLOUT_RATIOS, *CORRECTIONS, "scale_log_ratio", NORMALIZED)
-    ]
+    regions = [index for index, link in enumerate(plan.links) if "trust region" in link.kinds]
+    late = plan.links[min(regions, default=len(plan.links)) :]
+    return [link.name for link in late if "ratio" in link.kinds]
 
 
 def late_kl(plan: Plan) -> list[str]:
-    names = [link.name for link in plan.links]
-    late = "subtract_kl_from_reward"
-    first = min((names.index(each) for each in BASELINES if each in names), default=len(names))
-    return [late] if late in names[first:] else []
+    baselines = [index for index, link in enumerate(plan.links) if "baseline" in link.kinds]
+    late = plan.links[min(baselines, default=len(plan.links)) :]
+    return [link.name for link in late if "reward penalty" in link.kinds]
 
 
 def replay_on_policy(plan: Plan) -> list[str]:
@@ -272,18 +251,19 @@ def reuse_after_choice(*, is_shaped: bool) -> Callable[[Plan], list[str]]:
 
 
 def noise_without_denoising(plan: Plan) -> list[str]:
-    exact = [link.name for link in plan.links if reads_divergence(link)]
+    exact = plan.of("exact divergence")
     scaled = [] if plan.acts else plan.named("scale_log_ratio")
-    return [] if plan.denoises else scaled + plan.named(*NOISE_WEIGHTS) + exact
+    weights = [each for each in plan.of("noise weight") if each not in exact]
+    return [] if plan.denoises else scaled + weights + exact
 
 
 def noise_weight_owners(plan: Plan) -> list[str]:
-    return plan.named(*NOISE_WEIGHTS)[1:]
+    return plan.of("noise weight")[1:]
 
 
 def kl_of_denoising(plan: Plan) -> list[str]:
-    exact = [link.name for link in plan.links if reads_divergence(link)]
-    return [each for each in _active(plan, *PENALTIES) if each not in exact] * plan.denoises
+    exact = plan.of("exact divergence")
+    return [each for each in _active(plan) if each not in exact] * plan.denoises
 
 
 def ratio_across_conditions(plan: Plan) -> list[str]:
@@ -308,7 +288,7 @@ def batch_std_of_single_steps(plan: Plan) -> list[str]:
 
 
 def ratio_of_all_dimensions(plan: Plan) -> list[str]:
-    return plan.named(*TRUST_REGIONS) if plan.denoises and not plan.named("scale_log_ratio") else []
+    return plan.of("trust region") if plan.denoises and not plan.named("scale_log_ratio") else []
 
 
 def unweighted_steps(plan: Plan) -> list[str]:
@@ -321,7 +301,7 @@ def unweighted_steps(plan: Plan) -> list[str]:
 
 def kl_on_steps(plan: Plan) -> list[str]:
     is_part = unweighted_steps(plan) or plan.named("keep_highest_phase")
-    return _active(plan, *PENALTIES) if is_part else []
+    return _active(plan) if is_part else []
 
 
 def steps_never_kept(plan: Plan) -> list[str]:
@@ -334,8 +314,8 @@ def steps_never_kept(plan: Plan) -> list[str]:
 
 
 def phases_without_chunks(plan: Plan) -> list[str]:
-    return [] if plan.acts else plan.named(*BY_PHASE)
+    return [] if plan.acts else plan.of("phase selection")
 
 
 def chunk_ratio_of_all_tokens(plan: Plan) -> list[str]:
-    return plan.named(*TRUST_REGIONS) if plan.acts and not plan.named("scale_log_ratio") else []
+    return plan.of("trust region") if plan.acts and not plan.named("scale_log_ratio") else []

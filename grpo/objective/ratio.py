@@ -23,7 +23,9 @@ def average_ratio_over_rollout() -> Objective:
         mean = mean_over_steps(terms.log_ratio, terms.mask)
         return replace(terms, log_ratio=torch.where(terms.mask, mean, 0.0))
 
-    return loss_link(Link("average_ratio_over_rollout", {}), loss)
+    return loss_link(
+        Link("average_ratio_over_rollout", {}, "ratio", "rollout ratio", "rollout level"), loss
+    )
 
 
 def average_ratio_keeping_token_gradient() -> Objective:
@@ -34,7 +36,10 @@ def average_ratio_keeping_token_gradient() -> Objective:
         token = terms.logp - terms.logp.detach()
         return replace(terms, log_ratio=torch.where(terms.mask, mean + token, 0.0))
 
-    return loss_link(Link("average_ratio_keeping_token_gradient", {}), loss)
+    return loss_link(
+        Link("average_ratio_keeping_token_gradient", {}, "ratio", "rollout ratio", "rollout level"),
+        loss,
+    )
 
 
 def scale_log_ratio(dimensions: int) -> Objective:
@@ -48,7 +53,7 @@ def scale_log_ratio(dimensions: int) -> Objective:
     if dimensions <= 0:
         raise ValueError(f"scale_log_ratio needs dimensions > 0, got {dimensions}")
     return loss_link(
-        Link("scale_log_ratio", {"dimensions": dimensions}),
+        Link("scale_log_ratio", {"dimensions": dimensions}, "ratio"),
         lambda terms: replace(terms, log_ratio=terms.log_ratio / dimensions, dimensions=dimensions),
     )
 
@@ -70,7 +75,7 @@ def normalize_log_ratio() -> Objective:
         std = noise_of(terms, NORMALIZED).std.to(kl.device)
         return replace(terms, log_ratio=torch.where(terms.mask, (terms.log_ratio + kl) * std, 0.0))
 
-    link = Link(NORMALIZED, {})
+    link = Link(NORMALIZED, {}, "ratio", "noise weight", "exact divergence")
     return chain(credit_link(link, credit), loss_link(link, loss)._replace(links=()))
 
 

@@ -6,13 +6,9 @@ reports and documents cite them.
 
 from grpo.objective.chunk_rules import CHUNK_RULES
 from grpo.objective.predicates import (
-    AVERAGES,
-    BASELINES,
-    ROLLOUT_LEVEL,
-    TRUST_REGIONS,
     batch_std_of_single_steps,
     behind_trust_region,
-    both,
+    beside,
     contrast_without_matching,
     early_selection,
     extreme_pair,
@@ -75,28 +71,28 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "U11",
         Severity.ERROR,
-        f"an objective needs exactly one trust region; keep one of {', '.join(TRUST_REGIONS)}",
-        unless_one(TRUST_REGIONS),
+        "an objective needs exactly one trust region, such as clip_surrogate",
+        unless_one("trust region"),
     ),
     Rule(
         "U11",
         Severity.ERROR,
         "a rollout ratio can stand once, and average_clipped_log_ratio forms its own; keep one",
-        lambda plan: plan.named(*ROLLOUT_LEVEL)[1:],
+        lambda plan: plan.of("rollout level")[1:],
     ),
     Rule(
         "U12",
         Severity.WARN,
         "with a rollout ratio this average weighs rollouts by their length, which is not GSPO; "
         "use average_over_rollouts, average_over_prompts, or sum_over_steps if you want it (LUSPO)",
-        both(ROLLOUT_LEVEL, ("average_over_steps", "average_over_horizon")),
+        beside("rollout level", "average_over_steps", "average_over_horizon"),
     ),
     Rule(
         "U15",
         Severity.WARN,
         "a ratio by rollout and a weight by step are different estimators; use "
         "mask_mismatched_rollouts",
-        both(ROLLOUT_LEVEL, ("truncate_mismatch",)),
+        beside("rollout level", "truncate_mismatch"),
     ),
     Rule(
         "U16",
@@ -342,13 +338,13 @@ RULES: tuple[Rule, ...] = (
         "H1",
         Severity.ERROR,
         "an objective needs exactly one average, or its scale is undefined",
-        unless_one(AVERAGES),
+        unless_one("average"),
     ),
     Rule(
         "H2",
         Severity.ERROR,
         "an objective needs exactly one baseline",
-        unless_one(BASELINES),
+        unless_one("baseline"),
     ),
     *CHUNK_RULES,
 )

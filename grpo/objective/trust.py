@@ -1,6 +1,5 @@
 """Trust regions: how the ratio enters the loss, and where it no longer may. One per objective."""
 
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import acosh, inf, log
 
@@ -8,7 +7,7 @@ import torch
 
 from grpo.objective.base import Objective, exp_log_ratio, loss_link
 from grpo.objective.divergence import CONTRAST, kl_per_dimension
-from grpo.objective.link import Link, Setting
+from grpo.objective.link import Link
 from grpo.objective.ratio import mean_over_steps
 from grpo.types import StepTerms
 
@@ -32,7 +31,9 @@ def clip_surrogate(low: float = 0.2, high: float = 0.2) -> Objective:
         below = (ratio < 1 - low) & (terms.advantage < 0)
         return replace(terms.with_loss(-surrogate), clipped=above | below)
 
-    return loss_link(Link("clip_surrogate", {"low": low, "high": high}), loss)
+    return loss_link(
+        Link("clip_surrogate", {"low": low, "high": high}, trusted=min(low, high)), loss
+    )
 
 
 def truncate_ratio(ratio_max: float, ratio_min: float = 0.0) -> Objective:
@@ -61,7 +62,9 @@ def truncate_ratio(ratio_max: float, ratio_min: float = 0.0) -> Objective:
         after = terms.with_loss(-weight * terms.advantage * terms.logp)
         return replace(after, clipped=(ratio > ratio_max) | (ratio < ratio_min))
 
-    link = Link("truncate_ratio", {"ratio_max": ratio_max, "ratio_min": ratio_min})
+    settings = {"ratio_max": ratio_max, "ratio_min": ratio_min}
+    narrower = min([log(ratio_max), *([-log(ratio_min)] if ratio_min else [])])
+    link = Link("truncate_ratio", settings, trusted=narrower)
     return loss_link(link, loss)
 
 
@@ -91,7 +94,9 @@ def gate_ratio_softly(tau_positive: float = 1.0, tau_negative: float = 1.05) -> 
             terms.with_loss(-gated * terms.advantage), clipped=distance.detach().abs() > HALVED
         )
 
-    link = Link("gate_ratio_softly", {"tau_positive": tau_positive, "tau_negative": tau_negative})
+    settings = {"tau_positive": tau_positive, "tau_negative": tau_negative}
+    half_gate = log(1 + HALVED / max(tau_positive, tau_negative))
+    link = Link("gate_ratio_softly", settings, trusted=half_gate)
     return loss_link(link, loss)
 
 
@@ -121,7 +126,9 @@ def average_clipped_log_ratio(low: float = 0.4, high: float = 0.4) -> Objective:
             clipped=(bounded != value) & (terms.advantage != 0),
         )
 
-    return loss_link(Link("average_clipped_log_ratio", {"low": low, "high": high}), loss)
+    settings, narrower = {"low": low, "high": high}, min(low, high)
+    link = Link("average_clipped_log_ratio", settings, "rollout level", trusted=narrower)
+    return loss_link(link, loss)
 
 
 def weigh_log_prob() -> Objective:
@@ -134,7 +141,7 @@ def weigh_log_prob() -> Objective:
     def loss(terms: StepTerms) -> StepTerms:
         return terms.with_loss(-terms.advantage * terms.logp / terms.dimensions)
 
-    return loss_link(Link("weigh_log_prob", {}), loss)
+    return loss_link(Link("weigh_log_prob", {}, trusted=inf), loss)
 
 
 def contrast_implicit_policies(beta: float = 1.0, clip: float = 5.0) -> Objective:
@@ -164,45 +171,10 @@ def contrast_implicit_policies(beta: float = 1.0, clip: float = 5.0) -> Objectiv
         contrast = beta * followed * error + beta * (beta - followed) * distance
         return replace(terms.with_loss(contrast), clipped=terms.advantage.abs() > clip)
 
-    return loss_link(Link(CONTRAST, {"beta": beta, "clip": clip}), loss)
-
-
-def _setting(settings: Mapping[str, Setting], name: str) -> float:
-    """Returns a setting as a number."""
-    return float(settings[name] or 0)
-
-
-def _narrower_side(settings: Mapping[str, Setting]) -> float:
-    return min(_setting(settings, "low"), _setting(settings, "high"))
-
-
-def _narrower_bound(settings: Mapping[str, Setting]) -> float:
-    lowest = _setting(settings, "ratio_min")
-    bounds = [log(_setting(settings, "ratio_max"))] + ([-log(lowest)] if lowest else [])
-    return min(bounds)
-
-
-def _half_gate(settings: Mapping[str, Setting]) -> float:
-    tau = max(_setting(settings, "tau_positive"), _setting(settings, "tau_negative"))
-    return log(1 + HALVED / tau)
-
-
-# The smallest |log ratio| that a trust region answers: a clip, or half of the gradient gone. A
-# clip's distance from 1 stands for its logarithm.
-RANGES: dict[str, Callable[[Mapping[str, Setting]], float]] = {
-    "clip_surrogate": _narrower_side,
-    "truncate_ratio": _narrower_bound,
-    "gate_ratio_softly": _half_gate,
-    "average_clipped_log_ratio": _narrower_side,
-    "weigh_log_prob": lambda settings: inf,
-    CONTRAST: lambda settings: inf,
-}
+    settings = {"beta": beta, "clip": clip}
+    return loss_link(Link(CONTRAST, settings, "exact divergence", trusted=inf), loss)
 
 
 def trusted_ranges(objective: Objective) -> dict[str, float]:
     """Returns by trust region the smallest |log ratio| in nats that it answers (rule U27)."""
-    return {
-        link.name: RANGES[link.name](link.settings)
-        for link in objective.links
-        if link.name in RANGES
-    }
+    return {link.name: link.trusted for link in objective.links if link.trusted is not None}

@@ -24,13 +24,15 @@ EPSILON = 1e-6  # in units of the advantage
 
 def average_over_steps() -> Objective:
     """Weighs every step 1 / (all steps of the batch): the token mean. [Yu et al., 2025, DAPO]"""
-    return _average(Link("average_over_steps", {}), lambda rollouts: 1 / rollouts.mask.sum())
+    return _average(
+        Link("average_over_steps", {}, "average"), lambda rollouts: 1 / rollouts.mask.sum()
+    )
 
 
 def average_over_rollouts() -> Objective:
     """Weighs rollouts 1/N each and a rollout's steps 1/T_i. [Shao et al., 2024, GRPO]"""
     return _average(
-        Link("average_over_rollouts", {}),
+        Link("average_over_rollouts", {}, "average"),
         lambda rollouts: 1 / (len(rollouts.mask) * _num_steps(rollouts)),
     )
 
@@ -44,7 +46,7 @@ def average_over_horizon(horizon: int) -> Objective:
     if horizon <= 0:
         raise ValueError(f"average_over_horizon needs horizon > 0 steps, got {horizon}")
     return _average(
-        Link("average_over_horizon", {"horizon": horizon}),
+        Link("average_over_horizon", {"horizon": horizon}, "average"),
         lambda rollouts: torch.tensor(1.0 / (len(rollouts.mask) * horizon)),
     )
 
@@ -55,7 +57,8 @@ def sum_over_steps() -> Objective:
     `average_over_horizon` at a horizon of 1, said on purpose: a rollout counts by its length.
     """
     return _average(
-        Link("sum_over_steps", {}), lambda rollouts: torch.tensor(1.0 / len(rollouts.mask))
+        Link("sum_over_steps", {}, "average"),
+        lambda rollouts: torch.tensor(1.0 / len(rollouts.mask)),
     )
 
 
@@ -70,7 +73,7 @@ def average_over_prompts() -> Objective:
         num_prompts = len(torch.unique(rollouts.group))
         return 1 / (num_prompts * size[:, None] * _num_steps(rollouts))
 
-    return _average(Link("average_over_prompts", {}), weight)
+    return _average(Link("average_over_prompts", {}, "average"), weight)
 
 
 def rectify_noise_level() -> Objective:
@@ -84,7 +87,7 @@ def rectify_noise_level() -> Objective:
     def credit(before: Credit, rollouts: Rollouts, generator: Generator) -> Credit:
         return weigh_by(before, rollouts, 1 / noise_of(rollouts, "rectify_noise_level").scale)
 
-    return credit_link(Link("rectify_noise_level", {}), credit)
+    return credit_link(Link("rectify_noise_level", {}, "noise weight"), credit)
 
 
 def weigh_by_noise_std() -> Objective:
@@ -97,7 +100,7 @@ def weigh_by_noise_std() -> Objective:
     def credit(before: Credit, rollouts: Rollouts, generator: Generator) -> Credit:
         return weigh_by(before, rollouts, noise_of(rollouts, "weigh_by_noise_std").std)
 
-    return credit_link(Link("weigh_by_noise_std", {}), credit)
+    return credit_link(Link("weigh_by_noise_std", {}, "noise weight"), credit)
 
 
 def drop_uniform_groups(by: str = "outcome") -> Objective:
@@ -119,7 +122,7 @@ def drop_uniform_groups(by: str = "outcome") -> Objective:
         dropped = is_uniform(value, rollouts.group)
         return before.select(~dropped[:, None].expand(before.weight.shape))
 
-    return credit_link(Link("drop_uniform_groups", {"by": by}), credit)
+    return credit_link(Link("drop_uniform_groups", {"by": by}, "selection"), credit)
 
 
 def keep_extreme_rollouts(keep: int, advantage: str = "kept_z_score") -> Objective:
@@ -159,7 +162,7 @@ def keep_extreme_rollouts(keep: int, advantage: str = "kept_z_score") -> Objecti
         return spread_advantage(replace(after, weight=after.weight * share), rollouts, value)
 
     return credit_link(
-        Link("keep_extreme_rollouts", {"keep": keep, "advantage": advantage}), credit
+        Link("keep_extreme_rollouts", {"keep": keep, "advantage": advantage}, "selection"), credit
     )
 
 

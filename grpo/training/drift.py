@@ -6,7 +6,6 @@ from torch import Tensor
 
 from grpo.errors import UnsoundError
 from grpo.objective.base import Objective, loss_terms
-from grpo.objective.correction import CORRECTIONS
 from grpo.objective.trust import trusted_ranges
 from grpo.training.batches import Batch
 from grpo.types import Credit, StepNoise
@@ -39,13 +38,13 @@ def require_range_above(drift: float, objective: Objective) -> float:
       UnsoundError: If a trust region is within three times the drift (rule U27): it would clip
         noise. Not if a link corrects that very mismatch.
     """
-    is_corrected = any(link.name in CORRECTIONS for link in objective.links)
+    is_corrected = any("correction" in link.kinds for link in objective.links)
     for name, trusted in trusted_ranges(objective).items():
         if trusted <= MIN_CLIP_PER_DRIFT * drift and not is_corrected:
             raise UnsoundError(
                 f"U27: {name} needs a range above {MIN_CLIP_PER_DRIFT:g} times the drift "
                 f"between sampler and trainer, got {trusted:g} at a drift of {drift:.2g}; "
-                f"widen it, compute in float32, or put {CORRECTIONS[0]} in front"
+                f"widen it, compute in float32, or put truncate_mismatch in front"
             )
     return drift
 

@@ -52,8 +52,6 @@ from grpo.wiring.policies import load_policy, make_optimizer
 from grpo.wiring.selections import build_selection
 
 LARGE_REWARD = 1e6  # from here on it is rewards, not steps, that make numbers overflow
-LOSS_REFERENCE = "penalize_kl"
-REWARD_REFERENCE = "subtract_kl_from_reward"
 TABLE, TENSORS = "table.parquet", "tensors.safetensors"
 
 
@@ -91,9 +89,9 @@ def load_round(
     if start_state.arm is not None:
         read_trainable(start, policy.model, optimizer)
     objective = build_objective(arm.objective, each.arm)
-    active = {link.name for link in objective.links if link.settings.get("beta")}
+    penalties = [link.kinds for link in objective.links if link.settings.get("beta")]
     reference: Policy[Any] | None = None
-    if active & {LOSS_REFERENCE, REWARD_REFERENCE}:
+    if any("penalty" in kinds for kinds in penalties):
         draws = params.modality.reference_draws(draws)
         reference = load_policy(params, base=base, directory=base, draws=draws)
     sampled, judged, passed = read_counted(policy.layout, rollouts, rewards, params.reward)
@@ -103,7 +101,7 @@ def load_round(
     _require_as_drawn(sampled.table, policy, trajectory, rollouts)
     settings = settings_of(arm.training)
     reference_logp = None
-    if reference and REWARD_REFERENCE in active:
+    if reference and any("reward penalty" in kinds for kinds in penalties):
         scores = score_steps(
             reference, trajectory, trajectory.mask.float(), settings.tokens_per_microbatch
         )

@@ -11,7 +11,6 @@ from torch import Tensor
 from grpo.objective.algorithms import grpo, gspo, rloo
 from grpo.objective.base import Objective, chain, loss_terms
 from grpo.objective.correction import (
-    CORRECTIONS,
     mask_mismatched_rollouts,
     truncate_mismatch,
 )
@@ -136,7 +135,7 @@ def test_an_unbounded_weight_makes_the_surrogate_unbiased_for_one_step():
     assert values[1.0] < expected
 
 
-@pytest.mark.parametrize("name", CORRECTIONS)
+@pytest.mark.parametrize("name", ["truncate_mismatch", "mask_mismatched_rollouts"])
 def test_a_correction_without_the_samplers_log_probs_says_what_it_needs(name: str):
     terms = StepTerms(
         logp=torch.zeros(1, 1),
