@@ -8,21 +8,16 @@ not trained "to convergence".
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from grpo.errors import ArtifactError, ParameterError
-from grpo.objective.link import Link, Setting
+from grpo.objective.link import Kind, Link, Setting
 
 Step = Callable[[pd.DataFrame, np.random.Generator], pd.DataFrame]
 
-# Which decision a step owns; a curriculum needs exactly one owner of sizes and of phases.
-SELECTORS = {"keep_rate_window"}
-TRIAGE = {"drop_trivial", "sample_unsolved"}
-SIZERS = {"fix_group_size", "size_groups_by_inverse_rate"}
-SPLITTERS = {"split_at_random", "split_easy_to_hard", "stage_by_family"}
 LARGEST_GROUP = 65536  # far above what anybody draws of a prompt
 
 
@@ -32,6 +27,9 @@ class CurriculumStep(NamedTuple):
     link: Link
     apply: Step
     reads_profile: bool  # whether it looks at outcome rates
+    sizes: frozenset[int] = frozenset()  # of groups that it can give
+    phases: int = 0  # that it makes
+    reads_sizes: bool = False  # whether it looks at group sizes
 
 
 def drop_trivial(above: float) -> CurriculumStep:
@@ -41,7 +39,7 @@ def drop_trivial(above: float) -> CurriculumStep:
     def apply(frame: pd.DataFrame, chooser: np.random.Generator) -> pd.DataFrame:
         return frame[frame["outcome_rate"] <= above]
 
-    return _step("drop_trivial", {"above": above}, apply, reads_profile=True)
+    return _step("drop_trivial", {"above": above}, apply, "triage", reads_profile=True)
 
 
 def sample_unsolved(fraction: float) -> CurriculumStep:
@@ -57,7 +55,7 @@ def sample_unsolved(fraction: float) -> CurriculumStep:
         kept = chooser.permutation(unsolved)[:count]
         return frame[(frame["outcome_rate"] > 0) | np.isin(np.arange(len(frame)), kept)]
 
-    return _step("sample_unsolved", {"fraction": fraction}, apply, reads_profile=True)
+    return _step("sample_unsolved", {"fraction": fraction}, apply, "triage", reads_profile=True)
 
 
 def keep_rate_window(low: float, high: float) -> CurriculumStep:
@@ -68,7 +66,8 @@ def keep_rate_window(low: float, high: float) -> CurriculumStep:
     def apply(frame: pd.DataFrame, chooser: np.random.Generator) -> pd.DataFrame:
         return frame[frame["outcome_rate"].between(low, high)]
 
-    return _step("keep_rate_window", {"low": low, "high": high}, apply, reads_profile=True)
+    settings = {"low": low, "high": high}
+    return _step("keep_rate_window", settings, apply, "rate window", reads_profile=True)
 
 
 def fix_group_size(rollouts: int) -> CurriculumStep:
@@ -78,7 +77,9 @@ def fix_group_size(rollouts: int) -> CurriculumStep:
     def apply(frame: pd.DataFrame, chooser: np.random.Generator) -> pd.DataFrame:
         return frame.assign(rollouts=rollouts)
 
-    return _step("fix_group_size", {"rollouts": rollouts}, apply, reads_profile=False)
+    return _step(
+        "fix_group_size", {"rollouts": rollouts}, apply, "group size", sizes=frozenset({rollouts})
+    )
 
 
 def size_groups_by_inverse_rate(smallest: int, largest: int) -> CurriculumStep:
@@ -98,7 +99,15 @@ def size_groups_by_inverse_rate(smallest: int, largest: int) -> CurriculumStep:
         return frame.assign(rollouts=[inverse_rate_size(r, smallest, largest) for r in rates])
 
     settings = {"smallest": smallest, "largest": largest}
-    return _step("size_groups_by_inverse_rate", settings, apply, reads_profile=True)
+    sizes = {smallest * 2**power for power in range((largest // smallest).bit_length())}
+    return _step(
+        "size_groups_by_inverse_rate",
+        settings,
+        apply,
+        "group size",
+        reads_profile=True,
+        sizes=frozenset({*sizes, largest}),
+    )
 
 
 def split_at_random(phases: int, prompts_per_phase: int) -> CurriculumStep:
@@ -120,7 +129,7 @@ def split_at_random(phases: int, prompts_per_phase: int) -> CurriculumStep:
         )
 
     settings = {"phases": phases, "prompts_per_phase": prompts_per_phase}
-    return _step("split_at_random", settings, apply, reads_profile=False)
+    return _step("split_at_random", settings, apply, "phases", phases=phases)
 
 
 def split_easy_to_hard(phases: int) -> CurriculumStep:
@@ -143,7 +152,15 @@ def split_easy_to_hard(phases: int) -> CurriculumStep:
         split = ordered.assign(phase=phase)
         return split.assign(position=split.groupby("phase").cumcount())
 
-    return _step("split_easy_to_hard", {"phases": phases}, apply, reads_profile=True)
+    return _step(
+        "split_easy_to_hard",
+        {"phases": phases},
+        apply,
+        "phases",
+        reads_profile=True,
+        phases=phases,
+        reads_sizes=True,
+    )
 
 
 def stage_by_family(order: str, prompts_per_phase: int) -> CurriculumStep:
@@ -177,19 +194,12 @@ def stage_by_family(order: str, prompts_per_phase: int) -> CurriculumStep:
         return pd.concat(phases)
 
     settings: dict[str, Setting] = {"order": order, "prompts_per_phase": prompts_per_phase}
-    return _step("stage_by_family", settings, apply, reads_profile=False)
+    return _step("stage_by_family", settings, apply, "phases", phases=len(stages))
 
 
 def split_order(order: str) -> list[str]:
     """Returns the names in a list separated by commas."""
     return [name.strip() for name in order.split(",")]
-
-
-def count_phases(link: Link) -> int:
-    """Returns how many phases a step makes, 0 if it makes none."""
-    if "order" in link.settings:
-        return len(split_order(str(link.settings["order"])))
-    return int(link.settings.get("phases") or 0)
 
 
 def inverse_rate_size(rate: float, smallest: int, largest: int) -> int:
@@ -250,13 +260,15 @@ def rates_of(
 
 def require_owners(steps: list[CurriculumStep]) -> None:
     """Raises ParameterError unless some step decides on group sizes, and some on phases."""
-    names = [step.link.name for step in steps]
-    for owners in (SIZERS, SPLITTERS):
-        if not owners & set(names):
-            raise ParameterError(f"a curriculum needs one of {sorted(owners)}")
-    by_cost = "split_easy_to_hard"  # it cuts by the number of rollouts
-    if by_cost in names and not SIZERS & set(names[: names.index(by_cost)]):
-        raise ParameterError(f"{by_cost} must stand after one of {sorted(SIZERS)}")
+    owned: set[Kind] = set()
+    for step in steps:
+        if step.reads_sizes and "group size" not in owned:
+            raise ParameterError(f"{step.link.name} must stand after a step that sizes groups")
+        owned |= step.link.kinds
+    if "group size" not in owned:
+        raise ParameterError("a curriculum needs a step that sizes groups, such as fix_group_size")
+    if "phases" not in owned:
+        raise ParameterError("a curriculum needs a step that makes phases, such as split_at_random")
 
 
 def allocated_sizes(plan: pd.DataFrame, steps: Sequence[CurriculumStep]) -> "pd.Series[int]":
@@ -267,7 +279,7 @@ def allocated_sizes(plan: pd.DataFrame, steps: Sequence[CurriculumStep]) -> "pd.
     """
     unused = np.random.default_rng(0)  # sizes are not drawn
     for step in steps:
-        if step.link.name in SIZERS:
+        if "group size" in step.link.kinds:
             plan = step.apply(plan, unused)
     return plan["rollouts"]
 
@@ -310,9 +322,15 @@ def add_prompts(plan: pd.DataFrame, prompts: pd.DataFrame) -> pd.DataFrame:
 
 
 def _step(
-    name: str, settings: Mapping[str, Setting], apply: Step, *, reads_profile: bool
+    name: str,
+    settings: Mapping[str, Setting],
+    apply: Step,
+    kind: Kind,
+    *,
+    reads_profile: bool = False,
+    **says: Any,
 ) -> CurriculumStep:
-    return CurriculumStep(Link(name, settings), apply, reads_profile)
+    return CurriculumStep(Link(name, settings, kind), apply, reads_profile, **says)
 
 
 def _require_same_prompts(profile: pd.DataFrame, prompts: pd.DataFrame) -> None:

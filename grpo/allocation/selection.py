@@ -123,7 +123,7 @@ def skip_uniform_prompts(
         return {**history, **_longer_streaks(history, groups), KEEP_BASE: bases}
 
     return Selection(
-        links=(Link("skip_uniform_prompts", settings),),
+        links=(Link("skip_uniform_prompts", settings, "prompt selection"),),
         budget=Budget("skip_uniform_prompts", prompts, prompts, 1),
         keep_chance=keep_chance,
         learn=learn,
@@ -152,7 +152,7 @@ def resample_uniform_groups(
         "max_batches": max_batches,
     }
     return Selection(
-        links=(Link("resample_uniform_groups", settings),),
+        links=(Link("resample_uniform_groups", settings, "prompt selection"),),
         budget=Budget("resample_uniform_groups", prompts, prompts_per_batch, max_batches),
         keeps_uniform=False,
     )

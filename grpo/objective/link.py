@@ -1,8 +1,10 @@
 """What a link of an objective, a step of a curriculum or of a selection says of itself."""
 
+import inspect
 import math
-from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any, Literal, NamedTuple
 
 Setting = int | float | str | None
 # What rules, checks and reports ask of a link. A link may be of several kinds, or of none.
@@ -22,6 +24,13 @@ Kind = Literal[
     "reward penalty",  # a penalty that is part of the reward
     "noise weight",
     "exact divergence",  # needs the means of Gaussian steps, not log-probs alone
+    # Of a curriculum:
+    "triage",  # drops prompts by their outcome rate, for sGPO
+    "rate window",
+    "group size",
+    "phases",
+    # Of a selection:
+    "prompt selection",  # chooses prompts by earlier outcomes
 ]
 
 
@@ -52,3 +61,19 @@ class Link(_Fields):
                 raise ValueError(f"{name}.{key} must be a number, got nan")
         region: tuple[Kind, ...] = () if trusted is None else ("trust region",)
         return super().__new__(cls, name, settings, frozenset((*kinds, *region)), trusted)
+
+
+def functions_returning(kind: type, *modules: ModuleType) -> dict[str, Callable[..., Any]]:
+    """Returns the public functions of some modules that return a kind of component, by name.
+
+    What composes components, and so takes any number of them, is not among them.
+    """
+    return {
+        name: each
+        for module in modules
+        for name, each in inspect.getmembers(module, inspect.isfunction)
+        if each.__module__ == module.__name__
+        and not name.startswith("_")
+        and each.__annotations__.get("return") is kind
+        and not inspect.getfullargspec(each).varargs
+    }

@@ -1,8 +1,6 @@
 """Every link and every algorithm by its name: a function is one when it returns an Objective."""
 
-import inspect
 from collections.abc import Callable
-from types import ModuleType
 
 from grpo.objective import (
     advantage,
@@ -15,22 +13,10 @@ from grpo.objective import (
     weight,
 )
 from grpo.objective.base import Objective
+from grpo.objective.link import functions_returning
 
-
-def _objectives(*modules: ModuleType) -> dict[str, Callable[..., Objective]]:
-    """Returns the public functions of some modules that return an Objective."""
-    return {
-        name: each
-        for module in modules
-        for name, each in inspect.getmembers(module, inspect.isfunction)
-        if each.__module__ == module.__name__
-        and not name.startswith("_")
-        and each.__annotations__.get("return") is Objective
-    }
-
-
-LINKS = _objectives(advantage, weight, chunks, ratio, correction, trust, penalty)
-ALGORITHMS = _objectives(algorithms)
+LINKS = functions_returning(Objective, advantage, weight, chunks, ratio, correction, trust, penalty)
+ALGORITHMS = functions_returning(Objective, algorithms)
 
 
 def __getattr__(name: str) -> Callable[..., Objective]:

@@ -44,9 +44,9 @@ class Plan:
         """Returns the links of the objective that are of one of the kinds."""
         return [link.name for link in self.links if link.kinds & {*kinds}]
 
-    def steps(self, *names: str) -> list[str]:
-        """Returns which of `names` stand in the curriculum."""
-        return [link.name for link in self.curriculum if link.name in names]
+    def steps(self, kind: Kind) -> list[str]:
+        """Returns the steps of the curriculum that are of a kind."""
+        return [link.name for link in self.curriculum if kind in link.kinds]
 
     def spends(self, *names: str) -> list[str]:
         """Returns which of `names` stand in the selection."""
@@ -104,20 +104,20 @@ def extremes_of_variable_groups(plan: Plan) -> list[str]:
 
 
 def selection_owners(plan: Plan) -> list[str]:
-    triage = plan.steps("drop_trivial", "sample_unsolved")
+    triage = plan.steps("triage")
     others = [
-        *plan.steps("keep_rate_window"),
-        *plan.spends("skip_uniform_prompts", "resample_uniform_groups"),
+        *plan.steps("rate window"),
+        *(link.name for link in plan.selection if "prompt selection" in link.kinds),
     ]
     return others if triage else others[1:]
 
 
 def size_owners(plan: Plan) -> list[str]:
-    return plan.steps("fix_group_size", "size_groups_by_inverse_rate")[1:]
+    return plan.steps("group size")[1:]
 
 
 def phase_owners(plan: Plan) -> list[str]:
-    return plan.steps("split_at_random", "split_easy_to_hard", "stage_by_family")[1:]
+    return plan.steps("phases")[1:]
 
 
 def filter_on_reward(plan: Plan) -> list[str]:

@@ -2,7 +2,6 @@
 
 from typing import NamedTuple
 
-from grpo.allocation.curriculum import CurriculumStep, count_phases
 from grpo.errors import ParameterError
 from grpo.objective.base import Objective, chain
 from grpo.objective.links import ALGORITHMS, LINKS
@@ -50,7 +49,7 @@ def findings(params: Parameters) -> list[Finding]:
     found = []
     for name, arm in params.arms.items():
         paths, plan = _plan(params, name, arm)
-        _check_phases(params, name, plan)
+        _check_phases(params, name)
         check_selection(params, name, plan.curriculum)
         _check_updates(params, name, plan)
         for rule in RULES:
@@ -73,7 +72,7 @@ def _plan(params: Parameters, name: str, arm: Arm) -> tuple[dict[str, str], Plan
     return {**paths, **selection_paths(arm.selection, name)}, Plan(
         links=tuple(link for _, each in objective for link in each.links),
         curriculum=tuple(step.link for step in curriculum),
-        group_sizes=_group_sizes(curriculum),
+        group_sizes=frozenset(each for step in curriculum for each in step.sizes),
         updates_per_round=arm.training.updates_per_round,
         has_binary_reward=_has_binary_reward(params),
         dropouts=_dropouts(params),
@@ -86,9 +85,10 @@ def _plan(params: Parameters, name: str, arm: Arm) -> tuple[dict[str, str], Plan
     )
 
 
-def _check_phases(params: Parameters, name: str, plan: Plan) -> None:
+def _check_phases(params: Parameters, name: str) -> None:
     """Raises if a round of the arm asks for a phase that its curriculum will not have."""
-    phases = max(map(count_phases, plan.curriculum))
+    steps = build_curriculum(params.find_arm(name).curriculum, name)
+    phases = max(each.phases for each in steps)
     for each in params.rounds_of(name):
         phase = params.rounds[each].phase
         if phase > phases:
@@ -111,22 +111,6 @@ def _check_updates(params: Parameters, name: str, plan: Plan) -> None:
             f"{PARAMS}: arms.{name}.training.updates_per_round must be at most {min(prompts)}, the "
             f"prompts of a round, got {plan.updates_per_round}: an update takes whole groups"
         )
-
-
-def _group_sizes(curriculum: list[CurriculumStep]) -> frozenset[int]:
-    """Returns every group size that a curriculum can give."""
-    sizes: set[int] = set()
-    for step in curriculum:
-        if step.link.name == "fix_group_size":
-            sizes.add(int(step.link.settings["rollouts"] or 0))
-        if step.link.name == "size_groups_by_inverse_rate":
-            size = int(step.link.settings["smallest"] or 0)
-            largest = int(step.link.settings["largest"] or 0)
-            while size < largest:
-                sizes.add(size)
-                size *= 2
-            sizes.add(largest)
-    return frozenset(sizes)
 
 
 def _has_binary_reward(params: Parameters) -> bool:

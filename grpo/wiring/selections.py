@@ -8,17 +8,13 @@ from grpo.allocation import selection
 from grpo.allocation.curriculum import split_order
 from grpo.allocation.selection import Selection, require_candidates
 from grpo.errors import ParameterError, located
-from grpo.objective.link import Link
+from grpo.objective.link import Link, functions_returning
 from grpo.params.parameters import LinkSpec, Parameters
 from grpo.params.specs import build_listed
 from grpo.runtime.artifacts.files import digest
 from grpo.schema import PARAMS
 
-STEPS: dict[str, Callable[..., Selection]] = {
-    "skip_uniform_prompts": selection.skip_uniform_prompts,
-    "resample_uniform_groups": selection.resample_uniform_groups,
-    "reuse_profile_rollouts": selection.reuse_profile_rollouts,
-}
+STEPS: dict[str, Callable[..., Selection]] = functions_returning(Selection, selection)
 
 
 def build_selection(specs: list[LinkSpec], arm: str) -> Selection:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from grpo.allocation import curriculum
 from grpo.objective.advantage import (
     center_by_group_mean,
     scale_by_batch_std,
@@ -55,6 +56,19 @@ from grpo.objective.weight import (
     weigh_by_noise_std,
 )
 
+CURRICULUM = {
+    step.link.name: step.link
+    for step in (
+        curriculum.drop_trivial(0.75),
+        curriculum.keep_rate_window(0.1, 0.9),
+        curriculum.fix_group_size(8),
+        curriculum.size_groups_by_inverse_rate(2, 8),
+        curriculum.split_at_random(1, 1),
+        curriculum.split_easy_to_hard(1),
+        curriculum.stage_by_family("one", 1),
+    )
+}
+
 
 def acting(objective: Objective) -> Plan:
     """Returns a sound plan of a policy whose steps are chunks of actions."""
@@ -66,7 +80,7 @@ def plan_of(objective: Objective, *steps: str) -> Plan:
     curriculum = steps or ("split_at_random", "fix_group_size")
     return Plan(
         links=objective.links,
-        curriculum=tuple(Link(name, {}) for name in curriculum),
+        curriculum=tuple(CURRICULUM[name] for name in curriculum),
         group_sizes=frozenset({8}),
         updates_per_round=4,
         top_p=1.0,
@@ -225,8 +239,8 @@ CASES = {
 }
 
 
-SKIP = Link("skip_uniform_prompts", {"floor": 0.01})
-RESAMPLE = Link("resample_uniform_groups", {})
+SKIP = Link("skip_uniform_prompts", {"floor": 0.01}, "prompt selection")
+RESAMPLE = Link("resample_uniform_groups", {}, "prompt selection")
 REUSE = Link("reuse_profile_rollouts", {})
 
 
