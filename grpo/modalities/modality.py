@@ -7,7 +7,16 @@ what they need, so that a run does not wait for the packages of other modalities
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Generic,
+    Literal,
+    Protocol,
+    TypeVar,
+    runtime_checkable,
+)
 
 from grpo.modalities.shared.parameters import PolicyParams, SamplingParams
 from grpo.schema import Machine, Strict
@@ -27,6 +36,7 @@ SamplingT = TypeVar("SamplingT", bound=SamplingParams)  # of an arm
 DrawsT = TypeVar("DrawsT", bound=Strict)  # of profile and evaluation
 
 
+@runtime_checkable
 class RunParams(Protocol[PolicyT_co]):
     """The sections of the parameters that a modality reads."""
 

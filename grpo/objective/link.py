@@ -75,5 +75,11 @@ def functions_returning(kind: type, *modules: ModuleType) -> dict[str, Callable[
         if each.__module__ == module.__name__
         and not name.startswith("_")
         and each.__annotations__.get("return") is kind
-        and not inspect.getfullargspec(each).varargs
+        and not any(
+            _takes_any_number(given) for given in inspect.signature(each).parameters.values()
+        )
     }
+
+
+def _takes_any_number(parameter: inspect.Parameter) -> bool:
+    return parameter.kind is inspect.Parameter.VAR_POSITIONAL

@@ -14,7 +14,6 @@ from pydantic import (
     SerializeAsAny,
     TypeAdapter,
     ValidationError,
-    ValidationInfo,
     field_validator,
 )
 from pydantic_core import ErrorDetails
@@ -55,20 +54,23 @@ BASE = "base"  # the name of the policy every chain of rounds starts from
 LinkSpec = str | dict[str, dict[str, int | float | str | bool]]  # "rloo" or {rloo: {low: 0.2}}
 
 
-def _find_policy(value: Any, info: ValidationInfo) -> PolicyParams:
+Info = Any  # pydantic's ValidationInfo: a protocol, which no check at run time takes
+
+
+def _find_policy(value: Any, info: Info) -> PolicyParams:
     """Returns the section `policy` as the modality that it names has it."""
     kinds: Any = Union[tuple(each.policy for each in MODALITIES.values())]  # noqa: UP007
     found: PolicyParams = _validate(Annotated[kinds, Field(discriminator="kind")], value, info)
     return found
 
 
-def _find_sampling(value: Any, info: ValidationInfo) -> SamplingParams:
+def _find_sampling(value: Any, info: Info) -> SamplingParams:
     kinds = [each.sampling for each in MODALITIES.values()]
     found: SamplingParams = _validate(_most_alike(kinds, value), value, info)
     return found
 
 
-def _find_draws(value: Any, info: ValidationInfo) -> Strict:
+def _find_draws(value: Any, info: Info) -> Strict:
     kinds = [each.evaluation_sampling for each in MODALITIES.values()]
     found: Strict = _validate(_most_alike(kinds, value), value, info)
     return found
@@ -80,7 +82,7 @@ def _most_alike(kinds: Sequence[type[Strict]], value: Any) -> type[Strict]:
     return max(kinds, key=lambda each: len(each.model_fields.keys() & keys))
 
 
-def _validate(kind: Any, value: Any, info: ValidationInfo) -> Any:
+def _validate(kind: Any, value: Any, info: Info) -> Any:
     if isinstance(value, Strict):
         return value
     if info.mode == "json":

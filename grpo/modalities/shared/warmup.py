@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import pandas as pd
@@ -58,6 +58,7 @@ class BasePolicy(NamedTuple):
     save: Callable[[Path], None]
 
 
+@runtime_checkable
 class WarmupParams(Protocol):
     """What every section policy.base.warmup says."""
 
