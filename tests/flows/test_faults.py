@@ -122,7 +122,7 @@ def test_after_a_killed_worker_no_process_is_left_and_the_next_run_goes_on(
     with fault.recovery():
         worker.start()
         done = team.run(DEPLOYMENT)
-    assert done["state_type"] == "COMPLETED", done["state"]
+    assert done["state_type"] == "COMPLETED", done["state"]["message"]
     assert team.ended(lost)["state_type"] == "CRASHED"
     fault.tell(
         "worker killed while a stage ran",
@@ -149,7 +149,7 @@ def test_a_run_outlasts_its_server(
     with fault.recovery():
         go_on(workspace, "report")
         done = team.ended(begun)
-    assert done["state_type"] == "COMPLETED", done["state"]
+    assert done["state_type"] == "COMPLETED", done["state"]["message"]
     fault.tell(
         f"Prefect's server killed for {fault.outage_seconds:g} s, its clients wait 2 s",
         "one stage ended meanwhile and the next began; the run is Completed",
