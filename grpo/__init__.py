@@ -34,9 +34,10 @@ def check(params_file: str | Path) -> list[str]:
     Raises:
       ParameterError: If a parameter is wrong.
     """
-    parameters = importlib.import_module("grpo.params.parameters")
-    objectives = importlib.import_module("grpo.wiring.objectives")
-    return [str(each) for each in objectives.findings(parameters.read_params(Path(params_file)))]
+    from grpo.params.parameters import read_params
+    from grpo.wiring.objectives import findings
+
+    return [str(each) for each in findings(read_params(Path(params_file)))]
 
 
 def __getattr__(name: str) -> Any:

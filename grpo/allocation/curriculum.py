@@ -7,8 +7,8 @@ its numbers come from a public re-implementation (docs/methods/sgpo.md), and a p
 not trained "to convergence".
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -26,7 +26,7 @@ class CurriculumStep(NamedTuple):
 
     link: Link
     apply: Step
-    reads_profile: bool  # whether it looks at outcome rates
+    reads_profile: bool = False  # whether it looks at outcome rates
     sizes: frozenset[int] = frozenset()  # of groups that it can give
     phases: int = 0  # that it makes
     reads_sizes: bool = False  # whether it looks at group sizes
@@ -34,12 +34,13 @@ class CurriculumStep(NamedTuple):
 
 def drop_trivial(above: float) -> CurriculumStep:
     """Drops prompts whose outcome rate exceeds `above`. [sGPO, section 4.3.1]"""
-    _require_fraction("drop_trivial.above", above)
+    require_fraction("drop_trivial.above", above)
 
     def apply(frame: pd.DataFrame, chooser: np.random.Generator) -> pd.DataFrame:
         return frame[frame["outcome_rate"] <= above]
 
-    return _step("drop_trivial", {"above": above}, apply, "triage", reads_profile=True)
+    link = Link("drop_trivial", {"above": above}, "triage")
+    return CurriculumStep(link, apply, reads_profile=True)
 
 
 def sample_unsolved(fraction: float) -> CurriculumStep:
@@ -47,7 +48,7 @@ def sample_unsolved(fraction: float) -> CurriculumStep:
 
     Many of them are solvable: P(0 of 8 | p = 0.1) = 0.43.
     """
-    _require_fraction("sample_unsolved.fraction", fraction)
+    require_fraction("sample_unsolved.fraction", fraction)
 
     def apply(frame: pd.DataFrame, chooser: np.random.Generator) -> pd.DataFrame:
         unsolved = np.flatnonzero(frame["outcome_rate"] == 0)
@@ -55,19 +56,20 @@ def sample_unsolved(fraction: float) -> CurriculumStep:
         kept = chooser.permutation(unsolved)[:count]
         return frame[(frame["outcome_rate"] > 0) | np.isin(np.arange(len(frame)), kept)]
 
-    return _step("sample_unsolved", {"fraction": fraction}, apply, "triage", reads_profile=True)
+    link = Link("sample_unsolved", {"fraction": fraction}, "triage")
+    return CurriculumStep(link, apply, reads_profile=True)
 
 
 def keep_rate_window(low: float, high: float) -> CurriculumStep:
     """Keeps prompts with low <= outcome rate <= high: open-r1's pass-rate filter."""
-    _require_fraction("keep_rate_window.low", low)
-    _require_fraction("keep_rate_window.high", high)
+    require_fraction("keep_rate_window.low", low)
+    require_fraction("keep_rate_window.high", high)
 
     def apply(frame: pd.DataFrame, chooser: np.random.Generator) -> pd.DataFrame:
         return frame[frame["outcome_rate"].between(low, high)]
 
-    settings = {"low": low, "high": high}
-    return _step("keep_rate_window", settings, apply, "rate window", reads_profile=True)
+    link = Link("keep_rate_window", {"low": low, "high": high}, "rate window")
+    return CurriculumStep(link, apply, reads_profile=True)
 
 
 def fix_group_size(rollouts: int) -> CurriculumStep:
@@ -77,9 +79,8 @@ def fix_group_size(rollouts: int) -> CurriculumStep:
     def apply(frame: pd.DataFrame, chooser: np.random.Generator) -> pd.DataFrame:
         return frame.assign(rollouts=rollouts)
 
-    return _step(
-        "fix_group_size", {"rollouts": rollouts}, apply, "group size", sizes=frozenset({rollouts})
-    )
+    link = Link("fix_group_size", {"rollouts": rollouts}, "group size")
+    return CurriculumStep(link, apply, sizes=frozenset({rollouts}))
 
 
 def size_groups_by_inverse_rate(smallest: int, largest: int) -> CurriculumStep:
@@ -99,21 +100,18 @@ def size_groups_by_inverse_rate(smallest: int, largest: int) -> CurriculumStep:
         return frame.assign(rollouts=[inverse_rate_size(r, smallest, largest) for r in rates])
 
     settings = {"smallest": smallest, "largest": largest}
-    sizes = {smallest * 2**power for power in range((largest // smallest).bit_length())}
-    return _step(
-        "size_groups_by_inverse_rate",
-        settings,
+    return CurriculumStep(
+        Link("size_groups_by_inverse_rate", settings, "group size"),
         apply,
-        "group size",
         reads_profile=True,
-        sizes=frozenset({*sizes, largest}),
+        sizes=frozenset(_doubled(smallest, largest)),
     )
 
 
 def split_at_random(phases: int, prompts_per_phase: int) -> CurriculumStep:
     """Draws the phases at random, without replacement."""
-    _require_positive("split_at_random.phases", phases)
-    _require_positive("split_at_random.prompts_per_phase", prompts_per_phase)
+    require_positive("split_at_random.phases", phases)
+    require_positive("split_at_random.prompts_per_phase", prompts_per_phase)
 
     def apply(frame: pd.DataFrame, chooser: np.random.Generator) -> pd.DataFrame:
         needed = phases * prompts_per_phase
@@ -129,7 +127,7 @@ def split_at_random(phases: int, prompts_per_phase: int) -> CurriculumStep:
         )
 
     settings = {"phases": phases, "prompts_per_phase": prompts_per_phase}
-    return _step("split_at_random", settings, apply, "phases", phases=phases)
+    return CurriculumStep(Link("split_at_random", settings, "phases"), apply, phases=phases)
 
 
 def split_easy_to_hard(phases: int) -> CurriculumStep:
@@ -137,7 +135,7 @@ def split_easy_to_hard(phases: int) -> CurriculumStep:
 
     Equal rates are ordered at random. Unlike sGPO's clusters by group size, phases cost the same.
     """
-    _require_positive("split_easy_to_hard.phases", phases)
+    require_positive("split_easy_to_hard.phases", phases)
 
     def apply(frame: pd.DataFrame, chooser: np.random.Generator) -> pd.DataFrame:
         if len(frame) < phases:
@@ -152,15 +150,8 @@ def split_easy_to_hard(phases: int) -> CurriculumStep:
         split = ordered.assign(phase=phase)
         return split.assign(position=split.groupby("phase").cumcount())
 
-    return _step(
-        "split_easy_to_hard",
-        {"phases": phases},
-        apply,
-        "phases",
-        reads_profile=True,
-        phases=phases,
-        reads_sizes=True,
-    )
+    link = Link("split_easy_to_hard", {"phases": phases}, "phases")
+    return CurriculumStep(link, apply, reads_profile=True, phases=phases, reads_sizes=True)
 
 
 def stage_by_family(order: str, prompts_per_phase: int) -> CurriculumStep:
@@ -172,7 +163,7 @@ def stage_by_family(order: str, prompts_per_phase: int) -> CurriculumStep:
     Args:
       order: Family names separated by commas: "3 people, 4 people, 5 people".
     """
-    _require_positive("stage_by_family.prompts_per_phase", prompts_per_phase)
+    require_positive("stage_by_family.prompts_per_phase", prompts_per_phase)
     stages = split_order(order)
     if not all(stages) or len(set(stages)) < len(stages):
         raise ParameterError(
@@ -194,7 +185,7 @@ def stage_by_family(order: str, prompts_per_phase: int) -> CurriculumStep:
         return pd.concat(phases)
 
     settings: dict[str, Setting] = {"order": order, "prompts_per_phase": prompts_per_phase}
-    return _step("stage_by_family", settings, apply, "phases", phases=len(stages))
+    return CurriculumStep(Link("stage_by_family", settings, "phases"), apply, phases=len(stages))
 
 
 def split_order(order: str) -> list[str]:
@@ -207,10 +198,17 @@ def inverse_rate_size(rate: float, smallest: int, largest: int) -> int:
 
     At smallest = 2: 2 for rate > 1/4, 4 for rate > 1/8, 8 for the rest.
     """
+    sizes = _doubled(smallest, largest)
+    return next((size for size in sizes if not size * rate <= 0.5), largest)
+
+
+def _doubled(smallest: int, largest: int) -> Iterator[int]:
+    """Yields `smallest`, twice that and so on, and at the end `largest`."""
     size = smallest
-    while size < largest and size * rate <= 0.5:
+    while size < largest:
+        yield size
         size *= 2
-    return min(size, largest)
+    yield largest
 
 
 def plan_curriculum(profile: pd.DataFrame, steps: list[CurriculumStep], seed: int) -> pd.DataFrame:
@@ -321,18 +319,6 @@ def add_prompts(plan: pd.DataFrame, prompts: pd.DataFrame) -> pd.DataFrame:
     return joined.drop(columns="family_known")
 
 
-def _step(
-    name: str,
-    settings: Mapping[str, Setting],
-    apply: Step,
-    kind: Kind,
-    *,
-    reads_profile: bool = False,
-    **says: Any,
-) -> CurriculumStep:
-    return CurriculumStep(Link(name, settings, kind), apply, reads_profile, **says)
-
-
 def _require_same_prompts(profile: pd.DataFrame, prompts: pd.DataFrame) -> None:
     """Raises ArtifactError unless a profile has exactly the prompts there are."""
     given, wanted = (
@@ -356,12 +342,12 @@ def _require_same_families(stages: list[str], families: set[str]) -> None:
         )
 
 
-def _require_fraction(name: str, value: float) -> None:
+def require_fraction(name: str, value: float) -> None:
     if not 0 <= value <= 1:
         raise ParameterError(f"{name} must be in [0, 1], got {value}")
 
 
-def _require_positive(name: str, value: int) -> None:
+def require_positive(name: str, value: int) -> None:
     if value < 1:
         raise ParameterError(f"{name} must be at least 1, got {value}")
 

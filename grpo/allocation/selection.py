@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
+from grpo.allocation.curriculum import require_fraction, require_positive
 from grpo.errors import ParameterError
 from grpo.objective.link import Link
 
@@ -100,9 +101,9 @@ def skip_uniform_prompts(
         "target_hard": target_hard,
         "floor": floor,
     }
-    _require_positive("skip_uniform_prompts.prompts", prompts)
+    require_positive("skip_uniform_prompts.prompts", prompts)
     for name in settings.keys() - {"prompts"}:
-        _require_fraction(f"skip_uniform_prompts.{name}", settings[name])
+        require_fraction(f"skip_uniform_prompts.{name}", settings[name])
     targets = {"easy": target_easy, "hard": target_hard}
 
     def keep_chance(ids: list[str], history: History) -> np.ndarray:
@@ -138,9 +139,9 @@ def resample_uniform_groups(
     Groups with one outcome are dropped, and mixed ones beyond `prompts`. Unlike verl's recipe: a
     round that reaches `max_batches` trains on what it has.
     """
-    _require_positive("resample_uniform_groups.prompts", prompts)
-    _require_positive("resample_uniform_groups.prompts_per_batch", prompts_per_batch)
-    _require_positive("resample_uniform_groups.max_batches", max_batches)
+    require_positive("resample_uniform_groups.prompts", prompts)
+    require_positive("resample_uniform_groups.prompts_per_batch", prompts_per_batch)
+    require_positive("resample_uniform_groups.max_batches", max_batches)
     if prompts_per_batch * max_batches < prompts:
         raise ParameterError(
             "resample_uniform_groups needs prompts_per_batch * max_batches >= prompts, got "
@@ -257,13 +258,3 @@ def _longer_streaks(history: History, groups: pd.DataFrame) -> History:
         grown = {each: before.get(each, 0) + 1 for each, uniform in seen.items() if uniform}
         streaks[STREAKS[kind]] = {**unseen, **grown}
     return streaks
-
-
-def _require_fraction(name: str, value: float) -> None:
-    if not 0 <= value <= 1:
-        raise ParameterError(f"{name} must be in [0, 1], got {value}")
-
-
-def _require_positive(name: str, value: int) -> None:
-    if value < 1:
-        raise ParameterError(f"{name} must be at least 1, got {value}")

@@ -58,31 +58,30 @@ def _code_behind_stages(workspace: Path) -> Iterator[tuple[str, list[str]]]:
         raise MissingExtraError("grpo dvc-deps needs grimp; run pip install -e '.[test]'") from None
     graph = grimp.build_graph(*CODE, cache_dir=None, exclude_type_checking_imports=True)
     files = {file for each in graph.modules if (file := _file_of(workspace, each))}
-    called = [each for each in _late_imports(graph, workspace) if ".modality" in each[0]]
+    modalities = {str(Path(each).parent) for each in files if MODALITIES in each}
+    light = copy.deepcopy(graph)
+    for importer, imported in _imports_within_functions(graph, workspace):
+        light.remove_import(importer=importer, imported=imported)
     for name, stage in read_yaml(workspace / PIPELINE)["stages"].items():
         declared = stage.get("do", stage)
         if set(CODE) <= {*declared["deps"]}:
             continue
         module = declared["cmd"].split()[2]
-        part = copy.deepcopy(graph)
-        for importer, imported in called:
-            part.remove_import(importer=importer, imported=imported)
-        single = FILE_BY_FILE | {str(Path(each).parent) for each in files if MODALITIES in each}
-        if POLICIES in part.find_upstream_modules(module):
-            part, single = graph, FILE_BY_FILE
-        touched = {module, *part.find_upstream_modules(module)}
-        wanted = {file for each in touched if (file := _file_of(workspace, each))}
+        touched, single = light.find_upstream_modules(module), FILE_BY_FILE | modalities
+        if POLICIES in touched:
+            touched, single = graph.find_upstream_modules(module), FILE_BY_FILE
+        wanted = {file for each in {module, *touched} if (file := _file_of(workspace, each))}
         yield name, _cover(wanted, files, single)
 
 
-def _late_imports(graph: Any, workspace: Path) -> Iterator[tuple[str, str]]:
-    """Yields importer and imported of every import within a function."""
-    for importer in graph.modules:
-        file = _file_of(workspace, importer)
-        lines = (workspace / file).read_text(encoding="utf-8").splitlines() if file else []
+def _imports_within_functions(graph: Any, workspace: Path) -> Iterator[tuple[str, str]]:
+    """Yields importer and imported of what a modality imports only when a method is called."""
+    for importer in graph.find_matching_modules("grpo.modalities.*.modality"):
+        file = workspace / (importer.replace(".", "/") + ".py")
+        lines = file.read_text(encoding="utf-8").splitlines()
         for imported in graph.find_modules_directly_imported_by(importer):
             details = graph.get_import_details(importer=importer, imported=imported)
-            if all(lines[each["line_number"] - 1].startswith(" ") for each in details if lines):
+            if all(lines[each["line_number"] - 1].startswith(" ") for each in details):
                 yield importer, imported
 
 

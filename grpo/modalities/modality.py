@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from grpo.modalities.shared.packed import Layout
     from grpo.modalities.shared.warmup import BasePolicy
 
-# Captions and what was drawn of them on the way to a rollout, row by row -> scores in [0, 1].
+# Scores intermediate samples: captions and media, row by row -> scores in [0, 1].
 Judgement = Callable[[list[str], Any], list[float]]
 
 
@@ -118,10 +118,13 @@ class Modality(ABC, Generic[PolicyT, SamplingT, DrawsT]):
         return self.evaluation_draws(policy, sampling)["sampled"]
 
     def find_unlike_profile(self, sampling: SamplingT, profiled: DrawsT) -> str | None:
-        """Returns why rollouts of the profile are not an arm's, from its parameter on, or None."""
+        """Returns how an arm's sampling differs from the profile's; None if it does not.
+
+        The text is an error message that starts with a parameter of the arm.
+        """
         return "selection must not hold reuse_profile_rollouts: the profile draws otherwise"
 
-    def judges_on_the_way(self, sampling: SamplingT) -> bool:
+    def judges_while_sampling(self, sampling: SamplingT) -> bool:
         """Returns whether drawing rollouts reads the judge."""
         return False
 
@@ -158,7 +161,7 @@ class Modality(ABC, Generic[PolicyT, SamplingT, DrawsT]):
         """Returns the policy of a directory to draw rollouts from.
 
         Args:
-          judge: If `judges_on_the_way`.
+          judge: If `judges_while_sampling`.
 
         Raises:
           ArtifactError: If a file is missing or broken.

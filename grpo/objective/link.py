@@ -1,4 +1,4 @@
-"""What a link of an objective, a step of a curriculum or of a selection says of itself."""
+"""Links of objectives, steps of curricula and of selections: name, settings and kinds."""
 
 import inspect
 import math
@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
 Setting = int | float | str | None
-# What rules, checks and reports ask of a link. A link may be of several kinds, or of none.
+# Rules, checks and reports read the kinds of a link. A link may have several kinds, or none.
 Kind = Literal[
     "baseline",
     "scale",
@@ -38,15 +38,15 @@ class _Fields(NamedTuple):
     name: str
     settings: Mapping[str, Setting]
     kinds: frozenset[Kind]
-    trusted: float | None
+    trust_range: float | None
 
 
 class Link(_Fields):
     """A link's name, settings and kinds, kept so that rules and reports read what it is part of.
 
     Args:
-      trusted: Of a trust region, the smallest |log ratio| in nats that it answers: a clip, or half
-        of the gradient gone. A clip's distance from 1 stands for its logarithm.
+      trust_range: Of a trust region, the smallest |log ratio| in nats that it changes: a clip, or
+        half of the gradient gone. A clip's distance from 1 stands for its logarithm.
     """
 
     def __new__(
@@ -54,13 +54,13 @@ class Link(_Fields):
         name: str,
         settings: Mapping[str, Setting],
         *kinds: Kind,
-        trusted: float | None = None,
+        trust_range: float | None = None,
     ) -> "Link":
         for key, value in settings.items():  # no comparison with a range refuses nan
             if isinstance(value, float) and math.isnan(value):
                 raise ValueError(f"{name}.{key} must be a number, got nan")
-        region: tuple[Kind, ...] = () if trusted is None else ("trust region",)
-        return super().__new__(cls, name, settings, frozenset((*kinds, *region)), trusted)
+        region: tuple[Kind, ...] = () if trust_range is None else ("trust region",)
+        return super().__new__(cls, name, settings, frozenset((*kinds, *region)), trust_range)
 
 
 def functions_returning(kind: type, *modules: ModuleType) -> dict[str, Callable[..., Any]]:

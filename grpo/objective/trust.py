@@ -32,7 +32,7 @@ def clip_surrogate(low: float = 0.2, high: float = 0.2) -> Objective:
         return replace(terms.with_loss(-surrogate), clipped=above | below)
 
     return loss_link(
-        Link("clip_surrogate", {"low": low, "high": high}, trusted=min(low, high)), loss
+        Link("clip_surrogate", {"low": low, "high": high}, trust_range=min(low, high)), loss
     )
 
 
@@ -64,7 +64,7 @@ def truncate_ratio(ratio_max: float, ratio_min: float = 0.0) -> Objective:
 
     settings = {"ratio_max": ratio_max, "ratio_min": ratio_min}
     narrower = min([log(ratio_max), *([-log(ratio_min)] if ratio_min else [])])
-    link = Link("truncate_ratio", settings, trusted=narrower)
+    link = Link("truncate_ratio", settings, trust_range=narrower)
     return loss_link(link, loss)
 
 
@@ -96,7 +96,7 @@ def gate_ratio_softly(tau_positive: float = 1.0, tau_negative: float = 1.05) -> 
 
     settings = {"tau_positive": tau_positive, "tau_negative": tau_negative}
     half_gate = log(1 + HALVED / max(tau_positive, tau_negative))
-    link = Link("gate_ratio_softly", settings, trusted=half_gate)
+    link = Link("gate_ratio_softly", settings, trust_range=half_gate)
     return loss_link(link, loss)
 
 
@@ -127,7 +127,7 @@ def average_clipped_log_ratio(low: float = 0.4, high: float = 0.4) -> Objective:
         )
 
     settings, narrower = {"low": low, "high": high}, min(low, high)
-    link = Link("average_clipped_log_ratio", settings, "rollout level", trusted=narrower)
+    link = Link("average_clipped_log_ratio", settings, "rollout level", trust_range=narrower)
     return loss_link(link, loss)
 
 
@@ -141,7 +141,7 @@ def weigh_log_prob() -> Objective:
     def loss(terms: StepTerms) -> StepTerms:
         return terms.with_loss(-terms.advantage * terms.logp / terms.dimensions)
 
-    return loss_link(Link("weigh_log_prob", {}, trusted=inf), loss)
+    return loss_link(Link("weigh_log_prob", {}, trust_range=inf), loss)
 
 
 def contrast_implicit_policies(beta: float = 1.0, clip: float = 5.0) -> Objective:
@@ -172,9 +172,9 @@ def contrast_implicit_policies(beta: float = 1.0, clip: float = 5.0) -> Objectiv
         return replace(terms.with_loss(contrast), clipped=terms.advantage.abs() > clip)
 
     settings = {"beta": beta, "clip": clip}
-    return loss_link(Link(CONTRAST, settings, "exact divergence", trusted=inf), loss)
+    return loss_link(Link(CONTRAST, settings, "exact divergence", trust_range=inf), loss)
 
 
 def trusted_ranges(objective: Objective) -> dict[str, float]:
     """Returns by trust region the smallest |log ratio| in nats that it answers (rule U27)."""
-    return {link.name: link.trusted for link in objective.links if link.trusted is not None}
+    return {link.name: link.trust_range for link in objective.links if link.trust_range is not None}

@@ -87,7 +87,7 @@ def _judge_on_the_way(params: Parameters, asked_by: str, tasks: pd.DataFrame) ->
     if section != "rounds":
         return None
     sampling = params.find_arm(params.find_round(name).arm).sampling
-    if not params.modality.judges_on_the_way(sampling):
+    if not params.modality.judges_while_sampling(sampling):
         return None
     rule = without_shaping(build_reward(params, DATA))
     return lambda captions, media: score_captions(captions, media.numpy(), tasks=tasks, rule=rule)

@@ -39,7 +39,7 @@ def inputs_of_selection(params: Parameters, arm: str, profile: Path) -> dict[str
     selection = build_selection(params.find_arm(arm).selection, arm)
     inputs: dict[str, Any] = {}
     # What shapes the reward is no part of what is judged.
-    if params.modality.judges_on_the_way(sampling) or not selection.keeps_uniform:
+    if params.modality.judges_while_sampling(sampling) or not selection.keeps_uniform:
         inputs["reward"] = params.reward.model_dump(mode="json", exclude={"unfinished_penalty"})
     if selection.reuses_profile:
         inputs["profile_rollouts"] = digest([profile])

@@ -115,7 +115,7 @@ class Denoising(Modality[DenoisingPolicyParams, DenoisingSampling, DenoisingDraw
             "its steps, which have no density then"
         )
 
-    def judges_on_the_way(self, sampling: DenoisingSampling) -> bool:
+    def judges_while_sampling(self, sampling: DenoisingSampling) -> bool:
         """Returns whether pilots are judged."""
         return sampling.scope is not None
 

@@ -54,7 +54,7 @@ class PolicyParams(Strict):
 
     @property
     def warmup(self) -> Any:
-        """What a fresh base learns before the first round; None of an imported one."""
+        """The warm-up of a fresh base; None if the base is imported."""
         return getattr(self.base, "warmup", None)
 
     def fresh_configs(self) -> Mapping[str, Mapping[str, Any]]:
@@ -63,7 +63,7 @@ class PolicyParams(Strict):
 
 
 def find_other_temperature(sampling: TokenSampling, profiled: TokenDraws) -> str | None:
-    """Returns why rollouts of the profile are not an arm's, from its parameter on, or None."""
+    """Returns how the temperatures of an arm and of the profile differ; None if they do not."""
     if sampling.temperature == profiled.temperature:
         return None
     return (
