@@ -30,7 +30,7 @@ from grpo.report.style import MARKERS, styled
 from grpo.runtime.artifacts.files import read_json
 from grpo.runtime.markdown import markdown_table
 from grpo.types import Cost
-from grpo.wiring.profiles import reads_profile
+from grpo.wiring.allocation import reads_profile
 
 ARMS = Path(__file__).with_suffix(".yaml")
 FIGURE = ROOT / "docs" / "allocation_tokens.svg"

@@ -28,7 +28,7 @@ from benchmarks.figures import save_figure
 from benchmarks.offpolicy_report import draw, table
 from grpo.modalities.shared.directories import load_base
 from grpo.modalities.shared.machine import prepare_machine
-from grpo.modalities.tokens.parameters import RoutingMode, ScratchBase, TokenPolicyParams
+from grpo.modalities.tokens.modality import RoutingMode, ScratchBase, TokenPolicyParams
 from grpo.modalities.tokens.policy import Decoding, TokenPolicy, TokenTrajectory
 from grpo.modalities.tokens.routing import find_routers, recorded
 from grpo.objective.algorithms import grpo, gspo

@@ -34,12 +34,10 @@ from grpo.modalities.tokens.policy import Decoding, TokenPolicy
 from grpo.objective.algorithms import grpo
 from grpo.params.parameters import Training
 from grpo.report.style import styled
-from grpo.runtime.artifacts.checkpoints import Scratch
-from grpo.runtime.artifacts.files import read_json, write_json
+from grpo.runtime.artifacts.files import Scratch, read_json, write_json
 from grpo.runtime.artifacts.usage import Usage
-from grpo.runtime.forks import run_in_ranks
 from grpo.runtime.markdown import markdown_table
-from grpo.runtime.ranks import joined, num_ranks, this_rank
+from grpo.runtime.ranks import joined, num_ranks, run_in_ranks, this_rank
 from grpo.training.updates import train_round
 from grpo.wiring.policies import make_optimizer
 from grpo.wiring.rounds import settings_of

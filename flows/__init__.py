@@ -2,7 +2,7 @@
 
 import sys
 
-from grpo.runtime.interrupts import stop_at_once
+from grpo.runtime.process import stop_at_once
 
 INTERRUPTED = "stopped; finished stages are kept, run again to go on"
 

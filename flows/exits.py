@@ -8,7 +8,7 @@ from flows import INTERRUPTED
 from flows.runner import EXIT_WRONG_INPUT, StageError
 from grpo.errors import GrpoError, ParameterError
 from grpo.runtime.artifacts.files import refused_by_the_system
-from grpo.runtime.interrupts import EXIT_INTERRUPTED, raise_interrupts
+from grpo.runtime.process import EXIT_INTERRUPTED, raise_interrupts
 
 
 def exit_code(act: Callable[[], int]) -> int:

@@ -1,5 +1,6 @@
 """What is to be done: the stages of dvc.yaml and which of them changed. Wraps DVC's own API."""
 
+import json
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -7,7 +8,9 @@ from typing import Any
 
 import networkx as nx
 from dvc.exceptions import DvcException, NotDvcRepoError
+from dvc.lock import make_lock
 from dvc.repo import Repo
+from dvc.rwlock import RWLOCK_FILE, RWLOCK_LOCK
 from dvc.scm import SCMError
 from dvc.stage import Stage
 
@@ -53,6 +56,7 @@ def plan(
       ParameterError: If dvc.yaml or params.yaml is wrong, or a target is unknown.
     """
     require_pipeline()
+    remove_cut_rwlock(Path(".dvc/tmp"))
     try:
         with Repo(".", _wait_for_lock=True) as repo:
             graph = repo.index.graph  # an edge leads from a stage to one it reads from
@@ -83,6 +87,25 @@ def require_pipeline() -> None:
         if path.exists():
             read_content(path)
     require_plain(Path(LOCK))
+
+
+def remove_cut_rwlock(directory: Path) -> None:
+    """Removes DVC's list of the files that its processes use if a kill has cut it.
+
+    DVC writes it in place, and refuses to read what is not whole. Nothing is lost: the entries of
+    processes that are gone count for nothing.
+
+    Args:
+      directory: Where DVC keeps its locks.
+    """
+    path = directory / RWLOCK_FILE
+    if not path.exists():
+        return
+    with make_lock(str(directory / RWLOCK_LOCK), tmp_dir=str(directory), wait=True):
+        try:
+            json.loads(path.read_bytes())
+        except ValueError:
+            path.unlink()
 
 
 def _wanted(repo: Repo, graph: "nx.DiGraph[Stage]", targets: Sequence[str]) -> set[Stage]:

@@ -35,7 +35,7 @@ def check(params_file: str | Path) -> list[str]:
       ParameterError: If a parameter is wrong.
     """
     from grpo.params.parameters import read_params
-    from grpo.wiring.objectives import findings
+    from grpo.wiring.checks import findings
 
     return [str(each) for each in findings(read_params(Path(params_file)))]
 

@@ -1,6 +1,6 @@
 """The command line: check, advise, trace, report, and policies loaded, drawn from and uploaded."""
 
-from grpo.runtime.interrupts import EXIT_INTERRUPTED, raise_interrupts, stop_at_once
+from grpo.runtime.process import EXIT_INTERRUPTED, raise_interrupts, stop_at_once
 
 if __name__ == "__main__":
     stop_at_once("stopped")
@@ -106,10 +106,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    from grpo.objective.rule import Severity
+    from grpo.objective.rules import Severity
     from grpo.params.parameters import naming, read_params
     from grpo.sampling.evaluation import remark_on_prompts
-    from grpo.wiring.objectives import findings
+    from grpo.wiring.checks import findings
 
     with naming(arguments.file):
         params = read_params(arguments.file)
@@ -202,7 +202,7 @@ def _sample(arguments: argparse.Namespace) -> int:
 
 def _report(arguments: argparse.Namespace) -> int:
     from grpo.report.page import draw_again
-    from grpo.runtime.artifacts.banners import PAGE, say
+    from grpo.runtime.artifacts.marks import PAGE, say
 
     ran = draw_again(ARTIFACTS)
     print(say([*ran.banners, *ran.stamps], is_colored=sys.stderr.isatty()), end="", file=sys.stderr)
@@ -214,7 +214,7 @@ def _summary(arguments: argparse.Namespace) -> int:
     from grpo.report.learned import find_empty_results
     from grpo.report.provenance import find_what_ran, state_of_page
     from grpo.report.summary import summarize
-    from grpo.runtime.artifacts.banners import say
+    from grpo.runtime.artifacts.marks import say
 
     ran, page = find_what_ran(), state_of_page()
     is_colored = sys.stdout.isatty()

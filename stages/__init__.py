@@ -4,7 +4,7 @@ import gc
 import os
 import sys
 
-from grpo.runtime.interrupts import stop_at_once
+from grpo.runtime.process import stop_at_once
 
 PARENT = os.getppid()  # before the stage's imports take seconds, in which it may die
 

@@ -4,13 +4,13 @@ from pathlib import Path
 from typing import get_args
 
 from grpo.errors import UnsoundError
-from grpo.objective.rule import Severity
+from grpo.objective.rules import Severity
 from grpo.params.manifests import Reader, describe_data
 from grpo.params.parameters import read_params
 from grpo.runtime.artifacts.files import write_json
 from grpo.runtime.artifacts.usage import Usage
-from grpo.wiring.objectives import findings
-from grpo.wiring.profiles import is_profile_needed
+from grpo.wiring.allocation import is_profile_needed
+from grpo.wiring.checks import findings
 from stages.entry import run
 
 

@@ -10,8 +10,7 @@ from grpo.runtime.artifacts.tables import CURRICULUM, PROMPTS, read_profile, rea
 from grpo.runtime.artifacts.usage import Usage
 from grpo.runtime.seeds import derive_seed
 from grpo.schema import PARAMS
-from grpo.wiring.curricula import build_curriculum
-from grpo.wiring.selections import inputs_of_selection
+from grpo.wiring.allocation import build_curriculum, inputs_of_selection
 from stages.entry import run
 
 

@@ -9,15 +9,20 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from grpo.errors import ArtifactError, EngineError, GrpoError, LostRankError
-from grpo.params.outs import require_own_outs
 from grpo.params.parameters import Parameters
-from grpo.params.recorded import unchanged
-from grpo.runtime.artifacts.checkpoints import CODE, WORK, Scratch
-from grpo.runtime.artifacts.files import digest, exclusive, refused_by_the_system, require_plain
+from grpo.params.recorded import require_own_outs, unchanged
+from grpo.runtime.artifacts.files import (
+    CODE,
+    WORK,
+    Scratch,
+    digest,
+    exclusive,
+    refused_by_the_system,
+    require_plain,
+)
 from grpo.runtime.artifacts.marks import marked
 from grpo.runtime.artifacts.usage import Usage, measured
-from grpo.runtime.interrupts import EXIT_INTERRUPTED, raise_interrupts
-from grpo.runtime.process import die_with_parent, keep_imports
+from grpo.runtime.process import EXIT_INTERRUPTED, die_with_parent, keep_imports, raise_interrupts
 from grpo.schema import PARAMS
 from stages import INTERRUPTED, PARENT
 

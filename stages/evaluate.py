@@ -14,17 +14,17 @@ from grpo.runtime.artifacts.tables import (
     PROMPTS,
     read_table,
     require_part,
+    unscored,
     write_table,
 )
-from grpo.runtime.artifacts.unscored import unscored
 from grpo.runtime.artifacts.usage import Usage
 from grpo.sampling.evaluation import evaluate_prompts, summarize_evaluation
 from grpo.sampling.evaluation_rollouts import choose_samples, draw_evaluation, score_evaluation
 from grpo.sampling.scoring import require_judged
 from grpo.schema import DATA
 from grpo.types import Cost
-from grpo.wiring.draws import draws_of_evaluation
 from grpo.wiring.executors import open_engine
+from grpo.wiring.policies import draws_of_evaluation
 from grpo.wiring.sampling_workers import Drawing, make_drawing
 from stages.entry import run, scratch_of
 from stages.progress import shown, warn

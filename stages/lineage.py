@@ -7,7 +7,7 @@ from grpo.errors import GrpoError
 from grpo.lineage.lock import sort_lock
 from grpo.lineage.record import WaitingError, record
 from grpo.report.provenance import state_of_page
-from grpo.runtime.artifacts.banners import ARTIFACTS
+from grpo.runtime.artifacts.marks import ARTIFACTS
 from grpo.runtime.artifacts.usage import Usage
 from stages.entry import run
 

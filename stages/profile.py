@@ -9,17 +9,16 @@ from grpo.allocation.profiling import profile_prompts, summarize_profile
 from grpo.errors import ArtifactError, brief, located
 from grpo.params.manifests import require_described
 from grpo.params.parameters import read_params
-from grpo.runtime.artifacts.checkpoints import Scratch
-from grpo.runtime.artifacts.files import atomic_path, read_json, write_json
+from grpo.runtime.artifacts.files import Scratch, atomic_path, read_json, write_json
 from grpo.runtime.artifacts.tables import (
     PROFILE,
     PROMPTS,
     ROLLOUTS,
     empty_table,
     read_table,
+    unscored,
     write_table,
 )
-from grpo.runtime.artifacts.unscored import unscored
 from grpo.runtime.artifacts.usage import Usage
 from grpo.runtime.seeds import derive_seed
 from grpo.sampling.rollouts import (

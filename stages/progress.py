@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from grpo.runtime.artifacts.banners import warning
+from grpo.runtime.artifacts.marks import warning
 
 
 @contextmanager

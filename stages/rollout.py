@@ -10,10 +10,10 @@ from grpo.runtime.artifacts.usage import Usage
 from grpo.runtime.seeds import derive_seed
 from grpo.sampling.round_rollouts import draw_round, write_round
 from grpo.schema import DATA
+from grpo.wiring.allocation import build_selection
 from grpo.wiring.executors import open_engine
 from grpo.wiring.rollouts import build_source, read_candidates
 from grpo.wiring.sampling_workers import Drawing, make_drawing
-from grpo.wiring.selections import build_selection
 from stages.entry import run, scratch_of
 from stages.progress import shown
 

@@ -9,10 +9,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor, nn
 
 from grpo.modalities.base import Policy
-from grpo.modalities.modality import Modality, RunParams
+from grpo.modalities.modality import Modality, PolicyParams, RunParams, TokenDraws, TokenSampling
 from grpo.modalities.shared.directories import PolicyState, read_round, write_state
 from grpo.modalities.shared.packed import Layout, Rows
-from grpo.modalities.shared.parameters import PolicyParams, TokenDraws, TokenSampling
 from grpo.modalities.shared.warmup import BasePolicy
 from grpo.runtime.artifacts.tensors import read_tensors, write_tensors
 from grpo.runtime.seeds import derive_seed

@@ -21,7 +21,7 @@ from grpo.objective.weight import (
     drop_uniform_groups,
     keep_extreme_rollouts,
 )
-from grpo.runtime.artifacts.checkpoints import Scratch
+from grpo.runtime.artifacts.files import Scratch
 from grpo.training.audits import Auditor, compare_gradients, needs_advantage
 from grpo.training.batches import Batch
 from grpo.training.frozen import score_steps

@@ -24,9 +24,8 @@ from transformers import (
 )
 
 from grpo.errors import ArtifactError, ParameterError
-from grpo.modalities.shared.lora import add_lora
-from grpo.modalities.shared.models import make_fresh_model, read_model
-from grpo.modalities.shared.parameters import Lora
+from grpo.modalities.modality import Lora
+from grpo.modalities.shared.models import add_lora, make_fresh_model, read_model
 from grpo.modalities.shared.tokenizers import make_byte_tokenizer
 from grpo.modalities.tokens.bases import make_base
 from grpo.modalities.tokens.loading import require_chat_template

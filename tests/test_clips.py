@@ -10,7 +10,7 @@ import torch
 from grpo.errors import ParameterError
 from grpo.modalities.denoising.bases import make_pipeline
 from grpo.modalities.denoising.flow_matching import Drawings, match_flow
-from grpo.modalities.denoising.parameters import Variants
+from grpo.modalities.denoising.modality import Variants
 from grpo.modalities.denoising.pipelines import load_pipeline, save_pipeline
 from grpo.modalities.denoising.policy import DenoisingPolicy
 from grpo.modalities.denoising.variants import find_variants

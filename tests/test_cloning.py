@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from grpo.modalities.action_chunks.cloning import CloningSettings, clone_demonstrations
+from grpo.modalities.action_chunks.bases import CloningSettings, clone_demonstrations
 from grpo.modalities.action_chunks.model import ActionChunkModel, encode_instructions
 from grpo.modalities.action_chunks.simulation.experts import Demonstration
 from grpo.modalities.shared.tokenizers import make_word_tokenizer

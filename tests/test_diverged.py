@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from grpo.errors import ArtifactError, DivergedError
-from grpo.modalities.action_chunks.cloning import CloningSettings, clone_demonstrations
+from grpo.modalities.action_chunks.bases import CloningSettings, clone_demonstrations
 from grpo.modalities.action_chunks.model import encode_instructions
 from grpo.modalities.denoising.flow_matching import Drawings, match_flow
 from grpo.modalities.shared.directories import load_base, save_base
@@ -21,8 +21,8 @@ from grpo.modalities.shared.optimizer import PreciseAdamW, take_step
 from grpo.modalities.shared.warmup import WarmupSettings, WarmupUpdate, warm_up
 from grpo.modalities.tokens.policy import TokenPolicy
 from grpo.objective.algorithms import rloo
-from grpo.runtime.artifacts.checkpoints import Scratch
 from grpo.runtime.artifacts.divergence import curves_kept, read_divergences
+from grpo.runtime.artifacts.files import Scratch
 from grpo.runtime.artifacts.tensors import read_tensors, write_tensors
 from grpo.sampling.rollouts import drawn_from, sample_rollouts
 from grpo.tasks.glyphs import Drawing, draw_texts

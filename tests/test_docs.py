@@ -50,9 +50,8 @@ from grpo.params.yaml import parse_yaml
 from grpo.rewards import base as rewards
 from grpo.runtime.artifacts.tables import PROMPTS, validate
 from grpo.types import Credit, Rollouts
-from grpo.wiring.curricula import build_curriculum
+from grpo.wiring.allocation import build_curriculum, build_selection
 from grpo.wiring.objectives import build_objective
-from grpo.wiring.selections import build_selection
 from tests.objective.every_link import EVERY
 
 ROOT = Path(__file__).parents[1]
@@ -131,7 +130,9 @@ def test_the_table_of_rules_is_that_of_the_code():
 
 
 def test_the_rule_at_run_time_is_quoted_from_the_code():
-    page, code = ((ROOT / each).read_text() for each in ("docs/rules.md", "grpo/training/drift.py"))
+    page, code = (
+        (ROOT / each).read_text() for each in ("docs/rules.md", "grpo/training/frozen.py")
+    )
     for make in EVERY.values():
         for region in trusted_ranges(make):
             assert f"`{region}`" in page

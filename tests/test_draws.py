@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from grpo.modalities.denoising.parameters import Scope
+from grpo.modalities.denoising.modality import Scope
 from grpo.params.parameters import Parameters, Round, read_params
-from grpo.wiring.draws import draws_of_round
-from grpo.wiring.selections import inputs_of_selection
+from grpo.wiring.allocation import inputs_of_selection
+from grpo.wiring.policies import draws_of_round
 
 ROOT = Path(__file__).parents[1]
 FLOW = ROOT / "recipes" / "glyphs.yaml"

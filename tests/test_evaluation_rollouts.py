@@ -13,7 +13,7 @@ from PIL import Image
 from grpo.modalities.tokens.policy import Decoding
 from grpo.rewards.base import View
 from grpo.rewards.texts import TextJudge
-from grpo.runtime.artifacts.checkpoints import Scratch
+from grpo.runtime.artifacts.files import Scratch
 from grpo.runtime.artifacts.tables import EVALUATION_SAMPLES, write_table
 from grpo.runtime.executors.base import Local, Work
 from grpo.sampling.evaluation_rollouts import (

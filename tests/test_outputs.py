@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from grpo.errors import ArtifactError
-from grpo.params.outs import require_own_outs
+from grpo.params.recorded import require_own_outs
 from grpo.params.yaml import parse_yaml
 from grpo.runtime.artifacts.files import atomic_path, named_output
 from tests.files import contents

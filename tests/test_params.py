@@ -9,13 +9,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from grpo.errors import ParameterError
-from grpo.modalities.tokens.parameters import TokenPolicyParams
+from grpo.modalities.tokens.modality import TokenPolicyParams
 from grpo.objective.links import ALGORITHMS, LINKS
-from grpo.objective.rule import Severity
+from grpo.objective.rules import Severity
 from grpo.params.parameters import read_params
 from grpo.params.yaml import dump_yaml, parse_yaml
-from grpo.wiring.curricula import build_curriculum
-from grpo.wiring.objectives import build_objective, findings
+from grpo.wiring.allocation import build_curriculum
+from grpo.wiring.checks import findings
+from grpo.wiring.objectives import build_objective
 from grpo.wiring.tasks import build_prompts
 
 ROOT = Path(__file__).parents[1]

@@ -179,7 +179,7 @@ def test_a_unicode_path_is_printed_under_any_locale(place: Path):
     (home / "artifacts/report/index.html").write_text("\N{SNOWMAN}", encoding="utf-8")
     code = (
         "import sys; from pathlib import Path; from grpo import __main__ as commands; "
-        "from grpo.runtime.artifacts.banners import ARTIFACTS, PAGE, changed_inputs; "
+        "from grpo.runtime.artifacts.marks import ARTIFACTS, PAGE, changed_inputs; "
         "assert changed_inputs(PAGE, ARTIFACTS) == []; sys.argv = ['grpo', 'check']; "
         "commands._check = lambda arguments: print('\\N{SNOWMAN}', Path.cwd()); commands.main()"
     )

@@ -27,10 +27,14 @@ from grpo.runtime.artifacts.tables import (
     write_table,
 )
 from grpo.runtime.artifacts.usage import Usage
-from grpo.wiring.curricula import STEPS, build_curriculum
-from grpo.wiring.profiles import is_profile_needed, reads_profile
-from grpo.wiring.selections import STEPS as SELECTIONS
-from grpo.wiring.selections import build_selection
+from grpo.wiring.allocation import (
+    CURRICULUM_STEPS,
+    SELECTION_STEPS,
+    build_curriculum,
+    build_selection,
+    is_profile_needed,
+    reads_profile,
+)
 from stages import check, curriculum, profile
 from tests.files import contents
 
@@ -87,20 +91,20 @@ def params_with(
     return read_params(tmp_path / "params.yaml")
 
 
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("name", CURRICULUM_STEPS)
 @settings(max_examples=20, deadline=None)
 @given(rates=st.lists(st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0]), min_size=12, max_size=12))
 def test_a_curriculum_step_that_reads_no_profile_is_the_same_for_all_rates(
     name: str, rates: list[float]
 ):
-    step = STEPS[name](**SETTINGS[name])
+    step = CURRICULUM_STEPS[name](**SETTINGS[name])
     if not step.reads_profile:
         pd.testing.assert_frame_equal(applied(step, rates), applied(step, [np.nan] * 12))
 
 
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("name", CURRICULUM_STEPS)
 def test_a_curriculum_step_that_reads_the_profile_depends_on_it(name: str):
-    step = STEPS[name](**SETTINGS[name])
+    step = CURRICULUM_STEPS[name](**SETTINGS[name])
     rising = [index / 11 for index in range(12)]
     zeros = [0.0] * 12
     is_same = applied(step, rising).equals(applied(step, zeros))
@@ -108,7 +112,7 @@ def test_a_curriculum_step_that_reads_the_profile_depends_on_it(name: str):
 
 
 @pytest.mark.parametrize("when", ["read", "always"])
-@pytest.mark.parametrize("name", [None, *SELECTIONS])
+@pytest.mark.parametrize("name", [None, *SELECTION_STEPS])
 @pytest.mark.parametrize("others", [[], [BLIND], [LOOKING], [BLIND, LOOKING]])
 def test_a_profile_is_needed_if_any_arm_reads_it_or_it_is_asked_for(
     tmp_path: Path, when: str, name: str | None, others: list[Any]

@@ -12,7 +12,6 @@ from transformers import DynamicCache, PreTrainedModel
 
 from benchmarks.scale import inputs, measure, results, work
 from grpo.advice.cost import packed_flops
-from grpo.modalities.shared.activations import saved_bytes
 from grpo.modalities.shared.directories import (
     OPTIMIZER,
     WEIGHTS,
@@ -22,6 +21,7 @@ from grpo.modalities.shared.directories import (
 )
 from grpo.modalities.shared.flops import TokenFlops
 from grpo.modalities.shared.optimizer import stepped_by
+from grpo.modalities.shared.recomputation import saved_bytes
 from grpo.modalities.tokens.forward import FORCE_GQA
 from grpo.params.parameters import read_params
 from grpo.training.batches import pack_microbatches

@@ -27,8 +27,7 @@ from grpo.rewards.reasoning import EVALUATED, score_answer
 from grpo.runtime.artifacts.files import write_json
 from grpo.runtime.storage.upload import upload_directory
 from grpo.schema import DirectoryBase
-from grpo.wiring.draws import draws_of_evaluation
-from grpo.wiring.policies import load_policy, load_sampler
+from grpo.wiring.policies import draws_of_evaluation, load_policy, load_sampler
 
 ROOT = Path(__file__).parents[1]
 CODE = [

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from grpo.training.batches import Batch
-from grpo.training.metrics import Tally, update_metrics
-from grpo.training.step_metrics import step_metrics
+from grpo.training.metrics import Tally, step_metrics, update_metrics
 from grpo.types import Credit, Rollouts
 
 

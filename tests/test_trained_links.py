@@ -6,8 +6,11 @@ import torch
 from grpo.errors import UnsoundError
 from grpo.objective.algorithms import rloo
 from grpo.objective.base import Objective, chain
-from grpo.objective.correction import mask_mismatched_rollouts, truncate_mismatch
-from grpo.objective.ratio import average_ratio_over_rollout
+from grpo.objective.ratio import (
+    average_ratio_over_rollout,
+    mask_mismatched_rollouts,
+    truncate_mismatch,
+)
 from grpo.objective.trust import (
     average_clipped_log_ratio,
     clip_surrogate,
@@ -16,8 +19,8 @@ from grpo.objective.trust import (
 )
 from grpo.objective.weight import keep_extreme_rollouts
 from grpo.params.parameters import read_params
-from grpo.runtime.artifacts.checkpoints import Scratch
-from grpo.training.drift import measure_drift
+from grpo.runtime.artifacts.files import Scratch
+from grpo.training.frozen import measure_drift
 from grpo.training.metrics import UpdateMetrics
 from grpo.training.updates import train_round
 from grpo.types import Rollouts

@@ -15,10 +15,9 @@ from grpo.objective.algorithms import gspo, rloo
 from grpo.objective.base import Objective, chain
 from grpo.objective.penalty import penalize_kl
 from grpo.params.parameters import Training
-from grpo.runtime.artifacts.checkpoints import Scratch
+from grpo.runtime.artifacts.files import Scratch
 from grpo.training.batches import Batch, pack_microbatches, plan_batches
-from grpo.training.drift import measure_drift
-from grpo.training.frozen import score_steps
+from grpo.training.frozen import measure_drift, score_steps
 from grpo.training.metrics import UpdateMetrics
 from grpo.training.updates import (
     TrainingSettings,

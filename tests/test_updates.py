@@ -12,7 +12,7 @@ from grpo.objective.algorithms import rloo
 from grpo.params.parameters import read_params
 from grpo.training.batches import explain_fewer, plan_batches
 from grpo.types import Rollouts
-from grpo.wiring.objectives import findings
+from grpo.wiring.checks import findings
 
 ROOT = Path(__file__).parents[1]
 FILES = [ROOT / "params.yaml", *sorted((ROOT / "recipes").glob("*.yaml"))]

@@ -19,7 +19,7 @@ from grpo.modalities.tokens.policy import Decoding, TokenPolicy, TokenTrajectory
 from grpo.objective.algorithms import grpo
 from grpo.objective.base import Objective, chain
 from grpo.objective.weight import drop_uniform_groups
-from grpo.runtime.artifacts.checkpoints import Scratch
+from grpo.runtime.artifacts.files import Scratch
 from grpo.schema import Machine
 from grpo.training.updates import TrainingSettings, train_round
 from grpo.types import Rollouts

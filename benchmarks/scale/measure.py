@@ -15,9 +15,9 @@ import torch
 
 from benchmarks.demo import ROOT, machine, revision_of
 from benchmarks.scale.inputs import make_class, make_config
-from grpo.modalities.shared.activations import saved_bytes
 from grpo.modalities.shared.flops import TokenFlops
 from grpo.modalities.shared.machine import DTYPES
+from grpo.modalities.shared.recomputation import saved_bytes
 from grpo.modalities.tokens.forward import FORCE_GQA
 from grpo.modalities.tokens.policy import TokenTrajectory
 from grpo.rewards.base import Task, judge_text

@@ -19,15 +19,13 @@ from grpo.advice.posterior import Floats, Ints, reused_uniform_chance
 from grpo.allocation.curriculum import plan_curriculum, select_phase
 from grpo.allocation.selection import Selection
 from grpo.errors import located
-from grpo.modalities.tokens.parameters import TokenPolicyParams
+from grpo.modalities.tokens.modality import TokenPolicyParams
 from grpo.objective.link import Link
 from grpo.params.parameters import BASE, Arm, Parameters
 from grpo.runtime.seeds import derive_seed
 from grpo.schema import PARAMS
-from grpo.wiring.curricula import build_curriculum
+from grpo.wiring.allocation import build_curriculum, build_selection, reads_profile
 from grpo.wiring.objectives import build_objective
-from grpo.wiring.profiles import reads_profile
-from grpo.wiring.selections import build_selection
 
 TINY = 1e-9
 

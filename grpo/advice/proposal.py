@@ -20,9 +20,10 @@ from grpo.advice.prediction import (
     treatment_of,
 )
 from grpo.allocation.curriculum import inverse_rate_size
-from grpo.objective.rule import Severity
+from grpo.objective.rules import Severity
 from grpo.params.parameters import BASE, Arm, LinkSpec, Parameters, Round
-from grpo.wiring.objectives import build_objective, findings
+from grpo.wiring.checks import findings
+from grpo.wiring.objectives import build_objective
 
 NAME = "advised"
 SIZES = (2, 4, 8, 16, 32)

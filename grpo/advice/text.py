@@ -15,7 +15,7 @@ from grpo.params.parameters import Parameters
 from grpo.params.yaml import dump_yaml
 from grpo.report.learned import why_nothing_was_learned
 from grpo.report.words import SPACE, say_count, say_flops, say_percent
-from grpo.wiring.draws import draws_of_arm, draws_of_profile
+from grpo.wiring.policies import draws_of_arm, draws_of_profile
 
 DASH = "-"
 CAVEAT = """\

@@ -6,7 +6,6 @@ from grpo.objective import (
     advantage,
     algorithms,
     chunks,
-    correction,
     penalty,
     ratio,
     trust,
@@ -15,7 +14,7 @@ from grpo.objective import (
 from grpo.objective.base import Objective
 from grpo.objective.link import functions_returning
 
-LINKS = functions_returning(Objective, advantage, weight, chunks, ratio, correction, trust, penalty)
+LINKS = functions_returning(Objective, advantage, weight, chunks, ratio, trust, penalty)
 ALGORITHMS = functions_returning(Objective, algorithms)
 
 

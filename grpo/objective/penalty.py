@@ -1,4 +1,4 @@
-"""Regularizers: estimators of the divergence from the reference policy, as loss or as reward."""
+"""Links that keep the policy near the base policy, and which divergence they need."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +14,6 @@ from grpo.objective.base import (
     exp_log_ratio,
     loss_link,
 )
-from grpo.objective.divergence import EXACT, kl_per_dimension
 from grpo.objective.link import Kind, Link
 from grpo.types import Credit, Rollouts, StepTerms
 
@@ -108,3 +107,26 @@ def _difference(
     """Returns d = reference_logp - logp, and 0 off the mask."""
     # Masked on the way in: 0 * nan would flow back through exp.
     return torch.where(mask, reference_logp, 0.0) - torch.where(mask, logp, 0.0)
+
+
+CONTRAST = "contrast_implicit_policies"
+NORMALIZED = "normalize_log_ratio"
+EXACT = "exact"  # an estimator of penalize_kl
+
+
+def needs_divergence(objective: Objective) -> bool:
+    """Returns whether a link of the objective needs the means of steps, not log-probs alone."""
+    return any("exact divergence" in link.kinds for link in objective.links)
+
+
+def kl_per_dimension(
+    terms: StepTerms, kl: Float[Tensor, "rollout step"] | None, link: str
+) -> Float[Tensor, "rollout step"]:
+    """Returns a divergence per dimension of a step, in nats.
+
+    Raises:
+      ValueError: If there is none.
+    """
+    if kl is None:
+        raise ValueError(f"{link} needs exact divergences: Gaussian steps, of a denoising policy")
+    return kl / terms.dimensions

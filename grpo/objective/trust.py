@@ -6,8 +6,8 @@ from math import acosh, inf, log
 import torch
 
 from grpo.objective.base import Objective, exp_log_ratio, loss_link
-from grpo.objective.divergence import CONTRAST, kl_per_dimension
 from grpo.objective.link import Link
+from grpo.objective.penalty import CONTRAST, kl_per_dimension
 from grpo.objective.ratio import mean_over_steps
 from grpo.types import StepTerms
 

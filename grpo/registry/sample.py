@@ -12,8 +12,7 @@ from grpo.params.parameters import BASE, read_params
 from grpo.registry.weights import BASE_POLICY, POLICY
 from grpo.sampling.rollouts import SampledBatch, drawn_from, sample_rollouts
 from grpo.schema import PARAMS
-from grpo.wiring.draws import draws_of_evaluation
-from grpo.wiring.policies import load_sampler
+from grpo.wiring.policies import draws_of_evaluation, load_sampler
 
 
 def draw_from(directory: Path, prompts: list[str], *, rollouts: int, seed: int) -> SampledBatch:

@@ -6,8 +6,8 @@ import pandas as pd
 
 from grpo.params.parameters import BASE, Parameters
 from grpo.report.style import Canvas, Panel, color_of, styled
-from grpo.runtime.artifacts.banners import Banner
 from grpo.runtime.artifacts.divergence import Divergence, read_divergences
+from grpo.runtime.artifacts.marks import Banner
 
 CURVES = {
     "loss": "loss",

@@ -6,10 +6,16 @@ from pathlib import Path
 import pandas as pd
 
 from grpo.params.parameters import BASE, Parameters
-from grpo.runtime.artifacts.banners import Banner
 from grpo.runtime.artifacts.files import read_json
-from grpo.runtime.artifacts.tables import CREDIT, EVALUATION, REWARDS, read_table
-from grpo.runtime.artifacts.unscored import UNSCORED, unscored
+from grpo.runtime.artifacts.marks import Banner
+from grpo.runtime.artifacts.tables import (
+    CREDIT,
+    EVALUATION,
+    REWARDS,
+    UNSCORED,
+    read_table,
+    unscored,
+)
 from grpo.sampling.evaluation import LEAST_PROMPTS
 
 

@@ -24,7 +24,7 @@ from grpo.report.comparison import (
 from grpo.report.reading import COST, KINDS_IN_BUDGET, Run
 from grpo.runtime.artifacts.files import write_bytes, write_json
 from grpo.runtime.artifacts.tables import is_judged
-from grpo.wiring.profiles import reads_profile
+from grpo.wiring.allocation import reads_profile
 
 BUCKETS = ("0", "(0, .25]", "(.25, .5]", "(.5, .75]", "(.75, 1]")  # of a prompt's outcome rate
 WITHOUT_PROFILE = ("all prompts",)  # the only bucket where no prompt has an outcome rate

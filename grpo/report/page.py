@@ -41,11 +41,10 @@ from grpo.report.words import (
     say_seconds,
     say_selection,
 )
-from grpo.runtime.artifacts.banners import Banner, hash_inputs
 from grpo.runtime.artifacts.files import write_bytes
-from grpo.runtime.artifacts.marks import clear, marked
+from grpo.runtime.artifacts.marks import Banner, clear, hash_inputs, marked
 from grpo.runtime.artifacts.usage import Usage
-from grpo.wiring.objectives import findings
+from grpo.wiring.checks import findings
 
 TEMPLATE = Path(__file__).with_name("page.html")
 DIVERGED = Path(__file__).with_name("diverged.html")  # where there is no result yet

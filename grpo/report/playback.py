@@ -8,8 +8,8 @@ import pandas as pd
 import torch
 
 from grpo.errors import ArtifactError, located
+from grpo.modalities.action_chunks.modality import ActionChunkPolicyParams
 from grpo.modalities.action_chunks.model import ChunkShape, read_shape
-from grpo.modalities.action_chunks.parameters import ActionChunkPolicyParams
 from grpo.modalities.action_chunks.phases import NUM_PHASES, choose_labeller
 from grpo.modalities.action_chunks.simulation.base import Ending, Moment
 from grpo.modalities.action_chunks.simulation.replay import replay

@@ -20,8 +20,16 @@ from grpo.lineage.lock import (
 )
 from grpo.params.parameters import BASE, Parameters, read_content, read_params, with_tuples
 from grpo.report.seconds import stages_of
-from grpo.runtime.artifacts.banners import ARTIFACTS, PAGE, Banner, changed_inputs
-from grpo.runtime.artifacts.marks import State, banners_of, older, read_marks
+from grpo.runtime.artifacts.marks import (
+    ARTIFACTS,
+    PAGE,
+    Banner,
+    State,
+    banners_of,
+    changed_inputs,
+    older,
+    read_marks,
+)
 from grpo.schema import PARAMS
 
 REPORT = "report"

@@ -6,7 +6,7 @@ from grpo.params.parameters import Parameters
 from grpo.report.comparison import Curve
 from grpo.report.reading import Run
 from grpo.runtime.artifacts.usage import Usage, read_usage
-from grpo.wiring.profiles import reads_profile
+from grpo.wiring.allocation import reads_profile
 
 ACTIVITY_OF_PART = {
     "load": "start-up",

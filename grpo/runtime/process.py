@@ -1,4 +1,4 @@
-"""A Python process that answers lines over a socket and ends with the one that started it."""
+"""Processes of this machine: children that answer lines over a socket, interrupts, imports."""
 
 import ctypes
 import gc
@@ -10,6 +10,28 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
+
+EXIT_INTERRUPTED = 128 + signal.SIGINT  # as shells call it
+
+
+def stop_at_once(text: str) -> None:
+    """Makes Ctrl-C one line, without a traceback, until `raise_interrupts`; nothing is lost yet."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, partial(_stop, text))
+
+
+def raise_interrupts() -> None:
+    """Ends `stop_at_once`: from here on Ctrl-C is a KeyboardInterrupt."""
+    handler = signal.getsignal(signal.SIGINT)
+    if isinstance(handler, partial) and handler.func is _stop:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _stop(text: str, number: int, frame: object) -> None:
+    print(text, file=sys.stderr, flush=True)
+    os._exit(EXIT_INTERRUPTED)
+
 
 PR_SET_PDEATHSIG = 1
 POLL_SECONDS = 1.0  # between looks at whether a silent process is still there

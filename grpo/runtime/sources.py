@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from grpo.errors import ParameterError, brief, located
-from grpo.runtime.artifacts.checkpoints import WORK
+from grpo.runtime.artifacts.files import WORK
 from grpo.schema import PARAMS, DirectoryBase, HubBase, S3Base
 
 DOWNLOADS = WORK / "s3"  # directories by their digest: one that is there is whole

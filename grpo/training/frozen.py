@@ -1,4 +1,4 @@
-"""What a round's steps score under a policy that stands still: the proximal one, the reference."""
+"""Log-probs of a round's steps under a frozen policy, and how far the sampler's are from them."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -8,12 +8,15 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from grpo.errors import UnsoundError
 from grpo.modalities.base import Policy, Trajectory
+from grpo.modalities.shared.packed import numbered
 from grpo.modalities.shared.sharding import counted_together
-from grpo.modalities.shared.steps import numbered
+from grpo.objective.base import Objective, loss_terms
+from grpo.objective.trust import trusted_ranges
 from grpo.runtime.ranks import add_up
-from grpo.training.batches import last_step, own_microbatches
-from grpo.types import Scores
+from grpo.training.batches import Batch, last_step, own_microbatches
+from grpo.types import Credit, Scores, StepNoise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,3 +109,65 @@ def divergence(
     distance = (now.mean - fixed.mean).flatten(1).double()
     kl = (distance.square().sum(dim=1) / 2).to(now.logp.dtype)
     return kl.new_zeros(needed.shape).masked_scatter(needed.to(kl.device), kl)
+
+
+MIN_CLIP_PER_DRIFT = 3.0  # rule U27
+
+
+def measure_drift(
+    objective: Objective,
+    batches: list[Batch],
+    proximal_logp: Float[Tensor, "rollout step"],
+) -> float:
+    """Returns max |log ratio| between trainer and sampler before any update.
+
+    Raises:
+      UnsoundError: As `require_range_above`.
+    """
+    drift = 0.0
+    for batch in batches:
+        logp, behavior_logp = proximal_logp[batch.rows], batch.rollouts.behavior_logp
+        noise = batch.rollouts.noise
+        drift = max(drift, drift_of(objective, logp, behavior_logp, batch.credit, noise))
+    return require_range_above(drift, objective)
+
+
+def require_range_above(drift: float, objective: Objective) -> float:
+    """Returns the drift.
+
+    Raises:
+      UnsoundError: If a trust region is within three times the drift (rule U27): it would clip
+        noise. Not if a link corrects that very mismatch.
+    """
+    is_corrected = any("correction" in link.kinds for link in objective.links)
+    for name, trusted in trusted_ranges(objective).items():
+        if trusted <= MIN_CLIP_PER_DRIFT * drift and not is_corrected:
+            raise UnsoundError(
+                f"U27: {name} needs a range above {MIN_CLIP_PER_DRIFT:g} times the drift "
+                f"between sampler and trainer, got {trusted:g} at a drift of {drift:.2g}; "
+                f"widen it, compute in float32, or put truncate_mismatch in front"
+            )
+    return drift
+
+
+def drift_of(
+    objective: Objective,
+    logp: Tensor,
+    behavior_logp: Tensor,
+    credit: Credit,
+    noise: StepNoise | None,
+) -> float:
+    """Returns max |log ratio| between a policy and the one that sampled."""
+    none = torch.zeros_like(logp)
+    terms = loss_terms(
+        objective,
+        logp=logp,
+        proximal_logp=behavior_logp,
+        reference_logp=logp,
+        proximal_kl=none,
+        reference_kl=none,
+        noise=noise,
+        credit=credit,
+        behavior_logp=behavior_logp,
+    )
+    return float(terms.log_ratio.abs().max())

@@ -24,14 +24,20 @@ from grpo.modalities.shared.optimizer import (
 )
 from grpo.modalities.shared.sharding import counted_together, whole
 from grpo.objective.base import Objective, State, loss_terms, scalar_loss
-from grpo.objective.divergence import needs_divergence
-from grpo.runtime.artifacts.checkpoints import Scratch
-from grpo.runtime.artifacts.files import read_json, write_json
+from grpo.objective.penalty import needs_divergence
+from grpo.runtime.artifacts.files import Scratch, read_json, write_json
 from grpo.runtime.ranks import largest, this_rank
 from grpo.training.audits import Auditor
 from grpo.training.batches import Batch, last_step, own_microbatches, plan_batches
-from grpo.training.drift import drift_of, measure_drift, require_range_above
-from grpo.training.frozen import FixedScores, divergence, merge_scores, score_steps
+from grpo.training.frozen import (
+    FixedScores,
+    divergence,
+    drift_of,
+    measure_drift,
+    merge_scores,
+    require_range_above,
+    score_steps,
+)
 from grpo.training.metrics import Tally, UpdateMetrics, update_metrics
 from grpo.types import Cost, Credit, Rollouts
 

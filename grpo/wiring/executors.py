@@ -11,8 +11,7 @@ from pydantic import Field
 
 from grpo.errors import ArtifactError, ParameterError
 from grpo.params.parameters import Parameters
-from grpo.runtime.artifacts.checkpoints import CODE
-from grpo.runtime.artifacts.files import digest
+from grpo.runtime.artifacts.files import CODE, digest
 from grpo.runtime.executors.base import Engine, Local, Work
 from grpo.runtime.executors.gpus import visible_gpus
 from grpo.runtime.executors.processes import ProcessPool

@@ -12,8 +12,7 @@ from grpo.params.parameters import Parameters
 from grpo.runtime.seeds import derive_seed
 from grpo.sampling.rollouts import SampledBatch
 from grpo.types import Cost
-from grpo.wiring.draws import draws_of_profile
-from grpo.wiring.policies import load_policy
+from grpo.wiring.policies import draws_of_profile, load_policy
 
 
 def profile_steps(

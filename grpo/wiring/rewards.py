@@ -6,8 +6,7 @@ from typing import Any
 import pandas as pd
 
 from grpo.errors import ParameterError, brief, refused_by_library
-from grpo.params.parameters import Parameters
-from grpo.params.reward import MEDIA_JUDGES, SIMULATOR, Reward
+from grpo.params.parameters import MEDIA_JUDGES, SIMULATOR, Parameters, Reward
 from grpo.rewards.base import Judge, Viewer
 from grpo.rewards.texts import TextJudge
 from grpo.runtime.sources import Source, find_source, refusal

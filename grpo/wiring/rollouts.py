@@ -13,7 +13,7 @@ from grpo.runtime.artifacts.tables import CURRICULUM, PROMPTS, read_table
 from grpo.runtime.executors.base import Engine
 from grpo.sampling.round_rollouts import Source, engine_source
 from grpo.schema import PARAMS
-from grpo.wiring.curricula import build_curriculum
+from grpo.wiring.allocation import build_curriculum
 from grpo.wiring.policies import stored_layout
 from grpo.wiring.sampling_workers import Drawing
 

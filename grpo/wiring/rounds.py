@@ -24,10 +24,8 @@ from grpo.modalities.shared.optimizer import PreciseAdamW
 from grpo.modalities.shared.packed import Layout
 from grpo.objective.advantage import rollout_advantage
 from grpo.objective.base import Objective, State
-from grpo.params.parameters import Parameters, Training
-from grpo.params.reward import Reward
-from grpo.runtime.artifacts.checkpoints import Scratch
-from grpo.runtime.artifacts.files import atomic_path, read_json, write_json
+from grpo.params.parameters import Parameters, Reward, Training
+from grpo.runtime.artifacts.files import Scratch, atomic_path, read_json, write_json
 from grpo.runtime.artifacts.tables import (
     CREDIT,
     REWARDS,
@@ -43,13 +41,12 @@ from grpo.sampling.rollouts import SUMMARY, SampledBatch, read_batch, read_passe
 from grpo.schema import PARAMS
 from grpo.training.batches import explain_fewer
 from grpo.training.frozen import score_steps
-from grpo.training.step_metrics import step_metrics
+from grpo.training.metrics import step_metrics
 from grpo.training.updates import TrainedRound, TrainingSettings, train_round
 from grpo.types import Rollouts
-from grpo.wiring.draws import draws_of_round
+from grpo.wiring.allocation import build_selection
 from grpo.wiring.objectives import build_objective
-from grpo.wiring.policies import load_policy, make_optimizer
-from grpo.wiring.selections import build_selection
+from grpo.wiring.policies import draws_of_round, load_policy, make_optimizer
 
 LARGE_REWARD = 1e6  # from here on it is rewards, not steps, that make numbers overflow
 TABLE, TENSORS = "table.parquet", "tensors.safetensors"

@@ -16,10 +16,9 @@ from grpo.runtime.executors.base import Seconds, Work
 from grpo.sampling.rollouts import drawing
 from grpo.sampling.scoring import judging, score_captions, without_shaping
 from grpo.schema import DATA
-from grpo.wiring.draws import draws_of
 from grpo.wiring.executors import receive
 from grpo.wiring.judging_workers import Judging
-from grpo.wiring.policies import load_sampler
+from grpo.wiring.policies import draws_of, load_sampler
 from grpo.wiring.rewards import build_reward
 
 

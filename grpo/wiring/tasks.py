@@ -3,7 +3,7 @@
 from pathlib import Path, PurePosixPath
 
 from grpo.errors import ParameterError
-from grpo.modalities.denoising.parameters import FlowWarmup
+from grpo.modalities.denoising.modality import FlowWarmup
 from grpo.params.parameters import Parameters
 from grpo.runtime.seeds import derive_seed
 from grpo.runtime.sources import download

@@ -9,10 +9,10 @@ from profiles import synthetic_facts
 from grpo.advice.prediction import predict_arm, profile_flops
 from grpo.advice.proposal import Proposal, propose
 from grpo.advice.text import snippet
-from grpo.objective.rule import Severity
+from grpo.objective.rules import Severity
 from grpo.params.parameters import Parameters, read_params
 from grpo.params.yaml import dump_yaml, parse_yaml
-from grpo.wiring.objectives import findings
+from grpo.wiring.checks import findings
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = "arms.uniform"

@@ -114,6 +114,17 @@ def test_what_a_killed_writer_left_goes_with_the_next_write(tmp_path: Path, suff
     assert running.exists()
 
 
+def test_what_a_killed_writer_left_goes_before_its_parent_has_noticed(tmp_path: Path):
+    """Until then the writer is a zombie: its number is taken, and it writes no more."""
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+    left = tmp_path / f".a.json.{ended.pid}.{TEMPORARY}"
+    left.write_text("half of")
+    write_json(tmp_path / "a.json", {})
+    assert not left.exists()
+    ended.wait()
+
+
 def test_dvc_ignores_what_a_killed_writer_left():
     ignored = (Path(__file__).parents[2] / ".dvcignore").read_text().splitlines()
     assert {f".*.{TEMPORARY}", f".*.{ASIDE}"} <= set(ignored)

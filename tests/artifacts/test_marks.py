@@ -14,9 +14,20 @@ from pathlib import Path
 import pytest
 
 from grpo.errors import ParameterError
-from grpo.runtime.artifacts.banners import ARTIFACTS, PAGE, changed_inputs, hash_inputs, stamps
 from grpo.runtime.artifacts.files import write_bytes
-from grpo.runtime.artifacts.marks import State, banners_of, clear, fail, marked, read_marks
+from grpo.runtime.artifacts.marks import (
+    ARTIFACTS,
+    PAGE,
+    State,
+    banners_of,
+    changed_inputs,
+    clear,
+    fail,
+    hash_inputs,
+    marked,
+    read_marks,
+    stamps,
+)
 
 ROOT = Path(__file__).parents[2]
 REWARDS = Path("artifacts/rewards/a-1.parquet")

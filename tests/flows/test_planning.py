@@ -40,6 +40,15 @@ def test_only_changed_stages_are_marked(finished_pipeline: Path) -> None:
     assert changed == ["train@b-1", "report"]
 
 
+@pytest.mark.parametrize("left", ["", '{"write": {}, "re'])
+def test_a_list_of_locks_that_a_kill_has_cut_does_not_stop_the_next_run(
+    fresh_pipeline: Path, left: str
+) -> None:
+    """DVC writes it in place when each of its commands starts and ends."""
+    (fresh_pipeline / ".dvc/tmp/rwlock").write_text(left)
+    assert [step.name for step in plan()] == ORDER
+
+
 @pytest.mark.parametrize(
     ("target", "names"),
     [

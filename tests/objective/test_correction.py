@@ -10,11 +10,11 @@ from torch import Tensor
 
 from grpo.objective.algorithms import grpo, gspo, rloo
 from grpo.objective.base import Objective, chain, loss_terms
-from grpo.objective.correction import (
+from grpo.objective.penalty import penalize_kl
+from grpo.objective.ratio import (
     mask_mismatched_rollouts,
     truncate_mismatch,
 )
-from grpo.objective.penalty import penalize_kl
 from grpo.types import Credit, Rollouts, StepTerms
 from tests.objective.batches import gradient_of, loss_of, nearby, ragged_rollouts
 

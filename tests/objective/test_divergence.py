@@ -9,8 +9,7 @@ from torch.distributions import Normal, kl_divergence
 
 from grpo.objective.algorithms import diffusion_nft, grpo
 from grpo.objective.base import Objective, assign_credit, chain, loss_terms, scalar_loss
-from grpo.objective.divergence import needs_divergence
-from grpo.objective.penalty import penalize_kl
+from grpo.objective.penalty import needs_divergence, penalize_kl
 from grpo.objective.ratio import normalize_log_ratio, scale_log_ratio
 from grpo.objective.trust import contrast_implicit_policies
 from grpo.objective.weight import weigh_by_noise_std

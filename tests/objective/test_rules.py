@@ -36,17 +36,16 @@ from grpo.objective.chunks import (
     sample_steps_by_advantage,
     sample_steps_uniformly,
 )
-from grpo.objective.correction import mask_mismatched_rollouts, truncate_mismatch
 from grpo.objective.link import Link
 from grpo.objective.penalty import penalize_kl, subtract_kl_from_reward
-from grpo.objective.predicates import Plan
 from grpo.objective.ratio import (
     average_ratio_over_rollout,
+    mask_mismatched_rollouts,
     normalize_log_ratio,
     scale_log_ratio,
+    truncate_mismatch,
 )
-from grpo.objective.rule import Severity
-from grpo.objective.rules import RULES
+from grpo.objective.rules import RULES, Plan, Severity
 from grpo.objective.trust import clip_surrogate, truncate_ratio
 from grpo.objective.weight import (
     average_over_rollouts,

@@ -10,8 +10,7 @@ import torch
 from grpo.errors import ArtifactError
 from grpo.objective.algorithms import flow_grpo
 from grpo.params.yaml import parse_yaml
-from grpo.runtime.artifacts.checkpoints import Scratch
-from grpo.runtime.artifacts.files import read_json
+from grpo.runtime.artifacts.files import Scratch, read_json
 from grpo.runtime.artifacts.tables import REWARDS, ROLLOUTS, read_table
 from grpo.runtime.artifacts.tensors import read_tensors, write_tensors
 from grpo.runtime.artifacts.usage import Usage

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from grpo.__main__ import main
-from grpo.runtime.artifacts.banners import ARTIFACTS, PAGE, changed_inputs
+from grpo.runtime.artifacts.marks import ARTIFACTS, PAGE, changed_inputs
 from tests.pipeline.corruptions import set_param
 from tests.pipeline.processes import run_stage
 from tests.pipeline.workspaces import locked_stages

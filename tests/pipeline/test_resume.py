@@ -11,7 +11,7 @@ from grpo.objective.base import Objective, chain
 from grpo.objective.trust import clip_surrogate
 from grpo.objective.weight import average_over_steps, drop_uniform_groups
 from grpo.params.parameters import Parameters, Training, read_params
-from grpo.runtime.artifacts.checkpoints import Scratch
+from grpo.runtime.artifacts.files import Scratch
 from grpo.training.updates import TrainedRound, TrainingSettings, train_round
 from grpo.wiring.policies import make_optimizer
 from stages.entry import scratch_of

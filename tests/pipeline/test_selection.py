@@ -22,7 +22,7 @@ from grpo.runtime.artifacts import files
 from grpo.runtime.artifacts.files import read_json
 from grpo.runtime.artifacts.tables import PROMPTS, write_table
 from grpo.runtime.artifacts.usage import Usage
-from grpo.wiring.selections import inputs_of_selection
+from grpo.wiring.allocation import inputs_of_selection
 from stages import check, curriculum, profile, rollout, score, train
 from tests.files import contents
 from tests.pipeline.processes import start_stage

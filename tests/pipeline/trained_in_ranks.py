@@ -26,11 +26,9 @@ from grpo.objective.algorithms import grpo, gspo, rloo
 from grpo.objective.base import Objective, chain, credit_link
 from grpo.objective.link import Link
 from grpo.params.parameters import Training
-from grpo.runtime.artifacts.checkpoints import Scratch
-from grpo.runtime.artifacts.files import write_json
+from grpo.runtime.artifacts.files import Scratch, write_json
 from grpo.runtime.artifacts.usage import Usage
-from grpo.runtime.forks import run_in_ranks
-from grpo.runtime.ranks import add_counts, joined, num_ranks, require_same, this_rank
+from grpo.runtime.ranks import add_counts, joined, num_ranks, require_same, run_in_ranks, this_rank
 from grpo.training.updates import train_round
 from grpo.types import Credit, Rollouts
 from grpo.wiring.policies import make_optimizer

@@ -10,15 +10,15 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from grpo.errors import ArtifactError
-from grpo.modalities.action_chunks.decoding import ChunkDecoding
+from grpo.modalities.action_chunks.modality import ChunkDecoding
 from grpo.modalities.action_chunks.model import load_action_model, save_action_model
 from grpo.modalities.action_chunks.policy import ActionChunkPolicy
 from grpo.modalities.action_chunks.simulation.base import Ending
 from grpo.modalities.action_chunks.trajectories import ChunkTrajectory, to_values
 from grpo.modalities.base import Policy, Trajectory
-from grpo.modalities.shared.activations import saved_bytes
 from grpo.modalities.shared.flops import left_out_by_torch
 from grpo.modalities.shared.packed import select_packed
+from grpo.modalities.shared.recomputation import saved_bytes
 from grpo.modalities.shared.tokenizers import make_word_tokenizer
 from grpo.runtime.artifacts.tensors import write_tensors
 from tests.policies.tiny_actor import SCENES, SHAPE, tiny_actor, tiny_model

@@ -5,7 +5,7 @@ import weakref
 import torch
 from torch import nn
 
-from grpo.modalities.shared.activations import saved_bytes
+from grpo.modalities.shared.recomputation import saved_bytes
 
 
 def test_each_tensor_that_is_saved_counts_once_and_parameters_do_not():

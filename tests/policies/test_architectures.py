@@ -11,8 +11,8 @@ from transformers import PreTrainedModel
 
 from grpo.errors import ArtifactError
 from grpo.modalities.shared.tokenizers import make_byte_tokenizer
+from grpo.modalities.tokens.bases import require_sampling
 from grpo.modalities.tokens.policy import Decoding, TokenPolicy
-from grpo.modalities.tokens.probing import require_sampling
 from grpo.params.parameters import read_params
 from grpo.params.yaml import dump_yaml, parse_yaml
 from grpo.wiring.policies import build_base

@@ -10,8 +10,8 @@ from transformers import LlamaConfig, LlamaModel
 from grpo.errors import ParameterError
 from grpo.modalities.action_chunks import loading
 from grpo.modalities.action_chunks.bases import make_action_model
-from grpo.modalities.action_chunks.decoding import ChunkDecoding
 from grpo.modalities.action_chunks.loading import load_chunk_policy
+from grpo.modalities.action_chunks.modality import ChunkDecoding
 from grpo.modalities.action_chunks.model import save_action_model
 from grpo.modalities.action_chunks.policy import ActionChunkPolicy
 from grpo.modalities.shared.directories import (

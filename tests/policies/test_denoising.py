@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from grpo.errors import ArtifactError, MissingExtraError
 from grpo.modalities.denoising.pipelines import save_pipeline, to_pixels, to_state
 from grpo.modalities.denoising.trajectories import DenoisingTrajectory
+from grpo.modalities.modality import Lora
 from grpo.modalities.shared.directories import (
     PolicyState,
     gather_trained,
@@ -23,7 +24,6 @@ from grpo.modalities.shared.directories import (
 )
 from grpo.modalities.shared.flops import left_out_by_torch
 from grpo.modalities.shared.packed import select_packed
-from grpo.modalities.shared.parameters import Lora
 from grpo.objective.base import chain, loss_terms, scalar_loss
 from grpo.objective.ratio import scale_log_ratio
 from grpo.objective.trust import weigh_log_prob
@@ -307,7 +307,7 @@ def test_without_diffusers_a_sentence_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, module: str
 ):
     between = [
-        "grpo.modalities.denoising.fresh_flows",
+        "grpo.modalities.denoising.bases",
         "grpo.modalities.denoising.policy",
         "grpo.modalities.denoising.pipelines",
     ]

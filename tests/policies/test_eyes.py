@@ -10,10 +10,13 @@ import torch
 from transformers import LlamaConfig, LlamaModel, SiglipVisionConfig, SiglipVisionModel
 
 from grpo.errors import ArtifactError, ParameterError
-from grpo.modalities.action_chunks.bases import make_action_model
-from grpo.modalities.action_chunks.cloning import CloningSettings, clone_demonstrations
-from grpo.modalities.action_chunks.decoding import ChunkDecoding
+from grpo.modalities.action_chunks.bases import (
+    CloningSettings,
+    clone_demonstrations,
+    make_action_model,
+)
 from grpo.modalities.action_chunks.loading import load_chunk_policy
+from grpo.modalities.action_chunks.modality import ChunkDecoding
 from grpo.modalities.action_chunks.model import (
     ActionChunkModel,
     ChunkShape,

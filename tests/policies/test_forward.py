@@ -12,7 +12,7 @@ from grpo.modalities.shared import logits as logits_module
 from grpo.modalities.shared.flops import left_out_by_torch
 from grpo.modalities.shared.logits import chosen_log_prob, draw
 from grpo.modalities.shared.tokenizers import make_byte_tokenizer
-from grpo.modalities.tokens.cache import ReservingLayer, attends_fully, sampling_cache
+from grpo.modalities.tokens.forward import ReservingLayer, attends_fully, sampling_cache
 from grpo.modalities.tokens.policy import Decoding, TokenPolicy, TokenTrajectory
 from tests.policies.tiny import seeded, tiny_policy
 

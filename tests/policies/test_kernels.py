@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo.errors import ArtifactError
-from grpo.modalities.denoising.parameters import Canvas
-from grpo.modalities.denoising.pipeline_support import find_unread_setting
-from grpo.modalities.denoising.pipelines import library, sigmas_of
+from grpo.modalities.denoising.modality import Canvas
+from grpo.modalities.denoising.pipelines import find_unread_setting, library, sigmas_of
 from grpo.modalities.denoising.sde_steps import apply_kernel, ode_kernel, sde_kernels, step_log_prob
 from tests.policies.tiny_pipelines import WAN_SCHEDULER, tiny_sd3, tiny_wan
 

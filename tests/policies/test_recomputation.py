@@ -15,9 +15,8 @@ from grpo.errors import ParameterError
 from grpo.modalities.action_chunks.model import ActionChunkModel, ChunkShape
 from grpo.modalities.base import Policy
 from grpo.modalities.denoising.policy import DenoisingPolicy
-from grpo.modalities.shared.activations import saved_bytes
-from grpo.modalities.shared.recomputation import recompute_blocks
-from grpo.modalities.tokens.parameters import RoutingMode
+from grpo.modalities.shared.recomputation import recompute_blocks, saved_bytes
+from grpo.modalities.tokens.modality import RoutingMode
 from grpo.modalities.tokens.policy import TokenPolicy
 from grpo.modalities.tokens.routing import recorded
 from tests.policies.tiny import seeded, tiny_moe, tiny_policy

@@ -10,9 +10,10 @@ from safetensors import safe_open
 
 from grpo.errors import ArtifactError
 from grpo.modalities.action_chunks.bases import make_action_model
-from grpo.modalities.action_chunks.decoding import ChunkDecoding
+from grpo.modalities.action_chunks.modality import ChunkDecoding
 from grpo.modalities.action_chunks.model import save_action_model
 from grpo.modalities.denoising.pipelines import save_pipeline
+from grpo.modalities.modality import Lora
 from grpo.modalities.shared.directories import (
     PolicyState,
     gather_trained,
@@ -22,7 +23,6 @@ from grpo.modalities.shared.directories import (
     whole_policy,
     write_state,
 )
-from grpo.modalities.shared.parameters import Lora
 from grpo.modalities.tokens.policy import Decoding
 from grpo.params.parameters import Parameters, read_params
 from grpo.wiring.policies import load_policy, make_optimizer

@@ -18,11 +18,11 @@ from transformers import (
 )
 
 from grpo.errors import ArtifactError, ParameterError
-from grpo.modalities.tokens.parameters import RoutingMode
+from grpo.modalities.tokens.modality import RoutingMode
 from grpo.modalities.tokens.policy import Decoding, TokenPolicy, TokenTrajectory
 from grpo.modalities.tokens.routing import find_routers, recorded
 from grpo.objective.algorithms import rloo
-from grpo.runtime.artifacts.checkpoints import Scratch
+from grpo.runtime.artifacts.files import Scratch
 from grpo.training.frozen import score_steps
 from grpo.training.updates import train_round
 from grpo.wiring.policies import make_optimizer

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from grpo.modalities.denoising.adascope import find_windows
-from grpo.modalities.denoising.parameters import Scope
+from grpo.modalities.denoising.modality import Scope
 from tests.policies.tiny_denoiser import CAPTIONS, seeded, tiny_denoiser
 
 NUM_STEPS = 20

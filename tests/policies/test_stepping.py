@@ -7,9 +7,8 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, GraniteConfig, MistralConfig, Qwen3Config
 
-from grpo.modalities.tokens.forward import ForwardPasses
+from grpo.modalities.tokens.forward import ForwardPasses, laid_by_input
 from grpo.modalities.tokens.policy import TokenPolicy
-from grpo.modalities.tokens.stepping import laid_by_input
 from tests.policies.tiny import seeded, tiny_moe, tiny_policy
 
 PROMPTS, SIZES = ["G12,18=", "S1+2="], [4, 3]

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from grpo.errors import ArtifactError, MissingExtraError
+from grpo.modalities.modality import Lora
 from grpo.modalities.shared.directories import (
     ADAPTER,
     WEIGHTS,
@@ -19,7 +20,6 @@ from grpo.modalities.shared.directories import (
     trainable,
 )
 from grpo.modalities.shared.optimizer import stepped_by
-from grpo.modalities.shared.parameters import Lora
 from grpo.modalities.tokens.policy import Decoding, TokenPolicy
 from grpo.params.parameters import Parameters, read_params
 from grpo.types import Cost

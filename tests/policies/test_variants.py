@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from grpo.modalities.denoising.parameters import Variants
+from grpo.modalities.denoising.modality import Variants
 from grpo.modalities.denoising.pipelines import encode_captions, pool_conditions, text_encoders
 from grpo.modalities.denoising.variants import (
     Perturbation,

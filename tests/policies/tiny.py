@@ -7,7 +7,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3Moe
 
 from grpo.modalities.base import Trajectory, make_rollouts
 from grpo.modalities.shared.tokenizers import make_byte_tokenizer
-from grpo.modalities.tokens.parameters import RoutingMode
+from grpo.modalities.tokens.modality import RoutingMode
 from grpo.modalities.tokens.policy import Decoding, TokenPolicy
 from grpo.training.frozen import FixedScores
 from grpo.types import Rollouts

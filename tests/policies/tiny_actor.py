@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 from transformers import LlamaConfig, LlamaModel
 
-from grpo.modalities.action_chunks.decoding import ChunkDecoding
+from grpo.modalities.action_chunks.modality import ChunkDecoding
 from grpo.modalities.action_chunks.model import ActionChunkModel, ChunkShape
 from grpo.modalities.action_chunks.phases import choose_labeller
 from grpo.modalities.action_chunks.policy import ActionChunkPolicy

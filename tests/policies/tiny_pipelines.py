@@ -12,7 +12,7 @@ from transformers import (
     UMT5EncoderModel,
 )
 
-from grpo.modalities.denoising.parameters import Canvas
+from grpo.modalities.denoising.modality import Canvas
 from grpo.modalities.denoising.pipelines import library
 from grpo.modalities.shared.tokenizers import make_caption_tokenizer
 

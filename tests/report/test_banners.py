@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from benchmarks.browser import Page
 from grpo.params.parameters import Parameters
 from grpo.report.page import write_page
-from grpo.runtime.artifacts.banners import PAGE, Banner, changed_inputs, say, stamp
+from grpo.runtime.artifacts.marks import PAGE, Banner, changed_inputs, say, stamp
 
 DIVERGED = Banner(title="train@sgpo-1 failed", text=f"update 3: the loss is nan {HOSTILE}")
 OLD = Banner(title="This page is old", text="evaluate@sgpo-1 has run since it was drawn")

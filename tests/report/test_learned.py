@@ -11,10 +11,9 @@ from grpo.params.parameters import Parameters
 from grpo.registry.gate import Bounds, judge
 from grpo.report.learned import find_empty_results, why_nothing_was_learned
 from grpo.report.page import PAGE, write_page
-from grpo.runtime.artifacts.banners import Banner
 from grpo.runtime.artifacts.files import read_json, write_json
-from grpo.runtime.artifacts.tables import CREDIT, REWARDS, read_table, write_table
-from grpo.runtime.artifacts.unscored import unscored
+from grpo.runtime.artifacts.marks import Banner
+from grpo.runtime.artifacts.tables import CREDIT, REWARDS, read_table, unscored, write_table
 from grpo.sampling.evaluation import LEAST_PROMPTS, remark_on_prompts
 
 pytestmark = pytest.mark.usefixtures("figures_drawn_once")

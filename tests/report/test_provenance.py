@@ -15,9 +15,8 @@ from grpo.lineage.lock import flatten, read_lock
 from grpo.params.parameters import Parameters
 from grpo.report.provenance import find_what_ran
 from grpo.report.seconds import stages_of
-from grpo.runtime.artifacts.banners import PAGE
 from grpo.runtime.artifacts.files import write_json
-from grpo.runtime.artifacts.marks import fail, marked, read_marks
+from grpo.runtime.artifacts.marks import PAGE, fail, marked, read_marks
 from grpo.runtime.artifacts.tables import REWARDS, read_table, write_table
 
 pytestmark = pytest.mark.usefixtures("figures_drawn_once")

@@ -6,16 +6,15 @@ from pathlib import Path
 from torch import nn
 from transformers import AutoTokenizer
 
-from grpo.modalities.action_chunks.decoding import ChunkDecoding
+from grpo.modalities.action_chunks.modality import ActionChunkPolicyParams, ChunkDecoding
 from grpo.modalities.action_chunks.model import load_action_model
-from grpo.modalities.action_chunks.parameters import ActionChunkPolicyParams
 from grpo.modalities.action_chunks.phases import choose_labeller
 from grpo.modalities.action_chunks.policy import ActionChunkPolicy
 from grpo.modalities.action_chunks.simulation.pool import EnvironmentPool
 from grpo.modalities.modality import RunParams
 from grpo.modalities.shared.directories import read_round
-from grpo.modalities.shared.lora import add_lora
 from grpo.modalities.shared.machine import DTYPES
+from grpo.modalities.shared.models import add_lora
 from grpo.modalities.shared.recomputation import recompute_blocks
 from grpo.runtime.seeds import derive_seed
 

@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
-from grpo.modalities.action_chunks.decoding import ChunkDecoding
+from grpo.modalities.action_chunks.modality import ChunkDecoding
 from grpo.modalities.action_chunks.model import ActionChunkModel, ChunkShape, encode_instructions
 from grpo.modalities.action_chunks.phases import Labeller
 from grpo.modalities.action_chunks.simulation.base import SEPARATOR, Ending, Moment
@@ -25,8 +25,7 @@ from grpo.modalities.action_chunks.trajectories import (
 from grpo.modalities.base import Policy
 from grpo.modalities.shared.flops import left_out_by_torch
 from grpo.modalities.shared.logits import draw
-from grpo.modalities.shared.packed import Layout
-from grpo.modalities.shared.steps import numbered
+from grpo.modalities.shared.packed import Layout, numbered
 from grpo.types import Cost, Scores
 
 ENDED = {

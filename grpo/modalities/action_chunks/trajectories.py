@@ -10,8 +10,7 @@ from grpo.errors import ArtifactError
 from grpo.modalities.action_chunks.model import ChunkShape
 from grpo.modalities.action_chunks.phases import NO_PHASE, Labeller
 from grpo.modalities.action_chunks.simulation.base import Ending
-from grpo.modalities.shared.packed import Rows, require_entries
-from grpo.modalities.shared.steps import numbered
+from grpo.modalities.shared.packed import Rows, numbered, require_entries
 from grpo.types import ActionChunks
 
 ROUNDING = 1e-3  # nats, by which the log-prob of a certain chunk may exceed 0

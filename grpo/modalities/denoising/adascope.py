@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-from grpo.modalities.denoising.parameters import Scope
+from grpo.modalities.denoising.modality import Scope
 
 
 class Pilots(NamedTuple):

@@ -3,19 +3,20 @@
 from pathlib import Path
 
 from grpo.errors import ArtifactError, ParameterError
-from grpo.modalities.denoising.parameters import DenoisingPolicyParams
-from grpo.modalities.denoising.pipeline_support import (
+from grpo.modalities.denoising.modality import DenoisingPolicyParams
+from grpo.modalities.denoising.pipelines import (
     find_misfit,
     find_unread_component,
     find_unread_setting,
+    load_pipeline,
+    read_index,
 )
-from grpo.modalities.denoising.pipelines import load_pipeline, read_index
 from grpo.modalities.denoising.policy import DenoisingPolicy
 from grpo.modalities.denoising.sde_steps import Denoising
 from grpo.modalities.modality import RunParams
 from grpo.modalities.shared.directories import read_round
-from grpo.modalities.shared.lora import add_lora
 from grpo.modalities.shared.machine import DTYPES
+from grpo.modalities.shared.models import add_lora
 from grpo.modalities.shared.recomputation import recompute_blocks
 from grpo.runtime.seeds import derive_seed
 from grpo.schema import PARAMS

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from grpo.modalities.base import Policy
 from grpo.modalities.denoising.adascope import Pilots, find_windows
-from grpo.modalities.denoising.parameters import Canvas, Scope
+from grpo.modalities.denoising.modality import Canvas, Scope
 from grpo.modalities.denoising.pipelines import (
     condition_names,
     encode_captions,
@@ -34,8 +34,7 @@ from grpo.modalities.denoising.trajectories import DenoisingTrajectory, layout_o
 from grpo.modalities.denoising.variants import blend, find_variants, share_at
 from grpo.modalities.modality import Judgement
 from grpo.modalities.shared.flops import left_out_by_torch
-from grpo.modalities.shared.packed import Layout
-from grpo.modalities.shared.steps import numbered
+from grpo.modalities.shared.packed import Layout, numbered
 from grpo.types import Cost, Scores
 
 

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Generator, Tensor
 
-from grpo.modalities.denoising.parameters import Density, Scope, Variants
+from grpo.modalities.denoising.modality import Density, Scope, Variants
 from grpo.types import StepNoise
 
 TIME = 1000.0  # a transformer's time for sigma 1

@@ -8,8 +8,7 @@ from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from grpo.modalities.denoising.sde_steps import Schedule
-from grpo.modalities.shared.packed import Layout, Rows
-from grpo.modalities.shared.steps import numbered, read_mask, require_equal_steps
+from grpo.modalities.shared.packed import Layout, Rows, numbered, read_mask, require_equal_steps
 from grpo.types import StepNoise
 
 CONDITION = "condition."  # before the names of stored conditions

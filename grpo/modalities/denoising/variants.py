@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Generator, Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from grpo.modalities.denoising.parameters import Variants
+from grpo.modalities.denoising.modality import Variants
 from grpo.modalities.denoising.pipelines import encode_captions, pool_conditions, text_encoders
 from grpo.modalities.shared.flops import left_out_by_torch
 

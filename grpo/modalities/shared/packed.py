@@ -1,4 +1,4 @@
-"""Rollouts as flat tensors that can be concatenated: whose rows each of them holds."""
+"""Rollouts as flat tensors that can be concatenated: whose rows and steps each of them holds."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +9,6 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from grpo.errors import ArtifactError
-from grpo.modalities.shared.groups import order_of_appearance
 
 STEPS = "steps"  # by rollout, in every layout
 
@@ -125,3 +124,50 @@ def select_packed(
         ]
         for name, rows in layout.items()
     }
+
+
+def order_of_appearance(group: Int[Tensor, " rollout"]) -> Int[Tensor, " rollout"]:
+    """Returns 0 for the first group that appears, 1 for the second, and so on."""
+    _, index = torch.unique(group, return_inverse=True)
+    size = int(index.max()) + 1
+    first = torch.full((size,), len(group)).scatter_reduce(
+        0, index, torch.arange(len(group)), "amin"
+    )
+    return first.argsort().argsort()[index]
+
+
+def numbered(mask: Bool[Tensor, "rollout step"]) -> Int[Tensor, "rollout step"]:
+    """Returns 0, 1, ... at the True entries, row by row, and -1 elsewhere."""
+    number = mask.flatten().cumsum(0).view(mask.shape) - 1
+    return torch.where(mask, number, -1)
+
+
+def read_mask(tensors: dict[str, Tensor], *, num_steps: int) -> Bool[Tensor, "rollout step"]:
+    """Returns the steps with noise.
+
+    Raises:
+      ArtifactError: If one is not before the last step, or a rollout names one twice.
+    """
+    steps, index = tensors["steps"], tensors["step_index"]
+    mask = torch.zeros(len(steps), num_steps, dtype=torch.bool)
+    is_known = bool(((index >= 0) & (index < num_steps - 1)).all())
+    if is_known:
+        mask[torch.arange(len(steps)).repeat_interleave(steps), index] = True
+    if not is_known or int(mask.sum()) != len(index):
+        raise ArtifactError(
+            f"step_index must name a rollout's steps once each, from 0 to {num_steps - 2}"
+        )
+    return mask
+
+
+def require_equal_steps(mask: Bool[Tensor, "rollout step"], group: Int[Tensor, " rollout"]) -> None:
+    """Raises ArtifactError unless the rollouts of a group have noise at the same steps."""
+    first = torch.zeros(int(group.max()) + 1, dtype=torch.long)
+    first[group.flip(0)] = torch.arange(len(group) - 1, -1, -1)
+    differs = (mask != mask[first[group]]).any(dim=1)
+    if differs.any():
+        number = int(group[differs][0])
+        raise ArtifactError(
+            f"U4: group {number} has noise at different steps: its rewards share no baseline; "
+            "sample each prompt's rollouts together"
+        )

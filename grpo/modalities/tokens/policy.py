@@ -15,9 +15,8 @@ from grpo.modalities.shared.flops import TokenFlops
 from grpo.modalities.shared.logits import draw
 from grpo.modalities.shared.packed import Layout, Rows, require_entries
 from grpo.modalities.shared.sharding import shard
-from grpo.modalities.tokens.cache import sampling_cache
-from grpo.modalities.tokens.forward import ForwardPasses, Scored
-from grpo.modalities.tokens.parameters import RoutingMode
+from grpo.modalities.tokens.forward import ForwardPasses, Scored, sampling_cache
+from grpo.modalities.tokens.modality import RoutingMode
 from grpo.modalities.tokens.passes import Pass, total_flops
 from grpo.modalities.tokens.routing import (
     ROUTING_LAYOUT,

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from grpo.errors import ArtifactError, ParameterError
 from grpo.modalities.shared.packed import Rows
-from grpo.modalities.tokens.parameters import RoutingMode
+from grpo.modalities.tokens.modality import RoutingMode
 from grpo.schema import PARAMS
 
 PROMPT_EXPERTS = "prompt_experts"

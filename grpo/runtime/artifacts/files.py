@@ -1,4 +1,4 @@
-"""Atomic files and directories, safe names and contents, canonical JSON, hashes and locks."""
+"""Files in and out, atomic and the same bytes for the same content; scratch space for resumes."""
 
 import errno
 import fcntl
@@ -9,7 +9,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
 def temporary_beside(path: Path) -> Iterator[Path]:
     """Yields a sibling of `path` that is removed, as are those that killed processes have left."""
     for left, writer in _left_beside(path):
-        if writer == os.getpid() or not psutil.pid_exists(writer):
+        if writer == os.getpid() or not _is_running(writer):
             _discard(left)
     temporary = _beside(path, TEMPORARY)
     try:
@@ -336,6 +336,21 @@ def _left_beside(path: Path) -> Iterator[tuple[Path, int]]:
             yield path.parent / name, int(found[1])
 
 
+def remove_left_beside(path: Path) -> None:
+    """Removes the temporary siblings that killed writers of a path have left."""
+    for left, writer in _left_beside(path):
+        if not _is_running(writer):
+            _discard(left)
+
+
+def _is_running(pid: int) -> bool:
+    """Returns whether a process can still write; a zombie cannot."""
+    try:
+        return bool(psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD))
+    except psutil.NoSuchProcess:
+        return False
+
+
 def _sync(path: Path) -> None:
     """Flushes a file or a directory entry to disk."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -343,3 +358,37 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+WORK = Path(".work")
+CODE = (Path("grpo"), Path("stages"))  # what any of a stage's bytes may depend on
+
+
+class Scratch:
+    """`.work/STAGE/FINGERPRINT`: other code, inputs or parameters never see what lies there."""
+
+    def __init__(self, stage: str, fingerprint: str, *, part: str = "") -> None:
+        self._stage = WORK / stage
+        self.directory = self._stage / fingerprint[:32] / part
+
+    def latest(self) -> tuple[int, Path] | None:
+        """Returns the number and path of the newest whole checkpoint."""
+        found = sorted(self.directory.glob("checkpoint-*"))
+        return (int(found[-1].name.rpartition("-")[2]), found[-1]) if found else None
+
+    def save(self, number: int, write: Callable[[Path], None]) -> None:
+        """Writes checkpoint `number` atomically and drops the older ones."""
+        older = list(self.directory.glob("checkpoint-*"))
+        with atomic_path(self.directory / f"checkpoint-{number:08d}") as temporary:
+            temporary.mkdir()
+            write(temporary)
+        for path in older:
+            remove(path)
+
+    def within(self, part: str) -> "Scratch":
+        """Returns the scratch of one part of the stage; clearing either clears both."""
+        return Scratch(self._stage.name, self.directory.name, part=part)
+
+    def clear(self) -> None:
+        """Removes all scratch of the stage, that of other fingerprints too."""
+        remove(self._stage)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from grpo.errors import EngineError, GrpoError, brief
+from grpo.runtime.artifacts.files import remove_left_beside
 from grpo.runtime.executors.base import Engine, Job, Seconds
 from grpo.runtime.executors.worker import written
 
@@ -149,7 +150,8 @@ class Pool(Engine):
             return False
         if "error" in answer:
             raise GrpoError(answer["error"])
-        del self._losses[what]
+        if self._losses.pop(what, 0) and what:
+            remove_left_beside(what)  # the lost worker may have ended since another took over
         self._seconds[worker] = answer["seconds"]
         return True
 

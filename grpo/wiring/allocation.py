@@ -1,11 +1,11 @@
-"""Selections from parameters."""
+"""Curricula and selections from parameters, and whether anything reads the profile."""
 
 from collections.abc import Callable, Sequence, Set
 from pathlib import Path
 from typing import Any
 
-from grpo.allocation import selection
-from grpo.allocation.curriculum import split_order
+from grpo.allocation import curriculum, selection
+from grpo.allocation.curriculum import CurriculumStep, split_order
 from grpo.allocation.selection import Selection, require_candidates
 from grpo.errors import ParameterError, located
 from grpo.objective.link import Link, functions_returning
@@ -14,7 +14,25 @@ from grpo.params.specs import build_listed
 from grpo.runtime.artifacts.files import digest
 from grpo.schema import PARAMS
 
-STEPS: dict[str, Callable[..., Selection]] = functions_returning(Selection, selection)
+CURRICULUM_STEPS: dict[str, Callable[..., CurriculumStep]] = functions_returning(
+    CurriculumStep, curriculum
+)
+
+
+def build_curriculum(specs: list[LinkSpec], arm: str) -> list[CurriculumStep]:
+    """Returns an arm's curriculum steps.
+
+    Raises:
+      ParameterError: If one is unknown or its settings are wrong, or a decision has no owner.
+    """
+    where = f"arms.{arm}.curriculum"
+    steps = [step for _, step in build_listed(specs, CURRICULUM_STEPS, where)]
+    with located(f"{PARAMS}: {where}"):
+        curriculum.require_owners(steps)
+    return steps
+
+
+SELECTION_STEPS: dict[str, Callable[..., Selection]] = functions_returning(Selection, selection)
 
 
 def build_selection(specs: list[LinkSpec], arm: str) -> Selection:
@@ -23,7 +41,9 @@ def build_selection(specs: list[LinkSpec], arm: str) -> Selection:
     Raises:
       ParameterError: If one is unknown or its settings are wrong.
     """
-    return selection.compose(*(each for _, each in build_listed(specs, STEPS, _path(arm))))
+    return selection.compose(
+        *(each for _, each in build_listed(specs, SELECTION_STEPS, _path(arm)))
+    )
 
 
 def inputs_of_selection(params: Parameters, arm: str, profile: Path) -> dict[str, Any]:
@@ -48,7 +68,9 @@ def inputs_of_selection(params: Parameters, arm: str, profile: Path) -> dict[str
 
 def selection_paths(specs: list[LinkSpec], arm: str) -> dict[str, str]:
     """Returns the parameter path of each step by its name."""
-    return {each.links[0].name: path for path, each in build_listed(specs, STEPS, _path(arm))}
+    return {
+        each.links[0].name: path for path, each in build_listed(specs, SELECTION_STEPS, _path(arm))
+    }
 
 
 def check_selection(params: Parameters, name: str, curriculum: Sequence[Link]) -> None:
@@ -85,3 +107,24 @@ def _check_families(families: Set[str], link: Link, where: str) -> None:
 
 def _path(arm: str) -> str:
     return f"arms.{arm}.selection"
+
+
+def is_profile_needed(params: Parameters) -> bool:
+    """Returns whether the profile must be drawn: some arm reads it, or the parameters ask for it.
+
+    Raises:
+      ParameterError: If an arm's curriculum or selection is wrong.
+    """
+    return params.profile.when == "always" or any(reads_profile(params, arm) for arm in params.arms)
+
+
+def reads_profile(params: Parameters, arm: str) -> bool:
+    """Returns whether an arm's curriculum looks at outcome rates, or it trains on the rollouts.
+
+    Raises:
+      ParameterError: If the arm's curriculum or selection is wrong.
+    """
+    settings = params.find_arm(arm)
+    steps = build_curriculum(settings.curriculum, arm)
+    selection = build_selection(settings.selection, arm)
+    return selection.reuses_profile or any(step.reads_profile for step in steps)

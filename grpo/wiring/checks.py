@@ -1,0 +1,118 @@
+"""The composition rules, read on a whole parameter file."""
+
+from typing import NamedTuple
+
+from grpo.errors import ParameterError
+from grpo.objective.rules import RULES, Plan, Severity
+from grpo.params.parameters import BASE, Arm, Parameters
+from grpo.schema import PARAMS
+from grpo.wiring.allocation import (
+    build_curriculum,
+    build_selection,
+    check_selection,
+    selection_paths,
+)
+from grpo.wiring.objectives import build_objective, list_objective
+
+
+class Finding(NamedTuple):
+    """A composition rule that a parameter file meets, with the path of what causes it."""
+
+    rule: str
+    severity: Severity
+    path: str
+    sentence: str
+
+    def __str__(self) -> str:
+        return f"{self.rule} {self.severity.name} {self.path}: {self.sentence}"
+
+
+def findings(params: Parameters) -> list[Finding]:
+    """Returns every composition rule that the parameters meet, errors first.
+
+    Raises:
+      ParameterError: If a component is wrong, or a round asks for a phase that there will not be.
+    """
+    found = []
+    for name, arm in params.arms.items():
+        paths, plan = _plan(params, name, arm)
+        _check_phases(params, name)
+        check_selection(params, name, plan.curriculum)
+        _check_updates(params, name, plan)
+        for rule in RULES:
+            for cause in rule.find(plan):
+                is_of_arm = cause.split(".")[0] in type(arm).model_fields
+                path = paths.get(cause, f"arms.{name}.{cause}" if is_of_arm else cause)
+                found.append(Finding(rule.id, rule.severity, path, rule.sentence))
+    return sorted(found, key=lambda each: (-each.severity.value, each.path, each.rule))
+
+
+def _plan(params: Parameters, name: str, arm: Arm) -> tuple[dict[str, str], Plan]:
+    """Returns what the rules may know of an arm, and the path of each of its components."""
+    objective, chained = list_objective(arm.objective, name), build_objective(arm.objective, name)
+    curriculum = build_curriculum(arm.curriculum, name)
+    paths = {link.name: path for path, each in objective for link in each.links}
+    for index, step in enumerate(curriculum):
+        paths[step.link.name] = f"arms.{name}.curriculum[{index}].{step.link.name}"
+    rounds = [params.rounds[each] for each in params.rounds_of(name)]
+    return {**paths, **selection_paths(arm.selection, name)}, Plan(
+        links=chained.links,
+        curriculum=tuple(step.link for step in curriculum),
+        group_sizes=frozenset(each for step in curriculum for each in step.sizes),
+        updates_per_round=arm.training.updates_per_round,
+        has_binary_reward=_has_binary_reward(params),
+        dropouts=_dropouts(params),
+        selection=build_selection(arm.selection, name).links,
+        phases=tuple(each.phase for each in rounds),
+        starts_from_base=any(each.start == BASE for each in rounds),
+        reads_profile=any(step.reads_profile for step in curriculum),
+        profile_rollouts=params.profile.rollouts_per_prompt,
+        **params.modality.rule_facts(params.policy, arm.sampling),
+    )
+
+
+def _check_phases(params: Parameters, name: str) -> None:
+    """Raises if a round of the arm asks for a phase that its curriculum will not have."""
+    steps = build_curriculum(params.find_arm(name).curriculum, name)
+    phases = max(each.phases for each in steps)
+    for each in params.rounds_of(name):
+        phase = params.rounds[each].phase
+        if phase > phases:
+            raise ParameterError(
+                f"{PARAMS}: rounds.{each}.phase must be at most {phases}, the phases of "
+                f"arms.{name}.curriculum, got {phase}"
+            )
+
+
+def _check_updates(params: Parameters, name: str, plan: Plan) -> None:
+    """Raises if an arm asks for more updates per round than a round can have groups."""
+    budget = build_selection(params.find_arm(name).selection, name).budget
+    prompts = [budget.prompts] if budget else []
+    for link in plan.curriculum:
+        each = link.settings.get("prompts_per_phase")
+        prompts += [] if each is None else [int(each)]
+    prompts += [getattr(params.task, "train_prompts", None) or plan.updates_per_round]
+    if plan.updates_per_round > min(prompts):
+        raise ParameterError(
+            f"{PARAMS}: arms.{name}.training.updates_per_round must be at most {min(prompts)}, the "
+            f"prompts of a round, got {plan.updates_per_round}: an update takes whole groups"
+        )
+
+
+def _has_binary_reward(params: Parameters) -> bool:
+    """Returns whether rewards take two values."""
+    reward = params.reward
+    return reward.maximize == "outcome" and reward.unfinished_penalty == 0
+
+
+def _dropouts(params: Parameters) -> frozenset[str]:
+    """Returns the paths of every dropout that is on."""
+    on = {
+        f"{name}.{key}"
+        for name, config in params.policy.fresh_configs().items()
+        for key, value in config.items()
+        if "dropout" in key and value
+    }
+    if params.policy.lora and params.policy.lora.dropout:
+        on.add("policy.lora.dropout")
+    return frozenset(on)
