@@ -25,12 +25,12 @@ from benchmarks.demo import ROOT
 from benchmarks.figures import save_figure
 from benchmarks.seeds import record_seeds
 from benchmarks.workspaces import make_workspace, peak_bytes, run_stages
+from grpo.modalities.action_chunks.phase_metrics import evenness
 from grpo.params.yaml import parse_yaml
 from grpo.report.style import styled
 from grpo.runtime.artifacts.files import read_json
 from grpo.runtime.artifacts.tables import EVALUATION, REWARDS, ROLLOUTS, read_table
 from grpo.runtime.markdown import markdown_table
-from grpo.training.phase_metrics import evenness
 
 ARMS = ROOT / "benchmarks" / "allocation_chunks.yaml"
 WORK = ROOT / ".work" / "allocation_chunks"

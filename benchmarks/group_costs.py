@@ -23,12 +23,12 @@ from pydantic import TypeAdapter
 from benchmarks.allocation_tokens import read_arms
 from benchmarks.demo import RESULTS, ROOT, machine, revision_of
 from grpo.modalities.base import make_rollouts
-from grpo.modalities.shared.machine import prepare_machine
 from grpo.modalities.tokens.bases import make_base
 from grpo.modalities.tokens.modality import ScratchBase
 from grpo.modalities.tokens.policy import Decoding, TokenPolicy
 from grpo.params.parameters import LinkSpec, Parameters, Training, read_params, with_tuples
 from grpo.runtime.artifacts.files import Scratch, read_json, write_json
+from grpo.runtime.machine import prepare_machine
 from grpo.runtime.markdown import markdown_table
 from grpo.sampling.rollouts import drawn_from, sample_rollouts
 from grpo.schema import DATA

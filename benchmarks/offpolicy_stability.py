@@ -27,7 +27,6 @@ from benchmarks.demo import RESULTS, ROOT, machine, revision_of
 from benchmarks.figures import save_figure
 from benchmarks.offpolicy_report import draw, table
 from grpo.modalities.shared.directories import load_base
-from grpo.modalities.shared.machine import prepare_machine
 from grpo.modalities.tokens.modality import RoutingMode, ScratchBase, TokenPolicyParams
 from grpo.modalities.tokens.policy import Decoding, TokenPolicy, TokenTrajectory
 from grpo.modalities.tokens.routing import find_routers, recorded
@@ -36,6 +35,7 @@ from grpo.objective.base import Objective, chain
 from grpo.objective.weight import drop_uniform_groups
 from grpo.params.parameters import Parameters, Training, read_params
 from grpo.runtime.artifacts.files import read_json, write_bytes
+from grpo.runtime.machine import prepare_machine
 from grpo.runtime.seeds import derive_seed
 from grpo.sampling.rollouts import drawn_from, sample_rollouts
 from grpo.sampling.scoring import score_rollouts

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pandas as pd
 
-from grpo.modalities.shared.machine import prepare_machine
 from grpo.params.manifests import require_described
 from grpo.params.parameters import read_params
 from grpo.runtime.artifacts.divergence import curves_kept
 from grpo.runtime.artifacts.files import atomic_path, write_json
 from grpo.runtime.artifacts.tables import WARMUP, read_table, write_csv
 from grpo.runtime.artifacts.usage import Usage
+from grpo.runtime.machine import prepare_machine
 from grpo.types import Cost
 from grpo.wiring.policies import build_base
 from stages.entry import run

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 from grpo.errors import DivergedError
-from grpo.modalities.shared.machine import prepare_machine
 from grpo.params.parameters import Parameters, read_params
 from grpo.runtime.artifacts.divergence import curves_kept
 from grpo.runtime.artifacts.files import WORK, Scratch
 from grpo.runtime.artifacts.usage import Usage
+from grpo.runtime.machine import prepare_machine
 from grpo.runtime.ranks import all_agree, joined, require_same, run_in_ranks, this_rank
 from grpo.wiring.rounds import fewer_updates, load_round, save_round, train_loaded
 from stages.entry import run, scratch_of

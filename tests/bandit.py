@@ -125,7 +125,7 @@ class Bandit(Modality[BanditParams, TokenSampling, TokenDraws]):
     policy = BanditParams
     sampling = TokenSampling
     evaluation_sampling = TokenDraws
-    tasks = ("jsonl",)
+    asked = "text"
     judged = "text"
     step_name = "pull"
     has_greedy = False

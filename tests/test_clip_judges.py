@@ -16,8 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from grpo.errors import ParameterError
 from grpo.params.parameters import Parameters, read_params
 from grpo.params.yaml import dump_yaml, parse_yaml
-from grpo.rewards.base import Task, Viewer, judge_media
-from grpo.rewards.frames import take_frames
+from grpo.rewards.base import Task, Viewer, judge_media, take_frames
 from grpo.wiring.rewards import build_reward
 from tests.tiny_clip import save_clip
 

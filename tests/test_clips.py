@@ -14,12 +14,12 @@ from grpo.modalities.denoising.modality import Variants
 from grpo.modalities.denoising.pipelines import load_pipeline, save_pipeline
 from grpo.modalities.denoising.policy import DenoisingPolicy
 from grpo.modalities.denoising.variants import find_variants
+from grpo.modalities.shared.drawings import ARROWS, Drawing, draw_clips, split_text
 from grpo.modalities.shared.warmup import WarmupSettings
 from grpo.params.parameters import Parameters, read_params
 from grpo.rewards.base import Task
 from grpo.rewards.moving_ocr import score_motion, view_moving_texts
 from grpo.runtime.artifacts.images import encode_png, film_strip, png_size
-from grpo.tasks.glyphs import ARROWS, Drawing, draw_clips, split_text
 from grpo.wiring.tasks import build_prompts
 from tests.policies.tiny_denoiser import seeded, tiny_decoding
 

@@ -16,6 +16,7 @@ from grpo.modalities.action_chunks.bases import CloningSettings, clone_demonstra
 from grpo.modalities.action_chunks.model import encode_instructions
 from grpo.modalities.denoising.flow_matching import Drawings, match_flow
 from grpo.modalities.shared.directories import load_base, save_base
+from grpo.modalities.shared.drawings import Drawing, draw_texts
 from grpo.modalities.shared.logits import draw
 from grpo.modalities.shared.optimizer import PreciseAdamW, take_step
 from grpo.modalities.shared.warmup import WarmupSettings, WarmupUpdate, warm_up
@@ -25,7 +26,6 @@ from grpo.runtime.artifacts.divergence import curves_kept, read_divergences
 from grpo.runtime.artifacts.files import Scratch
 from grpo.runtime.artifacts.tensors import read_tensors, write_tensors
 from grpo.sampling.rollouts import drawn_from, sample_rollouts
-from grpo.tasks.glyphs import Drawing, draw_texts
 from grpo.training.updates import train_round
 from grpo.wiring.policies import make_optimizer
 from tests.policies.tiny import rewarded, seeded, tiny_policy

@@ -33,7 +33,7 @@ from benchmarks.peer_trl import tune
 from benchmarks.scale.inputs import read_inputs
 from benchmarks.scale.results import work_out
 from benchmarks.scale.tables import all_tables
-from grpo.modalities import MODALITIES
+from grpo.modalities import all_modalities
 from grpo.objective.base import Objective, assign_credit, loss_terms, scalar_loss
 from grpo.objective.link import Link
 from grpo.objective.links import ALGORITHMS
@@ -43,12 +43,12 @@ from grpo.params.parameters import (
     LinkSpec,
     Reward,
     SamplingEngine,
-    Task,
     with_tuples,
 )
 from grpo.params.yaml import parse_yaml
 from grpo.rewards import base as rewards
 from grpo.runtime.artifacts.tables import PROMPTS, validate
+from grpo.tasks import find_task, task_kinds
 from grpo.types import Credit, Rollouts
 from grpo.wiring.allocation import build_curriculum, build_selection
 from grpo.wiring.objectives import build_objective
@@ -63,14 +63,14 @@ PIPELINE = DOCS / "pipeline.md"
 METHODS = sorted((DOCS / "methods").glob("*.md"))
 TO_BE_WRITTEN = {"grpo/tasks/sums.py", "grpo/rewards/closeness.py"}  # by the reader
 POLICIES, DRAWS = (
-    reduce(or_, (getattr(each, name) for each in MODALITIES.values()))
+    reduce(or_, (getattr(each, name) for each in all_modalities().values()))
     for name in ("policy", "sampling")
 )
 SECTIONS: dict[str, Any] = {
-    "task": Task,
+    "task": reduce(or_, (find_task(each) for each in task_kinds())),
     "policy": POLICIES,
     "reward": Reward,
-    "sampling": reduce(or_, (each.sampling for each in MODALITIES.values()))
+    "sampling": reduce(or_, (each.sampling for each in all_modalities().values()))
     | SamplingEngine,  # of an arm, or of all
 }
 PAIR = Rollouts(

@@ -11,8 +11,7 @@ import torch
 from PIL import Image
 
 from grpo.modalities.tokens.policy import Decoding
-from grpo.rewards.base import View
-from grpo.rewards.texts import TextJudge
+from grpo.rewards.base import TextJudge, View
 from grpo.runtime.artifacts.files import Scratch
 from grpo.runtime.artifacts.tables import EVALUATION_SAMPLES, write_table
 from grpo.runtime.executors.base import Local, Work

@@ -8,8 +8,8 @@ import torch
 
 from grpo.errors import ParameterError
 from grpo.modalities.denoising.flow_matching import Drawings, match_flow
+from grpo.modalities.shared.drawings import Drawing, draw_texts
 from grpo.modalities.shared.warmup import WarmupSettings, WarmupUpdate
-from grpo.tasks.glyphs import Drawing, draw_texts
 from grpo.wiring.policies import build_base
 from tests.policies.tiny_denoiser import ROOT, tiny_denoiser, tiny_params
 

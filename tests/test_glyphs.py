@@ -7,11 +7,12 @@ import pandas as pd
 import pytest
 
 from grpo.errors import ArtifactError, ParameterError
+from grpo.modalities.shared.drawings import Drawing, draw_texts
 from grpo.params.parameters import read_params
 from grpo.rewards.base import Task
 from grpo.rewards.ocr import read_texts, score_text
 from grpo.sampling.scoring import score_captions, score_rollouts
-from grpo.tasks.glyphs import Drawing, draw_texts, make_prompts
+from grpo.tasks.glyphs import make_prompts
 from grpo.wiring.rewards import build_reward
 from grpo.wiring.tasks import build_prompts
 

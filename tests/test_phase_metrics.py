@@ -4,12 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from grpo.modalities.action_chunks.phase_metrics import phase_metrics, profile_phases
 from grpo.modalities.action_chunks.phases import PHASE_NAMES
 from grpo.modalities.base import make_rollouts
 from grpo.objective.algorithms import pcm
 from grpo.objective.base import assign_credit
-from grpo.training.batches import Batch
-from grpo.training.phase_metrics import phase_metrics, profile_phases
 from grpo.types import ActionChunks, Rollouts
 from tests.policies.tiny_actor import tiny_actor
 
@@ -42,8 +41,7 @@ def test_what_was_trained_of_a_phase_is_counted_by_hand():
     rollouts = by_hand()
     objective = pcm(tokens=1, budget=2)
     credit, state = assign_credit(objective, rollouts, objective.init(), seeded())
-    batch = Batch(rows=torch.arange(6), rollouts=rollouts, credit=credit)
-    rows = phase_metrics(rollouts, [batch], state, NAMES)
+    rows = phase_metrics(rollouts, credit.weight != 0, state, NAMES)
     assert [row.phase for row in rows] == NAMES
     # The uniform group is not counted; one failure has one chunk of the second phase.
     assert [row.chunks for row in rows] == [8, 7, 0, 0, 0]

@@ -22,13 +22,12 @@ from hypothesis import strategies as st
 from grpo.errors import ArtifactError, JudgeError, ParameterError
 from grpo.params.parameters import Parameters, read_params
 from grpo.params.yaml import dump_yaml, parse_yaml
-from grpo.rewards.base import Judge, Outcome, Task, judge_text
+from grpo.rewards.base import AnswerJudge, Outcome, Task, TextJudge, judge_text
 from grpo.rewards.math import verify_math
-from grpo.rewards.reasoning import score_answer
-from grpo.rewards.texts import TextJudge
+from grpo.rewards.reasoning_gym import score_answer
 from grpo.runtime.artifacts.tables import STATUSES
 from grpo.sampling.scoring import RewardRule, rejected_gold_answers, require_judged, score_rollouts
-from grpo.tasks.reasoning import create_dataset
+from grpo.tasks.reasoning_gym import create_dataset
 from grpo.wiring.rewards import check_gold_answers
 from grpo.wiring.tasks import build_prompts
 
@@ -40,7 +39,7 @@ def raises(answer: str, task: Task) -> float:
     raise RuntimeError("a judge's own bug")
 
 
-def raising(error: BaseException) -> Judge:
+def raising(error: BaseException) -> AnswerJudge:
     def judge(answer: str, task: Task) -> float:
         raise error
 

@@ -17,8 +17,7 @@ from grpo.allocation.selection import (
 )
 from grpo.errors import ArtifactError
 from grpo.modalities.shared.packed import select_packed
-from grpo.rewards.base import Task
-from grpo.rewards.texts import TextJudge
+from grpo.rewards.base import Task, TextJudge
 from grpo.runtime.artifacts.files import read_json
 from grpo.runtime.artifacts.tables import ROLLOUTS, write_table
 from grpo.runtime.executors.base import Local, Work

@@ -23,7 +23,7 @@ from grpo.params.parameters import read_params
 from grpo.params.yaml import dump_yaml, parse_yaml
 from grpo.registry.store import Registry
 from grpo.rewards.base import Task, judge_text
-from grpo.rewards.reasoning import EVALUATED, score_answer
+from grpo.rewards.reasoning_gym import EVALUATED, score_answer
 from grpo.runtime.artifacts.files import write_json
 from grpo.runtime.storage.upload import upload_directory
 from grpo.schema import DirectoryBase

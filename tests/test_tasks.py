@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 
 from grpo.errors import ArtifactError, ParameterError
 from grpo.rewards.base import Outcome, Task, judge_text
-from grpo.rewards.reasoning import score_answer
+from grpo.rewards.reasoning_gym import score_answer
 from grpo.tasks.base import PromptTables
 from grpo.tasks.jsonl import read_prompts
-from grpo.tasks.notation import COMPACT
-from grpo.tasks.reasoning import Solutions, make_prompts
+from grpo.tasks.reasoning_gym import COMPACT, Solutions, make_prompts
 
 FAMILIES = {
     "chain_sum": {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 1},

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from grpo.errors import ArtifactError
+from grpo.modalities.shared.drawings import Drawing, draw_texts
 from grpo.rewards import ocr
-from grpo.rewards.base import Task, View, Viewer
-from grpo.rewards.frames import FRAMES_PER_CLIP, take_frames
+from grpo.rewards.base import FRAMES_PER_CLIP, Task, View, Viewer, take_frames
 from grpo.runtime.executors.base import Local, Work
 from grpo.sampling.rollouts import SampledBatch, write_batch
 from grpo.sampling.scoring import (
@@ -24,7 +24,6 @@ from grpo.sampling.scoring import (
     judge_stored,
     judging,
 )
-from grpo.tasks.glyphs import Drawing, draw_texts
 from grpo.types import Cost
 
 TASK = Task(family="digits", prompt="draw 234", answer="234", entry={})

@@ -13,13 +13,13 @@ from torch import Tensor
 from benchmarks.peer_trl import workload
 from benchmarks.peer_trl.workload import Clock, Scenario, now
 from grpo.modalities.base import make_rollouts
-from grpo.modalities.shared.machine import prepare_machine
 from grpo.modalities.shared.optimizer import PreciseAdamW
 from grpo.modalities.tokens.policy import Decoding, TokenPolicy, TokenTrajectory
 from grpo.objective.algorithms import grpo
 from grpo.objective.base import Objective, chain
 from grpo.objective.weight import drop_uniform_groups
 from grpo.runtime.artifacts.files import Scratch
+from grpo.runtime.machine import prepare_machine
 from grpo.schema import Machine
 from grpo.training.updates import TrainingSettings, train_round
 from grpo.types import Rollouts

@@ -16,7 +16,6 @@ import torch
 from benchmarks.demo import ROOT, machine, revision_of
 from benchmarks.scale.inputs import make_class, make_config
 from grpo.modalities.shared.flops import TokenFlops
-from grpo.modalities.shared.machine import DTYPES
 from grpo.modalities.shared.recomputation import saved_bytes
 from grpo.modalities.tokens.forward import FORCE_GQA
 from grpo.modalities.tokens.policy import TokenTrajectory
@@ -25,6 +24,7 @@ from grpo.rewards.math import verify_math
 from grpo.runtime.artifacts.files import digest, remove
 from grpo.runtime.artifacts.tables import REWARDS, write_table
 from grpo.runtime.artifacts.tensors import write_tensors
+from grpo.runtime.machine import DTYPES
 from grpo.sampling.rollouts import SampledBatch, write_batch
 from grpo.types import Cost
 

@@ -11,12 +11,12 @@ import pandas as pd
 from grpo.advice.posterior import Ints, Posterior, Prior, fit_prior, update
 from grpo.errors import ArtifactError
 from grpo.modalities.shared.flops import Coefficients
-from grpo.modalities.shared.machine import prepare_machine
 from grpo.modalities.tokens.modality import TokenPolicyParams
 from grpo.modalities.tokens.policy import Decoding, TokenPolicy
 from grpo.params.parameters import BASE, Parameters
 from grpo.runtime.artifacts.files import read_json
 from grpo.runtime.artifacts.tables import PROMPTS, ROLLOUTS, read_profile, read_table
+from grpo.runtime.machine import prepare_machine
 from grpo.types import Cost
 from grpo.wiring.policies import load_policy
 

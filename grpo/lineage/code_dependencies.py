@@ -14,15 +14,21 @@ from grpo.params.yaml import read_yaml
 CODE = ("grpo", "stages")
 # Whose files are separate dependencies unless a stage imports all; other folders count as a whole.
 FILE_BY_FILE = {
-    *("grpo", "grpo/allocation", "grpo/modalities", "grpo/objective", "grpo/sampling"),
-    *("grpo/tasks", "grpo/training", "grpo/wiring", "stages"),
+    *("grpo", "grpo/allocation", "grpo/modalities", "grpo/objective", "grpo/rewards"),
+    *("grpo/sampling", "grpo/tasks", "grpo/training", "grpo/wiring", "stages"),
 }
+# Parts that are found by name when a stage runs, so that no import statement shows them: a stage
+# that imports the module uses any part of the package. Stages that only validate the parameters of
+# a task or judge do not depend on it.
+FOUND_BY_NAME = {
+    "grpo.wiring.rewards": "grpo.rewards",
+    "grpo.wiring.tasks": "grpo.tasks",
+    "grpo.modalities.base": "grpo.modalities",  # where policies are made, loaded or drawn from
+}
+# What all that read parameters use of the modalities, without what its methods import.
+LIGHT = "grpo.modalities.*.modality"
 WITH_SUBFOLDERS = ("grpo/runtime",)
 PIPELINE = "dvc.yaml"
-# Imported where policies are made, loaded or drawn from. Elsewhere only a modality's parameters
-# count, and not what its methods import.
-POLICIES = "grpo.modalities.base"
-MODALITIES = "grpo/modalities/"
 WIDTH = 100
 
 
@@ -58,7 +64,7 @@ def _code_behind_stages(workspace: Path) -> Iterator[tuple[str, list[str]]]:
         raise MissingExtraError("grpo dvc-deps needs grimp; run pip install -e '.[test]'") from None
     graph = grimp.build_graph(*CODE, cache_dir=None, exclude_type_checking_imports=True)
     files = {file for each in graph.modules if (file := _file_of(workspace, each))}
-    modalities = {str(Path(each).parent) for each in files if MODALITIES in each}
+    modalities = {str(Path(each).parent) for each in files if each.startswith("grpo/modalities/")}
     light = copy.deepcopy(graph)
     for importer, imported in _imports_within_functions(graph, workspace):
         light.remove_import(importer=importer, imported=imported)
@@ -67,10 +73,14 @@ def _code_behind_stages(workspace: Path) -> Iterator[tuple[str, list[str]]]:
         if set(CODE) <= {*declared["deps"]}:
             continue
         module = declared["cmd"].split()[2]
-        touched, single = light.find_upstream_modules(module), FILE_BY_FILE | modalities
-        if POLICIES in touched:
-            touched, single = graph.find_upstream_modules(module), FILE_BY_FILE
-        wanted = {file for each in {module, *touched} if (file := _file_of(workspace, each))}
+        touched = {module, *light.find_upstream_modules(module)}
+        found = {each for each in FOUND_BY_NAME if each in touched}
+        parts = {part for each in found for part in graph.find_descendants(FOUND_BY_NAME[each])}
+        parts |= {*light.find_matching_modules(LIGHT)} if "grpo.modalities" in touched else set()
+        for part in parts:
+            touched |= {part, *light.find_upstream_modules(part)}
+        single = FILE_BY_FILE | modalities
+        wanted = {file for each in touched if (file := _file_of(workspace, each))}
         yield name, _cover(wanted, files, single)
 
 

@@ -1,12 +1,28 @@
 """One folder per kind of step; a modality is registered here, by a line."""
 
+import importlib
 from typing import Any
 
-from grpo.modalities.action_chunks.modality import ActionChunks
-from grpo.modalities.denoising.modality import Denoising
 from grpo.modalities.modality import Modality
-from grpo.modalities.tokens.modality import Tokens
 
-MODALITIES: dict[str, Modality[Any, Any, Any]] = {
-    each.kind: each for each in (Tokens(), Denoising(), ActionChunks())
+# By policy.kind: "module:class". A modality is imported when it is asked for.
+MODALITIES: dict[str, str | Modality[Any, Any, Any]] = {
+    "tokens": "grpo.modalities.tokens.modality:Tokens",
+    "denoising": "grpo.modalities.denoising.modality:Denoising",
+    "action_chunks": "grpo.modalities.action_chunks.modality:ActionChunks",
 }
+
+
+def find_modality(kind: str) -> Modality[Any, Any, Any]:
+    """Returns the modality of a policy.kind that is in MODALITIES."""
+    found = MODALITIES[kind]
+    if isinstance(found, str):
+        module, _, name = found.partition(":")
+        made: Modality[Any, Any, Any] = getattr(importlib.import_module(module), name)()
+        MODALITIES[kind] = found = made
+    return found
+
+
+def all_modalities() -> dict[str, Modality[Any, Any, Any]]:
+    """Returns every modality by its policy.kind; imports them all."""
+    return {kind: find_modality(kind) for kind in MODALITIES}

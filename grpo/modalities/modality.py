@@ -5,7 +5,7 @@ what they need, so that a run does not wait for the packages of other modalities
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import (
     TYPE_CHECKING,
@@ -24,9 +24,14 @@ from pydantic import Field
 from grpo.schema import Machine, NonNegative, Positive, Rate, Strict
 
 if TYPE_CHECKING:
+    import pandas as pd
+    from torch import Generator, Tensor
+
     from grpo.modalities.base import Policy
+    from grpo.modalities.shared.exhibits import Film, Phase, Picture
     from grpo.modalities.shared.packed import Layout
     from grpo.modalities.shared.warmup import BasePolicy
+    from grpo.types import Rollouts
 
 
 class Lora(Strict):
@@ -128,7 +133,7 @@ class Modality(ABC, Generic[PolicyT, SamplingT, DrawsT]):
     policy: type[PolicyT]  # the type of the section `policy`
     sampling: type[SamplingT]  # of arms.ARM.sampling
     evaluation_sampling: type[DrawsT]  # of evaluation.sampling
-    tasks: ClassVar[tuple[str, ...]]  # kinds of task that fit
+    asked: ClassVar[Literal["text", "caption", "scene"]]  # what a prompt is read as
     judged: ClassVar[Literal["text", "media", "simulation"]]  # what a judge reads
     step_name: ClassVar[str]  # as the report calls it
     has_greedy: ClassVar[bool] = True  # evaluation draws greedily too
@@ -142,9 +147,55 @@ class Modality(ABC, Generic[PolicyT, SamplingT, DrawsT]):
         """Yields what must be otherwise for ranks to train together."""
         yield "policy.kind must be tokens"
 
-    def phase_names(self, policy: PolicyT) -> tuple[str, ...]:
+    def phases(self, policy: PolicyT) -> tuple["Phase", ...]:
         """Returns the phases that steps are labeled with; none if they have no phases."""
         return ()
+
+    def measure_phases(
+        self,
+        policy: "Policy[Any]",
+        trajectory: Any,
+        rollouts: "Rollouts",
+        names: Sequence[str],
+        generator: "Generator",
+    ) -> dict[str, object]:
+        """Returns what the profile says of its phases; asked only if there are some."""
+        return {}
+
+    def describe_phases(
+        self,
+        rollouts: "Rollouts",
+        trained: "Tensor",
+        state: dict[str, dict[str, float]],
+        names: Sequence[str],
+    ) -> list[Any]:
+        """Returns a dataclass per phase, a row of a round's phases.csv; asked as above.
+
+        Args:
+          trained: Whether a step of a rollout had weight in the round's updates.
+          state: Of the objective, after the round.
+        """
+        return []
+
+    def show_rollouts(
+        self,
+        artifacts: Path,
+        params: RunParams[PolicyT],
+        name: str,
+        rollouts: "pd.DataFrame",
+        chosen: "pd.DataFrame",
+    ) -> Sequence["Picture | Film | None"]:
+        """Returns what the report shows of some rollouts of a round beside their text.
+
+        Args:
+          name: Of the round.
+          rollouts: All of the round.
+          chosen: With the columns row (in `rollouts`), rollout_id and prompt.
+
+        Raises:
+          ArtifactError: If a file is missing or broken.
+        """
+        return [None] * len(chosen)
 
     def takes_messages(self, policy: PolicyT) -> bool:
         """Returns whether a prompt may be a list of chat messages."""

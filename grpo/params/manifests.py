@@ -49,9 +49,8 @@ def require_described(manifest: Path, params: Parameters, data: Path, reader: Re
 
 def _files(params: Parameters, data: Path, reader: Reader) -> Iterator[Path]:
     if reader == "task":
-        if params.task.kind == "jsonl" and params.task.directory is None:
-            yield _require_file("task.train", data / params.task.train)
-            yield _require_file("task.eval", data / params.task.eval)
+        for parameter, file in params.task.files():
+            yield _require_file(parameter, data / file)
         return
     section, at = (
         (params.policy.base, "policy.base") if reader == "base" else (params.reward, "reward")

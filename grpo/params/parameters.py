@@ -4,10 +4,11 @@ import difflib
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args
+from typing import Annotated, Any, Literal, TypeVar, Union
 
 from pydantic import (
     Field,
@@ -17,12 +18,13 @@ from pydantic import (
     ValidationError,
     field_validator,
 )
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from grpo.errors import ArtifactError, ParameterError, brief
-from grpo.modalities import MODALITIES
+from grpo.modalities import MODALITIES, all_modalities, find_modality
 from grpo.modalities.modality import Modality, PolicyParams, SamplingParams
 from grpo.params.yaml import find_odd_value, read_yaml
+from grpo.rewards import find_judge, judge_names
 from grpo.schema import (
     PARAMS,
     Decay,
@@ -40,26 +42,26 @@ from grpo.schema import (
     Strict,
     Timeout,
 )
-from grpo.tasks.parameters import Task
+from grpo.tasks import find_task, task_kinds
+from grpo.tasks.base import Task
 
-MEDIA_JUDGES = ("ocr", "moving_ocr", "clip", "pickscore")  # of what was drawn
-MODEL_JUDGES = ("clip", "pickscore")
-SIMULATOR = "simulator"  # whose verdict needs no reading
 JudgeModel = Annotated[DirectoryBase | HubBase | S3Base, Field(discriminator="source")]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
-def judges_of(judged: Literal["text", "media", "simulation"]) -> tuple[str, ...]:
-    """Returns the judges that read what rollouts of a modality are."""
-    others = {"media": MEDIA_JUDGES, "simulation": (SIMULATOR,)}
-    if judged != "text":
-        return others[judged]
-    known: tuple[str, ...] = get_args(Reward.model_fields["judge"].annotation)
-    return tuple(each for each in known if each not in (*MEDIA_JUDGES, SIMULATOR))
-
-
 class Reward(Strict):
     """Outcome 1 if the judge's score reaches `threshold`; what the judge has no use for is null."""
+
+    @field_validator("judge")
+    @classmethod
+    def _is_known(cls, name: str) -> str:
+        if name not in judge_names():
+            *first, last = (f"'{each}'" for each in judge_names())
+            expected = f"{', '.join(first)} or {last}"
+            raise PydanticCustomError(
+                "literal_error", "Input should be {expected}", {"expected": expected}
+            )
+        return name
 
     @field_validator("answer_pattern")
     @classmethod
@@ -83,8 +85,8 @@ class Reward(Strict):
             raise ValueError("must be of a finite width")
         return ends
 
-    judge: Literal["reasoning_gym", "math", "ocr", "moving_ocr", "clip", "pickscore", "simulator"]
-    model: JudgeModel | None  # of MODEL_JUDGES
+    judge: str  # the name of a file in grpo/rewards/
+    model: JudgeModel | None  # of judges that need one
     score_range: tuple[Finite, Finite] | None  # raw scores that count as 0 and as 1; null: 0, 1
     answer_pattern: str | None  # of judges of text: group 1 of its last match is the answer
     threshold: Fraction
@@ -99,14 +101,14 @@ def check_reward(reward: Reward, path: Path) -> None:
     Args:
       path: Of the parameter file, for the message.
     """
-    has_model = reward.judge in MODEL_JUDGES
-    reads_text = reward.judge in judges_of("text")
+    judge = find_judge(reward.judge)
+    has_model, reads_text = judge.needs_model, judge.reads == "text"
     needs = {
         "model": has_model,
         "answer_pattern": reads_text,
         "timeout_seconds": reads_text,
     }
-    if has_model or reward.judge == SIMULATOR:  # others may state how their scores are mapped
+    if has_model or judge.reads == "simulation":  # others may state how their scores are mapped
         needs["score_range"] = has_model
     for name, value in reward.model_dump(include=set(needs)).items():
         if needs[name] == (value is None):
@@ -135,29 +137,47 @@ LinkSpec = str | dict[str, dict[str, int | float | str | bool]]  # "rloo" or {rl
 Info = Any  # pydantic's ValidationInfo: a protocol, which no check at run time takes
 
 
+# policy.kind of the parameters that are being validated. The sections of an arm's and of the
+# evaluation's sampling are read by it; they stand below `policy` and are validated after it.
+_KIND: ContextVar[str | None] = ContextVar("policy.kind", default=None)
+
+
 def _find_policy(value: Any, info: Info) -> PolicyParams:
     """Returns the section `policy` as the modality that it names has it."""
-    kinds: Any = Union[tuple(each.policy for each in MODALITIES.values())]  # noqa: UP007
-    found: PolicyParams = _validate(Annotated[kinds, Field(discriminator="kind")], value, info)
+    _KIND.set(None)
+    found: PolicyParams = _by_kind(
+        value, info, tuple(MODALITIES), lambda kind: find_modality(kind).policy
+    )
+    _KIND.set(found.kind)
+    return found
+
+
+def _find_task(value: Any, info: Info) -> Task:
+    found: Task = _by_kind(value, info, task_kinds(), find_task)
     return found
 
 
 def _find_sampling(value: Any, info: Info) -> SamplingParams:
-    kinds = [each.sampling for each in MODALITIES.values()]
-    found: SamplingParams = _validate(_most_alike(kinds, value), value, info)
+    kind = _KIND.get()
+    found: SamplingParams = _validate(find_modality(kind).sampling, value, info) if kind else value
     return found
 
 
 def _find_draws(value: Any, info: Info) -> Strict:
-    kinds = [each.evaluation_sampling for each in MODALITIES.values()]
-    found: Strict = _validate(_most_alike(kinds, value), value, info)
+    kind = _KIND.get()
+    wanted = find_modality(kind).evaluation_sampling if kind else None
+    found: Strict = _validate(wanted, value, info) if wanted else value
     return found
 
 
-def _most_alike(kinds: Sequence[type[Strict]], value: Any) -> type[Strict]:
-    """Returns the type with the most keys of a value."""
-    keys = {*value} if isinstance(value, dict) else set()
-    return max(kinds, key=lambda each: len(each.model_fields.keys() & keys))
+def _by_kind(
+    value: Any, info: Info, kinds: Sequence[str], find: Callable[[str], type[Strict]]
+) -> Any:
+    """Returns a section as the type that its `kind` names; other types are not imported."""
+    if isinstance(value, dict) and value.get("kind") in kinds:
+        return _validate(find(value["kind"]), value, info)
+    union: Any = Union[tuple(find(each) for each in kinds)]  # noqa: UP007  of a length not known
+    return _validate(Annotated[union, Field(discriminator="kind")], value, info)  # says what is
 
 
 def _validate(kind: Any, value: Any, info: Info) -> Any:
@@ -226,7 +246,7 @@ class Parameters(Strict):
     seed: Annotated[int, Field(ge=0)]
     machine: Machine
     sampling: SamplingEngine
-    task: Task
+    task: Annotated[SerializeAsAny[Task], PlainValidator(_find_task)]
     policy: Annotated[SerializeAsAny[PolicyParams], PlainValidator(_find_policy)]
     profile: Profile
     reward: Reward
@@ -237,12 +257,13 @@ class Parameters(Strict):
     @property
     def modality(self) -> Modality[Any, Any, Any]:
         """What belongs to the policy's kind of step."""
-        return MODALITIES[self.policy.kind]
+        return find_modality(self.policy.kind)
 
     def policy_as(self, kind: type[Kind]) -> Kind:
         """Returns the policy's section; raises ParameterError unless it is of a kind."""
         if not isinstance(self.policy, kind):
-            wanted = next(name for name, each in MODALITIES.items() if each.policy is kind)
+            known = all_modalities().items()
+            wanted = next(name for name, each in known if each.policy is kind)
             raise ParameterError(
                 f"{PARAMS}: policy.kind must be {wanted} for this, got {self.policy.kind!r}"
             )
@@ -292,9 +313,10 @@ def read_params(path: Path = PARAMS) -> Parameters:
             f"{path}: sampling.workers must be 1 with sampling.engine local, "
             f"got {params.sampling.workers}; set the engine to processes or ray"
         )
-    if params.reward.judge == "reasoning_gym" and params.task.kind != "reasoning_gym":
+    needed = find_judge(params.reward.judge).needs_task
+    if needed not in (None, params.task.kind):
         raise ParameterError(
-            f"{path}: reward.judge reasoning_gym needs task.kind reasoning_gym, "
+            f"{path}: reward.judge {params.reward.judge} needs task.kind {needed}, "
             f"got {params.task.kind!r}; set the judge to math or your own"
         )
     check_reward(params.reward, path)
@@ -373,27 +395,16 @@ def _check_rounds(params: Parameters, path: Path) -> None:
 
 
 def _check_policy(params: Parameters, path: Path) -> None:
-    """Raises unless task, judge, draws and machine fit the kind of policy."""
+    """Raises unless task, judge and machine fit the kind of policy."""
     modality, kind = params.modality, params.policy.kind
-    draws: dict[str, tuple[Strict, type[Strict]]] = {
-        f"arms.{name}.sampling": (arm.sampling, modality.sampling)
-        for name, arm in params.arms.items()
-    }
-    draws["evaluation.sampling"] = params.evaluation.sampling, modality.evaluation_sampling
-    for where, (each, wanted) in draws.items():
-        if not isinstance(each, wanted):
-            keys = sorted(wanted.model_fields)
-            raise ParameterError(
-                f"{path}: {where} must say {keys}, for policy.kind is {kind}, "
-                f"got {sorted(each.model_dump())}"
-            )
-    if params.task.kind not in modality.tasks:
+    if modality.asked not in params.task.asks:
+        fitting = [each for each in task_kinds() if modality.asked in find_task(each).asks]
         raise ParameterError(
-            f"{path}: task.kind must be one of {modality.tasks} with policy.kind {kind}, "
+            f"{path}: task.kind must be one of {fitting} with policy.kind {kind}, "
             f"got {params.task.kind!r}"
         )
-    fitting = judges_of(modality.judged)
-    if params.reward.judge not in fitting:
+    if find_judge(params.reward.judge).reads != modality.judged:
+        fitting = [each for each in judge_names() if find_judge(each).reads == modality.judged]
         raise ParameterError(
             f"{path}: reward.judge must be one of {fitting} with policy.kind {kind}, "
             f"got {params.reward.judge!r}"
@@ -531,7 +542,7 @@ def _is_form(location: tuple[int | str, ...]) -> bool:
 def _path(location: tuple[int | str, ...]) -> str:
     """Returns the dotted path, without the names of union members that pydantic adds."""
     members = {
-        "task": {"reasoning_gym", "jsonl", "glyphs", "manipulation"},
+        "task": {*task_kinds()},
         "policy": {*MODALITIES},
         "backbone": {"scratch", "directory", "hub", "s3"},
         "base": {"scratch", "directory", "gguf", "hub", "s3"},

@@ -7,9 +7,9 @@ import pandas as pd
 
 from grpo.errors import ArtifactError, ParameterError, brief
 from grpo.modalities.shared.directories import STATE
-from grpo.modalities.shared.machine import prepare_machine
 from grpo.params.parameters import BASE, read_params
 from grpo.registry.weights import BASE_POLICY, POLICY
+from grpo.runtime.machine import prepare_machine
 from grpo.sampling.rollouts import SampledBatch, drawn_from, sample_rollouts
 from grpo.schema import PARAMS
 from grpo.wiring.policies import draws_of_evaluation, load_sampler

@@ -14,7 +14,6 @@ from grpo.report.audits import Audited, audit_sentences, audits_by_arm, audits_b
 from grpo.report.comparison import Comparison, Curve, Interval
 from grpo.report.diverged import add_banners, draw_diverged, read_diverged
 from grpo.report.figures import draw_figures
-from grpo.report.films import phases_of
 from grpo.report.learned import find_empty_results
 from grpo.report.numbers import Numbers, compare_arms, compute_numbers, cost_of, counted_costs
 from grpo.report.provenance import Ran, find_what_ran
@@ -101,7 +100,7 @@ def write_page(
             for each in findings(params)
         ],
         "has_seconds": bool(seconds),
-        "phases": phases_of(params),
+        "phases": params.modality.phases(params.policy),
         "rounds": _rounds(run, numbers),
         "samples": read_samples(artifacts, run),
         "sheets": read_sheets(artifacts, run),

@@ -1,6 +1,6 @@
 """A few rollouts per round to read: one solved, one not solved, one that could not be parsed."""
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,15 +8,11 @@ from typing import Any
 import pandas as pd
 
 from grpo.errors import ArtifactError
-from grpo.report.films import Film
-from grpo.report.pictures import Picture, embed
+from grpo.modalities.shared.exhibits import Film, Picture
 from grpo.report.reading import Run
-from grpo.runtime.artifacts.images import encode_png
-from grpo.runtime.artifacts.rows import read_rows
 from grpo.runtime.artifacts.tables import PROMPTS, is_judged, read_table
 
 SOLVED = 1.0  # the outcome of a rollout that the judge accepts
-PICTURE_PIXELS = 192
 CHOICES: dict[str, Callable[[pd.DataFrame], pd.Series]] = {
     "solved": lambda rows: rows["outcome"] == SOLVED,
     "not solved": lambda rows: (rows["status"] == "scored") & (rows["outcome"] < SOLVED),
@@ -60,27 +56,12 @@ def read_samples(artifacts: Path, run: Run) -> dict[str, list[Sample]]:
                 "run the stage prepare and what follows"
             )
         chosen = _choose(rollouts.join(prompts, on="prompt_id"))
-        pictures: Sequence[Picture | None] = [None] * len(chosen)
-        films: Sequence[Film | None] = [None] * len(chosen)
-        if run.params.modality.judged == "media":
-            tensors = artifacts / "rollouts" / name / "tensors.safetensors"
-            pictures = _read_pictures(tensors, chosen["row"].tolist())
-        if run.params.modality.judged == "simulation":
-            # Imported here: other runs have no simulator, and wait for no model library.
-            from grpo.report.playback import read_films
-
-            films = read_films(artifacts, run.params, name, rollouts, chosen)
+        shown = run.params.modality.show_rollouts(artifacts, run.params, name, rollouts, chosen)
         samples[name] = [
-            _sample(row, picture, film)
-            for row, picture, film in zip(chosen.to_dict("records"), pictures, films)
+            _sample(row, exhibit)
+            for row, exhibit in zip(chosen.to_dict("records"), shown, strict=True)
         ]
     return samples
-
-
-def _read_pictures(tensors: Path, rows: Sequence[int]) -> list[Picture]:
-    """Returns what the rollouts of some rows drew."""
-    images = read_rows(tensors, "media", rows)
-    return [embed(encode_png(each), longest_pixels=PICTURE_PIXELS) for each in images]
 
 
 def _choose(rollouts: pd.DataFrame) -> pd.DataFrame:
@@ -96,14 +77,14 @@ def _choose(rollouts: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(first)
 
 
-def _sample(row: Mapping[Hashable, Any], picture: Picture | None, film: Film | None) -> Sample:
+def _sample(row: Mapping[Hashable, Any], exhibit: Picture | Film | None) -> Sample:
     return Sample(
         kind=row["kind"],
         rollout_id=row["rollout_id"],
         prompt=visible(row["prompt"]),
         text=visible(row["text"]),
-        picture=picture,
-        film=film,
+        picture=exhibit if isinstance(exhibit, Picture) else None,
+        film=exhibit if isinstance(exhibit, Film) else None,
         is_finished=bool(row["is_finished"]),
         outcome=float(row["outcome"]),
         reward=float(row["reward"]),

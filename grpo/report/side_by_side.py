@@ -7,8 +7,8 @@ from pathlib import Path
 import pandas as pd
 
 from grpo.errors import ArtifactError
+from grpo.modalities.shared.exhibits import Picture, embed
 from grpo.params.parameters import BASE
-from grpo.report.pictures import Picture, embed
 from grpo.report.reading import Run
 from grpo.report.samples import SOLVED, visible
 from grpo.report.style import css_color_of

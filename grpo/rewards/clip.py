@@ -4,11 +4,37 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from jaxtyping import Float, UInt8
 
-from grpo.rewards.base import Task, View, Viewer
-from grpo.rewards.frames import take_frames
+from grpo.errors import refused_by_library
+from grpo.rewards.base import Judge, JudgeInputs, Task, View, Viewer, take_frames
+from grpo.runtime.sources import Source, find_source, refusal
+from grpo.schema import HubBase
+
+
+def load_clip(inputs: JudgeInputs, processor: HubBase | None = None) -> Viewer:
+    """Returns a judge by a CLIP model on the machine's device, in float32.
+
+    bfloat16 has three digits, too few to tell the rollouts of a group apart.
+
+    Args:
+      processor: Whose, if the model comes from the hub; None: its own.
+
+    Raises:
+      ParameterError: If the model cannot be loaded, or its device is not there.
+    """
+    # Imported here: it imports torch, which `grpo check` need not load.
+    from grpo.runtime.machine import prepare_machine
+
+    assert inputs.model is not None
+    prepare_machine(inputs.machine)
+    weights = find_source(inputs.model, inputs.data, parameter="reward.model")
+    if processor is None or weights.is_local:
+        readings = weights
+    else:
+        readings = find_source(processor, inputs.data, parameter="reward.model")
+    model = _load_weights(weights).to(inputs.machine.device)
+    return view_by_clip(model, _load_processor(readings))
 
 
 def view_by_clip(model: Any, processor: Any) -> Viewer:
@@ -29,7 +55,6 @@ def view_by_clip(model: Any, processor: Any) -> Viewer:
     return view
 
 
-@torch.no_grad()
 def score_images(
     model: Any,
     processor: Any,
@@ -40,6 +65,8 @@ def score_images(
 
     Prompts are padded, and cut, to what the model takes: company changes nothing.
     """
+    import torch
+
     rows, per_row = frames.shape[:2]
     images = frames.reshape(rows * per_row, *frames.shape[2:])
     inputs = processor(
@@ -51,6 +78,45 @@ def score_images(
         max_length=model.config.text_config.max_position_embeddings,
         return_tensors="pt",
     ).to(model.device)
-    logits = model(**inputs).logits_per_image.reshape(rows, per_row, rows)
+    with torch.no_grad():
+        logits = model(**inputs).logits_per_image.reshape(rows, per_row, rows)
     own: np.ndarray = logits.diagonal(dim1=0, dim2=2).mean(dim=0).double().cpu().numpy()
     return own
+
+
+def _load_weights(source: Source) -> Any:
+    import torch
+    from transformers import CLIPModel
+
+    from_pretrained: Any = CLIPModel.from_pretrained
+    with refused_by_library(lambda why: refusal(source, why)):
+        model, found = from_pretrained(
+            source.name,
+            revision=source.revision,
+            dtype=torch.float32,
+            use_safetensors=True,
+            trust_remote_code=False,
+            local_files_only=source.is_local,
+            output_loading_info=True,
+        )
+    if found["missing_keys"]:  # of another class; transformers would draw them at random
+        raise refusal(source, f"it has no {min(found['missing_keys'])}, which a CLIPModel has")
+    return model.eval().requires_grad_(False)
+
+
+def _load_processor(source: Source) -> Any:
+    from transformers import CLIPProcessor
+
+    from_pretrained: Any = CLIPProcessor.from_pretrained
+    with refused_by_library(lambda why: refusal(source, why)):
+        return from_pretrained(
+            source.name,
+            revision=source.revision,
+            # The other backend resizes a little differently, and not every machine has it.
+            backend="pil",
+            trust_remote_code=False,
+            local_files_only=source.is_local,
+        )
+
+
+JUDGE = Judge(reads="media", load=load_clip, needs_model=True)

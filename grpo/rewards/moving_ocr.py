@@ -8,17 +8,25 @@ from functools import cache
 from itertools import pairwise
 from typing import Any
 
-import cv2
 import numpy as np
 from numpy.typing import NDArray
-from rapidfuzz.distance import Levenshtein
 
-from grpo.rewards.base import Task, View
-from grpo.rewards.ocr import read_texts
+from grpo.rewards import ocr
+from grpo.rewards.base import Judge, JudgeInputs, Task, View, Viewer
 
 LIT = 96  # level from which a pixel counts as drawn
 BORDER = 4  # pixels of dark around a frame, so that what leaves it can be followed
 SCALE = 4  # by which frames are enlarged: the flow's patches are 8 pixels wide
+
+
+def load(inputs: JudgeInputs) -> Viewer:
+    """Returns the judge.
+
+    Raises:
+      MissingExtraError: If rapidocr-onnxruntime is not installed, which brings OpenCV.
+    """
+    ocr.load(inputs)
+    return view_moving_texts
 
 
 def view_moving_texts(media: NDArray[np.uint8], tasks: Sequence[Task]) -> list[View]:
@@ -31,11 +39,14 @@ def view_moving_texts(media: NDArray[np.uint8], tasks: Sequence[Task]) -> list[V
       media: Light on dark, shape [clip, 1, frame, height, width].
       tasks: The entry has the pixels per frame by which it is to move, right and down.
     """
+    # Imported here: an extra, which `grpo check` need not load.
+    from rapidfuzz.distance import Levenshtein
+
     if media.ndim != 5 or media.shape[1] != 1:
         raise ValueError(f"moving_ocr needs clips of one channel, got the shape {media.shape}")
     frames = media.shape[2]
     centered = [_center(each) for clip in media[:, 0] for each in clip]
-    read = read_texts(np.stack(centered)[:, None])
+    read = ocr.read_texts(np.stack(centered)[:, None])
     views = []
     for row, (clip, task) in enumerate(zip(media[:, 0], tasks, strict=True)):
         wanted = task.answer
@@ -67,6 +78,8 @@ def score_motion(clip: NDArray[np.uint8], way: tuple[float, float]) -> float:
 
 def _measure_flow(before: NDArray[np.uint8], after: NDArray[np.uint8]) -> NDArray[np.float64]:
     """Returns the mean flow of the lit pixels, right and down, in pixels."""
+    import cv2
+
     first, second = (
         cv2.resize(np.pad(each, BORDER), None, fx=SCALE, fy=SCALE, interpolation=cv2.INTER_CUBIC)
         for each in (before, after)
@@ -97,6 +110,11 @@ def _center(frame: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 @cache
 def _flow_method() -> Any:
+    import cv2
+
     library: Any = cv2  # its stubs lack this method
     library.setNumThreads(1)
     return library.DISOpticalFlow_create(library.DISOPTICAL_FLOW_PRESET_MEDIUM)
+
+
+JUDGE = Judge(reads="media", load=load)

@@ -9,19 +9,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from grpo.errors import MissingExtraError
-from grpo.rewards.base import Task, View
-from grpo.rewards.frames import take_frames
-
-try:
-    from rapidfuzz.distance import Levenshtein
-    from rapidocr_onnxruntime import RapidOCR
-except ImportError:
-    raise MissingExtraError(
-        "params.yaml: reward.judge ocr needs rapidocr-onnxruntime; run pip install -e '.[ocr]'"
-    ) from None
+from grpo.rewards.base import Judge, JudgeInputs, Task, View, Viewer, take_frames
 
 IMAGES_AT_ONCE = 16
 LEVELS = 255
+
+
+def load(inputs: JudgeInputs) -> Viewer:
+    """Returns the judge.
+
+    Raises:
+      MissingExtraError: If rapidocr-onnxruntime is not installed.
+    """
+    _recognizer()
+    return view_texts
 
 
 def view_texts(media: NDArray[np.uint8], tasks: Sequence[Task]) -> list[View]:
@@ -58,6 +59,8 @@ def read_texts(images: NDArray[np.uint8]) -> list[str]:
 
 def score_text(answer: str, task: Task) -> float:
     """Returns 1 - edit distance / length of the wanted text, at least 0. [Flow-GRPO, OCR reward]"""
+    from rapidfuzz.distance import Levenshtein
+
     wanted = task.answer.upper()
     return max(0.0, 1.0 - Levenshtein.distance(answer, wanted) / len(wanted))
 
@@ -65,8 +68,18 @@ def score_text(answer: str, task: Task) -> float:
 @cache
 def _recognizer() -> Any:
     """Returns the recognition model alone: the text's place is known."""
+    try:
+        # Imported here: an extra, which `grpo check` need not load.
+        from rapidocr_onnxruntime import RapidOCR
+    except ImportError:
+        raise MissingExtraError(
+            "params.yaml: reward.judge ocr needs rapidocr-onnxruntime; run pip install -e '.[ocr]'"
+        ) from None
     recognizer = RapidOCR(intra_op_num_threads=1, inter_op_num_threads=1).text_rec
     recognizer.rec_batch_num = IMAGES_AT_ONCE
     # Of width 0: images are padded to the widest of their batch, not to 320 pixels.
     recognizer.rec_image_shape = [3, 48, 0]
     return recognizer
+
+
+JUDGE = Judge(reads="media", load=load)

@@ -1,6 +1,6 @@
 """What a simulator says of a rollout in it: solved or not."""
 
-from grpo.rewards.base import Task
+from grpo.rewards.base import Judge, Task
 
 
 def read_verdict(text: str, task: Task) -> float:
@@ -12,3 +12,6 @@ def read_verdict(text: str, task: Task) -> float:
     if text.startswith(("failed", "timed out")):
         raise RuntimeError(text)
     return float(text.startswith("success"))
+
+
+JUDGE = Judge(reads="simulation", load=lambda inputs: read_verdict)

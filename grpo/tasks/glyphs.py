@@ -1,24 +1,59 @@
-"""Short texts to be drawn, and how a warm-up draws them: one place per character.
-
-A text may end with an arrow: then it is drawn as a clip, in which it moves that way.
-"""
+"""Short texts to be drawn as images, or as clips in which they move."""
 
 import json
 import random
 from collections.abc import Mapping, Sequence
 from math import prod
-from typing import NamedTuple
+from typing import Annotated, Any, Literal
 
-import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFont
+from pydantic import Field
 
 from grpo.errors import ParameterError
-from grpo.tasks.base import PromptTables, shares
+from grpo.modalities.shared.drawings import split_text
+from grpo.schema import PARAMS, Name, Positive
+from grpo.tasks.base import PromptTables, Task, TaskInputs, shares
 
-ARROWS = {">": (1, 0), "<": (-1, 0), "v": (0, 1), "^": (0, -1)}  # right and down
 Alphabets = Sequence[str]  # the characters that may stand at each place
+
+
+class GlyphsTask(Task):
+    """Short texts to be drawn; prompts of train and eval are disjoint, and not in the warm-up."""
+
+    asks = ("caption",)
+
+    kind: Literal["glyphs"]
+    train_prompts: Positive
+    eval_prompts: Positive
+    families: dict[Name, list[Annotated[str, Field(min_length=1)]]] = Field(min_length=1)
+    # family -> the characters that may stand at each place; of clips the last is an arrow: > < v ^
+    pixels_per_frame: Positive | None  # of what moves, in clips; null: images
+
+    def make_prompts(self, inputs: TaskInputs) -> PromptTables:
+        warmup = inputs.warmup
+        return make_prompts(
+            families=self.families,
+            train_prompts=self.train_prompts,
+            eval_prompts=self.eval_prompts,
+            warmup_prompts=self._divide(warmup) if warmup else {},
+            wrong_fraction=warmup.wrong_fraction if warmup else 0.0,
+            seed=inputs.seed,
+            pixels_per_frame=self.pixels_per_frame,
+        )
+
+    def _divide(self, warmup: Any) -> dict[str, int]:
+        """Returns the warm-up's prompts of each family.
+
+        Raises:
+          ParameterError: If the shares are not those of the task's families.
+        """
+        if warmup.shares.keys() != self.families.keys():
+            raise ParameterError(
+                f"{PARAMS}: policy.base.warmup.shares must name the families of the task, "
+                f"{sorted(self.families)}, got {sorted(warmup.shares)}"
+            )
+        total = sum(warmup.shares.values())
+        return {name: round(warmup.prompts * each / total) for name, each in warmup.shares.items()}
 
 
 def make_prompts(
@@ -66,69 +101,6 @@ def make_prompts(
         eval=_prompt_frame(parts["eval"], "eval", pixels_per_frame),
         warmup=pd.DataFrame(warmup, columns=["prompt_id", "family", "prompt", "solution"]),
     )
-
-
-class Drawing(NamedTuple):
-    """How a text is drawn, in pixels."""
-
-    height: int
-    width: int
-    font_size: int
-    character_width: int
-
-
-def draw_texts(texts: Sequence[str], drawing: Drawing) -> NDArray[np.uint8]:
-    """Returns light on dark drawings, shape [text, 1, height, width], in 256 levels.
-
-    Characters stand in places of equal width from the left edge, centered, on one baseline. The
-    font is the one in the wheel of pillow.
-    """
-    drawn = [_draw_text(text, drawing, 0.0, 0.0) for text in texts]
-    return np.stack(drawn)[:, None]
-
-
-def draw_clips(
-    texts: Sequence[str], drawing: Drawing, *, frames: int, pixels_per_frame: int
-) -> NDArray[np.uint8]:
-    """Returns light on dark clips, shape [text, 1, frame, height, width], in 256 levels.
-
-    A text crosses the middle of the canvas in the middle of the clip, the way that its last
-    character says, in whole pixels: it looks the same in every frame.
-    """
-    drawn = []
-    for text in texts:
-        written, (right, down) = split_text(text)
-        rest = (drawing.width - drawing.character_width * len(written)) / 2
-        passed = [(frame - (frames - 1) / 2) * pixels_per_frame for frame in range(frames)]
-        drawn.append(
-            [
-                _draw_text(written, drawing, rest + right * each, down * each, whole=True)
-                for each in passed
-            ]
-        )
-    return np.array(drawn)[:, None]
-
-
-def split_text(text: str) -> tuple[str, tuple[int, int]]:
-    """Returns what is written and which way it moves, right and down: "AK >" says both."""
-    return text[:-1].strip(), ARROWS[text[-1]]
-
-
-def _draw_text(
-    text: str, drawing: Drawing, right: float, down: float, *, whole: bool = False
-) -> NDArray[np.uint8]:
-    """Returns one drawing; `whole` puts characters at whole pixels."""
-    font = ImageFont.load_default(size=drawing.font_size)
-    image = Image.new("L", (drawing.width, drawing.height), 0)
-    pen = ImageDraw.Draw(image)
-    _, top, _, bottom = pen.textbbox((0, 0), "H8", font=font)
-    for place, character in enumerate(text):
-        middle = drawing.character_width * (place + 0.5) + right
-        left = middle - pen.textlength(character, font=font) / 2
-        high = (drawing.height - top - bottom) / 2 + down
-        place_at = (round(left), round(high)) if whole else (left, high)
-        pen.text(place_at, character, 255, font=font)
-    return np.asarray(image)
 
 
 def _draw_distinct(alphabets: Alphabets, count: int, chooser: random.Random) -> list[str]:

@@ -4,15 +4,18 @@ import json
 import math
 import unicodedata
 from collections.abc import Iterator, Mapping, Set
-from pathlib import Path
-from typing import Any, NoReturn
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Literal, NoReturn
 
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as parquet
+from pydantic import Field, field_validator
 
-from grpo.errors import ArtifactError, brief
-from grpo.tasks.base import PromptTables
+from grpo.errors import ArtifactError, ParameterError, brief
+from grpo.runtime.sources import download
+from grpo.schema import PARAMS, DataPath, S3Base
+from grpo.tasks.base import PromptTables, Task, TaskInputs
 
 LOOSE = "\0"  # before a normalized prompt; no prompt may hold it
 FIELDS = ("prompt", "answer", "family")
@@ -21,6 +24,53 @@ USUAL = {  # what others call them
     "answer": ("solution", "target", "output", "response", "label", "ground_truth", "final_answer"),
 }
 USER = "user"
+
+
+class JsonlTask(Task):
+    """Prompts and answers from two files: JSON lines, a JSON array or a parquet table."""
+
+    asks = ("text", "caption")
+
+    kind: Literal["jsonl"]
+    directory: S3Base | None  # where the files lie; null: data/
+    train: DataPath
+    eval: DataPath
+    columns: dict[  # what the files call them otherwise
+        Literal["prompt", "answer", "family"], Annotated[str, Field(min_length=1)]
+    ]
+    instruction: str  # appended to every prompt
+
+    @field_validator("columns")
+    @classmethod
+    def _divides_prompt_and_answer(cls, columns: dict[str, str]) -> dict[str, str]:
+        if columns.get("prompt", "prompt") == columns.get("answer", "answer"):
+            raise ValueError("must name different columns for prompt and answer")
+        return columns
+
+    def files(self) -> Iterator[tuple[str, str]]:
+        if self.directory is None:
+            yield "task.train", self.train
+            yield "task.eval", self.eval
+
+    def make_prompts(self, inputs: TaskInputs) -> PromptTables:
+        """Returns the prompts of two files; their folder names the family of rows without one."""
+        if inputs.warmup:
+            raise ParameterError(
+                f"{PARAMS}: policy.base.source scratch needs a task with solutions, on which the "
+                "base is warmed up, and task.kind jsonl has none; set another source"
+            )
+        folder, name = inputs.data, inputs.data.name
+        if self.directory is not None:
+            folder = download(self.directory, parameter="task.directory")
+            name = self.directory.uri.rstrip("/").rpartition("/")[2]
+        return read_prompts(
+            train=folder / self.train,
+            evaluation=folder / self.eval,
+            instruction=self.instruction,
+            family=PurePosixPath(self.train).parent.name or name,
+            columns={str(field): name for field, name in self.columns.items()},
+            takes_messages=inputs.takes_messages,
+        )
 
 
 class _Number(str):

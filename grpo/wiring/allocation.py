@@ -84,8 +84,9 @@ def check_selection(params: Parameters, name: str, curriculum: Sequence[Link]) -
         if candidates is not None:
             with located(f"{PARAMS}: {_path(name)}"):
                 require_candidates(selection, int(candidates))
-        if link.name == "stage_by_family" and params.task.kind == "reasoning_gym":
-            _check_families(params.task.families.keys(), link, f"arms.{name}.curriculum")
+        families = getattr(params.task, "families", None)  # None: only its files know
+        if link.name == "stage_by_family" and families is not None:
+            _check_families({*families}, link, f"arms.{name}.curriculum")
 
 
 def _require_draws_of_profile(params: Parameters, name: str) -> None:

@@ -7,8 +7,8 @@ import pandas as pd
 import torch
 
 from grpo.modalities.base import make_rollouts
-from grpo.modalities.shared.machine import prepare_machine
 from grpo.params.parameters import Parameters
+from grpo.runtime.machine import prepare_machine
 from grpo.runtime.seeds import derive_seed
 from grpo.sampling.rollouts import SampledBatch
 from grpo.types import Cost
@@ -26,12 +26,9 @@ def profile_steps(
       directory: The base policy's.
       rewards: Schema REWARDS, of the same rollouts.
     """
-    names = params.modality.phase_names(params.policy)
+    names = [each.name for each in params.modality.phases(params.policy)]
     if not names:
         return {}, Cost()
-    # Imported here: its statistics take a second that other policies need not wait.
-    from grpo.training.phase_metrics import profile_phases
-
     prepare_machine(params.machine)
     draws = draws_of_profile(params)
     policy = load_policy(params, base=directory, directory=directory, draws=draws)
@@ -42,5 +39,5 @@ def profile_steps(
     rollouts = make_rollouts(trajectory, logp, group=group, reward=outcome, outcome=outcome)
     generator = torch.Generator().manual_seed(derive_seed(params.seed, "profile phases"))
     before = policy.cost
-    found = profile_phases(policy, trajectory, rollouts, names, generator)
+    found = params.modality.measure_phases(policy, trajectory, rollouts, names, generator)
     return found, policy.cost - before

@@ -241,14 +241,15 @@ def _write_phases(
     path: Path, params: Parameters, loaded: LoadedRound, trained: TrainedRound
 ) -> None:
     """Writes what was trained of every phase, if steps have phases."""
-    names = params.modality.phase_names(params.policy)
-    if not names:
+    phases = params.modality.phases(params.policy)
+    if not phases:
         return
-    # Imported here: its statistics take a second that other policies need not wait.
-    from grpo.training.phase_metrics import phase_metrics
-
-    state = trained.objective_state
-    rows = phase_metrics(loaded.rollouts, trained.batches, state, names)
+    had_weight = torch.zeros_like(loaded.rollouts.mask)
+    for batch in trained.batches:
+        had_weight[batch.rows] = batch.credit.weight != 0
+    rows = params.modality.describe_phases(
+        loaded.rollouts, had_weight, trained.objective_state, [each.name for each in phases]
+    )
     write_csv(path, pd.DataFrame([asdict(each) for each in rows]))
 
 

@@ -9,10 +9,10 @@ import pandas as pd
 
 from grpo.modalities.base import Policy
 from grpo.modalities.modality import Judgement
-from grpo.modalities.shared.machine import prepare_machine
 from grpo.params.parameters import Parameters
 from grpo.runtime.artifacts.tables import PROMPTS, read_table
 from grpo.runtime.executors.base import Seconds, Work
+from grpo.runtime.machine import prepare_machine
 from grpo.sampling.rollouts import drawing
 from grpo.sampling.scoring import judging, score_captions, without_shaping
 from grpo.schema import DATA

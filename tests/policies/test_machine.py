@@ -16,10 +16,10 @@ import torch
 
 from grpo.errors import ParameterError
 from grpo.modalities.shared.directories import save_base
-from grpo.modalities.shared.machine import prepare_machine
 from grpo.modalities.tokens.forward import ForwardPasses
 from grpo.modalities.tokens.policy import Decoding, TokenPolicy, TokenTrajectory
 from grpo.params.parameters import read_params
+from grpo.runtime.machine import prepare_machine
 from grpo.wiring.policies import load_policy
 from tests.policies.tiny import in_bfloat16, seeded, tiny_moe, tiny_policy
 

@@ -16,6 +16,7 @@ import torch
 from finished_run import cost
 
 from grpo.errors import ArtifactError
+from grpo.modalities.action_chunks.films import MOST_SHOTS, read_films
 from grpo.modalities.action_chunks.model import ChunkShape
 from grpo.modalities.action_chunks.simulation.base import Ending
 from grpo.modalities.action_chunks.simulation.metaworld import (
@@ -25,10 +26,9 @@ from grpo.modalities.action_chunks.simulation.metaworld import (
     make_expert,
 )
 from grpo.modalities.action_chunks.simulation.replay import replay
+from grpo.modalities.shared.exhibits import Film
 from grpo.params.parameters import Parameters, read_params
-from grpo.report.films import Film
 from grpo.report.page import PAGE, write_page
-from grpo.report.playback import MOST_SHOTS, read_films
 from grpo.runtime.artifacts.files import read_json, write_json
 from grpo.runtime.artifacts.images import encode_png
 from grpo.runtime.artifacts.tables import PROMPTS, read_table, write_table

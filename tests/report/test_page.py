@@ -9,7 +9,7 @@ import pytest
 from finished_run import EVALUATION_FLOPS, WARMUP_FLOPS, ReadWith
 
 from benchmarks.browser import Page
-from grpo.modalities import MODALITIES
+from grpo.modalities import all_modalities
 from grpo.params.parameters import Parameters, read_params
 from grpo.report.figures import LABEL_OF_KIND, draw_flops_by_kind
 from grpo.report.numbers import compute_numbers, signal_by_difficulty
@@ -117,7 +117,7 @@ def test_the_steps_of_a_figure_are_those_of_the_policy(read_with: ReadWith, reci
     run = read_with()
     policy = read_params(Path(__file__).parents[2] / f"recipes/{recipe}.yaml").policy
     svg = draw_steps(replace(run, params=run.params.model_copy(update={"policy": policy}))).svg
-    units = {name: each.step_name for name, each in MODALITIES.items()}
+    units = {name: each.step_name for name, each in all_modalities().items()}
     assert [unit for unit in units.values() if unit in svg] == [units[policy.kind]]
 
 

@@ -12,9 +12,9 @@ import torch
 from finished_run import HOSTILE, SUCCESSES, ReadWith
 
 from grpo.errors import ArtifactError
+from grpo.modalities.shared.exhibits import embed
 from grpo.params.parameters import Parameters, read_params
 from grpo.report.page import PAGE, write_page
-from grpo.report.pictures import embed
 from grpo.report.side_by_side import read_sheets
 from grpo.runtime.artifacts.images import encode_png
 from grpo.runtime.artifacts.tables import EVALUATION_SAMPLES, read_table, write_table

@@ -24,7 +24,6 @@ from grpo.modalities.action_chunks.simulation.experts import Demonstration
 from grpo.modalities.modality import RunParams, ScratchBackbone
 from grpo.modalities.shared.directories import PolicyState, write_state
 from grpo.modalities.shared.flops import left_out_by_torch
-from grpo.modalities.shared.machine import DTYPES
 from grpo.modalities.shared.models import (
     make_fresh_model,
     read_model,
@@ -43,6 +42,7 @@ from grpo.modalities.shared.warmup import (
     settings_of,
     step_on_gradient,
 )
+from grpo.runtime.machine import DTYPES
 from grpo.runtime.seeds import derive_seed
 from grpo.schema import PARAMS
 from grpo.types import Cost

@@ -13,9 +13,9 @@ from grpo.modalities.action_chunks.policy import ActionChunkPolicy
 from grpo.modalities.action_chunks.simulation.pool import EnvironmentPool
 from grpo.modalities.modality import RunParams
 from grpo.modalities.shared.directories import read_round
-from grpo.modalities.shared.machine import DTYPES
 from grpo.modalities.shared.models import add_lora
 from grpo.modalities.shared.recomputation import recompute_blocks
+from grpo.runtime.machine import DTYPES
 from grpo.runtime.seeds import derive_seed
 
 SIMULATOR = "grpo.modalities.action_chunks.simulation.metaworld:MetaWorld"

@@ -1,6 +1,6 @@
 """The modality of action chunks: its parameters, and what the core may ask of it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -31,9 +31,17 @@ from grpo.schema import (
 )
 
 if TYPE_CHECKING:
+    import pandas as pd
+    from torch import Generator, Tensor
+
+    from grpo.modalities.action_chunks.phase_metrics import PhaseMetrics
     from grpo.modalities.action_chunks.policy import ActionChunkPolicy
+    from grpo.modalities.action_chunks.trajectories import ChunkTrajectory
+    from grpo.modalities.base import Policy
+    from grpo.modalities.shared.exhibits import Film, Phase
     from grpo.modalities.shared.packed import Layout
     from grpo.modalities.shared.warmup import BasePolicy
+    from grpo.types import Rollouts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +125,11 @@ class ActionChunkPolicyParams(PolicyParams):
         }
 
 
+# By labeller: what the gripper does in colors of Okabe and Ito (2008), time from dark to light.
+PHASE_COLORS = {
+    "gripper": ("#56b4e9", "#e69f00", "#d55e00", "#cc79a7", "#8c959f"),
+    "time": ("#5b4fa8", "#3f7fb8", "#2fa39a", "#7cc25b", "#e5c72e"),
+}
 LONGEST_ROLLOUT = 500  # steps of the simulator, after which Meta-World refuses to go on
 
 
@@ -127,7 +140,7 @@ class ActionChunks(Modality[ActionChunkPolicyParams, TokenSampling, TokenDraws])
     policy = ActionChunkPolicyParams
     sampling = TokenSampling
     evaluation_sampling = TokenDraws
-    tasks = ("manipulation",)
+    asked = "scene"
     judged = "simulation"
     step_name = "chunk"
 
@@ -152,10 +165,45 @@ class ActionChunks(Modality[ActionChunkPolicyParams, TokenSampling, TokenDraws])
             )
         yield from super().find_wrong(params, judge)
 
-    def phase_names(self, policy: ActionChunkPolicyParams) -> tuple[str, ...]:
-        from grpo.modalities.action_chunks.phases import PHASE_NAMES
+    def phases(self, policy: ActionChunkPolicyParams) -> "tuple[Phase, ...]":
+        return phases_of(policy)
 
-        return tuple(PHASE_NAMES[policy.phases])
+    def measure_phases(
+        self,
+        policy: "Policy[Any]",
+        trajectory: "ChunkTrajectory",
+        rollouts: "Rollouts",
+        names: Sequence[str],
+        generator: "Generator",
+    ) -> dict[str, object]:
+        """Returns where in the task the signal is, measured by gradients."""
+        from grpo.modalities.action_chunks.phase_metrics import profile_phases
+
+        return profile_phases(policy, trajectory, rollouts, names, generator)
+
+    def describe_phases(
+        self,
+        rollouts: "Rollouts",
+        trained: "Tensor",
+        state: dict[str, dict[str, float]],
+        names: Sequence[str],
+    ) -> "list[PhaseMetrics]":
+        from grpo.modalities.action_chunks.phase_metrics import phase_metrics
+
+        return phase_metrics(rollouts, trained, state, names)
+
+    def show_rollouts(
+        self,
+        artifacts: Path,
+        params: RunParams[ActionChunkPolicyParams],
+        name: str,
+        rollouts: "pd.DataFrame",
+        chosen: "pd.DataFrame",
+    ) -> "Sequence[Film | None]":
+        """Returns films: rollouts played again in the simulator."""
+        from grpo.modalities.action_chunks.films import read_films
+
+        return read_films(artifacts, params, name, rollouts, chosen)
 
     def rule_facts(
         self, policy: ActionChunkPolicyParams, sampling: TokenSampling
@@ -203,3 +251,13 @@ class ActionChunks(Modality[ActionChunkPolicyParams, TokenSampling, TokenDraws])
         from grpo.modalities.action_chunks.trajectories import LAYOUT
 
         return LAYOUT
+
+
+def phases_of(policy: ActionChunkPolicyParams) -> "tuple[Phase, ...]":
+    """Returns the phases that the labeller tells apart, with their colors."""
+    # Imported here: it imports torch, which `grpo check` need not load.
+    from grpo.modalities.action_chunks.phases import PHASE_NAMES
+    from grpo.modalities.shared.exhibits import Phase
+
+    named = zip(PHASE_NAMES[policy.phases], PHASE_COLORS[policy.phases], strict=True)
+    return tuple(Phase(name=name, color=color) for name, color in named)

@@ -22,14 +22,14 @@ from grpo.modalities.denoising.pipelines import (
 )
 from grpo.modalities.modality import RunParams
 from grpo.modalities.shared.directories import PolicyState, find_wrong_weights, write_state
-from grpo.modalities.shared.machine import DTYPES
+from grpo.modalities.shared.drawings import Drawing, draw_clips, draw_texts, split_text
 from grpo.modalities.shared.models import require_known_keys
 from grpo.modalities.shared.tokenizers import make_caption_tokenizer
 from grpo.modalities.shared.warmup import BasePolicy, WarmupUpdate, name_remedy, settings_of
+from grpo.runtime.machine import DTYPES
 from grpo.runtime.seeds import derive_seed
 from grpo.runtime.sources import Source, find_source, refusal
 from grpo.schema import PARAMS, DirectoryBase, HubBase, S3Base
-from grpo.tasks.parameters import GlyphsTask
 
 
 def make_fresh_pipeline(base: ScratchFlowBase, dtype: torch.dtype, *, seed: int) -> Any:
@@ -221,18 +221,16 @@ def _match_flow(
     """Trains a fresh pipeline on drawings of a table of schema WARMUP."""
     # Imported here: an imported base draws nothing.
     from grpo.modalities.denoising.flow_matching import Drawings, match_flow
-    from grpo.tasks import glyphs
 
     policy, task = params.policy, params.task
     canvas = policy.canvas
-    assert isinstance(task, GlyphsTask)
     _require_room(policy, warmup, pipeline, task, table["solution"].tolist())
-    drawing = glyphs.Drawing(canvas.height, canvas.width, warmup.font_size, warmup.character_width)
+    drawing = Drawing(canvas.height, canvas.width, warmup.font_size, warmup.character_width)
     texts, moved = table["solution"].tolist(), task.pixels_per_frame
     if moved is None:
-        pixels = glyphs.draw_texts(texts, drawing)
+        pixels = draw_texts(texts, drawing)
     else:
-        pixels = glyphs.draw_clips(texts, drawing, frames=canvas.frames, pixels_per_frame=moved)
+        pixels = draw_clips(texts, drawing, frames=canvas.frames, pixels_per_frame=moved)
     settings = settings_of(warmup, params.seed)
     updates = match_flow(
         pipeline,
@@ -248,22 +246,20 @@ def _require_room(
     policy: DenoisingPolicyParams,
     warmup: FlowWarmup,
     pipeline: Any,
-    task: GlyphsTask,
+    task: Any,
     texts: list[str],
 ) -> None:
     """Raises ParameterError unless the longest text fits the text encoders and the canvas.
 
     They would cut it in silence.
     """
-    from grpo.tasks import glyphs
-
     longest = max(map(len, texts))
     tokens = longest + 2  # one byte a character, between two marks
     if task.pixels_per_frame is None:
         room, name = pipeline.tokenizer_max_length, "base.text_encoder.max_position_embeddings"
     else:
         room, name = policy.caption_tokens, "caption_tokens"
-        longest = max(len(glyphs.split_text(text)[0]) for text in texts)
+        longest = max(len(split_text(text)[0]) for text in texts)
     if tokens > room:
         raise ParameterError(
             f"{PARAMS}: policy.{name} must be at least {tokens} "

@@ -15,9 +15,9 @@ from grpo.modalities.denoising.policy import DenoisingPolicy
 from grpo.modalities.denoising.sde_steps import Denoising
 from grpo.modalities.modality import RunParams
 from grpo.modalities.shared.directories import read_round
-from grpo.modalities.shared.machine import DTYPES
 from grpo.modalities.shared.models import add_lora
 from grpo.modalities.shared.recomputation import recompute_blocks
+from grpo.runtime.machine import DTYPES
 from grpo.runtime.seeds import derive_seed
 from grpo.schema import PARAMS
 

@@ -1,6 +1,6 @@
 """The modality of denoising steps: its parameters, and what the core may ask of it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -31,8 +31,11 @@ from grpo.schema import (
 )
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from grpo.modalities.denoising.policy import DenoisingPolicy
     from grpo.modalities.denoising.sde_steps import Denoising as Draws
+    from grpo.modalities.shared.exhibits import Picture
     from grpo.modalities.shared.packed import Layout
     from grpo.modalities.shared.warmup import BasePolicy
 
@@ -166,7 +169,7 @@ class Denoising(Modality[DenoisingPolicyParams, DenoisingSampling, DenoisingDraw
     policy = DenoisingPolicyParams
     sampling = DenoisingSampling
     evaluation_sampling = DenoisingDraws
-    tasks = ("glyphs", "jsonl")
+    asked = "caption"
     judged = "media"
     step_name = "denoising step"
     has_greedy = False  # noise cannot be chosen greedily
@@ -176,7 +179,7 @@ class Denoising(Modality[DenoisingPolicyParams, DenoisingSampling, DenoisingDraw
         frames, base = params.policy.canvas.frames, params.policy.base
         has_frames = frames > 1
         moved = getattr(params.task, "pixels_per_frame", None)
-        if params.task.kind == "glyphs" and (moved is not None) != has_frames:
+        if hasattr(params.task, "pixels_per_frame") and (moved is not None) != has_frames:
             yield (
                 "task.pixels_per_frame and more than one of policy.canvas.frames need each other, "
                 f"got {moved} and {frames}"
@@ -253,6 +256,20 @@ class Denoising(Modality[DenoisingPolicyParams, DenoisingSampling, DenoisingDraw
             "selection must not hold reuse_profile_rollouts: the profile draws without noise in "
             "its steps, which have no density then"
         )
+
+    def show_rollouts(
+        self,
+        artifacts: Path,
+        params: RunParams[DenoisingPolicyParams],
+        name: str,
+        rollouts: "pd.DataFrame",
+        chosen: "pd.DataFrame",
+    ) -> "Sequence[Picture]":
+        """Returns what was drawn."""
+        from grpo.modalities.shared.exhibits import read_pictures
+
+        tensors = artifacts / "rollouts" / name / "tensors.safetensors"
+        return read_pictures(tensors, chosen["row"].tolist())
 
     def judges_while_sampling(self, sampling: DenoisingSampling) -> bool:
         """Returns whether pilots are judged."""

@@ -19,7 +19,6 @@ from transformers import (
 from grpo.errors import ArtifactError, MissingExtraError, ParameterError, brief, located
 from grpo.modalities.modality import RunParams
 from grpo.modalities.shared.directories import save_base
-from grpo.modalities.shared.machine import DTYPES
 from grpo.modalities.shared.models import (
     make_fresh_model,
     read_model,
@@ -37,6 +36,7 @@ from grpo.modalities.shared.warmup import (
 from grpo.modalities.tokens.forward import PASS_ERRORS, ForwardPasses, sampling_cache
 from grpo.modalities.tokens.modality import GgufBase, ScratchBase, TokenPolicyParams
 from grpo.modalities.tokens.policy import end_tokens
+from grpo.runtime.machine import DTYPES
 from grpo.runtime.seeds import derive_seed
 from grpo.schema import PARAMS
 

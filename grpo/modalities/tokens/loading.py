@@ -8,12 +8,12 @@ from torch import nn
 from grpo.errors import ParameterError, brief, refused_by_library
 from grpo.modalities.modality import RunParams
 from grpo.modalities.shared.directories import load_base, read_round, whole_policy
-from grpo.modalities.shared.machine import DTYPES
 from grpo.modalities.shared.models import add_lora
 from grpo.modalities.shared.recomputation import recompute_blocks
 from grpo.modalities.tokens.modality import TokenPolicyParams
 from grpo.modalities.tokens.policy import Decoding, TokenPolicy
 from grpo.modalities.tokens.routing import require_routers
+from grpo.runtime.machine import DTYPES
 from grpo.runtime.ranks import num_ranks
 from grpo.runtime.seeds import derive_seed
 from grpo.schema import PARAMS

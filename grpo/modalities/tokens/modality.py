@@ -102,7 +102,7 @@ class Tokens(Modality[TokenPolicyParams, TokenSampling, TokenDraws]):
     policy = TokenPolicyParams
     sampling = TokenSampling
     evaluation_sampling = TokenDraws
-    tasks = ("reasoning_gym", "jsonl")
+    asked = "text"
     judged = "text"
     step_name = "token"
 

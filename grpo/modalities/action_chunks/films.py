@@ -8,7 +8,7 @@ import pandas as pd
 import torch
 
 from grpo.errors import ArtifactError, located
-from grpo.modalities.action_chunks.modality import ActionChunkPolicyParams
+from grpo.modalities.action_chunks.modality import ActionChunkPolicyParams, phases_of
 from grpo.modalities.action_chunks.model import ChunkShape, read_shape
 from grpo.modalities.action_chunks.phases import NUM_PHASES, choose_labeller
 from grpo.modalities.action_chunks.simulation.base import Ending, Moment
@@ -19,11 +19,10 @@ from grpo.modalities.action_chunks.trajectories import (
     restore_chunks,
     to_values,
 )
+from grpo.modalities.modality import RunParams
 from grpo.modalities.shared.directories import STATE, read_state
+from grpo.modalities.shared.exhibits import Cell, Film, Phase, Shot, embed
 from grpo.modalities.shared.packed import prompt_rows
-from grpo.params.parameters import BASE, Parameters
-from grpo.report.films import Cell, Film, Phase, Shot, phases_of
-from grpo.report.pictures import embed
 from grpo.runtime.artifacts.images import encode_png
 from grpo.runtime.artifacts.tensors import read_tensors
 
@@ -33,7 +32,11 @@ DRAWN, HIGHEST = "sample_chunks_by_phase", "keep_highest_phase"  # links that ke
 
 
 def read_films(
-    artifacts: Path, params: Parameters, name: str, rollouts: pd.DataFrame, chosen: pd.DataFrame
+    artifacts: Path,
+    params: RunParams[ActionChunkPolicyParams],
+    name: str,
+    rollouts: pd.DataFrame,
+    chosen: pd.DataFrame,
 ) -> list[Film | None]:
     """Returns a film of each chosen rollout of a round; None where the environment had failed.
 
@@ -45,19 +48,19 @@ def read_films(
       ArtifactError: If a file is missing or broken, or its tensors do not fit the others.
     """
     path = artifacts / "rollouts" / name / "tensors.safetensors"
-    shape = read_shape(artifacts / "policies" / BASE)
+    shape = read_shape(artifacts / "policies" / "base")
     kept = _read_kept(artifacts / "policies" / name)
     tensors = read_tensors(path)
     group = torch.tensor(rollouts["group"].to_numpy())
-    settings = params.policy_as(ActionChunkPolicyParams)
-    label = choose_labeller(settings.phases, settings.max_steps)
+    label = choose_labeller(params.policy.phases, params.policy.max_steps)
     with located(path):
         row = prompt_rows(LAYOUT, tensors, group)
         played, _ = restore_chunks(tensors, row, shape=shape, label=label)
+    phases = phases_of(params.policy)
     films: list[Film | None] = []
     for each in chosen.to_dict("records"):
         one = played.select(torch.tensor([each["row"]]), num_steps=played.mask.shape[1])
-        cells = _cells(one, phases_of(params), kept)
+        cells = _cells(one, phases, kept)
         films.append(_film(each["prompt"], one, cells, shape) if cells else None)
     return films
 
@@ -80,7 +83,7 @@ def _read_kept(policy: Path) -> list[float] | None:
     return kept
 
 
-def _cells(one: ChunkTrajectory, phases: list[Phase], kept: list[float] | None) -> list[Cell]:
+def _cells(one: ChunkTrajectory, phases: Sequence[Phase], kept: list[float] | None) -> list[Cell]:
     """Returns a cell for every chunk of one rollout."""
     labels = one.chunks.phase[one.mask].tolist()
     return [

@@ -20,7 +20,6 @@ from grpo.objective.advantage import (
 )
 from grpo.objective.base import State, assign_credit, chain
 from grpo.objective.chunks import SOLVED, neyman_allocation, phase_contrast
-from grpo.training.batches import Batch
 from grpo.types import Rollouts
 
 MEASURED_CHUNKS = 64  # of a phase, whose gradients are computed one by one
@@ -60,20 +59,21 @@ class _Gradients:
 
 
 def phase_metrics(
-    rollouts: Rollouts, batches: Sequence[Batch], state: State, names: Sequence[str]
+    rollouts: Rollouts,
+    trained: Bool[Tensor, "rollout step"],
+    state: State,
+    names: Sequence[str],
 ) -> list[PhaseMetrics]:
     """Returns a row per phase.
 
     Args:
+      trained: The steps that had weight in the round's updates.
       state: Of the objective, after the round.
     """
     assert rollouts.chunks is not None
     phase = rollouts.chunks.phase
     mixed = ~is_uniform(rollouts.outcome, rollouts.group)[:, None] & rollouts.mask
     solved = (rollouts.outcome > SOLVED)[:, None]
-    trained = torch.zeros_like(rollouts.mask)
-    for batch in batches:
-        trained[batch.rows] = batch.credit.weight != 0
     contrast = phase_contrast(rollouts).tolist()
     keep = next((each for each in state.values() if "keep_0" in each), {})
     rows = []

@@ -2,16 +2,34 @@
 
 import json
 from collections.abc import Mapping
+from typing import Literal
 
 import pandas as pd
+from pydantic import Field
 
-from grpo.modalities.action_chunks.simulation.metaworld import (
-    draw_scene,
-    make_environment,
-    require_families,
-)
 from grpo.runtime.seeds import derive_seed
-from grpo.tasks.base import PromptTables, shares
+from grpo.schema import Name, Positive
+from grpo.tasks.base import PromptTables, Task, TaskInputs, shares
+
+
+class ManipulationTask(Task):
+    """Scenes of Meta-World: a robot arm that is told what to do; train and eval differ."""
+
+    asks = ("scene",)
+
+    kind: Literal["manipulation"]
+    train_prompts: Positive
+    eval_prompts: Positive
+    families: list[Name] = Field(min_length=1)  # environments, e.g. push-v3
+
+    def make_prompts(self, inputs: TaskInputs) -> PromptTables:
+        return make_prompts(
+            families=self.families,
+            train_prompts=self.train_prompts,
+            eval_prompts=self.eval_prompts,
+            demonstrations=inputs.warmup.demonstrations,
+            seed=inputs.seed,
+        )
 
 
 def make_prompts(
@@ -32,6 +50,9 @@ def make_prompts(
     Raises:
       ParameterError: If Meta-World has no such family.
     """
+    # Imported here: an extra, which only makes scenes.
+    from grpo.modalities.action_chunks.simulation.metaworld import require_families
+
     require_families(families)
     parts: dict[str, list[dict[str, str]]] = {"train": [], "eval": [], "warmup": []}
     for index, family in enumerate(families):
@@ -58,6 +79,8 @@ def make_prompts(
 
 def _draw_distinct(family: str, count: int, seed: int) -> list[str]:
     """Returns scenes of a family, each another one."""
+    from grpo.modalities.action_chunks.simulation.metaworld import draw_scene, make_environment
+
     environment, scenes, number = make_environment(family), dict[str, None](), 0
     while len(scenes) < count:
         scenes[draw_scene(environment, family, derive_seed(seed, family, number))] = None

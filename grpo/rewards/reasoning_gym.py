@@ -5,13 +5,7 @@ import warnings
 from functools import cache
 from typing import Any
 
-from grpo.rewards.base import Task
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", SyntaxWarning)  # of cellpylib, when Python first compiles it
-    import reasoning_gym
-
-generate: Any = reasoning_gym.create_dataset  # (family, size=, seed=, **difficulty) -> data set
+from grpo.rewards.base import Judge, Task
 
 # Families whose judge hands an answer to Python's eval, some of them by sympy's parser.
 EVALUATED = {
@@ -25,6 +19,15 @@ MATHEMATICS = {
 }  # fmt: skip
 WORD = re.compile(r"[^\W\d]\w*")
 QUOTES = {"'", '"', "\\"}
+
+
+def generate(family: str, *, size: int, seed: int, **difficulty: Any) -> Any:
+    """Returns a data set of a family."""
+    # Imported here: it takes half a second, and who only checks parameters need not wait.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)  # of cellpylib, when it is first compiled
+        import reasoning_gym
+    return reasoning_gym.create_dataset(family, size=size, seed=seed, **difficulty)
 
 
 def score_answer(answer: str, task: Task) -> float:
@@ -52,3 +55,6 @@ def _is_inert(answer: str) -> bool:
 def _judge(family: str) -> Any:
     """Returns a data set of the family; only its judge is used, entries carry the difficulty."""
     return generate(family, size=1, seed=0)
+
+
+JUDGE = Judge(reads="text", load=lambda inputs: score_answer, needs_task="reasoning_gym")

@@ -1,18 +1,51 @@
-"""What a film of a robot's rollout is: some pictures, and a cell for every chunk of actions."""
+"""What the report shows of a rollout beside its text: a picture, or a film of a robot."""
 
-import itertools
+import base64
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from grpo.modalities.action_chunks.phases import PHASE_NAMES
-from grpo.params.parameters import Parameters
-from grpo.report.pictures import Picture
+from grpo.runtime.artifacts.images import encode_png, png_size
+from grpo.runtime.artifacts.rows import read_rows
 
-# By labeller: what the gripper does in colors of Okabe and Ito (2008), time from dark to light.
-OTHER_COLORS = ("#56b4e9", "#e69f00", "#d55e00", "#cc79a7", "#8c959f")
-PHASE_COLORS: dict[tuple[str, ...], tuple[str, ...]] = {
-    tuple(PHASE_NAMES["gripper"]): OTHER_COLORS,
-    tuple(PHASE_NAMES["time"]): ("#5b4fa8", "#3f7fb8", "#2fa39a", "#7cc25b", "#e5c72e"),
-}
+PICTURE_PIXELS = 192  # of the longer side
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """One image; sizes are in pixels of the page."""
+
+    uri: str
+    width: int
+    height: int
+    is_enlarged: bool  # its own pixels stay visible
+
+
+def embed(png: bytes, *, longest_pixels: int) -> Picture:
+    """Returns an image whose longer side takes about `longest_pixels` on the page, or less."""
+    width, height = png_size(png)
+    scale = longest_pixels / max(width, height)
+    if scale > 1:
+        scale = int(scale)
+    return Picture(
+        uri=f"data:image/png;base64,{base64.b64encode(png).decode()}",
+        width=round(scale * width),
+        height=round(scale * height),
+        is_enlarged=scale > 1,
+    )
+
+
+def read_pictures(tensors: Path, rows: Sequence[int]) -> list[Picture]:
+    """Returns what the rollouts of some rows drew.
+
+    Args:
+      tensors: The file in which a round's rollouts are stored.
+
+    Raises:
+      ArtifactError: If it is missing or broken, or has no such rows.
+    """
+    images = read_rows(tensors, "media", rows)
+    return [embed(encode_png(each), longest_pixels=PICTURE_PIXELS) for each in images]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,10 +97,3 @@ class Film:
             else:
                 runs.append((cell.phase.name, 1))
         return ", ".join(f"{count} of {name}" for name, count in runs)
-
-
-def phases_of(params: Parameters) -> list[Phase]:
-    """Returns the phases of the policy's chunks; none if its steps are no chunks."""
-    names = params.modality.phase_names(params.policy)
-    colors = PHASE_COLORS.get(names, itertools.cycle(OTHER_COLORS))
-    return [Phase(name=name, color=color) for name, color in zip(names, colors)]
