@@ -28,11 +28,10 @@ from transformers import LlamaConfig, LlamaModel
 from benchmarks.demo import RESULTS, ROOT, machine, revision_of
 from benchmarks.figures import save_figure
 from benchmarks.workspaces import CPU_SECONDS, reset_peak, resident_peak
-from grpo.modalities.action_chunks.loading import SIMULATOR
 from grpo.modalities.action_chunks.modality import ChunkDecoding
 from grpo.modalities.action_chunks.model import ActionChunkModel, ChunkShape
 from grpo.modalities.action_chunks.phases import choose_labeller
-from grpo.modalities.action_chunks.policy import ActionChunkPolicy
+from grpo.modalities.action_chunks.policy import SIMULATOR, ActionChunkPolicy
 from grpo.modalities.action_chunks.simulation.pool import EnvironmentPool
 from grpo.modalities.base import make_rollouts
 from grpo.modalities.shared.recomputation import saved_bytes

@@ -17,10 +17,9 @@ from matplotlib.figure import Figure
 from benchmarks.demo import RESULTS, ROOT, machine, revision_of
 from benchmarks.figures import middle_and_reach, save_figure
 from grpo.modalities.action_chunks.bases import make_action_model
-from grpo.modalities.action_chunks.loading import SIMULATOR
 from grpo.modalities.action_chunks.modality import ChunkDecoding
 from grpo.modalities.action_chunks.phases import choose_labeller
-from grpo.modalities.action_chunks.policy import ActionChunkPolicy
+from grpo.modalities.action_chunks.policy import SIMULATOR, ActionChunkPolicy
 from grpo.modalities.action_chunks.simulation.metaworld import draw_scene, make_environment
 from grpo.modalities.action_chunks.simulation.pool import EnvironmentPool
 from grpo.params.parameters import read_params

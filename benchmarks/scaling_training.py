@@ -28,7 +28,6 @@ from benchmarks.demo import RESULTS, ROOT, machine, revision_of
 from benchmarks.figures import save_figure
 from benchmarks.workspaces import reset_peak, resident_peak
 from grpo.modalities.base import make_rollouts
-from grpo.modalities.shared.sharding import own_part
 from grpo.modalities.shared.tokenizers import make_byte_tokenizer
 from grpo.modalities.tokens.policy import Decoding, TokenPolicy
 from grpo.objective.algorithms import grpo
@@ -37,7 +36,7 @@ from grpo.report.style import styled
 from grpo.runtime.artifacts.files import Scratch, read_json, write_json
 from grpo.runtime.artifacts.usage import Usage
 from grpo.runtime.markdown import markdown_table
-from grpo.runtime.ranks import joined, num_ranks, run_in_ranks, this_rank
+from grpo.runtime.ranks import local_shard, num_ranks, process_group, run_in_ranks, this_rank
 from grpo.training.updates import train_round
 from grpo.wiring.policies import make_optimizer
 from grpo.wiring.rounds import settings_of
@@ -115,7 +114,7 @@ def _train_in_ranks(size: str, ranks: int, out: Path) -> None:
     store = out / "store"
 
     def work(usage: Usage) -> None:
-        with joined(ranks, "cpu", store=store):
+        with process_group(ranks, "cpu", store=store):
             write_json(out / f"rank-{this_rank()}.json", _train(size, Scratch(str(out), "a")))
 
     run_in_ranks(ranks, work, Usage(), store=store)
@@ -158,7 +157,7 @@ def _train(size: str, scratch: Scratch) -> dict[str, Any]:
         "parameters": number,
         "seconds": seconds,
         "processor_seconds": processor_seconds,
-        "kept_bytes": sum(own_part(each).nbytes for each in kept),
+        "kept_bytes": sum(local_shard(each).nbytes for each in kept),
         "peak_bytes": resident_peak() - before,
         "losses": [each.loss for each in trained.metrics],
     }

@@ -181,7 +181,7 @@ def _load(arguments: argparse.Namespace) -> int:
 def _sample(arguments: argparse.Namespace) -> int:
     from grpo.registry.sample import draw_from
     from grpo.runtime.artifacts.files import named_output, require_replaceable, write_bytes
-    from grpo.runtime.artifacts.images import encode_png
+    from grpo.runtime.artifacts.media import encode_png
 
     if arguments.images:
         require_replaceable(arguments.images)  # said before the policy is loaded

@@ -8,7 +8,7 @@ from grpo.runtime.artifacts.divergence import curves_kept
 from grpo.runtime.artifacts.files import WORK, Scratch
 from grpo.runtime.artifacts.usage import Usage
 from grpo.runtime.machine import prepare_machine
-from grpo.runtime.ranks import all_agree, joined, require_same, run_in_ranks, this_rank
+from grpo.runtime.ranks import all_agree, process_group, require_same, run_in_ranks, this_rank
 from grpo.wiring.rounds import fewer_updates, load_round, save_round, train_loaded
 from stages.entry import run, scratch_of
 from stages.progress import shown, warn
@@ -32,7 +32,7 @@ def main(
 
     def work(usage: Usage) -> None:
         prepare_machine(params.machine)
-        with joined(ranks, params.machine.device, store=store):
+        with process_group(ranks, params.machine.device, store=store):
             _train(params, usage, scratch, inputs, [policy_out, training_out])
 
     run_in_ranks(ranks, work, usage, store=store)

@@ -28,8 +28,7 @@ from grpo.modalities.modality import Lora
 from grpo.modalities.shared.models import add_lora, make_fresh_model, read_model
 from grpo.modalities.shared.tokenizers import make_byte_tokenizer
 from grpo.modalities.tokens.bases import make_base
-from grpo.modalities.tokens.loading import require_chat_template
-from grpo.modalities.tokens.policy import Decoding, TokenPolicy
+from grpo.modalities.tokens.policy import Decoding, TokenPolicy, require_chat_template
 from grpo.params.parameters import Parameters, read_params
 from grpo.schema import DirectoryBase
 

@@ -19,7 +19,7 @@ from grpo.modalities.shared.warmup import WarmupSettings
 from grpo.params.parameters import Parameters, read_params
 from grpo.rewards.base import Task
 from grpo.rewards.moving_ocr import score_motion, view_moving_texts
-from grpo.runtime.artifacts.images import encode_png, film_strip, png_size
+from grpo.runtime.artifacts.media import encode_png, film_strip, png_size
 from grpo.wiring.tasks import build_prompts
 from tests.policies.tiny_denoiser import seeded, tiny_decoding
 

@@ -17,7 +17,7 @@ from grpo.errors import ArtifactError
 from grpo.registry.weights import load_version
 from grpo.runtime.artifacts.files import refused_by_the_system
 from grpo.runtime.artifacts.marks import read_marks
-from grpo.runtime.artifacts.rows import read_rows
+from grpo.runtime.artifacts.media import read_rows
 from tests.files import bound_by_modes
 
 ROOT = Path(__file__).parents[1]

@@ -6,15 +6,13 @@ import torch
 from grpo.errors import UnsoundError
 from grpo.objective.algorithms import rloo
 from grpo.objective.base import Objective, chain
-from grpo.objective.ratio import (
-    average_ratio_over_rollout,
-    mask_mismatched_rollouts,
-    truncate_mismatch,
-)
 from grpo.objective.trust import (
     average_clipped_log_ratio,
+    average_ratio_over_rollout,
     clip_surrogate,
     gate_ratio_softly,
+    mask_mismatched_rollouts,
+    truncate_mismatch,
     truncate_ratio,
 )
 from grpo.objective.weight import keep_extreme_rollouts

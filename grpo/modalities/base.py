@@ -1,12 +1,15 @@
 """What sampling, training and evaluation ask of a policy, whatever its steps are."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor, nn
 
 from grpo.modalities.shared.packed import Layout, prompt_rows
+from grpo.runtime.ranks import sum_counts
 from grpo.types import ActionChunks, Cost, Rollouts, Scores, StepNoise
 
 
@@ -156,3 +159,11 @@ def make_rollouts(
         variant=trajectory.variant,
         chunks=trajectory.chunks,
     )
+
+
+@contextmanager
+def counted_together(policy: Policy[Any]) -> Iterator[None]:
+    """Adds what all ranks spend inside to the policy's cost, on every rank."""
+    before, policy.cost = policy.cost, Cost()
+    yield
+    policy.cost = before + Cost(*sum_counts([*vars(policy.cost).values()]))

@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from grpo.modalities.shared.warmup import BasePolicy
     from grpo.types import Rollouts
 
+# Scores intermediate samples: captions and media, row by row -> scores in [0, 1].
+Judgement = Callable[[list[str], Any], list[float]]
+DrawsT = TypeVar("DrawsT", bound=Strict)  # of profile and evaluation
+
 
 class Lora(Strict):
     """Low-rank adapters, trained instead of the base's weights."""
@@ -99,14 +103,9 @@ def find_other_temperature(sampling: TokenSampling, profiled: TokenDraws) -> str
     )
 
 
-# Scores intermediate samples: captions and media, row by row -> scores in [0, 1].
-Judgement = Callable[[list[str], Any], list[float]]
-
-
 PolicyT = TypeVar("PolicyT", bound=PolicyParams)
 PolicyT_co = TypeVar("PolicyT_co", bound=PolicyParams, covariant=True)
 SamplingT = TypeVar("SamplingT", bound=SamplingParams)  # of an arm
-DrawsT = TypeVar("DrawsT", bound=Strict)  # of profile and evaluation
 
 
 @runtime_checkable

@@ -10,16 +10,14 @@ from grpo.objective.advantage import center_by_group_mean, leave_one_out, scale_
 from grpo.objective.base import Objective, chain
 from grpo.objective.chunks import sample_chunks_by_phase
 from grpo.objective.penalty import penalize_kl
-from grpo.objective.ratio import (
-    average_ratio_keeping_token_gradient,
-    average_ratio_over_rollout,
-    scale_log_ratio,
-)
 from grpo.objective.trust import (
     average_clipped_log_ratio,
+    average_ratio_keeping_token_gradient,
+    average_ratio_over_rollout,
     clip_surrogate,
     contrast_implicit_policies,
     gate_ratio_softly,
+    scale_log_ratio,
     truncate_ratio,
     weigh_log_prob,
 )

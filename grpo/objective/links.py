@@ -7,14 +7,13 @@ from grpo.objective import (
     algorithms,
     chunks,
     penalty,
-    ratio,
     trust,
     weight,
 )
 from grpo.objective.base import Objective
 from grpo.objective.link import functions_returning
 
-LINKS = functions_returning(Objective, advantage, weight, chunks, ratio, trust, penalty)
+LINKS = functions_returning(Objective, advantage, weight, chunks, trust, penalty)
 ALGORITHMS = functions_returning(Objective, algorithms)
 
 

@@ -18,6 +18,9 @@ from grpo.objective.link import Kind, Link
 from grpo.types import Credit, Rollouts, StepTerms
 
 PerStep = Float[Tensor, "rollout step"]
+CONTRAST = "contrast_implicit_policies"
+NORMALIZED = "normalize_log_ratio"
+EXACT = "exact"  # an estimator of penalize_kl
 
 
 def k1(logp: PerStep, reference_logp: PerStep, mask: Bool[Tensor, "rollout step"]) -> PerStep:
@@ -107,11 +110,6 @@ def _difference(
     """Returns d = reference_logp - logp, and 0 off the mask."""
     # Masked on the way in: 0 * nan would flow back through exp.
     return torch.where(mask, reference_logp, 0.0) - torch.where(mask, logp, 0.0)
-
-
-CONTRAST = "contrast_implicit_policies"
-NORMALIZED = "normalize_log_ratio"
-EXACT = "exact"  # an estimator of penalize_kl
 
 
 def needs_divergence(objective: Objective) -> bool:

@@ -8,16 +8,15 @@ from typing import NamedTuple
 from grpo.objective.link import Kind, Link, Setting
 from grpo.objective.penalty import CONTRAST
 
+TOO_FEW = 4  # rollouts of a group to choose from (rule U22)
+TOO_STALE = 4  # updates per round for the trainer's own routing (rule U33)
+ROUTING = "policy.routing"
+
 
 class Severity(Enum):
     INFO = 0
     WARN = 1
     ERROR = 2
-
-
-TOO_FEW = 4  # rollouts of a group to choose from (rule U22)
-TOO_STALE = 4  # updates per round for the trainer's own routing (rule U33)
-ROUTING = "policy.routing"
 
 
 @dataclass(frozen=True, kw_only=True)

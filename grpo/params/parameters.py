@@ -1,10 +1,11 @@
 """Typed parameters: the only reader of params.yaml. Everything is stated; nothing has a default."""
 
 import difflib
+import inspect
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -47,6 +48,45 @@ from grpo.tasks.base import Task
 
 JudgeModel = Annotated[DirectoryBase | HubBase | S3Base, Field(discriminator="source")]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
+LARGEST_SIZE = 2**24  # of a fresh model: vocabularies and contexts are below it
+MOST_LAYERS = 4096  # of a fresh model; the deepest that anybody trains have hundreds
+LAYERS = ("num_hidden_layers", "num_layers")
+WIDTHS = ("hidden_size", "d_model", "joint_attention_dim")
+OTHER_WIDTHS = ("vocab_size", "intermediate_size", "d_ff")
+HEADS = ("num_attention_heads", "num_key_value_heads", "num_heads", "attention_head_dim")
+MODEL_BYTES = 2**40  # of a fresh model's weights in float32, more than one machine's memory
+LONGEST_NAME = 80  # in a message: names are shorter
+PAIRS = ("betas", "window", "fallback", "score_range", "patch_size")
+Kind = TypeVar("Kind", bound=PolicyParams)
+BASE = "base"  # the name of the policy every chain of rounds starts from
+LinkSpec = str | dict[str, dict[str, int | float | str | bool]]  # "rloo" or {rloo: {low: 0.2}}
+Info = Any  # pydantic's ValidationInfo: a protocol, which no check at run time takes
+# policy.kind of the parameters that are being validated. The sections of an arm's and of the
+# evaluation's sampling are read by it; they stand below `policy` and are validated after it.
+_KIND: ContextVar[str | None] = ContextVar("policy.kind", default=None)
+RULES = {  # by pydantic's name of a problem
+    "missing": "is missing",
+    "union_tag_not_found": "is missing",
+    "union_tag_invalid": "must be one of {expected_tags}",
+    "extra_forbidden": "is unknown",
+    "less_than_equal": "must be at most {le}",
+    "greater_than_equal": "must be at least {ge}",
+    "too_short": "must have at least {min_length} item",
+    "too_long": "must have at most {max_length} items",
+    "string_too_short": "must have at least {min_length} character",
+}
+KINDS = {  # by pydantic's name of a type
+    "int": "an integer",
+    "float": "a number",
+    "bool": "true or false",
+    "string": "a text",
+    "dict": "a mapping",
+    "model": "a mapping",
+    "list": "a list",
+    "tuple": "a list",
+}
+Component = TypeVar("Component")
+SETTING_KINDS = {int: "an integer", float: "a number", str: "a text"}
 
 
 class Reward(Strict):
@@ -116,30 +156,6 @@ def check_reward(reward: Reward, path: Path) -> None:
             raise ParameterError(
                 f"{path}: reward.{name} {rule} with reward.judge {reward.judge}, got {value!r}"
             )
-
-
-LARGEST_SIZE = 2**24  # of a fresh model: vocabularies and contexts are below it
-MOST_LAYERS = 4096  # of a fresh model; the deepest that anybody trains have hundreds
-LAYERS = ("num_hidden_layers", "num_layers")
-WIDTHS = ("hidden_size", "d_model", "joint_attention_dim")
-OTHER_WIDTHS = ("vocab_size", "intermediate_size", "d_ff")
-HEADS = ("num_attention_heads", "num_key_value_heads", "num_heads", "attention_head_dim")
-MODEL_BYTES = 2**40  # of a fresh model's weights in float32, more than one machine's memory
-LONGEST_NAME = 80  # in a message: names are shorter
-PAIRS = ("betas", "window", "fallback", "score_range", "patch_size")
-Kind = TypeVar("Kind", bound=PolicyParams)
-BASE = "base"  # the name of the policy every chain of rounds starts from
-
-
-LinkSpec = str | dict[str, dict[str, int | float | str | bool]]  # "rloo" or {rloo: {low: 0.2}}
-
-
-Info = Any  # pydantic's ValidationInfo: a protocol, which no check at run time takes
-
-
-# policy.kind of the parameters that are being validated. The sections of an arm's and of the
-# evaluation's sampling are read by it; they stand below `policy` and are validated after it.
-_KIND: ContextVar[str | None] = ContextVar("policy.kind", default=None)
 
 
 def _find_policy(value: Any, info: Info) -> PolicyParams:
@@ -468,29 +484,6 @@ def _explain(error: ValidationError) -> str:
     return f"{path} {rule}" if is_missing else f"{path} {rule}, got {_say(first['input'])}"
 
 
-RULES = {  # by pydantic's name of a problem
-    "missing": "is missing",
-    "union_tag_not_found": "is missing",
-    "union_tag_invalid": "must be one of {expected_tags}",
-    "extra_forbidden": "is unknown",
-    "less_than_equal": "must be at most {le}",
-    "greater_than_equal": "must be at least {ge}",
-    "too_short": "must have at least {min_length} item",
-    "too_long": "must have at most {max_length} items",
-    "string_too_short": "must have at least {min_length} character",
-}
-KINDS = {  # by pydantic's name of a type
-    "int": "an integer",
-    "float": "a number",
-    "bool": "true or false",
-    "string": "a text",
-    "dict": "a mapping",
-    "model": "a mapping",
-    "list": "a list",
-    "tuple": "a list",
-}
-
-
 def _rule(problem: ErrorDetails, problems: list[ErrorDetails]) -> str:
     """Returns what must hold; of a value that may be of several types, all of them."""
     of_value = [each for each in problems if each["loc"][:-1] == problem["loc"][:-1]]
@@ -564,3 +557,58 @@ def _path(location: tuple[int | str, ...]) -> str:
 def _cut(name: str) -> str:
     """Returns a name, or the start of one that is longer than any name may be."""
     return name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}..."
+
+
+def build_listed(
+    specs: list[LinkSpec], table: Mapping[str, Callable[..., Component]], where: str
+) -> list[tuple[str, Component]]:
+    """Returns each component with its parameter path, e.g. arms.sgpo.objective[0].rloo.
+
+    Raises:
+      ParameterError: If a name or setting is unknown, missing or out of range.
+    """
+    return [_build(spec, table, f"{where}[{index}]") for index, spec in enumerate(specs)]
+
+
+def _build(
+    spec: LinkSpec, table: Mapping[str, Callable[..., Component]], where: str
+) -> tuple[str, Component]:
+    named = {spec: {}} if isinstance(spec, str) else spec
+    if len(named) != 1:
+        raise ParameterError(f"{PARAMS}: {where} must name one component, got {sorted(named)}")
+    name, settings = next(iter(named.items()))
+    if name not in table:
+        raise ParameterError(
+            f"{PARAMS}: {where} must be one of {sorted(table)}, got {name!r}{_nearest(name, table)}"
+        )
+    path = f"{where}.{name}"
+    known = inspect.signature(table[name]).parameters
+    for key in settings:
+        if key not in known:
+            raise ParameterError(
+                f"{PARAMS}: {path}.{key} is unknown, it knows {sorted(known)}{_nearest(key, known)}"
+            )
+    for key, parameter in known.items():
+        if key not in settings and parameter.default is parameter.empty:
+            raise ParameterError(f"{PARAMS}: {path}.{key} is missing")
+        _check_type(settings.get(key, parameter.default), parameter.annotation, f"{path}.{key}")
+    try:
+        return path, table[name](**settings)
+    except ValueError as error:
+        raise ParameterError(f"{PARAMS}: {path}: {error}") from None
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    """Returns a hint at the known name that resembles this one, if there is one."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"; is it {near[0]}?" if near else ""
+
+
+def _check_type(value: object, annotation: type, path: str) -> None:
+    """Raises unless a setting is of the annotated plain type and finite; an int is a float."""
+    accepted = (int, float) if annotation is float else annotation
+    if not isinstance(value, accepted) or isinstance(value, bool):
+        kind = SETTING_KINDS.get(annotation, annotation.__name__)
+        raise ParameterError(f"{PARAMS}: {path} must be {kind}, got {value!r}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ParameterError(f"{PARAMS}: {path} must be a finite number, got {value}")

@@ -15,6 +15,7 @@ from grpo.schema import PARAMS
 
 PIPELINE = Path("dvc.yaml")
 CODE = ("grpo/", "stages/")
+INTERPOLATION = re.compile(r"\$\{[^}]*\}")
 
 
 @contextmanager
@@ -109,9 +110,6 @@ def _files(path: Path) -> list[Path]:
         for name in names
         if "__pycache__" not in folder
     ]
-
-
-INTERPOLATION = re.compile(r"\$\{[^}]*\}")
 
 
 def require_own_outs(stage: str, paths: Mapping[str, Path]) -> None:

@@ -28,6 +28,9 @@ from grpo.runtime.process import die_with_parent
 from grpo.schema import DirectoryBase, HubBase, Machine, S3Base
 
 ALARM_AGAIN_SECONDS = 0.05  # a judge that catches the alarm gets the next one
+ScoreRange = tuple[float, float] | None  # raw scores that count as 0 and as 1; None: 0 and 1
+GRACE_SECONDS = 1.0  # behind its own limit, after which a judging process is killed
+FRAMES_PER_CLIP = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +61,6 @@ class View(NamedTuple):
 AnswerJudge = Callable[[str, Task], float]  # the answer's text -> raw score
 # Of images [row, channel, height, width] or clips [row, channel, frame, height, width].
 Viewer = Callable[[NDArray[np.uint8], Sequence[Task]], list[View]]
-ScoreRange = tuple[float, float] | None  # raw scores that count as 0 and as 1; None: 0 and 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,7 +201,6 @@ def _expire(signum: int, frame: FrameType | None) -> None:
     raise _TimeIsUp
 
 
-GRACE_SECONDS = 1.0  # behind its own limit, after which a judging process is killed
 Asked = Callable[..., Outcome]
 
 
@@ -334,9 +335,6 @@ def _serve(pipe: Connection, parents: Connection, judge: Asked, parent: int) -> 
 def _end_all(children: list[_Child]) -> None:
     while children:
         children.pop().end()
-
-
-FRAMES_PER_CLIP = 8
 
 
 def take_frames(

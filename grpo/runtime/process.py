@@ -13,6 +13,8 @@ from contextlib import contextmanager, suppress
 from functools import partial
 
 EXIT_INTERRUPTED = 128 + signal.SIGINT  # as shells call it
+PR_SET_PDEATHSIG = 1
+POLL_SECONDS = 1.0  # between looks at whether a silent process is still there
 
 
 def stop_at_once(text: str) -> None:
@@ -31,10 +33,6 @@ def raise_interrupts() -> None:
 def _stop(text: str, number: int, frame: object) -> None:
     print(text, file=sys.stderr, flush=True)
     os._exit(EXIT_INTERRUPTED)
-
-
-PR_SET_PDEATHSIG = 1
-POLL_SECONDS = 1.0  # between looks at whether a silent process is still there
 
 
 class Process:

@@ -1,4 +1,7 @@
-"""The processes that train together: how they start and end, and what all of them add up to."""
+"""The processes that train together: how they start and end, share weights and add up numbers.
+
+Without `process_group` there is one process, and every function returns what it was given.
+"""
 
 import json
 import multiprocessing
@@ -11,11 +14,15 @@ from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from transformers import PreTrainedModel
 
 from grpo.errors import ArtifactError, GrpoError, LostRankError, ParameterError, brief
 from grpo.runtime.artifacts.files import digest, refused_by_the_system
@@ -25,10 +32,14 @@ from grpo.schema import PARAMS
 
 LONGEST_WAIT = timedelta(minutes=30)  # for the slowest rank, e.g. for the first to store weights
 WORD = 2**32
+EXIT_WRONG_INPUT = 2  # of a rank that has told its parent what is wrong
+EXIT_LOST_OTHERS = 3  # of a rank that cannot reach another one, most often because that has ended
+TRANSPORTS = ("gloo", "NCCL")  # as they name themselves in what they raise
+Result = TypeVar("Result")
 
 
 @contextmanager
-def joined(number: int, device: str, *, store: Path) -> Iterator[None]:
+def process_group(number: int, device: str, *, store: Path) -> Iterator[None]:
     """Within, this process is one of `number` ranks, on a GPU of its own if they are on GPUs.
 
     Args:
@@ -85,24 +96,24 @@ def num_ranks() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
-def add_up(own: Tensor) -> Tensor:
+def all_reduce_sum(own: Tensor) -> Tensor:
     """Returns the sum over ranks of a tensor on the host."""
     return _reduce(own, dist.ReduceOp.SUM)
 
 
-def add_numbers(own: Sequence[float]) -> list[float]:
+def sum_numbers(own: Sequence[float]) -> list[float]:
     """Returns the sum over ranks of each number, in float64."""
-    return [float(each) for each in add_up(torch.tensor(own, dtype=torch.float64))]
+    return [float(each) for each in all_reduce_sum(torch.tensor(own, dtype=torch.float64))]
 
 
-def add_counts(own: Sequence[int]) -> list[int]:
+def sum_counts(own: Sequence[int]) -> list[int]:
     """Returns the sum over ranks of each count, however large: FLOPs outgrow 64 bits."""
     words = torch.tensor([word for count in own for word in divmod(count, WORD)])
-    high, low = add_up(words).view(-1, 2).T.tolist()
+    high, low = all_reduce_sum(words).view(-1, 2).T.tolist()
     return [upper * WORD + lower for upper, lower in zip(high, low)]
 
 
-def largest(own: Sequence[float]) -> list[float]:
+def all_reduce_max(own: Sequence[float]) -> list[float]:
     """Returns the largest over ranks of each number."""
     largest = _reduce(torch.tensor(own, dtype=torch.float64), dist.ReduceOp.MAX)
     return [float(each) for each in largest]
@@ -110,13 +121,13 @@ def largest(own: Sequence[float]) -> list[float]:
 
 def all_agree(holds: bool) -> bool:
     """Returns whether it holds on every rank."""
-    return largest([float(not holds)]) == [0.0]
+    return all_reduce_max([float(not holds)]) == [0.0]
 
 
 def require_same(what: str, value: Any) -> None:
     """Raises ArtifactError unless a value is the same on all ranks, which may be many machines'."""
     number = float(int(digest([], value)[:12], 16))
-    if largest([number, -number]) != [number, -number]:
+    if all_reduce_max([number, -number]) != [number, -number]:
         raise ArtifactError(
             f"{what} must be the same for all ranks, rank {this_rank()} has {value}; "
             "start all of them in one shared directory"
@@ -129,11 +140,6 @@ def _reduce(own: Tensor, how: dist.ReduceOp.RedOpType) -> Tensor:
     result = own.clone()
     dist.all_reduce(result, op=how)
     return result
-
-
-EXIT_WRONG_INPUT = 2  # of a rank that has told its parent what is wrong
-EXIT_LOST_OTHERS = 3  # of a rank that cannot reach another one, most often because that has ended
-TRANSPORTS = ("gloo", "NCCL")  # as they name themselves in what they raise
 
 
 def run_in_ranks(
@@ -235,3 +241,71 @@ def _what_was_lost(codes: Sequence[int], listeners: Sequence[Connection]) -> str
         f"rank {rank} of {len(codes)} {how}, and all were ended; run the stage again, it goes on "
         "from its last checkpoint"
     )
+
+
+class _Pass(nn.Module):
+    """FSDP2 gathers for the forward of a module: here for anything that computes with a model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, compute: Callable[[], Result]) -> Result:
+        return compute()
+
+
+def shard(model: PreTrainedModel, device: str) -> Callable[[Callable[[], Result]], Result]:
+    """Leaves each rank its share of a model's weights; returns what passes of all ranks run in.
+
+    A block is gathered while it computes, which blocks there are says the model itself; the rest,
+    embeddings and head, while the pass lasts. Between passes nothing is whole on any rank. Every
+    rank must run as many passes, and through as many blocks, as every other.
+    """
+    settings: dict[str, Any] = {
+        "mesh": init_device_mesh(device, (num_ranks(),)),
+        "reshard_after_forward": True,
+        # What is added up over many ranks needs more digits than what one of them computes.
+        "mp_policy": MixedPrecisionPolicy(
+            reduce_dtype=torch.promote_types(model.dtype, torch.float32)
+        ),
+    }
+    blocks = set(model._no_split_modules or ())
+    for module in list(model.modules()):
+        if type(module).__name__ in blocks:
+            fully_shard(module, **settings)
+    root: Any = fully_shard(_Pass(model), **settings)
+    for module in root.modules():
+        if isinstance(module, FSDPModule):
+            # The loss is a sum over all rollouts, and so is its gradient over ranks: no average.
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+    root.set_reduce_scatter_unused_params(True)  # of experts that one rank's tokens do not go to
+    run: Callable[[Callable[[], Result]], Result] = root
+    return run
+
+
+def full_tensor(tensor: Tensor) -> Tensor:
+    """Returns all of a tensor, on every rank."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def local_shard(tensor: Tensor) -> Tensor:
+    """Returns what this rank holds of a tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def shard_like(tensor: Tensor, like: Tensor) -> Tensor:
+    """Returns a tensor that every rank has, divided as another is, on its device."""
+    if not isinstance(like, DTensor):
+        return tensor.to(like.device)
+    return distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None)
+
+
+def gather_to_first(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Returns the whole tensors on the host of the first rank, and none on the others."""
+    kept = {}
+    for name, tensor in tensors.items():
+        together = full_tensor(tensor.detach())
+        if this_rank() == 0:
+            kept[name] = together.cpu()
+    return kept

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 import pandas as pd
 
 from grpo.runtime.artifacts.files import Scratch
-from grpo.runtime.artifacts.images import encode_png
+from grpo.runtime.artifacts.media import encode_png
 from grpo.runtime.executors.base import Engine
 from grpo.runtime.seeds import derive_seed
 from grpo.sampling.rollouts import SampledBatch, sample_rollouts, stored_batches

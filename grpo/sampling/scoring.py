@@ -14,7 +14,7 @@ from jaxtyping import UInt8
 from grpo.errors import ArtifactError, JudgeError, located
 from grpo.rewards.base import Outcome, ScoreRange, Task, TextJudge, Viewer, judge_media
 from grpo.runtime.artifacts.files import read_json, write_json
-from grpo.runtime.artifacts.rows import read_rows
+from grpo.runtime.artifacts.media import read_rows
 from grpo.runtime.artifacts.tables import REWARDS, ROLLOUTS, count_rows, read_table
 from grpo.runtime.executors.base import Engine, Job, Skill
 

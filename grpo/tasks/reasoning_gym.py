@@ -21,6 +21,8 @@ OPERATIONS: dict[str, Callable[[int, int], int]] = {
     "-": operator.sub,
     "*": operator.mul,
 }
+FRESH_ENTRIES = 64  # drawn at once
+STALE_BATCHES = 40  # this many batches without a new prompt: the family is exhausted
 
 
 class Notation(NamedTuple):
@@ -139,10 +141,6 @@ COMPACT: dict[str, Notation] = {
     ),
     "simple_equations": Notation(_equation_prompt, _equation_work),
 }
-
-
-FRESH_ENTRIES = 64  # drawn at once
-STALE_BATCHES = 40  # this many batches without a new prompt: the family is exhausted
 
 
 class ReasoningGymTask(Task):

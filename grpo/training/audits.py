@@ -11,9 +11,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from grpo.modalities.base import Policy
-from grpo.modalities.shared.sharding import own_part
 from grpo.objective.base import Objective, loss_terms, scalar_loss
-from grpo.runtime.ranks import add_numbers
+from grpo.runtime.ranks import local_shard, sum_numbers
 from grpo.training.batches import Batch
 from grpo.training.metrics import Audit, Tally
 from grpo.types import Cost, Credit, StepNoise
@@ -157,11 +156,11 @@ def compare_gradients(used: Sequence[Tensor | None], full: Sequence[Tensor | Non
 def _dot(first: Sequence[Tensor | None], second: Sequence[Tensor | None]) -> float:
     """Returns the inner product over all tensors, of all ranks' parts; None is 0."""
     products = [
-        float(own_part(a).double().flatten() @ own_part(b).double().flatten())
+        float(local_shard(a).double().flatten() @ local_shard(b).double().flatten())
         for a, b in zip(first, second, strict=True)
         if a is not None and b is not None
     ]
-    (total,) = add_numbers([math.fsum(products)])
+    (total,) = sum_numbers([math.fsum(products)])
     return total
 
 

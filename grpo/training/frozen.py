@@ -9,14 +9,15 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from grpo.errors import UnsoundError
-from grpo.modalities.base import Policy, Trajectory
+from grpo.modalities.base import Policy, Trajectory, counted_together
 from grpo.modalities.shared.packed import numbered
-from grpo.modalities.shared.sharding import counted_together
 from grpo.objective.base import Objective, loss_terms
 from grpo.objective.trust import trusted_ranges
-from grpo.runtime.ranks import add_up
+from grpo.runtime.ranks import all_reduce_sum
 from grpo.training.batches import Batch, last_step, own_microbatches
 from grpo.types import Credit, Scores, StepNoise
+
+MIN_CLIP_PER_DRIFT = 3.0  # rule U27
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +79,7 @@ def score_steps(
                 if mean is None:
                     mean = torch.empty(int(scored.sum()), *scores.mean.shape[1:])
                 mean[index[kept, :num_steps][part]] = scores.mean.cpu()
-    logp = torch.where(scored, add_up(logp), torch.nan)
+    logp = torch.where(scored, all_reduce_sum(logp), torch.nan)
     return FixedScores(logp=logp, scored=scored, mean=mean)
 
 
@@ -109,9 +110,6 @@ def divergence(
     distance = (now.mean - fixed.mean).flatten(1).double()
     kl = (distance.square().sum(dim=1) / 2).to(now.logp.dtype)
     return kl.new_zeros(needed.shape).masked_scatter(needed.to(kl.device), kl)
-
-
-MIN_CLIP_PER_DRIFT = 3.0  # rule U27
 
 
 def measure_drift(

@@ -10,7 +10,7 @@ from torch import Tensor
 from grpo.objective.advantage import is_uniform, sum_by_group
 from grpo.objective.base import exp_log_ratio
 from grpo.objective.penalty import k3
-from grpo.runtime.ranks import add_counts, add_numbers, largest
+from grpo.runtime.ranks import all_reduce_max, sum_counts, sum_numbers
 from grpo.training.batches import Batch
 from grpo.types import Rollouts, StepTerms
 
@@ -84,10 +84,10 @@ class Tally:
         weights = [] if self.mismatch_weight is None else [self.mismatch_weight]
         sums = [self.loss, self.kl, sum(weights, 0.0)]
         counts = [self.steps, self.clipped, self.rollouts, self.mismatch_masked, len(weights)]
-        self.loss, self.kl, weight = add_numbers(sums)
-        self.steps, self.clipped, self.rollouts, self.mismatch_masked, known = add_counts(counts)
+        self.loss, self.kl, weight = sum_numbers(sums)
+        self.steps, self.clipped, self.rollouts, self.mismatch_masked, known = sum_counts(counts)
         self.mismatch_weight = weight if known else None
-        smallest, self.ratio_max, self.drift = largest(
+        smallest, self.ratio_max, self.drift = all_reduce_max(
             [-self.ratio_min, self.ratio_max, self.drift]
         )
         self.ratio_min = -smallest

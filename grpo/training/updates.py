@@ -14,7 +14,7 @@ from torch import Generator, Tensor
 from torch.optim import Optimizer
 
 from grpo.errors import DivergedError
-from grpo.modalities.base import Policy, Trajectory
+from grpo.modalities.base import Policy, Trajectory, counted_together
 from grpo.modalities.shared.directories import gather_trained, read_trainable, write_trained
 from grpo.modalities.shared.optimizer import (
     PreciseAdamW,
@@ -22,11 +22,10 @@ from grpo.modalities.shared.optimizer import (
     stepped_by,
     take_step,
 )
-from grpo.modalities.shared.sharding import counted_together, whole
 from grpo.objective.base import Objective, State, loss_terms, scalar_loss
 from grpo.objective.penalty import needs_divergence
 from grpo.runtime.artifacts.files import Scratch, read_json, write_json
-from grpo.runtime.ranks import largest, this_rank
+from grpo.runtime.ranks import all_reduce_max, full_tensor, this_rank
 from grpo.training.audits import Auditor
 from grpo.training.batches import Batch, last_step, own_microbatches, plan_batches
 from grpo.training.frozen import (
@@ -172,7 +171,7 @@ def _require_usable(
     dimensions = 1 if scores.mean is None else scores.mean[0].numel()
     before = batch.rollouts.behavior_logp[rows, :num_steps]
     moved = float((scores.logp.cpu() - before)[needed].abs().mean()) / dimensions
-    (furthest,) = largest([moved if math.isfinite(moved) else math.inf])
+    (furthest,) = all_reduce_max([moved if math.isfinite(moved) else math.inf])
     require_finite_numbers(update, {"change of the log-probs of sampled steps": furthest})
     if furthest > LARGEST_MOVE:
         raise DivergedError(
@@ -347,7 +346,7 @@ def run_update(
         return update_metrics(batch, tally, update=update, grad_norm=0.0, audit=audit)
     weights = stepped_by(optimizer)
     norm = torch.nn.utils.get_total_norm([w.grad for w in weights if w.grad is not None])
-    length = whole(norm)
+    length = full_tensor(norm)
     require_finite_numbers(update, {"loss": tally.loss, "gradient norm": float(length)})
     if length > settings.max_grad_norm:  # `clip_grad_norm_` multiplies by 1 as well
         torch.nn.utils.clip_grads_with_norm_(weights, settings.max_grad_norm, norm)

@@ -9,14 +9,14 @@ from grpo.allocation.curriculum import CurriculumStep, split_order
 from grpo.allocation.selection import Selection, require_candidates
 from grpo.errors import ParameterError, located
 from grpo.objective.link import Link, functions_returning
-from grpo.params.parameters import LinkSpec, Parameters
-from grpo.params.specs import build_listed
+from grpo.params.parameters import LinkSpec, Parameters, build_listed
 from grpo.runtime.artifacts.files import digest
 from grpo.schema import PARAMS
 
 CURRICULUM_STEPS: dict[str, Callable[..., CurriculumStep]] = functions_returning(
     CurriculumStep, curriculum
 )
+SELECTION_STEPS: dict[str, Callable[..., Selection]] = functions_returning(Selection, selection)
 
 
 def build_curriculum(specs: list[LinkSpec], arm: str) -> list[CurriculumStep]:
@@ -30,9 +30,6 @@ def build_curriculum(specs: list[LinkSpec], arm: str) -> list[CurriculumStep]:
     with located(f"{PARAMS}: {where}"):
         curriculum.require_owners(steps)
     return steps
-
-
-SELECTION_STEPS: dict[str, Callable[..., Selection]] = functions_returning(Selection, selection)
 
 
 def build_selection(specs: list[LinkSpec], arm: str) -> Selection:

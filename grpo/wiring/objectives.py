@@ -3,8 +3,7 @@
 from grpo.errors import ParameterError
 from grpo.objective.base import Objective, chain
 from grpo.objective.links import ALGORITHMS, LINKS
-from grpo.params.parameters import LinkSpec
-from grpo.params.specs import build_listed
+from grpo.params.parameters import LinkSpec, build_listed
 from grpo.schema import PARAMS
 
 

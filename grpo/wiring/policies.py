@@ -1,7 +1,7 @@
 """Policies from parameters: how they are made, loaded and drawn from, and their optimizer."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -10,9 +10,11 @@ from grpo.modalities.modality import Judgement
 from grpo.modalities.shared.directories import trainable
 from grpo.modalities.shared.optimizer import PreciseAdamW
 from grpo.modalities.shared.packed import Layout
-from grpo.modalities.shared.warmup import BasePolicy
 from grpo.params.parameters import BASE, Parameters, Training
 from grpo.runtime.artifacts.files import require_inert
+
+if TYPE_CHECKING:
+    from grpo.modalities.shared.warmup import BasePolicy
 
 
 def draws_of(params: Parameters, asked_by: str) -> dict[str, Any]:
@@ -62,7 +64,7 @@ def _rounds_behind(params: Parameters, name: str) -> int:
     return behind
 
 
-def build_base(params: Parameters, data: Path) -> BasePolicy:
+def build_base(params: Parameters, data: Path) -> "BasePolicy":
     """Returns the base policy that the parameters describe.
 
     Raises:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from grpo.runtime.artifacts.images import LONGEST_PIXELS, encode_png, is_png, png_size
+from grpo.runtime.artifacts.media import LONGEST_PIXELS, encode_png, is_png, png_size
 
 
 def image(*shape: int) -> np.ndarray:

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from grpo.errors import ArtifactError
-from grpo.runtime.artifacts.images import encode_png
-from grpo.runtime.artifacts.rows import read_rows
+from grpo.runtime.artifacts.media import encode_png, read_rows
 from grpo.runtime.artifacts.tables import EVALUATION_SAMPLES, REWARDS, read_table, write_table
 from grpo.runtime.artifacts.tensors import read_tensors, unpack_ragged, write_tensors
 

@@ -23,7 +23,7 @@ from grpo.objective.algorithms import (
 )
 from grpo.objective.base import Objective, assign_credit, chain, loss_terms, scalar_loss
 from grpo.objective.penalty import penalize_kl
-from grpo.objective.ratio import mask_mismatched_rollouts, truncate_mismatch
+from grpo.objective.trust import mask_mismatched_rollouts, truncate_mismatch
 from grpo.objective.weight import keep_extreme_rollouts
 from grpo.types import Credit, Rollouts
 

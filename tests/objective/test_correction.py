@@ -11,7 +11,7 @@ from torch import Tensor
 from grpo.objective.algorithms import grpo, gspo, rloo
 from grpo.objective.base import Objective, chain, loss_terms
 from grpo.objective.penalty import penalize_kl
-from grpo.objective.ratio import (
+from grpo.objective.trust import (
     mask_mismatched_rollouts,
     truncate_mismatch,
 )

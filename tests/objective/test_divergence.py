@@ -10,8 +10,7 @@ from torch.distributions import Normal, kl_divergence
 from grpo.objective.algorithms import diffusion_nft, grpo
 from grpo.objective.base import Objective, assign_credit, chain, loss_terms, scalar_loss
 from grpo.objective.penalty import needs_divergence, penalize_kl
-from grpo.objective.ratio import normalize_log_ratio, scale_log_ratio
-from grpo.objective.trust import contrast_implicit_policies
+from grpo.objective.trust import contrast_implicit_policies, normalize_log_ratio, scale_log_ratio
 from grpo.objective.weight import weigh_by_noise_std
 from grpo.training.frozen import FixedScores, divergence, merge_scores
 from grpo.types import Credit, Rollouts, Scores, StepNoise

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from grpo.objective.algorithms import flash_grpo, flow_grpo
 from grpo.objective.base import Objective, assign_credit, loss_terms, scalar_loss
-from grpo.objective.ratio import scale_log_ratio
+from grpo.objective.trust import scale_log_ratio
 from grpo.objective.weight import rectify_noise_level
 from grpo.training.metrics import Tally
 from grpo.types import Credit, Rollouts, StepNoise

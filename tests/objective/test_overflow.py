@@ -10,11 +10,12 @@ from torch import Tensor
 
 from grpo.objective.base import LARGEST_LOG_RATIO, Objective, loss_terms, scalar_loss
 from grpo.objective.penalty import penalize_kl
-from grpo.objective.ratio import mask_mismatched_rollouts, truncate_mismatch
 from grpo.objective.trust import (
     average_clipped_log_ratio,
     clip_surrogate,
     gate_ratio_softly,
+    mask_mismatched_rollouts,
+    truncate_mismatch,
     truncate_ratio,
 )
 from grpo.training.metrics import Tally

@@ -38,15 +38,16 @@ from grpo.objective.chunks import (
 )
 from grpo.objective.link import Link
 from grpo.objective.penalty import penalize_kl, subtract_kl_from_reward
-from grpo.objective.ratio import (
+from grpo.objective.rules import RULES, Plan, Severity
+from grpo.objective.trust import (
     average_ratio_over_rollout,
+    clip_surrogate,
     mask_mismatched_rollouts,
     normalize_log_ratio,
     scale_log_ratio,
     truncate_mismatch,
+    truncate_ratio,
 )
-from grpo.objective.rules import RULES, Plan, Severity
-from grpo.objective.trust import clip_surrogate, truncate_ratio
 from grpo.objective.weight import (
     average_over_rollouts,
     average_over_steps,

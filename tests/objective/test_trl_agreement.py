@@ -13,8 +13,12 @@ import torch
 
 from grpo.objective.advantage import center_by_group_mean, scale_by_group_std
 from grpo.objective.base import Objective, assign_credit, chain, loss_terms, scalar_loss
-from grpo.objective.ratio import average_ratio_over_rollout
-from grpo.objective.trust import clip_surrogate, gate_ratio_softly, truncate_ratio
+from grpo.objective.trust import (
+    average_ratio_over_rollout,
+    clip_surrogate,
+    gate_ratio_softly,
+    truncate_ratio,
+)
 from grpo.objective.weight import (
     average_over_horizon,
     average_over_rollouts,

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from grpo.objective.algorithms import cispo, dapo, gspo, luspo, sapo
 from grpo.objective.base import Objective
-from grpo.objective.ratio import average_ratio_over_rollout
 from grpo.objective.trust import (
     HALVED,
     average_clipped_log_ratio,
+    average_ratio_over_rollout,
     clip_surrogate,
     gate_ratio_softly,
     truncate_ratio,

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from grpo.errors import ParameterError
-from grpo.runtime.ranks import joined
+from grpo.runtime.ranks import process_group
 from tests.files import contents
 from tests.pipeline.corruptions import set_param, truncate
 from tests.pipeline.processes import LOG, is_alive, run_stage, start_stage, until
@@ -93,6 +93,6 @@ def test_another_number_of_ranks_than_torchrun_starts_is_refused(
     for ranks in (1, 2):
         with (
             pytest.raises(ParameterError, match=rf"training\.ranks must be .*, 3, got {ranks}"),
-            joined(ranks, "cpu", store=tmp_path / "store"),
+            process_group(ranks, "cpu", store=tmp_path / "store"),
         ):
             pass

@@ -20,7 +20,6 @@ from grpo.modalities.shared.directories import (
     write_trained,
 )
 from grpo.modalities.shared.recomputation import recompute_blocks
-from grpo.modalities.shared.sharding import own_part
 from grpo.modalities.tokens.policy import TokenPolicy
 from grpo.objective.algorithms import grpo, gspo, rloo
 from grpo.objective.base import Objective, chain, credit_link
@@ -28,7 +27,15 @@ from grpo.objective.link import Link
 from grpo.params.parameters import Training
 from grpo.runtime.artifacts.files import Scratch, write_json
 from grpo.runtime.artifacts.usage import Usage
-from grpo.runtime.ranks import add_counts, joined, num_ranks, require_same, run_in_ranks, this_rank
+from grpo.runtime.ranks import (
+    local_shard,
+    num_ranks,
+    process_group,
+    require_same,
+    run_in_ranks,
+    sum_counts,
+    this_rank,
+)
 from grpo.training.updates import train_round
 from grpo.types import Credit, Rollouts
 from grpo.wiring.policies import make_optimizer
@@ -132,12 +139,12 @@ def train_all(folder: Path, ranks: int, device: str, started: Path | None = None
     store = folder / "store"
 
     def work(usage: Usage) -> None:
-        with joined(ranks, device, store=store):
+        with process_group(ranks, device, store=store):
             if ranks > 1:
                 with pytest.raises(ArtifactError, match="a number must be the same for all ranks"):
                     require_same("a number", this_rank())
             require_same("a number", ranks)
-            assert add_counts(COUNTS) == [ranks * each for each in COUNTS]
+            assert sum_counts(COUNTS) == [ranks * each for each in COUNTS]
             for name in ROUNDS:
                 train(name, folder / name, device)
             with suppress(Interrupted):
@@ -194,9 +201,9 @@ def train(
     torch.set_default_dtype(torch.float32)
     weights = trainable(policy.model).values()
     held = {
-        "weights": sum(own_part(each).numel() for each in policy.model.parameters()),
-        "gradients": sum(own_part(optimizer.stepped(each).grad).numel() for each in weights),
-        "moments": sum(own_part(each["exp_avg"]).numel() for each in optimizer.state.values()),
+        "weights": sum(local_shard(each).numel() for each in policy.model.parameters()),
+        "gradients": sum(local_shard(optimizer.stepped(each).grad).numel() for each in weights),
+        "moments": sum(local_shard(each["exp_avg"]).numel() for each in optimizer.state.values()),
     }
     tensors = gather_trained(policy.model, optimizer)
     out.mkdir(exist_ok=True)

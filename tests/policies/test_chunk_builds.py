@@ -8,12 +8,11 @@ import torch
 from transformers import LlamaConfig, LlamaModel
 
 from grpo.errors import ParameterError
-from grpo.modalities.action_chunks import loading
+from grpo.modalities.action_chunks import policy as chunk_policy
 from grpo.modalities.action_chunks.bases import make_action_model
-from grpo.modalities.action_chunks.loading import load_chunk_policy
 from grpo.modalities.action_chunks.modality import ChunkDecoding
 from grpo.modalities.action_chunks.model import save_action_model
-from grpo.modalities.action_chunks.policy import ActionChunkPolicy
+from grpo.modalities.action_chunks.policy import ActionChunkPolicy, load_chunk_policy
 from grpo.modalities.shared.directories import (
     PolicyState,
     gather_trained,
@@ -80,7 +79,7 @@ def test_policies_of_a_host_share_its_processors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sharing: int, processes: int
 ):
     """Of four, on which each plays its scenes."""
-    monkeypatch.setattr(loading, "_available_cores", lambda: 4)
+    monkeypatch.setattr(chunk_policy, "_available_cores", lambda: 4)
     params = changed(tmp_path)
     model, tokenizer = make_action_model(params, tmp_path)
     save_action_model(tmp_path / "base", model, tokenizer)

@@ -25,8 +25,7 @@ from grpo.modalities.shared.directories import (
 from grpo.modalities.shared.flops import left_out_by_torch
 from grpo.modalities.shared.packed import select_packed
 from grpo.objective.base import chain, loss_terms, scalar_loss
-from grpo.objective.ratio import scale_log_ratio
-from grpo.objective.trust import weigh_log_prob
+from grpo.objective.trust import scale_log_ratio, weigh_log_prob
 from grpo.types import Cost, Credit
 from grpo.wiring.policies import make_optimizer
 from tests.policies.tiny_denoiser import (
@@ -301,7 +300,7 @@ def test_the_densities_differ_but_share_their_marginal_mean():
 
 
 @pytest.mark.parametrize(
-    "module", ["grpo.modalities.denoising.bases", "grpo.modalities.denoising.loading"]
+    "module", ["grpo.modalities.denoising.bases", "grpo.modalities.denoising.policy"]
 )
 def test_without_diffusers_a_sentence_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, module: str

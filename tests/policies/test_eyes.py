@@ -15,7 +15,6 @@ from grpo.modalities.action_chunks.bases import (
     clone_demonstrations,
     make_action_model,
 )
-from grpo.modalities.action_chunks.loading import load_chunk_policy
 from grpo.modalities.action_chunks.modality import ChunkDecoding
 from grpo.modalities.action_chunks.model import (
     ActionChunkModel,
@@ -23,6 +22,7 @@ from grpo.modalities.action_chunks.model import (
     encode_instructions,
     save_action_model,
 )
+from grpo.modalities.action_chunks.policy import load_chunk_policy
 from grpo.modalities.action_chunks.simulation.experts import Demonstration, demonstrate
 from grpo.modalities.action_chunks.simulation.metaworld import HAND, MetaWorld
 from grpo.modalities.shared.directories import PolicyState, write_state

@@ -11,10 +11,9 @@ from transformers import SiglipVisionConfig, SiglipVisionModel
 
 from grpo.errors import ArtifactError, ParameterError
 from grpo.modalities.denoising.bases import make_pipeline
-from grpo.modalities.denoising.loading import load_denoising_policy
 from grpo.modalities.denoising.modality import Canvas
 from grpo.modalities.denoising.pipelines import library, save_pipeline, stored_condition_names
-from grpo.modalities.denoising.policy import DenoisingPolicy
+from grpo.modalities.denoising.policy import DenoisingPolicy, load_denoising_policy
 from grpo.modalities.denoising.sde_steps import Denoising
 from grpo.params.parameters import Parameters, read_params
 from grpo.schema import DirectoryBase

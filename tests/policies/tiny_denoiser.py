@@ -6,9 +6,8 @@ from typing import Any
 from torch import Generator
 
 from grpo.modalities.denoising.bases import make_pipeline
-from grpo.modalities.denoising.loading import load_denoising_policy
 from grpo.modalities.denoising.modality import Canvas
-from grpo.modalities.denoising.policy import DenoisingPolicy
+from grpo.modalities.denoising.policy import DenoisingPolicy, load_denoising_policy
 from grpo.modalities.denoising.sde_steps import Denoising
 from grpo.params.parameters import Parameters, read_params
 

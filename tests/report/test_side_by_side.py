@@ -16,7 +16,7 @@ from grpo.modalities.shared.exhibits import embed
 from grpo.params.parameters import Parameters, read_params
 from grpo.report.page import PAGE, write_page
 from grpo.report.side_by_side import read_sheets
-from grpo.runtime.artifacts.images import encode_png
+from grpo.runtime.artifacts.media import encode_png
 from grpo.runtime.artifacts.tables import EVALUATION_SAMPLES, read_table, write_table
 from grpo.runtime.artifacts.tensors import write_tensors
 

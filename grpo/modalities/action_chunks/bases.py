@@ -48,6 +48,8 @@ from grpo.schema import PARAMS
 from grpo.types import Cost
 
 LEAST_SCALE = 1e-3  # of an observation's number, in its own units
+BACKBONE = "policy.base.backbone"
+ENCODER = "policy.base.eyes.encoder"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,10 +171,6 @@ def _loss(model: ActionChunkModel, batch: _Rows, spread: Tensor) -> Float[Tensor
     logits = model(batch.instruction, batch.instruction_mask, batch.observation, batch.picture)
     loss: Tensor = -(spread[batch.target] * logits.float().log_softmax(dim=-1)).sum(dim=-1).mean()
     return loss
-
-
-BACKBONE = "policy.base.backbone"
-ENCODER = "policy.base.eyes.encoder"
 
 
 def make_base_policy(params: RunParams[ActionChunkPolicyParams], data: Path) -> BasePolicy:

@@ -23,7 +23,7 @@ from grpo.modalities.modality import RunParams
 from grpo.modalities.shared.directories import STATE, read_state
 from grpo.modalities.shared.exhibits import Cell, Film, Phase, Shot, embed
 from grpo.modalities.shared.packed import prompt_rows
-from grpo.runtime.artifacts.images import encode_png
+from grpo.runtime.artifacts.media import encode_png
 from grpo.runtime.artifacts.tensors import read_tensors
 
 MOST_SHOTS = 8  # of a film; the first and the last are always among them

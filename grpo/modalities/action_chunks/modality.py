@@ -43,6 +43,16 @@ if TYPE_CHECKING:
     from grpo.modalities.shared.warmup import BasePolicy
     from grpo.types import Rollouts
 
+Headless = Annotated[
+    ScratchBackbone | DirectoryBase | HubBase | S3Base, Field(discriminator="source")
+]
+# By labeller: what the gripper does in colors of Okabe and Ito (2008), time from dark to light.
+PHASE_COLORS = {
+    "gripper": ("#56b4e9", "#e69f00", "#d55e00", "#cc79a7", "#8c959f"),
+    "time": ("#5b4fa8", "#3f7fb8", "#2fa39a", "#7cc25b", "#e5c72e"),
+}
+LONGEST_ROLLOUT = 500  # steps of the simulator, after which Meta-World refuses to go on
+
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkDecoding:
@@ -70,11 +80,6 @@ class ChunkParams(Strict):
     length: Positive  # actions
     bins: Annotated[int, Field(ge=2, le=65536)]  # values of an action's dimension
     positions: Positive  # of the backbone that decode a chunk
-
-
-Headless = Annotated[
-    ScratchBackbone | DirectoryBase | HubBase | S3Base, Field(discriminator="source")
-]
 
 
 class Eyes(Strict):
@@ -123,14 +128,6 @@ class ActionChunkPolicyParams(PolicyParams):
             for name, each in parts.items()
             if isinstance(each, ScratchBackbone)
         }
-
-
-# By labeller: what the gripper does in colors of Okabe and Ito (2008), time from dark to light.
-PHASE_COLORS = {
-    "gripper": ("#56b4e9", "#e69f00", "#d55e00", "#cc79a7", "#8c959f"),
-    "time": ("#5b4fa8", "#3f7fb8", "#2fa39a", "#7cc25b", "#e5c72e"),
-}
-LONGEST_ROLLOUT = 500  # steps of the simulator, after which Meta-World refuses to go on
 
 
 class ActionChunks(Modality[ActionChunkPolicyParams, TokenSampling, TokenDraws]):
@@ -241,7 +238,7 @@ class ActionChunks(Modality[ActionChunkPolicyParams, TokenSampling, TokenDraws])
         draws: ChunkDecoding,
         sharing: int = 1,
     ) -> "ActionChunkPolicy":
-        from grpo.modalities.action_chunks.loading import load_chunk_policy
+        from grpo.modalities.action_chunks.policy import load_chunk_policy
 
         return load_chunk_policy(
             params, base=base, directory=directory, decoding=draws, sharing=sharing

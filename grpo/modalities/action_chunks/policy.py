@@ -1,20 +1,28 @@
 """Policies whose step is a chunk of a robot's actions, carried out in a simulator."""
 
+import os
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int, UInt8
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoTokenizer
 
-from grpo.modalities.action_chunks.modality import ChunkDecoding
-from grpo.modalities.action_chunks.model import ActionChunkModel, ChunkShape, encode_instructions
-from grpo.modalities.action_chunks.phases import Labeller
+from grpo.modalities.action_chunks.modality import ActionChunkPolicyParams, ChunkDecoding
+from grpo.modalities.action_chunks.model import (
+    ActionChunkModel,
+    ChunkShape,
+    encode_instructions,
+    load_action_model,
+)
+from grpo.modalities.action_chunks.phases import Labeller, choose_labeller
 from grpo.modalities.action_chunks.simulation.base import SEPARATOR, Ending, Moment
-from grpo.modalities.action_chunks.simulation.pool import Order
+from grpo.modalities.action_chunks.simulation.pool import EnvironmentPool, Order
 from grpo.modalities.action_chunks.trajectories import (
     LAYOUT,
     ChunkTrajectory,
@@ -23,9 +31,13 @@ from grpo.modalities.action_chunks.trajectories import (
     to_values,
 )
 from grpo.modalities.base import Policy
+from grpo.modalities.modality import RunParams
+from grpo.modalities.shared.directories import read_round
 from grpo.modalities.shared.flops import left_out_by_torch
 from grpo.modalities.shared.logits import draw
 from grpo.modalities.shared.packed import Layout, numbered
+from grpo.runtime.machine import DTYPES
+from grpo.runtime.seeds import derive_seed
 from grpo.types import Cost, Scores
 
 ENDED = {
@@ -35,6 +47,7 @@ ENDED = {
     Ending.TIMED_OUT: "timed out after {} steps",
 }
 CRASHED = (Ending.FAILED, Ending.TIMED_OUT)
+SIMULATOR = "grpo.modalities.action_chunks.simulation.metaworld:MetaWorld"
 
 
 @runtime_checkable
@@ -318,3 +331,57 @@ class _Record:
             self.ending[row] = moment.ending
             return True
         return step + 1 == self.executed.shape[1]
+
+
+def load_chunk_policy(
+    params: RunParams[ActionChunkPolicyParams],
+    *,
+    base: Path,
+    directory: Path,
+    decoding: ChunkDecoding,
+    sharing: int = 1,
+) -> ActionChunkPolicy:
+    """Returns the policy of a directory, on the machine's device, without dropout.
+
+    Args:
+      base: The base policy's directory; `directory`, if it is another, holds what changed.
+      sharing: Policies that share this host's processors, on which scenes are played.
+
+    Raises:
+      ArtifactError: If a file is missing or broken.
+    """
+    settings = params.policy
+    dtype = DTYPES[params.machine.dtype]
+    model = load_action_model(base, dtype)
+    if settings.lora:
+        # Imported here, as below: few runs have adapters.
+        from grpo.modalities.shared.models import add_lora
+
+        seed = derive_seed(params.seed, "lora")
+        add_lora(model, settings.lora, seed=seed, adapted=model.backbone)
+    read_round(directory, base, model)
+    if settings.recompute:
+        from grpo.modalities.shared.recomputation import recompute_blocks
+
+        recompute_blocks(model)
+    nn.Module.to(model, params.machine.device)
+    return ActionChunkPolicy(
+        model,
+        AutoTokenizer.from_pretrained(base, local_files_only=True, trust_remote_code=False),
+        decoding=decoding,
+        scenes=EnvironmentPool(
+            SIMULATOR,
+            processes=min(max(1, _available_cores() // sharing), settings.scenes.at_once),
+            timeout_seconds=settings.scenes.timeout_seconds,
+            settings={"pixels": model.shape.pixels},
+        ),
+        slots=settings.scenes.at_once,
+        label=choose_labeller(settings.phases, settings.max_steps),
+    )
+
+
+def _available_cores() -> int:
+    """Returns how many cores this process may use; macOS tells only how many there are."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

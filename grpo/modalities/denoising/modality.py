@@ -284,7 +284,7 @@ class Denoising(Modality[DenoisingPolicyParams, DenoisingSampling, DenoisingDraw
         draws: "Draws",
         sharing: int = 1,
     ) -> "DenoisingPolicy":
-        from grpo.modalities.denoising.loading import load_denoising_policy
+        from grpo.modalities.denoising.policy import load_denoising_policy
 
         return load_denoising_policy(params, base=base, directory=directory, decoding=draws)
 

@@ -17,6 +17,14 @@ from grpo.modalities.denoising.sde_steps import require_falling
 from grpo.runtime.artifacts.files import read_json
 from grpo.runtime.artifacts.tensors import require_finite
 
+try:
+    import diffusers
+except ImportError:
+    raise MissingExtraError(
+        "params.yaml: policy.kind denoising needs diffusers; run pip install -e '.[denoising]'"
+    ) from None
+
+library: Any = diffusers  # it is not typed
 # Schedulers whose sigmas are shares of noise, under these settings; drawing takes the sigmas alone.
 SCHEDULERS: dict[str, dict[str, Any]] = {
     "FlowMatchEulerDiscreteScheduler": {
@@ -34,6 +42,8 @@ SCHEDULERS: dict[str, dict[str, Any]] = {
     },
 }
 NOTHING = (None, False, [None, None], (None, None))  # how a model index says that there is none
+INDEX = "model_index.json"
+LEVELS = 255  # of a pixel
 
 
 def find_unread_component(index: Mapping[str, Any]) -> str | None:
@@ -98,19 +108,6 @@ def find_misfit(pipeline: Any, canvas: Canvas) -> str | None:
         if getattr(canvas, name) % side:
             return f"{name} must be a multiple of {side}, got {getattr(canvas, name)}"
     return None
-
-
-try:
-    import diffusers
-except ImportError:
-    raise MissingExtraError(
-        "params.yaml: policy.kind denoising needs diffusers; run pip install -e '.[denoising]'"
-    ) from None
-
-library: Any = diffusers  # it is not typed
-
-INDEX = "model_index.json"
-LEVELS = 255  # of a pixel
 
 
 class Family(NamedTuple):

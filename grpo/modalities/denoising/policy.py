@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,14 +10,20 @@ from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from grpo.errors import ArtifactError, ParameterError
 from grpo.modalities.base import Policy
 from grpo.modalities.denoising.adascope import Pilots, find_windows
-from grpo.modalities.denoising.modality import Canvas, Scope
+from grpo.modalities.denoising.modality import Canvas, DenoisingPolicyParams, Scope
 from grpo.modalities.denoising.pipelines import (
     condition_names,
     encode_captions,
+    find_misfit,
+    find_unread_component,
+    find_unread_setting,
     latent_shape,
+    load_pipeline,
     num_positions,
+    read_index,
     sigmas_of,
     to_pixels,
 )
@@ -32,9 +39,13 @@ from grpo.modalities.denoising.sde_steps import (
 )
 from grpo.modalities.denoising.trajectories import DenoisingTrajectory, layout_of, restore_draws
 from grpo.modalities.denoising.variants import blend, find_variants, share_at
-from grpo.modalities.modality import Judgement
+from grpo.modalities.modality import Judgement, RunParams
+from grpo.modalities.shared.directories import read_round
 from grpo.modalities.shared.flops import left_out_by_torch
 from grpo.modalities.shared.packed import Layout, numbered
+from grpo.runtime.machine import DTYPES
+from grpo.runtime.seeds import derive_seed
+from grpo.schema import PARAMS
 from grpo.types import Cost, Scores
 
 
@@ -369,3 +380,41 @@ class DenoisingPolicy(Policy[DenoisingTrajectory]):
                 parameters = [each for each in self.model.parameters() if each.requires_grad]
                 torch.autograd.grad(output.float().sum(), parameters, allow_unused=True)
         return int(counter.get_total_flops())
+
+
+def load_denoising_policy(
+    params: RunParams[DenoisingPolicyParams], *, base: Path, directory: Path, decoding: Denoising
+) -> DenoisingPolicy:
+    """Returns the policy of a directory, on the machine's device, without dropout.
+
+    Args:
+      base: The base policy's directory; `directory`, if it is another, holds what changed.
+
+    Raises:
+      ArtifactError: If a file is missing or broken, or asks for what is not done here.
+      ParameterError: If the pipeline cannot draw the canvas.
+    """
+    settings = params.policy
+    pipeline = load_pipeline(base, DTYPES[params.machine.dtype])
+    unread = find_unread_component(read_index(base)) or find_unread_setting(pipeline)
+    if unread:
+        raise ArtifactError(f"{base}: {unread}")
+    if misfit := find_misfit(pipeline, settings.canvas):
+        raise ParameterError(f"{PARAMS}: policy.canvas.{misfit}")
+    if settings.lora:
+        # Imported here, as below: few runs have adapters.
+        from grpo.modalities.shared.models import add_lora
+
+        add_lora(pipeline.transformer, settings.lora, seed=derive_seed(params.seed, "lora"))
+    read_round(directory, base, pipeline.transformer)
+    if settings.recompute:
+        from grpo.modalities.shared.recomputation import recompute_blocks
+
+        recompute_blocks(pipeline.transformer)
+    pipeline.to(params.machine.device)
+    return DenoisingPolicy(
+        pipeline,
+        decoding=decoding,
+        canvas=settings.canvas,
+        num_tokens=settings.caption_tokens,
+    )

@@ -20,10 +20,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from grpo.errors import ArtifactError, brief, located, refused_by_library
 from grpo.modalities.shared.optimizer import PreciseAdamW
-from grpo.modalities.shared.sharding import divided_like, gathered
 from grpo.runtime.artifacts.files import read_json, write_json
 from grpo.runtime.artifacts.tables import is_count
 from grpo.runtime.artifacts.tensors import read_tensors, require_finite, write_tensors
+from grpo.runtime.ranks import gather_to_first, shard_like
 from grpo.types import Cost
 
 BASE_NAME = "base"
@@ -183,7 +183,7 @@ class Trained(NamedTuple):
 def gather_trained(model: nn.Module, optimizer: PreciseAdamW) -> Trained:
     """Returns what is trained; all ranks must call it."""
     moments = _optimizer_tensors(model, optimizer)
-    return Trained(_weights_name(model), gathered(_weights(model)), gathered(moments))
+    return Trained(_weights_name(model), gather_to_first(_weights(model)), gather_to_first(moments))
 
 
 def save_trained(directory: Path, trained: Trained, state: PolicyState) -> None:
@@ -299,7 +299,7 @@ def _copy_into(targets: dict[str, Tensor], sources: dict[str, Tensor], path: Pat
         raise ArtifactError(f"{path}: belongs to another model, first difference {wrong}")
     with torch.no_grad():
         for name, target in targets.items():
-            target.copy_(divided_like(sources[name], target))
+            target.copy_(shard_like(sources[name], target))
 
 
 def _optimizer_tensors(model: nn.Module, optimizer: PreciseAdamW) -> dict[str, Tensor]:
@@ -332,7 +332,7 @@ def _restore_optimizer(
         step = own.pop("step").to(parameter.device)  # where the optimizer's fused step reads it
         if step.shape or any(each.shape != parameter.shape for each in own.values()):
             raise ArtifactError(f"{path}: belongs to another model, first difference {name}")
-        divided = {key: divided_like(value, stepped) for key, value in own.items()}
+        divided = {key: shard_like(value, stepped) for key, value in own.items()}
         if COPY in divided:
             with torch.no_grad():
                 stepped.copy_(divided.pop(COPY))

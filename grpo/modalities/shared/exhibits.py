@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from grpo.runtime.artifacts.images import encode_png, png_size
-from grpo.runtime.artifacts.rows import read_rows
+from grpo.runtime.artifacts.media import encode_png, png_size, read_rows
 
 PICTURE_PIXELS = 192  # of the longer side
 

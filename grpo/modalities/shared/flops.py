@@ -15,7 +15,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop, sdpa_flop
 from transformers import PreTrainedModel
 
-from grpo.runtime.ranks import add_counts, this_rank
+from grpo.runtime.ranks import sum_counts, this_rank
 
 
 class Coefficients(NamedTuple):
@@ -49,7 +49,7 @@ class TokenFlops:
         """Measures on the first rank, for all of them, while the model is still whole there."""
         for name in ("forward", "training"):
             own = getattr(self, name) if this_rank() == 0 else Coefficients(0, 0, 0)
-            vars(self)[name] = Coefficients(*add_counts(own))
+            vars(self)[name] = Coefficients(*sum_counts(own))
 
 
 def count_flops(model: PreTrainedModel, query: int, logits: int, *, backward: bool) -> int:

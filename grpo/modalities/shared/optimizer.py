@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
 from grpo.errors import DivergedError
-from grpo.modalities.shared.sharding import whole
+from grpo.runtime.ranks import full_tensor
 
 
 class PreciseAdamW(AdamW):
@@ -64,7 +64,7 @@ def take_step(optimizer: Optimizer, update: int) -> None:
     """
     optimizer.step()
     norm = torch.nn.utils.get_total_norm([each.detach() for each in stepped_by(optimizer)])
-    require_finite_numbers(update, {"norm of the weights": float(whole(norm))})
+    require_finite_numbers(update, {"norm of the weights": float(full_tensor(norm))})
 
 
 def require_finite_numbers(update: int, numbers: Mapping[str, float]) -> None:

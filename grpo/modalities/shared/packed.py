@@ -11,6 +11,7 @@ from torch import Tensor
 from grpo.errors import ArtifactError
 
 STEPS = "steps"  # by rollout, in every layout
+PER_PROMPT = ("prompt", None)
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,6 @@ class Rows:
 
 
 Layout = Mapping[str, Rows]  # by the tensor's name
-PER_PROMPT = ("prompt", None)
 
 
 def require_entries(

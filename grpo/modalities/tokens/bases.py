@@ -45,6 +45,9 @@ KEPT = [1, 0, 1, 0]  # rows of the cache, in another order and number
 STEPS = 3
 # Of log-probs, in nats. Rounding is far below, another mask or position far above.
 TOLERANCES = {torch.float64: 0.02, torch.float32: 0.02, torch.float16: 0.2, torch.bfloat16: 1.0}
+BASE = "policy.base"
+PROBE_TOKENS = 8
+SAME = 1e-3  # deviations of the logits
 
 
 @torch.no_grad()
@@ -88,11 +91,6 @@ def _largest_difference(model: PreTrainedModel) -> float:
         chosen = tokens[row][:, None]
         differences.append(sampled[row].gather(1, chosen) - logp.gather(1, chosen))
     return float(torch.stack(differences).abs().max())
-
-
-BASE = "policy.base"
-PROBE_TOKENS = 8
-SAME = 1e-3  # deviations of the logits
 
 
 def make_base_policy(params: RunParams[TokenPolicyParams], data: Path) -> BasePolicy:

@@ -18,6 +18,10 @@ from grpo.modalities.tokens.passes import Pass, body_passes, head_passes
 from grpo.modalities.tokens.routing import find_routers
 from grpo.runtime.ranks import all_agree
 
+# What a model's code raises for inputs that its class does not take.
+PASS_ERRORS = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
+FORCE_GQA = "TRANSFORMERS_SDPA_FORCE_GQA"
+
 
 def sampling_cache(config: PretrainedConfig, max_steps: int) -> DynamicCache:
     """Returns an empty cache whose full-attention layers reserve room for many steps at once."""
@@ -141,11 +145,6 @@ def step_through(
         )
     normed: Tensor = body.norm(hidden)
     return normed
-
-
-# What a model's code raises for inputs that its class does not take.
-PASS_ERRORS = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
-FORCE_GQA = "TRANSFORMERS_SDPA_FORCE_GQA"
 
 
 class Scored(NamedTuple):

@@ -180,7 +180,7 @@ class Tokens(Modality[TokenPolicyParams, TokenSampling, TokenDraws]):
         draws: "Decoding",
         sharing: int = 1,
     ) -> "TokenPolicy":
-        from grpo.modalities.tokens.loading import load_token_policy
+        from grpo.modalities.tokens.policy import load_token_policy
 
         return load_token_policy(params, base=base, directory=directory, decoding=draws)
 
@@ -194,7 +194,7 @@ class Tokens(Modality[TokenPolicyParams, TokenSampling, TokenDraws]):
         sharing: int = 1,
         judge: Judgement | None = None,
     ) -> "TokenPolicy":
-        from grpo.modalities.tokens.loading import load_token_policy, load_vllm_sampler
+        from grpo.modalities.tokens.policy import load_token_policy, load_vllm_sampler
 
         load = load_vllm_sampler if params.policy.sampler == "vllm" else load_token_policy
         return load(params, base=base, directory=directory, decoding=draws)

@@ -3,20 +3,23 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from grpo.errors import ArtifactError, ParameterError
+from grpo.errors import ArtifactError, ParameterError, brief, refused_by_library
 from grpo.modalities.base import Policy
+from grpo.modalities.modality import RunParams
+from grpo.modalities.shared.directories import load_base, read_round, whole_policy
 from grpo.modalities.shared.flops import TokenFlops
 from grpo.modalities.shared.logits import draw
 from grpo.modalities.shared.packed import Layout, Rows, require_entries
-from grpo.modalities.shared.sharding import shard
 from grpo.modalities.tokens.forward import ForwardPasses, Scored, sampling_cache
-from grpo.modalities.tokens.modality import RoutingMode
+from grpo.modalities.tokens.modality import RoutingMode, TokenPolicyParams
 from grpo.modalities.tokens.passes import Pass, total_flops
 from grpo.modalities.tokens.routing import (
     ROUTING_LAYOUT,
@@ -31,6 +34,10 @@ from grpo.modalities.tokens.routing import (
     unpack_routing,
 )
 from grpo.runtime.artifacts.tensors import unpack_ragged
+from grpo.runtime.machine import DTYPES
+from grpo.runtime.ranks import num_ranks, shard
+from grpo.runtime.seeds import derive_seed
+from grpo.schema import PARAMS
 from grpo.types import Cost, Scores
 
 ROUNDING = 1e-4  # nats, by which the log-prob of a certain token may exceed 0
@@ -415,3 +422,91 @@ def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Te
         )
     rows = model.get_input_embeddings().weight.shape[0]
     return torch.tensor(sorted({each for each in named if each is not None and 0 <= each < rows}))
+
+
+def load_token_policy(
+    params: RunParams[TokenPolicyParams], *, base: Path, directory: Path, decoding: Decoding
+) -> TokenPolicy:
+    """Returns the policy of a directory, on the machine's device, without dropout.
+
+    Divided among the ranks, if there are several.
+
+    Args:
+      base: The base policy's directory; `directory`, if it is another, holds what changed.
+
+    Raises:
+      ArtifactError: If a file is missing or broken.
+    """
+    settings = params.policy
+    dtype = DTYPES[params.machine.dtype]
+    model, tokenizer = load_base(base, dtype)
+    if settings.prompt_format == "chat":
+        require_chat_template(tokenizer)
+    if settings.lora:
+        # Imported here, as below: few runs have adapters.
+        from grpo.modalities.shared.models import add_lora
+
+        add_lora(model, settings.lora, seed=derive_seed(params.seed, "lora"))
+    read_round(directory, base, model)
+    if settings.recompute:
+        from grpo.modalities.shared.recomputation import recompute_blocks
+
+        recompute_blocks(model)
+    if num_ranks() == 1:  # else it stays on the host until each rank takes its share
+        nn.Module.to(model, params.machine.device)
+    require_routers(model, settings.routing)
+    policy = TokenPolicy(
+        model,
+        tokenizer,
+        decoding=decoding,
+        uses_chat_template=settings.prompt_format == "chat",
+    )
+    if params.machine.compile:
+        policy.forward.compile("inductor")
+    if num_ranks() > 1:
+        policy.shard(params.machine.device)
+    return policy
+
+
+def require_chat_template(tokenizer: Any) -> None:
+    """Raises ParameterError unless the tokenizer's chat template renders what the user says."""
+    for said in ("first probe", "second probe"):
+        with refused_by_library(
+            lambda why: ParameterError(
+                f"{PARAMS}: policy.prompt_format chat needs a chat template that renders a message "
+                f"of a user: {why}; set plain or mend the template"
+            )
+        ):
+            text = tokenizer.apply_chat_template(
+                [{"role": "user", "content": said}], tokenize=False, add_generation_prompt=True
+            )
+        if said not in text:
+            raise ParameterError(
+                f"{PARAMS}: policy.prompt_format chat: the tokenizer's chat template leaves out "
+                f"what the user says, it renders {brief(repr(text))}; mend it or set plain"
+            )
+
+
+def load_vllm_sampler(
+    params: RunParams[TokenPolicyParams], *, base: Path, directory: Path, decoding: Decoding
+) -> TokenPolicy:
+    """Returns the policy of a directory to draw rollouts from, by vLLM.
+
+    Raises:
+      ArtifactError: If a file is missing or broken.
+      MissingExtraError: If it is not installed.
+    """
+    # Imported here: an extra, and seconds.
+    from grpo.modalities.tokens.vllm import VllmPolicy
+
+    model, tokenizer = load_base(base, DTYPES[params.machine.dtype])
+    if params.policy.prompt_format == "chat":
+        require_chat_template(tokenizer)
+    with whole_policy(directory, base) as whole:
+        return VllmPolicy(
+            model,
+            tokenizer,
+            directory=whole,
+            decoding=decoding,
+            uses_chat_template=params.policy.prompt_format == "chat",
+        )

@@ -33,6 +33,8 @@ TEMPORARY, ASIDE = "grpo-tmp", "grpo-old"
 SEAL_FILE = "made-by-grpo.json"  # SHA-256 by name of what a command wrote beside it
 SEAL_COMMENT = b"<!-- made by grpo, SHA-256 of the above: "
 RUNS_CODE = (".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth", ".py")
+WORK = Path(".work")
+CODE = (Path("grpo"), Path("stages"))  # what any of a stage's bytes may depend on
 
 
 @contextmanager
@@ -358,10 +360,6 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-WORK = Path(".work")
-CODE = (Path("grpo"), Path("stages"))  # what any of a stage's bytes may depend on
 
 
 class Scratch:

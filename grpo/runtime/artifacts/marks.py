@@ -40,6 +40,10 @@ HASH_CHARACTERS = 16
 STAMPS = re.compile(r"<!-- stamps -->.*?<!-- /stamps -->", re.DOTALL)
 RECORD = re.compile(r'<meta name="inputs" content="([^"]*)">')
 RED, PLAIN = "\x1b[1;31m", "\x1b[0m"
+MARKS = WORK / "marks"
+LOCK = WORK / "marks.lock"
+NOT_SHOWN = ("check", "lineage", "report")  # stages whose outs the page does not show
+AGAIN = "run dvc repro, or python -m grpo report if that finds nothing to do"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,12 +148,6 @@ def changed_inputs(
     }
     names = sorted(before.keys() | after.keys())
     return [name for name in names if before.get(name) != after.get(name)]
-
-
-MARKS = WORK / "marks"
-LOCK = WORK / "marks.lock"
-NOT_SHOWN = ("check", "lineage", "report")  # stages whose outs the page does not show
-AGAIN = "run dvc repro, or python -m grpo report if that finds nothing to do"
 
 
 class State(StrEnum):

@@ -14,7 +14,7 @@ import pyarrow.parquet as parquet
 
 from grpo.errors import ArtifactError, brief
 from grpo.runtime.artifacts.files import atomic_path, require_plain, write_bytes
-from grpo.runtime.artifacts.images import is_png
+from grpo.runtime.artifacts.media import is_png
 
 LARGEST_FLOAT32 = float(np.finfo(np.float32).max)  # training computes in it
 LARGEST_COUNT = 10**30  # of FLOPs or steps; no run comes near, and a float holds it
@@ -27,16 +27,15 @@ _in_float32 = pa.Check.in_range(
     error="be finite in float32",
 )
 _filled = pa.Check(lambda column: column.str.len() > 0, error="not be empty")
-
-
-def _at_least(low: int) -> pa.Check:
-    return pa.Check.ge(low, error=f"be >= {low}")
-
-
 _fraction = pa.Check.in_range(0, 1, error="be in [0, 1]")
 _image = pa.Check(
     lambda each: each == b"" or is_png(each), element_wise=True, error="be PNG or no bytes"
 )
+SCORED, UNSCORED = "scored", "unscored"
+
+
+def _at_least(low: int) -> pa.Check:
+    return pa.Check.ge(low, error=f"be >= {low}")
 
 
 def _schema(name: str, key: str, columns: dict[str, pa.Column]) -> pa.DataFrameSchema:
@@ -375,9 +374,6 @@ def _explain(
         f"{path}: row {row} ({key}={frame.reset_index()[key].iloc[row]!r}): "
         f"column {case['column']!r} {verb} {wording}, got {value}"
     )
-
-
-SCORED, UNSCORED = "scored", "unscored"
 
 
 def unscored(rewards: pd.DataFrame) -> dict[str, dict[str, int]]:

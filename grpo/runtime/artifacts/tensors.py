@@ -11,7 +11,7 @@ from torch import Tensor
 
 from grpo.errors import ArtifactError
 from grpo.runtime.artifacts.files import atomic_path
-from grpo.runtime.artifacts.rows import whole_safetensors
+from grpo.runtime.artifacts.media import whole_safetensors
 
 
 class NotFinite(NamedTuple):
