@@ -113,7 +113,6 @@ def test_every_path_of_the_readme_map_exists_and_every_package_is_on_it():
 
 # What is about one kind of policy and not yet in its folder.
 OF_ONE_KIND = (
-    "grpo/advice/",  # of token policies alone
     "grpo/report/films.py",
     "grpo/report/playback.py",
     "grpo/training/phase_metrics.py",

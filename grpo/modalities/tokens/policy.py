@@ -15,9 +15,9 @@ from grpo.modalities.shared.flops import TokenFlops
 from grpo.modalities.shared.logits import draw
 from grpo.modalities.shared.packed import Layout, Rows, require_entries
 from grpo.modalities.shared.sharding import shard
+from grpo.modalities.tokens.costs import Pass, total_flops
 from grpo.modalities.tokens.forward import ForwardPasses, Scored, sampling_cache
 from grpo.modalities.tokens.modality import RoutingMode
-from grpo.modalities.tokens.passes import Pass, total_flops
 from grpo.modalities.tokens.routing import (
     ROUTING_LAYOUT,
     Routing,
