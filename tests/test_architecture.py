@@ -115,7 +115,6 @@ def test_every_path_of_the_readme_map_exists_and_every_package_is_on_it():
 
 # What is about one kind of policy and not yet in its folder.
 OF_ONE_KIND = (
-    "grpo/advice/",  # of token policies alone
     "grpo/tasks/manipulation.py",  # whose scenes are those of the modality's simulator
 )
 

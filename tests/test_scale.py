@@ -11,7 +11,7 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from benchmarks.scale import inputs, measure, results, work
-from grpo.advice.cost import packed_flops
+from grpo.advice.prediction import packed_flops
 from grpo.modalities.shared.directories import (
     OPTIMIZER,
     WEIGHTS,

@@ -8,8 +8,8 @@ import torch
 import transformers
 from transformers import PretrainedConfig, PreTrainedModel
 
-from grpo.advice.facts import PassFlops
 from grpo.modalities.shared.flops import Coefficients
+from grpo.modalities.tokens.costs import TokenPassFlops
 from grpo.params.yaml import parse_yaml
 
 INPUTS = Path(__file__).with_name("inputs.yaml")
@@ -53,7 +53,7 @@ class Model:
     hidden_size: int
     cache_bytes: int  # of keys and values, per token
     activation_bytes: float  # that a backward pass needs, per token and block
-    flops: PassFlops
+    flops: TokenPassFlops
 
     @property
     def root_parameters(self) -> int:
@@ -145,7 +145,7 @@ def make_model(spec: dict[str, Any], block: dict[str, Any]) -> Model:
     return Model(
         **count(spec),
         activation_bytes=block["activation_bytes"]["bfloat16"],
-        flops=PassFlops(
+        flops=TokenPassFlops(
             forward=_whole(block["forward_flops"], config, block["vocabulary"]),
             training=_whole(block["training_flops"], config, block["vocabulary"]),
             shares_prompts=True,

@@ -6,10 +6,10 @@ import numpy as np
 import torch
 
 from benchmarks.scale.inputs import COMPUTED_BYTES, Assumed, Model, Run
-from grpo.advice.cost import packed_flops
-from grpo.advice.facts import PassFlops
 from grpo.advice.posterior import Floats, Ints
-from grpo.modalities.tokens.passes import Pass, total_flops
+from grpo.advice.prediction import packed_flops
+from grpo.modalities.costs import PassFlops
+from grpo.modalities.tokens.costs import Pass, total_flops
 from grpo.training.batches import pack_microbatches
 
 BISECTIONS = 60

@@ -1,1 +1,1 @@
-"""From a finished profile to a proposed arm, and from a finished run to how well that was meant."""
+"""Proposes an arm from a finished profile, and reports how well its predictions held."""

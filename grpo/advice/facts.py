@@ -1,4 +1,4 @@
-"""What advice knows: a finished profile, how long the prompts are, and what a pass costs."""
+"""Inputs of the advice: a finished profile, the lengths of its prompts, and a cost model."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,39 +9,29 @@ import numpy as np
 import pandas as pd
 
 from grpo.advice.posterior import Ints, Posterior, Prior, fit_prior, update
-from grpo.errors import ArtifactError
-from grpo.modalities.shared.flops import Coefficients
-from grpo.modalities.tokens.modality import TokenPolicyParams
-from grpo.modalities.tokens.policy import Decoding, TokenPolicy
+from grpo.errors import ArtifactError, ParameterError
+from grpo.modalities import all_modalities
+from grpo.modalities.costs import CostModel
+from grpo.modalities.modality import Modality
 from grpo.params.parameters import BASE, Parameters
-from grpo.runtime.artifacts.files import read_json
+from grpo.runtime.artifacts.files import read_json, require_inert
 from grpo.runtime.artifacts.tables import PROMPTS, ROLLOUTS, read_profile, read_table
 from grpo.runtime.machine import prepare_machine
+from grpo.schema import PARAMS
 from grpo.types import Cost
-from grpo.wiring.policies import load_policy
 
 MAKE_PROFILE = "dvc repro profile"
 
 
 @dataclass(frozen=True, kw_only=True)
-class PassFlops:
-    """FLOPs of a pass over one row, forward alone and with its backward pass, and which passes."""
-
-    forward: Coefficients
-    training: Coefficients
-    shares_prompts: bool  # a prompt is read once for its rollouts in a microbatch
-    vocabulary: int  # above a size of it, a backward pass computes logits again
-
-
-@dataclass(frozen=True, kw_only=True)
 class Facts:
-    """A finished profile and what predicts costs from it."""
+    """A finished profile and the model that predicts costs from it."""
 
     profile: pd.DataFrame  # schema PROFILE with prompt_tokens, sorted by prompt_id
     rollouts: pd.DataFrame  # row (of `profile`, ascending) and steps of each of its rollouts
     cost: Cost  # of the profile
     rollouts_per_batch: int  # of its sampling
-    flops: PassFlops
+    cost_model: CostModel  # of the base policy
     prior: Prior
     posterior: Posterior  # row by row with `profile`
 
@@ -69,7 +59,7 @@ def make_facts(
     prompt_tokens: Mapping[str, int],
     cost: Cost,
     rollouts_per_batch: int,
-    flops: PassFlops,
+    cost_model: CostModel,
 ) -> Facts:
     """Returns the facts of a profile.
 
@@ -88,7 +78,7 @@ def make_facts(
         rollouts=drawn.sort_values("row", kind="stable", ignore_index=True),
         cost=cost,
         rollouts_per_batch=rollouts_per_batch,
-        flops=flops,
+        cost_model=cost_model,
         prior=prior,
         posterior=update(prior, *counts),
     )
@@ -99,6 +89,7 @@ def read_facts(artifacts: Path, params: Parameters) -> Facts:
 
     Raises:
       ArtifactError: If there is no profile, it is broken, or of other parameters.
+      ParameterError: If the modality has no cost model.
     """
     folder = artifacts / "profile"
     for name in ("prompts.parquet", "rollouts/table.parquet"):
@@ -112,16 +103,8 @@ def read_facts(artifacts: Path, params: Parameters) -> Facts:
         )
     texts = read_table(artifacts / "prompts" / "train.parquet", PROMPTS)
     _require_same(folder, profile, texts, params)
-    # FLOPs are the same on every device; not every machine that asks for advice has a GPU.
-    machine = params.machine.model_copy(update={"device": "cpu", "compile": False})
-    prepare_machine(machine)
-    settings = params.policy_as(TokenPolicyParams)
-    decoding = Decoding(temperature=1.0, max_steps=settings.max_steps)
-    base = artifacts / "policies" / BASE
-    on_cpu = params.model_copy(update={"machine": machine})
-    policy = load_policy(on_cpu, base=base, directory=base, draws=decoding)
-    assert isinstance(policy, TokenPolicy)
-    tokens = policy.encode(texts["prompt"].tolist())[1].sum(dim=1).tolist()
+    cost_model = load_cost_model(artifacts, params)
+    tokens = cost_model.count_tokens(texts["prompt"].tolist())
     summary = read_json(folder / "summary.json")
     return make_facts(
         profile,
@@ -129,19 +112,36 @@ def read_facts(artifacts: Path, params: Parameters) -> Facts:
         prompt_tokens=dict(zip(texts["prompt_id"], tokens)),
         cost=Cost(**summary["cost"]),
         rollouts_per_batch=params.profile.rollouts_per_batch,
-        flops=pass_flops_of(policy, params),
+        cost_model=cost_model,
     )
 
 
-def pass_flops_of(policy: TokenPolicy, params: Parameters) -> PassFlops:
-    """Returns what a pass of a policy costs."""
-    settings = params.policy_as(TokenPolicyParams)
-    return PassFlops(
-        forward=policy.flops.forward,
-        training=policy.flops.training,
-        shares_prompts=policy.forward.can_share and settings.routing == "live",
-        vocabulary=policy.model.config.vocab_size,
+def load_cost_model(artifacts: Path, params: Parameters) -> CostModel:
+    """Returns the cost model of the base policy, which it loads on the CPU.
+
+    Raises:
+      ArtifactError: If a file of the base policy is missing or broken, or may run code.
+      ParameterError: If the modality has no cost model.
+    """
+    # FLOPs are the same on every device; not every machine that asks for advice has a GPU.
+    machine = params.machine.model_copy(update={"device": "cpu", "compile": False})
+    prepare_machine(machine)
+    base = artifacts / "policies" / BASE
+    require_inert(base)
+    cost_model = params.modality.load_cost_model(
+        params.model_copy(update={"machine": machine}), base=base
     )
+    if cost_model is None:
+        predicted = [
+            kind
+            for kind, each in all_modalities().items()
+            if type(each).load_cost_model is not Modality.load_cost_model
+        ]
+        raise ParameterError(
+            f"{PARAMS}: policy.kind must be {' or '.join(predicted)} for this, "
+            f"got {params.policy.kind!r}"
+        )
+    return cost_model
 
 
 def _require_same(

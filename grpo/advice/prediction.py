@@ -1,33 +1,40 @@
-"""What a round will take and yield, expected from a profile before it runs.
+"""Expected costs and groups of a round, from a profile, and their errors once the round has run.
 
-The cost model is that of docs/advice.md: every prompt is read once and every rollout sampled; what
-has weight is scored once and trained on once; the profile counts. All of it under the base policy:
-what a round's own learning changes is not foreseen.
+docs/advice.md gives the cost model: every prompt is read once and every rollout sampled; the
+rollouts with weight are scored once and trained on once; the profile counts. All rates and lengths
+are those of the base policy: the prediction ignores what a round learns. FLOPs of single passes
+come from the modality (`grpo/modalities/costs.py`).
 """
 
 import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+import torch
 
-from grpo.advice.cost import TrainedGroups, pass_flops, sampling_flops
 from grpo.advice.facts import Facts
 from grpo.advice.posterior import Floats, Ints, reused_uniform_chance
 from grpo.allocation.curriculum import plan_curriculum, select_phase
 from grpo.allocation.selection import Selection
 from grpo.errors import located
-from grpo.modalities.tokens.modality import TokenPolicyParams
+from grpo.modalities.costs import PassFlops
 from grpo.objective.link import Link
 from grpo.params.parameters import BASE, Arm, Parameters
+from grpo.report.reading import read_cost, read_rollouts
+from grpo.runtime.artifacts.tables import is_judged
 from grpo.runtime.seeds import derive_seed
 from grpo.schema import PARAMS
+from grpo.training.batches import pack_microbatches
 from grpo.wiring.allocation import build_curriculum, build_selection, reads_profile
 from grpo.wiring.objectives import build_objective
 
 TINY = 1e-9
+SEED = 0  # of the one draw of rollouts that is packed into microbatches
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,26 +82,38 @@ class Amounts:
 
 @dataclass(frozen=True, kw_only=True)
 class Treatment:
-    """What an arm does with the rollouts of a round, as far as it costs or saves."""
+    """Settings of an arm that decide which rollouts a round samples, scores and trains on."""
 
     drops_uniform: bool
     keep: int | None  # rollouts of a group that are trained on; None: all
-    scores_proximal: bool  # what is trained on, before the updates
-    scores_reference: bool  # under the base policy too, what is trained on
-    scores_reference_on_all: bool  # ... and what is sampled
+    scores_proximal: bool  # of the trained rollouts, before the updates
+    scores_reference: bool  # of the trained rollouts, under the base policy
+    scores_reference_on_all: bool  # of all sampled rollouts, under the base policy
     selection: Selection
     updates: int
     rollouts_per_batch: int  # of sampling
     tokens_per_microbatch: int
 
 
-def treatment_of(params: Parameters, arm: Arm, name: str) -> Treatment:
-    """Returns what an arm does, be it one of `params` or not.
+class TrainedGroups(NamedTuple):
+    """The rollouts of each prompt's group that training uses, and with what probability."""
+
+    size: Ints
+    chance: Floats
+
+    @property
+    def expected(self) -> Floats:
+        """Expected number of trained rollouts of each prompt."""
+        expected: Floats = self.size * self.chance
+        return expected
+
+
+def treatment_of(arm: Arm, name: str, facts: Facts) -> Treatment:
+    """Returns the settings of an arm, which need not be one of the parameter file's.
 
     Raises:
       ParameterError: If a link or a selection of the arm is wrong.
     """
-    replays = params.policy_as(TokenPolicyParams).routing == "replay_proximal"
     links, updates = build_objective(arm.objective, name).links, arm.training.updates_per_round
     keep = [int(each.settings["keep"] or 0) for each in _named(links, "keep_extreme_rollouts")]
     penalties = _named(links, "penalize_kl"), _named(links, "subtract_kl_from_reward")
@@ -102,7 +121,7 @@ def treatment_of(params: Parameters, arm: Arm, name: str) -> Treatment:
     return Treatment(
         drops_uniform=bool(_named(links, "drop_uniform_groups")),
         keep=min(keep, default=None),
-        scores_proximal=updates > 1 or replays,
+        scores_proximal=updates > 1 or facts.cost_model.always_scores_proximal,
         scores_reference=on_kept,
         scores_reference_on_all=on_all,
         selection=build_selection(arm.selection, name),
@@ -110,6 +129,10 @@ def treatment_of(params: Parameters, arm: Arm, name: str) -> Treatment:
         rollouts_per_batch=arm.sampling.rollouts_per_batch,
         tokens_per_microbatch=arm.training.tokens_per_microbatch,
     )
+
+
+def _named(links: tuple[Link, ...], name: str) -> list[Link]:
+    return [link for link in links if link.name == name]
 
 
 def plan_phase(params: Parameters, arm: str, phase: int, facts: Facts) -> pd.DataFrame:
@@ -131,7 +154,7 @@ def predict_round(params: Parameters, name: str, facts: Facts) -> Amounts:
     each = params.rounds[name]
     return predict(
         plan_phase(params, each.arm, each.phase, facts),
-        treatment_of(params, params.arms[each.arm], each.arm),
+        treatment_of(params.arms[each.arm], each.arm, facts),
         facts,
         starts_from_base=each.start == BASE,
     )
@@ -220,7 +243,7 @@ def _visited(selection: Selection, uniform: Floats) -> tuple[float, float]:
 def _update_flops(
     rows: Ints, trained: TrainedGroups, sampled: TrainedGroups, treatment: Treatment, facts: Facts
 ) -> Floats:
-    """Returns the FLOPs, per prompt, of the passes over what is trained on."""
+    """Returns the FLOPs, per prompt, of the passes that score and train on rollouts."""
     one_pass = partial(
         pass_flops, facts, rows, tokens_per_microbatch=treatment.tokens_per_microbatch
     )
@@ -233,5 +256,180 @@ def _update_flops(
     return total
 
 
-def _named(links: tuple[Link, ...], name: str) -> list[Link]:
-    return [link for link in links if link.name == name]
+def sampling_flops(facts: Facts, rows: Ints, sizes: Ints, *, rollouts_per_batch: int) -> Floats:
+    """Returns the expected FLOPs of sampling each prompt's group.
+
+    The formula's value times a factor: the profile's counted FLOPs over the formula's value for
+    the profile.
+    """
+    everything = np.arange(len(facts.profile))
+    drawn = facts.profile["rollouts"].to_numpy()
+    of_profile = _unscaled_sampling_flops(facts, everything, drawn, facts.rollouts_per_batch).sum()
+    scale = facts.cost.flops / float(of_profile)
+    return scale * _unscaled_sampling_flops(facts, rows, sizes, rollouts_per_batch)
+
+
+def pass_flops(
+    facts: Facts,
+    rows: Ints,
+    groups: TrainedGroups,
+    *,
+    parts: int,
+    tokens_per_microbatch: int,
+    is_training: bool,
+) -> Floats:
+    """Returns the FLOPs, per prompt, of one pass over the trained rollouts.
+
+    One draw of rollouts is packed into microbatches as training packs them. The packed FLOPs differ
+    from the sum over single rollouts by padding and shared prompts; that factor is applied to every
+    prompt.
+
+    Args:
+      parts: Number of batches that the groups are divided into.
+    """
+    prompt_of_rollout, steps = facts.rollouts["row"].to_numpy(), facts.rollouts["steps"].to_numpy()
+    prompt_tokens = facts.profile["prompt_tokens"].to_numpy()[prompt_of_rollout]
+    alone = _mean_by_prompt(
+        facts, facts.cost_model.rollout_flops(prompt_tokens, steps, is_training=is_training)
+    )
+    drawn = _draw(facts, rows, groups, parts)
+    computed = spread = 0.0
+    for part in range(parts):
+        own = drawn[drawn[:, 0] == part]
+        computed += packed_flops(facts.cost_model, own[:, 1:], tokens_per_microbatch, is_training)
+        spread += float(alone[own[:, 1]].sum())
+    result: Floats = groups.expected * alone[rows] * (computed / spread if spread else 1.0)
+    return result
+
+
+def packed_flops(
+    flops: PassFlops, rollouts: Ints, tokens_per_microbatch: int, is_training: bool
+) -> float:
+    """Returns the FLOPs of a pass over rollouts that are packed into microbatches.
+
+    Args:
+      rollouts: Columns prompt (a number), prompt tokens and steps.
+    """
+    if len(rollouts) == 0:
+        return 0.0
+    widths = torch.from_numpy(rollouts[:, 1] + rollouts[:, 2])
+    packed = pack_microbatches(widths, tokens_per_microbatch)
+    return float(
+        sum(
+            flops.microbatch_flops(rollouts[each.numpy()], is_training=is_training)
+            for each in packed
+        )
+    )
+
+
+def _draw(facts: Facts, rows: Ints, groups: TrainedGroups, parts: int) -> Ints:
+    """Returns one draw of trained rollouts: part, row of the profile, prompt tokens, steps."""
+    chooser = np.random.default_rng(SEED)
+    counts = groups.size * (chooser.random(len(rows)) < groups.chance)
+    # Without replacement: rollouts of one length share a microbatch, and so a prompt.
+    steps = [
+        np.resize(chooser.permutation(facts.steps_of(row)), count)
+        for row, count in zip(rows.tolist(), counts.tolist())
+    ]
+    columns = (
+        np.repeat(chooser.permutation(len(rows)) % parts, counts),
+        np.repeat(rows, counts),
+        np.repeat(facts.profile["prompt_tokens"].to_numpy()[rows], counts),
+        np.concatenate(steps),
+    )
+    return np.stack(columns, axis=1).astype(np.int64)
+
+
+def _unscaled_sampling_flops(
+    facts: Facts, rows: Ints, sizes: Ints, rollouts_per_batch: int
+) -> Floats:
+    steps = facts.rollouts["steps"].to_numpy()
+    return facts.cost_model.group_flops(
+        _padded_prompts(facts, rows, sizes, rollouts_per_batch),
+        sizes,
+        mean_later_steps=_mean_by_prompt(facts, steps - 1.0)[rows],
+        mean_step_pairs=_mean_by_prompt(facts, steps * (steps - 1) / 2)[rows],
+    )
+
+
+def _padded_prompts(facts: Facts, rows: Ints, sizes: Ints, rollouts_per_batch: int) -> Floats:
+    """Returns each prompt's width in its batch; sampling batches prompts of similar length."""
+    tokens = facts.profile["prompt_tokens"].to_numpy()[rows]
+    order = tokens.argsort(kind="stable")
+    batch = (sizes[order].cumsum() - sizes[order]) // rollouts_per_batch
+    widest = np.zeros(int(batch.max(initial=0)) + 1)
+    np.maximum.at(widest, batch, tokens[order])
+    width = np.empty(len(rows))
+    width[order] = widest[batch]
+    return width
+
+
+def _mean_by_prompt(facts: Facts, value: Floats) -> Floats:
+    """Returns the mean of a value per rollout of the profile over each prompt's rollouts."""
+    rows = facts.rollouts["row"].to_numpy()
+    total = np.bincount(rows, weights=value, minlength=len(facts.profile))
+    mean: Floats = total / np.bincount(rows, minlength=len(facts.profile))
+    return mean
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """The prediction and the counts of a finished round."""
+
+    round: str
+    predicted: Amounts
+    actual: Amounts
+
+
+def compare_rounds(artifacts: Path, params: Parameters, facts: Facts) -> list[Compared]:
+    """Returns the finished rounds of `params`, in the file's order.
+
+    It leaves out a round with rollouts of prompts that its curriculum does not give: that round
+    was made with other parameters.
+
+    Raises:
+      ArtifactError: If a file of a finished round is broken.
+    """
+    found = []
+    for name, each in params.rounds.items():
+        if not (artifacts / "training" / name / "summary.json").exists():
+            continue
+        actual = count_round(artifacts, name, facts)
+        planned = set(plan_phase(params, each.arm, each.phase, facts)["prompt_id"])
+        if planned.issuperset(actual.prompts):
+            predicted = predict_round(params, name, facts)
+            found.append(Compared(round=name, predicted=predicted, actual=actual.amounts))
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counted:
+    """Costs and groups of a finished round, and its prompts."""
+
+    prompts: frozenset[str]
+    amounts: Amounts
+
+
+def count_round(artifacts: Path, name: str, facts: Facts) -> Counted:
+    """Returns costs and groups of a round, counted in its artifacts."""
+    sampled = read_cost(artifacts / "rollouts" / name / "summary.json")
+    trained = read_cost(artifacts / "training" / name / "summary.json")
+    rollouts = read_rollouts(artifacts, name, facts.profile)
+    judged = rollouts[is_judged(rollouts)]
+    groups = judged.groupby("prompt_id")["outcome"].agg(["size", "mean", "min", "max"])
+    amounts = Amounts(
+        groups=float(len(groups)),
+        uniform_groups=float((groups["min"] == groups["max"]).sum()),
+        rollouts=float(len(rollouts)),
+        sampled_steps=float(sampled["sampled_steps"]),
+        trained_steps=float(trained["trained_steps"]),
+        sampling_flops=float(sampled["flops"]),
+        update_flops=float(trained["flops"]),
+        signal=float((groups["size"] * groups["mean"] * (1 - groups["mean"])).sum()),
+    )
+    return Counted(prompts=frozenset(groups.index), amounts=amounts)
+
+
+def relative_error(predicted: float, actual: float) -> float | None:
+    """Returns predicted / actual - 1; None if actual is 0."""
+    return predicted / actual - 1 if actual else None

@@ -128,8 +128,8 @@ def _by_sizing(
     """Yields the cheapest candidate of each sizing, or the one that lacks least."""
     rounds, arm = len(params.rounds_of(reference)), params.arms[reference]
     per_update = target.rollouts / rounds / arm.training.updates_per_round
-    one_size = treatment_of(params, _without_selection(arm, _dropping(arm)), NAME)
-    any_size = treatment_of(params, _without_selection(arm, FOR_ANY_SIZE), NAME)
+    one_size = treatment_of(_without_selection(arm, _dropping(arm)), NAME, facts)
+    any_size = treatment_of(_without_selection(arm, FOR_ANY_SIZE), NAME, facts)
     sizings = [Sizing(smallest=each, largest=each) for each in SIZES]
     sizings += [Sizing(smallest=low, largest=high) for low, high in RANGES]
     for sizing in sizings:

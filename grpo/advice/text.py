@@ -5,12 +5,17 @@ from pathlib import Path
 
 import numpy as np
 
-from grpo.advice.comparison import Compared, compare_rounds, relative_error
 from grpo.advice.facts import Facts, read_facts
 from grpo.advice.posterior import DEAD_RATE
-from grpo.advice.prediction import Amounts, predict_arm, profile_flops
+from grpo.advice.prediction import (
+    Amounts,
+    Compared,
+    compare_rounds,
+    predict_arm,
+    profile_flops,
+    relative_error,
+)
 from grpo.advice.proposal import SIZES, Candidate, Proposal, propose
-from grpo.modalities.tokens.policy import Decoding
 from grpo.params.parameters import Parameters
 from grpo.params.yaml import dump_yaml
 from grpo.report.learned import why_nothing_was_learned
@@ -128,7 +133,7 @@ def _arms(params: Parameters, proposal: Proposal, facts: Facts) -> str:
             "ARMS  predicted for all rounds of each; equal: share of groups that teach nothing",
             *_table(rows),
             _dominant(proposal),
-            *_temperatures(params),
+            *_unlike_draws(params, facts),
         ]
     )
 
@@ -161,17 +166,17 @@ def _dominant(proposal: Proposal) -> str:
     )
 
 
-def _temperatures(params: Parameters) -> list[str]:
-    """Returns a remark per arm that samples at another temperature than the profile."""
-    drawn = draws_of_profile(params)
-    arms = {name: draws_of_arm(params, name) for name in params.arms}
+def _unlike_draws(params: Parameters, facts: Facts) -> list[str]:
+    """Returns a remark per arm that draws otherwise than the profile."""
+    profile_draws = draws_of_profile(params)
+    differences = {
+        name: facts.cost_model.find_unlike_draws(draws_of_arm(params, name), profile_draws)
+        for name in params.arms
+    }
     return [
-        f"{name} samples at temperature {each.temperature:g}, the profile at "
-        f"{drawn.temperature:g}: its rates and lengths may differ."
-        for name, each in arms.items()
-        if isinstance(each, Decoding)
-        and isinstance(drawn, Decoding)
-        and each.temperature != drawn.temperature
+        f"{name} {difference}: its rates and lengths may differ."
+        for name, difference in differences.items()
+        if difference
     ]
 
 

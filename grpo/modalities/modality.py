@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from torch import Generator, Tensor
 
     from grpo.modalities.base import Policy
+    from grpo.modalities.costs import CostModel
     from grpo.modalities.shared.exhibits import Film, Phase, Picture
     from grpo.modalities.shared.packed import Layout
     from grpo.modalities.shared.warmup import BasePolicy
@@ -288,6 +289,17 @@ class Modality(ABC, Generic[PolicyT, SamplingT, DrawsT]):
         return self.load_policy(
             params, base=base, directory=directory, draws=draws, sharing=sharing
         )
+
+    def load_cost_model(self, params: RunParams[PolicyT], *, base: Path) -> "CostModel | None":
+        """Returns what predicts the FLOPs of runs from a base policy; None: this modality cannot.
+
+        Args:
+          base: The base policy's directory.
+
+        Raises:
+          ArtifactError: If a file is missing or broken.
+        """
+        return None
 
     @abstractmethod
     def layout(self, policy: PolicyT, base: Path) -> "Layout":

@@ -3,15 +3,18 @@
 import numpy as np
 import pandas as pd
 
-from grpo.advice.facts import Facts, PassFlops, make_facts
+from grpo.advice.facts import Facts, make_facts
 from grpo.modalities.shared.flops import Coefficients
+from grpo.modalities.tokens.costs import TokenCostModel
 from grpo.types import Cost
 
-FLOPS = PassFlops(
+COST_MODEL = TokenCostModel(
     forward=Coefficients(body=1000, attention=2, head=100),
     training=Coefficients(body=3000, attention=7, head=300),
     shares_prompts=True,
     vocabulary=259,
+    always_scores_proximal=False,
+    count_tokens=lambda prompts: [len(each) for each in prompts],
 )
 DRAWN = 8  # rollouts per prompt
 
@@ -40,5 +43,5 @@ def synthetic_facts(prompts: int = 300, *, prior: tuple[float, float] = (0.5, 1.
         prompt_tokens=dict(zip(ids, chooser.integers(5, 30, size=prompts).tolist())),
         cost=Cost(flops=40_000_000, sampled_steps=int(steps.sum())),
         rollouts_per_batch=64,
-        flops=FLOPS,
+        cost_model=COST_MODEL,
     )

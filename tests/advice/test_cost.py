@@ -4,10 +4,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from profiles import FLOPS, synthetic_facts
+from profiles import COST_MODEL, synthetic_facts
 
-from grpo.advice.cost import TrainedGroups, packed_flops, pass_flops, sampling_flops
-from grpo.advice.facts import PassFlops, make_facts
+from grpo.advice.facts import make_facts
+from grpo.advice.prediction import TrainedGroups, packed_flops, pass_flops, sampling_flops
+from grpo.modalities.tokens.costs import TokenCostModel
 from grpo.objective.algorithms import rloo
 from grpo.training.frozen import score_steps
 from grpo.training.updates import add_gradient
@@ -18,12 +19,14 @@ from tests.test_training import sampled_round
 SHORT_AND_LONG = ["a=", "bb=", "ccc=", "dddddddd=", "eeeeeeeeeeeeeeee="]
 
 
-def flops_of(policy) -> PassFlops:
-    return PassFlops(
+def cost_model_of(policy) -> TokenCostModel:
+    return TokenCostModel(
         forward=policy.flops.forward,
         training=policy.flops.training,
         shares_prompts=policy.forward.can_share,
         vocabulary=policy.model.config.vocab_size,
+        always_scores_proximal=False,
+        count_tokens=lambda prompts: policy.encode(prompts)[1].sum(dim=1).tolist(),
     )
 
 
@@ -36,10 +39,10 @@ def lengths_of(trajectory) -> np.ndarray:
 @pytest.mark.parametrize("tokens", [10, 40, 10_000])
 def test_passes_over_rollouts_cost_what_the_policy_counts(tokens: int):
     policy, rollouts, trajectory = sampled_round()
-    flops = flops_of(policy)
+    cost_model = cost_model_of(policy)
     policy.cost = Cost()
     scores = score_steps(policy, trajectory, rollouts.mask.float(), tokens)
-    expected = packed_flops(flops, lengths_of(trajectory), tokens, is_training=False)
+    expected = packed_flops(cost_model, lengths_of(trajectory), tokens, is_training=False)
     assert policy.cost.flops == expected
     policy.cost = Cost()
     add_gradient(
@@ -53,14 +56,14 @@ def test_passes_over_rollouts_cost_what_the_policy_counts(tokens: int):
         behavior_logp=rollouts.behavior_logp,
         tokens_per_microbatch=tokens,
     )
-    expected = packed_flops(flops, lengths_of(trajectory), tokens, is_training=True)
+    expected = packed_flops(cost_model, lengths_of(trajectory), tokens, is_training=True)
     assert policy.cost.flops == expected
 
 
 def test_sampling_costs_what_the_policy_counts():
     """Predicted from 8 rollouts per prompt, for other sizes and other batches: within 3 %."""
     policy = tiny_policy(max_steps=5)
-    flops = flops_of(policy)
+    cost_model = cost_model_of(policy)
     prompts = [text for text in SHORT_AND_LONG for _ in range(12)]
     ids = [f"p{i:02d}" for i in range(len(prompts))]
     policy.cost = Cost()
@@ -79,10 +82,10 @@ def test_sampling_costs_what_the_policy_counts():
     facts = make_facts(
         profile,
         pd.DataFrame({"prompt_id": np.repeat(ids, 8), "steps": steps}),
-        prompt_tokens=dict(zip(ids, policy.encode(prompts)[1].sum(dim=1).tolist())),
+        prompt_tokens=dict(zip(ids, cost_model.count_tokens(prompts))),
         cost=policy.cost,
         rollouts_per_batch=10_000,
-        flops=flops,
+        cost_model=cost_model,
     )
     policy.cost = Cost()
     for text in SHORT_AND_LONG:  # batches of 24 rollouts hold prompts of one length
@@ -112,7 +115,7 @@ def test_a_pass_over_the_profiles_own_rollouts_costs_what_packing_them_costs():
         ],
         axis=1,
     )
-    expected = packed_flops(FLOPS, everything, 512, is_training=True)
+    expected = packed_flops(COST_MODEL, everything, 512, is_training=True)
     found = pass_flops(
         facts,
         rows,

@@ -7,9 +7,8 @@ import pandas as pd
 import pytest
 from profiles import synthetic_facts
 
-from grpo.advice.cost import packed_flops
 from grpo.advice.facts import Facts
-from grpo.advice.prediction import Amounts, Treatment, predict
+from grpo.advice.prediction import Amounts, Treatment, packed_flops, predict
 from grpo.allocation.selection import (
     Selection,
     compose,
@@ -105,11 +104,11 @@ def update_flops(
         return 0.0
     tokens = treatment.tokens_per_microbatch
     part = chooser.integers(treatment.updates, size=len(trained))
-    flops = packed_flops(facts.flops, np.concatenate(trained), tokens, is_training=False)
+    flops = packed_flops(facts.cost_model, np.concatenate(trained), tokens, is_training=False)
     for each in range(treatment.updates):
         own = [rows for rows, number in zip(trained, part) if number == each]
         if own:
-            flops += packed_flops(facts.flops, np.concatenate(own), tokens, is_training=True)
+            flops += packed_flops(facts.cost_model, np.concatenate(own), tokens, is_training=True)
     return flops
 
 

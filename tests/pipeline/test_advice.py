@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 
 from grpo.__main__ import main
-from grpo.advice.comparison import compare_rounds
 from grpo.advice.facts import Facts, read_facts
+from grpo.advice.prediction import compare_rounds
 from grpo.params.parameters import Parameters, read_params
 from grpo.params.yaml import dump_yaml, parse_yaml
 from grpo.runtime.artifacts.files import read_json

@@ -14,7 +14,7 @@ from transformers import Cache, DynamicCache, PretrainedConfig, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 
 from grpo.modalities.shared.logits import chosen_log_prob
-from grpo.modalities.tokens.passes import Pass, body_passes, head_passes
+from grpo.modalities.tokens.costs import Pass, body_passes, head_passes
 from grpo.modalities.tokens.routing import find_routers
 from grpo.runtime.ranks import all_agree
 

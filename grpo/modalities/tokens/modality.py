@@ -32,6 +32,7 @@ from grpo.schema import (
 if TYPE_CHECKING:
     from grpo.modalities.shared.packed import Layout
     from grpo.modalities.shared.warmup import BasePolicy
+    from grpo.modalities.tokens.costs import TokenCostModel
     from grpo.modalities.tokens.policy import Decoding, TokenPolicy
 
 
@@ -198,6 +199,13 @@ class Tokens(Modality[TokenPolicyParams, TokenSampling, TokenDraws]):
 
         load = load_vllm_sampler if params.policy.sampler == "vllm" else load_token_policy
         return load(params, base=base, directory=directory, decoding=draws)
+
+    def load_cost_model(
+        self, params: RunParams[TokenPolicyParams], *, base: Path
+    ) -> "TokenCostModel":
+        from grpo.modalities.tokens.policy import load_token_cost_model
+
+        return load_token_cost_model(params, base=base)
 
     def layout(self, policy: TokenPolicyParams, base: Path) -> "Layout":
         from grpo.modalities.tokens.policy import token_layout

@@ -18,9 +18,9 @@ from grpo.modalities.shared.directories import load_base, read_round, whole_poli
 from grpo.modalities.shared.flops import TokenFlops
 from grpo.modalities.shared.logits import draw
 from grpo.modalities.shared.packed import Layout, Rows, require_entries
+from grpo.modalities.tokens.costs import Pass, TokenCostModel, total_flops
 from grpo.modalities.tokens.forward import ForwardPasses, Scored, sampling_cache
 from grpo.modalities.tokens.modality import RoutingMode, TokenPolicyParams
-from grpo.modalities.tokens.passes import Pass, total_flops
 from grpo.modalities.tokens.routing import (
     ROUTING_LAYOUT,
     Routing,
@@ -510,3 +510,27 @@ def load_vllm_sampler(
             decoding=decoding,
             uses_chat_template=params.policy.prompt_format == "chat",
         )
+
+
+def load_token_cost_model(params: RunParams[TokenPolicyParams], *, base: Path) -> TokenCostModel:
+    """Returns what predicts the FLOPs of runs from the base policy in a directory.
+
+    Raises:
+      ArtifactError: If a file is missing or broken.
+    """
+    routing = params.policy.routing
+    decoding = Decoding(temperature=1.0, max_steps=params.policy.max_steps)
+    policy = load_token_policy(params, base=base, directory=base, decoding=decoding)
+
+    def count_tokens(prompts: list[str]) -> list[int]:
+        counts: list[int] = policy.encode(prompts)[1].sum(dim=1).tolist()
+        return counts
+
+    return TokenCostModel(
+        forward=policy.flops.forward,
+        training=policy.flops.training,
+        shares_prompts=policy.forward.can_share and routing == "live",
+        vocabulary=policy.model.config.vocab_size,
+        always_scores_proximal=routing == "replay_proximal",
+        count_tokens=count_tokens,
+    )
