@@ -26,7 +26,7 @@ def loss_of(objective, model, tokens: Tensor, old_logp: Tensor, credit: grpo.Cre
     return grpo.scalar_loss(terms, credit)
 
 
-def train(seed: int = 0) -> tuple[list[float], list[int]]:
+def train(seed: int = 0, num_updates: int = UPDATES) -> tuple[list[float], list[int]]:
     """Returns, for each update, the mean reward and the number of rollouts forwarded."""
     torch.manual_seed(seed)
     config = GPT2Config(**MODEL, bos_token_id=None, eos_token_id=None, initializer_range=0.1)
@@ -36,7 +36,7 @@ def train(seed: int = 0) -> tuple[list[float], list[int]]:
     state, rewards, forwarded = objective.init(), [], []
     group = torch.arange(PROMPTS).repeat_interleave(ROLLOUTS_PER_GROUP)
     mask = torch.ones(len(group), LENGTH, dtype=torch.bool)  # False on padding; here is none
-    for _ in range(UPDATES):
+    for _ in range(num_updates):
         prompts = torch.randint(DIGITS, (PROMPTS, LENGTH))[group]
         tokens, logp = sample(model, prompts)
         reward = (tokens[:, LENGTH:] == prompts.sort(dim=1).values).all(dim=1).float()
