@@ -46,8 +46,8 @@ from grpo.runtime.markdown import markdown_table
 from grpo.sampling.rollouts import read_batch
 from grpo.training.batches import Batch, plan_batches
 from grpo.training.frozen import score_steps
-from grpo.training.updates import run_update
-from grpo.wiring.rounds import settings_of
+from grpo.training.updates import Loss, run_update
+from grpo.wiring.rounds import training_settings
 
 OUT = RESULTS / "chunk_costs.json"
 FIGURE = ROOT / "docs" / "chunk_costs.svg"
@@ -118,7 +118,7 @@ def compare(row: dict[str, Any], simulation: float) -> dict[str, Any]:
 def _measure_size(artifacts: Path, width: int, layers: int) -> dict[str, Any]:
     """Returns parameters, seconds of inference, and what updates of both kinds cost."""
     recipe = read_params(ROOT / "recipes" / "manipulation.yaml")
-    settings = replace(settings_of(recipe.arms["all"].training), updates_per_audit=0)
+    settings = replace(training_settings(recipe.arms["all"].training), updates_per_audit=0)
     policy, trajectory, batches = _prepare(artifacts, width, layers, settings.updates_per_round)
     positions = settings.tokens_per_microbatch
     with torch.no_grad():
@@ -139,14 +139,17 @@ def _measure_size(artifacts: Path, width: int, layers: int) -> dict[str, Any]:
             optimizer = AdamW(policy.model.parameters(), lr=1e-6, fused=True)
             for index, batch in enumerate(planned):
                 run_update(
-                    policy,
-                    trajectory,
+                    Loss(
+                        policy=policy,
+                        objective=OBJECTIVES[name],
+                        trajectory=trajectory,
+                        proximal=proximal,
+                        reference=None,
+                        tokens_per_microbatch=settings.tokens_per_microbatch,
+                    ),
                     batch,
-                    objective=OBJECTIVES[name],
                     optimizer=optimizer,
-                    proximal=proximal,
-                    reference=None,
-                    settings=settings,
+                    max_grad_norm=settings.max_grad_norm,
                     update=index,
                 )
 

@@ -30,7 +30,7 @@ from grpo.params.parameters import read_params
 from grpo.runtime.artifacts.files import read_json, write_json
 from grpo.runtime.markdown import markdown_table
 from grpo.training.batches import plan_batches
-from grpo.training.updates import TrainingSettings, run_update
+from grpo.training.updates import Loss, TrainingSettings, run_update
 from grpo.types import Cost
 
 OUT = RESULTS / "denoising_steps.json"
@@ -93,14 +93,17 @@ def measure(arm: str, steps: int, seed: int) -> Case:
     reset_peak()
     start = time.process_time()
     run_update(
-        policy,
-        trajectory,
+        Loss(
+            policy=policy,
+            objective=objective,
+            trajectory=trajectory,
+            proximal=None,
+            reference=None,
+            tokens_per_microbatch=_settings().tokens_per_microbatch,
+        ),
         batches[0],
-        objective=objective,
         optimizer=optimizer,
-        proximal=None,
-        reference=None,
-        settings=_settings(),
+        max_grad_norm=_settings().max_grad_norm,
         update=0,
     )
     stored = trajectory.pack(logp)

@@ -32,7 +32,7 @@ from grpo.runtime.machine import prepare_machine
 from grpo.runtime.markdown import markdown_table
 from grpo.sampling.rollouts import drawn_from, sample_rollouts
 from grpo.schema import DATA
-from grpo.training.updates import TrainingSettings, train_round
+from grpo.training.updates import Round, TrainingSettings, train_round
 from grpo.wiring.objectives import build_objective
 from grpo.wiring.policies import make_optimizer
 from grpo.wiring.tasks import build_prompts
@@ -97,22 +97,25 @@ def measure(arm: str, steps: int, signal_share: float) -> dict[str, Any]:
         has_signal = group < round(signal_share * num_prompts)
         outcome = ((torch.arange(len(group)) % 2 == 0) | ~has_signal).float()
         train_round(
-            policy,
-            trajectory,
-            make_rollouts(trajectory, logp, group=group, reward=outcome, outcome=outcome),
-            objective=build_objective(links, arm),
-            objective_state={},
-            optimizer=optimizer,
-            reference=None,
-            settings=TrainingSettings(
-                updates_per_round=num_updates,
-                max_grad_norm=training.max_grad_norm,
-                tokens_per_microbatch=training.tokens_per_microbatch,
-                updates_per_checkpoint=num_updates + 1,
-                updates_per_audit=0,
+            Round(
+                policy=policy,
+                trajectory=trajectory,
+                rollouts=make_rollouts(
+                    trajectory, logp, group=group, reward=outcome, outcome=outcome
+                ),
+                objective=build_objective(links, arm),
+                objective_state={},
+                optimizer=optimizer,
+                settings=TrainingSettings(
+                    updates_per_round=num_updates,
+                    max_grad_norm=training.max_grad_norm,
+                    tokens_per_microbatch=training.tokens_per_microbatch,
+                    updates_per_checkpoint=num_updates + 1,
+                    updates_per_audit=0,
+                ),
+                first_update=0,
+                generator=torch.Generator().manual_seed(0),
             ),
-            first_update=0,
-            generator=torch.Generator().manual_seed(0),
             scratch=Scratch(folder, "round"),
             progress=lambda done, total: None,
         )

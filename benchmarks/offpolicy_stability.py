@@ -45,7 +45,7 @@ from grpo.training.audits import Auditor
 from grpo.training.batches import plan_batches
 from grpo.training.frozen import score_steps
 from grpo.training.metrics import UpdateMetrics
-from grpo.training.updates import TrainingSettings, run_update
+from grpo.training.updates import Loss, TrainingSettings, run_update
 from grpo.types import Rollouts
 from grpo.wiring.policies import build_base, make_optimizer
 from grpo.wiring.rewards import build_reward
@@ -174,8 +174,9 @@ def objective_of(algorithm: str, steps: float) -> Objective:
 
 def load(bench: Bench, routing: RoutingMode) -> TokenPolicy:
     model, tokenizer = load_base(bench.directory, torch.float32)
-    max_steps = bench.params.policy_as(TokenPolicyParams).max_steps
-    decoding = Decoding(temperature=1.0, max_steps=max_steps, routing=routing)
+    policy = bench.params.policy
+    assert isinstance(policy, TokenPolicyParams)
+    decoding = Decoding(temperature=1.0, max_steps=policy.max_steps, routing=routing)
     return TokenPolicy(model, tokenizer, decoding=decoding, uses_chat_template=False)
 
 
@@ -285,14 +286,17 @@ def train_round(
     for batch in batches:
         updates.append(
             run_update(
-                policy,
-                trajectory,
+                Loss(
+                    policy=policy,
+                    objective=objective,
+                    trajectory=trajectory,
+                    proximal=proximal,
+                    reference=None,
+                    tokens_per_microbatch=settings(case).tokens_per_microbatch,
+                ),
                 batch,
-                objective=objective,
                 optimizer=optimizer,
-                proximal=proximal,
-                reference=None,
-                settings=settings(case),
+                max_grad_norm=settings(case).max_grad_norm,
                 update=len(updates),
                 auditor=Auditor(objective, 0),
             )

@@ -37,9 +37,9 @@ from grpo.runtime.artifacts.files import Scratch, read_json, write_json
 from grpo.runtime.artifacts.usage import Usage
 from grpo.runtime.markdown import markdown_table
 from grpo.runtime.ranks import local_shard, num_ranks, process_group, run_in_ranks, this_rank
-from grpo.training.updates import train_round
+from grpo.training.updates import Round, train_round
 from grpo.wiring.policies import make_optimizer
-from grpo.wiring.rounds import settings_of
+from grpo.wiring.rounds import training_settings
 
 OUT = RESULTS / "scaling_training.json"
 FIGURE = ROOT / "docs" / "scaling_training.svg"
@@ -137,16 +137,19 @@ def _train(size: str, scratch: Scratch) -> dict[str, Any]:
     times: list[tuple[float, float]] = []
     reset_peak()
     trained = train_round(
-        policy,
-        trajectory,
-        make_rollouts(trajectory, logp, group=trajectory.group, reward=reward, outcome=reward),
-        objective=grpo(beta=0.0),
-        objective_state={},
-        optimizer=optimizer,
-        reference=None,
-        settings=settings_of(TRAINING),
-        first_update=0,
-        generator=generator,
+        Round(
+            policy=policy,
+            trajectory=trajectory,
+            rollouts=make_rollouts(
+                trajectory, logp, group=trajectory.group, reward=reward, outcome=reward
+            ),
+            objective=grpo(beta=0.0),
+            objective_state={},
+            optimizer=optimizer,
+            settings=training_settings(TRAINING),
+            first_update=0,
+            generator=generator,
+        ),
         scratch=scratch,
         progress=lambda done, total: times.append((time.perf_counter(), time.process_time())),
     )

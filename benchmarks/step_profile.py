@@ -26,7 +26,7 @@ from grpo.runtime.artifacts.files import read_json, write_json
 from grpo.runtime.markdown import markdown_table
 from grpo.training.batches import plan_batches
 from grpo.training.frozen import score_steps
-from grpo.training.updates import run_update
+from grpo.training.updates import Loss, run_update
 
 RESULTS = Path(__file__).parent / "results"
 BEFORE, AFTER = RESULTS / "step_profile_before.json", RESULTS / "step_profile.json"
@@ -68,14 +68,17 @@ def profile_size(name: str) -> dict[str, Any]:
         proximal = score_steps(policy, trajectory, weight, settings.tokens_per_microbatch)
     with profiled(policy) as update:
         run_update(
-            policy,
-            trajectory,
+            Loss(
+                policy=policy,
+                objective=objective(),
+                trajectory=trajectory,
+                proximal=proximal,
+                reference=None,
+                tokens_per_microbatch=settings.tokens_per_microbatch,
+            ),
             batches[0],
-            objective=objective(),
             optimizer=AdamW(policy.model.parameters(), lr=workload.LEARNING_RATE),
-            proximal=proximal,
-            reference=None,
-            settings=settings,
+            max_grad_norm=settings.max_grad_norm,
             update=0,
         )
     return {"generation": generation, "scoring": scoring, "update": update}

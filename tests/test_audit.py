@@ -26,7 +26,7 @@ from grpo.training.audits import Auditor, compare_gradients, needs_advantage
 from grpo.training.batches import Batch
 from grpo.training.frozen import score_steps
 from grpo.training.metrics import UpdateMetrics
-from grpo.training.updates import TrainedRound, add_gradient, run_update, train_round
+from grpo.training.updates import Loss, Round, TrainedRound, add_gradient, run_update, train_round
 from grpo.types import Cost, Credit, Rollouts
 from grpo.wiring.policies import make_optimizer
 from tests.objective.batches import credit_of, ragged_rollouts
@@ -66,18 +66,20 @@ def train(
     """Returns a policy after its updates, from number 5 on, and what its training left."""
     policy, rollouts, trajectory = sampled_round(uniform_group=uniform_group)
     trained = train_round(
-        policy,
-        trajectory,
-        rollouts,
-        objective=objective,
-        objective_state=objective.init(),
-        optimizer=make_optimizer(policy.model, TRAINING),
-        reference=tiny_policy(seed=1),
-        settings=replace(
-            settings_of(), updates_per_audit=updates_per_audit, updates_per_round=updates
+        Round(
+            policy=policy,
+            trajectory=trajectory,
+            rollouts=rollouts,
+            objective=objective,
+            objective_state=objective.init(),
+            optimizer=make_optimizer(policy.model, TRAINING),
+            reference=tiny_policy(seed=1),
+            settings=replace(
+                settings_of(), updates_per_audit=updates_per_audit, updates_per_round=updates
+            ),
+            first_update=5,
+            generator=seeded(),
         ),
-        first_update=5,
-        generator=seeded(),
         scratch=Scratch("train", name),
         progress=progress,
     )
@@ -101,14 +103,17 @@ def audit_batch(batch: Batch, rollouts: Rollouts, trajectory, policy, objective)
     """Returns the metrics of an audited update, and the cost of the audit."""
     auditor = Auditor(objective, 1)
     metrics = run_update(
-        policy,
-        trajectory,
+        Loss(
+            policy=policy,
+            objective=objective,
+            trajectory=trajectory,
+            proximal=sampled_scores(rollouts),
+            reference=sampled_scores(rollouts, -0.1),
+            tokens_per_microbatch=settings_of().tokens_per_microbatch,
+        ),
         batch,
-        objective=objective,
         optimizer=torch.optim.SGD(policy.model.parameters(), lr=0.0),
-        proximal=sampled_scores(rollouts),
-        reference=sampled_scores(rollouts, -0.1),
-        settings=settings_of(),
+        max_grad_norm=settings_of().max_grad_norm,
         update=0,
         auditor=auditor,
     )
@@ -119,15 +124,16 @@ def flat_gradient(policy, trajectory, rollouts: Rollouts, objective, credit: Cre
     """Returns the gradient of a credit as one vector."""
     policy.model.zero_grad()
     add_gradient(
-        policy,
-        trajectory,
-        torch.arange(len(rollouts.group)),
+        Loss(
+            policy=policy,
+            objective=objective,
+            trajectory=trajectory,
+            proximal=sampled_scores(rollouts),
+            reference=sampled_scores(rollouts, -0.1),
+            tokens_per_microbatch=10_000,
+        ),
+        Batch(rows=torch.arange(len(rollouts.group)), rollouts=rollouts, credit=credit),
         credit,
-        objective=objective,
-        proximal=sampled_scores(rollouts),
-        reference=sampled_scores(rollouts, -0.1),
-        behavior_logp=rollouts.behavior_logp,
-        tokens_per_microbatch=10_000,
     )
     return torch.cat([each.grad.double().flatten() for each in policy.model.parameters()])
 

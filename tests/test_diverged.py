@@ -26,7 +26,7 @@ from grpo.runtime.artifacts.divergence import curves_kept, read_divergences
 from grpo.runtime.artifacts.files import Scratch
 from grpo.runtime.artifacts.tensors import read_tensors, write_tensors
 from grpo.sampling.rollouts import drawn_from, sample_rollouts
-from grpo.training.updates import train_round
+from grpo.training.updates import Round, train_round
 from grpo.wiring.policies import make_optimizer
 from tests.policies.tiny import rewarded, seeded, tiny_policy
 from tests.policies.tiny_actor import tiny_model
@@ -46,18 +46,19 @@ def train(
     policy, rollouts, trajectory = sampled_round()
     objective = rloo()
     train_round(
-        policy,
-        trajectory,
-        rewarded(trajectory, rollouts.behavior_logp, scale * rollouts.reward),
-        objective=objective,
-        objective_state=objective.init(),
-        optimizer=make_optimizer(
-            policy.model, TRAINING.model_copy(update={"learning_rate": learning_rate})
+        Round(
+            policy=policy,
+            trajectory=trajectory,
+            rollouts=rewarded(trajectory, rollouts.behavior_logp, scale * rollouts.reward),
+            objective=objective,
+            objective_state=objective.init(),
+            optimizer=make_optimizer(
+                policy.model, TRAINING.model_copy(update={"learning_rate": learning_rate})
+            ),
+            settings=replace(settings_of(), updates_per_round=updates),
+            first_update=5,
+            generator=seeded(),
         ),
-        reference=None,
-        settings=replace(settings_of(), updates_per_round=updates),
-        first_update=5,
-        generator=seeded(),
         scratch=Scratch("train", str(folder)),
         progress=lambda done, total: None,
     )

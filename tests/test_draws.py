@@ -5,18 +5,18 @@ from pathlib import Path
 import pytest
 
 from grpo.modalities.denoising.modality import Scope
-from grpo.params.parameters import Parameters, Round, read_params
+from grpo.params.parameters import Parameters, RoundParams, read_params
 from grpo.wiring.allocation import inputs_of_selection
 from grpo.wiring.policies import draws_of_round
 
 ROOT = Path(__file__).parents[1]
 FLOW = ROOT / "recipes" / "glyphs.yaml"
 ROUNDS = {
-    "a-1": Round(arm="flow", start="base", phase=1),
-    "b-1": Round(arm="flash", start="a-1", phase=1),
-    "b-2": Round(arm="flash", start="b-1", phase=1),
-    "b-3": Round(arm="flash", start="b-2", phase=1),
-    "b-4": Round(arm="flash", start="b-3", phase=1),
+    "a-1": RoundParams(arm="flow", start="base", phase=1),
+    "b-1": RoundParams(arm="flash", start="a-1", phase=1),
+    "b-2": RoundParams(arm="flash", start="b-1", phase=1),
+    "b-3": RoundParams(arm="flash", start="b-2", phase=1),
+    "b-4": RoundParams(arm="flash", start="b-3", phase=1),
 }
 
 

@@ -9,7 +9,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from grpo.errors import ParameterError
-from grpo.modalities.tokens.modality import TokenPolicyParams
 from grpo.objective.links import ALGORITHMS, LINKS
 from grpo.objective.rules import Severity
 from grpo.params.parameters import read_params
@@ -256,12 +255,6 @@ def test_judges_of_media_and_your_own_prompts_go_with_denoising(tmp_path: Path):
         read_params(
             changed(tmp_path, ("task", GLYPHS), recipe=ROOT / "recipes/reasoning-qwen.yaml")
         )
-
-
-def test_advice_is_for_token_policies():
-    params = read_params(ROOT / "recipes" / "glyphs.yaml")
-    with pytest.raises(ParameterError, match=r"policy\.kind must be tokens for this"):
-        params.policy_as(TokenPolicyParams)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from grpo.params.parameters import read_params
 from grpo.runtime.artifacts.files import Scratch
 from grpo.training.frozen import measure_drift
 from grpo.training.metrics import UpdateMetrics
-from grpo.training.updates import train_round
+from grpo.training.updates import Round, train_round
 from grpo.types import Rollouts
 from grpo.wiring.policies import make_optimizer
 from grpo.wiring.rounds import objective_named
@@ -46,16 +46,17 @@ def first_update(objective: Objective, *, is_shifted: bool) -> UpdateMetrics:
     policy, rollouts, trajectory = sampled_round()
     scratch = Scratch("train", "links")
     trained = train_round(
-        policy,
-        trajectory,
-        shifted(rollouts) if is_shifted else rollouts,
-        objective=objective,
-        objective_state=objective.init(),
-        optimizer=make_optimizer(policy.model, TRAINING),
-        reference=None,
-        settings=settings_of(),
-        first_update=0,
-        generator=seeded(),
+        Round(
+            policy=policy,
+            trajectory=trajectory,
+            rollouts=shifted(rollouts) if is_shifted else rollouts,
+            objective=objective,
+            objective_state=objective.init(),
+            optimizer=make_optimizer(policy.model, TRAINING),
+            settings=settings_of(),
+            first_update=0,
+            generator=seeded(),
+        ),
         scratch=scratch,
         progress=lambda done, total: None,
     )

@@ -1,6 +1,5 @@
 """Training: what is planned, packed, scored and updated."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,6 +19,8 @@ from grpo.training.batches import Batch, pack_microbatches, plan_batches
 from grpo.training.frozen import measure_drift, score_steps
 from grpo.training.metrics import UpdateMetrics
 from grpo.training.updates import (
+    Loss,
+    Round,
     TrainingSettings,
     run_update,
     train_round,
@@ -81,14 +82,17 @@ def update_once(
     """Takes one step of RLOO on all rollouts as one batch."""
     objective = rloo()
     return run_update(
-        policy,
-        trajectory,
+        Loss(
+            policy=policy,
+            objective=objective,
+            trajectory=trajectory,
+            proximal=sampled_scores(rollouts),
+            reference=None,
+            tokens_per_microbatch=settings_of(tokens).tokens_per_microbatch,
+        ),
         one_batch(objective, rollouts),
-        objective=objective,
         optimizer=optimizer or make_optimizer(policy.model, TRAINING),
-        proximal=sampled_scores(rollouts),
-        reference=None,
-        settings=replace(settings_of(tokens), max_grad_norm=largest),
+        max_grad_norm=largest,
         update=0,
     )
 
@@ -229,16 +233,18 @@ def train(
     progress=lambda done, total: None,
 ):
     return train_round(
-        policy,
-        trajectory,
-        rollouts,
-        objective=objective,
-        objective_state=objective.init(),
-        optimizer=make_optimizer(policy.model, TRAINING),
-        reference=reference,
-        settings=settings_of(),
-        first_update=5,
-        generator=seeded(),
+        Round(
+            policy=policy,
+            trajectory=trajectory,
+            rollouts=rollouts,
+            objective=objective,
+            objective_state=objective.init(),
+            optimizer=make_optimizer(policy.model, TRAINING),
+            reference=reference,
+            settings=settings_of(),
+            first_update=5,
+            generator=seeded(),
+        ),
         scratch=scratch,
         progress=progress,
     )

@@ -21,7 +21,7 @@ from grpo.objective.weight import drop_uniform_groups
 from grpo.runtime.artifacts.files import Scratch
 from grpo.runtime.machine import prepare_machine
 from grpo.schema import Machine
-from grpo.training.updates import TrainingSettings, train_round
+from grpo.training.updates import Round, TrainingSettings, train_round
 from grpo.types import Rollouts
 
 
@@ -81,16 +81,17 @@ def update_once(
     rollouts = rewarded(trajectory, logp, reward)
     with tempfile.TemporaryDirectory() as folder:
         train_round(
-            policy,
-            trajectory,
-            rollouts,
-            objective=objective(),
-            objective_state={},
-            optimizer=optimizer,
-            reference=None,
-            settings=training_settings(scenario),
-            first_update=0,
-            generator=generator,
+            Round(
+                policy=policy,
+                trajectory=trajectory,
+                rollouts=rollouts,
+                objective=objective(),
+                objective_state={},
+                optimizer=optimizer,
+                settings=training_settings(scenario),
+                first_update=0,
+                generator=generator,
+            ),
             scratch=Scratch(folder, "benchmark"),
             progress=lambda done, total: None,
         )

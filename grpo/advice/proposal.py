@@ -21,7 +21,7 @@ from grpo.advice.prediction import (
 )
 from grpo.allocation.curriculum import inverse_rate_size
 from grpo.objective.rules import Severity
-from grpo.params.parameters import BASE, Arm, LinkSpec, Parameters, Round
+from grpo.params.parameters import BASE, Arm, LinkSpec, Parameters, RoundParams
 from grpo.wiring.checks import findings
 from grpo.wiring.objectives import build_objective
 
@@ -185,7 +185,7 @@ def _with_arm(
     )
     names = [BASE, *(f"{name}-{index + 1}" for index in range(chosen.rounds))]
     rounds = {
-        after: Round(arm=name, start=before, phase=phase)
+        after: RoundParams(arm=name, start=before, phase=phase)
         for phase, (before, after) in enumerate(pairwise(names), start=1)
     }
     allocated = arm.model_copy(update={"curriculum": _curriculum(chosen), "training": training})
@@ -221,7 +221,7 @@ def _dropping(arm: Arm) -> list[LinkSpec]:
     return arm.objective if has_drop or has_penalty else [*arm.objective, DROP]
 
 
-def _with(params: Parameters, name: str, arm: Arm, rounds: dict[str, Round]) -> Parameters:
+def _with(params: Parameters, name: str, arm: Arm, rounds: dict[str, RoundParams]) -> Parameters:
     return params.model_copy(
         update={"arms": {**params.arms, name: arm}, "rounds": {**params.rounds, **rounds}}
     )

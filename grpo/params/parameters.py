@@ -22,7 +22,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from grpo.errors import ArtifactError, ParameterError, brief
-from grpo.modalities import MODALITIES, all_modalities, find_modality
+from grpo.modalities import MODALITIES, find_modality
 from grpo.modalities.modality import Modality, PolicyParams, SamplingParams
 from grpo.params.yaml import find_odd_value, read_yaml
 from grpo.rewards import find_judge, judge_names
@@ -57,7 +57,6 @@ HEADS = ("num_attention_heads", "num_key_value_heads", "num_heads", "attention_h
 MODEL_BYTES = 2**40  # of a fresh model's weights in float32, more than one machine's memory
 LONGEST_NAME = 80  # in a message: names are shorter
 PAIRS = ("betas", "window", "fallback", "score_range", "patch_size")
-Kind = TypeVar("Kind", bound=PolicyParams)
 BASE = "base"  # the name of the policy every chain of rounds starts from
 LinkSpec = str | dict[str, dict[str, int | float | str | bool]]  # "rloo" or {rloo: {low: 0.2}}
 Info = Any  # pydantic's ValidationInfo: a protocol, which no check at run time takes
@@ -230,7 +229,7 @@ class Arm(Strict):
     training: Training
 
 
-class Round(Strict):
+class RoundParams(Strict):
     arm: Name
     start: Name
     phase: Positive
@@ -268,22 +267,12 @@ class Parameters(Strict):
     reward: Reward
     evaluation: Evaluation
     arms: dict[Name, Arm] = Field(min_length=1)
-    rounds: dict[Name, Round] = Field(min_length=1)
+    rounds: dict[Name, RoundParams] = Field(min_length=1)
 
     @property
     def modality(self) -> Modality[Any, Any, Any]:
         """What belongs to the policy's kind of step."""
         return find_modality(self.policy.kind)
-
-    def policy_as(self, kind: type[Kind]) -> Kind:
-        """Returns the policy's section; raises ParameterError unless it is of a kind."""
-        if not isinstance(self.policy, kind):
-            known = all_modalities().items()
-            wanted = next(name for name, each in known if each.policy is kind)
-            raise ParameterError(
-                f"{PARAMS}: policy.kind must be {wanted} for this, got {self.policy.kind!r}"
-            )
-        return self.policy
 
     def rounds_of(self, arm: str) -> list[str]:
         """Returns the names of an arm's rounds, in the file's order."""
@@ -303,7 +292,7 @@ class Parameters(Strict):
             raise ParameterError(f"{PARAMS}: arms.{name} is missing, there are {sorted(self.arms)}")
         return self.arms[name]
 
-    def find_round(self, name: str) -> Round:
+    def find_round(self, name: str) -> RoundParams:
         """Returns a round; raises ParameterError if there is none of that name."""
         if name not in self.rounds:
             known = sorted(self.rounds)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Generator, Tensor
 from torch.optim import Optimizer
 
@@ -55,6 +55,22 @@ class TrainingSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Round:
+    """A round before its updates: what is trained, how, and on which rollouts."""
+
+    policy: Policy[Any]
+    optimizer: PreciseAdamW
+    objective: Objective
+    objective_state: State
+    reference: Policy[Any] | None = None  # the base policy, if a link compares with it
+    settings: TrainingSettings
+    trajectory: Trajectory
+    rollouts: Rollouts  # row by row with the trajectory
+    first_update: int  # updates that the arm has behind it
+    generator: Generator
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainedRound:
     """What a round leaves besides the policy's weights and its optimizer."""
 
@@ -65,67 +81,50 @@ class TrainedRound:
     audit_cost: Cost  # beside the policy's own
 
 
+@dataclass(frozen=True, kw_only=True)
+class Loss:
+    """What the loss of a round's batches is computed from."""
+
+    policy: Policy[Any]
+    objective: Objective
+    trajectory: Trajectory  # as updates score it
+    proximal: FixedScores | None  # None: the policy as it is now
+    reference: FixedScores | None  # None: no link compares with the base policy
+    tokens_per_microbatch: int
+
+
 def train_round(
-    policy: Policy[Any],
-    trajectory: Trajectory,
-    rollouts: Rollouts,
-    *,
-    objective: Objective,
-    objective_state: State,
-    optimizer: PreciseAdamW,
-    reference: Policy[Any] | None,
-    settings: TrainingSettings,
-    first_update: int,
-    generator: Generator,
-    scratch: Scratch,
-    progress: Callable[[int, int], None],
+    given: Round, *, scratch: Scratch, progress: Callable[[int, int], None]
 ) -> TrainedRound:
     """Updates the policy on one round's rollouts; continues from `scratch` bit-identically.
 
     Args:
-      reference: The base policy, if a link of the objective compares with it.
-      first_update: The number of updates that the arm has behind it.
       progress: Called with the updates done and their number.
 
     Raises:
       DivergedError: If an advantage, loss, gradient, weight or log-prob is not finite.
     """
-    plan = _prepare(
-        policy,
-        trajectory,
-        rollouts,
-        objective=objective,
-        objective_state=objective_state,
-        reference=reference,
-        settings=settings,
-        first_update=first_update,
-        generator=generator,
-    )
-    metrics = _resume(policy, optimizer, plan.auditor, scratch)
+    plan = _prepare(given)
+    metrics = _resume(given, plan.auditor, scratch)
     with _rows_so_far(metrics):
         for index in range(len(metrics), len(plan.batches)):
             progress(index, len(plan.batches))
             metrics.append(
                 run_update(
-                    policy,
-                    plan.trajectory,
+                    plan.loss,
                     plan.batches[index],
-                    objective=objective,
-                    optimizer=optimizer,
-                    proximal=plan.proximal,
-                    reference=plan.reference,
-                    settings=settings,
-                    update=first_update + index,
+                    optimizer=given.optimizer,
+                    max_grad_norm=given.settings.max_grad_norm,
+                    update=given.first_update + index,
                     auditor=plan.auditor,
                     drifts=plan.drifts,
                 )
             )
+            is_due = (index + 1) % given.settings.updates_per_checkpoint == 0
             # Not after an update that scores itself: a resume could not tell its drift any more.
-            if plan.proximal is not None and (index + 1) % settings.updates_per_checkpoint == 0:
-                _checkpoint(scratch, policy, optimizer, plan.auditor, metrics)
-        _require_usable(
-            policy, plan.trajectory, plan.batches[-1], settings, update=metrics[-1].update
-        )
+            if is_due and plan.loss.proximal is not None:
+                _checkpoint(scratch, given, plan.auditor, metrics)
+        _require_usable(plan.loss, plan.batches[-1], update=metrics[-1].update)
     progress(len(plan.batches), len(plan.batches))
     return TrainedRound(
         metrics=metrics,
@@ -146,14 +145,7 @@ def _rows_so_far(metrics: list[UpdateMetrics]) -> Iterator[None]:
 
 
 @torch.no_grad()
-def _require_usable(
-    policy: Policy[Any],
-    trajectory: Trajectory,
-    batch: Batch,
-    settings: TrainingSettings,
-    *,
-    update: int,
-) -> None:
+def _require_usable(loss: Loss, batch: Batch, *, update: int) -> None:
     """Raises DivergedError if the last update left a policy without usable log-probs.
 
     Looked at on one microbatch of that update. Its FLOPs count for no cost: it trains nothing.
@@ -161,8 +153,9 @@ def _require_usable(
     kept = (batch.credit.weight != 0).any(dim=1).nonzero()[:, 0]
     if len(kept) == 0:
         return
+    policy, trajectory = loss.policy, loss.trajectory
     widths = policy.widths(trajectory, batch.rows[kept], batch.credit.weight[kept] != 0)
-    rows = kept[own_microbatches(widths, settings.tokens_per_microbatch)[0].rows]
+    rows = kept[own_microbatches(widths, loss.tokens_per_microbatch)[0].rows]
     num_steps = last_step(batch.credit.weight[rows])
     needed = batch.credit.weight[rows, :num_steps] != 0
     cost = policy.cost
@@ -182,106 +175,81 @@ def _require_usable(
 
 @dataclass(frozen=True, kw_only=True)
 class _Plan:
-    """A round's batches with their credit and what was scored before any update."""
+    """A round's batches with their credit, and its loss."""
 
+    loss: Loss
     batches: list[Batch]
     objective_state: State
     auditor: Auditor
-    trajectory: Trajectory  # as updates score it
-    proximal: FixedScores | None  # None: the only update scores itself
-    reference: FixedScores | None
     drifts: list[float]
 
 
-def _prepare(
-    policy: Policy[Any],
-    trajectory: Trajectory,
-    rollouts: Rollouts,
-    *,
-    objective: Objective,
-    objective_state: State,
-    reference: Policy[Any] | None,
-    settings: TrainingSettings,
-    first_update: int,
-    generator: Generator,
-) -> _Plan:
+def _prepare(given: Round) -> _Plan:
     """Returns the plan of a round; a single update is its own proximal policy."""
     batches, state = plan_batches(
-        objective,
-        rollouts,
-        objective_state,
-        num_batches=settings.updates_per_round,
-        generator=generator,
+        given.objective,
+        given.rollouts,
+        given.objective_state,
+        num_batches=given.settings.updates_per_round,
+        generator=given.generator,
     )
-    replayed = policy.replayed(trajectory)
-    auditor = Auditor(objective, settings.updates_per_audit)
-    score = partial(
-        _score_round,
-        trajectory=replayed,
-        batches=batches,
-        settings=settings,
-        first_update=first_update,
-        auditor=auditor,
-        keeps_means=needs_divergence(objective),
-    )
-    scores_itself = len(batches) == 1 and replayed is trajectory
-    proximal = None if scores_itself else score(policy)
+    replayed = given.policy.replayed(given.trajectory)
+    auditor = Auditor(given.objective, given.settings.updates_per_audit)
+    score = partial(_score_round, given, replayed, batches, auditor)
+    scores_itself = len(batches) == 1 and replayed is given.trajectory
+    proximal = None if scores_itself else score(given.policy)
     return _Plan(
+        loss=Loss(
+            policy=given.policy,
+            objective=given.objective,
+            trajectory=replayed,
+            proximal=proximal,
+            reference=score(given.reference) if given.reference else None,
+            tokens_per_microbatch=given.settings.tokens_per_microbatch,
+        ),
         batches=batches,
         objective_state=state,
         auditor=auditor,
-        trajectory=replayed,
-        proximal=proximal,
-        reference=score(reference) if reference else None,
-        drifts=[] if proximal is None else [measure_drift(objective, batches, proximal.logp)],
+        drifts=[] if proximal is None else [measure_drift(given.objective, batches, proximal.logp)],
     )
 
 
 def _checkpoint(
-    scratch: Scratch,
-    policy: Policy[Any],
-    optimizer: PreciseAdamW,
-    auditor: Auditor,
-    metrics: list[UpdateMetrics],
+    scratch: Scratch, given: Round, auditor: Auditor, metrics: list[UpdateMetrics]
 ) -> None:
     """Stores everything that the updates so far have changed."""
-    trained = gather_trained(policy.model, optimizer)
+    trained = gather_trained(given.policy.model, given.optimizer)
 
     def write(directory: Path) -> None:
         write_trained(directory, trained)
         write_json(directory / "metrics.json", [asdict(each) for each in metrics])
-        write_json(directory / "cost.json", asdict(policy.cost))
+        write_json(directory / "cost.json", asdict(given.policy.cost))
         write_json(directory / "audit_cost.json", asdict(auditor.cost))
 
     if this_rank() == 0:
         scratch.save(len(metrics), write)
 
 
-def _resume(
-    policy: Policy[Any], optimizer: PreciseAdamW, auditor: Auditor, scratch: Scratch
-) -> list[UpdateMetrics]:
+def _resume(given: Round, auditor: Auditor, scratch: Scratch) -> list[UpdateMetrics]:
     """Loads the newest checkpoint, if there is one; returns the metrics of its updates."""
     latest = scratch.latest()
     if latest is None:
         return []
     _, directory = latest
-    read_trainable(directory, policy.model, optimizer)
-    policy.cost = Cost(**read_json(directory / "cost.json"))
+    read_trainable(directory, given.policy.model, given.optimizer)
+    given.policy.cost = Cost(**read_json(directory / "cost.json"))
     auditor.cost = Cost(**read_json(directory / "audit_cost.json"))
     return [UpdateMetrics(**each) for each in read_json(directory / "metrics.json")]
 
 
 def _score_round(
-    policy: Policy[Any],
-    *,
+    given: Round,
     trajectory: Trajectory,
     batches: list[Batch],
-    settings: TrainingSettings,
-    first_update: int,
     auditor: Auditor,
-    keeps_means: bool,
+    policy: Policy[Any],
 ) -> FixedScores:
-    """Returns the scores of what is trained on and of what only audits look at."""
+    """Returns a policy's scores of what is trained on and of what only audits look at."""
     needed = torch.zeros(trajectory.mask.shape)
     for batch in batches:
         needed[batch.rows] = batch.credit.weight
@@ -289,11 +257,11 @@ def _score_round(
         score_steps,
         policy,
         trajectory,
-        tokens_per_microbatch=settings.tokens_per_microbatch,
-        keeps_means=keeps_means,
+        tokens_per_microbatch=given.settings.tokens_per_microbatch,
+        keeps_means=needs_divergence(given.objective),
     )
     scores = score(needed)
-    audited = auditor.unscored(batches, first_update, needed)
+    audited = auditor.unscored(batches, given.first_update, needed)
     # Apart: in the same microbatches, the rows of an audit would change the bits of the others.
     with auditor.counted_apart(policy):
         beside = score(audited)
@@ -301,15 +269,11 @@ def _score_round(
 
 
 def run_update(
-    policy: Policy[Any],
-    trajectory: Trajectory,
+    loss: Loss,
     batch: Batch,
     *,
-    objective: Objective,
     optimizer: Optimizer,
-    proximal: FixedScores | None,
-    reference: FixedScores | None,
-    settings: TrainingSettings,
+    max_grad_norm: float,
     update: int,
     auditor: Auditor | None = None,
     drifts: list[float] | None = None,
@@ -317,30 +281,20 @@ def run_update(
     """Takes one optimizer step on what has weight in the batch; none if nothing has.
 
     Args:
-      proximal: None: the policy as it is now; its drift is measured before the step.
-      drifts: Gets that drift.
       auditor: Compares the gradient with that of the full credit where it is due.
+      drifts: If the loss has no proximal scores, gets the drift that is measured before the step.
 
     Raises:
       DivergedError: If a number of the update is not finite.
     """
+    policy, objective = loss.policy, loss.objective
     _require_finite_credit(batch.credit, update)
     optimizer.zero_grad(set_to_none=True)
-    gradient = partial(
-        add_gradient,
-        policy,
-        trajectory,
-        batch.rows,
-        objective=objective,
-        proximal=proximal,
-        reference=reference,
-        behavior_logp=batch.rollouts.behavior_logp,
-        tokens_per_microbatch=settings.tokens_per_microbatch,
-    )
+    gradient = partial(add_gradient, loss, batch)
     tally = gradient(batch.credit)
     due = auditor if auditor and auditor.is_due(update) else None
     audit = due.audit(policy, stepped_by(optimizer), batch.credit, gradient) if due else None
-    if proximal is None and drifts is not None:
+    if loss.proximal is None and drifts is not None:
         drifts.append(require_range_above(tally.drift, objective))
     if tally.rollouts == 0:
         return update_metrics(batch, tally, update=update, grad_norm=0.0, audit=audit)
@@ -348,8 +302,8 @@ def run_update(
     norm = torch.nn.utils.get_total_norm([w.grad for w in weights if w.grad is not None])
     length = full_tensor(norm)
     require_finite_numbers(update, {"loss": tally.loss, "gradient norm": float(length)})
-    if length > settings.max_grad_norm:  # `clip_grad_norm_` multiplies by 1 as well
-        torch.nn.utils.clip_grads_with_norm_(weights, settings.max_grad_norm, norm)
+    if length > max_grad_norm:  # `clip_grad_norm_` multiplies by 1 as well
+        torch.nn.utils.clip_grads_with_norm_(weights, max_grad_norm, norm)
     take_step(optimizer, update)
     policy.cost += Cost(trained_steps=tally.steps)
     metrics = update_metrics(batch, tally, update=update, grad_norm=float(length), audit=audit)
@@ -369,44 +323,36 @@ def _require_finite_credit(credit: Credit, update: int) -> None:
     )
 
 
-def add_gradient(
-    policy: Policy[Any],
-    trajectory: Trajectory,
-    of_round: Int[Tensor, " rollout"],
-    credit: Credit,
-    *,
-    objective: Objective,
-    proximal: FixedScores | None,
-    reference: FixedScores | None,
-    behavior_logp: Float[Tensor, "rollout step"],
-    tokens_per_microbatch: int,
-) -> Tally:
+def add_gradient(loss: Loss, batch: Batch, credit: Credit) -> Tally:
     """Adds the gradient of a batch to the parameters' own; forwards only what has weight.
 
     Args:
-      of_round: The round's row of each rollout of the batch.
-      proximal: None: the policy as it is now.
+      credit: The batch's, or the one before a selection.
     """
     tally = Tally()
     kept = (credit.weight != 0).any(dim=1).nonzero()[:, 0]
     if len(kept) == 0:
         return tally
-    widths = policy.widths(trajectory, of_round[kept], credit.weight[kept] != 0)
+    policy, trajectory, objective = loss.policy, loss.trajectory, loss.objective
+    widths = policy.widths(trajectory, batch.rows[kept], credit.weight[kept] != 0)
     with counted_together(policy):
-        for share in own_microbatches(widths, tokens_per_microbatch):
+        for share in own_microbatches(widths, loss.tokens_per_microbatch):
             rows = kept[share.rows]
             num_steps = last_step(credit.weight[rows])
             needed = credit.weight[rows, :num_steps] != 0
-            selected = trajectory.select(of_round[rows], num_steps)
+            of_round = batch.rows[rows]
+            selected = trajectory.select(of_round, num_steps)
             scores, noise = policy.score(selected, needed), selected.noise
             if not share.counts:
                 (0.0 * scores.logp).sum().backward()  # what other ranks compute needs this one
                 continue
             device = scores.logp.device
             part = _cut(credit, rows, num_steps, device)
-            behavior = behavior_logp[rows, :num_steps].to(device)
-            start = proximal.part(of_round[rows], needed, device) if proximal else scores.detach()
-            base = reference.part(of_round[rows], needed, device) if reference else None
+            behavior = batch.rollouts.behavior_logp[rows, :num_steps].to(device)
+            start = scores.detach()
+            if loss.proximal:
+                start = loss.proximal.part(of_round, needed, device)
+            base = loss.reference.part(of_round, needed, device) if loss.reference else None
             terms = loss_terms(
                 objective,
                 logp=scores.logp,
@@ -418,10 +364,10 @@ def add_gradient(
                 behavior_logp=behavior,
                 credit=part,
             )
-            loss = scalar_loss(terms, part)
-            loss.backward()
-            tally.add(terms, loss, scores.logp.detach(), start.logp)
-            if proximal is None:
+            value = scalar_loss(terms, part)
+            value.backward()
+            tally.add(terms, value, scores.logp.detach(), start.logp)
+            if loss.proximal is None:
                 tally.add_drift(drift_of(objective, start.logp, behavior, part, noise))
     tally.add_ranks()
     return tally

@@ -12,7 +12,7 @@ import torch
 
 from grpo.allocation.selection import History, learn_round
 from grpo.errors import ArtifactError, DivergedError, UnsoundError, located
-from grpo.modalities.base import Policy, Trajectory, make_rollouts
+from grpo.modalities.base import Policy, make_rollouts
 from grpo.modalities.shared.directories import (
     PolicyState,
     gather_trained,
@@ -20,10 +20,8 @@ from grpo.modalities.shared.directories import (
     read_trainable,
     save_trained,
 )
-from grpo.modalities.shared.optimizer import PreciseAdamW
 from grpo.modalities.shared.packed import Layout
 from grpo.objective.advantage import rollout_advantage
-from grpo.objective.base import Objective, State
 from grpo.params.parameters import Parameters, Reward, Training
 from grpo.runtime.artifacts.files import Scratch, atomic_path, read_json, write_json
 from grpo.runtime.artifacts.tables import (
@@ -42,8 +40,7 @@ from grpo.schema import PARAMS
 from grpo.training.batches import explain_fewer
 from grpo.training.frozen import score_steps
 from grpo.training.metrics import step_metrics
-from grpo.training.updates import TrainedRound, TrainingSettings, train_round
-from grpo.types import Rollouts
+from grpo.training.updates import Round, TrainedRound, TrainingSettings, train_round
 from grpo.wiring.allocation import build_selection
 from grpo.wiring.objectives import build_objective
 from grpo.wiring.policies import draws_of_round, load_policy, make_optimizer
@@ -52,27 +49,34 @@ LARGE_REWARD = 1e6  # from here on it is rewards, not steps, that make numbers o
 TABLE, TENSORS = "table.parquet", "tensors.safetensors"
 
 
+class RoundInputs(NamedTuple):
+    """Where a round's inputs lie."""
+
+    base: Path  # the base policy
+    start: Path  # the policy that the round starts from
+    rollouts: Path
+    rewards: Path
+
+
 @dataclass(frozen=True, kw_only=True)
 class LoadedRound:
-    """A round ready to be trained."""
+    """A round of the parameters, ready to be trained."""
 
-    policy: Policy[Any]
-    reference: Policy[Any] | None
-    trajectory: Trajectory
-    rollouts: Rollouts
-    sampled: SampledBatch  # the rollouts that count, row by row with `rollouts`
-    objective: Objective
-    objective_state: State
-    optimizer: PreciseAdamW
-    settings: TrainingSettings
-    start_state: PolicyState
+    params: Parameters
+    name: str
+    round: Round
+    sampled: SampledBatch  # the rollouts that count, row by row with those of `round`
+    start: PolicyState
     passed: list[str]  # prompts that were visited and are not trained on
 
+    @property
+    def arm(self) -> str:
+        """The name of the round's arm."""
+        return self.params.find_round(self.name).arm
 
-def load_round(
-    params: Parameters, name: str, *, base: Path, start: Path, rollouts: Path, rewards: Path
-) -> LoadedRound:
-    """Returns the policy of `start`, its optimizer, and the round's rollouts and rewards.
+
+def load_round(params: Parameters, name: str, inputs: RoundInputs) -> LoadedRound:
+    """Returns the policy of a round's start, its optimizer, and the round's rollouts and rewards.
 
     Raises:
       ArtifactError: If an artifact is broken, or rewards and rollouts do not match.
@@ -80,58 +84,62 @@ def load_round(
     each = params.find_round(name)
     arm = params.find_arm(each.arm)
     draws = draws_of_round(params, name)
-    policy = load_policy(params, base=base, directory=start, draws=draws)
+    policy = load_policy(params, base=inputs.base, directory=inputs.start, draws=draws)
     optimizer = make_optimizer(policy.model, arm.training)
-    start_state = read_state(start, each.start)
-    if start_state.arm is not None:
-        read_trainable(start, policy.model, optimizer)
+    start = read_state(inputs.start, each.start)
+    if start.arm is not None:
+        read_trainable(inputs.start, policy.model, optimizer)
     objective = build_objective(arm.objective, each.arm)
     penalties = [link.kinds for link in objective.links if link.settings.get("beta")]
     reference: Policy[Any] | None = None
     if any("penalty" in kinds for kinds in penalties):
         draws = params.modality.reference_draws(draws)
-        reference = load_policy(params, base=base, directory=base, draws=draws)
-    sampled, judged, passed = read_counted(policy.layout, rollouts, rewards, params.reward)
+        reference = load_policy(params, base=inputs.base, directory=inputs.base, draws=draws)
+    sampled, judged, passed = read_counted(
+        policy.layout, inputs.rollouts, inputs.rewards, params.reward
+    )
     group = torch.tensor(sampled.table["group"].to_numpy())
-    with located(rollouts / TENSORS):
+    with located(inputs.rollouts / TENSORS):
         trajectory, behavior_logp = policy.unpack(sampled.tensors, group)
-    _require_as_drawn(sampled.table, policy, trajectory, rollouts)
-    settings = settings_of(arm.training)
+    _require_as_drawn(sampled.table, policy, trajectory, inputs.rollouts)
+    settings = training_settings(arm.training)
     reference_logp = None
     if reference and any("reward penalty" in kinds for kinds in penalties):
         scores = score_steps(
             reference, trajectory, trajectory.mask.float(), settings.tokens_per_microbatch
         )
         reference_logp = scores.logp
+    rollouts = make_rollouts(
+        trajectory,
+        behavior_logp,
+        group=group,
+        reward=torch.tensor(judged["reward"].to_numpy(np.float32)),
+        outcome=torch.tensor(judged["outcome"].to_numpy(np.float32)),
+        reference_logp=reference_logp,
+    )
     return LoadedRound(
-        policy=policy,
-        reference=reference,
-        trajectory=trajectory,
-        rollouts=make_rollouts(
-            trajectory,
-            behavior_logp,
-            group=group,
-            reward=torch.tensor(judged["reward"].to_numpy(np.float32)),
-            outcome=torch.tensor(judged["outcome"].to_numpy(np.float32)),
-            reference_logp=reference_logp,
+        params=params,
+        name=name,
+        round=Round(
+            policy=policy,
+            optimizer=optimizer,
+            objective=objective,
+            objective_state=start.objective_state or objective.init(),
+            reference=reference,
+            settings=settings,
+            trajectory=trajectory,
+            rollouts=rollouts,
+            first_update=start.updates,
+            generator=torch.Generator().manual_seed(derive_seed(params.seed, "train", name)),
         ),
         sampled=sampled,
-        objective=objective,
-        objective_state=start_state.objective_state or objective.init(),
-        optimizer=optimizer,
-        settings=settings,
-        start_state=start_state,
+        start=start,
         passed=passed,
     )
 
 
 def train_loaded(
-    params: Parameters,
-    name: str,
-    loaded: LoadedRound,
-    *,
-    scratch: Scratch,
-    progress: Callable[[int, int], None],
+    loaded: LoadedRound, *, scratch: Scratch, progress: Callable[[int, int], None]
 ) -> TrainedRound:
     """Trains a round; continues from `scratch` bit-identically.
 
@@ -141,83 +149,62 @@ def train_loaded(
     Raises:
       DivergedError: If a number of an update is not finite; it names what to lower.
     """
-    with objective_named(params, name), _remedy_named(params, name, loaded.rollouts):
-        return train_round(
-            loaded.policy,
-            loaded.trajectory,
-            loaded.rollouts,
-            objective=loaded.objective,
-            objective_state=loaded.objective_state,
-            optimizer=loaded.optimizer,
-            reference=loaded.reference,
-            settings=loaded.settings,
-            first_update=loaded.start_state.updates,
-            generator=torch.Generator().manual_seed(derive_seed(params.seed, "train", name)),
-            scratch=scratch,
-            progress=progress,
-        )
+    with objective_named(loaded.arm), _remedy_named(loaded):
+        return train_round(loaded.round, scratch=scratch, progress=progress)
 
 
 @contextmanager
-def objective_named(params: Parameters, name: str) -> Iterator[None]:
-    """Puts the path of a round's objective before a rule that shows at run time (U27)."""
+def objective_named(arm: str) -> Iterator[None]:
+    """Puts the path of an arm's objective before a rule that shows at run time (U27)."""
     try:
         yield
     except UnsoundError as error:
-        path = f"arms.{params.find_round(name).arm}.objective"
-        raise UnsoundError(f"{PARAMS}: {path}: {error}") from None
+        raise UnsoundError(f"{PARAMS}: arms.{arm}.objective: {error}") from None
 
 
 @contextmanager
-def _remedy_named(params: Parameters, name: str, rollouts: Rollouts) -> Iterator[None]:
+def _remedy_named(loaded: LoadedRound) -> Iterator[None]:
     """Says which round diverged, and which parameter to lower."""
     try:
         yield
     except DivergedError as error:
-        arm, highest = params.find_round(name).arm, float(rollouts.reward.abs().max())
-        rate = params.find_arm(arm).training.learning_rate
-        lower = f"arms.{arm}.training.learning_rate, which is {rate:g}"
+        highest = float(loaded.round.rollouts.reward.abs().max())
+        rate = loaded.params.find_arm(loaded.arm).training.learning_rate
+        lower = f"arms.{loaded.arm}.training.learning_rate, which is {rate:g}"
         if highest > LARGE_REWARD:
             lower = f"what reward.* makes rewards of, which are as large as {highest:g}"
-        message = f"training of {name} diverged at {error}; lower {lower}, in {PARAMS}"
+        message = f"training of {loaded.name} diverged at {error}; lower {lower}, in {PARAMS}"
         raise DivergedError(message, error.updates) from None
 
 
-def save_round(
-    params: Parameters,
-    name: str,
-    loaded: LoadedRound,
-    trained: TrainedRound,
-    *,
-    policy_out: Path,
-    out: Path,
-) -> None:
+def save_round(loaded: LoadedRound, trained: TrainedRound, *, policy_out: Path, out: Path) -> None:
     """Writes the trained policy, and metrics, steps, credit and cost of its training.
 
     All ranks must call it; the first one writes.
     """
-    weights = gather_trained(loaded.policy.model, loaded.optimizer)
+    given = loaded.round
+    weights = gather_trained(given.policy.model, given.optimizer)
     if this_rank() != 0:
         return
-    cost = loaded.policy.cost
-    if loaded.reference is not None:
-        cost += loaded.reference.cost
+    cost = given.policy.cost
+    if given.reference is not None:
+        cost += given.reference.cost
     state = PolicyState(
-        name=name,
-        arm=params.rounds[name].arm,
-        start=loaded.start_state.name,
-        updates=loaded.start_state.updates + len(trained.metrics),
+        name=loaded.name,
+        arm=loaded.arm,
+        start=loaded.start.name,
+        updates=loaded.start.updates + len(trained.metrics),
         objective_state=trained.objective_state,
-        selection_state=_learn(params, name, loaded),
-        cost=loaded.start_state.cost + loaded.sampled.cost + cost,
+        selection_state=_learn(loaded),
+        cost=loaded.start.cost + loaded.sampled.cost + cost,
     )
     with atomic_path(out) as temporary:
         temporary.mkdir()
         frame = pd.DataFrame([asdict(each) for each in trained.metrics])
         write_csv(temporary / "updates.csv", frame)
-        steps = step_metrics(loaded.rollouts, trained.batches)
+        steps = step_metrics(given.rollouts, trained.batches)
         write_csv(temporary / "steps.csv", pd.DataFrame([asdict(each) for each in steps]))
-        _write_phases(temporary / "phases.csv", params, loaded, trained)
+        _write_phases(temporary / "phases.csv", loaded, trained)
         write_table(_credit_table(loaded, trained), temporary / "credit.parquet", CREDIT)
         summary: dict[str, object] = {
             "cost": asdict(cost),
@@ -234,38 +221,38 @@ def save_round(
 
 def fewer_updates(loaded: LoadedRound, trained: TrainedRound) -> str | None:
     """Returns why a round has fewer updates than its arm asks for; None if it has as many."""
-    return explain_fewer(loaded.settings.updates_per_round, loaded.rollouts, trained.batches)
+    asked = loaded.round.settings.updates_per_round
+    return explain_fewer(asked, loaded.round.rollouts, trained.batches)
 
 
-def _write_phases(
-    path: Path, params: Parameters, loaded: LoadedRound, trained: TrainedRound
-) -> None:
+def _write_phases(path: Path, loaded: LoadedRound, trained: TrainedRound) -> None:
     """Writes what was trained of every phase, if steps have phases."""
-    phases = params.modality.phases(params.policy)
+    modality, rollouts = loaded.params.modality, loaded.round.rollouts
+    phases = modality.phases(loaded.params.policy)
     if not phases:
         return
-    had_weight = torch.zeros_like(loaded.rollouts.mask)
+    had_weight = torch.zeros_like(rollouts.mask)
     for batch in trained.batches:
         had_weight[batch.rows] = batch.credit.weight != 0
-    rows = params.modality.describe_phases(
-        loaded.rollouts, had_weight, trained.objective_state, [each.name for each in phases]
+    rows = modality.describe_phases(
+        rollouts, had_weight, trained.objective_state, [each.name for each in phases]
     )
     write_csv(path, pd.DataFrame([asdict(each) for each in rows]))
 
 
-def _learn(params: Parameters, name: str, loaded: LoadedRound) -> History:
+def _learn(loaded: LoadedRound) -> History:
     """Returns what the next round's selection knows of the prompts."""
-    arm = params.find_round(name).arm
+    selection = loaded.params.find_arm(loaded.arm).selection
     prompts = loaded.sampled.table[["prompt_id"]]
     return learn_round(
-        build_selection(params.find_arm(arm).selection, arm),
-        loaded.start_state.selection_state,
-        prompts.assign(outcome=loaded.rollouts.outcome.numpy()),
+        build_selection(selection, loaded.arm),
+        loaded.start.selection_state,
+        prompts.assign(outcome=loaded.round.rollouts.outcome.numpy()),
         loaded.passed,
     )
 
 
-def settings_of(training: Training) -> TrainingSettings:
+def training_settings(training: Training) -> TrainingSettings:
     """Returns what of an arm's training its updates need."""
     names = [each.name for each in fields(TrainingSettings)]
     return TrainingSettings(**{name: getattr(training, name) for name in names})
@@ -382,7 +369,7 @@ def _credit_table(loaded: LoadedRound, trained: TrainedRound) -> pd.DataFrame:
                 {
                     "rollout_id": loaded.sampled.table["rollout_id"].to_numpy()[rows],
                     "prompt_id": loaded.sampled.table["prompt_id"].to_numpy()[rows],
-                    "update": loaded.start_state.updates + index,
+                    "update": loaded.start.updates + index,
                     "advantage": rollout_advantage(batch.credit, batch.rollouts).double().numpy(),
                     "weight": batch.credit.weight.double().sum(dim=1).numpy(),
                     "trained_steps": (batch.credit.weight != 0).sum(dim=1).numpy(),

@@ -10,8 +10,9 @@ from grpo.advice.facts import make_facts
 from grpo.advice.prediction import TrainedGroups, packed_flops, pass_flops, sampling_flops
 from grpo.modalities.tokens.costs import TokenCostModel
 from grpo.objective.algorithms import rloo
+from grpo.training.batches import Batch
 from grpo.training.frozen import score_steps
-from grpo.training.updates import add_gradient
+from grpo.training.updates import Loss, add_gradient
 from grpo.types import Cost, Credit
 from tests.policies.tiny import seeded, tiny_policy
 from tests.test_training import sampled_round
@@ -45,16 +46,18 @@ def test_passes_over_rollouts_cost_what_the_policy_counts(tokens: int):
     expected = packed_flops(cost_model, lengths_of(trajectory), tokens, is_training=False)
     assert policy.cost.flops == expected
     policy.cost = Cost()
+    credit = Credit(advantage=rollouts.mask.float(), weight=rollouts.mask.float())
     add_gradient(
-        policy,
-        trajectory,
-        torch.arange(len(rollouts.group)),
-        Credit(advantage=rollouts.mask.float(), weight=rollouts.mask.float()),
-        objective=rloo(),
-        proximal=scores,
-        reference=None,
-        behavior_logp=rollouts.behavior_logp,
-        tokens_per_microbatch=tokens,
+        Loss(
+            policy=policy,
+            objective=rloo(),
+            trajectory=trajectory,
+            proximal=scores,
+            reference=None,
+            tokens_per_microbatch=tokens,
+        ),
+        Batch(rows=torch.arange(len(rollouts.group)), rollouts=rollouts, credit=credit),
+        credit,
     )
     expected = packed_flops(cost_model, lengths_of(trajectory), tokens, is_training=True)
     assert policy.cost.flops == expected

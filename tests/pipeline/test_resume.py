@@ -12,7 +12,7 @@ from grpo.objective.trust import clip_surrogate
 from grpo.objective.weight import average_over_steps, drop_uniform_groups
 from grpo.params.parameters import Parameters, Training, read_params
 from grpo.runtime.artifacts.files import Scratch
-from grpo.training.updates import TrainedRound, TrainingSettings, train_round
+from grpo.training.updates import Round, TrainedRound, TrainingSettings, train_round
 from grpo.wiring.policies import make_optimizer
 from stages.entry import scratch_of
 from tests.pipeline.corruptions import set_param
@@ -71,22 +71,23 @@ def train(
     )
     optimizer = make_optimizer(policy.model, training)
     trained = train_round(
-        policy,
-        trajectory,
-        rewarded(trajectory, logp, reward),
-        objective=objective(),
-        objective_state=objective().init(),
-        optimizer=optimizer,
-        reference=None,
-        settings=TrainingSettings(
-            updates_per_round=UPDATES,
-            max_grad_norm=1.0,
-            tokens_per_microbatch=64,
-            updates_per_checkpoint=updates_per_checkpoint,
-            updates_per_audit=2,
+        Round(
+            policy=policy,
+            trajectory=trajectory,
+            rollouts=rewarded(trajectory, logp, reward),
+            objective=objective(),
+            objective_state=objective().init(),
+            optimizer=optimizer,
+            settings=TrainingSettings(
+                updates_per_round=UPDATES,
+                max_grad_norm=1.0,
+                tokens_per_microbatch=64,
+                updates_per_checkpoint=updates_per_checkpoint,
+                updates_per_audit=2,
+            ),
+            first_update=5,
+            generator=seeded(),
         ),
-        first_update=5,
-        generator=seeded(),
         scratch=scratch,
         progress=progress,
     )

@@ -36,10 +36,10 @@ from grpo.runtime.ranks import (
     sum_counts,
     this_rank,
 )
-from grpo.training.updates import train_round
+from grpo.training.updates import Round, train_round
 from grpo.types import Credit, Rollouts
 from grpo.wiring.policies import make_optimizer
-from grpo.wiring.rounds import settings_of
+from grpo.wiring.rounds import training_settings
 from tests.policies.tiny import rewarded, seeded, tiny_moe, tiny_policy
 
 PROMPTS = ["a=", "bb=", "ccc=", "a longer prompt=", "e="]
@@ -63,7 +63,7 @@ class Interrupted(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Round:
+class Made:
     """What is trained, and how."""
 
     objective: Objective
@@ -97,27 +97,27 @@ def recomputing(policy: Callable[..., TokenPolicy], **settings: Any) -> TokenPol
 
 
 ROUNDS = {
-    "grpo": Round(
+    "grpo": Made(
         objective=grpo(),
         policy=partial(tiny_policy, tie_word_embeddings=True),
         has_reference=True,
     ),
-    "double": Round(
+    "double": Made(
         objective=grpo(),
         policy=partial(tiny_policy, tie_word_embeddings=True),
         has_reference=True,
         dtype=torch.float64,
     ),
-    "rounded": Round(objective=rloo(), is_rounded=True),
-    "gspo": Round(objective=gspo()),
-    "experts": Round(objective=rloo(), policy=partial(tiny_moe, routing="replay_sampled")),
-    "recomputed": Round(
+    "rounded": Made(objective=rloo(), is_rounded=True),
+    "gspo": Made(objective=gspo()),
+    "experts": Made(objective=rloo(), policy=partial(tiny_moe, routing="replay_sampled")),
+    "recomputed": Made(
         objective=rloo(), policy=partial(recomputing, tiny_moe, routing="replay_sampled")
     ),
-    "shared": Round(objective=rloo(), policy=partial(recomputing, tiny_policy)),
-    "queries": Round(objective=rloo(), trained="q_proj"),
-    "few": Round(objective=chain(rloo(), keep_rollouts(1)), changes={"updates_per_audit": 1}),
-    "alone": Round(objective=rloo(), changes={"updates_per_round": 1}),
+    "shared": Made(objective=rloo(), policy=partial(recomputing, tiny_policy)),
+    "queries": Made(objective=rloo(), trained="q_proj"),
+    "few": Made(objective=chain(rloo(), keep_rollouts(1)), changes={"updates_per_audit": 1}),
+    "alone": Made(objective=rloo(), changes={"updates_per_round": 1}),
 }
 
 
@@ -185,16 +185,18 @@ def train(
     if start:
         read_trainable(start, policy.model, optimizer)
     trained = train_round(
-        policy,
-        trajectory,
-        rewarded(trajectory, logp, reward),
-        objective=made.objective,
-        objective_state=made.objective.init(),
-        optimizer=optimizer,
-        reference=reference if made.has_reference else None,
-        settings=settings_of(training),
-        first_update=0,
-        generator=seeded(),
+        Round(
+            policy=policy,
+            trajectory=trajectory,
+            rollouts=rewarded(trajectory, logp, reward),
+            objective=made.objective,
+            objective_state=made.objective.init(),
+            optimizer=optimizer,
+            reference=reference if made.has_reference else None,
+            settings=training_settings(training),
+            first_update=0,
+            generator=seeded(),
+        ),
         scratch=Scratch(out.name, "a"),
         progress=progress,
     )

@@ -24,7 +24,7 @@ from grpo.modalities.tokens.routing import find_routers, recorded
 from grpo.objective.algorithms import rloo
 from grpo.runtime.artifacts.files import Scratch
 from grpo.training.frozen import score_steps
-from grpo.training.updates import train_round
+from grpo.training.updates import Round, train_round
 from grpo.wiring.policies import make_optimizer
 from tests.policies.tiny import rewarded, seeded, tiny_moe, tiny_policy
 from tests.test_training import TRAINING, settings_of
@@ -343,16 +343,19 @@ def train(routing: RoutingMode, scratch: Scratch, *, stop_after: int | None) -> 
             raise KeyboardInterrupt
 
     train_round(
-        policy,
-        trajectory,
-        rollouts,
-        objective=rloo(),
-        objective_state={},
-        optimizer=make_optimizer(policy.model, TRAINING.model_copy(update={"learning_rate": 0.1})),
-        reference=None,
-        settings=settings_of(),
-        first_update=0,
-        generator=seeded(),
+        Round(
+            policy=policy,
+            trajectory=trajectory,
+            rollouts=rollouts,
+            objective=rloo(),
+            objective_state={},
+            optimizer=make_optimizer(
+                policy.model, TRAINING.model_copy(update={"learning_rate": 0.1})
+            ),
+            settings=settings_of(),
+            first_update=0,
+            generator=seeded(),
+        ),
         scratch=scratch,
         progress=interrupt,
     )

@@ -16,7 +16,7 @@ from finished_run import (
     write_round,
 )
 
-from grpo.params.parameters import Parameters, Round, read_params
+from grpo.params.parameters import Parameters, RoundParams, read_params
 from grpo.report.figures import draw_figures
 from grpo.report.numbers import compute_numbers
 from grpo.report.reading import Run, read_run
@@ -49,9 +49,9 @@ def params() -> Parameters:
         }
     )
     rounds = {
-        "uniform-1": Round(arm="uniform", start="base", phase=1),
-        "uniform-2": Round(arm="uniform", start="uniform-1", phase=2),
-        "sgpo-1": Round(arm="sgpo", start="base", phase=1),
+        "uniform-1": RoundParams(arm="uniform", start="base", phase=1),
+        "uniform-2": RoundParams(arm="uniform", start="uniform-1", phase=2),
+        "sgpo-1": RoundParams(arm="sgpo", start="base", phase=1),
     }
     evaluation = own.evaluation.model_copy(
         update={"rollouts_per_prompt": 4, "confidence": 0.9, "bootstrap_resamples": 200}

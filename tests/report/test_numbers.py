@@ -9,7 +9,7 @@ import pytest
 from finished_run import EVALUATION_FLOPS, PROFILE_FLOPS, SUCCESSES, WARMUP_FLOPS, ReadWith
 
 from grpo.errors import ArtifactError
-from grpo.params.parameters import Parameters, Round
+from grpo.params.parameters import Parameters, RoundParams
 from grpo.report.numbers import (
     compute_numbers,
     cost_of,
@@ -46,7 +46,7 @@ def test_the_profile_counts_for_an_arm_that_looks_at_it_and_for_no_other(
 def test_an_arm_that_grew_from_another_pays_for_its_rounds_and_its_profile(
     read_with: ReadWith, params: Parameters
 ) -> None:
-    late = Round(arm="uniform", start="sgpo-1", phase=2)
+    late = RoundParams(arm="uniform", start="sgpo-1", phase=2)
     rounds = {"sgpo-1": params.rounds["sgpo-1"], "uniform-2": late}
     run = read_with(None, params.model_copy(update={"rounds": rounds}))
     assert run.chain("uniform") == ["base", "sgpo-1", "uniform-2"]

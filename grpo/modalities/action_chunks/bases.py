@@ -39,8 +39,8 @@ from grpo.modalities.shared.warmup import (
     learning_rate_at,
     name_remedy,
     require_useful,
-    settings_of,
     step_on_gradient,
+    warmup_settings,
 )
 from grpo.runtime.machine import DTYPES
 from grpo.runtime.seeds import derive_seed
@@ -181,7 +181,7 @@ def make_base_policy(params: RunParams[ActionChunkPolicyParams], data: Path) -> 
         pictures of that size.
     """
     model, tokenizer = make_action_model(params, data)
-    settings = settings_of(params.policy.base.warmup, params.seed)
+    settings = warmup_settings(params.policy.base.warmup, params.seed)
 
     def save(directory: Path) -> None:
         save_action_model(directory, model, tokenizer)

@@ -25,7 +25,7 @@ from grpo.modalities.shared.directories import PolicyState, find_wrong_weights, 
 from grpo.modalities.shared.drawings import Drawing, draw_clips, draw_texts, split_text
 from grpo.modalities.shared.models import require_known_keys
 from grpo.modalities.shared.tokenizers import make_caption_tokenizer
-from grpo.modalities.shared.warmup import BasePolicy, WarmupUpdate, name_remedy, settings_of
+from grpo.modalities.shared.warmup import BasePolicy, WarmupUpdate, name_remedy, warmup_settings
 from grpo.runtime.machine import DTYPES
 from grpo.runtime.seeds import derive_seed
 from grpo.runtime.sources import Source, find_source, refusal
@@ -231,7 +231,7 @@ def _match_flow(
         pixels = draw_texts(texts, drawing)
     else:
         pixels = draw_clips(texts, drawing, frames=canvas.frames, pixels_per_frame=moved)
-    settings = settings_of(warmup, params.seed)
+    settings = warmup_settings(warmup, params.seed)
     updates = match_flow(
         pipeline,
         Drawings(captions=table["prompt"].tolist(), pixels=torch.from_numpy(pixels)),

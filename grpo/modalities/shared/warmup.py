@@ -185,7 +185,7 @@ def _collate(rows: list[tuple[list[int], list[int]]]) -> tuple[Tensor, Tensor]:
     return tokens, targets
 
 
-def settings_of(warmup: WarmupParams, seed: int) -> WarmupSettings:
+def warmup_settings(warmup: WarmupParams, seed: int) -> WarmupSettings:
     """Returns how a fresh base is warmed up.
 
     Args:

@@ -30,8 +30,8 @@ from grpo.modalities.shared.warmup import (
     BasePolicy,
     WarmupUpdate,
     name_remedy,
-    settings_of,
     warm_up,
+    warmup_settings,
 )
 from grpo.modalities.tokens.forward import PASS_ERRORS, ForwardPasses, sampling_cache
 from grpo.modalities.tokens.modality import GgufBase, ScratchBase, TokenPolicyParams
@@ -107,7 +107,9 @@ def make_base_policy(params: RunParams[TokenPolicyParams], data: Path) -> BasePo
         with located(f"{PARAMS}: {BASE}"):
             require_sampling(model)
     fresh = params.policy.base
-    settings = settings_of(fresh.warmup, params.seed) if isinstance(fresh, ScratchBase) else None
+    settings = (
+        warmup_settings(fresh.warmup, params.seed) if isinstance(fresh, ScratchBase) else None
+    )
 
     def train(table: pd.DataFrame) -> Iterator[WarmupUpdate]:
         pairs = list(zip(table["prompt"], table["solution"]))
