@@ -36,7 +36,7 @@ from benchmarks.scale.tables import all_tables
 from grpo.modalities import MODALITIES
 from grpo.objective.base import Objective, assign_credit, loss_terms, scalar_loss
 from grpo.objective.link import Link
-from grpo.objective.links import ALGORITHMS
+from grpo.objective.links import ALGORITHMS, LINKS
 from grpo.objective.rules import RULES
 from grpo.objective.trust import trusted_ranges
 from grpo.params.parameters import (
@@ -53,7 +53,7 @@ from grpo.types import Credit, Rollouts
 from grpo.wiring.curricula import build_curriculum
 from grpo.wiring.objectives import build_objective
 from grpo.wiring.selections import build_selection
-from tests.objective.every_link import EVERY
+from tests.objective.every_link import EVERY, make
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -132,8 +132,8 @@ def test_the_table_of_rules_is_that_of_the_code():
 
 def test_the_rule_at_run_time_is_quoted_from_the_code():
     page, code = ((ROOT / each).read_text() for each in ("docs/rules.md", "grpo/training/drift.py"))
-    for make in EVERY.values():
-        for region in trusted_ranges(make):
+    for objective in EVERY.values():
+        for region in trusted_ranges(objective):
             assert f"`{region}`" in page
     assert "U27: clip_surrogate needs a range above 3 times the drift between" in page
     assert "U27: {name} needs a range above {MIN_CLIP_PER_DRIFT:g} times the drift" in code
@@ -205,6 +205,28 @@ def test_named_tests_and_files_exist(path: Path):
         assert f"def {name}(" in written, name
     for name in re.findall(r"`((?:grpo|stages|flows|tests|recipes)/[\w/]+\.(?:py|yaml))`", text):
         assert name in TO_BE_WRITTEN or (ROOT / name).is_file(), name
+
+
+def reads_the_loss(objective: Objective) -> bool:
+    """Returns whether a link is of the loss half: credit links return the terms as they are."""
+    terms: Any = object()
+    try:
+        return objective.loss(terms) is not terms
+    except AttributeError:
+        return True
+
+
+def test_the_table_of_links_lists_each_link_in_its_half():
+    written = [(row[0], re.findall(r"`(\w+)`", row[2])) for row in rows(DOCS / "objective.md")]
+    half_by_name = {name: half for half, names in written for name in names if name in LINKS}
+    assert half_by_name == {
+        name: "loss" if reads_the_loss(make(link)) else "credit" for name, link in LINKS.items()
+    }
+
+
+def test_the_table_of_algorithms_names_each_algorithm():
+    found = [re.match(r"\[`(\w+)`\]", row[0]) for row in rows(DOCS / "objective.md")]
+    assert sorted(each[1] for each in found if each) == sorted(ALGORITHMS)
 
 
 def test_the_library_example_does_what_the_page_says():
