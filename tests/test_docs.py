@@ -237,6 +237,20 @@ def test_the_library_example_does_what_the_page_says():
     torch.testing.assert_close(shown["logp"].grad, -credit.weight * credit.advantage)
 
 
+def test_the_ten_lines_of_the_tutorial_give_the_gradient_that_it_states():
+    shown = defined_in(DOCS / "tutorial.md")
+    expected = torch.tensor([1.0, -1.0, 0.0, 0.0])
+    torch.testing.assert_close(shown["credit"].advantage[:, 0], expected)
+    assert (shown["credit"].weight[2:] == 0).all()
+    torch.testing.assert_close(shown["logp"].grad[:, 0], -expected / 4)
+
+
+def test_the_change_of_the_tutorial_fits_the_default_parameters():
+    (change,) = blocks(DOCS / "tutorial.md", "diff")
+    (before,) = re.findall(r"^-(.*)$", change.split("@@")[1], flags=re.M)
+    assert (ROOT / "params.yaml").read_text().count(before) == 1
+
+
 def test_the_loop_of_the_page_learns_with_a_chain_of_its_own():
     shown = defined_in(DOCS / "objective.md")
     assert shown["own"].init() != {}

@@ -12,7 +12,6 @@ import pytest
 import grpo
 
 ROOT = Path(__file__).parents[1]
-READ = ("docs", "recipes", "benchmarks", "prefect.yaml", "CONTRIBUTING.md", "CHANGELOG.md")
 
 
 def build(root: Path, site: Path) -> "subprocess.CompletedProcess[str]":
@@ -59,14 +58,15 @@ def test_a_file_of_the_repository_is_part_of_the_site(site: Path):
 
 
 def test_a_dead_link_fails_the_build(tmp_path: Path):
-    for name in READ:
-        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-        copy(ROOT / name, tmp_path / name)
-    shutil.copy(ROOT / "mkdocs.yml", tmp_path)
-    dead = ("no-page.md", "objective.md#no-heading", "../recipes/no-recipe.yaml")
-    with (tmp_path / "docs/index.md").open("a") as page:
-        page.writelines(f"[dead]({each})\n" for each in dead)
+    """To a page, to a heading, and to a file of the repository; on a site of one page."""
+    shutil.copytree(ROOT / "docs/hooks", tmp_path / "docs/hooks")
+    configuration = (ROOT / "mkdocs.yml").read_text()
+    (tmp_path / "mkdocs.yml").write_text(configuration.split("nav:\n  - ")[0])
+    for name in ("CONTRIBUTING.md", "CHANGELOG.md"):
+        (tmp_path / name).write_text("[home](docs/index.md)\n")
+    dead = ("no-page.md", "#no-heading", "../recipes/no-recipe.yaml")
+    (tmp_path / "docs/index.md").write_text("".join(f"[dead]({each})\n" for each in dead))
     done = build(tmp_path, tmp_path / "site")
     assert done.returncode == 1
-    for message in ("'no-page.md'", "anchor '#no-heading'", "recipes/no-recipe.yaml, which is"):
+    for message in ("'no-page.md'", "'#no-heading'", "recipes/no-recipe.yaml, which is not a file"):
         assert message in done.stderr
