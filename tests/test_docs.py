@@ -36,7 +36,7 @@ from benchmarks.scale.tables import all_tables
 from grpo.modalities import all_modalities
 from grpo.objective.base import Objective, assign_credit, loss_terms, scalar_loss
 from grpo.objective.link import Link
-from grpo.objective.links import ALGORITHMS
+from grpo.objective.links import ALGORITHMS, LINKS
 from grpo.objective.rules import RULES
 from grpo.objective.trust import trusted_ranges
 from grpo.params.parameters import (
@@ -49,10 +49,11 @@ from grpo.params.yaml import parse_yaml
 from grpo.rewards import base as rewards
 from grpo.runtime.artifacts.tables import PROMPTS, validate
 from grpo.tasks import find_task, task_kinds
+from grpo.tasks.base import TaskInputs
 from grpo.types import Credit, Rollouts
 from grpo.wiring.allocation import build_curriculum, build_selection
 from grpo.wiring.objectives import build_objective
-from tests.objective.every_link import EVERY
+from tests.objective.every_link import EVERY, make
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -133,8 +134,8 @@ def test_the_rule_at_run_time_is_quoted_from_the_code():
     page, code = (
         (ROOT / each).read_text() for each in ("docs/rules.md", "grpo/training/frozen.py")
     )
-    for make in EVERY.values():
-        for region in trusted_ranges(make):
+    for objective in EVERY.values():
+        for region in trusted_ranges(objective):
             assert f"`{region}`" in page
     assert "U27: clip_surrogate needs a range above 3 times the drift between" in page
     assert "U27: {name} needs a range above {MIN_CLIP_PER_DRIFT:g} times the drift" in code
@@ -208,12 +209,48 @@ def test_named_tests_and_files_exist(path: Path):
         assert name in TO_BE_WRITTEN or (ROOT / name).is_file(), name
 
 
+def reads_the_loss(objective: Objective) -> bool:
+    """Returns whether a link is of the loss half: credit links return the terms as they are."""
+    terms: Any = object()
+    try:
+        return objective.loss(terms) is not terms
+    except AttributeError:
+        return True
+
+
+def test_the_table_of_links_lists_each_link_in_its_half():
+    written = [(row[0], re.findall(r"`(\w+)`", row[2])) for row in rows(DOCS / "objective.md")]
+    half_by_name = {name: half for half, names in written for name in names if name in LINKS}
+    assert half_by_name == {
+        name: "loss" if reads_the_loss(make(link)) else "credit" for name, link in LINKS.items()
+    }
+
+
+def test_the_table_of_algorithms_names_each_algorithm():
+    found = [re.match(r"\[`(\w+)`\]", row[0]) for row in rows(DOCS / "objective.md")]
+    assert sorted(each[1] for each in found if each) == sorted(ALGORITHMS)
+
+
 def test_the_library_example_does_what_the_page_says():
     shown = defined_in(DOCS / "objective.md")
     credit = shown["credit"]
     assert credit.advantage[:, 0].tolist() == [1, -1, 0, 0]
     assert (credit.weight[2:] == 0).all()
     torch.testing.assert_close(shown["logp"].grad, -credit.weight * credit.advantage)
+
+
+def test_the_ten_lines_of_the_tutorial_give_the_gradient_that_it_states():
+    shown = defined_in(DOCS / "tutorial.md")
+    expected = torch.tensor([1.0, -1.0, 0.0, 0.0])
+    torch.testing.assert_close(shown["credit"].advantage[:, 0], expected)
+    assert (shown["credit"].weight[2:] == 0).all()
+    torch.testing.assert_close(shown["logp"].grad[:, 0], -expected / 4)
+
+
+def test_the_change_of_the_tutorial_fits_the_default_parameters():
+    (change,) = blocks(DOCS / "tutorial.md", "diff")
+    (before,) = re.findall(r"^-(.*)$", change.split("@@")[1], flags=re.M)
+    assert (ROOT / "params.yaml").read_text().count(before) == 1
 
 
 def test_the_loop_of_the_page_learns_with_a_chain_of_its_own():
@@ -243,8 +280,10 @@ def test_the_loss_link_of_the_page_has_the_gradient_of_reinforce_on_policy():
 
 
 def test_the_task_of_the_page_keeps_the_schema_and_is_disjoint():
-    make_sums = defined_in(DOCS / "own-task.md")["make_sums"]
-    tables = make_sums(largest=9, train_prompts=40, eval_prompts=20, seed=0)
+    sums = defined_in(DOCS / "own-task.md")["SumsTask"]
+    task = sums(kind="sums", largest=9, train_prompts=40, eval_prompts=20)
+    inputs = TaskInputs(seed=0, data=Path("data"), warmup=None, takes_messages=False)
+    tables = task.make_prompts(inputs)
     for frame, count in [(tables.train, 40), (tables.eval, 20)]:
         assert len(validate(frame, PROMPTS, Path("prompts.parquet"))) == count
     assert set(tables.train["prompt"]).isdisjoint(tables.eval["prompt"])

@@ -25,6 +25,13 @@ FOUND_BY_NAME = {
     "grpo.wiring.tasks": "grpo.tasks",
     "grpo.modalities.base": "grpo.modalities",  # where policies are made, loaded or drawn from
 }
+# Files of modalities that are called by these modules alone. If they counted as the rest does, a
+# change of a figure would make the base policy again.
+CALLED_BY = {
+    "costs": {"grpo.advice.facts"},
+    "films": {"grpo.report.samples"},
+    "phase_metrics": {"grpo.wiring.phase_profiles", "grpo.wiring.rounds"},
+}
 # What all that read parameters use of the modalities, without what its methods import.
 LIGHT = "grpo.modalities.*.modality"
 WITH_SUBFOLDERS = ("grpo/runtime",)
@@ -64,12 +71,14 @@ def _code_behind_stages(workspace: Path) -> Iterator[tuple[str, list[str]]]:
         raise MissingExtraError("grpo dvc-deps needs grimp; run pip install -e '.[test]'") from None
     graph = grimp.build_graph(*CODE, cache_dir=None, exclude_type_checking_imports=True)
     files = {file for each in graph.modules if (file := _file_of(workspace, each))}
-    modalities = {str(Path(each).parent) for each in files if each.startswith("grpo/modalities/")}
+    modalities = {
+        str(each.parent) for each in map(Path, files) if each.match("grpo/modalities/*/*")
+    }
     light = copy.deepcopy(graph)
     for importer, imported in _imports_within_functions(graph, workspace):
         light.remove_import(importer=importer, imported=imported)
-    for name, stage in read_yaml(workspace / PIPELINE)["stages"].items():
-        declared = stage.get("do", stage)
+    for stage, content in read_yaml(workspace / PIPELINE)["stages"].items():
+        declared = content.get("do", content)
         if set(CODE) <= {*declared["deps"]}:
             continue
         module = declared["cmd"].split()[2]
@@ -77,11 +86,14 @@ def _code_behind_stages(workspace: Path) -> Iterator[tuple[str, list[str]]]:
         found = {each for each in FOUND_BY_NAME if each in touched}
         parts = {part for each in found for part in graph.find_descendants(FOUND_BY_NAME[each])}
         parts |= {*light.find_matching_modules(LIGHT)} if "grpo.modalities" in touched else set()
+        for name, callers in CALLED_BY.items():
+            called = {each for each in graph.modules if each.endswith(f".{name}")}
+            parts = parts - called if callers.isdisjoint(touched) else parts | called
         for part in parts:
             touched |= {part, *light.find_upstream_modules(part)}
         single = FILE_BY_FILE | modalities
         wanted = {file for each in touched if (file := _file_of(workspace, each))}
-        yield name, _cover(wanted, files, single)
+        yield stage, _cover(wanted, files, single)
 
 
 def _imports_within_functions(graph: Any, workspace: Path) -> Iterator[tuple[str, str]]:
