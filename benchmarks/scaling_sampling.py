@@ -87,7 +87,7 @@ def _prepare(folder: Path) -> Drawing:
     prompts, base = folder / "prompts.parquet", folder / "base"
     write_table(build_prompts(params, DATA).train, prompts, PROMPTS)
     build_base(params, DATA).save(base)
-    return Drawing(params=params, prompts=prompts, asked_by="evaluation", base=base, policy=base)
+    return Drawing(params=params, prompts=prompts, purpose="evaluation", base=base, policy=base)
 
 
 def _changed(params: Parameters, engine: str, workers: int) -> Parameters:

@@ -52,7 +52,7 @@ def main(
     read_state(policy, out.stem)  # another round's would be evaluated under this one's name
     scratch = scratch_of(f"evaluate@{out.stem}", [judge, base, policy, prompts], params)
     draws = draws_of_evaluation(params)
-    setup = Drawing(params=params, prompts=prompts, asked_by="evaluation", base=base, policy=policy)
+    setup = Drawing(params=params, prompts=prompts, purpose="evaluation", base=base, policy=policy)
     with open_engine(make_drawing, setup) as engine:
         with usage.part("sampling"), shown(out.stem) as progress:
             batches = draw_evaluation(

@@ -53,7 +53,7 @@ def main(usage: Usage, needed: Path, judge: Path, policy: Path, prompts: Path, o
     require_described(judge, params, DATA, "judge")
     table = read_table(prompts, PROMPTS)
     scratch = scratch_of("profile", [judge, policy, prompts], params)
-    setup = Drawing(params=params, prompts=prompts, asked_by="profile", base=policy, policy=policy)
+    setup = Drawing(params=params, prompts=prompts, purpose="profile", base=policy, policy=policy)
     batch, rewards = _draw_and_judge(usage, setup, table, scratch)
     with located("profile"):
         warn(require_judged(rewards))

@@ -48,7 +48,8 @@ def main(
     setup = Drawing(
         params=params,
         prompts=prompts,
-        asked_by=f"rounds.{name}",
+        purpose="round",
+        round=name,
         base=base,
         policy=policy,
         judges=not selection.keeps_uniform,

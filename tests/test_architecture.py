@@ -63,6 +63,13 @@ def test_everything_is_caught_only_where_code_or_files_of_others_are_met():
     ]
 
 
+def test_only_one_place_knows_the_name_of_the_parameter_file():
+    for path in CODE:
+        name = path.relative_to(ROOT).as_posix()
+        if name.startswith("grpo/") and name != "grpo/schema.py":
+            assert '"params.yaml: ' not in path.read_text(), f'{name}: write f"{{PARAMS}}: '
+
+
 def test_reasoning_gym_is_imported_where_its_warnings_are_silenced():
     found = [
         path

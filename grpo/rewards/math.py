@@ -4,6 +4,7 @@ import logging
 
 from grpo.errors import MissingExtraError
 from grpo.rewards.base import AnswerJudge, Judge, JudgeInputs, Task
+from grpo.schema import PARAMS
 
 
 def load(inputs: JudgeInputs) -> AnswerJudge:
@@ -16,7 +17,7 @@ def load(inputs: JudgeInputs) -> AnswerJudge:
         import math_verify  # noqa: F401
     except ImportError:
         raise MissingExtraError(
-            "params.yaml: reward.judge math needs math-verify; run pip install -e '.[math]'"
+            f"{PARAMS}: reward.judge math needs math-verify; run pip install -e '.[math]'"
         ) from None
     # It warns at every call that its own timeouts are off.
     logging.getLogger("math_verify").setLevel(logging.ERROR)

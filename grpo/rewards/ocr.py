@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from grpo.errors import MissingExtraError
 from grpo.rewards.base import Judge, JudgeInputs, Task, View, Viewer, take_frames
+from grpo.schema import PARAMS
 
 IMAGES_AT_ONCE = 16
 LEVELS = 255
@@ -73,7 +74,7 @@ def _recognizer() -> Any:
         from rapidocr_onnxruntime import RapidOCR
     except ImportError:
         raise MissingExtraError(
-            "params.yaml: reward.judge ocr needs rapidocr-onnxruntime; run pip install -e '.[ocr]'"
+            f"{PARAMS}: reward.judge ocr needs rapidocr-onnxruntime; run pip install -e '.[ocr]'"
         ) from None
     recognizer = RapidOCR(intra_op_num_threads=1, inter_op_num_threads=1).text_rec
     recognizer.rec_batch_num = IMAGES_AT_ONCE

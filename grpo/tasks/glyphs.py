@@ -88,7 +88,7 @@ def make_prompts(
         total = prod(len(set(each)) for each in alphabets)
         if wanted >= total:
             raise ParameterError(
-                f"params.yaml: task.families.{family} has {total} texts, must have more than the "
+                f"{PARAMS}: task.families.{family} has {total} texts, must have more than the "
                 f"{wanted} that train_prompts and eval_prompts ask for: the warm-up needs others"
             )
         taken = _draw_distinct(alphabets, wanted, chooser)

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from grpo.errors import ParameterError
 from grpo.rewards.reasoning_gym import generate
-from grpo.schema import Positive
+from grpo.schema import PARAMS, Positive
 from grpo.tasks.base import PromptTables, Task, TaskInputs, shares
 
 Entry = dict[str, Any]
@@ -244,7 +244,7 @@ def create_dataset(family: str, difficulty: Mapping[str, Any], *, size: int, see
     Raises:
       ParameterError: If the family or a setting of its difficulty is unknown or out of range.
     """
-    where = f"params.yaml: task.families.{family}"
+    where = f"{PARAMS}: task.families.{family}"
     try:
         return generate(family, size=size, seed=seed, **difficulty)
     except (ValueError, TypeError, AssertionError) as error:
@@ -263,7 +263,7 @@ def _unique_items(
         stale = 0 if fresh else stale + 1
         if stale == STALE_BATCHES:
             raise ParameterError(
-                f"params.yaml: task.families.{family} has {len(seen)} different prompts, "
+                f"{PARAMS}: task.families.{family} has {len(seen)} different prompts, "
                 f"task.train_prompts and task.eval_prompts ask for {count}; widen its ranges"
             )
         for prompt, item in fresh.items():
@@ -289,7 +289,7 @@ def _warmup_items(
         stale = 0 if fresh else stale + 1
         if stale == STALE_BATCHES:
             raise ParameterError(
-                f"params.yaml: task.families.{family} has no prompt left for the warm-up; "
+                f"{PARAMS}: task.families.{family} has no prompt left for the warm-up; "
                 "widen its ranges or lower task.train_prompts"
             )
         items += fresh
@@ -320,7 +320,7 @@ def _notation(family: str, notation: str) -> Notation | None:
         return None
     if family not in COMPACT:
         raise ParameterError(
-            f"params.yaml: task.families.{family} has no compact notation, only "
+            f"{PARAMS}: task.families.{family} has no compact notation, only "
             f"{sorted(COMPACT)}; set task.notation to question"
         )
     return COMPACT[family]

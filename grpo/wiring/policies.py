@@ -17,19 +17,6 @@ if TYPE_CHECKING:
     from grpo.modalities.shared.warmup import BasePolicy
 
 
-def draws_of(params: Parameters, asked_by: str) -> dict[str, Any]:
-    """Returns the ways of drawing that a section of the parameters asks for, by name.
-
-    Args:
-      asked_by: "profile", "evaluation" or "rounds.NAME".
-    """
-    if asked_by == "evaluation":
-        return draws_of_evaluation(params)
-    if asked_by == "profile":
-        return {"sampled": draws_of_profile(params)}
-    return {"sampled": draws_of_round(params, asked_by.removeprefix("rounds."))}
-
-
 def draws_of_round(params: Parameters, name: str) -> Any:
     """Returns how a round draws its rollouts, and scores them."""
     arm = params.find_round(name).arm

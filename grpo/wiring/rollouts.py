@@ -69,7 +69,8 @@ def build_source(
       ArtifactError: If the profile's rollouts are needed and broken.
     """
     params = setup.params
-    each = params.find_round(setup.asked_by.removeprefix("rounds."))
+    assert setup.round is not None
+    each = params.find_round(setup.round)
     reuses = selection.reuses_profile and each.start == BASE
     return engine_source(
         engine,

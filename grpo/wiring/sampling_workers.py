@@ -3,13 +3,12 @@
 import time
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 
 from grpo.modalities.base import Policy
 from grpo.modalities.modality import Judgement
-from grpo.params.parameters import Parameters
 from grpo.runtime.artifacts.tables import PROMPTS, read_table
 from grpo.runtime.executors.base import Seconds, Work
 from grpo.runtime.machine import prepare_machine
@@ -18,14 +17,20 @@ from grpo.sampling.scoring import judging, score_captions, without_shaping
 from grpo.schema import DATA
 from grpo.wiring.executors import receive
 from grpo.wiring.judging_workers import Judging
-from grpo.wiring.policies import draws_of, load_sampler
+from grpo.wiring.policies import (
+    draws_of_evaluation,
+    draws_of_profile,
+    draws_of_round,
+    load_sampler,
+)
 from grpo.wiring.rewards import build_reward
 
 
 class Drawing(Judging):
     """What drawing depends on beside the parameters."""
 
-    asked_by: str  # the section of the parameters: profile, evaluation or rounds.NAME
+    purpose: Literal["profile", "round", "evaluation"]
+    round: str | None = None  # its name, if rollouts are for one
     base: Path
     policy: Path
     judges: bool = True  # what is drawn, for the stage
@@ -46,7 +51,7 @@ def make_drawing(line: str) -> Work:
     skills = {"draw": drawing(lambda: sampler.policy, sampler.draws, setup.policy)}
     if setup.judges:
         rule = build_reward(setup.params, DATA)
-        is_shaped = setup.asked_by != "evaluation"
+        is_shaped = setup.purpose != "evaluation"
         skills["judge"] = judging(rule if is_shaped else without_shaping(rule), tasks)
     return Work(skills, sampler.seconds)
 
@@ -57,7 +62,7 @@ class _Sampler:
     def __init__(self, setup: Drawing, tasks: pd.DataFrame) -> None:
         self._setup, self._tasks = setup, tasks
         self._seconds: Seconds = {}
-        self.draws = draws_of(setup.params, setup.asked_by)
+        self.draws = _draws_of(setup)
 
     @cached_property
     def policy(self) -> Policy[Any]:
@@ -67,7 +72,7 @@ class _Sampler:
             base=setup.base,
             directory=setup.policy,
             draws=self.draws["sampled"],
-            judge=_judge_on_the_way(setup.params, setup.asked_by, self._tasks),
+            judge=_judge_on_the_way(setup, self._tasks),
             sharing=setup.sharing,
         )
         self._seconds["load"] = time.perf_counter() - start
@@ -80,12 +85,21 @@ class _Sampler:
         return self._seconds
 
 
-def _judge_on_the_way(params: Parameters, asked_by: str, tasks: pd.DataFrame) -> Judgement | None:
+def _draws_of(setup: Drawing) -> dict[str, Any]:
+    """Returns the ways of drawing by their names."""
+    if setup.purpose == "evaluation":
+        return draws_of_evaluation(setup.params)
+    if setup.round is None:
+        return {"sampled": draws_of_profile(setup.params)}
+    return {"sampled": draws_of_round(setup.params, setup.round)}
+
+
+def _judge_on_the_way(setup: Drawing, tasks: pd.DataFrame) -> Judgement | None:
     """Returns what judges the pilots of a round; None if there are none."""
-    section, _, name = asked_by.partition(".")
-    if section != "rounds":
+    params = setup.params
+    if setup.round is None:
         return None
-    sampling = params.find_arm(params.find_round(name).arm).sampling
+    sampling = params.find_arm(params.find_round(setup.round).arm).sampling
     if not params.modality.judges_while_sampling(sampling):
         return None
     rule = without_shaping(build_reward(params, DATA))

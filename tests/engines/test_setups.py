@@ -38,7 +38,8 @@ def test_a_worker_reads_the_parameters_that_the_stage_has_read(path: Path):
     setup = Drawing(
         params=params,
         prompts=Path("a.parquet"),
-        asked_by=f"rounds.{next(iter(params.rounds))}",
+        purpose="round",
+        round=next(iter(params.rounds)),
         base=Path("base"),
         policy=Path("policy"),
     )

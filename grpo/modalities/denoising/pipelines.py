@@ -16,12 +16,13 @@ from grpo.modalities.denoising.modality import Canvas
 from grpo.modalities.denoising.sde_steps import require_falling
 from grpo.runtime.artifacts.files import read_json
 from grpo.runtime.artifacts.tensors import require_finite
+from grpo.schema import PARAMS
 
 try:
     import diffusers
 except ImportError:
     raise MissingExtraError(
-        "params.yaml: policy.kind denoising needs diffusers; run pip install -e '.[denoising]'"
+        f"{PARAMS}: policy.kind denoising needs diffusers; run pip install -e '.[denoising]'"
     ) from None
 
 library: Any = diffusers  # it is not typed

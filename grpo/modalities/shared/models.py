@@ -172,7 +172,7 @@ def add_lora(model: Any, lora: Lora, *, seed: int, adapted: Any | None = None) -
         from peft import LoraConfig
     except ImportError:
         raise MissingExtraError(
-            "params.yaml: policy.lora needs peft; run pip install -e '.[lora]'"
+            f"{PARAMS}: policy.lora needs peft; run pip install -e '.[lora]'"
         ) from None
     config = LoraConfig(
         r=lora.rank,
@@ -196,6 +196,6 @@ def _require_targets(model: Any, targets: list[str]) -> None:
             endings = sorted({name.rpartition(".")[2] for name in names})
             near = get_close_matches(target.rpartition(".")[2], endings, n=1, cutoff=0.0)
             raise ParameterError(
-                f"params.yaml: policy.lora.target_modules: no layer that can be adapted is called "
+                f"{PARAMS}: policy.lora.target_modules: no layer that can be adapted is called "
                 f"{target!r}; the nearest name is {near[0] if near else 'none'}"
             )

@@ -342,7 +342,7 @@ class TokenPolicy(Policy[TokenTrajectory]):
         limit, steps = num_positions(self.model.config), self.decoding.max_steps
         if limit is not None and prompt_tokens + steps > limit:
             raise ParameterError(
-                f"params.yaml: policy.max_steps: a prompt of {prompt_tokens} tokens and {steps} "
+                f"{PARAMS}: policy.max_steps: a prompt of {prompt_tokens} tokens and {steps} "
                 f"steps need {prompt_tokens + steps} positions, the model has {limit} "
                 "(max_position_embeddings); lower max_steps or shorten the prompts"
             )

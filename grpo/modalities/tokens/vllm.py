@@ -18,13 +18,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from grpo.errors import MissingExtraError
 from grpo.modalities.tokens.costs import Pass
 from grpo.modalities.tokens.policy import Decoding, TokenPolicy, TokenTrajectory
+from grpo.schema import PARAMS
 from grpo.types import Cost
 
 try:
     import vllm
 except ImportError:
     raise MissingExtraError(
-        "params.yaml: policy.sampler vllm needs vllm; run pip install -e '.[vllm]'"
+        f"{PARAMS}: policy.sampler vllm needs vllm; run pip install -e '.[vllm]'"
     ) from None
 
 

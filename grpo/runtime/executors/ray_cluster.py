@@ -19,6 +19,7 @@ from grpo.errors import EngineError, MissingExtraError, brief
 from grpo.runtime.artifacts.files import temporary_beside
 from grpo.runtime.executors.pool import Handle, Pool
 from grpo.runtime.executors.worker import Worker
+from grpo.schema import PARAMS
 
 ADDRESS = os.environ.get("RAY_ADDRESS")
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # nothing leaves the machine
@@ -32,7 +33,7 @@ try:
     import ray
 except ImportError:
     raise MissingExtraError(
-        "params.yaml: sampling.engine ray needs ray; run pip install -e '.[ray]'"
+        f"{PARAMS}: sampling.engine ray needs ray; run pip install -e '.[ray]'"
     ) from None
 
 FOLDERS = Path("/tmp")  # short: the names of Ray's sockets must fit into 104 bytes

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from grpo.errors import MissingExtraError, ParameterError
 from grpo.modalities.action_chunks.simulation.base import SEPARATOR, UNSEEN
 from grpo.modalities.action_chunks.simulation.camera import Camera
+from grpo.schema import PARAMS
 
 try:
     import mujoco
@@ -21,7 +22,7 @@ try:
     from metaworld.policies import ENV_POLICY_MAP
 except ImportError:
     raise MissingExtraError(
-        "params.yaml: task.kind manipulation needs metaworld; run pip install -e '.[manipulation]'"
+        f"{PARAMS}: task.kind manipulation needs metaworld; run pip install -e '.[manipulation]'"
     ) from None
 
 VERSION = "-v3"
@@ -103,7 +104,7 @@ def require_families(families: Sequence[str]) -> None:
     for each in families:
         if each not in known:
             raise ParameterError(
-                f"params.yaml: task.families: {each!r} is no environment of Meta-World; "
+                f"{PARAMS}: task.families: {each!r} is no environment of Meta-World; "
                 f"it has {', '.join(known)}"
             )
 
