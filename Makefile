@@ -42,7 +42,7 @@ quick: setup
 	$(MAKE) --no-print-directory -j 2 check test-laws
 
 test-laws:
-	pytest tests/objective tests/test_architecture.py tests/test_curriculum.py tests/test_selection.py
+	pytest tests/objective tests/allocation tests/test_architecture.py
 
 # Three at a time on two cores: stages and flows are waited for often enough.
 test: setup
@@ -66,7 +66,7 @@ test-core:
 # computes with arrays once more, types and shapes checked at every call.
 test-long: setup
 	pytest -m long
-	pytest --jaxtyping-packages=grpo,tests.shapes.check tests/objective tests/policies tests/simulation
+	pytest --jaxtyping-packages=grpo,tests.shapes.check tests/objective tests/modalities
 
 # The documentation as a site in site/, offline. A dead link or anchor fails.
 docs: setup

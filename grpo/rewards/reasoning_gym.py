@@ -5,7 +5,7 @@ import warnings
 from functools import cache
 from typing import Any
 
-from grpo.rewards.base import Judge, Task
+from grpo.rewards.base import AnswerJudge, Judge, JudgeInputs, Task
 
 # Families whose judge hands an answer to Python's eval, some of them by sympy's parser.
 EVALUATED = {
@@ -21,13 +21,15 @@ WORD = re.compile(r"[^\W\d]\w*")
 QUOTES = {"'", '"', "\\"}
 
 
+def load(inputs: JudgeInputs) -> AnswerJudge:
+    """Returns the judge; reasoning-gym is imported now, not within the limit of the first text."""
+    _library()
+    return score_answer
+
+
 def generate(family: str, *, size: int, seed: int, **difficulty: Any) -> Any:
     """Returns a data set of a family."""
-    # Imported here: it takes half a second, and who only checks parameters need not wait.
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SyntaxWarning)  # of cellpylib, when it is first compiled
-        import reasoning_gym
-    return reasoning_gym.create_dataset(family, size=size, seed=seed, **difficulty)
+    return _library().create_dataset(family, size=size, seed=seed, **difficulty)
 
 
 def score_answer(answer: str, task: Task) -> float:
@@ -52,9 +54,18 @@ def _is_inert(answer: str) -> bool:
 
 
 @cache
+def _library() -> Any:
+    # Imported here: it takes half a second, and code that only checks parameters need not wait.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)  # of cellpylib, when it is first compiled
+        import reasoning_gym
+    return reasoning_gym
+
+
+@cache
 def _judge(family: str) -> Any:
     """Returns a data set of the family; only its judge is used, entries carry the difficulty."""
     return generate(family, size=1, seed=0)
 
 
-JUDGE = Judge(reads="text", load=lambda inputs: score_answer, needs_task="reasoning_gym")
+JUDGE = Judge(reads="text", load=load, needs_task="reasoning_gym")

@@ -14,8 +14,8 @@ from grpo.training.batches import Batch
 from grpo.training.frozen import score_steps
 from grpo.training.updates import Loss, add_gradient
 from grpo.types import Cost, Credit
-from tests.policies.tiny import seeded, tiny_policy
-from tests.test_training import sampled_round
+from tests.modalities.tiny import seeded, tiny_policy
+from tests.training.test_training import sampled_round
 
 SHORT_AND_LONG = ["a=", "bb=", "ccc=", "dddddddd=", "eeeeeeeeeeeeeeee="]
 

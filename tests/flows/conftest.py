@@ -14,8 +14,8 @@ from flows.settings import SETTINGS
 from grpo.registry.gate import Bounds
 from grpo.registry.store import PROMOTED, Registry
 from tests import tiny_pipeline, tiny_policies
-from tests.exposure import PLANTED, asked_below
 from tests.flows.teams import MODEL, Team, processes_in, running_team
+from tests.modalities.exposure import PLANTED, asked_below
 from tests.pipeline.processes import until
 
 

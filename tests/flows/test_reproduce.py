@@ -15,8 +15,8 @@ from flows.launcher import descendants
 from flows.planning import plan
 from grpo.lineage.lock import read_lock
 from tests import tiny_pipeline
-from tests.exposure import leaks
 from tests.flows.test_launcher import is_alive, until
+from tests.modalities.exposure import leaks
 
 # DVC itself uses what pygtrie deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -8,7 +8,7 @@ from flows.reproduce import _reproduce_remotely
 from flows.server import API_URL, _make_bucket, free_port, report_to_server
 from grpo.errors import ArtifactError, ParameterError
 from tests import tiny_pipeline
-from tests.exposure import LOOPBACK, allowed_origin, listening
+from tests.modalities.exposure import LOOPBACK, allowed_origin, listening
 
 Environment = dict[str, str]
 

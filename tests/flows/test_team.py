@@ -15,9 +15,9 @@ from flows.team import open_remote
 from grpo.errors import ParameterError
 from grpo.lineage.lock import read_lock
 from tests import tiny_pipeline
-from tests.exposure import LOOPBACK, allowed_origin, listening
 from tests.files import contents
 from tests.flows.teams import MODEL, Team, processes_in
+from tests.modalities.exposure import LOOPBACK, allowed_origin, listening
 
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 NAMES = {

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from tests.policies.tiny import seeded
-from tests.policies.tiny_actor import SCENES, tiny_actor
+from tests.modalities.tiny import seeded
+from tests.modalities.tiny_actor import SCENES, tiny_actor
 
 pytestmark = [
     pytest.mark.gpu,

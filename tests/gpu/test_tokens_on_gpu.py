@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from grpo.training.frozen import score_steps
-from tests.policies.tiny import seeded, tiny_policy
-from tests.test_training import sampled_round, update_once
+from tests.modalities.tiny import seeded, tiny_policy
+from tests.training.test_training import sampled_round, update_once
 
 pytestmark = [
     pytest.mark.gpu,

@@ -25,7 +25,7 @@ from grpo.objective.weight import (
     average_over_steps,
 )
 from grpo.types import Rollouts
-from tests.policies.tiny import seeded
+from tests.modalities.tiny import seeded
 
 FIXTURE = json.loads((Path(__file__).parent / "trl_losses.json").read_text())
 TRL_SCORE = chain(center_by_group_mean(), scale_by_group_std(ddof=1, epsilon=1e-4))

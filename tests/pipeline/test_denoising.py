@@ -15,10 +15,10 @@ from grpo.runtime.artifacts.tables import REWARDS, ROLLOUTS, read_table
 from grpo.runtime.artifacts.tensors import read_tensors, write_tensors
 from grpo.runtime.artifacts.usage import Usage
 from stages import report, train
+from tests.modalities.tiny import rewarded
+from tests.modalities.tiny_denoiser import TRANSFORMER, seeded, tiny_denoiser
 from tests.pipeline.workspaces import cut_short, run_stages_in, start_stages, until_done
-from tests.policies.tiny import rewarded
-from tests.policies.tiny_denoiser import TRANSFORMER, seeded, tiny_denoiser
-from tests.test_training import train as train_policy
+from tests.training.test_training import train as train_policy
 
 ROOT = Path(__file__).parents[2]
 ROUNDS = ("flow-1", "flash-1")

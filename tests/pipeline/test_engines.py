@@ -12,12 +12,12 @@ import psutil
 import pytest
 
 from grpo.errors import GrpoError
-from tests.engines.test_processes import EXPECTED, squares
-from tests.engines.work import MAKE, marked, setup_of
 from tests.files import contents
 from tests.pipeline.corruptions import set_param
 from tests.pipeline.processes import run_stage, start_stage
 from tests.pipeline.workspaces import copy_for_stages, locked_stages
+from tests.runtime.test_processes import EXPECTED, squares
+from tests.runtime.work import MAKE, marked, setup_of
 
 pytestmark = pytest.mark.long
 

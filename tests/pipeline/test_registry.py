@@ -12,7 +12,7 @@ from grpo.registry.gate import Bounds
 from grpo.registry.store import REFUSED, Registry
 from grpo.registry.weights import load_version
 from tests import tiny_pipeline
-from tests.exposure import LOOPBACK, commands, listening
+from tests.modalities.exposure import LOOPBACK, commands, listening
 from tests.pipeline.workspaces import copy_for_dvc
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

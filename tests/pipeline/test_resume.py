@@ -15,9 +15,9 @@ from grpo.runtime.artifacts.files import Scratch
 from grpo.training.updates import Round, TrainedRound, TrainingSettings, train_round
 from grpo.wiring.policies import make_optimizer
 from stages.entry import scratch_of
+from tests.modalities.tiny import rewarded, seeded, tiny_policy
 from tests.pipeline.corruptions import set_param
 from tests.pipeline.workspaces import write_two_arms
-from tests.policies.tiny import rewarded, seeded, tiny_policy
 
 UPDATES = 4
 SIZES = [4] * 8

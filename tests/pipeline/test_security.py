@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from tests.exposure import PLANTED, leaks
+from tests.modalities.exposure import PLANTED, leaks
 
 HELD = ("mlflow.db", "dvc.lock", "params.yaml", "artifacts/report/index.html", ".runs/base.json")
 

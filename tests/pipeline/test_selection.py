@@ -25,9 +25,9 @@ from grpo.runtime.artifacts.usage import Usage
 from grpo.wiring.allocation import inputs_of_selection
 from stages import check, curriculum, profile, rollout, score, train
 from tests.files import contents
+from tests.modalities.tiny import seeded, tiny_policy
 from tests.pipeline.processes import start_stage
 from tests.pipeline.workspaces import ROOT, write_two_arms
-from tests.policies.tiny import seeded, tiny_policy
 
 NEEDED = Path("artifacts/profile_needed.json")
 JUDGE = Path("artifacts/data/judge.json")

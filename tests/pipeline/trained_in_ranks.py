@@ -40,7 +40,7 @@ from grpo.training.updates import Round, train_round
 from grpo.types import Credit, Rollouts
 from grpo.wiring.policies import make_optimizer
 from grpo.wiring.rounds import training_settings
-from tests.policies.tiny import rewarded, seeded, tiny_moe, tiny_policy
+from tests.modalities.tiny import rewarded, seeded, tiny_moe, tiny_policy
 
 PROMPTS = ["a=", "bb=", "ccc=", "a longer prompt=", "e="]
 SIZES = [5, 4, 2, 6, 2]

@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.workspaces import make_workspace, run_stages
 from grpo.params.yaml import dump_yaml, parse_yaml
-from tests.exposure import PLANTED
+from tests.modalities.exposure import PLANTED
 
 ROOT = Path(__file__).parents[2]
 # What a stage reads; the rest of a workspace is DVC's and git's own.

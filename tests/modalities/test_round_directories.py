@@ -1,0 +1,145 @@
+"""A round's directory: what training changed, and no copies; with its base it is the policy."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from grpo.errors import ArtifactError
+from grpo.modalities.action_chunks.bases import make_action_model
+from grpo.modalities.action_chunks.modality import ChunkDecoding
+from grpo.modalities.action_chunks.model import save_action_model
+from grpo.modalities.denoising.pipelines import save_pipeline
+from grpo.modalities.modality import Lora
+from grpo.modalities.shared.directories import (
+    PolicyState,
+    gather_trained,
+    save_base,
+    save_trained,
+    trainable,
+    whole_policy,
+    write_state,
+)
+from grpo.modalities.tokens.policy import Decoding
+from grpo.params.parameters import Parameters, read_params
+from grpo.wiring.policies import load_policy, make_optimizer
+from tests.modalities.test_chunk_builds import LORA, changed, logits_of
+from tests.modalities.test_pipelines import MADE, recipe
+from tests.modalities.tiny import seeded, tiny_policy
+from tests.modalities.tiny_denoiser import tiny_decoding
+
+ROOT = Path(__file__).parents[2]
+DECODING = Decoding(temperature=1.0, max_steps=4)
+HEADERS = 8192  # bytes of state.json and of safetensors' headers, beside
+HEADER = 256  # for every tensor
+Case = tuple[Parameters, Any, Callable[[Any], torch.Tensor]]
+
+
+def adapters(*targets: str) -> Lora:
+    return Lora(rank=2, alpha=4, dropout=0.0, target_modules=list(targets))
+
+
+def tokens(base: Path, *, lora: bool) -> Case:
+    policy = tiny_policy()
+    save_base(base, policy.model, policy.tokenizer)
+    params = read_params(ROOT / "params.yaml")
+    update = {"lora": adapters("q_proj") if lora else None}
+    params = params.model_copy(update={"policy": params.policy.model_copy(update=update)})
+    trajectory, _ = policy.sample(["a=", "b="], group_sizes=[2, 2], generator=seeded())
+    return params, DECODING, lambda each: each.log_prob(trajectory)
+
+
+def denoising(name: str) -> Callable[..., Case]:
+    def make(base: Path, *, lora: bool) -> Case:
+        pipeline, canvas = MADE[name]
+        params = recipe(name, canvas, **({} if lora else {"lora": None}))
+        save_pipeline(base, pipeline())
+        write_state(base, PolicyState(name="base"))
+        decoding = tiny_decoding(guidance=2.0)
+        policy = load_policy(params, base=base, directory=base, draws=decoding)
+        trajectory, _ = policy.sample(["2A"], group_sizes=[2], generator=seeded())
+        return params, decoding, lambda each: each.log_prob(trajectory)
+
+    return make
+
+
+def action_chunks(base: Path, *, lora: bool) -> Case:
+    params = changed(base.parent, lora=LORA if lora else None)
+    model, tokenizer = make_action_model(params, base.parent)
+    save_action_model(base, model, tokenizer)
+    write_state(base, PolicyState(name="base"))
+    return params, ChunkDecoding(temperature=1.0, max_steps=4), logits_of
+
+
+CASES: dict[str, Callable[..., Case]] = {
+    "tokens": tokens,
+    "images": denoising("images-sd35"),
+    "clips": denoising("clips-wan"),
+    "action_chunks": action_chunks,
+}
+
+
+@pytest.mark.parametrize("lora", [True, False], ids=["lora", "full"])
+@pytest.mark.parametrize("kind", CASES)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_a_round_stores_what_training_changed_and_is_the_policy_with_its_base(
+    tmp_path: Path, kind: str, lora: bool
+):
+    base, out = tmp_path / "base", tmp_path / "round-1"
+    params, draws, score = CASES[kind](base, lora=lora)
+    policy = load_policy(params, base=base, directory=base, draws=draws)
+    fresh = score(policy).detach()
+    arm = next(iter(params.arms.values()))
+    training = arm.training.model_copy(update={"learning_rate": 0.05})
+    optimizer = make_optimizer(policy.model, training)
+    for index, each in enumerate(trainable(policy.model).values()):
+        (each * torch.randn(each.shape, generator=seeded(index)).to(each.dtype)).sum().backward()
+    optimizer.step()
+    trained = gather_trained(policy.model, optimizer)
+    save_trained(out, trained, PolicyState(name="round-1", arm="a"))
+
+    files = [each for each in out.rglob("*") if each.is_file()]
+    stored = {**{f"w/{k}": v for k, v in trained.weights.items()}, **trained.moments}
+    tensors = sum(each.nbytes for each in stored.values())
+    assert len(files) == 3
+    assert sum(each.stat().st_size for each in files) <= tensors + HEADERS + HEADER * len(stored)
+    assert set(trainable(policy.model)) <= set(trained.weights)
+
+    again = load_policy(params, base=base, directory=out, draws=draws)
+    with torch.no_grad():
+        assert torch.equal(score(again), score(policy))
+        assert not torch.equal(score(again), fresh)
+
+    next(each for each in files if each.name == Path(trained.weights_name).name).unlink()
+    with pytest.raises(ArtifactError, match=r"round-1/.*safetensors: no such file"):
+        load_policy(params, base=base, directory=out, draws=draws)
+
+
+def test_a_whole_policy_is_the_base_with_the_rounds_weights(tmp_path: Path):
+    """As vLLM reads it; also of a base whose weights came in parts."""
+    base, out = tmp_path / "base", tmp_path / "round-1"
+    policy = tiny_policy()
+    save_base(base, policy.model, policy.tokenizer)
+    (base / "model-00001-of-00002.safetensors").write_bytes(b"a part")
+    (base / "model.safetensors.index.json").write_text("{}")
+    optimizer = make_optimizer(
+        policy.model, read_params(ROOT / "params.yaml").arms["sgpo"].training
+    )
+    for each in trainable(policy.model).values():
+        each.data += 1
+    save_trained(out, gather_trained(policy.model, optimizer), PolicyState(name="round-1", arm="a"))
+    with whole_policy(out, base) as whole:
+        names = {each.name for each in whole.iterdir()}
+        assert {"config.json", "tokenizer.json", "model.safetensors"} <= names
+        assert not {each for each in names if "-of-" in each or "index" in each}
+        with safe_open(whole / "model.safetensors", "pt") as file:
+            found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        for name, each in trainable(policy.model).items():
+            assert torch.equal(found[name], each), name
+        folder = whole
+    assert not folder.exists()
+    with whole_policy(base, base) as whole:
+        assert whole == base

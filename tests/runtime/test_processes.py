@@ -1,0 +1,207 @@
+"""Jobs in processes on this host: the same bytes, whoever does them and whatever becomes of him."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from grpo.errors import EngineError, GrpoError
+from grpo.runtime.executors.base import Engine, Job, Local
+from grpo.runtime.executors.pool import TRIES, Handle, Pool
+from grpo.runtime.executors.worker import written
+from grpo.runtime.process import Process, keeping_imports
+from tests.files import contents
+from tests.runtime.work import DEADLINE_SECONDS, MAKE, jobs_of, make, marked, pool, setup_of
+
+ROOT = Path(__file__).parents[2]
+
+
+def squares(folder: Path, engine: Engine, what: dict[int, str] | None = None) -> dict[str, bytes]:
+    engine.finish(jobs_of(folder, what))
+    return contents(folder / "out")
+
+
+EXPECTED = {f"job-{n}/{name}": text for n in range(6) for name, text in [
+    ("half.txt", b"of what is to be there"), ("square.txt", str(n * n).encode())]}  # fmt: skip
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_results_are_the_same_for_any_number_of_workers(tmp_path: Path, workers: int):
+    if workers == 0:
+        assert squares(tmp_path, Local(make(setup_of(tmp_path)))) == EXPECTED
+        return
+    with pool(tmp_path, workers=workers) as engine:
+        assert squares(tmp_path, engine) == EXPECTED
+        assert engine.seconds() == {"load": 2.0}
+
+
+def test_they_are_the_same_whatever_the_order_in_which_jobs_end(tmp_path: Path):
+    last = tmp_path / "out" / "job-5"
+    with pool(tmp_path) as engine:
+        ended = list(engine.run(jobs_of(tmp_path, {0: f"waits {last}"})))
+    assert {job.out.name for job in ended[-2:]} == {"job-5", "job-0"}  # in either order
+    assert contents(tmp_path / "out") == EXPECTED
+
+
+@pytest.mark.parametrize("what", ["dies-once", "leaves-a-child"])
+def test_a_job_whose_worker_is_lost_is_done_by_another(tmp_path: Path, what: str):
+    with pool(tmp_path) as engine:
+        assert squares(tmp_path, engine, {3: what}) == EXPECTED
+    first, second = marked(tmp_path / what)
+    assert first != second
+    assert not psutil.pid_exists(first)
+    for child in marked(tmp_path / "child") if what == "leaves-a-child" else []:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_a_job_that_no_worker_survives_ends_in_one_line_and_others_stay_done(tmp_path: Path):
+    with pool(tmp_path) as engine, pytest.raises(EngineError) as error:
+        squares(tmp_path, engine, {5: "dies"})
+    assert str(error.value).startswith(
+        f"{tmp_path}/out/job-5: no worker survives it, 3 were lost, the last: ended by signal 9; "
+    )
+    assert len(set(marked(tmp_path / "dies"))) == TRIES == 3
+    done = {job.out: job.out.stat().st_ino for job in jobs_of(tmp_path) if job.out.exists()}
+    assert {out.name for out in done} == {f"job-{number}" for number in range(5)}
+    with pool(tmp_path) as engine:  # what ended workers is gone
+        assert squares(tmp_path, engine) == EXPECTED
+    assert {out: out.stat().st_ino for out in done} == done  # not done again
+
+
+def test_workers_that_do_not_start_end_in_one_line(tmp_path: Path):
+    with pool(tmp_path, what="dies") as engine, pytest.raises(EngineError) as error:
+        squares(tmp_path, engine)
+    assert str(error.value).startswith("no worker starts, 3 were lost, the last: ended by signal 9")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_a_person_can_mend_is_said_at_once(tmp_path: Path, workers: int):
+    said = r"^artifacts/a\.parquet: row 3:\nmust be scored$"
+    with pool(tmp_path, workers=workers) as engine, pytest.raises(GrpoError, match=said):
+        squares(tmp_path, engine, {0: "raises"})
+    assert len(marked(tmp_path / "raises")) == 1
+
+
+def test_a_bug_keeps_its_traceback_and_is_not_tried_again(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
+    with pool(tmp_path) as engine, pytest.raises(RuntimeError, match="exit code 1"):
+        squares(tmp_path, engine, {0: "fails"})
+    assert len(marked(tmp_path / "fails")) == 1
+    assert "ZeroDivisionError: a bug" in capfd.readouterr().err
+
+
+def test_workers_end_with_their_pool(tmp_path: Path):
+    never = tmp_path / "never"
+    with pool(tmp_path) as engine:
+        for job in engine.run(jobs_of(tmp_path, {0: f"waits {never}"})):
+            if job.out.name == "job-5":  # the other worker is at work
+                break
+        (worker,) = marked(tmp_path / "waits")
+        assert psutil.pid_exists(worker)
+    assert not psutil.pid_exists(worker)
+
+
+def test_idle_workers_end_in_order_unless_there_was_an_error(tmp_path: Path):
+    """So that what they have started ends before them, and its processor seconds are counted."""
+    with pool(tmp_path) as engine:
+        assert squares(tmp_path, engine, dict.fromkeys(range(6), "ends-in-order")) == EXPECTED
+    assert set(marked(tmp_path / "ended")) == set(marked(tmp_path / "ends-in-order"))
+    failed = tmp_path / "failed"
+    failed.mkdir()
+    with pytest.raises(GrpoError), pool(failed) as engine:
+        squares(failed, engine, {**dict.fromkeys(range(5), "ends-in-order"), 5: "raises"})
+    assert not (failed / "ended").exists()
+
+
+def test_a_long_line_is_sent_however_shortly_an_answer_is_waited_for(tmp_path: Path):
+    process = Process("grpo.runtime.executors.worker", MAKE)
+    order = {"number": 3, "long": "a" * 2**24}
+    for line in (setup_of(tmp_path), written(Job("square", order, tmp_path / "out"))):
+        process.send(line)
+        assert answer_of(process) == '{"seconds": {"load": 2.0}}'
+    assert (tmp_path / "out" / "square.txt").read_text() == "9"
+    assert process.stop(DEADLINE_SECONDS) == 0
+
+
+def answer_of(process: Process) -> str:
+    while True:
+        with suppress(TimeoutError):
+            return process.read_line(1e-3)
+
+
+class Lost(Handle):
+    """A worker of Ray's that is no more."""
+
+    lost = (ConnectionError,)
+
+    def ask(self, line: str) -> "Future[str]":
+        answer = Future[str]()
+        known = "The actor died before finishing this task.\n\tpid: 7\n\tip: 127.0.0.1\n"
+        answer.set_exception(ConnectionError(f"{known}Its host was lost."))
+        return answer
+
+    def dismiss(self) -> None:
+        pass
+
+    def stop(self, grace_seconds: float = 0.0) -> None:
+        pass
+
+
+def test_of_a_lost_worker_is_said_why_and_not_what_it_was(tmp_path: Path):
+    with Pool(lambda slot: Lost(), workers=1, setup="") as engine, pytest.raises(EngineError) as it:
+        squares(tmp_path, engine)
+    assert str(it.value).startswith("no worker starts, 3 were lost, the last: Its host was lost.; ")
+
+
+STAGE = """\
+from stages.entry import run
+from tests.runtime.work import jobs_of, pool
+
+def main(usage, folder, what):
+    with pool(folder) as engine:
+        engine.finish(jobs_of(folder, {0: what.name}))
+
+run(main, stage="any")
+"""
+
+
+def run_stage(folder: Path, what: str) -> Sequence[str | int]:
+    """Returns how a stage ends that has these jobs to do, and what it says."""
+    command = [sys.executable, "-c", STAGE, str(folder), what]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("what", "exit_code", "line"),
+    [
+        ("raises", 2, "artifacts/a.parquet: row 3: must be scored"),
+        ("dies", 1, "no worker survives it"),
+    ],
+)
+def test_a_stage_ends_in_one_line_and_says_whether_a_rerun_may_help(
+    tmp_path: Path, what: str, exit_code: int, line: str
+):
+    code, said = run_stage(tmp_path, what)
+    assert code == exit_code
+    assert line in said
+    assert said.count("\n") == 1
+
+
+def test_what_a_worker_loads_is_not_looked_at_for_garbage_even_if_it_cannot_be_used():
+    before = gc.get_freeze_count()
+    with suppress(ValueError), keeping_imports():
+        assert not gc.isenabled()
+        raise ValueError
+    assert gc.isenabled()
+    assert gc.get_freeze_count() > before
