@@ -17,13 +17,9 @@ def sample(model: GPT2LMHeadModel, prompts: Tensor) -> tuple[Tensor, Tensor]:
     return out.sequences, logp  # prompt and answer; log-prob of each token of the answer
 
 
-def loss_of(objective, model, tokens: Tensor, old_logp: Tensor, credit: grpo.Credit) -> Tensor:
+def log_prob(model: GPT2LMHeadModel, tokens: Tensor) -> Tensor:
     logits = model(tokens).logits[:, LENGTH - 1 : -1].log_softmax(dim=-1)
-    logp = logits.gather(2, tokens[:, LENGTH:, None])[:, :, 0]
-    terms = grpo.loss_terms(
-        objective, logp=logp, proximal_logp=old_logp, reference_logp=None, credit=credit
-    )
-    return grpo.scalar_loss(terms, credit)
+    return logits.gather(2, tokens[:, LENGTH:, None])[:, :, 0]
 
 
 def train(seed: int = 0, num_updates: int = UPDATES) -> tuple[list[float], list[int]]:
@@ -44,12 +40,13 @@ def train(seed: int = 0, num_updates: int = UPDATES) -> tuple[list[float], list[
             group=group, reward=reward, outcome=reward, mask=mask, behavior_logp=logp
         )
         credit, state = grpo.assign_credit(objective, rollouts, state, generator)
-        rows = credit.weight.any(dim=1).nonzero()[:, 0]  # weight 0: no gradient, so no forward pass
+        rows = credit.weighted_rows  # the others have no gradient and need no forward pass
         rewards, forwarded = [*rewards, float(reward.mean())], [*forwarded, len(rows)]
         if len(rows) > 0:
-            part = grpo.Credit(advantage=credit.advantage[rows], weight=credit.weight[rows])
+            new, part = log_prob(model, tokens[rows]), credit.select(rows)
+            loss = grpo.loss(objective, logp=new, proximal_logp=logp[rows], credit=part)
             optimizer.zero_grad()
-            loss_of(objective, model, tokens[rows], logp[rows], part).backward()
+            loss.backward()
             optimizer.step()
     return rewards, forwarded
 

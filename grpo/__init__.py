@@ -4,10 +4,11 @@
 
     objective = grpo.chain(grpo.algorithms.rloo(), grpo.links.penalize_kl(0.01))
 
-Here are the nouns (`Rollouts`, `Credit`, ...), `chain`, `assign_credit`, `loss_terms`,
-`scalar_loss`, what makes a link of one's own, the modules `algorithms` and `links`, and each of
-their functions by its own name (`grpo.rloo`). `grpo.check(file)` lists what is unsound in a
-parameter file. All are loaded when they are asked for: `import grpo` alone does not import torch.
+Here are the nouns (`Rollouts`, `Credit`, ...), `chain`, `assign_credit`, `loss` and its parts
+`loss_terms` and `scalar_loss`, what makes a link of one's own, the modules `algorithms` and
+`links`, and each of their functions by its own name (`grpo.rloo`). `grpo.check(file)` lists what is
+unsound in a parameter file. All are loaded when they are asked for: `import grpo` alone does not
+import torch.
 """
 
 import importlib
@@ -17,8 +18,8 @@ from typing import Any
 
 _NOUNS = ("Rollouts", "StepNoise", "ActionChunks", "Credit", "StepTerms", "Cost")
 _FUNCTIONS = (
-    *("Objective", "State", "chain", "assign_credit", "loss_terms", "scalar_loss"),
-    *("credit_link", "stateful_credit_link", "loss_link"),
+    *("Objective", "State", "chain", "assign_credit", "loss", "loss_terms", "scalar_loss"),
+    *("credit_link", "stateful_credit_link", "loss_link", "exp_log_ratio"),
 )
 _PLACES = {
     **dict.fromkeys(_NOUNS, "grpo.types"),

@@ -187,9 +187,20 @@ class Credit:
     weight: Float[Tensor, "rollout step"]  # 0: the step needs no gradient and is not computed
     full: "Credit | None" = None  # before any selection; None: nothing was left out
 
-    def select(self, kept: Bool[Tensor, "rollout step"]) -> "Credit":
+    @property
+    def weighted_rows(self) -> Int[Tensor, " kept"]:
+        """The rollouts with weight: the others have no gradient and need no forward pass."""
+        return (self.weight != 0).any(dim=1).nonzero()[:, 0]
+
+    def keep(self, kept: Bool[Tensor, "rollout step"]) -> "Credit":
         """Returns the same credit with weight 0 where not `kept`; `full` stays what it was."""
         return replace(self, weight=self.weight * kept, full=self.full or self)
+
+    def select(self, rows: Int[Tensor, " kept"], num_steps: int | None = None) -> "Credit":
+        """Returns some rollouts, cut after `num_steps` steps; `full` is left out."""
+        return Credit(
+            advantage=self.advantage[rows, :num_steps], weight=self.weight[rows, :num_steps]
+        )
 
     def scatter(self, rows: Int[Tensor, " rollout"], num_rollouts: int) -> "Credit":
         """Returns credit of `num_rollouts` rollouts: this one in `rows`, 0 elsewhere."""

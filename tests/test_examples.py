@@ -82,12 +82,12 @@ def test_rows_of_weight_0_do_not_change_the_gradient_of_the_loop():
     credit, _ = grpo.assign_credit(objective, rollouts, objective.init(), torch.Generator())
 
     def gradient(rows: Tensor) -> Tensor:
-        part = grpo.Credit(advantage=credit.advantage[rows], weight=credit.weight[rows])
         model.zero_grad()
-        own_loop.loss_of(objective, model, tokens[rows], logp[rows], part).backward()
+        new, part = own_loop.log_prob(model, tokens[rows]), credit.select(rows)
+        grpo.loss(objective, logp=new, proximal_logp=logp[rows], credit=part).backward()
         return torch.cat([each.grad.flatten() for each in model.parameters()])
 
-    weighted = credit.weight.any(dim=1).nonzero()[:, 0]
+    weighted = credit.weighted_rows
     assert 0 < len(weighted) < len(group)
     assert gradient(weighted).abs().max() > 1e-3
     torch.testing.assert_close(

@@ -83,8 +83,7 @@ def chain(*objectives: Objective) -> Objective:
     The composition rules of `grpo check` are not applied: they are those of a pipeline.
 
     Raises:
-      ValueError: If something is no objective, or a link that keeps state stands in the chain
-        twice.
+      ValueError: If an argument is not an Objective, or a link with state occurs twice.
     """
     for part in objectives:
         if not isinstance(part, Objective):
@@ -153,8 +152,8 @@ def loss_terms(
     *,
     logp: Float[Tensor, "rollout step"],
     proximal_logp: Float[Tensor, "rollout step"],
-    reference_logp: Float[Tensor, "rollout step"] | None,
     credit: Credit,
+    reference_logp: Float[Tensor, "rollout step"] | None = None,
     behavior_logp: Float[Tensor, "rollout step"] | None = None,
     proximal_kl: Float[Tensor, "rollout step"] | None = None,
     reference_kl: Float[Tensor, "rollout step"] | None = None,
@@ -265,3 +264,32 @@ def scalar_loss(terms: StepTerms, credit: Credit) -> Float[Tensor, ""]:
     """
     _require_like_credit(credit, loss=terms.loss)
     return (credit.weight.detach() * torch.where(terms.mask, terms.loss, 0.0)).sum()
+
+
+def loss(
+    objective: Objective,
+    *,
+    logp: Float[Tensor, "rollout step"],
+    proximal_logp: Float[Tensor, "rollout step"],
+    credit: Credit,
+    reference_logp: Float[Tensor, "rollout step"] | None = None,
+    behavior_logp: Float[Tensor, "rollout step"] | None = None,
+) -> Float[Tensor, ""]:
+    """Returns `scalar_loss` of `loss_terms`, which say what the arguments are and what is raised.
+
+    For loops that need no metrics of the steps::
+
+        rows = credit.weighted_rows
+        logp = my_model(tokens[rows])
+        part = credit.select(rows)
+        grpo.loss(objective, logp=logp, proximal_logp=old_logp[rows], credit=part).backward()
+    """
+    terms = loss_terms(
+        objective,
+        logp=logp,
+        proximal_logp=proximal_logp,
+        credit=credit,
+        reference_logp=reference_logp,
+        behavior_logp=behavior_logp,
+    )
+    return scalar_loss(terms, credit)

@@ -141,7 +141,7 @@ def keep_highest_phase(budget: int, refresh: int = 5) -> Objective:
         state = learn_contrast(state, phase_contrast(rollouts), floor=0.0, refresh=refresh)
         highest = max(range(NUM_PHASES), key=lambda phase: state[f"keep_{phase}"])
         is_highest = chunks.phase == highest
-        return draw(before.select(is_highest), torch.ones_like(before.weight), generator), state
+        return draw(before.keep(is_highest), torch.ones_like(before.weight), generator), state
 
     settings: dict[str, Setting] = {"budget": budget, "refresh": refresh}
     return stateful_credit_link(
@@ -271,7 +271,7 @@ def _choose_draw(
 
     def keep_some(before: Credit, chance: StepWeights, generator: Generator) -> Credit:
         candidate = before.weight != 0
-        after = before.select(draw_without_replacement(chance, candidate, budget, generator))
+        after = before.keep(draw_without_replacement(chance, candidate, budget, generator))
         return replace(after, weight=_as_much_as(before.weight, after.weight))
 
     def keep_by_chance(before: Credit, chance: StepWeights, generator: Generator) -> Credit:
@@ -285,7 +285,7 @@ def _keep_weighted(
     before: Credit, taken: Bool[Tensor, "rollout step"], inclusion: StepWeights
 ) -> Credit:
     """Returns the steps that were taken, divided by their chances. [Horvitz & Thompson, 1952]"""
-    after = before.select(taken)
+    after = before.keep(taken)
     # Of what was taken alone: 0 times the inverse of a chance that float32 cannot hold is NaN.
     scale = torch.where(taken, 1 / inclusion, 0.0).to(after.weight.dtype)
     return replace(after, weight=after.weight * scale)

@@ -120,7 +120,7 @@ def drop_uniform_groups(by: str = "outcome") -> Objective:
     def credit(before: Credit, rollouts: Rollouts, generator: Generator) -> Credit:
         value = rollouts.outcome if by == "outcome" else rollouts.reward
         dropped = is_uniform(value, rollouts.group)
-        return before.select(~dropped[:, None].expand(before.weight.shape))
+        return before.keep(~dropped[:, None].expand(before.weight.shape))
 
     return credit_link(Link("drop_uniform_groups", {"by": by}, "selection"), credit)
 
@@ -158,7 +158,7 @@ def keep_extreme_rollouts(keep: int, advantage: str = "kept_z_score") -> Objecti
             kept = rows[_choose_extremes(value[rows], keep, generator)]
             share[kept] = len(rows) / len(kept)
             value[rows] = _renormalize(value[rows], value[kept], advantage)
-        after = before.select((share != 0).expand(before.weight.shape))
+        after = before.keep((share != 0).expand(before.weight.shape))
         return spread_advantage(replace(after, weight=after.weight * share), rollouts, value)
 
     return credit_link(

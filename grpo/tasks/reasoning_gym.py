@@ -25,7 +25,7 @@ FRESH_ENTRIES = 64  # drawn at once
 STALE_BATCHES = 40  # this many batches without a new prompt: the family is exhausted
 
 
-class Notation(NamedTuple):
+class _Notation(NamedTuple):
     """`prompt` ends in "="; `work` is what a solution shows before its answer."""
 
     prompt: Callable[[Entry], str]
@@ -127,19 +127,19 @@ def _equation_work(entry: Entry) -> str:
     return f"{right - constant}/{slope}"
 
 
-COMPACT: dict[str, Notation] = {
-    "chain_sum": Notation(_expression("S"), _partial_results),
-    "products": Notation(_expression("P"), _partial_results),
-    "gcd": Notation(_numbers("G"), _divisors),
-    "lcm": Notation(_numbers("L"), _cofactor),
-    "count_bits": Notation(_bits_prompt, _bits),
-    "letter_counting": Notation(
+COMPACT: dict[str, _Notation] = {
+    "chain_sum": _Notation(_expression("S"), _partial_results),
+    "products": _Notation(_expression("P"), _partial_results),
+    "gcd": _Notation(_numbers("G"), _divisors),
+    "lcm": _Notation(_numbers("L"), _cofactor),
+    "count_bits": _Notation(_bits_prompt, _bits),
+    "letter_counting": _Notation(
         lambda entry: (
             f"C{entry['metadata']['target_letter']}:{' '.join(entry['metadata']['span'])}="
         ),
         _letters,
     ),
-    "simple_equations": Notation(_equation_prompt, _equation_work),
+    "simple_equations": _Notation(_equation_prompt, _equation_work),
 }
 
 
@@ -173,7 +173,7 @@ class ReasoningGymTask(Task):
         )
 
 
-class Item(NamedTuple):
+class _Item(NamedTuple):
     family: str
     prompt: str
     entry: dict[str, Any]
@@ -212,7 +212,7 @@ def make_prompts(
       ParameterError: If a family or its difficulty is unknown, or has too few prompts.
     """
     chooser = random.Random(seed)
-    parts: dict[str, list[Item]] = {"train": [], "eval": [], "warmup": []}
+    parts: dict[str, list[_Item]] = {"train": [], "eval": [], "warmup": []}
     quotas = {
         part: shares(count, len(families))
         for part, count in [("eval", eval_prompts), ("train", train_prompts)]
@@ -254,7 +254,7 @@ def create_dataset(family: str, difficulty: Mapping[str, Any], *, size: int, see
 
 def _unique_items(
     family: str, difficulty: Mapping[str, Any], notation: str, count: int, seed: int
-) -> Iterator[Item]:
+) -> Iterator[_Item]:
     """Yields `count` items with different prompts."""
     seen: set[str] = set()
     stale = 0
@@ -280,9 +280,9 @@ def _warmup_items(
     count: int,
     taken: set[str],
     seed: int,
-) -> list[Item]:
+) -> list[_Item]:
     """Returns `count` items, repetitions allowed, none of their prompts taken."""
-    items: list[Item] = []
+    items: list[_Item] = []
     stale = 0
     for batch in _batches(family, difficulty, notation, seed + 1):
         fresh = [item for item in batch if item.prompt not in taken]
@@ -300,7 +300,7 @@ def _warmup_items(
 
 def _batches(
     family: str, difficulty: Mapping[str, Any], notation: str, seed: int
-) -> Iterator[list[Item]]:
+) -> Iterator[list[_Item]]:
     """Yields endless batches of items."""
     form = _notation(family, notation)
     index = 0
@@ -308,13 +308,13 @@ def _batches(
         batch_seed = zlib.crc32(f"{family}/{seed}/{index}".encode())
         entries = create_dataset(family, difficulty, size=FRESH_ENTRIES, seed=batch_seed)
         yield [
-            Item(family, form.prompt(entry) if form else entry["question"], entry)
+            _Item(family, form.prompt(entry) if form else entry["question"], entry)
             for entry in (entries[position] for position in range(FRESH_ENTRIES))
         ]
         index += 1
 
 
-def _notation(family: str, notation: str) -> Notation | None:
+def _notation(family: str, notation: str) -> _Notation | None:
     """Returns the family's compact form, or None for the full question."""
     if notation == "question":
         return None
@@ -326,7 +326,7 @@ def _notation(family: str, notation: str) -> Notation | None:
     return COMPACT[family]
 
 
-def _prompt_frame(items: list[Item], part: str) -> pd.DataFrame:
+def _prompt_frame(items: list[_Item], part: str) -> pd.DataFrame:
     """Returns the prompts under the schema PROMPTS."""
     rows = [
         {
@@ -341,7 +341,7 @@ def _prompt_frame(items: list[Item], part: str) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _warmup_frame(items: list[Item], solutions: Solutions, chooser: random.Random) -> pd.DataFrame:
+def _warmup_frame(items: list[_Item], solutions: Solutions, chooser: random.Random) -> pd.DataFrame:
     """Returns solutions under the schema WARMUP."""
     answers: dict[str, list[str]] = {}
     for item in items:
@@ -359,7 +359,7 @@ def _warmup_frame(items: list[Item], solutions: Solutions, chooser: random.Rando
 
 
 def _solution(
-    item: Item, family_answers: list[str], solutions: Solutions, chooser: random.Random
+    item: _Item, family_answers: list[str], solutions: Solutions, chooser: random.Random
 ) -> str:
     """Returns one written solution."""
     answer = str(item.entry["answer"])

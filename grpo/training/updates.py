@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Int
-from torch import Generator, Tensor
+from torch import Generator
 from torch.optim import Optimizer
 
 from grpo.errors import DivergedError
@@ -150,7 +149,7 @@ def _require_usable(loss: Loss, batch: Batch, *, update: int) -> None:
 
     Looked at on one microbatch of that update. Its FLOPs count for no cost: it trains nothing.
     """
-    kept = (batch.credit.weight != 0).any(dim=1).nonzero()[:, 0]
+    kept = batch.credit.weighted_rows
     if len(kept) == 0:
         return
     policy, trajectory = loss.policy, loss.trajectory
@@ -330,7 +329,7 @@ def add_gradient(loss: Loss, batch: Batch, credit: Credit) -> Tally:
       credit: The batch's, or the one before a selection.
     """
     tally = Tally()
-    kept = (credit.weight != 0).any(dim=1).nonzero()[:, 0]
+    kept = credit.weighted_rows
     if len(kept) == 0:
         return tally
     policy, trajectory, objective = loss.policy, loss.trajectory, loss.objective
@@ -347,7 +346,8 @@ def add_gradient(loss: Loss, batch: Batch, credit: Credit) -> Tally:
                 (0.0 * scores.logp).sum().backward()  # what other ranks compute needs this one
                 continue
             device = scores.logp.device
-            part = _cut(credit, rows, num_steps, device)
+            cut = credit.select(rows, num_steps)
+            part = Credit(advantage=cut.advantage.to(device), weight=cut.weight.to(device))
             behavior = batch.rollouts.behavior_logp[rows, :num_steps].to(device)
             start = scores.detach()
             if loss.proximal:
@@ -371,13 +371,3 @@ def add_gradient(loss: Loss, batch: Batch, credit: Credit) -> Tally:
                 tally.add_drift(drift_of(objective, start.logp, behavior, part, noise))
     tally.add_ranks()
     return tally
-
-
-def _cut(
-    credit: Credit, rows: Int[Tensor, " kept"], num_steps: int, device: torch.device
-) -> Credit:
-    """Returns the credit of some rollouts' first steps."""
-    return Credit(
-        advantage=credit.advantage[rows, :num_steps].to(device),
-        weight=credit.weight[rows, :num_steps].to(device),
-    )

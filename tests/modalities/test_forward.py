@@ -12,7 +12,7 @@ from grpo.modalities.shared import logits as logits_module
 from grpo.modalities.shared.flops import left_out_by_torch
 from grpo.modalities.shared.logits import chosen_log_prob, draw
 from grpo.modalities.shared.tokenizers import make_byte_tokenizer
-from grpo.modalities.tokens.forward import ReservingLayer, attends_fully, sampling_cache
+from grpo.modalities.tokens.forward import _ReservingLayer, attends_fully, sampling_cache
 from grpo.modalities.tokens.policy import Decoding, TokenPolicy, TokenTrajectory
 from tests.modalities.tiny import seeded, tiny_policy
 
@@ -162,7 +162,7 @@ def test_one_rollout_per_prompt_is_read_in_one_pass():
 def test_a_reserving_cache_holds_what_a_concatenating_one_holds():
     config = tiny_policy().model.config
     ours, theirs = sampling_cache(config, max_steps=3), DynamicCache(config=config)
-    assert all(isinstance(layer, ReservingLayer) for layer in ours.layers)
+    assert all(isinstance(layer, _ReservingLayer) for layer in ours.layers)
     generator, rows = seeded(), 2
     for selected in (None, [0, 0, 1, 1, 1], None, None, None, None, None, [0, 2, 3], None):
         if selected is not None:

@@ -26,9 +26,9 @@ FORCE_GQA = "TRANSFORMERS_SDPA_FORCE_GQA"
 def sampling_cache(config: PretrainedConfig, max_steps: int) -> DynamicCache:
     """Returns an empty cache whose full-attention layers reserve room for many steps at once."""
     cache = DynamicCache(config=config)
-    steps = min(max_steps, ReservingLayer.MAX_RESERVED_STEPS)
+    steps = min(max_steps, _ReservingLayer.MAX_RESERVED_STEPS)
     cache.layers = [
-        ReservingLayer(steps) if type(layer) is DynamicLayer else layer for layer in cache.layers
+        _ReservingLayer(steps) if type(layer) is DynamicLayer else layer for layer in cache.layers
     ]
     return cache
 
@@ -52,7 +52,7 @@ def select_rows(cache: DynamicCache, rows: Tensor) -> None:
         layer.values = layer.values.index_select(0, rows)
 
 
-class ReservingLayer(DynamicLayer):  # type: ignore[misc]
+class _ReservingLayer(DynamicLayer):  # type: ignore[misc]
     """`keys` and `values` are the filled front of larger buffers.
 
     DynamicLayer concatenates instead: it copies everything at every step.

@@ -143,7 +143,7 @@ EVALUATION_SAMPLES = _schema(
 )
 
 
-class Law(NamedTuple):
+class _Law(NamedTuple):
     """What columns of a row must say together."""
 
     column: str
@@ -172,13 +172,13 @@ def _members(frame: pd.DataFrame) -> "pd.Series[str]":
     return frame["prompt_id"] + "/" + member.astype(str)
 
 
-_FEW_SUCCESSES = Law(
+_FEW_SUCCESSES = _Law(
     "successes", "at most rollouts", lambda frame: frame["successes"] <= frame["rollouts"]
 )
 LAWS = {
     PROFILE.name: (
         _FEW_SUCCESSES,
-        Law(
+        _Law(
             "outcome_rate",
             "successes / rollouts",
             lambda frame: frame["outcome_rate"] == frame["successes"] / frame["rollouts"],
@@ -186,22 +186,22 @@ LAWS = {
     ),
     EVALUATION.name: (_FEW_SUCCESSES,),
     CURRICULUM.name: (
-        Law(
+        _Law(
             "position",
             "one of 0, 1, 2 ... without a gap or a repetition in its phase",
             lambda frame: frame.groupby("phase")["position"].rank("first") == frame["position"] + 1,
         ),
     ),
     ROLLOUTS.name: (
-        Law("group", "of one prompt, and that prompt's only one", _one_to_one),
-        Law(
+        _Law("group", "of one prompt, and that prompt's only one", _one_to_one),
+        _Law(
             "rollout_id",
             "its prompt_id with /0, /1, /2 ... in this order",
             lambda frame: frame["rollout_id"] == _members(frame),
         ),
     ),
     REWARDS.name: (
-        Law(
+        _Law(
             "outcome",
             "0, or 1 with the status scored",
             lambda frame: (
@@ -210,7 +210,7 @@ LAWS = {
         ),
     ),
     PROMPTS.name: (
-        Law("entry", "a JSON object", lambda frame: frame["entry"].map(_is_object).astype(bool)),
+        _Law("entry", "a JSON object", lambda frame: frame["entry"].map(_is_object).astype(bool)),
     ),
 }
 
