@@ -84,7 +84,7 @@ def keep_rollouts(number: int) -> Objective:
 
     def credit(before: Credit, rollouts: Rollouts, generator: Generator) -> Credit:
         kept = torch.arange(len(rollouts.group)) < number
-        return before.select(kept[:, None].expand(before.weight.shape))
+        return before.keep(kept[:, None].expand(before.weight.shape))
 
     return credit_link(Link("keep_rollouts", {"number": number}), credit)
 
