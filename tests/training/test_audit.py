@@ -39,7 +39,7 @@ def keep_random_rows(fraction: float, *, weigh: bool = False) -> Objective:
 
     def credit(before: Credit, rollouts: Rollouts, generator: Generator) -> Credit:
         kept = torch.rand(len(rollouts.group), generator=generator) < fraction
-        after = before.select(kept[:, None].expand(before.weight.shape))
+        after = before.keep(kept[:, None].expand(before.weight.shape))
         return replace(after, weight=after.weight / fraction) if weigh else after
 
     return credit_link(Link("keep_random_rows", {"fraction": fraction}), credit)
@@ -49,7 +49,7 @@ def keep_first_step() -> Objective:
     """Keeps the first step of every rollout."""
 
     def credit(before: Credit, rollouts: Rollouts, generator: Generator) -> Credit:
-        return before.select((torch.arange(before.weight.shape[1]) == 0).expand_as(rollouts.mask))
+        return before.keep((torch.arange(before.weight.shape[1]) == 0).expand_as(rollouts.mask))
 
     return credit_link(Link("keep_first_step", {}), credit)
 
@@ -276,7 +276,7 @@ def test_an_unbiased_selection_keeps_the_length_along_the_full_gradient_on_avera
     credit = credit_of(objective, rollouts)
     of_row = torch.stack(
         [
-            flat_gradient(policy, trajectory, rollouts, objective, credit.select(only))
+            flat_gradient(policy, trajectory, rollouts, objective, credit.keep(only))
             for only in torch.eye(len(rollouts.group)).bool()[:, :, None].expand(-1, -1, 6)
         ]
     )
