@@ -84,8 +84,8 @@ def test_the_command_prints_an_arm_to_paste_and_what_happened(
         "uniform-1",
     ):
         assert expected in out
-    assert "Nothing here says which arm learns more" in out
-    pasted = parse_yaml(out[out.index("arms:\n") : out.index("Predicted are")])
+    assert "They do not say which arm learns more" in out
+    pasted = parse_yaml(out[out.index("arms:\n") : out.index("Predictions cover")])
     assert set(pasted) == {"arms", "rounds"}
     assert all(len(line) <= 120 for line in out.splitlines())
 

@@ -9,7 +9,7 @@ import pytest
 from grpo.advice import text
 from grpo.params.parameters import Parameters
 from grpo.registry.gate import Bounds, judge
-from grpo.report.learned import find_empty_results, why_nothing_was_learned
+from grpo.report.learned import explain_missing_signal, find_empty_results
 from grpo.report.page import PAGE, write_page
 from grpo.runtime.artifacts.files import read_json, write_json
 from grpo.runtime.artifacts.marks import Banner
@@ -163,6 +163,6 @@ def test_a_round_that_learned_and_one_that_is_missing_are_told_apart(
 ) -> None:
     change_credit(artifacts, "uniform-2", advantage=0.0)
     (artifacts / "rewards/sgpo-1.parquet").unlink()
-    reasons = why_nothing_was_learned(artifacts, params)
+    reasons = explain_missing_signal(artifacts, params)
     assert list(reasons) == ["uniform-1", "uniform-2"]
     assert [bool(each) for each in reasons.values()] == [False, True]
