@@ -140,5 +140,5 @@ def test_a_profile_of_other_parameters_is_refused(
     file.write_text(dump_yaml(content))
     code, _, err = advise(workspace, monkeypatch, capsys)
     assert code == 2
-    assert "must have 4 rollouts per prompt (profile.rollouts_per_prompt), has 8" in err
+    assert "must have 4 rollouts per prompt (profile.rollouts_per_prompt), got 8" in err
     assert "dvc repro profile" in err
