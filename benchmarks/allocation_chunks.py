@@ -107,9 +107,8 @@ def parameters(seed: int) -> dict[str, Any]:
         for arm in arms
         for number in range(1, ROUNDS + 1)
     }
-    profile = params["profile"] | {
-        "when": "always"
-    }  # no arm reads it, but the results include its phases
+    # No arm reads the profile, but the results include its phases.
+    profile = params["profile"] | {"when": "always"}
     return {**params, "seed": seed, "profile": profile, "arms": arms, "rounds": rounds}
 
 

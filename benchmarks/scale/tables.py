@@ -1,4 +1,4 @@
-"""The tables of docs/scale.md, with two digits: nothing here is known better."""
+"""The tables of docs/scale.md, with two significant digits."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -50,7 +50,7 @@ Say = Callable[[dict[str, Any]], str]  # of one run
 
 
 def all_tables(inputs: dict[str, Any], results: dict[str, Any]) -> list[str]:
-    """Returns every table of the page, in its order."""
+    """Returns all tables of the page, in page order."""
     runs = {
         f"{name} on {spec['gpus']} GPUs": results["worked_out"][name]
         for name, spec in inputs["runs"].items()
@@ -68,7 +68,7 @@ def all_tables(inputs: dict[str, Any], results: dict[str, Any]) -> list[str]:
 
 
 def recipes(inputs: dict[str, Any], runs: dict[str, Any]) -> str:
-    """Returns what is run."""
+    """Returns the table of the runs."""
     rows: dict[str, Say] = {
         "model": lambda spec: f"{spec['model']}, {_short(spec['parameters'] / 1e9)} B parameters",
         "prompts of a round, rollouts of each": lambda spec: (
@@ -91,7 +91,7 @@ def recipes(inputs: dict[str, Any], runs: dict[str, Any]) -> str:
 
 
 def assumptions(inputs: dict[str, Any]) -> str:
-    """Returns what is assumed, and from where."""
+    """Returns the table of assumptions with their sources."""
     rows = []
     for each in inputs["assumed"].values():
         ends = [each["value"]] if "value" in each else sorted(each[end] for end in ENDS)
@@ -101,7 +101,7 @@ def assumptions(inputs: dict[str, Any]) -> str:
 
 
 def measurements(inputs: dict[str, Any], measured: dict[str, Any]) -> str:
-    """Returns what was measured here."""
+    """Returns the table of measurements."""
     files, stored = measured["files"], measured["rollouts"]
     rows = {}
     for name in inputs["runs"]:
@@ -125,12 +125,12 @@ def measurements(inputs: dict[str, Any], measured: dict[str, Any]) -> str:
 
 
 def _each(titles: dict[str, str], say: Callable[[str, dict[str, Any]], str]) -> dict[str, Say]:
-    """Returns a row per name, by its title."""
+    """Returns one row per name, with its title."""
     return {title: partial(say, name) for name, title in titles.items()}
 
 
 def memory(runs: dict[str, Any]) -> str:
-    """Returns what a GPU holds in training and in sampling."""
+    """Returns the table of GPU memory in training and in sampling."""
     rows = _each(HELD, lambda part, run: _gb(run["training_bytes"][part]))
     rows |= {
         "logits, in chunks, not all at once": lambda run: (
@@ -150,7 +150,7 @@ def memory(runs: dict[str, Any]) -> str:
 
 
 def seconds(runs: dict[str, Any]) -> str:
-    """Returns where a round's seconds go."""
+    """Returns the table of seconds per round, by part."""
 
     def total(run: dict[str, Any]) -> list[float]:
         return [sum(run[end]["seconds"].values()) for end in ENDS]
@@ -170,7 +170,7 @@ def seconds(runs: dict[str, Any]) -> str:
 
 
 def traffic(runs: dict[str, Any]) -> str:
-    """Returns what is moved and stored, per round unless it says else."""
+    """Returns the table of traffic and storage, per round unless stated otherwise."""
     rows: dict[str, Say] = {
         "microbatches of a GPU per update": lambda run: _short(run["waves"]),
         **_each(MOVED, lambda name, run: _bytes(run["traffic_bytes"][name])),
@@ -184,7 +184,7 @@ def traffic(runs: dict[str, Any]) -> str:
 
 
 def prices(runs: dict[str, Any], savings: dict[str, Any]) -> str:
-    """Returns GPU hours and money of a run, by arm."""
+    """Returns the table of GPU hours and price of a run, by arm."""
     rows = []
     for title, run in runs.items():
         for arm in ("uniform", *savings):
@@ -200,7 +200,7 @@ def prices(runs: dict[str, Any], savings: dict[str, Any]) -> str:
 
 
 def ways(runs: dict[str, Any]) -> str:
-    """Returns what would shorten a run, one change after another."""
+    """Returns the table of changes that would shorten a run, applied one after another."""
     rows = _each(WAYS, lambda way, run: _span(run, "hours", way))
     return _by_run("hours of the uniform run's rounds", rows, runs)
 
@@ -220,7 +220,7 @@ def _span(run: dict[str, Any], kind: str, name: str) -> str:
 
 
 def _range(ends: Sequence[float]) -> str:
-    """Returns both ends, or one if they look the same."""
+    """Returns both ends of a range; one number if they are equal after rounding."""
     low, high = map(_short, sorted(ends))
     return low if low == high else f"{low} to {high}"
 
@@ -235,7 +235,7 @@ def _bytes(count: float) -> str:
 
 
 def _short(value: float) -> str:
-    """Returns a positive number with two digits."""
+    """Returns a positive number with two significant digits."""
     rounded = float(f"{value:.1e}")
     decimals = max(0, 1 - math.floor(math.log10(rounded)))
     return f"{rounded:,.{decimals}f}".replace(",", " ")

@@ -1,4 +1,4 @@
-"""Advice knows policies only by the cost model of their modality, and says so if there is none."""
+"""Advice uses policies only through the cost model of their modality, or refuses them."""
 
 import sys
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Advice on a finished workspace: what it predicts has happened, and what it says without one."""
+"""Advice on a finished workspace: predictions match the counts; errors without a workspace."""
 
 import shutil
 import sys

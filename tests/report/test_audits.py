@@ -1,4 +1,4 @@
-"""Laws of what the report says of audits, on the run of finished_run.py."""
+"""Laws of audits in the report, on the run of finished_run.py."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ AUDIT_FLOPS = 33
 
 @pytest.fixture
 def audited(artifacts: Path) -> Path:
-    """The run in which uniform was audited three times, of which once at no cost."""
+    """The run with three audits of uniform, one of them without cost."""
     write_updates(artifacts, "uniform-1", ["", "0.9,0.5", "0.7,0.7"])
     write_updates(artifacts, "uniform-2", ["1.0,1.0"])
     path = artifacts / "training/uniform-1/summary.json"

@@ -108,7 +108,7 @@ def _enough_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_too_few_prompts_are_not_judged(
     read_with: ReadWith, artifacts: Path, params: Parameters, arms: list[str]
 ) -> None:
-    """Neither on the page nor in the summary: an interval without a width is no certainty."""
+    """Page and summary omit the interval: zero width does not mean certainty."""
     rounds = {name: each for name, each in params.rounds.items() if each.arm in arms}
     some = params.model_copy(update={"rounds": rounds})
     run = read_with(None, some)

@@ -1,4 +1,4 @@
-"""Laws of what a page says ran: dvc.lock decides, and what differs from it stands in red."""
+"""Laws of the page's parameters: they come from dvc.lock, and differences are red banners."""
 
 import json
 from collections.abc import Callable
@@ -69,7 +69,7 @@ def _enough_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def content(artifacts: Path, params: Parameters) -> dict[str, Any]:
-    """What params.yaml says; a run with it has left artifacts, dvc.lock and a page."""
+    """The content of params.yaml; a run with it has written artifacts, dvc.lock and a page."""
     content: dict[str, Any] = params.model_dump(mode="json")
     write(content)
     stages = [*stages_of(params), "report"]
@@ -124,7 +124,7 @@ def test_a_page_and_a_summary_of_what_ran_have_no_banner(
 def test_the_page_shows_what_ran_and_says_that_params_yaml_is_another(
     content: dict[str, Any], command: Command
 ) -> None:
-    """The audit's: a run with 2e-4, then 0.777 in the file, then `grpo report`."""
+    """A run with 2e-4, then 0.777 in the file, then `grpo report`."""
     changed = deepcopy(content)
     set_leaf(RATE, 0.777)(changed)
     write(changed)

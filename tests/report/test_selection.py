@@ -1,4 +1,4 @@
-"""What the report says of rounds that chose where their rollouts are spent."""
+"""Laws of rounds with a selection in the report."""
 
 from pathlib import Path
 
