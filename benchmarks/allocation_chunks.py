@@ -144,7 +144,7 @@ def table(results: dict[str, Any]) -> str:
     shares = ("chunks_of_all", "train_flops_of_all", "train_seconds_of_all", "seconds_of_all")
     for arm, row in results["summary"].items():
         cells = [arm, str(row["seeds"])]
-        cells += [_say(row[name]) for name in ("gain", "against_all")]
+        cells += [_format_interval(row[name]) for name in ("gain", "against_all")]
         cells += [f"{row[name]:.0%}" for name in shares]
         rows.append(cells)
     return markdown_table(titles, rows)
@@ -156,8 +156,8 @@ def seeds_table(results: dict[str, Any]) -> str:
     rows = []
     for arm in results["summary"]:
         own = _with(runs, arm)
-        against = "" if arm == REFERENCE else _say(_over_seeds(own, arm, REFERENCE))
-        rows.append([arm, str(len(own)), _say(_over_seeds(own, arm, "base")), against])
+        against = "" if arm == REFERENCE else _format_interval(_over_seeds(own, arm, REFERENCE))
+        rows.append([arm, str(len(own)), _format_interval(_over_seeds(own, arm, "base")), against])
     return markdown_table(["arm", "seeds", "gain over the base", "against all chunks"], rows)
 
 
@@ -244,7 +244,7 @@ def _ratio(own: list[Point], reference: list[Point], name: str) -> float:
     return float(np.sum([each[name] for each in own]) / np.sum([each[name] for each in reference]))
 
 
-def _say(interval: dict[str, float]) -> str:
+def _format_interval(interval: dict[str, float]) -> str:
     return f"{interval['value']:+.3f} [{interval['low']:+.3f}, {interval['high']:+.3f}]"
 
 

@@ -121,7 +121,7 @@ def table(runs: Runs) -> str:
             f"{np.mean(gains):+.3f} [{min(gains):+.3f}, {max(gains):+.3f}]",
             f"{_mean(last, 'flops') / 1e12:.2f}",
             f"{_mean(last, 'cpu_seconds'):.0f}",
-            *(_say_share(share_to_reach(curves, references, cost)) for cost in COSTS),
+            *(_format_share(share_to_reach(curves, references, cost)) for cost in COSTS),
             f"{_mean(last, 'train_cpu_seconds_per_update'):.2f}",
             f"{_mean(last, 'train_peak_bytes') / 2**20:.0f}",
             f"{spread[0]:.3f} to {spread[1]:.3f}",
@@ -174,7 +174,7 @@ def _mean(points: list[Point], name: str) -> float:
     return float(np.mean([each[name] for each in points]))
 
 
-def _say_share(share: dict[str, float | None]) -> str:
+def _format_share(share: dict[str, float | None]) -> str:
     value, low, high = ("-" if each is None else f"{each:.0%}" for each in share.values())
     return value if value == "-" else f"{value} [{low}, {high}]"
 

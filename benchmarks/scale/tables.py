@@ -46,7 +46,7 @@ WAYS = {
     "larger": "and four times the rollouts and updates per round, in a quarter of the rounds",
     "wider engines": "*not there:* and samplers on four GPUs each",
 }
-Say = Callable[[dict[str, Any]], str]  # of one run
+Formatter = Callable[[dict[str, Any]], str]  # formats a number of one run
 
 
 def all_tables(inputs: dict[str, Any], results: dict[str, Any]) -> list[str]:
@@ -69,7 +69,7 @@ def all_tables(inputs: dict[str, Any], results: dict[str, Any]) -> list[str]:
 
 def recipes(inputs: dict[str, Any], runs: dict[str, Any]) -> str:
     """Returns the table of the runs."""
-    rows: dict[str, Say] = {
+    rows: dict[str, Formatter] = {
         "model": lambda spec: f"{spec['model']}, {_short(spec['parameters'] / 1e9)} B parameters",
         "prompts of a round, rollouts of each": lambda spec: (
             f"{spec['prompts_per_round']} x {spec['rollouts_per_group']}"
@@ -124,9 +124,11 @@ def measurements(inputs: dict[str, Any], measured: dict[str, Any]) -> str:
     return markdown_table(["measured here", "value"], rows.items())
 
 
-def _each(titles: dict[str, str], say: Callable[[str, dict[str, Any]], str]) -> dict[str, Say]:
+def _each(
+    titles: dict[str, str], formatter: Callable[[str, dict[str, Any]], str]
+) -> dict[str, Formatter]:
     """Returns one row per name, with its title."""
-    return {title: partial(say, name) for name, title in titles.items()}
+    return {title: partial(formatter, name) for name, title in titles.items()}
 
 
 def memory(runs: dict[str, Any]) -> str:
@@ -171,7 +173,7 @@ def seconds(runs: dict[str, Any]) -> str:
 
 def traffic(runs: dict[str, Any]) -> str:
     """Returns the table of traffic and storage, per round unless stated otherwise."""
-    rows: dict[str, Say] = {
+    rows: dict[str, Formatter] = {
         "microbatches of a GPU per update": lambda run: _short(run["waves"]),
         **_each(MOVED, lambda name, run: _bytes(run["traffic_bytes"][name])),
         "seconds of an update's traffic": lambda run: _span(run, "update", "traffic"),
@@ -205,13 +207,13 @@ def ways(runs: dict[str, Any]) -> str:
     return _by_run("hours of the uniform run's rounds", rows, runs)
 
 
-def _limit(name: str) -> Say:
+def _limit(name: str) -> Formatter:
     return lambda run: _short(run["limits"][name])
 
 
-def _by_run(title: str, rows: dict[str, Say], runs: dict[str, Any]) -> str:
+def _by_run(title: str, rows: dict[str, Formatter], runs: dict[str, Any]) -> str:
     """Returns a table with a column per run."""
-    cells = [[what, *(say(run) for run in runs.values())] for what, say in rows.items()]
+    cells = [[what, *(formatter(run) for run in runs.values())] for what, formatter in rows.items()]
     return markdown_table([title, *runs], cells)
 
 
