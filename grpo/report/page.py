@@ -201,7 +201,7 @@ def _format_saving(run: Run, comparison: Comparison | None) -> dict[str, str]:
     if comparison is None:
         return {"value": "\N{EM DASH}", "note": "reference"}
     if not comparison.reference_improved:
-        return {"value": "\N{EM DASH}", "note": "nothing to reach"}
+        return {"value": "\N{EM DASH}", "note": "no target to reach"}
     share = format_percent(comparison.reached_fraction)
     saving = comparison.saving_fraction
     if saving is None and not can_judge(run):
