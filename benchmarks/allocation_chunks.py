@@ -1,14 +1,13 @@
-"""What a robot's policy learns from three chunks per rollout, against all of them.
+"""Compares robot policies trained on three chunks per rollout with training on all chunks.
 
-python -m benchmarks.allocation_chunks 0 1 2 3   # runs what is missing, then writes the results
+python -m benchmarks.allocation_chunks 0 1 2 3   # runs missing stages, then writes the results
 python -m benchmarks.allocation_chunks           # tables and figure from the results
 
-The arms, and the seeds of those that do not run on all, are in allocation_chunks.yaml; an arm is
-compared with the others on the seeds that both have. Task, base and evaluation are those of
-recipes/manipulation.yaml. A seed's runs lie under .work/ and are taken up again after an
-interruption; remove that folder when the code has changed. Writes results/allocation_chunks.json
-and docs/allocation_chunks.svg. What an update costs for larger policies, where gradients dominate,
-is in benchmarks/chunk_costs.py.
+allocation_chunks.yaml has the arms, and the seeds of arms that do not run on all; arms are compared
+on the seeds that both have. Task, base and evaluation are those of recipes/manipulation.yaml. The
+runs of a seed are under .work/ and resume after an interruption; remove that folder after a change
+of code. Writes results/allocation_chunks.json and docs/allocation_chunks.svg. For the cost of
+updates of larger policies, in which gradients dominate, see benchmarks/chunk_costs.py.
 """
 
 from pathlib import Path
@@ -38,7 +37,7 @@ FIGURE = ROOT / "docs" / "allocation_chunks.svg"
 ROUNDS = 4
 EVALUATED = (2, 4)
 REFERENCE = "all"
-BY_PHASE = ("pcm", "pcm_ht")  # the arms whose phases are kept in the results
+BY_PHASE = ("pcm", "pcm_ht")  # arms whose phases the results include
 RESAMPLES = 2000
 PROFILED = ("phases", "contrast_rank_correlation", "variance_by_gradient")
 COSTS = {
@@ -50,7 +49,7 @@ Runs = dict[str, dict[str, Any]]
 
 
 def main() -> None:
-    """Runs the seeds that are asked for and shows what all finished seeds say."""
+    """Runs the given seeds and shows the results of all finished seeds."""
     arms = parse_yaml(ARMS.read_text())
     found = record_seeds(
         "allocation_chunks", arms, run_seed, lambda runs: {"summary": summarize(runs)}
@@ -61,7 +60,7 @@ def main() -> None:
 
 
 def run_seed(seed: int) -> dict[str, Any]:
-    """Returns the curve of each arm, its success by prompt at the end, and the profile's phases."""
+    """Returns each arm's curve and final success rate by prompt, and the profile's phases."""
     workspace = WORK / str(seed)
     params = parameters(seed)
     make_workspace(workspace, params)
@@ -93,7 +92,7 @@ def run_seed(seed: int) -> dict[str, Any]:
 
 
 def parameters(seed: int) -> dict[str, Any]:
-    """Returns the recipe with the seed's arms of this benchmark and four rounds of each."""
+    """Returns the recipe with the benchmark's arms for a seed and four rounds per arm."""
     params = parse_yaml((ROOT / "recipes" / "manipulation.yaml").read_text())
     arms = {}
     for name, change in parse_yaml(ARMS.read_text()).items():
@@ -108,12 +107,13 @@ def parameters(seed: int) -> dict[str, Any]:
         for arm in arms
         for number in range(1, ROUNDS + 1)
     }
-    profile = params["profile"] | {"when": "always"}  # no arm reads it; its phases are results
+    # No arm reads the profile, but the results include its phases.
+    profile = params["profile"] | {"when": "always"}
     return {**params, "seed": seed, "profile": profile, "arms": arms, "rounds": rounds}
 
 
 def summarize(runs: Runs) -> dict[str, Any]:
-    """Returns, by arm, means over seeds and intervals over the prompts of all seeds."""
+    """Returns, by arm, means over seeds with intervals over the prompts of all seeds."""
     summary = {}
     for arm in _arms(runs):
         own = _with(runs, arm)
@@ -136,7 +136,7 @@ def summarize(runs: Runs) -> dict[str, Any]:
 
 
 def table(results: dict[str, Any]) -> str:
-    """Returns Markdown: paired differences in success at the end, costs as shares of `all`."""
+    """Returns a Markdown table of final paired differences in success and of relative costs."""
     titles = ["arm", "seeds", "gain over the base", "against all chunks", "chunks", "FLOPs of "]
     titles[-1] += "updates"
     titles += ["seconds of training", "seconds in all"]
@@ -144,25 +144,25 @@ def table(results: dict[str, Any]) -> str:
     shares = ("chunks_of_all", "train_flops_of_all", "train_seconds_of_all", "seconds_of_all")
     for arm, row in results["summary"].items():
         cells = [arm, str(row["seeds"])]
-        cells += [_say(row[name]) for name in ("gain", "against_all")]
+        cells += [_format_interval(row[name]) for name in ("gain", "against_all")]
         cells += [f"{row[name]:.0%}" for name in shares]
         rows.append(cells)
     return markdown_table(titles, rows)
 
 
 def seeds_table(results: dict[str, Any]) -> str:
-    """Returns Markdown: the same differences with 95 % t intervals over the seeds' means."""
+    """Returns a Markdown table of these differences with 95 % t intervals over seeds."""
     runs: Runs = results["runs"]
     rows = []
     for arm in results["summary"]:
         own = _with(runs, arm)
-        against = "" if arm == REFERENCE else _say(_over_seeds(own, arm, REFERENCE))
-        rows.append([arm, str(len(own)), _say(_over_seeds(own, arm, "base")), against])
+        against = "" if arm == REFERENCE else _format_interval(_over_seeds(own, arm, REFERENCE))
+        rows.append([arm, str(len(own)), _format_interval(_over_seeds(own, arm, "base")), against])
     return markdown_table(["arm", "seeds", "gain over the base", "against all chunks"], rows)
 
 
 def draw(runs: Runs) -> Figure:
-    """Returns the gain in success against seconds and against chunks that were backpropagated."""
+    """Returns plots of the gain in success over seconds and over trained chunks."""
     with styled():
         figure = Figure(figsize=(11.0, 4.6), layout="constrained")
         panels = figure.subplots(1, len(COSTS), sharey=True)
@@ -179,17 +179,17 @@ def draw(runs: Runs) -> Figure:
 
 
 def _arms(runs: Runs) -> list[str]:
-    """Returns the arms of any seed."""
+    """Returns the arms that have at least one seed."""
     return list(dict.fromkeys(arm for run in runs.values() for arm in run["curves"]))
 
 
 def _with(runs: Runs, arm: str) -> list[dict[str, Any]]:
-    """Returns the runs of the seeds that an arm has."""
+    """Returns the runs of the seeds that have the arm."""
     return [run for run in runs.values() if arm in run["curves"]]
 
 
 def _paired(runs: list[dict[str, Any]], arm: str, other: str) -> dict[str, float]:
-    """Returns the mean difference in success, with a 95 % bootstrap over seeds' prompts."""
+    """Returns the mean difference in success with a 95 % bootstrap interval over prompts."""
     pairs = [(run["rates"][arm], run["rates"][other]) for run in runs]
     differences = np.concatenate([np.subtract(*each) for each in pairs])
     chooser = np.random.default_rng(0)
@@ -199,14 +199,14 @@ def _paired(runs: list[dict[str, Any]], arm: str, other: str) -> dict[str, float
 
 
 def _over_seeds(runs: list[dict[str, Any]], arm: str, other: str) -> dict[str, float]:
-    """Returns the mean difference in success, with a 95 % t interval whose unit is the seed."""
+    """Returns the mean difference in success with a 95 % t interval over seeds."""
     means = [np.mean(np.subtract(run["rates"][arm], run["rates"][other])) for run in runs]
     low, high = t.interval(0.95, len(means) - 1, loc=np.mean(means), scale=sem(means))
     return {"value": float(np.mean(means)), "low": float(low), "high": float(high)}
 
 
 def _rates(artifacts: Path, name: str) -> list[float]:
-    """Returns the share of successes by prompt, in order of the prompts."""
+    """Returns the success rate by prompt, ordered by prompt."""
     table_of = read_table(artifacts / "evaluations" / f"{name}.parquet", EVALUATION)
     ordered = table_of.sort_values("prompt_id")
     rates: list[float] = (ordered["successes"] / ordered["rollouts"]).tolist()
@@ -219,10 +219,10 @@ def _score(artifacts: Path, name: str) -> Point:
 
 
 def _variance_by_advantage(artifacts: Path, name: str) -> float:
-    """Returns what choosing by advantage leaves of the variance of uniform masking in a round.
+    """Returns mean(|advantage|)^2 / mean(advantage^2) over the rollouts of a round.
 
-    The square of the mean size of advantages over the mean of their squares: see
-    docs/methods/steps_by_advantage.md.
+    This is the variance of masking by advantage relative to uniform masking
+    (docs/methods/steps_by_advantage.md).
     """
     table = read_table(artifacts / "rollouts" / name / "table.parquet", ROLLOUTS)
     judged = read_table(artifacts / "rewards" / f"{name}.parquet", REWARDS)
@@ -234,7 +234,7 @@ def _variance_by_advantage(artifacts: Path, name: str) -> float:
 
 
 def _keep(artifacts: Path, name: str) -> list[dict[str, Any]]:
-    """Returns what the last round trained of every phase."""
+    """Returns the training statistics of a round by phase."""
     rows = pd.read_csv(artifacts / "training" / name / "phases.csv")
     records = rows.replace({np.nan: None}).to_dict("records")
     return [{str(name): value for name, value in row.items()} for row in records]
@@ -244,7 +244,7 @@ def _ratio(own: list[Point], reference: list[Point], name: str) -> float:
     return float(np.sum([each[name] for each in own]) / np.sum([each[name] for each in reference]))
 
 
-def _say(interval: dict[str, float]) -> str:
+def _format_interval(interval: dict[str, float]) -> str:
     return f"{interval['value']:+.3f} [{interval['low']:+.3f}, {interval['high']:+.3f}]"
 
 

@@ -1,12 +1,12 @@
-"""What denoising arms learn in three rounds, for which FLOPs and processor seconds.
+"""Compares reward, FLOPs and CPU seconds of denoising arms over three rounds.
 
-python -m benchmarks.allocation_denoising 0 1 2    # runs what is missing, then writes the results
+python -m benchmarks.allocation_denoising 0 1 2    # runs missing stages, then writes the results
 python -m benchmarks.allocation_denoising          # table and figure from the results
 
 The arms are in allocation_denoising.yaml; task, base and evaluation are those of
-recipes/glyphs.yaml. A seed's runs lie under .work/ and are taken up again after an interruption;
-remove that folder when the code has changed. Writes results/allocation_denoising.json,
-docs/allocation_denoising.svg and, of seed 0, docs/allocation_denoising.png.
+recipes/glyphs.yaml. The runs of a seed are under .work/ and resume after an interruption; remove
+that folder after a change of code. Writes results/allocation_denoising.json,
+docs/allocation_denoising.svg and, for seed 0, docs/allocation_denoising.png.
 """
 
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ Runs = dict[str, dict[str, list[Point]]]
 
 
 def main() -> None:
-    """Runs the seeds that are asked for and shows what all finished seeds say."""
+    """Runs the given seeds and shows the results of all finished seeds."""
     arms = parse_yaml(ARMS.read_text())
     found = record_seeds("allocation_denoising", arms, run_seed, lambda runs: {})["runs"]
     save_figure(draw(found), FIGURE)
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def run_seed(seed: int) -> dict[str, list[Point]]:
-    """Returns the curve of each arm: base first, then a point per round."""
+    """Returns the curve of each arm: a point for the base, then one per round."""
     workspace = WORK / str(seed)
     params = parameters(seed)
     make_workspace(workspace, params)
@@ -79,7 +79,7 @@ def run_seed(seed: int) -> dict[str, list[Point]]:
 
 
 def parameters(seed: int) -> dict[str, Any]:
-    """Returns the recipe with the benchmark's arms and three rounds of each."""
+    """Returns the recipe with the benchmark's arms and three rounds per arm."""
     params = parse_yaml((ROOT / "recipes" / "glyphs.yaml").read_text())
     reference = params["arms"]["flow"]
     arms = {}
@@ -102,10 +102,10 @@ def parameters(seed: int) -> dict[str, Any]:
 
 
 def table(runs: Runs) -> str:
-    """Returns Markdown: each arm's gain and costs, means over seeds, in brackets their range.
+    """Returns a Markdown table of each arm's gain and costs: means over seeds with their range.
 
-    Costs to reach are shares of what the reference spent until its end, at which the mean curve has
-    the reference's last mean gain; in brackets a 95 % bootstrap interval over seeds.
+    Costs to reach flow are fractions of the reference's final cost at which an arm's mean curve
+    reaches the reference's final mean gain, with a 95 % bootstrap interval over seeds.
     """
     titles = ["arm", "gain", "TFLOPs", "CPU s", "FLOPs to reach flow", "CPU s to reach flow"]
     titles += ["s per update", "peak MB", "reward spread, first to last round"]
@@ -121,7 +121,7 @@ def table(runs: Runs) -> str:
             f"{np.mean(gains):+.3f} [{min(gains):+.3f}, {max(gains):+.3f}]",
             f"{_mean(last, 'flops') / 1e12:.2f}",
             f"{_mean(last, 'cpu_seconds'):.0f}",
-            *(_say_share(share_to_reach(curves, references, cost)) for cost in COSTS),
+            *(_format_share(share_to_reach(curves, references, cost)) for cost in COSTS),
             f"{_mean(last, 'train_cpu_seconds_per_update'):.2f}",
             f"{_mean(last, 'train_peak_bytes') / 2**20:.0f}",
             f"{spread[0]:.3f} to {spread[1]:.3f}",
@@ -131,7 +131,7 @@ def table(runs: Runs) -> str:
 
 
 def draw(runs: Runs) -> Figure:
-    """Returns the gain against FLOPs and processor seconds, and the spread of rewards by round."""
+    """Returns plots of the gain over FLOPs and CPU seconds, and of reward spread by round."""
     with styled():
         figure = Figure(figsize=(15.0, 5.2), layout="constrained")
         panels = figure.subplots(1, len(COSTS) + 1)
@@ -152,7 +152,7 @@ def draw(runs: Runs) -> Figure:
 
 
 def draw_sheet(workspace: Path, arms: Sequence[str]) -> Figure:
-    """Returns what the base and the arms' last policies draw of the same prompts and starts."""
+    """Returns images of the base and the last policies for the same prompts and initial noise."""
     names = ["base", *(f"{arm}-{ROUNDS}" for arm in arms)]
     folder = workspace / "artifacts" / "evaluations"
     tables = [read_table(folder / f"{name}.samples.parquet", EVALUATION_SAMPLES) for name in names]
@@ -174,13 +174,13 @@ def _mean(points: list[Point], name: str) -> float:
     return float(np.mean([each[name] for each in points]))
 
 
-def _say_share(share: dict[str, float | None]) -> str:
+def _format_share(share: dict[str, float | None]) -> str:
     value, low, high = ("-" if each is None else f"{each:.0%}" for each in share.values())
     return value if value == "-" else f"{value} [{low}, {high}]"
 
 
 def _look(updates: pd.DataFrame, train_seconds: float, peak: int) -> Point:
-    """Returns what the updates of a round were like: spread of rewards, seconds, memory."""
+    """Returns reward spread, seconds and memory of the updates of a round."""
     between = updates["reward_share_between_variants"].mean()
     return {
         "reward_spread": float(updates["reward_std_within"].mean()),
@@ -192,7 +192,7 @@ def _look(updates: pd.DataFrame, train_seconds: float, peak: int) -> Point:
 
 
 def _window(rollouts: Path) -> Point:
-    """Returns the first and the last step of a round's rollouts that are trained, on average."""
+    """Returns the mean first and the mean last trained step of a round's rollouts."""
     tensors = read_tensors(rollouts / "tensors.safetensors")
     ends = tensors["steps"].cumsum(0)
     index = tensors["step_index"].float()

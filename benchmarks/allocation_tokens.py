@@ -1,12 +1,12 @@
-"""What each way of spending compute costs until it has learned what `uniform` has learned.
+"""Measures the cost at which each arm reaches the final gain of the arm `uniform`.
 
-python -m benchmarks.allocation_tokens 2 3 4 5 6   # runs what is missing, then writes the results
+python -m benchmarks.allocation_tokens 2 3 4 5 6   # runs missing stages, then writes the results
 python -m benchmarks.allocation_tokens             # writes table and figure from the results
 
-The arms are in allocation_tokens.yaml, chosen on seeds 0 and 1; task, base policy and evaluation
-are those of params.yaml. A seed's runs lie under .work/ and are taken up again after an
-interruption; remove that folder when the code has changed. Writes results/allocation_tokens.json
-and docs/allocation_tokens.svg.
+The arms are in allocation_tokens.yaml and were chosen on seeds 0 and 1; task, base policy and
+evaluation are those of params.yaml. The runs of a seed are under .work/ and resume after an
+interruption; remove that folder after a change of code. Writes results/allocation_tokens.json and
+docs/allocation_tokens.svg.
 """
 
 import math
@@ -47,7 +47,7 @@ Runs = dict[str, dict[str, list[Point]]]
 
 
 def main() -> None:
-    """Runs the seeds that are asked for and writes what all finished seeds say."""
+    """Runs the given seeds and writes the results of all finished seeds."""
     results = record_seeds(
         "allocation_tokens", read_arms(), run_seed, lambda runs: {"summary": summarize(runs)}
     )
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def run_seed(seed: int) -> dict[str, list[Point]]:
-    """Returns, per arm, what every evaluated policy had cost and reached; the base first."""
+    """Returns, per arm, cumulative cost and scores of every evaluated policy, base first."""
     params, evaluated = parameters(seed)
     workspace = WORK / str(seed)
     make_workspace(workspace, params)
@@ -69,15 +69,15 @@ def run_seed(seed: int) -> dict[str, list[Point]]:
 
 
 def read_arms() -> dict[str, Any]:
-    """Returns the arms in the file's order."""
+    """Returns the arms in file order."""
     arms: dict[str, Any] = parse_yaml(ARMS.read_text())["arms"]
     return arms
 
 
 def parameters(seed: int) -> tuple[dict[str, Any], set[str]]:
-    """Returns params.yaml with this benchmark's arms and their rounds, and which are evaluated.
+    """Returns params.yaml with this benchmark's arms and rounds, and the rounds to evaluate.
 
-    An arm passes over its phases again until its rounds are done.
+    An arm with more rounds than phases repeats its phases.
     """
     params: dict[str, Any] = parse_yaml((ROOT / "params.yaml").read_text())
     params |= {"seed": seed, "arms": {}, "rounds": {}}
@@ -101,7 +101,7 @@ def curve(
     arm: str,
     evaluated: set[str],
 ) -> list[Point]:
-    """Returns the points of one arm; a profile that it uses is paid before its first round."""
+    """Returns the points of one arm; a profile that it reads counts before its first round."""
     artifacts = workspace / "artifacts"
     total = dict.fromkeys((*asdict(Cost()), *SECONDS, "cpu_seconds"), 0.0)
 
@@ -125,7 +125,7 @@ def curve(
 
 
 def summarize(runs: Runs) -> dict[str, Any]:
-    """Returns means over seeds with 95 % t intervals, arm by arm against the reference."""
+    """Returns means over seeds with 95 % t intervals, per arm and relative to the reference."""
     references = [run[REFERENCE] for run in runs.values()]
     arms = next(iter(runs.values()))
     return {arm: _summary([run[arm] for run in runs.values()], references) for arm in arms}
@@ -160,9 +160,9 @@ def _summary(curves: list[list[Point]], references: list[list[Point]]) -> dict[s
 def share_to_reach(
     curves: list[list[Point]], references: list[list[Point]], cost: str
 ) -> dict[str, float | None]:
-    """Returns the share of the reference's cost at which the mean curve has its last mean gain.
+    """Returns the fraction of the reference's cost at which the mean curve reaches its final gain.
 
-    The interval is a 95 % percentile bootstrap over seeds; None: not reached.
+    The interval is a 95 % percentile bootstrap over seeds. None: the gain is not reached.
     """
     own, other = gains_by_cost(curves, cost), gains_by_cost(references, cost)
     chooser = np.random.default_rng(0)
@@ -175,7 +175,7 @@ def share_to_reach(
 
 
 def _share(own: np.ndarray, reference: np.ndarray) -> float:
-    """Returns the cost of a curve at the last gain of another, by the other's cost."""
+    """Returns the cost at which a curve reaches another's final gain / the other's final cost."""
     names = tuple(map(str, range(len(own))))
     line = Curve(arm="", policies=names, costs=tuple(own[:, 0].tolist()))
     reached = cost_to_reach(line, dict(zip(names, own[:, 1].tolist())), float(reference[-1, 1]))
@@ -183,7 +183,7 @@ def _share(own: np.ndarray, reference: np.ndarray) -> float:
 
 
 def gains_by_cost(curves: list[list[Point]], cost: str) -> np.ndarray:
-    """Returns cost and gain in mean@k over the base, by seed and point."""
+    """Returns costs and gains in mean@k over the base, by seed and point."""
     points = [[[each[cost], each["mean_at_k"]] for each in points] for points in curves]
     array = np.array(points)
     array[:, :, 1] -= array[:, :1, 1]
@@ -191,7 +191,7 @@ def gains_by_cost(curves: list[list[Point]], cost: str) -> np.ndarray:
 
 
 def _interval(values: list[float]) -> dict[str, float | None]:
-    """Returns mean and 95 % t interval over seeds; one seed has no interval."""
+    """Returns the mean with a 95 % t interval over seeds; a single seed has no interval."""
     mean = float(np.mean(values))
     if len(values) < 2:
         return {"value": mean, "low": None, "high": None}
@@ -205,7 +205,7 @@ def _point(artifacts: Path, name: str, cost: dict[str, float]) -> Point:
 
 
 def draw(runs: Runs) -> Figure:
-    """Returns reward against FLOPs and processor seconds, a row of panels per kind of arm."""
+    """Returns plots of reward over FLOPs and CPU seconds, a row of panels per kind of arm."""
     arms = read_arms()
     kinds = list(dict.fromkeys(arm["kind"] for arm in arms.values()))
     with styled():
@@ -226,7 +226,7 @@ def draw(runs: Runs) -> Figure:
 def draw_curve(
     axes: Axes, points: np.ndarray, *, label: str, index: int, unit: float, color: Any
 ) -> None:
-    """Draws the mean over seeds, with a band of one standard error."""
+    """Draws the mean over seeds with a band of one standard error."""
     mean = points.mean(axis=0)
     x = mean[:, 0] / unit
     axes.plot(x, mean[:, 1], label=label, marker=MARKERS[index % len(MARKERS)], color=color)
@@ -257,7 +257,7 @@ def table(results: dict[str, Any]) -> str:
 
 
 def spending_table(results: dict[str, Any]) -> str:
-    """Returns what each arm had spent at its end, and steps to reach the reference, as Markdown."""
+    """Returns a Markdown table of each arm's final cost and of its steps to reach the reference."""
     names = (*STEPS, "flops", *SECONDS)
     titles = ["arm", "sampled steps", "trained steps", "GFLOPs"]
     titles += ["profile, s", "sampling, s", "scoring, s", "updates, s"]
@@ -275,7 +275,7 @@ def spending_table(results: dict[str, Any]) -> str:
 
 
 def in_words(interval: dict[str, float | None], form: str) -> str:
-    """Returns value and interval; a dash for what was not reached."""
+    """Returns value and interval as text; a dash if the value was not reached."""
     value, low, high = (
         "-" if each is None else format(each, form)
         for each in (interval["value"], interval["low"], interval["high"])

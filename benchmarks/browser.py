@@ -1,4 +1,4 @@
-"""A headless Chromium, driven by the DevTools protocol over pipes: it opens no port."""
+"""Controls a headless Chromium by the DevTools protocol over pipes, without a network port."""
 
 import base64
 import json
@@ -21,8 +21,8 @@ FLAGS = (
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
     "--hide-scrollbars", "--remote-debugging-pipe",
 )  # fmt: skip
-READS, WRITES = 3, 4  # the descriptors of --remote-debugging-pipe
-SECONDS = 60.0  # for an answer, and for a page to show what it is to show
+READS, WRITES = 3, 4  # file descriptors of --remote-debugging-pipe
+SECONDS = 60.0  # timeout of a command, and of waiting for content of a page
 SETTLE_SECONDS = 4.0
 POLL_SECONDS = 0.2
 SHOWN = "location.href + document.body?.innerText"
@@ -38,62 +38,64 @@ class Page:
     """The only page of a browser.
 
     Args:
-      orders: Where commands of the protocol are written to.
-      answers: Where it answers.
+      commands: File descriptor to which protocol commands are written.
+      answers: File descriptor from which answers are read.
     """
 
-    def __init__(self, orders: int, answers: int) -> None:
-        self.orders, self.answers = orders, answers
+    def __init__(self, commands: int, answers: int) -> None:
+        self.commands, self.answers = commands, answers
         self.rest = b""
         self.number = 0
         self.session: dict[str, str] = {}
-        target = self._order("Target.createTarget", url="about:blank")["targetId"]
-        attached = self._order("Target.attachToTarget", targetId=target, flatten=True)
+        target = self._send("Target.createTarget", url="about:blank")["targetId"]
+        attached = self._send("Target.attachToTarget", targetId=target, flatten=True)
         self.session = {"sessionId": attached["sessionId"]}
 
     def resize(self, width: int, height: int) -> Self:
         size = {"width": width, "height": height}
-        self._order("Emulation.setDeviceMetricsOverride", **size, deviceScaleFactor=1, mobile=False)
+        self._send("Emulation.setDeviceMetricsOverride", **size, deviceScaleFactor=1, mobile=False)
         return self
 
     def open(self, address: str) -> None:
-        """Opens an address; a new one, even if only what follows # has changed."""
-        self._order("Page.navigate", url="about:blank")
-        self._order("Page.navigate", url=address)
+        """Loads an address, even if it differs from the current one only after #."""
+        self._send("Page.navigate", url="about:blank")
+        self._send("Page.navigate", url=address)
 
     def run(self, script: str) -> Any:
-        """Returns what a script evaluates to."""
-        done = self._order("Runtime.evaluate", expression=script, returnByValue=True)
+        """Returns the value of a script."""
+        done = self._send("Runtime.evaluate", expression=script, returnByValue=True)
         if "exceptionDetails" in done:
             raise RuntimeError(f"{script}: {done['exceptionDetails']}")
         return done["result"].get("value")
 
     def wait_until(self, script: str) -> Any:
-        """Returns what a script evaluates to, once that is true."""
+        """Returns the value of a script as soon as it is truthy."""
         deadline = time.monotonic() + SECONDS
         while not (found := self.run(script)):
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{script} is not true of {self.run(SHOWN)}")
+                raise TimeoutError(
+                    f"{script} must become true within {SECONDS:g} s, got {self.run(SHOWN)}"
+                )
             time.sleep(POLL_SECONDS)
         return found
 
     def wait_for(self, *words: str) -> str:
-        """Returns the visible text once all words are in it."""
+        """Returns the visible text as soon as it contains all words."""
         text = "(document.body?.innerText ?? '')"
         return str(self.wait_until(f"{json.dumps(words)}.every(e => {text}.includes(e)) && {text}"))
 
     def click(self, words: str) -> None:
-        """Clicks the innermost thing that says exactly this, once it is there."""
+        """Clicks the innermost element with exactly this text as soon as it is visible."""
         found = f"{VISIBLE}.findLast(e => e.textContent.trim() == {json.dumps(words)})"
         self.wait_until(f"(e => e && (e.click(), true))({found})")
 
     def address_of(self, words: str) -> str:
-        """Returns where the link leads that says exactly this, once it is there."""
+        """Returns the address of the link with exactly this text as soon as it exists."""
         said = f"e => e.innerText == {json.dumps(words)}"
         return str(self.wait_until(f"[...document.links].find({said})?.href"))
 
     def picture(self) -> bytes:
-        """Returns the page as PNG, once two in a row are the same; some pages never rest."""
+        """Returns the page as PNG once two captures are equal, or after SETTLE_SECONDS."""
         deadline = time.monotonic() + SETTLE_SECONDS
         last = b""
         while last != (last := self._capture()) and time.monotonic() < deadline:
@@ -101,13 +103,13 @@ class Page:
         return last
 
     def _capture(self) -> bytes:
-        return base64.b64decode(self._order("Page.captureScreenshot", format="png")["data"])
+        return base64.b64decode(self._send("Page.captureScreenshot", format="png")["data"])
 
-    def _order(self, method: str, **params: Any) -> dict[str, Any]:
-        """Returns the answer to a command; events are passed over."""
+    def _send(self, method: str, **params: Any) -> dict[str, Any]:
+        """Returns the result of a command; ignores events."""
         self.number += 1
-        order = {"id": self.number, "method": method, "params": params, **self.session}
-        os.write(self.orders, json.dumps(order).encode() + b"\0")
+        command = {"id": self.number, "method": method, "params": params, **self.session}
+        os.write(self.commands, json.dumps(command).encode() + b"\0")
         while (answer := self._receive()).get("id") != self.number:
             pass
         if "error" in answer:
@@ -117,9 +119,9 @@ class Page:
     def _receive(self) -> dict[str, Any]:
         while b"\0" not in self.rest:
             if not select.select([self.answers], [], [], SECONDS)[0]:
-                raise TimeoutError("Chromium does not answer")
+                raise TimeoutError(f"Chromium must answer within {SECONDS:g} s, got no answer")
             if not (part := os.read(self.answers, 1 << 20)):
-                raise RuntimeError("Chromium has ended")
+                raise RuntimeError("Chromium must keep running, but it closed its pipe")
             self.rest += part
         message, _, self.rest = self.rest.partition(b"\0")
         return dict(json.loads(message))
@@ -127,8 +129,8 @@ class Page:
 
 @contextmanager
 def open_browser(chromium: str) -> Iterator[Page]:
-    """Runs a browser that knows nothing of earlier ones until the block ends."""
-    reads, orders = os.pipe()
+    """Runs a browser with a new profile until the block ends."""
+    reads, commands = os.pipe()
     answers, writes = os.pipe()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         actions: list[tuple[Any, ...]] = [
@@ -142,9 +144,9 @@ def open_browser(chromium: str) -> Iterator[Page]:
         os.close(reads)
         os.close(writes)
         try:
-            yield Page(orders, answers)
+            yield Page(commands, answers)
         finally:
-            os.close(orders)
+            os.close(commands)
             os.close(answers)
-            os.kill(process, signal.SIGKILL)  # one that hangs does not end with its pipe
+            os.kill(process, signal.SIGKILL)  # a hanging browser ignores closed pipes
             os.waitpid(process, 0)

@@ -1,15 +1,18 @@
-"""What a round with chunks costs as the policy grows: simulation, inference, gradient, memory.
+"""Measures the cost of a round of action chunks by policy size: time and memory of each part.
 
 python -m benchmarks.chunk_costs WORKSPACE   # of a finished seed of benchmarks.allocation_chunks
 
-Takes one round's rollouts and rewards, and policies of four sizes with random weights: what their
-updates cost does not depend on what they have learned. Per size it measures the processor seconds
-of inference for every chunk that was sampled, those of the round's updates with all chunks and with
-three or two per rollout, chosen by advantage, what a whole update's forward pass saves for its
-backward pass, and the peak of resident memory. Simulation is what the round's rollouts took beyond
-inference. From these follow the share of gradients in a round, the saving that Amdahl's law
-predicts from the saving on updates, the saving itself, and what it would be if simulation were
-free. One thread; writes results/chunk_costs.json and docs/chunk_costs.svg.
+Uses the rollouts and rewards of one round, and policies of four sizes with random weights, because
+the cost of updates does not depend on the weights. Per size it measures, in one thread:
+
+* CPU seconds of inference for all sampled chunks;
+* CPU seconds of the round's updates with all chunks, and with three or two chunks per rollout that
+  are chosen by advantage;
+* activation memory of a whole update, and peak resident memory.
+
+Simulation time is the time of the round's rollouts minus inference. The results are the share of
+gradients in a round, the saving that Amdahl's law predicts, the measured saving, and the saving if
+simulation were free. Writes results/chunk_costs.json and docs/chunk_costs.svg.
 """
 
 import argparse
@@ -51,7 +54,7 @@ from grpo.wiring.rounds import training_settings
 
 OUT = RESULTS / "chunk_costs.json"
 FIGURE = ROOT / "docs" / "chunk_costs.svg"
-SIZES = ((192, 2), (320, 3), (512, 4), (768, 5))  # width, layers; the first is the recipe's
+SIZES = ((192, 2), (320, 3), (512, 4), (768, 5))  # width, layers; the recipe has the first
 REPEATS = 3
 BUDGETS = {"three": 3, "two": 2}
 OBJECTIVES: dict[str, Objective] = {
@@ -65,7 +68,7 @@ PARTS = ("simulation", "inference", "updates")
 
 
 def main() -> None:
-    """Measures and writes."""
+    """Runs the measurements, writes results and figure, and prints the table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.chunk_costs")
     parser.add_argument("workspace", type=Path, nargs="?")
     workspace = parser.parse_args().workspace
@@ -77,7 +80,7 @@ def main() -> None:
 
 
 def measure(workspace: Path) -> dict[str, Any]:
-    """Returns what every size costs on the rollouts of round all-1."""
+    """Returns the costs of every size on the rollouts of round all-1."""
     torch.set_num_threads(1)
     sampled = read_batch(workspace / "artifacts" / "rollouts" / "all-1")
     sizes = [_measure_size(workspace / "artifacts", *size) for size in SIZES]
@@ -94,10 +97,10 @@ def measure(workspace: Path) -> dict[str, Any]:
 
 
 def compare(row: dict[str, Any], simulation: float) -> dict[str, Any]:
-    """Returns the share of gradients in a round, and what masking saves of the round.
+    """Returns the share of gradients in a round and the saving by masking chunks.
 
     Args:
-      simulation: Seconds of a round.
+      simulation: Seconds of simulation per round.
     """
     inference, full = row["inference_seconds"], row["all"]["update_seconds"]
     share = full / (full + simulation + inference)
@@ -116,7 +119,7 @@ def compare(row: dict[str, Any], simulation: float) -> dict[str, Any]:
 
 
 def _measure_size(artifacts: Path, width: int, layers: int) -> dict[str, Any]:
-    """Returns parameters, seconds of inference, and what updates of both kinds cost."""
+    """Returns the parameter count, the seconds of inference and the costs of updates."""
     recipe = read_params(ROOT / "recipes" / "manipulation.yaml")
     settings = replace(training_settings(recipe.arms["all"].training), updates_per_audit=0)
     policy, trajectory, batches = _prepare(artifacts, width, layers, settings.updates_per_round)
@@ -166,7 +169,7 @@ def _measure_size(artifacts: Path, width: int, layers: int) -> dict[str, Any]:
 def _prepare(
     artifacts: Path, width: int, layers: int, updates: int
 ) -> tuple[Any, Any, dict[str, list[Batch]]]:
-    """Returns a policy of a size, the round's rollouts, and its updates under every objective."""
+    """Returns a policy of a size, the round's rollouts and the updates of every objective."""
     torch.manual_seed(0)
     shape = ChunkShape(**read_json(artifacts / "policies" / "base" / "actions.json"))
     config = LlamaConfig(
@@ -207,7 +210,7 @@ def _prepare(
 
 
 def _activations(policy: Any, trajectory: Any, batch: Batch) -> int:
-    """Returns what the forward pass of an update saves, all of it in one pass."""
+    """Returns the activation memory of an update in a single forward pass, in bytes."""
     needed = torch.zeros(trajectory.mask.shape, dtype=torch.bool)
     needed[batch.rows] = batch.credit.weight != 0
     if not needed.any():
@@ -220,7 +223,7 @@ def _activations(policy: Any, trajectory: Any, batch: Batch) -> int:
 
 
 def _fastest(work: Callable[[], object]) -> float:
-    """Returns the processor seconds of the fastest of a few times."""
+    """Returns the CPU seconds of the fastest of several runs."""
     seconds = []
     for _ in range(REPEATS):
         start = time.process_time()
@@ -230,10 +233,10 @@ def _fastest(work: Callable[[], object]) -> float:
 
 
 def table(results: dict[str, Any]) -> str:
-    """Returns Markdown: seconds of a round by size, and what masking saves."""
+    """Returns a Markdown table of the seconds of a round and the saving by masking, by size."""
     titles = ["parameters", "kept", "chunks", "inference s", "updates s", "updates faster"]
     titles += ["activations", "peak MB", "gradient's share", "round faster"]
-    titles += ["if simulation were free", "and every group taught"]
+    titles += ["if simulation were free", "and all groups had signal"]
     rows = list[list[str]]()
     for row in results["sizes"]:
         for name in OBJECTIVES:
@@ -251,10 +254,10 @@ def table(results: dict[str, Any]) -> str:
 
 
 def _savings(row: dict[str, Any], name: str, sampled: int) -> list[str]:
-    """Returns the cells of what a budget saves.
+    """Returns the table cells with the saving of a budget of chunks.
 
-    Where every group teaches, updates take as many seconds for each chunk that is sampled as they
-    take here for each that teaches.
+    The last cell assumes that all groups have signal: the seconds per trained chunk measured here
+    then hold for every sampled chunk.
     """
     saved = row["savings"][name]
     taught = sampled / row["all"]["trained_chunks"]
@@ -275,7 +278,7 @@ def _savings(row: dict[str, Any], name: str, sampled: int) -> list[str]:
 
 
 def draw(results: dict[str, Any]) -> Figure:
-    """Returns where a round's seconds go as the policy grows, by how many chunks are kept."""
+    """Returns a bar chart of the seconds of a round by policy size and chunks kept."""
     with styled():
         figure = Figure(figsize=(9.0, 4.8), layout="constrained")
         axes = figure.subplots()

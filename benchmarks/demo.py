@@ -1,7 +1,7 @@
-"""Runs the default pipeline from nothing on several seeds: reward before and after, cost, seconds.
+"""Runs the default pipeline from scratch on several seeds and records scores, cost and seconds.
 
 python -m benchmarks.demo 0 1 2        # writes benchmarks/results/demo.json
-python -m benchmarks.demo 0 --recipe recipes/reasoning-smollm2.yaml    # ... reasoning-smollm2.json
+python -m benchmarks.demo 0 --recipe recipes/reasoning-smollm2.yaml    # reasoning-smollm2.json
 """
 
 import argparse
@@ -65,7 +65,7 @@ def run_seed(seed: int, recipe: Path, revision: str) -> dict[str, Any]:
 
 @contextmanager
 def fresh_clone(revision: str) -> Iterator[Path]:
-    """Yields a workspace of a commit in which nothing has run; it is gone after the block."""
+    """Yields a fresh clone of a commit, which is deleted after the block."""
     with tempfile.TemporaryDirectory() as folder:
         workspace = Path(folder) / "workspace"
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(workspace)], check=True)
@@ -74,9 +74,10 @@ def fresh_clone(revision: str) -> Iterator[Path]:
 
 
 def time_module(workspace: Path, *module: str, **environment: str) -> float:
-    """Returns the seconds of `python -m MODULE ARGUMENT...` with the workspace's own code.
+    """Returns the seconds of `python -m MODULE ARGUMENT...` with the code of the workspace.
 
-    Stages find this Python first, whoever starts them, and servers only by `environment`.
+    PATH starts with this Python, so that stages use it. Server addresses come only from
+    `environment`.
     """
     own = {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
@@ -94,7 +95,7 @@ def time_module(workspace: Path, *module: str, **environment: str) -> float:
 
 
 def read_usage(workspace: Path) -> list[dict[str, Any]]:
-    """Returns what every stage's run took."""
+    """Returns the measured usage of every stage that ran."""
     return [read_json(path) for path in sorted((workspace / ".runs").glob("*.json"))]
 
 
@@ -121,13 +122,13 @@ def _interval(score: dict[str, float]) -> str:
 
 
 def revision_of(name: str) -> str:
-    """Returns a git name's commit."""
+    """Returns the commit hash of a git revision name."""
     command = ["git", "-C", str(ROOT), "rev-parse", name]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def machine() -> dict[str, Any]:
-    """Returns what the seconds depend on."""
+    """Returns the properties of this machine that affect measured seconds."""
     return {
         "processor": _processor(),
         "cores": os.cpu_count(),

@@ -1,10 +1,10 @@
-"""What one update costs as the number of denoising steps grows: all steps, and one per prompt.
+"""Measures the cost of an update by number of denoising steps: all steps, or one per prompt.
 
 python -m benchmarks.denoising_steps          # runs every case, then writes the results
 python -m benchmarks.denoising_steps --show   # prints the table of the results
 
-The model is that of recipes/glyphs.yaml, fresh. Every case runs in a process of its own, so that
-its peak of resident memory is its own. Writes results/denoising_steps.json.
+The model is that of recipes/glyphs.yaml, untrained. Every case runs in a separate process, so that
+its peak resident memory is measured alone. Writes results/denoising_steps.json.
 """
 
 import argparse
@@ -41,7 +41,7 @@ Case = dict[str, float | str]
 
 
 def main() -> None:
-    """Runs one case, or all of them, or prints what is there."""
+    """Runs one case or all cases, or prints the table of the results."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.denoising_steps")
     parser.add_argument("--case", nargs=3, metavar=("ARM", "STEPS", "SEED"))
     parser.add_argument("--show", action="store_true")
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def run_all() -> list[Case]:
-    """Returns every case, repeated, in turn."""
+    """Returns the measurements of all cases, repeated in turn."""
     cases = []
     for seed in range(REPEATS):
         for steps in NUM_STEPS:
@@ -74,7 +74,7 @@ def run_all() -> list[Case]:
 
 
 def measure(arm: str, steps: int, seed: int) -> Case:
-    """Returns what sampling stored, and what one update took."""
+    """Returns the bytes that sampling stored and the cost of one update."""
     torch.set_num_threads(1)
     policy = _policy(steps, ARMS[arm])
     generator = torch.Generator().manual_seed(seed)
@@ -118,7 +118,7 @@ def measure(arm: str, steps: int, seed: int) -> Case:
 
 
 def table(cases: list[Case]) -> str:
-    """Returns Markdown: means over the repeats, with their range where they differ."""
+    """Returns a Markdown table of means over the repeats, with their range if they differ."""
     titles = ["arm", "steps", "CPU s of an update", "GFLOPs", "stored MB", "peak MB"]
     rows = list[list[str]]()
     for arm in ARMS:
@@ -160,7 +160,7 @@ def _policy(steps: int, stochastic: str) -> DenoisingPolicy:
 
 
 def _settings() -> TrainingSettings:
-    """Returns settings under which every rollout's steps are one forward pass together."""
+    """Returns settings in which one forward pass covers all steps of a rollout."""
     return TrainingSettings(
         updates_per_round=1,
         max_grad_norm=1.0,

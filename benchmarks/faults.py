@@ -1,9 +1,9 @@
-"""What faults did and how long recovery took: the tests of faults, with real outages.
+"""Measures the effect of faults and the recovery time, by the fault tests with long outages.
 
-python -m benchmarks.faults    # on a machine with nothing else to do; writes results/faults.json
+python -m benchmarks.faults    # on an idle machine; writes results/faults.json
 
-Runs the tests marked `fault` three times, as root for the full disk. In `make test` outages are
-as short as they can be; here they last 20 s.
+Runs the tests marked `fault` three times, as root for the full disk. In `make test`, outages are
+as short as possible; here they last 20 s.
 """
 
 import json
@@ -25,7 +25,7 @@ FOLDERS = ("flows", "storage", "lineage", "registry", "pipeline")  # of tests
 
 
 def main() -> None:
-    """Runs, writes and shows."""
+    """Runs the fault tests, writes the results and prints the table."""
     faults: dict[str, dict[str, Any]] = {}
     for row in _run():
         seconds = round(row.pop("recovery_seconds"), 2)
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def _run() -> list[dict[str, Any]]:
-    """Returns the lines that the tests have filled."""
+    """Returns the rows that the tests have written."""
     with tempfile.TemporaryDirectory() as folder:
         rows = Path(folder) / "rows.jsonl"
         folders = [str(ROOT / "tests" / name) for name in FOLDERS]
@@ -58,7 +58,7 @@ def _run() -> list[dict[str, Any]]:
 
 
 def table(results: dict[str, Any]) -> str:
-    """Returns Markdown: a line for each fault."""
+    """Returns a Markdown table with a row per fault."""
     titles = ["fault", "what happened", "seconds to recover", "test"]
     rows = list[list[str]]()
     for each in results["faults"]:

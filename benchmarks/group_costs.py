@@ -1,11 +1,11 @@
-"""What sampling and updates cost in pairs and in groups of 16, by how long the rollouts are.
+"""Measures the cost of sampling and updates in pairs and in groups of 16, by rollout length.
 
 python -m benchmarks.group_costs          # measures every case, then writes the results
 python -m benchmarks.group_costs --show   # prints the table of the results
 
-A case is half a round of an arm of benchmarks.allocation_tokens: params.yaml's prompts and model,
-with rollouts of a given length. The model is fresh, and its end token beyond its vocabulary. As
-many groups have a signal as had in the arm. Writes results/group_costs.json.
+A case is half a round of an arm of benchmarks.allocation_tokens with the prompts and the model of
+params.yaml and rollouts of a given length. The model is untrained, and its end token is outside its
+vocabulary. The fraction of groups with signal is that of the arm. Writes results/group_costs.json.
 """
 
 import argparse
@@ -39,13 +39,13 @@ from grpo.wiring.tasks import build_prompts
 
 OUT, ALLOCATION = RESULTS / "group_costs.json", RESULTS / "allocation_tokens.json"
 STEPS = (8, 16, 32, 64, 128)  # of every rollout
-REPEATS = 3  # by turns; medians count
-CONTEXT = 256  # of the model, in place of params.yaml's 128
+REPEATS = 3  # of all cases in turn; the table shows medians
+CONTEXT = 256  # maximum positions of the model; 128 in params.yaml
 ARMS = ("uniform", "two_grpo")  # of allocation_tokens.yaml
 
 
 def main() -> None:
-    """Measures every case by turns, or prints what is there."""
+    """Measures all cases in turn unless --show is given, and prints the table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.group_costs")
     parser.add_argument("--show", action="store_true")
     if not parser.parse_args().show:
@@ -68,8 +68,8 @@ def measure(arm: str, steps: int, signal_share: float) -> dict[str, Any]:
     """Returns the CPU seconds of half a round.
 
     Args:
-      steps: Of every rollout.
-      signal_share: Of the groups whose rollouts do not all have the same outcome.
+      steps: Length of every rollout.
+      signal_share: Fraction of groups that have both outcomes.
     """
     params, settings = _params(), read_arms()[arm]
     prepare_machine(params.machine)
@@ -130,7 +130,7 @@ def measure(arm: str, steps: int, signal_share: float) -> dict[str, Any]:
 
 
 def _params() -> Parameters:
-    """Returns params.yaml with a model that can read longer rollouts."""
+    """Returns params.yaml with a model with more positions."""
     params = read_params(ROOT / "params.yaml")
     base = params.policy.base
     assert isinstance(base, ScratchBase)
@@ -140,7 +140,7 @@ def _params() -> Parameters:
 
 
 def _policy(params: Any, steps: int) -> TokenPolicy:
-    """Returns a fresh policy whose rollouts have all the same number of steps."""
+    """Returns an untrained policy whose rollouts all have the same number of steps."""
     model, tokenizer = make_base(params, ROOT / DATA)
     model.generation_config.eos_token_id = None
     tokenizer.add_special_tokens({"eos_token": "<beyond the vocabulary>"})
@@ -151,9 +151,9 @@ def _policy(params: Any, steps: int) -> TokenPolicy:
 
 
 def table(results: dict[str, Any], allocation: dict[str, Any]) -> str:
-    """Returns Markdown: microseconds per step, and 2-GRPO's time until it is as good as uniform.
+    """Returns a Markdown table of microseconds per step and of 2-GRPO's time to reach uniform.
 
-    That is what it took in `allocation`, in rounds, at what a round costs here.
+    The time is the number of rounds in `allocation` times the cost of a round here.
     """
     titles = ["steps per rollout"]
     titles += [f"{part}, {arm}" for part in ("sampled step", "trained step") for arm in ARMS]
@@ -177,7 +177,7 @@ def table(results: dict[str, Any], allocation: dict[str, Any]) -> str:
 
 
 def rounds_to_reach(allocation: dict[str, Any]) -> float:
-    """Returns after how many rounds two_grpo's mean curve has uniform's last gain."""
+    """Returns the number of rounds after which two_grpo's mean curve reaches uniform's gain."""
     runs = allocation["runs"].values()
     share = allocation["summary"]["two_grpo"]["cpu_seconds_to_reach"]["value"]
     ends = {arm: _mean(runs, arm, "cpu_seconds") for arm in ARMS}
@@ -186,7 +186,7 @@ def rounds_to_reach(allocation: dict[str, Any]) -> float:
 
 
 def _mean(runs: Any, arm: str, name: str) -> float:
-    """Returns the mean over seeds of what an arm had spent at its end."""
+    """Returns the mean over seeds of a final cost of an arm."""
     return mean(float(run[arm][-1][name]) for run in runs)
 
 

@@ -1,4 +1,4 @@
-"""Table and figures of benchmarks.offpolicy_stability, from its results alone."""
+"""Table and figures of the results of benchmarks.offpolicy_stability."""
 
 import math
 import statistics
@@ -24,15 +24,15 @@ Runs = dict[str, dict[str, Any]]
 
 
 class Summary(NamedTuple):
-    """What the seeds of one setting say; stale updates are all but the first of a round."""
+    """Statistics of one setting over seeds; stale updates are all but the first of a round."""
 
-    gains: list[float]  # of mean@4 over the base policy, by seed
-    clipped: float  # mean share of trained steps of stale updates
-    log_ratio: float  # the largest |log ratio| of a stale update, mean
-    kl: float  # k3 to the round's first policy, nats per step, median of stale updates
-    drift_mean: float  # nats, |trainer - sampler| before the first update, mean over steps
-    drift_max: float  # the same, the largest of a round, median over rounds
-    changed: float | None  # share of choices of experts that a round's updates changed
+    gains: list[float]  # in mean@4 over the base policy, by seed
+    clipped: float  # fraction of trained steps that stale updates clip, mean
+    log_ratio: float  # largest |log ratio| of a stale update, mean
+    kl: float  # k3 to the first policy of the round, nats per step, median over stale updates
+    drift_mean: float  # |trainer logp - sampler logp| before the first update, mean over steps
+    drift_max: float  # largest such difference of a round, median over rounds
+    changed: float | None  # fraction of expert choices that the updates of a round changed
 
     @property
     def gain(self) -> float:
@@ -40,7 +40,7 @@ class Summary(NamedTuple):
 
 
 def summarize(runs: Runs, kind: tuple[str, str], algorithm: str, updates: int) -> Summary | None:
-    """Returns the summary of a setting over its seeds; None if it was not run."""
+    """Returns the summary of a setting over its seeds; None if the setting was not run."""
     found = [run for run in runs.values() if _is(run, kind, algorithm, updates)]
     if not found:
         return None
@@ -59,7 +59,7 @@ def summarize(runs: Runs, kind: tuple[str, str], algorithm: str, updates: int) -
 
 
 def curve(run: dict[str, Any]) -> list[float]:
-    """Returns the gain of mean@4 over the base at each evaluation."""
+    """Returns the gain in mean@4 over the base at each evaluation."""
     scores = [run["evaluations"][key] for key in sorted(run["evaluations"], key=int)]
     return [score - scores[0] for score in scores]
 
@@ -80,7 +80,7 @@ def table(runs: Runs) -> str:
 
 
 def draw(runs: Runs) -> dict[str, Figure]:
-    """Returns the figures by the name of their file in docs/."""
+    """Returns the figures by file name in docs/."""
     with styled():
         return {
             "offpolicy_stability.svg": _draw_staleness(runs),
@@ -89,7 +89,7 @@ def draw(runs: Runs) -> dict[str, Figure]:
 
 
 def _draw_staleness(runs: Runs) -> Figure:
-    """Returns a row per algorithm and a panel per measure, over the updates per round."""
+    """Returns plots over updates per round: a row per algorithm and a panel per measure."""
     measures = ("gain", "clipped", "log_ratio", "kl")
     titles = ("gain of mean@4", "clipped steps", "largest |log ratio|", "KL to round start, nats")
     figure = Figure(figsize=(15, 6.4), layout="constrained")
@@ -121,7 +121,7 @@ def _draw_line(
     index: int,
     label: str,
 ) -> None:
-    """Draws one measure of one kind of policy; on-policy, GSPO is GRPO."""
+    """Draws one measure of one kind of policy; on-policy, GSPO equals GRPO."""
     points = []
     for updates in UPDATES_PER_ROUND:
         summary = summarize(runs, kind, "grpo" if updates == 1 else algorithm, updates)
@@ -136,7 +136,7 @@ def _draw_line(
 
 
 def _draw_rewards(runs: Runs) -> Figure:
-    """Returns a row per algorithm and a panel per staleness: the gain over the updates."""
+    """Returns plots of the gain over updates: a row per algorithm, a panel per staleness."""
     figure = Figure(figsize=(15, 6.4), layout="constrained")
     grid = figure.subplots(
         len(DRAWN), len(UPDATES_PER_ROUND), sharex=True, sharey=True, squeeze=False
@@ -159,7 +159,7 @@ def _draw_rewards(runs: Runs) -> Figure:
 
 
 def _draw_band(axes: Axes, curves: list[list[float]], *, index: int, label: str) -> None:
-    """Draws the mean of the seeds and the range between the lowest and the highest."""
+    """Draws the mean over seeds with their range."""
     if not curves:
         return
     x = [16 * step for step in range(len(curves[0]))]
@@ -182,7 +182,7 @@ def _is(run: dict[str, Any], kind: tuple[str, str], algorithm: str, updates: int
 
 
 def _stale_updates(run: dict[str, Any]) -> list[dict[str, float]]:
-    """Returns the updates after the first of each round that trained on anything."""
+    """Returns the non-empty updates after the first of each round."""
     columns = run["updates"]
     rows = [dict(zip(columns, values)) for values in zip(*columns.values())]
     per_round = run["case"]["updates_per_round"]
@@ -190,7 +190,7 @@ def _stale_updates(run: dict[str, Any]) -> list[dict[str, float]]:
 
 
 def _reach(row: dict[str, float]) -> float:
-    """Returns the largest |log ratio|; a ratio below the stored digits counts as the smallest."""
+    """Returns the largest |log ratio|; a ratio that was rounded to 0 counts as the smallest."""
     return max(math.log(row["ratio_max"]), -math.log(max(row["ratio_min"], 1e-6)))
 
 

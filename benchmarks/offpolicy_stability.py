@@ -1,12 +1,12 @@
-"""How far stale updates drift: GRPO and GSPO, dense and mixture of experts, with routing replayed.
+"""Measures the drift of stale updates: GRPO and GSPO, dense and MoE models, with routing replay.
 
-python -m benchmarks.offpolicy_stability          # runs what is missing, then table and figures
+python -m benchmarks.offpolicy_stability          # runs missing cases, then table and figures
 python -m benchmarks.offpolicy_stability --table  # only the table and the figures
 
-Every run makes 48 updates of 64 rollouts. What differs is how many updates share one round of
-rollouts, so how old the rollouts are by the time they are used. The sampler is a copy of the policy
-in bfloat16, the trainer computes in float32, as engines differ in practice. Task, warm-up and judge
-are those of params.yaml. Writes results/offpolicy_stability.json after every run.
+Every run makes 48 updates of 64 rollouts. Runs differ in the number of updates per round of
+rollouts, that is in staleness. The sampler is a bfloat16 copy of the policy, and the trainer
+computes in float32, to simulate the mismatch between engines. Task, warm-up and judge are those of
+params.yaml. Writes results/offpolicy_stability.json after every run.
 """
 
 import argparse
@@ -73,7 +73,7 @@ SHAPE: dict[str, int | float | str | bool] = {
     "tie_word_embeddings": True,
     "initializer_range": 0.04,
 }
-# Of one class family; per token, two experts of 144 are as wide as the dense layer of 288.
+# Same model family; per token, two active experts of width 144 match the dense layer of 288.
 BASES: dict[str, tuple[str, dict[str, int | float | str | bool]]] = {
     "dense": ("Qwen3ForCausalLM", {**SHAPE, "intermediate_size": 288}),
     "moe": (
@@ -88,12 +88,12 @@ BASES: dict[str, tuple[str, dict[str, int | float | str | bool]]] = {
     ),
 }
 CLIP = {"low": 0.2, "high": 0.28}
-GSPO_CLIP, GSPO_STEPS = {"low": 3e-4, "high": 4e-4}, 1000  # the paper's, for its long rollouts
+GSPO_CLIP, GSPO_STEPS = {"low": 3e-4, "high": 4e-4}, 1000  # of the paper, for long rollouts
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One run: what is trained, on rollouts how old, with which routing."""
+    """One run: its model, routing, algorithm, updates per round and seed."""
 
     model: str
     routing: RoutingMode
@@ -108,7 +108,7 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """What all runs of one model share."""
+    """Inputs that all runs of one model share."""
 
     params: Parameters
     tables: PromptTables
@@ -116,9 +116,10 @@ class Bench:
 
 
 def cases() -> Iterator[Case]:
-    """Yields every run, all of one seed before the next.
+    """Yields all runs, seed by seed.
 
-    On-policy, GSPO is GRPO (rule U10), and routing that the trainer chose itself is live routing.
+    Skips equivalent runs: on-policy, GSPO equals GRPO (rule U10), and replay of the trainer's own
+    routing equals live routing.
     """
     for seed in SEEDS:
         for updates in (1, 4, 8, 16):
@@ -135,13 +136,13 @@ def cases() -> Iterator[Case]:
 
 
 def kinds(*, is_stale: bool) -> list[tuple[str, RoutingMode]]:
-    """Returns every model with every routing that makes a difference."""
+    """Returns all pairs of model and routing mode that are not equivalent."""
     stale: list[tuple[str, RoutingMode]] = [("moe", "replay_proximal")] if is_stale else []
     return [("dense", "live"), ("moe", "live"), ("moe", "replay_sampled"), *stale]
 
 
 def prepare(model: str) -> Bench:
-    """Returns a model's prompts and base policy, warmed up on the first call."""
+    """Returns prompts and base policy of a model; the first call runs the warm-up."""
     params = read_params(ROOT / "params.yaml")
     assert isinstance(params.policy.base, ScratchBase)
     architecture, config = BASES[model]
@@ -160,10 +161,11 @@ def prepare(model: str) -> Bench:
 
 
 def objective_of(algorithm: str, steps: float) -> Objective:
-    """Returns GRPO with clip-higher, or GSPO with a range for rollouts of `steps`.
+    """Returns GRPO with clip-higher, or GSPO with a clip range for rollouts of `steps`.
 
-    A mean of T log ratios varies with 1 / sqrt(T). `gspo` clips as many standard deviations as the
-    clip of tokens does, `gspo_narrow` as many as the paper's range does at its length.
+    The standard deviation of a mean of T log ratios is proportional to 1 / sqrt(T). In standard
+    deviations, `gspo` has the range of the token-level clip, and `gspo_narrow` has the range of the
+    paper at its rollout length.
     """
     if algorithm == "grpo":
         return chain(grpo(**CLIP, beta=0.0), drop_uniform_groups())
@@ -181,7 +183,7 @@ def load(bench: Bench, routing: RoutingMode) -> TokenPolicy:
 
 
 def sampler_of(policy: TokenPolicy) -> TokenPolicy:
-    """Returns a copy of the policy that computes in bfloat16."""
+    """Returns a bfloat16 copy of the policy."""
     model = copy.deepcopy(policy.model)
     nn.Module.to(model, torch.bfloat16)
     return TokenPolicy(model, policy.tokenizer, decoding=policy.decoding, uses_chat_template=False)
@@ -190,7 +192,7 @@ def sampler_of(policy: TokenPolicy) -> TokenPolicy:
 def judged(
     bench: Bench, policy: TokenPolicy, prompts: pd.DataFrame, *, rollouts: int, seed: int
 ) -> tuple[TokenTrajectory, Rollouts]:
-    """Returns rollouts of the prompts, stored and read again as the pipeline does."""
+    """Returns rollouts of the prompts after a round trip through storage, as in the pipeline."""
     with tempfile.TemporaryDirectory() as scratch:
         batch = sample_rollouts(
             drawn_from(policy),
@@ -210,7 +212,7 @@ def judged(
 
 
 def evaluate(bench: Bench, policy: TokenPolicy) -> float:
-    """Returns mean@4 on held-out prompts, the same draws for every policy."""
+    """Returns mean@4 on held-out prompts, with the same seeds for every policy."""
     prompts = bench.tables.eval.head(EVALUATION_PROMPTS)
     live = TokenPolicy(
         policy.model,
@@ -224,7 +226,7 @@ def evaluate(bench: Bench, policy: TokenPolicy) -> float:
 
 
 def run(bench: Bench, case: Case) -> dict[str, Any]:
-    """Returns what every update, round and evaluation of a run showed."""
+    """Returns the metrics of every update, round and evaluation of a run."""
     start = time.process_time()
     policy = load(bench, case.routing)
     training = Training.model_validate(
@@ -263,10 +265,10 @@ def train_round(
     prompts: pd.DataFrame,
     updates: list[UpdateMetrics],
 ) -> dict[str, float]:
-    """Samples in bfloat16, trains in float32; adds to `updates` and returns the round's numbers.
+    """Samples in bfloat16, trains in float32, appends to `updates` and returns round metrics.
 
-    As `grpo.training.updates.train_round`, without its refusal of a drift that is large for the
-    clip (rule U27): here the drift is what is looked at.
+    Unlike `grpo.training.updates.train_round`, accepts a drift that is large relative to the clip
+    range (rule U27), because this benchmark measures the drift.
     """
     seed = derive_seed(case.seed, "round", len(updates))
     trajectory, rollouts = judged(
@@ -323,7 +325,7 @@ def settings(case: Case) -> TrainingSettings:
 
 
 def live_choices(policy: TokenPolicy, trajectory: TokenTrajectory) -> Tensor | None:
-    """Returns the experts that the policy itself chooses now; None for a dense policy."""
+    """Returns the experts that the current policy chooses; None for a dense policy."""
     if not find_routers(policy.model):
         return None
     live = TokenPolicy(
@@ -332,7 +334,7 @@ def live_choices(policy: TokenPolicy, trajectory: TokenTrajectory) -> Tensor | N
         decoding=Decoding(temperature=1.0, max_steps=policy.decoding.max_steps),
         uses_chat_template=False,
     )
-    _ = live.flops.forward  # measured now: its passes choose experts too
+    _ = live.flops.forward  # counted before recording, because its passes choose experts, too
     with torch.no_grad(), recorded(policy.model) as passes:
         live.log_prob(trajectory)
     read = torch.cat([trajectory.prompt_mask[trajectory.group], trajectory.mask[:, 1:]], dim=1)
@@ -343,7 +345,7 @@ def live_choices(policy: TokenPolicy, trajectory: TokenTrajectory) -> Tensor | N
 def changed_choices(
     policy: TokenPolicy, trajectory: TokenTrajectory, before: Tensor | None
 ) -> dict[str, float]:
-    """Returns how many choices a round's updates have changed, and a bfloat16 sampler had."""
+    """Returns the fractions of expert choices changed by the updates and by bfloat16 sampling."""
     after = live_choices(policy, trajectory)
     if before is None or after is None:
         return {}
@@ -359,7 +361,7 @@ def changed_choices(
 
 
 def main() -> None:
-    """Runs what is missing, then writes table and figures from the results."""
+    """Runs missing cases, then writes table and figures from the results."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.offpolicy_stability")
     parser.add_argument("--table", action="store_true", help="run nothing")
     is_table_only = parser.parse_args().table
@@ -378,7 +380,7 @@ def main() -> None:
 
 
 def write_runs(runs: dict[str, Any]) -> None:
-    """Writes the results, one line per run."""
+    """Writes the results with one line per run."""
     head = {
         "command": "python -m benchmarks.offpolicy_stability",
         "machine": machine(),

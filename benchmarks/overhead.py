@@ -1,10 +1,10 @@
-"""What Prefect and MLflow cost: the default pipeline through both, against plain `dvc repro`.
+"""Measures the overhead of Prefect and MLflow relative to plain `dvc repro`.
 
 python -m benchmarks.overhead 2    # repeats; writes results/overhead.json and docs/overhead.svg
 python -m benchmarks.overhead      # table and figure from the results
 
-Every run starts from nothing in a fresh clone. The flows report to servers of Prefect and MLflow
-that run already; `dvc repro` records its lineage in a file.
+Every run of the default pipeline starts from scratch in a fresh clone. The flows report to running
+servers of Prefect and MLflow; `dvc repro` records its lineage in a file.
 """
 
 import argparse
@@ -45,7 +45,7 @@ WAYS = {
 
 
 def main() -> None:
-    """Measures and writes."""
+    """Runs the measurements, writes results and figure, and prints the table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.overhead")
     parser.add_argument("repeats", type=int, nargs="?", default=0)
     repeats = parser.parse_args().repeats
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def run(way: str, revision: str) -> dict[str, float]:
-    """Returns the seconds of a run from nothing, on the wall and of the stages' processors."""
+    """Returns the wall-clock and CPU seconds of a run from scratch."""
     with fresh_clone(revision) as workspace, _addresses(way) as addresses:
         seconds = time_module(workspace, *WAYS[way], **addresses)
         usage = read_usage(workspace)
@@ -75,7 +75,7 @@ def run(way: str, revision: str) -> dict[str, float]:
 
 @contextmanager
 def _addresses(way: str) -> Iterator[dict[str, str]]:
-    """Runs both servers over stores of their own, unless nobody reports to them."""
+    """Runs both servers with new stores and yields their addresses; {} for plain `dvc repro`."""
     if way == PLAIN:
         yield {}
         return
@@ -90,7 +90,7 @@ def _addresses(way: str) -> Iterator[dict[str, str]]:
 
 
 def table(results: dict[str, Any]) -> str:
-    """Returns Markdown: medians, and the ratio to `dvc repro` with its smallest and largest."""
+    """Returns a Markdown table of medians and of ratios to `dvc repro` with their range."""
     rows = []
     for way in WAYS:
         ratios = [each[way]["seconds"] / each[PLAIN]["seconds"] for each in results["runs"]]
@@ -104,7 +104,7 @@ def table(results: dict[str, Any]) -> str:
 
 
 def draw(results: dict[str, Any]) -> Figure:
-    """Returns the seconds of every run, by how it was run."""
+    """Returns a bar chart of the seconds of every run, by command."""
     with styled():
         figure = Figure(figsize=(7.0, 2.6), layout="constrained")
         axes = figure.subplots()
@@ -114,7 +114,7 @@ def draw(results: dict[str, Any]) -> Figure:
             axes.barh([name], [median(seconds)], height=0.5)
             axes.plot(seconds, [name] * len(seconds), "k.")
         axes.invert_yaxis()
-        axes.set_xlabel("seconds of the default pipeline from nothing")
+        axes.set_xlabel("seconds of the default pipeline from scratch")
     return figure
 
 

@@ -1,9 +1,9 @@
-"""How many steps a second rollouts take in the simulator, by the number of its processes.
+"""Measures rollout steps per second in the simulator by number of processes.
 
-python -m benchmarks.rollout_throughput    # on a machine with nothing else to do
+python -m benchmarks.rollout_throughput    # on an idle machine
 
-Draws the same 64 rollouts of a fresh policy of recipes/manipulation.yaml with one to four
-processes, three times each in turn, and checks that they are the same bytes. Writes
+Samples the same 64 rollouts of an untrained policy of recipes/manipulation.yaml with one to four
+processes, three times each in turn, and checks that their bytes are equal. Writes
 results/rollout_throughput.json and docs/rollout_throughput.svg.
 """
 
@@ -37,7 +37,7 @@ SLOTS = 32
 
 
 def main() -> None:
-    """Measures, writes and draws."""
+    """Runs the measurements, writes results and figure, and prints the table."""
     params: Any = read_params(ROOT / "recipes" / "manipulation.yaml")
     torch.set_num_threads(1)
     model, tokenizer = make_action_model(params, DATA)
@@ -55,7 +55,9 @@ def main() -> None:
                     slots=SLOTS,
                     label=choose_labeller("time", max_steps=18),
                 )
-                pool.play({slot: scenes[slot] for slot in range(SLOTS)})  # processes have started
+                pool.play(
+                    {slot: scenes[slot] for slot in range(SLOTS)}
+                )  # waits until all processes have started
                 start = time.perf_counter()
                 trajectory, logp = policy.sample(
                     scenes,
@@ -84,7 +86,7 @@ def main() -> None:
 
 
 def _scenes(families: list[str]) -> list[str]:
-    """Returns scenes of all families in turn."""
+    """Returns scenes that alternate between the families."""
     environments = {family: make_environment(family) for family in families}
     return [
         draw_scene(environments[family], family, number)
@@ -94,7 +96,7 @@ def _scenes(families: list[str]) -> list[str]:
 
 
 def table(results: dict[str, Any]) -> str:
-    """Returns Markdown: steps a second by processes, the fastest and the slowest time."""
+    """Returns a Markdown table of median steps per second by processes, with their range."""
     rows = list[list[str]]()
     steps, seconds = results["steps"], results["seconds"]
     one = float(np.median(seconds["1"]))
@@ -106,7 +108,7 @@ def table(results: dict[str, Any]) -> str:
 
 
 def draw(results: dict[str, Any]) -> Figure:
-    """Returns steps a second against processes."""
+    """Returns a plot of steps per second over processes."""
     with styled():
         figure = Figure(figsize=(5.0, 3.6), layout="constrained")
         axes = figure.subplots()

@@ -1,9 +1,9 @@
-"""Compares every artifact of recipes between a revision and this one, by the hashes in dvc.lock.
+"""Compares all artifacts of recipes between a revision and HEAD by the hashes in dvc.lock.
 
 python -m benchmarks.same_bytes 85d4b9d params.yaml recipes/smoke.yaml
 
-Both revisions run in fresh clones on this machine. With --locks, lock files are kept in a folder,
-and a recipe whose lock file is there does not run again. The exit code is 1 if artifacts differ.
+Both revisions run in fresh clones on this machine. With --locks, a folder keeps the lock files, and
+a recipe with a lock file in it does not run again. The exit code is 1 if artifacts differ.
 """
 
 import argparse
@@ -19,11 +19,11 @@ from grpo.runtime.artifacts.files import write_json
 
 
 def main() -> None:
-    """Runs each recipe at both revisions, writes what differs and prints a line per recipe."""
+    """Runs each recipe at both revisions, writes the differences and prints a line per recipe."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.same_bytes", description=__doc__)
-    parser.add_argument("revision", help="to compare with HEAD")
+    parser.add_argument("revision", help="revision to compare with HEAD")
     parser.add_argument("recipes", nargs="+", type=Path, help="files of the repository")
-    parser.add_argument("--locks", type=Path, help="a folder for lock files")
+    parser.add_argument("--locks", type=Path, help="folder that keeps lock files")
     chosen = parser.parse_args()
     before, after = revision_of(chosen.revision), revision_of("HEAD")
     with tempfile.TemporaryDirectory() as folder:
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def outs_of(revision: str, recipe: Path, locks: Path) -> dict[str, str]:
-    """Returns the hash of each artifact that a recipe makes at a revision, by its path."""
+    """Returns the hashes of a recipe's artifacts at a revision, by path."""
     lock = locks / revision / f"{recipe.stem}.lock"
     if not lock.exists():
         with fresh_clone(revision) as workspace:
@@ -58,7 +58,7 @@ def outs_of(revision: str, recipe: Path, locks: Path) -> dict[str, str]:
 
 
 def compare(before: dict[str, str], after: dict[str, str]) -> dict[str, Any]:
-    """Returns how many artifacts are equal, and the paths of those that differ or are missing."""
+    """Returns the number of equal artifacts and the paths of different or missing ones."""
     same = before.items() & after.items()
     return {"equal": len(same), "differing": sorted({*before, *after} - {path for path, _ in same})}
 

@@ -1,10 +1,10 @@
-"""How many tokens a second rollouts take, by engine and number of workers; and the same bytes.
+"""Measures sampled tokens per second by engine and number of workers, and checks equal bytes.
 
-python -m benchmarks.scaling_sampling    # on a machine with nothing else to do
+python -m benchmarks.scaling_sampling    # on an idle machine
 
-Draws the same rollouts of the default recipe's model, before any warm-up, by the stage itself, by
-one and two processes, and by one and two workers of a Ray cluster started for it, three times each
-in turn. Writes results/scaling_sampling.json and docs/scaling_sampling.svg.
+Samples the same rollouts with the untrained model of the default recipe in the stage itself, in one
+and two processes, and in one and two workers of a new Ray cluster, three times each in turn. Writes
+results/scaling_sampling.json and docs/scaling_sampling.svg.
 """
 
 import json
@@ -35,19 +35,19 @@ FIGURE = ROOT / "docs" / "scaling_sampling.svg"
 CASES = (("local", 1), ("processes", 1), ("processes", 2), ("ray", 1), ("ray", 2))
 REPEATS = 3
 NUM_PROMPTS = 600
-ROLLOUTS = 16  # of each
+ROLLOUTS = 16  # per prompt
 ROLLOUTS_PER_BATCH = 256
 
 
 class Measured(NamedTuple):
-    """What drawing took, in seconds since the engine was opened."""
+    """Seconds of sampling since the engine was opened."""
 
-    first: float  # until as many batches were done as there are workers
-    all: float  # until the last batch was
+    first: float  # until as many batches were finished as there are workers
+    all: float  # until the last batch was finished
 
 
 def main() -> None:
-    """Measures, writes and draws."""
+    """Runs the measurements, writes results and figure, and prints the table."""
     seconds: dict[str, list[Measured]] = {name_of(*case): [] for case in CASES}
     drawn: list[SampledBatch] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -77,12 +77,12 @@ def main() -> None:
 
 
 def name_of(engine: str, workers: int) -> str:
-    """Returns a case as results and table name it."""
+    """Returns the name of a case in results and table."""
     return "the stage itself" if engine == "local" else f"{engine}, {workers}"
 
 
 def _prepare(folder: Path) -> Drawing:
-    """Writes prompts and a fresh policy, and returns who draws what from it."""
+    """Writes prompts and an untrained policy, and returns the sampling job."""
     params = _changed(read_params(ROOT / "params.yaml"), "local", 1)
     prompts, base = folder / "prompts.parquet", folder / "base"
     write_table(build_prompts(params, DATA).train, prompts, PROMPTS)
@@ -94,14 +94,14 @@ def _changed(params: Parameters, engine: str, workers: int) -> Parameters:
     content = params.model_dump(mode="json")
     content["sampling"] = {"engine": engine, "workers": workers}
     content["task"]["train_prompts"] = NUM_PROMPTS
-    content["policy"]["base"]["warmup"]["prompts"] = 1  # nothing is warmed up
+    content["policy"]["base"]["warmup"]["prompts"] = 1  # the policy is not warmed up
     return Parameters.model_validate_json(json.dumps(content))
 
 
 def _draw(
     setup: Drawing, engine: str, workers: int, scratch: Path
 ) -> tuple[SampledBatch, Measured]:
-    """Returns the rollouts of all prompts, and how long they took."""
+    """Returns the rollouts of all prompts and the seconds of sampling."""
     prompts = read_table(setup.prompts, PROMPTS).assign(rollouts=ROLLOUTS)
     moments: list[float] = []
     start = time.perf_counter()
@@ -124,13 +124,13 @@ def _are_same(one: SampledBatch, other: SampledBatch) -> bool:
 
 
 def rates(results: dict[str, Any], name: str) -> list[float]:
-    """Returns tokens a second, by repeat, once as many batches are done as there are workers."""
+    """Returns, by repeat, tokens per second after the first batch of each worker."""
     tokens = results["tokens"] * (1 - results["workers"][name] / results["batches"])
     return [tokens / (each["all"] - each["first"]) for each in results["seconds"][name]]
 
 
 def table(results: dict[str, Any]) -> str:
-    """Returns Markdown: medians, with the slowest and the fastest repeat."""
+    """Returns a Markdown table of medians with the slowest and the fastest repeat."""
     titles = ["engine, workers", "seconds to start", "tokens per second then", "of the stage's own"]
     rows = list[list[str]]()
     alone = float(np.median(rates(results, name_of("local", 1))))
@@ -143,7 +143,7 @@ def table(results: dict[str, Any]) -> str:
 
 
 def draw(results: dict[str, Any]) -> Figure:
-    """Returns tokens a second by engine and workers."""
+    """Returns a plot of tokens per second by engine and workers."""
     with styled():
         figure = Figure(figsize=(5.0, 3.0), layout="constrained")
         axes = figure.subplots()

@@ -1,13 +1,13 @@
-"""What an update takes in one and in two ranks: seconds, and memory of each rank.
+"""Measures seconds and memory of updates in one rank and in two.
 
-python -m benchmarks.scaling_training    # on a machine with two cores and nothing else to do
-python -m benchmarks.scaling_training draw    # table and figure of what was measured
+python -m benchmarks.scaling_training    # on an idle machine with two cores
+python -m benchmarks.scaling_training draw    # table and figure from the results
 
-Trains GRPO's four updates on the same 128 rollouts with Llamas of two sizes and random weights, in
-one rank and in two, three times each in turn, every time in fresh processes of one thread. Then
-once each for the peak of resident memory while scoring and updating, beyond what was resident
-before the model was made: with a malloc that gives back at once what is freed, which takes time.
-Writes results/scaling_training.json and docs/scaling_training.svg.
+Trains four GRPO updates on the same 128 rollouts with randomly initialized Llamas of two sizes, in
+one rank and in two, three times each in turn, in new processes of one thread. A further run of each
+measures the peak resident memory of log-probs and updates, minus the memory before the model was
+made; its malloc returns freed memory to the system at once, which is slower. Writes
+results/scaling_training.json and docs/scaling_training.svg.
 """
 
 import os
@@ -43,14 +43,14 @@ from grpo.wiring.rounds import training_settings
 
 OUT = RESULTS / "scaling_training.json"
 FIGURE = ROOT / "docs" / "scaling_training.svg"
-SIZES = {"3 M": (256, 704, 4), "30 M": (640, 1728, 6)}  # hidden, inner, layers
+SIZES = {"3 M": (256, 704, 4), "30 M": (640, 1728, 6)}  # hidden size, intermediate size, layers
 RANKS = (1, 2)
 REPEATS = 3
 PROMPTS = 16
 ROLLOUTS_PER_PROMPT = 8
 MAX_STEPS = 32
 GIVES_BACK = {"MALLOC_MMAP_THRESHOLD_": str(2**20)}
-LOSS_TOLERANCE = 1e-4  # of sums in float32 that one and two ranks form in another order
+LOSS_TOLERANCE = 1e-4  # float32 sums differ by their order between one and two ranks
 TRAINING = Training(
     updates_per_round=4,
     learning_rate=0.0003,
@@ -65,7 +65,7 @@ TRAINING = Training(
 
 
 def main() -> None:
-    """Measures, unless told to draw; writes, draws and prints."""
+    """Runs the measurements unless the argument is `draw`; writes the figure, prints the table."""
     match sys.argv[1:]:
         case []:
             write_json(OUT, measure())
@@ -75,14 +75,14 @@ def main() -> None:
         case ["draw"]:
             pass
         case others:
-            sys.exit(f"{' '.join(others)}: must be draw, or nothing, which measures")
+            sys.exit(f"{' '.join(others)}: must be draw or absent; omit it to measure")
     results = read_json(OUT)
     save_figure(draw(results), FIGURE)
     print(table(results))
 
 
 def measure() -> dict[str, Any]:
-    """Returns what every size takes in every number of ranks."""
+    """Returns the measurements of every size with every number of ranks."""
     cases = [(size, str(ranks)) for size in SIZES for ranks in RANKS]
     timed: list[list[Any]] = [[] for _ in cases]
     for _ in range(REPEATS):
@@ -100,7 +100,7 @@ def measure() -> dict[str, Any]:
 
 
 def _run(size: str, ranks: str, settings: dict[str, str]) -> list[dict[str, Any]]:
-    """Returns what each rank of a fresh training says."""
+    """Runs a training in new processes and returns the measurements of each rank."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "benchmarks.scaling_training", "rank", size, ranks, folder]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", **settings}
@@ -109,7 +109,7 @@ def _run(size: str, ranks: str, settings: dict[str, str]) -> list[dict[str, Any]
 
 
 def _train_in_ranks(size: str, ranks: int, out: Path) -> None:
-    """Trains, and writes what each rank took."""
+    """Trains and writes the measurements of this rank."""
     torch.set_num_threads(1)
     store = out / "store"
 
@@ -121,7 +121,7 @@ def _train_in_ranks(size: str, ranks: int, out: Path) -> None:
 
 
 def _train(size: str, scratch: Scratch) -> dict[str, Any]:
-    """Returns what one round took this rank, and its losses."""
+    """Returns the cost of one round for this rank, and its losses."""
     before = psutil.Process().memory_info().rss
     policy = _make_policy(*SIZES[size])
     number = sum(each.numel() for each in policy.model.parameters())
@@ -191,7 +191,7 @@ def _make_policy(hidden: int, inner: int, layers: int) -> TokenPolicy:
 
 
 def losses_agree(results: dict[str, Any]) -> bool:
-    """Returns whether all runs of a size have the same losses, but for rounding."""
+    """Returns whether all runs of a size have equal losses up to rounding."""
     alone = {case["size"]: case["weighed"][0] for case in results["cases"] if case["ranks"] == "1"}
     return all(
         np.allclose(run["losses"], alone[case["size"]]["losses"], atol=LOSS_TOLERANCE, rtol=0)
@@ -202,7 +202,7 @@ def losses_agree(results: dict[str, Any]) -> bool:
 
 
 def table(results: dict[str, Any]) -> str:
-    """Returns Markdown: seconds and processor seconds of an update, and the memory of a rank."""
+    """Returns a Markdown table of seconds and CPU seconds per update and of memory per rank."""
     titles = ["parameters", "ranks", "seconds per update", "times faster"]
     titles += ["processor seconds, all ranks", "weights, gradients, moments MB", "peak MB per rank"]
     rows = list[list[str]]()
@@ -219,23 +219,23 @@ def table(results: dict[str, Any]) -> str:
 
 
 def _seconds(case: dict[str, Any]) -> tuple[float, float, float]:
-    """Returns median, least and most seconds of an update over repeats, of the slowest rank."""
+    """Returns median, minimum and maximum over repeats of the slowest rank's update seconds."""
     each = [max(float(np.mean(rank["seconds"])) for rank in ranks) for ranks in case["timed"]]
     return float(np.median(each)), min(each), max(each)
 
 
 def _processor_seconds(ranks: list[dict[str, Any]]) -> float:
-    """Returns those of an update, of all ranks together."""
+    """Returns the mean CPU seconds per update, summed over ranks."""
     return sum(float(np.mean(rank["processor_seconds"])) for rank in ranks)
 
 
 def _largest(case: dict[str, Any], name: str) -> int:
-    """Returns the bytes of the rank that has most."""
+    """Returns the largest number of bytes over ranks."""
     return max(int(rank[name]) for rank in case["weighed"])
 
 
 def draw(results: dict[str, Any]) -> Figure:
-    """Returns seconds, peaks, and the losses of one and of two ranks."""
+    """Returns plots of seconds, peak memory and losses for one and two ranks."""
     with styled():
         figure = Figure(figsize=(11.0, 3.6), layout="constrained")
         time_axes, peak_axes, loss_axes = figure.subplots(1, 3)

@@ -1,6 +1,8 @@
-"""`python -m benchmarks.screenshots MODEL`: pages of a team as pictures in docs/.
+"""Writes screenshots of the team's Prefect and MLflow pages to docs/.
 
-Of the team that `make team` runs in this workspace, after a run and a promotion of MODEL.
+python -m benchmarks.screenshots MODEL
+
+Requires that `make team` runs in this workspace and that MODEL has been trained and promoted.
 """
 
 import argparse
@@ -22,12 +24,12 @@ from grpo.lineage.record import VIEW
 
 DOCS = Path("docs")
 SIZE = (1280, 860)
-COLORS = 96  # a third of the bytes, and hardly an eye can tell
+COLORS = 96  # reduces the size to a third without visible differences
 NO_ASSISTANT = "localStorage.setItem('mlflow.assistant.panelOpen_v1', 'false')"
 
 
 def main() -> int:
-    """Returns 0, or 1 if there is no browser or no team."""
+    """Writes the screenshots; returns 1 if there is no browser or no running team, else 0."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.screenshots", description=__doc__)
     parser.add_argument("model", metavar="MODEL")
     model = parser.parse_args().model
@@ -36,7 +38,7 @@ def main() -> int:
         print(HOW_TO_GET, file=sys.stderr)
         return 1
     if running_ui(Path.cwd()) is None:
-        print(f"{UI_LOCK}: no team runs in this workspace; start make team", file=sys.stderr)
+        print(f"{UI_LOCK}: a team must run in this workspace; run make team", file=sys.stderr)
         return 1
     addresses = json.loads(UI_LOCK.read_text())
     prefect, mlflow = addresses["prefect"], addresses["mlflow"]
@@ -56,18 +58,18 @@ def main() -> int:
 
 
 def visit_graph(page: Page, prefect: str, run: str) -> Iterator[tuple[str, str]]:
-    """Yields the name and the visible text of the page that shows a run's graph alone."""
+    """Yields name and visible text of the page that shows only the graph of a run."""
     page.open(f"{prefect}/runs/flow-run/{run}")
     for title in ("Toggle fullscreen", "Recenter graph"):
         page.wait_until(
             f"(e => e && (e.click(), true))(document.querySelector('[title^=\"{title}\"]'))"
         )
-        page.picture()  # once it rests: the second would center what the first has not enlarged yet
+        page.picture()  # waits until the page is enlarged before it is recentered
     yield "graph", page.wait_for("Completed")
 
 
 def visit_run(page: Page, prefect: str, run: str) -> Iterator[tuple[str, str]]:
-    """Yields the name and the visible text of each page about a run, while it is open."""
+    """Opens each page about a run and yields its name and visible text."""
     page.open(f"{prefect}/runs/flow-run/{run}")
     page.click("Task Runs")
     stages = page.wait_for("Completed", "train@")
@@ -81,7 +83,7 @@ def visit_run(page: Page, prefect: str, run: str) -> Iterator[tuple[str, str]]:
 
 
 def visit_version(page: Page, mlflow: str, model: str, version: str) -> Iterator[tuple[str, str]]:
-    """Yields the same of the pages from a version of a model back to its policy and base."""
+    """Opens the pages of a model version and its promotion; yields name and visible text."""
     page.open(mlflow)
     page.click("Model training")  # MLflow remembers it
     page.run(NO_ASSISTANT)
@@ -92,14 +94,14 @@ def visit_version(page: Page, mlflow: str, model: str, version: str) -> Iterator
 
 
 def save_small(picture: bytes, path: Path) -> None:
-    """Writes a PNG of few colors."""
+    """Writes a PNG with COLORS colors."""
     path.parent.mkdir(parents=True, exist_ok=True)
     image = Image.open(io.BytesIO(picture)).convert("RGB")
     image.quantize(COLORS, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
 def _newest_run(prefect: str) -> str:
-    """Returns the id of the newest run of the pipeline that is complete."""
+    """Returns the id of the newest completed run of the pipeline."""
     wanted = {
         "sort": "START_TIME_DESC",
         "flows": {"name": {"any_": ["reproduce"]}},
@@ -109,7 +111,7 @@ def _newest_run(prefect: str) -> str:
 
 
 def _champion(mlflow: str, model: str) -> str:
-    """Returns the number of the version that is champion."""
+    """Returns the version number of the champion."""
     where = f"{mlflow}/api/2.0/mlflow/registered-models/alias?name={model}&alias=champion"
     return str(_ask(where)["model_version"]["version"])
 

@@ -1,4 +1,4 @@
-"""Benchmarks that run seed by seed, and keep what every finished seed says in one file."""
+"""Runs a benchmark seed by seed and collects the results of finished seeds in one file."""
 
 import argparse
 from collections.abc import Callable
@@ -14,18 +14,18 @@ def record_seeds(
     run_seed: Callable[[int], Any],
     describe: Callable[[dict[str, Any]], dict[str, Any]],
 ) -> dict[str, Any]:
-    """Runs the seeds of the command line, and returns what results/NAME.json then holds.
+    """Runs the seeds of the command line and returns the content of results/NAME.json.
 
     Args:
-      arms: As the file describes them; what it holds of other arms is not kept.
-      describe: What the file says beside the runs, from those of all finished seeds.
+      arms: Definition of the arms; results of a different definition are discarded.
+      describe: Returns the summary to store, given the runs of all finished seeds.
     """
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}")
     parser.add_argument("seeds", nargs="*", type=int, metavar="SEED")
     out = RESULTS / f"{name}.json"
     for seed in parser.parse_args().seeds:
         found = run_seed(seed)
-        # Read as late as this: seeds may run beside each other.
+        # Read after the run, because other processes may run other seeds at the same time.
         stored = read_json(out) if out.exists() else {}
         if stored.get("arms") != arms:
             stored = {"measured": {}, "runs": {}}

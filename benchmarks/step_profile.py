@@ -1,10 +1,10 @@
-"""Where an update's CPU time goes, by torch's profiler: generation, scoring and gradient.
+"""Profiles the CPU time of an update with torch's profiler: generation, log-probs and gradient.
 
 python -m benchmarks.step_profile    # writes benchmarks/results/step_profile.json
 
-`step_profile_before.json` beside it was made the same way, before the step was made fast. What is
-new: each part's FLOPs, the seconds of generation that the model's own code takes, and how fast
-this processor multiplies matrices.
+`step_profile_before.json` has the results before the update was optimized. New results also have
+the FLOPs of each part, the seconds of generation inside the model, and the speed of a matrix
+product on this processor.
 """
 
 from collections.abc import Iterator
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def profile_size(name: str) -> dict[str, Any]:
-    """Returns seconds and operators of each part of one update."""
+    """Returns the seconds and the operators of each part of one update."""
     scenario = Scenario(size=name, settings=read_fastest(name)["ours"])
     policy = make_policy(scenario, workload.COMPLETION_TOKENS)
     settings = training_settings(scenario)
@@ -85,9 +85,9 @@ def profile_size(name: str) -> dict[str, Any]:
 
 
 def seconds_inside(policy: TokenPolicy, prompts: list[str], sizes: list[int]) -> dict[str, float]:
-    """Returns CPU seconds of sampling without a profiler, and those within the model's own code.
+    """Returns CPU seconds of sampling without a profiler, in total and inside the model.
 
-    That is its head and the parts of its body, which sampling calls apart.
+    Inside the model are its head and the parts of its body, which sampling calls one by one.
     """
     clock, starts = Clock(), []
     hooks = []
@@ -110,7 +110,7 @@ def seconds_inside(policy: TokenPolicy, prompts: list[str], sizes: list[int]) ->
 
 
 def product_speed() -> float:
-    """Returns FLOPs per CPU second of a product of two square matrices, the best of ten."""
+    """Returns FLOPs per CPU second of a square matrix product, the best of ten runs."""
     size = 1024
     left, right = torch.randn(size, size), torch.randn(size, size)
     seconds = []
@@ -123,9 +123,9 @@ def product_speed() -> float:
 
 @contextmanager
 def profiled(policy: TokenPolicy) -> Iterator[dict[str, Any]]:
-    """Yields a part's FLOPs, CPU seconds and operators: filled when the block ends."""
+    """Yields a dictionary that receives FLOPs, CPU seconds and operators of the block."""
     content: dict[str, Any] = {}
-    _ = policy.flops.forward, policy.flops.training  # measured before the clock runs
+    _ = policy.flops.forward, policy.flops.training  # counted before the clock starts
     start, before = now(), policy.cost.flops
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         yield content
@@ -145,7 +145,7 @@ def profiled(policy: TokenPolicy) -> Iterator[dict[str, Any]]:
 
 
 def table(before: dict[str, Any], after: dict[str, Any]) -> str:
-    """Returns Markdown: seconds and largest operators of each size and part, before and after."""
+    """Returns a Markdown table of seconds and slowest operators by size and part."""
     header = ["size", "part", "before, CPU s", "after, CPU s", "largest before", "largest after"]
     rows = list[list[str]]()
     for size in SIZES:
@@ -157,7 +157,7 @@ def table(before: dict[str, Any], after: dict[str, Any]) -> str:
 
 
 def limits(after: dict[str, Any]) -> str:
-    """Returns Markdown: how near to what it cannot go below each size is."""
+    """Returns a Markdown table that compares each size with its lower bounds."""
     titles = ["size", "generation, CPU s", "of it inside the model", "update, GFLOPs per CPU s"]
     titles += ["a large product, GFLOPs per CPU s"]
     rows = list[list[str]]()
@@ -171,7 +171,7 @@ def limits(after: dict[str, Any]) -> str:
 
 
 def _largest(part: dict[str, Any]) -> str:
-    """Returns the operators that took longest, with their share, under short names."""
+    """Returns short names and shares of the slowest operators."""
     shown = []
     for each in part["operators"][:NUM_SHOWN]:
         name = each["operator"].removeprefix("aten::")

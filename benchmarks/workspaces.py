@@ -1,4 +1,4 @@
-"""Runs the pipeline's stages in one process: no start-up per stage, so that many arms fit."""
+"""Runs the pipeline's stages in one process, which avoids the start-up time of each stage."""
 
 import importlib
 import os
@@ -27,7 +27,7 @@ STATUS, CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def make_workspace(target: Path, params: dict[str, Any]) -> None:
-    """Fills a folder with what dvc.yaml names, and `params` to run; artifacts there stay."""
+    """Copies code, data and dvc.yaml into a folder and writes `params`; keeps its artifacts."""
     target.mkdir(parents=True, exist_ok=True)
     for name in ("grpo", "stages", "data"):
         shutil.rmtree(target / name, ignore_errors=True)
@@ -40,12 +40,13 @@ def make_workspace(target: Path, params: dict[str, Any]) -> None:
 
 
 def run_stages(workspace: Path, skipped: Collection[str] = ()) -> dict[str, float]:
-    """Runs, in dvc.yaml's order, every stage whose outputs are missing.
+    """Runs, in topological order, every stage whose outputs are missing.
 
     Args:
-      skipped: Full names of stages that need not run, e.g. evaluate@uniform-1.
+      skipped: Full names of stages to skip, e.g. evaluate@uniform-1.
 
-    Returns the processor seconds of each stage and its children, those of earlier calls included.
+    Returns:
+      The CPU seconds of each stage and its child processes, including earlier calls.
     """
     with _inside(workspace):
         seconds: dict[str, float] = read_json(CPU_SECONDS) if CPU_SECONDS.exists() else {}
@@ -66,7 +67,7 @@ def run_stages(workspace: Path, skipped: Collection[str] = ()) -> dict[str, floa
 
 
 def commands_in_order(workspace: Path) -> list[tuple[str, str, list[Path]]]:
-    """Returns name, command and outputs of every stage, each after those it reads from."""
+    """Returns name, command and outputs of every stage in topological order."""
     with Repo(workspace) as repo:
         graph = repo.index.graph
         order: list[Stage] = []
@@ -79,25 +80,25 @@ def commands_in_order(workspace: Path) -> list[tuple[str, str, list[Path]]]:
 
 
 def peak_bytes(workspace: Path) -> dict[str, int]:
-    """Returns the peak of resident memory during each stage that ran, all of it one process."""
+    """Returns the peak resident memory of the process during each stage that ran."""
     path = workspace / PEAK_BYTES
     found: dict[str, int] = read_json(path) if path.exists() else {}
     return found
 
 
 def _cpu_seconds() -> float:
-    """Returns the processor seconds of this process, and of its children that have ended."""
+    """Returns the CPU seconds of this process and of its finished child processes."""
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time() + children.ru_utime + children.ru_stime
 
 
 def reset_peak() -> None:
-    """Lets the peak of resident memory start anew at what is resident now."""
+    """Resets the peak resident memory of this process to its current resident memory."""
     CLEAR_REFS.write_text("5")
 
 
 def resident_peak() -> int:
-    """Returns the peak of this process's resident memory, in bytes."""
+    """Returns the peak resident memory of this process in bytes."""
     fields = dict(line.split(":", 1) for line in STATUS.read_text().splitlines())
     return int(fields["VmHWM"].split()[0]) * 1024
 

@@ -201,10 +201,10 @@ def _sample(arguments: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    from grpo.report.page import draw_again
+    from grpo.report.page import redraw_page
     from grpo.runtime.artifacts.marks import PAGE, say
 
-    ran = draw_again(ARTIFACTS)
+    ran = redraw_page(ARTIFACTS)
     print(say([*ran.banners, *ran.stamps], is_colored=sys.stderr.isatty()), end="", file=sys.stderr)
     print(PAGE.resolve())
     return 0
@@ -212,11 +212,11 @@ def _report(arguments: argparse.Namespace) -> int:
 
 def _summary(arguments: argparse.Namespace) -> int:
     from grpo.report.learned import find_empty_results
-    from grpo.report.provenance import find_what_ran, state_of_page
+    from grpo.report.provenance import find_completed_run, state_of_page
     from grpo.report.summary import summarize
     from grpo.runtime.artifacts.marks import say
 
-    ran, page = find_what_ran(), state_of_page()
+    ran, page = find_completed_run(), state_of_page()
     is_colored = sys.stdout.isatty()
     banners = [*ran.banners, *ran.stamps, *([page] if page else [])]
     print(say(banners, is_colored=is_colored), end="")  # before what may be missing

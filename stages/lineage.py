@@ -21,10 +21,10 @@ def main(usage: Usage, workspace: Path) -> None:
             print(error, file=sys.stderr)
     if state_of_page():  # DVC has restored what the report wrote, but knows no page
         # Here, not above: it takes seconds to import, and is seldom needed.
-        from grpo.report.page import draw_again
+        from grpo.report.page import redraw_page
 
         try:
-            draw_again(ARTIFACTS)
+            redraw_page(ARTIFACTS)
         except (
             GrpoError
         ) as error:  # a page that cannot be drawn is marked as old; this was recorded

@@ -5,7 +5,7 @@ from pathlib import Path
 from grpo.report.figures import write_curve
 from grpo.report.numbers import compute_numbers, write_numbers
 from grpo.report.page import write_page
-from grpo.report.provenance import find_what_ran
+from grpo.report.provenance import find_completed_run
 from grpo.report.reading import read_run
 from grpo.runtime.artifacts.marks import clear
 from grpo.runtime.artifacts.usage import Usage
@@ -14,7 +14,7 @@ from stages.entry import run
 
 def main(usage: Usage, artifacts: Path, out: Path) -> None:
     """Writes metrics.json, three CSV files, a curve and index.html into `out`."""
-    ran = find_what_ran(is_stage=True)
+    ran = find_completed_run(is_stage=True)
     with usage.part("numbers"):
         finished = read_run(artifacts, ran.params)
         numbers = compute_numbers(finished)
@@ -22,7 +22,7 @@ def main(usage: Usage, artifacts: Path, out: Path) -> None:
         write_curve(finished, numbers, out)
     with usage.part("page"):
         write_page(artifacts, ran.params, out, ran.banners)
-        clear(ran.overcome)
+        clear(ran.outdated_marks)
 
 
 if __name__ == "__main__":

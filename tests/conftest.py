@@ -1,4 +1,4 @@
-"""Shared by all tests: one torch thread, no tracker that phones home, a fault table, a browser."""
+"""Fixtures of all tests: one torch thread, no telemetry, a fault table, a browser."""
 
 import gc
 import os
@@ -19,13 +19,13 @@ torch.set_num_threads(1)
 
 
 def pytest_collection_finish() -> None:
-    """Leaves what is imported and collected out of garbage collection: it stays to the end."""
+    """Excludes imported modules and collected tests from garbage collection."""
     gc.freeze()
 
 
 @pytest.fixture(params=REPEATS)
 def fault(request: pytest.FixtureRequest) -> FaultLine:
-    """The line of the fault table that the test fills."""
+    """The row of the fault table that the test writes."""
     return FaultLine(request.node.originalname)
 
 
@@ -40,6 +40,6 @@ def idle_browser() -> Iterator[Page]:
 
 @pytest.fixture
 def browser(idle_browser: Page) -> Iterator[Page]:
-    """A page of the module's browser; empty before and after: one that moves takes a processor."""
+    """A page of the module's browser; empty before and after, since animations take CPU time."""
     yield idle_browser
     idle_browser.open("about:blank")

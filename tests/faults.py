@@ -1,4 +1,4 @@
-"""Lines of the fault table: tests of faults fill them, `python -m benchmarks.faults` keeps them."""
+"""Rows of the fault table: fault tests write them, `python -m benchmarks.faults` collects them."""
 
 import json
 import os
@@ -13,7 +13,7 @@ REPEATS = range(3) if ROWS else None  # of every test
 
 
 class FaultLine:
-    """What a fault did, told by the test that caused it."""
+    """The effect of a fault, recorded by the test that caused it."""
 
     def __init__(self, test: str) -> None:
         self.test = test
@@ -22,16 +22,16 @@ class FaultLine:
 
     @contextmanager
     def recovery(self) -> Iterator[None]:
-        """Measures the block: from the end of the fault until all is whole."""
+        """Measures the block: from the end of the fault to complete recovery."""
         start = time.monotonic()
         yield
         self.recovery_seconds = time.monotonic() - start
 
     def tell(self, fault: str, happened: str, *, lost: Collection[str]) -> None:
-        """Ends the test: nothing may be lost.
+        """Ends the test and asserts that nothing was lost.
 
         Args:
-          lost: Names of what an undisturbed run would have left and this one did not.
+          lost: Names of outputs of an undisturbed run that this run lacks.
         """
         assert not lost
         row = {"test": self.test, "fault": fault, "happened": happened}

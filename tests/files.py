@@ -1,4 +1,4 @@
-"""Files as tests compare them, and closed ones."""
+"""Helpers that compare files or make them unreadable."""
 
 import ctypes
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ PASSES_MODES = 1 << 1 | 1 << 2  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
 
 @contextmanager
 def bound_by_modes() -> Iterator[None]:
-    """Lays down root's right to open what its mode closes, for the block."""
+    """Drops root's capability to bypass file permissions within the block."""
     libc = ctypes.CDLL(None, use_errno=True)
     header = (ctypes.c_uint32 * 2)(VERSION, 0)
     held = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable; twice

@@ -7,14 +7,15 @@ from typing import Any
 
 from beartype import beartype
 
-MOST = 8  # of the functions that one `def` makes: of an inner one each call makes another
+MOST = 8  # checked functions per `def`, whose inner functions are made anew by each call
 made: Counter[CodeType] = Counter()
 
 
 def check(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the function with checks of types and shapes; as it is, if MOST like it have them.
+    """Returns the function with checks of types and shapes, except if MOST others have them.
 
-    Preparing the checks takes longer than what an inner function, such as a link's, does.
+    `MOST` counts functions of the same `def`. Preparing the checks takes longer than running an
+    inner function, such as that of a link.
     """
     code = getattr(function, "__code__", None)
     if code is not None:

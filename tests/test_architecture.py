@@ -19,7 +19,7 @@ JUDGE = "artifacts/data/judge.json"
 
 
 def test_a_stage_depends_on_the_code_it_imports_and_no_other():
-    """`grpo dvc-deps --write` mends it."""
+    """If it fails, run `grpo dvc-deps --write`."""
     assert with_code_dependencies(ROOT) == (ROOT / PIPELINE).read_text()
 
 
@@ -42,7 +42,7 @@ def test_a_command_compares_and_writes_code_dependencies(tmp_path: Path):
 
 @pytest.mark.parametrize("name", STAGES)
 def test_what_a_stage_keeps_of_itself_is_bound_to_the_judge_if_the_stage_is(name: str):
-    """Else a stage that was killed would go on with what another judge's model has said."""
+    """Otherwise, a killed stage would resume with the results of another judge model."""
     stage = STAGES[name].get("do", STAGES[name])
     text = (ROOT / f"stages/{stage['cmd'].split()[2].removeprefix('stages.')}.py").read_text()
     if "scratch_of(" in text:
@@ -120,7 +120,7 @@ def test_every_path_of_the_readme_map_exists_and_every_package_is_on_it():
         assert row in named, f"add a row for `{row}` to README's map"
 
 
-# What is about one kind of policy and not yet in its folder.
+# Code for one kind of policy that is not yet in its folder.
 OF_ONE_KIND = (
     "grpo/tasks/manipulation.py",  # whose scenes are those of the modality's simulator
 )

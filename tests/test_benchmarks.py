@@ -1,4 +1,4 @@
-"""What benchmarks say of their runs: closed forms on curves made by hand; and how they run."""
+"""Benchmark summaries against closed forms on handmade curves, and how benchmarks run stages."""
 
 import sys
 from pathlib import Path

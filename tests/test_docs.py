@@ -88,7 +88,7 @@ def name_of(path: Path) -> str:
 
 
 def blocks(path: Path, language: str) -> list[str]:
-    """Returns a page's fenced blocks of one language."""
+    """Returns the fenced blocks of a language in a page."""
     return re.findall(rf"^```{language}\n(.*?)^```$", path.read_text(), flags=re.M | re.S)
 
 
@@ -117,7 +117,7 @@ def rows(path: Path) -> list[list[str]]:
 
 
 def defined_in(path: Path) -> dict[str, Any]:
-    """Runs a page's Python blocks in order and returns what they define."""
+    """Runs the Python blocks of a page in order and returns their definitions."""
     names: dict[str, Any] = {}
     for block in blocks(path, "python"):
         exec(compile(block, name_of(path), "exec"), names)
@@ -210,7 +210,7 @@ def test_named_tests_and_files_exist(path: Path):
 
 
 def reads_the_loss(objective: Objective) -> bool:
-    """Returns whether a link is of the loss half: credit links return the terms as they are."""
+    """Returns whether a link is a loss link: credit links return the terms unchanged."""
     terms: Any = object()
     try:
         return objective.loss(terms) is not terms
@@ -301,7 +301,7 @@ def test_the_judge_of_the_page_scores(text: str, expected: tuple[float, str]):
 
 
 def results_of(name: str) -> dict[str, Any]:
-    """Returns what a benchmark has measured, as committed."""
+    """Returns the committed results of a benchmark."""
     found: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
     return found
 

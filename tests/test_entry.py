@@ -1,4 +1,4 @@
-"""How stages run, whoever starts them."""
+"""How stages run under any caller."""
 
 import os
 import subprocess
@@ -48,7 +48,7 @@ def test_a_stage_whose_parent_dies_during_its_imports_does_not_run(tmp_path: Pat
 
 
 def test_what_a_stage_imports_is_never_looked_at_for_garbage(tmp_path: Path):
-    """That would take a quarter of a short stage's time."""
+    """Traversing them would take a quarter of the time of a short stage."""
     (tmp_path / "sitecustomize.py").write_text(
         "import atexit, gc\natexit.register(lambda: print(gc.isenabled(), gc.get_freeze_count()))"
     )

@@ -1,4 +1,4 @@
-"""The examples run and do what they say."""
+"""The examples run and do what they claim."""
 
 import json
 import runpy
@@ -52,7 +52,7 @@ def test_the_loop_learns_and_forwards_only_rollouts_with_weight(
 def test_the_script_says_what_it_learned_and_saved_and_repeats_itself(
     capsys: pytest.CaptureFixture[str],
 ):
-    """Of seed 0."""
+    """With seed 0."""
     names = runpy.run_path(str(EXAMPLES / "own_loop.py"), run_name="__main__")
     require_learning(names["rewards"], names["forwarded"])
     reward, forwarded = capsys.readouterr().out.splitlines()
@@ -100,7 +100,7 @@ def test_the_loop_fits_on_60_lines():
 
 
 def test_the_cells_of_the_notebook_run_in_order():
-    """Their claims are asserts; a kernel would add Jupyter to what the tests need."""
+    """The claims are asserts. A kernel would make Jupyter a test dependency."""
     plt.switch_backend("agg")
     cells = json.loads((EXAMPLES / "objectives.ipynb").read_text())["cells"]
     namespace = {"__name__": "__main__"}

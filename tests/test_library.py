@@ -1,4 +1,4 @@
-"""`import grpo` as a library: what it has, and what it does with what does not fit."""
+"""`import grpo` as a library: its names, and how it refuses invalid arguments."""
 
 import re
 import subprocess
@@ -32,7 +32,7 @@ def loss(count=4, objective=grpo.rloo(), **other):
     return grpo.scalar_loss(terms, credit)
 ok = torch.zeros(4, 2)
 """
-# What is wrong -> what the message must name.
+# Invalid arguments -> what the message must name.
 WRONG = {
     "loss(1)": "logp must be floats of the shape [4, 2] of the credit's weights",
     "loss(proximal_logp=ok[:1])": "proximal_logp must be floats of the shape [4, 2]",
@@ -121,7 +121,7 @@ def test_what_does_not_fit_is_refused_in_one_line_that_names_it():
 def test_all_but_the_policy_is_constant_whether_it_is_detached_or_not(
     name: str, rollouts: grpo.Rollouts, seed: int
 ):
-    """Other policies' log-probs, and what credit is made of, to the bit."""
+    """Log-probs of other policies and inputs of credit, to the bit."""
     objective = grpo.chain(EVERY[name], grpo.clip_surrogate())  # a gradient for credit links, too
     whole = with_every_field(rollouts, seed)
     start = nearby(rollouts, seed).float()

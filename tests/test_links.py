@@ -1,4 +1,4 @@
-"""Settings of links are numbers in their range, whoever builds them."""
+"""Settings of links must be numbers in their range, however a link is built."""
 
 import math
 

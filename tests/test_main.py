@@ -1,4 +1,4 @@
-"""The command line as a person runs it."""
+"""The command line as a user runs it."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Commands and stages replace what they wrote themselves, and nothing else."""
+"""Commands and stages replace only their own outputs."""
 
 import importlib
 import inspect
@@ -34,7 +34,7 @@ def write_svg(path: Path) -> None:
 
 
 def add_file(path: Path) -> None:
-    """As in a directory that a person keeps other things in."""
+    """A directory that also has files of the user."""
     if path.is_file():
         path.write_bytes(path.read_bytes() + b"<!-- my note -->")
     else:

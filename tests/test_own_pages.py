@@ -1,4 +1,4 @@
-"""The pages docs/own-*.md followed to their end, as a reader would, on a copy of the repository."""
+"""Follows the pages docs/own-*.md to their end, like a reader, on a copy of the repository."""
 
 import re
 import shutil
@@ -20,7 +20,7 @@ COPIED = ("benchmarks", "grpo", "stages", "recipes", "dvc.yaml", "tests")
 
 
 def blocks(page: str, language: str) -> list[str]:
-    """Returns the fenced blocks of a page, those within lists too."""
+    """Returns the fenced blocks of a page, including those in lists."""
     found = re.findall(
         rf"^( *)```{language}\n(.*?)^ *```$", (DOCS / page).read_text(), flags=re.M | re.S
     )
@@ -28,13 +28,13 @@ def blocks(page: str, language: str) -> list[str]:
 
 
 def section(page: str, name: str) -> Any:
-    """Returns what a page shows of a section of params.yaml."""
+    """Returns a section of params.yaml as a page shows it."""
     shown = [yaml.safe_load(block) for block in blocks(page, "yaml")]
     return next(each[name] for each in shown if name in each)
 
 
 def apply(block: str, root: Path) -> str:
-    """Makes the change of a block; returns the file. Each hunk must fit in one place."""
+    """Applies the diff of a block and returns the file. Each hunk must match exactly once."""
     head, *hunks = block.split("@@\n")
     path = root / head.removeprefix("--- ").strip()
     for hunk in hunks:
@@ -47,7 +47,7 @@ def apply(block: str, root: Path) -> str:
 
 
 def add_function(block: str, path: Path) -> None:
-    """Adds a page's function to a file of the library, whose imports it shares."""
+    """Appends a function of a page to a file of the library."""
     found = re.search(r"^def .*?(?=^\S(?! *\)))", block + "#", flags=re.M | re.S)
     assert found
     path.write_text(f"{path.read_text()}\n\n{found[0].rstrip()}\n")
@@ -55,7 +55,7 @@ def add_function(block: str, path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy in which everything was done that the pages ask for."""
+    """A copy of the repository with all changes of the pages applied."""
     root = tmp_path_factory.mktemp("reader") / "clone"
     root.mkdir()
     for name in COPIED:
@@ -77,7 +77,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def python(root: Path, *words: str) -> str:
-    """Returns what a module prints; it must end well."""
+    """Returns the output of a module, which must exit with code 0."""
     done = subprocess.run(
         [sys.executable, "-m", *words],
         cwd=root,
@@ -90,7 +90,7 @@ def python(root: Path, *words: str) -> str:
 
 
 def check(root: Path, **sections: Any) -> dict[str, Any]:
-    """Runs `python -m grpo check` on the smoke recipe with other sections; returns the whole."""
+    """Runs `python -m grpo check` on the smoke recipe with other sections; returns all of them."""
     params = yaml.safe_load((root / "recipes/smoke.yaml").read_text())
     params = {**params, **sections}
     (root / "params.yaml").write_text(yaml.safe_dump(params))
@@ -113,7 +113,7 @@ def sums() -> dict[str, Any]:
 
 
 def imported() -> dict[str, Any]:
-    """Returns a policy as own-task.md asks for it: of a directory."""
+    """Returns a policy section with a directory as base, as in own-task.md."""
     return dict(section("own-model.md", "policy"))
 
 
@@ -142,7 +142,7 @@ def test_a_new_kind_of_task_is_checked_and_makes_its_prompts(clone: Path):
 
 
 def test_a_judge_of_ones_own_judges_the_tasks_own_answers(clone: Path):
-    """Stage prepare does, and ends if the judge does not like them."""
+    """Stage prepare judges them, and fails if the judge rejects them."""
     task = sums()
     reward = {**few(), "judge": "closeness", "threshold": 0.5}
     check(clone, task=task, reward=reward, policy=imported())

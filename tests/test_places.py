@@ -1,4 +1,4 @@
-"""Places that are missing, closed or of another kind end every command in one line, exit code 2."""
+"""Missing, unreadable or wrong paths end every command with one line and exit code 2."""
 
 import os
 import signal
@@ -42,7 +42,7 @@ def refused(done: "subprocess.CompletedProcess[str]", name: str) -> None:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A directory with parameters and the pipeline, and things that are no files."""
+    """A directory with parameters, the pipeline, and paths that are not files."""
     for name, source in {"params.yaml": "recipes/smoke.yaml", "dvc.yaml": "dvc.yaml"}.items():
         (tmp_path / name).write_bytes((ROOT / source).read_bytes())
     os.mkfifo(tmp_path / "pipe")
@@ -106,7 +106,7 @@ def close(place: Path, name: str) -> Path:
 def test_what_is_closed_is_called_closed(
     place: Path, monkeypatch: pytest.MonkeyPatch, name: str, read: Callable[[Path], object]
 ):
-    """Not missing, not broken, and at once."""
+    """The error neither says missing nor broken, and comes at once."""
     monkeypatch.chdir(place)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     path = close(place, name)
@@ -173,7 +173,7 @@ def test_a_directory_that_is_gone_is_one_line(
 
 
 def test_a_unicode_path_is_printed_under_any_locale(place: Path):
-    """And a page with other characters is read."""
+    """A page with other characters is read, too."""
     home = place / "Größe \N{SNOWMAN}"
     (home / "artifacts/report").mkdir(parents=True)
     (home / "artifacts/report/index.html").write_text("\N{SNOWMAN}", encoding="utf-8")
@@ -196,7 +196,7 @@ def test_a_unicode_path_is_printed_under_any_locale(place: Path):
 
 
 def test_a_sweep_without_a_commit_is_one_line(place: Path):
-    """Without git at all, too."""
+    """Also if git is not installed."""
     for prepare in (["true"], ["git", "init", "-q"]):
         subprocess.run(prepare, cwd=place, check=True)
         refused(run(place, "flows.sweep", "--set", "seed=1"), "a git repository with a commit")

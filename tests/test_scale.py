@@ -1,4 +1,4 @@
-"""What docs/scale.md works out: formulas against real models, directories and closed forms."""
+"""The estimates of docs/scale.md against real models, directories and closed forms."""
 
 import os
 from dataclasses import replace

@@ -50,7 +50,7 @@ PASSWORD = "planted0password"
 
 
 def dangers(tree: ast.AST) -> Iterator[str]:
-    """Yields what may run code that is no part of the program, or lets others in."""
+    """Yields names that may run foreign code or open a port."""
     for node in ast.walk(tree):
         match node:
             case ast.Import(names=names):
@@ -118,7 +118,7 @@ def test_no_error_line_holds_the_credentials_of_a_url(uri: str):
     assert str(ArtifactError(f"{uri}: is lost")).startswith(uri.partition("//")[0])
     for error in (GrpoError(uri), ParameterError(uri)):
         assert PASSWORD not in repr(error) + str(error)
-    # Cut in the middle of a password, it could not be told from anything else.
+    # A password that is cut in the middle could not be recognized.
     assert PASSWORD[:4] not in brief("x" * 180 + f" {uri}")
 
 
@@ -238,7 +238,7 @@ def test_a_uri_with_credentials_is_no_parameter_and_is_not_said(tmp_path: Path):
 
 
 def model_with_code(directory: Path, target: Path) -> None:
-    """Writes what transformers takes for a model of its author's own class."""
+    """Writes a model directory with custom code that transformers would run."""
     directory.mkdir(parents=True)
     auto_map = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
     write_json(directory / "config.json", {"model_type": "own", "auto_map": auto_map})

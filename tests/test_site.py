@@ -1,4 +1,4 @@
-"""The site of the documentation: it builds offline, loads nothing external, has no dead link."""
+"""The documentation site builds offline, loads nothing external and has no dead link."""
 
 import os
 import re

@@ -139,7 +139,7 @@ def environment() -> dict[str, str]:
 
 
 def run(root: Path, *command: str) -> str:
-    """Runs a command in the repository and returns what it printed."""
+    """Runs a command in the repository and returns its output."""
     done = subprocess.run(
         command, cwd=root, env=environment(), capture_output=True, text=True, check=False
     )

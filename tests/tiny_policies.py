@@ -162,7 +162,7 @@ mark("end")
 
 
 def rebuild(pristine: Path, root: Path) -> Path:
-    """Makes it of a copy of the other tiny pipeline, with nothing run, and returns its root."""
+    """Creates it from a copy of the other tiny pipeline without artifacts; returns its root."""
     tiny_pipeline.copy(pristine, root)
     (root / "work.py").unlink()
     (root / "sums.py").write_text(SUMS)

@@ -1,1 +1,1 @@
-"""One GRPO update here and in TRL 1.16's GRPOTrainer: time and memory, part by part."""
+"""Compares time and memory of a GRPO update between this project and TRL 1.16's GRPOTrainer."""

@@ -1,4 +1,4 @@
-"""Runs both sides by turns, each repeat in two fresh processes, and writes what they measured.
+"""Runs both sides in turn, each repeat in two new processes, and writes the measurements.
 
 python -m benchmarks.peer_trl PYTHON_OF_TRL 5    # writes benchmarks/results/peer_trl.json
 """
@@ -17,7 +17,7 @@ from grpo.runtime.markdown import markdown_table
 
 OUT = Path(__file__).parents[1] / "results" / "peer_trl.json"
 PARTS = ("generation", "scoring", "update", "total")
-# The same work at every size; then what the ratio depends on: longer prompts, dead groups.
+# The same work at every size, then variations: longer prompts and uniform groups.
 SCENARIOS: list[dict[str, Any]] = [
     *({"size": size} for size in SIZES),
     *({"size": size, "longest_prompt": 256} for size in SIZES),
@@ -26,7 +26,7 @@ SCENARIOS: list[dict[str, Any]] = [
 
 
 def main(python: str, repeats: int) -> None:
-    """Measures every scenario that the file does not hold, prints the table of docs/speed.md."""
+    """Measures scenarios that the file lacks and prints the table of docs/speed.md."""
     plans = [plan(**chosen) for chosen in SCENARIOS]
     stored = [{side: asdict(each) for side, each in scenarios.items()} for scenarios in plans]
     known = read_json(OUT)["scenarios"] if OUT.exists() else []
@@ -42,7 +42,7 @@ def main(python: str, repeats: int) -> None:
 
 
 def plan(size: str, **others: Any) -> dict[str, Scenario]:
-    """Returns what either side runs; `others` differ from a Scenario's defaults."""
+    """Returns the scenario of each side; `others` override the defaults of Scenario."""
     return {
         side: Scenario(size=size, settings=settings, **others)
         for side, settings in read_fastest(size).items()
@@ -64,7 +64,7 @@ def compare(scenarios: dict[str, Scenario], python: str, repeats: int) -> dict[s
 
 
 def ratios(runs: dict[str, list[Measured]], flops: dict[str, float]) -> dict[str, Any]:
-    """Returns ours / theirs: the medians of each part, the total's smallest and largest pair."""
+    """Returns ours / theirs: ratios of medians by part, and the range of the total's ratios."""
     medians = {part: _median(runs["ours"], part) / _median(runs["theirs"], part) for part in PARTS}
     pairs = [
         ours["total_cpu_seconds"] / theirs["total_cpu_seconds"]
@@ -82,7 +82,7 @@ def ratios(runs: dict[str, list[Measured]], flops: dict[str, float]) -> dict[str
 
 
 def table(content: dict[str, Any]) -> str:
-    """Returns Markdown: medians of both sides and their ratio, by part."""
+    """Returns a Markdown table of medians of both sides and their ratio, by part."""
     rows = list[list[str]]()
     for each in content["scenarios"]:
         what, ratio = _describe(each["scenario"]["ours"]), each["ratio"]
@@ -105,7 +105,7 @@ def _median(runs: list[Measured], part: str) -> float:
 
 
 def _describe(scenario: dict[str, Any]) -> str:
-    """Returns a scenario's name."""
+    """Returns the name of a scenario."""
     words = [scenario["size"]]
     if scenario["longest_prompt"] != Scenario(size="", settings={}).longest_prompt:
         words.append(f"prompts up to {scenario['longest_prompt']}")

@@ -1,4 +1,4 @@
-"""TRL's own loss on injected log-probs: writes the fixture that our test compares with.
+"""Computes TRL's loss on given log-probs and writes it as a fixture of our tests.
 
 PYTHON_OF_TRL -m benchmarks.peer_trl.losses    # writes tests/objective/trl_losses.json
 """
@@ -37,7 +37,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def main() -> None:
-    """Computes every case's loss and gradient on the same tensors."""
+    """Computes loss and gradient of every case on the same tensors."""
     batch = make_batch()
     cases = {name: evaluate(settings, batch) for name, settings in CASES.items()}
     content = {
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def make_batch() -> dict[str, torch.Tensor]:
-    """Returns 3 groups of 4 rollouts of 1 to HORIZON steps, off-policy enough to be clipped."""
+    """Returns 3 groups of 4 off-policy rollouts of 1 to HORIZON steps, some of them clipped."""
     generator = torch.Generator().manual_seed(0)
     lengths = torch.tensor([7, 3, 1, 5, 2, 7, 4, 6, 6, 5, 7, 1])
     mask = torch.arange(HORIZON) < lengths[:, None]
@@ -69,7 +69,7 @@ def make_batch() -> dict[str, torch.Tensor]:
 
 
 def evaluate(settings: dict[str, Any], batch: dict[str, torch.Tensor]) -> dict[str, Any]:
-    """Returns loss and gradient in the log-probs by `GRPOTrainer._compute_loss`."""
+    """Returns loss and gradient w.r.t. log-probs by `GRPOTrainer._compute_loss`."""
     trainer = make_trainer(settings)
     logp = batch["logp"].clone().requires_grad_()
     mask, steps = batch["mask"], batch["mask"].shape[1]
@@ -97,7 +97,7 @@ def evaluate(settings: dict[str, Any], batch: dict[str, torch.Tensor]) -> dict[s
 
 
 def advantages(trainer: GRPOTrainer, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Returns what `_generate_and_score_completions` computes: group z-score with n - 1, + 1e-4."""
+    """Returns the advantages of TRL: group z-score with ddof=1 and 1e-4 added to the deviation."""
     groups = batch["reward"].view(3, 4)
     centered = groups - groups.mean(dim=1, keepdim=True)
     if trainer.scale_rewards != "none":
@@ -106,7 +106,7 @@ def advantages(trainer: GRPOTrainer, batch: dict[str, torch.Tensor]) -> torch.Te
 
 
 def make_trainer(settings: dict[str, Any]) -> GRPOTrainer:
-    """Returns a trainer that is never trained."""
+    """Returns a trainer that only computes losses."""
     scenario = Scenario(size="0.1M", settings={})
     folder = tempfile.mkdtemp()
     return GRPOTrainer(

@@ -1,4 +1,4 @@
-"""One process of this project: prints the measurements of a scenario as JSON.
+"""Measures a scenario with this project and prints the measurements as JSON.
 
 python -m benchmarks.peer_trl.ours '{"size": "3M", "settings": {"rows": 8}}'
 """
@@ -33,7 +33,7 @@ def main(scenario: Scenario) -> None:
     weights = workload.sum_weights(policy.model)
     optimizer = PreciseAdamW(
         policy.model.parameters(), lr=workload.LEARNING_RATE, weight_decay=0.0, fused=True
-    )  # what both sides have by default
+    )  # the default of both sides
     if compiles:
         policy.forward.compile("inductor")
     clock, start_bytes = Clock(), workload.resident_bytes()
@@ -51,7 +51,7 @@ def main(scenario: Scenario) -> None:
 
 
 def make_policy(scenario: Scenario, max_steps: int) -> TokenPolicy:
-    """Returns the policy of the scenario's size."""
+    """Returns a policy of the scenario's size."""
     return TokenPolicy(
         workload.make_model(scenario.model),
         workload.make_tokenizer(scenario.model),
@@ -63,7 +63,7 @@ def make_policy(scenario: Scenario, max_steps: int) -> TokenPolicy:
 def update_once(
     policy: TokenPolicy, optimizer: PreciseAdamW, scenario: Scenario, clock: Clock, *, seed: int
 ) -> None:
-    """Samples a batch, rewards it and takes one optimizer step on it, as a round does."""
+    """Samples a batch, computes its rewards and takes one optimizer step, as a round does."""
     start, prompts = now(), workload.make_prompts(scenario)
     sizes = [workload.ROLLOUTS_PER_GROUP] * len(prompts)
     generator = torch.Generator().manual_seed(seed)
@@ -99,12 +99,12 @@ def update_once(
 
 
 def rewarded(trajectory: TokenTrajectory, logp: Tensor, reward: Tensor) -> Rollouts:
-    """Returns rollouts whose outcomes are their rewards."""
+    """Returns rollouts whose outcomes equal their rewards."""
     return make_rollouts(trajectory, logp, group=trajectory.group, reward=reward, outcome=reward)
 
 
 def training_settings(scenario: Scenario) -> TrainingSettings:
-    """Returns one update per round, without checkpoints."""
+    """Returns settings with one update per round and no checkpoints."""
     width = scenario.longest_prompt + workload.COMPLETION_TOKENS
     return TrainingSettings(
         updates_per_round=1,
@@ -116,7 +116,7 @@ def training_settings(scenario: Scenario) -> TrainingSettings:
 
 
 def objective() -> Objective:
-    """Returns GRPO without penalty; groups without signal are not computed."""
+    """Returns GRPO without penalty that drops groups without signal."""
     return chain(grpo(workload.CLIP, workload.CLIP, beta=0.0), drop_uniform_groups())
 
 

@@ -1,4 +1,4 @@
-"""One fresh process per measurement, of either side, and what it was run with."""
+"""Runs each measurement in a new process and records versions and settings."""
 
 import json
 import os
@@ -16,7 +16,7 @@ Measured = dict[str, float]
 
 
 def measure(side: str, scenario: Scenario, python_of_trl: str) -> Measured:
-    """Returns what one process of a side measured; one thread, nothing compiled before."""
+    """Runs one process of a side with one thread and an empty compile cache."""
     interpreter = sys.executable if side == "ours" else python_of_trl
     with tempfile.TemporaryDirectory() as cache:
         one_thread = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -47,7 +47,7 @@ def versions(python_of_trl: str) -> dict[str, dict[str, str]]:
 
 def results(command: str, python_of_trl: str, **content: Any) -> dict[str, Any]:
     """Returns the content of a results file."""
-    # Imported here: the sides need no more than this module's own imports.
+    # Imported here, so that both sides can import this module without these packages.
     from benchmarks.demo import machine, revision_of
 
     return {

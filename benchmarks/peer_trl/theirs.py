@@ -1,4 +1,4 @@
-"""One process of TRL's GRPOTrainer, run in its own environment: prints measurements as JSON.
+"""Measures a scenario with TRL's GRPOTrainer in TRL's environment; prints JSON.
 
 PYTHON_OF_TRL -m benchmarks.peer_trl.theirs '{"size": "3M", "settings": {"rows": 8}}'
 """
@@ -23,7 +23,7 @@ from grpo.modalities.shared.flops import left_out_by_torch
 
 
 class TimedTrainer(GRPOTrainer):  # type: ignore[misc]
-    """Adds the CPU seconds of generation and of what follows it before the update to `clock`."""
+    """Adds the CPU seconds of generation, and of scoring before the update, to `clock`."""
 
     clock: Clock
 
@@ -41,7 +41,7 @@ class TimedTrainer(GRPOTrainer):  # type: ignore[misc]
 
 
 class Steps(TrainerCallback):  # type: ignore[misc]
-    """Times whole steps; warm-up does not count, and its first step is a short one."""
+    """Times whole steps without the warm-up, whose first step is short."""
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
@@ -104,7 +104,7 @@ def main(scenario: Scenario) -> None:
 
 
 def config(scenario: Scenario, folder: str) -> GRPOConfig:
-    """Returns the same update for TRL, with whatever else `scenario.settings` sets."""
+    """Returns TRL's configuration of the same update, with `scenario.settings` added."""
     total = workload.NUM_PROMPTS * workload.ROLLOUTS_PER_GROUP
     settings = dict(scenario.settings)
     rows = settings.pop("rows")

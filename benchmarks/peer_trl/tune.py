@@ -1,4 +1,4 @@
-"""Which of its settings is the fastest, on either side; `benchmarks.peer_trl` takes these.
+"""Finds the fastest settings of each side, which `benchmarks.peer_trl` uses.
 
 python -m benchmarks.peer_trl.tune PYTHON_OF_TRL   # writes benchmarks/results/peer_trl_tuning.json
 """
@@ -18,13 +18,13 @@ from grpo.runtime.markdown import markdown_table
 
 TUNING = Path(__file__).parents[1] / "results" / "peer_trl_tuning.json"
 ROWS = (8, 16, 32, 64)  # per forward pass
-REPEATS = {"0.1M": 3, "3M": 5, "30M": 1}  # by turns; medians count
-TIE = 0.03  # smaller differences say nothing
+REPEATS = {"0.1M": 3, "3M": 5, "30M": 1}  # in turn; medians are used
+TIE = 0.03  # smaller relative differences are ignored
 KEY = ("side", "size", "settings")
 SIDES = ("ours", "theirs")
-FULL_WARMUPS = 2  # where something is compiled
+FULL_WARMUPS = 2  # if code is compiled
 OTHER_SIZES = ("0.1M", "3M")
-OTHERS: dict[str, list[dict[str, Any]]] = {  # at these sizes, beside the fastest number of rows
+OTHERS: dict[str, list[dict[str, Any]]] = {  # at OTHER_SIZES, with the fastest number of rows
     "ours": [{"compile": True}],
     "theirs": [
         {"torch_compile": True},
@@ -35,7 +35,7 @@ OTHERS: dict[str, list[dict[str, Any]]] = {  # at these sizes, beside the fastes
 
 
 def main(python: str) -> None:
-    """Measures every candidate REPEATS times; what the file holds already is kept."""
+    """Measures every candidate REPEATS times, except those that the file has."""
     runs: list[dict[str, Any]] = read_json(TUNING)["runs"] if TUNING.exists() else []
 
     def try_out(side: str, size: str, settings: dict[str, Any], repeat: int = 0) -> None:
@@ -61,16 +61,16 @@ def main(python: str) -> None:
 
 
 def read_fastest(size: str) -> dict[str, dict[str, Any]]:
-    """Returns the settings of both sides by the committed file."""
+    """Returns the fastest settings of both sides from the committed file."""
     return fastest(read_json(TUNING)["runs"], size)
 
 
 def fastest(runs: list[dict[str, Any]], size: str) -> dict[str, dict[str, Any]]:
-    """Returns the settings of either side with the least CPU time.
+    """Returns the settings of each side with the least CPU time.
 
-    TRL's: of those that are as fast within TIE, the one that takes the least memory; ours: of those
-    that take no more memory than that. What was tried beside the rows is left out: it gains
-    little, or costs minutes before the first update.
+    For TRL: among candidates within TIE of the fastest, the one with the least memory. For ours:
+    the fastest candidate with no more memory than that. Settings other than rows are excluded: they
+    gain little, or take minutes before the first update.
     """
     ours, theirs = (
         [
@@ -91,7 +91,7 @@ def fastest(runs: list[dict[str, Any]], size: str) -> dict[str, dict[str, Any]]:
 
 
 def medians(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns a run per candidate, the median of its repeats number by number."""
+    """Returns one run per candidate with the median of each number over repeats."""
     candidates: dict[str, list[dict[str, Any]]] = {}
     for run in runs:
         candidates.setdefault(json.dumps([run[name] for name in KEY]), []).append(run)
@@ -105,7 +105,7 @@ def medians(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def table(content: dict[str, Any]) -> str:
-    """Returns Markdown: every candidate; what `benchmarks.peer_trl` takes is bold."""
+    """Returns a Markdown table of candidates; those that `benchmarks.peer_trl` uses are bold."""
     titles = ["size", "side", "settings", "CPU s per update", "added memory, GB", "warm-up, s"]
     runs, rows = content["runs"], list[list[str]]()
     for run in sorted(medians(runs), key=lambda run: (list(SIZES).index(run["size"]), run["side"])):

@@ -1,4 +1,4 @@
-"""The work that both sides do: model, prompts, rewards. Needs torch and transformers, no more."""
+"""Model, prompts and rewards of both sides. Imports only torch and transformers."""
 
 import json
 import time
@@ -42,14 +42,14 @@ SIZES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """What one process measures."""
+    """Workload and settings of one process."""
 
     size: str
     longest_prompt: int = 64  # tokens; prompts are at least three quarters as long
-    uniform_fraction: float = 0.0  # the share of groups whose rollouts are all right
-    settings: dict[str, Any]  # of one side: "rows" per forward pass, and its own
-    full_warmups: int = 1  # before what is measured: a run's first update touches new memory
-    counts_flops: bool = False  # slows the other side's update down: not for its time
+    uniform_fraction: float = 0.0  # fraction of groups whose rollouts are all right
+    settings: dict[str, Any]  # "rows" per forward pass, and settings specific to the side
+    full_warmups: int = 1  # unmeasured full updates: the first one allocates memory
+    counts_flops: bool = False  # slows TRL's update, so that its time must not be used
 
     @property
     def model(self) -> Size:
@@ -57,17 +57,17 @@ class Scenario:
 
     @property
     def warmups(self) -> int:
-        """Updates that do not count: one of WARMUP_TOKENS, and full ones."""
+        """Number of warm-up updates: one of WARMUP_TOKENS, and `full_warmups`."""
         return 1 + self.full_warmups
 
 
 def read_scenario(text: str) -> Scenario:
-    """Returns the scenario that the command line holds as JSON."""
+    """Returns the scenario that the command line has as JSON."""
     return Scenario(**json.loads(text))
 
 
 def make_model(size: Size) -> LlamaForCausalLM:
-    """Returns the model with the same random weights on both sides."""
+    """Returns the model; both sides get the same random weights."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=size.vocabulary,
@@ -86,7 +86,7 @@ def make_model(size: Size) -> LlamaForCausalLM:
 
 
 def make_tokenizer(size: Size) -> PreTrainedTokenizerFast:
-    """Returns a tokenizer of one word per token; its end token is one the model cannot choose.
+    """Returns a word-level tokenizer whose end token the model cannot sample.
 
     All rollouts therefore have COMPLETION_TOKENS steps on both sides.
     """
@@ -104,7 +104,7 @@ def make_tokenizer(size: Size) -> PreTrainedTokenizerFast:
 
 
 def make_prompts(scenario: Scenario) -> list[str]:
-    """Returns prompts of random words after their own number, which `reward` reads."""
+    """Returns prompts of a number, which `reward` reads, and random words."""
     generator = torch.Generator().manual_seed(1)
     longest, prompts = scenario.longest_prompt, []
     for index in range(NUM_PROMPTS):
@@ -115,7 +115,7 @@ def make_prompts(scenario: Scenario) -> list[str]:
 
 
 def reward(tokens: list[int], prompt: str, uniform_fraction: float) -> float:
-    """Returns a number that hardly two rollouts share; in uniform groups: always 1."""
+    """Returns a reward that differs between nearly all rollouts; 1 in uniform groups."""
     assert len(tokens) in {WARMUP_TOKENS, COMPLETION_TOKENS}, len(tokens)
     index = int(prompt.split()[0]) - 2
     if index < uniform_fraction * NUM_PROMPTS:
@@ -129,10 +129,10 @@ class Clock:
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self.start = time.perf_counter()
-        self.warmup_seconds = 0.0  # on the wall: compilers run in processes of their own
+        self.warmup_seconds = 0.0  # wall-clock time, because compilers run in other processes
 
     def end_warmup(self) -> None:
-        """Forgets what was measured so far."""
+        """Discards all measurements."""
         self.warmup_seconds = time.perf_counter() - self.start
         self.seconds.clear()
 
@@ -142,20 +142,20 @@ class Clock:
 
 
 def now() -> float:
-    """Returns user and system CPU seconds of this process, all threads."""
+    """Returns user and system CPU seconds of all threads of this process."""
     return time.process_time()
 
 
 def peak_bytes() -> int:
-    """Returns the largest resident set of this process so far.
+    """Returns the peak resident set size of this process.
 
-    Not getrusage: its peak starts with that of the process which started this one.
+    Does not use getrusage, which inherits the peak of the parent process.
     """
     return _status("VmHWM")
 
 
 def resident_bytes() -> int:
-    """Returns the resident set of this process now."""
+    """Returns the current resident set size of this process."""
     return _status("VmRSS")
 
 
@@ -170,8 +170,8 @@ def summary(
     """Returns CPU seconds and FLOPs per update, by part, and memory.
 
     Args:
-      weights: The sum of the absolute weights before any update: must be that of the other side.
-      flops: Of all measured updates; 0: not counted.
+      weights: Sum of absolute weights before any update, which must be equal on both sides.
+      flops: Total of all measured updates; 0: not counted.
     """
     parts = {part: clock.seconds[part] for part in ("generation", "scoring", "update")}
     updates = scenario.model.measured_updates

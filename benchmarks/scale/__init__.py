@@ -1,1 +1,1 @@
-"""What a run on many GPUs would take: worked out from formulas, measurements and assumptions."""
+"""Estimates the cost of runs on many GPUs from formulas, measurements and assumptions."""

@@ -1,9 +1,9 @@
-"""Works out the runs of inputs.yaml: memory, seconds, traffic, storage and price.
+"""Estimates memory, seconds, traffic, storage and price of the runs of inputs.yaml.
 
-python -m benchmarks.scale             # from what was measured: writes results/scale.json
+python -m benchmarks.scale             # from stored measurements: writes results/scale.json
 python -m benchmarks.scale --measure   # measures first: two minutes, 6 GB of memory
 
-No GPU takes part. Prints the tables of docs/scale.md.
+Needs no GPU. Prints the tables of docs/scale.md.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from grpo.runtime.artifacts.files import read_json, write_json
 OUT = RESULTS / "scale.json"
 ALLOCATION = RESULTS / "allocation_tokens.json"
 ALLOCATED = "greso_four"
-# The arm that the runs' uniform GRPO is: as many updates per round. The other makes twelve.
+# The first has as many updates per round as the uniform GRPO of the runs; the second has twelve.
 REFERENCES = ("grpo_4", "uniform")
 
 
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def read_savings() -> dict[str, Any]:
-    """Returns what allocation has saved on the default task, in steps."""
+    """Returns the savings in steps by allocation on the default task."""
     runs = read_json(ALLOCATION)["runs"].values()
     reference, _ = REFERENCES
     ends = [run[reference][-1] for run in runs]

@@ -1,4 +1,4 @@
-"""What is worked out: runs, models as their classes count them, measurements and assumptions."""
+"""Inputs of the estimates: runs, model shapes, measurements and assumptions."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,17 +13,17 @@ from grpo.modalities.tokens.costs import TokenPassFlops
 from grpo.params.yaml import parse_yaml
 
 INPUTS = Path(__file__).with_name("inputs.yaml")
-COMPUTED_BYTES = 2  # of a number in bfloat16: what passes and sampling compute in
+COMPUTED_BYTES = 2  # per number: passes and sampling compute in bfloat16
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A recipe on so many GPUs."""
+    """A recipe and its number of GPUs."""
 
     gpus: int
     prompts_per_round: int
     rollouts_per_group: int
-    prompt_tokens: int  # of every prompt
+    prompt_tokens: int  # per prompt
     mean_steps: int
     max_steps: int
     updates_per_round: int
@@ -39,31 +39,31 @@ class Run:
 
     @property
     def microbatch(self) -> int:
-        """Tokens of the largest one: a row that is wider than the budget has one of its own."""
+        """Tokens of the largest microbatch; a row wider than the budget is a microbatch alone."""
         return max(self.tokens_per_microbatch, self.prompt_tokens + self.max_steps)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """What of a model decides about memory, time and traffic."""
+    """Properties of a model that determine memory, time and traffic."""
 
     parameters: int
     block_parameters: int
     blocks: int
     hidden_size: int
-    cache_bytes: int  # of keys and values, per token
-    activation_bytes: float  # that a backward pass needs, per token and block
+    cache_bytes: int  # of the KV cache, per token
+    activation_bytes: float  # saved for the backward pass, per token and block
     flops: TokenPassFlops
 
     @property
     def root_parameters(self) -> int:
-        """Parameters outside of blocks: embeddings and head."""
+        """Number of parameters outside the blocks: embeddings and head."""
         return self.parameters - self.blocks * self.block_parameters
 
 
 @dataclass(frozen=True, kw_only=True)
 class Assumed:
-    """What was not measured here, at one end of its range; units are in the names."""
+    """Quantities that were not measured, at one end of their range."""
 
     gpu_memory_gb: float
     gpu_tflops: float
@@ -86,7 +86,7 @@ class Assumed:
 
     @property
     def flops_per_second(self) -> float:
-        """Of a GPU in a pass."""
+        """FLOPs per second of a GPU in a pass."""
         return self.gpu_tflops * 1e12 * self.pass_share
 
 
@@ -120,7 +120,7 @@ def make_config(spec: dict[str, Any], **changes: Any) -> PretrainedConfig:
 
 
 def count(spec: dict[str, Any]) -> dict[str, int]:
-    """Returns what the model's class says of itself; nothing is allocated."""
+    """Returns the shapes of a model without allocating its weights."""
     config = make_config(spec)
     with torch.device("meta"):
         model = make_class(spec)(config)
@@ -136,10 +136,10 @@ def count(spec: dict[str, Any]) -> dict[str, int]:
 
 
 def make_model(spec: dict[str, Any], block: dict[str, Any]) -> Model:
-    """Returns a whole model from what was measured of one block of it.
+    """Returns a whole model, extrapolated from measurements of one block.
 
     Args:
-      block: As `measure.measure_block` returns it.
+      block: The result of `measure.measure_block`.
     """
     config = make_config(spec)
     return Model(
@@ -155,7 +155,7 @@ def make_model(spec: dict[str, Any], block: dict[str, Any]) -> Model:
 
 
 def _whole(one: list[int], config: PretrainedConfig, vocabulary: int) -> Coefficients:
-    """Returns the FLOPs of all blocks and the whole vocabulary from those of one block."""
+    """Returns the FLOPs of the whole model, given those of one block."""
     body, attention, head = one
     return Coefficients(
         body=body * config.num_hidden_layers,

@@ -1,4 +1,4 @@
-"""What is measured here of a large run: one block of each model, files, hashes and a judge."""
+"""Measures parts of a large run: one block of each model, files, hashes and a judge."""
 
 import os
 import resource
@@ -29,17 +29,17 @@ from grpo.sampling.rollouts import SampledBatch, write_batch
 from grpo.types import Cost
 
 VOCABULARY = 64  # of the model around one block
-ROWS, WIDTH = 2, 128  # of the pass through one block
-SMALL_GB, LARGE_GB = 0.06, 1.2  # of a policy's directory
-PARTS = {"model": 1, "optimizer": 6}  # of it: bfloat16 weights; float32 copies, two moments
+ROWS, WIDTH = 2, 128  # of the batch through one block
+SMALL_GB, LARGE_GB = 0.06, 1.2  # sizes of a policy's directory
+PARTS = {"model": 1, "optimizer": 6}  # ratio of bfloat16 weights to float32 copies and two moments
 GROUP, STEPS = 16, 800
 REWARDED = 4096
-CHARACTERS_PER_STEP = 4  # of an English text
+CHARACTERS_PER_STEP = 4  # in English text
 JUDGED = 200
 
 
 def measure(runs: dict[str, Any]) -> dict[str, Any]:
-    """Returns everything that is measured."""
+    """Returns all measurements."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         files = measure_files(Path(folder))
@@ -58,7 +58,7 @@ def measure(runs: dict[str, Any]) -> dict[str, Any]:
 
 
 def measure_block(spec: dict[str, Any]) -> dict[str, Any]:
-    """Returns what one block of a model keeps per token for its backward pass, and its FLOPs."""
+    """Returns the activation memory per token and the FLOPs of one block of a model."""
     activations = {}
     config = make_config(spec, num_hidden_layers=1, vocab_size=VOCABULARY)
     for name, dtype in DTYPES.items():
@@ -74,9 +74,9 @@ def measure_block(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def activation_bytes(model: Any, *, rows: int, width: int) -> float:
-    """Returns what a model's first block saves per token, without what all blocks share.
+    """Returns the activation memory per token of the first block, without shared tensors.
 
-    Heads get copies of keys and values, as on a GPU where rollouts of a pass differ in length.
+    Keys and values are repeated per query head, as on a GPU if rollouts differ in length.
     """
     body = model.get_decoder()
     hidden = torch.randn(rows, width, model.config.hidden_size, dtype=model.dtype)
@@ -101,10 +101,10 @@ def activation_bytes(model: Any, *, rows: int, width: int) -> float:
 
 
 def measure_files(folder: Path) -> dict[str, float]:
-    """Returns processor seconds per GB of a policy's directory, by what is done with it.
+    """Returns CPU seconds per GB of a policy's directory, by operation.
 
-    `dvc repro` of a stage hashes what the stage has written; the cache links to it here, so that
-    copying, which is a matter of disks, does not count.
+    `dvc repro` hashes the outputs of a stage. The cache uses links here, so that copying, which
+    depends on the disk, is excluded.
     """
     for command in (["init", "--no-scm"], ["config", "cache.type", "hardlink"]):
         dvc = [sys.executable, "-m", "dvc", *command, "--quiet"]
@@ -117,7 +117,7 @@ def measure_files(folder: Path) -> dict[str, float]:
 
 
 def _handle(folder: Path, size: float) -> dict[str, float]:
-    """Returns the processor seconds of writing and hashing a policy's directory of so many GB."""
+    """Returns the CPU seconds of writing and of hashing a policy's directory of a size in GB."""
     made = folder / "made"
     made.mkdir()
     written = {
@@ -145,7 +145,7 @@ def _handle(folder: Path, size: float) -> dict[str, float]:
 def measure_rollouts(folder: Path) -> dict[str, float]:
     """Returns the bytes of stored rollouts by step, and of rewards by rollout.
 
-    Their texts are this repository's pages.
+    The texts are pages of this repository.
     """
     pages = "\n".join(path.read_text() for path in sorted((ROOT / "docs").rglob("*.md")))
     length = STEPS * CHARACTERS_PER_STEP
@@ -177,7 +177,7 @@ def measure_rollouts(folder: Path) -> dict[str, float]:
 
 
 def _numbered(count: int) -> pd.DataFrame:
-    """Returns the columns that name so many rollouts and their groups."""
+    """Returns the id columns of rollouts and their groups."""
     group = pd.Series(range(count)) // GROUP
     prompt = "prompt-" + group.astype(str).str.zfill(5)
     member = (pd.Series(range(count)) % GROUP).astype(str)
@@ -185,7 +185,7 @@ def _numbered(count: int) -> pd.DataFrame:
 
 
 def measure_judge() -> float:
-    """Returns processor seconds of judging a rollout's answer in mathematics."""
+    """Returns the CPU seconds of judging one answer with the math judge."""
     task = Task(family="math", prompt="", answer=r"\frac{3}{4}", entry={})
 
     def judge_all() -> None:
@@ -199,14 +199,14 @@ def measure_judge() -> float:
 
 
 def _own(work: Callable[[], object]) -> float:
-    """Returns the processor seconds of work in this process."""
+    """Returns the CPU seconds of work in this process."""
     start = time.process_time()
     work()
     return time.process_time() - start
 
 
 def _children(work: Callable[[], object]) -> float:
-    """Returns the processor seconds of the processes that work starts and awaits."""
+    """Returns the CPU seconds of child processes of the work."""
 
     def spent() -> float:
         usage = resource.getrusage(resource.RUSAGE_CHILDREN)

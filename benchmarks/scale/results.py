@@ -1,4 +1,4 @@
-"""Memory, seconds, traffic, storage and price of runs, from work, measurements and assumptions."""
+"""Computes memory, seconds, traffic, storage and price of runs."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,44 +16,44 @@ from benchmarks.scale.work import Dealt, Engine, deal, sampling_seconds, trained
 from grpo.modalities.shared.logits import CHUNK_LOGITS, KEPT_LOGITS, num_recomputed
 
 ENDS = ("best", "worst")
-# Bytes per parameter: of weights as passes read them, and of what the optimizer has in float32.
+# Bytes per parameter: bfloat16 weights for passes, and float32 copy, gradient and two moments.
 WEIGHT, COPY, GRADIENT, MOMENTS = COMPUTED_BYTES, 4, 4, 8
-REDUCED_BYTES = 4  # of a gradient's number while it is added up over ranks
-GATHERED_BLOCKS = 2  # the one that computes, and the next
-STORED = WEIGHT + COPY + MOMENTS  # of a policy's directory
-LARGER_FILE = (COPY + MOMENTS) / STORED  # the optimizer's, hashed by one thread
-STAGES = 4  # of a round: rollout, score, train, evaluate
-SAMPLING_STAGES = 2  # of them start vLLM
-WIDER_ENGINE = 4  # GPUs of an engine, if it could be divided
+REDUCED_BYTES = 4  # per gradient element in the reduction over ranks
+GATHERED_BLOCKS = 2  # the current block and the prefetched one
+STORED = WEIGHT + COPY + MOMENTS  # in a policy's directory
+LARGER_FILE = (COPY + MOMENTS) / STORED  # fraction of the optimizer file, hashed by one thread
+STAGES = 4  # per round: rollout, score, train, evaluate
+SAMPLING_STAGES = 2  # stages that start vLLM
+WIDER_ENGINE = 4  # GPUs per engine with tensor parallelism
 BUSY = ("sampling", "scoring", "updates", "evaluation")  # parts in which GPUs compute
-GROWING = ("sampling", "scoring", "updates")  # with the rollouts of a round
-LARGER = 4  # times as many of them, and of updates
+GROWING = ("sampling", "scoring", "updates")  # parts proportional to rollouts per round
+LARGER = 4  # factor of rollouts and updates per round
 Numbers = dict[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A run at one end of what is assumed."""
+    """A run at one end of the assumptions."""
 
     run: Run
     model: Model
-    scored: Dealt  # of a round
-    updates: list[Dealt]  # of a round
+    scored: Dealt  # log-prob passes of a round
+    updates: list[Dealt]  # training passes of a round, by update
     measured: dict[str, Any]
     assumed: Assumed
 
     @property
     def waves(self) -> float:
-        """Microbatches of a rank per update."""
+        """Microbatches per rank and update."""
         return sum(each.waves for each in self.updates) / len(self.updates)
 
     @property
     def stored_bytes(self) -> int:
-        """Of a policy's directory."""
+        """Bytes of a policy's directory."""
         return STORED * self.model.parameters
 
     def engine(self, gpus: int = 1) -> Engine:
-        """Returns a sampler."""
+        """Returns a sampling engine on a number of GPUs."""
         return Engine(model=self.model, gpus=gpus, assumed=self.assumed)
 
     def file_seconds(self, size: float) -> float:
@@ -61,9 +61,9 @@ class Case:
         return size / self.assumed.files_gb_per_second / 1e9
 
     def gather_seconds(self, size: float) -> float:
-        """Returns the seconds in which every GPU gets, or gives away, what others hold of `size`.
+        """Returns the seconds of an all-gather or reduce-scatter of `size` bytes.
 
-        Within a host over NVLink; among hosts all GPUs of a host share what their host must get.
+        Traffic within a host uses NVLink; all GPUs of a host share its network.
         """
         assumed, share = self.assumed, 1e9 * self.assumed.link_share
         hosts = self.run.gpus / assumed.gpus_per_host
@@ -75,10 +75,10 @@ class Case:
 def work_out(
     inputs: dict[str, Any], measured: dict[str, Any], savings: dict[str, Any]
 ) -> dict[str, Any]:
-    """Returns what every run takes, at both ends of what is assumed.
+    """Returns the estimates of every run at both ends of the assumptions.
 
     Raises:
-      ValueError: If a run does not fit its GPUs.
+      ValueError: If a run exceeds the memory of its GPUs.
     """
     found = {}
     for name, spec in inputs["runs"].items():
@@ -110,7 +110,7 @@ def work_out(
 
 
 def _take(case: Case, arms: dict[str, Any]) -> dict[str, Any]:
-    """Returns what depends on the end of what is assumed."""
+    """Returns the estimates that depend on the end of the assumptions."""
     seconds = seconds_of_round(case)
     return {
         "seconds": seconds,
@@ -122,12 +122,12 @@ def _take(case: Case, arms: dict[str, Any]) -> dict[str, Any]:
 
 
 def training_bytes(run: Run, model: Model) -> Numbers:
-    """Returns the memory of a GPU at the start of a backward pass, by what is in it."""
+    """Returns the memory of a GPU at the start of a backward pass, by content."""
     shard = model.parameters / run.gpus
     block, root = model.block_parameters, model.root_parameters
     logits = run.microbatch * model.flops.vocabulary
     is_kept = num_recomputed(run.microbatch, model.flops.vocabulary) == 0
-    # Of a chunk that is not kept: logits, and their gradient as the head takes it.
+    # Of a recomputed chunk: logits, and their gradient in the dtype of the head.
     return {
         "weights": WEIGHT * shard,
         "copies": COPY * shard,
@@ -142,10 +142,10 @@ def training_bytes(run: Run, model: Model) -> Numbers:
 
 
 def limits(case: Case) -> Numbers:
-    """Returns what fits, and what would.
+    """Returns limits by memory: the widest row that fits, rollouts at once, and related numbers.
 
     Raises:
-      ValueError: If the run's microbatches do not.
+      ValueError: If the run's microbatches do not fit.
     """
     run, model, assumed = case.run, case.model, case.assumed
     found = training_bytes(run, model)
@@ -189,10 +189,10 @@ def seconds_of_round(case: Case) -> Numbers:
 
 
 def seconds_of_sampling(case: Case, *, gpus: int) -> Numbers:
-    """Returns the seconds of drawing and judging, of a round and of an evaluation.
+    """Returns the seconds of sampling and judging, of a round and of an evaluation.
 
     Args:
-      gpus: Of a sampler.
+      gpus: Number of GPUs per sampling engine.
     """
     run, engine = case.run, case.engine(gpus)
     judge = case.measured["judge_cpu_seconds"] / run.gpus
@@ -207,7 +207,7 @@ def seconds_of_sampling(case: Case, *, gpus: int) -> Numbers:
 
 
 def seconds_of_update(case: Case) -> Numbers:
-    """Returns the seconds of an update's passes and of its traffic, which take place together."""
+    """Returns the seconds of an update's passes and of its traffic, which overlap."""
     flops = sum(each.slowest_flops for each in case.updates) / len(case.updates)
     per_wave = (2 * COMPUTED_BYTES + REDUCED_BYTES) * case.model.parameters
     return {
@@ -217,11 +217,11 @@ def seconds_of_update(case: Case) -> Numbers:
 
 
 def seconds_of_files(case: Case) -> Numbers:
-    """Returns the seconds that a round spends on its policy's directory."""
+    """Returns the seconds of reading, writing and hashing the policy's directory per round."""
     policy, rates = case.stored_bytes, case.measured["files"]
     from_gpu = policy / case.assumed.host_gb_per_second / 1e9
     return {
-        # By the first stage that reads it; the base's is known since the first round.
+        # Counted in the first stage that reads it; the base is hashed in the first round.
         "fingerprints": max(rates["sha256"] * policy / 1e9, case.file_seconds(policy)),
         "load and store": from_gpu + 2 * case.file_seconds(policy),
         "hash": max(rates["md5"] * LARGER_FILE * policy / 1e9, case.file_seconds(policy)),
@@ -230,7 +230,7 @@ def seconds_of_files(case: Case) -> Numbers:
 
 
 def traffic_bytes(case: Case) -> Numbers:
-    """Returns bytes per GPU and update, and per round for all."""
+    """Returns bytes of traffic per GPU and update, and of all GPUs per round."""
     run, parameters, stored = case.run, case.model.parameters, case.measured["rollouts"]
     reward = stored["reward_bytes_per_rollout"]
     received = parameters * (1 - 1 / run.gpus)
@@ -247,13 +247,13 @@ def traffic_bytes(case: Case) -> Numbers:
 
 
 def price_arms(case: Case, seconds: Numbers, arms: dict[str, Any]) -> dict[str, Numbers]:
-    """Returns hours and price of a run, by arm, its profile of one rollout per prompt included.
+    """Returns hours and price of a run by arm, including a profile of one rollout per prompt.
 
-    An arm that needs a share of the sampled steps needs as large a share of the rounds; the trained
-    steps of each follow from its share of those.
+    The rounds of an arm are scaled by its fraction of sampled steps, and the updates by its
+    fraction of trained steps.
 
     Args:
-      seconds: Of a round of uniform GRPO.
+      seconds: Seconds of a round of uniform GRPO, by part.
     """
     run, assumed = case.run, case.assumed
     prompts = run.rounds * run.prompts_per_round
@@ -277,7 +277,7 @@ def price_arms(case: Case, seconds: Numbers, arms: dict[str, Any]) -> dict[str, 
 
 
 def hours_by_way(case: Case, seconds: Numbers) -> Numbers:
-    """Returns the hours of all rounds as they are, and after one change after another."""
+    """Returns the hours of all rounds, first without changes, then after each added change."""
     changes: dict[str, tuple[Numbers, int]] = {
         "as it is": ({}, 1),
         "linked": ({"copy": 0.0}, 1),

@@ -1,4 +1,4 @@
-"""The tables of docs/scale.md, with two digits: nothing here is known better."""
+"""The tables of docs/scale.md, with two significant digits."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -46,11 +46,11 @@ WAYS = {
     "larger": "and four times the rollouts and updates per round, in a quarter of the rounds",
     "wider engines": "*not there:* and samplers on four GPUs each",
 }
-Say = Callable[[dict[str, Any]], str]  # of one run
+Formatter = Callable[[dict[str, Any]], str]  # formats a number of one run
 
 
 def all_tables(inputs: dict[str, Any], results: dict[str, Any]) -> list[str]:
-    """Returns every table of the page, in its order."""
+    """Returns all tables of the page, in page order."""
     runs = {
         f"{name} on {spec['gpus']} GPUs": results["worked_out"][name]
         for name, spec in inputs["runs"].items()
@@ -68,8 +68,8 @@ def all_tables(inputs: dict[str, Any], results: dict[str, Any]) -> list[str]:
 
 
 def recipes(inputs: dict[str, Any], runs: dict[str, Any]) -> str:
-    """Returns what is run."""
-    rows: dict[str, Say] = {
+    """Returns the table of the runs."""
+    rows: dict[str, Formatter] = {
         "model": lambda spec: f"{spec['model']}, {_short(spec['parameters'] / 1e9)} B parameters",
         "prompts of a round, rollouts of each": lambda spec: (
             f"{spec['prompts_per_round']} x {spec['rollouts_per_group']}"
@@ -91,7 +91,7 @@ def recipes(inputs: dict[str, Any], runs: dict[str, Any]) -> str:
 
 
 def assumptions(inputs: dict[str, Any]) -> str:
-    """Returns what is assumed, and from where."""
+    """Returns the table of assumptions with their sources."""
     rows = []
     for each in inputs["assumed"].values():
         ends = [each["value"]] if "value" in each else sorted(each[end] for end in ENDS)
@@ -101,7 +101,7 @@ def assumptions(inputs: dict[str, Any]) -> str:
 
 
 def measurements(inputs: dict[str, Any], measured: dict[str, Any]) -> str:
-    """Returns what was measured here."""
+    """Returns the table of measurements."""
     files, stored = measured["files"], measured["rollouts"]
     rows = {}
     for name in inputs["runs"]:
@@ -124,13 +124,15 @@ def measurements(inputs: dict[str, Any], measured: dict[str, Any]) -> str:
     return markdown_table(["measured here", "value"], rows.items())
 
 
-def _each(titles: dict[str, str], say: Callable[[str, dict[str, Any]], str]) -> dict[str, Say]:
-    """Returns a row per name, by its title."""
-    return {title: partial(say, name) for name, title in titles.items()}
+def _each(
+    titles: dict[str, str], formatter: Callable[[str, dict[str, Any]], str]
+) -> dict[str, Formatter]:
+    """Returns one row per name, with its title."""
+    return {title: partial(formatter, name) for name, title in titles.items()}
 
 
 def memory(runs: dict[str, Any]) -> str:
-    """Returns what a GPU holds in training and in sampling."""
+    """Returns the table of GPU memory in training and in sampling."""
     rows = _each(HELD, lambda part, run: _gb(run["training_bytes"][part]))
     rows |= {
         "logits, in chunks, not all at once": lambda run: (
@@ -150,7 +152,7 @@ def memory(runs: dict[str, Any]) -> str:
 
 
 def seconds(runs: dict[str, Any]) -> str:
-    """Returns where a round's seconds go."""
+    """Returns the table of seconds per round, by part."""
 
     def total(run: dict[str, Any]) -> list[float]:
         return [sum(run[end]["seconds"].values()) for end in ENDS]
@@ -170,8 +172,8 @@ def seconds(runs: dict[str, Any]) -> str:
 
 
 def traffic(runs: dict[str, Any]) -> str:
-    """Returns what is moved and stored, per round unless it says else."""
-    rows: dict[str, Say] = {
+    """Returns the table of traffic and storage, per round unless stated otherwise."""
+    rows: dict[str, Formatter] = {
         "microbatches of a GPU per update": lambda run: _short(run["waves"]),
         **_each(MOVED, lambda name, run: _bytes(run["traffic_bytes"][name])),
         "seconds of an update's traffic": lambda run: _span(run, "update", "traffic"),
@@ -184,7 +186,7 @@ def traffic(runs: dict[str, Any]) -> str:
 
 
 def prices(runs: dict[str, Any], savings: dict[str, Any]) -> str:
-    """Returns GPU hours and money of a run, by arm."""
+    """Returns the table of GPU hours and price of a run, by arm."""
     rows = []
     for title, run in runs.items():
         for arm in ("uniform", *savings):
@@ -200,18 +202,18 @@ def prices(runs: dict[str, Any], savings: dict[str, Any]) -> str:
 
 
 def ways(runs: dict[str, Any]) -> str:
-    """Returns what would shorten a run, one change after another."""
+    """Returns the table of changes that would shorten a run, applied one after another."""
     rows = _each(WAYS, lambda way, run: _span(run, "hours", way))
     return _by_run("hours of the uniform run's rounds", rows, runs)
 
 
-def _limit(name: str) -> Say:
+def _limit(name: str) -> Formatter:
     return lambda run: _short(run["limits"][name])
 
 
-def _by_run(title: str, rows: dict[str, Say], runs: dict[str, Any]) -> str:
+def _by_run(title: str, rows: dict[str, Formatter], runs: dict[str, Any]) -> str:
     """Returns a table with a column per run."""
-    cells = [[what, *(say(run) for run in runs.values())] for what, say in rows.items()]
+    cells = [[what, *(formatter(run) for run in runs.values())] for what, formatter in rows.items()]
     return markdown_table([title, *runs], cells)
 
 
@@ -220,7 +222,7 @@ def _span(run: dict[str, Any], kind: str, name: str) -> str:
 
 
 def _range(ends: Sequence[float]) -> str:
-    """Returns both ends, or one if they look the same."""
+    """Returns both ends of a range; one number if they are equal after rounding."""
     low, high = map(_short, sorted(ends))
     return low if low == high else f"{low} to {high}"
 
@@ -235,7 +237,7 @@ def _bytes(count: float) -> str:
 
 
 def _short(value: float) -> str:
-    """Returns a positive number with two digits."""
+    """Returns a positive number with two significant digits."""
     rounded = float(f"{value:.1e}")
     decimals = max(0, 1 - math.floor(math.log10(rounded)))
     return f"{rounded:,.{decimals}f}".replace(",", " ")

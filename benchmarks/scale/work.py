@@ -1,4 +1,4 @@
-"""What a round computes: its rollouts, FLOPs of passes dealt to ranks, and the sampler's steps."""
+"""Work of a round: rollout lengths, FLOPs of passes per rank, and seconds of sampling."""
 
 from dataclasses import dataclass
 
@@ -17,19 +17,17 @@ BISECTIONS = 60
 
 @dataclass(frozen=True, kw_only=True)
 class Dealt:
-    """Passes that all ranks make together."""
+    """Passes distributed over ranks."""
 
-    waves: int  # microbatches of a rank
-    slowest_flops: float  # of the largest microbatch of every wave
+    waves: int  # microbatches per rank
+    slowest_flops: float  # sum over waves of the FLOPs of the largest microbatch
 
 
 def draw_steps(count: int, *, mean: int, longest: int) -> Ints:
-    """Returns the steps of rollouts that end after each step with the same chance, or at longest.
-
-    Evenly spaced quantiles, in any order.
+    """Returns rollout lengths: quantiles of min(exponential, longest) with a mean, shuffled.
 
     Raises:
-      ValueError: If no such rollouts have that mean.
+      ValueError: If `mean` is not below `longest`.
     """
     if mean >= longest:
         raise ValueError(f"mean_steps must be below max_steps, {longest}, got {mean}")
@@ -45,7 +43,7 @@ def draw_steps(count: int, *, mean: int, longest: int) -> Ints:
 
 
 def trained_rollouts(run: Run, share: float) -> Ints:
-    """Returns a round's rollouts as `packed_flops` takes them; a share of groups is trained on."""
+    """Returns the trained rollouts of a round in the format of `packed_flops`."""
     groups = round(share * run.prompts_per_round)
     count = groups * run.rollouts_per_group
     steps = draw_steps(count, mean=run.mean_steps, longest=run.max_steps)
@@ -56,7 +54,7 @@ def trained_rollouts(run: Run, share: float) -> Ints:
 def deal(
     flops: PassFlops, rollouts: Ints, run: Run, *, parts: int, is_training: bool
 ) -> list[Dealt]:
-    """Returns the passes over each part of the rollouts, whole groups in each."""
+    """Returns the passes over each part of the rollouts; parts consist of whole groups."""
     part = rollouts[:, 0] * parts // (rollouts[:, 0].max() + 1)
     return [_deal(flops, rollouts[part == each], run, is_training) for each in range(parts)]
 
@@ -74,7 +72,7 @@ def _deal(flops: PassFlops, rollouts: Ints, run: Run, is_training: bool) -> Deal
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
-    """One sampler: its model on so many GPUs, and how fast they are."""
+    """One sampling engine: model, number of GPUs and assumptions about their speed."""
 
     model: Model
     gpus: int
@@ -82,22 +80,22 @@ class Engine:
 
     @property
     def weight_bytes(self) -> int:
-        """Of the model as it is sampled from."""
+        """Bytes of the model's weights in the sampler."""
         return self.model.parameters * COMPUTED_BYTES
 
     @property
     def cache_room(self) -> float:
-        """Bytes for keys and values."""
+        """Bytes available for the KV cache."""
         taken = self.assumed.gpu_memory_gb * self.assumed.engine_memory_share
         room = self.gpus * (taken - self.assumed.engine_workspace_gb) * 1e9
         return max(0.0, room - self.weight_bytes)
 
     def at_once(self, tokens: int) -> int:
-        """Returns how many rollouts of so many tokens have room for their keys and values."""
+        """Returns the number of rollouts of a length in tokens whose KV cache fits."""
         return int(self.cache_room // (self.model.cache_bytes * tokens))
 
     def step_seconds(self, contexts: Floats) -> float:
-        """Returns the seconds of one step of rollouts, by what they look back at: a roofline."""
+        """Returns the seconds of one decoding step by context length, from a roofline model."""
         moved = self.weight_bytes + self.model.cache_bytes * contexts.sum()
         count = self.model.flops.forward
         flops = len(contexts) * (count.body + count.head) + count.attention * contexts.sum()
@@ -105,16 +103,16 @@ class Engine:
         return float(max(moved / bandwidth, flops / self.assumed.flops_per_second) / self.gpus)
 
     def read_seconds(self, prompts: int, tokens: int) -> float:
-        """Returns the seconds of reading prompts, each once."""
+        """Returns the seconds of prefill, with each prompt read once."""
         each = Pass(rows=prompts, query=tokens, context=tokens, logits=1, is_training=False)
         flops = total_flops([each], forward=self.model.flops.forward, training=None)
         return flops / self.assumed.flops_per_second / self.gpus
 
     def decode_seconds(self, steps: Ints, *, prompt_tokens: int, at_once: int) -> float:
-        """Returns the seconds of drawing rollouts: when one ends, the next begins.
+        """Returns the seconds of sampling rollouts with continuous batching.
 
         Args:
-          steps: Of every rollout, in the order in which they begin.
+          steps: Length of every rollout, in the order of their start.
         """
         left, waiting, seconds = steps[:at_once].astype(float), steps[at_once:], 0.0
         done = np.zeros(len(left))
@@ -131,10 +129,10 @@ class Engine:
 
 
 def sampling_seconds(engine: Engine, run: Run, *, prompts: int, group: int) -> float:
-    """Returns the seconds in which engines on all GPUs draw a group for every prompt.
+    """Returns the seconds in which engines on all GPUs sample a group per prompt.
 
     Raises:
-      ValueError: If an engine has no room for a rollout.
+      ValueError: If the KV cache of a rollout does not fit an engine.
     """
     engines = run.gpus // engine.gpus
     own = -(-prompts // engines)

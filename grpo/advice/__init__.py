@@ -1,1 +1,1 @@
-"""Proposes an arm from a finished profile, and reports how well its predictions held."""
+"""Proposes an arm from a finished profile, and reports the errors of earlier predictions."""

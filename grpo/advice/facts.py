@@ -1,4 +1,4 @@
-"""Inputs of the advice: a finished profile, the lengths of its prompts, and a cost model."""
+"""Inputs of the advice: a finished profile, its prompt lengths and a cost model."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,22 +25,22 @@ MAKE_PROFILE = "dvc repro profile"
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """A finished profile and the model that predicts costs from it."""
+    """A finished profile and a cost model of the base policy."""
 
-    profile: pd.DataFrame  # schema PROFILE with prompt_tokens, sorted by prompt_id
-    rollouts: pd.DataFrame  # row (of `profile`, ascending) and steps of each of its rollouts
+    profile: pd.DataFrame  # schema PROFILE plus prompt_tokens, sorted by prompt_id
+    rollouts: pd.DataFrame  # columns row (of `profile`, ascending) and steps, one row per rollout
     cost: Cost  # of the profile
-    rollouts_per_batch: int  # of its sampling
+    rollouts_per_batch: int  # with which the profile was sampled
     cost_model: CostModel  # of the base policy
     prior: Prior
-    posterior: Posterior  # row by row with `profile`
+    posterior: Posterior  # in the row order of `profile`
 
     def rows_of(self, prompt_ids: pd.Series) -> Ints:
-        """Returns the rows of `profile` that hold these prompts."""
+        """Returns the row numbers of these prompts in `profile`."""
         return np.asarray(self.profile["prompt_id"].searchsorted(prompt_ids))
 
     def steps_of(self, row: int) -> Ints:
-        """Returns the steps of a prompt's rollouts in the profile."""
+        """Returns the lengths in steps of a prompt's rollouts in the profile."""
         return self._steps[self._starts[row] : self._starts[row + 1]]
 
     @cached_property
@@ -65,7 +65,7 @@ def make_facts(
 
     Args:
       profile: Schema PROFILE.
-      rollouts: The profile's own: prompt_id and steps.
+      rollouts: Columns prompt_id and steps of the profile's rollouts.
     """
     ordered = profile.sort_values("prompt_id", ignore_index=True)
     tokens = ordered["prompt_id"].map(prompt_tokens).astype("int64")
@@ -85,21 +85,21 @@ def make_facts(
 
 
 def read_facts(artifacts: Path, params: Parameters) -> Facts:
-    """Returns the facts of the profile that lies under `artifacts`; loads the base policy.
+    """Returns the facts of the profile under `artifacts`; loads the base policy.
 
     Raises:
-      ArtifactError: If there is no profile, it is broken, or of other parameters.
+      ArtifactError: If the profile is missing, empty, broken, or of other parameters.
       ParameterError: If the modality has no cost model.
     """
     folder = artifacts / "profile"
     for name in ("prompts.parquet", "rollouts/table.parquet"):
         if not (folder / name).exists():
-            raise ArtifactError(f"{folder / name}: no such file; make it with: {MAKE_PROFILE}")
+            raise ArtifactError(f"{folder / name}: must exist; run: {MAKE_PROFILE}")
     profile = read_profile(folder / "prompts.parquet")
     if not len(profile):
         raise ArtifactError(
-            f"{folder}: must hold rollouts, is empty, for no arm reads a profile; set profile.when "
-            f"to always and run: {MAKE_PROFILE}"
+            f"{folder}: must hold rollouts, is empty because no arm reads a profile; set "
+            f"profile.when to always and run: {MAKE_PROFILE}"
         )
     texts = read_table(artifacts / "prompts" / "train.parquet", PROMPTS)
     _require_same(folder, profile, texts, params)
@@ -117,13 +117,13 @@ def read_facts(artifacts: Path, params: Parameters) -> Facts:
 
 
 def load_cost_model(artifacts: Path, params: Parameters) -> CostModel:
-    """Returns the cost model of the base policy, which it loads on the CPU.
+    """Loads the base policy on the CPU and returns its cost model.
 
     Raises:
       ArtifactError: If a file of the base policy is missing or broken, or may run code.
       ParameterError: If the modality has no cost model.
     """
-    # FLOPs are the same on every device; not every machine that asks for advice has a GPU.
+    # On the CPU: FLOPs do not depend on the device, and the machine may lack a GPU.
     machine = params.machine.model_copy(update={"device": "cpu", "compile": False})
     prepare_machine(machine)
     base = artifacts / "policies" / BASE
@@ -138,7 +138,7 @@ def load_cost_model(artifacts: Path, params: Parameters) -> CostModel:
             if type(each).load_cost_model is not Modality.load_cost_model
         ]
         raise ParameterError(
-            f"{PARAMS}: policy.kind must be {' or '.join(predicted)} for this, "
+            f"{PARAMS}: policy.kind must be {' or '.join(predicted)} for cost predictions, "
             f"got {params.policy.kind!r}"
         )
     return cost_model
@@ -147,15 +147,15 @@ def load_cost_model(artifacts: Path, params: Parameters) -> CostModel:
 def _require_same(
     folder: Path, profile: pd.DataFrame, texts: pd.DataFrame, params: Parameters
 ) -> None:
-    """Raises unless the profile is of these prompts and of these parameters."""
+    """Raises ArtifactError unless the profile was made with these prompts and parameters."""
     if set(profile["prompt_id"]) != set(texts["prompt_id"]):
         raise ArtifactError(
-            f"{folder}: must be of the prompts in {folder.parent / 'prompts'}, is of others; make "
-            f"it again with: {MAKE_PROFILE}"
+            f"{folder}: must be of the prompts in {folder.parent / 'prompts'}, got others; run: "
+            f"{MAKE_PROFILE}"
         )
     asked = params.profile.rollouts_per_prompt
     if (profile["rollouts"] != asked).any():
         raise ArtifactError(
-            f"{folder}: must have {asked} rollouts per prompt (profile.rollouts_per_prompt), has "
-            f"{profile['rollouts'].iloc[0]}; make it again with: {MAKE_PROFILE}"
+            f"{folder}: must have {asked} rollouts per prompt (profile.rollouts_per_prompt), got "
+            f"{profile['rollouts'].iloc[0]}; run: {MAKE_PROFILE}"
         )

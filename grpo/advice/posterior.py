@@ -1,8 +1,8 @@
-"""What a few rollouts say of a prompt's success rate: a Beta posterior whose prior is fitted.
+"""Beta posteriors of success rates, given a few rollouts per prompt and a fitted prior.
 
-A profile of N = 8 calls a prompt of rate 0.1 unsolved with probability 0.43, so its rates must not
-be read as they are. The prior is Beta(a, b), fitted to all prompts by marginal likelihood
-(empirical Bayes), so that a profile of many dead prompts expects dead prompts.
+With N = 8 rollouts, a prompt of rate 0.1 has no success with probability 0.43, so observed rates
+are unreliable. The prior Beta(a, b) is fitted to all prompts by marginal likelihood (empirical
+Bayes): if many prompts are dead, the posterior assumes that more are.
 """
 
 import math
@@ -16,15 +16,15 @@ from scipy.special import betainc, betaln
 Floats = NDArray[Any]
 Ints = NDArray[Any]
 
-DEAD_RATE = 0.01  # below it, or above 1 - it: a group of 16 is uniform in more than 85 %
+DEAD_RATE = 0.01  # within it of 0 or 1, a group of 16 is uniform with probability > 85 %
 MEANS = (0.002, 0.998)
 CONCENTRATIONS = (0.02, 500.0)
-TRIES = 61  # along each axis of a search
-ZOOMS = 4  # each search is within the neighbors of the one before
+TRIES = 61  # grid points per axis and search
+ZOOMS = 4  # searches; each covers the neighbors of the previous best point
 
 
 class Prior(NamedTuple):
-    """Beta(alpha, beta) over the prompts' success rates."""
+    """Parameters of Beta(alpha, beta) over success rates of prompts."""
 
     alpha: float
     beta: float
@@ -32,13 +32,13 @@ class Prior(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Posterior:
-    """Beta(alpha, beta) of each prompt's success rate."""
+    """Parameters of Beta(alpha, beta) of the success rate of each prompt."""
 
     alpha: Floats
     beta: Floats
 
     def select(self, rows: NDArray[np.bool_] | Ints) -> "Posterior":
-        """Returns the posterior of some prompts."""
+        """Returns the posterior of the given rows."""
         return Posterior(alpha=self.alpha[rows], beta=self.beta[rows])
 
     def mean_rate(self) -> Floats:
@@ -53,7 +53,7 @@ class Posterior:
         return variance
 
     def uniform_chance(self, sizes: Ints) -> Floats:
-        """Returns E[p^G + (1 - p)^G]: the chance that a group of `sizes` has one outcome only."""
+        """Returns E[p^G + (1 - p)^G], the probability that a group of G = `sizes` is uniform."""
         return _expected_power(self.alpha, self.beta, sizes) + _expected_power(
             self.beta, self.alpha, sizes
         )
@@ -70,10 +70,10 @@ class Posterior:
 
 
 def fit_prior(successes: Ints, rollouts: Ints) -> Prior:
-    """Returns the prior under which the counts are likeliest: a beta-binomial fit.
+    """Returns the beta-binomial maximum-likelihood prior of the counts.
 
-    Searched on a grid of means and concentrations a + b that zooms in, so that the same counts
-    give the same prior everywhere.
+    The search refines a grid of means a / (a + b) and concentrations a + b, so that the same
+    counts give the same prior on every machine.
     """
     pairs, repeats = np.unique(np.stack([successes, rollouts], axis=1), axis=0, return_counts=True)
     means, spreads = MEANS, (math.log(CONCENTRATIONS[0]), math.log(CONCENTRATIONS[1]))
@@ -89,12 +89,12 @@ def fit_prior(successes: Ints, rollouts: Ints) -> Prior:
 
 
 def update(prior: Prior, successes: Ints, rollouts: Ints) -> Posterior:
-    """Returns the posterior of each prompt after its rollouts."""
+    """Returns the posterior of each prompt given the counts of its rollouts."""
     return Posterior(alpha=prior.alpha + successes, beta=prior.beta + (rollouts - successes))
 
 
 def reused_uniform_chance(successes: Ints, rollouts: Ints, sizes: Ints) -> Floats:
-    """Returns P(one outcome only) of `sizes` of the very rollouts that were counted.
+    """Returns the probability that G = `sizes` of the counted rollouts have equal outcomes.
 
     Hypergeometric: (C(s, G) + C(N - s, G)) / C(N, G).
     """
@@ -112,7 +112,7 @@ def _expected_power(alpha: Floats, beta: Floats, powers: Ints) -> Floats:
 
 
 def _log_likelihood(alpha: Floats, beta: Floats, pairs: Ints, repeats: Ints) -> Floats:
-    """Returns the beta-binomial log-likelihood of counts, without its constant."""
+    """Returns the beta-binomial log-likelihood of the counts up to a constant."""
     total = np.zeros(np.broadcast_shapes(alpha.shape, beta.shape))
     for (solved, count), repeat in zip(pairs.tolist(), repeats.tolist(), strict=True):
         total += repeat * (betaln(alpha + solved, beta + count - solved) - betaln(alpha, beta))
@@ -120,5 +120,5 @@ def _log_likelihood(alpha: Floats, beta: Floats, pairs: Ints, repeats: Ints) -> 
 
 
 def _around(grid: Floats, index: int) -> tuple[float, float]:
-    """Returns the neighbors of a point of a grid, or its end."""
+    """Returns the grid points before and after `index`, limited to the grid."""
     return float(grid[max(index - 1, 0)]), float(grid[min(index + 1, len(grid) - 1)])

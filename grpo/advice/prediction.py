@@ -1,9 +1,9 @@
-"""Expected costs and groups of a round, from a profile, and their errors once the round has run.
+"""Predicts costs and groups of a round from a profile and compares them with finished rounds.
 
-docs/advice.md gives the cost model: every prompt is read once and every rollout sampled; the
-rollouts with weight are scored once and trained on once; the profile counts. All rates and lengths
-are those of the base policy: the prediction ignores what a round learns. FLOPs of single passes
-come from the modality (`grpo/modalities/costs.py`).
+docs/advice.md gives the cost model: a round reads every prompt once and samples every rollout; it
+computes log-probs of the rollouts with weight once and trains on them once; the profile counts.
+All rates and lengths are those of the base policy: the prediction ignores learning. FLOPs of
+single passes come from the modality (`grpo/modalities/costs.py`).
 """
 
 import math
@@ -34,16 +34,16 @@ from grpo.wiring.allocation import build_curriculum, build_selection, reads_prof
 from grpo.wiring.objectives import build_objective
 
 TINY = 1e-9
-SEED = 0  # of the one draw of rollouts that is packed into microbatches
+SEED = 0  # of the draw of rollouts in `pass_flops`
 
 
 @dataclass(frozen=True, kw_only=True)
 class Amounts:
-    """What a round, or several, takes and yields: expected, or counted."""
+    """Cost and groups of one or several rounds, predicted or counted."""
 
-    groups: float  # that reach an update
-    uniform_groups: float  # of them
-    rollouts: float  # sampled, or taken from the profile
+    groups: float  # used by an update
+    uniform_groups: float  # of `groups`, those whose rollouts have equal outcomes
+    rollouts: float  # sampled or reused from the profile
     sampled_steps: float
     trained_steps: float
     sampling_flops: float
@@ -52,67 +52,67 @@ class Amounts:
 
     @classmethod
     def total(cls, each: pd.DataFrame) -> "Amounts":
-        """Returns the sum over the rows of what `predict_each` gives."""
+        """Returns the sum over the rows of a table from `predict_each`."""
         return cls(**{name: float(each[name].sum()) for name in cls.__dataclass_fields__})
 
     @classmethod
     def of(cls, parts: Iterable["Amounts"]) -> "Amounts":
-        """Returns the sum of several."""
+        """Returns the sum of several amounts."""
         return cls.total(pd.DataFrame([asdict(each) for each in parts]))
 
     def scaled(self, factor: float) -> "Amounts":
-        """Returns `factor` times as much of everything."""
+        """Returns all amounts multiplied by `factor`."""
         return Amounts(**{name: factor * amount for name, amount in asdict(self).items()})
 
     @property
     def uniform_fraction(self) -> float:
-        """The share of groups whose rollouts all have the same outcome."""
+        """The fraction of groups whose rollouts all have the same outcome."""
         return self.uniform_groups / self.groups if self.groups else 0.0
 
     @property
     def mixed_groups(self) -> float:
-        """Groups with both outcomes: those that teach."""
+        """Number of groups with both outcomes, which are the groups with signal."""
         return self.groups - self.uniform_groups
 
     @property
     def flops(self) -> float:
-        """Sampling and updates."""
+        """FLOPs of sampling and updates."""
         return self.sampling_flops + self.update_flops
 
 
 @dataclass(frozen=True, kw_only=True)
 class Treatment:
-    """Settings of an arm that decide which rollouts a round samples, scores and trains on."""
+    """Settings of an arm that determine its rollouts and the passes over them."""
 
     drops_uniform: bool
-    keep: int | None  # rollouts of a group that are trained on; None: all
-    scores_proximal: bool  # of the trained rollouts, before the updates
-    scores_reference: bool  # of the trained rollouts, under the base policy
-    scores_reference_on_all: bool  # of all sampled rollouts, under the base policy
+    keep: int | None  # trained rollouts per group; None: all
+    scores_proximal: bool  # whether proximal log-probs of trained rollouts are computed
+    scores_reference: bool  # whether reference log-probs of trained rollouts are computed
+    scores_reference_on_all: bool  # whether reference log-probs of all rollouts are computed
     selection: Selection
     updates: int
-    rollouts_per_batch: int  # of sampling
+    rollouts_per_batch: int  # in sampling
     tokens_per_microbatch: int
 
 
 class TrainedGroups(NamedTuple):
-    """The rollouts of each prompt's group that training uses, and with what probability."""
+    """Number of rollouts that training uses of each group, and the probability that it does."""
 
     size: Ints
     chance: Floats
 
     @property
     def expected(self) -> Floats:
-        """Expected number of trained rollouts of each prompt."""
+        """Expected number of trained rollouts per prompt."""
         expected: Floats = self.size * self.chance
         return expected
 
 
 def treatment_of(arm: Arm, name: str, facts: Facts) -> Treatment:
-    """Returns the settings of an arm, which need not be one of the parameter file's.
+    """Returns the settings of an arm, which need not be in the parameter file.
 
     Raises:
-      ParameterError: If a link or a selection of the arm is wrong.
+      ParameterError: If a link or a selection of the arm is invalid.
     """
     links, updates = build_objective(arm.objective, name).links, arm.training.updates_per_round
     keep = [int(each.settings["keep"] or 0) for each in _named(links, "keep_extreme_rollouts")]
@@ -136,10 +136,10 @@ def _named(links: tuple[Link, ...], name: str) -> list[Link]:
 
 
 def plan_phase(params: Parameters, arm: str, phase: int, facts: Facts) -> pd.DataFrame:
-    """Returns the very prompts and group sizes that the curriculum stage will give a phase.
+    """Returns the prompts and group sizes that the curriculum stage will assign to a phase.
 
     Raises:
-      ParameterError: If the curriculum is wrong or has no such phase.
+      ParameterError: If the curriculum is invalid or has no such phase.
     """
     steps = build_curriculum(params.arms[arm].curriculum, arm)
     with located(f"{PARAMS}: arms.{arm}.curriculum"):
@@ -150,7 +150,7 @@ def plan_phase(params: Parameters, arm: str, phase: int, facts: Facts) -> pd.Dat
 
 
 def predict_round(params: Parameters, name: str, facts: Facts) -> Amounts:
-    """Returns what a round of `params` will take and yield."""
+    """Returns the predicted amounts of a round of `params`."""
     each = params.rounds[name]
     return predict(
         plan_phase(params, each.arm, each.phase, facts),
@@ -161,20 +161,20 @@ def predict_round(params: Parameters, name: str, facts: Facts) -> Amounts:
 
 
 def predict_arm(params: Parameters, arm: str, facts: Facts) -> Amounts:
-    """Returns what the rounds on an arm's chain will take and yield, without the profile."""
+    """Returns the predicted amounts of the rounds on an arm's chain, without the profile."""
     return Amounts.of(predict_round(params, name, facts) for name in params.chain(arm)[1:])
 
 
 def profile_flops(params: Parameters, arm: str, facts: Facts) -> int:
-    """Returns the FLOPs of the profile if an arm on this arm's chain uses it, else 0."""
-    looked = {arm, *(params.rounds[name].arm for name in params.chain(arm)[1:])}
-    return facts.cost.flops if any(reads_profile(params, each) for each in looked) else 0
+    """Returns the FLOPs of the profile if an arm on this arm's chain reads it, else 0."""
+    arms = {arm, *(params.rounds[name].arm for name in params.chain(arm)[1:])}
+    return facts.cost.flops if any(reads_profile(params, each) for each in arms) else 0
 
 
 def predict(
     plan: pd.DataFrame, treatment: Treatment, facts: Facts, *, starts_from_base: bool
 ) -> Amounts:
-    """Returns what is expected of groups of planned prompts."""
+    """Returns the expected amounts of a plan."""
     each = predict_each(plan, treatment, facts, starts_from_base=starts_from_base)
     return Amounts.total(each)
 
@@ -182,10 +182,10 @@ def predict(
 def predict_each(
     plan: pd.DataFrame, treatment: Treatment, facts: Facts, *, starts_from_base: bool
 ) -> pd.DataFrame:
-    """Returns what is expected of each planned prompt, a column per field of Amounts.
+    """Returns the expected amounts of each planned prompt, a column per field of Amounts.
 
     Args:
-      plan: Columns prompt_id and rollouts, the size of the group.
+      plan: Columns prompt_id and rollouts (the group size).
     """
     rows = facts.rows_of(plan["prompt_id"])
     reused = treatment.selection.reuses_profile and starts_from_base
@@ -216,7 +216,7 @@ def predict_each(
 
 
 def _groups(rows: Ints, asked: Ints, facts: Facts, *, reused: bool) -> tuple[Ints, Floats]:
-    """Returns the size of each group and the chance that it has one outcome only."""
+    """Returns the size of each group and the probability that its outcomes are all equal."""
     if not reused:
         return asked, facts.posterior.select(rows).uniform_chance(asked)
     drawn = facts.profile["rollouts"].to_numpy()[rows]
@@ -226,7 +226,7 @@ def _groups(rows: Ints, asked: Ints, facts: Facts, *, reused: bool) -> tuple[Int
 
 
 def _visited(selection: Selection, uniform: Floats) -> tuple[float, float]:
-    """Returns the shares of planned prompts that are sampled, and kept if their group is mixed."""
+    """Returns the fractions of planned prompts that are sampled, and kept if mixed."""
     planned, budget = len(uniform), selection.budget
     if budget is None:
         return 1.0, 1.0
@@ -243,7 +243,7 @@ def _visited(selection: Selection, uniform: Floats) -> tuple[float, float]:
 def _update_flops(
     rows: Ints, trained: TrainedGroups, sampled: TrainedGroups, treatment: Treatment, facts: Facts
 ) -> Floats:
-    """Returns the FLOPs, per prompt, of the passes that score and train on rollouts."""
+    """Returns the FLOPs per prompt of log-prob and training passes over rollouts."""
     one_pass = partial(
         pass_flops, facts, rows, tokens_per_microbatch=treatment.tokens_per_microbatch
     )
@@ -259,8 +259,8 @@ def _update_flops(
 def sampling_flops(facts: Facts, rows: Ints, sizes: Ints, *, rollouts_per_batch: int) -> Floats:
     """Returns the expected FLOPs of sampling each prompt's group.
 
-    The formula's value times a factor: the profile's counted FLOPs over the formula's value for
-    the profile.
+    The formula's value is multiplied by the counted FLOPs of the profile divided by the formula's
+    value for the profile.
     """
     everything = np.arange(len(facts.profile))
     drawn = facts.profile["rollouts"].to_numpy()
@@ -278,14 +278,14 @@ def pass_flops(
     tokens_per_microbatch: int,
     is_training: bool,
 ) -> Floats:
-    """Returns the FLOPs, per prompt, of one pass over the trained rollouts.
+    """Returns the FLOPs per prompt of one pass over the trained rollouts.
 
-    One draw of rollouts is packed into microbatches as training packs them. The packed FLOPs differ
-    from the sum over single rollouts by padding and shared prompts; that factor is applied to every
-    prompt.
+    Packs one draw of rollouts into microbatches as training does. Because of padding and shared
+    prompts, packed FLOPs differ from the sum over single rollouts by a factor, which is applied to
+    every prompt.
 
     Args:
-      parts: Number of batches that the groups are divided into.
+      parts: Number of batches into which the groups are divided.
     """
     prompt_of_rollout, steps = facts.rollouts["row"].to_numpy(), facts.rollouts["steps"].to_numpy()
     prompt_tokens = facts.profile["prompt_tokens"].to_numpy()[prompt_of_rollout]
@@ -305,10 +305,10 @@ def pass_flops(
 def packed_flops(
     flops: PassFlops, rollouts: Ints, tokens_per_microbatch: int, is_training: bool
 ) -> float:
-    """Returns the FLOPs of a pass over rollouts that are packed into microbatches.
+    """Returns the FLOPs of a pass over rollouts packed into microbatches.
 
     Args:
-      rollouts: Columns prompt (a number), prompt tokens and steps.
+      rollouts: Columns prompt (an index), prompt tokens and steps.
     """
     if len(rollouts) == 0:
         return 0.0
@@ -323,10 +323,10 @@ def packed_flops(
 
 
 def _draw(facts: Facts, rows: Ints, groups: TrainedGroups, parts: int) -> Ints:
-    """Returns one draw of trained rollouts: part, row of the profile, prompt tokens, steps."""
+    """Returns a draw of trained rollouts: columns part, profile row, prompt tokens, steps."""
     chooser = np.random.default_rng(SEED)
     counts = groups.size * (chooser.random(len(rows)) < groups.chance)
-    # Without replacement: rollouts of one length share a microbatch, and so a prompt.
+    # Without replacement: duplicates have equal length and would share a microbatch and its prompt.
     steps = [
         np.resize(chooser.permutation(facts.steps_of(row)), count)
         for row, count in zip(rows.tolist(), counts.tolist())
@@ -353,7 +353,7 @@ def _unscaled_sampling_flops(
 
 
 def _padded_prompts(facts: Facts, rows: Ints, sizes: Ints, rollouts_per_batch: int) -> Floats:
-    """Returns each prompt's width in its batch; sampling batches prompts of similar length."""
+    """Returns each prompt's padded length; sampling batches prompts of similar length."""
     tokens = facts.profile["prompt_tokens"].to_numpy()[rows]
     order = tokens.argsort(kind="stable")
     batch = (sizes[order].cumsum() - sizes[order]) // rollouts_per_batch
@@ -365,7 +365,7 @@ def _padded_prompts(facts: Facts, rows: Ints, sizes: Ints, rollouts_per_batch: i
 
 
 def _mean_by_prompt(facts: Facts, value: Floats) -> Floats:
-    """Returns the mean of a value per rollout of the profile over each prompt's rollouts."""
+    """Returns the mean over each prompt's rollouts of a value per profile rollout."""
     rows = facts.rollouts["row"].to_numpy()
     total = np.bincount(rows, weights=value, minlength=len(facts.profile))
     mean: Floats = total / np.bincount(rows, minlength=len(facts.profile))
@@ -374,7 +374,7 @@ def _mean_by_prompt(facts: Facts, value: Floats) -> Floats:
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """The prediction and the counts of a finished round."""
+    """Predicted and counted amounts of a finished round."""
 
     round: str
     predicted: Amounts
@@ -382,10 +382,10 @@ class Compared:
 
 
 def compare_rounds(artifacts: Path, params: Parameters, facts: Facts) -> list[Compared]:
-    """Returns the finished rounds of `params`, in the file's order.
+    """Returns the comparisons of the finished rounds of `params`, in file order.
 
-    It leaves out a round with rollouts of prompts that its curriculum does not give: that round
-    was made with other parameters.
+    Omits a round that has rollouts of prompts outside its curriculum phase, because it ran with
+    other parameters.
 
     Raises:
       ArtifactError: If a file of a finished round is broken.
@@ -404,14 +404,14 @@ def compare_rounds(artifacts: Path, params: Parameters, facts: Facts) -> list[Co
 
 @dataclass(frozen=True, kw_only=True)
 class Counted:
-    """Costs and groups of a finished round, and its prompts."""
+    """Prompts and amounts of a finished round."""
 
     prompts: frozenset[str]
     amounts: Amounts
 
 
 def count_round(artifacts: Path, name: str, facts: Facts) -> Counted:
-    """Returns costs and groups of a round, counted in its artifacts."""
+    """Returns prompts and amounts of a round, counted in its artifacts."""
     sampled = read_cost(artifacts / "rollouts" / name / "summary.json")
     trained = read_cost(artifacts / "training" / name / "summary.json")
     rollouts = read_rollouts(artifacts, name, facts.profile)

@@ -1,7 +1,7 @@
-"""Which arm to try: as many groups that teach as the reference arm, for the least FLOPs.
+"""Proposes the arm with as many groups with signal as the reference arm for the fewest FLOPs.
 
-A candidate is a way to size groups and a window of outcome rates to take prompts from. It visits
-every prompt at most once, so small groups need many prompts.
+A candidate combines a group sizing with a window of outcome rates from which it takes prompts. It
+uses every prompt at most once, so small groups need many prompts.
 """
 
 import math
@@ -28,10 +28,10 @@ from grpo.wiring.objectives import build_objective
 NAME = "advised"
 SIZES = (2, 4, 8, 16, 32)
 RANGES = ((2, 8), (2, 16), (4, 16))  # of size_groups_by_inverse_rate
-Window = tuple[float, float]  # of outcome rates, both ends within
+Window = tuple[float, float]  # of outcome rates, both ends included
 LOWS, HIGHS = (0.0, 0.125, 0.25, 0.375), (0.625, 0.75, 0.875, 1.0)
 WINDOWS: tuple[Window | None, ...] = (
-    None,  # all prompts, and no look at the profile
+    None,  # all prompts, without reading the profile
     *((low, high) for low in LOWS for high in HIGHS if (low, high) != (0.0, 1.0)),
 )
 FOR_ANY_SIZE: list[LinkSpec] = [{"rloo": {"low": 0.2, "high": 0.28}}]
@@ -41,19 +41,19 @@ TINY = 1e-9
 
 @dataclass(frozen=True, kw_only=True)
 class Sizing:
-    """All groups of one size, or between two by the inverse of the outcome rate."""
+    """One size for all groups, or sizes by the inverse of the outcome rate within a range."""
 
     smallest: int
     largest: int
 
     @property
     def is_fixed(self) -> bool:
-        """Whether all groups have one size: it takes no look at the profile."""
+        """Whether all groups have one size, for which the profile is not read."""
         return self.smallest == self.largest
 
     @property
     def step(self) -> LinkSpec:
-        """The curriculum step."""
+        """The curriculum step that sets these sizes."""
         if self.is_fixed:
             return {"fix_group_size": {"rollouts": self.smallest}}
         return {"size_groups_by_inverse_rate": {"smallest": self.smallest, "largest": self.largest}}
@@ -64,29 +64,29 @@ class Sizing:
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A way to allocate, and what it takes to teach with as many groups as the reference."""
+    """An allocation and its cost for as many groups with signal as the reference."""
 
     sizing: Sizing
     window: Window | None  # None: all prompts
     available: int  # prompts in the window
-    per_round: int  # prompts needed
+    per_round: int  # prompts needed per round
     rounds: int
     amounts: Amounts  # of the needed prompts
-    profile_flops: int  # 0 if the profile is not looked at
+    profile_flops: int  # 0 if the candidate does not read the profile
 
     @property
     def needed(self) -> int:
-        """Prompts of all rounds."""
+        """Prompts needed in all rounds."""
         return self.per_round * self.rounds
 
     @property
-    def lack(self) -> float:
-        """Prompts needed per prompt there is, 1 if there are enough."""
+    def shortage(self) -> float:
+        """Prompts needed / prompts available, at least 1; 1 if there are enough."""
         return max(self.needed / max(self.available, TINY), 1.0)
 
     @property
     def flops(self) -> float:
-        """Sampling, updates, and the profile where it is looked at."""
+        """FLOPs of sampling, updates and, if the candidate reads it, the profile."""
         return self.amounts.flops + self.profile_flops
 
 
@@ -96,19 +96,19 @@ class Proposal:
 
     reference: str
     target: Amounts  # of the reference arm
-    target_flops: float  # profile included where it is looked at
-    by_sizing: list[Candidate]  # the cheapest of each sizing, or the one that lacks least
-    chosen: Candidate | None  # None: none has enough prompts
+    target_flops: float  # of the reference arm, with the profile if the arm reads it
+    by_sizing: list[Candidate]  # per sizing the cheapest, or the one with the smallest shortage
+    chosen: Candidate | None  # None: no candidate has enough prompts
     name: str  # of the proposed arm
     params: Parameters  # with the proposed arm and its rounds
 
 
 def propose(params: Parameters, facts: Facts) -> Proposal:
-    """Returns an arm that teaches with as many groups as the first arm, for the least FLOPs."""
+    """Returns the arm with as many groups with signal as the first arm, for the fewest FLOPs."""
     reference = next(arm for arm in params.arms if params.rounds_of(arm))
     target = predict_arm(params, reference, facts)
     by_sizing = list(_by_sizing(params, facts, reference, target))
-    possible = [each for each in by_sizing if each.lack == 1.0]
+    possible = [each for each in by_sizing if each.shortage == 1.0]
     chosen = min(possible, key=lambda each: each.flops, default=None)
     name = next(each for each in _names() if each not in params.arms)
     return Proposal(
@@ -125,7 +125,7 @@ def propose(params: Parameters, facts: Facts) -> Proposal:
 def _by_sizing(
     params: Parameters, facts: Facts, reference: str, target: Amounts
 ) -> Iterator[Candidate]:
-    """Yields the cheapest candidate of each sizing, or the one that lacks least."""
+    """Yields, per sizing, the cheapest candidate, or the one with the smallest shortage."""
     rounds, arm = len(params.rounds_of(reference)), params.arms[reference]
     per_update = target.rollouts / rounds / arm.training.updates_per_round
     one_size = treatment_of(_without_selection(arm, _dropping(arm)), NAME, facts)
@@ -145,7 +145,7 @@ def _by_sizing(
             _candidate(each, facts, sizing, window, goal=target.mixed_groups, rounds=rounds)
             for window in WINDOWS
         ]
-        yield min(found, key=lambda each: (each.lack, each.flops))
+        yield min(found, key=lambda each: (each.shortage, each.flops))
 
 
 def _candidate(
@@ -157,7 +157,7 @@ def _candidate(
     goal: float,
     rounds: int,
 ) -> Candidate:
-    """Returns how many prompts of a window teach with `goal` mixed groups, and what they take."""
+    """Returns the candidate with as many prompts of a window as give `goal` mixed groups."""
     rates = facts.profile["outcome_rate"]
     inside = each if window is None else each[rates.between(*window)]
     whole = Amounts.total(inside)
@@ -176,7 +176,7 @@ def _candidate(
 def _with_arm(
     params: Parameters, name: str, reference: str, target: Amounts, chosen: Candidate
 ) -> Parameters:
-    """Returns the parameters with the chosen arm and a chain of rounds for it."""
+    """Returns the parameters with the proposed arm and a chain of rounds added."""
     arm = params.arms[reference]
     per_update = target.rollouts / arm.training.updates_per_round
     updates = _updates(chosen.amounts.rollouts, per_update)
@@ -198,7 +198,7 @@ def _with_arm(
 
 
 def _curriculum(chosen: Candidate) -> list[LinkSpec]:
-    """Returns the steps that give a candidate's prompts and sizes."""
+    """Returns the curriculum steps of a candidate."""
     split: LinkSpec = {
         "split_at_random": {"phases": chosen.rounds, "prompts_per_phase": chosen.per_round}
     }
@@ -209,12 +209,12 @@ def _curriculum(chosen: Candidate) -> list[LinkSpec]:
 
 
 def _without_selection(arm: Arm, objective: list[LinkSpec]) -> Arm:
-    """Returns the arm with another objective, and every prompt of a phase sampled once."""
+    """Returns the arm with another objective and no selection: it samples each prompt once."""
     return arm.model_copy(update={"selection": [], "objective": objective})
 
 
 def _dropping(arm: Arm) -> list[LinkSpec]:
-    """Returns an arm's objective, uniform groups dropped unless a penalty covers them."""
+    """Returns an arm's objective with DROP added unless it has DROP or a KL penalty."""
     links = build_objective(arm.objective, NAME).links
     has_drop = any(link.name == DROP for link in links)
     has_penalty = any(link.settings.get("beta") for link in links)
@@ -228,12 +228,12 @@ def _with(params: Parameters, name: str, arm: Arm, rounds: dict[str, RoundParams
 
 
 def _updates(rollouts: float, per_update: float) -> int:
-    """Returns how many updates take `per_update` rollouts each, about."""
+    """Returns the number of updates with about `per_update` rollouts each, at least 1."""
     return max(1, round(rollouts / max(per_update, TINY)))
 
 
 def _names() -> Iterator[str]:
-    """Yields names for an arm, the first one without a number."""
+    """Yields candidate names for an arm: NAME, then NAME with version numbers."""
     yield NAME
     number = 2
     while True:

@@ -1,4 +1,4 @@
-"""The advice as a person reads it, and the proposed arm as YAML to paste."""
+"""The advice as text, and the proposed arm as YAML to paste."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,22 +18,22 @@ from grpo.advice.prediction import (
 from grpo.advice.proposal import SIZES, Candidate, Proposal, propose
 from grpo.params.parameters import Parameters
 from grpo.params.yaml import dump_yaml
-from grpo.report.learned import why_nothing_was_learned
-from grpo.report.words import SPACE, say_count, say_flops, say_percent
+from grpo.report.learned import explain_missing_signal
+from grpo.report.words import SPACE, format_count, format_flops, format_percent
 from grpo.wiring.policies import draws_of_arm, draws_of_profile
 
 DASH = "-"
 CAVEAT = """\
-Predicted are cost and how many groups have both outcomes, for the base policy: as it learns, both
-change. Nothing here says which arm learns more. FLOPs are not seconds: a step of sampling takes
-longer than its FLOPs."""
+Predictions cover cost and the number of groups with both outcomes under the base policy; both
+change as the policy learns. They do not say which arm learns more. FLOPs are not seconds: a step
+of sampling takes longer than its FLOPs."""
 
 
 def advise(artifacts: Path, params: Parameters, file: Path) -> str:
-    """Returns what a finished profile suggests, and how earlier predictions turned out.
+    """Returns the advice from a finished profile and the errors of earlier predictions.
 
     Args:
-      file: Where the parameters come from.
+      file: The parameter file, which the advice names.
 
     Raises:
       ArtifactError: If there is no profile, or an artifact is broken.
@@ -41,7 +41,7 @@ def advise(artifacts: Path, params: Parameters, file: Path) -> str:
     facts = read_facts(artifacts, params)
     if facts.profile["outcome_rate"].isin([0.0, 1.0]).all():
         return "\n\n".join([_profile(facts), _nothing(facts)]).replace(SPACE, " ")
-    reasons = why_nothing_was_learned(artifacts, params)
+    reasons = explain_missing_signal(artifacts, params)
     if reasons and all(reasons.values()):
         return "\n\n".join([_profile(facts), _nothing_learned(reasons)]).replace(SPACE, " ")
     proposal = propose(params, facts)
@@ -67,59 +67,64 @@ def snippet(proposal: Proposal) -> str:
 
 
 def _profile(facts: Facts) -> str:
-    """Returns what the profile says of the prompts."""
+    """Returns the summary of the profile: dead prompts and shares of uniform groups."""
     profile, posterior = facts.profile, facts.posterior
     rate, count = profile["outcome_rate"], int(profile["rollouts"].iloc[0])
     never, always = posterior.never_solved().mean(), posterior.always_solved().mean()
     sizes = np.array(SIZES)
     equal = [posterior.uniform_chance(np.full(len(profile), size)).mean() for size in sizes]
-    shares = "   ".join(f"{n}: {say_percent(float(e))}" for n, e in zip(sizes, equal, strict=True))
+    shares = "   ".join(
+        f"{n}: {format_percent(float(e))}" for n, e in zip(sizes, equal, strict=True)
+    )
     return (
-        f"PROFILE  {say_count(len(profile))} prompts, {count} rollouts each, "
-        f"{say_percent(float(rate.mean()))} of them solved; it took "
-        f"{say_flops(float(facts.cost.flops))}\n"
-        f"Dead prompts: {say_percent(float(never + always))} "
-        f"({say_percent(float(never))} never, {say_percent(float(always))} always solved: rates "
-        f"within {say_percent(DEAD_RATE)} of 0 or 1).\n"
-        f"In the profile {say_percent(float((rate == 0).mean()))} have 0 of {count} and "
-        f"{say_percent(float((rate == 1).mean()))} have {count} of {count}, but that is few draws: "
-        "rates are read as Beta\n"
+        f"PROFILE  {format_count(len(profile))} prompts, {count} rollouts each, "
+        f"{format_percent(float(rate.mean()))} of them solved; it took "
+        f"{format_flops(float(facts.cost.flops))}\n"
+        f"Dead prompts: {format_percent(float(never + always))} "
+        f"({format_percent(float(never))} never, {format_percent(float(always))} always solved: "
+        f"rates within {format_percent(DEAD_RATE)} of 0 or 1).\n"
+        f"In the profile {format_percent(float((rate == 0).mean()))} have 0 of {count} and "
+        f"{format_percent(float((rate == 1).mean()))} have {count} of {count}, but that is few "
+        "draws: rates are read as Beta\n"
         f"posteriors, with the prior Beta({facts.prior.alpha:.2f}, {facts.prior.beta:.2f}) fitted "
         "to all prompts.\n"
-        "A group whose outcomes are all equal teaches nothing. Expected share, by group size:\n"
+        "A group whose outcomes are all equal has no signal. Expected share, by group size:\n"
         f"  {shares}"
     )
 
 
 def _nothing(facts: Facts) -> str:
-    """Returns why no arm is proposed: not one group of the profile had both outcomes."""
+    """Returns why no arm is proposed: no group of the profile had both outcomes."""
     rate = facts.profile["outcome_rate"]
+    prompts, never, always = (
+        format_count(int(each)) for each in (len(rate), (rate == 0).sum(), (rate == 1).sum())
+    )
     return (
-        f"Nothing can be learned here, so no arm is proposed: of {say_count(len(rate))} prompts, "
-        f"{say_count(int((rate == 0).sum()))} were never and {say_count(int((rate == 1).sum()))} "
-        "always solved, none in part.\nLook at what the judge reads (profile/rollouts, "
-        "reward.answer_pattern, reward.threshold), change the prompts, or warm up the base."
+        f"Nothing can be learned here, so no arm is proposed: of {prompts} prompts, "
+        f"{never} were never and {always} always solved, none sometimes.\n"
+        "Check what the judge reads (profile/rollouts, reward.answer_pattern, "
+        "reward.threshold), change the prompts, or warm up the base."
     )
 
 
 def _nothing_learned(reasons: Mapping[str, str | None]) -> str:
-    """Returns why no arm is proposed though groups are mixed: no finished round learned."""
+    """Returns why no arm is proposed although groups are mixed: no round had an advantage."""
     return "\n".join(
         [
-            "No finished round learned anything, so no arm is proposed; another way to spend "
+            "No finished round learned anything, so no arm is proposed; another allocation of "
             "compute would not help:",
             *(
                 f"  {name}: no rollout had an advantage, because {why}"
                 for name, why in reasons.items()
             ),
-            "Look at the rewards (rewards/, reward), and at what the arms' selection and objective "
+            "Check the rewards (rewards/, reward), and what the arms' selection and objective "
             "keep.",
         ]
     )
 
 
 def _arms(params: Parameters, proposal: Proposal, facts: Facts) -> str:
-    """Returns what every arm will take, and what dominates the reference's cost."""
+    """Returns the predicted amounts of every arm and the larger part of the reference's cost."""
     rows = [
         ["arm", "groups", "rollouts", "equal", "sampling", "updates", "profile", "all", "signal"]
     ]
@@ -130,7 +135,7 @@ def _arms(params: Parameters, proposal: Proposal, facts: Facts) -> str:
             rows.append([arm, *_amounts(amounts, profile, proposal)])
     return "\n".join(
         [
-            "ARMS  predicted for all rounds of each; equal: share of groups that teach nothing",
+            "ARMS  predicted for all rounds of each; equal: share of groups without signal",
             *_table(rows),
             _dominant(proposal),
             *_unlike_draws(params, facts),
@@ -142,32 +147,34 @@ def _amounts(amounts: Amounts, profile: int, proposal: Proposal) -> list[str]:
     return [
         f"{amounts.groups:.0f}",
         f"{amounts.rollouts:.0f}",
-        say_percent(amounts.uniform_fraction),
-        say_flops(amounts.sampling_flops),
-        say_flops(amounts.update_flops),
-        say_flops(float(profile)) if profile else DASH,
-        say_flops(amounts.flops + profile),
-        say_percent(amounts.signal / proposal.target.signal),
+        format_percent(amounts.uniform_fraction),
+        format_flops(amounts.sampling_flops),
+        format_flops(amounts.update_flops),
+        format_flops(float(profile)) if profile else DASH,
+        format_flops(amounts.flops + profile),
+        format_percent(amounts.signal / proposal.target.signal),
     ]
 
 
 def _dominant(proposal: Proposal) -> str:
-    """Returns which part of the reference's cost is the larger, and what cuts it."""
+    """Returns the larger part of the reference's cost and how to reduce it."""
     target = proposal.target
     share = target.update_flops / target.flops
     if share >= 0.5:
         return (
-            f"Updates take {say_percent(share)} of {proposal.reference}'s FLOPs: what is not "
-            "trained on saves most (smaller groups,\ndrop_uniform_groups, keep_extreme_rollouts)."
+            f"Updates take {format_percent(share)} of {proposal.reference}'s FLOPs: training on "
+            "fewer rollouts saves most (smaller groups,\ndrop_uniform_groups, "
+            "keep_extreme_rollouts)."
         )
     return (
-        f"Sampling takes {say_percent(1 - share)} of {proposal.reference}'s FLOPs: what is not "
-        "sampled saves most (a choice of prompts,\nskip_uniform_prompts, reuse_profile_rollouts)."
+        f"Sampling takes {format_percent(1 - share)} of {proposal.reference}'s FLOPs: sampling "
+        "fewer rollouts saves most (a choice of prompts,\nskip_uniform_prompts, "
+        "reuse_profile_rollouts)."
     )
 
 
 def _unlike_draws(params: Parameters, facts: Facts) -> list[str]:
-    """Returns a remark per arm that draws otherwise than the profile."""
+    """Returns a remark per arm whose sampling settings differ from those of the profile."""
     profile_draws = draws_of_profile(params)
     differences = {
         name: facts.cost_model.find_unlike_draws(draws_of_arm(params, name), profile_draws)
@@ -181,10 +188,10 @@ def _unlike_draws(params: Parameters, facts: Facts) -> list[str]:
 
 
 def _sizings(proposal: Proposal, facts: Facts) -> str:
-    """Returns what it takes to teach as the reference does, by group size."""
+    """Returns, by group size, the cost of as many groups with signal as the reference has."""
     rows = [["group size", "prompts", "of", "rates", "equal", "FLOPs", "signal", ""]]
     for each in proposal.by_sizing:
-        note = "not enough prompts" if each.lack > 1 else ""
+        note = "not enough prompts" if each.shortage > 1 else ""
         rows.append([*_sizing(each, proposal), "<- proposed" if each is proposal.chosen else note])
     reference = proposal.reference
     return "\n".join(
@@ -193,30 +200,30 @@ def _sizings(proposal: Proposal, facts: Facts) -> str:
             f"{reference} has, each prompt once; percent of {reference}",
             *_table(rows),
             "Signal: the expected sum of squares within groups, (G - 1) p (1 - p) each. Smaller "
-            "groups have\nnoisier baselines, so the same number of groups that teach carries less "
-            "of it. FLOPs count the\nprofile where a curriculum looks at it; this advice looked "
-            f"at it too ({say_percent(facts.cost.flops / proposal.target_flops)}).",
+            "groups have\nnoisier baselines, so the same number of groups with signal carries less "
+            "of it. FLOPs count the\nprofile where a curriculum reads it; this advice read "
+            f"it too ({format_percent(facts.cost.flops / proposal.target_flops)}).",
             *_remarks(proposal),
         ]
     )
 
 
 def _remarks(proposal: Proposal) -> list[str]:
-    """Returns what more prompts would allow, and whether there is anything to gain."""
+    """Returns remarks on missing prompts and on whether a candidate is cheaper."""
     chosen, reference = proposal.chosen, proposal.reference
     most = chosen.flops if chosen else proposal.target_flops
-    lacking = [each for each in proposal.by_sizing if each.lack > 1 and each.window is None]
+    lacking = [each for each in proposal.by_sizing if each.shortage > 1 and each.window is None]
     cheaper = [each for each in lacking if each.flops < most]
     remarks = []
     if chosen is None:
         remarks.append("No group size has enough prompts.")
     elif chosen.flops >= proposal.target_flops:
-        remarks.append(f"None of them takes less than {reference}: keep it.")
+        remarks.append(f"No candidate takes fewer FLOPs than {reference}: keep {reference}.")
     if cheaper:
-        each = min(cheaper, key=lambda each: each.lack)
+        each = min(cheaper, key=lambda each: each.shortage)
         remarks.append(
-            f"With {each.needed} prompts (task.train_prompts), groups of {each.sizing} would do "
-            f"for {say_percent(each.flops / proposal.target_flops)} of {reference}'s FLOPs."
+            f"With {each.needed} prompts (task.train_prompts), groups of {each.sizing} would take "
+            f"{format_percent(each.flops / proposal.target_flops)} of {reference}'s FLOPs."
         )
     return remarks
 
@@ -228,14 +235,14 @@ def _sizing(each: Candidate, proposal: Proposal) -> list[str]:
         str(each.needed),
         str(each.available),
         rates,
-        say_percent(each.amounts.uniform_fraction),
-        say_percent(each.flops / proposal.target_flops),
-        say_percent(each.amounts.signal / proposal.target.signal),
+        format_percent(each.amounts.uniform_fraction),
+        format_percent(each.flops / proposal.target_flops),
+        format_percent(each.amounts.signal / proposal.target.signal),
     ]
 
 
 def _comparison(params: Parameters, compared: Sequence[Compared]) -> str:
-    """Returns predicted and counted amounts of finished rounds and of their arms."""
+    """Returns predicted and counted amounts of finished rounds and their sums per arm."""
     rows = [["round", "sampled steps", "trained steps", "equal", "FLOPs"]]
     rows += [[each.round, *_pair(each.predicted, each.actual)] for each in compared]
     for arm in params.arms:
@@ -248,7 +255,7 @@ def _comparison(params: Parameters, compared: Sequence[Compared]) -> str:
         [
             "WHAT HAPPENED  predicted / counted, and the relative error",
             *_table(rows),
-            "Rounds after an arm's first start from a policy that has learned: not foreseen.",
+            "Rounds after an arm's first start from a trained policy, which predictions ignore.",
         ]
     )
 
@@ -256,25 +263,25 @@ def _comparison(params: Parameters, compared: Sequence[Compared]) -> str:
 def _pair(predicted: Amounts, actual: Amounts) -> list[str]:
     shares = predicted.uniform_fraction, actual.uniform_fraction
     return [
-        _with_error(predicted.sampled_steps, actual.sampled_steps, _say_number),
-        _with_error(predicted.trained_steps, actual.trained_steps, _say_number),
-        _with_error(*shares, say_percent),
-        _with_error(predicted.flops, actual.flops, say_flops),
+        _with_error(predicted.sampled_steps, actual.sampled_steps, _format_number),
+        _with_error(predicted.trained_steps, actual.trained_steps, _format_number),
+        _with_error(*shares, format_percent),
+        _with_error(predicted.flops, actual.flops, format_flops),
     ]
 
 
-def _with_error(predicted: float, actual: float, say: Callable[[float], str]) -> str:
+def _with_error(predicted: float, actual: float, formatter: Callable[[float], str]) -> str:
     error = relative_error(predicted, actual)
     shown = "" if error is None else f" {100 * error:+4.0f}{SPACE}%"
-    return f"{say(predicted)} / {say(actual)}{shown}"
+    return f"{formatter(predicted)} / {formatter(actual)}{shown}"
 
 
-def _say_number(amount: float) -> str:
+def _format_number(amount: float) -> str:
     return f"{amount:.0f}"
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Returns aligned lines: the first column to the left, the others to the right."""
+    """Returns aligned lines: the first column left-aligned, the others right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  " + "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip()

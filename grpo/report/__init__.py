@@ -1,1 +1,1 @@
-"""From artifacts to numbers, figures and one self-contained page."""
+"""Computes numbers and figures from artifacts and writes one self-contained page."""

@@ -1,4 +1,4 @@
-"""Is the saving honest? The audited updates of a run, as numbers and as sentences."""
+"""Audits of a run: how well the used gradient matches the full one, as numbers and sentences."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,35 +7,35 @@ import numpy as np
 import pandas as pd
 
 from grpo.report.reading import AUDITS, Run
-from grpo.report.words import say_flops, say_percent, say_rate
+from grpo.report.words import format_flops, format_percent, format_rate
 
 COSINE, NORM_RATIO = AUDITS
 
 
 @dataclass(frozen=True, kw_only=True)
 class Audited:
-    """What the audits of some updates found; ratios are of the used gradient to the full one."""
+    """Comparison of the used gradient with the full gradient over the audits of some updates."""
 
     audits: int
     cosine: float  # mean
     lowest_cosine: float
-    norm_ratio: float  # mean
-    flops: int  # of the audits, beside the budget
+    norm_ratio: float  # mean of norm of the used gradient / norm of the full one
+    flops: int  # of the audits, outside the budget
 
     @property
     def is_full(self) -> bool:
-        """Whether every used gradient was the full one."""
+        """Whether every used gradient equaled the full gradient."""
         return self.lowest_cosine == 1.0 and self.norm_ratio == 1.0
 
 
 def audits_by_round(run: Run) -> dict[str, Audited]:
-    """Returns what was found in each round that has audits, in the file's order."""
+    """Returns the audit results of each round with audits, in the order of params.yaml."""
     found = {name: audited(run.updates[name], _flops(run, [name])) for name in run.updates}
     return {name: each for name, each in found.items() if each is not None}
 
 
 def audits_by_arm(run: Run) -> dict[str, Audited]:
-    """Returns what was found over an arm's chain, for arms that have audits."""
+    """Returns the audit results over the chain of each arm with audits."""
     found = {}
     for arm in run.arms:
         rounds = run.chain(arm)[1:]
@@ -45,7 +45,7 @@ def audits_by_arm(run: Run) -> dict[str, Audited]:
 
 
 def audited(updates: pd.DataFrame, flops: int) -> Audited | None:
-    """Returns a summary of the audited rows; None if there is none."""
+    """Returns a summary of the audited updates; None if no update was audited."""
     rows = updates[updates[COSINE].notna()]
     if len(rows) == 0:
         return None
@@ -64,7 +64,7 @@ def audit_sentences(found: Mapping[str, Audited]) -> list[str]:
     return [_sentence(arm, each) for arm, each in found.items()]
 
 
-def say_audits(count: int) -> str:
+def format_audits(count: int) -> str:
     """Returns e.g. `1 audit` or `3 audits`."""
     return f"{count} audit{'' if count == 1 else 's'}"
 
@@ -72,14 +72,15 @@ def say_audits(count: int) -> str:
 def _sentence(arm: str, each: Audited) -> str:
     if each.is_full:
         return (
-            f"What {arm} left out had no gradient: in "
-            f"{say_audits(each.audits)} its update was the full one."
+            f"The steps that {arm} left out had no gradient: in "
+            f"{format_audits(each.audits)}, its update equaled the full one."
         )
-    taken = say_flops(float(each.flops))
+    taken = format_flops(float(each.flops))
     return (
-        f"In {say_audits(each.audits)}, {arm}'s gradient had a cosine of "
-        f"{say_rate(each.cosine)} with the full one (lowest {say_rate(each.lowest_cosine)}) and "
-        f"{say_percent(each.norm_ratio)} of its length; the audits took {taken}, beside the budget."
+        f"In {format_audits(each.audits)}, {arm}'s gradient had a cosine of "
+        f"{format_rate(each.cosine)} with the full one (lowest {format_rate(each.lowest_cosine)}) "
+        f"and {format_percent(each.norm_ratio)} of its norm; the audits took {taken}, outside the "
+        "budget."
     )
 
 

@@ -1,4 +1,4 @@
-"""How two arms compare: cost to reach the same reward, and paired bootstrap intervals."""
+"""Comparison of two arms: cost to reach the same reward, with paired bootstrap intervals."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,50 +7,50 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-DIGITS = 12  # of a mean: the same rates in another order may differ in the last bit
+DIGITS = 12  # of a mean: summing the same rates in another order may change the last bit
 
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """A number and what the resampled evaluation prompts say about it."""
+    """A number with its bootstrap interval over evaluation prompts."""
 
     value: float
-    low: float | None  # None: too many resamples have no such number
+    low: float | None  # None: the number is undefined in too many resamples
     high: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """An arm's policies from base on, and what each had cost (FLOPs or seconds)."""
+    """The policies of an arm from the base on, with the cumulative cost of each."""
 
     arm: str
     policies: tuple[str, ...]
-    costs: tuple[float, ...]
+    costs: tuple[float, ...]  # FLOPs or seconds
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
     """An arm against the reference arm.
 
-    `reference_cost` is the least cost at which the reference had what it ended with, so that a
-    reference that sank after its peak is not charged for the descent.
+    `reference_cost` is the lowest cost at which the reference reached its final value. If the
+    reference declined after its peak, the cost of the decline does not count.
     """
 
     arm: str
     reference: str
     target: float  # mean at k of the reference's last policy
     difference: Interval  # arm minus reference, of their last policies
-    equal_cost: float  # where the cheaper arm ended
-    difference_at_equal_cost: Interval  # arm minus reference, on the lines between their points
-    reference_improved: bool  # otherwise there is nothing to reach
-    cost: float | None  # the arm's least cost at the target; None: never reached
+    equal_cost: float  # final cost of the cheaper arm
+    difference_at_equal_cost: Interval  # arm minus reference, by linear interpolation
+    reference_improved: bool  # if not, there is no target to reach
+    cost: float | None  # lowest cost at which the arm reaches the target; None: never
     reference_cost: float
     saving_fraction: Interval | None  # of reference_cost; negative: the arm needs more
-    reached_fraction: float  # of the resamples, those in which the arm reaches the target
+    reached_fraction: float  # of resamples in which the arm reaches the target
 
 
 def draw_resamples(num_prompts: int, *, resamples: int, seed: int) -> NDArray[np.int64]:
-    """Returns rows of prompt numbers, drawn with replacement; every policy uses the same rows."""
+    """Returns prompt indices drawn with replacement, one row per resample, for all policies."""
     return np.random.default_rng(seed).integers(num_prompts, size=(resamples, num_prompts))
 
 
@@ -63,7 +63,7 @@ def resample_means(rates: pd.DataFrame, draws: NDArray[np.int64]) -> pd.DataFram
 def difference(
     rates: pd.DataFrame, means: pd.DataFrame, pair: tuple[str, str], *, confidence: float
 ) -> Interval:
-    """Returns mean(first) - mean(second) over the same prompts, with its interval."""
+    """Returns mean(first) - mean(second) over the same prompts, with an interval."""
     first, second = pair
     # Subtracted before averaging: equal policies differ by exactly 0.
     value = float((rates[first] - rates[second]).mean())
@@ -72,7 +72,7 @@ def difference(
 
 
 def cost_to_reach(curve: Curve, value_of: Mapping[str, float], target: float) -> float | None:
-    """Returns the least cost at which the line through the curve's points reaches `target`."""
+    """Returns the lowest cost at which the interpolated curve reaches `target`; None: never."""
     values = [value_of[name] for name in curve.policies]
     if values[0] >= target:
         return curve.costs[0]
@@ -85,12 +85,12 @@ def cost_to_reach(curve: Curve, value_of: Mapping[str, float], target: float) ->
 
 
 def value_at(curve: Curve, value_of: Mapping[str, float], cost: float) -> float:
-    """Returns the line through the curve's points at `cost`, level beyond its ends."""
+    """Returns the linearly interpolated value at `cost`, constant beyond the ends."""
     return float(np.interp(cost, curve.costs, [value_of[name] for name in curve.policies]))
 
 
 def saving_fraction(curve: Curve, reference: Curve, value_of: Mapping[str, float]) -> float | None:
-    """Returns 1 - cost / reference_cost at what the reference ended with.
+    """Returns 1 - cost / reference_cost, both to reach the reference's final value.
 
     None if the reference did not improve on its start, or the arm never reaches it.
     """
@@ -99,7 +99,7 @@ def saving_fraction(curve: Curve, reference: Curve, value_of: Mapping[str, float
         return None
     cost = cost_to_reach(curve, value_of, target)
     reference_cost = cost_to_reach(reference, value_of, target)
-    assert reference_cost is not None  # it ended there
+    assert reference_cost is not None  # its last policy has this value
     return None if cost is None else 1 - cost / reference_cost
 
 
@@ -111,12 +111,16 @@ def compare(
     means: pd.DataFrame,
     confidence: float,
 ) -> Comparison:
-    """Compares an arm with the reference; `means` are `resample_means` of `rates`."""
+    """Returns the comparison of an arm with the reference.
+
+    Args:
+      means: The `resample_means` of `rates`.
+    """
     last, target_policy = curve.policies[-1], reference.policies[-1]
     value_of = {str(name): round(float(rates[name].mean()), DIGITS) for name in rates.columns}
     target = value_of[target_policy]
     reference_cost = cost_to_reach(reference, value_of, target)
-    assert reference_cost is not None  # it ended there
+    assert reference_cost is not None  # its last policy has this value
     point = saving_fraction(curve, reference, value_of)
     equal_cost = min(curve.costs[-1], reference.costs[-1])
     resampled, at_equal_cost = [], []
@@ -146,9 +150,9 @@ def _lead(curve: Curve, reference: Curve, value_of: Mapping[str, float], cost: f
 
 
 def _saving_interval(point: float, resampled: list[float | None], confidence: float) -> Interval:
-    """Returns the interval of a saving; a resample without one counts as the worst saving."""
+    """Returns the interval of a saving; resamples that never reach the target count as -inf."""
     worst = [-np.inf if each is None else each for each in resampled]
-    # Taken from the sample itself: between -inf and a number there is nothing to interpolate.
+    # No interpolation: it is undefined between -inf and a number.
     low, high = np.quantile(worst, _tails(confidence), method="inverted_cdf")
     bounds = [float(each) if np.isfinite(each) else None for each in (low, high)]
     return Interval(value=point, low=bounds[0], high=bounds[1])

@@ -1,4 +1,4 @@
-"""What the page shows of training that diverged: the reason, and the curves up to there."""
+"""Banners and figures of training that diverged: the reason and the curves until then."""
 
 from collections.abc import Sequence
 
@@ -19,16 +19,16 @@ CURVES = {
 
 
 def read_diverged(params: Parameters) -> list[Divergence]:
-    """Returns what is known of the stages of a run that diverged when they last ran.
+    """Returns the stages of a run that diverged when they last ran.
 
     Raises:
-      ArtifactError: If a file of it is broken.
+      ArtifactError: If a record of a divergence is broken.
     """
     return read_divergences([BASE, *(f"train@{name}" for name in params.rounds)])
 
 
 def add_banners(diverged: Sequence[Divergence], known: Sequence[Banner]) -> list[Banner]:
-    """Returns a banner for each that no other one speaks of, before the others."""
+    """Returns `known` after one banner per divergence whose reason `known` does not state."""
     said = " ".join(each.text for each in known)
     own = [
         Banner(title=f"{each.stage} diverged", text=f"{each.reason}.")
@@ -39,7 +39,7 @@ def add_banners(diverged: Sequence[Divergence], known: Sequence[Banner]) -> list
 
 
 def draw_diverged(diverged: Sequence[Divergence]) -> list[Panel]:
-    """Returns a figure of each that got past its first update."""
+    """Returns a figure per diverged stage that finished at least one update."""
     with styled():
         return [_draw(each) for each in diverged if len(each.updates)]
 
@@ -55,6 +55,6 @@ def _draw(diverged: Divergence) -> Panel:
     canvas.panels[-1].set_xlabel("update")
     return Panel(
         title=f"{diverged.stage}, until it diverged",
-        caption=f"{len(rows)} updates; the next one is not drawn: {diverged.reason}.",
+        caption=f"{len(rows)} updates before training diverged: {diverged.reason}.",
         svg=canvas.svg(f"diverged-{diverged.stage}", f"{diverged.stage} by update"),
     )

@@ -1,4 +1,4 @@
-"""The figures of the page as SVG text: reward by cost, and where the cost went."""
+"""Figures of reward by cost and of cost by kind of work, as SVG text."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,7 +21,7 @@ from grpo.report.signal_figures import (
     draw_uniform_groups,
 )
 from grpo.report.style import INK, KIND_COLORS, MARKERS, MUTED, Canvas, Panel, color_of, styled
-from grpo.report.words import flops_unit, say_flops, say_percent, say_seconds
+from grpo.report.words import flops_unit, format_flops, format_percent, format_seconds
 from grpo.runtime.artifacts.files import write_bytes
 from grpo.runtime.artifacts.usage import Usage
 
@@ -35,7 +35,7 @@ def draw_figures(
     usages: Mapping[str, Usage],
     seconds: Mapping[str, Curve],
 ) -> list[Panel]:
-    """Returns the page's figures; those about seconds only if the seconds were measured."""
+    """Returns the figures of the page; figures over seconds require measured seconds."""
     with styled():
         panels = [draw_reward_by_flops(run, numbers), draw_other_scores(run, numbers)]
         if seconds:
@@ -55,14 +55,14 @@ def draw_figures(
 
 
 def write_curve(run: Run, numbers: Numbers, out: Path) -> None:
-    """Writes `out`/reward_by_cost.svg, which `dvc plots show` shows."""
+    """Writes `out`/reward_by_cost.svg, which `dvc plots show` displays."""
     with styled():
         svg = draw_reward_by_flops(run, numbers).svg
     write_bytes(out / "reward_by_cost.svg", f"{svg}\n".encode())
 
 
 def draw_reward_by_flops(run: Run, numbers: Numbers) -> Panel:
-    """Draws mean at k over cumulative FLOPs, and where each arm reaches the reference's end."""
+    """Draws mean at k over cumulative FLOPs; rings mark where arms reach the reference's end."""
     table, k = numbers.reward_by_cost, run.scores[BASE]["k"]
     scale, unit = flops_unit(max(float(each) for each in table["flops"]))
     canvas = Canvas([3.6], share_x=False)
@@ -82,26 +82,26 @@ def draw_reward_by_flops(run: Run, numbers: Numbers) -> Panel:
     return Panel(
         title="Reward by compute",
         caption=(
-            "Further left is cheaper, higher is better. The dotted line is what "
-            f"{run.arms[0]} ended with, a ring where another arm gets there; bands are "
-            f"{say_percent(run.params.evaluation.confidence)} intervals."
+            "Further left is cheaper, higher is better. The dotted line is the final value of "
+            f"{run.arms[0]}; a ring marks where another arm reaches it. Bands are "
+            f"{format_percent(run.params.evaluation.confidence)} intervals."
         ),
         svg=canvas.svg("reward-by-flops", f"mean@{k} over cumulative {unit}s for each arm"),
     )
 
 
 def _mark_target(axes: Axes, each: Comparison, color: str, scale: float) -> None:
-    """Draws the level to reach and, if the arm reaches it, a ring with what that saves."""
+    """Draws the target and, if the arm reaches it, a ring labeled with the saving."""
     if not each.reference_improved:
         return
     axes.axhline(each.target, color=MUTED, linestyle=":", linewidth=1.4, zorder=1)
     if each.cost is None or each.saving_fraction is None:
         return
     saving = each.saving_fraction.value
-    is_left = each.cost < 0.3 * each.reference_cost  # no room for words on its left
+    is_left = each.cost < 0.3 * each.reference_cost  # no room for a label on the left
     axes.plot(each.cost / scale, each.target, "o", ms=13, mfc="none", mec=color, mew=2, zorder=5)
     axes.annotate(
-        f"{say_percent(abs(saving))} {'less' if saving >= 0 else 'more'}",
+        f"{format_percent(abs(saving))} {'less' if saving >= 0 else 'more'}",
         (each.cost / scale, each.target),
         xytext=(10 if is_left else -10, 10),
         textcoords="offset points",
@@ -112,7 +112,7 @@ def _mark_target(axes: Axes, each: Comparison, color: str, scale: float) -> None
 
 
 def draw_other_scores(run: Run, numbers: Numbers) -> Panel:
-    """Draws pass at k, and greedy if there is that, over cumulative FLOPs, one panel each."""
+    """Draws pass at k, and greedy if the evaluation has it, over cumulative FLOPs."""
     table, k = numbers.reward_by_cost, run.scores[BASE]["k"]
     scale, unit = flops_unit(max(float(each) for each in table["flops"]))
     labels = {"greedy": "greedy", "pass_at_k": f"pass@{k}"}
@@ -134,15 +134,15 @@ def draw_other_scores(run: Run, numbers: Numbers) -> Panel:
     return Panel(
         title=title.capitalize(),
         caption=(
-            f"If mean@{k} rises while pass@{k} falls, the policy got surer of what it could "
-            "already do, not better at what it could not."
+            f"If mean@{k} rises while pass@{k} falls, the policy became more certain, not more "
+            "capable."
         ),
         svg=canvas.svg("other-scores", f"{title} over cumulative {unit}s"),
     )
 
 
 def draw_reward_by_seconds(run: Run, seconds: Mapping[str, Curve]) -> Panel:
-    """Draws mean at k over the seconds measured here."""
+    """Draws mean at k over the seconds measured on this machine."""
     k = run.scores[BASE]["k"]
     longest = max(curve.costs[-1] for curve in seconds.values())
     scale, unit = (60.0, "minutes") if longest >= 180 else (1.0, "seconds")
@@ -160,15 +160,15 @@ def draw_reward_by_seconds(run: Run, seconds: Mapping[str, Curve]) -> Panel:
     return Panel(
         title="Reward by time",
         caption=(
-            "The same curves over measured time: the profile, rollout, score and train stages, "
-            "each with its start-up."
+            "The same curves over measured time of the profile, rollout, score and train stages, "
+            "start-up included."
         ),
         svg=canvas.svg("reward-by-seconds", f"mean@{k} over measured {unit} for each arm"),
     )
 
 
 def draw_flops_by_kind(run: Run, numbers: Numbers) -> Panel:
-    """Draws what each arm spent on profiling, sampling and updates; the rest beside it."""
+    """Draws FLOPs of profiling, sampling and updates by arm, and FLOPs outside the budget."""
     cost = numbers.cost
     bars = {}
     for arm in run.arms:
@@ -180,30 +180,30 @@ def draw_flops_by_kind(run: Run, numbers: Numbers) -> Panel:
     longest = _longest({**bars, **aside})
     scale, unit = flops_unit(longest)
     for axes, each in zip(canvas.panels, (bars, aside), strict=True):
-        _stack_bars(axes, each, scale, say_flops, longest)
+        _stack_bars(axes, each, scale, format_flops, longest)
     canvas.panels[1].set_xlabel(f"{unit}s")
-    canvas.panels[1].set_title("beside the budget, all arms together")
+    canvas.panels[1].set_title("outside the budget, all arms together")
     canvas.legend(canvas.axes, columns=3)
     return Panel(
         title="Where the compute went",
-        caption="An arm that looks at the profile pays for all of it. One scale for all bars.",
+        caption="The full profile counts for an arm that reads it. All bars share one scale.",
         svg=canvas.svg("flops-by-kind", "FLOPs by kind of work for each arm"),
     )
 
 
 def draw_seconds_by_activity(run: Run, usages: Mapping[str, Usage]) -> Panel:
-    """Draws what each arm's measured seconds were spent on."""
+    """Draws the measured seconds of each arm by activity."""
     bars = {arm: seconds_by_activity(run, usages, arm) for arm in run.arms}
     used = [each for each in ACTIVITIES if any(bar[each] > 0 for bar in bars.values())]
     bars = {arm: {each: bar[each] for each in used} for arm, bar in bars.items()}
     scale = 60.0 if _longest(bars) >= 180 else 1.0
     canvas = Canvas([0.45 * len(bars) + 1.5], share_x=False)
-    _stack_bars(canvas.axes, bars, scale, say_seconds, _longest(bars))
+    _stack_bars(canvas.axes, bars, scale, format_seconds, _longest(bars))
     canvas.axes.set_xlabel("minutes" if scale > 1 else "seconds")
     canvas.legend(canvas.axes, columns=3)
     return Panel(
         title="Where the time went",
-        caption="As last measured here; start-up is imports and loading, paid by every stage.",
+        caption="As last measured here. Start-up is imports and loading, in every stage.",
         svg=canvas.svg("seconds-by-activity", "seconds by activity for each arm"),
     )
 
@@ -212,10 +212,10 @@ def _stack_bars(
     axes: Axes,
     bars: Mapping[str, Mapping[str, float]],
     scale: float,
-    say: Callable[[float], str],
+    formatter: Callable[[float], str],
     longest: float,
 ) -> None:
-    """Draws one horizontal bar per name, a segment per kind, and the total at its end."""
+    """Draws one horizontal bar per name with a segment per kind and the total at the end."""
     labeled: set[str] = set()
     for name, segments in bars.items():
         left = 0.0
@@ -226,7 +226,11 @@ def _stack_bars(
             axes.barh(name, amount / scale, left=left, height=0.62, color=color, label=label)
             left += amount / scale
         axes.annotate(
-            say(left * scale), (left, name), xytext=(5, 0), textcoords="offset points", va="center"
+            formatter(left * scale),
+            (left, name),
+            xytext=(5, 0),
+            textcoords="offset points",
+            va="center",
         )
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)

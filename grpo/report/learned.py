@@ -1,4 +1,4 @@
-"""Results that say little although no stage failed: nothing was scored, learned or measured."""
+"""Warnings about a finished run: no rollout was scored, no signal, or too few eval prompts."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +20,7 @@ from grpo.sampling.evaluation import LEAST_PROMPTS
 
 
 def find_empty_results(artifacts: Path, params: Parameters) -> list[Banner]:
-    """Returns what makes the numbers of a finished run say little.
+    """Returns a banner per problem that makes the numbers of a finished run inconclusive.
 
     Raises:
       ArtifactError: If a table is broken, or the base was not evaluated.
@@ -28,7 +28,7 @@ def find_empty_results(artifacts: Path, params: Parameters) -> list[Banner]:
     found = [
         _scored_nothing(stage, counts) for stage, counts in _unscored(artifacts, params).items()
     ]
-    for name, reason in why_nothing_was_learned(artifacts, params).items():
+    for name, reason in explain_missing_signal(artifacts, params).items():
         counts = unscored(read_table(_rewards(artifacts, name), REWARDS)).get(UNSCORED)
         if counts:
             found.append(_scored_nothing(f"score@{name}", counts))
@@ -38,20 +38,20 @@ def find_empty_results(artifacts: Path, params: Parameters) -> list[Banner]:
     prompts = len(read_table(artifacts / "evaluations" / f"{BASE}.parquet", EVALUATION))
     if prompts < LEAST_PROMPTS:
         text = (
-            f"There are {prompts}; with fewer than {LEAST_PROMPTS} no difference is beyond chance, "
-            "whatever an interval says. Raise task.eval_prompts."
+            f"There are {prompts}; with fewer than {LEAST_PROMPTS}, no difference is significant, "
+            "whatever the intervals. Raise task.eval_prompts."
         )
         found.append(Banner(title="Too few evaluation prompts", text=text))
     return found
 
 
 def _scored_nothing(stage: str, counts: Mapping[str, int]) -> Banner:
-    text = f"All {sum(counts.values())} rollouts are {_count(counts)}; their rewards mean nothing."
+    text = f"All {sum(counts.values())} rollouts are {_count(counts)}; ignore their rewards."
     return Banner(title=f"{stage} scored nothing", text=text)
 
 
 def _unscored(artifacts: Path, params: Parameters) -> dict[str, dict[str, int]]:
-    """Returns the number of rollouts by status of a profile and evaluations without a score."""
+    """Returns rollouts by status for the profile and the evaluations in which none was scored."""
     summaries = {
         "profile": artifacts / "profile" / "summary.json",
         **{
@@ -67,8 +67,8 @@ def _unscored(artifacts: Path, params: Parameters) -> dict[str, dict[str, int]]:
     }
 
 
-def why_nothing_was_learned(artifacts: Path, params: Parameters) -> dict[str, str | None]:
-    """Returns by finished round why no rollout of it had an advantage; None if one had.
+def explain_missing_signal(artifacts: Path, params: Parameters) -> dict[str, str | None]:
+    """Returns, by finished round, why no rollout had an advantage; None if any had one.
 
     Raises:
       ArtifactError: If a table is broken.
@@ -79,10 +79,10 @@ def why_nothing_was_learned(artifacts: Path, params: Parameters) -> dict[str, st
             _rewards(artifacts, name),
             artifacts / f"training/{name}/credit.parquet",
         )
-        if rewarded.exists() and credited.exists():  # if not, a stage failed, which is said
+        if rewarded.exists() and credited.exists():  # if not, a stage failed: reported elsewhere
             credit = read_table(credited, CREDIT)
             learned = bool((credit["advantage"] * credit["weight"]).any())
-            reasons[name] = None if learned else _why_nothing(read_table(rewarded, REWARDS))
+            reasons[name] = None if learned else _explain(read_table(rewarded, REWARDS))
     return reasons
 
 
@@ -90,8 +90,8 @@ def _rewards(artifacts: Path, name: str) -> Path:
     return artifacts / "rewards" / f"{name}.parquet"
 
 
-def _why_nothing(rewards: pd.DataFrame) -> str:
-    """Returns what kept every group from teaching."""
+def _explain(rewards: pd.DataFrame) -> str:
+    """Returns why no group had a signal."""
     counts = unscored(rewards).get(UNSCORED)
     if counts:
         return f"none was scored ({_count(counts)})"
@@ -100,7 +100,7 @@ def _why_nothing(rewards: pd.DataFrame) -> str:
         low, high = rewards["reward"].min(), rewards["reward"].max()
         known = f"all {low:g}" if low == high else f"{low:g} to {high:g} over groups"
         return f"rewards were equal within every group ({known})"
-    return "the selection or the objective left none of the groups that were mixed"
+    return "the selection or the objective dropped every mixed group"
 
 
 def _count(statuses: Mapping[str, int]) -> str:

@@ -1,6 +1,7 @@
-"""The numbers of a run: reward by cost, where the signal and the cost are, and who needs less.
+"""Numbers of a run: reward by cost, signal by difficulty, cost by stage, and arm comparisons.
 
-Pure functions of the artifacts: the same artifacts give the same bytes. No seconds in here.
+Pure functions of the artifacts: the same artifacts give the same bytes. Measured seconds belong in
+`seconds.py`.
 """
 
 from collections.abc import Mapping
@@ -29,19 +30,19 @@ from grpo.wiring.allocation import reads_profile
 BUCKETS = ("0", "(0, .25]", "(.25, .5]", "(.5, .75]", "(.75, 1]")  # of a prompt's outcome rate
 WITHOUT_PROFILE = ("all prompts",)  # the only bucket where no prompt has an outcome rate
 EDGES = (-np.inf, 0.0, 0.25, 0.5, 0.75, 1.0)
-DIGITS = 6  # after the point, of every rate that is written
+DIGITS = 6  # decimal places of every rate in an output file
 SCORE_COLUMNS = ("greedy", "mean_at_k", "mean_low", "mean_high", "pass_at_k")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Numbers:
-    """Everything the page shows that is not a second."""
+    """Numbers of the page that are computed from artifacts; measured seconds are separate."""
 
     reward_by_cost: pd.DataFrame
     signal: pd.DataFrame
     cost: pd.DataFrame
-    gains: dict[str, Interval]  # by arm: its last policy's mean at k minus the base's
-    comparisons: dict[str, Comparison]  # by arm, the reference excluded; costs are FLOPs
+    gains: dict[str, Interval]  # by arm: mean at k of its last policy minus that of the base
+    comparisons: dict[str, Comparison]  # by arm, without the reference; costs are FLOPs
 
 
 def compute_numbers(run: Run) -> Numbers:
@@ -66,20 +67,20 @@ def write_numbers(run: Run, numbers: Numbers, out: Path) -> None:
 
 
 def counted_costs(run: Run, policy: str, arm: str) -> pd.DataFrame:
-    """Returns the stages an arm pays for up to a policy on its chain.
+    """Returns the stages whose cost counts for an arm, up to a policy on its chain.
 
-    These are its rounds' sampling and updates, and the profile from the start if the curriculum
-    of the arm, or of an arm it grew from, looks at it. Never warm-up or evaluation.
+    These are sampling and updates of the arm's rounds. The profile counts from the start if the
+    arm, or another arm on its chain, reads it. Warm-up and evaluation never count.
     """
     chain = run.chain(arm)
     rounds = chain[1 : chain.index(policy) + 1]
-    looked = {arm, *(run.params.rounds[name].arm for name in rounds)}
-    kinds = KINDS_IN_BUDGET[0 if any(reads_profile(run.params, each) for each in looked) else 1 :]
+    arms = {arm, *(run.params.rounds[name].arm for name in rounds)}
+    kinds = KINDS_IN_BUDGET[0 if any(reads_profile(run.params, each) for each in arms) else 1 :]
     return run.costs[run.costs["kind"].isin(kinds) & run.costs["round"].isin(["", *rounds])]
 
 
 def cost_of(run: Run, policy: str, arm: str) -> dict[str, int]:
-    """Returns what a policy on an arm's chain had cost."""
+    """Returns the cumulative cost of a policy on an arm's chain."""
     counted = counted_costs(run, policy, arm)
     return {each: int(sum(counted[each])) for each in COST}
 
@@ -95,7 +96,7 @@ def reward_by_cost(run: Run) -> pd.DataFrame:
 
 
 def signal_by_difficulty(run: Run) -> pd.DataFrame:
-    """Returns one row per round and bucket of the profile's outcome rate, if there is a profile."""
+    """Returns one row per round and bucket of prompts by outcome rate (see `buckets_of`)."""
     rows = []
     for name, rollouts in run.rollouts.items():
         if len(run.profile):
@@ -110,21 +111,21 @@ def signal_by_difficulty(run: Run) -> pd.DataFrame:
 
 
 def buckets_of(run: Run) -> tuple[str, ...]:
-    """Returns the buckets of prompts by difficulty; one of all prompts if no profile was drawn."""
+    """Returns the difficulty buckets; without a profile, a single bucket holds all prompts."""
     return BUCKETS if len(run.profile) else WITHOUT_PROFILE
 
 
 def reward_spread(rollouts: pd.DataFrame) -> float:
-    """Returns the mean over groups of the deviation of their rewards, ddof=0; NaN of none."""
+    """Returns the mean over groups of the reward's standard deviation (ddof=0); NaN if none."""
     judged = rollouts[is_judged(rollouts)]
     return float(judged.groupby("prompt_id")["reward"].std(ddof=0).mean())
 
 
 def signal_by_step(run: Run, arm: str) -> pd.DataFrame:
-    """Returns, by step, the share of an arm's trained rollouts and their groups' spread of reward.
+    """Returns, by step, the fraction of rollouts trained and the reward spread within groups.
 
-    Columns trained_fraction, of the rollouts of all its rounds, and reward_std_within, the mean
-    over rounds weighted by the rollouts there.
+    Column trained_fraction is relative to the rollouts of all rounds of the arm. Column
+    reward_std_within is the mean over rounds, weighted by the rollouts that have the step.
     """
     rounds = run.chain(arm)[1:]
     table = pd.concat([run.steps[name] for name in rounds])
@@ -157,7 +158,7 @@ def _signal(rollouts: pd.DataFrame) -> dict[str, Any]:
 
 
 def compare_arms(run: Run, curves: Mapping[str, Curve]) -> dict[str, Comparison]:
-    """Returns each arm's comparison with the first of `curves`."""
+    """Returns the comparison of each arm with the reference, the first of `curves`."""
     reference, *others = curves.values()
     means = _means(run)
     confidence = run.params.evaluation.confidence
@@ -168,7 +169,7 @@ def compare_arms(run: Run, curves: Mapping[str, Curve]) -> dict[str, Comparison]
 
 
 def metrics(run: Run, numbers: Numbers) -> dict[str, Any]:
-    """Returns what `dvc metrics show` shows."""
+    """Returns the content of metrics.json, which `dvc metrics show` prints."""
     arms = {}
     for arm in run.arms:
         last = run.chain(arm)[-1]
@@ -186,7 +187,7 @@ def metrics(run: Run, numbers: Numbers) -> dict[str, Any]:
 
 
 def intervals_overlap(run: Run, comparison: Comparison) -> bool:
-    """Returns whether the intervals of both arms' last mean at k share a point."""
+    """Returns whether the intervals of mean at k of both arms' last policies overlap."""
     first, second = (
         run.scores[run.chain(arm)[-1]]["mean_at_k"]
         for arm in (comparison.arm, comparison.reference)

@@ -1,4 +1,4 @@
-"""The page: one self-contained HTML file that opens offline, made for reading at a glance."""
+"""Writes the report page: one self-contained HTML file that opens offline."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from grpo.report.diverged import add_banners, draw_diverged, read_diverged
 from grpo.report.figures import draw_figures
 from grpo.report.learned import find_empty_results
 from grpo.report.numbers import Numbers, compare_arms, compute_numbers, cost_of, counted_costs
-from grpo.report.provenance import Ran, find_what_ran
+from grpo.report.provenance import CompletedRun, find_completed_run
 from grpo.report.reading import Run, read_run
 from grpo.report.samples import read_samples
 from grpo.report.seconds import read_usages, seconds_curves, stages_of
@@ -31,14 +31,14 @@ from grpo.report.verdict import (
     verdict,
 )
 from grpo.report.words import (
-    say_bytes,
-    say_change,
-    say_count,
-    say_flops,
-    say_percent,
-    say_rate,
-    say_seconds,
-    say_selection,
+    format_bytes,
+    format_change,
+    format_count,
+    format_flops,
+    format_percent,
+    format_rate,
+    format_seconds,
+    format_selection,
 )
 from grpo.runtime.artifacts.files import write_bytes
 from grpo.runtime.artifacts.marks import Banner, clear, hash_inputs, marked
@@ -46,25 +46,26 @@ from grpo.runtime.artifacts.usage import Usage
 from grpo.wiring.checks import findings
 
 TEMPLATE = Path(__file__).with_name("page.html")
-DIVERGED = Path(__file__).with_name("diverged.html")  # where there is no result yet
+DIVERGED = Path(__file__).with_name("diverged.html")  # used while there is no result
 PAGE = "index.html"
 
 
 def write_page(
     artifacts: Path, params: Parameters, out: Path, banners: Sequence[Banner] = ()
 ) -> None:
-    """Writes `out`/index.html from the artifacts of a finished run and what `.runs/` measured.
+    """Writes `out`/index.html from the artifacts of a finished run and the usage under `.runs/`.
 
-    If the run is not finished because training diverged, that and the curves so far.
+    If training diverged before the run finished, the page shows the reason and the curves so far.
 
     Args:
-      params: Those that the stages ran with.
-      banners: What must be read first, in red at the top.
+      params: The parameters that the stages ran with.
+      banners: Warnings to show in red at the top.
 
     Raises:
-      ArtifactError: If a file is missing, broken, or does not fit the others.
+      ArtifactError: If a file is missing, broken, or inconsistent with the others.
     """
-    inputs = hash_inputs(artifacts)  # before it is read: a change meanwhile must show
+    # Hashed before the artifacts are read, so that a concurrent change is detected.
+    inputs = hash_inputs(artifacts)
     diverged = read_diverged(params)
     banners = add_banners(diverged, banners)
     curves = draw_diverged(diverged)
@@ -74,8 +75,8 @@ def write_page(
         if not diverged:
             raise
         arms = [arm for arm in params.arms if params.rounds_of(arm)]
-        told = {"arms": arms, "banners": banners, "inputs": json.dumps(inputs), "figures": curves}
-        _write(out, DIVERGED, {**told, "missing": str(error)})
+        shown = {"arms": arms, "banners": banners, "inputs": json.dumps(inputs), "figures": curves}
+        _write(out, DIVERGED, {**shown, "missing": str(error)})
         return
     numbers = compute_numbers(run)
     usages = read_usages(params)
@@ -84,12 +85,12 @@ def write_page(
         "arms": run.arms,
         "banners": [*banners, *find_empty_results(artifacts, params)],
         "inputs": json.dumps(inputs),
-        "confidence": say_percent(params.evaluation.confidence),
+        "confidence": format_percent(params.evaluation.confidence),
         "k": run.scores[BASE]["k"],
         "has_greedy": "greedy" in run.score_names,
         "prompts": len(run.rates),
         "can_judge": can_judge(run),
-        "resamples": say_count(params.evaluation.bootstrap_resamples),
+        "resamples": format_count(params.evaluation.bootstrap_resamples),
         "verdict": verdict(run, numbers),
         "details": _details(run, numbers, seconds),
         "summary": _summary(run, numbers),
@@ -114,22 +115,22 @@ def _write(out: Path, template: Path, content: Mapping[str, Any]) -> None:
     write_bytes(out / PAGE, _environment().get_template(template.name).render(content).encode())
 
 
-def draw_again(artifacts: Path) -> Ran:
-    """Writes the page of what ran, and takes off its stamps those that it makes untrue.
+def redraw_page(artifacts: Path) -> CompletedRun:
+    """Rewrites the page of the completed run and removes the marks that became outdated.
 
     Raises:
-      GrpoError: If it cannot be drawn; the page that is there says so, too.
+      GrpoError: If the page cannot be written; the existing page then gets a mark with the reason.
     """
     out = artifacts / "report"
     with marked("report", []):
-        ran = find_what_ran()
+        ran = find_completed_run()
         write_page(artifacts, ran.params, out, ran.banners)
-        clear(ran.overcome)
+        clear(ran.outdated_marks)
     return ran
 
 
 def _environment() -> Environment:
-    """Returns an environment that escapes everything and refuses unknown names."""
+    """Returns an environment that escapes all values and rejects undefined names."""
     environment = Environment(
         loader=FileSystemLoader(TEMPLATE.parent),
         autoescape=True,
@@ -137,12 +138,12 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"rate": say_rate, "count": say_count, "change": say_change}
+    environment.filters |= {"rate": format_rate, "count": format_count, "change": format_change}
     return environment
 
 
 def _details(run: Run, numbers: Numbers, seconds: Mapping[str, Curve]) -> list[str]:
-    """Returns the sentences under the verdict."""
+    """Returns the sentences below the verdict."""
     needed = [compute_needed(each) for each in numbers.comparisons.values()]
     ends = [final_difference(run, each) for each in numbers.comparisons.values()]
     timed = compare_arms(run, seconds) if seconds else {}
@@ -151,7 +152,7 @@ def _details(run: Run, numbers: Numbers, seconds: Mapping[str, Curve]) -> list[s
 
 
 def _summary(run: Run, numbers: Numbers) -> list[dict[str, Any]]:
-    """Returns the rows of the table at the top: the base, then every arm's last policy."""
+    """Returns the rows of the top table: the base, then the last policy of each arm."""
     base = {name: _interval(run, run.scores[BASE][name]) for name in run.score_names}
     rows: list[dict[str, Any]] = [{"name": "base", "color": None, "scores": base}]
     for i, arm in enumerate(run.arms):
@@ -165,49 +166,49 @@ def _summary(run: Run, numbers: Numbers) -> list[dict[str, Any]]:
                 "scores": {
                     name: _interval(run, run.scores[last][name]) for name in run.score_names
                 },
-                "gain": _say_gain(run, numbers.gains[arm]),
-                "flops": say_flops(float(cost["flops"])),
+                "gain": _format_gain(run, numbers.gains[arm]),
+                "flops": format_flops(float(cost["flops"])),
                 "sampled_steps": cost["sampled_steps"],
                 "profile_steps": sum(counted.loc[counted["kind"] == "profile", "sampled_steps"]),
                 "trained_steps": cost["trained_steps"],
                 "judge_calls": cost["judge_calls"],
-                "saving": _say_saving(run, comparison),
+                "saving": _format_saving(run, comparison),
             }
         )
     return rows
 
 
 def _interval(run: Run, score: Mapping[str, float]) -> dict[str, str]:
-    """Returns a score, with its bounds if they mean anything."""
+    """Returns a score, with its bounds if there are enough prompts for an interval."""
     parts = ("value", "low", "high") if can_judge(run) else ("value",)
-    return {part: say_rate(score[part]) for part in parts}
+    return {part: format_rate(score[part]) for part in parts}
 
 
-def _say_gain(run: Run, gain: Interval) -> dict[str, str]:
+def _format_gain(run: Run, gain: Interval) -> dict[str, str]:
     assert gain.low is not None
     assert gain.high is not None
     if not can_judge(run):
-        return {"value": say_change(gain.value)}
+        return {"value": format_change(gain.value)}
     return {
-        "value": say_change(gain.value),
-        "low": say_change(gain.low),
-        "high": say_change(gain.high),
+        "value": format_change(gain.value),
+        "low": format_change(gain.low),
+        "high": format_change(gain.high),
     }
 
 
-def _say_saving(run: Run, comparison: Comparison | None) -> dict[str, str]:
-    """Returns the saving, and what to know about it; the reference arm has none."""
+def _format_saving(run: Run, comparison: Comparison | None) -> dict[str, str]:
+    """Returns the saving and a note about its certainty; a dash for the reference arm."""
     if comparison is None:
         return {"value": "\N{EM DASH}", "note": "reference"}
     if not comparison.reference_improved:
-        return {"value": "\N{EM DASH}", "note": "nothing to reach"}
-    share = say_percent(comparison.reached_fraction)
+        return {"value": "\N{EM DASH}", "note": "no target to reach"}
+    share = format_percent(comparison.reached_fraction)
     saving = comparison.saving_fraction
     if saving is None and not can_judge(run):
         return {"value": "never", "note": "too few prompts to judge"}
     if saving is None:
         return {"value": "never", "note": f"in {share} of resamples"}
-    amount = f"{say_percent(abs(saving.value))} {'less' if saving.value >= 0 else 'more'}"
+    amount = f"{format_percent(abs(saving.value))} {'less' if saving.value >= 0 else 'more'}"
     if not can_judge(run):
         return {"value": amount, "note": "too few prompts to judge"}
     certain = "" if is_certain(saving) else "not certain; "
@@ -215,14 +216,14 @@ def _say_saving(run: Run, comparison: Comparison | None) -> dict[str, str]:
 
 
 def _rounds(run: Run, numbers: Numbers) -> list[dict[str, Any]]:
-    """Returns one row per arm and policy on its chain."""
+    """Returns one row per arm and policy on the arm's chain."""
     return [
         {
             "arm": each["arm"],
             "policy": each["round"],
             "color": css_color_of(run.arms.index(each["arm"])),
-            "selection": _say_selection(run, each["round"]),
-            "flops": say_flops(float(each["flops"])),
+            "selection": _format_selection(run, each["round"]),
+            "flops": format_flops(float(each["flops"])),
             "scores": {
                 name: _interval(run, run.scores[each["round"]][name]) for name in run.score_names
             },
@@ -239,32 +240,32 @@ def _audits(run: Run) -> list[dict[str, Any]]:
             "round": name,
             "color": css_color_of(run.arms.index(run.params.rounds[name].arm)),
             "audits": each.audits,
-            "cosine": say_rate(each.cosine),
-            "lowest_cosine": say_rate(each.lowest_cosine),
-            "norm_ratio": say_rate(each.norm_ratio),
-            "flops": say_flops(float(each.flops)) if each.flops else "none",
+            "cosine": format_rate(each.cosine),
+            "lowest_cosine": format_rate(each.lowest_cosine),
+            "norm_ratio": format_rate(each.norm_ratio),
+            "flops": format_flops(float(each.flops)) if each.flops else "none",
         }
 
     return [row(name, each) for name, each in audits_by_round(run).items()]
 
 
-def _say_selection(run: Run, name: str) -> str:
-    return say_selection(run.selections[name]) if name in run.selections else ""
+def _format_selection(run: Run, name: str) -> str:
+    return format_selection(run.selections[name]) if name in run.selections else ""
 
 
 def _stages(run: Run, usages: Mapping[str, Usage]) -> list[dict[str, Any]]:
-    """Returns one row per stage: what it computed, and what it took here if measured."""
+    """Returns one row per stage: its cost, and its time and memory if measured here."""
     costs = {each["stage"]: each for each in run.costs.to_dict("records")}
     rows = []
     for stage in stages_of(run.params):
         cost, usage = costs.get(stage), usages.get(stage)
         row = {"stage": stage, "flops": "", "sampled_steps": "", "trained_steps": ""}
         if cost is not None:
-            row["flops"] = say_flops(float(cost["flops"]))
-            row["sampled_steps"] = say_count(cost["sampled_steps"])
-            row["trained_steps"] = say_count(cost["trained_steps"])
-        row["seconds"] = "" if usage is None else say_seconds(usage.seconds)
-        row["cpu_seconds"] = "" if usage is None else say_seconds(usage.cpu_seconds)
-        row["peak"] = "" if usage is None else say_bytes(usage.peak_bytes)
+            row["flops"] = format_flops(float(cost["flops"]))
+            row["sampled_steps"] = format_count(cost["sampled_steps"])
+            row["trained_steps"] = format_count(cost["trained_steps"])
+        row["seconds"] = "" if usage is None else format_seconds(usage.seconds)
+        row["cpu_seconds"] = "" if usage is None else format_seconds(usage.cpu_seconds)
+        row["peak"] = "" if usage is None else format_bytes(usage.peak_bytes)
         rows.append(row)
     return rows

@@ -1,4 +1,4 @@
-"""What ran, by dvc.lock: a page's parameters are these, and not what params.yaml says by now."""
+"""Parameters of the completed run from dvc.lock, and how params.yaml has changed since."""
 
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -33,75 +33,77 @@ from grpo.runtime.artifacts.marks import (
 from grpo.schema import PARAMS
 
 REPORT = "report"
-ABSENT = "absent"  # what is said in place of a value
-MOST_NAMED = 4  # parameters or stages, in a banner
-Content = dict[str, Any]  # of a parameter file
+ABSENT = "absent"  # shown for a parameter without a value
+MOST_NAMED = 4  # parameters or stages that a banner lists
+Content = dict[str, Any]  # parsed content of a parameter file
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ran:
-    """What a page or a summary is made from."""
+class CompletedRun:
+    """Parameters and warnings from which a page or a summary is made."""
 
     params: Parameters  # of the rounds that ran
-    banners: list[Banner]  # in what that differs from params.yaml and the pipeline now
-    stamps: list[Banner]  # of stages that failed or were killed, as marks stamp them on the page
-    overcome: list[str]  # stages whose marks a page that is drawn now makes untrue
+    banners: list[Banner]  # differences from the current params.yaml and pipeline
+    stamps: list[Banner]  # of stages that failed or were killed
+    outdated_marks: list[str]  # stages whose marks no longer hold once the page is redrawn
 
 
 @dataclass
-class _Now:
-    """params.yaml beside what each stage ran with."""
+class _ParameterDiff:
+    """Differences between params.yaml and the parameters that stages ran with."""
 
     content: Content
-    users: dict[str, dict[str, list[str]]] = field(default_factory=dict)  # by path and value
-    changed: set[str] = field(default_factory=set)  # stages that would run with something else
+    stages: dict[str, dict[str, list[str]]] = field(default_factory=dict)  # by path and value
+    changed: set[str] = field(default_factory=set)  # stages whose parameters differ
 
     def compare(self, entry: StageEntry) -> None:
         for path, value in entry.values.items():
             now, ran = flatten(_at(self.content, path), path), flatten(value, path)
             for leaf in (*ran, *(now.keys() - ran.keys())):
                 if not _is_same(now.get(leaf, ABSENT), ran.get(leaf, ABSENT)):
-                    said = _say(ran.get(leaf, ABSENT))
-                    self.users.setdefault(leaf, {}).setdefault(said, []).append(entry.name)
+                    text = _format_value(ran.get(leaf, ABSENT))
+                    self.stages.setdefault(leaf, {}).setdefault(text, []).append(entry.name)
                     self.changed.add(entry.name)
 
     def banner(self) -> Banner | None:
-        """Returns what differs, or None."""
-        if not self.users:
+        """Returns a banner that lists the differences; None if there are none."""
+        if not self.stages:
             return None
         known = flatten(self.content)
         lines = [
-            f"{leaf} is {_say(known.get(leaf, ABSENT))} there, but "
+            f"{leaf} is {_format_value(known.get(leaf, ABSENT))} there, but "
             + " and ".join(f"{value} in {_name(stages)}" for value, stages in by_value.items())
-            for leaf, by_value in self.users.items()
+            for leaf, by_value in self.stages.items()
         ]
         return Banner(
-            title=f"{PARAMS} differs from what ran",
-            text=f"{_name(lines, '; ')}. Everything here is of what ran; dvc repro runs the rest.",
+            title=f"{PARAMS} differs from the run",
+            text=f"{_name(lines, '; ')}. This page shows the run; dvc repro updates it.",
         )
 
 
-def find_what_ran(workspace: Path = Path(), *, is_stage: bool = False) -> Ran:
-    """Returns the parameters that the stages in dvc.lock ran with, and what has changed since.
+def find_completed_run(workspace: Path = Path(), *, is_stage: bool = False) -> CompletedRun:
+    """Returns the parameters that the stages in dvc.lock ran with, and the changes since.
 
     Args:
-      is_stage: The caller is the stage `report`, whose own entry is that of an earlier run.
+      is_stage: Whether the stage `report` calls; its entry in dvc.lock is from an earlier run.
 
     Raises:
-      ParameterError: If params.yaml is wrong.
-      ArtifactError: If no round has run, or dvc.lock cannot be read.
+      ParameterError: If params.yaml is invalid.
+      ArtifactError: If no round has run, or dvc.lock is unreadable.
     """
     declared = read_params(workspace / PARAMS)
     marks = [each for each in read_marks() if not (is_stage and each.stage == REPORT)]
-    overcome = [each.stage for each in marks if each.state is State.FINISHED]
+    outdated_marks = [each.stage for each in marks if each.state is State.FINISHED]
     marks = [each for each in marks if each.state is not State.FINISHED]
     if not (workspace / LOCK).exists():
         stamps = banners_of(marks)
-        return Ran(params=declared, banners=[_unknown()], stamps=stamps, overcome=overcome)
+        return CompletedRun(
+            params=declared, banners=[_unknown()], stamps=stamps, outdated_marks=outdated_marks
+        )
     lock = read_lock(workspace)
-    now = _Now(read_content(workspace / PARAMS))
+    diff = _ParameterDiff(read_content(workspace / PARAMS))
     whole = _with_removed(
-        now.content, {} if is_stage or REPORT not in lock else lock[REPORT].values
+        diff.content, {} if is_stage or REPORT not in lock else lock[REPORT].values
     )
     rounds = dict(_rounds_that_ran(lock, whole["rounds"]))
     if not rounds:
@@ -109,36 +111,36 @@ def find_what_ran(workspace: Path = Path(), *, is_stage: bool = False) -> Ran:
     ran = {**whole, "rounds": rounds}
     entries = [lock[name] for name in stages_of(_validated(ran)) if name in lock]
     for entry in entries:
-        now.compare(entry)
+        diff.compare(entry)
         for path, value in entry.values.items():
             ran = _replaced(ran, path.split("."), value)
     outdated = [each.name for each in entries if _is_outdated(workspace, lock, each)]
-    missing = [name for name in now.content["rounds"] if name not in rounds]
-    removed = [name for name in rounds if name not in now.content["rounds"]]
+    missing = [name for name in diff.content["rounds"] if name not in rounds]
+    removed = [name for name in rounds if name not in diff.content["rounds"]]
     known = {*stages_of(declared), REPORT, "lineage"}
-    behind = now.changed | set(outdated)
-    overcome += [
+    behind = diff.changed | set(outdated)
+    outdated_marks += [
         each.stage
         for each in marks
         if each.stage not in known or _is_done(workspace, lock, each.stage, behind)
     ]
-    found = [now.banner(), _not_run(missing), _removed(removed), _stale(outdated)]
-    return Ran(
+    found = [diff.banner(), _not_run(missing), _removed(removed), _stale(outdated)]
+    return CompletedRun(
         params=_validated(ran),
         banners=[each for each in found if each],
-        stamps=banners_of([each for each in marks if each.stage not in overcome]),
-        overcome=overcome,
+        stamps=banners_of([each for each in marks if each.stage not in outdated_marks]),
+        outdated_marks=outdated_marks,
     )
 
 
 def state_of_page(workspace: Path = Path()) -> Banner | None:
-    """Returns the banner of a page whose inputs are not what they were when it was drawn."""
+    """Returns a banner if the inputs of the page have changed since it was written."""
     changed = changed_inputs(workspace / PAGE, workspace / ARTIFACTS)
     return older([str(ARTIFACTS / name) for name in changed], "changed") if changed else None
 
 
 def _with_removed(content: Content, of_report: Mapping[str, Any]) -> Content:
-    """Returns a parameter file with the arms and rounds that it had when the report ran."""
+    """Returns the parameters plus arms and rounds that were removed since the report ran."""
     both = {name: {**content[name]} for name in ("arms", "rounds")}
     for name, those in both.items():
         those |= {key: each for key, each in of_report.get(name, {}).items() if key not in those}
@@ -146,7 +148,7 @@ def _with_removed(content: Content, of_report: Mapping[str, Any]) -> Content:
 
 
 def _rounds_that_ran(lock: Lock, rounds: Content) -> Iterator[tuple[str, Any]]:
-    """Yields the rounds that were trained and evaluated, and so were those they start from."""
+    """Yields the rounds that were trained and evaluated, and whose start was, too."""
     found = {BASE}
     for name, each in rounds.items():
         is_known = each["start"] in found
@@ -161,13 +163,13 @@ def _validated(content: Content) -> Parameters:
     except ValidationError as error:
         reason = " ".join(str(error.errors()[0]["loc"]).split())
         raise ArtifactError(
-            f"{LOCK}: stages ran with parameters that this code does not take, {reason}; "
+            f"{LOCK}: must hold parameters that this version accepts, got an invalid {reason}; "
             "run dvc repro"
         ) from None
 
 
 def _is_outdated(workspace: Path, lock: Lock, entry: StageEntry) -> bool:
-    """Returns whether a stage read something else than other stages have written since."""
+    """Returns whether other stages have rewritten an input of a stage since it ran."""
     for dep in entry.deps:
         behind = [out for _, out in outs_behind(lock, dep.path)]
         written = digest_as_written(workspace, dep.path, behind) if behind else None
@@ -177,9 +179,9 @@ def _is_outdated(workspace: Path, lock: Lock, entry: StageEntry) -> bool:
 
 
 def _is_done(workspace: Path, lock: Lock, stage: str, behind: Collection[str]) -> bool:
-    """Returns whether a stage that failed needs not run any more, as dvc.lock has it.
+    """Returns whether a stage that failed is up to date again according to dvc.lock.
 
-    DVC removes what a stage writes before it runs.
+    DVC removes the outputs of a stage before the stage runs.
     """
     if stage not in lock or stage in behind or _is_outdated(workspace, lock, lock[stage]):
         return False
@@ -187,7 +189,7 @@ def _is_done(workspace: Path, lock: Lock, stage: str, behind: Collection[str]) -
 
 
 def _at(content: Content, path: str) -> Any:
-    """Returns what stands at a dotted path; ABSENT if nothing does."""
+    """Returns the value at a dotted path; ABSENT if there is none."""
     value: Any = content
     for part in path.split("."):
         if not isinstance(value, dict) or part not in value:
@@ -197,7 +199,7 @@ def _at(content: Content, path: str) -> Any:
 
 
 def _replaced(content: Content, path: Sequence[str], value: Any) -> Content:
-    """Returns a copy with `value` at a path."""
+    """Returns a copy of the content with `value` at a path."""
     first, *rest = path
     inner = content.get(first)
     if not rest:
@@ -209,7 +211,7 @@ def _is_same(one: object, other: object) -> bool:
     return one == other and isinstance(one, bool) == isinstance(other, bool)
 
 
-def _say(value: object) -> str:
+def _format_value(value: object) -> str:
     return str(value) if value == ABSENT else json.dumps(value)
 
 
@@ -220,21 +222,21 @@ def _name(names: Sequence[str], separator: str = ", ") -> str:
 
 def _unknown() -> Banner:
     return Banner(
-        title="What ran is not known",
-        text=f"There is no {LOCK}: the parameters here are those of {PARAMS} now.",
+        title="Parameters of the run are unknown",
+        text=f"There is no {LOCK}, so this page shows the current {PARAMS}.",
     )
 
 
 def _not_run(rounds: Sequence[str]) -> Banner | None:
-    text = f"{_name(rounds)} of {PARAMS} did not run to the end; dvc repro runs the rest."
+    text = f"{_name(rounds)} of {PARAMS} did not finish; run dvc repro."
     return Banner(title="Rounds are missing", text=text) if rounds else None
 
 
 def _removed(rounds: Sequence[str]) -> Banner | None:
-    text = f"{_name(rounds)} ran, but {PARAMS} no longer names them; dvc repro leaves them out."
+    text = f"{_name(rounds)} ran, but {PARAMS} no longer has them; dvc repro omits them."
     return Banner(title="Rounds were removed", text=text) if rounds else None
 
 
 def _stale(stages: Sequence[str]) -> Banner | None:
-    text = f"What {_name(stages)} read has been made again since; run dvc repro."
+    text = f"Inputs of {_name(stages)} have changed since; run dvc repro."
     return Banner(title="Results are out of date", text=text) if stages else None

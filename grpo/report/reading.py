@@ -1,4 +1,4 @@
-"""What the report reads: scores, costs, credit and updates of the rounds params.yaml names."""
+"""Reads scores, costs, credit and updates of the rounds in the parameters."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,44 +28,44 @@ COST = ("flops", "sampled_steps", "trained_steps", "judge_calls")
 SCORES = ("greedy", "mean_at_k", "pass_at_k")
 CURVES = ("reward_mean", "uniform_group_fraction", "clip_fraction", "kl_to_start")
 STEPS = ("step", "rollouts", "reward_std_within", "trained_rollouts", "advantage_abs_mean")
-AUDITS = ("audit_cosine", "audit_norm_ratio")  # empty where an update was not audited
+AUDITS = ("audit_cosine", "audit_norm_ratio")  # NaN for updates without an audit
 KINDS_IN_BUDGET = ("profile", "sampling", "update")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """Everything a run left behind that its report needs."""
+    """Artifacts of a run that the report reads."""
 
     params: Parameters
-    profile: pd.DataFrame  # no rows if none was drawn
-    costs: pd.DataFrame  # stage, kind, round and COST: one row per stage that spends compute
-    scores: dict[str, Any]  # by policy: k, and each of `score_names` with value, low, high
-    rates: pd.DataFrame  # share of successes by evaluation prompt (row) and policy (column)
-    rollouts: dict[str, pd.DataFrame]  # by round, with reward, credit and the prompt's rate
+    profile: pd.DataFrame  # without rows if no profile was sampled
+    costs: pd.DataFrame  # columns stage, kind, round and COST; one row per stage with a cost
+    scores: dict[str, Any]  # by policy: k, and value, low, high of each of `score_names`
+    rates: pd.DataFrame  # success rate by evaluation prompt (row) and policy (column)
+    rollouts: dict[str, pd.DataFrame]  # by round, with reward, credit and outcome rate
     updates: dict[str, pd.DataFrame]  # by round
-    steps: dict[str, pd.DataFrame]  # by round: the columns STEPS, empty where there is no number
-    selections: dict[str, dict[str, int | float]]  # by round with one: where its candidates went
+    steps: dict[str, pd.DataFrame]  # by round: columns STEPS, NaN for missing numbers
+    selections: dict[str, dict[str, int | float]]  # by round with a selection: its counts
 
     @property
     def score_names(self) -> tuple[str, ...]:
-        """Those of SCORES that there are."""
+        """The SCORES that the evaluation reports."""
         return score_names(self.params)
 
     @property
     def arms(self) -> list[str]:
-        """The arms that have rounds, in the file's order; the first is the reference."""
+        """The arms with rounds, in the order of params.yaml; the first is the reference."""
         return [arm for arm in self.params.arms if self.params.rounds_of(arm)]
 
     def chain(self, arm: str) -> list[str]:
-        """Returns the policies from base to the arm's last round."""
+        """Returns the policies from the base to the arm's last round."""
         return self.params.chain(arm)
 
 
 def read_run(artifacts: Path, params: Parameters) -> Run:
-    """Returns what the rounds of `params` left behind; files of other rounds are ignored.
+    """Returns the artifacts of the rounds in `params`; ignores files of other rounds.
 
     Raises:
-      ArtifactError: If a file is missing, broken, or does not fit the others.
+      ArtifactError: If a file is missing, broken, or inconsistent with the others.
     """
     policies = [BASE, *params.rounds]
     _require_held_out(artifacts / "prompts")
@@ -96,7 +96,7 @@ def read_run(artifacts: Path, params: Parameters) -> Run:
 
 
 def _require_held_out(prompts: Path) -> None:
-    """Raises ArtifactError if a prompt to evaluate on is one that was trained on."""
+    """Raises ArtifactError if an evaluation prompt is also a training prompt."""
     trained = set(read_table(prompts / "train.parquet", PROMPTS)["prompt"])
     held_out = prompts / "eval.parquet"
     table = read_table(held_out, PROMPTS)
@@ -107,7 +107,7 @@ def _require_held_out(prompts: Path) -> None:
 
 
 def score_names(params: Parameters) -> tuple[str, ...]:
-    """Returns those of SCORES that an evaluation has."""
+    """Returns the SCORES that an evaluation reports."""
     is_greedy = params.modality.has_greedy
     return tuple(name for name in SCORES if name != "greedy" or is_greedy)
 
@@ -118,7 +118,7 @@ def link_name(link: LinkSpec) -> str:
 
 
 def _read_costs(artifacts: Path, rounds: Sequence[str]) -> pd.DataFrame:
-    """Returns one row per stage that spends compute, in the pipeline's order."""
+    """Returns one row per stage with a cost, in pipeline order."""
     rows = [
         _cost_row("base", "warmup", "", artifacts / "training" / BASE / "summary.json"),
         _cost_row("profile", "profile", "", artifacts / "profile" / "summary.json"),
@@ -134,7 +134,7 @@ def _read_costs(artifacts: Path, rounds: Sequence[str]) -> pd.DataFrame:
         audit = _cost_row(f"audit@{name}", "audit", name, trained, key="audit_cost")
         if any(audit[each] for each in COST):
             rows.append(audit)
-    # Whole numbers of a large run do not fit in 64 bits.
+    # Counts of a large run exceed 64 bits.
     return pd.DataFrame(rows).astype(dict.fromkeys(COST, object))
 
 
@@ -143,10 +143,10 @@ def _cost_row(stage: str, kind: str, name: str, path: Path, *, key: str = "cost"
 
 
 def read_cost(path: Path, key: str = "cost") -> dict[str, int]:
-    """Returns the counts of COST that a stage's summary holds.
+    """Returns the COST counts in a stage's summary.
 
     Raises:
-      ArtifactError: If the file is missing, or has no such counts.
+      ArtifactError: If the file or a count is missing, or a count is not an integer >= 0.
     """
     cost = _field(path, read_json(path), key)
     counts = {each: _field(path, cost, each) for each in COST}
@@ -173,7 +173,7 @@ def _read_scores(path: Path, names: Sequence[str]) -> Any:
 
 
 def _read_rates(evaluations: Path, policies: Sequence[str]) -> pd.DataFrame:
-    """Returns success rates whose rows are the same prompts for every policy."""
+    """Returns success rates by prompt (row) and policy (column)."""
     columns = {}
     for name in policies:
         path = evaluations / f"{name}.parquet"
@@ -188,13 +188,13 @@ def _read_rates(evaluations: Path, policies: Sequence[str]) -> pd.DataFrame:
 
 
 def read_rollouts(artifacts: Path, name: str, profile: pd.DataFrame) -> pd.DataFrame:
-    """Returns a round's rollouts with outcome, reward, status, credit and outcome_rate.
+    """Returns the rollouts of a round with outcome, reward, status, credit and outcome_rate.
 
     Args:
       profile: Schema PROFILE; without rows, no prompt has an outcome rate.
 
     Raises:
-      ArtifactError: If a file is missing, broken, or does not fit the others.
+      ArtifactError: If a file is missing, broken, or inconsistent with the others.
     """
     table = artifacts / "rollouts" / name / "table.parquet"
     rollouts = read_table(table, ROLLOUTS)
@@ -206,7 +206,7 @@ def read_rollouts(artifacts: Path, name: str, profile: pd.DataFrame) -> pd.DataF
             f"run the stage score@{name}"
         )
     joined = rollouts.join(rewards, on="rollout_id").join(credit, on="rollout_id")
-    # A rollout that no update used has no row in the credit table.
+    # The credit table has no row for a rollout that no update used.
     joined = joined.fillna({"advantage": 0.0, "weight": 0.0, "trained_steps": 0.0})
     rate = profile.set_index("prompt_id")["outcome_rate"].rename("outcome_rate")
     joined = joined.join(rate, on="prompt_id")
@@ -219,7 +219,7 @@ def read_rollouts(artifacts: Path, name: str, profile: pd.DataFrame) -> pd.DataF
 
 
 def _read_selections(artifacts: Path, params: Parameters) -> dict[str, dict[str, int | float]]:
-    """Returns the counts that rounds of arms with a selection left beside their rollouts."""
+    """Returns the selection counts of each round whose arm has a selection."""
     selections = {}
     for name, each in params.rounds.items():
         if params.arms[each.arm].selection:
@@ -236,7 +236,7 @@ def _by_rollout(path: Path, schema: pa.DataFrameSchema) -> pd.DataFrame:
 
 
 def _read_numbers(path: Path, columns: Sequence[str]) -> pd.DataFrame:
-    """Returns a table that a train stage wrote, these columns of it as float64."""
+    """Returns a CSV table of a train stage with the given columns as float64."""
     try:
         table = pd.read_csv(path)
     except FileNotFoundError:

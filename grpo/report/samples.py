@@ -1,4 +1,4 @@
-"""A few rollouts per round to read: one solved, one not solved, one that could not be parsed."""
+"""Example rollouts per round: one solved, one not solved, one unparsable."""
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
@@ -22,14 +22,14 @@ CHOICES: dict[str, Callable[[pd.DataFrame], pd.Series]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One rollout; `kind` is one of CHOICES."""
+    """One rollout to show; `kind` is a key of CHOICES."""
 
     kind: str
     rollout_id: str
     prompt: str
     text: str
-    picture: Picture | None  # what was drawn; None if rollouts draw nothing
-    film: Film | None  # what a robot did; None if there is none, or its simulator failed
+    picture: Picture | None  # generated image; None if rollouts are not images
+    film: Film | None  # replay of a simulated rollout; None if there is none, or it failed
     is_finished: bool
     outcome: float
     reward: float
@@ -39,11 +39,11 @@ class Sample:
 
 
 def read_samples(artifacts: Path, run: Run) -> dict[str, list[Sample]]:
-    """Returns the samples of every round, each the one of its kind with the most credit.
+    """Returns the samples of each round: per kind, the rollout with the largest |advantage|.
 
     Raises:
-      ArtifactError: If the training prompts are missing or other ones, or what rollouts drew or
-        did is missing or broken.
+      ArtifactError: If the training prompts are missing or differ from those of the rollouts, or
+        images or actions of the rollouts are missing or broken.
     """
     path = artifacts / "prompts" / "train.parquet"
     prompts = read_table(path, PROMPTS).set_index("prompt_id")["prompt"]
@@ -53,7 +53,7 @@ def read_samples(artifacts: Path, run: Run) -> dict[str, list[Sample]]:
         if unknown:
             raise ArtifactError(
                 f"{path}: must hold prompt_id={min(unknown)!r} of the round {name}; "
-                "run the stage prepare and what follows"
+                "rerun the stage prepare and the stages after it"
             )
         chosen = _choose(rollouts.join(prompts, on="prompt_id"))
         shown = run.params.modality.show_rollouts(artifacts, run.params, name, rollouts, chosen)
@@ -65,7 +65,7 @@ def read_samples(artifacts: Path, run: Run) -> dict[str, list[Sample]]:
 
 
 def _choose(rollouts: pd.DataFrame) -> pd.DataFrame:
-    """Returns at most one rollout of each kind, with its row in the round's table."""
+    """Returns at most one rollout of each kind, with its row number in the round's table."""
     groups = rollouts["outcome"].where(is_judged(rollouts)).groupby(rollouts["prompt_id"])
     ordered = rollouts.assign(
         row=range(len(rollouts)),
@@ -95,7 +95,7 @@ def _sample(row: Mapping[Hashable, Any], exhibit: Picture | Film | None) -> Samp
 
 
 def visible(text: str) -> str:
-    """Returns the text with control characters spelled out, line ends kept."""
+    """Returns the text with control characters escaped, except line breaks."""
     return "".join(
         each if each.isprintable() or each == "\n" else each.encode("unicode_escape").decode()
         for each in text

@@ -1,4 +1,4 @@
-"""Where the seconds went on this machine: shown on the page, never in a tracked file."""
+"""Seconds measured on this machine, which the page shows and tracked files leave out."""
 
 from collections.abc import Iterable, Mapping
 
@@ -20,7 +20,7 @@ ACTIVITIES = ("profile", "start-up", "sampling", "simulation", "scoring", "updat
 
 
 def stages_of(params: Parameters) -> list[str]:
-    """Returns the names of the pipeline's stages before the report, as DVC spells them."""
+    """Returns the DVC names of the pipeline's stages before the report."""
     once = ["check", "prepare", "base", "evaluate-base", "profile"]
     curricula = [f"curriculum@{arm}" for arm in params.arms]
     rounds = [
@@ -32,13 +32,13 @@ def stages_of(params: Parameters) -> list[str]:
 
 
 def read_usages(params: Parameters) -> dict[str, Usage]:
-    """Returns what was measured, by stage; a stage restored from a cache has no entry."""
+    """Returns the measured usage by stage; a stage restored from a cache has no entry."""
     measured = {stage: read_usage(stage) for stage in stages_of(params)}
     return {stage: usage for stage, usage in measured.items() if usage is not None}
 
 
 def seconds_curves(run: Run, usages: Mapping[str, Usage]) -> dict[str, Curve]:
-    """Returns each arm's curve over seconds; empty unless every stage in it was measured."""
+    """Returns each arm's curve over seconds; empty if a stage on a curve was not measured."""
     curves = {}
     for arm in run.arms:
         chain = run.chain(arm)
@@ -51,7 +51,7 @@ def seconds_curves(run: Run, usages: Mapping[str, Usage]) -> dict[str, Curve]:
 
 
 def seconds_by_activity(run: Run, usages: Mapping[str, Usage], arm: str) -> dict[str, float]:
-    """Returns the seconds behind the arm's last round, by ACTIVITIES."""
+    """Returns the seconds up to the arm's last policy, by ACTIVITIES."""
     seconds = dict.fromkeys(ACTIVITIES, 0.0)
     for stage in _stages_behind(run, arm, run.chain(arm)[1:]):
         usage = usages[stage]

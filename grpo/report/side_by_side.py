@@ -1,4 +1,4 @@
-"""What every policy of an arm made of the same prompts with the same seeds, side by side."""
+"""Rollouts of every policy of an arm for the same prompts and seeds, side by side."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,16 +14,16 @@ from grpo.report.samples import SOLVED, visible
 from grpo.report.style import css_color_of
 from grpo.runtime.artifacts.tables import EVALUATION_SAMPLES, read_table
 
-SAME = ["rollout_id", "prompt_id", "family", "prompt"]  # of every policy
-FEW_POLICIES = 4  # whose images may be large and still stand next to each other
+SAME = ["rollout_id", "prompt_id", "family", "prompt"]  # columns that are equal for all policies
+FEW_POLICIES = 4  # up to so many, large images fit side by side
 LARGE_PIXELS, SMALL_PIXELS = 96, 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class Look:
-    """One rollout to look at."""
+class ShownRollout:
+    """One rollout to show."""
 
-    text: str  # what the judge judged
+    text: str  # as the judge read it
     picture: Picture | None
     is_right: bool
     reward: float
@@ -31,16 +31,16 @@ class Look:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One prompt, and by policy what it made of it."""
+    """One prompt with its rollouts by policy."""
 
     family: str
     prompt: str
-    cells: list[list[Look]]
+    cells: list[list[ShownRollout]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sheet:
-    """One arm's policies as columns, prompts as rows."""
+    """Table of one arm: policies as columns, prompts as rows."""
 
     arm: str
     color: str
@@ -55,10 +55,10 @@ class Sheet:
 
 
 def read_sheets(artifacts: Path, run: Run) -> list[Sheet]:
-    """Returns a sheet per arm: of images a few rollouts per prompt, of texts the first.
+    """Returns a sheet per arm: a few rollouts per prompt for images, the first one for texts.
 
     Raises:
-      ArtifactError: If samples are missing, broken or of other prompts than the base's.
+      ArtifactError: If samples are missing, broken, or of other prompts than those of the base.
     """
     evaluations = artifacts / "evaluations"
     samples: dict[str, pd.DataFrame] = {}
@@ -70,11 +70,11 @@ def read_sheets(artifacts: Path, run: Run) -> list[Sheet]:
                 f"{path}: must hold the rollouts of {evaluations / BASE}.samples.parquet, "
                 "got others; rerun the evaluation"
             )
-    shown = {name: _shown(table) for name, table in samples.items()}
+    shown = {name: _select_shown(table) for name, table in samples.items()}
     return [_sheet(run, arm, shown) for arm in run.arms]
 
 
-def _shown(samples: pd.DataFrame) -> pd.DataFrame:
+def _select_shown(samples: pd.DataFrame) -> pd.DataFrame:
     has_images = (samples["image"] != b"").any()
     return samples if has_images else samples.groupby("prompt_id", sort=False).head(1)
 
@@ -82,8 +82,11 @@ def _shown(samples: pd.DataFrame) -> pd.DataFrame:
 def _sheet(run: Run, arm: str, samples: Mapping[str, pd.DataFrame]) -> Sheet:
     policies = run.chain(arm)
     longest = LARGE_PIXELS if len(policies) <= FEW_POLICIES else SMALL_PIXELS
-    looks = {
-        name: {prompt: _looks(rows, longest) for prompt, rows in samples[name].groupby("prompt_id")}
+    rollouts = {
+        name: {
+            prompt: _shown_rollouts(rows, longest)
+            for prompt, rows in samples[name].groupby("prompt_id")
+        }
         for name in policies
     }
     return Sheet(
@@ -96,16 +99,16 @@ def _sheet(run: Run, arm: str, samples: Mapping[str, pd.DataFrame]) -> Sheet:
             Row(
                 family=each["family"],
                 prompt=visible(each["prompt"]),
-                cells=[looks[name][each["prompt_id"]] for name in policies],
+                cells=[rollouts[name][each["prompt_id"]] for name in policies],
             )
             for each in samples[BASE].drop_duplicates("prompt_id").to_dict("records")
         ],
     )
 
 
-def _looks(rows: pd.DataFrame, longest_pixels: int) -> list[Look]:
+def _shown_rollouts(rows: pd.DataFrame, longest_pixels: int) -> list[ShownRollout]:
     return [
-        Look(
+        ShownRollout(
             text=visible(each["text"]),
             picture=embed(each["image"], longest_pixels=longest_pixels) if each["image"] else None,
             is_right=each["outcome"] == SOLVED,

@@ -1,4 +1,4 @@
-"""The figures about learning signal as SVG text: where it was, and how the updates used it."""
+"""Figures of the learning signal by difficulty, round, step and update, as SVG text."""
 
 import numpy as np
 import pandas as pd
@@ -11,7 +11,7 @@ from grpo.report.style import INK, MARKERS, Canvas, Panel, color_of
 
 DIFFICULTY = "the prompt's success rate in the profile"
 NO_PROFILE = "no profile was drawn: no arm reads one (profile.when: always draws it)"
-FEW_STEPS = 50  # up to here every step has its marker
+FEW_STEPS = 50  # curves with at most so many steps have markers
 LABEL_OF_CURVE = {
     "reward_mean": "mean reward of the batch",
     "uniform_group_fraction": "share of groups of equal rewards",
@@ -21,7 +21,7 @@ LABEL_OF_CURVE = {
 
 
 def draw_uniform_groups(run: Run, numbers: Numbers) -> Panel:
-    """Draws the share of groups whose rewards are all equal, by difficulty."""
+    """Draws the fraction of groups whose rewards are all equal, by difficulty."""
     signal = numbers.signal
     canvas = Canvas([3.0], share_x=False)
     _draw_bars(canvas.axes, run, _by_bucket(signal, "uniform_groups") / _groups(signal))
@@ -29,17 +29,17 @@ def draw_uniform_groups(run: Run, numbers: Numbers) -> Panel:
     canvas.axes.set_xlabel(_difficulty(run))
     _finish(canvas, percent=True)
     return Panel(
-        title="Groups that teach nothing",
+        title="Groups without signal",
         caption=(
-            "Where all rewards of a group are equal, every advantage is 0. Small groups are "
-            "equal more often, and cost less."
+            "If all rewards of a group are equal, every advantage is 0. Small groups have equal "
+            "rewards more often, but cost less."
         ),
         svg=canvas.svg("uniform-groups", "share of uniform groups by difficulty for each arm"),
     )
 
 
 def draw_advantage_mass(run: Run, numbers: Numbers) -> Panel:
-    """Draws where rollouts went and where the advantage was, by difficulty."""
+    """Draws the shares of rollouts and of absolute advantage, by difficulty."""
     canvas = Canvas([2.1, 2.1], share_x=True)
     named = {"rollouts": "of rollouts", "advantage_mass": "of |advantage|"}
     for axes, (column, label) in zip(canvas.panels, named.items(), strict=True):
@@ -51,8 +51,8 @@ def draw_advantage_mass(run: Run, numbers: Numbers) -> Panel:
     return Panel(
         title="Where the signal was",
         caption=(
-            "Where an arm's lower bar outgrows its upper one, a rollout taught more than the "
-            "arm's average."
+            "If an arm's lower bar is higher than its upper bar, rollouts there had more signal "
+            "than the arm's average."
         ),
         svg=canvas.svg("advantage-mass", "share of rollouts and of advantage by difficulty"),
     )
@@ -68,19 +68,19 @@ def draw_group_sizes(run: Run, numbers: Numbers) -> Panel:
     _finish(canvas, percent=False)
     return Panel(
         title="Group sizes",
-        caption="How many rollouts each arm gave to a prompt; a gap means that it chose none.",
+        caption="Mean number of rollouts per prompt; a gap means that the arm chose no prompt.",
         svg=canvas.svg("group-sizes", "mean rollouts per prompt by difficulty for each arm"),
     )
 
 
 def draw_reward_spread(run: Run) -> Panel:
-    """Draws how far rewards of a group lie apart, round by round."""
+    """Draws the reward's standard deviation within groups, by round."""
     canvas = Canvas([2.7], share_x=False)
     for i, arm in enumerate(run.arms):
         spread = [reward_spread(run.rollouts[name]) for name in run.chain(arm)[1:]]
         x = np.arange(1, len(spread) + 1)
         (line,) = canvas.axes.plot(x, spread, color=color_of(i), marker=MARKERS[i % 6], label=arm)
-        line.set_clip_on(False)  # a marker at the upper edge stays whole
+        line.set_clip_on(False)  # keeps markers at the upper edge complete
     canvas.axes.set_ylim(bottom=0)
     canvas.axes.set_ylabel("standard deviation")
     _count_along(canvas, "round")
@@ -88,15 +88,15 @@ def draw_reward_spread(run: Run) -> Panel:
     return Panel(
         title="Spread of reward within groups",
         caption=(
-            "The mean over a round's groups. At 0 all rollouts of every prompt earn the same, and "
-            "nothing can be learned from them."
+            "The mean over a round's groups. At 0, all rollouts of every prompt have the same "
+            "reward, so there is no signal."
         ),
         svg=canvas.svg("reward-spread", "deviation of reward within groups by round for each arm"),
     )
 
 
 def draw_steps(run: Run) -> Panel:
-    """Draws which steps of its rollouts each arm trained, and how far rewards lie apart there."""
+    """Draws, by step, the fraction of rollouts trained and the reward spread within groups."""
     canvas = Canvas([2.1, 2.1], share_x=True)
     labels = {"trained_fraction": "rollouts trained", "reward_std_within": "spread of reward"}
     for i, arm in enumerate(run.arms):
@@ -115,14 +115,14 @@ def draw_steps(run: Run) -> Panel:
         title="Steps",
         caption=(
             "Above, the share of rollouts whose step is trained. Below, the deviation of reward "
-            "within the groups that could be trained there: what that step can teach."
+            "within the groups that have the step: the signal of that step."
         ),
         svg=canvas.svg("steps", "share of rollouts trained and spread of reward by step"),
     )
 
 
 def draw_training(run: Run) -> Panel:
-    """Draws each arm's updates, one round after the other."""
+    """Draws training metrics of each arm by update, with its rounds concatenated."""
     canvas = Canvas([1.75] * len(CURVES), share_x=True)
     for axes, curve in zip(canvas.panels, CURVES, strict=True):
         for i, arm in enumerate(run.arms):
@@ -136,15 +136,15 @@ def draw_training(run: Run) -> Panel:
     return Panel(
         title="Updates",
         caption=(
-            "Rewards are of the prompts each arm chose, so only evaluation compares arms; "
-            "KL falls back to 0 where a round starts."
+            "Rewards are of the prompts that each arm chose, so compare arms by evaluation only. "
+            "KL returns to 0 at the start of a round."
         ),
         svg=canvas.svg("training", "reward, uniform groups, clipping and KL per update"),
     )
 
 
 def _by_bucket(signal: pd.DataFrame, column: str) -> pd.DataFrame:
-    """Returns the sum over an arm's rounds by bucket (row) and arm (column)."""
+    """Returns the sum of a column over each arm's rounds, by bucket (row) and arm (column)."""
     return signal.pivot_table(index="bucket", columns="arm", values=column, aggfunc="sum")
 
 
@@ -153,12 +153,12 @@ def _groups(signal: pd.DataFrame) -> pd.DataFrame:
 
 
 def _difficulty(run: Run) -> str:
-    """Returns the label of the axis along which prompts are ordered by difficulty."""
+    """Returns the label of the difficulty axis."""
     return DIFFICULTY if len(run.profile) else NO_PROFILE
 
 
 def _draw_bars(axes: Axes, run: Run, heights: pd.DataFrame) -> None:
-    """Draws one cluster per bucket of difficulty, a bar per arm."""
+    """Draws a cluster of bars per difficulty bucket, one bar per arm."""
     width = 0.8 / len(run.arms)
     buckets = buckets_of(run)
     for i, arm in enumerate(run.arms):
@@ -172,13 +172,13 @@ def _draw_bars(axes: Axes, run: Run, heights: pd.DataFrame) -> None:
 
 
 def _count_along(canvas: Canvas, label: str) -> None:
-    """Labels the axis that the panels share, which counts something."""
+    """Labels the shared horizontal axis and limits it to integer ticks."""
     canvas.panels[-1].set_xlabel(label)
     canvas.panels[-1].xaxis.set_major_locator(MaxNLocator(8, integer=True))
 
 
 def _finish(canvas: Canvas, *, percent: bool) -> None:
-    """Adds the legend, and percent signs."""
+    """Adds the legend and formats the vertical axes as percentages if asked."""
     canvas.legend(canvas.axes, columns=3)
     for axes in canvas.panels if percent else []:
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))

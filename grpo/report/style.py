@@ -1,4 +1,4 @@
-"""How every figure looks, and how it becomes the same SVG text each time."""
+"""Style of the figures and their reproducible conversion to SVG text."""
 
 import io
 import re
@@ -11,9 +11,9 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-WIDTH_INCHES = 4.8  # so that 12 points stay legible on a phone
+WIDTH_INCHES = 4.8  # keeps 12-point text legible on a phone
 INK, MUTED, LINES = "#1b1f24", "#59636e", "#d1d9e0"
-# Okabe and Ito (2008): told apart by every common kind of color vision.
+# Okabe and Ito (2008): distinguishable under all common kinds of color vision deficiency.
 ARM_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 MARKERS = ("o", "s", "^", "D", "v", "P")
 KIND_COLORS = {
@@ -28,7 +28,7 @@ KIND_COLORS = {
     "scoring": "#009e73",
     "other": "#b5bcc4",
 }
-# The page may override these, for dark screens; standing alone, a figure shows what is here.
+# CSS variables by color: the page overrides them in dark mode; a standalone figure uses the color.
 VARIABLE_OF_COLOR = {
     INK: "ink",
     MUTED: "muted",
@@ -73,12 +73,12 @@ class Panel:
     """A figure of the page."""
 
     title: str
-    caption: str  # one line that says what to see
+    caption: str  # what to look for, in one or two sentences
     svg: str
 
 
 class Canvas:
-    """One figure of stacked panels that share a column; `axes` is the first one's."""
+    """A figure with one column of panels; `axes` are those of the first panel."""
 
     def __init__(self, heights_inches: Sequence[float], *, share_x: bool) -> None:
         self.figure = Figure(figsize=(WIDTH_INCHES, sum(heights_inches)), layout="constrained")
@@ -99,12 +99,12 @@ class Canvas:
         return self.panels[0]
 
     def legend(self, axes: Axes, columns: int) -> None:
-        """Puts the legend of `axes` above the figure, where it covers nothing."""
+        """Puts the legend of `axes` above the panels."""
         handles, labels = axes.get_legend_handles_labels()
         self.figure.legend(handles, labels, loc="outside upper left", ncols=columns)
 
     def svg(self, name: str, description: str) -> str:
-        """Returns the figure as text for the page: scalable, described, the same each time."""
+        """Returns the figure as a reproducible SVG element with an accessible description."""
         stream = io.StringIO()
         with mpl.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
             self.figure.savefig(stream, format="svg", metadata=NO_METADATA)
@@ -113,7 +113,7 @@ class Canvas:
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """Draws with STYLE, whatever the person's matplotlibrc says."""
+    """Applies STYLE within the block, regardless of the user's matplotlibrc."""
     with mpl.rc_context():
         mpl.rcdefaults()
         mpl.rcParams.update(STYLE)
@@ -126,19 +126,19 @@ def color_of(index: int) -> str:
 
 
 def css_color_of(index: int) -> str:
-    """Returns the same color as the page may override it."""
+    """Returns the color of the arm at `index` as a CSS variable that the page can override."""
     return _as_css(color_of(index))
 
 
 def _as_css(text: str) -> str:
-    """Returns `text` with every color that has a variable as var(--name, color)."""
+    """Returns `text` with each color of VARIABLE_OF_COLOR replaced by var(--name, color)."""
     for color, variable in VARIABLE_OF_COLOR.items():
         text = text.replace(color, f"var(--{variable}, {color})")
     return text
 
 
 def _clean(svg: str, description: str) -> str:
-    """Returns the <svg> element without prolog, fixed size and ids that nothing refers to."""
+    """Returns the <svg> element without prolog, fixed size, comments and unused ids."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r' (?:width|height)="[\d.]+pt"', "", svg, count=2)
     svg = re.sub(r'<g id="[^"]*">', "<g>", svg)

@@ -1,4 +1,4 @@
-"""What a person reads when a run ends: reward before and after per arm, and where the page is."""
+"""Terminal summary of a run: scores before and after training per arm, and the page's path."""
 
 from pathlib import Path
 from typing import Any
@@ -12,16 +12,16 @@ SCORES = {"mean_at_k": "mean@{k}", "greedy": "greedy", "pass_at_k": "pass@{k}"}
 
 
 def summarize(artifacts: Path, params: Parameters) -> str:
-    """Returns a line per arm and score, then the report's address.
+    """Returns one line per arm with its scores before and after, then the path of the report.
 
     Args:
-      params: Those that the stages ran with.
+      params: The parameters that the stages ran with.
 
     Raises:
       ArtifactError: If an evaluation is missing.
     """
     prompts = read_table(artifacts / "evaluations" / f"{BASE}.parquet", EVALUATION)
-    show = _show if len(prompts) >= LEAST_PROMPTS else _show_alone
+    show = _show if len(prompts) >= LEAST_PROMPTS else _show_value
     before = read_json(artifacts / "evaluations" / f"{BASE}.json")
     lines = []
     for arm in params.arms:
@@ -43,6 +43,6 @@ def _show(score: dict[str, Any]) -> str:
     return f"{score['value']:.3f} [{score['low']:.3f}, {score['high']:.3f}]"
 
 
-def _show_alone(score: dict[str, Any]) -> str:
-    """Without an interval: of so few prompts it would say nothing."""
+def _show_value(score: dict[str, Any]) -> str:
+    """Omits the interval: with so few prompts it is meaningless."""
     return f"{score['value']:.3f}"

@@ -1,132 +1,139 @@
-"""What the numbers say, in sentences that stay honest when they say little."""
+"""Conclusions from the numbers as sentences that state whether a difference is significant."""
 
 from grpo.report.comparison import Comparison, Interval
 from grpo.report.numbers import Numbers, cost_of, intervals_overlap
 from grpo.report.reading import Run
-from grpo.report.words import say_change, say_flops, say_percent, say_rate, say_seconds
+from grpo.report.words import (
+    format_change,
+    format_flops,
+    format_percent,
+    format_rate,
+    format_seconds,
+)
 from grpo.sampling.evaluation import LEAST_PROMPTS
 
 
 def verdict(run: Run, numbers: Numbers) -> list[str]:
-    """Returns one sentence per arm beyond the reference, or about the only arm."""
+    """Returns one sentence per arm other than the reference, or one about the only arm."""
     if not numbers.comparisons:
-        return [_alone(run, numbers)]
+        return [_single_arm(run, numbers)]
     return [headline(run, each) for each in numbers.comparisons.values()]
 
 
 def headline(run: Run, each: Comparison) -> str:
-    """Returns how much less compute the arm needed to reach what the reference reached."""
-    goal = f"{each.reference}'s final mean@{_k(run)} of {say_rate(each.target)}"
+    """Returns how much less compute the arm needed to reach the reference's final mean at k."""
+    goal = f"{each.reference}'s final mean@{_k(run)} of {format_rate(each.target)}"
     if not each.reference_improved:
         return (
-            f"{each.reference} did not improve on its base ({goal}), so there is nothing that "
-            f"{each.arm} could reach for less."
+            f"{each.reference} did not improve on its base ({goal}), so there is no target for "
+            f"{each.arm} to reach."
         )
     if each.saving_fraction is None:
         end = run.scores[run.chain(each.arm)[-1]]["mean_at_k"]["value"]
         spent = [_flops(run, arm) for arm in (each.arm, each.reference)]
         return (
-            f"{each.arm} never reached {goal}: it ended at {say_rate(end)}, "
-            f"having spent {say_percent(spent[0] / spent[1])} of {each.reference}'s compute."
+            f"{each.arm} never reached {goal}: it ended at {format_rate(end)} "
+            f"with {format_percent(spent[0] / spent[1])} of {each.reference}'s compute."
         )
-    confidence = say_percent(run.params.evaluation.confidence)
+    confidence = format_percent(run.params.evaluation.confidence)
     reached = f"{each.arm} reached {goal} with {_amount(each.saving_fraction.value)} compute"
     if not can_judge(run):
-        return f"{reached}; {_too_few(run)}."
-    interval = f"{confidence} interval: {_say_saving(each.saving_fraction)}"
+        return f"{reached}; {_too_few_prompts(run)}."
+    interval = f"{confidence} interval: {_format_saving(each.saving_fraction)}"
     if is_certain(each.saving_fraction):
         return f"{reached} ({interval})."
     return f"{reached}, but equal compute is not excluded ({interval})."
 
 
 def compute_needed(each: Comparison) -> str | None:
-    """Returns the FLOPs behind the saving, or None if there is none."""
+    """Returns a sentence with the FLOPs of both arms at the target; None if never reached."""
     if each.cost is None:
         return None
-    cost, reference_cost = say_flops(each.cost), say_flops(each.reference_cost)
+    cost, reference_cost = format_flops(each.cost), format_flops(each.reference_cost)
     return f"{each.arm} needed {cost} where {each.reference} needed {reference_cost}."
 
 
 def headline_seconds(run: Run, each: Comparison) -> str:
-    """Returns the same about seconds on this machine."""
+    """Returns the headline for seconds on this machine instead of compute."""
     if each.saving_fraction is None or each.cost is None:
-        equal = _at_equal(run, each, f"time ({say_seconds(each.equal_cost)})")
+        equal = _at_equal(run, each, f"time ({format_seconds(each.equal_cost)})")
         return f"In time on this machine: {equal}."
-    cost = f"{say_seconds(each.cost)} instead of {say_seconds(each.reference_cost)}"
+    cost = f"{format_seconds(each.cost)} instead of {format_seconds(each.reference_cost)}"
     return (
         f"In time on this machine, {each.arm} needed {_amount(each.saving_fraction.value)}: {cost}."
     )
 
 
 def final_difference(run: Run, each: Comparison) -> str:
-    """Returns how the arms compare in mean at k, at equal compute and at their ends."""
+    """Returns the difference in mean at k at equal compute and between the last policies."""
     overlap = "overlap" if intervals_overlap(run, each) else "do not overlap"
-    equal = _at_equal(run, each, f"compute ({say_flops(each.equal_cost)})")
+    equal = _at_equal(run, each, f"compute ({format_flops(each.equal_cost)})")
     if not can_judge(run):
         return (
             f"In mean@{_k(run)} over the same prompts, {equal}; "
-            f"at their ends, {_say_change(run, each.difference)}; {_too_few(run)}."
+            f"at their ends, {_format_change(run, each.difference)}; {_too_few_prompts(run)}."
         )
     return (
         f"In mean@{_k(run)} over the same prompts, {equal}; "
-        f"at their ends, {_say_change(run, each.difference)}, and their own intervals {overlap}."
+        f"at their ends, {_format_change(run, each.difference)}, and their own intervals {overlap}."
     )
 
 
 def can_judge(run: Run) -> bool:
-    """Returns whether there are prompts enough for an interval to mean what it says."""
+    """Returns whether there are enough evaluation prompts for a valid interval."""
     return len(run.rates) >= LEAST_PROMPTS
 
 
-def _too_few(run: Run) -> str:
+def _too_few_prompts(run: Run) -> str:
     return f"too few prompts to judge ({len(run.rates)})"
 
 
 def _at_equal(run: Run, each: Comparison, cost: str) -> str:
-    change = _say_change(run, each.difference_at_equal_cost)
+    change = _format_change(run, each.difference_at_equal_cost)
     return f"{each.arm} minus {each.reference} at equal {cost} is {change}"
 
 
-def _say_change(run: Run, change: Interval) -> str:
-    """Returns a difference, its interval, and whether it is more than chance, if one can tell."""
+def _format_change(run: Run, change: Interval) -> str:
+    """Returns a difference; with enough prompts, also its interval and significance."""
     if not can_judge(run):
-        return say_change(change.value)
+        return format_change(change.value)
     assert change.low is not None
     assert change.high is not None
     judged = "significant" if is_certain(change) else "not significant"
-    bounds = f"{say_change(change.low)} to {say_change(change.high)}"
-    return f"{say_change(change.value)} ({bounds}, {judged})"
+    bounds = f"{format_change(change.low)} to {format_change(change.high)}"
+    return f"{format_change(change.value)} ({bounds}, {judged})"
 
 
 def is_certain(interval: Interval) -> bool:
-    """Returns whether the interval excludes 0 on the value's side."""
+    """Returns whether the whole interval has the sign of the value."""
     low = float("-inf") if interval.low is None else interval.low
     high = float("-inf") if interval.high is None else interval.high
     return low > 0 if interval.value > 0 else interval.value < 0 and high < 0
 
 
-def _alone(run: Run, numbers: Numbers) -> str:
+def _single_arm(run: Run, numbers: Numbers) -> str:
     (arm,) = run.arms
     gain = numbers.gains[arm]
     assert gain.low is not None
     assert gain.high is not None
     if not can_judge(run):
         return (
-            f"{arm} changed mean@{_k(run)} of its base by {say_change(gain.value)}; "
-            f"{_too_few(run)}. There is no other arm to compare."
+            f"{arm} changed mean@{_k(run)} of its base by {format_change(gain.value)}; "
+            f"{_too_few_prompts(run)}. There is no other arm to compare."
         )
     judged = "improved on" if gain.low > 0 else "did not significantly improve on"
     return (
-        f"{arm} {judged} its base: mean@{_k(run)} changed by {say_change(gain.value)} "
-        f"({say_change(gain.low)} to {say_change(gain.high)}). There is no other arm to compare."
+        f"{arm} {judged} its base: mean@{_k(run)} changed by {format_change(gain.value)} "
+        f"({format_change(gain.low)} to {format_change(gain.high)}). "
+        "There is no other arm to compare."
     )
 
 
 def _amount(saving: float) -> str:
-    return f"{say_percent(abs(saving))} {'less' if saving >= 0 else 'more'}"
+    return f"{format_percent(abs(saving))} {'less' if saving >= 0 else 'more'}"
 
 
-def _say_saving(saving: Interval) -> str:
+def _format_saving(saving: Interval) -> str:
     bounds = [
         "never reached" if each is None else _amount(each) for each in (saving.low, saving.high)
     ]

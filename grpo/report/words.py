@@ -1,20 +1,20 @@
-"""Numbers as a person reads them: units, percentages, intervals."""
+"""Formats numbers for display: units, percentages, changes."""
 
 from collections.abc import Mapping
 
-SPACE = "\N{NO-BREAK SPACE}"  # between a number and its unit
+SPACE = "\N{NO-BREAK SPACE}"  # separates a number from its unit
 SI = ((1e24, "Y"), (1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
 
 
 def flops_unit(flops: float) -> tuple[float, str]:
-    """Returns the unit in which `flops` has one to three digits before the point."""
+    """Returns scale and name of the unit in which `flops` has one to three integer digits."""
     for scale, prefix in SI:
         if flops >= scale:
             return scale, f"{prefix}FLOP"
     return 1.0, "FLOP"
 
 
-def say_flops(flops: float) -> str:
+def format_flops(flops: float) -> str:
     """Returns e.g. `3.21 TFLOP`, three digits."""
     scale, unit = flops_unit(flops)
     number = flops / scale
@@ -22,12 +22,12 @@ def say_flops(flops: float) -> str:
     return f"{number:.{digits}f}{SPACE}{unit}"
 
 
-def say_count(count: int) -> str:
+def format_count(count: int) -> str:
     """Returns e.g. `12 345`, with thin spaces."""
     return f"{count:,}".replace(",", "\u202f")
 
 
-def say_seconds(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
     """Returns e.g. `7.3 s`, `12 min 05 s` or `3 h 07 min`."""
     if seconds < 60:
         return f"{seconds:.1f}{SPACE}s"
@@ -37,33 +37,33 @@ def say_seconds(seconds: float) -> str:
     return f"{minutes // 60}{SPACE}h{SPACE}{minutes % 60:02d}{SPACE}min"
 
 
-def say_bytes(count: int) -> str:
+def format_bytes(count: int) -> str:
     """Returns e.g. `812 MB` or `7.9 GB`."""
     return f"{count / 1e9:.1f}{SPACE}GB" if count >= 1e9 else f"{count / 1e6:.0f}{SPACE}MB"
 
 
-def say_percent(fraction: float) -> str:
+def format_percent(fraction: float) -> str:
     """Returns e.g. `43 %`."""
     return f"{100 * fraction:.0f}{SPACE}%"
 
 
-def say_rate(rate: float) -> str:
+def format_rate(rate: float) -> str:
     """Returns e.g. `0.512`."""
     return f"{rate:.3f}"
 
 
-def say_change(change: float) -> str:
+def format_change(change: float) -> str:
     """Returns e.g. `+0.021` or `−0.021`, with a real minus sign."""
     return f"{change:+.3f}".replace("-", "\N{MINUS SIGN}")
 
 
-def say_selection(counts: Mapping[str, int | float]) -> str:
-    """Returns where a round's candidates went, e.g. `2.2 groups sampled per group kept`."""
+def format_selection(counts: Mapping[str, int | float]) -> str:
+    """Returns the selection counts of a round, e.g. `2.2 groups sampled per group kept`."""
     parts = []
     if counts["reused"]:
         parts.append("rollouts of the profile")
     elif counts["oversampling_factor"] > 1:
         parts.append(f"{counts['oversampling_factor']:.1f} groups sampled per group kept")
     if counts["skipped"]:
-        parts.append(f"{say_count(int(counts['skipped']))} candidates skipped")
+        parts.append(f"{format_count(int(counts['skipped']))} candidates skipped")
     return ", ".join(parts)

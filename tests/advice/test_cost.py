@@ -1,4 +1,4 @@
-"""The cost model against what a policy counts when it does the same."""
+"""The cost model against the counts of a policy for the same work."""
 
 import numpy as np
 import pandas as pd

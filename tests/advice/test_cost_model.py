@@ -1,4 +1,4 @@
-"""Advice knows policies only by the cost model of their modality, and says so if there is none."""
+"""Advice uses policies only through the cost model of their modality, or refuses them."""
 
 import sys
 from dataclasses import replace
@@ -112,4 +112,4 @@ def test_a_modality_without_a_cost_model_is_refused_in_one_line(
     printed = capsys.readouterr()
     assert (ended.value.code, printed.out) == (2, "")
     assert len(printed.err.splitlines()) == 1
-    assert f"policy.kind must be tokens for this, got '{kind}'" in printed.err
+    assert f"policy.kind must be tokens for cost predictions, got '{kind}'" in printed.err

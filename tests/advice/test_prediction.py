@@ -99,7 +99,7 @@ def draw_successes(
 def update_flops(
     trained: list[np.ndarray], treatment: Treatment, facts: Facts, chooser: np.random.Generator
 ) -> float:
-    """Returns what scoring all and training each part takes, packed as training packs."""
+    """Returns the FLOPs of log-probs of all parts and of training each part, packed."""
     if not trained:
         return 0.0
     tokens = treatment.tokens_per_microbatch

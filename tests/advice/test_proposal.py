@@ -1,4 +1,4 @@
-"""Laws of the proposed arm: it parses, is sound, teaches as much, and no other is cheaper."""
+"""Laws of the proposed arm: valid, as many groups with signal, and no candidate is cheaper."""
 
 from pathlib import Path
 from typing import Any
@@ -87,7 +87,7 @@ def test_a_second_proposal_has_a_name_of_its_own(tmp_path: Path):
     read_params(with_snippet(file, second))
 
 
-def test_the_arm_teaches_with_as_many_groups_as_the_reference_and_no_candidate_is_cheaper(
+def test_the_arm_has_as_many_groups_with_signal_as_the_reference_at_the_lowest_cost(
     tmp_path: Path,
 ):
     params, proposal = proposed(write_params(tmp_path, {}))
@@ -95,7 +95,7 @@ def test_the_arm_teaches_with_as_many_groups_as_the_reference_and_no_candidate_i
     assert chosen.amounts.mixed_groups >= target.mixed_groups
     assert chosen.needed <= chosen.available <= 300
     for each in proposal.by_sizing:
-        assert each.lack > 1 or each.flops >= chosen.flops
+        assert each.shortage > 1 or each.flops >= chosen.flops
     # What the curriculum stage will draw is a sample of what was expected.
     facts = synthetic_facts()
     drawn = predict_arm(proposal.params, "advised", facts)
@@ -112,12 +112,12 @@ def test_updates_hold_as_many_rollouts_as_those_of_the_reference(tmp_path: Path)
     assert arm.learning_rate == reference.learning_rate
 
 
-def test_the_profile_counts_for_a_candidate_that_looks_at_it(tmp_path: Path):
+def test_the_profile_counts_for_a_candidate_that_reads_it(tmp_path: Path):
     params, proposal = proposed(write_params(tmp_path, {}))
     facts = synthetic_facts()
     for each in proposal.by_sizing:
-        looks = each.window is not None or not each.sizing.is_fixed
-        assert each.profile_flops == (facts.cost.flops if looks else 0)
+        reads = each.window is not None or not each.sizing.is_fixed
+        assert each.profile_flops == (facts.cost.flops if reads else 0)
     assert profile_flops(params, "uniform", facts) == 0
     assert profile_flops(params, "sgpo", facts) == facts.cost.flops
 
@@ -132,7 +132,7 @@ def test_too_few_prompts_for_any_size_are_no_arm(tmp_path: Path):
     }
     _, proposal = proposed(write_params(tmp_path, changes))
     assert proposal.chosen is None
-    assert all(each.lack > 1 for each in proposal.by_sizing)
+    assert all(each.shortage > 1 for each in proposal.by_sizing)
 
 
 def test_a_profile_without_any_signal_has_an_answer(tmp_path: Path):

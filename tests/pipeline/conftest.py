@@ -17,10 +17,10 @@ from tests.pipeline.workspaces import (
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns a workspace as after `dvc repro`; tests leave it as it is.
+    """Returns a workspace as after `dvc repro`; tests must not change it.
 
-    What `dvc repro` does, in less time: most stages are forked from a process that has imported
-    torch. `make test-long` shows that `dvc repro` leaves the same bytes.
+    Faster than `dvc repro`: most stages are forked from a process that has imported torch.
+    `make test-long` shows that `dvc repro` writes the same bytes.
     """
     workspace = check_out(tmp_path_factory.mktemp("finished"))
     with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""Ways to spoil a workspace; each returns a function of the workspace."""
+"""Corruptions of a workspace; each function returns a function of the workspace."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -47,7 +47,7 @@ def drop_param(path: str) -> Corruption:
 
 
 def copy_param(source: str, target: str) -> Corruption:
-    """Sets a parameter of a mapping to what another one is."""
+    """Sets a parameter of a mapping to the value of another one."""
 
     def corrupt(workspace: Path) -> None:
         content = parse_yaml((workspace / "params.yaml").read_text())
@@ -59,7 +59,7 @@ def copy_param(source: str, target: str) -> Corruption:
 
 
 def rename_param(path: str, name: str) -> Corruption:
-    """Moves a parameter of a mapping to another name beside its own."""
+    """Renames a parameter of a mapping."""
     renamed = ".".join([*path.split(".")[:-1], name])
     return both(copy_param(path, renamed), drop_param(path))
 
@@ -101,7 +101,7 @@ def truncate(path: str) -> Corruption:
 
 
 def take(path: str, source: str) -> Corruption:
-    """Puts another file of the workspace in the place of `path`."""
+    """Replaces `path` by another file of the workspace."""
     return lambda workspace: write(path, (workspace / source).read_bytes())(workspace)
 
 
@@ -142,4 +142,4 @@ def both(first: Corruption, second: Corruption) -> Corruption:
 
 
 def leave(workspace: Path) -> None:
-    """Spoils nothing: what is wrong is elsewhere."""
+    """Changes nothing, for cases whose error is elsewhere."""

@@ -1,6 +1,6 @@
-"""Preloaded last: what is imported at a first use, and then the garbage collector's part of it.
+"""Preloaded last: imports modules that are otherwise imported at first use, then freezes objects.
 
-No forked stage looks for garbage among, nor copies, what was loaded before.
+Forked stages neither traverse nor copy frozen objects during garbage collection.
 """
 
 import gc

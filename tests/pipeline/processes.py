@@ -1,4 +1,4 @@
-"""Stages as processes that need not import torch and transformers again: 0.5 s instead of 5."""
+"""Runs stages in forked processes that have torch and transformers imported: 0.5 s, not 5."""
 
 import multiprocessing
 import os
@@ -49,8 +49,8 @@ def run_stage(
 
     Args:
       stage: DVC's name of the stage, e.g. rollout@sgpo-1.
-      missing: Packages that the process is not to find.
-      environment: What it has beside what all have.
+      missing: Packages that the process must not find.
+      environment: Additional environment variables.
     """
     process = start_stage(workspace, stage, command, missing=missing, environment=environment)
     process.join(timeout_seconds)
@@ -65,7 +65,7 @@ def start_stage(
     missing: tuple[str, ...] = (),
     environment: Mapping[str, str] | None = None,
 ) -> BaseProcess:
-    """Starts what `run_stage` runs, and returns at once."""
+    """Starts the process of `run_stage` and returns without waiting."""
     _, _, module, *paths = command.split()
     arguments = (workspace, stage, module, paths, missing, environment or {}, workspace / LOG)
     process = _forkserver.Process(target=_run, args=arguments)
@@ -74,7 +74,7 @@ def start_stage(
 
 
 def start_function(function: Callable[..., None], *arguments: object) -> BaseProcess:
-    """Starts a function of a module in a process without test hooks, and returns at once."""
+    """Starts a function in a process without test hooks and returns without waiting."""
     process = _forkserver.Process(target=function, args=arguments)
     process.start()
     return process
@@ -105,7 +105,7 @@ def _run(
     environment: Mapping[str, str],
     log: Path,
 ) -> None:
-    """Does in the child what dvc and `python -m` do."""
+    """Sets up the child process as dvc and `python -m` do."""
     os.chdir(workspace)
     os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

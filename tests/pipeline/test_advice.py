@@ -1,4 +1,4 @@
-"""Advice on a finished workspace: what it predicts has happened, and what it says without one."""
+"""Advice on a finished workspace: predictions match the counts; errors without a workspace."""
 
 import shutil
 import sys
@@ -84,8 +84,8 @@ def test_the_command_prints_an_arm_to_paste_and_what_happened(
         "uniform-1",
     ):
         assert expected in out
-    assert "Nothing here says which arm learns more" in out
-    pasted = parse_yaml(out[out.index("arms:\n") : out.index("Predicted are")])
+    assert "They do not say which arm learns more" in out
+    pasted = parse_yaml(out[out.index("arms:\n") : out.index("Predictions cover")])
     assert set(pasted) == {"arms", "rounds"}
     assert all(len(line) <= 120 for line in out.splitlines())
 
@@ -140,5 +140,5 @@ def test_a_profile_of_other_parameters_is_refused(
     file.write_text(dump_yaml(content))
     code, _, err = advise(workspace, monkeypatch, capsys)
     assert code == 2
-    assert "must have 4 rollouts per prompt (profile.rollouts_per_prompt), has 8" in err
+    assert "must have 4 rollouts per prompt (profile.rollouts_per_prompt), got 8" in err
     assert "dvc repro profile" in err

@@ -1,4 +1,4 @@
-"""Every bad input: one line on stderr that names what is wrong, exit code 2, nothing lost."""
+"""Every bad input: one line on stderr that names the error, exit code 2, nothing lost."""
 
 import re
 import shutil
@@ -53,7 +53,7 @@ CONTINUED = (
 
 
 class Bad(NamedTuple):
-    """An input: how a finished workspace is spoiled, the stage that meets it, what it says."""
+    """A bad input: the corruption, the stage that reads it, and the expected message."""
 
     name: str
     stage: str  # as dvc.lock names it
@@ -309,7 +309,7 @@ def test_a_bad_input_is_one_line_and_loses_nothing(workspace: Path, bad: Bad):
 
 
 def refuses(workspace: Path, bad: Bad) -> None:
-    """Asserts that a stage ends with one line and exit code 2, and leaves all artifacts alone."""
+    """Asserts that a stage prints one line, exits with code 2 and changes no artifact."""
     command = locked_stages(workspace)[bad.stage]["cmd"].replace(*bad.swap)
     before = all_but_the_page(workspace)
     ended = run_stage(workspace, bad.stage, command, missing=bad.missing)
@@ -338,7 +338,7 @@ def test_one_stage_runs_once_at_a_time(workspace: Path):
 
 @pytest.mark.long
 def test_dvc_passes_the_line_on_and_loses_nothing(finished: Path, tmp_path: Path):
-    """As a person meets it: a shell, dvc, and the stage in a process of its own."""
+    """As in use: a shell, dvc, and the stage in a separate process."""
     workspace = copy_for_dvc(finished, tmp_path / "workspace")
     set_param("arms.uniform.training.learning_rate", -0.1)(workspace)
     command = [sys.executable, "-m", "dvc", "repro"]

@@ -1,4 +1,4 @@
-"""Every bad parameter: `python -m grpo check` says so in one line, with its path, and exits 2."""
+"""Every bad parameter: `python -m grpo check` prints one line with its path and exits with 2."""
 
 import re
 import sys

@@ -1,4 +1,4 @@
-"""Stages whose batches are drawn by processes, and by a Ray cluster: the bytes are those of one."""
+"""Stages that sample in processes or on a Ray cluster write the bytes of a single process."""
 
 import os
 import time
@@ -37,9 +37,9 @@ def listening(process: psutil.Process) -> set[str]:
 
 @pytest.fixture(scope="module")
 def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Yields the engine's module, connected to a cluster that it has started with two processors.
+    """Yields the engine's module, connected to a new cluster with two processors.
 
-    It is gone after the tests, with its processes and files, and has never listened elsewhere.
+    After the tests, its processes and files are gone. It listens on the loopback interface only.
     """
     home = tmp_path_factory.mktemp("home")
     with ExitStack() as stack:
@@ -59,7 +59,7 @@ def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 def test_jobs_on_ray_give_the_same_bytes_and_say_what_went_wrong(ray_cluster: Any, tmp_path: Path):
-    """One is killed with its worker on the way; then one is refused, and one has a bug."""
+    """One job is killed with its worker, one is refused, and one has a bug."""
     pool = partial(
         ray_cluster.RayPool,
         MAKE,

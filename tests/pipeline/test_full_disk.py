@@ -1,4 +1,4 @@
-"""A disk without room ends a stage in one line, and the rerun, with room, in the same bytes."""
+"""A full disk ends a stage with one line; a rerun with room writes the same bytes."""
 
 import os
 import re
@@ -107,7 +107,7 @@ def test_training_on_a_full_disk_is_done_once_there_is_room(
 
 
 def test_a_stage_within_a_limit_of_file_sizes_is_done_without_it(workspace: Path, finished: Path):
-    """As `ulimit -f` sets it: no root is needed to meet it."""
+    """The limit of `ulimit -f`, which needs no root."""
     before, stage = contents(workspace / "artifacts"), "score@sgpo-1"
     # First without it: Python leaves a damaged .pyc where it has no room to write a whole one.
     assert lost_after_rerun(workspace, finished, stage) == []

@@ -1,4 +1,4 @@
-"""A stage killed at any moment goes on to the very bytes of one that was left alone."""
+"""A stage that is killed at any moment resumes and writes the bytes of an uninterrupted one."""
 
 import os
 import random
@@ -44,7 +44,7 @@ def kill_with_dvc(workspace: Path, stage: str, seconds: float) -> None:
 
 
 def kill_stage(workspace: Path, stage: str, command: str, pattern: str) -> None:
-    """Runs a stage and kills it once a path that fits the pattern appears."""
+    """Runs a stage and kills it as soon as a path matches the pattern."""
     process = start_stage(workspace, stage, command)
     while not any(workspace.glob(pattern)):
         assert process.is_alive(), f"finished before {pattern} appeared"
@@ -65,7 +65,7 @@ def run_with_kills(workspace: Path, stage: str) -> None:
 
 
 def test_killed_stages_go_on_to_the_same_bytes(finished: Path, tmp_path: Path):
-    """At the same time, each in a workspace of its own: most of it is waiting for imports."""
+    """Runs concurrently, each in a separate workspace, because imports take most of the time."""
     workspaces = {stage: copy_for_dvc(finished, tmp_path / stage) for stage in MOMENTS}
     with ThreadPoolExecutor() as pool:
         for ended in [pool.submit(run_with_kills, workspaces[stage], stage) for stage in MOMENTS]:

@@ -1,4 +1,4 @@
-"""Training by two ranks: whatever ends, one line says so, nobody is left, and a rerun goes on."""
+"""Two ranks: if either is lost, one line states it, no process is left, and a rerun resumes."""
 
 import time
 from collections.abc import Iterator

@@ -89,7 +89,7 @@ def test_a_masked_arm_trains_its_budget_and_keeps_its_chances_in_the_policy(run:
 def test_a_killed_rollout_leaves_no_process_and_all_that_follows_ends_with_the_same_bytes(
     run: Path, tmp_path: Path
 ):
-    """What does not follow from the round stays; the rest is made again, without dvc."""
+    """Keeps the artifacts that do not depend on the round; reruns the others without dvc."""
     workspace = tmp_path / "killed"
     shutil.copytree(run, workspace, ignore=shutil.ignore_patterns("__pycache__"))
     expected = contents(workspace / "artifacts")

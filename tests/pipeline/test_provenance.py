@@ -1,4 +1,4 @@
-"""A finished run whose parameters are changed: its page says so, and keeps what ran."""
+"""The page of a finished run shows the run's parameters and warns if params.yaml differs."""
 
 import sys
 from pathlib import Path

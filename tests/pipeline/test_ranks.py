@@ -1,4 +1,4 @@
-"""Two ranks train what one process trains; what differs is rounding."""
+"""Two ranks train the same as one process, up to rounding."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""A real policy from the registry: registered, loaded by hash, drawn from."""
+"""A real policy from the registry: registered, loaded by hash and sampled from."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Two fresh workspaces agree to the byte, and a change runs what it concerns and no more."""
+"""Two fresh workspaces agree to the byte, and a change reruns only the affected stages."""
 
 import json
 from pathlib import Path

@@ -25,7 +25,7 @@ Run = tuple[TokenPolicy, torch.optim.AdamW, TrainedRound]
 
 
 class Interrupted(Exception):
-    """What a kill is to one process."""
+    """Simulates a kill within a process."""
 
 
 def objective() -> Objective:

@@ -1,4 +1,4 @@
-"""A finished run shows nothing of the secrets that its environment held."""
+"""No file of a finished run has a secret of its environment."""
 
 from pathlib import Path
 

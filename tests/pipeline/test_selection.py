@@ -1,4 +1,4 @@
-"""Rounds that choose where their rollouts are spent, through the stages, with a tiny policy."""
+"""Rounds with a selection, through the stages, with a tiny policy."""
 
 import json
 import os
@@ -55,7 +55,7 @@ replace = files._replace
 
 
 class Interrupted(Exception):
-    """What a kill is to one process."""
+    """Simulates a kill within a process."""
 
 
 def write_params() -> None:
@@ -327,7 +327,7 @@ def test_a_resampling_round_killed_between_its_batches_goes_on_to_the_same_bytes
 
 
 def kill_at(process: BaseProcess, workspace: Path, pattern: str) -> None:
-    """Kills a process once a path that fits the pattern appears."""
+    """Kills a process as soon as a path matches the pattern."""
     deadline = time.monotonic() + 60
     while not any(workspace.glob(pattern)):
         assert process.exitcode is None, pattern

@@ -1,4 +1,4 @@
-"""Rounds that any number of ranks can train, and what each of them leaves in files."""
+"""Trains rounds in any number of ranks and writes the results of each rank to files."""
 
 import os
 from collections.abc import Callable
@@ -59,12 +59,12 @@ TRAINING = Training(
 
 
 class Interrupted(Exception):
-    """What a kill is to one process."""
+    """Simulates a kill within a process."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
-    """What is trained, and how."""
+    """Settings of a training round."""
 
     objective: Objective
     policy: Callable[..., TokenPolicy] = tiny_policy

@@ -145,7 +145,7 @@ def until_done(root: Path, process: subprocess.Popen[str]) -> None:
 
 
 def locked_stages(root: Path) -> dict[str, Any]:
-    """Returns what dvc.lock says of every stage: command, dependencies, parameters, outputs."""
+    """Returns command, dependencies, parameters and outputs of every stage in dvc.lock."""
     return _stages_of((root / "dvc.lock").read_text())
 
 

@@ -1,4 +1,4 @@
-"""Writes the run of finished_run.py into an empty workspace."""
+"""Fixtures that write the run of finished_run.py into an empty workspace."""
 
 import shutil
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ from grpo.runtime.artifacts.files import write_json
 
 @pytest.fixture(scope="session")
 def params() -> Parameters:
-    """Two arms, three rounds, on top of the repository's own parameters."""
+    """The repository's parameters with two arms and three rounds."""
     own = read_params(Path(__file__).parents[2] / "params.yaml")
     arm = next(iter(own.arms.values()))
     training = arm.training.model_copy(update={"updates_per_round": 1})  # of phases this small
@@ -68,7 +68,7 @@ def params() -> Parameters:
 
 @pytest.fixture(scope="session")
 def finished(params: Parameters, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The artifacts of the run, written once; not to be changed."""
+    """The artifacts of the run, written once; tests must not change them."""
     artifacts = tmp_path_factory.mktemp("finished") / "artifacts"
     write_prompts(artifacts)
     write_json(artifacts / "training/base/summary.json", {"cost": cost(WARMUP_FLOPS)})
@@ -82,7 +82,7 @@ def finished(params: Parameters, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 @pytest.fixture
 def artifacts(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy to change, in an empty workspace, so that no .runs/ is found."""
+    """A copy of the artifacts that tests may change, in a workspace without .runs/."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(finished, tmp_path / "artifacts")
     return tmp_path / "artifacts"
@@ -90,14 +90,14 @@ def artifacts(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture(scope="session")
 def figures(finished: Path, params: Parameters) -> list[Panel]:
-    """Those of the finished run."""
+    """The parameters of the finished run."""
     run = read_run(finished, params)
     return draw_figures(run, compute_numbers(run), usages={}, seconds={})
 
 
 @pytest.fixture
 def figures_drawn_once(figures: list[Panel], monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests of what stands beside the figures: drawing them is most of a page's time."""
+    """Disables the figures, which take most of a page's time, for tests of other content."""
     monkeypatch.setattr("grpo.report.page.draw_figures", lambda *_, **__: figures)
 
 

@@ -1,4 +1,4 @@
-"""Laws of what the report says of audits, on the run of finished_run.py."""
+"""Laws of audits in the report, on the run of finished_run.py."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ AUDIT_FLOPS = 33
 
 @pytest.fixture
 def audited(artifacts: Path) -> Path:
-    """The run in which uniform was audited three times, of which once at no cost."""
+    """The run with three audits of uniform, one of them without cost."""
     write_updates(artifacts, "uniform-1", ["", "0.9,0.5", "0.7,0.7"])
     write_updates(artifacts, "uniform-2", ["1.0,1.0"])
     path = artifacts / "training/uniform-1/summary.json"
@@ -52,10 +52,12 @@ def test_a_gradient_that_was_lost_is_said_and_so_is_one_that_was_not(
     (lossy,) = audit_sentences(audits_by_arm(read_with()))
     said = " ".join(lossy.split())  # without no-break spaces
     assert "In 3 audits, uniform's gradient had a cosine of 0.867 with the full one" in said
-    assert "(lowest 0.700) and 73 % of its length; the audits took 33 FLOP, beside" in said
+    assert "(lowest 0.700) and 73 % of its norm; the audits took 33 FLOP, outside" in said
     write_updates(audited, "uniform-1", ["1.0,1.0"])
     (full,) = audit_sentences(audits_by_arm(read_with()))
-    assert "What uniform left out had no gradient: in 2 audits its update was the full" in full
+    assert (
+        "The steps that uniform left out had no gradient: in 2 audits, its update equaled" in full
+    )
 
 
 def test_the_page_shows_audits_and_their_cost_beside_the_budget(

@@ -1,4 +1,4 @@
-"""Laws of banners: seen first, in red, escaped; stamped on a finished page and taken off again."""
+"""Laws of banners: first on the page, red and escaped; added to a finished page and removed."""
 
 import shutil
 from contextlib import chdir

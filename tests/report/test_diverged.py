@@ -1,4 +1,4 @@
-"""A page of training that diverged: the sentence in red, and the curves up to there."""
+"""The page of diverged training: a red banner and the curves until the divergence."""
 
 import shutil
 from pathlib import Path

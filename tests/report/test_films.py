@@ -1,4 +1,4 @@
-"""Laws of films: what was stored is what is shown, a cell per chunk, and no film of what is not."""
+"""Laws of films: they show the stored actions, one cell per chunk, or there is no film."""
 
 import base64
 import re

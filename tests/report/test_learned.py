@@ -1,4 +1,4 @@
-"""Laws of results that say little: they are said on the page, in the summary and in the advice."""
+"""Laws of inconclusive results: page, summary and advice warn about them."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 from grpo.advice import text
 from grpo.params.parameters import Parameters
 from grpo.registry.gate import Bounds, judge
-from grpo.report.learned import find_empty_results, why_nothing_was_learned
+from grpo.report.learned import explain_missing_signal, find_empty_results
 from grpo.report.page import PAGE, write_page
 from grpo.runtime.artifacts.files import read_json, write_json
 from grpo.runtime.artifacts.marks import Banner
@@ -74,7 +74,7 @@ def test_a_round_of_which_nothing_was_scored_says_so(
 def test_a_profile_or_an_evaluation_of_which_nothing_was_scored_says_so(
     artifacts: Path, params: Parameters, stage: str, path: str
 ) -> None:
-    """The judge was not wholly broken, so the stage did not fail."""
+    """Some rollouts were judged, so the stage did not fail."""
     statuses = pd.DataFrame({"status": ["failed"] * 5 + ["unparsable"]})
     write_json(artifacts / path, {**read_json(artifacts / path), **unscored(statuses)})
     (banner,) = [each for each in find_empty_results(artifacts, params) if "scored" in each.title]
@@ -144,7 +144,7 @@ def test_no_arm_is_proposed_where_nothing_can_be_learned(
 def test_no_arm_is_proposed_where_no_finished_round_learned(
     artifacts: Path, params: Parameters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The profile promised mixed groups; what happened says otherwise."""
+    """The profile has mixed groups, but no finished round had any."""
     from tests.advice.profiles import synthetic_facts
 
     for name in params.rounds:
@@ -163,6 +163,6 @@ def test_a_round_that_learned_and_one_that_is_missing_are_told_apart(
 ) -> None:
     change_credit(artifacts, "uniform-2", advantage=0.0)
     (artifacts / "rewards/sgpo-1.parquet").unlink()
-    reasons = why_nothing_was_learned(artifacts, params)
+    reasons = explain_missing_signal(artifacts, params)
     assert list(reasons) == ["uniform-1", "uniform-2"]
     assert [bool(each) for each in reasons.values()] == [False, True]

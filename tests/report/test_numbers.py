@@ -29,7 +29,7 @@ def comparison_of(run: Run) -> Any:
     return metrics(run, compute_numbers(run))["comparisons"]["sgpo"]
 
 
-def test_the_profile_counts_for_an_arm_that_looks_at_it_and_for_no_other(
+def test_the_profile_counts_for_an_arm_that_reads_it_and_for_no_other(
     read_with: ReadWith,
 ) -> None:
     table = compute_numbers(read_with()).reward_by_cost
@@ -88,7 +88,7 @@ def test_an_arm_that_never_reaches_the_reference_says_so(read_with: ReadWith) ->
     assert "sgpo never reached uniform's final mean@4 of 0.750" in sentence
     # 50 + 50 of 100 + 100.
     said = " ".join(sentence.split())  # without no-break spaces
-    assert "it ended at 0.375, having spent 50 % of uniform's compute" in said
+    assert "it ended at 0.375 with 50 % of uniform's compute" in said
 
 
 def test_a_reference_that_did_not_improve_is_no_yardstick(read_with: ReadWith) -> None:
@@ -108,7 +108,7 @@ def _enough_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_too_few_prompts_are_not_judged(
     read_with: ReadWith, artifacts: Path, params: Parameters, arms: list[str]
 ) -> None:
-    """Neither on the page nor in the summary: an interval without a width is no certainty."""
+    """Page and summary omit the interval: zero width does not mean certainty."""
     rounds = {name: each for name, each in params.rounds.items() if each.arm in arms}
     some = params.model_copy(update={"rounds": rounds})
     run = read_with(None, some)

@@ -107,7 +107,7 @@ def test_the_page_fits_a_phone_and_says_what_was_found(page: str) -> None:
 
 def test_steps_that_the_profile_sampled_are_told_apart(page: str) -> None:
     text = " ".join(read(page).text.split())
-    # sgpo: 10 * (50 + 30 + 20), of which 10 * 50 the profile's; uniform looks at none.
+    # sgpo: 10 * (50 + 30 + 20), of which 10 * 50 the profile's; uniform reads none.
     assert "1 000 sampled500 of them by the profile" in text
     assert text.count("of them by the profile") == 1
 
@@ -132,7 +132,7 @@ def test_every_bar_of_compute_has_the_same_length_per_flop(read_with: ReadWith) 
         points = [re.findall(r"[ML] ([\d.]+) ", path) for path, color in found
                   if KIND_COLORS[kind] in color]  # fmt: skip
         widths = [max(map(float, xs)) - min(map(float, xs)) for xs in points]
-        widths = [width for width in widths if width > 0]  # uniform pays for no profile
+        widths = [width for width in widths if width > 0]  # no profile counts for uniform
         per_flop += [width / flop for width, flop in zip(widths, amounts, strict=True)]
     assert per_flop == pytest.approx([per_flop[0]] * 7, rel=0.01)
 

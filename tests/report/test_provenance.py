@@ -1,4 +1,4 @@
-"""Laws of what a page says ran: dvc.lock decides, and what differs from it stands in red."""
+"""Laws of the page's parameters: they come from dvc.lock, and differences are red banners."""
 
 import json
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from grpo.__main__ import main
 from grpo.errors import ArtifactError, ParameterError
 from grpo.lineage.lock import flatten, read_lock
 from grpo.params.parameters import Parameters
-from grpo.report.provenance import find_what_ran
+from grpo.report.provenance import find_completed_run
 from grpo.report.seconds import stages_of
 from grpo.runtime.artifacts.files import write_json
 from grpo.runtime.artifacts.marks import PAGE, fail, marked, read_marks
@@ -69,7 +69,7 @@ def _enough_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def content(artifacts: Path, params: Parameters) -> dict[str, Any]:
-    """What params.yaml says; a run with it has left artifacts, dvc.lock and a page."""
+    """The content of params.yaml; a run with it has written artifacts, dvc.lock and a page."""
     content: dict[str, Any] = params.model_dump(mode="json")
     write(content)
     stages = [*stages_of(params), "report"]
@@ -124,7 +124,7 @@ def test_a_page_and_a_summary_of_what_ran_have_no_banner(
 def test_the_page_shows_what_ran_and_says_that_params_yaml_is_another(
     content: dict[str, Any], command: Command
 ) -> None:
-    """The audit's: a run with 2e-4, then 0.777 in the file, then `grpo report`."""
+    """A run with 2e-4, then 0.777 in the file, then `grpo report`."""
     changed = deepcopy(content)
     set_leaf(RATE, 0.777)(changed)
     write(changed)
@@ -132,7 +132,7 @@ def test_the_page_shows_what_ran_and_says_that_params_yaml_is_another(
     assert parameters_shown() == content
     (banner,) = banners()
     for text in (*said, banner):
-        assert "params.yaml differs from what ran" in text
+        assert "params.yaml differs from the run" in text
         assert f"{RATE} is 0.777 there, but 0.0002 in train@uniform-1, train@uniform-2" in text
 
 
@@ -144,7 +144,7 @@ def test_every_parameter_of_a_stage_is_compared(
     set_leaf(path, 1 if path == "seed" else 0.5)(changed)
     write(changed)
     assert path in command("summary")
-    assert find_what_ran().params.model_dump(mode="json") == content
+    assert find_completed_run().params.model_dump(mode="json") == content
 
 
 def test_no_parameter_is_forgotten(content: dict[str, Any]) -> None:
@@ -174,7 +174,7 @@ def test_a_round_that_did_not_run_is_not_shown_and_said(
     new = {"arm": "uniform", "start": "uniform-2", "phase": 1}
     changed["rounds"] |= {"uniform-3": new, "uniform-4": {**new, "start": "uniform-3"}}
     write(changed)
-    assert "uniform-3, uniform-4 of params.yaml did not run to the end" in command("report")
+    assert "uniform-3, uniform-4 of params.yaml did not finish" in command("report")
     assert list(parameters_shown()["rounds"]) == list(content["rounds"])
 
 
@@ -184,16 +184,16 @@ def test_a_round_that_was_taken_out_is_still_what_ran(
     changed = deepcopy(content)
     del changed["rounds"]["sgpo-1"], changed["arms"]["sgpo"]
     write(changed)
-    assert "sgpo-1 ran, but params.yaml no longer names them" in command("report")
+    assert "sgpo-1 ran, but params.yaml no longer has them" in command("report")
     assert parameters_shown() == content
     assert "sgpo:" in command("summary")
-    assert list(find_what_ran(is_stage=True).params.rounds) == ["uniform-1", "uniform-2"]
+    assert list(find_completed_run(is_stage=True).params.rounds) == ["uniform-1", "uniform-2"]
 
 
 def test_without_a_lock_nobody_knows_what_ran(content: dict[str, Any], command: Command) -> None:
     Path("dvc.lock").unlink()
-    assert "What ran is not known" in command("report")
-    assert "What ran is not known" in banners()[0]
+    assert "Parameters of the run are unknown" in command("report")
+    assert "Parameters of the run are unknown" in banners()[0]
 
 
 def test_where_no_round_has_run_there_is_no_page(content: dict[str, Any], command: Command) -> None:
@@ -209,7 +209,7 @@ def test_a_result_of_something_that_was_made_again_is_out_of_date(
     made = {"path": ".work/base.json", "md5": "1" * 32}  # another one than base.json is by now
     lock["evaluate@sgpo-1"]["deps"] = [made]
     write_lock(lock)
-    assert "What evaluate@sgpo-1 read has been made again since" in command("report")
+    assert "Inputs of evaluate@sgpo-1 have changed since" in command("report")
     assert len(banners()) == 1
 
 
@@ -280,5 +280,5 @@ def test_parameters_of_another_version_are_refused_in_one_line(content: dict[str
         if "policy" in entry["params"]["params.yaml"]:
             entry["params"]["params.yaml"]["policy"] = {"kind": "unknown"}
     write_lock(lock)
-    with pytest.raises(ArtifactError, match=r"^dvc\.lock: stages ran with parameters that this"):
-        find_what_ran()
+    with pytest.raises(ArtifactError, match=r"^dvc\.lock: must hold parameters that this version"):
+        find_completed_run()

@@ -1,4 +1,4 @@
-"""What the report says of rounds that chose where their rollouts are spent."""
+"""Laws of rounds with a selection in the report."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from grpo.params.parameters import Parameters
 from grpo.report.numbers import cost_of
 from grpo.report.page import PAGE, write_page
 from grpo.report.reading import read_run
-from grpo.report.words import say_selection
+from grpo.report.words import format_selection
 from grpo.runtime.artifacts.files import write_json
 
 pytestmark = pytest.mark.usefixtures("figures_drawn_once")
@@ -49,11 +49,11 @@ def test_the_page_shows_how_many_groups_a_kept_one_took(artifacts: Path, params:
     ],
 )
 def test_a_selection_in_words(counts: dict[str, float], said: str):
-    assert say_selection({**COUNTS, **counts}) == said
+    assert format_selection({**COUNTS, **counts}) == said
 
 
 def test_an_arm_that_trains_on_the_profile_pays_for_it(artifacts: Path, params: Parameters):
-    """Its curriculum never looks at the profile."""
+    """Its curriculum never reads the profile."""
     assert cost_of(read_run(artifacts, params), "uniform-1", "uniform")["flops"] == 100
     for name in ("uniform-1", "uniform-2"):
         write_counts(artifacts, name, COUNTS)
