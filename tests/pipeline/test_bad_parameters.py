@@ -80,7 +80,7 @@ WRONG: list[tuple[str, Corruption, str]] = [
      r"arms.sgpo.objective\[0\] must name one component"),
     ("a link with state, twice",
      set_param("arms.sgpo.objective", ["center_by_moving_average"] * 2),
-     "arms.sgpo.objective: a link that keeps state must stand in a chain once"),
+     "arms.sgpo.objective: a link with state must occur in a chain once"),
     ("unknown curriculum step", set_param("arms.sgpo.curriculum.0", "drop_boring"),
      r"arms.sgpo.curriculum\[0\] must be one of .*'drop_boring'"),
     ("group of one", set_param("arms.uniform.curriculum.1.fix_group_size.rollouts", 1),
