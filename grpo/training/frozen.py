@@ -1,4 +1,4 @@
-"""Log-probs of a round's steps under a frozen policy, and how far the sampler's are from them."""
+"""Log-probs of a round's steps under a frozen policy, and their drift from the sampler's."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,16 +22,16 @@ MIN_CLIP_PER_DRIFT = 3.0  # rule U27
 
 @dataclass(frozen=True, kw_only=True)
 class FixedScores:
-    """Scores of some steps of a round."""
+    """Log-probs of a round's steps under a frozen policy, for the steps that were computed."""
 
-    logp: Float[Tensor, "rollout step"]  # nats; NaN where not scored
+    logp: Float[Tensor, "rollout step"]  # nats; NaN where not computed
     scored: Bool[Tensor, "rollout step"]
-    mean: Float[Tensor, " scored *sample"] | None = None  # as in `Scores`; None: not kept
+    mean: Float[Tensor, " scored *sample"] | None = None  # as in `Scores`; None: not stored
 
     def part(
         self, rows: Int[Tensor, " kept"], needed: Bool[Tensor, "kept step"], device: torch.device
     ) -> Scores:
-        """Returns the scores of some rollouts' first steps, and means of the needed ones."""
+        """Returns the log-probs of some rollouts' first steps, and the means where `needed`."""
         num_steps = needed.shape[1]
         logp = self.logp[rows, :num_steps].to(device)
         if self.mean is None:
@@ -41,7 +41,7 @@ class FixedScores:
 
     @cached_property
     def _index(self) -> Int[Tensor, "rollout step"]:
-        """The row of each scored step in `mean`."""
+        """The row of each computed step in `mean`."""
         return numbered(self.scored)
 
 
@@ -54,10 +54,10 @@ def score_steps(
     *,
     keeps_means: bool = False,
 ) -> FixedScores:
-    """Returns the scores where `needed` is not 0.
+    """Returns the log-probs of the steps where `needed` is not 0.
 
     Args:
-      keeps_means: Of Gaussian steps; they are as large as what was sampled.
+      keeps_means: Stores the means of Gaussian steps, too; they are as large as the samples.
     """
     scored = needed != 0
     logp = torch.zeros(needed.shape)
@@ -84,7 +84,7 @@ def score_steps(
 
 
 def merge_scores(first: FixedScores, second: FixedScores) -> FixedScores:
-    """Returns both; where both scored a step, the second."""
+    """Returns the union of both; where both have a step, the second one's."""
     scored = first.scored | second.scored
     present = [each.mean for each in (first, second) if each.mean is not None]
     mean = None
@@ -102,8 +102,8 @@ def divergence(
 ) -> Float[Tensor, "rollout step"] | None:
     """Returns KL(fixed || now) = KL(now || fixed) of every needed step, and 0 elsewhere.
 
-    Two Gaussians of one deviation: half the squared distance of their means in units of it, added
-    in float64. None if the steps are no Gaussians, or means were not kept.
+    For two Gaussians of equal std, this is half the squared distance of their means in units of the
+    std, summed in float64. None if the steps are not Gaussian or means were not stored.
     """
     if now.mean is None or fixed.mean is None:
         return None
@@ -120,7 +120,7 @@ def measure_drift(
     """Returns max |log ratio| between trainer and sampler before any update.
 
     Raises:
-      UnsoundError: As `require_range_above`.
+      UnsoundError: If a trust region is too narrow; see `require_range_above`.
     """
     drift = 0.0
     for batch in batches:
@@ -134,8 +134,8 @@ def require_range_above(drift: float, objective: Objective) -> float:
     """Returns the drift.
 
     Raises:
-      UnsoundError: If a trust region is within three times the drift (rule U27): it would clip
-        noise. Not if a link corrects that very mismatch.
+      UnsoundError: If the range of a trust region is at most three times the drift (rule U27): it
+        would clip noise. Not raised if a link corrects the mismatch of the sampler.
     """
     is_corrected = any("correction" in link.kinds for link in objective.links)
     for name, trusted in trusted_ranges(objective).items():
@@ -155,7 +155,7 @@ def drift_of(
     credit: Credit,
     noise: StepNoise | None,
 ) -> float:
-    """Returns max |log ratio| between a policy and the one that sampled."""
+    """Returns max |log ratio| between a policy and the behavior policy."""
     none = torch.zeros_like(logp)
     terms = loss_terms(
         objective,

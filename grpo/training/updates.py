@@ -1,4 +1,4 @@
-"""One round of policy updates: credit once per batch, then microbatches of what has weight."""
+"""One round of policy updates: credit once per batch, then gradients by microbatch."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -39,8 +39,8 @@ from grpo.training.frozen import (
 from grpo.training.metrics import Tally, UpdateMetrics, update_metrics
 from grpo.types import Cost, Credit, Rollouts
 
-# Nats per dimension by which sampled steps may have moved on average when a round ends: beyond it
-# a probability ratio overflows float32.
+# Largest mean change of a sampled step's log-prob over a round, in nats per dimension: beyond it a
+# probability ratio overflows float32.
 LARGEST_MOVE = 88.0
 
 
@@ -55,57 +55,57 @@ class TrainingSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """A round before its updates: what is trained, how, and on which rollouts."""
+    """The inputs of a round's updates."""
 
     policy: Policy[Any]
     optimizer: PreciseAdamW
     objective: Objective
     objective_state: State
-    reference: Policy[Any] | None = None  # the base policy, if a link compares with it
+    reference: Policy[Any] | None = None  # the base policy, if a link needs it
     settings: TrainingSettings
     trajectory: Trajectory
-    rollouts: Rollouts  # row by row with the trajectory
-    first_update: int  # updates that the arm has behind it
+    rollouts: Rollouts  # the same rows as the trajectory
+    first_update: int  # number of updates of the arm before this round
     generator: Generator
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedRound:
-    """What a round leaves besides the policy's weights and its optimizer."""
+    """The results of a round, besides the policy's weights and its optimizer state."""
 
     metrics: list[UpdateMetrics]
     batches: list[Batch]
     objective_state: State
     drift_max: float  # nats, between sampler and trainer before any update
-    audit_cost: Cost  # beside the policy's own
+    audit_cost: Cost  # not part of the policy's cost
 
 
 @dataclass(frozen=True, kw_only=True)
 class Loss:
-    """What the loss of a round's batches is computed from."""
+    """The inputs of the loss that are shared by a round's batches."""
 
     policy: Policy[Any]
     objective: Objective
-    trajectory: Trajectory  # as updates score it
-    proximal: FixedScores | None  # None: the policy as it is now
-    reference: FixedScores | None  # None: no link compares with the base policy
+    trajectory: Trajectory  # with the routing to replay, if any
+    proximal: FixedScores | None  # None: the current policy
+    reference: FixedScores | None  # None: no link needs the base policy
     tokens_per_microbatch: int
 
 
 def train_round(
     given: Round, *, scratch: Scratch, progress: Callable[[int, int], None]
 ) -> TrainedRound:
-    """Updates the policy on one round's rollouts; continues from `scratch` bit-identically.
+    """Updates the policy on one round's rollouts; resumes from `scratch` bit-identically.
 
     Args:
-      progress: Called with the updates done and their number.
+      progress: Called with the number of finished updates and the total.
 
     Raises:
       DivergedError: If an advantage, loss, gradient, weight or log-prob is not finite.
     """
     plan = _prepare(given)
     metrics = _resume(given, plan.auditor, scratch)
-    with _rows_so_far(metrics):
+    with _attach_metrics(metrics):
         for index in range(len(metrics), len(plan.batches)):
             progress(index, len(plan.batches))
             metrics.append(
@@ -120,7 +120,7 @@ def train_round(
                 )
             )
             is_due = (index + 1) % given.settings.updates_per_checkpoint == 0
-            # Not after an update that scores itself: a resume could not tell its drift any more.
+            # Not after an update that is its own proximal policy: the drift could not be resumed.
             if is_due and plan.loss.proximal is not None:
                 _checkpoint(scratch, given, plan.auditor, metrics)
         _require_usable(plan.loss, plan.batches[-1], update=metrics[-1].update)
@@ -135,8 +135,8 @@ def train_round(
 
 
 @contextmanager
-def _rows_so_far(metrics: list[UpdateMetrics]) -> Iterator[None]:
-    """Adds the updates so far to a DivergedError of the block."""
+def _attach_metrics(metrics: list[UpdateMetrics]) -> Iterator[None]:
+    """Adds the metrics of finished updates to a DivergedError raised in the block."""
     try:
         yield
     except DivergedError as error:
@@ -145,9 +145,9 @@ def _rows_so_far(metrics: list[UpdateMetrics]) -> Iterator[None]:
 
 @torch.no_grad()
 def _require_usable(loss: Loss, batch: Batch, *, update: int) -> None:
-    """Raises DivergedError if the last update left a policy without usable log-probs.
+    """Raises DivergedError if log-probs after the last update are not finite or changed too much.
 
-    Looked at on one microbatch of that update. Its FLOPs count for no cost: it trains nothing.
+    One microbatch of that update is checked. Its FLOPs are not counted: it does not train.
     """
     kept = batch.credit.weighted_rows
     if len(kept) == 0:
@@ -184,7 +184,7 @@ class _Plan:
 
 
 def _prepare(given: Round) -> _Plan:
-    """Returns the plan of a round; a single update is its own proximal policy."""
+    """Returns the plan of a round; with a single update, the current policy is the proximal one."""
     batches, state = plan_batches(
         given.objective,
         given.rollouts,
@@ -216,7 +216,7 @@ def _prepare(given: Round) -> _Plan:
 def _checkpoint(
     scratch: Scratch, given: Round, auditor: Auditor, metrics: list[UpdateMetrics]
 ) -> None:
-    """Stores everything that the updates so far have changed."""
+    """Stores the state that the finished updates have changed."""
     trained = gather_trained(given.policy.model, given.optimizer)
 
     def write(directory: Path) -> None:
@@ -230,7 +230,7 @@ def _checkpoint(
 
 
 def _resume(given: Round, auditor: Auditor, scratch: Scratch) -> list[UpdateMetrics]:
-    """Loads the newest checkpoint, if there is one; returns the metrics of its updates."""
+    """Loads the newest checkpoint, if there is one, and returns the metrics of its updates."""
     latest = scratch.latest()
     if latest is None:
         return []
@@ -248,7 +248,7 @@ def _score_round(
     auditor: Auditor,
     policy: Policy[Any],
 ) -> FixedScores:
-    """Returns a policy's scores of what is trained on and of what only audits look at."""
+    """Returns a policy's log-probs of the trained steps and of the steps that only audits need."""
     needed = torch.zeros(trajectory.mask.shape)
     for batch in batches:
         needed[batch.rows] = batch.credit.weight
@@ -260,11 +260,11 @@ def _score_round(
         keeps_means=needs_divergence(given.objective),
     )
     scores = score(needed)
-    audited = auditor.unscored(batches, given.first_update, needed)
-    # Apart: in the same microbatches, the rows of an audit would change the bits of the others.
+    audited = auditor.audit_only_weights(batches, given.first_update, needed)
+    # Computed separately: in shared microbatches, rows of an audit would change the others' bits.
     with auditor.counted_apart(policy):
-        beside = score(audited)
-    return merge_scores(scores, beside)
+        audit_scores = score(audited)
+    return merge_scores(scores, audit_scores)
 
 
 def run_update(
@@ -277,11 +277,11 @@ def run_update(
     auditor: Auditor | None = None,
     drifts: list[float] | None = None,
 ) -> UpdateMetrics:
-    """Takes one optimizer step on what has weight in the batch; none if nothing has.
+    """Takes one optimizer step on the steps of nonzero weight; no step if there are none.
 
     Args:
-      auditor: Compares the gradient with that of the full credit where it is due.
-      drifts: If the loss has no proximal scores, gets the drift that is measured before the step.
+      auditor: Compares the gradient with that of the full credit if an audit is due.
+      drifts: If `loss.proximal` is None, the drift measured before the step is appended.
 
     Raises:
       DivergedError: If a number of the update is not finite.
@@ -301,7 +301,7 @@ def run_update(
     norm = torch.nn.utils.get_total_norm([w.grad for w in weights if w.grad is not None])
     length = full_tensor(norm)
     require_finite_numbers(update, {"loss": tally.loss, "gradient norm": float(length)})
-    if length > max_grad_norm:  # `clip_grad_norm_` multiplies by 1 as well
+    if length > max_grad_norm:  # otherwise `clip_grad_norm_` would multiply by 1
         torch.nn.utils.clip_grads_with_norm_(weights, max_grad_norm, norm)
     take_step(optimizer, update)
     policy.cost += Cost(trained_steps=tally.steps)
@@ -323,10 +323,10 @@ def _require_finite_credit(credit: Credit, update: int) -> None:
 
 
 def add_gradient(loss: Loss, batch: Batch, credit: Credit) -> Tally:
-    """Adds the gradient of a batch to the parameters' own; forwards only what has weight.
+    """Accumulates the gradient of a batch; computes only steps of nonzero weight.
 
     Args:
-      credit: The batch's, or the one before a selection.
+      credit: The credit of the batch, or its full credit for an audit.
     """
     tally = Tally()
     kept = credit.weighted_rows
@@ -343,7 +343,7 @@ def add_gradient(loss: Loss, batch: Batch, credit: Credit) -> Tally:
             selected = trajectory.select(of_round, num_steps)
             scores, noise = policy.score(selected, needed), selected.noise
             if not share.counts:
-                (0.0 * scores.logp).sum().backward()  # what other ranks compute needs this one
+                (0.0 * scores.logp).sum().backward()  # collectives need a call from every rank
                 continue
             device = scores.logp.device
             cut = credit.select(rows, num_steps)

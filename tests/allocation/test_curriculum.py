@@ -120,10 +120,10 @@ def test_a_window_keeps_its_bounds():
     ("steps", "message"),
     [
         ([drop_trivial(0.1), fix_group_size(2), split_at_random(1, 1)], "leaves no prompt"),
-        ([split_at_random(3, 10), fix_group_size(2)], "asks for 30 prompts"),
+        ([split_at_random(3, 10), fix_group_size(2)], "needs 30 prompts"),
         ([fix_group_size(2)], "a curriculum needs a step that"),
         ([split_at_random(1, 1)], "a curriculum needs a step that"),
-        ([fix_group_size(2), stage_by_family("f", 6)], "asks for 6 prompts of 'f'"),
+        ([fix_group_size(2), stage_by_family("f", 6)], "needs 6 prompts of 'f'"),
         (
             [fix_group_size(2), stage_by_family("f, g", 1)],
             r"the families of the selection, \['f'\]",

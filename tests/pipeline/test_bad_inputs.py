@@ -238,7 +238,7 @@ PARAMETERS = [
         r"params.yaml: arms.uniform.training.learning_rate must be greater than 0, got -0.1"),
     Bad("more prompts than the phase has", "rollout@uniform-1",
         set_param("arms.uniform.selection", [{"skip_uniform_prompts": {"prompts": 17}}]),
-        "params.yaml: arms.uniform.selection: skip_uniform_prompts asks for 17 prompts, the phase "
+        "params.yaml: arms.uniform.selection: skip_uniform_prompts needs 17 prompts, the phase "
         "has 16"),
     Bad("phase beyond the curriculum", "rollout@uniform-1", set_param("rounds.uniform-1.phase", 2),
         r"params.yaml: rounds.uniform-1.phase: .* phase 2, its curriculum has 1 to 1"),
@@ -268,7 +268,7 @@ PARAMETERS = [
         r"data/eval.jsonl: line 1: the prompt .* duplicates data/train.jsonl: line 1 \("),
     Bad("more prompts asked for than there are", "curriculum@uniform",
         set_param("arms.uniform.curriculum.0.split_at_random.prompts_per_phase", 400),
-        r"params.yaml: arms.uniform.curriculum.* asks for 400 prompts, the selection has 40"),
+        r"params.yaml: arms.uniform.curriculum.* needs 400 prompts, the selection has 40"),
     Bad("curriculum that keeps nothing", "curriculum@sgpo",
         set_param("arms.sgpo.curriculum.0", {"keep_rate_window": {"low": 0.51, "high": 0.52}}),
         r"params.yaml: arms.sgpo.curriculum: keep_rate_window leaves no prompt of 40"),

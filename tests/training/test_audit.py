@@ -214,10 +214,10 @@ def test_steps_that_only_audits_need_are_scored_for_audited_updates_alone():
     batch = one_batch(objective, rollouts)
     weight = torch.zeros(rollouts.mask.shape)
     for update, is_audited in [(3, True), (2, False)]:
-        unscored = Auditor(objective, 4).unscored([batch], update, weight) != 0
+        unscored = Auditor(objective, 4).audit_only_weights([batch], update, weight) != 0
         assert bool(unscored.any()) == is_audited
     left_out = (batch.credit.full.weight != 0) & (batch.credit.weight == 0)
-    unscored = Auditor(objective, 4).unscored([batch], 3, weight)
+    unscored = Auditor(objective, 4).audit_only_weights([batch], 3, weight)
     assert torch.equal(unscored[batch.rows] != 0, left_out)
 
 
