@@ -76,7 +76,9 @@ def _parser() -> argparse.ArgumentParser:
     deps.add_argument("--write", action="store_true", help="write them")
     deps.set_defaults(run=_dvc_deps)
     lineage = commands.add_parser("lineage", help="trace an artifact back to its inputs")
-    lineage.add_argument("path", type=Path, nargs="?", help="an artifact; default: record in MLflow")
+    lineage.add_argument(
+        "path", type=Path, nargs="?", help="an artifact; default: record in MLflow"
+    )
     lineage.add_argument("--svg", type=Path, metavar="FILE", help="draw the graph instead")
     lineage.set_defaults(run=_lineage)
     report = commands.add_parser("report", help="draw artifacts/report/index.html again")

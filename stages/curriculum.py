@@ -1,4 +1,4 @@
-"""Allocates prompts, phases and group sizes to one arm."""
+"""Plans the curriculum of one arm: prompts, phases and group sizes."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from stages.entry import run
 def main(
     usage: Usage, prompts: Path, profile: Path, rollouts: Path, out: Path, inputs_out: Path
 ) -> None:
-    """Writes the curriculum of the arm that `out` is named after, and what its selection reads."""
+    """Writes the curriculum of the arm that `out` names, and the inputs of its selection."""
     params = read_params()
     arm = out.stem
     steps = build_curriculum(params.find_arm(arm).curriculum, arm)

@@ -1,4 +1,4 @@
-"""Evaluates one policy on the held-out prompts: mean@k, pass@k, and greedy if there is that."""
+"""Evaluates one policy on the held-out prompts: mean@k, pass@k, and greedy if supported."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -40,16 +40,16 @@ def main(
     samples_out: Path,
     out: Path,
 ) -> None:
-    """Writes results per prompt, a few rollouts to look at, and a summary with intervals.
+    """Writes results per prompt, a few rollouts for the report, and a summary with intervals.
 
     Args:
-      judge: What check says of the judge's files.
+      judge: Manifest of the judge's files, written by the stage check.
     """
     params = read_params()
     require_described(judge, params, DATA, "judge")
     table = read_table(prompts, PROMPTS)
     require_part(table, "eval", prompts)
-    read_state(policy, out.stem)  # another round's would be evaluated under this one's name
+    read_state(policy, out.stem)  # raises if the policy is that of another round
     scratch = scratch_of(f"evaluate@{out.stem}", [judge, base, policy, prompts], params)
     draws = draws_of_evaluation(params)
     setup = Drawing(params=params, prompts=prompts, purpose="evaluation", base=base, policy=policy)

@@ -1,4 +1,4 @@
-"""Measures where the signal is: the base policy's outcome rate on every training prompt."""
+"""Measures the base policy's outcome rate on every training prompt."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -43,8 +43,8 @@ def main(usage: Usage, needed: Path, judge: Path, policy: Path, prompts: Path, o
     """Writes prompts.parquet (one row per prompt), summary.json and the judged rollouts.
 
     Args:
-      needed: Says whether anything reads a profile; if nothing does, all three are empty.
-      judge: What check says of the judge's files.
+      needed: File that tells whether an arm reads the profile; if not, all outputs are empty.
+      judge: Manifest of the judge's files, written by the stage check.
     """
     if not _is_needed(needed):
         _write_none(out)
@@ -70,10 +70,10 @@ def main(usage: Usage, needed: Path, judge: Path, policy: Path, prompts: Path, o
 
 
 def _is_needed(path: Path) -> bool:
-    """Returns what the stage check has found of the profile.
+    """Returns whether an arm reads the profile, as the stage check wrote it.
 
     Raises:
-      ArtifactError: If the file is missing or says something else.
+      ArtifactError: If the file is missing or has other content.
     """
     match found := read_json(path):
         case {"needed": bool(is_needed)}:
@@ -95,7 +95,7 @@ def _write_none(out: Path) -> None:
 def _draw_and_judge(
     usage: Usage, setup: Drawing, table: pd.DataFrame, scratch: Scratch
 ) -> tuple[SampledBatch, pd.DataFrame]:
-    """Returns rollouts and rewards; the engine, and its policy, is gone then."""
+    """Returns rollouts and rewards; the engine and its policy are released on return."""
     params, judged = setup.params, scratch.within("judged").directory
     with open_engine(make_drawing, setup) as engine:
         with usage.part("sampling"), shown("profile") as progress:

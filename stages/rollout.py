@@ -1,4 +1,4 @@
-"""Draws the rollouts of one round from the policy that the round starts from."""
+"""Samples the rollouts of one round from its starting policy."""
 
 from pathlib import Path
 
@@ -28,11 +28,11 @@ def main(
     profile: Path,
     out: Path,
 ) -> None:
-    """Writes the rollouts of the round that `out` is named after.
+    """Writes the rollouts of the round that `out` names.
 
     Args:
-      judge: What check says of the judge's files.
-      profile: The profile's rollouts.
+      judge: Manifest of the judge's files, written by the stage check.
+      profile: Directory of the profile's rollouts.
     """
     params = read_params()
     require_described(judge, params, DATA, "judge")

@@ -16,7 +16,11 @@ from stages.progress import shown, warn
 
 
 def main(usage: Usage, judge: Path, prompts: Path, rollouts: Path, out: Path) -> None:
-    """Writes outcome, reward and status of every rollout; `judge`: what check says of its files."""
+    """Writes outcome, reward and status of every rollout.
+
+    Args:
+      judge: Manifest of the judge's files, written by the stage check.
+    """
     params = read_params()
     require_described(judge, params, DATA, "judge")
     scratch = scratch_of(f"score@{out.stem}", [judge, prompts, rollouts], params)

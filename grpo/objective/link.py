@@ -79,9 +79,7 @@ def functions_returning(kind: type, *modules: ModuleType) -> dict[str, Callable[
         if each.__module__ == module.__name__
         and not name.startswith("_")
         and each.__annotations__.get("return") is kind
-        and not any(
-            _is_variadic(given) for given in inspect.signature(each).parameters.values()
-        )
+        and not any(_is_variadic(given) for given in inspect.signature(each).parameters.values())
     }
 
 

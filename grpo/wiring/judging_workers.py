@@ -1,4 +1,4 @@
-"""What judges a stage's rollouts, wherever that is done."""
+"""Setup of a judging worker."""
 
 from pathlib import Path
 
@@ -11,16 +11,16 @@ from grpo.wiring.rewards import build_reward
 
 
 class Judging(Setup):
-    """What judging depends on beside the parameters."""
+    """The setup of a worker that judges."""
 
     prompts: Path  # schema PROMPTS
 
 
 def make_judging(line: str) -> Work:
-    """Returns the work of a stage that judges.
+    """Returns the skills of a judging worker.
 
     Raises:
-      ArtifactError: If the prompts are broken, or the code is not the stage's.
+      ArtifactError: If the prompts are invalid, or the code differs from the stage's.
       MissingExtraError: If the judge's package is not installed.
       ParameterError: If the judge's model cannot be loaded.
     """

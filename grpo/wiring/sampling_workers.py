@@ -1,4 +1,4 @@
-"""What draws a stage's rollouts, and judges them if it does, wherever that is done."""
+"""Setup of a sampling worker."""
 
 import time
 from functools import cached_property
@@ -27,22 +27,22 @@ from grpo.wiring.rewards import build_reward
 
 
 class Drawing(Judging):
-    """What drawing depends on beside the parameters."""
+    """The setup of a worker that samples."""
 
     purpose: Literal["profile", "round", "evaluation"]
-    round: str | None = None  # its name, if rollouts are for one
+    round: str | None = None  # name of the round, if rollouts are for one
     base: Path
     policy: Path
-    judges: bool = True  # what is drawn, for the stage
+    judges: bool = True  # whether the worker also judges rollouts
 
 
 def make_drawing(line: str) -> Work:
-    """Returns the work of a stage that draws.
+    """Returns the skills of a sampling worker.
 
     Raises:
-      ArtifactError: If the prompts are broken, or the code is not the stage's.
+      ArtifactError: If the prompts are invalid, or the code differs from the stage's.
       MissingExtraError: If a package is not installed.
-      ParameterError: If there is no such device, or the judge's model cannot be loaded.
+      ParameterError: If the device is missing, or the judge's model cannot be loaded.
     """
     setup = receive(Drawing, line)
     prepare_machine(setup.params.machine)
@@ -57,7 +57,7 @@ def make_drawing(line: str) -> Work:
 
 
 class _Sampler:
-    """A policy that is loaded when it is first asked for."""
+    """A policy that is loaded on first use."""
 
     def __init__(self, setup: Drawing, tasks: pd.DataFrame) -> None:
         self._setup, self._tasks = setup, tasks
@@ -72,21 +72,21 @@ class _Sampler:
             base=setup.base,
             directory=setup.policy,
             draws=self.draws["sampled"],
-            judge=_judge_on_the_way(setup, self._tasks),
+            judge=_judge_of_intermediate_samples(setup, self._tasks),
             sharing=setup.sharing,
         )
         self._seconds["load"] = time.perf_counter() - start
         return policy
 
     def seconds(self) -> Seconds:
-        """Returns what loading took, and a simulator."""
+        """Returns the seconds of loading and of a simulator."""
         if self._seconds and self.policy.waited_seconds:
             self._seconds["simulation"] = self.policy.waited_seconds
         return self._seconds
 
 
 def _draws_of(setup: Drawing) -> dict[str, Any]:
-    """Returns the ways of drawing by their names."""
+    """Returns the sampling settings by name of the sampling mode."""
     if setup.purpose == "evaluation":
         return draws_of_evaluation(setup.params)
     if setup.round is None:
@@ -94,8 +94,8 @@ def _draws_of(setup: Drawing) -> dict[str, Any]:
     return {"sampled": draws_of_round(setup.params, setup.round)}
 
 
-def _judge_on_the_way(setup: Drawing, tasks: pd.DataFrame) -> Judgement | None:
-    """Returns what judges the pilots of a round; None if there are none."""
+def _judge_of_intermediate_samples(setup: Drawing, tasks: pd.DataFrame) -> Judgement | None:
+    """Returns a judge of a round's intermediate samples; None if sampling needs none."""
     params = setup.params
     if setup.round is None:
         return None

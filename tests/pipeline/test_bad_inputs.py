@@ -257,7 +257,7 @@ PARAMETERS = [
     Bad("family out of prompts", "prepare", set_param("task.families.gcd.max_value", 3),
         r"params.yaml: task.families.gcd has \d+ different prompts, .* ask for 30"),
     Bad("missing jsonl", "prepare", IMPORTED,
-        r"params.yaml: task.train must be a file, data/train.jsonl is none"),
+        r"params.yaml: task.train must be a file, data/train.jsonl is not one"),
     Bad("jsonl line without answer", "prepare",
         import_prompts(LINE + '{"prompt": "1+2="}\n', LINE),
         r"data/train.jsonl: line 2 must have 'answer', got \['prompt'\]"),

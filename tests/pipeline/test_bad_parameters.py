@@ -65,7 +65,7 @@ WRONG: list[tuple[str, Corruption, str]] = [
     ("unknown link", set_param("arms.sgpo.objective.0", "rlooo"),
      r"arms.sgpo.objective\[0\] must be one of .*'rlooo'"),
     ("unknown setting of a link", set_param("arms.sgpo.objective.0", {"rloo": {"lo": 0.2}}),
-     r"arms.sgpo.objective\[0\].rloo.lo is unknown, it knows \['high', 'low'\]"),
+     r"arms.sgpo.objective\[0\].rloo.lo is unknown, must be one of \['high', 'low'\]"),
     ("missing setting of a link", set_param("arms.sgpo.objective.0", {"penalize_kl": {}}),
      r"arms.sgpo.objective\[0\].penalize_kl.beta is missing"),
     ("setting of another type", set_param("arms.sgpo.objective.0", {"rloo": {"low": "wide"}}),
@@ -303,7 +303,7 @@ WRONG += [
     (
         "a misspelled setting",
         set_param("arms.sgpo.objective.0", {"rloo": {"hihg": 0.2}}),
-        rf"{LINK}.rloo.hihg is unknown, it knows .*; is it high\?",
+        rf"{LINK}.rloo.hihg is unknown, must be one of .*; is it high\?",
     ),
     (
         "a path outside of data",

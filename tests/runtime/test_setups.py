@@ -52,7 +52,7 @@ def test_a_worker_with_other_code_refuses(tmp_path: Path, monkeypatch: pytest.Mo
     line = Setup(params=read_params(ROOT / "params.yaml")).model_dump_json()
     assert receive(Setup, line)
     write_bytes(Path("grpo/a.py"), b"a = 2")
-    with pytest.raises(ArtifactError, match="is not what the stage has started with"):
+    with pytest.raises(ArtifactError, match="must be those that the stage started with"):
         receive(Setup, line)
 
 
