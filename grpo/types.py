@@ -250,7 +250,7 @@ class Scores:
 
     logp: Float[Tensor, "rollout step"]  # nats
     # Means of Gaussian steps in units of their std: one row per computed step, by rollout.
-    mean: Float[Tensor, " scored *sample"] | None = None
+    mean: Float[Tensor, " computed *sample"] | None = None
 
     def detach(self) -> "Scores":
         """Returns the same values, detached."""

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from grpo.allocation.curriculum import plan_curriculum, rates_of
+from grpo.allocation.curriculum import curriculum_input, plan_curriculum
 from grpo.errors import located
 from grpo.params.parameters import read_params
 from grpo.runtime.artifacts.files import write_json
@@ -23,7 +23,7 @@ def main(
     steps = build_curriculum(params.find_arm(arm).curriculum, arm)
     drawn, table = read_profile(profile), read_table(prompts, PROMPTS)
     with located(profile):
-        rates = rates_of(drawn, table, steps)
+        rates = curriculum_input(drawn, table, steps)
     with located(f"{PARAMS}: arms.{arm}.curriculum"):
         plan = plan_curriculum(rates, steps, seed=derive_seed(params.seed, "curriculum", arm))
     write_table(plan, out, CURRICULUM)

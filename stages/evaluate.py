@@ -25,7 +25,7 @@ from grpo.schema import DATA
 from grpo.types import Cost
 from grpo.wiring.executors import open_engine
 from grpo.wiring.policies import draws_of_evaluation
-from grpo.wiring.sampling_workers import Drawing, make_drawing
+from grpo.wiring.sampling_workers import SamplingSetup, make_sampling_work
 from stages.entry import run, scratch_of
 from stages.progress import shown, warn
 
@@ -52,8 +52,10 @@ def main(
     read_state(policy, out.stem)  # raises if the policy is that of another round
     scratch = scratch_of(f"evaluate@{out.stem}", [judge, base, policy, prompts], params)
     draws = draws_of_evaluation(params)
-    setup = Drawing(params=params, prompts=prompts, purpose="evaluation", base=base, policy=policy)
-    with open_engine(make_drawing, setup) as engine:
+    setup = SamplingSetup(
+        params=params, prompts=prompts, purpose="evaluation", base=base, policy=policy
+    )
+    with open_engine(make_sampling_work, setup) as engine:
         with usage.part("sampling"), shown(out.stem) as progress:
             batches = draw_evaluation(
                 engine,

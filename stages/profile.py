@@ -34,7 +34,7 @@ from grpo.types import Cost
 from grpo.wiring.executors import open_engine
 from grpo.wiring.phase_profiles import profile_steps
 from grpo.wiring.policies import stored_layout
-from grpo.wiring.sampling_workers import Drawing, make_drawing
+from grpo.wiring.sampling_workers import SamplingSetup, make_sampling_work
 from stages.entry import run, scratch_of
 from stages.progress import shown, warn
 
@@ -53,7 +53,9 @@ def main(usage: Usage, needed: Path, judge: Path, policy: Path, prompts: Path, o
     require_described(judge, params, DATA, "judge")
     table = read_table(prompts, PROMPTS)
     scratch = scratch_of("profile", [judge, policy, prompts], params)
-    setup = Drawing(params=params, prompts=prompts, purpose="profile", base=policy, policy=policy)
+    setup = SamplingSetup(
+        params=params, prompts=prompts, purpose="profile", base=policy, policy=policy
+    )
     batch, rewards = _draw_and_judge(usage, setup, table, scratch)
     with located("profile"):
         warn(require_judged(rewards))
@@ -93,11 +95,11 @@ def _write_none(out: Path) -> None:
 
 
 def _draw_and_judge(
-    usage: Usage, setup: Drawing, table: pd.DataFrame, scratch: Scratch
+    usage: Usage, setup: SamplingSetup, table: pd.DataFrame, scratch: Scratch
 ) -> tuple[SampledBatch, pd.DataFrame]:
     """Returns rollouts and rewards; the engine and its policy are released on return."""
     params, judged = setup.params, scratch.within("judged").directory
-    with open_engine(make_drawing, setup) as engine:
+    with open_engine(make_sampling_work, setup) as engine:
         with usage.part("sampling"), shown("profile") as progress:
             batch = sample_rollouts(
                 engine,

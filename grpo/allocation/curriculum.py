@@ -221,7 +221,7 @@ def plan_curriculum(profile: pd.DataFrame, steps: list[CurriculumStep], seed: in
     Raises:
       ParameterError: If the steps leave no prompt, or no step sets group sizes or phases.
     """
-    require_owners(steps)
+    require_sizes_and_phases(steps)
     chooser = np.random.default_rng(seed)
     columns = ["prompt_id", "family", "outcome_rate"]
     frame = profile.sort_values("prompt_id")[columns].reset_index(drop=True)
@@ -234,7 +234,7 @@ def plan_curriculum(profile: pd.DataFrame, steps: list[CurriculumStep], seed: in
     )
 
 
-def rates_of(
+def curriculum_input(
     profile: pd.DataFrame, prompts: pd.DataFrame, steps: list[CurriculumStep]
 ) -> pd.DataFrame:
     """Returns the input of the steps: the profile, or prompts with NaN rates if it has no rows.
@@ -256,7 +256,7 @@ def rates_of(
     return prompts.assign(outcome_rate=np.nan)
 
 
-def require_owners(steps: list[CurriculumStep]) -> None:
+def require_sizes_and_phases(steps: list[CurriculumStep]) -> None:
     """Raises ParameterError unless a step sets group sizes and a step sets phases."""
     owned: set[Kind] = set()
     for step in steps:

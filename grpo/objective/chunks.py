@@ -68,7 +68,7 @@ def sample_chunks_by_phase(
     }
     return stateful_credit_link(
         Link("sample_chunks_by_phase", settings, "selection", "step selection", "phase selection"),
-        _fresh(),
+        _initial_state(),
         credit,
     )
 
@@ -148,7 +148,7 @@ def keep_highest_phase(budget: int, refresh: int = 5) -> Objective:
     settings: dict[str, Setting] = {"budget": budget, "refresh": refresh}
     return stateful_credit_link(
         Link("keep_highest_phase", settings, "selection", "step selection", "phase selection"),
-        _fresh(),
+        _initial_state(),
         credit,
     )
 
@@ -240,7 +240,7 @@ def learn_contrast(
     return after
 
 
-def _fresh() -> LinkState:
+def _initial_state() -> LinkState:
     """Returns the initial state: all phases have the same probability."""
     state = {"batches": 0.0, "refreshed": 0.0}
     for phase in range(NUM_PHASES):

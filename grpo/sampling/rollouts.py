@@ -74,7 +74,7 @@ def sample_rollouts(
     return concatenate([read_batch(job.out) for job in jobs])
 
 
-def drawing(
+def sampling_skill(
     load: Callable[[], Policy[Any]], draws: Mapping[str, Any], source: object = "the policy"
 ) -> Skill:
     """Returns the skill "draw", which raises ArtifactError if a log-prob is not finite.
@@ -95,9 +95,11 @@ def drawing(
     return draw
 
 
-def drawn_from(policy: Policy[Any], source: object = "the policy") -> Engine:
+def local_executor(policy: Policy[Any], source: object = "the policy") -> Engine:
     """Returns an engine that samples from a loaded policy in this process."""
-    return Local(Work({"draw": drawing(lambda: policy, {"sampled": policy.decoding}, source)}))
+    return Local(
+        Work({"draw": sampling_skill(lambda: policy, {"sampled": policy.decoding}, source)})
+    )
 
 
 def stored_batches(scratch: Path) -> list[Path]:

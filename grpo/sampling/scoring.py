@@ -35,7 +35,7 @@ class RewardRule:
     score_range: ScoreRange = None  # of a viewer; a TextJudge has its own
 
     @property
-    def looks_at_media(self) -> bool:
+    def judges_media(self) -> bool:
         """Whether sampled media are judged, not text."""
         return not isinstance(self.judge, TextJudge)
 
@@ -76,7 +76,7 @@ def judge_stored(
     return Judged(texts, pd.DataFrame(rewards, columns=list(REWARDS.columns)))
 
 
-def judging(rule: RewardRule, prompts: pd.DataFrame) -> Skill:
+def judging_skill(rule: RewardRule, prompts: pd.DataFrame) -> Skill:
     """Returns the skill "judge".
 
     Args:
@@ -93,7 +93,7 @@ def judging(rule: RewardRule, prompts: pd.DataFrame) -> Skill:
         stored = Path(order["rollouts"])
         table = read(stored / TABLE)[order["start"] : order["end"]]
         media = None
-        if rule.looks_at_media:
+        if rule.judges_media:
             media = np.stack(read_rows(stored / "tensors.safetensors", "media", list(table.index)))
         with located(stored / TABLE):
             texts, rewards = _judge(table, tasks, rule, media)

@@ -18,8 +18,8 @@ from grpo.training.metrics import Audit, Tally
 from grpo.types import Cost, Credit, StepNoise
 
 SAME = Audit(cosine=1.0, norm_ratio=1.0)
-REACH_NATS = 8.0  # largest |log ratio| at which `needs_advantage` evaluates an objective
-TRIES = 65
+LARGEST_PROBE_NATS = 8.0  # largest |log ratio| at which `needs_advantage` evaluates an objective
+NUM_PROBES = 65
 
 
 class Auditor:
@@ -43,7 +43,11 @@ class Auditor:
         weight = torch.zeros_like(like)
         for index, batch in enumerate(batches):
             full = batch.credit.full
-            if self.is_due(first_update + index) and full and not self._is_same(batch.credit):
+            if (
+                self.is_due(first_update + index)
+                and full
+                and not self._has_same_gradient(batch.credit)
+            ):
                 weight[batch.rows] = full.weight * (batch.credit.weight == 0)
         return weight
 
@@ -63,10 +67,10 @@ class Auditor:
           parameters: The parameters whose `grad` is compared.
           add_gradient: Accumulates the gradient of a credit in the parameters' `grad`.
         """
-        if credit.full is None or self._is_same(credit):
+        if credit.full is None or self._has_same_gradient(credit):
             return SAME
         used = _take_gradients(parameters)
-        with self.counted_apart(policy):
+        with self.counting_as_audit(policy):
             tally = add_gradient(credit.full)
         self.cost += Cost(trained_steps=tally.steps)
         full = _take_gradients(parameters)
@@ -75,7 +79,7 @@ class Auditor:
         return compare_gradients(used, full)
 
     @contextmanager
-    def counted_apart(self, policy: Policy[Any]) -> Iterator[None]:
+    def counting_as_audit(self, policy: Policy[Any]) -> Iterator[None]:
         """Counts the policy's cost in the block as a cost of audits."""
         own, policy.cost = policy.cost, Cost()
         yield
@@ -86,7 +90,7 @@ class Auditor:
     def _needs_advantage(self) -> bool:
         return needs_advantage(self._objective)
 
-    def _is_same(self, credit: Credit) -> bool:
+    def _has_same_gradient(self, credit: Credit) -> bool:
         """Returns whether the full credit provably has the same gradient.
 
         This holds if only whole rollouts were dropped, their advantages are 0, the loss has no
@@ -112,9 +116,11 @@ def needs_advantage(objective: Objective) -> bool:
     Evaluated numerically on one step per rollout, for log ratios to the proximal and the reference
     policy from -8 to 8 nats, so that it is valid for custom links.
     """
-    tries = torch.linspace(-REACH_NATS, REACH_NATS, TRIES, dtype=torch.float64)
+    tries = torch.linspace(-LARGEST_PROBE_NATS, LARGEST_PROBE_NATS, NUM_PROBES, dtype=torch.float64)
     ratio, distance = torch.meshgrid(tries, tries, indexing="ij")
-    logp = torch.full((TRIES**2, 1), -REACH_NATS, dtype=torch.float64, requires_grad=True)
+    logp = torch.full(
+        (NUM_PROBES**2, 1), -LARGEST_PROBE_NATS, dtype=torch.float64, requires_grad=True
+    )
     credit = Credit(advantage=torch.zeros_like(logp), weight=torch.ones_like(logp))
     terms = loss_terms(
         objective,

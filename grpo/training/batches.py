@@ -83,12 +83,12 @@ class Share(NamedTuple):
     counts: bool  # False: padding, computed only to match the collectives of other ranks
 
 
-def own_microbatches(widths: Int[Tensor, " rollout"], tokens_per_microbatch: int) -> list[Share]:
+def local_microbatches(widths: Int[Tensor, " rollout"], tokens_per_microbatch: int) -> list[Share]:
     """Returns the microbatches of this rank."""
-    return deal_microbatches(widths, tokens_per_microbatch, num_ranks())[this_rank()]
+    return assign_microbatches(widths, tokens_per_microbatch, num_ranks())[this_rank()]
 
 
-def deal_microbatches(
+def assign_microbatches(
     widths: Int[Tensor, " rollout"], tokens_per_microbatch: int, ranks: int
 ) -> list[list[Share]]:
     """Returns the microbatches of each rank, the same number for all ranks.

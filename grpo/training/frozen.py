@@ -14,19 +14,19 @@ from grpo.modalities.shared.packed import numbered
 from grpo.objective.base import Objective, loss_terms
 from grpo.objective.trust import trusted_ranges
 from grpo.runtime.ranks import all_reduce_sum
-from grpo.training.batches import Batch, last_step, own_microbatches
+from grpo.training.batches import Batch, last_step, local_microbatches
 from grpo.types import Credit, Scores, StepNoise
 
 MIN_CLIP_PER_DRIFT = 3.0  # rule U27
 
 
 @dataclass(frozen=True, kw_only=True)
-class FixedScores:
+class FrozenLogProbs:
     """Log-probs of a round's steps under a frozen policy, for the steps that were computed."""
 
     logp: Float[Tensor, "rollout step"]  # nats; NaN where not computed
-    scored: Bool[Tensor, "rollout step"]
-    mean: Float[Tensor, " scored *sample"] | None = None  # as in `Scores`; None: not stored
+    computed: Bool[Tensor, "rollout step"]
+    mean: Float[Tensor, " computed *sample"] | None = None  # as in `Scores`; None: not stored
 
     def part(
         self, rows: Int[Tensor, " kept"], needed: Bool[Tensor, "kept step"], device: torch.device
@@ -36,65 +36,65 @@ class FixedScores:
         logp = self.logp[rows, :num_steps].to(device)
         if self.mean is None:
             return Scores(logp=logp)
-        index = self._index[rows, :num_steps][needed.to(self.scored.device)]
+        index = self._index[rows, :num_steps][needed.to(self.computed.device)]
         return Scores(logp=logp, mean=self.mean[index].to(device))
 
     @cached_property
     def _index(self) -> Int[Tensor, "rollout step"]:
         """The row of each computed step in `mean`."""
-        return numbered(self.scored)
+        return numbered(self.computed)
 
 
 @torch.no_grad()
-def score_steps(
+def compute_log_probs(
     policy: Policy[Any],
     trajectory: Trajectory,
     needed: Float[Tensor, "rollout step"],
     tokens_per_microbatch: int,
     *,
     keeps_means: bool = False,
-) -> FixedScores:
+) -> FrozenLogProbs:
     """Returns the log-probs of the steps where `needed` is not 0.
 
     Args:
       keeps_means: Stores the means of Gaussian steps, too; they are as large as the samples.
     """
-    scored = needed != 0
+    computed = needed != 0
     logp = torch.zeros(needed.shape)
-    index, mean = numbered(scored), None
-    rows = scored.any(dim=1).nonzero()[:, 0]
+    index, mean = numbered(computed), None
+    rows = computed.any(dim=1).nonzero()[:, 0]
     if len(rows) == 0:
-        return FixedScores(logp=torch.full_like(logp, torch.nan), scored=scored)
-    widths = policy.widths(trajectory, rows, scored[rows])
+        return FrozenLogProbs(logp=torch.full_like(logp, torch.nan), computed=computed)
+    widths = policy.widths(trajectory, rows, computed[rows])
     with counted_together(policy):
-        for share in own_microbatches(widths, tokens_per_microbatch):
+        for share in local_microbatches(widths, tokens_per_microbatch):
             kept = rows[share.rows]
             num_steps = last_step(needed[kept])
-            part = scored[kept, :num_steps]
-            scores = policy.score(trajectory.select(kept, num_steps), part)
+            part = computed[kept, :num_steps]
+            log_probs = policy.score(trajectory.select(kept, num_steps), part)
             if not share.counts:
                 continue
-            logp[kept[:, None], torch.arange(num_steps)] = scores.logp.cpu()
-            if keeps_means and scores.mean is not None:
+            logp[kept[:, None], torch.arange(num_steps)] = log_probs.logp.cpu()
+            if keeps_means and log_probs.mean is not None:
                 if mean is None:
-                    mean = torch.empty(int(scored.sum()), *scores.mean.shape[1:])
-                mean[index[kept, :num_steps][part]] = scores.mean.cpu()
-    logp = torch.where(scored, all_reduce_sum(logp), torch.nan)
-    return FixedScores(logp=logp, scored=scored, mean=mean)
+                    mean = torch.empty(int(computed.sum()), *log_probs.mean.shape[1:])
+                mean[index[kept, :num_steps][part]] = log_probs.mean.cpu()
+    logp = torch.where(computed, all_reduce_sum(logp), torch.nan)
+    return FrozenLogProbs(logp=logp, computed=computed, mean=mean)
 
 
-def merge_scores(first: FixedScores, second: FixedScores) -> FixedScores:
+def merge_log_probs(first: FrozenLogProbs, second: FrozenLogProbs) -> FrozenLogProbs:
     """Returns the union of both; where both have a step, the second one's."""
-    scored = first.scored | second.scored
+    computed = first.computed | second.computed
     present = [each.mean for each in (first, second) if each.mean is not None]
     mean = None
     if present:
-        mean, index = torch.empty(int(scored.sum()), *present[0].shape[1:]), numbered(scored)
+        mean, index = torch.empty(int(computed.sum()), *present[0].shape[1:]), numbered(computed)
         for each in (first, second):
             if each.mean is not None:
-                mean[index[each.scored]] = each.mean
-    logp = torch.where(second.scored, second.logp, first.logp)
-    return FixedScores(logp=logp, scored=scored, mean=mean)
+                mean[index[each.computed]] = each.mean
+    logp = torch.where(second.computed, second.logp, first.logp)
+    return FrozenLogProbs(logp=logp, computed=computed, mean=mean)
 
 
 def divergence(

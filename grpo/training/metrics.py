@@ -163,7 +163,7 @@ class StepMetrics:
 def step_metrics(rollouts: Rollouts, batches: Sequence[Batch]) -> list[StepMetrics]:
     """Returns one row per step that is on the mask of a rollout, in order."""
     mask = rollouts.mask.double()
-    spread = _spread_within(rollouts.reward.double(), rollouts.group, mask)
+    spread = _std_within_groups(rollouts.reward.double(), rollouts.group, mask)
     trained, signed, absolute = (torch.zeros_like(mask[0]) for _ in range(3))
     for batch in batches:
         is_trained = (batch.credit.weight != 0).double()
@@ -184,7 +184,7 @@ def step_metrics(rollouts: Rollouts, batches: Sequence[Batch]) -> list[StepMetri
     ]
 
 
-def _spread_within(reward: Tensor, group: Tensor, mask: Tensor) -> Tensor:
+def _std_within_groups(reward: Tensor, group: Tensor, mask: Tensor) -> Tensor:
     """Returns the std of reward within groups at each step; NaN if no group has two rollouts.
 
     Args:

@@ -26,22 +26,22 @@ from grpo.objective.penalty import needs_divergence
 from grpo.runtime.artifacts.files import Scratch, read_json, write_json
 from grpo.runtime.ranks import all_reduce_max, full_tensor, this_rank
 from grpo.training.audits import Auditor
-from grpo.training.batches import Batch, last_step, own_microbatches, plan_batches
+from grpo.training.batches import Batch, last_step, local_microbatches, plan_batches
 from grpo.training.frozen import (
-    FixedScores,
+    FrozenLogProbs,
+    compute_log_probs,
     divergence,
     drift_of,
     measure_drift,
-    merge_scores,
+    merge_log_probs,
     require_range_above,
-    score_steps,
 )
 from grpo.training.metrics import Tally, UpdateMetrics, update_metrics
 from grpo.types import Cost, Credit, Rollouts
 
 # Largest mean change of a sampled step's log-prob over a round, in nats per dimension: beyond it a
 # probability ratio overflows float32.
-LARGEST_MOVE = 88.0
+LARGEST_CHANGE = 88.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +87,8 @@ class Loss:
     policy: Policy[Any]
     objective: Objective
     trajectory: Trajectory  # with the routing to replay, if any
-    proximal: FixedScores | None  # None: the current policy
-    reference: FixedScores | None  # None: no link needs the base policy
+    proximal: FrozenLogProbs | None  # None: the current policy
+    reference: FrozenLogProbs | None  # None: no link needs the base policy
     tokens_per_microbatch: int
 
 
@@ -154,21 +154,21 @@ def _require_usable(loss: Loss, batch: Batch, *, update: int) -> None:
         return
     policy, trajectory = loss.policy, loss.trajectory
     widths = policy.widths(trajectory, batch.rows[kept], batch.credit.weight[kept] != 0)
-    rows = kept[own_microbatches(widths, loss.tokens_per_microbatch)[0].rows]
+    rows = kept[local_microbatches(widths, loss.tokens_per_microbatch)[0].rows]
     num_steps = last_step(batch.credit.weight[rows])
     needed = batch.credit.weight[rows, :num_steps] != 0
     cost = policy.cost
-    scores = policy.score(trajectory.select(batch.rows[rows], num_steps), needed)
+    log_probs = policy.score(trajectory.select(batch.rows[rows], num_steps), needed)
     policy.cost = cost
-    dimensions = 1 if scores.mean is None else scores.mean[0].numel()
+    dimensions = 1 if log_probs.mean is None else log_probs.mean[0].numel()
     before = batch.rollouts.behavior_logp[rows, :num_steps]
-    moved = float((scores.logp.cpu() - before)[needed].abs().mean()) / dimensions
+    moved = float((log_probs.logp.cpu() - before)[needed].abs().mean()) / dimensions
     (furthest,) = all_reduce_max([moved if math.isfinite(moved) else math.inf])
     require_finite_numbers(update, {"change of the log-probs of sampled steps": furthest})
-    if furthest > LARGEST_MOVE:
+    if furthest > LARGEST_CHANGE:
         raise DivergedError(
             f"update {update}: log-probs of sampled steps change by {furthest:.3g} nats, more than "
-            f"{LARGEST_MOVE:g}"
+            f"{LARGEST_CHANGE:g}"
         )
 
 
@@ -194,16 +194,16 @@ def _prepare(given: Round) -> _Plan:
     )
     replayed = given.policy.replayed(given.trajectory)
     auditor = Auditor(given.objective, given.settings.updates_per_audit)
-    score = partial(_score_round, given, replayed, batches, auditor)
-    scores_itself = len(batches) == 1 and replayed is given.trajectory
-    proximal = None if scores_itself else score(given.policy)
+    frozen = partial(_round_log_probs, given, replayed, batches, auditor)
+    is_own_proximal = len(batches) == 1 and replayed is given.trajectory
+    proximal = None if is_own_proximal else frozen(given.policy)
     return _Plan(
         loss=Loss(
             policy=given.policy,
             objective=given.objective,
             trajectory=replayed,
             proximal=proximal,
-            reference=score(given.reference) if given.reference else None,
+            reference=frozen(given.reference) if given.reference else None,
             tokens_per_microbatch=given.settings.tokens_per_microbatch,
         ),
         batches=batches,
@@ -241,30 +241,30 @@ def _resume(given: Round, auditor: Auditor, scratch: Scratch) -> list[UpdateMetr
     return [UpdateMetrics(**each) for each in read_json(directory / "metrics.json")]
 
 
-def _score_round(
+def _round_log_probs(
     given: Round,
     trajectory: Trajectory,
     batches: list[Batch],
     auditor: Auditor,
     policy: Policy[Any],
-) -> FixedScores:
+) -> FrozenLogProbs:
     """Returns a policy's log-probs of the trained steps and of the steps that only audits need."""
     needed = torch.zeros(trajectory.mask.shape)
     for batch in batches:
         needed[batch.rows] = batch.credit.weight
-    score = partial(
-        score_steps,
+    compute = partial(
+        compute_log_probs,
         policy,
         trajectory,
         tokens_per_microbatch=given.settings.tokens_per_microbatch,
         keeps_means=needs_divergence(given.objective),
     )
-    scores = score(needed)
+    log_probs = compute(needed)
     audited = auditor.audit_only_weights(batches, given.first_update, needed)
     # Computed separately: in shared microbatches, rows of an audit would change the others' bits.
-    with auditor.counted_apart(policy):
-        audit_scores = score(audited)
-    return merge_scores(scores, audit_scores)
+    with auditor.counting_as_audit(policy):
+        audit_log_probs = compute(audited)
+    return merge_log_probs(log_probs, audit_log_probs)
 
 
 def run_update(
@@ -335,38 +335,38 @@ def add_gradient(loss: Loss, batch: Batch, credit: Credit) -> Tally:
     policy, trajectory, objective = loss.policy, loss.trajectory, loss.objective
     widths = policy.widths(trajectory, batch.rows[kept], credit.weight[kept] != 0)
     with counted_together(policy):
-        for share in own_microbatches(widths, loss.tokens_per_microbatch):
+        for share in local_microbatches(widths, loss.tokens_per_microbatch):
             rows = kept[share.rows]
             num_steps = last_step(credit.weight[rows])
             needed = credit.weight[rows, :num_steps] != 0
             of_round = batch.rows[rows]
             selected = trajectory.select(of_round, num_steps)
-            scores, noise = policy.score(selected, needed), selected.noise
+            log_probs, noise = policy.score(selected, needed), selected.noise
             if not share.counts:
-                (0.0 * scores.logp).sum().backward()  # collectives need a call from every rank
+                (0.0 * log_probs.logp).sum().backward()  # collectives need a call from every rank
                 continue
-            device = scores.logp.device
+            device = log_probs.logp.device
             cut = credit.select(rows, num_steps)
             part = Credit(advantage=cut.advantage.to(device), weight=cut.weight.to(device))
             behavior = batch.rollouts.behavior_logp[rows, :num_steps].to(device)
-            start = scores.detach()
+            start = log_probs.detach()
             if loss.proximal:
                 start = loss.proximal.part(of_round, needed, device)
             base = loss.reference.part(of_round, needed, device) if loss.reference else None
             terms = loss_terms(
                 objective,
-                logp=scores.logp,
+                logp=log_probs.logp,
                 proximal_logp=start.logp,
                 reference_logp=base.logp if base else None,
-                proximal_kl=divergence(scores, start, needed),
-                reference_kl=divergence(scores, base, needed) if base else None,
+                proximal_kl=divergence(log_probs, start, needed),
+                reference_kl=divergence(log_probs, base, needed) if base else None,
                 noise=noise,
                 behavior_logp=behavior,
                 credit=part,
             )
             value = scalar_loss(terms, part)
             value.backward()
-            tally.add(terms, value, scores.logp.detach(), start.logp)
+            tally.add(terms, value, log_probs.logp.detach(), start.logp)
             if loss.proximal is None:
                 tally.add_drift(drift_of(objective, start.logp, behavior, part, noise))
     tally.add_ranks()

@@ -29,7 +29,7 @@ def build_curriculum(specs: list[LinkSpec], arm: str) -> list[CurriculumStep]:
     where = f"arms.{arm}.curriculum"
     steps = [step for _, step in build_listed(specs, CURRICULUM_STEPS, where)]
     with located(f"{PARAMS}: {where}"):
-        curriculum.require_owners(steps)
+        curriculum.require_sizes_and_phases(steps)
     return steps
 
 

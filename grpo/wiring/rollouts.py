@@ -15,7 +15,7 @@ from grpo.sampling.round_rollouts import Source, engine_source
 from grpo.schema import PARAMS
 from grpo.wiring.allocation import build_curriculum
 from grpo.wiring.policies import stored_layout
-from grpo.wiring.sampling_workers import Drawing
+from grpo.wiring.sampling_workers import SamplingSetup
 
 
 def read_candidates(
@@ -53,7 +53,7 @@ def _require_allocated(params: Parameters, arm: str, plan: pd.DataFrame) -> None
 
 
 def build_source(
-    setup: Drawing,
+    setup: SamplingSetup,
     selection: Selection,
     *,
     engine: Engine,

@@ -38,7 +38,7 @@ from grpo.runtime.seeds import derive_seed
 from grpo.sampling.rollouts import SUMMARY, SampledBatch, read_batch, read_passed, select_rollouts
 from grpo.schema import PARAMS
 from grpo.training.batches import explain_fewer
-from grpo.training.frozen import score_steps
+from grpo.training.frozen import compute_log_probs
 from grpo.training.metrics import step_metrics
 from grpo.training.updates import Round, TrainedRound, TrainingSettings, train_round
 from grpo.wiring.allocation import build_selection
@@ -95,7 +95,7 @@ def load_round(params: Parameters, name: str, inputs: RoundInputs) -> LoadedRoun
     if any("penalty" in kinds for kinds in penalties):
         draws = params.modality.reference_draws(draws)
         reference = load_policy(params, base=inputs.base, directory=inputs.base, draws=draws)
-    sampled, judged, passed = read_counted(
+    sampled, judged, passed = read_trainable_rollouts(
         policy.layout, inputs.rollouts, inputs.rewards, params.reward
     )
     group = torch.tensor(sampled.table["group"].to_numpy())
@@ -105,7 +105,7 @@ def load_round(params: Parameters, name: str, inputs: RoundInputs) -> LoadedRoun
     settings = training_settings(arm.training)
     reference_logp = None
     if reference and any("reward penalty" in kinds for kinds in penalties):
-        scores = score_steps(
+        scores = compute_log_probs(
             reference, trajectory, trajectory.mask.float(), settings.tokens_per_microbatch
         )
         reference_logp = scores.logp
@@ -149,12 +149,12 @@ def train_loaded(
     Raises:
       DivergedError: If a number of an update is not finite; the message names a parameter to lower.
     """
-    with objective_named(loaded.arm), _add_remedy(loaded):
+    with located_in_objective(loaded.arm), _add_remedy(loaded):
         return train_round(loaded.round, scratch=scratch, progress=progress)
 
 
 @contextmanager
-def objective_named(arm: str) -> Iterator[None]:
+def located_in_objective(arm: str) -> Iterator[None]:
     """Prepends the path of an arm's objective to a rule that is checked at run time (U27)."""
     try:
         yield
@@ -258,7 +258,7 @@ def training_settings(training: Training) -> TrainingSettings:
     return TrainingSettings(**{name: getattr(training, name) for name in names})
 
 
-class Counted(NamedTuple):
+class TrainableRollouts(NamedTuple):
     """The rollouts of a round that are trained on."""
 
     sampled: SampledBatch  # the cost is that of all rollouts
@@ -266,7 +266,9 @@ class Counted(NamedTuple):
     passed: list[str]  # visited prompts without such a rollout
 
 
-def read_counted(layout: Layout, rollouts: Path, rewards: Path, shaping: Reward) -> Counted:
+def read_trainable_rollouts(
+    layout: Layout, rollouts: Path, rewards: Path, shaping: Reward
+) -> TrainableRollouts:
     """Returns the rollouts of a round that were judged and have steps.
 
     The others are dropped before group statistics are computed, so that a round is trained as if
@@ -303,7 +305,7 @@ def read_counted(layout: Layout, rollouts: Path, rewards: Path, shaping: Reward)
     with located(rollouts / TENSORS):
         sampled = select_rollouts(layout, stored, counts)
     passed = {*read_passed(rollouts), *table["prompt_id"]} - {*sampled.table["prompt_id"]}
-    return Counted(sampled, judged[counts], sorted(passed))
+    return TrainableRollouts(sampled, judged[counts], sorted(passed))
 
 
 def _require_counted(rollouts: Path, table: pd.DataFrame) -> None:

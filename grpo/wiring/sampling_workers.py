@@ -12,11 +12,11 @@ from grpo.modalities.modality import Judgement
 from grpo.runtime.artifacts.tables import PROMPTS, read_table
 from grpo.runtime.executors.base import Seconds, Work
 from grpo.runtime.machine import prepare_machine
-from grpo.sampling.rollouts import drawing
-from grpo.sampling.scoring import judging, score_captions, without_shaping
+from grpo.sampling.rollouts import sampling_skill
+from grpo.sampling.scoring import judging_skill, score_captions, without_shaping
 from grpo.schema import DATA
 from grpo.wiring.executors import receive
-from grpo.wiring.judging_workers import Judging
+from grpo.wiring.judging_workers import JudgingSetup
 from grpo.wiring.policies import (
     draws_of_evaluation,
     draws_of_profile,
@@ -26,7 +26,7 @@ from grpo.wiring.policies import (
 from grpo.wiring.rewards import build_reward
 
 
-class Drawing(Judging):
+class SamplingSetup(JudgingSetup):
     """The setup of a worker that samples."""
 
     purpose: Literal["profile", "round", "evaluation"]
@@ -36,7 +36,7 @@ class Drawing(Judging):
     judges: bool = True  # whether the worker also judges rollouts
 
 
-def make_drawing(line: str) -> Work:
+def make_sampling_work(line: str) -> Work:
     """Returns the skills of a sampling worker.
 
     Raises:
@@ -44,22 +44,22 @@ def make_drawing(line: str) -> Work:
       MissingExtraError: If a package is not installed.
       ParameterError: If the device is missing, or the judge's model cannot be loaded.
     """
-    setup = receive(Drawing, line)
+    setup = receive(SamplingSetup, line)
     prepare_machine(setup.params.machine)
     tasks = read_table(setup.prompts, PROMPTS)
     sampler = _Sampler(setup, tasks)
-    skills = {"draw": drawing(lambda: sampler.policy, sampler.draws, setup.policy)}
+    skills = {"draw": sampling_skill(lambda: sampler.policy, sampler.draws, setup.policy)}
     if setup.judges:
         rule = build_reward(setup.params, DATA)
         is_shaped = setup.purpose != "evaluation"
-        skills["judge"] = judging(rule if is_shaped else without_shaping(rule), tasks)
+        skills["judge"] = judging_skill(rule if is_shaped else without_shaping(rule), tasks)
     return Work(skills, sampler.seconds)
 
 
 class _Sampler:
     """A policy that is loaded on first use."""
 
-    def __init__(self, setup: Drawing, tasks: pd.DataFrame) -> None:
+    def __init__(self, setup: SamplingSetup, tasks: pd.DataFrame) -> None:
         self._setup, self._tasks = setup, tasks
         self._seconds: Seconds = {}
         self.draws = _draws_of(setup)
@@ -85,7 +85,7 @@ class _Sampler:
         return self._seconds
 
 
-def _draws_of(setup: Drawing) -> dict[str, Any]:
+def _draws_of(setup: SamplingSetup) -> dict[str, Any]:
     """Returns the sampling settings by name of the sampling mode."""
     if setup.purpose == "evaluation":
         return draws_of_evaluation(setup.params)
@@ -94,7 +94,7 @@ def _draws_of(setup: Drawing) -> dict[str, Any]:
     return {"sampled": draws_of_round(setup.params, setup.round)}
 
 
-def _judge_of_intermediate_samples(setup: Drawing, tasks: pd.DataFrame) -> Judgement | None:
+def _judge_of_intermediate_samples(setup: SamplingSetup, tasks: pd.DataFrame) -> Judgement | None:
     """Returns a judge of a round's intermediate samples; None if sampling needs none."""
     params = setup.params
     if setup.round is None:

@@ -24,7 +24,7 @@ from grpo.objective.weight import (
 from grpo.runtime.artifacts.files import Scratch
 from grpo.training.audits import Auditor, compare_gradients, needs_advantage
 from grpo.training.batches import Batch
-from grpo.training.frozen import score_steps
+from grpo.training.frozen import compute_log_probs
 from grpo.training.metrics import UpdateMetrics
 from grpo.training.updates import Loss, Round, TrainedRound, add_gradient, run_update, train_round
 from grpo.types import Cost, Credit, Rollouts
@@ -39,7 +39,7 @@ def keep_random_rows(fraction: float, *, weigh: bool = False) -> Objective:
 
     def credit(before: Credit, rollouts: Rollouts, generator: Generator) -> Credit:
         kept = torch.rand(len(rollouts.group), generator=generator) < fraction
-        after = before.select(kept[:, None].expand(before.weight.shape))
+        after = before.keep(kept[:, None].expand(before.weight.shape))
         return replace(after, weight=after.weight / fraction) if weigh else after
 
     return credit_link(Link("keep_random_rows", {"fraction": fraction}), credit)
@@ -49,7 +49,7 @@ def keep_first_step() -> Objective:
     """Keeps the first step of every rollout."""
 
     def credit(before: Credit, rollouts: Rollouts, generator: Generator) -> Credit:
-        return before.select((torch.arange(before.weight.shape[1]) == 0).expand_as(rollouts.mask))
+        return before.keep((torch.arange(before.weight.shape[1]) == 0).expand_as(rollouts.mask))
 
     return credit_link(Link("keep_first_step", {}), credit)
 
@@ -320,7 +320,7 @@ def test_scores_of_audited_steps_are_those_of_the_policy():
     for batch in trained.batches:
         full = torch.zeros(rollouts.mask.shape)
         full[batch.rows] = batch.credit.full.weight
-        scored = score_steps(policy, trajectory, full, 64).logp
+        scored = compute_log_probs(policy, trajectory, full, 64).logp
         assert not scored[full != 0].isnan().any()
     assert all(0 < each.audit_cosine < 1 for each in trained.metrics)
 
