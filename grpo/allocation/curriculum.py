@@ -291,7 +291,9 @@ def select_phase(curriculum: pd.DataFrame, phase: int) -> pd.DataFrame:
     selected = curriculum[curriculum["phase"] == phase].sort_values("position")
     if len(selected) == 0:
         last = int(curriculum["phase"].max())
-        raise ParameterError(f"a round asks for phase {phase}, its curriculum has 1 to {last}")
+        raise ParameterError(
+            f"phase must be at most {last}, the phases of the curriculum, got {phase}"
+        )
     return selected
 
 
@@ -306,7 +308,7 @@ def add_prompts(plan: pd.DataFrame, prompts: pd.DataFrame) -> pd.DataFrame:
     unknown = joined.loc[joined["prompt"].isna(), "prompt_id"]
     if len(unknown):
         raise ArtifactError(
-            f"{unknown.iloc[0]!r} is no prompt of the training set; rerun the curriculum stage"
+            f"{unknown.iloc[0]!r} must be a prompt of the training set; rerun the curriculum stage"
         )
     moved = joined[joined["family"] != joined["family_known"]]
     if len(moved):

@@ -158,7 +158,7 @@ def take_rollouts(layout: Layout, stored: SampledBatch, prompts: pd.DataFrame) -
     missing = ~prompts["prompt_id"].isin(known)
     if missing.any():
         example = prompts.loc[missing, "prompt_id"].iloc[0]
-        raise ArtifactError(f"holds no rollouts of the prompt {example!r}; rerun the stage profile")
+        raise ArtifactError(f"has no rollouts of the prompt {example!r}; rerun the stage profile")
     sizes = known.map(prompts.set_index("prompt_id")["rollouts"]).fillna(0)
     member = stored.table.groupby("prompt_id").cumcount()
     batch = select_rollouts(layout, stored, (member < sizes).to_numpy())

@@ -190,7 +190,7 @@ def require_judged(rewards: pd.DataFrame) -> str | None:
 
 def _reason(row: "pd.Series[Any]") -> str:
     reasons = {
-        "timed_out": "raise reward.timeout_seconds or mend the judge",
+        "timed_out": "raise reward.timeout_seconds or fix the judge",
         "unparsable": "reward.answer_pattern matches nowhere in its text",
     }
     return str(row["detail"]) or reasons[row["status"]]
@@ -256,7 +256,7 @@ def _tasks_of(rollouts: pd.DataFrame, tasks: Mapping[str, Task]) -> list[Task]:
     except KeyError:
         unknown = rollouts.loc[~rollouts["prompt_id"].isin(tasks), "rollout_id"].iloc[0]
         raise ArtifactError(
-            f"rollout {unknown!r} belongs to no known prompt; rerun the rollout stage"
+            f"rollout {unknown!r} must have a known prompt; rerun the rollout stage"
         ) from None
 
 

@@ -47,7 +47,7 @@ def _require_allocated(params: Parameters, arm: str, plan: pd.DataFrame) -> None
         first = broken.iloc[0]
         raise ArtifactError(
             f"row {broken.index[0]} (prompt_id={first['prompt_id']!r}): column 'rollouts' must be "
-            f"{sizes[broken.index[0]]}, as arms.{arm}.curriculum says, got {first['rollouts']}; "
+            f"{sizes[broken.index[0]]}, as set by arms.{arm}.curriculum, got {first['rollouts']}; "
             "rerun the curriculum stage"
         )
 

@@ -105,10 +105,10 @@ def load_round(params: Parameters, name: str, inputs: RoundInputs) -> LoadedRoun
     settings = training_settings(arm.training)
     reference_logp = None
     if reference and any("reward penalty" in kinds for kinds in penalties):
-        scores = compute_log_probs(
+        frozen = compute_log_probs(
             reference, trajectory, trajectory.mask.float(), settings.tokens_per_microbatch
         )
-        reference_logp = scores.logp
+        reference_logp = frozen.logp
     rollouts = make_rollouts(
         trajectory,
         behavior_logp,
@@ -172,7 +172,7 @@ def _add_remedy(loaded: LoadedRound) -> Iterator[None]:
         rate = loaded.params.find_arm(loaded.arm).training.learning_rate
         lower = f"arms.{loaded.arm}.training.learning_rate, which is {rate:g}"
         if highest > LARGE_REWARD:
-            lower = f"what reward.* makes rewards of, which are as large as {highest:g}"
+            lower = f"the scale of rewards under reward.*, the largest of which is {highest:g}"
         message = f"training of {loaded.name} diverged at {error}; lower {lower}, in {PARAMS}"
         raise DivergedError(message, error.updates) from None
 
@@ -338,7 +338,7 @@ def _require_shaped(
         differs = np.flatnonzero(judged[column] != values)
         if len(differs):
             row = int(differs[0])
-            why = "as its outcome and reward.* say" if column == "reward" else "as it was drawn"
+            why = "by its outcome and reward.*" if column == "reward" else "as it was sampled"
             rule = f"{values.iloc[row]}, {why}"
             error = wrong_cell(judged.reset_index(), rewards, row, column, rule)
             raise ArtifactError(f"{error}; rerun its score stage")
@@ -356,7 +356,7 @@ def _require_as_drawn(
         differs = np.flatnonzero(table[column].to_numpy() != np.array(values, dtype=object))
         if len(differs):
             row = int(differs[0])
-            rule = f"what {rollouts / TENSORS} says of it"
+            rule = f"as in {rollouts / TENSORS}"
             error = wrong_cell(table, rollouts / TABLE, row, column, rule)
             raise ArtifactError(f"{error}; rerun the stage that writes them")
 

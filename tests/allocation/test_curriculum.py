@@ -140,5 +140,5 @@ def test_a_group_of_one_and_a_missing_phase_are_refused():
         fix_group_size(rollouts=1)
     steps = [split_at_random(phases=2, prompts_per_phase=2), fix_group_size(rollouts=2)]
     plan = plan_curriculum(profile_of([0.5] * 5), steps, seed=0)
-    with pytest.raises(ParameterError, match="has 1 to 2"):
+    with pytest.raises(ParameterError, match="must be at most 2"):
         select_phase(plan, 3)

@@ -108,11 +108,11 @@ TABLES = [
         write(f"{ROLLOUTS}/passed.json", "{}"), f"{ROLLOUTS}/passed.json: must be a list"),
     Bad("curriculum of unknown prompts", "rollout@uniform-1",
         set_cell(CURRICULUM, 0, "prompt_id", "train-nobody"),
-        rf"{CURRICULUM}: 'train-nobody' is no prompt of the training set"),
+        rf"{CURRICULUM}: 'train-nobody' must be a prompt of the training set"),
     Bad("rollouts of unknown prompts", "score@uniform-1",
         edit_table(f"{ROLLOUTS}/table.parquet", lambda frame: frame.replace(
             frame["prompt_id"][4], "train-nobody", regex=True)),
-        rf"{ROLLOUTS}/table.parquet: rollout '.*' belongs to no known prompt"),
+        rf"{ROLLOUTS}/table.parquet: rollout '.*' must have a known prompt"),
     Bad("rewards of another round", "train@uniform-1",
         take(REWARDS, "artifacts/rewards/sgpo-1.parquet"),
         rf"{REWARDS}: must hold one reward per rollout"),
@@ -241,7 +241,7 @@ PARAMETERS = [
         "params.yaml: arms.uniform.selection: skip_uniform_prompts needs 17 prompts, the phase "
         "has 16"),
     Bad("phase beyond the curriculum", "rollout@uniform-1", set_param("rounds.uniform-1.phase", 2),
-        r"params.yaml: rounds.uniform-1.phase: .* phase 2, its curriculum has 1 to 1"),
+        r"params.yaml: rounds.uniform-1.phase: phase must be at most 1, .* got 2"),
     Bad("round that is not in params.yaml", "rollout@uniform-1",
         drop_param("rounds.uniform-1"), r"params.yaml: rounds.uniform-1 is missing"),
     Bad("arm that is not in params.yaml", "curriculum@uniform",

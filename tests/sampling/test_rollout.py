@@ -277,7 +277,7 @@ def test_a_prompt_that_the_profile_lacks_is_named(tmp_path: Path):
     stored = write_profile(tmp_path / "profile")
     without = stored.table[stored.table["prompt_id"] != "p3"]
     write_table(without, tmp_path / "profile" / "table.parquet", ROLLOUTS)
-    with pytest.raises(ArtifactError, match="profile: holds no rollouts of the prompt 'p3'"):
+    with pytest.raises(ArtifactError, match="profile: has no rollouts of the prompt 'p3'"):
         draw(tmp_path / "round", compose(reuse_profile_rollouts()), profile=tmp_path / "profile")
 
 

@@ -276,7 +276,7 @@ def test_an_unbiased_selection_keeps_the_length_along_the_full_gradient_on_avera
     credit = credit_of(objective, rollouts)
     of_row = torch.stack(
         [
-            flat_gradient(policy, trajectory, rollouts, objective, credit.select(only))
+            flat_gradient(policy, trajectory, rollouts, objective, credit.keep(only))
             for only in torch.eye(len(rollouts.group)).bool()[:, :, None].expand(-1, -1, 6)
         ]
     )
