@@ -48,7 +48,7 @@ from grpo.runtime.artifacts.tables import REWARDS, read_table
 from grpo.runtime.markdown import markdown_table
 from grpo.sampling.rollouts import read_batch
 from grpo.training.batches import Batch, plan_batches
-from grpo.training.frozen import score_steps
+from grpo.training.frozen import compute_log_probs
 from grpo.training.updates import Loss, run_update
 from grpo.wiring.rounds import training_settings
 
@@ -126,7 +126,7 @@ def _measure_size(artifacts: Path, width: int, layers: int) -> dict[str, Any]:
     positions = settings.tokens_per_microbatch
     with torch.no_grad():
         inference = _fastest(
-            lambda: score_steps(policy, trajectory, trajectory.mask.float(), positions)
+            lambda: compute_log_probs(policy, trajectory, trajectory.mask.float(), positions)
         )
     row: dict[str, Any] = {
         "parameters": sum(each.numel() for each in policy.model.parameters()),
@@ -138,7 +138,7 @@ def _measure_size(artifacts: Path, width: int, layers: int) -> dict[str, Any]:
             weight[batch.rows] = batch.credit.weight
 
         def update(name: str = name, planned: list[Batch] = planned, weight: Any = weight) -> None:
-            proximal = score_steps(policy, trajectory, weight, positions)
+            proximal = compute_log_probs(policy, trajectory, weight, positions)
             optimizer = AdamW(policy.model.parameters(), lr=1e-6, fused=True)
             for index, batch in enumerate(planned):
                 run_update(

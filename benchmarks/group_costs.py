@@ -30,7 +30,7 @@ from grpo.params.parameters import LinkSpec, Parameters, Training, read_params, 
 from grpo.runtime.artifacts.files import Scratch, read_json, write_json
 from grpo.runtime.machine import prepare_machine
 from grpo.runtime.markdown import markdown_table
-from grpo.sampling.rollouts import drawn_from, sample_rollouts
+from grpo.sampling.rollouts import local_executor, sample_rollouts
 from grpo.schema import DATA
 from grpo.training.updates import Round, TrainingSettings, train_round
 from grpo.wiring.objectives import build_objective
@@ -84,7 +84,7 @@ def measure(arm: str, steps: int, signal_share: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         start = time.process_time()
         batch = sample_rollouts(
-            drawn_from(policy),
+            local_executor(policy),
             prompts.assign(rollouts=sizes["fix_group_size"]["rollouts"]),
             rollouts_per_batch=settings["sampling"]["rollouts_per_batch"],
             seed=0,

@@ -37,13 +37,13 @@ from grpo.params.parameters import Parameters, Training, read_params
 from grpo.runtime.artifacts.files import read_json, write_bytes
 from grpo.runtime.machine import prepare_machine
 from grpo.runtime.seeds import derive_seed
-from grpo.sampling.rollouts import drawn_from, sample_rollouts
+from grpo.sampling.rollouts import local_executor, sample_rollouts
 from grpo.sampling.scoring import score_rollouts
 from grpo.schema import DATA
 from grpo.tasks.base import PromptTables
 from grpo.training.audits import Auditor
 from grpo.training.batches import plan_batches
-from grpo.training.frozen import score_steps
+from grpo.training.frozen import compute_log_probs
 from grpo.training.metrics import UpdateMetrics
 from grpo.training.updates import Loss, TrainingSettings, run_update
 from grpo.types import Rollouts
@@ -195,7 +195,7 @@ def judged(
     """Returns rollouts of the prompts after a round trip through storage, as in the pipeline."""
     with tempfile.TemporaryDirectory() as scratch:
         batch = sample_rollouts(
-            drawn_from(policy),
+            local_executor(policy),
             prompts.assign(rollouts=rollouts),
             rollouts_per_batch=512,
             seed=seed,
@@ -284,7 +284,7 @@ def train_round(
     )
     trajectory = policy.replayed(trajectory)
     chosen_before = live_choices(policy, trajectory)
-    proximal = score_steps(policy, trajectory, rollouts.mask.float(), 16_384)
+    proximal = compute_log_probs(policy, trajectory, rollouts.mask.float(), 16_384)
     for batch in batches:
         updates.append(
             run_update(

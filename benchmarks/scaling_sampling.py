@@ -27,7 +27,7 @@ from grpo.sampling.rollouts import SampledBatch, sample_rollouts
 from grpo.schema import DATA
 from grpo.wiring.executors import open_engine
 from grpo.wiring.policies import build_base
-from grpo.wiring.sampling_workers import Drawing, make_drawing
+from grpo.wiring.sampling_workers import SamplingSetup, make_sampling_work
 from grpo.wiring.tasks import build_prompts
 
 OUT = RESULTS / "scaling_sampling.json"
@@ -81,13 +81,15 @@ def name_of(engine: str, workers: int) -> str:
     return "the stage itself" if engine == "local" else f"{engine}, {workers}"
 
 
-def _prepare(folder: Path) -> Drawing:
+def _prepare(folder: Path) -> SamplingSetup:
     """Writes prompts and an untrained policy, and returns the sampling job."""
     params = _changed(read_params(ROOT / "params.yaml"), "local", 1)
     prompts, base = folder / "prompts.parquet", folder / "base"
     write_table(build_prompts(params, DATA).train, prompts, PROMPTS)
     build_base(params, DATA).save(base)
-    return Drawing(params=params, prompts=prompts, purpose="evaluation", base=base, policy=base)
+    return SamplingSetup(
+        params=params, prompts=prompts, purpose="evaluation", base=base, policy=base
+    )
 
 
 def _changed(params: Parameters, engine: str, workers: int) -> Parameters:
@@ -99,14 +101,14 @@ def _changed(params: Parameters, engine: str, workers: int) -> Parameters:
 
 
 def _draw(
-    setup: Drawing, engine: str, workers: int, scratch: Path
+    setup: SamplingSetup, engine: str, workers: int, scratch: Path
 ) -> tuple[SampledBatch, Measured]:
     """Returns the rollouts of all prompts and the seconds of sampling."""
     prompts = read_table(setup.prompts, PROMPTS).assign(rollouts=ROLLOUTS)
     moments: list[float] = []
     start = time.perf_counter()
     params = _changed(setup.params, engine, workers)
-    with open_engine(make_drawing, setup.model_copy(update={"params": params})) as opened:
+    with open_engine(make_sampling_work, setup.model_copy(update={"params": params})) as opened:
         batch = sample_rollouts(
             opened,
             prompts,

@@ -25,7 +25,7 @@ from grpo.modalities.tokens.policy import TokenPolicy
 from grpo.runtime.artifacts.files import read_json, write_json
 from grpo.runtime.markdown import markdown_table
 from grpo.training.batches import plan_batches
-from grpo.training.frozen import score_steps
+from grpo.training.frozen import compute_log_probs
 from grpo.training.updates import Loss, run_update
 
 RESULTS = Path(__file__).parent / "results"
@@ -65,7 +65,7 @@ def profile_size(name: str) -> dict[str, Any]:
     batches, _ = plan_batches(objective(), rollouts, {}, num_batches=1, generator=generator)
     with profiled(policy) as scoring:
         weight = trajectory.mask.float()
-        proximal = score_steps(policy, trajectory, weight, settings.tokens_per_microbatch)
+        proximal = compute_log_probs(policy, trajectory, weight, settings.tokens_per_microbatch)
     with profiled(policy) as update:
         run_update(
             Loss(

@@ -4,11 +4,11 @@
 
     objective = grpo.chain(grpo.algorithms.rloo(), grpo.links.penalize_kl(0.01))
 
-Here are the nouns (`Rollouts`, `Credit`, ...), `chain`, `assign_credit`, `loss` and its parts
-`loss_terms` and `scalar_loss`, what makes a link of one's own, the modules `algorithms` and
-`links`, and each of their functions by its own name (`grpo.rloo`). `grpo.check(file)` lists what is
-unsound in a parameter file. All are loaded when they are asked for: `import grpo` alone does not
-import torch.
+The package exports the data types (`Rollouts`, `Credit`, ...), `chain`, `assign_credit`, `loss` and
+its parts `loss_terms` and `scalar_loss`, the constructors of custom links (`credit_link`, ...), the
+modules `algorithms` and `links`, and every function of these two modules (`grpo.rloo`).
+`grpo.check(file)` lists the problems of a parameter file. Names are imported on first access:
+`import grpo` alone does not import torch.
 """
 
 import importlib
@@ -16,13 +16,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-_NOUNS = ("Rollouts", "StepNoise", "ActionChunks", "Credit", "StepTerms", "Cost")
+_TYPES = ("Rollouts", "StepNoise", "ActionChunks", "Credit", "StepTerms", "Cost")
 _FUNCTIONS = (
     *("Objective", "State", "chain", "assign_credit", "loss", "loss_terms", "scalar_loss"),
     *("credit_link", "stateful_credit_link", "loss_link", "exp_log_ratio"),
 )
-_PLACES = {
-    **dict.fromkeys(_NOUNS, "grpo.types"),
+_MODULE_BY_NAME = {
+    **dict.fromkeys(_TYPES, "grpo.types"),
     **dict.fromkeys(_FUNCTIONS, "grpo.objective.base"),
     "Link": "grpo.objective.link",
 }
@@ -30,7 +30,7 @@ _MODULES = ("algorithms", "links")
 
 
 def check(params_file: str | Path) -> list[str]:
-    """Returns what is unsound in a parameter file, errors first, as `grpo check` prints it.
+    """Returns the problems of a parameter file, errors first, as `grpo check` prints them.
 
     Raises:
       ParameterError: If a parameter is wrong.
@@ -42,10 +42,10 @@ def check(params_file: str | Path) -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    # A submodule is no name of the library: looking for it must not import torch.
+    # Python looks up submodules here, too: that must not import torch.
     if not name.startswith("_") and find_spec(f"grpo.{name}") is None:
-        if name in _PLACES:
-            return getattr(importlib.import_module(_PLACES[name]), name)
+        if name in _MODULE_BY_NAME:
+            return getattr(importlib.import_module(_MODULE_BY_NAME[name]), name)
         if name in _MODULES:
             return importlib.import_module(f"grpo.objective.{name}")
         functions = _functions()
@@ -55,7 +55,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_PLACES, *_MODULES, *_functions()])
+    return sorted([*globals(), *_MODULE_BY_NAME, *_MODULES, *_functions()])
 
 
 def _functions() -> dict[str, Any]:

@@ -1,11 +1,11 @@
-"""The command line: check, advise, trace, report, and policies loaded, drawn from and uploaded."""
+"""The command line: check, advise, trace, report, and load, sample and upload policies."""
 
 from grpo.runtime.process import EXIT_INTERRUPTED, raise_interrupts, stop_at_once
 
 if __name__ == "__main__":
     stop_at_once("stopped")
 
-# What takes time to import stands behind that.
+# Slow imports come after the signal handler is set.
 import argparse
 import io
 import os
@@ -19,18 +19,18 @@ from grpo.errors import GrpoError
 
 ARTIFACTS = Path("artifacts")
 EXIT_WRONG_INPUT = 2
-EXIT_CLOSED_PIPE = 128 + signal.SIGPIPE  # a shell's name for what ends `yes | head`
+EXIT_CLOSED_PIPE = 128 + signal.SIGPIPE  # a shell's exit code for `yes` in `yes | head`
 
 
 def main() -> None:
     """Runs one command; a GrpoError becomes one line on stderr and exit code 2."""
-    if isinstance(sys.stdout, io.TextIOWrapper):  # its encoding may know few characters
+    if isinstance(sys.stdout, io.TextIOWrapper):  # its encoding may lack characters
         sys.stdout.reconfigure(errors="backslashreplace")
-    with _quiet_when_nobody_reads():
+    with _exit_on_closed_pipe():
         arguments = _parser().parse_args()
         try:
             raise_interrupts()
-            # Imported here: who asks for --help need not wait.
+            # Imported here to keep --help fast.
             from grpo.runtime.artifacts.files import refused_by_the_system, require_plain
 
             with refused_by_the_system():
@@ -47,16 +47,17 @@ def main() -> None:
 
 
 @contextmanager
-def _quiet_when_nobody_reads() -> Iterator[None]:
-    """Ends the process without a word where stdout is a pipe whose reader is gone: `| head`.
+def _exit_on_closed_pipe() -> Iterator[None]:
+    """Exits without a message if the reader of stdout has closed the pipe, as `| head` does.
 
-    SIGPIPE stays ignored: its default action would also end us when a server hangs up.
+    SIGPIPE stays ignored: its default action would also end the process when a server closes a
+    connection.
     """
     try:
         try:
             yield
         finally:
-            sys.stdout.flush()  # here, where it can be caught, and not when Python ends
+            sys.stdout.flush()  # an error at interpreter exit could not be caught
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(EXIT_CLOSED_PIPE)
@@ -74,8 +75,10 @@ def _parser() -> argparse.ArgumentParser:
     deps = commands.add_parser("dvc-deps", help="compare dvc.yaml's code dependencies with imports")
     deps.add_argument("--write", action="store_true", help="write them")
     deps.set_defaults(run=_dvc_deps)
-    lineage = commands.add_parser("lineage", help="trace an artifact back to what made it")
-    lineage.add_argument("path", type=Path, nargs="?", help="an artifact; none: record in MLflow")
+    lineage = commands.add_parser("lineage", help="trace an artifact back to its inputs")
+    lineage.add_argument(
+        "path", type=Path, nargs="?", help="an artifact; default: record in MLflow"
+    )
     lineage.add_argument("--svg", type=Path, metavar="FILE", help="draw the graph instead")
     lineage.set_defaults(run=_lineage)
     report = commands.add_parser("report", help="draw artifacts/report/index.html again")
@@ -84,14 +87,12 @@ def _parser() -> argparse.ArgumentParser:
     load.add_argument("address", help="models:/NAME@champion or models:/NAME/VERSION")
     load.add_argument("directory", type=Path)
     load.set_defaults(run=_load)
-    sample = commands.add_parser(
-        "sample", help="draw from a policy of a round, or one that was loaded"
-    )
+    sample = commands.add_parser("sample", help="sample from a round's policy or a loaded one")
     sample.add_argument("directory", type=Path)
     sample.add_argument("prompts", nargs="+", metavar="PROMPT")
     sample.add_argument("--rollouts", type=int, default=1, help="of each prompt")
     sample.add_argument("--seed", type=int, default=0)
-    sample.add_argument("--images", type=Path, metavar="DIRECTORY", help="for what is no text")
+    sample.add_argument("--images", type=Path, metavar="DIRECTORY", help="output of image policies")
     sample.set_defaults(run=_sample)
     summary = commands.add_parser("summary", help="print reward before and after, per arm")
     summary.set_defaults(run=_summary)
@@ -184,7 +185,7 @@ def _sample(arguments: argparse.Namespace) -> int:
     from grpo.runtime.artifacts.media import encode_png
 
     if arguments.images:
-        require_replaceable(arguments.images)  # said before the policy is loaded
+        require_replaceable(arguments.images)  # checked before the slow load of the policy
     drawn = draw_from(
         arguments.directory, arguments.prompts, rollouts=arguments.rollouts, seed=arguments.seed
     )
@@ -219,7 +220,7 @@ def _summary(arguments: argparse.Namespace) -> int:
     ran, page = find_completed_run(), state_of_page()
     is_colored = sys.stdout.isatty()
     banners = [*ran.banners, *ran.stamps, *([page] if page else [])]
-    print(say(banners, is_colored=is_colored), end="")  # before what may be missing
+    print(say(banners, is_colored=is_colored), end="")  # first: the results may be missing
     print(say(find_empty_results(ARTIFACTS, ran.params), is_colored=is_colored), end="")
     print(summarize(ARTIFACTS, ran.params))
     return 0

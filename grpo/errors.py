@@ -1,11 +1,11 @@
-"""The exceptions that are no bugs: one line each, without credentials, and an exit code."""
+"""User-facing errors: messages of one line without credentials."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-# What stands between :// and @ of a URL. A password may hold / and @, then more than it is cut.
+# Matches the text between :// and @ of a URL. If the password contains / or @, more is removed.
 CREDENTIALS = re.compile(r"(?<=://)(?:[^\s/@:]*:\S*|[^\s/@]+)@")
 BRIEF_CHARACTERS = 200
 
@@ -16,13 +16,13 @@ def without_credentials(text: str) -> str:
 
 
 def brief(error: object) -> str:
-    """Returns what a library says of its error: one line, not long, without credentials."""
-    # Credentials first: cut short, they would not be known for what they are.
+    """Returns the message of a library's error: one short line without credentials."""
+    # Credentials are removed first: the pattern would not match truncated ones.
     return without_credentials(" ".join(str(error).split()))[:BRIEF_CHARACTERS]
 
 
 class GrpoError(Exception):
-    """States the rule, the value and the way out, in one line, without credentials."""
+    """A user-facing error: states the rule, the value and the remedy in one line."""
 
     def __init__(self, message: str) -> None:
         super().__init__(without_credentials(message))
@@ -33,7 +33,7 @@ class ParameterError(GrpoError, ValueError):
 
 
 class ArtifactError(GrpoError, ValueError):
-    """A file is missing, truncated or breaks its contract; the message starts with its path."""
+    """A file is missing, truncated or violates its schema; the message starts with its path."""
 
 
 class UnsoundError(GrpoError, ValueError):
@@ -41,18 +41,18 @@ class UnsoundError(GrpoError, ValueError):
 
 
 class JudgeError(GrpoError, RuntimeError):
-    """The judge failed on all that it was shown: the judge is wrong, not the rollouts."""
+    """The judge failed on every rollout: the fault is in the judge, not in the rollouts."""
 
 
 class BusyError(GrpoError, RuntimeError):
-    """Another process holds what this one needs."""
+    """Another process holds a lock that this process needs."""
 
 
 class DivergedError(GrpoError, ArithmeticError):
-    """Training made a number that is not finite; the message says at which update.
+    """Training produced a number that is not finite; the message names the update.
 
     Attributes:
-      updates: The rows of updates.csv before that, if whoever raises knows them.
+      updates: The rows of updates.csv of the earlier updates, if the caller has them.
     """
 
     def __init__(self, message: str, updates: Sequence[Mapping[str, Any]] = ()) -> None:
@@ -61,24 +61,24 @@ class DivergedError(GrpoError, ArithmeticError):
 
 
 class EngineError(GrpoError, RuntimeError):
-    """Workers are lost again and again, or not to be had; a rerun goes on where it was."""
+    """Workers were lost repeatedly, or none could be started; a rerun resumes the stage."""
 
 
 class StorageError(GrpoError, RuntimeError):
-    """S3 lacks, refuses or has changed what is asked for; the message names the object."""
+    """An S3 object is missing, access-denied or changed; the message names the object."""
 
 
 class LostRankError(GrpoError, RuntimeError):
-    """A process that trains with others was killed or failed; a rerun goes on where it was."""
+    """A rank of data-parallel training was killed or failed; a rerun resumes the stage."""
 
 
 class MissingExtraError(GrpoError, ImportError):
-    """An optional package is needed; the message says which extra installs it."""
+    """An optional package is missing; the message names the extra that installs it."""
 
 
 @contextmanager
 def located(where: object) -> Iterator[None]:
-    """Puts a file or parameter path before the message of a GrpoError raised in the block."""
+    """Prepends a file or parameter path to the message of a GrpoError raised in the block."""
     try:
         yield
     except GrpoError as error:
@@ -87,22 +87,22 @@ def located(where: object) -> Iterator[None]:
 
 @contextmanager
 def refused_by_library(refuse: Callable[[str], GrpoError]) -> Iterator[None]:
-    """Makes one line of whatever a library raises on the files, templates or settings of others.
+    """Converts any exception that a library raises on user-provided files into a GrpoError.
 
-    What that is, no list can say: tokenizers, for one, raises Exception itself.
+    The exception types cannot be listed: tokenizers, for example, raises Exception itself. A
+    GrpoError raised in the block passes unchanged.
 
     Args:
-      refuse: Returns the error of what the library says, which is raised in its place; a GrpoError
-        of the block is raised as it is.
+      refuse: Maps the library's message to the error that is raised instead.
     """
     try:
         yield
     except GrpoError:
         raise
     except Exception as error:  # noqa: BLE001  see above
-        raise refuse(brief(said_by(error))) from None
+        raise refuse(brief(describe_error(error))) from None
 
 
-def said_by(error: BaseException) -> str:
-    """Returns the kind of an error and what it says."""
+def describe_error(error: BaseException) -> str:
+    """Returns the type and the message of an error."""
     return f"{type(error).__name__}: {error}"

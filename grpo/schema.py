@@ -1,4 +1,4 @@
-"""Types of parameters that several sections share, and where parameters are."""
+"""Parameter types that several sections share, and the path of the parameter file."""
 
 import re
 from pathlib import Path, PurePosixPath
@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 PARAMS = Path("params.yaml")
-DATA = Path("data")  # where params.yaml names files in
-# DVC divides the path of a parameter at its dots, and names make file names.
+DATA = Path("data")  # file names in params.yaml are relative to it
+# No dots: DVC splits parameter paths at dots. Names are also used as file names.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
@@ -42,9 +42,9 @@ Positive = Annotated[int, Field(gt=0, le=10**9)]
 Rollouts = Annotated[int, Field(gt=0, le=65536)]  # of a prompt
 Steps = Annotated[int, Field(gt=0, le=2**20)]  # of a rollout, and tokens of a caption
 Processes = Annotated[int, Field(gt=0, le=4096)]
-Pixels = Annotated[int, Field(gt=0, le=16384)]  # of a side; one such picture takes 3 GB
-Timeout = Annotated[float, Field(ge=0.01, le=86400)]  # no judge answers faster; a stage has a day
-Decay = Annotated[float, Field(ge=0, lt=1)]  # of a moving average; with 1 it would never move
+Pixels = Annotated[int, Field(gt=0, le=16384)]  # of a side; the largest image takes 3 GB
+Timeout = Annotated[float, Field(ge=0.01, le=86400)]  # seconds; at most a day
+Decay = Annotated[float, Field(ge=0, lt=1)]  # of a moving average; 1 would never update it
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -55,14 +55,14 @@ class Strict(BaseModel):
 
 
 class DirectoryBase(Strict):
-    """A directory under data/, as `save_pretrained` writes it."""
+    """A model directory under data/ in the format of `save_pretrained`."""
 
     source: Literal["directory"]
     path: DataPath
 
 
 class HubBase(Strict):
-    """A model id of the hub at an exact revision."""
+    """A model id of the Hugging Face Hub at an exact revision."""
 
     source: Literal["hub"]
     id: str
@@ -70,7 +70,7 @@ class HubBase(Strict):
 
 
 class S3Base(Strict):
-    """A directory in S3 that `python -m grpo upload` stored; nothing else is taken for it."""
+    """A directory in S3 that `python -m grpo upload` stored, verified by its hash."""
 
     source: Literal["s3"]
     uri: Annotated[str, AfterValidator(_require_s3)]  # no user:password@
@@ -78,9 +78,9 @@ class S3Base(Strict):
 
 
 class Machine(Strict):
-    """Where models run; part of the parameters because other devices give other bytes."""
+    """Where models run; a parameter because results differ between devices."""
 
     device: Literal["cpu", "cuda"]
     dtype: Literal["float32", "bfloat16"]
     threads: Annotated[int, Field(gt=0, le=1024)]  # of torch, per process
-    compile: bool  # by torch.compile, what updates compute; needs a C++ compiler
+    compile: bool  # the forward pass of updates, by torch.compile; needs a C++ compiler

@@ -1,4 +1,4 @@
-"""The nouns that every modality shares: rollouts, credit, the terms of a loss, and cost."""
+"""Data types that every modality shares: rollouts, credit, loss terms, log-probs and cost."""
 
 import operator
 from dataclasses import dataclass, replace
@@ -10,11 +10,11 @@ from torch import Tensor
 
 
 class StepNoise(NamedTuple):
-    """What the noise of Gaussian steps is like; 0 where a step has none."""
+    """The noise of Gaussian steps; 0 where a step has none."""
 
     scale: Float[Tensor, "rollout step"]  # |d log p / d v| per unit of noise, v the model's output
     std: Float[Tensor, "rollout step"]
-    size: Float[Tensor, "rollout step"]  # by how much the time falls, in units of the schedule
+    size: Float[Tensor, "rollout step"]  # decrease of the time, in units of the schedule
 
     def select(self, rows: Int[Tensor, " kept"], num_steps: int | None = None) -> "StepNoise":
         """Returns some rollouts, cut after `num_steps` steps."""
@@ -22,10 +22,10 @@ class StepNoise(NamedTuple):
 
 
 class ActionChunks(NamedTuple):
-    """What chunks of a robot's actions were, for methods that compare them by phase."""
+    """Chunks of a robot's actions, for methods that compare actions by phase."""
 
     phase: Int[Tensor, "rollout step"]  # -1 off the mask
-    action: Float[Tensor, "rollout step number"]  # counts only where it was carried out
+    action: Float[Tensor, "rollout step number"]  # used only where it was executed
     is_executed: Bool[Tensor, "rollout step number"]
 
     def select(self, rows: Int[Tensor, " kept"], num_steps: int | None = None) -> "ActionChunks":
@@ -47,9 +47,9 @@ REALS = ("reward", "outcome")  # integers and booleans too; all other fields are
 
 @dataclass(frozen=True, kw_only=True)
 class Rollouts:
-    """What the objective may know of a batch of rollouts, the same for every modality.
+    """A batch of rollouts as the objective reads it; the same fields for every modality.
 
-    Two rollouts of one prompt, two steps, of which the second rollout used one::
+    Example: two rollouts of one prompt; the first has two steps, the second has one::
 
         Rollouts(
             group=torch.tensor([0, 0]),
@@ -59,24 +59,24 @@ class Rollouts:
             behavior_logp=torch.tensor([[-0.1, -0.2], [-0.3, 0.0]]),
         )
 
-    All fields are constants: graphs are cut. A rollout whose mask is False everywhere is in no
-    statistic of its group. That is how to pass a rollout that was not judged because its
-    environment or its judge failed.
+    All fields are detached. A rollout whose mask is False at every step is excluded from the
+    statistics of its group. Pass a rollout that has no reward, because its environment or its judge
+    failed, in this way.
 
     Raises:
-      ValueError: If a field is no tensor, fields disagree in shape, a dtype is wrong, or a reward
-        or a log-prob that counts is not finite.
+      ValueError: If a field is not a tensor, shapes disagree, a dtype is wrong, or a reward or a
+        log-prob on the mask is not finite.
     """
 
     group: Int[Tensor, " rollout"]  # rollouts of one prompt share an id
     reward: Float[Tensor, " rollout"]  # integers and booleans become float32
     outcome: Float[Tensor, " rollout"]  # raw, unshaped
     mask: Bool[Tensor, "rollout step"]  # False on padding and on steps the policy did not choose
-    behavior_logp: Float[Tensor, "rollout step"]  # nats, under the engine that sampled
+    behavior_logp: Float[Tensor, "rollout step"]  # nats, as the sampler recorded them
     reference_logp: Float[Tensor, "rollout step"] | None = None  # nats, under the base policy
-    noise: StepNoise | None = None  # None: steps are no Gaussians
-    variant: Int[Tensor, " rollout"] | None = None  # of the prompt that it was drawn under; 0: none
-    chunks: ActionChunks | None = None  # None: steps are no chunks of actions
+    noise: StepNoise | None = None  # None: steps are not Gaussian
+    variant: Int[Tensor, " rollout"] | None = None  # prompt variant at sampling; 0: the prompt
+    chunks: ActionChunks | None = None  # None: steps are not chunks of actions
 
     def __post_init__(self) -> None:
         for name, value in self._fields().items():
@@ -107,7 +107,7 @@ class Rollouts:
 
     @property
     def counts(self) -> Bool[Tensor, " rollout"]:
-        """Whether a rollout has steps: the others are in no statistic and have weight 0."""
+        """Whether a rollout has steps; rollouts without steps are ignored and get weight 0."""
         return self.mask.any(dim=1)
 
     def select(self, rows: Int[Tensor, " kept"]) -> "Rollouts":
@@ -125,7 +125,7 @@ class Rollouts:
         )
 
     def _require_finite(self, name: str, counts: Tensor) -> None:
-        """Raises where what counts is not finite."""
+        """Raises if a value where `counts` is True is not finite."""
         value: Tensor | None = getattr(self, name)
         if value is None or value[counts].isfinite().all():
             return
@@ -137,7 +137,7 @@ class Rollouts:
         )
 
     def _fields(self) -> dict[str, Tensor]:
-        """Returns every field that is there by its name, and the parts of noise and chunks."""
+        """Returns the fields that are not None by name, and the parts of noise and chunks."""
         names = ("mask", *PER_ROLLOUT, "behavior_logp", "reference_logp")
         named = {name: getattr(self, name) for name in names}
         named = {
@@ -154,14 +154,14 @@ class Rollouts:
 
 
 def require_tensor(name: str, value: object) -> None:
-    """Raises ValueError if a value is no tensor."""
+    """Raises ValueError if a value is not a tensor."""
     if not isinstance(value, Tensor):
         found = type(value).__name__
         raise ValueError(f"{name} must be a torch.Tensor, got {found}; use torch.tensor(...)")
 
 
 def _require_dtype(name: str, dtype: torch.dtype) -> None:
-    """Raises ValueError if a field of `Rollouts` would be read as something else than it is."""
+    """Raises ValueError if a field of `Rollouts` has the wrong kind of dtype."""
     is_integer = not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
     kind, fits = "floats", dtype.is_floating_point
     if name in INTEGERS:
@@ -175,29 +175,29 @@ def _require_dtype(name: str, dtype: torch.dtype) -> None:
 
 
 def as_float(value: Tensor) -> Tensor:
-    """Returns a tensor in float32, unless it has that precision already: float16 overflows."""
+    """Returns a tensor in float32 or float64; half precision is converted: float16 overflows."""
     return value if value.dtype in (torch.float32, torch.float64) else value.float()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Credit:
-    """How much each step is to be reinforced, and how much it counts in the sum."""
+    """The advantage of every step, and its weight in the sum of the loss."""
 
     advantage: Float[Tensor, "rollout step"]
-    weight: Float[Tensor, "rollout step"]  # 0: the step needs no gradient and is not computed
-    full: "Credit | None" = None  # before any selection; None: nothing was left out
+    weight: Float[Tensor, "rollout step"]  # 0: the step has no gradient and is not computed
+    full: "Credit | None" = None  # credit before any selection; None: no step was dropped
 
     @property
     def weighted_rows(self) -> Int[Tensor, " kept"]:
-        """The rollouts with weight: the others have no gradient and need no forward pass."""
+        """The rollouts with a nonzero weight; the others need no forward pass."""
         return (self.weight != 0).any(dim=1).nonzero()[:, 0]
 
     def keep(self, kept: Bool[Tensor, "rollout step"]) -> "Credit":
-        """Returns the same credit with weight 0 where not `kept`; `full` stays what it was."""
+        """Returns the credit with weight 0 where not `kept`; `full` holds the unselected credit."""
         return replace(self, weight=self.weight * kept, full=self.full or self)
 
     def select(self, rows: Int[Tensor, " kept"], num_steps: int | None = None) -> "Credit":
-        """Returns some rollouts, cut after `num_steps` steps; `full` is left out."""
+        """Returns some rollouts, cut after `num_steps` steps, without `full`."""
         return Credit(
             advantage=self.advantage[rows, :num_steps], weight=self.weight[rows, :num_steps]
         )
@@ -222,16 +222,16 @@ class StepTerms:
     mask: Bool[Tensor, "rollout step"]
     loss: Float[Tensor, "rollout step"]
     reference_logp: Float[Tensor, "rollout step"] | None = None
-    proximal_kl: Float[Tensor, "rollout step"] | None = None  # nats, exact; None: no Gaussians
+    proximal_kl: Float[Tensor, "rollout step"] | None = None  # nats, exact; None: not Gaussian
     reference_kl: Float[Tensor, "rollout step"] | None = None  # nats, exact
     noise: StepNoise | None = None
     clipped: Bool[Tensor, "rollout step"] | None = None  # where the trust region changed the loss
     mismatch: Float[Tensor, "rollout step"] | None = None  # nats, proximal minus behavior
-    mismatch_weight: Float[Tensor, "rollout step"] | None = None  # by what links corrected it
-    dimensions: int = 1  # of a step, over which its log ratio is a mean
+    mismatch_weight: Float[Tensor, "rollout step"] | None = None  # importance weight applied to it
+    dimensions: int = 1  # of a step; the log ratio is the mean over them
 
     def with_loss(self, loss: Float[Tensor, "rollout step"]) -> "StepTerms":
-        """Returns the same terms with `loss` added to what is there.
+        """Returns the same terms with `loss` added to their loss.
 
         Raises:
           ValueError: If a broadcast would change the answer.
@@ -246,14 +246,14 @@ class StepTerms:
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """How a policy scores the steps of a trajectory."""
+    """Log-probs of the steps of a trajectory under a policy."""
 
     logp: Float[Tensor, "rollout step"]  # nats
-    # Of Gaussian steps, each in units of its deviation: a row per scored step, rollout by rollout.
-    mean: Float[Tensor, " scored *sample"] | None = None
+    # Means of Gaussian steps in units of their std: one row per computed step, by rollout.
+    mean: Float[Tensor, " computed *sample"] | None = None
 
     def detach(self) -> "Scores":
-        """Returns the same numbers without their graph."""
+        """Returns the same values, detached."""
         return Scores(
             logp=self.logp.detach(), mean=None if self.mean is None else self.mean.detach()
         )
@@ -261,12 +261,12 @@ class Scores:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a computation cost, independent of the machine that ran it; costs add up."""
+    """The cost of a computation in counts that do not depend on the machine; costs add."""
 
     flops: int = 0
     sampled_steps: int = 0
     trained_steps: int = 0
-    judge_calls: int = 0  # beside the one per rollout: of what was judged on the way
+    judge_calls: int = 0  # calls on intermediate samples, in addition to one per rollout
 
     def __add__(self, other: "Cost") -> "Cost":
         return Cost(*map(operator.add, vars(self).values(), vars(other).values()))

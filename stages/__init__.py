@@ -6,10 +6,10 @@ import sys
 
 from grpo.runtime.process import stop_at_once
 
-PARENT = os.getppid()  # before the stage's imports take seconds, in which it may die
+PARENT = os.getppid()  # read before the slow imports of the stage: the parent may exit meanwhile
 
-INTERRUPTED = "stopped; run again to go on from where it was"
+INTERRUPTED = "stopped; run again to resume"
 
-if sys.argv[0] == "-m":  # a stage starts: Python has yet to find its module
+if sys.argv[0] == "-m":  # `python -m stages.NAME`, before Python imports the module
     stop_at_once(INTERRUPTED)
-    gc.disable()  # its imports make many objects and no garbage; `run` enables it
+    gc.disable()  # imports create many objects and no garbage; `run` enables it

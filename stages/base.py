@@ -1,4 +1,4 @@
-"""Makes the base policy: a fresh model warmed up on solutions, or an import."""
+"""Creates the base policy: a fresh model after a supervised warm-up, or an imported model."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -26,7 +26,7 @@ def main(
     """Writes the policy directory and the warm-up's updates.
 
     Args:
-      described: What check says of files in `data`.
+      described: Manifest of files in `data`, written by the stage check.
     """
     params = read_params()
     require_described(described, params, data, "base")

@@ -1,4 +1,4 @@
-"""Refuses parameters that break a composition rule, before any compute is spent."""
+"""Checks parameters against the composition rules before any compute is spent."""
 
 from pathlib import Path
 from typing import get_args
@@ -15,9 +15,10 @@ from stages.entry import run
 
 
 def main(usage: Usage, file: Path, data: Path, needed_out: Path, data_out: Path) -> None:
-    """Writes whether anything reads a profile, and which files under data/ what is made from.
+    """Writes whether an arm reads the profile, and manifests of the files under data/.
 
-    Later stages depend on these, and do not run again for another curriculum or other data.
+    Later stages depend on these outputs, so that they do not rerun for unrelated changes of
+    params.yaml or data/.
     """
     params = read_params(file)
     errors = [each for each in findings(params) if each.severity is Severity.ERROR]

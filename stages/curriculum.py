@@ -1,8 +1,8 @@
-"""Allocates prompts, phases and group sizes to one arm."""
+"""Plans the curriculum of one arm: prompts, phases and group sizes."""
 
 from pathlib import Path
 
-from grpo.allocation.curriculum import plan_curriculum, rates_of
+from grpo.allocation.curriculum import curriculum_input, plan_curriculum
 from grpo.errors import located
 from grpo.params.parameters import read_params
 from grpo.runtime.artifacts.files import write_json
@@ -17,13 +17,13 @@ from stages.entry import run
 def main(
     usage: Usage, prompts: Path, profile: Path, rollouts: Path, out: Path, inputs_out: Path
 ) -> None:
-    """Writes the curriculum of the arm that `out` is named after, and what its selection reads."""
+    """Writes the curriculum of the arm that `out` names, and the inputs of its selection."""
     params = read_params()
     arm = out.stem
     steps = build_curriculum(params.find_arm(arm).curriculum, arm)
     drawn, table = read_profile(profile), read_table(prompts, PROMPTS)
     with located(profile):
-        rates = rates_of(drawn, table, steps)
+        rates = curriculum_input(drawn, table, steps)
     with located(f"{PARAMS}: arms.{arm}.curriculum"):
         plan = plan_curriculum(rates, steps, seed=derive_seed(params.seed, "curriculum", arm))
     write_table(plan, out, CURRICULUM)

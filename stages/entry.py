@@ -1,4 +1,4 @@
-"""Runs a stage: paths from the command line, one lock, measured usage, errors in one line."""
+"""Entry point of stages: command-line paths, a lock, usage measurement, one-line errors."""
 
 import gc
 import inspect
@@ -26,25 +26,26 @@ from grpo.runtime.process import EXIT_INTERRUPTED, die_with_parent, keep_imports
 from grpo.schema import PARAMS
 from stages import INTERRUPTED, PARENT
 
-EXIT_MAY_PASS = 1  # so that flows try again, as after a bug
+EXIT_MAY_PASS = 1  # flows retry, as after a bug
 EXIT_WRONG_INPUT = 2
-MAY_PASS = (EngineError, LostRankError)  # the machines' fault: a rerun may cure it
+MAY_PASS = (EngineError, LostRankError)  # failures of machines: a rerun may succeed
 
 
 def run(main: Callable[..., None], *, stage: str) -> None:
     """Calls `main(usage, *paths)`; a GrpoError becomes one line on stderr and an exit code.
 
-    That is 2, and nobody tries again, or 1 if a rerun may cure it. A bug keeps its traceback.
+    The exit code is 1 if a rerun may succeed, and otherwise 2, after which flows do not retry. A
+    bug keeps its traceback.
 
     Args:
-      stage: The module's name; under dvc the stage has its full name, e.g. rollout@sgpo-2.
+      stage: Name of the module; under DVC, DVC_STAGE has the full name, e.g. rollout@sgpo-2.
     """
     die_with_parent(PARENT)
     raise_interrupts()
-    if not gc.isenabled():  # as stages/__init__.py leaves it
+    if not gc.isenabled():  # disabled by stages/__init__.py
         keep_imports()
     name = os.environ.get("DVC_STAGE", stage)
-    rank = os.environ.get("RANK")  # if torchrun has started it, beside others
+    rank = os.environ.get("RANK")  # set by torchrun
     paths = [Path(argument) for argument in sys.argv[1:]]
     expected = [name for name in inspect.signature(main).parameters if name != "usage"]
     try:
@@ -72,9 +73,10 @@ def run(main: Callable[..., None], *, stage: str) -> None:
 
 
 def scratch_of(stage: str, inputs: list[Path], params: Parameters) -> Scratch:
-    """Returns the stage's scratch, bound to the library's code, its inputs and parameters.
+    """Returns the stage's scratch directory, keyed by the code, the inputs and the parameters.
 
-    Not to who samples: another engine, or number of workers, goes on from the same batches.
+    The section `sampling` is not part of the key: another engine or number of workers resumes from
+    the same batches.
     """
     deciding = params.model_dump(mode="json", exclude={"sampling"})
     return Scratch(stage, digest([*CODE, *inputs], deciding))

@@ -1,4 +1,4 @@
-"""Evaluates one policy on the held-out prompts: mean@k, pass@k, and greedy if there is that."""
+"""Evaluates one policy on the held-out prompts: mean@k, pass@k, and greedy if supported."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -25,7 +25,7 @@ from grpo.schema import DATA
 from grpo.types import Cost
 from grpo.wiring.executors import open_engine
 from grpo.wiring.policies import draws_of_evaluation
-from grpo.wiring.sampling_workers import Drawing, make_drawing
+from grpo.wiring.sampling_workers import SamplingSetup, make_sampling_work
 from stages.entry import run, scratch_of
 from stages.progress import shown, warn
 
@@ -40,20 +40,22 @@ def main(
     samples_out: Path,
     out: Path,
 ) -> None:
-    """Writes results per prompt, a few rollouts to look at, and a summary with intervals.
+    """Writes results per prompt, a few rollouts for the report, and a summary with intervals.
 
     Args:
-      judge: What check says of the judge's files.
+      judge: Manifest of the judge's files, written by the stage check.
     """
     params = read_params()
     require_described(judge, params, DATA, "judge")
     table = read_table(prompts, PROMPTS)
     require_part(table, "eval", prompts)
-    read_state(policy, out.stem)  # another round's would be evaluated under this one's name
+    read_state(policy, out.stem)  # raises if the policy is that of another round
     scratch = scratch_of(f"evaluate@{out.stem}", [judge, base, policy, prompts], params)
     draws = draws_of_evaluation(params)
-    setup = Drawing(params=params, prompts=prompts, purpose="evaluation", base=base, policy=policy)
-    with open_engine(make_drawing, setup) as engine:
+    setup = SamplingSetup(
+        params=params, prompts=prompts, purpose="evaluation", base=base, policy=policy
+    )
+    with open_engine(make_sampling_work, setup) as engine:
         with usage.part("sampling"), shown(out.stem) as progress:
             batches = draw_evaluation(
                 engine,

@@ -1,4 +1,4 @@
-"""Stage: writes what dvc.lock says of every stage to MLflow; has no output of its own."""
+"""Records every stage of dvc.lock in MLflow; has no output."""
 
 import sys
 from pathlib import Path
@@ -13,21 +13,19 @@ from stages.entry import run
 
 
 def main(usage: Usage, workspace: Path) -> None:
-    sort_lock(workspace)  # DVC adds this stage's own entry, the last one, when it has ended
+    sort_lock(workspace)  # DVC appends the entry of this stage when the stage has ended
     with usage.part("record"):
         try:
             record(workspace)
-        except WaitingError as error:  # nothing is lost: a later run writes it
+        except WaitingError as error:  # a later run records it
             print(error, file=sys.stderr)
-    if state_of_page():  # DVC has restored what the report wrote, but knows no page
-        # Here, not above: it takes seconds to import, and is seldom needed.
+    if state_of_page():  # DVC restores the outputs of the report, but not the page
+        # Imported here: the import takes seconds and is rarely needed.
         from grpo.report.page import redraw_page
 
         try:
             redraw_page(ARTIFACTS)
-        except (
-            GrpoError
-        ) as error:  # a page that cannot be drawn is marked as old; this was recorded
+        except GrpoError as error:  # the page is marked as outdated; recording has succeeded
             print(error, file=sys.stderr)
 
 

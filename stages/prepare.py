@@ -13,7 +13,11 @@ from stages.progress import warn
 
 
 def main(usage: Usage, described: Path, data: Path, out: Path) -> None:
-    """Writes {train,eval,warmup}.parquet; `described`: what check says of files in `data`."""
+    """Writes {train,eval,warmup}.parquet.
+
+    Args:
+      described: Manifest of files in `data`, written by the stage check.
+    """
     params = read_params()
     require_described(described, params, data, "task")
     tables = build_prompts(params, data)

@@ -1,4 +1,4 @@
-"""Measures where the signal is: the base policy's outcome rate on every training prompt."""
+"""Measures the base policy's outcome rate on every training prompt."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -34,7 +34,7 @@ from grpo.types import Cost
 from grpo.wiring.executors import open_engine
 from grpo.wiring.phase_profiles import profile_steps
 from grpo.wiring.policies import stored_layout
-from grpo.wiring.sampling_workers import Drawing, make_drawing
+from grpo.wiring.sampling_workers import SamplingSetup, make_sampling_work
 from stages.entry import run, scratch_of
 from stages.progress import shown, warn
 
@@ -43,8 +43,8 @@ def main(usage: Usage, needed: Path, judge: Path, policy: Path, prompts: Path, o
     """Writes prompts.parquet (one row per prompt), summary.json and the judged rollouts.
 
     Args:
-      needed: Says whether anything reads a profile; if nothing does, all three are empty.
-      judge: What check says of the judge's files.
+      needed: File that tells whether an arm reads the profile; if not, all outputs are empty.
+      judge: Manifest of the judge's files, written by the stage check.
     """
     if not _is_needed(needed):
         _write_none(out)
@@ -53,7 +53,9 @@ def main(usage: Usage, needed: Path, judge: Path, policy: Path, prompts: Path, o
     require_described(judge, params, DATA, "judge")
     table = read_table(prompts, PROMPTS)
     scratch = scratch_of("profile", [judge, policy, prompts], params)
-    setup = Drawing(params=params, prompts=prompts, purpose="profile", base=policy, policy=policy)
+    setup = SamplingSetup(
+        params=params, prompts=prompts, purpose="profile", base=policy, policy=policy
+    )
     batch, rewards = _draw_and_judge(usage, setup, table, scratch)
     with located("profile"):
         warn(require_judged(rewards))
@@ -70,10 +72,10 @@ def main(usage: Usage, needed: Path, judge: Path, policy: Path, prompts: Path, o
 
 
 def _is_needed(path: Path) -> bool:
-    """Returns what the stage check has found of the profile.
+    """Returns whether an arm reads the profile, as the stage check wrote it.
 
     Raises:
-      ArtifactError: If the file is missing or says something else.
+      ArtifactError: If the file is missing or has other content.
     """
     match found := read_json(path):
         case {"needed": bool(is_needed)}:
@@ -93,11 +95,11 @@ def _write_none(out: Path) -> None:
 
 
 def _draw_and_judge(
-    usage: Usage, setup: Drawing, table: pd.DataFrame, scratch: Scratch
+    usage: Usage, setup: SamplingSetup, table: pd.DataFrame, scratch: Scratch
 ) -> tuple[SampledBatch, pd.DataFrame]:
-    """Returns rollouts and rewards; the engine, and its policy, is gone then."""
+    """Returns rollouts and rewards; the engine and its policy are released on return."""
     params, judged = setup.params, scratch.within("judged").directory
-    with open_engine(make_drawing, setup) as engine:
+    with open_engine(make_sampling_work, setup) as engine:
         with usage.part("sampling"), shown("profile") as progress:
             batch = sample_rollouts(
                 engine,

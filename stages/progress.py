@@ -1,4 +1,4 @@
-"""Shows progress and warnings of a stage on stderr."""
+"""Progress bars and warnings of a stage on stderr."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -12,10 +12,10 @@ from grpo.runtime.artifacts.marks import warning
 
 @contextmanager
 def shown(description: str, *, is_seen: bool = True) -> Iterator[Callable[[int, int], None]]:
-    """Yields a function that takes what is done and how much there is; draws on terminals only.
+    """Yields a callback `(done, total)` that updates a progress bar, shown on terminals only.
 
     Args:
-      is_seen: False: nowhere; another process does.
+      is_seen: If False, the bar is hidden, because another process shows it.
     """
     console = Console(stderr=True)
     bar = Progress(
@@ -32,6 +32,6 @@ def shown(description: str, *, is_seen: bool = True) -> Iterator[Callable[[int, 
 
 
 def warn(message: str | None) -> None:
-    """Prints a warning on stderr, in red on terminals; nothing if there is none."""
+    """Prints a warning on stderr, in red on terminals; prints nothing if it is None."""
     if message is not None:
         print(warning(message, is_colored=sys.stderr.isatty()), end="", file=sys.stderr)

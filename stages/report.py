@@ -1,4 +1,4 @@
-"""Turns everything the run left behind into numbers, curves and the page."""
+"""Writes the report of a run: numbers, curves and the page."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Draws the rollouts of one round from the policy that the round starts from."""
+"""Samples the rollouts of one round from its starting policy."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from grpo.schema import DATA
 from grpo.wiring.allocation import build_selection
 from grpo.wiring.executors import open_engine
 from grpo.wiring.rollouts import build_source, read_candidates
-from grpo.wiring.sampling_workers import Drawing, make_drawing
+from grpo.wiring.sampling_workers import SamplingSetup, make_sampling_work
 from stages.entry import run, scratch_of
 from stages.progress import shown
 
@@ -28,11 +28,11 @@ def main(
     profile: Path,
     out: Path,
 ) -> None:
-    """Writes the rollouts of the round that `out` is named after.
+    """Writes the rollouts of the round that `out` names.
 
     Args:
-      judge: What check says of the judge's files.
-      profile: The profile's rollouts.
+      judge: Manifest of the judge's files, written by the stage check.
+      profile: Directory of the profile's rollouts.
     """
     params = read_params()
     require_described(judge, params, DATA, "judge")
@@ -45,7 +45,7 @@ def main(
         f"rollout@{name}", [judge, base, policy, prompts, curriculum, *more], params
     )
     seed = derive_seed(params.seed, "rollout", name)
-    setup = Drawing(
+    setup = SamplingSetup(
         params=params,
         prompts=prompts,
         purpose="round",
@@ -55,7 +55,7 @@ def main(
         judges=not selection.keeps_uniform,
     )
     with (
-        open_engine(make_drawing, setup) as engine,
+        open_engine(make_sampling_work, setup) as engine,
         usage.part("sampling"),
         shown(f"sample {name}") as progress,
     ):

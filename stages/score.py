@@ -10,18 +10,22 @@ from grpo.runtime.artifacts.usage import Usage
 from grpo.sampling.scoring import judge_stored, require_judged
 from grpo.schema import DATA
 from grpo.wiring.executors import open_engine
-from grpo.wiring.judging_workers import Judging, make_judging
+from grpo.wiring.judging_workers import JudgingSetup, make_judging_work
 from stages.entry import run, scratch_of
 from stages.progress import shown, warn
 
 
 def main(usage: Usage, judge: Path, prompts: Path, rollouts: Path, out: Path) -> None:
-    """Writes outcome, reward and status of every rollout; `judge`: what check says of its files."""
+    """Writes outcome, reward and status of every rollout.
+
+    Args:
+      judge: Manifest of the judge's files, written by the stage check.
+    """
     params = read_params()
     require_described(judge, params, DATA, "judge")
     scratch = scratch_of(f"score@{out.stem}", [judge, prompts, rollouts], params)
     with (
-        open_engine(make_judging, Judging(params=params, prompts=prompts)) as engine,
+        open_engine(make_judging_work, JudgingSetup(params=params, prompts=prompts)) as engine,
         usage.part("scoring"),
         shown(f"score {out.stem}") as progress,
     ):

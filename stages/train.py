@@ -31,12 +31,12 @@ def main(
     policy_out: Path,
     training_out: Path,
 ) -> None:
-    """Writes the policy and the training record of the round that the outs are named after."""
+    """Writes the policy and the training metrics of the round that the outputs name."""
     params, name = read_params(), policy_out.name
     ranks = params.find_arm(params.find_round(name).arm).training.ranks
     store = WORK / f"train@{name}.ranks"
     inputs = RoundInputs(base, start, rollouts, rewards)
-    scratch = scratch_of(f"train@{name}", list(inputs), params)  # read once, not by each rank
+    scratch = scratch_of(f"train@{name}", list(inputs), params)  # hashed once, not by every rank
 
     def work(usage: Usage) -> None:
         prepare_machine(params.machine)
@@ -55,7 +55,7 @@ def main(
 
 
 def _train(loaded: LoadedRound, scratch: Scratch) -> TrainedRound:
-    """Returns the trained round; the first rank shows progress and keeps curves and warnings."""
+    """Returns the trained round; the first rank shows progress and writes curves and warnings."""
     name, is_first = loaded.name, this_rank() == 0
     try:
         with (
@@ -64,7 +64,7 @@ def _train(loaded: LoadedRound, scratch: Scratch) -> TrainedRound:
         ):
             trained = train_loaded(loaded, scratch=scratch, progress=progress)
     except DivergedError:
-        all_agree(True)  # the first rank that ends ends all: not before the curves are written
+        all_agree(True)  # a rank that exits ends all ranks: wait until the curves are written
         raise
     if is_first and (fewer := fewer_updates(loaded, trained)):
         warn(f"{name}: {fewer}")

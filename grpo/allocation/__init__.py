@@ -1,1 +1,1 @@
-"""Where compute is spent: difficulty profiles, curricula, selection of prompts."""
+"""Allocation of compute to prompts: difficulty profiles, curricula, prompt selection."""

@@ -1,10 +1,9 @@
-"""Which prompts are trained on, in which phase, with how many rollouts each: a chain of steps.
+"""Curricula: chains of steps that choose prompts, their group sizes and their phases.
 
-A step takes and returns a frame with prompt_id, family, outcome_rate and, once decided, rollouts,
-phase and position. sGPO [Sudalairaj et al., 2026] is drop_trivial, sample_unsolved,
-size_groups_by_inverse_rate, split_easy_to_hard. Unlike the paper:
-its numbers come from a public re-implementation (docs/methods/sgpo.md), and a phase is one round,
-not trained "to convergence".
+A step takes and returns a table with prompt_id, family and outcome_rate; steps add the columns
+rollouts, phase and position. sGPO [Sudalairaj et al., 2026] is drop_trivial, sample_unsolved,
+size_groups_by_inverse_rate, split_easy_to_hard. Unlike the paper: settings come from a public
+re-implementation (docs/methods/sgpo.md), and a phase is one round, not trained "to convergence".
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,18 +17,18 @@ from grpo.objective.link import Kind, Link, Setting
 
 Step = Callable[[pd.DataFrame, np.random.Generator], pd.DataFrame]
 
-LARGEST_GROUP = 65536  # far above what anybody draws of a prompt
+LARGEST_GROUP = 65536  # rollouts of a prompt; far above practical sizes
 
 
 class CurriculumStep(NamedTuple):
-    """A step with its name and settings, kept so that rules and reports can read it."""
+    """A curriculum step with the metadata that rules and reports read."""
 
     link: Link
     apply: Step
-    reads_profile: bool = False  # whether it looks at outcome rates
-    sizes: frozenset[int] = frozenset()  # of groups that it can give
-    phases: int = 0  # that it makes
-    reads_sizes: bool = False  # whether it looks at group sizes
+    reads_profile: bool = False  # whether it reads outcome rates
+    sizes: frozenset[int] = frozenset()  # group sizes that it can assign
+    phases: int = 0  # number of phases that it creates
+    reads_sizes: bool = False  # whether it reads group sizes
 
 
 def drop_trivial(above: float) -> CurriculumStep:
@@ -84,7 +83,7 @@ def fix_group_size(rollouts: int) -> CurriculumStep:
 
 
 def size_groups_by_inverse_rate(smallest: int, largest: int) -> CurriculumStep:
-    """G = 1 / rate, rounded to a power of two in [smallest, largest]. [sGPO, eq. 7, 10]
+    """Sets G = 1 / rate, rounded to a power of two in [smallest, largest]. [sGPO, eq. 7, 10]
 
     With sizes 2 to 8: rate > 1/4 gets 2; 1/8 < rate <= 1/4 gets 4; rate <= 1/8 gets 8.
     """
@@ -109,7 +108,7 @@ def size_groups_by_inverse_rate(smallest: int, largest: int) -> CurriculumStep:
 
 
 def split_at_random(phases: int, prompts_per_phase: int) -> CurriculumStep:
-    """Draws the phases at random, without replacement."""
+    """Draws the prompts of each phase at random, without replacement."""
     require_positive("split_at_random.phases", phases)
     require_positive("split_at_random.prompts_per_phase", prompts_per_phase)
 
@@ -117,7 +116,7 @@ def split_at_random(phases: int, prompts_per_phase: int) -> CurriculumStep:
         needed = phases * prompts_per_phase
         if len(frame) < needed:
             raise ParameterError(
-                f"split_at_random asks for {needed} prompts, the selection has {len(frame)}; "
+                f"split_at_random needs {needed} prompts, the selection has {len(frame)}; "
                 "raise task.train_prompts or lower prompts_per_phase"
             )
         drawn = frame.iloc[chooser.permutation(len(frame))[:needed]]
@@ -131,9 +130,10 @@ def split_at_random(phases: int, prompts_per_phase: int) -> CurriculumStep:
 
 
 def split_easy_to_hard(phases: int) -> CurriculumStep:
-    """Sorts by falling outcome rate and cuts into phases of about equal numbers of rollouts.
+    """Sorts by decreasing outcome rate and splits into phases of about equal rollout counts.
 
-    Equal rates are ordered at random. Unlike sGPO's clusters by group size, phases cost the same.
+    Equal rates are ordered at random. Unlike the paper: phases have equal cost, where sGPO clusters
+    prompts by group size.
     """
     require_positive("split_easy_to_hard.phases", phases)
 
@@ -155,10 +155,10 @@ def split_easy_to_hard(phases: int) -> CurriculumStep:
 
 
 def stage_by_family(order: str, prompts_per_phase: int) -> CurriculumStep:
-    """Makes each family a phase of its own, in the stated order. [Logic-RL, 2502.14768]
+    """Creates one phase per family, in the given order. [Logic-RL, 2502.14768]
 
-    Its prompts are drawn at random, without replacement. Unlike the paper: a stage is what the
-    rounds that name its phase make of it, not a number of epochs.
+    The prompts of a phase are drawn at random, without replacement. Unlike the paper: the rounds of
+    params.yaml set the length of a phase, not a number of epochs.
 
     Args:
       order: Family names separated by commas: "3 people, 4 people, 5 people".
@@ -177,7 +177,7 @@ def stage_by_family(order: str, prompts_per_phase: int) -> CurriculumStep:
             own = frame[frame["family"] == family]
             if len(own) < prompts_per_phase:
                 raise ParameterError(
-                    f"stage_by_family asks for {prompts_per_phase} prompts of {family!r}, the "
+                    f"stage_by_family needs {prompts_per_phase} prompts of {family!r}, the "
                     f"selection has {len(own)}; raise task.train_prompts or lower it"
                 )
             drawn = own.iloc[chooser.permutation(len(own))[:prompts_per_phase]]
@@ -189,7 +189,7 @@ def stage_by_family(order: str, prompts_per_phase: int) -> CurriculumStep:
 
 
 def split_order(order: str) -> list[str]:
-    """Returns the names in a list separated by commas."""
+    """Returns the names in a comma-separated list."""
     return [name.strip() for name in order.split(",")]
 
 
@@ -203,7 +203,7 @@ def inverse_rate_size(rate: float, smallest: int, largest: int) -> int:
 
 
 def _doubled(smallest: int, largest: int) -> Iterator[int]:
-    """Yields `smallest`, twice that and so on, and at the end `largest`."""
+    """Yields `smallest` times powers of two below `largest`, then `largest`."""
     size = smallest
     while size < largest:
         yield size
@@ -219,9 +219,9 @@ def plan_curriculum(profile: pd.DataFrame, steps: list[CurriculumStep], seed: in
         steps that do not read it.
 
     Raises:
-      ParameterError: If the steps leave no prompt, or no owner of sizes or phases.
+      ParameterError: If the steps leave no prompt, or no step sets group sizes or phases.
     """
-    require_owners(steps)
+    require_sizes_and_phases(steps)
     chooser = np.random.default_rng(seed)
     columns = ["prompt_id", "family", "outcome_rate"]
     frame = profile.sort_values("prompt_id")[columns].reset_index(drop=True)
@@ -234,18 +234,18 @@ def plan_curriculum(profile: pd.DataFrame, steps: list[CurriculumStep], seed: in
     )
 
 
-def rates_of(
+def curriculum_input(
     profile: pd.DataFrame, prompts: pd.DataFrame, steps: list[CurriculumStep]
 ) -> pd.DataFrame:
-    """Returns what steps are planned from: the profile, or the prompts where there is none.
+    """Returns the input of the steps: the profile, or prompts with NaN rates if it has no rows.
 
     Args:
-      profile: Schema PROFILE; without rows if nothing reads a profile.
+      profile: Schema PROFILE; without rows if no component reads a profile.
       prompts: Schema PROMPTS.
 
     Raises:
-      ArtifactError: If the profile is of other prompts, or a step reads outcome rates and there
-        are none.
+      ArtifactError: If the prompts of the profile differ from `prompts`, or a step reads outcome
+        rates and the profile has no rows.
     """
     if len(profile):
         _require_same_prompts(profile, prompts)
@@ -256,12 +256,12 @@ def rates_of(
     return prompts.assign(outcome_rate=np.nan)
 
 
-def require_owners(steps: list[CurriculumStep]) -> None:
-    """Raises ParameterError unless some step decides on group sizes, and some on phases."""
+def require_sizes_and_phases(steps: list[CurriculumStep]) -> None:
+    """Raises ParameterError unless a step sets group sizes and a step sets phases."""
     owned: set[Kind] = set()
     for step in steps:
         if step.reads_sizes and "group size" not in owned:
-            raise ParameterError(f"{step.link.name} must stand after a step that sizes groups")
+            raise ParameterError(f"{step.link.name} must come after a step that sizes groups")
         owned |= step.link.kinds
     if "group size" not in owned:
         raise ParameterError("a curriculum needs a step that sizes groups, such as fix_group_size")
@@ -270,7 +270,7 @@ def require_owners(steps: list[CurriculumStep]) -> None:
 
 
 def allocated_sizes(plan: pd.DataFrame, steps: Sequence[CurriculumStep]) -> "pd.Series[int]":
-    """Returns how many rollouts the steps give each prompt of a plan.
+    """Returns the number of rollouts that the steps assign to each prompt of a plan.
 
     Args:
       plan: Schema CURRICULUM.
@@ -283,7 +283,7 @@ def allocated_sizes(plan: pd.DataFrame, steps: Sequence[CurriculumStep]) -> "pd.
 
 
 def select_phase(curriculum: pd.DataFrame, phase: int) -> pd.DataFrame:
-    """Returns the rows of one phase, in its order.
+    """Returns the rows of one phase, sorted by position.
 
     Raises:
       ParameterError: If the curriculum has no such phase.
@@ -291,7 +291,9 @@ def select_phase(curriculum: pd.DataFrame, phase: int) -> pd.DataFrame:
     selected = curriculum[curriculum["phase"] == phase].sort_values("position")
     if len(selected) == 0:
         last = int(curriculum["phase"].max())
-        raise ParameterError(f"a round asks for phase {phase}, its curriculum has 1 to {last}")
+        raise ParameterError(
+            f"phase must be at most {last}, the phases of the curriculum, got {phase}"
+        )
     return selected
 
 
@@ -306,7 +308,7 @@ def add_prompts(plan: pd.DataFrame, prompts: pd.DataFrame) -> pd.DataFrame:
     unknown = joined.loc[joined["prompt"].isna(), "prompt_id"]
     if len(unknown):
         raise ArtifactError(
-            f"{unknown.iloc[0]!r} is no prompt of the training set; rerun the curriculum stage"
+            f"{unknown.iloc[0]!r} must be a prompt of the training set; rerun the curriculum stage"
         )
     moved = joined[joined["family"] != joined["family_known"]]
     if len(moved):
@@ -320,7 +322,7 @@ def add_prompts(plan: pd.DataFrame, prompts: pd.DataFrame) -> pd.DataFrame:
 
 
 def _require_same_prompts(profile: pd.DataFrame, prompts: pd.DataFrame) -> None:
-    """Raises ArtifactError unless a profile has exactly the prompts there are."""
+    """Raises ArtifactError unless a profile has exactly the given prompts."""
     given, wanted = (
         frame.set_index("prompt_id")["family"].to_dict() for frame in (profile, prompts)
     )
@@ -334,7 +336,7 @@ def _require_same_prompts(profile: pd.DataFrame, prompts: pd.DataFrame) -> None:
 
 
 def _require_same_families(stages: list[str], families: set[str]) -> None:
-    """Raises unless exactly the families that are there have a stage."""
+    """Raises ParameterError unless `stages` are exactly the families of the selection."""
     if set(stages) != families:
         raise ParameterError(
             f"stage_by_family.order must name the families of the selection, {sorted(families)}, "

@@ -1,4 +1,4 @@
-"""Where the signal is before training: the base policy's outcome rate on every prompt."""
+"""Difficulty profile: the base policy's outcome rate on every prompt."""
 
 from collections.abc import Mapping
 
@@ -13,11 +13,11 @@ def profile_prompts(
 ) -> pd.DataFrame:
     """Returns rollouts, successes and outcome rate per prompt under the schema PROFILE.
 
-    A prompt of which no rollout was judged has no row: its difficulty is not known.
+    A prompt without judged rollouts has no row: its difficulty is unknown.
 
     Args:
       rollouts: Schema ROLLOUTS, of the base policy.
-      rewards: Schema REWARDS, of the same rollouts; those that were not judged do not count.
+      rewards: Schema REWARDS, of the same rollouts; unjudged rollouts are ignored.
       prompts: Schema PROMPTS.
     """
     judged = rewards.loc[is_judged(rewards), ["rollout_id", "outcome"]]
@@ -34,10 +34,10 @@ def profile_prompts(
 def summarize_profile(
     profile: pd.DataFrame, cost: Cost, steps: Mapping[str, object]
 ) -> dict[str, object]:
-    """Returns what `dvc metrics show` prints of a profile.
+    """Returns the metrics of a profile that `dvc metrics show` prints.
 
     Args:
-      steps: Where along rollouts the signal is.
+      steps: Metrics per step of the rollouts.
     """
     rate = profile["outcome_rate"]
     return {

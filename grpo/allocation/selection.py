@@ -1,8 +1,9 @@
-"""Where a round's rollouts are spent: a chain of steps between a phase's candidates and sampling.
+"""Prompt selection: a chain of steps that choose which prompts of a phase a round samples.
 
-The prompts of a phase are its candidates. Without a step a round samples them all. With one that
-sets a budget they are a pool: visited in epochs, in random order, and by several rounds if those
-name the same phase. What a step learns of prompts is plain data in the policy directory.
+The prompts of a phase are the candidates. Without a selection a round samples all of them. With a
+step that sets a budget, a round samples some of them. It visits candidates in epochs, in random
+order; rounds of the same phase continue the epoch. The statistics that steps keep about prompts are
+stored in the policy directory.
 """
 
 from collections.abc import Callable
@@ -17,23 +18,23 @@ from grpo.objective.link import Link
 
 History = dict[str, dict[str, int | float]]  # by kind and prompt: checkpointed as JSON
 
-VISITS = "visits"  # how often a prompt was sampled or passed over
+VISITS = "visits"  # number of times that a prompt was sampled or skipped
 KEEP_BASE = "keep_base"  # p of easy and of hard prompts
 STREAKS = {"easy": "easy_streak", "hard": "hard_streak"}  # uniform groups in a row, by kind
 LOWEST_BASE, HIGHEST_BASE = 0.05, 0.95  # of p [GRESO]
 
 
 class Budget(NamedTuple):
-    """How many groups a round ends with, and how it gets there."""
+    """The number of groups of a round, and the batches in which they are sampled."""
 
-    owner: str  # the step that sets it
+    owner: str  # name of the step that sets the budget
     prompts: int
-    prompts_per_batch: int  # sampled between two looks at the outcomes
+    prompts_per_batch: int  # outcomes are read after every batch
     max_batches: int
 
 
 class Selection(NamedTuple):
-    """A step, or several composed; each field is what leaves sampling as it is."""
+    """A selection step, or several composed; the default of a field does not change sampling."""
 
     links: tuple[Link, ...] = ()
     budget: Budget | None = None  # None: all candidates
@@ -44,14 +45,14 @@ class Selection(NamedTuple):
 
 
 class Visit(NamedTuple):
-    """What a round is to sample, in this order, and the candidates it passes over."""
+    """The candidates that a round samples, in order, and those that it skips."""
 
     chosen: pd.DataFrame
     skipped: list[str]
 
 
 def compose(*steps: Selection) -> Selection:
-    """Returns all steps as one; of two budgets the first holds (rule U19 refuses the second)."""
+    """Returns all steps as one; the first budget is used (rule U19 refuses a second one)."""
 
     def keep_chance(ids: list[str], history: History) -> np.ndarray:
         chance = np.ones(len(ids))
@@ -82,16 +83,17 @@ def skip_uniform_prompts(
     target_hard: float = 0.5 / 3,
     floor: float = 0.01,
 ) -> Selection:
-    """Passes over a prompt with 1 - max(p^c, floor) after c uniform groups in a row. [GRESO]
+    """Skips a prompt with probability 1 - max(p^c, floor), c its uniform groups in a row. [GRESO]
 
-    p is that of the kind of the groups, all solved (easy) or none (hard). Once prompts come
-    again, each round moves p down by `step` where the share of that kind exceeds its target, and
-    up otherwise. Unlike the paper: uniform is exact, on binary outcomes (there: mean reward
-    >= 0.98 or <= 0.11); p moves once per round; uniform groups that were sampled stay.
+    There is one p for easy groups (all rollouts solved) and one for hard groups (none solved). From
+    the second visit of a prompt on, each round decreases p by `step` if the fraction of such groups
+    exceeds its target, and increases it otherwise. Unlike the paper: a group is uniform if its
+    binary outcomes are all equal (there: mean reward >= 0.98 or <= 0.11); p changes once per round;
+    uniform groups that were sampled are kept.
 
     Args:
-      prompts: How many a round samples at most.
-      start: p before anything is known.
+      prompts: Maximum number of prompts that a round samples.
+      start: Initial p.
     """
     settings = {
         "prompts": prompts,
@@ -134,10 +136,10 @@ def skip_uniform_prompts(
 def resample_uniform_groups(
     prompts: int, prompts_per_batch: int, max_batches: int = 10
 ) -> Selection:
-    """Samples batches of candidates until `prompts` mixed groups are there. [DAPO, eq. 11]
+    """Samples batches of candidates until there are `prompts` mixed groups. [DAPO, eq. 11]
 
-    Groups with one outcome are dropped, and mixed ones beyond `prompts`. Unlike verl's recipe: a
-    round that reaches `max_batches` trains on what it has.
+    Uniform groups are dropped, and so are mixed groups beyond `prompts`. Unlike verl's recipe: a
+    round that reaches `max_batches` trains on the groups that it has.
     """
     require_positive("resample_uniform_groups.prompts", prompts)
     require_positive("resample_uniform_groups.prompts_per_batch", prompts_per_batch)
@@ -160,29 +162,30 @@ def resample_uniform_groups(
 
 
 def reuse_profile_rollouts() -> Selection:
-    """Trains a round that starts from the base on the profile's rollouts of its prompts. [ours]
+    """Trains rounds that start from the base policy on the profile's rollouts. [ours]
 
-    They were drawn from that very policy and are paid for. A group keeps its first rollouts, as
-    many as the curriculum asks for and the profile has: chosen without looking at their outcomes.
+    The base policy sampled these rollouts, so that they are on-policy and cost nothing more. A
+    group keeps its first rollouts, up to its size in the curriculum. The choice does not depend on
+    outcomes.
     """
     return Selection(links=(Link("reuse_profile_rollouts", {}),), reuses_profile=True)
 
 
 def require_candidates(selection: Selection, candidates: int) -> None:
-    """Raises ParameterError if a phase has fewer candidates than the budget asks for."""
+    """Raises ParameterError if a phase has fewer candidates than the budget needs."""
     budget = selection.budget
     if budget and candidates < budget.prompts:
         raise ParameterError(
-            f"{budget.owner} asks for {budget.prompts} prompts, the phase has {candidates}; give "
-            "the phase more or lower it"
+            f"{budget.owner} needs {budget.prompts} prompts, the phase has {candidates}; give the "
+            "phase more prompts or lower the number"
         )
 
 
 def visit(selection: Selection, candidates: pd.DataFrame, history: History, seed: int) -> Visit:
-    """Returns which candidates a round is to sample, at most as many as its budget allows.
+    """Returns the candidates that a round samples, at most as many as its budget allows.
 
-    Candidates come in epochs: the least visited first, in random order. If every one is passed
-    over, the first is sampled all the same: a round needs a group.
+    Candidates are visited in epochs: the least visited first, in random order. If all would be
+    skipped, the first is sampled: a round needs a group.
     """
     budget = selection.budget
     if budget is None:
@@ -204,10 +207,10 @@ def visit(selection: Selection, candidates: pd.DataFrame, history: History, seed
 
 
 def mixed_prompts(outcomes: pd.DataFrame) -> set[str]:
-    """Returns the prompts with two different outcomes; outcomes are raw (rule U20).
+    """Returns the prompts whose raw outcomes differ (rule U20).
 
     Args:
-      outcomes: prompt_id and outcome of every rollout that was judged.
+      outcomes: prompt_id and outcome of every judged rollout.
     """
     groups = outcomes.groupby("prompt_id")["outcome"]
     return set(groups.min().index[groups.min() < groups.max()])
@@ -219,8 +222,8 @@ def learn_round(
     """Returns the history after a round.
 
     Args:
-      outcomes: prompt_id and raw outcome of every rollout that counts: whole groups, before any
-        selection among them (rules U20, U21). A group of one says nothing about its prompt.
+      outcomes: prompt_id and raw outcome of every judged rollout: whole groups, before any
+        selection among them (rules U20, U21). Groups of one rollout are ignored.
       passed: Prompts that were visited and not trained on.
     """
     groups = outcomes.groupby("prompt_id", as_index=False).agg(
@@ -241,7 +244,7 @@ def _bases(history: History, start: float) -> dict[str, int | float]:
 
 
 def _uniform(groups: pd.DataFrame) -> dict[str, pd.Series]:
-    """Returns by kind which groups are uniform."""
+    """Returns a mask of the uniform groups by kind."""
     return {
         "easy": groups["successes"] == groups["rollouts"],
         "hard": groups["successes"] == 0,
@@ -249,7 +252,7 @@ def _uniform(groups: pd.DataFrame) -> dict[str, pd.Series]:
 
 
 def _longer_streaks(history: History, groups: pd.DataFrame) -> History:
-    """Returns the streaks after these groups: one longer, or gone."""
+    """Returns the streaks after these groups: incremented, or removed."""
     streaks = {}
     for kind, is_uniform in _uniform(groups).items():
         before = history.get(STREAKS[kind], {})

@@ -1,1 +1,1 @@
-"""The objective as a chain of links: tensors in, tensors out; no model, file or parameter."""
+"""The objective as a chain of links on tensors, independent of models, files and parameters."""

@@ -1,4 +1,4 @@
-"""Baselines and scales: what a rollout's reward is compared with, and in which unit."""
+"""Baselines, which are subtracted from rewards, and scales, which divide advantages."""
 
 import math
 from collections.abc import Callable
@@ -28,7 +28,7 @@ def center_by_group_mean() -> Objective:
 def leave_one_out() -> Objective:
     """A_i = r_i - mean_{j != i} r_j = G/(G-1) (r_i - mean_j r_j): unbiased. [Kool et al., 2019]
 
-    A rollout whose group has no other one has advantage 0.
+    The advantage of the only rollout of a group is 0.
     """
 
     def center(value: PerRollout, rollouts: Rollouts) -> PerRollout:
@@ -42,7 +42,7 @@ def leave_one_out() -> Objective:
 def center_by_moving_average(decay: float = 0.9) -> Objective:
     """A_i = r_i - b, b the moving average of earlier batches' mean reward (0 at the start).
 
-    The average is corrected for its start as Adam's moments are: b = m / (1 - decay^batches).
+    The average is bias-corrected like Adam's moments: b = m / (1 - decay^batches).
 
     Raises:
       ValueError: If `decay` is not in [0, 1).
@@ -65,7 +65,7 @@ def center_by_moving_average(decay: float = 0.9) -> Objective:
 
 
 def scale_by_group_std(ddof: int = 0, epsilon: float = 1e-6) -> Objective:
-    """A_i / (std_j A_j + epsilon) within the group, and 0 without a deviation. [Shao et al., eq. 3]
+    """A_i / (std_j A_j + epsilon) within the group, 0 if all are equal. [Shao et al., eq. 3]
 
     Unlike TRL and verl (ddof=1), the default is the papers' population deviation; at G=2 the two
     differ by sqrt(2).
@@ -114,19 +114,19 @@ def _require_deviation(name: str, ddof: int, epsilon: float) -> None:
 
 
 def rollout_advantage(credit: Credit, rollouts: Rollouts) -> PerRollout:
-    """Returns the advantage that the steps of a rollout share, 0 for a rollout without steps."""
+    """Returns the advantage of each rollout's first step, 0 for a rollout without steps."""
     first = rollouts.mask.to(torch.uint8).argmax(dim=1, keepdim=True)
     return torch.where(rollouts.mask.any(dim=1), credit.advantage.gather(1, first)[:, 0], 0.0)
 
 
 def spread_advantage(credit: Credit, rollouts: Rollouts, value: PerRollout) -> Credit:
-    """Returns `credit` with one advantage per rollout, on the steps of its mask."""
+    """Returns `credit` with one advantage per rollout, at all steps of its mask."""
     advantage = value.to(credit.advantage.dtype)[:, None] * rollouts.mask
     return replace(credit, advantage=advantage)
 
 
 def is_uniform(value: PerRollout, group: Int[Tensor, " rollout"]) -> Tensor:
-    """Returns, per rollout, whether all values of its group are the same float."""
+    """Returns, per rollout, whether all values of its group are equal."""
     _, index = torch.unique(group, return_inverse=True)
     shape = (int(index.max()) + 1,)
     # Compared exactly: the mean of equal floats need not equal them.
@@ -147,7 +147,7 @@ def sum_by_group(
 
 
 def _rollout_link(link: Link, change: Callable[[PerRollout, Rollouts], PerRollout]) -> Objective:
-    """Returns a link that maps one advantage per rollout, in float64."""
+    """Returns a link that maps the advantages of rollouts in float64."""
 
     def credit(before: Credit, rollouts: Rollouts, generator: Generator) -> Credit:
         value = rollout_advantage(before, rollouts).double()

@@ -1,4 +1,4 @@
-"""The published algorithms, each a chain of links with its paper's defaults.
+"""Published algorithms as chains of links with the defaults of their papers.
 
 [GRPO] arXiv 2402.03300; [Dr. GRPO] 2503.20783; [DAPO] 2503.14476; [RLOO] 2402.14740;
 [GSPO] 2507.18071; [2-GRPO] 2510.00977; [CISPO] 2506.13585; [SAPO] 2511.20347;
@@ -35,8 +35,8 @@ from grpo.objective.weight import (
 def grpo(low: float = 0.2, high: float = 0.2, beta: float = 0.0) -> Objective:
     """Group z-score, mean over rollouts, symmetric clip, k3 penalty. [GRPO, eq. 3]
 
-    Unlike the paper, whose beta is 0.04: no penalty, and so no reference, unless it is asked for,
-    as in TRL and verl.
+    Unlike the paper (beta 0.04): beta is 0 by default, as in TRL and verl, so that no reference
+    policy is needed.
     """
     return chain(
         center_by_group_mean(),
@@ -48,11 +48,11 @@ def grpo(low: float = 0.2, high: float = 0.2, beta: float = 0.0) -> Objective:
 
 
 def dr_grpo(horizon: int, low: float = 0.2, high: float = 0.2) -> Objective:
-    """No deviation and no length in the normalizer: a constant horizon. [Dr. GRPO, section 3.2]
+    """Mean-centered rewards, normalized by a constant horizon. [Dr. GRPO, section 3.2]
 
     Args:
-      horizon: Steps of the longest rollout there can be: `policy.max_steps`, TRL's
-        `max_completion_length`. It has no default: a batch does not say it.
+      horizon: Largest possible number of steps of a rollout: `policy.max_steps`, TRL's
+        `max_completion_length`. It has no default: it cannot be derived from a batch.
     """
     return chain(center_by_group_mean(), average_over_horizon(horizon), clip_surrogate(low, high))
 
@@ -60,7 +60,7 @@ def dr_grpo(horizon: int, low: float = 0.2, high: float = 0.2) -> Objective:
 def dapo(low: float = 0.2, high: float = 0.28) -> Objective:
     """Group z-score, token mean, clip-higher, no uniform groups. [DAPO, eq. 8]
 
-    Unlike the paper: uniform groups are dropped, not replaced by freshly sampled ones.
+    Unlike the paper: uniform groups are dropped, not resampled.
     """
     return chain(
         center_by_group_mean(),
@@ -72,9 +72,9 @@ def dapo(low: float = 0.2, high: float = 0.28) -> Objective:
 
 
 def rloo(low: float = 0.2, high: float = 0.2) -> Objective:
-    """Leave-one-out baseline, every prompt the same weight: fits groups of any size. [RLOO, eq. 8]
+    """Leave-one-out baseline, equal weight of prompts, any group sizes. [RLOO, eq. 8]
 
-    Unlike the paper (one update per batch, no ratio): a clipped ratio, for several updates.
+    Unlike the paper (one update per batch, no ratio): a clipped ratio, to allow several updates.
     """
     return chain(
         leave_one_out(), average_over_prompts(), drop_uniform_groups(), clip_surrogate(low, high)
@@ -82,7 +82,7 @@ def rloo(low: float = 0.2, high: float = 0.2) -> Objective:
 
 
 def gspo(low: float = 3e-4, high: float = 4e-4) -> Objective:
-    """The length-normalized ratio of the whole rollout, clipped as one. [GSPO, eq. 5]"""
+    """A length-normalized ratio of the whole rollout, clipped once per rollout. [GSPO, eq. 5]"""
     return chain(
         center_by_group_mean(),
         scale_by_group_std(),
@@ -93,7 +93,7 @@ def gspo(low: float = 3e-4, high: float = 4e-4) -> Objective:
 
 
 def gspo_token(low: float = 3e-4, high: float = 4e-4) -> Objective:
-    """GSPO's ratio, a gradient per token: takes advantages that differ by step. [GSPO, eq. 13]"""
+    """GSPO's ratio with token gradients, for advantages that differ by step. [GSPO, eq. 13]"""
     return chain(
         center_by_group_mean(),
         scale_by_group_std(),
@@ -104,7 +104,7 @@ def gspo_token(low: float = 3e-4, high: float = 4e-4) -> Objective:
 
 
 def two_grpo(low: float = 0.2, high: float = 0.28) -> Objective:
-    """GRPO for groups of two with a binary outcome: A = (+1, -1) or nothing. [2-GRPO, eq. 6]"""
+    """GRPO for groups of two with a binary outcome: A = (+1, -1) or (0, 0). [2-GRPO, eq. 6]"""
     return chain(
         center_by_group_mean(),
         scale_by_group_std(),
@@ -117,7 +117,7 @@ def two_grpo(low: float = 0.2, high: float = 0.28) -> Objective:
 def cispo(ratio_max: float = 5.0) -> Objective:
     """Group z-score, token mean, a truncated weight in place of a clip. [CISPO]
 
-    Unlike the paper, which does not print its bound: that of TRL's recipe of ScaleRL
+    The paper does not state its bound; the default is that of TRL's recipe of ScaleRL
     (arXiv 2510.13786).
     """
     return chain(
@@ -149,7 +149,7 @@ def gmpo(low: float = 0.4, high: float = 0.4) -> Objective:
 
 
 def luspo(low: float = 2e-3, high: float = 2.5e-3) -> Objective:
-    """GSPO times the rollout's length: steps add up, so long rollouts are not damped. [LUSPO]"""
+    """GSPO with the loss summed over steps: a rollout's weight grows with its length. [LUSPO]"""
     return chain(
         center_by_group_mean(),
         scale_by_group_std(),
@@ -160,10 +160,10 @@ def luspo(low: float = 2e-3, high: float = 2.5e-3) -> Objective:
 
 
 def flow_grpo(dimensions: int, low: float = 1e-4, high: float = 1e-4) -> Objective:
-    """Group z-score on denoising steps, their ratio per dimension. [Flow-GRPO]
+    """Group z-score on denoising steps, with a ratio per dimension. [Flow-GRPO]
 
-    Unlike the paper: the deviation of the group, not of the batch; advantages are not clamped at 5;
-    no KL penalty.
+    Unlike the paper: the std is that of the group, not of the batch; advantages are not clamped at
+    5; no KL penalty.
     """
     return chain(
         center_by_group_mean(),
@@ -175,10 +175,12 @@ def flow_grpo(dimensions: int, low: float = 1e-4, high: float = 1e-4) -> Objecti
 
 
 def flash_grpo(dimensions: int, low: float = 1e-3, high: float = 1e-3) -> Objective:
-    """Flow-GRPO on one step per prompt, rectified. [Flash-GRPO]
+    """Flow-GRPO on one step per prompt, with weights rectified by noise level. [Flash-GRPO]
 
-    The step is chosen by the arm's sampling: `stochastic: one_per_prompt`. Unlike its code: the
-    deviation of the group, not of the batch; advantages are not clamped at 5.
+    The arm's sampling must set `stochastic: one_per_prompt`, which chooses the step.
+
+    Unlike the paper's code: the std is that of the group, not of the batch; advantages are not
+    clamped at 5.
     """
     return chain(
         center_by_group_mean(),
@@ -191,13 +193,13 @@ def flash_grpo(dimensions: int, low: float = 1e-3, high: float = 1e-3) -> Object
 
 
 def chunk_grpo(tokens: int, low: float = 0.05, high: float = 0.1) -> Objective:
-    """GRPO on chunks of a robot's actions, whose ratio is the mean over their action tokens. [PCM]
+    """GRPO on chunks of a robot's actions, with the log ratio averaged over action tokens. [PCM]
 
-    Unlike the paper: the ratio is a chunk's geometric mean, clipped as one, in place of one ratio
-    per token (clipped at 0.2 and 0.4); no entropy bonus.
+    Unlike the paper: one ratio per chunk, the geometric mean of its tokens' ratios, is clipped, in
+    place of one ratio per token (clipped at 0.2 and 0.4); no entropy bonus.
 
     Args:
-      tokens: Action tokens of a chunk.
+      tokens: Number of action tokens of a chunk.
     """
     return chain(
         center_by_group_mean(),
@@ -218,9 +220,9 @@ def pcm(
     low: float = 0.05,
     high: float = 0.1,
 ) -> Objective:
-    """`chunk_grpo` on a few chunks per rollout, of phases in which outcomes differ. [PCM, alg. 1]
+    """`chunk_grpo` on `budget` chunks per rollout, sampled by phase contrast. [PCM, alg. 1]
 
-    Deviations: see `sample_chunks_by_phase` and `chunk_grpo`.
+    Unlike the paper: see `sample_chunks_by_phase` and `chunk_grpo`.
     """
     return chain(
         center_by_group_mean(),
@@ -234,10 +236,12 @@ def pcm(
 
 
 def diffusion_nft(dimensions: int, beta: float = 1.0, clip: float = 5.0) -> Objective:
-    """Group z-score in place of a ratio: follow what was good, mirror what was not. [DiffusionNFT]
+    """Group z-score, contrast of an implicit positive and negative policy. [DiffusionNFT]
 
-    The arm's sampling says `density: matched`. Deviations: see `contrast_implicit_policies`; the
-    deviation is the group's, not the batch's.
+    The arm's sampling must set `density: matched`.
+
+    Unlike the paper: see `contrast_implicit_policies`; the std is that of the group, not of the
+    batch.
     """
     return chain(
         center_by_group_mean(),
@@ -249,11 +253,13 @@ def diffusion_nft(dimensions: int, beta: float = 1.0, clip: float = 5.0) -> Obje
 
 
 def awm(dimensions: int) -> Objective:
-    """Group z-score times the matching error of an image that was drawn: no ratio, no noise. [AWM]
+    """Group z-score times the flow-matching error of a sampled image, without a ratio. [AWM]
 
-    The arm's sampling says `density: matched`. Unlike the paper: steps of the schedule, equally
-    weighted, in place of a distribution of times; no penalty towards the reference. Its released
-    code clips a ratio of the errors instead: put clip_surrogate for weigh_log_prob.
+    The arm's sampling must set `density: matched`. The released code clips a ratio of the errors
+    instead: for that, replace weigh_log_prob by clip_surrogate.
+
+    Unlike the paper: steps of the schedule, equally weighted, in place of a distribution of times;
+    no penalty towards the reference.
     """
     return chain(
         center_by_group_mean(),

@@ -1,4 +1,4 @@
-"""What an objective is, and how links are composed into one, as optax composes transforms."""
+"""The type of an objective, and `chain`, which composes links as optax composes transforms."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,11 +16,11 @@ State = dict[str, dict[str, float]]  # plain data by link name: checkpointed as 
 LinkState = dict[str, float]
 
 
-LARGEST_LOG_RATIO = 20.0  # nats; exp(88.8) is no float32
+LARGEST_LOG_RATIO = 20.0  # nats; exp(88.8) overflows float32
 
 
 class Objective(NamedTuple):
-    """Two halves: credit (once per batch, no model) and loss (every microbatch)."""
+    """An objective in two parts: credit (once per batch, no model) and loss (per microbatch)."""
 
     links: tuple[Link, ...]
     init: Callable[[], State]
@@ -29,7 +29,7 @@ class Objective(NamedTuple):
 
 
 def credit_link(link: Link, credit: Callable[[Credit, Rollouts, Generator], Credit]) -> Objective:
-    """Returns a stateless link of the credit half."""
+    """Returns a stateless link that changes credit."""
 
     def stateless(
         before: Credit, rollouts: Rollouts, state: State, generator: Generator
@@ -45,7 +45,7 @@ def stateful_credit_link(
     initial: LinkState,
     credit: Callable[[Credit, Rollouts, LinkState, Generator], tuple[Credit, LinkState]],
 ) -> Objective:
-    """Returns a link of the credit half that remembers numbers from batch to batch."""
+    """Returns a link that changes credit and keeps state between batches."""
 
     def stateful(
         before: Credit, rollouts: Rollouts, state: State, generator: Generator
@@ -59,28 +59,28 @@ def stateful_credit_link(
 
 
 def _with_full(after: Credit, before: Credit, full: Credit | None) -> Credit:
-    """Returns `after` whose `full` a link has changed as it changed the rest.
+    """Returns `after` with the `full` that the link returned for `before.full`.
 
     Args:
-      full: What the link made of `before.full`; None if nothing was left out before.
+      full: The link's result for `before.full`; None if no step was dropped before.
     """
     if full is None:
         return after
-    # A link that selects leaves `full` whole.
+    # A selection does not change `full`.
     return replace(after, full=before.full if full.full else full)
 
 
 def loss_link(link: Link, loss: Callable[[StepTerms], StepTerms]) -> Objective:
-    """Returns a link of the loss half."""
+    """Returns a link that changes the loss."""
     return Objective(
         (link,), dict, lambda credit, rollouts, state, generator: (credit, state), loss
     )
 
 
 def chain(*objectives: Objective) -> Objective:
-    """Returns the objective that applies each of `objectives` in order, in both halves.
+    """Returns the objective that applies `objectives` in order, to credit and to the loss.
 
-    The composition rules of `grpo check` are not applied: they are those of a pipeline.
+    `chain` does not apply the composition rules of `grpo check`, which hold for a pipeline.
 
     Raises:
       ValueError: If an argument is not an Objective, or a link with state occurs twice.
@@ -93,7 +93,7 @@ def chain(*objectives: Objective) -> Objective:
             )
     names = [name for part in objectives for name in part.init()]
     if len(names) != len(set(names)):
-        raise ValueError(f"a link that keeps state must stand in a chain once, got {names}")
+        raise ValueError(f"a link with state must occur in a chain once, got {names}")
 
     def init() -> State:
         return {name: own for part in objectives for name, own in part.init().items()}
@@ -118,9 +118,9 @@ def assign_credit(
 ) -> tuple[Credit, State]:
     """Returns the credit of a whole batch, starting from advantage = reward, weight = mask.
 
-    Links see the rollouts that count only. The others have advantage 0 and weight 0, and change
-    nothing of the rest, whatever the links are. A batch without a rollout that counts leaves the
-    state as it was.
+    Links receive only the rollouts that have steps (`Rollouts.counts`). The others get advantage 0
+    and weight 0 and do not affect any other rollout. A batch in which no rollout has steps leaves
+    the state unchanged.
     """
     counts = rollouts.counts
     if not counts.any():
@@ -161,20 +161,19 @@ def loss_terms(
 ) -> StepTerms:
     """Returns the terms of one microbatch after every loss link.
 
-    Steps of weight 0 are masked on the way in, so that whatever stands there (NaN included)
-    changes neither loss nor gradient. Half precision is computed in float32.
+    Inputs are masked at steps of weight 0, so that their values (NaN included) change neither loss
+    nor gradient. Half-precision inputs are converted to float32.
 
     Args:
-      proximal_logp: A constant, as are `reference_logp`, `behavior_logp`, the credit and the noise:
-        graphs are cut.
-      behavior_logp: Under the engine that sampled; links that correct its mismatch need it.
-      proximal_kl: Exact, in nats, of Gaussian steps, differentiable as `logp` is; and
-        `reference_kl` alike.
+      proximal_logp: Detached, as are `reference_logp`, `behavior_logp`, the credit and the noise.
+      behavior_logp: Recorded by the sampler; links that correct the sampler's mismatch need it.
+      proximal_kl: Exact divergence of Gaussian steps in nats, differentiable like `logp`;
+        `reference_kl` likewise.
       noise: Of Gaussian steps.
 
     Raises:
-      ValueError: If a value is no tensor, a shape is not that of the credit, or a dtype is no
-        float.
+      ValueError: If a value is not a tensor, its shape is not that of the credit, or its dtype is
+        not floating-point.
     """
     if noise is not None and not isinstance(noise, StepNoise):
         raise ValueError(f"noise must be a grpo.StepNoise, got {type(noise).__name__}")
@@ -213,7 +212,7 @@ def loss_terms(
 
 
 def _require_like_credit(credit: Credit, **values: Tensor | None) -> None:
-    """Raises where a broadcast or a dtype would change the answer."""
+    """Raises ValueError if a value's shape or dtype differs: broadcasting would hide it."""
     require_tensor("weight", credit.weight)
     shape = list(credit.weight.shape)
     for name, value in values.items():
@@ -236,11 +235,11 @@ def _masked(
 
 
 def exp_log_ratio(log_ratio: Tensor) -> Tensor:
-    """Returns exp(log_ratio), of at most LARGEST_LOG_RATIO nats: above it there is no gradient.
+    """Returns exp(min(log_ratio, LARGEST_LOG_RATIO)); the gradient above the bound is 0.
 
-    Every ratio of two densities is formed here, so that none overflows: an infinite one makes the
-    gradient NaN, also where it is clipped. Below, exp underflows to 0 without harm. verl bounds at
-    the same value, on both sides.
+    All ratios of densities are computed here, so that none overflows: an infinite ratio makes the
+    gradient NaN, even where it is clipped. No lower bound is needed: exp underflows to 0. verl
+    clamps at the same value on both sides.
     """
     return log_ratio.clamp(max=LARGEST_LOG_RATIO).exp()
 
@@ -249,7 +248,7 @@ def noise_of(batch: Rollouts | StepTerms, link: str) -> StepNoise:
     """Returns the noise of the steps.
 
     Raises:
-      ValueError: If they have none.
+      ValueError: If the steps have no noise.
     """
     if batch.noise is None:
         raise ValueError(f"{link} needs steps with noise: a denoising policy")
@@ -257,10 +256,10 @@ def noise_of(batch: Rollouts | StepTerms, link: str) -> StepNoise:
 
 
 def scalar_loss(terms: StepTerms, credit: Credit) -> Float[Tensor, ""]:
-    """Returns sum(weight * loss): microbatches, ranks and uneven sizes add up exactly.
+    """Returns sum(weight * loss): losses of microbatches and ranks add up to the batch loss.
 
     Raises:
-      ValueError: If the terms are not of these rollouts and steps.
+      ValueError: If the shapes of terms and credit differ.
     """
     _require_like_credit(credit, loss=terms.loss)
     return (credit.weight.detach() * torch.where(terms.mask, terms.loss, 0.0)).sum()
@@ -275,9 +274,9 @@ def loss(
     reference_logp: Float[Tensor, "rollout step"] | None = None,
     behavior_logp: Float[Tensor, "rollout step"] | None = None,
 ) -> Float[Tensor, ""]:
-    """Returns `scalar_loss` of `loss_terms`, which say what the arguments are and what is raised.
+    """Returns `scalar_loss` of `loss_terms`; see them for the arguments and errors.
 
-    For loops that need no metrics of the steps::
+    For training loops that do not log per-step metrics::
 
         rows = credit.weighted_rows
         logp = my_model(tokens[rows])

@@ -1,4 +1,4 @@
-"""Which steps are trained when there is a budget: by phase, by advantage, or all alike."""
+"""Selection of the steps to train under a budget: by phase, by advantage, or uniformly."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,7 +14,7 @@ from grpo.types import ActionChunks, Credit, Rollouts
 
 NUM_PHASES = 5
 WEIGHTS = ("none", "ht")
-SOLVED = 0.5  # of an outcome: above it, a success
+SOLVED = 0.5  # an outcome above it is a success
 
 StepWeights = Float[Tensor, "rollout step"]
 
@@ -22,26 +22,27 @@ StepWeights = Float[Tensor, "rollout step"]
 def sample_chunks_by_phase(
     budget: int, floor: float = 0.1, refresh: int = 5, weights: str = "none"
 ) -> Objective:
-    """Keeps `budget` chunks per rollout, more where the actions of success and failure differ.
+    """Keeps `budget` chunks per rollout, more from phases where successes and failures differ.
 
-    A phase's contrast C_c is how far the actions of a group's successes are from those of its
-    failures; p_c = max(floor, C_c / max C). Chunks are drawn without replacement with weights
-    p_c. Contrasts are averaged over `refresh` batches and p_c stands still between; the first batch
-    with both outcomes in some group sets it. [Bagaria et al., 2026, PCM, algorithm 1]
+    The contrast C_c of a phase is the distance between the mean actions of a group's successes and
+    of its failures; p_c = max(floor, C_c / max C). Chunks are drawn without replacement with
+    weights p_c. Contrasts are averaged over `refresh` batches, and p_c is constant between; the
+    first batch with a group of both outcomes sets the first p_c. [Bagaria et al., 2026, PCM,
+    algorithm 1]
 
-    Unlike the paper: contrasts are measured within groups and added as squares, less what chance
-    alone would give, so that neither other tasks nor few rollouts look like contrast; a
-    phase that was never measured has p = floor.
+    Unlike the paper: contrasts are measured within groups, so that differences between tasks do not
+    count. Their squares are averaged and corrected for sampling noise, so that few rollouts do not
+    increase them. A phase that was never measured has p = floor.
 
     Args:
-      budget: Chunks of a rollout; all of a shorter one.
-      floor: Least p_c.
-      refresh: Batches from one p_c to the next.
-      weights: "none" averages a rollout over what was kept, as the paper does; "ht" draws
-        systematically and divides by the chance of being kept, which is not p_c: unbiased.
+      budget: Number of chunks kept per rollout; a shorter rollout keeps all.
+      floor: Lower bound of p_c.
+      refresh: Number of batches between updates of p_c.
+      weights: "none" averages over the kept chunks of a rollout, as the paper does. "ht" samples
+        systematically and divides by the inclusion probability, which is not p_c: unbiased.
 
     Raises:
-      ValueError: If a number is out of range or `weights` unknown; on credit, if steps are no
+      ValueError: If a number is out of range or `weights` unknown; on credit, if steps are not
         chunks of actions.
     """
     draw = _choose_draw(budget, weights, "sample_chunks_by_phase")
@@ -67,16 +68,16 @@ def sample_chunks_by_phase(
     }
     return stateful_credit_link(
         Link("sample_chunks_by_phase", settings, "selection", "step selection", "phase selection"),
-        _fresh(),
+        _initial_state(),
         credit,
     )
 
 
 def sample_steps_uniformly(budget: int) -> Objective:
-    """Keeps `budget` steps per rollout, all with the same chance, and divides by it: unbiased.
+    """Keeps `budget` steps per rollout, drawn uniformly, and divides by the probability: unbiased.
 
     Args:
-      budget: Steps of a rollout; all of a shorter one.
+      budget: Number of steps kept per rollout; a shorter rollout keeps all.
 
     Raises:
       ValueError: If `budget` is not positive.
@@ -92,16 +93,17 @@ def sample_steps_uniformly(budget: int) -> Objective:
 
 
 def sample_steps_by_advantage(budget: int) -> Objective:
-    """Keeps `budget` steps per rollout on average, where the loss weighs them most: unbiased.
+    """Keeps `budget` steps per rollout on average, by importance sampling: unbiased.
 
-    A step's chance is proportional to |weight * advantage|, at most 1, and its weight is divided by
-    it. Of all chances with this budget these give the least variance if gradients of log-probs are
-    alike in size. The rollouts of a batch share one budget: a rare success keeps more steps than
-    the failures beside it, in groups of one outcome none is kept. [Neyman, 1934; Zhao & Zhang,
-    2015, arXiv 1401.2753; after METHODS' theorem 1, with advantages in place of phases]
+    The inclusion probability of a step is proportional to |weight * advantage|, at most 1, and its
+    weight is divided by it. For a given budget these probabilities minimize the variance if the
+    gradients of all log-probs have the same norm. The rollouts of a batch share one budget: a rare
+    success keeps more steps than the failures of its group, and uniform groups keep none.
+    [Neyman, 1934; Zhao & Zhang, 2015, arXiv 1401.2753; as PCM's theorem 1, with advantages in place
+    of phases]
 
     Args:
-      budget: Steps of a rollout, on average over those that have an advantage.
+      budget: Mean number of steps kept per rollout with a nonzero advantage.
 
     Raises:
       ValueError: If `budget` is not positive.
@@ -123,12 +125,12 @@ def sample_steps_by_advantage(budget: int) -> Objective:
 
 
 def keep_highest_phase(budget: int, refresh: int = 5) -> Objective:
-    """Keeps at most `budget` chunks per rollout, of the one phase with the highest contrast.
+    """Keeps at most `budget` chunks per rollout from the phase with the highest contrast.
 
-    The arm that PCM is compared with: what is not of that phase is never trained (rule U34).
+    A baseline of PCM. Chunks of other phases are never trained (rule U34).
 
     Raises:
-      ValueError: If a number is not positive; on credit, if steps are no chunks of actions.
+      ValueError: If a number is not positive; on credit, if steps are not chunks of actions.
     """
     draw = _choose_draw(budget, "none", "keep_highest_phase")
     if refresh < 1:
@@ -146,21 +148,21 @@ def keep_highest_phase(budget: int, refresh: int = 5) -> Objective:
     settings: dict[str, Setting] = {"budget": budget, "refresh": refresh}
     return stateful_credit_link(
         Link("keep_highest_phase", settings, "selection", "step selection", "phase selection"),
-        _fresh(),
+        _initial_state(),
         credit,
     )
 
 
 def phase_contrast(rollouts: Rollouts) -> Float[Tensor, " phase"]:
-    """Returns C_c per phase; NaN if at no step two successes and two failures of a group are in it.
+    """Returns C_c per phase; NaN if no step has two successes and two failures of a group.
 
-    C_c^2 is the mean over groups of |mean action of successes - mean action of failures|^2, less
-    what that is of samples of one distribution: tr(S_1)/n_1 + tr(S_0)/n_0, S the covariance of what
-    rollouts contribute. [PCM, eq. 5]
+    C_c^2 is the mean over groups of |mean action of successes - mean action of failures|^2, minus
+    its expectation if both have one distribution: tr(S_1)/n_1 + tr(S_0)/n_0, S the covariance of
+    the rollouts' contributions. [PCM, eq. 5]
 
-    Unlike the paper: success and failure are compared step by step, and only where both were
-    carried out. Successes end early: over a whole phase, their mean would differ from that of
-    failures that act alike by the steps that they lack.
+    Unlike the paper: success and failure are compared step by step, and only at steps that both
+    executed. Successes end early, so that their mean over a whole phase would lack its last steps
+    and differ from the mean of failures even if both act the same.
     """
     chunks = _chunks_of(rollouts, "phase_contrast")
     solved = rollouts.outcome > SOLVED
@@ -182,34 +184,35 @@ def phase_contrast(rollouts: Rollouts) -> Float[Tensor, " phase"]:
 def _squared_distance(outcomes: Sequence[ActionChunks], phase: int) -> Tensor | None:
     """Returns an estimate of the squared distance of two outcomes' mean actions in a phase.
 
-    Both means weigh a step alike: by how precisely it tells the difference. None: no step does.
+    Steps are weighted by precision, with equal weights for both outcomes. Returns None if no step
+    has two executed actions of each outcome.
     """
-    sides = [(each.action.double(), _carried_out(each, phase)) for each in outcomes]
+    sides = [(each.action.double(), _is_executed(each, phase)) for each in outcomes]
     first, second = (here.sum(dim=0).double() for _, here in sides)
     known = (first >= 2) & (second >= 2)
     if not known.any():
         return None
     precision = torch.where(known, first * second / (first + second), 0.0)
-    share = precision / precision.sum(dim=0).clamp(min=1)  # two of each tell 1
+    share = precision / precision.sum(dim=0).clamp(min=1)  # two of each have a precision of 1
     means, chance = [], torch.zeros((), dtype=torch.float64)
     for action, here in sides:
         size = here.sum(dim=0).clamp(min=2)
         mean = torch.where(here, action, 0.0).sum(dim=0) / size
         means.append((share * mean).sum(dim=0))
-        # Rollouts are independent, their steps are not.
+        # The variance is over rollouts: they are independent, the steps of one are not.
         around = torch.where(here, action - mean, 0.0) * share / (size * (size - 1)).sqrt()
         chance += around.sum(dim=1).square().sum()
     return (means[0] - means[1]).square().sum() - chance
 
 
-def _carried_out(chunks: ActionChunks, phase: int) -> Bool[Tensor, "rollout step number"]:
+def _is_executed(chunks: ActionChunks, phase: int) -> Bool[Tensor, "rollout step number"]:
     return chunks.is_executed & (chunks.phase == phase)[:, :, None]
 
 
 def learn_contrast(
     state: LinkState, contrast: Float[Tensor, " phase"], *, floor: float, refresh: int
 ) -> LinkState:
-    """Returns the state after one batch: contrasts added up, and p_c when it is due.
+    """Returns the state after one batch: contrasts summed, and p_c updated when due.
 
     Args:
       contrast: NaN where it was not measured.
@@ -237,15 +240,15 @@ def learn_contrast(
     return after
 
 
-def _fresh() -> LinkState:
-    """Returns the state before any batch: all phases alike."""
+def _initial_state() -> LinkState:
+    """Returns the initial state: all phases have the same probability."""
     state = {"batches": 0.0, "refreshed": 0.0}
     for phase in range(NUM_PHASES):
         state |= {
             f"keep_{phase}": 1.0,
-            f"last_{phase}": 0.0,  # the contrast behind `keep`
-            f"contrast_{phase}": 0.0,  # added up since
-            f"measured_{phase}": 0.0,  # in how many batches
+            f"last_{phase}": 0.0,  # contrast from which `keep` was computed
+            f"contrast_{phase}": 0.0,  # sum of contrasts since the last update of `keep`
+            f"measured_{phase}": 0.0,  # number of batches in that sum
         }
     return state
 
@@ -259,7 +262,7 @@ def _chunks_of(rollouts: Rollouts, link: str) -> ActionChunks:
 def _choose_draw(
     budget: int, weights: str, link: str
 ) -> Callable[[Credit, StepWeights, Generator], Credit]:
-    """Returns what keeps `budget` of the steps that still have weight.
+    """Returns a function that keeps `budget` of the steps with a nonzero weight.
 
     Raises:
       ValueError: If `budget` is not positive or `weights` unknown.
@@ -272,7 +275,7 @@ def _choose_draw(
     def keep_some(before: Credit, chance: StepWeights, generator: Generator) -> Credit:
         candidate = before.weight != 0
         after = before.keep(draw_without_replacement(chance, candidate, budget, generator))
-        return replace(after, weight=_as_much_as(before.weight, after.weight))
+        return replace(after, weight=_restore_rollout_weight(before.weight, after.weight))
 
     def keep_by_chance(before: Credit, chance: StepWeights, generator: Generator) -> Credit:
         inclusion = inclusion_probabilities(chance, before.weight != 0, budget)
@@ -284,20 +287,20 @@ def _choose_draw(
 def _keep_weighted(
     before: Credit, taken: Bool[Tensor, "rollout step"], inclusion: StepWeights
 ) -> Credit:
-    """Returns the steps that were taken, divided by their chances. [Horvitz & Thompson, 1952]"""
+    """Returns the taken steps, weighted by 1 / inclusion. [Horvitz & Thompson, 1952]"""
     after = before.keep(taken)
-    # Of what was taken alone: 0 times the inverse of a chance that float32 cannot hold is NaN.
+    # Inverted for taken steps only: 0 times the inverse of an underflowed probability is NaN.
     scale = torch.where(taken, 1 / inclusion, 0.0).to(after.weight.dtype)
     return replace(after, weight=after.weight * scale)
 
 
-def _as_much_as(before: StepWeights, kept: StepWeights) -> StepWeights:
-    """Returns what was kept, so that every rollout weighs what it did: its mean is over fewer."""
+def _restore_rollout_weight(before: StepWeights, kept: StepWeights) -> StepWeights:
+    """Returns `kept`, scaled so that the sum of weights of every rollout is that of `before`."""
     total = kept.double().sum(dim=1, keepdim=True)
     scale = before.double().sum(dim=1, keepdim=True) / torch.where(total > 0, total, 1.0)
-    # Where all was kept, not even the last bit may change.
-    is_whole = (kept == before).all(dim=1, keepdim=True)
-    return torch.where(is_whole, kept, (kept * scale).to(kept.dtype))
+    # Rollouts that keep all steps must stay bit-identical.
+    is_unchanged = (kept == before).all(dim=1, keepdim=True)
+    return torch.where(is_unchanged, kept, (kept * scale).to(kept.dtype))
 
 
 def draw_without_replacement(
@@ -306,9 +309,10 @@ def draw_without_replacement(
     budget: int,
     generator: Generator,
 ) -> Bool[Tensor, "rollout step"]:
-    """Returns `budget` candidates per rollout, drawn one after another by their chance.
+    """Returns `budget` candidates per rollout, drawn sequentially with probability ~ `chance`.
 
-    The largest of log w + Gumbel noise. [Plackett-Luce; Kool et al., 2019]
+    Implemented as Gumbel top-k: the largest of log w + Gumbel noise. [Plackett-Luce; Kool et al.,
+    2019]
     """
     noise = -torch.rand(chance.shape, generator=generator, dtype=torch.float64).log()
     key = torch.where(candidate & (chance > 0), chance.double().log() - noise.log(), -torch.inf)
@@ -320,9 +324,9 @@ def draw_without_replacement(
 def inclusion_probabilities(
     chance: StepWeights, candidate: Bool[Tensor, "rollout step"], budget: int
 ) -> Float[Tensor, "rollout step"]:
-    """Returns min(1, B w / sum of w), shared out again among the others where it was cut to 1.
+    """Returns min(1, B w / sum of w) in float64; the excess above 1 goes to the other steps.
 
-    They add up to the budget, or to the number of candidates if there are fewer. In float64.
+    The probabilities of a rollout sum to the budget, or to its number of candidates if smaller.
     """
     size = torch.where(candidate, chance.double(), 0.0)
     inclusion = torch.zeros_like(size)
@@ -344,14 +348,15 @@ def inclusion_probabilities(
 def draw_systematically(
     inclusion: Float[Tensor, "rollout step"], generator: Generator, *, in_one_line: bool = False
 ) -> Bool[Tensor, "rollout step"]:
-    """Returns steps drawn with exactly these chances, as many per rollout as they add up to.
+    """Returns a sample of steps with exactly these inclusion probabilities.
 
-    Steps are put in random order along a line, each as long as its chance, and one is taken at
-    every whole number past a random start. [Madow, 1949, systematic sampling]
+    The number of steps per rollout is the sum of its probabilities. Steps are placed on a line in
+    random order, each with the length of its probability; the step at every integer distance from a
+    random start is taken. [Madow, 1949, systematic sampling]
 
     Args:
-      in_one_line: Puts the rollouts' lines one behind the other: a rollout whose chances add up to
-        2.3 keeps two or three, and all together as many as all add up to.
+      in_one_line: Concatenates the lines of all rollouts. Then only the total number of steps is
+        fixed: a rollout whose probabilities sum to 2.3 keeps two or three steps.
     """
     order = torch.rand(inclusion.shape, generator=generator).argsort(dim=1)
     lengths = inclusion.gather(1, order)
@@ -368,7 +373,7 @@ def draw_systematically(
 def neyman_allocation(
     budget: float, counts: Int[Tensor, " phase"], deviations: Float[Tensor, " phase"]
 ) -> Float[Tensor, " phase"]:
-    """Returns b_c = B N_c sqrt(V_c) / sum of N sqrt(V): the least variance of all divisions.
+    """Returns b_c = B N_c sqrt(V_c) / sum of N sqrt(V), the allocation of minimum variance.
 
     [Neyman, 1934; PCM, theorem 1]
     """

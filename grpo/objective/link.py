@@ -1,4 +1,4 @@
-"""Links of objectives, steps of curricula and of selections: name, settings and kinds."""
+"""Metadata of links, of curriculum steps and of selections: name, settings and kinds."""
 
 import inspect
 import math
@@ -17,13 +17,13 @@ Kind = Literal[
     "phase selection",  # a step selection that reads phases
     "ratio",  # changes the log ratio
     "rollout ratio",  # a ratio of the whole rollout
-    "rollout level",  # answers to the whole rollout: a rollout ratio, or a trust region that is one
+    "rollout level",  # a rollout ratio, or a trust region that forms one
     "correction",  # of the difference between sampler and trainer
     "trust region",
     "penalty",
     "reward penalty",  # a penalty that is part of the reward
     "noise weight",
-    "exact divergence",  # needs the means of Gaussian steps, not log-probs alone
+    "exact divergence",  # needs the means of Gaussian steps in addition to log-probs
     # Of a curriculum:
     "triage",  # drops prompts by their outcome rate, for sGPO
     "rate window",
@@ -42,12 +42,7 @@ class _Fields(NamedTuple):
 
 
 class Link(_Fields):
-    """A link's name, settings and kinds, kept so that rules and reports read what it is part of.
-
-    Args:
-      trust_range: Of a trust region, the smallest |log ratio| in nats that it changes: a clip, or
-        half of the gradient gone. A clip's distance from 1 stands for its logarithm.
-    """
+    """A link's name, settings and kinds, which composition rules and reports read."""
 
     def __new__(
         cls,
@@ -56,7 +51,16 @@ class Link(_Fields):
         *kinds: Kind,
         trust_range: float | None = None,
     ) -> "Link":
-        for key, value in settings.items():  # no comparison with a range refuses nan
+        """Returns a link; one with a `trust_range` also has the kind "trust region".
+
+        Args:
+          trust_range: The smallest |log ratio| in nats at which a trust region clips, or halves the
+            gradient. For a clip, its distance from 1 is used in place of the logarithm.
+
+        Raises:
+          ValueError: If a setting is NaN.
+        """
+        for key, value in settings.items():  # NaN passes range checks such as `not x < 0`
             if isinstance(value, float) and math.isnan(value):
                 raise ValueError(f"{name}.{key} must be a number, got nan")
         region: tuple[Kind, ...] = () if trust_range is None else ("trust region",)
@@ -64,9 +68,9 @@ class Link(_Fields):
 
 
 def functions_returning(kind: type, *modules: ModuleType) -> dict[str, Callable[..., Any]]:
-    """Returns the public functions of some modules that return a kind of component, by name.
+    """Returns the public functions of `modules` that return a `kind`, by name.
 
-    What composes components, and so takes any number of them, is not among them.
+    Functions with a variadic parameter are skipped: they compose components.
     """
     return {
         name: each
@@ -75,11 +79,9 @@ def functions_returning(kind: type, *modules: ModuleType) -> dict[str, Callable[
         if each.__module__ == module.__name__
         and not name.startswith("_")
         and each.__annotations__.get("return") is kind
-        and not any(
-            _takes_any_number(given) for given in inspect.signature(each).parameters.values()
-        )
+        and not any(_is_variadic(given) for given in inspect.signature(each).parameters.values())
     }
 
 
-def _takes_any_number(parameter: inspect.Parameter) -> bool:
+def _is_variadic(parameter: inspect.Parameter) -> bool:
     return parameter.kind is inspect.Parameter.VAR_POSITIONAL

@@ -1,4 +1,4 @@
-"""Every link and every algorithm by its name: a function is one when it returns an Objective."""
+"""All links and algorithms by name: the public functions that return an Objective."""
 
 from collections.abc import Callable
 
@@ -18,7 +18,7 @@ ALGORITHMS = functions_returning(Objective, algorithms)
 
 
 def __getattr__(name: str) -> Callable[..., Objective]:
-    """Makes every link a name of this module, which is `grpo.links`."""
+    """Returns a link by name; users import this module as `grpo.links`."""
     if name in LINKS:
         return LINKS[name]
     raise AttributeError(f"module 'grpo.links' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Links that keep the policy near the base policy, and which divergence they need."""
+"""KL estimators, and links that penalize divergence from the base policy."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,18 +24,21 @@ EXACT = "exact"  # an estimator of penalize_kl
 
 
 def k1(logp: PerStep, reference_logp: PerStep, mask: Bool[Tensor, "rollout step"]) -> PerStep:
-    """Returns -d, d = reference_logp - logp; E = KL(pi || ref): for a reward, not for a loss."""
+    """Returns -d, d = reference_logp - logp; E = KL(pi || ref). For rewards, not for losses."""
     return -_difference(logp, reference_logp, mask)
 
 
 def k2(logp: PerStep, reference_logp: PerStep, mask: Bool[Tensor, "rollout step"]) -> PerStep:
-    """Returns d^2 / 2: biased in value; as a loss its gradient is that of KL(pi || ref)."""
+    """Returns d^2 / 2: a biased estimate whose gradient as a loss is that of KL(pi || ref)."""
     return _difference(logp, reference_logp, mask) ** 2 / 2
 
 
 def k3(logp: PerStep, reference_logp: PerStep, mask: Bool[Tensor, "rollout step"]) -> PerStep:
-    """Returns exp(d) - d - 1; E = KL(pi || ref), as a loss grad KL(ref || pi). [Schulman, 2020]"""
-    # Bounded as a whole: where exp alone no longer grows, the gradient of -d would lead away.
+    """Returns exp(d) - d - 1; E = KL(pi || ref); gradient as a loss: of KL(ref || pi).
+
+    [Schulman, 2020]
+    """
+    # d is clamped in both terms: with exp clamped alone, -d would push logp away from reference.
     d = _difference(logp, reference_logp, mask).clamp(max=LARGEST_LOG_RATIO)
     return exp_log_ratio(d) - d - 1
 
@@ -50,9 +53,9 @@ LOSS_ESTIMATORS: dict[str, Callable[[PerStep, PerStep, Tensor], PerStep]] = {
 def penalize_kl(beta: float, estimator: str = "k3") -> Objective:
     """Adds beta * k(logp, reference_logp) to every computed step's loss. [Shao et al., 2024, eq. 4]
 
-    The gradient of k2 is that of KL(pi || ref), of k3 that of KL(ref || pi), of k1 zero in
-    expectation (rule U35 refuses it); docs/methods/kl.md. "exact" is the divergence of Gaussian
-    steps itself, per dimension. [Liu et al., 2025, Flow-GRPO, eq. 13]
+    The gradient of k2 is that of KL(pi || ref), and of k3 that of KL(ref || pi). The gradient of k1
+    is zero in expectation, so that rule U35 refuses it; see docs/methods/kl.md. "exact" is the
+    closed-form KL of Gaussian steps, per dimension. [Liu et al., 2025, Flow-GRPO, eq. 13]
 
     Raises:
       ValueError: If `beta` is negative or `estimator` unknown; on loss, without a reference.
@@ -84,7 +87,7 @@ def penalize_kl(beta: float, estimator: str = "k3") -> Objective:
 
 
 def subtract_kl_from_reward(beta: float) -> Objective:
-    """A_i = r_i - beta * sum_t k1_it under the sampling policy; stands before the baseline.
+    """A_i = r_i - beta * sum_t k1_it under the sampling policy; comes before the baseline.
 
     Raises:
       ValueError: If `beta` is negative; on credit, without a reference.
@@ -108,12 +111,12 @@ def _difference(
     logp: PerStep, reference_logp: PerStep, mask: Bool[Tensor, "rollout step"]
 ) -> PerStep:
     """Returns d = reference_logp - logp, and 0 off the mask."""
-    # Masked on the way in: 0 * nan would flow back through exp.
+    # The inputs are masked, not the result: 0 * nan would flow back through exp.
     return torch.where(mask, reference_logp, 0.0) - torch.where(mask, logp, 0.0)
 
 
 def needs_divergence(objective: Objective) -> bool:
-    """Returns whether a link of the objective needs the means of steps, not log-probs alone."""
+    """Returns whether a link of the objective needs the means of Gaussian steps."""
     return any("exact divergence" in link.kinds for link in objective.links)
 
 
@@ -123,7 +126,7 @@ def kl_per_dimension(
     """Returns a divergence per dimension of a step, in nats.
 
     Raises:
-      ValueError: If there is none.
+      ValueError: If `kl` is None.
     """
     if kl is None:
         raise ValueError(f"{link} needs exact divergences: Gaussian steps, of a denoising policy")

@@ -1,4 +1,4 @@
-"""The composition rules: what a plan says of an arm, and what of it does not go together."""
+"""Composition rules: which combinations of links and settings of an arm are unsound."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,8 +8,8 @@ from typing import NamedTuple
 from grpo.objective.link import Kind, Link, Setting
 from grpo.objective.penalty import CONTRAST
 
-TOO_FEW = 4  # rollouts of a group to choose from (rule U22)
-TOO_STALE = 4  # updates per round for the trainer's own routing (rule U33)
+TOO_FEW = 4  # rollouts of a group, for a selection of extremes (rule U22)
+TOO_STALE = 4  # updates per round, for replay of the trainer's routing (rule U33)
 ROUTING = "policy.routing"
 
 
@@ -21,48 +21,48 @@ class Severity(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a rule may know of an arm."""
+    """The facts about an arm that rules read."""
 
     links: tuple[Link, ...]
     curriculum: tuple[Link, ...]
     group_sizes: frozenset[int]
     updates_per_round: int
     has_binary_reward: bool
-    dropouts: frozenset[str]  # parameter paths of dropouts that are on
+    dropouts: frozenset[str]  # parameter paths of dropouts above 0
     top_p: float = 1.0
     selection: tuple[Link, ...] = ()
-    phases: tuple[int, ...] = ()  # that the arm's rounds ask for
-    starts_from_base: bool = True  # some round of the arm does
-    reads_profile: bool = False  # some step of the curriculum looks at outcome rates
+    phases: tuple[int, ...] = ()  # of the arm's rounds
+    starts_from_base: bool = True  # at least one round of the arm starts from the base policy
+    reads_profile: bool = False  # at least one step of the curriculum reads outcome rates
     profile_rollouts: int | None = None  # per prompt
     routing: str = "live"  # policy.routing
-    has_routers: bool | None = None  # None: only the loaded model knows
+    has_routers: bool | None = None  # None: unknown until the model is loaded
     denoises: bool = False  # steps are denoising steps
     acts: bool = False  # steps are chunks of a robot's actions
     density: str | None = None  # of denoising steps
     stochastic: str | None = None  # which denoising steps have noise
-    owners: tuple[str, ...] = ()  # paths of what chooses the window of steps with noise
-    has_variants: bool = False  # some rollouts are drawn under another condition than the prompt
+    owners: tuple[str, ...] = ()  # paths of the settings that choose the window of steps with noise
+    has_variants: bool = False  # some rollouts are sampled under a variant of the prompt
 
     def named(self, *names: str) -> list[str]:
-        """Returns which of `names` stand in the objective, once per occurrence."""
+        """Returns the links of the objective that have one of `names`, with repetitions."""
         return [link.name for link in self.links if link.name in names]
 
     def of(self, *kinds: Kind) -> list[str]:
-        """Returns the links of the objective that are of one of the kinds."""
+        """Returns the links of the objective that have one of `kinds`."""
         return [link.name for link in self.links if link.kinds & {*kinds}]
 
     def steps(self, kind: Kind) -> list[str]:
-        """Returns the steps of the curriculum that are of a kind."""
+        """Returns the steps of the curriculum that have a kind."""
         return [link.name for link in self.curriculum if kind in link.kinds]
 
-    def spends(self, *names: str) -> list[str]:
-        """Returns which of `names` stand in the selection."""
+    def selects_with(self, *names: str) -> list[str]:
+        """Returns the links of the selection that have one of `names`."""
         return [link.name for link in self.selection if link.name in names]
 
 
 class Rule(NamedTuple):
-    """`find` returns the causes: link names or parameter paths; none if the rule is kept."""
+    """A rule; `find` returns the violating link names or parameter paths, or an empty list."""
 
     id: str
     severity: Severity
@@ -70,8 +70,8 @@ class Rule(NamedTuple):
     find: Callable[[Plan], list[str]]
 
 
-def unless_one(kind: Kind) -> Callable[[Plan], list[str]]:
-    """Returns a predicate: exactly one link of a kind must stand in the objective."""
+def require_one(kind: Kind) -> Callable[[Plan], list[str]]:
+    """Returns a `find` that reports missing or extra links of a kind that must occur once."""
 
     def find(plan: Plan) -> list[str]:
         found = plan.of(kind)
@@ -80,8 +80,8 @@ def unless_one(kind: Kind) -> Callable[[Plan], list[str]]:
     return find
 
 
-def beside(kind: Kind, *names: str) -> Callable[[Plan], list[str]]:
-    """Returns a predicate that finds `names` beside a link of a kind."""
+def combined_with(kind: Kind, *names: str) -> Callable[[Plan], list[str]]:
+    """Returns a `find` that reports `names` in objectives with a link of a kind."""
     return lambda plan: plan.named(*names) if plan.of(kind) else []
 
 
@@ -95,7 +95,7 @@ def _is_shaped(plan: Plan) -> bool:
 
 
 def _active(plan: Plan, kind: Kind = "penalty") -> list[str]:
-    """Returns which penalties stand in the objective with a weight above 0."""
+    """Returns the penalties of the objective with a weight above 0."""
     return [link.name for link in plan.links if kind in link.kinds and link.settings["beta"]]
 
 
@@ -164,7 +164,7 @@ def kl_estimator(estimator: str) -> Callable[[Plan], list[str]]:
 
 
 def kl_on_part(selection: str) -> Callable[[Plan], list[str]]:
-    """Returns a predicate: a penalty covers only what `selection` leaves."""
+    """Returns a `find` that reports penalties which cover only the steps that `selection` keeps."""
     return lambda plan: _active(plan) if plan.named(selection) else []
 
 
@@ -192,7 +192,7 @@ def extremes_of_full_group(plan: Plan) -> list[str]:
 
 
 def _extremes(plan: Plan, **settings: Setting) -> list[str]:
-    """Returns keep_extreme_rollouts where it stands with these settings."""
+    """Returns the occurrences of keep_extreme_rollouts with these settings."""
     return [
         link.name
         for link in plan.links
@@ -243,26 +243,26 @@ def no_floor(plan: Plan) -> list[str]:
 
 def prompts_come_once(plan: Plan) -> list[str]:
     comes_again = len(set(plan.phases)) < len(plan.phases)
-    return [] if comes_again else plan.spends("skip_uniform_prompts")
+    return [] if comes_again else plan.selects_with("skip_uniform_prompts")
 
 
 def reuse_without_base(plan: Plan) -> list[str]:
-    return [] if plan.starts_from_base else plan.spends("reuse_profile_rollouts")
+    return [] if plan.starts_from_base else plan.selects_with("reuse_profile_rollouts")
 
 
 def reuse_of_small_groups(plan: Plan) -> list[str]:
     largest, stored = max(plan.group_sizes, default=0), plan.profile_rollouts
     is_short = stored is not None and largest > stored
-    return plan.spends("reuse_profile_rollouts") if is_short else []
+    return plan.selects_with("reuse_profile_rollouts") if is_short else []
 
 
 def reuse_after_choice(*, is_shaped: bool) -> Callable[[Plan], list[str]]:
-    """Returns a predicate: the same outcomes choose prompts and are trained on."""
+    """Returns a `find` that reports profile outcomes which select prompts and are trained on."""
 
     def find(plan: Plan) -> list[str]:
-        chooses = plan.reads_profile or plan.spends("resample_uniform_groups")
+        chooses = plan.reads_profile or plan.selects_with("resample_uniform_groups")
         found = chooses and _is_shaped(plan) is is_shaped
-        return plan.spends("reuse_profile_rollouts") if found else []
+        return plan.selects_with("reuse_profile_rollouts") if found else []
 
     return find
 
@@ -342,42 +342,41 @@ CHUNK_RULES: tuple[Rule, ...] = (
     Rule(
         "U1",
         Severity.WARN,
-        "without weights the gradient is that of what is likely to be kept, not of all steps; set "
+        "with weights: none the gradient is biased towards steps that are often kept; set "
         "weights: ht",
         unweighted_steps,
     ),
     Rule(
         "U9",
         Severity.WARN,
-        "a rollout ratio over the steps that are kept deviates sqrt(N / B) times as much as over "
-        "all; widen the clip by that",
+        "the std of a rollout ratio over the kept steps is sqrt(N / B) times that over all steps;"
+        " widen the clip by this factor",
         lambda plan: plan.of("rollout level") if plan.of("step selection") else [],
     ),
     Rule(
         "U24",
         Severity.WARN,
-        "the penalty covers what is likely to be kept, not all steps; set weights: ht",
+        "the penalty is biased towards steps that are often kept; set weights: ht",
         kl_on_steps,
     ),
     Rule(
         "U24",
         Severity.WARN,
-        "steps without an advantage are never kept, and those with little are divided by small "
-        "chances, so that the penalty misses the one and has large variance by the other; use "
-        "sample_steps_uniformly",
+        "steps with advantage 0 are never kept, so that the penalty misses them, and small "
+        "advantages give large weights, so that its variance is large; use sample_steps_uniformly",
         kl_on_part("sample_steps_by_advantage"),
     ),
     Rule(
         "U30",
         Severity.ERROR,
-        "the steps that are trained must be chosen by one owner; keep one",
+        "at most one link may select steps; keep one",
         lambda plan: plan.of("step selection")[1:],
     ),
     Rule(
         "U34",
         Severity.WARN,
-        "some phases are never trained, which no weight repairs; use sample_chunks_by_phase with a "
-        "floor above 0",
+        "some phases are never trained, which no weight corrects; use sample_chunks_by_phase with"
+        " a floor above 0",
         steps_never_kept,
     ),
     Rule(
@@ -389,8 +388,8 @@ CHUNK_RULES: tuple[Rule, ...] = (
     Rule(
         "H15",
         Severity.WARN,
-        "the ratio of a chunk is over all of its tokens and leaves every published range; put "
-        "scale_log_ratio in front",
+        "the ratio of a chunk is a product over all of its tokens and exceeds every published "
+        "clip range; put scale_log_ratio before the trust region",
         chunk_ratio_of_all_tokens,
     ),
 )
@@ -400,15 +399,15 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "U5",
         Severity.ERROR,
-        "denoising steps can be weighed by their noise once; keep one of rectify_noise_level, "
-        "weigh_by_noise_std and normalize_log_ratio",
+        "at most one link may weigh denoising steps by their noise; keep one of "
+        "rectify_noise_level, weigh_by_noise_std and normalize_log_ratio",
         noise_weight_owners,
     ),
     Rule(
         "U8",
         Severity.ERROR,
-        "rollouts drawn under a variant of the prompt have no ratio to the prompt's own density; "
-        "set sampling.density: matched",
+        "rollouts sampled under a variant of the prompt have no importance ratio under the prompt"
+        " itself; set sampling.density: matched",
         ratio_across_conditions,
     ),
     Rule(
@@ -422,114 +421,116 @@ RULES: tuple[Rule, ...] = (
         "U11",
         Severity.ERROR,
         "an objective needs exactly one trust region, such as clip_surrogate",
-        unless_one("trust region"),
+        require_one("trust region"),
     ),
     Rule(
         "U11",
         Severity.ERROR,
-        "a rollout ratio can stand once, and average_clipped_log_ratio forms its own; keep one",
+        "at most one link may form a rollout ratio, and average_clipped_log_ratio is one of them;"
+        " keep one",
         lambda plan: plan.of("rollout level")[1:],
     ),
     Rule(
         "U12",
         Severity.WARN,
-        "with a rollout ratio this average weighs rollouts by their length, which is not GSPO; "
-        "use average_over_rollouts, average_over_prompts, or sum_over_steps if you want it (LUSPO)",
-        beside("rollout level", "average_over_steps", "average_over_horizon"),
+        "with a rollout ratio this average weighs rollouts by their length, unlike GSPO; use "
+        "average_over_rollouts or average_over_prompts, or sum_over_steps if that is intended "
+        "(LUSPO)",
+        combined_with("rollout level", "average_over_steps", "average_over_horizon"),
     ),
     Rule(
         "U15",
         Severity.WARN,
-        "a ratio by rollout and a weight by step are different estimators; use "
+        "a ratio per rollout and a correction per step are different estimators; use "
         "mask_mismatched_rollouts",
-        beside("rollout level", "truncate_mismatch"),
+        combined_with("rollout level", "truncate_mismatch"),
     ),
     Rule(
         "U16",
         Severity.ERROR,
-        "the z-score of two continuous rewards is their sign: the margin is lost; drop "
-        "scale_by_group_std, keep more than two, or make the reward binary",
+        "the z-score of two continuous rewards depends only on their order, not on their "
+        "difference; drop scale_by_group_std, keep more than two, or make the reward binary",
         pair_z_score,
     ),
     Rule(
         "U18",
         Severity.WARN,
-        "with groups of different sizes its scale or weight depends on the size; use "
+        "the scale or the weight of a group depends on its size, and group sizes differ; use "
         "leave_one_out and average_over_prompts",
         variable_groups,
     ),
     Rule(
         "U18",
         Severity.WARN,
-        "with groups of different sizes it keeps other shares of them, so the scale depends on the "
-        "size; sample groups of one size",
+        "the kept fraction of a group, and so its scale, depends on its size, and group sizes "
+        "differ; sample groups of one size",
         extremes_of_variable_groups,
     ),
     Rule(
         "U19",
         Severity.ERROR,
-        "prompts must be selected by one owner; keep one of sGPO's triage, keep_rate_window, "
+        "at most one component may select prompts; keep one of sGPO's triage, keep_rate_window, "
         "skip_uniform_prompts and resample_uniform_groups",
         selection_owners,
     ),
     Rule(
         "U19",
         Severity.ERROR,
-        "group sizes must have one owner; keep one of fix_group_size and "
+        "at most one step may set group sizes; keep one of fix_group_size and "
         "size_groups_by_inverse_rate",
         size_owners,
     ),
     Rule(
         "U19",
         Severity.ERROR,
-        "phases must have one owner; keep one of split_at_random, split_easy_to_hard and "
+        "at most one step may set phases; keep one of split_at_random, split_easy_to_hard and "
         "stage_by_family",
         phase_owners,
     ),
     Rule(
         "U20",
         Severity.ERROR,
-        "a filter on the shaped reward keeps groups without signal; set by: outcome",
+        "a filter on a shaped reward keeps groups whose outcomes are all equal; set by: outcome",
         filter_on_reward,
     ),
     Rule(
         "U21",
         Severity.ERROR,
-        "baseline, scale and average are decided on everything sampled, before any selection; "
-        "move the selection behind them",
+        "baseline, scale and average must be computed on all rollouts, before any selection; move"
+        " the selection after them",
         early_selection,
     ),
     Rule(
         "U22",
         Severity.ERROR,
-        "groups of at most 4 rollouts, or of no more than it keeps, leave nothing to choose; "
-        "sample larger groups or drop keep_extreme_rollouts",
+        "groups must have more than 4 rollouts, and more than it keeps; sample larger groups or "
+        "drop keep_extreme_rollouts",
         nothing_to_choose,
     ),
     Rule(
         "U22",
         Severity.WARN,
-        "the best against the worst alone learns measurably worse than four; set keep: 4 or more",
+        "training on two extreme rollouts is measurably worse than on four; set keep: 4 or more",
         extreme_pair,
     ),
     Rule(
         "U24",
         Severity.WARN,
-        "the penalty covers only the groups that are kept, so its weight falls with their share; "
-        "drop drop_uniform_groups to cover all",
+        "the penalty covers only the kept groups, so that its weight decreases with their "
+        "fraction; remove drop_uniform_groups to cover all",
         kl_on_part("drop_uniform_groups"),
     ),
     Rule(
         "U24",
         Severity.WARN,
-        "the penalty covers only the rollouts that are kept, which were chosen by their reward; "
-        "drop keep_extreme_rollouts to cover all",
+        "the penalty covers only the kept rollouts, which were chosen by reward; remove "
+        "keep_extreme_rollouts to cover all",
         kl_on_part("keep_extreme_rollouts"),
     ),
     Rule(
         "U25",
         Severity.ERROR,
-        "top_p < 1 samples from another density than the one that is scored; set it to 1",
+        "top_p < 1 samples from a density other than that of the log-probs; set it to 1",
         truncated_sampling,
     ),
     Rule(
@@ -541,35 +542,35 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "U29",
         Severity.WARN,
-        "one step per prompt, drawn from windows that differ by prompt, weighs steps unequally: "
-        "another objective than one step of all; set stochastic: all to train on whole windows",
+        "one step per prompt from windows that differ by prompt samples steps with unequal "
+        "probabilities and changes the objective; set stochastic: all to train on whole windows",
         unequal_chances_of_steps,
     ),
     Rule(
         "U30",
         Severity.ERROR,
-        "the steps with noise must be chosen by one owner; keep one of scope and window_stride",
+        "at most one setting may choose the steps with noise; keep one of scope and window_stride",
         window_owners,
     ),
     Rule(
         "U31",
         Severity.WARN,
-        "rewards of prompts with noise at different steps spread differently; use "
+        "the std of rewards differs between prompts with noise at different steps; use "
         "scale_by_group_std",
         batch_std_of_single_steps,
     ),
     Rule(
         "U33",
         Severity.INFO,
-        "with one update per round, replaying the sampler's routing brought nothing in its paper; "
+        "with one update per round, replaying the sampler's routing had no benefit in its paper; "
         "set it to live",
         replay_on_policy,
     ),
     Rule(
         "U33",
         Severity.WARN,
-        "with 4 or more updates per round, the trainer's routing collapsed in its paper; use "
-        "replay_sampled",
+        "with 4 or more updates per round, training with replay_proximal collapsed in its paper; "
+        "use replay_sampled",
         stale_proximal_routing,
     ),
     Rule(
@@ -581,15 +582,15 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "U34",
         Severity.WARN,
-        "rollouts with a middling reward are never kept, which no weight repairs: the direction is "
-        "exact only if the reward is binary",
+        "rollouts with a medium reward are never kept, which no weight corrects: the gradient "
+        "direction is unbiased only if the reward is binary",
         extremes_of_shaped_reward,
     ),
     Rule(
         "U34",
         Severity.WARN,
-        "with floor 0 the chance of a prompt falls towards 0, and no weight repairs what is never "
-        "drawn; set it to 0.01",
+        "with floor 0 the probability of a prompt can approach 0, and no weight corrects prompts "
+        "that are never drawn; set it to 0.01",
         no_floor,
     ),
     Rule(
@@ -601,60 +602,61 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "U35",
         Severity.INFO,
-        "k3 as a loss follows the gradient of KL(ref || pi), the forward KL; k2 that of "
-        "KL(pi || ref)",
+        "the gradient of k3 as a loss is that of KL(ref || pi), the forward KL; that of k2 is the"
+        " gradient of KL(pi || ref)",
         kl_estimator("k3"),
     ),
     Rule(
         "H3",
         Severity.ERROR,
-        "what is taken off the reward must be taken off before the baseline; move it to the front",
+        "a penalty on the reward must come before the baseline; move it to the front",
         late_kl,
     ),
     Rule(
         "H4",
         Severity.ERROR,
-        "behind the trust region it changes nothing; move it in front",
+        "a ratio link has no effect after the trust region; move it before the trust region",
         behind_trust_region,
     ),
     Rule(
         "H5",
         Severity.WARN,
-        "advantages of the full group do not add up to 0 over what is kept, which favors or "
-        "disfavors all of it; set advantage: kept_mean or kept_z_score",
+        "advantages of the full group do not sum to 0 over the kept rollouts, which reinforces or"
+        " penalizes all of them; set advantage: kept_mean or kept_z_score",
         extremes_of_full_group,
     ),
     Rule(
         "H6",
         Severity.WARN,
-        "it learns from prompts that come again, and no two rounds of the arm share a phase; give "
-        "several rounds one phase",
+        "it uses earlier outcomes of the same prompts, but no two rounds of the arm share a "
+        "phase; give several rounds one phase",
         prompts_come_once,
     ),
     Rule(
         "H7",
         Severity.WARN,
-        "no round of the arm starts from the base, whose rollouts the profile holds; drop it",
+        "no round of the arm starts from the base policy, which sampled the profile; drop it",
         reuse_without_base,
     ),
     Rule(
         "H8",
         Severity.WARN,
-        "groups larger than profile.rollouts_per_prompt are cut to it in the first round; raise it",
+        "groups larger than profile.rollouts_per_prompt are truncated to it in the first round; "
+        "raise it",
         reuse_of_small_groups,
     ),
     Rule(
         "H9",
         Severity.INFO,
-        "the outcomes that choose the prompts are trained on: the gradient of a prompt keeps its "
-        "direction, its scale is biased",
+        "the outcomes that select the prompts are also trained on: the gradient of a prompt keeps"
+        " its direction, but its scale is biased",
         reuse_after_choice(is_shaped=False),
     ),
     Rule(
         "H9",
         Severity.WARN,
-        "the outcomes that choose the prompts are trained on, and the reward is not binary: the "
-        "direction of a prompt's gradient is biased; drop reuse_profile_rollouts",
+        "the outcomes that select the prompts are also trained on, and the reward is not binary: "
+        "the direction of a prompt's gradient is biased; drop reuse_profile_rollouts",
         reuse_after_choice(is_shaped=True),
     ),
     Rule(
@@ -667,34 +669,35 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "H11",
         Severity.WARN,
-        "the ratio of a denoising step is over all dimensions of a sample and leaves every "
-        "published range; put scale_log_ratio in front",
+        "the ratio of a denoising step is a product over all dimensions of a sample and exceeds "
+        "every published clip range; put scale_log_ratio before the trust region",
         ratio_of_all_dimensions,
     ),
     Rule(
         "H12",
         Severity.ERROR,
-        "the log ratio of a denoising step is over all dimensions, where estimators of the "
-        "divergence overflow; set estimator: exact",
+        "the log ratio of a denoising step is a sum over all dimensions, so that KL estimators "
+        "overflow; set estimator: exact",
         kl_of_denoising,
     ),
     Rule(
         "H13",
         Severity.ERROR,
-        "it follows and mirrors velocities that match an image; set sampling.density: matched",
+        "contrast_implicit_policies needs the matching loss of velocities; set sampling.density: "
+        "matched",
         contrast_without_matching,
     ),
     Rule(
         "H1",
         Severity.ERROR,
         "an objective needs exactly one average, or its scale is undefined",
-        unless_one("average"),
+        require_one("average"),
     ),
     Rule(
         "H2",
         Severity.ERROR,
         "an objective needs exactly one baseline",
-        unless_one("baseline"),
+        require_one("baseline"),
     ),
     *CHUNK_RULES,
 )

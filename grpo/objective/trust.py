@@ -1,4 +1,4 @@
-"""Links that form importance ratios and bound them: averages, trust regions, engine mismatch."""
+"""Links that form, correct and bound importance ratios: averages, mismatch, trust regions."""
 
 from dataclasses import replace
 from math import acosh, inf, log
@@ -14,13 +14,13 @@ from grpo.objective.weight import weigh_by
 from grpo.types import Credit, Rollouts, StepTerms
 
 OVER = ("product", "geometric_mean")
-HALVED = acosh(3)  # tau |rho - 1| at which a soft gate passes half of the gradient
+HALVED = acosh(3)  # tau |rho - 1| at which a soft gate halves the gradient
 
 
 def average_ratio_over_rollout() -> Objective:
     """s_i = exp(mean_t log rho_it), the same on all steps of a rollout. [Zheng et al., 2025, eq. 7]
 
-    The mean runs over the steps that are computed: steps of weight 0 do not enter it (rule U9).
+    The mean is over the computed steps: steps of weight 0 are excluded (rule U9).
     """
 
     def loss(terms: StepTerms) -> StepTerms:
@@ -33,7 +33,7 @@ def average_ratio_over_rollout() -> Objective:
 
 
 def average_ratio_keeping_token_gradient() -> Objective:
-    """s_it = sg[s_i] pi_it / sg[pi_it]: a token's own gradient. [Zheng et al., 2025, eq. 13]"""
+    """s_it = sg[s_i] pi_it / sg[pi_it], with a gradient per token. [Zheng et al., 2025, eq. 13]"""
 
     def loss(terms: StepTerms) -> StepTerms:
         mean = mean_over_steps(terms.log_ratio, terms.mask).detach()
@@ -47,9 +47,9 @@ def average_ratio_keeping_token_gradient() -> Objective:
 
 
 def scale_log_ratio(dimensions: int) -> Objective:
-    """log rho_it / D: the log-density per dimension of a sample, as denoising papers print it.
+    """log rho_it / D: the log ratio per dimension of a sample, as in papers on denoising.
 
-    A trust region's range is then one of the mean over dimensions. [Liu et al., 2025, Flow-GRPO]
+    The range of a trust region then bounds the mean over dimensions. [Liu et al., 2025, Flow-GRPO]
 
     Raises:
       ValueError: If `dimensions` is not positive.
@@ -63,12 +63,14 @@ def scale_log_ratio(dimensions: int) -> Objective:
 
 
 def normalize_log_ratio() -> Objective:
-    """(log rho + KL) s, and a weight of 1 / |dt|: ratios around 1, alike at every noise level.
+    """(log rho + KL) s, and a weight of 1 / |dt|: ratios centered at 1 at every noise level.
 
-    The log ratio of a Gaussian step whose mean has moved is -KL in expectation, so that a clip
-    answers on one side more than on the other; s is the step's deviation, |dt| by how much its time
-    falls. Stands behind `scale_log_ratio`. Unlike its code: weights are over their mean, so that
-    the loss keeps its size. [Wang et al., 2025, GRPO-Guard, arXiv 2510.22319]
+    The expected log ratio of a Gaussian step whose mean has changed is -KL. A clip is therefore
+    active on one side more often than on the other. s is the std of the step, |dt| the decrease of
+    its time. Comes after `scale_log_ratio`. [Wang et al., 2025, GRPO-Guard, arXiv 2510.22319]
+
+    Unlike the paper's code: weights are divided by their mean, which preserves the scale of the
+    loss.
     """
 
     def credit(before: Credit, rollouts: Rollouts, generator: Generator) -> Credit:
@@ -92,9 +94,9 @@ def mean_over_steps(
 
 
 def truncate_mismatch(weight_max: float = 2.0) -> Objective:
-    """A_it min(pi_old / mu, weight_max), step by step. [Yao et al., 2025, TIS]
+    """A_it min(pi_old / mu, weight_max), per step. [Yao et al., 2025, TIS]
 
-    Biased as any weight per step of a sequence is, with little variance.
+    Biased, as any per-step weight of a sequence, but with low variance.
 
     Raises:
       ValueError: If `weight_max` is below 1; on loss, without the sampler's log-probs.
@@ -116,11 +118,12 @@ def mask_mismatched_rollouts(
 ) -> Objective:
     """A_it, or 0 if pi_old / mu of the whole rollout is not in [low, high]. [MIS]
 
-    Unlike TRL's sequence_mask: what is within keeps weight 1, not pi_old / mu, and a bound below.
+    Unlike TRL's sequence_mask: kept rollouts have weight 1, not pi_old / mu; there is a lower
+    bound.
 
     Args:
       over: "product" of the steps' ratios, the weight of the sequence; or their "geometric_mean",
-        which does not widen with the length and takes bounds near 1.
+        whose spread does not grow with the length, so that bounds near 1 are suitable.
 
     Raises:
       ValueError: Unless 0 < low < 1 < high and `over` is known; on loss, without the sampler's
@@ -150,12 +153,12 @@ def mask_mismatched_rollouts(
 def _mismatch(terms: StepTerms, name: str) -> Float[Tensor, "rollout step"]:
     """Returns log(pi_old / mu); raises if the sampler's log-probs were not given."""
     if terms.mismatch is None:
-        raise ValueError(f"{name} needs behavior_logp: what the sampler recorded")
+        raise ValueError(f"{name} needs behavior_logp, the log-probs that the sampler recorded")
     return terms.mismatch
 
 
 def _weigh(terms: StepTerms, weight: Float[Tensor, "rollout step"]) -> StepTerms:
-    """Returns the terms with their advantages weighed, and what has been weighed so far."""
+    """Returns the terms with advantages times `weight`, and the product of weights so far."""
     before = terms.mismatch_weight
     return replace(
         terms,
@@ -187,10 +190,10 @@ def clip_surrogate(low: float = 0.2, high: float = 0.2) -> Objective:
 
 
 def truncate_ratio(ratio_max: float, ratio_min: float = 0.0) -> Objective:
-    """-sg[clip(rho, ratio_min, ratio_max)] A log pi: no step loses its gradient. [CISPO]
+    """-sg[clip(rho, ratio_min, ratio_max)] A log pi: clipped steps keep a gradient. [CISPO]
 
-    The bounds are values of the ratio itself, not distances from 1: at `ratio_max` 0.2 every
-    weight would be cut to a fifth before anything has moved (rule U13).
+    The bounds are values of the ratio, not distances from 1: with `ratio_max` 0.2 all weights would
+    be 0.2 even on-policy (rule U13).
 
     Args:
       ratio_min: 0 bounds the ratio from above only.
@@ -200,8 +203,8 @@ def truncate_ratio(ratio_max: float, ratio_min: float = 0.0) -> Objective:
     """
     if ratio_max <= 1:
         raise ValueError(
-            "U13: truncate_ratio needs ratio_max > 1, the largest ratio itself and no distance "
-            f"from 1, got {ratio_max}; take 5.0"
+            "U13: truncate_ratio needs ratio_max > 1, the largest ratio and not a distance from 1, "
+            f"got {ratio_max}; take 5.0"
         )
     if not 0 <= ratio_min < 1:
         raise ValueError(f"truncate_ratio needs 0 <= ratio_min < 1, got {ratio_min}")
@@ -219,13 +222,13 @@ def truncate_ratio(ratio_max: float, ratio_min: float = 0.0) -> Objective:
 
 
 def gate_ratio_softly(tau_positive: float = 1.0, tau_negative: float = 1.05) -> Objective:
-    """-(4 / tau) sigmoid(tau (rho - 1)) A: the gradient fades with the distance. [SAPO]
+    """-(4 / tau) sigmoid(tau (rho - 1)) A: the gradient decays with the distance from 1. [SAPO]
 
-    Its slope in rho is 1 at rho = 1. A step counts as clipped where half of it is gone.
+    Its slope in rho is 1 at rho = 1. A step is reported as clipped where the slope is below 1/2.
 
     Args:
-      tau_positive: Of steps with a positive advantage; larger fades earlier.
-      tau_negative: Of the others.
+      tau_positive: For steps with a positive advantage; a larger tau decays faster.
+      tau_negative: For the other steps.
 
     Raises:
       ValueError: If a tau is not positive.
@@ -254,13 +257,14 @@ def average_clipped_log_ratio(low: float = 0.4, high: float = 0.4) -> Objective:
     """-A exp(mean_t l_it), l the log ratio, one-sidedly clipped by step before the mean. [GMPO]
 
     l_it = min(log rho_it, high) where A > 0, and max(log rho_it, -low) elsewhere: the pessimistic
-    side, as in `clip_surrogate`. Forms the rollout's ratio itself: stands without another one.
+    side, as in `clip_surrogate`. The link forms the rollout's ratio itself and cannot be combined
+    with another rollout ratio.
 
     Args:
       low: In nats, as is `high`.
 
     Raises:
-      ValueError: If one is not positive.
+      ValueError: If a bound is not positive.
     """
     if low <= 0 or high <= 0:
         raise ValueError(
@@ -282,10 +286,10 @@ def average_clipped_log_ratio(low: float = 0.4, high: float = 0.4) -> Objective:
 
 
 def weigh_log_prob() -> Objective:
-    """-A log pi per dimension, no ratio and no trust region. [Xue et al., 2025, AWM]
+    """-A log pi per dimension, without a ratio or a trust region. [Xue et al., 2025, AWM]
 
-    On matched velocities that is A / 2 times their mean squared error. Nothing holds a policy back
-    that has moved: updates after the first of a round are not corrected.
+    On matched velocities this is A / 2 times their mean squared error. Updates after the first of a
+    round are off-policy and not corrected.
     """
 
     def loss(terms: StepTerms) -> StepTerms:
@@ -297,19 +301,21 @@ def weigh_log_prob() -> Objective:
 def contrast_implicit_policies(beta: float = 1.0, clip: float = 5.0) -> Objective:
     """r |v+ - u|^2 + (1 - r) |v- - u|^2 per dimension, v+- = (1 -+ beta) v_old +- beta v. [NFT]
 
-    r = (1 + a) / 2, a = A / clip within [-1, 1], says how far a sample is to be followed: by the
-    policy (v+), or by its mirror image in the old one (v-). The arm's sampling says
-    `density: matched`: a log-prob is minus half a squared error and a divergence half a squared
-    distance. Up to a constant the loss is
+    r = (1 + a) / 2, a = A / clip within [-1, 1], is the weight of the positive policy v+; 1 - r is
+    that of the negative policy v-, the reflection of v+ at the old one. The arm's sampling must set
+    `density: matched`: then a log-prob is minus half a squared error and a divergence is half a
+    squared distance. Up to a constant the loss is
 
         beta a |v - u|^2 + beta (beta - a) |v - v_old|^2,
 
-    and so it is computed: a weighted error, held by the divergence from the old policy. Unlike the
-    paper: times are weighted equally, where its code divides by the error of the clean estimate;
-    the old policy is the round's first, where its code keeps a moving average.
+    and it is computed in this form: a weighted error plus a penalty on the divergence from the old
+    policy.
+
+    Unlike the paper: times are weighted equally, where its code divides by the error of the clean
+    estimate; the old policy is the first of the round, where its code keeps a moving average.
 
     Raises:
-      ValueError: If one is not positive; on loss, without exact divergences.
+      ValueError: If `beta` or `clip` is not positive; on loss, without exact divergences.
     """
     if beta <= 0 or clip <= 0:
         raise ValueError(f"{CONTRAST} needs beta > 0 and clip > 0, got {beta} and {clip}")
@@ -326,5 +332,5 @@ def contrast_implicit_policies(beta: float = 1.0, clip: float = 5.0) -> Objectiv
 
 
 def trusted_ranges(objective: Objective) -> dict[str, float]:
-    """Returns by trust region the smallest |log ratio| in nats that it answers (rule U27)."""
+    """Returns the smallest |log ratio| in nats that each trust region changes (rule U27)."""
     return {link.name: link.trust_range for link in objective.links if link.trust_range is not None}

@@ -1,4 +1,4 @@
-"""Normalizers, decided on the whole batch before any selection, and selections of what to train."""
+"""Normalizers, computed on the whole batch before any selection, and selections of rollouts."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -52,9 +52,10 @@ def average_over_horizon(horizon: int) -> Objective:
 
 
 def sum_over_steps() -> Objective:
-    """Weighs every step 1/N: rollouts are averaged, their steps add up. [Liu et al., 2026, LUSPO]
+    """Weighs every step 1/N: the mean over rollouts of sums over steps. [Liu et al., 2026, LUSPO]
 
-    `average_over_horizon` at a horizon of 1, said on purpose: a rollout counts by its length.
+    Equal to `average_over_horizon` with a horizon of 1. The name states the intent: the weight of a
+    rollout grows with its length.
     """
     return _average(
         Link("sum_over_steps", {}, "average"),
@@ -65,7 +66,7 @@ def sum_over_steps() -> Objective:
 def average_over_prompts() -> Objective:
     """Weighs prompts 1/P, a prompt's rollouts 1/G_x and a rollout's steps 1/T_i.
 
-    The normalizer for groups of different sizes: every prompt counts the same.
+    For groups of different sizes: every prompt has the same weight.
     """
 
     def weight(rollouts: Rollouts) -> Tensor:
@@ -77,10 +78,10 @@ def average_over_prompts() -> Objective:
 
 
 def rectify_noise_level() -> Objective:
-    """Weighs a denoising step 1 / lambda, over the mean of that: equal pushes at every noise level.
+    """Weighs a denoising step 1 / lambda, divided by the mean: equal gradients at all noise levels.
 
-    lambda = |d log p / d v| per unit of noise, of the density that was sampled. Published as a
-    table of ten numbers for one schedule; here it follows from the step (sde_steps.py).
+    lambda = |d log p / d v| per unit of noise, under the sampled density. The paper publishes a
+    table of ten numbers for one schedule; here lambda is computed from the step (sde_steps.py).
     [He et al., 2026, Flash-GRPO, temporal gradient rectification]
     """
 
@@ -91,10 +92,12 @@ def rectify_noise_level() -> Objective:
 
 
 def weigh_by_noise_std() -> Objective:
-    """Weighs a denoising step by its deviation, over the mean of that: noisy steps count more.
+    """Weighs a denoising step by its noise std, divided by the mean: noisy steps weigh more.
 
-    Unlike the paper: over its mean in place of a constant of 2.25; no branching of trajectories.
     [He et al., 2025, TempFlow-GRPO, noise-aware weighting]
+
+    Unlike the paper: divided by the mean in place of a constant of 2.25; no branching of
+    trajectories.
     """
 
     def credit(before: Credit, rollouts: Rollouts, generator: Generator) -> Credit:
@@ -104,9 +107,9 @@ def weigh_by_noise_std() -> Objective:
 
 
 def drop_uniform_groups(by: str = "outcome") -> Objective:
-    """Weighs 0 every group whose rollouts all have the same outcome: no signal, no compute.
+    """Gives weight 0 to groups whose rollouts all have the same outcome, which saves compute.
 
-    With a binary reward the dropped advantages are exactly 0, so the sum is unchanged.
+    With a binary reward the dropped advantages are exactly 0, so that the loss is unchanged.
 
     Args:
       by: "outcome", or "reward" (shaped rewards create variance without signal: rule U20).
@@ -126,19 +129,20 @@ def drop_uniform_groups(by: str = "outcome") -> Objective:
 
 
 def keep_extreme_rollouts(keep: int, advantage: str = "kept_z_score") -> Objective:
-    """Weighs 0 all but the `keep` rollouts of a group with the largest variance. [PODS, alg. 1]
+    """Keeps the `keep` rollouts of a group with the largest variance of advantages. [PODS, alg. 1]
 
-    Those are some of the highest and some of the lowest advantages; equal ones are drawn at random
-    (rule U23). Advantages rank as rewards do: a baseline and a scale shift and stretch a group. A
-    kept rollout weighs G / keep times what it did, so that every prompt keeps its share.
+    These are some of the highest and some of the lowest advantages; ties are broken at random (rule
+    U23). Advantages rank rollouts as rewards do, because a baseline and a scale are affine within a
+    group. The weight of a kept rollout is multiplied by G / keep, so that the weight of a prompt is
+    unchanged.
 
-    Unlike the paper: the z-score is the population's (ddof 0), as everywhere here, which makes all
-    advantages sqrt(keep / (keep - 1)) larger than its code's.
+    Unlike the paper: the z-score uses the population std (ddof 0), as all links here, so that
+    advantages are sqrt(keep / (keep - 1)) times those of its code.
 
     Args:
       advantage: "kept_z_score" normalizes advantages over the kept rollouts, as the paper does;
-        "kept_mean" centers them there and leaves their unit; "full_group" leaves them as they are:
-        they no longer add up to 0 (rule H5).
+        "kept_mean" only centers them; "full_group" leaves them unchanged, so that they no longer
+        sum to 0 (rule H5).
 
     Raises:
       ValueError: If `keep` is below 2 or `advantage` unknown.
@@ -169,7 +173,7 @@ def keep_extreme_rollouts(keep: int, advantage: str = "kept_z_score") -> Objecti
 def _choose_extremes(
     value: Float[Tensor, " candidate"], keep: int, generator: Generator
 ) -> Int[Tensor, " kept"]:
-    """Returns the `keep` candidates with the largest variance, ties drawn at random."""
+    """Returns the `keep` candidates with the largest variance; ties are broken at random."""
     shuffled = torch.randperm(len(value), generator=generator)
     order = shuffled[value[shuffled].argsort(stable=True)]
     if len(order) <= keep:
@@ -180,7 +184,7 @@ def _choose_extremes(
         _sum_of_ends(each, keep - num_high, num_high) for each in (ascending, ascending**2)
     )
     variance = squares / keep - (total / keep) ** 2
-    # Mirrored choices have the same variance but for rounding.
+    # The tolerance covers rounding: mirrored choices have the same variance.
     best = (variance >= variance.max() * (1 - 1e-9)).nonzero()[:, 0]
     high = int(best[torch.randint(len(best), (1,), generator=generator)])
     return torch.cat([order[: keep - high], order[len(order) - high :]])
@@ -191,7 +195,7 @@ def _sum_of_ends(
     num_low: Int[Tensor, " choice"],
     num_high: Int[Tensor, " choice"],
 ) -> Float[Tensor, " choice"]:
-    """Returns, per choice, the sum of its first and its last values."""
+    """Returns, per choice, the sum of the `num_low` lowest and `num_high` highest values."""
     sums = torch.cat([ascending.new_zeros(1), ascending.cumsum(0)])
     return sums[num_low] + sums[-1] - sums[len(ascending) - num_high]
 
@@ -199,7 +203,7 @@ def _sum_of_ends(
 def _renormalize(
     value: Float[Tensor, " candidate"], kept: Float[Tensor, " kept"], advantage: str
 ) -> Float[Tensor, " candidate"]:
-    """Returns a group's advantages in units of its kept rollouts, and 0 if those are all equal."""
+    """Returns a group's advantages normalized over its kept rollouts, 0 if those are all equal."""
     if advantage == "full_group":
         return value
     if kept.min() == kept.max():
@@ -209,14 +213,14 @@ def _renormalize(
 
 
 def weigh_by(before: Credit, rollouts: Rollouts, factor: Float[Tensor, "rollout step"]) -> Credit:
-    """Returns the weights times a factor whose mean over the batch's steps is made 1."""
+    """Returns credit with weights times `factor`, scaled to a mean of 1 over the batch's steps."""
     kept = torch.where(rollouts.mask, factor, 0.0)
     mean = kept.double().sum() / rollouts.mask.sum()
     return replace(before, weight=before.weight * (kept / mean).to(before.weight.dtype))
 
 
 def _average(link: Link, weight: Callable[[Rollouts], Tensor]) -> Objective:
-    """Returns a link that multiplies the weights by a normalizer of the whole batch."""
+    """Returns a link that multiplies weights by a normalizer computed on the whole batch."""
 
     def credit(before: Credit, rollouts: Rollouts, generator: Generator) -> Credit:
         return replace(before, weight=before.weight * weight(rollouts).to(before.weight.dtype))

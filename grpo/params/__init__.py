@@ -1,1 +1,1 @@
-"""Typed parameters: what a run is, and what its machine, policy, task and reward need."""
+"""Typed parameters of a run: machine, policy, task, reward, arms and rounds."""

@@ -1,6 +1,6 @@
-"""Manifests: the files under data/ that parameters name, with hashes, for stages to depend on.
+"""Manifests: hashes of the files under data/ that parameters name, as dependencies of stages.
 
-A stage that depended on data/ would run again for every file that anyone puts there.
+A stage that depended on all of data/ would rerun for every unrelated file there.
 """
 
 from collections.abc import Iterator
@@ -16,26 +16,26 @@ from grpo.runtime.sources import require_directory
 from grpo.schema import PARAMS, DirectoryBase
 
 MANIFESTS = Path("artifacts/data")
-Reader = Literal["task", "base", "judge"]  # what is made from the files
+Reader = Literal["task", "base", "judge"]  # the component that reads the files
 
 
 def describe_data(params: Parameters, data: Path, reader: Reader) -> dict[str, str]:
-    """Returns the SHA-256 of every file under data/ that a reader is made from, by path.
+    """Returns the SHA-256 of every file under data/ that a component reads, by path.
 
-    What lies on the hub or in S3 is not among them: parameters name its content.
+    Files on the Hugging Face Hub or in S3 are not included: parameters pin their content.
 
     Raises:
-      ParameterError: If it is not there.
+      ParameterError: If a file is missing.
     """
     return {str(file): known_sha256(file) for file in sorted(_files(params, data, reader))}
 
 
 def require_described(manifest: Path, params: Parameters, data: Path, reader: Reader) -> None:
-    """Refuses data that is not what stage check has described.
+    """Raises if data differs from the manifest that the stage check wrote.
 
     Raises:
-      ArtifactError: If a file has changed, is gone or is new.
-      ParameterError: If what parameters name is not there.
+      ArtifactError: If a file was changed, removed or added.
+      ParameterError: If a file that parameters name is missing.
     """
     said, there = read_json(manifest), describe_data(params, data, reader)
     if not isinstance(said, dict):
@@ -43,7 +43,7 @@ def require_described(manifest: Path, params: Parameters, data: Path, reader: Re
     for name in sorted({*said, *there}):
         if said.get(name) != there.get(name):
             raise ArtifactError(
-                f"{name}: is not what {manifest} says, it has changed since check ran; rerun check"
+                f"{name}: differs from {manifest}, it has changed since check ran; rerun check"
             )
 
 
@@ -61,7 +61,7 @@ def _files(params: Parameters, data: Path, reader: Reader) -> Iterator[Path]:
 
 def _require_file(parameter: str, path: Path) -> Path:
     if not path.is_file():
-        raise ParameterError(f"{PARAMS}: {parameter} must be a file, {path} is none")
+        raise ParameterError(f"{PARAMS}: {parameter} must be a file, {path} is not one")
     return path
 
 

@@ -1,4 +1,4 @@
-"""Typed parameters: the only reader of params.yaml. Everything is stated; nothing has a default."""
+"""Typed parameters: the only reader of params.yaml. All parameters are required; no defaults."""
 
 import difflib
 import inspect
@@ -48,22 +48,22 @@ from grpo.tasks.base import Task
 
 JudgeModel = Annotated[DirectoryBase | HubBase | S3Base, Field(discriminator="source")]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
-LARGEST_SIZE = 2**24  # of a fresh model: vocabularies and contexts are below it
-MOST_LAYERS = 4096  # of a fresh model; the deepest that anybody trains have hundreds
+LARGEST_SIZE = 2**24  # of a fresh model's widths, vocabulary and context
+MOST_LAYERS = 4096  # of a fresh model; the deepest in use have hundreds
 LAYERS = ("num_hidden_layers", "num_layers")
 WIDTHS = ("hidden_size", "d_model", "joint_attention_dim")
 OTHER_WIDTHS = ("vocab_size", "intermediate_size", "d_ff")
 HEADS = ("num_attention_heads", "num_key_value_heads", "num_heads", "attention_head_dim")
-MODEL_BYTES = 2**40  # of a fresh model's weights in float32, more than one machine's memory
-LONGEST_NAME = 80  # in a message: names are shorter
+MODEL_BYTES = 2**40  # of a fresh model's weights in float32; exceeds the memory of one machine
+LONGEST_NAME = 80  # in a message
 PAIRS = ("betas", "window", "fallback", "score_range", "patch_size")
-BASE = "base"  # the name of the policy every chain of rounds starts from
+BASE = "base"  # the name of the base policy, from which every chain of rounds starts
 LinkSpec = str | dict[str, dict[str, int | float | str | bool]]  # "rloo" or {rloo: {low: 0.2}}
-Info = Any  # pydantic's ValidationInfo: a protocol, which no check at run time takes
-# policy.kind of the parameters that are being validated. The sections of an arm's and of the
-# evaluation's sampling are read by it; they stand below `policy` and are validated after it.
+Info = Any  # pydantic's ValidationInfo, a protocol that beartype cannot check
+# policy.kind of the parameters that are being validated. It selects the type of the sections
+# `sampling` of arms and of the evaluation, which are validated after `policy`.
 _KIND: ContextVar[str | None] = ContextVar("policy.kind", default=None)
-RULES = {  # by pydantic's name of a problem
+RULES = {  # by pydantic's error type
     "missing": "is missing",
     "union_tag_not_found": "is missing",
     "union_tag_invalid": "must be one of {expected_tags}",
@@ -74,7 +74,7 @@ RULES = {  # by pydantic's name of a problem
     "too_long": "must have at most {max_length} items",
     "string_too_short": "must have at least {min_length} character",
 }
-KINDS = {  # by pydantic's name of a type
+KINDS = {  # by pydantic's type name
     "int": "an integer",
     "float": "a number",
     "bool": "true or false",
@@ -89,7 +89,7 @@ SETTING_KINDS = {int: "an integer", float: "a number", str: "a text"}
 
 
 class Reward(Strict):
-    """Outcome 1 if the judge's score reaches `threshold`; what the judge has no use for is null."""
+    """The judge and its settings; settings that the judge does not use are null."""
 
     @field_validator("judge")
     @classmethod
@@ -126,19 +126,19 @@ class Reward(Strict):
 
     judge: str  # the name of a file in grpo/rewards/
     model: JudgeModel | None  # of judges that need one
-    score_range: tuple[Finite, Finite] | None  # raw scores that count as 0 and as 1; null: 0, 1
+    score_range: tuple[Finite, Finite] | None  # raw scores that map to 0 and to 1; null: 0, 1
     answer_pattern: str | None  # of judges of text: group 1 of its last match is the answer
-    threshold: Fraction
-    maximize: Literal["outcome", "score"]  # what the reward is, before it is shaped
-    unfinished_penalty: NonNegative  # taken off a rollout that hit the step limit
+    threshold: Fraction  # the outcome is 1 if the score is at least this
+    maximize: Literal["outcome", "score"]  # the reward before shaping
+    unfinished_penalty: NonNegative  # subtracted if a rollout hit the step limit
     timeout_seconds: Timeout | None  # of judges of text, per rollout
 
 
 def check_reward(reward: Reward, path: Path) -> None:
-    """Raises ParameterError unless the judge has what it needs, and nothing else is stated.
+    """Raises ParameterError unless the settings that the judge needs are set and others null.
 
     Args:
-      path: Of the parameter file, for the message.
+      path: Path of the parameter file, for the message.
     """
     judge = find_judge(reward.judge)
     has_model, reads_text = judge.needs_model, judge.reads == "text"
@@ -147,7 +147,7 @@ def check_reward(reward: Reward, path: Path) -> None:
         "answer_pattern": reads_text,
         "timeout_seconds": reads_text,
     }
-    if has_model or judge.reads == "simulation":  # others may state how their scores are mapped
+    if has_model or judge.reads == "simulation":  # optional for other judges
         needs["score_range"] = has_model
     for name, value in reward.model_dump(include=set(needs)).items():
         if needs[name] == (value is None):
@@ -158,7 +158,7 @@ def check_reward(reward: Reward, path: Path) -> None:
 
 
 def _find_policy(value: Any, info: Info) -> PolicyParams:
-    """Returns the section `policy` as the modality that it names has it."""
+    """Returns the section `policy` as the type of its modality."""
     _KIND.set(None)
     found: PolicyParams = _by_kind(
         value, info, tuple(MODALITIES), lambda kind: find_modality(kind).policy
@@ -188,11 +188,11 @@ def _find_draws(value: Any, info: Info) -> Strict:
 def _by_kind(
     value: Any, info: Info, kinds: Sequence[str], find: Callable[[str], type[Strict]]
 ) -> Any:
-    """Returns a section as the type that its `kind` names; other types are not imported."""
+    """Returns a section as the type of its `kind`; the other types are not imported."""
     if isinstance(value, dict) and value.get("kind") in kinds:
         return _validate(find(value["kind"]), value, info)
-    union: Any = Union[tuple(find(each) for each in kinds)]  # noqa: UP007  of a length not known
-    return _validate(Annotated[union, Field(discriminator="kind")], value, info)  # says what is
+    union: Any = Union[tuple(find(each) for each in kinds)]  # noqa: UP007  of variable length
+    return _validate(Annotated[union, Field(discriminator="kind")], value, info)  # raises
 
 
 def _validate(kind: Any, value: Any, info: Info) -> Any:
@@ -217,13 +217,13 @@ class Training(Strict):
     max_grad_norm: Rate
     tokens_per_microbatch: Positive  # rows times width of one forward pass
     updates_per_checkpoint: Positive
-    updates_per_audit: Annotated[int, Field(ge=0)]  # the full gradient beside; 0: never
-    ranks: Processes  # processes that train together; the order of sums, and so the last bits
+    updates_per_audit: Annotated[int, Field(ge=0)]  # 0: never; an audit computes the full gradient
+    ranks: Processes  # data-parallel processes; changes the order of sums, and so the last bits
 
 
 class Arm(Strict):
     curriculum: list[LinkSpec] = Field(min_length=1)
-    selection: list[LinkSpec]  # where rollouts are spent; none: on every prompt of a phase
+    selection: list[LinkSpec]  # prompts that are sampled; empty: every prompt of a phase
     sampling: Annotated[SerializeAsAny[SamplingParams], PlainValidator(_find_sampling)]
     objective: list[LinkSpec] = Field(min_length=1)
     training: Training
@@ -244,9 +244,9 @@ class Evaluation(Strict):
 
 
 class SamplingEngine(Strict):
-    """Who draws and judges rollouts: no byte depends on it, so no stage runs again for it."""
+    """Workers that sample and judge. Results do not depend on them, so that no stage reruns."""
 
-    engine: Literal["local", "processes", "ray"]  # the stage itself, workers here, or on a cluster
+    engine: Literal["local", "processes", "ray"]  # in the stage, on this host, or on a cluster
     workers: Processes
 
     @field_validator("engine", mode="before")
@@ -271,7 +271,7 @@ class Parameters(Strict):
 
     @property
     def modality(self) -> Modality[Any, Any, Any]:
-        """What belongs to the policy's kind of step."""
+        """The modality of the policy."""
         return find_modality(self.policy.kind)
 
     def rounds_of(self, arm: str) -> list[str]:
@@ -287,13 +287,13 @@ class Parameters(Strict):
         return [BASE, *reversed(reversed_chain)]
 
     def find_arm(self, name: str) -> Arm:
-        """Returns an arm; raises ParameterError if there is none of that name."""
+        """Returns an arm; raises ParameterError if it is missing."""
         if name not in self.arms:
             raise ParameterError(f"{PARAMS}: arms.{name} is missing, there are {sorted(self.arms)}")
         return self.arms[name]
 
     def find_round(self, name: str) -> RoundParams:
-        """Returns a round; raises ParameterError if there is none of that name."""
+        """Returns a round; raises ParameterError if it is missing."""
         if name not in self.rounds:
             known = sorted(self.rounds)
             raise ParameterError(f"{PARAMS}: rounds.{name} is missing, there are {known}")
@@ -304,8 +304,8 @@ def read_params(path: Path = PARAMS) -> Parameters:
     """Returns the typed content of a parameter file.
 
     Raises:
-      ParameterError: If the file is missing, no YAML, or a parameter is wrong: one line that
-        names the file, the first wrong parameter's path, what must hold, and the value.
+      ParameterError: If the file is missing or not valid YAML, or a parameter is wrong. The message
+        is one line with the file, the path of the first wrong parameter, the rule and the value.
     """
     content = read_content(path)
     try:
@@ -330,10 +330,10 @@ def read_params(path: Path = PARAMS) -> Parameters:
 
 
 def read_content(path: Path = PARAMS) -> dict[str, Any]:
-    """Returns the content of a parameter file, of which only the YAML has been checked.
+    """Returns the content of a parameter file without validating parameters.
 
     Raises:
-      ParameterError: If the file is missing, no YAML, or holds what no parameter can be.
+      ParameterError: If the file is missing, not valid YAML, or has unsupported values.
     """
     try:
         content = read_yaml(path)
@@ -351,7 +351,7 @@ def read_content(path: Path = PARAMS) -> dict[str, Any]:
 
 @contextmanager
 def naming(file: Path) -> Iterator[None]:
-    """Makes errors about components name the file that was read; they know params.yaml alone."""
+    """Replaces params.yaml by `file` in a ParameterError of the block."""
     try:
         yield
     except ParameterError as error:
@@ -360,7 +360,7 @@ def naming(file: Path) -> Iterator[None]:
 
 
 def with_tuples(value: Any) -> Any:
-    """Returns `value` with its pairs as the tuples that strict validation asks for."""
+    """Returns `value` with pairs converted to tuples, as strict validation requires."""
     if isinstance(value, dict):
         return {
             key: tuple(item) if key in PAIRS and isinstance(item, list) else with_tuples(item)
@@ -370,37 +370,39 @@ def with_tuples(value: Any) -> Any:
 
 
 def _check_rounds(params: Parameters, path: Path) -> None:
-    """Raises unless every round names an arm, starts from the base or a round above, and each
-    arm's rounds are one chain: its curve and cost have no place for a second one."""
+    """Raises unless every round has a known arm and start, and each arm's rounds are one chain.
+
+    Reports show one curve and one cost per arm.
+    """
     for where, names in (("arms", params.arms), ("rounds", params.rounds)):
         if BASE in names:
             raise ParameterError(
                 f"{path}: {where}.{BASE}: {BASE!r} is the base policy's name; choose another"
             )
-    grown_from: dict[str, set[str]] = {BASE: set()}  # by policy, those on its chain below it
-    last: dict[str, str] = {}  # by arm, its round so far
+    ancestors: dict[str, set[str]] = {BASE: set()}  # by policy
+    last: dict[str, str] = {}  # the latest round by arm
     for name, each in params.rounds.items():
         where = f"{path}: rounds.{name}"
         if each.arm not in params.arms:
             raise ParameterError(
                 f"{where}.arm must be one of {sorted(params.arms)}, got {each.arm!r}"
             )
-        if each.start not in grown_from:
+        if each.start not in ancestors:
             raise ParameterError(
                 f"{where}.start must be 'base' or a round above it, got {each.start!r}"
             )
-        grown_from[name] = {each.start, *grown_from[each.start]}
+        ancestors[name] = {each.start, *ancestors[each.start]}
         before = last.get(each.arm)
-        if before is not None and before not in grown_from[name]:
+        if before is not None and before not in ancestors[name]:
             raise ParameterError(
-                f"{where}.start must be {before!r}, the round of {each.arm!r} before it, or one "
-                f"that grew from that, got {each.start!r}; a second chain needs an arm of its own"
+                f"{where}.start must be {before!r}, the previous round of {each.arm!r}, or a "
+                f"descendant of it, got {each.start!r}; use another arm for a second chain"
             )
         last[each.arm] = name
 
 
 def _check_policy(params: Parameters, path: Path) -> None:
-    """Raises unless task, judge and machine fit the kind of policy."""
+    """Raises unless task, judge and machine are compatible with the kind of policy."""
     modality, kind = params.modality, params.policy.kind
     if modality.asked not in params.task.asks:
         fitting = [each for each in task_kinds() if modality.asked in find_task(each).asks]
@@ -424,7 +426,7 @@ def _check_policy(params: Parameters, path: Path) -> None:
 
 
 def _check_size(config: Mapping[str, Any], where: str) -> None:
-    """Raises if a fresh model's weights would fit on no machine, by the matrices of its layers."""
+    """Raises if a fresh model's weights would exceed MODEL_BYTES, estimated from its matrices."""
     largest = 1
     for key, value in config.items():
         if isinstance(value, int) and abs(value) > LARGEST_SIZE:
@@ -448,17 +450,19 @@ def _check_size(config: Mapping[str, Any], where: str) -> None:
 
 
 def _explain(error: ValidationError) -> str:
-    """Returns the first problem as one line: path, rule, value, and the spelling that was meant."""
+    """Returns the first problem as one line: path, rule, value, and a suggested spelling."""
     problems = error.errors()
     first = problems[0]
-    if _is_form(first["loc"]):  # what is wrong within the other form of a link says more
+    if _is_name_form(first["loc"]):  # the problem in the mapping form of a link is more specific
         link = first["loc"][:-1]
         within = [each for each in problems if each["loc"][: len(link)] == link]
         first = max(within, key=lambda each: len(each["loc"]))
     misspelled = _find_misspelled(problems)
     if misspelled:
         wrong, meant = misspelled
-        return f"{_path(wrong['loc'])} is unknown, got {_say(wrong['input'])}; is it {meant}?"
+        return (
+            f"{_path(wrong['loc'])} is unknown, got {_format_value(wrong['input'])}; is it {meant}?"
+        )
     rule = _rule(first, problems)
     path, hint = _path(first["loc"][:-1] if _is_of_union(first) else first["loc"]), ""
     if first["type"].startswith("union_tag"):
@@ -468,13 +472,13 @@ def _explain(error: ValidationError) -> str:
         value = first["ctx"].get("tag", first["input"])
         near = difflib.get_close_matches(str(value), known, n=1)
         hint = f"; is it {near[0]}?" if near else ""
-        return f"{path} {rule}, got {_say(value)}{hint}"
+        return f"{path} {rule}, got {_format_value(value)}{hint}"
     is_missing = first["type"] in ("missing", "union_tag_not_found")
-    return f"{path} {rule}" if is_missing else f"{path} {rule}, got {_say(first['input'])}"
+    return f"{path} {rule}" if is_missing else f"{path} {rule}, got {_format_value(first['input'])}"
 
 
 def _rule(problem: ErrorDetails, problems: list[ErrorDetails]) -> str:
-    """Returns what must hold; of a value that may be of several types, all of them."""
+    """Returns the rule that is broken; for a union, with all of its types."""
     of_value = [each for each in problems if each["loc"][:-1] == problem["loc"][:-1]]
     types = [each["type"] for each in (of_value if _is_of_union(problem) else [problem])]
     kinds = [KINDS[each.partition("_type")[0]] for each in types if _is_kind(each)]
@@ -486,7 +490,7 @@ def _rule(problem: ErrorDetails, problems: list[ErrorDetails]) -> str:
 
 
 def _is_of_union(problem: ErrorDetails) -> bool:
-    """Returns whether pydantic has added the name of a type to the path."""
+    """Returns whether pydantic has appended the name of a union member to the path."""
     return problem["loc"][-1:] != () and problem["loc"][-1] in ("int", "float", "str", "bool")
 
 
@@ -495,7 +499,7 @@ def _is_kind(problem: str) -> bool:
 
 
 def _find_misspelled(problems: list[ErrorDetails]) -> tuple[ErrorDetails, str] | None:
-    """Returns an unknown key and the missing one that it resembles: every key must be stated."""
+    """Returns an unknown key and the similar missing key, or None; all keys are required."""
     for wrong in (each for each in problems if each["type"] == "extra_forbidden"):
         *above, name = wrong["loc"]
         missing = [
@@ -509,20 +513,20 @@ def _find_misspelled(problems: list[ErrorDetails]) -> tuple[ErrorDetails, str] |
     return None
 
 
-def _say(value: object) -> str:
-    """Returns a value as a parameter file has it, not too long."""
+def _format_value(value: object) -> str:
+    """Returns a value in YAML spelling, truncated."""
     spelled = {True: "true", False: "false", None: "null"}
     is_word = value is None or isinstance(value, bool)
     return spelled[value] if is_word else brief(repr(value))  # type: ignore[index]
 
 
-def _is_form(location: tuple[int | str, ...]) -> bool:
-    """Returns whether a problem is that a link is no plain name."""
+def _is_name_form(location: tuple[int | str, ...]) -> bool:
+    """Returns whether the problem is that a link is not a plain name."""
     return location[-1:] == ("str",) and isinstance(location[-2], int)
 
 
 def _path(location: tuple[int | str, ...]) -> str:
-    """Returns the dotted path, without the names of union members that pydantic adds."""
+    """Returns the dotted path without the names of union members, which pydantic adds."""
     members = {
         "task": {*task_kinds()},
         "policy": {*MODALITIES},
@@ -539,12 +543,12 @@ def _path(location: tuple[int | str, ...]) -> str:
     is_link = any(isinstance(part, int) for part in kept)
     while is_link and kept[-1] in {"str", "int", "float"}:
         kept.pop()
-    parts = [f"[{part}]" if isinstance(part, int) else f".{_cut(part)}" for part in kept]
+    parts = [f"[{part}]" if isinstance(part, int) else f".{_truncate(part)}" for part in kept]
     return "".join(parts).lstrip(".") or "the file"
 
 
-def _cut(name: str) -> str:
-    """Returns a name, or the start of one that is longer than any name may be."""
+def _truncate(name: str) -> str:
+    """Returns a name, truncated to LONGEST_NAME characters."""
     return name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}..."
 
 
@@ -575,7 +579,8 @@ def _build(
     for key in settings:
         if key not in known:
             raise ParameterError(
-                f"{PARAMS}: {path}.{key} is unknown, it knows {sorted(known)}{_nearest(key, known)}"
+                f"{PARAMS}: {path}.{key} is unknown, must be one of {sorted(known)}"
+                f"{_nearest(key, known)}"
             )
     for key, parameter in known.items():
         if key not in settings and parameter.default is parameter.empty:
@@ -588,13 +593,13 @@ def _build(
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
-    """Returns a hint at the known name that resembles this one, if there is one."""
+    """Returns a hint with the most similar known name, or an empty string."""
     near = difflib.get_close_matches(name, known, n=1)
     return f"; is it {near[0]}?" if near else ""
 
 
 def _check_type(value: object, annotation: type, path: str) -> None:
-    """Raises unless a setting is of the annotated plain type and finite; an int is a float."""
+    """Raises unless a setting has the annotated type and is finite; int is accepted for float."""
     accepted = (int, float) if annotation is float else annotation
     if not isinstance(value, accepted) or isinstance(value, bool):
         kind = SETTING_KINDS.get(annotation, annotation.__name__)

@@ -1,4 +1,4 @@
-"""What a stage's run is recorded as: unchanged parameters and code, and outputs of its own."""
+"""Checks that DVC records what a stage ran: unchanged parameters and code, and its own outputs."""
 
 import hashlib
 import os
@@ -20,13 +20,13 @@ INTERPOLATION = re.compile(r"\$\{[^}]*\}")
 
 @contextmanager
 def unchanged(stage: str) -> Iterator[None]:
-    """Raises ParameterError after the block if what DVC will record is not what the stage read.
+    """Raises ParameterError if parameters or code changed while the block ran.
 
-    DVC reads parameters and code when a stage has ended; an edit in between would be recorded as
-    what made the outs. By hand, without a dvc.yaml, nothing is recorded.
+    DVC reads parameters and code after a stage has ended, and would record an edit in between as
+    the source of the outputs. Without a dvc.yaml nothing is recorded, and nothing is checked.
 
     Args:
-      stage: Its full name, e.g. train@sgpo-1.
+      stage: Full name of the stage, e.g. train@sgpo-1.
     """
     if not PIPELINE.exists() or not PARAMS.exists():
         yield
@@ -38,16 +38,15 @@ def unchanged(stage: str) -> Iterator[None]:
     for what in sorted(before.keys() | after.keys()):
         if before.get(what) != after.get(what):
             raise ParameterError(
-                f"{what} changed while {stage} ran, which read the old one; nothing is recorded, "
-                "run it again"
+                f"{what} must not change while {stage} runs; nothing is recorded, run it again"
             )
 
 
 def read_stages() -> dict[str, Any]:
-    """Returns the stages of dvc.yaml as they stand there; none without the file.
+    """Returns the stages of dvc.yaml, uninterpolated; empty if there is no such file.
 
     Raises:
-      ArtifactError: If it is no YAML.
+      ArtifactError: If the file is not valid YAML.
     """
     if not PIPELINE.exists():
         return {}
@@ -57,7 +56,7 @@ def read_stages() -> dict[str, Any]:
 
 
 def _recorded(declared: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a stage's parameters by path, and the hash of each file of its code."""
+    """Returns a stage's parameters by path, and the hashes of its code files."""
     content, found = read_content(), dict[str, Any]()
     for path in declared.get("params", []):
         found[f"{PARAMS}: {path}"] = _value_at(content, path)
@@ -71,7 +70,7 @@ def _recorded(declared: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _declared(stage: str, params: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the stage as dvc.yaml has it, the names of a foreach filled in."""
+    """Returns the stage of dvc.yaml with the variables of a foreach filled in."""
     name, _, key = stage.partition("@")
     declared: Mapping[str, Any] = read_stages().get(name, {})
     if "foreach" not in declared:
@@ -94,14 +93,14 @@ def _fill(text: str, fillings: Mapping[str, str]) -> str:
 
 
 def _value_at(content: Any, path: str) -> Any:
-    """Returns what stands at a dotted path; None if nothing does."""
+    """Returns the value at a dotted path, or None."""
     for part in path.split("."):
         content = content.get(part) if isinstance(content, Mapping) else None
     return content
 
 
 def _files(path: Path) -> list[Path]:
-    """Returns a file, or the source files of a folder."""
+    """Returns the path itself if it is a file, or the source files of a directory."""
     if not path.is_dir():
         return [path] if path.is_file() else []
     return [
@@ -113,17 +112,17 @@ def _files(path: Path) -> list[Path]:
 
 
 def require_own_outs(stage: str, paths: Mapping[str, Path]) -> None:
-    """Refuses to replace what is no output of the stage.
+    """Raises if a stage would replace a file that is not its output.
 
-    Under dvc there is nothing to refuse: it removes a stage's outs before it runs the stage.
+    This cannot happen under DVC, which removes the outputs of a stage before it runs.
 
     Args:
-      stage: The module's name.
-      paths: By parameter of the stage, in order; the name of an output ends in "out".
+      stage: Name of the stage's module.
+      paths: Paths by parameter of the stage, in order; the name of an output ends in "out".
 
     Raises:
-      ArtifactError: If a file or directory is at the path of an output, and it is an input, too,
-        or dvc.yaml lets no stage of this module write it.
+      ArtifactError: If the path of an output exists, and it is also an input or not an output of
+        this module in dvc.yaml.
     """
     for name, path in paths.items():
         if name.endswith("out"):
@@ -147,23 +146,23 @@ def require_own_outs(stage: str, paths: Mapping[str, Path]) -> None:
 
 
 def _require_no_link(path: Path) -> None:
-    """Refuses an output that a link puts outside the workspace, before any compute is spent."""
+    """Raises if a symbolic link places an output outside the workspace."""
     here = Path.cwd().resolve()
     if not path.is_absolute() and not path.parent.resolve().is_relative_to(here):
         raise ArtifactError(
-            f"{path}: must lie in the workspace, a link leads to {path.parent.resolve()}, and DVC "
+            f"{path}: must be in the workspace, a link leads to {path.parent.resolve()}, and DVC "
             "refuses outputs behind links; for a larger disk run dvc cache dir DIRECTORY and dvc "
             "config cache.type symlink instead"
         )
 
 
 def _commands(stage: str) -> list[list[str]]:
-    """Returns the paths that each stage of dvc.yaml gives to a module."""
+    """Returns the path arguments of each stage of dvc.yaml that runs a module."""
     words = [each.get("do", each).get("cmd", "").split() for each in read_stages().values()]
     return [each[3:] for each in words if each[1:3] == ["-m", f"stages.{stage}"]]
 
 
 def _may_be(path: str, usual: str) -> bool:
-    """Returns whether a path is one that dvc.yaml spells with interpolations."""
+    """Returns whether a path matches one of dvc.yaml that may contain interpolations."""
     parts = map(re.escape, INTERPOLATION.split(usual))
     return re.fullmatch("[^/]+".join(parts), path) is not None

@@ -1,4 +1,4 @@
-"""YAML 1.2, read and written with the library and settings of DVC: one spelling has one meaning."""
+"""YAML 1.2, read and written with the library and settings of DVC, so that both parse the same."""
 
 import io
 import math
@@ -16,7 +16,7 @@ from ruamel.yaml.representer import SafeRepresenter
 
 from grpo.errors import ArtifactError, brief
 
-MOST_VALUES = 100_000  # of a file; more come from aliases of aliases
+MOST_VALUES = 100_000  # of a file; nested aliases can exceed it
 DEEPEST = 100
 LARGEST = 2**63 - 1
 WIDTH = 100
@@ -24,7 +24,7 @@ WORDS = re.compile(r"[A-Za-z0-9_./ -]*")
 
 
 class _Representer(SafeRepresenter):
-    """Quotes every text that is more than words: libyaml reads `[1:30]` as a wrong mapping."""
+    """Quotes every string that is not plain words: libyaml reads `[1:30]` as a wrong mapping."""
 
     def represent_text(self, text: str) -> ScalarNode:
         style = None if WORDS.fullmatch(text) else '"'
@@ -38,7 +38,7 @@ def parse_yaml(text: str) -> Any:
     """Returns the content of a YAML text, as DVC reads it.
 
     Raises:
-      ArtifactError: If it is no YAML, or has a duplicate key; the message has no path.
+      ArtifactError: If the text is not valid YAML, or has a duplicate key; the message has no path.
     """
     try:
         _require_small(text)
@@ -47,7 +47,7 @@ def parse_yaml(text: str) -> Any:
         raise
     except DuplicateKeyError as error:
         raise ArtifactError(next(_duplicates(text), None) or _reason(error)) from None
-    except (YAMLError, ValueError, LookupError, TypeError) as error:  # all but the first of a value
+    except (YAMLError, ValueError, LookupError, TypeError) as error:  # the others: bad scalars
         raise ArtifactError(f"must be YAML, {_reason(error)}") from None
 
 
@@ -55,10 +55,10 @@ def read_yaml(path: Path) -> Any:
     """Returns the content of a YAML file.
 
     Raises:
-      FileNotFoundError: If there is none.
-      ArtifactError: If it is no YAML file in UTF-8; the message has no path.
+      FileNotFoundError: If the file is missing.
+      ArtifactError: If the file is not valid YAML in UTF-8; the message has no path.
     """
-    if path.exists() and not path.is_file():  # a pipe would be waited for
+    if path.exists() and not path.is_file():  # reading a pipe would block
         kind = "directory" if path.is_dir() else "pipe or device"
         raise ArtifactError(f"must be a YAML file, is a {kind}; correct the path")
     try:
@@ -72,10 +72,10 @@ def read_yaml(path: Path) -> Any:
 
 
 def dump_yaml(value: Any, *, compact: bool = False) -> str:
-    """Returns plain values as YAML that `parse_yaml` and DVC read back as they are.
+    """Returns plain values as YAML that `parse_yaml` and DVC read back unchanged.
 
     Args:
-      compact: Mappings and lists without others in them stand on one line.
+      compact: Writes mappings and lists of scalars on one line.
     """
     writer = YAML(typ="safe", pure=True)
     writer.Representer = _Representer
@@ -89,10 +89,10 @@ def dump_yaml(value: Any, *, compact: bool = False) -> str:
 
 
 def find_odd_value(content: Any) -> str | None:
-    """Returns the first thing in a YAML file's content that no parameter can be, or None.
+    """Returns a message about the first value that parameters do not support, or None.
 
-    Those are loops of aliases, more than MOST_VALUES, numbers that are not finite or beyond 64
-    bits, dates and other types that JSON lacks, and keys that are no text.
+    Unsupported are recursive aliases, more than MOST_VALUES values, numbers that are not finite or
+    exceed 64 bits, dates and other types that JSON lacks, and keys that are not strings.
     """
     left = MOST_VALUES
 
@@ -103,7 +103,7 @@ def find_odd_value(content: Any) -> str | None:
             return f"the file must have at most {MOST_VALUES} values, aliases written out"
         if isinstance(value, dict | list):
             if id(value) in above:
-                return f"{path} is an alias of what it stands in; write the values out"
+                return f"{path} is an alias of its own parent; write the values out"
             pairs = value.items() if isinstance(value, dict) else enumerate(value)
             for key, item in pairs:
                 if isinstance(value, dict) and not isinstance(key, str):
@@ -120,10 +120,12 @@ def find_odd_value(content: Any) -> str | None:
 
 
 def _require_small(text: str) -> None:
-    """Raises ArtifactError if a text could not be loaded: too deep a nest overflows libyaml's
-    stack, and merge keys copy what aliases of aliases stand for."""
+    """Raises ArtifactError if a text is too large to load.
+
+    Deep nesting overflows libyaml's stack, and merge keys expand nested aliases.
+    """
     open_since: list[tuple[str | None, int]] = []  # anchor, and values before the collection
-    values, sizes = 0, dict[str | None, int]()  # aliases written out; by anchor
+    values, sizes = 0, dict[str | None, int]()  # with aliases expanded; sizes are by anchor
     copied = 0
     for event in YAML(typ="safe").parse(text):
         if isinstance(event, CollectionEndEvent):
@@ -148,7 +150,7 @@ def _require_small(text: str) -> None:
 
 
 def _odd_scalar(value: Any, path: str) -> str | None:
-    """Returns what is wrong with a value that holds no others."""
+    """Returns a message about an unsupported scalar, or None."""
     if isinstance(value, float) and not math.isfinite(value):
         return f"{path} must be a finite number, got {value}"
     if isinstance(value, int) and abs(value) > LARGEST:

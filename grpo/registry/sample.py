@@ -10,7 +10,7 @@ from grpo.modalities.shared.directories import STATE
 from grpo.params.parameters import BASE, read_params
 from grpo.registry.weights import BASE_POLICY, POLICY
 from grpo.runtime.machine import prepare_machine
-from grpo.sampling.rollouts import SampledBatch, drawn_from, sample_rollouts
+from grpo.sampling.rollouts import SampledBatch, local_executor, sample_rollouts
 from grpo.schema import PARAMS
 from grpo.wiring.policies import draws_of_evaluation, load_sampler
 
@@ -57,7 +57,7 @@ def draw_from(directory: Path, prompts: list[str], *, rollouts: int, seed: int) 
     )
     with tempfile.TemporaryDirectory() as scratch:
         return sample_rollouts(
-            drawn_from(policy, own),
+            local_executor(policy, own),
             table,
             rollouts_per_batch=params.evaluation.rollouts_per_batch,
             seed=seed,

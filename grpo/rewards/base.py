@@ -23,7 +23,7 @@ import numpy as np
 from jaxtyping import UInt8
 from numpy.typing import NDArray
 
-from grpo.errors import brief, said_by
+from grpo.errors import brief, describe_error
 from grpo.runtime.process import die_with_parent
 from grpo.schema import DirectoryBase, HubBase, Machine, S3Base
 
@@ -155,7 +155,7 @@ def judge_media(
 
 def _said(error: BaseException) -> str:
     try:
-        return _storable(said_by(error))
+        return _storable(describe_error(error))
     except BaseException:  # noqa: BLE001  its own __str__ fails
         return _storable(type(error).__name__)
 

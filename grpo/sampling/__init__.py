@@ -1,1 +1,1 @@
-"""Draws rollouts, scores them, and evaluates policies on held-out prompts."""
+"""Sampling and judging of rollouts, and evaluation of policies on held-out prompts."""

@@ -1,4 +1,4 @@
-"""How good a policy is on held-out prompts: mean@k, pass@k, greedy, with intervals."""
+"""Evaluation metrics on held-out prompts: mean@k, pass@k and greedy, with intervals."""
 
 from typing import Any
 
@@ -9,8 +9,8 @@ from grpo.params.parameters import Parameters
 from grpo.runtime.seeds import derive_seed
 
 METRICS = ("greedy", "mean_at_k", "pass_at_k")
-# Below it not even a gain on every prompt is beyond chance: 2 * 0.5**n < 0.05 by a sign test needs
-# n of 6, and a bootstrap of prompts that agree has an interval of no width.
+# With fewer prompts not even a gain on every prompt is significant: 2 * 0.5**n < 0.05 of a sign
+# test needs n >= 6. A bootstrap cannot tell: its interval has zero width if all prompts agree.
 LEAST_PROMPTS = 6
 
 
@@ -37,7 +37,7 @@ def evaluate_prompts(
 
 
 def per_prompt_metrics(table: pd.DataFrame) -> pd.DataFrame:
-    """Returns those of METRICS that there are of each prompt."""
+    """Returns the available METRICS of each prompt."""
     values = pd.DataFrame(
         {
             "greedy": table["greedy"],
@@ -53,7 +53,7 @@ def summarize_evaluation(
 ) -> dict[str, Any]:
     """Returns means with percentile-bootstrap intervals over prompts, and means by family."""
     values = per_prompt_metrics(table)
-    # The same resampled prompts for every policy: differences of policies stay paired.
+    # All policies use the same resampled prompts, so that their differences are paired.
     generator = np.random.default_rng(derive_seed(seed, "evaluation"))
     drawn = generator.integers(len(values), size=(resamples, len(values)))
     tail = (1 - confidence) / 2
@@ -75,7 +75,7 @@ def summarize_evaluation(
 
 
 def remark_on_prompts(params: Parameters) -> str | None:
-    """Returns what is wrong with an evaluation that can tell no two policies apart, or None."""
+    """Returns a warning if the evaluation has too few prompts to compare policies, else None."""
     number = getattr(params.task, "eval_prompts", None)  # a file of prompts has any number
     if number is None or number >= LEAST_PROMPTS:
         return None

@@ -1,4 +1,4 @@
-"""Rollouts of held-out prompts: drawn, scored, and a few of them chosen to be looked at."""
+"""Sampling and judging of rollouts of held-out prompts, and the choice of a few for the report."""
 
 from collections.abc import Callable, Iterable, Mapping
 
@@ -11,8 +11,8 @@ from grpo.runtime.seeds import derive_seed
 from grpo.sampling.rollouts import SampledBatch, sample_rollouts, stored_batches
 from grpo.sampling.scoring import Judged, judge_stored
 
-CHOSEN_PROMPTS = 12  # at most, equally many of every family
-CHOSEN_ROLLOUTS = 4  # of each of them
+CHOSEN_PROMPTS = 12  # at most; the same number of every family
+CHOSEN_ROLLOUTS = 4  # of each chosen prompt
 
 
 def draw_evaluation(
@@ -26,13 +26,13 @@ def draw_evaluation(
     scratch: Scratch,
     progress: Callable[[int, int], None],
 ) -> dict[str, SampledBatch]:
-    """Returns rollouts of all prompts by way of drawing; "greedy" draws one per prompt.
+    """Returns rollouts of all prompts by sampling mode; "greedy" samples one per prompt.
 
-    The draws are the same for every policy: differences between policies are paired.
+    Seeds are the same for every policy, so that differences between policies are paired.
 
     Args:
       prompts: Schema PROMPTS.
-      draws: Names of ways of drawing.
+      draws: Names of sampling modes.
     """
     return {
         kind: sample_rollouts(
@@ -55,7 +55,7 @@ def score_evaluation(
     scratch: Scratch,
     progress: Callable[[int, int], None],
 ) -> dict[str, Judged]:
-    """Returns what was judged of what `draw_evaluation` drew, by way of drawing."""
+    """Returns the judged rollouts of `draw_evaluation` by sampling mode."""
     return {
         kind: judge_stored(
             engine,
@@ -70,14 +70,14 @@ def score_evaluation(
 def choose_samples(
     prompts: pd.DataFrame, batches: Mapping[str, SampledBatch], judged: Mapping[str, Judged]
 ) -> pd.DataFrame:
-    """Returns a few of the sampled rollouts to look at, the same choice for every policy.
+    """Returns some sampled rollouts for the report; the choice is the same for every policy.
 
     They are the first CHOSEN_ROLLOUTS of the first prompts of every family, under the schema
     EVALUATION_SAMPLES.
 
     Args:
       prompts: Schema PROMPTS.
-      judged: Of the rollouts of `batches`.
+      judged: The judged rollouts of `batches`.
     """
     batch, (texts, rewards) = batches["sampled"], judged["sampled"]
     ordered = prompts.sort_values(["family", "prompt_id"])

@@ -1,4 +1,4 @@
-"""Draws rollouts in batches that are the same however often the work is interrupted."""
+"""Sampling of rollouts in batches that do not depend on interruptions, and their storage."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -24,20 +24,20 @@ from grpo.types import Cost
 
 COST = "cost.json"
 SUMMARY = "summary.json"
-PASSED = "passed.json"  # prompts that a round visited and does not train on
+PASSED = "passed.json"  # prompts that a round visited but does not train on
 
 
 @dataclass(frozen=True, kw_only=True)
 class SampledBatch:
-    """Rollouts as they are stored: a table, ragged tensors, and what they cost."""
+    """Rollouts in their stored form: a table, ragged tensors, and their cost."""
 
     table: pd.DataFrame  # schema ROLLOUTS
-    tensors: dict[str, Tensor]  # as the policy packs its trajectory
+    tensors: dict[str, Tensor]  # from `Trajectory.pack`
     cost: Cost
 
     @property
     def media(self) -> UInt8[Tensor, " rollout *sample"] | None:
-        """What was drawn, row by row with the table; None if rollouts are text."""
+        """The sampled media, one per row of the table; None if rollouts are text."""
         return self.tensors.get("media")
 
 
@@ -51,16 +51,16 @@ def sample_rollouts(
     draws: str = "sampled",
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> SampledBatch:
-    """Returns rollouts of all prompts, drawn batch by batch.
+    """Returns rollouts of all prompts, sampled in batches.
 
-    A batch is fixed by the prompts and `rollouts_per_batch` alone and has its own seed, so it
-    does not matter who draws it or when, and one that is found in `scratch` is not drawn again.
+    A batch depends only on the prompts and `rollouts_per_batch`, and has its own seed. It is thus
+    the same on every worker. A batch that is already in `scratch` is not sampled again.
 
     Args:
-      engine: Of which `drawing` is a skill.
-      prompts: Columns prompt_id, prompt, rollouts; the group is the row's position.
-      draws: The name of a way of drawing.
-      progress: Called with the batches done and their number.
+      engine: An engine with the skill `sampling_skill`.
+      prompts: Columns prompt_id, prompt, rollouts; the row index is the group id.
+      draws: Name of a sampling mode.
+      progress: Called with the number of finished batches and the total.
     """
     jobs = [
         Job(
@@ -74,14 +74,14 @@ def sample_rollouts(
     return concatenate([read_batch(job.out) for job in jobs])
 
 
-def drawing(
+def sampling_skill(
     load: Callable[[], Policy[Any]], draws: Mapping[str, Any], source: object = "the policy"
 ) -> Skill:
-    """Returns the skill "draw"; it raises ArtifactError if a log-prob is not finite.
+    """Returns the skill "draw", which raises ArtifactError if a log-prob is not finite.
 
     Args:
-      draws: What to set as the policy's `decoding`, by the name of a way of drawing.
-      source: Of the policy, as that error names it: its directory.
+      draws: Values of the policy's `decoding` by name of the sampling mode.
+      source: The policy's directory, for the error message.
     """
 
     def draw(order: dict[str, Any], out: Path) -> None:
@@ -95,18 +95,20 @@ def drawing(
     return draw
 
 
-def drawn_from(policy: Policy[Any], source: object = "the policy") -> Engine:
-    """Returns the engine that draws from a policy in this process, as it is."""
-    return Local(Work({"draw": drawing(lambda: policy, {"sampled": policy.decoding}, source)}))
+def local_executor(policy: Policy[Any], source: object = "the policy") -> Engine:
+    """Returns an engine that samples from a loaded policy in this process."""
+    return Local(
+        Work({"draw": sampling_skill(lambda: policy, {"sampled": policy.decoding}, source)})
+    )
 
 
 def stored_batches(scratch: Path) -> list[Path]:
-    """Returns the directories of the batches in a scratch, in their order."""
+    """Returns the directories of the batches in a scratch directory, in order."""
     return sorted(scratch.glob("batch-*"))
 
 
 def store_batch(scratch: Path, batch: SampledBatch) -> None:
-    """Writes rollouts that were not drawn here as the only batch of a scratch."""
+    """Writes rollouts from another source as the only batch of a scratch directory."""
     with atomic_path(_place(scratch, 0)) as temporary:
         write_batch(temporary, batch)
 
@@ -114,10 +116,10 @@ def store_batch(scratch: Path, batch: SampledBatch) -> None:
 def write_rollouts(
     directory: Path, batch: SampledBatch, selection: Mapping[str, int | float] | None = None
 ) -> None:
-    """Writes a round's rollouts with a summary of them.
+    """Writes a round's rollouts and their summary.
 
     Args:
-      selection: Where the prompts of its phase went, if the arm has a selection.
+      selection: Counts of the prompts of its phase, if the arm has a selection.
     """
     write_batch(directory, batch)
     table = batch.table
@@ -132,10 +134,10 @@ def write_rollouts(
 
 
 def read_passed(directory: Path) -> list[str]:
-    """Returns the prompts that a round visited and does not train on; none without a selection.
+    """Returns the prompts that a round visited but does not train on; none without a selection.
 
     Raises:
-      ArtifactError: If the file is broken.
+      ArtifactError: If the file is invalid.
     """
     path = directory / PASSED
     passed = read_json(path) if path.exists() else []
@@ -145,7 +147,7 @@ def read_passed(directory: Path) -> list[str]:
 
 
 def concatenate(batches: list[SampledBatch]) -> SampledBatch:
-    """Returns all batches as one, in their order."""
+    """Returns the batches concatenated, in order."""
     return SampledBatch(
         table=pd.concat([batch.table for batch in batches], ignore_index=True),
         tensors={
@@ -157,10 +159,10 @@ def concatenate(batches: list[SampledBatch]) -> SampledBatch:
 
 
 def select_rollouts(layout: Layout, batch: SampledBatch, kept: np.ndarray) -> SampledBatch:
-    """Returns some rollouts of a batch at the cost of all.
+    """Returns some rollouts of a batch; their cost is that of the whole batch.
 
     Args:
-      kept: Whether, row by row of the table.
+      kept: Mask over the rows of the table.
 
     Raises:
       ArtifactError: If the tensors do not fit the layout or the table.
@@ -176,7 +178,7 @@ def select_rollouts(layout: Layout, batch: SampledBatch, kept: np.ndarray) -> Sa
 
 
 def keep_judged(layout: Layout, batch: SampledBatch, rewards: pd.DataFrame) -> SampledBatch:
-    """Returns the rollouts that were judged, at the cost of all.
+    """Returns the judged rollouts of a batch; their cost is that of the whole batch.
 
     Args:
       rewards: Schema REWARDS, of the same rollouts in any order.
@@ -186,7 +188,7 @@ def keep_judged(layout: Layout, batch: SampledBatch, rewards: pd.DataFrame) -> S
 
 
 def write_batch(directory: Path, batch: SampledBatch) -> None:
-    """Writes a batch."""
+    """Writes a batch to a directory."""
     directory.mkdir(parents=True, exist_ok=True)
     write_table(batch.table, directory / "table.parquet", ROLLOUTS)
     write_tensors(directory / "tensors.safetensors", batch.tensors)
@@ -197,7 +199,7 @@ def read_batch(directory: Path) -> SampledBatch:
     """Returns a batch that `write_batch` wrote.
 
     Raises:
-      ArtifactError: If a file is missing or broken.
+      ArtifactError: If a file is missing or invalid.
     """
     table = read_table(directory / "table.parquet", ROLLOUTS)
     tensors = read_tensors(directory / "tensors.safetensors")
@@ -209,7 +211,7 @@ def read_cost(path: Path) -> Cost:
     """Returns the cost in a file.
 
     Raises:
-      ArtifactError: If it is missing, or has other fields than whole numbers of at least 0.
+      ArtifactError: If the file is missing, or its fields are not integers >= 0.
     """
     try:
         cost = Cost(**read_json(path))
@@ -221,9 +223,9 @@ def read_cost(path: Path) -> Cost:
 
 
 def _require_same_steps(directory: Path, table: pd.DataFrame, tensors: dict[str, Tensor]) -> None:
-    """Raises ArtifactError unless table and tensors say how many steps each rollout has."""
+    """Raises ArtifactError unless table and tensors agree on the number of steps per rollout."""
     steps = tensors.get(STEPS)
-    if steps is None or len(steps) != len(table):  # as `Policy.unpack` says
+    if steps is None or len(steps) != len(table):  # `Policy.unpack` raises
         return
     differs = np.flatnonzero(table["steps"].to_numpy() != steps.numpy())
     if len(differs):
@@ -238,7 +240,7 @@ def _place(scratch: Path, index: int) -> Path:
 
 
 def _plan_batches(prompts: pd.DataFrame, rollouts_per_batch: int) -> list[pd.DataFrame]:
-    """Returns the prompts in batches of similar length, so that little is padded."""
+    """Returns the prompts in batches of similar prompt length, to reduce padding."""
     asked = prompts[["prompt_id", "prompt", "rollouts"]]
     numbered = asked.reset_index(drop=True).assign(group=range(len(prompts)))
     ordered = numbered.sort_values(["prompt"], key=lambda column: column.str.len(), kind="stable")
@@ -247,7 +249,7 @@ def _plan_batches(prompts: pd.DataFrame, rollouts_per_batch: int) -> list[pd.Dat
 
 
 def _sample_batch(policy: Policy[Any], batch: pd.DataFrame, *, seed: int) -> SampledBatch:
-    """Returns freshly drawn rollouts of one batch.
+    """Returns newly sampled rollouts of one batch.
 
     Raises:
       ArtifactError: If a log-prob is not finite.

@@ -1,4 +1,4 @@
-"""Draws the rollouts of a round: sampled once, sampled until groups are mixed, or the profile's."""
+"""Sampling of a round: once, until enough groups are mixed, or reused from the profile."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -30,16 +30,16 @@ from grpo.types import Cost
 
 
 class Source(NamedTuple):
-    """Where rollouts come from, and how they are judged and cut; a Path is a scratch."""
+    """Functions that produce, judge and select rollouts; a Path is a scratch directory."""
 
-    draw: Callable[[pd.DataFrame, int, Path], SampledBatch]  # of prompts, by seed
-    judge: Callable[[Path], pd.DataFrame]  # prompt_id and raw outcome per rollout that counts
+    draw: Callable[[pd.DataFrame, int, Path], SampledBatch]  # from prompts and a seed
+    judge: Callable[[Path], pd.DataFrame]  # prompt_id and raw outcome per judged rollout
     keep: Callable[[SampledBatch, set[str]], SampledBatch]  # the rollouts of some prompts
 
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """Where the prompts of a round's phase went."""
+    """Counts of the prompts of a round's phase."""
 
     candidates: int
     skipped: int
@@ -50,13 +50,13 @@ class Counts:
 
     @property
     def oversampling_factor(self) -> float:
-        """Groups sampled per group that is kept."""
+        """Number of sampled groups per kept group."""
         return self.sampled / self.kept
 
 
 @dataclass(frozen=True, kw_only=True)
 class DrawnRound:
-    """A round's rollouts; their cost covers the dropped ones."""
+    """A round's rollouts; their cost includes the dropped ones."""
 
     batch: SampledBatch
     passed: list[str]  # prompts skipped, and prompts whose groups were dropped
@@ -74,10 +74,10 @@ def draw_round(
 ) -> DrawnRound:
     """Returns a round's rollouts: of all candidates, or within the selection's budget.
 
-    If no group is mixed when the budget ends, the first ones are kept all the same.
+    If no group is mixed when the budget ends, the first groups are kept.
 
     Args:
-      candidates: Columns prompt_id, prompt, rollouts; the phase in its order.
+      candidates: Columns prompt_id, prompt, rollouts; the phase, sorted by position.
     """
     chosen, skipped = visit(selection, candidates, history, derive_seed(seed, "visit"))
     if selection.budget is None:
@@ -108,17 +108,17 @@ def engine_source(
     profile: Path | None,
     progress: Callable[[int, int], None],
 ) -> Source:
-    """Returns what draws by an engine, or takes what the profile has drawn.
+    """Returns a source that samples with an engine, or reuses the profile's rollouts.
 
-    A batch is judged once, however often the work is interrupted.
+    A batch is judged once, even if the work is interrupted.
 
     Args:
-      engine: Draws, and judges if outcomes decide what is kept.
+      engine: Samples, and judges if the selection reads outcomes.
       layout: Of stored rollouts.
-      profile: The profile's rollouts, if they are to be trained on.
+      profile: Directory of the profile's rollouts, if they are reused.
 
     Raises:
-      ArtifactError: If they are broken.
+      ArtifactError: If the profile's rollouts are invalid.
     """
     reused = read_batch(profile) if profile else None
 
@@ -126,7 +126,7 @@ def engine_source(
         if reused is not None:
             with located(profile):
                 taken = take_rollouts(layout, reused, prompts)
-            store_batch(scratch, taken)  # where what is drawn would be, to be judged alike
+            store_batch(scratch, taken)  # `judge` reads batches from the scratch directory
             return taken
         return sample_rollouts(
             engine,
@@ -149,7 +149,7 @@ def engine_source(
 
 
 def take_rollouts(layout: Layout, stored: SampledBatch, prompts: pd.DataFrame) -> SampledBatch:
-    """Returns the first rollouts of each prompt, as many as it asks for and there are, for free.
+    """Returns the first stored rollouts of each prompt, up to its group size, at no cost.
 
     Raises:
       ArtifactError: If a prompt has no stored rollout.
@@ -158,7 +158,7 @@ def take_rollouts(layout: Layout, stored: SampledBatch, prompts: pd.DataFrame) -
     missing = ~prompts["prompt_id"].isin(known)
     if missing.any():
         example = prompts.loc[missing, "prompt_id"].iloc[0]
-        raise ArtifactError(f"holds no rollouts of the prompt {example!r}; rerun the stage profile")
+        raise ArtifactError(f"has no rollouts of the prompt {example!r}; rerun the stage profile")
     sizes = known.map(prompts.set_index("prompt_id")["rollouts"]).fillna(0)
     member = stored.table.groupby("prompt_id").cumcount()
     batch = select_rollouts(layout, stored, (member < sizes).to_numpy())
@@ -166,7 +166,7 @@ def take_rollouts(layout: Layout, stored: SampledBatch, prompts: pd.DataFrame) -
 
 
 def write_round(directory: Path, drawn: DrawnRound, *, has_selection: bool) -> None:
-    """Writes a round's rollouts; with a selection also what it passed over, and its counts."""
+    """Writes a round's rollouts; with a selection, also the skipped prompts and the counts."""
     if not has_selection:
         write_rollouts(directory, drawn.batch)
         return
@@ -178,10 +178,10 @@ def write_round(directory: Path, drawn: DrawnRound, *, has_selection: bool) -> N
 def _drawn(
     parts: list[SampledBatch], batch: SampledBatch, candidates: int, skipped: list[str]
 ) -> DrawnRound:
-    """Returns a round from what was drawn and what of it is kept."""
+    """Returns a round with its counts, from all sampled batches and the kept rollouts."""
     drawn = [each for part in parts for each in part.table["prompt_id"].unique()]
     kept = set(batch.table["prompt_id"])
-    # What the profile has drawn took no step here.
+    # Rollouts that are reused from the profile have a cost of 0 steps.
     sampled = sum(part.table["prompt_id"].nunique() for part in parts if part.cost.sampled_steps)
     counts = Counts(
         candidates=candidates,
@@ -196,7 +196,7 @@ def _drawn(
 
 
 def _merge(parts: list[SampledBatch], kept: set[str], source: Source) -> SampledBatch:
-    """Returns the kept prompts' rollouts as one batch, their groups numbered anew."""
+    """Returns the kept prompts' rollouts as one batch with new group ids."""
     merged = concatenate(
         [source.keep(each, kept) for each in parts if kept & {*each.table["prompt_id"]}]
     )

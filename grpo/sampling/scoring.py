@@ -1,4 +1,4 @@
-"""Turns rollouts into outcomes and rewards: the judge's score, a threshold, then shaping."""
+"""Conversion of rollouts into outcomes and rewards: a judge's score, a threshold, shaping."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,28 +20,28 @@ from grpo.runtime.executors.base import Engine, Job, Skill
 
 TABLE = "table.parquet"
 SHARD = "judged.json"
-MEDIA_AT_ONCE = 16  # images or clips that a viewer gets in one call
-ROLLOUTS_PER_SHARD = 8 * MEDIA_AT_ONCE  # a multiple: calls stay the same, whoever makes them
+MEDIA_AT_ONCE = 16  # images or clips per call of a viewer
+ROLLOUTS_PER_SHARD = 8 * MEDIA_AT_ONCE  # a multiple, so that sharding does not change the calls
 
 
 @dataclass(frozen=True, kw_only=True)
 class RewardRule:
-    """How a judge's score becomes an outcome and a reward."""
+    """A judge, and the mapping from its score to an outcome and a reward."""
 
     judge: TextJudge | Viewer
-    threshold: float  # outcome 1 from this score on
-    maximize: Literal["outcome", "score"]  # the reward, before it is shaped
+    threshold: float  # the outcome is 1 if the score is at least this
+    maximize: Literal["outcome", "score"]  # the reward before shaping
     unfinished_penalty: float  # in units of reward
-    score_range: ScoreRange = None  # of a viewer; a TextJudge knows its own
+    score_range: ScoreRange = None  # of a viewer; a TextJudge has its own
 
     @property
-    def looks_at_media(self) -> bool:
-        """Whether what was drawn is judged, not what was written."""
+    def judges_media(self) -> bool:
+        """Whether sampled media are judged, not text."""
         return not isinstance(self.judge, TextJudge)
 
 
 class Judged(NamedTuple):
-    """Each rollout's text, or what was seen of its media, and rewards under the schema REWARDS."""
+    """Each rollout's text, or the text read from its media, and rewards (schema REWARDS)."""
 
     texts: list[str]
     rewards: pd.DataFrame
@@ -54,18 +54,18 @@ def judge_stored(
     scratch: Path,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Judged:
-    """Returns what was judged of stored rollouts, in their order, shard by shard.
+    """Judges stored rollouts shard by shard and returns the results in order.
 
     Args:
-      engine: Of which `judging` is a skill.
-      stored: Directories as `grpo.sampling.rollouts.write_batch` writes them.
-      scratch: Where finished shards are kept.
-      progress: Called with the shards done and their number.
+      engine: An engine with the skill `judging_skill`.
+      stored: Directories that `grpo.sampling.rollouts.write_batch` wrote.
+      scratch: Directory of finished shards.
+      progress: Called with the number of finished shards and the total.
     """
     orders = [
         {"rollouts": str(each), "start": start, "end": start + ROLLOUTS_PER_SHARD}
         for each in stored
-        # Of an empty table a first shard, which says so.
+        # An empty table gets one shard, whose reading raises the error.
         for start in range(0, max(1, count_rows(each / TABLE)), ROLLOUTS_PER_SHARD)
     ]
     jobs = [Job("judge", each, scratch / f"shard-{n:05d}") for n, each in enumerate(orders)]
@@ -76,7 +76,7 @@ def judge_stored(
     return Judged(texts, pd.DataFrame(rewards, columns=list(REWARDS.columns)))
 
 
-def judging(rule: RewardRule, prompts: pd.DataFrame) -> Skill:
+def judging_skill(rule: RewardRule, prompts: pd.DataFrame) -> Skill:
     """Returns the skill "judge".
 
     Args:
@@ -85,7 +85,7 @@ def judging(rule: RewardRule, prompts: pd.DataFrame) -> Skill:
 
     tasks = _tasks(prompts)
 
-    @lru_cache(maxsize=1)  # once for its shards, which follow each other
+    @lru_cache(maxsize=1)  # the shards of a table are consecutive
     def read(table: Path) -> pd.DataFrame:
         return read_table(table, ROLLOUTS)
 
@@ -93,11 +93,11 @@ def judging(rule: RewardRule, prompts: pd.DataFrame) -> Skill:
         stored = Path(order["rollouts"])
         table = read(stored / TABLE)[order["start"] : order["end"]]
         media = None
-        if rule.looks_at_media:
+        if rule.judges_media:
             media = np.stack(read_rows(stored / "tensors.safetensors", "media", list(table.index)))
         with located(stored / TABLE):
             texts, rewards = _judge(table, tasks, rule, media)
-        # No table: to check one takes longer than to judge a shard; the whole is checked once.
+        # JSON, not a table: validating a table takes longer than judging a shard.
         write_json(out / SHARD, {"texts": texts, "rewards": rewards})
 
     return judge
@@ -110,15 +110,15 @@ def judge_rollouts(
     *,
     media: UInt8[np.ndarray, " rollout *sample"] | None = None,
 ) -> Judged:
-    """Returns what was judged, and outcome, reward and status per rollout.
+    """Returns the judged texts, and outcome, reward and status per rollout.
 
     Args:
       rollouts: Schema ROLLOUTS.
       prompts: Schema PROMPTS.
-      media: What was drawn, row by row with `rollouts`, if the rule looks at media.
+      media: The sampled media, one per row of `rollouts`, if the rule judges media.
 
     Raises:
-      ArtifactError: If a rollout's prompt is not among `prompts`, or the rule looks at media and
+      ArtifactError: If a rollout's prompt is not among `prompts`, or the rule judges media and
         there is not one per rollout.
     """
     texts, rewards = _judge(rollouts, _tasks(prompts), rule, media)
@@ -131,7 +131,7 @@ def _judge(
     rule: RewardRule,
     media: UInt8[np.ndarray, " rollout *sample"] | None,
 ) -> tuple[list[str], list[dict[str, Any]]]:
-    """Returns what `judge_rollouts` does, the rewards as rows; tasks are by prompt_id."""
+    """Returns the results of `judge_rollouts` with rewards as dicts; `tasks` are by prompt_id."""
     asked = _tasks_of(rollouts, tasks)
     texts, rows = [], []
     judged = zip(rollouts.to_dict("records"), _judge_each(rollouts, asked, rule, media))
@@ -160,15 +160,15 @@ def score_rollouts(
     *,
     media: UInt8[np.ndarray, " rollout *sample"] | None = None,
 ) -> pd.DataFrame:
-    """Returns the rewards of `judge_rollouts`, which says what it takes and raises."""
+    """Returns the rewards of `judge_rollouts`; see it for arguments and errors."""
     return judge_rollouts(rollouts, prompts, rule, media=media).rewards
 
 
 def require_judged(rewards: pd.DataFrame) -> str | None:
-    """Returns a warning about rollouts that were not judged; None if all were.
+    """Returns a warning about unjudged rollouts; None if all were judged.
 
     Args:
-      rewards: Schema REWARDS, of everything that a stage has judged.
+      rewards: Schema REWARDS, of all rollouts of a stage.
 
     Raises:
       JudgeError: If the judge failed, or was too slow, on every rollout.
@@ -190,7 +190,7 @@ def require_judged(rewards: pd.DataFrame) -> str | None:
 
 def _reason(row: "pd.Series[Any]") -> str:
     reasons = {
-        "timed_out": "raise reward.timeout_seconds or mend the judge",
+        "timed_out": "raise reward.timeout_seconds or fix the judge",
         "unparsable": "reward.answer_pattern matches nowhere in its text",
     }
     return str(row["detail"]) or reasons[row["status"]]
@@ -220,10 +220,10 @@ def score_captions(
     tasks: pd.DataFrame,
     rule: RewardRule,
 ) -> list[float]:
-    """Returns the rewards of what was drawn of captions, on the way to a rollout.
+    """Returns the rewards of intermediate samples of captions.
 
     Args:
-      tasks: Schema PROMPTS; of prompts with one text, the first stands for all.
+      tasks: Schema PROMPTS; if several prompts have the same text, the first is used.
     """
     known = tasks.drop_duplicates("prompt").set_index("prompt")["prompt_id"]
     rows = pd.DataFrame({"prompt_id": known.loc[list(captions)].to_numpy(), "text": ""})
@@ -232,7 +232,7 @@ def score_captions(
 
 
 def without_shaping(rule: RewardRule) -> RewardRule:
-    """Returns the rule whose reward is the judge's score."""
+    """Returns the rule with the judge's score as the reward."""
     return replace(rule, maximize="score", unfinished_penalty=0.0)
 
 
@@ -256,7 +256,7 @@ def _tasks_of(rollouts: pd.DataFrame, tasks: Mapping[str, Task]) -> list[Task]:
     except KeyError:
         unknown = rollouts.loc[~rollouts["prompt_id"].isin(tasks), "rollout_id"].iloc[0]
         raise ArtifactError(
-            f"rollout {unknown!r} belongs to no known prompt; rerun the rollout stage"
+            f"rollout {unknown!r} must have a known prompt; rerun the rollout stage"
         ) from None
 
 
@@ -266,7 +266,7 @@ def _judge_each(
     rule: RewardRule,
     media: UInt8[np.ndarray, " rollout *sample"] | None,
 ) -> Iterator[tuple[str, Outcome]]:
-    """Yields what is judged of each rollout and the outcome; media in batches."""
+    """Yields the judged text and the outcome of each rollout; media are judged in batches."""
     judge = rule.judge
     if isinstance(judge, TextJudge):
         texts = rollouts["text"].tolist()

@@ -1,1 +1,1 @@
-"""Updates of one round: batches, frozen log-probs, drift, audits, metrics."""
+"""Policy updates of one round: batches, log-probs under frozen policies, drift, audits, metrics."""

@@ -1,4 +1,4 @@
-"""Audits: every few updates, the gradient that is used against that of everything sampled."""
+"""Gradient audits: comparison of an update's gradient with that of all sampled steps."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -18,32 +18,36 @@ from grpo.training.metrics import Audit, Tally
 from grpo.types import Cost, Credit, StepNoise
 
 SAME = Audit(cosine=1.0, norm_ratio=1.0)
-REACH_NATS = 8.0  # of the log ratios on which an objective is tried
-TRIES = 65
+LARGEST_PROBE_NATS = 8.0  # largest |log ratio| at which `needs_advantage` evaluates an objective
+NUM_PROBES = 65
 
 
 class Auditor:
-    """Knows which updates are audited, and what that has cost so far."""
+    """Compares gradients of the audited updates and keeps the cost of these audits."""
 
     def __init__(self, objective: Objective, updates_per_audit: int) -> None:
         """Args: updates_per_audit: 0 never audits; N audits the last of every N updates."""
-        self.cost = Cost()  # beside the policy's own
+        self.cost = Cost()  # not part of the policy's cost
         self._objective = objective
         self._updates_per_audit = updates_per_audit
 
     def is_due(self, update: int) -> bool:
-        """Returns whether an update is audited; `update` counts from 0 over the whole arm."""
+        """Returns whether an update is audited; `update` is its index in the whole arm."""
         every = self._updates_per_audit
         return every > 0 and (update + 1) % every == 0
 
-    def unscored(
+    def audit_only_weights(
         self, batches: Sequence[Batch], first_update: int, like: Float[Tensor, "round step"]
     ) -> Float[Tensor, "round step"]:
-        """Returns the weights of the steps that only audits compute, 0 everywhere else."""
+        """Returns the weights of the steps that only audits compute, and 0 elsewhere."""
         weight = torch.zeros_like(like)
         for index, batch in enumerate(batches):
             full = batch.credit.full
-            if self.is_due(first_update + index) and full and not self._is_same(batch.credit):
+            if (
+                self.is_due(first_update + index)
+                and full
+                and not self._has_same_gradient(batch.credit)
+            ):
                 weight[batch.rows] = full.weight * (batch.credit.weight == 0)
         return weight
 
@@ -54,19 +58,19 @@ class Auditor:
         credit: Credit,
         add_gradient: Callable[[Credit], Tally],
     ) -> Audit:
-        """Returns how the gradient in the parameters compares with that of the full credit.
+        """Returns the comparison of the parameters' gradient with that of the full credit.
 
-        Leaves the gradient and the policy's cost as they are. Costs nothing where the two are
-        the same by construction.
+        The gradient and the policy's cost are unchanged afterwards. If the two gradients are equal
+        by construction, nothing is computed.
 
         Args:
-          parameters: Those that have the gradient.
-          add_gradient: Adds the gradient of a credit to the parameters' own.
+          parameters: The parameters whose `grad` is compared.
+          add_gradient: Accumulates the gradient of a credit in the parameters' `grad`.
         """
-        if credit.full is None or self._is_same(credit):
+        if credit.full is None or self._has_same_gradient(credit):
             return SAME
         used = _take_gradients(parameters)
-        with self.counted_apart(policy):
+        with self.counting_as_audit(policy):
             tally = add_gradient(credit.full)
         self.cost += Cost(trained_steps=tally.steps)
         full = _take_gradients(parameters)
@@ -75,8 +79,8 @@ class Auditor:
         return compare_gradients(used, full)
 
     @contextmanager
-    def counted_apart(self, policy: Policy[Any]) -> Iterator[None]:
-        """Adds what the policy spends inside to the cost of audits, not to its own."""
+    def counting_as_audit(self, policy: Policy[Any]) -> Iterator[None]:
+        """Counts the policy's cost in the block as a cost of audits."""
         own, policy.cost = policy.cost, Cost()
         yield
         self.cost += policy.cost
@@ -86,11 +90,11 @@ class Auditor:
     def _needs_advantage(self) -> bool:
         return needs_advantage(self._objective)
 
-    def _is_same(self, credit: Credit) -> bool:
+    def _has_same_gradient(self, credit: Credit) -> bool:
         """Returns whether the full credit provably has the same gradient.
 
-        Whole rollouts were left out, their advantages are 0, the loss has no gradient without
-        advantage, and what was kept is as it was.
+        This holds if only whole rollouts were dropped, their advantages are 0, the loss has no
+        gradient at advantage 0, and the credit of kept steps is unchanged.
         """
         full = credit.full
         if full is None:
@@ -107,14 +111,16 @@ class Auditor:
 
 
 def needs_advantage(objective: Objective) -> bool:
-    """Returns whether the loss has no gradient where the advantage is 0: no penalty, no bonus.
+    """Returns whether the gradient of the loss is 0 at advantage 0: no penalty, no bonus.
 
-    Tried on one step per rollout, for log ratios to the proximal and the reference policy from
-    -8 to 8 nats, so that it holds for links that this module has never heard of.
+    Evaluated numerically on one step per rollout, for log ratios to the proximal and the reference
+    policy from -8 to 8 nats, so that it is valid for custom links.
     """
-    tries = torch.linspace(-REACH_NATS, REACH_NATS, TRIES, dtype=torch.float64)
+    tries = torch.linspace(-LARGEST_PROBE_NATS, LARGEST_PROBE_NATS, NUM_PROBES, dtype=torch.float64)
     ratio, distance = torch.meshgrid(tries, tries, indexing="ij")
-    logp = torch.full((TRIES**2, 1), -REACH_NATS, dtype=torch.float64, requires_grad=True)
+    logp = torch.full(
+        (NUM_PROBES**2, 1), -LARGEST_PROBE_NATS, dtype=torch.float64, requires_grad=True
+    )
     credit = Credit(advantage=torch.zeros_like(logp), weight=torch.ones_like(logp))
     terms = loss_terms(
         objective,
@@ -135,7 +141,7 @@ def needs_advantage(objective: Objective) -> bool:
 
 
 def _gaussian_kl(logp: Float[Tensor, "try 1"], ratio: Float[Tensor, "row column"]) -> Tensor:
-    """Returns a divergence that grows with the square of the log ratio."""
+    """Returns a divergence that is quadratic in the log ratio."""
     fixed = logp.detach() - ratio.reshape(-1, 1)
     return (logp - fixed).square() / 2
 
@@ -154,7 +160,7 @@ def compare_gradients(used: Sequence[Tensor | None], full: Sequence[Tensor | Non
 
 
 def _dot(first: Sequence[Tensor | None], second: Sequence[Tensor | None]) -> float:
-    """Returns the inner product over all tensors, of all ranks' parts; None is 0."""
+    """Returns the inner product over all tensors and the shards of all ranks; None is 0."""
     products = [
         float(local_shard(a).double().flatten() @ local_shard(b).double().flatten())
         for a, b in zip(first, second, strict=True)
@@ -165,7 +171,7 @@ def _dot(first: Sequence[Tensor | None], second: Sequence[Tensor | None]) -> flo
 
 
 def _take_gradients(parameters: Sequence[Tensor]) -> list[Tensor | None]:
-    """Returns the parameters' gradients and leaves them none."""
+    """Returns the parameters' gradients and sets them to None."""
     gradients = [each.grad for each in parameters]
     for each in parameters:
         each.grad = None

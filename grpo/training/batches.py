@@ -1,4 +1,4 @@
-"""The batches of a round: whole groups per update, rows packed by length per forward pass."""
+"""Batches of whole groups per update, and microbatches of rows packed by length."""
 
 from bisect import bisect_left
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ from grpo.types import Credit, Rollouts
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """The rollouts of one update and their credit, decided before any forward pass."""
+    """The rollouts of one update and their credit, computed before any forward pass."""
 
-    rows: Int[Tensor, " rollout"]  # of the round
+    rows: Int[Tensor, " rollout"]  # indices into the round's rollouts
     rollouts: Rollouts
     credit: Credit
 
@@ -30,9 +30,9 @@ def plan_batches(
     num_batches: int,
     generator: Generator,
 ) -> tuple[list[Batch], State]:
-    """Returns the round's batches with their credit: whole groups, about equal in rollouts.
+    """Returns the round's batches with their credit: whole groups, about equal rollout counts.
 
-    Rollouts that do not count are in no batch. With fewer groups than batches, or groups of very
+    Rollouts without steps are in no batch. With fewer groups than `num_batches`, or groups of very
     different sizes, there are fewer batches.
     """
     counted = rollouts.counts.nonzero()[:, 0]
@@ -53,7 +53,7 @@ def plan_batches(
 
 
 def explain_fewer(asked: int, rollouts: Rollouts, batches: list[Batch]) -> str | None:
-    """Returns why a round has fewer updates than it was asked for; None if it has as many."""
+    """Returns the reason for fewer updates than `asked`, or None if there are as many."""
     if len(batches) >= asked:
         return None
     groups = len(torch.unique(rollouts.group[rollouts.counts]))
@@ -66,7 +66,7 @@ def explain_fewer(asked: int, rollouts: Rollouts, batches: list[Batch]) -> str |
 def pack_microbatches(
     widths: Int[Tensor, " rollout"], tokens_per_microbatch: int
 ) -> list[Int[Tensor, " kept"]]:
-    """Returns rows sorted by width, cut so that rows times the widest stay within the budget."""
+    """Returns rows sorted by width, split so that rows * largest width is within the budget."""
     order, width = widths.argsort(stable=True), widths.tolist()
     packed: list[list[int]] = [[]]
     for row in order.tolist():
@@ -80,21 +80,21 @@ class Share(NamedTuple):
     """A microbatch that a rank computes."""
 
     rows: Int[Tensor, " kept"]
-    counts: bool  # False: computed only because the other ranks compute something
+    counts: bool  # False: padding, computed only to match the collectives of other ranks
 
 
-def own_microbatches(widths: Int[Tensor, " rollout"], tokens_per_microbatch: int) -> list[Share]:
+def local_microbatches(widths: Int[Tensor, " rollout"], tokens_per_microbatch: int) -> list[Share]:
     """Returns the microbatches of this rank."""
-    return deal_microbatches(widths, tokens_per_microbatch, num_ranks())[this_rank()]
+    return assign_microbatches(widths, tokens_per_microbatch, num_ranks())[this_rank()]
 
 
-def deal_microbatches(
+def assign_microbatches(
     widths: Int[Tensor, " rollout"], tokens_per_microbatch: int, ranks: int
 ) -> list[list[Share]]:
-    """Returns the microbatches of each rank, as many as those of every other.
+    """Returns the microbatches of each rank, the same number for all ranks.
 
-    What ranks compute at the same time is about equal in tokens. Where there are too few rows for
-    all ranks, some compute the narrowest row once more, for nothing.
+    Microbatches that ranks compute at the same time have about equal numbers of tokens. If there
+    are too few rows, some ranks compute the narrowest row again and discard the result.
     """
     packed = pack_microbatches(widths, tokens_per_microbatch)
     if ranks > 1:
@@ -107,7 +107,7 @@ def deal_microbatches(
 def _pack_into(
     number: int, widths: Int[Tensor, " rollout"], tokens_per_microbatch: int
 ) -> list[Int[Tensor, " kept"]]:
-    """Returns at most `number` microbatches, the largest of them as small as can be."""
+    """Returns at most `number` microbatches, minimizing the largest one."""
     budgets = range(min(int(widths.max()), tokens_per_microbatch), tokens_per_microbatch)
 
     def is_enough(budget: int) -> bool:
@@ -117,5 +117,5 @@ def _pack_into(
 
 
 def last_step(weight: Float[Tensor, "rollout step"]) -> int:
-    """Returns the number of steps up to the last one with weight."""
+    """Returns the number of steps up to the last one with a nonzero weight."""
     return int((weight != 0).any(dim=0).nonzero().max()) + 1

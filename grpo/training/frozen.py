@@ -1,4 +1,4 @@
-"""Log-probs of a round's steps under a frozen policy, and how far the sampler's are from them."""
+"""Log-probs of a round's steps under a frozen policy, and their drift from the sampler's."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,87 +14,87 @@ from grpo.modalities.shared.packed import numbered
 from grpo.objective.base import Objective, loss_terms
 from grpo.objective.trust import trusted_ranges
 from grpo.runtime.ranks import all_reduce_sum
-from grpo.training.batches import Batch, last_step, own_microbatches
+from grpo.training.batches import Batch, last_step, local_microbatches
 from grpo.types import Credit, Scores, StepNoise
 
 MIN_CLIP_PER_DRIFT = 3.0  # rule U27
 
 
 @dataclass(frozen=True, kw_only=True)
-class FixedScores:
-    """Scores of some steps of a round."""
+class FrozenLogProbs:
+    """Log-probs of a round's steps under a frozen policy, for the steps that were computed."""
 
-    logp: Float[Tensor, "rollout step"]  # nats; NaN where not scored
-    scored: Bool[Tensor, "rollout step"]
-    mean: Float[Tensor, " scored *sample"] | None = None  # as in `Scores`; None: not kept
+    logp: Float[Tensor, "rollout step"]  # nats; NaN where not computed
+    computed: Bool[Tensor, "rollout step"]
+    mean: Float[Tensor, " computed *sample"] | None = None  # as in `Scores`; None: not stored
 
     def part(
         self, rows: Int[Tensor, " kept"], needed: Bool[Tensor, "kept step"], device: torch.device
     ) -> Scores:
-        """Returns the scores of some rollouts' first steps, and means of the needed ones."""
+        """Returns the log-probs of some rollouts' first steps, and the means where `needed`."""
         num_steps = needed.shape[1]
         logp = self.logp[rows, :num_steps].to(device)
         if self.mean is None:
             return Scores(logp=logp)
-        index = self._index[rows, :num_steps][needed.to(self.scored.device)]
+        index = self._index[rows, :num_steps][needed.to(self.computed.device)]
         return Scores(logp=logp, mean=self.mean[index].to(device))
 
     @cached_property
     def _index(self) -> Int[Tensor, "rollout step"]:
-        """The row of each scored step in `mean`."""
-        return numbered(self.scored)
+        """The row of each computed step in `mean`."""
+        return numbered(self.computed)
 
 
 @torch.no_grad()
-def score_steps(
+def compute_log_probs(
     policy: Policy[Any],
     trajectory: Trajectory,
     needed: Float[Tensor, "rollout step"],
     tokens_per_microbatch: int,
     *,
     keeps_means: bool = False,
-) -> FixedScores:
-    """Returns the scores where `needed` is not 0.
+) -> FrozenLogProbs:
+    """Returns the log-probs of the steps where `needed` is not 0.
 
     Args:
-      keeps_means: Of Gaussian steps; they are as large as what was sampled.
+      keeps_means: Stores the means of Gaussian steps, too; they are as large as the samples.
     """
-    scored = needed != 0
+    computed = needed != 0
     logp = torch.zeros(needed.shape)
-    index, mean = numbered(scored), None
-    rows = scored.any(dim=1).nonzero()[:, 0]
+    index, mean = numbered(computed), None
+    rows = computed.any(dim=1).nonzero()[:, 0]
     if len(rows) == 0:
-        return FixedScores(logp=torch.full_like(logp, torch.nan), scored=scored)
-    widths = policy.widths(trajectory, rows, scored[rows])
+        return FrozenLogProbs(logp=torch.full_like(logp, torch.nan), computed=computed)
+    widths = policy.widths(trajectory, rows, computed[rows])
     with counted_together(policy):
-        for share in own_microbatches(widths, tokens_per_microbatch):
+        for share in local_microbatches(widths, tokens_per_microbatch):
             kept = rows[share.rows]
             num_steps = last_step(needed[kept])
-            part = scored[kept, :num_steps]
-            scores = policy.score(trajectory.select(kept, num_steps), part)
+            part = computed[kept, :num_steps]
+            log_probs = policy.score(trajectory.select(kept, num_steps), part)
             if not share.counts:
                 continue
-            logp[kept[:, None], torch.arange(num_steps)] = scores.logp.cpu()
-            if keeps_means and scores.mean is not None:
+            logp[kept[:, None], torch.arange(num_steps)] = log_probs.logp.cpu()
+            if keeps_means and log_probs.mean is not None:
                 if mean is None:
-                    mean = torch.empty(int(scored.sum()), *scores.mean.shape[1:])
-                mean[index[kept, :num_steps][part]] = scores.mean.cpu()
-    logp = torch.where(scored, all_reduce_sum(logp), torch.nan)
-    return FixedScores(logp=logp, scored=scored, mean=mean)
+                    mean = torch.empty(int(computed.sum()), *log_probs.mean.shape[1:])
+                mean[index[kept, :num_steps][part]] = log_probs.mean.cpu()
+    logp = torch.where(computed, all_reduce_sum(logp), torch.nan)
+    return FrozenLogProbs(logp=logp, computed=computed, mean=mean)
 
 
-def merge_scores(first: FixedScores, second: FixedScores) -> FixedScores:
-    """Returns both; where both scored a step, the second."""
-    scored = first.scored | second.scored
+def merge_log_probs(first: FrozenLogProbs, second: FrozenLogProbs) -> FrozenLogProbs:
+    """Returns the union of both; where both have a step, the second one's."""
+    computed = first.computed | second.computed
     present = [each.mean for each in (first, second) if each.mean is not None]
     mean = None
     if present:
-        mean, index = torch.empty(int(scored.sum()), *present[0].shape[1:]), numbered(scored)
+        mean, index = torch.empty(int(computed.sum()), *present[0].shape[1:]), numbered(computed)
         for each in (first, second):
             if each.mean is not None:
-                mean[index[each.scored]] = each.mean
-    logp = torch.where(second.scored, second.logp, first.logp)
-    return FixedScores(logp=logp, scored=scored, mean=mean)
+                mean[index[each.computed]] = each.mean
+    logp = torch.where(second.computed, second.logp, first.logp)
+    return FrozenLogProbs(logp=logp, computed=computed, mean=mean)
 
 
 def divergence(
@@ -102,8 +102,8 @@ def divergence(
 ) -> Float[Tensor, "rollout step"] | None:
     """Returns KL(fixed || now) = KL(now || fixed) of every needed step, and 0 elsewhere.
 
-    Two Gaussians of one deviation: half the squared distance of their means in units of it, added
-    in float64. None if the steps are no Gaussians, or means were not kept.
+    For two Gaussians of equal std, this is half the squared distance of their means in units of the
+    std, summed in float64. None if the steps are not Gaussian or means were not stored.
     """
     if now.mean is None or fixed.mean is None:
         return None
@@ -120,7 +120,7 @@ def measure_drift(
     """Returns max |log ratio| between trainer and sampler before any update.
 
     Raises:
-      UnsoundError: As `require_range_above`.
+      UnsoundError: If a trust region is too narrow; see `require_range_above`.
     """
     drift = 0.0
     for batch in batches:
@@ -134,8 +134,8 @@ def require_range_above(drift: float, objective: Objective) -> float:
     """Returns the drift.
 
     Raises:
-      UnsoundError: If a trust region is within three times the drift (rule U27): it would clip
-        noise. Not if a link corrects that very mismatch.
+      UnsoundError: If the range of a trust region is at most three times the drift (rule U27): it
+        would clip noise. Not raised if a link corrects the mismatch of the sampler.
     """
     is_corrected = any("correction" in link.kinds for link in objective.links)
     for name, trusted in trusted_ranges(objective).items():
@@ -155,7 +155,7 @@ def drift_of(
     credit: Credit,
     noise: StepNoise | None,
 ) -> float:
-    """Returns max |log ratio| between a policy and the one that sampled."""
+    """Returns max |log ratio| between a policy and the behavior policy."""
     none = torch.zeros_like(logp)
     terms = loss_terms(
         objective,

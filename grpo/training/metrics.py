@@ -1,4 +1,4 @@
-"""What updates saw and did: the columns of updates.csv and of steps.csv."""
+"""Training metrics: the columns of updates.csv and of steps.csv."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from grpo.types import Rollouts, StepTerms
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateMetrics:
-    """What one optimizer step saw and did; a row of updates.csv."""
+    """The metrics of one optimizer step; a row of updates.csv."""
 
     update: int
     reward_mean: float
@@ -35,28 +35,28 @@ class UpdateMetrics:
     ratio_min: float
     ratio_max: float
     audit_cosine: float | None  # with the gradient of the full credit; None: not audited
-    audit_norm_ratio: float | None  # to the norm of that gradient
+    audit_norm_ratio: float | None  # gradient norm, divided by that of the full credit
     mismatch_weight_mean: float | None  # over trained steps; None: no link corrects the sampler
     mismatch_masked_fraction: float | None  # of trained steps: those of weight 0
     reward_share_between_variants: float | None  # of the variance within groups; None: no variants
 
 
 class Audit(NamedTuple):
-    """The gradient that an update uses against the gradient of everything that was sampled."""
+    """Comparison of an update's gradient with the gradient of all sampled steps."""
 
     cosine: float
-    norm_ratio: float | None  # used / full; None: the full gradient is 0 and the used is not
+    norm_ratio: float | None  # used / full; None: only the full gradient is 0
 
 
 class Tally:
-    """Adds up what the microbatches of one update show."""
+    """Accumulates statistics over the microbatches of one update."""
 
     def __init__(self) -> None:
         self.loss = self.kl = 0.0
         self.steps = self.clipped = self.rollouts = 0
         self.ratio_min = self.ratio_max = 1.0
-        self.drift = 0.0  # nats, between sampler and trainer, where the update measures it itself
-        self.mismatch_weight: float | None = None  # summed
+        self.drift = 0.0  # nats, between sampler and trainer, if the update measures it
+        self.mismatch_weight: float | None = None  # sum over steps
         self.mismatch_masked = 0
 
     def add(self, terms: StepTerms, loss: Tensor, logp: Tensor, proximal_logp: Tensor) -> None:
@@ -80,7 +80,7 @@ class Tally:
         self.drift = max(self.drift, drift)
 
     def add_ranks(self) -> None:
-        """Adds what the microbatches of the other ranks show."""
+        """Reduces the statistics over all ranks."""
         weights = [] if self.mismatch_weight is None else [self.mismatch_weight]
         sums = [self.loss, self.kl, sum(weights, 0.0)]
         counts = [self.steps, self.clipped, self.rollouts, self.mismatch_masked, len(weights)]
@@ -96,11 +96,11 @@ class Tally:
 def update_metrics(
     batch: Batch, tally: Tally, *, update: int, grad_norm: float, audit: Audit | None
 ) -> UpdateMetrics:
-    """Returns the row of updates.csv of one optimizer step."""
+    """Returns the metrics of one optimizer step."""
     rollouts, reward = batch.rollouts, batch.rollouts.reward.double()
     total, size = sum_by_group(reward, rollouts.group)
     squares, _ = sum_by_group((reward - total / size) ** 2, rollouts.group)
-    share = 1 / size  # of its group: sums over rollouts become sums over groups
+    share = 1 / size  # turns sums over rollouts into sums over groups
     uniform = is_uniform(rollouts.outcome, rollouts.group) * share
     mask = rollouts.mask
     steps = max(tally.steps, 1)
@@ -130,9 +130,9 @@ def update_metrics(
 
 
 def share_between_variants(rollouts: Rollouts) -> float | None:
-    """Returns the share of the groups' sums of squares that lies between variants of a prompt.
+    """Returns the fraction of the within-group sum of squares that is between prompt variants.
 
-    That part says what a prompt's variants do, not what the policy did under it. None without
+    This part of the variance is caused by the variants, not by the policy's samples. None without
     variants, or if all groups are uniform.
     """
     if rollouts.variant is None or not rollouts.variant.any():
@@ -150,10 +150,10 @@ def share_between_variants(rollouts: Rollouts) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class StepMetrics:
-    """What a round's rollouts had at one step; a row of steps.csv."""
+    """Statistics of a round's rollouts at one step; a row of steps.csv."""
 
-    step: int  # a token's place in the response, or a denoising step's in the schedule
-    rollouts: int  # that could be trained here: a denoising step has noise
+    step: int  # index of a token in the rollout, or of a denoising step in the schedule
+    rollouts: int  # with this step on their mask
     reward_std_within: float | None  # mean over their groups, ddof=0; None: no group of two
     trained_rollouts: int
     advantage_mean: float | None  # over trained rollouts; None: there are none
@@ -161,9 +161,9 @@ class StepMetrics:
 
 
 def step_metrics(rollouts: Rollouts, batches: Sequence[Batch]) -> list[StepMetrics]:
-    """Returns a row per step that any rollout has, in order; steps of no rollout are left out."""
+    """Returns one row per step that is on the mask of a rollout, in order."""
     mask = rollouts.mask.double()
-    spread = _spread_within(rollouts.reward.double(), rollouts.group, mask)
+    spread = _std_within_groups(rollouts.reward.double(), rollouts.group, mask)
     trained, signed, absolute = (torch.zeros_like(mask[0]) for _ in range(3))
     for batch in batches:
         is_trained = (batch.credit.weight != 0).double()
@@ -184,8 +184,8 @@ def step_metrics(rollouts: Rollouts, batches: Sequence[Batch]) -> list[StepMetri
     ]
 
 
-def _spread_within(reward: Tensor, group: Tensor, mask: Tensor) -> Tensor:
-    """Returns the deviation of reward within groups at each step; NaN where none has two.
+def _std_within_groups(reward: Tensor, group: Tensor, mask: Tensor) -> Tensor:
+    """Returns the std of reward within groups at each step; NaN if no group has two rollouts.
 
     Args:
       mask: Shape [rollout, step], as 0 and 1.

@@ -1,4 +1,4 @@
-"""One round of policy updates: credit once per batch, then microbatches of what has weight."""
+"""One round of policy updates: credit once per batch, then gradients by microbatch."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -26,22 +26,22 @@ from grpo.objective.penalty import needs_divergence
 from grpo.runtime.artifacts.files import Scratch, read_json, write_json
 from grpo.runtime.ranks import all_reduce_max, full_tensor, this_rank
 from grpo.training.audits import Auditor
-from grpo.training.batches import Batch, last_step, own_microbatches, plan_batches
+from grpo.training.batches import Batch, last_step, local_microbatches, plan_batches
 from grpo.training.frozen import (
-    FixedScores,
+    FrozenLogProbs,
+    compute_log_probs,
     divergence,
     drift_of,
     measure_drift,
-    merge_scores,
+    merge_log_probs,
     require_range_above,
-    score_steps,
 )
 from grpo.training.metrics import Tally, UpdateMetrics, update_metrics
 from grpo.types import Cost, Credit, Rollouts
 
-# Nats per dimension by which sampled steps may have moved on average when a round ends: beyond it
-# a probability ratio overflows float32.
-LARGEST_MOVE = 88.0
+# Largest mean change of a sampled step's log-prob over a round, in nats per dimension: beyond it a
+# probability ratio overflows float32.
+LARGEST_CHANGE = 88.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,57 +55,57 @@ class TrainingSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """A round before its updates: what is trained, how, and on which rollouts."""
+    """The inputs of a round's updates."""
 
     policy: Policy[Any]
     optimizer: PreciseAdamW
     objective: Objective
     objective_state: State
-    reference: Policy[Any] | None = None  # the base policy, if a link compares with it
+    reference: Policy[Any] | None = None  # the base policy, if a link needs it
     settings: TrainingSettings
     trajectory: Trajectory
-    rollouts: Rollouts  # row by row with the trajectory
-    first_update: int  # updates that the arm has behind it
+    rollouts: Rollouts  # the same rows as the trajectory
+    first_update: int  # number of updates of the arm before this round
     generator: Generator
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedRound:
-    """What a round leaves besides the policy's weights and its optimizer."""
+    """The results of a round, besides the policy's weights and its optimizer state."""
 
     metrics: list[UpdateMetrics]
     batches: list[Batch]
     objective_state: State
     drift_max: float  # nats, between sampler and trainer before any update
-    audit_cost: Cost  # beside the policy's own
+    audit_cost: Cost  # not part of the policy's cost
 
 
 @dataclass(frozen=True, kw_only=True)
 class Loss:
-    """What the loss of a round's batches is computed from."""
+    """The inputs of the loss that are shared by a round's batches."""
 
     policy: Policy[Any]
     objective: Objective
-    trajectory: Trajectory  # as updates score it
-    proximal: FixedScores | None  # None: the policy as it is now
-    reference: FixedScores | None  # None: no link compares with the base policy
+    trajectory: Trajectory  # with the routing to replay, if any
+    proximal: FrozenLogProbs | None  # None: the current policy
+    reference: FrozenLogProbs | None  # None: no link needs the base policy
     tokens_per_microbatch: int
 
 
 def train_round(
     given: Round, *, scratch: Scratch, progress: Callable[[int, int], None]
 ) -> TrainedRound:
-    """Updates the policy on one round's rollouts; continues from `scratch` bit-identically.
+    """Updates the policy on one round's rollouts; resumes from `scratch` bit-identically.
 
     Args:
-      progress: Called with the updates done and their number.
+      progress: Called with the number of finished updates and the total.
 
     Raises:
       DivergedError: If an advantage, loss, gradient, weight or log-prob is not finite.
     """
     plan = _prepare(given)
     metrics = _resume(given, plan.auditor, scratch)
-    with _rows_so_far(metrics):
+    with _attach_metrics(metrics):
         for index in range(len(metrics), len(plan.batches)):
             progress(index, len(plan.batches))
             metrics.append(
@@ -120,7 +120,7 @@ def train_round(
                 )
             )
             is_due = (index + 1) % given.settings.updates_per_checkpoint == 0
-            # Not after an update that scores itself: a resume could not tell its drift any more.
+            # Not after an update that is its own proximal policy: the drift could not be resumed.
             if is_due and plan.loss.proximal is not None:
                 _checkpoint(scratch, given, plan.auditor, metrics)
         _require_usable(plan.loss, plan.batches[-1], update=metrics[-1].update)
@@ -135,8 +135,8 @@ def train_round(
 
 
 @contextmanager
-def _rows_so_far(metrics: list[UpdateMetrics]) -> Iterator[None]:
-    """Adds the updates so far to a DivergedError of the block."""
+def _attach_metrics(metrics: list[UpdateMetrics]) -> Iterator[None]:
+    """Adds the metrics of finished updates to a DivergedError raised in the block."""
     try:
         yield
     except DivergedError as error:
@@ -145,30 +145,30 @@ def _rows_so_far(metrics: list[UpdateMetrics]) -> Iterator[None]:
 
 @torch.no_grad()
 def _require_usable(loss: Loss, batch: Batch, *, update: int) -> None:
-    """Raises DivergedError if the last update left a policy without usable log-probs.
+    """Raises DivergedError if log-probs after the last update are not finite or changed too much.
 
-    Looked at on one microbatch of that update. Its FLOPs count for no cost: it trains nothing.
+    One microbatch of that update is checked. Its FLOPs are not counted: it does not train.
     """
     kept = batch.credit.weighted_rows
     if len(kept) == 0:
         return
     policy, trajectory = loss.policy, loss.trajectory
     widths = policy.widths(trajectory, batch.rows[kept], batch.credit.weight[kept] != 0)
-    rows = kept[own_microbatches(widths, loss.tokens_per_microbatch)[0].rows]
+    rows = kept[local_microbatches(widths, loss.tokens_per_microbatch)[0].rows]
     num_steps = last_step(batch.credit.weight[rows])
     needed = batch.credit.weight[rows, :num_steps] != 0
     cost = policy.cost
-    scores = policy.score(trajectory.select(batch.rows[rows], num_steps), needed)
+    log_probs = policy.score(trajectory.select(batch.rows[rows], num_steps), needed)
     policy.cost = cost
-    dimensions = 1 if scores.mean is None else scores.mean[0].numel()
+    dimensions = 1 if log_probs.mean is None else log_probs.mean[0].numel()
     before = batch.rollouts.behavior_logp[rows, :num_steps]
-    moved = float((scores.logp.cpu() - before)[needed].abs().mean()) / dimensions
+    moved = float((log_probs.logp.cpu() - before)[needed].abs().mean()) / dimensions
     (furthest,) = all_reduce_max([moved if math.isfinite(moved) else math.inf])
     require_finite_numbers(update, {"change of the log-probs of sampled steps": furthest})
-    if furthest > LARGEST_MOVE:
+    if furthest > LARGEST_CHANGE:
         raise DivergedError(
             f"update {update}: log-probs of sampled steps change by {furthest:.3g} nats, more than "
-            f"{LARGEST_MOVE:g}"
+            f"{LARGEST_CHANGE:g}"
         )
 
 
@@ -184,7 +184,7 @@ class _Plan:
 
 
 def _prepare(given: Round) -> _Plan:
-    """Returns the plan of a round; a single update is its own proximal policy."""
+    """Returns the plan of a round; with a single update, the current policy is the proximal one."""
     batches, state = plan_batches(
         given.objective,
         given.rollouts,
@@ -194,16 +194,16 @@ def _prepare(given: Round) -> _Plan:
     )
     replayed = given.policy.replayed(given.trajectory)
     auditor = Auditor(given.objective, given.settings.updates_per_audit)
-    score = partial(_score_round, given, replayed, batches, auditor)
-    scores_itself = len(batches) == 1 and replayed is given.trajectory
-    proximal = None if scores_itself else score(given.policy)
+    frozen = partial(_round_log_probs, given, replayed, batches, auditor)
+    is_own_proximal = len(batches) == 1 and replayed is given.trajectory
+    proximal = None if is_own_proximal else frozen(given.policy)
     return _Plan(
         loss=Loss(
             policy=given.policy,
             objective=given.objective,
             trajectory=replayed,
             proximal=proximal,
-            reference=score(given.reference) if given.reference else None,
+            reference=frozen(given.reference) if given.reference else None,
             tokens_per_microbatch=given.settings.tokens_per_microbatch,
         ),
         batches=batches,
@@ -216,7 +216,7 @@ def _prepare(given: Round) -> _Plan:
 def _checkpoint(
     scratch: Scratch, given: Round, auditor: Auditor, metrics: list[UpdateMetrics]
 ) -> None:
-    """Stores everything that the updates so far have changed."""
+    """Stores the state that the finished updates have changed."""
     trained = gather_trained(given.policy.model, given.optimizer)
 
     def write(directory: Path) -> None:
@@ -230,7 +230,7 @@ def _checkpoint(
 
 
 def _resume(given: Round, auditor: Auditor, scratch: Scratch) -> list[UpdateMetrics]:
-    """Loads the newest checkpoint, if there is one; returns the metrics of its updates."""
+    """Loads the newest checkpoint, if there is one, and returns the metrics of its updates."""
     latest = scratch.latest()
     if latest is None:
         return []
@@ -241,30 +241,30 @@ def _resume(given: Round, auditor: Auditor, scratch: Scratch) -> list[UpdateMetr
     return [UpdateMetrics(**each) for each in read_json(directory / "metrics.json")]
 
 
-def _score_round(
+def _round_log_probs(
     given: Round,
     trajectory: Trajectory,
     batches: list[Batch],
     auditor: Auditor,
     policy: Policy[Any],
-) -> FixedScores:
-    """Returns a policy's scores of what is trained on and of what only audits look at."""
+) -> FrozenLogProbs:
+    """Returns a policy's log-probs of the trained steps and of the steps that only audits need."""
     needed = torch.zeros(trajectory.mask.shape)
     for batch in batches:
         needed[batch.rows] = batch.credit.weight
-    score = partial(
-        score_steps,
+    compute = partial(
+        compute_log_probs,
         policy,
         trajectory,
         tokens_per_microbatch=given.settings.tokens_per_microbatch,
         keeps_means=needs_divergence(given.objective),
     )
-    scores = score(needed)
-    audited = auditor.unscored(batches, given.first_update, needed)
-    # Apart: in the same microbatches, the rows of an audit would change the bits of the others.
-    with auditor.counted_apart(policy):
-        beside = score(audited)
-    return merge_scores(scores, beside)
+    log_probs = compute(needed)
+    audited = auditor.audit_only_weights(batches, given.first_update, needed)
+    # Computed separately: in shared microbatches, rows of an audit would change the others' bits.
+    with auditor.counting_as_audit(policy):
+        audit_log_probs = compute(audited)
+    return merge_log_probs(log_probs, audit_log_probs)
 
 
 def run_update(
@@ -277,11 +277,11 @@ def run_update(
     auditor: Auditor | None = None,
     drifts: list[float] | None = None,
 ) -> UpdateMetrics:
-    """Takes one optimizer step on what has weight in the batch; none if nothing has.
+    """Takes one optimizer step on the steps of nonzero weight; no step if there are none.
 
     Args:
-      auditor: Compares the gradient with that of the full credit where it is due.
-      drifts: If the loss has no proximal scores, gets the drift that is measured before the step.
+      auditor: Compares the gradient with that of the full credit if an audit is due.
+      drifts: If `loss.proximal` is None, the drift measured before the step is appended.
 
     Raises:
       DivergedError: If a number of the update is not finite.
@@ -301,7 +301,7 @@ def run_update(
     norm = torch.nn.utils.get_total_norm([w.grad for w in weights if w.grad is not None])
     length = full_tensor(norm)
     require_finite_numbers(update, {"loss": tally.loss, "gradient norm": float(length)})
-    if length > max_grad_norm:  # `clip_grad_norm_` multiplies by 1 as well
+    if length > max_grad_norm:  # otherwise `clip_grad_norm_` would multiply by 1
         torch.nn.utils.clip_grads_with_norm_(weights, max_grad_norm, norm)
     take_step(optimizer, update)
     policy.cost += Cost(trained_steps=tally.steps)
@@ -323,10 +323,10 @@ def _require_finite_credit(credit: Credit, update: int) -> None:
 
 
 def add_gradient(loss: Loss, batch: Batch, credit: Credit) -> Tally:
-    """Adds the gradient of a batch to the parameters' own; forwards only what has weight.
+    """Accumulates the gradient of a batch; computes only steps of nonzero weight.
 
     Args:
-      credit: The batch's, or the one before a selection.
+      credit: The credit of the batch, or its full credit for an audit.
     """
     tally = Tally()
     kept = credit.weighted_rows
@@ -335,38 +335,38 @@ def add_gradient(loss: Loss, batch: Batch, credit: Credit) -> Tally:
     policy, trajectory, objective = loss.policy, loss.trajectory, loss.objective
     widths = policy.widths(trajectory, batch.rows[kept], credit.weight[kept] != 0)
     with counted_together(policy):
-        for share in own_microbatches(widths, loss.tokens_per_microbatch):
+        for share in local_microbatches(widths, loss.tokens_per_microbatch):
             rows = kept[share.rows]
             num_steps = last_step(credit.weight[rows])
             needed = credit.weight[rows, :num_steps] != 0
             of_round = batch.rows[rows]
             selected = trajectory.select(of_round, num_steps)
-            scores, noise = policy.score(selected, needed), selected.noise
+            log_probs, noise = policy.score(selected, needed), selected.noise
             if not share.counts:
-                (0.0 * scores.logp).sum().backward()  # what other ranks compute needs this one
+                (0.0 * log_probs.logp).sum().backward()  # collectives need a call from every rank
                 continue
-            device = scores.logp.device
+            device = log_probs.logp.device
             cut = credit.select(rows, num_steps)
             part = Credit(advantage=cut.advantage.to(device), weight=cut.weight.to(device))
             behavior = batch.rollouts.behavior_logp[rows, :num_steps].to(device)
-            start = scores.detach()
+            start = log_probs.detach()
             if loss.proximal:
                 start = loss.proximal.part(of_round, needed, device)
             base = loss.reference.part(of_round, needed, device) if loss.reference else None
             terms = loss_terms(
                 objective,
-                logp=scores.logp,
+                logp=log_probs.logp,
                 proximal_logp=start.logp,
                 reference_logp=base.logp if base else None,
-                proximal_kl=divergence(scores, start, needed),
-                reference_kl=divergence(scores, base, needed) if base else None,
+                proximal_kl=divergence(log_probs, start, needed),
+                reference_kl=divergence(log_probs, base, needed) if base else None,
                 noise=noise,
                 behavior_logp=behavior,
                 credit=part,
             )
             value = scalar_loss(terms, part)
             value.backward()
-            tally.add(terms, value, scores.logp.detach(), start.logp)
+            tally.add(terms, value, log_probs.logp.detach(), start.logp)
             if loss.proximal is None:
                 tally.add_drift(drift_of(objective, start.logp, behavior, part, noise))
     tally.add_ranks()

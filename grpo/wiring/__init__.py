@@ -1,1 +1,1 @@
-"""The only place where parameters become components."""
+"""Construction of components from parameters; no other package does this."""

@@ -1,4 +1,4 @@
-"""Curricula and selections from parameters, and whether anything reads the profile."""
+"""Construction of curricula and selections from parameters, and their dependency on the profile."""
 
 from collections.abc import Callable, Sequence, Set
 from pathlib import Path
@@ -23,20 +23,21 @@ def build_curriculum(specs: list[LinkSpec], arm: str) -> list[CurriculumStep]:
     """Returns an arm's curriculum steps.
 
     Raises:
-      ParameterError: If one is unknown or its settings are wrong, or a decision has no owner.
+      ParameterError: If a step is unknown or its settings are wrong, or no step sets group sizes or
+        phases.
     """
     where = f"arms.{arm}.curriculum"
     steps = [step for _, step in build_listed(specs, CURRICULUM_STEPS, where)]
     with located(f"{PARAMS}: {where}"):
-        curriculum.require_owners(steps)
+        curriculum.require_sizes_and_phases(steps)
     return steps
 
 
 def build_selection(specs: list[LinkSpec], arm: str) -> Selection:
-    """Returns an arm's selection, its steps composed.
+    """Returns the composed selection steps of an arm.
 
     Raises:
-      ParameterError: If one is unknown or its settings are wrong.
+      ParameterError: If a step is unknown or its settings are wrong.
     """
     return selection.compose(
         *(each for _, each in build_listed(specs, SELECTION_STEPS, _path(arm)))
@@ -44,18 +45,18 @@ def build_selection(specs: list[LinkSpec], arm: str) -> Selection:
 
 
 def inputs_of_selection(params: Parameters, arm: str, profile: Path) -> dict[str, Any]:
-    """Returns what an arm's rollouts depend on only if its selection asks for it.
+    """Returns the inputs of an arm's rollouts that only some selections read.
 
-    The rollout stage depends on this instead of on the reward and the profile, so that other arms
-    do not sample again when those change.
+    The rollout stage depends on these values instead of on the reward and the profile, so that
+    other arms do not resample when the reward or the profile changes.
 
     Args:
-      profile: The profile's rollouts.
+      profile: Directory of the profile's rollouts.
     """
     sampling = params.find_arm(arm).sampling
     selection = build_selection(params.find_arm(arm).selection, arm)
     inputs: dict[str, Any] = {}
-    # What shapes the reward is no part of what is judged.
+    # The penalty shapes the reward; it does not affect outcomes.
     if params.modality.judges_while_sampling(sampling) or not selection.keeps_uniform:
         inputs["reward"] = params.reward.model_dump(mode="json", exclude={"unfinished_penalty"})
     if selection.reuses_profile:
@@ -81,20 +82,20 @@ def check_selection(params: Parameters, name: str, curriculum: Sequence[Link]) -
         if candidates is not None:
             with located(f"{PARAMS}: {_path(name)}"):
                 require_candidates(selection, int(candidates))
-        families = getattr(params.task, "families", None)  # None: only its files know
+        families = getattr(params.task, "families", None)  # None: they are in the task's files
         if link.name == "stage_by_family" and families is not None:
             _check_families({*families}, link, f"arms.{name}.curriculum")
 
 
 def _require_draws_of_profile(params: Parameters, name: str) -> None:
-    """Raises ParameterError unless an arm draws its rollouts as the profile does."""
+    """Raises ParameterError unless an arm has the sampling settings of the profile."""
     sampling, profiled = params.find_arm(name).sampling, params.evaluation.sampling
     if unlike := params.modality.find_unlike_profile(sampling, profiled):
         raise ParameterError(f"{PARAMS}: arms.{name}.{unlike}")
 
 
 def _check_families(families: Set[str], link: Link, where: str) -> None:
-    """Raises ParameterError if a stage is of no family of the task, or a family has none."""
+    """Raises ParameterError unless stage_by_family names exactly the families of the task."""
     stages = split_order(str(link.settings["order"]))
     if set(stages) != families:
         raise ParameterError(
@@ -108,7 +109,7 @@ def _path(arm: str) -> str:
 
 
 def is_profile_needed(params: Parameters) -> bool:
-    """Returns whether the profile must be drawn: some arm reads it, or the parameters ask for it.
+    """Returns whether the profile must be sampled: an arm reads it, or `profile.when` is always.
 
     Raises:
       ParameterError: If an arm's curriculum or selection is wrong.
@@ -117,7 +118,7 @@ def is_profile_needed(params: Parameters) -> bool:
 
 
 def reads_profile(params: Parameters, arm: str) -> bool:
-    """Returns whether an arm's curriculum looks at outcome rates, or it trains on the rollouts.
+    """Returns whether an arm reads the profile's outcome rates or trains on its rollouts.
 
     Raises:
       ParameterError: If the arm's curriculum or selection is wrong.

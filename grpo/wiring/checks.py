@@ -1,4 +1,4 @@
-"""The composition rules, read on a whole parameter file."""
+"""Application of the composition rules to a parameter file."""
 
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from grpo.wiring.objectives import build_objective, list_objective
 
 
 class Finding(NamedTuple):
-    """A composition rule that a parameter file meets, with the path of what causes it."""
+    """A violation of a composition rule, with the path of the parameter that causes it."""
 
     rule: str
     severity: Severity
@@ -28,10 +28,10 @@ class Finding(NamedTuple):
 
 
 def findings(params: Parameters) -> list[Finding]:
-    """Returns every composition rule that the parameters meet, errors first.
+    """Returns all violations of composition rules, errors first.
 
     Raises:
-      ParameterError: If a component is wrong, or a round asks for a phase that there will not be.
+      ParameterError: If a component is wrong, or the curriculum does not have a round's phase.
     """
     found = []
     for name, arm in params.arms.items():
@@ -48,7 +48,7 @@ def findings(params: Parameters) -> list[Finding]:
 
 
 def _plan(params: Parameters, name: str, arm: Arm) -> tuple[dict[str, str], Plan]:
-    """Returns what the rules may know of an arm, and the path of each of its components."""
+    """Returns the path of each component of an arm by name, and the facts that rules read."""
     objective, chained = list_objective(arm.objective, name), build_objective(arm.objective, name)
     curriculum = build_curriculum(arm.curriculum, name)
     paths = {link.name: path for path, each in objective for link in each.links}
@@ -72,7 +72,7 @@ def _plan(params: Parameters, name: str, arm: Arm) -> tuple[dict[str, str], Plan
 
 
 def _check_phases(params: Parameters, name: str) -> None:
-    """Raises if a round of the arm asks for a phase that its curriculum will not have."""
+    """Raises if the phase of a round exceeds the phases of the arm's curriculum."""
     steps = build_curriculum(params.find_arm(name).curriculum, name)
     phases = max(each.phases for each in steps)
     for each in params.rounds_of(name):
@@ -85,7 +85,7 @@ def _check_phases(params: Parameters, name: str) -> None:
 
 
 def _check_updates(params: Parameters, name: str, plan: Plan) -> None:
-    """Raises if an arm asks for more updates per round than a round can have groups."""
+    """Raises if an arm has more updates per round than a round can have groups."""
     budget = build_selection(params.find_arm(name).selection, name).budget
     prompts = [budget.prompts] if budget else []
     for link in plan.curriculum:
@@ -100,13 +100,13 @@ def _check_updates(params: Parameters, name: str, plan: Plan) -> None:
 
 
 def _has_binary_reward(params: Parameters) -> bool:
-    """Returns whether rewards take two values."""
+    """Returns whether rewards take only two values."""
     reward = params.reward
     return reward.maximize == "outcome" and reward.unfinished_penalty == 0
 
 
 def _dropouts(params: Parameters) -> frozenset[str]:
-    """Returns the paths of every dropout that is on."""
+    """Returns the parameter paths of all dropouts above 0."""
     on = {
         f"{name}.{key}"
         for name, config in params.policy.fresh_configs().items()

@@ -1,4 +1,4 @@
-"""Engines from parameters: who does a stage's work, and what workers are told before they do."""
+"""Construction of engines from parameters, and the setup that their workers receive."""
 
 import os
 import sys
@@ -17,7 +17,7 @@ from grpo.runtime.executors.gpus import visible_gpus
 from grpo.runtime.executors.processes import ProcessPool
 from grpo.schema import PARAMS, Positive, Strict
 
-Make = Callable[[str], Work]  # from a setup as JSON; a function of a module
+Make = Callable[[str], Work]  # a module-level function that takes a setup as JSON
 
 
 def _digest_code() -> str:
@@ -25,11 +25,11 @@ def _digest_code() -> str:
 
 
 class Setup(Strict):
-    """What a stage's work depends on, as plain data."""
+    """The setup of a worker, as plain data."""
 
-    params: Parameters  # the stage's own: the file may have changed since
+    params: Parameters  # as the stage read them: the file may have changed since
     code: str = Field(default_factory=_digest_code)
-    sharing: Positive = 1  # workers that share a host's processors
+    sharing: Positive = 1  # number of workers that share a host's processors
 
 
 SetupT = TypeVar("SetupT", bound=Setup)
@@ -37,28 +37,28 @@ SetupT = TypeVar("SetupT", bound=Setup)
 
 @contextmanager
 def open_engine(make: Make, setup: Setup) -> Iterator[Engine]:
-    """Yields what does a stage's jobs as `sampling` says; its workers end with the block.
+    """Yields the engine that `sampling.engine` names; its workers end with the block.
 
     Raises:
-      ParameterError: If workers are to have a GPU each and there are too few.
+      ParameterError: If every worker needs a GPU and there are too few.
       EngineError: If no Ray cluster answers at RAY_ADDRESS.
-      MissingExtraError: If Ray is asked for and not installed.
+      MissingExtraError: If the engine is Ray and Ray is not installed.
     """
     with ENGINES[setup.params.sampling.engine](make, setup) as engine:
         yield engine
 
 
 def receive(kind: type[SetupT], line: str) -> SetupT:
-    """Returns the setup in a line.
+    """Returns the setup that a stage sent as a line of JSON.
 
     Raises:
-      ArtifactError: If it is that of other code.
+      ArtifactError: If the code of the stage differs from the code of this worker.
     """
     setup = kind.model_validate_json(line)
     if setup.code != _digest_code():
         raise ArtifactError(
-            f"{Path.cwd()}: grpo/ or stages/ is not what the stage has started with; rerun it, and "
-            "let every host see the same files"
+            f"{Path.cwd()}: grpo/ and stages/ must be those that the stage started with; rerun it, "
+            "and give every host the same files"
         )
     return setup
 
@@ -80,7 +80,7 @@ def _on_processes(make: Make, setup: Setup) -> Iterator[Engine]:
 
 @contextmanager
 def _on_ray(make: Make, setup: Setup) -> Iterator[Engine]:
-    # Imported here: an extra, and a second.
+    # Imported here: Ray is an optional package, and its import takes a second.
     from grpo.runtime.executors.ray_cluster import ADDRESS, RayPool, connected
 
     params = setup.params
@@ -110,15 +110,15 @@ def _shared(setup: Setup, sharing: int) -> str:
 
 
 def _environment(params: Parameters) -> dict[str, str]:
-    """Returns what a worker's environment must say: bytes may depend on the number of threads."""
+    """Returns the environment of a worker: results may depend on the number of threads."""
     return {"OMP_NUM_THREADS": str(params.machine.threads)}
 
 
 def _gpus_of_workers(params: Parameters) -> tuple[str, ...]:
-    """Returns the GPUs of this host that workers take, one each.
+    """Returns the GPUs of this host for the workers, one each.
 
     Raises:
-      ParameterError: If there are too few.
+      ParameterError: If there are too few GPUs.
     """
     if params.machine.device != "cuda":
         return ()

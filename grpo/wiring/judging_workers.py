@@ -1,29 +1,29 @@
-"""What judges a stage's rollouts, wherever that is done."""
+"""Setup of a judging worker."""
 
 from pathlib import Path
 
 from grpo.runtime.artifacts.tables import PROMPTS, read_table
 from grpo.runtime.executors.base import Work
-from grpo.sampling.scoring import judging
+from grpo.sampling.scoring import judging_skill
 from grpo.schema import DATA
 from grpo.wiring.executors import Setup, receive
 from grpo.wiring.rewards import build_reward
 
 
-class Judging(Setup):
-    """What judging depends on beside the parameters."""
+class JudgingSetup(Setup):
+    """The setup of a worker that judges."""
 
     prompts: Path  # schema PROMPTS
 
 
-def make_judging(line: str) -> Work:
-    """Returns the work of a stage that judges.
+def make_judging_work(line: str) -> Work:
+    """Returns the skills of a judging worker.
 
     Raises:
-      ArtifactError: If the prompts are broken, or the code is not the stage's.
+      ArtifactError: If the prompts are invalid, or the code differs from the stage's.
       MissingExtraError: If the judge's package is not installed.
       ParameterError: If the judge's model cannot be loaded.
     """
-    setup = receive(Judging, line)
+    setup = receive(JudgingSetup, line)
     rule = build_reward(setup.params, DATA)
-    return Work({"judge": judging(rule, read_table(setup.prompts, PROMPTS))})
+    return Work({"judge": judging_skill(rule, read_table(setup.prompts, PROMPTS))})

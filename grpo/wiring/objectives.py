@@ -1,4 +1,4 @@
-"""Objectives from parameters."""
+"""Construction of objectives from parameters."""
 
 from grpo.errors import ParameterError
 from grpo.objective.base import Objective, chain
@@ -11,7 +11,7 @@ def build_objective(specs: list[LinkSpec], arm: str) -> Objective:
     """Returns the chain of an arm's links and algorithms.
 
     Raises:
-      ParameterError: If one is unknown or its settings are wrong.
+      ParameterError: If a link is unknown or its settings are wrong.
     """
     try:
         return chain(*(each for _, each in list_objective(specs, arm)))
@@ -23,6 +23,6 @@ def list_objective(specs: list[LinkSpec], arm: str) -> list[tuple[str, Objective
     """Returns an arm's links and algorithms, each with its parameter path.
 
     Raises:
-      ParameterError: If one is unknown or its settings are wrong.
+      ParameterError: If a link is unknown or its settings are wrong.
     """
     return build_listed(specs, {**LINKS, **ALGORITHMS}, f"arms.{arm}.objective")

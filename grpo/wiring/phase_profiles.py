@@ -1,4 +1,4 @@
-"""What the profile measures of the phases of steps."""
+"""Measurements of the profile by phase of steps."""
 
 from pathlib import Path
 
@@ -18,12 +18,12 @@ from grpo.wiring.policies import draws_of_profile, load_policy
 def profile_steps(
     params: Parameters, directory: Path, batch: SampledBatch, rewards: pd.DataFrame
 ) -> tuple[dict[str, object], Cost]:
-    """Returns where along the profile's rollouts the signal is, and what it cost to measure.
+    """Returns the metrics by phase of the profile's rollouts, and the cost of measuring them.
 
-    Nothing if steps have no phases.
+    Empty if steps have no phases.
 
     Args:
-      directory: The base policy's.
+      directory: Directory of the base policy.
       rewards: Schema REWARDS, of the same rollouts.
     """
     names = [each.name for each in params.modality.phases(params.policy)]

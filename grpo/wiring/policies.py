@@ -1,4 +1,4 @@
-"""Policies from parameters: how they are made, loaded and drawn from, and their optimizer."""
+"""Construction of policies, of their sampling settings and of their optimizer from parameters."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,33 +18,33 @@ if TYPE_CHECKING:
 
 
 def draws_of_round(params: Parameters, name: str) -> Any:
-    """Returns how a round draws its rollouts, and scores them."""
+    """Returns the sampling settings of a round, which also define its log-probs."""
     arm = params.find_round(name).arm
     return draws_of_arm(params, arm, rounds_behind=_rounds_behind(params, name))
 
 
 def draws_of_arm(params: Parameters, arm: str, *, rounds_behind: int = 0) -> Any:
-    """Returns how an arm draws the rollouts of a round.
+    """Returns the sampling settings of an arm's round.
 
     Args:
-      rounds_behind: Rounds of the same arm that the round goes on from.
+      rounds_behind: Number of earlier rounds of the same arm in the round's chain.
     """
     sampling = params.find_arm(arm).sampling
     return params.modality.round_draws(params.policy, sampling, rounds_behind=rounds_behind)
 
 
 def draws_of_profile(params: Parameters) -> Any:
-    """Returns how the profile draws: as evaluation does, several rollouts per prompt."""
+    """Returns the sampling settings of the profile: those of evaluation, without greedy."""
     return params.modality.profile_draws(params.policy, params.evaluation.sampling)
 
 
 def draws_of_evaluation(params: Parameters) -> dict[str, Any]:
-    """Returns how evaluation draws: greedily, where there is such a thing, and at random."""
+    """Returns the sampling settings of evaluation: random, and greedy if the policy supports it."""
     return params.modality.evaluation_draws(params.policy, params.evaluation.sampling)
 
 
 def _rounds_behind(params: Parameters, name: str) -> int:
-    """Returns how many rounds of the same arm a round goes on from."""
+    """Returns the number of earlier rounds of the same arm in a round's chain."""
     arm, behind = params.rounds[name].arm, 0
     while (name := params.rounds[name].start) != BASE and params.rounds[name].arm == arm:
         behind += 1
@@ -66,11 +66,11 @@ def load_policy(params: Parameters, *, base: Path, directory: Path, draws: Any) 
     """Returns the policy of a directory, on the machine's device, without dropout.
 
     Args:
-      base: The base policy's directory; `directory`, if it is another, holds what changed.
-      draws: How it draws, and so what it scores.
+      base: The base policy's directory; a different `directory` holds only changed weights.
+      draws: Sampling settings, which also define log-probs.
 
     Raises:
-      ArtifactError: If a file is missing or broken, or may run code.
+      ArtifactError: If a file is missing or invalid, or may run code.
     """
     require_inert(base)
     require_inert(directory)
@@ -86,15 +86,15 @@ def load_sampler(
     judge: Judgement | None = None,
     sharing: int = 1,
 ) -> Policy[Any]:
-    """Returns the policy of a directory to draw rollouts from.
+    """Returns the policy of a directory for sampling.
 
     Args:
-      judge: Of what is looked at on the way to a rollout.
-      sharing: Policies that share this host's processors.
+      judge: Judges intermediate samples, if sampling depends on their rewards.
+      sharing: Number of policies that share this host's processors.
 
     Raises:
-      ArtifactError: If a file is missing or broken, or may run code.
-      MissingExtraError: If vLLM is asked for and not installed.
+      ArtifactError: If a file is missing or invalid, or may run code.
+      MissingExtraError: If the sampler is vLLM and vLLM is not installed.
     """
     require_inert(base)
     require_inert(directory)
@@ -104,10 +104,10 @@ def load_sampler(
 
 
 def stored_layout(params: Parameters, base: Path) -> Layout:
-    """Returns what is stored of rollouts, without loading the policy that draws them.
+    """Returns the layout of stored rollouts without loading the policy.
 
     Raises:
-      ArtifactError: If the base policy is none of a known class.
+      ArtifactError: If the class of the base policy is unknown.
     """
     return params.modality.layout(params.policy, base)
 
@@ -119,5 +119,5 @@ def make_optimizer(model: nn.Module, training: Training) -> PreciseAdamW:
         lr=training.learning_rate,
         betas=training.betas,
         weight_decay=training.weight_decay,
-        fused=True,  # one pass over each parameter, not one per operation
+        fused=True,  # one pass over each parameter instead of one per operation
     )

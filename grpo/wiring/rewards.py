@@ -1,4 +1,4 @@
-"""Judges and rewards from parameters."""
+"""Construction of judges and rewards from parameters."""
 
 from pathlib import Path
 from typing import Any
@@ -12,19 +12,19 @@ from grpo.rewards.base import JudgeInputs, TextJudge, Viewer
 from grpo.sampling.scoring import RewardRule, rejected_gold_answers
 from grpo.schema import DATA, PARAMS
 
-MOST_GOLD_ANSWERS = 256  # that are judged, of a table
-MOST_REJECTED = 0.1  # of them: above it a run would be wasted
+MOST_GOLD_ANSWERS = 256  # judged per table
+MOST_REJECTED = 0.1  # largest accepted fraction of rejected gold answers
 
 
 def build_reward(params: Parameters, data: Path) -> RewardRule:
-    """Returns how rollouts are judged.
+    """Returns the reward rule with its judge loaded.
 
     Args:
-      data: Where `reward.model` is, if it is a directory.
+      data: Parent directory of `reward.model`, if that is a directory.
 
     Raises:
       MissingExtraError: If the judge's package is not installed.
-      ParameterError: If the judge's model cannot be loaded, or its device is not there.
+      ParameterError: If the judge's model cannot be loaded, or its device is missing.
     """
     reward = params.reward
     return RewardRule(
@@ -46,8 +46,8 @@ def check_gold_answers(params: Parameters, *tables: pd.DataFrame) -> str | None:
 
     Raises:
       MissingExtraError: If the judge's package is not installed.
-      ParameterError: If it rejects more than MOST_REJECTED of them: such prompts teach that right
-        answers are wrong.
+      ParameterError: If it rejects more than MOST_REJECTED of them: such prompts reward wrong
+        answers.
     """
     reward = params.reward
     if find_judge(reward.judge).reads != "text":
@@ -62,11 +62,11 @@ def check_gold_answers(params: Parameters, *tables: pd.DataFrame) -> str | None:
     outcome = f"{first['status']} {first['score']:g} {first['detail']}".rstrip()
     sentence = (
         f"{PARAMS}: reward.judge {reward.judge} rejects the gold answers of {len(rejected)} of "
-        f"{len(tried)} prompts that were tried; the first is prompt {first['prompt_id']}, answer "
+        f"{len(tried)} tested prompts; the first is prompt {first['prompt_id']}, answer "
         f"{brief(repr(first['answer']))}, {outcome}"
     )
     if len(rejected) > MOST_REJECTED * len(tried):
-        raise ParameterError(f"{sentence}; take another judge or mend the answers")
+        raise ParameterError(f"{sentence}; use another judge or correct the answers")
     return sentence
 
 

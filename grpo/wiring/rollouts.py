@@ -1,4 +1,4 @@
-"""What a round may sample, and where its rollouts come from, from parameters and artifacts."""
+"""The candidates of a round and the source of its rollouts, from parameters and artifacts."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,17 +15,17 @@ from grpo.sampling.round_rollouts import Source, engine_source
 from grpo.schema import PARAMS
 from grpo.wiring.allocation import build_curriculum
 from grpo.wiring.policies import stored_layout
-from grpo.wiring.sampling_workers import Drawing
+from grpo.wiring.sampling_workers import SamplingSetup
 
 
 def read_candidates(
     params: Parameters, name: str, selection: Selection, *, curriculum: Path, prompts: Path
 ) -> pd.DataFrame:
-    """Returns the prompts of a round's phase in its order, with their text.
+    """Returns the prompts of a round's phase with their text, sorted by position.
 
     Raises:
       ParameterError: If there is no such phase, or it has too few prompts for the selection.
-      ArtifactError: If the curriculum is broken or of other prompts.
+      ArtifactError: If the curriculum is invalid or has other prompts.
     """
     each = params.find_round(name)
     plan, tasks = read_table(curriculum, CURRICULUM), read_table(prompts, PROMPTS)
@@ -39,7 +39,7 @@ def read_candidates(
 
 
 def _require_allocated(params: Parameters, arm: str, plan: pd.DataFrame) -> None:
-    """Raises ArtifactError if a group has another size than the arm's curriculum gives it."""
+    """Raises ArtifactError if a group's size differs from the arm's curriculum."""
     steps = build_curriculum(params.find_arm(arm).curriculum, arm)
     sizes = allocated_sizes(plan, steps)
     broken = plan[plan["rollouts"] != sizes]
@@ -47,26 +47,26 @@ def _require_allocated(params: Parameters, arm: str, plan: pd.DataFrame) -> None
         first = broken.iloc[0]
         raise ArtifactError(
             f"row {broken.index[0]} (prompt_id={first['prompt_id']!r}): column 'rollouts' must be "
-            f"{sizes[broken.index[0]]}, as arms.{arm}.curriculum says, got {first['rollouts']}; "
+            f"{sizes[broken.index[0]]}, as set by arms.{arm}.curriculum, got {first['rollouts']}; "
             "rerun the curriculum stage"
         )
 
 
 def build_source(
-    setup: Drawing,
+    setup: SamplingSetup,
     selection: Selection,
     *,
     engine: Engine,
     profile: Path,
     progress: Callable[[int, int], None],
 ) -> Source:
-    """Returns the source of a round's rollouts: its policy, or what the profile drew from it.
+    """Returns the source of a round's rollouts: its policy, or the profile's rollouts.
 
     Args:
-      engine: That the setup was opened with.
+      engine: The engine that was opened with `setup`.
 
     Raises:
-      ArtifactError: If the profile's rollouts are needed and broken.
+      ArtifactError: If the profile's rollouts are needed and invalid.
     """
     params = setup.params
     assert setup.round is not None

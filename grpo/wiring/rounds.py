@@ -1,4 +1,4 @@
-"""Everything one round of training needs, from parameters and artifacts, and what it leaves."""
+"""Loading of a training round from parameters and artifacts, and writing of its results."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -38,19 +38,19 @@ from grpo.runtime.seeds import derive_seed
 from grpo.sampling.rollouts import SUMMARY, SampledBatch, read_batch, read_passed, select_rollouts
 from grpo.schema import PARAMS
 from grpo.training.batches import explain_fewer
-from grpo.training.frozen import score_steps
+from grpo.training.frozen import compute_log_probs
 from grpo.training.metrics import step_metrics
 from grpo.training.updates import Round, TrainedRound, TrainingSettings, train_round
 from grpo.wiring.allocation import build_selection
 from grpo.wiring.objectives import build_objective
 from grpo.wiring.policies import draws_of_round, load_policy, make_optimizer
 
-LARGE_REWARD = 1e6  # from here on it is rewards, not steps, that make numbers overflow
+LARGE_REWARD = 1e6  # above it an overflow is attributed to rewards, not to the learning rate
 TABLE, TENSORS = "table.parquet", "tensors.safetensors"
 
 
 class RoundInputs(NamedTuple):
-    """Where a round's inputs lie."""
+    """Paths of a round's inputs."""
 
     base: Path  # the base policy
     start: Path  # the policy that the round starts from
@@ -60,14 +60,14 @@ class RoundInputs(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedRound:
-    """A round of the parameters, ready to be trained."""
+    """A round with its policy, rollouts and rewards loaded."""
 
     params: Parameters
     name: str
     round: Round
-    sampled: SampledBatch  # the rollouts that count, row by row with those of `round`
+    sampled: SampledBatch  # the same rows as the rollouts of `round`
     start: PolicyState
-    passed: list[str]  # prompts that were visited and are not trained on
+    passed: list[str]  # prompts that were visited but are not trained on
 
     @property
     def arm(self) -> str:
@@ -76,10 +76,10 @@ class LoadedRound:
 
 
 def load_round(params: Parameters, name: str, inputs: RoundInputs) -> LoadedRound:
-    """Returns the policy of a round's start, its optimizer, and the round's rollouts and rewards.
+    """Returns a round with its starting policy, optimizer, rollouts and rewards.
 
     Raises:
-      ArtifactError: If an artifact is broken, or rewards and rollouts do not match.
+      ArtifactError: If an artifact is invalid, or rewards and rollouts do not match.
     """
     each = params.find_round(name)
     arm = params.find_arm(each.arm)
@@ -95,7 +95,7 @@ def load_round(params: Parameters, name: str, inputs: RoundInputs) -> LoadedRoun
     if any("penalty" in kinds for kinds in penalties):
         draws = params.modality.reference_draws(draws)
         reference = load_policy(params, base=inputs.base, directory=inputs.base, draws=draws)
-    sampled, judged, passed = read_counted(
+    sampled, judged, passed = read_trainable_rollouts(
         policy.layout, inputs.rollouts, inputs.rewards, params.reward
     )
     group = torch.tensor(sampled.table["group"].to_numpy())
@@ -105,10 +105,10 @@ def load_round(params: Parameters, name: str, inputs: RoundInputs) -> LoadedRoun
     settings = training_settings(arm.training)
     reference_logp = None
     if reference and any("reward penalty" in kinds for kinds in penalties):
-        scores = score_steps(
+        frozen = compute_log_probs(
             reference, trajectory, trajectory.mask.float(), settings.tokens_per_microbatch
         )
-        reference_logp = scores.logp
+        reference_logp = frozen.logp
     rollouts = make_rollouts(
         trajectory,
         behavior_logp,
@@ -141,21 +141,21 @@ def load_round(params: Parameters, name: str, inputs: RoundInputs) -> LoadedRoun
 def train_loaded(
     loaded: LoadedRound, *, scratch: Scratch, progress: Callable[[int, int], None]
 ) -> TrainedRound:
-    """Trains a round; continues from `scratch` bit-identically.
+    """Trains a round; resumes from `scratch` bit-identically.
 
     Args:
-      progress: Called with the updates done and their number.
+      progress: Called with the number of finished updates and the total.
 
     Raises:
-      DivergedError: If a number of an update is not finite; it names what to lower.
+      DivergedError: If a number of an update is not finite; the message names a parameter to lower.
     """
-    with objective_named(loaded.arm), _remedy_named(loaded):
+    with located_in_objective(loaded.arm), _add_remedy(loaded):
         return train_round(loaded.round, scratch=scratch, progress=progress)
 
 
 @contextmanager
-def objective_named(arm: str) -> Iterator[None]:
-    """Puts the path of an arm's objective before a rule that shows at run time (U27)."""
+def located_in_objective(arm: str) -> Iterator[None]:
+    """Prepends the path of an arm's objective to a rule that is checked at run time (U27)."""
     try:
         yield
     except UnsoundError as error:
@@ -163,8 +163,8 @@ def objective_named(arm: str) -> Iterator[None]:
 
 
 @contextmanager
-def _remedy_named(loaded: LoadedRound) -> Iterator[None]:
-    """Says which round diverged, and which parameter to lower."""
+def _add_remedy(loaded: LoadedRound) -> Iterator[None]:
+    """Adds the name of the round and the parameter to lower to a DivergedError."""
     try:
         yield
     except DivergedError as error:
@@ -172,7 +172,7 @@ def _remedy_named(loaded: LoadedRound) -> Iterator[None]:
         rate = loaded.params.find_arm(loaded.arm).training.learning_rate
         lower = f"arms.{loaded.arm}.training.learning_rate, which is {rate:g}"
         if highest > LARGE_REWARD:
-            lower = f"what reward.* makes rewards of, which are as large as {highest:g}"
+            lower = f"the scale of rewards under reward.*, the largest of which is {highest:g}"
         message = f"training of {loaded.name} diverged at {error}; lower {lower}, in {PARAMS}"
         raise DivergedError(message, error.updates) from None
 
@@ -220,13 +220,13 @@ def save_round(loaded: LoadedRound, trained: TrainedRound, *, policy_out: Path, 
 
 
 def fewer_updates(loaded: LoadedRound, trained: TrainedRound) -> str | None:
-    """Returns why a round has fewer updates than its arm asks for; None if it has as many."""
+    """Returns the reason for fewer updates than the arm's setting, or None if there are as many."""
     asked = loaded.round.settings.updates_per_round
     return explain_fewer(asked, loaded.round.rollouts, trained.batches)
 
 
 def _write_phases(path: Path, loaded: LoadedRound, trained: TrainedRound) -> None:
-    """Writes what was trained of every phase, if steps have phases."""
+    """Writes the training metrics by phase, if steps have phases."""
     modality, rollouts = loaded.params.modality, loaded.round.rollouts
     phases = modality.phases(loaded.params.policy)
     if not phases:
@@ -241,7 +241,7 @@ def _write_phases(path: Path, loaded: LoadedRound, trained: TrainedRound) -> Non
 
 
 def _learn(loaded: LoadedRound) -> History:
-    """Returns what the next round's selection knows of the prompts."""
+    """Returns the prompt statistics for the selection of the next round."""
     selection = loaded.params.find_arm(loaded.arm).selection
     prompts = loaded.sampled.table[["prompt_id"]]
     return learn_round(
@@ -253,32 +253,34 @@ def _learn(loaded: LoadedRound) -> History:
 
 
 def training_settings(training: Training) -> TrainingSettings:
-    """Returns what of an arm's training its updates need."""
+    """Returns the settings of an arm's training that updates need."""
     names = [each.name for each in fields(TrainingSettings)]
     return TrainingSettings(**{name: getattr(training, name) for name in names})
 
 
-class Counted(NamedTuple):
+class TrainableRollouts(NamedTuple):
     """The rollouts of a round that are trained on."""
 
-    sampled: SampledBatch  # their cost is that of all rollouts
-    rewards: pd.DataFrame  # row by row
-    passed: list[str]  # prompts that were visited, and have none
+    sampled: SampledBatch  # the cost is that of all rollouts
+    rewards: pd.DataFrame  # the same rows as `sampled`
+    passed: list[str]  # visited prompts without such a rollout
 
 
-def read_counted(layout: Layout, rollouts: Path, rewards: Path, shaping: Reward) -> Counted:
+def read_trainable_rollouts(
+    layout: Layout, rollouts: Path, rewards: Path, shaping: Reward
+) -> TrainableRollouts:
     """Returns the rollouts of a round that were judged and have steps.
 
-    The others are left out before anything is computed from their groups: a round is trained as if
-    they had not been drawn.
+    The others are dropped before group statistics are computed, so that a round is trained as if
+    they had not been sampled.
 
     Args:
-      rewards: Of all rollouts, which may stand in another order.
-      shaping: What the rewards were made of outcomes by.
+      rewards: Path of the rewards of all rollouts, in any order.
+      shaping: The parameters that map outcomes to rewards.
 
     Raises:
-      ArtifactError: If an artifact is broken, rewards and rollouts do not match, or no rollout
-        counts.
+      ArtifactError: If an artifact is invalid, rewards and rollouts do not match, or no rollout was
+        judged and has steps.
     """
     stored = read_batch(rollouts)
     table = stored.table
@@ -303,11 +305,11 @@ def read_counted(layout: Layout, rollouts: Path, rewards: Path, shaping: Reward)
     with located(rollouts / TENSORS):
         sampled = select_rollouts(layout, stored, counts)
     passed = {*read_passed(rollouts), *table["prompt_id"]} - {*sampled.table["prompt_id"]}
-    return Counted(sampled, judged[counts], sorted(passed))
+    return TrainableRollouts(sampled, judged[counts], sorted(passed))
 
 
 def _require_counted(rollouts: Path, table: pd.DataFrame) -> None:
-    """Raises ArtifactError unless a table has as many rollouts as were drawn."""
+    """Raises ArtifactError unless a table has as many rollouts as its summary."""
     path = rollouts / SUMMARY
     summary = read_json(path)
     drawn = summary.get("rollouts") if isinstance(summary, dict) else None
@@ -321,10 +323,10 @@ def _require_counted(rollouts: Path, table: pd.DataFrame) -> None:
 def _require_shaped(
     judged: pd.DataFrame, table: pd.DataFrame, rewards: Path, shaping: Reward
 ) -> None:
-    """Raises ArtifactError unless each rollout has its own prompt's reward, and its outcome's.
+    """Raises ArtifactError unless each reward has the rollout's prompt and follows its outcome.
 
     Args:
-      judged: By rollout_id, the same rollouts as the table's.
+      judged: Rewards of the table's rollouts, indexed by rollout_id.
       table: Schema ROLLOUTS.
     """
     drawn = table.set_index("rollout_id").loc[judged.index]
@@ -336,7 +338,7 @@ def _require_shaped(
         differs = np.flatnonzero(judged[column] != values)
         if len(differs):
             row = int(differs[0])
-            why = "as its outcome and reward.* say" if column == "reward" else "as it was drawn"
+            why = "by its outcome and reward.*" if column == "reward" else "as it was sampled"
             rule = f"{values.iloc[row]}, {why}"
             error = wrong_cell(judged.reset_index(), rewards, row, column, rule)
             raise ArtifactError(f"{error}; rerun its score stage")
@@ -345,7 +347,7 @@ def _require_shaped(
 def _require_as_drawn(
     table: pd.DataFrame, policy: Policy[Any], trajectory: Any, rollouts: Path
 ) -> None:
-    """Raises ArtifactError unless a table says of each rollout what its tensors say."""
+    """Raises ArtifactError unless table and tensors agree on each rollout."""
     drawn = {
         "text": policy.decode(trajectory),
         "is_finished": policy.is_finished(trajectory).tolist(),
@@ -354,13 +356,13 @@ def _require_as_drawn(
         differs = np.flatnonzero(table[column].to_numpy() != np.array(values, dtype=object))
         if len(differs):
             row = int(differs[0])
-            rule = f"what {rollouts / TENSORS} says of it"
+            rule = f"as in {rollouts / TENSORS}"
             error = wrong_cell(table, rollouts / TABLE, row, column, rule)
             raise ArtifactError(f"{error}; rerun the stage that writes them")
 
 
 def _credit_table(loaded: LoadedRound, trained: TrainedRound) -> pd.DataFrame:
-    """Returns what each rollout was worth under the schema CREDIT."""
+    """Returns the credit of each rollout under the schema CREDIT."""
     parts = []
     for index, batch in enumerate(trained.batches):
         rows = batch.rows.numpy()

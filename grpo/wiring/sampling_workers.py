@@ -1,4 +1,4 @@
-"""What draws a stage's rollouts, and judges them if it does, wherever that is done."""
+"""Setup of a sampling worker."""
 
 import time
 from functools import cached_property
@@ -12,11 +12,11 @@ from grpo.modalities.modality import Judgement
 from grpo.runtime.artifacts.tables import PROMPTS, read_table
 from grpo.runtime.executors.base import Seconds, Work
 from grpo.runtime.machine import prepare_machine
-from grpo.sampling.rollouts import drawing
-from grpo.sampling.scoring import judging, score_captions, without_shaping
+from grpo.sampling.rollouts import sampling_skill
+from grpo.sampling.scoring import judging_skill, score_captions, without_shaping
 from grpo.schema import DATA
 from grpo.wiring.executors import receive
-from grpo.wiring.judging_workers import Judging
+from grpo.wiring.judging_workers import JudgingSetup
 from grpo.wiring.policies import (
     draws_of_evaluation,
     draws_of_profile,
@@ -26,40 +26,40 @@ from grpo.wiring.policies import (
 from grpo.wiring.rewards import build_reward
 
 
-class Drawing(Judging):
-    """What drawing depends on beside the parameters."""
+class SamplingSetup(JudgingSetup):
+    """The setup of a worker that samples."""
 
     purpose: Literal["profile", "round", "evaluation"]
-    round: str | None = None  # its name, if rollouts are for one
+    round: str | None = None  # name of the round, if rollouts are for one
     base: Path
     policy: Path
-    judges: bool = True  # what is drawn, for the stage
+    judges: bool = True  # whether the worker also judges rollouts
 
 
-def make_drawing(line: str) -> Work:
-    """Returns the work of a stage that draws.
+def make_sampling_work(line: str) -> Work:
+    """Returns the skills of a sampling worker.
 
     Raises:
-      ArtifactError: If the prompts are broken, or the code is not the stage's.
+      ArtifactError: If the prompts are invalid, or the code differs from the stage's.
       MissingExtraError: If a package is not installed.
-      ParameterError: If there is no such device, or the judge's model cannot be loaded.
+      ParameterError: If the device is missing, or the judge's model cannot be loaded.
     """
-    setup = receive(Drawing, line)
+    setup = receive(SamplingSetup, line)
     prepare_machine(setup.params.machine)
     tasks = read_table(setup.prompts, PROMPTS)
     sampler = _Sampler(setup, tasks)
-    skills = {"draw": drawing(lambda: sampler.policy, sampler.draws, setup.policy)}
+    skills = {"draw": sampling_skill(lambda: sampler.policy, sampler.draws, setup.policy)}
     if setup.judges:
         rule = build_reward(setup.params, DATA)
         is_shaped = setup.purpose != "evaluation"
-        skills["judge"] = judging(rule if is_shaped else without_shaping(rule), tasks)
+        skills["judge"] = judging_skill(rule if is_shaped else without_shaping(rule), tasks)
     return Work(skills, sampler.seconds)
 
 
 class _Sampler:
-    """A policy that is loaded when it is first asked for."""
+    """A policy that is loaded on first use."""
 
-    def __init__(self, setup: Drawing, tasks: pd.DataFrame) -> None:
+    def __init__(self, setup: SamplingSetup, tasks: pd.DataFrame) -> None:
         self._setup, self._tasks = setup, tasks
         self._seconds: Seconds = {}
         self.draws = _draws_of(setup)
@@ -72,21 +72,21 @@ class _Sampler:
             base=setup.base,
             directory=setup.policy,
             draws=self.draws["sampled"],
-            judge=_judge_on_the_way(setup, self._tasks),
+            judge=_judge_of_intermediate_samples(setup, self._tasks),
             sharing=setup.sharing,
         )
         self._seconds["load"] = time.perf_counter() - start
         return policy
 
     def seconds(self) -> Seconds:
-        """Returns what loading took, and a simulator."""
+        """Returns the seconds of loading and of a simulator."""
         if self._seconds and self.policy.waited_seconds:
             self._seconds["simulation"] = self.policy.waited_seconds
         return self._seconds
 
 
-def _draws_of(setup: Drawing) -> dict[str, Any]:
-    """Returns the ways of drawing by their names."""
+def _draws_of(setup: SamplingSetup) -> dict[str, Any]:
+    """Returns the sampling settings by name of the sampling mode."""
     if setup.purpose == "evaluation":
         return draws_of_evaluation(setup.params)
     if setup.round is None:
@@ -94,8 +94,8 @@ def _draws_of(setup: Drawing) -> dict[str, Any]:
     return {"sampled": draws_of_round(setup.params, setup.round)}
 
 
-def _judge_on_the_way(setup: Drawing, tasks: pd.DataFrame) -> Judgement | None:
-    """Returns what judges the pilots of a round; None if there are none."""
+def _judge_of_intermediate_samples(setup: SamplingSetup, tasks: pd.DataFrame) -> Judgement | None:
+    """Returns a judge of a round's intermediate samples; None if sampling needs none."""
     params = setup.params
     if setup.round is None:
         return None

@@ -1,4 +1,4 @@
-"""Prompts from parameters."""
+"""Construction of prompts from parameters."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from grpo.tasks.base import PromptTables, TaskInputs
 
 
 def build_prompts(params: Parameters, data: Path) -> PromptTables:
-    """Returns the prompts of the task, and the warm-up's solutions if the base is fresh."""
+    """Returns the prompts of the task, and solutions for the warm-up if the base is fresh."""
     return params.task.make_prompts(
         TaskInputs(
             seed=derive_seed(params.seed, "prompts") % 2**31,

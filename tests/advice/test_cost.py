@@ -11,7 +11,7 @@ from grpo.advice.prediction import TrainedGroups, packed_flops, pass_flops, samp
 from grpo.modalities.tokens.costs import TokenCostModel
 from grpo.objective.algorithms import rloo
 from grpo.training.batches import Batch
-from grpo.training.frozen import score_steps
+from grpo.training.frozen import compute_log_probs
 from grpo.training.updates import Loss, add_gradient
 from grpo.types import Cost, Credit
 from tests.modalities.tiny import seeded, tiny_policy
@@ -42,7 +42,7 @@ def test_passes_over_rollouts_cost_what_the_policy_counts(tokens: int):
     policy, rollouts, trajectory = sampled_round()
     cost_model = cost_model_of(policy)
     policy.cost = Cost()
-    scores = score_steps(policy, trajectory, rollouts.mask.float(), tokens)
+    scores = compute_log_probs(policy, trajectory, rollouts.mask.float(), tokens)
     expected = packed_flops(cost_model, lengths_of(trajectory), tokens, is_training=False)
     assert policy.cost.flops == expected
     policy.cost = Cost()

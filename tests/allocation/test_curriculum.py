@@ -120,10 +120,10 @@ def test_a_window_keeps_its_bounds():
     ("steps", "message"),
     [
         ([drop_trivial(0.1), fix_group_size(2), split_at_random(1, 1)], "leaves no prompt"),
-        ([split_at_random(3, 10), fix_group_size(2)], "asks for 30 prompts"),
+        ([split_at_random(3, 10), fix_group_size(2)], "needs 30 prompts"),
         ([fix_group_size(2)], "a curriculum needs a step that"),
         ([split_at_random(1, 1)], "a curriculum needs a step that"),
-        ([fix_group_size(2), stage_by_family("f", 6)], "asks for 6 prompts of 'f'"),
+        ([fix_group_size(2), stage_by_family("f", 6)], "needs 6 prompts of 'f'"),
         (
             [fix_group_size(2), stage_by_family("f, g", 1)],
             r"the families of the selection, \['f'\]",
@@ -140,5 +140,5 @@ def test_a_group_of_one_and_a_missing_phase_are_refused():
         fix_group_size(rollouts=1)
     steps = [split_at_random(phases=2, prompts_per_phase=2), fix_group_size(rollouts=2)]
     plan = plan_curriculum(profile_of([0.5] * 5), steps, seed=0)
-    with pytest.raises(ParameterError, match="has 1 to 2"):
+    with pytest.raises(ParameterError, match="must be at most 2"):
         select_phase(plan, 3)

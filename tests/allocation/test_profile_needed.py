@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo.advice.facts import read_facts
-from grpo.allocation.curriculum import CurriculumStep, plan_curriculum, rates_of
+from grpo.allocation.curriculum import CurriculumStep, curriculum_input, plan_curriculum
 from grpo.errors import ArtifactError
 from grpo.params.parameters import Parameters, read_params
 from grpo.params.yaml import dump_yaml, parse_yaml
@@ -202,8 +202,8 @@ def test_a_curriculum_without_a_profile_chooses_as_with_one(
 def test_a_step_that_reads_rates_refuses_an_empty_profile():
     steps = build_curriculum(LOOKING, "arm")
     with pytest.raises(ArtifactError, match="drop_trivial reads a profile, got one without rows"):
-        rates_of(empty_table(PROFILE), prompts(), steps)
-    rates = rates_of(profiled([0.5] * 12), prompts(), steps)
+        curriculum_input(empty_table(PROFILE), prompts(), steps)
+    rates = curriculum_input(profiled([0.5] * 12), prompts(), steps)
     assert len(plan_curriculum(rates, steps, seed=0)) == 6
 
 

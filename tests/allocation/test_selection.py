@@ -199,7 +199,7 @@ def test_a_policy_without_a_selection_is_stored_as_before(tmp_path: Path):
         (lambda: skip_uniform_prompts(prompts=1, start=-0.1), r"start must be in \[0, 1\]"),
         (lambda: resample_uniform_groups(9, 2, max_batches=4), r"got 2 \* 4 < 9"),
         (lambda: resample_uniform_groups(1, 1, max_batches=0), "max_batches must be at least 1"),
-        (lambda: require_candidates(SKIP, 3), "asks for 4 prompts, the phase has 3"),
+        (lambda: require_candidates(SKIP, 3), "needs 4 prompts, the phase has 3"),
     ],
 )
 def test_a_selection_that_cannot_be_is_refused(make, message: str):

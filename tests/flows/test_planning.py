@@ -85,5 +85,5 @@ def test_a_wrong_hint_names_its_stage(fresh_pipeline: Path, written: str, messag
 def test_a_loop_of_aliases_is_refused_before_dvc_follows_it(fresh_pipeline: Path, name: str):
     path = fresh_pipeline / name
     path.write_text(f"{path.read_text()}extra: &x [*x]\n")
-    with pytest.raises(ParameterError, match=rf"^{name}: extra\[0\] is an alias of what it"):
+    with pytest.raises(ParameterError, match=rf"^{name}: extra\[0\] is an alias of its own"):
         plan()

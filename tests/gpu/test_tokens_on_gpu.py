@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from grpo.training.frozen import score_steps
+from grpo.training.frozen import compute_log_probs
 from tests.modalities.tiny import seeded, tiny_policy
 from tests.training.test_training import sampled_round, update_once
 
@@ -17,7 +17,7 @@ def test_log_probs_recomputed_on_a_gpu_equal_those_of_sampling_there():
     policy = tiny_policy()
     policy.model.to("cuda")
     trajectory, sampled = policy.sample(["a=", "bbb="], group_sizes=[3, 2], generator=seeded())
-    scored = score_steps(policy, trajectory, trajectory.mask.float(), 64).logp
+    scored = compute_log_probs(policy, trajectory, trajectory.mask.float(), 64).logp
     kept = trajectory.mask
     torch.testing.assert_close(scored[kept], sampled[kept], atol=1e-4, rtol=1e-4)
 

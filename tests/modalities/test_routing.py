@@ -23,7 +23,7 @@ from grpo.modalities.tokens.policy import Decoding, TokenPolicy, TokenTrajectory
 from grpo.modalities.tokens.routing import find_routers, recorded
 from grpo.objective.algorithms import rloo
 from grpo.runtime.artifacts.files import Scratch
-from grpo.training.frozen import score_steps
+from grpo.training.frozen import compute_log_probs
 from grpo.training.updates import Round, train_round
 from grpo.wiring.policies import make_optimizer
 from tests.modalities.tiny import rewarded, seeded, tiny_moe, tiny_policy
@@ -150,7 +150,7 @@ def test_proximal_routing_is_that_of_the_first_scoring_and_equals_the_sampled_on
     trajectory, _ = sampled(sampler)
     trainer = tiny_moe(routing="replay_proximal")
     opened = trainer.replayed(replace(trajectory, routing=None))
-    before = score_steps(trainer, opened, trajectory.mask.float(), 64).logp
+    before = compute_log_probs(trainer, opened, trajectory.mask.float(), 64).logp
     read = was_read(trajectory)
     assert torch.equal(experts_of(opened)[read], experts_of(trajectory)[read])
     for policy in (trainer, sampler):
@@ -189,7 +189,7 @@ def test_where_the_choice_agrees_gradients_are_those_of_live_routing(routing: Ro
     for mode in ("live", routing):
         policy = tiny_moe(routing=mode)
         scored = policy.replayed(trajectory)
-        score_steps(policy, scored, trajectory.mask.float(), 10_000)
+        compute_log_probs(policy, scored, trajectory.mask.float(), 10_000)
         policy.log_prob(scored).sum().backward()
         gradients.append([each.grad for each in policy.model.parameters()])
         assert all(router.weight.grad.abs().max() > 1e-3 for router in find_routers(policy.model))

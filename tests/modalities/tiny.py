@@ -9,7 +9,7 @@ from grpo.modalities.base import Trajectory, make_rollouts
 from grpo.modalities.shared.tokenizers import make_byte_tokenizer
 from grpo.modalities.tokens.modality import RoutingMode
 from grpo.modalities.tokens.policy import Decoding, TokenPolicy
-from grpo.training.frozen import FixedScores
+from grpo.training.frozen import FrozenLogProbs
 from grpo.types import Rollouts
 
 
@@ -94,9 +94,9 @@ def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def sampled_scores(rollouts: Rollouts, shift: float = 0.0) -> FixedScores:
+def sampled_scores(rollouts: Rollouts, shift: float = 0.0) -> FrozenLogProbs:
     """Returns what the steps scored when they were sampled, moved by `shift` nats."""
-    return FixedScores(logp=rollouts.behavior_logp + shift, scored=rollouts.mask)
+    return FrozenLogProbs(logp=rollouts.behavior_logp + shift, computed=rollouts.mask)
 
 
 def rewarded(trajectory: Trajectory, logp: torch.Tensor, reward: torch.Tensor) -> Rollouts:

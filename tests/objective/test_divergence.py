@@ -12,7 +12,7 @@ from grpo.objective.base import Objective, assign_credit, chain, loss_terms, sca
 from grpo.objective.penalty import needs_divergence, penalize_kl
 from grpo.objective.trust import contrast_implicit_policies, normalize_log_ratio, scale_log_ratio
 from grpo.objective.weight import weigh_by_noise_std
-from grpo.training.frozen import FixedScores, divergence, merge_scores
+from grpo.training.frozen import FrozenLogProbs, divergence, merge_log_probs
 from grpo.types import Credit, Rollouts, Scores, StepNoise
 
 DIMENSIONS = 12
@@ -159,11 +159,11 @@ def test_an_exact_penalty_is_the_divergence_per_dimension():
 def test_merged_scores_are_those_of_each_and_the_later_where_both_are():
     first = torch.tensor([[True, False], [True, True]])
     second = torch.tensor([[True, True], [False, False]])
-    one = FixedScores(logp=torch.ones(2, 2), scored=first, mean=torch.arange(3.0)[:, None])
-    two = FixedScores(
-        logp=2 * torch.ones(2, 2), scored=second, mean=torch.arange(10.0, 12)[:, None]
+    one = FrozenLogProbs(logp=torch.ones(2, 2), computed=first, mean=torch.arange(3.0)[:, None])
+    two = FrozenLogProbs(
+        logp=2 * torch.ones(2, 2), computed=second, mean=torch.arange(10.0, 12)[:, None]
     )
-    merged = merge_scores(one, two)
+    merged = merge_log_probs(one, two)
     assert merged.logp.tolist() == [[2, 2], [1, 1]]
     assert merged.mean is not None
     assert merged.mean[:, 0].tolist() == [10, 11, 1, 2]

@@ -78,7 +78,7 @@ def test_a_stage_reads_nothing_that_check_has_not_seen(params: Parameters, chang
     name = Path("data/own/vae/" + ("config.json" if change != "new" else "more.json"))
     write_json(Path("base.json"), describe_data(params, DATA, "base"))
     name.unlink() if change == "gone" else write_bytes(name, b"other")
-    with pytest.raises(ArtifactError, match=rf"^{name}: is not what base\.json says, it has chang"):
+    with pytest.raises(ArtifactError, match=rf"^{name}: differs from base\.json, it has chang"):
         require_described(Path("base.json"), params, DATA, "base")
 
 

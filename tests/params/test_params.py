@@ -162,7 +162,9 @@ def test_every_round_is_on_the_chain_of_its_arm_or_is_refused_by_name(
         params = read_params(file)
         assert all(name in params.chain(each.arm) for name, each in params.rounds.items())
         return
-    with pytest.raises(ParameterError, match=r"rounds.r\d.start must be 'r\d', the round of") as e:
+    with pytest.raises(
+        ParameterError, match=r"rounds.r\d.start must be 'r\d', the previous round"
+    ) as e:
         read_params(file)
     assert "\n" not in str(e.value)
 
@@ -267,7 +269,7 @@ def test_judges_of_media_and_your_own_prompts_go_with_denoising(tmp_path: Path):
         ([{"rloo": {"low": -1.0}}], r"arms.a.objective\[0\].rloo: clip_surrogate needs"),
         ([{"rloo": {}, "gspo": {}}], r"arms.a.objective\[0\] must name one component"),
         ([{"cispo": {"ratio_max": 0.2}}], r"arms.a.objective\[0\].cispo: U13: truncate_ratio"),
-        (["center_by_moving_average"] * 2, r"arms.a.objective: a link that keeps state"),
+        (["center_by_moving_average"] * 2, r"arms.a.objective: a link with state"),
     ],
 )
 def test_a_wrong_link_is_named_in_one_line(objective: list, message: str):

@@ -98,8 +98,8 @@ def write(content: bytes) -> Callable[[Path], None]:
         (append("extra: {a: {b: 1, b: 1}}\n"),
          r"extra.a.b is a duplicate key, in lines (\d+) and \1;"),
         (append("extra: [{'a': 1, a: 2}]\n"), r"extra\[0\].a is a duplicate key"),
-        (append("extra: &x {a: [*x]}\n"), r"extra.a\[0\] is an alias of what it stands in"),
-        (append("extra: &x [[*x]]\n"), r"extra\[0\]\[0\] is an alias of what it stands in"),
+        (append("extra: &x {a: [*x]}\n"), r"extra.a\[0\] is an alias of its own parent"),
+        (append("extra: &x [[*x]]\n"), r"extra\[0\]\[0\] is an alias of its own parent"),
         (append("l0: &l0 [1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
             f"l{n + 1}: &l{n + 1} [{', '.join([f'*l{n}'] * 8)}]\n" for n in range(8))),
          "the file must have at most 100000 values"),

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from grpo.runtime.artifacts.files import read_json
-from grpo.training.batches import deal_microbatches, pack_microbatches
+from grpo.training.batches import assign_microbatches, pack_microbatches
 from tests.pipeline.processes import start_function
 from tests.pipeline.trained_in_ranks import ROUNDS, train_both
 
@@ -138,7 +138,7 @@ def test_microbatches_are_dealt_once_to_ranks_that_compute_equally_often(
     widths: list[int], budget: int, ranks: int
 ):
     given = torch.tensor(widths)
-    dealt = deal_microbatches(given, budget, ranks)
+    dealt = assign_microbatches(given, budget, ranks)
     assert len(dealt) == ranks
     assert len({len(shares) for shares in dealt}) == 1
     counted = [share.rows for shares in dealt for share in shares if share.counts]
@@ -156,5 +156,5 @@ def test_microbatches_are_dealt_once_to_ranks_that_compute_equally_often(
 )
 def test_ranks_compute_about_equally_much_at_a_time(rollouts: int, dealt: list[list[int]]):
     """Rollouts of one width, room for 16: as evenly as can be, not 16 here and 1 there."""
-    shares = deal_microbatches(torch.full((rollouts,), 4), 64, 2)
+    shares = assign_microbatches(torch.full((rollouts,), 4), 64, 2)
     assert [[len(share.rows) for share in own] for own in shares] == dealt

@@ -49,7 +49,7 @@ def params_of(tmp_path: Path, *args: Any, **settings: Any) -> Parameters:
 
 def viewer(tmp_path: Path, data: Path, *args: Any, **settings: Any) -> Viewer:
     rule = build_reward(params_of(tmp_path, *args, **settings), data)
-    assert rule.looks_at_media
+    assert rule.judges_media
     return rule.judge  # type: ignore[return-value]
 
 

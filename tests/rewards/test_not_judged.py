@@ -21,16 +21,16 @@ from grpo.runtime.artifacts.tables import REWARDS, is_judged, write_table
 from grpo.runtime.executors.base import Local, Work
 from grpo.sampling.rollouts import (
     SampledBatch,
-    drawing,
-    drawn_from,
     keep_judged,
+    local_executor,
     sample_rollouts,
+    sampling_skill,
     stored_batches,
     write_rollouts,
 )
 from grpo.sampling.round_rollouts import engine_source, take_rollouts
-from grpo.sampling.scoring import RewardRule, judge_rollouts, judging
-from grpo.wiring.rounds import read_counted
+from grpo.sampling.scoring import RewardRule, judge_rollouts, judging_skill
+from grpo.wiring.rounds import read_trainable_rollouts
 from tests.modalities.tiny import tiny_policy
 from tests.sampling.test_rollout import CANDIDATES
 
@@ -106,7 +106,7 @@ def test_a_prompt_with_one_judged_rollout_is_visited_and_keeps_its_streak(
 def sampled() -> SampledBatch:
     """Returns 36 rollouts of 12 prompts, of different lengths."""
     return sample_rollouts(
-        drawn_from(tiny_policy()),
+        local_executor(tiny_policy()),
         CANDIDATES,
         rollouts_per_batch=64,
         seed=3,
@@ -139,7 +139,7 @@ def test_a_round_is_read_as_if_what_was_not_judged_had_not_been_drawn(failed: se
     write_rollouts(directory, batch)
     rewards = rewards_of(batch, failed)
     write_table(rewards, Path("rewards.parquet"), REWARDS)
-    found = read_counted(policy.layout, directory, Path("rewards.parquet"), SHAPING)
+    found = read_trainable_rollouts(policy.layout, directory, Path("rewards.parquet"), SHAPING)
     kept = [row for row in range(len(batch.table)) if row not in failed]
     assert found.sampled.cost == batch.cost
     pd.testing.assert_frame_equal(
@@ -166,7 +166,9 @@ def test_a_round_of_which_nothing_was_judged_is_refused_with_the_first_reason():
     rewards = rewards_of(batch, set(range(36))).assign(detail="RuntimeError: failed after 0 steps")
     write_table(rewards, Path("rewards.parquet"), REWARDS)
     with pytest.raises(ArtifactError, match=r"none of 36 does; the first is p.* failed after 0"):
-        read_counted(tiny_policy().layout, Path("round"), Path("rewards.parquet"), SHAPING)
+        read_trainable_rollouts(
+            tiny_policy().layout, Path("round"), Path("rewards.parquet"), SHAPING
+        )
 
 
 @given(failed=st.sets(st.integers(0, 35), max_size=20))
@@ -197,8 +199,8 @@ def test_what_decides_in_sampling_is_what_was_judged(tmp_path: Path):
     )
     policy = tiny_policy()
     skills = {
-        "draw": drawing(lambda: policy, {"sampled": policy.decoding}),
-        "judge": judging(rule, CANDIDATES.drop(columns="rollouts")),
+        "draw": sampling_skill(lambda: policy, {"sampled": policy.decoding}),
+        "judge": judging_skill(rule, CANDIDATES.drop(columns="rollouts")),
     }
     source = engine_source(
         Local(Work(skills)),

@@ -330,7 +330,7 @@ def test_the_threshold_makes_outcomes_and_shaping_touches_only_the_reward():
 def test_a_rollout_of_an_unknown_prompt_is_refused():
     rollouts, prompts = _tables()
     rule = rule_of(unfinished_penalty=0.0)
-    with pytest.raises(ArtifactError, match="'p/0' belongs to no known prompt"):
+    with pytest.raises(ArtifactError, match="'p/0' must have a known prompt"):
         score_rollouts(rollouts, prompts.assign(prompt_id="q"), rule)
 
 
@@ -354,7 +354,9 @@ def test_a_task_whose_answers_the_judge_refuses_ends_before_training(
         prompt_id=[f"p{n}" for n in range(20)], family="f", prompt="?", entry="{}"
     )
     if ends:
-        message = rf"reward.judge math rejects .* {refused} of 20 .*\w; take another judge or mend"
+        message = (
+            rf"reward.judge math rejects .* {refused} of 20 .*\w; use another judge or correct"
+        )
         with pytest.raises(ParameterError, match=message):
             check_gold_answers(params, prompts)
     elif refused:

@@ -22,7 +22,7 @@ from grpo.sampling.scoring import (
     RewardRule,
     judge_rollouts,
     judge_stored,
-    judging,
+    judging_skill,
 )
 from grpo.types import Cost
 
@@ -105,7 +105,7 @@ def test_shards_show_the_viewer_what_it_would_see_without_them(tmp_path: Path):
     write_batch(tmp_path, SampledBatch(table=rollouts_of(media), tensors=tensors, cost=Cost()))
     moments: list[tuple[int, int]] = []
     sharded = judge_stored(
-        Local(Work({"judge": judging(rule_of(view), PROMPTS)})),
+        Local(Work({"judge": judging_skill(rule_of(view), PROMPTS)})),
         [tmp_path],
         scratch=tmp_path / "judged",
         progress=lambda done, total: moments.append((done, total)),

@@ -10,7 +10,7 @@ from grpo.runtime.artifacts.files import write_bytes
 from grpo.runtime.executors.base import Job
 from grpo.schema import DATA
 from grpo.wiring.executors import Setup, open_engine, receive
-from grpo.wiring.sampling_workers import Drawing
+from grpo.wiring.sampling_workers import SamplingSetup
 from stages.entry import scratch_of
 from tests.runtime.work import make
 
@@ -35,7 +35,7 @@ def changed(engine: str, workers: int, device: str = "cpu", threads: int = 1) ->
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_a_worker_reads_the_parameters_that_the_stage_has_read(path: Path):
     params = read_params(path)
-    setup = Drawing(
+    setup = SamplingSetup(
         params=params,
         prompts=Path("a.parquet"),
         purpose="round",
@@ -43,7 +43,7 @@ def test_a_worker_reads_the_parameters_that_the_stage_has_read(path: Path):
         base=Path("base"),
         policy=Path("policy"),
     )
-    assert receive(Drawing, setup.model_dump_json()) == setup
+    assert receive(SamplingSetup, setup.model_dump_json()) == setup
 
 
 def test_a_worker_with_other_code_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -52,7 +52,7 @@ def test_a_worker_with_other_code_refuses(tmp_path: Path, monkeypatch: pytest.Mo
     line = Setup(params=read_params(ROOT / "params.yaml")).model_dump_json()
     assert receive(Setup, line)
     write_bytes(Path("grpo/a.py"), b"a = 2")
-    with pytest.raises(ArtifactError, match="is not what the stage has started with"):
+    with pytest.raises(ArtifactError, match="must be those that the stage started with"):
         receive(Setup, line)
 
 

@@ -21,7 +21,7 @@ from grpo.sampling.evaluation_rollouts import (
     choose_samples,
     draw_evaluation,
 )
-from grpo.sampling.rollouts import SampledBatch, drawing
+from grpo.sampling.rollouts import SampledBatch, sampling_skill
 from grpo.sampling.scoring import RewardRule, judge_rollouts, without_shaping
 from grpo.types import Cost
 from tests.modalities.tiny import tiny_policy
@@ -145,7 +145,7 @@ def test_draws_are_those_of_the_seed_and_greedy_draws_once(
 
     def draw(fingerprint: str) -> dict[str, SampledBatch]:
         return draw_evaluation(
-            Local(Work({"draw": drawing(lambda: policy, draws)})),
+            Local(Work({"draw": sampling_skill(lambda: policy, draws)})),
             prompts,
             draws=draws,
             rollouts_per_prompt=3,

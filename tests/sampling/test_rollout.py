@@ -23,15 +23,15 @@ from grpo.runtime.artifacts.tables import ROLLOUTS, write_table
 from grpo.runtime.executors.base import Local, Work
 from grpo.sampling.rollouts import (
     SampledBatch,
-    drawing,
-    drawn_from,
+    local_executor,
     read_batch,
     read_passed,
     sample_rollouts,
+    sampling_skill,
     write_batch,
 )
 from grpo.sampling.round_rollouts import DrawnRound, Source, draw_round, engine_source, write_round
-from grpo.sampling.scoring import RewardRule, judging
+from grpo.sampling.scoring import RewardRule, judging_skill
 from grpo.types import Cost
 from tests.modalities.tiny import seeded, tiny_moe, tiny_policy
 
@@ -88,8 +88,8 @@ def draw(
 
     policy = policy_of()
     skills = {
-        "draw": drawing(lambda: policy, {"sampled": policy.decoding}),
-        "judge": judging(rule(), CANDIDATES.drop(columns="rollouts")),
+        "draw": sampling_skill(lambda: policy, {"sampled": policy.decoding}),
+        "judge": judging_skill(rule(), CANDIDATES.drop(columns="rollouts")),
     }
     source = engine_source(
         Local(Work(skills)),
@@ -103,7 +103,7 @@ def draw(
 
 def write_profile(directory: Path, rollouts: int = 4) -> SampledBatch:
     batch = sample_rollouts(
-        drawn_from(policy_of()),
+        local_executor(policy_of()),
         CANDIDATES.assign(rollouts=rollouts),
         rollouts_per_batch=16,
         seed=7,
@@ -222,7 +222,11 @@ def test_a_round_is_stored_with_its_counts_and_what_it_passed_over(
 def test_without_a_selection_a_round_is_what_sampling_gives(tmp_path: Path):
     drawn = draw(tmp_path / "a", compose())
     plain = sample_rollouts(
-        drawn_from(policy_of()), CANDIDATES, rollouts_per_batch=4, seed=0, scratch=tmp_path / "b"
+        local_executor(policy_of()),
+        CANDIDATES,
+        rollouts_per_batch=4,
+        seed=0,
+        scratch=tmp_path / "b",
     )
     pd.testing.assert_frame_equal(drawn.batch.table, plain.table)
     assert drawn.batch.cost == plain.cost
@@ -273,7 +277,7 @@ def test_a_prompt_that_the_profile_lacks_is_named(tmp_path: Path):
     stored = write_profile(tmp_path / "profile")
     without = stored.table[stored.table["prompt_id"] != "p3"]
     write_table(without, tmp_path / "profile" / "table.parquet", ROLLOUTS)
-    with pytest.raises(ArtifactError, match="profile: holds no rollouts of the prompt 'p3'"):
+    with pytest.raises(ArtifactError, match="profile: has no rollouts of the prompt 'p3'"):
         draw(tmp_path / "round", compose(reuse_profile_rollouts()), profile=tmp_path / "profile")
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from grpo.errors import ArtifactError
-from grpo.sampling.rollouts import drawn_from, read_batch, sample_rollouts, write_rollouts
+from grpo.sampling.rollouts import local_executor, read_batch, sample_rollouts, write_rollouts
 from tests.modalities.tiny import tiny_policy
 
 PROMPTS = pd.DataFrame(
@@ -21,7 +21,7 @@ PROMPTS = pd.DataFrame(
 
 
 def draw(scratch: Path, *, seed: int = 0):
-    engine = drawn_from(tiny_policy())
+    engine = local_executor(tiny_policy())
     return sample_rollouts(engine, PROMPTS, rollouts_per_batch=4, seed=seed, scratch=scratch)
 
 

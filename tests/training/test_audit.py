@@ -24,7 +24,7 @@ from grpo.objective.weight import (
 from grpo.runtime.artifacts.files import Scratch
 from grpo.training.audits import Auditor, compare_gradients, needs_advantage
 from grpo.training.batches import Batch
-from grpo.training.frozen import score_steps
+from grpo.training.frozen import compute_log_probs
 from grpo.training.metrics import UpdateMetrics
 from grpo.training.updates import Loss, Round, TrainedRound, add_gradient, run_update, train_round
 from grpo.types import Cost, Credit, Rollouts
@@ -214,10 +214,10 @@ def test_steps_that_only_audits_need_are_scored_for_audited_updates_alone():
     batch = one_batch(objective, rollouts)
     weight = torch.zeros(rollouts.mask.shape)
     for update, is_audited in [(3, True), (2, False)]:
-        unscored = Auditor(objective, 4).unscored([batch], update, weight) != 0
+        unscored = Auditor(objective, 4).audit_only_weights([batch], update, weight) != 0
         assert bool(unscored.any()) == is_audited
     left_out = (batch.credit.full.weight != 0) & (batch.credit.weight == 0)
-    unscored = Auditor(objective, 4).unscored([batch], 3, weight)
+    unscored = Auditor(objective, 4).audit_only_weights([batch], 3, weight)
     assert torch.equal(unscored[batch.rows] != 0, left_out)
 
 
@@ -320,7 +320,7 @@ def test_scores_of_audited_steps_are_those_of_the_policy():
     for batch in trained.batches:
         full = torch.zeros(rollouts.mask.shape)
         full[batch.rows] = batch.credit.full.weight
-        scored = score_steps(policy, trajectory, full, 64).logp
+        scored = compute_log_probs(policy, trajectory, full, 64).logp
         assert not scored[full != 0].isnan().any()
     assert all(0 < each.audit_cosine < 1 for each in trained.metrics)
 

@@ -25,7 +25,7 @@ from grpo.objective.algorithms import rloo
 from grpo.runtime.artifacts.divergence import curves_kept, read_divergences
 from grpo.runtime.artifacts.files import Scratch
 from grpo.runtime.artifacts.tensors import read_tensors, write_tensors
-from grpo.sampling.rollouts import drawn_from, sample_rollouts
+from grpo.sampling.rollouts import local_executor, sample_rollouts
 from grpo.training.updates import Round, train_round
 from grpo.wiring.policies import make_optimizer
 from tests.modalities.test_cloning import TOKENIZER, demonstrations
@@ -153,7 +153,7 @@ def test_drawing_from_weights_that_are_not_finite_is_one_line(tmp_path: Path, va
     prompts = pd.DataFrame({"prompt_id": ["p", "q"], "prompt": ["1+1=", "2+2="], "rollouts": 3})
     with pytest.raises(ArtifactError, match=r"^policies/a: log-probs must be finite, .*'[pq]'"):
         sample_rollouts(
-            drawn_from(policy, Path("policies/a")),
+            local_executor(policy, Path("policies/a")),
             prompts,
             rollouts_per_batch=8,
             seed=0,

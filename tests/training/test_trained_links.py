@@ -23,7 +23,7 @@ from grpo.training.metrics import UpdateMetrics
 from grpo.training.updates import Round, train_round
 from grpo.types import Rollouts
 from grpo.wiring.policies import make_optimizer
-from grpo.wiring.rounds import objective_named
+from grpo.wiring.rounds import located_in_objective
 from tests.modalities.tiny import seeded
 from tests.training.test_training import SIZES, TRAINING, one_batch, sampled_round, settings_of
 
@@ -128,7 +128,7 @@ def test_a_rule_that_shows_at_run_time_names_the_objective_in_the_parameters(req
     params = read_params(request.config.rootpath / "params.yaml")
     arm = next(iter(params.arms))
     path = rf"params.yaml: arms.{arm}.objective: U27: clip_surrogate"
-    with pytest.raises(UnsoundError, match=path), objective_named(arm):
+    with pytest.raises(UnsoundError, match=path), located_in_objective(arm):
         raise UnsoundError("U27: clip_surrogate needs a range")
 
 

@@ -16,7 +16,7 @@ from grpo.objective.penalty import penalize_kl
 from grpo.params.parameters import Training
 from grpo.runtime.artifacts.files import Scratch
 from grpo.training.batches import Batch, pack_microbatches, plan_batches
-from grpo.training.frozen import measure_drift, score_steps
+from grpo.training.frozen import compute_log_probs, measure_drift
 from grpo.training.metrics import UpdateMetrics
 from grpo.training.updates import (
     Loss,
@@ -140,7 +140,7 @@ def test_scores_are_computed_where_needed_and_nowhere_else():
     needed = torch.zeros(rollouts.mask.shape)
     needed[3, 0] = needed[5, :2] = 1
     needed *= rollouts.mask
-    scored = score_steps(policy, trajectory, needed, 64).logp
+    scored = compute_log_probs(policy, trajectory, needed, 64).logp
     assert torch.equal(~scored.isnan(), needed != 0)
     kept = needed != 0
     torch.testing.assert_close(scored[kept], rollouts.behavior_logp[kept], atol=2e-5, rtol=1e-5)
@@ -254,7 +254,7 @@ def test_a_round_raises_the_probability_of_what_was_rewarded(tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     policy, rollouts, trajectory = sampled_round()
     trained = train(policy, rollouts, trajectory, objective=rloo(), scratch=Scratch("train", "a"))
-    after = score_steps(policy, trajectory, rollouts.mask.float(), 64).logp
+    after = compute_log_probs(policy, trajectory, rollouts.mask.float(), 64).logp
     change = torch.where(rollouts.mask, after - rollouts.behavior_logp, 0.0).sum(dim=1)
     assert change[rollouts.reward == 1].mean() > change[rollouts.reward == 0].mean()
     assert [each.update for each in trained.metrics] == [5, 6]
@@ -274,6 +274,6 @@ def test_a_penalty_pulls_towards_the_reference(tmp_path, monkeypatch):
             scratch=Scratch("train", str(beta)),
             reference=tiny_policy(),
         )
-        after = score_steps(policy, trajectory, rollouts.mask.float(), 64).logp
+        after = compute_log_probs(policy, trajectory, rollouts.mask.float(), 64).logp
         distance[beta] = float((after - rollouts.behavior_logp)[rollouts.mask].abs().mean())
     assert distance[20.0] < distance[0.0]
