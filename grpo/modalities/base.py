@@ -51,7 +51,7 @@ class Policy(ABC, Generic[TrajectoryT]):
     """Samples trajectories and scores them under the very density it samples from."""
 
     cost: Cost  # grows with every call
-    waited_seconds: float = 0.0  # so far, for what it acts in: a simulator
+    simulation_seconds: float = 0.0  # so far, for what it acts in: a simulator
     decoding: Any  # how it draws: part of its density
 
     @property
@@ -162,7 +162,7 @@ def make_rollouts(
 
 
 @contextmanager
-def counted_together(policy: Policy[Any]) -> Iterator[None]:
+def cost_of_all_ranks(policy: Policy[Any]) -> Iterator[None]:
     """Adds what all ranks spend inside to the policy's cost, on every rank."""
     before, policy.cost = policy.cost, Cost()
     yield

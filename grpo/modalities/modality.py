@@ -255,13 +255,13 @@ class Modality(ABC, Generic[PolicyT, SamplingT, DrawsT]):
         base: Path,
         directory: Path,
         draws: Any,
-        sharing: int = 1,
+        policies_per_host: int = 1,
     ) -> "Policy[Any]":
         """Returns the policy of a directory, on the machine's device, without dropout.
 
         Args:
           base: The base policy's directory; `directory`, if it is another, holds what changed.
-          sharing: Policies that share this host's processors.
+          policies_per_host: Policies that share this host's processors.
 
         Raises:
           ArtifactError: If a file is missing or broken.
@@ -274,7 +274,7 @@ class Modality(ABC, Generic[PolicyT, SamplingT, DrawsT]):
         base: Path,
         directory: Path,
         draws: Any,
-        sharing: int = 1,
+        policies_per_host: int = 1,
         judge: Judgement | None = None,
     ) -> "Policy[Any]":
         """Returns the policy of a directory to draw rollouts from.
@@ -287,7 +287,7 @@ class Modality(ABC, Generic[PolicyT, SamplingT, DrawsT]):
           MissingExtraError: If a package is not installed.
         """
         return self.load_policy(
-            params, base=base, directory=directory, draws=draws, sharing=sharing
+            params, base=base, directory=directory, draws=draws, policies_per_host=policies_per_host
         )
 
     def load_cost_model(self, params: RunParams[PolicyT], *, base: Path) -> "CostModel | None":

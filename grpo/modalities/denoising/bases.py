@@ -14,11 +14,11 @@ from transformers import CLIPTextConfig, CLIPTextModelWithProjection, UMT5Config
 from grpo.errors import ParameterError, refused_by_library
 from grpo.modalities.denoising.modality import DenoisingPolicyParams, FlowWarmup, ScratchFlowBase
 from grpo.modalities.denoising.pipelines import (
-    find_unread_component,
-    find_unread_setting,
+    find_unsupported_component,
+    find_unsupported_setting,
     library,
-    quiet,
     save_pipeline,
+    silence_diffusers,
 )
 from grpo.modalities.modality import RunParams
 from grpo.modalities.shared.directories import PolicyState, find_wrong_weights, write_state
@@ -149,7 +149,7 @@ def make_pipeline(params: RunParams[DenoisingPolicyParams], data: Path) -> Any:
     Raises:
       ParameterError: If the source does not exist or a class refuses its configuration.
     """
-    quiet()
+    silence_diffusers()
     base = params.policy.base
     dtype = DTYPES[params.machine.dtype]
     if isinstance(base, ScratchFlowBase):
@@ -168,7 +168,7 @@ def _from_pretrained(base: DirectoryBase | HubBase | S3Base, dtype: torch.dtype,
     with refused_by_library(lambda why: refusal(source, why)):
         # Before gigabytes are fetched: what the class does not know it would drop in silence.
         index = library.DiffusionPipeline.load_config(source.name, **found)
-        if unread := find_unread_component(index):
+        if unread := find_unsupported_component(index):
             raise refusal(source, unread)
         options = {"dtype": dtype, "use_safetensors": True, **found}
         models = {
@@ -179,7 +179,7 @@ def _from_pretrained(base: DirectoryBase | HubBase | S3Base, dtype: torch.dtype,
         pipeline = library.DiffusionPipeline.from_pretrained(
             source.name, trust_remote_code=False, **options, **models
         )
-    if unread := find_unread_setting(pipeline):
+    if unread := find_unsupported_setting(pipeline):
         raise refusal(source, unread)
     return pipeline
 

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from grpo.modalities.denoising.pipelines import encode_captions, text_encoders, to_state
 from grpo.modalities.denoising.sde_steps import TIME
-from grpo.modalities.shared.flops import left_out_by_torch
+from grpo.modalities.shared.flops import missing_flop_formulas
 from grpo.modalities.shared.optimizer import PreciseAdamW
 from grpo.modalities.shared.warmup import (
     WarmupSettings,
@@ -60,7 +60,7 @@ def match_flow(
     generator = torch.Generator().manual_seed(settings.seed)
     device = pipeline.transformer.device
     first_loss: float | None = None
-    counter: Any = FlopCounterMode(display=False, custom_mapping=left_out_by_torch())
+    counter: Any = FlopCounterMode(display=False, custom_mapping=missing_flop_formulas())
     for update in range(settings.updates):
         rate = learning_rate_at(update, settings)
         for group in optimizer.param_groups:

@@ -282,7 +282,7 @@ class Denoising(Modality[DenoisingPolicyParams, DenoisingSampling, DenoisingDraw
         base: Path,
         directory: Path,
         draws: "Draws",
-        sharing: int = 1,
+        policies_per_host: int = 1,
     ) -> "DenoisingPolicy":
         from grpo.modalities.denoising.policy import load_denoising_policy
 
@@ -295,7 +295,7 @@ class Denoising(Modality[DenoisingPolicyParams, DenoisingSampling, DenoisingDraw
         base: Path,
         directory: Path,
         draws: "Draws",
-        sharing: int = 1,
+        policies_per_host: int = 1,
         judge: Judgement | None = None,
     ) -> "DenoisingPolicy":
         policy = self.load_policy(params, base=base, directory=directory, draws=draws)

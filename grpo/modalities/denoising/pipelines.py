@@ -47,7 +47,7 @@ INDEX = "model_index.json"
 LEVELS = 255  # of a pixel
 
 
-def find_unread_component(index: Mapping[str, Any]) -> str | None:
+def find_unsupported_component(index: Mapping[str, Any]) -> str | None:
     """Returns what of a model index would change what is drawn and is not read; None: nothing."""
     families = {each.__name__: family for each, family in FAMILIES.items()}
     name = index.get("_class_name")
@@ -70,7 +70,7 @@ def find_unread_component(index: Mapping[str, Any]) -> str | None:
     return None
 
 
-def find_unread_setting(pipeline: Any) -> str | None:
+def find_unsupported_setting(pipeline: Any) -> str | None:
     """Returns what of its components' configurations would, and is not read; None: nothing."""
     transformer, scheduler, vae = pipeline.transformer, pipeline.scheduler, pipeline.vae
     expected = SCHEDULERS.get(type(scheduler).__name__)
@@ -125,7 +125,7 @@ class Family(NamedTuple):
     fixed: Mapping[str, Any]  # the transformer's settings that are not read, as they must be
 
 
-def quiet() -> None:
+def silence_diffusers() -> None:
     """Turns diffusers' own bars and remarks off."""
     library.utils.logging.disable_progress_bar()
     library.utils.logging.set_verbosity_error()
@@ -137,7 +137,7 @@ def load_pipeline(directory: Path, dtype: torch.dtype) -> Any:
     Raises:
       ArtifactError: If a file is missing or broken, or a weight is not finite.
     """
-    quiet()
+    silence_diffusers()
     for path in sorted(directory.glob("**/*.json")):
         read_json(path)
     # Components that are not there must be said not to be there.
@@ -145,7 +145,7 @@ def load_pipeline(directory: Path, dtype: torch.dtype) -> Any:
     from_pretrained = library.DiffusionPipeline.from_pretrained
     with refused_by_library(
         lambda why: ArtifactError(
-            f"{directory}: must be a whole policy directory, {why}; rerun its stage"
+            f"{directory}: must be a complete policy directory, {why}; rerun its stage"
         )
     ):
         pipeline = from_pretrained(

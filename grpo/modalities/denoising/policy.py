@@ -18,8 +18,8 @@ from grpo.modalities.denoising.pipelines import (
     condition_names,
     encode_captions,
     find_misfit,
-    find_unread_component,
-    find_unread_setting,
+    find_unsupported_component,
+    find_unsupported_setting,
     latent_shape,
     load_pipeline,
     num_positions,
@@ -41,7 +41,7 @@ from grpo.modalities.denoising.trajectories import DenoisingTrajectory, layout_o
 from grpo.modalities.denoising.variants import blend, find_variants, share_at
 from grpo.modalities.modality import Judgement, RunParams
 from grpo.modalities.shared.directories import read_round
-from grpo.modalities.shared.flops import left_out_by_torch
+from grpo.modalities.shared.flops import missing_flop_formulas
 from grpo.modalities.shared.packed import Layout, numbered
 from grpo.runtime.machine import DTYPES
 from grpo.runtime.seeds import derive_seed
@@ -373,7 +373,7 @@ class DenoisingPolicy(Policy[DenoisingTrajectory]):
     def _count_flops(self, *, backward: bool) -> int:
         """Returns torch's count for one row, exact for every number of rows."""
         state = torch.zeros(1, *latent_shape(self.pipeline, self.canvas))
-        counter = FlopCounterMode(display=False, custom_mapping=left_out_by_torch())
+        counter = FlopCounterMode(display=False, custom_mapping=missing_flop_formulas())
         with counter, torch.set_grad_enabled(backward):
             output = self._run(state, torch.zeros(1), self._blank)
             if backward:
@@ -396,7 +396,7 @@ def load_denoising_policy(
     """
     settings = params.policy
     pipeline = load_pipeline(base, DTYPES[params.machine.dtype])
-    unread = find_unread_component(read_index(base)) or find_unread_setting(pipeline)
+    unread = find_unsupported_component(read_index(base)) or find_unsupported_setting(pipeline)
     if unread:
         raise ArtifactError(f"{base}: {unread}")
     if misfit := find_misfit(pipeline, settings.canvas):

@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from grpo.modalities.denoising.modality import Variants
 from grpo.modalities.denoising.pipelines import encode_captions, pool_conditions, text_encoders
-from grpo.modalities.shared.flops import left_out_by_torch
+from grpo.modalities.shared.flops import missing_flop_formulas
 
 
 class Perturbation:
@@ -64,7 +64,7 @@ def find_variants(
     with torch.no_grad():
         anchor = pool_conditions(pipeline, encode_captions(pipeline, captions, num_tokens))
     anchor = anchor.repeat_interleave(number, dim=0)
-    counter = FlopCounterMode(display=False, custom_mapping=left_out_by_torch())
+    counter = FlopCounterMode(display=False, custom_mapping=missing_flop_formulas())
     with torch.enable_grad(), perturbed(pipeline, settings.init, generator) as perturbations:
         with torch.no_grad():
             found = encode_captions(pipeline, repeated, num_tokens)

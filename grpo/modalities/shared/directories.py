@@ -150,7 +150,7 @@ def load_base(directory: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, Any
 
     def refuse(why: str) -> ArtifactError:
         return ArtifactError(
-            f"{directory}: must be a whole policy directory, {why}; rerun its stage"
+            f"{directory}: must be a complete policy directory, {why}; rerun its stage"
         )
 
     with refused_by_library(refuse):
@@ -306,11 +306,11 @@ def _optimizer_tensors(model: nn.Module, optimizer: PreciseAdamW) -> dict[str, T
     """Returns Adam's moments and step counts, and the copies that it steps, by parameter."""
     tensors: dict[str, Tensor] = {}
     for name, parameter in trainable(model).items():
-        stepped = optimizer.stepped(parameter)
-        state = optimizer.state.get(stepped, {})
+        master_weight = optimizer.master_weight(parameter)
+        state = optimizer.state.get(master_weight, {})
         tensors |= {f"{name}/{key}": value for key, value in state.items()}
-        if state and stepped is not parameter:
-            tensors[f"{name}/{COPY}"] = stepped
+        if state and master_weight is not parameter:
+            tensors[f"{name}/{COPY}"] = master_weight
     return tensors
 
 
@@ -326,14 +326,14 @@ def _restore_optimizer(
             for key, value in tensors.items()
             if key.rpartition("/")[0] == name
         }
-        stepped = optimizer.stepped(parameter)
-        if set(own) != {"step", *MOMENTS, *([COPY] if stepped is not parameter else [])}:
+        master_weight = optimizer.master_weight(parameter)
+        if set(own) != {"step", *MOMENTS, *([COPY] if master_weight is not parameter else [])}:
             raise ArtifactError(f"{path}: lacks the moments of {name}; rerun its stage")
         step = own.pop("step").to(parameter.device)  # where the optimizer's fused step reads it
         if step.shape or any(each.shape != parameter.shape for each in own.values()):
             raise ArtifactError(f"{path}: belongs to another model, first difference {name}")
-        divided = {key: shard_like(value, stepped) for key, value in own.items()}
+        divided = {key: shard_like(value, master_weight) for key, value in own.items()}
         if COPY in divided:
             with torch.no_grad():
-                stepped.copy_(divided.pop(COPY))
-        optimizer.state[stepped] = {"step": step, **divided}
+                master_weight.copy_(divided.pop(COPY))
+        optimizer.state[master_weight] = {"step": step, **divided}

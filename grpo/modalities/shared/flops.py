@@ -56,7 +56,7 @@ def count_flops(model: PreTrainedModel, query: int, logits: int, *, backward: bo
     """Returns torch's count for one row of `query` tokens; leaves gradients as they were."""
     tokens = torch.zeros(1, query, dtype=torch.long, device=model.device)
     parameters = [p for p in model.parameters() if p.requires_grad]
-    counter = FlopCounterMode(display=False, custom_mapping=left_out_by_torch())
+    counter = FlopCounterMode(display=False, custom_mapping=missing_flop_formulas())
     with counter, torch.set_grad_enabled(backward):
         output = model(
             input_ids=tokens,
@@ -79,7 +79,7 @@ def _solve(count: Callable[[int, int], int]) -> Coefficients:
     return Coefficients(body=body, attention=attention, head=head)
 
 
-def left_out_by_torch() -> dict[Any, Any]:
+def missing_flop_formulas() -> dict[Any, Any]:
     """Returns formulas for the CPU's attention kernels and for the products of experts."""
     ops = torch.ops.aten
     return {

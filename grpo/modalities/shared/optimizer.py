@@ -17,7 +17,7 @@ class PreciseAdamW(AdamW):
 
     bfloat16 keeps eight bits of a number, and a step of 1e-6 on a weight of 0.01 would be rounded
     away. So a weight in less than float32 has a copy in float32, to which its gradients add up and
-    which is stepped; the weight is what the copy rounds to. One such optimizer per model.
+    which is master_weight; the weight is what the copy rounds to. One such optimizer per model.
     """
 
     def __init__(self, weights: Iterable[Tensor], **settings: Any) -> None:
@@ -30,10 +30,10 @@ class PreciseAdamW(AdamW):
         }
         for each in self._copies:
             each.register_post_accumulate_grad_hook(self._take_gradient)
-        super().__init__([self.stepped(each) for each in weights], **settings)
+        super().__init__([self.master_weight(each) for each in weights], **settings)
 
-    def stepped(self, weight: Tensor) -> Tensor:
-        """Returns what has the gradient of a weight and is stepped: its copy, or itself."""
+    def master_weight(self, weight: Tensor) -> Tensor:
+        """Returns what has the gradient of a weight and is master_weight: its copy, or itself."""
         return self._copies.get(weight, weight)
 
     @torch.no_grad()
@@ -51,7 +51,7 @@ class PreciseAdamW(AdamW):
         weight.grad = None
 
 
-def stepped_by(optimizer: Optimizer) -> list[Tensor]:
+def optimized_tensors(optimizer: Optimizer) -> list[Tensor]:
     """Returns what has the gradients for an optimizer's next step."""
     return [each for group in optimizer.param_groups for each in group["params"]]
 
@@ -63,7 +63,7 @@ def take_step(optimizer: Optimizer, update: int) -> None:
       DivergedError: If a weight is NaN then, or the norm of the weights overflows.
     """
     optimizer.step()
-    norm = torch.nn.utils.get_total_norm([each.detach() for each in stepped_by(optimizer)])
+    norm = torch.nn.utils.get_total_norm([each.detach() for each in optimized_tensors(optimizer)])
     require_finite_numbers(update, {"norm of the weights": float(full_tensor(norm))})
 
 

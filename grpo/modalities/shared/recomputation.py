@@ -14,8 +14,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers import Cache
 
 from grpo.errors import ParameterError
-from grpo.modalities.tokens.forward import FORCE_GQA, heads_sharing
-from grpo.modalities.tokens.routing import routed_as_now
+from grpo.modalities.tokens.forward import FORCE_GQA, grouped_query_attention
+from grpo.modalities.tokens.routing import repeat_current_routing
 from grpo.schema import PARAMS
 
 
@@ -79,30 +79,32 @@ def _run(block: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: An
     """Returns the block's output; the second time a pass computes it, from what was then."""
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
-    routed, shares_heads = routed_as_now(block), FORCE_GQA in os.environ
+    routed, shares_heads = repeat_current_routing(block), FORCE_GQA in os.environ
     # Tensors by position: hooks then see, and count, what is saved of a checkpoint's inputs.
     names = list(kwargs)
-    given = [_Before(e) if isinstance(e, Cache) else e for e in (*args, *map(kwargs.get, names))]
-    caches = [each for each in given if isinstance(each, _Before)]
+    given = [
+        _CacheSnapshot(e) if isinstance(e, Cache) else e for e in (*args, *map(kwargs.get, names))
+    ]
+    caches = [each for each in given if isinstance(each, _CacheSnapshot)]
     is_again = False
 
     def compute(*given: Any) -> Any:
         nonlocal is_again
-        values = [each.take() if isinstance(each, _Before) else each for each in given]
+        values = [each.take() if isinstance(each, _CacheSnapshot) else each for each in given]
         positional, named = values[: len(args)], dict(zip(names, values[len(args) :], strict=True))
         if not is_again:
             is_again = True
             return forward(*positional, **named)
-        with routed(), heads_sharing(shares_heads):  # the pass has left both by then
+        with routed(), grouped_query_attention(shares_heads):  # the pass has left both by then
             return forward(*positional, **named)
 
     output = checkpoint(compute, *given, use_reentrant=False, preserve_rng_state=False)
     for each in caches:
-        each.let_go()
+        each.release()
     return output
 
 
-class _Before:
+class _CacheSnapshot:
     """A cache of keys and values as a block finds it: the block writes into it."""
 
     def __init__(self, cache: Cache) -> None:
@@ -113,7 +115,7 @@ class _Before:
         """Returns the cache for the first pass, and copies of what it was for others."""
         return _copied(self.found) if self.live is None else self.live
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Forgets all but what the block has read: tensors need not live as long as this."""
         layers = zip(self.found.layers, self.live.layers, strict=True)
         self.found.layers = [None if old.keys is new.keys else old for old, new in layers]

@@ -18,8 +18,8 @@ from grpo.errors import DivergedError
 from grpo.modalities.shared.flops import TokenFlops
 from grpo.modalities.shared.optimizer import (
     PreciseAdamW,
+    optimized_tensors,
     require_finite_numbers,
-    stepped_by,
     take_step,
 )
 from grpo.runtime.seeds import derive_seed
@@ -28,8 +28,8 @@ from grpo.types import Cost
 
 WARMUP_UPDATES = 30  # linear rise of the learning rate
 FINAL_FRACTION = 0.02  # of the learning rate, at the end of its cosine
-LARGEST_NORM = 1.0  # of a gradient
-WORST_LOSS = 10.0  # at the end, in losses of the untrained model
+MAX_GRADIENT_NORM = 1.0  # of a gradient
+MAX_LOSS_RATIO = 10.0  # at the end, in losses of the untrained model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +85,7 @@ def step_on_gradient(optimizer: PreciseAdamW, loss: Tensor, update: int) -> floa
     Raises:
       DivergedError: If loss, gradient or weights are not finite.
     """
-    norm = torch.nn.utils.clip_grad_norm_(stepped_by(optimizer), LARGEST_NORM)
+    norm = torch.nn.utils.clip_grad_norm_(optimized_tensors(optimizer), MAX_GRADIENT_NORM)
     value = loss.item()
     require_finite_numbers(update, {"loss": value, "gradient norm": float(norm)})
     take_step(optimizer, update)
@@ -102,7 +102,7 @@ def require_useful(first_loss: float, loss: Callable[[], Tensor], update: int) -
     """
     last = float(loss())
     require_finite_numbers(update, {"loss after the last update": last})
-    if last > WORST_LOSS * first_loss:
+    if last > MAX_LOSS_RATIO * first_loss:
         raise DivergedError(
             f"update {update}: the loss is {last:.3g} after it, and was {first_loss:.3g} before any"
         )

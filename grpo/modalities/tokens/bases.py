@@ -79,7 +79,7 @@ def _largest_difference(model: PreTrainedModel) -> float:
     with forward.sampling():
         logits = [forward.prompt_logits(prompts, mask, cache)[kept]]
         cache.reorder_cache(kept.to(model.device))
-        ahead = forward.look_ahead(mask[kept], STEPS)
+        ahead = forward.attention_ahead(mask[kept], STEPS)
         for step in range(STEPS - 1):
             logits.append(forward.next_logits(tokens[:, step : step + 1], ahead.at(step), cache))
     sampled = torch.stack(logits, dim=1).log_softmax(dim=2)

@@ -33,19 +33,19 @@ def sampling_cache(config: PretrainedConfig, max_steps: int) -> DynamicCache:
     return cache
 
 
-def attends_fully(config: PretrainedConfig) -> bool:
+def has_full_attention(config: PretrainedConfig) -> bool:
     """Returns whether every layer keeps all keys and values, so that rows may share a prefix."""
     return all(type(layer) is DynamicLayer for layer in DynamicCache(config=config).layers)
 
 
-def attends_at_all(config: PretrainedConfig) -> bool:
+def has_attention(config: PretrainedConfig) -> bool:
     """Returns whether some layer keeps keys and values; state-space models keep states alone."""
     layers = DynamicCache(config=config).layers
     return not layers or any(isinstance(layer, CacheLayerMixin) for layer in layers)
 
 
 def select_rows(cache: DynamicCache, rows: Tensor) -> None:
-    """Keeps these rows of a cache that `attends_fully`, differentiably."""
+    """Keeps these rows of a cache that `has_full_attention`, differentiably."""
     layers: list[Any] = cache.layers
     for layer in layers:
         layer.keys = layer.keys.index_select(0, rows)
@@ -107,7 +107,7 @@ class _ReservingLayer(DynamicLayer):  # type: ignore[misc]
 
 
 @contextmanager
-def laid_by_input(body: nn.Module) -> Iterator[None]:
+def column_major_weights(body: nn.Module) -> Iterator[None]:
     """Within, a CPU's matrices lie in memory input by input: products of few rows are faster so."""
     weights = [
         each.weight
@@ -124,13 +124,13 @@ def laid_by_input(body: nn.Module) -> Iterator[None]:
             weight.data = weight.data.contiguous()
 
 
-def step_through(
+def run_layers(
     body: Any, tokens: Tensor, attention: Tensor, positions: Tensor, cache: Cache
 ) -> Tensor:
     """Returns the hidden states of new tokens by the body's layers, one by one.
 
     The body's own call also looks at its configuration, records outputs and makes masks, for every
-    token anew. `ForwardPasses.can_step` says whether that is all that it does.
+    token anew. `ForwardPasses.can_run_layers` says whether that is all that it does.
     """
     hidden: Tensor = body.embed_tokens(tokens)
     embeddings = body.rotary_emb(hidden, position_ids=positions)
@@ -147,36 +147,36 @@ def step_through(
     return normed
 
 
-class Scored(NamedTuple):
+class ScoredSteps(NamedTuple):
     """What `ForwardPasses.log_prob` returns."""
 
     logp: Float[Tensor, "rollout step"]  # on the model's device, 0 where not asked for
     passes: list[Pass]  # what was computed
 
 
-class Look(NamedTuple):
+class AttentionInputs(NamedTuple):
     """What new tokens may attend to, and where they stand, as the model takes both."""
 
     attention: Tensor  # over what was seen: what is added to scores, or a mask of numbers
     positions: Int[Tensor, "row new"]
 
 
-class Ahead(NamedTuple):
+class StepAttention(NamedTuple):
     """The same for rollouts that grow by a token at a time, made once for all steps."""
 
     attention: Tensor  # at the last step
     start: Int[Tensor, "row one"]  # positions of the first tokens behind the prompts
     width: int  # of the prompts
 
-    def select(self, rows: Int[Tensor, " kept"]) -> "Ahead":
+    def select(self, rows: Int[Tensor, " kept"]) -> "StepAttention":
         """Returns what is ahead of these rows."""
-        return Ahead(self.attention[rows], self.start[rows], self.width)
+        return StepAttention(self.attention[rows], self.start[rows], self.width)
 
-    def at(self, step: int) -> Look:
+    def at(self, step: int) -> AttentionInputs:
         """Returns what a rollout's token `step` sees."""
         seen = self.width + step + 1
         attention = self.attention if self.attention.shape[-1] == 1 else self.attention[..., :seen]
-        return Look(attention, self.start + step)
+        return AttentionInputs(attention, self.start + step)
 
 
 class ForwardPasses:
@@ -190,8 +190,8 @@ class ForwardPasses:
         taken = inspect.signature(self._causal.forward).parameters
         self._cache_argument = "cache_params" if "cache_params" in taken else "past_key_values"
         self._words: Any = self._causal.get_input_embeddings()
-        is_full = attends_fully(self._causal.config)
-        self._attends = attends_at_all(self._causal.config)
+        is_full = has_full_attention(self._causal.config)
+        self._attends = has_attention(self._causal.config)
         is_sdpa = self._causal.config._attn_implementation == "sdpa"
         self._takes_masks = is_full and is_sdpa and self._adds_score_bias()
         # Routers decide near ties by the last bits: one kind of pass, the same decisions.
@@ -209,12 +209,14 @@ class ForwardPasses:
         body = self._causal.get_decoder()
         self._body = torch.compile(body, backend=backend, dynamic=True)
 
-    def look_ahead(self, prompt_mask: Bool[Tensor, "row width"], num_steps: int) -> Ahead:
+    def attention_ahead(
+        self, prompt_mask: Bool[Tensor, "row width"], num_steps: int
+    ) -> StepAttention:
         """Returns what rollouts of up to so many steps will see."""
         rows, width = prompt_mask.shape
         mask = torch.cat([prompt_mask, prompt_mask.new_ones(rows, num_steps)], dim=1)
-        last = self._look(mask, 1)
-        return Ahead(last.attention, last.positions - (num_steps - 1), width)
+        last = self._attention_inputs(mask, 1)
+        return StepAttention(last.attention, last.positions - (num_steps - 1), width)
 
     def prompt_logits(
         self,
@@ -223,39 +225,48 @@ class ForwardPasses:
         cache: DynamicCache,
     ) -> Float[Tensor, "prompt token"]:
         """Returns the logits after each prompt, on the host, and fills the cache."""
-        return self.next_logits(tokens, self._look(mask, tokens.shape[1]), cache)
+        return self.next_logits(tokens, self._attention_inputs(mask, tokens.shape[1]), cache)
 
     def next_logits(
-        self, tokens: Int[Tensor, "row new"], look: Look, cache: DynamicCache
+        self, tokens: Int[Tensor, "row new"], attention_inputs: AttentionInputs, cache: DynamicCache
     ) -> Float[Tensor, "row token"]:
         """Returns the logits after the last token, on the host, and grows the cache."""
         with torch.inference_mode():
             if self._head is None:
-                output = self._run(self.model, tokens, look, cache=cache, logits_to_keep=1)
+                output = self._run(
+                    self.model, tokens, attention_inputs, cache=cache, logits_to_keep=1
+                )
                 logits = output.logits[:, -1]
             else:  # apart: the model around both takes its time, too
-                steps = self.can_step and tokens.shape[1] == 1
-                hidden = self._next_hidden(tokens, look, cache, steps=steps)
+                steps = self.can_run_layers and tokens.shape[1] == 1
+                hidden = self._next_hidden(tokens, attention_inputs, cache, steps=steps)
                 logits = self._head(hidden[:, -1])
             result: Tensor = logits.float().cpu()
         return result
 
     def _next_hidden(
-        self, tokens: Int[Tensor, "row new"], look: Look, cache: DynamicCache, *, steps: bool
+        self,
+        tokens: Int[Tensor, "row new"],
+        attention_inputs: AttentionInputs,
+        cache: DynamicCache,
+        *,
+        steps: bool,
     ) -> Float[Tensor, "row new hidden"]:
         """Returns hidden states and grows the cache; `steps`: layer by layer."""
         body = self._causal.get_decoder()
         if steps:
             tokens = tokens.to(self._words.weight.device)
-            return step_through(body, tokens, look.attention, look.positions, cache)
-        hidden: Tensor = self._run(body, tokens, look, cache=cache)[0]
+            return run_layers(
+                body, tokens, attention_inputs.attention, attention_inputs.positions, cache
+            )
+        hidden: Tensor = self._run(body, tokens, attention_inputs, cache=cache)[0]
         return hidden
 
     def sampling(self) -> AbstractContextManager[None]:
         """Returns within what tokens are drawn, one after the other."""
-        _ = self.can_step  # probed now: its passes are no sampling
+        _ = self.can_run_layers  # probed now: its passes are no sampling
         # Not with routers, as above: other products, other last bits.
-        return laid_by_input(self._causal.get_decoder()) if self.can_share else nullcontext()
+        return column_major_weights(self._causal.get_decoder()) if self.can_share else nullcontext()
 
     def log_prob(
         self,
@@ -268,7 +279,7 @@ class ForwardPasses:
         needed: Bool[Tensor, "rollout step"],
         temperature: float,
         may_share: bool,
-    ) -> Scored:
+    ) -> ScoredSteps:
         """Returns log-probs in nats of the needed steps.
 
         A prompt is read once for all its rollouts where that saves enough.
@@ -292,11 +303,11 @@ class ForwardPasses:
             hidden = self._shared_hidden(prompt, prompt_mask, row, tokens, mask)
         else:
             inputs, attention = _join(prompt[row], prompt_mask[row], tokens, mask)
-            look = self._look(attention, inputs.shape[1])
-            output = self._run(self._body, inputs, look, cache=None)
+            attention_inputs = self._attention_inputs(attention, inputs.shape[1])
+            output = self._run(self._body, inputs, attention_inputs, cache=None)
             hidden = output.last_hidden_state[:, width - 1 :]
         logp, of_head = self._project(hidden, self._head, tokens, needed, temperature)
-        return Scored(logp, passes + of_head)
+        return ScoredSteps(logp, passes + of_head)
 
     def _project(
         self,
@@ -305,13 +316,13 @@ class ForwardPasses:
         tokens: Int[Tensor, "rollout step"],
         needed: Bool[Tensor, "rollout step"],
         temperature: float,
-    ) -> Scored:
+    ) -> ScoredSteps:
         """Returns the log-probs of the needed steps: only they reach the head."""
         needed = needed.to(hidden.device)
         chosen = tokens.to(hidden.device)[needed]
         logp = chosen_log_prob(hidden[needed], head, chosen, temperature)
         passes = head_passes(len(chosen), len(head.weight), is_training=torch.is_grad_enabled())
-        return Scored(logp.new_zeros(needed.shape).masked_scatter(needed, logp), passes)
+        return ScoredSteps(logp.new_zeros(needed.shape).masked_scatter(needed, logp), passes)
 
     @torch.no_grad()
     def _adds_score_bias(self) -> bool:
@@ -323,9 +334,9 @@ class ForwardPasses:
         mask = torch.tensor([[False, True, True]])
         found: list[Tensor] = []
         for self._takes_masks in (False, True):
-            look = self._look(mask, tokens.shape[1])
+            attention_inputs = self._attention_inputs(mask, tokens.shape[1])
             try:
-                output = self._run(self._causal.get_decoder(), tokens, look, cache=None)
+                output = self._run(self._causal.get_decoder(), tokens, attention_inputs, cache=None)
             except PASS_ERRORS:
                 return False
             found.append(output[0][mask.to(output[0].device)])
@@ -340,14 +351,16 @@ class ForwardPasses:
         if type(head) is not nn.Linear or body is self._causal:
             return None
         tokens = torch.arange(1, 4)[None] % len(head.weight)
-        look = self._look(torch.ones_like(tokens, dtype=torch.bool), tokens.shape[1])
-        hidden = self._run(body, tokens, look, cache=None).last_hidden_state
-        logits = self._run(self._causal, tokens, look, cache=None).logits
+        attention_inputs = self._attention_inputs(
+            torch.ones_like(tokens, dtype=torch.bool), tokens.shape[1]
+        )
+        hidden = self._run(body, tokens, attention_inputs, cache=None).last_hidden_state
+        logits = self._run(self._causal, tokens, attention_inputs, cache=None).logits
         return head if torch.equal(head(hidden), logits) else None
 
     @cached_property
     @torch.inference_mode()
-    def can_step(self) -> bool:
+    def can_run_layers(self) -> bool:
         """Whether the body's layers, called one by one, give the bits of its own call."""
         if not self._takes_masks or self._head is None:
             return False
@@ -356,10 +369,14 @@ class ForwardPasses:
         found = []
         for steps in (False, True):
             cache = DynamicCache(config=self._causal.config)
-            self._next_hidden(tokens[:, :-1], self._look(read[:, :-1], 3), cache, steps=False)
-            look = self._look(read, 1)
+            self._next_hidden(
+                tokens[:, :-1], self._attention_inputs(read[:, :-1], 3), cache, steps=False
+            )
+            attention_inputs = self._attention_inputs(read, 1)
             try:
-                found.append(self._next_hidden(tokens[:, -1:], look, cache, steps=steps))
+                found.append(
+                    self._next_hidden(tokens[:, -1:], attention_inputs, cache, steps=steps)
+                )
             except (AttributeError, TypeError):  # its parts are others, or take something else
                 return False
         return torch.equal(*found)
@@ -374,16 +391,16 @@ class ForwardPasses:
     ) -> Float[Tensor, "rollout step hidden"]:
         """Returns the hidden states that predict each step; gradients reach the shared prompt."""
         cache = DynamicCache(config=self._causal.config)
-        look = self._look(prompt_mask, prompt.shape[1])
-        read = self._run(self._body, prompt, look, cache=cache)
+        attention_inputs = self._attention_inputs(prompt_mask, prompt.shape[1])
+        read = self._run(self._body, prompt, attention_inputs, cache=cache)
         row = row.to(self.model.device)
         first: Tensor = read.last_hidden_state[:, -1:].index_select(0, row)
         if tokens.shape[1] == 1:
             return first
         select_rows(cache, row)
         attention = torch.cat([prompt_mask[row.cpu()], mask[:, :-1]], dim=1)
-        look = self._look(attention, tokens.shape[1] - 1)
-        rest = self._run(self._body, tokens[:, :-1], look, cache=cache)
+        attention_inputs = self._attention_inputs(attention, tokens.shape[1] - 1)
+        rest = self._run(self._body, tokens[:, :-1], attention_inputs, cache=cache)
         return torch.cat([first, rest.last_hidden_state], dim=1)
 
     def _log_prob_of_logits(
@@ -394,18 +411,20 @@ class ForwardPasses:
         mask: Bool[Tensor, "rollout step"],
         needed: Bool[Tensor, "rollout step"],
         temperature: float,
-    ) -> Scored:
+    ) -> ScoredSteps:
         """Returns the same by the model's own logits, for models whose head does more."""
         inputs, attention = _join(prompt, prompt_mask, tokens, mask)
         count, (rows, width) = tokens.shape[1], inputs.shape
-        look = self._look(attention, width)
-        logits = self._run(self.model, inputs, look, cache=None, logits_to_keep=count).logits
+        attention_inputs = self._attention_inputs(attention, width)
+        logits = self._run(
+            self.model, inputs, attention_inputs, cache=None, logits_to_keep=count
+        ).logits
         scaled = logits.float() / temperature
         chosen = scaled.gather(2, tokens[:, :, None].to(scaled.device))[:, :, 0]
         logp = torch.where(needed.to(scaled.device), chosen - scaled.logsumexp(dim=2), 0.0)
-        return Scored(logp, [Pass(rows=rows, query=width, context=width, logits=count)])
+        return ScoredSteps(logp, [Pass(rows=rows, query=width, context=width, logits=count)])
 
-    def _look(self, mask: Bool[Tensor, "row seen"], new: int) -> Look:
+    def _attention_inputs(self, mask: Bool[Tensor, "row seen"], new: int) -> AttentionInputs:
         """Returns what the last `new` tokens see, on the model's device."""
         positions = (mask.long().cumsum(dim=1) - 1).clamp(min=0)[:, -new:]
         # Without padding, transformers leaves the mask out, and torch half of the products.
@@ -414,24 +433,24 @@ class ForwardPasses:
         else:  # without keys to attend to, a mask is of the new tokens alone
             attention = (mask if self._attends else mask[:, -new:]).long()
         device = self._words.weight.device
-        return Look(attention.to(device), positions.to(device))
+        return AttentionInputs(attention.to(device), positions.to(device))
 
     def _run(
         self,
         module: Any,
         tokens: Int[Tensor, "row new"],
-        look: Look,
+        attention_inputs: AttentionInputs,
         *,
         cache: DynamicCache | None,
         **settings: int,
     ) -> Any:
         """Returns the output of the model or its body for tokens at the end of what was seen."""
         device = self._words.weight.device
-        with heads_sharing(device.type == "cpu" and tokens.shape[1] > 1):
+        with grouped_query_attention(device.type == "cpu" and tokens.shape[1] > 1):
             return module(
                 input_ids=tokens.to(device),
-                attention_mask=look.attention,
-                position_ids=look.positions,
+                attention_mask=attention_inputs.attention,
+                position_ids=attention_inputs.positions,
                 use_cache=cache is not None,
                 **{self._cache_argument: cache},
                 **settings,
@@ -439,7 +458,7 @@ class ForwardPasses:
 
 
 @contextmanager
-def heads_sharing(is_on: bool) -> Iterator[None]:
+def grouped_query_attention(is_on: bool) -> Iterator[None]:
     """Within, heads share keys and values where transformers would copy them for each.
 
     It reads this variable at every call, and otherwise copies wherever there is a mask: a GPU's

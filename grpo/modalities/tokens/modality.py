@@ -179,7 +179,7 @@ class Tokens(Modality[TokenPolicyParams, TokenSampling, TokenDraws]):
         base: Path,
         directory: Path,
         draws: "Decoding",
-        sharing: int = 1,
+        policies_per_host: int = 1,
     ) -> "TokenPolicy":
         from grpo.modalities.tokens.policy import load_token_policy
 
@@ -192,7 +192,7 @@ class Tokens(Modality[TokenPolicyParams, TokenSampling, TokenDraws]):
         base: Path,
         directory: Path,
         draws: "Decoding",
-        sharing: int = 1,
+        policies_per_host: int = 1,
         judge: Judgement | None = None,
     ) -> "TokenPolicy":
         from grpo.modalities.tokens.policy import load_token_policy, load_vllm_sampler

@@ -19,7 +19,7 @@ from grpo.modalities.shared.flops import TokenFlops
 from grpo.modalities.shared.logits import draw
 from grpo.modalities.shared.packed import Layout, Rows, require_entries
 from grpo.modalities.tokens.costs import Pass, TokenCostModel, total_flops
-from grpo.modalities.tokens.forward import ForwardPasses, Scored, sampling_cache
+from grpo.modalities.tokens.forward import ForwardPasses, ScoredSteps, sampling_cache
 from grpo.modalities.tokens.modality import RoutingMode, TokenPolicyParams
 from grpo.modalities.tokens.routing import (
     ROUTING_LAYOUT,
@@ -128,7 +128,7 @@ class TokenPolicy(Policy[TokenTrajectory]):
         self.flops = TokenFlops(model)
         self.forward = ForwardPasses(model)
         self.end_tokens = end_tokens(model, tokenizer)
-        self._pass: Callable[[Callable[[], Scored]], Scored] = lambda compute: compute()
+        self._pass: Callable[[Callable[[], ScoredSteps]], ScoredSteps] = lambda compute: compute()
 
     def shard(self, device: str) -> None:
         """Leaves this rank its share of the weights: a score is now a pass of all ranks."""
@@ -267,7 +267,7 @@ class TokenPolicy(Policy[TokenTrajectory]):
         logits = self.forward.prompt_logits(prompt, prompt_mask, cache)[group]
         passes = [_reading(*prompt.shape, seen=prompt.shape[1])]
         cache.reorder_cache(group.to(self.model.device))
-        ahead = self.forward.look_ahead(prompt_mask[group], steps)
+        ahead = self.forward.attention_ahead(prompt_mask[group], steps)
         alive: slice | Tensor = slice(None)  # until one has ended: a view is cheaper
         for step in range(steps):
             chosen, chosen_logp = self._draw(logits, uniform[alive, step])

@@ -118,7 +118,7 @@ def replayed(model: nn.Module, routing: Routing, *, width: int, num_read: int) -
         routing.fill(chosen.unflatten(0, given.shape[:2]), width)
 
 
-def routed_as_now(module: nn.Module) -> Callable[[], AbstractContextManager[None]]:
+def repeat_current_routing(module: nn.Module) -> Callable[[], AbstractContextManager[None]]:
     """Returns a context in which a module's routers choose as they do here; nothing is recorded."""
     routers = find_routers(module)
     now = [vars(router).get("forward") for router in routers]
