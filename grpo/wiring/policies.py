@@ -90,7 +90,7 @@ def load_sampler(
 
     Args:
       judge: Of what is looked at on the way to a rollout.
-      policies_per_host: Policies that share this host's processors.
+      policies_per_host: Number of policies that share this host's cores.
 
     Raises:
       ArtifactError: If a file is missing or broken, or may run code.

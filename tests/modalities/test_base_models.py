@@ -181,7 +181,7 @@ WRONG: dict[str, tuple[Change, str]] = {
     "an encoder": (lambda d: save(d, BertModel(BERT)), r"missing, the first is cls"),
     "a masked model": (
         lambda d: save(d, BertForMaskedLM(BERT)),
-        r"must be a causal language model: BertLMHeadModel reads tokens that come later",
+        r"must be a causal language model: BertLMHeadModel attends to later tokens",
     ),
     "a NaN": (
         lambda d: (
@@ -205,7 +205,7 @@ WRONG: dict[str, tuple[Change, str]] = {
             ([[1]], r"eos_token_id of generation_config.json must be the number .* \[\[1\]\]"),
         )
     },
-    "no end token": (without_end, r"has no end token, so no rollout would end by itself"),
+    "no end token": (without_end, r"must have an end token, without which no rollout"),
     "a larger vocabulary": (beyond_the_embedding, r"has 261 tokens, the model embeds 259"),
     "an adapter": (
         lambda d: (d.mkdir(), (d / "adapter_config.json").write_text('{"peft_type": "LORA"}')),
@@ -317,7 +317,7 @@ def test_the_keys_of_every_recipe_are_known():
         ("{{ messages.nothing.at.all }}", "needs a chat template that renders"),
         ("{{ 1 / 0 }}", "needs a chat template that renders .*: ZeroDivisionError"),
         ("{% for i in range(10**9) %}.{% endfor %}", "needs .* renders .*: OverflowError"),
-        ("<user><assistant>", "leaves out what the user says, it renders '<user><assistant>'"),
+        ("<user><assistant>", "must render the user message, got '<user><assistant>'"),
     ],
 )
 def test_a_chat_template_must_render_what_the_user_says(template: str | None, message: str):

@@ -286,7 +286,7 @@ PARAMETERS = [
         r"params.yaml: policy.base.path must be a directory, data/model is none"),
     Bad("missing gguf package", "base",
         set_param("policy.base", {"source": "gguf", "package": "llm_nobody", "file": "a.gguf"}),
-        r"params.yaml: policy.base.package 'llm_nobody' is not installed; run pip install"),
+        r"params.yaml: policy.base.package must be installed, got 'llm_nobody'; run pip install"),
     Bad("missing peft", "rollout@uniform-1",
         set_param("policy.lora",
                   {"rank": 2, "alpha": 2, "dropout": 0.0, "target_modules": ["q_proj"]}),
