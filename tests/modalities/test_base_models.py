@@ -199,8 +199,8 @@ WRONG: dict[str, tuple[Change, str]] = {
             message,
         )
         for value, message in (
-            (99999, r"eos_token_id in generation_config.json is 99999, the tokens .* below 259"),
-            (-1, r"eos_token_id in generation_config.json is -1, the tokens are those below 259"),
+            (99999, r"got eos_token_id 99999 in generation_config.json for 259 tokens"),
+            (-1, r"got eos_token_id -1 in generation_config.json for 259 tokens"),
             ("2", r"eos_token_id of generation_config.json must be the number .*, got '2'"),
             ([[1]], r"eos_token_id of generation_config.json must be the number .* \[\[1\]\]"),
         )

@@ -85,7 +85,7 @@ def wan_with(**settings: Any) -> Any:
 REFUSED: dict[str, tuple[Any, str]] = {
     "two transformers": (
         lambda: tiny_wan(transformer_2=tiny_wan_transformer()),
-        r"transformer_2 .* is not read",
+        r"transformer_2 .* is not supported",
     ),
     "two transformers by time": (lambda: tiny_wan(boundary_ratio=0.875), "boundary_ratio 0.875"),
     "times by position": (lambda: tiny_wan(expand_timesteps=True), "expand_timesteps True"),
@@ -143,7 +143,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
                 )
             )
         ),
-        "image_encoder .* is not read",
+        "image_encoder .* is not supported",
     ),
 }
 
