@@ -255,7 +255,7 @@ PARAMETERS = [
     Bad("unknown difficulty", "prepare", set_param("task.families.gcd", {"length": 3}),
         r"params.yaml: task.families.gcd .*length"),
     Bad("family out of prompts", "prepare", set_param("task.families.gcd.max_value", 3),
-        r"params.yaml: task.families.gcd has \d+ different prompts, .* ask for 30"),
+        r"params.yaml: task.families.gcd must have 30 different prompts .*, got \d+"),
     Bad("missing jsonl", "prepare", IMPORTED,
         r"params.yaml: task.train must be a file, data/train.jsonl is none"),
     Bad("jsonl line without answer", "prepare",
