@@ -125,8 +125,8 @@ class Bandit(Modality[BanditParams, TokenSampling, TokenDraws]):
     policy = BanditParams
     sampling = TokenSampling
     evaluation_sampling = TokenDraws
-    asked = "text"
-    judged = "text"
+    prompt_kind = "text"
+    output_kind = "text"
     step_name = "pull"
     has_greedy = False
 

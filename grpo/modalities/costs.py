@@ -61,7 +61,7 @@ class CostModel(PassFlops, Protocol):
         """Returns the number of tokens of each prompt under the policy's tokenizer."""
         ...
 
-    def find_unlike_draws(self, draws: Any, profile_draws: Any) -> str | None:
+    def find_decoding_mismatch(self, draws: Any, profile_draws: Any) -> str | None:
         """Returns how an arm's sampling settings differ from the profile's; None if equal.
 
         The text continues the arm's name: "samples at temperature 1, the profile at 0.5".

@@ -93,7 +93,7 @@ class PolicyParams(Strict):
         return {}
 
 
-def find_other_temperature(sampling: TokenSampling, profiled: TokenDraws) -> str | None:
+def find_temperature_mismatch(sampling: TokenSampling, profiled: TokenDraws) -> str | None:
     """Returns how the temperatures of an arm and the profile differ; None if they are equal."""
     if sampling.temperature == profiled.temperature:
         return None
@@ -136,17 +136,19 @@ class Modality(ABC, Generic[PolicyT, SamplingT, DrawsT]):
     policy: type[PolicyT]  # the type of the section `policy`
     sampling: type[SamplingT]  # of arms.ARM.sampling
     evaluation_sampling: type[DrawsT]  # of evaluation.sampling
-    asked: ClassVar[Literal["text", "caption", "scene"]]  # the kind of prompt
-    judged: ClassVar[Literal["text", "media", "simulation"]]  # the kind of output that is judged
+    prompt_kind: ClassVar[Literal["text", "caption", "scene"]]  # the kind of prompt
+    output_kind: ClassVar[
+        Literal["text", "media", "simulation"]
+    ]  # the kind of output that is judged
     step_name: ClassVar[str]  # name of a step in the report
     has_greedy: ClassVar[bool] = True  # evaluation also samples greedily
 
-    def find_wrong(self, params: RunParams[PolicyT], judge: str) -> Iterator[str]:
+    def find_conflicts(self, params: RunParams[PolicyT], judge: str) -> Iterator[str]:
         """Yields errors in combinations of valid parameters, each with the parameter path."""
         if params.machine.compile:
             yield f"with policy.kind {self.kind}, machine.compile must be false"
 
-    def find_indivisible(self, params: RunParams[PolicyT]) -> Iterator[str]:
+    def find_rank_conflicts(self, params: RunParams[PolicyT]) -> Iterator[str]:
         """Yields the parameters that prevent training on several ranks."""
         yield "policy.kind must be tokens"
 
@@ -239,7 +241,7 @@ class Modality(ABC, Generic[PolicyT, SamplingT, DrawsT]):
         """Returns the decoding of the profile: the "sampled" one of evaluation."""
         return self.evaluation_draws(policy, sampling)["sampled"]
 
-    def find_unlike_profile(self, sampling: SamplingT, profiled: DrawsT) -> str | None:
+    def find_profile_mismatch(self, sampling: SamplingT, profiled: DrawsT) -> str | None:
         """Returns how an arm's sampling differs from the profile's; None if equal.
 
         The text is an error message that starts with a parameter of the arm.

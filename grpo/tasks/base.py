@@ -10,7 +10,7 @@ import pandas as pd
 
 from grpo.schema import Strict
 
-Asked = Literal["text", "caption", "scene"]  # the kind of a prompt
+PromptKind = Literal["text", "caption", "scene"]  # the kind of a prompt
 
 
 class PromptTables(NamedTuple):
@@ -34,7 +34,7 @@ class TaskInputs:
 class Task(Strict):
     """The section `task`. Each file of this folder defines one task and is named as its kind."""
 
-    asks: ClassVar[tuple[Asked, ...]]  # the kinds of its prompts
+    prompt_kinds: ClassVar[tuple[PromptKind, ...]]  # the kinds of its prompts
 
     kind: str
 

@@ -20,7 +20,7 @@ Alphabets = Sequence[str]  # the allowed characters at each position
 class GlyphsTask(Task):
     """Short texts to be drawn; prompts of train, eval and warm-up are disjoint."""
 
-    asks = ("caption",)
+    prompt_kinds = ("caption",)
 
     kind: Literal["glyphs"]
     train_prompts: Positive

@@ -19,7 +19,7 @@ from grpo.tasks.base import PromptTables, Task, TaskInputs
 
 LOOSE = "\0"  # prefix of normalized prompts; no prompt may contain it
 FIELDS = ("prompt", "answer", "family")
-USUAL = {  # common names of these columns
+COMMON_NAMES = {  # common names of these columns
     "prompt": ("question", "problem", "query", "input", "instruction", "text", "caption"),
     "answer": ("solution", "target", "output", "response", "label", "ground_truth", "final_answer"),
 }
@@ -29,7 +29,7 @@ USER = "user"
 class JsonlTask(Task):
     """Prompts and answers from two files: JSON lines, a JSON array or a parquet table."""
 
-    asks = ("text", "caption")
+    prompt_kinds = ("text", "caption")
 
     kind: Literal["jsonl"]
     directory: S3Base | None  # location of the files; null: data/
@@ -174,7 +174,7 @@ def _read_row(
 
 def _suggest(field: str, item: Mapping[str, Any]) -> str:
     """Returns the columns of a row and a suggestion for task.columns, for an error message."""
-    near = [each for each in USUAL.get(field, ()) if each in item]
+    near = [each for each in COMMON_NAMES.get(field, ()) if each in item]
     way = f"; set task.columns to {{{field}: {near[0]}}}" if near else ""
     return f"got {brief(sorted(map(str, item)))}{way}"
 

@@ -15,7 +15,7 @@ from grpo.tasks.base import PromptTables, Task, TaskInputs, shares
 class ManipulationTask(Task):
     """Scenes of Meta-World's robot arm with an instruction; train and eval are disjoint."""
 
-    asks = ("scene",)
+    prompt_kinds = ("scene",)
 
     kind: Literal["manipulation"]
     train_prompts: Positive

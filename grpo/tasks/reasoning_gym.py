@@ -146,7 +146,7 @@ COMPACT: dict[str, _Notation] = {
 class ReasoningGymTask(Task):
     """Procedural tasks of reasoning-gym; the texts of train and eval are disjoint."""
 
-    asks = ("text",)
+    prompt_kinds = ("text",)
 
     kind: Literal["reasoning_gym"]
     notation: Literal["compact", "question"]  # short forms for small models, or the full question

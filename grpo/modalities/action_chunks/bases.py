@@ -37,10 +37,10 @@ from grpo.modalities.shared.warmup import (
     WarmupSettings,
     WarmupUpdate,
     learning_rate_at,
-    name_remedy,
-    require_useful,
+    require_low_loss,
     step_on_gradient,
     warmup_settings,
+    with_remedy,
 )
 from grpo.runtime.machine import DTYPES
 from grpo.runtime.seeds import derive_seed
@@ -103,7 +103,7 @@ def clone_demonstrations(
         cost = Cost(flops=counter.get_total_flops(), trained_steps=len(chosen))
         yield WarmupUpdate(update=update, loss=value, learning_rate=rate, cost=cost)
     if first_loss is not None:
-        require_useful(first_loss, lambda: _loss(model, batch, spread), update)
+        require_low_loss(first_loss, lambda: _loss(model, batch, spread), update)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,7 +189,7 @@ def make_base_policy(params: RunParams[ActionChunkPolicyParams], data: Path) -> 
 
     return BasePolicy(
         num_updates=settings.updates,
-        warm_up=lambda table: name_remedy(
+        warm_up=lambda table: with_remedy(
             clone_experts(params.policy, model, tokenizer, table, settings), settings
         ),
         save=save,

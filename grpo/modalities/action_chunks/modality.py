@@ -15,7 +15,7 @@ from grpo.modalities.modality import (
     ScratchBackbone,
     TokenDraws,
     TokenSampling,
-    find_other_temperature,
+    find_temperature_mismatch,
 )
 from grpo.schema import (
     DirectoryBase,
@@ -141,11 +141,13 @@ class ActionChunks(Modality[ActionChunkPolicyParams, TokenSampling, TokenDraws])
     policy = ActionChunkPolicyParams
     sampling = TokenSampling
     evaluation_sampling = TokenDraws
-    asked = "scene"
-    judged = "simulation"
+    prompt_kind = "scene"
+    output_kind = "simulation"
     step_name = "chunk"
 
-    def find_wrong(self, params: RunParams[ActionChunkPolicyParams], judge: str) -> Iterator[str]:
+    def find_conflicts(
+        self, params: RunParams[ActionChunkPolicyParams], judge: str
+    ) -> Iterator[str]:
         """Yields errors in chunk sizes, rollout length and demonstrated families."""
         policy, families = params.policy, params.task.families
         chunk, shown = policy.base.chunk, sorted(policy.base.warmup.demonstrations)
@@ -164,7 +166,7 @@ class ActionChunks(Modality[ActionChunkPolicyParams, TokenSampling, TokenDraws])
                 "policy.base.warmup.demonstrations must name the families of the task, "
                 f"{sorted(families)}, got {shown}"
             )
-        yield from super().find_wrong(params, judge)
+        yield from super().find_conflicts(params, judge)
 
     def phases(self, policy: ActionChunkPolicyParams) -> "tuple[Phase, ...]":
         return phases_of(policy)
@@ -230,8 +232,8 @@ class ActionChunks(Modality[ActionChunkPolicyParams, TokenSampling, TokenDraws])
             for name, each in temperatures.items()
         }
 
-    def find_unlike_profile(self, sampling: TokenSampling, profiled: TokenDraws) -> str | None:
-        return find_other_temperature(sampling, profiled)
+    def find_profile_mismatch(self, sampling: TokenSampling, profiled: TokenDraws) -> str | None:
+        return find_temperature_mismatch(sampling, profiled)
 
     def load_policy(
         self,

@@ -25,7 +25,7 @@ from grpo.modalities.shared.directories import PolicyState, find_wrong_weights, 
 from grpo.modalities.shared.drawings import Drawing, draw_clips, draw_texts, split_text
 from grpo.modalities.shared.models import require_known_keys
 from grpo.modalities.shared.tokenizers import make_caption_tokenizer
-from grpo.modalities.shared.warmup import BasePolicy, WarmupUpdate, name_remedy, warmup_settings
+from grpo.modalities.shared.warmup import BasePolicy, WarmupUpdate, warmup_settings, with_remedy
 from grpo.runtime.machine import DTYPES
 from grpo.runtime.seeds import derive_seed
 from grpo.runtime.sources import Source, find_source, refusal
@@ -240,7 +240,7 @@ def _match_flow(
         num_tokens=policy.caption_tokens,
         blank_fraction=warmup.blank_fraction,
     )
-    return name_remedy(updates, settings)
+    return with_remedy(updates, settings)
 
 
 def _require_room(

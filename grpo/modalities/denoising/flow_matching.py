@@ -19,7 +19,7 @@ from grpo.modalities.shared.warmup import (
     WarmupSettings,
     WarmupUpdate,
     learning_rate_at,
-    require_useful,
+    require_low_loss,
     step_on_gradient,
 )
 from grpo.types import Cost
@@ -85,7 +85,7 @@ def match_flow(
         cost = Cost(flops=counter.get_total_flops(), trained_steps=len(rows))
         yield WarmupUpdate(update=update, loss=value, learning_rate=rate, cost=cost)
     if first_loss is not None:
-        require_useful(first_loss, compute, update)
+        require_low_loss(first_loss, compute, update)
 
 
 def _loss(

@@ -169,12 +169,12 @@ class Denoising(Modality[DenoisingPolicyParams, DenoisingSampling, DenoisingDraw
     policy = DenoisingPolicyParams
     sampling = DenoisingSampling
     evaluation_sampling = DenoisingDraws
-    asked = "caption"
-    judged = "media"
+    prompt_kind = "caption"
+    output_kind = "media"
     step_name = "denoising step"
     has_greedy = False  # the initial noise has no greedy choice
 
-    def find_wrong(self, params: RunParams[DenoisingPolicyParams], judge: str) -> Iterator[str]:
+    def find_conflicts(self, params: RunParams[DenoisingPolicyParams], judge: str) -> Iterator[str]:
         """Yields parameters that disagree about images and clips."""
         frames, base = params.policy.canvas.frames, params.policy.base
         has_frames = frames > 1
@@ -192,7 +192,7 @@ class Denoising(Modality[DenoisingPolicyParams, DenoisingSampling, DenoisingDraw
             )
         if judge == "moving_ocr" and moved is None:
             yield "reward.judge moving_ocr needs task.pixels_per_frame, got none"
-        yield from super().find_wrong(params, judge)
+        yield from super().find_conflicts(params, judge)
 
     def rule_facts(
         self, policy: DenoisingPolicyParams, sampling: DenoisingSampling
@@ -251,7 +251,7 @@ class Denoising(Modality[DenoisingPolicyParams, DenoisingSampling, DenoisingDraw
         )
         return {"sampled": exact}
 
-    def find_unlike_profile(self, sampling: DenoisingSampling, profiled: DenoisingDraws) -> str:
+    def find_profile_mismatch(self, sampling: DenoisingSampling, profiled: DenoisingDraws) -> str:
         return (
             "selection must not hold reuse_profile_rollouts: the profile samples without noise in "
             "its steps, so they have no density"

@@ -103,7 +103,7 @@ def find_unsupported_setting(pipeline: Any) -> str | None:
     return None
 
 
-def find_misfit(pipeline: Any, canvas: Canvas) -> str | None:
+def find_canvas_error(pipeline: Any, canvas: Canvas) -> str | None:
     """Returns why a pipeline cannot generate a canvas; None: it can."""
     *frames, height, width = pixels_per_position(pipeline)
     if not frames and canvas.frames != 1:

@@ -17,7 +17,7 @@ from grpo.modalities.denoising.modality import Canvas, DenoisingPolicyParams, Sc
 from grpo.modalities.denoising.pipelines import (
     condition_names,
     encode_captions,
-    find_misfit,
+    find_canvas_error,
     find_unsupported_component,
     find_unsupported_setting,
     latent_shape,
@@ -38,7 +38,7 @@ from grpo.modalities.denoising.sde_steps import (
     step_log_prob,
 )
 from grpo.modalities.denoising.trajectories import DenoisingTrajectory, layout_of, restore_draws
-from grpo.modalities.denoising.variants import blend, find_variants, share_at
+from grpo.modalities.denoising.variants import blend, find_variants, variant_weight
 from grpo.modalities.modality import Judgement, RunParams
 from grpo.modalities.shared.directories import read_round
 from grpo.modalities.shared.flops import missing_flop_formulas
@@ -99,7 +99,7 @@ class DenoisingPolicy(Policy[DenoisingTrajectory]):
         start = torch.randn(
             len(group), *latent_shape(self.pipeline, self.canvas), generator=generator
         )
-        variant, given_at = self._vary(prompts, conditions, group, generator)
+        variant, given_at = self._choose_variants(prompts, conditions, group, generator)
         is_matched = self.decoding.density == MATCHED
         noisy = mask & (not is_matched)
         clean, before, after, logp = self._denoise(start, noisy, given_at, schedule, generator)
@@ -299,7 +299,7 @@ class DenoisingPolicy(Policy[DenoisingTrajectory]):
                 row[torch.randint(first, end, (), generator=generator)] = True
         return mask
 
-    def _vary(
+    def _choose_variants(
         self,
         prompts: list[str],
         conditions: dict[str, Tensor],
@@ -317,7 +317,7 @@ class DenoisingPolicy(Policy[DenoisingTrajectory]):
         member = torch.arange(len(group)) - torch.searchsorted(group, group)
         variant = member % settings.count
         return variant, lambda sigma: blend(
-            conditions, variants, group, variant, share_at(sigma, settings.share)
+            conditions, variants, group, variant, variant_weight(sigma, settings.share)
         )
 
     def _velocity(
@@ -398,7 +398,7 @@ def load_denoising_policy(
     unread = find_unsupported_component(read_index(base)) or find_unsupported_setting(pipeline)
     if unread:
         raise ArtifactError(f"{base}: {unread}")
-    if misfit := find_misfit(pipeline, settings.canvas):
+    if misfit := find_canvas_error(pipeline, settings.canvas):
         raise ParameterError(f"{PARAMS}: policy.canvas.{misfit}")
     if settings.lora:
         # Imported here, as below: few runs train adapters.

@@ -133,7 +133,7 @@ def blend(
     return blended
 
 
-def share_at(sigma: float, share: float) -> float:
+def variant_weight(sigma: float, share: float) -> float:
     """Returns the weight of variants at sigma: 1 at sigma 1, linear to 0 at 1 - share."""
     return min(max((sigma - (1 - share)) / share, 0.0), 1.0)
 

@@ -94,7 +94,7 @@ def step_on_gradient(optimizer: PreciseAdamW, loss: Tensor, update: int) -> floa
 
 
 @torch.no_grad()
-def require_useful(first_loss: float, loss: Callable[[], Tensor], update: int) -> None:
+def require_low_loss(first_loss: float, loss: Callable[[], Tensor], update: int) -> None:
     """Raises DivergedError if the final model is far worse than the untrained one.
 
     Args:
@@ -145,7 +145,7 @@ def warm_up(
         cost = Cost(flops=used, trained_steps=steps)
         yield WarmupUpdate(update=update, loss=value, learning_rate=rate, cost=cost)
     if first_loss is not None:
-        require_useful(first_loss, lambda: _loss(model, tokens, targets), update)
+        require_low_loss(first_loss, lambda: _loss(model, tokens, targets), update)
 
 
 def _loss(
@@ -200,7 +200,7 @@ def warmup_settings(warmup: WarmupParams, seed: int) -> WarmupSettings:
     )
 
 
-def name_remedy(
+def with_remedy(
     updates: Iterator[WarmupUpdate], settings: WarmupSettings
 ) -> Iterator[WarmupUpdate]:
     """Yields the updates; adds the parameter to lower to the message of a DivergedError."""

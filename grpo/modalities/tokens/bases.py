@@ -29,9 +29,9 @@ from grpo.modalities.shared.tokenizers import make_byte_tokenizer
 from grpo.modalities.shared.warmup import (
     BasePolicy,
     WarmupUpdate,
-    name_remedy,
     warm_up,
     warmup_settings,
+    with_remedy,
 )
 from grpo.modalities.tokens.forward import PASS_ERRORS, ForwardPasses, sampling_cache
 from grpo.modalities.tokens.modality import GgufBase, ScratchBase, TokenPolicyParams
@@ -47,7 +47,9 @@ STEPS = 3
 TOLERANCES = {torch.float64: 0.02, torch.float32: 0.02, torch.float16: 0.2, torch.bfloat16: 1.0}
 BASE = "policy.base"
 PROBE_TOKENS = 8
-SAME = 1e-3  # largest difference of equal logits, in standard deviations of the logits
+MAX_LOGIT_DIFFERENCE = (
+    1e-3  # largest difference of equal logits, in standard deviations of the logits
+)
 
 
 @torch.no_grad()
@@ -115,7 +117,7 @@ def make_base_policy(params: RunParams[TokenPolicyParams], data: Path) -> BasePo
         pairs = list(zip(table["prompt"], table["solution"]))
         if settings is None:
             return iter(())
-        return name_remedy(warm_up(model, tokenizer, pairs, settings), settings)
+        return with_remedy(warm_up(model, tokenizer, pairs, settings), settings)
 
     return BasePolicy(
         num_updates=settings.updates if settings else 0,
@@ -170,7 +172,7 @@ def require_causal_lm(model: PreTrainedModel, tokenizer: Any) -> None:
             f"{PARAMS}: {BASE} must predict finite logits, got NaN or infinity; choose another "
             "model"
         )
-    if float((logits[0] - logits[1]).abs().max()) > SAME * float(logits.std()):
+    if float((logits[0] - logits[1]).abs().max()) > MAX_LOGIT_DIFFERENCE * float(logits.std()):
         raise ParameterError(
             f"{PARAMS}: {BASE} must be a causal language model: {type(model).__name__} attends to "
             "later tokens"

@@ -138,7 +138,7 @@ class TokenCostModel(TokenPassFlops):
     always_scores_proximal: bool  # True if the proximal pass records the routing to replay
     count_tokens: Callable[[list[str]], list[int]]
 
-    def find_unlike_draws(self, draws: "Decoding", profile_draws: "Decoding") -> str | None:
+    def find_decoding_mismatch(self, draws: "Decoding", profile_draws: "Decoding") -> str | None:
         """Returns how the temperatures differ; None if they are equal."""
         if draws.temperature == profile_draws.temperature:
             return None

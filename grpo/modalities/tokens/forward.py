@@ -238,8 +238,8 @@ class ForwardPasses:
                 )
                 logits = output.logits[:, -1]
             else:  # body and head separately, which skips the overhead of the model's forward
-                steps = self.can_run_layers and tokens.shape[1] == 1
-                hidden = self._next_hidden(tokens, attention_inputs, cache, steps=steps)
+                by_layer = self.can_run_layers and tokens.shape[1] == 1
+                hidden = self._next_hidden(tokens, attention_inputs, cache, by_layer=by_layer)
                 logits = self._head(hidden[:, -1])
             result: Tensor = logits.float().cpu()
         return result
@@ -250,15 +250,15 @@ class ForwardPasses:
         attention_inputs: AttentionInputs,
         cache: DynamicCache,
         *,
-        steps: bool,
+        by_layer: bool,
     ) -> Float[Tensor, "row new hidden"]:
         """Returns hidden states and extends the cache.
 
         Args:
-          steps: Whether to call the layers directly.
+          by_layer: Whether to call the layers directly.
         """
         body = self._causal.get_decoder()
-        if steps:
+        if by_layer:
             tokens = tokens.to(self._words.weight.device)
             return run_layers(
                 body, tokens, attention_inputs.attention, attention_inputs.positions, cache
@@ -371,15 +371,15 @@ class ForwardPasses:
         tokens = torch.arange(1, 5)[None] % len(self._words.weight)
         read = torch.ones_like(tokens, dtype=torch.bool)
         found = []
-        for steps in (False, True):
+        for by_layer in (False, True):
             cache = DynamicCache(config=self._causal.config)
             self._next_hidden(
-                tokens[:, :-1], self._attention_inputs(read[:, :-1], 3), cache, steps=False
+                tokens[:, :-1], self._attention_inputs(read[:, :-1], 3), cache, by_layer=False
             )
             attention_inputs = self._attention_inputs(read, 1)
             try:
                 found.append(
-                    self._next_hidden(tokens[:, -1:], attention_inputs, cache, steps=steps)
+                    self._next_hidden(tokens[:, -1:], attention_inputs, cache, by_layer=by_layer)
                 )
             except (AttributeError, TypeError):  # other submodules or signatures
                 return False

@@ -15,7 +15,7 @@ from grpo.modalities.modality import (
     RunParams,
     TokenDraws,
     TokenSampling,
-    find_other_temperature,
+    find_temperature_mismatch,
 )
 from grpo.schema import (
     DataPath,
@@ -103,11 +103,11 @@ class Tokens(Modality[TokenPolicyParams, TokenSampling, TokenDraws]):
     policy = TokenPolicyParams
     sampling = TokenSampling
     evaluation_sampling = TokenDraws
-    asked = "text"
-    judged = "text"
+    prompt_kind = "text"
+    output_kind = "text"
     step_name = "token"
 
-    def find_wrong(self, params: RunParams[TokenPolicyParams], judge: str) -> Iterator[str]:
+    def find_conflicts(self, params: RunParams[TokenPolicyParams], judge: str) -> Iterator[str]:
         """Yields parameters that vLLM or torch.compile do not support here."""
         machine, policy = params.machine, params.policy
         wrong = {
@@ -125,7 +125,7 @@ class Tokens(Modality[TokenPolicyParams, TokenSampling, TokenDraws]):
                 f"with machine.compile true, policy.routing must be live, got {policy.routing!r}"
             )
 
-    def find_indivisible(self, params: RunParams[TokenPolicyParams]) -> Iterator[str]:
+    def find_rank_conflicts(self, params: RunParams[TokenPolicyParams]) -> Iterator[str]:
         if params.machine.compile:
             yield "machine.compile must be false"
         if params.policy.routing == "replay_proximal":
@@ -170,8 +170,8 @@ class Tokens(Modality[TokenPolicyParams, TokenSampling, TokenDraws]):
         """Returns a decoding that records the routing for replay in updates."""
         return _decoding(policy, sampling.temperature, routing=policy.routing)
 
-    def find_unlike_profile(self, sampling: TokenSampling, profiled: TokenDraws) -> str | None:
-        return find_other_temperature(sampling, profiled)
+    def find_profile_mismatch(self, sampling: TokenSampling, profiled: TokenDraws) -> str | None:
+        return find_temperature_mismatch(sampling, profiled)
 
     def load_policy(
         self,

@@ -16,7 +16,7 @@ from grpo.modalities.action_chunks.simulation.metaworld import (
 )
 
 LONGEST = 250  # maximum steps of a demonstration
-BEHIND_GOAL = 8  # steps recorded after the goal is reached
+STEPS_AFTER_GOAL = 8  # steps recorded after the goal is reached
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ def demonstrate(scene: str, *, noise: float, seed: int, pixels: int = 0) -> Demo
         done.append(action)
         shaken = np.clip(action + noise * generator.standard_normal(ACTIONS), -1, 1)
         observation, reached = player.step(shaken.tolist())
-        left = min(left - 1, BEHIND_GOAL) if reached or is_solved else left - 1
+        left = min(left - 1, STEPS_AFTER_GOAL) if reached or is_solved else left - 1
         is_solved = is_solved or reached
     return Demonstration(
         instruction=instruction_of(family_of(instruction)),

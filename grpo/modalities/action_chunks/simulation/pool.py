@@ -42,7 +42,7 @@ class EnvironmentPool:
         self._simulator = (simulator, json.dumps(settings or {}))
         self._timeout_seconds = timeout_seconds
         self._workers: list[_Worker | None] = [None] * processes
-        self._played: dict[int, _Played] = {}
+        self._played: dict[int, _SceneLog] = {}
         self.seconds = 0.0  # total time spent in `play`
         self._end = weakref.finalize(self, _stop, self._workers)
 
@@ -51,7 +51,7 @@ class EnvironmentPool:
         began = time.perf_counter()
         for slot, order in orders.items():
             if isinstance(order, str):
-                self._played[slot] = _Played()
+                self._played[slot] = _SceneLog()
             self._played[slot].orders.append(order)
         moments: dict[int, Moment] = {}
         number = len(self._workers)
@@ -134,7 +134,7 @@ class EnvironmentPool:
         self._workers[index] = None
 
 
-class _Played:
+class _SceneLog:
     """Orders to a slot since the start of its scene, and hashes of its answers."""
 
     def __init__(self) -> None:
@@ -151,10 +151,10 @@ class _Worker:
             "grpo.modalities.action_chunks.simulation.worker", simulator, settings
         )
         self._has_started = False
-        self._playing: dict[int, _Played] = {}
+        self._playing: dict[int, _SceneLog] = {}
         self.answered: dict[int, int] = {}  # slot -> number of answered orders of its scene
 
-    def send(self, scenes: Mapping[int, _Played]) -> None:
+    def send(self, scenes: Mapping[int, _SceneLog]) -> None:
         """Sends new orders of some scenes; a failure to send shows up in `receive`."""
         asked: list[tuple[int, Order]] = []
         for slot, played in scenes.items():
