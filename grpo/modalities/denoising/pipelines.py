@@ -90,7 +90,9 @@ def find_unsupported_setting(pipeline: Any) -> str | None:
         known = inspect.signature(type(component).__init__).parameters
         for key in sorted(config):
             if not key.startswith("_") and key not in known:
-                return f"{name}: {key} {config[key]!r} is not read by {type(component).__name__}"
+                return (
+                    f"{name}: {key} {config[key]!r} is not supported by {type(component).__name__}"
+                )
     channels = transformer.config.in_channels
     if transformer.config.out_channels not in (None, channels):
         return (

@@ -193,7 +193,7 @@ class ForwardPasses:
         is_full = has_full_attention(self._causal.config)
         self._has_attention = has_attention(self._causal.config)
         is_sdpa = self._causal.config._attn_implementation == "sdpa"
-        self._takes_masks = is_full and is_sdpa and self._adds_score_bias()
+        self._takes_score_bias = is_full and is_sdpa and self._accepts_score_bias()
         # Routers decide near ties by the last bits, so all passes of an MoE must be of one kind.
         self.can_share = is_full and not find_routers(model)
         self._head = self._find_head()
@@ -329,7 +329,7 @@ class ForwardPasses:
         return ScoredSteps(logp.new_zeros(needed.shape).masked_scatter(needed, logp), passes)
 
     @torch.no_grad()
-    def _adds_score_bias(self) -> bool:
+    def _accepts_score_bias(self) -> bool:
         """Returns whether the body accepts an additive attention bias instead of a mask.
 
         A body with ALiBi does not: it computes positions from a mask with two axes.
@@ -337,7 +337,7 @@ class ForwardPasses:
         tokens = torch.arange(1, 4)[None] % len(self._words.weight)
         mask = torch.tensor([[False, True, True]])
         found: list[Tensor] = []
-        for self._takes_masks in (False, True):
+        for self._takes_score_bias in (False, True):
             attention_inputs = self._attention_inputs(mask, tokens.shape[1])
             try:
                 output = self._run(self._causal.get_decoder(), tokens, attention_inputs, cache=None)
@@ -366,7 +366,7 @@ class ForwardPasses:
     @torch.inference_mode()
     def can_run_layers(self) -> bool:
         """Whether `run_layers` gives bitwise the output of the body's own forward method."""
-        if not self._takes_masks or self._head is None:
+        if not self._takes_score_bias or self._head is None:
             return False
         tokens = torch.arange(1, 5)[None] % len(self._words.weight)
         read = torch.ones_like(tokens, dtype=torch.bool)
@@ -432,7 +432,7 @@ class ForwardPasses:
         """Returns the attention inputs of the last `new` tokens on the model's device."""
         positions = (mask.long().cumsum(dim=1) - 1).clamp(min=0)[:, -new:]
         # For a mask without padding, transformers uses the causal kernel at half the products.
-        if self._takes_masks and not (new == mask.shape[1] and mask.all()):
+        if self._takes_score_bias and not (new == mask.shape[1] and mask.all()):
             attention = _score_bias(mask, new, self._words.weight.dtype)
         else:  # without attention, the mask covers the new tokens only
             attention = (mask if self._has_attention else mask[:, -new:]).long()
