@@ -188,7 +188,7 @@ WRONG: dict[str, tuple[Change, str]] = {
             save(d, LlamaForCausalLM(LLAMA)),
             edit_weights(d, lambda w: {**w, HEADLESS: w[HEADLESS] * torch.nan}),
         ),
-        r"not finite",
+        r"must predict finite logits",
     ),
     **{
         f"end token {value}": (
@@ -357,5 +357,8 @@ def test_a_rollout_needs_no_more_positions_than_the_model_has(model: Any):
 
 def test_every_target_of_lora_is_a_layer():
     lora = Lora(rank=2, alpha=4, dropout=0.0, target_modules=["q_proj", "v_prj"])
-    with pytest.raises(ParameterError, match=r"called 'v_prj'; the nearest name is v_proj"):
+    with pytest.raises(
+        ParameterError,
+        match=r"must name layers that can be adapted, got 'v_prj'; the nearest name is v_proj",
+    ):
         add_lora(LlamaForCausalLM(LLAMA), lora, seed=0)
