@@ -125,8 +125,8 @@ class Bandit(Modality[BanditParams, TokenSampling, TokenDraws]):
     policy = BanditParams
     sampling = TokenSampling
     evaluation_sampling = TokenDraws
-    asked = "text"
-    judged = "text"
+    prompt_kind = "text"
+    output_kind = "text"
     step_name = "pull"
     has_greedy = False
 
@@ -159,7 +159,7 @@ class Bandit(Modality[BanditParams, TokenSampling, TokenDraws]):
         base: Path,
         directory: Path,
         draws: float,
-        sharing: int = 1,
+        policies_per_host: int = 1,
     ) -> BanditPolicy:
         model = nn.Linear(FEATURES, params.policy.base.arms, bias=False)
         model.load_state_dict(read_tensors(base / WEIGHTS))

@@ -20,7 +20,7 @@ from grpo.modalities.shared.directories import (
     write_trained,
 )
 from grpo.modalities.shared.flops import TokenFlops
-from grpo.modalities.shared.optimizer import stepped_by
+from grpo.modalities.shared.optimizer import optimized_tensors
 from grpo.modalities.shared.recomputation import saved_bytes
 from grpo.modalities.tokens.forward import FORCE_GQA
 from grpo.params.parameters import read_params
@@ -131,7 +131,7 @@ def test_states_and_their_directory_take_what_real_ones_take(
     trained = inputs.make_class(SPEC)(real.config).to(torch.bfloat16)
     params = read_params(Path(__file__).parents[1] / "params.yaml")
     optimizer = make_optimizer(trained, params.arms["uniform"].training)
-    copies = stepped_by(optimizer)
+    copies = optimized_tensors(optimizer)
     for each in copies:
         each.grad = torch.ones_like(each)
     optimizer.step()

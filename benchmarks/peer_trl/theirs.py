@@ -19,7 +19,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from benchmarks.peer_trl import workload
 from benchmarks.peer_trl.workload import Clock, Scenario, now
-from grpo.modalities.shared.flops import left_out_by_torch
+from grpo.modalities.shared.flops import missing_flop_formulas
 
 
 class TimedTrainer(GRPOTrainer):  # type: ignore[misc]
@@ -48,7 +48,7 @@ class Steps(TrainerCallback):  # type: ignore[misc]
         self.trainer: TimedTrainer
         self.start = 0.0
         self.flops = 0
-        self.counter = FlopCounterMode(display=False, custom_mapping=left_out_by_torch())
+        self.counter = FlopCounterMode(display=False, custom_mapping=missing_flop_formulas())
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         is_short = state.global_step == 0

@@ -177,7 +177,7 @@ def _unlike_draws(params: Parameters, facts: Facts) -> list[str]:
     """Returns a remark per arm whose sampling settings differ from those of the profile."""
     profile_draws = draws_of_profile(params)
     differences = {
-        name: facts.cost_model.find_unlike_draws(draws_of_arm(params, name), profile_draws)
+        name: facts.cost_model.find_decoding_mismatch(draws_of_arm(params, name), profile_draws)
         for name in params.arms
     }
     return [

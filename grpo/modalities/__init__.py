@@ -1,11 +1,11 @@
-"""One folder per kind of step; a modality is registered here, by a line."""
+"""Modalities, one folder per kind of step; MODALITIES registers each with one line."""
 
 import importlib
 from typing import Any
 
 from grpo.modalities.modality import Modality
 
-# By policy.kind: "module:class". A modality is imported when it is asked for.
+# policy.kind -> "module:class". `find_modality` imports a modality on first use.
 MODALITIES: dict[str, str | Modality[Any, Any, Any]] = {
     "tokens": "grpo.modalities.tokens.modality:Tokens",
     "denoising": "grpo.modalities.denoising.modality:Denoising",

@@ -1,4 +1,4 @@
-"""What sampling, training and evaluation ask of a policy, whatever its steps are."""
+"""The interface of policies that sampling, training and evaluation use."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -15,28 +15,28 @@ from grpo.types import ActionChunks, Cost, Rollouts, Scores, StepNoise
 
 @runtime_checkable
 class Trajectory(Protocol):
-    """What the policy did in a batch of rollouts; the policy's own type."""
+    """The actions of a policy in a batch of rollouts; each modality has its own type."""
 
     @property
     def mask(self) -> Bool[Tensor, "rollout step"]: ...
 
     @property
     def noise(self) -> StepNoise | None:
-        """What the noise of its steps is like; None if they are no Gaussians."""
+        """Noise parameters of Gaussian steps; None for other steps."""
         ...
 
     @property
     def variant(self) -> Int[Tensor, " rollout"] | None:
-        """Under which variant of its prompt a rollout was drawn, 0: as it is; None: no such."""
+        """The prompt variant of each rollout, 0 for the unchanged prompt; None: no variants."""
         ...
 
     @property
     def chunks(self) -> ActionChunks | None:
-        """What its steps did, if they are chunks of actions; None: they are not."""
+        """The steps as action chunks; None for other steps."""
         ...
 
     def select(self, rows: Int[Tensor, " kept"], num_steps: int) -> "Trajectory":
-        """Returns some rollouts, cut after `num_steps` steps: what is cut is not computed."""
+        """Returns some rollouts, truncated to `num_steps` steps."""
         ...
 
     def pack(self, logp: Float[Tensor, "rollout step"]) -> dict[str, Tensor]:
@@ -48,50 +48,50 @@ TrajectoryT = TypeVar("TrajectoryT", bound=Trajectory)
 
 
 class Policy(ABC, Generic[TrajectoryT]):
-    """Samples trajectories and scores them under the very density it samples from."""
+    """Samples trajectories and computes their log-probs under the same density."""
 
-    cost: Cost  # grows with every call
-    waited_seconds: float = 0.0  # so far, for what it acts in: a simulator
-    decoding: Any  # how it draws: part of its density
+    cost: Cost  # total over all calls
+    simulation_seconds: float = 0.0  # total time spent waiting for a simulator
+    decoding: Any  # sampling settings; they define the density
 
     @property
     @abstractmethod
     def model(self) -> nn.Module:
-        """What is trained."""
+        """The module that is trained."""
 
     @abstractmethod
     def sample(
         self, prompts: list[str], *, group_sizes: list[int], generator: Generator
     ) -> tuple[TrajectoryT, Float[Tensor, "rollout step"]]:
-        """Returns `group_sizes[i]` rollouts of prompt i, and their log-probs in nats."""
+        """Returns `group_sizes[i]` rollouts of prompt i and their log-probs in nats."""
 
     def replayed(self, trajectory: TrajectoryT) -> TrajectoryT:
-        """Returns the trajectory as updates score it: with what they repeat of its sampling."""
+        """Returns the trajectory for updates, with the routing that they replay, if any."""
         return trajectory
 
     def log_prob(
         self, trajectory: TrajectoryT, needed: Bool[Tensor, "rollout step"] | None = None
     ) -> Float[Tensor, "rollout step"]:
-        """Returns the log-probs of `score`."""
+        """Returns the `logp` of `score`."""
         return self.score(trajectory, needed).logp
 
     @abstractmethod
     def score(
         self, trajectory: TrajectoryT, needed: Bool[Tensor, "rollout step"] | None = None
     ) -> Scores:
-        """Returns log-probs in nats, differentiable in the parameters, and Gaussian steps' means.
+        """Returns differentiable log-probs in nats, and the means of Gaussian steps.
 
         Args:
-          needed: The steps to compute; the others may be anything. None: all.
+          needed: The steps to compute; values at other steps are arbitrary. None: all steps.
         """
 
     @abstractmethod
     def decode(self, trajectory: TrajectoryT) -> list[str]:
-        """Returns what a judge reads of each rollout."""
+        """Returns the text of each rollout that a judge reads."""
 
     @abstractmethod
     def is_finished(self, trajectory: TrajectoryT) -> Bool[Tensor, " rollout"]:
-        """Returns which rollouts ended by themselves, not at the step limit."""
+        """Returns which rollouts ended before the step limit."""
 
     @abstractmethod
     def widths(
@@ -100,24 +100,24 @@ class Policy(ABC, Generic[TrajectoryT]):
         rows: Int[Tensor, " kept"],
         needed: Bool[Tensor, "kept step"],
     ) -> Int[Tensor, " kept"]:
-        """Returns how many positions some rollouts occupy in a pass that scores `needed`."""
+        """Returns the number of positions of each rollout in a pass that scores `needed`."""
 
     @property
     @abstractmethod
     def layout(self) -> Layout:
-        """What `Trajectory.pack` stores."""
+        """The layout of the tensors from `Trajectory.pack`."""
 
     @abstractmethod
     def restore(
         self, tensors: dict[str, Tensor], row: Int[Tensor, " rollout"]
     ) -> tuple[TrajectoryT, Float[Tensor, "rollout step"]]:
-        """Returns the trajectory and behavior log-probs of tensors that fit the layout.
+        """Returns the trajectory and behavior log-probs from tensors of this layout.
 
         Args:
-          row: Of each rollout's prompt.
+          row: Row of each rollout's prompt.
 
         Raises:
-          ArtifactError: If they do not fit the policy.
+          ArtifactError: If the tensors do not fit the policy.
         """
 
     def unpack(
@@ -126,10 +126,11 @@ class Policy(ABC, Generic[TrajectoryT]):
         """Returns a stored trajectory and its behavior log-probs.
 
         Args:
-          group: Ids in the table's order.
+          group: Group ids in the order of the rollout table.
 
         Raises:
-          ArtifactError: If tensors are missing, or do not fit one another, `group` or the policy.
+          ArtifactError: If tensors are missing or inconsistent with each other, with `group` or
+            with the policy.
         """
         return self.restore(tensors, prompt_rows(self.layout, tensors, group))
 
@@ -143,10 +144,11 @@ def make_rollouts(
     outcome: Float[Tensor, " rollout"],
     reference_logp: Float[Tensor, "rollout step"] | None = None,
 ) -> Rollouts:
-    """Returns what an objective may know of a trajectory.
+    """Returns the inputs of an objective for a trajectory.
 
     Args:
-      logp: In nats, under the engine that sampled; and `reference_logp` under the base policy.
+      logp: Log-probs in nats under the sampling engine.
+      reference_logp: Log-probs in nats under the base policy.
     """
     return Rollouts(
         group=group,
@@ -162,8 +164,8 @@ def make_rollouts(
 
 
 @contextmanager
-def counted_together(policy: Policy[Any]) -> Iterator[None]:
-    """Adds what all ranks spend inside to the policy's cost, on every rank."""
+def cost_of_all_ranks(policy: Policy[Any]) -> Iterator[None]:
+    """Adds the cost of the block, summed over all ranks, to the policy's cost on every rank."""
     before, policy.cost = policy.cost, Cost()
     yield
     policy.cost = before + Cost(*sum_counts([*vars(policy.cost).values()]))

@@ -1,4 +1,4 @@
-"""What `grpo/advice/` asks of a modality: expected FLOPs of sampling and of training passes."""
+"""The interface of cost models for `grpo/advice/`: expected FLOPs of sampling and training."""
 
 from typing import Any, Protocol, runtime_checkable
 
@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 
 @runtime_checkable
 class PassFlops(Protocol):
-    """FLOPs of a policy's passes, from the lengths of prompts and rollouts alone."""
+    """FLOPs of a policy's passes as functions of prompt and rollout lengths."""
 
     def group_flops(
         self,
@@ -18,11 +18,11 @@ class PassFlops(Protocol):
         mean_later_steps: Float[np.ndarray, " prompt"],
         mean_step_pairs: Float[np.ndarray, " prompt"],
     ) -> Float[np.ndarray, " prompt"]:
-        """Returns the expected FLOPs of sampling each prompt's group.
+        """Returns the expected FLOPs of sampling the group of each prompt.
 
         Args:
-          width: Tokens that a prompt occupies in its batch, with padding.
-          sizes: Rollouts of each prompt.
+          width: Padded length of the prompt in its batch, in tokens.
+          sizes: Number of rollouts per prompt.
           mean_later_steps: Mean of T - 1 over rollouts of T steps.
           mean_step_pairs: Mean of T (T - 1) / 2.
         """
@@ -32,8 +32,8 @@ class PassFlops(Protocol):
         """Returns the FLOPs of a pass over one microbatch.
 
         Args:
-          rollouts: Columns prompt (a number), prompt tokens and steps.
-          is_training: True: forward and backward; False: forward without gradients.
+          rollouts: Columns: prompt id, number of prompt tokens, number of steps.
+          is_training: True: forward and backward pass; False: forward pass without gradients.
         """
         ...
 
@@ -44,26 +44,26 @@ class PassFlops(Protocol):
         *,
         is_training: bool,
     ) -> Float[np.ndarray, " rollout"]:
-        """Returns the FLOPs of a pass over each rollout without padding or shared prompts."""
+        """Returns the FLOPs of one pass per rollout, without padding or shared prompts."""
         ...
 
 
 @runtime_checkable
 class CostModel(PassFlops, Protocol):
-    """What a modality predicts about policies that start from one base policy."""
+    """Cost predictions of a modality for policies that start from one base policy."""
 
     @property
     def always_scores_proximal(self) -> bool:
-        """Whether a single update, too, needs the log-probs of the proximal policy."""
+        """Whether even a single update needs the log-probs of the proximal policy."""
         ...
 
     def count_tokens(self, prompts: list[str], /) -> list[int]:
-        """Returns the number of tokens of each prompt, as the policy reads it."""
+        """Returns the number of tokens of each prompt under the policy's tokenizer."""
         ...
 
-    def find_unlike_draws(self, draws: Any, profile_draws: Any) -> str | None:
-        """Returns how an arm's draws differ from the profile's; None if they do not.
+    def find_decoding_mismatch(self, draws: Any, profile_draws: Any) -> str | None:
+        """Returns how an arm's sampling settings differ from the profile's; None if equal.
 
-        The text goes on from the arm's name: "samples at temperature 1, the profile at 0.5".
+        The text continues the arm's name: "samples at temperature 1, the profile at 0.5".
         """
         ...

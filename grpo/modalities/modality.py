@@ -1,7 +1,7 @@
-"""What the core knows of a kind of step: its parameters, how it draws, how policies are made.
+"""The interface of modalities: parameters, sampling settings and constructors of policies.
 
-This file and the modalities' own import no torch: `grpo check` and flows read them. Methods import
-what they need, so that a run does not wait for the packages of other modalities.
+This file and each `modality.py` do not import torch, because `grpo check` and flows read them.
+Methods import their packages, so that a run does not wait for those of other modalities.
 """
 
 from abc import ABC, abstractmethod
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from grpo.modalities.shared.warmup import BasePolicy
     from grpo.types import Rollouts
 
-# Scores intermediate samples: captions and media, row by row -> scores in [0, 1].
+# Judges intermediate samples: captions and media, one row each -> scores in [0, 1].
 Judgement = Callable[[list[str], Any], list[float]]
-DrawsT = TypeVar("DrawsT", bound=Strict)  # of profile and evaluation
+DrawsT = TypeVar("DrawsT", bound=Strict)  # sampling parameters of profile and evaluation
 
 
 class Lora(Strict):
-    """Low-rank adapters, trained instead of the base's weights."""
+    """Low-rank adapters; the base's weights stay frozen."""
 
     rank: Annotated[int, Field(gt=0, le=65536)]  # no model is wider
     alpha: Positive
@@ -49,7 +49,7 @@ class Lora(Strict):
 
 
 class ScratchBackbone(Strict):
-    """A fresh model of a `transformers` class without a head, told words."""
+    """A fresh model of a `transformers` class without a head."""
 
     source: Literal["scratch"]
     architecture: str  # e.g. LlamaModel
@@ -57,20 +57,20 @@ class ScratchBackbone(Strict):
 
 
 class SamplingParams(Strict):
-    """How an arm draws rollouts; each modality has its own."""
+    """Sampling parameters of an arm; each modality has its own."""
 
-    rollouts_per_batch: Positive  # what is sampled, and saved for a resume, at once
+    rollouts_per_batch: Positive  # rollouts that are sampled, and saved for a resume, together
 
 
 class TokenSampling(SamplingParams):
-    """How rollouts are drawn; log-probs use the same temperature."""
+    """Sampling parameters of an arm; log-probs use the same temperature."""
 
     temperature: Rate
     top_p: Annotated[float, Field(gt=0, le=1)]
 
 
 class TokenDraws(Strict):
-    """How evaluation and profile draw."""
+    """Sampling parameters of evaluation and profile."""
 
     temperature: Rate
 
@@ -81,20 +81,20 @@ class PolicyParams(Strict):
     kind: str
     base: Strict
     lora: Lora | None
-    recompute: bool  # blocks compute activations again in the backward pass: memory for time
+    recompute: bool  # gradient checkpointing of the blocks: less memory, more time
 
     @property
     def warmup(self) -> Any:
-        """The warm-up of a fresh base; None if the base is imported."""
+        """Warm-up parameters of a fresh base; None for an imported base."""
         return getattr(self.base, "warmup", None)
 
     def fresh_configs(self) -> Mapping[str, Mapping[str, Any]]:
-        """Returns the configurations of models that are made here, by their parameter path."""
+        """Returns the configurations of fresh models by parameter path."""
         return {}
 
 
-def find_other_temperature(sampling: TokenSampling, profiled: TokenDraws) -> str | None:
-    """Returns how the temperatures of an arm and of the profile differ; None if they do not."""
+def find_temperature_mismatch(sampling: TokenSampling, profiled: TokenDraws) -> str | None:
+    """Returns how the temperatures of an arm and the profile differ; None if they are equal."""
     if sampling.temperature == profiled.temperature:
         return None
     return (
@@ -106,7 +106,7 @@ def find_other_temperature(sampling: TokenSampling, profiled: TokenDraws) -> str
 
 PolicyT = TypeVar("PolicyT", bound=PolicyParams)
 PolicyT_co = TypeVar("PolicyT_co", bound=PolicyParams, covariant=True)
-SamplingT = TypeVar("SamplingT", bound=SamplingParams)  # of an arm
+SamplingT = TypeVar("SamplingT", bound=SamplingParams)  # sampling parameters of an arm
 
 
 @runtime_checkable
@@ -127,28 +127,33 @@ class RunParams(Protocol[PolicyT_co]):
 
 
 class Modality(ABC, Generic[PolicyT, SamplingT, DrawsT]):
-    """A kind of step and all that belongs to it; `draws` below are its policies' `decoding`."""
+    """A kind of step with its parameters, policies and metrics.
+
+    `draws` in the methods below is the `decoding` of the modality's policies.
+    """
 
     kind: ClassVar[str]  # policy.kind
     policy: type[PolicyT]  # the type of the section `policy`
     sampling: type[SamplingT]  # of arms.ARM.sampling
     evaluation_sampling: type[DrawsT]  # of evaluation.sampling
-    asked: ClassVar[Literal["text", "caption", "scene"]]  # what a prompt is read as
-    judged: ClassVar[Literal["text", "media", "simulation"]]  # what a judge reads
-    step_name: ClassVar[str]  # as the report calls it
-    has_greedy: ClassVar[bool] = True  # evaluation draws greedily too
+    prompt_kind: ClassVar[Literal["text", "caption", "scene"]]  # the kind of prompt
+    output_kind: ClassVar[
+        Literal["text", "media", "simulation"]
+    ]  # the kind of output that is judged
+    step_name: ClassVar[str]  # name of a step in the report
+    has_greedy: ClassVar[bool] = True  # evaluation also samples greedily
 
-    def find_wrong(self, params: RunParams[PolicyT], judge: str) -> Iterator[str]:
-        """Yields what is wrong in parameters that are valid one by one, each with its path."""
+    def find_conflicts(self, params: RunParams[PolicyT], judge: str) -> Iterator[str]:
+        """Yields errors in combinations of valid parameters, each with the parameter path."""
         if params.machine.compile:
             yield f"with policy.kind {self.kind}, machine.compile must be false"
 
-    def find_indivisible(self, params: RunParams[PolicyT]) -> Iterator[str]:
-        """Yields what must be otherwise for ranks to train together."""
+    def find_rank_conflicts(self, params: RunParams[PolicyT]) -> Iterator[str]:
+        """Yields the parameters that prevent training on several ranks."""
         yield "policy.kind must be tokens"
 
     def phases(self, policy: PolicyT) -> tuple["Phase", ...]:
-        """Returns the phases that steps are labeled with; none if they have no phases."""
+        """Returns the phases of steps; empty for steps without phases."""
         return ()
 
     def measure_phases(
@@ -159,7 +164,7 @@ class Modality(ABC, Generic[PolicyT, SamplingT, DrawsT]):
         names: Sequence[str],
         generator: "Generator",
     ) -> dict[str, object]:
-        """Returns what the profile says of its phases; asked only if there are some."""
+        """Returns the profile's metrics per phase; called only if there are phases."""
         return {}
 
     def describe_phases(
@@ -169,11 +174,11 @@ class Modality(ABC, Generic[PolicyT, SamplingT, DrawsT]):
         state: dict[str, dict[str, float]],
         names: Sequence[str],
     ) -> list[Any]:
-        """Returns a dataclass per phase, a row of a round's phases.csv; asked as above.
+        """Returns a dataclass per phase, a row of phases.csv; called only if there are phases.
 
         Args:
-          trained: Whether a step of a rollout had weight in the round's updates.
-          state: Of the objective, after the round.
+          trained: Whether each step had weight in the round's updates.
+          state: The objective's state after the round.
         """
         return []
 
@@ -185,12 +190,12 @@ class Modality(ABC, Generic[PolicyT, SamplingT, DrawsT]):
         rollouts: "pd.DataFrame",
         chosen: "pd.DataFrame",
     ) -> Sequence["Picture | Film | None"]:
-        """Returns what the report shows of some rollouts of a round beside their text.
+        """Returns a picture or film per rollout for the report; None for rollouts of text.
 
         Args:
-          name: Of the round.
-          rollouts: All of the round.
-          chosen: With the columns row (in `rollouts`), rollout_id and prompt.
+          name: Name of the round.
+          rollouts: All rollouts of the round.
+          chosen: Has the columns row (index in `rollouts`), rollout_id and prompt.
 
         Raises:
           ArtifactError: If a file is missing or broken.
@@ -203,14 +208,14 @@ class Modality(ABC, Generic[PolicyT, SamplingT, DrawsT]):
 
     @abstractmethod
     def rule_facts(self, policy: PolicyT, sampling: SamplingT) -> dict[str, Any]:
-        """Returns what the composition rules may know of an arm: fields of a Plan."""
+        """Returns an arm's facts for the composition rules: fields of a Plan."""
 
     @abstractmethod
     def make_base(self, params: RunParams[PolicyT], data: Path) -> "BasePolicy":
         """Returns the base policy that the parameters describe.
 
         Args:
-          data: Where parameters name files in.
+          data: The directory of files that parameters name.
 
         Raises:
           ParameterError: If the source does not exist or a class refuses its configuration.
@@ -218,33 +223,36 @@ class Modality(ABC, Generic[PolicyT, SamplingT, DrawsT]):
 
     @abstractmethod
     def round_draws(self, policy: PolicyT, sampling: SamplingT, *, rounds_behind: int) -> Any:
-        """Returns how an arm draws the rollouts of a round, and scores them.
+        """Returns the decoding with which an arm samples and scores the rollouts of a round.
 
         Args:
-          rounds_behind: Rounds of the same arm that the round goes on from.
+          rounds_behind: Number of earlier rounds of the same arm.
         """
 
     def reference_draws(self, draws: Any) -> Any:
-        """Returns how the base policy scores rollouts that were drawn by `round_draws`."""
+        """Returns the decoding with which the base policy scores rollouts of `round_draws`."""
         return draws
 
     @abstractmethod
     def evaluation_draws(self, policy: PolicyT, sampling: DrawsT) -> dict[str, Any]:
-        """Returns how evaluation draws: "sampled", and "greedy" where there is such a thing."""
+        """Returns the decodings of evaluation: "sampled", and "greedy" where `has_greedy`."""
 
     def profile_draws(self, policy: PolicyT, sampling: DrawsT) -> Any:
-        """Returns how the profile draws: as evaluation does, several rollouts per prompt."""
+        """Returns the decoding of the profile: the "sampled" one of evaluation."""
         return self.evaluation_draws(policy, sampling)["sampled"]
 
-    def find_unlike_profile(self, sampling: SamplingT, profiled: DrawsT) -> str | None:
-        """Returns how an arm's sampling differs from the profile's; None if it does not.
+    def find_profile_mismatch(self, sampling: SamplingT, profiled: DrawsT) -> str | None:
+        """Returns how an arm's sampling differs from the profile's; None if equal.
 
         The text is an error message that starts with a parameter of the arm.
         """
-        return "selection must not hold reuse_profile_rollouts: the profile draws otherwise"
+        return (
+            "selection must not hold reuse_profile_rollouts: the profile uses other sampling "
+            "settings"
+        )
 
     def judges_while_sampling(self, sampling: SamplingT) -> bool:
-        """Returns whether drawing rollouts reads the judge."""
+        """Returns whether sampling calls the judge."""
         return False
 
     @abstractmethod
@@ -255,13 +263,13 @@ class Modality(ABC, Generic[PolicyT, SamplingT, DrawsT]):
         base: Path,
         directory: Path,
         draws: Any,
-        sharing: int = 1,
+        policies_per_host: int = 1,
     ) -> "Policy[Any]":
-        """Returns the policy of a directory, on the machine's device, without dropout.
+        """Returns the policy of a directory on the machine's device, without dropout.
 
         Args:
-          base: The base policy's directory; `directory`, if it is another, holds what changed.
-          sharing: Policies that share this host's processors.
+          base: The base policy's directory. A different `directory` holds the trained weights.
+          policies_per_host: Number of policies that share this host's cores.
 
         Raises:
           ArtifactError: If a file is missing or broken.
@@ -274,24 +282,24 @@ class Modality(ABC, Generic[PolicyT, SamplingT, DrawsT]):
         base: Path,
         directory: Path,
         draws: Any,
-        sharing: int = 1,
+        policies_per_host: int = 1,
         judge: Judgement | None = None,
     ) -> "Policy[Any]":
-        """Returns the policy of a directory to draw rollouts from.
+        """Returns the policy of a directory for sampling.
 
         Args:
-          judge: If `judges_while_sampling`.
+          judge: Required if `judges_while_sampling`.
 
         Raises:
           ArtifactError: If a file is missing or broken.
           MissingExtraError: If a package is not installed.
         """
         return self.load_policy(
-            params, base=base, directory=directory, draws=draws, sharing=sharing
+            params, base=base, directory=directory, draws=draws, policies_per_host=policies_per_host
         )
 
     def load_cost_model(self, params: RunParams[PolicyT], *, base: Path) -> "CostModel | None":
-        """Returns what predicts the FLOPs of runs from a base policy; None: this modality cannot.
+        """Returns the cost model of runs from a base policy; None: the modality has none.
 
         Args:
           base: The base policy's directory.
@@ -303,8 +311,8 @@ class Modality(ABC, Generic[PolicyT, SamplingT, DrawsT]):
 
     @abstractmethod
     def layout(self, policy: PolicyT, base: Path) -> "Layout":
-        """Returns what is stored of rollouts, without loading the policy that draws them.
+        """Returns the layout of stored rollouts without loading the policy.
 
         Raises:
-          ArtifactError: If the base policy is none of a known class.
+          ArtifactError: If the class of the base policy is unknown.
         """

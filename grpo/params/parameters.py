@@ -404,22 +404,24 @@ def _check_rounds(params: Parameters, path: Path) -> None:
 def _check_policy(params: Parameters, path: Path) -> None:
     """Raises unless task, judge and machine are compatible with the kind of policy."""
     modality, kind = params.modality, params.policy.kind
-    if modality.asked not in params.task.asks:
-        fitting = [each for each in task_kinds() if modality.asked in find_task(each).asks]
+    if modality.prompt_kind not in params.task.prompt_kinds:
+        fitting = [
+            each for each in task_kinds() if modality.prompt_kind in find_task(each).prompt_kinds
+        ]
         raise ParameterError(
             f"{path}: task.kind must be one of {fitting} with policy.kind {kind}, "
             f"got {params.task.kind!r}"
         )
-    if find_judge(params.reward.judge).reads != modality.judged:
-        fitting = [each for each in judge_names() if find_judge(each).reads == modality.judged]
+    if find_judge(params.reward.judge).reads != modality.output_kind:
+        fitting = [each for each in judge_names() if find_judge(each).reads == modality.output_kind]
         raise ParameterError(
             f"{path}: reward.judge must be one of {fitting} with policy.kind {kind}, "
             f"got {params.reward.judge!r}"
         )
-    for wrong in modality.find_wrong(params, params.reward.judge):
+    for wrong in modality.find_conflicts(params, params.reward.judge):
         raise ParameterError(f"{path}: {wrong}")
     for name, arm in params.arms.items():
-        for wrong in modality.find_indivisible(params) if arm.training.ranks > 1 else ():
+        for wrong in modality.find_rank_conflicts(params) if arm.training.ranks > 1 else ():
             raise ParameterError(f"{path}: with arms.{name}.training.ranks above 1, {wrong}")
     for where, config in params.policy.fresh_configs().items():
         _check_size(config, f"{path}: {where}")

@@ -1,4 +1,4 @@
-"""What judges give, how their failures become statuses, and processes in which texts are judged."""
+"""Judges, their outcomes and failure statuses, and the process that judges texts."""
 
 import inspect
 import json
@@ -27,15 +27,15 @@ from grpo.errors import brief, describe_error
 from grpo.runtime.process import die_with_parent
 from grpo.schema import DirectoryBase, HubBase, Machine, S3Base
 
-ALARM_AGAIN_SECONDS = 0.05  # a judge that catches the alarm gets the next one
-ScoreRange = tuple[float, float] | None  # raw scores that count as 0 and as 1; None: 0 and 1
-GRACE_SECONDS = 1.0  # behind its own limit, after which a judging process is killed
+ALARM_AGAIN_SECONDS = 0.05  # interval of repeated alarms for a judge that catches the first
+ScoreRange = tuple[float, float] | None  # raw scores that map to 0 and 1; None: 0 and 1
+GRACE_SECONDS = 1.0  # time after the limit until the judging process is killed
 FRAMES_PER_CLIP = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What a judge may know of a prompt: family, text, the answer, and the task's own entry."""
+    """A judge's view of a prompt: family, text, answer and the task's own entry."""
 
     family: str
     prompt: str
@@ -44,47 +44,47 @@ class Task:
 
 
 class Outcome(NamedTuple):
-    """A judge's score in [0, 1], and how it came about."""
+    """A judge's score in [0, 1] with its status."""
 
     score: float
     status: str  # scored | unparsable | timed_out | failed
-    detail: str = ""  # what the judge raised or returned, where it is not "scored"
+    detail: str = ""  # the judge's exception or invalid result, unless the status is "scored"
 
 
 class View(NamedTuple):
-    """What a judge of media saw in one image or clip."""
+    """A media judge's result for one image or clip."""
 
-    text: str  # shown to people: what was read, or the raw score
-    score: float  # raw, as the judge gives it
+    text: str  # for display: the recognized text, or the raw score
+    score: float  # the judge's raw score
 
 
-AnswerJudge = Callable[[str, Task], float]  # the answer's text -> raw score
-# Of images [row, channel, height, width] or clips [row, channel, frame, height, width].
+AnswerJudge = Callable[[str, Task], float]  # text of the answer -> raw score
+# Judges images [row, channel, height, width] or clips [row, channel, frame, height, width].
 Viewer = Callable[[NDArray[np.uint8], Sequence[Task]], list[View]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeInputs:
-    """What a judge may be made of."""
+    """Inputs of a judge's constructor."""
 
     model: DirectoryBase | HubBase | S3Base | None  # reward.model
-    data: Path  # where it is, if it is a directory
+    data: Path  # the folder of directories that reward.model names
     machine: Machine
 
 
 @dataclass(frozen=True, kw_only=True)
 class Judge:
-    """A judge as its file says of it; the file is named as `reward.judge` names it."""
+    """The description of a judge in its file, which has the name of `reward.judge`."""
 
-    reads: Literal["text", "media", "simulation"]  # of a rollout
-    # A simulator's verdict is a text, judged by an AnswerJudge.
+    reads: Literal["text", "media", "simulation"]  # the part of a rollout that is judged
+    # An AnswerJudge for texts and simulations (whose verdict is a text), a Viewer for media.
     load: Callable[[JudgeInputs], AnswerJudge | Viewer]
-    needs_model: bool = False  # reward.model
-    needs_task: str | None = None  # task.kind; None: any whose rollouts it can read
+    needs_model: bool = False  # whether reward.model is required
+    needs_task: str | None = None  # required task.kind; None: any with such rollouts
 
 
 class _TimeIsUp(BaseException):
-    """No Exception: a judge that catches those would outlive its limit."""
+    """Raised at the time limit; no subclass of Exception, so that few judges catch it."""
 
 
 def judge_text(
@@ -96,16 +96,16 @@ def judge_text(
     timeout_seconds: float,
     score_range: ScoreRange = None,
 ) -> Outcome:
-    """Returns the outcome of one rollout's text; finding the answer counts towards the limit.
+    """Returns the outcome of one rollout's text; the time limit includes the search for the answer.
 
-    A judge that catches every BaseException in a loop, or computes in C, outlives the limit here;
-    in `grpo.rewards.base` its process is killed.
+    A judge that catches BaseException in a loop or computes in C can exceed the limit here;
+    `TextJudge` kills its process.
 
-    A ValueError of the judge says that the answer cannot be read, every other error that the
-    judge has failed.
+    A ValueError of the judge means that the answer cannot be parsed; any other exception means that
+    the judge failed.
 
     Args:
-      answer_pattern: Group 1 of its last match is the answer; None: the text is.
+      answer_pattern: Group 1 of its last match is the answer; None: the whole text is the answer.
     """
     try:
         with _time_limit(timeout_seconds):
@@ -114,14 +114,14 @@ def judge_text(
                 return Outcome(0.0, "unparsable")
             try:
                 score = judge(answers[-1].strip(), task)
-            except ValueError as error:  # what float("seven") raises: the answer is at fault
+            except ValueError as error:  # e.g. of float("seven"): the answer cannot be parsed
                 return Outcome(0.0, "unparsable", _said(error))
             return _checked(score, score_range)
     except _TimeIsUp:
-        # Again: an alarm may have interrupted what switches it off; the next one is not so near.
+        # Switched off again, because an alarm may have interrupted the code that does so.
         signal.setitimer(signal.ITIMER_REAL, 0)
         return Outcome(0.0, "timed_out")
-    except TimeoutError as error:  # of what the judge has asked
+    except TimeoutError as error:  # e.g. of a server that the judge calls
         return Outcome(0.0, "timed_out", _said(error))
     except BaseException as error:  # noqa: BLE001  the rollout boundary; Ctrl-C ends the parent
         return Outcome(0.0, "failed", _said(error))
@@ -134,9 +134,9 @@ def judge_media(
     *,
     score_range: ScoreRange = None,
 ) -> list[tuple[str, Outcome]]:
-    """Returns what was seen of each rollout and its outcome, whatever the viewer does.
+    """Returns the view text and the outcome of each rollout; exceptions become statuses.
 
-    A batch on which it raises is shown again item by item.
+    If the viewer raises on a batch, its items are judged one by one.
     """
     try:
         views = view(media, tasks)
@@ -156,19 +156,19 @@ def judge_media(
 def _said(error: BaseException) -> str:
     try:
         return _storable(describe_error(error))
-    except BaseException:  # noqa: BLE001  its own __str__ fails
+    except BaseException:  # noqa: BLE001  the exception's __str__ may fail
         return _storable(type(error).__name__)
 
 
 def _storable(text: str) -> str:
-    """Returns a brief text without halves of characters, which no table can hold."""
+    """Returns a brief text without lone surrogates, which tables cannot store."""
     return brief(text).encode(errors="replace").decode()
 
 
 def _checked(score: object, score_range: ScoreRange) -> Outcome:
-    """Returns the outcome of what a judge returned, which may be anything."""
+    """Returns the outcome for a judge's return value, which may have any type."""
     if inspect.iscoroutine(score):
-        score.close()  # else Python warns later that nobody has awaited it
+        score.close()  # avoids Python's warning about a coroutine that was never awaited
         return Outcome(0.0, "failed", "returned a coroutine; a judge must not be async")
     if isinstance(score, str | bytes) or not isinstance(score, SupportsFloat):
         kind = type(score).__name__
@@ -187,7 +187,7 @@ def _checked(score: object, score_range: ScoreRange) -> Outcome:
 
 @contextmanager
 def _time_limit(seconds: float) -> Iterator[None]:
-    """Raises _TimeIsUp in the block after `seconds`, again and again; in the main thread only."""
+    """Raises _TimeIsUp in the block after `seconds`, repeatedly; works only in the main thread."""
     before = signal.signal(signal.SIGALRM, _expire)
     signal.setitimer(signal.ITIMER_REAL, seconds, ALARM_AGAIN_SECONDS)
     try:
@@ -205,10 +205,10 @@ Asked = Callable[..., Outcome]
 
 
 class TextJudge:
-    """How the answer in a rollout's text is judged.
+    """Judges the answers in rollouts' texts.
 
-    The judge runs in a fork of this process, which lives from the first text on: what cannot be
-    interrupted is killed, and the next text gets a new one.
+    The judge runs in a fork of this process, which starts with the first text. A fork that cannot
+    be interrupted is killed, and the next text gets a new one.
     """
 
     def __init__(
@@ -231,11 +231,11 @@ class TextJudge:
         self._end = weakref.finalize(self, _end_all, self._children)
 
     def judge_texts(self, texts: Sequence[str], tasks: Sequence[Task]) -> Iterator[Outcome]:
-        """Yields the outcome of each rollout's text, whatever the judge does."""
+        """Yields the outcome of each rollout's text; failures of the judge become statuses."""
         return self._ask(texts, tasks, self._answer_pattern)
 
     def judge_answers(self, answers: Sequence[str], tasks: Sequence[Task]) -> Iterator[Outcome]:
-        """Yields the outcome of each text, all of which is the answer."""
+        """Yields the outcome of each answer."""
         return self._ask(answers, tasks, None)
 
     def _ask(
@@ -245,7 +245,7 @@ class TextJudge:
         try:
             while done < len(texts):
                 child = self._child()
-                with suppress(ConnectionError):  # it has ended, which shows when an answer is read
+                with suppress(ConnectionError):  # the process has ended; `receive` notices
                     child.send(texts[done:], tasks[done:], answer_pattern)
                 outcome: Outcome | None = None
                 while done < len(texts) and (outcome := child.receive(self._patience_seconds)):
@@ -255,11 +255,11 @@ class TextJudge:
                     done += 1
                     yield child.end()
         finally:
-            if done < len(texts):  # the caller stopped early: what is left is not for the next
+            if done < len(texts):  # the caller stopped early, and outcomes are left in the pipe
                 _end_all(self._children)
 
     def _child(self) -> "_Child":
-        """Returns a process to judge in."""
+        """Returns a live judging process."""
         if not self._children or not self._children[0].is_alive():
             _end_all(self._children)
             self._children.append(_Child(self._judge))
@@ -267,13 +267,13 @@ class TextJudge:
 
 
 class _Child:
-    """A fork of this process that judges what it is sent, in order."""
+    """A fork of this process that judges texts in order."""
 
     def __init__(self, judge: Asked) -> None:
         context = multiprocessing.get_context("fork")
         self._pipe, theirs = context.Pipe()
         for stream in (sys.stdout, sys.stderr):
-            stream.flush()  # else both processes write what is waiting
+            stream.flush()  # otherwise both processes write the buffered output
         self.process: ForkProcess = context.Process(
             target=_serve, args=(theirs, self._pipe, judge, os.getpid()), daemon=True
         )
@@ -284,7 +284,7 @@ class _Child:
         return not self._pipe.closed and self.process.is_alive()
 
     def send(self, texts: Sequence[str], tasks: Sequence[Task], answer_pattern: str | None) -> None:
-        """Sends texts; each task once, for those of a group share it."""
+        """Sends texts, with each task once, because the rollouts of a group share it."""
         distinct = {id(task): task for task in tasks}
         rows = {each: row for row, each in enumerate(distinct)}
         order = {
@@ -296,7 +296,7 @@ class _Child:
         self._pipe.send_bytes(json.dumps(order).encode())
 
     def receive(self, timeout_seconds: float) -> Outcome | None:
-        """Returns the next outcome; None if it does not come."""
+        """Returns the next outcome; None if the process has ended or takes too long."""
         try:
             if self._pipe.poll(timeout_seconds):
                 return Outcome(*json.loads(self._pipe.recv_bytes()))
@@ -305,7 +305,7 @@ class _Child:
         return None
 
     def end(self) -> Outcome:
-        """Ends the process; returns the outcome of a text that it gave no answer to."""
+        """Ends the process; returns the outcome of its unanswered text."""
         code = self.process.exitcode
         self.process.kill()
         self.process.join()
@@ -317,9 +317,9 @@ class _Child:
 
 def _serve(pipe: Connection, parents: Connection, judge: Asked, parent: int) -> None:
     """Judges texts until the pipe closes."""
-    parents.close()  # else the pipe never closes: this process would hold its other end
+    parents.close()  # otherwise this process holds the other end of the pipe open
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the parent, which ends this
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the parent, which ends this process
     die_with_parent(parent)
     while True:
         try:
@@ -340,11 +340,11 @@ def _end_all(children: list[_Child]) -> None:
 def take_frames(
     media: UInt8[np.ndarray, "row channel *shape"],
 ) -> UInt8[np.ndarray, "row frame channel height width"]:
-    """Returns evenly spaced frames, the first and the last among them; an image is one frame.
+    """Returns up to FRAMES_PER_CLIP evenly spaced frames, first and last included.
 
     Args:
-      media: Images [row, channel, height, width] or clips [row, channel, frame, height, width];
-        of clips with fewer frames than FRAMES_PER_CLIP, all are taken.
+      media: Images [row, channel, height, width], which give one frame, or clips
+        [row, channel, frame, height, width].
     """
     if media.ndim == 4:
         return media[:, None]

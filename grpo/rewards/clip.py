@@ -1,4 +1,4 @@
-"""Judges by a model with CLIP's two towers: how well an image fits its prompt."""
+"""CLIP judges: the similarity of an image and its prompt."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,17 +13,17 @@ from grpo.schema import HubBase
 
 
 def load_clip(inputs: JudgeInputs, processor: HubBase | None = None) -> Viewer:
-    """Returns a judge by a CLIP model on the machine's device, in float32.
+    """Returns a judge with a CLIP model on the machine's device, in float32.
 
-    bfloat16 has three digits, too few to tell the rollouts of a group apart.
+    bfloat16 has about three digits, too few to distinguish the rollouts of a group.
 
     Args:
-      processor: Whose, if the model comes from the hub; None: its own.
+      processor: Source of the processor for a model from the hub; None: the model's source.
 
     Raises:
-      ParameterError: If the model cannot be loaded, or its device is not there.
+      ParameterError: If the model cannot be loaded or the device does not exist.
     """
-    # Imported here: it imports torch, which `grpo check` need not load.
+    # Imported here: this imports torch, which `grpo check` does not need.
     from grpo.runtime.machine import prepare_machine
 
     assert inputs.model is not None
@@ -40,8 +40,7 @@ def load_clip(inputs: JudgeInputs, processor: HubBase | None = None) -> Viewer:
 def view_by_clip(model: Any, processor: Any) -> Viewer:
     """Returns a judge of images and clips by their cosine with the prompt. [CLIP score, PickScore]
 
-    The raw score is the model's own: logit_scale * cos(image, prompt), of a clip the mean over
-    frames.
+    The raw score is the model's logit_scale * cos(image, prompt); for a clip, its mean over frames.
 
     Args:
       model: A CLIPModel in evaluation mode.
@@ -61,9 +60,9 @@ def score_images(
     frames: UInt8[np.ndarray, "row frame channel height width"],
     prompts: Sequence[str],
 ) -> Float[np.ndarray, " row"]:
-    """Returns logit_scale * cos(image, prompt), the mean over a row's frames.
+    """Returns the mean of logit_scale * cos(image, prompt) over the frames of each row.
 
-    Prompts are padded, and cut, to what the model takes: company changes nothing.
+    Prompts are padded or truncated to the model's length, so a score does not depend on the batch.
     """
     import torch
 
@@ -99,7 +98,7 @@ def _load_weights(source: Source) -> Any:
             local_files_only=source.is_local,
             output_loading_info=True,
         )
-    if found["missing_keys"]:  # of another class; transformers would draw them at random
+    if found["missing_keys"]:  # another class; transformers initializes missing weights randomly
         raise refusal(source, f"it has no {min(found['missing_keys'])}, which a CLIPModel has")
     return model.eval().requires_grad_(False)
 
@@ -112,7 +111,7 @@ def _load_processor(source: Source) -> Any:
         return from_pretrained(
             source.name,
             revision=source.revision,
-            # The other backend resizes a little differently, and not every machine has it.
+            # The other backend resizes slightly differently and is not available everywhere.
             backend="pil",
             trust_remote_code=False,
             local_files_only=source.is_local,

@@ -19,17 +19,17 @@ def load(inputs: JudgeInputs) -> AnswerJudge:
         raise MissingExtraError(
             f"{PARAMS}: reward.judge math needs math-verify; run pip install -e '.[math]'"
         ) from None
-    # It warns at every call that its own timeouts are off.
+    # math-verify warns at every call that its timeouts are off.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     return verify_math
 
 
 def verify_math(answer: str, task: Task) -> float:
-    """Returns 1.0 if the answer equals the prompt's in mathematics, else 0.0."""
-    # Imported here: an extra, which `grpo check` need not load.
+    """Returns 1.0 if the answer is mathematically equal to the task's answer, else 0.0."""
+    # Imported here: an extra, which `grpo check` does not need.
     import math_verify
 
-    # Its own timeouts use SIGALRM, which the caller holds.
+    # Timeouts are off, because they use SIGALRM, which the caller uses.
     expected = math_verify.parse(task.answer, parsing_timeout=None)
     given = math_verify.parse(answer, parsing_timeout=None)
     return float(math_verify.verify(expected, given, timeout_seconds=None))

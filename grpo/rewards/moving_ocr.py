@@ -1,6 +1,6 @@
-"""The judge of moving text: what PP-OCRv4 reads in every frame, times how it moves by optical flow.
+"""The judge of moving text: OCR accuracy of the frames (PP-OCRv4) times a motion score.
 
-The motion is measured, not known: dense inverse search [Kroeger et al., 2016] in OpenCV.
+The motion score uses optical flow by dense inverse search [Kroeger et al., 2016] in OpenCV.
 """
 
 from collections.abc import Sequence
@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from grpo.rewards import ocr
 from grpo.rewards.base import Judge, JudgeInputs, Task, View, Viewer
 
-LIT = 96  # level from which a pixel counts as drawn
-BORDER = 4  # pixels of dark around a frame, so that what leaves it can be followed
-SCALE = 4  # by which frames are enlarged: the flow's patches are 8 pixels wide
+LIT = 96  # least level of a pixel of the text
+BORDER = 4  # dark pixels around a frame, so that the flow can follow text that leaves it
+SCALE = 4  # magnification of frames for the flow, whose patches are 8 pixels wide
 
 
 def load(inputs: JudgeInputs) -> Viewer:
@@ -30,16 +30,15 @@ def load(inputs: JudgeInputs) -> Viewer:
 
 
 def view_moving_texts(media: NDArray[np.uint8], tasks: Sequence[Task]) -> list[View]:
-    """Returns text read and score of each clip: the mean over frames, times that of its motion.
+    """Returns recognized text and score of each clip: text accuracy times `score_motion`.
 
-    A frame scores 1 - edit distance / length; a pair of frames the cosine of the measured with the
-    wanted direction, times the share of the wanted pixels, at most 1 and at least 0.
+    Text accuracy is the mean over frames of 1 - edit distance / length, at least 0.
 
     Args:
       media: Light on dark, shape [clip, 1, frame, height, width].
-      tasks: The entry has the pixels per frame by which it is to move, right and down.
+      tasks: The entry holds the wanted motion `right` and `down` in pixels per frame.
     """
-    # Imported here: an extra, which `grpo check` need not load.
+    # Imported here: an extra, which `grpo check` does not need.
     from rapidfuzz.distance import Levenshtein
 
     if media.ndim != 5 or media.shape[1] != 1:
@@ -60,10 +59,13 @@ def view_moving_texts(media: NDArray[np.uint8], tasks: Sequence[Task]) -> list[V
 
 
 def score_motion(clip: NDArray[np.uint8], way: tuple[float, float]) -> float:
-    """Returns how a clip [frame, height, width] moves, in [0, 1]: 0 if it stands still.
+    """Returns the motion score of a clip [frame, height, width] in [0, 1]; 0 without motion.
+
+    The score is the mean over pairs of frames of max(0, cosine of measured and wanted motion) times
+    min(1, measured length / wanted length).
 
     Args:
-      way: That it is to move, right and down, in pixels per frame.
+      way: Wanted motion (right, down) in pixels per frame.
     """
     wanted = float(np.linalg.norm(way))
     scores = []
@@ -77,7 +79,7 @@ def score_motion(clip: NDArray[np.uint8], way: tuple[float, float]) -> float:
 
 
 def _measure_flow(before: NDArray[np.uint8], after: NDArray[np.uint8]) -> NDArray[np.float64]:
-    """Returns the mean flow of the lit pixels, right and down, in pixels."""
+    """Returns the mean flow (right, down) of the lit pixels, in pixels."""
     import cv2
 
     first, second = (
@@ -93,9 +95,9 @@ def _measure_flow(before: NDArray[np.uint8], after: NDArray[np.uint8]) -> NDArra
 
 
 def _center(frame: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Returns a frame shifted so that what is lit stands in its middle; all of it is kept inside.
+    """Returns a frame with its lit pixels moved to the center.
 
-    The recognizer reads a line of text; where it stands is the motion's part.
+    The recognizer then reads a centered line of text; `score_motion` judges its position.
     """
     rows, columns = np.nonzero(frame > LIT)
     if len(rows) == 0:

@@ -1,4 +1,4 @@
-"""The judge of drawn text: what PP-OCRv4 reads (rapidocr-onnxruntime) against the prompt's text."""
+"""The judge of drawn text: OCR (PP-OCRv4 in rapidocr-onnxruntime) against the prompt's text."""
 
 import unicodedata
 from collections.abc import Sequence
@@ -27,10 +27,10 @@ def load(inputs: JudgeInputs) -> Viewer:
 
 
 def view_texts(media: NDArray[np.uint8], tasks: Sequence[Task]) -> list[View]:
-    """Returns the text read in each image and its score; of a clip, the mean over frames.
+    """Returns the recognized text and score of each image; for a clip, the mean over frames.
 
     Args:
-      media: As `read_texts` takes it; clips have a frame axis behind the channels.
+      media: Images in the format of `read_texts`; clips have a frame axis after the channels.
     """
     frames = take_frames(media)
     rows, per_row = frames.shape[:2]
@@ -44,7 +44,7 @@ def view_texts(media: NDArray[np.uint8], tasks: Sequence[Task]) -> list[View]:
 
 
 def read_texts(images: NDArray[np.uint8]) -> list[str]:
-    """Returns what a person would read, in capitals, without spaces.
+    """Returns the recognized texts in capitals, without spaces.
 
     Args:
       images: Light on dark, shape [image, channel, height, width], one channel or three.
@@ -54,7 +54,7 @@ def read_texts(images: NDArray[np.uint8]) -> list[str]:
     dark_on_light = LEVELS - images.transpose(0, 2, 3, 1)
     colored = np.repeat(dark_on_light, 3, axis=3) if images.shape[1] == 1 else dark_on_light
     found, _ = _recognizer()(list(np.ascontiguousarray(colored)))
-    # The recognizer knows full-width forms of digits and letters.
+    # The recognizer may return full-width forms of digits and letters.
     return ["".join(unicodedata.normalize("NFKC", text).upper().split()) for text, *_ in found]
 
 
@@ -68,9 +68,9 @@ def score_text(answer: str, task: Task) -> float:
 
 @cache
 def _recognizer() -> Any:
-    """Returns the recognition model alone: the text's place is known."""
+    """Returns the recognition model only; text detection is not needed."""
     try:
-        # Imported here: an extra, which `grpo check` need not load.
+        # Imported here: an extra, which `grpo check` does not need.
         from rapidocr_onnxruntime import RapidOCR
     except ImportError:
         raise MissingExtraError(
@@ -78,7 +78,7 @@ def _recognizer() -> Any:
         ) from None
     recognizer = RapidOCR(intra_op_num_threads=1, inter_op_num_threads=1).text_rec
     recognizer.rec_batch_num = IMAGES_AT_ONCE
-    # Of width 0: images are padded to the widest of their batch, not to 320 pixels.
+    # Width 0 pads images to the widest of their batch instead of to 320 pixels.
     recognizer.rec_image_shape = [3, 48, 0]
     return recognizer
 

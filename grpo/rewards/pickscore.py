@@ -1,4 +1,4 @@
-"""The judge PickScore: a CLIP model that was trained on what people prefer."""
+"""The judge PickScore: a CLIP model trained on human preferences."""
 
 from grpo.rewards.base import Judge, JudgeInputs, Viewer
 from grpo.rewards.clip import load_clip
@@ -13,7 +13,7 @@ PROCESSOR = HubBase(
 
 
 def load(inputs: JudgeInputs) -> Viewer:
-    """Returns the judge of `load_clip`, whose images are read as PickScore's were."""
+    """Returns the judge of `load_clip` with PickScore's processor."""
     return load_clip(inputs, PROCESSOR)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from grpo.rewards.base import AnswerJudge, Judge, JudgeInputs, Task
 
-# Families whose judge hands an answer to Python's eval, some of them by sympy's parser.
+# Families whose judge passes an answer to Python's eval, some of them through sympy's parser.
 EVALUATED = {
     "binary_matrix", "countdown", "intermediate_integration", "n_queens",
     "polynomial_multiplication", "puzzle24", "simple_integration", "spiral_matrix",
@@ -22,7 +22,7 @@ QUOTES = {"'", '"', "\\"}
 
 
 def load(inputs: JudgeInputs) -> AnswerJudge:
-    """Returns the judge; reasoning-gym is imported now, not within the limit of the first text."""
+    """Returns the judge; imports reasoning-gym here, outside the time limit of the first text."""
     _library()
     return score_answer
 
@@ -36,7 +36,8 @@ def score_answer(answer: str, task: Task) -> float:
     """Returns reasoning-gym's score of an answer, in [0, 1].
 
     Raises:
-      ValueError: If its judge would run the answer, and that calls more than mathematics.
+      ValueError: If the family's judge evaluates answers and this one calls other functions than
+        MATHEMATICS.
     """
     if task.family in EVALUATED and not _is_inert(answer):
         raise ValueError(f"{task.family}: an answer must not call anything but mathematics")
@@ -44,10 +45,10 @@ def score_answer(answer: str, task: Task) -> float:
 
 
 def _is_inert(answer: str) -> bool:
-    """Returns whether an answer that is read as Python calls nothing but mathematics.
+    """Returns whether an answer, evaluated as Python, calls only functions in MATHEMATICS.
 
-    Nothing is called without a parenthesis; beside one there may be numbers, variables of one
-    letter and MATHEMATICS. No quotes: sympy's S evaluates text.
+    An answer without parentheses calls nothing. With parentheses it may contain numbers, variables
+    of one letter and MATHEMATICS, but no quotes, because sympy's S evaluates strings.
     """
     words = {word for word in WORD.findall(answer) if len(word) > 1}
     return "(" not in answer or (words <= MATHEMATICS and QUOTES.isdisjoint(answer))
@@ -55,16 +56,16 @@ def _is_inert(answer: str) -> bool:
 
 @cache
 def _library() -> Any:
-    # Imported here: it takes half a second, and code that only checks parameters need not wait.
+    # Imported here: the import takes half a second, which checks of parameters do not need.
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SyntaxWarning)  # of cellpylib, when it is first compiled
+        warnings.simplefilter("ignore", SyntaxWarning)  # of cellpylib, at its first compilation
         import reasoning_gym
     return reasoning_gym
 
 
 @cache
 def _judge(family: str) -> Any:
-    """Returns a data set of the family; only its judge is used, entries carry the difficulty."""
+    """Returns a data set of the family for its judge; entries carry the difficulty."""
     return generate(family, size=1, seed=0)
 
 

@@ -1,4 +1,4 @@
-"""What a simulator says of a rollout in it: solved or not."""
+"""The judge of a simulator's verdict: solved or not."""
 
 from grpo.rewards.base import Judge, Task
 
@@ -7,7 +7,7 @@ def read_verdict(text: str, task: Task) -> float:
     """Returns 1 for "success after 57 steps", 0 for "no success in 144 steps".
 
     Raises:
-      RuntimeError: If the environment failed or did not answer in time: there is no verdict.
+      RuntimeError: If the environment failed or timed out, so that there is no verdict.
     """
     if text.startswith(("failed", "timed out")):
         raise RuntimeError(text)

@@ -1,4 +1,4 @@
-"""Tasks, one file each, found by its name: what prompts there are."""
+"""Tasks, the sources of prompts, one file each, named as `task.kind`."""
 
 import sys
 
@@ -7,12 +7,12 @@ from grpo.tasks.base import Task
 
 
 def task_kinds() -> tuple[str, ...]:
-    """Returns every task.kind."""
+    """Returns all values of task.kind."""
     return part_names(sys.modules[__name__])
 
 
 def find_task(kind: str) -> type[Task]:
-    """Returns the parameters of a kind that `task_kinds` lists."""
+    """Returns the task class of a kind in `task_kinds`."""
     module = import_part(sys.modules[__name__], kind)
     return next(
         each

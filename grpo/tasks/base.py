@@ -1,4 +1,4 @@
-"""What a task is: its parameters, and the tables of prompts that it makes of them."""
+"""The interface of tasks: parameters and tables of prompts."""
 
 from abc import abstractmethod
 from collections.abc import Iterator
@@ -10,11 +10,11 @@ import pandas as pd
 
 from grpo.schema import Strict
 
-Asked = Literal["text", "caption", "scene"]  # what a prompt is
+PromptKind = Literal["text", "caption", "scene"]  # the kind of a prompt
 
 
 class PromptTables(NamedTuple):
-    """Frames under the schemas PROMPTS, PROMPTS and WARMUP."""
+    """Tables of the schemas PROMPTS, PROMPTS and WARMUP."""
 
     train: pd.DataFrame
     eval: pd.DataFrame
@@ -23,35 +23,35 @@ class PromptTables(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class TaskInputs:
-    """What a task may read beside its own parameters."""
+    """Inputs of a task besides its own parameters."""
 
     seed: int
-    data: Path  # where parameters name files in
-    warmup: Any  # policy.base.warmup; None: the base is imported
+    data: Path  # the folder of files that parameters name
+    warmup: Any  # policy.base.warmup; None for an imported base
     takes_messages: bool  # whether a prompt may be a list of chat messages
 
 
 class Task(Strict):
-    """The section `task`. Each file of this folder has one of its own, and is named as its kind."""
+    """The section `task`. Each file of this folder defines one task and is named as its kind."""
 
-    asks: ClassVar[tuple[Asked, ...]]  # what its prompts may be read as
+    prompt_kinds: ClassVar[tuple[PromptKind, ...]]  # the kinds of its prompts
 
     kind: str
 
     @abstractmethod
     def make_prompts(self, inputs: TaskInputs) -> PromptTables:
-        """Returns prompts of training and evaluation, disjoint, and solutions for a warm-up.
+        """Returns disjoint prompts of training and evaluation, and solutions for a warm-up.
 
         Raises:
-          ParameterError: If they cannot be made as the parameters say.
-          ArtifactError: If a file of theirs is broken.
+          ParameterError: If the parameters cannot be satisfied.
+          ArtifactError: If a file of prompts is broken.
         """
 
     def files(self) -> Iterator[tuple[str, str]]:
-        """Yields the files below data/ that prompts are made from: parameter and path."""
+        """Yields the files below data/ with the prompts, as pairs of parameter and path."""
         yield from ()
 
 
 def shares(total: int, parts: int) -> list[int]:
-    """Returns `total` split into near-equal shares."""
+    """Splits `total` into nearly equal shares."""
     return [total // parts + (index < total % parts) for index in range(parts)]

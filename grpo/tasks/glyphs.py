@@ -1,4 +1,4 @@
-"""Short texts to be drawn as images, or as clips in which they move."""
+"""Short texts to be drawn as images or as clips of moving text."""
 
 import json
 import random
@@ -14,20 +14,20 @@ from grpo.modalities.shared.drawings import split_text
 from grpo.schema import PARAMS, Name, Positive
 from grpo.tasks.base import PromptTables, Task, TaskInputs, shares
 
-Alphabets = Sequence[str]  # the characters that may stand at each place
+Alphabets = Sequence[str]  # the allowed characters at each position
 
 
 class GlyphsTask(Task):
-    """Short texts to be drawn; prompts of train and eval are disjoint, and not in the warm-up."""
+    """Short texts to be drawn; prompts of train, eval and warm-up are disjoint."""
 
-    asks = ("caption",)
+    prompt_kinds = ("caption",)
 
     kind: Literal["glyphs"]
     train_prompts: Positive
     eval_prompts: Positive
     families: dict[Name, list[Annotated[str, Field(min_length=1)]]] = Field(min_length=1)
-    # family -> the characters that may stand at each place; of clips the last is an arrow: > < v ^
-    pixels_per_frame: Positive | None  # of what moves, in clips; null: images
+    # family -> the allowed characters at each position; for clips, the last is an arrow: > < v ^
+    pixels_per_frame: Positive | None  # speed of the text in clips; null: images
 
     def make_prompts(self, inputs: TaskInputs) -> PromptTables:
         warmup = inputs.warmup
@@ -42,10 +42,10 @@ class GlyphsTask(Task):
         )
 
     def _divide(self, warmup: Any) -> dict[str, int]:
-        """Returns the warm-up's prompts of each family.
+        """Returns the number of warm-up prompts per family.
 
         Raises:
-          ParameterError: If the shares are not those of the task's families.
+          ParameterError: If the shares do not name the task's families.
         """
         if warmup.shares.keys() != self.families.keys():
             raise ParameterError(
@@ -66,12 +66,12 @@ def make_prompts(
     seed: int,
     pixels_per_frame: int | None = None,
 ) -> PromptTables:
-    """Returns texts of every family in equal shares; none of the prompts is in the warm-up.
+    """Returns texts of every family in equal shares; the warm-up contains none of the prompts.
 
     Args:
-      warmup_prompts: Of each family: the more, the better the base will draw it.
-      wrong_fraction: Of the warm-up's captions whose drawing shows another text of their family.
-      pixels_per_frame: Of what moves, in clips; None: images.
+      warmup_prompts: Number per family, which determines the base's skill in it.
+      wrong_fraction: Fraction of warm-up captions whose drawing shows another text of the family.
+      pixels_per_frame: Speed of the text in clips; None: images.
 
     Raises:
       ParameterError: If a family has too few texts.
@@ -88,8 +88,9 @@ def make_prompts(
         total = prod(len(set(each)) for each in alphabets)
         if wanted >= total:
             raise ParameterError(
-                f"{PARAMS}: task.families.{family} has {total} texts, must have more than the "
-                f"{wanted} that train_prompts and eval_prompts ask for: the warm-up needs others"
+                f"{PARAMS}: task.families.{family} must have more texts than the {wanted} that "
+                f"train_prompts and eval_prompts take, because the warm-up needs others, got "
+                f"{total}; add characters or lower the prompts"
             )
         taken = _draw_distinct(alphabets, wanted, chooser)
         parts["eval"] += [(family, text) for text in taken[: quotas["eval"]]]
@@ -122,7 +123,7 @@ def _captions(
     wrong_fraction: float,
     chooser: random.Random,
 ) -> list[dict[str, str]]:
-    """Returns rows of the schema WARMUP: caption and the text its drawing shows."""
+    """Returns rows of the schema WARMUP: the caption and the text of its drawing."""
     rows = []
     for index in range(count):
         text = _draw_other(alphabets, taken, chooser)
@@ -147,7 +148,7 @@ def _draw_other(alphabets: Alphabets, taken: set[str], chooser: random.Random) -
 def _prompt_frame(
     texts: list[tuple[str, str]], part: str, pixels_per_frame: int | None
 ) -> pd.DataFrame:
-    """Returns the prompts under the schema PROMPTS; of a clip the answer is what is written."""
+    """Returns a table of schema PROMPTS; the answer of a clip is its text without the arrow."""
     rows = []
     for index, (family, text) in enumerate(texts):
         answer, entry = text, {}

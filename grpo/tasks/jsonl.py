@@ -1,4 +1,4 @@
-"""Your own prompts: a JSON object per line, a JSON array, or a parquet table."""
+"""User-provided prompts: JSON lines, a JSON array or a parquet table."""
 
 import json
 import math
@@ -17,9 +17,9 @@ from grpo.runtime.sources import download
 from grpo.schema import PARAMS, DataPath, S3Base
 from grpo.tasks.base import PromptTables, Task, TaskInputs
 
-LOOSE = "\0"  # before a normalized prompt; no prompt may hold it
+LOOSE = "\0"  # prefix of normalized prompts; no prompt may contain it
 FIELDS = ("prompt", "answer", "family")
-USUAL = {  # what others call them
+COMMON_NAMES = {  # common names of these columns
     "prompt": ("question", "problem", "query", "input", "instruction", "text", "caption"),
     "answer": ("solution", "target", "output", "response", "label", "ground_truth", "final_answer"),
 }
@@ -29,13 +29,13 @@ USER = "user"
 class JsonlTask(Task):
     """Prompts and answers from two files: JSON lines, a JSON array or a parquet table."""
 
-    asks = ("text", "caption")
+    prompt_kinds = ("text", "caption")
 
     kind: Literal["jsonl"]
-    directory: S3Base | None  # where the files lie; null: data/
+    directory: S3Base | None  # location of the files; null: data/
     train: DataPath
     eval: DataPath
-    columns: dict[  # what the files call them otherwise
+    columns: dict[  # field -> its column in the files, if the names differ
         Literal["prompt", "answer", "family"], Annotated[str, Field(min_length=1)]
     ]
     instruction: str  # appended to every prompt
@@ -53,7 +53,7 @@ class JsonlTask(Task):
             yield "task.eval", self.eval
 
     def make_prompts(self, inputs: TaskInputs) -> PromptTables:
-        """Returns the prompts of two files; their folder names the family of rows without one."""
+        """Returns the prompts of two files; the family defaults to the name of their folder."""
         if inputs.warmup:
             raise ParameterError(
                 f"{PARAMS}: policy.base.source scratch needs a task with solutions, on which the "
@@ -74,7 +74,7 @@ class JsonlTask(Task):
 
 
 class _Number(str):
-    """A number by its own spelling in the file: 1.50 stays 1.50."""
+    """A number with its spelling in the file: 1.50 stays 1.50."""
 
 
 def read_prompts(
@@ -86,18 +86,19 @@ def read_prompts(
     columns: Mapping[str, str],
     takes_messages: bool,
 ) -> PromptTables:
-    """Returns the prompts of two files, each followed by `instruction`; no warm-up.
+    """Returns the prompts of two files, each followed by `instruction`, and an empty warm-up.
 
     Args:
-      family: Of rows that name none.
-      columns: What the files call "prompt", "answer" and "family", where they call it otherwise.
-      takes_messages: Whether a prompt may be a chat: a list with one message of the user.
+      family: Family of rows without one.
+      columns: The names of the columns "prompt", "answer" and "family" where they differ.
+      takes_messages: Whether a prompt may be a chat: a list with one user message.
 
     Raises:
-      ArtifactError: If a row is wrong, or a prompt stands twice: in one file as it is but for
-        Unicode's composition and white space at its ends, in both also in another loose form.
+      ArtifactError: If a row is invalid or a prompt is a duplicate. Within a file, prompts are
+        compared up to Unicode composition and surrounding white space; between the files, also up
+        to case, all white space, invisible characters and compatible forms.
     """
-    seen: dict[str, str] = {}  # where each prompt stands
+    seen: dict[str, str] = {}  # prompt -> its location
     frames: list[pd.DataFrame] = []
     names = {columns.get(field, field) for field in FIELDS}
     for part, path in (("train", train), ("eval", evaluation)):
@@ -122,7 +123,7 @@ def read_prompts(
 
 
 def _require_new(prompt: str, where: str, seen: dict[str, str], *, is_first: bool) -> None:
-    """Raises if a prompt stood before; in the other file, also in another loose form."""
+    """Raises ArtifactError if a prompt is a duplicate; between files, compares loose forms too."""
     exact = unicodedata.normalize("NFC", prompt).strip()
     loose = _loosen(prompt)
     before = seen.get(exact) or (None if is_first else seen.get(LOOSE + loose))
@@ -137,7 +138,7 @@ def _require_new(prompt: str, where: str, seen: dict[str, str], *, is_first: boo
 
 
 def _loosen(prompt: str) -> str:
-    """Returns a prompt without case, white space, invisible characters and compatible forms."""
+    """Normalizes case, white space, invisible characters and compatible forms of a prompt."""
     plain = unicodedata.normalize("NFKC", prompt)
     seen = "".join(each for each in plain if unicodedata.category(each) != "Cf")
     return " ".join(seen.casefold().split())
@@ -146,7 +147,7 @@ def _loosen(prompt: str) -> str:
 def _read_row(
     item: Any, where: str, columns: Mapping[str, str], takes_messages: bool
 ) -> dict[str, str]:
-    """Returns a row's texts by field."""
+    """Returns the texts of a row by field."""
     if not isinstance(item, dict):
         raise ArtifactError(f'{where} must be {{"prompt": ..., "answer": ...}}, got {_show(item)}')
     row = {}
@@ -172,14 +173,14 @@ def _read_row(
 
 
 def _suggest(field: str, item: Mapping[str, Any]) -> str:
-    """Returns what a row has instead, and the parameter that maps it."""
-    near = [each for each in USUAL.get(field, ()) if each in item]
+    """Returns the columns of a row and a suggestion for task.columns, for an error message."""
+    near = [each for each in COMMON_NAMES.get(field, ()) if each in item]
     way = f"; set task.columns to {{{field}: {near[0]}}}" if near else ""
     return f"got {brief(sorted(map(str, item)))}{way}"
 
 
 def _read_messages(messages: list[Any], where: str, takes_messages: bool) -> str:
-    """Returns what the user says in a chat: the message that policies put into their template."""
+    """Returns the content of the user message of a chat; policies apply their chat template."""
     if not takes_messages:
         raise ArtifactError(
             f"{where} is a list of messages, which needs policy.prompt_format chat; set it, or "
@@ -199,17 +200,17 @@ def _require_characters(text: str, where: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise ArtifactError(
-            f"{where} must be Unicode, has half a character at {error.start}; correct the escape"
+            f"{where} must be Unicode, got a lone surrogate at {error.start}; correct the escape"
         ) from None
     if "\0" in text:
-        raise ArtifactError(f"{where} must not hold the character 0; remove it")
+        raise ArtifactError(f"{where} must not contain the character 0; remove it")
 
 
 def _read(path: Path, names: Set[str]) -> Iterator[tuple[int, str, Any]]:
-    """Yields number, place and content of each row of a file.
+    """Yields number, location and content of each row of a file.
 
     Args:
-      names: Of the columns that are read.
+      names: The columns to read.
     """
     if path.exists() and not path.is_file():
         raise ArtifactError(f"{path}: must be a file of prompts, is none")
@@ -226,13 +227,13 @@ def _read(path: Path, names: Set[str]) -> Iterator[tuple[int, str, Any]]:
         for number, item in enumerate(_parse(text, f"{path}: the array"), start=1):
             yield number, f"item {number}", item
         return
-    for number, line in enumerate(text.split("\n"), start=1):  # splitlines knows more line ends
+    for number, line in enumerate(text.split("\n"), start=1):  # splitlines has more separators
         if line.strip():
             yield number, f"line {number}", _parse(line, f"{path}: line {number}")
 
 
 def _parse(text: str, where: str) -> Any:
-    """Returns a JSON value whose numbers are texts of their own spelling."""
+    """Parses JSON; numbers become texts in their original spelling."""
     try:
         return json.loads(
             text,
@@ -242,7 +243,7 @@ def _parse(text: str, where: str) -> Any:
             object_pairs_hook=lambda pairs: _object(pairs, where),
         )
     except RecursionError:
-        raise ArtifactError(f"{where} must be JSON, nests too deep") from None
+        raise ArtifactError(f"{where} must be JSON, got too many nested levels") from None
     except json.JSONDecodeError as error:
         raise ArtifactError(
             f"{where} must be JSON, {error}, got {brief(repr(text[:60]))}"
@@ -254,7 +255,7 @@ def _object(pairs: list[tuple[str, Any]], where: str) -> dict[str, Any]:
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ArtifactError(f"{where} must have each name once, has {twice!r} twice")
+        raise ArtifactError(f"{where} must have each name once, got {twice!r} twice")
     return found
 
 
@@ -277,16 +278,16 @@ def _read_parquet(path: Path, names: Set[str]) -> Iterator[tuple[int, str, Any]]
 
 
 def _refuse_floats(path: Path, name: str, values: list[float | None]) -> NoReturn:
-    """Raises for a column of floats; one of integers is such a column if a value is missing."""
+    """Raises for a column of floats; an integer column with missing values also has floats."""
     gaps = [row for row, value in enumerate(values, 1) if value is None or math.isnan(value)]
     where = f"row {gaps[0]}: {name} is missing, the others" if gaps else f"column {name!r}: they"
     raise ArtifactError(
-        f"{path}: {where} are floats; store numbers as text, for the spelling of floats is lost"
+        f"{path}: {where} are floats; store numbers as text, because floats lose their spelling"
     )
 
 
 def _show(value: Any) -> str:
-    """Returns a value as JSON has it, not too long."""
+    """Returns a value as brief JSON."""
     if isinstance(value, dict) and list(value) == [""]:  # NaN, Infinity
         return str(value[""])
     return brief(json.dumps(value, default=str))

@@ -13,9 +13,9 @@ from grpo.tasks.base import PromptTables, Task, TaskInputs, shares
 
 
 class ManipulationTask(Task):
-    """Scenes of Meta-World: a robot arm that is told what to do; train and eval differ."""
+    """Scenes of Meta-World's robot arm with an instruction; train and eval are disjoint."""
 
-    asks = ("scene",)
+    prompt_kinds = ("scene",)
 
     kind: Literal["manipulation"]
     train_prompts: Positive
@@ -40,17 +40,17 @@ def make_prompts(
     demonstrations: Mapping[str, int],
     seed: int,
 ) -> PromptTables:
-    """Returns scenes of every family in equal shares, all of them different.
+    """Returns distinct scenes of every family in equal shares.
 
-    The solution of a warm-up's scene is the seed of its expert's shaking hand.
+    The solution of a warm-up scene is the seed of the noise in its demonstration.
 
     Args:
-      demonstrations: Of each family; a family that has none is not in the warm-up.
+      demonstrations: Number per family; the default is 0.
 
     Raises:
       ParameterError: If Meta-World has no such family.
     """
-    # Imported here: an extra, which only makes scenes.
+    # Imported here: an extra, needed only to draw scenes.
     from grpo.modalities.action_chunks.simulation.metaworld import require_families
 
     require_families(families)
@@ -78,7 +78,7 @@ def make_prompts(
 
 
 def _draw_distinct(family: str, count: int, seed: int) -> list[str]:
-    """Returns scenes of a family, each another one."""
+    """Returns distinct scenes of a family."""
     from grpo.modalities.action_chunks.simulation.metaworld import draw_scene, make_environment
 
     environment, scenes, number = make_environment(family), dict[str, None](), 0
@@ -89,5 +89,5 @@ def _draw_distinct(family: str, count: int, seed: int) -> list[str]:
 
 
 def _prompt_frame(rows: list[dict[str, str]]) -> pd.DataFrame:
-    """Returns scenes under the schema PROMPTS; the goal is in the scene."""
+    """Returns a table of schema PROMPTS; the answer is empty because the scene holds the goal."""
     return pd.DataFrame(rows).assign(answer="", entry=json.dumps({}))

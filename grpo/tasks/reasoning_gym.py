@@ -1,4 +1,4 @@
-"""Prompts of reasoning-gym: procedural, verifiable, disjoint as text between train and eval."""
+"""Prompts of reasoning-gym: procedural and verifiable; texts of train and eval are disjoint."""
 
 import json
 import operator
@@ -21,12 +21,12 @@ OPERATIONS: dict[str, Callable[[int, int], int]] = {
     "-": operator.sub,
     "*": operator.mul,
 }
-FRESH_ENTRIES = 64  # drawn at once
-STALE_BATCHES = 40  # this many batches without a new prompt: the family is exhausted
+FRESH_ENTRIES = 64  # entries per batch
+STALE_BATCHES = 40  # consecutive batches without a new prompt that mean an exhausted family
 
 
 class _Notation(NamedTuple):
-    """`prompt` ends in "="; `work` is what a solution shows before its answer."""
+    """A compact form of a family: a prompt ending in "=", and the work before an answer."""
 
     prompt: Callable[[Entry], str]
     work: Callable[[Entry], str]
@@ -57,7 +57,7 @@ def _partial_results(entry: Entry) -> str:
 
 
 def _divisors(entry: Entry) -> str:
-    """gcd(48, 18): the divisors Euclid's algorithm meets -> 18,12,06"""
+    """The divisors in Euclid's algorithm: gcd(48, 18) -> 18,12,06"""
     a, b = entry["metadata"]["numbers"]
     met = []
     while b:
@@ -144,9 +144,9 @@ COMPACT: dict[str, _Notation] = {
 
 
 class ReasoningGymTask(Task):
-    """Procedural tasks of reasoning-gym; prompts of train and eval are disjoint as text."""
+    """Procedural tasks of reasoning-gym; the texts of train and eval are disjoint."""
 
-    asks = ("text",)
+    prompt_kinds = ("text",)
 
     kind: Literal["reasoning_gym"]
     notation: Literal["compact", "question"]  # short forms for small models, or the full question
@@ -180,11 +180,11 @@ class _Item(NamedTuple):
 
 
 class Solutions(NamedTuple):
-    """How warm-up solutions are written: a base of partial skill knows good and bad habits."""
+    """The mix of warm-up solutions, which gives the base partial skill."""
 
-    answer_mark: str  # stands before the answer
-    worked_fraction: float  # show their work, always right; the others answer at once
-    wrong_fraction: float  # of those that answer at once: another prompt's answer
+    answer_mark: str  # text before the answer
+    worked_fraction: float  # solutions with correct work; the others are answers only
+    wrong_fraction: float  # of the answers-only solutions: the answer of another prompt
 
 
 def make_prompts(
@@ -200,12 +200,11 @@ def make_prompts(
 ) -> PromptTables:
     """Returns prompts of every family in equal shares.
 
-    Prompts are unique as text over train and eval, and none of them is in the warm-up, whose
-    memorized answers would teach GRPO to guess; another seed alone would not do, since small
-    ranges overlap.
+    The texts of train and eval are unique, and the warm-up contains none of them: memorized answers
+    would teach GRPO to guess. A different seed alone is not enough, because small ranges overlap.
 
     Args:
-      notation: "compact" (a few characters, COMPACT) or "question" (the full text).
+      notation: "compact" (a few characters; see COMPACT) or "question" (the full text).
       instruction: Appended to every prompt.
 
     Raises:
@@ -263,8 +262,8 @@ def _unique_items(
         stale = 0 if fresh else stale + 1
         if stale == STALE_BATCHES:
             raise ParameterError(
-                f"{PARAMS}: task.families.{family} has {len(seen)} different prompts, "
-                f"task.train_prompts and task.eval_prompts ask for {count}; widen its ranges"
+                f"{PARAMS}: task.families.{family} must have {count} different prompts for "
+                f"task.train_prompts and task.eval_prompts, got {len(seen)}; widen its ranges"
             )
         for prompt, item in fresh.items():
             if len(seen) == count:
@@ -281,7 +280,7 @@ def _warmup_items(
     taken: set[str],
     seed: int,
 ) -> list[_Item]:
-    """Returns `count` items, repetitions allowed, none of their prompts taken."""
+    """Returns `count` items, possibly repeated, with prompts outside of `taken`."""
     items: list[_Item] = []
     stale = 0
     for batch in _batches(family, difficulty, notation, seed + 1):
@@ -327,7 +326,7 @@ def _notation(family: str, notation: str) -> _Notation | None:
 
 
 def _prompt_frame(items: list[_Item], part: str) -> pd.DataFrame:
-    """Returns the prompts under the schema PROMPTS."""
+    """Returns a table of schema PROMPTS."""
     rows = [
         {
             "prompt_id": f"{part}-{item.family}-{index:05d}",
@@ -342,7 +341,7 @@ def _prompt_frame(items: list[_Item], part: str) -> pd.DataFrame:
 
 
 def _warmup_frame(items: list[_Item], solutions: Solutions, chooser: random.Random) -> pd.DataFrame:
-    """Returns solutions under the schema WARMUP."""
+    """Returns a table of schema WARMUP."""
     answers: dict[str, list[str]] = {}
     for item in items:
         answers.setdefault(item.family, []).append(str(item.entry["answer"]))
@@ -361,7 +360,7 @@ def _warmup_frame(items: list[_Item], solutions: Solutions, chooser: random.Rand
 def _solution(
     item: _Item, family_answers: list[str], solutions: Solutions, chooser: random.Random
 ) -> str:
-    """Returns one written solution."""
+    """Returns the solution of one prompt."""
     answer = str(item.entry["answer"])
     if item.family in COMPACT and chooser.random() < solutions.worked_fraction:
         return f"{COMPACT[item.family].work(item.entry)}{solutions.answer_mark}{answer}"

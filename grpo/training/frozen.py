@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from grpo.errors import UnsoundError
-from grpo.modalities.base import Policy, Trajectory, counted_together
+from grpo.modalities.base import Policy, Trajectory, cost_of_all_ranks
 from grpo.modalities.shared.packed import numbered
 from grpo.objective.base import Objective, loss_terms
 from grpo.objective.trust import trusted_ranges
@@ -66,7 +66,7 @@ def compute_log_probs(
     if len(rows) == 0:
         return FrozenLogProbs(logp=torch.full_like(logp, torch.nan), computed=computed)
     widths = policy.widths(trajectory, rows, computed[rows])
-    with counted_together(policy):
+    with cost_of_all_ranks(policy):
         for share in local_microbatches(widths, tokens_per_microbatch):
             kept = rows[share.rows]
             num_steps = last_step(needed[kept])

@@ -13,12 +13,12 @@ from torch import Generator
 from torch.optim import Optimizer
 
 from grpo.errors import DivergedError
-from grpo.modalities.base import Policy, Trajectory, counted_together
+from grpo.modalities.base import Policy, Trajectory, cost_of_all_ranks
 from grpo.modalities.shared.directories import gather_trained, read_trainable, write_trained
 from grpo.modalities.shared.optimizer import (
     PreciseAdamW,
+    optimized_tensors,
     require_finite_numbers,
-    stepped_by,
     take_step,
 )
 from grpo.objective.base import Objective, State, loss_terms, scalar_loss
@@ -292,12 +292,12 @@ def run_update(
     gradient = partial(add_gradient, loss, batch)
     tally = gradient(batch.credit)
     due = auditor if auditor and auditor.is_due(update) else None
-    audit = due.audit(policy, stepped_by(optimizer), batch.credit, gradient) if due else None
+    audit = due.audit(policy, optimized_tensors(optimizer), batch.credit, gradient) if due else None
     if loss.proximal is None and drifts is not None:
         drifts.append(require_range_above(tally.drift, objective))
     if tally.rollouts == 0:
         return update_metrics(batch, tally, update=update, grad_norm=0.0, audit=audit)
-    weights = stepped_by(optimizer)
+    weights = optimized_tensors(optimizer)
     norm = torch.nn.utils.get_total_norm([w.grad for w in weights if w.grad is not None])
     length = full_tensor(norm)
     require_finite_numbers(update, {"loss": tally.loss, "gradient norm": float(length)})
@@ -334,7 +334,7 @@ def add_gradient(loss: Loss, batch: Batch, credit: Credit) -> Tally:
         return tally
     policy, trajectory, objective = loss.policy, loss.trajectory, loss.objective
     widths = policy.widths(trajectory, batch.rows[kept], credit.weight[kept] != 0)
-    with counted_together(policy):
+    with cost_of_all_ranks(policy):
         for share in local_microbatches(widths, loss.tokens_per_microbatch):
             rows = kept[share.rows]
             num_steps = last_step(credit.weight[rows])

@@ -90,7 +90,7 @@ def check_selection(params: Parameters, name: str, curriculum: Sequence[Link]) -
 def _require_draws_of_profile(params: Parameters, name: str) -> None:
     """Raises ParameterError unless an arm has the sampling settings of the profile."""
     sampling, profiled = params.find_arm(name).sampling, params.evaluation.sampling
-    if unlike := params.modality.find_unlike_profile(sampling, profiled):
+    if unlike := params.modality.find_profile_mismatch(sampling, profiled):
         raise ParameterError(f"{PARAMS}: arms.{name}.{unlike}")
 
 

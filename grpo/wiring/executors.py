@@ -29,7 +29,7 @@ class Setup(Strict):
 
     params: Parameters  # as the stage read them: the file may have changed since
     code: str = Field(default_factory=_digest_code)
-    sharing: Positive = 1  # number of workers that share a host's processors
+    policies_per_host: Positive = 1  # number of workers that share a host's processors
 
 
 SetupT = TypeVar("SetupT", bound=Setup)
@@ -105,8 +105,8 @@ def _address(make: Make) -> str:
     return f"{make.__module__}:{make.__name__}"
 
 
-def _shared(setup: Setup, sharing: int) -> str:
-    return setup.model_copy(update={"sharing": sharing}).model_dump_json()
+def _shared(setup: Setup, policies_per_host: int) -> str:
+    return setup.model_copy(update={"policies_per_host": policies_per_host}).model_dump_json()
 
 
 def _environment(params: Parameters) -> dict[str, str]:

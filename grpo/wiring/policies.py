@@ -84,13 +84,13 @@ def load_sampler(
     directory: Path,
     draws: Any,
     judge: Judgement | None = None,
-    sharing: int = 1,
+    policies_per_host: int = 1,
 ) -> Policy[Any]:
     """Returns the policy of a directory for sampling.
 
     Args:
       judge: Judges intermediate samples, if sampling depends on their rewards.
-      sharing: Number of policies that share this host's processors.
+      policies_per_host: Number of policies that share this host's processors.
 
     Raises:
       ArtifactError: If a file is missing or invalid, or may run code.
@@ -99,7 +99,12 @@ def load_sampler(
     require_inert(base)
     require_inert(directory)
     return params.modality.load_sampler(
-        params, base=base, directory=directory, draws=draws, sharing=sharing, judge=judge
+        params,
+        base=base,
+        directory=directory,
+        draws=draws,
+        policies_per_host=policies_per_host,
+        judge=judge,
     )
 
 

@@ -73,15 +73,15 @@ class _Sampler:
             directory=setup.policy,
             draws=self.draws["sampled"],
             judge=_judge_of_intermediate_samples(setup, self._tasks),
-            sharing=setup.sharing,
+            policies_per_host=setup.policies_per_host,
         )
         self._seconds["load"] = time.perf_counter() - start
         return policy
 
     def seconds(self) -> Seconds:
         """Returns the seconds of loading and of a simulator."""
-        if self._seconds and self.policy.waited_seconds:
-            self._seconds["simulation"] = self.policy.waited_seconds
+        if self._seconds and self.policy.simulation_seconds:
+            self._seconds["simulation"] = self.policy.simulation_seconds
         return self._seconds
 
 

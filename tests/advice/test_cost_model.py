@@ -37,7 +37,7 @@ class PullCostModel:
     def count_tokens(self, prompts):
         return [1 for _ in prompts]
 
-    def find_unlike_draws(self, draws, profile_draws):
+    def find_decoding_mismatch(self, draws, profile_draws):
         return None
 
 

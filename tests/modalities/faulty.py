@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from grpo.modalities.action_chunks.simulation.base import UNSEEN
+from grpo.modalities.action_chunks.simulation.base import NO_PICTURE
 
 BROKEN_OBSERVATIONS: dict[str, Any] = {
     "nan": np.array([np.nan]),
@@ -62,8 +62,8 @@ class Faulty:
         is_solved = self._answer(BROKEN_GOALS, self._what == "solves" and self._is_due)
         return self._answer(BROKEN_OBSERVATIONS, self._sum.copy()), is_solved
 
-    def look(self) -> NDArray[np.uint8]:
-        picture: NDArray[np.uint8] = self._answer(BROKEN_PICTURES, UNSEEN, at_least=True)
+    def render(self) -> NDArray[np.uint8]:
+        picture: NDArray[np.uint8] = self._answer(BROKEN_PICTURES, NO_PICTURE, at_least=True)
         return picture
 
     @property

@@ -16,7 +16,7 @@ from grpo.modalities.action_chunks.policy import ActionChunkPolicy
 from grpo.modalities.action_chunks.simulation.base import Ending
 from grpo.modalities.action_chunks.trajectories import ChunkTrajectory, to_values
 from grpo.modalities.base import Policy, Trajectory
-from grpo.modalities.shared.flops import left_out_by_torch
+from grpo.modalities.shared.flops import missing_flop_formulas
 from grpo.modalities.shared.packed import select_packed
 from grpo.modalities.shared.recomputation import saved_bytes
 from grpo.modalities.shared.tokenizers import make_word_tokenizer
@@ -207,7 +207,7 @@ def test_flops_are_those_that_torch_counts(actor: ActionChunkPolicy):
     start = actor.cost.flops
     with torch.no_grad():
         actor.log_prob(trajectory)
-    counter: Any = FlopCounterMode(display=False, custom_mapping=left_out_by_torch())
+    counter: Any = FlopCounterMode(display=False, custom_mapping=missing_flop_formulas())
     with counter, torch.no_grad():
         prompt = trajectory.group[trajectory.mask.nonzero()[:, 0]]
         actor.model(
@@ -226,7 +226,9 @@ def test_a_saved_model_is_the_same_model(tmp_path: Path):
     for name, each in model.state_dict().items():
         assert torch.equal(each, again.state_dict()[name]), name
     (tmp_path / "actions.json").write_text('{"length": 2}')
-    with pytest.raises(ArtifactError, match=r"actions.json: must be a chunk's shape"):
+    with pytest.raises(
+        ArtifactError, match=r"actions.json: must hold the fields of a chunk's shape"
+    ):
         load_action_model(tmp_path, torch.float32)
 
 

@@ -181,14 +181,14 @@ WRONG: dict[str, tuple[Change, str]] = {
     "an encoder": (lambda d: save(d, BertModel(BERT)), r"missing, the first is cls"),
     "a masked model": (
         lambda d: save(d, BertForMaskedLM(BERT)),
-        r"must be a causal language model: BertLMHeadModel reads tokens that come later",
+        r"must be a causal language model: BertLMHeadModel attends to later tokens",
     ),
     "a NaN": (
         lambda d: (
             save(d, LlamaForCausalLM(LLAMA)),
             edit_weights(d, lambda w: {**w, HEADLESS: w[HEADLESS] * torch.nan}),
         ),
-        r"not finite",
+        r"must predict finite logits",
     ),
     **{
         f"end token {value}": (
@@ -199,13 +199,13 @@ WRONG: dict[str, tuple[Change, str]] = {
             message,
         )
         for value, message in (
-            (99999, r"eos_token_id in generation_config.json is 99999, the tokens .* below 259"),
-            (-1, r"eos_token_id in generation_config.json is -1, the tokens are those below 259"),
+            (99999, r"got eos_token_id 99999 in generation_config.json for 259 tokens"),
+            (-1, r"got eos_token_id -1 in generation_config.json for 259 tokens"),
             ("2", r"eos_token_id of generation_config.json must be the number .*, got '2'"),
             ([[1]], r"eos_token_id of generation_config.json must be the number .* \[\[1\]\]"),
         )
     },
-    "no end token": (without_end, r"has no end token, so no rollout would end by itself"),
+    "no end token": (without_end, r"must have an end token, without which no rollout"),
     "a larger vocabulary": (beyond_the_embedding, r"has 261 tokens, the model embeds 259"),
     "an adapter": (
         lambda d: (d.mkdir(), (d / "adapter_config.json").write_text('{"peft_type": "LORA"}')),
@@ -317,7 +317,7 @@ def test_the_keys_of_every_recipe_are_known():
         ("{{ messages.nothing.at.all }}", "needs a chat template that renders"),
         ("{{ 1 / 0 }}", "needs a chat template that renders .*: ZeroDivisionError"),
         ("{% for i in range(10**9) %}.{% endfor %}", "needs .* renders .*: OverflowError"),
-        ("<user><assistant>", "leaves out what the user says, it renders '<user><assistant>'"),
+        ("<user><assistant>", "must render the user message, got '<user><assistant>'"),
     ],
 )
 def test_a_chat_template_must_render_what_the_user_says(template: str | None, message: str):
@@ -357,5 +357,8 @@ def test_a_rollout_needs_no_more_positions_than_the_model_has(model: Any):
 
 def test_every_target_of_lora_is_a_layer():
     lora = Lora(rank=2, alpha=4, dropout=0.0, target_modules=["q_proj", "v_prj"])
-    with pytest.raises(ParameterError, match=r"called 'v_prj'; the nearest name is v_proj"):
+    with pytest.raises(
+        ParameterError,
+        match=r"must name layers that can be adapted, got 'v_prj'; the nearest name is v_proj",
+    ):
         add_lora(LlamaForCausalLM(LLAMA), lora, seed=0)

@@ -74,9 +74,9 @@ def test_adapters_and_heads_are_trained_and_the_backbone_stays(tmp_path: Path):
     assert not torch.equal(fresh, logits_of(policy))
 
 
-@pytest.mark.parametrize(("sharing", "processes"), [(1, 4), (2, 2), (3, 1), (9, 1)])
+@pytest.mark.parametrize(("policies_per_host", "processes"), [(1, 4), (2, 2), (3, 1), (9, 1)])
 def test_policies_of_a_host_share_its_processors(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sharing: int, processes: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policies_per_host: int, processes: int
 ):
     """Of four, on which each plays its scenes."""
     monkeypatch.setattr(chunk_policy, "_available_cores", lambda: 4)
@@ -84,7 +84,11 @@ def test_policies_of_a_host_share_its_processors(
     model, tokenizer = make_action_model(params, tmp_path)
     save_action_model(tmp_path / "base", model, tokenizer)
     policy = load_sampler(
-        params, base=tmp_path / "base", directory=tmp_path / "base", draws=GREEDY, sharing=sharing
+        params,
+        base=tmp_path / "base",
+        directory=tmp_path / "base",
+        draws=GREEDY,
+        policies_per_host=policies_per_host,
     )
     assert len(policy.scenes._workers) == processes
 

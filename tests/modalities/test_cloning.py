@@ -34,7 +34,7 @@ def cloned() -> tuple[ActionChunkModel, list[float]]:
     model = tiny_model()
     updates = clone_demonstrations(
         model,
-        lambda told: encode_instructions(TOKENIZER, told),
+        lambda instructions: encode_instructions(TOKENIZER, instructions),
         demonstrations(),
         SETTINGS,
         CloningSettings(bin_spread=0.0, observation_noise=0.01),

@@ -22,7 +22,7 @@ from grpo.modalities.shared.directories import (
     save_trained,
     write_state,
 )
-from grpo.modalities.shared.flops import left_out_by_torch
+from grpo.modalities.shared.flops import missing_flop_formulas
 from grpo.modalities.shared.packed import select_packed
 from grpo.objective.base import chain, loss_terms, scalar_loss
 from grpo.objective.trust import scale_log_ratio, weigh_log_prob
@@ -216,7 +216,7 @@ def test_flops_are_those_torch_counts():
     policy, trajectory, _ = sampled()
     _ = policy._training_flops
     before = policy.cost.flops
-    counter = FlopCounterMode(display=False, custom_mapping=left_out_by_torch())
+    counter = FlopCounterMode(display=False, custom_mapping=missing_flop_formulas())
     with counter:
         policy.log_prob(trajectory).sum().backward()
     assert policy.cost.flops - before == counter.get_total_flops()
@@ -272,7 +272,7 @@ def test_a_trained_policy_continues_as_if_never_stored(tmp_path: Path, lora: Lor
 def test_a_directory_without_weights_is_named(tmp_path: Path):
     save_pipeline(tmp_path / "base", tiny_denoiser().pipeline)
     (tmp_path / "base/transformer/diffusion_pytorch_model.safetensors").write_bytes(b"broken")
-    with pytest.raises(ArtifactError, match="base: must be a whole policy directory"):
+    with pytest.raises(ArtifactError, match="base: must be a complete policy directory"):
         reload(tmp_path / "base", tmp_path / "base", tiny_params())
 
 

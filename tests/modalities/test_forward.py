@@ -9,10 +9,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import DynamicCache, Gemma2Config, Gemma2ForCausalLM
 
 from grpo.modalities.shared import logits as logits_module
-from grpo.modalities.shared.flops import left_out_by_torch
+from grpo.modalities.shared.flops import missing_flop_formulas
 from grpo.modalities.shared.logits import chosen_log_prob, draw
 from grpo.modalities.shared.tokenizers import make_byte_tokenizer
-from grpo.modalities.tokens.forward import _ReservingLayer, attends_fully, sampling_cache
+from grpo.modalities.tokens.forward import _ReservingLayer, has_full_attention, sampling_cache
 from grpo.modalities.tokens.policy import Decoding, TokenPolicy, TokenTrajectory
 from tests.modalities.tiny import seeded, tiny_policy
 
@@ -105,7 +105,7 @@ def test_flops_are_those_torch_counts(
     _ = policy.flops.training
     before = policy.cost.flops
     added = {torch.ops.aten.addmm_: lambda _, left, right, **__: 2 * left[0] * left[1] * right[1]}
-    counter = FlopCounterMode(display=False, custom_mapping={**left_out_by_torch(), **added})
+    counter = FlopCounterMode(display=False, custom_mapping={**missing_flop_formulas(), **added})
     with counter:
         policy.log_prob(trajectory).sum().backward()
     counted = counter.get_total_flops()
@@ -136,7 +136,7 @@ def test_a_head_that_does_more_than_a_product_goes_through_the_model():
         uses_chat_template=False,
     )
     assert policy.forward._head is None
-    assert not attends_fully(config)
+    assert not has_full_attention(config)
     trajectory, sampled = policy.sample(["G12,18="], group_sizes=[6], generator=seeded())
     logp = policy.log_prob(trajectory)
     torch.testing.assert_close(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from grpo.errors import ArtifactError
 from grpo.modalities.denoising.modality import Canvas
-from grpo.modalities.denoising.pipelines import find_unread_setting, library, sigmas_of
+from grpo.modalities.denoising.pipelines import find_unsupported_setting, library, sigmas_of
 from grpo.modalities.denoising.sde_steps import apply_kernel, ode_kernel, sde_kernels, step_log_prob
 from tests.modalities.tiny_pipelines import WAN_SCHEDULER, tiny_sd3, tiny_wan
 
@@ -178,7 +178,7 @@ def test_no_schedule_of_diffusers_gives_a_step_more_noise_than_its_level_bounds(
     """
     name, changed = scheduler
     pipeline = pipeline_with(name, **changed)
-    assert find_unread_setting(pipeline) is None
+    assert find_unsupported_setting(pipeline) is None
     canvas = Canvas(frames=1, height=16 * side, width=16 * side)
     try:
         sigmas = sigmas_of(pipeline, num_steps, canvas)

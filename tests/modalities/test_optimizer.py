@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.optim import AdamW
 
-from grpo.modalities.shared.optimizer import PreciseAdamW, stepped_by
+from grpo.modalities.shared.optimizer import PreciseAdamW, optimized_tensors
 from grpo.wiring.policies import make_optimizer
 from tests.modalities.tiny import in_bfloat16, seeded
 from tests.training.test_training import TRAINING, sampled_round, update_once
@@ -35,7 +35,7 @@ def test_weights_in_bfloat16_learn_what_they_learn_in_float32():
     train(AdamW([exact], **HOW), exact)
     train(optimizer, coarse)
     train(AdamW([plain], **HOW), plain)
-    (copied,) = stepped_by(optimizer)
+    (copied,) = optimized_tensors(optimizer)
     assert torch.equal(copied, exact)
     assert (exact != start).all()
     assert torch.equal(coarse, exact.bfloat16())
@@ -45,7 +45,7 @@ def test_weights_in_bfloat16_learn_what_they_learn_in_float32():
 def test_weights_in_float32_are_torchs_own():
     ours, torchs = drawn(torch.float32), drawn(torch.float32)
     optimizer = PreciseAdamW([ours], **HOW)
-    assert stepped_by(optimizer)[0] is ours
+    assert optimized_tensors(optimizer)[0] is ours
     train(optimizer, ours)
     train(AdamW([torchs], **HOW), torchs)
     assert torch.equal(ours, torchs)
@@ -56,7 +56,7 @@ def test_gradients_of_microbatches_add_up_in_float32():
     optimizer = PreciseAdamW([weight], **HOW)
     for size in (1.0, 2**-10):  # in bfloat16 their sum is 1
         weight.backward(torch.full(weight.shape, size, dtype=torch.bfloat16))
-    (copied,) = stepped_by(optimizer)
+    (copied,) = optimized_tensors(optimizer)
     assert weight.grad is None
     assert torch.equal(copied.grad, torch.full(weight.shape, 1 + 2**-10))
     optimizer.zero_grad()
@@ -71,9 +71,9 @@ def test_an_update_of_a_policy_in_bfloat16_is_that_in_float32(largest: float):
     moved, norms = [], []
     for policy in (exact, coarse):
         optimizer = make_optimizer(policy.model, TRAINING)
-        before = [each.detach().clone() for each in stepped_by(optimizer)]
+        before = [each.detach().clone() for each in optimized_tensors(optimizer)]
         metrics = update_once(policy, rollouts, trajectory, optimizer=optimizer, largest=largest)
-        after = stepped_by(optimizer)
+        after = optimized_tensors(optimizer)
         moved.append([b - a for a, b in zip(before, after)])
         norms.append(metrics.grad_norm)
     assert norms[1] == pytest.approx(norms[0], rel=0.05)

@@ -85,7 +85,7 @@ def wan_with(**settings: Any) -> Any:
 REFUSED: dict[str, tuple[Any, str]] = {
     "two transformers": (
         lambda: tiny_wan(transformer_2=tiny_wan_transformer()),
-        r"transformer_2 .* is not read",
+        r"transformer_2 .* is not supported",
     ),
     "two transformers by time": (lambda: tiny_wan(boundary_ratio=0.875), "boundary_ratio 0.875"),
     "times by position": (lambda: tiny_wan(expand_timesteps=True), "expand_timesteps True"),
@@ -95,7 +95,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "an image beside the latents": (
         lambda: tiny_wan(transformer=tiny_wan_transformer(in_channels=8)),
-        "transformer: out_channels must be in_channels 8",
+        "transformer: out_channels must equal in_channels 8",
     ),
     "latents of another autoencoder": (
         lambda: tiny_wan(transformer=tiny_wan_transformer(in_channels=8, out_channels=8)),
@@ -143,7 +143,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
                 )
             )
         ),
-        "image_encoder .* is not read",
+        "image_encoder .* is not supported",
     ),
 }
 
@@ -173,7 +173,7 @@ def test_what_this_version_of_the_library_does_not_know_is_refused_by_name(
     path = tmp_path / "model" / file
     path.write_text(json.dumps({**json.loads(path.read_text()), "a_setting": [1, 2]}))
     params = recipe("clips-wan", CLIP, base=DirectoryBase(source="directory", path="model"))
-    with pytest.raises(ParameterError, match=r"a_setting \[1, 2\] .*is not read"):
+    with pytest.raises(ParameterError, match=r"a_setting \[1, 2\] .*is not supported"):
         make_pipeline(params, tmp_path)
 
 

@@ -68,11 +68,11 @@ def seeing_model() -> ActionChunkModel:
     torch.manual_seed(0)
     shared = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 4}
     backbone = LlamaModel(LlamaConfig(vocab_size=9, num_hidden_layers=4, **shared))
-    eyes = SiglipVisionModel(
+    vision = SiglipVisionModel(
         SiglipVisionConfig(image_size=8, patch_size=4, num_hidden_layers=3, **shared)
     )
     shape = ChunkShape(observations=1, pixels=8, length=2, actions=2, bins=5, positions=2)
-    return ActionChunkModel(backbone, shape, eyes).eval()
+    return ActionChunkModel(backbone, shape, vision).eval()
 
 
 @pytest.fixture

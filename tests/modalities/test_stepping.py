@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, GraniteConfig, MistralConfig, Qwen3Config
 
-from grpo.modalities.tokens.forward import ForwardPasses, laid_by_input
+from grpo.modalities.tokens.forward import ForwardPasses, column_major_weights
 from grpo.modalities.tokens.policy import TokenPolicy
 from tests.modalities.tiny import seeded, tiny_moe, tiny_policy
 
@@ -30,16 +30,16 @@ def test_stepping_through_the_layers_gives_the_bits_of_the_bodys_own_call(
     make: Callable[[], TokenPolicy], monkeypatch: pytest.MonkeyPatch
 ):
     policy = make()
-    assert policy.forward.can_step
+    assert policy.forward.can_run_layers
     steps, logp = policy.sample(PROMPTS, group_sizes=SIZES, generator=seeded())
-    monkeypatch.setattr(policy.forward, "can_step", False)
+    monkeypatch.setattr(policy.forward, "can_run_layers", False)
     expected, expected_logp = policy.sample(PROMPTS, group_sizes=SIZES, generator=seeded())
     assert torch.equal(steps.tokens, expected.tokens)
     assert torch.equal(logp, expected_logp)
 
 
 @pytest.mark.parametrize(
-    ("config", "can_step"),
+    ("config", "can_run_layers"),
     [
         (Qwen3Config(**SHAPE, head_dim=4), True),
         (GraniteConfig(**SHAPE), True),
@@ -47,14 +47,14 @@ def test_stepping_through_the_layers_gives_the_bits_of_the_bodys_own_call(
         (MistralConfig(**SHAPE), False),  # its layers see a window
     ],
 )
-def test_a_body_that_does_more_than_call_its_layers_is_called(config: object, can_step: bool):
+def test_a_body_that_does_more_than_call_its_layers_is_called(config: object, can_run_layers: bool):
     model = AutoModelForCausalLM.from_config(config).eval()
-    assert ForwardPasses(model).can_step == can_step
+    assert ForwardPasses(model).can_run_layers == can_run_layers
 
 
 def test_weights_lie_as_before_once_rollouts_are_drawn():
     policy = tiny_policy()
-    assert policy.forward.can_step  # has been probed
+    assert policy.forward.can_run_layers  # has been probed
     before = {name: each.clone() for name, each in policy.model.named_parameters()}
     seen: list[tuple[int, ...]] = []
     layer = next(each for each in policy.model.get_decoder().modules() if type(each) is nn.Linear)
@@ -68,6 +68,6 @@ def test_weights_lie_as_before_once_rollouts_are_drawn():
 
 def test_weights_lie_as_before_if_sampling_fails():
     body = tiny_policy().model.get_decoder()
-    with pytest.raises(KeyboardInterrupt), laid_by_input(body):
+    with pytest.raises(KeyboardInterrupt), column_major_weights(body):
         raise KeyboardInterrupt
     assert all(each.is_contiguous() for each in body.parameters())

@@ -19,7 +19,7 @@ from grpo.modalities.shared.directories import (
     save_trained,
     trainable,
 )
-from grpo.modalities.shared.optimizer import stepped_by
+from grpo.modalities.shared.optimizer import optimized_tensors
 from grpo.modalities.tokens.policy import Decoding, TokenPolicy
 from grpo.params.parameters import Parameters, read_params
 from grpo.types import Cost
@@ -73,7 +73,7 @@ def test_a_sampler_that_is_not_installed_says_what_to_do(base: Path):
 def test_a_trained_policy_continues_as_if_never_stored(
     base: Path, tmp_path: Path, lora: Lora | None, dtype: str
 ):
-    """Weights, the copies that are stepped, and Adam's moments come back to the last bit."""
+    """Weights, the copies that are master_weight, and Adam's moments come back to the last bit."""
     machine = PARAMS.machine.model_copy(update={"dtype": dtype})
     params = with_lora(lora).model_copy(update={"machine": machine})
     training = PARAMS.arms["sgpo"].training
@@ -88,7 +88,7 @@ def test_a_trained_policy_continues_as_if_never_stored(
     restored = make_optimizer(again.model, training)
     read_trainable(tmp_path / "r-1", again.model, restored)
     take_steps(again, restored, 2)
-    for ours, theirs in zip(stepped_by(restored), stepped_by(optimizer), strict=True):
+    for ours, theirs in zip(optimized_tensors(restored), optimized_tensors(optimizer), strict=True):
         assert torch.equal(ours, theirs)
     expected = trainable(policy.model)
     for name, tensor in trainable(again.model).items():
@@ -113,7 +113,7 @@ def test_what_is_no_policy_is_named(base: Path, tmp_path: Path):
     with pytest.raises(ArtifactError, match=r"model.safetensors: no such file"):
         load(PARAMS, base, tmp_path)
     (base / WEIGHTS).write_bytes((base / WEIGHTS).read_bytes()[:100])
-    with pytest.raises(ArtifactError, match="must be a whole policy directory"):
+    with pytest.raises(ArtifactError, match="must be a complete policy directory"):
         load(PARAMS, base, base)
     (base / "state.json").write_text("{}")
     with pytest.raises(ArtifactError, match=r"state\.json"):

@@ -14,7 +14,7 @@ from grpo.modalities.denoising.variants import (
     blend,
     find_variants,
     perturbed,
-    share_at,
+    variant_weight,
 )
 from grpo.training.metrics import share_between_variants
 from grpo.types import Rollouts
@@ -101,8 +101,8 @@ def test_outside_of_the_block_nothing_is_perturbed():
 
 
 def test_variants_act_at_the_noisy_end_only():
-    assert [share_at(sigma, 0.5) for sigma in (1.0, 0.75, 0.5, 0.2)] == [1.0, 0.5, 0.0, 0.0]
-    assert share_at(0.999, 1e-9) == 0.0
+    assert [variant_weight(sigma, 0.5) for sigma in (1.0, 0.75, 0.5, 0.2)] == [1.0, 0.5, 0.0, 0.0]
+    assert variant_weight(0.999, 1e-9) == 0.0
 
 
 def test_the_first_of_a_prompts_conditions_is_the_prompt():

@@ -219,7 +219,7 @@ def test_a_wrong_parameter_of_denoising_is_named_in_one_line(
         ("smoke", "policy.base"),
         ("glyphs", "policy.base"),
         ("manipulation", "policy.base.backbone"),
-        ("manipulation-pixels", "policy.base.eyes.encoder"),
+        ("manipulation-pixels", "policy.base.vision.encoder"),
         ("images-sd35", "reward.model"),
         ("reasoning-qwen", "task.directory"),
     ],

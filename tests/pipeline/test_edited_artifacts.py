@@ -171,9 +171,9 @@ EDITED = [
         set_state("cost", {"flops": 10**400}),
         rf"{STATE}: cost.flops must be a whole number >= 0, got 10+"),
     Bad("tokenizer of another shape", "rollout@uniform-1", write(f"{BASE}/tokenizer.json", "[1]"),
-        rf"{BASE}: must be a whole policy directory, \w+: .*; rerun its stage"),
+        rf"{BASE}: must be a complete policy directory, \w+: .*; rerun its stage"),
     Bad("configuration that is null", "rollout@uniform-1", write(f"{BASE}/config.json", "null"),
-        rf"{BASE}: must be a whole policy directory, \w+: .*; rerun its stage"),
+        rf"{BASE}: must be a complete policy directory, \w+: .*; rerun its stage"),
     Bad("nan weight", "rollout@uniform-1", set_entry(f"{BASE}/model.safetensors", NORM, 3, np.nan),
         rf"{BASE}: tensor '{NORM}' must be finite, got nan at \[3\]{RERUN}"),
 ]  # fmt: skip

@@ -204,7 +204,9 @@ def train(
     weights = trainable(policy.model).values()
     held = {
         "weights": sum(local_shard(each).numel() for each in policy.model.parameters()),
-        "gradients": sum(local_shard(optimizer.stepped(each).grad).numel() for each in weights),
+        "gradients": sum(
+            local_shard(optimizer.master_weight(each).grad).numel() for each in weights
+        ),
         "moments": sum(local_shard(each["exp_avg"]).numel() for each in optimizer.state.values()),
     }
     tensors = gather_trained(policy.model, optimizer)

@@ -16,7 +16,7 @@ import torch
 from finished_run import cost
 
 from grpo.errors import ArtifactError
-from grpo.modalities.action_chunks.films import MOST_SHOTS, read_films
+from grpo.modalities.action_chunks.films import MAX_SHOTS, read_films
 from grpo.modalities.action_chunks.model import ChunkShape
 from grpo.modalities.action_chunks.simulation.base import Ending
 from grpo.modalities.action_chunks.simulation.metaworld import (
@@ -173,14 +173,14 @@ def section(page: str) -> str:
 def test_a_film_shows_the_rollout_from_its_scene_to_its_end(robot: Robot) -> None:
     values = (robot.solving / 16 - 1).view(-1, SHAPE.length, ACTIONS).tolist()
     chunks = [chunk[:count] for chunk, count in zip(values, robot.executed)]
-    assert len(chunks) < MOST_SHOTS  # so that all of it is shown
+    assert len(chunks) < MAX_SHOTS  # so that all of it is shown
     again = replay(SCENE, chunks, shown=range(len(chunks) + 1))
     assert again.moments[-1].ending == Ending.SUCCESS
     wanted = [
         base64.b64encode(encode_png(each.transpose(2, 0, 1))).decode() for each in again.frames
     ]
     found = IMAGE.findall(section(robot.page))
-    per_round = len(wanted) + MOST_SHOTS  # of the other, longer one
+    per_round = len(wanted) + MAX_SHOTS  # of the other, longer one
     assert len(found) == per_round * len(ROUNDS)
     assert found[: len(wanted)] == found[per_round:][: len(wanted)] == wanted
 
@@ -213,7 +213,7 @@ def test_a_long_rollout_is_shown_in_a_few_shots_its_start_and_end_among_them(
     (film,) = films_of(robot, changeable, ["not solved"])
     assert film is not None
     numbers = [each.cell.number for each in film.shots if each.cell]
-    assert len(film.shots) == MOST_SHOTS == len(numbers) + 1
+    assert len(film.shots) == MAX_SHOTS == len(numbers) + 1
     assert numbers[0] == 1
     assert film.shots[-1].cell is None
     assert len(film.cells) == IDLE_CHUNKS
@@ -284,7 +284,7 @@ def test_a_rollout_that_ends_otherwise_when_it_is_played_again_has_chunks_and_no
 @pytest.mark.parametrize(
     ("file", "key", "message"),
     [
-        ("policies/base/actions.json", "bins", "must be a chunk's shape"),
+        ("policies/base/actions.json", "bins", "must hold the fields of a chunk's shape"),
         ("policies/sgpo-1/state.json", "objective_state", "must hold keep_0 to keep_4"),
         ("policies/sgpo-1/state.json", "cost", "must hold the fields of a policy state"),
     ],

@@ -227,9 +227,9 @@ CHAT = '{"prompt": [{"role": "user", "content": "a"}], "answer": "b"}'
         ('{"prompt": " ", "answer": "b"}', "line 1: prompt must not be empty"),
         ('{"prompt": "a", "answer": NaN}', "line 1: answer must be a text or a number, got NaN"),
         ('{"prompt": "a", "answer": "b", "answer": "c"}', "line 1 must have each name once"),
-        ('{"prompt": "\\ud800", "answer": "b"}', "line 1: prompt must be Unicode, has half"),
-        ("[" * 100_000, "the array must be JSON, nests too deep"),
-        ('{"prompt": ' + "[" * 100_000, "line 1 must be JSON, nests too deep"),
+        ('{"prompt": "\\ud800", "answer": "b"}', "line 1: prompt must be Unicode, got a lone"),
+        ("[" * 100_000, "the array must be JSON, got too many nested levels"),
+        ('{"prompt": ' + "[" * 100_000, "line 1 must be JSON, got too many nested levels"),
         (b"\xff\xfe", "must be a JSON-lines file in UTF-8"),
         ("", "must have at least one prompt, got none"),
         ("\n\n", "must have at least one prompt, got none"),
@@ -283,7 +283,7 @@ def test_loose_forms_may_stand_in_one_file(tmp_path: Path):
 @pytest.mark.parametrize(
     ("answers", "message"),
     [
-        ([1.5, 2.5], "column 'answer': they are floats; store numbers as text, for the spelling"),
+        ([1.5, 2.5], "column 'answer': they are floats; store numbers as text, because floats"),
         ([1, None], "row 2: answer is missing, the others are floats; store numbers as text"),
     ],
 )

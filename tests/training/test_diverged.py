@@ -100,7 +100,7 @@ def warm_up_tokens(settings: WarmupSettings) -> Iterator[WarmupUpdate]:
 def clone(settings: WarmupSettings) -> Iterator[WarmupUpdate]:
     return clone_demonstrations(
         tiny_model(),
-        lambda told: encode_instructions(TOKENIZER, told),
+        lambda instructions: encode_instructions(TOKENIZER, instructions),
         demonstrations(),
         settings,
         CloningSettings(bin_spread=0.0, observation_noise=0.01),

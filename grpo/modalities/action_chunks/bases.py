@@ -1,4 +1,4 @@
-"""Base models of chunked action policies: backbones, and behavior cloning of demonstrations."""
+"""Base models of action-chunk policies: backbones and behavior cloning of demonstrations."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModel, PreTrainedModel
 
 from grpo.errors import ParameterError
-from grpo.modalities.action_chunks.modality import ActionChunkPolicyParams, ChunkBase, Eyes
+from grpo.modalities.action_chunks.modality import ActionChunkPolicyParams, ChunkBase, Vision
 from grpo.modalities.action_chunks.model import (
     ActionChunkModel,
     ChunkShape,
@@ -23,7 +23,7 @@ from grpo.modalities.action_chunks.model import (
 from grpo.modalities.action_chunks.simulation.experts import Demonstration
 from grpo.modalities.modality import RunParams, ScratchBackbone
 from grpo.modalities.shared.directories import PolicyState, write_state
-from grpo.modalities.shared.flops import left_out_by_torch
+from grpo.modalities.shared.flops import missing_flop_formulas
 from grpo.modalities.shared.models import (
     make_fresh_model,
     read_model,
@@ -37,27 +37,27 @@ from grpo.modalities.shared.warmup import (
     WarmupSettings,
     WarmupUpdate,
     learning_rate_at,
-    name_remedy,
-    require_useful,
+    require_low_loss,
     step_on_gradient,
     warmup_settings,
+    with_remedy,
 )
 from grpo.runtime.machine import DTYPES
 from grpo.runtime.seeds import derive_seed
 from grpo.schema import PARAMS
 from grpo.types import Cost
 
-LEAST_SCALE = 1e-3  # of an observation's number, in its own units
+MIN_SCALE = 1e-3  # added to the deviation of each observation number, in its own units
 BACKBONE = "policy.base.backbone"
-ENCODER = "policy.base.eyes.encoder"
+ENCODER = "policy.base.vision.encoder"
 
 
 @dataclass(frozen=True, kw_only=True)
 class CloningSettings:
-    """How demonstrations are shown."""
+    """Label smoothing and input noise of behavior cloning."""
 
-    bin_spread: float  # deviation of a target around its action's bin, in bins; 0: that bin alone
-    observation_noise: float  # deviation of what is added to observations, in their own units
+    bin_spread: float  # deviation of the target distribution, in bins; 0: one-hot
+    observation_noise: float  # deviation of Gaussian noise on observations, in their own units
 
 
 def clone_demonstrations(
@@ -67,12 +67,12 @@ def clone_demonstrations(
     settings: WarmupSettings,
     how: CloningSettings,
 ) -> Iterator[WarmupUpdate]:
-    """Trains a model on all chunks of the demonstrations, cross-entropy over bins.
+    """Trains a model on all chunks of the demonstrations with cross-entropy over bins.
 
-    The model's scale of observations is set to theirs.
+    Sets the model's observation mean and scale to those of the demonstrations.
 
     Args:
-      encode: Instructions to tokens and their mask.
+      encode: Maps instructions to tokens and their mask.
 
     Raises:
       DivergedError: As `grpo.modalities.shared.warmup.warm_up`.
@@ -80,21 +80,21 @@ def clone_demonstrations(
     rows = _collect(demonstrations, encode, model.shape)
     device = model.queries.device
     model.get_buffer("mean").copy_(rows.observation.mean(dim=0))
-    model.get_buffer("scale").copy_(rows.observation.std(dim=0) + LEAST_SCALE)
+    model.get_buffer("scale").copy_(rows.observation.std(dim=0) + MIN_SCALE)
     spread = _spread_bins(model.shape.bins, how.bin_spread).to(device)
     optimizer = PreciseAdamW(
         model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.99), weight_decay=0.01
     )
     generator = torch.Generator().manual_seed(settings.seed)
     first_loss: float | None = None
-    counter: Any = FlopCounterMode(display=False, custom_mapping=left_out_by_torch())
+    counter: Any = FlopCounterMode(display=False, custom_mapping=missing_flop_formulas())
     for update in range(settings.updates):
         rate = learning_rate_at(update, settings)
         for group in optimizer.param_groups:
             group["lr"] = rate
         chosen = torch.randint(len(rows.target), (settings.rows_per_update,), generator=generator)
         batch = rows.select(chosen, how.observation_noise, generator).to(device)
-        # Every update has the same shapes: the first one's count is that of all.
+        # All updates have the same shapes, so the FLOPs of the first one hold for all.
         with counter if update == 0 else torch.enable_grad():
             loss = _loss(model, batch, spread)
             loss.backward()
@@ -103,12 +103,12 @@ def clone_demonstrations(
         cost = Cost(flops=counter.get_total_flops(), trained_steps=len(chosen))
         yield WarmupUpdate(update=update, loss=value, learning_rate=rate, cost=cost)
     if first_loss is not None:
-        require_useful(first_loss, lambda: _loss(model, batch, spread), update)
+        require_low_loss(first_loss, lambda: _loss(model, batch, spread), update)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Rows:
-    """Chunks of demonstrations."""
+    """Chunks of demonstrations as training rows."""
 
     instruction: Int[Tensor, "row width"]
     instruction_mask: Tensor
@@ -119,7 +119,7 @@ class _Rows:
     def select(
         self, rows: Int[Tensor, " kept"], noise: float, generator: torch.Generator
     ) -> "_Rows":
-        """Returns some rows, their observations with noise."""
+        """Returns the selected rows with noise added to their observations."""
         observation = self.observation[rows]
         return _Rows(
             instruction=self.instruction[rows],
@@ -139,7 +139,7 @@ def _collect(
     encode: Callable[[list[str]], tuple[Tensor, Tensor]],
     shape: ChunkShape,
 ) -> _Rows:
-    """Returns every chunk of the demonstrations, at every step where one can begin."""
+    """Returns all chunks of the demonstrations; one starts at every step that leaves room."""
     tokens, token_mask = encode([each.instruction for each in demonstrations])
     source, seen, looked, target = [], [], [], []
     for index, each in enumerate(demonstrations):
@@ -159,7 +159,7 @@ def _collect(
 
 
 def _spread_bins(bins: int, spread: float) -> Float[Tensor, "bin bin"]:
-    """Returns the target distribution of each bin: neighbors are nearly right."""
+    """Returns the target distribution of each bin, smoothed over neighboring bins."""
     distance = (torch.arange(bins)[:, None] - torch.arange(bins)).float()
     if spread == 0:
         return (distance == 0).float()
@@ -189,7 +189,7 @@ def make_base_policy(params: RunParams[ActionChunkPolicyParams], data: Path) -> 
 
     return BasePolicy(
         num_updates=settings.updates,
-        warm_up=lambda table: name_remedy(
+        warm_up=lambda table: with_remedy(
             clone_experts(params.policy, model, tokenizer, table, settings), settings
         ),
         save=save,
@@ -211,23 +211,23 @@ def make_action_model(
     base = params.policy.base
     torch.manual_seed(derive_seed(params.seed, "base"))
     backbone, tokenizer = _make_backbone(base, data)
-    eyes = _make_eyes(base.eyes, data) if base.eyes else None
+    vision = _make_vision_encoder(base.vision, data) if base.vision else None
     chunk = base.chunk
     shape = ChunkShape(
         observations=HAND if base.state == "hand" else OBSERVATIONS,
-        pixels=base.eyes.pixels if base.eyes else 0,
+        pixels=base.vision.pixels if base.vision else 0,
         length=chunk.length,
         actions=ACTIONS,
         bins=chunk.bins,
         positions=chunk.positions,
     )
     try:
-        model = ActionChunkModel(backbone, shape, eyes)
-    except (ValueError, RuntimeError) as error:  # it has looked at a picture
+        model = ActionChunkModel(backbone, shape, vision)
+    except (ValueError, RuntimeError) as error:  # the constructor encodes a blank picture
         reason = " ".join(str(error).split())
         raise ParameterError(
-            f"{PARAMS}: policy.base.eyes.pixels: the encoder refuses pictures of {shape.pixels} "
-            f"pixels: {reason}"
+            f"{PARAMS}: policy.base.vision.pixels must be a size that the encoder accepts, got "
+            f"{shape.pixels}: {reason}"
         ) from None
     return model.to(params.machine.device, DTYPES[params.machine.dtype]).eval(), tokenizer
 
@@ -239,9 +239,9 @@ def clone_experts(
     table: pd.DataFrame,
     settings: WarmupSettings,
 ) -> Iterator[WarmupUpdate]:
-    """Trains a fresh model on what scripted experts do in the scenes of a table of schema WARMUP.
+    """Trains a fresh model on expert demonstrations in the scenes of a table of schema WARMUP.
 
-    Scenes in which the expert fails are left out.
+    Leaves out scenes in which the expert fails.
     """
     from grpo.modalities.action_chunks.simulation.experts import demonstrate
 
@@ -252,7 +252,7 @@ def clone_experts(
     ]
     return clone_demonstrations(
         model,
-        lambda told: encode_instructions(tokenizer, told),
+        lambda instructions: encode_instructions(tokenizer, instructions),
         [each for each in shown if each.is_solved],
         settings,
         CloningSettings(bin_spread=warmup.bin_spread, observation_noise=warmup.observation_noise),
@@ -260,18 +260,19 @@ def clone_experts(
 
 
 def _make_backbone(base: ChunkBase, data: Path) -> tuple[PreTrainedModel, Any]:
-    """Returns the backbone and its tokenizer; a fresh one's knows the words of its demonstrations.
+    """Returns the backbone and its tokenizer.
+
+    The vocabulary of a fresh tokenizer is the words of the demonstrations' instructions.
 
     Raises:
-      ParameterError: If it does not exist, or its class refuses its configuration.
+      ParameterError: If the source does not exist or its class refuses its configuration.
     """
-    from grpo.modalities.action_chunks.simulation.metaworld import (
-        instruction_of,
-    )  # seconds, as above
+    # Imported here: the simulator takes seconds to import.
+    from grpo.modalities.action_chunks.simulation.metaworld import instruction_of
 
     if isinstance(base.backbone, ScratchBackbone):
-        told = [instruction_of(each) for each in sorted(base.warmup.demonstrations)]
-        words: Any = make_word_tokenizer(told)
+        instructions = [instruction_of(each) for each in sorted(base.warmup.demonstrations)]
+        words: Any = make_word_tokenizer(instructions)
         fresh = make_fresh_model(
             base.backbone.architecture,
             base.backbone.config,
@@ -284,31 +285,31 @@ def _make_backbone(base: ChunkBase, data: Path) -> tuple[PreTrainedModel, Any]:
     backbone = read_model(AutoModel, base.backbone, data, parameter=BACKBONE)
     tokenizer = read_tokenizer(base.backbone, data, parameter=BACKBONE)
     require_embedded(backbone, tokenizer, parameter=BACKBONE)
-    if tokenizer.pad_token is None:  # what pads is never seen
+    if tokenizer.pad_token is None:  # any token will do: attention masks padding
         tokenizer.pad_token = tokenizer.eos_token
     return backbone, tokenizer
 
 
-def _make_eyes(eyes: Eyes, data: Path) -> PreTrainedModel:
-    """Returns a vision encoder.
+def _make_vision_encoder(vision: Vision, data: Path) -> PreTrainedModel:
+    """Returns the vision encoder.
 
     Raises:
-      ParameterError: If it does not exist or is none.
+      ParameterError: If the source does not exist or is not a vision encoder.
     """
-    if isinstance(eyes.encoder, ScratchBackbone):
+    if isinstance(vision.encoder, ScratchBackbone):
         model: Any = make_fresh_model(
-            eyes.encoder.architecture,
-            eyes.encoder.config,
-            {"image_size": eyes.pixels},
+            vision.encoder.architecture,
+            vision.encoder.config,
+            {"image_size": vision.pixels},
             ending="Model",
             what="a vision encoder of transformers such as SiglipVisionModel",
             parameter=ENCODER,
         )
     else:
-        model = read_model(AutoModel, eyes.encoder, data, parameter=ENCODER)
+        model = read_model(AutoModel, vision.encoder, data, parameter=ENCODER)
     if model.main_input_name != "pixel_values":
         raise ParameterError(
-            f"{PARAMS}: {ENCODER} must be a vision encoder, {type(model).__name__} reads "
+            f"{PARAMS}: {ENCODER} must be a vision encoder, got {type(model).__name__} with input "
             f"{model.main_input_name}"
         )
     return model

@@ -1,4 +1,4 @@
-"""A robot's rollouts as films: read from a round's tensors and played again in the simulator."""
+"""Films of a robot's rollouts: reads a round's tensors and replays them in the simulator."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,9 +26,9 @@ from grpo.modalities.shared.packed import prompt_rows
 from grpo.runtime.artifacts.media import encode_png
 from grpo.runtime.artifacts.tensors import read_tensors
 
-MOST_SHOTS = 8  # of a film; the first and the last are always among them
+MAX_SHOTS = 8  # per film, the first and the last moment included
 PICTURE_PIXELS = 160
-DRAWN, HIGHEST = "sample_chunks_by_phase", "keep_highest_phase"  # links that keep by phase
+DRAWN, HIGHEST = "sample_chunks_by_phase", "keep_highest_phase"  # links that select by phase
 
 
 def read_films(
@@ -38,11 +38,11 @@ def read_films(
     rollouts: pd.DataFrame,
     chosen: pd.DataFrame,
 ) -> list[Film | None]:
-    """Returns a film of each chosen rollout of a round; None where the environment had failed.
+    """Returns a film of each chosen rollout of a round; None where the environment failed.
 
     Args:
-      rollouts: All of the round.
-      chosen: With the columns row (in `rollouts`), rollout_id and prompt: the scene.
+      rollouts: All rollouts of the round.
+      chosen: Has the columns row (index in `rollouts`), rollout_id and prompt (the scene).
 
     Raises:
       ArtifactError: If a file is missing or broken, or its tensors do not fit the others.
@@ -66,7 +66,7 @@ def read_films(
 
 
 def _read_kept(policy: Path) -> list[float] | None:
-    """Returns how likely training kept a chunk of each phase when a round ended."""
+    """Returns the probability per phase with which training kept a chunk at the end of a round."""
     learned = read_state(policy, policy.name).objective_state
     link = next((each for each in (DRAWN, HIGHEST) if each in learned), None)
     if link is None:
@@ -84,7 +84,7 @@ def _read_kept(policy: Path) -> list[float] | None:
 
 
 def _cells(one: ChunkTrajectory, phases: Sequence[Phase], kept: list[float] | None) -> list[Cell]:
-    """Returns a cell for every chunk of one rollout."""
+    """Returns one cell per chunk of a rollout."""
     labels = one.chunks.phase[one.mask].tolist()
     return [
         Cell(
@@ -98,14 +98,14 @@ def _cells(one: ChunkTrajectory, phases: Sequence[Phase], kept: list[float] | No
 
 
 def _film(scene: str, one: ChunkTrajectory, cells: list[Cell], shape: ChunkShape) -> Film:
-    """Returns one rollout's film, without shots if it does not end as it was stored.
+    """Returns the film of one rollout, without shots if the replay ends differently.
 
-    Another processor may add up forces in another order than the one that played it first.
+    A different processor may sum forces in a different order, so a replay can diverge.
     """
     values = to_values(one.action, shape).unflatten(1, (shape.length, shape.actions)).tolist()
     chunks = [actions[: cell.executed] for actions, cell in zip(values, cells, strict=True)]
     last = len(cells)
-    shown = np.linspace(0, last, min(MOST_SHOTS, last + 1)).round().astype(int).tolist()
+    shown = np.linspace(0, last, min(MAX_SHOTS, last + 1)).round().astype(int).tolist()
     again = replay(scene, chunks, shown=shown)
     if not _ends_as_stored(again.moments, cells, Ending(int(one.ending))):
         return Film(shots=[], cells=cells)
@@ -120,7 +120,7 @@ def _film(scene: str, one: ChunkTrajectory, cells: list[Cell], shape: ChunkShape
 
 
 def _ends_as_stored(moments: Sequence[Moment], cells: list[Cell], ending: Ending) -> bool:
-    """Returns whether the goal is reached when it was, or never as it was."""
+    """Returns whether the replay matches the stored number of actions and outcome."""
     success = Ending.SUCCESS if ending == Ending.SUCCESS else None
     stored = [*((cell.executed, None) for cell in cells[:-1]), (cells[-1].executed, success)]
     return [(each.executed, each.ending) for each in moments] == stored

@@ -1,4 +1,4 @@
-"""The modality of action chunks: its parameters, and what the core may ask of it."""
+"""The modality of action chunks: its parameters and its implementation of `Modality`."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from grpo.modalities.modality import (
     ScratchBackbone,
     TokenDraws,
     TokenSampling,
-    find_other_temperature,
+    find_temperature_mismatch,
 )
 from grpo.schema import (
     DirectoryBase,
@@ -46,17 +46,17 @@ if TYPE_CHECKING:
 Headless = Annotated[
     ScratchBackbone | DirectoryBase | HubBase | S3Base, Field(discriminator="source")
 ]
-# By labeller: what the gripper does in colors of Okabe and Ito (2008), time from dark to light.
+# Colors per labeller: the gripper's from Okabe and Ito (2008), time from dark to light.
 PHASE_COLORS = {
     "gripper": ("#56b4e9", "#e69f00", "#d55e00", "#cc79a7", "#8c959f"),
     "time": ("#5b4fa8", "#3f7fb8", "#2fa39a", "#7cc25b", "#e5c72e"),
 }
-LONGEST_ROLLOUT = 500  # steps of the simulator, after which Meta-World refuses to go on
+LONGEST_ROLLOUT = 500  # simulator steps; Meta-World raises after that
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkDecoding:
-    """How a policy draws: part of its density, so log-probs use the same numbers (rule U25)."""
+    """Sampling settings. They define the density, so log-probs use the same values (rule U25)."""
 
     temperature: float  # 0: greedy
     max_steps: int  # chunks
@@ -65,64 +65,68 @@ class ChunkDecoding:
 class Cloning(Strict):
     """Behavior cloning of scripted experts, to partial skill."""
 
-    demonstrations: dict[Name, Positive] = Field(min_length=1)  # of every family of the task
-    noise: NonNegative  # that shakes the expert's hand, in units of an action
+    demonstrations: dict[Name, Positive] = Field(min_length=1)  # count for each family of the task
+    noise: NonNegative  # deviation of noise on the expert's executed actions, in action units
     updates: Positive
     rows_per_update: Positive
     learning_rate: Rate
-    bin_spread: NonNegative  # deviation of a target around its bin, in bins; 0: that bin alone
+    bin_spread: NonNegative  # deviation of the target distribution, in bins; 0: one-hot
     observation_noise: NonNegative  # in the observation's own units
 
 
 class ChunkParams(Strict):
-    """What is decoded at once."""
+    """Shape of an action chunk, which is decoded in one forward pass."""
 
     length: Positive  # actions
-    bins: Annotated[int, Field(ge=2, le=65536)]  # values of an action's dimension
-    positions: Positive  # of the backbone that decode a chunk
+    bins: Annotated[int, Field(ge=2, le=65536)]  # discrete values of an action dimension
+    positions: Positive  # backbone positions that decode a chunk
 
 
-class Eyes(Strict):
-    """A vision encoder of `transformers`, and the pictures that it is shown."""
+class Vision(Strict):
+    """A vision encoder of `transformers` and the size of its input pictures."""
 
-    encoder: Headless  # a fresh one's class and config without image_size, e.g. SiglipVisionModel
-    pixels: Pixels  # of a side
+    encoder: Headless  # e.g. SiglipVisionModel; a fresh one's config without image_size
+    pixels: Pixels  # side length of a square picture
 
 
 class ChunkBase(Strict):
     """A backbone of `transformers`, with fresh projections for states, pictures and actions."""
 
     backbone: Headless
-    state: Literal["full", "hand"]  # what is seen: all numbers, or where the hand is and how open
-    eyes: Eyes | None  # None: it sees the state alone
+    # Observed state: all numbers, or the hand's position and opening.
+    state: Literal["full", "hand"]
+    vision: Vision | None  # None: the policy observes the state alone
     chunk: ChunkParams
     warmup: Cloning
 
 
 class Scenes(Strict):
-    """How a simulator is played; processes are as many as the machine gives, and change nothing."""
+    """Parallel scenes of the simulator.
 
-    # Each holds a model of the simulator in memory; they are seen in one forward pass.
+    The number of processes follows the machine's cores and does not change results.
+    """
+
+    # Each scene holds a simulator model in memory; one forward pass covers all scenes.
     at_once: Annotated[int, Field(gt=0, le=4096)]
-    # For one chunk of one scene: a shorter one fails on a busy machine, a longer one never ends.
+    # Limit for one chunk of one scene. Too short a limit fails on a busy machine.
     timeout_seconds: Annotated[float, Field(ge=0.1, le=86400, allow_inf_nan=False)]
 
 
 class ActionChunkPolicyParams(PolicyParams):
-    """A robot's policy whose step is a chunk of actions."""
+    """A robot policy whose step is a chunk of actions."""
 
     kind: Literal["action_chunks"]
     base: ChunkBase
-    lora: Lora | None  # on the backbone
-    recompute: bool  # blocks compute activations again in the backward pass: memory for time
-    phases: Literal["gripper", "time"]  # how chunks are labeled
+    lora: Lora | None  # adapters on the backbone
+    recompute: bool  # gradient checkpointing of the blocks: less memory, more time
+    phases: Literal["gripper", "time"]  # labeller of chunks
     scenes: Scenes
     max_steps: Steps  # chunks
 
     def fresh_configs(self) -> Mapping[str, Mapping[str, Any]]:
         parts = {"backbone": self.base.backbone}
-        if self.base.eyes:
-            parts["eyes.encoder"] = self.base.eyes.encoder
+        if self.base.vision:
+            parts["vision.encoder"] = self.base.vision.encoder
         return {
             f"policy.base.{name}.config": each.config
             for name, each in parts.items()
@@ -131,18 +135,20 @@ class ActionChunkPolicyParams(PolicyParams):
 
 
 class ActionChunks(Modality[ActionChunkPolicyParams, TokenSampling, TokenDraws]):
-    """Policies in a robot simulator, whose step is a chunk of actions."""
+    """Policies in a robot simulator whose step is a chunk of actions."""
 
     kind = "action_chunks"
     policy = ActionChunkPolicyParams
     sampling = TokenSampling
     evaluation_sampling = TokenDraws
-    asked = "scene"
-    judged = "simulation"
+    prompt_kind = "scene"
+    output_kind = "simulation"
     step_name = "chunk"
 
-    def find_wrong(self, params: RunParams[ActionChunkPolicyParams], judge: str) -> Iterator[str]:
-        """Yields how chunks do not divide, and families that are not demonstrated."""
+    def find_conflicts(
+        self, params: RunParams[ActionChunkPolicyParams], judge: str
+    ) -> Iterator[str]:
+        """Yields errors in chunk sizes, rollout length and demonstrated families."""
         policy, families = params.policy, params.task.families
         chunk, shown = policy.base.chunk, sorted(policy.base.warmup.demonstrations)
         if chunk.length % chunk.positions != 0:
@@ -160,7 +166,7 @@ class ActionChunks(Modality[ActionChunkPolicyParams, TokenSampling, TokenDraws])
                 "policy.base.warmup.demonstrations must name the families of the task, "
                 f"{sorted(families)}, got {shown}"
             )
-        yield from super().find_wrong(params, judge)
+        yield from super().find_conflicts(params, judge)
 
     def phases(self, policy: ActionChunkPolicyParams) -> "tuple[Phase, ...]":
         return phases_of(policy)
@@ -173,7 +179,7 @@ class ActionChunks(Modality[ActionChunkPolicyParams, TokenSampling, TokenDraws])
         names: Sequence[str],
         generator: "Generator",
     ) -> dict[str, object]:
-        """Returns where in the task the signal is, measured by gradients."""
+        """Returns the gradient deviation and outcome contrast of each phase."""
         from grpo.modalities.action_chunks.phase_metrics import profile_phases
 
         return profile_phases(policy, trajectory, rollouts, names, generator)
@@ -197,7 +203,7 @@ class ActionChunks(Modality[ActionChunkPolicyParams, TokenSampling, TokenDraws])
         rollouts: "pd.DataFrame",
         chosen: "pd.DataFrame",
     ) -> "Sequence[Film | None]":
-        """Returns films: rollouts played again in the simulator."""
+        """Returns films of rollouts replayed in the simulator."""
         from grpo.modalities.action_chunks.films import read_films
 
         return read_films(artifacts, params, name, rollouts, chosen)
@@ -226,8 +232,8 @@ class ActionChunks(Modality[ActionChunkPolicyParams, TokenSampling, TokenDraws])
             for name, each in temperatures.items()
         }
 
-    def find_unlike_profile(self, sampling: TokenSampling, profiled: TokenDraws) -> str | None:
-        return find_other_temperature(sampling, profiled)
+    def find_profile_mismatch(self, sampling: TokenSampling, profiled: TokenDraws) -> str | None:
+        return find_temperature_mismatch(sampling, profiled)
 
     def load_policy(
         self,
@@ -236,12 +242,16 @@ class ActionChunks(Modality[ActionChunkPolicyParams, TokenSampling, TokenDraws])
         base: Path,
         directory: Path,
         draws: ChunkDecoding,
-        sharing: int = 1,
+        policies_per_host: int = 1,
     ) -> "ActionChunkPolicy":
         from grpo.modalities.action_chunks.policy import load_chunk_policy
 
         return load_chunk_policy(
-            params, base=base, directory=directory, decoding=draws, sharing=sharing
+            params,
+            base=base,
+            directory=directory,
+            decoding=draws,
+            policies_per_host=policies_per_host,
         )
 
     def layout(self, policy: ActionChunkPolicyParams, base: Path) -> "Layout":
@@ -251,8 +261,8 @@ class ActionChunks(Modality[ActionChunkPolicyParams, TokenSampling, TokenDraws])
 
 
 def phases_of(policy: ActionChunkPolicyParams) -> "tuple[Phase, ...]":
-    """Returns the phases that the labeller tells apart, with their colors."""
-    # Imported here: it imports torch, which `grpo check` need not load.
+    """Returns the phases of the labeller with their colors."""
+    # Imported here: this imports torch, which `grpo check` does not need.
     from grpo.modalities.action_chunks.phases import PHASE_NAMES
     from grpo.modalities.shared.exhibits import Phase
 

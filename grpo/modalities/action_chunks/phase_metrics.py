@@ -1,4 +1,4 @@
-"""Where in a robot's task the signal is, and what was trained of it: by phase."""
+"""Per-phase metrics of a robot's task: gradient signal, and the chunks that were trained."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,40 +22,40 @@ from grpo.objective.base import State, assign_credit, chain
 from grpo.objective.chunks import SOLVED, neyman_allocation, phase_contrast
 from grpo.types import Rollouts
 
-MEASURED_CHUNKS = 64  # of a phase, whose gradients are computed one by one
+MEASURED_CHUNKS = 64  # chunks per phase whose gradients are computed one by one
 Z_SCORE = chain(center_by_group_mean(), scale_by_group_std())
 
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseMetrics:
-    """What a round trained of one phase; a row of phases.csv."""
+    """Training statistics of one phase in a round; a row of phases.csv."""
 
     phase: str
-    chunks: int  # of rollouts whose group has both outcomes
+    chunks: int  # in rollouts whose group has both outcomes
     trained_chunks: int
-    trained_fraction_of_successes: float | None  # of their chunks; None: there are none
+    trained_fraction_of_successes: float | None  # of the successes' chunks; None: no such chunks
     trained_fraction_of_failures: float | None
-    contrast: float | None  # C_c of this round's rollouts; None: not in both outcomes
-    keep: float | None  # p_c at the end of the round; None: no link chooses by phase
+    contrast: float | None  # C_c of this round; None: the phase is not in both outcomes
+    keep: float | None  # p_c at the end of the round; None: no link selects by phase
 
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseProfile:
-    """How much the gradients of a phase's chunks differ, beside what is cheap to know."""
+    """Gradient deviation of a phase's chunks and its cheap proxy, the contrast."""
 
     phase: str
-    chunks: int  # of rollouts whose group has both outcomes
-    contrast: float | None  # C_c; None: not in both outcomes
+    chunks: int  # in rollouts whose group has both outcomes
+    contrast: float | None  # C_c; None: the phase is not in both outcomes
     gradient_deviation: float | None  # sqrt(V_c); None: no chunks
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Gradients:
-    """What the gradients of some chunks are like, computed one by one."""
+    """Statistics of the gradients of some chunks, computed one by one."""
 
-    deviation: float | None  # sqrt(V) with their advantages; None: no chunks
-    norms: list[float]  # of grad log pi, without
-    saved_bytes: int  # by all forward passes
+    deviation: float | None  # sqrt(V) of advantage-weighted gradients; None: no chunks
+    norms: list[float]  # of grad log pi, without advantages
+    saved_bytes: int  # activation memory, summed over all forward passes
 
 
 def phase_metrics(
@@ -64,11 +64,11 @@ def phase_metrics(
     state: State,
     names: Sequence[str],
 ) -> list[PhaseMetrics]:
-    """Returns a row per phase.
+    """Returns one row per phase.
 
     Args:
-      trained: The steps that had weight in the round's updates.
-      state: Of the objective, after the round.
+      trained: The steps with weight in the round's updates.
+      state: The objective's state after the round.
     """
     assert rollouts.chunks is not None
     phase = rollouts.chunks.phase
@@ -100,11 +100,12 @@ def profile_phases(
     names: Sequence[str],
     generator: Generator,
 ) -> dict[str, object]:
-    """Returns what `PhaseProfile` says of every phase, and its share of a budget by `neyman_share`.
+    """Returns the `PhaseProfile` and Neyman share of every phase, and summary statistics.
 
-    And the rank correlation of contrasts and deviations, activations, and how much of the variance
-    of uniform masking would be left to who knew the norm of every chunk's gradient of log pi:
-    mean(norm)^2 / mean(norm^2). No choice by phase or state leaves less.
+    The statistics are the rank correlation of contrast and gradient deviation, the activation
+    memory per chunk, and `variance_by_gradient` = mean(norm)^2 / mean(norm^2) over the norms of
+    grad log pi. The latter is the variance of sampling chunks by gradient norm relative to uniform
+    masking, a lower bound for every selection by phase or state.
 
     V_c is the trace of the covariance of A_i grad log pi(a_ik | s_ik) over chunks k of phase c, on
     MEASURED_CHUNKS of them. [PCM, theorem 1; its proxy C_c: lemma 2]
@@ -139,7 +140,7 @@ def profile_phases(
 
 
 def evenness(sizes: Sequence[float]) -> float | None:
-    """Returns mean^2 / mean of squares: 1 if all are alike; None of none."""
+    """Returns mean^2 / mean of squares: 1 if all sizes are equal; None without sizes."""
     known = torch.tensor(sizes, dtype=torch.float64)
     return float(known.mean() ** 2 / known.square().mean()) if len(known) else None
 
@@ -174,7 +175,7 @@ def _measure_gradients(
 
 
 def _neyman_shares(rows: Sequence[PhaseProfile]) -> list[float]:
-    """Returns what each phase should have of a budget for the least variance."""
+    """Returns each phase's share of a budget under Neyman allocation, which minimizes variance."""
     counts = torch.tensor([each.chunks for each in rows])
     deviations = torch.tensor([each.gradient_deviation or 0.0 for each in rows]).double()
     if not (counts * deviations).any():
@@ -184,7 +185,7 @@ def _neyman_shares(rows: Sequence[PhaseProfile]) -> list[float]:
 
 
 def _rank_correlation(rows: Sequence[PhaseProfile]) -> float | None:
-    """Returns Spearman's of contrast and deviation; None of fewer than three phases with both."""
+    """Returns Spearman's rank correlation; None with fewer than three phases that have both."""
     pairs = [
         (each.contrast, each.gradient_deviation)
         for each in rows

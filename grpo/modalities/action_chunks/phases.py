@@ -1,4 +1,4 @@
-"""Phases of a rollout in a simulator, a label per action chunk; none reads how or when it ended."""
+"""Phase labels of action chunks. No label depends on how or when the rollout ended."""
 
 from collections.abc import Callable
 from enum import IntEnum
@@ -8,17 +8,17 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-GRIP_FRACTION = 0.5  # of a chunk's actions that close the gripper
-SUSTAINED_FRACTION = 0.75  # which a grip must reach
-TOUCHED_FRACTION = 0.1
-NEAR_CHUNKS = 3
+GRIP_FRACTION = 0.5  # least fraction of closing actions in a chunk of a grip
+SUSTAINED_FRACTION = 0.75  # fraction of closing actions that starts a grip
+TOUCHED_FRACTION = 0.1  # least fraction of closing actions in a pre-grasp
+NEAR_CHUNKS = 3  # longest distance of a release ramp from its grip
 NO_PHASE = -1
 
 Labeller = Callable[[Float[Tensor, "rollout step"]], Int[Tensor, "rollout step"]]
 
 
 class GripPhase(IntEnum):
-    """What the gripper does."""
+    """Phases of a grasp."""
 
     APPROACH = 0
     PRE_GRASP = 1
@@ -28,7 +28,7 @@ class GripPhase(IntEnum):
 
 
 class TimePhase(IntEnum):
-    """Fifths of the horizon, the most chunks that a rollout may have."""
+    """Fifths of the horizon, the largest number of chunks of a rollout."""
 
     FIRST = 0
     SECOND = 1
@@ -45,10 +45,10 @@ PHASE_NAMES: dict[str, list[str]] = {
 
 
 def choose_labeller(name: str, max_steps: int) -> Labeller:
-    """Returns what labels chunks, by a name of `PHASE_NAMES`.
+    """Returns the labeller of a name in `PHASE_NAMES`.
 
-    A label reads its own chunk and those before it. What follows is not known when a policy
-    decides, and whether anything follows is the outcome.
+    A label depends on its own chunk and earlier ones only. Later chunks are unknown when the policy
+    decides, and their number would reveal the outcome.
     """
     labellers: dict[str, Labeller] = {
         "gripper": label_by_gripper,
@@ -60,16 +60,17 @@ def choose_labeller(name: str, max_steps: int) -> Labeller:
 def label_by_gripper(closed: Float[Tensor, "rollout step"]) -> Int[Tensor, "rollout step"]:
     """Returns a GripPhase per chunk. [PCM, section 4.1]
 
-    Active grip: at least half of the chunk's actions close the gripper, and three quarters did
-    since it closed. Release ramp: fewer than half, at most three chunks after a grip. Pre-grasp: at
-    least a tenth. Tail: after a grip. Approach: before any. In this order.
+    The first rule that holds gives the label. Active grip: at least half of the chunk's actions
+    close the gripper, and the run of such chunks has reached three quarters. Release ramp: fewer
+    than half, at most three chunks after a grip. Pre-grasp: at least a tenth. Tail: after a grip.
+    Approach: before any grip.
 
-    Unlike the paper: a chunk is no pre-grasp because a grip follows, and none of the tail because
-    no grip follows; a rollout that ends has neither, so such labels would read the outcome. The
-    threshold of 0.75, which the paper leaves open, is what makes a run of closing chunks a grip.
+    Unlike the paper: no label depends on whether a grip follows. The end of a rollout decides that,
+    so such a label would depend on the outcome. The paper leaves the threshold of a sustained grip
+    open; here it is 0.75.
 
     Args:
-      closed: The share of a chunk's actions that close the gripper.
+      closed: The fraction of a chunk's actions that close the gripper.
     """
     labels = [_label_rollout(fractions) for fractions in closed.tolist()]
     return torch.tensor(labels, dtype=torch.long).view(closed.shape)
@@ -98,10 +99,10 @@ def _label_rollout(fractions: list[float]) -> list[GripPhase]:
 def label_by_time(
     closed: Float[Tensor, "rollout step"], *, max_steps: int
 ) -> Int[Tensor, "rollout step"]:
-    """Returns a TimePhase per chunk, for any task.
+    """Returns a TimePhase per chunk; applies to any task.
 
     Args:
-      max_steps: The horizon, in chunks; what lies beyond is in the last fifth.
+      max_steps: The horizon, in chunks; later chunks belong to the last fifth.
     """
     fifth = torch.arange(closed.shape[1]) * NUM_PHASES // max_steps
     return fifth.clamp(max=NUM_PHASES - 1).expand(closed.shape)

@@ -1,4 +1,4 @@
-"""Policies whose step is a chunk of a robot's actions, carried out in a simulator."""
+"""Policies whose step is a chunk of a robot's actions, executed in a simulator."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -33,7 +33,7 @@ from grpo.modalities.action_chunks.trajectories import (
 from grpo.modalities.base import Policy
 from grpo.modalities.modality import RunParams
 from grpo.modalities.shared.directories import read_round
-from grpo.modalities.shared.flops import left_out_by_torch
+from grpo.modalities.shared.flops import missing_flop_formulas
 from grpo.modalities.shared.logits import draw
 from grpo.modalities.shared.packed import Layout, numbered
 from grpo.runtime.machine import DTYPES
@@ -52,15 +52,15 @@ SIMULATOR = "grpo.modalities.action_chunks.simulation.metaworld:MetaWorld"
 
 @runtime_checkable
 class Scenes(Protocol):
-    """Slots in which scenes are played: `EnvironmentPool` in simulation/pool.py."""
+    """Slots that run scenes in parallel: `EnvironmentPool` in simulation/pool.py."""
 
-    seconds: float  # that they were waited for
+    seconds: float  # total time spent in `play`
 
     def play(self, orders: dict[int, Order]) -> dict[int, Moment]: ...
 
 
 class ActionChunkPolicy(Policy[ChunkTrajectory]):
-    """A model that decodes chunks, how it draws, and the scenes that it acts in."""
+    """An action-chunk model with its decoding settings and its simulator."""
 
     def __init__(
         self,
@@ -73,8 +73,8 @@ class ActionChunkPolicy(Policy[ChunkTrajectory]):
         label: Labeller,
     ) -> None:
         """Args:
-        slots: Scenes that are played at once, and seen in one forward pass.
-        label: Names the phase of every chunk.
+        slots: Number of parallel scenes, which share one forward pass.
+        label: Labels the phase of every chunk.
         """
         self._model = model
         self.tokenizer = tokenizer
@@ -94,26 +94,27 @@ class ActionChunkPolicy(Policy[ChunkTrajectory]):
     def sample(
         self, prompts: list[str], *, group_sizes: list[int], generator: Generator
     ) -> tuple[ChunkTrajectory, Float[Tensor, "rollout step"]]:
-        """Returns rollouts, and log-probs in nats, summed over the tokens carried out.
+        """Returns rollouts and log-probs in nats, summed over the tokens of executed actions.
 
-        A prompt is a scene as text, up to " | " what the policy is told. Scenes are played in
-        slots: when one ends, the next rollout takes its slot. Who is seen beside whom depends on
-        how earlier rollouts ended, not on how fast; rollouts whose environment fails have no steps.
+        A prompt is a scene as text; the part before " | " is the policy's instruction. Scenes run
+        in slots: when a scene ends, the next rollout takes its slot. So the composition of a
+        forward pass depends on the lengths of earlier rollouts, not on timing. Rollouts whose
+        environment fails have no steps.
         """
         group = torch.arange(len(prompts)).repeat_interleave(torch.tensor(group_sizes))
-        told = [each.partition(SEPARATOR)[0] for each in prompts]
-        instruction, instruction_mask = encode_instructions(self.tokenizer, told)
+        instructions = [each.partition(SEPARATOR)[0] for each in prompts]
+        instruction, instruction_mask = encode_instructions(self.tokenizer, instructions)
         record = _Record(len(group), self.decoding.max_steps, self._model.shape)
         uniform = torch.rand(*record.action.shape, generator=generator)
         for playing, moments in self._play([prompts[row] for row in group.tolist()], record):
             rows = torch.tensor(playing)
             prompt = group[rows]
-            seen = _see(moments, self._model.shape)
+            seen = _stack_observations(moments, self._model.shape)
             logits = self._forward(instruction[prompt], instruction_mask[prompt], *seen)
             chosen, logp = self._draw(logits, uniform[rows, record.steps[rows]])
             record.decide(rows, *seen, chosen, logp)
         self.cost += Cost(sampled_steps=int(record.steps.sum()))
-        self.waited_seconds = self.scenes.seconds
+        self.simulation_seconds = self.scenes.seconds
         trajectory = self._trajectory(group, instruction, instruction_mask, record)
         mask = trajectory.mask
         logp = sum_executed(record.logp[mask], trajectory.executed, record.shape)
@@ -122,7 +123,7 @@ class ActionChunkPolicy(Policy[ChunkTrajectory]):
     def _trajectory(
         self, group: Tensor, instruction: Tensor, instruction_mask: Tensor, record: "_Record"
     ) -> ChunkTrajectory:
-        """Returns what a batch of rollouts has seen and done."""
+        """Returns the record of a batch of rollouts as a trajectory."""
         mask = record.mask
         action, executed = record.action[mask], record.executed[mask]
         return ChunkTrajectory(
@@ -141,9 +142,10 @@ class ActionChunkPolicy(Policy[ChunkTrajectory]):
     def _play(
         self, scenes: list[str], record: "_Record"
     ) -> Iterator[tuple[list[int], list[Moment]]]:
-        """Yields the rollouts that are to decide, with what they see; reads decisions of `record`.
+        """Yields rollouts that need a decision with their observations.
 
-        Every free slot starts the next scene while the others act.
+        The caller writes the decisions to `record`. A free slot starts the next scene while the
+        other slots act.
         """
         waiting = iter(range(len(scenes)))
         playing: dict[int, int] = {}  # slot -> rollout
@@ -167,17 +169,17 @@ class ActionChunkPolicy(Policy[ChunkTrajectory]):
     def score(
         self, trajectory: ChunkTrajectory, needed: Bool[Tensor, "rollout step"] | None = None
     ) -> Scores:
-        """Returns log-probs in nats of the needed chunks, 0 elsewhere; no other is forwarded."""
+        """Returns log-probs in nats of the needed chunks, 0 elsewhere; forwards only those."""
         chosen = trajectory.mask if needed is None else needed.cpu() & trajectory.mask
         rows, steps = chosen.nonzero(as_tuple=True)
         logp = torch.zeros(chosen.shape)
         if len(rows) == 0:
             return Scores(logp=logp)
         drawn = numbered(trajectory.mask)[rows, steps]
-        told = trajectory.group[rows]
+        prompt = trajectory.group[rows]
         logits = self._forward(
-            trajectory.instruction[told],
-            trajectory.instruction_mask[told],
+            trajectory.instruction[prompt],
+            trajectory.instruction_mask[prompt],
             trajectory.observation[drawn],
             trajectory.picture[drawn],
         )
@@ -187,7 +189,7 @@ class ActionChunkPolicy(Policy[ChunkTrajectory]):
         return Scores(logp=logp.masked_scatter(chosen, summed))
 
     def decode(self, trajectory: ChunkTrajectory) -> list[str]:
-        """Returns how each rollout ended, and after how many steps of the simulator."""
+        """Returns each rollout's ending with its number of simulator steps."""
         steps = torch.zeros(trajectory.mask.shape, dtype=torch.long)
         steps = steps.masked_scatter(trajectory.mask, trajectory.executed).sum(dim=1)
         return [
@@ -196,7 +198,7 @@ class ActionChunkPolicy(Policy[ChunkTrajectory]):
         ]
 
     def is_finished(self, trajectory: ChunkTrajectory) -> Bool[Tensor, " rollout"]:
-        """Returns which rollouts ended by themselves, not at the step limit."""
+        """Returns which rollouts ended before the step limit."""
         return trajectory.ending != Ending.STEP_LIMIT
 
     def widths(
@@ -205,27 +207,27 @@ class ActionChunkPolicy(Policy[ChunkTrajectory]):
         rows: Int[Tensor, " kept"],
         needed: Bool[Tensor, "kept step"],
     ) -> Int[Tensor, " kept"]:
-        """Returns the positions of the backbone's sequence times the needed chunks."""
-        beside = 1 + self._model.patches + self._model.shape.positions
-        positions = trajectory.instruction.shape[1] + beside
+        """Returns the length of the backbone's sequence times the number of needed chunks."""
+        extra = 1 + self._model.patches + self._model.shape.positions
+        positions = trajectory.instruction.shape[1] + extra
         widths: Tensor = needed.sum(dim=1) * positions
         return widths
 
     @property
     def layout(self) -> Layout:
-        """What is stored of chunks."""
+        """The layout of stored rollouts."""
         return LAYOUT
 
     def restore(
         self, tensors: dict[str, Tensor], row: Int[Tensor, " rollout"]
     ) -> tuple[ChunkTrajectory, Float[Tensor, "rollout step"]]:
-        """Returns a stored trajectory and its behavior log-probs; refuses what does not fit."""
+        """Returns a stored trajectory and its behavior log-probs; see `restore_chunks`."""
         return restore_chunks(tensors, row, shape=self._model.shape, label=self.label)
 
     def _draw(
         self, logits: Float[Tensor, "row token bin"], uniform: Float[Tensor, "row token"]
     ) -> tuple[Int[Tensor, "row token"], Float[Tensor, "row token"]]:
-        """Returns a bin per token and its log-prob, which of greedy draws is 0."""
+        """Returns a bin per token and its log-prob, which is 0 for greedy decoding."""
         if self.decoding.temperature == 0:
             chosen = logits.argmax(dim=-1)
             return chosen, torch.zeros(chosen.shape)
@@ -233,10 +235,10 @@ class ActionChunkPolicy(Policy[ChunkTrajectory]):
         return chosen.view(uniform.shape), logp.view(uniform.shape)
 
     def _forward(self, *inputs: Tensor) -> Tensor:
-        """Returns logits on the host in float32, and counts the pass.
+        """Returns logits on the host in float32 and adds the pass to the cost.
 
         Args:
-          inputs: As the model takes them, the instruction first.
+          inputs: The model's inputs, the instruction first.
         """
         device = self._model.queries.device
         logits: Tensor = self._model(*(each.to(device) for each in inputs)).float().cpu()
@@ -245,7 +247,7 @@ class ActionChunkPolicy(Policy[ChunkTrajectory]):
         return logits
 
     def _count_flops(self, width: int, is_training: bool) -> int:
-        """Returns torch's count for one row, exact for every number of rows."""
+        """Returns the FLOPs of one row by torch's counter; the total is linear in rows."""
         known = self._flops.get((width, is_training))
         if known is not None:
             return known
@@ -254,8 +256,8 @@ class ActionChunkPolicy(Policy[ChunkTrajectory]):
         shape = self._model.shape
         state = torch.zeros(1, shape.observations, device=device)
         blank = torch.zeros(1, 3, shape.pixels, shape.pixels, dtype=torch.uint8, device=device)
-        counter = FlopCounterMode(display=False, custom_mapping=left_out_by_torch())
-        # Hooks of its own: what a caller sees saved is not this.
+        counter = FlopCounterMode(display=False, custom_mapping=missing_flop_formulas())
+        # Own hooks, so that a caller's `saved_bytes` does not count this pass.
         unseen = saved_tensors_hooks(lambda tensor: tensor.detach(), lambda tensor: tensor)
         with counter, unseen, torch.set_grad_enabled(is_training):
             output = self._model(words, words == 0, state, blank)
@@ -269,23 +271,23 @@ class ActionChunkPolicy(Policy[ChunkTrajectory]):
 def sum_executed(
     by_token: Float[Tensor, "chunk token"], executed: Int[Tensor, " chunk"], shape: ChunkShape
 ) -> Float[Tensor, " chunk"]:
-    """Returns the sum over the tokens of actions that were carried out, added in float64."""
+    """Returns the sum over the tokens of executed actions, accumulated in float64."""
     by_time = by_token.unflatten(1, (shape.length, shape.actions)).double().sum(dim=2)
     was_done = torch.arange(shape.length) < executed[:, None]
     total: Tensor = (by_time * was_done).sum(dim=1).to(by_token.dtype)
     return total
 
 
-def _see(
+def _stack_observations(
     moments: Sequence[Moment], shape: ChunkShape
 ) -> tuple[Float[Tensor, "row number"], UInt8[Tensor, "row 3 pixel pixel"]]:
-    """Returns what the policy sees of some moments: the first numbers of states, and pictures."""
+    """Returns the policy's inputs for some moments: truncated states and pictures."""
     numbers = np.stack([each.observation[: shape.observations] for each in moments])
     return torch.from_numpy(numbers), torch.from_numpy(np.stack([each.picture for each in moments]))
 
 
 class _Record:
-    """What a batch of rollouts has seen and done so far."""
+    """Observations and actions of a batch of rollouts so far."""
 
     def __init__(self, rollouts: int, max_steps: int, shape: ChunkShape) -> None:
         self.shape = shape
@@ -300,14 +302,14 @@ class _Record:
 
     @property
     def mask(self) -> Bool[Tensor, "rollout step"]:
-        """The chunks that count: none of rollouts whose environment failed."""
+        """The valid chunks: those of rollouts whose environment did not fail."""
         is_whole = ~torch.isin(self.ending, torch.tensor(CRASHED))
         return (torch.arange(self.executed.shape[1]) < self.steps[:, None]) & is_whole[:, None]
 
     def decide(
         self, rows: Tensor, observation: Tensor, picture: Tensor, chosen: Tensor, logp: Tensor
     ) -> None:
-        """Notes what rollouts saw, and the chunks that they decided on."""
+        """Records the observations of some rollouts and the chunks that they chose."""
         step = self.steps[rows]
         self.observation[rows, step] = observation
         self.picture[rows, step] = picture
@@ -316,14 +318,14 @@ class _Record:
         self.steps[rows] += 1
 
     def last_actions(self, row: int) -> list[list[float]]:
-        """Returns a rollout's last chunk as values, by time."""
+        """Returns the actions of a rollout's last chunk, ordered by time."""
         step = int(self.steps[row]) - 1
         values = to_values(self.action[row, step][None], self.shape)[0]
         actions: list[list[float]] = values.view(self.shape.length, self.shape.actions).tolist()
         return actions
 
     def note(self, row: int, moment: Moment) -> bool:
-        """Notes what an environment answered; returns whether the rollout has ended."""
+        """Records an environment's answer; returns whether the rollout has ended."""
         step = int(self.steps[row]) - 1
         if moment.executed:
             self.executed[row, step] = moment.executed
@@ -339,13 +341,13 @@ def load_chunk_policy(
     base: Path,
     directory: Path,
     decoding: ChunkDecoding,
-    sharing: int = 1,
+    policies_per_host: int = 1,
 ) -> ActionChunkPolicy:
-    """Returns the policy of a directory, on the machine's device, without dropout.
+    """Returns the policy of a directory on the machine's device, without dropout.
 
     Args:
-      base: The base policy's directory; `directory`, if it is another, holds what changed.
-      sharing: Policies that share this host's processors, on which scenes are played.
+      base: The base policy's directory. A different `directory` holds the trained weights.
+      policies_per_host: Number of policies that share this host's cores for simulation.
 
     Raises:
       ArtifactError: If a file is missing or broken.
@@ -354,7 +356,7 @@ def load_chunk_policy(
     dtype = DTYPES[params.machine.dtype]
     model = load_action_model(base, dtype)
     if settings.lora:
-        # Imported here, as below: few runs have adapters.
+        # Imported here, as below: few runs train adapters.
         from grpo.modalities.shared.models import add_lora
 
         seed = derive_seed(params.seed, "lora")
@@ -371,7 +373,7 @@ def load_chunk_policy(
         decoding=decoding,
         scenes=EnvironmentPool(
             SIMULATOR,
-            processes=min(max(1, _available_cores() // sharing), settings.scenes.at_once),
+            processes=min(max(1, _available_cores() // policies_per_host), settings.scenes.at_once),
             timeout_seconds=settings.scenes.timeout_seconds,
             settings={"pixels": model.shape.pixels},
         ),
@@ -381,7 +383,7 @@ def load_chunk_policy(
 
 
 def _available_cores() -> int:
-    """Returns how many cores this process may use; macOS tells only how many there are."""
+    """Returns the number of cores available to this process; macOS reports only the total."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""What a policy did in a simulator in a batch of rollouts, in memory and as it is stored."""
+"""Trajectories of action chunks, in memory and in storage."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from grpo.modalities.action_chunks.simulation.base import Ending
 from grpo.modalities.shared.packed import Rows, numbered, require_entries
 from grpo.types import ActionChunks
 
-ROUNDING = 1e-3  # nats, by which the log-prob of a certain chunk may exceed 0
+ROUNDING = 1e-3  # nats; tolerance for log-probs above 0
 LAYOUT = {
     "instruction_length": Rows("prompt", each="integer"),
     "instruction": Rows("prompt", "instruction_length", each="integer"),
@@ -29,10 +29,10 @@ LAYOUT = {
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkTrajectory:
-    """Instructions by prompt, and what was seen and done at every chunk.
+    """Instructions per prompt, and observations and actions per chunk.
 
-    `observation`, `picture`, `action` and `executed` hold chunks rollout by rollout: the k-th True
-    of `mask`, row by row, is their row k.
+    Row k of `observation`, `picture`, `action` and `executed` belongs to the k-th True entry of
+    `mask` in row-major order.
     """
 
     group: Int[Tensor, " rollout"]  # row of `instruction`
@@ -40,17 +40,17 @@ class ChunkTrajectory:
     instruction_mask: Bool[Tensor, "prompt width"]
     mask: Bool[Tensor, "rollout step"]
     observation: Float[Tensor, "chunk number"]  # before the chunk
-    picture: UInt8[Tensor, "chunk 3 pixel pixel"]  # as well; without pixels if none is seen
-    action: Int[Tensor, "chunk token"]  # bins: time first, then dimension
-    executed: Int[Tensor, " chunk"]  # actions in time that were carried out
+    picture: UInt8[Tensor, "chunk 3 pixel pixel"]  # before the chunk; 0 pixels without vision
+    action: Int[Tensor, "chunk token"]  # bins, ordered by time, then dimension
+    executed: Int[Tensor, " chunk"]  # number of executed actions
     ending: Int[Tensor, " rollout"]  # an Ending
-    chunks: ActionChunks  # the actions as values, and the phase
+    chunks: ActionChunks  # continuous actions and phases
 
-    noise = None  # a chunk's distribution is no Gaussian
-    variant = None  # prompts are drawn from as they are
+    noise = None  # the steps are not Gaussian
+    variant = None  # no prompt variants
 
     def select(self, rows: Int[Tensor, " kept"], num_steps: int) -> "ChunkTrajectory":
-        """Returns some rollouts, cut after `num_steps` chunks."""
+        """Returns some rollouts, truncated to `num_steps` chunks."""
         drawn = numbered(self.mask)[rows, :num_steps]
         drawn = drawn[drawn >= 0]
         return ChunkTrajectory(
@@ -67,7 +67,7 @@ class ChunkTrajectory:
         )
 
     def pack(self, logp: Float[Tensor, "rollout step"]) -> dict[str, Tensor]:
-        """Returns flat tensors, which can be concatenated."""
+        """Returns flat tensors that can be concatenated."""
         return {
             "instruction": self.instruction[self.instruction_mask],
             "instruction_length": self.instruction_mask.sum(dim=1),
@@ -89,10 +89,10 @@ def describe_chunks(
     shape: ChunkShape,
     label: Labeller,
 ) -> ActionChunks:
-    """Returns the actions of every chunk, in [-1, 1], which were carried out, and its phase.
+    """Returns each chunk's actions in [-1, 1], whether they were executed, and its phase.
 
-    The last dimension of an action is the gripper's: it closes where that is positive. Phases are
-    those of what was decided, for how much of it was carried out is how the rollout ended.
+    The last dimension of an action is the gripper's; positive values close it. Phases read all
+    chosen actions, executed or not: the executed number would reveal how the rollout ended.
     """
     values = to_values(action, shape)
     gripper = values.unflatten(1, (shape.length, shape.actions))[:, :, -1]
@@ -111,7 +111,7 @@ def describe_chunks(
 def to_values(
     action: Int[Tensor, "chunk token"], shape: ChunkShape
 ) -> Float[Tensor, "chunk token"]:
-    """Returns the middle of each bin: -1 of the first to 1 of the last."""
+    """Returns the center of each bin, from -1 for the first to 1 for the last."""
     return action / (shape.bins - 1) * 2 - 1
 
 
@@ -125,10 +125,10 @@ def restore_chunks(
     """Returns a stored trajectory and its behavior log-probs.
 
     Args:
-      row: Of each rollout's instruction.
+      row: Row of each rollout's instruction.
 
     Raises:
-      ArtifactError: If chunks or endings are none that the policy can have stored.
+      ArtifactError: If the policy cannot have stored such chunks or endings.
     """
     _require_chunks(tensors, shape)
     steps, length = tensors["steps"], tensors["instruction_length"]
@@ -154,7 +154,7 @@ def restore_chunks(
 
 
 def _require_chunks(tensors: dict[str, Tensor], shape: ChunkShape) -> None:
-    """Raises ArtifactError unless chunks and endings are what the policy can have stored."""
+    """Raises ArtifactError unless the policy can have stored these chunks and endings."""
     observation, action, executed = (
         tensors[each] for each in ("observation", "action", "executed")
     )

@@ -1,14 +1,14 @@
-"""AdaScope: which steps of a prompt are worth noise, measured on pilots. [arXiv 2605.15855]
+"""AdaScope: chooses the noisy steps of each prompt by pilot rollouts. [arXiv 2605.15855]
 
-A pilot is a rollout without noise whose clean estimate, x - sigma v, is looked at step by step.
-Structure has formed where its gain no longer changes; the reward is settled where it no longer
-grows. Noise between the two.
+A pilot is a rollout without noise. At some of its steps, the looks, the clean estimate x - sigma v
+is judged. Structure has formed where its gain no longer changes; the reward has settled where it no
+longer grows. The steps in between get noise.
 
-The paper prints no thresholds, and a criterion that no number meets; ours is a reconstruction.
-Unlike the paper: the window is a prompt's, not an image's, and is measured on pilots of the same
-policy, not on the rollouts that it selects from: theirs would break the group's baseline (rule
-U3). Structure is the likeness of the estimate to the pilot's own final sample, not CLIP's
-similarity to the caption.
+The paper prints no thresholds and states a criterion that no number meets; this is a
+reconstruction. Unlike the paper: the window belongs to a prompt, not to an image, and is measured
+on separate pilots of the same policy. Measuring it on the trained rollouts would break the group's
+baseline (rule U3). Structure is the correlation of the estimate with the pilot's final sample, not
+CLIP's similarity to the caption.
 """
 
 from typing import NamedTuple
@@ -21,15 +21,15 @@ from grpo.modalities.denoising.modality import Scope
 
 
 class Pilots(NamedTuple):
-    """The clean estimates of pilots at the steps that are looked at."""
+    """The clean estimates of pilots at the looks."""
 
-    steps: list[int]  # rising
+    steps: list[int]  # steps of the looks, ascending
     estimates: Float[Tensor, " look pilot *sample"]
     media: UInt8[Tensor, " look pilot *pixels"]
     final: Float[Tensor, " pilot *sample"]
 
     def structure(self) -> Float[Tensor, "look pilot"]:
-        """Returns the correlation of every estimate with the pilot's final sample."""
+        """Returns the correlation of each estimate with the pilot's final sample."""
         now, end = self.estimates.flatten(2), self.final.flatten(1)
         now, end = now - now.mean(dim=-1, keepdim=True), end - end.mean(dim=-1, keepdim=True)
         return torch.cosine_similarity(now, end.expand(now.shape), dim=-1)
@@ -42,12 +42,12 @@ def find_windows(
     settings: Scope,
     num_steps: int,
 ) -> Int[Tensor, "pilot 2"]:
-    """Returns by pilot the first step that is worth noise, and the first that is not again.
+    """Returns the half-open window [first, end) of noisy steps for each pilot.
 
     Args:
-      structure: Of the clean estimates at `steps`.
-      preference: Their scores.
-      num_steps: Of the schedule, whose last step never has noise.
+      structure: Structure of the clean estimates at `steps`.
+      preference: Rewards of the clean estimates.
+      num_steps: Steps of the schedule; the last one never has noise.
     """
     found = [
         _find_window(*curves, steps, settings, num_steps)
@@ -92,7 +92,7 @@ def _smooth(gain: Float[Tensor, " look"], smoothing: float) -> Float[Tensor, " l
 
 
 def _first_run(holds: Tensor, start: int, length: int) -> int | None:
-    """Returns the first index from `start` on from which `length` entries hold."""
+    """Returns the first index >= `start` at which `length` consecutive entries are True."""
     for index in range(start, len(holds) - length + 1):
         if bool(holds[index : index + length].all()):
             return index

@@ -14,18 +14,18 @@ from transformers import CLIPTextConfig, CLIPTextModelWithProjection, UMT5Config
 from grpo.errors import ParameterError, refused_by_library
 from grpo.modalities.denoising.modality import DenoisingPolicyParams, FlowWarmup, ScratchFlowBase
 from grpo.modalities.denoising.pipelines import (
-    find_unread_component,
-    find_unread_setting,
+    find_unsupported_component,
+    find_unsupported_setting,
     library,
-    quiet,
     save_pipeline,
+    silence_diffusers,
 )
 from grpo.modalities.modality import RunParams
 from grpo.modalities.shared.directories import PolicyState, find_wrong_weights, write_state
 from grpo.modalities.shared.drawings import Drawing, draw_clips, draw_texts, split_text
 from grpo.modalities.shared.models import require_known_keys
 from grpo.modalities.shared.tokenizers import make_caption_tokenizer
-from grpo.modalities.shared.warmup import BasePolicy, WarmupUpdate, name_remedy, warmup_settings
+from grpo.modalities.shared.warmup import BasePolicy, WarmupUpdate, warmup_settings, with_remedy
 from grpo.runtime.machine import DTYPES
 from grpo.runtime.seeds import derive_seed
 from grpo.runtime.sources import Source, find_source, refusal
@@ -33,7 +33,7 @@ from grpo.schema import PARAMS, DirectoryBase, HubBase, S3Base
 
 
 def make_fresh_pipeline(base: ScratchFlowBase, dtype: torch.dtype, *, seed: int) -> Any:
-    """Returns a pipeline without an autoencoder: its states are pixels.
+    """Returns a fresh pipeline in pixel space, without an autoencoder.
 
     Raises:
       ParameterError: If a class refuses its configuration.
@@ -49,7 +49,7 @@ def make_fresh_pipeline(base: ScratchFlowBase, dtype: torch.dtype, *, seed: int)
 
 
 def _make_sd3(base: ScratchFlowBase) -> Any:
-    """Returns a Stable Diffusion 3 with two CLIP encoders and no T5."""
+    """Returns a Stable Diffusion 3 pipeline with two CLIP encoders and no T5."""
     encoders = [_clip_encoder(base) for _ in range(2)]
     widths: list[Any] = [each.config for each in encoders]
     tokenizer = make_caption_tokenizer()
@@ -72,11 +72,11 @@ def _make_sd3(base: ScratchFlowBase) -> Any:
 
 
 def _make_wan(base: ScratchFlowBase) -> Any:
-    """Returns a Wan with a UMT5 encoder.
+    """Returns a Wan pipeline with a UMT5 encoder.
 
-    Its patches are embedded, and read out, by an orthogonal map: nothing of what they hold is lost
-    to chance. Wan knows relative positions alone, so a patch that holds a whole clip is what lets a
-    small model tell the first frame from the last.
+    An orthogonal map embeds and reads out its patches, so that random initialization loses no
+    information. Wan has only relative positions, so a small model can distinguish the first frame
+    from the last only if one patch spans the whole clip.
     """
     encoder = _t5_encoder(base)
     transformer = library.WanTransformer3DModel(**base.transformer, text_dim=encoder.config.d_model)
@@ -115,7 +115,7 @@ def _t5_encoder(base: ScratchFlowBase) -> UMT5EncoderModel:
 
 
 def _configure(kind: Any, base: ScratchFlowBase, *marks: str) -> Any:
-    """Returns a text encoder's configuration for the tokens of captions."""
+    """Returns a text encoder's configuration for the caption tokenizer."""
     require_known_keys(kind, base.text_encoder, parameter="policy.base.text_encoder")
     tokenizer = make_caption_tokenizer()
     known = {name: getattr(tokenizer, name) for name in ("pad_token_id", "eos_token_id", *marks)}
@@ -149,7 +149,7 @@ def make_pipeline(params: RunParams[DenoisingPolicyParams], data: Path) -> Any:
     Raises:
       ParameterError: If the source does not exist or a class refuses its configuration.
     """
-    quiet()
+    silence_diffusers()
     base = params.policy.base
     dtype = DTYPES[params.machine.dtype]
     if isinstance(base, ScratchFlowBase):
@@ -161,14 +161,14 @@ def _from_pretrained(base: DirectoryBase | HubBase | S3Base, dtype: torch.dtype,
     """Returns a pipeline from a directory under data/, from the hub, or from S3.
 
     Raises:
-      ParameterError: If it is not there, or asks for what is not done here.
+      ParameterError: If the source does not exist or has unsupported components or settings.
     """
     source = find_source(base, data, parameter="policy.base")
     found = {"revision": source.revision, "local_files_only": source.is_local}
     with refused_by_library(lambda why: refusal(source, why)):
-        # Before gigabytes are fetched: what the class does not know it would drop in silence.
+        # Checked before the download; diffusers silently drops components that it does not know.
         index = library.DiffusionPipeline.load_config(source.name, **found)
-        if unread := find_unread_component(index):
+        if unread := find_unsupported_component(index):
             raise refusal(source, unread)
         options = {"dtype": dtype, "use_safetensors": True, **found}
         models = {
@@ -179,13 +179,13 @@ def _from_pretrained(base: DirectoryBase | HubBase | S3Base, dtype: torch.dtype,
         pipeline = library.DiffusionPipeline.from_pretrained(
             source.name, trust_remote_code=False, **options, **models
         )
-    if unread := find_unread_setting(pipeline):
+    if unread := find_unsupported_setting(pipeline):
         raise refusal(source, unread)
     return pipeline
 
 
 def _is_model(component: list[Any]) -> bool:
-    """Returns whether an entry of a model index, a library and a class, has weights."""
+    """Returns whether an entry [library, class] of a model index is a module with weights."""
     found = _class_of(component)
     return isinstance(found, type) and issubclass(found, nn.Module)
 
@@ -198,10 +198,11 @@ def _class_of(component: list[Any]) -> Any:
 def _read_component(
     source: Source, name: str, component: list[Any], options: Mapping[str, Any]
 ) -> nn.Module:
-    """Returns a part of a pipeline with all of its weights; a library would draw missing ones.
+    """Returns a component of a pipeline.
 
     Raises:
-      ParameterError: If its files hold other weights than its configuration describes.
+      ParameterError: If weights are missing or unexpected; the library would initialize missing
+        ones at random.
     """
     model, found = _class_of(component).from_pretrained(
         source.name, subfolder=name, output_loading_info=True, **options
@@ -218,8 +219,8 @@ def _match_flow(
     pipeline: Any,
     table: pd.DataFrame,
 ) -> Iterator[WarmupUpdate]:
-    """Trains a fresh pipeline on drawings of a table of schema WARMUP."""
-    # Imported here: an imported base draws nothing.
+    """Trains a fresh pipeline on drawings for a table of schema WARMUP."""
+    # Imported here: an imported base needs no drawings.
     from grpo.modalities.denoising.flow_matching import Drawings, match_flow
 
     policy, task = params.policy, params.task
@@ -239,7 +240,7 @@ def _match_flow(
         num_tokens=policy.caption_tokens,
         blank_fraction=warmup.blank_fraction,
     )
-    return name_remedy(updates, settings)
+    return with_remedy(updates, settings)
 
 
 def _require_room(
@@ -251,10 +252,10 @@ def _require_room(
 ) -> None:
     """Raises ParameterError unless the longest text fits the text encoders and the canvas.
 
-    They would cut it in silence.
+    Both would silently truncate a longer text.
     """
     longest = max(map(len, texts))
-    tokens = longest + 2  # one byte a character, between two marks
+    tokens = longest + 2  # one byte per character, plus start and end token
     if task.pixels_per_frame is None:
         room, name = pipeline.tokenizer_max_length, "base.text_encoder.max_position_embeddings"
     else:

@@ -1,4 +1,4 @@
-"""Warm-up of a fresh flow-matching pipeline on images and their captions."""
+"""Warm-up of a fresh flow-matching pipeline on captioned images."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from grpo.modalities.denoising.pipelines import encode_captions, text_encoders, to_state
 from grpo.modalities.denoising.sde_steps import TIME
-from grpo.modalities.shared.flops import left_out_by_torch
+from grpo.modalities.shared.flops import missing_flop_formulas
 from grpo.modalities.shared.optimizer import PreciseAdamW
 from grpo.modalities.shared.warmup import (
     WarmupSettings,
     WarmupUpdate,
     learning_rate_at,
-    require_useful,
+    require_low_loss,
     step_on_gradient,
 )
 from grpo.types import Cost
@@ -29,7 +29,7 @@ BETAS = (0.9, 0.99)
 
 @dataclass(frozen=True, kw_only=True)
 class Drawings:
-    """Images and what they are said to show."""
+    """Images and their captions."""
 
     captions: Sequence[str]
     pixels: UInt8[Tensor, " image *sample"]
@@ -43,13 +43,13 @@ def match_flow(
     num_tokens: int,
     blank_fraction: float,
 ) -> Iterator[WarmupUpdate]:
-    """Trains transformer and text encoders on v = x1 - x0 at logit-normal times.
+    """Trains transformer and text encoders to predict v = x1 - x0 at logit-normal times.
 
     [Lipman et al., 2023, flow matching; times: Esser et al., 2024, section 3.1]
 
     Args:
-      num_tokens: Of a caption in the T5 encoder.
-      blank_fraction: Of the rows that are trained without their caption.
+      num_tokens: Caption length of the T5 encoder.
+      blank_fraction: Fraction of rows with an empty caption, for classifier-free guidance.
 
     Raises:
       DivergedError: As `grpo.modalities.shared.warmup.warm_up`.
@@ -60,7 +60,7 @@ def match_flow(
     generator = torch.Generator().manual_seed(settings.seed)
     device = pipeline.transformer.device
     first_loss: float | None = None
-    counter: Any = FlopCounterMode(display=False, custom_mapping=left_out_by_torch())
+    counter: Any = FlopCounterMode(display=False, custom_mapping=missing_flop_formulas())
     for update in range(settings.updates):
         rate = learning_rate_at(update, settings)
         for group in optimizer.param_groups:
@@ -76,7 +76,7 @@ def match_flow(
         noise = torch.randn(clean.shape, generator=generator)
         sigma = torch.randn(len(rows), generator=generator).sigmoid()
         compute = partial(_loss, pipeline, captions, clean, noise, sigma, num_tokens, device)
-        # Every update has the same shapes: the first one's count is that of all.
+        # All updates have the same shapes, so the FLOPs of the first one hold for all.
         with counter if update == 0 else torch.enable_grad():
             loss = compute()
             loss.backward()
@@ -85,7 +85,7 @@ def match_flow(
         cost = Cost(flops=counter.get_total_flops(), trained_steps=len(rows))
         yield WarmupUpdate(update=update, loss=value, learning_rate=rate, cost=cost)
     if first_loss is not None:
-        require_useful(first_loss, compute, update)
+        require_low_loss(first_loss, compute, update)
 
 
 def _loss(

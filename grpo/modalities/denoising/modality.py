@@ -1,4 +1,4 @@
-"""The modality of denoising steps: its parameters, and what the core may ask of it."""
+"""The modality of denoising steps: its parameters and its implementation of `Modality`."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -40,33 +40,33 @@ if TYPE_CHECKING:
     from grpo.modalities.shared.warmup import BasePolicy
 
 
-NoiseSteps = Annotated[int, Field(ge=2, le=10**4)]  # of a denoising schedule
+NoiseSteps = Annotated[int, Field(ge=2, le=10**4)]  # length of a denoising schedule
 Density = Literal["flow_sde", "constant_sde", "interpolated_sde", "preserving", "matched"]
 
 
 class FlowWarmup(Strict):
-    """Flow matching on drawn captions, to partial skill."""
+    """Flow matching on drawings of captions, up to partial skill."""
 
     prompts: Positive
-    shares: dict[Name, Rate]  # family -> its share of the prompts, in any unit
+    shares: dict[Name, Rate]  # family -> relative share of the prompts
     updates: Positive
     rows_per_update: Positive
     learning_rate: Rate
-    wrong_fraction: Fraction  # drawings that show another prompt's text
-    blank_fraction: Fraction  # trained without a caption: what guidance leads away from
+    wrong_fraction: Fraction  # drawings of another prompt's text
+    blank_fraction: Fraction  # rows with an empty caption, for classifier-free guidance
     font_size: Pixels
     character_width: Pixels
 
 
 class ScratchFlowBase(Strict):
-    """A fresh pipeline of a `diffusers` class on pixels, with text encoders of its own."""
+    """A fresh pipeline of a `diffusers` class in pixel space, with fresh text encoders."""
 
     source: Literal["scratch"]
     architecture: Literal["StableDiffusion3Pipeline", "WanPipeline"]
     transformer: dict[str, int | float | str | bool | tuple[int, int, int]]
     text_encoder: dict[str, int | float | str | bool]
-    embedding_std: Rate  # of the text encoders' embeddings; CLIP's own is 0.02, T5's 1
-    position_std: Rate | None  # of T5's biases by relative position; null: its own, or CLIP
+    embedding_std: Rate  # of the text encoders' embeddings; the default of CLIP is 0.02, of T5 1
+    position_std: Rate | None  # of T5's relative position biases; null: T5's default, or CLIP
     shift: Rate  # of the scheduler's sigmas
     warmup: FlowWarmup
 
@@ -77,9 +77,9 @@ FlowBase = Annotated[
 
 
 class Canvas(Strict):
-    """What is drawn, in pixels."""
+    """Size of the generated images or clips."""
 
-    frames: Annotated[int, Field(gt=0, le=4096)]  # of a clip; 1: an image
+    frames: Annotated[int, Field(gt=0, le=4096)]  # 1: an image; more: a clip
     height: Pixels
     width: Pixels
 
@@ -90,9 +90,9 @@ class DenoisingPolicyParams(PolicyParams):
     kind: Literal["denoising"]
     base: FlowBase
     lora: Lora | None
-    recompute: bool  # blocks compute activations again in the backward pass: memory for time
+    recompute: bool  # gradient checkpointing of the blocks: less memory, more time
     canvas: Canvas
-    caption_tokens: Steps  # of the T5 encoder; 1 if there is none
+    caption_tokens: Steps  # caption length of the T5 encoder; 1 without T5
 
     def fresh_configs(self) -> Mapping[str, Mapping[str, Any]]:
         base = self.base
@@ -105,41 +105,41 @@ class DenoisingPolicyParams(PolicyParams):
 
 
 class Scope(Strict):
-    """AdaScope: which steps of a prompt are worth noise, measured on pilots without noise."""
+    """AdaScope: chooses the noisy steps of each prompt by pilot rollouts without noise."""
 
     pilots: Rollouts
-    steps_per_look: Positive  # 1: every step's clean estimate is judged
-    smoothing: Annotated[float, Field(gt=0, le=1)]  # of a gain in its moving average; 1: none
-    structure_tolerance: NonNegative  # of the largest gain: a change below it is none
-    preference_tolerance: NonNegative  # of the largest gain: below it a reward is settled
-    patience: Positive  # looks in a row
-    first_look: Annotated[int, Field(ge=0)]  # at which structure can have formed
-    fallback: tuple[Fraction, Fraction]  # first and last step, in shares of all, if none is found
+    steps_per_look: Positive  # a look judges the clean estimate; 1: at every step
+    smoothing: Annotated[float, Field(gt=0, le=1)]  # weight of a new gain in its moving average
+    structure_tolerance: NonNegative  # in largest gains; smaller changes count as none
+    preference_tolerance: NonNegative  # in largest gains; below it, the reward has settled
+    patience: Positive  # consecutive looks that must agree
+    first_look: Annotated[int, Field(ge=0)]  # earliest look at which structure can have formed
+    fallback: tuple[Fraction, Fraction]  # first and last step as fractions, if none is found
 
 
 class Variants(Strict):
-    """E2PO: perturbed embeddings of a prompt, under which some of its rollouts are drawn."""
+    """E2PO: samples some rollouts of a prompt under perturbed embeddings of it."""
 
-    count: Annotated[int, Field(ge=2, le=65536)]  # of a prompt; the first is the prompt as it is
+    count: Annotated[int, Field(ge=2, le=65536)]  # per prompt, the unchanged prompt included
     similarity: Fraction  # cosine of a variant's pooled embedding with the prompt's
-    tolerance: NonNegative  # of that cosine
-    diversity: NonNegative  # weight of the cosine between variants
-    init: NonNegative  # deviation of the first perturbation, in units of the embeddings' rms
+    tolerance: NonNegative  # allowed deviation of that cosine
+    diversity: NonNegative  # loss weight of the cosine between variants
+    init: NonNegative  # deviation of the initial perturbation, in units of the embeddings' rms
     updates: Annotated[int, Field(ge=0)]
     learning_rate: Rate  # of the perturbation, in units of the embeddings' rms
-    share: Annotated[float, Field(gt=0, le=1)]  # of the schedule, from its noisy end, that varies
+    share: Annotated[float, Field(gt=0, le=1)]  # part of the schedule with variants, noisiest first
 
 
 class DenoisingSampling(SamplingParams):
-    """How rollouts are drawn: part of the density that is scored."""
+    """Sampling parameters of an arm. They define the density of log-probs."""
 
     num_steps: NoiseSteps
     density: Density
-    noise_level: Rate  # in units of the density
-    stochastic: Literal["all", "one_per_prompt"]  # which steps of the window have noise
-    window: tuple[Annotated[int, Field(ge=0)], Positive]  # first step that may, first that may not
-    window_stride: Annotated[int, Field(ge=0)]  # by which it moves on every round; 0: it stays
-    scope: Scope | None  # measures the window of each prompt instead
+    noise_level: Rate  # in units of `density`
+    stochastic: Literal["all", "one_per_prompt"]  # the noisy steps within the window
+    window: tuple[Annotated[int, Field(ge=0)], Positive]  # half-open range of steps
+    window_stride: Annotated[int, Field(ge=0)]  # shift of the window per round; 0: fixed
+    scope: Scope | None  # measures a window per prompt instead
     variants: Variants | None
     guidance: Rate  # 1: none
 
@@ -156,26 +156,26 @@ class DenoisingSampling(SamplingParams):
 
 
 class DenoisingDraws(Strict):
-    """How evaluation and profile draw: without noise in the steps."""
+    """Sampling parameters of evaluation and profile: steps without noise."""
 
     num_steps: NoiseSteps
     guidance: Rate  # 1: none
 
 
 class Denoising(Modality[DenoisingPolicyParams, DenoisingSampling, DenoisingDraws]):
-    """Flow-matching models of diffusers, whose step is a denoising step."""
+    """Flow-matching models of diffusers; a step is a denoising step."""
 
     kind = "denoising"
     policy = DenoisingPolicyParams
     sampling = DenoisingSampling
     evaluation_sampling = DenoisingDraws
-    asked = "caption"
-    judged = "media"
+    prompt_kind = "caption"
+    output_kind = "media"
     step_name = "denoising step"
-    has_greedy = False  # noise cannot be chosen greedily
+    has_greedy = False  # the initial noise has no greedy choice
 
-    def find_wrong(self, params: RunParams[DenoisingPolicyParams], judge: str) -> Iterator[str]:
-        """Yields where parameters disagree whether images or clips are drawn."""
+    def find_conflicts(self, params: RunParams[DenoisingPolicyParams], judge: str) -> Iterator[str]:
+        """Yields parameters that disagree about images and clips."""
         frames, base = params.policy.canvas.frames, params.policy.base
         has_frames = frames > 1
         moved = getattr(params.task, "pixels_per_frame", None)
@@ -192,7 +192,7 @@ class Denoising(Modality[DenoisingPolicyParams, DenoisingSampling, DenoisingDraw
             )
         if judge == "moving_ocr" and moved is None:
             yield "reward.judge moving_ocr needs task.pixels_per_frame, got none"
-        yield from super().find_wrong(params, judge)
+        yield from super().find_conflicts(params, judge)
 
     def rule_facts(
         self, policy: DenoisingPolicyParams, sampling: DenoisingSampling
@@ -214,7 +214,7 @@ class Denoising(Modality[DenoisingPolicyParams, DenoisingSampling, DenoisingDraw
     def round_draws(
         self, policy: DenoisingPolicyParams, sampling: DenoisingSampling, *, rounds_behind: int
     ) -> "Draws":
-        """Returns draws whose window of steps with noise moves from round to round."""
+        """Returns a decoding whose window of noisy steps moves by `window_stride` per round."""
         from grpo.modalities.denoising.sde_steps import Denoising as Draws
 
         draws = Draws(
@@ -230,7 +230,7 @@ class Denoising(Modality[DenoisingPolicyParams, DenoisingSampling, DenoisingDraw
         first, end = sampling.window
         end = min(end, sampling.num_steps - 1)
         positions = sampling.num_steps - (end - first)
-        # From the last position it starts over.
+        # The window wraps around after the last position.
         first, end = (each + sampling.window_stride * rounds_behind for each in (first, end))
         width, first = end - first, first % positions
         return replace(draws, window=(first, first + width))
@@ -238,7 +238,7 @@ class Denoising(Modality[DenoisingPolicyParams, DenoisingSampling, DenoisingDraw
     def evaluation_draws(
         self, policy: DenoisingPolicyParams, sampling: DenoisingDraws
     ) -> dict[str, "Draws"]:
-        """Returns denoising without noise in its steps: only the start is drawn."""
+        """Returns a decoding without noise in the steps; only the initial noise is random."""
         from grpo.modalities.denoising.sde_steps import Denoising as Draws
 
         exact = Draws(
@@ -251,10 +251,10 @@ class Denoising(Modality[DenoisingPolicyParams, DenoisingSampling, DenoisingDraw
         )
         return {"sampled": exact}
 
-    def find_unlike_profile(self, sampling: DenoisingSampling, profiled: DenoisingDraws) -> str:
+    def find_profile_mismatch(self, sampling: DenoisingSampling, profiled: DenoisingDraws) -> str:
         return (
-            "selection must not hold reuse_profile_rollouts: the profile draws without noise in "
-            "its steps, which have no density then"
+            "selection must not hold reuse_profile_rollouts: the profile samples without noise in "
+            "its steps, so they have no density"
         )
 
     def show_rollouts(
@@ -265,14 +265,14 @@ class Denoising(Modality[DenoisingPolicyParams, DenoisingSampling, DenoisingDraw
         rollouts: "pd.DataFrame",
         chosen: "pd.DataFrame",
     ) -> "Sequence[Picture]":
-        """Returns what was drawn."""
+        """Returns the generated images."""
         from grpo.modalities.shared.exhibits import read_pictures
 
         tensors = artifacts / "rollouts" / name / "tensors.safetensors"
         return read_pictures(tensors, chosen["row"].tolist())
 
     def judges_while_sampling(self, sampling: DenoisingSampling) -> bool:
-        """Returns whether pilots are judged."""
+        """Returns whether the decoding has a scope, whose pilots are judged."""
         return sampling.scope is not None
 
     def load_policy(
@@ -282,7 +282,7 @@ class Denoising(Modality[DenoisingPolicyParams, DenoisingSampling, DenoisingDraw
         base: Path,
         directory: Path,
         draws: "Draws",
-        sharing: int = 1,
+        policies_per_host: int = 1,
     ) -> "DenoisingPolicy":
         from grpo.modalities.denoising.policy import load_denoising_policy
 
@@ -295,7 +295,7 @@ class Denoising(Modality[DenoisingPolicyParams, DenoisingSampling, DenoisingDraw
         base: Path,
         directory: Path,
         draws: "Draws",
-        sharing: int = 1,
+        policies_per_host: int = 1,
         judge: Judgement | None = None,
     ) -> "DenoisingPolicy":
         policy = self.load_policy(params, base=base, directory=directory, draws=draws)

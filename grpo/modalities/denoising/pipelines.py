@@ -1,4 +1,4 @@
-"""What denoising asks of a diffusers pipeline: conditions of captions, latents, pixels, storage."""
+"""Access to diffusers pipelines: text conditions, latents, pixels, schedules and storage."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -25,8 +25,8 @@ except ImportError:
         f"{PARAMS}: policy.kind denoising needs diffusers; run pip install -e '.[denoising]'"
     ) from None
 
-library: Any = diffusers  # it is not typed
-# Schedulers whose sigmas are shares of noise, under these settings; drawing takes the sigmas alone.
+library: Any = diffusers  # diffusers is not typed
+# Supported schedulers and settings: their sigmas are fractions of noise. Only the sigmas are used.
 SCHEDULERS: dict[str, dict[str, Any]] = {
     "FlowMatchEulerDiscreteScheduler": {
         "num_train_timesteps": 1000,
@@ -42,13 +42,13 @@ SCHEDULERS: dict[str, dict[str, Any]] = {
         "thresholding": False,
     },
 }
-NOTHING = (None, False, [None, None], (None, None))  # how a model index says that there is none
+NOTHING = (None, False, [None, None], (None, None))  # spellings of an absent component in an index
 INDEX = "model_index.json"
-LEVELS = 255  # of a pixel
+LEVELS = 255  # largest level of a pixel
 
 
-def find_unread_component(index: Mapping[str, Any]) -> str | None:
-    """Returns what of a model index would change what is drawn and is not read; None: nothing."""
+def find_unsupported_component(index: Mapping[str, Any]) -> str | None:
+    """Returns an error for components of a model index that are unsupported; None: no error."""
     families = {each.__name__: family for each, family in FAMILIES.items()}
     name = index.get("_class_name")
     if name not in families:
@@ -57,12 +57,12 @@ def find_unread_component(index: Mapping[str, Any]) -> str | None:
     reads = {"scheduler", *family.classes, *(each for pair in family.encoders for each in pair)}
     for component in ("transformer", "scheduler", *family.pooled):
         if index.get(component) in NOTHING:
-            return f"{component} must be there, the index has none"
+            return f"{component} must be present, got none in the model index"
     for component, value in index.items():
         if component not in reads and not component.startswith("_") and value not in NOTHING:
             return (
-                f"{component} {value!r} would change what is drawn and is not read; use a pipeline "
-                "without it, such as Stable Diffusion 3.5 or Wan 2.1"
+                f"{component} {value!r} is not supported and would change the samples; use a "
+                "pipeline without it, such as Stable Diffusion 3.5 or Wan 2.1"
             )
         expected = family.classes.get(component)
         if expected and value not in NOTHING and value[1] != expected:
@@ -70,8 +70,8 @@ def find_unread_component(index: Mapping[str, Any]) -> str | None:
     return None
 
 
-def find_unread_setting(pipeline: Any) -> str | None:
-    """Returns what of its components' configurations would, and is not read; None: nothing."""
+def find_unsupported_setting(pipeline: Any) -> str | None:
+    """Returns an error for settings of components that are unsupported; None: no error."""
     transformer, scheduler, vae = pipeline.transformer, pipeline.scheduler, pipeline.vae
     expected = SCHEDULERS.get(type(scheduler).__name__)
     if expected is None:
@@ -90,18 +90,23 @@ def find_unread_setting(pipeline: Any) -> str | None:
         known = inspect.signature(type(component).__init__).parameters
         for key in sorted(config):
             if not key.startswith("_") and key not in known:
-                return f"{name}: {key} {config[key]!r} is not read by {type(component).__name__}"
+                return (
+                    f"{name}: {key} {config[key]!r} is not supported by {type(component).__name__}"
+                )
     channels = transformer.config.in_channels
     if transformer.config.out_channels not in (None, channels):
-        return f"transformer: out_channels must be in_channels {channels}: images are not read"
+        return (
+            f"transformer: out_channels must equal in_channels {channels}: image inputs are not "
+            "supported"
+        )
     latents = vae and (vae.config.get("z_dim") or vae.config.get("latent_channels"))
     if latents and latents != channels:
         return f"transformer: in_channels must be the autoencoder's {latents}, got {channels}"
     return None
 
 
-def find_misfit(pipeline: Any, canvas: Canvas) -> str | None:
-    """Returns why a canvas cannot be drawn by a pipeline; None: it can."""
+def find_canvas_error(pipeline: Any, canvas: Canvas) -> str | None:
+    """Returns why a pipeline cannot generate a canvas; None: it can."""
     *frames, height, width = pixels_per_position(pipeline)
     if not frames and canvas.frames != 1:
         return f"frames must be 1 for images, got {canvas.frames}"
@@ -112,40 +117,40 @@ def find_misfit(pipeline: Any, canvas: Canvas) -> str | None:
 
 
 class Family(NamedTuple):
-    """How one class of pipeline reads captions and what its transformer takes."""
+    """How one class of pipelines encodes captions, and the inputs of its transformer."""
 
-    conditions: tuple[str, ...]  # names of what it takes beside state and time
+    conditions: tuple[str, ...]  # names of the transformer's inputs besides state and time
     encode: Callable[[Any, list[str], int], tuple[Tensor, ...]]
     pool: Callable[[dict[str, Tensor]], Tensor]  # conditions -> one vector per caption
-    encoders: tuple[tuple[str, str], ...]  # names of text encoders and of their tokenizers
-    pooled: tuple[str, ...]  # the text encoders that `pool` depends on
+    encoders: tuple[tuple[str, str], ...]  # names of text encoders and their tokenizers
+    pooled: tuple[str, ...]  # names of the text encoders that `pool` depends on
     factors: Callable[[Any], tuple[int, ...]]  # pixels per latent: frames of a clip, height, width
-    decode: Callable[[Any, Tensor], Tensor]  # latents -> pixels in [-1, 1], by the autoencoder
-    classes: Mapping[str, str]  # of the components that are computed with
-    fixed: Mapping[str, Any]  # the transformer's settings that are not read, as they must be
+    decode: Callable[[Any, Tensor], Tensor]  # latents -> pixels in [-1, 1] by the autoencoder
+    classes: Mapping[str, str]  # required classes of components
+    fixed: Mapping[str, Any]  # required values of transformer settings that are not supported
 
 
-def quiet() -> None:
-    """Turns diffusers' own bars and remarks off."""
+def silence_diffusers() -> None:
+    """Turns off the progress bars and warnings of diffusers."""
     library.utils.logging.disable_progress_bar()
     library.utils.logging.set_verbosity_error()
 
 
 def load_pipeline(directory: Path, dtype: torch.dtype) -> Any:
-    """Returns the pipeline of a directory, without dropout and without a safety checker.
+    """Returns the pipeline of a directory without dropout and safety checker.
 
     Raises:
       ArtifactError: If a file is missing or broken, or a weight is not finite.
     """
-    quiet()
+    silence_diffusers()
     for path in sorted(directory.glob("**/*.json")):
         read_json(path)
-    # Components that are not there must be said not to be there.
+    # from_pretrained needs an explicit None for an absent component.
     absent = [name for name, each in read_index(directory).items() if each == [None, None]]
     from_pretrained = library.DiffusionPipeline.from_pretrained
     with refused_by_library(
         lambda why: ArtifactError(
-            f"{directory}: must be a whole policy directory, {why}; rerun its stage"
+            f"{directory}: must be a complete policy directory, {why}; rerun its stage"
         )
     ):
         pipeline = from_pretrained(
@@ -165,10 +170,10 @@ def load_pipeline(directory: Path, dtype: torch.dtype) -> Any:
 
 
 def read_index(directory: Path) -> dict[str, Any]:
-    """Returns a stored pipeline's components by name, and its class.
+    """Returns a stored pipeline's components by name and its class.
 
     Raises:
-      ArtifactError: If the file is missing or holds something else.
+      ArtifactError: If the file is missing or holds other content.
     """
     index = read_json(directory / INDEX)
     if not isinstance(index, dict):
@@ -203,17 +208,17 @@ def _require_finite(pipeline: Any, directory: Path) -> None:
 def encode_captions(
     pipeline: Any, captions: list[str], num_tokens: int
 ) -> dict[str, Float[Tensor, "caption ..."]]:
-    """Returns what the transformer takes beside state and time, a row per caption.
+    """Returns the transformer's text conditions, one row per caption.
 
     Args:
-      num_tokens: Of the T5 encoder, to which captions are padded and cut.
+      num_tokens: Caption length of the T5 encoder; captions are padded or truncated to it.
     """
     family = FAMILIES[type(pipeline)]
     return dict(zip(family.conditions, family.encode(pipeline, captions, num_tokens), strict=True))
 
 
 def condition_names(pipeline: Any) -> tuple[str, ...]:
-    """Returns the names of the conditions that `encode_captions` gives."""
+    """Returns the names of the conditions from `encode_captions`."""
     return FAMILIES[type(pipeline)].conditions
 
 
@@ -221,7 +226,7 @@ def stored_condition_names(directory: Path) -> tuple[str, ...]:
     """Returns `condition_names` of a stored pipeline.
 
     Raises:
-      ArtifactError: If it is none of a known class.
+      ArtifactError: If the pipeline's class is not supported.
     """
     known = {each.__name__: family.conditions for each, family in FAMILIES.items()}
     name = read_index(directory).get("_class_name")
@@ -233,15 +238,15 @@ def stored_condition_names(directory: Path) -> tuple[str, ...]:
 def pool_conditions(
     pipeline: Any, conditions: dict[str, Float[Tensor, "caption ..."]]
 ) -> Float[Tensor, "caption dim"]:
-    """Returns one vector per caption, of which a direction is a meaning."""
+    """Returns one embedding per caption whose direction encodes its meaning."""
     return FAMILIES[type(pipeline)].pool(conditions)
 
 
 def text_encoders(pipeline: Any, *, pooled: bool = False) -> list[tuple[Any, Any]]:
-    """Returns the text encoders that are there, each with its tokenizer.
+    """Returns the text encoders of a pipeline, each with its tokenizer.
 
     Args:
-      pooled: Only those that `pool_conditions` depends on.
+      pooled: Whether to return only the encoders that `pool_conditions` depends on.
     """
     family = FAMILIES[type(pipeline)]
     return [
@@ -252,11 +257,11 @@ def text_encoders(pipeline: Any, *, pooled: bool = False) -> list[tuple[Any, Any
 
 
 def latent_shape(pipeline: Any, canvas: Canvas) -> tuple[int, ...]:
-    """Returns the shape of one sample's state; pixels themselves if there is no autoencoder."""
+    """Returns the shape of one sample's latents, or of its pixels without an autoencoder."""
     factors = _factors(pipeline)
     sides = (canvas.frames, canvas.height, canvas.width)[-len(factors) :]
     channels: int = pipeline.transformer.config.in_channels
-    # The first frame of a clip is a latent of its own.
+    # The first frame of a clip has its own latent, hence the ceiling division.
     return channels, *(-(-side // factor) for side, factor in zip(sides, factors, strict=True))
 
 
@@ -267,19 +272,19 @@ def num_positions(pipeline: Any, canvas: Canvas) -> int:
 
 
 def pixels_per_position(pipeline: Any) -> tuple[int, ...]:
-    """Returns how many pixels a position of the transformer stands for: frames, height, width."""
+    """Returns the pixels per position of the transformer: frames (of clips), height, width."""
     return tuple(
         factor * patch for factor, patch in zip(_factors(pipeline), _patches(pipeline), strict=True)
     )
 
 
 def sigmas_of(pipeline: Any, num_steps: int, canvas: Canvas) -> list[float]:
-    """Returns the scheduler's sigmas, falling to 0, in float32 whatever the model computes in.
+    """Returns the scheduler's sigmas, descending to 0, in float32 for every model dtype.
 
-    A shift that depends on the resolution is that of the canvas.
+    A resolution-dependent shift uses the canvas.
 
     Raises:
-      ArtifactError: If the scheduler has no such sigmas.
+      ArtifactError: If the scheduler's sigmas do not fall from at most 1 to 0.
     """
     config = pipeline.scheduler.config
     scheduler = type(pipeline.scheduler).from_config(config)
@@ -290,14 +295,14 @@ def sigmas_of(pipeline: Any, num_steps: int, canvas: Canvas) -> list[float]:
         require_falling(sigmas)
     except (ValueError, TypeError) as error:
         raise ArtifactError(
-            f"scheduler/scheduler_config.json: {type(scheduler).__name__} gives no schedule of "
+            f"scheduler/scheduler_config.json: {type(scheduler).__name__} must give a schedule of "
             f"{num_steps} steps, {brief(error)}; use the scheduler that the model came with"
         ) from None
     return sigmas
 
 
 def _shift(pipeline: Any, canvas: Canvas) -> float:
-    """Returns by how much a schedule is shifted at a canvas: linear in the number of positions."""
+    """Returns the schedule's shift for a canvas; it is linear in the number of positions."""
     config = pipeline.scheduler.config
     positions = config.max_image_seq_len - config.base_image_seq_len
     slope = (config.max_shift - config.base_shift) / positions
@@ -312,7 +317,7 @@ def _shift(pipeline: Any, canvas: Canvas) -> float:
 
 @torch.no_grad()
 def to_pixels(pipeline: Any, state: Float[Tensor, " row *sample"]) -> UInt8[Tensor, " row *pixels"]:
-    """Returns images or clips, channels first, in 256 levels."""
+    """Returns images or clips with channels first, in 256 levels."""
     if pipeline.vae is not None:
         state = FAMILIES[type(pipeline)].decode(pipeline.vae, state)
     levels = (state.float().clamp(-1, 1) + 1) * (LEVELS / 2)
@@ -320,18 +325,18 @@ def to_pixels(pipeline: Any, state: Float[Tensor, " row *sample"]) -> UInt8[Tens
 
 
 def to_state(pixels: UInt8[Tensor, " row *sample"]) -> Float[Tensor, " row *sample"]:
-    """Returns the state of images where there is no autoencoder; inverse of `to_pixels`."""
+    """Returns the state of images in pixel space; the inverse of `to_pixels`."""
     return pixels.float() / (LEVELS / 2) - 1
 
 
 def _factors(pipeline: Any) -> tuple[int, ...]:
-    """Returns pixels per latent: of frames, if there are any, of height and width."""
+    """Returns pixels per latent: frames (of clips), height, width."""
     factors = FAMILIES[type(pipeline)].factors(pipeline)
     return (1,) * len(factors) if pipeline.vae is None else factors
 
 
 def _patches(pipeline: Any) -> tuple[int, ...]:
-    """Returns latents per position of the transformer, as `_factors`."""
+    """Returns latents per position of the transformer: frames (of clips), height, width."""
     patch: int | list[int] = pipeline.transformer.config.patch_size
     return (patch,) * len(_factors(pipeline)) if isinstance(patch, int) else tuple(patch)
 
@@ -388,7 +393,7 @@ FAMILIES: dict[type, Family] = {
     library.WanPipeline: Family(
         conditions=("encoder_hidden_states",),
         encode=_encode_wan,
-        # What stands for padding is 0.
+        # Embeddings of padding are 0.
         pool=lambda conditions: conditions["encoder_hidden_states"].sum(dim=1),
         encoders=(("text_encoder", "tokenizer"),),
         pooled=("text_encoder",),

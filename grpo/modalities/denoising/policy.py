@@ -17,9 +17,9 @@ from grpo.modalities.denoising.modality import Canvas, DenoisingPolicyParams, Sc
 from grpo.modalities.denoising.pipelines import (
     condition_names,
     encode_captions,
-    find_misfit,
-    find_unread_component,
-    find_unread_setting,
+    find_canvas_error,
+    find_unsupported_component,
+    find_unsupported_setting,
     latent_shape,
     load_pipeline,
     num_positions,
@@ -38,10 +38,10 @@ from grpo.modalities.denoising.sde_steps import (
     step_log_prob,
 )
 from grpo.modalities.denoising.trajectories import DenoisingTrajectory, layout_of, restore_draws
-from grpo.modalities.denoising.variants import blend, find_variants, share_at
+from grpo.modalities.denoising.variants import blend, find_variants, variant_weight
 from grpo.modalities.modality import Judgement, RunParams
 from grpo.modalities.shared.directories import read_round
-from grpo.modalities.shared.flops import left_out_by_torch
+from grpo.modalities.shared.flops import missing_flop_formulas
 from grpo.modalities.shared.packed import Layout, numbered
 from grpo.runtime.machine import DTYPES
 from grpo.runtime.seeds import derive_seed
@@ -50,21 +50,20 @@ from grpo.types import Cost, Scores
 
 
 class DenoisingPolicy(Policy[DenoisingTrajectory]):
-    """The transformer of a pipeline and how it draws; all else of the pipeline stays as it is."""
+    """A pipeline with its sampling settings; only the transformer is trained."""
 
     def __init__(
         self, pipeline: Any, *, decoding: Denoising, canvas: Canvas, num_tokens: int
     ) -> None:
-        """Takes a pipeline as `grpo.modalities.denoising.pipelines.load_pipeline` returns it.
-
-        Args:
-          num_tokens: Of a caption in the T5 encoder.
+        """Args:
+        pipeline: From `grpo.modalities.denoising.pipelines.load_pipeline`.
+        num_tokens: Caption length of the T5 encoder.
         """
         self.pipeline = pipeline
         self.decoding = decoding
         self.canvas = canvas
         self.num_tokens = num_tokens
-        self.judge: Judgement | None = None  # of what a scope looks at
+        self.judge: Judgement | None = None  # judges the pilots of a scope
         self.cost = Cost()
 
     @property
@@ -74,7 +73,7 @@ class DenoisingPolicy(Policy[DenoisingTrajectory]):
         return transformer
 
     def schedule(self) -> Schedule:
-        """Returns the times of all steps, and every step without noise and with it."""
+        """Returns the time and both kernels, without and with noise, of every step."""
         sigmas = sigmas_of(self.pipeline, self.decoding.num_steps, self.canvas)
         return make_schedule(sigmas, self.decoding)
 
@@ -82,15 +81,15 @@ class DenoisingPolicy(Policy[DenoisingTrajectory]):
     def sample(
         self, prompts: list[str], *, group_sizes: list[int], generator: Generator
     ) -> tuple[DenoisingTrajectory, Float[Tensor, "rollout step"]]:
-        """Returns rollouts, and log-probs in nats of the steps with noise, 0 elsewhere.
+        """Returns rollouts and log-probs in nats of the steps with noise, 0 elsewhere.
 
-        The rollouts of a prompt have noise at the same steps (rule U4) and start from noise of
-        their own. With the density "matched" no step has noise: the steps chosen are those at which
-        the image is noised again and the model's velocity compared with the noise that was added.
-        Variants of the prompts act on sampling alone: log-probs are those of the prompts.
+        The rollouts of a prompt have noise at the same steps (rule U4) and different initial noise.
+        With the density "matched", sampling is deterministic; at the chosen steps the final image
+        is noised again and the model's velocity is compared with the true one. Prompt variants
+        affect sampling only; log-probs use the unchanged prompts.
 
         Raises:
-          ValueError: If steps are to be chosen by looks at pilots and nobody judges them.
+          ValueError: If the decoding has a scope and the policy has no judge for its pilots.
         """
         schedule = self.schedule()
         conditions = self._encode_on_host(prompts)
@@ -100,7 +99,7 @@ class DenoisingPolicy(Policy[DenoisingTrajectory]):
         start = torch.randn(
             len(group), *latent_shape(self.pipeline, self.canvas), generator=generator
         )
-        variant, given_at = self._vary(prompts, conditions, group, generator)
+        variant, given_at = self._choose_variants(prompts, conditions, group, generator)
         is_matched = self.decoding.density == MATCHED
         noisy = mask & (not is_matched)
         clean, before, after, logp = self._denoise(start, noisy, given_at, schedule, generator)
@@ -135,7 +134,7 @@ class DenoisingPolicy(Policy[DenoisingTrajectory]):
         """Returns the last state, the states before and after every noisy step, and log-probs.
 
         Args:
-          given_at: The rollouts' conditions at a noise level.
+          given_at: Maps a noise level to the rollouts' conditions.
         """
         shape, index = state.shape[1:], numbered(noisy)
         before = torch.empty(int(noisy.sum()), *shape)
@@ -162,9 +161,9 @@ class DenoisingPolicy(Policy[DenoisingTrajectory]):
     def score(
         self, trajectory: DenoisingTrajectory, needed: Bool[Tensor, "rollout step"] | None = None
     ) -> Scores:
-        """Returns log-probs in nats of the needed steps, summed over dimensions, 0 elsewhere.
+        """Returns log-probs in nats, summed over dimensions, and standardized means.
 
-        And their means. Only the needed steps are computed.
+        Computes only the needed steps; log-probs are 0 elsewhere.
 
         Raises:
           ValueError: If a needed step has no noise and so no density (rule U7).
@@ -190,7 +189,7 @@ class DenoisingPolicy(Policy[DenoisingTrajectory]):
         )
 
     def decode(self, trajectory: DenoisingTrajectory) -> list[str]:
-        """Returns no text: a judge looks at `media`."""
+        """Returns empty texts: judges read `media`."""
         return [""] * len(trajectory.group)
 
     def is_finished(self, trajectory: DenoisingTrajectory) -> Bool[Tensor, " rollout"]:
@@ -203,13 +202,13 @@ class DenoisingPolicy(Policy[DenoisingTrajectory]):
         rows: Int[Tensor, " kept"],
         needed: Bool[Tensor, "kept step"],
     ) -> Int[Tensor, " kept"]:
-        """Returns the positions of the transformer's sequence times the needed steps."""
+        """Returns the length of the transformer's sequence times the number of needed steps."""
         widths: Tensor = needed.sum(dim=1) * num_positions(self.pipeline, self.canvas)
         return widths
 
     @property
     def layout(self) -> Layout:
-        """What is stored of rollouts, and of their prompts' conditions."""
+        """The layout of stored rollouts and conditions."""
         return layout_of(condition_names(self.pipeline))
 
     def restore(
@@ -232,7 +231,7 @@ class DenoisingPolicy(Policy[DenoisingTrajectory]):
 
     @cached_property
     def _blank(self) -> dict[str, Tensor]:
-        """The condition of no caption, which guidance leads away from."""
+        """The condition of the empty caption, for classifier-free guidance."""
         return self._encode([""])
 
     def _encode_on_host(self, captions: list[str]) -> dict[str, Tensor]:
@@ -245,9 +244,9 @@ class DenoisingPolicy(Policy[DenoisingTrajectory]):
         schedule: Schedule,
         generator: Generator,
     ) -> Int[Tensor, "prompt 2"]:
-        """Returns by prompt the first step that may have noise, and the first that may not again.
+        """Returns the half-open window [first, end) of noisy steps for each prompt.
 
-        By pilots, if the decoding has a scope: a prompt's window is the median over its own.
+        With a scope, a prompt's window is the median over its pilots.
         """
         first, end = self.decoding.window
         scope = self.decoding.scope
@@ -255,7 +254,7 @@ class DenoisingPolicy(Policy[DenoisingTrajectory]):
             end = min(end, self.decoding.num_steps - 1)
             return torch.tensor([[first, end]]).expand(len(prompts), 2)
         if self.judge is None:
-            raise ValueError("a scope needs a judge of what it looks at; set the policy's judge")
+            raise ValueError("a scope needs a judge for its pilots; set the policy's judge")
         pilots = self._run_pilots(conditions, schedule, scope, generator)
         captions = [each for each in prompts for _ in range(scope.pilots)]
         scores = torch.tensor([self.judge(captions, media) for media in pilots.media])
@@ -273,7 +272,7 @@ class DenoisingPolicy(Policy[DenoisingTrajectory]):
         scope: Scope,
         generator: Generator,
     ) -> Pilots:
-        """Returns rollouts without noise, looked at every few steps."""
+        """Returns pilots: rollouts without noise, with their clean estimates at the looks."""
         given = {name: each.repeat_interleave(scope.pilots, 0) for name, each in conditions.items()}
         number = len(next(iter(given.values())))
         shape = latent_shape(self.pipeline, self.canvas)
@@ -291,7 +290,7 @@ class DenoisingPolicy(Policy[DenoisingTrajectory]):
     def _choose_steps(
         self, windows: Int[Tensor, "prompt 2"], generator: Generator
     ) -> Bool[Tensor, "prompt step"]:
-        """Returns at which steps the rollouts of each prompt have noise; never at the last."""
+        """Returns the noisy steps of each prompt; the last step never has noise."""
         mask = torch.zeros(len(windows), self.decoding.num_steps, dtype=torch.bool)
         for row, (first, end) in zip(mask, windows.tolist(), strict=True):
             if self.decoding.stochastic == "all":
@@ -300,14 +299,14 @@ class DenoisingPolicy(Policy[DenoisingTrajectory]):
                 row[torch.randint(first, end, (), generator=generator)] = True
         return mask
 
-    def _vary(
+    def _choose_variants(
         self,
         prompts: list[str],
         conditions: dict[str, Tensor],
         group: Int[Tensor, " rollout"],
         generator: Generator,
     ) -> tuple[Int[Tensor, " rollout"], Callable[[float], dict[str, Tensor]]]:
-        """Returns each rollout's variant of its prompt, and its conditions at a noise level."""
+        """Returns each rollout's prompt variant and a map from noise level to conditions."""
         settings = self.decoding.variants
         if settings is None:
             given = {name: each[group] for name, each in conditions.items()}
@@ -318,7 +317,7 @@ class DenoisingPolicy(Policy[DenoisingTrajectory]):
         member = torch.arange(len(group)) - torch.searchsorted(group, group)
         variant = member % settings.count
         return variant, lambda sigma: blend(
-            conditions, variants, group, variant, share_at(sigma, settings.share)
+            conditions, variants, group, variant, variant_weight(sigma, settings.share)
         )
 
     def _velocity(
@@ -327,7 +326,7 @@ class DenoisingPolicy(Policy[DenoisingTrajectory]):
         time: Float[Tensor, " row"],
         conditions: Mapping[str, Float[Tensor, "row ..."]],
     ) -> Float[Tensor, " row *sample"]:
-        """Returns the guided velocity, on the host, in float32."""
+        """Returns the velocity with classifier-free guidance, on the host in float32."""
         velocity = self._forward(state, time, conditions)
         if self.decoding.guidance != 1:
             blank = {
@@ -341,7 +340,7 @@ class DenoisingPolicy(Policy[DenoisingTrajectory]):
     def _forward(
         self, state: Tensor, time: Float[Tensor, " row"], conditions: Mapping[str, Tensor]
     ) -> Tensor:
-        """Returns the transformer's output, and counts it."""
+        """Returns the transformer's output and adds the pass to the cost."""
         output = self._run(state, time, conditions)
         per_row = self._training_flops if torch.is_grad_enabled() else self._forward_flops
         self.cost += Cost(flops=len(state) * per_row)
@@ -351,8 +350,8 @@ class DenoisingPolicy(Policy[DenoisingTrajectory]):
     def _run(
         self, state: Tensor, time: Float[Tensor, " row"], conditions: Mapping[str, Tensor]
     ) -> Tensor:
-        """Returns the transformer's output, on its device and in its precision."""
-        # Not a parameter's: a class may keep some of its modules in float32.
+        """Returns the transformer's output on its device and in its dtype."""
+        # Not the dtype of a parameter: a class may keep some modules in float32.
         dtype: torch.dtype = self.pipeline.transformer.dtype
         output: Tensor = self.model(
             hidden_states=state.to(self._device, dtype),
@@ -371,9 +370,9 @@ class DenoisingPolicy(Policy[DenoisingTrajectory]):
         return self._count_flops(backward=True)
 
     def _count_flops(self, *, backward: bool) -> int:
-        """Returns torch's count for one row, exact for every number of rows."""
+        """Returns the FLOPs of one row by torch's counter; the total is linear in rows."""
         state = torch.zeros(1, *latent_shape(self.pipeline, self.canvas))
-        counter = FlopCounterMode(display=False, custom_mapping=left_out_by_torch())
+        counter = FlopCounterMode(display=False, custom_mapping=missing_flop_formulas())
         with counter, torch.set_grad_enabled(backward):
             output = self._run(state, torch.zeros(1), self._blank)
             if backward:
@@ -385,24 +384,24 @@ class DenoisingPolicy(Policy[DenoisingTrajectory]):
 def load_denoising_policy(
     params: RunParams[DenoisingPolicyParams], *, base: Path, directory: Path, decoding: Denoising
 ) -> DenoisingPolicy:
-    """Returns the policy of a directory, on the machine's device, without dropout.
+    """Returns the policy of a directory on the machine's device, without dropout.
 
     Args:
-      base: The base policy's directory; `directory`, if it is another, holds what changed.
+      base: The base policy's directory. A different `directory` holds the trained weights.
 
     Raises:
-      ArtifactError: If a file is missing or broken, or asks for what is not done here.
-      ParameterError: If the pipeline cannot draw the canvas.
+      ArtifactError: If a file is missing or broken, or has unsupported components or settings.
+      ParameterError: If the pipeline cannot generate the canvas.
     """
     settings = params.policy
     pipeline = load_pipeline(base, DTYPES[params.machine.dtype])
-    unread = find_unread_component(read_index(base)) or find_unread_setting(pipeline)
+    unread = find_unsupported_component(read_index(base)) or find_unsupported_setting(pipeline)
     if unread:
         raise ArtifactError(f"{base}: {unread}")
-    if misfit := find_misfit(pipeline, settings.canvas):
+    if misfit := find_canvas_error(pipeline, settings.canvas):
         raise ParameterError(f"{PARAMS}: policy.canvas.{misfit}")
     if settings.lora:
-        # Imported here, as below: few runs have adapters.
+        # Imported here, as below: few runs train adapters.
         from grpo.modalities.shared.models import add_lora
 
         add_lora(pipeline.transformer, settings.lora, seed=derive_seed(params.seed, "lora"))

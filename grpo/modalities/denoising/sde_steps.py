@@ -1,8 +1,8 @@
-"""One step of denoising, x' = a x + b v + s eps, for every density the field samples from.
+"""Denoising steps x' = a x + b v + s eps for the densities of the literature.
 
-sigma is the share of noise in x: 1 at the start, 0 at the image, and x = (1 - sigma) x0 + sigma x1
-with v = x1 - x0. All densities are Gaussians whose mean is linear in the state x and the model's
-velocity v, so one implementation samples, scores and rectifies them all.
+sigma is the fraction of noise in x: 1 at the start, 0 at the image. x = (1 - sigma) x0 + sigma x1
+and v = x1 - x0. All densities are Gaussians whose mean is linear in the state x and the model's
+velocity v, so one implementation serves sampling and log-probs of all.
 """
 
 import math
@@ -18,27 +18,27 @@ from torch import Generator, Tensor
 from grpo.modalities.denoising.modality import Density, Scope, Variants
 from grpo.types import StepNoise
 
-TIME = 1000.0  # a transformer's time for sigma 1
-MOST_STEPS_AHEAD = 4  # a step may be as many times as long as the way to sigma 1
+TIME = 1000.0  # the transformer's time at sigma 1
+MOST_STEPS_AHEAD = 4  # largest ratio of a step to 1 - sigma before 1 - after replaces 1 - sigma
 MATCHED = "matched"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Denoising:
-    """How a policy draws: part of its density, so log-probs use the same numbers."""
+    """Sampling settings. They define the density, so log-probs use the same values."""
 
     num_steps: int
     density: Density
-    noise_level: float  # in units of the density (`sde_kernels`)
-    stochastic: Literal["all", "one_per_prompt", "none"]  # steps with noise, within `window`
-    window: tuple[int, int]  # first step that may have noise, and the first that may not again
-    guidance: float  # 1: none
-    scope: Scope | None = None  # measures the window of each prompt; None: `window` for all
-    variants: Variants | None = None  # of a prompt's condition; None: as it is
+    noise_level: float  # in units of `density` (see `sde_kernels`)
+    stochastic: Literal["all", "one_per_prompt", "none"]  # the noisy steps within `window`
+    window: tuple[int, int]  # half-open range [first, end) of steps
+    guidance: float  # scale of classifier-free guidance; 1: none
+    scope: Scope | None = None  # measures a window per prompt; None: `window` for all
+    variants: Variants | None = None  # perturbed conditions of prompts; None: unchanged prompts
 
 
 class Kernel(NamedTuple):
-    """The mean's factors of x and v, and the standard deviation; 0: deterministic."""
+    """Coefficients of x and v in a step's mean, and its standard deviation (0: deterministic)."""
 
     state: float
     velocity: float
@@ -46,19 +46,19 @@ class Kernel(NamedTuple):
 
     @property
     def noise_scale(self) -> float:
-        """lambda in grad_v log p(x' | x) = lambda eps: how strongly a step reinforces its noise."""
+        """lambda in grad_v log p(x' | x) = lambda eps, the strength of a step's gradient."""
         return abs(self.velocity) / self.std
 
 
 class Schedule(NamedTuple):
-    """What every step does."""
+    """The time of every step and its kernels without and with noise."""
 
-    time: Float[Tensor, " step"]  # as the transformer takes it
+    time: Float[Tensor, " step"]  # in the transformer's units
     exact: list[Kernel]
     noisy: list[Kernel]
 
     def noise_at(self, mask: Bool[Tensor, "rollout step"]) -> StepNoise:
-        """Returns what the noise of these steps is like, and 0 elsewhere."""
+        """Returns the noise parameters of the steps in the mask, 0 elsewhere."""
         columns = (
             [each.noise_scale if each.std else 0.0 for each in self.noisy],
             [each.std for each in self.noisy],
@@ -68,10 +68,10 @@ class Schedule(NamedTuple):
 
 
 def make_schedule(sigmas: Sequence[float], decoding: Denoising) -> Schedule:
-    """Returns what every step of a schedule does.
+    """Returns the schedule for some sigmas.
 
     Args:
-      sigmas: Falling, from at most 1 to 0, one more than there are steps.
+      sigmas: Descending from at most 1 to 0, one more than there are steps.
     """
     return Schedule(
         time=torch.tensor(sigmas[:-1]) * TIME,
@@ -81,26 +81,27 @@ def make_schedule(sigmas: Sequence[float], decoding: Denoising) -> Schedule:
 
 
 def ode_kernel(sigma: float, after: float) -> Kernel:
-    """Returns Euler's step of the probability flow: no noise, no density."""
+    """Returns the Euler step of the probability-flow ODE, which has no noise and no density."""
     return Kernel(1.0, after - sigma, 0.0)
 
 
 def sde_kernels(sigmas: Sequence[float], density: Density, noise_level: float) -> list[Kernel]:
     """Returns the stochastic step from every sigma to the next.
 
-    The last step, to sigma 0, is deterministic: its noise would stay in the image.
+    The last step, to sigma 0, is deterministic because its noise would remain in the image.
 
     Args:
-      sigmas: Falling, from at most 1 to 0, one more than there are steps.
+      sigmas: Descending from at most 1 to 0, one more than there are steps.
       density: "flow_sde": deviation noise_level sqrt(sigma / (1 - sigma)) [Liu et al., 2025,
-        Flow-GRPO], where sigma is so near 1 that a step would explode that of the next sigma;
+        Flow-GRPO], with the next sigma in 1 - sigma where sigma is too close to 1;
         "constant_sde": noise_level [Xue et al., 2025, DanceGRPO]; "interpolated_sde":
         noise_level (last + (second - last) sigma), in terms of the schedule's sigmas
-        [code of Flash-GRPO, arXiv 2605.15980]; "preserving": noise_level in [0, 1] is the share of
-        the next step's noise that is fresh, sin(noise_level pi / 2), its total kept
-        [Wang et al., 2025, arXiv 2509.05952]; "matched": no step at all: an image is noised
-        again, and the velocity is the mean of a unit normal around the true one, so that log-probs
-        are minus half a squared error [Xue et al., 2025, AWM, arXiv 2509.25050].
+        [code of Flash-GRPO, arXiv 2605.15980]; "preserving": the fraction
+        sin(noise_level pi / 2), noise_level in [0, 1], of the next state's noise is fresh, and the
+        total noise stays the same [Wang et al., 2025, arXiv 2509.05952]; "matched": the final image
+        is noised again, and the true velocity is scored under a unit normal around the model's, so
+        that log-probs are minus half a squared error up to a constant
+        [Xue et al., 2025, AWM, arXiv 2509.25050].
 
     Raises:
       ValueError: If the sigmas do not fall to 0 or the noise level is out of range.
@@ -132,7 +133,7 @@ def match_velocity(
     schedule: Schedule,
     generator: Generator,
 ) -> tuple[Float[Tensor, " drawn *sample"], Float[Tensor, " drawn *sample"]]:
-    """Returns images noised again to the time of each step of `mask`, and their velocities."""
+    """Returns images noised again to the sigma of each step in `mask`, and their velocities."""
     rows, steps = mask.nonzero(as_tuple=True)
     image = clean[rows]
     noise = torch.randn(image.shape, generator=generator)
@@ -145,9 +146,9 @@ def step_log_prob(
     mean: Float[Tensor, " row *sample"],
     std: Float[Tensor, " row"],
 ) -> Float[Tensor, " row"]:
-    """Returns log N(after; mean, std^2) in nats, the sum over all dimensions, added in float64.
+    """Returns log N(after; mean, std^2) in nats, summed over dimensions in float64.
 
-    Papers print the mean over dimensions instead; `scale_log_ratio` is that convention.
+    Unlike the papers, which use the mean over dimensions; `scale_log_ratio` gives that convention.
     """
     deviation = (after - mean).flatten(1).double()
     scale = std.double()
@@ -161,17 +162,17 @@ def _euler_maruyama(
 ) -> Callable[[float, float, float], Kernel]:
     """Returns steps of dx = (v + s^2 (x + (1 - sigma) v) / (2 sigma)) dt + s dw.
 
-    Of "flow_sde" the variance of a step is noise_level^2 sigma (sigma - after) / (1 - sigma). Where
-    1 - sigma is less than a fourth of the step, 1 - after stands in, as at sigma 1 in the authors'
-    code. So the deviation is at most 2 noise_level sqrt(sigma), and the factor of x stays within
-    [1 - 2 noise_level^2, 1], whatever the schedule: for levels up to 1, where Euler's step is
-    stable. The other deviations are at most noise_level sqrt(sigma - after), after noise_level.
+    For "flow_sde", the variance of a step is noise_level^2 sigma (sigma - after) / (1 - sigma).
+    Where 1 - sigma is less than a fourth of the step, 1 - after replaces it, as at sigma 1 in the
+    authors' code. Then the deviation is at most 2 noise_level sqrt(sigma) and the coefficient of x
+    is in [1 - 2 noise_level^2, 1] for every schedule, so the Euler step is stable for levels up to
+    1. The other densities have deviations of at most noise_level sqrt(sigma - after).
     """
     second, last = sigmas[1], sigmas[-1]
 
     def deviation(sigma: float, after: float, noise_level: float) -> float:
         if density == "flow_sde":
-            # Compared by the step: schedulers miss 1 by their rounding, or by an epsilon.
+            # Compared with the step: schedulers miss sigma 1 by rounding or by an epsilon.
             is_near_one = sigma - after > MOST_STEPS_AHEAD * (1 - sigma)
             return noise_level * math.sqrt(sigma / (1 - (after if is_near_one else sigma)))
         if density == "constant_sde":
@@ -207,7 +208,7 @@ def apply_kernel(
     state: Float[Tensor, " row *sample"],
     velocity: Float[Tensor, " row *sample"],
 ) -> tuple[Float[Tensor, " row *sample"], Float[Tensor, " row"]]:
-    """Returns each row's mean and deviation under its own kernel."""
+    """Returns the mean and deviation of each row under its kernel."""
     shape = (-1, *[1] * (state.dim() - 1))
     of_state, of_velocity, std = (
         torch.tensor(column, dtype=state.dtype, device=state.device) for column in zip(*kernels)

@@ -1,4 +1,4 @@
-"""What a denoising policy did in a batch of rollouts, in memory and as it is stored."""
+"""Trajectories of denoising steps, in memory and in storage."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from grpo.modalities.denoising.sde_steps import Schedule
 from grpo.modalities.shared.packed import Layout, Rows, numbered, read_mask, require_equal_steps
 from grpo.types import StepNoise
 
-CONDITION = "condition."  # before the names of stored conditions
+CONDITION = "condition."  # prefix of stored conditions
 OF_ROLLOUTS = {
     "steps": Rows("rollout", each="integer"),
     "variant": Rows("rollout", each="integer"),
@@ -25,25 +25,24 @@ OF_ROLLOUTS = {
 
 @dataclass(frozen=True, kw_only=True)
 class DenoisingTrajectory:
-    """What was drawn at the steps that have noise; the others are functions of these.
+    """States at the steps with noise; the other steps are deterministic.
 
-    `before` and `after` hold their states, rollout by rollout: the k-th True of `mask`, row by row,
-    is their row k.
+    Row k of `before` and `after` belongs to the k-th True entry of `mask` in row-major order.
     """
 
     group: Int[Tensor, " rollout"]  # row of `conditions`
-    conditions: Mapping[str, Float[Tensor, "prompt ..."]]  # of the captions as they are
-    variant: Int[Tensor, " rollout"]  # of the caption that it was drawn under; 0: as it is
+    conditions: Mapping[str, Float[Tensor, "prompt ..."]]  # of the unchanged captions
+    variant: Int[Tensor, " rollout"]  # caption variant during sampling; 0: unchanged
     mask: Bool[Tensor, "rollout step"]
     before: Float[Tensor, " drawn *sample"]
     after: Float[Tensor, " drawn *sample"]
     noise: StepNoise  # at the steps of `mask`
     media: UInt8[Tensor, " rollout *pixels"]
 
-    chunks = None  # a denoising step is no chunk of actions
+    chunks = None  # the steps are not action chunks
 
     def select(self, rows: Int[Tensor, " kept"], num_steps: int) -> "DenoisingTrajectory":
-        """Returns some rollouts, cut after `num_steps` steps."""
+        """Returns some rollouts, truncated to `num_steps` steps."""
         drawn = numbered(self.mask)[rows, :num_steps]
         drawn = drawn[drawn >= 0]
         return DenoisingTrajectory(
@@ -58,7 +57,7 @@ class DenoisingTrajectory:
         )
 
     def pack(self, logp: Float[Tensor, "rollout step"]) -> dict[str, Tensor]:
-        """Returns flat tensors, which can be concatenated."""
+        """Returns flat tensors that can be concatenated."""
         return {
             **{f"{CONDITION}{name}": each for name, each in self.conditions.items()},
             "steps": self.mask.sum(dim=1),
@@ -72,7 +71,7 @@ class DenoisingTrajectory:
 
 
 def layout_of(conditions: tuple[str, ...]) -> Layout:
-    """Returns what is stored of rollouts with some conditions."""
+    """Returns the layout of stored rollouts with the named conditions."""
     return {
         **dict.fromkeys((f"{CONDITION}{each}" for each in conditions), Rows("prompt")),
         **OF_ROLLOUTS,
@@ -85,7 +84,7 @@ def restore_draws(
     """Returns a stored trajectory and its behavior log-probs.
 
     Args:
-      row: Of each rollout's conditions.
+      row: Row of each rollout's conditions.
 
     Raises:
       ArtifactError: If a group has noise at different steps (rule U4).

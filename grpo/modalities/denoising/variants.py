@@ -1,9 +1,9 @@
-"""E2PO's conditions: perturbed embeddings of a caption, alike in meaning, apart from one another.
+"""E2PO's prompt variants: perturbed token embeddings with similar meaning, far from each other.
 
-[Hu et al., 2026, arXiv 2605.15803] The flow model and the text encoders stay as they are; what is
-found is a change of the embeddings of a caption's own tokens, marks and padding left alone.
+[Hu et al., 2026, arXiv 2605.15803] The flow model and the text encoders are frozen. Optimization
+perturbs the embeddings of a caption's tokens, but not those of special tokens and padding.
 
-Constants are reconstructions: the paper prints neither anchor, tolerance nor learning rate.
+Constants are reconstructions: the paper prints no anchor, tolerance or learning rate.
 """
 
 import math
@@ -19,18 +19,21 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from grpo.modalities.denoising.modality import Variants
 from grpo.modalities.denoising.pipelines import encode_captions, pool_conditions, text_encoders
-from grpo.modalities.shared.flops import left_out_by_torch
+from grpo.modalities.shared.flops import missing_flop_formulas
 
 
 class Perturbation:
-    """A change of one text encoder's embeddings, made when they are first looked up.
+    """A perturbation of one text encoder's embeddings; created at the first forward pass.
 
-    It is measured, and learned, in units of the embeddings' root mean square: how large an encoder
-    writes its numbers does not matter.
+    Its unit is the root mean square of the embeddings, so that the scale of an encoder's embeddings
+    does not matter.
     """
 
     def __init__(self, special: list[int], init: float, generator: Generator) -> None:
-        """Takes the ids that are no content, and the first deviation."""
+        """Args:
+        special: Ids of special tokens, which are not perturbed.
+        init: Deviation of the initial perturbation.
+        """
         self.special = torch.tensor(special)
         self.init = init
         self.generator = generator
@@ -38,7 +41,7 @@ class Perturbation:
         self.delta: Tensor | None = None
 
     def __call__(self, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        """Returns embeddings, changed where their token is content; a forward hook."""
+        """Perturbs the embeddings of content tokens; a forward hook."""
         content = ~torch.isin(args[0], self.special.to(args[0].device))
         if self.delta is None:
             self.rms = float(output.detach().float().square().mean().sqrt())
@@ -54,17 +57,17 @@ def find_variants(
     settings: Variants,
     generator: Generator,
 ) -> tuple[dict[str, Float[Tensor, "row ..."]], int]:
-    """Returns conditions of `count - 1` variants of every caption, and the FLOPs it took.
+    """Returns the conditions of `count - 1` variants of every caption and the FLOPs.
 
-    Rows are caption by caption. A variant's pooled embedding keeps `similarity` to the caption's
-    within `tolerance`; those of one caption are pushed apart.
+    Rows are grouped by caption. A loss keeps the cosine of each variant's pooled embedding with the
+    caption's at `similarity` within `tolerance`, and pushes variants of one caption apart.
     """
     number = settings.count - 1
     repeated = [caption for caption in captions for _ in range(number)]
     with torch.no_grad():
         anchor = pool_conditions(pipeline, encode_captions(pipeline, captions, num_tokens))
     anchor = anchor.repeat_interleave(number, dim=0)
-    counter = FlopCounterMode(display=False, custom_mapping=left_out_by_torch())
+    counter = FlopCounterMode(display=False, custom_mapping=missing_flop_formulas())
     with torch.enable_grad(), perturbed(pipeline, settings.init, generator) as perturbations:
         with torch.no_grad():
             found = encode_captions(pipeline, repeated, num_tokens)
@@ -81,15 +84,15 @@ def find_variants(
         if settings.updates:
             with torch.no_grad():
                 found = encode_captions(pipeline, repeated, num_tokens)
-    # Every update has the same shapes: the first one's count is that of all.
+    # All updates have the same shapes, so the FLOPs of the first one hold for all.
     return found, counter.get_total_flops() * settings.updates
 
 
 @contextmanager
 def perturbed(pipeline: Any, init: float, generator: Generator) -> Iterator[list[Perturbation]]:
-    """Perturbs, inside, the embeddings of the text encoders that the pooled embedding reads.
+    """Perturbs within the embeddings of the text encoders that the pooled embedding depends on.
 
-    The others are left alone: no loss would hold their perturbation near the caption.
+    The other encoders stay unchanged: no loss would keep their perturbation near the caption.
     """
     perturbations, hooks = [], []
     for encoder, tokenizer in text_encoders(pipeline, pooled=True):
@@ -113,11 +116,11 @@ def blend(
     variant: Int[Tensor, " rollout"],
     share: float,
 ) -> dict[str, Float[Tensor, "rollout ..."]]:
-    """Returns each rollout's conditions: its variant by `share`, its caption by the rest.
+    """Returns each rollout's conditions: share * variant + (1 - share) * caption.
 
     Args:
-      variants: As `find_variants` returns them.
-      variant: 0: the caption as it is.
+      variants: Conditions from `find_variants`.
+      variant: Number of the variant; 0: the unchanged caption.
     """
     blended = {}
     for name, each in conditions.items():
@@ -130,15 +133,15 @@ def blend(
     return blended
 
 
-def share_at(sigma: float, share: float) -> float:
-    """Returns by how much variants act at a noise level: from 1 at 1, falling to 0 at 1 - share."""
+def variant_weight(sigma: float, share: float) -> float:
+    """Returns the weight of variants at sigma: 1 at sigma 1, linear to 0 at 1 - share."""
     return min(max((sigma - (1 - share)) / share, 0.0), 1.0)
 
 
 def _loss(
     pooled: Float[Tensor, "row dim"], anchor: Float[Tensor, "row dim"], settings: Variants
 ) -> Float[Tensor, ""]:
-    """Returns the sum over captions of diversity and of the distance from the anchor's band."""
+    """Returns the sum over captions of pairwise cosines and distances from the anchor's band."""
     number = settings.count - 1
     likeness = torch.cosine_similarity(pooled, anchor, dim=-1)
     outside = (likeness - settings.similarity).abs() - settings.tolerance

@@ -1,1 +1,1 @@
-"""What several modalities need: adapters, optimizers, FLOPs, policy directories."""
+"""Code shared by modalities: adapters, optimizers, FLOPs, policy directories."""

@@ -1,7 +1,7 @@
-"""Policy directories, all safetensors and JSON.
+"""Policy directories in safetensors and JSON.
 
-A base's is whole: weights, configuration, tokenizer. A round's holds what training changed, its
-optimizer and its provenance.
+A base's directory is complete: weights, configuration, tokenizer. A round's directory holds the
+trained weights, the optimizer state and the provenance.
 """
 
 import math
@@ -33,13 +33,13 @@ ADAPTER = "adapter.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 TRANSFORMER_WEIGHTS = "transformer/diffusion_pytorch_model.safetensors"  # of a diffusers pipeline
 MOMENTS = ("exp_avg", "exp_avg_sq")  # of AdamW
-COPY = "copy"  # of a weight in float32: what the optimizer steps
+COPY = "copy"  # the float32 master weight of a parameter
 WEIGHT_FILES = re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?")  # of transformers
 
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyState:
-    """What a policy directory remembers besides tensors: enough to continue its arm."""
+    """The state of a policy directory besides tensors; enough to continue its arm."""
 
     name: str
     arm: str | None = None  # None: the base
@@ -47,17 +47,17 @@ class PolicyState:
     updates: int = 0
     objective_state: dict[str, dict[str, float]] = field(default_factory=dict)
     selection_state: dict[str, dict[str, int | float]] = field(default_factory=dict)
-    cost: Cost = field(default_factory=Cost)  # of the whole chain of rounds since the base
+    cost: Cost = field(default_factory=Cost)  # total over the chain of rounds since the base
 
 
 def read_state(directory: Path, name: str) -> PolicyState:
     """Returns the state of a policy directory.
 
     Args:
-      name: Of the round that made the policy, or `base`.
+      name: Name of the round that made the policy, or `base`.
 
     Raises:
-      ArtifactError: If it is missing, has other fields, or is of another policy.
+      ArtifactError: If the state is missing, has other fields or belongs to another policy.
     """
     path = directory / STATE
     content = read_json(path)
@@ -73,9 +73,9 @@ def read_state(directory: Path, name: str) -> PolicyState:
 
 
 def _require_fields(state: PolicyState, name: str) -> None:
-    """Raises ArtifactError unless a stored state is that of a policy, field by field."""
+    """Raises ArtifactError unless all fields of a stored state are valid."""
     is_base = name == BASE_NAME
-    of_round = "null" if is_base else "a name, for it is a round's"
+    of_round = "null" if is_base else "a name in the state of a round"
     rules = {
         "name": (state.name == name, repr(name), state.name),
         "arm": (_is_none(state.arm, is_base), of_round, state.arm),
@@ -98,14 +98,14 @@ def _is_none(value: object, is_base: bool) -> bool:
 
 
 def _named(where: str, content: object) -> dict[str, Any]:
-    """Returns stored content that must be a JSON object."""
+    """Returns stored content after a check that it is a JSON object."""
     if not isinstance(content, dict):
         raise ArtifactError(f"{where} must be a JSON object, got {content!r}; rerun its stage")
     return content
 
 
 def require_counts(cost: Cost) -> None:
-    """Raises ArtifactError unless a stored cost is whole numbers of at least 0."""
+    """Raises ArtifactError unless all numbers of a stored cost are whole and at least 0."""
     for name, count in vars(cost).items():
         if not is_count(count):
             raise ArtifactError(
@@ -115,7 +115,7 @@ def require_counts(cost: Cost) -> None:
 
 
 def write_state(directory: Path, state: PolicyState) -> None:
-    """Writes `state.json`; without a selection it has no such field, as before there was one."""
+    """Writes `state.json`, without the field `selection_state` if it is empty."""
     content = asdict(state)
     if not state.selection_state:
         del content["selection_state"]
@@ -123,7 +123,7 @@ def write_state(directory: Path, state: PolicyState) -> None:
 
 
 def save_base(directory: Path, model: PreTrainedModel, tokenizer: Any) -> None:
-    """Writes a base policy: weights, config, tokenizer, a fresh state.
+    """Writes a base policy: weights, configuration, tokenizer and a fresh state.
 
     Raises:
       ArtifactError: If a weight is not finite, or the disk is full or refuses the write.
@@ -139,18 +139,18 @@ def save_base(directory: Path, model: PreTrainedModel, tokenizer: Any) -> None:
 
 
 def load_base(directory: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, Any]:
-    """Returns model (in evaluation mode: no dropout, rule U26) and tokenizer of a directory.
+    """Returns the model, in evaluation mode (rule U26), and tokenizer of a directory.
 
     Raises:
       ArtifactError: If a file is missing or broken, or a weight is not finite.
     """
-    # transformers does not say which file is broken.
+    # Read first, because errors of transformers do not name the broken file.
     for path in {directory / "config.json", *directory.glob("*.json")}:
         read_json(path)
 
     def refuse(why: str) -> ArtifactError:
         return ArtifactError(
-            f"{directory}: must be a whole policy directory, {why}; rerun its stage"
+            f"{directory}: must be a complete policy directory, {why}; rerun its stage"
         )
 
     with refused_by_library(refuse):
@@ -173,33 +173,33 @@ def load_base(directory: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, Any
 
 
 class Trained(NamedTuple):
-    """What training changes, as files of tensors; whole on the first rank, nothing on others."""
+    """Trained tensors by file; complete on the first rank, empty on the others."""
 
     weights_name: str
-    weights: dict[str, Tensor]  # the trainable ones: all, or the adapter's
-    moments: dict[str, Tensor]  # of the optimizer
+    weights: dict[str, Tensor]  # trainable weights: all, or those of the adapter
+    moments: dict[str, Tensor]  # optimizer state
 
 
 def gather_trained(model: nn.Module, optimizer: PreciseAdamW) -> Trained:
-    """Returns what is trained; all ranks must call it."""
+    """Gathers the trained tensors; a collective of all ranks."""
     moments = _optimizer_tensors(model, optimizer)
     return Trained(_weights_name(model), gather_to_first(_weights(model)), gather_to_first(moments))
 
 
 def save_trained(directory: Path, trained: Trained, state: PolicyState) -> None:
-    """Writes what training changed alone: the rest is read from the base's directory."""
+    """Writes trained tensors and state; everything else stays in the base's directory."""
     write_trained(directory, trained)
     write_state(directory, state)
 
 
 def write_trained(directory: Path, trained: Trained) -> None:
-    """Writes the trainable weights and the optimizer's moments: the same however many ranks."""
+    """Writes trainable weights and optimizer state; the files do not depend on the ranks."""
     write_tensors(directory / trained.weights_name, trained.weights)
     write_tensors(directory / OPTIMIZER, trained.moments)
 
 
 def read_round(directory: Path, base: Path, model: nn.Module) -> None:
-    """Loads what a round changed into the base's model, unless the directory is the base itself.
+    """Loads a round's trained weights into the base's model; does nothing for the base itself.
 
     Raises:
       ArtifactError: If the file is missing, broken or belongs to another model.
@@ -210,9 +210,9 @@ def read_round(directory: Path, base: Path, model: nn.Module) -> None:
 
 @contextmanager
 def whole_policy(directory: Path, base: Path) -> Iterator[Path]:
-    """Yields a directory of a base's files, with a round's weights in place of the base's.
+    """Yields a directory with the base's files and the round's weights, as symbolic links.
 
-    For programs that read directories as `save_pretrained` writes them. Its files are links.
+    For programs that read directories in the format of `save_pretrained`.
     """
     if directory.resolve() == base.resolve():
         yield base
@@ -229,7 +229,7 @@ def whole_policy(directory: Path, base: Path) -> Iterator[Path]:
 
 
 def read_trainable(directory: Path, model: nn.Module, optimizer: PreciseAdamW | None) -> None:
-    """Loads what `write_trained` wrote; None leaves the optimizer's moments where they are.
+    """Loads the files of `write_trained`; with optimizer None, only the weights.
 
     Raises:
       ArtifactError: If a file is missing, broken or belongs to another model.
@@ -247,7 +247,7 @@ def trainable(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _require_all_weights(directory: Path, found: dict[str, Any]) -> None:
-    """Raises unless the weights are those of config.json: transformers would draw new ones."""
+    """Raises unless the weights fit config.json: transformers initializes missing ones randomly."""
     if wrong := find_wrong_weights(found):
         raise ArtifactError(
             f"{directory}: must hold the weights of its config.json, {wrong}; rerun its stage"
@@ -257,13 +257,13 @@ def _require_all_weights(directory: Path, found: dict[str, Any]) -> None:
 def find_wrong_weights(
     found: Mapping[str, Any], *, is_left_out: Callable[[str], bool] = lambda key: False
 ) -> str | None:
-    """Returns how the weights that were read differ from those of a model; None: not at all.
+    """Returns how loaded weights differ from those of the model; None if they match.
 
-    A library draws missing weights at random and ignores those that it does not expect.
+    Libraries initialize missing weights at random and ignore unexpected ones.
 
     Args:
       found: The loading report of `from_pretrained`.
-      is_left_out: Whether an unexpected weight is one that the model's class has no use for.
+      is_left_out: Whether the model's class has no use for an unexpected weight.
     """
     for kind in ("missing", "mismatched", "unexpected"):
         keys = sorted(map(str, found.get(f"{kind}_keys") or ()))
@@ -275,7 +275,7 @@ def find_wrong_weights(
 
 
 def _weights(model: nn.Module) -> dict[str, Tensor]:
-    """Returns what is stored of a model: what is trained and, of a whole model, its buffers."""
+    """Returns the stored tensors of a model: trainable weights and, without adapters, buffers."""
     if _weights_name(model) == ADAPTER:
         return trainable(model)
     stored = model.state_dict().keys()
@@ -291,7 +291,7 @@ def _weights_name(model: nn.Module) -> str:
 
 
 def _copy_into(targets: dict[str, Tensor], sources: dict[str, Tensor], path: Path) -> None:
-    """Copies tensors by name, the same names and shapes on both sides."""
+    """Copies tensors by name; raises unless names and shapes match."""
     wanted = {name: tuple(each.shape) for name, each in targets.items()}
     given = {name: tuple(each.shape) for name, each in sources.items()}
     if wanted != given:
@@ -303,21 +303,21 @@ def _copy_into(targets: dict[str, Tensor], sources: dict[str, Tensor], path: Pat
 
 
 def _optimizer_tensors(model: nn.Module, optimizer: PreciseAdamW) -> dict[str, Tensor]:
-    """Returns Adam's moments and step counts, and the copies that it steps, by parameter."""
+    """Returns Adam's moments, step counts and master weights by parameter."""
     tensors: dict[str, Tensor] = {}
     for name, parameter in trainable(model).items():
-        stepped = optimizer.stepped(parameter)
-        state = optimizer.state.get(stepped, {})
+        master_weight = optimizer.master_weight(parameter)
+        state = optimizer.state.get(master_weight, {})
         tensors |= {f"{name}/{key}": value for key, value in state.items()}
-        if state and stepped is not parameter:
-            tensors[f"{name}/{COPY}"] = stepped
+        if state and master_weight is not parameter:
+            tensors[f"{name}/{COPY}"] = master_weight
     return tensors
 
 
 def _restore_optimizer(
     model: nn.Module, optimizer: PreciseAdamW, tensors: dict[str, Tensor], path: Path
 ) -> None:
-    """Puts stored moments back; there are none before the first step."""
+    """Restores the optimizer state; there is none before the first step."""
     if not tensors:
         return
     for name, parameter in trainable(model).items():
@@ -326,14 +326,14 @@ def _restore_optimizer(
             for key, value in tensors.items()
             if key.rpartition("/")[0] == name
         }
-        stepped = optimizer.stepped(parameter)
-        if set(own) != {"step", *MOMENTS, *([COPY] if stepped is not parameter else [])}:
+        master_weight = optimizer.master_weight(parameter)
+        if set(own) != {"step", *MOMENTS, *([COPY] if master_weight is not parameter else [])}:
             raise ArtifactError(f"{path}: lacks the moments of {name}; rerun its stage")
-        step = own.pop("step").to(parameter.device)  # where the optimizer's fused step reads it
+        step = own.pop("step").to(parameter.device)  # the fused step needs it on the device
         if step.shape or any(each.shape != parameter.shape for each in own.values()):
             raise ArtifactError(f"{path}: belongs to another model, first difference {name}")
-        divided = {key: shard_like(value, stepped) for key, value in own.items()}
+        divided = {key: shard_like(value, master_weight) for key, value in own.items()}
         if COPY in divided:
             with torch.no_grad():
-                stepped.copy_(divided.pop(COPY))
-        optimizer.state[stepped] = {"step": step, **divided}
+                master_weight.copy_(divided.pop(COPY))
+        optimizer.state[master_weight] = {"step": step, **divided}

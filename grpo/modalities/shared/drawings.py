@@ -1,6 +1,6 @@
-"""How texts are drawn: one place per character, as images or as clips in which the text moves.
+"""Drawings of texts with one cell per character, as images or as clips of moving text.
 
-A text may end with an arrow: then it is drawn as a clip, in which it moves that way.
+The text of a clip ends with an arrow, the direction of its motion.
 """
 
 from collections.abc import Sequence
@@ -9,11 +9,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-ARROWS = {">": (1, 0), "<": (-1, 0), "v": (0, 1), "^": (0, -1)}  # right and down
+ARROWS = {">": (1, 0), "<": (-1, 0), "v": (0, 1), "^": (0, -1)}  # (right, down)
 
 
 class Drawing(NamedTuple):
-    """How a text is drawn, in pixels."""
+    """Sizes of a drawing in pixels."""
 
     height: int
     width: int
@@ -22,10 +22,10 @@ class Drawing(NamedTuple):
 
 
 def draw_texts(texts: Sequence[str], drawing: Drawing) -> NDArray[np.uint8]:
-    """Returns light on dark drawings, shape [text, 1, height, width], in 256 levels.
+    """Returns light-on-dark images [text, 1, height, width] in 256 levels.
 
-    Characters stand in places of equal width from the left edge, centered, on one baseline. The
-    font is the one in the wheel of pillow.
+    Characters are centered in cells of equal width from the left edge, on one baseline. The font is
+    the one that pillow ships.
     """
     drawn = [_draw_text(text, drawing, 0.0, 0.0) for text in texts]
     return np.stack(drawn)[:, None]
@@ -34,10 +34,10 @@ def draw_texts(texts: Sequence[str], drawing: Drawing) -> NDArray[np.uint8]:
 def draw_clips(
     texts: Sequence[str], drawing: Drawing, *, frames: int, pixels_per_frame: int
 ) -> NDArray[np.uint8]:
-    """Returns light on dark clips, shape [text, 1, frame, height, width], in 256 levels.
+    """Returns light-on-dark clips [text, 1, frame, height, width] in 256 levels.
 
-    A text crosses the middle of the canvas in the middle of the clip, the way that its last
-    character says, in whole pixels: it looks the same in every frame.
+    A text moves in the direction of its arrow and is at the center of the canvas in the middle of
+    the clip. Characters are at whole pixels, so that they look the same in every frame.
     """
     drawn = []
     for text in texts:
@@ -54,15 +54,19 @@ def draw_clips(
 
 
 def split_text(text: str) -> tuple[str, tuple[int, int]]:
-    """Returns what is written and which way it moves, right and down: "AK >" says both."""
+    """Splits "AK >" into the text "AK" and its direction (right, down)."""
     return text[:-1].strip(), ARROWS[text[-1]]
 
 
 def _draw_text(
     text: str, drawing: Drawing, right: float, down: float, *, whole: bool = False
 ) -> NDArray[np.uint8]:
-    """Returns one drawing; `whole` puts characters at whole pixels."""
-    # Imported here: the prompts of a task are read without pillow.
+    """Returns one drawing.
+
+    Args:
+      whole: Whether to round the positions of characters to whole pixels.
+    """
+    # Imported here: tasks read prompts without pillow.
     from PIL import Image, ImageDraw, ImageFont
 
     font = ImageFont.load_default(size=drawing.font_size)

@@ -1,4 +1,4 @@
-"""What the report shows of a rollout beside its text: a picture, or a film of a robot."""
+"""Pictures and films of rollouts for the report."""
 
 import base64
 from collections.abc import Sequence
@@ -7,21 +7,21 @@ from pathlib import Path
 
 from grpo.runtime.artifacts.media import encode_png, png_size, read_rows
 
-PICTURE_PIXELS = 192  # of the longer side
+PICTURE_PIXELS = 192  # length of the longer side
 
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """One image; sizes are in pixels of the page."""
+    """An image with its size on the page in pixels."""
 
     uri: str
     width: int
     height: int
-    is_enlarged: bool  # its own pixels stay visible
+    is_enlarged: bool  # whether to render it with sharp pixels
 
 
 def embed(png: bytes, *, longest_pixels: int) -> Picture:
-    """Returns an image whose longer side takes about `longest_pixels` on the page, or less."""
+    """Returns an image whose longer side takes at most about `longest_pixels` on the page."""
     width, height = png_size(png)
     scale = longest_pixels / max(width, height)
     if scale > 1:
@@ -35,13 +35,13 @@ def embed(png: bytes, *, longest_pixels: int) -> Picture:
 
 
 def read_pictures(tensors: Path, rows: Sequence[int]) -> list[Picture]:
-    """Returns what the rollouts of some rows drew.
+    """Returns the generated images of some rollouts.
 
     Args:
-      tensors: The file in which a round's rollouts are stored.
+      tensors: The file of a round's rollouts.
 
     Raises:
-      ArtifactError: If it is missing or broken, or has no such rows.
+      ArtifactError: If the file is missing or broken, or lacks the rows.
     """
     images = read_rows(tensors, "media", rows)
     return [embed(encode_png(each), longest_pixels=PICTURE_PIXELS) for each in images]
@@ -49,7 +49,7 @@ def read_pictures(tensors: Path, rows: Sequence[int]) -> list[Picture]:
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """What chunks are told apart by, as the legend shows it."""
+    """A phase of chunks with its color in the legend."""
 
     name: str
     color: str
@@ -61,13 +61,13 @@ class Cell:
 
     number: int  # from 1
     phase: Phase
-    executed: int  # actions
-    kept: float | None  # how likely, 1 being the likeliest phase; None: all phases alike
+    executed: int  # number of executed actions
+    kept: float | None  # probability that training keeps it; None: equal for all phases
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shot:
-    """What a scene looked like before a chunk, or at the end."""
+    """A picture of the scene before a chunk or at the end."""
 
     picture: Picture
     cell: Cell | None  # None: at the end
@@ -75,19 +75,19 @@ class Shot:
 
 @dataclass(frozen=True, kw_only=True)
 class Film:
-    """One rollout: some shots in time, and all chunks."""
+    """A rollout with some shots and all its chunks."""
 
-    shots: list[Shot]  # none if it ends otherwise when it is played again
+    shots: list[Shot]  # empty if the replay ends differently
     cells: list[Cell]
 
     @property
     def numbers(self) -> set[int]:
-        """The chunks before which there is a shot."""
+        """The numbers of the chunks with a shot."""
         return {each.cell.number for each in self.shots if each.cell}
 
     @property
     def summary(self) -> str:
-        """The phases as they followed, to be read aloud: "2 of approach, 7 of active-grip"."""
+        """The sequence of phases for screen readers: "2 of approach, 7 of active-grip"."""
         runs: list[tuple[str, int]] = []
         for cell in self.cells:
             name, count = runs[-1] if runs else ("", 0)

@@ -1,10 +1,9 @@
-"""FLOPs of a causal LM by torch's own flop counter, measured on three small passes.
+"""FLOPs of a causal LM, measured by torch's FLOP counter on three small passes.
 
-The count is exact for every shape: a transformer's FLOPs are
-rows * (body * query + attention * query * context + head * logits), so three measurements give
-the three coefficients; a test compares with the counter on other shapes. A mixture of experts is no
-exception: every token goes to the same number of experts, whichever they are. What a kernel pads
-its groups with is not counted; padding tokens are, as in a dense model.
+A transformer's FLOPs are rows * (body * query + attention * query * context + head * logits).
+Three measurements give the three coefficients exactly; a test compares other shapes with the
+counter. The formula holds for mixtures of experts, in which every token uses the same number of
+experts. The count includes padding tokens, but not the padding inside a kernel's expert groups.
 """
 
 from collections.abc import Callable
@@ -30,7 +29,7 @@ class Coefficients(NamedTuple):
 
 
 class TokenFlops:
-    """Counts the forward pass, and forward plus backward, of one model."""
+    """FLOPs of a model's forward pass and of forward plus backward pass."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
@@ -46,17 +45,17 @@ class TokenFlops:
         return _solve(lambda query, logits: count_flops(self.model, query, logits, backward=True))
 
     def measure(self) -> None:
-        """Measures on the first rank, for all of them, while the model is still whole there."""
+        """Measures on the first rank for all ranks; call it before the model is sharded."""
         for name in ("forward", "training"):
             own = getattr(self, name) if this_rank() == 0 else Coefficients(0, 0, 0)
             vars(self)[name] = Coefficients(*sum_counts(own))
 
 
 def count_flops(model: PreTrainedModel, query: int, logits: int, *, backward: bool) -> int:
-    """Returns torch's count for one row of `query` tokens; leaves gradients as they were."""
+    """Returns torch's count for one row of `query` tokens; does not change gradients."""
     tokens = torch.zeros(1, query, dtype=torch.long, device=model.device)
     parameters = [p for p in model.parameters() if p.requires_grad]
-    counter = FlopCounterMode(display=False, custom_mapping=left_out_by_torch())
+    counter = FlopCounterMode(display=False, custom_mapping=missing_flop_formulas())
     with counter, torch.set_grad_enabled(backward):
         output = model(
             input_ids=tokens,
@@ -71,7 +70,7 @@ def count_flops(model: PreTrainedModel, query: int, logits: int, *, backward: bo
 
 
 def _solve(count: Callable[[int, int], int]) -> Coefficients:
-    """Returns the coefficients that reproduce three counts exactly."""
+    """Solves for the coefficients from three counts."""
     base, longer, wider = count(2, 1), count(4, 1), count(2, 2)
     head = wider - base
     attention = (longer - 2 * base + head) // 8
@@ -79,8 +78,8 @@ def _solve(count: Callable[[int, int], int]) -> Coefficients:
     return Coefficients(body=body, attention=attention, head=head)
 
 
-def left_out_by_torch() -> dict[Any, Any]:
-    """Returns formulas for the CPU's attention kernels and for the products of experts."""
+def missing_flop_formulas() -> dict[Any, Any]:
+    """Returns FLOP formulas that torch lacks: CPU attention and grouped matrix products."""
     ops = torch.ops.aten
     return {
         ops._scaled_dot_product_flash_attention_for_cpu: _attention,
@@ -98,10 +97,10 @@ def _attention_backward(grad: Any, query: Any, key: Any, value: Any, *_: Any, **
 
 
 def _grouped_product(left: Any, right: Any, *_: Any, **__: Any) -> int:
-    """Returns the FLOPs of rows times the matrix of their expert, or of that product's gradient.
+    """Returns the FLOPs of multiplying rows by their expert's matrix, or of its gradient.
 
     Args:
-      left: Shape [rows, inner]; for the gradient of the matrices [inner, rows].
-      right: Shape [expert, inner, columns]; for the gradient of the matrices [rows, columns].
+      left: Shape [rows, inner]; [inner, rows] for the gradient of the matrices.
+      right: Shape [expert, inner, columns]; [rows, columns] for the gradient of the matrices.
     """
     return 2 * int(left[0]) * int(left[1]) * int(right[-1])

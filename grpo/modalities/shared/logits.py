@@ -1,4 +1,4 @@
-"""From hidden states to log-probs and draws, without a log-softmax of every position at once."""
+"""Log-probs from hidden states in chunks, and sampling from logits."""
 
 from typing import Any
 
@@ -6,16 +6,16 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-KEPT_LOGITS = 2**26  # what a backward pass may keep (256 MiB in float32); above it, recomputed
-CHUNK_LOGITS = 2**24  # what is computed at once
-CACHED_LOGITS = 2**19  # what a processor's cache holds from one operator to the next (2 MiB)
-BLOCK = 128  # tokens that are summed before the cumulative sum
-UNDIVIDED = 4 * BLOCK  # tokens: so few are summed at once
+KEPT_LOGITS = 2**26  # kept for the backward pass (256 MiB in float32); more are recomputed
+CHUNK_LOGITS = 2**24  # computed at once
+CACHED_LOGITS = 2**19  # fit into a CPU's cache between operators (2 MiB)
+BLOCK = 128  # tokens per block sum
+UNDIVIDED = 4 * BLOCK  # largest vocabulary without blocks
 BELOW_ONE = 1 - 2**-52
 
 
 def num_recomputed(num_positions: int, vocabulary: int) -> int:
-    """Returns for how many positions a backward pass computes the logits again."""
+    """Returns the number of positions whose logits the backward pass recomputes."""
     return num_positions if num_positions * vocabulary > KEPT_LOGITS else 0
 
 
@@ -38,25 +38,25 @@ def draw(
     uniform: Float[Tensor, " rollout"],
     temperature: float,
 ) -> tuple[Int[Tensor, " rollout"], Float[Tensor, " rollout"]]:
-    """Returns a token per row by inversion of the cumulative distribution, and its log-prob.
+    """Returns a token per row by inverse-CDF sampling, and its log-prob in nats.
 
-    Probabilities are added up in float64: of few tokens at once, of many those of blocks of BLOCK
-    tokens, and then within the block that the number falls into. A token of probability 0 is never
-    drawn. Logits that are not finite give a log-prob of NaN.
+    Cumulative sums are in float64. For large vocabularies, they first run over blocks of BLOCK
+    tokens and then within the chosen block. A token with probability 0 is never sampled. Logits
+    that are not finite give a log-prob of NaN.
     """
     top = logits.amax(dim=1, keepdim=True)
     mass = logits - top
     if temperature != 1.0:
         mass.div_(temperature)
     mass.exp_()
-    below_one = uniform[:, None].clamp(max=BELOW_ONE)  # so that no product reaches the whole
+    below_one = uniform[:, None].clamp(max=BELOW_ONE)  # so that a product stays below the total
     if logits.shape[1] <= UNDIVIDED:
         cumulative = mass.cumsum(dim=1, dtype=torch.float64)
         total = cumulative[:, -1:]
         chosen = torch.searchsorted(cumulative, below_one * total, right=True)
     else:
         chosen, total = _invert_by_blocks(mass, below_one)
-    # Of logits that are not finite, which make the log-prob NaN: who draws looks at that.
+    # Only logits that are not finite reach the bound; their log-prob is NaN, which callers check.
     chosen = chosen.clamp(max=logits.shape[1] - 1)
     logp = (logits.gather(1, chosen) - top).double() / temperature - total.log()
     return chosen[:, 0], logp[:, 0].to(logits.dtype)
@@ -65,9 +65,9 @@ def draw(
 def _invert_by_blocks(
     mass: Float[Tensor, "row token"], fraction: Float[Tensor, "row one"]
 ) -> tuple[Int[Tensor, "row one"], Float[Tensor, "row one"]]:
-    """Returns the token at which this fraction of the mass is reached, and all of the mass."""
+    """Returns the token at which the cumulative mass reaches a fraction, and the total mass."""
     rows, vocabulary = mass.shape
-    if vocabulary % BLOCK:  # `pad` copies even where there is nothing to add
+    if vocabulary % BLOCK:  # `pad` copies even without padding to add
         mass = nn.functional.pad(mass, (0, -vocabulary % BLOCK))
     blocks = mass.view(rows, -1, BLOCK)
     cumulative = blocks.sum(dim=2).cumsum(dim=1, dtype=torch.float64)
@@ -76,15 +76,15 @@ def _invert_by_blocks(
     block = torch.searchsorted(cumulative, point, right=True).clamp(max=blocks.shape[1] - 1)
     before = nn.functional.pad(cumulative, (1, 0)).gather(1, block)
     within = blocks[torch.arange(rows), block[:, 0]].cumsum(dim=1, dtype=torch.float64)
-    rest = (point - before).minimum(within[:, -1:] * BELOW_ONE)  # a block's sum was rounded
+    rest = (point - before).minimum(within[:, -1:] * BELOW_ONE)  # block sums are rounded
     return block * BLOCK + torch.searchsorted(within, rest, right=True), total
 
 
 class _ChosenLogProb(torch.autograd.Function):
     """logp = z[chosen] - logsumexp(z), z = head(hidden) / temperature, chunk by chunk.
 
-    d logp / d z = onehot(chosen) - softmax(z). Forward keeps the softmax if it is small enough
-    (KEPT_LOGITS), and otherwise computes each chunk again in the backward pass.
+    d logp / d z = onehot(chosen) - softmax(z). The forward pass keeps the softmax if it is small
+    enough (KEPT_LOGITS); otherwise the backward pass recomputes each chunk.
     """
 
     @staticmethod
@@ -121,7 +121,7 @@ class _ChosenLogProb(torch.autograd.Function):
             else:
                 softmax, _ = _softmax(hidden[rows], weight, bias, chosen[rows], context.temperature)
             scale = gradient[rows, None] / context.temperature
-            to_logits = softmax.mul_(-scale)  # in place: no second backward pass of this graph
+            to_logits = softmax.mul_(-scale)  # in place, so the graph allows one backward pass
             to_logits.scatter_add_(1, chosen[rows, None], scale)
             to_logits = to_logits.to(weight.dtype)
             if to_hidden is not None:
@@ -140,10 +140,10 @@ def _softmax(
     chosen: Int[Tensor, " position"],
     temperature: float,
 ) -> tuple[Float[Tensor, "position token"], Float[Tensor, " position"]]:
-    """Returns the softmax of the scaled logits, and the log-prob of what was chosen."""
+    """Returns the softmax of the scaled logits and the log-probs of the chosen tokens."""
     logits = nn.functional.linear(hidden, weight, bias).to(_precise(hidden.dtype))
     logp = logits.new_empty(len(logits))
-    size = CACHED_LOGITS if logits.is_cpu else CHUNK_LOGITS  # a GPU's operators are large or slow
+    size = CACHED_LOGITS if logits.is_cpu else CHUNK_LOGITS  # small operators are slow on a GPU
     for rows in _chunks(len(logits), len(weight), size):
         part = logits[rows]
         if temperature != 1.0:
@@ -157,11 +157,11 @@ def _softmax(
 
 
 def _precise(dtype: torch.dtype) -> torch.dtype:
-    """Returns a type of at least 32 bits: exponentials of half as many say too little."""
+    """Returns a dtype of at least 32 bits: 16 bits are too few for exponentials."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def _chunks(num_positions: int, vocabulary: int, num_logits: int) -> list[slice]:
-    """Returns slices of positions, so many logits each."""
+    """Returns slices of positions with at most `num_logits` logits each, or one position."""
     size = max(1, num_logits // vocabulary)
     return [slice(start, start + size) for start in range(0, num_positions, size)]

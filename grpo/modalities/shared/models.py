@@ -1,4 +1,4 @@
-"""Models of transformers: with fresh weights or read from a source, and adapters on them."""
+"""Models of transformers, fresh or from a source, and LoRA adapters."""
 
 from collections.abc import Mapping
 from dataclasses import fields
@@ -30,13 +30,13 @@ def make_fresh_model(
     what: str,
     parameter: str,
 ) -> PreTrainedModel:
-    """Returns a model of a transformers class with weights as its class draws them.
+    """Returns a model of a transformers class with its default initialization.
 
     Args:
-      known: What is said elsewhere: a configuration that says it as well is refused.
-      ending: Of the class's name.
-      what: A class with such a name is, with an example, for messages.
-      parameter: Which holds `architecture` and `config`, for messages.
+      known: Configuration that the caller determines; `config` must not repeat its keys.
+      ending: Required ending of the class name.
+      what: Description of such a class with an example, for messages.
+      parameter: Path of the parameters `architecture` and `config`, for messages.
 
     Raises:
       ParameterError: If there is no such class, or it refuses its configuration.
@@ -56,11 +56,11 @@ def make_fresh_model(
 
 
 def require_known_keys(kind: Any, config: Mapping[str, Any], *, parameter: str) -> None:
-    """Raises ParameterError for a key that a configuration class takes and never looks at.
+    """Raises ParameterError for a key that a configuration class ignores.
 
     Args:
-      kind: A configuration class of transformers, which stores what it does not know.
-      parameter: Which holds `config`, for messages.
+      kind: A configuration class of transformers; such classes accept unknown keys.
+      parameter: Path of the parameter `config`, for messages.
     """
     default = kind()
     rotary = getattr(default, "rope_parameters", None)
@@ -68,14 +68,14 @@ def require_known_keys(kind: Any, config: Mapping[str, Any], *, parameter: str) 
         *(each.name for each in fields(kind)),
         *default.to_dict(),
         *default.attribute_map,
-        *([*rotary, "rope_scaling"] if rotary else []),  # older spellings, still read
+        *([*rotary, "rope_scaling"] if rotary else []),  # older spellings, still accepted
     }
     unknown = [key for key in config if key not in known]
     if unknown:
         near = get_close_matches(unknown[0], sorted(known), n=1, cutoff=0.0)
         raise ParameterError(
-            f"{PARAMS}: {parameter}.{unknown[0]} is unknown to {kind.__name__}; the nearest key "
-            f"that it knows is {near[0]}"
+            f"{PARAMS}: {parameter}.{unknown[0]} is unknown to {kind.__name__}; the nearest known "
+            f"key is {near[0]}"
         )
 
 
@@ -101,8 +101,8 @@ def read_model(
 ) -> Any:
     """Returns the model that an Auto class of transformers finds at a source.
 
-    All of its weights are there, and all that is there is its own: transformers would draw missing
-    ones at random. A class without a head leaves the head's weights out.
+    Checks that the stored weights are exactly those of the model, because transformers initializes
+    missing ones at random. For AutoModel, additional weights of a head are allowed.
 
     Raises:
       ParameterError: If the source does not exist, cannot be loaded or holds another model.
@@ -117,7 +117,7 @@ def read_model(
         auto_class,
         source,
         use_safetensors=True,
-        ignore_mismatched_sizes=True,  # they are named below
+        ignore_mismatched_sizes=True,  # reported below
         output_loading_info=True,
         **options,
     )
@@ -149,7 +149,7 @@ def _read(auto_class: Any, source: Source, **options: Any) -> Any:
     where = {
         "revision": source.revision,
         "local_files_only": source.is_local,
-        "trust_remote_code": False,  # without a word, a person at a terminal would be asked
+        "trust_remote_code": False,  # None would prompt interactively
     }
     with refused_by_library(lambda why: refusal(source, why)):
         return auto_class.from_pretrained(source.name, **where, **options)
@@ -158,14 +158,14 @@ def _read(auto_class: Any, source: Source, **options: Any) -> Any:
 def add_lora(model: Any, lora: Lora, *, seed: int, adapted: Any | None = None) -> None:
     """Adds fresh adapters to a model.
 
-    Adapters and what is not `adapted` are all that trains.
+    Trainable are the adapters and all modules outside of `adapted`.
 
     Args:
-      adapted: The part of the model that gets adapters; None: the model.
+      adapted: The submodule that gets adapters, whose own weights are frozen; None: the model.
 
     Raises:
       MissingExtraError: If peft is not installed.
-      ParameterError: If a target is no layer of the model.
+      ParameterError: If a target is not a layer of the model.
     """
     try:
         # Imported here: peft takes four seconds, and most runs train all weights.
@@ -188,7 +188,7 @@ def add_lora(model: Any, lora: Lora, *, seed: int, adapted: Any | None = None) -
 
 
 def _require_targets(model: Any, targets: list[str]) -> None:
-    """Raises ParameterError for a target that no linear map is called: peft passes over some."""
+    """Raises ParameterError for a target that matches no layer; peft ignores some of them."""
     adaptable = (nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d, nn.Conv3d, Conv1D)
     names = [name for name, each in model.named_modules() if isinstance(each, adaptable)]
     for target in targets:
@@ -196,6 +196,6 @@ def _require_targets(model: Any, targets: list[str]) -> None:
             endings = sorted({name.rpartition(".")[2] for name in names})
             near = get_close_matches(target.rpartition(".")[2], endings, n=1, cutoff=0.0)
             raise ParameterError(
-                f"{PARAMS}: policy.lora.target_modules: no layer that can be adapted is called "
+                f"{PARAMS}: policy.lora.target_modules must name layers that can be adapted, got "
                 f"{target!r}; the nearest name is {near[0] if near else 'none'}"
             )

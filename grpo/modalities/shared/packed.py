@@ -1,4 +1,4 @@
-"""Rollouts as flat tensors that can be concatenated: whose rows and steps each of them holds."""
+"""Packed rollouts: flat tensors that can be concatenated, and the layout of their rows."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,27 +10,27 @@ from torch import Tensor
 
 from grpo.errors import ArtifactError
 
-STEPS = "steps"  # by rollout, in every layout
+STEPS = "steps"  # number of steps per rollout, in every layout
 PER_PROMPT = ("prompt", None)
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Of what a stored tensor has rows, and how many of each."""
+    """The owner of a stored tensor's rows and the number of rows per owner."""
 
     of: Literal["prompt", "rollout"]
-    lengths: str | None = None  # the tensor that says how many; None: one
-    left_out: int = 0  # rows fewer than it says
-    each: Literal["integer", "real"] | None = None  # what a row is; None: an array
+    lengths: str | None = None  # the tensor with the number of rows; None: one row
+    left_out: int = 0  # number of rows to subtract from it
+    each: Literal["integer", "real"] | None = None  # type of a row; None: an array
 
     def per_owner(self, tensors: Mapping[str, Tensor], owners: int) -> Int[Tensor, " owner"]:
-        """Returns the number of rows of every prompt or rollout."""
+        """Returns the number of rows per prompt or rollout."""
         if self.lengths is None:
             return torch.ones(owners, dtype=torch.long)
         return tensors[self.lengths] - self.left_out
 
 
-Layout = Mapping[str, Rows]  # by the tensor's name
+Layout = Mapping[str, Rows]  # tensor name -> rows
 
 
 def require_entries(
@@ -41,11 +41,11 @@ def require_entries(
     *,
     lengths: str = STEPS,
 ) -> None:
-    """Raises ArtifactError if an entry of a ragged tensor breaks a rule; it names row and entry.
+    """Raises ArtifactError with row and entry if an entry of a ragged tensor breaks a rule.
 
     Args:
-      rule: After "must be".
-      lengths: The tensor that says how many entries each row has.
+      rule: The rule, to follow "must be" in the message.
+      lengths: The tensor with the number of entries per row.
     """
     broken = (~holds).nonzero()
     if len(broken):
@@ -61,14 +61,14 @@ def require_entries(
 def prompt_rows(
     layout: Layout, tensors: Mapping[str, Tensor], group: Int[Tensor, " rollout"]
 ) -> Int[Tensor, " rollout"]:
-    """Returns the row of each rollout's prompt: prompts are stored as their groups first appear.
+    """Returns the row of each rollout's prompt; prompts are in order of first appearance.
 
     Args:
-      group: Of all rollouts, in the table's order.
+      group: Groups of all rollouts in the order of the rollout table.
 
     Raises:
-      ArtifactError: If the tensors are not those of the layout, or do not fit one another or
-        `group`.
+      ArtifactError: If the tensors do not have the layout or are inconsistent with each other or
+        with `group`.
     """
     if set(tensors) != set(layout):
         raise ArtifactError(f"must hold {sorted(layout)}, got {sorted(tensors)}")
@@ -91,7 +91,7 @@ def prompt_rows(
 
 
 def _require_numbers(name: str, tensor: Tensor, rows: Rows) -> None:
-    """Raises ArtifactError unless a tensor has a row per entry, of numbers of the layout's kind."""
+    """Raises ArtifactError unless a tensor has the shape and type of the layout."""
     if rows.each is None and tensor.ndim > 0:
         return
     is_kind = tensor.is_floating_point() == (rows.each == "real")
@@ -106,13 +106,13 @@ def select_packed(
     group: Int[Tensor, " rollout"],
     kept: Bool[Tensor, " rollout"],
 ) -> dict[str, Tensor]:
-    """Returns what is stored of some rollouts and their prompts.
+    """Returns the packed tensors of some rollouts and their prompts.
 
     Args:
-      group: Of all rollouts, in the table's order.
+      group: Groups of all rollouts in the order of the rollout table.
 
     Raises:
-      ArtifactError: As `prompt_rows`.
+      ArtifactError: As for `prompt_rows`.
     """
     row = prompt_rows(layout, tensors, group)
     prompts = torch.zeros(int(row.max()) + 1, dtype=torch.bool)
@@ -137,16 +137,16 @@ def order_of_appearance(group: Int[Tensor, " rollout"]) -> Int[Tensor, " rollout
 
 
 def numbered(mask: Bool[Tensor, "rollout step"]) -> Int[Tensor, "rollout step"]:
-    """Returns 0, 1, ... at the True entries, row by row, and -1 elsewhere."""
+    """Numbers the True entries 0, 1, ... in row-major order; -1 elsewhere."""
     number = mask.flatten().cumsum(0).view(mask.shape) - 1
     return torch.where(mask, number, -1)
 
 
 def read_mask(tensors: dict[str, Tensor], *, num_steps: int) -> Bool[Tensor, "rollout step"]:
-    """Returns the steps with noise.
+    """Returns the mask of steps with noise.
 
     Raises:
-      ArtifactError: If one is not before the last step, or a rollout names one twice.
+      ArtifactError: If a step is not before the last one or appears twice in a rollout.
     """
     steps, index = tensors["steps"], tensors["step_index"]
     mask = torch.zeros(len(steps), num_steps, dtype=torch.bool)
@@ -168,6 +168,6 @@ def require_equal_steps(mask: Bool[Tensor, "rollout step"], group: Int[Tensor, "
     if differs.any():
         number = int(group[differs][0])
         raise ArtifactError(
-            f"U4: group {number} has noise at different steps: its rewards share no baseline; "
+            f"U4: group {number} has noise at different steps, so its rewards share no baseline; "
             "sample each prompt's rollouts together"
         )

@@ -1,4 +1,4 @@
-"""Activation memory: what a backward pass keeps, and blocks that compute it again instead."""
+"""Activation memory: its measurement, and gradient checkpointing of blocks."""
 
 import copy
 import os
@@ -14,13 +14,13 @@ from torch.utils.checkpoint import checkpoint
 from transformers import Cache
 
 from grpo.errors import ParameterError
-from grpo.modalities.tokens.forward import FORCE_GQA, heads_sharing
-from grpo.modalities.tokens.routing import routed_as_now
+from grpo.modalities.tokens.forward import FORCE_GQA, grouped_query_attention
+from grpo.modalities.tokens.routing import repeat_current_routing
 from grpo.schema import PARAMS
 
 
 class SavedBytes:
-    """What autograd has saved so far, each tensor's memory counted once, parameters not."""
+    """Counts the memory that autograd saves: each storage once, without parameters."""
 
     def __init__(self, model: nn.Module) -> None:
         held = [*model.parameters(), *model.buffers()]
@@ -28,9 +28,9 @@ class SavedBytes:
         self.total = 0
 
     def note(self, tensor: Tensor) -> Tensor:
-        """Counts a tensor's memory, and returns it without its graph.
+        """Counts a tensor's memory and returns the tensor without its graph.
 
-        An operation that saves its own output would else hold itself forever.
+        The detached tensor avoids a reference cycle for operations that save their own output.
         """
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in self._known:
@@ -41,9 +41,9 @@ class SavedBytes:
 
 @contextmanager
 def saved_bytes(model: nn.Module) -> Iterator[SavedBytes]:
-    """Yields what the block's forward passes save for their backward passes.
+    """Yields the bytes that forward passes within save for their backward passes.
 
-    The block must keep their outputs: memory that is given back may be counted again.
+    The caller must keep the outputs: reuse of freed memory would be counted wrongly.
     """
     saved = SavedBytes(model)
     with saved_tensors_hooks(saved.note, lambda tensor: tensor):
@@ -51,12 +51,12 @@ def saved_bytes(model: nn.Module) -> Iterator[SavedBytes]:
 
 
 def recompute_blocks(model: nn.Module) -> None:
-    """Makes a model's blocks compute their activations again where gradients are on.
+    """Enables gradient checkpointing for a model's blocks, the modules of its outermost lists.
 
-    Blocks are the modules of its outermost lists. Outputs and gradients stay what they are.
+    Outputs and gradients do not change.
 
     Raises:
-      ParameterError: If it has no blocks.
+      ParameterError: If the model has no blocks.
     """
     blocks = _find_blocks(model)
     if not blocks:
@@ -76,52 +76,54 @@ def _find_blocks(module: nn.Module) -> list[nn.Module]:
 
 
 def _run(block: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Returns the block's output; the second time a pass computes it, from what was then."""
+    """Returns the block's output; recomputation uses the inputs and routing of the first pass."""
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
-    routed, shares_heads = routed_as_now(block), FORCE_GQA in os.environ
-    # Tensors by position: hooks then see, and count, what is saved of a checkpoint's inputs.
+    routed, shares_heads = repeat_current_routing(block), FORCE_GQA in os.environ
+    # Tensors are positional arguments, so that saved-tensor hooks see a checkpoint's inputs.
     names = list(kwargs)
-    given = [_Before(e) if isinstance(e, Cache) else e for e in (*args, *map(kwargs.get, names))]
-    caches = [each for each in given if isinstance(each, _Before)]
+    given = [
+        _CacheSnapshot(e) if isinstance(e, Cache) else e for e in (*args, *map(kwargs.get, names))
+    ]
+    caches = [each for each in given if isinstance(each, _CacheSnapshot)]
     is_again = False
 
     def compute(*given: Any) -> Any:
         nonlocal is_again
-        values = [each.take() if isinstance(each, _Before) else each for each in given]
+        values = [each.take() if isinstance(each, _CacheSnapshot) else each for each in given]
         positional, named = values[: len(args)], dict(zip(names, values[len(args) :], strict=True))
         if not is_again:
             is_again = True
             return forward(*positional, **named)
-        with routed(), heads_sharing(shares_heads):  # the pass has left both by then
+        with routed(), grouped_query_attention(shares_heads):  # the pass has left both by then
             return forward(*positional, **named)
 
     output = checkpoint(compute, *given, use_reentrant=False, preserve_rng_state=False)
     for each in caches:
-        each.let_go()
+        each.release()
     return output
 
 
-class _Before:
-    """A cache of keys and values as a block finds it: the block writes into it."""
+class _CacheSnapshot:
+    """A snapshot of a key-value cache before a block writes to it."""
 
     def __init__(self, cache: Cache) -> None:
-        self.live: Any = cache  # None: the block has written
+        self.live: Any = cache  # None: the block has written to it
         self.found = _copied(cache)
 
     def take(self) -> Any:
-        """Returns the cache for the first pass, and copies of what it was for others."""
+        """Returns the cache itself for the first pass, and a copy of the snapshot later."""
         return _copied(self.found) if self.live is None else self.live
 
-    def let_go(self) -> None:
-        """Forgets all but what the block has read: tensors need not live as long as this."""
+    def release(self) -> None:
+        """Drops all layers except those that the block changed, to free their tensors."""
         layers = zip(self.found.layers, self.live.layers, strict=True)
         self.found.layers = [None if old.keys is new.keys else old for old, new in layers]
         self.live = None
 
 
 def _copied(cache: Any) -> Any:
-    """Returns a cache that can be written into; the tensors are the same."""
+    """Returns a shallow copy of a cache; it shares the tensors."""
     other = copy.copy(cache)
     other.layers = [copy.copy(layer) for layer in cache.layers]
     return other

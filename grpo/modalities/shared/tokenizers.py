@@ -1,4 +1,4 @@
-"""Tokenizers that need no files: of bytes, which read any text, and of a few words."""
+"""Tokenizers without files: byte level for any text, and word level for few words."""
 
 from collections.abc import Sequence
 
@@ -10,20 +10,20 @@ BYTES = tuple(sorted(pre_tokenizers.ByteLevel.alphabet()))
 
 
 def make_byte_tokenizer() -> PreTrainedTokenizerFast:
-    """Returns a tokenizer of 256 bytes and three special tokens, for a causal LM."""
+    """Returns a byte tokenizer with three special tokens for a causal LM."""
     return _of_tokens([PAD, START, END, *BYTES], f"{START} $A")
 
 
 def make_caption_tokenizer() -> PreTrainedTokenizerFast:
-    """Returns a tokenizer of bytes whose end token has the largest number.
+    """Returns a byte tokenizer whose end token has the largest id.
 
-    CLIP's pooled output is what stands at the end token, or at the largest number.
+    CLIP pools at the end token, or at the largest id.
     """
     return _of_tokens([PAD, START, *BYTES, END], f"{START} $A {END}")
 
 
 def make_word_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
-    """Returns a tokenizer of the words of some texts; it knows no others."""
+    """Returns a word tokenizer with the vocabulary of some texts."""
     words = sorted({word for text in texts for word in text.split()})
     vocabulary = {token: index for index, token in enumerate([PAD, UNKNOWN, *words])}
     tokenizer = Tokenizer(models.WordLevel(vocab=vocabulary, unk_token=UNKNOWN))
@@ -32,7 +32,7 @@ def make_word_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
 
 
 def _of_tokens(tokens: Sequence[str], template: str) -> PreTrainedTokenizerFast:
-    """Returns a tokenizer that numbers `tokens` and writes a text as `template`, $A its bytes."""
+    """Returns a byte tokenizer; $A in `template` stands for the bytes of a text."""
     vocabulary = {token: index for index, token in enumerate(tokens)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

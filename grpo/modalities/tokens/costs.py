@@ -1,4 +1,4 @@
-"""Passes of a causal LM and their FLOPs: counted by policies, and predicted for `grpo/advice/`."""
+"""Passes of a causal LM and their FLOPs, for cost accounting and for `grpo/advice/`."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -13,30 +13,30 @@ from grpo.modalities.shared.logits import num_recomputed
 if TYPE_CHECKING:
     from grpo.modalities.tokens.policy import Decoding
 
-MIN_SAVED_FRACTION = 0.25  # of the positions: below it, a pass of its own for prompts costs more
+MIN_SAVED_FRACTION = 0.25  # of the positions; below it, a separate pass over prompts costs more
 
 
 class Pass(NamedTuple):
-    """A forward pass, and its backward pass if there was one; a part of it may be missing (0)."""
+    """A forward pass and, with gradients, its backward pass; 0 for a part that does not run."""
 
     rows: int
-    query: int  # new positions of a row
-    context: int  # positions that they may look at
-    logits: int  # positions of a row that reach the head
-    is_training: bool = True  # False: forward only, whether or not gradients are on
+    query: int  # new positions per row
+    context: int  # positions per row to which they attend
+    logits: int  # positions per row that reach the head
+    is_training: bool = True  # False: forward pass only, even with gradients enabled
 
 
 def body_passes(
     *, rollouts: int, prompts: int, width: int, steps: int, may_share: bool
 ) -> list[Pass]:
-    """Returns the passes that score a microbatch, without their logits.
+    """Returns the passes of the model's body that score a microbatch.
 
-    Two, over the prompts and then over the rollouts behind them, where reading each prompt once
-    saves enough; else one over both.
+    If reading each prompt only once saves enough, there are two passes, over the prompts and then
+    over the rollouts; otherwise one pass covers both.
 
     Args:
       width: Tokens of the longest prompt.
-      steps: Of the longest rollout; its last step is read by nobody.
+      steps: Steps of the longest rollout; its last token is not an input.
     """
     seen = width + steps - 1
     saved = (rollouts - prompts) * width
@@ -49,7 +49,7 @@ def body_passes(
 
 
 def head_passes(num_positions: int, vocabulary: int, *, is_training: bool) -> list[Pass]:
-    """Returns the passes that give the logits of scored positions, computed again or not."""
+    """Returns the passes of the head over scored positions, including recomputation."""
     passes = [Pass(rows=1, query=0, context=0, logits=num_positions)]
     if is_training:
         again = num_recomputed(num_positions, vocabulary)
@@ -60,10 +60,10 @@ def head_passes(num_positions: int, vocabulary: int, *, is_training: bool) -> li
 def total_flops(
     passes: Iterable[Pass], *, forward: Coefficients, training: Coefficients | None
 ) -> int:
-    """Returns the FLOPs of passes.
+    """Returns the total FLOPs of some passes.
 
     Args:
-      training: Of a forward and a backward pass; None: no pass has a backward pass.
+      training: Coefficients of forward plus backward pass; None: forward passes only.
     """
     total = 0
     for each in passes:
@@ -77,9 +77,9 @@ class TokenPassFlops:
     """FLOPs of sampling and training passes of one model: a `PassFlops`."""
 
     forward: Coefficients
-    training: Coefficients  # forward and backward
-    shares_prompts: bool  # a prompt is read once for its rollouts in a microbatch
-    vocabulary: int  # if it is large, a backward pass computes logits again
+    training: Coefficients  # forward plus backward
+    shares_prompts: bool  # whether the rollouts of a microbatch share one pass over their prompt
+    vocabulary: int  # decides whether the backward pass recomputes logits
 
     def group_flops(
         self,
@@ -89,10 +89,10 @@ class TokenPassFlops:
         mean_later_steps: Float[np.ndarray, " prompt"],
         mean_step_pairs: Float[np.ndarray, " prompt"],
     ) -> Float[np.ndarray, " prompt"]:
-        """Returns the expected FLOPs of sampling each prompt's group; see `PassFlops`.
+        """Returns the expected FLOPs of sampling the group of each prompt; see `PassFlops`.
 
-        One pass reads the prompt for the whole group. Then a rollout of T steps takes T - 1 passes
-        over one position, which attend to the prompt and to the rollout's own earlier steps.
+        One pass reads the prompt for the whole group. A rollout of T steps then takes T - 1 passes
+        over one position, which attends to the prompt and the rollout's earlier steps.
         """
         count = self.forward
         prompt = count.body * width + count.attention * width**2 + count.head
@@ -102,7 +102,7 @@ class TokenPassFlops:
         return flops
 
     def microbatch_flops(self, rollouts: Int[np.ndarray, "rollout 3"], *, is_training: bool) -> int:
-        """Returns the FLOPs of the passes that `ForwardPasses.log_prob` runs; see `PassFlops`."""
+        """Returns the FLOPs of `ForwardPasses.log_prob` for a microbatch; see `PassFlops`."""
         passes = body_passes(
             rollouts=len(rollouts),
             prompts=len(np.unique(rollouts[:, 0])),
@@ -122,7 +122,7 @@ class TokenPassFlops:
         *,
         is_training: bool,
     ) -> Float[np.ndarray, " rollout"]:
-        """Returns the FLOPs of each rollout in a pass of its own; see `PassFlops`."""
+        """Returns the FLOPs of one pass per rollout; see `PassFlops`."""
         count = self.training if is_training else self.forward
         width = (prompt_tokens + steps - 1).astype(np.float64)
         flops: Float[np.ndarray, " rollout"] = (
@@ -133,13 +133,13 @@ class TokenPassFlops:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenCostModel(TokenPassFlops):
-    """What advice asks of a causal LM: a `CostModel`."""
+    """The `CostModel` of a causal LM."""
 
-    always_scores_proximal: bool  # updates replay the experts that this pass records
+    always_scores_proximal: bool  # True if the proximal pass records the routing to replay
     count_tokens: Callable[[list[str]], list[int]]
 
-    def find_unlike_draws(self, draws: "Decoding", profile_draws: "Decoding") -> str | None:
-        """Returns how temperatures differ; None if they do not."""
+    def find_decoding_mismatch(self, draws: "Decoding", profile_draws: "Decoding") -> str | None:
+        """Returns how the temperatures differ; None if they are equal."""
         if draws.temperature == profile_draws.temperature:
             return None
         return (

@@ -1,4 +1,4 @@
-"""Forward passes of a causal LM: logits while sampling, hidden states and log-probs in training."""
+"""Forward passes of a causal LM: logits for sampling, log-probs for training."""
 
 import inspect
 import os
@@ -18,13 +18,13 @@ from grpo.modalities.tokens.costs import Pass, body_passes, head_passes
 from grpo.modalities.tokens.routing import find_routers
 from grpo.runtime.ranks import all_agree
 
-# What a model's code raises for inputs that its class does not take.
+# Exceptions of a model's code for inputs that its class does not support.
 PASS_ERRORS = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
 FORCE_GQA = "TRANSFORMERS_SDPA_FORCE_GQA"
 
 
 def sampling_cache(config: PretrainedConfig, max_steps: int) -> DynamicCache:
-    """Returns an empty cache whose full-attention layers reserve room for many steps at once."""
+    """Returns an empty cache whose full-attention layers preallocate memory for many steps."""
     cache = DynamicCache(config=config)
     steps = min(max_steps, _ReservingLayer.MAX_RESERVED_STEPS)
     cache.layers = [
@@ -33,19 +33,19 @@ def sampling_cache(config: PretrainedConfig, max_steps: int) -> DynamicCache:
     return cache
 
 
-def attends_fully(config: PretrainedConfig) -> bool:
-    """Returns whether every layer keeps all keys and values, so that rows may share a prefix."""
+def has_full_attention(config: PretrainedConfig) -> bool:
+    """Returns whether every layer caches all keys and values, so that rows can share a prefix."""
     return all(type(layer) is DynamicLayer for layer in DynamicCache(config=config).layers)
 
 
-def attends_at_all(config: PretrainedConfig) -> bool:
-    """Returns whether some layer keeps keys and values; state-space models keep states alone."""
+def has_attention(config: PretrainedConfig) -> bool:
+    """Returns whether any layer caches keys and values; state-space models cache states only."""
     layers = DynamicCache(config=config).layers
     return not layers or any(isinstance(layer, CacheLayerMixin) for layer in layers)
 
 
 def select_rows(cache: DynamicCache, rows: Tensor) -> None:
-    """Keeps these rows of a cache that `attends_fully`, differentiably."""
+    """Selects rows of a cache with full attention, differentiably."""
     layers: list[Any] = cache.layers
     for layer in layers:
         layer.keys = layer.keys.index_select(0, rows)
@@ -53,9 +53,9 @@ def select_rows(cache: DynamicCache, rows: Tensor) -> None:
 
 
 class _ReservingLayer(DynamicLayer):  # type: ignore[misc]
-    """`keys` and `values` are the filled front of larger buffers.
+    """A cache layer whose `keys` and `values` are views of preallocated buffers.
 
-    DynamicLayer concatenates instead: it copies everything at every step.
+    DynamicLayer concatenates instead and so copies the whole cache at every step.
     """
 
     MAX_RESERVED_STEPS = 128
@@ -63,12 +63,12 @@ class _ReservingLayer(DynamicLayer):  # type: ignore[misc]
     def __init__(self, reserved_steps: int) -> None:
         super().__init__()
         self._reserved = reserved_steps
-        self._length = 0  # positions filled
+        self._length = 0  # number of cached positions
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Appends to the buffers and returns everything so far; the signature is the parent's."""
+        """Appends keys and values and returns all cached ones."""
         start, self._length = self._length, self._length + key_states.shape[2]
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -81,20 +81,20 @@ class _ReservingLayer(DynamicLayer):  # type: ignore[misc]
         return self._show()
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Keeps these rows, in this order; a row may be kept more than once."""
+        """Selects rows in the given order; a row may repeat."""
         self._key_buffer = self._grow(self._key_buffer[:, :, : self._length], beam_idx)
         self._value_buffer = self._grow(self._value_buffer[:, :, : self._length], beam_idx)
         self._show()
 
     def _show(self) -> tuple[Tensor, Tensor]:
-        """Sets and returns what is filled."""
+        """Sets and returns the views of the filled part."""
         keys = self._key_buffer[:, :, : self._length]
         values = self._value_buffer[:, :, : self._length]
         self.keys, self.values = keys, values
         return keys, values
 
     def _grow(self, filled: Tensor, rows: Tensor | None = None) -> Tensor:
-        """Returns a buffer with more room that starts with what is filled, or its rows."""
+        """Returns a larger buffer that starts with the filled part, or with rows of it."""
         count, heads, _, size = filled.shape
         count = count if rows is None else len(rows)
         buffer = filled.new_empty(count, heads, self._length + self._reserved, size)
@@ -107,12 +107,12 @@ class _ReservingLayer(DynamicLayer):  # type: ignore[misc]
 
 
 @contextmanager
-def laid_by_input(body: nn.Module) -> Iterator[None]:
-    """Within, a CPU's matrices lie in memory input by input: products of few rows are faster so."""
+def column_major_weights(body: nn.Module) -> Iterator[None]:
+    """Stores the weights column-major within, which speeds up products with few rows on a CPU."""
     weights = [
         each.weight
         for each in body.modules()
-        # Not what ranks share, nor what has bits of its own.
+        # Leaves out sharded and quantized weights.
         if type(each) is nn.Linear and type(each.weight) is nn.Parameter and each.weight.is_cpu
     ]
     try:
@@ -124,13 +124,13 @@ def laid_by_input(body: nn.Module) -> Iterator[None]:
             weight.data = weight.data.contiguous()
 
 
-def step_through(
+def run_layers(
     body: Any, tokens: Tensor, attention: Tensor, positions: Tensor, cache: Cache
 ) -> Tensor:
-    """Returns the hidden states of new tokens by the body's layers, one by one.
+    """Returns the hidden states of new tokens by calling the body's layers directly.
 
-    The body's own call also looks at its configuration, records outputs and makes masks, for every
-    token anew. `ForwardPasses.can_step` says whether that is all that it does.
+    The body's own forward method also checks its configuration, records outputs and builds masks
+    for every token. `ForwardPasses.can_run_layers` tests that it computes nothing else.
     """
     hidden: Tensor = body.embed_tokens(tokens)
     embeddings = body.rotary_emb(hidden, position_ids=positions)
@@ -147,74 +147,76 @@ def step_through(
     return normed
 
 
-class Scored(NamedTuple):
-    """What `ForwardPasses.log_prob` returns."""
+class ScoredSteps(NamedTuple):
+    """Log-probs of steps and the passes that computed them."""
 
-    logp: Float[Tensor, "rollout step"]  # on the model's device, 0 where not asked for
-    passes: list[Pass]  # what was computed
+    logp: Float[Tensor, "rollout step"]  # on the model's device, 0 at steps that are not needed
+    passes: list[Pass]
 
 
-class Look(NamedTuple):
-    """What new tokens may attend to, and where they stand, as the model takes both."""
+class AttentionInputs(NamedTuple):
+    """Attention mask and position ids of new tokens, in the form that the model takes."""
 
-    attention: Tensor  # over what was seen: what is added to scores, or a mask of numbers
+    attention: Tensor  # over all positions so far: an additive bias, or a mask of integers
     positions: Int[Tensor, "row new"]
 
 
-class Ahead(NamedTuple):
-    """The same for rollouts that grow by a token at a time, made once for all steps."""
+class StepAttention(NamedTuple):
+    """Attention masks and position ids for all steps of decoding, built once."""
 
-    attention: Tensor  # at the last step
-    start: Int[Tensor, "row one"]  # positions of the first tokens behind the prompts
-    width: int  # of the prompts
+    attention: Tensor  # of the last step
+    start: Int[Tensor, "row one"]  # position ids of the first tokens after the prompts
+    width: int  # padded length of the prompts
 
-    def select(self, rows: Int[Tensor, " kept"]) -> "Ahead":
-        """Returns what is ahead of these rows."""
-        return Ahead(self.attention[rows], self.start[rows], self.width)
+    def select(self, rows: Int[Tensor, " kept"]) -> "StepAttention":
+        """Returns the inputs of some rows."""
+        return StepAttention(self.attention[rows], self.start[rows], self.width)
 
-    def at(self, step: int) -> Look:
-        """Returns what a rollout's token `step` sees."""
+    def at(self, step: int) -> AttentionInputs:
+        """Returns the attention inputs of decoding step `step`."""
         seen = self.width + step + 1
         attention = self.attention if self.attention.shape[-1] == 1 else self.attention[..., :seen]
-        return Look(attention, self.start + step)
+        return AttentionInputs(attention, self.start + step)
 
 
 class ForwardPasses:
-    """Runs a model's body and head apart, so that only what is asked for reaches the head."""
+    """Runs a model's body and head separately, so that only needed positions reach the head."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
-        wrapped = hasattr(model, "get_base_model")  # peft changes the layers within in place
+        wrapped = hasattr(model, "get_base_model")  # peft changes the inner layers in place
         self._causal: Any = model.get_base_model() if wrapped else model
-        self._body: Any = self._causal.get_decoder()  # or what `compile` made of it
+        self._body: Any = self._causal.get_decoder()  # or its compiled form
         taken = inspect.signature(self._causal.forward).parameters
         self._cache_argument = "cache_params" if "cache_params" in taken else "past_key_values"
         self._words: Any = self._causal.get_input_embeddings()
-        is_full = attends_fully(self._causal.config)
-        self._attends = attends_at_all(self._causal.config)
+        is_full = has_full_attention(self._causal.config)
+        self._has_attention = has_attention(self._causal.config)
         is_sdpa = self._causal.config._attn_implementation == "sdpa"
-        self._takes_masks = is_full and is_sdpa and self._adds_score_bias()
-        # Routers decide near ties by the last bits: one kind of pass, the same decisions.
+        self._takes_score_bias = is_full and is_sdpa and self._accepts_score_bias()
+        # Routers decide near ties by the last bits, so all passes of an MoE must be of one kind.
         self.can_share = is_full and not find_routers(model)
         self._head = self._find_head()
 
     def compile(self, backend: str | Callable[..., Any]) -> None:
-        """Compiles the model's body for scoring and gradients, when they first come.
+        """Compiles the model's body for scoring and training; compilation happens on first use.
 
-        Sampling is not compiled, nor is a model whose head does more than a product.
+        Does not compile sampling or a model whose head is more than a matrix product.
 
         Args:
-          backend: Of torch.compile.
+          backend: The backend of torch.compile.
         """
         body = self._causal.get_decoder()
         self._body = torch.compile(body, backend=backend, dynamic=True)
 
-    def look_ahead(self, prompt_mask: Bool[Tensor, "row width"], num_steps: int) -> Ahead:
-        """Returns what rollouts of up to so many steps will see."""
+    def attention_ahead(
+        self, prompt_mask: Bool[Tensor, "row width"], num_steps: int
+    ) -> StepAttention:
+        """Returns the attention inputs of up to `num_steps` decoding steps."""
         rows, width = prompt_mask.shape
         mask = torch.cat([prompt_mask, prompt_mask.new_ones(rows, num_steps)], dim=1)
-        last = self._look(mask, 1)
-        return Ahead(last.attention, last.positions - (num_steps - 1), width)
+        last = self._attention_inputs(mask, 1)
+        return StepAttention(last.attention, last.positions - (num_steps - 1), width)
 
     def prompt_logits(
         self,
@@ -222,40 +224,53 @@ class ForwardPasses:
         mask: Bool[Tensor, "prompt width"],
         cache: DynamicCache,
     ) -> Float[Tensor, "prompt token"]:
-        """Returns the logits after each prompt, on the host, and fills the cache."""
-        return self.next_logits(tokens, self._look(mask, tokens.shape[1]), cache)
+        """Returns the logits after each prompt on the host and fills the cache."""
+        return self.next_logits(tokens, self._attention_inputs(mask, tokens.shape[1]), cache)
 
     def next_logits(
-        self, tokens: Int[Tensor, "row new"], look: Look, cache: DynamicCache
+        self, tokens: Int[Tensor, "row new"], attention_inputs: AttentionInputs, cache: DynamicCache
     ) -> Float[Tensor, "row token"]:
-        """Returns the logits after the last token, on the host, and grows the cache."""
+        """Returns the logits after the last token on the host and extends the cache."""
         with torch.inference_mode():
             if self._head is None:
-                output = self._run(self.model, tokens, look, cache=cache, logits_to_keep=1)
+                output = self._run(
+                    self.model, tokens, attention_inputs, cache=cache, logits_to_keep=1
+                )
                 logits = output.logits[:, -1]
-            else:  # apart: the model around both takes its time, too
-                steps = self.can_step and tokens.shape[1] == 1
-                hidden = self._next_hidden(tokens, look, cache, steps=steps)
+            else:  # body and head separately, which skips the overhead of the model's forward
+                by_layer = self.can_run_layers and tokens.shape[1] == 1
+                hidden = self._next_hidden(tokens, attention_inputs, cache, by_layer=by_layer)
                 logits = self._head(hidden[:, -1])
             result: Tensor = logits.float().cpu()
         return result
 
     def _next_hidden(
-        self, tokens: Int[Tensor, "row new"], look: Look, cache: DynamicCache, *, steps: bool
+        self,
+        tokens: Int[Tensor, "row new"],
+        attention_inputs: AttentionInputs,
+        cache: DynamicCache,
+        *,
+        by_layer: bool,
     ) -> Float[Tensor, "row new hidden"]:
-        """Returns hidden states and grows the cache; `steps`: layer by layer."""
+        """Returns hidden states and extends the cache.
+
+        Args:
+          by_layer: Whether to call the layers directly.
+        """
         body = self._causal.get_decoder()
-        if steps:
+        if by_layer:
             tokens = tokens.to(self._words.weight.device)
-            return step_through(body, tokens, look.attention, look.positions, cache)
-        hidden: Tensor = self._run(body, tokens, look, cache=cache)[0]
+            return run_layers(
+                body, tokens, attention_inputs.attention, attention_inputs.positions, cache
+            )
+        hidden: Tensor = self._run(body, tokens, attention_inputs, cache=cache)[0]
         return hidden
 
     def sampling(self) -> AbstractContextManager[None]:
-        """Returns within what tokens are drawn, one after the other."""
-        _ = self.can_step  # probed now: its passes are no sampling
-        # Not with routers, as above: other products, other last bits.
-        return laid_by_input(self._causal.get_decoder()) if self.can_share else nullcontext()
+        """Returns the context manager for token-by-token sampling."""
+        _ = self.can_run_layers  # probed here, so that its passes stay outside of the context
+        # Not with routers, whose decisions depend on the last bits of products.
+        return column_major_weights(self._causal.get_decoder()) if self.can_share else nullcontext()
 
     def log_prob(
         self,
@@ -268,13 +283,13 @@ class ForwardPasses:
         needed: Bool[Tensor, "rollout step"],
         temperature: float,
         may_share: bool,
-    ) -> Scored:
+    ) -> ScoredSteps:
         """Returns log-probs in nats of the needed steps.
 
-        A prompt is read once for all its rollouts where that saves enough.
+        The rollouts of a prompt share one pass over it where that saves enough.
 
         Args:
-          may_share: False: every rollout in one pass of its own over prompt and steps.
+          may_share: False: one pass per rollout over prompt and steps.
         """
         rows, row = torch.unique(group, return_inverse=True)
         prompt, prompt_mask = prompt[rows], prompt_mask[rows]
@@ -285,18 +300,18 @@ class ForwardPasses:
             )
         plan = partial(body_passes, rollouts=count, prompts=num_prompts, width=width, steps=steps)
         passes = plan(may_share=may_share and self.can_share)
-        # Ranks go through the layers together: twice, if that saves enough on every one of them.
+        # All ranks must run the same passes: two only if that saves enough on every rank.
         if not all_agree(len(passes) == 2 and steps > 1) and steps > 1:
             passes = plan(may_share=False)
         if len(passes) == 2:
             hidden = self._shared_hidden(prompt, prompt_mask, row, tokens, mask)
         else:
             inputs, attention = _join(prompt[row], prompt_mask[row], tokens, mask)
-            look = self._look(attention, inputs.shape[1])
-            output = self._run(self._body, inputs, look, cache=None)
+            attention_inputs = self._attention_inputs(attention, inputs.shape[1])
+            output = self._run(self._body, inputs, attention_inputs, cache=None)
             hidden = output.last_hidden_state[:, width - 1 :]
         logp, of_head = self._project(hidden, self._head, tokens, needed, temperature)
-        return Scored(logp, passes + of_head)
+        return ScoredSteps(logp, passes + of_head)
 
     def _project(
         self,
@@ -305,62 +320,68 @@ class ForwardPasses:
         tokens: Int[Tensor, "rollout step"],
         needed: Bool[Tensor, "rollout step"],
         temperature: float,
-    ) -> Scored:
-        """Returns the log-probs of the needed steps: only they reach the head."""
+    ) -> ScoredSteps:
+        """Returns the log-probs of the needed steps; only those reach the head."""
         needed = needed.to(hidden.device)
         chosen = tokens.to(hidden.device)[needed]
         logp = chosen_log_prob(hidden[needed], head, chosen, temperature)
         passes = head_passes(len(chosen), len(head.weight), is_training=torch.is_grad_enabled())
-        return Scored(logp.new_zeros(needed.shape).masked_scatter(needed, logp), passes)
+        return ScoredSteps(logp.new_zeros(needed.shape).masked_scatter(needed, logp), passes)
 
     @torch.no_grad()
-    def _adds_score_bias(self) -> bool:
-        """Returns whether the body takes what is added to attention scores instead of a mask.
+    def _accepts_score_bias(self) -> bool:
+        """Returns whether the body accepts an additive attention bias instead of a mask.
 
-        A body with ALiBi computes positions from a mask of two axes, and does not.
+        A body with ALiBi does not: it computes positions from a mask with two axes.
         """
         tokens = torch.arange(1, 4)[None] % len(self._words.weight)
         mask = torch.tensor([[False, True, True]])
         found: list[Tensor] = []
-        for self._takes_masks in (False, True):
-            look = self._look(mask, tokens.shape[1])
+        for self._takes_score_bias in (False, True):
+            attention_inputs = self._attention_inputs(mask, tokens.shape[1])
             try:
-                output = self._run(self._causal.get_decoder(), tokens, look, cache=None)
+                output = self._run(self._causal.get_decoder(), tokens, attention_inputs, cache=None)
             except PASS_ERRORS:
                 return False
             found.append(output[0][mask.to(output[0].device)])
         by_mask, by_bias = found
-        # Not equal to the bit: torch may choose another kernel.
+        # Not bitwise equal: torch may choose another kernel.
         return float((by_bias - by_mask).abs().max()) <= 0.05 * float(by_mask.abs().max())
 
     @torch.no_grad()
     def _find_head(self) -> nn.Linear | None:
-        """Returns the output layer; None if logits are more than its output (soft caps, scales)."""
+        """Returns the output layer; None if the model post-processes its logits (caps, scales)."""
         head, body = self._causal.get_output_embeddings(), self._causal.get_decoder()
         if type(head) is not nn.Linear or body is self._causal:
             return None
         tokens = torch.arange(1, 4)[None] % len(head.weight)
-        look = self._look(torch.ones_like(tokens, dtype=torch.bool), tokens.shape[1])
-        hidden = self._run(body, tokens, look, cache=None).last_hidden_state
-        logits = self._run(self._causal, tokens, look, cache=None).logits
+        attention_inputs = self._attention_inputs(
+            torch.ones_like(tokens, dtype=torch.bool), tokens.shape[1]
+        )
+        hidden = self._run(body, tokens, attention_inputs, cache=None).last_hidden_state
+        logits = self._run(self._causal, tokens, attention_inputs, cache=None).logits
         return head if torch.equal(head(hidden), logits) else None
 
     @cached_property
     @torch.inference_mode()
-    def can_step(self) -> bool:
-        """Whether the body's layers, called one by one, give the bits of its own call."""
-        if not self._takes_masks or self._head is None:
+    def can_run_layers(self) -> bool:
+        """Whether `run_layers` gives bitwise the output of the body's own forward method."""
+        if not self._takes_score_bias or self._head is None:
             return False
         tokens = torch.arange(1, 5)[None] % len(self._words.weight)
         read = torch.ones_like(tokens, dtype=torch.bool)
         found = []
-        for steps in (False, True):
+        for by_layer in (False, True):
             cache = DynamicCache(config=self._causal.config)
-            self._next_hidden(tokens[:, :-1], self._look(read[:, :-1], 3), cache, steps=False)
-            look = self._look(read, 1)
+            self._next_hidden(
+                tokens[:, :-1], self._attention_inputs(read[:, :-1], 3), cache, by_layer=False
+            )
+            attention_inputs = self._attention_inputs(read, 1)
             try:
-                found.append(self._next_hidden(tokens[:, -1:], look, cache, steps=steps))
-            except (AttributeError, TypeError):  # its parts are others, or take something else
+                found.append(
+                    self._next_hidden(tokens[:, -1:], attention_inputs, cache, by_layer=by_layer)
+                )
+            except (AttributeError, TypeError):  # other submodules or signatures
                 return False
         return torch.equal(*found)
 
@@ -372,18 +393,18 @@ class ForwardPasses:
         tokens: Int[Tensor, "rollout step"],
         mask: Bool[Tensor, "rollout step"],
     ) -> Float[Tensor, "rollout step hidden"]:
-        """Returns the hidden states that predict each step; gradients reach the shared prompt."""
+        """Returns the hidden states that predict each step; gradients flow to the shared prompt."""
         cache = DynamicCache(config=self._causal.config)
-        look = self._look(prompt_mask, prompt.shape[1])
-        read = self._run(self._body, prompt, look, cache=cache)
+        attention_inputs = self._attention_inputs(prompt_mask, prompt.shape[1])
+        read = self._run(self._body, prompt, attention_inputs, cache=cache)
         row = row.to(self.model.device)
         first: Tensor = read.last_hidden_state[:, -1:].index_select(0, row)
         if tokens.shape[1] == 1:
             return first
         select_rows(cache, row)
         attention = torch.cat([prompt_mask[row.cpu()], mask[:, :-1]], dim=1)
-        look = self._look(attention, tokens.shape[1] - 1)
-        rest = self._run(self._body, tokens[:, :-1], look, cache=cache)
+        attention_inputs = self._attention_inputs(attention, tokens.shape[1] - 1)
+        rest = self._run(self._body, tokens[:, :-1], attention_inputs, cache=cache)
         return torch.cat([first, rest.last_hidden_state], dim=1)
 
     def _log_prob_of_logits(
@@ -394,44 +415,46 @@ class ForwardPasses:
         mask: Bool[Tensor, "rollout step"],
         needed: Bool[Tensor, "rollout step"],
         temperature: float,
-    ) -> Scored:
-        """Returns the same by the model's own logits, for models whose head does more."""
+    ) -> ScoredSteps:
+        """Returns log-probs from the model's own logits, for models that post-process them."""
         inputs, attention = _join(prompt, prompt_mask, tokens, mask)
         count, (rows, width) = tokens.shape[1], inputs.shape
-        look = self._look(attention, width)
-        logits = self._run(self.model, inputs, look, cache=None, logits_to_keep=count).logits
+        attention_inputs = self._attention_inputs(attention, width)
+        logits = self._run(
+            self.model, inputs, attention_inputs, cache=None, logits_to_keep=count
+        ).logits
         scaled = logits.float() / temperature
         chosen = scaled.gather(2, tokens[:, :, None].to(scaled.device))[:, :, 0]
         logp = torch.where(needed.to(scaled.device), chosen - scaled.logsumexp(dim=2), 0.0)
-        return Scored(logp, [Pass(rows=rows, query=width, context=width, logits=count)])
+        return ScoredSteps(logp, [Pass(rows=rows, query=width, context=width, logits=count)])
 
-    def _look(self, mask: Bool[Tensor, "row seen"], new: int) -> Look:
-        """Returns what the last `new` tokens see, on the model's device."""
+    def _attention_inputs(self, mask: Bool[Tensor, "row seen"], new: int) -> AttentionInputs:
+        """Returns the attention inputs of the last `new` tokens on the model's device."""
         positions = (mask.long().cumsum(dim=1) - 1).clamp(min=0)[:, -new:]
-        # Without padding, transformers leaves the mask out, and torch half of the products.
-        if self._takes_masks and not (new == mask.shape[1] and mask.all()):
+        # For a mask without padding, transformers uses the causal kernel at half the products.
+        if self._takes_score_bias and not (new == mask.shape[1] and mask.all()):
             attention = _score_bias(mask, new, self._words.weight.dtype)
-        else:  # without keys to attend to, a mask is of the new tokens alone
-            attention = (mask if self._attends else mask[:, -new:]).long()
+        else:  # without attention, the mask covers the new tokens only
+            attention = (mask if self._has_attention else mask[:, -new:]).long()
         device = self._words.weight.device
-        return Look(attention.to(device), positions.to(device))
+        return AttentionInputs(attention.to(device), positions.to(device))
 
     def _run(
         self,
         module: Any,
         tokens: Int[Tensor, "row new"],
-        look: Look,
+        attention_inputs: AttentionInputs,
         *,
         cache: DynamicCache | None,
         **settings: int,
     ) -> Any:
-        """Returns the output of the model or its body for tokens at the end of what was seen."""
+        """Returns the output of the model or its body for new tokens."""
         device = self._words.weight.device
-        with heads_sharing(device.type == "cpu" and tokens.shape[1] > 1):
+        with grouped_query_attention(device.type == "cpu" and tokens.shape[1] > 1):
             return module(
                 input_ids=tokens.to(device),
-                attention_mask=look.attention,
-                position_ids=look.positions,
+                attention_mask=attention_inputs.attention,
+                position_ids=attention_inputs.positions,
                 use_cache=cache is not None,
                 **{self._cache_argument: cache},
                 **settings,
@@ -439,11 +462,11 @@ class ForwardPasses:
 
 
 @contextmanager
-def heads_sharing(is_on: bool) -> Iterator[None]:
-    """Within, heads share keys and values where transformers would copy them for each.
+def grouped_query_attention(is_on: bool) -> Iterator[None]:
+    """Makes transformers use grouped-query attention within instead of copying keys and values.
 
-    It reads this variable at every call, and otherwise copies wherever there is a mask: a GPU's
-    kernels cannot have both.
+    By default, transformers copies them per head whenever there is a mask, because GPU kernels do
+    not support both. It reads this environment variable at every call.
     """
     if not is_on or FORCE_GQA in os.environ:
         yield
@@ -458,10 +481,10 @@ def heads_sharing(is_on: bool) -> Iterator[None]:
 def _score_bias(
     mask: Bool[Tensor, "row seen"], new: int, dtype: torch.dtype
 ) -> Float[Tensor, "row one query seen"]:
-    """Returns what is added to attention's scores: -inf on padding and on what comes later.
+    """Returns the additive attention bias: -inf on padding and on later positions.
 
-    Four axes are taken as they are. Made once per pass: from truth values every layer would make
-    it again.
+    transformers passes a mask with four axes on unchanged. The bias is built once per pass; a
+    boolean mask would be converted in every layer.
     """
     seen = mask.shape[1]
     allowed = mask[:, None, None, :]
@@ -476,7 +499,7 @@ def _join(
     tokens: Int[Tensor, "rollout step"],
     mask: Bool[Tensor, "rollout step"],
 ) -> tuple[Int[Tensor, "rollout seen"], Bool[Tensor, "rollout seen"]]:
-    """Returns what is read and its mask; the last token is not: its successor is not scored."""
+    """Returns the input tokens and their mask, without the last token, which predicts nothing."""
     return (
         torch.cat([prompt, tokens[:, :-1]], dim=1),
         torch.cat([prompt_mask, mask[:, :-1]], dim=1),

@@ -1,4 +1,4 @@
-"""The modality of tokens: its parameters, and what the core may ask of it."""
+"""The modality of tokens: its parameters and its implementation of `Modality`."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -15,7 +15,7 @@ from grpo.modalities.modality import (
     RunParams,
     TokenDraws,
     TokenSampling,
-    find_other_temperature,
+    find_temperature_mismatch,
 )
 from grpo.schema import (
     DataPath,
@@ -46,19 +46,19 @@ def _require_package(text: str) -> str:
 
 
 class Warmup(Strict):
-    """Supervised fine-tuning on generated solutions, to partial skill."""
+    """Supervised fine-tuning on generated solutions, up to partial skill."""
 
     prompts: Positive
     updates: Positive
     rows_per_update: Positive
     learning_rate: Rate
-    answer_mark: Annotated[str, Field(min_length=1)]  # stands before the answer
-    worked_fraction: Fraction  # solutions that show their work, the others answer at once
-    wrong_fraction: Fraction  # of those that answer at once: another prompt's answer
+    answer_mark: Annotated[str, Field(min_length=1)]  # text before the answer
+    worked_fraction: Fraction  # solutions that show their work; the others are answers only
+    wrong_fraction: Fraction  # of the answers-only solutions: the answer of another prompt
 
 
 class ScratchBase(Strict):
-    """A fresh model of a `transformers` class with a byte tokenizer, warmed up here."""
+    """A fresh model of a `transformers` class with a byte tokenizer and a warm-up."""
 
     source: Literal["scratch"]
     architecture: str  # a causal LM class name of transformers, e.g. LlamaForCausalLM
@@ -85,10 +85,10 @@ class TokenPolicyParams(PolicyParams):
     kind: Literal["tokens"]
     base: Base
     lora: Lora | None
-    recompute: bool  # blocks compute activations again in the backward pass: memory for time
+    recompute: bool  # gradient checkpointing of the blocks: less memory, more time
     prompt_format: Literal["plain", "chat"]
-    sampler: Literal["transformers", "vllm"]  # what draws rollouts
-    routing: RoutingMode  # of a mixture of experts: which choice of experts updates repeat
+    sampler: Literal["transformers", "vllm"]
+    routing: RoutingMode  # expert choices that updates replay in a mixture of experts
     max_steps: Steps
 
     def fresh_configs(self) -> Mapping[str, Mapping[str, Any]]:
@@ -97,18 +97,18 @@ class TokenPolicyParams(PolicyParams):
 
 
 class Tokens(Modality[TokenPolicyParams, TokenSampling, TokenDraws]):
-    """Causal language models of transformers, whose step is a token."""
+    """Causal language models of transformers; a step is a token."""
 
     kind = "tokens"
     policy = TokenPolicyParams
     sampling = TokenSampling
     evaluation_sampling = TokenDraws
-    asked = "text"
-    judged = "text"
+    prompt_kind = "text"
+    output_kind = "text"
     step_name = "token"
 
-    def find_wrong(self, params: RunParams[TokenPolicyParams], judge: str) -> Iterator[str]:
-        """Yields what vLLM does not do here, and what cannot be compiled."""
+    def find_conflicts(self, params: RunParams[TokenPolicyParams], judge: str) -> Iterator[str]:
+        """Yields parameters that vLLM or torch.compile do not support here."""
         machine, policy = params.machine, params.policy
         wrong = {
             "machine.device must be cuda": machine.device != "cuda",
@@ -120,17 +120,18 @@ class Tokens(Modality[TokenPolicyParams, TokenSampling, TokenDraws]):
         for what, is_wrong in wrong.items():
             if policy.sampler == "vllm" and is_wrong:
                 yield f"with policy.sampler vllm, {what}"
-        if machine.compile and policy.routing != "live":  # hooks record and replay it
+        if machine.compile and policy.routing != "live":  # replay patches the routers' forward
             yield (
                 f"with machine.compile true, policy.routing must be live, got {policy.routing!r}"
             )
 
-    def find_indivisible(self, params: RunParams[TokenPolicyParams]) -> Iterator[str]:
+    def find_rank_conflicts(self, params: RunParams[TokenPolicyParams]) -> Iterator[str]:
         if params.machine.compile:
             yield "machine.compile must be false"
         if params.policy.routing == "replay_proximal":
             yield (
-                "policy.routing must not be replay_proximal: a rank knows its own rollouts' experts"
+                "policy.routing must not be replay_proximal: a rank records only the experts of "
+                "its own rollouts"
             )
 
     def takes_messages(self, policy: TokenPolicyParams) -> bool:
@@ -138,7 +139,7 @@ class Tokens(Modality[TokenPolicyParams, TokenSampling, TokenDraws]):
 
     def rule_facts(self, policy: TokenPolicyParams, sampling: TokenSampling) -> dict[str, Any]:
         base = policy.base
-        has_routers = None  # only the loaded model knows
+        has_routers = None  # unknown before the model is loaded
         if isinstance(base, ScratchBase):
             has_routers = "Moe" in base.architecture or any("experts" in key for key in base.config)
         return {"top_p": sampling.top_p, "routing": policy.routing, "has_routers": has_routers}
@@ -154,7 +155,7 @@ class Tokens(Modality[TokenPolicyParams, TokenSampling, TokenDraws]):
         return _decoding(policy, sampling.temperature, routing=policy.routing)
 
     def reference_draws(self, draws: "Decoding") -> "Decoding":
-        """Returns draws without replayed experts: other weights choose other ones."""
+        """Returns the decoding with live routing: the base policy chooses its own experts."""
         return replace(draws, routing="live")
 
     def evaluation_draws(
@@ -166,11 +167,11 @@ class Tokens(Modality[TokenPolicyParams, TokenSampling, TokenDraws]):
         }
 
     def profile_draws(self, policy: TokenPolicyParams, sampling: TokenDraws) -> "Decoding":
-        """Returns draws that record the routing that updates are to repeat."""
+        """Returns a decoding that records the routing for replay in updates."""
         return _decoding(policy, sampling.temperature, routing=policy.routing)
 
-    def find_unlike_profile(self, sampling: TokenSampling, profiled: TokenDraws) -> str | None:
-        return find_other_temperature(sampling, profiled)
+    def find_profile_mismatch(self, sampling: TokenSampling, profiled: TokenDraws) -> str | None:
+        return find_temperature_mismatch(sampling, profiled)
 
     def load_policy(
         self,
@@ -179,7 +180,7 @@ class Tokens(Modality[TokenPolicyParams, TokenSampling, TokenDraws]):
         base: Path,
         directory: Path,
         draws: "Decoding",
-        sharing: int = 1,
+        policies_per_host: int = 1,
     ) -> "TokenPolicy":
         from grpo.modalities.tokens.policy import load_token_policy
 
@@ -192,7 +193,7 @@ class Tokens(Modality[TokenPolicyParams, TokenSampling, TokenDraws]):
         base: Path,
         directory: Path,
         draws: "Decoding",
-        sharing: int = 1,
+        policies_per_host: int = 1,
         judge: Judgement | None = None,
     ) -> "TokenPolicy":
         from grpo.modalities.tokens.policy import load_token_policy, load_vllm_sampler

@@ -19,7 +19,7 @@ from grpo.modalities.shared.flops import TokenFlops
 from grpo.modalities.shared.logits import draw
 from grpo.modalities.shared.packed import Layout, Rows, require_entries
 from grpo.modalities.tokens.costs import Pass, TokenCostModel, total_flops
-from grpo.modalities.tokens.forward import ForwardPasses, Scored, sampling_cache
+from grpo.modalities.tokens.forward import ForwardPasses, ScoredSteps, sampling_cache
 from grpo.modalities.tokens.modality import RoutingMode, TokenPolicyParams
 from grpo.modalities.tokens.routing import (
     ROUTING_LAYOUT,
@@ -40,7 +40,7 @@ from grpo.runtime.seeds import derive_seed
 from grpo.schema import PARAMS
 from grpo.types import Cost, Scores
 
-ROUNDING = 1e-4  # nats, by which the log-prob of a certain token may exceed 0
+ROUNDING = 1e-4  # nats; tolerance for log-probs above 0
 LAYOUT = {
     "prompt_lengths": Rows("prompt", each="integer"),
     "prompt_tokens": Rows("prompt", "prompt_lengths", each="integer"),
@@ -52,7 +52,7 @@ LAYOUT = {
 
 @dataclass(frozen=True, kw_only=True)
 class TokenTrajectory:
-    """Prompts padded on the left, chosen tokens padded on the right.
+    """Prompts padded on the left, sampled tokens padded on the right.
 
     Two rollouts of prompt "ab"; the first ended after one token (2 is the end token)::
 
@@ -65,14 +65,14 @@ class TokenTrajectory:
     prompt_mask: Bool[Tensor, "prompt width"]
     tokens: Int[Tensor, "rollout step"]
     mask: Bool[Tensor, "rollout step"]
-    routing: Routing | None = None  # the experts that scoring takes again; None: routed live
+    routing: Routing | None = None  # the experts to replay; None: live routing
 
-    noise = None  # a token's distribution is no Gaussian
-    variant = None  # prompts are drawn from as they are
-    chunks = None  # a token is no chunk of actions
+    noise = None  # the steps are not Gaussian
+    variant = None  # no prompt variants
+    chunks = None  # the steps are not action chunks
 
     def select(self, rows: Int[Tensor, " kept"], num_steps: int) -> "TokenTrajectory":
-        """Returns some rollouts, cut after `num_steps` steps and rid of common padding."""
+        """Returns some rollouts, truncated to `num_steps` steps, without common padding."""
         group = self.group[rows]
         blank = int((~self.prompt_mask[group]).sum(dim=1).min())
         return TokenTrajectory(
@@ -85,7 +85,7 @@ class TokenTrajectory:
         )
 
     def pack(self, logp: Float[Tensor, "rollout step"]) -> dict[str, Tensor]:
-        """Returns flat ragged tensors, which can be concatenated."""
+        """Returns flat ragged tensors that can be concatenated."""
         routing = self.routing
         return {
             **(pack_routing(routing, self.prompt_mask, self.mask) if routing else {}),
@@ -99,15 +99,15 @@ class TokenTrajectory:
 
 @dataclass(frozen=True, kw_only=True)
 class Decoding:
-    """How a policy draws: part of its density, so log-probs use the same numbers (rule U25)."""
+    """Sampling settings. They define the density, so log-probs use the same values (rule U25)."""
 
     temperature: float  # 0: greedy
     max_steps: int
-    routing: RoutingMode = "live"  # of a mixture of experts: what scoring replays
+    routing: RoutingMode = "live"  # expert choices that scoring replays in a mixture of experts
 
 
 class TokenPolicy(Policy[TokenTrajectory]):
-    """A causal LM, its tokenizer and how it draws."""
+    """A causal LM with its tokenizer and sampling settings."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class TokenPolicy(Policy[TokenTrajectory]):
     ) -> None:
         require_routers(model, decoding.routing)
         if getattr(model.config, "output_router_logits", False):
-            model.config.output_router_logits = False  # for a balancing loss: no objective has it
+            model.config.output_router_logits = False  # no objective has a load-balancing loss
         self._model = model
         self.tokenizer = tokenizer
         self.decoding = decoding
@@ -128,16 +128,16 @@ class TokenPolicy(Policy[TokenTrajectory]):
         self.flops = TokenFlops(model)
         self.forward = ForwardPasses(model)
         self.end_tokens = end_tokens(model, tokenizer)
-        self._pass: Callable[[Callable[[], Scored]], Scored] = lambda compute: compute()
+        self._pass: Callable[[Callable[[], ScoredSteps]], ScoredSteps] = lambda compute: compute()
 
     def shard(self, device: str) -> None:
-        """Leaves this rank its share of the weights: a score is now a pass of all ranks."""
+        """Shards the weights over the ranks; scoring is then a collective of all ranks."""
         self.flops.measure()
         self._pass = shard(self.model, device)
 
     @property
     def _is_replaying(self) -> bool:
-        """Whether updates replay the experts that sampling chose."""
+        """Whether updates replay the expert choices of sampling."""
         mode: RoutingMode = self.decoding.routing
         return mode == "replay_sampled"
 
@@ -147,7 +147,7 @@ class TokenPolicy(Policy[TokenTrajectory]):
         return self._model
 
     def encode(self, prompts: list[str]) -> tuple[Int[Tensor, "prompt width"], Tensor]:
-        """Returns tokens padded on the left, and their mask."""
+        """Returns tokens padded on the left and their mask."""
         rows = [self._encode_one(prompt) for prompt in prompts]
         width = max(map(len, rows))
         tokens = torch.zeros(len(rows), width, dtype=torch.long)
@@ -158,19 +158,19 @@ class TokenPolicy(Policy[TokenTrajectory]):
         return tokens, mask
 
     def decode(self, trajectory: TokenTrajectory) -> list[str]:
-        """Returns each rollout's text, without special tokens."""
+        """Returns each rollout's text without special tokens."""
         rows = [row[kept].tolist() for row, kept in zip(trajectory.tokens, trajectory.mask)]
         texts: list[str] = self.tokenizer.batch_decode(rows, skip_special_tokens=True)
         return texts
 
     def is_finished(self, trajectory: TokenTrajectory) -> Bool[Tensor, " rollout"]:
-        """Returns which rollouts ended with an end token, not at the step limit."""
+        """Returns which rollouts ended with an end token instead of at the step limit."""
         last = trajectory.mask.sum(dim=1, keepdim=True) - 1
         return torch.isin(trajectory.tokens.gather(1, last)[:, 0], self.end_tokens)
 
     @property
     def layout(self) -> Layout:
-        """What is stored of texts."""
+        """The layout of stored rollouts."""
         return token_layout(self.decoding.routing)
 
     def unpack(
@@ -187,7 +187,7 @@ class TokenPolicy(Policy[TokenTrajectory]):
         """Returns a stored trajectory and its behavior log-probs.
 
         Raises:
-          ArtifactError: If its routing is that of another model.
+          ArtifactError: If tokens or routing do not fit the model.
         """
         _require_text(tensors, self.model.get_input_embeddings().num_embeddings)
         steps, lengths = tensors["steps"], tensors["prompt_lengths"]
@@ -214,27 +214,27 @@ class TokenPolicy(Policy[TokenTrajectory]):
         rows: Int[Tensor, " kept"],
         needed: Bool[Tensor, "kept step"],
     ) -> Int[Tensor, " kept"]:
-        """Returns prompt length plus number of steps, needed or not: each reads those before it."""
+        """Returns prompt length plus number of steps; a needed step also reads all earlier ones."""
         prompt = trajectory.prompt_mask.sum(dim=1)[trajectory.group]
         return (prompt + trajectory.mask.sum(dim=1))[rows]
 
     def sample(
         self, prompts: list[str], *, group_sizes: list[int], generator: Generator
     ) -> tuple[TokenTrajectory, Float[Tensor, "rollout step"]]:
-        """Returns rollouts, with their routing if it is to be replayed, and log-probs in nats."""
+        """Returns rollouts and log-probs in nats; records the routing if updates replay it."""
         if not self._is_replaying:
             with self.forward.sampling():
                 return self._sample(prompts, group_sizes=group_sizes, generator=generator)
-        _ = self.flops.forward  # measured now: its passes are no sampling
+        _ = self.flops.forward  # measured here, so that its passes are not recorded
         with self.forward.sampling(), recorded(self.model) as passes:
             trajectory, logp = self._sample(prompts, group_sizes=group_sizes, generator=generator)
         routing = join_passes(passes, trajectory.group, trajectory.mask)
         return replace(trajectory, routing=routing), logp
 
     def replayed(self, trajectory: TokenTrajectory) -> TokenTrajectory:
-        """Returns the trajectory as updates score it: `replay_proximal` starts with blank routing.
+        """Returns the trajectory for updates; for `replay_proximal`, with blank routing.
 
-        The first scoring of a token, before the updates, fills it in.
+        The first scoring of a token, before the updates, records its routing.
         """
         if self.decoding.routing != "replay_proximal":
             return trajectory
@@ -250,9 +250,9 @@ class TokenPolicy(Policy[TokenTrajectory]):
     ) -> tuple[TokenTrajectory, Float[Tensor, "rollout step"]]:
         """Returns rollouts and their log-probs in nats at the decoding temperature.
 
-        A prompt is read once, its cache shared by the group; rollouts that have ended leave the
-        batch. One uniform number per rollout and step is inverted through the cumulative
-        distribution, so a draw depends on nothing but its number and its distribution.
+        The group shares one pass over its prompt, and finished rollouts leave the batch. Sampling
+        inverts the cumulative distribution at one uniform number per rollout and step, so a sample
+        depends only on its number and its distribution.
         """
         prompt, prompt_mask = self.encode(prompts)
         self._require_positions(int(prompt_mask.sum(dim=1).max()))
@@ -267,8 +267,8 @@ class TokenPolicy(Policy[TokenTrajectory]):
         logits = self.forward.prompt_logits(prompt, prompt_mask, cache)[group]
         passes = [_reading(*prompt.shape, seen=prompt.shape[1])]
         cache.reorder_cache(group.to(self.model.device))
-        ahead = self.forward.look_ahead(prompt_mask[group], steps)
-        alive: slice | Tensor = slice(None)  # until one has ended: a view is cheaper
+        ahead = self.forward.attention_ahead(prompt_mask[group], steps)
+        alive: slice | Tensor = slice(None)  # a view, cheaper than an index until a rollout ends
         for step in range(steps):
             chosen, chosen_logp = self._draw(logits, uniform[alive, step])
             tokens[alive, step], logp[alive, step], mask[alive, step] = chosen, chosen_logp, True
@@ -302,11 +302,11 @@ class TokenPolicy(Policy[TokenTrajectory]):
         """Returns log-probs in nats at the decoding temperature, 0 on padding.
 
         Args:
-          needed: The steps to compute, the others are 0 as well; None: all.
+          needed: The steps to compute; the others are 0. None: all steps.
 
         Raises:
-          ValueError: If the decoding is greedy, which has no density, or routing is to be
-            replayed and was not recorded.
+          ValueError: If decoding is greedy and so has no density, or if the routing to replay was
+            not recorded.
         """
         if self.decoding.temperature == 0:
             raise ValueError("log_prob needs temperature > 0: greedy decoding has no density")
@@ -328,7 +328,7 @@ class TokenPolicy(Policy[TokenTrajectory]):
         return Scores(logp=scored.logp)
 
     def _routing(self, trajectory: TokenTrajectory) -> AbstractContextManager[None]:
-        """Returns within what a trajectory is scored: its recorded routing, or none."""
+        """Returns the context manager that replays a trajectory's routing, if any."""
         mode = self.decoding.routing
         if mode == "live":
             return nullcontext()
@@ -338,7 +338,7 @@ class TokenPolicy(Policy[TokenTrajectory]):
         return replayed(self.model, trajectory.routing, width=width, num_read=num_read)
 
     def _require_positions(self, prompt_tokens: int) -> None:
-        """Raises ParameterError if the longest rollout of a prompt has no position any more."""
+        """Raises ParameterError if the longest rollout of a prompt exceeds the model's context."""
         limit, steps = num_positions(self.model.config), self.decoding.max_steps
         if limit is not None and prompt_tokens + steps > limit:
             raise ParameterError(
@@ -359,26 +359,26 @@ class TokenPolicy(Policy[TokenTrajectory]):
     def _draw(
         self, logits: Float[Tensor, "rollout token"], uniform: Float[Tensor, " rollout"]
     ) -> tuple[Int[Tensor, " rollout"], Float[Tensor, " rollout"]]:
-        """Returns a token per row and its log-prob; the most likely one at temperature 0."""
+        """Returns a sampled token per row and its log-prob; the most likely at temperature 0."""
         if self.decoding.temperature > 0:
             return draw(logits, uniform, self.decoding.temperature)
         logp, chosen = logits.log_softmax(dim=1).max(dim=1)
         return chosen, logp
 
     def _count(self, *passes: Pass) -> None:
-        """Adds forward passes, and their backward passes where gradients are on, to the cost."""
+        """Adds forward passes, and backward passes if gradients are enabled, to the cost."""
         training = self.flops.training if torch.is_grad_enabled() else None
         flops = total_flops(passes, forward=self.flops.forward, training=training)
         self.cost += Cost(flops=flops)
 
 
 def token_layout(routing: RoutingMode) -> Layout:
-    """Returns what is stored of texts, and of experts if their choices are replayed."""
+    """Returns the layout of stored rollouts, with expert choices for `replay_sampled`."""
     return {**LAYOUT, **ROUTING_LAYOUT} if routing == "replay_sampled" else LAYOUT
 
 
 def _require_text(tensors: dict[str, Tensor], vocabulary: int) -> None:
-    """Raises ArtifactError unless tokens are those of a vocabulary, and log-probs are."""
+    """Raises ArtifactError unless tokens are in the vocabulary and log-probs are at most 0."""
     for name, lengths in (("prompt_tokens", "prompt_lengths"), ("tokens", "steps")):
         known = (tensors[name] >= 0) & (tensors[name] < vocabulary)
         require_entries(tensors, name, known, f"in [0, {vocabulary})", lengths=lengths)
@@ -387,12 +387,12 @@ def _require_text(tensors: dict[str, Tensor], vocabulary: int) -> None:
 
 
 def _reading(rows: int, new: int, *, seen: int) -> Pass:
-    """Returns the pass that reads tokens while sampling: the last one's logits are needed."""
+    """Returns a sampling pass; it computes the logits of the last position only."""
     return Pass(rows=rows, query=new, context=seen, logits=1)
 
 
 def num_positions(config: PreTrainedConfig) -> int | None:
-    """Returns how many positions a model was made for; None: no number is stated, or it scales."""
+    """Returns the largest number of positions of a model; None: no limit, or scaled positions."""
     text = config.get_text_config()
     rotary = getattr(text, "rope_parameters", None) or {}
     # One setting, or one per type of layer.
@@ -405,10 +405,10 @@ def num_positions(config: PreTrainedConfig) -> int | None:
 
 
 def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Tensor:
-    """Returns every token that ends a rollout: of those that are named, what the model can draw.
+    """Returns the tokens that end a rollout, restricted to the model's vocabulary.
 
     Raises:
-      ArtifactError: If the model's files name what is no token.
+      ArtifactError: If eos_token_id is not a token id or a list of them.
     """
     configured = getattr(model.generation_config, "eos_token_id", None)
     named = [
@@ -427,12 +427,12 @@ def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Te
 def load_token_policy(
     params: RunParams[TokenPolicyParams], *, base: Path, directory: Path, decoding: Decoding
 ) -> TokenPolicy:
-    """Returns the policy of a directory, on the machine's device, without dropout.
+    """Returns the policy of a directory on the machine's device, without dropout.
 
-    Divided among the ranks, if there are several.
+    With several ranks, the weights are sharded among them.
 
     Args:
-      base: The base policy's directory; `directory`, if it is another, holds what changed.
+      base: The base policy's directory. A different `directory` holds the trained weights.
 
     Raises:
       ArtifactError: If a file is missing or broken.
@@ -443,7 +443,7 @@ def load_token_policy(
     if settings.prompt_format == "chat":
         require_chat_template(tokenizer)
     if settings.lora:
-        # Imported here, as below: few runs have adapters.
+        # Imported here, as below: few runs train adapters.
         from grpo.modalities.shared.models import add_lora
 
         add_lora(model, settings.lora, seed=derive_seed(params.seed, "lora"))
@@ -452,7 +452,7 @@ def load_token_policy(
         from grpo.modalities.shared.recomputation import recompute_blocks
 
         recompute_blocks(model)
-    if num_ranks() == 1:  # else it stays on the host until each rank takes its share
+    if num_ranks() == 1:  # otherwise the model stays on the host until it is sharded
         nn.Module.to(model, params.machine.device)
     require_routers(model, settings.routing)
     policy = TokenPolicy(
@@ -469,12 +469,12 @@ def load_token_policy(
 
 
 def require_chat_template(tokenizer: Any) -> None:
-    """Raises ParameterError unless the tokenizer's chat template renders what the user says."""
+    """Raises ParameterError unless the tokenizer's chat template renders user messages."""
     for said in ("first probe", "second probe"):
         with refused_by_library(
             lambda why: ParameterError(
-                f"{PARAMS}: policy.prompt_format chat needs a chat template that renders a message "
-                f"of a user: {why}; set plain or mend the template"
+                f"{PARAMS}: policy.prompt_format chat needs a chat template that renders a user "
+                f"message: {why}; set plain or correct the template"
             )
         ):
             text = tokenizer.apply_chat_template(
@@ -482,21 +482,21 @@ def require_chat_template(tokenizer: Any) -> None:
             )
         if said not in text:
             raise ParameterError(
-                f"{PARAMS}: policy.prompt_format chat: the tokenizer's chat template leaves out "
-                f"what the user says, it renders {brief(repr(text))}; mend it or set plain"
+                f"{PARAMS}: policy.prompt_format chat: the tokenizer's chat template must render "
+                f"the user message, got {brief(repr(text))}; correct it or set plain"
             )
 
 
 def load_vllm_sampler(
     params: RunParams[TokenPolicyParams], *, base: Path, directory: Path, decoding: Decoding
 ) -> TokenPolicy:
-    """Returns the policy of a directory to draw rollouts from, by vLLM.
+    """Returns a policy that samples with vLLM.
 
     Raises:
       ArtifactError: If a file is missing or broken.
-      MissingExtraError: If it is not installed.
+      MissingExtraError: If vLLM is not installed.
     """
-    # Imported here: an extra, and seconds.
+    # Imported here: vLLM is an extra and takes seconds to import.
     from grpo.modalities.tokens.vllm import VllmPolicy
 
     model, tokenizer = load_base(base, DTYPES[params.machine.dtype])
@@ -513,7 +513,7 @@ def load_vllm_sampler(
 
 
 def load_token_cost_model(params: RunParams[TokenPolicyParams], *, base: Path) -> TokenCostModel:
-    """Returns what predicts the FLOPs of runs from the base policy in a directory.
+    """Returns the cost model of runs from the base policy in a directory.
 
     Raises:
       ArtifactError: If a file is missing or broken.

@@ -1,7 +1,7 @@
-"""Routing of mixture-of-experts models: which experts each token went to, recorded and replayed.
+"""Routing replay for mixture-of-experts models: records and replays the experts of each token.
 
-Only the discrete choice is replayed. The scores of the chosen experts are the model's own, computed
-anew and normalized as the model does, so gradients reach the router.
+Replay fixes only the discrete choice. The model still computes and normalizes the gate weights of
+the chosen experts, so gradients reach the router.
 [Ma et al., 2025, arXiv 2510.11370; Zheng et al., 2025, arXiv 2512.01374, section 4]
 """
 
@@ -26,19 +26,19 @@ PROMPT_EXPERTS = "prompt_experts"
 EXPERTS = "experts"
 ROUTING_LAYOUT = {
     PROMPT_EXPERTS: Rows("prompt", "prompt_lengths"),
-    EXPERTS: Rows("rollout", "steps", left_out=1),  # the last step is never read
+    EXPERTS: Rows("rollout", "steps", left_out=1),  # the last token is not an input
 }
 CHOICES = (torch.topk, torch.Tensor.topk)
-RECORDS: ContextVar[bool] = ContextVar("RECORDS", default=True)  # False: a pass computed again
+RECORDS: ContextVar[bool] = ContextVar("RECORDS", default=True)  # False: during recomputation
 
 
 @dataclass(frozen=True, kw_only=True)
 class Routing:
-    """The experts of every token that was read; some rollouts of what is stored.
+    """The experts of every input token, as a view of some rollouts of a shared store.
 
-    A rollout's last token is never read, so it has none. An entry is blank (the largest number of
-    its dtype) where nothing was recorded: there the model routes live. One rollout of a prompt of
-    two tokens and of three steps, one layer, two experts per token::
+    A rollout's last token is not an input and has no entry. A blank entry (the largest number of
+    its dtype) means that nothing was recorded; the model then routes live. One rollout with a
+    prompt of two tokens, three steps, one layer and two experts per token::
 
         Routing(prompt=[[[[0, 3]], [[1, 2]]]], steps=[[[[3, 0]], [[2, 1]]]], prompt_row=[0],
                 step_row=[0], is_open=False)
@@ -51,7 +51,7 @@ class Routing:
     is_open: bool  # the first scoring of a token fills its blank entries
 
     def select(self, rows: Int[Tensor, " kept"]) -> "Routing":
-        """Returns some rollouts of the same store: what is recorded there is seen here."""
+        """Returns a view of some rollouts; it shares the store, so later records are visible."""
         return replace(self, prompt_row=self.prompt_row[rows], step_row=self.step_row[rows])
 
     def read(self, width: int, num_read: int) -> Integer[Tensor, "rollout position layer choice"]:
@@ -60,7 +60,7 @@ class Routing:
         return torch.cat([prompt, self.steps[self.step_row, :num_read]], dim=1)
 
     def fill(self, chosen: Integer[Tensor, "rollout position layer choice"], width: int) -> None:
-        """Records what was chosen where the store is blank; the first `width` are prompts."""
+        """Writes choices to blank entries; the first `width` positions belong to prompts."""
         start = self.prompt.shape[1] - width
         positions = torch.arange(start, self.prompt.shape[1])
         _fill(self.prompt, self.prompt_row, positions, chosen[:, :width])
@@ -69,12 +69,12 @@ class Routing:
 
 
 def find_routers(model: nn.Module) -> list[nn.Module]:
-    """Returns the top-k routers of a `transformers` model in the order of its layers."""
+    """Returns the top-k routers of a `transformers` model in layer order."""
     return [each for each in model.modules() if type(each).__name__.endswith("TopKRouter")]
 
 
 def require_routers(model: nn.Module, mode: RoutingMode) -> None:
-    """Raises ParameterError if routing is to be replayed and there is none."""
+    """Raises ParameterError if the mode replays routing and the model has no routers."""
     if mode != "live" and not find_routers(model):
         name = type(model).__name__
         raise ParameterError(
@@ -84,7 +84,7 @@ def require_routers(model: nn.Module, mode: RoutingMode) -> None:
 
 
 def blank_routing(model: nn.Module, rollouts: int, width: int, num_read: int) -> Routing:
-    """Returns an open routing, a row of its own for each rollout's prompt."""
+    """Returns an open routing with blank entries and a separate prompt row per rollout."""
     rows = torch.arange(rollouts)
     return Routing(
         prompt=_blank(model, rollouts, width),
@@ -97,7 +97,7 @@ def blank_routing(model: nn.Module, rollouts: int, width: int, num_read: int) ->
 
 @contextmanager
 def recorded(model: nn.Module) -> Iterator[list[Tensor]]:
-    """Yields a list that gets, per forward pass within, the experts [token, layer, choice]."""
+    """Yields a list to which each forward pass appends its experts [token, layer, choice]."""
     passes: list[Tensor] = []
     with _routed(find_routers(model), None, passes):
         yield passes
@@ -105,9 +105,9 @@ def recorded(model: nn.Module) -> Iterator[list[Tensor]]:
 
 @contextmanager
 def replayed(model: nn.Module, routing: Routing, *, width: int, num_read: int) -> Iterator[None]:
-    """Within, one forward pass over `width` prompt and `num_read` step positions is routed so.
+    """Replays routing in one forward pass over `width` prompt and `num_read` step positions.
 
-    Blank entries route live, and are filled if the routing is open and gradients are off.
+    Blank entries route live. They are filled if the routing is open and gradients are disabled.
     """
     given = routing.read(width, num_read)
     passes: list[Tensor] = []
@@ -118,8 +118,8 @@ def replayed(model: nn.Module, routing: Routing, *, width: int, num_read: int) -
         routing.fill(chosen.unflatten(0, given.shape[:2]), width)
 
 
-def routed_as_now(module: nn.Module) -> Callable[[], AbstractContextManager[None]]:
-    """Returns a context in which a module's routers choose as they do here; nothing is recorded."""
+def repeat_current_routing(module: nn.Module) -> Callable[[], AbstractContextManager[None]]:
+    """Returns a context manager that reinstates the current routing without recording."""
     routers = find_routers(module)
     now = [vars(router).get("forward") for router in routers]
 
@@ -141,11 +141,12 @@ def join_passes(
     group: Int[Tensor, " rollout"],
     mask: Bool[Tensor, "rollout step"],
 ) -> Routing:
-    """Returns the routing of a sampled batch: its first pass read the prompts, each other a step.
+    """Returns the routing of a sampled batch from its passes.
 
     Args:
+      passes: The first one read the prompts, each later one a step.
       group: Row of the prompt of each rollout.
-      mask: A rollout's token is read if it has another one after it.
+      mask: A rollout's token is an input if another token follows.
     """
     prompts = int(group.max()) + 1
     dtype, blank = passes[0].dtype, torch.iinfo(passes[0].dtype).max
@@ -164,7 +165,7 @@ def join_passes(
 def pack_routing(
     routing: Routing, prompt_mask: Bool[Tensor, "prompt width"], mask: Bool[Tensor, "rollout step"]
 ) -> dict[str, Tensor]:
-    """Returns the experts of all read tokens as flat tensors, which can be concatenated."""
+    """Returns the experts of all input tokens as flat tensors that can be concatenated."""
     steps = routing.steps[routing.step_row, : mask.shape[1] - 1]
     width = prompt_mask.shape[1]
     return {
@@ -174,7 +175,7 @@ def pack_routing(
 
 
 def require_routing(tensors: dict[str, Tensor]) -> None:
-    """Raises ArtifactError if what `pack_routing` stored is missing."""
+    """Raises ArtifactError if the tensors of `pack_routing` are missing."""
     if not ROUTING_LAYOUT.keys() <= tensors.keys():
         raise ArtifactError(
             "holds no routing for policy.routing replay_sampled; rerun its rollout stage with a "
@@ -189,10 +190,10 @@ def unpack_routing(
     prompt_mask: Bool[Tensor, "prompt width"],
     mask: Bool[Tensor, "rollout step"],
 ) -> Routing:
-    """Returns what `pack_routing` stored.
+    """Returns the routing from tensors of `pack_routing`.
 
     Raises:
-      ArtifactError: If it does not fit the model or the masks.
+      ArtifactError: If the tensors do not fit the model or the masks.
     """
     prompt, steps = _blank(model, *prompt_mask.shape), _blank(model, len(mask), mask.shape[1] - 1)
     for name, store, read in (
@@ -216,7 +217,7 @@ def unpack_routing(
 
 
 class _Choice(TorchFunctionMode):
-    """Within, top-k takes the given experts where there are some, with the scores they have."""
+    """Makes top-k return the given experts, where not blank, with their own gate scores."""
 
     def __init__(self, given: Integer[Tensor, "token choice"] | None) -> None:
         super().__init__()
@@ -244,14 +245,14 @@ def _routed(
     given: Integer[Tensor, "token layer choice"] | None,
     passes: list[Tensor],
 ) -> Iterator[None]:
-    """Within, routers choose `given`, and a pass through all of them is added to `passes`."""
+    """Makes routers choose `given` and appends each pass through all of them to `passes`."""
     layers: list[Tensor] = []
 
     def forward(index: int, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         choice = _Choice(None if given is None else given[:, index])
         with choice:
             output = original(*args, **kwargs)
-        (chosen,) = choice.chosen  # one top-k per router
+        (chosen,) = choice.chosen  # a router calls top-k once
         if not RECORDS.get():
             return output
         layers.append(chosen.to(_dtype(routers[0])))
@@ -261,7 +262,7 @@ def _routed(
         return output
 
     own = [partial(forward, index, router.forward) for index, router in enumerate(routers)]
-    outer = _swap_forwards(routers, own)  # of a context around this one
+    outer = _swap_forwards(routers, own)  # those of an enclosing context
     try:
         yield
     finally:
@@ -271,7 +272,7 @@ def _routed(
 def _swap_forwards(
     routers: list[nn.Module], forwards: Sequence[Callable[..., Any] | None]
 ) -> list[Callable[..., Any] | None]:
-    """Gives routers forwards of their own, None: the class's; returns those before."""
+    """Sets the routers' forward methods (None: the class's) and returns the previous ones."""
     before = [vars(router).pop("forward", None) for router in routers]
     for router, own in zip(routers, forwards, strict=True):
         if own is not None:
@@ -285,7 +286,7 @@ def _fill(
     positions: Int[Tensor, " position"],
     chosen: Integer[Tensor, "rollout position layer choice"],
 ) -> None:
-    """Writes what was chosen into the blank entries of some rows and positions."""
+    """Writes choices to the blank entries of some rows and positions."""
     index = (rows[:, None], positions)
     before = store[index]
     store[index] = torch.where(before == torch.iinfo(store.dtype).max, chosen, before)
@@ -294,7 +295,7 @@ def _fill(
 def _blank(
     model: nn.Module, rows: int, positions: int
 ) -> Integer[Tensor, "row position layer choice"]:
-    """Returns blank entries for some rows of positions."""
+    """Returns blank entries."""
     routers: list[Any] = find_routers(model)
     dtype = _dtype(routers[0])
     shape = (rows, positions, len(routers), int(routers[0].top_k))
@@ -302,6 +303,6 @@ def _blank(
 
 
 def _dtype(router: Any) -> torch.dtype:
-    """Returns the smallest integers that hold every expert's number and a blank."""
+    """Returns the smallest integer type for all expert numbers and the blank value."""
     is_small = int(router.num_experts) <= torch.iinfo(torch.uint8).max
     return torch.uint8 if is_small else torch.int16

@@ -1,9 +1,9 @@
 """Sampling by vLLM, an extra (pip install -e '.[vllm]'); needs a GPU.
 
-Written against vLLM's documented interface (0.11) and not run by this repository's tests, which
-have no GPU. vLLM's numerics differ from the trainer's: put `truncate_mismatch` in front of the
-trust region (docs/methods/engine_mismatch.md). Its draws are seeded; bytes are reproduced only on
-the same GPU, version and batch.
+The code follows vLLM's documented interface (0.11); this repository's tests have no GPU and do not
+run it. vLLM's numerics differ from the trainer's: put `truncate_mismatch` before the trust region
+(docs/methods/engine_mismatch.md). Sampling is seeded; results are reproducible only on the same
+GPU, version and batch.
 """
 
 import os
@@ -30,7 +30,7 @@ except ImportError:
 
 
 class VllmPolicy(TokenPolicy):
-    """A token policy whose rollouts come from a vLLM engine over the same directory."""
+    """A token policy that samples with a vLLM engine."""
 
     def __init__(
         self,
@@ -44,16 +44,16 @@ class VllmPolicy(TokenPolicy):
         """Starts the engine.
 
         Args:
-          model: On the host; counts FLOPs and names the end tokens, and is not sampled from.
-          directory: Weights, configuration and tokenizer: what the engine loads.
+          model: A copy on the host for FLOP counts and end tokens; sampling does not use it.
+          directory: Weights, configuration and tokenizer for the engine.
         """
         super().__init__(model, tokenizer, decoding=decoding, uses_chat_template=uses_chat_template)
-        os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # nothing leaves the machine
+        os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # no telemetry
         self._engine: Any = vllm.LLM(
             model=str(directory),
             dtype=str(model.dtype).removeprefix("torch."),
             seed=0,
-            # Log-probs at the decoding temperature, not of the raw logits.
+            # Log-probs at the decoding temperature instead of those of the raw logits.
             logprobs_mode="processed_logprobs",
         )
 
@@ -93,16 +93,16 @@ class VllmPolicy(TokenPolicy):
             max_tokens=self.decoding.max_steps,
             seed=seed,
             stop_token_ids=self.end_tokens.tolist(),
-            logprobs=0,  # of the drawn token alone
+            logprobs=0,  # for the sampled token only
             detokenize=False,
         )
 
     def _count_sampling(self, trajectory: TokenTrajectory) -> None:
-        """Adds what a cached sampler computes: a prompt once, then one position per step."""
+        """Adds the cost of cached sampling: each prompt once, then one position per step."""
         lengths = trajectory.prompt_mask.sum(dim=1)
         for length in lengths.tolist():
             self._count(Pass(rows=1, query=length, context=length, logits=1))
-        read = trajectory.mask.sum(dim=1) - 1  # the last token is never read
+        read = trajectory.mask.sum(dim=1) - 1  # the last token is not an input
         for length, count in zip(lengths[trajectory.group].tolist(), read.tolist()):
             mean_context = length + (count + 1) / 2
             self._count(Pass(rows=count, query=1, context=round(mean_context), logits=1))

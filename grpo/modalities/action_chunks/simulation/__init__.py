@@ -1,1 +1,1 @@
-"""Simulators of robots: what a policy acts in, run in processes of their own."""
+"""Robot simulators, run in separate processes."""

@@ -1,4 +1,4 @@
-"""What a simulator shows of a scene, and how a rollout in it ends."""
+"""The interface of a simulator: environments, their answers, and endings of rollouts."""
 
 from collections.abc import Sequence
 from enum import IntEnum
@@ -7,59 +7,59 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-SEPARATOR = " | "  # in a scene's text, behind what the policy is told
+SEPARATOR = " | "  # in a scene's text, between the instruction and the coordinates
 
 
 class Ending(IntEnum):
-    """How a rollout ended; stored with it."""
+    """How a rollout ended; stored with the rollout."""
 
     STEP_LIMIT = 0
     SUCCESS = 1
-    FAILED = 2  # the environment raised, died twice, or returned what cannot be stored
+    FAILED = 2  # the environment raised, crashed twice, or returned a value that cannot be stored
     TIMED_OUT = 3  # the environment did not answer in time
 
 
-UNSEEN = np.zeros((3, 0, 0), np.uint8)  # the picture of who does not look
+NO_PICTURE = np.zeros((3, 0, 0), np.uint8)  # the picture of an environment without a camera
 
 
 class Moment(NamedTuple):
-    """What an environment answers: the state after what was asked of it."""
+    """An environment's answer to an order: the state after it."""
 
     observation: NDArray[np.float32]
-    executed: int  # actions of the chunk that were carried out; the others came after the end
-    ending: Ending | None  # None: it goes on
-    picture: NDArray[np.uint8] = UNSEEN  # square, color by color; no pixels at the end
+    executed: int  # number of executed actions of the chunk; the rest came after the end
+    ending: Ending | None  # None: the rollout continues
+    picture: NDArray[np.uint8] = NO_PICTURE  # square, channels first; no pixels at the end
 
 
 @runtime_checkable
 class Environment(Protocol):
-    """One scene that can be acted in."""
+    """A simulated scene."""
 
     @property
     def observations(self) -> int:
-        """Numbers of an observation."""
+        """Size of an observation."""
         ...
 
     @property
     def pixels(self) -> int:
-        """Of a picture's side; 0: it has no camera."""
+        """Side length of a picture; 0: no camera."""
         ...
 
     def start(self, scene: str) -> NDArray[np.float64]:
-        """Returns the first observation of a scene, the same for the same scene."""
+        """Returns the first observation of a scene; it is a function of the scene alone."""
         ...
 
     def step(self, action: Sequence[float]) -> tuple[NDArray[np.float64], bool]:
-        """Returns the next observation, and whether the goal is reached."""
+        """Returns the next observation and whether the goal is reached."""
         ...
 
-    def look(self) -> NDArray[np.uint8]:
-        """Returns a square picture of the scene, color by color; no pixels if it has no camera."""
+    def render(self) -> NDArray[np.uint8]:
+        """Returns a square picture of the scene, channels first; no pixels without a camera."""
         ...
 
 
 def act(environment: Environment, actions: Sequence[Sequence[float]]) -> Moment:
-    """Returns the moment after a chunk of actions; those behind the goal are not carried out.
+    """Returns the moment after a chunk of actions; stops when the goal is reached.
 
     Raises:
       ValueError: If an answer of the environment cannot be stored.
@@ -72,7 +72,7 @@ def act(environment: Environment, actions: Sequence[Sequence[float]]) -> Moment:
             raise ValueError(f"whether the goal is reached must be a bool, got {is_solved!r}")
         if is_solved:
             return Moment(observation, executed, Ending.SUCCESS)
-    return Moment(observation, len(actions), None, _look(environment))
+    return Moment(observation, len(actions), None, _render(environment))
 
 
 def begin(environment: Environment, scene: str) -> Moment:
@@ -82,11 +82,11 @@ def begin(environment: Environment, scene: str) -> Moment:
       ValueError: If an answer of the environment cannot be stored.
     """
     observation = _to_stored(environment, environment.start(scene))
-    return Moment(observation, 0, None, _look(environment))
+    return Moment(observation, 0, None, _render(environment))
 
 
 def _to_stored(environment: Environment, observation: object) -> NDArray[np.float32]:
-    """Returns an observation as it is stored: what is finite in float64 may not be in float32."""
+    """Returns an observation in float32, as it is stored; a finite float64 may overflow there."""
     numbers = np.asarray(observation)
     if numbers.dtype.kind not in "iuf" or numbers.shape != (environment.observations,):
         raise ValueError(
@@ -100,8 +100,8 @@ def _to_stored(environment: Environment, observation: object) -> NDArray[np.floa
     return stored
 
 
-def _look(environment: Environment) -> NDArray[np.uint8]:
-    picture = np.asarray(environment.look())
+def _render(environment: Environment) -> NDArray[np.uint8]:
+    picture = np.asarray(environment.render())
     shape = (3, environment.pixels, environment.pixels)
     if picture.dtype != np.uint8 or picture.shape != shape:
         raise ValueError(

@@ -1,26 +1,26 @@
-"""Pictures of a scene that is played, cast ray by ray: few machines have what OpenGL needs."""
+"""A ray-casting camera for scenes: few machines have the drivers that OpenGL needs."""
 
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int, UInt8
 
-WIDTH, HEIGHT = 160, 120  # of a film's frame
-EYE = np.array([0.95, 0.15, 0.8])  # meters, as all places here; the arm stands at 0 0 0
+WIDTH, HEIGHT = 160, 120  # pixels of a film's frame
+EYE = np.array([0.95, 0.15, 0.8])  # camera position; all positions in meters, the arm at 0 0 0
 TARGET = np.array([0.0, 0.64, 0.13])
-FIELD_DEGREES = 34.0  # from the top of a film's frame to its bottom; every frame is as broad
+FIELD_DEGREES = 34.0  # vertical field of view of a film's frame; all frames share its width
 LAMP = np.array([0.35, 0.2, 2.2])
-AMBIENT, SHADOW = 0.45, 0.3  # light that is everywhere; what of the lamp's is left in its shadow
+AMBIENT, SHADOW = 0.45, 0.3  # ambient light; fraction of the lamp's light left in its shadow
 GAMMA = 1.4
 BACKGROUND = 0.94
-FAR = 10.0  # where rays end
-FLOOR = "floor"  # the geom that is shown as background
-IN_SHADOW = 0.02  # a ray from the lamp that ends so much before its point
-VISIBLE = np.array([1, 1, 1, 1, 0, 0], np.uint8)  # groups of geoms; Meta-World collides with 4
-UNSET = (0.5, 0.5, 0.5, 1.0)  # a geom's color that leaves it to its material
+FAR = 10.0  # length of a ray
+FLOOR = "floor"  # the geom that is drawn as background
+IN_SHADOW = 0.02  # a point is in shadow if the lamp's ray ends this far before it
+VISIBLE = np.array([1, 1, 1, 1, 0, 0], np.uint8)  # geom groups; group 4 has collision geoms
+UNSET = (0.5, 0.5, 0.5, 1.0)  # MuJoCo's default color: the material decides
 GOAL_COLOR, RIM_COLOR = (40, 220, 90), (15, 50, 25)
-GOAL_PIXELS, GOAL_BREADTH, RIM_BREADTH = 5.5, 0.9, 0.8  # a ring's radius; pixels to either side
-PIXEL = 2 * np.tan(np.radians(FIELD_DEGREES) / 2) / HEIGHT  # of a film, seen from a meter away
+GOAL_PIXELS, GOAL_BREADTH, RIM_BREADTH = 5.5, 0.9, 0.8  # radius and half widths of the goal's ring
+PIXEL = 2 * np.tan(np.radians(FIELD_DEGREES) / 2) / HEIGHT  # size of a film's pixel at one meter
 
 Frame = UInt8[np.ndarray, "height width 3"]
 Point = Float[np.ndarray, "3"]
@@ -28,11 +28,11 @@ Points = Float[np.ndarray, "height width 3"]
 
 
 class Camera:
-    """Beside the table, at the same place for every scene; shows the one that is played."""
+    """A camera at a fixed position beside the table; draws the current scene."""
 
     def __init__(self, model: Any, data: Any, *, width: int = WIDTH, height: int = HEIGHT) -> None:
         """Args:
-        model, data: Of MuJoCo.
+        model, data: MuJoCo's.
         """
         self._model, self._data = model, data
         self._width, self._height = width, height
@@ -41,7 +41,7 @@ class Camera:
         self._floor = int(model.geom(FLOOR).id)
 
     def draw(self, goal: Point) -> Frame:
-        """Returns what the scene looks like now, with a ring around where the goal is."""
+        """Returns a picture of the current scene with a ring around the goal."""
         rays = self._rays()
         geom, distance = _cast(self._model, self._data, EYE, rays)
         is_thing = (geom >= 0) & (geom != self._floor)
@@ -58,7 +58,7 @@ class Camera:
         return self._mark_goal(frame, goal)
 
     def locate(self, point: Point) -> tuple[float, float]:
-        """Returns the column and the row at which a frame shows a point; pixels begin at -0.5."""
+        """Returns a point's column and row in a frame; the first pixel spans [-0.5, 0.5]."""
         forward, right, up = _axes()
         way = point - EYE
         scale = self._zoom / PIXEL / (way @ forward)
@@ -68,7 +68,7 @@ class Camera:
         )
 
     def _rays(self) -> Points:
-        """Returns the direction of every pixel's middle, one meter long."""
+        """Returns the unit direction of every pixel's center."""
         forward, right, up = _axes()
         pixel = PIXEL / self._zoom
         across = (np.arange(self._width) - (self._width - 1) / 2)[None, :, None] * pixel
@@ -78,7 +78,7 @@ class Camera:
         return unit
 
     def _mark_goal(self, frame: Frame, goal: Point) -> Frame:
-        """Returns a frame with a ring, in front of everything: many goals are inside things."""
+        """Returns a frame with the goal's ring on top, as many goals are inside objects."""
         column, row = self.locate(goal)
         rows = np.arange(self._height)[:, None]
         away = np.hypot(np.arange(self._width) - column, rows - row) / self._zoom
@@ -88,7 +88,7 @@ class Camera:
 
 
 def _axes() -> tuple[Point, Point, Point]:
-    """Returns where the camera's forward, right and up point to."""
+    """Returns the camera's forward, right and up directions."""
     forward = (TARGET - EYE) / np.linalg.norm(TARGET - EYE)
     right = np.cross(forward, [0.0, 0.0, 1.0])
     right /= np.linalg.norm(right)
@@ -98,8 +98,8 @@ def _axes() -> tuple[Point, Point, Point]:
 def _cast(
     model: Any, data: Any, origin: Point, rays: Points
 ) -> tuple[Int[np.ndarray, "height width"], Float[np.ndarray, "height width"]]:
-    """Returns the geom that each ray hits first and its distance; -1 where it hits none."""
-    # Imported here: metaworld.py says so where the simulator is missing.
+    """Returns the first geom that each ray hits and its distance; -1 without a hit."""
+    # Imported here: metaworld.py raises the error for a missing simulator.
     import mujoco
 
     shape = rays.shape[:2]
@@ -112,7 +112,7 @@ def _cast(
 
 
 def _normals(points: Points) -> Points:
-    """Returns unit normals of the surface through every point and its neighbors."""
+    """Returns unit surface normals, estimated from each point and its neighbors."""
     normals = np.cross(_slope(points, axis=1), _slope(points, axis=0))
     length = np.linalg.norm(normals, axis=-1, keepdims=True)
     unit: Points = normals / np.where(length > 0, length, 1.0)
@@ -120,7 +120,7 @@ def _normals(points: Points) -> Points:
 
 
 def _slope(points: Points, axis: int) -> Points:
-    """Returns the way to the nearer of two neighbors, which is likely on the same surface."""
+    """Returns the difference to the nearer neighbor, which is likely on the same surface."""
     ways = np.diff(points, axis=axis)
     first, last = ways.take([0], axis), ways.take([-1], axis)
     ahead, behind = np.concatenate([ways, last], axis), np.concatenate([first, ways], axis)
@@ -129,7 +129,7 @@ def _slope(points: Points, axis: int) -> Points:
 
 
 def _colors(model: Any) -> Float[np.ndarray, "geom 3"]:
-    """Returns each geom's own color, or its material's times the mean of its texture."""
+    """Returns each geom's color, or its material's color times the mean of its texture."""
     colors = np.array(model.geom_rgba[:, :3], np.float64)
     textures = [_mean_of_texture(model, each) for each in range(model.ntex)]
     for geom, material in enumerate(model.geom_matid):

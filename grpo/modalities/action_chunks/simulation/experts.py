@@ -1,4 +1,4 @@
-"""Demonstrations by Meta-World's scripted experts, whose hand is shaken."""
+"""Demonstrations by Meta-World's scripted experts with noise on executed actions."""
 
 import warnings
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ from grpo.modalities.action_chunks.simulation.metaworld import (
     split_scene,
 )
 
-LONGEST = 250  # steps of a demonstration
-BEHIND_GOAL = 8  # steps that are shown after the goal is reached
+LONGEST = 250  # maximum steps of a demonstration
+STEPS_AFTER_GOAL = 8  # steps recorded after the goal is reached
 
 
 @dataclass(frozen=True, kw_only=True)
 class Demonstration:
-    """What an expert saw, and what it would do there: what was carried out was shaken."""
+    """Observations of an expert and its actions for them, without the noise of execution."""
 
     instruction: str
     observation: NDArray[np.float64]  # shape [step, number]
@@ -31,12 +31,12 @@ class Demonstration:
 
 
 def demonstrate(scene: str, *, noise: float, seed: int, pixels: int = 0) -> Demonstration:
-    """Returns an expert's way through a scene.
+    """Returns an expert's demonstration in a scene.
 
     Args:
-      noise: Deviation of what is added to every action that is carried out: it shows how to come
-        back from mistakes. [Laskey et al., 2017, DART]
-      pixels: Of a picture's side; 0: none are taken.
+      noise: Deviation of Gaussian noise on executed actions, so that demonstrations include
+        recoveries from mistakes. [Laskey et al., 2017, DART]
+      pixels: Side length of pictures; 0: no pictures.
     """
     instruction, _ = split_scene(scene)
     expert, player = make_expert(family_of(instruction)), MetaWorld(pixels)
@@ -46,14 +46,14 @@ def demonstrate(scene: str, *, noise: float, seed: int, pixels: int = 0) -> Demo
     is_solved = False
     while left:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it remarks on every action that is to be clipped
+            warnings.simplefilter("ignore")  # the expert warns about every action to be clipped
             action = np.clip(expert.get_action(observation), -1, 1)
         seen.append(observation)
-        looked.append(player.look())
+        looked.append(player.render())
         done.append(action)
         shaken = np.clip(action + noise * generator.standard_normal(ACTIONS), -1, 1)
         observation, reached = player.step(shaken.tolist())
-        left = min(left - 1, BEHIND_GOAL) if reached or is_solved else left - 1
+        left = min(left - 1, STEPS_AFTER_GOAL) if reached or is_solved else left - 1
         is_solved = is_solved or reached
     return Demonstration(
         instruction=instruction_of(family_of(instruction)),

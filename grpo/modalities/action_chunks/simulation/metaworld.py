@@ -1,4 +1,4 @@
-"""Meta-World's robot arm: scenes as text, environments that share a model, scripted experts.
+"""Meta-World's robot arm: scenes as text, environments with a shared model, scripted experts.
 
 [Yu et al., 2019, Meta-World; McLean et al., 2025, Meta-World+]
 """
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from grpo.errors import MissingExtraError, ParameterError
-from grpo.modalities.action_chunks.simulation.base import SEPARATOR, UNSEEN
+from grpo.modalities.action_chunks.simulation.base import NO_PICTURE, SEPARATOR
 from grpo.modalities.action_chunks.simulation.camera import Camera
 from grpo.schema import PARAMS
 
@@ -26,21 +26,21 @@ except ImportError:
     ) from None
 
 VERSION = "-v3"
-DIGITS = 6  # of a coordinate in meters
-ACTIONS = 4  # of a step: the hand's motion in three directions, and the gripper's
-GRIPPER = 3  # the action that closes the gripper where it is positive
-OBSERVATIONS = 39  # the hand, two objects, the same one step before, and the goal
-HAND = 4  # of these, the first: where the hand is, and how far it is open
+DIGITS = 6  # decimals of a coordinate in meters
+ACTIONS = 4  # action dimensions: the hand's motion in three directions and the gripper
+GRIPPER = 3  # index of the gripper's action; positive values close it
+OBSERVATIONS = 39  # hand and two objects, now and one step before, and the goal
+HAND = 4  # the first numbers of an observation: position and opening of the hand
 
 
 class MetaWorld:
-    """An environment of the family that was asked for last: each holds a model of its own."""
+    """An environment of the current scene's family; a change of family loads another model."""
 
     observations = OBSERVATIONS
 
     def __init__(self, pixels: int = 0) -> None:
         """Args:
-        pixels: Of a picture's side; 0: it has no camera.
+        pixels: Side length of a picture; 0: no camera.
         """
         self._family = ""
         self._playing: Any = None
@@ -49,7 +49,7 @@ class MetaWorld:
         self._goal = np.zeros(3)
 
     def start(self, scene: str) -> NDArray[np.float64]:
-        """Returns the first observation of a scene: "pick place | 0.1 0.6 ..." in meters."""
+        """Returns the first observation of a scene such as "pick place | 0.1 0.6 ..." (meters)."""
         instruction, numbers = split_scene(scene)
         if family_of(instruction) != self._family:
             self._family = family_of(instruction)
@@ -63,33 +63,33 @@ class MetaWorld:
         return np.asarray(observation, np.float64)
 
     def step(self, action: Sequence[float]) -> tuple[NDArray[np.float64], bool]:
-        """Returns the next observation, and whether the goal is reached."""
+        """Returns the next observation and whether the goal is reached."""
         observation, _, _, _, info = self._playing.step(np.asarray(action))
         success = float(info["success"])
         if not np.isfinite(success):
             raise FloatingPointError(f"success must be a number, got {success}")
         return np.asarray(observation, np.float64), success > 0
 
-    def look(self) -> NDArray[np.uint8]:
-        """Returns the scene with a ring around its goal, [color, row, column]."""
+    def render(self) -> NDArray[np.uint8]:
+        """Returns a picture [color, row, column] of the scene with a ring around its goal."""
         if self._camera is None:
-            return UNSEEN
+            return NO_PICTURE
         return np.ascontiguousarray(self._camera.draw(self._goal).transpose(2, 0, 1))
 
     @property
     def scene(self) -> tuple[Any, Any]:
-        """The model and the state of the scene that is played, of MuJoCo."""
+        """MuJoCo's model and data of the current scene."""
         return self._playing.model, self._playing.data
 
 
 def split_scene(scene: str) -> tuple[str, list[float]]:
-    """Returns what a scene's policy is told, and where things are, in meters."""
+    """Returns the instruction of a scene and its coordinates in meters."""
     instruction, _, numbers = scene.partition(SEPARATOR)
     return instruction, [float(each) for each in numbers.split()]
 
 
 def instruction_of(family: str) -> str:
-    """Returns what a family's policy is told: its name in words."""
+    """Returns the instruction of a family: its name as words."""
     return family.removesuffix(VERSION).replace("-", " ")
 
 
@@ -99,18 +99,18 @@ def family_of(instruction: str) -> str:
 
 
 def require_families(families: Sequence[str]) -> None:
-    """Raises ParameterError unless Meta-World has all of them, with a scripted expert."""
+    """Raises ParameterError unless Meta-World has all families and their scripted experts."""
     known = sorted(set(ALL_V3_ENVIRONMENTS) & set(ENV_POLICY_MAP))
     for each in families:
         if each not in known:
             raise ParameterError(
-                f"{PARAMS}: task.families: {each!r} is no environment of Meta-World; "
-                f"it has {', '.join(known)}"
+                f"{PARAMS}: task.families must be environments of Meta-World, got {each!r}; "
+                f"choose from {', '.join(known)}"
             )
 
 
 def draw_scene(environment: Any, family: str, seed: int) -> str:
-    """Returns one scene of a family as text, drawn by the environment itself."""
+    """Returns a random scene of a family as text, drawn by the environment itself."""
     environment.seed(seed % 2**31)
     environment.seeded_rand_vec, environment._freeze_rand_vec = True, False
     environment.reset()
@@ -119,11 +119,11 @@ def draw_scene(environment: Any, family: str, seed: int) -> str:
 
 
 def make_environment(family: str) -> Any:
-    """Returns an environment whose goal is part of what is observed."""
+    """Returns an environment whose observations include the goal."""
     environment = _shared_class(family)()
     environment._set_task_called = True
     environment._partially_observable = False
-    # Cached while the goal was hidden: it would cut the goal to 0.
+    # This cached space hides the goal and would clip it to 0.
     environment.__dict__.pop("sawyer_observation_space", None)
     return environment
 
@@ -136,9 +136,9 @@ def make_expert(family: str) -> Any:
 
 @cache
 def _shared_class(family: str) -> Any:
-    """Returns the class of a family whose environments copy one model instead of reading files.
+    """Returns a family's class whose environments copy one model instead of reading files.
 
-    Reading takes longer than copying, and a batch plays dozens of scenes at once.
+    A batch runs dozens of scenes in parallel, and copying is faster than reading.
     """
     original: Any = ALL_V3_ENVIRONMENTS[family]
     models: list[Any] = []

@@ -1,4 +1,4 @@
-"""Environments in processes of their own, which may raise, hang or die without harm."""
+"""A pool of simulator processes that tolerates exceptions, hangs and crashes."""
 
 import base64
 import json
@@ -17,13 +17,13 @@ Order = str | list[list[float]]  # a scene to start, or a chunk of actions
 
 
 class EnvironmentPool:
-    """Slots in which scenes are played, divided among processes.
+    """Slots that run scenes, divided among processes.
 
-    What a slot answers depends on its orders alone: not on how many processes there are, nor on
-    what becomes of them. A scene whose process died or did not answer in time is played again in a
-    new process, once. Time-outs too: a machine under load is no more a property of the scene than a
-    kill is, and a scene that always hangs costs one more time-out. The other scenes of a lost
-    process are played again when they are ordered next.
+    The answers of a slot depend on its orders alone, not on the number of processes or on their
+    crashes. If the process of a scene crashes or times out, the pool replays the scene once in a
+    new process. Time-outs are replayed because a loaded machine, like a kill, says nothing about
+    the scene; a scene that always hangs costs one more time-out. The pool replays the other scenes
+    of a lost process at their next order.
     """
 
     def __init__(
@@ -35,23 +35,23 @@ class EnvironmentPool:
         settings: Mapping[str, int] | None = None,
     ) -> None:
         """Args:
-        simulator: The class of its environments, as "module:class".
-        timeout_seconds: For one answer: a scene started, or a chunk of actions carried out.
-        settings: What environments are made with.
+        simulator: The environments' class, as "module:class".
+        timeout_seconds: Limit for one answer: the start of a scene or one chunk of actions.
+        settings: Keyword arguments of the environments' constructor.
         """
         self._simulator = (simulator, json.dumps(settings or {}))
         self._timeout_seconds = timeout_seconds
         self._workers: list[_Worker | None] = [None] * processes
-        self._played: dict[int, _Played] = {}
-        self.seconds = 0.0  # that the pool was waited for
+        self._played: dict[int, _SceneLog] = {}
+        self.seconds = 0.0  # total time spent in `play`
         self._end = weakref.finalize(self, _stop, self._workers)
 
     def play(self, orders: Mapping[int, Order]) -> dict[int, Moment]:
-        """Returns what every slot answers; a slot that failed must be started anew."""
+        """Returns the answer of every slot; a failed slot must start a new scene."""
         began = time.perf_counter()
         for slot, order in orders.items():
             if isinstance(order, str):
-                self._played[slot] = _Played()
+                self._played[slot] = _SceneLog()
             self._played[slot].orders.append(order)
         moments: dict[int, Moment] = {}
         number = len(self._workers)
@@ -67,7 +67,7 @@ class EnvironmentPool:
         return {slot: moments[slot] for slot in orders}
 
     def close(self) -> None:
-        """Ends all processes; so does the end of the pool itself."""
+        """Ends all processes; garbage collection of the pool does the same."""
         self._end()
 
     def __enter__(self) -> "EnvironmentPool":
@@ -77,7 +77,7 @@ class EnvironmentPool:
         self.close()
 
     def _send(self, index: int, slots: Iterable[int]) -> None:
-        """Sends a process what it was not asked yet: of a scene that it has not played, all."""
+        """Sends a process the orders that it has not received; for a new scene, all of them."""
         scenes = {slot: self._played[slot] for slot in slots}
         if not scenes:
             return
@@ -87,11 +87,11 @@ class EnvironmentPool:
         worker.send(scenes)
 
     def _collect(self, index: int, share: Iterable[int]) -> dict[int, Moment]:
-        """Returns the answers of one process, which is replaced as often as it is lost."""
+        """Returns the answers of one process; replaces the process whenever it is lost."""
         moments: dict[int, Moment] = {}
         waiting = list(share)
         while waiting:
-            slot = waiting[0]  # a process answers in the order in which it was asked
+            slot = waiting[0]  # a process answers in the order of its requests
             try:
                 moments[slot] = self._receive(index, slot)
             except (TimeoutError, ConnectionError) as loss:
@@ -109,11 +109,11 @@ class EnvironmentPool:
     def _receive(self, index: int, slot: int) -> Moment:
         """Returns the answer to the last order of a slot.
 
-        Its scene has failed if it was played again and did not answer as before.
+        The answer is a failure if the scene was replayed and its answers differ from before.
 
         Raises:
-          TimeoutError: If an answer does not come in time.
-          ConnectionError: If the process has died.
+          TimeoutError: If an answer takes too long.
+          ConnectionError: If the process has crashed.
         """
         worker, played = self._workers[index], self._played[slot]
         assert worker is not None
@@ -134,13 +134,13 @@ class EnvironmentPool:
         self._workers[index] = None
 
 
-class _Played:
-    """What a slot was asked since its scene was started, and hashes of what it answered."""
+class _SceneLog:
+    """Orders to a slot since the start of its scene, and hashes of its answers."""
 
     def __init__(self) -> None:
         self.orders: list[Order] = []
         self.answers: list[int] = []
-        self.was_lost = False  # with a process, since it was started
+        self.was_lost = False  # whether a process was lost since the start of the scene
 
 
 class _Worker:
@@ -151,11 +151,11 @@ class _Worker:
             "grpo.modalities.action_chunks.simulation.worker", simulator, settings
         )
         self._has_started = False
-        self._playing: dict[int, _Played] = {}
-        self.answered: dict[int, int] = {}  # orders of a slot's scene
+        self._playing: dict[int, _SceneLog] = {}
+        self.answered: dict[int, int] = {}  # slot -> number of answered orders of its scene
 
-    def send(self, scenes: Mapping[int, _Played]) -> None:
-        """Sends what is new of some scenes; what became of it shows when answers are received."""
+    def send(self, scenes: Mapping[int, _SceneLog]) -> None:
+        """Sends new orders of some scenes; a failure to send shows up in `receive`."""
         asked: list[tuple[int, Order]] = []
         for slot, played in scenes.items():
             if self._playing.get(slot) is not played:
@@ -167,8 +167,8 @@ class _Worker:
         """Returns the next answer.
 
         Raises:
-          TimeoutError: If it does not come in time.
-          ConnectionError: If the process has died.
+          TimeoutError: If the answer takes too long.
+          ConnectionError: If the process has crashed.
         """
         if not self._has_started:
             self._process.read_line(START_SECONDS)
@@ -187,7 +187,7 @@ def _stop(workers: "list[_Worker | None]") -> None:
 
 
 def _read(line: str) -> Moment:
-    """Returns the moment that a process answered."""
+    """Parses the answer of a process."""
     _, observation, executed, ending, seen = json.loads(line)
     known = None if ending is None else Ending(ending)
     pixels = np.frombuffer(base64.b64decode(seen), np.uint8)

@@ -1,4 +1,4 @@
-"""Rollouts that are played again, to be looked at."""
+"""Replays of rollouts for display."""
 
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
@@ -11,20 +11,20 @@ from grpo.modalities.action_chunks.simulation.metaworld import MetaWorld
 
 
 class Replay(NamedTuple):
-    """A rollout that was played again."""
+    """A replayed rollout."""
 
-    frames: list[Frame]  # those that were asked for
+    frames: list[Frame]  # the requested frames
     moments: list[Moment]  # one after each chunk
 
 
 def replay(
     scene: str, chunks: Sequence[Sequence[Sequence[float]]], *, shown: Collection[int]
 ) -> Replay:
-    """Returns a rollout played again: frame k is before chunk k, the last one after all chunks.
+    """Replays a rollout; frame k is before chunk k, the last frame after all chunks.
 
     Args:
-      chunks: The actions that were carried out.
-      shown: The frames to draw.
+      chunks: The executed actions.
+      shown: Numbers of the frames to draw.
     """
     player, frames, moments = MetaWorld(), list[Frame](), list[Moment]()
     moment = begin(player, scene)

@@ -1,4 +1,4 @@
-"""A process of environments: says that it has started, then answers orders, a line for each.
+"""A simulator process: reports its start, then answers each order with one line.
 
 Started by `grpo.modalities.action_chunks.simulation.pool`; ends when the socket closes.
 """
@@ -18,10 +18,10 @@ from grpo.runtime.process import keeping_imports
 
 
 def serve(connection: socket.socket, make: Callable[[], Environment]) -> None:
-    """Answers requests until the other side closes.
+    """Answers requests until the connection closes.
 
-    A request is a list of orders [slot, scene or chunk of actions]; every order gets an answer of
-    its own, so that the other side knows which one never came.
+    A request is a list of orders [slot, scene or chunk of actions]. Every order gets its own
+    answer, so that the pool can tell which answer is missing.
     """
     slots: dict[int, Environment] = {}
     with connection.makefile("rw", encoding="utf-8") as lines:
@@ -36,7 +36,7 @@ def serve(connection: socket.socket, make: Callable[[], Environment]) -> None:
 def _answer(
     slots: dict[int, Environment], slot: int, order: Any, make: Callable[[], Environment]
 ) -> list[Any]:
-    """Returns what pool.py reads; an environment that raises has failed."""
+    """Returns the answer in the form that pool.py reads; an exception becomes Ending.FAILED."""
     try:
         if slot not in slots:
             slots[slot] = make()
@@ -50,9 +50,9 @@ def _answer(
 
 
 def main() -> None:
-    """Serves the socket of the first argument with environments of the second, "module:class".
+    """Serves environments on a socket.
 
-    The third argument is what they are made with, as JSON.
+    Arguments: file descriptor of the socket, class "module:class", its keyword arguments as JSON.
     """
     warnings.simplefilter("ignore")
     module, _, name = sys.argv[2].partition(":")

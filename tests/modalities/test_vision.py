@@ -50,7 +50,7 @@ def seeing(folder: Path, encoder: dict[str, Any] = ENCODER, pixels: int = PIXELS
     content = parse_yaml(RECIPE.read_text())
     base = content["policy"]["base"]
     base["backbone"]["config"] |= {**TINY, "initializer_range": 0.3}
-    base |= {"state": "hand", "eyes": {"encoder": encoder, "pixels": pixels}}
+    base |= {"state": "hand", "vision": {"encoder": encoder, "pixels": pixels}}
     content["policy"]["scenes"]["at_once"] = 2
     (folder / "params.yaml").write_text(dump_yaml(content))
     return read_params(folder / "params.yaml")
@@ -76,7 +76,7 @@ def test_a_policy_is_scored_on_the_pictures_that_it_saw(tmp_path: Path):
     for rollout, scene in ((0, SCENES[0]), (2, SCENES[1])):
         first = int(trajectory.mask[:rollout].sum())
         observation = player.start(scene)
-        np.testing.assert_array_equal(trajectory.picture[first], player.look())
+        np.testing.assert_array_equal(trajectory.picture[first], player.render())
         np.testing.assert_allclose(trajectory.observation[first], observation[:HAND], rtol=1e-6)
     kept = torch.tensor([False, True, True])
     packed = select_packed(policy.layout, trajectory.pack(logp), trajectory.group, kept)
@@ -98,8 +98,8 @@ def test_a_clone_acts_by_the_picture_alone():
     shape = {"observations": 1, "pixels": 8, "length": 2, "actions": 2, "bins": 5, "positions": 1}
     heads = {"num_attention_heads": 2}
     backbone = LlamaModel(LlamaConfig(vocab_size=9, **TINY, **heads, num_key_value_heads=2))
-    eyes = SiglipVisionModel(SiglipVisionConfig(**TINY, **heads, image_size=8, patch_size=4))
-    model = ActionChunkModel(backbone, ChunkShape(**shape), eyes)
+    vision = SiglipVisionModel(SiglipVisionConfig(**TINY, **heads, image_size=8, patch_size=4))
+    model = ActionChunkModel(backbone, ChunkShape(**shape), vision)
     tokenizer = make_word_tokenizer(["go"])
     shown = [
         Demonstration(
@@ -115,7 +115,11 @@ def test_a_clone_acts_by_the_picture_alone():
     how = CloningSettings(bin_spread=0.0, observation_noise=0.0)
     list(
         clone_demonstrations(
-            model, lambda told: encode_instructions(tokenizer, told), shown, settings, how
+            model,
+            lambda instructions: encode_instructions(tokenizer, instructions),
+            shown,
+            settings,
+            how,
         )
     )
     words, mask = encode_instructions(tokenizer, ["go", "go"])
@@ -135,7 +139,7 @@ def test_an_expert_shows_what_it_sees():
     player.start(SCENES[0])
     assert shown.picture.shape == (len(shown.action), 3, PIXELS, PIXELS)
     for picture, action in zip(shown.picture[:5], shown.action):
-        np.testing.assert_array_equal(picture, player.look())
+        np.testing.assert_array_equal(picture, player.render())
         player.step(action.tolist())
     assert (shown.picture[0] != shown.picture[-1]).any()
 
@@ -148,12 +152,14 @@ def test_what_cannot_see_is_refused_by_the_parameters_name(tmp_path: Path):
         "architecture": "LlamaModel",
         "config": {**TINY, "num_attention_heads": 2},
     }
-    with pytest.raises(ParameterError, match="must be a vision encoder, LlamaModel reads"):
+    with pytest.raises(ParameterError, match="must be a vision encoder, got LlamaModel"):
         make_action_model(seeing(tmp_path, words), tmp_path)
     config = SiglipVisionConfig(**ENCODER["config"], image_size=24)
     SiglipVisionModel(config).save_pretrained(tmp_path / "encoder")
     stored = {"source": "directory", "path": "encoder"}
-    with pytest.raises(ParameterError, match=r"eyes.pixels: the encoder refuses pictures of 16"):
+    with pytest.raises(
+        ParameterError, match=r"vision.pixels must be a size that the encoder accepts, got 16"
+    ):
         make_action_model(seeing(tmp_path, stored), tmp_path)
     model, _ = make_action_model(seeing(tmp_path, stored, pixels=24), tmp_path)
     assert model.patches == 9
