@@ -1,4 +1,4 @@
-"""How many tokens a second rollouts take, by engine and number of workers; and the same bytes.
+"""How many tokens a second rollouts take, by executor and number of workers; and the same bytes.
 
 python -m benchmarks.scaling_sampling    # on a machine with nothing else to do
 
@@ -25,7 +25,7 @@ from grpo.runtime.artifacts.tables import PROMPTS, read_table, write_table
 from grpo.runtime.markdown import markdown_table
 from grpo.sampling.rollouts import SampledBatch, sample_rollouts
 from grpo.schema import DATA
-from grpo.wiring.executors import open_engine
+from grpo.wiring.executors import open_executor
 from grpo.wiring.policies import build_base
 from grpo.wiring.sampling_workers import Drawing, make_drawing
 from grpo.wiring.tasks import build_prompts
@@ -40,7 +40,7 @@ ROLLOUTS_PER_BATCH = 256
 
 
 class Measured(NamedTuple):
-    """What drawing took, in seconds since the engine was opened."""
+    """What drawing took, in seconds since the executor was opened."""
 
     first: float  # until as many batches were done as there are workers
     all: float  # until the last batch was
@@ -53,10 +53,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         setup = _prepare(Path(folder))
         for repeat in range(REPEATS):
-            for engine, workers in CASES:
-                scratch = Path(folder) / f"{repeat}-{engine}-{workers}"
-                batch, measured = _draw(setup, engine, workers, scratch)
-                seconds[name_of(engine, workers)].append(measured)
+            for executor, workers in CASES:
+                scratch = Path(folder) / f"{repeat}-{executor}-{workers}"
+                batch, measured = _draw(setup, executor, workers, scratch)
+                seconds[name_of(executor, workers)].append(measured)
                 drawn.append(batch)
     results = {
         "command": "python -m benchmarks.scaling_sampling",
@@ -76,9 +76,9 @@ def main() -> None:
     print(table(read_json(OUT)))
 
 
-def name_of(engine: str, workers: int) -> str:
+def name_of(executor: str, workers: int) -> str:
     """Returns a case as results and table name it."""
-    return "the stage itself" if engine == "local" else f"{engine}, {workers}"
+    return "the stage itself" if executor == "local" else f"{executor}, {workers}"
 
 
 def _prepare(folder: Path) -> Drawing:
@@ -90,23 +90,23 @@ def _prepare(folder: Path) -> Drawing:
     return Drawing(params=params, prompts=prompts, purpose="evaluation", base=base, policy=base)
 
 
-def _changed(params: Parameters, engine: str, workers: int) -> Parameters:
+def _changed(params: Parameters, executor: str, workers: int) -> Parameters:
     content = params.model_dump(mode="json")
-    content["sampling"] = {"engine": engine, "workers": workers}
+    content["sampling"] = {"executor": executor, "workers": workers}
     content["task"]["train_prompts"] = NUM_PROMPTS
     content["policy"]["base"]["warmup"]["prompts"] = 1  # nothing is warmed up
     return Parameters.model_validate_json(json.dumps(content))
 
 
 def _draw(
-    setup: Drawing, engine: str, workers: int, scratch: Path
+    setup: Drawing, executor: str, workers: int, scratch: Path
 ) -> tuple[SampledBatch, Measured]:
     """Returns the rollouts of all prompts, and how long they took."""
     prompts = read_table(setup.prompts, PROMPTS).assign(rollouts=ROLLOUTS)
     moments: list[float] = []
     start = time.perf_counter()
-    params = _changed(setup.params, engine, workers)
-    with open_engine(make_drawing, setup.model_copy(update={"params": params})) as opened:
+    params = _changed(setup.params, executor, workers)
+    with open_executor(make_drawing, setup.model_copy(update={"params": params})) as opened:
         batch = sample_rollouts(
             opened,
             prompts,
@@ -131,7 +131,12 @@ def rates(results: dict[str, Any], name: str) -> list[float]:
 
 def table(results: dict[str, Any]) -> str:
     """Returns Markdown: medians, with the slowest and the fastest repeat."""
-    titles = ["engine, workers", "seconds to start", "tokens per second then", "of the stage's own"]
+    titles = [
+        "executor, workers",
+        "seconds to start",
+        "tokens per second then",
+        "of the stage's own",
+    ]
     rows = list[list[str]]()
     alone = float(np.median(rates(results, name_of("local", 1))))
     for name, several in results["seconds"].items():
@@ -143,7 +148,7 @@ def table(results: dict[str, Any]) -> str:
 
 
 def draw(results: dict[str, Any]) -> Figure:
-    """Returns tokens a second by engine and workers."""
+    """Returns tokens a second by executor and workers."""
     with styled():
         figure = Figure(figsize=(5.0, 3.0), layout="constrained")
         axes = figure.subplots()

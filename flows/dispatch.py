@@ -32,14 +32,14 @@ from flows.gpus import Slots
 from flows.pipeline import MOST_STAGES, begun, bring_up_to_date, show, title
 from flows.planning import Step
 from flows.remote_lock import RemoteLock
-from flows.remote_stage import ANSWER, AWAY, BEAT, DEPLOYMENTS, LINES, is_refusal
+from flows.remote_stage import ANSWER, BEAT, DEPLOYMENTS, LINES, UNREACHABLE, is_refusal
 from flows.runner import Outcome, Result, Runner, StageError, Stopped
 from flows.wire import Answer, Order
 from grpo.errors import ParameterError, brief
 
-SILENCE_SECONDS = 45.0  # of a running worker, before another one gets the stage
+BEAT_TIMEOUT_SECONDS = 45.0  # of a running worker, before another one gets the stage
 START_SECONDS = 600.0  # from taking a stage to running it; a cluster fetches an image meanwhile
-BEATS_PER_SILENCE = 9
+BEATS_PER_TIMEOUT = 9
 POLL_SECONDS = 2.0
 LINES_AT_ONCE = 200
 TAKEN = "taken"  # the tag of a run whose answer has been judged
@@ -108,11 +108,11 @@ class RemoteRunner(Runner):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Look:
+class RunStatus:
     """What the server knows of a run."""
 
     state: State
-    sign: str  # of life
+    heartbeat: str  # of life
     answer: Answer | None
 
 
@@ -124,8 +124,8 @@ class Dispatcher:
         self.show = show
         self.patience = {
             StateType.PENDING: START_SECONDS,
-            StateType.RUNNING: SILENCE_SECONDS,
-            StateType.CANCELLING: SILENCE_SECONDS,
+            StateType.RUNNING: BEAT_TIMEOUT_SECONDS,
+            StateType.CANCELLING: BEAT_TIMEOUT_SECONDS,
         }
         try:
             self.deployments = [client.read_deployment_by_name(each).id for each in DEPLOYMENTS]
@@ -145,7 +145,7 @@ class Dispatcher:
         """
         try:
             run = self.start(step, order)
-        except AWAY as error:
+        except UNREACHABLE as error:
             raise _refused(step, error) from None
         self.show(step.name, f"is run {run.id}, in queue {run.work_queue_name}")
         try:
@@ -166,7 +166,7 @@ class Dispatcher:
                     "commit": order.commit,
                     "name": order.stage,
                     "entries": order.entries,
-                    "beat_seconds": SILENCE_SECONDS / BEATS_PER_SILENCE,
+                    "beat_seconds": BEAT_TIMEOUT_SECONDS / BEATS_PER_TIMEOUT,
                 },
                 name=f"{order.stage} {order.commit[:8]}",
                 idempotency_key=f"{order.digest}-{number}",
@@ -179,7 +179,7 @@ class Dispatcher:
         return run
 
     def _take(self, run: UUID) -> None:
-        with suppress(*AWAY):
+        with suppress(*UNREACHABLE):
             self.client.update_flow_run(run, tags=[TAKEN])
 
     def _watch(self, step: Step, run: UUID, stopped: threading.Event) -> Answer:
@@ -190,36 +190,36 @@ class Dispatcher:
         lines, before, silence = 0, ("", ""), 0.0
         while not stopped.wait(POLL_SECONDS):
             try:
-                look = self._look(run)
+                status = self._read_status(run)
                 lines = self._show_lines(step, run, lines)
-            except AWAY as error:
+            except UNREACHABLE as error:
                 if is_refusal(error):
                     raise _refused(step, error) from None
                 continue
             except ObjectNotFound:
                 raise StageError(f"{step.name}: somebody deleted its run", code=1) from None
-            if look.answer:
-                return look.answer
-            if look.state.is_final():
-                said = brief(look.state.message or "without a reason")
-                raise StageError(f"{step.name}: its run ended {look.state.name}, {said}", code=1)
-            now = (look.state.type, look.sign)
+            if status.answer:
+                return status.answer
+            if status.state.is_final():
+                said = brief(status.state.message or "without a reason")
+                raise StageError(f"{step.name}: its run ended {status.state.name}, {said}", code=1)
+            now = (status.state.type, status.heartbeat)
             silence = silence + POLL_SECONDS if now == before else 0.0
             before = now
-            if silence > self.patience.get(look.state.type, float("inf")):
-                self._give_up(step, run, look)
-        with suppress(*AWAY):
+            if silence > self.patience.get(status.state.type, float("inf")):
+                self._give_up(step, run, status)
+        with suppress(*UNREACHABLE):
             self.client.set_flow_run_state(run, Cancelling())
         raise Stopped("stopped")
 
-    def _look(self, run: UUID) -> Look:
+    def _read_status(self, run: UUID) -> RunStatus:
         state = self.client.read_flow_run(run).state
         assert state
         # After the state: whoever has ended has left all of them.
         own = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[run]))
         found = {each.key: each.data for each in self.client.read_artifacts(artifact_filter=own)}
         answer = Answer(**json.loads(str(found[ANSWER]))[0]) if ANSWER in found else None
-        return Look(state=state, sign=str(found.get(BEAT, "")), answer=answer)
+        return RunStatus(state=state, heartbeat=str(found.get(BEAT, "")), answer=answer)
 
     def _show_lines(self, step: Step, run: UUID, seen: int) -> int:
         """Shows what the run has logged since; returns how much it has logged."""
@@ -237,15 +237,15 @@ class Dispatcher:
             if len(logs) < LINES_AT_ONCE:
                 return seen
 
-    def _give_up(self, step: Step, run: UUID, look: Look) -> None:
+    def _give_up(self, step: Step, run: UUID, status: RunStatus) -> None:
         """Frees the run's place in Prefect's limits; a worker that lives stops when it sees it.
 
         Raises:
           StageError: Always.
         """
-        worker = f"its worker {look.sign.partition(',')[0]}".strip()
-        said = f"{worker} gave no sign of life for {self.patience[look.state.type]:g} s"
-        with suppress(*AWAY):
+        worker = f"its worker {status.heartbeat.partition(',')[0]}".strip()
+        said = f"{worker} gave no heartbeat of life for {self.patience[status.state.type]:g} s"
+        with suppress(*UNREACHABLE):
             self.client.set_flow_run_state(run, Crashed(message=said), force=True)
         raise StageError(f"{step.name}: {said}", code=1)
 

@@ -16,7 +16,7 @@ def exit_code(act: Callable[[], int]) -> int:
     try:
         raise_interrupts()
         with refused_by_the_system():
-            _require_here()
+            _require_working_directory()
             return act()
     except KeyboardInterrupt:
         print(INTERRUPTED, file=sys.stderr)
@@ -29,7 +29,7 @@ def exit_code(act: Callable[[], int]) -> int:
         return EXIT_WRONG_INPUT
 
 
-def _require_here() -> None:
+def _require_working_directory() -> None:
     try:
         os.getcwd()
     except FileNotFoundError:

@@ -31,7 +31,7 @@ class Launcher:
         self.may_finish = may_finish
         self.grace_seconds = grace_seconds
         self.deadline: float | None = None  # set when stopping
-        self.told: set[int] = set()  # processes that got SIGTERM
+        self.terminated: set[int] = set()  # processes that got SIGTERM
         self.code: int | None = None
         self.child = os.fork()
         if self.child == 0:
@@ -72,8 +72,8 @@ class Launcher:
             is_spared = process == self.child and self.may_finish
             if kill:
                 _send(process, signal.SIGKILL)
-            elif process not in self.told and not is_spared:
-                self.told.add(process)
+            elif process not in self.terminated and not is_spared:
+                self.terminated.add(process)
                 _send(process, signal.SIGTERM)
 
 

@@ -31,7 +31,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from rich.console import Console
 from rich.text import Text
 
-from flows.lineage import record_what_waits
+from flows.lineage import record_pending_lineage
 from flows.planning import Step, plan
 from flows.runner import (
     FLOW_LOCK,
@@ -90,7 +90,7 @@ def reproduce(targets: Sequence[str] = (), at_once: int | None = None, push: boo
     if push:
         require_remote(workspace)
     with begun(workspace) as lock:
-        record_what_waits(workspace)
+        record_pending_lineage(workspace)
         steps = plan(targets)
         most = len(os.sched_getaffinity(0)) if at_once is None else at_once
         last = bring_up_to_date(steps, Runner(workspace, at_once=most, show=show, held=[lock]))

@@ -56,7 +56,7 @@ def plan(
       ParameterError: If dvc.yaml or params.yaml is wrong, or a target is unknown.
     """
     require_pipeline()
-    remove_cut_rwlock(Path(".dvc/tmp"))
+    remove_truncated_rwlock(Path(".dvc/tmp"))
     try:
         with Repo(".", _wait_for_lock=True) as repo:
             graph = repo.index.graph  # an edge leads from a stage to one it reads from
@@ -89,7 +89,7 @@ def require_pipeline() -> None:
     require_plain(Path(LOCK))
 
 
-def remove_cut_rwlock(directory: Path) -> None:
+def remove_truncated_rwlock(directory: Path) -> None:
     """Removes DVC's list of the files that its processes use if a kill has cut it.
 
     DVC writes it in place, and refuses to read what is not whole. Nothing is lost: the entries of

@@ -32,7 +32,7 @@ from grpo.errors import GrpoError, ParameterError
 DEPLOYMENTS = ("stage/remote", "stage/remote-gpu")  # the second for stages that need GPUs
 ANSWER, BEAT = "answer", "beat"  # keys of the run's artifacts
 LINES = "stage"  # the logger of what the stage prints, below the run's own
-AWAY = (httpx.TransportError, httpx.HTTPStatusError)  # the server does not answer, or not well
+UNREACHABLE = (httpx.TransportError, httpx.HTTPStatusError)  # no answer, or an error status
 BUSY = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
 
 
@@ -57,7 +57,7 @@ def stage(commit: str, name: str, entries: dict[str, Any], beat_seconds: float =
             repository=repository_of(workspace),
             show=lambda _, line: lines.info(line),
         )
-        with _signs_of_life(beat_seconds, give_up=run.stop):
+        with _heartbeats(beat_seconds, give_up=run.stop):
             try:
                 answer = run.carry_out()
             finally:
@@ -86,7 +86,7 @@ def _hand_back(answer: Answer) -> None:
         try:
             create_table_artifact([asdict(answer)], key=ANSWER, description="For dvc.lock")
             return
-        except AWAY as error:
+        except UNREACHABLE as error:
             if is_refusal(error):
                 raise
             time.sleep(1.0)
@@ -100,7 +100,7 @@ def is_refusal(error: httpx.HTTPError) -> bool:
 
 
 @contextmanager
-def _signs_of_life(beat_seconds: float, give_up: Callable[[], None]) -> Iterator[None]:
+def _heartbeats(beat_seconds: float, give_up: Callable[[], None]) -> Iterator[None]:
     """Changes an artifact of the run every few seconds; gives up once the run is over for others.
 
     Nobody compares clocks: who watches sees a change, or none.
@@ -121,7 +121,7 @@ def _signs_of_life(beat_seconds: float, give_up: Callable[[], None]) -> Iterator
                     text = f"on {platform.node()}, {count} signs of life"
                     client.update_artifact(artifact, ArtifactUpdate(data=text))
                     state = client.read_flow_run(run).state
-                except AWAY:
+                except UNREACHABLE:
                     continue
                 except ObjectNotFound:  # somebody deleted the run
                     give_up()

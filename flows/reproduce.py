@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flows.exits import exit_code
-from flows.lineage import record_what_waits
+from flows.lineage import record_pending_lineage
 from flows.planning import plan, require_pipeline
 from flows.remote_lock import RemoteLock
 from flows.runner import FLOW_LOCK, require_places
@@ -44,7 +44,7 @@ def _reproduce(targets: Sequence[str], at_once: int | None) -> int:
     with exclusive(workspace / FLOW_LOCK, "reproduce"):
         steps = plan(targets)
     if not any(step.is_changed for step in steps):
-        record_what_waits(workspace)
+        record_pending_lineage(workspace)
         print(f"everything is up to date: {len(steps)} stages unchanged{_where()}")
         return 0
     prepare_environment(workspace)

@@ -60,7 +60,7 @@ class DivergedError(GrpoError, ArithmeticError):
         self.updates = updates
 
 
-class EngineError(GrpoError, RuntimeError):
+class ExecutorError(GrpoError, RuntimeError):
     """Workers are lost again and again, or not to be had; a rerun goes on where it was."""
 
 

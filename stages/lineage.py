@@ -5,7 +5,7 @@ from pathlib import Path
 
 from grpo.errors import GrpoError
 from grpo.lineage.lock import sort_lock
-from grpo.lineage.record import WaitingError, record
+from grpo.lineage.record import PendingError, record
 from grpo.report.provenance import state_of_page
 from grpo.runtime.artifacts.marks import ARTIFACTS
 from grpo.runtime.artifacts.usage import Usage
@@ -17,7 +17,7 @@ def main(usage: Usage, workspace: Path) -> None:
     with usage.part("record"):
         try:
             record(workspace)
-        except WaitingError as error:  # nothing is lost: a later run writes it
+        except PendingError as error:  # nothing is lost: a later run writes it
             print(error, file=sys.stderr)
     if state_of_page():  # DVC has restored what the report wrote, but knows no page
         # Here, not above: it takes seconds to import, and is seldom needed.

@@ -47,7 +47,7 @@ VIEW = "?workflowType=machine_learning"  # without it MLflow shows what chats ha
 Item = TypeVar("Item")
 
 
-class WaitingError(ArtifactError):
+class PendingError(ArtifactError):
     """MLflow cannot be told of a state now; what it is to hold waits in the workspace."""
 
 
@@ -86,30 +86,30 @@ def record(workspace: Path = Path()) -> Recorded:
     description links the others. A run left half-written by a killed process is written anew.
 
     Raises:
-      WaitingError: If MLflow cannot be written; the next call writes this state first.
+      PendingError: If MLflow cannot be written; the next call writes this state first.
       ArtifactError: If dvc.lock cannot be read, or a note that waits: then this state waits, too.
     """
     lock = _recorded_part(read_lock(workspace))
     entries = {name: each.fingerprint for name, each in lock.items()}
     try:
         with _writer(workspace) as writer:
-            writer.write_waiting()
+            writer.write_pending()
             return writer.write(state_of(lock), entries, lambda: take_note(workspace, lock))
     except ArtifactError:
         keep_note(workspace, take_note(workspace, lock))
         raise
 
 
-def record_waiting(workspace: Path) -> None:
+def record_pending(workspace: Path) -> None:
     """Makes MLflow hold the states that it could not be told of.
 
     Raises:
-      WaitingError: If MLflow cannot be written; they wait on.
+      PendingError: If MLflow cannot be written; they wait on.
       ArtifactError: If one of them cannot be read; the others are written.
     """
     if waiting(workspace):
         with _writer(workspace) as writer:
-            writer.write_waiting()
+            writer.write_pending()
 
 
 def open_store(workspace: Path) -> MlflowClient:
@@ -163,7 +163,7 @@ class _Writer:
         self.client = client
         self.experiment = _experiment(client, workspace)
 
-    def write_waiting(self) -> None:
+    def write_pending(self) -> None:
         """Writes the notes that wait.
 
         Raises:
@@ -299,7 +299,7 @@ def _writer(workspace: Path) -> Iterator[_Writer]:
     """Yields a writer that no other process of this user on this host has for the same store.
 
     Raises:
-      WaitingError: If MLflow cannot be reached or fails in the block.
+      PendingError: If MLflow cannot be reached or fails in the block.
     """
     uri = tracking_uri(workspace)
     try:
@@ -307,7 +307,7 @@ def _writer(workspace: Path) -> Iterator[_Writer]:
             _check_reachable(uri)
             yield _Writer(workspace, MlflowClient(tracking_uri=uri))
     except (MlflowException, SQLAlchemyError, sqlite3.Error, OSError) as error:
-        raise WaitingError(
+        raise PendingError(
             f"{uri}: cannot record the lineage, {brief(error)}; it waits in {WAITING}, "
             "repair MLflow and run python -m grpo lineage"
         ) from None

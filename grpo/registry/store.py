@@ -94,7 +94,7 @@ class Registry:
             version = self._register(candidate, run, verdict)
             if not verdict.reason:
                 self._push(candidate, version)
-            return self._crown(version, champion, verdict)
+            return self._make_champion(version, champion, verdict)
 
         return self._decide(f"promote {policy}", act)
 
@@ -211,7 +211,7 @@ class Registry:
         ]
         return f"{candidate.name}, made{''.join(links)} at {candidate.revision}"
 
-    def _crown(
+    def _make_champion(
         self, version: ModelVersion, champion: ModelVersion | None, verdict: Verdict
     ) -> _Outcome:
         """Makes a version champion if nothing speaks against it."""

@@ -98,7 +98,7 @@ class Process:
         line, _, self._received = self._received.partition(b"\n")
         return line.decode()
 
-    def dismiss(self) -> None:
+    def close_input(self) -> None:
         """Says that no more lines will be sent, after which the process ends by itself."""
         with suppress(OSError):  # it has ended
             self._socket.shutdown(socket.SHUT_WR)
@@ -111,7 +111,7 @@ class Process:
             seconds are counted only then.
         """
         if grace_seconds:
-            self.dismiss()
+            self.close_input()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(grace_seconds)
         self._process.kill()
@@ -121,7 +121,7 @@ class Process:
 
 
 @contextmanager
-def keeping_imports() -> Iterator[None]:
+def freezing_imports() -> Iterator[None]:
     """Leaves what the block imports out of garbage collection; it should do nothing else.
 
     What else it leaves behind would never be freed.
@@ -130,10 +130,10 @@ def keeping_imports() -> Iterator[None]:
     try:
         yield
     finally:
-        keep_imports()
+        freeze_imports()
 
 
-def keep_imports() -> None:
+def freeze_imports() -> None:
     """Leaves what is there out of garbage collection, and enables it for what follows.
 
     Models' packages make half a million objects that stay: to look at them again and again takes

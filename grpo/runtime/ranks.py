@@ -170,23 +170,23 @@ def run_in_ranks(
         listener, speaker = context.Pipe(duplex=False)
         own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(number)}
         process = context.Process(
-            target=_be_rank, args=(own, here, work, usage, speaker), daemon=True
+            target=_run_rank, args=(own, here, work, usage, speaker), daemon=True
         )
         process.start()
         speaker.close()
         processes.append(process)
         listeners.append(listener)
-    codes = _codes_once_over(processes)
+    codes = _wait_for_exit_codes(processes)
     store.unlink(missing_ok=True)
     for listener, code in zip(listeners, codes):
         if code == EXIT_WRONG_INPUT:
             raise GrpoError(listener.recv_bytes().decode())
     if any(codes):
-        raise LostRankError(_what_was_lost(codes, listeners))
+        raise LostRankError(_describe_loss(codes, listeners))
     usage.seconds_by_part |= json.loads(listeners[0].recv_bytes())
 
 
-def _be_rank(
+def _run_rank(
     own: dict[str, str],
     parent: int,
     work: Callable[[Usage], None],
@@ -213,7 +213,7 @@ def _be_rank(
     speaker.send_bytes(json.dumps(usage.seconds_by_part).encode())
 
 
-def _codes_once_over(processes: Sequence[ForkProcess]) -> list[int]:
+def _wait_for_exit_codes(processes: Sequence[ForkProcess]) -> list[int]:
     """Returns exit codes once all have ended or one has failed; the rest is then killed, code 0."""
     try:
         while running := [each.sentinel for each in processes if each.exitcode is None]:
@@ -227,7 +227,7 @@ def _codes_once_over(processes: Sequence[ForkProcess]) -> list[int]:
             each.join()
 
 
-def _what_was_lost(codes: Sequence[int], listeners: Sequence[Connection]) -> str:
+def _describe_loss(codes: Sequence[int], listeners: Sequence[Connection]) -> str:
     """Returns which rank ended, and how; one that ended because another did only if none else."""
     found = [rank for rank, code in enumerate(codes) if code]
     rank = next((each for each in found if codes[each] != EXIT_LOST_OTHERS), found[0])

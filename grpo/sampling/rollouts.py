@@ -18,7 +18,7 @@ from grpo.modalities.shared.packed import STEPS, Layout, select_packed
 from grpo.runtime.artifacts.files import atomic_path, read_json, write_json
 from grpo.runtime.artifacts.tables import ROLLOUTS, is_judged, read_table, write_table, wrong_cell
 from grpo.runtime.artifacts.tensors import read_tensors, write_tensors
-from grpo.runtime.executors.base import Engine, Job, Local, Skill, Work
+from grpo.runtime.executors.base import Executor, Job, Local, Skill, Work
 from grpo.runtime.seeds import derive_seed
 from grpo.types import Cost
 
@@ -42,7 +42,7 @@ class SampledBatch:
 
 
 def sample_rollouts(
-    engine: Engine,
+    executor: Executor,
     prompts: pd.DataFrame,
     *,
     rollouts_per_batch: int,
@@ -57,7 +57,7 @@ def sample_rollouts(
     does not matter who draws it or when, and one that is found in `scratch` is not drawn again.
 
     Args:
-      engine: Of which `drawing` is a skill.
+      executor: Of which `drawing` is a skill.
       prompts: Columns prompt_id, prompt, rollouts; the group is the row's position.
       draws: The name of a way of drawing.
       progress: Called with the batches done and their number.
@@ -70,7 +70,7 @@ def sample_rollouts(
         )
         for index, batch in enumerate(_plan_batches(prompts, rollouts_per_batch))
     ]
-    engine.finish(jobs, progress)
+    executor.finish(jobs, progress)
     return concatenate([read_batch(job.out) for job in jobs])
 
 
@@ -95,8 +95,8 @@ def drawing(
     return draw
 
 
-def drawn_from(policy: Policy[Any], source: object = "the policy") -> Engine:
-    """Returns the engine that draws from a policy in this process, as it is."""
+def drawn_from(policy: Policy[Any], source: object = "the policy") -> Executor:
+    """Returns the executor that draws from a policy in this process, as it is."""
     return Local(Work({"draw": drawing(lambda: policy, {"sampled": policy.decoding}, source)}))
 
 

@@ -12,7 +12,7 @@ from grpo.errors import ArtifactError, located
 from grpo.modalities.shared.packed import Layout
 from grpo.runtime.artifacts.files import write_json
 from grpo.runtime.artifacts.tables import is_judged
-from grpo.runtime.executors.base import Engine
+from grpo.runtime.executors.base import Executor
 from grpo.runtime.seeds import derive_seed
 from grpo.sampling.rollouts import (
     PASSED,
@@ -100,20 +100,20 @@ def draw_round(
     return _drawn(parts, _merge(parts, kept, source), len(candidates), skipped)
 
 
-def engine_source(
-    engine: Engine,
+def executor_source(
+    executor: Executor,
     *,
     layout: Layout,
     rollouts_per_batch: int,
     profile: Path | None,
     progress: Callable[[int, int], None],
 ) -> Source:
-    """Returns what draws by an engine, or takes what the profile has drawn.
+    """Returns what draws by an executor, or takes what the profile has drawn.
 
     A batch is judged once, however often the work is interrupted.
 
     Args:
-      engine: Draws, and judges if outcomes decide what is kept.
+      executor: Draws, and judges if outcomes decide what is kept.
       layout: Of stored rollouts.
       profile: The profile's rollouts, if they are to be trained on.
 
@@ -129,7 +129,7 @@ def engine_source(
             store_batch(scratch, taken)  # where what is drawn would be, to be judged alike
             return taken
         return sample_rollouts(
-            engine,
+            executor,
             prompts,
             rollouts_per_batch=rollouts_per_batch,
             seed=seed,
@@ -139,7 +139,7 @@ def engine_source(
 
     def judge(scratch: Path) -> pd.DataFrame:
         stored = stored_batches(scratch)
-        rewards = judge_stored(engine, stored, scratch=scratch / "judged").rewards
+        rewards = judge_stored(executor, stored, scratch=scratch / "judged").rewards
         return rewards[is_judged(rewards)]
 
     def keep(batch: SampledBatch, prompts: set[str]) -> SampledBatch:

@@ -1,4 +1,4 @@
-"""Engines from parameters: who does a stage's work, and what workers are told before they do."""
+"""Executors from parameters: the processes that run a stage's jobs, and their setup."""
 
 import os
 import sys
@@ -12,7 +12,7 @@ from pydantic import Field
 from grpo.errors import ArtifactError, ParameterError
 from grpo.params.parameters import Parameters
 from grpo.runtime.artifacts.files import CODE, digest
-from grpo.runtime.executors.base import Engine, Local, Work
+from grpo.runtime.executors.base import Executor, Local, Work
 from grpo.runtime.executors.gpus import visible_gpus
 from grpo.runtime.executors.processes import ProcessPool
 from grpo.schema import PARAMS, Positive, Strict
@@ -36,16 +36,16 @@ SetupT = TypeVar("SetupT", bound=Setup)
 
 
 @contextmanager
-def open_engine(make: Make, setup: Setup) -> Iterator[Engine]:
+def open_executor(make: Make, setup: Setup) -> Iterator[Executor]:
     """Yields what does a stage's jobs as `sampling` says; its workers end with the block.
 
     Raises:
       ParameterError: If workers are to have a GPU each and there are too few.
-      EngineError: If no Ray cluster answers at RAY_ADDRESS.
+      ExecutorError: If no Ray cluster answers at RAY_ADDRESS.
       MissingExtraError: If Ray is asked for and not installed.
     """
-    with ENGINES[setup.params.sampling.engine](make, setup) as engine:
-        yield engine
+    with EXECUTORS[setup.params.sampling.executor](make, setup) as executor:
+        yield executor
 
 
 def receive(kind: type[SetupT], line: str) -> SetupT:
@@ -64,22 +64,22 @@ def receive(kind: type[SetupT], line: str) -> SetupT:
 
 
 @contextmanager
-def _in_this_process(make: Make, setup: Setup) -> Iterator[Engine]:
+def _in_this_process(make: Make, setup: Setup) -> Iterator[Executor]:
     yield Local(make(setup.model_dump_json()))
 
 
 @contextmanager
-def _on_processes(make: Make, setup: Setup) -> Iterator[Engine]:
+def _on_processes(make: Make, setup: Setup) -> Iterator[Executor]:
     workers, gpus = setup.params.sampling.workers, _gpus_of_workers(setup.params)
     environments = [_environment(setup.params) for _ in range(workers)]
     for environment, gpu in zip(environments, gpus):
         environment["CUDA_VISIBLE_DEVICES"] = gpu
-    with ProcessPool(_address(make), _shared(setup, workers), environments) as engine:
-        yield engine
+    with ProcessPool(_address(make), _shared(setup, workers), environments) as executor:
+        yield executor
 
 
 @contextmanager
-def _on_ray(make: Make, setup: Setup) -> Iterator[Engine]:
+def _on_ray(make: Make, setup: Setup) -> Iterator[Executor]:
     # Imported here: an extra, and a second.
     from grpo.runtime.executors.ray_cluster import ADDRESS, RayPool, connected
 
@@ -94,11 +94,11 @@ def _on_ray(make: Make, setup: Setup) -> Iterator[Engine]:
             needs={"num_cpus": threads, "num_gpus": int(params.machine.device == "cuda")},
             environment={**_environment(params), "PYTHONPATH": os.pathsep.join(sys.path)},
         )
-        with pool as engine:
-            yield engine
+        with pool as executor:
+            yield executor
 
 
-ENGINES = {"local": _in_this_process, "processes": _on_processes, "ray": _on_ray}
+EXECUTORS = {"local": _in_this_process, "processes": _on_processes, "ray": _on_ray}
 
 
 def _address(make: Make) -> str:

@@ -222,8 +222,8 @@ def import_prompts(train: str, evaluation: str) -> Corruption:
 
 PARAMETERS = [
     Bad("Ray that is not installed", "score@uniform-1",
-        set_param("sampling", {"engine": "ray", "workers": 2}),
-        r"params.yaml: sampling.engine ray needs ray; run pip install -e '.\[ray\]'",
+        set_param("sampling", {"executor": "ray", "workers": 2}),
+        r"params.yaml: sampling.executor ray needs ray; run pip install -e '.\[ray\]'",
         missing=("ray",)),
     Bad("missing params.yaml", "score@uniform-1", remove("params.yaml"),
         r"params.yaml: no such file; copy one from recipes/"),

@@ -317,7 +317,7 @@ def test_a_promotion_that_was_taken_for_dead_changes_no_champion(workspace: Path
     champion, version = slow.version(CHAMPION), slow.version("1")
     assert promote(workspace, "best-1")[0] == PROMOTED
     assert version is not None
-    outcome = slow._crown(version, champion, Verdict(difference=None, reason=""))
+    outcome = slow._make_champion(version, champion, Verdict(difference=None, reason=""))
     assert outcome[:2] == (REFUSED, "another promotion has changed the champion")
     assert policy_of(CHAMPION) == "best-1"
 

@@ -1,4 +1,4 @@
-"""What an engine is: it does a stage's jobs, in whatever process and order."""
+"""What an executor is: it does a stage's jobs, in whatever process and order."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,7 +32,7 @@ class Work(NamedTuple):
             self.skills[job.skill](job.order, temporary)
 
 
-class Engine(ABC):
+class Executor(ABC):
     """Does a stage's jobs."""
 
     @abstractmethod
@@ -60,7 +60,7 @@ class Engine(ABC):
             progress(number, len(jobs))
 
 
-class Local(Engine):
+class Local(Executor):
     """Does jobs in this process, one by one."""
 
     def __init__(self, work: Work) -> None:

@@ -10,9 +10,9 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 from typing import NamedTuple
 
-from grpo.errors import EngineError, GrpoError, brief
+from grpo.errors import ExecutorError, GrpoError, brief
 from grpo.runtime.artifacts.files import remove_left_beside
-from grpo.runtime.executors.base import Engine, Job, Seconds
+from grpo.runtime.executors.base import Executor, Job, Seconds
 from grpo.runtime.executors.worker import written
 
 TRIES = 3  # of a job, each on a worker that was lost at it
@@ -30,34 +30,34 @@ class Handle(ABC):
         """Sends a line; raises, in the answer, what `lost` says, or a bug of the worker's."""
 
     @abstractmethod
-    def dismiss(self) -> None:
-        """Says that nothing more will be asked."""
+    def close_input(self) -> None:
+        """Says that nothing more will be request."""
 
     @abstractmethod
     def stop(self, grace_seconds: float = 0.0) -> None:
         """Ends the worker; it may end by itself, and with it what it has started, in this time."""
 
 
-class Asked(NamedTuple):
+class Request(NamedTuple):
     """What an answer is awaited of."""
 
     slot: int
     job: Job | None  # None: it is starting
 
 
-class Pool(Engine):
+class Pool(Executor):
     """Up to so many workers, started when there are jobs for them; they end with the block."""
 
-    def __init__(self, hire: Callable[[int], Handle], *, workers: int, setup: str) -> None:
+    def __init__(self, start_worker: Callable[[int], Handle], *, workers: int, setup: str) -> None:
         """Args:
-        hire: Starts the worker of a slot, 0 to `workers` - 1.
+        start_worker: Starts the worker of a slot, 0 to `workers` - 1.
         setup: A worker's first line.
         """
-        self._hire = hire
+        self._start_worker = start_worker
         self._slots = range(workers)
         self._setup = setup
         self._workers: dict[int, Handle] = {}
-        self._asked: dict[Future[str], Asked] = {}
+        self._pending: dict[Future[str], Request] = {}
         self._losses: Counter[Path | None] = Counter()  # by what jobs write; None: at their start
         self._seconds: dict[Handle, Seconds] = {}
 
@@ -66,16 +66,16 @@ class Pool(Engine):
 
         Raises:
           GrpoError: What a worker says that a person can mend.
-          EngineError: If a job has lost its worker TRIES times, or no worker starts.
+          ExecutorError: If a job has lost its worker TRIES times, or no worker starts.
         """
         waiting = deque(jobs)
-        while waiting or any(asked.job for asked in self._asked.values()):
+        while waiting or any(request.job for request in self._pending.values()):
             self._start(len(waiting))
             for slot in self._idle():
                 if waiting:
                     self._ask(slot, waiting.popleft())
             for future in self._await_answers():
-                slot, job = self._asked.pop(future)
+                slot, job = self._pending.pop(future)
                 is_done = self._settle(future, slot, job)
                 if job and is_done:
                     yield job
@@ -94,12 +94,12 @@ class Pool(Engine):
         """Ends all workers: at once who is at work, and who is idle within a time."""
         idle = self._idle() if grace_seconds else []
         for slot in idle:
-            self._workers[slot].dismiss()
+            self._workers[slot].close_input()
         deadline = time.monotonic() + grace_seconds
         for slot, worker in self._workers.items():
             worker.stop(max(deadline - time.monotonic(), 0.0) if slot in idle else 0.0)
         self._workers.clear()
-        self._asked.clear()
+        self._pending.clear()
 
     def __enter__(self) -> "Pool":
         return self
@@ -109,34 +109,34 @@ class Pool(Engine):
 
     def _start(self, needed: int) -> None:
         """Starts workers for jobs that no idle or starting one is there for."""
-        at_work = sum(asked.job is not None for asked in self._asked.values())
+        at_work = sum(request.job is not None for request in self._pending.values())
         for slot in self._slots:
             if slot not in self._workers and len(self._workers) - at_work < needed:
-                self._workers[slot] = self._hire(slot)
+                self._workers[slot] = self._start_worker(slot)
                 self._ask(slot, None)
 
     def _ask(self, slot: int, job: Job | None) -> None:
         line = self._setup if job is None else written(job)
-        self._asked[self._workers[slot].ask(line)] = Asked(slot, job)
+        self._pending[self._workers[slot].ask(line)] = Request(slot, job)
 
     def _idle(self) -> list[int]:
-        asked = {asked.slot for asked in self._asked.values()}
-        return [slot for slot in self._workers if slot not in asked]
+        request = {request.slot for request in self._pending.values()}
+        return [slot for slot in self._workers if slot not in request]
 
     def _await_answers(self) -> set[Future[str]]:
         """Returns the answers that have come, at least one."""
-        is_starting = all(asked.job is None for asked in self._asked.values())
+        is_starting = all(request.job is None for request in self._pending.values())
         timeout = START_SECONDS if is_starting else None
-        come = wait(self._asked, timeout, FIRST_COMPLETED).done
+        come = wait(self._pending, timeout, FIRST_COMPLETED).done
         if not come:
-            raise EngineError(
+            raise ExecutorError(
                 f"no worker has started in {START_SECONDS:g} seconds; free the machines that are "
                 "to work, or lower sampling.workers"
             )
         return come
 
     def _settle(self, future: Future[str], slot: int, job: Job | None) -> bool:
-        """Returns whether a worker has done what it was asked; if not, it was lost."""
+        """Returns whether a worker has done what it was request; if not, it was lost."""
         worker, what = self._workers[slot], job and job.out
         try:
             answer = json.loads(future.result())
@@ -146,7 +146,7 @@ class Pool(Engine):
                 self._workers.pop(each).stop()
             self._losses[what] += 1
             if self._losses[what] == TRIES:
-                raise EngineError(_verdict(what, error)) from None
+                raise ExecutorError(_describe_loss(what, error)) from None
             return False
         if "error" in answer:
             raise GrpoError(answer["error"])
@@ -156,7 +156,7 @@ class Pool(Engine):
         return True
 
 
-def _verdict(out: Path | None, error: Exception) -> str:
+def _describe_loss(out: Path | None, error: Exception) -> str:
     what = "no worker starts" if out is None else f"{out}: no worker survives it"
     # Ray first says what it knows of the actor, in lines after a tab, and then why it is lost.
     why = re.split(r"(?m)^\t.*$", str(error))[-1]

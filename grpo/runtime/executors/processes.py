@@ -20,7 +20,7 @@ class ProcessPool(Pool):
         """
         threads = ThreadPoolExecutor(len(environments))  # one waits for each worker
         super().__init__(
-            lambda slot: _Near(make, environments[slot], threads),
+            lambda slot: _ProcessHandle(make, environments[slot], threads),
             workers=len(environments),
             setup=setup,
         )
@@ -32,7 +32,7 @@ class ProcessPool(Pool):
         self._threads.shutdown()
 
 
-class _Near(Handle):
+class _ProcessHandle(Handle):
     lost = (ConnectionError,)
 
     def __init__(
@@ -46,9 +46,9 @@ class _Near(Handle):
         """Returns what the process will answer."""
         return self._threads.submit(self._exchange, line)
 
-    def dismiss(self) -> None:
+    def close_input(self) -> None:
         """Lets the process end when it has read all."""
-        self._process.dismiss()
+        self._process.close_input()
 
     def stop(self, grace_seconds: float = 0.0) -> None:
         """Kills the process if it does not end by itself in this time."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from grpo.errors import EngineError, MissingExtraError, brief
+from grpo.errors import ExecutorError, MissingExtraError, brief
 from grpo.runtime.artifacts.files import temporary_beside
 from grpo.runtime.executors.pool import Handle, Pool
 from grpo.runtime.executors.worker import Worker
@@ -33,7 +33,7 @@ try:
     import ray
 except ImportError:
     raise MissingExtraError(
-        f"{PARAMS}: sampling.engine ray needs ray; run pip install -e '.[ray]'"
+        f"{PARAMS}: sampling.executor ray needs ray; run pip install -e '.[ray]'"
     ) from None
 
 FOLDERS = Path("/tmp")  # short: the names of Ray's sockets must fit into 104 bytes
@@ -57,18 +57,18 @@ def connected(*, processors: int, gpus: int) -> Iterator[int]:
       processors: What a cluster that is started here is to have, as `gpus`.
 
     Raises:
-      EngineError: If none answers at RAY_ADDRESS, or none starts.
+      ExecutorError: If none answers at RAY_ADDRESS, or none starts.
     """
-    told: dict[str, Any] = {"logging_level": logging.WARNING, "log_to_driver": False}
+    options: dict[str, Any] = {"logging_level": logging.WARNING, "log_to_driver": False}
     if ADDRESS is None:
-        with _started(num_cpus=processors, num_gpus=gpus, **told):
+        with _started(num_cpus=processors, num_gpus=gpus, **options):
             yield 1
         return
     with _refused(
         f"RAY_ADDRESS {ADDRESS}: no Ray cluster answers there", "start it or unset RAY_ADDRESS"
     ):
-        _knock(ADDRESS)
-        ray.init(ADDRESS, **told)
+        _check_listening(ADDRESS)
+        ray.init(ADDRESS, **options)
     try:
         yield _count_hosts()
     finally:
@@ -77,29 +77,31 @@ def connected(*, processors: int, gpus: int) -> Iterator[int]:
 
 @contextmanager
 def _refused(what: str, remedy: str) -> Iterator[None]:
-    """Raises EngineError in place of what Ray raises when there is no cluster."""
+    """Raises ExecutorError in place of what Ray raises when there is no cluster."""
     try:
         yield
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-        raise EngineError(f"{what}, {brief(error)}; {remedy}") from None
+        raise ExecutorError(f"{what}, {brief(error)}; {remedy}") from None
 
 
 @contextmanager
-def _started(**told: Any) -> Iterator[None]:
+def _started(**options: Any) -> Iterator[None]:
     """Starts a cluster that is gone after the block, with its processes and its files."""
     before = set(psutil.Process().children())
     with temporary_beside(FOLDERS / f"grpo-ray-{os.getuid()}") as folder:
         folder.mkdir(mode=0o700)
         servers: set[psutil.Process] = set()
         try:
-            with _refused("no Ray cluster starts here", "make room, or use engine processes"):
+            with _refused(
+                "no Ray cluster starts here", "make room, or set sampling.executor to processes"
+            ):
                 try:
                     ray.init(
                         "local",
                         include_dashboard=False,
                         object_store_memory=STORE_BYTES,
                         _temp_dir=str(folder),
-                        **told,
+                        **options,
                     )
                 finally:
                     servers = set(psutil.Process().children()) - before
@@ -119,7 +121,7 @@ def _end(processes: list[psutil.Process]) -> None:
     psutil.wait_procs(late, PATIENCE_SECONDS)
 
 
-def _knock(address: str) -> None:
+def _check_listening(address: str) -> None:
     """Raises OSError if nobody listens at "HOST:PORT"; Ray would ask again for minutes."""
     host, _, port = address.rpartition(":")
     if host and port.isdigit() and "/" not in host:
@@ -154,7 +156,7 @@ class RayPool(Pool):
         needs: What Ray is to keep free for each worker, by its own names: num_cpus, num_gpus.
         environment: What a worker has beside what its host gives it.
         """
-        actor: Any = ray.remote(_Far).options(
+        actor: Any = ray.remote(_Actor).options(
             **needs,
             max_restarts=0,
             scheduling_strategy="SPREAD",
@@ -162,15 +164,15 @@ class RayPool(Pool):
         )
         here = str(Path.cwd())
 
-        def hire(slot: int) -> Handle:
+        def start_worker(slot: int) -> Handle:
             if not _count_hosts():
-                raise EngineError("Ray's last host is lost; rerun: finished batches are kept")
-            return _Near(actor.remote(make, here))
+                raise ExecutorError("Ray's last host is lost; rerun: finished batches are kept")
+            return _ActorHandle(actor.remote(make, here))
 
-        super().__init__(hire, workers=workers, setup=setup)
+        super().__init__(start_worker, workers=workers, setup=setup)
 
 
-class _Far:
+class _Actor:
     """A worker in one of Ray's processes."""
 
     def __init__(self, make: str, workspace: str) -> None:
@@ -181,7 +183,7 @@ class _Far:
         return self._worker.answer(line)
 
 
-class _Near(Handle):
+class _ActorHandle(Handle):
     lost = LOST
 
     def __init__(self, actor: Any) -> None:
@@ -192,7 +194,7 @@ class _Near(Handle):
         answer: Future[str] = self._actor.answer.remote(line).future()
         return answer
 
-    def dismiss(self) -> None:
+    def close_input(self) -> None:
         """Does nothing: an actor has no children whose processor seconds the stage would count."""
 
     def stop(self, grace_seconds: float = 0.0) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from grpo.errors import GrpoError
 from grpo.runtime.artifacts.files import refused_by_the_system
 from grpo.runtime.executors.base import Job, Work
-from grpo.runtime.process import die_with_parent, keeping_imports
+from grpo.runtime.process import die_with_parent, freezing_imports
 
 PARENT = os.getppid()
 
@@ -42,7 +42,7 @@ class Worker:
     def _carry_out(self, line: str) -> None:
         if self._work is None:
             module, _, name = self._make.partition(":")
-            with keeping_imports():
+            with freezing_imports():
                 found = importlib.import_module(module)
             self._work = getattr(found, name)(line)
             return

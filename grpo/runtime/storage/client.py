@@ -42,7 +42,7 @@ REASONS = {  # by the code of S3's answer
     "InvalidToken": REFUSED,
     "RequestTimeTooSkewed": "this machine's clock is wrong; set it",
 }
-PASSING = {  # likewise, where the next time may go well; botocore tries the rest that may
+TRANSIENT_REASONS = {  # likewise, where the next time may go well; botocore tries the rest that may
     "PreconditionFailed": "was changed by another",
     "ConditionalRequestConflict": "is being written by another",
     "NoSuchUpload": "its upload was ended by another",
@@ -54,11 +54,11 @@ T = TypeVar("T")
 S = TypeVar("S")
 
 
-class CutError(StorageError):
+class TruncatedError(StorageError):
     """Bytes do not arrive whole: to be asked for again."""
 
 
-class PassingError(StorageError):
+class TransientError(StorageError):
     """An object is not as it was or should be: to be begun again."""
 
 
@@ -123,17 +123,17 @@ class Store:
         Raises:
           StorageError: If it is not there, or they do not arrive whole.
         """
-        return self.retried(lambda: self._read(location, {}), CutError)
+        return self.retried(lambda: self._read(location, {}), TruncatedError)
 
     def read_range(self, location: Location, start: int, end: int, *, etag: str) -> bytes:
         """Returns the bytes from `start` to before `end` of an object.
 
         Raises:
-          PassingError: If it has another ETag by now.
+          TransientError: If it has another ETag by now.
           StorageError: If it is not there, or they do not arrive whole.
         """
         asked = {"Range": f"bytes={start}-{end - 1}", "IfMatch": etag}
-        return self.retried(lambda: self._read(location, asked), CutError)
+        return self.retried(lambda: self._read(location, asked), TruncatedError)
 
     def _read(self, location: Location, asked: dict[str, str]) -> bytes:
         with explained(location):
@@ -141,11 +141,11 @@ class Store:
         try:
             content: bytes = answer["Body"].read()
         except (HTTPClientError, IncompleteReadError):
-            raise CutError(f"{location}: is cut again and again while it is read; rerun") from None
+            raise TruncatedError(f"{location}: every read ended early; rerun") from None
         return content
 
 
-class _Patience:
+class _OutageRetry:
     """Tries requests again for as long as an outage may take, which is longer than botocore does.
 
     Only once S3 has answered: until then its address may be wrong, and nobody should wait.
@@ -198,7 +198,7 @@ def explained(location: Location) -> Iterator[None]:
     """Turns an error of botocore into one line that says what to do, and nothing secret.
 
     Raises:
-      PassingError: If the object is not as it was.
+      TransientError: If the object is not as it was.
       StorageError: Otherwise; botocore has sent the request again if that is worth it.
     """
     try:
@@ -207,8 +207,8 @@ def explained(location: Location) -> Iterator[None]:
         raise StorageError(f"{location}: there are no credentials; set {CREDENTIALS}") from None
     except ClientError as error:
         code = error.response["Error"]["Code"]
-        if code in PASSING:
-            raise PassingError(f"{location}: {PASSING[code]}; rerun") from None
+        if code in TRANSIENT_REASONS:
+            raise TransientError(f"{location}: {TRANSIENT_REASONS[code]}; rerun") from None
         reason = REASONS.get(code, f"S3 answers {code}; rerun later")
         raise StorageError(f"{location}: {reason}") from None
     except (ConnectionError, HTTPClientError) as error:
@@ -236,5 +236,5 @@ def _connect(transfer: Transfer) -> Any:
         client = boto3.client("s3", config=config)
     except ValueError:
         raise StorageError(f"{ENDPOINT} must be a URL such as https://HOST:PORT") from None
-    client.meta.events.register_first("needs-retry.s3", _Patience(transfer).wait)
+    client.meta.events.register_first("needs-retry.s3", _OutageRetry(transfer).wait)
     return client

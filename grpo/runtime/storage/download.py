@@ -7,9 +7,9 @@ from grpo.runtime.artifacts.files import exclusive, remove, replace_whole, sha25
 from grpo.runtime.storage.client import (
     USUAL,
     Location,
-    PassingError,
     Store,
     Transfer,
+    TransientError,
     explained,
     parse_uri,
 )
@@ -55,13 +55,13 @@ def _download(store: Store, location: Location, path: Path, sha256: str, work: P
         found = sha256_of(work / CONTENT)
         if found != sha256:
             remove(work / FINISHED)
-            raise PassingError(
+            raise TransientError(
                 f"{location}: must have SHA-256 {sha256}, got {found}; upload it to another URI"
             )
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_whole(work / CONTENT, path)
 
-    store.retried(fetch, PassingError)
+    store.retried(fetch, TransientError)
 
 
 def _fetch_parts(store: Store, location: Location, head: dict[str, Any], work: Path) -> None:

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from grpo.errors import ArtifactError, StorageError
 from grpo.runtime.artifacts.files import canonical_json, require_inside, sha256_of
-from grpo.runtime.storage.client import Location, PassingError, Store
+from grpo.runtime.storage.client import Location, Store, TransientError
 
 MANIFEST = "manifest.json"
 
@@ -75,9 +75,9 @@ def read_manifest(store: Store, directory: Location, sha256: str) -> dict[str, s
         content = store.read(location)
         found = hashlib.sha256(content).hexdigest()
         if found != sha256:
-            raise PassingError(
+            raise TransientError(
                 f"{location}: must have SHA-256 {sha256}, got {found}; correct either"
             )
         return content
 
-    return parse_manifest(store.retried(read, PassingError), location)
+    return parse_manifest(store.retried(read, TransientError), location)

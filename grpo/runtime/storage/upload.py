@@ -9,9 +9,9 @@ from grpo.errors import ArtifactError, StorageError
 from grpo.runtime.storage.client import (
     USUAL,
     Location,
-    PassingError,
     Store,
     Transfer,
+    TransientError,
     explained,
     parse_uri,
 )
@@ -68,11 +68,11 @@ def _claim(store: Store, target: Location, manifest: bytes) -> None:
     def put() -> None:
         try:
             _put(store, location, manifest, {"IfNoneMatch": "*"})
-        except PassingError:
+        except TransientError:
             if not _is_stored(store, target, manifest):
                 raise
 
-    store.retried(put, PassingError)
+    store.retried(put, TransientError)
 
 
 def _upload(store: Store, path: Path, location: Location) -> None:
@@ -87,7 +87,7 @@ def _upload(store: Store, path: Path, location: Location) -> None:
         else:
             _send_parts(store, path, location, size)
 
-    store.retried(send, PassingError)
+    store.retried(send, TransientError)
 
 
 def _send_parts(store: Store, path: Path, location: Location, size: int) -> None:
