@@ -1,4 +1,4 @@
-"""Stages on other hosts: each is a run of a deployment, which is watched from here.
+"""Runs stages on other hosts: a Prefect deployment run per stage, polled by this process.
 
 Import it after `flows.settings.prepare_environment`; `python -m flows.reproduce --remote` does.
 """
@@ -37,12 +37,12 @@ from flows.runner import Outcome, Result, Runner, StageError, Stopped
 from flows.wire import Answer, Order
 from grpo.errors import ParameterError, brief
 
-BEAT_TIMEOUT_SECONDS = 45.0  # of a running worker, before another one gets the stage
-START_SECONDS = 600.0  # from taking a stage to running it; a cluster fetches an image meanwhile
+BEAT_TIMEOUT_SECONDS = 45.0  # without a heartbeat, after which another worker gets the stage
+START_SECONDS = 600.0  # from accepting a stage to running it; a cluster may pull an image first
 BEATS_PER_TIMEOUT = 9
 POLL_SECONDS = 2.0
 LINES_AT_ONCE = 200
-TAKEN = "taken"  # the tag of a run whose answer has been judged
+TAKEN = "taken"  # tag of a run whose answer was merged or rejected
 
 
 @flow(
@@ -53,15 +53,15 @@ TAKEN = "taken"  # the tag of a run whose answer has been judged
     validate_parameters=False,
 )
 def reproduce_remotely(targets: Sequence[str] = (), at_once: int | None = None) -> None:
-    """Brings dvc.lock up to date with the targets, by default all stages; no data comes here.
+    """Brings dvc.lock up to date for the targets, by default all stages; downloads no data.
 
     Args:
-      at_once: Stages that may be asked for at the same time; by default all.
+      at_once: Maximum number of stages in flight; by default all.
 
     Raises:
       BusyError: If another reproduce, or a stage of one that was killed, runs in this workspace.
-      ParameterError: If the workspace is not as the commit, or the deployment is missing.
-      StageError: If a stage failed; what does not depend on it has run.
+      ParameterError: If the workspace differs from its commit, or the deployment is missing.
+      StageError: If a stage failed; stages that do not depend on it have run.
     """
     workspace = Path.cwd()
     with begun(workspace), get_client(sync_client=True) as client:
@@ -72,10 +72,10 @@ def reproduce_remotely(targets: Sequence[str] = (), at_once: int | None = None) 
 
 
 class RemoteRunner(Runner):
-    """Has others run stages, and merges what they hand back into dvc.lock.
+    """Sends stages to workers and merges the returned lock entries into dvc.lock.
 
     Args:
-      send: Yields a worker's answer, to be judged; raises `Stopped` soon after the event is set.
+      send: Yields a worker's answer for validation; raises `Stopped` soon after the event is set.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class RemoteRunner(Runner):
         self.send = send
 
     def run_stage(self, step: Step) -> Result:
-        # What it reads from may have run, and written what was there before.
+        # An upstream stage may have run and reproduced the same outputs.
         return Result.unchanged() if self.lock.is_fresh(step.name) else super().run_stage(step)
 
     @contextmanager
@@ -109,15 +109,15 @@ class RemoteRunner(Runner):
 
 @dataclass(frozen=True, kw_only=True)
 class RunStatus:
-    """What the server knows of a run."""
+    """State of a run on Prefect's server."""
 
     state: State
-    heartbeat: str  # of life
+    heartbeat: str  # text of the run's heartbeat artifact
     answer: Answer | None
 
 
 class Dispatcher:
-    """Sends orders to workers by Prefect's server."""
+    """Sends orders to workers through Prefect's server."""
 
     def __init__(self, client: SyncPrefectClient, *, show: Callable[[str, str], None]) -> None:
         self.client = client
@@ -137,11 +137,11 @@ class Dispatcher:
 
     @contextmanager
     def send(self, step: Step, order: Order, stopped: threading.Event) -> Iterator[Answer]:
-        """Yields what a worker makes of an order.
+        """Yields a worker's answer to an order.
 
         Raises:
-          StageError: If it ended without an answer, or is not heard of any more.
-          Stopped: If `stopped` was set; then the worker is to stop, too.
+          StageError: If the run ended without an answer, or its heartbeat stopped.
+          Stopped: If `stopped` was set; the run is then cancelled.
         """
         try:
             run = self.start(step, order)
@@ -149,16 +149,16 @@ class Dispatcher:
             raise _refused(step, error) from None
         self.show(step.name, f"is run {run.id}, in queue {run.work_queue_name}")
         try:
-            with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):  # it tries by itself
+            with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):  # _watch retries itself
                 answer = self._watch(step, run.id, stopped)
             yield answer
-        except StageError:  # or the next attempt would be given the same run
+        except StageError:  # otherwise the next attempt would get the same run
             self._take(run.id)
             raise
-        self._take(run.id)  # not after another error: the answer can still be used
+        self._take(run.id)  # not after other errors: the answer can still be used
 
     def start(self, step: Step, order: Order) -> FlowRun:
-        """Returns a run for the order: that of an orchestrator that was killed, or a new one."""
+        """Returns a run for the order: the existing run of a killed orchestrator, or a new one."""
         for number in itertools.count():
             run = self.client.create_flow_run_from_deployment(
                 self.deployments[step.hints.gpu > 0],
@@ -183,9 +183,10 @@ class Dispatcher:
             self.client.update_flow_run(run, tags=[TAKEN])
 
     def _watch(self, step: Step, run: UUID, stopped: threading.Event) -> Answer:
-        """Follows a run to its end.
+        """Polls a run until it ends; returns its answer.
 
-        Silence is the time in which the server answered and nothing changed, by this host's clock.
+        `silence` counts seconds, by this host's clock, during which the server answered and the
+        run's state and heartbeat did not change.
         """
         lines, before, silence = 0, ("", ""), 0.0
         while not stopped.wait(POLL_SECONDS):
@@ -215,14 +216,14 @@ class Dispatcher:
     def _read_status(self, run: UUID) -> RunStatus:
         state = self.client.read_flow_run(run).state
         assert state
-        # After the state: whoever has ended has left all of them.
+        # Read after the state: a run that has ended has already written all its artifacts.
         own = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[run]))
         found = {each.key: each.data for each in self.client.read_artifacts(artifact_filter=own)}
         answer = Answer(**json.loads(str(found[ANSWER]))[0]) if ANSWER in found else None
         return RunStatus(state=state, heartbeat=str(found.get(BEAT, "")), answer=answer)
 
     def _show_lines(self, step: Step, run: UUID, seen: int) -> int:
-        """Shows what the run has logged since; returns how much it has logged."""
+        """Shows the run's new log lines; returns the number of lines logged so far."""
         while True:
             logs = self.client.read_logs(
                 LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run])),
@@ -238,13 +239,13 @@ class Dispatcher:
                 return seen
 
     def _give_up(self, step: Step, run: UUID, status: RunStatus) -> None:
-        """Frees the run's place in Prefect's limits; a worker that lives stops when it sees it.
+        """Marks the run as crashed, which frees its slot; a live worker then stops it.
 
         Raises:
           StageError: Always.
         """
         worker = f"its worker {status.heartbeat.partition(',')[0]}".strip()
-        said = f"{worker} gave no heartbeat of life for {self.patience[status.state.type]:g} s"
+        said = f"{worker} sent no heartbeat for {self.patience[status.state.type]:g} s"
         with suppress(*UNREACHABLE):
             self.client.set_flow_run_state(run, Crashed(message=said), force=True)
         raise StageError(f"{step.name}: {said}", code=1)

@@ -152,7 +152,7 @@ def test_the_stage_of_a_killed_worker_is_run_by_another(
         out, said = process.communicate()
         assert process.returncode == 0, said
         assert out == "3 stages are up to date; dvc pull train@a-1 brings what the last one wrote\n"
-    lost = f"its worker on {platform.node()} gave no sign of life for {BEAT_TIMEOUT_SECONDS:g} s"
+    lost = f"its worker on {platform.node()} sent no heartbeat for {BEAT_TIMEOUT_SECONDS:g} s"
     assert f"train@a-1: {lost}; attempt 2 of 2" in said
     assert "train@a-1 working on a-1" in said
     assert "train@a-1 Completed in " in said
@@ -198,7 +198,7 @@ def test_a_worker_that_falls_silent_is_given_up_and_its_place_is_free(
     order = replace(ORDER, stage="train@c-1")
     run = dispatcher.start(STEP, order).id
     client.set_flow_run_state(run, Running(), force=True)
-    with pytest.raises(StageError, match=r"gave no sign of life for 0\.3 s$") as error:
+    with pytest.raises(StageError, match=r"sent no heartbeat for 0\.3 s$") as error:
         dispatcher.send(STEP, order, threading.Event()).__enter__()
     assert error.value.code == 1
     assert client.read_flow_run(run).state_type is StateType.CRASHED

@@ -55,7 +55,7 @@ def run_without_mlflow(workspace: Path) -> Lock:
     assert (done.returncode, done.stderr) == (
         0,
         f"{tracking_uri(workspace)}: cannot record the lineage, it does not answer; "
-        f"it waits in {WAITING}, repair MLflow and run python -m grpo lineage\n",
+        f"it is kept in {WAITING}, repair MLflow and run python -m grpo lineage\n",
     )
     found = dict(read_lock(workspace))
     del found[OWN_STAGE]

@@ -283,7 +283,7 @@ PARAMETERS = [
         r"params.yaml: policy.base.config is refused: .*multiple values.*vocab_size"),
     Bad("missing directory of a base", "base",
         set_param("policy.base", {"source": "directory", "path": "model"}),
-        r"params.yaml: policy.base.path must be a directory, data/model is none"),
+        r"params.yaml: policy.base.path must be a directory, data/model is not"),
     Bad("missing gguf package", "base",
         set_param("policy.base", {"source": "gguf", "package": "llm_nobody", "file": "a.gguf"}),
         r"params.yaml: policy.base.package 'llm_nobody' is not installed; run pip install"),

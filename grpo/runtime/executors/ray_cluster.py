@@ -1,6 +1,6 @@
-"""Workers on a Ray cluster, an extra (pip install -e '.[ray]').
+"""Workers as actors on a Ray cluster; needs the extra `ray` (pip install -e '.[ray]').
 
-The cluster is the one at RAY_ADDRESS, or one that is started on loopback and ends with the stage.
+The cluster is the one at RAY_ADDRESS, or a local one on loopback that stops with the stage.
 """
 
 import logging
@@ -22,12 +22,12 @@ from grpo.runtime.executors.worker import Worker
 from grpo.schema import PARAMS
 
 ADDRESS = os.environ.get("RAY_ADDRESS")
-os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # nothing leaves the machine
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # no telemetry
 if ADDRESS is None:  # Ray reads these when it is imported
     os.environ |= {
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # its servers listen on loopback, here as there
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # servers listen on loopback on every system
         "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": secrets.token_hex(32),  # else it writes one to the home directory
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),  # otherwise Ray writes one to the home directory
     }
 try:
     import ray
@@ -37,8 +37,8 @@ except ImportError:
     ) from None
 
 FOLDERS = Path("/tmp")  # short: the names of Ray's sockets must fit into 104 bytes
-PATIENCE_SECONDS = 10.0  # with processes that are to end, and addresses that are to answer
-STORE_BYTES = 80 * 2**20  # about the least: lines travel, nothing else
+PATIENCE_SECONDS = 10.0  # timeout for processes to exit and for addresses to accept a connection
+STORE_BYTES = 80 * 2**20  # close to Ray's minimum: only lines of text are exchanged
 LOST = (
     ray.exceptions.LocalRayletDiedError,
     ray.exceptions.NodeDiedError,
@@ -51,13 +51,13 @@ LOST = (
 
 @contextmanager
 def connected(*, processors: int, gpus: int) -> Iterator[int]:
-    """Yields the number of the cluster's hosts.
+    """Connects to the cluster, or starts a local one; yields its number of hosts.
 
     Args:
-      processors: What a cluster that is started here is to have, as `gpus`.
+      processors: Number of processors of a local cluster; `gpus` is its number of GPUs.
 
     Raises:
-      ExecutorError: If none answers at RAY_ADDRESS, or none starts.
+      ExecutorError: If no cluster answers at RAY_ADDRESS, or no local cluster starts.
     """
     options: dict[str, Any] = {"logging_level": logging.WARNING, "log_to_driver": False}
     if ADDRESS is None:
@@ -77,7 +77,7 @@ def connected(*, processors: int, gpus: int) -> Iterator[int]:
 
 @contextmanager
 def _refused(what: str, remedy: str) -> Iterator[None]:
-    """Raises ExecutorError in place of what Ray raises when there is no cluster."""
+    """Converts Ray's connection and start-up errors to ExecutorError."""
     try:
         yield
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
@@ -86,7 +86,7 @@ def _refused(what: str, remedy: str) -> Iterator[None]:
 
 @contextmanager
 def _started(**options: Any) -> Iterator[None]:
-    """Starts a cluster that is gone after the block, with its processes and its files."""
+    """Starts a local cluster; removes its processes and files after the block."""
     before = set(psutil.Process().children())
     with temporary_beside(FOLDERS / f"grpo-ray-{os.getuid()}") as folder:
         folder.mkdir(mode=0o700)
@@ -113,7 +113,7 @@ def _started(**options: Any) -> Iterator[None]:
 
 
 def _end(processes: list[psutil.Process]) -> None:
-    """Returns when processes have ended, in time or by force, and write no more."""
+    """Waits for processes to exit and kills those that take too long."""
     late = psutil.wait_procs(processes, PATIENCE_SECONDS)[1]
     for process in late:
         with suppress(psutil.NoSuchProcess):
@@ -122,14 +122,14 @@ def _end(processes: list[psutil.Process]) -> None:
 
 
 def _check_listening(address: str) -> None:
-    """Raises OSError if nobody listens at "HOST:PORT"; Ray would ask again for minutes."""
+    """Raises OSError if no server listens at "HOST:PORT"; Ray would retry for minutes."""
     host, _, port = address.rpartition(":")
     if host and port.isdigit() and "/" not in host:
         socket.create_connection((host, int(port)), PATIENCE_SECONDS).close()
 
 
 def _count_hosts() -> int:
-    nodes: Any = ray.nodes  # it is not typed
+    nodes: Any = ray.nodes  # untyped
     return sum(node["Alive"] for node in nodes())
 
 
