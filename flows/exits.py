@@ -1,4 +1,4 @@
-"""How the commands of this package end: what a person can cause is one line and an exit code."""
+"""Exit codes of the commands: a user-facing error becomes one line on stderr."""
 
 import os
 import sys

@@ -285,7 +285,7 @@ def dataset(artifact: Artifact, context: str) -> DatasetInput:
 
 
 def _key(name: str) -> str:
-    """Returns `name` with each character that MLflow refuses written as :hex:."""
+    """Returns `name` with every character that MLflow rejects escaped as :hex:."""
     return re.sub(r"[^\w.\- ]", lambda found: f":{ord(found.group()):x}:", name)[-250:]
 
 
@@ -297,7 +297,7 @@ def _parts(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
 
 @contextmanager
 def _writer(workspace: Path) -> Iterator[_Writer]:
-    """Yields a writer that no other process of this user on this host has for the same store.
+    """Yields a writer for the store, exclusive among this user's processes on this host.
 
     Raises:
       PendingError: If MLflow cannot be reached or fails in the block.

@@ -307,6 +307,6 @@ def test_remote_runs_wait_for_stages_of_a_killed_local_one(
     (tmp_path / ".work").mkdir()
     with (
         stages_lock(tmp_path),
-        pytest.raises(BusyError, match="a stage of an earlier run still runs"),
+        pytest.raises(BusyError, match="a stage of an earlier run is still running"),
     ):
         reproduce_remotely.fn()
