@@ -45,7 +45,7 @@ def test_a_full_disk_is_not_the_remotes_fault() -> None:
 
 
 def test_a_remote_out_of_reach_is_named_with_its_cause() -> None:
-    said = r"^DVC's remote \(\.dvc/config\): 1 file failed: no route to host; see that"
+    said = r"^DVC's remote \(\.dvc/config\): 1 file failed: no route to host; check that"
     with pytest.raises(ArtifactError, match=said):
         pull_fails(DvcException("1 file failed"), OSError("no route to host"))
 
