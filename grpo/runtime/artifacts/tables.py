@@ -51,7 +51,7 @@ PROMPTS = _schema(
         "family": pa.Column(str, _filled),
         "prompt": pa.Column(str, _filled),
         "answer": pa.Column(str),
-        "entry": pa.Column(str),  # JSON: what the judge needs besides the text
+        "entry": pa.Column(str),  # JSON: additional input of the judge
     },
 )
 WARMUP = _schema(

@@ -190,7 +190,7 @@ class _ActorHandle(Handle):
         self._actor = actor
 
     def ask(self, line: str) -> Future[str]:
-        """Returns what the actor will answer, once there is room for it."""
+        """Sends a line and returns the future answer of the actor, which may still be pending."""
         answer: Future[str] = self._actor.answer.remote(line).future()
         return answer
 
