@@ -12,7 +12,7 @@ from grpo.runtime.process import EXIT_INTERRUPTED, raise_interrupts
 
 
 def exit_code(act: Callable[[], int]) -> int:
-    """Returns the result of `act`; 1 after a failed stage, 2 after wrong input, 130 after Ctrl-C."""
+    """Returns the result of `act`, 1 for a failed stage, 2 for wrong input, or 130 for Ctrl-C."""
     try:
         raise_interrupts()
         with refused_by_the_system():
