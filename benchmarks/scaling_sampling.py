@@ -1,4 +1,4 @@
-"""Measures sampled tokens per second by engine and number of workers, and checks equal bytes.
+"""Measures sampled tokens per second by executor and number of workers, and checks equal bytes.
 
 python -m benchmarks.scaling_sampling    # on an idle machine
 
@@ -25,7 +25,7 @@ from grpo.runtime.artifacts.tables import PROMPTS, read_table, write_table
 from grpo.runtime.markdown import markdown_table
 from grpo.sampling.rollouts import SampledBatch, sample_rollouts
 from grpo.schema import DATA
-from grpo.wiring.executors import open_engine
+from grpo.wiring.executors import open_executor
 from grpo.wiring.policies import build_base
 from grpo.wiring.sampling_workers import SamplingSetup, make_sampling_work
 from grpo.wiring.tasks import build_prompts
@@ -40,7 +40,7 @@ ROLLOUTS_PER_BATCH = 256
 
 
 class Measured(NamedTuple):
-    """Seconds of sampling since the engine was opened."""
+    """Seconds of sampling since the executor was opened."""
 
     first: float  # until as many batches were finished as there are workers
     all: float  # until the last batch was finished
@@ -53,10 +53,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         setup = _prepare(Path(folder))
         for repeat in range(REPEATS):
-            for engine, workers in CASES:
-                scratch = Path(folder) / f"{repeat}-{engine}-{workers}"
-                batch, measured = _draw(setup, engine, workers, scratch)
-                seconds[name_of(engine, workers)].append(measured)
+            for executor, workers in CASES:
+                scratch = Path(folder) / f"{repeat}-{executor}-{workers}"
+                batch, measured = _draw(setup, executor, workers, scratch)
+                seconds[name_of(executor, workers)].append(measured)
                 drawn.append(batch)
     results = {
         "command": "python -m benchmarks.scaling_sampling",
@@ -76,9 +76,9 @@ def main() -> None:
     print(table(read_json(OUT)))
 
 
-def name_of(engine: str, workers: int) -> str:
+def name_of(executor: str, workers: int) -> str:
     """Returns the name of a case in results and table."""
-    return "the stage itself" if engine == "local" else f"{engine}, {workers}"
+    return "the stage itself" if executor == "local" else f"{executor}, {workers}"
 
 
 def _prepare(folder: Path) -> SamplingSetup:
@@ -92,23 +92,23 @@ def _prepare(folder: Path) -> SamplingSetup:
     )
 
 
-def _changed(params: Parameters, engine: str, workers: int) -> Parameters:
+def _changed(params: Parameters, executor: str, workers: int) -> Parameters:
     content = params.model_dump(mode="json")
-    content["sampling"] = {"engine": engine, "workers": workers}
+    content["sampling"] = {"executor": executor, "workers": workers}
     content["task"]["train_prompts"] = NUM_PROMPTS
     content["policy"]["base"]["warmup"]["prompts"] = 1  # the policy is not warmed up
     return Parameters.model_validate_json(json.dumps(content))
 
 
 def _draw(
-    setup: SamplingSetup, engine: str, workers: int, scratch: Path
+    setup: SamplingSetup, executor: str, workers: int, scratch: Path
 ) -> tuple[SampledBatch, Measured]:
     """Returns the rollouts of all prompts and the seconds of sampling."""
     prompts = read_table(setup.prompts, PROMPTS).assign(rollouts=ROLLOUTS)
     moments: list[float] = []
     start = time.perf_counter()
-    params = _changed(setup.params, engine, workers)
-    with open_engine(make_sampling_work, setup.model_copy(update={"params": params})) as opened:
+    params = _changed(setup.params, executor, workers)
+    with open_executor(make_sampling_work, setup.model_copy(update={"params": params})) as opened:
         batch = sample_rollouts(
             opened,
             prompts,
@@ -133,7 +133,12 @@ def rates(results: dict[str, Any], name: str) -> list[float]:
 
 def table(results: dict[str, Any]) -> str:
     """Returns a Markdown table of medians with the slowest and the fastest repeat."""
-    titles = ["engine, workers", "seconds to start", "tokens per second then", "of the stage's own"]
+    titles = [
+        "executor, workers",
+        "seconds to start",
+        "tokens per second then",
+        "of the stage's own",
+    ]
     rows = list[list[str]]()
     alone = float(np.median(rates(results, name_of("local", 1))))
     for name, several in results["seconds"].items():
@@ -145,7 +150,7 @@ def table(results: dict[str, Any]) -> str:
 
 
 def draw(results: dict[str, Any]) -> Figure:
-    """Returns a plot of tokens per second by engine and workers."""
+    """Returns a plot of tokens per second by executor and workers."""
     with styled():
         figure = Figure(figsize=(5.0, 3.0), layout="constrained")
         axes = figure.subplots()

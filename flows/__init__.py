@@ -1,4 +1,4 @@
-"""Runs the stages of dvc.yaml side by side under Prefect; never imports torch."""
+"""Runs the stages of dvc.yaml in parallel under Prefect; never imports torch."""
 
 import sys
 
@@ -6,5 +6,5 @@ from grpo.runtime.process import stop_at_once
 
 INTERRUPTED = "stopped; finished stages are kept, run again to go on"
 
-if sys.argv[0] == "-m":  # a command starts: Python has yet to find its module
+if sys.argv[0] == "-m":  # `python -m` is still resolving the module of the command
     stop_at_once(INTERRUPTED)

@@ -1,4 +1,4 @@
-"""Stages on other hosts: each is a run of a deployment, which is watched from here.
+"""Runs stages on other hosts: a Prefect deployment run per stage, polled by this process.
 
 Import it after `flows.settings.prepare_environment`; `python -m flows.reproduce --remote` does.
 """
@@ -32,17 +32,17 @@ from flows.gpus import Slots
 from flows.pipeline import MOST_STAGES, begun, bring_up_to_date, show, title
 from flows.planning import Step
 from flows.remote_lock import RemoteLock
-from flows.remote_stage import ANSWER, AWAY, BEAT, DEPLOYMENTS, LINES, is_refusal
+from flows.remote_stage import ANSWER, BEAT, DEPLOYMENTS, LINES, UNREACHABLE, is_refusal
 from flows.runner import Outcome, Result, Runner, StageError, Stopped
 from flows.wire import Answer, Order
 from grpo.errors import ParameterError, brief
 
-SILENCE_SECONDS = 45.0  # of a running worker, before another one gets the stage
-START_SECONDS = 600.0  # from taking a stage to running it; a cluster fetches an image meanwhile
-BEATS_PER_SILENCE = 9
+BEAT_TIMEOUT_SECONDS = 45.0  # without a heartbeat, after which another worker gets the stage
+START_SECONDS = 600.0  # from accepting a stage to running it; a cluster may pull an image first
+BEATS_PER_TIMEOUT = 9
 POLL_SECONDS = 2.0
 LINES_AT_ONCE = 200
-TAKEN = "taken"  # the tag of a run whose answer has been judged
+TAKEN = "taken"  # tag of a run whose answer was merged or rejected
 
 
 @flow(
@@ -53,15 +53,15 @@ TAKEN = "taken"  # the tag of a run whose answer has been judged
     validate_parameters=False,
 )
 def reproduce_remotely(targets: Sequence[str] = (), at_once: int | None = None) -> None:
-    """Brings dvc.lock up to date with the targets, by default all stages; no data comes here.
+    """Brings dvc.lock up to date for the targets, by default all stages; downloads no data.
 
     Args:
-      at_once: Stages that may be asked for at the same time; by default all.
+      at_once: Maximum number of stages in flight; by default all.
 
     Raises:
       BusyError: If another reproduce, or a stage of one that was killed, runs in this workspace.
-      ParameterError: If the workspace is not as the commit, or the deployment is missing.
-      StageError: If a stage failed; what does not depend on it has run.
+      ParameterError: If the workspace differs from its commit, or the deployment is missing.
+      StageError: If a stage failed; stages that do not depend on it have run.
     """
     workspace = Path.cwd()
     with begun(workspace), get_client(sync_client=True) as client:
@@ -72,10 +72,10 @@ def reproduce_remotely(targets: Sequence[str] = (), at_once: int | None = None) 
 
 
 class RemoteRunner(Runner):
-    """Has others run stages, and merges what they hand back into dvc.lock.
+    """Sends stages to workers and merges the returned lock entries into dvc.lock.
 
     Args:
-      send: Yields a worker's answer, to be judged; raises `Stopped` soon after the event is set.
+      send: Yields a worker's answer for validation; raises `Stopped` soon after the event is set.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class RemoteRunner(Runner):
         self.send = send
 
     def run_stage(self, step: Step) -> Result:
-        # What it reads from may have run, and written what was there before.
+        # An upstream stage may have run and reproduced the same outputs.
         return Result.unchanged() if self.lock.is_fresh(step.name) else super().run_stage(step)
 
     @contextmanager
@@ -108,24 +108,24 @@ class RemoteRunner(Runner):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Look:
-    """What the server knows of a run."""
+class RunStatus:
+    """State of a run on Prefect's server."""
 
     state: State
-    sign: str  # of life
+    heartbeat: str  # text of the run's heartbeat artifact
     answer: Answer | None
 
 
 class Dispatcher:
-    """Sends orders to workers by Prefect's server."""
+    """Sends orders to workers through Prefect's server."""
 
     def __init__(self, client: SyncPrefectClient, *, show: Callable[[str, str], None]) -> None:
         self.client = client
         self.show = show
         self.patience = {
             StateType.PENDING: START_SECONDS,
-            StateType.RUNNING: SILENCE_SECONDS,
-            StateType.CANCELLING: SILENCE_SECONDS,
+            StateType.RUNNING: BEAT_TIMEOUT_SECONDS,
+            StateType.CANCELLING: BEAT_TIMEOUT_SECONDS,
         }
         try:
             self.deployments = [client.read_deployment_by_name(each).id for each in DEPLOYMENTS]
@@ -137,28 +137,28 @@ class Dispatcher:
 
     @contextmanager
     def send(self, step: Step, order: Order, stopped: threading.Event) -> Iterator[Answer]:
-        """Yields what a worker makes of an order.
+        """Yields a worker's answer to an order.
 
         Raises:
-          StageError: If it ended without an answer, or is not heard of any more.
-          Stopped: If `stopped` was set; then the worker is to stop, too.
+          StageError: If the run ended without an answer, or its heartbeat stopped.
+          Stopped: If `stopped` was set; the run is then cancelled.
         """
         try:
             run = self.start(step, order)
-        except AWAY as error:
+        except UNREACHABLE as error:
             raise _refused(step, error) from None
         self.show(step.name, f"is run {run.id}, in queue {run.work_queue_name}")
         try:
-            with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):  # it tries by itself
+            with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):  # _watch retries itself
                 answer = self._watch(step, run.id, stopped)
             yield answer
-        except StageError:  # or the next attempt would be given the same run
+        except StageError:  # otherwise the next attempt would get the same run
             self._take(run.id)
             raise
-        self._take(run.id)  # not after another error: the answer can still be used
+        self._take(run.id)  # not after other errors: the answer can still be used
 
     def start(self, step: Step, order: Order) -> FlowRun:
-        """Returns a run for the order: that of an orchestrator that was killed, or a new one."""
+        """Returns a run for the order: the existing run of a killed orchestrator, or a new one."""
         for number in itertools.count():
             run = self.client.create_flow_run_from_deployment(
                 self.deployments[step.hints.gpu > 0],
@@ -166,7 +166,7 @@ class Dispatcher:
                     "commit": order.commit,
                     "name": order.stage,
                     "entries": order.entries,
-                    "beat_seconds": SILENCE_SECONDS / BEATS_PER_SILENCE,
+                    "beat_seconds": BEAT_TIMEOUT_SECONDS / BEATS_PER_TIMEOUT,
                 },
                 name=f"{order.stage} {order.commit[:8]}",
                 idempotency_key=f"{order.digest}-{number}",
@@ -179,50 +179,51 @@ class Dispatcher:
         return run
 
     def _take(self, run: UUID) -> None:
-        with suppress(*AWAY):
+        with suppress(*UNREACHABLE):
             self.client.update_flow_run(run, tags=[TAKEN])
 
     def _watch(self, step: Step, run: UUID, stopped: threading.Event) -> Answer:
-        """Follows a run to its end.
+        """Polls a run until it ends; returns its answer.
 
-        Silence is the time in which the server answered and nothing changed, by this host's clock.
+        `silence` counts seconds, by this host's clock, during which the server answered and the
+        run's state and heartbeat did not change.
         """
         lines, before, silence = 0, ("", ""), 0.0
         while not stopped.wait(POLL_SECONDS):
             try:
-                look = self._look(run)
+                status = self._read_status(run)
                 lines = self._show_lines(step, run, lines)
-            except AWAY as error:
+            except UNREACHABLE as error:
                 if is_refusal(error):
                     raise _refused(step, error) from None
                 continue
             except ObjectNotFound:
                 raise StageError(f"{step.name}: somebody deleted its run", code=1) from None
-            if look.answer:
-                return look.answer
-            if look.state.is_final():
-                said = brief(look.state.message or "without a reason")
-                raise StageError(f"{step.name}: its run ended {look.state.name}, {said}", code=1)
-            now = (look.state.type, look.sign)
+            if status.answer:
+                return status.answer
+            if status.state.is_final():
+                said = brief(status.state.message or "without a reason")
+                raise StageError(f"{step.name}: its run ended {status.state.name}, {said}", code=1)
+            now = (status.state.type, status.heartbeat)
             silence = silence + POLL_SECONDS if now == before else 0.0
             before = now
-            if silence > self.patience.get(look.state.type, float("inf")):
-                self._give_up(step, run, look)
-        with suppress(*AWAY):
+            if silence > self.patience.get(status.state.type, float("inf")):
+                self._give_up(step, run, status)
+        with suppress(*UNREACHABLE):
             self.client.set_flow_run_state(run, Cancelling())
         raise Stopped("stopped")
 
-    def _look(self, run: UUID) -> Look:
+    def _read_status(self, run: UUID) -> RunStatus:
         state = self.client.read_flow_run(run).state
         assert state
-        # After the state: whoever has ended has left all of them.
+        # Read after the state: a run that has ended has already written all its artifacts.
         own = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[run]))
         found = {each.key: each.data for each in self.client.read_artifacts(artifact_filter=own)}
         answer = Answer(**json.loads(str(found[ANSWER]))[0]) if ANSWER in found else None
-        return Look(state=state, sign=str(found.get(BEAT, "")), answer=answer)
+        return RunStatus(state=state, heartbeat=str(found.get(BEAT, "")), answer=answer)
 
     def _show_lines(self, step: Step, run: UUID, seen: int) -> int:
-        """Shows what the run has logged since; returns how much it has logged."""
+        """Shows the run's new log lines; returns the number of lines logged so far."""
         while True:
             logs = self.client.read_logs(
                 LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run])),
@@ -237,15 +238,15 @@ class Dispatcher:
             if len(logs) < LINES_AT_ONCE:
                 return seen
 
-    def _give_up(self, step: Step, run: UUID, look: Look) -> None:
-        """Frees the run's place in Prefect's limits; a worker that lives stops when it sees it.
+    def _give_up(self, step: Step, run: UUID, status: RunStatus) -> None:
+        """Marks the run as crashed, which frees its slot; a live worker then stops it.
 
         Raises:
           StageError: Always.
         """
-        worker = f"its worker {look.sign.partition(',')[0]}".strip()
-        said = f"{worker} gave no sign of life for {self.patience[look.state.type]:g} s"
-        with suppress(*AWAY):
+        worker = f"its worker {status.heartbeat.partition(',')[0]}".strip()
+        said = f"{worker} sent no heartbeat for {self.patience[status.state.type]:g} s"
+        with suppress(*UNREACHABLE):
             self.client.set_flow_run_state(run, Crashed(message=said), force=True)
         raise StageError(f"{step.name}: {said}", code=1)
 

@@ -1,4 +1,4 @@
-"""How the commands of this package end: what a person can cause is one line and an exit code."""
+"""Exit codes of the commands: a user-facing error becomes one line on stderr."""
 
 import os
 import sys
@@ -12,11 +12,11 @@ from grpo.runtime.process import EXIT_INTERRUPTED, raise_interrupts
 
 
 def exit_code(act: Callable[[], int]) -> int:
-    """Returns what `act` returns; 1 after a failed stage, 2 after wrong input, 130 after Ctrl-C."""
+    """Returns the result of `act`, 1 for a failed stage, 2 for wrong input, or 130 for Ctrl-C."""
     try:
         raise_interrupts()
         with refused_by_the_system():
-            _require_here()
+            _require_working_directory()
             return act()
     except KeyboardInterrupt:
         print(INTERRUPTED, file=sys.stderr)
@@ -29,7 +29,7 @@ def exit_code(act: Callable[[], int]) -> int:
         return EXIT_WRONG_INPUT
 
 
-def _require_here() -> None:
+def _require_working_directory() -> None:
     try:
         os.getcwd()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Sweeps as a Prefect flow: a task per experiment of DVC, then a table of what came out.
+"""Sweeps as a Prefect flow: a task per DVC experiment, then a table of the results.
 
 Import it after `flows.settings.prepare_environment`; `python -m flows.sweep` does.
 """
@@ -31,13 +31,13 @@ Settings = Mapping[str, str]  # value by parameter path
 
 
 def combinations(workspace: Path, given: Sequence[str]) -> dict[str, Settings]:
-    """Returns every combination of "PATH=VALUE,VALUE" by its experiment's name.
+    """Returns all combinations of "PATH=VALUE,VALUE" settings by experiment name.
 
-    The name follows from the settings and from what git tracks: an experiment that is there is not
-    run again.
+    The name is a hash of the settings and of the tracked files, so that a finished experiment is
+    not run again.
 
     Raises:
-      ParameterError: If params.yaml has no such path, or a path stands twice or has no value.
+      ParameterError: If a path is not in params.yaml, is given twice or has no value.
     """
     known = flatten(read_content(workspace / PARAMS))
     values: dict[str, list[str]] = {}
@@ -45,7 +45,7 @@ def combinations(workspace: Path, given: Sequence[str]) -> dict[str, Settings]:
         path, _, text = each.partition("=")
         if path not in known or path in values or not text:
             raise ParameterError(
-                f"--set {each}: must be PATH=VALUE,VALUE of a leaf of {PARAMS}, and stand once"
+                f"--set {each}: must be PATH=VALUE,VALUE for a leaf of {PARAMS}, given once"
             )
         values[path] = text.split(",")
     found = [dict(zip(values, each)) for each in itertools.product(*values.values())]
@@ -65,14 +65,14 @@ def combinations(workspace: Path, given: Sequence[str]) -> dict[str, Settings]:
     validate_parameters=False,
 )
 def sweep(given: Sequence[str], at_once: int = 1) -> str:
-    """Runs the experiments that are not there yet; returns a table of all, as Markdown.
+    """Runs the experiments that are not finished; returns a table of all, as Markdown.
 
     Args:
-      given: "PATH=VALUE,VALUE" by parameter: an experiment for each of their combinations.
-      at_once: Experiments side by side.
+      given: "PATH=VALUE,VALUE" per parameter; every combination is one experiment.
+      at_once: Maximum number of parallel experiments.
 
     Raises:
-      ParameterError: If a parameter is named twice, or a text is not of that form.
+      ParameterError: If a parameter is given twice, or a setting does not have this form.
       StageError: If an experiment failed; the others have run.
     """
     wanted = combinations(Path.cwd(), given)
@@ -86,9 +86,9 @@ def sweep(given: Sequence[str], at_once: int = 1) -> str:
         for future in futures.values():
             future.wait()
     finally:
-        runner.stop()  # a signal may have ended the waiting
+        runner.stop()  # a signal may have interrupted the wait
     rows = compare(wanted)
-    create_table_artifact(rows, key="sweep", description="What came out, by experiment")
+    create_table_artifact(rows, key="sweep", description="Results by experiment")
     if runner.failures:
         raise runner.failures[0]
     return _as_markdown(rows)
@@ -108,7 +108,7 @@ def _experiment(runner: "_Experiments", name: str, gpus: int) -> State:
 
 
 class _Experiments(Runner):
-    """Runs whole experiments as a runner runs stages."""
+    """Runs a DVC experiment per step."""
 
     def __init__(self, workspace: Path, wanted: Mapping[str, Settings], *, at_once: int) -> None:
         super().__init__(workspace, at_once=at_once, show=show)
@@ -125,14 +125,14 @@ class _Experiments(Runner):
 
 
 def finished() -> list[str]:
-    """Returns the names of the experiments that start from this commit and are done."""
+    """Returns the names of the finished experiments that start from this commit."""
     with Repo(".") as repo:
         by_commit = repo.experiments.ls()
     return [each[0] for those in by_commit.values() for each in those]
 
 
 def compare(wanted: Mapping[str, Settings]) -> list[dict[str, str]]:
-    """Returns a row per finished experiment: what was set, and the report's numbers."""
+    """Returns a row per finished experiment: its settings and the report's headline metrics."""
     done = finished()
     return [
         {"experiment": name, **settings, **headline(dvc.api.read(METRICS, rev=name))}

@@ -1,4 +1,4 @@
-"""A GPU belongs to one stage at a time, on the whole machine; the kernel frees it on death."""
+"""Machine-wide GPU locks: one stage per GPU; the kernel frees them when the stage exits."""
 
 import fcntl
 import os
@@ -17,7 +17,7 @@ POLL_SECONDS = 0.2
 
 @dataclass(frozen=True, kw_only=True)
 class Slots:
-    """What a stage got: GPUs for CUDA_VISIBLE_DEVICES and the open locks that hold them."""
+    """GPUs of a stage, for CUDA_VISIBLE_DEVICES, and the descriptors of their locks."""
 
     gpus: tuple[str, ...]
     descriptors: tuple[int, ...]
@@ -25,10 +25,10 @@ class Slots:
 
 @contextmanager
 def hold_gpus(count: int, *, stage: str, is_stopped: Callable[[], bool]) -> Iterator[Slots]:
-    """Waits for `count` free GPUs, all at once, and holds them.
+    """Waits until `count` GPUs are free at the same time and locks them.
 
-    A machine without GPUs has nothing to share: it gives none. Whoever inherits the descriptors
-    keeps the GPUs until it ends. Gives up with fewer GPUs when `is_stopped`.
+    Yields no GPUs on a machine without GPUs. A process that inherits the descriptors keeps the
+    GPUs until it exits. Yields fewer GPUs if `is_stopped` becomes true.
 
     Raises:
       ParameterError: If the machine has GPUs, but fewer than `count`.
@@ -44,7 +44,7 @@ def hold_gpus(count: int, *, stage: str, is_stopped: Callable[[], bool]) -> Iter
     with ExitStack() as stack:
         slots = _take(gpus, count, stack)
         while len(slots.gpus) < count and not is_stopped():
-            stack.close()  # holding some while waiting for others could block two stages forever
+            stack.close()  # holding some GPUs while waiting for others could deadlock two stages
             time.sleep(POLL_SECONDS)
             slots = _take(gpus, count, stack)
         yield slots

@@ -1,13 +1,13 @@
-"""Runs one command and outlives it: when this process ends, nothing the command started is left.
+"""Runs one command as a subreaper: no process that the command started outlives this process.
 
 Started by path, without site-packages, as `launcher.py PARENT GRACE_SECONDS HOW COMMAND...`.
-It stops the command when it gets SIGTERM or SIGINT, or when PARENT dies, even by SIGKILL:
+It stops the command on SIGTERM or SIGINT, or when PARENT dies, even by SIGKILL:
 
-* HOW = `finish`: the command (dvc) may finish; only what it runs (the stage) is terminated. If
-  the stage is already done, dvc still writes its record, so that no finished work is lost.
-* HOW = `stop`: the command is terminated with everything it runs.
+* HOW = `finish`: the command (dvc) may finish; only its child processes (the stage) are
+  terminated. If the stage is already done, dvc still updates dvc.lock, so no work is lost.
+* HOW = `stop`: the command and all its child processes are terminated.
 
-What is left after the grace period is killed. Exits with the command's code, or 128 + signal.
+Processes left after the grace period are killed. Exits with the command's code, or 128 + signal.
 """
 
 import contextlib
@@ -25,13 +25,13 @@ WATCHED = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT}
 
 
 class Launcher:
-    """One command and all processes below it."""
+    """One command and its descendant processes."""
 
     def __init__(self, command: list[str], *, may_finish: bool, grace_seconds: float) -> None:
         self.may_finish = may_finish
         self.grace_seconds = grace_seconds
         self.deadline: float | None = None  # set when stopping
-        self.told: set[int] = set()  # processes that got SIGTERM
+        self.terminated: set[int] = set()  # processes that got SIGTERM
         self.code: int | None = None
         self.child = os.fork()
         if self.child == 0:
@@ -40,7 +40,7 @@ class Launcher:
     def wait(self) -> int:
         """Returns the command's exit code once no process is left."""
         while self._reap():
-            # Also when the command ended by itself: it must leave nothing in the background.
+            # Also if the command exited by itself: no background process may remain.
             if self.deadline is None and (self.code is not None or self._is_asked()):
                 self.deadline = time.monotonic() + self.grace_seconds
             if self.deadline is not None:
@@ -50,11 +50,11 @@ class Launcher:
         return self.code
 
     def _is_asked(self) -> bool:
-        """Sleeps until a signal comes; returns whether it asks to stop."""
+        """Waits for a signal; returns whether it requests a stop."""
         return signal.sigwait(WATCHED) != signal.SIGCHLD
 
     def _reap(self) -> bool:
-        """Collects ended processes; returns whether any process is left."""
+        """Reaps ended processes; returns whether any process is left."""
         try:
             while True:
                 process, status = os.waitpid(-1, os.WNOHANG)
@@ -67,23 +67,23 @@ class Launcher:
             return False
 
     def _stop(self, *, kill: bool) -> None:
-        """Sends SIGTERM once, or SIGKILL, to every process that is to end."""
+        """Sends SIGTERM once, or SIGKILL, to every process that must exit."""
         for process in descendants(os.getpid()):
             is_spared = process == self.child and self.may_finish
             if kill:
                 _send(process, signal.SIGKILL)
-            elif process not in self.told and not is_spared:
-                self.told.add(process)
+            elif process not in self.terminated and not is_spared:
+                self.terminated.add(process)
                 _send(process, signal.SIGTERM)
 
 
 def descendants(root: int) -> list[int]:
-    """Returns the living processes below `root`; orphans come back to it as a subreaper."""
+    """Returns the running descendants of `root`, including orphans, which a subreaper adopts."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                # After the name, which may hold anything: state, parent, ...
+                # State and parent follow the name, which may contain any character.
                 state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
             except (FileNotFoundError, ProcessLookupError):
                 continue
@@ -106,14 +106,14 @@ def main() -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     kernel.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     kernel.prctl(PR_SET_CHILD_SUBREAPER, 1)
-    if os.getppid() != int(parent):  # it died before the line above
+    if os.getppid() != int(parent):  # the parent died before prctl
         return 128 + signal.SIGTERM
     launcher = Launcher(command, may_finish=how == "finish", grace_seconds=float(grace_seconds))
     return launcher.wait()
 
 
 def _become(command: list[str]) -> None:
-    """Replaces this forked process by the command, which ends if the launcher is killed."""
+    """Executes the command in this forked process; it is terminated if the launcher dies."""
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Lineage that MLflow could not be told of in an earlier run."""
+"""Records lineage that earlier runs could not write to MLflow."""
 
 import sys
 from pathlib import Path
@@ -7,14 +7,14 @@ from grpo.errors import ArtifactError
 from grpo.lineage.notes import waiting
 
 
-def record_what_waits(workspace: Path) -> None:
-    """Writes it to MLflow; one line says so if some must wait on."""
+def record_pending_lineage(workspace: Path) -> None:
+    """Writes pending lineage to MLflow; prints one line if some stays pending."""
     if not waiting(workspace):
         return
-    # Here, not above: MLflow takes two seconds to import.
-    from grpo.lineage.record import record_waiting
+    # Imported here: MLflow takes two seconds.
+    from grpo.lineage.record import record_pending
 
     try:
-        record_waiting(workspace)
+        record_pending(workspace)
     except ArtifactError as error:
         print(error, file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The pipeline as a Prefect flow: a task per DVC stage, with DVC's own dependencies.
+"""The pipeline as a Prefect flow: a task per DVC stage, with DVC's dependencies.
 
 Import it after `flows.settings.prepare_environment`; `python -m flows.reproduce` does.
 """
@@ -31,7 +31,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from rich.console import Console
 from rich.text import Text
 
-from flows.lineage import record_what_waits
+from flows.lineage import record_pending_lineage
 from flows.planning import Step, plan
 from flows.runner import (
     FLOW_LOCK,
@@ -53,15 +53,15 @@ from grpo.runtime.markdown import markdown_table
 
 METRICS = "artifacts/report/metrics.json"
 PAGE = "artifacts/report/index.html"
-LAST_RUN = Path(".work/reproduce.run")  # the id of the flow run that began last
+LAST_RUN = Path(".work/reproduce.run")  # id of the most recently started flow run
 SHOWN = ("mean_at_k.value", "gain_over_base.value", "gain_over_base.low", "cost.flops")
-MOST_STAGES = 4096  # threads; a waiting stage takes one, and the runner limits those at work
+MOST_STAGES = 4096  # threads; waiting stages need one, too; the runner limits running stages
 
 console = Console(stderr=True, highlight=False)
 
 
 def title() -> str:
-    """Returns the name of a run: what it brings up to date, from which commit."""
+    """Returns the name of a flow run: its targets and its commit."""
     targets = runtime.flow_run.parameters["targets"]
     commit = git(Path.cwd(), "rev-parse", "--short", "HEAD") or "no commit"
     return f"{' '.join(targets) or 'all stages'} at {commit}"
@@ -75,45 +75,46 @@ def title() -> str:
     validate_parameters=False,
 )
 def reproduce(targets: Sequence[str] = (), at_once: int | None = None, push: bool = False) -> None:
-    """Brings the targets, by default all stages, up to date; independent stages side by side.
+    """Brings the targets, by default all stages, up to date; runs independent stages in parallel.
 
     Args:
-      at_once: Stages that may run at the same time; by default the machine's processors.
-      push: Stores in DVC's default remote what the stages have made, for other clones to pull.
+      at_once: Maximum number of parallel stages; by default the number of processors.
+      push: Whether to push the outputs of the stages to DVC's default remote.
 
     Raises:
-      ParameterError: If there is nowhere to push to.
-      BusyError: If another reproduce, or a stage of one that was killed, runs in this workspace.
-      StageError: If a stage failed or was not reached; what does not depend on it has run.
+      ParameterError: If `push` is true and there is no remote.
+      BusyError: If another reproduce, or a stage of a killed one, runs in this workspace.
+      StageError: If a stage failed or was not reached; stages that do not depend on it have run.
     """
     workspace = Path.cwd()
     if push:
         require_remote(workspace)
     with begun(workspace) as lock:
-        record_what_waits(workspace)
+        record_pending_lineage(workspace)
         steps = plan(targets)
         most = len(os.sched_getaffinity(0)) if at_once is None else at_once
         last = bring_up_to_date(steps, Runner(workspace, at_once=most, show=show, held=[lock]))
         if (workspace / METRICS).exists():
             text = _report(workspace)
             with suppress(httpx.HTTPError):
-                create_markdown_artifact(text, key="report", description="What came out")
+                create_markdown_artifact(text, key="report", description="Results")
         if push:
             _push(workspace, [step.name for step in steps], wait_for=last)
 
 
 def bring_up_to_date(steps: Sequence[Step], runner: Runner) -> list[PrefectFuture[State]]:
-    """Runs the stages that are due as tasks of the current flow.
+    """Runs outdated stages as tasks of the current flow.
 
-    Returns the tasks of the last stages, after which all are done.
+    Returns:
+      The tasks of the last stages; when they are done, all stages are done.
 
     Raises:
-      GrpoError: If a stage failed, cannot run here or was not reached; what does not depend on it
-        has run.
+      GrpoError: If a stage failed, cannot run here or was not reached; stages that do not depend
+        on it have run.
     """
     made = create_progress_artifact(0.0, key="progress", description="Stages up to date")
     run = Reproduction(steps, runner, cast(UUID, made))
-    # Without the edges that a longer way shows: a page draws them all.
+    # Transitive reduction: Prefect's page draws every edge.
     edges = reduce_edges({step.name: set(step.upstream) for step in steps})
     futures: dict[str, PrefectFuture[State]] = {}
     try:
@@ -127,21 +128,23 @@ def bring_up_to_date(steps: Sequence[Step], runner: Runner) -> list[PrefectFutur
         for future in futures.values():
             future.wait()
     finally:
-        runner.stop()  # a signal may have ended the waiting
+        runner.stop()  # a signal may have interrupted the wait
         sort_lock(runner.workspace)
-    with suppress(httpx.HTTPError):  # the error of a stage must be seen all the same
-        create_table_artifact(run.table(), key="stages", description="What became of each stage")
-        update_progress_artifact(run.progress, progress=run.percent())  # tasks overtake each other
+    with suppress(httpx.HTTPError):  # must not hide the error of a stage
+        create_table_artifact(run.table(), key="stages", description="State of every stage")
+        update_progress_artifact(
+            run.progress, progress=run.percent()
+        )  # tasks' updates may be reordered
     run.require_all()
     return [futures[name] for name in sorted(set(futures).difference(*edges.values()))]
 
 
 @contextmanager
 def begun(workspace: Path) -> Iterator[int]:
-    """Holds a workspace for the current flow run; yields the lock that its stages hold, too.
+    """Locks the workspace for the current flow run; yields the lock that its stages inherit.
 
     Raises:
-      BusyError: If another run, or a stage of one that was killed, holds it.
+      BusyError: If another run, or a stage of a killed run, holds the lock.
     """
     with exclusive(workspace / FLOW_LOCK, "reproduce"), stages_lock(workspace) as lock:
         _end_lost_run(workspace / LAST_RUN)
@@ -149,23 +152,23 @@ def begun(workspace: Path) -> Iterator[int]:
 
 
 def _end_lost_run(note: Path) -> None:
-    """Has the server call the run before this one crashed if it ended without a word.
+    """Marks the previous run as crashed on the server if it ended without reporting a state.
 
-    The lock that it held is this one's now.
+    This run holds the workspace's lock, so the previous run has ended.
     """
     last = note.read_text() if note.exists() else None
     write_bytes(note, str(runtime.flow_run.id).encode())
     with suppress(ObjectNotFound), get_client(sync_client=True) as client:
         state = client.read_flow_run(UUID(last)).state if last else None
         if state and not state.is_final():
-            message = "ended without a word; the next run went on"
+            message = "ended without reporting a state; the next run continued"
             client.set_flow_run_state(UUID(last), Crashed(message=message), force=True)
 
 
 @task(cache_policy=NO_CACHE, persist_result=False)
 def _stage(run: "Reproduction", name: str) -> State:
     result = run.bring_up_to_date(name)
-    with suppress(httpx.HTTPError):  # a server that is away for long must not stop what follows
+    with suppress(httpx.HTTPError):  # an outage of the server must not stop later stages
         update_progress_artifact(run.progress, progress=run.percent())
     return Completed(name=str(result.outcome), message=f"{result.seconds:.1f} s")
 
@@ -176,11 +179,11 @@ def _push(workspace: Path, stages: Sequence[str]) -> State:
     try:
         return Completed(message=f"{pushing.run():.1f} s")
     finally:
-        pushing.stop()  # a signal may have ended the waiting
+        pushing.stop()  # a signal may have interrupted the wait
 
 
 class Reproduction:
-    """One run of the flow: what each stage came to, shared by the tasks' threads."""
+    """One run of the flow: the results of its stages, shared by the tasks' threads."""
 
     def __init__(self, steps: Sequence[Step], runner: Runner, progress: UUID) -> None:
         self.steps = {step.name: step for step in steps}
@@ -191,7 +194,7 @@ class Reproduction:
         self.guard = threading.Lock()
 
     def bring_up_to_date(self, name: str) -> Result:
-        """Runs the stage if it changed, or if a stage it reads from did run."""
+        """Runs the stage if it changed or if an upstream stage ran."""
         step = self.steps[name]
         ran = any(self.results[each].outcome is not Outcome.UNCHANGED for each in step.upstream)
         try:
@@ -202,13 +205,13 @@ class Reproduction:
         except GrpoError as error:
             with self.guard:
                 self.failures[name] = error
-            marks.fail(name, error)  # a stage that took too long, or ran elsewhere, cannot
+            marks.fail(name, error)  # a timed-out or remote stage cannot mark itself
             _announce(step.name, str(error), style="red")
             raise
         with self.guard:
             self.results[name] = result
         if is_due:
-            marks.succeed(name)  # a stage that DVC has restored, or that ran elsewhere, cannot
+            marks.succeed(name)  # a restored or remote stage cannot mark itself
             count = f"{len(self.results)}/{len(self.steps)}"
             _announce(name, f"{result.outcome} in {result.seconds:.1f} s ({count})", "green")
         return result
@@ -221,7 +224,7 @@ class Reproduction:
                 raise next(iter(self.failures.values()), missed)
 
     def percent(self) -> float:
-        """Returns the share of stages that are up to date."""
+        """Returns the percentage of stages that are up to date."""
         return 100 * len(self.results) / len(self.steps)
 
     def table(self) -> list[dict[str, str]]:
@@ -239,14 +242,14 @@ class Reproduction:
 
 
 def headline(metrics: str) -> dict[str, str]:
-    """Returns those numbers of a report's JSON whose names end as SHOWN says."""
+    """Returns the numbers in a report's JSON whose names end with a suffix in SHOWN."""
     numbers = flatten(json.loads(metrics))
     shown = {name: each for name, each in numbers.items() if name.endswith(SHOWN)}
     return {name: f"{each:.6g}" for name, each in shown.items() if isinstance(each, int | float)}
 
 
 def _report(workspace: Path) -> str:
-    """Returns the report's main figure, its headline and where the rest is, as Markdown."""
+    """Returns the report's main figure, headline metrics and links, as Markdown."""
     numbers = headline((workspace / METRICS).read_text())
     lines = [*_figure(workspace / PAGE), markdown_table(["number", "value"], numbers.items())]
     lines += ["", *(f"[{name}]({address})  " for name, address in _addresses(workspace).items())]
@@ -254,27 +257,27 @@ def _report(workspace: Path) -> str:
 
 
 def _figure(page: Path) -> list[str]:
-    """Returns the first figure of a page as Markdown; it needs nothing else, nor does the page."""
+    """Returns the first figure of a page as Markdown with a self-contained data URL."""
     found = page.exists() and re.search(r"(<svg[^>]*>)(.*?</svg>)", page.read_text(), re.DOTALL)
     if not found:
         return []
-    paper = '<rect width="100%" height="100%" fill="#fff"/>'  # Prefect's own is dark
+    paper = '<rect width="100%" height="100%" fill="#fff"/>'  # Prefect's background is dark
     image = base64.b64encode(f"{found[1]}{paper}{found[2]}".encode()).decode()
     return [f"![Reward by compute](data:image/svg+xml;base64,{image})", ""]
 
 
 def _addresses(workspace: Path) -> Mapping[str, str]:
-    """Returns where MLflow's server shows this state of the pipeline, if one does."""
+    """Returns the links to this pipeline state on MLflow's server, if there is a server."""
     if not os.environ.get("MLFLOW_TRACKING_URI", "").startswith("http"):
         return {}
-    # Here, not above: it takes two seconds, and plain runs have no server.
+    # Imported here: it takes two seconds, and most runs have no server.
     from grpo.lineage.record import addresses
 
     return addresses(workspace)
 
 
 def show(name: str, line: str) -> None:
-    """Shows what a stage says, here and in the task's log."""
+    """Prints a stage's line on the console and writes it to the task's log."""
     get_run_logger().info(line)
     _announce(name, line, style="")
 

@@ -1,4 +1,4 @@
-"""What is to be done: the stages of dvc.yaml and which of them changed. Wraps DVC's own API."""
+"""The execution plan: the stages of dvc.yaml and which of them changed, from DVC's API."""
 
 import json
 from collections.abc import Callable, Container, Sequence
@@ -43,20 +43,20 @@ class Step:
 def plan(
     targets: Sequence[str] = (), *, changed: Callable[[Repo], Container[str]] = Repo.status
 ) -> tuple[Step, ...]:
-    """Returns the stages behind `targets` (default: all), every stage after those it reads from.
+    """Returns the stages that `targets` (default: all) depend on, in topological order.
 
-    The working directory must be the pipeline's: DVC spells names and targets relative to it.
-    A target is a stage, a group of a foreach, or an output. A stage that has not changed may
-    still have to run: what it reads can change when an upstream stage runs.
+    The working directory must be the pipeline's: DVC resolves names and targets relative to it.
+    A target is a stage, a group of a foreach, or an output. An unchanged stage may still have to
+    run: its inputs can change when an upstream stage runs.
 
     Args:
-      changed: Returns the changed ones; by default as DVC judges them, by the data that is here.
+      changed: Returns the names of changed stages; by default DVC's status of the local data.
 
     Raises:
       ParameterError: If dvc.yaml or params.yaml is wrong, or a target is unknown.
     """
     require_pipeline()
-    remove_cut_rwlock(Path(".dvc/tmp"))
+    remove_truncated_rwlock(Path(".dvc/tmp"))
     try:
         with Repo(".", _wait_for_lock=True) as repo:
             graph = repo.index.graph  # an edge leads from a stage to one it reads from
@@ -75,9 +75,9 @@ def plan(
 
 
 def require_pipeline() -> None:
-    """Raises ParameterError unless the working directory is that of dvc.yaml, and DVC can read it.
+    """Raises ParameterError unless dvc.yaml is in the working directory and DVC can read it.
 
-    DVC follows a loop of aliases, there or in params.yaml, until its stack is full.
+    Rejects cyclic YAML aliases in dvc.yaml and params.yaml, which make DVC overflow the stack.
     """
     if not Path(PIPELINE).is_file():
         raise ParameterError(
@@ -89,14 +89,14 @@ def require_pipeline() -> None:
     require_plain(Path(LOCK))
 
 
-def remove_cut_rwlock(directory: Path) -> None:
-    """Removes DVC's list of the files that its processes use if a kill has cut it.
+def remove_truncated_rwlock(directory: Path) -> None:
+    """Removes DVC's read-write lock file if a kill has truncated it.
 
-    DVC writes it in place, and refuses to read what is not whole. Nothing is lost: the entries of
-    processes that are gone count for nothing.
+    DVC writes the file in place and rejects a truncated one. Removing it is safe: the entries of
+    dead processes have no effect.
 
     Args:
-      directory: Where DVC keeps its locks.
+      directory: DVC's directory of lock files.
     """
     path = directory / RWLOCK_FILE
     if not path.exists():
@@ -125,7 +125,7 @@ def _step(graph: "nx.DiGraph[Stage]", stage: Stage, changed: Container[str]) -> 
 
 
 def hints_of(stage: Stage) -> Hints:
-    """Returns `meta.exec` of a stage, checked."""
+    """Returns the validated `meta.exec` of a stage."""
     given = (stage.meta or {}).get("exec", {})
     known = {field.name for field in fields(Hints)}
     for name, value in given.items():
@@ -138,13 +138,13 @@ def hints_of(stage: Stage) -> Hints:
 
 
 def _line_of(graph: "nx.DiGraph[Stage]") -> Any:
-    """Returns a sort key: the order in which dvc.yaml names the stages."""
+    """Returns a sort key that keeps the order of the stages in dvc.yaml."""
     lines = {stage: f"{line:06}" for line, stage in enumerate(graph)}
     return lambda stage: lines[stage]
 
 
 def explain(error: BaseException) -> str:
-    """Returns the whole chain of causes in one line."""
+    """Returns an error's chain of causes, up to three, in one line."""
     parts: list[str] = []
     cause: BaseException | None = error
     while cause is not None and len(parts) < 3:

@@ -1,4 +1,4 @@
-"""`python -m flows.promote MODEL POLICY`: a policy becomes the model's champion if it is better.
+"""`python -m flows.promote MODEL POLICY`: makes a policy the model's champion if it is better.
 
 `python -m flows.promote MODEL --rollback` makes the previous champion champion again.
 """
@@ -21,10 +21,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m flows.promote", description=__doc__)
     parser.add_argument("model", metavar="MODEL", help="a name in MLflow's registry")
     which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("policy", metavar="POLICY", nargs="?", help="a round, as sgpo-8")
+    which.add_argument("policy", metavar="POLICY", nargs="?", help="a round, e.g. sgpo-8")
     which.add_argument("--rollback", action="store_true")
-    parser.add_argument("--margin", type=float, help="of the gain in mean@k; 0")
-    parser.add_argument("--family-bound", type=float, help="that a family may lose; 0.1")
+    parser.add_argument("--margin", type=float, help="minimum gain in mean@k; default 0")
+    parser.add_argument(
+        "--family-bound", type=float, help="maximum loss of a prompt family; default 0.1"
+    )
     chosen = parser.parse_args(arguments)
     bounds = {"margin": chosen.margin, "family_bound": chosen.family_bound}
     given = {name: value for name, value in bounds.items() if value is not None}
@@ -36,7 +38,7 @@ def _promote(model: str, policy: str | None, bounds: dict[str, float]) -> int:
     workspace = Path.cwd()
     prepare_environment(workspace)
     report_to_server(workspace)
-    # Here, not above: Prefect reads its settings when it is imported.
+    # Imported here: Prefect reads its settings on import.
     from flows.promotion import STATES, promote, roll_back
     from grpo.registry.store import REFUSED
 
@@ -46,7 +48,7 @@ def _promote(model: str, policy: str | None, bounds: dict[str, float]) -> int:
         state = promote(model, policy, **bounds, return_state=True)
     outcomes = {name: outcome for outcome, name in STATES.items()}
     if state.name not in outcomes:
-        state.result()  # raises what ended the run
+        state.result()  # raises the run's error
     outcome = outcomes[str(state.name)]
     print(f"{outcome}: {state.message}")
     return EXIT_REFUSED if outcome == REFUSED else 0

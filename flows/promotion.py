@@ -1,4 +1,4 @@
-"""Promotions and rollbacks as Prefect flows: a decision is the state and an artifact of its run.
+"""Promotions and rollbacks as Prefect flows; the decision is the run's state and an artifact.
 
 Import it after `flows.settings.prepare_environment`; `python -m flows.promote` does.
 """
@@ -15,7 +15,7 @@ STATES = {PROMOTED: "Promoted", REFUSED: "Refused", ROLLED_BACK: "RolledBack"}
 
 
 def _title() -> str:
-    """Returns the name of a promotion's run: the model, and what is to become its champion."""
+    """Returns the name of a promotion's flow run: the model and the policy."""
     given = runtime.flow_run.parameters
     return f"{given['model']}: {given['policy']}"
 
@@ -28,18 +28,18 @@ def _title_of_rollback() -> str:
 def promote(
     model: str, policy: str, margin: float = Bounds.margin, family_bound: float = Bounds.family
 ) -> State:
-    """Makes a policy of the working directory's pipeline champion if it is better.
+    """Makes a policy of the working directory's pipeline champion if it passes the gate.
 
-    A promotion that is refused ends in the state Refused, of Prefect's type FAILED.
+    A refused promotion ends in the state Refused, of Prefect's type FAILED.
 
     Args:
       policy: A base or round.
-      margin: That the gain in mean@k must exceed.
-      family_bound: That a family's mean@k may fall.
+      margin: Minimum gain in mean@k.
+      family_bound: Maximum loss in mean@k of a prompt family.
 
     Raises:
       ParameterError: If no policy is named, or a bound is out of range.
-      ArtifactError: If MLflow cannot be reached, or has lost the champion's evaluation.
+      ArtifactError: If MLflow is unreachable, or the champion's evaluation is lost.
     """
     if not policy:
         raise ParameterError(
@@ -60,13 +60,13 @@ def roll_back(model: str) -> State:
     """Makes the previous champion champion again.
 
     Raises:
-      ArtifactError: If MLflow cannot be reached.
+      ArtifactError: If MLflow is unreachable.
     """
     return _shown("the previous champion", Registry(model).roll_back())
 
 
 def _shown(policy: str, decision: Decision) -> State:
-    """Returns a decision as a state of Prefect, after storing it as an artifact."""
+    """Stores a decision as an artifact and returns it as a Prefect state."""
     row = {"policy": policy, **vars(decision)}
     description = f"{decision.model}: {decision.outcome}"
     create_table_artifact([row], key="promotion", description=description)

@@ -1,4 +1,4 @@
-"""DVC's remote, where the data of stages on other hosts is."""
+"""Access to DVC's remote, which holds the data of stages on other hosts."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,17 +13,16 @@ from grpo.runtime.artifacts.files import refused_by_the_system
 
 @contextmanager
 def reached() -> Iterator[None]:
-    """Has a pull or push in the block end in one line if it fails.
+    """Converts errors of a pull or push in the block to one line.
 
     Raises:
-      ArtifactError: If the remote cannot be reached, or has not what is asked for, or there is no
-        room for it here.
+      ArtifactError: If the remote is unreachable or lacks the data, or the disk is full.
     """
     try:
         with refused_by_the_system():
             yield
     except (DvcException, OSError, *errors_of_s3()) as error:
         raise ArtifactError(
-            f"DVC's remote (.dvc/config): {brief(explain(error))}; see that this host reaches it, "
-            "and run dvc push where the data was made"
+            f"DVC's remote (.dvc/config): {brief(explain(error))}; check that this host reaches "
+            "it, and run dvc push where the data was made"
         ) from None

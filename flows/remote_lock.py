@@ -1,9 +1,9 @@
-"""dvc.lock of a pipeline whose data is elsewhere: what is stale, and its one writer.
+"""dvc.lock of a pipeline whose data is in DVC's remote: finds stale stages, merges new entries.
 
-A stage is up to date if its entry says what dvc.yaml, params.yaml, the files of the workspace and
-the entries of the stages it reads from would make it say. What lies in the places of outs is not
-looked at; of DVC's remote only the listings of directories that other stages read in part or
-together. The same law decides whether an entry that a worker hands back is merged.
+A stage is up to date if its entry matches dvc.yaml, params.yaml, the files of the workspace and the
+entries of its upstream stages. Local copies of outs are ignored. DVC's remote is read only for the
+listings of directories that other stages read in part or combined. The same rule decides whether
+an entry from a worker is merged.
 """
 
 import threading
@@ -46,32 +46,32 @@ UNKNOWN = "what has not run yet"
 
 @dataclass(frozen=True, kw_only=True)
 class Dep:
-    """What a stage reads: files of the commit, outs, or a directory of both."""
+    """An input of a stage: committed files, outs, or a directory with both."""
 
     path: str
-    digest: str = UNKNOWN  # if it holds no outs
-    outs: tuple[str, ...] = ()  # that it is, lies in, or holds
-    beside: Mapping[str, str] = field(default_factory=dict)  # md5 of its files that are no outs
+    digest: str = UNKNOWN  # if it contains no outs
+    outs: tuple[str, ...] = ()  # outs that equal, contain or lie in `path`
+    beside: Mapping[str, str] = field(default_factory=dict)  # md5 of its files that are not outs
 
 
 @dataclass(frozen=True, kw_only=True)
 class Declared:
-    """A stage as the commit has it."""
+    """A stage as declared in the commit."""
 
-    facts: Mapping[str, Any]  # of its entry, whatever it reads
+    facts: Mapping[str, Any]  # command, outs and parameters of its entry; no deps
     deps: tuple[Dep, ...]
     upstream: tuple[str, ...]
     is_always_due: bool
 
 
 class RemoteLock:
-    """dvc.lock and the stages of the working directory, which is the pipeline's.
+    """dvc.lock and the stages of the pipeline in the working directory.
 
     Args:
       targets: As for `plan`.
 
     Raises:
-      ParameterError: If git or the pipeline are not such that workers can run its stages.
+      ParameterError: If the git repository or the pipeline does not allow remote stages.
     """
 
     def __init__(self, workspace: Path, targets: Sequence[str] = ()) -> None:
@@ -82,7 +82,7 @@ class RemoteLock:
         self.digests: dict[str, str] = {}  # of outs, by path
         self.declared: dict[str, Declared] = {}
         steps = plan(targets, changed=self._read_stages)
-        # Without outs, what a stage does it does where it runs: not for workers.
+        # A stage without outs has only local effects, so workers do not run it.
         silent = {name for name, each in self.declared.items() if not each.facts["outs"]}
         self.steps = tuple(step for step in steps if step.name not in silent)
         self.left = tuple(step.name for step in steps if step.name in silent)
@@ -91,15 +91,15 @@ class RemoteLock:
         with self.guard:
             entry = self.content["stages"].get(name)
             known = self.declared.get(name)
-            if known is None:  # DVC's own: data under version control
+            if known is None:  # a .dvc file: data under version control
                 return True
             return not known.is_always_due and not (entry is None or self._difference(name, entry))
 
     def order(self, name: str) -> Order:
-        """Returns what a worker needs to run the stage.
+        """Returns the order with which a worker runs the stage.
 
         Raises:
-          ParameterError: If it is more than Prefect hands over.
+          ParameterError: If the order exceeds Prefect's size limit.
         """
         with self.guard:
             stages = self.content["stages"]
@@ -108,10 +108,10 @@ class RemoteLock:
             return Order(commit=self.commit, stage=name, entries=entries)
 
     def merge(self, name: str, text: str) -> None:
-        """Makes an entry that a worker hands back, as YAML, that of the stage.
+        """Merges a worker's entry, as YAML, into dvc.lock.
 
         Raises:
-          StageError: If it is not what a run of this commit on this data can have written.
+          StageError: If a run of this commit on this data cannot have written the entry.
         """
         with self.guard:
             try:
@@ -122,8 +122,8 @@ class RemoteLock:
                 difference = f"must be an entry of {LOCK}, {brief(explain(error))}"
             if difference:
                 raise StageError(
-                    f"{name}: what the worker hands back is refused, {difference}; has it another "
-                    "commit, or other data?",
+                    f"{name}: the worker's entry is refused, {difference}; check that the worker "
+                    "has this commit and this data",
                     code=1,
                 )
             self.content["stages"][name] = entry
@@ -131,7 +131,7 @@ class RemoteLock:
             self._learn(name)
 
     def _read_stages(self, repo: Repo) -> set[str]:
-        """Reads the stages of the workspace; returns the names of the stale ones."""
+        """Reads the stages of the workspace; returns the names of stale stages."""
         if not repo.config["core"].get("remote"):
             raise ParameterError(
                 ".dvc/config: must name a remote that all workers reach; "
@@ -151,7 +151,7 @@ class RemoteLock:
         self.digests |= {out["path"]: str(out.get("md5")) for out in outs}
 
     def _difference(self, name: str, entry: Mapping[str, Any]) -> str | None:
-        """Returns in what an entry is not the one that a run would write now, contents apart."""
+        """Returns how an entry differs from a new run's entry, ignoring hashes of outs, or None."""
         known = self.declared[name]
         wanted = {**known.facts, **{f"dep {dep.path}": self._digest(dep) for dep in known.deps}}
         given = _facts_of(entry)
@@ -163,7 +163,7 @@ class RemoteLock:
         return f"outs must have an md5, got {brief(unhashed)}" if unhashed else None
 
     def _digest(self, dep: Dep) -> str:
-        """Returns the dep's digest now."""
+        """Returns the current digest of a dependency."""
         if not dep.outs:
             return dep.digest
         if not set(dep.outs) <= set(self.digests):
@@ -174,7 +174,7 @@ class RemoteLock:
         return digest_as_written(self.workspace, dep.path, outs, dep.beside) or UNKNOWN
 
     def _fetch_listings(self, digests: list[str]) -> None:
-        """Brings names and hashes of directories' files into DVC's cache; no data."""
+        """Pulls directory listings (names and hashes of files, no data) into DVC's cache."""
         wanted = [HashInfo("md5", digest) for digest in digests if digest.endswith(".dir")]
         missing = [each for each in wanted if not cached_path(self.workspace, each.value).is_file()]
         if missing:
@@ -183,10 +183,10 @@ class RemoteLock:
 
 
 def committed(workspace: Path) -> str:
-    """Returns the commit whose files the workspace has.
+    """Returns the workspace's commit.
 
     Raises:
-      ParameterError: If a file differs from it; DVC's lock file, which is written here, may.
+      ParameterError: If there is no commit, or a file other than dvc.lock differs from it.
     """
     commit = git(workspace, "rev-parse", "HEAD")
     if not commit:
@@ -195,8 +195,8 @@ def committed(workspace: Path) -> str:
     changed = git(workspace, "status", "--porcelain", "--", ".", *own).splitlines()
     if changed:
         raise ParameterError(
-            f"{changed[0][3:]}: must be as in the commit, workers see nothing else; commit and "
-            f"push ({len(changed)} such files, see git status)"
+            f"{changed[0][3:]}: must be as in the commit, which is all that workers see; commit "
+            f"and push ({len(changed)} changed files, see git status)"
         )
     return commit
 
@@ -216,10 +216,10 @@ def _read(path: Path) -> Any:
 def _declared(
     repo: Repo, graph: "nx.DiGraph[Stage]", stage: Stage, hashes: dict[str, str]
 ) -> Declared:
-    """Returns a stage as the workspace has it.
+    """Returns a stage as declared in the workspace.
 
     Args:
-      hashes: Of files that other stages read, too; grows.
+      hashes: Cache of file hashes, shared between stages; updated.
     """
     where = f"dvc.yaml: {stage.addressing}"
     if not Path(repo.root_dir) == Path(stage.wdir) == Path(stage.path).parent:
@@ -258,7 +258,7 @@ def _dep(repo: Repo, dep: Output, outs: list[str], hashes: dict[str, str]) -> De
 
 
 def _files_beside(repo: Repo, directory: str, outs: list[str]) -> dict[str, str]:
-    """Returns md5 by path of the directory's files that belong to no out."""
+    """Returns md5 by path for the directory's files that belong to no out."""
     found = (Path(each) for each in repo.dvcignore.find(repo.fs, str(Path(directory).absolute())))
     by_path = {each.relative_to(repo.root_dir).as_posix(): each for each in found}
     return {
@@ -269,7 +269,7 @@ def _files_beside(repo: Repo, directory: str, outs: list[str]) -> dict[str, str]
 
 
 def _facts_of(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what an entry says, as `Declared.facts` and deps do."""
+    """Returns an entry's facts and deps, in the format of `Declared.facts`."""
     params = entry.get("params", {}).items()
     return {
         "cmd": entry["cmd"],

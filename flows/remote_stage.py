@@ -1,4 +1,4 @@
-"""The flow that a worker runs for one stage: signs of life, then what it hands back.
+"""The flow that a worker runs for one stage: sends heartbeats, then the answer.
 
 Import it after `flows.settings.prepare_environment`; a worker's process has Prefect set up.
 """
@@ -31,21 +31,21 @@ from grpo.errors import GrpoError, ParameterError
 
 DEPLOYMENTS = ("stage/remote", "stage/remote-gpu")  # the second for stages that need GPUs
 ANSWER, BEAT = "answer", "beat"  # keys of the run's artifacts
-LINES = "stage"  # the logger of what the stage prints, below the run's own
-AWAY = (httpx.TransportError, httpx.HTTPStatusError)  # the server does not answer, or not well
+LINES = "stage"  # child logger for the stage's output
+UNREACHABLE = (httpx.TransportError, httpx.HTTPStatusError)  # no answer, or an error status
 BUSY = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
 
 
 @flow(name="stage", persist_result=False, validate_parameters=False)
 def stage(commit: str, name: str, entries: dict[str, Any], beat_seconds: float = 5.0) -> None:
-    """Runs a stage of a commit in a clone of its own and pushes its outs to DVC's remote.
+    """Runs a stage of a commit in a separate clone and pushes its outs to DVC's remote.
 
     Args:
-      entries: What dvc.lock says of the outs of the stages that it reads from.
-      beat_seconds: Between signs of life, for who watches.
+      entries: The entries in dvc.lock of the upstream stages: commands and outs.
+      beat_seconds: Interval between heartbeats.
 
     Raises:
-      GrpoError: If it failed; why is an artifact of the run, too.
+      GrpoError: If the stage failed; the reason is also an artifact of the run.
     """
     workspace = Path.cwd()
     lines = get_run_logger().getChild(LINES)  # type: ignore[union-attr] # a flow's run has one
@@ -57,11 +57,11 @@ def stage(commit: str, name: str, entries: dict[str, Any], beat_seconds: float =
             repository=repository_of(workspace),
             show=lambda _, line: lines.info(line),
         )
-        with _signs_of_life(beat_seconds, give_up=run.stop):
+        with _heartbeats(beat_seconds, give_up=run.stop):
             try:
                 answer = run.carry_out()
             finally:
-                run.stop()  # a signal may have ended it
+                run.stop()  # a signal may have interrupted it
     except GrpoError as error:
         _hand_back(Answer(host=platform.node(), error=str(error), code=_code(error)))
         raise
@@ -69,46 +69,46 @@ def stage(commit: str, name: str, entries: dict[str, Any], beat_seconds: float =
 
 
 def _code(error: GrpoError) -> int:
-    """Returns the exit code that the stage would have had here."""
+    """Returns the exit code that the stage would have in a local run."""
     if isinstance(error, StageError):
         return error.code
     return EXIT_WRONG_INPUT if isinstance(error, ParameterError) else 1
 
 
 def _hand_back(answer: Answer) -> None:
-    """Leaves the answer where the orchestrator finds it, however long the server is away.
+    """Stores the answer as an artifact of the run; retries while the server is unreachable.
 
     Raises:
       HTTPStatusError: If the server refuses it.
     """
-    APILogHandler().flush()  # what the stage printed comes first
+    APILogHandler().flush()  # the stage's log must be stored before the answer
     while True:
         try:
             create_table_artifact([asdict(answer)], key=ANSWER, description="For dvc.lock")
             return
-        except AWAY as error:
+        except UNREACHABLE as error:
             if is_refusal(error):
                 raise
             time.sleep(1.0)
 
 
 def is_refusal(error: httpx.HTTPError) -> bool:
-    """Returns whether the server has answered, and would answer the same if asked again."""
+    """Returns whether the server has refused a request, so that a retry would fail, too."""
     if not isinstance(error, httpx.HTTPStatusError):
         return False
     return error.response.is_client_error and error.response.status_code not in BUSY
 
 
 @contextmanager
-def _signs_of_life(beat_seconds: float, give_up: Callable[[], None]) -> Iterator[None]:
-    """Changes an artifact of the run every few seconds; gives up once the run is over for others.
+def _heartbeats(beat_seconds: float, give_up: Callable[[], None]) -> Iterator[None]:
+    """Updates an artifact of the run every few seconds; calls `give_up` once the run has ended.
 
-    Nobody compares clocks: who watches sees a change, or none.
+    The orchestrator checks only whether the artifact changes, so clocks need not agree.
     """
     run, ended = UUID(flow_run.id), threading.Event()
 
     def beat() -> None:
-        # Tries by itself, and at once when the server is back.
+        # Retries in its own loop, so that it resumes as soon as the server is back.
         with (
             temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
             get_client(sync_client=True) as client,
@@ -118,10 +118,10 @@ def _signs_of_life(beat_seconds: float, give_up: Callable[[], None]) -> Iterator
                 count += 1
                 try:
                     artifact = artifact or _first(client, run)
-                    text = f"on {platform.node()}, {count} signs of life"
+                    text = f"on {platform.node()}, heartbeat {count}"
                     client.update_artifact(artifact, ArtifactUpdate(data=text))
                     state = client.read_flow_run(run).state
-                except AWAY:
+                except UNREACHABLE:
                     continue
                 except ObjectNotFound:  # somebody deleted the run
                     give_up()

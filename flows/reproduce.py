@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flows.exits import exit_code
-from flows.lineage import record_what_waits
+from flows.lineage import record_pending_lineage
 from flows.planning import plan, require_pipeline
 from flows.remote_lock import RemoteLock
 from flows.runner import FLOW_LOCK, require_places
@@ -23,9 +23,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m flows.reproduce", description=__doc__)
     parser.add_argument("targets", nargs="*", metavar="TARGET", help="a stage or an output")
     parser.add_argument(
-        "--at-once", type=int, help="stages side by side; default: processors, or all"
+        "--at-once", type=int, help="parallel stages; default: processors, remotely all"
     )
-    parser.add_argument("--remote", action="store_true", help="by workers of stage/remote")
+    parser.add_argument("--remote", action="store_true", help="run on workers of stage/remote")
     chosen = parser.parse_args(arguments)
     act = _reproduce_remotely if chosen.remote else _reproduce
 
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return act(chosen.targets, chosen.at_once)
 
     signal.signal(signal.SIGTERM, _exit_on_signal)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have set it to ignore
     return exit_code(checked)
 
 
@@ -44,12 +44,12 @@ def _reproduce(targets: Sequence[str], at_once: int | None) -> int:
     with exclusive(workspace / FLOW_LOCK, "reproduce"):
         steps = plan(targets)
     if not any(step.is_changed for step in steps):
-        record_what_waits(workspace)
+        record_pending_lineage(workspace)
         print(f"everything is up to date: {len(steps)} stages unchanged{_where()}")
         return 0
     prepare_environment(workspace)
     report_to_server(workspace)
-    # Here, not above: Prefect reads its settings when it is imported, and takes a second.
+    # Imported here: Prefect reads its settings on import, which takes a second.
     from flows.pipeline import reproduce
 
     reproduce(targets=list(targets), at_once=at_once)
@@ -65,7 +65,7 @@ def _reproduce_remotely(targets: Sequence[str], at_once: int | None) -> int:
         require_server(workspace)
         prepare_environment(workspace)
         report_to_server(workspace)
-        from flows.dispatch import reproduce_remotely  # here as above
+        from flows.dispatch import reproduce_remotely  # imported here as above
 
         reproduce_remotely(targets=list(targets), at_once=at_once)
     names = [step.name for step in lock.steps]

@@ -1,4 +1,4 @@
-"""Runs stages as `dvc repro -s` processes that can be watched, timed out and stopped as a whole."""
+"""Runs stages as `dvc repro -s` processes with log capture, timeouts, retries and clean stop."""
 
 import fcntl
 import os
@@ -21,16 +21,16 @@ from flows.planning import Step
 from grpo.errors import ArtifactError, BusyError, GrpoError, ParameterError
 from grpo.lineage.lock import LOCK, read_lock
 
-GRACE_SECONDS = 20.0  # from asking a stage to stop to killing it; it saves a checkpoint meanwhile
+GRACE_SECONDS = 20.0  # between SIGTERM and SIGKILL; the stage saves a checkpoint in this time
 POLL_SECONDS = 0.1
 LOGS = Path(".work/logs")
 FLOW_LOCK = Path(".work/reproduce.lock")
-STAGES_LOCK = Path(".work/stages.lock")  # held by every running stage, too
+STAGES_LOCK = Path(".work/stages.lock")  # also held by every running stage
 WAIT_SECONDS = 60.0
-RECORD_SECONDS = 5.0  # while DVC records another stage, its lock file is cut for a moment
+RECORD_SECONDS = 5.0  # dvc.lock is truncated for a moment while DVC records another stage
 EXIT_WRONG_INPUT = 2
 
-# What DVC itself prints around a stage's lines; the log file keeps it.
+# Prefixes of DVC's own output, which is logged but not shown.
 DVC_LINES = (
     "Running stage '",
     "> ",
@@ -45,11 +45,11 @@ DVC_LINES = (
 
 
 class Outcome(StrEnum):
-    """How a stage ended well."""
+    """How a stage succeeded."""
 
     COMPLETED = "Completed"  # its command ran
     UNCHANGED = "Unchanged"  # nothing to do
-    RESTORED = "Restored"  # its outputs came from DVC's cache of earlier runs
+    RESTORED = "Restored"  # its outputs came from DVC's run cache
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class Result:
 
 
 class StageError(GrpoError, RuntimeError):
-    """A stage failed; `code` is its own exit code, 2 if its input was wrong."""
+    """A stage failed; `code` is its exit code, 2 for wrong input."""
 
     def __init__(self, message: str, *, code: int) -> None:
         super().__init__(message)
@@ -71,18 +71,18 @@ class StageError(GrpoError, RuntimeError):
 
 
 class Stopped(GrpoError, RuntimeError):
-    """The run was stopped before this stage was done."""
+    """The run was stopped before this stage was finished."""
 
 
 class Runner:
-    """Runs stages of one workspace, at most `at_once` side by side.
+    """Runs stages of one workspace, at most `at_once` in parallel.
 
     Args:
-      show: Called with the stage's name and each line it prints.
-      held: Descriptors of locks that must not be freed while a stage still runs.
+      show: Called with the stage's name and each line that it prints.
+      held: Descriptors of locks that stay locked while a stage runs.
 
     Raises:
-      ParameterError: If no stage could run.
+      ParameterError: If `at_once` is less than 1.
     """
 
     def __init__(
@@ -105,10 +105,10 @@ class Runner:
         self.guard = threading.Lock()
 
     def run_stage(self, step: Step) -> Result:
-        """Runs one stage, again after a failure that a retry may cure.
+        """Runs one stage; retries after failures other than wrong input.
 
         Raises:
-          StageError: If it failed for good: one line that says why and where its log is.
+          StageError: If all attempts failed; one line with the reason and the path of the log.
           Stopped: If `stop` was called.
         """
         attempts = 1 + step.hints.retries
@@ -117,18 +117,18 @@ class Runner:
                 with self._place(), self._gpus(step) as slots:
                     return self._attempt(step, slots)
             except StageError as error:
-                # Wrong input stays wrong; everything else may have been the machine.
+                # A retry does not cure wrong input; other failures may be the machine's.
                 if error.code == EXIT_WRONG_INPUT or attempt == attempts:
                     raise
                 self.show(step.name, f"{error}; attempt {attempt + 1} of {attempts}")
         raise AssertionError("unreachable")
 
     def command(self, step: Step) -> list[str]:
-        """Returns what runs a step."""
+        """Returns the command line that runs a step."""
         return [sys.executable, "-m", "dvc", "--wait-for-lock", "repro", "-s", step.name]
 
     def is_recorded(self, step: Step) -> bool:
-        """Returns whether DVC's lock file lists the stage, as far as it can be read now."""
+        """Returns whether dvc.lock lists the stage; False if the file cannot be read now."""
         is_stage_of_pipeline = ":" not in step.name and not step.name.endswith(".dvc")
         try:
             return not is_stage_of_pipeline or step.name in read_lock(self.workspace)
@@ -136,7 +136,7 @@ class Runner:
             return False
 
     def stop(self) -> None:
-        """Stops all running stages and returns when none of their processes is left."""
+        """Stops all running stages and waits until all their processes have exited."""
         self.stopped.set()
         with self.guard:
             running = list(self.running.values())
@@ -194,14 +194,14 @@ class Runner:
         return process
 
     def _follow(self, step: Step, process: "subprocess.Popen[bytes]", log: Path) -> list[str]:
-        """Returns the stage's lines after showing them as they come; stops it at its timeout."""
+        """Shows the stage's lines as they are printed and returns them; enforces its timeout."""
         limit = step.hints.timeout_s
         deadline = time.monotonic() + limit if limit else None
         lines: list[str] = []
         with log.open(errors="replace") as stream:
             is_over = False
             while not is_over:
-                is_over = process.poll() is not None  # before reading: nothing comes after it
+                is_over = process.poll() is not None  # checked before the last read
                 for line in _whole_lines(stream.read(), lines):
                     if not line.startswith(DVC_LINES):
                         self.show(step.name, line)
@@ -227,14 +227,14 @@ class Runner:
 
 
 def require_places(at_once: int | None) -> None:
-    """Raises ParameterError if no stage could run; None is for as many as there is room for."""
+    """Raises ParameterError if `at_once` is less than 1; None means no explicit limit."""
     if at_once is not None and at_once < 1:
-        raise ParameterError(f"--at-once: must be at least 1, got {at_once}; leave it out")
+        raise ParameterError(f"--at-once: must be at least 1, got {at_once}; raise it or omit it")
 
 
 @contextmanager
 def stages_lock(workspace: Path) -> Iterator[int]:
-    """Yields the descriptor of a lock once no stage of an earlier, killed run holds it.
+    """Waits until no stage of an earlier, killed run holds the lock; yields its descriptor.
 
     Raises:
       BusyError: If a stage still runs after a minute.
@@ -249,21 +249,21 @@ def stages_lock(workspace: Path) -> Iterator[int]:
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise BusyError(
-                        f"{path}: a stage of an earlier run still runs; stop it"
+                        f"{path}: a stage of an earlier run is still running; stop it"
                     ) from None
                 time.sleep(POLL_SECONDS)
         yield file.fileno()
 
 
 def launched(command: list[str], *, may_finish: bool, grace_seconds: float) -> list[str]:
-    """Returns `command` under the launcher, bound to the life of this process."""
+    """Returns `command` under the launcher, which stops it when this process ends."""
     how = "finish" if may_finish else "stop"
     start = [sys.executable, "-S", "-E", launcher.__file__, str(os.getpid()), str(grace_seconds)]
     return [*start, how, *command]
 
 
 def _environment(slots: Slots) -> Mapping[str, str]:
-    """Returns the stage's environment: this Python first, lines unbuffered, its own GPUs."""
+    """Returns the stage's environment: this Python first in PATH, no buffering, its GPUs."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     own = {"PATH": path, "PYTHONUNBUFFERED": "1", "DVC_NO_ANALYTICS": "true"}
     if slots.gpus:
@@ -272,7 +272,7 @@ def _environment(slots: Slots) -> Mapping[str, str]:
 
 
 def _whole_lines(text: str, lines: list[str]) -> list[str]:
-    """Appends text to `lines`, whose last one may be unfinished; returns the newly finished."""
+    """Appends text to `lines`, whose last line may be incomplete; returns newly complete lines."""
     rest = lines.pop() if lines else ""
     before = len(lines)
     lines += (rest + text).split("\n")
@@ -280,7 +280,7 @@ def _whole_lines(text: str, lines: list[str]) -> list[str]:
 
 
 def _outcome(name: str, lines: list[str]) -> Outcome:
-    """Returns what DVC said it did."""
+    """Returns the outcome according to DVC's output."""
     if any(line.startswith(f"Stage '{name}' is cached - skipping run") for line in lines):
         return Outcome.RESTORED
     if any(line == f"Running stage '{name}':" for line in lines):
@@ -289,7 +289,7 @@ def _outcome(name: str, lines: list[str]) -> Outcome:
 
 
 def _failure(step: Step, lines: list[str], code: int, seconds: float, log: Path) -> StageError:
-    """Returns the error of a failed attempt: the stage's last line before DVC's own."""
+    """Returns the error of a failed attempt; the reason is the stage's last line, or DVC's."""
     dvc_line = next((line for line in lines if line.startswith("ERROR: ")), "")
     said = [
         line

@@ -1,4 +1,4 @@
-"""Prefect's, MLflow's and S3's servers on loopback, each bound to the life of this process."""
+"""Local Prefect, MLflow and S3 servers on loopback that stop with this process."""
 
 import atexit
 import fcntl
@@ -23,13 +23,13 @@ from grpo.errors import ArtifactError, BusyError, MissingExtraError, ParameterEr
 
 HOST = "127.0.0.1"
 STARTUP_SECONDS = 120.0
-ANSWER_SECONDS = 30.0  # of a server that is said to be there
+ANSWER_SECONDS = 30.0  # timeout of the check of PREFECT_API_URL
 API_URL = "PREFECT_API_URL"
 POLL_SECONDS = 0.1
 STOP_SECONDS = 5.0
-S3_STOP_SECONDS = 0.5  # asked to, it takes 15 s; what it has answered for is in its files
+S3_STOP_SECONDS = 0.5  # a clean stop takes 15 s; acknowledged writes are already on disk
 BUCKET = "grpo"
-UI_LOCK = Path(".work/ui.json")  # locked and filled by flows/ui.py while it runs
+UI_LOCK = Path(".work/ui.json")  # locked and written by flows/ui.py while it runs
 
 
 @contextmanager
@@ -41,10 +41,10 @@ def running_server(
     extra: dict[str, str],
     stop_seconds: float = STOP_SECONDS,
 ) -> Iterator[None]:
-    """Runs a server until the block ends; starts the block when `health` answers.
+    """Runs a server during the block, which starts once the URL `health` answers.
 
     Raises:
-      ArtifactError: If it ends or does not answer in time; names its log.
+      ArtifactError: If the server exits or does not answer in time; names its log.
     """
     log = (LOGS / f"{name}.log").absolute()
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -67,13 +67,13 @@ def running_server(
 
 @contextmanager
 def prefect_server(port: int) -> Iterator[str]:
-    """Runs Prefect's server and yields the address of its UI; its API is below /api."""
+    """Runs Prefect's server and yields the URL of its UI; the API is at /api."""
     address = f"http://{HOST}:{port}"
     command = [sys.executable, "-m", "prefect", "server", "start", "--host", HOST]
     extra = {
-        "PREFECT_SERVER_UI_API_URL": f"{address}/api",  # or the UI asks port 4200
+        "PREFECT_SERVER_UI_API_URL": f"{address}/api",  # the UI's default is port 4200
         "PREFECT_API_URL": f"{address}/api",
-        # Prefect's own default lets every page that a browser opens use the API.
+        # Prefect's default allows the API for pages of any origin.
         "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"{address},http://localhost:{port}",
     }
     with running_server(
@@ -87,11 +87,11 @@ def prefect_server(port: int) -> Iterator[str]:
 
 @contextmanager
 def mlflow_server(uri: str, port: int) -> Iterator[str]:
-    """Runs MLflow's server over the store at `uri` and yields its address."""
+    """Runs MLflow's server for the store at `uri` and yields its URL."""
     address = f"http://{HOST}:{port}"
     command = [sys.executable, "-m", "mlflow", "server"]
     extra = {
-        # Not an argument: every user of the machine reads those, and this may hold a password.
+        # Not a command-line argument, which other users could read: it may hold a password.
         "MLFLOW_BACKEND_STORE_URI": uri,
         "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
@@ -107,13 +107,13 @@ def mlflow_server(uri: str, port: int) -> Iterator[str]:
 
 @contextmanager
 def s3_server(objects: Path, port: int) -> Iterator[str]:
-    """Runs SeaweedFS, with a bucket BUCKET, over a directory and yields its address.
+    """Runs SeaweedFS with the bucket BUCKET, stored in a directory; yields its URL.
 
-    Like the other two servers it asks for no password.
+    Like the other two servers it requires no password.
 
     Raises:
-      MissingExtraError: If it is not installed.
-      ArtifactError: If it does not start, or makes no bucket.
+      MissingExtraError: If SeaweedFS is not installed.
+      ArtifactError: If it does not start, or the bucket cannot be created.
     """
     weed = shutil.which("weed", path=str(Path(sys.executable).parent))
     if weed is None:
@@ -135,7 +135,10 @@ def s3_server(objects: Path, port: int) -> Iterator[str]:
         [*command, f"-s3.allowedOrigins={address}"],
         name="s3-server",
         health=f"{address}/healthz",
-        extra={"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""},  # it would ask for them
+        extra={
+            "AWS_ACCESS_KEY_ID": "",
+            "AWS_SECRET_ACCESS_KEY": "",
+        },  # otherwise required
         stop_seconds=S3_STOP_SECONDS,
     ):
         _make_bucket(f"{address}/{BUCKET}")
@@ -148,21 +151,22 @@ def _make_bucket(address: str) -> None:
     except OSError as error:  # HTTPError is one
         is_there = isinstance(error, urllib.error.HTTPError) and error.code == HTTPStatus.CONFLICT
         if not is_there:
-            raise ArtifactError(f"{address}: S3 makes no bucket, {brief(error)}") from None
+            raise ArtifactError(f"{address}: cannot create the bucket, {brief(error)}") from None
 
 
 def report_to_server(workspace: Path) -> None:
-    """Makes what follows in this process report to a Prefect server, whose address is said.
+    """Selects the Prefect server for this process and prints its URL.
 
-    PREFECT_API_URL if it is set, else that of `make ui`, else one that ends with the process.
+    The server is the one at PREFECT_API_URL if set, else that of `make ui`, else a new one that
+    stops with this process.
 
     Raises:
-      ParameterError: If nobody answers at PREFECT_API_URL.
+      ParameterError: If no server answers at PREFECT_API_URL.
     """
     if API_URL in os.environ:
         _require_answer(os.environ[API_URL])
         return
-    # Registered before Prefect's own exit handlers, so that it ends after them.
+    # Registered before Prefect's exit handlers, so that the server stops after them.
     servers = ExitStack()
     atexit.register(servers.close)
     address = running_ui(workspace) or servers.enter_context(prefect_server(free_port()))
@@ -171,25 +175,25 @@ def report_to_server(workspace: Path) -> None:
 
 
 def require_server(workspace: Path) -> None:
-    """Raises ParameterError unless there is a server of Prefect to report to."""
+    """Raises ParameterError unless a Prefect server is configured or runs in this workspace."""
     if API_URL not in os.environ and running_ui(workspace) is None:
         raise ParameterError(
-            f"{API_URL}: must be the address of the server that workers ask, such as "
+            f"{API_URL}: must be the URL of the server that workers poll, such as "
             "http://SERVER:4200/api; set it, or start make team here"
         )
 
 
 def _require_answer(address: str) -> None:
-    """Raises ParameterError if no server answers, well or not; by the environment's proxy."""
+    """Raises ParameterError if no server answers, with any status; uses the environment's proxy."""
     try:
         urllib.request.urlopen(f"{address}/health", timeout=ANSWER_SECONDS).close()
     except urllib.error.HTTPError as error:
         error.close()
     except (OSError, HTTPException, ValueError) as error:
-        # What is trusted is Prefect's to say: it has settings for that.
+        # Prefect has its own settings for trusted certificates.
         if not isinstance(getattr(error, "reason", None), ssl.SSLError):
             raise ParameterError(
-                f"{API_URL}: nobody answers at {address}, {brief(error)}; start the server or "
+                f"{API_URL}: no server answers at {address}, {brief(error)}; start the server or "
                 "unset it"
             ) from None
 
@@ -201,11 +205,11 @@ def free_port() -> int:
 
 
 def chosen_port(variable: str, usual: int) -> int:
-    """Returns the port in the environment, or the usual one, or a free one if that is taken.
+    """Returns the port in `variable` if set, else the default port, else a free port.
 
     Raises:
-      ParameterError: If the environment's port is no port.
-      BusyError: If the environment's port is taken.
+      ParameterError: If the variable is not a valid port.
+      BusyError: If the variable's port is taken.
     """
     text = os.environ.get(variable)
     if text is None:
@@ -218,14 +222,14 @@ def chosen_port(variable: str, usual: int) -> int:
 
 
 def running_ui(workspace: Path) -> str | None:
-    """Returns the address of the Prefect server that `make ui` runs in this workspace, if any."""
+    """Returns the URL of the Prefect server that `make ui` runs in this workspace, or None."""
     path = workspace / UI_LOCK
     if not path.exists():
         return None
     with path.open() as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:  # its holder lives
+        except BlockingIOError:  # the holder is running
             content = file.read()
             return str(json.loads(content)["prefect"]) if content else None
     return None
@@ -241,7 +245,7 @@ def _wait(process: "subprocess.Popen[bytes]", *, name: str, health: str, log: Pa
         time.sleep(POLL_SECONDS)
 
 
-# A proxy of the environment must not be asked for an address of this machine.
+# Requests to this machine must not use the environment's proxy.
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 

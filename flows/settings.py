@@ -1,4 +1,4 @@
-"""Settings of Prefect that must be in the environment before it is imported; a user's win."""
+"""Prefect settings that must be in the environment before its import; a user's values win."""
 
 import os
 from pathlib import Path
@@ -8,7 +8,7 @@ SETTINGS = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
     "PREFECT_TELEMETRY_ENABLE_RESOURCE_METRICS": "false",
-    # Only for a flow that is called without a server of ours (flows/server.py).
+    # Only for flows that run without a server from flows/server.py.
     "PREFECT_SERVER_EPHEMERAL_ENABLED": "true",
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
     "PREFECT_RESULTS_PERSIST_BY_DEFAULT": "false",
@@ -20,8 +20,8 @@ SETTINGS = {
 
 
 def prepare_environment(workspace: Path) -> None:
-    """Sets what is not set: nothing leaves the machine, Prefect's files stay in the workspace."""
+    """Sets the unset variables: disables telemetry and keeps Prefect's files in the workspace."""
     home = workspace.resolve() / ".work" / "prefect"
-    home.parent.mkdir(exist_ok=True)  # or Prefect warns
+    home.parent.mkdir(exist_ok=True)  # otherwise Prefect warns
     for name, value in {**SETTINGS, "PREFECT_HOME": str(home)}.items():
         os.environ.setdefault(name, value)

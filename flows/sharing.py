@@ -1,4 +1,4 @@
-"""DVC's remote, where other clones find what a run has made: a team's own, and pushing to it."""
+"""Sharing of results through DVC's remote: set-up of a team's own remote, and dvc push."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ class Remote(NamedTuple):
     url: str
 
 
-OWN = Remote("team", f"s3://{BUCKET}/dvc")  # that a team gives to a clone without one
+OWN = Remote("team", f"s3://{BUCKET}/dvc")  # for a clone without a remote of its own
 
 
 def remote_of(workspace: Path) -> Remote | None:
@@ -32,14 +32,14 @@ def remote_of(workspace: Path) -> Remote | None:
 
 
 def use_store(workspace: Path, address: str) -> None:
-    """Makes S3 at `address` the default remote of this clone alone, in .dvc/config.local."""
+    """Makes S3 at `address` the default remote of this clone, in .dvc/config.local."""
     with Repo(str(workspace)) as repo, repo.config.edit("local") as config:
         config["core"]["remote"] = OWN.name
         config["remote"][OWN.name] = {
             "url": OWN.url,
             "endpointurl": address,
             "allow_anonymous_login": True,
-            "verify": True,  # every download against its hash
+            "verify": True,  # check the hash of every download
         }
 
 
@@ -53,7 +53,7 @@ def require_remote(workspace: Path) -> None:
 
 
 class Push(Runner):
-    """Runs `dvc push` as a runner runs stages: watched, tried again, ended with this process."""
+    """Runs `dvc push` like a stage: with log capture, retries and clean stop."""
 
     def __init__(
         self, workspace: Path, stages: Sequence[str], *, show: Callable[[str, str], None]
@@ -65,10 +65,10 @@ class Push(Runner):
         return [sys.executable, "-m", "dvc", "--wait-for-lock", PUSH, *self.stages]
 
     def run(self) -> float:
-        """Stores in DVC's remote what the stages have made; returns the seconds it took.
+        """Pushes the outputs of the stages to DVC's remote; returns the duration in seconds.
 
         Raises:
-          StageError: If the remote does not take it.
+          StageError: If the push fails.
         """
         step = Step(name=PUSH, upstream=(), hints=Hints(retries=RETRIES), is_changed=True)
         return self.run_stage(step).seconds

@@ -1,7 +1,7 @@
 """`python -m flows.sweep --set PATH=VALUE,VALUE`: a DVC experiment per combination, then a table.
 
-Every experiment runs in a checkout of its own and shares DVC's cache: stages that two of them have
-in common run once. `dvc exp apply NAME` brings one into the workspace.
+Every experiment runs in a separate checkout and shares DVC's cache: stages that two experiments
+have in common run once. `dvc exp apply NAME` applies an experiment to the workspace.
 """
 
 import argparse
@@ -20,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit code: 0, 1 after a failed experiment, 2 if the input was wrong."""
     parser = argparse.ArgumentParser(prog="python -m flows.sweep", description=__doc__)
     parser.add_argument("--set", action="append", required=True, metavar="PATH=VALUE,VALUE")
-    parser.add_argument("--at-once", type=int, default=1, help="experiments side by side")
+    parser.add_argument("--at-once", type=int, default=1, help="parallel experiments")
     chosen = parser.parse_args(arguments)
     return exit_code(lambda: _sweep(chosen.set, chosen.at_once))
 
@@ -30,10 +30,10 @@ def _sweep(given: Sequence[str], at_once: int) -> int:
     require_pipeline()
     workspace = Path.cwd()
     prepare_environment(workspace)
-    # Here, not above: Prefect reads its settings when it is imported.
+    # Imported here: Prefect reads its settings on import.
     from flows.experiments import combinations, sweep
 
-    combinations(workspace, given)  # what is wrong is said before a server starts
+    combinations(workspace, given)  # reports wrong settings before a server starts
     report_to_server(workspace)
     print(sweep(given, at_once=at_once))
     return 0

@@ -1,4 +1,4 @@
-"""`python -m flows.team`: the pages, S3, a worker and what prefect.yaml deploys, until Ctrl-C."""
+"""`python -m flows.team`: runs UIs, S3, a worker and prefect.yaml's deployments until Ctrl-C."""
 
 import os
 import subprocess
@@ -13,13 +13,13 @@ from grpo.errors import ArtifactError
 
 PREFECT_FILE = Path("prefect.yaml")
 POOL = "grpo"
-OBJECTS = Path(".s3")  # what S3 holds, from one start to the next
+OBJECTS = Path(".s3")  # persistent storage of S3
 S3_PORT = 8333
-POLL_SECONDS = 2.0  # between a worker's questions for work
+POLL_SECONDS = 2.0  # between a worker's polls for scheduled runs
 
 
 def main() -> int:
-    """Returns 0 after Ctrl-C or SIGTERM, 2 if something cannot start."""
+    """Returns 0 after Ctrl-C or SIGTERM, 2 if a server or the worker cannot start."""
     return serve_until_stopped(lambda stack: _start(Path.cwd(), stack))
 
 
@@ -28,17 +28,17 @@ def _start(workspace: Path, stack: ExitStack) -> dict[str, str]:
     given = {
         "PREFECT_API_URL": f"{pages[PREFECT]}/api",
         "MLFLOW_TRACKING_URI": pages[MLFLOW],
-        "GRPO_WORKSPACE": str(workspace),  # where prefect.yaml has runs take place
-        "GRPO_REPOSITORY": str(workspace),  # where remote stages' commits come from
+        "GRPO_WORKSPACE": str(workspace),  # working directory of runs, see prefect.yaml
+        "GRPO_REPOSITORY": str(workspace),  # repository from which remote stages fetch commits
     }
     remote = open_remote(workspace, stack)
-    stack.enter_context(prefect_worker(given))  # first: it makes the pool that is deployed to
+    stack.enter_context(prefect_worker(given))  # before the deployment: it creates the work pool
     _prefect({**os.environ, **given}, "deploy", "--all", "--prefect-file", str(PREFECT_FILE))
     return {**pages, "remote": remote, "worker": f"work pool {POOL}, runs in {workspace}"}
 
 
 def open_remote(workspace: Path, stack: ExitStack) -> str:
-    """Starts S3 unless the repository has a default remote of its own; returns the remote."""
+    """Starts S3 unless the repository has its own default remote; returns the remote's URL."""
     remote = remote_of(workspace)
     if remote not in (None, OWN):
         return remote.url
@@ -50,12 +50,13 @@ def open_remote(workspace: Path, stack: ExitStack) -> str:
 
 
 def prefect_worker(given: dict[str, str]) -> AbstractContextManager[None]:
-    """Runs a worker that takes what is scheduled, one flow run at a time.
+    """Runs a worker that executes scheduled flow runs, one at a time.
 
-    Not a deployment's concurrency limit: a killed run keeps its place in the server's for minutes.
+    The limit is the worker's, not the deployment's: on the server a killed run occupies its
+    concurrency slot for minutes.
 
     Args:
-      given: Environment of the worker and its runs, with the server's PREFECT_API_URL.
+      given: Environment of the worker and its runs, including PREFECT_API_URL.
     """
     port = free_port()
     extra = {
@@ -73,10 +74,10 @@ def prefect_worker(given: dict[str, str]) -> AbstractContextManager[None]:
 
 
 def _prefect(environment: dict[str, str], *words: str) -> None:
-    """Runs a command of Prefect.
+    """Runs a Prefect command.
 
     Raises:
-      ArtifactError: If it fails; with the last line that it said.
+      ArtifactError: If it fails; the message has its last line of output.
     """
     command = [sys.executable, "-m", "prefect", "--no-prompt", *words]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)

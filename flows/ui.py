@@ -1,4 +1,4 @@
-"""`python -m flows.ui`: Prefect's and MLflow's pages on loopback until Ctrl-C."""
+"""`python -m flows.ui`: runs the UIs of Prefect and MLflow on loopback until Ctrl-C."""
 
 import fcntl
 import json
@@ -17,20 +17,20 @@ from grpo.errors import BusyError, without_credentials
 
 PREFECT_PORT = 4200
 MLFLOW_PORT = 5000
-PREFECT, MLFLOW = "prefect", "mlflow"  # whose addresses UI_LOCK holds
+PREFECT, MLFLOW = "prefect", "mlflow"  # keys of UI_LOCK
 
 
 def main() -> int:
     """Returns 0 after Ctrl-C or SIGTERM, 2 if a server cannot start.
 
-    GRPO_PREFECT_PORT and GRPO_MLFLOW_PORT choose other ports; a usual port that is taken is
-    replaced by a free one. While it runs, `python -m flows.reproduce` reports to this server.
+    GRPO_PREFECT_PORT and GRPO_MLFLOW_PORT set the ports; if a default port is taken, a free one is
+    used. While the UIs run, `python -m flows.reproduce` reports to this Prefect server.
     """
     return serve_until_stopped(lambda stack: open_pages(Path.cwd(), stack))
 
 
 def serve_until_stopped(start: Callable[[ExitStack], Mapping[str, str]]) -> int:
-    """Starts servers, says the addresses that `start` returns, and ends them after a signal."""
+    """Starts servers, prints the URLs that `start` returns, and stops them after a signal."""
 
     def serve() -> int:
         with suppress(KeyboardInterrupt), ExitStack() as stack:
@@ -41,21 +41,21 @@ def serve_until_stopped(start: Callable[[ExitStack], Mapping[str, str]]) -> int:
         return 0
 
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have set it to ignore
     return exit_code(serve)
 
 
 def open_pages(workspace: Path, stack: ExitStack) -> dict[str, str]:
-    """Starts both servers for as long as the stack is open; returns their addresses.
+    """Starts both servers, which stop when the stack closes; returns their URLs.
 
     Raises:
-      ParameterError: If the working directory is not the pipeline's, or a chosen port is no port.
-      BusyError: If a chosen port is taken or the pages of this workspace are already open.
+      ParameterError: If the working directory is not the pipeline's, or a given port is invalid.
+      BusyError: If a given port is taken, or the UIs of this workspace are already running.
       ArtifactError: If a server does not start.
     """
     require_pipeline()
     prepare_environment(workspace)
-    # Here, not above: MLflow takes two seconds to import, a wrong port should not wait for it.
+    # Ports first: importing MLflow takes two seconds, and a wrong port should fail at once.
     prefect_port = chosen_port("GRPO_PREFECT_PORT", PREFECT_PORT)
     mlflow_port = chosen_port("GRPO_MLFLOW_PORT", MLFLOW_PORT)
     from grpo.lineage.record import open_store, tracking_uri
@@ -71,7 +71,7 @@ def open_pages(workspace: Path, stack: ExitStack) -> dict[str, str]:
     prefect = stack.enter_context(prefect_server(prefect_port))
     mlflow = tracking_uri(workspace)
     if not mlflow.startswith("http"):
-        open_store(workspace)  # the server must not race another process for the first migration
+        open_store(workspace)  # the server must not race another process in the first migration
         mlflow = stack.enter_context(mlflow_server(mlflow, mlflow_port))
     addresses = {PREFECT: prefect, MLFLOW: mlflow}
     file.write(json.dumps({name: without_credentials(each) for name, each in addresses.items()}))

@@ -1,4 +1,4 @@
-"""A stage of a commit on this host: a clone of its own, only the data that the stage reads."""
+"""Runs a stage of a commit on this host, in a separate clone with only the stage's input data."""
 
 import fcntl
 import itertools
@@ -31,21 +31,21 @@ from grpo.runtime.artifacts.files import read_json, remove
 
 REPOSITORY = "GRPO_REPOSITORY"
 HOME = "GRPO_WORKER_HOME"
-KEPT = ".work"  # of a place's earlier runs: checkpoints, which are bound to what they belong to
+KEPT = ".work"  # kept between runs: checkpoints, each bound to its code, inputs and parameters
 PLACE = Path(KEPT) / "place-of-a-worker"  # marks a directory that a worker may empty
 SETUP = "requirements.lock"
-SSH_USER = re.compile(r"ssh://[^\s/@:]+@")  # says who asks; the key that proves it is elsewhere
-NOT_THERE = "not our ref"  # how git says that a repository has no such commit
+SSH_USER = re.compile(r"ssh://[^\s/@:]+@")  # a user name without a password
+NOT_THERE = "not our ref"  # git's message for a missing commit
 
 
 class StageRun:
-    """One order on this host.
+    """Executes one order on this host.
 
     Args:
-      workspace: The host's own clone, whose .dvc/config.local counts for all of its runs.
-      home: Where clones and DVC's cache lie; they may be deleted while nothing runs.
-      repository: Address that git can fetch the commit from.
-      show: Called with the stage's name and each line it prints.
+      workspace: The host's own clone, whose .dvc/config.local applies to all runs.
+      home: Directory of clones and DVC's cache; can be deleted while no stage runs.
+      repository: URL from which git can fetch the commit.
+      show: Called with the stage's name and each line that it prints.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class StageRun:
 
         Raises:
           ParameterError: If the order or this host's environment is wrong.
-          ArtifactError: If the commit or data cannot be had, or outs not be pushed.
+          ArtifactError: If the commit or data cannot be fetched, or outs cannot be pushed.
           StageError: If the stage failed.
           Stopped: If `stop` was called.
         """
@@ -82,7 +82,7 @@ class StageRun:
             _set_up_dvc(place, self.workspace, self.home)
             step = _pull(place, self.order.stage)
             self.runner = Runner(place, at_once=1, show=self.show, held=[lock])
-            if self.stopped.is_set():  # after the line above: `stop` sees the one or is seen here
+            if self.stopped.is_set():  # after self.runner is set: `stop` may have run before
                 raise Stopped("stopped")
             result = self.runner.run_stage(step)
             _push(place, self.order.stage)
@@ -92,21 +92,21 @@ class StageRun:
         return Answer(host=platform.node(), outcome=str(result.outcome), entry=entry)
 
     def stop(self) -> None:
-        """Ends the stage; returns when none of its processes is left."""
+        """Stops the stage and waits until all its processes have exited."""
         self.stopped.set()
         if self.runner:
             self.runner.stop()
 
 
 def repository_of(workspace: Path) -> str:
-    """Returns GRPO_REPOSITORY, or the address that the clone `workspace` came from.
+    """Returns GRPO_REPOSITORY, or the URL of the workspace's remote `origin`.
 
     Raises:
-      ParameterError: If there is none, or it holds a password: git shows it to every user.
+      ParameterError: If there is no URL, or it holds a password, which git's command line exposes.
     """
     address = os.environ.get(REPOSITORY) or git(workspace, "remote", "get-url", "origin")
     if not address:
-        raise ParameterError(f"{REPOSITORY}: must be an address that git can fetch commits from")
+        raise ParameterError(f"{REPOSITORY}: must be a URL from which git can fetch commits")
     if CREDENTIALS.search(address) and not SSH_USER.match(address):
         raise ParameterError(
             f"{REPOSITORY}: must hold no password, got {address}; use an SSH key or a credential "
@@ -116,18 +116,18 @@ def repository_of(workspace: Path) -> str:
 
 
 def home_of(workspace: Path) -> Path:
-    """Returns GRPO_WORKER_HOME, or a directory in the workspace."""
+    """Returns GRPO_WORKER_HOME, by default a directory in the workspace."""
     return Path(os.environ.get(HOME) or workspace / ".work" / "worker")
 
 
 @contextmanager
 def _free_place(home: Path) -> Iterator[tuple[Path, int]]:
-    """Yields the first directory that no other run uses, and the descriptor that holds it.
+    """Yields the first directory that no other run uses, and the descriptor of its lock.
 
-    Numbered and not new each time: with --limit 1 a stage that was killed finds its checkpoint.
+    Directories are numbered and reused: with --limit 1 a killed stage finds its checkpoint again.
 
     Raises:
-      ArtifactError: If such a directory is there and no worker made it: it would be emptied.
+      ArtifactError: If the directory exists and was not created by a worker.
     """
     for number in itertools.count():
         place = home / str(number)
@@ -135,8 +135,8 @@ def _free_place(home: Path) -> Iterator[tuple[Path, int]]:
         is_foreign = place.exists() and any(each.name != KEPT for each in place.iterdir())
         if is_foreign and not mark.exists():
             raise ArtifactError(
-                f"{place}: must be a worker's or free; move it, or set {HOME} to a directory for "
-                "workers alone"
+                f"{place}: must be free or created by a worker; move it, or set {HOME} to a "
+                "directory that only workers use"
             )
         lock.parent.mkdir(parents=True, exist_ok=True)
         mark.touch()
@@ -156,7 +156,7 @@ def _clear(place: Path) -> None:
 
 
 def _check_out(place: Path, repository: str, commit: str) -> None:
-    """Leaves the commit's files in a place, and what earlier runs keep there."""
+    """Checks out a commit; keeps the checkpoints of earlier runs."""
     _clear(place)
     _git(place, "init", "--quiet")
     said = _git(place, "fetch", "--quiet", "--depth", "1", "--", repository, commit)
@@ -168,33 +168,33 @@ def _check_out(place: Path, repository: str, commit: str) -> None:
 
 
 def _git(place: Path, *arguments: str) -> str:
-    """Runs git; returns what it said if it failed."""
+    """Runs git; returns its error output if it fails, else ""."""
     command = ["git", "-C", str(place), *arguments]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     return done.stderr or f"exit code {done.returncode}" if done.returncode else ""
 
 
 def _require_same_setup(place: Path) -> None:
-    """Raises if this Python was set up from other packages than the commit's."""
+    """Raises ArtifactError if this Python was set up from another requirements.lock."""
     own, wanted = Path(sys.prefix).parent / SETUP, place / SETUP
     if own.is_file() and wanted.is_file() and own.read_bytes() != wanted.read_bytes():
         raise ArtifactError(
-            f"{own}: must be the commit's, or the bytes may differ; check it out and make setup "
-            "there, then start the worker again"
+            f"{own}: must be that of the commit, otherwise results may differ; check out the "
+            "commit, run make setup there, then restart the worker"
         )
 
 
 def _set_up_dvc(place: Path, workspace: Path, home: Path) -> None:
-    """Gives a clone the host's own settings of DVC, and the host's cache."""
-    (place / ".dvc" / "config.local").touch(mode=0o600)  # it may come to hold keys of the remote
+    """Configures DVC in a clone with the host's local settings and cache."""
+    (place / ".dvc" / "config.local").touch(mode=0o600)  # may hold keys of the remote
     with Config(str(place / ".dvc")).edit("local") as settings:
         merge(settings, Config(str(workspace / ".dvc")).load_one("local"))
         settings["cache"]["dir"] = str(home / "cache")
-        settings["core"]["site_cache_dir"] = str(place / ".dvc" / "tmp")  # goes with the clone
+        settings["core"]["site_cache_dir"] = str(place / ".dvc" / "tmp")  # removed with the clone
 
 
 def _pull(place: Path, name: str) -> Step:
-    """Brings the data that the stage reads, and none else; returns the stage."""
+    """Pulls only the data that the stage reads; returns the stage."""
     with Repo(str(place), _wait_for_lock=True) as repo:
         stage = _stage(repo, name)
         read = [dep.fs_path for dep in stage.deps]
@@ -202,12 +202,12 @@ def _pull(place: Path, name: str) -> Step:
         manifests = [Path(each) for each in read if Path(each).parent == place / MANIFESTS]
         named = [str(place / file) for each in manifests for file in read_json(each)]
         _pull_overlapping(repo, repo.index.graph, named)
-        hints = replace(hints_of(stage), retries=0)  # the orchestrator counts them
+        hints = replace(hints_of(stage), retries=0)  # the orchestrator retries
     return Step(name=name, upstream=(), hints=hints, is_changed=True)
 
 
 def _pull_overlapping(repo: Repo, makers: Iterable[Stage], read: Sequence[str]) -> None:
-    """Brings those outs of some stages that hold what is read, or part of it."""
+    """Pulls those outs of the given stages that overlap the paths `read`."""
     outs = [out.fs_path for each in makers for out in each.outs]
     wanted = [out for out in outs if any(overlap(out, each) for each in read)]
     if wanted:

@@ -60,7 +60,7 @@ class DivergedError(GrpoError, ArithmeticError):
         self.updates = updates
 
 
-class EngineError(GrpoError, RuntimeError):
+class ExecutorError(GrpoError, RuntimeError):
     """Workers were lost repeatedly, or none could be started; a rerun resumes the stage."""
 
 

@@ -1,4 +1,4 @@
--- A role and a database for each server, made when the volume is new.
+-- Creates a role and a database per server when the volume is new.
 \getenv prefect PREFECT_DATABASE_PASSWORD
 \getenv mlflow MLFLOW_DATABASE_PASSWORD
 CREATE ROLE prefect LOGIN PASSWORD :'prefect';

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
-from grpo.errors import ArtifactError, EngineError, GrpoError, LostRankError
+from grpo.errors import ArtifactError, ExecutorError, GrpoError, LostRankError
 from grpo.params.parameters import Parameters
 from grpo.params.recorded import require_own_outs, unchanged
 from grpo.runtime.artifacts.files import (
@@ -22,13 +22,13 @@ from grpo.runtime.artifacts.files import (
 )
 from grpo.runtime.artifacts.marks import marked
 from grpo.runtime.artifacts.usage import Usage, measured
-from grpo.runtime.process import EXIT_INTERRUPTED, die_with_parent, keep_imports, raise_interrupts
+from grpo.runtime.process import EXIT_INTERRUPTED, die_with_parent, freeze_imports, raise_interrupts
 from grpo.schema import PARAMS
 from stages import INTERRUPTED, PARENT
 
 EXIT_MAY_PASS = 1  # flows retry, as after a bug
 EXIT_WRONG_INPUT = 2
-MAY_PASS = (EngineError, LostRankError)  # failures of machines: a rerun may succeed
+MAY_PASS = (ExecutorError, LostRankError)  # failures of machines: a rerun may succeed
 
 
 def run(main: Callable[..., None], *, stage: str) -> None:
@@ -43,7 +43,7 @@ def run(main: Callable[..., None], *, stage: str) -> None:
     die_with_parent(PARENT)
     raise_interrupts()
     if not gc.isenabled():  # disabled by stages/__init__.py
-        keep_imports()
+        freeze_imports()
     name = os.environ.get("DVC_STAGE", stage)
     rank = os.environ.get("RANK")  # set by torchrun
     paths = [Path(argument) for argument in sys.argv[1:]]
@@ -75,7 +75,7 @@ def run(main: Callable[..., None], *, stage: str) -> None:
 def scratch_of(stage: str, inputs: list[Path], params: Parameters) -> Scratch:
     """Returns the stage's scratch directory, keyed by the code, the inputs and the parameters.
 
-    The section `sampling` is not part of the key: another engine or number of workers resumes from
+    The section `sampling` is not part of the key: another executor or number of workers resumes from
     the same batches.
     """
     deciding = params.model_dump(mode="json", exclude={"sampling"})

@@ -23,7 +23,7 @@ from grpo.sampling.evaluation_rollouts import choose_samples, draw_evaluation, s
 from grpo.sampling.scoring import require_judged
 from grpo.schema import DATA
 from grpo.types import Cost
-from grpo.wiring.executors import open_engine
+from grpo.wiring.executors import open_executor
 from grpo.wiring.policies import draws_of_evaluation
 from grpo.wiring.sampling_workers import SamplingSetup, make_sampling_work
 from stages.entry import run, scratch_of
@@ -55,10 +55,10 @@ def main(
     setup = SamplingSetup(
         params=params, prompts=prompts, purpose="evaluation", base=base, policy=policy
     )
-    with open_engine(make_sampling_work, setup) as engine:
+    with open_executor(make_sampling_work, setup) as executor:
         with usage.part("sampling"), shown(out.stem) as progress:
             batches = draw_evaluation(
-                engine,
+                executor,
                 table,
                 draws=draws,
                 rollouts_per_prompt=params.evaluation.rollouts_per_prompt,
@@ -67,9 +67,9 @@ def main(
                 scratch=scratch,
                 progress=progress,
             )
-        usage.move("sampling", engine.seconds())
+        usage.move("sampling", executor.seconds())
         with usage.part("scoring"), shown(f"score {out.stem}") as progress:
-            judged = score_evaluation(engine, draws, scratch=scratch, progress=progress)
+            judged = score_evaluation(executor, draws, scratch=scratch, progress=progress)
     with located(f"evaluate@{out.stem}"):
         warn(require_judged(judged["sampled"].rewards))
     greedy = judged["greedy"].rewards if "greedy" in judged else None

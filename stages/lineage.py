@@ -5,7 +5,7 @@ from pathlib import Path
 
 from grpo.errors import GrpoError
 from grpo.lineage.lock import sort_lock
-from grpo.lineage.record import WaitingError, record
+from grpo.lineage.record import PendingError, record
 from grpo.report.provenance import state_of_page
 from grpo.runtime.artifacts.marks import ARTIFACTS
 from grpo.runtime.artifacts.usage import Usage
@@ -17,7 +17,7 @@ def main(usage: Usage, workspace: Path) -> None:
     with usage.part("record"):
         try:
             record(workspace)
-        except WaitingError as error:  # a later run records it
+        except PendingError as error:  # a later run records it
             print(error, file=sys.stderr)
     if state_of_page():  # DVC restores the outputs of the report, but not the page
         # Imported here: the import takes seconds and is rarely needed.

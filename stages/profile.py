@@ -31,7 +31,7 @@ from grpo.sampling.rollouts import (
 from grpo.sampling.scoring import judge_stored, require_judged
 from grpo.schema import DATA
 from grpo.types import Cost
-from grpo.wiring.executors import open_engine
+from grpo.wiring.executors import open_executor
 from grpo.wiring.phase_profiles import profile_steps
 from grpo.wiring.policies import stored_layout
 from grpo.wiring.sampling_workers import SamplingSetup, make_sampling_work
@@ -97,22 +97,22 @@ def _write_none(out: Path) -> None:
 def _draw_and_judge(
     usage: Usage, setup: SamplingSetup, table: pd.DataFrame, scratch: Scratch
 ) -> tuple[SampledBatch, pd.DataFrame]:
-    """Returns rollouts and rewards; the engine and its policy are released on return."""
+    """Returns rollouts and rewards; the executor and its policy are released on return."""
     params, judged = setup.params, scratch.within("judged").directory
-    with open_engine(make_sampling_work, setup) as engine:
+    with open_executor(make_sampling_work, setup) as executor:
         with usage.part("sampling"), shown("profile") as progress:
             batch = sample_rollouts(
-                engine,
+                executor,
                 table.assign(rollouts=params.profile.rollouts_per_prompt),
                 rollouts_per_batch=params.profile.rollouts_per_batch,
                 seed=derive_seed(params.seed, "profile"),
                 scratch=scratch.directory,
                 progress=progress,
             )
-        usage.move("sampling", engine.seconds())
+        usage.move("sampling", executor.seconds())
         stored = stored_batches(scratch.directory)
         with usage.part("scoring"), shown("score profile") as progress:
-            return batch, judge_stored(engine, stored, scratch=judged, progress=progress).rewards
+            return batch, judge_stored(executor, stored, scratch=judged, progress=progress).rewards
 
 
 if __name__ == "__main__":

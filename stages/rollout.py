@@ -11,7 +11,7 @@ from grpo.runtime.seeds import derive_seed
 from grpo.sampling.round_rollouts import draw_round, write_round
 from grpo.schema import DATA
 from grpo.wiring.allocation import build_selection
-from grpo.wiring.executors import open_engine
+from grpo.wiring.executors import open_executor
 from grpo.wiring.rollouts import build_source, read_candidates
 from grpo.wiring.sampling_workers import SamplingSetup, make_sampling_work
 from stages.entry import run, scratch_of
@@ -55,16 +55,18 @@ def main(
         judges=not selection.keeps_uniform,
     )
     with (
-        open_engine(make_sampling_work, setup) as engine,
+        open_executor(make_sampling_work, setup) as executor,
         usage.part("sampling"),
         shown(f"sample {name}") as progress,
     ):
-        source = build_source(setup, selection, engine=engine, profile=profile, progress=progress)
+        source = build_source(
+            setup, selection, executor=executor, profile=profile, progress=progress
+        )
         history = read_state(policy, each.start).selection_state
         drawn = draw_round(
             selection, candidates, history, source=source, seed=seed, scratch=scratch.directory
         )
-    usage.move("sampling", engine.seconds())
+    usage.move("sampling", executor.seconds())
     with atomic_path(out) as temporary:
         write_round(temporary, drawn, has_selection=bool(selection.links))
     scratch.clear()

@@ -9,7 +9,7 @@ from grpo.runtime.artifacts.tables import REWARDS, write_table
 from grpo.runtime.artifacts.usage import Usage
 from grpo.sampling.scoring import judge_stored, require_judged
 from grpo.schema import DATA
-from grpo.wiring.executors import open_engine
+from grpo.wiring.executors import open_executor
 from grpo.wiring.judging_workers import JudgingSetup, make_judging_work
 from stages.entry import run, scratch_of
 from stages.progress import shown, warn
@@ -25,11 +25,11 @@ def main(usage: Usage, judge: Path, prompts: Path, rollouts: Path, out: Path) ->
     require_described(judge, params, DATA, "judge")
     scratch = scratch_of(f"score@{out.stem}", [judge, prompts, rollouts], params)
     with (
-        open_engine(make_judging_work, JudgingSetup(params=params, prompts=prompts)) as engine,
+        open_executor(make_judging_work, JudgingSetup(params=params, prompts=prompts)) as executor,
         usage.part("scoring"),
         shown(f"score {out.stem}") as progress,
     ):
-        judged = judge_stored(engine, [rollouts], scratch=scratch.directory, progress=progress)
+        judged = judge_stored(executor, [rollouts], scratch=scratch.directory, progress=progress)
     with located(f"score@{out.stem}"):
         warn(require_judged(judged.rewards))
     write_table(judged.rewards, out, REWARDS)

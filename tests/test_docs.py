@@ -40,9 +40,9 @@ from grpo.objective.links import ALGORITHMS, LINKS
 from grpo.objective.rules import RULES
 from grpo.objective.trust import trusted_ranges
 from grpo.params.parameters import (
+    ExecutorParams,
     LinkSpec,
     Reward,
-    SamplingEngine,
     with_tuples,
 )
 from grpo.params.yaml import parse_yaml
@@ -72,7 +72,7 @@ SECTIONS: dict[str, Any] = {
     "policy": POLICIES,
     "reward": Reward,
     "sampling": reduce(or_, (each.sampling for each in all_modalities().values()))
-    | SamplingEngine,  # of an arm, or of all
+    | ExecutorParams,  # of an arm, or of all
 }
 PAIR = Rollouts(
     group=torch.tensor([0, 0]),

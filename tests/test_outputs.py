@@ -84,7 +84,7 @@ def test_what_a_person_put_there_or_changed_is_never_replaced(
         earlier(target)
     spoil(target)
     before = contents(tmp_path)
-    with pytest.raises(ArtifactError, match=r"must be free, or an output of this command") as told:
+    with pytest.raises(ArtifactError, match=r"must be free or an unchanged output") as told:
         write(target)
     assert "\n" not in str(told.value)
     assert contents(tmp_path) == before

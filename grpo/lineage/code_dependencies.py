@@ -1,4 +1,4 @@
-"""The code that each stage imports, as dependencies in dvc.yaml: computed, never kept by hand."""
+"""Computes the code dependencies of the stages in dvc.yaml from their imports."""
 
 import ast
 import copy
@@ -12,27 +12,28 @@ from grpo.errors import ArtifactError, MissingExtraError
 from grpo.params.yaml import read_yaml
 
 CODE = ("grpo", "stages")
-# Whose files are separate dependencies unless a stage imports all; other folders count as a whole.
+# Folders whose files are separate dependencies, unless a stage imports all of them. Other folders
+# are one dependency each.
 FILE_BY_FILE = {
     *("grpo", "grpo/allocation", "grpo/modalities", "grpo/objective", "grpo/rewards"),
     *("grpo/sampling", "grpo/tasks", "grpo/training", "grpo/wiring", "stages"),
 }
-# Parts that are found by name when a stage runs, so that no import statement shows them: a stage
-# that imports the module uses any part of the package. Stages that only validate the parameters of
-# a task or judge do not depend on it.
+# Modules that look up parts of a package by name at run time: a stage that imports the module
+# depends on the whole package. Stages that only validate the parameters of a task or judge do not
+# depend on its code.
 FOUND_BY_NAME = {
     "grpo.wiring.rewards": "grpo.rewards",
     "grpo.wiring.tasks": "grpo.tasks",
-    "grpo.modalities.base": "grpo.modalities",  # where policies are made, loaded or drawn from
+    "grpo.modalities.base": "grpo.modalities",  # creates, loads and samples policies
 }
-# Files of modalities that are called by these modules alone. If they counted as the rest does, a
-# change of a figure would make the base policy again.
+# Files of modalities that only these modules call. As general dependencies, a change of a figure
+# would rerun the base policy's stage.
 CALLED_BY = {
     "costs": {"grpo.advice.facts"},
     "films": {"grpo.report.samples"},
     "phase_metrics": {"grpo.wiring.phase_profiles", "grpo.wiring.rounds"},
 }
-# What all that read parameters use of the modalities, without what its methods import.
+# The part of the modalities that reading parameters needs, without imports inside methods.
 LIGHT = "grpo.modalities.*.modality"
 WITH_SUBFOLDERS = ("grpo/runtime",)
 PIPELINE = "dvc.yaml"
@@ -40,13 +41,13 @@ WIDTH = 100
 
 
 def with_code_dependencies(workspace: Path) -> str:
-    """Returns the text of dvc.yaml with the code that each stage imports in its `deps: [...]`.
+    """Returns the text of dvc.yaml with the imported code of every stage in its `deps: [...]`.
 
-    Other dependencies, and stages that depend on all code, stay as they are.
+    Other dependencies, and stages that depend on all code, are unchanged.
 
     Raises:
-      ArtifactError: If a stage's `deps` are not a list in brackets over several lines.
-      MissingExtraError: If grimp, which reads imports, is not installed.
+      ArtifactError: If a stage's `deps` is not a multi-line list in brackets.
+      MissingExtraError: If grimp, which analyzes imports, is not installed.
     """
     path = workspace / PIPELINE
     text = path.read_text(encoding="utf-8")
@@ -64,7 +65,7 @@ def with_code_dependencies(workspace: Path) -> str:
 
 
 def _code_behind_stages(workspace: Path) -> Iterator[tuple[str, list[str]]]:
-    """Yields each stage of dvc.yaml with the code that its module imports."""
+    """Yields each stage of dvc.yaml and the code that its module imports."""
     try:
         import grimp  # with the extra `test`
     except ImportError:
@@ -97,7 +98,7 @@ def _code_behind_stages(workspace: Path) -> Iterator[tuple[str, list[str]]]:
 
 
 def _imports_within_functions(graph: Any, workspace: Path) -> Iterator[tuple[str, str]]:
-    """Yields importer and imported of what a modality imports only when a method is called."""
+    """Yields (importer, imported) for the imports inside a modality's methods."""
     for importer in graph.find_matching_modules("grpo.modalities.*.modality"):
         file = workspace / (importer.replace(".", "/") + ".py")
         lines = file.read_text(encoding="utf-8").splitlines()
@@ -108,7 +109,7 @@ def _imports_within_functions(graph: Any, workspace: Path) -> Iterator[tuple[str
 
 
 def _file_of(workspace: Path, module: str) -> str | None:
-    """Returns a module's file; None of a package whose own file is a docstring."""
+    """Returns a module's file, or None for a package whose __init__.py is only a docstring."""
     stem = module.replace(".", "/")
     if (workspace / f"{stem}.py").is_file():
         return f"{stem}.py"
@@ -117,10 +118,10 @@ def _file_of(workspace: Path, module: str) -> str | None:
 
 
 def _cover(wanted: set[str], files: set[str], single: set[str]) -> list[str]:
-    """Returns the paths of wanted files, or of folders that hold them.
+    """Returns the wanted files, or the folders that contain them.
 
     Args:
-      single: Folders whose files stand for themselves unless all are wanted.
+      single: Folders whose files are listed one by one unless all are wanted.
     """
     paths = set()
     for folder in {_folder_of(each) for each in wanted}:

@@ -1,4 +1,4 @@
-"""The graph behind an artifact as one SVG file that needs nothing else."""
+"""Draws the lineage graph of an artifact as one self-contained SVG."""
 
 from collections.abc import Iterable, Mapping
 from html import escape
@@ -13,7 +13,7 @@ GAP_X = 46
 GAP_Y = 16
 MARGIN = 20
 FOOTER_HEIGHT = 40
-SWEEPS = 8  # of the ordering within columns; it settles after a few
+SWEEPS = 8  # passes of the ordering within columns; it converges after a few
 
 _STYLE = (
     "text{font:12px system-ui,sans-serif;fill:#1f2933}"
@@ -25,7 +25,7 @@ Graph = Mapping[str, set[str]]  # stage -> the stages it reads from
 
 
 def draw_svg(root: Node) -> str:
-    """Returns an SVG with a box per stage, sources of data to the left, `root` to the right.
+    """Returns an SVG with a box per stage, data sources on the left, `root` on the right.
 
     Hovering over a box shows its command, code revision, parameters, inputs and outputs.
     """
@@ -59,10 +59,10 @@ def draw_svg(root: Node) -> str:
 
 
 def order_columns(graph: Graph) -> tuple[list[list[str]], list[list[str]]]:
-    """Returns names in columns by their longest way from a source, and the way of each edge.
+    """Returns names in columns by longest path from a source, and the path of each edge.
 
-    An edge across columns gets a name of its own in each column between, which keeps a lane free
-    for it. Names are ordered so that few edges cross.
+    An edge that spans several columns gets a dummy node in each column between, which reserves a
+    lane for it. Names are ordered to reduce edge crossings (layered graph drawing).
     """
     depth: dict[str, int] = {}
 
@@ -89,7 +89,7 @@ def order_columns(graph: Graph) -> tuple[list[list[str]], list[list[str]]]:
 
 
 def _uncross(columns: list[list[str]], ways: list[list[str]]) -> None:
-    """Orders each column by the mean height of neighbours, left to right and back."""
+    """Orders each column by the mean height of its neighbors (barycenter), forward and back."""
     before: dict[str, set[str]] = {name: set() for column in columns for name in column}
     after: dict[str, set[str]] = {name: set() for name in before}
     for way in ways:
@@ -105,7 +105,7 @@ def _uncross(columns: list[list[str]], ways: list[list[str]]) -> None:
 
 
 def reduce_edges(graph: Graph) -> dict[str, set[str]]:
-    """Returns the graph without the edges that a longer way already shows."""
+    """Returns the transitive reduction of the graph."""
     behind: dict[str, set[str]] = {}
 
     def reach(name: str) -> set[str]:
@@ -130,13 +130,13 @@ def _upstream(nodes: Iterable[Node], name: str) -> set[str]:
 
 
 def _middle(heights: Mapping[str, int], neighbours: set[str], name: str) -> float:
-    """Returns the mean height of a stage's neighbours, or its own height without any."""
+    """Returns the mean height of a stage's neighbors, or its own height without neighbors."""
     values = [heights[each] for each in neighbours]
     return sum(values) / len(values) if values else float(heights[name])
 
 
 def _edge(places: list[tuple[int, int]]) -> str:
-    """Returns a line from box to box, straight through the lanes between them."""
+    """Returns a path from box to box through the lanes between them."""
     middles = [(x, y + BOX_HEIGHT / 2) for x, y in places]
     x, y = middles[0][0] + BOX_WIDTH, middles[0][1]
     line = f"M{x} {y:g}"

@@ -1,4 +1,4 @@
-"""dvc.lock as data: what each stage ran, read and wrote, and which stage made what."""
+"""dvc.lock as data: command, inputs and outputs of every stage, and the producer of a path."""
 
 import configparser
 import hashlib
@@ -17,13 +17,13 @@ from grpo.schema import PARAMS
 LOCK = "dvc.lock"
 PIPELINE = "dvc.yaml"
 DIGEST_CHARACTERS = 36  # MLflow's limit; an md5 and ".dir" fit exactly
-MD5 = re.compile(r"[0-9a-f]{32}(\.dir)?")  # as DVC's cache names contents
+MD5 = re.compile(r"[0-9a-f]{32}(\.dir)?")  # a content hash in DVC's cache
 CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Artifact:
-    """A path and the content it had: DVC's md5, which ends in `.dir` for a directory."""
+    """A path and its content hash: DVC's md5, with the suffix `.dir` for a directory."""
 
     path: str
     digest: str
@@ -31,7 +31,7 @@ class Artifact:
 
 @dataclass(frozen=True, kw_only=True)
 class StageEntry:
-    """What dvc.lock says of one executed stage.
+    """The entry of one executed stage in dvc.lock.
 
     Instance::
 
@@ -45,8 +45,8 @@ class StageEntry:
     command: str
     deps: tuple[Artifact, ...]
     outs: tuple[Artifact, ...]
-    values: Mapping[str, Any]  # of the parameters, by the path that dvc.yaml names
-    block: str  # the entry's own lines of dvc.lock
+    values: Mapping[str, Any]  # parameters, by their path in dvc.yaml
+    block: str  # the entry's lines in dvc.lock
 
     @property
     def params(self) -> dict[str, Any]:
@@ -58,7 +58,7 @@ class StageEntry:
 
     @property
     def fingerprint(self) -> str:
-        """Returns a hash of the entry: equal for two runs on the same inputs with equal outputs."""
+        """Returns a hash of the entry; runs with equal inputs and outputs have the same hash."""
         return hashlib.sha256(self.block.encode()).hexdigest()
 
 
@@ -66,10 +66,10 @@ Lock = Mapping[str, StageEntry]
 
 
 def read_lock(workspace: Path) -> Lock:
-    """Returns the executed stages by name, without those that dvc.yaml no longer has.
+    """Returns the executed stages by name, except those that dvc.yaml no longer declares.
 
     Raises:
-      ArtifactError: If dvc.lock is missing or is not DVC's.
+      ArtifactError: If dvc.lock is missing or is not a lock file of DVC.
     """
     path = workspace / LOCK
     for each in (path, workspace / PIPELINE):
@@ -92,9 +92,10 @@ def read_lock(workspace: Path) -> Lock:
 
 
 def sort_lock(workspace: Path) -> None:
-    """Puts the entries of dvc.lock in dvc.yaml's order: DVC appends them as stages end.
+    """Sorts the entries of dvc.lock as in dvc.yaml; DVC appends them in the order of completion.
 
-    Each keeps its lines; what is not as DVC writes it stays. No stage may end meanwhile.
+    The lines of an entry do not change. A file that DVC did not write is left as it is. No stage
+    may finish during the call.
     """
     path = workspace / LOCK
     text = _read_if_there(path)
@@ -126,7 +127,7 @@ def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def outs_behind(lock: Lock, path: str) -> list[tuple[StageEntry, Artifact]]:
-    """Returns the outs that `path` is, lies in, or holds, each with the stage that wrote it."""
+    """Returns the outs that equal, contain or lie in `path`, with the stages that wrote them."""
     return [
         (entry, out) for entry in lock.values() for out in entry.outs if overlap(out.path, path)
     ]
@@ -141,9 +142,9 @@ def is_inside(path: str, directory: str) -> bool:
 
 
 def is_read_as_written(workspace: Path, dep: Artifact, outs: list[Artifact]) -> bool:
-    """Returns whether `dep`, as a stage read it, is what `outs` hold now.
+    """Returns whether the digest of `dep`, as a stage read it, matches the current `outs`.
 
-    A directory that holds outs matches if it held nothing else.
+    A directory that contains outs matches if it contained no other files.
     """
     return digest_as_written(workspace, dep.path, outs) == dep.digest
 
@@ -151,13 +152,13 @@ def is_read_as_written(workspace: Path, dep: Artifact, outs: list[Artifact]) -> 
 def digest_as_written(
     workspace: Path, path: str, outs: Sequence[Artifact], beside: Mapping[str, str] | None = None
 ) -> str | None:
-    """Returns DVC's digest of `path` from the outs that it is, lies in, or holds; None if unknown.
+    """Returns DVC's digest of `path`, computed from the overlapping outs; None if unknown.
 
-    Listings of directories come from DVC's cache; without them only a path that is itself an out
-    is known.
+    Directory listings come from DVC's cache. Without them only the digest of a path that is itself
+    an out is known.
 
     Args:
-      beside: md5 of the files in `path` that belong to no out.
+      beside: md5 by path of the files in `path` that belong to no out.
     """
     if len(outs) == 1 and outs[0].path == path:
         return outs[0].digest
@@ -172,17 +173,17 @@ def digest_as_written(
 
 
 def directory_digest(files: Mapping[str, str], directory: str) -> str:
-    """Returns DVC's digest of a directory, from the md5 of every file in it."""
+    """Returns DVC's digest of a directory, computed from the md5 of its files."""
     start = len(directory.rstrip("/")) + 1
     listing = [{"md5": files[name], "relpath": name[start:]} for name in sorted(files)]
     return hashlib.md5(json.dumps(listing, sort_keys=True).encode()).hexdigest() + ".dir"
 
 
 def read_listing(workspace: Path, digest: str) -> dict[str, str] | None:
-    """Returns md5 by file name of a cached directory, {"": md5} of a file, None if unknown.
+    """Returns md5 by file name for a cached directory, {"": md5} for a file, None if not cached.
 
     Raises:
-      ArtifactError: If it is no listing, or names what could lie outside of its directory.
+      ArtifactError: If the content is not a listing, or a name leads outside the directory.
     """
     if not digest.endswith(".dir"):
         return {"": digest}
@@ -199,10 +200,10 @@ def read_listing(workspace: Path, digest: str) -> dict[str, str] | None:
 
 
 def cached_path(workspace: Path, digest: str) -> Path:
-    """Returns where DVC's cache holds this content.
+    """Returns the path of a content in DVC's cache.
 
     Raises:
-      ArtifactError: If it is no content's hash, but maybe a path that leads elsewhere.
+      ArtifactError: If `digest` is not an md5: it could be a path that leads elsewhere.
     """
     if not MD5.fullmatch(digest):
         raise ArtifactError(f"{digest!r}: must be an md5 of DVC; run dvc push where it was made")
@@ -219,7 +220,7 @@ def file_digest(path: Path) -> str:
 
 
 def _declared(workspace: Path) -> set[str] | None:
-    """Returns the names in dvc.yaml, without the part after @; None without a dvc.yaml."""
+    """Returns the stage names in dvc.yaml without the part after @; None without a dvc.yaml."""
     path = workspace / PIPELINE
     if not path.exists():
         return None
@@ -227,13 +228,13 @@ def _declared(workspace: Path) -> set[str] | None:
 
 
 def _read_if_there(path: Path) -> str:
-    """Returns a file's text, or none; a pipe would be waited for."""
+    """Returns a file's text, or "" if it does not exist; rejects pipes, which would block."""
     require_plain(path)
     return path.read_text(encoding="utf-8") if path.exists() else ""
 
 
 def _declared_stages(workspace: Path) -> Iterator[str]:
-    """Yields the stages of dvc.yaml in its order, those of a foreach as its parameter has them."""
+    """Yields the stages of dvc.yaml in file order; expands a foreach in its parameter's order."""
     pipeline, params = (
         parse_yaml(_read_if_there(path)) for path in (workspace / PIPELINE, workspace / PARAMS)
     )
@@ -272,7 +273,7 @@ def _artifacts(items: list[dict[str, Any]]) -> Iterator[Artifact]:
 
 
 def _blocks(text: str) -> Iterator[tuple[str, str]]:
-    """Yields each stage's name and its lines; DVC indents names by two spaces."""
+    """Yields each stage's name and lines; DVC indents names by two spaces."""
     name, lines = "", list[str]()
     for line in text.splitlines():
         if not line.startswith("   "):
@@ -288,7 +289,7 @@ def _blocks(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _cache_directory(workspace: Path) -> Path:
-    """Returns DVC's cache: `cache.dir` of the repository's settings, or the default."""
+    """Returns DVC's cache directory: `cache.dir` in the repository's settings, or the default."""
     settings = configparser.ConfigParser(interpolation=None)
     settings.read([workspace / ".dvc" / "config", workspace / ".dvc" / "config.local"])
     chosen = settings.get("cache", "dir", fallback="cache").strip("'\"")

@@ -1,4 +1,4 @@
-"""The numbers of an executed stage: its metrics, its curves and what it used."""
+"""Metrics, training curves and resource usage of an executed stage."""
 
 import csv
 import json
@@ -17,7 +17,7 @@ CURVES = "updates.csv"
 
 @dataclass(frozen=True, kw_only=True)
 class Measure:
-    """One number; `update` is 0 except on a curve."""
+    """One value; `update` is 0 except on a curve."""
 
     name: str
     value: float
@@ -25,9 +25,9 @@ class Measure:
 
 
 def measures(workspace: Path, entry: StageEntry) -> list[Measure]:
-    """Returns numeric leaves of the stage's JSON, columns of its updates.csv, and its usage.
+    """Returns the numeric leaves of a stage's JSON, the columns of updates.csv, and its usage.
 
-    A file that is gone, or is no longer what the entry recorded, says nothing.
+    Files that are missing or differ from the entry's hashes are skipped.
     """
     found: list[Measure] = []
     files = list(_files(workspace, entry))
@@ -45,13 +45,13 @@ def measures(workspace: Path, entry: StageEntry) -> list[Measure]:
 
 
 def ended_at_ms(workspace: Path, entry: StageEntry) -> int | None:
-    """Returns when the stage wrote its usage, in milliseconds since 1970, if it did."""
+    """Returns when the stage wrote its usage, in milliseconds since 1970, or None."""
     usage = workspace / USAGE / f"{entry.name}.json"
     return int(usage.stat().st_mtime * 1000) if usage.exists() else None
 
 
 def _files(workspace: Path, entry: StageEntry) -> Iterator[Path]:
-    """Yields the entry's JSON outs, and summary.json and updates.csv of its directories."""
+    """Yields the entry's JSON outs, and summary.json and updates.csv in its directories."""
     for out in entry.outs:
         path = workspace / out.path
         if path.suffix == ".json" and path.is_file() and file_digest(path) == out.digest:

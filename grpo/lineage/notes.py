@@ -1,4 +1,4 @@
-"""What MLflow is to hold of a state of dvc.lock, as plain data that waits while MLflow is away."""
+"""Pending lineage records: a state of dvc.lock as plain data, kept while MLflow is unreachable."""
 
 import hashlib
 import json
@@ -23,13 +23,13 @@ from grpo.lineage.revision import Revision, revisions
 from grpo.runtime.artifacts.files import write_bytes
 from grpo.runtime.artifacts.usage import USAGE
 
-WAITING = USAGE / "lineage"  # a file for each state, numbered
-PAGE = "index.html"  # beside what the report wrote; not tracked, for it shows seconds
+WAITING = USAGE / "lineage"  # pending notes: a numbered file per state
+PAGE = "index.html"  # next to the report's outs; not tracked, because it shows measured seconds
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageNote:
-    """What a stage's run is to hold."""
+    """Content of a stage's MLflow run."""
 
     tags: dict[str, str]
     params: dict[str, str]
@@ -42,12 +42,12 @@ class StageNote:
 
 @dataclass(frozen=True, kw_only=True)
 class Note:
-    """What a state's runs are to hold."""
+    """Content of the MLflow runs for one state of dvc.lock."""
 
     state: str  # see `state_of`
     tags: dict[str, str]
     stages: dict[str, StageNote]
-    page: str | None  # the report's
+    page: str | None  # HTML of the report
 
 
 NOTE = TypeAdapter(Note)
@@ -60,7 +60,7 @@ def state_of(lock: Lock) -> str:
 
 
 def take_note(workspace: Path, lock: Lock) -> Note:
-    """Returns all that is known now of what ran."""
+    """Returns the note for the current state of the workspace."""
     made = revisions(workspace, lock)
     newest = [each for each in made.values() if each.is_modified] or list(made.values())
     return Note(
@@ -76,7 +76,7 @@ def take_note(workspace: Path, lock: Lock) -> Note:
 
 
 def keep_note(workspace: Path, note: Note) -> None:
-    """Lets a note wait, once."""
+    """Stores a pending note unless one for the same state exists."""
     there = waiting(workspace)
     if not any(path.stem.endswith(note.state) for path in there):
         number = int(there[-1].name.partition("-")[0]) + 1 if there else 1
@@ -85,15 +85,15 @@ def keep_note(workspace: Path, note: Note) -> None:
 
 
 def waiting(workspace: Path) -> list[Path]:
-    """Returns the notes that wait, the oldest first."""
+    """Returns the files of pending notes, oldest first."""
     return sorted((workspace / WAITING).glob("*.json"))
 
 
 def read_note(path: Path) -> Note:
-    """Returns a note that waits.
+    """Reads a pending note.
 
     Raises:
-      ArtifactError: If the file is none.
+      ArtifactError: If the file is not a note.
     """
     try:
         return NOTE.validate_json(path.read_bytes())
@@ -125,10 +125,10 @@ def _note_of(workspace: Path, lock: Lock, name: str, revision: Revision) -> Stag
 
 
 def _read_by(workspace: Path, lock: Lock, entry: StageEntry) -> tuple[Artifact, ...]:
-    """Returns what a stage read.
+    """Returns the artifacts that a stage read.
 
-    A directory that holds several outs is followed by those outs, so that a search for one of
-    them finds this consumer too.
+    For a directory that contains several outs, the outs are added, so that a search for one of
+    them finds this consumer, too.
     """
     read = {dep.path: dep for dep in entry.deps}
     for dep in entry.deps:
@@ -139,7 +139,7 @@ def _read_by(workspace: Path, lock: Lock, entry: StageEntry) -> tuple[Artifact, 
 
 
 def _page(workspace: Path, lock: Lock) -> str | None:
-    """Returns the page beside an out that is still what dvc.lock says."""
+    """Returns the page next to an out whose content matches dvc.lock, or None."""
     for out in (each for entry in lock.values() for each in entry.outs):
         path = workspace / out.path
         page = path.with_name(PAGE)

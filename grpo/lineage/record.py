@@ -1,4 +1,4 @@
-"""Writes dvc.lock to MLflow: a run per executed stage under a run per state of the pipeline."""
+"""Records dvc.lock in MLflow: a parent run per pipeline state, with a child run per stage."""
 
 import fcntl
 import json
@@ -36,33 +36,33 @@ from grpo.runtime.artifacts.files import host_lock, remove
 
 EXPERIMENT = "grpo"
 FINISHED = "FINISHED"
-CONTEXT = "mlflow.data.context"  # the tag that says how a run used a dataset
-OWN_STAGE = "lineage"  # the stage that calls this; its entry is written after it ran
-METRICS_PER_CALL = 900  # MLflow takes 1000 entities at once
+CONTEXT = "mlflow.data.context"  # tag for the role of a dataset in a run
+OWN_STAGE = "lineage"  # the stage that calls `record`; DVC writes its entry afterwards
+METRICS_PER_CALL = 900  # MLflow accepts at most 1000 entities per call
 PARAMS_PER_CALL = 100
-ANSWER_SECONDS = 10.0  # that a server may take to say that it is there
+ANSWER_SECONDS = 10.0  # timeout of the health check
 DESCRIPTION_CHARACTERS = 7500
-VIEW = "?workflowType=machine_learning"  # without it MLflow shows what chats have
+VIEW = "?workflowType=machine_learning"  # MLflow's default is its GenAI view
 
 Item = TypeVar("Item")
 
 
-class WaitingError(ArtifactError):
-    """MLflow cannot be told of a state now; what it is to hold waits in the workspace."""
+class PendingError(ArtifactError):
+    """MLflow cannot be written now; the state is kept as a pending note in the workspace."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded:
-    """What `record` left in MLflow."""
+    """The MLflow runs that `record` found or created."""
 
     parent: str  # run id
-    runs: Mapping[str, str]  # run id by stage
-    new: tuple[str, ...]  # stages that had no run before
+    runs: Mapping[str, str]  # run ids by stage
+    new: tuple[str, ...]  # stages whose run was created
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class User:
-    """A run that wrote (`out`) or read (`dep`) an artifact: a stage's, or a promotion's."""
+    """A run, of a stage or a promotion, that wrote (`out`) or read (`dep`) an artifact."""
 
     role: str
     stage: str
@@ -78,42 +78,43 @@ def tracking_uri(workspace: Path) -> str:
 
 
 def record(workspace: Path = Path()) -> Recorded:
-    """Makes MLflow hold what dvc.lock holds; a second call changes nothing.
+    """Records the current dvc.lock in MLflow; idempotent.
 
-    A stage's run is found by the hash of its entry in dvc.lock, so a stage that did not change
-    keeps its run, and one that ran again gets a new one. Every distinct state of dvc.lock has a
-    parent run; it owns the runs of the stages that this state is the first to hold, and its
-    description links the others. A run left half-written by a killed process is written anew.
+    A stage's run is identified by the hash of its entry in dvc.lock: an unchanged stage keeps its
+    run, and a stage that ran again gets a new run. Every distinct state of dvc.lock has a parent
+    run. It owns the runs of the stages that are new in this state, and its description links the
+    others. A run that a killed process left incomplete is deleted and written again.
 
     Raises:
-      WaitingError: If MLflow cannot be written; the next call writes this state first.
-      ArtifactError: If dvc.lock cannot be read, or a note that waits: then this state waits, too.
+      PendingError: If MLflow cannot be written; the next call writes this state first.
+      ArtifactError: If dvc.lock or a pending note cannot be read. In the latter case this state
+        becomes pending, too.
     """
     lock = _recorded_part(read_lock(workspace))
     entries = {name: each.fingerprint for name, each in lock.items()}
     try:
         with _writer(workspace) as writer:
-            writer.write_waiting()
+            writer.write_pending()
             return writer.write(state_of(lock), entries, lambda: take_note(workspace, lock))
     except ArtifactError:
         keep_note(workspace, take_note(workspace, lock))
         raise
 
 
-def record_waiting(workspace: Path) -> None:
-    """Makes MLflow hold the states that it could not be told of.
+def record_pending(workspace: Path) -> None:
+    """Writes all pending notes to MLflow.
 
     Raises:
-      WaitingError: If MLflow cannot be written; they wait on.
-      ArtifactError: If one of them cannot be read; the others are written.
+      PendingError: If MLflow cannot be written; the notes stay pending.
+      ArtifactError: If a note cannot be read; the others are written.
     """
     if waiting(workspace):
         with _writer(workspace) as writer:
-            writer.write_waiting()
+            writer.write_pending()
 
 
 def open_store(workspace: Path) -> MlflowClient:
-    """Returns a client of a store whose tables exist."""
+    """Returns a client of the store; creates its tables and the experiment if necessary."""
     uri = tracking_uri(workspace)
     with _alone(uri):
         client = MlflowClient(tracking_uri=uri)
@@ -122,7 +123,7 @@ def open_store(workspace: Path) -> MlflowClient:
 
 
 def find_users(digest: str, workspace: Path = Path()) -> list[User]:
-    """Returns the runs that wrote or read this content, in any state that was recorded."""
+    """Returns the runs that wrote or read this content, in any recorded state."""
     client = MlflowClient(tracking_uri=tracking_uri(workspace))
     runs = client.search_runs([_experiment(client, workspace)], f"dataset.digest = '{digest}'")
     return sorted(
@@ -135,9 +136,9 @@ def find_users(digest: str, workspace: Path = Path()) -> list[User]:
 
 
 def addresses(workspace: Path = Path()) -> dict[str, str]:
-    """Returns where MLflow's server shows this state of the pipeline and its page, by name.
+    """Returns the URLs of this state and its report page on MLflow's server, by title.
 
-    Empty if it has not been recorded, or the server's address holds a password or is out of reach.
+    Empty if the state is not recorded, the server is unreachable or its URL holds a password.
     """
     uri = tracking_uri(workspace)
     if not uri.startswith("http") or "@" in uri:
@@ -163,11 +164,11 @@ class _Writer:
         self.client = client
         self.experiment = _experiment(client, workspace)
 
-    def write_waiting(self) -> None:
-        """Writes the notes that wait.
+    def write_pending(self) -> None:
+        """Writes the pending notes.
 
         Raises:
-          ArtifactError: If one cannot be read, once the others are written.
+          ArtifactError: If a note cannot be read; raised after the others are written.
         """
         damaged: list[ArtifactError] = []
         for path in waiting(self.workspace):
@@ -186,11 +187,11 @@ class _Writer:
         self.write(note.state, entries, lambda: note)
 
     def write(self, state: str, entries: Mapping[str, str], take: Callable[[], Note]) -> Recorded:
-        """Writes what is not there of a state.
+        """Writes the missing runs of a state.
 
         Args:
           entries: The fingerprint of each stage's entry.
-          take: Returns the note, which is not needed if all is there.
+          take: Returns the note; not called if no run is missing.
         """
         runs = {
             name: run.info.run_id
@@ -212,11 +213,11 @@ class _Writer:
         return Recorded(parent=run_id, runs=runs, new=new)
 
     def find_parent(self, state: str) -> Run | None:
-        """Returns the run of a state of the pipeline."""
+        """Returns the parent run of a pipeline state, or None."""
         return next(iter(self._search("pipeline_state", state)), None)
 
     def _find_stage(self, fingerprint: str) -> Run | None:
-        """Returns the entry's finished run; deletes what a killed process left."""
+        """Returns the entry's finished run, or None; deletes incomplete runs."""
         found = self._search("lock_entry", fingerprint)
         for run in found:
             if run.info.status != FINISHED:
@@ -251,7 +252,7 @@ class _Writer:
         return run_id
 
     def _describe(self, parent: str, runs: Mapping[str, str]) -> None:
-        """Writes the parent's description: every stage of this state and its run."""
+        """Writes the parent's description: a table of the stages and their runs."""
         rows = ["| stage | run |", "|---|---|"]
         for name, run_id in runs.items():
             row = f"| {name} | [{run_id}](#/experiments/{self.experiment}/runs/{run_id}) |"
@@ -263,7 +264,7 @@ class _Writer:
 
 
 def _experiment(client: MlflowClient, workspace: Path) -> str:
-    """Returns the experiment's id; makes it with artifacts beside the database."""
+    """Returns the experiment's id; creates it, with artifacts next to a local database."""
     found = client.get_experiment_by_name(EXPERIMENT)
     if found:
         return str(found.experiment_id)
@@ -284,7 +285,7 @@ def dataset(artifact: Artifact, context: str) -> DatasetInput:
 
 
 def _key(name: str) -> str:
-    """Returns `name` with each character that MLflow refuses written as :hex:."""
+    """Returns `name` with every character that MLflow rejects escaped as :hex:."""
     return re.sub(r"[^\w.\- ]", lambda found: f":{ord(found.group()):x}:", name)[-250:]
 
 
@@ -296,10 +297,10 @@ def _parts(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
 
 @contextmanager
 def _writer(workspace: Path) -> Iterator[_Writer]:
-    """Yields a writer that no other process of this user on this host has for the same store.
+    """Yields a writer for the store, exclusive among this user's processes on this host.
 
     Raises:
-      WaitingError: If MLflow cannot be reached or fails in the block.
+      PendingError: If MLflow cannot be reached or fails in the block.
     """
     uri = tracking_uri(workspace)
     try:
@@ -307,14 +308,14 @@ def _writer(workspace: Path) -> Iterator[_Writer]:
             _check_reachable(uri)
             yield _Writer(workspace, MlflowClient(tracking_uri=uri))
     except (MlflowException, SQLAlchemyError, sqlite3.Error, OSError) as error:
-        raise WaitingError(
-            f"{uri}: cannot record the lineage, {brief(error)}; it waits in {WAITING}, "
+        raise PendingError(
+            f"{uri}: cannot record the lineage, {brief(error)}; it is kept in {WAITING}, "
             "repair MLflow and run python -m grpo lineage"
         ) from None
 
 
 def _check_reachable(uri: str) -> None:
-    """Raises at once where MLflow would try for minutes."""
+    """Raises immediately if the store is unreachable; MLflow would retry for minutes."""
     if uri.startswith("sqlite:///"):
         with closing(sqlite3.connect(uri.removeprefix("sqlite:///"))) as database:
             database.execute("BEGIN IMMEDIATE")
@@ -328,9 +329,9 @@ def _check_reachable(uri: str) -> None:
 
 @contextmanager
 def _alone(uri: str) -> Iterator[None]:
-    """Waits until no other process of this user on this host writes to the same store.
+    """Holds the lock for writing to a store, for this user on this host.
 
-    Two first users of a new database would both create its tables, and one would fail.
+    Without it, two processes that open a new database would both create its tables.
     """
     path = store_lock(uri)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -340,9 +341,9 @@ def _alone(uri: str) -> Iterator[None]:
 
 
 def store_lock(uri: str) -> Path:
-    """Returns what to lock before writing to a store: beside a database, else of this host.
+    """Returns the lock file for a store: next to a local database, otherwise one per host.
 
-    Not in a workspace: several may write to one server.
+    It is not in the workspace, because several workspaces may write to one server.
     """
     if uri.startswith("sqlite:///"):
         return Path(uri.removeprefix("sqlite:///") + ".lock")

@@ -1,4 +1,4 @@
-"""Which git revision an entry of dvc.lock belongs to."""
+"""The git revision of an entry of dvc.lock."""
 
 import subprocess
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ NO_COMMIT = "none"
 
 @dataclass(frozen=True, kw_only=True)
 class Revision:
-    """A commit, and whether what ran differs from it."""
+    """A commit, and whether the executed code differs from it."""
 
     commit: str  # NO_COMMIT outside git or before the first commit
     is_modified: bool
@@ -21,10 +21,10 @@ class Revision:
 
 
 def revisions(workspace: Path, lock: Lock) -> dict[str, Revision]:
-    """Returns each stage's revision: the commit that brought its entry into dvc.lock.
+    """Returns each stage's revision: the commit that added its entry to dvc.lock.
 
-    That commit holds the code and the parameters next to the results. For an entry that is not
-    committed yet it is HEAD, modified if any file but dvc.lock differs from it.
+    That commit contains the code and the parameters of the results. An uncommitted entry gets HEAD,
+    modified if any file except dvc.lock differs from it.
     """
     head = Revision(commit=git(workspace, "rev-parse", "HEAD") or NO_COMMIT, is_modified=True)
     if head.commit == NO_COMMIT:
@@ -45,7 +45,7 @@ def _introduced(workspace: Path, entry: StageEntry) -> Revision:
 
 
 def git(workspace: Path, *arguments: str) -> str:
-    """Returns git's output, or nothing where git or its repository is missing."""
+    """Returns git's output, or "" if git fails or is not installed."""
     command = ["git", "-C", str(workspace), *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""The way back from any artifact to prompts, code revision and parameters, as text."""
+"""Traces an artifact back to its prompts, code revision and parameters; formats it as text."""
 
 import json
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ NODE_CHARACTERS = 8  # of a digest; enough to tell versions apart on a screen
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """An artifact and what it was made from; a source has no stage and no inputs."""
+    """An artifact, the stage that wrote it, and its inputs; a source has no stage and no inputs."""
 
     artifact: Artifact
     stage: StageEntry | None
@@ -44,7 +44,7 @@ class Node:
 
 
 def trace(path: Path, workspace: Path = Path()) -> Node:
-    """Returns the graph behind an artifact, or behind a file in an artifact's directory.
+    """Returns the lineage graph of an artifact, or of a file in an artifact's directory.
 
     Raises:
       ArtifactError: If no stage in dvc.lock wrote `path`.
@@ -63,7 +63,7 @@ def trace(path: Path, workspace: Path = Path()) -> Node:
 
 
 def format_tree(root: Node) -> str:
-    """Returns the graph as an indented tree, each artifact's inputs once, then its facts."""
+    """Returns the graph as an indented tree, followed by code revisions, sources and parameters."""
     lines = list(_tree(root, prefix="", joint="", seen=set()))
     lines += ["", "code"]
     made = _stages(root)
@@ -79,7 +79,7 @@ def format_tree(root: Node) -> str:
 
 
 class _Tracer:
-    """Builds nodes; one per out, shared by all its consumers."""
+    """Builds one node per out, shared by all its consumers."""
 
     def __init__(self, workspace: Path, lock: Lock) -> None:
         self.workspace = workspace
@@ -123,7 +123,7 @@ def _name_in(workspace: Path, path: Path) -> str:
 
 
 def _suggest(lock: Lock, name: str) -> str:
-    """Returns what to trace instead: the outs in or next to `name`."""
+    """Returns a hint for an error: the outs in or next to `name`."""
     outs = sorted(out.path for entry in lock.values() for out in entry.outs)
     parent = str(PurePosixPath(name).parent)
     near = [out for out in outs if is_inside(out, name)] or [
@@ -133,7 +133,7 @@ def _suggest(lock: Lock, name: str) -> str:
 
 
 def _tree(node: Node, *, prefix: str, joint: str, seen: set[str]) -> Iterator[str]:
-    """Yields a node's line and its inputs' lines; a node met before is not opened again."""
+    """Yields a node's line and its inputs' lines; expands a repeated node only once."""
     path = node.artifact.path
     stage = f"  <- {node.stage.name}" if node.stage else ""
     repeated = path in seen and bool(_made(node))
@@ -149,18 +149,18 @@ def _tree(node: Node, *, prefix: str, joint: str, seen: set[str]) -> Iterator[st
 
 
 def _made(node: Node) -> list[Node]:
-    """Returns the inputs that a stage wrote; sources are listed once, at the end."""
+    """Returns the inputs that a stage wrote, without sources."""
     return [each for each in node.inputs if each.stage]
 
 
 def _stages(root: Node) -> list[tuple[StageEntry, Revision | None]]:
-    """Returns each stage behind `root` once."""
+    """Returns the distinct stages in the graph of `root`."""
     found = {node.stage.name: (node.stage, node.revision) for node in root.walk() if node.stage}
     return list(found.values())
 
 
 def _parameters(stages: list[StageEntry]) -> list[str]:
-    """Returns `path = value` lines; a value that stages disagree on names its stages."""
+    """Returns `path = value` lines; names the stages if their values differ."""
     users: dict[tuple[str, str], list[str]] = {}
     for stage in stages:
         for name, value in stage.params.items():

@@ -243,13 +243,13 @@ class Evaluation(Strict):
     bootstrap_resamples: Annotated[int, Field(gt=0, le=10**6)]  # of 1,000 prompts: 8 GB
 
 
-class SamplingEngine(Strict):
+class ExecutorParams(Strict):
     """Workers that sample and judge. Results do not depend on them, so that no stage reruns."""
 
-    engine: Literal["local", "processes", "ray"]  # in the stage, on this host, or on a cluster
+    executor: Literal["local", "processes", "ray"]  # in the stage, on this host, or on a cluster
     workers: Processes
 
-    @field_validator("engine", mode="before")
+    @field_validator("executor", mode="before")
     @classmethod
     def _is_no_sampler(cls, value: Any) -> Any:
         if value == "vllm":
@@ -260,7 +260,7 @@ class SamplingEngine(Strict):
 class Parameters(Strict):
     seed: Annotated[int, Field(ge=0)]
     machine: Machine
-    sampling: SamplingEngine
+    sampling: ExecutorParams
     task: Annotated[SerializeAsAny[Task], PlainValidator(_find_task)]
     policy: Annotated[SerializeAsAny[PolicyParams], PlainValidator(_find_policy)]
     profile: Profile
@@ -313,10 +313,10 @@ def read_params(path: Path = PARAMS) -> Parameters:
     except ValidationError as error:
         raise ParameterError(f"{path}: {_explain(error)}") from None
     _check_rounds(params, path)
-    if params.sampling.engine == "local" and params.sampling.workers > 1:
+    if params.sampling.executor == "local" and params.sampling.workers > 1:
         raise ParameterError(
-            f"{path}: sampling.workers must be 1 with sampling.engine local, "
-            f"got {params.sampling.workers}; set the engine to processes or ray"
+            f"{path}: sampling.workers must be 1 with sampling.executor local, "
+            f"got {params.sampling.workers}; set the executor to processes or ray"
         )
     needed = find_judge(params.reward.judge).needs_task
     if needed not in (None, params.task.kind):

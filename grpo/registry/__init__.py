@@ -1,1 +1,1 @@
-"""Policies in MLflow's registry: who may become champion, what it was made from, and its bytes."""
+"""Policies in MLflow's model registry: promotion gate, lineage checks, upload and loading."""

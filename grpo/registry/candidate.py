@@ -1,4 +1,4 @@
-"""What a workspace says of a policy that is to be promoted: its content, its proof, its origin."""
+"""A candidate for promotion: a policy with its verified content, evaluation and lineage."""
 
 import hashlib
 import json
@@ -23,7 +23,7 @@ from grpo.params.parameters import BASE
 from grpo.runtime.artifacts.files import require_inert
 
 POLICIES, EVALUATIONS = "artifacts/policies", "artifacts/evaluations"
-# What of an evaluation must be equal for two policies to be compared: prompts, judge, and how.
+# Dependencies and parameters of an evaluation that must be equal to compare two policies.
 COMPARED_DEPS = (
     "artifacts/prompts/eval.parquet",
     "artifacts/data/judge.json",
@@ -34,10 +34,10 @@ COMPARED_PARAMS = ("evaluation.", "reward.", "seed")
 
 
 class RefusedError(GrpoError, RuntimeError):
-    """A promotion that must not be; the message is the reason.
+    """A promotion was refused; the message is the reason.
 
     Args:
-      version: Of the model, if it got one.
+      version: The registered version of the model, if any.
     """
 
     def __init__(self, message: str, version: ModelVersion | None = None) -> None:
@@ -47,23 +47,23 @@ class RefusedError(GrpoError, RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A policy whose files, evaluation and origin are what dvc.lock says."""
+    """A policy whose files, evaluation and lineage match dvc.lock."""
 
     name: str
     policy: Artifact
-    base: Artifact  # what a policy, which holds only what changed, needs beside it
+    base: Artifact  # base policy; a policy stores only the tensors that differ from it
     results: Path  # schema EVALUATION
     evaluation: str  # digest of the prompts, the judge and the evaluation's parameters
     revision: Revision
-    trained_by: str  # fingerprint of the stage's entry in dvc.lock
+    trained_by: str  # fingerprint of the training stage's entry in dvc.lock
 
 
 def find_candidate(name: str, workspace: Path = Path()) -> Candidate:
-    """Returns a policy of a finished pipeline.
+    """Returns a policy of a finished pipeline as a candidate.
 
     Raises:
-      RefusedError: If what made it, or what it was evaluated as, is unknown, stale or not
-        committed, or if its files are not those that were evaluated.
+      RefusedError: If its training or evaluation is unknown, stale or not committed, or if its
+        files differ from the evaluated ones.
     """
     try:
         lock = read_lock(workspace)
@@ -96,7 +96,7 @@ def find_candidate(name: str, workspace: Path = Path()) -> Candidate:
 
 
 def _written(lock: Lock, path: str) -> tuple[StageEntry, Artifact]:
-    """Returns the stage that wrote exactly `path`, and what it wrote."""
+    """Returns the stage that wrote `path`, and the artifact."""
     for entry, out in outs_behind(lock, path):
         if out.path == path:
             return entry, out
@@ -115,18 +115,18 @@ def _require_fresh(evaluated: StageEntry, policy: Artifact, base: Artifact) -> N
 def _require_unchanged(workspace: Path, artifact: Artifact) -> None:
     if digest_of(workspace / artifact.path) != artifact.digest:
         raise RefusedError(
-            f"{artifact.path}: is not what dvc.lock says; run dvc checkout {artifact.path}"
+            f"{artifact.path}: differs from dvc.lock; run dvc checkout {artifact.path}"
         )
 
 
 def _require_safe(directory: Path) -> None:
-    """Weights are safetensors; what a loader would unpickle or run is never registered."""
+    """Requires weights in safetensors and no files that a loader would unpickle or execute."""
     try:
         require_inert(directory)
     except ArtifactError as error:
         raise RefusedError(str(error)) from None
     if not any(directory.rglob("*.safetensors")):
-        raise RefusedError(f"{directory}: holds no safetensors")
+        raise RefusedError(f"{directory}: must hold weights as safetensors, found none")
 
 
 def _require_origin(workspace: Path, policy: Artifact) -> None:
@@ -139,7 +139,7 @@ def _require_origin(workspace: Path, policy: Artifact) -> None:
 
 
 def digest_of(path: Path) -> str | None:
-    """Returns DVC's digest of a file or directory; None if there is none."""
+    """Returns DVC's digest of a file or directory; None if it does not exist."""
     if path.is_file():
         return file_digest(path)
     if not path.is_dir():
@@ -157,13 +157,16 @@ def _digest_of_evaluation(evaluated: StageEntry) -> str:
 
 
 def base_results(candidate: Candidate, workspace: Path = Path()) -> Path:
-    """Returns how the candidate's base did on the same prompts: what a first champion must beat.
+    """Returns the evaluation of the candidate's base, which a first champion must beat.
 
     Raises:
-      RefusedError: If it was not evaluated, or otherwise.
+      RefusedError: If the base was not evaluated, or with other prompts, judge or parameters.
     """
     evaluated, results = _written(read_lock(workspace), f"{EVALUATIONS}/{BASE}.parquet")
     _require_unchanged(workspace, results)
     if _digest_of_evaluation(evaluated) != candidate.evaluation:
-        raise RefusedError(f"{evaluated.name}: was evaluated otherwise than {candidate.name}")
+        raise RefusedError(
+            f"{evaluated.name}: must use the prompts, judge and parameters of "
+            f"{candidate.name}'s evaluation; run dvc repro"
+        )
     return workspace / results.path

@@ -1,4 +1,4 @@
-"""Who may become champion: strictly better beyond chance, and no family much worse."""
+"""The promotion gate: a significant gain in mean@k, and no large loss in any prompt family."""
 
 from dataclasses import dataclass
 
@@ -15,10 +15,10 @@ CHALLENGER, CHAMPION = "challenger", "champion"
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """What a challenger has to keep."""
+    """Thresholds of the gate."""
 
-    margin: float = 0.0  # that the interval of the gain in mean@k must lie above
-    family: float = 0.1  # that a family's mean@k may fall
+    margin: float = 0.0  # lower bound that the confidence interval of the gain must exceed
+    family: float = 0.1  # maximum loss in mean@k of a prompt family
 
     def __post_init__(self) -> None:
         if not (0 <= self.margin < 1 and 0 <= self.family <= 1):
@@ -30,20 +30,20 @@ class Bounds:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What the gate found."""
+    """The result of the gate."""
 
-    difference: Interval | None  # in mean@k; None: not comparable
-    reason: str  # why it was refused; empty: it was not
+    difference: Interval | None  # gain in mean@k; None: not comparable
+    reason: str  # why the challenger was refused; empty: accepted
 
 
 def judge(challenger: pd.DataFrame, champion: pd.DataFrame, bounds: Bounds) -> Verdict:
     """Compares two policies on the same prompts.
 
-    The gain in mean@k must lie above `margin` with its whole paired bootstrap interval, so a tie
-    is refused.
+    The lower end of the paired bootstrap interval of the gain in mean@k must exceed `margin`, so a
+    tie is refused.
 
     Args:
-      challenger: Schema EVALUATION; champion alike.
+      challenger: Schema EVALUATION, as for `champion`.
     """
     pair = {CHALLENGER: challenger, CHAMPION: champion}
     tables = {name: each.set_index("prompt_id").sort_index() for name, each in pair.items()}

@@ -1,4 +1,4 @@
-"""DVC's remote, from which other clones load a policy: pushing to it, pulling from it."""
+"""Push and pull of policies to and from DVC's remote, from which other clones load them."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,21 +10,21 @@ from grpo.lineage.lock import cached_path, read_listing
 
 
 def push(digests: Sequence[str], workspace: Path) -> None:
-    """Stores directories of DVC's cache in its default remote.
+    """Pushes directories from DVC's cache to its default remote.
 
     Raises:
-      ArtifactError: If there is no remote, it cannot be reached, or the cache lacks a file.
+      ArtifactError: If there is no remote, it is unreachable, or the cache lacks a file.
     """
-    # Imported here as in `pull`: it takes a second.
+    # Imported here, as in `pull`: the import takes a second.
     from dvc_data.hashfile.hash_info import HashInfo
 
     wanted = [each for digest in digests for each in _parts(digest, workspace)]
     for digest in wanted:
         if not cached_path(workspace, digest).is_file():
             raise ArtifactError(
-                f"{digest}: DVC's cache does not hold it; run dvc commit, then again"
+                f"{digest}: must be in DVC's cache, is missing; run dvc commit, then retry"
             )
-    with _reached("take the policy"), _opened(workspace) as repo:
+    with _reached("store the policy"), _opened(workspace) as repo:
         if repo.config["core"].get("remote") is None:
             raise ArtifactError(
                 ".dvc/config: core.remote must name where to push; run dvc remote add --default "
@@ -32,33 +32,35 @@ def push(digests: Sequence[str], workspace: Path) -> None:
             )
         failed = repo.cloud.push([HashInfo("md5", each) for each in wanted]).failed
     if failed:
-        raise ArtifactError(f"DVC's remote (.dvc/config): takes no {brief(next(iter(failed)))}")
+        raise ArtifactError(
+            f"DVC's remote (.dvc/config): cannot store {brief(next(iter(failed)))}; retry"
+        )
 
 
 def pull(digest: str, workspace: Path) -> None:
-    """Fetches a directory into DVC's cache from the default remote.
+    """Pulls a directory from the default remote into DVC's cache.
 
     Raises:
-      ArtifactError: If there is no remote, or it cannot be reached.
+      ArtifactError: If there is no remote, or it is unreachable.
     """
     from dvc_data.hashfile.hash_info import HashInfo
 
-    with _reached("give the policy"), _opened(workspace) as repo:
+    with _reached("provide the policy"), _opened(workspace) as repo:
         repo.cloud.pull([HashInfo("md5", digest)])
         repo.cloud.pull([HashInfo("md5", each) for each in _parts(digest, workspace)])
 
 
 def errors_of_s3() -> tuple[type[Exception], ...]:
-    """Returns what DVC lets through of a remote in S3."""
+    """Returns the exceptions of an S3 remote that DVC does not convert."""
     try:
         from botocore.exceptions import BotoCoreError
-    except ImportError:  # then there is no such remote
+    except ImportError:  # no S3 support installed
         return ()
     return (BotoCoreError,)
 
 
 def _parts(digest: str, workspace: Path) -> list[str]:
-    """Returns the digest of a directory and those of its files."""
+    """Returns the digests of a directory and of its files."""
     return [digest, *(read_listing(workspace, digest) or {}).values()]
 
 

@@ -1,4 +1,4 @@
-"""Draws from a policy of the registry or of a round, as its evaluation did."""
+"""Samples from a registered policy or a round's policy, with the settings of its evaluation."""
 
 import tempfile
 from pathlib import Path
@@ -16,17 +16,17 @@ from grpo.wiring.policies import draws_of_evaluation, load_sampler
 
 
 def draw_from(directory: Path, prompts: list[str], *, rollouts: int, seed: int) -> SampledBatch:
-    """Returns rollouts of some prompts; the same for the same seed.
+    """Returns rollouts of the given prompts, deterministic in the seed.
 
     Args:
-      directory: As `load_version` writes it, or a policy of a pipeline, beside its base. Then the
-        parameters are those of the working directory.
-      rollouts: Of each prompt.
+      directory: A directory written by `load_version`, or a policy of a pipeline, next to its
+        base. A pipeline's policy uses the parameters of the working directory.
+      rollouts: Number of rollouts per prompt.
 
     Raises:
-      ParameterError: If `rollouts` is not positive, a prompt is no text, or the directory's
+      ParameterError: If `rollouts` is not positive, a prompt is not a text, or the directory's
         parameters are missing or wrong.
-      ArtifactError: If it is the directory of no policy, or a file of the policy is missing or
+      ArtifactError: If the directory holds no policy, or a file of the policy is missing or
         wrong.
     """
     if rollouts < 1:
@@ -66,7 +66,7 @@ def draw_from(directory: Path, prompts: list[str], *, rollouts: int, seed: int) 
 
 
 def _require_text(prompt: str) -> None:
-    """Raises ParameterError for a prompt that no task could have."""
+    """Raises ParameterError if a prompt is empty or not Unicode."""
     try:
         prompt.encode()
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""Versions, aliases and decisions in MLflow's registry."""
+"""Versions, aliases and decisions in MLflow's model registry."""
 
 import fcntl
 import json
@@ -30,36 +30,36 @@ from grpo.schema import PARAMS
 SQLITE = "sqlite:///"
 PREVIOUS = "previous"
 POINTER, RESULTS = "pointer.json", "evaluation.parquet"
-HOLDER = "promotion.holder"  # the tag of a model that is being promoted
-HOLDS_SECONDS = 600.0  # after which a killed promotion on another host is forgotten
+HOLDER = "promotion.holder"  # model tag that serves as a lock during a promotion
+HOLDS_SECONDS = 600.0  # expiry of that lock, for a promotion killed on another host
 PROMOTED, REFUSED, ROLLED_BACK = "promoted", "refused", "rolled back"
-HISTORY = "decision"  # prefix of a version's tags: decision.001 is what first became of it
+HISTORY = "decision"  # prefix of a version's tags: decision.001 is the first decision
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What became of a promotion or rollback; the tags of its run say the same.
+    """The result of a promotion or rollback, also stored as tags of its run.
 
-    Versions keep a history of all decisions on them (`Registry.history`). Which version is live is
-    said by the aliases alone.
+    Every version has a history of the decisions on it (`Registry.history`). Only the aliases
+    determine which version is live.
     """
 
     model: str
     outcome: str  # PROMOTED, REFUSED or ROLLED_BACK
     reason: str
-    version: str | None  # of the model; None: it never got one
-    run: str  # MLflow's
+    version: str | None  # of the model; None: not registered
+    run: str  # MLflow run id
 
 
 class _Outcome(NamedTuple):
     outcome: str
     reason: str
     version: ModelVersion | None
-    other: tuple[ModelVersion, str] | None = None  # the champion so far, and what became of it
+    other: tuple[ModelVersion, str] | None = None  # previous champion and its history entry
 
 
 class Registry:
-    """One model of the registry at MLFLOW_TRACKING_URI, else of the workspace's own."""
+    """One model in the registry at MLFLOW_TRACKING_URI, by default that of the workspace."""
 
     def __init__(self, model: str, workspace: Path = Path()) -> None:
         self.model = model
@@ -67,22 +67,23 @@ class Registry:
         self.uri = tracking_uri(workspace)
         file = file_of(self.uri)
         if file and file.exists():
-            file.open("rb").close()  # MLflow retries for seconds where it is closed
+            file.open("rb").close()  # fails at once; MLflow would retry an unreadable file
         with reached(self.uri):
             self.client = open_store(workspace)
             found = self.client.get_experiment_by_name(EXPERIMENT)
-        assert found is not None  # open_store makes it
+        assert found is not None  # open_store creates it
         self.experiment = str(found.experiment_id)
 
     def promote(self, policy: str, bounds: Bounds) -> Decision:
-        """Registers a policy as challenger, and makes it champion if it is better.
+        """Registers a policy as challenger and makes it champion if it passes the gate.
 
-        Against the champion, or its own base if there is none; the old champion becomes `previous`.
-        Every decision is a run of MLflow with its reason; one that is refused changes no champion.
-        A killed promotion leaves a whole champion, and is made again by the same call.
+        The policy is compared with the champion, or with its own base if there is no champion. The
+        old champion becomes `previous`. Every decision is an MLflow run with its reason; a refused
+        promotion leaves the champion unchanged. A promotion that was killed leaves a valid champion
+        and can be repeated with the same call.
 
         Raises:
-          ArtifactError: If MLflow cannot be reached, or has lost the champion's evaluation.
+          ArtifactError: If MLflow is unreachable, or the champion's evaluation is lost.
         """
 
         def act(run: str) -> _Outcome:
@@ -94,15 +95,15 @@ class Registry:
             version = self._register(candidate, run, verdict)
             if not verdict.reason:
                 self._push(candidate, version)
-            return self._crown(version, champion, verdict)
+            return self._make_champion(version, champion, verdict)
 
         return self._decide(f"promote {policy}", act)
 
     def roll_back(self) -> Decision:
-        """Makes the previous champion champion again; there is no previous one then.
+        """Makes the previous champion champion again and removes the alias `previous`.
 
         Raises:
-          ArtifactError: If MLflow cannot be reached.
+          ArtifactError: If MLflow is unreachable.
         """
 
         def act(run: str) -> _Outcome:
@@ -121,7 +122,7 @@ class Registry:
         return self._decide("roll back", act)
 
     def version(self, alias: str) -> ModelVersion | None:
-        """Returns the version that an alias names, or that has this number."""
+        """Returns the version with this alias or number, or None."""
         try:
             if alias.isdecimal():
                 return self.client.get_model_version(self.model, alias)
@@ -132,15 +133,15 @@ class Registry:
             raise
 
     def history(self, version: ModelVersion) -> list[str]:
-        """Returns what became of a version, oldest first: "TIME OUTCOME: REASON (run ID)"."""
+        """Returns the decisions on a version, oldest first: "TIME OUTCOME: REASON (run ID)"."""
         tags: dict[str, str] = version.tags
         return [tags[name] for name in sorted(tags) if name.startswith(f"{HISTORY}.")]
 
     def file(self, version: ModelVersion, name: str, directory: Path) -> Path:
-        """Returns a version's POINTER, RESULTS or parameters, downloaded into a directory.
+        """Downloads a version's POINTER, RESULTS or parameters into a directory; returns the path.
 
         Raises:
-          ArtifactError: If it is lost.
+          ArtifactError: If the file is lost.
         """
         try:
             return Path(self.client.download_artifacts(version.run_id, name, str(directory)))
@@ -168,7 +169,7 @@ class Registry:
             return judge(own, read_table(stored, EVALUATION), bounds)
 
     def _register(self, candidate: Candidate, run: str, verdict: Verdict) -> ModelVersion:
-        """Returns a version that points to the policy's content."""
+        """Registers a version that points to the policy's content in DVC."""
         pointer = {
             "policy": asdict(candidate.policy),
             "base": asdict(candidate.base),
@@ -201,7 +202,7 @@ class Registry:
         return made
 
     def _describe(self, candidate: Candidate) -> str:
-        """Returns what a version's page says: the policy, and the run that trained it."""
+        """Returns a version's description: the policy, and the run that trained it."""
         made_by = f"tags.lock_entry = '{candidate.trained_by}'"
         found = self.client.search_runs([self.experiment], made_by, max_results=1)
         links = [
@@ -211,10 +212,10 @@ class Registry:
         ]
         return f"{candidate.name}, made{''.join(links)} at {candidate.revision}"
 
-    def _crown(
+    def _make_champion(
         self, version: ModelVersion, champion: ModelVersion | None, verdict: Verdict
     ) -> _Outcome:
-        """Makes a version champion if nothing speaks against it."""
+        """Makes a version champion if the verdict has no reason against it."""
         if verdict.reason:
             return _Outcome(REFUSED, verdict.reason, version)
         now = self.version(CHAMPION)
@@ -234,23 +235,23 @@ class Registry:
         )
 
     def _push(self, candidate: Candidate, version: ModelVersion) -> None:
-        """Stores a policy and its base where other clones load them from.
+        """Pushes a policy and its base to DVC's remote, from which other clones load them.
 
         Raises:
-          RefusedError: If they cannot be stored.
+          RefusedError: If the push fails.
         """
         try:
             push([candidate.policy.digest, candidate.base.digest], self.workspace)
         except ArtifactError as error:
             raise RefusedError(
-                f"version {version.version} is on this disk only: {error}", version
+                f"version {version.version} is only on this disk: {error}", version
             ) from None
 
     def _set(self, alias: str, version: ModelVersion) -> None:
         self.client.set_registered_model_alias(self.model, alias, version.version)
 
     def _decide(self, title: str, act: Callable[[str], _Outcome]) -> Decision:
-        """Returns what `act` comes to, written to a run of its own and to the version."""
+        """Returns the decision of `act`; records it in a new run and in the version's history."""
         with reached(self.uri):
             name = f"{self.model}: {title}"
             made = self.client.create_run(
@@ -290,14 +291,14 @@ class Registry:
 
     @contextmanager
     def _alone(self, run: str) -> Iterator[None]:
-        """Holds the model: no other promotion of it runs on this host, nor on another.
+        """Holds the lock on the model, so that promotions of it do not run concurrently.
 
-        For one user of a host a lock of the kernel. Between others a tag that is written and read
-        back, so that two who write within the same instant may both pass; the champion is compared
-        again before it is changed.
+        Processes of one user on one host use a kernel lock. Across users and hosts the lock is a
+        tag that is written and read back. Two writers at the same instant may both succeed, so the
+        champion is compared again before it is changed.
 
         Raises:
-          RefusedError: If another holds it.
+          RefusedError: If another promotion holds the lock.
         """
         with host_lock("promotion", f"{self.uri} {self.model}").open("a") as file:
             try:
@@ -319,7 +320,7 @@ class Registry:
                 raise
 
     def _take(self, run: str) -> None:
-        """Writes the tag, unless a promotion by who does not share the lock may be running."""
+        """Writes the lock tag unless a promotion by another user or host may be running."""
         host = f"{os.getuid()}@{socket.gethostname()}"
         holder = json.loads(self._holder() or "{}")
         if holder.get("host") != host and holder.get("until", 0.0) > time.time():
@@ -338,13 +339,13 @@ class Registry:
 
 
 def file_of(uri: str) -> Path | None:
-    """Returns the file of a store that is one."""
+    """Returns the database file of a SQLite store, or None."""
     return Path(uri.removeprefix(SQLITE)) if uri.startswith(SQLITE) else None
 
 
 @contextmanager
 def reached(uri: str) -> Iterator[None]:
-    """Raises ArtifactError in one line where MLflow fails."""
+    """Converts MLflow's errors in the block to a one-line ArtifactError."""
     try:
         yield
     except (MlflowException, SQLAlchemyError) as error:

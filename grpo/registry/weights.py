@@ -1,4 +1,4 @@
-"""From a registered version back to its bytes: DVC's cache or remote, every file hash-checked."""
+"""Loads a registered version from DVC's cache or remote; verifies the hash of every file."""
 
 import shutil
 from pathlib import Path
@@ -12,28 +12,28 @@ from grpo.runtime.artifacts.files import named_output, read_json, require_inert,
 from grpo.schema import PARAMS
 
 SCHEME = "models:/"
-POLICY, BASE_POLICY = "policy", "base"  # directories of what is loaded
+POLICY, BASE_POLICY = "policy", "base"  # subdirectories of a loaded version
 
 
 def load_version(address: str, target: Path, workspace: Path = Path()) -> str:
-    """Writes a version's policy, its base and its parameters into a directory; returns its number.
+    """Writes a version's policy, its base and its parameters to a directory; returns its number.
 
     Args:
-      address: "models:/NAME@ALIAS" or "models:/NAME/VERSION", as MLflow spells it.
-      workspace: Whose DVC cache and remote hold the content.
+      address: MLflow model URI, "models:/NAME@ALIAS" or "models:/NAME/VERSION".
+      workspace: Repository whose DVC cache and remote hold the content.
 
     Raises:
       ParameterError: If the address names no version.
-      ArtifactError: If content is nowhere to be had, or is not what was registered, or the
+      ArtifactError: If content is not available or differs from the registered one, or the
         directory holds anything but an earlier load.
     """
     name, separator, which = address.removeprefix(SCHEME).replace("@", "/").partition("/")
     if not (address.startswith(SCHEME) and separator and which):
         raise ParameterError(f"{address}: must be {SCHEME}NAME@ALIAS or {SCHEME}NAME/VERSION")
-    require_replaceable(target)  # said before a server is asked
+    require_replaceable(target)  # checked before the first request to a server
     uri = tracking_uri(workspace)
     file = file_of(uri)
-    if file and not file.exists():  # MLflow would make an empty one
+    if file and not file.exists():  # MLflow would create an empty one
         raise ParameterError(
             f"{address}: no such version, {file} does not exist; change to the repository's root "
             "or set MLFLOW_TRACKING_URI"
@@ -64,7 +64,7 @@ def _digest_in(pointer: Path, part: str) -> str:
 
 
 def _restore(digest: str, target: Path, workspace: Path) -> None:
-    """Writes a directory from DVC's cache, which is filled from its remote if need be."""
+    """Writes a directory from DVC's cache; pulls missing files from the remote first."""
     listing = _read_listing(digest, workspace)
     if listing is None or not all(
         cached_path(workspace, md5).is_file() for md5 in listing.values()
@@ -88,7 +88,7 @@ def _restore(digest: str, target: Path, workspace: Path) -> None:
 
 
 def _read_listing(digest: str, workspace: Path) -> dict[str, str] | None:
-    """Returns md5 by name of a directory's files, checked; None if DVC's cache has none."""
+    """Returns the verified md5 by file name of a directory; None if it is not cached."""
     cached = cached_path(workspace, digest)
     if cached.is_file() and f"{file_digest(cached)}.dir" != digest:
         raise _damaged(cached)
@@ -97,12 +97,12 @@ def _read_listing(digest: str, workspace: Path) -> dict[str, str] | None:
 
 def _damaged(path: Path) -> ArtifactError:
     return ArtifactError(
-        f"{path}: is damaged, its content has another hash than its name; delete it, then dvc fetch"
+        f"{path}: is damaged, its content must have the hash in its name; delete it, then dvc fetch"
     )
 
 
 def _lost(digest: str, reason: str = "") -> ArtifactError:
     return ArtifactError(
         f"{digest}: neither DVC's cache nor its remote holds it{', ' if reason else ''}{reason}; "
-        "run dvc push where it was made, then again"
+        "run dvc push where it was made, then retry"
     )

@@ -1,1 +1,1 @@
-"""Files, processes, ranks, executors and storage: what runs below the methods."""
+"""Infrastructure: artifacts, processes, distributed ranks, executors and object storage."""

@@ -1,4 +1,4 @@
-"""Processes of this machine: children that answer lines over a socket, interrupts, imports."""
+"""Process handling: children that answer lines over a socket, Ctrl-C, frozen imports."""
 
 import ctypes
 import gc
@@ -14,17 +14,17 @@ from functools import partial
 
 EXIT_INTERRUPTED = 128 + signal.SIGINT  # as shells call it
 PR_SET_PDEATHSIG = 1
-POLL_SECONDS = 1.0  # between looks at whether a silent process is still there
+POLL_SECONDS = 1.0  # between checks that a silent process is still alive
 
 
 def stop_at_once(text: str) -> None:
-    """Makes Ctrl-C one line, without a traceback, until `raise_interrupts`; nothing is lost yet."""
+    """Makes Ctrl-C print `text` and exit without a traceback, until `raise_interrupts`."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, partial(_stop, text))
 
 
 def raise_interrupts() -> None:
-    """Ends `stop_at_once`: from here on Ctrl-C is a KeyboardInterrupt."""
+    """Undoes `stop_at_once`: from now on Ctrl-C raises KeyboardInterrupt."""
     handler = signal.getsignal(signal.SIGINT)
     if isinstance(handler, partial) and handler.func is _stop:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -36,13 +36,13 @@ def _stop(text: str, number: int, frame: object) -> None:
 
 
 class Process:
-    """`python -m MODULE FD ARGUMENTS...`; the module serves the socket FD until it closes."""
+    """A child process `python -m MODULE FD ARGUMENTS...` that serves the socket FD."""
 
     def __init__(
         self, module: str, *arguments: str, environment: Mapping[str, str] | None = None
     ) -> None:
         """Args:
-        environment: What the process has beside this one's.
+        environment: Environment variables in addition to those of this process.
         """
         self._socket, theirs = socket.socketpair()
         self._process = subprocess.Popen(
@@ -50,7 +50,7 @@ class Process:
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            # It finds what this process would find: a simulator may be anyone's.
+            # The child finds the same modules as this process, e.g. a user's simulator.
             env={
                 **os.environ,
                 "OMP_NUM_THREADS": "1",
@@ -62,25 +62,25 @@ class Process:
         self._received = b""
 
     def send(self, line: str, timeout_seconds: float | None = None) -> None:
-        """Sends a line; what became of it shows when an answer is read.
+        """Sends a line; a failure to send shows when the answer is read.
 
         Args:
-          timeout_seconds: After which a process that reads nothing is given up.
+          timeout_seconds: Gives up after this time if the process does not read.
         """
-        self._socket.settimeout(timeout_seconds)  # not what the last answer was given
+        self._socket.settimeout(timeout_seconds)  # overrides the timeout of the last read
         with suppress(ConnectionError, TimeoutError):
             self._socket.sendall(line.encode() + b"\n")
 
     def read_line(self, timeout_seconds: float) -> str:
-        """Returns the next line of the process.
+        """Returns the next line that the process writes.
 
         Raises:
-          TimeoutError: If it does not come in time.
-          ConnectionError: If the process has died.
+          TimeoutError: If no line arrives in time.
+          ConnectionError: If the process has exited.
         """
         deadline = time.monotonic() + timeout_seconds
         while b"\n" not in self._received:
-            # Looked at, too: a process that it forked may hold its end of the socket open.
+            # The socket alone does not tell: a forked child may keep its other end open.
             has_ended = self._process.poll() is not None
             left = deadline - time.monotonic()
             self._socket.settimeout(max(min(left, POLL_SECONDS), 1e-3))
@@ -98,20 +98,20 @@ class Process:
         line, _, self._received = self._received.partition(b"\n")
         return line.decode()
 
-    def dismiss(self) -> None:
-        """Says that no more lines will be sent, after which the process ends by itself."""
-        with suppress(OSError):  # it has ended
+    def close_input(self) -> None:
+        """Signals the end of input, after which the process exits by itself."""
+        with suppress(OSError):  # the process has exited
             self._socket.shutdown(socket.SHUT_WR)
 
     def stop(self, grace_seconds: float = 0.0) -> int:
-        """Ends the process and returns its exit code; -N: by signal N.
+        """Stops the process and returns its exit code, -N for signal N.
 
         Args:
-          grace_seconds: In which it may end by itself: of what it had started, the processor
-            seconds are counted only then.
+          grace_seconds: Time to exit by itself. The processor seconds of its children are
+            counted only in that case.
         """
         if grace_seconds:
-            self.dismiss()
+            self.close_input()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(grace_seconds)
         self._process.kill()
@@ -121,35 +121,34 @@ class Process:
 
 
 @contextmanager
-def keeping_imports() -> Iterator[None]:
-    """Leaves what the block imports out of garbage collection; it should do nothing else.
+def freezing_imports() -> Iterator[None]:
+    """Excludes the modules that the block imports from garbage collection.
 
-    What else it leaves behind would never be freed.
+    The block should only import: other objects that it creates would never be freed.
     """
     gc.disable()
     try:
         yield
     finally:
-        keep_imports()
+        freeze_imports()
 
 
-def keep_imports() -> None:
-    """Leaves what is there out of garbage collection, and enables it for what follows.
+def freeze_imports() -> None:
+    """Excludes all existing objects from garbage collection, then enables collection.
 
-    Models' packages make half a million objects that stay: to look at them again and again takes
-    seconds.
+    Model libraries create half a million permanent objects; scanning them repeatedly takes seconds.
     """
     gc.freeze()
     gc.enable()
 
 
 def die_with_parent(parent: int) -> None:
-    """Asks the kernel to end this process when the thread that started it ends.
+    """Asks the kernel to terminate this process when the thread that started it ends.
 
     Args:
-      parent: The process of that thread, read before this call.
+      parent: Process id of the parent, read before this call.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # it died before the call
+        if os.getppid() != parent:  # the parent died before the call
             sys.exit(1)

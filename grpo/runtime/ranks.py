@@ -1,6 +1,6 @@
-"""The processes that train together: how they start and end, share weights and add up numbers.
+"""Distributed training: start and end of ranks, sharding of weights (FSDP2), and reductions.
 
-Without `process_group` there is one process, and every function returns what it was given.
+Without `process_group` there is a single rank, and reductions return their input.
 """
 
 import json
@@ -30,23 +30,23 @@ from grpo.runtime.artifacts.usage import Usage
 from grpo.runtime.process import die_with_parent
 from grpo.schema import PARAMS
 
-LONGEST_WAIT = timedelta(minutes=30)  # for the slowest rank, e.g. for the first to store weights
+LONGEST_WAIT = timedelta(minutes=30)  # for the slowest rank, e.g. rank 0 while it writes weights
 WORD = 2**32
-EXIT_WRONG_INPUT = 2  # of a rank that has told its parent what is wrong
-EXIT_LOST_OTHERS = 3  # of a rank that cannot reach another one, most often because that has ended
-TRANSPORTS = ("gloo", "NCCL")  # as they name themselves in what they raise
+EXIT_WRONG_INPUT = 2  # a rank that has sent a user-facing error to its parent
+EXIT_LOST_OTHERS = 3  # a rank that cannot reach another rank, usually because that one has ended
+TRANSPORTS = ("gloo", "NCCL")  # as named in their error messages
 Result = TypeVar("Result")
 
 
 @contextmanager
 def process_group(number: int, device: str, *, store: Path) -> Iterator[None]:
-    """Within, this process is one of `number` ranks, on a GPU of its own if they are on GPUs.
+    """Initializes torch.distributed for `number` ranks; on cuda each rank has its own GPU.
 
     Args:
-      store: The file by which ranks of one machine find each other; torchrun's have their own way.
+      store: File for the rendezvous of the ranks of one machine; unused under torchrun.
 
     Raises:
-      ParameterError: If other than `number` ranks were started, or there is no GPU for this one.
+      ParameterError: If the number of started ranks differs, or there is no GPU for this rank.
     """
     started = int(os.environ.get("WORLD_SIZE", 1))
     if started != number:
@@ -87,17 +87,17 @@ def _take_gpu(index: int) -> None:
 
 
 def this_rank() -> int:
-    """Returns 0 for the rank that writes."""
+    """Returns this process's rank; rank 0 writes the outputs."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
 def num_ranks() -> int:
-    """Returns how many processes train together."""
+    """Returns the world size."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def all_reduce_sum(own: Tensor) -> Tensor:
-    """Returns the sum over ranks of a tensor on the host."""
+    """Returns the sum over ranks of a CPU tensor."""
     return _reduce(own, dist.ReduceOp.SUM)
 
 
@@ -107,25 +107,25 @@ def sum_numbers(own: Sequence[float]) -> list[float]:
 
 
 def sum_counts(own: Sequence[int]) -> list[int]:
-    """Returns the sum over ranks of each count, however large: FLOPs outgrow 64 bits."""
+    """Returns the sum over ranks of each count, of any size: FLOPs can exceed 64 bits."""
     words = torch.tensor([word for count in own for word in divmod(count, WORD)])
     high, low = all_reduce_sum(words).view(-1, 2).T.tolist()
     return [upper * WORD + lower for upper, lower in zip(high, low)]
 
 
 def all_reduce_max(own: Sequence[float]) -> list[float]:
-    """Returns the largest over ranks of each number."""
+    """Returns the maximum over ranks of each number."""
     largest = _reduce(torch.tensor(own, dtype=torch.float64), dist.ReduceOp.MAX)
     return [float(each) for each in largest]
 
 
 def all_agree(holds: bool) -> bool:
-    """Returns whether it holds on every rank."""
+    """Returns whether `holds` is true on every rank."""
     return all_reduce_max([float(not holds)]) == [0.0]
 
 
 def require_same(what: str, value: Any) -> None:
-    """Raises ArtifactError unless a value is the same on all ranks, which may be many machines'."""
+    """Raises ArtifactError unless a value is the same on all ranks, which may be on many hosts."""
     number = float(int(digest([], value)[:12], 16))
     if all_reduce_max([number, -number]) != [number, -number]:
         raise ArtifactError(
@@ -149,16 +149,16 @@ def run_in_ranks(
     *,
     store: Path,
 ) -> None:
-    """Does the work in `number` processes; here, if that is one, or if torchrun has started this.
+    """Runs `work` in `number` ranks; in this process for one rank or under torchrun.
 
-    They are forks: what this process has imported they need not import again.
+    The ranks are forks of this process and share its imports.
 
     Args:
-      store: The file by which they find each other.
+      store: File for the rendezvous of the ranks.
 
     Raises:
-      GrpoError: What a rank says of wrong input.
-      LostRankError: If a rank is killed or fails; the others are ended at once.
+      GrpoError: A user-facing error that a rank reports.
+      LostRankError: If a rank is killed or fails; the other ranks are then killed.
     """
     if number == 1 or "RANK" in os.environ:
         work(usage)
@@ -170,35 +170,35 @@ def run_in_ranks(
         listener, speaker = context.Pipe(duplex=False)
         own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(number)}
         process = context.Process(
-            target=_be_rank, args=(own, here, work, usage, speaker), daemon=True
+            target=_run_rank, args=(own, here, work, usage, speaker), daemon=True
         )
         process.start()
         speaker.close()
         processes.append(process)
         listeners.append(listener)
-    codes = _codes_once_over(processes)
+    codes = _wait_for_exit_codes(processes)
     store.unlink(missing_ok=True)
     for listener, code in zip(listeners, codes):
         if code == EXIT_WRONG_INPUT:
             raise GrpoError(listener.recv_bytes().decode())
     if any(codes):
-        raise LostRankError(_what_was_lost(codes, listeners))
+        raise LostRankError(_describe_loss(codes, listeners))
     usage.seconds_by_part |= json.loads(listeners[0].recv_bytes())
 
 
-def _be_rank(
+def _run_rank(
     own: dict[str, str],
     parent: int,
     work: Callable[[Usage], None],
     usage: Usage,
     speaker: Connection,
 ) -> None:
-    """Does the work as one rank, and tells what is wrong with the input, or how long parts took."""
+    """Runs `work` as one rank; sends a user-facing error or the seconds by part to the parent."""
     die_with_parent(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the parent, which ends its ranks
-    # They listen on loopback only: nobody else is to reach them.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C stops the parent, which stops its ranks
+    # Ranks listen on loopback only: other hosts must not reach them.
     os.environ |= {**own, "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-    os.environ.pop("MASTER_ADDR", None)  # of a torchrun that has not started these
+    os.environ.pop("MASTER_ADDR", None)  # of a torchrun that did not start these ranks
     try:
         with refused_by_the_system():
             work(usage)
@@ -213,8 +213,8 @@ def _be_rank(
     speaker.send_bytes(json.dumps(usage.seconds_by_part).encode())
 
 
-def _codes_once_over(processes: Sequence[ForkProcess]) -> list[int]:
-    """Returns exit codes once all have ended or one has failed; the rest is then killed, code 0."""
+def _wait_for_exit_codes(processes: Sequence[ForkProcess]) -> list[int]:
+    """Waits for all ranks, or for a failure; kills the rest (code 0) and returns exit codes."""
     try:
         while running := [each.sentinel for each in processes if each.exitcode is None]:
             if any(each.exitcode for each in processes):
@@ -227,8 +227,8 @@ def _codes_once_over(processes: Sequence[ForkProcess]) -> list[int]:
             each.join()
 
 
-def _what_was_lost(codes: Sequence[int], listeners: Sequence[Connection]) -> str:
-    """Returns which rank ended, and how; one that ended because another did only if none else."""
+def _describe_loss(codes: Sequence[int], listeners: Sequence[Connection]) -> str:
+    """Returns which rank failed and how; prefers a rank that did not fail because of another."""
     found = [rank for rank, code in enumerate(codes) if code]
     rank = next((each for each in found if codes[each] != EXIT_LOST_OTHERS), found[0])
     if codes[rank] < 0:
@@ -238,13 +238,13 @@ def _what_was_lost(codes: Sequence[int], listeners: Sequence[Connection]) -> str
     else:
         how = "failed"
     return (
-        f"rank {rank} of {len(codes)} {how}, and all were ended; run the stage again, it goes on "
-        "from its last checkpoint"
+        f"rank {rank} of {len(codes)} {how}, and all ranks were stopped; run the stage again, it "
+        "resumes from its last checkpoint"
     )
 
 
 class _Pass(nn.Module):
-    """FSDP2 gathers for the forward of a module: here for anything that computes with a model."""
+    """Wraps any computation with a model as a `forward`, which is where FSDP2 gathers weights."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -255,16 +255,16 @@ class _Pass(nn.Module):
 
 
 def shard(model: PreTrainedModel, device: str) -> Callable[[Callable[[], Result]], Result]:
-    """Leaves each rank its share of a model's weights; returns what passes of all ranks run in.
+    """Shards a model's weights over the ranks (FSDP2); returns a wrapper for forward passes.
 
-    A block is gathered while it computes, which blocks there are says the model itself; the rest,
-    embeddings and head, while the pass lasts. Between passes nothing is whole on any rank. Every
-    rank must run as many passes, and through as many blocks, as every other.
+    Blocks (`_no_split_modules`) are gathered one at a time; embeddings and head stay gathered
+    during the pass. Between passes no rank holds full weights. All ranks must run the same number
+    of passes through the same number of blocks.
     """
     settings: dict[str, Any] = {
         "mesh": init_device_mesh(device, (num_ranks(),)),
         "reshard_after_forward": True,
-        # What is added up over many ranks needs more digits than what one of them computes.
+        # Sums over many ranks need more precision than the computation of one rank.
         "mp_policy": MixedPrecisionPolicy(
             reduce_dtype=torch.promote_types(model.dtype, torch.float32)
         ),
@@ -276,33 +276,33 @@ def shard(model: PreTrainedModel, device: str) -> Callable[[Callable[[], Result]
     root: Any = fully_shard(_Pass(model), **settings)
     for module in root.modules():
         if isinstance(module, FSDPModule):
-            # The loss is a sum over all rollouts, and so is its gradient over ranks: no average.
+            # The loss is a sum over rollouts, so gradients are summed over ranks, not averaged.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
-    root.set_reduce_scatter_unused_params(True)  # of experts that one rank's tokens do not go to
+    root.set_reduce_scatter_unused_params(True)  # experts that receive no token on some rank
     run: Callable[[Callable[[], Result]], Result] = root
     return run
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """Returns all of a tensor, on every rank."""
+    """Returns the full tensor, on every rank."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def local_shard(tensor: Tensor) -> Tensor:
-    """Returns what this rank holds of a tensor."""
+    """Returns this rank's shard of a tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def shard_like(tensor: Tensor, like: Tensor) -> Tensor:
-    """Returns a tensor that every rank has, divided as another is, on its device."""
+    """Returns a tensor, present on every rank, sharded like `like` and on its device."""
     if not isinstance(like, DTensor):
         return tensor.to(like.device)
     return distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None)
 
 
 def gather_to_first(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Returns the whole tensors on the host of the first rank, and none on the others."""
+    """Returns the full tensors on CPU on rank 0, and an empty dict on the other ranks."""
     kept = {}
     for name, tensor in tensors.items():
         together = full_tensor(tensor.detach())

@@ -1,4 +1,4 @@
-"""Seeds derived from the run's seed and a name, so that no two parts share a stream."""
+"""Seeds derived from the run's seed and a name: every part has its own random stream."""
 
 import hashlib
 

@@ -1,4 +1,4 @@
-"""Where weights and prompts come from: a directory under data/, the hub, or S3."""
+"""Sources of imported weights and prompts: a directory under data/, the Hugging Face hub, or S3."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -7,29 +7,29 @@ from grpo.errors import ParameterError, brief, located
 from grpo.runtime.artifacts.files import WORK
 from grpo.schema import PARAMS, DirectoryBase, HubBase, S3Base
 
-DOWNLOADS = WORK / "s3"  # directories by their digest: one that is there is whole
+DOWNLOADS = WORK / "s3"  # downloaded directories by SHA-256; complete if they exist
 
 
 class Source(NamedTuple):
-    """What `from_pretrained` takes."""
+    """Arguments of `from_pretrained`."""
 
     name: str
     revision: str | None
     is_local: bool
-    parameter: str  # which names it
+    parameter: str  # path of the parameter that names the source
 
 
 def find_source(
     imported: DirectoryBase | HubBase | S3Base, data: Path, *, parameter: str
 ) -> Source:
-    """Returns the source of imported weights, downloaded if they are in S3.
+    """Returns the source of imported weights; downloads them if they are in S3.
 
     Args:
-      parameter: Where they are named, for messages.
+      parameter: Path of the parameter that names the weights, for messages.
 
     Raises:
-      ParameterError: If it is a directory that is not there.
-      StorageError: If it cannot be downloaded, or is not what its digest says.
+      ParameterError: If a local directory does not exist.
+      StorageError: If the download fails, or its SHA-256 differs.
     """
     if isinstance(imported, HubBase):
         return Source(imported.id, imported.revision, is_local=False, parameter=parameter)
@@ -41,13 +41,13 @@ def find_source(
 
 
 def download(imported: S3Base, *, parameter: str) -> Path:
-    """Returns a directory that is in S3, downloaded once.
+    """Returns the local copy of a directory in S3; downloads it on the first call.
 
     Args:
-      parameter: Where it is named, for messages.
+      parameter: Path of the parameter that names the directory, for messages.
 
     Raises:
-      StorageError: If it cannot be downloaded, or is not what its digest says.
+      StorageError: If the download fails, or its SHA-256 differs.
     """
     directory = DOWNLOADS / imported.sha256
     if not directory.is_dir():
@@ -59,7 +59,7 @@ def download(imported: S3Base, *, parameter: str) -> Path:
 
 
 def refusal(source: Source, error: object) -> ParameterError:
-    """Returns what to say of a source that cannot be loaded."""
+    """Returns the error for a source that cannot be loaded."""
     return ParameterError(
         f"{PARAMS}: {source.parameter} {source.name!r} cannot be loaded: {brief(error)}"
     )
@@ -69,12 +69,12 @@ def require_directory(imported: DirectoryBase, data: Path, *, parameter: str) ->
     """Returns the directory of imported weights.
 
     Args:
-      parameter: Where it is named, for messages.
+      parameter: Path of the parameter that names the directory, for messages.
 
     Raises:
-      ParameterError: If it is not there.
+      ParameterError: If it does not exist.
     """
     directory = data / imported.path
     if not directory.is_dir():
-        raise ParameterError(f"{PARAMS}: {parameter}.path must be a directory, {directory} is none")
+        raise ParameterError(f"{PARAMS}: {parameter}.path must be a directory, {directory} is not")
     return directory

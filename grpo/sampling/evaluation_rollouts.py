@@ -6,7 +6,7 @@ import pandas as pd
 
 from grpo.runtime.artifacts.files import Scratch
 from grpo.runtime.artifacts.media import encode_png
-from grpo.runtime.executors.base import Engine
+from grpo.runtime.executors.base import Executor
 from grpo.runtime.seeds import derive_seed
 from grpo.sampling.rollouts import SampledBatch, sample_rollouts, stored_batches
 from grpo.sampling.scoring import Judged, judge_stored
@@ -16,7 +16,7 @@ CHOSEN_ROLLOUTS = 4  # of each chosen prompt
 
 
 def draw_evaluation(
-    engine: Engine,
+    executor: Executor,
     prompts: pd.DataFrame,
     *,
     draws: Iterable[str],
@@ -36,7 +36,7 @@ def draw_evaluation(
     """
     return {
         kind: sample_rollouts(
-            engine,
+            executor,
             prompts.assign(rollouts=1 if kind == "greedy" else rollouts_per_prompt),
             rollouts_per_batch=rollouts_per_batch,
             seed=derive_seed(seed, "evaluate", kind),
@@ -49,7 +49,7 @@ def draw_evaluation(
 
 
 def score_evaluation(
-    engine: Engine,
+    executor: Executor,
     draws: Iterable[str],
     *,
     scratch: Scratch,
@@ -58,7 +58,7 @@ def score_evaluation(
     """Returns the judged rollouts of `draw_evaluation` by sampling mode."""
     return {
         kind: judge_stored(
-            engine,
+            executor,
             stored_batches(scratch.within(kind).directory),
             scratch=scratch.within(f"{kind}-judged").directory,
             progress=progress,

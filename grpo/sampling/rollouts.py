@@ -18,7 +18,7 @@ from grpo.modalities.shared.packed import STEPS, Layout, select_packed
 from grpo.runtime.artifacts.files import atomic_path, read_json, write_json
 from grpo.runtime.artifacts.tables import ROLLOUTS, is_judged, read_table, write_table, wrong_cell
 from grpo.runtime.artifacts.tensors import read_tensors, write_tensors
-from grpo.runtime.executors.base import Engine, Job, Local, Skill, Work
+from grpo.runtime.executors.base import Executor, Job, Local, Skill, Work
 from grpo.runtime.seeds import derive_seed
 from grpo.types import Cost
 
@@ -42,7 +42,7 @@ class SampledBatch:
 
 
 def sample_rollouts(
-    engine: Engine,
+    executor: Executor,
     prompts: pd.DataFrame,
     *,
     rollouts_per_batch: int,
@@ -57,7 +57,7 @@ def sample_rollouts(
     the same on every worker. A batch that is already in `scratch` is not sampled again.
 
     Args:
-      engine: An engine with the skill `sampling_skill`.
+      executor: Executor with the skill `sampling_skill`.
       prompts: Columns prompt_id, prompt, rollouts; the row index is the group id.
       draws: Name of a sampling mode.
       progress: Called with the number of finished batches and the total.
@@ -70,7 +70,7 @@ def sample_rollouts(
         )
         for index, batch in enumerate(_plan_batches(prompts, rollouts_per_batch))
     ]
-    engine.finish(jobs, progress)
+    executor.finish(jobs, progress)
     return concatenate([read_batch(job.out) for job in jobs])
 
 
@@ -95,8 +95,8 @@ def sampling_skill(
     return draw
 
 
-def local_executor(policy: Policy[Any], source: object = "the policy") -> Engine:
-    """Returns an engine that samples from a loaded policy in this process."""
+def local_executor(policy: Policy[Any], source: object = "the policy") -> Executor:
+    """Returns an executor that samples from a loaded policy in this process."""
     return Local(
         Work({"draw": sampling_skill(lambda: policy, {"sampled": policy.decoding}, source)})
     )

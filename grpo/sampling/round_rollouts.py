@@ -12,7 +12,7 @@ from grpo.errors import ArtifactError, located
 from grpo.modalities.shared.packed import Layout
 from grpo.runtime.artifacts.files import write_json
 from grpo.runtime.artifacts.tables import is_judged
-from grpo.runtime.executors.base import Engine
+from grpo.runtime.executors.base import Executor
 from grpo.runtime.seeds import derive_seed
 from grpo.sampling.rollouts import (
     PASSED,
@@ -100,20 +100,20 @@ def draw_round(
     return _drawn(parts, _merge(parts, kept, source), len(candidates), skipped)
 
 
-def engine_source(
-    engine: Engine,
+def executor_source(
+    executor: Executor,
     *,
     layout: Layout,
     rollouts_per_batch: int,
     profile: Path | None,
     progress: Callable[[int, int], None],
 ) -> Source:
-    """Returns a source that samples with an engine, or reuses the profile's rollouts.
+    """Returns a source that samples with an executor, or reuses the profile's rollouts.
 
     A batch is judged once, even if the work is interrupted.
 
     Args:
-      engine: Samples, and judges if the selection reads outcomes.
+      executor: Samples, and judges if the selection reads outcomes.
       layout: Of stored rollouts.
       profile: Directory of the profile's rollouts, if they are reused.
 
@@ -129,7 +129,7 @@ def engine_source(
             store_batch(scratch, taken)  # `judge` reads batches from the scratch directory
             return taken
         return sample_rollouts(
-            engine,
+            executor,
             prompts,
             rollouts_per_batch=rollouts_per_batch,
             seed=seed,
@@ -139,7 +139,7 @@ def engine_source(
 
     def judge(scratch: Path) -> pd.DataFrame:
         stored = stored_batches(scratch)
-        rewards = judge_stored(engine, stored, scratch=scratch / "judged").rewards
+        rewards = judge_stored(executor, stored, scratch=scratch / "judged").rewards
         return rewards[is_judged(rewards)]
 
     def keep(batch: SampledBatch, prompts: set[str]) -> SampledBatch:

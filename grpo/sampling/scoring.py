@@ -16,7 +16,7 @@ from grpo.rewards.base import Outcome, ScoreRange, Task, TextJudge, Viewer, judg
 from grpo.runtime.artifacts.files import read_json, write_json
 from grpo.runtime.artifacts.media import read_rows
 from grpo.runtime.artifacts.tables import REWARDS, ROLLOUTS, count_rows, read_table
-from grpo.runtime.executors.base import Engine, Job, Skill
+from grpo.runtime.executors.base import Executor, Job, Skill
 
 TABLE = "table.parquet"
 SHARD = "judged.json"
@@ -48,7 +48,7 @@ class Judged(NamedTuple):
 
 
 def judge_stored(
-    engine: Engine,
+    executor: Executor,
     stored: Sequence[Path],
     *,
     scratch: Path,
@@ -57,7 +57,7 @@ def judge_stored(
     """Judges stored rollouts shard by shard and returns the results in order.
 
     Args:
-      engine: An engine with the skill `judging_skill`.
+      executor: Executor with the skill `judging_skill`.
       stored: Directories that `grpo.sampling.rollouts.write_batch` wrote.
       scratch: Directory of finished shards.
       progress: Called with the number of finished shards and the total.
@@ -69,7 +69,7 @@ def judge_stored(
         for start in range(0, max(1, count_rows(each / TABLE)), ROLLOUTS_PER_SHARD)
     ]
     jobs = [Job("judge", each, scratch / f"shard-{n:05d}") for n, each in enumerate(orders)]
-    engine.finish(jobs, progress)
+    executor.finish(jobs, progress)
     shards = [read_json(job.out / SHARD) for job in jobs]
     texts = [text for shard in shards for text in shard["texts"]]
     rewards = [row for shard in shards for row in shard["rewards"]]

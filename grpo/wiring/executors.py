@@ -1,4 +1,4 @@
-"""Construction of engines from parameters, and the setup that their workers receive."""
+"""Construction of executors from parameters, and the setup that their workers receive."""
 
 import os
 import sys
@@ -12,7 +12,7 @@ from pydantic import Field
 from grpo.errors import ArtifactError, ParameterError
 from grpo.params.parameters import Parameters
 from grpo.runtime.artifacts.files import CODE, digest
-from grpo.runtime.executors.base import Engine, Local, Work
+from grpo.runtime.executors.base import Executor, Local, Work
 from grpo.runtime.executors.gpus import visible_gpus
 from grpo.runtime.executors.processes import ProcessPool
 from grpo.schema import PARAMS, Positive, Strict
@@ -36,16 +36,16 @@ SetupT = TypeVar("SetupT", bound=Setup)
 
 
 @contextmanager
-def open_engine(make: Make, setup: Setup) -> Iterator[Engine]:
-    """Yields the engine that `sampling.engine` names; its workers end with the block.
+def open_executor(make: Make, setup: Setup) -> Iterator[Executor]:
+    """Yields the executor that `sampling.executor` names; its workers end with the block.
 
     Raises:
       ParameterError: If every worker needs a GPU and there are too few.
-      EngineError: If no Ray cluster answers at RAY_ADDRESS.
-      MissingExtraError: If the engine is Ray and Ray is not installed.
+      ExecutorError: If no Ray cluster answers at RAY_ADDRESS.
+      MissingExtraError: If the executor is Ray and Ray is not installed.
     """
-    with ENGINES[setup.params.sampling.engine](make, setup) as engine:
-        yield engine
+    with EXECUTORS[setup.params.sampling.executor](make, setup) as executor:
+        yield executor
 
 
 def receive(kind: type[SetupT], line: str) -> SetupT:
@@ -64,22 +64,22 @@ def receive(kind: type[SetupT], line: str) -> SetupT:
 
 
 @contextmanager
-def _in_this_process(make: Make, setup: Setup) -> Iterator[Engine]:
+def _in_this_process(make: Make, setup: Setup) -> Iterator[Executor]:
     yield Local(make(setup.model_dump_json()))
 
 
 @contextmanager
-def _on_processes(make: Make, setup: Setup) -> Iterator[Engine]:
+def _on_processes(make: Make, setup: Setup) -> Iterator[Executor]:
     workers, gpus = setup.params.sampling.workers, _gpus_of_workers(setup.params)
     environments = [_environment(setup.params) for _ in range(workers)]
     for environment, gpu in zip(environments, gpus):
         environment["CUDA_VISIBLE_DEVICES"] = gpu
-    with ProcessPool(_address(make), _shared(setup, workers), environments) as engine:
-        yield engine
+    with ProcessPool(_address(make), _shared(setup, workers), environments) as executor:
+        yield executor
 
 
 @contextmanager
-def _on_ray(make: Make, setup: Setup) -> Iterator[Engine]:
+def _on_ray(make: Make, setup: Setup) -> Iterator[Executor]:
     # Imported here: Ray is an optional package, and its import takes a second.
     from grpo.runtime.executors.ray_cluster import ADDRESS, RayPool, connected
 
@@ -94,11 +94,11 @@ def _on_ray(make: Make, setup: Setup) -> Iterator[Engine]:
             needs={"num_cpus": threads, "num_gpus": int(params.machine.device == "cuda")},
             environment={**_environment(params), "PYTHONPATH": os.pathsep.join(sys.path)},
         )
-        with pool as engine:
-            yield engine
+        with pool as executor:
+            yield executor
 
 
-ENGINES = {"local": _in_this_process, "processes": _on_processes, "ray": _on_ray}
+EXECUTORS = {"local": _in_this_process, "processes": _on_processes, "ray": _on_ray}
 
 
 def _address(make: Make) -> str:

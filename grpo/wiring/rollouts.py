@@ -10,8 +10,8 @@ from grpo.allocation.selection import Selection, require_candidates
 from grpo.errors import ArtifactError, located
 from grpo.params.parameters import BASE, Parameters
 from grpo.runtime.artifacts.tables import CURRICULUM, PROMPTS, read_table
-from grpo.runtime.executors.base import Engine
-from grpo.sampling.round_rollouts import Source, engine_source
+from grpo.runtime.executors.base import Executor
+from grpo.sampling.round_rollouts import Source, executor_source
 from grpo.schema import PARAMS
 from grpo.wiring.allocation import build_curriculum
 from grpo.wiring.policies import stored_layout
@@ -56,14 +56,14 @@ def build_source(
     setup: SamplingSetup,
     selection: Selection,
     *,
-    engine: Engine,
+    executor: Executor,
     profile: Path,
     progress: Callable[[int, int], None],
 ) -> Source:
     """Returns the source of a round's rollouts: its policy, or the profile's rollouts.
 
     Args:
-      engine: The engine that was opened with `setup`.
+      executor: The executor that was opened with `setup`.
 
     Raises:
       ArtifactError: If the profile's rollouts are needed and invalid.
@@ -72,8 +72,8 @@ def build_source(
     assert setup.round is not None
     each = params.find_round(setup.round)
     reuses = selection.reuses_profile and each.start == BASE
-    return engine_source(
-        engine,
+    return executor_source(
+        executor,
         layout=stored_layout(params, setup.base),
         rollouts_per_batch=params.find_arm(each.arm).sampling.rollouts_per_batch,
         profile=profile if reuses else None,

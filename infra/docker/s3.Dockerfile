@@ -1,4 +1,4 @@
-# SeaweedFS as a user who is not root: a volume takes the owner of the folder it is mounted on.
+# SeaweedFS as a non-root user: a volume inherits the owner of its mount point.
 FROM chrislusf/seaweedfs:4.48
 USER 0
 RUN mkdir /objects && chown 10001:10001 /objects

@@ -1,9 +1,9 @@
-"""Makes the bucket: versions kept, encrypted, never public, open to a trainer and a reader.
+"""Creates the bucket: versioned, encrypted, never public, with roles for a trainer and a reader.
 
     python infra/s3/bootstrap.py BUCKET --trainer ARN --reader ARN
 
-Connects as the library does, and needs an account that may make buckets. Run again, it restores
-what was changed since.
+Uses the library's endpoint and credentials, whose account must be allowed to create buckets.
+Running it again restores the settings.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from grpo.runtime.storage.client import USUAL, Location, Store, explained
 
 HERE = Path(__file__).parent
 ROLES = ("trainer", "reader")
-DAYS_TO_RESUME = 7  # after which the parts of an upload that was killed are removed
+DAYS_TO_RESUME = 7  # after which the parts of an unfinished upload are removed
 NEVER_PUBLIC = {
     "BlockPublicAcls": True,
     "IgnorePublicAcls": True,
@@ -29,8 +29,8 @@ NEVER_PUBLIC = {
 
 
 def main() -> None:
-    """Makes the bucket; a GrpoError becomes one line on stderr and exit code 2."""
-    parser = argparse.ArgumentParser(description="Makes the bucket of models and runs.")
+    """Creates the bucket; a GrpoError becomes one line on stderr and exit code 2."""
+    parser = argparse.ArgumentParser(description="Creates the bucket of models and runs.")
     parser.add_argument("bucket")
     for role in ROLES:
         parser.add_argument(f"--{role}", required=True, metavar="ARN")
@@ -49,16 +49,16 @@ def main() -> None:
 
 
 def make_bucket(client: Any, bucket: str) -> None:
-    """Makes a bucket in the client's region unless it is there."""
+    """Creates a bucket in the client's region unless it exists."""
     region = client.meta.region_name
     place = {"CreateBucketConfiguration": {"LocationConstraint": region}}
     with suppress(client.exceptions.BucketAlreadyOwnedByYou):
-        # The oldest region is where buckets are by default, and may not be named.
+        # us-east-1 is the default and must not be given as LocationConstraint.
         client.create_bucket(Bucket=bucket, **({} if region == "us-east-1" else place))
 
 
 def protect(client: Any, bucket: str) -> None:
-    """Keeps versions, encrypts, shuts the public out, and removes what uploads left behind."""
+    """Blocks public access; enables versioning, encryption and removal of unfinished uploads."""
     client.put_public_access_block(Bucket=bucket, PublicAccessBlockConfiguration=NEVER_PUBLIC)
     client.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
     encryption = {"ApplyServerSideEncryptionByDefault": {"SSEAlgorithm": "AES256"}}
@@ -77,10 +77,10 @@ def protect(client: Any, bucket: str) -> None:
 
 
 def read_policy(names: dict[str, str]) -> dict[str, Any]:
-    """Returns the policies of all roles as one; a bucket has no more.
+    """Returns the policies of all roles merged into one, since a bucket has a single policy.
 
     Args:
-      names: What stands for BUCKET, TRAINER and READER.
+      names: Values for BUCKET, TRAINER and READER.
     """
     texts = [(HERE / f"{role}.json").read_text() for role in ROLES]
     policies = [json.loads(string.Template(text).substitute(names)) for text in texts]

@@ -42,10 +42,10 @@ from tests.flows.test_launcher import until
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 Environment = dict[str, str]
-SILENCE_SECONDS = 6.0
+BEAT_TIMEOUT_SECONDS = 6.0
 CODE = f"""
 import sys, flows.dispatch, flows.reproduce
-flows.dispatch.POLL_SECONDS, flows.dispatch.SILENCE_SECONDS = 0.2, {SILENCE_SECONDS}
+flows.dispatch.POLL_SECONDS, flows.dispatch.BEAT_TIMEOUT_SECONDS = 0.2, {BEAT_TIMEOUT_SECONDS}
 sys.exit(flows.reproduce.main(sys.argv[1:]))
 """
 STEP = Step(name="train@a-1", upstream=(), hints=Hints(), is_changed=True)
@@ -152,7 +152,7 @@ def test_the_stage_of_a_killed_worker_is_run_by_another(
         out, said = process.communicate()
         assert process.returncode == 0, said
         assert out == "3 stages are up to date; dvc pull train@a-1 brings what the last one wrote\n"
-    lost = f"its worker on {platform.node()} gave no sign of life for {SILENCE_SECONDS:g} s"
+    lost = f"its worker on {platform.node()} sent no heartbeat for {BEAT_TIMEOUT_SECONDS:g} s"
     assert f"train@a-1: {lost}; attempt 2 of 2" in said
     assert "train@a-1 working on a-1" in said
     assert "train@a-1 Completed in " in said
@@ -198,7 +198,7 @@ def test_a_worker_that_falls_silent_is_given_up_and_its_place_is_free(
     order = replace(ORDER, stage="train@c-1")
     run = dispatcher.start(STEP, order).id
     client.set_flow_run_state(run, Running(), force=True)
-    with pytest.raises(StageError, match=r"gave no sign of life for 0\.3 s$") as error:
+    with pytest.raises(StageError, match=r"sent no heartbeat for 0\.3 s$") as error:
         dispatcher.send(STEP, order, threading.Event()).__enter__()
     assert error.value.code == 1
     assert client.read_flow_run(run).state_type is StateType.CRASHED
@@ -295,7 +295,7 @@ def test_a_worker_whose_run_was_deleted_gives_up(monkeypatch: pytest.MonkeyPatch
     )
     monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__ID", str(uuid4()))
     has_given_up = threading.Event()
-    with remote_stage._signs_of_life(0.01, give_up=has_given_up.set):
+    with remote_stage._heartbeats(0.01, give_up=has_given_up.set):
         assert has_given_up.wait(5.0)
 
 
@@ -307,6 +307,6 @@ def test_remote_runs_wait_for_stages_of_a_killed_local_one(
     (tmp_path / ".work").mkdir()
     with (
         stages_lock(tmp_path),
-        pytest.raises(BusyError, match="a stage of an earlier run still runs"),
+        pytest.raises(BusyError, match="a stage of an earlier run is still running"),
     ):
         reproduce_remotely.fn()

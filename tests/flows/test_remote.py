@@ -244,7 +244,7 @@ def test_an_entry_of_another_commit_or_other_data_is_refused(clone: Path) -> Non
     entry = dumps_yaml({"train@a-1": lock.content["stages"]["train@a-1"]})
     for said, (old, new) in REFUSED.items():
         assert old in entry
-        with pytest.raises(StageError, match="what the worker hands back is refused, ") as error:
+        with pytest.raises(StageError, match="the worker's entry is refused, ") as error:
             lock.merge("train@a-1", entry.replace(old, new, 1))
         assert said in str(error.value)
         assert (clone / "dvc.lock").read_bytes() == before
@@ -320,7 +320,7 @@ def test_a_host_refuses_what_it_cannot_run(
     assert "run dvc push where the data was made" in refusal("base")
     (clone / "requirements.lock").write_text("torch==0\n")
     publish(clone)
-    assert "requirements.lock: must be the commit's" in refusal(commit=RemoteLock(clone).commit)
+    assert "requirements.lock: must be that of the" in refusal(commit=RemoteLock(clone).commit)
     monkeypatch.setenv("GRPO_REPOSITORY", "https://me:secret@example.invalid/grpo.git")
     with pytest.raises(
         ParameterError, match="must hold no password, got https://\\*\\*\\*@example"

@@ -177,7 +177,7 @@ def test_no_stage_at_once_is_one_line(fresh_pipeline: Path) -> None:
             check=False,
         )
         assert done.returncode == 2
-        assert done.stderr == "--at-once: must be at least 1, got 0; leave it out\n"
+        assert done.stderr == "--at-once: must be at least 1, got 0; raise it or omit it\n"
 
 
 def test_planning_and_running_import_neither_torch_nor_prefect() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from mlflow.entities import Run
 
-from flows.lineage import record_what_waits
+from flows.lineage import record_pending_lineage
 from flows.reproduce import main
 from flows.server import free_port, mlflow_server
 from grpo.errors import ArtifactError, BusyError
@@ -20,7 +20,7 @@ from grpo.lineage.notes import WAITING, keep_note, read_note, take_note, waiting
 from grpo.lineage.record import (
     EXPERIMENT,
     OWN_STAGE,
-    WaitingError,
+    PendingError,
     _alone,
     record,
     store_lock,
@@ -55,7 +55,7 @@ def run_without_mlflow(workspace: Path) -> Lock:
     assert (done.returncode, done.stderr) == (
         0,
         f"{tracking_uri(workspace)}: cannot record the lineage, it does not answer; "
-        f"it waits in {WAITING}, repair MLflow and run python -m grpo lineage\n",
+        f"it is kept in {WAITING}, repair MLflow and run python -m grpo lineage\n",
     )
     found = dict(read_lock(workspace))
     del found[OWN_STAGE]
@@ -78,7 +78,7 @@ def test_lineage_waits_while_mlflow_is_down(
     tiny_pipeline.reproduce(workspace, "report")
     second = {name: each for name, each in read_lock(workspace).items() if name != OWN_STAGE}
     for _ in range(2):
-        with pytest.raises(WaitingError):
+        with pytest.raises(PendingError):
             record()
     assert len(waiting(workspace)) == 2
     with mlflow_server(f"sqlite:///{workspace}/mlflow.db", port):
@@ -108,7 +108,7 @@ def test_a_damaged_note_keeps_no_other_from_mlflow(
         record(history)
     assert stages_with(history, "tags.pipeline_state = 'other'") == ["parent"]
     assert waiting(history) == [damaged, history / WAITING / f"00000002-{note.state}.json"]
-    record_what_waits(history)  # a run of the flows is not stopped by it
+    record_pending_lineage(history)  # a run of the flows is not stopped by it
     assert waiting(history) == [damaged]
     said = capsys.readouterr().err
     assert (str(damaged) in said, said.count("\n")) == (True, 1)

@@ -222,8 +222,8 @@ def import_prompts(train: str, evaluation: str) -> Corruption:
 
 PARAMETERS = [
     Bad("Ray that is not installed", "score@uniform-1",
-        set_param("sampling", {"engine": "ray", "workers": 2}),
-        r"params.yaml: sampling.engine ray needs ray; run pip install -e '.\[ray\]'",
+        set_param("sampling", {"executor": "ray", "workers": 2}),
+        r"params.yaml: sampling.executor ray needs ray; run pip install -e '.\[ray\]'",
         missing=("ray",)),
     Bad("missing params.yaml", "score@uniform-1", remove("params.yaml"),
         r"params.yaml: no such file; copy one from recipes/"),
@@ -283,7 +283,7 @@ PARAMETERS = [
         r"params.yaml: policy.base.config is refused: .*multiple values.*vocab_size"),
     Bad("missing directory of a base", "base",
         set_param("policy.base", {"source": "directory", "path": "model"}),
-        r"params.yaml: policy.base.path must be a directory, data/model is none"),
+        r"params.yaml: policy.base.path must be a directory, data/model is not"),
     Bad("missing gguf package", "base",
         set_param("policy.base", {"source": "gguf", "package": "llm_nobody", "file": "a.gguf"}),
         r"params.yaml: policy.base.package must be installed, got 'llm_nobody'; run pip install"),

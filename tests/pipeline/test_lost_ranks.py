@@ -63,8 +63,8 @@ def test_killed_ranks_and_stages_go_on_to_the_same_bytes(
         ranks[1].kill()
     assert stage.exitcode == 1
     assert (together / LOG).read_text() == (
-        "rank 1 of 2 was killed by SIGKILL, and all were ended; run the stage again, it goes on "
-        "from its last checkpoint\n"
+        "rank 1 of 2 was killed by SIGKILL, and all ranks were stopped; run the stage again, it "
+        "resumes from its last checkpoint\n"
     )
     with training(together, 3) as (stage, ranks):
         stage.kill()

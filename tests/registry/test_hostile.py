@@ -88,6 +88,6 @@ def test_content_that_may_run_code_is_not_loaded(workspace: Path, tmp_path: Path
     listed = [{"md5": store(workspace, b"raise SystemExit"), "relpath": name}]
     digest = store(workspace, json.dumps(listed).encode(), ".dir")
     point_to(workspace, {"policy": {"digest": digest}})
-    assert "may hold a pickle or code, which runs when it is read" in refusal(
+    assert "may hold a pickle or code, which is executed on load" in refusal(
         tmp_path / "out" / "loaded"
     )

@@ -111,8 +111,8 @@ REFUSALS: dict[str, tuple[str, Callable[[Path], None], str]] = {
         remake_base_and_evaluate,
         r"policies/best-1: its lineage is broken, artifacts/policies/base has changed",
     ),
-    "other weights": ("best-1", change_weights, r"policies/best-1: is not what dvc\.lock says"),
-    "other results": ("best-1", change_results, r"best-1\.parquet: is not what dvc\.lock says"),
+    "other weights": ("best-1", change_weights, r"policies/best-1: differs from dvc\.lock"),
+    "other results": ("best-1", change_results, r"best-1\.parquet: differs from dvc\.lock"),
     "nothing committed": ("best-1", leave_uncommitted, r"changes that are not committed"),
     "another evaluation": ("best-1", evaluate_otherwise, r"are not those of the champion's"),
     "fewer prompts": ("best-1", evaluate_on_fewer, r"was evaluated on other prompts"),
@@ -226,9 +226,9 @@ def lose_cache(root: Path) -> None:
     ("spoil", "reason"),
     [
         (no_remote, r"core\.remote must name where to push; run dvc remote add"),
-        (remote_is_a_file, r"DVC's remote \(\.dvc/config\): cannot take the policy"),
-        (no_such_bucket, r"DVC's remote \(\.dvc/config\): cannot take the policy"),
-        (lose_cache, r"DVC's cache does not hold it; run dvc commit"),
+        (remote_is_a_file, r"DVC's remote \(\.dvc/config\): cannot store the policy"),
+        (no_such_bucket, r"DVC's remote \(\.dvc/config\): cannot store the policy"),
+        (lose_cache, r"DVC's cache, is missing; run dvc commit"),
     ],
 )
 def test_a_policy_that_cannot_be_pushed_does_not_become_champion(
@@ -237,7 +237,7 @@ def test_a_policy_that_cannot_be_pushed_does_not_become_champion(
     spoil(workspace)
     outcome, said = promote(workspace, "best-1")
     assert (outcome, policy_of(CHAMPION)) == (REFUSED, "good-1")
-    assert re.search(rf"^version 2 is on this disk only: .*{reason}", said), said
+    assert re.search(rf"^version 2 is only on this disk: .*{reason}", said), said
     assert "\n" not in said
     assert histories()["2"] == [f"{REFUSED}: {said}"]
 
@@ -317,7 +317,7 @@ def test_a_promotion_that_was_taken_for_dead_changes_no_champion(workspace: Path
     champion, version = slow.version(CHAMPION), slow.version("1")
     assert promote(workspace, "best-1")[0] == PROMOTED
     assert version is not None
-    outcome = slow._crown(version, champion, Verdict(difference=None, reason=""))
+    outcome = slow._make_champion(version, champion, Verdict(difference=None, reason=""))
     assert outcome[:2] == (REFUSED, "another promotion has changed the champion")
     assert policy_of(CHAMPION) == "best-1"
 
@@ -368,7 +368,7 @@ def test_content_that_is_damaged_or_lost_is_never_loaded(workspace: Path, tmp_pa
     weights = cached_path(workspace, listing["model.safetensors"])
     whole = weights.read_bytes()
     damage(weights)
-    with pytest.raises(ArtifactError, match=r"is damaged, its content has another hash"):
+    with pytest.raises(ArtifactError, match=r"is damaged, its content must have the hash"):
         loaded(CHAMPION, tmp_path / "loaded")
     weights.unlink()
     set_remote(workspace, str(tmp_path / "empty"))
@@ -376,7 +376,7 @@ def test_content_that_is_damaged_or_lost_is_never_loaded(workspace: Path, tmp_pa
         loaded(CHAMPION, tmp_path / "loaded")
     weights.write_bytes(whole)
     damage(cached_path(workspace, digest))
-    with pytest.raises(ArtifactError, match=r"is damaged, its content has another hash"):
+    with pytest.raises(ArtifactError, match=r"is damaged, its content must have the hash"):
         loaded(CHAMPION, tmp_path / "loaded")
     assert not (tmp_path / "loaded").exists()
 
@@ -388,7 +388,7 @@ def test_loading_replaces_nothing_but_an_earlier_load(workspace: Path, tmp_path:
     second = loaded("2", target)
     assert second != first
     (target / "notes.txt").write_text("what I found")
-    with pytest.raises(ArtifactError, match=r"loaded: must be free, or an output of this command"):
+    with pytest.raises(ArtifactError, match=r"loaded: must be free or an unchanged output"):
         loaded("1", target)
     assert contents(target) == {**second, "notes.txt": b"what I found"}
 

@@ -160,7 +160,7 @@ def without_processor(directory: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda directory: None, r"reward\.model\.path must be a directory, .*wrong is none"),
+        (lambda directory: None, r"reward\.model\.path must be a directory, .*wrong is not"),
         (Path.mkdir, r"reward\.model .*wrong' cannot be loaded: "),
         (llama, r"reward\.model .*wrong' cannot be loaded: "),
         (truncated, r"reward\.model .*wrong' cannot be loaded: "),
@@ -200,5 +200,5 @@ def test_the_score_stage_exits_in_one_line(tmp_path: Path):
     )
     assert result.returncode == 2
     assert result.stderr.splitlines() == [
-        "params.yaml: reward.model.path must be a directory, data/nothing is none"
+        "params.yaml: reward.model.path must be a directory, data/nothing is not"
     ]

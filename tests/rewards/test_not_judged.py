@@ -28,7 +28,7 @@ from grpo.sampling.rollouts import (
     stored_batches,
     write_rollouts,
 )
-from grpo.sampling.round_rollouts import engine_source, take_rollouts
+from grpo.sampling.round_rollouts import executor_source, take_rollouts
 from grpo.sampling.scoring import RewardRule, judge_rollouts, judging_skill
 from grpo.wiring.rounds import read_trainable_rollouts
 from tests.modalities.tiny import tiny_policy
@@ -202,7 +202,7 @@ def test_what_decides_in_sampling_is_what_was_judged(tmp_path: Path):
         "draw": sampling_skill(lambda: policy, {"sampled": policy.decoding}),
         "judge": judging_skill(rule, CANDIDATES.drop(columns="rollouts")),
     }
-    source = engine_source(
+    source = executor_source(
         Local(Work(skills)),
         layout=policy.layout,
         rollouts_per_batch=16,

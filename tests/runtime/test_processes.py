@@ -13,19 +13,21 @@ from pathlib import Path
 import psutil
 import pytest
 
-from grpo.errors import EngineError, GrpoError
-from grpo.runtime.executors.base import Engine, Job, Local
+from grpo.errors import ExecutorError, GrpoError
+from grpo.runtime.executors.base import Executor, Job, Local
 from grpo.runtime.executors.pool import TRIES, Handle, Pool
 from grpo.runtime.executors.worker import written
-from grpo.runtime.process import Process, keeping_imports
+from grpo.runtime.process import Process, freezing_imports
 from tests.files import contents
 from tests.runtime.work import DEADLINE_SECONDS, MAKE, jobs_of, make, marked, pool, setup_of
 
 ROOT = Path(__file__).parents[2]
 
 
-def squares(folder: Path, engine: Engine, what: dict[int, str] | None = None) -> dict[str, bytes]:
-    engine.finish(jobs_of(folder, what))
+def squares(
+    folder: Path, executor: Executor, what: dict[int, str] | None = None
+) -> dict[str, bytes]:
+    executor.finish(jobs_of(folder, what))
     return contents(folder / "out")
 
 
@@ -38,23 +40,23 @@ def test_results_are_the_same_for_any_number_of_workers(tmp_path: Path, workers:
     if workers == 0:
         assert squares(tmp_path, Local(make(setup_of(tmp_path)))) == EXPECTED
         return
-    with pool(tmp_path, workers=workers) as engine:
-        assert squares(tmp_path, engine) == EXPECTED
-        assert engine.seconds() == {"load": 2.0}
+    with pool(tmp_path, workers=workers) as executor:
+        assert squares(tmp_path, executor) == EXPECTED
+        assert executor.seconds() == {"load": 2.0}
 
 
 def test_they_are_the_same_whatever_the_order_in_which_jobs_end(tmp_path: Path):
     last = tmp_path / "out" / "job-5"
-    with pool(tmp_path) as engine:
-        ended = list(engine.run(jobs_of(tmp_path, {0: f"waits {last}"})))
+    with pool(tmp_path) as executor:
+        ended = list(executor.run(jobs_of(tmp_path, {0: f"waits {last}"})))
     assert {job.out.name for job in ended[-2:]} == {"job-5", "job-0"}  # in either order
     assert contents(tmp_path / "out") == EXPECTED
 
 
 @pytest.mark.parametrize("what", ["dies-once", "leaves-a-child"])
 def test_a_job_whose_worker_is_lost_is_done_by_another(tmp_path: Path, what: str):
-    with pool(tmp_path) as engine:
-        assert squares(tmp_path, engine, {3: what}) == EXPECTED
+    with pool(tmp_path) as executor:
+        assert squares(tmp_path, executor, {3: what}) == EXPECTED
     first, second = marked(tmp_path / what)
     assert first != second
     assert not psutil.pid_exists(first)
@@ -63,46 +65,46 @@ def test_a_job_whose_worker_is_lost_is_done_by_another(tmp_path: Path, what: str
 
 
 def test_a_job_that_no_worker_survives_ends_in_one_line_and_others_stay_done(tmp_path: Path):
-    with pool(tmp_path) as engine, pytest.raises(EngineError) as error:
-        squares(tmp_path, engine, {5: "dies"})
+    with pool(tmp_path) as executor, pytest.raises(ExecutorError) as error:
+        squares(tmp_path, executor, {5: "dies"})
     assert str(error.value).startswith(
         f"{tmp_path}/out/job-5: no worker survives it, 3 were lost, the last: ended by signal 9; "
     )
     assert len(set(marked(tmp_path / "dies"))) == TRIES == 3
     done = {job.out: job.out.stat().st_ino for job in jobs_of(tmp_path) if job.out.exists()}
     assert {out.name for out in done} == {f"job-{number}" for number in range(5)}
-    with pool(tmp_path) as engine:  # what ended workers is gone
-        assert squares(tmp_path, engine) == EXPECTED
+    with pool(tmp_path) as executor:  # what ended workers is gone
+        assert squares(tmp_path, executor) == EXPECTED
     assert {out: out.stat().st_ino for out in done} == done  # not done again
 
 
 def test_workers_that_do_not_start_end_in_one_line(tmp_path: Path):
-    with pool(tmp_path, what="dies") as engine, pytest.raises(EngineError) as error:
-        squares(tmp_path, engine)
+    with pool(tmp_path, what="dies") as executor, pytest.raises(ExecutorError) as error:
+        squares(tmp_path, executor)
     assert str(error.value).startswith("no worker starts, 3 were lost, the last: ended by signal 9")
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_what_a_person_can_mend_is_said_at_once(tmp_path: Path, workers: int):
     said = r"^artifacts/a\.parquet: row 3:\nmust be scored$"
-    with pool(tmp_path, workers=workers) as engine, pytest.raises(GrpoError, match=said):
-        squares(tmp_path, engine, {0: "raises"})
+    with pool(tmp_path, workers=workers) as executor, pytest.raises(GrpoError, match=said):
+        squares(tmp_path, executor, {0: "raises"})
     assert len(marked(tmp_path / "raises")) == 1
 
 
 def test_a_bug_keeps_its_traceback_and_is_not_tried_again(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ):
-    with pool(tmp_path) as engine, pytest.raises(RuntimeError, match="exit code 1"):
-        squares(tmp_path, engine, {0: "fails"})
+    with pool(tmp_path) as executor, pytest.raises(RuntimeError, match="exit code 1"):
+        squares(tmp_path, executor, {0: "fails"})
     assert len(marked(tmp_path / "fails")) == 1
     assert "ZeroDivisionError: a bug" in capfd.readouterr().err
 
 
 def test_workers_end_with_their_pool(tmp_path: Path):
     never = tmp_path / "never"
-    with pool(tmp_path) as engine:
-        for job in engine.run(jobs_of(tmp_path, {0: f"waits {never}"})):
+    with pool(tmp_path) as executor:
+        for job in executor.run(jobs_of(tmp_path, {0: f"waits {never}"})):
             if job.out.name == "job-5":  # the other worker is at work
                 break
         (worker,) = marked(tmp_path / "waits")
@@ -112,13 +114,13 @@ def test_workers_end_with_their_pool(tmp_path: Path):
 
 def test_idle_workers_end_in_order_unless_there_was_an_error(tmp_path: Path):
     """So that what they have started ends before them, and its processor seconds are counted."""
-    with pool(tmp_path) as engine:
-        assert squares(tmp_path, engine, dict.fromkeys(range(6), "ends-in-order")) == EXPECTED
+    with pool(tmp_path) as executor:
+        assert squares(tmp_path, executor, dict.fromkeys(range(6), "ends-in-order")) == EXPECTED
     assert set(marked(tmp_path / "ended")) == set(marked(tmp_path / "ends-in-order"))
     failed = tmp_path / "failed"
     failed.mkdir()
-    with pytest.raises(GrpoError), pool(failed) as engine:
-        squares(failed, engine, {**dict.fromkeys(range(5), "ends-in-order"), 5: "raises"})
+    with pytest.raises(GrpoError), pool(failed) as executor:
+        squares(failed, executor, {**dict.fromkeys(range(5), "ends-in-order"), 5: "raises"})
     assert not (failed / "ended").exists()
 
 
@@ -149,7 +151,7 @@ class Lost(Handle):
         answer.set_exception(ConnectionError(f"{known}Its host was lost."))
         return answer
 
-    def dismiss(self) -> None:
+    def close_input(self) -> None:
         pass
 
     def stop(self, grace_seconds: float = 0.0) -> None:
@@ -157,8 +159,11 @@ class Lost(Handle):
 
 
 def test_of_a_lost_worker_is_said_why_and_not_what_it_was(tmp_path: Path):
-    with Pool(lambda slot: Lost(), workers=1, setup="") as engine, pytest.raises(EngineError) as it:
-        squares(tmp_path, engine)
+    with (
+        Pool(lambda slot: Lost(), workers=1, setup="") as executor,
+        pytest.raises(ExecutorError) as it,
+    ):
+        squares(tmp_path, executor)
     assert str(it.value).startswith("no worker starts, 3 were lost, the last: Its host was lost.; ")
 
 
@@ -167,8 +172,8 @@ from stages.entry import run
 from tests.runtime.work import jobs_of, pool
 
 def main(usage, folder, what):
-    with pool(folder) as engine:
-        engine.finish(jobs_of(folder, {0: what.name}))
+    with pool(folder) as executor:
+        executor.finish(jobs_of(folder, {0: what.name}))
 
 run(main, stage="any")
 """
@@ -200,7 +205,7 @@ def test_a_stage_ends_in_one_line_and_says_whether_a_rerun_may_help(
 
 def test_what_a_worker_loads_is_not_looked_at_for_garbage_even_if_it_cannot_be_used():
     before = gc.get_freeze_count()
-    with suppress(ValueError), keeping_imports():
+    with suppress(ValueError), freezing_imports():
         assert not gc.isenabled()
         raise ValueError
     assert gc.isenabled()

@@ -1,4 +1,4 @@
-"""Ray without a cluster; with one, `tests/pipeline/test_engines.py`."""
+"""Ray without a cluster; with one, `tests/pipeline/test_executors.py`."""
 
 import os
 import socket

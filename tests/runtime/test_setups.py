@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from grpo.errors import ArtifactError, ParameterError
-from grpo.params.parameters import Parameters, SamplingEngine, read_params
+from grpo.params.parameters import ExecutorParams, Parameters, read_params
 from grpo.runtime.artifacts.files import write_bytes
 from grpo.runtime.executors.base import Job
 from grpo.schema import DATA
-from grpo.wiring.executors import Setup, open_engine, receive
+from grpo.wiring.executors import Setup, open_executor, receive
 from grpo.wiring.sampling_workers import SamplingSetup
 from stages.entry import scratch_of
 from tests.runtime.work import make
@@ -24,10 +24,10 @@ class Marked(Setup):
     marks: Path
 
 
-def changed(engine: str, workers: int, device: str = "cpu", threads: int = 1) -> Parameters:
+def changed(executor: str, workers: int, device: str = "cpu", threads: int = 1) -> Parameters:
     """Returns the default parameters for another machine and other workers."""
     params = read_params(ROOT / "params.yaml")
-    sampling = SamplingEngine.model_validate({"engine": engine, "workers": workers})
+    sampling = ExecutorParams.model_validate({"executor": executor, "workers": workers})
     machine = params.machine.model_copy(update={"device": device, "threads": threads})
     return params.model_copy(update={"sampling": sampling, "machine": machine})
 
@@ -56,14 +56,14 @@ def test_a_worker_with_other_code_refuses(tmp_path: Path, monkeypatch: pytest.Mo
         receive(Setup, line)
 
 
-def test_another_engine_goes_on_where_the_last_one_was(
+def test_another_executor_goes_on_where_the_last_one_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
-    engines = [changed("local", 1), changed("processes", 4), changed("ray", 2)]
-    assert len({scratch_of("rollout@a", [], each).directory for each in engines}) == 1
+    executors = [changed("local", 1), changed("processes", 4), changed("ray", 2)]
+    assert len({scratch_of("rollout@a", [], each).directory for each in executors}) == 1
     assert scratch_of("rollout@a", [], changed("local", 1, threads=2)).directory not in {
-        scratch_of("rollout@a", [], each).directory for each in engines
+        scratch_of("rollout@a", [], each).directory for each in executors
     }
 
 
@@ -83,8 +83,8 @@ def told(folder: Path, params: Parameters, name: str) -> set[str]:
     outs = [folder / "out" / number for number in "01"]
     waits = [f"waits {outs[1]}", ""]
     jobs = [Job("tell", {"name": name, "what": w}, out) for w, out in zip(waits, outs)]
-    with open_engine(make, Marked(params=params, marks=folder)) as engine:
-        engine.finish(jobs)
+    with open_executor(make, Marked(params=params, marks=folder)) as executor:
+        executor.finish(jobs)
     return {(out / "told.txt").read_text() for out in outs}
 
 

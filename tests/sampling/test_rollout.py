@@ -30,7 +30,13 @@ from grpo.sampling.rollouts import (
     sampling_skill,
     write_batch,
 )
-from grpo.sampling.round_rollouts import DrawnRound, Source, draw_round, engine_source, write_round
+from grpo.sampling.round_rollouts import (
+    DrawnRound,
+    Source,
+    draw_round,
+    executor_source,
+    write_round,
+)
 from grpo.sampling.scoring import RewardRule, judging_skill
 from grpo.types import Cost
 from tests.modalities.tiny import seeded, tiny_moe, tiny_policy
@@ -91,7 +97,7 @@ def draw(
         "draw": sampling_skill(lambda: policy, {"sampled": policy.decoding}),
         "judge": judging_skill(rule(), CANDIDATES.drop(columns="rollouts")),
     }
-    source = engine_source(
+    source = executor_source(
         Local(Work(skills)),
         layout=policy.layout,
         rollouts_per_batch=4,

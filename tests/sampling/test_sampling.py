@@ -21,8 +21,8 @@ PROMPTS = pd.DataFrame(
 
 
 def draw(scratch: Path, *, seed: int = 0):
-    engine = local_executor(tiny_policy())
-    return sample_rollouts(engine, PROMPTS, rollouts_per_batch=4, seed=seed, scratch=scratch)
+    executor = local_executor(tiny_policy())
+    return sample_rollouts(executor, PROMPTS, rollouts_per_batch=4, seed=seed, scratch=scratch)
 
 
 def test_every_prompt_gets_its_rollouts_under_its_own_group(tmp_path: Path):

@@ -108,7 +108,7 @@ def test_versions_of_an_object_are_never_mixed(
     uri, path = f"s3://{bucket}/object", tmp_path / "object"
     client.put_object(Bucket=bucket, Key="object", Body=old)
     proxy.inject(Fault(is_later_range, 99, sent_fraction=0.5))
-    with pytest.raises(StorageError, match=f"{uri}: is cut again and again"):
+    with pytest.raises(StorageError, match=f"{uri}: every read ended early"):
         download_object(uri, path, sha256=sha256_of(new), transfer=BRISK)
     client.put_object(Bucket=bucket, Key="object", Body=new)
     proxy.clear()
@@ -122,7 +122,7 @@ def test_parts_that_are_gone_are_fetched_again(
 ):
     uri, sha256, source = stored
     proxy.inject(Fault(is_later_range, 99, sent_fraction=0.5))
-    with pytest.raises(StorageError, match=f"{LARGEST}: is cut again and again"):
+    with pytest.raises(StorageError, match=f"{LARGEST}: every read ended early"):
         download_directory(uri, tmp_path / "model", sha256=sha256, transfer=BRISK)
     (content,) = tmp_path.glob(".model.*.partial/content")
     content.unlink()

@@ -99,7 +99,7 @@ def test_of_two_uploads_to_one_place_one_wins(bucket: str, tmp_path: Path, proxy
 
     with ThreadPoolExecutor(2) as pool:
         said = list(pool.map(upload, sources))
-    lost = f"{uri}: must be free, another directory is there; choose another URI"
+    lost = f"{uri}: must be free, got another directory; choose another URI"
     assert said.count(lost) == 1
     winner = 1 - said.index(lost)
     download_directory(uri, tmp_path / "copy", sha256=said[winner], transfer=BRISK)
@@ -130,7 +130,7 @@ def test_what_is_there_is_not_sent_again_and_not_replaced(
     sha256 = upload_directory(source, uri, transfer=BRISK)
     proxy.clear()
     assert upload_directory(source, uri, transfer=BRISK) == sha256
-    with pytest.raises(StorageError, match=f"{uri}: must be free, another directory is there"):
+    with pytest.raises(StorageError, match=f"{uri}: must be free, got another directory"):
         upload_directory(write_directory(tmp_path / "other", 1), uri, transfer=BRISK)
     assert {each.method for each in proxy.seen} == {"GET"}
 

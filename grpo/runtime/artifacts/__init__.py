@@ -1,1 +1,1 @@
-"""Artifacts in and out: atomic, validated, the same bytes for the same content."""
+"""Reading and writing of artifacts: atomic, validated, byte-reproducible."""

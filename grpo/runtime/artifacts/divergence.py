@@ -1,7 +1,7 @@
-"""What a stage leaves when its training diverges: the reason, and its curves up to there.
+"""Record of a diverged training: the reason, and the training curves up to the divergence.
 
-It has no outputs then, and DVC removes those of its last run. So this lies in `.runs/diverged/`
-until the stage succeeds, and the report shows it.
+A diverged stage has no outputs, and DVC removes those of its last run. The record is therefore
+kept in `.runs/diverged/` until the stage succeeds, and the report shows it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,9 +19,9 @@ REASON, UPDATES = "reason.json", "updates.csv"
 
 
 class Divergence(NamedTuple):
-    """Why the training of a stage ended, and the rows of updates.csv before that."""
+    """The reason why a stage's training diverged, and the rows of updates.csv before that."""
 
-    stage: str  # its full name, e.g. train@sgpo-2
+    stage: str  # full name, e.g. train@sgpo-2
     reason: str
     updates: pd.DataFrame
 
@@ -30,11 +30,11 @@ class Divergence(NamedTuple):
 def curves_kept(
     stage: str, updates: Sequence[Mapping[str, Any]] = (), *, writes: bool = True
 ) -> Iterator[None]:
-    """Keeps reason and curves of a DivergedError of the block; forgets them if there is none.
+    """Records the reason and curves of a DivergedError in the block; on success removes the record.
 
     Args:
-      updates: The rows so far, where the error does not bring them.
-      writes: False: another process does.
+      updates: The rows so far, used if the error has none.
+      writes: Whether this process writes the record; False if another rank does.
     """
     try:
         yield
@@ -51,7 +51,7 @@ def curves_kept(
 
 
 def read_divergences(stages: Iterable[str]) -> list[Divergence]:
-    """Returns what is known of those of some stages that diverged when they last ran here.
+    """Returns the records of the given stages that diverged in their last run in this workspace.
 
     Raises:
       ArtifactError: If a file is broken.
@@ -64,7 +64,7 @@ def _read(stage: str) -> Divergence:
     content = read_json(directory / REASON)
     try:
         updates = pd.read_csv(directory / UPDATES)
-    except pd.errors.EmptyDataError:  # the first update
+    except pd.errors.EmptyDataError:  # the first update diverged
         updates = pd.DataFrame()
     except (FileNotFoundError, pd.errors.ParserError, UnicodeDecodeError) as error:
         message = f"{directory / UPDATES}: must be CSV, {error}; delete {directory}"

@@ -1,4 +1,4 @@
-"""Files in and out, atomic and the same bytes for the same content; scratch space for resumes."""
+"""Atomic, byte-reproducible file output, input checks, file locks, and scratch for resuming."""
 
 import errno
 import fcntl
@@ -24,25 +24,25 @@ MISUSED = (
     errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY,
     errno.ELOOP, errno.ENAMETOOLONG, errno.ENXIO, errno.ENODEV,
 )  # fmt: skip
-HASHES = Path(".work/hashes")  # of large files, by name
+HASHES = Path(".work/hashes")  # cache of large files' hashes, by path
 LARGE_BYTES = 2**26
-TICK_SECONDS = 2.0  # of the coarsest clock: a change within one would not show
-# What a writer leaves beside `NAME` if it is killed: .NAME.PID.grpo-tmp, or -old. No person or
-# program other than this module writes such names (.dvcignore has them too).
+TICK_SECONDS = 2.0  # resolution of the coarsest file system clock
+# Suffixes of the files that a killed writer leaves next to `NAME`: .NAME.PID.grpo-tmp or
+# .NAME.PID.grpo-old. Only this module writes such names; .dvcignore lists them.
 TEMPORARY, ASIDE = "grpo-tmp", "grpo-old"
-SEAL_FILE = "made-by-grpo.json"  # SHA-256 by name of what a command wrote beside it
+SEAL_FILE = "made-by-grpo.json"  # SHA-256 by name of the other files in its directory
 SEAL_COMMENT = b"<!-- made by grpo, SHA-256 of the above: "
 RUNS_CODE = (".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth", ".py")
 WORK = Path(".work")
-CODE = (Path("grpo"), Path("stages"))  # what any of a stage's bytes may depend on
+CODE = (Path("grpo"), Path("stages"))  # the code on which a stage's output may depend
 
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """Yields a temporary sibling of `path` that replaces it, fsynced, when the block succeeds.
+    """Yields a temporary sibling of `path`; fsyncs it and moves it to `path` if the block succeeds.
 
-    Works for a file and for a directory: a killed writer leaves the old content or the new one,
-    and a temporary sibling that the next writer removes.
+    Works for files and directories. A killed writer leaves either the old or the new content, and
+    possibly a temporary sibling that the next writer removes.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with temporary_beside(path) as temporary:
@@ -51,13 +51,13 @@ def atomic_path(path: Path) -> Iterator[Path]:
             replace_whole(temporary, path)
         except OSError as error:
             if error.errno in NO_ROOM:
-                error.filename = str(path)  # some libraries name no file, others the temporary one
+                error.filename = str(path)  # libraries name no file or the temporary one
             raise
 
 
 @contextmanager
 def temporary_beside(path: Path) -> Iterator[Path]:
-    """Yields a sibling of `path` that is removed, as are those that killed processes have left."""
+    """Yields a temporary sibling of `path`, removed afterwards; removes those of killed writers."""
     for left, writer in _left_beside(path):
         if writer == os.getpid() or not _is_running(writer):
             _discard(left)
@@ -69,7 +69,7 @@ def temporary_beside(path: Path) -> Iterator[Path]:
 
 
 def replace_whole(source: Path, target: Path) -> None:
-    """Moves a file or directory over another, fsynced: a kill leaves the old one or the new one."""
+    """Fsyncs a file or directory and moves it over another; a kill leaves the old or the new."""
     for file in sorted(source.rglob("*")) if source.is_dir() else [source]:
         if file.is_file():
             _sync(file)
@@ -78,7 +78,7 @@ def replace_whole(source: Path, target: Path) -> None:
 
 @contextmanager
 def refused_by_the_system() -> Iterator[None]:
-    """Makes one line of a disk that is full, and of a place that is missing, closed or misused.
+    """Converts OSErrors about full disks, permissions and wrong paths to one-line errors.
 
     Raises:
       ArtifactError: In place of such an OSError of the block.
@@ -99,10 +99,10 @@ def refused_by_the_system() -> Iterator[None]:
 
 
 def require_plain(path: Path) -> None:
-    """Refuses what is neither a file nor a directory, such as a named pipe: reading it may hang.
+    """Requires a file, a directory or nothing: reading a named pipe, for example, may hang.
 
     Raises:
-      ArtifactError: If something else is there.
+      ArtifactError: If `path` is of another type.
     """
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise ArtifactError(
@@ -113,10 +113,10 @@ def require_plain(path: Path) -> None:
 
 @contextmanager
 def named_output(path: Path) -> Iterator[Path]:
-    """Yields a temporary for what a person asked to be written at `path`, and seals it.
+    """Yields a temporary path for an output that a user requested at `path`, and seals it.
 
-    The seal holds hashes of all files, so that the next call replaces what this one wrote and
-    nothing else: `SEAL_FILE` in a directory, a comment at the end of an SVG.
+    The seal holds the hashes of all files: `SEAL_FILE` in a directory, a comment at the end of an
+    SVG. The next call replaces only an unchanged sealed output.
 
     Raises:
       ArtifactError: As `require_replaceable` does.
@@ -132,10 +132,10 @@ def named_output(path: Path) -> Iterator[Path]:
 
 
 def require_replaceable(path: Path) -> None:
-    """Refuses to replace what is not known to be an unchanged output of `named_output`.
+    """Requires `path` to be free or an unchanged output of `named_output`.
 
     Raises:
-      ArtifactError: If `path` is a directory with files, or a file, of other origin.
+      ArtifactError: If `path` is another file or non-empty directory, or was changed.
     """
     if path.is_dir():
         is_ours = not any(path.iterdir()) or _is_sealed(path)
@@ -146,8 +146,8 @@ def require_replaceable(path: Path) -> None:
         is_ours = not path.exists()
     if not is_ours:
         raise ArtifactError(
-            f"{path}: must be free, or an output of this command that nobody changed; name "
-            "another place, or delete it"
+            f"{path}: must be free or an unchanged output of this command; choose another path "
+            "or delete it"
         )
 
 
@@ -160,7 +160,7 @@ def _is_sealed(directory: Path) -> bool:
 
 
 def _hashes(directory: Path) -> dict[str, str]:
-    """Returns the SHA-256 of every file below a directory, and "" for what is no file."""
+    """Returns the SHA-256 of every file below a directory, and "" for other entries."""
     return {
         each.relative_to(directory).as_posix(): sha256_of(each) if each.is_file() else ""
         for each in directory.rglob("*")
@@ -184,7 +184,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def canonical_json(value: Any) -> bytes:
-    """Returns JSON with sorted keys and two spaces, without NaN."""
+    """Returns JSON with sorted keys and an indent of two spaces; rejects NaN."""
     return (json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n").encode()
 
 
@@ -192,35 +192,35 @@ def read_json(path: Path) -> Any:
     """Returns the content of a JSON file.
 
     Raises:
-      ArtifactError: If the file is missing or no JSON.
+      ArtifactError: If the file is missing or not valid JSON.
     """
     require_plain(path)
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ArtifactError(f"{path}: no such file; run the stage that writes it") from None
-    except (ValueError, RecursionError) as error:  # of the syntax, of a number's digits, of depth
+    except (ValueError, RecursionError) as error:  # wrong syntax, too many digits, too deep
         raise ArtifactError(f"{path}: must be JSON, {error}; delete it and rerun") from None
 
 
 def require_inside(name: str) -> str:
-    """Returns the name of a file; raises ValueError if that could lie outside its directory."""
+    """Returns a file name; raises ValueError if it could lead outside its directory."""
     if any(part in ("", ".", "..") for part in name.split("/")) or "\\" in name or "\0" in name:
         raise ValueError(f"a file must lie inside its directory, got {name!r}")
     return name
 
 
 def require_inert(directory: Path) -> None:
-    """Raises ArtifactError if a file of a policy is of a kind that runs code when it is read."""
+    """Raises ArtifactError if a policy's directory has a file that can execute code on load."""
     for path in sorted(directory.rglob("*")):
         if path.suffix in RUNS_CODE:
             raise ArtifactError(
-                f"{path}: may hold a pickle or code, which runs when it is read; delete it"
+                f"{path}: may hold a pickle or code, which is executed on load; delete it"
             )
 
 
 def remove(path: Path) -> None:
-    """Removes a file or directory if it is there."""
+    """Removes a file or directory if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -246,9 +246,9 @@ def sha256_of(file: Path) -> str:
 
 
 def known_sha256(file: Path) -> str:
-    """Returns a file's SHA-256: of a large one that has not changed since, the one that is known.
+    """Returns a file's SHA-256, from the cache for a large file that has not changed.
 
-    With its content the system changes a file's ctime, which nobody can set.
+    The cache compares the ctime, which changes with the content and cannot be set.
     """
     if file.stat().st_size < LARGE_BYTES:
         return sha256_of(file)
@@ -289,20 +289,20 @@ def exclusive(path: Path, holder: str) -> Iterator[None]:
 
 
 def host_lock(name: str, what: str) -> Path:
-    """Returns the file by which a user's processes on this host lock what lies elsewhere.
+    """Returns the file with which a user's processes on this host lock a remote resource.
 
     Args:
-      what: Is hashed: it may hold credentials.
+      what: Identifies the resource; hashed because it may hold credentials.
     """
     known = hashlib.sha256(f"{what} {os.getuid()}".encode()).hexdigest()[:16]
     return Path(tempfile.gettempdir()) / f"grpo-{name}-{known}.lock"
 
 
 def _replace(source: Path, target: Path) -> None:
-    """Moves `source` over `target`; a directory in the way is moved aside first.
+    """Moves `source` over `target`; moves an existing directory aside first.
 
     Raises:
-      ArtifactError: If one is a directory and the other is none.
+      ArtifactError: If exactly one of the two is a directory.
     """
     if target.exists() and target.is_dir() != source.is_dir():
         wanted = "a directory" if source.is_dir() else "a file"
@@ -319,7 +319,7 @@ def _replace(source: Path, target: Path) -> None:
 
 
 def _discard(path: Path) -> None:
-    """Removes what can be removed: where Ray's processes still write, the next writer does."""
+    """Removes as much as possible; the next writer removes what Ray's processes still write."""
     shutil.rmtree(path, ignore_errors=True)
     with suppress(OSError):
         path.unlink(missing_ok=True)
@@ -331,7 +331,7 @@ def _beside(path: Path, suffix: str) -> Path:
 
 
 def _left_beside(path: Path) -> Iterator[tuple[Path, int]]:
-    """Yields the temporary siblings of a path, and the processes that wrote them."""
+    """Yields the temporary siblings of a path and the process ids of their writers."""
     form = re.compile(rf"\.{re.escape(path.name)}\.([1-9][0-9]{{0,6}})\.({TEMPORARY}|{ASIDE})")
     for name in os.listdir(path.parent):
         if found := form.fullmatch(name):
@@ -339,7 +339,7 @@ def _left_beside(path: Path) -> Iterator[tuple[Path, int]]:
 
 
 def remove_left_beside(path: Path) -> None:
-    """Removes the temporary siblings that killed writers of a path have left."""
+    """Removes the temporary siblings of a path whose writers have exited."""
     for left, writer in _left_beside(path):
         if not _is_running(writer):
             _discard(left)
@@ -363,19 +363,19 @@ def _sync(path: Path) -> None:
 
 
 class Scratch:
-    """`.work/STAGE/FINGERPRINT`: other code, inputs or parameters never see what lies there."""
+    """Checkpoints in `.work/STAGE/FINGERPRINT`, for one state of code, inputs and parameters."""
 
     def __init__(self, stage: str, fingerprint: str, *, part: str = "") -> None:
         self._stage = WORK / stage
         self.directory = self._stage / fingerprint[:32] / part
 
     def latest(self) -> tuple[int, Path] | None:
-        """Returns the number and path of the newest whole checkpoint."""
+        """Returns the number and path of the newest checkpoint."""
         found = sorted(self.directory.glob("checkpoint-*"))
         return (int(found[-1].name.rpartition("-")[2]), found[-1]) if found else None
 
     def save(self, number: int, write: Callable[[Path], None]) -> None:
-        """Writes checkpoint `number` atomically and drops the older ones."""
+        """Writes checkpoint `number` atomically and removes the older ones."""
         older = list(self.directory.glob("checkpoint-*"))
         with atomic_path(self.directory / f"checkpoint-{number:08d}") as temporary:
             temporary.mkdir()
@@ -388,5 +388,5 @@ class Scratch:
         return Scratch(self._stage.name, self.directory.name, part=part)
 
     def clear(self) -> None:
-        """Removes all scratch of the stage, that of other fingerprints too."""
+        """Removes all scratch of the stage, including that of other fingerprints."""
         remove(self._stage)

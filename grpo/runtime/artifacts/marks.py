@@ -1,8 +1,8 @@
-"""What became of stages since the page was drawn: marks, and banners stamped on the page.
+"""Marks of stages that ran after the report page was rendered, and banners that show them on it.
 
-A page is a file: whatever happens after it was drawn is stamped on it, without drawing it again.
-A stage is marked when it starts, so that a killed one is known, too. The mark goes when the stage
-has ended well and the page shows what it wrote, or when the page is drawn again.
+The page is a static file: later events are stamped on it without rendering it again. A stage is
+marked when it starts, so that a killed stage has a mark, too. The mark is removed when the stage
+has succeeded and the page shows its outputs, or when the page is rendered again.
 """
 
 import fcntl
@@ -24,7 +24,7 @@ from grpo.runtime.artifacts.files import WORK, canonical_json, known_sha256, rem
 
 ARTIFACTS = Path("artifacts")
 PAGE = ARTIFACTS / "report" / "index.html"
-# What the page shows. Of policies it shows no weights, and those are large.
+# Directories that the page shows. Weights of policies are not shown, and are large.
 INPUTS = (
     "prompts",
     "profile",
@@ -42,13 +42,13 @@ RECORD = re.compile(r'<meta name="inputs" content="([^"]*)">')
 RED, PLAIN = "\x1b[1;31m", "\x1b[0m"
 MARKS = WORK / "marks"
 LOCK = WORK / "marks.lock"
-NOT_SHOWN = ("check", "lineage", "report")  # stages whose outs the page does not show
+NOT_SHOWN = ("check", "lineage", "report")  # stages whose outputs the page does not show
 AGAIN = "run dvc repro, or python -m grpo report if that finds nothing to do"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Banner:
-    """A reason not to trust what a page or a summary shows, and what to do.
+    """A warning about the content of a page or summary, and the remedy.
 
     Instance::
 
@@ -58,7 +58,7 @@ class Banner:
         )
     """
 
-    title: str  # short: it is set in bold
+    title: str  # short, shown in bold
     text: str  # one or two sentences
 
     def __str__(self) -> str:
@@ -77,7 +77,7 @@ def warning(text: object, *, is_colored: bool) -> str:
 
 
 def stamps(banners: Iterable[Banner]) -> str:
-    """Returns the part of a page that `stamp` replaces, as HTML."""
+    """Returns the banners as the HTML section that `stamp` replaces."""
     items = "".join(
         f'<p class="banner" role="alert"><strong>{html.escape(each.title)}</strong> '
         f"{html.escape(each.text)}</p>"
@@ -87,7 +87,7 @@ def stamps(banners: Iterable[Banner]) -> str:
 
 
 def stamp(page: Path, banners: Sequence[Banner]) -> None:
-    """Replaces what was stamped on a page, if there is one; what it was drawn with stays."""
+    """Replaces the stamped banners of a page, if the page exists; the rest stays the same."""
     if not page.is_file():
         return
     text = page.read_bytes().decode()
@@ -97,10 +97,10 @@ def stamp(page: Path, banners: Sequence[Banner]) -> None:
 
 
 def hash_inputs(artifacts: Path, *, within: Sequence[Path] | None = None) -> dict[str, str]:
-    """Returns a hash of every file that the page shows or counts, by its path in `artifacts`.
+    """Returns a hash of every file that the page depends on, by its path in `artifacts`.
 
     Args:
-      within: Only of what is, or lies in, one of these; None: of all.
+      within: Restricts the result to these files and directories; None: all.
     """
     places = [artifacts / name for name in INPUTS]
     if within is not None:
@@ -118,14 +118,14 @@ def hash_inputs(artifacts: Path, *, within: Sequence[Path] | None = None) -> dic
 
 
 def _counts(name: str) -> bool:
-    """Returns whether a file is an input, not DVC's, a temporary one, or a policy's weights."""
+    """Returns whether a file is an input: not DVC's, not temporary and not a policy's weights."""
     parts = name.split("/")
     is_weights = parts[0] == "policies" and name.endswith(WEIGHTS)
     return not is_weights and not any(part.startswith(".") for part in parts)
 
 
 def recorded_inputs(page: Path) -> dict[str, str]:
-    """Returns the hashes of what a page was drawn from."""
+    """Returns the hashes of the files from which a page was rendered."""
     found = RECORD.search(page.read_text(encoding="utf-8"))
     return dict(json.loads(html.unescape(found[1]))) if found else {}
 
@@ -133,7 +133,7 @@ def recorded_inputs(page: Path) -> dict[str, str]:
 def changed_inputs(
     page: Path, artifacts: Path, *, within: Sequence[Path] | None = None
 ) -> list[str]:
-    """Returns the files that are not what the page was drawn from; none without a page.
+    """Returns the files that changed since the page was rendered; none without a page.
 
     Args:
       within: As for `hash_inputs`.
@@ -151,16 +151,16 @@ def changed_inputs(
 
 
 class State(StrEnum):
-    STARTED = "started"  # and runs, or was killed
+    STARTED = "started"  # running, or killed
     FAILED = "failed"
-    FINISHED = "finished"  # and has changed what the page shows
+    FINISHED = "finished"  # and changed inputs of the page
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class Mark:
-    """What became of a stage."""
+    """The state of a stage since the page was rendered."""
 
-    stage: str  # its full name, e.g. rollout@sgpo-2
+    stage: str  # full name, e.g. rollout@sgpo-2
     state: State
     reason: str = ""  # why it failed
 
@@ -170,10 +170,10 @@ MARK = TypeAdapter(Mark)
 
 @contextmanager
 def marked(stage: str, paths: Sequence[Path]) -> Iterator[None]:
-    """Marks a stage while the block runs, and after it unless the page shows what is there.
+    """Marks a stage while the block runs, and afterwards if it failed or the page is outdated.
 
     Args:
-      paths: What the stage reads and writes.
+      paths: Inputs and outputs of the stage.
     """
     if stage != "lineage":  # which stores a copy of the page
         _write(Mark(stage=stage, state=State.STARTED))
@@ -197,34 +197,34 @@ def fail(stage: str, error: BaseException) -> None:
 
 
 def succeed(stage: str) -> None:
-    """Removes what says that a stage failed or was killed; not that it has changed something."""
+    """Removes the mark of a stage that failed or was killed; keeps the mark FINISHED."""
     if any(each.stage == stage and each.state is not State.FINISHED for each in read_marks()):
         clear([stage])
 
 
 def clear(stages: Sequence[str]) -> None:
-    """Removes marks, from the page, too."""
+    """Removes marks and their banners on the page."""
     for stage in stages:
         remove(_path(stage))
     _stamp_page()
 
 
 def read_marks() -> list[Mark]:
-    """Returns the marks of all stages, by name; what is no mark says nothing."""
+    """Returns the marks of all stages, sorted by name; ignores invalid files."""
     marks = []
-    # Not by glob, which finds nothing where it may not read.
+    # Not glob, which returns nothing for an unreadable directory.
     for name in sorted(os.listdir(MARKS)) if MARKS.exists() else []:
         if not name.endswith(".json"):
             continue
         try:
             marks.append(MARK.validate_json((MARKS / name).read_bytes()))
-        except (ValidationError, FileNotFoundError):  # removed meanwhile
+        except (ValidationError, FileNotFoundError):  # removed in the meantime
             continue
     return marks
 
 
 def banners_of(marks: Sequence[Mark]) -> list[Banner]:
-    """Returns a banner for every stage that did not end well, and one for all that did."""
+    """Returns a banner per failed or unfinished stage, and one banner for all finished stages."""
     failed = [each for each in marks if each.state is State.FAILED]
     started = [each.stage for each in marks if each.state is State.STARTED]
     finished = [each.stage for each in marks if each.state is State.FINISHED]
@@ -245,7 +245,7 @@ def banners_of(marks: Sequence[Mark]) -> list[Banner]:
 
 
 def older(names: Sequence[str], what: str) -> Banner:
-    """Returns the banner of a page that does not show what there is now."""
+    """Returns the banner of a page that is older than its inputs."""
     more = f" and {len(names) - 4} more" if len(names) > 4 else ""
     return Banner(
         title="The page is older than its inputs",
@@ -254,7 +254,7 @@ def older(names: Sequence[str], what: str) -> Banner:
 
 
 def _write(mark: Mark) -> None:
-    # On a full disk the stage has more to say than that it cannot be marked.
+    # On a full disk the stage's own error matters more than a missing mark.
     with suppress(OSError, GrpoError):
         write_bytes(_path(mark.stage), canonical_json(MARK.dump_python(mark, mode="json")))
     _stamp_page()
@@ -265,7 +265,7 @@ def _path(stage: str) -> Path:
 
 
 def _stamp_page() -> None:
-    """Stamps what all marks say; stages side by side do so one after the other."""
+    """Stamps the banners of all marks on the page; a lock serializes concurrent stages."""
     with suppress(OSError, GrpoError):  # as above
         if not PAGE.exists():
             return

@@ -1,4 +1,4 @@
-"""What was drawn, as arrays and as PNG; needs no torch: for judges and for the report."""
+"""Generated images and clips as arrays and PNG, without torch, for judges and the report."""
 
 import io
 from collections.abc import Iterator, Sequence
@@ -13,22 +13,22 @@ from safetensors import SafetensorError, safe_open
 
 from grpo.errors import ArtifactError
 
-LONGEST_PIXELS = 160  # of a side; larger images are shrunk
-FRAMES = 6  # of a clip that are shown
+LONGEST_PIXELS = 160  # maximum side length; larger images are downscaled
+FRAMES = 6  # number of a clip's frames that are shown
 GAP_PIXELS, GAP_LEVEL = 1, 128  # between frames
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 SIZE_AT = slice(16, 24)  # width and height in a PNG's first chunk, 4 bytes each
 
 
 def read_rows(path: Path, name: str, rows: Sequence[int]) -> list[NDArray[Any]]:
-    """Returns some rows of one tensor of a file; the others are not read.
+    """Returns the given rows of a tensor in a safetensors file; reads no other rows.
 
     Raises:
       ArtifactError: If the file is missing or broken, or the tensor has no such rows.
     """
     count, needed = 0, 1 + max(rows, default=-1)
     with whole_safetensors(path), safe_open(path, framework="np") as file:
-        if name in file.keys():  # noqa: SIM118  it is no mapping
+        if name in file.keys():  # noqa: SIM118  not a mapping
             found = file.get_slice(name)
             count = found.get_shape()[0]
         if needed <= count:
@@ -41,10 +41,10 @@ def read_rows(path: Path, name: str, rows: Sequence[int]) -> list[NDArray[Any]]:
 
 @contextmanager
 def whole_safetensors(path: Path) -> Iterator[None]:
-    """Raises an ArtifactError where a safetensors file is missing or broken."""
+    """Raises ArtifactError if the safetensors file that the block reads is missing or broken."""
     if not path.is_file():
         raise ArtifactError(f"{path}: no such file; run the stage that writes it")
-    path.open("rb").close()  # safetensors calls a file missing that it may not read
+    path.open("rb").close()  # safetensors reports an unreadable file as missing
     try:
         yield
     except (SafetensorError, OSError, ValueError) as error:
@@ -54,14 +54,14 @@ def whole_safetensors(path: Path) -> Iterator[None]:
 
 
 def encode_png(media: UInt8[np.ndarray, " channel *shape"]) -> bytes:
-    """Returns an image of one channel or three as PNG, the same bytes each time.
+    """Returns an image with one or three channels as PNG; the bytes are reproducible.
 
     Args:
-      media: An image [channel, height, width], or a clip [channel, frame, height, width]: some of
-        its frames side by side.
+      media: An image [channel, height, width], or a clip [channel, frame, height, width], of which
+        some frames are shown side by side.
     """
     image, frames = (film_strip(media), FRAMES) if media.ndim == 4 else (media, 1)
-    # Imported here: only runs that draw images have any.
+    # Imported here: only image and video runs need Pillow.
     from PIL import Image
 
     picture = Image.fromarray(image[0] if len(image) == 1 else image.transpose(1, 2, 0))
@@ -74,7 +74,7 @@ def encode_png(media: UInt8[np.ndarray, " channel *shape"]) -> bytes:
 def film_strip(
     clip: UInt8[np.ndarray, "channel frame height width"],
 ) -> UInt8[np.ndarray, "channel height strip"]:
-    """Returns evenly spaced frames side by side, the first and the last among them."""
+    """Returns evenly spaced frames side by side, including the first and the last frame."""
     shown = np.linspace(0, clip.shape[1] - 1, min(FRAMES, clip.shape[1])).round().astype(int)
     gap = np.full((*clip.shape[:1], clip.shape[2], GAP_PIXELS), GAP_LEVEL, np.uint8)
     pieces = [piece for frame in shown for piece in (gap, clip[:, frame])]
@@ -82,7 +82,7 @@ def film_strip(
 
 
 def is_png(content: object) -> bool:
-    """Returns whether `content` are bytes that begin as a PNG does, its size included."""
+    """Returns whether `content` is bytes that start with a PNG header, including its size."""
     return (
         isinstance(content, bytes)
         and content.startswith(PNG_SIGNATURE)

@@ -1,4 +1,4 @@
-"""Every table of the pipeline: its schema, and validated reading and writing of parquet."""
+"""Schemas of all tables of the pipeline, and validated reading and writing of parquet."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -16,8 +16,8 @@ from grpo.errors import ArtifactError, brief
 from grpo.runtime.artifacts.files import atomic_path, require_plain, write_bytes
 from grpo.runtime.artifacts.media import is_png
 
-LARGEST_FLOAT32 = float(np.finfo(np.float32).max)  # training computes in it
-LARGEST_COUNT = 10**30  # of FLOPs or steps; no run comes near, and a float holds it
+LARGEST_FLOAT32 = float(np.finfo(np.float32).max)  # training computes in float32
+LARGEST_COUNT = 10**30  # bound on FLOPs and steps, far above any run
 STATUSES = ("scored", "unparsable", "timed_out", "failed")
 
 _finite = pa.Check(lambda column: np.isfinite(column), name="finite", error="be finite")
@@ -51,7 +51,7 @@ PROMPTS = _schema(
         "family": pa.Column(str, _filled),
         "prompt": pa.Column(str, _filled),
         "answer": pa.Column(str),
-        "entry": pa.Column(str),  # JSON: what the judge needs besides the text
+        "entry": pa.Column(str),  # JSON: additional input of the judge
     },
 )
 WARMUP = _schema(
@@ -82,7 +82,7 @@ CURRICULUM = _schema(
         "phase": pa.Column("int64", _at_least(1)),
         "position": pa.Column("int64", _at_least(0)),  # order within the phase
         "rollouts": pa.Column("int64", _at_least(2)),  # the group's size
-        "outcome_rate": pa.Column("float64", _fraction, nullable=True),  # none: no profile
+        "outcome_rate": pa.Column("float64", _fraction, nullable=True),  # null: no profile
     },
 )
 ROLLOUTS = _schema(
@@ -93,7 +93,7 @@ ROLLOUTS = _schema(
         "group": pa.Column("int64", _at_least(0)),
         "text": pa.Column(str),
         "steps": pa.Column("int64", _at_least(0)),  # with a log-probability
-        "is_finished": pa.Column(bool),  # ended by itself, not by the step limit
+        "is_finished": pa.Column(bool),  # not truncated by the step limit
     },
 )
 REWARDS = _schema(
@@ -104,7 +104,7 @@ REWARDS = _schema(
         "outcome": pa.Column("float64", [_finite, _fraction]),
         "reward": pa.Column("float64", [_finite, _in_float32]),
         "status": pa.Column(str, pa.Check.isin(STATUSES, error=f"be one of {STATUSES}")),
-        "detail": pa.Column(str),  # what the judge raised or returned, if not scored
+        "detail": pa.Column(str),  # the judge's error or return value, if not scored
     },
 )
 CREDIT = _schema(
@@ -123,7 +123,7 @@ EVALUATION = _schema(
     "prompt_id",
     {
         "family": pa.Column(str, _filled),
-        "greedy": pa.Column("float64", _fraction, nullable=True),  # none: no greedy decoding
+        "greedy": pa.Column("float64", _fraction, nullable=True),  # null: no greedy decoding
         "rollouts": pa.Column("int64", _at_least(1)),
         "successes": pa.Column("int64", _at_least(0)),
     },
@@ -135,16 +135,16 @@ EVALUATION_SAMPLES = _schema(
         "prompt_id": pa.Column(str, _filled),
         "family": pa.Column(str, _filled),
         "prompt": pa.Column(str, _filled),
-        "text": pa.Column(str),  # what the judge judged: written, or read off the image
-        "image": pa.Column(object, _image),  # PNG; no bytes if rollouts are text
+        "text": pa.Column(str),  # the judge's input: generated, or read from the image by OCR
+        "image": pa.Column(object, _image),  # PNG; empty if rollouts are text
         "outcome": pa.Column("float64", [_finite, _fraction]),
-        "reward": pa.Column("float64", [_finite, _fraction]),  # the judge's score, not shaped
+        "reward": pa.Column("float64", [_finite, _fraction]),  # before reward shaping
     },
 )
 
 
 class _Law(NamedTuple):
-    """What columns of a row must say together."""
+    """A constraint across the columns of a row."""
 
     column: str
     rule: str  # after "must be"
@@ -152,7 +152,7 @@ class _Law(NamedTuple):
 
 
 def _one_to_one(frame: pd.DataFrame) -> "pd.Series[bool]":
-    """Returns which rows have the prompt of their group's first row, and its group."""
+    """Returns which rows keep groups and prompts one-to-one, compared with the first rows."""
     of_group = frame.groupby("group")["prompt_id"].transform("first")
     of_prompt = frame.groupby("prompt_id")["group"].transform("first")
     return (of_group == frame["prompt_id"]) & (of_prompt == frame["group"])
@@ -167,7 +167,7 @@ def _is_object(text: str) -> bool:
 
 
 def _members(frame: pd.DataFrame) -> "pd.Series[str]":
-    """Returns the ids of rollouts that are all there, in the order in which they were drawn."""
+    """Returns the rollout ids of a complete table, in the order of sampling."""
     member = frame.groupby("prompt_id").cumcount()
     return frame["prompt_id"] + "/" + member.astype(str)
 
@@ -216,7 +216,7 @@ LAWS = {
 
 
 def require_part(prompts: pd.DataFrame, part: str, path: Path) -> None:
-    """Raises ArtifactError unless prompts are those of `train`, `eval` or `warmup`: ids say so."""
+    """Raises ArtifactError unless all prompt ids start with `part`: train, eval or warmup."""
     others = np.flatnonzero(~prompts["prompt_id"].str.startswith(f"{part}-"))
     if len(others):
         error = wrong_cell(prompts, path, int(others[0]), "prompt_id", f"{part}-...")
@@ -224,15 +224,15 @@ def require_part(prompts: pd.DataFrame, part: str, path: Path) -> None:
 
 
 def is_count(value: object) -> bool:
-    """Returns whether a stored value is a whole number that counts something."""
+    """Returns whether a stored value is an integer in [0, LARGEST_COUNT]."""
     return type(value) is int and 0 <= value <= LARGEST_COUNT
 
 
 def is_judged(rewards: pd.DataFrame) -> "pd.Series[bool]":
-    """Returns which rollouts were judged; the others are in no statistic of training.
+    """Returns which rollouts were judged; training statistics exclude the others.
 
-    What the policy made unjudgeable, `unparsable` or `timed_out`, was judged: it is worth nothing.
-    Where the environment, the sampler or the judge `failed`, nothing is known of the policy.
+    `unparsable` and `timed_out` are caused by the policy: these rollouts count as judged, with
+    outcome 0. If the environment, the sampler or the judge `failed`, the outcome is unknown.
 
     Args:
       rewards: Schema REWARDS.
@@ -244,7 +244,7 @@ def read_table(path: Path, schema: pa.DataFrameSchema) -> pd.DataFrame:
     """Returns a validated table.
 
     Raises:
-      ArtifactError: If the file is missing, no parquet, or breaks the schema.
+      ArtifactError: If the file is missing, not parquet, or violates the schema.
     """
     with _explained(path):
         frame = pd.read_parquet(path, engine="pyarrow")
@@ -255,25 +255,25 @@ def read_table(path: Path, schema: pa.DataFrameSchema) -> pd.DataFrame:
 
 
 def read_profile(path: Path) -> pd.DataFrame:
-    """Returns a table under the schema PROFILE; without rows if nothing reads a profile.
+    """Returns a table of schema PROFILE; it has no rows if no stage uses a profile.
 
     Raises:
-      ArtifactError: If the file is missing, no parquet, or breaks the schema.
+      ArtifactError: If the file is missing, not parquet, or violates the schema.
     """
     return read_table(path, PROFILE) if count_rows(path) else empty_table(PROFILE)
 
 
 def empty_table(schema: pa.DataFrameSchema) -> pd.DataFrame:
-    """Returns a table of a schema's columns and types without rows."""
+    """Returns a table without rows that has a schema's columns and types."""
     columns = schema.columns.items()
     return pd.DataFrame({name: pd.Series(dtype=str(each.dtype)) for name, each in columns})
 
 
 def count_rows(path: Path) -> int:
-    """Returns how many rows a table says that it has; nothing else of it is read.
+    """Returns a table's number of rows, from its metadata alone.
 
     Raises:
-      ArtifactError: If the file is missing or no parquet.
+      ArtifactError: If the file is missing or not parquet.
     """
     with _explained(path):
         return int(parquet.read_metadata(path).num_rows)
@@ -281,9 +281,9 @@ def count_rows(path: Path) -> int:
 
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
-    """Raises an ArtifactError where a parquet file is missing or broken."""
+    """Raises ArtifactError if the parquet file that the block reads is missing or broken."""
     require_plain(path)
-    if path.is_dir():  # which would be read as a data set of several files
+    if path.is_dir():  # pandas would read it as a dataset of several files
         raise ArtifactError(f"{path}: must be a parquet file, is a directory; correct the path")
     try:
         yield
@@ -302,7 +302,7 @@ def write_table(
     """Validates a table and writes it atomically as parquet.
 
     Raises:
-      ArtifactError: If the table breaks the schema.
+      ArtifactError: If the table violates the schema.
     """
     columns = list(schema.columns)
     missing = [name for name in columns if name not in frame.columns]
@@ -315,15 +315,15 @@ def write_table(
 
 
 def write_csv(path: Path, frame: pd.DataFrame) -> None:
-    """Writes a table as CSV atomically; floats keep all their digits."""
+    """Writes a table as CSV atomically, with all digits of floats."""
     write_bytes(path, frame.to_csv(index=False, lineterminator="\n").encode())
 
 
 def validate(frame: pd.DataFrame, schema: pa.DataFrameSchema, path: Path) -> pd.DataFrame:
-    """Returns `frame` if it keeps the schema.
+    """Returns `frame` if it satisfies the schema.
 
     Raises:
-      ArtifactError: Naming file, row, column, rule and value.
+      ArtifactError: Otherwise; the message names file, row, column, rule and value.
     """
     if len(frame) == 0:
         raise ArtifactError(f"{path}: must have at least one row, got an empty table")
@@ -339,10 +339,10 @@ def validate(frame: pd.DataFrame, schema: pa.DataFrameSchema, path: Path) -> pd.
 
 
 def wrong_cell(frame: pd.DataFrame, path: Path, row: int, column: str, rule: str) -> ArtifactError:
-    """Returns the error of a cell that breaks a rule.
+    """Returns the error for a cell that violates a rule.
 
     Args:
-      rule: After "must be".
+      rule: The text after "must be".
     """
     key = frame.columns[0]
     return ArtifactError(
@@ -354,7 +354,7 @@ def wrong_cell(frame: pd.DataFrame, path: Path, row: int, column: str, rule: str
 def _explain(
     frame: pd.DataFrame, schema: pa.DataFrameSchema, path: Path, cases: pd.DataFrame
 ) -> str:
-    """Returns one line about the first failure: the whole table's before a row's."""
+    """Returns one line about the first failure; failures of the whole table come first."""
     case = cases.sort_values("index", na_position="first", kind="stable").iloc[0]
     check, value = str(case["check"]), case["failure_case"]
     if check == "column_in_dataframe":
@@ -377,7 +377,7 @@ def _explain(
 
 
 def unscored(rewards: pd.DataFrame) -> dict[str, dict[str, int]]:
-    """Returns the part of a summary that only a stage has of which no rollout was scored.
+    """Returns the counts by status for the summary if no rollout was scored, else nothing.
 
     Args:
       rewards: Schema REWARDS.

@@ -1,4 +1,4 @@
-"""Tensors as safetensors: written atomically, read with a sentence when the file is broken."""
+"""Atomic writing and validated reading of tensors as safetensors."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,19 +15,19 @@ from grpo.runtime.artifacts.media import whole_safetensors
 
 
 class NotFinite(NamedTuple):
-    """The first number of named tensors that is not finite."""
+    """Location of a value that is not finite in a set of named tensors."""
 
     name: str
-    at: tuple[int, ...]  # its indices
+    at: tuple[int, ...]  # indices
     value: float
 
 
 def find_not_finite(tensors: Mapping[str, Tensor]) -> NotFinite | None:
-    """Returns the first number that is not finite, by the order of the tensors; None: no such."""
+    """Returns the first value that is not finite, in the order of the tensors, or None."""
     for name, given in tensors.items():
         tensor = given.detach()
         if tensor.is_floating_point() and tensor.numel():
-            low, high = tensor.aminmax()  # no mask of the tensor's size; NaN comes through
+            low, high = tensor.aminmax()  # propagates NaN, needs no mask of the tensor's size
             if not bool(low.isfinite() & high.isfinite()):
                 at = (~tensor.isfinite()).nonzero()[0]
                 value = float(tensor[tuple(at)])
@@ -36,7 +36,7 @@ def find_not_finite(tensors: Mapping[str, Tensor]) -> NotFinite | None:
 
 
 def require_finite(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Raises ArtifactError, which names the tensor, if a number is not finite."""
+    """Raises ArtifactError that names the tensor if a value is not finite."""
     if found := find_not_finite(tensors):
         raise ArtifactError(
             f"{path}: tensor {found.name!r} must be finite, got {found.value} at "
@@ -48,7 +48,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Writes named tensors atomically, sorted by name.
 
     Raises:
-      ArtifactError: If a number is not finite, or the disk is full or refuses the write.
+      ArtifactError: If a value is not finite, or the write fails.
     """
     ordered = {name: tensors[name].detach().cpu().contiguous() for name in sorted(tensors)}
     require_finite(ordered, path)
@@ -63,7 +63,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     """Returns the named tensors of a file.
 
     Raises:
-      ArtifactError: If the file is missing, truncated or no safetensors, or a number in it is not
+      ArtifactError: If the file is missing, truncated or not safetensors, or a value is not
         finite.
     """
     with whole_safetensors(path):
@@ -76,7 +76,7 @@ def unpack_ragged(flat: Tensor, lengths: Tensor) -> Tensor:
     """Returns [row, step], padded with 0, from flat entries and the number of entries per row.
 
     Raises:
-      ArtifactError: If the lengths do not add up to the entries.
+      ArtifactError: If the lengths do not sum to the number of entries.
     """
     if int(lengths.sum()) != len(flat):
         raise ArtifactError(

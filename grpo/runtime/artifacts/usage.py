@@ -1,7 +1,7 @@
-"""What a stage really used on this machine: seconds by part, processor seconds, peak bytes.
+"""Measured resource usage of a stage: seconds by part, processor seconds, peak memory.
 
-Measurements differ from run to run, so they never enter an artifact: they lie in `.runs/`, one
-JSON per stage, and are read by the report page and the lineage.
+Measurements differ between runs, so they are not part of any artifact. They are stored in
+`.runs/`, one JSON per stage, and read by the report page and the lineage.
 """
 
 import resource
@@ -20,7 +20,7 @@ USAGE = Path(".runs")
 
 @dataclass(kw_only=True)
 class Usage:
-    """Accumulates while a stage runs, its start-up included; a killed try is not counted."""
+    """Usage of a stage, including its start-up; excludes killed attempts."""
 
     seconds_by_part: dict[str, float] = field(default_factory=dict)
     cpu_seconds: float = 0.0
@@ -38,7 +38,7 @@ class Usage:
             self.seconds_by_part[name] = self.seconds_by_part.get(name, 0.0) + passed
 
     def move(self, source: str, seconds_by_part: Mapping[str, float]) -> None:
-        """Counts some seconds of part `source` as those of other parts."""
+        """Moves seconds from part `source` to other parts."""
         for target, seconds in seconds_by_part.items():
             self.seconds_by_part[source] -= seconds
             self.seconds_by_part[target] = self.seconds_by_part.get(target, 0.0) + seconds
@@ -50,7 +50,7 @@ def measured(stage: str) -> Iterator[Usage]:
     usage = Usage()
     start = time.time() - psutil.Process().create_time()
     usage.seconds_by_part["start"] = start
-    entered = time.perf_counter()  # the clock may be set meanwhile
+    entered = time.perf_counter()  # unaffected by changes of the system clock
     yield usage
     own = resource.getrusage(resource.RUSAGE_SELF)
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -61,6 +61,6 @@ def measured(stage: str) -> Iterator[Usage]:
 
 
 def read_usage(stage: str) -> Usage | None:
-    """Returns what `stage` used when it last ran in this workspace, or None."""
+    """Returns the usage of the last run of `stage` in this workspace, or None."""
     path = USAGE / f"{stage}.json"
     return Usage(**read_json(path)) if path.exists() else None

@@ -1,1 +1,1 @@
-"""Where a stage's work is done: in its own process, in workers here, or on a Ray cluster."""
+"""Executors of a stage's jobs: the stage's own process, local workers, or a Ray cluster."""

@@ -1,4 +1,4 @@
-"""What an engine is: it does a stage's jobs, in whatever process and order."""
+"""The executor interface: runs a stage's jobs, in any process and in any order."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -7,51 +7,51 @@ from typing import Any, NamedTuple
 
 from grpo.runtime.artifacts.files import atomic_path
 
-Skill = Callable[[dict[str, Any], Path], None]  # fills the directory that an order asks for
+Skill = Callable[[dict[str, Any], Path], None]  # writes an order's results to a directory
 Seconds = dict[str, float]  # by part of `grpo.runtime.artifacts.usage.Usage`
 
 
 class Job(NamedTuple):
-    """A part of a stage's work. Its bytes depend on the order alone, not on who does it or when."""
+    """One unit of a stage's work. Its output bytes depend only on its order."""
 
-    skill: str
-    order: dict[str, Any]  # plain data
-    out: Path  # a directory; whole if it is there
+    skill: str  # key of Work.skills
+    order: dict[str, Any]  # arguments, JSON-serializable
+    out: Path  # output directory; complete if it exists
 
 
 class Work(NamedTuple):
-    """What a stage has to do, ready to be done in this process."""
+    """The functions that run a stage's jobs in this process, with their models loaded."""
 
     skills: Mapping[str, Skill]
-    seconds: Callable[[], Seconds] = dict  # so far, that were no work proper
+    seconds: Callable[[], Seconds] = dict  # overhead so far, e.g. loading
 
     def do(self, job: Job) -> None:
-        """Writes what the job asks for: whole, or not at all."""
+        """Writes the job's output directory atomically."""
         with atomic_path(job.out) as temporary:
             temporary.mkdir()
             self.skills[job.skill](job.order, temporary)
 
 
-class Engine(ABC):
-    """Does a stage's jobs."""
+class Executor(ABC):
+    """Runs a stage's jobs."""
 
     @abstractmethod
     def run(self, jobs: Sequence[Job]) -> Iterator[Job]:
-        """Does jobs, and yields each when it is done."""
+        """Runs jobs and yields each job when it is done."""
 
     @abstractmethod
     def seconds(self) -> Seconds:
-        """Returns what a worker, on average, has spent so far on what is no work proper."""
+        """Returns the mean overhead per worker so far, e.g. for loading, by part."""
 
     def finish(
         self,
         jobs: Sequence[Job],
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
-        """Does the jobs whose directories are not there yet.
+        """Runs the jobs whose output directories do not exist yet.
 
         Args:
-          progress: Called with the jobs done and their number.
+          progress: Called with the number of finished jobs and of all jobs.
         """
         left = [job for job in jobs if not job.out.exists()]
         done = len(jobs) - len(left)
@@ -60,18 +60,18 @@ class Engine(ABC):
             progress(number, len(jobs))
 
 
-class Local(Engine):
-    """Does jobs in this process, one by one."""
+class Local(Executor):
+    """Runs jobs in this process, one after the other."""
 
     def __init__(self, work: Work) -> None:
         self._work = work
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Job]:
-        """Does jobs in their order."""
+        """Runs jobs in the given order."""
         for job in jobs:
             self._work.do(job)
             yield job
 
     def seconds(self) -> Seconds:
-        """Returns the seconds of this process."""
+        """Returns the overhead of this process."""
         return self._work.seconds()

@@ -1,4 +1,4 @@
-"""Which GPUs there are, without a library that would take hold of them."""
+"""Lists GPUs without initializing CUDA."""
 
 import os
 from itertools import takewhile
@@ -8,9 +8,10 @@ DEVICES = Path("/dev")
 
 
 def visible_gpus(devices: Path = DEVICES) -> tuple[str, ...]:
-    """Returns CUDA_VISIBLE_DEVICES up to a -1, or the machine's NVIDIA devices; CPU only: none.
+    """Returns the entries of CUDA_VISIBLE_DEVICES before a -1, else the NVIDIA devices in /dev.
 
-    CUDA counts from 0 what a container is given; the numbers of the files are the host's.
+    Without CUDA_VISIBLE_DEVICES the indices start at 0, as in CUDA: inside a container the
+    numbers of the device files are those of the host.
     """
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:

@@ -1,4 +1,4 @@
-"""Workers that are processes on this host."""
+"""Workers as processes on this host."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,55 +7,55 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from grpo.runtime.executors.pool import Handle, Pool
 from grpo.runtime.process import Process
 
-GRACE_SECONDS = 5.0  # for a process that has closed its socket to say why, by its exit code
+GRACE_SECONDS = 5.0  # for a process that has closed its socket to exit with its exit code
 
 
 class ProcessPool(Pool):
-    """Processes that each make their work anew; they inherit the environment."""
+    """A pool of processes that inherit the environment; each builds its own `Work`."""
 
     def __init__(self, make: str, setup: str, environments: Sequence[Mapping[str, str]]) -> None:
         """Args:
-        make: What turns `setup` into a worker's `Work`, as "module:function".
-        environments: What each worker has beside what it inherits.
+        make: Function that builds a worker's `Work` from `setup`, as "module:function".
+        environments: Additional environment variables, one mapping per worker.
         """
-        threads = ThreadPoolExecutor(len(environments))  # one waits for each worker
+        threads = ThreadPoolExecutor(len(environments))  # one thread per worker waits for answers
         super().__init__(
-            lambda slot: _Near(make, environments[slot], threads),
+            lambda slot: _ProcessHandle(make, environments[slot], threads),
             workers=len(environments),
             setup=setup,
         )
         self._threads = threads
 
     def close(self, grace_seconds: float = 0.0) -> None:
-        """Ends all workers, and who waits for them."""
+        """Stops all workers and the threads that wait for them."""
         super().close(grace_seconds)
         self._threads.shutdown()
 
 
-class _Near(Handle):
+class _ProcessHandle(Handle):
     lost = (ConnectionError,)
 
     def __init__(
         self, make: str, environment: Mapping[str, str], threads: ThreadPoolExecutor
     ) -> None:
-        # Not in one of the threads: the process ends with the thread that has started it.
+        # Not started in one of the threads: the process dies with the thread that started it.
         self._process = Process("grpo.runtime.executors.worker", make, environment=environment)
         self._threads = threads
 
     def ask(self, line: str) -> Future[str]:
-        """Returns what the process will answer."""
+        """Sends a line and returns the future answer of the process."""
         return self._threads.submit(self._exchange, line)
 
-    def dismiss(self) -> None:
-        """Lets the process end when it has read all."""
-        self._process.dismiss()
+    def close_input(self) -> None:
+        """Closes the input; the process exits once it has read everything."""
+        self._process.close_input()
 
     def stop(self, grace_seconds: float = 0.0) -> None:
-        """Kills the process if it does not end by itself in this time."""
+        """Kills the process if it does not exit within the grace time."""
         self._process.stop(grace_seconds)
 
     def _exchange(self, line: str) -> str:
-        """Raises ConnectionError if a signal has ended the process; an error is a bug."""
+        """Returns the answer to a line; raises ConnectionError if a signal killed the process."""
         self._process.send(line)
         try:
             return self._process.read_line(math.inf)

@@ -1,6 +1,6 @@
-"""Workers on a Ray cluster, an extra (pip install -e '.[ray]').
+"""Workers as actors on a Ray cluster; needs the extra `ray` (pip install -e '.[ray]').
 
-The cluster is the one at RAY_ADDRESS, or one that is started on loopback and ends with the stage.
+The cluster is the one at RAY_ADDRESS, or a local one on loopback that stops with the stage.
 """
 
 import logging
@@ -15,30 +15,30 @@ from typing import Any
 
 import psutil
 
-from grpo.errors import EngineError, MissingExtraError, brief
+from grpo.errors import ExecutorError, MissingExtraError, brief
 from grpo.runtime.artifacts.files import temporary_beside
 from grpo.runtime.executors.pool import Handle, Pool
 from grpo.runtime.executors.worker import Worker
 from grpo.schema import PARAMS
 
 ADDRESS = os.environ.get("RAY_ADDRESS")
-os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # nothing leaves the machine
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # no telemetry
 if ADDRESS is None:  # Ray reads these when it is imported
     os.environ |= {
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # its servers listen on loopback, here as there
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # servers listen on loopback on every system
         "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": secrets.token_hex(32),  # else it writes one to the home directory
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),  # otherwise Ray writes one to the home directory
     }
 try:
     import ray
 except ImportError:
     raise MissingExtraError(
-        f"{PARAMS}: sampling.engine ray needs ray; run pip install -e '.[ray]'"
+        f"{PARAMS}: sampling.executor ray needs ray; run pip install -e '.[ray]'"
     ) from None
 
 FOLDERS = Path("/tmp")  # short: the names of Ray's sockets must fit into 104 bytes
-PATIENCE_SECONDS = 10.0  # with processes that are to end, and addresses that are to answer
-STORE_BYTES = 80 * 2**20  # about the least: lines travel, nothing else
+PATIENCE_SECONDS = 10.0  # timeout for processes to exit and for addresses to accept a connection
+STORE_BYTES = 80 * 2**20  # close to Ray's minimum: only lines of text are exchanged
 LOST = (
     ray.exceptions.LocalRayletDiedError,
     ray.exceptions.NodeDiedError,
@@ -51,24 +51,24 @@ LOST = (
 
 @contextmanager
 def connected(*, processors: int, gpus: int) -> Iterator[int]:
-    """Yields the number of the cluster's hosts.
+    """Connects to the cluster, or starts a local one; yields its number of hosts.
 
     Args:
-      processors: What a cluster that is started here is to have, as `gpus`.
+      processors: Number of processors of a local cluster; `gpus` is its number of GPUs.
 
     Raises:
-      EngineError: If none answers at RAY_ADDRESS, or none starts.
+      ExecutorError: If no cluster answers at RAY_ADDRESS, or no local cluster starts.
     """
-    told: dict[str, Any] = {"logging_level": logging.WARNING, "log_to_driver": False}
+    options: dict[str, Any] = {"logging_level": logging.WARNING, "log_to_driver": False}
     if ADDRESS is None:
-        with _started(num_cpus=processors, num_gpus=gpus, **told):
+        with _started(num_cpus=processors, num_gpus=gpus, **options):
             yield 1
         return
     with _refused(
         f"RAY_ADDRESS {ADDRESS}: no Ray cluster answers there", "start it or unset RAY_ADDRESS"
     ):
-        _knock(ADDRESS)
-        ray.init(ADDRESS, **told)
+        _check_listening(ADDRESS)
+        ray.init(ADDRESS, **options)
     try:
         yield _count_hosts()
     finally:
@@ -77,29 +77,31 @@ def connected(*, processors: int, gpus: int) -> Iterator[int]:
 
 @contextmanager
 def _refused(what: str, remedy: str) -> Iterator[None]:
-    """Raises EngineError in place of what Ray raises when there is no cluster."""
+    """Converts Ray's connection and start-up errors to ExecutorError."""
     try:
         yield
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-        raise EngineError(f"{what}, {brief(error)}; {remedy}") from None
+        raise ExecutorError(f"{what}, {brief(error)}; {remedy}") from None
 
 
 @contextmanager
-def _started(**told: Any) -> Iterator[None]:
-    """Starts a cluster that is gone after the block, with its processes and its files."""
+def _started(**options: Any) -> Iterator[None]:
+    """Starts a local cluster; removes its processes and files after the block."""
     before = set(psutil.Process().children())
     with temporary_beside(FOLDERS / f"grpo-ray-{os.getuid()}") as folder:
         folder.mkdir(mode=0o700)
         servers: set[psutil.Process] = set()
         try:
-            with _refused("no Ray cluster starts here", "make room, or use engine processes"):
+            with _refused(
+                "no Ray cluster starts here", "make room, or set sampling.executor to processes"
+            ):
                 try:
                     ray.init(
                         "local",
                         include_dashboard=False,
                         object_store_memory=STORE_BYTES,
                         _temp_dir=str(folder),
-                        **told,
+                        **options,
                     )
                 finally:
                     servers = set(psutil.Process().children()) - before
@@ -111,7 +113,7 @@ def _started(**told: Any) -> Iterator[None]:
 
 
 def _end(processes: list[psutil.Process]) -> None:
-    """Returns when processes have ended, in time or by force, and write no more."""
+    """Waits for processes to exit and kills those that take too long."""
     late = psutil.wait_procs(processes, PATIENCE_SECONDS)[1]
     for process in late:
         with suppress(psutil.NoSuchProcess):
@@ -119,15 +121,15 @@ def _end(processes: list[psutil.Process]) -> None:
     psutil.wait_procs(late, PATIENCE_SECONDS)
 
 
-def _knock(address: str) -> None:
-    """Raises OSError if nobody listens at "HOST:PORT"; Ray would ask again for minutes."""
+def _check_listening(address: str) -> None:
+    """Raises OSError if no server listens at "HOST:PORT"; Ray would retry for minutes."""
     host, _, port = address.rpartition(":")
     if host and port.isdigit() and "/" not in host:
         socket.create_connection((host, int(port)), PATIENCE_SECONDS).close()
 
 
 def _count_hosts() -> int:
-    nodes: Any = ray.nodes  # it is not typed
+    nodes: Any = ray.nodes  # untyped
     return sum(node["Alive"] for node in nodes())
 
 
@@ -154,7 +156,7 @@ class RayPool(Pool):
         needs: What Ray is to keep free for each worker, by its own names: num_cpus, num_gpus.
         environment: What a worker has beside what its host gives it.
         """
-        actor: Any = ray.remote(_Far).options(
+        actor: Any = ray.remote(_Actor).options(
             **needs,
             max_restarts=0,
             scheduling_strategy="SPREAD",
@@ -162,15 +164,15 @@ class RayPool(Pool):
         )
         here = str(Path.cwd())
 
-        def hire(slot: int) -> Handle:
+        def start_worker(slot: int) -> Handle:
             if not _count_hosts():
-                raise EngineError("Ray's last host is lost; rerun: finished batches are kept")
-            return _Near(actor.remote(make, here))
+                raise ExecutorError("Ray's last host is lost; rerun: finished batches are kept")
+            return _ActorHandle(actor.remote(make, here))
 
-        super().__init__(hire, workers=workers, setup=setup)
+        super().__init__(start_worker, workers=workers, setup=setup)
 
 
-class _Far:
+class _Actor:
     """A worker in one of Ray's processes."""
 
     def __init__(self, make: str, workspace: str) -> None:
@@ -181,18 +183,18 @@ class _Far:
         return self._worker.answer(line)
 
 
-class _Near(Handle):
+class _ActorHandle(Handle):
     lost = LOST
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor
 
     def ask(self, line: str) -> Future[str]:
-        """Returns what the actor will answer, once there is room for it."""
+        """Sends a line and returns the future answer of the actor, which may still be pending."""
         answer: Future[str] = self._actor.answer.remote(line).future()
         return answer
 
-    def dismiss(self) -> None:
+    def close_input(self) -> None:
         """Does nothing: an actor has no children whose processor seconds the stage would count."""
 
     def stop(self, grace_seconds: float = 0.0) -> None:

@@ -1,6 +1,6 @@
-"""A worker: makes its work from the first line that it gets, and then does a job per line.
+"""A worker: builds its `Work` from the first line that it reads, then runs one job per line.
 
-Started as a process by `grpo.runtime.executors.processes`; Ray's workers answer alike.
+`grpo.runtime.executors.processes` starts it as a process; Ray's actors use the class `Worker`.
 """
 
 import importlib
@@ -14,7 +14,7 @@ from pathlib import Path
 from grpo.errors import GrpoError
 from grpo.runtime.artifacts.files import refused_by_the_system
 from grpo.runtime.executors.base import Job, Work
-from grpo.runtime.process import die_with_parent, keeping_imports
+from grpo.runtime.process import die_with_parent, freezing_imports
 
 PARENT = os.getppid()
 
@@ -24,13 +24,13 @@ class Worker:
 
     def __init__(self, make: str) -> None:
         """Args:
-        make: What turns the first line into a `Work`, as "module:function".
+        make: Function that builds a `Work` from the first line, as "module:function".
         """
         self._make = make
         self._work: Work | None = None
 
     def answer(self, line: str) -> str:
-        """Returns the seconds so far, or what a person can mend; raises what is a bug."""
+        """Returns the overhead so far or a user-facing error, as JSON; raises on a bug."""
         try:
             with refused_by_the_system():
                 self._carry_out(line)
@@ -42,7 +42,7 @@ class Worker:
     def _carry_out(self, line: str) -> None:
         if self._work is None:
             module, _, name = self._make.partition(":")
-            with keeping_imports():
+            with freezing_imports():
                 found = importlib.import_module(module)
             self._work = getattr(found, name)(line)
             return
@@ -51,14 +51,14 @@ class Worker:
 
 
 def written(job: Job) -> str:
-    """Returns a job as the line that a worker reads."""
+    """Returns a job as the line of JSON that a worker reads."""
     return json.dumps([job.skill, job.order, str(job.out)])
 
 
 def main() -> None:
-    """Serves the socket of the first argument; the second says what makes the work."""
+    """Serves the socket FD given as first argument; the second is `make` of `Worker`."""
     die_with_parent(PARENT)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the stage is interrupted, and ends its workers
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the stage handles Ctrl-C and stops its workers
     worker = Worker(sys.argv[2])
     connection = socket.socket(fileno=int(sys.argv[1]))
     with connection, connection.makefile("rw", encoding="utf-8") as lines:

@@ -1,1 +1,1 @@
-"""Directories in S3: whole or absent, checked byte by byte, and resumed where a kill ended them."""
+"""Upload and download of directories in S3: atomic, checksummed and resumable."""

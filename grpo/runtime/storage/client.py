@@ -1,4 +1,4 @@
-"""What moving bytes to and from S3 has in common: locations, patience, errors in one line."""
+"""S3 client shared by uploads and downloads: locations, retries, one-line errors."""
 
 import random
 import re
@@ -30,10 +30,10 @@ CREDENTIALS = "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and, if they expire, AWS
 REFUSED = f"the credentials are refused; renew {CREDENTIALS}"
 DENIED = "access is denied; the role needs what infra/s3/ grants"
 ABSENT = "no such object; correct the URI, or upload with python -m grpo upload"
-REASONS = {  # by the code of S3's answer
+REASONS = {  # by S3 error code
     "NoSuchBucket": "no such bucket; correct the URI, or create it with infra/s3/bootstrap.py",
     "NoSuchKey": ABSENT,
-    "404": ABSENT,  # a HEAD has no body that says more
+    "404": ABSENT,  # the answer to a HEAD request has no body
     "AccessDenied": DENIED,
     "403": DENIED,
     "InvalidAccessKeyId": REFUSED,
@@ -42,28 +42,29 @@ REASONS = {  # by the code of S3's answer
     "InvalidToken": REFUSED,
     "RequestTimeTooSkewed": "this machine's clock is wrong; set it",
 }
-PASSING = {  # likewise, where the next time may go well; botocore tries the rest that may
+# By S3 error code: errors that a retry may cure and that botocore does not retry.
+TRANSIENT_REASONS = {
     "PreconditionFailed": "was changed by another",
     "ConditionalRequestConflict": "is being written by another",
     "NoSuchUpload": "its upload was ended by another",
     "BadDigest": "arrived with other bytes than were sent",
 }
-LONGEST_WAIT_SECONDS = 5.0  # in an outage
-JITTER = random.Random()  # its own: no stream that is seeded may depend on the network
+LONGEST_WAIT_SECONDS = 5.0  # between retries during an outage
+JITTER = random.Random()  # separate, so that seeded streams do not depend on the network
 T = TypeVar("T")
 S = TypeVar("S")
 
 
-class CutError(StorageError):
-    """Bytes do not arrive whole: to be asked for again."""
+class TruncatedError(StorageError):
+    """A response ended early; the request is retried."""
 
 
-class PassingError(StorageError):
-    """An object is not as it was or should be: to be begun again."""
+class TransientError(StorageError):
+    """An object changed or differs from the expected content; the transfer restarts."""
 
 
 class Location(NamedTuple):
-    """An object, or what the keys of a directory's objects start with."""
+    """An object's bucket and key, or the key prefix of a directory."""
 
     bucket: str
     key: str
@@ -76,14 +77,14 @@ class Location(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """How bytes are moved."""
+    """Settings of uploads and downloads."""
 
-    part_bytes: int  # S3 takes 5 MiB to 5 GiB, and 10,000 parts of an object
-    parts_at_once: int  # each is held in memory
-    attempts: int  # of a request, of a part, of an object
-    first_wait_seconds: float  # between attempts; up to that, then up to twice that, and so on
-    timeout_seconds: float  # without a byte
-    outage_seconds: float  # of S3, while a request is tried again
+    part_bytes: int  # S3 allows 5 MiB to 5 GiB, and 10,000 parts per object
+    parts_at_once: int  # parallel transfers; each part is held in memory
+    attempts: int  # per request, part and object
+    first_wait_seconds: float  # maximum wait before the first retry; doubles with every retry
+    timeout_seconds: float  # without receiving data
+    outage_seconds: float  # maximum outage of S3 during which requests are retried
 
 
 USUAL = Transfer(
@@ -97,14 +98,14 @@ USUAL = Transfer(
 
 
 class Store:
-    """A client of S3 and the patience to use it."""
+    """An S3 client with retries."""
 
     def __init__(self, transfer: Transfer) -> None:
         self.transfer = transfer
         self.client = _connect(transfer)
 
     def retried(self, call: Callable[[], T], error: type[StorageError]) -> T:
-        """Returns what a call returns, called again after waiting while it raises `error`."""
+        """Returns the result of `call`; retries with exponential backoff if it raises `error`."""
         for attempt in range(self.transfer.attempts - 1):
             try:
                 return call()
@@ -113,7 +114,7 @@ class Store:
         return call()
 
     def each(self, call: Callable[[S], T], items: Iterable[S]) -> list[T]:
-        """Returns what a call returns of each item; several are under way at once."""
+        """Returns the result of `call` for each item; runs several calls in parallel."""
         with ThreadPoolExecutor(self.transfer.parts_at_once) as pool:
             return list(pool.map(call, items))
 
@@ -121,19 +122,19 @@ class Store:
         """Returns the bytes of an object.
 
         Raises:
-          StorageError: If it is not there, or they do not arrive whole.
+          StorageError: If the object does not exist or every read ends early.
         """
-        return self.retried(lambda: self._read(location, {}), CutError)
+        return self.retried(lambda: self._read(location, {}), TruncatedError)
 
     def read_range(self, location: Location, start: int, end: int, *, etag: str) -> bytes:
-        """Returns the bytes from `start` to before `end` of an object.
+        """Returns the bytes [start, end) of an object.
 
         Raises:
-          PassingError: If it has another ETag by now.
-          StorageError: If it is not there, or they do not arrive whole.
+          TransientError: If its ETag has changed.
+          StorageError: If the object does not exist or every read ends early.
         """
         asked = {"Range": f"bytes={start}-{end - 1}", "IfMatch": etag}
-        return self.retried(lambda: self._read(location, asked), CutError)
+        return self.retried(lambda: self._read(location, asked), TruncatedError)
 
     def _read(self, location: Location, asked: dict[str, str]) -> bytes:
         with explained(location):
@@ -141,14 +142,14 @@ class Store:
         try:
             content: bytes = answer["Body"].read()
         except (HTTPClientError, IncompleteReadError):
-            raise CutError(f"{location}: is cut again and again while it is read; rerun") from None
+            raise TruncatedError(f"{location}: every read ended early; rerun") from None
         return content
 
 
-class _Patience:
-    """Tries requests again for as long as an outage may take, which is longer than botocore does.
+class _OutageRetry:
+    """Retries requests during an outage of up to `outage_seconds`, longer than botocore does.
 
-    Only once S3 has answered: until then its address may be wrong, and nobody should wait.
+    Applies only after S3 has answered once: before that the endpoint may be wrong.
     """
 
     def __init__(self, transfer: Transfer) -> None:
@@ -164,7 +165,7 @@ class _Patience:
         attempts: int,
         **_: object,
     ) -> float | None:
-        """Returns the seconds until a request is sent again; None: as botocore decides."""
+        """Returns the seconds until the retry of a request; None: botocore decides."""
         if response is None:
             is_out = isinstance(caught_exception, ConnectionError | HTTPClientError)
         else:
@@ -181,25 +182,25 @@ class _Patience:
 
 
 def parse_uri(uri: str) -> Location:
-    """Returns the location that `s3://BUCKET/KEY` names.
+    """Returns the location of an `s3://BUCKET/KEY` URI.
 
     Raises:
-      StorageError: If it names none.
+      StorageError: If the URI does not have this form.
     """
     found = URI.fullmatch(uri)
     if found is None:
-        shown = uri.rpartition("@")[2]  # what stands before may be a secret
+        shown = uri.rpartition("@")[2]  # the part before @ may hold a password
         raise StorageError(f"a URI must be s3://BUCKET/KEY, got {shown!r}")
     return Location(*found.groups())
 
 
 @contextmanager
 def explained(location: Location) -> Iterator[None]:
-    """Turns an error of botocore into one line that says what to do, and nothing secret.
+    """Converts botocore errors to one-line errors with a remedy and without secrets.
 
     Raises:
-      PassingError: If the object is not as it was.
-      StorageError: Otherwise; botocore has sent the request again if that is worth it.
+      TransientError: For the codes in TRANSIENT_REASONS.
+      StorageError: For other errors, after botocore's own retries.
     """
     try:
         yield
@@ -207,8 +208,8 @@ def explained(location: Location) -> Iterator[None]:
         raise StorageError(f"{location}: there are no credentials; set {CREDENTIALS}") from None
     except ClientError as error:
         code = error.response["Error"]["Code"]
-        if code in PASSING:
-            raise PassingError(f"{location}: {PASSING[code]}; rerun") from None
+        if code in TRANSIENT_REASONS:
+            raise TransientError(f"{location}: {TRANSIENT_REASONS[code]}; rerun") from None
         reason = REASONS.get(code, f"S3 answers {code}; rerun later")
         raise StorageError(f"{location}: {reason}") from None
     except (ConnectionError, HTTPClientError) as error:
@@ -219,22 +220,22 @@ def explained(location: Location) -> Iterator[None]:
 
 
 def _connect(transfer: Transfer) -> Any:
-    """Returns a client; where it connects to, and as whom, is in the environment.
+    """Returns a client with the endpoint and credentials of the environment.
 
     Raises:
-      StorageError: If the endpoint is no URL.
+      StorageError: If the endpoint is not a URL.
     """
     config = Config(
         retries={"mode": "standard", "total_max_attempts": transfer.attempts},
         connect_timeout=transfer.timeout_seconds,
         read_timeout=transfer.timeout_seconds,
         max_pool_connections=transfer.parts_at_once,
-        # SHA-256 of whole files is checked instead.
+        # Downloads verify the SHA-256 of whole files instead.
         response_checksum_validation="when_required",
     )
     try:
         client = boto3.client("s3", config=config)
     except ValueError:
         raise StorageError(f"{ENDPOINT} must be a URL such as https://HOST:PORT") from None
-    client.meta.events.register_first("needs-retry.s3", _Patience(transfer).wait)
+    client.meta.events.register_first("needs-retry.s3", _OutageRetry(transfer).wait)
     return client

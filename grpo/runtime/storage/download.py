@@ -1,4 +1,4 @@
-"""Downloads: finished parts are not fetched again, and nothing is left in place unchecked."""
+"""Resumable downloads from S3 that verify every file before they replace the target."""
 
 from pathlib import Path
 from typing import Any
@@ -7,31 +7,31 @@ from grpo.runtime.artifacts.files import exclusive, remove, replace_whole, sha25
 from grpo.runtime.storage.client import (
     USUAL,
     Location,
-    PassingError,
     Store,
     Transfer,
+    TransientError,
     explained,
     parse_uri,
 )
 from grpo.runtime.storage.manifest import read_manifest
 
-CONTENT = "content"  # of the object that is being fetched
-FINISHED = "finished"  # which version of it, and where its finished parts start, one a line
+CONTENT = "content"  # bytes of the current object
+FINISHED = "finished"  # version of the current object, then the offsets of finished parts
 
 
 def download_directory(
     uri: str, directory: Path, *, sha256: str, transfer: Transfer = USUAL
 ) -> None:
-    """Downloads what `upload_directory` stored, in place of what the directory holds.
+    """Downloads a directory stored by `upload_directory`; replaces the local directory.
 
-    A killed download leaves a hidden directory beside it, in which the next one goes on.
+    A killed download leaves a hidden sibling directory, from which the next call resumes.
 
     Args:
-      sha256: Of the manifest: what `upload_directory` returned.
+      sha256: SHA-256 of the manifest, as returned by `upload_directory`.
 
     Raises:
-      StorageError: If it is not there, not whole, another, or out of reach.
-      BusyError: If another process downloads it.
+      StorageError: If the directory is missing, incomplete, different or unreachable.
+      BusyError: If another process is downloading it.
     """
     source, store = parse_uri(uri), Store(transfer)
     work = directory.with_name(f".{directory.name}.{sha256[:16]}.partial")
@@ -46,7 +46,7 @@ def download_directory(
 
 
 def _download(store: Store, location: Location, path: Path, sha256: str, work: Path) -> None:
-    """Downloads an object; with another checksum, or once it changes, from its beginning."""
+    """Downloads an object; restarts if the checksum differs or the object changes."""
 
     def fetch() -> None:
         with explained(location):
@@ -55,17 +55,17 @@ def _download(store: Store, location: Location, path: Path, sha256: str, work: P
         found = sha256_of(work / CONTENT)
         if found != sha256:
             remove(work / FINISHED)
-            raise PassingError(
+            raise TransientError(
                 f"{location}: must have SHA-256 {sha256}, got {found}; upload it to another URI"
             )
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_whole(work / CONTENT, path)
 
-    store.retried(fetch, PassingError)
+    store.retried(fetch, TransientError)
 
 
 def _fetch_parts(store: Store, location: Location, head: dict[str, Any], work: Path) -> None:
-    """Fetches the parts of an object that are not on disk."""
+    """Downloads the parts of an object that are not on disk yet."""
     content, finished = work / CONTENT, work / FINISHED
     size, part_bytes = head["ContentLength"], store.transfer.part_bytes
     version = f"{location} {head['ETag']} in parts of {part_bytes} bytes"

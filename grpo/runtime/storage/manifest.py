@@ -1,7 +1,7 @@
 """The manifest of a stored directory: the SHA-256 of every file, by name.
 
-A directory is stored as PREFIX/DIGEST/NAME for each file and PREFIX/manifest.json, written last,
-DIGEST being the manifest's own SHA-256: directories with other contents share no key.
+Each file is stored as PREFIX/DIGEST/NAME, where DIGEST is the SHA-256 of the manifest, so that
+directories with different contents share no key. PREFIX/manifest.json is written last.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from grpo.errors import ArtifactError, StorageError
 from grpo.runtime.artifacts.files import canonical_json, require_inside, sha256_of
-from grpo.runtime.storage.client import Location, PassingError, Store
+from grpo.runtime.storage.client import Location, Store, TransientError
 
 MANIFEST = "manifest.json"
 
@@ -26,7 +26,7 @@ def describe(directory: Path) -> bytes:
     """Returns the manifest of a directory.
 
     Raises:
-      ArtifactError: If it holds no files, one whose name is no key, or a link that leads out.
+      ArtifactError: If it has no files, a name that is not a valid key, or a link out of it.
     """
     paths = {
         path.relative_to(directory).as_posix(): path
@@ -35,9 +35,9 @@ def describe(directory: Path) -> bytes:
     }
     for path in paths.values():
         if not path.resolve().is_relative_to(directory.resolve()):
-            raise ArtifactError(f"{path}: leads out of its directory; put a copy in its place")
+            raise ArtifactError(f"{path}: links out of its directory; replace it with a copy")
     if not paths:
-        raise ArtifactError(f"{directory}: must be a directory with files; name another")
+        raise ArtifactError(f"{directory}: must be a directory with files; choose another")
     try:
         for name in paths:
             require_inside(name)
@@ -50,7 +50,7 @@ def parse_manifest(content: bytes, location: Location) -> dict[str, str]:
     """Returns the SHA-256 of every file, by name.
 
     Raises:
-      StorageError: If it is no manifest, or a file could lie outside the directory.
+      StorageError: If the content is not a manifest, or a name leads outside the directory.
     """
     try:
         return FILES.validate_json(content)
@@ -64,10 +64,10 @@ def read_manifest(store: Store, directory: Location, sha256: str) -> dict[str, s
     """Returns the SHA-256 of every file of a stored directory, by name.
 
     Args:
-      sha256: Of the manifest.
+      sha256: Expected SHA-256 of the manifest.
 
     Raises:
-      StorageError: If there is no manifest, or it is another.
+      StorageError: If there is no manifest, or its SHA-256 differs.
     """
     location = directory.within(MANIFEST)
 
@@ -75,9 +75,9 @@ def read_manifest(store: Store, directory: Location, sha256: str) -> dict[str, s
         content = store.read(location)
         found = hashlib.sha256(content).hexdigest()
         if found != sha256:
-            raise PassingError(
+            raise TransientError(
                 f"{location}: must have SHA-256 {sha256}, got {found}; correct either"
             )
         return content
 
-    return parse_manifest(store.retried(read, PassingError), location)
+    return parse_manifest(store.retried(read, TransientError), location)

@@ -1,4 +1,4 @@
-"""Uploads: parts that S3 has are not sent again, and of many uploads of a directory one wins."""
+"""Resumable uploads to S3; of concurrent uploads to one URI exactly one succeeds."""
 
 import hashlib
 from base64 import b64encode
@@ -9,9 +9,9 @@ from grpo.errors import ArtifactError, StorageError
 from grpo.runtime.storage.client import (
     USUAL,
     Location,
-    PassingError,
     Store,
     Transfer,
+    TransientError,
     explained,
     parse_uri,
 )
@@ -19,14 +19,14 @@ from grpo.runtime.storage.manifest import MANIFEST, describe, parse_manifest
 
 
 def upload_directory(directory: Path, uri: str, *, transfer: Transfer = USUAL) -> str:
-    """Uploads the files of a directory; a killed upload goes on where it ended.
+    """Uploads the files of a directory; resumes a killed upload.
 
     Returns:
-      The SHA-256 of its manifest, which downloads ask for.
+      The SHA-256 of the manifest, which `download_directory` takes.
 
     Raises:
-      ArtifactError: If the directory has no files, or they change meanwhile.
-      StorageError: If another directory is there, or S3 is out of reach.
+      ArtifactError: If the directory has no files, or they change during the upload.
+      StorageError: If the URI holds another directory, or S3 is unreachable.
     """
     target, store = parse_uri(uri), Store(transfer)
     manifest = describe(directory)
@@ -42,41 +42,39 @@ def upload_directory(directory: Path, uri: str, *, transfer: Transfer = USUAL) -
 
 
 def _is_stored(store: Store, target: Location, manifest: bytes) -> bool:
-    """Returns whether a manifest is there.
+    """Returns whether this manifest is stored.
 
     Raises:
-      StorageError: If another one is.
+      StorageError: If another manifest is stored.
     """
     location = target.within(MANIFEST)
     if _stored_bytes(store, location) is None:
         return False
     if store.read(location) != manifest:
-        raise StorageError(
-            f"{target}: must be free, another directory is there; choose another URI"
-        )
+        raise StorageError(f"{target}: must be free, got another directory; choose another URI")
     return True
 
 
 def _claim(store: Store, target: Location, manifest: bytes) -> None:
-    """Writes the manifest if there is none.
+    """Writes the manifest unless one exists.
 
     Raises:
-      StorageError: If there is another one.
+      StorageError: If another manifest exists.
     """
     location = target.within(MANIFEST)
 
     def put() -> None:
         try:
             _put(store, location, manifest, {"IfNoneMatch": "*"})
-        except PassingError:
+        except TransientError:
             if not _is_stored(store, target, manifest):
                 raise
 
-    store.retried(put, PassingError)
+    store.retried(put, TransientError)
 
 
 def _upload(store: Store, path: Path, location: Location) -> None:
-    """Uploads a file unless it is there: its key is of these bytes alone."""
+    """Uploads a file unless it is stored: its key is unique to its content."""
 
     def send() -> None:
         size = path.stat().st_size
@@ -87,11 +85,11 @@ def _upload(store: Store, path: Path, location: Location) -> None:
         else:
             _send_parts(store, path, location, size)
 
-    store.retried(send, PassingError)
+    store.retried(send, TransientError)
 
 
 def _send_parts(store: Store, path: Path, location: Location, size: int) -> None:
-    """Sends the parts of a file that S3 does not have, and joins them."""
+    """Uploads the missing parts of a file and completes the multipart upload."""
     part_bytes = store.transfer.part_bytes
     place = {"Bucket": location.bucket, "Key": location.key}
     with explained(location):
@@ -105,7 +103,7 @@ def _send_parts(store: Store, path: Path, location: Location, size: int) -> None
             body = file.read(part_bytes)
         checksum = _checksum(body)
         there = sent.get(number, {"Size": None})
-        # Not every store lists the checksums of parts; all compare them when parts are joined.
+        # Not every store lists part checksums, but all verify them on completion.
         if there["Size"] != len(body) or there.get("ChecksumSHA256", checksum) != checksum:
             with explained(location):
                 there = store.client.upload_part(
@@ -119,20 +117,20 @@ def _send_parts(store: Store, path: Path, location: Location, size: int) -> None
 
 
 def _find_upload(store: Store, location: Location) -> str | None:
-    """Returns the id of an upload of an object that has begun and not ended."""
+    """Returns the id of an unfinished multipart upload of an object, or None."""
     answer = store.client.list_multipart_uploads(Bucket=location.bucket, Prefix=location.key)
     begun = [each for each in answer.get("Uploads", []) if each["Key"] == location.key]
     return begun[0]["UploadId"] if begun else None
 
 
 def _begin(store: Store, place: dict[str, str]) -> str:
-    """Returns the id of a new upload of an object."""
+    """Starts a multipart upload of an object; returns its id."""
     answer = store.client.create_multipart_upload(**place, ChecksumAlgorithm="SHA256")
     return str(answer["UploadId"])
 
 
 def _put(store: Store, location: Location, body: bytes, conditions: dict[str, str]) -> None:
-    """Writes an object in one request; S3 refuses it if other bytes arrive."""
+    """Writes an object in one request; S3 verifies its checksum."""
     with explained(location):
         store.client.put_object(
             Bucket=location.bucket,
@@ -144,7 +142,7 @@ def _put(store: Store, location: Location, body: bytes, conditions: dict[str, st
 
 
 def _checksum(body: bytes) -> str:
-    """Returns a SHA-256 as S3 writes it."""
+    """Returns a SHA-256 in S3's base64 format."""
     return b64encode(hashlib.sha256(body).digest()).decode()
 
 

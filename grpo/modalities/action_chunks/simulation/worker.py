@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from grpo.modalities.action_chunks.simulation.base import Ending, Environment, act, begin
-from grpo.runtime.process import keeping_imports
+from grpo.runtime.process import freezing_imports
 
 
 def serve(connection: socket.socket, make: Callable[[], Environment]) -> None:
@@ -56,7 +56,7 @@ def main() -> None:
     """
     warnings.simplefilter("ignore")
     module, _, name = sys.argv[2].partition(":")
-    with keeping_imports():
+    with freezing_imports():
         found = importlib.import_module(module)
     make = partial(getattr(found, name), **json.loads(sys.argv[3]))
     serve(socket.socket(fileno=int(sys.argv[1])), make)

@@ -37,7 +37,7 @@ def listening(process: psutil.Process) -> set[str]:
 
 @pytest.fixture(scope="module")
 def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Yields the engine's module, connected to a new cluster with two processors.
+    """Yields the executor's module, connected to a new cluster with two processors.
 
     After the tests, its processes and files are gone. It listens on the loopback interface only.
     """
@@ -68,27 +68,27 @@ def test_jobs_on_ray_give_the_same_bytes_and_say_what_went_wrong(ray_cluster: An
         needs={"num_cpus": 1},
         environment={"PYTHONPATH": str(Path.cwd())},
     )
-    with pool() as engine:
-        assert squares(tmp_path, engine, {3: "dies-once"}) == EXPECTED
+    with pool() as executor:
+        assert squares(tmp_path, executor, {3: "dies-once"}) == EXPECTED
         first, second = marked(tmp_path / "dies-once")
         assert first != second
-        assert engine.seconds() == {"load": 2.0}
-    with pytest.raises(GrpoError, match=r"row 3:\nmust be scored"), pool() as engine:
-        squares(tmp_path / "refused", engine, {0: "raises"})
-    with pytest.raises(ZeroDivisionError, match="a bug"), pool() as engine:
-        squares(tmp_path / "failed", engine, {0: "fails"})
+        assert executor.seconds() == {"load": 2.0}
+    with pytest.raises(GrpoError, match=r"row 3:\nmust be scored"), pool() as executor:
+        squares(tmp_path / "refused", executor, {0: "raises"})
+    with pytest.raises(ZeroDivisionError, match="a bug"), pool() as executor:
+        squares(tmp_path / "failed", executor, {0: "fails"})
 
 
-def draw(workspace: Path, command: str, engine: str, environment: dict[str, str]) -> None:
-    """Runs a stage to its end under an engine, "ENGINE WORKERS"."""
-    set_engine(workspace, engine)
+def draw(workspace: Path, command: str, executor: str, environment: dict[str, str]) -> None:
+    """Runs a stage to its end under an executor, "EXECUTOR WORKERS"."""
+    set_executor(workspace, executor)
     done = run_stage(workspace, ROLLOUT, command, environment=environment)
     assert done.code == 0, done.stderr
 
 
-def set_engine(workspace: Path, engine: str) -> None:
-    kind, workers = engine.split()
-    set_param("sampling", {"engine": kind, "workers": int(workers)})(workspace)
+def set_executor(workspace: Path, executor: str) -> None:
+    kind, workers = executor.split()
+    set_param("sampling", {"executor": kind, "workers": int(workers)})(workspace)
 
 
 def kill_after_two_batches(workspace: Path, command: str) -> list[psutil.Process]:
@@ -103,7 +103,7 @@ def kill_after_two_batches(workspace: Path, command: str) -> list[psutil.Process
     return started
 
 
-def test_a_stage_killed_under_one_engine_goes_on_under_another_to_the_same_bytes(
+def test_a_stage_killed_under_one_executor_goes_on_under_another_to_the_same_bytes(
     finished: Path, tmp_path: Path, ray_cluster: Any
 ):
     command = locked_stages(finished)[ROLLOUT]["cmd"]
@@ -111,7 +111,7 @@ def test_a_stage_killed_under_one_engine_goes_on_under_another_to_the_same_bytes
     for root in (local, killed):
         set_param("arms.uniform.sampling.rollouts_per_batch", 16)(root)  # eight batches
     draw(local, command, "local 1", {})
-    set_engine(killed, "processes 2")
+    set_executor(killed, "processes 2")
     workers = kill_after_two_batches(killed, command)
     assert len(workers) == 2
     assert psutil.wait_procs(workers, timeout=10)[1] == []
