@@ -36,7 +36,7 @@ from grpo.modalities.action_chunks.model import ActionChunkModel, ChunkShape
 from grpo.modalities.action_chunks.phases import choose_labeller
 from grpo.modalities.action_chunks.policy import SIMULATOR, ActionChunkPolicy
 from grpo.modalities.action_chunks.simulation.pool import EnvironmentPool
-from grpo.modalities.base import make_rollouts
+from grpo.modalities.policy import make_rollouts
 from grpo.modalities.shared.recomputation import saved_bytes
 from grpo.objective.algorithms import chunk_grpo
 from grpo.objective.base import Objective, chain

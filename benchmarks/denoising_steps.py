@@ -21,10 +21,10 @@ from torch.optim import AdamW
 
 from benchmarks.demo import RESULTS, ROOT, machine, revision_of
 from benchmarks.workspaces import reset_peak, resident_peak
-from grpo.modalities.base import make_rollouts
 from grpo.modalities.denoising.bases import make_pipeline
 from grpo.modalities.denoising.policy import DenoisingPolicy
 from grpo.modalities.denoising.sde_steps import Denoising
+from grpo.modalities.policy import make_rollouts
 from grpo.objective.algorithms import flash_grpo, flow_grpo
 from grpo.params.parameters import read_params
 from grpo.runtime.artifacts.files import read_json, write_json

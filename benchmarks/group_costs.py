@@ -22,7 +22,7 @@ from pydantic import TypeAdapter
 
 from benchmarks.allocation_tokens import read_arms
 from benchmarks.demo import RESULTS, ROOT, machine, revision_of
-from grpo.modalities.base import make_rollouts
+from grpo.modalities.policy import make_rollouts
 from grpo.modalities.tokens.bases import make_base
 from grpo.modalities.tokens.modality import ScratchBase
 from grpo.modalities.tokens.policy import Decoding, TokenPolicy

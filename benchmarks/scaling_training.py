@@ -27,7 +27,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from benchmarks.demo import RESULTS, ROOT, machine, revision_of
 from benchmarks.figures import save_figure
 from benchmarks.workspaces import reset_peak, resident_peak
-from grpo.modalities.base import make_rollouts
+from grpo.modalities.policy import make_rollouts
 from grpo.modalities.shared.tokenizers import make_byte_tokenizer
 from grpo.modalities.tokens.policy import Decoding, TokenPolicy
 from grpo.objective.algorithms import grpo

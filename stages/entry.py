@@ -75,8 +75,8 @@ def run(main: Callable[..., None], *, stage: str) -> None:
 def scratch_of(stage: str, inputs: list[Path], params: Parameters) -> Scratch:
     """Returns the stage's scratch directory, keyed by the code, the inputs and the parameters.
 
-    The section `sampling` is not part of the key: another executor or number of workers resumes from
-    the same batches.
+    The section `sampling` is not part of the key: a run with another executor or number of workers
+    resumes from the same batches.
     """
     deciding = params.model_dump(mode="json", exclude={"sampling"})
     return Scratch(stage, digest([*CODE, *inputs], deciding))

@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor, nn
 
-from grpo.modalities.base import Policy
 from grpo.modalities.modality import Modality, PolicyParams, RunParams, TokenDraws, TokenSampling
+from grpo.modalities.policy import Policy
 from grpo.modalities.shared.directories import PolicyState, read_round, write_state
 from grpo.modalities.shared.packed import Layout, Rows
 from grpo.modalities.shared.warmup import BasePolicy

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from benchmarks.peer_trl import workload
 from benchmarks.peer_trl.workload import Clock, Scenario, now
-from grpo.modalities.base import make_rollouts
+from grpo.modalities.policy import make_rollouts
 from grpo.modalities.shared.optimizer import PreciseAdamW
 from grpo.modalities.tokens.policy import Decoding, TokenPolicy, TokenTrajectory
 from grpo.objective.algorithms import grpo

@@ -24,7 +24,7 @@ FILE_BY_FILE = {
 FOUND_BY_NAME = {
     "grpo.wiring.rewards": "grpo.rewards",
     "grpo.wiring.tasks": "grpo.tasks",
-    "grpo.modalities.base": "grpo.modalities",  # creates, loads and samples policies
+    "grpo.modalities.policy": "grpo.modalities",  # creates, loads and samples policies
 }
 # Files of modalities that only these modules call. As general dependencies, a change of a figure
 # would rerun the base policy's stage.

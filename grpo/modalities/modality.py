@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from torch import Generator, Tensor
 
-    from grpo.modalities.base import Policy
     from grpo.modalities.costs import CostModel
+    from grpo.modalities.policy import Policy
     from grpo.modalities.shared.exhibits import Film, Phase, Picture
     from grpo.modalities.shared.packed import Layout
     from grpo.modalities.shared.warmup import BasePolicy

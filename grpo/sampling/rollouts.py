@@ -12,7 +12,7 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from grpo.errors import ArtifactError, located
-from grpo.modalities.base import Policy
+from grpo.modalities.policy import Policy
 from grpo.modalities.shared.directories import require_counts
 from grpo.modalities.shared.packed import STEPS, Layout, select_packed
 from grpo.runtime.artifacts.files import atomic_path, read_json, write_json

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from grpo.modalities.base import Policy
+from grpo.modalities.policy import Policy
 from grpo.objective.base import Objective, loss_terms, scalar_loss
 from grpo.runtime.ranks import local_shard, sum_numbers
 from grpo.training.batches import Batch

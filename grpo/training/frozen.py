@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from grpo.errors import UnsoundError
-from grpo.modalities.base import Policy, Trajectory, cost_of_all_ranks
+from grpo.modalities.policy import Policy, Trajectory, cost_of_all_ranks
 from grpo.modalities.shared.packed import numbered
 from grpo.objective.base import Objective, loss_terms
 from grpo.objective.trust import trusted_ranges

@@ -13,7 +13,7 @@ from torch import Generator
 from torch.optim import Optimizer
 
 from grpo.errors import DivergedError
-from grpo.modalities.base import Policy, Trajectory, cost_of_all_ranks
+from grpo.modalities.policy import Policy, Trajectory, cost_of_all_ranks
 from grpo.modalities.shared.directories import gather_trained, read_trainable, write_trained
 from grpo.modalities.shared.optimizer import (
     PreciseAdamW,

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from grpo.modalities.base import make_rollouts
+from grpo.modalities.policy import make_rollouts
 from grpo.params.parameters import Parameters
 from grpo.runtime.machine import prepare_machine
 from grpo.runtime.seeds import derive_seed

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from grpo.modalities.base import Policy
 from grpo.modalities.modality import Judgement
+from grpo.modalities.policy import Policy
 from grpo.modalities.shared.directories import trainable
 from grpo.modalities.shared.optimizer import PreciseAdamW
 from grpo.modalities.shared.packed import Layout

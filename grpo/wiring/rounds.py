@@ -12,7 +12,7 @@ import torch
 
 from grpo.allocation.selection import History, learn_round
 from grpo.errors import ArtifactError, DivergedError, UnsoundError, located
-from grpo.modalities.base import Policy, make_rollouts
+from grpo.modalities.policy import Policy, make_rollouts
 from grpo.modalities.shared.directories import (
     PolicyState,
     gather_trained,

@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from grpo.modalities.base import Policy
 from grpo.modalities.modality import Judgement
+from grpo.modalities.policy import Policy
 from grpo.runtime.artifacts.tables import PROMPTS, read_table
 from grpo.runtime.executors.base import Seconds, Work
 from grpo.runtime.machine import prepare_machine

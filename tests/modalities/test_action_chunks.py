@@ -15,7 +15,7 @@ from grpo.modalities.action_chunks.model import load_action_model, save_action_m
 from grpo.modalities.action_chunks.policy import ActionChunkPolicy
 from grpo.modalities.action_chunks.simulation.base import Ending
 from grpo.modalities.action_chunks.trajectories import ChunkTrajectory, to_values
-from grpo.modalities.base import Policy, Trajectory
+from grpo.modalities.policy import Policy, Trajectory
 from grpo.modalities.shared.flops import missing_flop_formulas
 from grpo.modalities.shared.packed import select_packed
 from grpo.modalities.shared.recomputation import saved_bytes

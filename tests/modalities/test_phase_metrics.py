@@ -6,7 +6,7 @@ from torch import Tensor
 
 from grpo.modalities.action_chunks.phase_metrics import phase_metrics, profile_phases
 from grpo.modalities.action_chunks.phases import PHASE_NAMES
-from grpo.modalities.base import make_rollouts
+from grpo.modalities.policy import make_rollouts
 from grpo.objective.algorithms import pcm
 from grpo.objective.base import assign_credit
 from grpo.types import ActionChunks, Rollouts

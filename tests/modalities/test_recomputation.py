@@ -13,8 +13,8 @@ from transformers import LlamaConfig, LlamaModel, SiglipVisionConfig, SiglipVisi
 
 from grpo.errors import ParameterError
 from grpo.modalities.action_chunks.model import ActionChunkModel, ChunkShape
-from grpo.modalities.base import Policy
 from grpo.modalities.denoising.policy import DenoisingPolicy
+from grpo.modalities.policy import Policy
 from grpo.modalities.shared.recomputation import recompute_blocks, saved_bytes
 from grpo.modalities.tokens.modality import RoutingMode
 from grpo.modalities.tokens.policy import TokenPolicy

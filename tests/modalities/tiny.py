@@ -5,7 +5,7 @@ import copy
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from grpo.modalities.base import Trajectory, make_rollouts
+from grpo.modalities.policy import Trajectory, make_rollouts
 from grpo.modalities.shared.tokenizers import make_byte_tokenizer
 from grpo.modalities.tokens.modality import RoutingMode
 from grpo.modalities.tokens.policy import Decoding, TokenPolicy

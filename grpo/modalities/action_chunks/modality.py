@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from grpo.modalities.action_chunks.phase_metrics import PhaseMetrics
     from grpo.modalities.action_chunks.policy import ActionChunkPolicy
     from grpo.modalities.action_chunks.trajectories import ChunkTrajectory
-    from grpo.modalities.base import Policy
+    from grpo.modalities.policy import Policy
     from grpo.modalities.shared.exhibits import Film, Phase
     from grpo.modalities.shared.packed import Layout
     from grpo.modalities.shared.warmup import BasePolicy

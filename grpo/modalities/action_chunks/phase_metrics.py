@@ -10,7 +10,7 @@ from scipy.stats import spearmanr
 from torch import Generator, Tensor
 
 from grpo.modalities.action_chunks.trajectories import ChunkTrajectory
-from grpo.modalities.base import Policy
+from grpo.modalities.policy import Policy
 from grpo.modalities.shared.recomputation import saved_bytes
 from grpo.objective.advantage import (
     center_by_group_mean,

@@ -30,8 +30,8 @@ from grpo.modalities.action_chunks.trajectories import (
     restore_chunks,
     to_values,
 )
-from grpo.modalities.base import Policy
 from grpo.modalities.modality import RunParams
+from grpo.modalities.policy import Policy
 from grpo.modalities.shared.directories import read_round
 from grpo.modalities.shared.flops import missing_flop_formulas
 from grpo.modalities.shared.logits import draw

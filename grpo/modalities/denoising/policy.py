@@ -11,7 +11,6 @@ from torch import Generator, Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from grpo.errors import ArtifactError, ParameterError
-from grpo.modalities.base import Policy
 from grpo.modalities.denoising.adascope import Pilots, find_windows
 from grpo.modalities.denoising.modality import Canvas, DenoisingPolicyParams, Scope
 from grpo.modalities.denoising.pipelines import (
@@ -40,6 +39,7 @@ from grpo.modalities.denoising.sde_steps import (
 from grpo.modalities.denoising.trajectories import DenoisingTrajectory, layout_of, restore_draws
 from grpo.modalities.denoising.variants import blend, find_variants, variant_weight
 from grpo.modalities.modality import Judgement, RunParams
+from grpo.modalities.policy import Policy
 from grpo.modalities.shared.directories import read_round
 from grpo.modalities.shared.flops import missing_flop_formulas
 from grpo.modalities.shared.packed import Layout, numbered

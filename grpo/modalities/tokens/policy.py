@@ -12,8 +12,8 @@ from torch import Generator, Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo.errors import ArtifactError, ParameterError, brief, refused_by_library
-from grpo.modalities.base import Policy
 from grpo.modalities.modality import RunParams
+from grpo.modalities.policy import Policy
 from grpo.modalities.shared.directories import load_base, read_round, whole_policy
 from grpo.modalities.shared.flops import TokenFlops
 from grpo.modalities.shared.logits import draw
