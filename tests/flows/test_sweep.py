@@ -80,5 +80,5 @@ def test_what_cannot_be_set_is_named(fresh_pipeline: Path, given: str) -> None:
 
     with pytest.raises(ParameterError, match=rf"--set {given}: must be PATH=VALUE,VALUE"):
         combinations(fresh_pipeline, [given])
-    with pytest.raises(ParameterError, match="stand once"):
+    with pytest.raises(ParameterError, match="given once"):
         combinations(fresh_pipeline, ["seed=1", "seed=2"])

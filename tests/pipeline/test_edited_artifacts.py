@@ -166,7 +166,7 @@ EDITED = [
         set_state("objective_state", [1]),
         rf"{STATE}: objective_state must be a JSON object, got \[1]"),
     Bad("a round without an arm", "evaluate@uniform-1", set_state("arm", None),
-        rf"{STATE}: arm must be a name, .*, got None"),
+        rf"{STATE}: arm must be a name .*, got None"),
     Bad("cost that no float holds", "evaluate@uniform-1",
         set_state("cost", {"flops": 10**400}),
         rf"{STATE}: cost.flops must be a whole number >= 0, got 10+"),
