@@ -215,9 +215,9 @@ def _activations(policy: Any, trajectory: Any, batch: Batch) -> int:
     needed[batch.rows] = batch.credit.weight != 0
     if not needed.any():
         return 0
-    policy.score(trajectory, needed)  # measures the FLOPs of a row
+    policy.step_log_probs(trajectory, needed)  # measures the FLOPs of a row
     with saved_bytes(policy.model) as saved:
-        scores = policy.score(trajectory, needed)
+        scores = policy.step_log_probs(trajectory, needed)
     assert scores.logp.requires_grad
     return saved.total
 

@@ -245,16 +245,16 @@ class StepTerms:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scores:
+class StepLogProbs:
     """Log-probs of the steps of a trajectory under a policy."""
 
     logp: Float[Tensor, "rollout step"]  # nats
     # Means of Gaussian steps in units of their std: one row per computed step, by rollout.
     mean: Float[Tensor, " computed *sample"] | None = None
 
-    def detach(self) -> "Scores":
+    def detach(self) -> "StepLogProbs":
         """Returns the same values, detached."""
-        return Scores(
+        return StepLogProbs(
             logp=self.logp.detach(), mean=None if self.mean is None else self.mean.detach()
         )
 

@@ -16,7 +16,7 @@ from grpo.modalities.shared.warmup import BasePolicy
 from grpo.runtime.artifacts.tensors import read_tensors, write_tensors
 from grpo.runtime.seeds import derive_seed
 from grpo.schema import Positive, Strict
-from grpo.types import Cost, Scores
+from grpo.types import Cost, StepLogProbs
 
 WEIGHTS = "model.safetensors"
 FEATURES = 256  # counts of a prompt's bytes
@@ -87,14 +87,14 @@ class BanditPolicy(Policy[Pulls]):
             pulled = chances.multinomial(1, generator=generator)[:, 0]
             pulls = Pulls(group=group, features=features, pulled=pulled)
             self.cost += Cost(sampled_steps=len(pulled))
-            return pulls, self.score(pulls).logp
+            return pulls, self.step_log_probs(pulls).logp
 
-    def score(
+    def step_log_probs(
         self, trajectory: Pulls, needed: Bool[Tensor, "rollout step"] | None = None
-    ) -> Scores:
+    ) -> StepLogProbs:
         every = self._logits(trajectory.features).log_softmax(dim=-1)[trajectory.group]
         self.cost += Cost(flops=2 * self._model.weight.numel() * len(trajectory.pulled))
-        return Scores(logp=every.gather(1, trajectory.pulled[:, None]))
+        return StepLogProbs(logp=every.gather(1, trajectory.pulled[:, None]))
 
     def decode(self, trajectory: Pulls) -> list[str]:
         return [f"#{arm}" for arm in trajectory.pulled.tolist()]

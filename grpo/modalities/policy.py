@@ -10,7 +10,7 @@ from torch import Generator, Tensor, nn
 
 from grpo.modalities.shared.packed import Layout, prompt_rows
 from grpo.runtime.ranks import sum_counts
-from grpo.types import ActionChunks, Cost, Rollouts, Scores, StepNoise
+from grpo.types import ActionChunks, Cost, Rollouts, StepLogProbs, StepNoise
 
 
 @runtime_checkable
@@ -72,13 +72,13 @@ class Policy(ABC, Generic[TrajectoryT]):
     def log_prob(
         self, trajectory: TrajectoryT, needed: Bool[Tensor, "rollout step"] | None = None
     ) -> Float[Tensor, "rollout step"]:
-        """Returns the `logp` of `score`."""
-        return self.score(trajectory, needed).logp
+        """Returns the `logp` of `step_log_probs`."""
+        return self.step_log_probs(trajectory, needed).logp
 
     @abstractmethod
-    def score(
+    def step_log_probs(
         self, trajectory: TrajectoryT, needed: Bool[Tensor, "rollout step"] | None = None
-    ) -> Scores:
+    ) -> StepLogProbs:
         """Returns differentiable log-probs in nats, and the means of Gaussian steps.
 
         Args:

@@ -15,7 +15,7 @@ from grpo.objective.base import Objective, loss_terms
 from grpo.objective.trust import trusted_ranges
 from grpo.runtime.ranks import all_reduce_sum
 from grpo.training.batches import Batch, last_step, local_microbatches
-from grpo.types import Credit, Scores, StepNoise
+from grpo.types import Credit, StepLogProbs, StepNoise
 
 MIN_CLIP_PER_DRIFT = 3.0  # rule U27
 
@@ -26,18 +26,18 @@ class FrozenLogProbs:
 
     logp: Float[Tensor, "rollout step"]  # nats; NaN where not computed
     computed: Bool[Tensor, "rollout step"]
-    mean: Float[Tensor, " computed *sample"] | None = None  # as in `Scores`; None: not stored
+    mean: Float[Tensor, " computed *sample"] | None = None  # as in `StepLogProbs`; None: not stored
 
     def part(
         self, rows: Int[Tensor, " kept"], needed: Bool[Tensor, "kept step"], device: torch.device
-    ) -> Scores:
+    ) -> StepLogProbs:
         """Returns the log-probs of some rollouts' first steps, and the means where `needed`."""
         num_steps = needed.shape[1]
         logp = self.logp[rows, :num_steps].to(device)
         if self.mean is None:
-            return Scores(logp=logp)
+            return StepLogProbs(logp=logp)
         index = self._index[rows, :num_steps][needed.to(self.computed.device)]
-        return Scores(logp=logp, mean=self.mean[index].to(device))
+        return StepLogProbs(logp=logp, mean=self.mean[index].to(device))
 
     @cached_property
     def _index(self) -> Int[Tensor, "rollout step"]:
@@ -71,7 +71,7 @@ def compute_log_probs(
             kept = rows[share.rows]
             num_steps = last_step(needed[kept])
             part = computed[kept, :num_steps]
-            log_probs = policy.score(trajectory.select(kept, num_steps), part)
+            log_probs = policy.step_log_probs(trajectory.select(kept, num_steps), part)
             if not share.counts:
                 continue
             logp[kept[:, None], torch.arange(num_steps)] = log_probs.logp.cpu()
@@ -98,7 +98,7 @@ def merge_log_probs(first: FrozenLogProbs, second: FrozenLogProbs) -> FrozenLogP
 
 
 def divergence(
-    now: Scores, fixed: Scores, needed: Bool[Tensor, "rollout step"]
+    now: StepLogProbs, fixed: StepLogProbs, needed: Bool[Tensor, "rollout step"]
 ) -> Float[Tensor, "rollout step"] | None:
     """Returns KL(fixed || now) = KL(now || fixed) of every needed step, and 0 elsewhere.
 

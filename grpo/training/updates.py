@@ -158,7 +158,7 @@ def _require_usable(loss: Loss, batch: Batch, *, update: int) -> None:
     num_steps = last_step(batch.credit.weight[rows])
     needed = batch.credit.weight[rows, :num_steps] != 0
     cost = policy.cost
-    log_probs = policy.score(trajectory.select(batch.rows[rows], num_steps), needed)
+    log_probs = policy.step_log_probs(trajectory.select(batch.rows[rows], num_steps), needed)
     policy.cost = cost
     dimensions = 1 if log_probs.mean is None else log_probs.mean[0].numel()
     before = batch.rollouts.behavior_logp[rows, :num_steps]
@@ -341,7 +341,7 @@ def add_gradient(loss: Loss, batch: Batch, credit: Credit) -> Tally:
             needed = credit.weight[rows, :num_steps] != 0
             of_round = batch.rows[rows]
             selected = trajectory.select(of_round, num_steps)
-            log_probs, noise = policy.score(selected, needed), selected.noise
+            log_probs, noise = policy.step_log_probs(selected, needed), selected.noise
             if not share.counts:
                 (0.0 * log_probs.logp).sum().backward()  # collectives need a call from every rank
                 continue

@@ -189,7 +189,7 @@ def test_only_needed_chunks_are_forwarded_and_pay(actor: ActionChunkPolicy):
         needed = trajectory.mask & (torch.arange(4) < keeps)
         start = actor.cost.flops
         with saved_bytes(actor.model) as activations:
-            scores = actor.score(trajectory, needed)
+            scores = actor.step_log_probs(trajectory, needed)
         assert scores.logp.requires_grad
         saved.append(activations.total)
         spent.append(actor.cost.flops - start)

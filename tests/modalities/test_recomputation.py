@@ -32,7 +32,7 @@ LORA = LoraConfig(r=2, lora_alpha=4, target_modules=["q_proj", "to_q", "attn2.to
 def scored(policy: Policy[Any], trajectory: Any) -> Scored:
     """Returns log-probs, gradients of a sum with unequal weights, and bytes that were saved."""
     policy.model.zero_grad()
-    policy.score(trajectory)  # measures FLOPs once: its passes are not counted
+    policy.step_log_probs(trajectory)  # measures FLOPs once: its passes are not counted
     with saved_bytes(policy.model) as saved:
         logp = policy.log_prob(trajectory)
         loss = (logp * torch.linspace(0.5, 1.5, logp.numel()).view(logp.shape)).sum()

@@ -13,7 +13,7 @@ from grpo.objective.penalty import needs_divergence, penalize_kl
 from grpo.objective.trust import contrast_implicit_policies, normalize_log_ratio, scale_log_ratio
 from grpo.objective.weight import weigh_by_noise_std
 from grpo.training.frozen import FrozenLogProbs, divergence, merge_log_probs
-from grpo.types import Credit, Rollouts, Scores, StepNoise
+from grpo.types import Credit, Rollouts, StepLogProbs, StepNoise
 
 DIMENSIONS = 12
 ROWS = 5
@@ -24,14 +24,18 @@ def draw(seed: int, *shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def scored(mean: Tensor, after: Tensor, std: Tensor) -> Scores:
+def scored(mean: Tensor, after: Tensor, std: Tensor) -> StepLogProbs:
     """Returns what a policy with these means makes of `after`: one step per rollout."""
     logp = Normal(mean, std[:, None]).log_prob(after).sum(dim=1, keepdim=True)
-    return Scores(logp=logp, mean=mean / std[:, None])
+    return StepLogProbs(logp=logp, mean=mean / std[:, None])
 
 
 def terms_of(
-    objective: Objective, now: Scores, old: Scores, advantage: Tensor, noise: StepNoise | None
+    objective: Objective,
+    now: StepLogProbs,
+    old: StepLogProbs,
+    advantage: Tensor,
+    noise: StepNoise | None,
 ):
     """Returns terms and credit of one step per rollout, each of weight 1."""
     needed = torch.ones(len(advantage), 1, dtype=torch.bool)
@@ -62,7 +66,7 @@ def test_the_divergence_is_that_of_two_gaussians():
 
 def test_without_means_there_is_no_divergence():
     some = torch.ones(2, 1, dtype=torch.bool)
-    scores = Scores(logp=torch.zeros(2, 1))
+    scores = StepLogProbs(logp=torch.zeros(2, 1))
     assert divergence(scores, scores, some) is None
     with pytest.raises(ValueError, match="needs exact divergences"):
         terms_of(diffusion_nft(4), scores, scores, torch.ones(2), None)

@@ -38,7 +38,7 @@ from grpo.modalities.shared.logits import draw
 from grpo.modalities.shared.packed import Layout, numbered
 from grpo.runtime.machine import DTYPES
 from grpo.runtime.seeds import derive_seed
-from grpo.types import Cost, Scores
+from grpo.types import Cost, StepLogProbs
 
 ENDED = {
     Ending.STEP_LIMIT: "no success in {} steps",
@@ -166,15 +166,15 @@ class ActionChunkPolicy(Policy[ChunkTrajectory]):
                 slots = sorted(playing)
                 yield [playing[slot] for slot in slots], [moments[slot] for slot in slots]
 
-    def score(
+    def step_log_probs(
         self, trajectory: ChunkTrajectory, needed: Bool[Tensor, "rollout step"] | None = None
-    ) -> Scores:
+    ) -> StepLogProbs:
         """Returns log-probs in nats of the needed chunks, 0 elsewhere; forwards only those."""
         chosen = trajectory.mask if needed is None else needed.cpu() & trajectory.mask
         rows, steps = chosen.nonzero(as_tuple=True)
         logp = torch.zeros(chosen.shape)
         if len(rows) == 0:
-            return Scores(logp=logp)
+            return StepLogProbs(logp=logp)
         drawn = numbered(trajectory.mask)[rows, steps]
         prompt = trajectory.group[rows]
         logits = self._forward(
@@ -186,7 +186,7 @@ class ActionChunkPolicy(Policy[ChunkTrajectory]):
         by_token = (logits / self.decoding.temperature).log_softmax(dim=-1)
         by_token = by_token.gather(2, trajectory.action[drawn][..., None])[..., 0]
         summed = sum_executed(by_token, trajectory.executed[drawn], self._model.shape)
-        return Scores(logp=logp.masked_scatter(chosen, summed))
+        return StepLogProbs(logp=logp.masked_scatter(chosen, summed))
 
     def decode(self, trajectory: ChunkTrajectory) -> list[str]:
         """Returns each rollout's ending with its number of simulator steps."""

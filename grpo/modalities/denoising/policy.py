@@ -46,7 +46,7 @@ from grpo.modalities.shared.packed import Layout, numbered
 from grpo.runtime.machine import DTYPES
 from grpo.runtime.seeds import derive_seed
 from grpo.schema import PARAMS
-from grpo.types import Cost, Scores
+from grpo.types import Cost, StepLogProbs
 
 
 class DenoisingPolicy(Policy[DenoisingTrajectory]):
@@ -158,9 +158,9 @@ class DenoisingPolicy(Policy[DenoisingTrajectory]):
             state = mean
         return state, before, after, logp
 
-    def score(
+    def step_log_probs(
         self, trajectory: DenoisingTrajectory, needed: Bool[Tensor, "rollout step"] | None = None
-    ) -> Scores:
+    ) -> StepLogProbs:
         """Returns log-probs in nats, summed over dimensions, and standardized means.
 
         Computes only the needed steps; log-probs are 0 elsewhere.
@@ -173,7 +173,7 @@ class DenoisingPolicy(Policy[DenoisingTrajectory]):
             raise ValueError("U7: log_prob needs steps with noise: without it there is no density")
         rows, steps = chosen.nonzero(as_tuple=True)
         if len(rows) == 0:
-            return Scores(logp=torch.zeros(chosen.shape), mean=trajectory.before[:0])
+            return StepLogProbs(logp=torch.zeros(chosen.shape), mean=trajectory.before[:0])
         drawn = numbered(trajectory.mask)[rows, steps]
         before = trajectory.before[drawn]
         schedule = self.schedule()
@@ -183,7 +183,7 @@ class DenoisingPolicy(Policy[DenoisingTrajectory]):
         kernels = [schedule.noisy[step] for step in steps.tolist()]
         mean, std = apply_kernel(kernels, before, velocity)
         logp = step_log_prob(trajectory.after[drawn], mean, std)
-        return Scores(
+        return StepLogProbs(
             logp=torch.zeros(chosen.shape).masked_scatter(chosen, logp),
             mean=mean / std.view(-1, *[1] * (mean.dim() - 1)),
         )

@@ -38,7 +38,7 @@ from grpo.runtime.machine import DTYPES
 from grpo.runtime.ranks import num_ranks, shard
 from grpo.runtime.seeds import derive_seed
 from grpo.schema import PARAMS
-from grpo.types import Cost, Scores
+from grpo.types import Cost, StepLogProbs
 
 ROUNDING = 1e-4  # nats; tolerance for log-probs above 0
 LAYOUT = {
@@ -296,9 +296,9 @@ class TokenPolicy(Policy[TokenTrajectory]):
         )
         return trajectory, logp[:, :width]
 
-    def score(
+    def step_log_probs(
         self, trajectory: TokenTrajectory, needed: Bool[Tensor, "rollout step"] | None = None
-    ) -> Scores:
+    ) -> StepLogProbs:
         """Returns log-probs in nats at the decoding temperature, 0 on padding.
 
         Args:
@@ -325,7 +325,7 @@ class TokenPolicy(Policy[TokenTrajectory]):
                 )
             )
         self._count(*scored.passes)
-        return Scores(logp=scored.logp)
+        return StepLogProbs(logp=scored.logp)
 
     def _routing(self, trajectory: TokenTrajectory) -> AbstractContextManager[None]:
         """Returns the context manager that replays a trajectory's routing, if any."""
