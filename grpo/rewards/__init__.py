@@ -3,7 +3,7 @@
 import sys
 
 from grpo.rewards.base import Judge
-from grpo.runtime.lookup import import_part, part_names
+from grpo.runtime.lookup import find_part, part_names
 
 
 def judge_names() -> tuple[str, ...]:
@@ -12,6 +12,14 @@ def judge_names() -> tuple[str, ...]:
 
 
 def find_judge(name: str) -> Judge:
-    """Returns the judge of a name in `judge_names`."""
-    module = import_part(sys.modules[__name__], name)
-    return next(each for each in vars(module).values() if isinstance(each, Judge))
+    """Returns the judge of a name in `judge_names`.
+
+    Raises:
+      ParameterError: If its file defines none.
+    """
+
+    def is_judge(value: object) -> bool:
+        return isinstance(value, Judge)
+
+    found: Judge = find_part(sys.modules[__name__], name, is_judge, "a value of the type Judge")
+    return found

@@ -2,7 +2,11 @@
 
 import importlib
 import pkgutil
+from collections.abc import Callable
 from types import ModuleType
+from typing import Any
+
+from grpo.errors import ParameterError
 
 SHARED = "base"  # the module that all parts of a package share
 
@@ -13,6 +17,20 @@ def part_names(folder: ModuleType) -> tuple[str, ...]:
     return tuple(sorted(name for name in found if name != SHARED))
 
 
-def import_part(folder: ModuleType, name: str) -> ModuleType:
-    """Returns the module of a part that `part_names` lists."""
-    return importlib.import_module(f"{folder.__name__}.{name}")
+def find_part(folder: ModuleType, name: str, is_part: Callable[[object], bool], wanted: str) -> Any:
+    """Returns the value that a part's module defines.
+
+    Args:
+      name: One of `part_names`.
+      wanted: Description of the value, for the error.
+
+    Raises:
+      ParameterError: If the module defines no such value.
+    """
+    module = importlib.import_module(f"{folder.__name__}.{name}")
+    for each in vars(module).values():
+        is_imported = isinstance(each, type) and each.__module__ != module.__name__
+        if is_part(each) and not is_imported:
+            return each
+    file = f"{module.__name__.replace('.', '/')}.py"
+    raise ParameterError(f"{file}: must define {wanted}, defines none; add one or remove the file")

@@ -2,7 +2,7 @@
 
 import sys
 
-from grpo.runtime.lookup import import_part, part_names
+from grpo.runtime.lookup import find_part, part_names
 from grpo.tasks.base import Task
 
 
@@ -12,10 +12,14 @@ def task_kinds() -> tuple[str, ...]:
 
 
 def find_task(kind: str) -> type[Task]:
-    """Returns the task class of a kind in `task_kinds`."""
-    module = import_part(sys.modules[__name__], kind)
-    return next(
-        each
-        for each in vars(module).values()
-        if isinstance(each, type) and issubclass(each, Task) and each.__module__ == module.__name__
-    )
+    """Returns the task class of a kind in `task_kinds`.
+
+    Raises:
+      ParameterError: If its file defines none.
+    """
+
+    def is_task(value: object) -> bool:
+        return isinstance(value, type) and issubclass(value, Task)
+
+    found: type[Task] = find_part(sys.modules[__name__], kind, is_task, "a subclass of Task")
+    return found
