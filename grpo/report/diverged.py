@@ -48,11 +48,11 @@ def _draw(diverged: Divergence) -> Panel:
     rows = diverged.updates
     drawn = [name for name in CURVES if name in rows]
     canvas = Canvas([1.75] * len(drawn), share_x=True)
-    for axes, name in zip(canvas.panels, drawn, strict=True):
+    for axes, name in zip(canvas.subplots, drawn, strict=True):
         values = pd.to_numeric(rows[name], errors="coerce")
         axes.plot(rows["update"], values, color=color_of(0), marker="o", linewidth=1.6)
         axes.set_title(CURVES[name])
-    canvas.panels[-1].set_xlabel("update")
+    canvas.subplots[-1].set_xlabel("update")
     return Panel(
         title=f"{diverged.stage}, until it diverged",
         caption=f"{len(rows)} updates before training diverged: {diverged.reason}.",

@@ -1,4 +1,4 @@
-"""Figures of reward by cost and of cost by kind of work, as SVG text."""
+"""The list of all figures of the page; figures of reward by cost and of cost by kind of work."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,7 +16,7 @@ from grpo.report.signal_figures import (
     draw_advantage_mass,
     draw_group_sizes,
     draw_reward_spread,
-    draw_steps,
+    draw_signal_by_step,
     draw_training,
     draw_uniform_groups,
 )
@@ -35,7 +35,7 @@ def draw_figures(
     usages: Mapping[str, Usage],
     seconds: Mapping[str, Curve],
 ) -> list[Panel]:
-    """Returns the figures of the page; figures over seconds require measured seconds."""
+    """Returns the figures of the page in their order; figures over seconds require `seconds`."""
     with styled():
         panels = [draw_reward_by_flops(run, numbers), draw_other_scores(run, numbers)]
         if seconds:
@@ -49,7 +49,7 @@ def draw_figures(
             draw_advantage_mass(run, numbers),
             draw_group_sizes(run, numbers),
             draw_reward_spread(run),
-            draw_steps(run),
+            draw_signal_by_step(run),
             draw_training(run),
         ]
 
@@ -119,7 +119,7 @@ def draw_other_scores(run: Run, numbers: Numbers) -> Panel:
     named = {score: label for score, label in labels.items() if score in run.score_names}
     title = " and ".join(named.values())
     canvas = Canvas([2.4] * len(named), share_x=True)
-    for axes, (score, label) in zip(canvas.panels, named.items(), strict=True):
+    for axes, (score, label) in zip(canvas.subplots, named.items(), strict=True):
         for i, arm in enumerate(run.arms):
             own = table[table["arm"] == arm]
             parts = [run.scores[name][score] for name in own["round"]]
@@ -129,7 +129,7 @@ def draw_other_scores(run: Run, numbers: Numbers) -> Panel:
             axes.plot(x, own[score], color=color_of(i), marker=MARKERS[i % 6], label=arm)
         axes.set_ylabel(label)
         axes.yaxis.set_major_locator(MaxNLocator(5))
-    canvas.panels[-1].set_xlabel(f"{unit}s so far, profiling included")
+    canvas.subplots[-1].set_xlabel(f"{unit}s so far, profiling included")
     canvas.legend(canvas.axes, columns=3)
     return Panel(
         title=title.capitalize(),
@@ -179,10 +179,10 @@ def draw_flops_by_kind(run: Run, numbers: Numbers) -> Panel:
     canvas = Canvas([0.45 * len(bars) + 0.7, 0.45 * len(aside) + 0.7], share_x=True)
     longest = _longest({**bars, **aside})
     scale, unit = flops_unit(longest)
-    for axes, each in zip(canvas.panels, (bars, aside), strict=True):
+    for axes, each in zip(canvas.subplots, (bars, aside), strict=True):
         _stack_bars(axes, each, scale, format_flops, longest)
-    canvas.panels[1].set_xlabel(f"{unit}s")
-    canvas.panels[1].set_title("outside the budget, all arms together")
+    canvas.subplots[1].set_xlabel(f"{unit}s")
+    canvas.subplots[1].set_title("outside the budget, all arms together")
     canvas.legend(canvas.axes, columns=3)
     return Panel(
         title="Where the compute went",

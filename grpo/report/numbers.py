@@ -1,7 +1,7 @@
 """Numbers of a run: reward by cost, signal by difficulty, cost by stage, and arm comparisons.
 
 Pure functions of the artifacts: the same artifacts give the same bytes. Measured seconds belong in
-`seconds.py`.
+`seconds.py`. Means of rewards and outcomes are over the rollouts that were judged (`is_judged`).
 """
 
 from collections.abc import Mapping

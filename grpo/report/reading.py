@@ -57,7 +57,10 @@ class Run:
         return [arm for arm in self.params.arms if self.params.rounds_of(arm)]
 
     def chain(self, arm: str) -> list[str]:
-        """Returns the policies from the base to the arm's last round."""
+        """Returns the policies from the base to the arm's last round.
+
+        Rounds of another arm, from which this one starts, are among them.
+        """
         return self.params.chain(arm)
 
 

@@ -42,11 +42,11 @@ def draw_advantage_mass(run: Run, numbers: Numbers) -> Panel:
     """Draws the shares of rollouts and of absolute advantage, by difficulty."""
     canvas = Canvas([2.1, 2.1], share_x=True)
     named = {"rollouts": "of rollouts", "advantage_mass": "of |advantage|"}
-    for axes, (column, label) in zip(canvas.panels, named.items(), strict=True):
+    for axes, (column, label) in zip(canvas.subplots, named.items(), strict=True):
         amount = _by_bucket(numbers.signal, column)
         _draw_bars(axes, run, amount / amount.sum().replace(0, np.nan))
         axes.set_ylabel(label)
-    canvas.panels[-1].set_xlabel(_difficulty(run))
+    canvas.subplots[-1].set_xlabel(_difficulty(run))
     _finish(canvas, percent=True)
     return Panel(
         title="Where the signal was",
@@ -95,24 +95,24 @@ def draw_reward_spread(run: Run) -> Panel:
     )
 
 
-def draw_steps(run: Run) -> Panel:
+def draw_signal_by_step(run: Run) -> Panel:
     """Draws, by step, the fraction of rollouts trained and the reward spread within groups."""
     canvas = Canvas([2.1, 2.1], share_x=True)
     labels = {"trained_fraction": "rollouts trained", "reward_std_within": "spread of reward"}
     for i, arm in enumerate(run.arms):
         signal = signal_by_step(run, arm)
         marker = MARKERS[i % 6] if len(signal) <= FEW_STEPS else ""
-        for axes, column in zip(canvas.panels, labels, strict=True):
+        for axes, column in zip(canvas.subplots, labels, strict=True):
             (line,) = axes.plot(signal[column], color=color_of(i), marker=marker, label=arm)
             line.set_clip_on(False)
-    for axes, label in zip(canvas.panels, labels.values(), strict=True):
+    for axes, label in zip(canvas.subplots, labels.values(), strict=True):
         axes.set_ylim(bottom=0)
         axes.set_ylabel(label)
     canvas.axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     _count_along(canvas, f"step of the rollout: a {run.params.modality.step_name}")
     _finish(canvas, percent=False)
     return Panel(
-        title="Steps",
+        title="Signal by step",
         caption=(
             "Above, the share of rollouts whose step is trained. Below, the deviation of reward "
             "within the groups that have the step: the signal of that step."
@@ -124,7 +124,7 @@ def draw_steps(run: Run) -> Panel:
 def draw_training(run: Run) -> Panel:
     """Draws training metrics of each arm by update, with its rounds concatenated."""
     canvas = Canvas([1.75] * len(CURVES), share_x=True)
-    for axes, curve in zip(canvas.panels, CURVES, strict=True):
+    for axes, curve in zip(canvas.subplots, CURVES, strict=True):
         for i, arm in enumerate(run.arms):
             values = np.concatenate([run.updates[name][curve] for name in run.chain(arm)[1:]])
             x = np.arange(1, len(values) + 1)
@@ -173,13 +173,13 @@ def _draw_bars(axes: Axes, run: Run, heights: pd.DataFrame) -> None:
 
 def _count_along(canvas: Canvas, label: str) -> None:
     """Labels the shared horizontal axis and limits it to integer ticks."""
-    canvas.panels[-1].set_xlabel(label)
-    canvas.panels[-1].xaxis.set_major_locator(MaxNLocator(8, integer=True))
+    canvas.subplots[-1].set_xlabel(label)
+    canvas.subplots[-1].xaxis.set_major_locator(MaxNLocator(8, integer=True))
 
 
 def _finish(canvas: Canvas, *, percent: bool) -> None:
     """Adds the legend and formats the vertical axes as percentages if asked."""
     canvas.legend(canvas.axes, columns=3)
-    for axes in canvas.panels if percent else []:
+    for axes in canvas.subplots if percent else []:
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         axes.yaxis.set_major_locator(MaxNLocator(4))

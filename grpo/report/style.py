@@ -78,7 +78,7 @@ class Panel:
 
 
 class Canvas:
-    """A figure with one column of panels; `axes` are those of the first panel."""
+    """A matplotlib figure with one column of subplots; `axes` is the first of them."""
 
     def __init__(self, heights_inches: Sequence[float], *, share_x: bool) -> None:
         self.figure = Figure(figsize=(WIDTH_INCHES, sum(heights_inches)), layout="constrained")
@@ -88,18 +88,18 @@ class Canvas:
             squeeze=False,
             height_ratios=list(heights_inches),
         )
-        self.panels: list[Axes] = list(grid[:, 0])
+        self.subplots: list[Axes] = list(grid[:, 0])
         self.figure.patch.set_alpha(0)
-        for panel in self.panels:
-            panel.patch.set_alpha(0)
-            panel.tick_params(length=0)
+        for axes in self.subplots:
+            axes.patch.set_alpha(0)
+            axes.tick_params(length=0)
 
     @property
     def axes(self) -> Axes:
-        return self.panels[0]
+        return self.subplots[0]
 
     def legend(self, axes: Axes, columns: int) -> None:
-        """Puts the legend of `axes` above the panels."""
+        """Puts the legend of `axes` above the subplots."""
         handles, labels = axes.get_legend_handles_labels()
         self.figure.legend(handles, labels, loc="outside upper left", ncols=columns)
 

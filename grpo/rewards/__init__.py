@@ -3,7 +3,7 @@
 import sys
 
 from grpo.rewards.base import Judge
-from grpo.runtime.lookup import find_part, part_names
+from grpo.runtime.lookup import import_part, missing_part, part_names
 
 
 def judge_names() -> tuple[str, ...]:
@@ -17,9 +17,8 @@ def find_judge(name: str) -> Judge:
     Raises:
       ParameterError: If its file defines none.
     """
-
-    def is_judge(value: object) -> bool:
-        return isinstance(value, Judge)
-
-    found: Judge = find_part(sys.modules[__name__], name, is_judge, "a value of the type Judge")
-    return found
+    module = import_part(sys.modules[__name__], name)
+    judge = getattr(module, "JUDGE", None)
+    if not isinstance(judge, Judge):
+        raise missing_part(module, "JUDGE = Judge(...)")
+    return judge

@@ -2,7 +2,7 @@
 
 import sys
 
-from grpo.runtime.lookup import find_part, part_names
+from grpo.runtime.lookup import import_part, missing_part, part_names
 from grpo.tasks.base import Task
 
 
@@ -17,9 +17,8 @@ def find_task(kind: str) -> type[Task]:
     Raises:
       ParameterError: If its file defines none.
     """
-
-    def is_task(value: object) -> bool:
-        return isinstance(value, type) and issubclass(value, Task)
-
-    found: type[Task] = find_part(sys.modules[__name__], kind, is_task, "a subclass of Task")
-    return found
+    module = import_part(sys.modules[__name__], kind)
+    for each in vars(module).values():
+        if isinstance(each, type) and issubclass(each, Task) and each.__module__ == module.__name__:
+            return each
+    raise missing_part(module, "a subclass of Task")

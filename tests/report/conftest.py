@@ -90,7 +90,7 @@ def artifacts(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture(scope="session")
 def figures(finished: Path, params: Parameters) -> list[Panel]:
-    """The parameters of the finished run."""
+    """The figures of the finished run."""
     run = read_run(finished, params)
     return draw_figures(run, compute_numbers(run), usages={}, seconds={})
 

@@ -27,7 +27,7 @@ def test_a_file_without_a_part_is_named(tmp_path: Path, monkeypatch: pytest.Monk
         folder = sys.modules[package]
         monkeypatch.setattr(folder, "__path__", [*folder.__path__, str(tmp_path)])
     assert "empty" in judge_names()
-    with pytest.raises(ParameterError, match=r"grpo/rewards/empty\.py: must define .* Judge"):
+    with pytest.raises(ParameterError, match=r"grpo/rewards/empty\.py: must define JUDGE"):
         find_judge("empty")
     with pytest.raises(ParameterError, match=r"grpo/tasks/empty\.py: must define .* Task"):
         find_task("empty")

@@ -92,7 +92,7 @@ ROLLOUTS = _schema(
         "prompt_id": pa.Column(str, _filled),
         "group": pa.Column("int64", _at_least(0)),
         "text": pa.Column(str),
-        "steps": pa.Column("int64", _at_least(0)),  # with a log-probability
+        "steps": pa.Column("int64", _at_least(0)),  # length of the rollout: steps with a log-prob
         "is_finished": pa.Column(bool),  # not truncated by the step limit
     },
 )
