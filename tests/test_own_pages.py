@@ -170,6 +170,8 @@ def test_the_laws_hold_for_a_link_of_ones_own(clone: Path):
     )
     (clone / "pyproject.toml").write_bytes((ROOT / "pyproject.toml").read_bytes())
     assert "passed" in python(clone, "pytest", "tests/objective/test_laws.py", "-k", "mine")
+    for tests in ("tests/objective/test_broken.py", "tests/params/test_params.py"):
+        assert "passed" in python(clone, "pytest", tests, "-k", "scale_failures")
 
 
 @pytest.mark.long

@@ -83,7 +83,8 @@ def scale_by_group_std(ddof: int = 0, epsilon: float = 1e-6) -> Objective:
         return torch.where(is_uniform(value, rollouts.group), 0.0, scaled)
 
     return _rollout_link(
-        Link("scale_by_group_std", {"ddof": ddof, "epsilon": epsilon}, "scale"), scale
+        Link("scale_by_group_std", {"ddof": ddof, "epsilon": epsilon}, "scale", "group scale"),
+        scale,
     )
 
 

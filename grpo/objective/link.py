@@ -11,6 +11,7 @@ Setting = int | float | str | None
 Kind = Literal[
     "baseline",
     "scale",
+    "group scale",  # a scale of one group's rewards: of a pair it leaves the signs
     "average",
     "selection",
     "step selection",  # a selection of some steps of a rollout

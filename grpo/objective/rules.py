@@ -102,17 +102,15 @@ def _active(plan: Plan, kind: Kind = "penalty") -> list[str]:
 def pair_z_score(plan: Plan) -> list[str]:
     if not _is_shaped(plan):
         return []
-    whole = plan.named("scale_by_group_std") if 2 in plan.group_sizes else []
+    whole = plan.of("group scale") if 2 in plan.group_sizes else []
     return whole + _extremes(plan, keep=2, advantage="kept_z_score")
 
 
 def variable_groups(plan: Plan) -> list[str]:
-    scaled = plan.named(
-        "scale_by_group_std",
-        "average_over_steps",
-        "average_over_rollouts",
-        "sum_over_steps",
-    )
+    averages = ("average_over_steps", "average_over_rollouts", "sum_over_steps")
+    scaled = [
+        link.name for link in plan.links if "group scale" in link.kinds or link.name in averages
+    ]
     return scaled if len(plan.group_sizes) > 1 else []
 
 

@@ -8,7 +8,7 @@ from grpo.objective.base import Objective, chain
 from grpo.objective.links import ALGORITHMS, LINKS
 from grpo.objective.weight import average_over_rollouts
 
-# Of settings that have no default.
+# Values of settings without a default. Others get BY_TYPE.
 SETTINGS: dict[str, float] = {
     "beta": 0.05,
     "budget": 2,
@@ -20,11 +20,16 @@ SETTINGS: dict[str, float] = {
 }
 
 
+BY_TYPE: dict[type, float] = {int: 2, float: 0.5}
+
+
 def make(named: Callable[..., Objective]) -> Objective:
-    """Returns a link or an algorithm with SETTINGS where it has no default."""
+    """Returns a link or an algorithm with a value for each setting that has no default."""
     parameters = inspect.signature(named).parameters.values()
-    needed = [each.name for each in parameters if each.default is inspect.Parameter.empty]
-    return named(**{name: SETTINGS[name] for name in needed})
+    needed = [each for each in parameters if each.default is inspect.Parameter.empty]
+    return named(
+        **{each.name: SETTINGS.get(each.name, BY_TYPE[each.annotation]) for each in needed}
+    )
 
 
 NAMED: dict[str, Objective] = {name: make(each) for name, each in ALGORITHMS.items()}

@@ -17,6 +17,7 @@ from grpo.wiring.allocation import build_curriculum
 from grpo.wiring.checks import findings
 from grpo.wiring.objectives import build_objective
 from grpo.wiring.tasks import build_prompts
+from tests.objective.every_link import make
 
 ROOT = Path(__file__).parents[2]
 S3 = {"source": "s3", "uri": "s3://bucket/model", "sha256": "0" * 64}
@@ -61,31 +62,12 @@ def test_every_recipe_parses_builds_and_is_sound(path: Path):
 @pytest.mark.parametrize("name", [*LINKS, *ALGORITHMS])
 def test_a_link_is_named_after_its_function_and_keeps_all_its_settings(name: str):
     """What rules and reports read is what was built."""
-    required = {
-        "average_over_horizon": {"horizon": 8},
-        "dr_grpo": {"horizon": 8},
-        "scale_log_ratio": {"dimensions": 8},
-        "flow_grpo": {"dimensions": 8},
-        "flash_grpo": {"dimensions": 8},
-        "awm": {"dimensions": 8},
-        "diffusion_nft": {"dimensions": 8},
-        "penalize_kl": {"beta": 0.5},
-        "subtract_kl_from_reward": {"beta": 0.5},
-        "keep_extreme_rollouts": {"keep": 4},
-        "sample_chunks_by_phase": {"budget": 2},
-        "sample_steps_uniformly": {"budget": 2},
-        "sample_steps_by_advantage": {"budget": 2},
-        "keep_highest_phase": {"budget": 2},
-        "chunk_grpo": {"tokens": 32},
-        "pcm": {"tokens": 32, "budget": 2},
-        "truncate_ratio": {"ratio_max": 5.0},
-    }
-    make = {**LINKS, **ALGORITHMS}[name]
-    objective = make(**required.get(name, {}))
-    assert make.__name__ == name
+    function = {**LINKS, **ALGORITHMS}[name]
+    objective = make(function)
+    assert function.__name__ == name
     if name in LINKS:
         (link,) = objective.links
-        names = make.__annotations__.keys() - {"return"}
+        names = function.__annotations__.keys() - {"return"}
         assert (link.name, set(link.settings)) == (name, names)
     assert {link.name for link in objective.links} <= LINKS.keys()
 

@@ -116,7 +116,9 @@ def test_steps_that_the_profile_sampled_are_told_apart(page: str) -> None:
 def test_the_steps_of_a_figure_are_those_of_the_policy(read_with: ReadWith, recipe: str) -> None:
     run = read_with()
     policy = read_params(Path(__file__).parents[2] / f"recipes/{recipe}.yaml").policy
-    svg = draw_signal_by_step(replace(run, params=run.params.model_copy(update={"policy": policy}))).svg
+    svg = draw_signal_by_step(
+        replace(run, params=run.params.model_copy(update={"policy": policy}))
+    ).svg
     units = {name: each.step_name for name, each in all_modalities().items()}
     assert [unit for unit in units.values() if unit in svg] == [units[policy.kind]]
 
