@@ -172,17 +172,16 @@ def _find_task(value: Any, info: Info) -> Task:
     return found
 
 
-def _find_sampling(value: Any, info: Info) -> SamplingParams:
+def _find_sampling(value: Any, info: Info) -> Any:
+    """Returns an arm's `sampling` as the modality has it; unchanged if `policy` is invalid."""
     kind = _KIND.get()
-    found: SamplingParams = _validate(find_modality(kind).sampling, value, info) if kind else value
-    return found
+    return _validate(find_modality(kind).sampling, value, info) if kind else value
 
 
-def _find_draws(value: Any, info: Info) -> Strict:
+def _find_draws(value: Any, info: Info) -> Any:
+    """Returns the evaluation's `sampling` alike."""
     kind = _KIND.get()
-    wanted = find_modality(kind).evaluation_sampling if kind else None
-    found: Strict = _validate(wanted, value, info) if wanted else value
-    return found
+    return _validate(find_modality(kind).evaluation_sampling, value, info) if kind else value
 
 
 def _by_kind(
