@@ -24,6 +24,7 @@ FILE_BY_FILE = {
 FOUND_BY_NAME = {
     "grpo.wiring.rewards": "grpo.rewards",
     "grpo.wiring.tasks": "grpo.tasks",
+    "stages.check": "grpo.tasks",  # writes which files under data/ a task reads
     "grpo.modalities.policy": "grpo.modalities",  # creates, loads and samples policies
 }
 # Files of modalities that only these modules call. As general dependencies, a change of a figure

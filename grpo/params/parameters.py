@@ -179,7 +179,7 @@ def _find_sampling(value: Any, info: Info) -> Any:
 
 
 def _find_draws(value: Any, info: Info) -> Any:
-    """Returns the evaluation's `sampling` alike."""
+    """Returns the evaluation's `sampling` by the same rule."""
     kind = _KIND.get()
     return _validate(find_modality(kind).evaluation_sampling, value, info) if kind else value
 
