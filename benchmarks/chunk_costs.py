@@ -50,7 +50,7 @@ from grpo.sampling.rollouts import read_batch
 from grpo.training.batches import Batch, plan_batches
 from grpo.training.frozen import compute_log_probs
 from grpo.training.updates import Loss, run_update
-from grpo.wiring.rounds import training_settings
+from grpo.wiring.iterations import training_settings
 
 OUT = RESULTS / "chunk_costs.json"
 FIGURE = ROOT / "docs" / "chunk_costs.svg"
@@ -122,7 +122,7 @@ def _measure_size(artifacts: Path, width: int, layers: int) -> dict[str, Any]:
     """Returns the parameter count, the seconds of inference and the costs of updates."""
     recipe = read_params(ROOT / "recipes" / "manipulation.yaml")
     settings = replace(training_settings(recipe.arms["all"].training), updates_per_audit=0)
-    policy, trajectory, batches = _prepare(artifacts, width, layers, settings.updates_per_round)
+    policy, trajectory, batches = _prepare(artifacts, width, layers, settings.updates_per_iteration)
     positions = settings.tokens_per_microbatch
     with torch.no_grad():
         inference = _fastest(

@@ -162,7 +162,7 @@ def _policy(steps: int, stochastic: str) -> DenoisingPolicy:
 def _settings() -> TrainingSettings:
     """Returns settings in which one forward pass covers all steps of a rollout."""
     return TrainingSettings(
-        updates_per_round=1,
+        updates_per_iteration=1,
         max_grad_norm=1.0,
         tokens_per_microbatch=1_000_000,
         updates_per_checkpoint=1,

@@ -32,7 +32,7 @@ from grpo.runtime.machine import prepare_machine
 from grpo.runtime.markdown import markdown_table
 from grpo.sampling.rollouts import local_executor, sample_rollouts
 from grpo.schema import DATA
-from grpo.training.updates import Round, TrainingSettings, train_round
+from grpo.training.updates import Iteration, TrainingSettings, run_updates
 from grpo.wiring.objectives import build_objective
 from grpo.wiring.policies import make_optimizer
 from grpo.wiring.tasks import build_prompts
@@ -77,7 +77,7 @@ def measure(arm: str, steps: int, signal_share: float) -> dict[str, Any]:
     links = TypeAdapter(list[LinkSpec]).validate_python(with_tuples(settings["objective"]))
     split, sizes = settings["curriculum"]
     num_prompts = split["split_at_random"]["prompts_per_phase"] // 2
-    num_updates = training.updates_per_round // 2
+    num_updates = training.updates_per_iteration // 2
     policy = _policy(params, steps)
     prompts = build_prompts(params, ROOT / DATA).train.head(num_prompts)
     optimizer = make_optimizer(policy.model, training)
@@ -96,8 +96,8 @@ def measure(arm: str, steps: int, signal_share: float) -> dict[str, Any]:
         assert bool(trajectory.mask.all()), "a rollout has ended"
         has_signal = group < round(signal_share * num_prompts)
         outcome = ((torch.arange(len(group)) % 2 == 0) | ~has_signal).float()
-        train_round(
-            Round(
+        run_updates(
+            Iteration(
                 policy=policy,
                 trajectory=trajectory,
                 rollouts=make_rollouts(
@@ -107,7 +107,7 @@ def measure(arm: str, steps: int, signal_share: float) -> dict[str, Any]:
                 objective_state={},
                 optimizer=optimizer,
                 settings=TrainingSettings(
-                    updates_per_round=num_updates,
+                    updates_per_iteration=num_updates,
                     max_grad_norm=training.max_grad_norm,
                     tokens_per_microbatch=training.tokens_per_microbatch,
                     updates_per_checkpoint=num_updates + 1,

@@ -316,7 +316,7 @@ def train_round(
 
 def settings(case: Case) -> TrainingSettings:
     return TrainingSettings(
-        updates_per_round=case.updates_per_round,
+        updates_per_iteration=case.updates_per_round,
         max_grad_norm=1.0,
         tokens_per_microbatch=16_384,
         updates_per_checkpoint=UPDATES,

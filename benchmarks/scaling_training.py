@@ -37,9 +37,9 @@ from grpo.runtime.artifacts.files import Scratch, read_json, write_json
 from grpo.runtime.artifacts.usage import Usage
 from grpo.runtime.markdown import markdown_table
 from grpo.runtime.ranks import local_shard, num_ranks, process_group, run_in_ranks, this_rank
-from grpo.training.updates import Round, train_round
+from grpo.training.updates import Iteration, run_updates
+from grpo.wiring.iterations import training_settings
 from grpo.wiring.policies import make_optimizer
-from grpo.wiring.rounds import training_settings
 
 OUT = RESULTS / "scaling_training.json"
 FIGURE = ROOT / "docs" / "scaling_training.svg"
@@ -52,7 +52,10 @@ MAX_STEPS = 32
 GIVES_BACK = {"MALLOC_MMAP_THRESHOLD_": str(2**20)}
 LOSS_TOLERANCE = 1e-4  # float32 sums differ by their order between one and two ranks
 TRAINING = Training(
-    updates_per_round=4,
+    iterations_per_round=1,
+    updates_per_iteration=4,
+    staleness=0,
+    stored_rollouts="all",
     learning_rate=0.0003,
     betas=(0.9, 0.99),
     weight_decay=0.0,
@@ -136,8 +139,8 @@ def _train(size: str, scratch: Scratch) -> dict[str, Any]:
     optimizer = make_optimizer(policy.model, TRAINING)
     times: list[tuple[float, float]] = []
     reset_peak()
-    trained = train_round(
-        Round(
+    trained = run_updates(
+        Iteration(
             policy=policy,
             trajectory=trajectory,
             rollouts=make_rollouts(
@@ -253,7 +256,7 @@ def draw(results: dict[str, Any]) -> Figure:
             axes.set_xticks(places, list(SIZES))
             axes.set_yscale("log")
         loss_axes.set(title=f"loss of {list(SIZES)[-1]}", xlabel="update")
-        loss_axes.set_xticks(range(1, TRAINING.updates_per_round + 1))
+        loss_axes.set_xticks(range(1, TRAINING.updates_per_iteration + 1))
         time_axes.legend()
     return figure
 

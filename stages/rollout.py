@@ -1,4 +1,4 @@
-"""Samples the rollouts of one round from its starting policy."""
+"""Samples the rollouts of a round's first iteration from the policy that the round starts from."""
 
 from pathlib import Path
 
@@ -7,12 +7,11 @@ from grpo.params.manifests import require_described
 from grpo.params.parameters import read_params
 from grpo.runtime.artifacts.files import atomic_path
 from grpo.runtime.artifacts.usage import Usage
-from grpo.runtime.seeds import derive_seed
-from grpo.sampling.round_rollouts import draw_round, write_round
+from grpo.sampling.round_rollouts import write_round
 from grpo.schema import DATA
 from grpo.wiring.allocation import build_selection
 from grpo.wiring.executors import open_executor
-from grpo.wiring.rollouts import build_source, read_candidates
+from grpo.wiring.rollouts import draw_iteration, read_candidates
 from grpo.wiring.sampling_workers import SamplingSetup, make_sampling_work
 from stages.entry import run, scratch_of
 from stages.progress import shown
@@ -28,7 +27,7 @@ def main(
     profile: Path,
     out: Path,
 ) -> None:
-    """Writes the rollouts of the round that `out` names.
+    """Writes the first rollouts of the round that `out` names.
 
     Args:
       judge: Manifest of the judge's files, written by the stage check.
@@ -39,12 +38,11 @@ def main(
     name = out.name
     each = params.find_round(name)
     selection = build_selection(params.find_arm(each.arm).selection, each.arm)
-    candidates = read_candidates(params, name, selection, curriculum=curriculum, prompts=prompts)
+    candidates = read_candidates(params, name, curriculum=curriculum, prompts=prompts)
     more = [profile] if selection.reuses_profile else []
     scratch = scratch_of(
         f"rollout@{name}", [judge, base, policy, prompts, curriculum, *more], params
     )
-    seed = derive_seed(params.seed, "rollout", name)
     setup = SamplingSetup(
         params=params,
         prompts=prompts,
@@ -59,12 +57,15 @@ def main(
         usage.part("sampling"),
         shown(f"sample {name}") as progress,
     ):
-        source = build_source(
-            setup, selection, executor=executor, profile=profile, progress=progress
-        )
-        history = read_state(policy, each.start).selection_state
-        drawn = draw_round(
-            selection, candidates, history, source=source, seed=seed, scratch=scratch.directory
+        drawn = draw_iteration(
+            setup,
+            0,
+            executor=executor,
+            candidates=candidates,
+            history=read_state(policy, each.start).selection_state,
+            profile=profile,
+            scratch=scratch.directory,
+            progress=progress,
         )
     usage.move("sampling", executor.seconds())
     with atomic_path(out) as temporary:

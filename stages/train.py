@@ -1,42 +1,47 @@
-"""Updates the policy on the rollouts and rewards of one round."""
+"""Updates the policy on a round's first rollouts, then samples, judges and updates further."""
 
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from grpo.errors import DivergedError
+from grpo.params.manifests import require_described
 from grpo.params.parameters import read_params
 from grpo.runtime.artifacts.divergence import curves_kept
 from grpo.runtime.artifacts.files import WORK, Scratch
 from grpo.runtime.artifacts.usage import Usage
 from grpo.runtime.machine import prepare_machine
 from grpo.runtime.ranks import all_agree, process_group, require_same, run_in_ranks, this_rank
-from grpo.training.updates import TrainedRound
-from grpo.wiring.rounds import (
-    LoadedRound,
-    RoundInputs,
-    fewer_updates,
-    load_round,
-    save_round,
-    train_loaded,
-)
+from grpo.schema import DATA
+from grpo.wiring.iterations import RoundInputs, RoundState, Trainer, load_trainer
+from grpo.wiring.rounds import LaterRollouts, save_round, train_round
 from stages.entry import run, scratch_of
 from stages.progress import shown, warn
 
 
 def main(
     usage: Usage,
+    judge: Path,
     base: Path,
     start: Path,
+    prompts: Path,
+    curriculum: Path,
     rollouts: Path,
     rewards: Path,
     policy_out: Path,
     training_out: Path,
 ) -> None:
-    """Writes the policy and the training metrics of the round that the outputs name."""
+    """Writes the policy and the training metrics of the round that the outputs name.
+
+    Args:
+      judge: Manifest of the judge's files, written by the stage check.
+      rollouts: Those of the first iteration, and `rewards` are theirs.
+    """
     params, name = read_params(), policy_out.name
+    require_described(judge, params, DATA, "judge")
     ranks = params.find_arm(params.find_round(name).arm).training.ranks
     store = WORK / f"train@{name}.ranks"
-    inputs = RoundInputs(base, start, rollouts, rewards)
-    scratch = scratch_of(f"train@{name}", list(inputs), params)  # hashed once, not by every rank
+    inputs = RoundInputs(base, start, prompts, curriculum, rollouts, rewards)
+    scratch = scratch_of(f"train@{name}", [judge, *inputs], params)  # hashed once for all ranks
 
     def work(usage: Usage) -> None:
         prepare_machine(params.machine)
@@ -44,31 +49,46 @@ def main(
             latest = scratch.latest()
             require_same("what ranks read", [str(scratch.directory), latest and latest[0]])
             with usage.part("load"):
-                loaded = load_round(params, name, inputs)
-            with usage.part("update"):
-                trained = _train(loaded, scratch)
-            save_round(loaded, trained, policy_out=policy_out, out=training_out)
+                trainer = load_trainer(params, name, inputs)
+            state = _train(trainer, inputs, scratch, usage)
+            with usage.part("save"):
+                save_round(trainer, state, scratch, policy_out=policy_out, out=training_out)
             if this_rank() == 0:
                 scratch.clear()
 
     run_in_ranks(ranks, work, usage, store=store)
 
 
-def _train(loaded: LoadedRound, scratch: Scratch) -> TrainedRound:
-    """Returns the trained round; the first rank shows progress and writes curves and warnings."""
-    name, is_first = loaded.name, this_rank() == 0
+def _train(trainer: Trainer, inputs: RoundInputs, scratch: Scratch, usage: Usage) -> RoundState:
+    """Trains the round; the first rank shows progress and writes curves and warnings."""
+    name, is_first = trainer.name, this_rank() == 0
     try:
         with (
             curves_kept(f"train@{name}", writes=is_first),
+            _later_rollouts(trainer, inputs, scratch, usage) as later,
             shown(f"train {name}", is_seen=is_first) as progress,
         ):
-            trained = train_loaded(loaded, scratch=scratch, progress=progress)
+            state = train_round(
+                trainer, inputs, later=later, scratch=scratch, usage=usage, progress=progress
+            )
     except DivergedError:
         all_agree(True)  # a rank that exits ends all ranks: wait until the curves are written
         raise
-    if is_first and (fewer := fewer_updates(loaded, trained)):
-        warn(f"{name}: {fewer}")
-    return trained
+    if is_first and state.fewer_updates:
+        warn(f"{name}: {state.fewer_updates}")
+    return state
+
+
+def _later_rollouts(
+    trainer: Trainer, inputs: RoundInputs, scratch: Scratch, usage: Usage
+) -> AbstractContextManager[LaterRollouts | None]:
+    """Opens the samplers of the iterations after the first, if there are any."""
+    if trainer.training.iterations_per_round == 1:
+        return nullcontext()
+    # Imported here: a round of one iteration needs neither samplers nor judges.
+    from grpo.wiring.later_rollouts import open_later_rollouts
+
+    return open_later_rollouts(trainer, inputs, scratch=scratch, usage=usage, warn=warn)
 
 
 if __name__ == "__main__":

@@ -145,7 +145,7 @@ class Bandit(Modality[BanditParams, TokenSampling, TokenDraws]):
         return BasePolicy(num_updates=0, warm_up=lambda table: iter(()), save=save)
 
     def round_draws(
-        self, policy: BanditParams, sampling: TokenSampling, *, rounds_behind: int
+        self, policy: BanditParams, sampling: TokenSampling, *, iterations_behind: int
     ) -> float:
         return sampling.temperature
 

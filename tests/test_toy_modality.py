@@ -41,7 +41,7 @@ def params() -> dict[str, Any]:
         {"split_at_random": {"phases": 1, "prompts_per_phase": 10}},
         {"fix_group_size": {"rollouts": 64}},
     ]
-    arm["training"] |= {"updates_per_round": 10, "learning_rate": 0.3, "updates_per_audit": 0}
+    arm["training"] |= {"updates_per_iteration": 10, "learning_rate": 0.3, "updates_per_audit": 0}
     recipe["arms"] = {"pull": arm}
     recipe["rounds"] = {
         "pull-1": {"arm": "pull", "start": "base", "phase": 1},

@@ -21,7 +21,7 @@ from grpo.objective.weight import drop_uniform_groups
 from grpo.runtime.artifacts.files import Scratch
 from grpo.runtime.machine import prepare_machine
 from grpo.schema import Machine
-from grpo.training.updates import Round, TrainingSettings, train_round
+from grpo.training.updates import Iteration, TrainingSettings, run_updates
 from grpo.types import Rollouts
 
 
@@ -80,8 +80,8 @@ def update_once(
     start = now()
     rollouts = rewarded(trajectory, logp, reward)
     with tempfile.TemporaryDirectory() as folder:
-        train_round(
-            Round(
+        run_updates(
+            Iteration(
                 policy=policy,
                 trajectory=trajectory,
                 rollouts=rollouts,
@@ -107,7 +107,7 @@ def training_settings(scenario: Scenario) -> TrainingSettings:
     """Returns settings with one update per round and no checkpoints."""
     width = scenario.longest_prompt + workload.COMPLETION_TOKENS
     return TrainingSettings(
-        updates_per_round=1,
+        updates_per_iteration=1,
         max_grad_norm=workload.MAX_GRAD_NORM,
         tokens_per_microbatch=scenario.settings["rows"] * width,
         updates_per_checkpoint=2,

@@ -114,7 +114,7 @@ def treatment_of(arm: Arm, name: str, facts: Facts) -> Treatment:
     Raises:
       ParameterError: If a link or a selection of the arm is invalid.
     """
-    links, updates = build_objective(arm.objective, name).links, arm.training.updates_per_round
+    links, updates = build_objective(arm.objective, name).links, arm.training.updates_per_iteration
     keep = [int(each.settings["keep"] or 0) for each in _named(links, "keep_extreme_rollouts")]
     penalties = _named(links, "penalize_kl"), _named(links, "subtract_kl_from_reward")
     on_kept, on_all = (any(each.settings["beta"] for each in found) for found in penalties)

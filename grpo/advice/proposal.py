@@ -127,7 +127,7 @@ def _by_sizing(
 ) -> Iterator[Candidate]:
     """Yields, per sizing, the cheapest candidate, or the one with the smallest shortage."""
     rounds, arm = len(params.rounds_of(reference)), params.arms[reference]
-    per_update = target.rollouts / rounds / arm.training.updates_per_round
+    per_update = target.rollouts / rounds / arm.training.updates_per_iteration
     one_size = treatment_of(_without_selection(arm, _dropping(arm)), NAME, facts)
     any_size = treatment_of(_without_selection(arm, FOR_ANY_SIZE), NAME, facts)
     sizings = [Sizing(smallest=each, largest=each) for each in SIZES]
@@ -178,10 +178,10 @@ def _with_arm(
 ) -> Parameters:
     """Returns the parameters with the proposed arm and a chain of rounds added."""
     arm = params.arms[reference]
-    per_update = target.rollouts / arm.training.updates_per_round
+    per_update = target.rollouts / arm.training.updates_per_iteration
     updates = _updates(chosen.amounts.rollouts, per_update)
     training = arm.training.model_copy(
-        update={"updates_per_round": updates, "updates_per_audit": updates}
+        update={"updates_per_iteration": updates, "updates_per_audit": updates}
     )
     names = [BASE, *(f"{name}-{index + 1}" for index in range(chosen.rounds))]
     rounds = {

@@ -181,6 +181,23 @@ def require_candidates(selection: Selection, candidates: int) -> None:
         )
 
 
+def deal(candidates: pd.DataFrame, parts: int, index: int, seed: int) -> pd.DataFrame:
+    """Returns part `index` of the candidates: each is in one part, which one is random.
+
+    Raises:
+      ParameterError: If there are fewer candidates than parts.
+    """
+    if parts == 1:
+        return candidates
+    if len(candidates) < parts:
+        raise ParameterError(
+            f"must be at most {len(candidates)}, the prompts of the phase, got {parts}: every "
+            "iteration samples other prompts"
+        )
+    shuffled = np.random.default_rng(seed).permutation(len(candidates))
+    return candidates.iloc[np.sort(np.array_split(shuffled, parts)[index])].reset_index(drop=True)
+
+
 def visit(selection: Selection, candidates: pd.DataFrame, history: History, seed: int) -> Visit:
     """Returns the candidates that a round samples, at most as many as its budget allows.
 

@@ -220,11 +220,11 @@ class Modality(ABC, Generic[PolicyT, SamplingT, DrawsT]):
         """
 
     @abstractmethod
-    def round_draws(self, policy: PolicyT, sampling: SamplingT, *, rounds_behind: int) -> Any:
-        """Returns the decoding with which an arm samples and scores the rollouts of a round.
+    def round_draws(self, policy: PolicyT, sampling: SamplingT, *, iterations_behind: int) -> Any:
+        """Returns the decoding with which an arm samples and scores the rollouts of an iteration.
 
         Args:
-          rounds_behind: Number of earlier rounds of the same arm.
+          iterations_behind: Number of earlier iterations of the same arm.
         """
 
     def reference_draws(self, draws: Any) -> Any:
@@ -295,6 +295,21 @@ class Modality(ABC, Generic[PolicyT, SamplingT, DrawsT]):
         return self.load_policy(
             params, base=base, directory=directory, draws=draws, policies_per_host=policies_per_host
         )
+
+    def share_sampler(
+        self,
+        params: RunParams[PolicyT],
+        policy: "Policy[Any]",
+        judge: Judgement | None = None,
+    ) -> "Policy[Any] | None":
+        """Returns a sampler with the weights of a policy that is trained in the same process.
+
+        None: a sampler needs its own copy of the weights.
+
+        Args:
+          judge: Required if `judges_while_sampling`.
+        """
+        return policy
 
     def load_cost_model(self, params: RunParams[PolicyT], *, base: Path) -> "CostModel | None":
         """Returns the cost model of runs from a base policy; None: the modality has none.

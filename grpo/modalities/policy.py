@@ -3,11 +3,13 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor, nn
 
+from grpo.modalities.shared.directories import copy_weights
 from grpo.modalities.shared.packed import Layout, prompt_rows
 from grpo.runtime.ranks import sum_counts
 from grpo.types import ActionChunks, Cost, Rollouts, StepLogProbs, StepNoise
@@ -64,6 +66,14 @@ class Policy(ABC, Generic[TrajectoryT]):
         self, prompts: list[str], *, group_sizes: list[int], generator: Generator
     ) -> tuple[TrajectoryT, Float[Tensor, "rollout step"]]:
         """Returns `group_sizes[i]` rollouts of prompt i and their log-probs in nats."""
+
+    def load_weights(self, path: Path) -> None:
+        """Replaces the trained weights by those of a file, for sampling only.
+
+        Raises:
+          ArtifactError: If the file belongs to another model.
+        """
+        copy_weights(self.model, path)
 
     def replayed(self, trajectory: TrajectoryT) -> TrajectoryT:
         """Returns the trajectory for updates, with the routing that they replay, if any."""

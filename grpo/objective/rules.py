@@ -26,7 +26,9 @@ class Plan:
     links: tuple[Link, ...]
     curriculum: tuple[Link, ...]
     group_sizes: frozenset[int]
-    updates_per_round: int
+    updates_per_iteration: int
+    iterations_per_round: int = 1
+    staleness: int = 0  # iterations between the weights that sample and those that train
     has_binary_reward: bool
     dropouts: frozenset[str]  # parameter paths of dropouts above 0
     top_p: float = 1.0
@@ -86,7 +88,7 @@ def combined_with(kind: Kind, *names: str) -> Callable[[Plan], list[str]]:
 
 
 def rollout_ratio_on_policy(plan: Plan) -> list[str]:
-    return plan.of("rollout ratio") if plan.updates_per_round == 1 else []
+    return plan.of("rollout ratio") if plan.updates_per_iteration == 1 else []
 
 
 def _is_shaped(plan: Plan) -> bool:
@@ -219,12 +221,16 @@ def late_kl(plan: Plan) -> list[str]:
 
 def replay_on_policy(plan: Plan) -> list[str]:
     is_replayed = plan.routing == "replay_sampled"
-    return [ROUTING] if is_replayed and plan.updates_per_round == 1 else []
+    return [ROUTING] if is_replayed and plan.updates_per_iteration == 1 else []
 
 
 def stale_proximal_routing(plan: Plan) -> list[str]:
     is_replayed = plan.routing == "replay_proximal"
-    return [ROUTING] if is_replayed and plan.updates_per_round >= TOO_STALE else []
+    return [ROUTING] if is_replayed and plan.updates_per_iteration >= TOO_STALE else []
+
+
+def uncorrected_staleness(plan: Plan) -> list[str]:
+    return ["training.staleness"] if plan.staleness and not plan.of("correction") else []
 
 
 def replay_without_routers(plan: Plan) -> list[str]:
@@ -240,7 +246,7 @@ def no_floor(plan: Plan) -> list[str]:
 
 
 def prompts_come_once(plan: Plan) -> list[str]:
-    comes_again = len(set(plan.phases)) < len(plan.phases)
+    comes_again = len(set(plan.phases)) < len(plan.phases) or plan.iterations_per_round > 1
     return [] if comes_again else plan.selects_with("skip_uniform_prompts")
 
 
@@ -411,8 +417,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "U10",
         Severity.INFO,
-        "a rollout ratio has no effect with one update per round (s = 1); raise "
-        "training.updates_per_round or drop it",
+        "a rollout ratio has no effect with one update per iteration (s = 1); raise "
+        "training.updates_per_iteration or drop it",
         rollout_ratio_on_policy,
     ),
     Rule(
@@ -696,6 +702,13 @@ RULES: tuple[Rule, ...] = (
         Severity.ERROR,
         "an objective needs exactly one baseline",
         require_one("baseline"),
+    ),
+    Rule(
+        "H16",
+        Severity.ERROR,
+        "with staleness 1, rollouts come from older weights than those that are trained; put a "
+        "correction such as truncate_mismatch in front of the objective, or set staleness to 0",
+        uncorrected_staleness,
     ),
     *CHUNK_RULES,
 )

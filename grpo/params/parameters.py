@@ -209,7 +209,11 @@ class Profile(Strict):
 
 
 class Training(Strict):
-    updates_per_round: Positive
+    iterations_per_round: Positive  # each samples with the policy as it is then
+    updates_per_iteration: Positive
+    staleness: Literal[0, 1]  # iterations between the weights that sample and those that train
+    # What is kept of the rollouts that later iterations than the first have sampled.
+    stored_rollouts: Literal["all", "without_media", "tables"]
     learning_rate: Rate
     betas: tuple[Decay, Decay]
     weight_decay: NonNegative

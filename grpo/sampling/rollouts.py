@@ -278,5 +278,6 @@ def _sample_batch(policy: Policy[Any], batch: pd.DataFrame, *, seed: int) -> Sam
             "is_finished": policy.is_finished(trajectory).numpy(),
         }
     )
-    tensors = trajectory.pack(logp)
-    return SampledBatch(table=table, tensors=tensors, cost=policy.cost - start)
+    tensors, cost = trajectory.pack(logp), policy.cost - start
+    policy.cost = start  # the batch has the cost; the policy may be one that is trained
+    return SampledBatch(table=table, tensors=tensors, cost=cost)

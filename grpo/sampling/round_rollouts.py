@@ -107,6 +107,7 @@ def executor_source(
     rollouts_per_batch: int,
     profile: Path | None,
     progress: Callable[[int, int], None],
+    draws: str = "sampled",
 ) -> Source:
     """Returns a source that samples with an executor, or reuses the profile's rollouts.
 
@@ -116,6 +117,7 @@ def executor_source(
       executor: Samples, and judges if the selection reads outcomes.
       layout: Of stored rollouts.
       profile: Directory of the profile's rollouts, if they are reused.
+      draws: Name of the executor's sampling mode.
 
     Raises:
       ArtifactError: If the profile's rollouts are invalid.
@@ -134,6 +136,7 @@ def executor_source(
             rollouts_per_batch=rollouts_per_batch,
             seed=seed,
             scratch=scratch,
+            draws=draws,
             progress=progress,
         )
 

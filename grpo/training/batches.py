@@ -59,7 +59,8 @@ def explain_fewer(asked: int, rollouts: Rollouts, batches: list[Batch]) -> str |
     groups = len(torch.unique(rollouts.group[rollouts.counts]))
     return (
         f"made {len(batches)} of {asked} updates: an update takes whole groups, about equal in "
-        f"rollouts, and the round has {groups}; lower training.updates_per_round to {len(batches)}"
+        f"rollouts, and the iteration has {groups}; lower training.updates_per_iteration to "
+        f"{len(batches)}"
     )
 
 

@@ -46,7 +46,7 @@ LARGEST_CHANGE = 88.0
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSettings:
-    updates_per_round: int
+    updates_per_iteration: int
     max_grad_norm: float
     tokens_per_microbatch: int  # rows times width of one forward pass
     updates_per_checkpoint: int
@@ -54,8 +54,8 @@ class TrainingSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Round:
-    """The inputs of a round's updates."""
+class Iteration:
+    """The inputs of the updates of one iteration."""
 
     policy: Policy[Any]
     optimizer: PreciseAdamW
@@ -65,12 +65,13 @@ class Round:
     settings: TrainingSettings
     trajectory: Trajectory
     rollouts: Rollouts  # the same rows as the trajectory
-    first_update: int  # number of updates of the arm before this round
+    first_update: int  # number of updates of the arm before these
     generator: Generator
+    is_last: bool = True  # no iteration of the round follows, whose sampling tests the policy
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainedRound:
+class TrainedIteration:
     """The results of a round, besides the policy's weights and its optimizer state."""
 
     metrics: list[UpdateMetrics]
@@ -92,9 +93,9 @@ class Loss:
     tokens_per_microbatch: int
 
 
-def train_round(
-    given: Round, *, scratch: Scratch, progress: Callable[[int, int], None]
-) -> TrainedRound:
+def run_updates(
+    given: Iteration, *, scratch: Scratch, progress: Callable[[int, int], None]
+) -> TrainedIteration:
     """Updates the policy on one round's rollouts; resumes from `scratch` bit-identically.
 
     Args:
@@ -123,9 +124,10 @@ def train_round(
             # Not after an update that is its own proximal policy: the drift could not be resumed.
             if is_due and plan.loss.proximal is not None:
                 _checkpoint(scratch, given, plan.auditor, metrics)
-        _require_usable(plan.loss, plan.batches[-1], update=metrics[-1].update)
+        if given.is_last:
+            _require_usable(plan.loss, plan.batches[-1], update=metrics[-1].update)
     progress(len(plan.batches), len(plan.batches))
-    return TrainedRound(
+    return TrainedIteration(
         metrics=metrics,
         batches=plan.batches,
         objective_state=plan.objective_state,
@@ -183,13 +185,13 @@ class _Plan:
     drifts: list[float]
 
 
-def _prepare(given: Round) -> _Plan:
+def _prepare(given: Iteration) -> _Plan:
     """Returns the plan of a round; with a single update, the current policy is the proximal one."""
     batches, state = plan_batches(
         given.objective,
         given.rollouts,
         given.objective_state,
-        num_batches=given.settings.updates_per_round,
+        num_batches=given.settings.updates_per_iteration,
         generator=given.generator,
     )
     replayed = given.policy.replayed(given.trajectory)
@@ -214,7 +216,7 @@ def _prepare(given: Round) -> _Plan:
 
 
 def _checkpoint(
-    scratch: Scratch, given: Round, auditor: Auditor, metrics: list[UpdateMetrics]
+    scratch: Scratch, given: Iteration, auditor: Auditor, metrics: list[UpdateMetrics]
 ) -> None:
     """Stores the state that the finished updates have changed."""
     trained = gather_trained(given.policy.model, given.optimizer)
@@ -229,7 +231,7 @@ def _checkpoint(
         scratch.save(len(metrics), write)
 
 
-def _resume(given: Round, auditor: Auditor, scratch: Scratch) -> list[UpdateMetrics]:
+def _resume(given: Iteration, auditor: Auditor, scratch: Scratch) -> list[UpdateMetrics]:
     """Loads the newest checkpoint, if there is one, and returns the metrics of its updates."""
     latest = scratch.latest()
     if latest is None:
@@ -242,7 +244,7 @@ def _resume(given: Round, auditor: Auditor, scratch: Scratch) -> list[UpdateMetr
 
 
 def _round_log_probs(
-    given: Round,
+    given: Iteration,
     trajectory: Trajectory,
     batches: list[Batch],
     auditor: Auditor,

@@ -59,7 +59,9 @@ def _plan(params: Parameters, name: str, arm: Arm) -> tuple[dict[str, str], Plan
         links=chained.links,
         curriculum=tuple(step.link for step in curriculum),
         group_sizes=frozenset(each for step in curriculum for each in step.sizes),
-        updates_per_round=arm.training.updates_per_round,
+        updates_per_iteration=arm.training.updates_per_iteration,
+        iterations_per_round=arm.training.iterations_per_round,
+        staleness=arm.training.staleness,
         has_binary_reward=_has_binary_reward(params),
         dropouts=_dropouts(params),
         selection=build_selection(arm.selection, name).links,
@@ -85,17 +87,24 @@ def _check_phases(params: Parameters, name: str) -> None:
 
 
 def _check_updates(params: Parameters, name: str, plan: Plan) -> None:
-    """Raises if an arm has more updates per round than a round can have groups."""
+    """Raises if an arm has more updates than its iterations can have groups."""
+    training = params.find_arm(name).training
+    iterations, updates = training.iterations_per_round, training.updates_per_iteration
     budget = build_selection(params.find_arm(name).selection, name).budget
-    prompts = [budget.prompts] if budget else []
-    for link in plan.curriculum:
-        each = link.settings.get("prompts_per_phase")
-        prompts += [] if each is None else [int(each)]
-    prompts += [getattr(params.task, "train_prompts", None) or plan.updates_per_round]
-    if plan.updates_per_round > min(prompts):
+    phases = [getattr(params.task, "train_prompts", None)]
+    phases += [link.settings.get("prompts_per_phase") for link in plan.curriculum]
+    prompts = min((int(each) for each in phases if each is not None), default=iterations * updates)
+    where = f"{PARAMS}: arms.{name}.training"
+    if budget is None and iterations > prompts:
         raise ParameterError(
-            f"{PARAMS}: arms.{name}.training.updates_per_round must be at most {min(prompts)}, the "
-            f"prompts of a round, got {plan.updates_per_round}: an update takes whole groups"
+            f"{where}.iterations_per_round must be at most {prompts}, the prompts of a phase, got "
+            f"{iterations}: every iteration samples other prompts"
+        )
+    most = min(prompts, budget.prompts) if budget else prompts // iterations
+    if updates > most:
+        raise ParameterError(
+            f"{where}.updates_per_iteration must be at most {most}, the prompts of "
+            f"an iteration, got {updates}: an update takes whole groups"
         )
 
 

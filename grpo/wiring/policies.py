@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from grpo.modalities.shared.warmup import BasePolicy
 
 
-def draws_of_round(params: Parameters, name: str) -> Any:
-    """Returns the sampling settings of a round, which also define its log-probs."""
+def draws_of_round(params: Parameters, name: str, iteration: int = 0) -> Any:
+    """Returns the sampling settings of an iteration, which also define its log-probs."""
     arm = params.find_round(name).arm
-    return draws_of_arm(params, arm, rounds_behind=_rounds_behind(params, name))
+    return draws_of_arm(params, arm, iterations_behind=_iterations_behind(params, name) + iteration)
 
 
-def draws_of_arm(params: Parameters, arm: str, *, rounds_behind: int = 0) -> Any:
-    """Returns the sampling settings of an arm's round.
+def draws_of_arm(params: Parameters, arm: str, *, iterations_behind: int = 0) -> Any:
+    """Returns the sampling settings of one of an arm's iterations.
 
     Args:
-      rounds_behind: Number of earlier rounds of the same arm in the round's chain.
+      iterations_behind: Number of earlier iterations of the same arm in the round's chain.
     """
     sampling = params.find_arm(arm).sampling
-    return params.modality.round_draws(params.policy, sampling, rounds_behind=rounds_behind)
+    return params.modality.round_draws(params.policy, sampling, iterations_behind=iterations_behind)
 
 
 def draws_of_profile(params: Parameters) -> Any:
@@ -43,11 +43,11 @@ def draws_of_evaluation(params: Parameters) -> dict[str, Any]:
     return params.modality.evaluation_draws(params.policy, params.evaluation.sampling)
 
 
-def _rounds_behind(params: Parameters, name: str) -> int:
-    """Returns the number of earlier rounds of the same arm in a round's chain."""
+def _iterations_behind(params: Parameters, name: str) -> int:
+    """Returns the number of iterations before a round in the rounds of the same arm."""
     arm, behind = params.rounds[name].arm, 0
     while (name := params.rounds[name].start) != BASE and params.rounds[name].arm == arm:
-        behind += 1
+        behind += params.arms[arm].training.iterations_per_round
     return behind
 
 

@@ -1,4 +1,4 @@
-"""The candidates of a round and the source of its rollouts, from parameters and artifacts."""
+"""The candidates of a round and the rollouts of its iterations, from parameters and artifacts."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,20 +6,21 @@ from pathlib import Path
 import pandas as pd
 
 from grpo.allocation.curriculum import add_prompts, allocated_sizes, select_phase
-from grpo.allocation.selection import Selection, require_candidates
+from grpo.allocation.selection import History, deal, require_candidates
 from grpo.errors import ArtifactError, located
 from grpo.params.parameters import BASE, Parameters
 from grpo.runtime.artifacts.tables import CURRICULUM, PROMPTS, read_table
 from grpo.runtime.executors.base import Executor
-from grpo.sampling.round_rollouts import Source, executor_source
+from grpo.runtime.seeds import derive_seed, iteration_seed
+from grpo.sampling.round_rollouts import DrawnRound, draw_round, executor_source
 from grpo.schema import PARAMS
-from grpo.wiring.allocation import build_curriculum
+from grpo.wiring.allocation import build_curriculum, build_selection
 from grpo.wiring.policies import stored_layout
 from grpo.wiring.sampling_workers import SamplingSetup
 
 
 def read_candidates(
-    params: Parameters, name: str, selection: Selection, *, curriculum: Path, prompts: Path
+    params: Parameters, name: str, *, curriculum: Path, prompts: Path
 ) -> pd.DataFrame:
     """Returns the prompts of a round's phase with their text, sorted by position.
 
@@ -28,6 +29,7 @@ def read_candidates(
       ArtifactError: If the curriculum is invalid or has other prompts.
     """
     each = params.find_round(name)
+    selection = build_selection(params.find_arm(each.arm).selection, each.arm)
     plan, tasks = read_table(curriculum, CURRICULUM), read_table(prompts, PROMPTS)
     with located(f"{PARAMS}: rounds.{name}.phase"):
         plan = select_phase(plan, each.phase)
@@ -52,30 +54,51 @@ def _require_allocated(params: Parameters, arm: str, plan: pd.DataFrame) -> None
         )
 
 
-def build_source(
+def draw_iteration(
     setup: SamplingSetup,
-    selection: Selection,
+    index: int,
     *,
     executor: Executor,
-    profile: Path,
+    candidates: pd.DataFrame,
+    history: History,
+    profile: Path | None = None,
+    scratch: Path,
     progress: Callable[[int, int], None],
-) -> Source:
-    """Returns the source of a round's rollouts: its policy, or the profile's rollouts.
+) -> DrawnRound:
+    """Returns the rollouts of one iteration of a round.
 
     Args:
       executor: The executor that was opened with `setup`.
+      candidates: The prompts of the phase.
+      history: The statistics of the arm's selection after the iteration before.
+      profile: Directory of the profile's rollouts; the first iteration may reuse them.
 
     Raises:
       ArtifactError: If the profile's rollouts are needed and invalid.
     """
-    params = setup.params
-    assert setup.round is not None
-    each = params.find_round(setup.round)
-    reuses = selection.reuses_profile and each.start == BASE
-    return executor_source(
+    params, name = setup.params, setup.round
+    assert name is not None
+    each = params.find_round(name)
+    arm = params.find_arm(each.arm)
+    selection = build_selection(arm.selection, each.arm)
+    parts = arm.training.iterations_per_round
+    if selection.budget is None:
+        with located(f"{PARAMS}: arms.{each.arm}.training.iterations_per_round"):
+            candidates = deal(candidates, parts, index, derive_seed(params.seed, "deal", name))
+    reuses = selection.reuses_profile and each.start == BASE and index == 0
+    source = executor_source(
         executor,
         layout=stored_layout(params, setup.base),
-        rollouts_per_batch=params.find_arm(each.arm).sampling.rollouts_per_batch,
+        rollouts_per_batch=arm.sampling.rollouts_per_batch,
         profile=profile if reuses else None,
         progress=progress,
+        draws=str(index),
+    )
+    return draw_round(
+        selection,
+        candidates,
+        history,
+        source=source,
+        seed=iteration_seed(params.seed, "rollout", name, index),
+        scratch=scratch,
     )

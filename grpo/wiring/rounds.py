@@ -1,156 +1,171 @@
-"""Loading of a training round from parameters and artifacts, and writing of its results."""
+"""Training of a round: its iterations, their checkpoints, and the writing of its results."""
 
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Protocol
 
-import numpy as np
 import pandas as pd
-import torch
 
-from grpo.allocation.selection import History, learn_round
-from grpo.errors import ArtifactError, DivergedError, UnsoundError, located
-from grpo.modalities.policy import Policy, make_rollouts
+from grpo.allocation.selection import History
+from grpo.errors import DivergedError, UnsoundError
 from grpo.modalities.shared.directories import (
     PolicyState,
     gather_trained,
-    read_state,
     read_trainable,
     save_trained,
+    write_trained,
 )
-from grpo.modalities.shared.packed import Layout
-from grpo.objective.advantage import rollout_advantage
-from grpo.params.parameters import Parameters, Reward, Training
+from grpo.params.parameters import Training
 from grpo.runtime.artifacts.files import Scratch, atomic_path, read_json, write_json
-from grpo.runtime.artifacts.tables import (
-    CREDIT,
-    REWARDS,
-    is_judged,
-    read_table,
-    write_csv,
-    write_table,
-    wrong_cell,
-)
+from grpo.runtime.artifacts.tables import write_csv
+from grpo.runtime.artifacts.tensors import read_tensors, write_tensors
+from grpo.runtime.artifacts.usage import Usage
 from grpo.runtime.ranks import this_rank
-from grpo.runtime.seeds import derive_seed
-from grpo.sampling.rollouts import SUMMARY, SampledBatch, read_batch, read_passed, select_rollouts
 from grpo.schema import PARAMS
-from grpo.training.batches import explain_fewer
-from grpo.training.frozen import compute_log_probs
-from grpo.training.metrics import step_metrics
-from grpo.training.updates import Round, TrainedRound, TrainingSettings, train_round
-from grpo.wiring.allocation import build_selection
-from grpo.wiring.objectives import build_objective
-from grpo.wiring.policies import draws_of_round, load_policy, make_optimizer
+from grpo.training.metrics import UpdateMetrics
+from grpo.training.updates import run_updates
+from grpo.types import Cost
+from grpo.wiring.iterations import (
+    TENSORS,
+    LoadedIteration,
+    RoundInputs,
+    RoundState,
+    Trainer,
+    advance,
+    learn_iteration,
+    load_iteration,
+    write_record,
+)
 
 LARGE_REWARD = 1e6  # above it an overflow is attributed to rewards, not to the learning rate
-TABLE, TENSORS = "table.parquet", "tensors.safetensors"
+STATE = "state.json"
+COSTS = ("sampling_cost", "later_sampling_cost", "audit_cost")
+RECORD = "record"  # what training leaves of an iteration
+ROLLOUTS_FOLDER, REWARDS_FILE = "rollouts", "rewards.parquet"
 
 
-class RoundInputs(NamedTuple):
-    """Paths of a round's inputs."""
-
-    base: Path  # the base policy
-    start: Path  # the policy that the round starts from
-    rollouts: Path
-    rewards: Path
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoadedRound:
-    """A round with its policy, rollouts and rewards loaded."""
-
-    params: Parameters
-    name: str
-    round: Round
-    sampled: SampledBatch  # the same rows as the rollouts of `round`
-    start: PolicyState
-    passed: list[str]  # prompts that were visited but are not trained on
-
-    @property
-    def arm(self) -> str:
-        """The name of the round's arm."""
-        return self.params.find_round(self.name).arm
+def first_state(trainer: Trainer) -> RoundState:
+    """Returns the state of a round before its first iteration."""
+    return RoundState(
+        objective_state=trainer.start.objective_state or trainer.objective.init(),
+        selection_state=trainer.start.selection_state,
+    )
 
 
-def load_round(params: Parameters, name: str, inputs: RoundInputs) -> LoadedRound:
-    """Returns a round with its starting policy, optimizer, rollouts and rewards.
+class LaterRollouts(Protocol):
+    """Makes the rollouts and rewards of the iterations after the first."""
+
+    def start(self, index: int, history: History, *, weights: int) -> None:
+        """Starts to sample and judge an iteration with the policy's present weights.
+
+        All ranks must call it.
+
+        Args:
+          history: The statistics of the arm's selection.
+          weights: Number of iterations that have trained these weights.
+        """
+
+    def wait(self) -> None:
+        """Returns when the rollouts and rewards that were started are stored."""
+
+
+def train_round(
+    trainer: Trainer,
+    inputs: RoundInputs,
+    *,
+    later: LaterRollouts | None,
+    scratch: Scratch,
+    usage: Usage,
+    progress: Callable[[int, int], None],
+) -> RoundState:
+    """Trains all iterations of a round; resumes from `scratch` bit-identically.
+
+    With `staleness` 1, the next iteration is sampled while the policy is updated, by the weights
+    that this iteration starts from.
+
+    Args:
+      later: None: the round has one iteration.
+      progress: Called with the number of finished updates and the number planned.
 
     Raises:
       ArtifactError: If an artifact is invalid, or rewards and rollouts do not match.
-    """
-    each = params.find_round(name)
-    arm = params.find_arm(each.arm)
-    draws = draws_of_round(params, name)
-    policy = load_policy(params, base=inputs.base, directory=inputs.start, draws=draws)
-    optimizer = make_optimizer(policy.model, arm.training)
-    start = read_state(inputs.start, each.start)
-    if start.arm is not None:
-        read_trainable(inputs.start, policy.model, optimizer)
-    objective = build_objective(arm.objective, each.arm)
-    penalties = [link.kinds for link in objective.links if link.settings.get("beta")]
-    reference: Policy[Any] | None = None
-    if any("penalty" in kinds for kinds in penalties):
-        draws = params.modality.reference_draws(draws)
-        reference = load_policy(params, base=inputs.base, directory=inputs.base, draws=draws)
-    sampled, judged, passed = read_trainable_rollouts(
-        policy.layout, inputs.rollouts, inputs.rewards, params.reward
-    )
-    group = torch.tensor(sampled.table["group"].to_numpy())
-    with located(inputs.rollouts / TENSORS):
-        trajectory, behavior_logp = policy.unpack(sampled.tensors, group)
-    _require_as_drawn(sampled.table, policy, trajectory, inputs.rollouts)
-    settings = training_settings(arm.training)
-    reference_logp = None
-    if reference and any("reward penalty" in kinds for kinds in penalties):
-        frozen = compute_log_probs(
-            reference, trajectory, trajectory.mask.float(), settings.tokens_per_microbatch
-        )
-        reference_logp = frozen.logp
-    rollouts = make_rollouts(
-        trajectory,
-        behavior_logp,
-        group=group,
-        reward=torch.tensor(judged["reward"].to_numpy(np.float32)),
-        outcome=torch.tensor(judged["outcome"].to_numpy(np.float32)),
-        reference_logp=reference_logp,
-    )
-    return LoadedRound(
-        params=params,
-        name=name,
-        round=Round(
-            policy=policy,
-            optimizer=optimizer,
-            objective=objective,
-            objective_state=start.objective_state or objective.init(),
-            reference=reference,
-            settings=settings,
-            trajectory=trajectory,
-            rollouts=rollouts,
-            first_update=start.updates,
-            generator=torch.Generator().manual_seed(derive_seed(params.seed, "train", name)),
-        ),
-        sampled=sampled,
-        start=start,
-        passed=passed,
-    )
-
-
-def train_loaded(
-    loaded: LoadedRound, *, scratch: Scratch, progress: Callable[[int, int], None]
-) -> TrainedRound:
-    """Trains a round; resumes from `scratch` bit-identically.
-
-    Args:
-      progress: Called with the number of finished updates and the total.
-
-    Raises:
       DivergedError: If a number of an update is not finite; the message names a parameter to lower.
     """
-    with located_in_objective(loaded.arm), _add_remedy(loaded):
-        return train_round(loaded.round, scratch=scratch, progress=progress)
+    training = trainer.training
+    total, per_iteration = training.iterations_per_round, training.updates_per_iteration
+    planned = total * per_iteration
+    state = _resume(trainer, scratch) or first_state(trainer)
+    saved = len(state.metrics)
+    rollouts, rewards = inputs.rollouts, inputs.rewards
+    while (index := state.iterations) < total:
+        place = scratch.directory / iteration_name(index)
+        if index:
+            rollouts, rewards = place / ROLLOUTS_FOLDER, place / REWARDS_FILE
+        with usage.part("load"):
+            loaded = load_iteration(trainer, state, rollouts=rollouts, rewards=rewards)
+        history = learn_iteration(trainer, state, loaded)
+        follows = later is not None and index + 1 < total
+        if later and follows and training.staleness:
+            later.start(index + 1, history, weights=index)
+        with usage.part("update"), _explained(trainer, state, loaded):
+            trained = run_updates(
+                loaded.iteration,
+                scratch=scratch.within(f"{iteration_name(index)}/updates"),
+                progress=partial(_advance_bar, progress, index * per_iteration, planned),
+            )
+        if this_rank() == 0:
+            write_record(place / RECORD, trainer, loaded, trained)
+        state = advance(state, loaded, trained, history)
+        if later and follows:
+            if not training.staleness:
+                later.start(index + 1, history, weights=index + 1)
+            later.wait()
+            # After the rollouts, so that those of a stale iteration come before newer weights.
+            if len(state.metrics) - saved >= training.updates_per_checkpoint:
+                with usage.part("checkpoint"):
+                    _save(trainer, state, scratch)
+                saved = len(state.metrics)
+    return state
+
+
+def _advance_bar(
+    progress: Callable[[int, int], None], before: int, planned: int, done: int, _: int
+) -> None:
+    """Reports the updates of an iteration as part of those of the round."""
+    progress(before + done, planned)
+
+
+def _save(trainer: Trainer, state: RoundState, scratch: Scratch) -> None:
+    """Stores weights, optimizer and state after an iteration; all ranks must call it."""
+    trained = gather_trained(trainer.policy.model, trainer.optimizer)
+    costs = [trainer.policy.cost, trainer.reference.cost if trainer.reference else Cost()]
+
+    def write(directory: Path) -> None:
+        write_trained(directory, trained)
+        write_json(directory / STATE, {**asdict(state), "costs": [asdict(each) for each in costs]})
+
+    if this_rank() == 0:
+        scratch.save(state.iterations, write)
+
+
+def _resume(trainer: Trainer, scratch: Scratch) -> RoundState | None:
+    """Loads the newest checkpoint of `_save`; returns None if there is none."""
+    latest = scratch.latest()
+    if latest is None:
+        return None
+    _, directory = latest
+    read_trainable(directory, trainer.policy.model, trainer.optimizer)
+    content = read_json(directory / STATE)
+    trainer.policy.cost, of_reference = (Cost(**each) for each in content.pop("costs"))
+    if trainer.reference is not None:
+        trainer.reference.cost = of_reference
+    content |= {name: Cost(**content[name]) for name in COSTS}
+    content["metrics"] = tuple(UpdateMetrics(**each) for each in content["metrics"])
+    return RoundState(**content)
 
 
 @contextmanager
@@ -163,219 +178,83 @@ def located_in_objective(arm: str) -> Iterator[None]:
 
 
 @contextmanager
-def _add_remedy(loaded: LoadedRound) -> Iterator[None]:
-    """Adds the name of the round and the parameter to lower to a DivergedError."""
+def _explained(trainer: Trainer, state: RoundState, loaded: LoadedIteration) -> Iterator[None]:
+    """Adds to errors of updates the parameter to change and the updates of earlier iterations."""
     try:
-        yield
+        with located_in_objective(trainer.arm):
+            yield
     except DivergedError as error:
-        highest = float(loaded.round.rollouts.reward.abs().max())
-        rate = loaded.params.find_arm(loaded.arm).training.learning_rate
-        lower = f"arms.{loaded.arm}.training.learning_rate, which is {rate:g}"
+        highest = float(loaded.iteration.rollouts.reward.abs().max())
+        rate = trainer.training.learning_rate
+        lower = f"arms.{trainer.arm}.training.learning_rate, which is {rate:g}"
         if highest > LARGE_REWARD:
             lower = f"the scale of rewards under reward.*, the largest of which is {highest:g}"
-        message = f"training of {loaded.name} diverged at {error}; lower {lower}, in {PARAMS}"
-        raise DivergedError(message, error.updates) from None
+        message = f"training of {trainer.name} diverged at {error}; lower {lower}, in {PARAMS}"
+        updates = [*(asdict(each) for each in state.metrics), *error.updates]
+        raise DivergedError(message, updates) from None
 
 
-def save_round(loaded: LoadedRound, trained: TrainedRound, *, policy_out: Path, out: Path) -> None:
+def save_round(
+    trainer: Trainer, state: RoundState, scratch: Scratch, *, policy_out: Path, out: Path
+) -> None:
     """Writes the trained policy, and metrics, steps, credit and cost of its training.
 
     All ranks must call it; the first one writes.
+
+    Args:
+      scratch: That of `train_round`.
     """
-    given = loaded.round
-    weights = gather_trained(given.policy.model, given.optimizer)
+    weights = gather_trained(trainer.policy.model, trainer.optimizer)
     if this_rank() != 0:
         return
-    cost = given.policy.cost
-    if given.reference is not None:
-        cost += given.reference.cost
-    state = PolicyState(
-        name=loaded.name,
-        arm=loaded.arm,
-        start=loaded.start.name,
-        updates=loaded.start.updates + len(trained.metrics),
-        objective_state=trained.objective_state,
-        selection_state=_learn(loaded),
-        cost=loaded.start.cost + loaded.sampled.cost + cost,
+    cost = trainer.policy.cost
+    if trainer.reference is not None:
+        cost += trainer.reference.cost
+    policy_state = PolicyState(
+        name=trainer.name,
+        arm=trainer.arm,
+        start=trainer.start.name,
+        updates=trainer.start.updates + len(state.metrics),
+        objective_state=state.objective_state,
+        selection_state=state.selection_state,
+        cost=trainer.start.cost + state.sampling_cost + cost,
     )
     with atomic_path(out) as temporary:
-        temporary.mkdir()
-        frame = pd.DataFrame([asdict(each) for each in trained.metrics])
+        shutil.copytree(scratch.directory / iteration_name(0) / RECORD, temporary)
+        frame = pd.DataFrame([asdict(each) for each in state.metrics])
         write_csv(temporary / "updates.csv", frame)
-        steps = step_metrics(given.rollouts, trained.batches)
-        write_csv(temporary / "steps.csv", pd.DataFrame([asdict(each) for each in steps]))
-        _write_phases(temporary / "phases.csv", loaded, trained)
-        write_table(_credit_table(loaded, trained), temporary / "credit.parquet", CREDIT)
+        for index in range(1, state.iterations):
+            name = iteration_name(index)
+            _copy_iteration(scratch.directory / name, temporary / name, trainer.training)
         summary: dict[str, object] = {
-            "cost": asdict(cost),
-            "audit_cost": asdict(trained.audit_cost),
-            "updates": len(trained.metrics),
-            "drift_max": trained.drift_max,
+            "cost": asdict(cost + state.later_sampling_cost),
+            "audit_cost": asdict(state.audit_cost),
+            "updates": len(state.metrics),
+            "drift_max": state.drift_max,
         }
-        if (fewer := fewer_updates(loaded, trained)) is not None:
-            summary["fewer_updates"] = fewer
+        if state.iterations > 1:
+            summary["iterations"] = state.iterations
+            summary["sampling_cost"] = asdict(state.later_sampling_cost)
+        if state.fewer_updates is not None:
+            summary["fewer_updates"] = state.fewer_updates
         write_json(temporary / "summary.json", summary)
     with atomic_path(policy_out) as temporary:
-        save_trained(temporary, weights, state)
+        save_trained(temporary, weights, policy_state)
 
 
-def fewer_updates(loaded: LoadedRound, trained: TrainedRound) -> str | None:
-    """Returns the reason for fewer updates than the arm's setting, or None if there are as many."""
-    asked = loaded.round.settings.updates_per_round
-    return explain_fewer(asked, loaded.round.rollouts, trained.batches)
+def iteration_name(index: int) -> str:
+    """Returns the name of an iteration's directory."""
+    return f"iteration-{index:04d}"
 
 
-def _write_phases(path: Path, loaded: LoadedRound, trained: TrainedRound) -> None:
-    """Writes the training metrics by phase, if steps have phases."""
-    modality, rollouts = loaded.params.modality, loaded.round.rollouts
-    phases = modality.phases(loaded.params.policy)
-    if not phases:
-        return
-    had_weight = torch.zeros_like(rollouts.mask)
-    for batch in trained.batches:
-        had_weight[batch.rows] = batch.credit.weight != 0
-    rows = modality.describe_phases(
-        rollouts, had_weight, trained.objective_state, [each.name for each in phases]
-    )
-    write_csv(path, pd.DataFrame([asdict(each) for each in rows]))
-
-
-def _learn(loaded: LoadedRound) -> History:
-    """Returns the prompt statistics for the selection of the next round."""
-    selection = loaded.params.find_arm(loaded.arm).selection
-    prompts = loaded.sampled.table[["prompt_id"]]
-    return learn_round(
-        build_selection(selection, loaded.arm),
-        loaded.start.selection_state,
-        prompts.assign(outcome=loaded.round.rollouts.outcome.numpy()),
-        loaded.passed,
-    )
-
-
-def training_settings(training: Training) -> TrainingSettings:
-    """Returns the settings of an arm's training that updates need."""
-    names = [each.name for each in fields(TrainingSettings)]
-    return TrainingSettings(**{name: getattr(training, name) for name in names})
-
-
-class TrainableRollouts(NamedTuple):
-    """The rollouts of a round that are trained on."""
-
-    sampled: SampledBatch  # the cost is that of all rollouts
-    rewards: pd.DataFrame  # the same rows as `sampled`
-    passed: list[str]  # visited prompts without such a rollout
-
-
-def read_trainable_rollouts(
-    layout: Layout, rollouts: Path, rewards: Path, shaping: Reward
-) -> TrainableRollouts:
-    """Returns the rollouts of a round that were judged and have steps.
-
-    The others are dropped before group statistics are computed, so that a round is trained as if
-    they had not been sampled.
-
-    Args:
-      rewards: Path of the rewards of all rollouts, in any order.
-      shaping: The parameters that map outcomes to rewards.
-
-    Raises:
-      ArtifactError: If an artifact is invalid, rewards and rollouts do not match, or no rollout was
-        judged and has steps.
-    """
-    stored = read_batch(rollouts)
-    table = stored.table
-    judged = read_table(rewards, REWARDS).set_index("rollout_id")
-    missing = ~table["rollout_id"].isin(judged.index)
-    if missing.any() or len(judged) != len(table):
-        example = table.loc[missing, "rollout_id"].iloc[0] if missing.any() else "none"
-        raise ArtifactError(
-            f"{rewards}: must hold one reward per rollout, has {len(judged)} for {len(table)}, "
-            f"first missing: {example}; rerun its score stage"
-        )
-    _require_counted(rollouts, table)
-    _require_shaped(judged, table, rewards, shaping)
-    judged = judged.loc[table["rollout_id"]]
-    counts = is_judged(judged).to_numpy() & (table["steps"] > 0).to_numpy()
-    if not counts.any():
-        first = judged.iloc[0]
-        raise ArtifactError(
-            f"{rewards}: must hold a rollout that was judged and has steps, none of {len(table)} "
-            f"does; the first is {first.name} {first['status']}: {first['detail'] or 'no steps'}"
-        )
-    with located(rollouts / TENSORS):
-        sampled = select_rollouts(layout, stored, counts)
-    passed = {*read_passed(rollouts), *table["prompt_id"]} - {*sampled.table["prompt_id"]}
-    return TrainableRollouts(sampled, judged[counts], sorted(passed))
-
-
-def _require_counted(rollouts: Path, table: pd.DataFrame) -> None:
-    """Raises ArtifactError unless a table has as many rollouts as its summary."""
-    path = rollouts / SUMMARY
-    summary = read_json(path)
-    drawn = summary.get("rollouts") if isinstance(summary, dict) else None
-    if drawn != len(table):
-        raise ArtifactError(
-            f"{path}: rollouts must be {len(table)}, as in its table, got {drawn!r}; rerun the "
-            "stage that writes them"
-        )
-
-
-def _require_shaped(
-    judged: pd.DataFrame, table: pd.DataFrame, rewards: Path, shaping: Reward
-) -> None:
-    """Raises ArtifactError unless each reward has the rollout's prompt and follows its outcome.
-
-    Args:
-      judged: Rewards of the table's rollouts, indexed by rollout_id.
-      table: Schema ROLLOUTS.
-    """
-    drawn = table.set_index("rollout_id").loc[judged.index]
-    penalty = np.where(drawn["is_finished"], 0.0, shaping.unfinished_penalty)
-    expected = {"prompt_id": drawn["prompt_id"]}
-    if shaping.maximize == "outcome":
-        expected["reward"] = judged["outcome"] - penalty
-    for column, values in expected.items():
-        differs = np.flatnonzero(judged[column] != values)
-        if len(differs):
-            row = int(differs[0])
-            why = "by its outcome and reward.*" if column == "reward" else "as it was sampled"
-            rule = f"{values.iloc[row]}, {why}"
-            error = wrong_cell(judged.reset_index(), rewards, row, column, rule)
-            raise ArtifactError(f"{error}; rerun its score stage")
-
-
-def _require_as_drawn(
-    table: pd.DataFrame, policy: Policy[Any], trajectory: Any, rollouts: Path
-) -> None:
-    """Raises ArtifactError unless table and tensors agree on each rollout."""
-    drawn = {
-        "text": policy.decode(trajectory),
-        "is_finished": policy.is_finished(trajectory).tolist(),
-    }
-    for column, values in drawn.items():
-        differs = np.flatnonzero(table[column].to_numpy() != np.array(values, dtype=object))
-        if len(differs):
-            row = int(differs[0])
-            rule = f"as in {rollouts / TENSORS}"
-            error = wrong_cell(table, rollouts / TABLE, row, column, rule)
-            raise ArtifactError(f"{error}; rerun the stage that writes them")
-
-
-def _credit_table(loaded: LoadedRound, trained: TrainedRound) -> pd.DataFrame:
-    """Returns the credit of each rollout under the schema CREDIT."""
-    parts = []
-    for index, batch in enumerate(trained.batches):
-        rows = batch.rows.numpy()
-        parts.append(
-            pd.DataFrame(
-                {
-                    "rollout_id": loaded.sampled.table["rollout_id"].to_numpy()[rows],
-                    "prompt_id": loaded.sampled.table["prompt_id"].to_numpy()[rows],
-                    "update": loaded.start.updates + index,
-                    "advantage": rollout_advantage(batch.credit, batch.rollouts).double().numpy(),
-                    "weight": batch.credit.weight.double().sum(dim=1).numpy(),
-                    "trained_steps": (batch.credit.weight != 0).sum(dim=1).numpy(),
-                }
-            )
-        )
-    return pd.concat(parts, ignore_index=True).sort_values("rollout_id", ignore_index=True)
+def _copy_iteration(source: Path, target: Path, training: Training) -> None:
+    """Copies the rollouts, rewards, metrics and credit of an iteration after the first."""
+    shutil.copytree(source / RECORD, target)
+    shutil.copy2(source / REWARDS_FILE, target / REWARDS_FILE)
+    is_whole = training.stored_rollouts == "all"
+    left_out = None if is_whole else shutil.ignore_patterns(TENSORS)
+    shutil.copytree(source / ROLLOUTS_FOLDER, target / ROLLOUTS_FOLDER, ignore=left_out)
+    if training.stored_rollouts == "without_media":
+        tensors = read_tensors(source / ROLLOUTS_FOLDER / TENSORS)
+        tensors.pop("media", None)
+        write_tensors(target / ROLLOUTS_FOLDER / TENSORS, tensors)

@@ -46,37 +46,58 @@ def make_sampling_work(line: str) -> Work:
     """
     setup = receive(SamplingSetup, line)
     prepare_machine(setup.params.machine)
+    return sampling_work(setup)
+
+
+def sampling_work(setup: SamplingSetup, trained: Policy[Any] | None = None) -> Work:
+    """Returns the skills of a sampling worker.
+
+    Args:
+      trained: The policy that is trained in this process, whose weights the sampler may share.
+    """
     tasks = read_table(setup.prompts, PROMPTS)
-    sampler = _Sampler(setup, tasks)
+    sampler = _Sampler(setup, tasks, trained)
     skills = {"draw": sampling_skill(lambda: sampler.policy, sampler.draws, setup.policy)}
     if setup.judges:
         rule = build_reward(setup.params, DATA)
         is_shaped = setup.purpose != "evaluation"
         skills["judge"] = judging_skill(rule if is_shaped else without_shaping(rule), tasks)
-    return Work(skills, sampler.seconds)
+    return Work(skills, sampler.seconds, sampler.load_weights)
 
 
 class _Sampler:
     """A policy that is loaded on first use."""
 
-    def __init__(self, setup: SamplingSetup, tasks: pd.DataFrame) -> None:
-        self._setup, self._tasks = setup, tasks
+    def __init__(
+        self, setup: SamplingSetup, tasks: pd.DataFrame, trained: Policy[Any] | None
+    ) -> None:
+        self._setup, self._tasks, self._trained = setup, tasks, trained
         self._seconds: Seconds = {}
         self.draws = _draws_of(setup)
 
     @cached_property
     def policy(self) -> Policy[Any]:
         start, setup = time.perf_counter(), self._setup
+        judge = _judge_of_intermediate_samples(setup, self._tasks)
+        if self._trained is not None:
+            shared = setup.params.modality.share_sampler(setup.params, self._trained, judge)
+            if shared is not None:
+                return shared
         policy = load_sampler(
             setup.params,
             base=setup.base,
             directory=setup.policy,
-            draws=self.draws["sampled"],
-            judge=_judge_of_intermediate_samples(setup, self._tasks),
+            draws=next(iter(self.draws.values())),
+            judge=judge,
             policies_per_host=setup.policies_per_host,
         )
         self._seconds["load"] = time.perf_counter() - start
         return policy
+
+    def load_weights(self, path: Path) -> None:
+        """Loads trained weights, unless the policy shares them."""
+        if self.policy is not self._trained:
+            self.policy.load_weights(path)
 
     def seconds(self) -> Seconds:
         """Returns the seconds of loading and of a simulator."""
@@ -91,7 +112,11 @@ def _draws_of(setup: SamplingSetup) -> dict[str, Any]:
         return draws_of_evaluation(setup.params)
     if setup.round is None:
         return {"sampled": draws_of_profile(setup.params)}
-    return {"sampled": draws_of_round(setup.params, setup.round)}
+    arm = setup.params.find_arm(setup.params.find_round(setup.round).arm)
+    return {
+        str(index): draws_of_round(setup.params, setup.round, index)
+        for index in range(arm.training.iterations_per_round)
+    }
 
 
 def _judge_of_intermediate_samples(setup: SamplingSetup, tasks: pd.DataFrame) -> Judgement | None:

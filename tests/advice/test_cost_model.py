@@ -63,7 +63,7 @@ def test_a_single_update_scores_the_proximal_policy_only_if_the_modality_always_
         (1, True, True),
         (2, False, True),
     ):
-        training = arm.training.model_copy(update={"updates_per_round": updates})
+        training = arm.training.model_copy(update={"updates_per_iteration": updates})
         facts = replace(
             synthetic_facts(3), cost_model=replace(COST_MODEL, always_scores_proximal=always)
         )

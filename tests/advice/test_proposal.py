@@ -107,8 +107,8 @@ def test_the_arm_has_as_many_groups_with_signal_as_the_reference_at_the_lowest_c
 def test_updates_hold_as_many_rollouts_as_those_of_the_reference(tmp_path: Path):
     params, proposal = proposed(write_params(tmp_path, {}))
     reference, arm = params.arms["uniform"].training, proposal.params.arms["advised"].training
-    per_update = proposal.target.rollouts / 3 / reference.updates_per_round
-    assert arm.updates_per_round == round(proposal.chosen.amounts.rollouts / 3 / per_update)
+    per_update = proposal.target.rollouts / 3 / reference.updates_per_iteration
+    assert arm.updates_per_iteration == round(proposal.chosen.amounts.rollouts / 3 / per_update)
     assert arm.learning_rate == reference.learning_rate
 
 

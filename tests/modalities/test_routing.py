@@ -24,7 +24,7 @@ from grpo.modalities.tokens.routing import find_routers, recorded
 from grpo.objective.algorithms import rloo
 from grpo.runtime.artifacts.files import Scratch
 from grpo.training.frozen import compute_log_probs
-from grpo.training.updates import Round, train_round
+from grpo.training.updates import Iteration, run_updates
 from grpo.wiring.policies import make_optimizer
 from tests.modalities.tiny import rewarded, seeded, tiny_moe, tiny_policy
 from tests.training.test_training import TRAINING, settings_of
@@ -342,8 +342,8 @@ def train(routing: RoutingMode, scratch: Scratch, *, stop_after: int | None) -> 
         if done == stop_after:
             raise KeyboardInterrupt
 
-    train_round(
-        Round(
+    run_updates(
+        Iteration(
             policy=policy,
             trajectory=trajectory,
             rollouts=rollouts,

@@ -82,7 +82,7 @@ def plan_of(objective: Objective, *steps: str) -> Plan:
         links=objective.links,
         curriculum=tuple(CURRICULUM[name] for name in curriculum),
         group_sizes=frozenset({8}),
-        updates_per_round=4,
+        updates_per_iteration=4,
         top_p=1.0,
         has_binary_reward=True,
         dropouts=frozenset(),
@@ -115,7 +115,7 @@ Z_SCORED = plan_of(grpo(beta=0.0))
 PODS = plan_of(chain(grpo(beta=0.0), keep_extreme_rollouts(4)))
 PODS_PAIR = plan_of(chain(rloo(), keep_extreme_rollouts(2)))
 CASES = {
-    "gspo on-policy": (replace(plan_of(gspo()), updates_per_round=1), ("U10", "INFO")),
+    "gspo on-policy": (replace(plan_of(gspo()), updates_per_iteration=1), ("U10", "INFO")),
     "two clips": (plan_of(chain(rloo(), clip_surrogate())), ("U11", "ERROR")),
     "a clip and a truncation": (plan_of(chain(rloo(), truncate_ratio(5.0))), ("U11", "ERROR")),
     "a clip and a gate": (plan_of(chain(sapo(), clip_surrogate())), ("U11", "ERROR")),
@@ -209,12 +209,13 @@ CASES = {
     "kl on part": (plan_of(chain(rloo(), penalize_kl(0.1, "k2"))), ("U24", "WARN")),
     "top_p": (replace(Z_SCORED, top_p=0.9), ("U25", "ERROR")),
     "dropout": (replace(Z_SCORED, dropouts=frozenset({"policy.lora.dropout"})), ("U26", "ERROR")),
+    "stale and uncorrected": (replace(Z_SCORED, staleness=1), ("H16", "ERROR")),
     "replay on-policy": (
-        replace(Z_SCORED, routing="replay_sampled", has_routers=True, updates_per_round=1),
+        replace(Z_SCORED, routing="replay_sampled", has_routers=True, updates_per_iteration=1),
         ("U33", "INFO"),
     ),
     "stale routing of the trainer": (
-        replace(Z_SCORED, routing="replay_proximal", has_routers=True, updates_per_round=4),
+        replace(Z_SCORED, routing="replay_proximal", has_routers=True, updates_per_iteration=4),
         ("U33", "WARN"),
     ),
     "replay of a dense model": (
@@ -421,8 +422,8 @@ def test_sound_compositions_break_no_rule(objective: Objective):
     [
         replace(Z_SCORED, routing="replay_sampled", has_routers=True),
         replace(Z_SCORED, routing="replay_sampled"),  # an import: known when it is loaded
-        replace(Z_SCORED, routing="replay_proximal", has_routers=True, updates_per_round=2),
-        replace(Z_SCORED, routing="live", has_routers=True, updates_per_round=1),
+        replace(Z_SCORED, routing="replay_proximal", has_routers=True, updates_per_iteration=2),
+        replace(Z_SCORED, routing="live", has_routers=True, updates_per_iteration=1),
         replace(Z_SCORED, routing="live", has_routers=False),
     ],
 )

@@ -30,7 +30,7 @@ def together(workspace: Path) -> Path:
 def in_two_ranks(workspace: Path) -> Path:
     """Returns a workspace whose arm now trains in two ranks, in eight updates."""
     set_param("arms.uniform.training.ranks", 2)(workspace)
-    set_param("arms.uniform.training.updates_per_round", 8)(workspace)
+    set_param("arms.uniform.training.updates_per_iteration", 8)(workspace)
     return workspace
 
 

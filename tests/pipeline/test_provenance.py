@@ -41,9 +41,11 @@ def test_the_page_of_a_finished_run_has_no_banner_and_says_what_ran(
 
 
 def test_a_stage_that_fails_stamps_the_page_of_the_run_before(workspace: Path) -> None:
-    set_param("arms.uniform.training.updates_per_round", 0)(workspace)
+    set_param("arms.uniform.training.updates_per_iteration", 0)(workspace)
     name = "train@uniform-1"
     done = run_stage(workspace, name, locked_stages(workspace)[name]["cmd"])
     assert done.code == 2
     banner = (workspace / PAGE).read_text().partition(PART)[2].partition("</p>")[0]
-    assert f"{name} failed</strong> params.yaml: arms.uniform.training.updates_per_round" in banner
+    assert (
+        f"{name} failed</strong> params.yaml: arms.uniform.training.updates_per_iteration" in banner
+    )

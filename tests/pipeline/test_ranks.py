@@ -66,7 +66,7 @@ def test_two_ranks_end_with_the_weights_and_moments_of_one_process(left: Path, n
 @pytest.mark.parametrize("name", ROUNDS)
 def test_two_ranks_see_the_losses_norms_and_counts_of_one_process(left: Path, name: str):
     one, two = metrics(left / "one" / name), metrics(left / "two" / name)
-    assert len(one) == ROUNDS[name].changes.get("updates_per_round", 3)
+    assert len(one) == ROUNDS[name].changes.get("updates_per_iteration", 3)
     tolerance = METRICS[ROUNDS[name].weights]
     for alone, together in zip(one, two, strict=True):
         assert {key: alone[key] for key in COUNTS} == {key: together[key] for key in COUNTS}

@@ -12,7 +12,7 @@ from grpo.objective.trust import clip_surrogate
 from grpo.objective.weight import average_over_steps, drop_uniform_groups
 from grpo.params.parameters import Parameters, Training, read_params
 from grpo.runtime.artifacts.files import Scratch
-from grpo.training.updates import Round, TrainedRound, TrainingSettings, train_round
+from grpo.training.updates import Iteration, TrainedIteration, TrainingSettings, run_updates
 from grpo.wiring.policies import make_optimizer
 from stages.entry import scratch_of
 from tests.modalities.tiny import rewarded, seeded, tiny_policy
@@ -21,7 +21,7 @@ from tests.pipeline.workspaces import write_two_arms
 
 UPDATES = 4
 SIZES = [4] * 8
-Run = tuple[TokenPolicy, torch.optim.AdamW, TrainedRound]
+Run = tuple[TokenPolicy, torch.optim.AdamW, TrainedIteration]
 
 
 class Interrupted(Exception):
@@ -59,7 +59,10 @@ def train(
     reward = (torch.arange(len(logp)) % 3 == 0).float()
     reward[trajectory.group < num_uniform] = 0.0
     training = Training(
-        updates_per_round=UPDATES,
+        iterations_per_round=1,
+        updates_per_iteration=UPDATES,
+        staleness=0,
+        stored_rollouts="all",
         learning_rate=learning_rate,
         betas=(0.9, 0.99),
         weight_decay=0.1,
@@ -70,8 +73,8 @@ def train(
         ranks=1,
     )
     optimizer = make_optimizer(policy.model, training)
-    trained = train_round(
-        Round(
+    trained = run_updates(
+        Iteration(
             policy=policy,
             trajectory=trajectory,
             rollouts=rewarded(trajectory, logp, reward),
@@ -79,7 +82,7 @@ def train(
             objective_state=objective().init(),
             optimizer=optimizer,
             settings=TrainingSettings(
-                updates_per_round=UPDATES,
+                updates_per_iteration=UPDATES,
                 max_grad_norm=1.0,
                 tokens_per_microbatch=64,
                 updates_per_checkpoint=updates_per_checkpoint,

@@ -64,7 +64,7 @@ def write_params() -> None:
     write_two_arms(path)
     params = parse_yaml(path.read_text())
     arm = params["arms"]["uniform"]
-    arm["training"]["updates_per_round"] = 2
+    arm["training"]["updates_per_iteration"] = 2
     arm["sampling"]["rollouts_per_batch"] = 8
     arm["curriculum"] = [
         {"split_at_random": {"phases": 1, "prompts_per_phase": 16}},

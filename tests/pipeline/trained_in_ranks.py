@@ -36,17 +36,20 @@ from grpo.runtime.ranks import (
     sum_counts,
     this_rank,
 )
-from grpo.training.updates import Round, train_round
+from grpo.training.updates import Iteration, run_updates
 from grpo.types import Credit, Rollouts
+from grpo.wiring.iterations import training_settings
 from grpo.wiring.policies import make_optimizer
-from grpo.wiring.rounds import training_settings
 from tests.modalities.tiny import rewarded, seeded, tiny_moe, tiny_policy
 
 PROMPTS = ["a=", "bb=", "ccc=", "a longer prompt=", "e="]
 SIZES = [5, 4, 2, 6, 2]
 COUNTS = [0, 1, 2**32, 2**62 + 1, 10**21]  # added exactly, beyond 64 bits too
 TRAINING = Training(
-    updates_per_round=3,
+    iterations_per_round=1,
+    updates_per_iteration=3,
+    staleness=0,
+    stored_rollouts="all",
     learning_rate=0.01,
     betas=(0.9, 0.99),
     weight_decay=0.1,
@@ -117,7 +120,7 @@ ROUNDS = {
     "shared": Made(objective=rloo(), policy=partial(recomputing, tiny_policy)),
     "queries": Made(objective=rloo(), trained="q_proj"),
     "few": Made(objective=chain(rloo(), keep_rollouts(1)), changes={"updates_per_audit": 1}),
-    "alone": Made(objective=rloo(), changes={"updates_per_round": 1}),
+    "alone": Made(objective=rloo(), changes={"updates_per_iteration": 1}),
 }
 
 
@@ -184,8 +187,8 @@ def train(
     optimizer = make_optimizer(policy.model, training)
     if start:
         read_trainable(start, policy.model, optimizer)
-    trained = train_round(
-        Round(
+    trained = run_updates(
+        Iteration(
             policy=policy,
             trajectory=trajectory,
             rollouts=rewarded(trajectory, logp, reward),

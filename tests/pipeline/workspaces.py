@@ -68,7 +68,7 @@ def cut_short(params: dict[str, Any], rounds: Collection[str]) -> dict[str, Any]
             {"split_at_random": {"phases": 1, "prompts_per_phase": 4}},
             {"fix_group_size": {"rollouts": 4}},
         ]
-        arm["training"] |= {"updates_per_round": 2}
+        arm["training"] |= {"updates_per_iteration": 2}
     return {**params, "rounds": {name: params["rounds"][name] for name in rounds}}
 
 

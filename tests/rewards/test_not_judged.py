@@ -30,7 +30,7 @@ from grpo.sampling.rollouts import (
 )
 from grpo.sampling.round_rollouts import executor_source, take_rollouts
 from grpo.sampling.scoring import RewardRule, judge_rollouts, judging_skill
-from grpo.wiring.rounds import read_trainable_rollouts
+from grpo.wiring.iterations import read_trainable_rollouts
 from tests.modalities.tiny import tiny_policy
 from tests.sampling.test_rollout import CANDIDATES
 

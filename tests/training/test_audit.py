@@ -26,7 +26,14 @@ from grpo.training.audits import Auditor, compare_gradients, needs_advantage
 from grpo.training.batches import Batch
 from grpo.training.frozen import compute_log_probs
 from grpo.training.metrics import UpdateMetrics
-from grpo.training.updates import Loss, Round, TrainedRound, add_gradient, run_update, train_round
+from grpo.training.updates import (
+    Iteration,
+    Loss,
+    TrainedIteration,
+    add_gradient,
+    run_update,
+    run_updates,
+)
 from grpo.types import Cost, Credit, Rollouts
 from grpo.wiring.policies import make_optimizer
 from tests.modalities.tiny import sampled_scores, seeded, tiny_policy
@@ -65,8 +72,8 @@ def train(
 ):
     """Returns a policy after its updates, from number 5 on, and what its training left."""
     policy, rollouts, trajectory = sampled_round(uniform_group=uniform_group)
-    trained = train_round(
-        Round(
+    trained = run_updates(
+        Iteration(
             policy=policy,
             trajectory=trajectory,
             rollouts=rollouts,
@@ -75,7 +82,7 @@ def train(
             optimizer=make_optimizer(policy.model, TRAINING),
             reference=tiny_policy(seed=1),
             settings=replace(
-                settings_of(), updates_per_audit=updates_per_audit, updates_per_round=updates
+                settings_of(), updates_per_audit=updates_per_audit, updates_per_iteration=updates
             ),
             first_update=5,
             generator=seeded(),
@@ -90,7 +97,7 @@ def weights_of(policy) -> list[Tensor]:
     return [each.detach().clone() for each in policy.model.parameters()]
 
 
-def without_audits(trained: TrainedRound) -> list[UpdateMetrics]:
+def without_audits(trained: TrainedIteration) -> list[UpdateMetrics]:
     return [replace(m, audit_cosine=None, audit_norm_ratio=None) for m in trained.metrics]
 
 

@@ -26,7 +26,7 @@ from grpo.runtime.artifacts.divergence import curves_kept, read_divergences
 from grpo.runtime.artifacts.files import Scratch
 from grpo.runtime.artifacts.tensors import read_tensors, write_tensors
 from grpo.sampling.rollouts import local_executor, sample_rollouts
-from grpo.training.updates import Round, train_round
+from grpo.training.updates import Iteration, run_updates
 from grpo.wiring.policies import make_optimizer
 from tests.modalities.test_cloning import TOKENIZER, demonstrations
 from tests.modalities.tiny import rewarded, seeded, tiny_policy
@@ -45,8 +45,8 @@ def train(
     """Trains a round whose rewards are 0 and `scale`, and returns the policy."""
     policy, rollouts, trajectory = sampled_round()
     objective = rloo()
-    train_round(
-        Round(
+    run_updates(
+        Iteration(
             policy=policy,
             trajectory=trajectory,
             rollouts=rewarded(trajectory, rollouts.behavior_logp, scale * rollouts.reward),
@@ -55,7 +55,7 @@ def train(
             optimizer=make_optimizer(
                 policy.model, TRAINING.model_copy(update={"learning_rate": learning_rate})
             ),
-            settings=replace(settings_of(), updates_per_round=updates),
+            settings=replace(settings_of(), updates_per_iteration=updates),
             first_update=5,
             generator=seeded(),
         ),

@@ -20,7 +20,7 @@ from grpo.params.parameters import read_params
 from grpo.runtime.artifacts.files import Scratch
 from grpo.training.frozen import measure_drift
 from grpo.training.metrics import UpdateMetrics
-from grpo.training.updates import Round, train_round
+from grpo.training.updates import Iteration, run_updates
 from grpo.types import Rollouts
 from grpo.wiring.policies import make_optimizer
 from grpo.wiring.rounds import located_in_objective
@@ -45,8 +45,8 @@ def first_update(objective: Objective, *, is_shifted: bool) -> UpdateMetrics:
     """Trains a round and returns the metrics of its first update."""
     policy, rollouts, trajectory = sampled_round()
     scratch = Scratch("train", "links")
-    trained = train_round(
-        Round(
+    trained = run_updates(
+        Iteration(
             policy=policy,
             trajectory=trajectory,
             rollouts=shifted(rollouts) if is_shifted else rollouts,

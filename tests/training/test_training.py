@@ -19,18 +19,21 @@ from grpo.training.batches import Batch, pack_microbatches, plan_batches
 from grpo.training.frozen import compute_log_probs, measure_drift
 from grpo.training.metrics import UpdateMetrics
 from grpo.training.updates import (
+    Iteration,
     Loss,
-    Round,
     TrainingSettings,
     run_update,
-    train_round,
+    run_updates,
 )
 from grpo.types import Rollouts
 from grpo.wiring.policies import make_optimizer
 from tests.modalities.tiny import rewarded, sampled_scores, seeded, tiny_policy
 
 TRAINING = Training(
-    updates_per_round=2,
+    iterations_per_round=1,
+    updates_per_iteration=2,
+    staleness=0,
+    stored_rollouts="all",
     learning_rate=0.01,
     betas=(0.9, 0.99),
     weight_decay=0.0,
@@ -45,7 +48,7 @@ SIZES = [4, 4, 2, 6]
 
 def settings_of(tokens: int = 64) -> TrainingSettings:
     return TrainingSettings(
-        updates_per_round=2,
+        updates_per_iteration=2,
         max_grad_norm=1e9,
         tokens_per_microbatch=tokens,
         updates_per_checkpoint=1,
@@ -232,8 +235,8 @@ def train(
     reference=None,
     progress=lambda done, total: None,
 ):
-    return train_round(
-        Round(
+    return run_updates(
+        Iteration(
             policy=policy,
             trajectory=trajectory,
             rollouts=rollouts,

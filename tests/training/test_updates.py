@@ -20,7 +20,7 @@ FILES = [ROOT / "params.yaml", *sorted((ROOT / "recipes").glob("*.yaml"))]
 
 @given(sizes=st.lists(st.integers(2, 9), min_size=1, max_size=8), asked=st.integers(1, 12))
 @settings(max_examples=40, deadline=None)
-def test_a_round_with_fewer_updates_says_how_many_and_why(sizes: list[int], asked: int):
+def test_an_iteration_with_fewer_updates_says_how_many_and_why(sizes: list[int], asked: int):
     group = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
     value = torch.rand(len(group), generator=torch.Generator().manual_seed(0))
     rollouts = Rollouts(
@@ -37,7 +37,7 @@ def test_a_round_with_fewer_updates_says_how_many_and_why(sizes: list[int], aske
     assert (said is None) == (len(batches) == asked)
     if said is not None:
         assert said.startswith(f"made {len(batches)} of {asked} updates")
-        assert f"the round has {len(sizes)};" in said
+        assert f"the iteration has {len(sizes)};" in said
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -48,12 +48,12 @@ def test_more_updates_than_prompts_of_a_round_are_refused_before_sampling(path: 
     for name, arm in params.arms.items():
         if not hasattr(params.task, "train_prompts") and "_per_phase" not in str(arm.curriculum):
             continue  # how many prompts a file has is not known before it is read
-        training = arm.training.model_copy(update={"updates_per_round": 100_000})
+        training = arm.training.model_copy(update={"updates_per_iteration": 100_000})
         arms = {**params.arms, name: arm.model_copy(update={"training": training})}
-        where = rf"arms.{name}.training.updates_per_round must be at most (\d+), the prompts"
+        where = rf"arms.{name}.training.updates_per_iteration must be at most (\d+), the prompts"
         with pytest.raises(ParameterError, match=where) as refused:
             findings(params.model_copy(update={"arms": arms}))
         largest = int(str(refused.value).split("at most ")[1].split(",")[0])
-        fitting = arm.training.model_copy(update={"updates_per_round": largest})
+        fitting = arm.training.model_copy(update={"updates_per_iteration": largest})
         arms[name] = arm.model_copy(update={"training": fitting})
         findings(params.model_copy(update={"arms": arms}))

@@ -219,7 +219,7 @@ class ActionChunks(Modality[ActionChunkPolicyParams, TokenSampling, TokenDraws])
         return make_base_policy(params, data)
 
     def round_draws(
-        self, policy: ActionChunkPolicyParams, sampling: TokenSampling, *, rounds_behind: int
+        self, policy: ActionChunkPolicyParams, sampling: TokenSampling, *, iterations_behind: int
     ) -> ChunkDecoding:
         return ChunkDecoding(temperature=sampling.temperature, max_steps=policy.max_steps)
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from grpo.modalities.denoising.policy import DenoisingPolicy
     from grpo.modalities.denoising.sde_steps import Denoising as Draws
+    from grpo.modalities.policy import Policy
     from grpo.modalities.shared.exhibits import Picture
     from grpo.modalities.shared.packed import Layout
     from grpo.modalities.shared.warmup import BasePolicy
@@ -212,7 +213,7 @@ class Denoising(Modality[DenoisingPolicyParams, DenoisingSampling, DenoisingDraw
         return make_base_policy(params, data)
 
     def round_draws(
-        self, policy: DenoisingPolicyParams, sampling: DenoisingSampling, *, rounds_behind: int
+        self, policy: DenoisingPolicyParams, sampling: DenoisingSampling, *, iterations_behind: int
     ) -> "Draws":
         """Returns a decoding whose window of noisy steps moves by `window_stride` per round."""
         from grpo.modalities.denoising.sde_steps import Denoising as Draws
@@ -231,7 +232,7 @@ class Denoising(Modality[DenoisingPolicyParams, DenoisingSampling, DenoisingDraw
         end = min(end, sampling.num_steps - 1)
         positions = sampling.num_steps - (end - first)
         # The window wraps around after the last position.
-        first, end = (each + sampling.window_stride * rounds_behind for each in (first, end))
+        first, end = (each + sampling.window_stride * iterations_behind for each in (first, end))
         width, first = end - first, first % positions
         return replace(draws, window=(first, first + width))
 
@@ -299,6 +300,18 @@ class Denoising(Modality[DenoisingPolicyParams, DenoisingSampling, DenoisingDraw
         judge: Judgement | None = None,
     ) -> "DenoisingPolicy":
         policy = self.load_policy(params, base=base, directory=directory, draws=draws)
+        policy.judge = judge
+        return policy
+
+    def share_sampler(
+        self,
+        params: RunParams[DenoisingPolicyParams],
+        policy: "Policy[Any]",
+        judge: Judgement | None = None,
+    ) -> "Policy[Any]":
+        from grpo.modalities.denoising.policy import DenoisingPolicy
+
+        assert isinstance(policy, DenoisingPolicy)
         policy.judge = judge
         return policy
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
+from safetensors.torch import save
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
@@ -234,11 +235,28 @@ def read_trainable(directory: Path, model: nn.Module, optimizer: PreciseAdamW | 
     Raises:
       ArtifactError: If a file is missing, broken or belongs to another model.
     """
-    path = directory / _weights_name(model)
-    _copy_into(_weights(model), read_tensors(path), path)
+    copy_weights(model, directory / _weights_name(model))
     if optimizer is not None:
         moments = directory / OPTIMIZER
         _restore_optimizer(model, optimizer, read_tensors(moments), moments)
+
+
+def copy_weights(model: nn.Module, path: Path) -> None:
+    """Copies the trained weights of a file into a model.
+
+    Raises:
+      ArtifactError: If the file is missing, broken or belongs to another model.
+    """
+    _copy_into(_weights(model), read_tensors(path), path)
+
+
+def gather_weights(model: nn.Module) -> bytes:
+    """Returns the trained weights as the content of a safetensors file; empty on other ranks.
+
+    All ranks must call it.
+    """
+    gathered = gather_to_first(_weights(model))
+    return save({name: each.detach().cpu().contiguous() for name, each in gathered.items()})
 
 
 def trainable(model: nn.Module) -> dict[str, Tensor]:

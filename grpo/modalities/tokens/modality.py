@@ -30,6 +30,7 @@ from grpo.schema import (
 )
 
 if TYPE_CHECKING:
+    from grpo.modalities.policy import Policy
     from grpo.modalities.shared.packed import Layout
     from grpo.modalities.shared.warmup import BasePolicy
     from grpo.modalities.tokens.costs import TokenCostModel
@@ -150,7 +151,7 @@ class Tokens(Modality[TokenPolicyParams, TokenSampling, TokenDraws]):
         return make_base_policy(params, data)
 
     def round_draws(
-        self, policy: TokenPolicyParams, sampling: TokenSampling, *, rounds_behind: int
+        self, policy: TokenPolicyParams, sampling: TokenSampling, *, iterations_behind: int
     ) -> "Decoding":
         return _decoding(policy, sampling.temperature, routing=policy.routing)
 
@@ -200,6 +201,14 @@ class Tokens(Modality[TokenPolicyParams, TokenSampling, TokenDraws]):
 
         load = load_vllm_sampler if params.policy.sampler == "vllm" else load_token_policy
         return load(params, base=base, directory=directory, decoding=draws)
+
+    def share_sampler(
+        self,
+        params: RunParams[TokenPolicyParams],
+        policy: "Policy[Any]",
+        judge: Judgement | None = None,
+    ) -> "Policy[Any] | None":
+        return None if params.policy.sampler == "vllm" else policy
 
     def load_cost_model(
         self, params: RunParams[TokenPolicyParams], *, base: Path

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
+from safetensors.torch import load_file
 from torch import Generator, Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -27,6 +28,16 @@ except ImportError:
     raise MissingExtraError(
         f"{PARAMS}: policy.sampler vllm needs vllm; run pip install -e '.[vllm]'"
     ) from None
+
+
+class WeightLoader:
+    """What the engine's worker, of which this becomes a base class, can do beside vLLM's own."""
+
+    model_runner: Any  # of vLLM's worker
+
+    def load_file(self, path: str) -> None:
+        """Loads the weights in a safetensors file into the engine's model."""
+        self.model_runner.model.load_weights(load_file(path).items())
 
 
 class VllmPolicy(TokenPolicy):
@@ -55,7 +66,13 @@ class VllmPolicy(TokenPolicy):
             seed=0,
             # Log-probs at the decoding temperature instead of those of the raw logits.
             logprobs_mode="processed_logprobs",
+            worker_extension_cls=f"{WeightLoader.__module__}.{WeightLoader.__name__}",
         )
+
+    def load_weights(self, path: Path) -> None:
+        """Replaces the weights of the engine by those of a file."""
+        self._engine.collective_rpc("load_file", args=(str(path),))
+        self._engine.reset_prefix_cache()
 
     @torch.no_grad()
     def _sample(

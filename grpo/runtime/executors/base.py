@@ -11,6 +11,13 @@ Skill = Callable[[dict[str, Any], Path], None]  # writes an order's results to a
 Seconds = dict[str, float]  # by part of `grpo.runtime.artifacts.usage.Usage`
 
 
+class Weights(NamedTuple):
+    """Trained weights that replace those with which workers started."""
+
+    version: int  # different for different weights
+    path: Path  # a safetensors file; it may lie in the memory of the stage's process
+
+
 class Job(NamedTuple):
     """One unit of a stage's work. Its output bytes depend only on its order."""
 
@@ -24,6 +31,7 @@ class Work(NamedTuple):
 
     skills: Mapping[str, Skill]
     seconds: Callable[[], Seconds] = dict  # overhead so far, e.g. loading
+    load_weights: Callable[[Path], None] | None = None  # None: no skill uses a policy
 
     def do(self, job: Job) -> None:
         """Writes the job's output directory atomically."""
@@ -38,6 +46,13 @@ class Executor(ABC):
     @abstractmethod
     def run(self, jobs: Sequence[Job]) -> Iterator[Job]:
         """Runs jobs and yields each job when it is done."""
+
+    @abstractmethod
+    def load_weights(self, weights: Weights) -> None:
+        """Makes all later jobs use these weights, also on workers that start later.
+
+        The file must exist until the next call.
+        """
 
     @abstractmethod
     def seconds(self) -> Seconds:
@@ -71,6 +86,11 @@ class Local(Executor):
         for job in jobs:
             self._work.do(job)
             yield job
+
+    def load_weights(self, weights: Weights) -> None:
+        """Loads the weights at once."""
+        if self._work.load_weights is not None:
+            self._work.load_weights(weights.path)
 
     def seconds(self) -> Seconds:
         """Returns the overhead of this process."""

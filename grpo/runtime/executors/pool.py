@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from grpo.errors import ExecutorError, GrpoError, brief
 from grpo.runtime.artifacts.files import remove_left_beside
-from grpo.runtime.executors.base import Executor, Job, Seconds
+from grpo.runtime.executors.base import Executor, Job, Seconds, Weights
 from grpo.runtime.executors.worker import written
 
 TRIES = 3  # number of workers that a job may lose
@@ -60,6 +60,7 @@ class Pool(Executor):
         self._pending: dict[Future[str], Request] = {}
         self._losses: Counter[Path | None] = Counter()  # by job output; None: while starting
         self._seconds: dict[Handle, Seconds] = {}
+        self._weights: Weights | None = None  # None: those with which workers start
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Job]:
         """Runs jobs on idle workers; a job whose worker is lost goes to another worker.
@@ -81,6 +82,10 @@ class Pool(Executor):
                     yield job
                 elif job:
                     waiting.appendleft(job)
+
+    def load_weights(self, weights: Weights) -> None:
+        """Makes all later jobs use these weights; a worker loads them with its next job."""
+        self._weights = weights
 
     def seconds(self) -> Seconds:
         """Returns the mean overhead over all workers that have answered, by part."""
@@ -116,7 +121,7 @@ class Pool(Executor):
                 self._ask(slot, None)
 
     def _ask(self, slot: int, job: Job | None) -> None:
-        line = self._setup if job is None else written(job)
+        line = self._setup if job is None else written(job, self._weights)
         self._pending[self._workers[slot].ask(line)] = Request(slot, job)
 
     def _idle(self) -> list[int]:

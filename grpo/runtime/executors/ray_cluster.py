@@ -13,10 +13,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
+from numpy.typing import NDArray
 
 from grpo.errors import ExecutorError, MissingExtraError, brief
 from grpo.runtime.artifacts.files import temporary_beside
+from grpo.runtime.executors.base import Weights
 from grpo.runtime.executors.pool import Handle, Pool
 from grpo.runtime.executors.worker import Worker
 from grpo.schema import PARAMS
@@ -38,7 +41,7 @@ except ImportError:
 
 FOLDERS = Path("/tmp")  # short: the names of Ray's sockets must fit into 104 bytes
 PATIENCE_SECONDS = 10.0  # timeout for processes to exit and for addresses to accept a connection
-STORE_BYTES = 80 * 2**20  # close to Ray's minimum: only lines of text are exchanged
+STORE_BYTES = 80 * 2**20  # close to Ray's minimum; weights beyond it go to a file of Ray's
 LOST = (
     ray.exceptions.LocalRayletDiedError,
     ray.exceptions.NodeDiedError,
@@ -167,9 +170,15 @@ class RayPool(Pool):
         def start_worker(slot: int) -> Handle:
             if not _count_hosts():
                 raise ExecutorError("Ray's last host is lost; rerun: finished batches are kept")
-            return _ActorHandle(actor.remote(make, here))
+            return _ActorHandle(actor.remote(make, here), self)
 
         super().__init__(start_worker, workers=workers, setup=setup)
+        self.stored: Any = None  # the current weights in the object store of the cluster
+
+    def load_weights(self, weights: Weights) -> None:
+        """Stores the weights once for all hosts; a worker loads them with its next job."""
+        self.stored = ray.put(np.fromfile(weights.path, np.uint8))
+        super().load_weights(weights)
 
 
 class _Actor:
@@ -179,19 +188,19 @@ class _Actor:
         os.chdir(workspace)
         self._worker = Worker(make)
 
-    def answer(self, line: str) -> str:
-        return self._worker.answer(line)
+    def answer(self, line: str, weights: NDArray[np.uint8] | None) -> str:
+        return self._worker.answer(line, None if weights is None else weights.data)
 
 
 class _ActorHandle(Handle):
     lost = LOST
 
-    def __init__(self, actor: Any) -> None:
-        self._actor = actor
+    def __init__(self, actor: Any, pool: RayPool) -> None:
+        self._actor, self._pool = actor, pool
 
     def ask(self, line: str) -> Future[str]:
         """Sends a line and returns the future answer of the actor, which may still be pending."""
-        answer: Future[str] = self._actor.answer.remote(line).future()
+        answer: Future[str] = self._actor.answer.remote(line, self._pool.stored).future()
         return answer
 
     def close_input(self) -> None:

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from grpo.errors import GrpoError
 from grpo.runtime.artifacts.files import refused_by_the_system
-from grpo.runtime.executors.base import Job, Work
+from grpo.runtime.executors.base import Job, Weights, Work
+from grpo.runtime.memory import MemoryFile
 from grpo.runtime.process import die_with_parent, freezing_imports
 
 PARENT = os.getppid()
@@ -28,31 +29,51 @@ class Worker:
         """
         self._make = make
         self._work: Work | None = None
+        self._version: int | None = None  # of the weights; None: those of the start
 
-    def answer(self, line: str) -> str:
-        """Returns the overhead so far or a user-facing error, as JSON; raises on a bug."""
+    def answer(self, line: str, weights: memoryview | None = None) -> str:
+        """Returns the overhead so far or a user-facing error, as JSON; raises on a bug.
+
+        Args:
+          weights: The content of the file of weights that the line names, if it is on another host.
+        """
         try:
             with refused_by_the_system():
-                self._carry_out(line)
+                self._carry_out(line, weights)
         except GrpoError as error:
             return json.dumps({"error": str(error)})
         assert self._work is not None
         return json.dumps({"seconds": self._work.seconds()})
 
-    def _carry_out(self, line: str) -> None:
+    def _carry_out(self, line: str, weights: memoryview | None) -> None:
         if self._work is None:
             module, _, name = self._make.partition(":")
             with freezing_imports():
                 found = importlib.import_module(module)
             self._work = getattr(found, name)(line)
             return
-        skill, order, out = json.loads(line)
+        skill, order, out, version, path = json.loads(line)
+        if version != self._version:
+            self._load_weights(Path(path), weights)
+            self._version = version
         self._work.do(Job(skill, order, Path(out)))
 
+    def _load_weights(self, path: Path, content: memoryview | None) -> None:
+        assert self._work is not None
+        if self._work.load_weights is None:
+            return
+        if content is None:
+            self._work.load_weights(path)
+            return
+        file = MemoryFile(content)
+        self._work.load_weights(file.path)
+        file.close()
 
-def written(job: Job) -> str:
-    """Returns a job as the line of JSON that a worker reads."""
-    return json.dumps([job.skill, job.order, str(job.out)])
+
+def written(job: Job, weights: Weights | None) -> str:
+    """Returns a job, and the weights to use, as the line of JSON that a worker reads."""
+    version, path = (weights.version, str(weights.path)) if weights else (None, None)
+    return json.dumps([job.skill, job.order, str(job.out), version, path])
 
 
 def main() -> None:

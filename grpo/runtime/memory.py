@@ -1,0 +1,18 @@
+"""Files in memory, which the system frees when the process that made them ends, however it ends."""
+
+import os
+from pathlib import Path
+
+
+class MemoryFile:
+    """A file in memory that other processes of the same user can read by its path."""
+
+    def __init__(self, content: bytes | memoryview) -> None:
+        self._descriptor = os.memfd_create("grpo")
+        with os.fdopen(self._descriptor, "wb", closefd=False) as file:
+            file.write(content)
+        self.path = Path(f"/proc/{os.getpid()}/fd/{self._descriptor}")
+
+    def close(self) -> None:
+        """Frees the memory once no process maps the file."""
+        os.close(self._descriptor)

@@ -1,0 +1,389 @@
+"""One iteration of a round: its rollouts and rewards, and the record of its training."""
+
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+
+from grpo.allocation.selection import History, learn_round
+from grpo.errors import ArtifactError, located
+from grpo.modalities.policy import Policy, make_rollouts
+from grpo.modalities.shared.directories import (
+    PolicyState,
+    read_state,
+    read_trainable,
+)
+from grpo.modalities.shared.optimizer import PreciseAdamW
+from grpo.modalities.shared.packed import Layout
+from grpo.objective.advantage import rollout_advantage
+from grpo.objective.base import Objective, State
+from grpo.objective.link import Kind
+from grpo.params.parameters import Parameters, Reward, Training
+from grpo.runtime.artifacts.files import atomic_path, read_json
+from grpo.runtime.artifacts.tables import (
+    CREDIT,
+    REWARDS,
+    is_judged,
+    read_table,
+    write_csv,
+    write_table,
+    wrong_cell,
+)
+from grpo.runtime.seeds import iteration_seed
+from grpo.sampling.rollouts import SUMMARY, SampledBatch, read_batch, read_passed, select_rollouts
+from grpo.training.batches import explain_fewer
+from grpo.training.frozen import compute_log_probs
+from grpo.training.metrics import UpdateMetrics, step_metrics
+from grpo.training.updates import Iteration, TrainedIteration, TrainingSettings
+from grpo.types import Cost
+from grpo.wiring.allocation import build_selection
+from grpo.wiring.objectives import build_objective
+from grpo.wiring.policies import draws_of_round, load_policy, make_optimizer
+
+TABLE, TENSORS = "table.parquet", "tensors.safetensors"
+
+
+class RoundInputs(NamedTuple):
+    """Paths of a round's inputs."""
+
+    base: Path  # the base policy
+    start: Path  # the policy that the round starts from
+    prompts: Path
+    curriculum: Path
+    rollouts: Path  # of the first iteration
+    rewards: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trainer:
+    """What stays loaded while a round is trained."""
+
+    params: Parameters
+    name: str  # of the round
+    policy: Policy[Any]
+    optimizer: PreciseAdamW
+    objective: Objective
+    reference: Policy[Any] | None  # the base policy, if a link needs it
+    start: PolicyState
+
+    @property
+    def arm(self) -> str:
+        """The name of the round's arm."""
+        return self.params.find_round(self.name).arm
+
+    @property
+    def training(self) -> Training:
+        """The arm's parameters of training."""
+        return self.params.find_arm(self.arm).training
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundState:
+    """What the finished iterations of a round have left, beside weights and optimizer state."""
+
+    iterations: int = 0  # finished
+    metrics: tuple[UpdateMetrics, ...] = ()
+    objective_state: State
+    selection_state: History
+    sampling_cost: Cost = field(default_factory=Cost)  # of all iterations
+    later_sampling_cost: Cost = field(default_factory=Cost)  # of all but the first
+    audit_cost: Cost = field(default_factory=Cost)
+    drift_max: float = 0.0  # nats, between sampler and trainer before any update
+    fewer_updates: str | None = None  # why the first iteration with too few updates had fewer
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedIteration:
+    """The rollouts and rewards of one iteration."""
+
+    iteration: Iteration
+    sampled: SampledBatch  # the same rows as the rollouts of `round`
+    passed: list[str]  # prompts that were visited but are not trained on
+
+
+def load_trainer(params: Parameters, name: str, inputs: RoundInputs) -> Trainer:
+    """Returns the policy that a round starts from, its optimizer and its objective.
+
+    Raises:
+      ArtifactError: If an artifact is invalid.
+    """
+    each, base, start = params.find_round(name), inputs.base, inputs.start
+    arm = params.find_arm(each.arm)
+    draws = draws_of_round(params, name)
+    policy = load_policy(params, base=base, directory=start, draws=draws)
+    optimizer = make_optimizer(policy.model, arm.training)
+    state = read_state(start, each.start)
+    if state.arm is not None:
+        read_trainable(start, policy.model, optimizer)
+    objective = build_objective(arm.objective, each.arm)
+    reference: Policy[Any] | None = None
+    if any("penalty" in kinds for kinds in _active_penalties(objective)):
+        draws = params.modality.reference_draws(draws)
+        reference = load_policy(params, base=base, directory=base, draws=draws)
+    return Trainer(
+        params=params,
+        name=name,
+        policy=policy,
+        optimizer=optimizer,
+        objective=objective,
+        reference=reference,
+        start=state,
+    )
+
+
+def _active_penalties(objective: Objective) -> list[frozenset[Kind]]:
+    """Returns the kinds of the objective's links that have a weight `beta` above 0."""
+    return [link.kinds for link in objective.links if link.settings.get("beta")]
+
+
+def load_iteration(
+    trainer: Trainer, state: RoundState, *, rollouts: Path, rewards: Path
+) -> LoadedIteration:
+    """Returns the next iteration's rollouts and rewards, ready for its updates.
+
+    Raises:
+      ArtifactError: If an artifact is invalid, or rewards and rollouts do not match.
+    """
+    params, name, index = trainer.params, trainer.name, state.iterations
+    policy, reference = trainer.policy, trainer.reference
+    policy.decoding = draws_of_round(params, name, index)
+    if reference is not None:
+        reference.decoding = params.modality.reference_draws(policy.decoding)
+    sampled, judged, passed = read_trainable_rollouts(
+        policy.layout, rollouts, rewards, params.reward
+    )
+    group = torch.tensor(sampled.table["group"].to_numpy())
+    with located(rollouts / TENSORS):
+        trajectory, behavior_logp = policy.unpack(sampled.tensors, group)
+    _require_as_drawn(sampled.table, policy, trajectory, rollouts)
+    settings = training_settings(trainer.training)
+    reference_logp = None
+    if reference and any(
+        "reward penalty" in kinds for kinds in _active_penalties(trainer.objective)
+    ):
+        frozen = compute_log_probs(
+            reference, trajectory, trajectory.mask.float(), settings.tokens_per_microbatch
+        )
+        reference_logp = frozen.logp
+    made = make_rollouts(
+        trajectory,
+        behavior_logp,
+        group=group,
+        reward=torch.tensor(judged["reward"].to_numpy(np.float32)),
+        outcome=torch.tensor(judged["outcome"].to_numpy(np.float32)),
+        reference_logp=reference_logp,
+    )
+    seed = iteration_seed(params.seed, "train", name, index)
+    return LoadedIteration(
+        iteration=Iteration(
+            policy=policy,
+            optimizer=trainer.optimizer,
+            objective=trainer.objective,
+            objective_state=state.objective_state,
+            reference=reference,
+            settings=settings,
+            trajectory=trajectory,
+            rollouts=made,
+            first_update=trainer.start.updates + len(state.metrics),
+            generator=torch.Generator().manual_seed(seed),
+            is_last=index + 1 == trainer.training.iterations_per_round,
+        ),
+        sampled=sampled,
+        passed=passed,
+    )
+
+
+def advance(
+    state: RoundState, loaded: LoadedIteration, trained: TrainedIteration, history: History
+) -> RoundState:
+    """Returns the state of a round after an iteration.
+
+    Args:
+      history: The statistics of the arm's selection after it.
+    """
+    cost, given = loaded.sampled.cost, loaded.iteration
+    fewer = explain_fewer(given.settings.updates_per_iteration, given.rollouts, trained.batches)
+    return RoundState(
+        iterations=state.iterations + 1,
+        metrics=(*state.metrics, *trained.metrics),
+        objective_state=trained.objective_state,
+        selection_state=history,
+        sampling_cost=state.sampling_cost + cost,
+        later_sampling_cost=state.later_sampling_cost + (cost if state.iterations else Cost()),
+        audit_cost=state.audit_cost + trained.audit_cost,
+        drift_max=max(state.drift_max, trained.drift_max),
+        fewer_updates=state.fewer_updates or fewer,
+    )
+
+
+def write_record(
+    directory: Path, trainer: Trainer, loaded: LoadedIteration, trained: TrainedIteration
+) -> None:
+    """Writes the metrics by step and by phase, and the credit of each rollout."""
+    with atomic_path(directory) as temporary:
+        temporary.mkdir()
+        steps = step_metrics(loaded.iteration.rollouts, trained.batches)
+        write_csv(temporary / "steps.csv", pd.DataFrame([asdict(each) for each in steps]))
+        _write_phases(temporary / "phases.csv", trainer, loaded, trained)
+        write_table(_credit_table(loaded, trained), temporary / "credit.parquet", CREDIT)
+
+
+def _write_phases(
+    path: Path, trainer: Trainer, loaded: LoadedIteration, trained: TrainedIteration
+) -> None:
+    """Writes the training metrics by phase, if steps have phases."""
+    modality, rollouts = trainer.params.modality, loaded.iteration.rollouts
+    phases = modality.phases(trainer.params.policy)
+    if not phases:
+        return
+    had_weight = torch.zeros_like(rollouts.mask)
+    for batch in trained.batches:
+        had_weight[batch.rows] = batch.credit.weight != 0
+    rows = modality.describe_phases(
+        rollouts, had_weight, trained.objective_state, [each.name for each in phases]
+    )
+    write_csv(path, pd.DataFrame([asdict(each) for each in rows]))
+
+
+def learn_iteration(trainer: Trainer, state: RoundState, loaded: LoadedIteration) -> History:
+    """Returns the prompt statistics for the selection of the next iteration."""
+    selection = trainer.params.find_arm(trainer.arm).selection
+    prompts = loaded.sampled.table[["prompt_id"]]
+    return learn_round(
+        build_selection(selection, trainer.arm),
+        state.selection_state,
+        prompts.assign(outcome=loaded.iteration.rollouts.outcome.numpy()),
+        loaded.passed,
+    )
+
+
+def training_settings(training: Training) -> TrainingSettings:
+    """Returns the settings of an arm's training that updates need."""
+    names = [each.name for each in fields(TrainingSettings)]
+    return TrainingSettings(**{name: getattr(training, name) for name in names})
+
+
+class TrainableRollouts(NamedTuple):
+    """The rollouts of a round that are trained on."""
+
+    sampled: SampledBatch  # the cost is that of all rollouts
+    rewards: pd.DataFrame  # the same rows as `sampled`
+    passed: list[str]  # visited prompts without such a rollout
+
+
+def read_trainable_rollouts(
+    layout: Layout, rollouts: Path, rewards: Path, shaping: Reward
+) -> TrainableRollouts:
+    """Returns the rollouts of a round that were judged and have steps.
+
+    The others are dropped before group statistics are computed, so that a round is trained as if
+    they had not been sampled.
+
+    Args:
+      rewards: Path of the rewards of all rollouts, in any order.
+      shaping: The parameters that map outcomes to rewards.
+
+    Raises:
+      ArtifactError: If an artifact is invalid, rewards and rollouts do not match, or no rollout was
+        judged and has steps.
+    """
+    stored = read_batch(rollouts)
+    table = stored.table
+    judged = read_table(rewards, REWARDS).set_index("rollout_id")
+    missing = ~table["rollout_id"].isin(judged.index)
+    if missing.any() or len(judged) != len(table):
+        example = table.loc[missing, "rollout_id"].iloc[0] if missing.any() else "none"
+        raise ArtifactError(
+            f"{rewards}: must hold one reward per rollout, has {len(judged)} for {len(table)}, "
+            f"first missing: {example}; rerun its score stage"
+        )
+    _require_counted(rollouts, table)
+    _require_shaped(judged, table, rewards, shaping)
+    judged = judged.loc[table["rollout_id"]]
+    counts = is_judged(judged).to_numpy() & (table["steps"] > 0).to_numpy()
+    if not counts.any():
+        first = judged.iloc[0]
+        raise ArtifactError(
+            f"{rewards}: must hold a rollout that was judged and has steps, none of {len(table)} "
+            f"does; the first is {first.name} {first['status']}: {first['detail'] or 'no steps'}"
+        )
+    with located(rollouts / TENSORS):
+        sampled = select_rollouts(layout, stored, counts)
+    passed = {*read_passed(rollouts), *table["prompt_id"]} - {*sampled.table["prompt_id"]}
+    return TrainableRollouts(sampled, judged[counts], sorted(passed))
+
+
+def _require_counted(rollouts: Path, table: pd.DataFrame) -> None:
+    """Raises ArtifactError unless a table has as many rollouts as its summary."""
+    path = rollouts / SUMMARY
+    summary = read_json(path)
+    drawn = summary.get("rollouts") if isinstance(summary, dict) else None
+    if drawn != len(table):
+        raise ArtifactError(
+            f"{path}: rollouts must be {len(table)}, as in its table, got {drawn!r}; rerun the "
+            "stage that writes them"
+        )
+
+
+def _require_shaped(
+    judged: pd.DataFrame, table: pd.DataFrame, rewards: Path, shaping: Reward
+) -> None:
+    """Raises ArtifactError unless each reward has the rollout's prompt and follows its outcome.
+
+    Args:
+      judged: Rewards of the table's rollouts, indexed by rollout_id.
+      table: Schema ROLLOUTS.
+    """
+    drawn = table.set_index("rollout_id").loc[judged.index]
+    penalty = np.where(drawn["is_finished"], 0.0, shaping.unfinished_penalty)
+    expected = {"prompt_id": drawn["prompt_id"]}
+    if shaping.maximize == "outcome":
+        expected["reward"] = judged["outcome"] - penalty
+    for column, values in expected.items():
+        differs = np.flatnonzero(judged[column] != values)
+        if len(differs):
+            row = int(differs[0])
+            why = "by its outcome and reward.*" if column == "reward" else "as it was sampled"
+            rule = f"{values.iloc[row]}, {why}"
+            error = wrong_cell(judged.reset_index(), rewards, row, column, rule)
+            raise ArtifactError(f"{error}; rerun its score stage")
+
+
+def _require_as_drawn(
+    table: pd.DataFrame, policy: Policy[Any], trajectory: Any, rollouts: Path
+) -> None:
+    """Raises ArtifactError unless table and tensors agree on each rollout."""
+    drawn = {
+        "text": policy.decode(trajectory),
+        "is_finished": policy.is_finished(trajectory).tolist(),
+    }
+    for column, values in drawn.items():
+        differs = np.flatnonzero(table[column].to_numpy() != np.array(values, dtype=object))
+        if len(differs):
+            row = int(differs[0])
+            rule = f"as in {rollouts / TENSORS}"
+            error = wrong_cell(table, rollouts / TABLE, row, column, rule)
+            raise ArtifactError(f"{error}; rerun the stage that writes them")
+
+
+def _credit_table(loaded: LoadedIteration, trained: TrainedIteration) -> pd.DataFrame:
+    """Returns the credit of each rollout under the schema CREDIT."""
+    parts = []
+    for index, batch in enumerate(trained.batches):
+        rows = batch.rows.numpy()
+        parts.append(
+            pd.DataFrame(
+                {
+                    "rollout_id": loaded.sampled.table["rollout_id"].to_numpy()[rows],
+                    "prompt_id": loaded.sampled.table["prompt_id"].to_numpy()[rows],
+                    "update": loaded.iteration.first_update + index,
+                    "advantage": rollout_advantage(batch.credit, batch.rollouts).double().numpy(),
+                    "weight": batch.credit.weight.double().sum(dim=1).numpy(),
+                    "trained_steps": (batch.credit.weight != 0).sum(dim=1).numpy(),
+                }
+            )
+        )
+    return pd.concat(parts, ignore_index=True).sort_values("rollout_id", ignore_index=True)

@@ -1,0 +1,182 @@
+"""Rollouts and rewards of the iterations after the first, from samplers that stay loaded."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pandas as pd
+
+from grpo.allocation.selection import History
+from grpo.errors import located
+from grpo.modalities.shared.directories import gather_weights
+from grpo.runtime.artifacts.files import Scratch, atomic_path, remove
+from grpo.runtime.artifacts.tables import REWARDS, write_table
+from grpo.runtime.artifacts.usage import Usage
+from grpo.runtime.executors.base import Executor, Local, Weights
+from grpo.runtime.memory import MemoryFile
+from grpo.runtime.ranks import all_agree, all_reduce_max, num_ranks, this_rank
+from grpo.sampling.round_rollouts import write_round
+from grpo.sampling.scoring import judge_stored, require_judged
+from grpo.wiring.executors import open_executor
+from grpo.wiring.iterations import RoundInputs, Trainer
+from grpo.wiring.rollouts import draw_iteration, read_candidates
+from grpo.wiring.rounds import REWARDS_FILE, ROLLOUTS_FOLDER, iteration_name
+from grpo.wiring.sampling_workers import SamplingSetup, make_sampling_work, sampling_work
+
+Warn = Callable[[str | None], None]
+
+
+@dataclass(kw_only=True)
+class _Sampler:
+    """The first rank's executor, and the thread in which it is asked."""
+
+    executor: Executor
+    setup: SamplingSetup
+    candidates: pd.DataFrame  # the prompts of the round's phase
+    thread: ThreadPoolExecutor  # workers end with the thread that started them
+    memory: MemoryFile | None = None  # of the weights that workers have
+
+
+@dataclass(kw_only=True)
+class OnlineRollouts:
+    """A `LaterRollouts`: an iteration's files are made once, also by interrupted runs."""
+
+    trainer: Trainer
+    scratch: Scratch
+    usage: Usage
+    warn: Warn  # receives a warning about rollouts that were not judged, or None
+    shares_weights: bool  # whether the sampler has the weights of the policy that is trained
+    sampler: _Sampler | None  # None on other ranks than the first
+    _started: Future[None] | None = field(default=None, init=False)
+
+    def start(self, index: int, history: History, *, weights: int) -> None:
+        """Starts to sample and judge an iteration; see `LaterRollouts`."""
+        place = self.scratch.directory / iteration_name(index)
+        is_made = self.sampler is not None and (place / REWARDS_FILE).exists()
+        if all_reduce_max([float(is_made)]) == [1.0]:
+            return
+        if weights and not self.shares_weights:
+            with self.usage.part("weights"):
+                self._send_weights(weights)
+        if self.sampler is None:
+            return
+        make = self._make if self.trainer.training.staleness else self._make_in_parts
+        if isinstance(self.sampler.executor, Local):
+            make(index, history, place)
+        else:
+            self._started = self.sampler.thread.submit(make, index, history, place)
+
+    def wait(self) -> None:
+        """Returns when the rollouts and rewards that were started are stored."""
+        if self._started is not None:
+            stale = self.trainer.training.staleness
+            with self.usage.part("sampling") if stale else nullcontext():
+                self._started.result()
+        self._started = None
+        all_agree(True)  # the other ranks read what the first one has stored
+
+    def _send_weights(self, version: int) -> None:
+        """Gives samplers the policy's present weights; all ranks must call it."""
+        content = gather_weights(self.trainer.policy.model)
+        if self.sampler is None:
+            return
+        before, self.sampler.memory = self.sampler.memory, MemoryFile(content)
+        self.sampler.executor.load_weights(Weights(version, self.sampler.memory.path))
+        if before is not None:
+            before.close()
+
+    def _make_in_parts(self, index: int, history: History, place: Path) -> None:
+        with self.usage.part("sampling"):
+            self._draw(index, history, place)
+        with self.usage.part("judging"):
+            self._judge(place)
+
+    def _make(self, index: int, history: History, place: Path) -> None:
+        self._draw(index, history, place)
+        self._judge(place)
+
+    def _draw(self, index: int, history: History, place: Path) -> None:
+        if (place / ROLLOUTS_FOLDER).exists():
+            return
+        assert self.sampler is not None
+        drawn = draw_iteration(
+            self.sampler.setup,
+            index,
+            executor=self.sampler.executor,
+            candidates=self.sampler.candidates,
+            history=history,
+            scratch=place / "batches",
+            progress=lambda done, total: None,
+        )
+        has_selection = bool(self.trainer.params.find_arm(self.trainer.arm).selection)
+        with atomic_path(place / ROLLOUTS_FOLDER) as temporary:
+            write_round(temporary, drawn, has_selection=has_selection)
+        remove(place / "batches")
+
+    def _judge(self, place: Path) -> None:
+        assert self.sampler is not None
+        judged = judge_stored(
+            self.sampler.executor, [place / ROLLOUTS_FOLDER], scratch=place / "judged"
+        )
+        with located(f"train@{self.trainer.name}"):
+            self.warn(require_judged(judged.rewards))
+        write_table(judged.rewards, place / REWARDS_FILE, REWARDS)
+        remove(place / "judged")
+
+
+@contextmanager
+def open_later_rollouts(
+    trainer: Trainer,
+    inputs: RoundInputs,
+    *,
+    scratch: Scratch,
+    usage: Usage,
+    warn: Warn,
+) -> Iterator[OnlineRollouts]:
+    """Yields what makes the later iterations of a round; its samplers live as long as the block.
+
+    With the executor `local` and one rank, the policy that is trained also samples. With several
+    ranks, its weights are divided, and a process beside them samples.
+
+    Raises:
+      ArtifactError: If prompts or curriculum are invalid.
+      ExecutorError: If no Ray cluster answers at RAY_ADDRESS.
+      ParameterError: If the phase has too few prompts, or there are too few GPUs.
+    """
+    params, name = trainer.params, trainer.name
+    setup = SamplingSetup(
+        params=params,
+        prompts=inputs.prompts,
+        purpose="round",
+        round=name,
+        base=inputs.base,
+        policy=inputs.start,
+    )
+    is_local = params.sampling.executor == "local" and num_ranks() == 1
+    shares = is_local and params.modality.share_sampler(params, trainer.policy) is not None
+    online = OnlineRollouts(
+        trainer=trainer,
+        scratch=scratch,
+        usage=usage,
+        warn=warn,
+        shares_weights=shares,
+        sampler=None,
+    )
+    if this_rank() != 0:
+        yield online
+        return
+    opened = (
+        nullcontext(Local(sampling_work(setup, trainer.policy)))
+        if is_local
+        else open_executor(make_sampling_work, setup, in_process=False)
+    )
+    candidates = read_candidates(params, name, curriculum=inputs.curriculum, prompts=inputs.prompts)
+    with opened as executor, ThreadPoolExecutor(1) as thread:
+        online.sampler = _Sampler(
+            executor=executor, setup=setup, candidates=candidates, thread=thread
+        )
+        yield online
+    if not params.arms[trainer.arm].training.staleness:
+        usage.move("sampling", executor.seconds())
