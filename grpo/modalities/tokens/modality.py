@@ -204,7 +204,7 @@ class Tokens(Modality[TokenPolicyParams, TokenSampling, TokenDraws]):
     def load_cost_model(
         self, params: RunParams[TokenPolicyParams], *, base: Path
     ) -> "TokenCostModel":
-        from grpo.modalities.tokens.policy import load_token_cost_model
+        from grpo.modalities.tokens.costs import load_token_cost_model
 
         return load_token_cost_model(params, base=base)
 
