@@ -10,8 +10,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from grpo.errors import ArtifactError, ParameterError
-from grpo.rewards.base import Outcome, Task, judge_text
+from grpo.rewards.base import Task
 from grpo.rewards.reasoning_gym import score_answer
+from grpo.sampling.judging import Outcome, judge_text
 from grpo.tasks.base import PromptTables
 from grpo.tasks.jsonl import read_prompts
 from grpo.tasks.reasoning_gym import COMPACT, Solutions, make_prompts
