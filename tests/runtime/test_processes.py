@@ -14,10 +14,11 @@ import psutil
 import pytest
 
 from grpo.errors import ExecutorError, GrpoError
+from grpo.runtime.child import Process
 from grpo.runtime.executors.base import Executor, Job, Local
 from grpo.runtime.executors.pool import TRIES, Handle, Pool
 from grpo.runtime.executors.worker import written
-from grpo.runtime.process import Process, freezing_imports
+from grpo.runtime.process import freezing_imports
 from tests.files import contents
 from tests.runtime.work import DEADLINE_SECONDS, MAKE, jobs_of, make, marked, pool, setup_of
 
