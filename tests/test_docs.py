@@ -40,8 +40,8 @@ from grpo.objective.links import ALGORITHMS, LINKS
 from grpo.objective.rules import RULES
 from grpo.objective.trust import trusted_ranges
 from grpo.params.parameters import (
-    ExecutorParams,
     LinkSpec,
+    Parameters,
     Reward,
     with_tuples,
 )
@@ -73,7 +73,7 @@ SECTIONS: dict[str, Any] = {
     "policy": POLICIES,
     "reward": Reward,
     "sampling": reduce(or_, (each.sampling for each in all_modalities().values()))
-    | ExecutorParams,  # of an arm, or of all
+    | Parameters.model_fields["sampling"].annotation,  # of an arm, or of all
 }
 PAIR = Rollouts(
     group=torch.tensor([0, 0]),

@@ -45,7 +45,7 @@ def _require_package(text: str) -> str:
     return text
 
 
-class Warmup(Strict):
+class _Warmup(Strict):
     """Supervised fine-tuning on generated solutions, up to partial skill."""
 
     prompts: Positive
@@ -63,7 +63,7 @@ class ScratchBase(Strict):
     source: Literal["scratch"]
     architecture: str  # a causal LM class name of transformers, e.g. LlamaForCausalLM
     config: dict[str, int | float | str | bool]
-    warmup: Warmup
+    warmup: _Warmup
 
 
 class GgufBase(Strict):
