@@ -41,7 +41,7 @@ def open_executor(make: Make, setup: Setup) -> Iterator[Executor]:
 
     Raises:
       ParameterError: If every worker needs a GPU and there are too few.
-      ExecutorError: If no Ray cluster answers at RAY_ADDRESS.
+      WorkerError: If no Ray cluster answers at RAY_ADDRESS.
       MissingExtraError: If the executor is Ray and Ray is not installed.
     """
     with EXECUTORS[setup.params.sampling.executor](make, setup) as executor:
