@@ -60,16 +60,12 @@ class DivergedError(GrpoError, ArithmeticError):
         self.updates = updates
 
 
-class ExecutorError(GrpoError, RuntimeError):
-    """Workers were lost repeatedly, or none could be started; a rerun resumes the stage."""
+class WorkerError(GrpoError, RuntimeError):
+    """Workers or ranks were lost, or none could be started; a rerun resumes the stage."""
 
 
 class StorageError(GrpoError, RuntimeError):
     """An S3 object is missing, access-denied or changed; the message names the object."""
-
-
-class LostRankError(GrpoError, RuntimeError):
-    """A rank of data-parallel training was killed or failed; a rerun resumes the stage."""
 
 
 class MissingExtraError(GrpoError, ImportError):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
-from grpo.errors import ArtifactError, ExecutorError, GrpoError, LostRankError
+from grpo.errors import ArtifactError, GrpoError, WorkerError
 from grpo.params.parameters import Parameters
 from grpo.params.recorded import require_own_outs, unchanged
 from grpo.runtime.artifacts.files import (
@@ -26,9 +26,8 @@ from grpo.runtime.process import EXIT_INTERRUPTED, die_with_parent, freeze_impor
 from grpo.schema import PARAMS
 from stages import INTERRUPTED, PARENT
 
-EXIT_MAY_PASS = 1  # flows retry, as after a bug
+EXIT_MAY_PASS = 1  # flows retry, as after a bug: a rerun may succeed
 EXIT_WRONG_INPUT = 2
-MAY_PASS = (ExecutorError, LostRankError)  # failures of machines: a rerun may succeed
 
 
 def run(main: Callable[..., None], *, stage: str) -> None:
@@ -69,7 +68,7 @@ def run(main: Callable[..., None], *, stage: str) -> None:
         sys.exit(EXIT_INTERRUPTED)
     except GrpoError as error:
         print(" ".join(str(error).split()), file=sys.stderr)
-        sys.exit(EXIT_MAY_PASS if isinstance(error, MAY_PASS) else EXIT_WRONG_INPUT)
+        sys.exit(EXIT_MAY_PASS if isinstance(error, WorkerError) else EXIT_WRONG_INPUT)
 
 
 def scratch_of(stage: str, inputs: list[Path], params: Parameters) -> Scratch:

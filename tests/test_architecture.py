@@ -59,7 +59,7 @@ def test_everything_is_caught_only_where_code_or_files_of_others_are_met():
     assert sorted(blind) == [
         "grpo/errors.py",
         "grpo/modalities/action_chunks/simulation/worker.py",
-        "grpo/rewards/base.py",
+        "grpo/sampling/judging.py",
     ]
 
 

@@ -40,14 +40,15 @@ from grpo.objective.links import ALGORITHMS, LINKS
 from grpo.objective.rules import RULES
 from grpo.objective.trust import trusted_ranges
 from grpo.params.parameters import (
-    ExecutorParams,
     LinkSpec,
+    Parameters,
     Reward,
     with_tuples,
 )
 from grpo.params.yaml import parse_yaml
-from grpo.rewards import base as rewards
+from grpo.rewards.base import Task
 from grpo.runtime.artifacts.tables import PROMPTS, validate
+from grpo.sampling.judging import judge_text
 from grpo.tasks import find_task, task_kinds
 from grpo.tasks.base import TaskInputs
 from grpo.types import Credit, Rollouts
@@ -72,7 +73,7 @@ SECTIONS: dict[str, Any] = {
     "policy": POLICIES,
     "reward": Reward,
     "sampling": reduce(or_, (each.sampling for each in all_modalities().values()))
-    | ExecutorParams,  # of an arm, or of all
+    | Parameters.model_fields["sampling"].annotation,  # of an arm, or of all
 }
 PAIR = Rollouts(
     group=torch.tensor([0, 0]),
@@ -295,8 +296,8 @@ def test_the_task_of_the_page_keeps_the_schema_and_is_disjoint():
 )
 def test_the_judge_of_the_page_scores(text: str, expected: tuple[float, str]):
     judge = defined_in(DOCS / "own-reward.md")["score_closeness"]
-    task = rewards.Task(family="sums", prompt="3+4=", answer="7", entry={})
-    outcome = rewards.judge_text(judge, text, task, answer_pattern="#([^#]*)", timeout_seconds=5.0)
+    task = Task(family="sums", prompt="3+4=", answer="7", entry={})
+    outcome = judge_text(judge, text, task, answer_pattern="#([^#]*)", timeout_seconds=5.0)
     assert outcome[:2] == expected
 
 

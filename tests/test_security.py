@@ -22,10 +22,11 @@ from grpo.modalities.shared.models import read_model
 from grpo.params.parameters import read_params
 from grpo.params.yaml import dump_yaml, parse_yaml
 from grpo.registry.store import Registry
-from grpo.rewards.base import Task, judge_text
+from grpo.rewards.base import Task
 from grpo.rewards.reasoning_gym import EVALUATED, score_answer
 from grpo.runtime.artifacts.files import write_json
 from grpo.runtime.storage.upload import upload_directory
+from grpo.sampling.judging import judge_text
 from grpo.schema import DirectoryBase
 from grpo.wiring.policies import draws_of_evaluation, load_policy, load_sampler
 

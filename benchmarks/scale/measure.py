@@ -19,12 +19,13 @@ from grpo.modalities.shared.flops import TokenFlops
 from grpo.modalities.shared.recomputation import saved_bytes
 from grpo.modalities.tokens.forward import FORCE_GQA
 from grpo.modalities.tokens.policy import TokenTrajectory
-from grpo.rewards.base import Task, judge_text
+from grpo.rewards.base import Task
 from grpo.rewards.math import verify_math
 from grpo.runtime.artifacts.files import digest, remove
 from grpo.runtime.artifacts.tables import REWARDS, write_table
 from grpo.runtime.artifacts.tensors import write_tensors
 from grpo.runtime.machine import DTYPES
+from grpo.sampling.judging import judge_text
 from grpo.sampling.rollouts import SampledBatch, write_batch
 from grpo.types import Cost
 

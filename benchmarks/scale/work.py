@@ -9,7 +9,7 @@ from benchmarks.scale.inputs import COMPUTED_BYTES, Assumed, Model, Run
 from grpo.advice.posterior import Floats, Ints
 from grpo.advice.prediction import packed_flops
 from grpo.modalities.costs import PassFlops
-from grpo.modalities.tokens.costs import Pass, total_flops
+from grpo.modalities.shared.flops import Pass, total_flops
 from grpo.training.batches import pack_microbatches
 
 BISECTIONS = 60

@@ -24,7 +24,7 @@ STREAKS = {"easy": "easy_streak", "hard": "hard_streak"}  # uniform groups in a 
 LOWEST_BASE, HIGHEST_BASE = 0.05, 0.95  # of p [GRESO]
 
 
-class Budget(NamedTuple):
+class _Budget(NamedTuple):
     """The number of groups of a round, and the batches in which they are sampled."""
 
     owner: str  # name of the step that sets the budget
@@ -37,18 +37,11 @@ class Selection(NamedTuple):
     """A selection step, or several composed; the default of a field does not change sampling."""
 
     links: tuple[Link, ...] = ()
-    budget: Budget | None = None  # None: all candidates
+    budget: _Budget | None = None  # None: all candidates
     keep_chance: Callable[[list[str], History], np.ndarray] = lambda ids, history: np.ones(len(ids))
     keeps_uniform: bool = True
     learn: Callable[[History, pd.DataFrame], History] = lambda history, groups: history
     reuses_profile: bool = False
-
-
-class Visit(NamedTuple):
-    """The candidates that a round samples, in order, and those that it skips."""
-
-    chosen: pd.DataFrame
-    skipped: list[str]
 
 
 def compose(*steps: Selection) -> Selection:
@@ -127,7 +120,7 @@ def skip_uniform_prompts(
 
     return Selection(
         links=(Link("skip_uniform_prompts", settings, "prompt selection"),),
-        budget=Budget("skip_uniform_prompts", prompts, prompts, 1),
+        budget=_Budget("skip_uniform_prompts", prompts, prompts, 1),
         keep_chance=keep_chance,
         learn=learn,
     )
@@ -156,7 +149,7 @@ def resample_uniform_groups(
     }
     return Selection(
         links=(Link("resample_uniform_groups", settings, "prompt selection"),),
-        budget=Budget("resample_uniform_groups", prompts, prompts_per_batch, max_batches),
+        budget=_Budget("resample_uniform_groups", prompts, prompts_per_batch, max_batches),
         keeps_uniform=False,
     )
 
@@ -198,15 +191,19 @@ def deal(candidates: pd.DataFrame, parts: int, index: int, seed: int) -> pd.Data
     return candidates.iloc[np.sort(np.array_split(shuffled, parts)[index])].reset_index(drop=True)
 
 
-def visit(selection: Selection, candidates: pd.DataFrame, history: History, seed: int) -> Visit:
-    """Returns the candidates that a round samples, at most as many as its budget allows.
+def visit(
+    selection: Selection, candidates: pd.DataFrame, history: History, seed: int
+) -> tuple[pd.DataFrame, list[str]]:
+    """Returns the candidates that a round samples, in order, and the ids of those that it skips.
+
+    A round samples at most as many as its budget allows.
 
     Candidates are visited in epochs: the least visited first, in random order. If all would be
     skipped, the first is sampled: a round needs a group.
     """
     budget = selection.budget
     if budget is None:
-        return Visit(candidates, [])
+        return candidates, []
     chooser = np.random.default_rng(seed)
     shuffled = candidates.iloc[chooser.permutation(len(candidates))]
     visits = history.get(VISITS, {})
@@ -220,7 +217,7 @@ def visit(selection: Selection, candidates: pd.DataFrame, history: History, seed
     chosen = np.flatnonzero(kept)[:most]
     reached = chosen[-1] if len(chosen) == most else len(ids)
     passed = np.flatnonzero(~kept[:reached])
-    return Visit(ordered.iloc[chosen].reset_index(drop=True), [ids[each] for each in passed])
+    return ordered.iloc[chosen].reset_index(drop=True), [ids[each] for each in passed]
 
 
 def mixed_prompts(outcomes: pd.DataFrame) -> set[str]:

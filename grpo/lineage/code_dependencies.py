@@ -30,7 +30,6 @@ FOUND_BY_NAME = {
 # Files of modalities that only these modules call. As general dependencies, a change of a figure
 # would rerun the base policy's stage.
 CALLED_BY = {
-    "costs": {"grpo.advice.facts"},
     "films": {"grpo.report.samples"},
     "phase_metrics": {"grpo.wiring.phase_profiles", "grpo.wiring.rounds"},
 }
@@ -38,7 +37,7 @@ CALLED_BY = {
 LIGHT = "grpo.modalities.*.modality"
 WITH_SUBFOLDERS = ("grpo/runtime",)
 PIPELINE = "dvc.yaml"
-WIDTH = 100
+WIDTH = 120
 
 
 def with_code_dependencies(workspace: Path) -> str:

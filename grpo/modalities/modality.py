@@ -48,14 +48,6 @@ class Lora(Strict):
     target_modules: list[str] = Field(min_length=1)
 
 
-class ScratchBackbone(Strict):
-    """A fresh model of a `transformers` class without a head."""
-
-    source: Literal["scratch"]
-    architecture: str  # e.g. LlamaModel
-    config: dict[str, int | float | str | bool]
-
-
 class SamplingParams(Strict):
     """Sampling parameters of an arm; each modality has its own."""
 

@@ -202,7 +202,7 @@ def _validate(kind: Any, value: Any, info: Info) -> Any:
     return TypeAdapter(kind).validate_python(value)
 
 
-class Profile(Strict):
+class _Profile(Strict):
     when: Literal["read", "always"]  # read: only if an arm's curriculum or selection reads it
     rollouts_per_prompt: Rollouts
     rollouts_per_batch: Positive
@@ -238,7 +238,7 @@ class RoundParams(Strict):
     phase: Positive
 
 
-class Evaluation(Strict):
+class _Evaluation(Strict):
     sampling: Annotated[SerializeAsAny[Strict], PlainValidator(_find_draws)]
     rollouts_per_prompt: Annotated[int, Field(ge=2, le=65536)]
     rollouts_per_batch: Positive
@@ -246,7 +246,7 @@ class Evaluation(Strict):
     bootstrap_resamples: Annotated[int, Field(gt=0, le=10**6)]  # of 1,000 prompts: 8 GB
 
 
-class ExecutorParams(Strict):
+class _ExecutorParams(Strict):
     """Workers that sample and judge. Results do not depend on them, so that no stage reruns."""
 
     executor: Literal["local", "processes", "ray"]  # in the stage, on this host, or on a cluster
@@ -263,12 +263,12 @@ class ExecutorParams(Strict):
 class Parameters(Strict):
     seed: Annotated[int, Field(ge=0)]
     machine: Machine
-    sampling: ExecutorParams
+    sampling: _ExecutorParams
     task: Annotated[SerializeAsAny[Task], PlainValidator(_find_task)]
     policy: Annotated[SerializeAsAny[PolicyParams], PlainValidator(_find_policy)]
-    profile: Profile
+    profile: _Profile
     reward: Reward
-    evaluation: Evaluation
+    evaluation: _Evaluation
     arms: dict[Name, Arm] = Field(min_length=1)
     rounds: dict[Name, RoundParams] = Field(min_length=1)
 

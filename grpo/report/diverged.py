@@ -1,12 +1,15 @@
 """Banners and figures of training that diverged: the reason and the curves until then."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import pandas as pd
 
+from grpo.errors import ArtifactError
 from grpo.params.parameters import BASE, Parameters
 from grpo.report.style import Canvas, Panel, color_of, styled
-from grpo.runtime.artifacts.divergence import Divergence, read_divergences
+from grpo.runtime.artifacts.divergence import DIVERGED, REASON, UPDATES
+from grpo.runtime.artifacts.files import read_json
 from grpo.runtime.artifacts.marks import Banner
 
 CURVES = {
@@ -18,6 +21,14 @@ CURVES = {
 }
 
 
+class Divergence(NamedTuple):
+    """The reason why a stage's training diverged, and the rows of updates.csv before that."""
+
+    stage: str  # full name, e.g. train@sgpo-2
+    reason: str
+    updates: pd.DataFrame
+
+
 def read_diverged(params: Parameters) -> list[Divergence]:
     """Returns the stages of a run that diverged when they last ran.
 
@@ -25,6 +36,28 @@ def read_diverged(params: Parameters) -> list[Divergence]:
       ArtifactError: If a record of a divergence is broken.
     """
     return read_divergences([BASE, *(f"train@{name}" for name in params.rounds)])
+
+
+def read_divergences(stages: Iterable[str]) -> list[Divergence]:
+    """Returns the records of the given stages that diverged in their last run in this workspace.
+
+    Raises:
+      ArtifactError: If a file is broken.
+    """
+    return [_read(stage) for stage in stages if (DIVERGED / stage).is_dir()]
+
+
+def _read(stage: str) -> Divergence:
+    directory = DIVERGED / stage
+    content = read_json(directory / REASON)
+    try:
+        updates = pd.read_csv(directory / UPDATES)
+    except pd.errors.EmptyDataError:  # the first update diverged
+        updates = pd.DataFrame()
+    except (FileNotFoundError, pd.errors.ParserError, UnicodeDecodeError) as error:
+        message = f"{directory / UPDATES}: must be CSV, {error}; delete {directory}"
+        raise ArtifactError(message) from None
+    return Divergence(stage, str(content["reason"]), updates)
 
 
 def add_banners(diverged: Sequence[Divergence], known: Sequence[Banner]) -> list[Banner]:

@@ -24,7 +24,6 @@ from grpo.runtime.artifacts.marks import (
     ARTIFACTS,
     PAGE,
     Banner,
-    State,
     banners_of,
     changed_inputs,
     older,
@@ -93,8 +92,8 @@ def find_completed_run(workspace: Path = Path(), *, is_stage: bool = False) -> C
     """
     declared = read_params(workspace / PARAMS)
     marks = [each for each in read_marks() if not (is_stage and each.stage == REPORT)]
-    outdated_marks = [each.stage for each in marks if each.state is State.FINISHED]
-    marks = [each for each in marks if each.state is not State.FINISHED]
+    outdated_marks = [each.stage for each in marks if each.state == "finished"]
+    marks = [each for each in marks if each.state != "finished"]
     if not (workspace / LOCK).exists():
         stamps = banners_of(marks)
         return CompletedRun(

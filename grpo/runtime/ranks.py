@@ -24,7 +24,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
-from grpo.errors import ArtifactError, GrpoError, LostRankError, ParameterError, brief
+from grpo.errors import ArtifactError, GrpoError, ParameterError, WorkerError, brief
 from grpo.runtime.artifacts.files import digest, refused_by_the_system
 from grpo.runtime.artifacts.usage import Usage
 from grpo.runtime.process import die_with_parent
@@ -158,7 +158,7 @@ def run_in_ranks(
 
     Raises:
       GrpoError: A user-facing error that a rank reports.
-      LostRankError: If a rank is killed or fails; the other ranks are then killed.
+      WorkerError: If a rank is killed or fails; the other ranks are then killed.
     """
     if number == 1 or "RANK" in os.environ:
         work(usage)
@@ -182,7 +182,7 @@ def run_in_ranks(
         if code == EXIT_WRONG_INPUT:
             raise GrpoError(listener.recv_bytes().decode())
     if any(codes):
-        raise LostRankError(_describe_loss(codes, listeners))
+        raise WorkerError(_describe_loss(codes, listeners))
     usage.seconds_by_part |= json.loads(listeners[0].recv_bytes())
 
 

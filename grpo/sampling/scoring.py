@@ -12,11 +12,12 @@ import pandas as pd
 from jaxtyping import UInt8
 
 from grpo.errors import ArtifactError, JudgeError, located
-from grpo.rewards.base import Outcome, ScoreRange, Task, TextJudge, Viewer, judge_media
+from grpo.rewards.base import Task, Viewer
 from grpo.runtime.artifacts.files import read_json, write_json
 from grpo.runtime.artifacts.media import read_rows
 from grpo.runtime.artifacts.tables import REWARDS, ROLLOUTS, count_rows, read_table
 from grpo.runtime.executors.base import Executor, Job, Skill
+from grpo.sampling.judging import Outcome, ScoreRange, TextJudge, judge_media
 
 TABLE = "table.parquet"
 SHARD = "judged.json"

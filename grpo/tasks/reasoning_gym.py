@@ -156,19 +156,13 @@ class ReasoningGymTask(Task):
     families: dict[str, dict[str, Any]] = Field(min_length=1)  # reasoning-gym name -> difficulty
 
     def make_prompts(self, inputs: TaskInputs) -> PromptTables:
-        warmup = inputs.warmup
         return make_prompts(
             families=self.families,
             notation=self.notation,
             instruction=self.instruction,
             train_prompts=self.train_prompts,
             eval_prompts=self.eval_prompts,
-            warmup_prompts=warmup.prompts if warmup else 0,
-            solutions=Solutions(
-                answer_mark=warmup.answer_mark if warmup else "",
-                worked_fraction=warmup.worked_fraction if warmup else 0.0,
-                wrong_fraction=warmup.wrong_fraction if warmup else 0.0,
-            ),
+            warmup=inputs.warmup,
             seed=inputs.seed,
         )
 
@@ -179,14 +173,6 @@ class _Item(NamedTuple):
     entry: dict[str, Any]
 
 
-class Solutions(NamedTuple):
-    """The mix of warm-up solutions, which gives the base partial skill."""
-
-    answer_mark: str  # text before the answer
-    worked_fraction: float  # solutions with correct work; the others are answers only
-    wrong_fraction: float  # of the answers-only solutions: the answer of another prompt
-
-
 def make_prompts(
     *,
     families: Mapping[str, Mapping[str, Any]],
@@ -194,8 +180,7 @@ def make_prompts(
     instruction: str,
     train_prompts: int,
     eval_prompts: int,
-    warmup_prompts: int,
-    solutions: Solutions,
+    warmup: Any,
     seed: int,
 ) -> PromptTables:
     """Returns prompts of every family in equal shares.
@@ -206,6 +191,8 @@ def make_prompts(
     Args:
       notation: "compact" (a few characters; see COMPACT) or "question" (the full text).
       instruction: Appended to every prompt.
+      warmup: Parameters `policy.base.warmup` with the number of prompts and the mix of solutions;
+        None: no warm-up.
 
     Raises:
       ParameterError: If a family or its difficulty is unknown, or has too few prompts.
@@ -222,15 +209,15 @@ def make_prompts(
         chooser.shuffle(unique)
         parts["eval"] += unique[: quota["eval"]]
         parts["train"] += unique[quota["eval"] :]
-    if warmup_prompts:
+    if warmup:
         taken = {item.prompt for part in ("train", "eval") for item in parts[part]}
         for index, (family, difficulty) in enumerate(sorted(families.items())):
-            count = shares(warmup_prompts, len(families))[index]
+            count = shares(warmup.prompts, len(families))[index]
             parts["warmup"] += _warmup_items(family, difficulty, notation, count, taken, seed)
     tables = PromptTables(
         _prompt_frame(parts["train"], "train"),
         _prompt_frame(parts["eval"], "eval"),
-        _warmup_frame(parts["warmup"], solutions, chooser),
+        _warmup_frame(parts["warmup"], warmup, chooser),
     )
     for table in tables:
         table["prompt"] += instruction
@@ -340,7 +327,7 @@ def _prompt_frame(items: list[_Item], part: str) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _warmup_frame(items: list[_Item], solutions: Solutions, chooser: random.Random) -> pd.DataFrame:
+def _warmup_frame(items: list[_Item], warmup: Any, chooser: random.Random) -> pd.DataFrame:
     """Returns a table of schema WARMUP."""
     answers: dict[str, list[str]] = {}
     for item in items:
@@ -350,20 +337,18 @@ def _warmup_frame(items: list[_Item], solutions: Solutions, chooser: random.Rand
             "prompt_id": f"warmup-{item.family}-{index:06d}",
             "family": item.family,
             "prompt": item.prompt,
-            "solution": _solution(item, answers[item.family], solutions, chooser),
+            "solution": _solution(item, answers[item.family], warmup, chooser),
         }
         for index, item in enumerate(items)
     ]
     return pd.DataFrame(rows, columns=["prompt_id", "family", "prompt", "solution"])
 
 
-def _solution(
-    item: _Item, family_answers: list[str], solutions: Solutions, chooser: random.Random
-) -> str:
+def _solution(item: _Item, family_answers: list[str], warmup: Any, chooser: random.Random) -> str:
     """Returns the solution of one prompt."""
     answer = str(item.entry["answer"])
-    if item.family in COMPACT and chooser.random() < solutions.worked_fraction:
-        return f"{COMPACT[item.family].work(item.entry)}{solutions.answer_mark}{answer}"
-    if chooser.random() < solutions.wrong_fraction:
+    if item.family in COMPACT and chooser.random() < warmup.worked_fraction:
+        return f"{COMPACT[item.family].work(item.entry)}{warmup.answer_mark}{answer}"
+    if chooser.random() < warmup.wrong_fraction:
         answer = chooser.choice(family_answers)
-    return f"{solutions.answer_mark}{answer}"
+    return f"{warmup.answer_mark}{answer}"

@@ -44,7 +44,7 @@ def open_executor(make: Make, setup: Setup, *, in_process: bool = True) -> Itera
 
     Raises:
       ParameterError: If every worker needs a GPU and there are too few.
-      ExecutorError: If no Ray cluster answers at RAY_ADDRESS.
+      WorkerError: If no Ray cluster answers at RAY_ADDRESS.
       MissingExtraError: If the executor is Ray and Ray is not installed.
     """
     name = setup.params.sampling.executor

@@ -8,7 +8,8 @@ import pandas as pd
 from grpo.errors import ParameterError, brief
 from grpo.params.parameters import Parameters
 from grpo.rewards import find_judge
-from grpo.rewards.base import JudgeInputs, TextJudge, Viewer
+from grpo.rewards.base import JudgeInputs, Viewer
+from grpo.sampling.judging import TextJudge
 from grpo.sampling.scoring import RewardRule, rejected_gold_answers
 from grpo.schema import DATA, PARAMS
 

@@ -117,7 +117,7 @@ def test_candidates_are_passed_over_as_often_as_the_chance_says():
     whole = skip_uniform_prompts(prompts=500)
     kept: Counter[int] = Counter()
     for seed in range(40):
-        chosen = visit(whole, pool(500), history, seed).chosen
+        chosen, _ = visit(whole, pool(500), history, seed)
         kept.update(streaks[each] for each in chosen["prompt_id"])
     for streak in range(5):
         expected = max(0.5**streak, FLOOR)
@@ -127,7 +127,7 @@ def test_candidates_are_passed_over_as_often_as_the_chance_says():
 
 def test_a_round_gets_a_group_even_if_every_candidate_is_passed_over():
     history = {"hard_streak": {f"p{each}": 50 for each in range(4)}}
-    chosen = [len(visit(SKIP, pool(4), history, seed).chosen) for seed in range(50)]
+    chosen = [len(visit(SKIP, pool(4), history, seed)[0]) for seed in range(50)]
     assert min(chosen) == 1
 
 

@@ -16,7 +16,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from grpo.errors import ParameterError
 from grpo.params.parameters import Parameters, read_params
 from grpo.params.yaml import dump_yaml, parse_yaml
-from grpo.rewards.base import Task, Viewer, judge_media, take_frames
+from grpo.rewards.base import Task, Viewer, take_frames
+from grpo.sampling.judging import judge_media
 from grpo.wiring.rewards import build_reward
 from tests.rewards.tiny_clip import save_clip
 

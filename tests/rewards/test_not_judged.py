@@ -15,10 +15,11 @@ from grpo.allocation.profiling import profile_prompts
 from grpo.allocation.selection import VISITS, learn_round, mixed_prompts, skip_uniform_prompts
 from grpo.errors import ArtifactError
 from grpo.params.parameters import read_params
-from grpo.rewards.base import Task, TextJudge
+from grpo.rewards.base import Task
 from grpo.rewards.simulator import read_verdict
 from grpo.runtime.artifacts.tables import REWARDS, is_judged, write_table
 from grpo.runtime.executors.base import Local, Work
+from grpo.sampling.judging import TextJudge
 from grpo.sampling.rollouts import (
     SampledBatch,
     keep_judged,

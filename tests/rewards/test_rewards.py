@@ -23,8 +23,9 @@ from grpo.errors import ArtifactError, JudgeError, ParameterError
 from grpo.params.parameters import Parameters, read_params
 from grpo.params.yaml import dump_yaml, parse_yaml
 from grpo.rewards import find_judge
-from grpo.rewards.base import AnswerJudge, JudgeInputs, Outcome, Task, TextJudge, judge_text
+from grpo.rewards.base import AnswerJudge, JudgeInputs, Task
 from grpo.runtime.artifacts.tables import STATUSES
+from grpo.sampling.judging import Outcome, TextJudge, judge_text
 from grpo.sampling.scoring import RewardRule, rejected_gold_answers, require_judged, score_rollouts
 from grpo.tasks.reasoning_gym import create_dataset
 from grpo.wiring.rewards import check_gold_answers

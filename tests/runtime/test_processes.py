@@ -13,11 +13,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from grpo.errors import ExecutorError, GrpoError
+from grpo.errors import GrpoError, WorkerError
+from grpo.runtime.child import Process
 from grpo.runtime.executors.base import Executor, Job, Local
 from grpo.runtime.executors.pool import TRIES, Handle, Pool
 from grpo.runtime.executors.worker import written
-from grpo.runtime.process import Process, freezing_imports
+from grpo.runtime.process import freezing_imports
 from tests.files import contents
 from tests.runtime.work import DEADLINE_SECONDS, MAKE, jobs_of, make, marked, pool, setup_of
 
@@ -65,7 +66,7 @@ def test_a_job_whose_worker_is_lost_is_done_by_another(tmp_path: Path, what: str
 
 
 def test_a_job_that_no_worker_survives_ends_in_one_line_and_others_stay_done(tmp_path: Path):
-    with pool(tmp_path) as executor, pytest.raises(ExecutorError) as error:
+    with pool(tmp_path) as executor, pytest.raises(WorkerError) as error:
         squares(tmp_path, executor, {5: "dies"})
     assert str(error.value).startswith(
         f"{tmp_path}/out/job-5: no worker survives it, 3 were lost, the last: ended by signal 9; "
@@ -79,7 +80,7 @@ def test_a_job_that_no_worker_survives_ends_in_one_line_and_others_stay_done(tmp
 
 
 def test_workers_that_do_not_start_end_in_one_line(tmp_path: Path):
-    with pool(tmp_path, what="dies") as executor, pytest.raises(ExecutorError) as error:
+    with pool(tmp_path, what="dies") as executor, pytest.raises(WorkerError) as error:
         squares(tmp_path, executor)
     assert str(error.value).startswith("no worker starts, 3 were lost, the last: ended by signal 9")
 
@@ -161,7 +162,7 @@ class Lost(Handle):
 def test_of_a_lost_worker_is_said_why_and_not_what_it_was(tmp_path: Path):
     with (
         Pool(lambda slot: Lost(), workers=1, setup="") as executor,
-        pytest.raises(ExecutorError) as it,
+        pytest.raises(WorkerError) as it,
     ):
         squares(tmp_path, executor)
     assert str(it.value).startswith("no worker starts, 3 were lost, the last: Its host was lost.; ")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from grpo.errors import ArtifactError, ParameterError
-from grpo.params.parameters import ExecutorParams, Parameters, read_params
+from grpo.params.parameters import Parameters, read_params
 from grpo.runtime.artifacts.files import write_bytes
 from grpo.runtime.executors.base import Job
 from grpo.schema import DATA
@@ -27,7 +27,7 @@ class Marked(Setup):
 def changed(executor: str, workers: int, device: str = "cpu", threads: int = 1) -> Parameters:
     """Returns the default parameters for another machine and other workers."""
     params = read_params(ROOT / "params.yaml")
-    sampling = ExecutorParams.model_validate({"executor": executor, "workers": workers})
+    sampling = type(params.sampling).model_validate({"executor": executor, "workers": workers})
     machine = params.machine.model_copy(update={"device": device, "threads": threads})
     return params.model_copy(update={"sampling": sampling, "machine": machine})
 

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from grpo.modalities.tokens.policy import Decoding
-from grpo.rewards.base import TextJudge, View
+from grpo.rewards.base import View
 from grpo.runtime.artifacts.files import Scratch
 from grpo.runtime.artifacts.tables import EVALUATION_SAMPLES, write_table
 from grpo.runtime.executors.base import Local, Work
@@ -21,6 +21,7 @@ from grpo.sampling.evaluation_rollouts import (
     choose_samples,
     draw_evaluation,
 )
+from grpo.sampling.judging import TextJudge
 from grpo.sampling.rollouts import SampledBatch, sampling_skill
 from grpo.sampling.scoring import RewardRule, judge_rollouts, without_shaping
 from grpo.types import Cost

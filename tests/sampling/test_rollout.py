@@ -17,10 +17,11 @@ from grpo.allocation.selection import (
 )
 from grpo.errors import ArtifactError
 from grpo.modalities.shared.packed import select_packed
-from grpo.rewards.base import Task, TextJudge
+from grpo.rewards.base import Task
 from grpo.runtime.artifacts.files import read_json
 from grpo.runtime.artifacts.tables import ROLLOUTS, write_table
 from grpo.runtime.executors.base import Local, Work
+from grpo.sampling.judging import TextJudge
 from grpo.sampling.rollouts import (
     SampledBatch,
     local_executor,

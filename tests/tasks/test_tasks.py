@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -10,11 +11,12 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from grpo.errors import ArtifactError, ParameterError
-from grpo.rewards.base import Outcome, Task, judge_text
+from grpo.rewards.base import Task
 from grpo.rewards.reasoning_gym import score_answer
+from grpo.sampling.judging import Outcome, judge_text
 from grpo.tasks.base import PromptTables
 from grpo.tasks.jsonl import read_prompts
-from grpo.tasks.reasoning_gym import COMPACT, Solutions, make_prompts
+from grpo.tasks.reasoning_gym import COMPACT, make_prompts
 
 FAMILIES = {
     "chain_sum": {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 1},
@@ -27,15 +29,19 @@ FAMILIES = {
 }
 
 
-def make(seed: int = 0, worked: float = 1.0, wrong: float = 0.0, **changes) -> PromptTables:
+def make(
+    seed: int = 0, worked: float = 1.0, wrong: float = 0.0, warmup_prompts: int = 700, **changes
+) -> PromptTables:
+    warmup = SimpleNamespace(
+        prompts=warmup_prompts, answer_mark="#", worked_fraction=worked, wrong_fraction=wrong
+    )
     stated = {
         "families": FAMILIES,
         "notation": "compact",
         "instruction": "",
         "train_prompts": 140,
         "eval_prompts": 70,
-        "warmup_prompts": 700,
-        "solutions": Solutions("#", worked, wrong),
+        "warmup": warmup if warmup_prompts else None,
         "seed": seed,
     }
     return make_prompts(**{**stated, **changes})

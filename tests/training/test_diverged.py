@@ -22,7 +22,8 @@ from grpo.modalities.shared.optimizer import PreciseAdamW, take_step
 from grpo.modalities.shared.warmup import WarmupSettings, WarmupUpdate, warm_up
 from grpo.modalities.tokens.policy import TokenPolicy
 from grpo.objective.algorithms import rloo
-from grpo.runtime.artifacts.divergence import curves_kept, read_divergences
+from grpo.report.diverged import read_divergences
+from grpo.runtime.artifacts.divergence import curves_kept
 from grpo.runtime.artifacts.files import Scratch
 from grpo.runtime.artifacts.tensors import read_tensors, write_tensors
 from grpo.sampling.rollouts import local_executor, sample_rollouts

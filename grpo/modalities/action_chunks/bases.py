@@ -13,7 +13,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModel, PreTrainedModel
 
 from grpo.errors import ParameterError
-from grpo.modalities.action_chunks.modality import ActionChunkPolicyParams, ChunkBase, Vision
+from grpo.modalities.action_chunks.modality import (
+    ActionChunkPolicyParams,
+    ChunkBase,
+    ScratchBackbone,
+    Vision,
+)
 from grpo.modalities.action_chunks.model import (
     ActionChunkModel,
     ChunkShape,
@@ -21,7 +26,7 @@ from grpo.modalities.action_chunks.model import (
     save_action_model,
 )
 from grpo.modalities.action_chunks.simulation.experts import Demonstration
-from grpo.modalities.modality import RunParams, ScratchBackbone
+from grpo.modalities.modality import RunParams
 from grpo.modalities.shared.directories import PolicyState, write_state
 from grpo.modalities.shared.flops import missing_flop_formulas
 from grpo.modalities.shared.models import (

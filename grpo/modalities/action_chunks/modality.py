@@ -12,7 +12,6 @@ from grpo.modalities.modality import (
     Modality,
     PolicyParams,
     RunParams,
-    ScratchBackbone,
     TokenDraws,
     TokenSampling,
     find_temperature_mismatch,
@@ -42,6 +41,15 @@ if TYPE_CHECKING:
     from grpo.modalities.shared.packed import Layout
     from grpo.modalities.shared.warmup import BasePolicy
     from grpo.types import Rollouts
+
+
+class ScratchBackbone(Strict):
+    """A fresh model of a `transformers` class without a head."""
+
+    source: Literal["scratch"]
+    architecture: str  # e.g. LlamaModel
+    config: dict[str, int | float | str | bool]
+
 
 Headless = Annotated[
     ScratchBackbone | DirectoryBase | HubBase | S3Base, Field(discriminator="source")

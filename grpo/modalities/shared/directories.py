@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -35,6 +35,7 @@ OPTIMIZER = "optimizer.safetensors"
 TRANSFORMER_WEIGHTS = "transformer/diffusion_pytorch_model.safetensors"  # of a diffusers pipeline
 MOMENTS = ("exp_avg", "exp_avg_sq")  # of AdamW
 COPY = "copy"  # the float32 master weight of a parameter
+Trained = dict[str, dict[str, Tensor]]  # by file, then by name
 WEIGHT_FILES = re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?")  # of transformers
 
 
@@ -173,18 +174,16 @@ def load_base(directory: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, Any
     return model.eval(), tokenizer
 
 
-class Trained(NamedTuple):
-    """Trained tensors by file; complete on the first rank, empty on the others."""
-
-    weights_name: str
-    weights: dict[str, Tensor]  # trainable weights: all, or those of the adapter
-    moments: dict[str, Tensor]  # optimizer state
-
-
 def gather_trained(model: nn.Module, optimizer: PreciseAdamW) -> Trained:
-    """Gathers the trained tensors; a collective of all ranks."""
+    """Gathers the trainable weights and the optimizer state; a collective of all ranks.
+
+    The first rank gets them complete, the others without tensors.
+    """
     moments = _optimizer_tensors(model, optimizer)
-    return Trained(_weights_name(model), gather_to_first(_weights(model)), gather_to_first(moments))
+    return {
+        _weights_name(model): gather_to_first(_weights(model)),
+        OPTIMIZER: gather_to_first(moments),
+    }
 
 
 def save_trained(directory: Path, trained: Trained, state: PolicyState) -> None:
@@ -195,8 +194,8 @@ def save_trained(directory: Path, trained: Trained, state: PolicyState) -> None:
 
 def write_trained(directory: Path, trained: Trained) -> None:
     """Writes trainable weights and optimizer state; the files do not depend on the ranks."""
-    write_tensors(directory / trained.weights_name, trained.weights)
-    write_tensors(directory / OPTIMIZER, trained.moments)
+    for file, tensors in trained.items():
+        write_tensors(directory / file, tensors)
 
 
 def read_round(directory: Path, base: Path, model: nn.Module) -> None:

@@ -6,7 +6,7 @@ counter. The formula holds for mixtures of experts, in which every token uses th
 experts. The count includes padding tokens, but not the padding inside a kernel's expert groups.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -26,6 +26,31 @@ class Coefficients(NamedTuple):
 
     def __call__(self, *, rows: int, query: int, context: int, logits: int) -> int:
         return rows * (self.body * query + self.attention * query * context + self.head * logits)
+
+
+class Pass(NamedTuple):
+    """A forward pass and, with gradients, its backward pass; 0 for a part that does not run."""
+
+    rows: int
+    query: int  # new positions per row
+    context: int  # positions per row to which they attend
+    logits: int  # positions per row that reach the head
+    is_training: bool = True  # False: forward pass only, even with gradients enabled
+
+
+def total_flops(
+    passes: Iterable[Pass], *, forward: Coefficients, training: Coefficients | None
+) -> int:
+    """Returns the total FLOPs of some passes.
+
+    Args:
+      training: Coefficients of forward plus backward pass; None: forward passes only.
+    """
+    total = 0
+    for each in passes:
+        count = forward if training is None or not each.is_training else training
+        total += count(rows=each.rows, query=each.query, context=each.context, logits=each.logits)
+    return total
 
 
 class TokenFlops:

@@ -1,75 +1,17 @@
-"""Passes of a causal LM and their FLOPs, for cost accounting and for `grpo/advice/`."""
+"""Costs of a causal LM's sampling and training passes, for `grpo/advice/`."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from grpo.modalities.shared.flops import Coefficients
-from grpo.modalities.shared.logits import num_recomputed
-
-if TYPE_CHECKING:
-    from grpo.modalities.tokens.policy import Decoding
-
-MIN_SAVED_FRACTION = 0.25  # of the positions; below it, a separate pass over prompts costs more
-
-
-class Pass(NamedTuple):
-    """A forward pass and, with gradients, its backward pass; 0 for a part that does not run."""
-
-    rows: int
-    query: int  # new positions per row
-    context: int  # positions per row to which they attend
-    logits: int  # positions per row that reach the head
-    is_training: bool = True  # False: forward pass only, even with gradients enabled
-
-
-def body_passes(
-    *, rollouts: int, prompts: int, width: int, steps: int, may_share: bool
-) -> list[Pass]:
-    """Returns the passes of the model's body that score a microbatch.
-
-    If reading each prompt only once saves enough, there are two passes, over the prompts and then
-    over the rollouts; otherwise one pass covers both.
-
-    Args:
-      width: Tokens of the longest prompt.
-      steps: Steps of the longest rollout; its last token is not an input.
-    """
-    seen = width + steps - 1
-    saved = (rollouts - prompts) * width
-    if may_share and saved >= MIN_SAVED_FRACTION * rollouts * seen:
-        return [
-            Pass(rows=prompts, query=width, context=width, logits=0),
-            Pass(rows=rollouts, query=steps - 1, context=seen, logits=0),
-        ]
-    return [Pass(rows=rollouts, query=seen, context=seen, logits=0)]
-
-
-def head_passes(num_positions: int, vocabulary: int, *, is_training: bool) -> list[Pass]:
-    """Returns the passes of the head over scored positions, including recomputation."""
-    passes = [Pass(rows=1, query=0, context=0, logits=num_positions)]
-    if is_training:
-        again = num_recomputed(num_positions, vocabulary)
-        passes.append(Pass(rows=1, query=0, context=0, logits=again, is_training=False))
-    return passes
-
-
-def total_flops(
-    passes: Iterable[Pass], *, forward: Coefficients, training: Coefficients | None
-) -> int:
-    """Returns the total FLOPs of some passes.
-
-    Args:
-      training: Coefficients of forward plus backward pass; None: forward passes only.
-    """
-    total = 0
-    for each in passes:
-        count = forward if training is None or not each.is_training else training
-        total += count(rows=each.rows, query=each.query, context=each.context, logits=each.logits)
-    return total
+from grpo.modalities.modality import RunParams
+from grpo.modalities.shared.flops import Coefficients, total_flops
+from grpo.modalities.tokens.forward import body_passes, head_passes
+from grpo.modalities.tokens.modality import TokenPolicyParams
+from grpo.modalities.tokens.policy import Decoding, load_token_policy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +80,7 @@ class TokenCostModel(TokenPassFlops):
     always_scores_proximal: bool  # True if the proximal pass records the routing to replay
     count_tokens: Callable[[list[str]], list[int]]
 
-    def find_decoding_mismatch(self, draws: "Decoding", profile_draws: "Decoding") -> str | None:
+    def find_decoding_mismatch(self, draws: Decoding, profile_draws: Decoding) -> str | None:
         """Returns how the temperatures differ; None if they are equal."""
         if draws.temperature == profile_draws.temperature:
             return None
@@ -146,3 +88,27 @@ class TokenCostModel(TokenPassFlops):
             f"samples at temperature {draws.temperature:g}, the profile at "
             f"{profile_draws.temperature:g}"
         )
+
+
+def load_token_cost_model(params: RunParams[TokenPolicyParams], *, base: Path) -> TokenCostModel:
+    """Returns the cost model of runs from the base policy in a directory.
+
+    Raises:
+      ArtifactError: If a file is missing or broken.
+    """
+    routing = params.policy.routing
+    decoding = Decoding(temperature=1.0, max_steps=params.policy.max_steps)
+    policy = load_token_policy(params, base=base, directory=base, decoding=decoding)
+
+    def count_tokens(prompts: list[str]) -> list[int]:
+        counts: list[int] = policy.encode(prompts)[1].sum(dim=1).tolist()
+        return counts
+
+    return TokenCostModel(
+        forward=policy.flops.forward,
+        training=policy.flops.training,
+        shares_prompts=policy.forward.can_share and routing == "live",
+        vocabulary=policy.model.config.vocab_size,
+        always_scores_proximal=routing == "replay_proximal",
+        count_tokens=count_tokens,
+    )

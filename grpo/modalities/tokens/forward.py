@@ -13,13 +13,16 @@ from torch import Tensor, nn
 from transformers import Cache, DynamicCache, PretrainedConfig, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 
-from grpo.modalities.shared.logits import chosen_log_prob
-from grpo.modalities.tokens.costs import Pass, body_passes, head_passes
+from grpo.modalities.shared.flops import Pass
+from grpo.modalities.shared.logits import chosen_log_prob, num_recomputed
 from grpo.modalities.tokens.routing import find_routers
 from grpo.runtime.ranks import all_agree
 
 # Exceptions of a model's code for inputs that its class does not support.
 PASS_ERRORS = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
+MIN_SAVED_FRACTION = 0.25  # of the positions; below it, a separate pass over prompts costs more
+# Log-probs of steps, 0 at steps that are not needed, and the passes that computed them.
+Scored = tuple[Float[Tensor, "rollout step"], list[Pass]]
 FORCE_GQA = "TRANSFORMERS_SDPA_FORCE_GQA"
 
 
@@ -147,36 +150,60 @@ def run_layers(
     return normed
 
 
-class ScoredSteps(NamedTuple):
-    """Log-probs of steps and the passes that computed them."""
-
-    logp: Float[Tensor, "rollout step"]  # on the model's device, 0 at steps that are not needed
-    passes: list[Pass]
-
-
-class AttentionInputs(NamedTuple):
+class _AttentionInputs(NamedTuple):
     """Attention mask and position ids of new tokens, in the form that the model takes."""
 
     attention: Tensor  # over all positions so far: an additive bias, or a mask of integers
     positions: Int[Tensor, "row new"]
 
 
-class StepAttention(NamedTuple):
+class _StepAttention(NamedTuple):
     """Attention masks and position ids for all steps of decoding, built once."""
 
     attention: Tensor  # of the last step
     start: Int[Tensor, "row one"]  # position ids of the first tokens after the prompts
     width: int  # padded length of the prompts
 
-    def select(self, rows: Int[Tensor, " kept"]) -> "StepAttention":
+    def select(self, rows: Int[Tensor, " kept"]) -> "_StepAttention":
         """Returns the inputs of some rows."""
-        return StepAttention(self.attention[rows], self.start[rows], self.width)
+        return _StepAttention(self.attention[rows], self.start[rows], self.width)
 
-    def at(self, step: int) -> AttentionInputs:
+    def at(self, step: int) -> _AttentionInputs:
         """Returns the attention inputs of decoding step `step`."""
         seen = self.width + step + 1
         attention = self.attention if self.attention.shape[-1] == 1 else self.attention[..., :seen]
-        return AttentionInputs(attention, self.start + step)
+        return _AttentionInputs(attention, self.start + step)
+
+
+def body_passes(
+    *, rollouts: int, prompts: int, width: int, steps: int, may_share: bool
+) -> list[Pass]:
+    """Returns the passes of the model's body that score a microbatch.
+
+    If reading each prompt only once saves enough, there are two passes, over the prompts and then
+    over the rollouts; otherwise one pass covers both.
+
+    Args:
+      width: Tokens of the longest prompt.
+      steps: Steps of the longest rollout; its last token is not an input.
+    """
+    seen = width + steps - 1
+    saved = (rollouts - prompts) * width
+    if may_share and saved >= MIN_SAVED_FRACTION * rollouts * seen:
+        return [
+            Pass(rows=prompts, query=width, context=width, logits=0),
+            Pass(rows=rollouts, query=steps - 1, context=seen, logits=0),
+        ]
+    return [Pass(rows=rollouts, query=seen, context=seen, logits=0)]
+
+
+def head_passes(num_positions: int, vocabulary: int, *, is_training: bool) -> list[Pass]:
+    """Returns the passes of the head over scored positions, including recomputation."""
+    passes = [Pass(rows=1, query=0, context=0, logits=num_positions)]
+    if is_training:
+        again = num_recomputed(num_positions, vocabulary)
+        passes.append(Pass(rows=1, query=0, context=0, logits=again, is_training=False))
+    return passes
 
 
 class ForwardPasses:
@@ -211,12 +238,12 @@ class ForwardPasses:
 
     def attention_ahead(
         self, prompt_mask: Bool[Tensor, "row width"], num_steps: int
-    ) -> StepAttention:
+    ) -> _StepAttention:
         """Returns the attention inputs of up to `num_steps` decoding steps."""
         rows, width = prompt_mask.shape
         mask = torch.cat([prompt_mask, prompt_mask.new_ones(rows, num_steps)], dim=1)
         last = self._attention_inputs(mask, 1)
-        return StepAttention(last.attention, last.positions - (num_steps - 1), width)
+        return _StepAttention(last.attention, last.positions - (num_steps - 1), width)
 
     def prompt_logits(
         self,
@@ -228,7 +255,10 @@ class ForwardPasses:
         return self.next_logits(tokens, self._attention_inputs(mask, tokens.shape[1]), cache)
 
     def next_logits(
-        self, tokens: Int[Tensor, "row new"], attention_inputs: AttentionInputs, cache: DynamicCache
+        self,
+        tokens: Int[Tensor, "row new"],
+        attention_inputs: _AttentionInputs,
+        cache: DynamicCache,
     ) -> Float[Tensor, "row token"]:
         """Returns the logits after the last token on the host and extends the cache."""
         with torch.inference_mode():
@@ -247,7 +277,7 @@ class ForwardPasses:
     def _next_hidden(
         self,
         tokens: Int[Tensor, "row new"],
-        attention_inputs: AttentionInputs,
+        attention_inputs: _AttentionInputs,
         cache: DynamicCache,
         *,
         by_layer: bool,
@@ -283,7 +313,7 @@ class ForwardPasses:
         needed: Bool[Tensor, "rollout step"],
         temperature: float,
         may_share: bool,
-    ) -> ScoredSteps:
+    ) -> Scored:
         """Returns log-probs in nats of the needed steps.
 
         The rollouts of a prompt share one pass over it where that saves enough.
@@ -311,7 +341,7 @@ class ForwardPasses:
             output = self._run(self._body, inputs, attention_inputs, cache=None)
             hidden = output.last_hidden_state[:, width - 1 :]
         logp, of_head = self._project(hidden, self._head, tokens, needed, temperature)
-        return ScoredSteps(logp, passes + of_head)
+        return logp, passes + of_head
 
     def _project(
         self,
@@ -320,13 +350,13 @@ class ForwardPasses:
         tokens: Int[Tensor, "rollout step"],
         needed: Bool[Tensor, "rollout step"],
         temperature: float,
-    ) -> ScoredSteps:
+    ) -> Scored:
         """Returns the log-probs of the needed steps; only those reach the head."""
         needed = needed.to(hidden.device)
         chosen = tokens.to(hidden.device)[needed]
         logp = chosen_log_prob(hidden[needed], head, chosen, temperature)
         passes = head_passes(len(chosen), len(head.weight), is_training=torch.is_grad_enabled())
-        return ScoredSteps(logp.new_zeros(needed.shape).masked_scatter(needed, logp), passes)
+        return logp.new_zeros(needed.shape).masked_scatter(needed, logp), passes
 
     @torch.no_grad()
     def _accepts_score_bias(self) -> bool:
@@ -415,7 +445,7 @@ class ForwardPasses:
         mask: Bool[Tensor, "rollout step"],
         needed: Bool[Tensor, "rollout step"],
         temperature: float,
-    ) -> ScoredSteps:
+    ) -> Scored:
         """Returns log-probs from the model's own logits, for models that post-process them."""
         inputs, attention = _join(prompt, prompt_mask, tokens, mask)
         count, (rows, width) = tokens.shape[1], inputs.shape
@@ -426,9 +456,9 @@ class ForwardPasses:
         scaled = logits.float() / temperature
         chosen = scaled.gather(2, tokens[:, :, None].to(scaled.device))[:, :, 0]
         logp = torch.where(needed.to(scaled.device), chosen - scaled.logsumexp(dim=2), 0.0)
-        return ScoredSteps(logp, [Pass(rows=rows, query=width, context=width, logits=count)])
+        return logp, [Pass(rows=rows, query=width, context=width, logits=count)]
 
-    def _attention_inputs(self, mask: Bool[Tensor, "row seen"], new: int) -> AttentionInputs:
+    def _attention_inputs(self, mask: Bool[Tensor, "row seen"], new: int) -> _AttentionInputs:
         """Returns the attention inputs of the last `new` tokens on the model's device."""
         positions = (mask.long().cumsum(dim=1) - 1).clamp(min=0)[:, -new:]
         # For a mask without padding, transformers uses the causal kernel at half the products.
@@ -437,13 +467,13 @@ class ForwardPasses:
         else:  # without attention, the mask covers the new tokens only
             attention = (mask if self._has_attention else mask[:, -new:]).long()
         device = self._words.weight.device
-        return AttentionInputs(attention.to(device), positions.to(device))
+        return _AttentionInputs(attention.to(device), positions.to(device))
 
     def _run(
         self,
         module: Any,
         tokens: Int[Tensor, "row new"],
-        attention_inputs: AttentionInputs,
+        attention_inputs: _AttentionInputs,
         *,
         cache: DynamicCache | None,
         **settings: int,

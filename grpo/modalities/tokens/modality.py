@@ -46,7 +46,7 @@ def _require_package(text: str) -> str:
     return text
 
 
-class Warmup(Strict):
+class _Warmup(Strict):
     """Supervised fine-tuning on generated solutions, up to partial skill."""
 
     prompts: Positive
@@ -64,7 +64,7 @@ class ScratchBase(Strict):
     source: Literal["scratch"]
     architecture: str  # a causal LM class name of transformers, e.g. LlamaForCausalLM
     config: dict[str, int | float | str | bool]
-    warmup: Warmup
+    warmup: _Warmup
 
 
 class GgufBase(Strict):
@@ -213,7 +213,7 @@ class Tokens(Modality[TokenPolicyParams, TokenSampling, TokenDraws]):
     def load_cost_model(
         self, params: RunParams[TokenPolicyParams], *, base: Path
     ) -> "TokenCostModel":
-        from grpo.modalities.tokens.policy import load_token_cost_model
+        from grpo.modalities.tokens.costs import load_token_cost_model
 
         return load_token_cost_model(params, base=base)
 

@@ -15,11 +15,10 @@ from grpo.errors import ArtifactError, ParameterError, brief, refused_by_library
 from grpo.modalities.modality import RunParams
 from grpo.modalities.policy import Policy
 from grpo.modalities.shared.directories import load_base, read_round, whole_policy
-from grpo.modalities.shared.flops import TokenFlops
+from grpo.modalities.shared.flops import Pass, TokenFlops, total_flops
 from grpo.modalities.shared.logits import draw
 from grpo.modalities.shared.packed import Layout, Rows, require_entries
-from grpo.modalities.tokens.costs import Pass, TokenCostModel, total_flops
-from grpo.modalities.tokens.forward import ForwardPasses, ScoredSteps, sampling_cache
+from grpo.modalities.tokens.forward import ForwardPasses, Scored, sampling_cache
 from grpo.modalities.tokens.modality import RoutingMode, TokenPolicyParams
 from grpo.modalities.tokens.routing import (
     ROUTING_LAYOUT,
@@ -128,7 +127,7 @@ class TokenPolicy(Policy[TokenTrajectory]):
         self.flops = TokenFlops(model)
         self.forward = ForwardPasses(model)
         self.end_tokens = end_tokens(model, tokenizer)
-        self._pass: Callable[[Callable[[], ScoredSteps]], ScoredSteps] = lambda compute: compute()
+        self._pass: Callable[[Callable[[], Scored]], Scored] = lambda compute: compute()
 
     def shard(self, device: str) -> None:
         """Shards the weights over the ranks; scoring is then a collective of all ranks."""
@@ -312,7 +311,7 @@ class TokenPolicy(Policy[TokenTrajectory]):
             raise ValueError("log_prob needs temperature > 0: greedy decoding has no density")
         mask = trajectory.mask
         with self._routing(trajectory):
-            scored = self._pass(
+            logp, passes = self._pass(
                 lambda: self.forward.log_prob(
                     trajectory.prompt,
                     trajectory.prompt_mask,
@@ -324,8 +323,8 @@ class TokenPolicy(Policy[TokenTrajectory]):
                     may_share=self.decoding.routing == "live",
                 )
             )
-        self._count(*scored.passes)
-        return StepLogProbs(logp=scored.logp)
+        self._count(*passes)
+        return StepLogProbs(logp=logp)
 
     def _routing(self, trajectory: TokenTrajectory) -> AbstractContextManager[None]:
         """Returns the context manager that replays a trajectory's routing, if any."""
@@ -510,27 +509,3 @@ def load_vllm_sampler(
             decoding=decoding,
             uses_chat_template=params.policy.prompt_format == "chat",
         )
-
-
-def load_token_cost_model(params: RunParams[TokenPolicyParams], *, base: Path) -> TokenCostModel:
-    """Returns the cost model of runs from the base policy in a directory.
-
-    Raises:
-      ArtifactError: If a file is missing or broken.
-    """
-    routing = params.policy.routing
-    decoding = Decoding(temperature=1.0, max_steps=params.policy.max_steps)
-    policy = load_token_policy(params, base=base, directory=base, decoding=decoding)
-
-    def count_tokens(prompts: list[str]) -> list[int]:
-        counts: list[int] = policy.encode(prompts)[1].sum(dim=1).tolist()
-        return counts
-
-    return TokenCostModel(
-        forward=policy.flops.forward,
-        training=policy.flops.training,
-        shares_prompts=policy.forward.can_share and routing == "live",
-        vocabulary=policy.model.config.vocab_size,
-        always_scores_proximal=routing == "replay_proximal",
-        count_tokens=count_tokens,
-    )

@@ -17,7 +17,7 @@ from torch import Generator, Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo.errors import MissingExtraError
-from grpo.modalities.tokens.costs import Pass
+from grpo.modalities.shared.flops import Pass
 from grpo.modalities.tokens.policy import Decoding, TokenPolicy, TokenTrajectory
 from grpo.schema import PARAMS
 from grpo.types import Cost

@@ -13,8 +13,8 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from enum import StrEnum
 from pathlib import Path
+from typing import Literal
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
@@ -150,22 +150,17 @@ def changed_inputs(
     return [name for name in names if before.get(name) != after.get(name)]
 
 
-class State(StrEnum):
-    STARTED = "started"  # running, or killed
-    FAILED = "failed"
-    FINISHED = "finished"  # and changed inputs of the page
-
-
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
-class Mark:
+class _Mark:
     """The state of a stage since the page was rendered."""
 
     stage: str  # full name, e.g. rollout@sgpo-2
-    state: State
+    # started: runs, or was killed; finished: and changed inputs of the page
+    state: Literal["started", "failed", "finished"]
     reason: str = ""  # why it failed
 
 
-MARK = TypeAdapter(Mark)
+MARK = TypeAdapter(_Mark)
 
 
 @contextmanager
@@ -176,7 +171,7 @@ def marked(stage: str, paths: Sequence[Path]) -> Iterator[None]:
       paths: Inputs and outputs of the stage.
     """
     if stage != "lineage":  # which stores a copy of the page
-        _write(Mark(stage=stage, state=State.STARTED))
+        _write(_Mark(stage=stage, state="started"))
     try:
         yield
     finally:
@@ -184,7 +179,7 @@ def marked(stage: str, paths: Sequence[Path]) -> Iterator[None]:
         if error:
             fail(stage, error)
         elif stage not in NOT_SHOWN and changed_inputs(PAGE, ARTIFACTS, within=paths):
-            _write(Mark(stage=stage, state=State.FINISHED))
+            _write(_Mark(stage=stage, state="finished"))
         else:
             clear([stage])
 
@@ -193,12 +188,12 @@ def fail(stage: str, error: BaseException) -> None:
     """Marks a stage as failed."""
     said = " ".join(str(error).split()).removeprefix(f"{stage}: ")
     reason = without_credentials(said) or type(error).__name__
-    _write(Mark(stage=stage, state=State.FAILED, reason=reason))
+    _write(_Mark(stage=stage, state="failed", reason=reason))
 
 
 def succeed(stage: str) -> None:
-    """Removes the mark of a stage that failed or was killed; keeps the mark FINISHED."""
-    if any(each.stage == stage and each.state is not State.FINISHED for each in read_marks()):
+    """Removes the mark of a stage that failed or was killed; not if it finished."""
+    if any(each.stage == stage and each.state != "finished" for each in read_marks()):
         clear([stage])
 
 
@@ -209,7 +204,7 @@ def clear(stages: Sequence[str]) -> None:
     _stamp_page()
 
 
-def read_marks() -> list[Mark]:
+def read_marks() -> list[_Mark]:
     """Returns the marks of all stages, sorted by name; ignores invalid files."""
     marks = []
     # Not glob, which returns nothing for an unreadable directory.
@@ -223,11 +218,11 @@ def read_marks() -> list[Mark]:
     return marks
 
 
-def banners_of(marks: Sequence[Mark]) -> list[Banner]:
+def banners_of(marks: Sequence[_Mark]) -> list[Banner]:
     """Returns a banner per failed or unfinished stage, and one banner for all finished stages."""
-    failed = [each for each in marks if each.state is State.FAILED]
-    started = [each.stage for each in marks if each.state is State.STARTED]
-    finished = [each.stage for each in marks if each.state is State.FINISHED]
+    failed = [each for each in marks if each.state == "failed"]
+    started = [each.stage for each in marks if each.state == "started"]
+    finished = [each.stage for each in marks if each.state == "finished"]
     return [
         *(
             Banner(title=f"{each.stage} failed", text=f"{each.reason}. Nothing of it is shown.")
@@ -253,7 +248,7 @@ def older(names: Sequence[str], what: str) -> Banner:
     )
 
 
-def _write(mark: Mark) -> None:
+def _write(mark: _Mark) -> None:
     # On a full disk the stage's own error matters more than a missing mark.
     with suppress(OSError, GrpoError):
         write_bytes(_path(mark.stage), canonical_json(MARK.dump_python(mark, mode="json")))

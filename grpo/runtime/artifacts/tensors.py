@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -14,34 +13,18 @@ from grpo.runtime.artifacts.files import atomic_path
 from grpo.runtime.artifacts.media import whole_safetensors
 
 
-class NotFinite(NamedTuple):
-    """Location of a value that is not finite in a set of named tensors."""
-
-    name: str
-    at: tuple[int, ...]  # indices
-    value: float
-
-
-def find_not_finite(tensors: Mapping[str, Tensor]) -> NotFinite | None:
-    """Returns the first value that is not finite, in the order of the tensors, or None."""
+def require_finite(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Raises ArtifactError that names the first tensor with a value that is not finite."""
     for name, given in tensors.items():
         tensor = given.detach()
         if tensor.is_floating_point() and tensor.numel():
             low, high = tensor.aminmax()  # propagates NaN, needs no mask of the tensor's size
             if not bool(low.isfinite() & high.isfinite()):
-                at = (~tensor.isfinite()).nonzero()[0]
-                value = float(tensor[tuple(at)])
-                return NotFinite(name, tuple(at.tolist()), value)
-    return None
-
-
-def require_finite(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Raises ArtifactError that names the tensor if a value is not finite."""
-    if found := find_not_finite(tensors):
-        raise ArtifactError(
-            f"{path}: tensor {found.name!r} must be finite, got {found.value} at "
-            f"{list(found.at)}; rerun the stage that writes it"
-        )
+                at = (~tensor.isfinite()).nonzero()[0].tolist()
+                raise ArtifactError(
+                    f"{path}: tensor {name!r} must be finite, got {float(tensor[tuple(at)])} at "
+                    f"{at}; rerun the stage that writes it"
+                )
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:

@@ -10,7 +10,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 from typing import NamedTuple
 
-from grpo.errors import ExecutorError, GrpoError, brief
+from grpo.errors import GrpoError, WorkerError, brief
 from grpo.runtime.artifacts.files import remove_left_beside
 from grpo.runtime.executors.base import Executor, Job, Seconds, Weights
 from grpo.runtime.executors.worker import written
@@ -67,7 +67,7 @@ class Pool(Executor):
 
         Raises:
           GrpoError: A user-facing error that a worker reports.
-          ExecutorError: If a job lost its worker TRIES times, or no worker starts.
+          WorkerError: If a job lost its worker TRIES times, or no worker starts.
         """
         waiting = deque(jobs)
         while waiting or any(request.job for request in self._pending.values()):
@@ -134,7 +134,7 @@ class Pool(Executor):
         timeout = START_SECONDS if is_starting else None
         come = wait(self._pending, timeout, FIRST_COMPLETED).done
         if not come:
-            raise ExecutorError(
+            raise WorkerError(
                 f"at least one worker must start within {START_SECONDS:g} seconds, got none; free "
                 "resources on the workers' hosts, or lower sampling.workers"
             )
@@ -151,7 +151,7 @@ class Pool(Executor):
                 self._workers.pop(each).stop()
             self._losses[what] += 1
             if self._losses[what] == TRIES:
-                raise ExecutorError(_describe_loss(what, error)) from None
+                raise WorkerError(_describe_loss(what, error)) from None
             return False
         if "error" in answer:
             raise GrpoError(answer["error"])

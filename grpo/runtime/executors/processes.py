@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from grpo.runtime.child import Process
 from grpo.runtime.executors.pool import Handle, Pool
-from grpo.runtime.process import Process
 
 GRACE_SECONDS = 5.0  # for a process that has closed its socket to exit with its exit code
 

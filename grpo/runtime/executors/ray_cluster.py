@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from grpo.errors import ExecutorError, MissingExtraError, brief
+from grpo.errors import MissingExtraError, WorkerError, brief
 from grpo.runtime.artifacts.files import temporary_beside
 from grpo.runtime.executors.base import Weights
 from grpo.runtime.executors.pool import Handle, Pool
@@ -60,7 +60,7 @@ def connected(*, processors: int, gpus: int) -> Iterator[int]:
       processors: Number of processors of a local cluster; `gpus` is its number of GPUs.
 
     Raises:
-      ExecutorError: If no cluster answers at RAY_ADDRESS, or no local cluster starts.
+      WorkerError: If no cluster answers at RAY_ADDRESS, or no local cluster starts.
     """
     options: dict[str, Any] = {"logging_level": logging.WARNING, "log_to_driver": False}
     if ADDRESS is None:
@@ -80,11 +80,11 @@ def connected(*, processors: int, gpus: int) -> Iterator[int]:
 
 @contextmanager
 def _refused(what: str, remedy: str) -> Iterator[None]:
-    """Converts Ray's connection and start-up errors to ExecutorError."""
+    """Converts Ray's connection and start-up errors to WorkerError."""
     try:
         yield
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-        raise ExecutorError(f"{what}, {brief(error)}; {remedy}") from None
+        raise WorkerError(f"{what}, {brief(error)}; {remedy}") from None
 
 
 @contextmanager
@@ -169,7 +169,7 @@ class RayPool(Pool):
 
         def start_worker(slot: int) -> Handle:
             if not _count_hosts():
-                raise ExecutorError("Ray's last host is lost; rerun: finished batches are kept")
+                raise WorkerError("Ray's last host is lost; rerun: finished batches are kept")
             return _ActorHandle(actor.remote(make, here), self)
 
         super().__init__(start_worker, workers=workers, setup=setup)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from grpo.modalities.action_chunks.simulation.base import Ending, Moment
-from grpo.runtime.process import Process
+from grpo.runtime.child import Process
 
 START_SECONDS = 120.0  # for a process to import its simulator
 Order = str | list[list[float]]  # a scene to start, or a chunk of actions

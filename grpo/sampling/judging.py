@@ -1,0 +1,292 @@
+"""Judging: outcomes and failure statuses, and the process that judges texts."""
+
+import inspect
+import json
+import math
+import multiprocessing
+import os
+import re
+import signal
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from functools import partial
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkProcess
+from types import FrameType
+from typing import NamedTuple, SupportsFloat
+
+import numpy as np
+from numpy.typing import NDArray
+
+from grpo.errors import brief, describe_error
+from grpo.rewards.base import AnswerJudge, Task, Viewer
+from grpo.runtime.process import die_with_parent
+
+ALARM_AGAIN_SECONDS = 0.05  # interval of repeated alarms for a judge that catches the first
+ScoreRange = tuple[float, float] | None  # raw scores that map to 0 and 1; None: 0 and 1
+GRACE_SECONDS = 1.0  # time after the limit until the judging process is killed
+
+
+class Outcome(NamedTuple):
+    """A judge's score in [0, 1] with its status."""
+
+    score: float
+    status: str  # scored | unparsable | timed_out | failed
+    detail: str = ""  # the judge's exception or invalid result, unless the status is "scored"
+
+
+class _TimeIsUp(BaseException):
+    """Raised at the time limit; no subclass of Exception, so that few judges catch it."""
+
+
+def judge_text(
+    judge: AnswerJudge,
+    text: str,
+    task: Task,
+    *,
+    answer_pattern: str | None,
+    timeout_seconds: float,
+    score_range: ScoreRange = None,
+) -> Outcome:
+    """Returns the outcome of one rollout's text; the time limit includes the search for the answer.
+
+    A judge that catches BaseException in a loop or computes in C can exceed the limit here;
+    `TextJudge` kills its process.
+
+    A ValueError of the judge means that the answer cannot be parsed; any other exception means that
+    the judge failed.
+
+    Args:
+      answer_pattern: Group 1 of its last match is the answer; None: the whole text is the answer.
+    """
+    try:
+        with _time_limit(timeout_seconds):
+            answers = [text] if answer_pattern is None else re.findall(answer_pattern, text)
+            if not answers:
+                return Outcome(0.0, "unparsable")
+            try:
+                score = judge(answers[-1].strip(), task)
+            except ValueError as error:  # e.g. of float("seven"): the answer cannot be parsed
+                return Outcome(0.0, "unparsable", _said(error))
+            return _checked(score, score_range)
+    except _TimeIsUp:
+        # Switched off again, because an alarm may have interrupted the code that does so.
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        return Outcome(0.0, "timed_out")
+    except TimeoutError as error:  # e.g. of a server that the judge calls
+        return Outcome(0.0, "timed_out", _said(error))
+    except BaseException as error:  # noqa: BLE001  the rollout boundary; Ctrl-C ends the parent
+        return Outcome(0.0, "failed", _said(error))
+
+
+def judge_media(
+    view: Viewer,
+    media: NDArray[np.uint8],
+    tasks: Sequence[Task],
+    *,
+    score_range: ScoreRange = None,
+) -> list[tuple[str, Outcome]]:
+    """Returns the view text and the outcome of each rollout; exceptions become statuses.
+
+    If the viewer raises on a batch, its items are judged one by one.
+    """
+    try:
+        views = view(media, tasks)
+        if len(views) != len(tasks):
+            raise ValueError(f"must give {len(tasks)} views, gave {len(views)}")
+        return [(text, _checked(score, score_range)) for text, score in views]
+    except (Exception, SystemExit) as error:  # noqa: BLE001  the rollout boundary
+        if len(tasks) == 1:
+            return [("", Outcome(0.0, "failed", _said(error)))]
+    return [
+        each
+        for row, task in enumerate(tasks)
+        for each in judge_media(view, media[row : row + 1], [task], score_range=score_range)
+    ]
+
+
+def _said(error: BaseException) -> str:
+    try:
+        return _storable(describe_error(error))
+    except BaseException:  # noqa: BLE001  the exception's __str__ may fail
+        return _storable(type(error).__name__)
+
+
+def _storable(text: str) -> str:
+    """Returns a brief text without lone surrogates, which tables cannot store."""
+    return brief(text).encode(errors="replace").decode()
+
+
+def _checked(score: object, score_range: ScoreRange) -> Outcome:
+    """Returns the outcome for a judge's return value, which may have any type."""
+    if inspect.iscoroutine(score):
+        score.close()  # avoids Python's warning about a coroutine that was never awaited
+        return Outcome(0.0, "failed", "returned a coroutine; a judge must not be async")
+    if isinstance(score, str | bytes) or not isinstance(score, SupportsFloat):
+        kind = type(score).__name__
+        return Outcome(0.0, "failed", _storable(f"returned {kind} {score!r}; it must be a number"))
+    raw = float(score)
+    if not math.isfinite(raw):
+        return Outcome(0.0, "failed", f"returned {raw}; it must be finite")
+    if score_range is not None:
+        low, high = score_range
+        return Outcome(min(max((raw - low) / (high - low), 0.0), 1.0), "scored")
+    if not 0 <= raw <= 1:
+        detail = f"returned {raw!r}, not in [0, 1]; state in reward.score_range what counts as 0, 1"
+        return Outcome(0.0, "failed", detail)
+    return Outcome(raw, "scored")
+
+
+@contextmanager
+def _time_limit(seconds: float) -> Iterator[None]:
+    """Raises _TimeIsUp in the block after `seconds`, repeatedly; works only in the main thread."""
+    before = signal.signal(signal.SIGALRM, _expire)
+    signal.setitimer(signal.ITIMER_REAL, seconds, ALARM_AGAIN_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _expire(signum: int, frame: FrameType | None) -> None:
+    raise _TimeIsUp
+
+
+Asked = Callable[..., Outcome]
+
+
+class TextJudge:
+    """Judges the answers in rollouts' texts.
+
+    The judge runs in a fork of this process, which starts with the first text. A fork that cannot
+    be interrupted is killed, and the next text gets a new one.
+    """
+
+    def __init__(
+        self,
+        judge: AnswerJudge,
+        *,
+        answer_pattern: str,
+        timeout_seconds: float,
+        score_range: ScoreRange = None,
+    ) -> None:
+        """Args:
+        answer_pattern: Group 1 of its last match is the answer.
+        """
+        self._judge = partial(
+            judge_text, judge, timeout_seconds=timeout_seconds, score_range=score_range
+        )
+        self._answer_pattern = answer_pattern
+        self._patience_seconds = timeout_seconds + GRACE_SECONDS
+        self._children: list[_Child] = []  # one or none
+        self._end = weakref.finalize(self, _end_all, self._children)
+
+    def judge_texts(self, texts: Sequence[str], tasks: Sequence[Task]) -> Iterator[Outcome]:
+        """Yields the outcome of each rollout's text; failures of the judge become statuses."""
+        return self._ask(texts, tasks, self._answer_pattern)
+
+    def judge_answers(self, answers: Sequence[str], tasks: Sequence[Task]) -> Iterator[Outcome]:
+        """Yields the outcome of each answer."""
+        return self._ask(answers, tasks, None)
+
+    def _ask(
+        self, texts: Sequence[str], tasks: Sequence[Task], answer_pattern: str | None
+    ) -> Iterator[Outcome]:
+        done = 0
+        try:
+            while done < len(texts):
+                child = self._child()
+                with suppress(ConnectionError):  # the process has ended; `receive` notices
+                    child.send(texts[done:], tasks[done:], answer_pattern)
+                outcome: Outcome | None = None
+                while done < len(texts) and (outcome := child.receive(self._patience_seconds)):
+                    done += 1
+                    yield outcome
+                if outcome is None:
+                    done += 1
+                    yield child.end()
+        finally:
+            if done < len(texts):  # the caller stopped early, and outcomes are left in the pipe
+                _end_all(self._children)
+
+    def _child(self) -> "_Child":
+        """Returns a live judging process."""
+        if not self._children or not self._children[0].is_alive():
+            _end_all(self._children)
+            self._children.append(_Child(self._judge))
+        return self._children[0]
+
+
+class _Child:
+    """A fork of this process that judges texts in order."""
+
+    def __init__(self, judge: Asked) -> None:
+        context = multiprocessing.get_context("fork")
+        self._pipe, theirs = context.Pipe()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()  # otherwise both processes write the buffered output
+        self.process: ForkProcess = context.Process(
+            target=_serve, args=(theirs, self._pipe, judge, os.getpid()), daemon=True
+        )
+        self.process.start()
+        theirs.close()
+
+    def is_alive(self) -> bool:
+        return not self._pipe.closed and self.process.is_alive()
+
+    def send(self, texts: Sequence[str], tasks: Sequence[Task], answer_pattern: str | None) -> None:
+        """Sends texts, with each task once, because the rollouts of a group share it."""
+        distinct = {id(task): task for task in tasks}
+        rows = {each: row for row, each in enumerate(distinct)}
+        order = {
+            "texts": list(texts),
+            "tasks": [asdict(task) for task in distinct.values()],
+            "rows": [rows[id(task)] for task in tasks],
+            "answer_pattern": answer_pattern,
+        }
+        self._pipe.send_bytes(json.dumps(order).encode())
+
+    def receive(self, timeout_seconds: float) -> Outcome | None:
+        """Returns the next outcome; None if the process has ended or takes too long."""
+        try:
+            if self._pipe.poll(timeout_seconds):
+                return Outcome(*json.loads(self._pipe.recv_bytes()))
+        except (EOFError, ConnectionError):
+            self.process.join()
+        return None
+
+    def end(self) -> Outcome:
+        """Ends the process; returns the outcome of its unanswered text."""
+        code = self.process.exitcode
+        self.process.kill()
+        self.process.join()
+        self._pipe.close()
+        if code is None:
+            return Outcome(0.0, "timed_out")
+        return Outcome(0.0, "failed", f"ended its process, exit code {code}")
+
+
+def _serve(pipe: Connection, parents: Connection, judge: Asked, parent: int) -> None:
+    """Judges texts until the pipe closes."""
+    parents.close()  # otherwise this process holds the other end of the pipe open
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the parent, which ends this process
+    die_with_parent(parent)
+    while True:
+        try:
+            order = json.loads(pipe.recv_bytes())
+        except EOFError:
+            return
+        tasks = [Task(**each) for each in order["tasks"]]
+        for text, row in zip(order["texts"], order["rows"]):
+            outcome = judge(text, tasks[row], answer_pattern=order["answer_pattern"])
+            pipe.send_bytes(json.dumps(outcome).encode())
+
+
+def _end_all(children: list[_Child]) -> None:
+    while children:
+        children.pop().end()
