@@ -30,7 +30,7 @@ from grpo.params.parameters import LinkSpec, Parameters, Training, read_params, 
 from grpo.runtime.artifacts.files import Scratch, read_json, write_json
 from grpo.runtime.machine import prepare_machine
 from grpo.runtime.markdown import markdown_table
-from grpo.sampling.rollouts import local_executor, sample_rollouts
+from grpo.sampling.drawing import local_executor, sample_rollouts
 from grpo.schema import DATA
 from grpo.training.updates import Iteration, TrainingSettings, run_updates
 from grpo.wiring.objectives import build_objective

@@ -37,7 +37,7 @@ from grpo.params.parameters import Parameters, Training, read_params
 from grpo.runtime.artifacts.files import read_json, write_bytes
 from grpo.runtime.machine import prepare_machine
 from grpo.runtime.seeds import derive_seed
-from grpo.sampling.rollouts import local_executor, sample_rollouts
+from grpo.sampling.drawing import local_executor, sample_rollouts
 from grpo.sampling.scoring import score_rollouts
 from grpo.schema import DATA
 from grpo.tasks.base import PromptTables

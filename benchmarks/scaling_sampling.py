@@ -23,7 +23,8 @@ from grpo.report.style import styled
 from grpo.runtime.artifacts.files import read_json, write_json
 from grpo.runtime.artifacts.tables import PROMPTS, read_table, write_table
 from grpo.runtime.markdown import markdown_table
-from grpo.sampling.rollouts import SampledBatch, sample_rollouts
+from grpo.sampling.drawing import sample_rollouts
+from grpo.sampling.rollouts import SampledBatch
 from grpo.schema import DATA
 from grpo.wiring.executors import open_executor
 from grpo.wiring.policies import build_base

@@ -40,10 +40,6 @@ class UnsoundError(GrpoError, ValueError):
     """A combination of links breaks a composition rule of severity ERROR."""
 
 
-class JudgeError(GrpoError, RuntimeError):
-    """The judge failed on every rollout: the fault is in the judge, not in the rollouts."""
-
-
 class BusyError(GrpoError, RuntimeError):
     """Another process holds a lock that this process needs."""
 

@@ -21,13 +21,8 @@ from grpo.runtime.artifacts.tables import (
 )
 from grpo.runtime.artifacts.usage import Usage
 from grpo.runtime.seeds import derive_seed
-from grpo.sampling.rollouts import (
-    SampledBatch,
-    keep_judged,
-    sample_rollouts,
-    stored_batches,
-    write_batch,
-)
+from grpo.sampling.drawing import sample_rollouts, stored_batches
+from grpo.sampling.rollouts import SampledBatch, keep_judged, write_batch
 from grpo.sampling.scoring import judge_stored, require_judged
 from grpo.schema import DATA
 from grpo.types import Cost

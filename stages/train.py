@@ -4,7 +4,6 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from grpo.errors import DivergedError
-from grpo.params.manifests import require_described
 from grpo.params.parameters import read_params
 from grpo.runtime.artifacts.divergence import curves_kept
 from grpo.runtime.artifacts.files import WORK, Scratch
@@ -13,7 +12,7 @@ from grpo.runtime.machine import prepare_machine
 from grpo.runtime.ranks import all_agree, process_group, require_same, run_in_ranks, this_rank
 from grpo.schema import DATA
 from grpo.wiring.iterations import RoundInputs, RoundState, Trainer, load_trainer
-from grpo.wiring.rounds import LaterRollouts, save_round, train_round
+from grpo.wiring.rounds import StartLater, save_round, train_round
 from stages.entry import run, scratch_of
 from stages.progress import shown, warn
 
@@ -37,11 +36,10 @@ def main(
       rollouts: Those of the first iteration, and `rewards` are theirs.
     """
     params, name = read_params(), policy_out.name
-    require_described(judge, params, DATA, "judge")
     ranks = params.find_arm(params.find_round(name).arm).training.ranks
     store = WORK / f"train@{name}.ranks"
-    inputs = RoundInputs(base, start, prompts, curriculum, rollouts, rewards)
-    scratch = scratch_of(f"train@{name}", [judge, *inputs], params)  # hashed once for all ranks
+    inputs = RoundInputs(judge, base, start, prompts, curriculum, rollouts, rewards)
+    scratch = scratch_of(f"train@{name}", [*inputs], params)  # hashed once for all ranks
 
     def work(usage: Usage) -> None:
         prepare_machine(params.machine)
@@ -65,11 +63,16 @@ def _train(trainer: Trainer, inputs: RoundInputs, scratch: Scratch, usage: Usage
     try:
         with (
             curves_kept(f"train@{name}", writes=is_first),
-            _later_rollouts(trainer, inputs, scratch, usage) as later,
+            _later_rollouts(trainer, inputs, scratch, usage) as start_later,
             shown(f"train {name}", is_seen=is_first) as progress,
         ):
             state = train_round(
-                trainer, inputs, later=later, scratch=scratch, usage=usage, progress=progress
+                trainer,
+                inputs,
+                start_later=start_later,
+                scratch=scratch,
+                usage=usage,
+                progress=progress,
             )
     except DivergedError:
         all_agree(True)  # a rank that exits ends all ranks: wait until the curves are written
@@ -81,13 +84,15 @@ def _train(trainer: Trainer, inputs: RoundInputs, scratch: Scratch, usage: Usage
 
 def _later_rollouts(
     trainer: Trainer, inputs: RoundInputs, scratch: Scratch, usage: Usage
-) -> AbstractContextManager[LaterRollouts | None]:
+) -> AbstractContextManager[StartLater | None]:
     """Opens the samplers of the iterations after the first, if there are any."""
     if trainer.training.iterations_per_round == 1:
         return nullcontext()
     # Imported here: a round of one iteration needs neither samplers nor judges.
+    from grpo.params.manifests import require_described
     from grpo.wiring.later_rollouts import open_later_rollouts
 
+    require_described(inputs.judge, trainer.params, DATA, "judge")
     return open_later_rollouts(trainer, inputs, scratch=scratch, usage=usage, warn=warn)
 
 

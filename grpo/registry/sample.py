@@ -10,7 +10,8 @@ from grpo.modalities.shared.directories import STATE
 from grpo.params.parameters import BASE, read_params
 from grpo.registry.weights import BASE_POLICY, POLICY
 from grpo.runtime.machine import prepare_machine
-from grpo.sampling.rollouts import SampledBatch, local_executor, sample_rollouts
+from grpo.sampling.drawing import local_executor, sample_rollouts
+from grpo.sampling.rollouts import SampledBatch
 from grpo.schema import PARAMS
 from grpo.wiring.policies import draws_of_evaluation, load_sampler
 

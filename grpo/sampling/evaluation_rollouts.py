@@ -8,7 +8,8 @@ from grpo.runtime.artifacts.files import Scratch
 from grpo.runtime.artifacts.media import encode_png
 from grpo.runtime.executors.base import Executor
 from grpo.runtime.seeds import derive_seed
-from grpo.sampling.rollouts import SampledBatch, sample_rollouts, stored_batches
+from grpo.sampling.drawing import sample_rollouts, stored_batches
+from grpo.sampling.rollouts import SampledBatch
 from grpo.sampling.scoring import Judged, judge_stored
 
 CHOSEN_PROMPTS = 12  # at most; the same number of every family

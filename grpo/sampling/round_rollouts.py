@@ -14,15 +14,13 @@ from grpo.runtime.artifacts.files import write_json
 from grpo.runtime.artifacts.tables import is_judged
 from grpo.runtime.executors.base import Executor
 from grpo.runtime.seeds import derive_seed
+from grpo.sampling.drawing import sample_rollouts, store_batch, stored_batches
 from grpo.sampling.rollouts import (
     PASSED,
     SampledBatch,
     concatenate,
     read_batch,
-    sample_rollouts,
     select_rollouts,
-    store_batch,
-    stored_batches,
     write_rollouts,
 )
 from grpo.sampling.scoring import judge_stored

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import UInt8
 
-from grpo.errors import ArtifactError, JudgeError, located
+from grpo.errors import ArtifactError, GrpoError, located
 from grpo.rewards.base import Task, Viewer
 from grpo.runtime.artifacts.files import read_json, write_json
 from grpo.runtime.artifacts.media import read_rows
@@ -172,7 +172,7 @@ def require_judged(rewards: pd.DataFrame) -> str | None:
       rewards: Schema REWARDS, of all rollouts of a stage.
 
     Raises:
-      JudgeError: If the judge failed, or was too slow, on every rollout.
+      GrpoError: If the judge failed, or was too slow, on every rollout.
     """
     is_scored = rewards["status"] == "scored"
     broken = rewards[rewards["status"].isin(["failed", "timed_out"])]
@@ -185,7 +185,7 @@ def require_judged(rewards: pd.DataFrame) -> str | None:
         f"{first['status']}: {_reason(first)}"
     )
     if len(broken) == len(rewards):
-        raise JudgeError(f"no rollout was judged, {found}")
+        raise GrpoError(f"no rollout was judged, {found}")
     return found if is_scored.any() else f"no rollout was judged, {found}"
 
 

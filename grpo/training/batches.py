@@ -77,21 +77,21 @@ def pack_microbatches(
     return [torch.tensor(rows) for rows in packed if rows]
 
 
-class Share(NamedTuple):
+class _Share(NamedTuple):
     """A microbatch that a rank computes."""
 
     rows: Int[Tensor, " kept"]
     counts: bool  # False: padding, computed only to match the collectives of other ranks
 
 
-def local_microbatches(widths: Int[Tensor, " rollout"], tokens_per_microbatch: int) -> list[Share]:
+def local_microbatches(widths: Int[Tensor, " rollout"], tokens_per_microbatch: int) -> list[_Share]:
     """Returns the microbatches of this rank."""
     return assign_microbatches(widths, tokens_per_microbatch, num_ranks())[this_rank()]
 
 
 def assign_microbatches(
     widths: Int[Tensor, " rollout"], tokens_per_microbatch: int, ranks: int
-) -> list[list[Share]]:
+) -> list[list[_Share]]:
     """Returns the microbatches of each rank, the same number for all ranks.
 
     Microbatches that ranks compute at the same time have about equal numbers of tokens. If there
@@ -100,8 +100,8 @@ def assign_microbatches(
     packed = pack_microbatches(widths, tokens_per_microbatch)
     if ranks > 1:
         packed = _pack_into(len(packed) + -len(packed) % ranks, widths, tokens_per_microbatch)
-    shares = [Share(rows, True) for rows in packed]
-    shares += [Share(packed[0][:1], False)] * (-len(packed) % ranks)
+    shares = [_Share(rows, True) for rows in packed]
+    shares += [_Share(packed[0][:1], False)] * (-len(packed) % ranks)
     return [shares[rank::ranks] for rank in range(ranks)]
 
 

@@ -149,7 +149,7 @@ def share_between_variants(rollouts: Rollouts) -> float | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepMetrics:
+class _StepMetrics:
     """Statistics of a round's rollouts at one step; a row of steps.csv."""
 
     step: int  # index of a token in the rollout, or of a denoising step in the schedule
@@ -160,7 +160,7 @@ class StepMetrics:
     advantage_abs_mean: float | None
 
 
-def step_metrics(rollouts: Rollouts, batches: Sequence[Batch]) -> list[StepMetrics]:
+def step_metrics(rollouts: Rollouts, batches: Sequence[Batch]) -> list[_StepMetrics]:
     """Returns one row per step that is on the mask of a rollout, in order."""
     mask = rollouts.mask.double()
     spread = _std_within_groups(rollouts.reward.double(), rollouts.group, mask)
@@ -172,7 +172,7 @@ def step_metrics(rollouts: Rollouts, batches: Sequence[Batch]) -> list[StepMetri
         signed += advantage.sum(dim=0)
         absolute += advantage.abs().sum(dim=0)
     return [
-        StepMetrics(
+        _StepMetrics(
             step=step,
             rollouts=int(mask[:, step].sum()),
             reward_std_within=_number(spread[step]),

@@ -49,6 +49,7 @@ TABLE, TENSORS = "table.parquet", "tensors.safetensors"
 class RoundInputs(NamedTuple):
     """Paths of a round's inputs."""
 
+    judge: Path  # manifest of the judge's files
     base: Path  # the base policy
     start: Path  # the policy that the round starts from
     prompts: Path
@@ -266,7 +267,7 @@ def training_settings(training: Training) -> TrainingSettings:
     return TrainingSettings(**{name: getattr(training, name) for name in names})
 
 
-class TrainableRollouts(NamedTuple):
+class _TrainableRollouts(NamedTuple):
     """The rollouts of a round that are trained on."""
 
     sampled: SampledBatch  # the cost is that of all rollouts
@@ -276,7 +277,7 @@ class TrainableRollouts(NamedTuple):
 
 def read_trainable_rollouts(
     layout: Layout, rollouts: Path, rewards: Path, shaping: Reward
-) -> TrainableRollouts:
+) -> _TrainableRollouts:
     """Returns the rollouts of a round that were judged and have steps.
 
     The others are dropped before group statistics are computed, so that a round is trained as if
@@ -313,7 +314,7 @@ def read_trainable_rollouts(
     with located(rollouts / TENSORS):
         sampled = select_rollouts(layout, stored, counts)
     passed = {*read_passed(rollouts), *table["prompt_id"]} - {*sampled.table["prompt_id"]}
-    return TrainableRollouts(sampled, judged[counts], sorted(passed))
+    return _TrainableRollouts(sampled, judged[counts], sorted(passed))
 
 
 def _require_counted(rollouts: Path, table: pd.DataFrame) -> None:

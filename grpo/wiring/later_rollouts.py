@@ -22,7 +22,7 @@ from grpo.sampling.scoring import judge_stored, require_judged
 from grpo.wiring.executors import open_executor
 from grpo.wiring.iterations import RoundInputs, Trainer
 from grpo.wiring.rollouts import draw_iteration, read_candidates
-from grpo.wiring.rounds import REWARDS_FILE, ROLLOUTS_FOLDER, iteration_name
+from grpo.wiring.rounds import REWARDS_FILE, ROLLOUTS_FOLDER, StartLater, iteration_name
 from grpo.wiring.sampling_workers import SamplingSetup, make_sampling_work, sampling_work
 
 Warn = Callable[[str | None], None]
@@ -40,8 +40,8 @@ class _Sampler:
 
 
 @dataclass(kw_only=True)
-class OnlineRollouts:
-    """A `LaterRollouts`: an iteration's files are made once, also by interrupted runs."""
+class _OnlineRollouts:
+    """Makes the rollouts and rewards of an iteration, once also in interrupted runs."""
 
     trainer: Trainer
     scratch: Scratch
@@ -51,25 +51,25 @@ class OnlineRollouts:
     sampler: _Sampler | None  # None on other ranks than the first
     _started: Future[None] | None = field(default=None, init=False)
 
-    def start(self, index: int, history: History, *, weights: int) -> None:
-        """Starts to sample and judge an iteration; see `LaterRollouts`."""
+    def start(self, index: int, history: History, weights: int) -> Callable[[], None]:
+        """Starts to sample and judge an iteration; see `StartLater`."""
         place = self.scratch.directory / iteration_name(index)
         is_made = self.sampler is not None and (place / REWARDS_FILE).exists()
         if all_reduce_max([float(is_made)]) == [1.0]:
-            return
+            return lambda: None
         if weights and not self.shares_weights:
             with self.usage.part("weights"):
                 self._send_weights(weights)
         if self.sampler is None:
-            return
+            return self._wait
         make = self._make if self.trainer.training.staleness else self._make_in_parts
         if isinstance(self.sampler.executor, Local):
             make(index, history, place)
         else:
             self._started = self.sampler.thread.submit(make, index, history, place)
+        return self._wait
 
-    def wait(self) -> None:
-        """Returns when the rollouts and rewards that were started are stored."""
+    def _wait(self) -> None:
         if self._started is not None:
             stale = self.trainer.training.staleness
             with self.usage.part("sampling") if stale else nullcontext():
@@ -134,7 +134,7 @@ def open_later_rollouts(
     scratch: Scratch,
     usage: Usage,
     warn: Warn,
-) -> Iterator[OnlineRollouts]:
+) -> Iterator[StartLater]:
     """Yields what makes the later iterations of a round; its samplers live as long as the block.
 
     With the executor `local` and one rank, the policy that is trained also samples. With several
@@ -156,7 +156,7 @@ def open_later_rollouts(
     )
     is_local = params.sampling.executor == "local" and num_ranks() == 1
     shares = is_local and params.modality.share_sampler(params, trainer.policy) is not None
-    online = OnlineRollouts(
+    online = _OnlineRollouts(
         trainer=trainer,
         scratch=scratch,
         usage=usage,
@@ -165,7 +165,7 @@ def open_later_rollouts(
         sampler=None,
     )
     if this_rank() != 0:
-        yield online
+        yield online.start
         return
     opened = (
         nullcontext(Local(sampling_work(setup, trainer.policy)))
@@ -177,6 +177,6 @@ def open_later_rollouts(
         online.sampler = _Sampler(
             executor=executor, setup=setup, candidates=candidates, thread=thread
         )
-        yield online
+        yield online.start
     if not params.arms[trainer.arm].training.staleness:
         usage.move("sampling", executor.seconds())

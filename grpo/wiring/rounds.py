@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import pandas as pd
 
@@ -43,6 +42,10 @@ from grpo.wiring.iterations import (
 
 LARGE_REWARD = 1e6  # above it an overflow is attributed to rewards, not to the learning rate
 STATE = "state.json"
+# Starts to sample and judge an iteration with the present weights, and returns a function that
+# waits for its rollouts and rewards. All ranks must call both. The arguments: the index of the
+# iteration, the statistics of the arm's selection, the number of iterations behind the weights.
+StartLater = Callable[[int, History, int], Callable[[], None]]
 COSTS = ("sampling_cost", "later_sampling_cost", "audit_cost")
 RECORD = "record"  # what training leaves of an iteration
 ROLLOUTS_FOLDER, REWARDS_FILE = "rollouts", "rewards.parquet"
@@ -56,28 +59,11 @@ def first_state(trainer: Trainer) -> RoundState:
     )
 
 
-class LaterRollouts(Protocol):
-    """Makes the rollouts and rewards of the iterations after the first."""
-
-    def start(self, index: int, history: History, *, weights: int) -> None:
-        """Starts to sample and judge an iteration with the policy's present weights.
-
-        All ranks must call it.
-
-        Args:
-          history: The statistics of the arm's selection.
-          weights: Number of iterations that have trained these weights.
-        """
-
-    def wait(self) -> None:
-        """Returns when the rollouts and rewards that were started are stored."""
-
-
 def train_round(
     trainer: Trainer,
     inputs: RoundInputs,
     *,
-    later: LaterRollouts | None,
+    start_later: StartLater | None,
     scratch: Scratch,
     usage: Usage,
     progress: Callable[[int, int], None],
@@ -88,7 +74,7 @@ def train_round(
     that this iteration starts from.
 
     Args:
-      later: None: the round has one iteration.
+      start_later: None: the round has one iteration.
       progress: Called with the number of finished updates and the number planned.
 
     Raises:
@@ -108,9 +94,9 @@ def train_round(
         with usage.part("load"):
             loaded = load_iteration(trainer, state, rollouts=rollouts, rewards=rewards)
         history = learn_iteration(trainer, state, loaded)
-        follows = later is not None and index + 1 < total
-        if later and follows and training.staleness:
-            later.start(index + 1, history, weights=index)
+        start = start_later if index + 1 < total else None
+        if start and training.staleness:
+            wait = start(index + 1, history, index)
         with usage.part("update"), _explained(trainer, state, loaded):
             trained = run_updates(
                 loaded.iteration,
@@ -120,10 +106,10 @@ def train_round(
         if this_rank() == 0:
             write_record(place / RECORD, trainer, loaded, trained)
         state = advance(state, loaded, trained, history)
-        if later and follows:
+        if start:
             if not training.staleness:
-                later.start(index + 1, history, weights=index + 1)
-            later.wait()
+                wait = start(index + 1, history, index + 1)
+            wait()
             # After the rollouts, so that those of a stale iteration come before newer weights.
             if len(state.metrics) - saved >= training.updates_per_checkpoint:
                 with usage.part("checkpoint"):

@@ -12,7 +12,7 @@ from grpo.modalities.policy import Policy
 from grpo.runtime.artifacts.tables import PROMPTS, read_table
 from grpo.runtime.executors.base import Seconds, Work
 from grpo.runtime.machine import prepare_machine
-from grpo.sampling.rollouts import sampling_skill
+from grpo.sampling.drawing import sampling_skill
 from grpo.sampling.scoring import judging_skill, score_captions, without_shaping
 from grpo.schema import DATA
 from grpo.wiring.executors import receive

@@ -19,16 +19,9 @@ from grpo.rewards.base import Task
 from grpo.rewards.simulator import read_verdict
 from grpo.runtime.artifacts.tables import REWARDS, is_judged, write_table
 from grpo.runtime.executors.base import Local, Work
+from grpo.sampling.drawing import local_executor, sample_rollouts, sampling_skill, stored_batches
 from grpo.sampling.judging import TextJudge
-from grpo.sampling.rollouts import (
-    SampledBatch,
-    keep_judged,
-    local_executor,
-    sample_rollouts,
-    sampling_skill,
-    stored_batches,
-    write_rollouts,
-)
+from grpo.sampling.rollouts import SampledBatch, keep_judged, write_rollouts
 from grpo.sampling.round_rollouts import executor_source, take_rollouts
 from grpo.sampling.scoring import RewardRule, judge_rollouts, judging_skill
 from grpo.wiring.iterations import read_trainable_rollouts

@@ -19,7 +19,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo.errors import ArtifactError, JudgeError, ParameterError
+from grpo.errors import ArtifactError, GrpoError, ParameterError
 from grpo.params.parameters import Parameters, read_params
 from grpo.params.yaml import dump_yaml, parse_yaml
 from grpo.rewards import find_judge
@@ -244,7 +244,7 @@ def test_what_was_not_judged_is_said_and_a_judge_that_never_works_ends_the_stage
 ):
     broken = {"failed", "timed_out"}
     if set(statuses) <= broken:
-        with pytest.raises(JudgeError, match="no rollout was judged"):
+        with pytest.raises(GrpoError, match="no rollout was judged"):
             require_judged(rewards_of(*statuses))
         return
     found = require_judged(rewards_of(*statuses))

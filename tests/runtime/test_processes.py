@@ -128,7 +128,7 @@ def test_idle_workers_end_in_order_unless_there_was_an_error(tmp_path: Path):
 def test_a_long_line_is_sent_however_shortly_an_answer_is_waited_for(tmp_path: Path):
     process = Process("grpo.runtime.executors.worker", MAKE)
     order = {"number": 3, "long": "a" * 2**24}
-    for line in (setup_of(tmp_path), written(Job("square", order, tmp_path / "out"))):
+    for line in (setup_of(tmp_path), written(Job("square", order, tmp_path / "out"), None)):
         process.send(line)
         assert answer_of(process) == '{"seconds": {"load": 2.0}}'
     assert (tmp_path / "out" / "square.txt").read_text() == "9"

@@ -15,6 +15,7 @@ from grpo.rewards.base import View
 from grpo.runtime.artifacts.files import Scratch
 from grpo.runtime.artifacts.tables import EVALUATION_SAMPLES, write_table
 from grpo.runtime.executors.base import Local, Work
+from grpo.sampling.drawing import sampling_skill
 from grpo.sampling.evaluation_rollouts import (
     CHOSEN_PROMPTS,
     CHOSEN_ROLLOUTS,
@@ -22,7 +23,7 @@ from grpo.sampling.evaluation_rollouts import (
     draw_evaluation,
 )
 from grpo.sampling.judging import TextJudge
-from grpo.sampling.rollouts import SampledBatch, sampling_skill
+from grpo.sampling.rollouts import SampledBatch
 from grpo.sampling.scoring import RewardRule, judge_rollouts, without_shaping
 from grpo.types import Cost
 from tests.modalities.tiny import tiny_policy

@@ -21,16 +21,9 @@ from grpo.rewards.base import Task
 from grpo.runtime.artifacts.files import read_json
 from grpo.runtime.artifacts.tables import ROLLOUTS, write_table
 from grpo.runtime.executors.base import Local, Work
+from grpo.sampling.drawing import local_executor, sample_rollouts, sampling_skill
 from grpo.sampling.judging import TextJudge
-from grpo.sampling.rollouts import (
-    SampledBatch,
-    local_executor,
-    read_batch,
-    read_passed,
-    sample_rollouts,
-    sampling_skill,
-    write_batch,
-)
+from grpo.sampling.rollouts import SampledBatch, read_batch, read_passed, write_batch
 from grpo.sampling.round_rollouts import (
     DrawnRound,
     Source,

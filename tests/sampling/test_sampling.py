@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from grpo.errors import ArtifactError
-from grpo.sampling.rollouts import local_executor, read_batch, sample_rollouts, write_rollouts
+from grpo.sampling.drawing import local_executor, sample_rollouts
+from grpo.sampling.rollouts import read_batch, write_rollouts
 from tests.modalities.tiny import tiny_policy
 
 PROMPTS = pd.DataFrame(

@@ -26,7 +26,7 @@ from grpo.report.diverged import read_divergences
 from grpo.runtime.artifacts.divergence import curves_kept
 from grpo.runtime.artifacts.files import Scratch
 from grpo.runtime.artifacts.tensors import read_tensors, write_tensors
-from grpo.sampling.rollouts import local_executor, sample_rollouts
+from grpo.sampling.drawing import local_executor, sample_rollouts
 from grpo.training.updates import Iteration, run_updates
 from grpo.wiring.policies import make_optimizer
 from tests.modalities.test_cloning import TOKENIZER, demonstrations
