@@ -114,10 +114,12 @@ def test_rollouts_of_mixed_steps_are_refused_by_the_groups_number(
     tensors["step_index"][1] = (tensors["step_index"][0] + 1) % 3
     write_tensors(path, tensors)
     a = Path("artifacts")
-    paths = (a / "policies/base", a / "policies/base", a / "rollouts/flash-1")
-    outs = (a / "rewards/flash-1.parquet", a / "policies/flash-1", a / "training/flash-1")
+    inputs = (a / "data/judge.json", a / "policies/base", a / "policies/base")
+    prompts = (a / "prompts/train.parquet", a / "curricula/flash.parquet")
+    drawn = (a / "rollouts/flash-1", a / "rewards/flash-1.parquet")
+    outs = (a / "policies/flash-1", a / "training/flash-1")
     with pytest.raises(ArtifactError, match=r"flash-1/tensors.safetensors: U4: group 0 has noise"):
-        train.main(Usage(), *paths, *outs)
+        train.main(Usage(), *inputs, *prompts, *drawn, *outs)
 
 
 def train_until(stop: int | None, scratch: str) -> dict[str, torch.Tensor]:

@@ -120,7 +120,7 @@ def judge(name: str) -> None:
 
 def update(name: str) -> None:
     at = paths_of(name)
-    inputs = (BASE, at["start"], at["rollouts"], at["rewards"])
+    inputs = (JUDGE, BASE, at["start"], TRAIN, at["curriculum"], at["rollouts"], at["rewards"])
     train.main(Usage(), *inputs, at["policy"], at["training"])
 
 

@@ -1,0 +1,217 @@
+"""Rounds of several iterations: on-policy rollouts, the same bytes however they are made."""
+
+import random
+import time
+from collections.abc import Callable
+from contextlib import chdir
+from pathlib import Path
+
+import pandas as pd
+import psutil
+import pytest
+import torch
+
+from grpo.modalities.shared.directories import read_state
+from grpo.params.parameters import read_params
+from grpo.runtime.artifacts.files import read_json
+from grpo.sampling.rollouts import read_batch
+from grpo.types import Cost
+from grpo.wiring.policies import draws_of_round, load_policy
+from tests.files import contents
+from tests.pipeline.corruptions import set_param
+from tests.pipeline.processes import run_stage, start_stage
+from tests.pipeline.workspaces import copy_for_stages, locked_stages
+
+NAME = "uniform-1"  # 16 prompts with 8 rollouts each
+ITERATIONS = 8
+OUTPUTS = (f"artifacts/policies/{NAME}", f"artifacts/training/{NAME}")
+CORRECTED = [
+    {"truncate_mismatch": {"weight_max": 2.0}},
+    {"grpo": {"low": 0.2, "high": 0.28, "beta": 0.01}},
+    "drop_uniform_groups",
+]
+
+
+def set_executor(workspace: Path, executor: str) -> None:
+    """Sets the executor, "EXECUTOR WORKERS"."""
+    kind, workers = executor.split()
+    set_param("sampling", {"executor": kind, "workers": int(workers)})(workspace)
+
+
+def online(finished: Path, target: Path, **training: object) -> Path:
+    """Returns a workspace with the first rollouts and rewards of a round of eight iterations."""
+    workspace = copy_for_stages(finished, target)
+    changes = {
+        "iterations_per_round": ITERATIONS,
+        "updates_per_iteration": 1,
+        "updates_per_checkpoint": 2,
+        **training,
+    }
+    for key, value in changes.items():
+        set_param(f"arms.uniform.training.{key}", value)(workspace)
+    set_param("arms.uniform.objective", CORRECTED)(workspace)
+    set_param("arms.uniform.sampling.rollouts_per_batch", 8)(workspace)
+    run(workspace, "rollout")
+    run(workspace, "score")
+    return workspace
+
+
+def command_of(workspace: Path, stage: str) -> str:
+    return str(locked_stages(workspace)[f"{stage}@{NAME}"]["cmd"])
+
+
+def run(workspace: Path, stage: str) -> None:
+    done = run_stage(workspace, f"{stage}@{NAME}", command_of(workspace, stage))
+    assert done.code == 0, done.stderr
+
+
+def trained(workspace: Path) -> dict[str, dict[str, bytes]]:
+    return {name: contents(workspace / name) for name in OUTPUTS}
+
+
+def train_under(workspace: Path, executor: str) -> dict[str, dict[str, bytes]]:
+    """Returns the outputs of train@ under an executor."""
+    set_executor(workspace, executor)
+    run(workspace, "train")
+    assert not (workspace / ".work" / f"train@{NAME}").exists()
+    return trained(workspace)
+
+
+@pytest.fixture(scope="module", params=[0, 1])
+def made(
+    request: pytest.FixtureRequest, finished: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, int]:
+    """Returns a workspace in which the round was trained in one process, and its staleness."""
+    target = tmp_path_factory.mktemp("iterations") / "made"
+    workspace = online(finished, target, staleness=request.param)
+    train_under(workspace, "local 1")
+    return workspace, request.param
+
+
+def iterations(workspace: Path) -> list[Path]:
+    return sorted((workspace / OUTPUTS[1]).glob("iteration-*"))
+
+
+def test_every_iteration_is_stored_as_the_first_and_samples_its_own_prompts(made: tuple[Path, int]):
+    workspace, _ = made
+    first = workspace / "artifacts" / "rollouts" / NAME
+    tables = [read_batch(first).table]
+    tables += [read_batch(each / "rollouts").table for each in iterations(workspace)]
+    assert len(tables) == ITERATIONS
+    prompts = [set(each["prompt_id"]) for each in tables]
+    assert sum(map(len, prompts)) == len(set.union(*prompts)) == 16
+    for place, table in zip(iterations(workspace), tables[1:], strict=True):
+        assert set(pd.read_parquet(place / "rewards.parquet")["rollout_id"]) == {
+            *table["rollout_id"]
+        }
+        assert set(pd.read_parquet(place / "credit.parquet")["rollout_id"]) <= {
+            *table["rollout_id"]
+        }
+    updates = pd.read_csv(workspace / OUTPUTS[1] / "updates.csv")
+    assert updates["update"].tolist() == list(range(ITERATIONS))
+    assert updates["rollouts"].tolist() == [len(each) for each in tables]
+
+
+def test_costs_of_the_iterations_add_up(made: tuple[Path, int]):
+    workspace, _ = made
+    summary = read_json(workspace / OUTPUTS[1] / "summary.json")
+    later = [Cost(**read_json(each / "rollouts" / "cost.json")) for each in iterations(workspace)]
+    assert Cost(**summary["sampling_cost"]) == sum(later, Cost())
+    first = Cost(**read_json(workspace / "artifacts" / "rollouts" / NAME / "cost.json"))
+    state = read_state(workspace / OUTPUTS[0], NAME)
+    assert state.cost == first + Cost(**summary["cost"])
+    assert state.updates == summary["updates"] == ITERATIONS
+
+
+def test_staleness_is_the_number_of_iterations_between_sampling_and_training(
+    made: tuple[Path, int],
+):
+    """The second iteration is drawn by the round's first weights if and only if it is stale."""
+    workspace, staleness = made
+    with chdir(workspace):
+        params = read_params()
+    base = workspace / "artifacts" / "policies" / "base"
+    policy = load_policy(params, base=base, directory=base, draws=draws_of_round(params, NAME))
+    second = read_batch(iterations(workspace)[0] / "rollouts")
+    group = torch.tensor(second.table["group"].to_numpy())
+    trajectory, behavior_logp = policy.unpack(second.tensors, group)
+    with torch.no_grad():
+        distance = (policy.log_prob(trajectory) - behavior_logp)[trajectory.mask].abs().max()
+    assert (distance < 1e-4) == bool(staleness)
+    drift = read_json(workspace / OUTPUTS[1] / "summary.json")["drift_max"]
+    assert (drift < 1e-4) == (not staleness)
+
+
+@pytest.mark.parametrize("executor", ["processes 1", "processes 2", "processes 3"])
+def test_workers_that_receive_weights_in_memory_write_the_bytes_of_one_process(
+    made: tuple[Path, int], tmp_path: Path, executor: str
+):
+    workspace, _ = made
+    other = copy_for_stages(workspace, tmp_path / "other")
+    assert train_under(other, executor) == trained(workspace)
+
+
+@pytest.mark.parametrize("executor", ["local 1", "processes 2"])
+def test_a_killed_round_goes_on_to_the_same_bytes(
+    made: tuple[Path, int], tmp_path: Path, executor: str
+):
+    workspace, staleness = made
+    killed = copy_for_stages(workspace, tmp_path / "killed")
+    set_executor(killed, executor)
+    choose = random.Random(f"{executor} {staleness}")
+    left = kill_when(killed, lambda: len(rewarded(killed)) >= choose.randint(1, 5))
+    assert psutil.wait_procs(left, timeout=10)[1] == []
+    assert train_under(killed, executor) == trained(workspace)
+
+
+def rewarded(workspace: Path) -> list[Path]:
+    """Returns the iterations in the scratch of train@ whose rollouts are judged."""
+    return list(workspace.glob(f".work/train@{NAME}/*/iteration-*/rewards.parquet"))
+
+
+def kill_when(workspace: Path, holds: Callable[[], bool]) -> list[psutil.Process]:
+    """Kills train@ once a condition holds; returns the processes that it had started."""
+    stage = start_stage(workspace, f"train@{NAME}", command_of(workspace, "train"))
+    started: list[psutil.Process] = []
+    while not holds():
+        assert stage.is_alive(), (workspace / "stderr.log").read_text()
+        started = psutil.Process(stage.pid).children(recursive=True) or started
+        time.sleep(0.001)
+    stage.kill()
+    stage.join()
+    return started
+
+
+def test_two_ranks_end_with_the_losses_of_one_process(made: tuple[Path, int], tmp_path: Path):
+    """They divide weights and microbatches; sums differ in the last bits."""
+    workspace, _ = made
+    ranks = copy_for_stages(workspace, tmp_path / "ranks")
+    set_param("arms.uniform.training.ranks", 2)(ranks)
+    train_under(ranks, "local 1")
+    one, two = (pd.read_csv(each / OUTPUTS[1] / "updates.csv") for each in (workspace, ranks))
+    for column in ("loss", "reward_mean", "grad_norm"):
+        assert two[column].to_numpy() == pytest.approx(one[column].to_numpy(), abs=1e-4)
+
+
+def test_rollouts_of_later_iterations_can_be_left_out(made: tuple[Path, int], tmp_path: Path):
+    workspace, staleness = made
+    kept = online(workspace, tmp_path / "tables", staleness=staleness, stored_rollouts="tables")
+    got, expected = train_under(kept, "local 1"), trained(workspace)
+    left_out = {name for name in expected[OUTPUTS[1]] if name.endswith("tensors.safetensors")}
+    assert len(left_out) == ITERATIONS - 1
+    assert got[OUTPUTS[0]] == expected[OUTPUTS[0]]
+    assert got[OUTPUTS[1]] == {
+        name: each for name, each in expected[OUTPUTS[1]].items() if name not in left_out
+    }
+
+
+def test_more_iterations_than_prompts_are_refused(finished: Path, tmp_path: Path):
+    workspace = copy_for_stages(finished, tmp_path / "many")
+    set_param("arms.uniform.training.iterations_per_round", 17)(workspace)
+    set_param("arms.uniform.training.updates_per_iteration", 1)(workspace)
+    done = run_stage(workspace, f"rollout@{NAME}", command_of(workspace, "rollout"))
+    assert done.code == 2
+    assert done.stderr.strip() == (
+        "params.yaml: arms.uniform.training.iterations_per_round: must be at most 16, the prompts "
+        "of the phase, got 17: every iteration samples other prompts"
+    )
