@@ -42,13 +42,19 @@ def atomic_path(path: Path) -> Iterator[Path]:
     """Yields a temporary sibling of `path`; fsyncs it and moves it to `path` if the block succeeds.
 
     Works for files and directories. A killed writer leaves either the old or the new content, and
-    possibly a temporary sibling that the next writer removes.
+    possibly a temporary sibling that the next writer removes. Within a directory that is itself
+    being written by this function, nothing is fsynced: that is done once, for the directory.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    mark = f".{os.getpid()}.{TEMPORARY}"
+    is_within_another = any(part.endswith(mark) for part in path.parts[:-1])
     with temporary_beside(path) as temporary:
         try:
             yield temporary
-            replace_whole(temporary, path)
+            if is_within_another:
+                _replace(temporary, path)
+            else:
+                replace_whole(temporary, path)
         except OSError as error:
             if error.errno in NO_ROOM:
                 error.filename = str(path)  # libraries name no file or the temporary one
@@ -74,6 +80,7 @@ def replace_whole(source: Path, target: Path) -> None:
         if file.is_file():
             _sync(file)
     _replace(source, target)
+    _sync(target.parent)
 
 
 @contextmanager
@@ -315,7 +322,6 @@ def _replace(source: Path, target: Path) -> None:
         remove(aside)
     else:
         os.replace(source, target)
-    _sync(target.parent)
 
 
 def _discard(path: Path) -> None:
