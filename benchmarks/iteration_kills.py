@@ -1,0 +1,193 @@
+"""Kills train@ at random moments of a round of several iterations, by executor and staleness.
+
+python -m benchmarks.iteration_kills            # writes results/iteration_kills.json
+python -m benchmarks.iteration_kills --kills 5 --executors local processes
+
+The round has eight iterations. A run without a kill gives the bytes and the seconds; every kill
+comes at a random moment within these seconds, by SIGKILL, and the same command is run again. Half
+of the kills of workers' stages hit a worker and not the stage.
+"""
+
+import argparse
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.demo import RESULTS, ROOT, machine, revision_of
+from benchmarks.workspaces import make_workspace, run_stages
+from grpo.params.yaml import parse_yaml
+from grpo.runtime.artifacts.files import write_json
+
+OUT = RESULTS / "iteration_kills.json"
+ITERATIONS = 8
+ROUND = "uniform-1"
+EXECUTORS = {"local": 1, "processes": 2, "ray": 2}
+OUTPUTS = (f"artifacts/policies/{ROUND}", f"artifacts/training/{ROUND}")
+COMMAND = [
+    *(sys.executable, "-m", "stages.train", "artifacts/data/judge.json"),
+    *("artifacts/policies/base", "artifacts/policies/base", "artifacts/prompts/train.parquet"),
+    *("artifacts/curricula/uniform.parquet", f"artifacts/rollouts/{ROUND}"),
+    *(f"artifacts/rewards/{ROUND}.parquet", *OUTPUTS),
+]
+
+
+def main() -> None:
+    """Kills each combination of executor and staleness, and writes what came of it."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.iteration_kills")
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--executors", nargs="+", choices=EXECUTORS, default=list(EXECUTORS))
+    chosen = parser.parse_args()
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        workspace = Path(folder) / "workspace"
+        make_workspace(workspace, params_of("local", 0))
+        run_stages(workspace, skipped=[f"train@{ROUND}", f"evaluate@{ROUND}", "evaluate-base"])
+        for executor in chosen.executors:
+            for staleness in (0, 1):
+                rows.append(kill_often(workspace, executor, staleness, chosen.kills))
+                print(rows[-1], flush=True)
+    write_json(
+        OUT,
+        {
+            "command": "python -m benchmarks.iteration_kills",
+            "revision": revision_of("HEAD"),
+            "machine": machine(),
+            "iterations": ITERATIONS,
+            "rows": rows,
+        },
+    )
+
+
+def params_of(executor: str, staleness: int) -> dict[str, Any]:
+    """Returns the smoke recipe with one arm and one round of eight iterations."""
+    params: dict[str, Any] = parse_yaml((ROOT / "recipes" / "smoke.yaml").read_text())
+    arm = params["arms"].pop("sgpo")
+    arm["curriculum"] = [
+        {"split_at_random": {"phases": 1, "prompts_per_phase": 32}},
+        {"fix_group_size": {"rollouts": 8}},
+    ]
+    grpo = {"low": 0.2, "high": 0.28, "beta": 0.01}
+    arm["objective"] = [{"truncate_mismatch": {"weight_max": 2.0}}, {"grpo": grpo}]
+    arm["sampling"]["rollouts_per_batch"] = 8
+    arm["training"] |= {
+        "iterations_per_round": ITERATIONS,
+        "updates_per_iteration": 1,
+        "updates_per_checkpoint": 2,
+        "staleness": staleness,
+    }
+    params["arms"]["uniform"] = arm
+    params["rounds"] = {ROUND: {"arm": "uniform", "start": "base", "phase": 1}}
+    params["sampling"] = {"executor": executor, "workers": EXECUTORS[executor]}
+    return params
+
+
+def kill_often(workspace: Path, executor: str, staleness: int, kills: int) -> dict[str, Any]:
+    """Returns how often killed runs ended with the bytes of one that was not killed."""
+    make_workspace(workspace, params_of(executor, staleness))
+    start = time.monotonic()
+    run_to_end(workspace)
+    whole = time.monotonic() - start
+    expected = outputs(workspace)
+    choose = random.Random(f"{executor} {staleness}")
+    same = orphans = workers_killed = 0
+    seconds = []
+    for number in range(kills):
+        clear(workspace)
+        of_worker = executor != "local" and number % 2 == 1
+        is_worker, left = kill_once(workspace, choose.uniform(0.0, whole), choose, of_worker)
+        workers_killed += is_worker
+        orphans += len(left)
+        start = time.monotonic()
+        run_to_end(workspace)
+        seconds.append(round(time.monotonic() - start, 2))
+        same += outputs(workspace) == expected
+    return {
+        "executor": executor,
+        "workers": EXECUTORS[executor],
+        "staleness": staleness,
+        "kills": kills,
+        "of_workers": workers_killed,
+        "same_bytes": same,
+        "orphans": orphans,
+        "seconds_without_kill": round(whole, 2),
+        "seconds_of_reruns": sorted(seconds),
+    }
+
+
+def kill_once(
+    workspace: Path, after: float, choose: random.Random, of_worker: bool
+) -> tuple[bool, list[psutil.Process]]:
+    """Kills the stage, or a process below it, after some seconds.
+
+    Returns:
+      Whether a process below the stage was hit, and what is left 10 s after the stage has ended.
+    """
+    stage = start(workspace)
+    time.sleep(after)
+    below: list[psutil.Process] = []
+    with suppress(psutil.NoSuchProcess):
+        below = psutil.Process(stage.pid).children(recursive=True)
+    workers = [each for each in below if is_worker(each)]
+    if of_worker and workers:
+        with suppress(psutil.NoSuchProcess):
+            choose.choice(workers).kill()
+        stage.wait()
+        hit = True
+    else:
+        stage.send_signal(signal.SIGKILL)
+        stage.wait()
+        hit = False
+    return hit, psutil.wait_procs(below, timeout=10)[1]
+
+
+def is_worker(process: psutil.Process) -> bool:
+    """Returns whether a process samples for the stage."""
+    with suppress(psutil.Error):
+        line = " ".join(process.cmdline())
+        return "executors.worker" in line or "ray::_Actor" in line
+    return False
+
+
+def start(workspace: Path) -> subprocess.Popen[bytes]:
+    """Starts train@ in a workspace."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(workspace)}
+    return subprocess.Popen(
+        COMMAND, cwd=workspace, env=environment, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+
+
+def run_to_end(workspace: Path) -> None:
+    """Runs train@ until it has ended well."""
+    code = start(workspace).wait()
+    if code:
+        raise SystemExit(f"train@{ROUND} ended with exit code {code}")
+
+
+def clear(workspace: Path) -> None:
+    """Removes outputs and scratch of train@."""
+    for name in (*OUTPUTS, ".work"):
+        shutil.rmtree(workspace / name, ignore_errors=True)
+
+
+def outputs(workspace: Path) -> dict[str, bytes]:
+    """Returns the bytes of the outputs by path."""
+    return {
+        path.relative_to(workspace).as_posix(): path.read_bytes()
+        for name in OUTPUTS
+        for path in sorted((workspace / name).rglob("*"))
+        if path.is_file()
+    }
+
+
+if __name__ == "__main__":
+    main()
