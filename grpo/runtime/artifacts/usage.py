@@ -4,6 +4,7 @@ Measurements differ between runs, so they are not part of any artifact. They are
 `.runs/`, one JSON per stage, and read by the report page and the lineage.
 """
 
+import os
 import resource
 import time
 from collections.abc import Iterator, Mapping
@@ -14,6 +15,7 @@ from pathlib import Path
 import psutil
 
 from grpo.runtime.artifacts.files import read_json, write_json
+from grpo.runtime.preloaded import main_process
 
 USAGE = Path(".runs")
 
@@ -48,7 +50,8 @@ class Usage:
 def measured(stage: str) -> Iterator[Usage]:
     """Yields a Usage and, when the block succeeds, writes it to `.runs/STAGE.json`."""
     usage = Usage()
-    start = time.time() - psutil.Process().create_time()
+    main = psutil.Process(main_process())  # not this one if a preloaded process was forked
+    start = time.time() - main.create_time()
     usage.seconds_by_part["start"] = start
     entered = time.perf_counter()  # unaffected by changes of the system clock
     yield usage
@@ -56,6 +59,8 @@ def measured(stage: str) -> Iterator[Usage]:
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     usage.seconds += start + time.perf_counter() - entered
     usage.cpu_seconds += own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
+    if main.pid != os.getpid():
+        usage.cpu_seconds += sum(main.cpu_times()[:2])
     usage.peak_bytes = max(usage.peak_bytes, max(own.ru_maxrss, children.ru_maxrss) * 1024)
     write_json(USAGE / f"{stage}.json", asdict(usage))
 
