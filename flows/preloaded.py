@@ -4,6 +4,7 @@ Both have imported what they run, which takes longer than most stages. A run sta
 them: code that changes between two runs is never used in the second.
 """
 
+import math
 import os
 import select
 import shutil
@@ -12,6 +13,8 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,6 +25,7 @@ from grpo.runtime.preloaded import ADDRESS, read_answer, send_request
 LOG = Path(".work/logs/preloaded.log")
 LONGEST_PATH = 60  # of the directory of the sockets; the kernel allows 107 characters with the name
 STOP_SECONDS = 60.0
+POLL_SECONDS = 0.1
 # Modules that the stages' own would import at first use.
 LATE_MODULES = (
     "pyarrow.parquet",
@@ -42,6 +46,7 @@ class ForkedStage:
         self.answers = connection.makefile("rb")
         self.pid = int(read_answer(self.answers).get("pid", 0))
         self.returncode: int | None = None
+        self.guard = threading.Lock()  # one thread follows a stage, another stops it
 
     def poll(self) -> int | None:
         """Returns the exit code, or None while it runs."""
@@ -55,20 +60,27 @@ class ForkedStage:
         Raises:
           TimeoutExpired: If it runs on.
         """
-        if self.returncode is None:
-            if not select.select([self.connection], [], [], timeout)[0]:
+        deadline = time.monotonic() + (math.inf if timeout is None else timeout)
+        while self.returncode is None:
+            left = deadline - time.monotonic()
+            with self.guard:
+                self._read_status(max(0.0, min(left, POLL_SECONDS)))
+            if self.returncode is None and left <= 0:
                 raise subprocess.TimeoutExpired("dvc", timeout or 0.0)
-            # Without a status, somebody has killed the process that forks.
-            status = read_answer(self.answers).get("status", signal.SIGTERM)
-            self.returncode = os.waitstatus_to_exitcode(status)
-            self.answers.close()
-            self.connection.close()
         return self.returncode
 
     def send_signal(self, number: int) -> None:
         """Sends a signal if it still runs."""
         with suppress(OSError):
             self.connection.send(bytes([number]))
+
+    def _read_status(self, timeout: float) -> None:
+        if self.returncode is None and select.select([self.connection], [], [], timeout)[0]:
+            # Without a status, somebody has killed the process that forks.
+            status = read_answer(self.answers).get("status", signal.SIGTERM)
+            self.returncode = os.waitstatus_to_exitcode(status)
+            self.answers.close()
+            self.connection.close()
 
 
 class Preloaded:

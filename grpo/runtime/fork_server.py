@@ -316,7 +316,8 @@ def end(main: Callable[[], object]) -> NoReturn:
     except SystemExit as error:
         code = error.code
     except BaseException as error:  # noqa: BLE001
-        sys.excepthook(type(error), error, _below(error.__traceback__))
+        trace = _below(error.__traceback__)
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
         code = 1
         if isinstance(error, KeyboardInterrupt):
             number = signal.SIGINT
@@ -349,9 +350,13 @@ def serve(
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
     listener.listen(64)
-    ForkServer(listener, socket.socket(fileno=control), run=run, refuse=refuse, lost=lost).serve(
-        work
-    )
+    end_of_run = socket.socket(fileno=control)
+    try:
+        ForkServer(listener, end_of_run, run=run, refuse=refuse, lost=lost).serve(work)
+    finally:
+        with suppress(OSError):  # the other preloaded process uses the directory
+            os.unlink(path)
+            os.rmdir(os.path.dirname(path))
 
 
 preloaded_process = 0  # the process id of this server, also in its forks

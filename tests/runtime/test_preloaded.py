@@ -268,7 +268,9 @@ def test_changed_code_is_seen(tmp_path: Path, workspace: Path, change: str) -> N
         assert not is_forked(copy)
 
 
-def test_without_the_preloaded_process_the_module_still_runs(tmp_path: Path, workspace: Path) -> None:
+def test_without_the_preloaded_process_the_module_still_runs(
+    tmp_path: Path, workspace: Path
+) -> None:
     copy = Path(shutil.copytree(workspace, tmp_path / "copy"))
     with opened(copy) as processes:
         for each in processes.processes:
@@ -329,7 +331,11 @@ def test_its_start_is_that_of_the_client(workspace: Path, shared: Preloaded) -> 
     code += "from grpo.runtime.artifacts.usage import measured\n"
     code += "with measured('small') as usage: print(usage.seconds_by_part['start'])"
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=workspace, env=environment(), capture_output=True, text=True
+        [sys.executable, "-c", code],
+        cwd=workspace,
+        env=environment(),
+        capture_output=True,
+        text=True,
     )
     elapsed = time.time() - psutil.Process(process.pid).create_time()
     assert 0 < elapsed - float(done.stdout) < elapsed
