@@ -1,6 +1,6 @@
 """A process that has imported DVC and forks a launcher with `dvc` for each stage.
 
-Started as `python -m flows.dvc_server CONTROL SOCKET`; see `grpo/runtime/fork_server.py`.
+Started as `python -m flows.dvc_server CONTROL LISTENER`; see `grpo/runtime/fork_server.py`.
 """
 
 import gc
@@ -17,14 +17,12 @@ from grpo.runtime.fork_server import Request, end, replace_environment, serve
 
 # What `dvc repro` imports when it runs.
 MODULES = (
-    "dvc.cli.parser",
-    "dvc.commands.repro",
-    "dvc.repo.reproduce",
-    "dvc.repo.index",
-    "dvc.stage.cache",
-    "dvc.stage.loader",
-    "dvc.stage.run",
-    "dvc.stage.serialize",
+    *("dvc._debug", "dvc.cachemgr", "dvc.cli.parser", "dvc.commands.repro", "dvc.data_cloud"),
+    *("dvc.lock", "dvc.repo.artifacts", "dvc.repo.datasets", "dvc.repo.metrics"),
+    *("dvc.repo.open_repo", "dvc.repo.params", "dvc.repo.plots", "dvc.repo.reproduce"),
+    *("dvc.repo.stage", "dvc.rwlock", "dvc.scm", "dvc.stage.cache", "dvc.utils.strictyaml"),
+    *("dvc_data.hashfile.db.local", "dvc_data.hashfile.status", "fsspec.implementations.memory"),
+    *("configobj", "dulwich.ignore", "dulwich.index", "pyparsing", "ruamel.yaml"),
 )
 
 
@@ -71,8 +69,8 @@ def main() -> None:
         importlib.import_module(name)
     gc.freeze()
     gc.enable()
-    control, path = sys.argv[1:]
-    serve(int(control), path, run_dvc, lambda request: None, lost=signal.SIGTERM)
+    control, listener = map(int, sys.argv[1:])
+    serve(control, listener, run_dvc, lambda request: None, lost=signal.SIGTERM)
 
 
 if __name__ == "__main__":

@@ -20,22 +20,22 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from grpo.modalities import MODALITIES
+from grpo.params.parameters import read_content
 from grpo.runtime.preloaded import ADDRESS, read_answer, send_request
+from grpo.schema import PARAMS
 
 LOG = Path(".work/logs/preloaded.log")
 LONGEST_PATH = 60  # of the directory of the sockets; the kernel allows 107 characters with the name
 STOP_SECONDS = 60.0
+WAITING_REQUESTS = 64
 POLL_SECONDS = 0.1
-# Modules that the stages' own would import at first use.
-LATE_MODULES = (
-    "pyarrow.parquet",
-    "torch.utils.flop_counter",
-    "transformers.conversion_mapping",
-    "transformers.generation.utils",
-    "transformers.models.auto.modeling_auto",
-    "transformers.models.auto.tokenization_auto",
-    "transformers.models.llama.modeling_llama",
-)
+FIRST_USES = "grpo.runtime.first_uses"
+# Stages that load a policy, and stages that judge; these import the library of reward.judge.
+USE_POLICIES = {f"stages.{each}" for each in ("base", "profile", "rollout", "train", "evaluate")}
+JUDGING = {f"stages.{each}" for each in ("prepare", "profile", "score", "evaluate")}
+LIBRARIES = {"math": "math_verify", "reasoning_gym": "reasoning_gym"}
+OF_POLICIES = ("policy", "bases")  # modules of a modality
 
 
 class ForkedStage:
@@ -95,6 +95,7 @@ class Preloaded:
         self, workspace: Path, environment: Mapping[str, str], modules: Sequence[str]
     ) -> None:
         self.workspace = workspace
+        names = [*modules, *_late_modules(modules, workspace / PARAMS)]
         place = tempfile.gettempdir()
         self.directory = tempfile.mkdtemp(
             prefix="grpo-", dir=place if len(place) < LONGEST_PATH else "/tmp"
@@ -102,10 +103,9 @@ class Preloaded:
         self.processes: list[subprocess.Popen[bytes]] = []
         self.controls: list[socket.socket] = []
         self.dvc, self.stages = f"{self.directory}/dvc", f"{self.directory}/stages"
-        self._start("flows.dvc_server", [self.dvc], environment)
+        self._start("flows.dvc_server", self.dvc, [], environment)
         if modules:
-            names = [*modules, *LATE_MODULES]
-            self._start("grpo.runtime.fork_server", [self.stages, *names], environment)
+            self._start("grpo.runtime.fork_server", self.stages, names, environment)
 
     def start(
         self,
@@ -151,20 +151,27 @@ class Preloaded:
                 process.wait()
         shutil.rmtree(self.directory, ignore_errors=True)
 
-    def _start(self, module: str, arguments: list[str], environment: Mapping[str, str]) -> None:
+    def _start(
+        self, module: str, path: str, arguments: Sequence[str], environment: Mapping[str, str]
+    ) -> None:
         log = self.workspace / LOG
         log.parent.mkdir(parents=True, exist_ok=True)
         control, its = socket.socketpair()
-        with log.open("ab") as output, its:
+        # Created here, so that requests wait while the process imports.
+        listener = socket.socket(socket.AF_UNIX)
+        with listener, its, log.open("ab") as output:
+            listener.bind(path)
+            listener.listen(WAITING_REQUESTS)
+            descriptors = [its.fileno(), listener.fileno()]
             self.processes.append(
                 subprocess.Popen(
-                    [sys.executable, "-m", module, str(its.fileno()), *arguments],
+                    [sys.executable, "-m", module, *map(str, descriptors), *arguments],
                     cwd=self.workspace,
                     env=environment,
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
-                    pass_fds=[its.fileno()],
+                    pass_fds=descriptors,
                     start_new_session=True,
                 )
             )
@@ -188,3 +195,18 @@ def preloaded(
     finally:
         del _running[workspace]
         processes.close()
+
+
+def _late_modules(modules: Sequence[str], file: Path) -> list[str]:
+    """Returns what stages with the parameters of a file import when they need it."""
+    late: list[str] = []
+    match read_content(file) if file.exists() else {}:
+        case {"policy": {"kind": str(kind)}, "reward": {"judge": str(judge)}}:
+            if judge in LIBRARIES and not JUDGING.isdisjoint(modules):
+                late.append(LIBRARIES[judge])
+            if not USE_POLICIES.isdisjoint(modules):
+                late.append(FIRST_USES)
+                package = str(MODALITIES.get(kind, "")).rpartition(".")[0]
+                if package:
+                    late += [f"{package}.{each}" for each in OF_POLICIES]
+    return late

@@ -1,10 +1,10 @@
 """A preloaded process: imports modules once and runs each of them in forks of itself.
 
-`python -m grpo.runtime.fork_server CONTROL SOCKET MODULE...` listens on SOCKET and imports the
-modules while there is no request. It ends when the other side of the socket CONTROL is closed; its
-forks end with it. It has no threads and no CUDA context, which would not survive a fork. It refuses
-to run a module if the fork would differ from a fresh process: because of another environment, or
-because a source file has changed since the start.
+`python -m grpo.runtime.fork_server CONTROL LISTENER MODULE...` serves the socket LISTENER and
+imports the modules while there is no request. It ends when the other side of the socket CONTROL is
+closed; its forks end with it. It has no threads and no CUDA context, which would not survive a
+fork. It refuses to run a module if the fork would differ from a fresh process: because of another
+environment, or because a source file has changed since the start.
 """
 
 import atexit
@@ -207,12 +207,7 @@ class ForkServer:
 
 
 class Imports:
-    """The modules that a preloaded process has imported, and whether they are still the same.
-
-    Args:
-      names: Modules to import. One whose package is not imported by those before it is left out if
-        it is not of this project.
-    """
+    """The modules that a preloaded process has imported, and whether they are still the same."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.pending = list(names)
@@ -233,14 +228,15 @@ class Imports:
         """Imports a module; its objects are then left out of garbage collections."""
         if name in self.pending:
             self.pending.remove(name)
-        if name.partition(".")[0] not in {"grpo", STAGES, *sys.modules}:
-            return
         before = dict(os.environ)
         os.environ.setdefault(ARROW, NO_THREAD)
         try:
             importlib.import_module(name)
         except BaseException:  # noqa: BLE001
             traceback.print_exc()  # the stage itself will fail in the same way
+        for each, value in os.environ.items():
+            if each != ARROW and value != before.get(each):
+                set_by_imports[each] = value
         replace_environment(before)
         for path in map(Path, _sources()):
             if path not in self.others and not self._is_own(path):
@@ -287,7 +283,7 @@ def run_module(request: Request, descriptors: list[int], connection: socket.sock
         os.close(each)
     os.chdir(request["cwd"])
     os.umask(request["umask"])
-    replace_environment(request["environment"])
+    replace_environment({**request["environment"], **set_by_imports})
     for number in request["ignored"]:
         signal.signal(number, signal.SIG_IGN)
     preloaded.client = request["client"]
@@ -337,22 +333,20 @@ def end(main: Callable[[], object]) -> NoReturn:
 
 def serve(
     control: int,
-    path: str,
+    listener: int,
     run: Callable[[Request, list[int], socket.socket], NoReturn],
     refuse: Callable[[Request], str | None],
     *,
     lost: signal.Signals,
     work: Iterable[None] = (),
 ) -> None:
-    """Serves requests on the Unix socket `path` until the socket `control` is closed."""
+    """Serves requests on the socket `listener` until the socket `control` is closed."""
     global preloaded_process
     preloaded_process = os.getpid()
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(path)
-    listener.listen(64)
-    end_of_run = socket.socket(fileno=control)
+    requests, end_of_run = (socket.socket(fileno=each) for each in (listener, control))
+    path = requests.getsockname()
     try:
-        ForkServer(listener, end_of_run, run=run, refuse=refuse, lost=lost).serve(work)
+        ForkServer(requests, end_of_run, run=run, refuse=refuse, lost=lost).serve(work)
     finally:
         with suppress(OSError):  # the other preloaded process uses the directory
             os.unlink(path)
@@ -360,6 +354,7 @@ def serve(
 
 
 preloaded_process = 0  # the process id of this server, also in its forks
+set_by_imports: dict[str, str] = {}  # variables of the environment
 
 
 def _below(trace: TracebackType | None) -> TracebackType | None:
@@ -428,11 +423,11 @@ def _send(process: int, number: int) -> None:
 
 def main() -> None:
     """Serves the modules of the command line."""
-    control, path, *names = sys.argv[1:]
+    control, listener, *names = sys.argv[1:]
     imports = Imports(names)
     serve(
         int(control),
-        path,
+        int(listener),
         run_module,
         imports.refuse,
         lost=signal.SIGKILL,

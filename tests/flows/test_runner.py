@@ -56,7 +56,6 @@ def runner(
         if request.param == "preloaded":
             opened = preloaded(finished_pipeline, environment_of_stages(), [])
             processes = stack.enter_context(opened)
-            until(lambda: Path(processes.dvc).exists())
         yield Runner(
             finished_pipeline,
             at_once=2,
