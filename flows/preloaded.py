@@ -79,8 +79,12 @@ class ForkedStage:
             # Without a status, somebody has killed the process that forks.
             status = read_answer(self.answers).get("status", signal.SIGTERM)
             self.returncode = os.waitstatus_to_exitcode(status)
-            self.answers.close()
-            self.connection.close()
+            self.close()
+
+    def close(self) -> None:
+        """Closes the connection; a launcher that still runs then stops."""
+        self.answers.close()
+        self.connection.close()
 
 
 class Preloaded:
@@ -137,7 +141,10 @@ class Preloaded:
         except OSError:
             connection.close()
             return None
-        return stage if stage.pid else None
+        if not stage.pid:
+            stage.close()
+            return None
+        return stage
 
     def close(self) -> None:
         """Ends both processes and all that they have forked."""

@@ -70,6 +70,7 @@ class ForkServer:
         self.listener, self.control = listener, control
         self.run, self.refuse, self.lost = run, refuse, lost
         self.children: dict[int, socket.socket | None] = {}  # the client's connection, if it lives
+        self.ended: set[int] = set()
         self.is_stopping = False
         self.deadline = float("inf")
         self.woken, self.waker = socket.socketpair()
@@ -145,6 +146,7 @@ class ForkServer:
             finally:
                 os._exit(1)
         self.children[child] = connection
+        self.ended.discard(child)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         _answer(connection, {"pid": child})
 
@@ -179,6 +181,8 @@ class ForkServer:
                 if process == 0:
                     break
                 has_reaped = True
+                if process in self.children:
+                    self.ended.add(process)
                 connection = self.children.pop(process, None)
                 if connection:
                     _answer(connection, {"status": status})
@@ -187,12 +191,15 @@ class ForkServer:
             self._kill_adopted()
 
     def _kill_adopted(self) -> None:
-        """Kills what was left behind by children that have ended; each has its own session."""
+        """Kills what was left behind by children that have ended.
+
+        Each child has a session of its own. Processes of other sessions are killed once no child
+        is left: they may belong to any.
+        """
         for process in psutil.Process().children():
             with suppress(ProcessLookupError):
-                if process.pid not in self.children and (
-                    not self.children or os.getsid(process.pid) not in self.children
-                ):
+                is_left = not self.children or os.getsid(process.pid) in self.ended
+                if process.pid not in self.children and is_left:
                     os.kill(process.pid, signal.SIGKILL)
 
     def _stop_soon(self, number: int, frame: object) -> None:
