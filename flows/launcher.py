@@ -16,7 +16,10 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -27,7 +30,14 @@ WATCHED = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT}
 class Launcher:
     """One command and its descendant processes."""
 
-    def __init__(self, command: list[str], *, may_finish: bool, grace_seconds: float) -> None:
+    def __init__(
+        self, become: Callable[[], NoReturn], *, may_finish: bool, grace_seconds: float
+    ) -> None:
+        """Starts the command.
+
+        Args:
+          become: Turns a forked process into the command.
+        """
         self.may_finish = may_finish
         self.grace_seconds = grace_seconds
         self.deadline: float | None = None  # set when stopping
@@ -35,7 +45,7 @@ class Launcher:
         self.code: int | None = None
         self.child = os.fork()
         if self.child == 0:
-            _become(command)
+            become()
 
     def wait(self) -> int:
         """Returns the command's exit code once no process is left."""
@@ -102,21 +112,40 @@ def _send(process: int, number: signal.Signals) -> None:
 
 def main() -> int:
     parent, grace_seconds, how, *command = sys.argv[1:]
+    return launch(
+        partial(_become, command),
+        parent=int(parent),
+        may_finish=how == "finish",
+        grace_seconds=float(grace_seconds),
+    )
+
+
+def launch(
+    become: Callable[[], NoReturn], *, parent: int, may_finish: bool, grace_seconds: float
+) -> int:
+    """Makes this process the launcher of a command; returns the exit code.
+
+    Args:
+      become: Turns a forked process into the command.
+    """
     kernel = ctypes.CDLL(None)
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     kernel.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     kernel.prctl(PR_SET_CHILD_SUBREAPER, 1)
-    if os.getppid() != int(parent):  # the parent died before prctl
+    if os.getppid() != parent:  # the parent died before prctl
         return 128 + signal.SIGTERM
-    launcher = Launcher(command, may_finish=how == "finish", grace_seconds=float(grace_seconds))
-    return launcher.wait()
+    return Launcher(become, may_finish=may_finish, grace_seconds=grace_seconds).wait()
 
 
-def _become(command: list[str]) -> None:
-    """Executes the command in this forked process; it is terminated if the launcher dies."""
+def prepare_command() -> None:
+    """Prepares a forked process for the command; it is terminated if the launcher dies."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _become(command: list[str]) -> NoReturn:
     try:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        prepare_command()
         os.execvp(command[0], command)
     except OSError as error:
         print(f"{command[0]}: {error.strerror}", file=sys.stderr)

@@ -32,7 +32,8 @@ from rich.console import Console
 from rich.text import Text
 
 from flows.lineage import record_pending_lineage
-from flows.planning import Step, plan
+from flows.planning import Step, due_modules, plan
+from flows.preloaded import preloaded
 from flows.runner import (
     FLOW_LOCK,
     Outcome,
@@ -40,6 +41,7 @@ from flows.runner import (
     Runner,
     StageError,
     Stopped,
+    environment_of_stages,
     stages_lock,
 )
 from flows.sharing import PUSH, Push, require_remote
@@ -93,7 +95,9 @@ def reproduce(targets: Sequence[str] = (), at_once: int | None = None, push: boo
         record_pending_lineage(workspace)
         steps = plan(targets)
         most = len(os.sched_getaffinity(0)) if at_once is None else at_once
-        last = bring_up_to_date(steps, Runner(workspace, at_once=most, show=show, held=[lock]))
+        with preloaded(workspace, environment_of_stages(), due_modules(steps)) as processes:
+            runner = Runner(workspace, at_once=most, show=show, held=[lock], preloaded=processes)
+            last = bring_up_to_date(steps, runner)
         if (workspace / METRICS).exists():
             text = _report(workspace)
             with suppress(httpx.HTTPError):

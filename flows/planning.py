@@ -38,6 +38,7 @@ class Step:
     upstream: tuple[str, ...]
     hints: Hints
     is_changed: bool
+    module: str | None = None  # of `python -m MODULE`, if its command is that
 
 
 def plan(
@@ -121,7 +122,25 @@ def _step(graph: "nx.DiGraph[Stage]", stage: Stage, changed: Container[str]) -> 
         upstream=tuple(sorted(each.addressing for each in graph.successors(stage))),
         hints=hints_of(stage),
         is_changed=stage.addressing in changed,
+        module=_module_of(stage.cmd),
     )
+
+
+def _module_of(command: Any) -> str | None:
+    match command.split() if isinstance(command, str) else ():
+        case ["python", "-m", module, *_]:
+            return str(module)
+    return None
+
+
+def due_modules(steps: Sequence[Step]) -> list[str]:
+    """Returns the modules of stages that may run, in the order in which they are needed."""
+    due: set[str] = set()
+    for step in steps:
+        if step.is_changed or not due.isdisjoint(step.upstream):
+            due.add(step.name)
+    modules = [step.module for step in steps if step.name in due and step.module]
+    return list(dict.fromkeys(modules))
 
 
 def hints_of(stage: Stage) -> Hints:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from flows.exits import exit_code
 from flows.lineage import record_pending_lineage
-from flows.planning import plan, require_pipeline
+from flows.planning import due_modules, plan, require_pipeline
+from flows.preloaded import preloaded
 from flows.remote_lock import RemoteLock
-from flows.runner import FLOW_LOCK, require_places
+from flows.runner import FLOW_LOCK, environment_of_stages, require_places
 from flows.server import report_to_server, require_server
 from flows.settings import prepare_environment
 from grpo.runtime.artifacts.files import exclusive
@@ -49,10 +50,12 @@ def _reproduce(targets: Sequence[str], at_once: int | None) -> int:
         return 0
     prepare_environment(workspace)
     report_to_server(workspace)
-    # Imported here: Prefect reads its settings on import, which takes a second.
-    from flows.pipeline import reproduce
+    # Started here: they import while Prefect starts.
+    with preloaded(workspace, environment_of_stages(), due_modules(steps)):
+        # Imported here: Prefect reads its settings on import, which takes a second.
+        from flows.pipeline import reproduce
 
-    reproduce(targets=list(targets), at_once=at_once)
+        reproduce(targets=list(targets), at_once=at_once)
     print(f"{len(steps)} stages are up to date{_where()}")
     return 0
 

@@ -9,15 +9,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeAlias
 
 from flows import launcher
 from flows.gpus import Slots, hold_gpus
 from flows.planning import Step
+from flows.preloaded import ForkedStage, Preloaded
 from grpo.errors import ArtifactError, BusyError, GrpoError, ParameterError
 from grpo.lineage.lock import LOCK, read_lock
 
@@ -29,6 +30,8 @@ STAGES_LOCK = Path(".work/stages.lock")  # also held by every running stage
 WAIT_SECONDS = 60.0
 RECORD_SECONDS = 5.0  # dvc.lock is truncated for a moment while DVC records another stage
 EXIT_WRONG_INPUT = 2
+DVC = (sys.executable, "-m", "dvc")
+Started: TypeAlias = "subprocess.Popen[bytes] | ForkedStage"
 
 # Prefixes of DVC's own output, which is logged but not shown.
 DVC_LINES = (
@@ -80,6 +83,7 @@ class Runner:
     Args:
       show: Called with the stage's name and each line that it prints.
       held: Descriptors of locks that stay locked while a stage runs.
+      preloaded: Processes that fork dvc and the stages instead of starting them.
 
     Raises:
       ParameterError: If `at_once` is less than 1.
@@ -93,15 +97,17 @@ class Runner:
         show: Callable[[str, str], None],
         held: Sequence[int] = (),
         grace_seconds: float = GRACE_SECONDS,
+        preloaded: Preloaded | None = None,
     ) -> None:
         self.workspace = workspace
         self.show = show
         self.held = tuple(held)
         self.grace_seconds = grace_seconds
+        self.preloaded = preloaded
         require_places(at_once)
         self.places = threading.BoundedSemaphore(at_once)
         self.stopped = threading.Event()
-        self.running: dict[int, subprocess.Popen[bytes]] = {}
+        self.running: dict[int, Started] = {}
         self.guard = threading.Lock()
 
     def run_stage(self, step: Step) -> Result:
@@ -125,7 +131,7 @@ class Runner:
 
     def command(self, step: Step) -> list[str]:
         """Returns the command line that runs a step."""
-        return [sys.executable, "-m", "dvc", "--wait-for-lock", "repro", "-s", step.name]
+        return [*DVC, "--wait-for-lock", "repro", "-s", step.name]
 
     def is_recorded(self, step: Step) -> bool:
         """Returns whether dvc.lock lists the stage; False if the file cannot be read now."""
@@ -177,23 +183,37 @@ class Runner:
             self._check_recorded(step, log)
         return Result(outcome=outcome, seconds=seconds)
 
-    def _start(self, step: Step, slots: Slots, log: Path) -> "subprocess.Popen[bytes]":
+    def _start(self, step: Step, slots: Slots, log: Path) -> "Started":
+        held = (*self.held, *slots.descriptors)
         with self.guard, log.open("ab") as output:
             self._check_stopped()
-            process = subprocess.Popen(
+            process = self._fork(step, slots, output.fileno(), held) or subprocess.Popen(
                 launched(self.command(step), may_finish=True, grace_seconds=self.grace_seconds),
                 cwd=self.workspace,
-                env=_environment(slots),
+                env=environment_of_stages(slots.gpus),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                pass_fds=(*self.held, *slots.descriptors),
+                pass_fds=held,
                 start_new_session=True,
             )
             self.running[process.pid] = process
         return process
 
-    def _follow(self, step: Step, process: "subprocess.Popen[bytes]", log: Path) -> list[str]:
+    def _fork(
+        self, step: Step, slots: Slots, output: int, held: Sequence[int]
+    ) -> ForkedStage | None:
+        if self.preloaded is None:
+            return None
+        return self.preloaded.start(
+            self.command(step)[len(DVC) :],
+            environment=environment_of_stages(slots.gpus),
+            log=output,
+            held=held,
+            grace_seconds=self.grace_seconds,
+        )
+
+    def _follow(self, step: Step, process: "Started", log: Path) -> list[str]:
         """Shows the stage's lines as they are printed and returns them; enforces its timeout."""
         limit = step.hints.timeout_s
         deadline = time.monotonic() + limit if limit else None
@@ -209,7 +229,8 @@ class Runner:
                     process.send_signal(signal.SIGTERM)
                     deadline = None
                 if not is_over:
-                    time.sleep(POLL_SECONDS)
+                    with suppress(subprocess.TimeoutExpired):
+                        process.wait(POLL_SECONDS)
         with self.guard:
             del self.running[process.pid]
         return [line for line in lines if line.strip()]
@@ -262,12 +283,12 @@ def launched(command: list[str], *, may_finish: bool, grace_seconds: float) -> l
     return [*start, how, *command]
 
 
-def _environment(slots: Slots) -> Mapping[str, str]:
-    """Returns the stage's environment: this Python first in PATH, no buffering, its GPUs."""
+def environment_of_stages(gpus: Sequence[str] = ()) -> Mapping[str, str]:
+    """Returns a stage's environment: this Python first in PATH, no buffering, its GPUs."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     own = {"PATH": path, "PYTHONUNBUFFERED": "1", "DVC_NO_ANALYTICS": "true"}
-    if slots.gpus:
-        own["CUDA_VISIBLE_DEVICES"] = ",".join(slots.gpus)
+    if gpus:
+        own["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     return {**os.environ, **own}
 
 

@@ -4,6 +4,7 @@ import gc
 import os
 import sys
 
+from grpo.runtime.preloaded import run_in_preloaded
 from grpo.runtime.process import stop_at_once
 
 PARENT = os.getppid()  # read before the slow imports of the stage: the parent may exit meanwhile
@@ -12,4 +13,5 @@ INTERRUPTED = "stopped; run again to resume"
 
 if sys.argv[0] == "-m":  # `python -m stages.NAME`, before Python imports the module
     stop_at_once(INTERRUPTED)
+    run_in_preloaded(PARENT)  # under flows; does not return if there is a preloaded process
     gc.disable()  # imports create many objects and no garbage; `run` enables it

@@ -3,35 +3,12 @@
 from dataclasses import asdict
 from pathlib import Path
 
-import pandas as pd
-
-from grpo.allocation.profiling import profile_prompts, summarize_profile
-from grpo.errors import ArtifactError, brief, located
-from grpo.params.manifests import require_described
-from grpo.params.parameters import read_params
-from grpo.runtime.artifacts.files import Scratch, atomic_path, read_json, write_json
-from grpo.runtime.artifacts.tables import (
-    PROFILE,
-    PROMPTS,
-    ROLLOUTS,
-    empty_table,
-    read_table,
-    unscored,
-    write_table,
-)
+from grpo.errors import ArtifactError, brief
+from grpo.runtime.artifacts.files import atomic_path, read_json, write_json
+from grpo.runtime.artifacts.tables import PROFILE, ROLLOUTS, empty_table, write_table
 from grpo.runtime.artifacts.usage import Usage
-from grpo.runtime.seeds import derive_seed
-from grpo.sampling.drawing import sample_rollouts, stored_batches
-from grpo.sampling.rollouts import SampledBatch, keep_judged, write_batch
-from grpo.sampling.scoring import judge_stored, require_judged
-from grpo.schema import DATA
 from grpo.types import Cost
-from grpo.wiring.executors import open_executor
-from grpo.wiring.phase_profiles import profile_steps
-from grpo.wiring.policies import stored_layout
-from grpo.wiring.sampling_workers import SamplingSetup, make_sampling_work
-from stages.entry import run, scratch_of
-from stages.progress import shown, warn
+from stages.entry import run
 
 
 def main(usage: Usage, needed: Path, judge: Path, policy: Path, prompts: Path, out: Path) -> None:
@@ -44,26 +21,10 @@ def main(usage: Usage, needed: Path, judge: Path, policy: Path, prompts: Path, o
     if not _is_needed(needed):
         _write_none(out)
         return
-    params = read_params()
-    require_described(judge, params, DATA, "judge")
-    table = read_table(prompts, PROMPTS)
-    scratch = scratch_of("profile", [judge, policy, prompts], params)
-    setup = SamplingSetup(
-        params=params, prompts=prompts, purpose="profile", base=policy, policy=policy
-    )
-    batch, rewards = _draw_and_judge(usage, setup, table, scratch)
-    with located("profile"):
-        warn(require_judged(rewards))
-    batch = keep_judged(stored_layout(params, policy), batch, rewards)
-    with usage.part("gradients"):
-        steps, cost = profile_steps(params, policy, batch, rewards)
-    profile = profile_prompts(batch.table, rewards, table)
-    with atomic_path(out / "rollouts") as temporary:
-        write_batch(temporary, batch)
-    write_table(profile, out / "prompts.parquet", PROFILE)
-    summary = summarize_profile(profile, batch.cost + cost, steps)
-    write_json(out / "summary.json", {**summary, **unscored(rewards)})
-    scratch.clear()
+    # Imported here: it takes seconds and is often not needed.
+    from stages.sampled_profile import write_profile
+
+    write_profile(usage, judge, policy, prompts, out)
 
 
 def _is_needed(path: Path) -> bool:
@@ -87,27 +48,6 @@ def _write_none(out: Path) -> None:
         write_table(empty_table(ROLLOUTS), temporary / "table.parquet", ROLLOUTS, allow_empty=True)
     write_table(empty_table(PROFILE), out / "prompts.parquet", PROFILE, allow_empty=True)
     write_json(out / "summary.json", {"cost": asdict(Cost()), "rollouts": 0})
-
-
-def _draw_and_judge(
-    usage: Usage, setup: SamplingSetup, table: pd.DataFrame, scratch: Scratch
-) -> tuple[SampledBatch, pd.DataFrame]:
-    """Returns rollouts and rewards; the executor and its policy are released on return."""
-    params, judged = setup.params, scratch.within("judged").directory
-    with open_executor(make_sampling_work, setup) as executor:
-        with usage.part("sampling"), shown("profile") as progress:
-            batch = sample_rollouts(
-                executor,
-                table.assign(rollouts=params.profile.rollouts_per_prompt),
-                rollouts_per_batch=params.profile.rollouts_per_batch,
-                seed=derive_seed(params.seed, "profile"),
-                scratch=scratch.directory,
-                progress=progress,
-            )
-        usage.move("sampling", executor.seconds())
-        stored = stored_batches(scratch.directory)
-        with usage.part("scoring"), shown("score profile") as progress:
-            return batch, judge_stored(executor, stored, scratch=judged, progress=progress).rewards
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from functools import partial
 
 EXIT_INTERRUPTED = 128 + signal.SIGINT  # as shells call it
 PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
 
 
 def stop_at_once(text: str) -> None:
@@ -63,3 +64,8 @@ def die_with_parent(parent: int) -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != parent:  # the parent died before the call
             sys.exit(1)
+
+
+def become_subreaper() -> None:
+    """Makes this process the parent of descendants whose own parents have ended."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)

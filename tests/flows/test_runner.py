@@ -1,9 +1,12 @@
 """One stage at a time and side by side: outcomes, retries, timeouts, locks."""
 
+import fcntl
+import os
+import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Self
@@ -16,9 +19,11 @@ import flows.pipeline
 import flows.runner
 from flows import gpus
 from flows.gpus import hold_gpus
+from flows.launcher import descendants
 from flows.pipeline import Reproduction, bring_up_to_date
 from flows.planning import Hints, Step, plan
-from flows.runner import Outcome, Result, Runner, StageError, Stopped
+from flows.preloaded import preloaded
+from flows.runner import Outcome, Result, Runner, StageError, Stopped, environment_of_stages
 from grpo.errors import ParameterError
 from grpo.lineage.lock import Lock, read_lock
 from grpo.runtime.artifacts.marks import read_marks
@@ -36,14 +41,30 @@ def shown() -> Lines:
     return []
 
 
-@pytest.fixture
-def runner(finished_pipeline: Path, shown: Lines, monkeypatch: pytest.MonkeyPatch) -> Runner:
+@pytest.fixture(params=["fresh", "preloaded"])
+def runner(
+    request: pytest.FixtureRequest,
+    finished_pipeline: Path,
+    shown: Lines,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Runner]:
     """A runner of a pipeline whose train stages have changed."""
     monkeypatch.setenv("PYTHONPATH", str(tiny_pipeline.SOURCE))
     tiny_pipeline.replace(finished_pipeline, "seconds: 0.0", "seconds: 0.1")
-    return Runner(
-        finished_pipeline, at_once=2, show=lambda stage, line: shown.append((stage, line))
-    )
+    with ExitStack() as stack:
+        processes = None
+        if request.param == "preloaded":
+            opened = preloaded(finished_pipeline, environment_of_stages(), [])
+            processes = stack.enter_context(opened)
+        yield Runner(
+            finished_pipeline,
+            at_once=2,
+            show=lambda stage, line: shown.append((stage, line)),
+            preloaded=processes,
+        )
+
+
+only_preloaded = pytest.mark.parametrize("runner", ["preloaded"], indirect=True)
 
 
 @pytest.fixture
@@ -166,6 +187,50 @@ def test_stopping_ends_running_stages_and_starts_no_more(
     assert not is_alive(int(marks(runner.workspace)[-1][3]))
     with pytest.raises(Stopped):
         runner.run_stage(wanted)
+
+
+@only_preloaded
+@pytest.mark.parametrize("who", ["preloaded process", "launcher", "dvc", "stage"])
+def test_a_kill_ends_all_processes_of_a_stage_which_is_tried_again(
+    runner: Runner, step: Callable[[str], Step], who: str
+) -> None:
+    tiny_pipeline.replace(runner.workspace, "seconds: 0.1", "seconds: 300.0")
+    already = len(marks(runner.workspace))
+    wanted = step("train@a-1")
+    (server,) = [each.pid for each in runner.preloaded.processes]
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(runner.run_stage, wanted)
+        until(lambda: len(marks(runner.workspace)) > already)
+        launcher, dvc, *_, stage = below = descendants(server)
+        assert stage == int(marks(runner.workspace)[-1][3])
+        tiny_pipeline.replace(runner.workspace, "seconds: 300.0", "seconds: 0.2")
+        named = {"preloaded process": server, "launcher": launcher, "dvc": dvc, "stage": stage}
+        os.kill(named[who], signal.SIGKILL)
+        until(lambda: not any(map(is_alive, below)))
+        assert future.result().outcome is Outcome.COMPLETED
+    assert len(marks(runner.workspace)) == already + 3  # two starts and an end
+
+
+@only_preloaded
+def test_dvc_is_forked_and_locks_are_held_until_all_has_ended(
+    runner: Runner, step: Callable[[str], Step], tmp_path: Path
+) -> None:
+    tiny_pipeline.replace(runner.workspace, "seconds: 0.1", "seconds: 0.5")
+    already = len(marks(runner.workspace))
+    wanted, lock = step("train@a-1"), tmp_path / "lock"
+    with ThreadPoolExecutor(1) as pool:
+        with lock.open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            runner.held = (file.fileno(),)
+            future = pool.submit(runner.run_stage, wanted)
+            until(lambda: len(marks(runner.workspace)) > already)
+        (server,) = runner.preloaded.processes
+        assert len(descendants(server.pid)) >= 3  # a launcher, dvc and a stage
+        with lock.open() as file, pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        future.result()
+        with lock.open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def test_a_gpu_belongs_to_one_stage_at_a_time(

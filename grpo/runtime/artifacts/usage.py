@@ -4,7 +4,9 @@ Measurements differ between runs, so they are not part of any artifact. They are
 `.runs/`, one JSON per stage, and read by the report page and the lineage.
 """
 
+import os
 import resource
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +16,7 @@ from pathlib import Path
 import psutil
 
 from grpo.runtime.artifacts.files import read_json, write_json
+from grpo.runtime.preloaded import main_process
 
 USAGE = Path(".runs")
 
@@ -48,7 +51,8 @@ class Usage:
 def measured(stage: str) -> Iterator[Usage]:
     """Yields a Usage and, when the block succeeds, writes it to `.runs/STAGE.json`."""
     usage = Usage()
-    start = time.time() - psutil.Process().create_time()
+    main = main_process()  # not this process if it is the fork of a preloaded one
+    start = _seconds_since_start(main)
     usage.seconds_by_part["start"] = start
     entered = time.perf_counter()  # unaffected by changes of the system clock
     yield usage
@@ -56,8 +60,20 @@ def measured(stage: str) -> Iterator[Usage]:
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     usage.seconds += start + time.perf_counter() - entered
     usage.cpu_seconds += own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
+    if main != os.getpid():
+        usage.cpu_seconds += sum(psutil.Process(main).cpu_times()[:2])
     usage.peak_bytes = max(usage.peak_bytes, max(own.ru_maxrss, children.ru_maxrss) * 1024)
     write_json(USAGE / f"{stage}.json", asdict(usage))
+
+
+def _seconds_since_start(process: int) -> float:
+    """Returns how long ago a process was started."""
+    if sys.platform != "linux":
+        return time.time() - psutil.Process(process).create_time()
+    # Not from psutil, which takes the time of boot from the kernel in whole seconds.
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    ticks = int(fields[19])  # since boot
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
 
 def read_usage(stage: str) -> Usage | None:
