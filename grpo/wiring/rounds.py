@@ -21,6 +21,7 @@ from grpo.modalities.shared.directories import (
 )
 from grpo.params.parameters import Training
 from grpo.runtime.artifacts.files import Scratch, atomic_path, read_json, write_json
+from grpo.runtime.artifacts.iterations import REWARDS_FILE, ROLLOUTS_FOLDER, iteration_name
 from grpo.runtime.artifacts.tables import write_csv
 from grpo.runtime.artifacts.tensors import read_tensors, write_tensors
 from grpo.runtime.artifacts.usage import Usage
@@ -45,7 +46,6 @@ LARGE_REWARD = 1e6  # above it an overflow is attributed to rewards, not to the 
 STATE = "state.json"
 COSTS = ("sampling_cost", "later_sampling_cost", "audit_cost")
 RECORD = "record"  # what training leaves of an iteration
-ROLLOUTS_FOLDER, REWARDS_FILE = "rollouts", "rewards.parquet"
 
 
 def first_state(trainer: Trainer) -> RoundState:
@@ -240,11 +240,6 @@ def save_round(
         write_json(temporary / "summary.json", summary)
     with atomic_path(policy_out) as temporary:
         save_trained(temporary, weights, policy_state)
-
-
-def iteration_name(index: int) -> str:
-    """Returns the name of an iteration's directory."""
-    return f"iteration-{index:04d}"
 
 
 def _copy_iteration(source: Path, target: Path, training: Training) -> None:
