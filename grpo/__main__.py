@@ -79,6 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     lineage.add_argument(
         "path", type=Path, nargs="?", help="an artifact; default: record in MLflow"
     )
+    lineage.add_argument("--find", metavar="ID", help="a rollout or prompt of the rounds behind it")
     lineage.add_argument("--svg", type=Path, metavar="FILE", help="draw the graph instead")
     lineage.set_defaults(run=_lineage)
     report = commands.add_parser("report", help="draw artifacts/report/index.html again")
@@ -162,6 +163,12 @@ def _lineage(arguments: argparse.Namespace) -> int:
         print(f"{len(recorded.runs)} stages in MLflow, {len(recorded.new)} of them new")
         return 0
     root = trace(arguments.path)
+    if arguments.find:
+        from grpo.lineage.found import find_rollouts
+
+        for each in find_rollouts(root, arguments.find):
+            print(each)
+        return 0
     if arguments.svg:
         with named_output(arguments.svg) as drawing:
             drawing.write_text(draw_svg(root), encoding="utf-8")
