@@ -8,6 +8,7 @@ if __name__ == "__main__":
 # Slow imports come after the signal handler is set.
 import argparse
 import io
+import json
 import os
 import signal
 import sys
@@ -95,7 +96,8 @@ def _parser() -> argparse.ArgumentParser:
     sample.add_argument("--seed", type=int, default=0)
     sample.add_argument("--images", type=Path, metavar="DIRECTORY", help="output of image policies")
     sample.set_defaults(run=_sample)
-    summary = commands.add_parser("summary", help="print reward before and after, per arm")
+    summary = commands.add_parser("summary", help="print reward, cost and time of each arm")
+    summary.add_argument("--json", action="store_true", help="for programs, with all numbers")
     summary.set_defaults(run=_summary)
     upload = commands.add_parser("upload", help="store a model's or a policy's directory in S3")
     upload.add_argument("directory", type=Path)
@@ -221,12 +223,18 @@ def _report(arguments: argparse.Namespace) -> int:
 def _summary(arguments: argparse.Namespace) -> int:
     from grpo.report.learned import find_empty_results
     from grpo.report.provenance import find_completed_run, state_of_page
-    from grpo.report.summary import summarize
+    from grpo.report.summary import describe, summarize
     from grpo.runtime.artifacts.marks import say
 
     ran, page = find_completed_run(), state_of_page()
     is_colored = sys.stdout.isatty()
     banners = [*ran.banners, *ran.stamps, *([page] if page else [])]
+    if arguments.json:
+        banners += find_empty_results(ARTIFACTS, ran.params)
+        content = describe(ARTIFACTS, ran.params)
+        content["warnings"] = [f"{each.title}: {each.text}" for each in banners]
+        print(json.dumps(content, indent=2))
+        return 0
     print(say(banners, is_colored=is_colored), end="")  # first: the results may be missing
     print(say(find_empty_results(ARTIFACTS, ran.params), is_colored=is_colored), end="")
     print(summarize(ARTIFACTS, ran.params))
