@@ -10,6 +10,7 @@ of code. Writes results/allocation_chunks.json and docs/allocation_chunks.svg. F
 updates of larger policies, in which gradients dominate, see benchmarks/chunk_costs.py.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,14 @@ from benchmarks.allocation_tokens import draw_curve, gains_by_cost, share_to_rea
 from benchmarks.demo import ROOT
 from benchmarks.figures import save_figure
 from benchmarks.seeds import record_seeds
-from benchmarks.workspaces import make_workspace, peak_bytes, run_stages
+from benchmarks.workspaces import make_workspace, peak_bytes, round_seconds, run_stages
 from grpo.modalities.action_chunks.phase_metrics import evenness
 from grpo.params.yaml import parse_yaml
+from grpo.report.reading import GROUP, read_rollouts, read_round_costs
 from grpo.report.style import styled
 from grpo.runtime.artifacts.files import read_json
-from grpo.runtime.artifacts.tables import EVALUATION, REWARDS, ROLLOUTS, read_table
+from grpo.runtime.artifacts.iterations import iterations_of
+from grpo.runtime.artifacts.tables import EVALUATION, PROFILE, empty_table, read_table
 from grpo.runtime.markdown import markdown_table
 
 ARMS = ROOT / "benchmarks" / "allocation_chunks.yaml"
@@ -39,6 +42,7 @@ EVALUATED = (2, 4)
 REFERENCE = "all"
 BY_PHASE = ("pcm", "pcm_ht")  # arms whose phases the results include
 RESAMPLES = 2000
+PHASE_COUNTS = ("chunks", "trained_chunks")
 PROFILED = ("phases", "contrast_rank_correlation", "variance_by_gradient")
 COSTS = {
     "cpu_seconds": ("processor seconds, simulation included", 1.0),
@@ -73,10 +77,10 @@ def run_seed(seed: int) -> dict[str, Any]:
         points = [{**_score(artifacts, "base"), "cpu_seconds": 0.0, "trained_chunks": 0.0}]
         for number in range(1, ROUNDS + 1):
             name = f"{arm}-{number}"
-            cost = read_json(artifacts / "training" / name / "summary.json")["cost"]
+            cost = read_round_costs(artifacts, name).update
             chunks, flops = chunks + cost["trained_steps"], flops + cost["flops"]
-            train += seconds[f"train@{name}"]
-            spent += sum(seconds[f"{stage}@{name}"] for stage in ("rollout", "score", "train"))
+            of_round = round_seconds(workspace, seconds, name)
+            train, spent = train + of_round.training, spent + of_round.total
             if number in EVALUATED:
                 point = _score(artifacts, name) | {"cpu_seconds": round(spent, 1)}
                 point |= {"trained_chunks": chunks, "train_flops": flops}
@@ -224,20 +228,38 @@ def _variance_by_advantage(artifacts: Path, name: str) -> float:
     This is the variance of masking by advantage relative to uniform masking
     (docs/methods/steps_by_advantage.md).
     """
-    table = read_table(artifacts / "rollouts" / name / "table.parquet", ROLLOUTS)
-    judged = read_table(artifacts / "rewards" / f"{name}.parquet", REWARDS)
-    joined = table.merge(judged, on="rollout_id")
-    by_group = joined.groupby("group")["reward"]
+    joined = read_rollouts(iterations_of(artifacts, name), empty_table(PROFILE))
+    by_group = joined.groupby(GROUP)["reward"]
     deviation = by_group.transform("std", ddof=0)
     score = ((joined["reward"] - by_group.transform("mean")) / deviation)[deviation > 0]
     return evenness(score.abs().tolist()) or 0.0
 
 
 def _keep(artifacts: Path, name: str) -> list[dict[str, Any]]:
-    """Returns the training statistics of a round by phase."""
-    rows = pd.read_csv(artifacts / "training" / name / "phases.csv")
-    records = rows.replace({np.nan: None}).to_dict("records")
-    return [{str(name): value for name, value in row.items()} for row in records]
+    """Returns the training statistics of a round by phase, of all its iterations."""
+    tables = [pd.read_csv(each.record / "phases.csv") for each in iterations_of(artifacts, name)]
+    rows = combine_phases(tables).replace({np.nan: None}).to_dict("records")
+    return [{str(name): value for name, value in row.items()} for row in rows]
+
+
+def combine_phases(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """Returns the phases.csv of a round from those of its iterations.
+
+    Counts are summed, shares and contrasts averaged with the weights of the counts, and `keep` is
+    that at the end of the round.
+    """
+    first, last = tables[0], tables[-1]
+    if len(tables) == 1:
+        return first
+    weights = np.array([each["chunks"] for each in tables], dtype=np.float64)
+    combined = {"phase": first["phase"]}
+    for name in first.columns.drop("phase"):
+        values = np.array([each[name] for each in tables], dtype=np.float64)
+        known = np.where(np.isnan(values), 0.0, weights)
+        with np.errstate(invalid="ignore"):
+            mean = (np.nan_to_num(values) * known).sum(axis=0) / known.sum(axis=0)
+        combined[name] = values.sum(axis=0).astype(int) if name in PHASE_COUNTS else mean
+    return pd.DataFrame({**combined, "keep": last["keep"]})[list(first.columns)]
 
 
 def _ratio(own: list[Point], reference: list[Point], name: str) -> float:

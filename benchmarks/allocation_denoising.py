@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 from PIL import Image
@@ -24,10 +25,11 @@ from benchmarks.allocation_tokens import COSTS, draw_curve, gains_by_cost, share
 from benchmarks.demo import ROOT
 from benchmarks.figures import save_figure
 from benchmarks.seeds import record_seeds
-from benchmarks.workspaces import make_workspace, peak_bytes, run_stages
+from benchmarks.workspaces import make_workspace, peak_bytes, round_seconds, run_stages
 from grpo.params.yaml import parse_yaml
 from grpo.report.style import MARKERS, styled
 from grpo.runtime.artifacts.files import read_json
+from grpo.runtime.artifacts.iterations import IterationFiles, iterations_of
 from grpo.runtime.artifacts.tables import EVALUATION_SAMPLES, read_table
 from grpo.runtime.artifacts.tensors import read_tensors
 from grpo.runtime.markdown import markdown_table
@@ -66,12 +68,12 @@ def run_seed(seed: int) -> dict[str, list[Point]]:
             name = f"{arm}-{number}"
             for folder in ("rollouts", "training"):
                 flops += read_json(artifacts / folder / name / "summary.json")["cost"]["flops"]
-            by_stage = {each: seconds[f"{each}@{name}"] for each in ("rollout", "score", "train")}
-            spent += sum(by_stage.values())
+            of_round = round_seconds(workspace, seconds, name)
+            spent += of_round.total
             point = _point(artifacts, name, flops=flops, cpu_seconds=round(spent, 1))
             updates = pd.read_csv(artifacts / "training" / name / "updates.csv")
-            point |= _look(updates, by_stage["train"], peaks[f"train@{name}"])
-            points.append({**point, **_window(artifacts / "rollouts" / name)})
+            point |= _look(updates, of_round.training, peaks[f"train@{name}"])
+            points.append({**point, **_window(iterations_of(artifacts, name))})
         curves[arm] = points
     if seed == 0:
         draw_sheet(workspace, list(curves)).savefig(SHEET, dpi=60, metadata={"Software": None})
@@ -191,13 +193,17 @@ def _look(updates: pd.DataFrame, train_seconds: float, peak: int) -> Point:
     }
 
 
-def _window(rollouts: Path) -> Point:
-    """Returns the mean first and the mean last trained step of a round's rollouts."""
-    tensors = read_tensors(rollouts / "tensors.safetensors")
-    ends = tensors["steps"].cumsum(0)
-    index = tensors["step_index"].float()
+def _window(iterations: Sequence[IterationFiles]) -> Point:
+    """Returns the mean first and the mean last trained step of a round's rollouts.
+
+    Iterations whose tensors are not stored are left out.
+    """
+    stored = [read_tensors(each.tensors) for each in iterations if each.tensors.exists()]
+    steps = torch.cat([each["steps"] for each in stored])
+    ends = steps.cumsum(0)
+    index = torch.cat([each["step_index"] for each in stored]).float()
     return {
-        "first_step": float(index[ends - tensors["steps"]].mean()),
+        "first_step": float(index[ends - steps].mean()),
         "last_step": float(index[ends - 1].mean()),
     }
 

@@ -22,7 +22,7 @@ from scipy import stats
 from benchmarks.demo import ROOT
 from benchmarks.figures import save_figure
 from benchmarks.seeds import record_seeds
-from benchmarks.workspaces import make_workspace, run_stages
+from benchmarks.workspaces import make_workspace, round_seconds, run_stages
 from grpo.params.parameters import Parameters, read_params
 from grpo.params.yaml import parse_yaml
 from grpo.report.comparison import Curve, cost_to_reach
@@ -105,20 +105,18 @@ def curve(
     artifacts = workspace / "artifacts"
     total = dict.fromkeys((*asdict(Cost()), *SECONDS, "cpu_seconds"), 0.0)
 
-    def pay(stage: str, kind: str, summary: str | None) -> None:
-        cost = read_json(artifacts / summary / "summary.json")["cost"] if summary else {}
-        for name, value in cost.items():
+    def pay(summary: str, **seconds: float) -> None:
+        cost = read_json(artifacts / summary / "summary.json")["cost"]
+        for name, value in {**cost, **seconds, "cpu_seconds": sum(seconds.values())}.items():
             total[name] += value
-        for name in (kind, "cpu_seconds"):
-            total[name] += cpu_seconds[stage]
 
     if reads_profile(params, arm):
-        pay("profile", "profile_seconds", "profile")
+        pay("profile", profile_seconds=cpu_seconds["profile"])
     points = [_point(artifacts, "base", total)]
     for name in params.rounds_of(arm):
-        pay(f"rollout@{name}", "rollout_seconds", f"rollouts/{name}")
-        pay(f"score@{name}", "score_seconds", None)
-        pay(f"train@{name}", "train_seconds", f"training/{name}")
+        spent = round_seconds(workspace, cpu_seconds, name)
+        pay(f"rollouts/{name}", rollout_seconds=spent.sampling, score_seconds=spent.judging)
+        pay(f"training/{name}", train_seconds=spent.training)
         if name in evaluated:
             points.append(_point(artifacts, name, total))
     return points

@@ -267,7 +267,7 @@ def train_round(
 ) -> dict[str, float]:
     """Samples in bfloat16, trains in float32, appends to `updates` and returns round metrics.
 
-    Unlike `grpo.training.updates.train_round`, accepts a drift that is large relative to the clip
+    Unlike `grpo.training.updates.run_updates`, accepts a drift that is large relative to the clip
     range (rule U27), because this benchmark measures the drift.
     """
     seed = derive_seed(case.seed, "round", len(updates))

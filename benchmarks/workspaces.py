@@ -7,8 +7,9 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ ROOT = Path(__file__).parents[1]
 NO_RESULT = ("report", "lineage")
 CPU_SECONDS = Path(".work/cpu_seconds.json")
 PEAK_BYTES = Path(".work/peak_bytes.json")
+PART_SECONDS = Path(".work/part_seconds.json")
+SAMPLING_PARTS, JUDGING_PARTS = ("sampling", "simulation"), ("judging",)
 STATUS, CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
@@ -59,9 +62,12 @@ def run_stages(workspace: Path, skipped: Collection[str] = ()) -> dict[str, floa
             main = importlib.import_module(module).main
             reset_peak()
             start = _cpu_seconds()
-            main(Usage(), *(Path(path) for path in paths))
+            usage = Usage()
+            main(usage, *(Path(path) for path in paths))
             seconds[name] = _cpu_seconds() - start
             write_json(CPU_SECONDS, seconds)
+            parts = _read_by_stage(PART_SECONDS)
+            write_json(PART_SECONDS, {**parts, name: usage.seconds_by_part})
             write_json(PEAK_BYTES, {**peak_bytes(Path()), name: resident_peak()})
         return seconds
 
@@ -81,8 +87,49 @@ def commands_in_order(workspace: Path) -> list[tuple[str, str, list[Path]]]:
 
 def peak_bytes(workspace: Path) -> dict[str, int]:
     """Returns the peak resident memory of the process during each stage that ran."""
-    path = workspace / PEAK_BYTES
-    found: dict[str, int] = read_json(path) if path.exists() else {}
+    return _read_by_stage(workspace / PEAK_BYTES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundSeconds:
+    """CPU seconds of a round by kind of work, of all its iterations."""
+
+    sampling: float
+    judging: float
+    training: float
+
+    @property
+    def total(self) -> float:
+        """All CPU seconds of the round."""
+        return self.sampling + self.judging + self.training
+
+
+def round_seconds(workspace: Path, cpu_seconds: Mapping[str, float], name: str) -> RoundSeconds:
+    """Returns the CPU seconds of a round.
+
+    Those of train@ are divided by the measured seconds of its parts: the iterations after the first
+    sample and judge in it.
+
+    Args:
+      cpu_seconds: By stage, from `run_stages`.
+    """
+    parts: dict[str, float] = _read_by_stage(workspace / PART_SECONDS).get(f"train@{name}", {})
+    whole = sum(parts.values()) or 1.0
+    train = cpu_seconds[f"train@{name}"]
+    later = [
+        train * sum(parts.get(each, 0.0) for each in group) / whole
+        for group in (SAMPLING_PARTS, JUDGING_PARTS)
+    ]
+    return RoundSeconds(
+        sampling=cpu_seconds[f"rollout@{name}"] + later[0],
+        judging=cpu_seconds[f"score@{name}"] + later[1],
+        training=train - sum(later),
+    )
+
+
+def _read_by_stage(path: Path) -> dict[str, Any]:
+    """Returns the content of a file that `run_stages` wrote; empty if there is none."""
+    found: dict[str, Any] = read_json(path) if path.exists() else {}
     return found
 
 

@@ -8,6 +8,7 @@ if __name__ == "__main__":
 # Slow imports come after the signal handler is set.
 import argparse
 import io
+import json
 import os
 import signal
 import sys
@@ -79,6 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     lineage.add_argument(
         "path", type=Path, nargs="?", help="an artifact; default: record in MLflow"
     )
+    lineage.add_argument("--find", metavar="ID", help="a rollout or prompt of the rounds behind it")
     lineage.add_argument("--svg", type=Path, metavar="FILE", help="draw the graph instead")
     lineage.set_defaults(run=_lineage)
     report = commands.add_parser("report", help="draw artifacts/report/index.html again")
@@ -94,7 +96,8 @@ def _parser() -> argparse.ArgumentParser:
     sample.add_argument("--seed", type=int, default=0)
     sample.add_argument("--images", type=Path, metavar="DIRECTORY", help="output of image policies")
     sample.set_defaults(run=_sample)
-    summary = commands.add_parser("summary", help="print reward before and after, per arm")
+    summary = commands.add_parser("summary", help="print reward, cost and time of each arm")
+    summary.add_argument("--json", action="store_true", help="for programs, with all numbers")
     summary.set_defaults(run=_summary)
     upload = commands.add_parser("upload", help="store a model's or a policy's directory in S3")
     upload.add_argument("directory", type=Path)
@@ -162,6 +165,12 @@ def _lineage(arguments: argparse.Namespace) -> int:
         print(f"{len(recorded.runs)} stages in MLflow, {len(recorded.new)} of them new")
         return 0
     root = trace(arguments.path)
+    if arguments.find:
+        from grpo.lineage.found import find_rollouts
+
+        for each in find_rollouts(root, arguments.find):
+            print(each)
+        return 0
     if arguments.svg:
         with named_output(arguments.svg) as drawing:
             drawing.write_text(draw_svg(root), encoding="utf-8")
@@ -214,12 +223,18 @@ def _report(arguments: argparse.Namespace) -> int:
 def _summary(arguments: argparse.Namespace) -> int:
     from grpo.report.learned import find_empty_results
     from grpo.report.provenance import find_completed_run, state_of_page
-    from grpo.report.summary import summarize
+    from grpo.report.summary import describe, summarize
     from grpo.runtime.artifacts.marks import say
 
     ran, page = find_completed_run(), state_of_page()
     is_colored = sys.stdout.isatty()
     banners = [*ran.banners, *ran.stamps, *([page] if page else [])]
+    if arguments.json:
+        banners += find_empty_results(ARTIFACTS, ran.params)
+        content = describe(ARTIFACTS, ran.params)
+        content["warnings"] = [f"{each.title}: {each.text}" for each in banners]
+        print(json.dumps(content, indent=2))
+        return 0
     print(say(banners, is_colored=is_colored), end="")  # first: the results may be missing
     print(say(find_empty_results(ARTIFACTS, ran.params), is_colored=is_colored), end="")
     print(summarize(ARTIFACTS, ran.params))

@@ -68,7 +68,7 @@ def main(
                 progress=progress,
             )
         usage.move("sampling", executor.seconds())
-        with usage.part("scoring"), shown(f"score {out.stem}") as progress:
+        with usage.part("judging"), shown(f"score {out.stem}") as progress:
             judged = score_evaluation(executor, draws, scratch=scratch, progress=progress)
     with located(f"evaluate@{out.stem}"):
         warn(require_judged(judged["sampled"].rewards))

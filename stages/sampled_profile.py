@@ -69,5 +69,5 @@ def _draw_and_judge(
             )
         usage.move("sampling", executor.seconds())
         stored = stored_batches(scratch.directory)
-        with usage.part("scoring"), shown("score profile") as progress:
+        with usage.part("judging"), shown("score profile") as progress:
             return batch, judge_stored(executor, stored, scratch=judged, progress=progress).rewards

@@ -26,7 +26,7 @@ def main(usage: Usage, judge: Path, prompts: Path, rollouts: Path, out: Path) ->
     scratch = scratch_of(f"score@{out.stem}", [judge, prompts, rollouts], params)
     with (
         open_executor(make_judging_work, JudgingSetup(params=params, prompts=prompts)) as executor,
-        usage.part("scoring"),
+        usage.part("judging"),
         shown(f"score {out.stem}") as progress,
     ):
         judged = judge_stored(executor, [rollouts], scratch=scratch.directory, progress=progress)

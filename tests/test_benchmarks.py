@@ -3,11 +3,16 @@
 import sys
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from benchmarks import same_bytes, scaling_training
+from benchmarks.allocation_chunks import combine_phases
 from benchmarks.allocation_tokens import Point, summarize
 from benchmarks.demo import time_module
+from benchmarks.workspaces import PART_SECONDS, round_seconds
+from grpo.runtime.artifacts.files import write_json
 
 
 def curve(*points: tuple[float, float]) -> list[Point]:
@@ -72,6 +77,28 @@ def test_the_reference_reaches_itself_at_its_whole_cost():
     summary = summarize({str(seed): {"uniform": REFERENCE} for seed in range(3)})["uniform"]
     assert set(summary["flops_to_reach"].values()) == {1.0}
     assert summary["against_reference"] == {"value": 0.0, "low": 0.0, "high": 0.0}
+
+
+def test_seconds_of_train_are_divided_by_what_it_did(tmp_path: Path):
+    """Of 40 CPU seconds of train@a-1, half are sampling and a tenth is judging."""
+    spent = {"rollout@a-1": 5.0, "score@a-1": 2.0, "train@a-1": 40.0}
+    parts = {"load": 1.0, "sampling": 3.0, "simulation": 2.0, "judging": 1.0, "update": 3.0}
+    write_json(tmp_path / PART_SECONDS, {"train@a-1": parts, "train@a-2": {"sampling": 9.0}})
+    found = round_seconds(tmp_path, spent, "a-1")
+    assert (found.sampling, found.judging, found.training) == pytest.approx((25.0, 6.0, 16.0))
+    assert found.total == pytest.approx(sum(spent.values()))
+    write_json(tmp_path / PART_SECONDS, {"train@a-1": {"load": 1.0, "update": 9.0}})
+    found = round_seconds(tmp_path, spent, "a-1")
+    assert (found.sampling, found.judging, found.training) == (5.0, 2.0, 40.0)
+
+
+def test_phases_of_iterations_are_weighted_by_their_chunks():
+    columns = ["phase", "chunks", "trained_chunks", "contrast", "keep"]
+    first = pd.DataFrame([("a", 10, 5, 0.5, 0.9), ("b", 4, 2, np.nan, 0.8)], columns=columns)
+    second = pd.DataFrame([("a", 30, 1, 0.1, 0.3), ("b", 6, 6, 0.2, np.nan)], columns=columns)
+    assert combine_phases([first]) is first
+    expected = pd.DataFrame([("a", 40, 6, 0.2, 0.3), ("b", 10, 8, 0.2, np.nan)], columns=columns)
+    pd.testing.assert_frame_equal(combine_phases([first, second]), expected)
 
 
 PROBE = """

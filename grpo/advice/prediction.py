@@ -1,7 +1,8 @@
 """Predicts costs and groups of a round from a profile and compares them with finished rounds.
 
 docs/advice.md gives the cost model: a round reads every prompt once and samples every rollout; it
-computes log-probs of the rollouts with weight once and trains on them once; the profile counts.
+computes log-probs of the rollouts with weight once, if an iteration has several updates, and trains
+on them once; the profile counts.
 All rates and lengths are those of the base policy: the prediction ignores learning. FLOPs of
 single passes come from the modality (`grpo/modalities/costs.py`).
 """
@@ -25,7 +26,8 @@ from grpo.errors import located
 from grpo.modalities.costs import PassFlops
 from grpo.objective.link import Link
 from grpo.params.parameters import BASE, Arm, Parameters
-from grpo.report.reading import read_cost, read_rollouts
+from grpo.report.reading import GROUP, read_rollouts, read_round_costs
+from grpo.runtime.artifacts.iterations import iterations_of
 from grpo.runtime.artifacts.tables import is_judged
 from grpo.runtime.seeds import derive_seed
 from grpo.schema import PARAMS
@@ -90,9 +92,15 @@ class Treatment:
     scores_reference: bool  # whether reference log-probs of trained rollouts are computed
     scores_reference_on_all: bool  # whether reference log-probs of all rollouts are computed
     selection: Selection
-    updates: int
+    iterations: int  # per round; each samples its own prompts, or spends the selection's budget
+    updates_per_iteration: int
     rollouts_per_batch: int  # in sampling
     tokens_per_microbatch: int
+
+    @property
+    def dealt(self) -> int:
+        """The number of iterations to which the prompts of a phase are dealt, once each."""
+        return self.iterations if self.selection.budget is None else 1
 
 
 class TrainedGroups(NamedTuple):
@@ -114,21 +122,30 @@ def treatment_of(arm: Arm, name: str, facts: Facts) -> Treatment:
     Raises:
       ParameterError: If a link or a selection of the arm is invalid.
     """
-    links, updates = build_objective(arm.objective, name).links, arm.training.updates_per_iteration
+    links, training = build_objective(arm.objective, name).links, arm.training
     keep = [int(each.settings["keep"] or 0) for each in _named(links, "keep_extreme_rollouts")]
     penalties = _named(links, "penalize_kl"), _named(links, "subtract_kl_from_reward")
     on_kept, on_all = (any(each.settings["beta"] for each in found) for found in penalties)
     return Treatment(
         drops_uniform=bool(_named(links, "drop_uniform_groups")),
         keep=min(keep, default=None),
-        scores_proximal=updates > 1 or facts.cost_model.always_scores_proximal,
+        scores_proximal=scores_proximal(training.updates_per_iteration, facts),
         scores_reference=on_kept,
         scores_reference_on_all=on_all,
         selection=build_selection(arm.selection, name),
-        updates=updates,
+        iterations=training.iterations_per_round,
+        updates_per_iteration=training.updates_per_iteration,
         rollouts_per_batch=arm.sampling.rollouts_per_batch,
         tokens_per_microbatch=arm.training.tokens_per_microbatch,
     )
+
+
+def scores_proximal(updates_per_iteration: int, facts: Facts) -> bool:
+    """Returns whether an iteration needs a pass for the log-probs of its proximal policy.
+
+    A single update is its own proximal policy, unless its routing is replayed.
+    """
+    return updates_per_iteration > 1 or facts.cost_model.always_scores_proximal
 
 
 def _named(links: tuple[Link, ...], name: str) -> list[Link]:
@@ -184,11 +201,29 @@ def predict_each(
 ) -> pd.DataFrame:
     """Returns the expected amounts of each planned prompt, a column per field of Amounts.
 
+    The first iteration of a round from the base may reuse rollouts of the profile.
+
     Args:
       plan: Columns prompt_id and rollouts (the group size).
     """
-    rows = facts.rows_of(plan["prompt_id"])
     reused = treatment.selection.reuses_profile and starts_from_base
+    passed = _predict_pass(plan, treatment, facts, reused=reused)
+    if reused and treatment.iterations > 1:
+        share = 1 / treatment.iterations  # the first iteration's
+        later = _predict_pass(plan, treatment, facts, reused=False)
+        passed = share * passed + (1 - share) * later
+    return passed * (treatment.iterations // treatment.dealt)
+
+
+def _predict_pass(
+    plan: pd.DataFrame, treatment: Treatment, facts: Facts, *, reused: bool
+) -> pd.DataFrame:
+    """Returns the expected amounts of each planned prompt in one pass over the plan.
+
+    Without a budget, a round makes one pass, which is dealt to its iterations. With a budget, every
+    iteration makes one.
+    """
+    rows = facts.rows_of(plan["prompt_id"])
     size, uniform = _groups(rows, plan["rollouts"].to_numpy(), facts, reused=reused)
     sampled, kept = _visited(treatment.selection, uniform)
     equal = uniform * treatment.selection.keeps_uniform
@@ -199,7 +234,8 @@ def predict_each(
     everything = TrainedGroups(size=size, chance=np.full(len(size), kept))
     steps = facts.profile["mean_steps"].to_numpy()[rows]
     drawn = 0.0 if reused else sampled
-    per_batch = treatment.rollouts_per_batch
+    # An iteration that samples a part of the prompts has fewer of each length.
+    per_batch = treatment.dealt * treatment.rollouts_per_batch
     return pd.DataFrame(
         {
             "groups": kept * (1 - uniform + equal),
@@ -247,12 +283,14 @@ def _update_flops(
     one_pass = partial(
         pass_flops, facts, rows, tokens_per_microbatch=treatment.tokens_per_microbatch
     )
-    total = one_pass(trained, parts=treatment.updates, is_training=True)
+    dealt = treatment.dealt
+    updates = dealt * treatment.updates_per_iteration
+    total = one_pass(trained, parts=updates, is_training=True)
     scored = treatment.scores_proximal + treatment.scores_reference
     if scored:
-        total = total + scored * one_pass(trained, parts=1, is_training=False)
+        total = total + scored * one_pass(trained, parts=dealt, is_training=False)
     if treatment.scores_reference_on_all:
-        total = total + one_pass(sampled, parts=1, is_training=False)
+        total = total + one_pass(sampled, parts=dealt, is_training=False)
     return total
 
 
@@ -411,23 +449,22 @@ class Counted:
 
 
 def count_round(artifacts: Path, name: str, facts: Facts) -> Counted:
-    """Returns prompts and amounts of a round, counted in its artifacts."""
-    sampled = read_cost(artifacts / "rollouts" / name / "summary.json")
-    trained = read_cost(artifacts / "training" / name / "summary.json")
-    rollouts = read_rollouts(artifacts, name, facts.profile)
+    """Returns prompts and amounts of all iterations of a round, counted in its artifacts."""
+    costs = read_round_costs(artifacts, name)
+    rollouts = read_rollouts(iterations_of(artifacts, name), facts.profile)
     judged = rollouts[is_judged(rollouts)]
-    groups = judged.groupby("prompt_id")["outcome"].agg(["size", "mean", "min", "max"])
+    groups = judged.groupby(GROUP)["outcome"].agg(["size", "mean", "min", "max"])
     amounts = Amounts(
         groups=float(len(groups)),
         uniform_groups=float((groups["min"] == groups["max"]).sum()),
         rollouts=float(len(rollouts)),
-        sampled_steps=float(sampled["sampled_steps"]),
-        trained_steps=float(trained["trained_steps"]),
-        sampling_flops=float(sampled["flops"]),
-        update_flops=float(trained["flops"]),
+        sampled_steps=float(costs.sampling["sampled_steps"]),
+        trained_steps=float(costs.update["trained_steps"]),
+        sampling_flops=float(costs.sampling["flops"]),
+        update_flops=float(costs.update["flops"]),
         signal=float((groups["size"] * groups["mean"] * (1 - groups["mean"])).sum()),
     )
-    return Counted(prompts=frozenset(groups.index), amounts=amounts)
+    return Counted(prompts=frozenset(judged["prompt_id"]), amounts=amounts)
 
 
 def relative_error(predicted: float, actual: float) -> float | None:

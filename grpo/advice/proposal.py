@@ -21,7 +21,7 @@ from grpo.advice.prediction import (
 )
 from grpo.allocation.curriculum import inverse_rate_size
 from grpo.objective.rules import Severity
-from grpo.params.parameters import BASE, Arm, LinkSpec, Parameters, RoundParams
+from grpo.params.parameters import BASE, Arm, LinkSpec, Parameters, RoundParams, Training
 from grpo.wiring.checks import findings
 from grpo.wiring.objectives import build_objective
 
@@ -127,7 +127,7 @@ def _by_sizing(
 ) -> Iterator[Candidate]:
     """Yields, per sizing, the cheapest candidate, or the one with the smallest shortage."""
     rounds, arm = len(params.rounds_of(reference)), params.arms[reference]
-    per_update = target.rollouts / rounds / arm.training.updates_per_iteration
+    per_update = target.rollouts / rounds / _updates_per_round(arm.training)
     one_size = treatment_of(_without_selection(arm, _dropping(arm)), NAME, facts)
     any_size = treatment_of(_without_selection(arm, FOR_ANY_SIZE), NAME, facts)
     sizings = [Sizing(smallest=each, largest=each) for each in SIZES]
@@ -136,9 +136,12 @@ def _by_sizing(
         rates = facts.profile["outcome_rate"].tolist()
         sizes = [inverse_rate_size(rate, sizing.smallest, sizing.largest) for rate in rates]
         plan = pd.DataFrame({"prompt_id": facts.profile["prompt_id"], "rollouts": sizes})
+        wanted = _updates(float(sum(sizes)), per_update)
+        iterations, updates = _divide(arm.training, wanted, prompts=len(plan))
         treatment = replace(
             one_size if sizing.is_fixed else any_size,
-            updates=_updates(float(sum(sizes)), per_update),
+            iterations=iterations,
+            updates_per_iteration=updates,
         )
         each = predict_each(plan, treatment, facts, starts_from_base=False)
         found = [
@@ -178,10 +181,15 @@ def _with_arm(
 ) -> Parameters:
     """Returns the parameters with the proposed arm and a chain of rounds added."""
     arm = params.arms[reference]
-    per_update = target.rollouts / arm.training.updates_per_iteration
-    updates = _updates(chosen.amounts.rollouts, per_update)
+    per_update = target.rollouts / _updates_per_round(arm.training)
+    wanted = _updates(chosen.amounts.rollouts, per_update)
+    iterations, updates = _divide(arm.training, wanted, prompts=chosen.per_round)
     training = arm.training.model_copy(
-        update={"updates_per_iteration": updates, "updates_per_audit": updates}
+        update={
+            "iterations_per_round": iterations,
+            "updates_per_iteration": updates,
+            "updates_per_audit": iterations * updates,
+        }
     )
     names = [BASE, *(f"{name}-{index + 1}" for index in range(chosen.rounds))]
     rounds = {
@@ -230,6 +238,23 @@ def _with(params: Parameters, name: str, arm: Arm, rounds: dict[str, RoundParams
 def _updates(rollouts: float, per_update: float) -> int:
     """Returns the number of updates with about `per_update` rollouts each, at least 1."""
     return max(1, round(rollouts / max(per_update, TINY)))
+
+
+def _updates_per_round(training: Training) -> int:
+    return training.iterations_per_round * training.updates_per_iteration
+
+
+def _divide(training: Training, updates: int, *, prompts: int) -> tuple[int, int]:
+    """Returns iterations per round and updates per iteration, about `updates` in all.
+
+    If each iteration of the reference has one update, so has each of the proposal, which thus stays
+    on-policy. Otherwise, the number of iterations is the reference's. An update takes at least one
+    of the round's prompts.
+    """
+    if training.updates_per_iteration == 1:
+        return min(updates, prompts), 1
+    iterations = min(training.iterations_per_round, updates, prompts)
+    return iterations, max(1, min(round(updates / iterations), prompts // iterations))
 
 
 def _names() -> Iterator[str]:

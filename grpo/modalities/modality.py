@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from grpo.modalities.shared.exhibits import Film, Phase, Picture
     from grpo.modalities.shared.packed import Layout
     from grpo.modalities.shared.warmup import BasePolicy
+    from grpo.runtime.artifacts.iterations import IterationFiles
     from grpo.types import Rollouts
 
 # Judges intermediate samples: captions and media, one row each -> scores in [0, 1].
@@ -176,15 +177,20 @@ class Modality(ABC, Generic[PolicyT, SamplingT, DrawsT]):
         self,
         artifacts: Path,
         params: RunParams[PolicyT],
-        name: str,
+        files: "IterationFiles",
         rollouts: "pd.DataFrame",
         chosen: "pd.DataFrame",
+        *,
+        has_media: bool,
     ) -> Sequence["Picture | Film | None"]:
         """Returns a picture or film per rollout for the report; None for rollouts of text.
 
+        Called only if the iteration's tensors are stored.
+
         Args:
-          name: Name of the round.
-          rollouts: All rollouts of the round.
+          files: Those of the iteration that sampled the rollouts.
+          rollouts: All rollouts of the iteration.
+          has_media: Whether the tensors hold the media, if rollouts are media.
           chosen: Has the columns row (index in `rollouts`), rollout_id and prompt.
 
         Raises:

@@ -15,7 +15,7 @@ from grpo.runtime.artifacts.marks import Banner
 CURVES = {
     "loss": "loss",
     "grad_norm": "gradient norm before clipping",
-    "kl_to_start": "KL to the round's first policy",
+    "kl_to_start": "KL to the iteration's first policy",
     "reward_mean": "reward",
     "learning_rate": "learning rate",
 }

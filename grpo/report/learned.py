@@ -1,12 +1,14 @@
 """Warnings about a finished run: no rollout was scored, no signal, or too few eval prompts."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
 
 from grpo.params.parameters import BASE, Parameters
+from grpo.report.reading import GROUP
 from grpo.runtime.artifacts.files import read_json
+from grpo.runtime.artifacts.iterations import IterationFiles, first_iteration, iterations_of
 from grpo.runtime.artifacts.marks import Banner
 from grpo.runtime.artifacts.tables import (
     CREDIT,
@@ -14,6 +16,7 @@ from grpo.runtime.artifacts.tables import (
     REWARDS,
     UNSCORED,
     read_table,
+    read_tables,
     unscored,
 )
 from grpo.sampling.evaluation import LEAST_PROMPTS
@@ -29,7 +32,7 @@ def find_empty_results(artifacts: Path, params: Parameters) -> list[Banner]:
         _scored_nothing(stage, counts) for stage, counts in _unscored(artifacts, params).items()
     ]
     for name, reason in explain_missing_signal(artifacts, params).items():
-        counts = unscored(read_table(_rewards(artifacts, name), REWARDS)).get(UNSCORED)
+        counts = unscored(_read_rewards(iterations_of(artifacts, name))).get(UNSCORED)
         if counts:
             found.append(_scored_nothing(f"score@{name}", counts))
         if reason:
@@ -75,19 +78,19 @@ def explain_missing_signal(artifacts: Path, params: Parameters) -> dict[str, str
     """
     reasons = {}
     for name in params.rounds:
-        rewarded, credited = (
-            _rewards(artifacts, name),
-            artifacts / f"training/{name}/credit.parquet",
-        )
-        if rewarded.exists() and credited.exists():  # if not, a stage failed: reported elsewhere
-            credit = read_table(credited, CREDIT)
+        first = first_iteration(artifacts, name)
+        if first.rewards.exists() and first.credit.exists():  # if not, a stage failed
+            files = iterations_of(artifacts, name)
+            credit = pd.concat(read_tables([each.credit for each in files], CREDIT))
             learned = bool((credit["advantage"] * credit["weight"]).any())
-            reasons[name] = None if learned else _explain(read_table(rewarded, REWARDS))
+            reasons[name] = None if learned else _explain(_read_rewards(files))
     return reasons
 
 
-def _rewards(artifacts: Path, name: str) -> Path:
-    return artifacts / "rewards" / f"{name}.parquet"
+def _read_rewards(files: Sequence[IterationFiles]) -> pd.DataFrame:
+    """Returns the rewards of all iterations of a round, with the column iteration."""
+    tables = read_tables([each.rewards for each in files], REWARDS)
+    return pd.concat([each.assign(iteration=number) for number, each in enumerate(tables)])
 
 
 def _explain(rewards: pd.DataFrame) -> str:
@@ -95,7 +98,7 @@ def _explain(rewards: pd.DataFrame) -> str:
     counts = unscored(rewards).get(UNSCORED)
     if counts:
         return f"none was scored ({_count(counts)})"
-    groups = rewards.groupby("prompt_id")["reward"]
+    groups = rewards.groupby(GROUP)["reward"]
     if (groups.min() == groups.max()).all():
         low, high = rewards["reward"].min(), rewards["reward"].max()
         known = f"all {low:g}" if low == high else f"{low:g} to {high:g} over groups"

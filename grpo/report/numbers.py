@@ -22,7 +22,7 @@ from grpo.report.comparison import (
     draw_resamples,
     resample_means,
 )
-from grpo.report.reading import COST, KINDS_IN_BUDGET, Run
+from grpo.report.reading import COST, GROUP, KINDS_IN_BUDGET, Run
 from grpo.runtime.artifacts.files import write_bytes, write_json
 from grpo.runtime.artifacts.tables import is_judged
 from grpo.wiring.allocation import reads_profile
@@ -48,7 +48,7 @@ class Numbers:
 def compute_numbers(run: Run) -> Numbers:
     """Returns the numbers of a run."""
     table = reward_by_cost(run)
-    curves = {arm: _flops_curve(table, arm) for arm in run.arms}
+    curves = {arm: flops_curve(table, arm) for arm in run.arms}
     return Numbers(
         reward_by_cost=table,
         signal=signal_by_difficulty(run),
@@ -118,14 +118,15 @@ def buckets_of(run: Run) -> tuple[str, ...]:
 def reward_spread(rollouts: pd.DataFrame) -> float:
     """Returns the mean over groups of the reward's standard deviation (ddof=0); NaN if none."""
     judged = rollouts[is_judged(rollouts)]
-    return float(judged.groupby("prompt_id")["reward"].std(ddof=0).mean())
+    return float(judged.groupby(GROUP)["reward"].std(ddof=0).mean())
 
 
 def signal_by_step(run: Run, arm: str) -> pd.DataFrame:
     """Returns, by step, the fraction of rollouts trained and the reward spread within groups.
 
     Column trained_fraction is relative to the rollouts of all rounds of the arm. Column
-    reward_std_within is the mean over rounds, weighted by the rollouts that have the step.
+    reward_std_within is the mean over the iterations of all rounds, weighted by the rollouts that
+    have the step.
     """
     rounds = run.chain(arm)[1:]
     table = pd.concat([run.steps[name] for name in rounds])
@@ -142,7 +143,7 @@ def signal_by_step(run: Run, arm: str) -> pd.DataFrame:
 
 
 def _signal(rollouts: pd.DataFrame) -> dict[str, Any]:
-    groups = rollouts[is_judged(rollouts)].groupby("prompt_id")["reward"]
+    groups = rollouts[is_judged(rollouts)].groupby(GROUP)["reward"]
     # Compared exactly: a deviation from the mean of equal floats need not be 0.
     uniform = int((groups.min() == groups.max()).sum())
     mass = float((rollouts["advantage"].abs() * rollouts["weight"]).sum())
@@ -228,7 +229,8 @@ def _means(run: Run) -> pd.DataFrame:
     return resample_means(run.rates, draws)
 
 
-def _flops_curve(table: pd.DataFrame, arm: str) -> Curve:
+def flops_curve(table: pd.DataFrame, arm: str) -> Curve:
+    """Returns an arm's curve over FLOPs from the table `reward_by_cost`."""
     own = table[table["arm"] == arm]
     flops = tuple(float(each) for each in own["flops"])
     return Curve(arm=arm, policies=tuple(own["round"]), costs=flops)

@@ -102,6 +102,7 @@ def write_page(
         ],
         "has_seconds": bool(seconds),
         "phases": params.modality.phases(params.policy),
+        "has_iterations": any(len(each) > 1 for each in run.iterations.values()),
         "rounds": _rounds(run, numbers),
         "samples": read_samples(artifacts, run),
         "sheets": read_sheets(artifacts, run),
@@ -255,15 +256,17 @@ def _format_selection(run: Run, name: str) -> str:
 
 def _stages(run: Run, usages: Mapping[str, Usage]) -> list[dict[str, Any]]:
     """Returns one row per stage: its cost, and its time and memory if measured here."""
-    costs = {each["stage"]: each for each in run.costs.to_dict("records")}
     rows = []
     for stage in stages_of(run.params):
-        cost, usage = costs.get(stage), usages.get(stage)
-        row = {"stage": stage, "flops": "", "sampled_steps": "", "trained_steps": ""}
-        if cost is not None:
-            row["flops"] = format_flops(float(cost["flops"]))
-            row["sampled_steps"] = format_count(cost["sampled_steps"])
-            row["trained_steps"] = format_count(cost["trained_steps"])
+        costs, usage = run.costs[run.costs["stage"] == stage], usages.get(stage)
+        row = {"stage": stage, "kinds": "", "flops": "", "sampled_steps": "", "trained_steps": ""}
+        if len(costs):
+            row["flops"] = format_flops(float(sum(costs["flops"])))
+            row["sampled_steps"] = format_count(sum(costs["sampled_steps"]))
+            row["trained_steps"] = format_count(sum(costs["trained_steps"]))
+        if len(costs) > 1:
+            amounts = zip(costs["kind"], costs["flops"], strict=True)
+            row["kinds"] = ", ".join(f"{kind} {format_flops(float(n))}" for kind, n in amounts)
         row["seconds"] = "" if usage is None else format_seconds(usage.seconds)
         row["cpu_seconds"] = "" if usage is None else format_seconds(usage.cpu_seconds)
         row["peak"] = "" if usage is None else format_bytes(usage.peak_bytes)

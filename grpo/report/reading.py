@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pandera.pandas as pa
 
 from grpo.errors import ArtifactError, brief
 from grpo.params.parameters import BASE, LinkSpec, Parameters
 from grpo.runtime.artifacts.files import read_json
+from grpo.runtime.artifacts.iterations import IterationFiles, count_iterations, iterations_of
 from grpo.runtime.artifacts.tables import (
     CREDIT,
     EVALUATION,
@@ -21,6 +21,7 @@ from grpo.runtime.artifacts.tables import (
     is_count,
     read_profile,
     read_table,
+    read_tables,
     wrong_cell,
 )
 
@@ -30,6 +31,8 @@ CURVES = ("reward_mean", "uniform_group_fraction", "clip_fraction", "kl_to_start
 STEPS = ("step", "rollouts", "reward_std_within", "trained_rollouts", "advantage_abs_mean")
 AUDITS = ("audit_cosine", "audit_norm_ratio")  # NaN for updates without an audit
 KINDS_IN_BUDGET = ("profile", "sampling", "update")
+ROLLOUT = ["iteration", "rollout_id"]  # what identifies a rollout of a round
+GROUP = ["iteration", "prompt_id"]  # what identifies a group of a round
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,12 +41,13 @@ class Run:
 
     params: Parameters
     profile: pd.DataFrame  # without rows if no profile was sampled
-    costs: pd.DataFrame  # columns stage, kind, round and COST; one row per stage with a cost
+    costs: pd.DataFrame  # columns stage, kind, round and COST; one row per stage and kind of work
     scores: dict[str, Any]  # by policy: k, and value, low, high of each of `score_names`
     rates: pd.DataFrame  # success rate by evaluation prompt (row) and policy (column)
-    rollouts: dict[str, pd.DataFrame]  # by round, with reward, credit and outcome rate
-    updates: dict[str, pd.DataFrame]  # by round
-    steps: dict[str, pd.DataFrame]  # by round: columns STEPS, NaN for missing numbers
+    iterations: dict[str, list[IterationFiles]]  # by round
+    rollouts: dict[str, pd.DataFrame]  # by round, of all iterations: see `read_rollouts`
+    updates: dict[str, pd.DataFrame]  # by round, of all iterations
+    steps: dict[str, pd.DataFrame]  # by round: STEPS, a row per iteration and step; NaN: missing
     selections: dict[str, dict[str, int | float]]  # by round with a selection: its counts
 
     @property
@@ -74,6 +78,7 @@ def read_run(artifacts: Path, params: Parameters) -> Run:
     _require_held_out(artifacts / "prompts")
     profile = read_profile(artifacts / "profile" / "prompts.parquet")
     evaluations = artifacts / "evaluations"
+    iterations = {name: iterations_of(artifacts, name) for name in params.rounds}
     return Run(
         params=params,
         profile=profile,
@@ -83,7 +88,8 @@ def read_run(artifacts: Path, params: Parameters) -> Run:
             for name in policies
         },
         rates=_read_rates(evaluations, policies),
-        rollouts={name: read_rollouts(artifacts, name, profile) for name in params.rounds},
+        iterations=iterations,
+        rollouts={name: read_rollouts(files, profile) for name, files in iterations.items()},
         updates={
             name: _read_numbers(
                 artifacts / "training" / name / "updates.csv", ("update", *CURVES, *AUDITS)
@@ -91,10 +97,14 @@ def read_run(artifacts: Path, params: Parameters) -> Run:
             for name in params.rounds
         },
         steps={
-            name: _read_numbers(artifacts / "training" / name / "steps.csv", STEPS)
-            for name in params.rounds
+            name: pd.concat([_read_numbers(each.record / "steps.csv", STEPS) for each in files])
+            for name, files in iterations.items()
         },
-        selections=_read_selections(artifacts, params),
+        selections={
+            name: _read_selection(files)
+            for name, files in iterations.items()
+            if params.arms[params.rounds[name].arm].selection
+        },
     )
 
 
@@ -121,7 +131,7 @@ def link_name(link: LinkSpec) -> str:
 
 
 def _read_costs(artifacts: Path, rounds: Sequence[str]) -> pd.DataFrame:
-    """Returns one row per stage with a cost, in pipeline order."""
+    """Returns one row per stage and kind of work with a cost, in pipeline order."""
     rows = [
         _cost_row("base", "warmup", "", artifacts / "training" / BASE / "summary.json"),
         _cost_row("profile", "profile", "", artifacts / "profile" / "summary.json"),
@@ -131,8 +141,13 @@ def _read_costs(artifacts: Path, rounds: Sequence[str]) -> pd.DataFrame:
         sampled = artifacts / "rollouts" / name / "summary.json"
         trained = artifacts / "training" / name / "summary.json"
         evaluated = artifacts / "evaluations" / f"{name}.json"
+        of_round = read_round_costs(artifacts, name)
         rows.append(_cost_row(f"rollout@{name}", "sampling", name, sampled))
-        rows.append(_cost_row(f"train@{name}", "update", name, trained))
+        if of_round.has_later_sampling:
+            row = {"stage": f"train@{name}", "kind": "sampling", "round": name}
+            rows.append({**row, **of_round.later_sampling})
+        row = {"stage": f"train@{name}", "kind": "update", "round": name}
+        rows.append({**row, **of_round.update})
         rows.append(_cost_row(f"evaluate@{name}", "evaluation", name, evaluated))
         audit = _cost_row(f"audit@{name}", "audit", name, trained, key="audit_cost")
         if any(audit[each] for each in COST):
@@ -143,6 +158,46 @@ def _read_costs(artifacts: Path, rounds: Sequence[str]) -> pd.DataFrame:
 
 def _cost_row(stage: str, kind: str, name: str, path: Path, *, key: str = "cost") -> dict[str, Any]:
     return {"stage": stage, "kind": kind, "round": name, **read_cost(path, key)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundCosts:
+    """The COST counts of a round by kind of work, of all its iterations."""
+
+    sampling: dict[str, int]
+    later_sampling: dict[str, int]  # the part of `sampling` that the stage train@ did
+    update: dict[str, int]  # without the sampling in train@
+
+    @property
+    def has_later_sampling(self) -> bool:
+        """Whether iterations after the first sampled."""
+        return any(self.later_sampling.values())
+
+
+def read_round_costs(artifacts: Path, name: str) -> RoundCosts:
+    """Returns the costs of a round; the sampling of its later iterations counts as sampling.
+
+    Raises:
+      ArtifactError: If a summary is missing or invalid.
+    """
+    first = read_cost(artifacts / "rollouts" / name / "summary.json")
+    path = artifacts / "training" / name / "summary.json"
+    whole = read_cost(path)
+    later = dict.fromkeys(COST, 0)
+    if count_iterations(path) > 1:
+        later = read_cost(path, "sampling_cost")
+    update = {each: whole[each] - later[each] for each in COST}
+    for each, count in update.items():
+        if count < 0:
+            raise ArtifactError(
+                f"{path}: sampling_cost.{each} must be at most cost.{each}, {whole[each]}, got "
+                f"{later[each]}; rerun the stage train"
+            )
+    return RoundCosts(
+        sampling={each: first[each] + later[each] for each in COST},
+        later_sampling=later,
+        update=update,
+    )
 
 
 def read_cost(path: Path, key: str = "cost") -> dict[str, int]:
@@ -190,52 +245,66 @@ def _read_rates(evaluations: Path, policies: Sequence[str]) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
-def read_rollouts(artifacts: Path, name: str, profile: pd.DataFrame) -> pd.DataFrame:
-    """Returns the rollouts of a round with outcome, reward, status, credit and outcome_rate.
+def read_rollouts(iterations: Sequence[IterationFiles], profile: pd.DataFrame) -> pd.DataFrame:
+    """Returns a round's rollouts with outcome, reward, status, credit, outcome_rate and iteration.
+
+    A prompt may be sampled in several iterations; GROUP names the columns that tell groups apart.
 
     Args:
+      iterations: Of one round.
       profile: Schema PROFILE; without rows, no prompt has an outcome rate.
 
     Raises:
       ArtifactError: If a file is missing, broken, or inconsistent with the others.
     """
-    table = artifacts / "rollouts" / name / "table.parquet"
-    rollouts = read_table(table, ROLLOUTS)
-    rewards = _by_rollout(artifacts / "rewards" / f"{name}.parquet", REWARDS)
-    credit = _by_rollout(artifacts / "training" / name / "credit.parquet", CREDIT)
-    if set(rewards.index) != set(rollouts["rollout_id"]):
-        raise ArtifactError(
-            f"{artifacts / 'rewards' / name}.parquet: must score the rollouts of {table}; "
-            f"run the stage score@{name}"
-        )
-    joined = rollouts.join(rewards, on="rollout_id").join(credit, on="rollout_id")
+    tables = read_tables([each.table for each in iterations], ROLLOUTS)
+    rewards = read_tables([each.rewards for each in iterations], REWARDS)
+    credit = read_tables([each.credit for each in iterations], CREDIT)
+    for each, drawn, judged in zip(iterations, tables, rewards, strict=True):
+        if set(judged["rollout_id"]) != set(drawn["rollout_id"]):
+            stage = f"train@{each.round}" if each.index else f"score@{each.round}"
+            raise ArtifactError(
+                f"{each.rewards}: must score the rollouts of {each.table}; run the stage {stage}"
+            )
+    joined = _of_iterations(tables)
+    for other in (rewards, credit):
+        indexed = _of_iterations(other).set_index(ROLLOUT).drop(columns="prompt_id")
+        joined = joined.join(indexed, on=ROLLOUT)
     # The credit table has no row for a rollout that no update used.
     joined = joined.fillna({"advantage": 0.0, "weight": 0.0, "trained_steps": 0.0})
     rate = profile.set_index("prompt_id")["outcome_rate"].rename("outcome_rate")
     joined = joined.join(rate, on="prompt_id")
-    unknown = joined.loc[joined["outcome_rate"].isna(), "prompt_id"]
+    unknown = joined[joined["outcome_rate"].isna()]
     if len(unknown) and len(profile):
+        first = unknown.iloc[0]
         raise ArtifactError(
-            f"{table}: prompt_id={unknown.iloc[0]!r} must be in the profile; run the stage profile"
+            f"{iterations[first['iteration']].table}: prompt_id={first['prompt_id']!r} must be in "
+            "the profile; run the stage profile"
         )
     return joined
 
 
-def _read_selections(artifacts: Path, params: Parameters) -> dict[str, dict[str, int | float]]:
-    """Returns the selection counts of each round whose arm has a selection."""
-    selections = {}
-    for name, each in params.rounds.items():
-        if params.arms[each.arm].selection:
-            path = artifacts / "rollouts" / name / "summary.json"
-            counts = _field(path, read_json(path), "selection")
-            for count in ("skipped", "sampled", "reused", "oversampling_factor"):
-                _field(path, counts, count)
-            selections[name] = counts
-    return selections
+def _of_iterations(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """Returns the tables of all iterations as one, with the column iteration, from 0."""
+    numbered = [each.assign(iteration=number) for number, each in enumerate(tables)]
+    return pd.concat(numbered, ignore_index=True)
 
 
-def _by_rollout(path: Path, schema: pa.DataFrameSchema) -> pd.DataFrame:
-    return read_table(path, schema).set_index("rollout_id").drop(columns="prompt_id")
+def _read_selection(iterations: Sequence[IterationFiles]) -> dict[str, int | float]:
+    """Returns the sums over a round's iterations of the counts of its selection."""
+    found = []
+    for each in iterations:
+        path = each.rollouts / "summary.json"
+        counts = _field(path, read_json(path), "selection")
+        summed_too = ("kept",) if len(iterations) > 1 else ()
+        for count in ("skipped", "sampled", "reused", "oversampling_factor", *summed_too):
+            _field(path, counts, count)
+        found.append(counts)
+    if len(found) == 1:
+        return dict(found[0])
+    names = found[0].keys() - {"oversampling_factor"}
+    summed = {name: sum(each[name] for each in found) for name in sorted(names)}
+    return {**summed, "oversampling_factor": summed["sampled"] / max(summed["kept"], 1)}
 
 
 def _read_numbers(path: Path, columns: Sequence[str]) -> pd.DataFrame:

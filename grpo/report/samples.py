@@ -1,6 +1,9 @@
-"""Example rollouts per round: one solved, one not solved, one unparsable."""
+"""Example rollouts per round: one solved, one not solved, one unparsable.
 
-from collections.abc import Callable, Hashable, Mapping
+Of a round with several iterations, the first and the last one have theirs.
+"""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +13,7 @@ import pandas as pd
 from grpo.errors import ArtifactError
 from grpo.modalities.shared.exhibits import Film, Picture
 from grpo.report.reading import Run
+from grpo.runtime.artifacts.iterations import IterationFiles
 from grpo.runtime.artifacts.tables import PROMPTS, is_judged, read_table
 
 SOLVED = 1.0  # the outcome of a rollout that the judge accepts
@@ -25,6 +29,7 @@ class Sample:
     """One rollout to show; `kind` is a key of CHOICES."""
 
     kind: str
+    iteration: str  # "iteration 3 of 3"; empty if the round has one
     rollout_id: str
     prompt: str
     text: str
@@ -41,6 +46,8 @@ class Sample:
 def read_samples(artifacts: Path, run: Run) -> dict[str, list[Sample]]:
     """Returns the samples of each round: per kind, the rollout with the largest |advantage|.
 
+    They are of the round's first and of its last iteration.
+
     Raises:
       ArtifactError: If the training prompts are missing or differ from those of the rollouts, or
         images or actions of the rollouts are missing or broken.
@@ -55,17 +62,44 @@ def read_samples(artifacts: Path, run: Run) -> dict[str, list[Sample]]:
                 f"{path}: must hold prompt_id={min(unknown)!r} of the round {name}; "
                 "rerun the stage prepare and the stages after it"
             )
-        chosen = _choose(rollouts.join(prompts, on="prompt_id"))
-        shown = run.params.modality.show_rollouts(artifacts, run.params, name, rollouts, chosen)
+        files = run.iterations[name]
         samples[name] = [
-            _sample(row, exhibit)
-            for row, exhibit in zip(chosen.to_dict("records"), shown, strict=True)
+            sample
+            for number in dict.fromkeys((0, len(files) - 1))
+            for sample in _of_iteration(
+                artifacts, run, files[number], rollouts[rollouts["iteration"] == number], prompts
+            )
         ]
     return samples
 
 
+def _of_iteration(
+    artifacts: Path, run: Run, files: IterationFiles, rollouts: pd.DataFrame, prompts: pd.Series
+) -> list[Sample]:
+    """Returns the samples of one iteration.
+
+    Args:
+      rollouts: All rollouts of the iteration.
+      prompts: Texts by prompt_id.
+    """
+    rollouts = rollouts.reset_index(drop=True)
+    chosen = _choose(rollouts.join(prompts, on="prompt_id"))
+    training = run.params.arms[run.params.rounds[files.round].arm].training
+    stored = training.stored_rollouts if files.index else "all"
+    shown: Sequence[Picture | Film | None] = [None] * len(chosen)
+    if stored != "tables":
+        shown = run.params.modality.show_rollouts(
+            artifacts, run.params, files, rollouts, chosen, has_media=stored == "all"
+        )
+    label = str(files) if files.total > 1 else ""
+    return [
+        _sample(row, exhibit, label)
+        for row, exhibit in zip(chosen.to_dict("records"), shown, strict=True)
+    ]
+
+
 def _choose(rollouts: pd.DataFrame) -> pd.DataFrame:
-    """Returns at most one rollout of each kind, with its row number in the round's table."""
+    """Returns at most one rollout of each kind, with its row number in the iteration's table."""
     groups = rollouts["outcome"].where(is_judged(rollouts)).groupby(rollouts["prompt_id"])
     ordered = rollouts.assign(
         row=range(len(rollouts)),
@@ -77,9 +111,10 @@ def _choose(rollouts: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(first)
 
 
-def _sample(row: Mapping[Hashable, Any], exhibit: Picture | Film | None) -> Sample:
+def _sample(row: Mapping[Hashable, Any], exhibit: Picture | Film | None, iteration: str) -> Sample:
     return Sample(
         kind=row["kind"],
+        iteration=iteration,
         rollout_id=row["rollout_id"],
         prompt=visible(row["prompt"]),
         text=visible(row["text"]),

@@ -13,10 +13,22 @@ ACTIVITY_OF_PART = {
     "start": "start-up",
     "sampling": "sampling",
     "simulation": "simulation",
-    "scoring": "scoring",
+    "judging": "judging",
     "update": "update",
+    "weights": "weights",  # of the policy, sent to samplers
 }
-ACTIVITIES = ("profile", "start-up", "sampling", "simulation", "scoring", "update", "other")
+PART_OF_ACTIVITY = {
+    "start-up": "start_up",  # imports, and loading of policies and judges
+    "sampling": "sampling",
+    "simulation": "sampling",
+    "judging": "judging",
+    "update": "update",
+    "weights": "weights",
+}
+PARTS = (*dict.fromkeys(PART_OF_ACTIVITY.values()), "other")
+ACTIVITIES = (
+    *("profile", "start-up", "sampling", "simulation", "judging", "update", "weights", "other"),
+)
 
 
 def stages_of(params: Parameters) -> list[str]:
@@ -63,6 +75,28 @@ def seconds_by_activity(run: Run, usages: Mapping[str, Usage], arm: str) -> dict
         rest = usage.seconds - sum(usage.seconds_by_part.values())
         seconds["other"] += max(0.0, rest)
     return seconds
+
+
+def missing_usages(run: Run, usages: Mapping[str, Usage], arm: str) -> list[str]:
+    """Returns the stages up to the arm's last policy that were not measured here."""
+    return [each for each in _stages_behind(run, arm, run.chain(arm)[1:]) if each not in usages]
+
+
+def seconds_by_part(run: Run, usages: Mapping[str, Usage], arm: str) -> dict[str, float]:
+    """Returns the seconds up to the arm's last policy by PARTS, the profile's among them.
+
+    The last entry, `total`, is their sum.
+    """
+    seconds = dict.fromkeys(PARTS, 0.0)
+    behind = [usages[stage] for stage in _stages_behind(run, arm, run.chain(arm)[1:])]
+    for usage in behind:
+        known = 0.0
+        for part, passed in usage.seconds_by_part.items():
+            if part in ACTIVITY_OF_PART:
+                seconds[PART_OF_ACTIVITY[ACTIVITY_OF_PART[part]]] += passed
+                known += passed
+        seconds["other"] += usage.seconds - known
+    return {**seconds, "total": sum(usage.seconds for usage in behind)}
 
 
 def _stages_behind(run: Run, arm: str, rounds: Iterable[str]) -> list[str]:

@@ -16,7 +16,7 @@ LABEL_OF_CURVE = {
     "reward_mean": "mean reward of the batch",
     "uniform_group_fraction": "share of groups of equal rewards",
     "clip_fraction": "share of clipped steps",
-    "kl_to_start": "KL to the round's start (nats)",
+    "kl_to_start": "KL to the iteration's start (nats)",
 }
 
 
@@ -137,7 +137,7 @@ def draw_training(run: Run) -> Panel:
         title="Updates",
         caption=(
             "Rewards are of the prompts that each arm chose, so compare arms by evaluation only. "
-            "KL returns to 0 at the start of a round."
+            "KL returns to 0 at the start of an iteration."
         ),
         svg=canvas.svg("training", "reward, uniform groups, clipping and KL per update"),
     )

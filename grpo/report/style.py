@@ -25,7 +25,8 @@ KIND_COLORS = {
     "warmup": "#b5bcc4",
     "audit": "#0072b2",
     "start-up": "#8c959f",
-    "scoring": "#009e73",
+    "judging": "#009e73",
+    "weights": "#f0e442",
     "other": "#b5bcc4",
 }
 # CSS variables by color: the page overrides them in dark mode; a standalone figure uses the color.

@@ -1,48 +1,139 @@
-"""Terminal summary of a run: scores before and after training per arm, and the page's path."""
+"""Summary of a run for the terminal and for programs: rewards, cost and seconds of each arm."""
 
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from grpo.params.parameters import BASE, Parameters
-from grpo.runtime.artifacts.files import read_json
-from grpo.runtime.artifacts.tables import EVALUATION, read_table
-from grpo.sampling.evaluation import LEAST_PROMPTS
+from grpo.report.comparison import Comparison, Curve
+from grpo.report.numbers import Numbers, compare_arms, compute_numbers, cost_of, counted_costs
+from grpo.report.reading import KINDS_IN_BUDGET, Run, read_run
+from grpo.report.seconds import missing_usages, read_usages, seconds_by_part, seconds_curves
+from grpo.report.verdict import can_judge, learned, saved
+from grpo.runtime.artifacts.usage import Usage
 
 SCORES = {"mean_at_k": "mean@{k}", "greedy": "greedy", "pass_at_k": "pass@{k}"}
+DIGITS = 6  # decimal places of rates and seconds
+SPACES = str.maketrans("\N{NO-BREAK SPACE}\N{NARROW NO-BREAK SPACE}", "  ")
 
 
-def summarize(artifacts: Path, params: Parameters) -> str:
-    """Returns one line per arm with its scores before and after, then the path of the report.
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """What a summary is made of."""
+
+    run: Run
+    numbers: Numbers
+    usages: Mapping[str, Usage]  # by measured stage
+    seconds: Mapping[str, Curve]  # by arm; empty if a stage was not measured
+    timed: Mapping[str, Comparison]  # by arm without the reference; costs are seconds
+
+
+def read_summary(artifacts: Path, params: Parameters) -> Summary:
+    """Returns the summary of a finished run and of the seconds measured in this workspace.
 
     Args:
       params: The parameters that the stages ran with.
 
     Raises:
-      ArtifactError: If an evaluation is missing.
+      ArtifactError: If a file is missing, broken, or inconsistent with the others.
     """
-    prompts = read_table(artifacts / "evaluations" / f"{BASE}.parquet", EVALUATION)
-    show = _show if len(prompts) >= LEAST_PROMPTS else _show_value
-    before = read_json(artifacts / "evaluations" / f"{BASE}.json")
-    lines = []
-    for arm in params.arms:
-        rounds = params.rounds_of(arm)
-        if not rounds:
-            continue
-        after = read_json(artifacts / "evaluations" / f"{rounds[-1]}.json")
-        changes = [
-            f"{label.format(k=after['k'])} {show(before[score])} -> {show(after[score])}"
-            for score, label in SCORES.items()
-            if score in after
-        ]
-        lines.append(f"{arm}: {'; '.join(changes)}")
-    lines.append(f"report: {(artifacts / 'report' / 'index.html').resolve()}")
-    return "\n".join(lines)
+    run = read_run(artifacts, params)
+    usages = read_usages(params)
+    seconds = seconds_curves(run, usages)
+    return Summary(
+        run=run,
+        numbers=compute_numbers(run),
+        usages=usages,
+        seconds=seconds,
+        timed=compare_arms(run, seconds) if seconds else {},
+    )
 
 
-def _show(score: dict[str, Any]) -> str:
+def summarize(artifacts: Path, params: Parameters) -> str:
+    """Returns scores before and after of each arm, what was learned and saved, and the page's path.
+
+    Raises:
+      ArtifactError: As `read_summary`.
+    """
+    summary = read_summary(artifacts, params)
+    lines = [f"{arm}: {_changes(summary.run, arm)}" for arm in summary.run.arms]
+    page = (artifacts / "report" / "index.html").resolve()
+    return "\n".join([*lines, *_sentences(summary), f"report: {page}"])
+
+
+def describe(artifacts: Path, params: Parameters) -> dict[str, Any]:
+    """Returns the content of `grpo summary --json`; docs/pipeline.md describes it.
+
+    Raises:
+      ArtifactError: As `read_summary`.
+    """
+    summary = read_summary(artifacts, params)
+    run = summary.run
+    of_learning, of_saving = _sentences(summary)
+    return {
+        "k": run.scores[BASE]["k"],
+        "evaluation_prompts": len(run.rates),
+        "confidence": run.params.evaluation.confidence,
+        "reference": run.arms[0],
+        "arms": {arm: _describe_arm(summary, arm) for arm in run.arms},
+        "learned": of_learning,
+        "saved": of_saving,
+    }
+
+
+def _describe_arm(summary: Summary, arm: str) -> dict[str, Any]:
+    """Returns rewards, cost and seconds up to the arm's last policy."""
+    run, usages = summary.run, summary.usages
+    chain = run.chain(arm)
+    cost, counted = cost_of(run, chain[-1], arm), counted_costs(run, chain[-1], arm)
+    by_kind = {
+        kind: int(sum(counted.loc[counted["kind"] == kind, "flops"])) for kind in KINDS_IN_BUDGET
+    }
+    missing = missing_usages(run, usages, arm)
+    seconds = None if missing else seconds_by_part(run, usages, arm)
+    return {
+        "mean_at_k": {name: _interval(run, run.scores[name]["mean_at_k"]) for name in chain},
+        "gain_over_base": _interval(run, asdict(summary.numbers.gains[arm])),
+        "iterations": sum(len(run.iterations[name]) for name in chain[1:]),
+        "updates": sum(len(run.updates[name]) for name in chain[1:]),
+        "flops": {**by_kind, "total": cost["flops"]},
+        "sampled_steps": cost["sampled_steps"],
+        "trained_steps": cost["trained_steps"],
+        "seconds": seconds and {part: round(each, DIGITS) for part, each in seconds.items()},
+        "stages_without_seconds": missing,
+    }
+
+
+def _interval(run: Run, score: Mapping[str, Any]) -> dict[str, float | None]:
+    """Returns a number and its interval, which is None if there are too few prompts for one."""
+    bounds = score if can_judge(run) else {"low": None, "high": None}
+    numbers = {"value": score["value"], "low": bounds["low"], "high": bounds["high"]}
+    return {name: None if each is None else round(each, DIGITS) for name, each in numbers.items()}
+
+
+def _sentences(summary: Summary) -> tuple[str, str]:
+    """Returns what was learned and what was saved, with plain spaces."""
+    run, numbers = summary.run, summary.numbers
+    said = learned(run, numbers), saved(run, numbers, summary.seconds, summary.timed)
+    return said[0].translate(SPACES), said[1].translate(SPACES)
+
+
+def _changes(run: Run, arm: str) -> str:
+    """Returns an arm's scores before and after training."""
+    show = _show if can_judge(run) else _show_value
+    before, after = run.scores[BASE], run.scores[run.chain(arm)[-1]]
+    return "; ".join(
+        f"{SCORES[score].format(k=after['k'])} {show(before[score])} -> {show(after[score])}"
+        for score in SCORES
+        if score in run.score_names
+    )
+
+
+def _show(score: Mapping[str, Any]) -> str:
     return f"{score['value']:.3f} [{score['low']:.3f}, {score['high']:.3f}]"
 
 
-def _show_value(score: dict[str, Any]) -> str:
+def _show_value(score: Mapping[str, Any]) -> str:
     """Omits the interval: with so few prompts it is meaningless."""
     return f"{score['value']:.3f}"

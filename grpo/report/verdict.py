@@ -1,7 +1,9 @@
 """Conclusions from the numbers as sentences that state whether a difference is significant."""
 
-from grpo.report.comparison import Comparison, Interval
-from grpo.report.numbers import Numbers, cost_of, intervals_overlap
+from collections.abc import Callable, Mapping, Sequence
+
+from grpo.report.comparison import Comparison, Curve, Interval
+from grpo.report.numbers import Numbers, cost_of, flops_curve, intervals_overlap
 from grpo.report.reading import Run
 from grpo.report.words import (
     format_change,
@@ -43,6 +45,61 @@ def headline(run: Run, each: Comparison) -> str:
     if is_certain(each.saving_fraction):
         return f"{reached} ({interval})."
     return f"{reached}, but equal compute is not excluded ({interval})."
+
+
+def learned(run: Run, numbers: Numbers) -> str:
+    """Returns one sentence on how much each arm changed mean at k of the base."""
+    changes = [f"with {arm} by {_format_change(run, numbers.gains[arm])}" for arm in numbers.gains]
+    judged = "" if can_judge(run) else f"; {_too_few_prompts(run)}"
+    return f"Learned: mean@{_k(run)} of the base changed {_listed(changes)}{judged}."
+
+
+def saved(
+    run: Run, numbers: Numbers, seconds: Mapping[str, Curve], timed: Mapping[str, Comparison]
+) -> str:
+    """Returns one sentence on the time of each arm relative to the reference's.
+
+    Args:
+      seconds: Empty if a stage was not measured here; then the sentence is about compute.
+      timed: The comparisons over seconds.
+    """
+    kind, curves, compared, note = "time", seconds, timed, ""
+    form: Callable[[float], str] = format_seconds
+    if not seconds:
+        kind, compared, form = "compute", numbers.comparisons, format_flops
+        curves = {arm: flops_curve(numbers.reward_by_cost, arm) for arm in run.arms}
+        note = " (not all stages were timed here)"
+    ends = {arm: curve.costs[-1] for arm, curve in curves.items()}
+    reference = run.arms[0]
+    if not compared:
+        return f"Saved: {reference} took {form(ends[reference])}; there is no other arm{note}."
+    said = [
+        f"{arm} took {form(ends[arm])}, {_less(ends[arm], ends[reference], kind)} than "
+        f"{reference} ({form(ends[reference])}), {_at_target(run, each, form)}"
+        for arm, each in compared.items()
+    ]
+    return f"Saved: {'; '.join(said)}{note}."
+
+
+def _at_target(run: Run, each: Comparison, form: Callable[[float], str]) -> str:
+    """Returns at what cost an arm reached the reference's final mean at k."""
+    goal = f"{each.reference}'s final mean@{_k(run)}"
+    if not each.reference_improved:
+        return f"and {each.reference} did not improve on its base"
+    if each.cost is None:
+        return f"and never reached {goal}"
+    return f"and reached {goal} after {form(each.cost)} instead of {form(each.reference_cost)}"
+
+
+def _less(cost: float, reference: float, kind: str) -> str:
+    """Returns e.g. `43 % less time`."""
+    return f"{_amount(1 - cost / reference)} {kind}" if reference else f"more {kind}"
+
+
+def _listed(parts: Sequence[str]) -> str:
+    """Returns e.g. `a, b and c`."""
+    *first, last = parts
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def compute_needed(each: Comparison) -> str | None:

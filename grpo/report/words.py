@@ -60,7 +60,10 @@ def format_change(change: float) -> str:
 def format_selection(counts: Mapping[str, int | float]) -> str:
     """Returns the selection counts of a round, e.g. `2.2 groups sampled per group kept`."""
     parts = []
-    if counts["reused"]:
+    if counts["reused"] and counts["sampled"]:
+        groups = format_count(int(counts["reused"]))
+        parts.append(f"{groups} groups of the profile, then sampled ones")
+    elif counts["reused"]:
         parts.append("rollouts of the profile")
     elif counts["oversampling_factor"] > 1:
         parts.append(f"{counts['oversampling_factor']:.1f} groups sampled per group kept")

@@ -29,7 +29,7 @@ class UpdateMetrics:
     trained_steps: int
     loss: float
     clip_fraction: float
-    kl_to_start: float  # k3 to the round's first policy, nats per trained step and dimension
+    kl_to_start: float  # k3 to the iteration's first policy, nats per trained step and dimension
     grad_norm: float  # before clipping
     advantage_abs_mean: float
     ratio_min: float

@@ -12,6 +12,7 @@ from grpo.allocation.selection import History
 from grpo.errors import located
 from grpo.modalities.shared.directories import gather_weights
 from grpo.runtime.artifacts.files import Scratch, atomic_path, remove
+from grpo.runtime.artifacts.iterations import REWARDS_FILE, ROLLOUTS_FOLDER, iteration_name
 from grpo.runtime.artifacts.tables import REWARDS, write_table
 from grpo.runtime.artifacts.usage import Usage
 from grpo.runtime.executors.base import Executor, Local, Weights
@@ -22,7 +23,7 @@ from grpo.sampling.scoring import judge_stored, require_judged
 from grpo.wiring.executors import open_executor
 from grpo.wiring.iterations import RoundInputs, Trainer
 from grpo.wiring.rollouts import draw_iteration, read_candidates
-from grpo.wiring.rounds import REWARDS_FILE, ROLLOUTS_FOLDER, StartLater, iteration_name
+from grpo.wiring.rounds import StartLater
 from grpo.wiring.sampling_workers import SamplingSetup, make_sampling_work, sampling_work
 
 Warn = Callable[[str | None], None]

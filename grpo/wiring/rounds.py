@@ -20,6 +20,7 @@ from grpo.modalities.shared.directories import (
 )
 from grpo.params.parameters import Training
 from grpo.runtime.artifacts.files import Scratch, atomic_path, read_json, write_json
+from grpo.runtime.artifacts.iterations import REWARDS_FILE, ROLLOUTS_FOLDER, iteration_name
 from grpo.runtime.artifacts.tables import write_csv
 from grpo.runtime.artifacts.tensors import read_tensors, write_tensors
 from grpo.runtime.artifacts.usage import Usage
@@ -48,7 +49,6 @@ STATE = "state.json"
 StartLater = Callable[[int, History, int], Callable[[], None]]
 COSTS = ("sampling_cost", "later_sampling_cost", "audit_cost")
 RECORD = "record"  # what training leaves of an iteration
-ROLLOUTS_FOLDER, REWARDS_FILE = "rollouts", "rewards.parquet"
 
 
 def first_state(trainer: Trainer) -> RoundState:
@@ -226,11 +226,6 @@ def save_round(
         write_json(temporary / "summary.json", summary)
     with atomic_path(policy_out) as temporary:
         save_trained(temporary, weights, policy_state)
-
-
-def iteration_name(index: int) -> str:
-    """Returns the name of an iteration's directory."""
-    return f"iteration-{index:04d}"
 
 
 def _copy_iteration(source: Path, target: Path, training: Training) -> None:

@@ -25,7 +25,8 @@ PLAIN = Treatment(
     scores_reference=False,
     scores_reference_on_all=False,
     selection=compose(),
-    updates=4,
+    iterations=1,
+    updates_per_iteration=4,
     rollouts_per_batch=64,
     tokens_per_microbatch=512,
 )
@@ -103,9 +104,9 @@ def update_flops(
     if not trained:
         return 0.0
     tokens = treatment.tokens_per_microbatch
-    part = chooser.integers(treatment.updates, size=len(trained))
+    part = chooser.integers(treatment.updates_per_iteration, size=len(trained))
     flops = packed_flops(facts.cost_model, np.concatenate(trained), tokens, is_training=False)
-    for each in range(treatment.updates):
+    for each in range(treatment.updates_per_iteration):
         own = [rows for rows, number in zip(trained, part) if number == each]
         if own:
             flops += packed_flops(facts.cost_model, np.concatenate(own), tokens, is_training=True)
@@ -162,6 +163,54 @@ def test_a_reference_policy_costs_passes_over_what_it_scores():
     assert update(scores_reference=True) == pytest.approx(alone + 2 * scoring)
     # Nothing is left out here, so what is sampled is what is trained on.
     assert update(scores_reference_on_all=True) == pytest.approx(alone + 2 * scoring)
+
+
+def test_iterations_that_share_the_prompts_take_what_one_takes():
+    facts = synthetic_facts(120)
+    plan = plan_of(facts)
+
+    def of(iterations: int, updates: int, *, scores_proximal: bool) -> Amounts:
+        treatment = replace(
+            PLAIN,
+            iterations=iterations,
+            updates_per_iteration=updates,
+            scores_proximal=scores_proximal,
+        )
+        return predict(plan, treatment, facts, starts_from_base=True)
+
+    whole = of(1, 12, scores_proximal=True)
+    for iterations in (2, 3, 6):
+        found = of(iterations, 12 // iterations, scores_proximal=True)
+        for name in COUNTS:
+            assert getattr(found, name) == pytest.approx(getattr(whole, name)), name
+        # Smaller batches of the proximal policy's pass and of sampling pad otherwise.
+        assert found.update_flops == pytest.approx(whole.update_flops, rel=0.2)
+        assert found.sampling_flops == pytest.approx(whole.sampling_flops, rel=0.2)
+    on_policy, stale = of(12, 1, scores_proximal=False), of(1, 12, scores_proximal=False)
+    assert on_policy.update_flops == stale.update_flops < whole.update_flops
+
+
+def test_every_iteration_spends_the_budget():
+    facts = synthetic_facts(120)
+    plan = plan_of(facts)
+    for selection in (skip_uniform_prompts(20), resample_uniform_groups(10, 12)):
+        one = replace(PLAIN, selection=selection)
+        several = replace(one, iterations=3)
+        expected = predict(plan, one, facts, starts_from_base=True).scaled(3.0)
+        found = predict(plan, several, facts, starts_from_base=True)
+        for name, amount in vars(expected).items():
+            assert getattr(found, name) == pytest.approx(amount), name
+
+
+def test_only_the_first_iteration_reuses_the_profile():
+    facts = synthetic_facts(60)
+    plan = plan_of(facts)
+    treatment = replace(PLAIN, iterations=3, selection=reuse_profile_rollouts())
+    found = predict(plan, treatment, facts, starts_from_base=True)
+    fresh = predict(plan, treatment, facts, starts_from_base=False)
+    for name in ("sampled_steps", "sampling_flops"):
+        assert getattr(found, name) == pytest.approx(2 / 3 * getattr(fresh, name))
+    assert found.rollouts == pytest.approx(fresh.rollouts)
 
 
 def test_amounts_add_up():

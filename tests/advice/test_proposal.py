@@ -112,6 +112,38 @@ def test_updates_hold_as_many_rollouts_as_those_of_the_reference(tmp_path: Path)
     assert arm.learning_rate == reference.learning_rate
 
 
+@pytest.mark.parametrize(
+    ("iterations", "updates"), [(12, 1), (1, 1), (1, 12), (3, 4), (4, 2), (60, 1), (7, 8)]
+)
+def test_an_on_policy_reference_gets_an_on_policy_proposal(
+    tmp_path: Path, iterations: int, updates: int
+):
+    """Otherwise, the proposal has as many iterations as the reference; both keep their batches."""
+    changes = {
+        f"{REFERENCE}.training.iterations_per_round": iterations,
+        f"{REFERENCE}.training.updates_per_iteration": updates,
+    }
+    file = write_params(tmp_path, changes)
+    _, proposal = proposed(file)
+    chosen, training = proposal.chosen, proposal.params.arms["advised"].training
+    per_update = proposal.target.rollouts / 3 / (iterations * updates)
+    wanted = min(chosen.amounts.rollouts / 3 / per_update, chosen.per_round)
+    if updates == 1:
+        assert training.updates_per_iteration == 1
+        assert training.iterations_per_round == max(1, round(wanted))
+    else:
+        assert training.iterations_per_round == min(iterations, max(1, round(wanted)))
+        assert abs(training.updates_per_iteration - wanted / training.iterations_per_round) <= 1
+    total = training.iterations_per_round * training.updates_per_iteration
+    assert training.updates_per_audit == total <= chosen.per_round
+    errors = [
+        each
+        for each in findings(read_params(with_snippet(file, proposal)))
+        if each.severity is Severity.ERROR
+    ]
+    assert errors == []
+
+
 def test_the_profile_counts_for_a_candidate_that_reads_it(tmp_path: Path):
     params, proposal = proposed(write_params(tmp_path, {}))
     facts = synthetic_facts()

@@ -10,13 +10,14 @@ Two arms start from `base`; every round of `uniform` costs 60 + 40 FLOPs, every 
     sgpo-1     3 3 4 4      0.875  100
 """
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pandas as pd
 
 from grpo.report.reading import Run
-from grpo.runtime.artifacts.files import write_bytes, write_json
+from grpo.runtime.artifacts.files import read_json, write_bytes, write_json
 from grpo.runtime.artifacts.tables import (
     CREDIT,
     EVALUATION,
@@ -161,6 +162,45 @@ def write_round(artifacts: Path, name: str, *, sampling: int, update: int) -> No
     columns = "step,rollouts,reward_std_within,trained_rollouts,advantage_mean,advantage_abs_mean"
     steps = f"{columns}\n0,4,0.25,2,0,0.5\n1,2,0.5,2,0,0.5\n2,1,,1,-0.5,0.5\n"
     write_bytes(artifacts / f"training/{name}/steps.csv", steps.encode())
+
+
+def write_later_iteration(
+    artifacts: Path, name: str, index: int, *, prompt_ids: Sequence[str] = ("half", "always")
+) -> None:
+    """Writes one more iteration of a round, which samples prompts in groups of 1 + `index`.
+
+    The first rollout of each group is solved and has an advantage of 0.25. Sampling costs 3 FLOPs,
+    which are part of those of training.
+    """
+    folder = artifacts / f"training/{name}/iteration-{index:04d}"
+    size = 1 + index
+    prompt = [each for each in prompt_ids for _ in range(size)]
+    ids = [f"{each}/{number}" for each in prompt_ids for number in range(size)]
+    solved = [float(number == 0) for _ in prompt_ids for number in range(size)]
+    rollouts = pd.DataFrame({"rollout_id": ids, "prompt_id": prompt})
+    group = [number for number in range(len(prompt_ids)) for _ in range(size)]
+    drawn = rollouts.assign(group=group, text=f"drawn {index}", steps=2, is_finished=True)
+    write_table(drawn, folder / "rollouts/table.parquet", ROLLOUTS)
+    selection = {"skipped": 1, "sampled": 3, "reused": 0, "kept": 2, "oversampling_factor": 1.5}
+    write_json(
+        folder / "rollouts/summary.json",
+        {"cost": cost(3), "rollouts": len(ids), "selection": selection},
+    )
+    judged = rollouts.assign(outcome=solved, reward=solved, status="scored", detail="")
+    write_table(judged, folder / "rewards.parquet", REWARDS)
+    used = {"advantage": [0.25 * each for each in solved], "weight": 1.0, "trained_steps": 2}
+    write_table(rollouts.assign(update=index, **used), folder / "credit.parquet", CREDIT)
+    columns = "step,rollouts,reward_std_within,trained_rollouts,advantage_mean,advantage_abs_mean"
+    rows = f"0,{len(ids)},0.5,{len(ids)},0,0.5\n1,{index},1.0,1,0,0.5\n"
+    write_bytes(folder / "steps.csv", f"{columns}\n{rows}".encode())
+    path = artifacts / f"training/{name}/summary.json"
+    summary = read_json(path)
+    spent = Counter(summary["cost"]) + Counter(cost(3))
+    later = Counter(summary.get("sampling_cost", {})) + Counter(cost(3))
+    for key, amount in {"cost": spent, "sampling_cost": later}.items():
+        summary[key] = {each: amount[each] for each in cost(0)}
+    write_json(path, {**summary, "iterations": 1 + index})
+    write_updates(artifacts, name, [""] * size)
 
 
 def write_updates(artifacts: Path, name: str, audits: list[str]) -> None:

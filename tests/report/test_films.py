@@ -30,6 +30,7 @@ from grpo.modalities.shared.exhibits import Film
 from grpo.params.parameters import Parameters, read_params
 from grpo.report.page import PAGE, write_page
 from grpo.runtime.artifacts.files import read_json, write_json
+from grpo.runtime.artifacts.iterations import first_iteration
 from grpo.runtime.artifacts.media import encode_png
 from grpo.runtime.artifacts.tables import PROMPTS, read_table, write_table
 from grpo.runtime.artifacts.tensors import read_tensors, write_tensors
@@ -155,7 +156,9 @@ def films_of(robot: Robot, artifacts: Path, kinds: list[str]) -> list[Film | Non
         {"row": CHOSEN[each], "rollout_id": f"sgpo-1-{CHOSEN[each]}", "prompt": SCENE}
         for each in kinds
     ]
-    return read_films(artifacts, robot.params, "sgpo-1", rollouts, pd.DataFrame(rows))
+    return read_films(
+        artifacts, robot.params, first_iteration(artifacts, "sgpo-1"), rollouts, pd.DataFrame(rows)
+    )
 
 
 @pytest.fixture

@@ -161,7 +161,7 @@ def test_measured_seconds_are_compared_when_every_stage_has_them(
 ) -> None:
     read_with()
     for name in params.rounds:
-        for stage, part in {"rollout": "sampling", "score": "scoring", "train": "update"}.items():
+        for stage, part in {"rollout": "sampling", "score": "judging", "train": "update"}.items():
             usage = Usage(seconds=10.0, seconds_by_part={"load": 1.0, part: 7.0})
             write_json(Path(".runs") / f"{stage}@{name}.json", asdict(usage))
     write_json(Path(".runs/profile.json"), asdict(Usage(seconds=6.0)))

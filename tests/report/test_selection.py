@@ -45,7 +45,11 @@ def test_the_page_shows_how_many_groups_a_kept_one_took(artifacts: Path, params:
             {"oversampling_factor": 1.0, "skipped": 1200},
             "1\u202f200 candidates skipped",
         ),
-        ({"oversampling_factor": 0.0, "reused": 9}, "rollouts of the profile"),
+        ({"oversampling_factor": 0.0, "sampled": 0, "reused": 9}, "rollouts of the profile"),
+        (  # the first of several iterations
+            {"oversampling_factor": 2 / 3, "sampled": 18, "reused": 9},
+            "9 groups of the profile, then sampled ones",
+        ),
     ],
 )
 def test_a_selection_in_words(counts: dict[str, float], said: str):

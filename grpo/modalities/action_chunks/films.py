@@ -1,4 +1,4 @@
-"""Films of a robot's rollouts: reads a round's tensors and replays them in the simulator."""
+"""Films of a robot's rollouts: reads an iteration's tensors and replays them in the simulator."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +23,7 @@ from grpo.modalities.modality import RunParams
 from grpo.modalities.shared.directories import STATE, read_state
 from grpo.modalities.shared.exhibits import Cell, Film, Phase, Shot, embed
 from grpo.modalities.shared.packed import prompt_rows
+from grpo.runtime.artifacts.iterations import IterationFiles
 from grpo.runtime.artifacts.media import encode_png
 from grpo.runtime.artifacts.tensors import read_tensors
 
@@ -34,22 +35,22 @@ DRAWN, HIGHEST = "sample_chunks_by_phase", "keep_highest_phase"  # links that se
 def read_films(
     artifacts: Path,
     params: RunParams[ActionChunkPolicyParams],
-    name: str,
+    files: IterationFiles,
     rollouts: pd.DataFrame,
     chosen: pd.DataFrame,
 ) -> list[Film | None]:
-    """Returns a film of each chosen rollout of a round; None where the environment failed.
+    """Returns a film of each chosen rollout of an iteration; None where the environment failed.
 
     Args:
-      rollouts: All rollouts of the round.
+      rollouts: All rollouts of the iteration.
       chosen: Has the columns row (index in `rollouts`), rollout_id and prompt (the scene).
 
     Raises:
       ArtifactError: If a file is missing or broken, or its tensors do not fit the others.
     """
-    path = artifacts / "rollouts" / name / "tensors.safetensors"
+    path = files.tensors
     shape = read_shape(artifacts / "policies" / "base")
-    kept = _read_kept(artifacts / "policies" / name)
+    kept = _read_kept(artifacts / "policies" / files.round)
     tensors = read_tensors(path)
     group = torch.tensor(rollouts["group"].to_numpy())
     label = choose_labeller(params.policy.phases, params.policy.max_steps)

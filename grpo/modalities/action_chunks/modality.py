@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from grpo.modalities.shared.exhibits import Film, Phase
     from grpo.modalities.shared.packed import Layout
     from grpo.modalities.shared.warmup import BasePolicy
+    from grpo.runtime.artifacts.iterations import IterationFiles
     from grpo.types import Rollouts
 
 
@@ -207,14 +208,16 @@ class ActionChunks(Modality[ActionChunkPolicyParams, TokenSampling, TokenDraws])
         self,
         artifacts: Path,
         params: RunParams[ActionChunkPolicyParams],
-        name: str,
+        files: "IterationFiles",
         rollouts: "pd.DataFrame",
         chosen: "pd.DataFrame",
+        *,
+        has_media: bool,
     ) -> "Sequence[Film | None]":
         """Returns films of rollouts replayed in the simulator."""
         from grpo.modalities.action_chunks.films import read_films
 
-        return read_films(artifacts, params, name, rollouts, chosen)
+        return read_films(artifacts, params, files, rollouts, chosen)
 
     def rule_facts(
         self, policy: ActionChunkPolicyParams, sampling: TokenSampling

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from grpo.modalities.shared.exhibits import Picture
     from grpo.modalities.shared.packed import Layout
     from grpo.modalities.shared.warmup import BasePolicy
+    from grpo.runtime.artifacts.iterations import IterationFiles
 
 
 NoiseSteps = Annotated[int, Field(ge=2, le=10**4)]  # length of a denoising schedule
@@ -262,15 +263,18 @@ class Denoising(Modality[DenoisingPolicyParams, DenoisingSampling, DenoisingDraw
         self,
         artifacts: Path,
         params: RunParams[DenoisingPolicyParams],
-        name: str,
+        files: "IterationFiles",
         rollouts: "pd.DataFrame",
         chosen: "pd.DataFrame",
-    ) -> "Sequence[Picture]":
-        """Returns the generated images."""
+        *,
+        has_media: bool,
+    ) -> "Sequence[Picture | None]":
+        """Returns the generated images, or None where they are not stored."""
+        if not has_media:
+            return [None] * len(chosen)
         from grpo.modalities.shared.exhibits import read_pictures
 
-        tensors = artifacts / "rollouts" / name / "tensors.safetensors"
-        return read_pictures(tensors, chosen["row"].tolist())
+        return read_pictures(files.tensors, chosen["row"].tolist())
 
     def judges_while_sampling(self, sampling: DenoisingSampling) -> bool:
         """Returns whether the decoding has a scope, whose pilots are judged."""
