@@ -355,13 +355,26 @@ def serve(
     try:
         ForkServer(requests, end_of_run, run=run, refuse=refuse, lost=lost).serve(work)
     finally:
-        with suppress(OSError):  # the other preloaded process uses the directory
-            os.unlink(path)
-            os.rmdir(os.path.dirname(path))
+        requests.close()
+        _remove_unused(Path(path).parent)
 
 
 preloaded_process = 0  # the process id of this server, also in its forks
 set_by_imports: dict[str, str] = {}  # variables of the environment
+
+
+def _remove_unused(directory: Path) -> None:
+    """Removes the sockets on which nobody listens, and their directory if none is left."""
+    for path in directory.glob("*"):
+        with socket.socket(socket.AF_UNIX) as line:
+            try:
+                line.connect(str(path))
+            except ConnectionRefusedError:
+                path.unlink(missing_ok=True)
+            except OSError:  # removed meanwhile
+                continue
+    with suppress(OSError):  # the other preloaded process uses it
+        directory.rmdir()
 
 
 def _below(trace: TracebackType | None) -> TracebackType | None:

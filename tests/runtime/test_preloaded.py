@@ -301,7 +301,10 @@ def test_the_end_of_the_preloaded_process_ends_fork_and_client(
         until(lambda: not is_alive(working))
 
 
-def test_the_end_of_the_run_ends_everything(tmp_path: Path, workspace: Path) -> None:
+@pytest.mark.parametrize("is_server_killed", [False, True])
+def test_the_end_of_the_run_ends_everything(
+    tmp_path: Path, workspace: Path, is_server_killed: bool
+) -> None:
     """Also if it was killed: then the kernel closes its sockets."""
     copy = Path(shutil.copytree(workspace, tmp_path / "copy"))
     code = (
@@ -316,6 +319,8 @@ def test_the_end_of_the_run_ends_everything(tmp_path: Path, workspace: Path) -> 
     below = [each.pid for each in psutil.Process(run.pid).children(recursive=True)]
     working = int(noted(copy))
     assert len(below) >= 2
+    if is_server_killed:
+        os.kill(psutil.Process(working).ppid(), signal.SIGKILL)
     run.kill()
     run.wait()
     assert process.wait(60) == -signal.SIGTERM
