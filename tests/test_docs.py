@@ -43,6 +43,7 @@ from grpo.params.parameters import (
     LinkSpec,
     Parameters,
     Reward,
+    Training,
     with_tuples,
 )
 from grpo.params.yaml import parse_yaml
@@ -72,6 +73,7 @@ SECTIONS: dict[str, Any] = {
     "task": reduce(or_, (find_task(each) for each in task_kinds())),
     "policy": POLICIES,
     "reward": Reward,
+    "training": Training,
     "sampling": reduce(or_, (each.sampling for each in all_modalities().values()))
     | Parameters.model_fields["sampling"].annotation,  # of an arm, or of all
 }

@@ -29,7 +29,9 @@ def params() -> Parameters:
     """The repository's parameters with two arms and three rounds."""
     own = read_params(Path(__file__).parents[2] / "params.yaml")
     arm = next(iter(own.arms.values()))
-    training = arm.training.model_copy(update={"updates_per_iteration": 1})  # of phases this small
+    training = arm.training.model_copy(
+        update={"iterations_per_round": 1, "updates_per_iteration": 1}
+    )  # of phases this small
     arm = arm.model_copy(update={"training": training})
     blind = arm.model_copy(
         update={
