@@ -164,7 +164,7 @@ def _candidate(
     rates = facts.profile["outcome_rate"]
     inside = each if window is None else each[rates.between(*window)]
     whole = Amounts.total(inside)
-    per_round = math.ceil(goal / max(whole.mixed_groups, TINY) * len(inside) / rounds)
+    per_round = max(1, math.ceil(goal / max(whole.mixed_groups, TINY) * len(inside) / rounds))
     return Candidate(
         sizing=sizing,
         window=window,

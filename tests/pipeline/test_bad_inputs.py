@@ -45,7 +45,10 @@ NORM = "model.norm.weight"
 REUSE = set_param("arms.uniform.selection", ["reuse_profile_rollouts"])
 # sgpo-2, from what sgpo-1 drew: it continues with that policy and its optimizer.
 SECOND = set_param("rounds.sgpo-2", {"arm": "sgpo", "start": "sgpo-1", "phase": 1})
-_DRAWN = "artifacts/rollouts/sgpo-1 artifacts/rewards/sgpo-1.parquet"
+_DRAWN = (
+    "artifacts/prompts/train.parquet artifacts/curricula/sgpo.parquet "
+    "artifacts/rollouts/sgpo-1 artifacts/rewards/sgpo-1.parquet"
+)
 CONTINUED = (
     f"{BASE} {BASE} {_DRAWN} {TRAINED} artifacts/training/sgpo-1",
     f"{BASE} {TRAINED} {_DRAWN} artifacts/policies/sgpo-2 artifacts/training/sgpo-2",

@@ -21,8 +21,8 @@ MOMENTS = {  # a file of these appears
         "artifacts/rollouts/.uniform-1.*.grpo-tmp/*",
     ],
     TRAIN: [
-        f".work/{TRAIN}/*/checkpoint-00000001",
-        f".work/{TRAIN}/*/.checkpoint-00000003.*.grpo-tmp/*",
+        f".work/{TRAIN}/*/iteration-0000/updates/checkpoint-00000001",
+        f".work/{TRAIN}/*/iteration-0000/updates/.checkpoint-00000003.*.grpo-tmp/*",
         "artifacts/policies/.uniform-1.*.grpo-tmp/*",
     ],
 }

@@ -39,7 +39,7 @@ def training(workspace: Path, updates: int) -> Iterator[tuple[BaseProcess, list[
     """Yields the stage and its ranks once so many updates are done; then none of them is left."""
     command = locked_stages(workspace)[STAGE]["cmd"]
     process = start_stage(workspace, STAGE, command)
-    done = f".work/{STAGE}/*/checkpoint-*"
+    done = f".work/{STAGE}/*/iteration-0000/updates/checkpoint-*"
     while all(int(each.name[-8:]) < updates for each in workspace.glob(done)):
         assert process.is_alive(), (workspace / LOG).read_text()
         time.sleep(0.001)
