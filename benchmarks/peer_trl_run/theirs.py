@@ -9,7 +9,6 @@ of `Order`.
 import json
 import os
 import random
-import re
 import sys
 import time
 from dataclasses import dataclass, field
@@ -19,11 +18,12 @@ from typing import Any
 os.environ.update(HF_HUB_OFFLINE="1", TRL_EXPERIMENTAL_SILENCE="1")
 
 import pyarrow.parquet as parquet
-import reasoning_gym
 import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
+
+from benchmarks.peer_trl_run.judge import outcome_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,13 +50,12 @@ class Order:
 
 
 class Judge:
-    """The outcome of a rollout: whether reasoning-gym scores its last answer above a threshold."""
+    """TRL's reward function: the outcome of each rollout; notes the means of each batch."""
 
     __name__ = "reward"  # TRL names its metrics by it
 
     def __init__(self, order: Order) -> None:
         self.order = order
-        self.families: dict[str, Any] = {}
         self.rewards: list[float] = []  # mean of each batch
         self.steps: list[float] = []  # mean length of each batch
 
@@ -68,19 +67,14 @@ class Judge:
         entry: list[str],
         **_: Any,
     ) -> list[float]:
-        outcomes = [self._outcome(*each) for each in zip(completions, family, entry)]
+        pattern, threshold = self.order.answer_pattern, self.order.threshold
+        outcomes = [
+            outcome_of(text, name, task, answer_pattern=pattern, threshold=threshold)
+            for text, name, task in zip(completions, family, entry)
+        ]
         self.rewards.append(sum(outcomes) / len(outcomes))
         self.steps.append(sum(map(len, completion_ids)) / len(completion_ids))
         return outcomes
-
-    def _outcome(self, text: str, family: str, entry: str) -> float:
-        answers = re.findall(self.order.answer_pattern, text)
-        if not answers:
-            return 0.0
-        if family not in self.families:
-            self.families[family] = reasoning_gym.create_dataset(family, size=1, seed=0)
-        score = self.families[family].score_answer(answers[-1].strip(), json.loads(entry))
-        return float(score >= self.order.threshold)
 
 
 class Recorder(TrainerCallback):  # type: ignore[misc]
