@@ -5,13 +5,13 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-import psutil
-
 SECONDS_PER_SAMPLE = 0.1  # of memory
+GROWTH = 1.01  # of resident memory, before the proportional set size is read again
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
@@ -55,26 +55,24 @@ def run_timed(
         text, said = output.read().decode(), errors.read().decode()
     if process.returncode != 0:
         raise SystemExit(f"{' '.join(command)} failed:\n{text}\n{said}")
-    left = [each for each in memory.seen if _is_alive(each)]
+    left = [each for each in memory.seen if _is_running(each)]
     if left:
         raise SystemExit(f"{' '.join(command)} left processes behind: {left}")
     return Timed(usage.ru_utime + usage.ru_stime, wall, peak, text)
 
 
-def _is_alive(process: psutil.Process) -> bool:
-    try:
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
-
-
 class _Memory:
-    """Samples the memory of a process tree in a thread."""
+    """Samples the memory of a process tree in a thread.
+
+    The proportional set size takes the kernel milliseconds, during which the process may wait. It
+    is read only when the resident memory, which is cheap to read, has grown.
+    """
 
     def __init__(self, root: int) -> None:
-        self.seen: set[psutil.Process] = set()
+        self.seen: set[int] = set()
         self.peak = 0
-        self._root = psutil.Process(root)
+        self._largest = 0.0  # resident bytes that the next reading must exceed
+        self._root = root
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
@@ -87,18 +85,33 @@ class _Memory:
 
     def _watch(self) -> None:
         while not self._done.wait(SECONDS_PER_SAMPLE):
-            try:
-                tree = [self._root, *self._root.children(recursive=True)]
-            except psutil.Error:
-                continue
-            self.seen.update(tree[1:])
-            self.peak = max(self.peak, sum(map(_proportional_bytes, tree)))
+            tree = list(_descendants(self._root))
+            self.seen.update(tree)
+            resident = sum(_read_kilobytes(each, "status", "VmRSS:") for each in tree)
+            if resident > self._largest:
+                self._largest = GROWTH * resident
+                proportional = sum(_read_kilobytes(each, "smaps_rollup", "Pss:") for each in tree)
+                self.peak = max(self.peak, 1024 * proportional)
 
 
-def _proportional_bytes(process: psutil.Process) -> int:
-    """Returns a process's memory, in which a page shared by n processes counts 1/n."""
-    try:
-        lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
-    except (OSError, StopIteration):  # the process has ended
-        return 0
+def _descendants(process: int) -> Iterator[int]:
+    """Yields a process and all that descend from it."""
+    yield process
+    with suppress(OSError):  # it has ended
+        for thread in Path(f"/proc/{process}/task").iterdir():
+            for child in (thread / "children").read_text().split():
+                yield from _descendants(int(child))
+
+
+def _read_kilobytes(process: int, file: str, name: str) -> int:
+    """Returns a field of a file of a process; 0 if the process has ended."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{process}/{file}").read_text().splitlines():
+            if line.startswith(name):
+                return int(line.split()[1])
+    return 0
+
+
+def _is_running(process: int) -> bool:
+    """Returns whether a process exists and is no zombie, which has no memory."""
+    return _read_kilobytes(process, "status", "VmRSS:") > 0
