@@ -1,5 +1,6 @@
 """Benchmark summaries against closed forms on handmade curves, and how benchmarks run stages."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -10,9 +11,18 @@ import pytest
 from benchmarks import same_bytes, scaling_training
 from benchmarks.allocation_chunks import combine_phases
 from benchmarks.allocation_tokens import Point, summarize
-from benchmarks.demo import time_module
+from benchmarks.demo import ROOT, time_module
+from benchmarks.peer_trl_run import __main__ as peer_trl_run
+from benchmarks.peer_trl_run.judge import outcome_of
+from benchmarks.peer_trl_run.processes import run_timed
+from benchmarks.peer_trl_run.settings import SIZES, order_of, params_of
 from benchmarks.workspaces import PART_SECONDS, round_seconds
+from grpo.params.yaml import read_yaml
+from grpo.rewards.base import Task
+from grpo.rewards.reasoning_gym import score_answer
 from grpo.runtime.artifacts.files import write_json
+from grpo.sampling.judging import judge_text
+from grpo.tasks.reasoning_gym import make_prompts
 
 
 def curve(*points: tuple[float, float]) -> list[Point]:
@@ -125,3 +135,97 @@ def test_an_unknown_word_draws_nothing(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(scaling_training, "save_figure", lambda figure, path: None)
     with pytest.raises(SystemExit, match=r"^drow: must be draw"):
         scaling_training.main()
+
+
+def test_the_judge_that_trl_is_given_is_that_of_the_pipeline():
+    families = read_yaml(ROOT / "params.yaml")["task"]["families"]
+    prompts = make_prompts(
+        families=families,
+        notation="compact",
+        instruction="",
+        train_prompts=60,
+        eval_prompts=6,
+        warmup=None,
+        seed=0,
+    ).train
+    outcomes = set()
+    for row, other in zip(prompts.to_dict("records"), prompts["answer"][::-1]):
+        for text in (f"1+1#{row['answer']}", f"# {row['answer']} #{other}", "#", row["answer"]):
+            theirs = outcome_of(
+                text, row["family"], row["entry"], answer_pattern="#([^#]*)", threshold=0.99
+            )
+            task = Task(
+                family=row["family"],
+                prompt=row["prompt"],
+                answer=row["answer"],
+                entry=json.loads(row["entry"]),
+            )
+            ours = judge_text(
+                score_answer, text, task, answer_pattern="#([^#]*)", timeout_seconds=5.0
+            )
+            assert theirs == float(ours.status == "scored" and ours.score >= 0.99)
+            outcomes.add(theirs)
+    assert outcomes == {0.0, 1.0}
+
+
+def a_run(cpu: float, reward: float, *, reaches: bool = True) -> dict[str, object]:
+    return {
+        "cpu_seconds": cpu,
+        "wall_seconds": 2 * cpu,
+        "peak_bytes": 1,
+        "reward": reward,
+        "reaches": reaches,
+    }
+
+
+def test_a_target_needs_every_size_and_an_arm_that_reaches_the_reward():
+    seeds = {
+        str(seed): {
+            "trl": a_run(10, 0.5),
+            "same": a_run(5, 0.5),
+            "sgpo": a_run(1, 0.4, reaches=False),
+            "pairs": a_run(3, 0.6),
+        }
+        for seed in range(3)
+    }
+    both = peer_trl_run.conclude(dict.fromkeys(SIZES, seeds))
+    assert both["met"] == {"same": True, "allocated": False}
+    assert both["ratios"]["10M"]["pairs"]["cpu_seconds"] == {"value": 0.3, "low": 0.3, "high": 0.3}
+    assert not peer_trl_run.conclude({"10M": seeds})["met"]["same"]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_both_sides_train_on_the_same_number_of_rollouts(size: str):
+    order = order_of(SIZES[size], 0)
+    arm = params_of(SIZES[size], 0, "same")["arms"]["same"]
+    (phases, sizes) = arm["curriculum"]
+    assert phases["split_at_random"]["phases"] == 1
+    assert phases["split_at_random"]["prompts_per_phase"] == (
+        order["updates"] * order["prompts_per_update"]
+    )
+    assert sizes["fix_group_size"]["rollouts"] == order["group_size"]
+    assert arm["training"]["iterations_per_round"] == order["updates"]
+
+
+BURN = """
+import subprocess, sys, time
+if len(sys.argv) == 1:
+    subprocess.run([sys.executable, sys.argv[0], "child"], check=True)
+held = bytearray(40_000_000)
+while time.process_time() < 0.4:
+    pass
+"""
+
+
+def test_seconds_and_memory_of_children_count(tmp_path: Path):
+    (tmp_path / "burn.py").write_text(BURN)
+    timed = run_timed([sys.executable, "burn.py"], folder=tmp_path)
+    assert timed.cpu_seconds >= 0.8
+    assert timed.wall_seconds >= 0.8
+    assert timed.peak_bytes >= 40_000_000
+
+
+def test_a_process_that_is_left_behind_is_refused(tmp_path: Path):
+    code = "import subprocess, time; print(subprocess.Popen(['sleep', '3']).pid); time.sleep(0.5)"
+    with pytest.raises(SystemExit, match="left processes behind"):
+        run_timed([sys.executable, "-W", "ignore", "-c", code], folder=tmp_path)

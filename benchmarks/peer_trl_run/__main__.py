@@ -1,0 +1,196 @@
+"""Runs both sides on an idle machine, one process after the other, and records what they spend.
+
+python -m benchmarks.peer_trl_run PYTHON_OF_TRL 0 1 2 [--size 0.4M] [--side trl]
+python -m benchmarks.peer_trl_run draw       # table and figure of the results
+
+Writes benchmarks/results/peer_trl_run.json and docs/peer_trl_run.svg. Runs that the file has are
+not repeated, so that a run that was interrupted goes on.
+"""
+
+import argparse
+import statistics
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from benchmarks.demo import RESULTS, ROOT, machine, revision_of
+from benchmarks.figures import save_figure
+from benchmarks.peer_trl.processes import versions
+from benchmarks.peer_trl_run.figure import draw
+from benchmarks.peer_trl_run.runs import (
+    Run,
+    require_idle,
+    run_ours,
+    run_theirs,
+    score_of_base,
+)
+from benchmarks.peer_trl_run.settings import ARMS, SIZES, TARGETS
+from grpo.runtime.artifacts.files import read_json, write_json
+from grpo.runtime.markdown import markdown_table
+
+OUT, FIGURE = RESULTS / "peer_trl_run.json", ROOT / "docs" / "peer_trl_run.svg"
+THEIRS = "trl"
+SIDES = (THEIRS, *ARMS)
+TIMED = (
+    "From the start of the process to its end, whose last act is to save the policy. Not timed on "
+    "either side: the base policy, the prompts, evaluation, and TRL's weights saved for its curve."
+)
+
+
+def main() -> None:
+    """Measures what is missing; writes the figure and prints the table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.peer_trl_run", description=__doc__)
+    parser.add_argument("python", help="of TRL's environment; or draw")
+    parser.add_argument("seeds", nargs="*", type=int, metavar="SEED")
+    parser.add_argument("--size", action="append", choices=SIZES, help="default: all")
+    parser.add_argument("--side", action="append", choices=SIDES, help="default: all")
+    parser.add_argument("--busy", action="store_true", help="measure on a machine that is not idle")
+    chosen = parser.parse_args()
+    for seed in chosen.seeds:
+        for size in chosen.size or SIZES:
+            sides = [side for side in SIDES if side in (chosen.side or SIDES)]
+            for side in sides if seed % 2 == 0 else reversed(sides):
+                measure(size, seed, side, chosen.python, busy=chosen.busy)
+    results = read_json(OUT)
+    save_figure(draw(results), FIGURE)
+    print(table(results))
+
+
+def measure(size: str, seed: int, side: str, python: str, *, busy: bool) -> None:
+    """Adds a run to the results file, unless it has the run."""
+    stored = read_json(OUT) if OUT.exists() else {"runs": {}}
+    known = stored["runs"].setdefault(size, {}).setdefault(str(seed), {})
+    if side in known:
+        return
+    known["base"] = score_of_base(size, seed)
+    if not busy:
+        require_idle()
+    if side == THEIRS:
+        known[side] = run_theirs(size, seed, python)
+    else:
+        known[side] = run_ours(size, seed, side, goal=_goal(known, side))
+    print(size, seed, side, {k: v for k, v in known[side].items() if k != "batches"}, flush=True)
+    known[side]["revision"] = revision_of("HEAD")
+    write_json(OUT, {**about(python), "runs": stored["runs"], **conclude(stored["runs"])})
+
+
+def _goal(known: dict[str, Run], side: str) -> float | None:
+    """Returns TRL's final reward, at which an allocated arm ends; None: all rounds."""
+    return known[THEIRS]["reward"] if side != "same" and THEIRS in known else None
+
+
+def about(python: str) -> dict[str, Any]:
+    """Returns what was measured, where and with what."""
+    return {
+        "command": "python -m benchmarks.peer_trl_run PYTHON_OF_TRL SEED...",
+        "timed": TIMED,
+        "targets": TARGETS,
+        "sizes": {
+            name: {k: v for k, v in asdict(size).items() if k != "tuned"}
+            for name, size in SIZES.items()
+        },
+        "machine": machine(),
+        "versions": versions(python),
+    }
+
+
+def conclude(runs: dict[str, Any]) -> dict[str, Any]:
+    """Returns, by size and arm, means over seeds with 95 % t intervals, and whether targets hold.
+
+    Ratios are ours / TRL, seed by seed; only seeds that have both count.
+    """
+    found: dict[str, Any] = {}
+    for size, seeds in runs.items():
+        for arm in ARMS:
+            pairs = [
+                (each[arm], each[THEIRS]) for each in seeds.values() if {arm, THEIRS} <= {*each}
+            ]
+            if pairs:
+                found.setdefault(size, {})[arm] = _compare(pairs)
+    same = [arms["same"]["cpu_seconds"]["value"] for arms in found.values() if "same" in arms]
+    others = [
+        [
+            each["cpu_seconds"]["value"]
+            for arm, each in arms.items()
+            if arm != "same" and each["reach"]
+        ]
+        for arms in found.values()
+    ]
+    met = {
+        "same": len(same) == len(SIZES) and max(same) <= TARGETS["same"],
+        "allocated": len(others) == len(SIZES)
+        and all(each and min(each) <= TARGETS["allocated"] for each in others),
+    }
+    return {"ratios": found, "met": met}
+
+
+def _compare(pairs: list[tuple[Run, Run]]) -> dict[str, Any]:
+    """Returns ratios and the difference of rewards, and whether all runs reach TRL's reward."""
+    ratios = {
+        name: interval([ours[name] / theirs[name] for ours, theirs in pairs])
+        for name in ("cpu_seconds", "wall_seconds", "peak_bytes")
+    }
+    gained = interval([ours["reward"] - theirs["reward"] for ours, theirs in pairs])
+    return {
+        **ratios,
+        "reward_difference": gained,
+        "reach": all(ours["reaches"] for ours, _ in pairs),
+        "seeds": len(pairs),
+    }
+
+
+def interval(values: list[float]) -> dict[str, float | None]:
+    """Returns the mean with a 95 % t interval over seeds; a single seed has no interval."""
+    mean = statistics.fmean(values)
+    if len(values) < 2:
+        return {"value": round(mean, 4), "low": None, "high": None}
+    half = float(stats.sem(np.array(values)) * stats.t.ppf(0.975, len(values) - 1))
+    return {
+        "value": round(mean, 4),
+        "low": round(mean - half, 4),
+        "high": round(mean + half, 4),
+    }
+
+
+def table(results: dict[str, Any]) -> str:
+    """Returns means over seeds as a Markdown table, with ratios to TRL and their intervals."""
+    titles = ["size", "side", "seeds", "CPU s", "wall s", "peak GB", "base", "reward", "CPU ratio"]
+    rows: list[list[str]] = []
+    for size, seeds in results["runs"].items():
+        for side in SIDES:
+            runs = [each[side] for each in seeds.values() if side in each]
+            if not runs:
+                continue
+            base = statistics.fmean(each["base"]["reward"] for each in seeds.values())
+            rows.append(
+                [
+                    size,
+                    side,
+                    str(len(runs)),
+                    f"{_mean(runs, 'cpu_seconds'):.1f}",
+                    f"{_mean(runs, 'wall_seconds'):.1f}",
+                    f"{_mean(runs, 'peak_bytes') / 1e9:.2f}",
+                    f"{base:.3f}",
+                    f"{_mean(runs, 'reward'):.3f}",
+                    _in_words(results["ratios"].get(size, {}).get(side)),
+                ]
+            )
+    return markdown_table(titles, rows)
+
+
+def _mean(runs: list[Run], name: str) -> float:
+    return statistics.fmean(each[name] for each in runs)
+
+
+def _in_words(ratio: dict[str, Any] | None) -> str:
+    if ratio is None:
+        return ""
+    cpu = ratio["cpu_seconds"]
+    spread = "" if cpu["low"] is None else f" [{cpu['low']:.2f}, {cpu['high']:.2f}]"
+    return f"{cpu['value']:.2f}{spread}" + ("" if ratio["reach"] else ", reward not reached")
+
+
+if __name__ == "__main__":
+    main()

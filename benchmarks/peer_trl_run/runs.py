@@ -1,0 +1,199 @@
+"""One run of either side, and the workspaces that runs start from."""
+
+import csv
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.demo import SERVERS, revision_of
+from benchmarks.peer_trl_run.processes import Timed, run_timed
+from benchmarks.peer_trl_run.settings import ARMS, ROOT, SIZES, order_of, params_of, round_names
+from grpo.params.yaml import dump_yaml
+from grpo.runtime.artifacts.files import read_json, write_json
+
+FOLDER = ROOT / ".work" / "peer_trl_run"
+SCORES = "scores.json"  # in a base's workspace: the base's own evaluation
+FIRST = next(iter(ARMS))
+MOST_LOAD = 0.5  # of other processes, before a run
+Run = dict[str, Any]
+
+
+def base_workspace(size: str, seed: int) -> Path:
+    """Returns a clone of the committed revision in which stages up to `base` are up to date."""
+    workspace = FOLDER / f"{size}-{seed}-base"
+    if not workspace.exists():
+        workspace.parent.mkdir(parents=True, exist_ok=True)
+        subprocess.run(["git", "clone", "--quiet", str(ROOT), str(workspace)], check=True)
+    for command in (
+        ["fetch", "--quiet", "origin"],
+        ["reset", "--quiet", "--hard", revision_of("HEAD")],
+    ):
+        subprocess.run(["git", *command], cwd=workspace, check=True)
+    _write_params(workspace, size, seed, FIRST)
+    _reproduce(workspace, "base")
+    return workspace
+
+
+def score_of_base(size: str, seed: int) -> dict[str, float]:
+    """Returns mean@k of the base policy."""
+    workspace = base_workspace(size, seed)
+    if not (workspace / SCORES).exists():
+        base = workspace / "artifacts" / "policies" / "base"
+        write_json(workspace / SCORES, evaluate(workspace, [base])[0])
+    found: dict[str, float] = read_json(workspace / SCORES)
+    return found
+
+
+def run_theirs(size: str, seed: int, python: str, **others: Any) -> Run:
+    """Trains with TRL and evaluates the policies that it saved; only training is timed.
+
+    Args:
+      others: Other values of the fields of `theirs.Order`.
+    """
+    workspace, out = base_workspace(size, seed), FOLDER / f"{size}-{seed}-trl"
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    load = os.getloadavg()[0]
+    order = order_of(
+        SIZES[size], seed, workspace=str(workspace), out=str(out), started=time.time(), **others
+    )
+    timed = run_timed(
+        [python, "-m", "benchmarks.peer_trl_run.theirs", json.dumps(order)],
+        folder=ROOT,
+        environment={"PYTHONPATH": str(ROOT)},
+    )
+    told = json.loads(timed.output.strip().splitlines()[-1])
+    saved = sorted(out.glob("update-*"), key=_update_of)
+    scores = evaluate(workspace, saved)
+    updates = [_update_of(each) for each in saved]
+    run = {
+        "cpu_seconds": timed.cpu_seconds - told["paused_cpu_seconds"],
+        "wall_seconds": timed.wall_seconds - told["paused_wall_seconds"],
+        "peak_bytes": timed.peak_bytes,
+        "load_before": load,
+        "parameters": told["parameters"],
+        "reward": scores[-1]["reward"],
+        "steps": sum(told["steps"]) / len(told["steps"]),
+        "batches": {name: told[name] for name in ("cpu", "wall", "reward", "steps")},
+    }
+    run["curve"] = [
+        {"update": n, "cpu": told["cpu"][n - 1], "wall": told["wall"][n - 1], **score}
+        for n, score in zip(updates, scores)
+    ]
+    # The last policy counts when it is saved, at the end of the process.
+    run["curve"][-1].update(cpu=run["cpu_seconds"], wall=run["wall_seconds"])
+    return _rounded(run)
+
+
+def run_ours(size: str, seed: int, arm: str, *, goal: float | None) -> Run:
+    """Runs `python -m flows.reproduce` up to each round's training, and evaluates each round.
+
+    Only flows are timed: planning, Prefect, profile, curriculum, rollouts, scores and training. The
+    base exists, as it does for TRL.
+
+    Args:
+      goal: Rounds end when the reward reaches it; None: all rounds.
+    """
+    workspace = FOLDER / f"{size}-{seed}-{arm}"
+    shutil.rmtree(workspace, ignore_errors=True)
+    shutil.copytree(base_workspace(size, seed), workspace, symlinks=True)
+    _write_params(workspace, size, seed, arm)
+    _reproduce(workspace, "base")  # untimed: the stage check reads the file of parameters
+    load, curve, spent = os.getloadavg()[0], list[Run](), list[Timed]()
+    for name in round_names(arm):
+        spent.append(_reproduce(workspace, f"train@{name}"))
+        policy = workspace / "artifacts" / "policies" / name
+        [score] = evaluate(workspace, [policy])
+        curve.append(
+            {
+                "round": name,
+                "cpu": sum(each.cpu_seconds for each in spent),
+                "wall": sum(each.wall_seconds for each in spent),
+                **score,
+            }
+        )
+        if goal is not None and score["reward"] >= goal:
+            break
+    rows = [row for each in curve for row in _updates(workspace, each["round"])]
+    usage = {path.stem: read_json(path) for path in sorted((workspace / ".runs").glob("*.json"))}
+    run = {
+        "cpu_seconds": curve[-1]["cpu"],
+        "wall_seconds": curve[-1]["wall"],
+        "peak_bytes": max(each.peak_bytes for each in spent),
+        "load_before": load,
+        "reward": curve[-1]["reward"],
+        "reaches": goal is None or curve[-1]["reward"] >= goal,
+        "stages": {
+            name: round(each["cpu_seconds"], 2)
+            for name, each in usage.items()
+            if name not in ("prepare", "base")
+        },
+        "batches": {
+            "reward": [round(float(row["reward_mean"]), 5) for row in rows],
+            "rollouts": [int(row["rollouts"]) for row in rows],
+        },
+        "curve": curve,
+    }
+    return _rounded(run)
+
+
+def evaluate(workspace: Path, policies: list[Path]) -> list[dict[str, float]]:
+    """Returns mean@k and mean steps of policies of either side, by this project's sampler."""
+    command = [sys.executable, "-m", "benchmarks.peer_trl_run.evaluate", str(workspace)]
+    done = run_timed(
+        [*command, *map(str, policies)], folder=ROOT, environment={"PYTHONPATH": str(ROOT)}
+    )
+    return [json.loads(line) for line in done.output.splitlines() if line.startswith("{")]
+
+
+def require_idle() -> None:
+    """Waits until the machine is idle, at most ten minutes.
+
+    Raises:
+      SystemExit: If it does not become idle.
+    """
+    for _ in range(60):
+        if os.getloadavg()[0] <= MOST_LOAD:
+            return
+        time.sleep(10)
+    raise SystemExit(f"the machine must be idle, its load is {os.getloadavg()[0]:.1f}")
+
+
+def _write_params(workspace: Path, size: str, seed: int, arm: str) -> None:
+    (workspace / "params.yaml").write_text(dump_yaml(params_of(SIZES[size], seed, arm)))
+
+
+def _reproduce(workspace: Path, target: str) -> Timed:
+    """Runs `python -m flows.reproduce TARGET` with the code of the workspace, without servers."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    with_servers = {name: "" for name in SERVERS if name in os.environ}
+    return run_timed(
+        [sys.executable, "-m", "flows.reproduce", target],
+        folder=workspace,
+        environment={"PATH": path, "PYTHONPATH": str(workspace), **with_servers},
+    )
+
+
+def _updates(workspace: Path, name: str) -> list[dict[str, str]]:
+    with (workspace / "artifacts" / "training" / name / "updates.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def _update_of(path: Path) -> int:
+    return int(path.name.rpartition("-")[2])
+
+
+def _rounded(run: Run) -> Run:
+    return {
+        name: round(value, 4) if isinstance(value, float) else value for name, value in run.items()
+    } | {
+        "curve": [
+            {k: round(v, 4) if isinstance(v, float) else v for k, v in point.items()}
+            for point in run["curve"]
+        ]
+    }

@@ -1,0 +1,54 @@
+"""Tries TRL's settings of speed on one seed and prints what each takes.
+
+python -m benchmarks.peer_trl_run.tune PYTHON_OF_TRL    # results/peer_trl_run_tuning.json
+"""
+
+import sys
+from typing import Any
+
+from benchmarks.demo import RESULTS, machine
+from benchmarks.peer_trl.processes import versions
+from benchmarks.peer_trl_run.runs import require_idle, run_theirs
+from benchmarks.peer_trl_run.settings import SIZES
+from grpo.runtime.artifacts.files import read_json, write_json
+from grpo.runtime.markdown import markdown_table
+
+TUNING = RESULTS / "peer_trl_run_tuning.json"
+KEPT = ("cpu_seconds", "wall_seconds", "peak_bytes", "reward", "load_before")
+SEED = 0
+
+
+def main(python: str) -> None:
+    """Measures every candidate that the file lacks; settings.py names the fastest by CPU time."""
+    runs: list[dict[str, Any]] = read_json(TUNING)["runs"] if TUNING.exists() else []
+    for size, about in SIZES.items():
+        for settings in about.tuned:
+            key = {"size": size, "settings": settings}
+            if any(key.items() <= each.items() for each in runs):
+                continue
+            require_idle()
+            run = run_theirs(size, SEED, python, settings=settings, updates_per_save=0)
+            runs.append({**key, **{name: run[name] for name in KEPT}})
+            print(runs[-1], flush=True)
+            command = "python -m benchmarks.peer_trl_run.tune PYTHON_OF_TRL"
+            about_run = {"command": command, "machine": machine(), "versions": versions(python)}
+            write_json(TUNING, {**about_run, "runs": runs})
+    print(table(runs))
+
+
+def table(runs: list[dict[str, Any]]) -> str:
+    """Returns a Markdown table of the candidates."""
+    rows = [
+        [
+            each["size"],
+            ", ".join(f"{name} {value}" for name, value in each["settings"].items()),
+            f"{each['cpu_seconds']:.1f}",
+            f"{each['peak_bytes'] / 1e9:.2f}",
+        ]
+        for each in runs
+    ]
+    return markdown_table(["size", "settings", "CPU s", "peak GB"], rows)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
