@@ -206,7 +206,7 @@ def save_round(
         cost=trainer.start.cost + state.sampling_cost + cost,
     )
     with atomic_path(out) as temporary:
-        shutil.copytree(scratch.directory / iteration_name(0) / RECORD, temporary)
+        _copy_files(scratch.directory / iteration_name(0) / RECORD, temporary)
         frame = pd.DataFrame([asdict(each) for each in state.metrics])
         write_csv(temporary / "updates.csv", frame)
         for index in range(1, state.iterations):
@@ -230,12 +230,19 @@ def save_round(
 
 def _copy_iteration(source: Path, target: Path, training: Training) -> None:
     """Copies the rollouts, rewards, metrics and credit of an iteration after the first."""
-    shutil.copytree(source / RECORD, target)
-    shutil.copy2(source / REWARDS_FILE, target / REWARDS_FILE)
-    is_whole = training.stored_rollouts == "all"
-    left_out = None if is_whole else shutil.ignore_patterns(TENSORS)
-    shutil.copytree(source / ROLLOUTS_FOLDER, target / ROLLOUTS_FOLDER, ignore=left_out)
+    _copy_files(source / RECORD, target)
+    shutil.copyfile(source / REWARDS_FILE, target / REWARDS_FILE)
+    left_out = "" if training.stored_rollouts == "all" else TENSORS
+    _copy_files(source / ROLLOUTS_FOLDER, target / ROLLOUTS_FOLDER, left_out=left_out)
     if training.stored_rollouts == "without_media":
         tensors = read_tensors(source / ROLLOUTS_FOLDER / TENSORS)
         tensors.pop("media", None)
         write_tensors(target / ROLLOUTS_FOLDER / TENSORS, tensors)
+
+
+def _copy_files(source: Path, target: Path, *, left_out: str = "") -> None:
+    """Copies the files of a directory; an OSError names what failed, unlike that of `copytree`."""
+    target.mkdir()
+    for file in sorted(source.iterdir()):
+        if file.name != left_out:
+            shutil.copyfile(file, target / file.name)
