@@ -14,6 +14,7 @@ from grpo.runtime.artifacts.files import read_json, write_json
 from grpo.runtime.markdown import markdown_table
 
 TUNING = RESULTS / "peer_trl_run_tuning.json"
+SHORT = {"11.6M": 4}  # updates, where a whole run takes minutes
 KEPT = ("cpu_seconds", "wall_seconds", "peak_bytes", "reward", "load_before")
 SEED = 0
 
@@ -27,7 +28,8 @@ def main(python: str) -> None:
             if any(key.items() <= each.items() for each in runs):
                 continue
             require_idle()
-            run = run_theirs(size, SEED, python, settings=settings, updates_per_save=0)
+            updates = {"updates": SHORT[size]} if size in SHORT else {}
+            run = run_theirs(size, SEED, python, settings=settings, updates_per_save=0, **updates)
             runs.append({**key, **{name: run[name] for name in KEPT}})
             print(runs[-1], flush=True)
             command = "python -m benchmarks.peer_trl_run.tune PYTHON_OF_TRL"
