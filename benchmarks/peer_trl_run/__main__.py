@@ -31,7 +31,7 @@ from grpo.runtime.artifacts.files import read_json, write_json
 from grpo.runtime.markdown import markdown_table
 
 OUT, FIGURE = RESULTS / "peer_trl_run.json", ROOT / "docs" / "peer_trl_run.svg"
-THEIRS = "trl"
+THEIRS, SAME = "trl", "same"
 SIDES = (THEIRS, *ARMS)
 TIMED = (
     "From the start of the process to its end, whose last act is to save the policy. Not timed on "
@@ -50,9 +50,11 @@ def main() -> None:
     chosen = parser.parse_args()
     for seed in chosen.seeds:
         for size in chosen.size or SIZES:
-            sides = [side for side in SIDES if side in (chosen.side or SIDES)]
-            for side in sides if seed % 2 == 0 else reversed(sides):
-                measure(size, seed, side, chosen.python, busy=chosen.busy)
+            # Alternating; the allocated arms end at TRL's reward, so that they follow it.
+            first = [THEIRS, SAME] if seed % 2 == 0 else [SAME, THEIRS]
+            for side in [*first, *(arm for arm in ARMS if arm != SAME)]:
+                if side in (chosen.side or SIDES):
+                    measure(size, seed, side, chosen.python, busy=chosen.busy)
     results = read_json(OUT)
     save_figure(draw(results), FIGURE)
     print(table(results))
@@ -77,8 +79,13 @@ def measure(size: str, seed: int, side: str, python: str, *, busy: bool) -> None
 
 
 def _goal(known: dict[str, Run], side: str) -> float | None:
-    """Returns TRL's final reward, at which an allocated arm ends; None: all rounds."""
-    return known[THEIRS]["reward"] if side != "same" and THEIRS in known else None
+    """Returns TRL's final reward, at which an allocated arm ends; None: the arm same."""
+    if side == SAME:
+        return None
+    if THEIRS not in known:
+        raise SystemExit(f"{side} ends at TRL's reward; measure --side {THEIRS} first")
+    goal: float = known[THEIRS]["reward"]
+    return goal
 
 
 def about(python: str) -> dict[str, Any]:
@@ -109,17 +116,17 @@ def conclude(runs: dict[str, Any]) -> dict[str, Any]:
             ]
             if pairs:
                 found.setdefault(size, {})[arm] = _compare(pairs)
-    same = [arms["same"]["cpu_seconds"]["value"] for arms in found.values() if "same" in arms]
+    same = [arms[SAME]["cpu_seconds"]["value"] for arms in found.values() if SAME in arms]
     others = [
         [
             each["cpu_seconds"]["value"]
             for arm, each in arms.items()
-            if arm != "same" and each["reach"]
+            if arm != SAME and each["reach"]
         ]
         for arms in found.values()
     ]
     met = {
-        "same": len(same) == len(SIZES) and max(same) <= TARGETS["same"],
+        SAME: len(same) == len(SIZES) and max(same) <= TARGETS[SAME],
         "allocated": len(others) == len(SIZES)
         and all(each and min(each) <= TARGETS["allocated"] for each in others),
     }

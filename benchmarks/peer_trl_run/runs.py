@@ -49,13 +49,14 @@ def score_of_base(size: str, seed: int) -> dict[str, float]:
     return found
 
 
-def run_theirs(size: str, seed: int, python: str, **others: Any) -> Run:
-    """Trains with TRL and evaluates the policies that it saved; only training is timed.
+def time_theirs(size: str, seed: int, python: str, out: Path, **others: Any) -> Run:
+    """Trains with TRL and returns what it spent.
 
     Args:
+      out: Folder for the policies that it saves.
       others: Other values of the fields of `theirs.Order`.
     """
-    workspace, out = base_workspace(size, seed), FOLDER / f"{size}-{seed}-trl"
+    workspace = base_workspace(size, seed)
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     load = os.getloadavg()[0]
@@ -68,26 +69,32 @@ def run_theirs(size: str, seed: int, python: str, **others: Any) -> Run:
         environment={"PYTHONPATH": str(ROOT)},
     )
     told = json.loads(timed.output.strip().splitlines()[-1])
+    return _rounded(
+        {
+            "cpu_seconds": timed.cpu_seconds - told["paused_cpu_seconds"],
+            "wall_seconds": timed.wall_seconds - told["paused_wall_seconds"],
+            "peak_bytes": timed.peak_bytes,
+            "load_before": load,
+            "parameters": told["parameters"],
+            "steps": sum(told["steps"]) / len(told["steps"]),
+            "batches": {name: told[name] for name in ("cpu", "wall", "reward", "steps")},
+        }
+    )
+
+
+def run_theirs(size: str, seed: int, python: str) -> Run:
+    """Trains with TRL and evaluates the policies that it saved; only training is timed."""
+    out = FOLDER / f"{size}-{seed}-trl"
+    run = time_theirs(size, seed, python, out)
     saved = sorted(out.glob("update-*"), key=_update_of)
-    scores = evaluate(workspace, saved)
-    updates = [_update_of(each) for each in saved]
-    run = {
-        "cpu_seconds": timed.cpu_seconds - told["paused_cpu_seconds"],
-        "wall_seconds": timed.wall_seconds - told["paused_wall_seconds"],
-        "peak_bytes": timed.peak_bytes,
-        "load_before": load,
-        "parameters": told["parameters"],
-        "reward": scores[-1]["reward"],
-        "steps": sum(told["steps"]) / len(told["steps"]),
-        "batches": {name: told[name] for name in ("cpu", "wall", "reward", "steps")},
-    }
-    run["curve"] = [
-        {"update": n, "cpu": told["cpu"][n - 1], "wall": told["wall"][n - 1], **score}
-        for n, score in zip(updates, scores)
-    ]
+    curve = list[Run]()
+    for policy, score in zip(saved, evaluate(base_workspace(size, seed), saved)):
+        last = _update_of(policy) - 1
+        spent = {cost: run["batches"][cost][last] for cost in ("cpu", "wall")}
+        curve.append({"update": last + 1, **spent, **score})
     # The last policy counts when it is saved, at the end of the process.
-    run["curve"][-1].update(cpu=run["cpu_seconds"], wall=run["wall_seconds"])
-    return _rounded(run)
+    curve[-1].update(cpu=run["cpu_seconds"], wall=run["wall_seconds"])
+    return {**run, "reward": curve[-1]["reward"], "curve": curve}
 
 
 def run_ours(size: str, seed: int, arm: str, *, goal: float | None) -> Run:
@@ -109,19 +116,16 @@ def run_ours(size: str, seed: int, arm: str, *, goal: float | None) -> Run:
         spent.append(_reproduce(workspace, f"train@{name}"))
         policy = workspace / "artifacts" / "policies" / name
         [score] = evaluate(workspace, [policy])
-        curve.append(
-            {
-                "round": name,
-                "cpu": sum(each.cpu_seconds for each in spent),
-                "wall": sum(each.wall_seconds for each in spent),
-                **score,
-            }
-        )
+        costs = {
+            "cpu": sum(each.cpu_seconds for each in spent),
+            "wall": sum(each.wall_seconds for each in spent),
+        }
+        curve.append({"round": name, **_rounded(costs), **score})
         if goal is not None and score["reward"] >= goal:
             break
     rows = [row for each in curve for row in _updates(workspace, each["round"])]
     usage = {path.stem: read_json(path) for path in sorted((workspace / ".runs").glob("*.json"))}
-    run = {
+    return {
         "cpu_seconds": curve[-1]["cpu"],
         "wall_seconds": curve[-1]["wall"],
         "peak_bytes": max(each.peak_bytes for each in spent),
@@ -139,7 +143,6 @@ def run_ours(size: str, seed: int, arm: str, *, goal: float | None) -> Run:
         },
         "curve": curve,
     }
-    return _rounded(run)
 
 
 def evaluate(workspace: Path, policies: list[Path]) -> list[dict[str, float]]:
@@ -189,11 +192,4 @@ def _update_of(path: Path) -> int:
 
 
 def _rounded(run: Run) -> Run:
-    return {
-        name: round(value, 4) if isinstance(value, float) else value for name, value in run.items()
-    } | {
-        "curve": [
-            {k: round(v, 4) if isinstance(v, float) else v for k, v in point.items()}
-            for point in run["curve"]
-        ]
-    }
+    return {k: round(v, 3) if isinstance(v, float) else v for k, v in run.items()}

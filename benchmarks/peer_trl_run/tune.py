@@ -8,14 +8,14 @@ from typing import Any
 
 from benchmarks.demo import RESULTS, machine
 from benchmarks.peer_trl.processes import versions
-from benchmarks.peer_trl_run.runs import require_idle, run_theirs
+from benchmarks.peer_trl_run.runs import FOLDER, require_idle, time_theirs
 from benchmarks.peer_trl_run.settings import SIZES
 from grpo.runtime.artifacts.files import read_json, write_json
 from grpo.runtime.markdown import markdown_table
 
 TUNING = RESULTS / "peer_trl_run_tuning.json"
 SHORT = {"11.6M": 4}  # updates, where a whole run takes minutes
-KEPT = ("cpu_seconds", "wall_seconds", "peak_bytes", "reward", "load_before")
+KEPT = ("cpu_seconds", "wall_seconds", "peak_bytes", "load_before")
 SEED = 0
 
 
@@ -29,7 +29,8 @@ def main(python: str) -> None:
                 continue
             require_idle()
             updates = {"updates": SHORT[size]} if size in SHORT else {}
-            run = run_theirs(size, SEED, python, settings=settings, updates_per_save=0, **updates)
+            chosen = {"settings": settings, "updates_per_save": 0, **updates}
+            run = time_theirs(size, SEED, python, FOLDER / "tune", **chosen)
             runs.append({**key, **{name: run[name] for name in KEPT}})
             print(runs[-1], flush=True)
             command = "python -m benchmarks.peer_trl_run.tune PYTHON_OF_TRL"
