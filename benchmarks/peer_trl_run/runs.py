@@ -98,45 +98,39 @@ def run_theirs(size: str, seed: int, python: str) -> Run:
 
 
 def run_ours(size: str, seed: int, arm: str, *, goal: float | None) -> Run:
-    """Runs `python -m flows.reproduce` up to each round's training, and evaluates each round.
+    """Runs `python -m flows.reproduce` up to the last round's training, and evaluates each round.
 
-    Only flows are timed: planning, Prefect, profile, curriculum, rollouts, scores and training. The
-    base exists, as it does for TRL.
+    Only the flow is timed: planning, Prefect, profile, curriculum, rollouts, scores and training.
+    The base exists, as it does for TRL.
 
     Args:
-      goal: Rounds end when the reward reaches it; None: all rounds.
+      goal: The run counts up to the first round that reaches this reward; None: all rounds.
     """
     workspace = FOLDER / f"{size}-{seed}-{arm}"
     shutil.rmtree(workspace, ignore_errors=True)
     shutil.copytree(base_workspace(size, seed), workspace, symlinks=True)
     _write_params(workspace, size, seed, arm)
     _reproduce(workspace, "base")  # untimed: the stage check reads the file of parameters
-    load, curve, spent = os.getloadavg()[0], list[Run](), list[Timed]()
-    for name in round_names(arm):
-        spent.append(_reproduce(workspace, f"train@{name}"))
-        policy = workspace / "artifacts" / "policies" / name
-        [score] = evaluate(workspace, [policy])
-        costs = {
-            "cpu": sum(each.cpu_seconds for each in spent),
-            "wall": sum(each.wall_seconds for each in spent),
-        }
-        curve.append({"round": name, **_rounded(costs), **score})
-        if goal is not None and score["reward"] >= goal:
-            break
+    load, names = os.getloadavg()[0], round_names(arm)
+    timed = _reproduce(workspace, f"train@{names[-1]}")
+    stages = _stage_seconds(workspace)
+    scores = evaluate(workspace, [workspace / "artifacts" / "policies" / each for each in names])
+    curve: list[Run] = [
+        {"round": name, **seconds_until(name, names, stages, timed), **score}
+        for name, score in zip(names, scores)
+    ]
+    reached = next((k for k, each in enumerate(scores) if goal and each["reward"] >= goal), None)
+    reaches = goal is None or reached is not None
+    curve = curve if reached is None else curve[: reached + 1]
     rows = [row for each in curve for row in _updates(workspace, each["round"])]
-    usage = {path.stem: read_json(path) for path in sorted((workspace / ".runs").glob("*.json"))}
     return {
         "cpu_seconds": curve[-1]["cpu"],
         "wall_seconds": curve[-1]["wall"],
-        "peak_bytes": max(each.peak_bytes for each in spent),
+        "peak_bytes": timed.peak_bytes,
         "load_before": load,
         "reward": curve[-1]["reward"],
-        "reaches": goal is None or curve[-1]["reward"] >= goal,
-        "stages": {
-            name: round(each["cpu_seconds"], 2)
-            for name, each in usage.items()
-            if name not in ("prepare", "base")
-        },
+        "reaches": reaches,
+        "stages": {name: round(each["cpu"], 2) for name, each in stages.items()},
         "batches": {
             "reward": [round(float(row["reward_mean"]), 5) for row in rows],
             "rollouts": [int(row["rollouts"]) for row in rows],
@@ -180,6 +174,28 @@ def _reproduce(workspace: Path, target: str) -> Timed:
         folder=workspace,
         environment={"PATH": path, "PYTHONPATH": str(workspace), **with_servers},
     )
+
+
+def _stage_seconds(workspace: Path) -> dict[str, dict[str, float]]:
+    """Returns CPU and wall seconds that each stage after the base has recorded."""
+    return {
+        path.stem: {"cpu": usage["cpu_seconds"], "wall": usage["seconds"]}
+        for path in sorted((workspace / ".runs").glob("*.json"))
+        if path.stem not in ("prepare", "base")
+        for usage in [read_json(path)]
+    }
+
+
+def seconds_until(
+    name: str, names: list[str], stages: dict[str, dict[str, float]], timed: Timed
+) -> dict[str, float]:
+    """Returns the seconds of a run that ends with a round: the whole run's, less later stages."""
+    later = names[names.index(name) + 1 :]
+    saved = [seconds for stage, seconds in stages.items() if stage.partition("@")[2] in later]
+    return {
+        "cpu": round(timed.cpu_seconds - sum(each["cpu"] for each in saved), 3),
+        "wall": round(timed.wall_seconds - sum(each["wall"] for each in saved), 3),
+    }
 
 
 def _updates(workspace: Path, name: str) -> list[dict[str, str]]:
