@@ -30,7 +30,7 @@ from grpo.params.yaml import parse_yaml
 from grpo.report.reading import GROUP, read_rollouts, read_round_costs
 from grpo.report.style import styled
 from grpo.runtime.artifacts.files import read_json
-from grpo.runtime.artifacts.iterations import iterations_of
+from grpo.runtime.artifacts.stored_iterations import iterations_of
 from grpo.runtime.artifacts.tables import EVALUATION, PROFILE, empty_table, read_table
 from grpo.runtime.markdown import markdown_table
 

@@ -29,7 +29,7 @@ from benchmarks.workspaces import make_workspace, peak_bytes, round_seconds, run
 from grpo.params.yaml import parse_yaml
 from grpo.report.style import MARKERS, styled
 from grpo.runtime.artifacts.files import read_json
-from grpo.runtime.artifacts.iterations import IterationFiles, iterations_of
+from grpo.runtime.artifacts.stored_iterations import IterationFiles, iterations_of
 from grpo.runtime.artifacts.tables import EVALUATION_SAMPLES, read_table
 from grpo.runtime.artifacts.tensors import read_tensors
 from grpo.runtime.markdown import markdown_table

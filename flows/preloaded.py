@@ -22,7 +22,7 @@ from typing import Any
 
 from grpo.modalities import MODALITIES
 from grpo.params.parameters import read_content
-from grpo.runtime.preloaded import ADDRESS, read_answer, send_request
+from grpo.runtime.fork_client import ADDRESS, read_answer, send_request
 from grpo.schema import PARAMS
 
 LOG = Path(".work/logs/preloaded.log")

@@ -4,7 +4,7 @@ import gc
 import os
 import sys
 
-from grpo.runtime.preloaded import run_in_preloaded
+from grpo.runtime.fork_client import run_in_preloaded
 from grpo.runtime.process import stop_at_once
 
 PARENT = os.getppid()  # read before the slow imports of the stage: the parent may exit meanwhile

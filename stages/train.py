@@ -9,7 +9,7 @@ from grpo.runtime.artifacts.divergence import curves_kept
 from grpo.runtime.artifacts.files import WORK, Scratch
 from grpo.runtime.artifacts.usage import Usage
 from grpo.runtime.machine import prepare_machine
-from grpo.runtime.ranks import all_agree, process_group, require_same, run_in_ranks, this_rank
+from grpo.runtime.ranks import all_agree, process_group, run_in_ranks, this_rank
 from grpo.schema import DATA
 from grpo.wiring.iterations import RoundInputs, RoundState, Trainer, load_trainer
 from grpo.wiring.rounds import StartLater, save_round, train_round
@@ -44,8 +44,6 @@ def main(
     def work(usage: Usage) -> None:
         prepare_machine(params.machine)
         with process_group(ranks, params.machine.device, store=store):
-            latest = scratch.latest()
-            require_same("what ranks read", [str(scratch.directory), latest and latest[0]])
             with usage.part("load"):
                 trainer = load_trainer(params, name, inputs)
             state = _train(trainer, inputs, scratch, usage)

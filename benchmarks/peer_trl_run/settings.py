@@ -27,7 +27,7 @@ class Size:
     prompts_per_update: int
     learning_rate: float
     updates_per_save: int  # of TRL's policy, for its curve
-    trl: dict[str, Any]  # TRL's fastest settings, found by tune.py
+    trl: dict[str, Any]  # TRL's settings; tune.py measures the candidates `tuned`
     tokens_per_microbatch: int  # of this project
     rollouts_per_batch: int  # of this project
     tuned: list[dict[str, Any]] = field(default_factory=list)  # candidates of tune.py
@@ -115,7 +115,7 @@ SIZES = {
         params="benchmarks/peer_trl_run/ten_million.yaml",
         updates=24,
         prompts_per_update=16,
-        learning_rate=1e-4,  # 2e-4 makes TRL's policy collapse to reward 0
+        learning_rate=1e-4,
         updates_per_save=8,
         trl={"rows": 16},
         tokens_per_microbatch=4096,

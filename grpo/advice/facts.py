@@ -15,7 +15,7 @@ from grpo.modalities.costs import CostModel
 from grpo.modalities.modality import Modality
 from grpo.params.parameters import BASE, Parameters
 from grpo.runtime.artifacts.files import read_json, require_inert
-from grpo.runtime.artifacts.tables import PROMPTS, ROLLOUTS, read_profile, read_table
+from grpo.runtime.artifacts.tables import PROMPTS, ROLLOUTS, TABLE, read_profile, read_table
 from grpo.runtime.machine import prepare_machine
 from grpo.schema import PARAMS
 from grpo.types import Cost
@@ -108,7 +108,7 @@ def read_facts(artifacts: Path, params: Parameters) -> Facts:
     summary = read_json(folder / "summary.json")
     return make_facts(
         profile,
-        read_table(folder / "rollouts" / "table.parquet", ROLLOUTS),
+        read_table(folder / "rollouts" / TABLE, ROLLOUTS),
         prompt_tokens=dict(zip(texts["prompt_id"], tokens)),
         cost=Cost(**summary["cost"]),
         rollouts_per_batch=params.profile.rollouts_per_batch,

@@ -27,7 +27,7 @@ from grpo.modalities.costs import PassFlops
 from grpo.objective.link import Link
 from grpo.params.parameters import BASE, Arm, Parameters
 from grpo.report.reading import GROUP, read_rollouts, read_round_costs
-from grpo.runtime.artifacts.iterations import iterations_of
+from grpo.runtime.artifacts.stored_iterations import iterations_of
 from grpo.runtime.artifacts.tables import is_judged
 from grpo.runtime.seeds import derive_seed
 from grpo.schema import PARAMS

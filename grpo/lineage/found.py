@@ -8,8 +8,8 @@ import pandas as pd
 
 from grpo.errors import ArtifactError, brief
 from grpo.lineage.trace import Node
-from grpo.runtime.artifacts.iterations import IterationFiles, iterations_of
 from grpo.runtime.artifacts.marks import ARTIFACTS
+from grpo.runtime.artifacts.stored_iterations import IterationFiles, iterations_of
 from grpo.runtime.artifacts.tables import CREDIT, REWARDS, ROLLOUTS, read_tables
 
 TRAIN = "train@"

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from grpo.modalities.shared.exhibits import Film, Phase, Picture
     from grpo.modalities.shared.packed import Layout
     from grpo.modalities.shared.warmup import BasePolicy
-    from grpo.runtime.artifacts.iterations import IterationFiles
+    from grpo.runtime.artifacts.stored_iterations import IterationFiles
     from grpo.types import Rollouts
 
 # Judges intermediate samples: captions and media, one row each -> scores in [0, 1].

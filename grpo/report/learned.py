@@ -8,8 +8,8 @@ import pandas as pd
 from grpo.params.parameters import BASE, Parameters
 from grpo.report.reading import GROUP
 from grpo.runtime.artifacts.files import read_json
-from grpo.runtime.artifacts.iterations import IterationFiles, first_iteration, iterations_of
 from grpo.runtime.artifacts.marks import Banner
+from grpo.runtime.artifacts.stored_iterations import IterationFiles, first_iteration, iterations_of
 from grpo.runtime.artifacts.tables import (
     CREDIT,
     EVALUATION,

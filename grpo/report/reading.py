@@ -11,7 +11,7 @@ import pandas as pd
 from grpo.errors import ArtifactError, brief
 from grpo.params.parameters import BASE, LinkSpec, Parameters
 from grpo.runtime.artifacts.files import read_json
-from grpo.runtime.artifacts.iterations import IterationFiles, count_iterations, iterations_of
+from grpo.runtime.artifacts.stored_iterations import IterationFiles, count_iterations, iterations_of
 from grpo.runtime.artifacts.tables import (
     CREDIT,
     EVALUATION,

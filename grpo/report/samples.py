@@ -13,7 +13,7 @@ import pandas as pd
 from grpo.errors import ArtifactError
 from grpo.modalities.shared.exhibits import Film, Picture
 from grpo.report.reading import Run
-from grpo.runtime.artifacts.iterations import IterationFiles
+from grpo.runtime.artifacts.stored_iterations import IterationFiles
 from grpo.runtime.artifacts.tables import PROMPTS, is_judged, read_table
 
 SOLVED = 1.0  # the outcome of a rollout that the judge accepts

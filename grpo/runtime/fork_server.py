@@ -29,8 +29,8 @@ from typing import Any, NoReturn
 
 import psutil
 
-from grpo.runtime import preloaded
-from grpo.runtime.preloaded import ADDRESS, interpreter, receive_request
+from grpo.runtime import fork_client
+from grpo.runtime.fork_client import ADDRESS, interpreter, receive_request
 from grpo.runtime.process import become_subreaper, die_with_parent
 
 GRACE_SECONDS = 30.0  # between SIGTERM and SIGKILL, longer than that of flows
@@ -293,7 +293,7 @@ def run_module(request: Request, descriptors: list[int], connection: socket.sock
     replace_environment({**request["environment"], **set_by_imports})
     for number in request["ignored"]:
         signal.signal(number, signal.SIG_IGN)
-    preloaded.client = request["client"]
+    fork_client.client = request["client"]
     name = request["module"]
     sys.argv = ["-m", *request["arguments"]]
     sys.orig_argv = [sys.executable, "-m", name, *request["arguments"]]

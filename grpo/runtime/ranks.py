@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
 from grpo.errors import ArtifactError, GrpoError, ParameterError, WorkerError, brief
-from grpo.runtime.artifacts.files import digest, refused_by_the_system
+from grpo.runtime.artifacts.files import Scratch, digest, refused_by_the_system
 from grpo.runtime.artifacts.usage import Usage
 from grpo.runtime.process import die_with_parent
 from grpo.schema import PARAMS
@@ -132,6 +132,17 @@ def require_same(what: str, value: Any) -> None:
             f"{what} must be the same for all ranks, rank {this_rank()} has {value}; "
             "start all of them in one shared directory"
         )
+
+
+def latest_checkpoint(scratch: Scratch) -> tuple[int, Path] | None:
+    """Returns the number and path of the newest checkpoint, the same on all ranks, or None.
+
+    Raises:
+      ArtifactError: If ranks find different ones.
+    """
+    latest = scratch.latest()
+    require_same("what ranks read", [str(scratch.directory), latest and latest[0]])
+    return latest
 
 
 def _reduce(own: Tensor, how: dist.ReduceOp.RedOpType) -> Tensor:

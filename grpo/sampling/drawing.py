@@ -49,20 +49,22 @@ def sample_rollouts(
 
 
 def sampling_skill(
-    load: Callable[[], Policy[Any]], draws: Mapping[str, Any], source: object = "the policy"
+    load: Callable[[], Policy[Any]],
+    draws: Mapping[str, Any],
+    source: Callable[[], object] = lambda: "the policy",
 ) -> Skill:
     """Returns the skill "draw", which raises ArtifactError if a log-prob is not finite.
 
     Args:
       draws: Values of the policy's `decoding` by name of the sampling mode.
-      source: The policy's directory, for the error message.
+      source: Returns the policy's directory or description, for the error message.
     """
 
     def draw(order: dict[str, Any], out: Path) -> None:
         policy = load()
         policy.decoding = draws[order["draws"]]
         batch = pd.DataFrame(order["prompts"])
-        with located(source):
+        with located(source()):
             sampled = _sample_batch(policy, batch, seed=order["seed"])
         write_batch(out, sampled)
 
@@ -71,9 +73,8 @@ def sampling_skill(
 
 def local_executor(policy: Policy[Any], source: object = "the policy") -> Executor:
     """Returns an executor that samples from a loaded policy in this process."""
-    return Local(
-        Work({"draw": sampling_skill(lambda: policy, {"sampled": policy.decoding}, source)})
-    )
+    draw = sampling_skill(lambda: policy, {"sampled": policy.decoding}, lambda: source)
+    return Local(Work({"draw": draw}))
 
 
 def stored_batches(scratch: Path) -> list[Path]:

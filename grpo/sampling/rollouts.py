@@ -14,12 +14,20 @@ from grpo.errors import ArtifactError, located
 from grpo.modalities.shared.directories import require_counts
 from grpo.modalities.shared.packed import STEPS, Layout, select_packed
 from grpo.runtime.artifacts.files import read_json, write_json
-from grpo.runtime.artifacts.tables import ROLLOUTS, is_judged, read_table, write_table, wrong_cell
+from grpo.runtime.artifacts.tables import (
+    ROLLOUTS,
+    SUMMARY,
+    TABLE,
+    TENSORS,
+    is_judged,
+    read_table,
+    write_table,
+    wrong_cell,
+)
 from grpo.runtime.artifacts.tensors import read_tensors, write_tensors
 from grpo.types import Cost
 
 COST = "cost.json"
-SUMMARY = "summary.json"
 PASSED = "passed.json"  # prompts that a round visited but does not train on
 
 
@@ -114,8 +122,8 @@ def keep_judged(layout: Layout, batch: SampledBatch, rewards: pd.DataFrame) -> S
 def write_batch(directory: Path, batch: SampledBatch) -> None:
     """Writes a batch to a directory."""
     directory.mkdir(parents=True, exist_ok=True)
-    write_table(batch.table, directory / "table.parquet", ROLLOUTS)
-    write_tensors(directory / "tensors.safetensors", batch.tensors)
+    write_table(batch.table, directory / TABLE, ROLLOUTS)
+    write_tensors(directory / TENSORS, batch.tensors)
     write_json(directory / COST, asdict(batch.cost))
 
 
@@ -125,8 +133,8 @@ def read_batch(directory: Path) -> SampledBatch:
     Raises:
       ArtifactError: If a file is missing or invalid.
     """
-    table = read_table(directory / "table.parquet", ROLLOUTS)
-    tensors = read_tensors(directory / "tensors.safetensors")
+    table = read_table(directory / TABLE, ROLLOUTS)
+    tensors = read_tensors(directory / TENSORS)
     _require_same_steps(directory, table, tensors)
     return SampledBatch(table=table, tensors=tensors, cost=read_cost(directory / COST))
 
@@ -154,6 +162,6 @@ def _require_same_steps(directory: Path, table: pd.DataFrame, tensors: dict[str,
     differs = np.flatnonzero(table["steps"].to_numpy() != steps.numpy())
     if len(differs):
         row = int(differs[0])
-        rule = f"{int(steps[row])}, as in {directory / 'tensors.safetensors'}"
-        error = wrong_cell(table, directory / "table.parquet", row, "steps", rule)
+        rule = f"{int(steps[row])}, as in {directory / TENSORS}"
+        error = wrong_cell(table, directory / TABLE, row, "steps", rule)
         raise ArtifactError(f"{error}; rerun the stage that writes them")

@@ -15,11 +15,10 @@ from grpo.errors import ArtifactError, GrpoError, located
 from grpo.rewards.base import Task, Viewer
 from grpo.runtime.artifacts.files import read_json, write_json
 from grpo.runtime.artifacts.media import read_rows
-from grpo.runtime.artifacts.tables import REWARDS, ROLLOUTS, count_rows, read_table
+from grpo.runtime.artifacts.tables import REWARDS, ROLLOUTS, TABLE, TENSORS, count_rows, read_table
 from grpo.runtime.executors.base import Executor, Job, Skill
 from grpo.sampling.judging import Outcome, ScoreRange, TextJudge, judge_media
 
-TABLE = "table.parquet"
 SHARD = "judged.json"
 MEDIA_AT_ONCE = 16  # images or clips per call of a viewer
 ROLLOUTS_PER_SHARD = 8 * MEDIA_AT_ONCE  # a multiple, so that sharding does not change the calls
@@ -95,7 +94,7 @@ def judging_skill(rule: RewardRule, prompts: pd.DataFrame) -> Skill:
         table = read(stored / TABLE)[order["start"] : order["end"]]
         media = None
         if rule.judges_media:
-            media = np.stack(read_rows(stored / "tensors.safetensors", "media", list(table.index)))
+            media = np.stack(read_rows(stored / TENSORS, "media", list(table.index)))
         with located(stored / TABLE):
             texts, rewards = _judge(table, tasks, rule, media)
         # JSON, not a table: validating a table takes longer than judging a shard.

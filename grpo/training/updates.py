@@ -24,7 +24,7 @@ from grpo.modalities.shared.optimizer import (
 from grpo.objective.base import Objective, State, loss_terms, scalar_loss
 from grpo.objective.penalty import needs_divergence
 from grpo.runtime.artifacts.files import Scratch, read_json, write_json
-from grpo.runtime.ranks import all_reduce_max, full_tensor, this_rank
+from grpo.runtime.ranks import all_reduce_max, full_tensor, latest_checkpoint, this_rank
 from grpo.training.audits import Auditor
 from grpo.training.batches import Batch, last_step, local_microbatches, plan_batches
 from grpo.training.frozen import (
@@ -233,7 +233,7 @@ def _checkpoint(
 
 def _resume(given: Iteration, auditor: Auditor, scratch: Scratch) -> list[UpdateMetrics]:
     """Loads the newest checkpoint, if there is one, and returns the metrics of its updates."""
-    latest = scratch.latest()
+    latest = latest_checkpoint(scratch)
     if latest is None:
         return []
     _, directory = latest

@@ -36,21 +36,15 @@ SetupT = TypeVar("SetupT", bound=Setup)
 
 
 @contextmanager
-def open_executor(make: Make, setup: Setup, *, in_process: bool = True) -> Iterator[Executor]:
+def open_executor(make: Make, setup: Setup) -> Iterator[Executor]:
     """Yields the executor that `sampling.executor` names; its workers end with the block.
-
-    Args:
-      in_process: False: `local` becomes one process beside this one.
 
     Raises:
       ParameterError: If every worker needs a GPU and there are too few.
       WorkerError: If no Ray cluster answers at RAY_ADDRESS.
       MissingExtraError: If the executor is Ray and Ray is not installed.
     """
-    name = setup.params.sampling.executor
-    if name == "local" and not in_process:
-        name = "processes"
-    with EXECUTORS[name](make, setup) as executor:
+    with EXECUTORS[setup.params.sampling.executor](make, setup) as executor:
         yield executor
 
 

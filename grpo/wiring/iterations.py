@@ -11,11 +11,7 @@ import torch
 from grpo.allocation.selection import History, learn_round
 from grpo.errors import ArtifactError, located
 from grpo.modalities.policy import Policy, make_rollouts
-from grpo.modalities.shared.directories import (
-    PolicyState,
-    read_state,
-    read_trainable,
-)
+from grpo.modalities.shared.directories import PolicyState, read_state, read_trainable
 from grpo.modalities.shared.optimizer import PreciseAdamW
 from grpo.modalities.shared.packed import Layout
 from grpo.objective.advantage import rollout_advantage
@@ -26,6 +22,9 @@ from grpo.runtime.artifacts.files import atomic_path, read_json
 from grpo.runtime.artifacts.tables import (
     CREDIT,
     REWARDS,
+    SUMMARY,
+    TABLE,
+    TENSORS,
     is_judged,
     read_table,
     write_csv,
@@ -33,7 +32,7 @@ from grpo.runtime.artifacts.tables import (
     wrong_cell,
 )
 from grpo.runtime.seeds import iteration_seed
-from grpo.sampling.rollouts import SUMMARY, SampledBatch, read_batch, read_passed, select_rollouts
+from grpo.sampling.rollouts import SampledBatch, read_batch, read_passed, select_rollouts
 from grpo.training.batches import explain_fewer
 from grpo.training.frozen import compute_log_probs
 from grpo.training.metrics import UpdateMetrics, step_metrics
@@ -42,8 +41,6 @@ from grpo.types import Cost
 from grpo.wiring.allocation import build_selection
 from grpo.wiring.objectives import build_objective
 from grpo.wiring.policies import draws_of_round, load_policy, make_optimizer
-
-TABLE, TENSORS = "table.parquet", "tensors.safetensors"
 
 
 class RoundInputs(NamedTuple):
@@ -85,15 +82,18 @@ class Trainer:
 class RoundState:
     """What the finished iterations of a round have left, beside weights and optimizer state."""
 
-    iterations: int = 0  # finished
     metrics: tuple[UpdateMetrics, ...] = ()
     objective_state: State
     selection_state: History
-    sampling_cost: Cost = field(default_factory=Cost)  # of all iterations
-    later_sampling_cost: Cost = field(default_factory=Cost)  # of all but the first
+    sampling_costs: tuple[Cost, ...] = ()  # one per finished iteration
     audit_cost: Cost = field(default_factory=Cost)
     drift_max: float = 0.0  # nats, between sampler and trainer before any update
     fewer_updates: str | None = None  # why the first iteration with too few updates had fewer
+
+    @property
+    def iterations(self) -> int:
+        """The number of finished iterations."""
+        return len(self.sampling_costs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +101,7 @@ class LoadedIteration:
     """The rollouts and rewards of one iteration."""
 
     iteration: Iteration
-    sampled: SampledBatch  # the same rows as the rollouts of `round`
+    sampled: SampledBatch  # the same rows as the rollouts of `iteration`
     passed: list[str]  # prompts that were visited but are not trained on
 
 
@@ -205,15 +205,13 @@ def advance(
     Args:
       history: The statistics of the arm's selection after it.
     """
-    cost, given = loaded.sampled.cost, loaded.iteration
+    given = loaded.iteration
     fewer = explain_fewer(given.settings.updates_per_iteration, given.rollouts, trained.batches)
     return RoundState(
-        iterations=state.iterations + 1,
         metrics=(*state.metrics, *trained.metrics),
         objective_state=trained.objective_state,
         selection_state=history,
-        sampling_cost=state.sampling_cost + cost,
-        later_sampling_cost=state.later_sampling_cost + (cost if state.iterations else Cost()),
+        sampling_costs=(*state.sampling_costs, loaded.sampled.cost),
         audit_cost=state.audit_cost + trained.audit_cost,
         drift_max=max(state.drift_max, trained.drift_max),
         fewer_updates=state.fewer_updates or fewer,

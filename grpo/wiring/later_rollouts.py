@@ -12,8 +12,13 @@ from grpo.allocation.selection import History
 from grpo.errors import located
 from grpo.modalities.shared.directories import gather_weights
 from grpo.runtime.artifacts.files import Scratch, atomic_path, remove
-from grpo.runtime.artifacts.iterations import REWARDS_FILE, ROLLOUTS_FOLDER, iteration_name
-from grpo.runtime.artifacts.tables import REWARDS, write_table
+from grpo.runtime.artifacts.tables import (
+    REWARDS,
+    REWARDS_FILE,
+    ROLLOUTS_FOLDER,
+    iteration_name,
+    write_table,
+)
 from grpo.runtime.artifacts.usage import Usage
 from grpo.runtime.executors.base import Executor, Local, Weights
 from grpo.runtime.memory import MemoryFile
@@ -63,17 +68,16 @@ class _OnlineRollouts:
                 self._send_weights(weights)
         if self.sampler is None:
             return self._wait
-        make = self._make if self.trainer.training.staleness else self._make_in_parts
-        if isinstance(self.sampler.executor, Local):
-            make(index, history, place)
+        if self.trainer.training.staleness and not isinstance(self.sampler.executor, Local):
+            unseen = Usage()  # the seconds are those of the updates at the same time
+            self._started = self.sampler.thread.submit(self._make, index, history, place, unseen)
         else:
-            self._started = self.sampler.thread.submit(make, index, history, place)
+            self._make(index, history, place, self.usage)
         return self._wait
 
     def _wait(self) -> None:
         if self._started is not None:
-            stale = self.trainer.training.staleness
-            with self.usage.part("sampling") if stale else nullcontext():
+            with self.usage.part("sampling"):
                 self._started.result()
         self._started = None
         all_agree(True)  # the other ranks read what the first one has stored
@@ -88,15 +92,11 @@ class _OnlineRollouts:
         if before is not None:
             before.close()
 
-    def _make_in_parts(self, index: int, history: History, place: Path) -> None:
-        with self.usage.part("sampling"):
+    def _make(self, index: int, history: History, place: Path, usage: Usage) -> None:
+        with usage.part("sampling"):
             self._draw(index, history, place)
-        with self.usage.part("judging"):
+        with usage.part("judging"):
             self._judge(place)
-
-    def _make(self, index: int, history: History, place: Path) -> None:
-        self._draw(index, history, place)
-        self._judge(place)
 
     def _draw(self, index: int, history: History, place: Path) -> None:
         if (place / ROLLOUTS_FOLDER).exists():
@@ -143,10 +143,13 @@ def open_later_rollouts(
 
     Raises:
       ArtifactError: If prompts or curriculum are invalid.
-      ExecutorError: If no Ray cluster answers at RAY_ADDRESS.
+      WorkerError: If no Ray cluster answers at RAY_ADDRESS.
       ParameterError: If the phase has too few prompts, or there are too few GPUs.
     """
     params, name = trainer.params, trainer.name
+    if params.sampling.executor == "local" and num_ranks() > 1:
+        beside = params.sampling.model_copy(update={"executor": "processes", "workers": 1})
+        params = params.model_copy(update={"sampling": beside})
     setup = SamplingSetup(
         params=params,
         prompts=inputs.prompts,
@@ -155,7 +158,7 @@ def open_later_rollouts(
         base=inputs.base,
         policy=inputs.start,
     )
-    is_local = params.sampling.executor == "local" and num_ranks() == 1
+    is_local = params.sampling.executor == "local"
     shares = is_local and params.modality.share_sampler(params, trainer.policy) is not None
     online = _OnlineRollouts(
         trainer=trainer,
@@ -171,7 +174,7 @@ def open_later_rollouts(
     opened = (
         nullcontext(Local(sampling_work(setup, trainer.policy)))
         if is_local
-        else open_executor(make_sampling_work, setup, in_process=False)
+        else open_executor(make_sampling_work, setup)
     )
     candidates = read_candidates(params, name, curriculum=inputs.curriculum, prompts=inputs.prompts)
     with opened as executor, ThreadPoolExecutor(1) as thread:

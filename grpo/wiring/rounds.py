@@ -20,17 +20,21 @@ from grpo.modalities.shared.directories import (
 )
 from grpo.params.parameters import Training
 from grpo.runtime.artifacts.files import Scratch, atomic_path, read_json, write_json
-from grpo.runtime.artifacts.iterations import REWARDS_FILE, ROLLOUTS_FOLDER, iteration_name
-from grpo.runtime.artifacts.tables import write_csv
+from grpo.runtime.artifacts.tables import (
+    REWARDS_FILE,
+    ROLLOUTS_FOLDER,
+    TENSORS,
+    iteration_name,
+    write_csv,
+)
 from grpo.runtime.artifacts.tensors import read_tensors, write_tensors
 from grpo.runtime.artifacts.usage import Usage
-from grpo.runtime.ranks import this_rank
+from grpo.runtime.ranks import latest_checkpoint, this_rank
 from grpo.schema import PARAMS
 from grpo.training.metrics import UpdateMetrics
 from grpo.training.updates import run_updates
 from grpo.types import Cost
 from grpo.wiring.iterations import (
-    TENSORS,
     LoadedIteration,
     RoundInputs,
     RoundState,
@@ -47,7 +51,6 @@ STATE = "state.json"
 # waits for its rollouts and rewards. All ranks must call both. The arguments: the index of the
 # iteration, the statistics of the arm's selection, the number of iterations behind the weights.
 StartLater = Callable[[int, History, int], Callable[[], None]]
-COSTS = ("sampling_cost", "later_sampling_cost", "audit_cost")
 RECORD = "record"  # what training leaves of an iteration
 
 
@@ -140,7 +143,7 @@ def _save(trainer: Trainer, state: RoundState, scratch: Scratch) -> None:
 
 def _resume(trainer: Trainer, scratch: Scratch) -> RoundState | None:
     """Loads the newest checkpoint of `_save`; returns None if there is none."""
-    latest = scratch.latest()
+    latest = latest_checkpoint(scratch)
     if latest is None:
         return None
     _, directory = latest
@@ -149,7 +152,8 @@ def _resume(trainer: Trainer, scratch: Scratch) -> RoundState | None:
     trainer.policy.cost, of_reference = (Cost(**each) for each in content.pop("costs"))
     if trainer.reference is not None:
         trainer.reference.cost = of_reference
-    content |= {name: Cost(**content[name]) for name in COSTS}
+    content["audit_cost"] = Cost(**content["audit_cost"])
+    content["sampling_costs"] = tuple(Cost(**each) for each in content["sampling_costs"])
     content["metrics"] = tuple(UpdateMetrics(**each) for each in content["metrics"])
     return RoundState(**content)
 
@@ -196,6 +200,8 @@ def save_round(
     cost = trainer.policy.cost
     if trainer.reference is not None:
         cost += trainer.reference.cost
+    first, *later = state.sampling_costs
+    later_sampling = sum(later, Cost())
     policy_state = PolicyState(
         name=trainer.name,
         arm=trainer.arm,
@@ -203,7 +209,7 @@ def save_round(
         updates=trainer.start.updates + len(state.metrics),
         objective_state=state.objective_state,
         selection_state=state.selection_state,
-        cost=trainer.start.cost + state.sampling_cost + cost,
+        cost=trainer.start.cost + first + later_sampling + cost,
     )
     with atomic_path(out) as temporary:
         _copy_files(scratch.directory / iteration_name(0) / RECORD, temporary)
@@ -213,14 +219,14 @@ def save_round(
             name = iteration_name(index)
             _copy_iteration(scratch.directory / name, temporary / name, trainer.training)
         summary: dict[str, object] = {
-            "cost": asdict(cost + state.later_sampling_cost),
+            "cost": asdict(later_sampling + cost),
             "audit_cost": asdict(state.audit_cost),
             "updates": len(state.metrics),
             "drift_max": state.drift_max,
         }
         if state.iterations > 1:
             summary["iterations"] = state.iterations
-            summary["sampling_cost"] = asdict(state.later_sampling_cost)
+            summary["sampling_cost"] = asdict(later_sampling)
         if state.fewer_updates is not None:
             summary["fewer_updates"] = state.fewer_updates
         write_json(temporary / "summary.json", summary)

@@ -57,7 +57,7 @@ def sampling_work(setup: SamplingSetup, trained: Policy[Any] | None = None) -> W
     """
     tasks = read_table(setup.prompts, PROMPTS)
     sampler = _Sampler(setup, tasks, trained)
-    skills = {"draw": sampling_skill(lambda: sampler.policy, sampler.draws, setup.policy)}
+    skills = {"draw": sampling_skill(lambda: sampler.policy, sampler.draws, sampler.source)}
     if setup.judges:
         rule = build_reward(setup.params, DATA)
         is_shaped = setup.purpose != "evaluation"
@@ -73,6 +73,7 @@ class _Sampler:
     ) -> None:
         self._setup, self._tasks, self._trained = setup, tasks, trained
         self._seconds: Seconds = {}
+        self._is_trained = trained is not None
         self.draws = _draws_of(setup)
 
     @cached_property
@@ -96,8 +97,13 @@ class _Sampler:
 
     def load_weights(self, path: Path) -> None:
         """Loads trained weights, unless the policy shares them."""
+        self._is_trained = True
         if self.policy is not self._trained:
             self.policy.load_weights(path)
+
+    def source(self) -> object:
+        """Returns where the weights come from: the policy's directory, or the stage train."""
+        return f"train@{self._setup.round}" if self._is_trained else self._setup.policy
 
     def seconds(self) -> Seconds:
         """Returns the seconds of loading and of a simulator."""

@@ -11,7 +11,7 @@ from grpo.lineage.found import find_rollouts
 from grpo.lineage.lock import read_lock
 from grpo.lineage.measures import measures
 from grpo.lineage.trace import trace
-from grpo.runtime.artifacts.iterations import iterations_of
+from grpo.runtime.artifacts.stored_iterations import iterations_of
 from grpo.runtime.artifacts.tables import CREDIT, REWARDS, ROLLOUTS, read_table, write_table
 from tests import tiny_pipeline
 from tests.report.finished_run import write_later_iteration, write_round

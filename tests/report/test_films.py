@@ -30,8 +30,8 @@ from grpo.modalities.shared.exhibits import Film
 from grpo.params.parameters import Parameters, read_params
 from grpo.report.page import PAGE, write_page
 from grpo.runtime.artifacts.files import read_json, write_json
-from grpo.runtime.artifacts.iterations import first_iteration
 from grpo.runtime.artifacts.media import encode_png
+from grpo.runtime.artifacts.stored_iterations import first_iteration
 from grpo.runtime.artifacts.tables import PROMPTS, read_table, write_table
 from grpo.runtime.artifacts.tensors import read_tensors, write_tensors
 

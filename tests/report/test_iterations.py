@@ -21,7 +21,7 @@ from grpo.report.page import PAGE, write_page
 from grpo.report.reading import COST, read_rollouts, read_round_costs, read_run
 from grpo.report.samples import read_samples
 from grpo.runtime.artifacts.files import read_json, write_json
-from grpo.runtime.artifacts.iterations import iterations_of
+from grpo.runtime.artifacts.stored_iterations import iterations_of
 from grpo.runtime.artifacts.tables import (
     CREDIT,
     PROFILE,

@@ -244,8 +244,9 @@ def test_what_was_not_judged_is_said_and_a_judge_that_never_works_ends_the_stage
 ):
     broken = {"failed", "timed_out"}
     if set(statuses) <= broken:
-        with pytest.raises(GrpoError, match="no rollout was judged"):
+        with pytest.raises(GrpoError, match="no rollout was judged") as raised:
             require_judged(rewards_of(*statuses))
+        assert raised.type is GrpoError
         return
     found = require_judged(rewards_of(*statuses))
     assert (found is None) == ("scored" in statuses and broken.isdisjoint(statuses))

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from flows.preloaded import Preloaded
-from grpo.runtime.preloaded import ADDRESS
+from grpo.runtime.fork_client import ADDRESS
 from tests.pipeline.processes import is_alive, until
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +33,7 @@ import time
 from pathlib import Path
 
 import stages
-from grpo.runtime import preloaded
+from grpo.runtime import fork_client
 from grpo.runtime.artifacts.usage import measured
 
 WORD = "first"
@@ -84,7 +84,7 @@ def told() -> object:
 
 
 if __name__ == "__main__":
-    Path("is_forked").write_text(str(preloaded.client is not None))
+    Path("is_forked").write_text(str(fork_client.client is not None))
     told()
 '''
 

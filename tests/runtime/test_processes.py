@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import psutil
@@ -15,9 +15,10 @@ import pytest
 
 from grpo.errors import GrpoError, WorkerError
 from grpo.runtime.child import Process
-from grpo.runtime.executors.base import Executor, Job, Local
+from grpo.runtime.executors.base import Executor, Job, Local, Weights
 from grpo.runtime.executors.pool import TRIES, Handle, Pool
 from grpo.runtime.executors.worker import written
+from grpo.runtime.memory import MemoryFile
 from grpo.runtime.process import freezing_imports
 from tests.files import contents
 from tests.runtime.work import DEADLINE_SECONDS, MAKE, jobs_of, make, marked, pool, setup_of
@@ -52,6 +53,31 @@ def test_they_are_the_same_whatever_the_order_in_which_jobs_end(tmp_path: Path):
         ended = list(executor.run(jobs_of(tmp_path, {0: f"waits {last}"})))
     assert {job.out.name for job in ended[-2:]} == {"job-5", "job-0"}  # in either order
     assert contents(tmp_path / "out") == EXPECTED
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_every_job_has_the_latest_weights_also_if_its_worker_is_lost(tmp_path: Path, workers: int):
+    """The worker that replaces a lost one has started with other weights."""
+
+    def weighed(executor: Executor, name: str, what: str = "") -> set[bytes]:
+        jobs = [
+            Job("weigh", {"what": what if n == 3 else ""}, tmp_path / name / str(n))
+            for n in range(6)
+        ]
+        executor.finish(jobs)
+        return set(contents(tmp_path / name).values())
+
+    with ExitStack() as stack:
+        executor: Executor = Local(make(setup_of(tmp_path)))
+        if workers:
+            executor = stack.enter_context(pool(tmp_path, workers=workers))
+        assert weighed(executor, "start") == {b"first"}
+        for version, content in enumerate((b"second", b"third"), start=1):
+            file = MemoryFile(content)
+            stack.callback(file.close)
+            executor.load_weights(Weights(version, file.path))
+            lost = "dies-once" if workers and version == 2 else ""
+            assert weighed(executor, str(version), lost) == {content}
 
 
 @pytest.mark.parametrize("what", ["dies-once", "leaves-a-child"])

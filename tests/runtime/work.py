@@ -46,8 +46,18 @@ def make(line: str) -> Work:
         misbehave(order["what"], marks)
         (out / "told.txt").write_text(os.environ[order["name"]])
 
+    weights = ["first"]
+
+    def load_weights(path: Path) -> None:
+        weights[0] = path.read_text()
+
+    def weigh(order: dict[str, Any], out: Path) -> None:
+        misbehave(order["what"], marks)
+        (out / "weights.txt").write_text(weights[0])
+
     misbehave(setup.get("what", ""), marks)
-    return Work({"square": square, "tell": tell}, lambda: {"load": 2.0})
+    skills = {"square": square, "tell": tell, "weigh": weigh}
+    return Work(skills, lambda: {"load": 2.0}, load_weights)
 
 
 def misbehave(what: str, marks: Path) -> None:

@@ -23,8 +23,8 @@ from grpo.modalities.modality import RunParams
 from grpo.modalities.shared.directories import STATE, read_state
 from grpo.modalities.shared.exhibits import Cell, Film, Phase, Shot, embed
 from grpo.modalities.shared.packed import prompt_rows
-from grpo.runtime.artifacts.iterations import IterationFiles
 from grpo.runtime.artifacts.media import encode_png
+from grpo.runtime.artifacts.stored_iterations import IterationFiles
 from grpo.runtime.artifacts.tensors import read_tensors
 
 MAX_SHOTS = 8  # per film, the first and the last moment included

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from grpo.modalities.shared.exhibits import Film, Phase
     from grpo.modalities.shared.packed import Layout
     from grpo.modalities.shared.warmup import BasePolicy
-    from grpo.runtime.artifacts.iterations import IterationFiles
+    from grpo.runtime.artifacts.stored_iterations import IterationFiles
     from grpo.types import Rollouts
 
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from grpo.modalities.shared.exhibits import Picture
     from grpo.modalities.shared.packed import Layout
     from grpo.modalities.shared.warmup import BasePolicy
-    from grpo.runtime.artifacts.iterations import IterationFiles
+    from grpo.runtime.artifacts.stored_iterations import IterationFiles
 
 
 NoiseSteps = Annotated[int, Field(ge=2, le=10**4)]  # length of a denoising schedule

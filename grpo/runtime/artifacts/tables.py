@@ -21,6 +21,9 @@ LARGEST_FLOAT32 = float(np.finfo(np.float32).max)  # training computes in float3
 _VALID: dict[tuple[int, int, int, int], str] = {}
 LARGEST_GROUPS = 10**9  # bound on the groups of a table
 LARGEST_COUNT = 10**30  # bound on FLOPs and steps, far above any run
+# Names of the files of rollouts, and of those of an iteration after the first.
+TABLE, TENSORS, SUMMARY = "table.parquet", "tensors.safetensors", "summary.json"
+ROLLOUTS_FOLDER, REWARDS_FILE = "rollouts", "rewards.parquet"
 STATUSES = ("scored", "unparsable", "timed_out", "failed")
 
 _finite = pa.Check(lambda column: np.isfinite(column), name="finite", error="be finite")
@@ -315,6 +318,11 @@ def read_profile(path: Path) -> pd.DataFrame:
       ArtifactError: If the file is missing, not parquet, or violates the schema.
     """
     return read_table(path, PROFILE) if count_rows(path) else empty_table(PROFILE)
+
+
+def iteration_name(index: int) -> str:
+    """Returns the name of the directory of an iteration."""
+    return f"iteration-{index:04d}"
 
 
 def empty_table(schema: pa.DataFrameSchema) -> pd.DataFrame:

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 from grpo.runtime.artifacts.files import read_json, write_json
-from grpo.runtime.preloaded import main_process
+from grpo.runtime.fork_client import main_process
 
 USAGE = Path(".runs")
 

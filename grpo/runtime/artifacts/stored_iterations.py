@@ -5,10 +5,15 @@ from pathlib import Path
 
 from grpo.errors import ArtifactError, brief
 from grpo.runtime.artifacts.files import read_json
-from grpo.runtime.artifacts.tables import is_count
-
-ROLLOUTS_FOLDER, REWARDS_FILE = "rollouts", "rewards.parquet"  # of a later iteration
-SUMMARY = "summary.json"
+from grpo.runtime.artifacts.tables import (
+    REWARDS_FILE,
+    ROLLOUTS_FOLDER,
+    SUMMARY,
+    TABLE,
+    TENSORS,
+    is_count,
+    iteration_name,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,12 +30,12 @@ class IterationFiles:
     @property
     def table(self) -> Path:
         """The table of the rollouts."""
-        return self.rollouts / "table.parquet"
+        return self.rollouts / TABLE
 
     @property
     def tensors(self) -> Path:
         """The tensors of the rollouts; later iterations may be stored without them."""
-        return self.rollouts / "tensors.safetensors"
+        return self.rollouts / TENSORS
 
     @property
     def credit(self) -> Path:
@@ -39,11 +44,6 @@ class IterationFiles:
 
     def __str__(self) -> str:
         return f"iteration {self.index + 1} of {self.total}"
-
-
-def iteration_name(index: int) -> str:
-    """Returns the name of the directory of an iteration after the first."""
-    return f"iteration-{index:04d}"
 
 
 def first_iteration(artifacts: Path, name: str, *, total: int = 1) -> IterationFiles:
