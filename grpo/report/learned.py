@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 
 from grpo.params.parameters import BASE, Parameters
-from grpo.report.reading import GROUP
+from grpo.report.reading import GROUP, concat_iterations
 from grpo.runtime.artifacts.files import read_json
 from grpo.runtime.artifacts.marks import Banner
 from grpo.runtime.artifacts.stored_iterations import IterationFiles, first_iteration, iterations_of
@@ -89,8 +89,7 @@ def explain_missing_signal(artifacts: Path, params: Parameters) -> dict[str, str
 
 def _read_rewards(files: Sequence[IterationFiles]) -> pd.DataFrame:
     """Returns the rewards of all iterations of a round, with the column iteration."""
-    tables = read_tables([each.rewards for each in files], REWARDS)
-    return pd.concat([each.assign(iteration=number) for number, each in enumerate(tables)])
+    return concat_iterations(read_tables([each.rewards for each in files], REWARDS))
 
 
 def _explain(rewards: pd.DataFrame) -> str:

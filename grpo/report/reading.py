@@ -266,9 +266,9 @@ def read_rollouts(iterations: Sequence[IterationFiles], profile: pd.DataFrame) -
             raise ArtifactError(
                 f"{each.rewards}: must score the rollouts of {each.table}; run the stage {stage}"
             )
-    joined = _of_iterations(tables)
+    joined = concat_iterations(tables)
     for other in (rewards, credit):
-        indexed = _of_iterations(other).set_index(ROLLOUT).drop(columns="prompt_id")
+        indexed = concat_iterations(other).set_index(ROLLOUT).drop(columns="prompt_id")
         joined = joined.join(indexed, on=ROLLOUT)
     # The credit table has no row for a rollout that no update used.
     joined = joined.fillna({"advantage": 0.0, "weight": 0.0, "trained_steps": 0.0})
@@ -284,7 +284,7 @@ def read_rollouts(iterations: Sequence[IterationFiles], profile: pd.DataFrame) -
     return joined
 
 
-def _of_iterations(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
+def concat_iterations(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
     """Returns the tables of all iterations as one, with the column iteration, from 0."""
     numbered = [each.assign(iteration=number) for number, each in enumerate(tables)]
     return pd.concat(numbered, ignore_index=True)

@@ -136,7 +136,7 @@ def open_later_rollouts(
     usage: Usage,
     warn: Warn,
 ) -> Iterator[StartLater]:
-    """Yields what makes the later iterations of a round; its samplers live as long as the block.
+    """Yields a function that samples and judges later iterations; samplers end with the block.
 
     With the executor `local` and one rank, the policy that is trained also samples. With several
     ranks, its weights are divided, and a process beside them samples.

@@ -94,7 +94,7 @@ def train_round(
         place = scratch.directory / iteration_name(index)
         if index:
             rollouts, rewards = place / ROLLOUTS_FOLDER, place / REWARDS_FILE
-        with usage.part("load"):
+        with usage.part("read"):
             loaded = load_iteration(trainer, state, rollouts=rollouts, rewards=rewards)
         history = learn_iteration(trainer, state, loaded)
         start = start_later if index + 1 < total else None
