@@ -7,7 +7,6 @@ import base64
 import json
 import os
 import re
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -28,29 +27,16 @@ from prefect.exceptions import ObjectNotFound
 from prefect.futures import PrefectFuture
 from prefect.states import Completed, Crashed
 from prefect.task_runners import ThreadPoolTaskRunner
-from rich.console import Console
-from rich.text import Text
 
 from flows.lineage import record_pending_lineage
-from flows.planning import Step, due_modules, plan
-from flows.preloaded import preloaded
-from flows.runner import (
-    FLOW_LOCK,
-    Outcome,
-    Result,
-    Runner,
-    StageError,
-    Stopped,
-    environment_of_stages,
-    stages_lock,
-)
+from flows.planning import Step, plan
+from flows.reproduction import Reproduction, announce, local_runner, locked
+from flows.runner import Runner
 from flows.sharing import PUSH, Push, require_remote
-from grpo.errors import GrpoError
 from grpo.lineage.graph import reduce_edges
 from grpo.lineage.lock import flatten, sort_lock
 from grpo.lineage.revision import git
-from grpo.runtime.artifacts import marks
-from grpo.runtime.artifacts.files import exclusive, write_bytes
+from grpo.runtime.artifacts.files import write_bytes
 from grpo.runtime.markdown import markdown_table
 
 METRICS = "artifacts/report/metrics.json"
@@ -58,8 +44,6 @@ PAGE = "artifacts/report/index.html"
 LAST_RUN = Path(".work/reproduce.run")  # id of the most recently started flow run
 SHOWN = ("mean_at_k.value", "gain_over_base.value", "gain_over_base.low", "cost.flops")
 MOST_STAGES = 4096  # threads; waiting stages need one, too; the runner limits running stages
-
-console = Console(stderr=True, highlight=False)
 
 
 def title() -> str:
@@ -94,9 +78,7 @@ def reproduce(targets: Sequence[str] = (), at_once: int | None = None, push: boo
     with begun(workspace) as lock:
         record_pending_lineage(workspace)
         steps = plan(targets)
-        most = len(os.sched_getaffinity(0)) if at_once is None else at_once
-        with preloaded(workspace, environment_of_stages(), due_modules(steps)) as processes:
-            runner = Runner(workspace, at_once=most, show=show, held=[lock], preloaded=processes)
+        with local_runner(workspace, steps, at_once, show=show, lock=lock) as runner:
             last = bring_up_to_date(steps, runner)
         if (workspace / METRICS).exists():
             text = _report(workspace)
@@ -117,7 +99,7 @@ def bring_up_to_date(steps: Sequence[Step], runner: Runner) -> list[PrefectFutur
         on it have run.
     """
     made = create_progress_artifact(0.0, key="progress", description="Stages up to date")
-    run = Reproduction(steps, runner, cast(UUID, made))
+    progress, run = cast(UUID, made), Reproduction(steps, runner)
     # Transitive reduction: Prefect's page draws every edge.
     edges = reduce_edges({step.name: set(step.upstream) for step in steps})
     futures: dict[str, PrefectFuture[State]] = {}
@@ -126,6 +108,7 @@ def bring_up_to_date(steps: Sequence[Step], runner: Runner) -> list[PrefectFutur
             futures[step.name] = _stage.with_options(task_run_name=step.name).submit(
                 run,
                 step.name,
+                progress,
                 wait_for=[futures[name] for name in sorted(edges[step.name])],
                 return_state=False,
             )
@@ -136,9 +119,8 @@ def bring_up_to_date(steps: Sequence[Step], runner: Runner) -> list[PrefectFutur
         sort_lock(runner.workspace)
     with suppress(httpx.HTTPError):  # must not hide the error of a stage
         create_table_artifact(run.table(), key="stages", description="State of every stage")
-        update_progress_artifact(
-            run.progress, progress=run.percent()
-        )  # tasks' updates may be reordered
+        # Once more: tasks' updates may be reordered.
+        update_progress_artifact(progress, progress=run.percent())
     run.require_all()
     return [futures[name] for name in sorted(set(futures).difference(*edges.values()))]
 
@@ -150,7 +132,7 @@ def begun(workspace: Path) -> Iterator[int]:
     Raises:
       BusyError: If another run, or a stage of a killed run, holds the lock.
     """
-    with exclusive(workspace / FLOW_LOCK, "reproduce"), stages_lock(workspace) as lock:
+    with locked(workspace) as lock:
         _end_lost_run(workspace / LAST_RUN)
         yield lock
 
@@ -170,10 +152,10 @@ def _end_lost_run(note: Path) -> None:
 
 
 @task(cache_policy=NO_CACHE, persist_result=False)
-def _stage(run: "Reproduction", name: str) -> State:
+def _stage(run: Reproduction, name: str, progress: UUID) -> State:
     result = run.bring_up_to_date(name)
     with suppress(httpx.HTTPError):  # an outage of the server must not stop later stages
-        update_progress_artifact(run.progress, progress=run.percent())
+        update_progress_artifact(progress, progress=run.percent())
     return Completed(name=str(result.outcome), message=f"{result.seconds:.1f} s")
 
 
@@ -184,65 +166,6 @@ def _push(workspace: Path, stages: Sequence[str]) -> State:
         return Completed(message=f"{pushing.run():.1f} s")
     finally:
         pushing.stop()  # a signal may have interrupted the wait
-
-
-class Reproduction:
-    """One run of the flow: the results of its stages, shared by the tasks' threads."""
-
-    def __init__(self, steps: Sequence[Step], runner: Runner, progress: UUID) -> None:
-        self.steps = {step.name: step for step in steps}
-        self.runner = runner
-        self.progress = progress
-        self.results: dict[str, Result] = {}
-        self.failures: dict[str, GrpoError] = {}
-        self.guard = threading.Lock()
-
-    def bring_up_to_date(self, name: str) -> Result:
-        """Runs the stage if it changed or if an upstream stage ran."""
-        step = self.steps[name]
-        ran = any(self.results[each].outcome is not Outcome.UNCHANGED for each in step.upstream)
-        try:
-            is_due = step.is_changed or ran
-            result = self.runner.run_stage(step) if is_due else Result.unchanged()
-        except Stopped:
-            raise
-        except GrpoError as error:
-            with self.guard:
-                self.failures[name] = error
-            marks.fail(name, error)  # a timed-out or remote stage cannot mark itself
-            _announce(step.name, str(error), style="red")
-            raise
-        with self.guard:
-            self.results[name] = result
-        if is_due:
-            marks.succeed(name)  # a restored or remote stage cannot mark itself
-            count = f"{len(self.results)}/{len(self.steps)}"
-            _announce(name, f"{result.outcome} in {result.seconds:.1f} s ({count})", "green")
-        return result
-
-    def require_all(self) -> None:
-        """Raises the error of a stage that failed or was not reached."""
-        for name in self.steps:
-            if name not in self.results:
-                missed = StageError(f"{name}: was not reached, a task failed in Prefect", code=1)
-                raise next(iter(self.failures.values()), missed)
-
-    def percent(self) -> float:
-        """Returns the percentage of stages that are up to date."""
-        return 100 * len(self.results) / len(self.steps)
-
-    def table(self) -> list[dict[str, str]]:
-        """Returns a row per stage for the UI."""
-        return [
-            {
-                "stage": name,
-                "state": str(done.outcome) if done else missed,
-                "seconds": f"{done.seconds:.1f}" if done else "",
-            }
-            for name in self.steps
-            for done in [self.results.get(name)]
-            for missed in ["Failed" if name in self.failures else "Not run"]
-        ]
 
 
 def headline(metrics: str) -> dict[str, str]:
@@ -283,8 +206,4 @@ def _addresses(workspace: Path) -> Mapping[str, str]:
 def show(name: str, line: str) -> None:
     """Prints a stage's line on the console and writes it to the task's log."""
     get_run_logger().info(line)
-    _announce(name, line, style="")
-
-
-def _announce(name: str, line: str, style: str) -> None:
-    console.print(Text.assemble((f"{name} ", "cyan"), (line, style)), soft_wrap=True)
+    announce(name, line)

@@ -1,4 +1,4 @@
-"""`python -m flows.reproduce [TARGET...]`: brings the pipeline up to date under Prefect."""
+"""`python -m flows.reproduce [TARGET...]`: brings the pipeline up to date, as a Prefect flow."""
 
 import argparse
 import signal
@@ -8,9 +8,10 @@ from pathlib import Path
 
 from flows.exits import exit_code
 from flows.lineage import record_pending_lineage
-from flows.planning import due_modules, plan, require_pipeline
+from flows.planning import Step, due_modules, plan, require_pipeline
 from flows.preloaded import preloaded
 from flows.remote_lock import RemoteLock
+from flows.reproduction import reproduce_without_server
 from flows.runner import FLOW_LOCK, environment_of_stages, require_places
 from flows.server import report_to_server, require_server
 from flows.settings import prepare_environment
@@ -26,9 +27,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--at-once", type=int, help="parallel stages; default: processors, remotely all"
     )
-    parser.add_argument("--remote", action="store_true", help="run on workers of stage/remote")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--remote", action="store_true", help="run on workers of stage/remote")
+    kind.add_argument(
+        "--no-server",
+        action="store_true",
+        help="run without Prefect: no page of the run, which then starts some seconds earlier",
+    )
     chosen = parser.parse_args(arguments)
-    act = _reproduce_remotely if chosen.remote else _reproduce
+    act = _reproduce
+    if chosen.remote:
+        act = _reproduce_remotely
+    elif chosen.no_server:
+        act = _reproduce_without_server
 
     def checked() -> int:
         require_places(chosen.at_once)
@@ -46,8 +57,7 @@ def _reproduce(targets: Sequence[str], at_once: int | None) -> int:
         steps = plan(targets)
     if not any(step.is_changed for step in steps):
         record_pending_lineage(workspace)
-        print(f"everything is up to date: {len(steps)} stages unchanged{_where()}")
-        return 0
+        return _ended(steps)
     prepare_environment(workspace)
     report_to_server(workspace)
     # Started here: they import while Prefect starts.
@@ -56,8 +66,11 @@ def _reproduce(targets: Sequence[str], at_once: int | None) -> int:
         from flows.pipeline import reproduce
 
         reproduce(targets=list(targets), at_once=at_once)
-    print(f"{len(steps)} stages are up to date{_where()}")
-    return 0
+    return _ended(steps)
+
+
+def _reproduce_without_server(targets: Sequence[str], at_once: int | None) -> int:
+    return _ended(reproduce_without_server(targets, at_once))
 
 
 def _reproduce_remotely(targets: Sequence[str], at_once: int | None) -> int:
@@ -79,8 +92,18 @@ def _reproduce_remotely(targets: Sequence[str], at_once: int | None) -> int:
     return 0
 
 
-def _where() -> str:
-    return f"; report: {REPORT}" if REPORT.exists() else ""
+def _ended(steps: Sequence[Step]) -> int:
+    """Prints what was done, and where the report is; returns the exit code.
+
+    Args:
+      steps: The plan from before the run.
+    """
+    where = f"; report: {REPORT}" if REPORT.exists() else ""
+    if any(step.is_changed for step in steps):
+        print(f"{len(steps)} stages are up to date{where}")
+    else:
+        print(f"everything is up to date: {len(steps)} stages unchanged{where}")
+    return 0
 
 
 def _exit_on_signal(number: int, frame: object) -> None:

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 SECONDS_PER_SAMPLE = 0.1  # of memory
 GROWTH = 1.01  # of resident memory, before the proportional set size is read again
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+# One thread; compiled modules are kept, so that only an environment's first run compiles them.
+SETTINGS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": ""}
 
 
 class Timed(NamedTuple):
@@ -40,7 +41,7 @@ def run_timed(
         process = subprocess.Popen(
             command,
             cwd=folder,
-            env={**os.environ, **ONE_THREAD, **(environment or {})},
+            env={**os.environ, **SETTINGS, **(environment or {})},
             stdout=output,
             stderr=errors,
             start_new_session=True,

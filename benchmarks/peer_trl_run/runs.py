@@ -98,9 +98,9 @@ def run_theirs(size: str, seed: int, python: str) -> Run:
 
 
 def run_ours(size: str, seed: int, arm: str, *, goal: float | None) -> Run:
-    """Runs `python -m flows.reproduce` up to the last round's training, and evaluates each round.
+    """Runs `flows.reproduce --no-server` up to the last round's training; evaluates each round.
 
-    Only the flow is timed: planning, Prefect, profile, curriculum, rollouts, scores and training.
+    Only the run is timed: planning, profile, curriculum, rollouts, scores and training.
     The base exists, as it does for TRL.
 
     Args:
@@ -166,11 +166,11 @@ def _write_params(workspace: Path, size: str, seed: int, arm: str) -> None:
 
 
 def _reproduce(workspace: Path, target: str) -> Timed:
-    """Runs `python -m flows.reproduce TARGET` with the code of the workspace, without servers."""
+    """Runs `python -m flows.reproduce --no-server TARGET` with the code of the workspace."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     with_servers = {name: "" for name in SERVERS if name in os.environ}
     return run_timed(
-        [sys.executable, "-m", "flows.reproduce", target],
+        [sys.executable, "-m", "flows.reproduce", "--no-server", target],
         folder=workspace,
         environment={"PATH": path, "PYTHONPATH": str(workspace), **with_servers},
     )

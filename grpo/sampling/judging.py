@@ -186,8 +186,18 @@ class TextJudge:
         self._end = weakref.finalize(self, _end_all, self._children)
 
     def judge_texts(self, texts: Sequence[str], tasks: Sequence[Task]) -> Iterator[Outcome]:
-        """Yields the outcome of each rollout's text; failures of the judge become statuses."""
-        return self._ask(texts, tasks, self._answer_pattern)
+        """Yields the outcome of each rollout's text; failures of the judge become statuses.
+
+        Equal texts of a task are judged once: many rollouts of a group end with the same text.
+        """
+        asked = {(text, id(task)): (text, task) for text, task in zip(texts, tasks)}
+        distinct = [text for text, _ in asked.values()], [task for _, task in asked.values()]
+        outcomes = zip(asked, self._ask(*distinct, self._answer_pattern))
+        known = dict[tuple[str, int], Outcome]()
+        for text, task in zip(texts, tasks):
+            while (text, id(task)) not in known:
+                known.update([next(outcomes)])
+            yield known[text, id(task)]
 
     def judge_answers(self, answers: Sequence[str], tasks: Sequence[Task]) -> Iterator[Outcome]:
         """Yields the outcome of each answer."""

@@ -22,14 +22,17 @@ from tests.modalities.exposure import leaks
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 COMMAND = [sys.executable, "-m", "flows.reproduce"]
+SERVERLESS = "--no-server"
 Environment = dict[str, str]
 
 
 @contextmanager
-def running(workspace: Path, environment: Environment) -> Iterator["subprocess.Popen[str]"]:
+def running(
+    workspace: Path, environment: Environment, *options: str
+) -> Iterator["subprocess.Popen[str]"]:
     """Starts the command; kills it if the test fails, which ends its stages too."""
     process = subprocess.Popen(
-        COMMAND,
+        [*COMMAND, *options],
         cwd=workspace,
         env=environment,
         stdout=subprocess.PIPE,
@@ -84,12 +87,13 @@ def test_all_stages_then_nothing_quickly(
     assert leaks(fresh_pipeline) == leaks(Path(prefect_environment["PREFECT_HOME"])) == []
 
 
+@pytest.mark.parametrize("options", [(), (SERVERLESS,)])
 def test_a_failed_stage_stops_what_depends_on_it_only(
-    finished_pipeline: Path, prefect_environment: Environment
+    finished_pipeline: Path, prefect_environment: Environment, options: tuple[str, ...]
 ) -> None:
     tiny_pipeline.replace(finished_pipeline, "rate: 0.1", "rate: 0.1, fails: 2")
     tiny_pipeline.replace(finished_pipeline, "rate: 0.2", "rate: 0.4")
-    done = run(finished_pipeline, prefect_environment)
+    done = run(finished_pipeline, prefect_environment, *options)
     assert done.returncode == 2
     last = done.stderr.splitlines()[-1]
     assert last.startswith("train@a-1: rounds.a-1.fails must be absent (log: ")
@@ -103,18 +107,24 @@ def test_a_failed_stage_stops_what_depends_on_it_only(
 
 
 @pytest.mark.parametrize(
-    "number",
+    ("number", "options"),
     [
-        pytest.param(signal.SIGTERM, marks=pytest.mark.long),
-        pytest.param(signal.SIGINT, marks=pytest.mark.long),
-        signal.SIGKILL,
+        pytest.param(signal.SIGTERM, (), marks=pytest.mark.long),
+        pytest.param(signal.SIGINT, (), marks=pytest.mark.long),
+        (signal.SIGKILL, ()),
+        (signal.SIGTERM, (SERVERLESS,)),
+        (signal.SIGINT, (SERVERLESS,)),
+        pytest.param(signal.SIGKILL, (SERVERLESS,), marks=pytest.mark.long),
     ],
 )
 def test_no_process_outlives_a_stopped_run_and_no_record_is_lost(
-    fresh_pipeline: Path, prefect_environment: Environment, number: signal.Signals
+    fresh_pipeline: Path,
+    prefect_environment: Environment,
+    number: signal.Signals,
+    options: tuple[str, ...],
 ) -> None:
     tiny_pipeline.replace(fresh_pipeline, "seconds: 0.0", "seconds: 300.0")
-    with running(fresh_pipeline, prefect_environment) as process:
+    with running(fresh_pipeline, prefect_environment, *options) as process:
         until(lambda: at_work(fresh_pipeline) == ["a-1", "b-1"])  # side by side
         below = descendants(process.pid)
         assert len(below) >= 6  # a launcher, dvc and a stage, twice
@@ -155,6 +165,29 @@ def test_its_own_server_ends_with_a_killed_run(fresh_pipeline: Path, tmp_path: P
         os.kill(process.pid, signal.SIGKILL)
         process.communicate()
         until(lambda: not any(map(is_alive, below)))
+
+
+def test_without_a_server_the_same_stages_run_and_prefect_is_not_imported(
+    fresh_pipeline: Path, prefect_environment: Environment
+) -> None:
+    code = (
+        "import sys\nfrom flows.reproduce import main\n"
+        f"code = main(['{SERVERLESS}'])\nassert 'prefect' not in sys.modules\nsys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=fresh_pipeline,
+        env=prefect_environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{len(plan())} stages are up to date")
+    assert list(read_lock(fresh_pipeline)) == [step.name for step in plan()]
+    assert not any(step.is_changed for step in plan())
+    again = run(fresh_pipeline, prefect_environment, SERVERLESS)
+    assert again.stdout.startswith(f"everything is up to date: {len(plan())} stages unchanged")
 
 
 def test_an_unknown_target_and_a_missing_pipeline_are_one_line(

@@ -20,9 +20,10 @@ import flows.runner
 from flows import gpus
 from flows.gpus import hold_gpus
 from flows.launcher import descendants
-from flows.pipeline import Reproduction, bring_up_to_date
+from flows.pipeline import bring_up_to_date
 from flows.planning import Hints, Step, plan
 from flows.preloaded import preloaded
+from flows.reproduction import Reproduction
 from flows.runner import Outcome, Result, Runner, StageError, Stopped, environment_of_stages
 from grpo.errors import ParameterError
 from grpo.lineage.lock import Lock, read_lock
@@ -266,7 +267,7 @@ def test_a_stage_that_cannot_run_here_fails_the_run(
     tiny_pipeline.replace(finished_pipeline, "rate: 0.1", "rate: 0.3")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     runner = Runner(finished_pipeline, at_once=1, show=print)
-    run = Reproduction(plan(["train@a-1"]), runner, uuid4())
+    run = Reproduction(plan(["train@a-1"]), runner)
     for name in ("prepare", "base"):
         run.bring_up_to_date(name)
     with pytest.raises(ParameterError, match="gpu must be at most 1 here, got 3") as error:
@@ -282,7 +283,7 @@ class Inline:
     def with_options(self, task_run_name: str) -> Self:
         return self
 
-    def submit(self, run: Reproduction, name: str, **_: object) -> SimpleNamespace:
+    def submit(self, run: Reproduction, name: str, *_: object, **__: object) -> SimpleNamespace:
         with suppress(StageError):
             run.bring_up_to_date(name)
         return SimpleNamespace(wait=lambda: None)
@@ -315,7 +316,7 @@ def test_a_stage_that_fails_without_a_word_of_its_own_is_marked_until_it_is_done
     failure = StageError("train@a-1: ran longer than meta.exec.timeout_s = 2", code=1)
     restored = Result(outcome=Outcome.RESTORED, seconds=0.1)
     step = Step(name="train@a-1", upstream=(), hints=Hints(), is_changed=True)
-    run = Reproduction([step], Scripted(failure, restored), uuid4())
+    run = Reproduction([step], Scripted(failure, restored))
     with pytest.raises(StageError):
         run.bring_up_to_date(step.name)
     (mark,) = read_marks()

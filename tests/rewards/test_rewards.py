@@ -1,5 +1,6 @@
 """Judges: what they accept, and that nothing a policy writes can crash a run."""
 
+import itertools
 import math
 import os
 import signal
@@ -147,7 +148,7 @@ def test_whatever_a_judge_does_becomes_an_outcome_and_the_next_text_is_judged(
         return 0.25 if answer == "next" else judge(answer, task)
 
     texts = TextJudge(asked, answer_pattern=MARK, timeout_seconds=0.2)
-    before, outcome, after = texts.judge_texts(["#next", text, "#next"], [TASK] * 3)
+    before, outcome, after = texts.judge_texts(["#next", text, "again #next"], [TASK] * 3)
     assert before == after == Outcome(0.25, "scored")
     assert outcome[:2] == (score, status)
     assert outcome.detail.startswith(detail)
@@ -204,6 +205,16 @@ def test_texts_keep_their_order_whatever_becomes_of_those_between(answers: list[
     for answer, task, outcome in zip(answers, tasks, outcomes):
         if outcome.status == "scored":
             assert outcome.score == float(answer) / float(task.answer)
+
+
+def test_equal_texts_of_a_task_are_judged_once():
+    calls = itertools.count()
+    other = replace(TASK, answer="10")
+    judge = TextJudge(lambda answer, task: next(calls) / 10, **LIMITS)
+    tasks = [TASK, TASK, TASK, other, TASK]
+    outcomes = judge.judge_texts(["#1", "#2", "#1", "#1", "#2"], tasks)
+    assert [each.score for each in outcomes] == [0.0, 0.1, 0.0, 0.2, 0.1]
+    assert [each.score for each in judge.judge_texts(["#1"], [TASK])] == [0.3]
 
 
 def test_texts_that_nobody_waits_for_answer_no_other():
