@@ -272,7 +272,10 @@ def test_routing_is_checked_against_the_base(
     tmp_path: Path, architecture: str, routing: str, expected: list
 ):
     file = changed(
-        tmp_path, ("policy.base.architecture", architecture), ("policy.routing", routing)
+        tmp_path,
+        ("policy.base.architecture", architecture),
+        ("policy.routing", routing),
+        *((f"arms.{arm}.training.updates_per_iteration", 4) for arm in ("uniform", "sgpo")),
     )
     found = {
         (each.rule, each.severity.name, each.path)

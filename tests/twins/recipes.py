@@ -128,7 +128,12 @@ def _cut(content: Any) -> None:
 def _cut_curricula(twin: dict[str, Any]) -> None:
     """Makes two updates of small groups out of every arm's first round."""
     for arm in twin["arms"].values():
-        arm["training"] = {**arm["training"], "updates_per_iteration": UPDATES}
+        iterations = min(arm["training"]["iterations_per_round"], UPDATES)
+        arm["training"] = {
+            **arm["training"],
+            "iterations_per_round": iterations,
+            "updates_per_iteration": UPDATES // iterations,
+        }
         for step in arm["curriculum"]:
             for name, settings in step.items():
                 if name == "fix_group_size":
