@@ -4,7 +4,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from grpo.errors import located
-from grpo.modalities.shared.directories import read_state
+from grpo.modalities.shared.directories import files_for_sampling, read_state
 from grpo.params.manifests import require_described
 from grpo.params.parameters import read_params
 from grpo.runtime.artifacts.files import write_json
@@ -50,7 +50,8 @@ def main(
     table = read_table(prompts, PROMPTS)
     require_part(table, "eval", prompts)
     read_state(policy, out.stem)  # raises if the policy is that of another round
-    scratch = scratch_of(f"evaluate@{out.stem}", [judge, base, policy, prompts], params)
+    inputs = [judge, base, *files_for_sampling(policy), prompts]
+    scratch = scratch_of(f"evaluate@{out.stem}", inputs, params)
     draws = draws_of_evaluation(params)
     setup = SamplingSetup(
         params=params, prompts=prompts, purpose="evaluation", base=base, policy=policy

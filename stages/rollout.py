@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from grpo.modalities.shared.directories import read_state
+from grpo.modalities.shared.directories import files_for_sampling, read_state
 from grpo.params.manifests import require_described
 from grpo.params.parameters import read_params
 from grpo.runtime.artifacts.files import atomic_path
@@ -40,9 +40,8 @@ def main(
     selection = build_selection(params.find_arm(each.arm).selection, each.arm)
     candidates = read_candidates(params, name, curriculum=curriculum, prompts=prompts)
     more = [profile] if selection.reuses_profile else []
-    scratch = scratch_of(
-        f"rollout@{name}", [judge, base, policy, prompts, curriculum, *more], params
-    )
+    inputs = [judge, base, *files_for_sampling(policy), prompts, curriculum, *more]
+    scratch = scratch_of(f"rollout@{name}", inputs, params)
     setup = SamplingSetup(
         params=params,
         prompts=prompts,

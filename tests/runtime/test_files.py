@@ -13,6 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from grpo.errors import ArtifactError, BusyError
+from grpo.runtime.artifacts import files
 from grpo.runtime.artifacts.files import (
     ASIDE,
     TEMPORARY,
@@ -220,3 +221,14 @@ def test_a_lock_is_held_by_one_process_and_freed_by_its_death(tmp_path: Path):
         holder.kill()
     with exclusive(lock, "this"):
         pass
+
+
+def test_large_files_that_are_hashed_side_by_side_have_the_same_digest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    for index in range(5):
+        (tmp_path / f"{index}.bin").write_bytes(os.urandom(2**16 + index))
+    one_by_one = digest([tmp_path])
+    monkeypatch.setattr(files, "LARGE_BYTES", 2**16 + 2)
+    assert digest([tmp_path]) == one_by_one

@@ -1,7 +1,8 @@
 """Policy directories in safetensors and JSON.
 
 A base's directory is complete: weights, configuration, tokenizer. A round's directory holds the
-trained weights, the optimizer state and the provenance.
+trained weights, the optimizer state and the provenance. Large tensors are divided into several
+files.
 """
 
 import math
@@ -23,7 +24,12 @@ from grpo.errors import ArtifactError, brief, located, refused_by_library
 from grpo.modalities.shared.optimizer import PreciseAdamW
 from grpo.runtime.artifacts.files import read_json, write_json
 from grpo.runtime.artifacts.tables import is_count
-from grpo.runtime.artifacts.tensors import read_tensors, require_finite, write_tensors
+from grpo.runtime.artifacts.tensors import (
+    PART_BYTES,
+    read_in_parts,
+    require_finite,
+    write_in_parts,
+)
 from grpo.runtime.ranks import gather_to_first, shard_like
 from grpo.types import Cost
 
@@ -36,6 +42,7 @@ TRANSFORMER_WEIGHTS = "transformer/diffusion_pytorch_model.safetensors"  # of a 
 MOMENTS = ("exp_avg", "exp_avg_sq")  # of AdamW
 COPY = "copy"  # the float32 master weight of a parameter
 Trained = dict[str, dict[str, Tensor]]  # by file, then by name
+OPTIMIZER_FILES = re.compile(r"optimizer(-\d+-of-\d+)?\.safetensors(\.index\.json)?")
 WEIGHT_FILES = re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?")  # of transformers
 
 
@@ -132,7 +139,7 @@ def save_base(directory: Path, model: PreTrainedModel, tokenizer: Any) -> None:
     """
     require_finite(dict(model.named_parameters()), directory)
     try:
-        model.save_pretrained(directory)
+        model.save_pretrained(directory, max_shard_size=PART_BYTES)
     except SafetensorError as error:
         message = f"{directory}: cannot be written, {error}; make room and rerun"
         raise ArtifactError(message) from None
@@ -195,7 +202,13 @@ def save_trained(directory: Path, trained: Trained, state: PolicyState) -> None:
 def write_trained(directory: Path, trained: Trained) -> None:
     """Writes trainable weights and optimizer state; the files do not depend on the ranks."""
     for file, tensors in trained.items():
-        write_tensors(directory / file, tensors)
+        write_in_parts(directory / file, tensors)
+
+
+def files_for_sampling(directory: Path) -> list[Path]:
+    """Returns the files of a policy directory but for those of the optimizer's state."""
+    files = (each for each in sorted(directory.rglob("*")) if each.is_file())
+    return [each for each in files if not OPTIMIZER_FILES.fullmatch(each.name)]
 
 
 def read_round(directory: Path, base: Path, model: nn.Module) -> None:
@@ -237,7 +250,7 @@ def read_trainable(directory: Path, model: nn.Module, optimizer: PreciseAdamW | 
     copy_weights(model, directory / _weights_name(model))
     if optimizer is not None:
         moments = directory / OPTIMIZER
-        _restore_optimizer(model, optimizer, read_tensors(moments), moments)
+        _restore_optimizer(model, optimizer, read_in_parts(moments), moments)
 
 
 def copy_weights(model: nn.Module, path: Path) -> None:
@@ -246,7 +259,7 @@ def copy_weights(model: nn.Module, path: Path) -> None:
     Raises:
       ArtifactError: If the file is missing, broken or belongs to another model.
     """
-    _copy_into(_weights(model), read_tensors(path), path)
+    _copy_into(_weights(model), read_in_parts(path), path)
 
 
 def gather_weights(model: nn.Module) -> bytes:

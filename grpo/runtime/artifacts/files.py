@@ -9,7 +9,8 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ MISUSED = (
 )  # fmt: skip
 HASHES = Path(".work/hashes")  # cache of large files' hashes, by path
 LARGE_BYTES = 2**26
+HASHED_AT_ONCE = 8
 TICK_SECONDS = 2.0  # resolution of the coarsest file system clock
 # Suffixes of the files that a killed writer leaves next to `NAME`: .NAME.PID.grpo-tmp or
 # .NAME.PID.grpo-old. Only this module writes such names; .dvcignore lists them.
@@ -237,13 +239,28 @@ def remove(path: Path) -> None:
 def digest(paths: Iterable[Path], value: Any = None) -> str:
     """Returns a SHA-256 over the names and contents of files (directories walked) and a value."""
     total = hashlib.sha256(json.dumps(value, sort_keys=True).encode())
-    for path in paths:
-        files = sorted(path.rglob("*")) if path.is_dir() else [path]
-        for file in files:
-            if file.is_file() and "__pycache__" not in file.parts:
-                total.update(str(file).encode())
-                total.update(bytes.fromhex(known_sha256(file)))
+    files = [each for path in paths for each in _files_in(path)]
+    for file, found in zip(files, _known_hashes(files)):
+        total.update(str(file).encode())
+        total.update(bytes.fromhex(found))
     return total.hexdigest()
+
+
+def _files_in(path: Path) -> Iterator[Path]:
+    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+        if file.is_file() and "__pycache__" not in file.parts:
+            yield file
+
+
+def _known_hashes(files: Sequence[Path]) -> Iterator[str]:
+    """Yields `known_sha256` of files; several large ones are hashed side by side."""
+    large = [each for each in files if each.stat().st_size >= LARGE_BYTES]
+    if len(large) > 1:
+        with ThreadPoolExecutor(HASHED_AT_ONCE) as threads:
+            hashes = dict(zip(large, threads.map(known_sha256, large)))
+        yield from (hashes.get(each) or sha256_of(each) for each in files)
+    else:
+        yield from map(known_sha256, files)
 
 
 def sha256_of(file: Path) -> str:

@@ -1,6 +1,6 @@
 """Atomic writing and validated reading of tensors as safetensors."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -9,8 +9,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from grpo.errors import ArtifactError
-from grpo.runtime.artifacts.files import atomic_path
+from grpo.runtime.artifacts.files import atomic_path, read_json, write_json
 from grpo.runtime.artifacts.media import whole_safetensors
+
+PART_BYTES = 2**32  # of a file; DVC hashes the files of a directory side by side
+INDEX = ".index.json"
 
 
 def require_finite(tensors: Mapping[str, Tensor], path: Path) -> None:
@@ -53,6 +56,62 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = load_file(path)
     require_finite(tensors, path)
     return tensors
+
+
+def write_in_parts(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Writes named tensors to one file or, if they have more than PART_BYTES, to several.
+
+    Several have the names and the index of transformers: model-00001-of-00003.safetensors.
+
+    Raises:
+      ArtifactError: If a value is not finite, or a write fails.
+    """
+    parts = list(_in_parts(tensors))
+    if len(parts) == 1:
+        write_tensors(path, tensors)
+        return
+    weight_map = dict[str, str]()
+    for number, part in enumerate(parts, start=1):
+        file = f"{path.stem}-{number:05d}-of-{len(parts):05d}{path.suffix}"
+        write_tensors(path.with_name(file), part)
+        weight_map |= dict.fromkeys(part, file)
+    size = sum(each.nbytes for each in tensors.values())
+    index = {"metadata": {"total_size": size}, "weight_map": weight_map}
+    write_json(path.with_name(path.name + INDEX), index)
+
+
+def read_in_parts(path: Path) -> dict[str, Tensor]:
+    """Returns the tensors that `write_in_parts` wrote.
+
+    Raises:
+      ArtifactError: If a file is missing or broken, or the index does not fit the files.
+    """
+    index = path.with_name(path.name + INDEX)
+    if not index.exists():
+        return read_tensors(path)
+    match read_json(index):
+        case {"weight_map": dict(weight_map)} if all(
+            isinstance(each, str) and Path(each).name == each for each in weight_map.values()
+        ):
+            files = sorted(set(weight_map.values()))
+        case _:
+            raise ArtifactError(f"{index}: must name a file for each tensor; rerun its stage")
+    parts = {file: read_tensors(path.with_name(file)) for file in files}
+    if weight_map != {name: file for file, part in parts.items() for name in part}:
+        raise ArtifactError(f"{index}: must name the tensors of its files; rerun its stage")
+    return {name: each for part in parts.values() for name, each in part.items()}
+
+
+def _in_parts(tensors: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+    """Yields tensors, sorted by name, in parts of at most PART_BYTES or of one tensor."""
+    part, size = dict[str, Tensor](), 0
+    for name in sorted(tensors):
+        if part and size + tensors[name].nbytes > PART_BYTES:
+            yield part
+            part, size = {}, 0
+        part[name] = tensors[name]
+        size += tensors[name].nbytes
+    yield part
 
 
 def unpack_ragged(flat: Tensor, lengths: Tensor) -> Tensor:
