@@ -75,6 +75,9 @@ class Policy(ABC, Generic[TrajectoryT]):
         """
         copy_weights(self.model, path)
 
+    def rest(self) -> None:
+        """Frees device memory that only sampling needs, until `load_weights` is called."""
+
     def replayed(self, trajectory: TrajectoryT) -> TrajectoryT:
         """Returns the trajectory for updates, with the routing that they replay, if any."""
         return trajectory

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pandas as pd
+import torch
 
 from grpo.allocation.selection import History
 from grpo.errors import located
@@ -73,6 +74,7 @@ class _OnlineRollouts:
             self._started = self.sampler.thread.submit(self._make, index, history, place, unseen)
         else:
             self._make(index, history, place, self.usage)
+            self.sampler.executor.rest()  # the update needs the memory
         return self._wait
 
     def _wait(self) -> None:
@@ -85,6 +87,7 @@ class _OnlineRollouts:
     def _send_weights(self, version: int) -> None:
         """Gives samplers the policy's present weights; all ranks must call it."""
         content = gather_weights(self.trainer.policy.model)
+        torch.cuda.empty_cache()  # samplers may use the same GPUs; does nothing on a CPU
         if self.sampler is None:
             return
         before, self.sampler.memory = self.sampler.memory, MemoryFile(content)

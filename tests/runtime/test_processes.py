@@ -80,6 +80,31 @@ def test_every_job_has_the_latest_weights_also_if_its_worker_is_lost(tmp_path: P
             assert weighed(executor, str(version), lost) == {content}
 
 
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_every_worker_rests_when_told_and_goes_on(tmp_path: Path, workers: int):
+    with ExitStack() as stack:
+        executor: Executor = Local(make(setup_of(tmp_path)))
+        if workers:
+            executor = stack.enter_context(pool(tmp_path, workers=workers))
+            executor.rest()  # none has started
+        assert squares(tmp_path, executor) == EXPECTED
+        executor.rest()
+        rested = marked(tmp_path / "rested")
+        assert len(set(rested)) == len(rested) == max(workers, 1)
+        again = Job("square", {"number": 7}, tmp_path / "again")
+        executor.finish([again])
+        assert contents(again.out)["square.txt"] == b"49"
+
+
+def test_a_worker_that_is_lost_while_it_rests_is_replaced(tmp_path: Path):
+    with pool(tmp_path, workers=1) as executor:
+        assert squares(tmp_path / "first", executor) == EXPECTED
+        (lost,) = (each.pid for each in psutil.Process().children())
+        os.kill(lost, signal.SIGKILL)
+        executor.rest()
+        assert squares(tmp_path / "second", executor) == EXPECTED
+
+
 @pytest.mark.parametrize("what", ["dies-once", "leaves-a-child"])
 def test_a_job_whose_worker_is_lost_is_done_by_another(tmp_path: Path, what: str):
     with pool(tmp_path) as executor:

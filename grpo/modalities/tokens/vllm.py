@@ -22,12 +22,20 @@ from grpo.modalities.tokens.policy import Decoding, TokenPolicy, TokenTrajectory
 from grpo.schema import PARAMS
 from grpo.types import Cost
 
+SHARE_OF_FREE_MEMORY = 0.9  # that an engine takes; vLLM's default is this share of all memory
+
 try:
     import vllm
 except ImportError:
     raise MissingExtraError(
         f"{PARAMS}: policy.sampler vllm needs vllm; run pip install -e '.[vllm]'"
     ) from None
+
+
+def _free_memory() -> float:
+    """Returns the share of the GPU's memory that is free: a trainer may keep weights on it."""
+    free, total = torch.cuda.mem_get_info()
+    return free / total
 
 
 class WeightLoader:
@@ -67,12 +75,25 @@ class VllmPolicy(TokenPolicy):
             # Log-probs at the decoding temperature instead of those of the raw logits.
             logprobs_mode="processed_logprobs",
             worker_extension_cls=f"{WeightLoader.__module__}.{WeightLoader.__name__}",
+            enable_sleep_mode=True,
+            gpu_memory_utilization=SHARE_OF_FREE_MEMORY * _free_memory(),
         )
+        self._rests = False
 
     def load_weights(self, path: Path) -> None:
-        """Replaces the weights of the engine by those of a file."""
+        """Replaces the weights of the engine by those of a file; wakes an engine that rests."""
+        if self._rests:
+            self._engine.wake_up(tags=["weights"])
         self._engine.collective_rpc("load_file", args=(str(path),))
+        if self._rests:
+            self._engine.wake_up(tags=["kv_cache"])
+        self._rests = False
         self._engine.reset_prefix_cache()
+
+    def rest(self) -> None:
+        """Frees the memory of weights and cache; the engine stays, without weights."""
+        self._engine.sleep(level=2)
+        self._rests = True
 
     @torch.no_grad()
     def _sample(

@@ -32,6 +32,7 @@ class Work(NamedTuple):
     skills: Mapping[str, Skill]
     seconds: Callable[[], Seconds] = dict  # overhead so far, e.g. loading
     load_weights: Callable[[Path], None] | None = None  # None: no skill uses a policy
+    rest: Callable[[], None] | None = None  # frees device memory until new weights are loaded
 
     def do(self, job: Job) -> None:
         """Writes the job's output directory atomically."""
@@ -53,6 +54,10 @@ class Executor(ABC):
 
         The file must exist until the next call.
         """
+
+    @abstractmethod
+    def rest(self) -> None:
+        """Frees the device memory that policies need to sample; `load_weights` must follow."""
 
     @abstractmethod
     def seconds(self) -> Seconds:
@@ -91,6 +96,11 @@ class Local(Executor):
         """Loads the weights at once."""
         if self._work.load_weights is not None:
             self._work.load_weights(weights.path)
+
+    def rest(self) -> None:
+        """Frees the memory of this process's device."""
+        if self._work.rest is not None:
+            self._work.rest()
 
     def seconds(self) -> Seconds:
         """Returns the overhead of this process."""

@@ -18,6 +18,7 @@ from grpo.runtime.memory import MemoryFile
 from grpo.runtime.process import die_with_parent, freezing_imports
 
 PARENT = os.getppid()
+REST = "rest"  # the line that makes a worker free its device's memory
 
 
 class Worker:
@@ -51,6 +52,10 @@ class Worker:
             with freezing_imports():
                 found = importlib.import_module(module)
             self._work = getattr(found, name)(line)
+            return
+        if line.strip() == REST:
+            if self._work.rest is not None:
+                self._work.rest()
             return
         skill, order, out, version, path = json.loads(line)
         if version != self._version:
