@@ -1,16 +1,21 @@
 """Files in memory, which the system frees when the process that made them ends, however it ends."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 
 class MemoryFile:
     """A file in memory that other processes of the same user can read by its path."""
 
-    def __init__(self, content: bytes | memoryview) -> None:
+    def __init__(self, write: Callable[[BinaryIO], object]) -> None:
+        """Args:
+        write: Called once with the file, which is open for writing.
+        """
         self._descriptor = os.memfd_create("grpo")
         with os.fdopen(self._descriptor, "wb", closefd=False) as file:
-            file.write(content)
+            write(file)
         self.path = Path(f"/proc/{os.getpid()}/fd/{self._descriptor}")
 
     def close(self) -> None:

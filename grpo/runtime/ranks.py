@@ -124,6 +124,18 @@ def all_agree(holds: bool) -> bool:
     return all_reduce_max([float(not holds)]) == [0.0]
 
 
+def all_texts(own: str) -> list[str]:
+    """Returns each rank's text, by rank."""
+    if num_ranks() == 1:
+        return [own]
+    content = own.encode()
+    length = int(all_reduce_max([float(len(content))])[0])
+    padded = torch.tensor([*content, *bytes(length - len(content))], dtype=torch.uint8)
+    found = [torch.empty_like(padded) for _ in range(num_ranks())]
+    dist.all_gather(found, padded)
+    return [bytes(each.tolist()).rstrip(b"\0").decode() for each in found]
+
+
 def require_same(what: str, value: Any) -> None:
     """Raises ArtifactError unless a value is the same on all ranks, which may be on many hosts."""
     number = float(int(digest([], value)[:12], 16))
@@ -314,9 +326,23 @@ def shard_like(tensor: Tensor, like: Tensor) -> Tensor:
 
 def gather_to_first(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Returns the full tensors on CPU on rank 0, and an empty dict on the other ranks."""
+    return _gather(tensors, keeps=this_rank() == 0)
+
+
+def gather_to_hosts(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Returns the full tensors on CPU on the first rank of each host, else an empty dict."""
+    return _gather(tensors, keeps=is_first_of_host())
+
+
+def is_first_of_host() -> bool:
+    """Returns whether this is the first rank of its host."""
+    return num_ranks() == 1 or os.environ["LOCAL_RANK"] == "0"
+
+
+def _gather(tensors: dict[str, Tensor], *, keeps: bool) -> dict[str, Tensor]:
     kept = {}
     for name, tensor in tensors.items():
-        together = full_tensor(tensor.detach())
-        if this_rank() == 0:
+        together = full_tensor(tensor.detach())  # every rank receives it
+        if keeps:
             kept[name] = together.cpu()
     return kept

@@ -1,9 +1,11 @@
 """Rollouts and rewards of the iterations after the first, from samplers that stay loaded."""
 
+import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -20,10 +22,11 @@ from grpo.runtime.artifacts.tables import (
     iteration_name,
     write_table,
 )
+from grpo.runtime.artifacts.tensors import stream_tensors
 from grpo.runtime.artifacts.usage import Usage
 from grpo.runtime.executors.base import Executor, Local, Weights
 from grpo.runtime.memory import MemoryFile
-from grpo.runtime.ranks import all_agree, all_reduce_max, num_ranks, this_rank
+from grpo.runtime.ranks import all_agree, all_reduce_max, all_texts, num_ranks, this_rank
 from grpo.sampling.round_rollouts import write_round
 from grpo.sampling.scoring import judge_stored, require_judged
 from grpo.wiring.executors import open_executor
@@ -43,7 +46,6 @@ class _Sampler:
     setup: SamplingSetup
     candidates: pd.DataFrame  # the prompts of the round's phase
     thread: ThreadPoolExecutor  # workers end with the thread that started them
-    memory: MemoryFile | None = None  # of the weights that workers have
 
 
 @dataclass(kw_only=True)
@@ -56,6 +58,7 @@ class _OnlineRollouts:
     warn: Warn  # receives a warning about rollouts that were not judged, or None
     shares_weights: bool  # whether the sampler has the weights of the policy that is trained
     sampler: _Sampler | None  # None on other ranks than the first
+    _memory: MemoryFile | None = field(default=None, init=False)  # of the weights of workers
     _started: Future[None] | None = field(default=None, init=False)
 
     def start(self, index: int, history: History, weights: int) -> Callable[[], None]:
@@ -86,14 +89,16 @@ class _OnlineRollouts:
 
     def _send_weights(self, version: int) -> None:
         """Gives samplers the policy's present weights; all ranks must call it."""
-        content = gather_weights(self.trainer.policy.model)
+        weights = gather_weights(self.trainer.policy.model)
         torch.cuda.empty_cache()  # samplers may use the same GPUs; does nothing on a CPU
-        if self.sampler is None:
-            return
-        before, self.sampler.memory = self.sampler.memory, MemoryFile(content)
-        self.sampler.executor.load_weights(Weights(version, self.sampler.memory.path))
-        if before is not None:
-            before.close()
+        if self._memory is not None:  # all rollouts by the weights in it are sampled
+            self._memory.close()
+        self._memory = MemoryFile(partial(stream_tensors, tensors=weights)) if weights else None
+        own = f"{socket.gethostname()} {self._memory.path}" if self._memory else ""
+        paths = dict(each.split(" ", 1) for each in all_texts(own) if each)
+        if self.sampler is not None:
+            assert self._memory is not None
+            self.sampler.executor.load_weights(Weights(version, self._memory.path, paths))
 
     def _make(self, index: int, history: History, place: Path, usage: Usage) -> None:
         with usage.part("sampling"):

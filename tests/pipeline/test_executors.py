@@ -1,6 +1,7 @@
 """Stages that sample in processes or on a Ray cluster write the bytes of a single process."""
 
 import os
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -12,6 +13,8 @@ import psutil
 import pytest
 
 from grpo.errors import GrpoError
+from grpo.runtime.executors.base import Job, Weights
+from grpo.runtime.memory import MemoryFile
 from tests.files import contents
 from tests.pipeline.corruptions import set_param
 from tests.pipeline.processes import run_stage, start_stage
@@ -73,6 +76,15 @@ def test_jobs_on_ray_give_the_same_bytes_and_say_what_went_wrong(ray_cluster: An
         first, second = marked(tmp_path / "dies-once")
         assert first != second
         assert executor.seconds() == {"load": 2.0}
+        for version, is_offered in enumerate((False, True)):
+            content = f"weights {version}".encode()
+            file = MemoryFile(lambda file, content=content: file.write(content))
+            paths = {socket.gethostname(): str(file.path)} if is_offered else {}
+            executor.load_weights(Weights(version, file.path, paths))
+            assert (executor.stored is None) == is_offered
+            (out,) = executor.run([Job("weigh", {"what": ""}, tmp_path / f"weighed-{version}")])
+            assert (out.out / "weights.txt").read_bytes() == content
+            file.close()
     with pytest.raises(GrpoError, match=r"row 3:\nmust be scored"), pool() as executor:
         squares(tmp_path / "refused", executor, {0: "raises"})
     with pytest.raises(ZeroDivisionError, match="a bug"), pool() as executor:

@@ -28,6 +28,7 @@ from grpo.params.parameters import Training
 from grpo.runtime.artifacts.files import Scratch, write_json
 from grpo.runtime.artifacts.usage import Usage
 from grpo.runtime.ranks import (
+    all_texts,
     local_shard,
     num_ranks,
     process_group,
@@ -148,6 +149,8 @@ def train_all(folder: Path, ranks: int, device: str, started: Path | None = None
                     require_same("a number", this_rank())
             require_same("a number", ranks)
             assert sum_counts(COUNTS) == [ranks * each for each in COUNTS]
+            texts = ["", "a path", "/proc/1/fd/2 \u00e9"]
+            assert all_texts(texts[this_rank()]) == texts[:ranks]
             for name in ROUNDS:
                 train(name, folder / name, device)
             with suppress(Interrupted):

@@ -73,7 +73,7 @@ def test_every_job_has_the_latest_weights_also_if_its_worker_is_lost(tmp_path: P
             executor = stack.enter_context(pool(tmp_path, workers=workers))
         assert weighed(executor, "start") == {b"first"}
         for version, content in enumerate((b"second", b"third"), start=1):
-            file = MemoryFile(content)
+            file = MemoryFile(lambda file, content=content: file.write(content))
             stack.callback(file.close)
             executor.load_weights(Weights(version, file.path))
             lost = "dies-once" if workers and version == 2 else ""

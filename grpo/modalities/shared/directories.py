@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
@@ -30,7 +29,7 @@ from grpo.runtime.artifacts.tensors import (
     require_finite,
     write_in_parts,
 )
-from grpo.runtime.ranks import gather_to_first, shard_like
+from grpo.runtime.ranks import gather_to_first, gather_to_hosts, shard_like
 from grpo.types import Cost
 
 BASE_NAME = "base"
@@ -262,13 +261,12 @@ def copy_weights(model: nn.Module, path: Path) -> None:
     _copy_into(_weights(model), read_in_parts(path), path)
 
 
-def gather_weights(model: nn.Module) -> bytes:
-    """Returns the trained weights as the content of a safetensors file; empty on other ranks.
+def gather_weights(model: nn.Module) -> dict[str, Tensor]:
+    """Returns the trained weights on the first rank of each host, elsewhere none.
 
     All ranks must call it.
     """
-    gathered = gather_to_first(_weights(model))
-    return save({name: each.detach().cpu().contiguous() for name, each in gathered.items()})
+    return gather_to_hosts(_weights(model))
 
 
 def trainable(model: nn.Module) -> dict[str, Tensor]:

@@ -16,6 +16,7 @@ class Weights(NamedTuple):
 
     version: int  # different for different weights
     path: Path  # a safetensors file; it may lie in the memory of the stage's process
+    paths: Mapping[str, str] = {}  # of the same content, by host: ranks that offer it there
 
 
 class Job(NamedTuple):

@@ -73,7 +73,7 @@ def connected(*, processors: int, gpus: int) -> Iterator[int]:
         _check_listening(ADDRESS)
         ray.init(ADDRESS, **options)
     try:
-        yield _count_hosts()
+        yield len(_hosts())
     finally:
         ray.shutdown()
 
@@ -131,9 +131,10 @@ def _check_listening(address: str) -> None:
         socket.create_connection((host, int(port)), PATIENCE_SECONDS).close()
 
 
-def _count_hosts() -> int:
+def _hosts() -> set[str]:
+    """Returns the names of the cluster's hosts."""
     nodes: Any = ray.nodes  # untyped
-    return sum(node["Alive"] for node in nodes())
+    return {node["NodeManagerHostname"] for node in nodes() if node["Alive"]}
 
 
 def _descendants(processes: set[psutil.Process]) -> Iterator[psutil.Process]:
@@ -168,7 +169,7 @@ class RayPool(Pool):
         here = str(Path.cwd())
 
         def start_worker(slot: int) -> Handle:
-            if not _count_hosts():
+            if not _hosts():
                 raise WorkerError("Ray's last host is lost; rerun: finished batches are kept")
             return _ActorHandle(actor.remote(make, here), self)
 
@@ -176,8 +177,12 @@ class RayPool(Pool):
         self.stored: Any = None  # the current weights in the object store of the cluster
 
     def load_weights(self, weights: Weights) -> None:
-        """Stores the weights once for all hosts; a worker loads them with its next job."""
-        self.stored = ray.put(np.fromfile(weights.path, np.uint8))
+        """Makes a worker load the weights with its next job.
+
+        They go through Ray's object store only if a host has no rank that offers them.
+        """
+        is_offered = _hosts() <= weights.paths.keys()
+        self.stored = None if is_offered else ray.put(np.fromfile(weights.path, np.uint8))
         super().load_weights(weights)
 
 

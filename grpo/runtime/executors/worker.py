@@ -57,8 +57,9 @@ class Worker:
             if self._work.rest is not None:
                 self._work.rest()
             return
-        skill, order, out, version, path = json.loads(line)
+        skill, order, out, version, paths = json.loads(line)
         if version != self._version:
+            path = paths.get(socket.gethostname(), paths[""])
             self._load_weights(Path(path), weights)
             self._version = version
         self._work.do(Job(skill, order, Path(out)))
@@ -70,15 +71,17 @@ class Worker:
         if content is None:
             self._work.load_weights(path)
             return
-        file = MemoryFile(content)
+        file = MemoryFile(lambda file: file.write(content))
         self._work.load_weights(file.path)
         file.close()
 
 
 def written(job: Job, weights: Weights | None) -> str:
     """Returns a job, and the weights to use, as the line of JSON that a worker reads."""
-    version, path = (weights.version, str(weights.path)) if weights else (None, None)
-    return json.dumps([job.skill, job.order, str(job.out), version, path])
+    version, paths = None, dict[str, str]()
+    if weights:
+        version, paths = weights.version, {"": str(weights.path), **weights.paths}
+    return json.dumps([job.skill, job.order, str(job.out), version, paths])
 
 
 def main() -> None:
