@@ -42,12 +42,14 @@ SPEC: dict[str, Any] = {
 }
 RUN = inputs.Run(
     gpus=1,
-    prompts_per_round=6,
+    prompts_per_iteration=6,
     rollouts_per_group=4,
     prompt_tokens=5,
     mean_steps=8,
     max_steps=20,
-    updates_per_round=2,
+    updates_per_iteration=2,
+    iterations_per_round=1,
+    iterations_per_checkpoint=2,
     tokens_per_microbatch=60,
     rounds=10,
     eval_prompts=3,
@@ -58,7 +60,12 @@ MEASURED = {
     "judge_cpu_seconds": 0.0,
     "stage_cpu_seconds": 0.0,
     "files": {"sha256": 1.0, "md5": 1.0, "dvc_repro": 0.0},
-    "rollouts": {"bytes_per_step": 1.0, "reward_bytes_per_rollout": 1.0},
+    "rollouts": {
+        "bytes_per_step": 1.0,
+        "reward_bytes_per_rollout": 1.0,
+        "seconds_per_step": 1e-6,
+    },
+    "weights": {"offer": 0.5, "load": 0.25},
 }
 
 
@@ -226,3 +233,31 @@ def test_what_does_not_fit_is_refused(model: inputs.Model):
         results.seconds_of_sampling(case(model, assumed=small), gpus=1)
     with pytest.raises(ValueError, match="mean_steps must be below max_steps, 8, got 8"):
         work.draw_steps(10, mean=8, longest=8)
+
+
+def test_a_round_of_iterations_starts_and_stores_once(model: inputs.Model):
+    """Of n iterations, n - 1 get new weights; engines of train@ start from the second on."""
+    one = results.seconds_of_round(case(model))
+    three = case(model, run=replace(RUN, iterations_per_round=3))
+    found = results.seconds_of_round(three)
+    for part in ("sampling", "scoring", "updates", "records"):
+        assert found[part] == pytest.approx(3 * one[part]), part
+    for part in ("evaluation", "fingerprints", "load and store", "hash", "copy"):
+        assert found[part] == one[part], part
+    assert one["weights"] == one["checkpoints"] == 0
+    assert found["weights"] == pytest.approx(2 * sum(results.seconds_of_weights(three).values()))
+    assert found["checkpoints"] == pytest.approx(found["load and store"] - three.file_seconds(
+        three.stored_bytes))  # fmt: skip
+    starts = WORST.engine_start_seconds + three.file_seconds(2 * model.parameters)
+    assert found["starts"] - one["starts"] == pytest.approx(starts)
+
+
+def test_samplers_wait_for_a_gather_two_copies_and_their_own_load(model: inputs.Model):
+    """In GB: 0.5 s to offer, 0.25 s to load, and 0.1 s each from GPU to host and back."""
+    found = results.seconds_of_weights(case(model, run=replace(RUN, gpus=8)))
+    size = 2 * model.parameters
+    gathered = size * 7 / 8 / 225e9
+    assert found["gather"] == pytest.approx(gathered + size / 10e9)
+    assert found["offer"] == pytest.approx(0.5 * size / 1e9)
+    assert found["load"] == pytest.approx(0.25 * size / 1e9 + size / 10e9)
+    assert found["wake"] == WORST.engine_wake_seconds

@@ -21,12 +21,14 @@ class Run:
     """A recipe and its number of GPUs."""
 
     gpus: int
-    prompts_per_round: int
+    prompts_per_iteration: int
     rollouts_per_group: int
     prompt_tokens: int  # per prompt
     mean_steps: int
     max_steps: int
-    updates_per_round: int
+    updates_per_iteration: int
+    iterations_per_round: int
+    iterations_per_checkpoint: int
     tokens_per_microbatch: int
     rounds: int
     eval_prompts: int
@@ -34,8 +36,8 @@ class Run:
 
     @property
     def rollouts(self) -> int:
-        """Rollouts of a round."""
-        return self.prompts_per_round * self.rollouts_per_group
+        """Rollouts of an iteration."""
+        return self.prompts_per_iteration * self.rollouts_per_group
 
     @property
     def microbatch(self) -> int:
@@ -78,6 +80,7 @@ class Assumed:
     engine_memory_share: float
     engine_workspace_gb: float
     engine_start_seconds: float
+    engine_wake_seconds: float
     free_share: float
     files_gb_per_second: float
     host_gb_per_second: float

@@ -7,6 +7,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +17,20 @@ import torch
 
 from benchmarks.demo import ROOT, machine, revision_of
 from benchmarks.scale.inputs import make_class, make_config
+from grpo.modalities.shared.directories import copy_weights
 from grpo.modalities.shared.flops import TokenFlops
 from grpo.modalities.shared.recomputation import saved_bytes
 from grpo.modalities.tokens.forward import FORCE_GQA
 from grpo.modalities.tokens.policy import TokenTrajectory
 from grpo.rewards.base import Task
 from grpo.rewards.math import verify_math
-from grpo.runtime.artifacts.files import digest, remove
+from grpo.runtime.artifacts.files import digest, remove, sha256_of
 from grpo.runtime.artifacts.tables import REWARDS, write_table
-from grpo.runtime.artifacts.tensors import write_tensors
+from grpo.runtime.artifacts.tensors import stream_tensors, write_tensors
 from grpo.runtime.machine import DTYPES
+from grpo.runtime.memory import MemoryFile
 from grpo.sampling.judging import judge_text
-from grpo.sampling.rollouts import SampledBatch, write_batch
+from grpo.sampling.rollouts import SampledBatch, read_batch, write_batch
 from grpo.types import Cost
 
 VOCABULARY = 64  # of the model around one block
@@ -35,6 +39,8 @@ SMALL_GB, LARGE_GB = 0.06, 1.2  # sizes of a policy's directory
 PARTS = {"model": 1, "optimizer": 6}  # ratio of bfloat16 weights to float32 copies and two moments
 GROUP, STEPS = 16, 800
 REWARDED = 4096
+OFFERED_GB, OFFERED_TENSORS = 2.0, 32
+SIDE_BY_SIDE_GB, REPEATS = 0.5, 3
 CHARACTERS_PER_STEP = 4  # in English text
 JUDGED = 200
 
@@ -45,10 +51,12 @@ def measure(runs: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         files = measure_files(Path(folder))
         stored = measure_rollouts(Path(folder))
+        offered = measure_weights()
     return {
         "blocks": {name: measure_block(spec) for name, spec in runs.items()},
         "files": files,
         "rollouts": stored,
+        "weights": offered,
         "judge_cpu_seconds": measure_judge(),
         "stage_cpu_seconds": _children(
             lambda: subprocess.run([sys.executable, "-c", "import stages.train"], check=True)
@@ -114,7 +122,11 @@ def measure_files(folder: Path) -> dict[str, float]:
     (folder / "dvc.yaml").write_text(stage)
     small, large = (_handle(folder, size) for size in (SMALL_GB, LARGE_GB))
     slopes = {name: (large[name] - small[name]) / (LARGE_GB - SMALL_GB) for name in small}
-    return {**slopes, "dvc_repro": small["md5"] - SMALL_GB * slopes["md5"]}
+    return {
+        **slopes,
+        "dvc_repro": small["md5"] - SMALL_GB * slopes["md5"],
+        "side_by_side": _hash_side_by_side(folder),
+    }
 
 
 def _handle(folder: Path, size: float) -> dict[str, float]:
@@ -143,10 +155,49 @@ def _handle(folder: Path, size: float) -> dict[str, float]:
     return seconds
 
 
-def measure_rollouts(folder: Path) -> dict[str, float]:
-    """Returns the bytes of stored rollouts by step, and of rewards by rollout.
+def _hash_side_by_side(folder: Path) -> float:
+    """Returns how many times as fast two threads hash two files as one thread does."""
+    content = os.urandom(int(1e9 * SIDE_BY_SIDE_GB))
+    files = [folder / f"{index}.bin" for index in range(2)]
+    for file in files:
+        file.write_bytes(content)
 
-    The texts are pages of this repository.
+    def seconds(threads: int) -> float:
+        with ThreadPoolExecutor(threads) as pool:
+            start = time.perf_counter()
+            list(pool.map(sha256_of, files))
+            return time.perf_counter() - start
+
+    one, two = (min(seconds(threads) for _ in range(REPEATS)) for threads in (1, 2))
+    for file in files:
+        file.unlink()
+    return one / two
+
+
+def measure_weights() -> dict[str, float]:
+    """Returns the CPU seconds per GB of weights that a trainer offers in memory and a worker loads.
+
+    The worker copies them into a model on the CPU, which stands for the copy to its GPU.
+    """
+    size = int(1e9 * OFFERED_GB / 2 / OFFERED_TENSORS)
+    tensors = {
+        f"layers.{index}": torch.randn(size, dtype=torch.bfloat16)
+        for index in range(OFFERED_TENSORS)
+    }
+    model = torch.nn.ParameterDict({name: torch.zeros_like(each) for name, each in tensors.items()})
+    made: list[MemoryFile] = []
+    offer = _own(lambda: made.append(MemoryFile(partial(stream_tensors, tensors=tensors))))
+    load = _own(lambda: copy_weights(model, made[0].path))
+    assert all(torch.equal(model[name], each) for name, each in tensors.items())
+    made[0].close()
+    return {"offer": offer / OFFERED_GB, "load": load / OFFERED_GB}
+
+
+def measure_rollouts(folder: Path) -> dict[str, float]:
+    """Returns the bytes of stored rollouts by step, of rewards by rollout, and CPU seconds.
+
+    An iteration's rollouts are written by a worker, read by the stage, written by it and read by
+    every rank: `seconds_per_step` is of twice that. The texts are pages of this repository.
     """
     pages = "\n".join(path.read_text() for path in sorted((ROOT / "docs").rglob("*.md")))
     length = STEPS * CHARACTERS_PER_STEP
@@ -166,13 +217,16 @@ def measure_rollouts(folder: Path) -> dict[str, float]:
         mask=mask,
     )
     tensors = trajectory.pack(-torch.rand(mask.shape))
-    write_batch(folder / "rollouts", SampledBatch(table=table, tensors=tensors, cost=Cost()))
+    batch = SampledBatch(table=table, tensors=tensors, cost=Cost())
+    once = _own(lambda: write_batch(folder / "rollouts", batch))
+    once += _own(lambda: read_batch(folder / "rollouts"))
     outcome = torch.randint(2, (REWARDED,)).double().numpy()
     judged = _numbered(REWARDED).assign(outcome=outcome, reward=outcome, status="scored")
     write_table(judged, folder / "rewards.parquet", REWARDS)
     stored = sum(path.stat().st_size for path in (folder / "rollouts").iterdir())
     return {
         "bytes_per_step": stored / mask.sum().item(),
+        "seconds_per_step": 2 * once / mask.sum().item(),
         "reward_bytes_per_rollout": (folder / "rewards.parquet").stat().st_size / REWARDED,
     }
 

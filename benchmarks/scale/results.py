@@ -1,6 +1,6 @@
 """Computes memory, seconds, traffic, storage and price of runs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.scale.inputs import (
@@ -14,6 +14,7 @@ from benchmarks.scale.inputs import (
 )
 from benchmarks.scale.work import Dealt, Engine, deal, sampling_seconds, trained_rollouts
 from grpo.modalities.shared.logits import CHUNK_LOGITS, KEPT_LOGITS, num_recomputed
+from grpo.runtime.artifacts.files import HASHED_AT_ONCE
 
 ENDS = ("best", "worst")
 # Bytes per parameter: bfloat16 weights for passes, and float32 copy, gradient and two moments.
@@ -21,13 +22,13 @@ WEIGHT, COPY, GRADIENT, MOMENTS = COMPUTED_BYTES, 4, 4, 8
 REDUCED_BYTES = 4  # per gradient element in the reduction over ranks
 GATHERED_BLOCKS = 2  # the current block and the prefetched one
 STORED = WEIGHT + COPY + MOMENTS  # in a policy's directory
-LARGER_FILE = (COPY + MOMENTS) / STORED  # fraction of the optimizer file, hashed by one thread
+DVC_HASHES_AT_ONCE = 4  # files of a directory, on a host with eight processors or more
 STAGES = 4  # per round: rollout, score, train, evaluate
-SAMPLING_STAGES = 2  # stages that start vLLM
+SAMPLING_STAGES = 3  # stages that start vLLM: all but score
 WIDER_ENGINE = 4  # GPUs per engine with tensor parallelism
 BUSY = ("sampling", "scoring", "updates", "evaluation")  # parts in which GPUs compute
-GROWING = ("sampling", "scoring", "updates")  # parts proportional to rollouts per round
-LARGER = 4  # factor of rollouts and updates per round
+ONLINE = ("sampling", "scoring", "updates", "weights", "records")  # parts of an iteration
+LARGER = 4  # factor of iterations per round
 Numbers = dict[str, float]
 
 
@@ -37,8 +38,8 @@ class Case:
 
     run: Run
     model: Model
-    scored: Dealt  # log-prob passes of a round
-    updates: list[Dealt]  # training passes of a round, by update
+    scored: Dealt  # log-prob passes of an iteration
+    updates: list[Dealt]  # training passes of an iteration, by update
     measured: dict[str, Any]
     assumed: Assumed
 
@@ -85,7 +86,7 @@ def work_out(
         run, model = make_run(spec), make_model(spec, measured["blocks"][name])
         trained = trained_rollouts(run, savings["trained_share"])
         (scored,) = deal(model.flops, trained, run, parts=1, is_training=False)
-        updates = deal(model.flops, trained, run, parts=run.updates_per_round, is_training=True)
+        updates = deal(model.flops, trained, run, parts=run.updates_per_iteration, is_training=True)
         best, worst = (
             Case(
                 run=run,
@@ -112,8 +113,10 @@ def work_out(
 def _take(case: Case, arms: dict[str, Any]) -> dict[str, Any]:
     """Returns the estimates that depend on the end of the assumptions."""
     seconds = seconds_of_round(case)
+    alone = replace(case, run=replace(case.run, iterations_per_round=1))
     return {
         "seconds": seconds,
+        "seconds_of_one_iteration": seconds_of_round(alone),
         "update": seconds_of_update(case),
         "s3_seconds": case.stored_bytes / case.assumed.s3_gb_per_second / 1e9,
         "arms": price_arms(case, seconds, arms),
@@ -174,22 +177,47 @@ def limits(case: Case) -> Numbers:
 
 def seconds_of_round(case: Case) -> Numbers:
     """Returns the seconds of a round, by part."""
-    model, measured = case.model, case.measured
+    run, model, measured = case.run, case.model, case.measured
     stage = measured["stage_cpu_seconds"] + measured["files"]["dvc_repro"]
     sampler = case.assumed.engine_start_seconds + case.file_seconds(WEIGHT * model.parameters)
+    sampled = seconds_of_sampling(case, gpus=1)
     update = seconds_of_update(case)
     gathers = case.scored.waves * case.gather_seconds(COMPUTED_BYTES * model.parameters)
+    scoring = max(case.scored.slowest_flops / case.assumed.flops_per_second, gathers)
+    count, later = run.iterations_per_round, run.iterations_per_round - 1
+    # The first iteration's rollouts are sampled by a stage of their own, whose engine is fresh.
+    records = measured["rollouts"]["seconds_per_step"] * run.rollouts * run.mean_steps
     return {
-        "starts": STAGES * stage + SAMPLING_STAGES * sampler,
-        **seconds_of_sampling(case, gpus=1),
-        "scoring": max(case.scored.slowest_flops / case.assumed.flops_per_second, gathers),
-        "updates": case.run.updates_per_round * max(update.values()),
+        # The engines of train@ start if there is a second iteration.
+        "starts": STAGES * stage + (SAMPLING_STAGES - (later == 0)) * sampler,
+        "sampling": count * sampled["sampling"],
+        "scoring": count * scoring,
+        "updates": count * run.updates_per_iteration * max(update.values()),
+        "weights": later * sum(seconds_of_weights(case).values()),
+        "records": count * records,
+        "evaluation": sampled["evaluation"],
         **seconds_of_files(case),
     }
 
 
+def seconds_of_weights(case: Case) -> Numbers:
+    """Returns the seconds in which samplers get the weights of an update, by part.
+
+    All ranks gather the weights. The first of each host copies them from its GPU to a file in
+    memory, and the samplers of the host load that file at the same time.
+    """
+    size, rates = WEIGHT * case.model.parameters, case.measured["weights"]
+    to_host = size / case.assumed.host_gb_per_second / 1e9
+    return {
+        "gather": case.gather_seconds(size) + to_host,
+        "offer": rates["offer"] * size / 1e9,
+        "load": rates["load"] * size / 1e9 + to_host,
+        "wake": case.assumed.engine_wake_seconds,
+    }
+
+
 def seconds_of_sampling(case: Case, *, gpus: int) -> Numbers:
-    """Returns the seconds of sampling and judging, of a round and of an evaluation.
+    """Returns the seconds of sampling and judging, of an iteration and of an evaluation.
 
     Args:
       gpus: Number of GPUs per sampling engine.
@@ -197,7 +225,7 @@ def seconds_of_sampling(case: Case, *, gpus: int) -> Numbers:
     run, engine = case.run, case.engine(gpus)
     judge = case.measured["judge_cpu_seconds"] / run.gpus
     drawn = {
-        "sampling": (run.prompts_per_round, run.rollouts_per_group),
+        "sampling": (run.prompts_per_iteration, run.rollouts_per_group),
         "evaluation": (run.eval_prompts, run.eval_rollouts),
     }
     return {
@@ -217,14 +245,23 @@ def seconds_of_update(case: Case) -> Numbers:
 
 
 def seconds_of_files(case: Case) -> Numbers:
-    """Returns the seconds of reading, writing and hashing the policy's directory per round."""
-    policy, rates = case.stored_bytes, case.measured["files"]
-    from_gpu = policy / case.assumed.host_gb_per_second / 1e9
+    """Returns the seconds of reading, writing and hashing the policy's directory per round.
+
+    Its files have at most 4 GB, so that several are hashed at the same time.
+    """
+    run, policy, rates = case.run, case.stored_bytes, case.measured["files"]
+    store = policy / case.assumed.host_gb_per_second / 1e9 + case.file_seconds(policy)
+
+    def hashed(kind: str, at_once: int) -> float:
+        rate: float = rates[kind]
+        return max(rate * policy / 1e9 / at_once, case.file_seconds(policy))
+
     return {
-        # Counted in the first stage that reads it; the base is hashed in the first round.
-        "fingerprints": max(rates["sha256"] * policy / 1e9, case.file_seconds(policy)),
-        "load and store": from_gpu + 2 * case.file_seconds(policy),
-        "hash": max(rates["md5"] * LARGER_FILE * policy / 1e9, case.file_seconds(policy)),
+        # The stages that sample read the weights only; train@ reads the optimizer's state, too.
+        "fingerprints": hashed("sha256", HASHED_AT_ONCE),
+        "load and store": case.file_seconds(policy) + store,
+        "checkpoints": ((run.iterations_per_round - 1) // run.iterations_per_checkpoint) * store,
+        "hash": hashed("md5", DVC_HASHES_AT_ONCE),
         "copy": 2 * case.file_seconds(policy),
     }
 
@@ -239,8 +276,13 @@ def traffic_bytes(case: Case) -> Numbers:
         "all-gathers": case.waves * 2 * COMPUTED_BYTES * received,
         "reduce-scatters": case.waves * REDUCED_BYTES * received,
         "policy to ranks": hosts * case.stored_bytes,
-        "weights to samplers": SAMPLING_STAGES * hosts * WEIGHT * parameters,
-        "rollouts": run.rollouts * (run.mean_steps * stored["bytes_per_step"] + reward),
+        "weights to samplers": (SAMPLING_STAGES + run.iterations_per_round - 1)
+        * hosts
+        * WEIGHT
+        * parameters,
+        "rollouts": run.iterations_per_round
+        * run.rollouts
+        * (run.mean_steps * stored["bytes_per_step"] + reward),
         "policy": case.stored_bytes,
         "policies of all rounds": run.rounds * case.stored_bytes,
     }
@@ -256,7 +298,7 @@ def price_arms(case: Case, seconds: Numbers, arms: dict[str, Any]) -> dict[str, 
       seconds: Seconds of a round of uniform GRPO, by part.
     """
     run, assumed = case.run, case.assumed
-    prompts = run.rounds * run.prompts_per_round
+    prompts = run.rounds * run.iterations_per_round * run.prompts_per_iteration
     profile = sampling_seconds(case.engine(), run, prompts=prompts, group=1)
     whole = {"value": 1.0}
     uniform = {"sampled_steps": whole, "trained_steps": whole}
@@ -278,16 +320,18 @@ def price_arms(case: Case, seconds: Numbers, arms: dict[str, Any]) -> dict[str, 
 
 def hours_by_way(case: Case, seconds: Numbers) -> Numbers:
     """Returns the hours of all rounds, first without changes, then after each added change."""
+    wider = seconds_of_sampling(case, gpus=WIDER_ENGINE)
+    wider["sampling"] *= case.run.iterations_per_round
     changes: dict[str, tuple[Numbers, int]] = {
         "as it is": ({}, 1),
         "linked": ({"copy": 0.0}, 1),
         "larger": ({}, LARGER),
-        "wider engines": (seconds_of_sampling(case, gpus=WIDER_ENGINE), LARGER),
+        "wider engines": (wider, LARGER),
     }
     own, hours = dict(seconds), {}
     for name, (changed, larger) in changes.items():
         own |= changed
-        growing = sum(own[part] for part in GROWING)
-        of_round = sum(own.values()) + (larger - 1) * growing
+        online = sum(own.get(part, 0.0) for part in ONLINE)
+        of_round = sum(own.values()) + (larger - 1) * online
         hours[name] = case.run.rounds / larger * of_round / 3600
     return hours

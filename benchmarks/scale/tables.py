@@ -21,13 +21,16 @@ HELD = {
     "activations": "activations of a microbatch",
 }
 PARTS = {
-    "starts": "starting four stages, two with samplers",
+    "starts": "starting four stages, three with samplers",
     "sampling": "sampling and judging",
     "scoring": "scoring by the policy before its updates",
     "updates": "updates",
+    "weights": "new weights for the samplers",
+    "records": "writing and reading rollouts",
     "evaluation": "evaluation",
     "fingerprints": "fingerprint: SHA-256 of the policy",
     "load and store": "loading and storing the policy",
+    "checkpoints": "checkpoints within the round",
     "hash": "DVC hashes the policy",
     "copy": "DVC copies it to its cache",
 }
@@ -35,7 +38,7 @@ MOVED = {
     "all-gathers": "all-gathers: received by a GPU per update",
     "reduce-scatters": "reduce-scatters: sent by a GPU per update",
     "policy to ranks": "weights, copies and moments to the hosts that train",
-    "weights to samplers": "weights to the hosts that sample, evaluation too",
+    "weights to samplers": "weights to the hosts that sample: starts and iterations",
     "rollouts": "rollouts and rewards",
     "policy": "policy's directory, and the same in DVC's cache and in S3",
     "policies of all rounds": "policies of all rounds",
@@ -43,7 +46,7 @@ MOVED = {
 WAYS = {
     "as it is": "as it is",
     "linked": "`dvc config cache.type hardlink`",
-    "larger": "and four times the rollouts and updates per round, in a quarter of the rounds",
+    "larger": "and four times the iterations per round, in a quarter of the rounds",
     "wider engines": "*not there:* and samplers on four GPUs each",
 }
 Formatter = Callable[[dict[str, Any]], str]  # formats a number of one run
@@ -71,13 +74,16 @@ def recipes(inputs: dict[str, Any], runs: dict[str, Any]) -> str:
     """Returns the table of the runs."""
     rows: dict[str, Formatter] = {
         "model": lambda spec: f"{spec['model']}, {_short(spec['parameters'] / 1e9)} B parameters",
-        "prompts of a round, rollouts of each": lambda spec: (
-            f"{spec['prompts_per_round']} x {spec['rollouts_per_group']}"
+        "prompts of an iteration, rollouts of each": lambda spec: (
+            f"{spec['prompts_per_iteration']} x {spec['rollouts_per_group']}"
         ),
         "tokens of a prompt; of a rollout: mean, longest": lambda spec: (
             f"{spec['prompt_tokens']}; {spec['mean_steps']}, {spec['max_steps']}"
         ),
-        "updates of a round, rounds": lambda spec: f"{spec['updates_per_round']}, {spec['rounds']}",
+        "updates of an iteration, iterations of a round, rounds": lambda spec: (
+            f"{spec['updates_per_iteration']}, {spec['iterations_per_round']}, {spec['rounds']}"
+        ),
+        "iterations between checkpoints": lambda spec: str(spec["iterations_per_checkpoint"]),
         "`training.tokens_per_microbatch`": lambda spec: str(spec["tokens_per_microbatch"]),
         "prompts of an evaluation, rollouts of each": lambda spec: (
             f"{spec['eval_prompts']} x {spec['eval_rollouts']}"
@@ -102,7 +108,7 @@ def assumptions(inputs: dict[str, Any]) -> str:
 
 def measurements(inputs: dict[str, Any], measured: dict[str, Any]) -> str:
     """Returns the table of measurements."""
-    files, stored = measured["files"], measured["rollouts"]
+    files, stored, offered = measured["files"], measured["rollouts"], measured["weights"]
     rows = {}
     for name in inputs["runs"]:
         kept = {kind: _bytes(n) for kind, n in measured["blocks"][name]["activation_bytes"].items()}
@@ -111,6 +117,15 @@ def measurements(inputs: dict[str, Any], measured: dict[str, Any]) -> str:
     rows |= {
         "CPU s per GB of a policy: SHA-256 of fingerprints, DVC's md5, writing to a virtual disk": (
             ", ".join(_short(files[name]) for name in ("sha256", "md5", "write"))
+        ),
+        "speed of SHA-256 with two threads on two processors, against one": (
+            f"{_short(files['side_by_side'])}x"
+        ),
+        "CPU s per GB of new weights: a rank offers them in memory, a sampler loads them": (
+            f"{_short(offered['offer'])}, {_short(offered['load'])}"
+        ),
+        "CPU s per million sampled tokens: writing and reading rollouts, twice": (
+            _short(stored["seconds_per_step"] * 1e6)
         ),
         "stored rollouts, four characters per token; their rewards": (
             f"{_short(stored['bytes_per_step'])} bytes per token; "
@@ -157,15 +172,18 @@ def seconds(runs: dict[str, Any]) -> str:
     def total(run: dict[str, Any]) -> list[float]:
         return [sum(run[end]["seconds"].values()) for end in ENDS]
 
-    def share(run: dict[str, Any]) -> str:
-        busy = [sum(run[end]["seconds"][part] for part in BUSY) for end in ENDS]
-        shares = sorted(part / whole for part, whole in zip(busy, total(run)))
+    def share(kind: str, run: dict[str, Any]) -> str:
+        shares = sorted(
+            sum(run[end][kind][part] for part in BUSY) / sum(run[end][kind].values())
+            for end in ENDS
+        )
         return " to ".join(f"{each:.0%}" for each in shares)
 
     rows = _each(PARTS, lambda part, run: _span(run, "seconds", part))
     rows |= {
         "**a round**": lambda run: f"**{_range(total(run))}**",
-        "share of it in which GPUs compute": share,
+        "**share of it in which GPUs compute**": partial(share, "seconds"),
+        "with one iteration per round": partial(share, "seconds_of_one_iteration"),
         "scoring and updates in float32: times as long": _limit("float32_factor"),
     }
     return _by_run("seconds of a round", rows, runs)

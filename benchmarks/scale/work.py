@@ -1,4 +1,4 @@
-"""Work of a round: rollout lengths, FLOPs of passes per rank, and seconds of sampling."""
+"""Work of an iteration: rollout lengths, FLOPs of passes per rank, and seconds of sampling."""
 
 from dataclasses import dataclass
 
@@ -43,8 +43,8 @@ def draw_steps(count: int, *, mean: int, longest: int) -> Ints:
 
 
 def trained_rollouts(run: Run, share: float) -> Ints:
-    """Returns the trained rollouts of a round in the format of `packed_flops`."""
-    groups = round(share * run.prompts_per_round)
+    """Returns the trained rollouts of an iteration in the format of `packed_flops`."""
+    groups = round(share * run.prompts_per_iteration)
     count = groups * run.rollouts_per_group
     steps = draw_steps(count, mean=run.mean_steps, longest=run.max_steps)
     prompt = np.repeat(np.arange(groups), run.rollouts_per_group)
