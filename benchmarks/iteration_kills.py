@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from grpo.runtime.artifacts.files import write_json
 
 OUT = RESULTS / "iteration_kills.json"
 ITERATIONS = 8
+SETTLE_SECONDS = 30.0  # after which processes below a killed stage must have ended
 ROUND = "uniform-1"
 EXECUTORS = {"local": 1, "processes": 2, "ray": 2}
 OUTPUTS = (f"artifacts/policies/{ROUND}", f"artifacts/training/{ROUND}")
@@ -99,14 +101,15 @@ def kill_often(workspace: Path, executor: str, staleness: int, kills: int) -> di
     whole = time.monotonic() - start
     expected = outputs(workspace)
     choose = random.Random(f"{executor} {staleness}")
-    same = orphans = workers_killed = 0
+    same = workers_killed = 0
+    orphans = Counter[str]()
     seconds = []
     for number in range(kills):
         clear(workspace)
         of_worker = executor != "local" and number % 2 == 1
         is_worker, left = kill_once(workspace, choose.uniform(0.0, whole), choose, of_worker)
         workers_killed += is_worker
-        orphans += len(left)
+        orphans.update(left)
         start = time.monotonic()
         run_to_end(workspace)
         seconds.append(round(time.monotonic() - start, 2))
@@ -118,7 +121,7 @@ def kill_often(workspace: Path, executor: str, staleness: int, kills: int) -> di
         "kills": kills,
         "of_workers": workers_killed,
         "same_bytes": same,
-        "orphans": orphans,
+        "orphans": dict(sorted(orphans.items())),
         "seconds_without_kill": round(whole, 2),
         "seconds_of_reruns": sorted(seconds),
     }
@@ -126,11 +129,11 @@ def kill_often(workspace: Path, executor: str, staleness: int, kills: int) -> di
 
 def kill_once(
     workspace: Path, after: float, choose: random.Random, of_worker: bool
-) -> tuple[bool, list[psutil.Process]]:
+) -> tuple[bool, list[str]]:
     """Kills the stage, or a process below it, after some seconds.
 
     Returns:
-      Whether a process below the stage was hit, and what is left 10 s after the stage has ended.
+      Whether a process below the stage was hit, and the names of what runs on SETTLE_SECONDS later.
     """
     stage = start(workspace)
     time.sleep(after)
@@ -147,7 +150,18 @@ def kill_once(
         stage.send_signal(signal.SIGKILL)
         stage.wait()
         hit = False
-    return hit, psutil.wait_procs(below, timeout=10)[1]
+    deadline = time.monotonic() + SETTLE_SECONDS
+    while (left := [*filter(None, map(name_if_running, below))]) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return hit, left
+
+
+def name_if_running(process: psutil.Process) -> str:
+    """Returns a process's name; "" if it has ended, also if nobody has waited for it (zombie)."""
+    with suppress(psutil.NoSuchProcess):
+        if process.status() != psutil.STATUS_ZOMBIE:
+            return str(process.name())
+    return ""
 
 
 def is_worker(process: psutil.Process) -> bool:
