@@ -5,6 +5,7 @@ python -m benchmarks.demo 0 --recipe recipes/reasoning-smollm2.yaml    # reasoni
 """
 
 import argparse
+import json
 import os
 import platform
 import subprocess
@@ -44,7 +45,7 @@ def main() -> None:
             "runs": runs,
         },
     )
-    print(table(read_json(out)))
+    print(table(read_json(out)), times_table(read_json(out)), sep="\n\n")
 
 
 def run_seed(seed: int, recipe: Path, revision: str) -> dict[str, Any]:
@@ -54,8 +55,10 @@ def run_seed(seed: int, recipe: Path, revision: str) -> dict[str, Any]:
         (workspace / "params.yaml").write_text(params)
         seconds = time_module(workspace, "flows.reproduce")
         usage = read_usage(workspace)
+        summary = json.loads(output_of(workspace, "grpo", "summary", "--json"))
         return {
             "metrics": read_json(workspace / "artifacts" / "report" / "metrics.json"),
+            "seconds_of_arms": {name: arm["seconds"] for name, arm in summary["arms"].items()},
             "pipeline_seconds": round(seconds, 1),
             "stage_cpu_seconds": round(sum(each["cpu_seconds"] for each in usage), 1),
             "peak_bytes": max(each["peak_bytes"] for each in usage),
@@ -79,19 +82,27 @@ def time_module(workspace: Path, *module: str, **environment: str) -> float:
     PATH starts with this Python, so that stages use it. Server addresses come only from
     `environment`.
     """
+    start = time.perf_counter()
+    output_of(workspace, *module, **environment)
+    return time.perf_counter() - start
+
+
+def output_of(workspace: Path, *module: str, **environment: str) -> str:
+    """Returns what `python -m MODULE ARGUMENT...` prints on stdout; see `time_module`."""
     own = {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
         "PYTHONPATH": str(workspace),
     }
     kept = {name: value for name, value in os.environ.items() if name not in SERVERS}
-    start = time.perf_counter()
-    subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-m", *module],
         cwd=workspace,
         env={**kept, **own, **environment},
         check=True,
+        stdout=subprocess.PIPE,
+        text=True,
     )
-    return time.perf_counter() - start
+    return done.stdout
 
 
 def read_usage(workspace: Path) -> list[dict[str, Any]]:
@@ -114,6 +125,29 @@ def table(results: dict[str, Any]) -> str:
             flops = f"{row['cost']['flops'] / 1e9:.0f}" if name != "base" else ""
             scores = [_interval(row[score]) for score in others]
             rows.append([seed, name, _interval(row["mean_at_k"]), gain, *scores, flops])
+    return markdown_table(titles, rows)
+
+
+def times_table(results: dict[str, Any]) -> str:
+    """Returns the seconds of every arm, by part, and its shares of the reference's, as Markdown."""
+    parts = ("start_up", "sampling", "judging", "update", "weights", "other", "total")
+    rows: list[list[str]] = []
+    for seed, run in results["runs"].items():
+        costs = {name: arm["cost"]["flops"] for name, arm in run["metrics"]["arms"].items()}
+        reference = next(iter(costs))  # of one arm, itself
+        for each in run["metrics"]["comparisons"].values():
+            reference = each["reference"]
+        whole = run["seconds_of_arms"][reference]["total"]
+        for name, spent in run["seconds_of_arms"].items():
+            cells = [f"{spent[part]:.1f}" for part in parts]
+            shares = [
+                spent["start_up"] / spent["total"],
+                costs[name] / costs[reference],
+                spent["total"] / whole,
+            ]
+            rows.append([seed, name, *cells, *(f"{share:.0%}" for share in shares)])
+    named = [part.replace("_", " ") for part in parts]
+    titles = ["seed", "arm", *named, "start up of it", "FLOPs of the reference's", "seconds of its"]
     return markdown_table(titles, rows)
 
 

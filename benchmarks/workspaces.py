@@ -25,7 +25,7 @@ NO_RESULT = ("report", "lineage")
 CPU_SECONDS = Path(".work/cpu_seconds.json")
 PEAK_BYTES = Path(".work/peak_bytes.json")
 PART_SECONDS = Path(".work/part_seconds.json")
-SAMPLING_PARTS, JUDGING_PARTS = ("sampling", "simulation"), ("judging",)
+SAMPLING_PARTS, JUDGING_PARTS = ("sampling", "simulation", "waiting"), ("judging",)
 STATUS, CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 

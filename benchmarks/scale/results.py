@@ -211,7 +211,7 @@ def seconds_of_weights(case: Case) -> Numbers:
     return {
         "gather": case.gather_seconds(size) + to_host,
         "offer": rates["offer"] * size / 1e9,
-        "load": rates["load"] * size / 1e9 + to_host,
+        "load": rates["load"] * size / 1e9,
         "wake": case.assumed.engine_wake_seconds,
     }
 

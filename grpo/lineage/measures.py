@@ -40,7 +40,7 @@ def measures(workspace: Path, entry: StageEntry) -> list[Measure]:
             found += _curves(path)
     usage = workspace / USAGE / f"{entry.name}.json"
     if usage.exists():
-        found += _numbers(asdict(Usage(**read_json(usage))), "usage.")
+        found += _numbers(asdict(Usage(**read_json(usage))) | {"spans": []}, "usage.")
     return found
 
 

@@ -11,7 +11,7 @@ from grpo.params.parameters import BASE
 from grpo.report.comparison import Comparison, Curve
 from grpo.report.numbers import Numbers, counted_costs
 from grpo.report.reading import KINDS_IN_BUDGET, Run
-from grpo.report.seconds import ACTIVITIES, seconds_by_activity
+from grpo.report.seconds import ACTIVITIES, seconds_by_activity, timeline
 from grpo.report.signal_figures import (
     draw_advantage_mass,
     draw_group_sizes,
@@ -25,6 +25,7 @@ from grpo.report.words import flops_unit, format_flops, format_percent, format_s
 from grpo.runtime.artifacts.files import write_bytes
 from grpo.runtime.artifacts.usage import Usage
 
+SAMPLING = ("sampling", "simulation", "judging")
 LABEL_OF_KIND = {"profile": "profiling", "warmup": "warm-up", "audit": "audits"}
 
 
@@ -43,6 +44,7 @@ def draw_figures(
         panels.append(draw_flops_by_kind(run, numbers))
         if seconds:
             panels.append(draw_seconds_by_activity(run, usages))
+        panels += filter(None, [draw_timeline(run, usages)])
         return [
             *panels,
             draw_uniform_groups(run, numbers),
@@ -205,6 +207,45 @@ def draw_seconds_by_activity(run: Run, usages: Mapping[str, Usage]) -> Panel:
         title="Where the time went",
         caption="As last measured here. Start-up is imports and loading, in every stage.",
         svg=canvas.svg("seconds-by-activity", "seconds by activity for each arm"),
+    )
+
+
+def draw_timeline(run: Run, usages: Mapping[str, Usage]) -> Panel | None:
+    """Draws what samplers and trainer did when in the last round of each arm with iterations.
+
+    None if no such round was measured here.
+    """
+    rounds = [run.chain(arm)[-1] for arm in run.arms]
+    known = {
+        name: timeline(usages[f"train@{name}"])
+        for name in rounds
+        if len(run.iterations.get(name, ())) > 1 and f"train@{name}" in usages
+    }
+    rows = {
+        f"{name}, {lane}": [each for each in spans if (each.activity in SAMPLING) == is_sampling]
+        for name, spans in known.items()
+        for lane, is_sampling in (("samplers", True), ("trainer", False))
+    }
+    if not any(rows.values()):
+        return None
+    canvas = Canvas([0.4 * len(rows) + 1.2], share_x=False)
+    for kind in ACTIVITIES:
+        for row, spans in enumerate(rows.values()):
+            bars = [(each.start, each.end - each.start) for each in spans if each.activity == kind]
+            canvas.axes.broken_barh(bars, (row - 0.35, 0.7), color=KIND_COLORS[kind])
+        if any(each.activity == kind for spans in rows.values() for each in spans):
+            canvas.axes.barh(0, 0, color=KIND_COLORS[kind], label=LABEL_OF_KIND.get(kind, kind))
+    canvas.axes.set_yticks(range(len(rows)), list(rows))
+    canvas.axes.invert_yaxis()
+    canvas.axes.set_xlabel("seconds since the stage had started up")
+    canvas.legend(canvas.axes, columns=3)
+    return Panel(
+        title="Timeline of a round",
+        caption=(
+            "train@ of the last round of each arm, as last measured here. With staleness 1 and "
+            "workers, samplers and trainer work at the same time."
+        ),
+        svg=canvas.svg("timeline", "what samplers and trainer did when, by round"),
     )
 
 

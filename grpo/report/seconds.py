@@ -1,6 +1,7 @@
 """Seconds measured on this machine, which the page shows and tracked files leave out."""
 
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from grpo.params.parameters import Parameters
 from grpo.report.comparison import Curve
@@ -8,9 +9,11 @@ from grpo.report.reading import Run
 from grpo.runtime.artifacts.usage import Usage, read_usage
 from grpo.wiring.allocation import reads_profile
 
+START_UP = ("load", "start")
+WAITING = "waiting"  # of the trainer, for samplers that work beside it
 ACTIVITY_OF_PART = {
-    "load": "start-up",
-    "start": "start-up",
+    **dict.fromkeys(START_UP, "start-up"),
+    WAITING: "sampling",
     "sampling": "sampling",
     "simulation": "simulation",
     "judging": "judging",
@@ -29,6 +32,14 @@ PARTS = (*dict.fromkeys(PART_OF_ACTIVITY.values()), "other")
 ACTIVITIES = (
     *("profile", "start-up", "sampling", "simulation", "judging", "update", "weights", "other"),
 )
+
+
+class Span(NamedTuple):
+    """A time in which a stage did one thing, in seconds."""
+
+    activity: str
+    start: float
+    end: float
 
 
 def stages_of(params: Parameters) -> list[str]:
@@ -75,6 +86,17 @@ def seconds_by_activity(run: Run, usages: Mapping[str, Usage], arm: str) -> dict
         rest = usage.seconds - sum(usage.seconds_by_part.values())
         seconds["other"] += max(0.0, rest)
     return seconds
+
+
+def timeline(usage: Usage) -> list[Span]:
+    """Returns what a stage with iterations did when, from the end of its start-up on."""
+    spans = [
+        Span(ACTIVITY_OF_PART.get(part, "other"), start, end)
+        for part, start, end in usage.spans
+        if part not in (*START_UP, WAITING)
+    ]
+    first = min((each.start for each in spans), default=0.0)
+    return [Span(each.activity, each.start - first, each.end - first) for each in spans]
 
 
 def missing_usages(run: Run, usages: Mapping[str, Usage], arm: str) -> list[str]:

@@ -206,7 +206,9 @@ def run_in_ranks(
             raise GrpoError(listener.recv_bytes().decode())
     if any(codes):
         raise WorkerError(_describe_loss(codes, listeners))
-    usage.seconds_by_part |= json.loads(listeners[0].recv_bytes())
+    parts, spans = json.loads(listeners[0].recv_bytes())
+    usage.seconds_by_part |= parts
+    usage.spans += spans
 
 
 def _run_rank(
@@ -233,7 +235,7 @@ def _run_rank(
             raise
         speaker.send_bytes(brief(error).encode())
         sys.exit(EXIT_LOST_OTHERS)
-    speaker.send_bytes(json.dumps(usage.seconds_by_part).encode())
+    speaker.send_bytes(json.dumps([usage.seconds_by_part, usage.spans]).encode())
 
 
 def _wait_for_exit_codes(processes: Sequence[ForkProcess]) -> list[int]:

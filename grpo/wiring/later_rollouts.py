@@ -73,8 +73,8 @@ class _OnlineRollouts:
         if self.sampler is None:
             return self._wait
         if self.trainer.training.staleness and not isinstance(self.sampler.executor, Local):
-            unseen = Usage()  # the seconds are those of the updates at the same time
-            self._started = self.sampler.thread.submit(self._make, index, history, place, unseen)
+            beside = self.usage.beside()  # the seconds are those of the updates at the same time
+            self._started = self.sampler.thread.submit(self._make, index, history, place, beside)
         else:
             self._make(index, history, place, self.usage)
             self.sampler.executor.rest()  # the update needs the memory
@@ -82,7 +82,7 @@ class _OnlineRollouts:
 
     def _wait(self) -> None:
         if self._started is not None:
-            with self.usage.part("sampling"):
+            with self.usage.part("waiting"):
                 self._started.result()
         self._started = None
         all_agree(True)  # the other ranks read what the first one has stored

@@ -13,7 +13,9 @@ import torch
 
 from grpo.modalities.shared.directories import read_state
 from grpo.params.parameters import read_params
+from grpo.report.seconds import timeline
 from grpo.runtime.artifacts.files import read_json
+from grpo.runtime.artifacts.usage import USAGE, Usage
 from grpo.sampling.rollouts import read_batch
 from grpo.types import Cost
 from grpo.wiring.policies import draws_of_round, load_policy
@@ -146,9 +148,16 @@ def test_staleness_is_the_number_of_iterations_between_sampling_and_training(
 def test_workers_that_receive_weights_in_memory_write_the_bytes_of_one_process(
     made: tuple[Path, int], tmp_path: Path, executor: str
 ):
-    workspace, _ = made
+    workspace, staleness = made
     other = copy_for_stages(workspace, tmp_path / "other")
     assert train_under(other, executor) == trained(workspace)
+    spans = timeline(Usage(**read_json(other / USAGE / f"train@{NAME}.json")))
+    updates = [each for each in spans if each.activity == "update"]
+    samples = [each for each in spans if each.activity == "sampling"]
+    assert len(updates) == ITERATIONS
+    assert len(samples) == ITERATIONS - 1
+    overlap = [(u, s) for u in updates for s in samples if u.start < s.end and s.start < u.end]
+    assert bool(overlap) == bool(staleness)
 
 
 @pytest.mark.parametrize("executor", ["local 1", "processes 2"])

@@ -19,6 +19,7 @@ from grpo.runtime.artifacts.files import read_json, write_json
 from grpo.runtime.fork_client import main_process
 
 USAGE = Path(".runs")
+ORIGIN = time.perf_counter()  # of spans
 
 
 @dataclass(kw_only=True)
@@ -26,6 +27,8 @@ class Usage:
     """Usage of a stage, including its start-up; excludes killed attempts."""
 
     seconds_by_part: dict[str, float] = field(default_factory=dict)
+    # Part, start and end of every block, in seconds since the process that measures has started.
+    spans: list[tuple[str, float, float]] = field(default_factory=list)
     cpu_seconds: float = 0.0
     seconds: float = 0.0
     peak_bytes: int = 0
@@ -37,8 +40,13 @@ class Usage:
         try:
             yield
         finally:
-            passed = time.perf_counter() - start
-            self.seconds_by_part[name] = self.seconds_by_part.get(name, 0.0) + passed
+            end = time.perf_counter()
+            self.seconds_by_part[name] = self.seconds_by_part.get(name, 0.0) + end - start
+            self.spans.append((name, round(start - ORIGIN, 3), round(end - ORIGIN, 3)))
+
+    def beside(self) -> "Usage":
+        """Returns a usage for work at the same time as this one: only its spans are kept."""
+        return Usage(spans=self.spans)
 
     def move(self, source: str, seconds_by_part: Mapping[str, float]) -> None:
         """Moves seconds from part `source` to other parts."""
