@@ -217,10 +217,11 @@ def test_changes_of_a_run_add_up(model: inputs.Model):
     """10 rounds of 60 + 10 + 20 + 5 + 6 + 4 s; a quarter of them, of four times the first three."""
     whole = {"sampling": 60.0, "scoring": 10.0, "updates": 20.0, "evaluation": 5.0}
     on_four = case(model, run=replace(RUN, gpus=4))
-    hours = results.hours_by_way(on_four, {**whole, "copy": 6.0, "fingerprints": 4.0})
-    assert hours["as it is"] == pytest.approx(10 * 105 / 3600)
-    assert hours["linked"] == pytest.approx(10 * 99 / 3600)
-    assert hours["larger"] == pytest.approx(2.5 * (4 * 90 + 9) / 3600)
+    ways = results.work_out_ways(on_four, {**whole, "copy": 6.0, "fingerprints": 4.0})
+    assert ways["as it is"] == pytest.approx({"hours": 10 * 105 / 3600, "share": 95 / 105})
+    assert ways["linked"] == pytest.approx({"hours": 10 * 99 / 3600, "share": 95 / 99})
+    larger = 4 * 90 + 9
+    assert ways["larger"] == pytest.approx({"hours": 2.5 * larger / 3600, "share": 365 / larger})
 
 
 def test_what_does_not_fit_is_refused(model: inputs.Model):

@@ -80,6 +80,7 @@ class Assumed:
     engine_memory_share: float
     engine_workspace_gb: float
     engine_start_seconds: float
+    engine_compile_seconds: float
     engine_wake_seconds: float
     free_share: float
     files_gb_per_second: float

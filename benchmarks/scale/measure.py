@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 
@@ -206,11 +207,11 @@ def measure_rollouts(folder: Path) -> dict[str, float]:
     every rank: `seconds_per_step` is of twice that. The texts are pages of this repository.
     """
     pages = "\n".join(path.read_text() for path in sorted((ROOT / "docs").rglob("*.md")))
-    length = STEPS * CHARACTERS_PER_STEP
-    prompts = len(pages) // length // GROUP
-    count = prompts * GROUP
+    length, count = STEPS * CHARACTERS_PER_STEP, REWARDED
+    prompts = count // GROUP
+    starts = np.random.default_rng(0).integers(len(pages) - length, size=count).tolist()
     table = _numbered(count).assign(
-        text=[pages[index * length : (index + 1) * length] for index in range(count)],
+        text=[pages[start : start + length] for start in starts],
         steps=STEPS,
         is_finished=True,
     )

@@ -120,7 +120,7 @@ def _take(case: Case, arms: dict[str, Any]) -> dict[str, Any]:
         "update": seconds_of_update(case),
         "s3_seconds": case.stored_bytes / case.assumed.s3_gb_per_second / 1e9,
         "arms": price_arms(case, seconds, arms),
-        "hours": hours_by_way(case, seconds),
+        "ways": work_out_ways(case, seconds),
     }
 
 
@@ -308,7 +308,8 @@ def price_arms(case: Case, seconds: Numbers, arms: dict[str, Any]) -> dict[str, 
         learning = seconds["scoring"] + seconds["updates"]
         own = sum(seconds.values()) - (1 - trained / sampled) * learning
         rounds = round(run.rounds * sampled)
-        hours = (rounds * own + profile + assumed.engine_start_seconds) / 3600
+        once = assumed.engine_start_seconds + assumed.engine_compile_seconds
+        hours = (rounds * own + profile + once) / 3600
         prices[name] = {
             "rounds": rounds,
             "hours": hours,
@@ -318,8 +319,8 @@ def price_arms(case: Case, seconds: Numbers, arms: dict[str, Any]) -> dict[str, 
     return prices
 
 
-def hours_by_way(case: Case, seconds: Numbers) -> Numbers:
-    """Returns the hours of all rounds, first without changes, then after each added change."""
+def work_out_ways(case: Case, seconds: Numbers) -> dict[str, Numbers]:
+    """Returns hours of all rounds and the share of it in which GPUs compute, by added change."""
     wider = seconds_of_sampling(case, gpus=WIDER_ENGINE)
     wider["sampling"] *= case.run.iterations_per_round
     changes: dict[str, tuple[Numbers, int]] = {
@@ -328,10 +329,13 @@ def hours_by_way(case: Case, seconds: Numbers) -> Numbers:
         "larger": ({}, LARGER),
         "wider engines": (wider, LARGER),
     }
-    own, hours = dict(seconds), {}
+    own, found = dict(seconds), {}
     for name, (changed, larger) in changes.items():
         own |= changed
         online = sum(own.get(part, 0.0) for part in ONLINE)
         of_round = sum(own.values()) + (larger - 1) * online
-        hours[name] = case.run.rounds / larger * of_round / 3600
-    return hours
+        busy = sum(own.get(part, 0.0) for part in BUSY)
+        busy += (larger - 1) * sum(own.get(part, 0.0) for part in BUSY if part in ONLINE)
+        hours = case.run.rounds / larger * of_round / 3600
+        found[name] = {"hours": hours, "share": busy / of_round}
+    return found

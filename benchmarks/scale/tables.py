@@ -177,7 +177,7 @@ def seconds(runs: dict[str, Any]) -> str:
             sum(run[end][kind][part] for part in BUSY) / sum(run[end][kind].values())
             for end in ENDS
         )
-        return " to ".join(f"{each:.0%}" for each in shares)
+        return _percents([{"share": each} for each in shares])
 
     rows = _each(PARTS, lambda part, run: _span(run, "seconds", part))
     rows |= {
@@ -221,8 +221,18 @@ def prices(runs: dict[str, Any], savings: dict[str, Any]) -> str:
 
 def ways(runs: dict[str, Any]) -> str:
     """Returns the table of changes that would shorten a run, applied one after another."""
-    rows = _each(WAYS, lambda way, run: _span(run, "hours", way))
-    return _by_run("hours of the uniform run's rounds", rows, runs)
+
+    def formatted(way: str, run: dict[str, Any]) -> str:
+        found = [run[end]["ways"][way] for end in ENDS]
+        return f"{_range([each['hours'] for each in found])} h, {_percents(found)}"
+
+    return _by_run("the uniform run's rounds", _each(WAYS, formatted), runs)
+
+
+def _percents(found: Sequence[dict[str, float]]) -> str:
+    """Returns the range of the shares in which GPUs compute."""
+    low, high = sorted(f"{each['share']:.0%}" for each in found)
+    return low if low == high else f"{low} to {high}"
 
 
 def _limit(name: str) -> Formatter:

@@ -1,6 +1,6 @@
 """The list of all figures of the page; figures of reward by cost and of cost by kind of work."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -11,7 +11,7 @@ from grpo.params.parameters import BASE
 from grpo.report.comparison import Comparison, Curve
 from grpo.report.numbers import Numbers, counted_costs
 from grpo.report.reading import KINDS_IN_BUDGET, Run
-from grpo.report.seconds import ACTIVITIES, seconds_by_activity, timeline
+from grpo.report.seconds import ACTIVITIES, Span, seconds_by_activity, timeline
 from grpo.report.signal_figures import (
     draw_advantage_mass,
     draw_group_sizes,
@@ -221,13 +221,25 @@ def draw_timeline(run: Run, usages: Mapping[str, Usage]) -> Panel | None:
         for name in rounds
         if len(run.iterations.get(name, ())) > 1 and f"train@{name}" in usages
     }
+    if not any(known.values()):
+        return None
+    return Panel(
+        title="Timeline of a round",
+        caption=(
+            "train@ of the last round of each arm, as last measured here. With staleness 1 and "
+            "workers, samplers and trainer work at the same time."
+        ),
+        svg=draw_spans(known).svg("timeline", "what samplers and trainer did when, by round"),
+    )
+
+
+def draw_spans(spans_by_name: Mapping[str, Sequence[Span]]) -> Canvas:
+    """Draws timelines, each with a lane for samplers and one for the trainer."""
     rows = {
         f"{name}, {lane}": [each for each in spans if (each.activity in SAMPLING) == is_sampling]
-        for name, spans in known.items()
+        for name, spans in spans_by_name.items()
         for lane, is_sampling in (("samplers", True), ("trainer", False))
     }
-    if not any(rows.values()):
-        return None
     canvas = Canvas([0.4 * len(rows) + 1.2], share_x=False)
     for kind in ACTIVITIES:
         for row, spans in enumerate(rows.values()):
@@ -239,14 +251,7 @@ def draw_timeline(run: Run, usages: Mapping[str, Usage]) -> Panel | None:
     canvas.axes.invert_yaxis()
     canvas.axes.set_xlabel("seconds since the stage had started up")
     canvas.legend(canvas.axes, columns=3)
-    return Panel(
-        title="Timeline of a round",
-        caption=(
-            "train@ of the last round of each arm, as last measured here. With staleness 1 and "
-            "workers, samplers and trainer work at the same time."
-        ),
-        svg=canvas.svg("timeline", "what samplers and trainer did when, by round"),
-    )
+    return canvas
 
 
 def _stack_bars(
