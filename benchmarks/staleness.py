@@ -79,7 +79,7 @@ def run_once(workspace: Path, executor: str, staleness: int) -> dict[str, Any]:
     inputs = ["artifacts/data/judge.json", "artifacts/policies/base", "artifacts/policies/base"]
     inputs += ["artifacts/prompts/train.parquet", "artifacts/curricula/uniform.parquet"]
     inputs += [f"artifacts/rollouts/{ROUND}", f"artifacts/rewards/{ROUND}.parquet"]
-    time_module(workspace, "stages.train", *inputs, *outputs)
+    time_module(workspace, "stages.train", *inputs, *outputs, DVC_STAGE=f"train@{ROUND}")
     spans = timeline(Usage(**read_json(workspace / USAGE / f"train@{ROUND}.json")))
     busy = {
         name: sum(each.end - each.start for each in spans if each.activity in activities)
