@@ -249,7 +249,7 @@ def draw_spans(spans_by_name: Mapping[str, Sequence[Span]]) -> Canvas:
             canvas.axes.barh(0, 0, color=KIND_COLORS[kind], label=LABEL_OF_KIND.get(kind, kind))
     canvas.axes.set_yticks(range(len(rows)), list(rows))
     canvas.axes.invert_yaxis()
-    canvas.axes.set_xlabel("seconds since the stage had started up")
+    canvas.axes.set_xlabel("seconds after start-up")
     canvas.legend(canvas.axes, columns=3)
     return canvas
 
