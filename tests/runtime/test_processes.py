@@ -87,7 +87,10 @@ def test_every_worker_rests_when_told_and_goes_on(tmp_path: Path, workers: int):
         if workers:
             executor = stack.enter_context(pool(tmp_path, workers=workers))
             executor.rest()  # none has started
-        assert squares(tmp_path, executor) == EXPECTED
+        # With two workers, one waits until the other has done the last job: both are at work.
+        last = tmp_path / "out" / "job-5"
+        what = {0: f"waits {last}"} if workers == 2 else {}
+        assert squares(tmp_path, executor, what) == EXPECTED
         executor.rest()
         rested = marked(tmp_path / "rested")
         assert len(set(rested)) == len(rested) == max(workers, 1)

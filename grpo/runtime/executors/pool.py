@@ -88,7 +88,10 @@ class Pool(Executor):
         self._weights = weights
 
     def rest(self) -> None:
-        """Frees the device memory of all workers, and waits for them."""
+        """Frees the device memory of all workers, and waits for them.
+
+        A worker that is still starting has loaded no policy.
+        """
         for slot in self._idle():
             self._pending[self._workers[slot].ask(REST)] = Request(slot, None)
         while self._pending:
