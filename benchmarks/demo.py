@@ -129,7 +129,7 @@ def table(results: dict[str, Any]) -> str:
 
 
 def times_table(results: dict[str, Any]) -> str:
-    """Returns the seconds of every arm, by part, and its shares of the reference's, as Markdown."""
+    """Returns each arm's seconds by part, and FLOPs and seconds relative to the reference arm."""
     parts = ("start_up", "sampling", "judging", "update", "weights", "other", "total")
     rows: list[list[str]] = []
     for seed, run in results["runs"].items():
@@ -147,7 +147,7 @@ def times_table(results: dict[str, Any]) -> str:
             ]
             rows.append([seed, name, *cells, *(f"{share:.0%}" for share in shares)])
     named = [part.replace("_", " ") for part in parts]
-    titles = ["seed", "arm", *named, "start up of it", "FLOPs of the reference's", "seconds of its"]
+    titles = ["seed", "arm", *named, "start-up share", "FLOPs / reference", "seconds / reference"]
     return markdown_table(titles, rows)
 
 

@@ -173,11 +173,8 @@ def seconds(runs: dict[str, Any]) -> str:
         return [sum(run[end]["seconds"].values()) for end in ENDS]
 
     def share(kind: str, run: dict[str, Any]) -> str:
-        shares = sorted(
-            sum(run[end][kind][part] for part in BUSY) / sum(run[end][kind].values())
-            for end in ENDS
-        )
-        return _percents([{"share": each} for each in shares])
+        ends = [run[end][kind] for end in ENDS]
+        return _percents([sum(each[part] for part in BUSY) / sum(each.values()) for each in ends])
 
     rows = _each(PARTS, lambda part, run: _span(run, "seconds", part))
     rows |= {
@@ -224,14 +221,15 @@ def ways(runs: dict[str, Any]) -> str:
 
     def formatted(way: str, run: dict[str, Any]) -> str:
         found = [run[end]["ways"][way] for end in ENDS]
-        return f"{_range([each['hours'] for each in found])} h, {_percents(found)}"
+        hours, shares = ([each[name] for each in found] for name in ("hours", "share"))
+        return f"{_range(hours)} h, {_percents(shares)}"
 
     return _by_run("the uniform run's rounds", _each(WAYS, formatted), runs)
 
 
-def _percents(found: Sequence[dict[str, float]]) -> str:
-    """Returns the range of the shares in which GPUs compute."""
-    low, high = sorted(f"{each['share']:.0%}" for each in found)
+def _percents(shares: Sequence[float]) -> str:
+    """Returns both ends of a range of shares; one if they are equal after rounding."""
+    low, high = (f"{each:.0%}" for each in sorted(shares))
     return low if low == high else f"{low} to {high}"
 
 

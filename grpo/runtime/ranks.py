@@ -333,12 +333,7 @@ def gather_to_first(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def gather_to_hosts(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Returns the full tensors on CPU on the first rank of each host, else an empty dict."""
-    return _gather(tensors, keeps=is_first_of_host())
-
-
-def is_first_of_host() -> bool:
-    """Returns whether this is the first rank of its host."""
-    return num_ranks() == 1 or os.environ["LOCAL_RANK"] == "0"
+    return _gather(tensors, keeps=num_ranks() == 1 or os.environ["LOCAL_RANK"] == "0")
 
 
 def _gather(tensors: dict[str, Tensor], *, keeps: bool) -> dict[str, Tensor]:
