@@ -75,7 +75,7 @@ class Policy(ABC, Generic[TrajectoryT]):
         """
         copy_weights(self.model, path)
 
-    def rest(self) -> None:
+    def sleep(self) -> None:
         """Frees device memory that only sampling needs, until `load_weights` is called."""
 
     def replayed(self, trajectory: TrajectoryT) -> TrajectoryT:

@@ -77,7 +77,7 @@ class _OnlineRollouts:
             self._started = self.sampler.thread.submit(self._make, index, history, place, beside)
         else:
             self._make(index, history, place, self.usage)
-            self.sampler.executor.rest()  # the update needs the memory
+            self.sampler.executor.sleep()  # the update needs the memory
         return self._wait
 
     def _wait(self) -> None:

@@ -62,7 +62,7 @@ def sampling_work(setup: SamplingSetup, trained: Policy[Any] | None = None) -> W
         rule = build_reward(setup.params, DATA)
         is_shaped = setup.purpose != "evaluation"
         skills["judge"] = judging_skill(rule if is_shaped else without_shaping(rule), tasks)
-    return Work(skills, sampler.seconds, sampler.load_weights, sampler.rest)
+    return Work(skills, sampler.seconds, sampler.load_weights, sampler.sleep)
 
 
 class _Sampler:
@@ -101,10 +101,10 @@ class _Sampler:
         if self.policy is not self._trained:
             self.policy.load_weights(path)
 
-    def rest(self) -> None:
+    def sleep(self) -> None:
         """Frees the device memory of a policy of its own, if one is loaded."""
         if "policy" in vars(self) and self.policy is not self._trained:
-            self.policy.rest()
+            self.policy.sleep()
 
     def source(self) -> object:
         """Returns where the weights come from: the policy's directory, or the stage train."""

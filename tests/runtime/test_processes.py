@@ -81,30 +81,30 @@ def test_every_job_has_the_latest_weights_also_if_its_worker_is_lost(tmp_path: P
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
-def test_every_worker_rests_when_told_and_goes_on(tmp_path: Path, workers: int):
+def test_every_worker_sleeps_when_told_and_goes_on(tmp_path: Path, workers: int):
     with ExitStack() as stack:
         executor: Executor = Local(make(setup_of(tmp_path)))
         if workers:
             executor = stack.enter_context(pool(tmp_path, workers=workers))
-            executor.rest()  # none has started
+            executor.sleep()  # none has started
         # With two workers, one waits until the other has done the last job: both are at work.
         last = tmp_path / "out" / "job-5"
         what = {0: f"waits {last}"} if workers == 2 else {}
         assert squares(tmp_path, executor, what) == EXPECTED
-        executor.rest()
-        rested = marked(tmp_path / "rested")
-        assert len(set(rested)) == len(rested) == max(workers, 1)
+        executor.sleep()
+        slept = marked(tmp_path / "slept")
+        assert len(set(slept)) == len(slept) == max(workers, 1)
         again = Job("square", {"number": 7}, tmp_path / "again")
         executor.finish([again])
         assert contents(again.out)["square.txt"] == b"49"
 
 
-def test_a_worker_that_is_lost_while_it_rests_is_replaced(tmp_path: Path):
+def test_a_worker_that_is_lost_while_it_sleeps_is_replaced(tmp_path: Path):
     with pool(tmp_path, workers=1) as executor:
         assert squares(tmp_path / "first", executor) == EXPECTED
         (lost,) = (each.pid for each in psutil.Process().children())
         os.kill(lost, signal.SIGKILL)
-        executor.rest()
+        executor.sleep()
         assert squares(tmp_path / "second", executor) == EXPECTED
 
 

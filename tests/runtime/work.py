@@ -55,12 +55,12 @@ def make(line: str) -> Work:
         misbehave(order["what"], marks)
         (out / "weights.txt").write_text(weights[0])
 
-    def rest() -> None:
-        leave_mark(marks / "rested")
+    def sleep() -> None:
+        leave_mark(marks / "slept")
 
     misbehave(setup.get("what", ""), marks)
     skills = {"square": square, "tell": tell, "weigh": weigh}
-    return Work(skills, lambda: {"load": 2.0}, load_weights, rest)
+    return Work(skills, lambda: {"load": 2.0}, load_weights, sleep)
 
 
 def misbehave(what: str, marks: Path) -> None:

@@ -78,22 +78,22 @@ class VllmPolicy(TokenPolicy):
             enable_sleep_mode=True,
             gpu_memory_utilization=SHARE_OF_FREE_MEMORY * _free_memory(),
         )
-        self._rests = False
+        self._sleeps = False
 
     def load_weights(self, path: Path) -> None:
-        """Replaces the weights of the engine by those of a file; wakes an engine that rests."""
-        if self._rests:
+        """Replaces the weights of the engine by those of a file; wakes an engine that sleeps."""
+        if self._sleeps:
             self._engine.wake_up(tags=["weights"])
         self._engine.collective_rpc("load_file", args=(str(path),))
-        if self._rests:
+        if self._sleeps:
             self._engine.wake_up(tags=["kv_cache"])
-        self._rests = False
+        self._sleeps = False
         self._engine.reset_prefix_cache()
 
-    def rest(self) -> None:
+    def sleep(self) -> None:
         """Frees the memory of weights and cache; the engine stays, without weights."""
         self._engine.sleep(level=2)
-        self._rests = True
+        self._sleeps = True
 
     @torch.no_grad()
     def _sample(

@@ -33,7 +33,7 @@ class Work(NamedTuple):
     skills: Mapping[str, Skill]
     seconds: Callable[[], Seconds] = dict  # overhead so far, e.g. loading
     load_weights: Callable[[Path], None] | None = None  # None: no skill uses a policy
-    rest: Callable[[], None] | None = None  # frees device memory until new weights are loaded
+    sleep: Callable[[], None] | None = None  # frees device memory until new weights are loaded
 
     def do(self, job: Job) -> None:
         """Writes the job's output directory atomically."""
@@ -57,7 +57,7 @@ class Executor(ABC):
         """
 
     @abstractmethod
-    def rest(self) -> None:
+    def sleep(self) -> None:
         """Frees the device memory that policies need to sample; `load_weights` must follow."""
 
     @abstractmethod
@@ -98,10 +98,10 @@ class Local(Executor):
         if self._work.load_weights is not None:
             self._work.load_weights(weights.path)
 
-    def rest(self) -> None:
+    def sleep(self) -> None:
         """Frees the memory of this process's device."""
-        if self._work.rest is not None:
-            self._work.rest()
+        if self._work.sleep is not None:
+            self._work.sleep()
 
     def seconds(self) -> Seconds:
         """Returns the overhead of this process."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from grpo.errors import GrpoError, WorkerError, brief
 from grpo.runtime.artifacts.files import remove_left_beside
 from grpo.runtime.executors.base import Executor, Job, Seconds, Weights
-from grpo.runtime.executors.worker import REST, written
+from grpo.runtime.executors.worker import SLEEP, written
 
 TRIES = 3  # number of workers that a job may lose
 GRACE_SECONDS = 5.0  # for idle workers and their child processes to exit by themselves
@@ -42,7 +42,7 @@ class Request(NamedTuple):
     """A request that a worker has not answered yet."""
 
     slot: int
-    job: Job | None  # None: the setup line of a starting worker, or the line REST
+    job: Job | None  # None: the setup line of a starting worker, or the line SLEEP
 
 
 class Pool(Executor):
@@ -87,13 +87,13 @@ class Pool(Executor):
         """Makes all later jobs use these weights; a worker loads them with its next job."""
         self._weights = weights
 
-    def rest(self) -> None:
+    def sleep(self) -> None:
         """Frees the device memory of all workers, and waits for them.
 
         A worker that is still starting has loaded no policy.
         """
         for slot in self._idle():
-            self._pending[self._workers[slot].ask(REST)] = Request(slot, None)
+            self._pending[self._workers[slot].ask(SLEEP)] = Request(slot, None)
         while self._pending:
             for future in self._await_answers():
                 self._settle(future, *self._pending.pop(future))

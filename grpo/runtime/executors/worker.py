@@ -18,7 +18,7 @@ from grpo.runtime.memory import MemoryFile
 from grpo.runtime.process import die_with_parent, freezing_imports
 
 PARENT = os.getppid()
-REST = "rest"  # the line that makes a worker free its device's memory
+SLEEP = "sleep"  # the line that makes a worker free its device's memory
 
 
 class Worker:
@@ -53,9 +53,9 @@ class Worker:
                 found = importlib.import_module(module)
             self._work = getattr(found, name)(line)
             return
-        if line.strip() == REST:
-            if self._work.rest is not None:
-                self._work.rest()
+        if line.strip() == SLEEP:
+            if self._work.sleep is not None:
+                self._work.sleep()
             return
         skill, order, out, version, paths = json.loads(line)
         if version != self._version:
