@@ -6,7 +6,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
+import pytest
+
 ROOT = Path(__file__).parents[2]
+HELD = """\
+import sys
+from grpo.runtime.executors.ray_cluster import connected
+
+with connected(processors=1, gpus=0):
+    print("connected", flush=True)
+    sys.stdin.read()
+"""
 STAGE = """\
 from grpo.runtime.executors.ray_cluster import connected
 from stages.entry import run
@@ -32,3 +43,21 @@ def test_nobody_at_the_clusters_address_is_one_line(tmp_path: Path):
         )
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert done.stderr.startswith(f"RAY_ADDRESS {address}: no Ray cluster answers there, ")
+
+
+@pytest.mark.long
+def test_no_process_of_a_local_cluster_outlives_a_killed_stage(tmp_path: Path):
+    with subprocess.Popen(
+        [sys.executable, "-c", HELD],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as stage:
+        assert stage.stdout is not None
+        assert stage.stdout.readline() == b"connected\n"
+        below = psutil.Process(stage.pid).children(recursive=True)
+        stage.kill()
+    assert len(below) > 3
+    _, alive = psutil.wait_procs(below, timeout=10)
+    assert [each for each in alive if each.status() != psutil.STATUS_ZOMBIE] == []

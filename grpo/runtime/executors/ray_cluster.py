@@ -7,6 +7,8 @@ import logging
 import os
 import secrets
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
@@ -19,6 +21,7 @@ from numpy.typing import NDArray
 
 from grpo.errors import MissingExtraError, WorkerError, brief
 from grpo.runtime.artifacts.files import temporary_beside
+from grpo.runtime.executors import ray_guard
 from grpo.runtime.executors.base import Weights
 from grpo.runtime.executors.pool import Handle, Pool
 from grpo.runtime.executors.worker import Worker
@@ -108,11 +111,27 @@ def _started(**options: Any) -> Iterator[None]:
                     )
                 finally:
                     servers = set(psutil.Process().children()) - before
-            yield
+            with _guarded([*servers, *_descendants(servers)]):
+                yield
         finally:
             processes = [*servers, *_descendants(servers)]
             ray.shutdown()
             _end(processes)
+
+
+@contextmanager
+def _guarded(processes: list[psutil.Process]) -> Iterator[None]:
+    """Kills processes if this one ends within the block."""
+    named = [f"{each.pid}:{each.create_time()}" for each in processes if each.is_running()]
+    with subprocess.Popen(
+        [sys.executable, "-E", ray_guard.__file__, *named],
+        stdin=subprocess.PIPE,
+        start_new_session=True,  # a signal of the terminal ends the stage, and then the guard
+    ) as guard:
+        try:
+            yield
+        finally:
+            guard.kill()
 
 
 def _end(processes: list[psutil.Process]) -> None:
