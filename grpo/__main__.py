@@ -99,6 +99,13 @@ def _parser() -> argparse.ArgumentParser:
     summary = commands.add_parser("summary", help="print reward, cost and time of each arm")
     summary.add_argument("--json", action="store_true", help="for programs, with all numbers")
     summary.set_defaults(run=_summary)
+    left_out = commands.add_parser(
+        "left-out", help="measure the signal of prompts that a round did not train on"
+    )
+    left_out.add_argument("round", metavar="ROUND")
+    left_out.add_argument("--prompts", type=int, default=64, help="drawn of each kind")
+    left_out.add_argument("--seed", type=int, default=0)
+    left_out.set_defaults(run=_left_out)
     upload = commands.add_parser("upload", help="store a model's or a policy's directory in S3")
     upload.add_argument("directory", type=Path)
     upload.add_argument("uri", metavar="s3://BUCKET/PREFIX")
@@ -238,6 +245,15 @@ def _summary(arguments: argparse.Namespace) -> int:
     print(say(banners, is_colored=is_colored), end="")  # first: the results may be missing
     print(say(find_empty_results(ARTIFACTS, ran.params), is_colored=is_colored), end="")
     print(summarize(ARTIFACTS, ran.params))
+    return 0
+
+
+def _left_out(arguments: argparse.Namespace) -> int:
+    from grpo.advice.left_out import compare_left_out
+    from grpo.params.parameters import read_params
+
+    chosen = {"prompts": arguments.prompts, "seed": arguments.seed}
+    print(compare_left_out(ARTIFACTS, read_params(), arguments.round, **chosen))
     return 0
 
 

@@ -365,9 +365,10 @@ def test_the_tables_of_scale_follow_from_the_committed_measurements():
         assert each in page
 
 
-def test_the_output_on_the_page_of_advice_is_the_committed_file():
-    output = (RESULTS / "advice.txt").read_text()
-    assert f"```text\n{output}```" in (DOCS / "advice.md").read_text()
+@pytest.mark.parametrize(("output", "page"), [("advice", "advice"), ("left_out", "audits")])
+def test_printed_outputs_on_pages_are_the_committed_files(output: str, page: str):
+    printed = (RESULTS / f"{output}.txt").read_text()
+    assert f"```text\n{printed}```" in (DOCS / f"{page}.md").read_text()
 
 
 def test_the_tables_of_profiles_are_those_of_the_committed_files():
