@@ -1,20 +1,22 @@
 """Updates the policy on a round's first rollouts, then samples, judges and updates further."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from grpo.errors import DivergedError
-from grpo.params.parameters import read_params
+from grpo.params.parameters import Parameters, read_params
 from grpo.runtime.artifacts.divergence import curves_kept
 from grpo.runtime.artifacts.files import WORK, Scratch
 from grpo.runtime.artifacts.usage import Usage
 from grpo.runtime.machine import prepare_machine
 from grpo.runtime.ranks import all_agree, process_group, run_in_ranks, this_rank
-from grpo.schema import DATA
 from grpo.wiring.iterations import RoundInputs, RoundState, Trainer, load_trainer
 from grpo.wiring.rounds import StartLater, save_round, train_round
 from stages.entry import run, scratch_of
 from stages.progress import shown, warn
+
+OpenLater = Callable[[Trainer], AbstractContextManager[StartLater | None]]
 
 
 def main(
@@ -45,8 +47,9 @@ def main(
         prepare_machine(params.machine)
         with process_group(ranks, params.machine.device, store=store):
             with usage.part("load"):
+                open_later = _prepare_later(params, name, inputs, scratch, usage)
                 trainer = load_trainer(params, name, inputs)
-            state = _train(trainer, inputs, scratch, usage)
+            state = _train(trainer, inputs, scratch, usage, open_later)
             with usage.part("save"):
                 save_round(trainer, state, scratch, policy_out=policy_out, out=training_out)
             if this_rank() == 0:
@@ -55,13 +58,15 @@ def main(
     run_in_ranks(ranks, work, usage, store=store)
 
 
-def _train(trainer: Trainer, inputs: RoundInputs, scratch: Scratch, usage: Usage) -> RoundState:
+def _train(
+    trainer: Trainer, inputs: RoundInputs, scratch: Scratch, usage: Usage, open_later: OpenLater
+) -> RoundState:
     """Trains the round; the first rank shows progress and writes curves and warnings."""
     name, is_first = trainer.name, this_rank() == 0
     try:
         with (
             curves_kept(f"train@{name}", writes=is_first),
-            _later_rollouts(trainer, inputs, scratch, usage) as start_later,
+            open_later(trainer) as start_later,
             shown(f"train {name}", is_seen=is_first) as progress,
         ):
             state = train_round(
@@ -80,18 +85,22 @@ def _train(trainer: Trainer, inputs: RoundInputs, scratch: Scratch, usage: Usage
     return state
 
 
-def _later_rollouts(
-    trainer: Trainer, inputs: RoundInputs, scratch: Scratch, usage: Usage
-) -> AbstractContextManager[StartLater | None]:
-    """Opens the samplers of the iterations after the first, if there are any."""
-    if trainer.training.iterations_per_round == 1:
-        return nullcontext()
-    # Imported here: a round of one iteration needs neither samplers nor judges.
-    from grpo.params.manifests import require_described
-    from grpo.wiring.later_rollouts import open_later_rollouts
+def _prepare_later(
+    params: Parameters, name: str, inputs: RoundInputs, scratch: Scratch, usage: Usage
+) -> OpenLater:
+    """Returns what opens the samplers of the iterations after the first, if there are any.
 
-    require_described(inputs.judge, trainer.params, DATA, "judge")
-    return open_later_rollouts(trainer, inputs, scratch=scratch, usage=usage, warn=warn)
+    The judge is loaded here: its process is a fork, which would keep a copy of a loaded policy.
+    """
+    if params.find_arm(params.find_round(name).arm).training.iterations_per_round == 1:
+        return lambda trainer: nullcontext()
+    # Imported here: a round of one iteration needs neither samplers nor judges.
+    from grpo.wiring.later_rollouts import build_later_reward, open_later_rollouts
+
+    rule = build_later_reward(params, inputs)
+    return lambda trainer: open_later_rollouts(
+        trainer, inputs, rule=rule, scratch=scratch, usage=usage, warn=warn
+    )
 
 
 if __name__ == "__main__":

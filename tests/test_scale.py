@@ -1,6 +1,5 @@
 """The estimates of docs/scale.md against real models, directories and closed forms."""
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from grpo.modalities.shared.directories import (
 from grpo.modalities.shared.flops import TokenFlops
 from grpo.modalities.shared.optimizer import optimized_tensors
 from grpo.modalities.shared.recomputation import saved_bytes
-from grpo.modalities.tokens.forward import FORCE_GQA
 from grpo.params.parameters import read_params
 from grpo.training.batches import pack_microbatches
 from grpo.wiring.policies import make_optimizer
@@ -117,11 +115,9 @@ def test_a_block_more_keeps_what_was_measured_of_one(model: inputs.Model):
 
 
 def test_heads_get_copies_of_keys_and_values_as_on_a_gpu(
-    real: PreTrainedModel, model: inputs.Model, monkeypatch: pytest.MonkeyPatch
+    real: PreTrainedModel, model: inputs.Model
 ):
-    monkeypatch.setenv(FORCE_GQA, "1")
     assert measure.activation_bytes(real, rows=2, width=12) == model.activation_bytes
-    assert os.environ[FORCE_GQA] == "1"
 
 
 def test_keys_and_values_take_what_a_real_cache_takes(real: PreTrainedModel, model: inputs.Model):

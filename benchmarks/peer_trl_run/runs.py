@@ -35,7 +35,7 @@ def base_workspace(size: str, seed: int) -> Path:
     ):
         subprocess.run(["git", *command], cwd=workspace, check=True)
     _write_params(workspace, size, seed, FIRST)
-    _reproduce(workspace, "base")
+    reproduce(workspace, "base")
     return workspace
 
 
@@ -110,9 +110,9 @@ def run_ours(size: str, seed: int, arm: str, *, goal: float | None) -> Run:
     shutil.rmtree(workspace, ignore_errors=True)
     shutil.copytree(base_workspace(size, seed), workspace, symlinks=True)
     _write_params(workspace, size, seed, arm)
-    _reproduce(workspace, "base")  # untimed: the stage check reads the file of parameters
+    reproduce(workspace, "base")  # untimed: the stage check reads the file of parameters
     load, names = os.getloadavg()[0], round_names(arm)
-    timed = _reproduce(workspace, f"train@{names[-1]}")
+    timed = reproduce(workspace, f"train@{names[-1]}")
     stages = _stage_seconds(workspace)
     scores = evaluate(workspace, [workspace / "artifacts" / "policies" / each for each in names])
     curve: list[Run] = [
@@ -165,7 +165,7 @@ def _write_params(workspace: Path, size: str, seed: int, arm: str) -> None:
     (workspace / "params.yaml").write_text(dump_yaml(params_of(SIZES[size], seed, arm)))
 
 
-def _reproduce(workspace: Path, target: str) -> Timed:
+def reproduce(workspace: Path, target: str) -> Timed:
     """Runs `python -m flows.reproduce --no-server TARGET` with the code of the workspace."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     with_servers = {name: "" for name in SERVERS if name in os.environ}

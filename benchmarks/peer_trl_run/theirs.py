@@ -46,6 +46,7 @@ class Order:
     answer_pattern: str
     threshold: float
     updates_per_save: int  # 0: only the last policy is saved
+    told: str = ""  # file for the tokens and rewards of all batches, if they are wanted
     settings: dict[str, Any] = field(default_factory=dict)  # "rows" per pass, others of GRPOConfig
 
 
@@ -58,9 +59,11 @@ class Judge:
         self.order = order
         self.rewards: list[float] = []  # mean of each batch
         self.steps: list[float] = []  # mean length of each batch
+        self.batches: list[dict[str, Any]] = []  # if they are wanted
 
     def __call__(
         self,
+        prompts: list[str],
         completions: list[str],
         completion_ids: list[list[int]],
         family: list[str],
@@ -74,6 +77,10 @@ class Judge:
         ]
         self.rewards.append(sum(outcomes) / len(outcomes))
         self.steps.append(sum(map(len, completion_ids)) / len(completion_ids))
+        if self.order.told:
+            self.batches.append(
+                {"prompts": prompts, "answers": completion_ids, "rewards": outcomes}
+            )
         return outcomes
 
 
@@ -124,6 +131,8 @@ def main(order: Order) -> None:
     recorder.model = model
     trainer.train()
     model.save_pretrained(Path(order.out) / f"update-{order.updates}")
+    if order.told:
+        Path(order.told).write_text(json.dumps(judge.batches))
     measured = {
         "cpu": [round(each, 3) for each in recorder.cpu],
         "wall": [round(each, 3) for each in recorder.wall],

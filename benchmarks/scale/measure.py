@@ -21,7 +21,6 @@ from benchmarks.scale.inputs import make_class, make_config
 from grpo.modalities.shared.directories import copy_weights
 from grpo.modalities.shared.flops import TokenFlops
 from grpo.modalities.shared.recomputation import saved_bytes
-from grpo.modalities.tokens.forward import FORCE_GQA
 from grpo.modalities.tokens.policy import TokenTrajectory
 from grpo.rewards.base import Task
 from grpo.rewards.math import verify_math
@@ -93,18 +92,13 @@ def activation_bytes(model: Any, *, rows: int, width: int) -> float:
     positions = torch.arange(width).expand(rows, width)
     mask = torch.zeros(rows, 1, width, width, dtype=model.dtype)
     rotary = body.rotary_emb(hidden, positions)
-    before = os.environ.pop(FORCE_GQA, None)
-    try:
-        with saved_bytes(model) as saved:
-            output = body.layers[0](
-                hidden.requires_grad_(),
-                attention_mask=mask,
-                position_ids=positions,
-                position_embeddings=rotary,
-            )
-    finally:
-        if before is not None:
-            os.environ[FORCE_GQA] = before
+    with saved_bytes(model) as saved:
+        output = body.layers[0](
+            hidden.requires_grad_(),
+            attention_mask=mask,
+            position_ids=positions,
+            position_embeddings=rotary,
+        )
     assert output.requires_grad
     shared: int = sum(each.nbytes for each in (mask, *rotary))
     return (saved.total - shared) / (rows * width)

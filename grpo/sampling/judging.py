@@ -162,8 +162,8 @@ Asked = Callable[..., Outcome]
 class TextJudge:
     """Judges the answers in rollouts' texts.
 
-    The judge runs in a fork of this process, which starts with the first text. A fork that cannot
-    be interrupted is killed, and the next text gets a new one.
+    The judge runs in a fork of this process, which starts with the first text or with `start`. A
+    fork that cannot be interrupted is killed, and the next text gets a new one.
     """
 
     def __init__(
@@ -184,6 +184,10 @@ class TextJudge:
         self._patience_seconds = timeout_seconds + GRACE_SECONDS
         self._children: list[_Child] = []  # one or none
         self._end = weakref.finalize(self, _end_all, self._children)
+
+    def start(self) -> None:
+        """Starts the fork before this process loads what the fork would keep a copy of."""
+        self._child()
 
     def judge_texts(self, texts: Sequence[str], tasks: Sequence[Task]) -> Iterator[Outcome]:
         """Yields the outcome of each rollout's text; failures of the judge become statuses.

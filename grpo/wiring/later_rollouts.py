@@ -14,6 +14,8 @@ import torch
 from grpo.allocation.selection import History
 from grpo.errors import located
 from grpo.modalities.shared.directories import gather_weights
+from grpo.params.manifests import require_described
+from grpo.params.parameters import Parameters
 from grpo.runtime.artifacts.files import Scratch, atomic_path, remove
 from grpo.runtime.artifacts.tables import (
     REWARDS,
@@ -28,9 +30,11 @@ from grpo.runtime.executors.base import Executor, Local, Weights
 from grpo.runtime.memory import MemoryFile
 from grpo.runtime.ranks import all_agree, all_reduce_max, all_texts, num_ranks, this_rank
 from grpo.sampling.round_rollouts import write_round
-from grpo.sampling.scoring import judge_stored, require_judged
+from grpo.sampling.scoring import RewardRule, judge_stored, require_judged
+from grpo.schema import DATA
 from grpo.wiring.executors import open_executor
 from grpo.wiring.iterations import RoundInputs, Trainer
+from grpo.wiring.rewards import build_reward
 from grpo.wiring.rollouts import draw_iteration, read_candidates
 from grpo.wiring.rounds import StartLater
 from grpo.wiring.sampling_workers import SamplingSetup, make_sampling_work, sampling_work
@@ -135,11 +139,28 @@ class _OnlineRollouts:
         remove(place / "judged")
 
 
+def build_later_reward(params: Parameters, inputs: RoundInputs) -> RewardRule | None:
+    """Returns the reward rule, if it is this process that judges later iterations.
+
+    Call it before the trainer is loaded; see `build_reward`.
+
+    Raises:
+      ArtifactError: If the judge's files are not those that the stage check has seen.
+      MissingExtraError, ParameterError: See `build_reward`.
+    """
+    if this_rank() != 0:
+        return None
+    require_described(inputs.judge, params, DATA, "judge")
+    judges_here = params.sampling.executor == "local" and num_ranks() == 1
+    return build_reward(params, DATA) if judges_here else None
+
+
 @contextmanager
 def open_later_rollouts(
     trainer: Trainer,
     inputs: RoundInputs,
     *,
+    rule: RewardRule | None,
     scratch: Scratch,
     usage: Usage,
     warn: Warn,
@@ -148,6 +169,9 @@ def open_later_rollouts(
 
     With the executor `local` and one rank, the policy that is trained also samples. With several
     ranks, its weights are divided, and a process beside them samples.
+
+    Args:
+      rule: That of `build_later_reward`.
 
     Raises:
       ArtifactError: If prompts or curriculum are invalid.
@@ -180,7 +204,7 @@ def open_later_rollouts(
         yield online.start
         return
     opened = (
-        nullcontext(Local(sampling_work(setup, trainer.policy)))
+        nullcontext(Local(sampling_work(setup, trainer.policy, rule)))
         if is_local
         else open_executor(make_sampling_work, setup)
     )

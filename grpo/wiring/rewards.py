@@ -18,7 +18,9 @@ MOST_REJECTED = 0.1  # largest accepted fraction of rejected gold answers
 
 
 def build_reward(params: Parameters, data: Path) -> RewardRule:
-    """Returns the reward rule with its judge loaded.
+    """Returns the reward rule with its judge loaded and, for a judge of texts, its process started.
+
+    Call it before a policy is loaded: the process is a fork, which keeps what is in memory.
 
     Args:
       data: Parent directory of `reward.model`, if that is a directory.
@@ -27,9 +29,11 @@ def build_reward(params: Parameters, data: Path) -> RewardRule:
       MissingExtraError: If the judge's package is not installed.
       ParameterError: If the judge's model cannot be loaded, or its device is missing.
     """
-    reward = params.reward
+    reward, judge = params.reward, _load_judge(params, data)
+    if isinstance(judge, TextJudge):
+        judge.start()
     return RewardRule(
-        judge=_load_judge(params, data),
+        judge=judge,
         threshold=reward.threshold,
         maximize=reward.maximize,
         unfinished_penalty=reward.unfinished_penalty,

@@ -13,7 +13,7 @@ from grpo.runtime.artifacts.tables import PROMPTS, read_table
 from grpo.runtime.executors.base import Seconds, Work
 from grpo.runtime.machine import prepare_machine
 from grpo.sampling.drawing import sampling_skill
-from grpo.sampling.scoring import judging_skill, score_captions, without_shaping
+from grpo.sampling.scoring import RewardRule, judging_skill, score_captions, without_shaping
 from grpo.schema import DATA
 from grpo.wiring.executors import receive
 from grpo.wiring.judging_workers import JudgingSetup
@@ -49,17 +49,22 @@ def make_sampling_work(line: str) -> Work:
     return sampling_work(setup)
 
 
-def sampling_work(setup: SamplingSetup, trained: Policy[Any] | None = None) -> Work:
+def sampling_work(
+    setup: SamplingSetup,
+    trained: Policy[Any] | None = None,
+    rule: RewardRule | None = None,
+) -> Work:
     """Returns the skills of a sampling worker.
 
     Args:
       trained: The policy that is trained in this process, whose weights the sampler may share.
+      rule: The reward rule, if it is built already.
     """
     tasks = read_table(setup.prompts, PROMPTS)
     sampler = _Sampler(setup, tasks, trained)
     skills = {"draw": sampling_skill(lambda: sampler.policy, sampler.draws, sampler.source)}
     if setup.judges:
-        rule = build_reward(setup.params, DATA)
+        rule = rule or build_reward(setup.params, DATA)
         is_shaped = setup.purpose != "evaluation"
         skills["judge"] = judging_skill(rule if is_shaped else without_shaping(rule), tasks)
     return Work(skills, sampler.seconds, sampler.load_weights, sampler.sleep)

@@ -1,10 +1,12 @@
 """Rounds of several iterations: on-policy rollouts, the same bytes however they are made."""
 
+import multiprocessing
 import random
 import time
 from collections.abc import Callable
 from contextlib import chdir
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import psutil
@@ -19,6 +21,7 @@ from grpo.runtime.artifacts.usage import USAGE, Usage
 from grpo.sampling.rollouts import read_batch
 from grpo.types import Cost
 from grpo.wiring.policies import draws_of_round, load_policy
+from stages import train
 from tests.files import contents
 from tests.pipeline.corruptions import set_param
 from tests.pipeline.processes import run_stage, start_stage
@@ -88,6 +91,24 @@ def made(
     workspace = online(finished, target, staleness=request.param)
     train_under(workspace, "local 1")
     return workspace, request.param
+
+
+def test_the_judge_is_started_before_the_policy_is_loaded(
+    made: tuple[Path, int], monkeypatch: pytest.MonkeyPatch
+):
+    """Its process is a fork of train@, which would keep a copy of the policy."""
+    workspace, _ = made
+    judges = list[Any]()
+
+    def load_trainer(*arguments: object) -> None:
+        judges.extend(multiprocessing.active_children())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train, "load_trainer", load_trainer)
+    paths = [Path(each) for each in command_of(workspace, "train").split()[3:]]
+    with chdir(workspace), pytest.raises(KeyboardInterrupt):
+        train.main(Usage(), *paths)
+    assert len(judges) == 1
 
 
 def iterations(workspace: Path) -> list[Path]:

@@ -234,6 +234,21 @@ def test_no_process_outlives_its_judge():
     assert not process.is_running()
 
 
+def test_a_judge_that_is_started_early_keeps_no_copy_of_what_is_loaded_later():
+    size = 100 * 2**20
+    early, late = (TextJudge(lambda answer, task: 1.0, **LIMITS) for _ in range(2))
+    early.start()
+    loaded = np.ones(size, np.uint8)
+    late.start()
+    loaded += 1  # this process gets new pages, and a fork keeps those from before
+    held = [
+        psutil.Process(each._children[0].process.pid).memory_full_info().uss
+        for each in (early, late)
+    ]
+    assert held[1] - held[0] > 0.9 * size
+    assert [each.score for each in early.judge_texts(["#1"], [TASK])] == [1.0]
+
+
 def rewards_of(*statuses: str) -> pd.DataFrame:
     rows = [
         {

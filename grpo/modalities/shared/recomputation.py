@@ -1,7 +1,6 @@
 """Activation memory: its measurement, and gradient checkpointing of blocks."""
 
 import copy
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -14,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import Cache
 
 from grpo.errors import ParameterError
-from grpo.modalities.tokens.forward import FORCE_GQA, grouped_query_attention
+from grpo.modalities.tokens.forward import grouped_query_attention, groups_queries
 from grpo.modalities.tokens.routing import repeat_current_routing
 from grpo.schema import PARAMS
 
@@ -79,7 +78,7 @@ def _run(block: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: An
     """Returns the block's output; recomputation uses the inputs and routing of the first pass."""
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
-    routed, shares_heads = repeat_current_routing(block), FORCE_GQA in os.environ
+    routed, shares_heads = repeat_current_routing(block), groups_queries()
     # Tensors are positional arguments, so that saved-tensor hooks see a checkpoint's inputs.
     names = list(kwargs)
     given = [

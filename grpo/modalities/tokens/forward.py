@@ -1,7 +1,6 @@
 """Forward passes of a causal LM: logits for sampling, log-probs for training."""
 
 import inspect
-import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property, partial
@@ -12,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, PretrainedConfig, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer
+from transformers.integrations import sdpa_attention
 
 from grpo.modalities.shared.flops import Pass
 from grpo.modalities.shared.logits import chosen_log_prob, num_recomputed
@@ -23,7 +23,6 @@ PASS_ERRORS = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, Va
 MIN_SAVED_FRACTION = 0.25  # of the positions; below it, a separate pass over prompts costs more
 # Log-probs of steps, 0 at steps that are not needed, and the passes that computed them.
 Scored = tuple[Float[Tensor, "rollout step"], list[Pass]]
-FORCE_GQA = "TRANSFORMERS_SDPA_FORCE_GQA"
 
 
 def sampling_cache(config: PretrainedConfig, max_steps: int) -> DynamicCache:
@@ -496,16 +495,30 @@ def grouped_query_attention(is_on: bool) -> Iterator[None]:
     """Makes transformers use grouped-query attention within instead of copying keys and values.
 
     By default, transformers copies them per head whenever there is a mask, because GPU kernels do
-    not support both. It reads this environment variable at every call.
+    not support both.
     """
-    if not is_on or FORCE_GQA in os.environ:
-        yield
-        return
-    os.environ[FORCE_GQA] = "1"
+    global _groups_always
+    before, _groups_always = _groups_always, is_on or _groups_always
     try:
         yield
     finally:
-        del os.environ[FORCE_GQA]
+        _groups_always = before
+
+
+def groups_queries() -> bool:
+    """Returns whether the code runs within `grouped_query_attention`."""
+    return _groups_always
+
+
+def _use_gqa(mask: Tensor | None, key: Tensor, value: Tensor) -> bool:
+    return _groups_always or bool(_USE_GQA(mask, key, value))
+
+
+# Not by transformers' environment variable: threads start workers while the policy is updated, and
+# these would inherit it.
+_groups_always = False
+_USE_GQA = sdpa_attention.use_gqa_in_sdpa
+sdpa_attention.use_gqa_in_sdpa = _use_gqa
 
 
 def _score_bias(
