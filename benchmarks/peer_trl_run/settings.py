@@ -118,7 +118,7 @@ SIZES = {
         learning_rate=1e-4,
         updates_per_save=8,
         trl={"rows": 16},
-        tokens_per_microbatch=4096,
+        tokens_per_microbatch=1024,
         rollouts_per_batch=128,
         tuned=[
             {"rows": 8},
