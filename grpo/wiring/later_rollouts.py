@@ -213,6 +213,10 @@ def open_later_rollouts(
         online.sampler = _Sampler(
             executor=executor, setup=setup, candidates=candidates, thread=thread
         )
-        yield online.start
+        try:
+            yield online.start
+        except BaseException:
+            executor.abandon()  # the thread may wait for rollouts that nobody will use
+            raise
     if not params.arms[trainer.arm].training.staleness:
         usage.move("sampling", executor.seconds())

@@ -5,8 +5,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from grpo.runtime.executors.worker import written
 from grpo.runtime.memory import MemoryFile
 from grpo.runtime.process import freezing_imports
 from tests.files import contents
+from tests.pipeline.processes import until
 from tests.runtime.work import DEADLINE_SECONDS, MAKE, jobs_of, make, marked, pool, setup_of
 
 ROOT = Path(__file__).parents[2]
@@ -78,6 +80,21 @@ def test_every_job_has_the_latest_weights_also_if_its_worker_is_lost(tmp_path: P
             executor.load_weights(Weights(version, file.path))
             lost = "dies-once" if workers and version == 2 else ""
             assert weighed(executor, str(version), lost) == {content}
+
+
+def test_a_thread_that_waits_for_jobs_ends_when_they_are_abandoned(tmp_path: Path):
+    never = tmp_path / "never"
+    with pool(tmp_path) as executor, ThreadPoolExecutor(1) as thread:
+        jobs = jobs_of(tmp_path, dict.fromkeys(range(6), f"waits {never}"))
+        waiting = thread.submit(executor.finish, jobs)
+        until((tmp_path / "waits").exists)
+        before = time.monotonic()
+        executor.abandon()
+        with pytest.raises(WorkerError, match="rerun it"):
+            waiting.result()
+        with pytest.raises(WorkerError, match="rerun it"):
+            executor.finish(jobs)
+    assert time.monotonic() - before < DEADLINE_SECONDS / 2
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])

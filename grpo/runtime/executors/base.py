@@ -61,6 +61,10 @@ class Executor(ABC):
         """Frees the device memory that policies need to sample; `load_weights` must follow."""
 
     @abstractmethod
+    def abandon(self) -> None:
+        """Makes `run` raise WorkerError at once in the thread that waits in it, and from now on."""
+
+    @abstractmethod
     def seconds(self) -> Seconds:
         """Returns the mean overhead per worker so far, e.g. for loading, by part."""
 
@@ -102,6 +106,9 @@ class Local(Executor):
         """Frees the memory of this process's device."""
         if self._work.sleep is not None:
             self._work.sleep()
+
+    def abandon(self) -> None:
+        """Does nothing: jobs run in the thread that calls this."""
 
     def seconds(self) -> Seconds:
         """Returns the overhead of this process."""

@@ -8,7 +8,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from grpo.errors import GrpoError, WorkerError, brief
 from grpo.runtime.artifacts.files import remove_left_beside
@@ -61,13 +61,15 @@ class Pool(Executor):
         self._losses: Counter[Path | None] = Counter()  # by job output; None: while starting
         self._seconds: dict[Handle, Seconds] = {}
         self._weights: Weights | None = None  # None: those with which workers start
+        self._abandoned: Future[None] = Future()  # done: nobody needs the jobs
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Job]:
         """Runs jobs on idle workers; a job whose worker is lost goes to another worker.
 
         Raises:
           GrpoError: A user-facing error that a worker reports.
-          WorkerError: If a job lost its worker TRIES times, or no worker starts.
+          WorkerError: If a job lost its worker TRIES times, no worker starts, or `abandon` was
+            called.
         """
         waiting = deque(jobs)
         while waiting or any(request.job for request in self._pending.values()):
@@ -97,6 +99,11 @@ class Pool(Executor):
         while self._pending:
             for future in self._await_answers():
                 self._settle(future, *self._pending.pop(future))
+
+    def abandon(self) -> None:
+        """Makes `run` raise WorkerError; `close` must follow, which kills busy workers."""
+        if not self._abandoned.done():
+            self._abandoned.set_result(None)
 
     def seconds(self) -> Seconds:
         """Returns the mean overhead over all workers that have answered, by part."""
@@ -143,13 +150,16 @@ class Pool(Executor):
         """Waits for at least one answer; returns all that have arrived."""
         is_starting = all(request.job is None for request in self._pending.values())
         timeout = START_SECONDS if is_starting else None
-        come = wait(self._pending, timeout, FIRST_COMPLETED).done
+        futures: list[Future[Any]] = [self._abandoned, *self._pending]
+        come = wait(futures, timeout, FIRST_COMPLETED).done
+        if self._abandoned.done():
+            raise WorkerError("the stage has ended before its samplers; rerun it")
         if not come:
             raise WorkerError(
                 f"at least one worker must start within {START_SECONDS:g} seconds, got none; free "
                 "resources on the workers' hosts, or lower sampling.workers"
             )
-        return come
+        return {each for each in self._pending if each in come}
 
     def _settle(self, future: Future[str], slot: int, job: Job | None) -> bool:
         """Returns True if the worker has answered a request, False if the worker was lost."""
