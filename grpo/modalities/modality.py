@@ -21,7 +21,7 @@ from typing import (
 
 from pydantic import Field
 
-from grpo.schema import Machine, NonNegative, Positive, Rate, Strict
+from grpo.schema import Fraction, Machine, NonNegative, Positive, Rate, Strict
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -47,6 +47,18 @@ class Lora(Strict):
     alpha: Positive
     dropout: NonNegative
     target_modules: list[str] = Field(min_length=1)
+
+
+class TextWarmup(Strict):
+    """Supervised fine-tuning on generated solutions, up to partial skill."""
+
+    prompts: Positive
+    updates: Positive
+    rows_per_update: Positive
+    learning_rate: Rate
+    answer_mark: Annotated[str, Field(min_length=1)]  # text before the answer
+    worked_fraction: Fraction  # solutions that show their work; the others are answers only
+    wrong_fraction: Fraction  # of the answers-only solutions: the answer of another prompt
 
 
 class SamplingParams(Strict):

@@ -146,8 +146,13 @@ def save_base(directory: Path, model: PreTrainedModel, tokenizer: Any) -> None:
     write_state(directory, PolicyState(name=BASE_NAME))
 
 
-def load_base(directory: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, Any]:
+def load_base(
+    directory: Path, dtype: torch.dtype, *, auto_class: Any = AutoModelForCausalLM
+) -> tuple[PreTrainedModel, Any]:
     """Returns the model, in evaluation mode (rule U26), and tokenizer of a directory.
+
+    Args:
+      auto_class: An Auto class of transformers for such models.
 
     Raises:
       ArtifactError: If a file is missing or broken, or a weight is not finite.
@@ -162,7 +167,7 @@ def load_base(directory: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, Any
         )
 
     with refused_by_library(refuse):
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = auto_class.from_pretrained(
             directory,
             dtype=dtype,
             local_files_only=True,

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -122,30 +122,52 @@ def warm_up(
     """
     flops = TokenFlops(model)
     rows = _encode(tokenizer, pairs)
+
+    def prepare(chosen: list[int]) -> tuple[Callable[[], Tensor], Cost]:
+        tokens, targets = (
+            each.to(model.device) for each in _collate([rows[index] for index in chosen])
+        )
+        # The last position has no target.
+        tokens, targets = tokens[:, :-1], targets[:, :-1]
+        count, width = tokens.shape
+        used = flops.training(rows=count, query=width, context=width, logits=width)
+        cost = Cost(flops=used, trained_steps=int((targets != -100).sum()))
+        return lambda: _loss(model, tokens, targets), cost
+
+    yield from fit(model, len(rows), settings, prepare)
+
+
+def fit(
+    model: nn.Module,
+    num_rows: int,
+    settings: WarmupSettings,
+    prepare: Callable[[list[int]], tuple[Callable[[], Tensor], Cost]],
+) -> Iterator[WarmupUpdate]:
+    """Trains a model on random batches of rows.
+
+    Args:
+      prepare: Returns the loss of some rows, in nats per target token, and what an update with it
+        costs.
+
+    Raises:
+      DivergedError: If a number is not finite or the final loss is far above the initial one.
+    """
     optimizer = PreciseAdamW(
         model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.98), weight_decay=0.05
     )
     first_loss: float | None = None
-    for update, batch in enumerate(_batches(len(rows), settings)):
+    for update, batch in enumerate(_batches(num_rows, settings)):
         rate = learning_rate_at(update, settings)
         for group in optimizer.param_groups:
             group["lr"] = rate
-        tokens, targets = (
-            each.to(model.device) for each in _collate([rows[index] for index in batch])
-        )
-        # The last position has no target.
-        tokens, targets = tokens[:, :-1], targets[:, :-1]
-        loss = _loss(model, tokens, targets)
+        compute, cost = prepare(batch)
+        loss = compute()
         loss.backward()
         value = step_on_gradient(optimizer, loss, update)
         first_loss = value if first_loss is None else first_loss
-        count, width = tokens.shape
-        used = flops.training(rows=count, query=width, context=width, logits=width)
-        steps = int((targets != -100).sum())
-        cost = Cost(flops=used, trained_steps=steps)
         yield WarmupUpdate(update=update, loss=value, learning_rate=rate, cost=cost)
     if first_loss is not None:
-        require_low_loss(first_loss, lambda: _loss(model, tokens, targets), update)
+        require_low_loss(first_loss, compute, update)
 
 
 def _loss(

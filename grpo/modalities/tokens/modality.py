@@ -13,6 +13,7 @@ from grpo.modalities.modality import (
     Modality,
     PolicyParams,
     RunParams,
+    TextWarmup,
     TokenDraws,
     TokenSampling,
     find_temperature_mismatch,
@@ -20,10 +21,7 @@ from grpo.modalities.modality import (
 from grpo.schema import (
     DataPath,
     DirectoryBase,
-    Fraction,
     HubBase,
-    Positive,
-    Rate,
     S3Base,
     Steps,
     Strict,
@@ -46,25 +44,13 @@ def _require_package(text: str) -> str:
     return text
 
 
-class _Warmup(Strict):
-    """Supervised fine-tuning on generated solutions, up to partial skill."""
-
-    prompts: Positive
-    updates: Positive
-    rows_per_update: Positive
-    learning_rate: Rate
-    answer_mark: Annotated[str, Field(min_length=1)]  # text before the answer
-    worked_fraction: Fraction  # solutions that show their work; the others are answers only
-    wrong_fraction: Fraction  # of the answers-only solutions: the answer of another prompt
-
-
 class ScratchBase(Strict):
     """A fresh model of a `transformers` class with a byte tokenizer and a warm-up."""
 
     source: Literal["scratch"]
     architecture: str  # a causal LM class name of transformers, e.g. LlamaForCausalLM
     config: dict[str, int | float | str | bool]
-    warmup: _Warmup
+    warmup: TextWarmup
 
 
 class GgufBase(Strict):
