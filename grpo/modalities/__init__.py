@@ -10,6 +10,7 @@ MODALITIES: dict[str, str | Modality[Any, Any, Any]] = {
     "tokens": "grpo.modalities.tokens.modality:Tokens",
     "denoising": "grpo.modalities.denoising.modality:Denoising",
     "action_chunks": "grpo.modalities.action_chunks.modality:ActionChunks",
+    "seq2seq": "grpo.modalities.seq2seq.modality:Seq2Seq",
 }
 
 

@@ -1,0 +1,381 @@
+"""Policies whose step is a target token: encoder-decoder models of `transformers`."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Generator, Tensor, nn
+from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedTokenizerBase
+
+from grpo.errors import ArtifactError, ParameterError, brief
+from grpo.modalities.modality import RunParams
+from grpo.modalities.policy import Policy
+from grpo.modalities.seq2seq.forward import EncoderDecoderPasses
+from grpo.modalities.seq2seq.modality import Seq2SeqPolicyParams
+from grpo.modalities.shared.directories import load_base, read_round
+from grpo.modalities.shared.logits import draw
+from grpo.modalities.shared.packed import Layout, Rows, require_entries
+from grpo.runtime.artifacts.tensors import unpack_ragged
+from grpo.runtime.machine import DTYPES
+from grpo.runtime.seeds import derive_seed
+from grpo.schema import PARAMS
+from grpo.types import Cost, StepLogProbs
+
+ROUNDING = 1e-4  # nats; tolerance for log-probs above 0
+NO_TAG = -1  # forced token of a prompt without one
+TAG = re.compile(r">>(\S+)<< ?")  # of the target language, before the source text
+LAYOUT = {
+    "prompt_lengths": Rows("prompt", each="integer"),
+    "prompt_tokens": Rows("prompt", "prompt_lengths", each="integer"),
+    "forced": Rows("prompt", each="integer"),
+    "steps": Rows("rollout", each="integer"),
+    "tokens": Rows("rollout", "steps", each="integer"),
+    "behavior_logp": Rows("rollout", "steps", each="real"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seq2SeqTrajectory:
+    """Prompts and sampled tokens, both padded on the right."""
+
+    group: Int[Tensor, " rollout"]  # row of `prompt`
+    prompt: Int[Tensor, "prompt width"]
+    prompt_mask: Bool[Tensor, "prompt width"]
+    forced: Int[Tensor, " prompt"]  # token that the decoder is forced to begin with, or NO_TAG
+    tokens: Int[Tensor, "rollout step"]
+    mask: Bool[Tensor, "rollout step"]
+
+    noise = None  # the steps are not Gaussian
+    variant = None  # no prompt variants
+    chunks = None  # the steps are not action chunks
+
+    def select(self, rows: Int[Tensor, " kept"], num_steps: int) -> "Seq2SeqTrajectory":
+        """Returns some rollouts, truncated to `num_steps` steps, without common padding."""
+        group = self.group[rows]
+        width = int(self.prompt_mask[group].sum(dim=1).max())
+        return Seq2SeqTrajectory(
+            group=group,
+            prompt=self.prompt[:, :width],
+            prompt_mask=self.prompt_mask[:, :width],
+            forced=self.forced,
+            tokens=self.tokens[rows, :num_steps],
+            mask=self.mask[rows, :num_steps],
+        )
+
+    def pack(self, logp: Float[Tensor, "rollout step"]) -> dict[str, Tensor]:
+        """Returns flat ragged tensors that can be concatenated."""
+        return {
+            "prompt_tokens": self.prompt[self.prompt_mask].int(),
+            "prompt_lengths": self.prompt_mask.sum(dim=1),
+            "forced": self.forced,
+            "tokens": self.tokens[self.mask].int(),
+            "steps": self.mask.sum(dim=1),
+            "behavior_logp": logp[self.mask],
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoding:
+    """Sampling settings. They define the density, so log-probs use the same values (rule U25)."""
+
+    temperature: float  # 0: greedy
+    max_steps: int
+
+
+class Seq2SeqPolicy(Policy[Seq2SeqTrajectory]):
+    """An encoder-decoder model with its tokenizer and sampling settings."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        decoding: Decoding,
+        forces_tag: bool,
+    ) -> None:
+        """Args:
+        forces_tag: Whether the tag of a prompt, ">>de<< text", is the token that the decoder is
+          forced to begin with (M2M100, NLLB). False: it is part of the source text (Marian).
+        """
+        self._model = model
+        self.tokenizer = tokenizer
+        self.decoding = decoding
+        self.forces_tag = forces_tag
+        self.cost = Cost()
+        self.passes = EncoderDecoderPasses(model)
+        self._start = start_token(model)
+        # A padding token would shift the positions of what follows it: it ends a rollout, too.
+        marks = (tokenizer.eos_token_id, tokenizer.pad_token_id)
+        self.end_tokens = torch.tensor(sorted({each for each in marks if each is not None}))
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The encoder-decoder model, or its wrapper with adapters."""
+        return self._model
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of stored rollouts."""
+        return LAYOUT
+
+    def encode(
+        self, prompts: list[str]
+    ) -> tuple[Int[Tensor, "prompt width"], Tensor, Int[Tensor, " prompt"]]:
+        """Returns source tokens padded on the right, their mask, and the forced tokens.
+
+        Raises:
+          ParameterError: If a prompt has no tag of a language that the tokenizer knows, but needs
+            one.
+        """
+        forced, texts = zip(*map(self._split, prompts))
+        rows = self.tokenizer(list(texts))["input_ids"]
+        width = max(map(len, rows))
+        tokens = torch.zeros(len(rows), width, dtype=torch.long)
+        mask = torch.zeros(len(rows), width, dtype=torch.bool)
+        for index, row in enumerate(rows):
+            tokens[index, : len(row)] = torch.tensor(row)
+            mask[index, : len(row)] = True
+        return tokens, mask, torch.tensor(forced)
+
+    def decode(self, trajectory: Seq2SeqTrajectory) -> list[str]:
+        """Returns each rollout's text without special tokens."""
+        rows = [row[kept].tolist() for row, kept in zip(trajectory.tokens, trajectory.mask)]
+        texts: list[str] = self.tokenizer.batch_decode(rows, skip_special_tokens=True)
+        return texts
+
+    def is_finished(self, trajectory: Seq2SeqTrajectory) -> Bool[Tensor, " rollout"]:
+        """Returns which rollouts ended with an end token instead of at the step limit."""
+        last = trajectory.mask.sum(dim=1, keepdim=True) - 1
+        return torch.isin(trajectory.tokens.gather(1, last)[:, 0], self.end_tokens)
+
+    def restore(
+        self, tensors: dict[str, Tensor], row: Int[Tensor, " rollout"]
+    ) -> tuple[Seq2SeqTrajectory, Float[Tensor, "rollout step"]]:
+        """Returns a stored trajectory and its behavior log-probs.
+
+        Raises:
+          ArtifactError: If tokens do not fit the model.
+        """
+        _require_text(tensors, self.model.get_input_embeddings().num_embeddings)
+        steps, lengths = tensors["steps"], tensors["prompt_lengths"]
+        tokens = unpack_ragged(tensors["tokens"].long(), steps)
+        prompt = unpack_ragged(tensors["prompt_tokens"].long(), lengths)
+        trajectory = Seq2SeqTrajectory(
+            group=row,
+            prompt=prompt,
+            prompt_mask=torch.arange(prompt.shape[1]) < lengths[:, None],
+            forced=tensors["forced"].long(),
+            tokens=tokens,
+            mask=torch.arange(tokens.shape[1]) < steps[:, None],
+        )
+        return trajectory, unpack_ragged(tensors["behavior_logp"], steps)
+
+    def widths(
+        self,
+        trajectory: Seq2SeqTrajectory,
+        rows: Int[Tensor, " kept"],
+        needed: Bool[Tensor, "kept step"],
+    ) -> Int[Tensor, " kept"]:
+        """Returns source tokens plus number of steps; a needed step also reads all earlier ones."""
+        prompt = trajectory.prompt_mask.sum(dim=1)[trajectory.group]
+        return (prompt + trajectory.mask.sum(dim=1))[rows]
+
+    @torch.no_grad()
+    def sample(
+        self, prompts: list[str], *, group_sizes: list[int], generator: Generator
+    ) -> tuple[Seq2SeqTrajectory, Float[Tensor, "rollout step"]]:
+        """Returns rollouts and their log-probs in nats at the decoding temperature.
+
+        The encoder reads each prompt once for its group, and finished rollouts leave the batch.
+        Sampling inverts the cumulative distribution at one uniform number per rollout and step.
+        """
+        prompt, prompt_mask, forced = self.encode(prompts)
+        self._require_positions(prompt.shape[1])
+        group = torch.repeat_interleave(torch.arange(len(prompts)), torch.tensor(group_sizes))
+        steps = self.decoding.max_steps
+        tokens = torch.zeros(len(group), steps, dtype=torch.long)
+        mask = torch.zeros(len(group), steps, dtype=torch.bool)
+        logp = torch.zeros(len(group), steps)
+        uniform = torch.rand(len(group), steps, dtype=torch.float64, generator=generator)
+        counts, width = self.passes.forward_counts, prompt.shape[1]
+        flops = counts.encode(len(prompts), width)
+
+        encoded, cache = self.passes.encode(prompt, prompt_mask), self.passes.empty_cache()
+        read = self._prefix(forced)
+        seen = read.shape[1]
+        logits = self.passes.next_logits(encoded, prompt_mask, read, cache)[group]
+        flops += counts.decode(
+            len(prompts), seen, seen=seen, width=width, logits=seen, reads_source=True
+        )
+        alive = torch.arange(len(group))
+        cache.reorder_cache(group.to(encoded.device))
+        encoded, source_mask = encoded[group.to(encoded.device)], prompt_mask[group]
+        for step in range(steps):
+            chosen, chosen_logp = self._draw(logits, uniform[alive, step])
+            tokens[alive, step], logp[alive, step], mask[alive, step] = chosen, chosen_logp, True
+            going = (~torch.isin(chosen, self.end_tokens)).nonzero()[:, 0]
+            if step == steps - 1 or len(going) == 0:
+                break
+            if len(going) < len(alive):
+                alive, chosen, source_mask = alive[going], chosen[going], source_mask[going]
+                cache.reorder_cache(going.to(encoded.device))
+                encoded = encoded[going.to(encoded.device)]
+            logits = self.passes.next_logits(encoded, source_mask, chosen[:, None], cache)
+            seen += 1
+            flops += counts.decode(
+                len(chosen), 1, seen=seen, width=width, logits=1, reads_source=False
+            )
+        self.cost += Cost(flops=flops, sampled_steps=int(mask.sum()))
+        longest = int(mask.sum(dim=1).max())
+        trajectory = Seq2SeqTrajectory(
+            group=group,
+            prompt=prompt,
+            prompt_mask=prompt_mask,
+            forced=forced,
+            tokens=tokens[:, :longest],
+            mask=mask[:, :longest],
+        )
+        return trajectory, logp[:, :longest]
+
+    def step_log_probs(
+        self, trajectory: Seq2SeqTrajectory, needed: Bool[Tensor, "rollout step"] | None = None
+    ) -> StepLogProbs:
+        """Returns log-probs in nats at the decoding temperature, 0 on padding.
+
+        The encoder reads each prompt once, and its gradient is that of the whole group.
+
+        Args:
+          needed: The steps to compute; the others are 0. None: all steps.
+
+        Raises:
+          ValueError: If decoding is greedy and so has no density.
+        """
+        if self.decoding.temperature == 0:
+            raise ValueError("log_prob needs temperature > 0: greedy decoding has no density")
+        rows, row = torch.unique(trajectory.group, return_inverse=True)
+        prompt, prompt_mask = trajectory.prompt[rows], trajectory.prompt_mask[rows]
+        needed = trajectory.mask if needed is None else trajectory.mask & needed
+        read = torch.cat([self._prefix(trajectory.forced[rows])[row], trajectory.tokens[:, :-1]], 1)
+        encoded = self.passes.encode(prompt, prompt_mask)
+        logp = self.passes.log_prob(
+            encoded.index_select(0, row.to(encoded.device)),
+            prompt_mask[row],
+            read,
+            trajectory.tokens,
+            needed,
+            temperature=self.decoding.temperature,
+        )
+        self._count(len(rows), *read.shape, width=prompt.shape[1], num_needed=int(needed.sum()))
+        return StepLogProbs(logp=logp)
+
+    def _count(
+        self, prompts: int, rollouts: int, read: int, *, width: int, num_needed: int
+    ) -> None:
+        """Adds the FLOPs of a scoring pass, with its backward pass if gradients are enabled."""
+        is_training = torch.is_grad_enabled()
+        counts = self.passes.training_counts if is_training else self.passes.forward_counts
+        kept, again = self.passes.logits_of_training(num_needed)
+        flops = counts.encode(prompts, width) + counts.head * kept
+        flops += counts.decode(rollouts, read, seen=read, width=width, logits=0, reads_source=True)
+        if is_training:
+            flops += self.passes.forward_counts.head * again
+        self.cost += Cost(flops=flops)
+
+    def _require_positions(self, source_tokens: int) -> None:
+        """Raises ParameterError if a source or a rollout exceeds the model's positions."""
+        limit = getattr(self.model.config, "max_position_embeddings", None)
+        if limit is None:  # relative positions (T5)
+            return
+        read = self.decoding.max_steps + (1 if self.forces_tag else 0)
+        if max(source_tokens, read) > limit:
+            what, wanted = "policy.max_steps", read
+            if source_tokens > limit:
+                what, wanted = "prompts", source_tokens
+            raise ParameterError(
+                f"{PARAMS}: {what} must need at most {limit} positions, those of the model "
+                f"(max_position_embeddings), got {wanted}; lower max_steps or shorten the prompts"
+            )
+
+    def _prefix(self, forced: Int[Tensor, " prompt"]) -> Int[Tensor, "prompt prefix"]:
+        """Returns the tokens with which the decoder begins: the start, and forced ones."""
+        start = torch.full((len(forced), 1), self._start)
+        return torch.cat([start, forced[:, None]], dim=1) if self.forces_tag else start
+
+    def _split(self, prompt: str) -> tuple[int, str]:
+        """Returns the forced token of a prompt and its source text."""
+        if not self.forces_tag:
+            return NO_TAG, prompt
+        found = TAG.match(prompt)
+        token: Any = self.tokenizer.convert_tokens_to_ids(found[1]) if found else None
+        if not found or token is None or token == self.tokenizer.unk_token_id:
+            raise ParameterError(
+                f"{PARAMS}: policy.forces_tag needs prompts that begin with a token of the target "
+                f"language, as >>fra_Latn<< of NLLB, got {brief(repr(prompt))}"
+            )
+        return int(token), prompt[found.end() :]
+
+    def _draw(
+        self, logits: Float[Tensor, "rollout token"], uniform: Float[Tensor, " rollout"]
+    ) -> tuple[Int[Tensor, " rollout"], Float[Tensor, " rollout"]]:
+        """Returns a sampled token per row and its log-prob; the most likely at temperature 0."""
+        if self.decoding.temperature > 0:
+            return draw(logits, uniform, self.decoding.temperature)
+        logp, chosen = logits.log_softmax(dim=1).max(dim=1)
+        return chosen, logp
+
+
+def start_token(model: PreTrainedModel) -> int:
+    """Returns the token with which the decoder begins.
+
+    Raises:
+      ArtifactError: If the configuration names none.
+    """
+    for config in (model.generation_config, model.config):
+        start = getattr(config, "decoder_start_token_id", None)
+        if type(start) is int:
+            return start
+    raise ArtifactError(
+        f"{model.name_or_path}: generation_config.json must have decoder_start_token_id, a number"
+    )
+
+
+def _require_text(tensors: dict[str, Tensor], vocabulary: int) -> None:
+    """Raises ArtifactError unless tokens are in the vocabulary and log-probs are at most 0."""
+    for name, lengths in (("prompt_tokens", "prompt_lengths"), ("tokens", "steps")):
+        known = (tensors[name] >= 0) & (tensors[name] < vocabulary)
+        require_entries(tensors, name, known, f"in [0, {vocabulary})", lengths=lengths)
+    logp = tensors["behavior_logp"]
+    require_entries(tensors, "behavior_logp", logp <= ROUNDING, "a log-prob, at most 0")
+
+
+def load_seq2seq_policy(
+    params: RunParams[Seq2SeqPolicyParams], *, base: Path, directory: Path, decoding: Decoding
+) -> Seq2SeqPolicy:
+    """Returns the policy of a directory on the machine's device, without dropout.
+
+    Args:
+      base: The base policy's directory. A different `directory` holds the trained weights.
+
+    Raises:
+      ArtifactError: If a file is missing or broken.
+    """
+    settings = params.policy
+    dtype = DTYPES[params.machine.dtype]
+    model, tokenizer = load_base(base, dtype, auto_class=AutoModelForSeq2SeqLM)
+    if settings.lora:
+        # Imported here, as below: few runs train adapters.
+        from grpo.modalities.shared.models import add_lora
+
+        add_lora(model, settings.lora, seed=derive_seed(params.seed, "lora"))
+    read_round(directory, base, model)
+    if settings.recompute:
+        from grpo.modalities.shared.recomputation import recompute_blocks
+
+        recompute_blocks(model)
+    nn.Module.to(model, params.machine.device)
+    if settings.source_language is not None:
+        tokenizer.src_lang = settings.source_language
+    return Seq2SeqPolicy(model, tokenizer, decoding=decoding, forces_tag=settings.forces_tag)
