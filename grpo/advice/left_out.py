@@ -142,8 +142,8 @@ def _describe(
         f"arm's sampling settings ({format_flops(float(cost.flops))}):\n\n"
         f"{markdown_table(titles, rows)}\n\n"
         "p (1 - p) is the variance of a prompt's outcomes, with a 95 % interval over prompts: "
-        "without it there is no\ngradient. If prompts that the round did not train on have as much "
-        "of it as those that it did, the\nallocation leaves signal out."
+        "without it they give no\ngradient. If prompts that the round did not train on have as "
+        "much of it as those that it did, the\nallocation leaves signal out."
     )
 
 

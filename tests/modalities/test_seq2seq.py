@@ -23,6 +23,7 @@ from grpo.modalities.seq2seq.bases import require_sampling, warm_up
 from grpo.modalities.seq2seq.policy import Decoding, Seq2SeqPolicy
 from grpo.modalities.shared.flops import missing_flop_formulas
 from grpo.modalities.shared.packed import select_packed
+from grpo.modalities.shared.recomputation import recompute_blocks
 from grpo.modalities.shared.tokenizers import make_byte_tokenizer
 from grpo.modalities.shared.warmup import WarmupSettings
 from tests.modalities.tiny import seeded
@@ -127,6 +128,20 @@ def test_the_encoders_gradient_is_that_of_the_whole_group(kind: str):
     for one, other in zip(shared, apart):
         if one is not None:
             torch.testing.assert_close(one, other, atol=2e-5, rtol=1e-4)
+
+
+def test_recomputation_leaves_log_probs_and_gradients_as_they_are(kind: str):
+    plain, again = policy_of(kind), policy_of(kind)
+    recompute_blocks(again.model)
+    trajectory, _ = plain.sample(PROMPTS, group_sizes=SIZES, generator=seeded())
+    found = []
+    for policy in (plain, again):
+        logp = policy.log_prob(trajectory)
+        weights = [each for each in policy.model.parameters() if each.requires_grad]
+        found.append([logp, *torch.autograd.grad(logp.sum(), weights, allow_unused=True)])
+    for one, other in zip(*found, strict=True):
+        if one is not None:
+            torch.testing.assert_close(one, other)
 
 
 def test_steps_that_are_not_needed_are_zero_and_leave_the_others_as_they_are(kind: str):
