@@ -49,13 +49,18 @@ class Lora(Strict):
     target_modules: list[str] = Field(min_length=1)
 
 
-class TextWarmup(Strict):
-    """Supervised fine-tuning on generated solutions, up to partial skill."""
+class PairWarmup(Strict):
+    """Supervised training on pairs of prompt and solution, up to partial skill."""
 
     prompts: Positive
     updates: Positive
     rows_per_update: Positive
     learning_rate: Rate
+
+
+class TextWarmup(PairWarmup):
+    """The same, with a mix of solutions that the task generates."""
+
     answer_mark: Annotated[str, Field(min_length=1)]  # text before the answer
     worked_fraction: Fraction  # solutions that show their work; the others are answers only
     wrong_fraction: Fraction  # of the answers-only solutions: the answer of another prompt

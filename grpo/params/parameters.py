@@ -539,6 +539,7 @@ def _path(location: tuple[int | str, ...]) -> str:
         "base": {"scratch", "directory", "gguf", "hub", "s3"},
         "encoder": {"scratch", "directory", "hub", "s3"},
         "model": {"directory", "hub", "s3"},
+        "warmup": {"solutions", "pairs"},
     }
     kept = [
         part

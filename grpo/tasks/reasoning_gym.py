@@ -11,6 +11,7 @@ import pandas as pd
 from pydantic import Field
 
 from grpo.errors import ParameterError
+from grpo.modalities.modality import TextWarmup
 from grpo.rewards.reasoning_gym import generate
 from grpo.schema import PARAMS, Positive
 from grpo.tasks.base import PromptTables, Task, TaskInputs, shares
@@ -156,6 +157,11 @@ class ReasoningGymTask(Task):
     families: dict[str, dict[str, Any]] = Field(min_length=1)  # reasoning-gym name -> difficulty
 
     def make_prompts(self, inputs: TaskInputs) -> PromptTables:
+        if inputs.warmup and not isinstance(inputs.warmup, TextWarmup):
+            raise ParameterError(
+                f"{PARAMS}: policy.base.warmup must state answer_mark, worked_fraction and "
+                "wrong_fraction with task.kind reasoning_gym"
+            )
         return make_prompts(
             families=self.families,
             notation=self.notation,

@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from grpo.modalities.modality import (
     Lora,
     Modality,
+    PairWarmup,
     PolicyParams,
     RunParams,
     TextWarmup,
@@ -24,6 +25,18 @@ if TYPE_CHECKING:
     from grpo.modalities.shared.warmup import BasePolicy
 
 
+def _kind_of_warmup(value: Any) -> str:
+    is_mix = isinstance(value, TextWarmup) or (isinstance(value, dict) and "answer_mark" in value)
+    return "solutions" if is_mix else "pairs"
+
+
+# Which of the two is needed depends on the task.
+Warmup = Annotated[
+    Annotated[TextWarmup, Tag("solutions")] | Annotated[PairWarmup, Tag("pairs")],
+    Discriminator(_kind_of_warmup),
+]
+
+
 class ScratchBase(Strict):
     """A fresh model of a `transformers` class with a byte tokenizer and a warm-up."""
 
@@ -32,7 +45,7 @@ class ScratchBase(Strict):
         str  # an encoder-decoder class of transformers, e.g. M2M100ForConditionalGeneration
     )
     config: dict[str, int | float | str | bool]
-    warmup: TextWarmup
+    warmup: Warmup
 
 
 Base = Annotated[ScratchBase | DirectoryBase | HubBase | S3Base, Field(discriminator="source")]
