@@ -1,6 +1,7 @@
 """An encoder-decoder policy samples from the density it scores with, for several classes."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,7 +27,11 @@ from grpo.modalities.shared.packed import select_packed
 from grpo.modalities.shared.recomputation import recompute_blocks
 from grpo.modalities.shared.tokenizers import make_byte_tokenizer
 from grpo.modalities.shared.warmup import WarmupSettings
+from grpo.params.parameters import read_params
+from grpo.params.yaml import dump_yaml, parse_yaml
 from tests.modalities.tiny import seeded
+
+ROOT = Path(__file__).parents[2]
 
 PROMPTS = ["one", "a longer source", "and two"]
 SIZES = [3, 2, 4]
@@ -299,3 +304,33 @@ def test_a_warm_up_learns_to_copy():
     )
     trajectory, _ = policy.sample(words, group_sizes=[1] * 4, generator=seeded())
     assert policy.decode(trajectory) == words
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"updates": None}, "policy.base.warmup.updates must be an integer, got null"),
+        ({"answer_mark": "#"}, "policy.base.warmup.worked_fraction is missing"),
+    ],
+)
+def test_a_wrong_warmup_is_named_by_its_parameter(
+    changes: dict[str, Any], said: str, tmp_path: Path
+):
+    recipe: dict[str, Any] = parse_yaml((ROOT / "recipes" / "smoke.yaml").read_text())
+    base = recipe["policy"]["base"]
+    base["warmup"] = {"prompts": 9, "updates": 9, "rows_per_update": 9, "learning_rate": 0.1}
+    base["warmup"] |= changes
+    recipe["policy"] = {
+        "kind": "seq2seq",
+        "base": {**base, "architecture": "MarianMTModel", "config": {}},
+        "lora": None,
+        "recompute": False,
+        "source_language": None,
+        "forces_tag": False,
+        "max_steps": 4,
+    }
+    path = tmp_path / "params.yaml"
+    path.write_text(dump_yaml(recipe))
+    with pytest.raises(ParameterError) as error:
+        read_params(path)
+    assert str(error.value).removeprefix(f"{path}: ") == said
