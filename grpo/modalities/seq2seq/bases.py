@@ -1,11 +1,9 @@
 """Base models of encoder-decoder policies: fresh, or from a directory, the hub or S3."""
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -16,13 +14,13 @@ from grpo.modalities.modality import RunParams
 from grpo.modalities.seq2seq.forward import EncoderDecoderPasses
 from grpo.modalities.seq2seq.modality import ScratchBase, Seq2SeqPolicyParams
 from grpo.modalities.seq2seq.policy import Decoding, Seq2SeqPolicy, start_token
-from grpo.modalities.shared.directories import save_base
 from grpo.modalities.shared.models import (
     make_fresh_model,
     read_model,
     read_tokenizer,
     require_embedded,
 )
+from grpo.modalities.shared.texts import base_of_texts
 from grpo.modalities.shared.tokenizers import make_byte_tokenizer
 from grpo.modalities.shared.warmup import (
     BasePolicy,
@@ -30,7 +28,6 @@ from grpo.modalities.shared.warmup import (
     WarmupUpdate,
     fit,
     warmup_settings,
-    with_remedy,
 )
 from grpo.runtime.machine import DTYPES
 from grpo.runtime.seeds import derive_seed
@@ -60,18 +57,7 @@ def make_base_policy(params: RunParams[Seq2SeqPolicyParams], data: Path) -> Base
     settings = (
         warmup_settings(fresh.warmup, params.seed) if isinstance(fresh, ScratchBase) else None
     )
-
-    def train(table: pd.DataFrame) -> Iterator[WarmupUpdate]:
-        pairs = list(zip(table["prompt"], table["solution"]))
-        if settings is None:
-            return iter(())
-        return with_remedy(warm_up(model, tokenizer, pairs, settings), settings)
-
-    return BasePolicy(
-        num_updates=settings.updates if settings else 0,
-        warm_up=train,
-        save=partial(save_base, model=model, tokenizer=tokenizer),
-    )
+    return base_of_texts(model, tokenizer, settings, warm_up)
 
 
 def make_base(params: RunParams[Seq2SeqPolicyParams], data: Path) -> tuple[PreTrainedModel, Any]:

@@ -16,15 +16,14 @@ from grpo.modalities.policy import Policy
 from grpo.modalities.seq2seq.forward import EncoderDecoderPasses
 from grpo.modalities.seq2seq.modality import Seq2SeqPolicyParams
 from grpo.modalities.shared.directories import load_base, read_round
-from grpo.modalities.shared.logits import draw
-from grpo.modalities.shared.packed import Layout, Rows, require_entries
+from grpo.modalities.shared.packed import Layout, Rows
+from grpo.modalities.shared.texts import decode_texts, draw_tokens, has_ended, require_text
 from grpo.runtime.artifacts.tensors import unpack_ragged
 from grpo.runtime.machine import DTYPES
 from grpo.runtime.seeds import derive_seed
 from grpo.schema import PARAMS
 from grpo.types import Cost, StepLogProbs
 
-ROUNDING = 1e-4  # nats; tolerance for log-probs above 0
 NO_TAG = -1  # forced token of a prompt without one
 TAG = re.compile(r">>(\S+)<< ?")  # of the target language, before the source text
 LAYOUT = {
@@ -142,14 +141,11 @@ class Seq2SeqPolicy(Policy[Seq2SeqTrajectory]):
 
     def decode(self, trajectory: Seq2SeqTrajectory) -> list[str]:
         """Returns each rollout's text without special tokens."""
-        rows = [row[kept].tolist() for row, kept in zip(trajectory.tokens, trajectory.mask)]
-        texts: list[str] = self.tokenizer.batch_decode(rows, skip_special_tokens=True)
-        return texts
+        return decode_texts(self.tokenizer, trajectory.tokens, trajectory.mask)
 
     def is_finished(self, trajectory: Seq2SeqTrajectory) -> Bool[Tensor, " rollout"]:
         """Returns which rollouts ended with an end token instead of at the step limit."""
-        last = trajectory.mask.sum(dim=1, keepdim=True) - 1
-        return torch.isin(trajectory.tokens.gather(1, last)[:, 0], self.end_tokens)
+        return has_ended(trajectory.tokens, trajectory.mask, self.end_tokens)
 
     def restore(
         self, tensors: dict[str, Tensor], row: Int[Tensor, " rollout"]
@@ -159,7 +155,7 @@ class Seq2SeqPolicy(Policy[Seq2SeqTrajectory]):
         Raises:
           ArtifactError: If tokens do not fit the model.
         """
-        _require_text(tensors, self.model.get_input_embeddings().num_embeddings)
+        require_text(tensors, self.model.get_input_embeddings().num_embeddings)
         steps, lengths = tensors["steps"], tensors["prompt_lengths"]
         tokens = unpack_ragged(tensors["tokens"].long(), steps)
         prompt = unpack_ragged(tensors["prompt_tokens"].long(), lengths)
@@ -214,7 +210,9 @@ class Seq2SeqPolicy(Policy[Seq2SeqTrajectory]):
         cache.reorder_cache(group.to(encoded.device))
         encoded, source_mask = encoded[group.to(encoded.device)], prompt_mask[group]
         for step in range(steps):
-            chosen, chosen_logp = self._draw(logits, uniform[alive, step])
+            chosen, chosen_logp = draw_tokens(
+                logits, uniform[alive, step], self.decoding.temperature
+            )
             tokens[alive, step], logp[alive, step], mask[alive, step] = chosen, chosen_logp, True
             going = (~torch.isin(chosen, self.end_tokens)).nonzero()[:, 0]
             if step == steps - 1 or len(going) == 0:
@@ -317,15 +315,6 @@ class Seq2SeqPolicy(Policy[Seq2SeqTrajectory]):
             )
         return int(token), prompt[found.end() :]
 
-    def _draw(
-        self, logits: Float[Tensor, "rollout token"], uniform: Float[Tensor, " rollout"]
-    ) -> tuple[Int[Tensor, " rollout"], Float[Tensor, " rollout"]]:
-        """Returns a sampled token per row and its log-prob; the most likely at temperature 0."""
-        if self.decoding.temperature > 0:
-            return draw(logits, uniform, self.decoding.temperature)
-        logp, chosen = logits.log_softmax(dim=1).max(dim=1)
-        return chosen, logp
-
 
 def start_token(model: PreTrainedModel) -> int:
     """Returns the token with which the decoder begins.
@@ -340,15 +329,6 @@ def start_token(model: PreTrainedModel) -> int:
     raise ArtifactError(
         f"{model.name_or_path}: generation_config.json must have decoder_start_token_id, a number"
     )
-
-
-def _require_text(tensors: dict[str, Tensor], vocabulary: int) -> None:
-    """Raises ArtifactError unless tokens are in the vocabulary and log-probs are at most 0."""
-    for name, lengths in (("prompt_tokens", "prompt_lengths"), ("tokens", "steps")):
-        known = (tensors[name] >= 0) & (tensors[name] < vocabulary)
-        require_entries(tensors, name, known, f"in [0, {vocabulary})", lengths=lengths)
-    logp = tensors["behavior_logp"]
-    require_entries(tensors, "behavior_logp", logp <= ROUNDING, "a log-prob, at most 0")
 
 
 def load_seq2seq_policy(

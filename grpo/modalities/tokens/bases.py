@@ -1,12 +1,9 @@
 """Base models of token policies: fresh, or from a directory, the hub, S3 or a GGUF file."""
 
 import importlib.util
-from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import torch
 from torch import nn
 from transformers import (
@@ -18,20 +15,18 @@ from transformers import (
 
 from grpo.errors import ArtifactError, MissingExtraError, ParameterError, brief, located
 from grpo.modalities.modality import RunParams
-from grpo.modalities.shared.directories import save_base
 from grpo.modalities.shared.models import (
     make_fresh_model,
     read_model,
     read_tokenizer,
     require_embedded,
 )
+from grpo.modalities.shared.texts import base_of_texts
 from grpo.modalities.shared.tokenizers import make_byte_tokenizer
 from grpo.modalities.shared.warmup import (
     BasePolicy,
-    WarmupUpdate,
     warm_up,
     warmup_settings,
-    with_remedy,
 )
 from grpo.modalities.tokens.forward import PASS_ERRORS, ForwardPasses, sampling_cache
 from grpo.modalities.tokens.modality import GgufBase, ScratchBase, TokenPolicyParams
@@ -112,18 +107,7 @@ def make_base_policy(params: RunParams[TokenPolicyParams], data: Path) -> BasePo
     settings = (
         warmup_settings(fresh.warmup, params.seed) if isinstance(fresh, ScratchBase) else None
     )
-
-    def train(table: pd.DataFrame) -> Iterator[WarmupUpdate]:
-        pairs = list(zip(table["prompt"], table["solution"]))
-        if settings is None:
-            return iter(())
-        return with_remedy(warm_up(model, tokenizer, pairs, settings), settings)
-
-    return BasePolicy(
-        num_updates=settings.updates if settings else 0,
-        warm_up=train,
-        save=partial(save_base, model=model, tokenizer=tokenizer),
-    )
+    return base_of_texts(model, tokenizer, settings, warm_up)
 
 
 def make_base(params: RunParams[TokenPolicyParams], data: Path) -> tuple[PreTrainedModel, Any]:

@@ -16,8 +16,8 @@ from grpo.modalities.modality import RunParams
 from grpo.modalities.policy import Policy
 from grpo.modalities.shared.directories import load_base, read_round, whole_policy
 from grpo.modalities.shared.flops import Pass, TokenFlops, total_flops
-from grpo.modalities.shared.logits import draw
-from grpo.modalities.shared.packed import Layout, Rows, require_entries
+from grpo.modalities.shared.packed import Layout, Rows
+from grpo.modalities.shared.texts import decode_texts, draw_tokens, has_ended, require_text
 from grpo.modalities.tokens.forward import ForwardPasses, Scored, sampling_cache
 from grpo.modalities.tokens.modality import RoutingMode, TokenPolicyParams
 from grpo.modalities.tokens.routing import (
@@ -39,7 +39,6 @@ from grpo.runtime.seeds import derive_seed
 from grpo.schema import PARAMS
 from grpo.types import Cost, StepLogProbs
 
-ROUNDING = 1e-4  # nats; tolerance for log-probs above 0
 LAYOUT = {
     "prompt_lengths": Rows("prompt", each="integer"),
     "prompt_tokens": Rows("prompt", "prompt_lengths", each="integer"),
@@ -158,14 +157,11 @@ class TokenPolicy(Policy[TokenTrajectory]):
 
     def decode(self, trajectory: TokenTrajectory) -> list[str]:
         """Returns each rollout's text without special tokens."""
-        rows = [row[kept].tolist() for row, kept in zip(trajectory.tokens, trajectory.mask)]
-        texts: list[str] = self.tokenizer.batch_decode(rows, skip_special_tokens=True)
-        return texts
+        return decode_texts(self.tokenizer, trajectory.tokens, trajectory.mask)
 
     def is_finished(self, trajectory: TokenTrajectory) -> Bool[Tensor, " rollout"]:
         """Returns which rollouts ended with an end token instead of at the step limit."""
-        last = trajectory.mask.sum(dim=1, keepdim=True) - 1
-        return torch.isin(trajectory.tokens.gather(1, last)[:, 0], self.end_tokens)
+        return has_ended(trajectory.tokens, trajectory.mask, self.end_tokens)
 
     @property
     def layout(self) -> Layout:
@@ -188,7 +184,7 @@ class TokenPolicy(Policy[TokenTrajectory]):
         Raises:
           ArtifactError: If tokens or routing do not fit the model.
         """
-        _require_text(tensors, self.model.get_input_embeddings().num_embeddings)
+        require_text(tensors, self.model.get_input_embeddings().num_embeddings)
         steps, lengths = tensors["steps"], tensors["prompt_lengths"]
         tokens = unpack_ragged(tensors["tokens"].long(), steps)
         prompt = unpack_ragged(tensors["prompt_tokens"].long(), lengths)
@@ -269,7 +265,9 @@ class TokenPolicy(Policy[TokenTrajectory]):
         ahead = self.forward.attention_ahead(prompt_mask[group], steps)
         alive: slice | Tensor = slice(None)  # a view, cheaper than an index until a rollout ends
         for step in range(steps):
-            chosen, chosen_logp = self._draw(logits, uniform[alive, step])
+            chosen, chosen_logp = draw_tokens(
+                logits, uniform[alive, step], self.decoding.temperature
+            )
             tokens[alive, step], logp[alive, step], mask[alive, step] = chosen, chosen_logp, True
             has_ended = torch.isin(chosen, self.end_tokens)
             num_ended = int(has_ended.sum())
@@ -355,15 +353,6 @@ class TokenPolicy(Policy[TokenTrajectory]):
             return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
         return list(self.tokenizer(prompt, add_special_tokens=True)["input_ids"])
 
-    def _draw(
-        self, logits: Float[Tensor, "rollout token"], uniform: Float[Tensor, " rollout"]
-    ) -> tuple[Int[Tensor, " rollout"], Float[Tensor, " rollout"]]:
-        """Returns a sampled token per row and its log-prob; the most likely at temperature 0."""
-        if self.decoding.temperature > 0:
-            return draw(logits, uniform, self.decoding.temperature)
-        logp, chosen = logits.log_softmax(dim=1).max(dim=1)
-        return chosen, logp
-
     def _count(self, *passes: Pass) -> None:
         """Adds forward passes, and backward passes if gradients are enabled, to the cost."""
         training = self.flops.training if torch.is_grad_enabled() else None
@@ -374,15 +363,6 @@ class TokenPolicy(Policy[TokenTrajectory]):
 def token_layout(routing: RoutingMode) -> Layout:
     """Returns the layout of stored rollouts, with expert choices for `replay_sampled`."""
     return {**LAYOUT, **ROUTING_LAYOUT} if routing == "replay_sampled" else LAYOUT
-
-
-def _require_text(tensors: dict[str, Tensor], vocabulary: int) -> None:
-    """Raises ArtifactError unless tokens are in the vocabulary and log-probs are at most 0."""
-    for name, lengths in (("prompt_tokens", "prompt_lengths"), ("tokens", "steps")):
-        known = (tensors[name] >= 0) & (tensors[name] < vocabulary)
-        require_entries(tensors, name, known, f"in [0, {vocabulary})", lengths=lengths)
-    logp = tensors["behavior_logp"]
-    require_entries(tensors, "behavior_logp", logp <= ROUNDING, "a log-prob, at most 0")
 
 
 def _reading(rows: int, new: int, *, seen: int) -> Pass:

@@ -1,0 +1,84 @@
+"""What policies whose rollouts are texts share: ends, decoding, draws, checks of stored tokens."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pandas as pd
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from grpo.modalities.shared.directories import save_base
+from grpo.modalities.shared.logits import draw
+from grpo.modalities.shared.packed import require_entries
+from grpo.modalities.shared.warmup import BasePolicy, WarmupSettings, WarmupUpdate, with_remedy
+
+ROUNDING = 1e-4  # nats; tolerance for log-probs above 0
+Pairs = list[tuple[str, str]]  # prompts and solutions
+
+
+def decode_texts(
+    tokenizer: PreTrainedTokenizerBase,
+    tokens: Int[Tensor, "rollout step"],
+    mask: Bool[Tensor, "rollout step"],
+) -> list[str]:
+    """Returns each rollout's text without special tokens."""
+    rows = [row[kept].tolist() for row, kept in zip(tokens, mask)]
+    texts: list[str] = tokenizer.batch_decode(rows, skip_special_tokens=True)
+    return texts
+
+
+def has_ended(
+    tokens: Int[Tensor, "rollout step"],
+    mask: Bool[Tensor, "rollout step"],
+    end_tokens: Int[Tensor, " token"],
+) -> Bool[Tensor, " rollout"]:
+    """Returns which rollouts ended with an end token instead of at the step limit."""
+    last = mask.sum(dim=1, keepdim=True) - 1
+    return torch.isin(tokens.gather(1, last)[:, 0], end_tokens)
+
+
+def draw_tokens(
+    logits: Float[Tensor, "rollout token"], uniform: Float[Tensor, " rollout"], temperature: float
+) -> tuple[Int[Tensor, " rollout"], Float[Tensor, " rollout"]]:
+    """Returns a sampled token per row and its log-prob; the most likely at temperature 0."""
+    if temperature > 0:
+        return draw(logits, uniform, temperature)
+    logp, chosen = logits.log_softmax(dim=1).max(dim=1)
+    return chosen, logp
+
+
+def require_text(tensors: dict[str, Tensor], vocabulary: int) -> None:
+    """Raises ArtifactError unless tokens are in the vocabulary and log-probs are at most 0."""
+    for name, lengths in (("prompt_tokens", "prompt_lengths"), ("tokens", "steps")):
+        known = (tensors[name] >= 0) & (tensors[name] < vocabulary)
+        require_entries(tensors, name, known, f"in [0, {vocabulary})", lengths=lengths)
+    logp = tensors["behavior_logp"]
+    require_entries(tensors, "behavior_logp", logp <= ROUNDING, "a log-prob, at most 0")
+
+
+def base_of_texts(
+    model: PreTrainedModel,
+    tokenizer: Any,
+    settings: WarmupSettings | None,
+    warm_up: Callable[[PreTrainedModel, Any, Pairs, WarmupSettings], Iterator[WarmupUpdate]],
+) -> BasePolicy:
+    """Returns a base policy that is warmed up on prompts and solutions.
+
+    Args:
+      settings: None: an imported base, without a warm-up.
+    """
+
+    def train(table: pd.DataFrame) -> Iterator[WarmupUpdate]:
+        pairs = list(zip(table["prompt"], table["solution"]))
+        if settings is None:
+            return iter(())
+        return with_remedy(warm_up(model, tokenizer, pairs, settings), settings)
+
+    return BasePolicy(
+        num_updates=settings.updates if settings else 0,
+        warm_up=train,
+        save=partial(save_base, model=model, tokenizer=tokenizer),
+    )
