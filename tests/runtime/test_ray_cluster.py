@@ -4,10 +4,13 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
 import pytest
+
+from tests.pipeline.processes import until
 
 ROOT = Path(__file__).parents[2]
 HELD = """\
@@ -46,7 +49,9 @@ def test_nobody_at_the_clusters_address_is_one_line(tmp_path: Path):
 
 
 @pytest.mark.long
-def test_no_process_of_a_local_cluster_outlives_a_killed_stage(tmp_path: Path):
+@pytest.mark.parametrize("has_started", [True, False])
+def test_no_process_of_a_local_cluster_outlives_a_killed_stage(tmp_path: Path, has_started: bool):
+    """Killed when the cluster has started, or soon after its first processes have."""
     with subprocess.Popen(
         [sys.executable, "-c", HELD],
         cwd=tmp_path,
@@ -55,8 +60,13 @@ def test_no_process_of_a_local_cluster_outlives_a_killed_stage(tmp_path: Path):
         stdout=subprocess.PIPE,
     ) as stage:
         assert stage.stdout is not None
-        assert stage.stdout.readline() == b"connected\n"
-        below = psutil.Process(stage.pid).children(recursive=True)
+        process = psutil.Process(stage.pid)
+        if has_started:
+            assert stage.stdout.readline() == b"connected\n"
+        else:
+            until(lambda: len(process.children(recursive=True)) > 3)
+            time.sleep(0.5)
+        below = process.children(recursive=True)
         stage.kill()
     assert len(below) > 3
     _, alive = psutil.wait_procs(below, timeout=10)

@@ -9,7 +9,7 @@ import secrets
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -93,8 +93,8 @@ def _refused(what: str, remedy: str) -> Iterator[None]:
 @contextmanager
 def _started(**options: Any) -> Iterator[None]:
     """Starts a local cluster; removes its processes and files after the block."""
-    before = set(psutil.Process().children())
-    with temporary_beside(FOLDERS / f"grpo-ray-{os.getuid()}") as folder:
+    with temporary_beside(FOLDERS / f"grpo-ray-{os.getuid()}") as folder, _guard() as has_started:
+        before = set(psutil.Process().children())
         folder.mkdir(mode=0o700)
         servers: set[psutil.Process] = set()
         try:
@@ -111,8 +111,8 @@ def _started(**options: Any) -> Iterator[None]:
                     )
                 finally:
                     servers = set(psutil.Process().children()) - before
-            with _guarded([*servers, *_descendants(servers)]):
-                yield
+            has_started()
+            yield
         finally:
             processes = [*servers, *_descendants(servers)]
             ray.shutdown()
@@ -120,16 +120,26 @@ def _started(**options: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _guarded(processes: list[psutil.Process]) -> Iterator[None]:
-    """Kills processes if this one ends within the block."""
-    named = [f"{each.pid}:{each.create_time()}" for each in processes if each.is_running()]
+def _guard() -> Iterator[Callable[[], None]]:
+    """Kills what this process has started within the block, if it is killed.
+
+    Yields:
+      A function to call when the cluster has started all its processes.
+    """
     with subprocess.Popen(
-        [sys.executable, "-E", ray_guard.__file__, *named],
+        [sys.executable, "-E", ray_guard.__file__, str(os.getpid())],
         stdin=subprocess.PIPE,
         start_new_session=True,  # a signal of the terminal ends the stage, and then the guard
     ) as guard:
+        pipe = guard.stdin
+        assert pipe is not None
+
+        def has_started() -> None:
+            pipe.write(b".")
+            pipe.flush()
+
         try:
-            yield
+            yield has_started
         finally:
             guard.kill()
 
