@@ -1,7 +1,7 @@
 """Kills train@ at random moments of a round of several iterations, by executor and staleness.
 
-python -m benchmarks.iteration_kills            # writes results/iteration_kills.json
-python -m benchmarks.iteration_kills --kills 5 --executors local processes
+python -m benchmarks.iteration_kills                    # writes results/iteration_kills.json
+python -m benchmarks.iteration_kills --executors ray    # replaces its rows
 
 The round has eight iterations. A run without a kill gives the bytes and the seconds; every kill
 comes at a random moment within these seconds, by SIGKILL, and the same command is run again. Half
@@ -27,7 +27,7 @@ import psutil
 from benchmarks.demo import RESULTS, ROOT, machine, revision_of
 from benchmarks.workspaces import make_workspace, run_stages
 from grpo.params.yaml import parse_yaml
-from grpo.runtime.artifacts.files import write_json
+from grpo.runtime.artifacts.files import read_json, write_json
 
 OUT = RESULTS / "iteration_kills.json"
 ITERATIONS = 8
@@ -49,20 +49,22 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--executors", nargs="+", choices=EXECUTORS, default=list(EXECUTORS))
     chosen = parser.parse_args()
-    rows = []
+    stored = read_json(OUT)["rows"] if OUT.exists() else []
+    rows = [row for row in stored if row["executor"] not in chosen.executors]
     with tempfile.TemporaryDirectory() as folder:
         workspace = Path(folder) / "workspace"
         make_workspace(workspace, params_of("local", 0))
         run_stages(workspace, skipped=[f"train@{ROUND}", f"evaluate@{ROUND}", "evaluate-base"])
         for executor in chosen.executors:
             for staleness in (0, 1):
-                rows.append(kill_often(workspace, executor, staleness, chosen.kills))
+                row = kill_often(workspace, executor, staleness, chosen.kills)
+                rows.append({**row, "revision": revision_of("HEAD")})
                 print(rows[-1], flush=True)
+    rows.sort(key=lambda row: (list(EXECUTORS).index(row["executor"]), row["staleness"]))
     write_json(
         OUT,
         {
             "command": "python -m benchmarks.iteration_kills",
-            "revision": revision_of("HEAD"),
             "machine": machine(),
             "iterations": ITERATIONS,
             "rows": rows,
