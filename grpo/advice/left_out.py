@@ -141,9 +141,10 @@ def _describe(
         f"{count} rollouts of each drawn prompt by the policy that {name} trained, with the "
         f"arm's sampling settings ({format_flops(float(cost.flops))}):\n\n"
         f"{markdown_table(titles, rows)}\n\n"
-        "p (1 - p) is the variance of a prompt's outcomes, with a 95 % interval over prompts: "
-        "without it they give no\ngradient. If prompts that the round did not train on have as "
-        "much of it as those that it did, the\nallocation leaves signal out."
+        "p (1 - p) is the variance of a prompt's outcomes, with a 95 % interval over prompts; "
+        "a group whose outcomes\nare all equal gives no gradient. Where prompts that the round did "
+        "not train on have as much of it as those\nthat it did, a rollout of them would give as "
+        "much signal."
     )
 
 
