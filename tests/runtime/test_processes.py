@@ -117,10 +117,11 @@ def test_every_worker_sleeps_when_told_and_goes_on(tmp_path: Path, workers: int)
 
 
 def test_a_worker_that_is_lost_while_it_sleeps_is_replaced(tmp_path: Path):
+    before = set(psutil.Process().children())
     with pool(tmp_path, workers=1) as executor:
         assert squares(tmp_path / "first", executor) == EXPECTED
-        (lost,) = (each.pid for each in psutil.Process().children())
-        os.kill(lost, signal.SIGKILL)
+        (lost,) = set(psutil.Process().children()) - before
+        lost.kill()
         executor.sleep()
         assert squares(tmp_path / "second", executor) == EXPECTED
 
