@@ -48,6 +48,7 @@ def compare_left_out(
     if prompts < 1:
         raise ParameterError(f"--prompts: must be >= 1, got {prompts}")
     arm = params.find_round(name).arm
+    count = max(params.profile.rollouts_per_prompt, MIN_ROLLOUTS)
     tasks = artifacts / "prompts" / "train.parquet"
     kinds = _kinds(artifacts, name, arm, read_table(tasks, PROMPTS))
     seed = derive_seed(seed, "left out", name)
@@ -55,7 +56,7 @@ def compare_left_out(
         each.sample(min(prompts, len(each)), random_state=seed % 2**32)
         for _, each in kinds.groupby("kind", observed=True)
     ]
-    asked = pd.concat(chosen, ignore_index=True)
+    asked = pd.concat(chosen, ignore_index=True).assign(rollouts=count)
     require_described(artifacts / "data" / "judge.json", params, DATA, "judge")
     setup = SamplingSetup(
         params=params,
@@ -70,7 +71,7 @@ def compare_left_out(
     with located(f"round {name}"):
         require_judged(rewards)
     rates = prompt_rates(rewards[is_judged(rewards)]).join(asked.set_index("prompt_id")["kind"])
-    return _describe(name, params, kinds, rates, cost).replace(SPACE, " ")
+    return _describe(name, count, kinds, rates, cost).replace(SPACE, " ")
 
 
 def _kinds(artifacts: Path, name: str, arm: str, tasks: pd.DataFrame) -> pd.DataFrame:
@@ -91,13 +92,16 @@ def _kinds(artifacts: Path, name: str, arm: str, tasks: pd.DataFrame) -> pd.Data
 def _draw(
     executor: Executor, params: Parameters, arm: str, asked: pd.DataFrame, seed: int
 ) -> tuple[pd.DataFrame, Cost]:
-    """Returns the rewards of the prompts' rollouts, and the cost of sampling them."""
-    count = max(params.profile.rollouts_per_prompt, MIN_ROLLOUTS)
+    """Returns the rewards of the prompts' rollouts, and the cost of sampling them.
+
+    Args:
+      asked: The prompts with the column `rollouts`, the number for each.
+    """
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
         batch = sample_rollouts(
             executor,
-            asked.assign(rollouts=count),
+            asked,
             rollouts_per_batch=params.find_arm(arm).sampling.rollouts_per_batch,
             seed=seed,
             scratch=scratch,
@@ -121,10 +125,8 @@ def prompt_rates(rewards: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def _describe(
-    name: str, params: Parameters, kinds: pd.DataFrame, rates: pd.DataFrame, cost: Cost
-) -> str:
-    count = max(params.profile.rollouts_per_prompt, MIN_ROLLOUTS)
+def _describe(name: str, count: int, kinds: pd.DataFrame, rates: pd.DataFrame, cost: Cost) -> str:
+    """Returns the table; `count` is the number of rollouts of each drawn prompt."""
     titles = ["training prompts", "all", "drawn", "solved", "p (1 - p)", "mixed groups"]
     rows = [
         [
