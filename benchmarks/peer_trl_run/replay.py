@@ -77,8 +77,10 @@ def _rows(tensors: Weights, name: str, lengths: str) -> list[list[int]]:
 
 
 def _theirs(seed: int, python: str) -> dict[str, float]:
-    out, told = FOLDER / f"{SIZE}-{seed}-replay-trl", FOLDER / f"{SIZE}-{seed}-replay.json"
-    time_theirs(SIZE, seed, python, out, updates=UPDATES, updates_per_save=0, told=str(told))
+    out, sampled = FOLDER / f"{SIZE}-{seed}-replay-trl", FOLDER / f"{SIZE}-{seed}-replay.json"
+    time_theirs(
+        SIZE, seed, python, out, updates=UPDATES, updates_per_save=0, rollouts_file=str(sampled)
+    )
     base = base_workspace(SIZE, seed) / "artifacts" / "policies" / "base"
     encode = AutoTokenizer.from_pretrained(base)
     batches = [
@@ -86,7 +88,7 @@ def _theirs(seed: int, python: str) -> dict[str, float]:
             (encode(prompt)["input_ids"], answer, reward)
             for prompt, answer, reward in zip(each["prompts"], each["answers"], each["rewards"])
         ]
-        for each in read_json(told)
+        for each in read_json(sampled)
     ]
     return _compare(base, batches, out / f"update-{UPDATES}")
 

@@ -46,7 +46,7 @@ class Order:
     answer_pattern: str
     threshold: float
     updates_per_save: int  # 0: only the last policy is saved
-    told: str = ""  # file for the tokens and rewards of all batches, if they are wanted
+    rollouts_file: str = ""  # for the tokens and rewards of all batches, if they are wanted
     settings: dict[str, Any] = field(default_factory=dict)  # "rows" per pass, others of GRPOConfig
 
 
@@ -77,7 +77,7 @@ class Judge:
         ]
         self.rewards.append(sum(outcomes) / len(outcomes))
         self.steps.append(sum(map(len, completion_ids)) / len(completion_ids))
-        if self.order.told:
+        if self.order.rollouts_file:
             self.batches.append(
                 {"prompts": prompts, "answers": completion_ids, "rewards": outcomes}
             )
@@ -131,8 +131,8 @@ def main(order: Order) -> None:
     recorder.model = model
     trainer.train()
     model.save_pretrained(Path(order.out) / f"update-{order.updates}")
-    if order.told:
-        Path(order.told).write_text(json.dumps(judge.batches))
+    if order.rollouts_file:
+        Path(order.rollouts_file).write_text(json.dumps(judge.batches))
     measured = {
         "cpu": [round(each, 3) for each in recorder.cpu],
         "wall": [round(each, 3) for each in recorder.wall],
