@@ -32,7 +32,7 @@ WAITING_REQUESTS = 64
 POLL_SECONDS = 0.1
 LATER_ROLLOUTS = "grpo.wiring.later_rollouts"
 FIRST_USES = "grpo.runtime.first_uses"
-# Stages that load a policy, and stages that judge; these import the library of reward.judge.
+# Stages that load a policy, and stages that judge; these import the libraries of judges.
 USE_POLICIES = {f"stages.{each}" for each in ("base", "profile", "rollout", "train", "evaluate")}
 JUDGING = {f"stages.{each}" for each in ("prepare", "profile", "score", "train", "evaluate")}
 LIBRARIES = {"math": "math_verify", "reasoning_gym": "reasoning_gym"}
@@ -209,9 +209,10 @@ def _late_modules(modules: Sequence[str], file: Path) -> list[str]:
     """Returns what stages with the parameters of a file import when they need it."""
     late: list[str] = []
     match read_content(file) if file.exists() else {}:
-        case {"policy": {"kind": str(kind)}, "reward": {"judge": str(judge)}}:
-            if judge in LIBRARIES and not JUDGING.isdisjoint(modules):
-                late.append(LIBRARIES[judge])
+        case {"policy": {"kind": str(kind)}, "reward": {"judges": [*judges]}}:
+            if not JUDGING.isdisjoint(modules):
+                names = [each["judge"] for each in judges if isinstance(each, dict)]
+                late += [LIBRARIES[each] for each in names if each in LIBRARIES]
             if not USE_POLICIES.isdisjoint(modules):
                 late.append(FIRST_USES)
                 package = str(MODALITIES.get(kind, "")).rpartition(".")[0]

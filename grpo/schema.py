@@ -47,6 +47,7 @@ Timeout = Annotated[float, Field(ge=0.01, le=86400)]  # seconds; at most a day
 Decay = Annotated[float, Field(ge=0, lt=1)]  # of a moving average; 1 would never update it
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Normalization = Literal["none", "z_score_in_group", "rank"]  # of a judge's scores
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 

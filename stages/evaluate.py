@@ -25,6 +25,7 @@ from grpo.schema import DATA
 from grpo.types import Cost
 from grpo.wiring.executors import open_executor
 from grpo.wiring.policies import draws_of_evaluation
+from grpo.wiring.rewards import build_shaping
 from grpo.wiring.sampling_workers import SamplingSetup, make_sampling_work
 from stages.entry import run, scratch_of
 from stages.progress import shown, warn
@@ -70,7 +71,8 @@ def main(
             )
         usage.move("sampling", executor.seconds())
         with usage.part("judging"), shown(f"score {out.stem}") as progress:
-            judged = score_evaluation(executor, draws, scratch=scratch, progress=progress)
+            shaping = build_shaping(params).without_shaping()
+            judged = score_evaluation(executor, draws, shaping, scratch=scratch, progress=progress)
     with located(f"evaluate@{out.stem}"):
         warn(require_judged(judged["sampled"].rewards))
     greedy = judged["greedy"].rewards if "greedy" in judged else None

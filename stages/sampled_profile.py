@@ -19,6 +19,7 @@ from grpo.schema import DATA
 from grpo.wiring.executors import open_executor
 from grpo.wiring.phase_profiles import profile_steps
 from grpo.wiring.policies import stored_layout
+from grpo.wiring.rewards import build_shaping
 from grpo.wiring.sampling_workers import SamplingSetup, make_sampling_work
 from stages.entry import scratch_of
 from stages.progress import shown, warn
@@ -70,4 +71,7 @@ def _draw_and_judge(
         usage.move("sampling", executor.seconds())
         stored = stored_batches(scratch.directory)
         with usage.part("judging"), shown("score profile") as progress:
-            return batch, judge_stored(executor, stored, scratch=judged, progress=progress).rewards
+            rewards = judge_stored(
+                executor, stored, build_shaping(params), scratch=judged, progress=progress
+            ).rewards
+    return batch, rewards

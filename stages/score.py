@@ -11,6 +11,7 @@ from grpo.sampling.scoring import judge_stored, require_judged
 from grpo.schema import DATA
 from grpo.wiring.executors import open_executor
 from grpo.wiring.judging_workers import JudgingSetup, make_judging_work
+from grpo.wiring.rewards import build_shaping
 from stages.entry import run, scratch_of
 from stages.progress import shown, warn
 
@@ -29,7 +30,13 @@ def main(usage: Usage, judge: Path, prompts: Path, rollouts: Path, out: Path) ->
         usage.part("judging"),
         shown(f"score {out.stem}") as progress,
     ):
-        judged = judge_stored(executor, [rollouts], scratch=scratch.directory, progress=progress)
+        judged = judge_stored(
+            executor,
+            [rollouts],
+            build_shaping(params),
+            scratch=scratch.directory,
+            progress=progress,
+        )
     with located(f"score@{out.stem}"):
         warn(require_judged(judged.rewards))
     write_table(judged.rewards, out, REWARDS)

@@ -95,11 +95,11 @@ def _prepare_later(
     if params.find_arm(params.find_round(name).arm).training.iterations_per_round == 1:
         return lambda trainer: nullcontext()
     # Imported here: a round of one iteration needs neither samplers nor judges.
-    from grpo.wiring.later_rollouts import build_later_reward, open_later_rollouts
+    from grpo.wiring.later_rollouts import build_later_judges, open_later_rollouts
 
-    rule = build_later_reward(params, inputs)
+    judges = build_later_judges(params, inputs)
     return lambda trainer: open_later_rollouts(
-        trainer, inputs, rule=rule, scratch=scratch, usage=usage, warn=warn
+        trainer, inputs, judges=judges, scratch=scratch, usage=usage, warn=warn
     )
 
 

@@ -20,6 +20,7 @@ from grpo.sampling.scoring import judge_stored, require_judged
 from grpo.schema import DATA
 from grpo.types import Cost
 from grpo.wiring.executors import open_executor
+from grpo.wiring.rewards import build_shaping
 from grpo.wiring.sampling_workers import SamplingSetup, make_sampling_work
 
 TRAINED = "the round trained on"
@@ -107,7 +108,8 @@ def _draw(
             scratch=scratch,
             draws="0",  # the first iteration's settings, which are those of the arm
         )
-        judged = judge_stored(executor, stored_batches(scratch), scratch=scratch / "judged")
+        stored, shaping = stored_batches(scratch), build_shaping(params)
+        judged = judge_stored(executor, stored, shaping, scratch=scratch / "judged")
     return judged.rewards, batch.cost
 
 

@@ -52,11 +52,12 @@ def _files(params: Parameters, data: Path, reader: Reader) -> Iterator[Path]:
         for parameter, file in params.task.files():
             yield _require_file(parameter, data / file)
         return
-    section, at = (
-        (params.policy.base, "policy.base") if reader == "base" else (params.reward, "reward")
+    sections = (
+        {"policy.base": params.policy.base} if reader == "base" else params.judges("evaluation")
     )
-    for directory in _directories(section, data, at):
-        yield from (each for each in directory.rglob("*") if each.is_file())
+    for at, section in sections.items():
+        for directory in _directories(section, data, at):
+            yield from (each for each in directory.rglob("*") if each.is_file())
 
 
 def _require_file(parameter: str, path: Path) -> Path:

@@ -35,6 +35,7 @@ from grpo.schema import (
     Machine,
     Name,
     NonNegative,
+    Normalization,
     Positive,
     Processes,
     Rate,
@@ -58,6 +59,7 @@ MODEL_BYTES = 2**40  # of a fresh model's weights in float32; exceeds the memory
 LONGEST_NAME = 80  # in a message
 PAIRS = ("betas", "window", "fallback", "score_range", "patch_size")
 BASE = "base"  # the name of the base policy, from which every chain of rounds starts
+Purpose = Literal["outcome", "reward", "evaluation"]  # of judging
 LinkSpec = str | dict[str, dict[str, int | float | str | bool]]  # "rloo" or {rloo: {low: 0.2}}
 Info = Any  # pydantic's ValidationInfo, a protocol that beartype cannot check
 # policy.kind of the parameters that are being validated. It selects the type of the sections
@@ -88,8 +90,8 @@ Component = TypeVar("Component")
 SETTING_KINDS = {int: "an integer", float: "a number", str: "a text"}
 
 
-class Reward(Strict):
-    """The judge and its settings; settings that the judge does not use are null."""
+class JudgeParams(Strict):
+    """A judge; settings that it does not use are null."""
 
     @field_validator("judge")
     @classmethod
@@ -101,6 +103,38 @@ class Reward(Strict):
                 "literal_error", "Input should be {expected}", {"expected": expected}
             )
         return name
+
+    @field_validator("score_range")
+    @classmethod
+    def _rises(cls, ends: tuple[float, float] | None) -> tuple[float, float] | None:
+        if ends is not None and ends[0] >= ends[1]:
+            raise ValueError("must rise from its first number to its second")
+        if ends is not None and not math.isfinite(ends[1] - ends[0]):
+            raise ValueError("must be of a finite width")
+        return ends
+
+    judge: str  # the name of a file in grpo/rewards/
+    model: JudgeModel | None  # of judges that need one
+    score_range: tuple[Finite, Finite] | None  # raw scores that map to 0 and to 1; null: 0, 1
+
+
+class WeightedJudge(JudgeParams):
+    """A judge and its part in the reward."""
+
+    weight: NonNegative
+    normalize: Normalization  # of its scores, within the rollouts of a prompt
+
+
+class Reward(Strict):
+    """The judges and what is made of their scores."""
+
+    @field_validator("judges")
+    @classmethod
+    def _differ(cls, judges: list[WeightedJudge]) -> list[WeightedJudge]:
+        if not any(each.weight for each in judges):
+            raise ValueError("must have a weight above 0")
+        _require_distinct(judges)
+        return judges
 
     @field_validator("answer_pattern")
     @classmethod
@@ -115,46 +149,65 @@ class Reward(Strict):
             raise ValueError("must have exactly one group, the answer")
         return pattern
 
-    @field_validator("score_range")
-    @classmethod
-    def _rises(cls, ends: tuple[float, float] | None) -> tuple[float, float] | None:
-        if ends is not None and ends[0] >= ends[1]:
-            raise ValueError("must rise from its first number to its second")
-        if ends is not None and not math.isfinite(ends[1] - ends[0]):
-            raise ValueError("must be of a finite width")
-        return ends
-
-    judge: str  # the name of a file in grpo/rewards/
-    model: JudgeModel | None  # of judges that need one
-    score_range: tuple[Finite, Finite] | None  # raw scores that map to 0 and to 1; null: 0, 1
+    judges: list[WeightedJudge] = Field(min_length=1)  # the first decides the outcome
     answer_pattern: str | None  # of judges of text: group 1 of its last match is the answer
-    threshold: Fraction  # the outcome is 1 if the score is at least this
-    maximize: Literal["outcome", "score"]  # the reward before shaping
+    threshold: Fraction  # the outcome is 1 if the first judge's score is at least this
+    maximize: Literal["outcome", "score"]  # what the first judge adds to the reward
     unfinished_penalty: NonNegative  # subtracted if a rollout hit the step limit
-    timeout_seconds: Timeout | None  # of judges of text, per rollout
+    timeout_seconds: Timeout | None  # of judges of text, per rollout and judge
 
 
-def check_reward(reward: Reward, path: Path) -> None:
-    """Raises ParameterError unless the settings that the judge needs are set and others null.
+def _require_distinct(judges: Sequence[JudgeParams]) -> None:
+    """Raises ValueError unless the names of judges, which name columns, differ."""
+    names = [each.judge for each in judges]
+    repeated = [each for each in names if names.count(each) > 1]
+    if repeated:
+        raise ValueError(f"must name each judge once, {repeated[0]} is there twice")
+
+
+def _check_judges(params: "Parameters", path: Path) -> None:
+    """Raises ParameterError unless all judges fit the task and the policy, and their settings.
 
     Args:
       path: Path of the parameter file, for the message.
     """
-    judge = find_judge(reward.judge)
-    has_model, reads_text = judge.needs_model, judge.reads == "text"
-    needs = {
-        "model": has_model,
-        "answer_pattern": reads_text,
-        "timeout_seconds": reads_text,
-    }
-    if has_model or judge.reads == "simulation":  # optional for other judges
-        needs["score_range"] = has_model
-    for name, value in reward.model_dump(include=set(needs)).items():
-        if needs[name] == (value is None):
-            rule = "must be stated" if needs[name] else "must be null"
+    judges = params.judges("evaluation")
+    scored = {each.judge for each in params.reward.judges}
+    for index, each in enumerate(params.evaluation.judges):
+        if each.judge in scored:
             raise ParameterError(
-                f"{path}: reward.{name} {rule} with reward.judge {reward.judge}, got {value!r}"
+                f"{path}: evaluation.judges[{index}] must not repeat a judge of the reward, got "
+                f"{each.judge!r}; remove it: its scores are reported anyway"
             )
+    asked = {where: find_judge(each.judge) for where, each in judges.items()}
+    for where, each in judges.items():
+        _check_judge(each, f"{path}: {where}")
+        needed = asked[where].needs_task
+        if needed not in (None, params.task.kind):
+            raise ParameterError(
+                f"{path}: {where}.judge {each.judge} needs task.kind {needed}, "
+                f"got {params.task.kind!r}; set the judge to math or your own"
+            )
+    has_answer = any(each.reads == "text" and not each.reads_together for each in asked.values())
+    names = ", ".join(each.judge for each in judges.values())
+    for name in ("answer_pattern", "timeout_seconds"):
+        value = getattr(params.reward, name)
+        if has_answer == (value is None):
+            rule = "must be stated" if has_answer else "must be null"
+            raise ParameterError(f"{path}: reward.{name} {rule} with judge {names}, got {value!r}")
+
+
+def _check_judge(each: JudgeParams, where: str) -> None:
+    """Raises ParameterError unless the settings that a judge needs are set and others null."""
+    judge = find_judge(each.judge)
+    needs = {"model": judge.needs_model}
+    if judge.needs_model or judge.reads == "simulation":  # optional for other judges
+        needs["score_range"] = judge.needs_model
+    for name, needed in needs.items():
+        value = each.model_dump()[name]
+        if needed == (value is None):
+            rule = "must be stated" if needed else "must be null"
+            raise ParameterError(f"{where}.{name} {rule} with judge {each.judge}, got {value!r}")
 
 
 def _find_policy(value: Any, info: Info) -> PolicyParams:
@@ -239,6 +292,13 @@ class RoundParams(Strict):
 
 
 class _Evaluation(Strict):
+    @field_validator("judges")
+    @classmethod
+    def _differ(cls, judges: list[JudgeParams]) -> list[JudgeParams]:
+        _require_distinct(judges)
+        return judges
+
+    judges: list[JudgeParams]  # beside those of the reward; their scores are only reported
     sampling: Annotated[SerializeAsAny[Strict], PlainValidator(_find_draws)]
     rollouts_per_prompt: Annotated[int, Field(ge=2, le=65536)]
     rollouts_per_batch: Positive
@@ -276,6 +336,19 @@ class Parameters(Strict):
     def modality(self) -> Modality[Any, Any, Any]:
         """The modality of the policy."""
         return find_modality(self.policy.kind)
+
+    def judges(self, purpose: Purpose) -> dict[str, JudgeParams]:
+        """Returns the judges that are asked for a purpose by the path of their parameters."""
+        lists: dict[str, Sequence[JudgeParams]] = {"reward.judges": self.reward.judges}
+        if purpose == "outcome":
+            lists = {"reward.judges": self.reward.judges[:1]}
+        elif purpose == "evaluation":
+            lists["evaluation.judges"] = self.evaluation.judges
+        return {
+            f"{where}[{index}]": each
+            for where, judges in lists.items()
+            for index, each in enumerate(judges)
+        }
 
     def rounds_of(self, arm: str) -> list[str]:
         """Returns the names of an arm's rounds, in the file's order."""
@@ -321,13 +394,7 @@ def read_params(path: Path = PARAMS) -> Parameters:
             f"{path}: sampling.workers must be 1 with sampling.executor local, "
             f"got {params.sampling.workers}; set the executor to processes or ray"
         )
-    needed = find_judge(params.reward.judge).needs_task
-    if needed not in (None, params.task.kind):
-        raise ParameterError(
-            f"{path}: reward.judge {params.reward.judge} needs task.kind {needed}, "
-            f"got {params.task.kind!r}; set the judge to math or your own"
-        )
-    check_reward(params.reward, path)
+    _check_judges(params, path)
     _check_policy(params, path)
     return params
 
@@ -369,7 +436,7 @@ def with_tuples(value: Any) -> Any:
             key: tuple(item) if key in PAIRS and isinstance(item, list) else with_tuples(item)
             for key, item in value.items()
         }
-    return value
+    return [with_tuples(each) for each in value] if isinstance(value, list) else value
 
 
 def _check_rounds(params: Parameters, path: Path) -> None:
@@ -415,19 +482,24 @@ def _check_policy(params: Parameters, path: Path) -> None:
             f"{path}: task.kind must be one of {fitting} with policy.kind {kind}, "
             f"got {params.task.kind!r}"
         )
-    if find_judge(params.reward.judge).reads != modality.output_kind:
-        fitting = [each for each in judge_names() if find_judge(each).reads == modality.output_kind]
-        raise ParameterError(
-            f"{path}: reward.judge must be one of {fitting} with policy.kind {kind}, "
-            f"got {params.reward.judge!r}"
-        )
-    for wrong in modality.find_conflicts(params, params.reward.judge):
-        raise ParameterError(f"{path}: {wrong}")
+    for where, each in params.judges("evaluation").items():
+        if find_judge(each.judge).reads != modality.output_kind:
+            fitting = [name for name in judge_names() if _reads(name) == modality.output_kind]
+            raise ParameterError(
+                f"{path}: {where}.judge must be one of {fitting} with policy.kind {kind}, "
+                f"got {each.judge!r}"
+            )
+        for wrong in modality.find_conflicts(params, each.judge):
+            raise ParameterError(f"{path}: {wrong}")
     for name, arm in params.arms.items():
         for wrong in modality.find_rank_conflicts(params) if arm.training.ranks > 1 else ():
             raise ParameterError(f"{path}: with arms.{name}.training.ranks above 1, {wrong}")
     for where, config in params.policy.fresh_configs().items():
         _check_size(config, f"{path}: {where}")
+
+
+def _reads(judge: str) -> str:
+    return find_judge(judge).reads
 
 
 def _check_size(config: Mapping[str, Any], where: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from grpo.errors import ArtifactError, ParameterError, located
 from grpo.params.parameters import read_content
-from grpo.params.yaml import read_yaml
+from grpo.params.yaml import read_yaml, value_at
 from grpo.schema import PARAMS
 
 PIPELINE = Path("dvc.yaml")
@@ -59,7 +59,7 @@ def _recorded(declared: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a stage's parameters by path, and the hashes of its code files."""
     content, found = read_content(), dict[str, Any]()
     for path in declared.get("params", []):
-        found[f"{PARAMS}: {path}"] = _value_at(content, path)
+        found[f"{PARAMS}: {path}"] = value_at(content, path)
     for dep in declared.get("deps", []):
         if dep.startswith(CODE):
             for file in _files(Path(dep)):
@@ -75,7 +75,7 @@ def _declared(stage: str, params: Mapping[str, Any]) -> Mapping[str, Any]:
     declared: Mapping[str, Any] = read_stages().get(name, {})
     if "foreach" not in declared:
         return declared
-    entries = _value_at(params, declared["foreach"].removeprefix("${").removesuffix("}"))
+    entries = value_at(params, declared["foreach"].removeprefix("${").removesuffix("}"))
     item = (entries or {}).get(key) or {}
     fillings = {"${key}": key} | {
         f"${{item.{name}}}": value for name, value in item.items() if isinstance(value, str)
@@ -90,13 +90,6 @@ def _fill(text: str, fillings: Mapping[str, str]) -> str:
     for name, value in fillings.items():
         text = text.replace(name, value)
     return text
-
-
-def _value_at(content: Any, path: str) -> Any:
-    """Returns the value at a dotted path, or None."""
-    for part in path.split("."):
-        content = content.get(part) if isinstance(content, Mapping) else None
-    return content
 
 
 def _files(path: Path) -> list[Path]:

@@ -190,3 +190,13 @@ def _duplicates(text: str) -> Iterator[str]:
 
 def _reason(error: object) -> str:
     return brief(str(error).partition("\n\nTo suppress")[0])
+
+
+def value_at(content: Any, path: str, absent: Any = None) -> Any:
+    """Returns the value at a dotted path, which counts the items of a list; else `absent`."""
+    for part in path.split("."):
+        try:
+            content = content[int(part) if isinstance(content, list) else part]
+        except (KeyError, IndexError, TypeError, ValueError):
+            return absent
+    return content

@@ -14,10 +14,11 @@ from grpo.report.audits import Audited, audit_sentences, audits_by_arm, audits_b
 from grpo.report.comparison import Comparison, Curve, Interval
 from grpo.report.diverged import add_banners, draw_diverged, read_diverged
 from grpo.report.figures import draw_figures
+from grpo.report.judges import measure_influence
 from grpo.report.learned import find_empty_results
 from grpo.report.numbers import Numbers, compare_arms, compute_numbers, cost_of, counted_costs
 from grpo.report.provenance import CompletedRun, find_completed_run
-from grpo.report.reading import Run, read_run
+from grpo.report.reading import Run, judge_scores, read_run
 from grpo.report.samples import read_samples
 from grpo.report.seconds import read_usages, seconds_curves, stages_of
 from grpo.report.side_by_side import read_sheets
@@ -95,6 +96,8 @@ def write_page(
         "details": _details(run, numbers, seconds),
         "summary": _summary(run, numbers),
         "audits": _audits(run),
+        "judges": _judges(run),
+        "influences": _influences(run),
         "figures": [*curves, *draw_figures(run, numbers, usages=usages, seconds=seconds)],
         "findings": [
             {"severity": each.severity.name, "path": each.path, "sentence": each.sentence}
@@ -248,6 +251,32 @@ def _audits(run: Run) -> list[dict[str, Any]]:
         }
 
     return [row(name, each) for name, each in audits_by_round(run).items()]
+
+
+def _judges(run: Run) -> list[dict[str, Any]]:
+    """Returns one row per judge and kind of decoding: its mean score of the base and each arm."""
+    ends = [BASE, *(run.chain(arm)[-1] for arm in run.arms)]
+    return [
+        {"title": title, "scores": [_interval(run, run.scores[each][name]) for each in ends]}
+        for name, title in judge_scores(run.params).items()
+    ]
+
+
+def _influences(run: Run) -> list[dict[str, str]]:
+    """Returns one row per arm and judge of the reward; none if there is only one judge."""
+    return [
+        {
+            "arm": arm,
+            "color": css_color_of(index),
+            "judge": each.judge,
+            "first": format_rate(each.first_mean),
+            "last": format_rate(each.last_mean),
+            "spread": format_rate(each.spread),
+            "share": format_percent(each.share),
+        }
+        for index, arm in enumerate(run.arms)
+        for each in measure_influence(run, arm)
+    ]
 
 
 def _format_selection(run: Run, name: str) -> str:

@@ -19,6 +19,7 @@ from grpo.lineage.lock import (
     read_lock,
 )
 from grpo.params.parameters import BASE, Parameters, read_content, read_params, with_tuples
+from grpo.params.yaml import value_at
 from grpo.report.seconds import stages_of
 from grpo.runtime.artifacts.marks import (
     ARTIFACTS,
@@ -57,7 +58,7 @@ class _ParameterDiff:
 
     def compare(self, entry: StageEntry) -> None:
         for path, value in entry.values.items():
-            now, ran = flatten(_at(self.content, path), path), flatten(value, path)
+            now, ran = flatten(value_at(self.content, path, ABSENT), path), flatten(value, path)
             for leaf in (*ran, *(now.keys() - ran.keys())):
                 if not _is_same(now.get(leaf, ABSENT), ran.get(leaf, ABSENT)):
                     text = _format_value(ran.get(leaf, ABSENT))
@@ -187,23 +188,17 @@ def _is_done(workspace: Path, lock: Lock, stage: str, behind: Collection[str]) -
     return all((workspace / out.path).exists() for out in lock[stage].outs)
 
 
-def _at(content: Content, path: str) -> Any:
-    """Returns the value at a dotted path; ABSENT if there is none."""
-    value: Any = content
-    for part in path.split("."):
-        if not isinstance(value, dict) or part not in value:
-            return ABSENT
-        value = value[part]
-    return value
-
-
-def _replaced(content: Content, path: Sequence[str], value: Any) -> Content:
+def _replaced(content: Any, path: Sequence[str], value: Any) -> Any:
     """Returns a copy of the content with `value` at a path."""
+    if not path:
+        return value
     first, *rest = path
-    inner = content.get(first)
-    if not rest:
-        return {**content, first: value}
-    return {**content, first: _replaced(inner if isinstance(inner, dict) else {}, rest, value)}
+    if isinstance(content, list):
+        index = int(first)
+        inner = content[index] if index < len(content) else {}
+        return [*content[:index], _replaced(inner, rest, value), *content[index + 1 :]]
+    known = content if isinstance(content, dict) else {}
+    return {**known, first: _replaced(known.get(first, {}), rest, value)}
 
 
 def _is_same(one: object, other: object) -> bool:

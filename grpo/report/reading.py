@@ -15,9 +15,11 @@ from grpo.runtime.artifacts.stored_iterations import IterationFiles, count_itera
 from grpo.runtime.artifacts.tables import (
     CREDIT,
     EVALUATION,
+    GREEDY_SCORE,
     PROMPTS,
     REWARDS,
     ROLLOUTS,
+    SCORE,
     is_count,
     read_profile,
     read_table,
@@ -42,7 +44,9 @@ class Run:
     params: Parameters
     profile: pd.DataFrame  # without rows if no profile was sampled
     costs: pd.DataFrame  # columns stage, kind, round and COST; one row per stage and kind of work
-    scores: dict[str, Any]  # by policy: k, and value, low, high of each of `score_names`
+    scores: dict[
+        str, Any
+    ]  # by policy: k, and value, low, high of each of `score_names` and `judge_scores`
     rates: pd.DataFrame  # success rate by evaluation prompt (row) and policy (column)
     iterations: dict[str, list[IterationFiles]]  # by round
     rollouts: dict[str, pd.DataFrame]  # by round, of all iterations: see `read_rollouts`
@@ -84,7 +88,9 @@ def read_run(artifacts: Path, params: Parameters) -> Run:
         profile=profile,
         costs=_read_costs(artifacts, list(params.rounds)),
         scores={
-            name: _read_scores(evaluations / f"{name}.json", score_names(params))
+            name: _read_scores(
+                evaluations / f"{name}.json", (*score_names(params), *judge_scores(params))
+            )
             for name in policies
         },
         rates=_read_rates(evaluations, policies),
@@ -123,6 +129,16 @@ def score_names(params: Parameters) -> tuple[str, ...]:
     """Returns the SCORES that an evaluation reports."""
     is_greedy = params.modality.has_greedy
     return tuple(name for name in SCORES if name != "greedy" or is_greedy)
+
+
+def judge_scores(params: Parameters) -> dict[str, str]:
+    """Returns titles of the judges' mean scores in an evaluation; empty if there is one judge."""
+    names = [each.judge for each in params.judges("evaluation").values()]
+    if len(names) == 1:
+        return {}
+    sampled = {SCORE + each: f"{each}, sampled" for each in names}
+    greedy = {GREEDY_SCORE + each: f"{each}, greedy" for each in names}
+    return sampled | (greedy if params.modality.has_greedy else {})
 
 
 def link_name(link: LinkSpec) -> str:

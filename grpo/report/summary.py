@@ -1,5 +1,6 @@
 """Summary of a run for the terminal and for programs: rewards, cost and seconds of each arm."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -7,8 +8,9 @@ from typing import Any
 
 from grpo.params.parameters import BASE, Parameters
 from grpo.report.comparison import Comparison, Curve
+from grpo.report.judges import measure_influence
 from grpo.report.numbers import Numbers, compare_arms, compute_numbers, cost_of, counted_costs
-from grpo.report.reading import KINDS_IN_BUDGET, Run, read_run
+from grpo.report.reading import KINDS_IN_BUDGET, Run, judge_scores, read_run
 from grpo.report.seconds import missing_usages, read_usages, seconds_by_part, seconds_curves
 from grpo.report.verdict import can_judge, learned, saved
 from grpo.runtime.artifacts.usage import Usage
@@ -94,6 +96,14 @@ def _describe_arm(summary: Summary, arm: str) -> dict[str, Any]:
     seconds = None if missing else seconds_by_part(run, usages, arm)
     return {
         "mean_at_k": {name: _interval(run, run.scores[name]["mean_at_k"]) for name in chain},
+        "judges": {
+            score: {name: _interval(run, run.scores[name][score]) for name in chain}
+            for score in judge_scores(run.params)
+        },
+        "influence": {
+            each.judge: None if math.isnan(each.share) else round(each.share, DIGITS)
+            for each in measure_influence(run, arm)
+        },
         "gain_over_base": _interval(run, asdict(summary.numbers.gains[arm])),
         "iterations": sum(len(run.iterations[name]) for name in chain[1:]),
         "updates": sum(len(run.updates[name]) for name in chain[1:]),

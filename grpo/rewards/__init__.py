@@ -1,4 +1,4 @@
-"""Judges of rollouts, one file each, named as `reward.judge`."""
+"""Judges of rollouts, one file each, named as the parameter `judge`."""
 
 import sys
 
@@ -7,7 +7,7 @@ from grpo.runtime.lookup import import_part, missing_part, part_names
 
 
 def judge_names() -> tuple[str, ...]:
-    """Returns all values of reward.judge."""
+    """Returns all names of judges."""
     return part_names(sys.modules[__name__])
 
 

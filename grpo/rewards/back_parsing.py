@@ -20,7 +20,7 @@ def load(inputs: JudgeInputs) -> AnswerJudge:
         import words2num2  # noqa: F401
     except ImportError:
         raise MissingExtraError(
-            f"{PARAMS}: reward.judge back_parsing needs words2num2; run pip install -e "
+            f"{PARAMS}: {inputs.where}.judge back_parsing needs words2num2; run pip install -e "
             "'.[translation]'"
         ) from None
     return read_back

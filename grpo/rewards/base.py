@@ -25,34 +25,41 @@ class Task:
 
 
 class View(NamedTuple):
-    """A media judge's result for one image or clip."""
+    """The result for one of the rollouts that are judged together."""
 
-    text: str  # for display: the recognized text, or the raw score
+    text: str  # for display: the text that was recognized in an image, or the raw score
     score: float  # the judge's raw score
 
 
 AnswerJudge = Callable[[str, Task], float]  # text of the answer -> raw score
-# Judges images [row, channel, height, width] or clips [row, channel, frame, height, width].
+# Judges several rollouts together, in the process that calls it. Media are images
+# [row, channel, height, width] or clips [row, channel, frame, height, width].
 Viewer = Callable[[NDArray[np.uint8], Sequence[Task]], list[View]]
+Reader = Callable[[Sequence[str], Sequence[Task]], list[View]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeInputs:
     """Inputs of a judge's constructor."""
 
-    model: DirectoryBase | HubBase | S3Base | None  # reward.model
-    data: Path  # the folder of directories that reward.model names
+    where: str  # the path of the judge's parameters, for messages
+    model: DirectoryBase | HubBase | S3Base | None  # its parameter `model`
+    data: Path  # the folder of directories that `model` names
     machine: Machine
 
 
 @dataclass(frozen=True, kw_only=True)
 class Judge:
-    """The description of a judge in its file, which has the name of `reward.judge`."""
+    """The description of a judge in its file, which has the name of the parameter `judge`."""
 
     reads: Literal["text", "media", "simulation"]  # the part of a rollout that is judged
-    # An AnswerJudge for texts and simulations (whose verdict is a text), a Viewer for media.
-    load: Callable[[JudgeInputs], AnswerJudge | Viewer]
-    needs_model: bool = False  # whether reward.model is required
+    # A Viewer for media, an AnswerJudge for texts and simulations (whose verdict is a text), or a
+    # Reader for texts.
+    load: Callable[[JudgeInputs], AnswerJudge | Viewer | Reader]
+    needs_model: bool = False  # whether the parameter `model` is required
+    # Whether it is a Reader: of the whole texts of several rollouts, in the process that samples
+    # and without a time limit, as a model needs it. An AnswerJudge gets the answer of one rollout.
+    reads_together: bool = False
     needs_task: str | None = None  # required task.kind; None: any with such rollouts
 
 

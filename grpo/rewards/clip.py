@@ -28,11 +28,11 @@ def load_clip(inputs: JudgeInputs, processor: HubBase | None = None) -> Viewer:
 
     assert inputs.model is not None
     prepare_machine(inputs.machine)
-    weights = find_source(inputs.model, inputs.data, parameter="reward.model")
+    weights = find_source(inputs.model, inputs.data, parameter=f"{inputs.where}.model")
     if processor is None or weights.is_local:
         readings = weights
     else:
-        readings = find_source(processor, inputs.data, parameter="reward.model")
+        readings = find_source(processor, inputs.data, parameter=f"{inputs.where}.model")
     model = _load_weights(weights).to(inputs.machine.device)
     return view_by_clip(model, _load_processor(readings))
 

@@ -17,7 +17,7 @@ def load(inputs: JudgeInputs) -> AnswerJudge:
         import math_verify  # noqa: F401
     except ImportError:
         raise MissingExtraError(
-            f"{PARAMS}: reward.judge math needs math-verify; run pip install -e '.[math]'"
+            f"{PARAMS}: {inputs.where}.judge math needs math-verify; run pip install -e '.[math]'"
         ) from None
     # math-verify warns at every call that its timeouts are off.
     logging.getLogger("math_verify").setLevel(logging.ERROR)

@@ -74,7 +74,7 @@ def _recognizer() -> Any:
         from rapidocr_onnxruntime import RapidOCR
     except ImportError:
         raise MissingExtraError(
-            f"{PARAMS}: reward.judge ocr needs rapidocr-onnxruntime; run pip install -e '.[ocr]'"
+            f"{PARAMS}: the judge ocr needs rapidocr-onnxruntime; run pip install -e '.[ocr]'"
         ) from None
     recognizer = RapidOCR(intra_op_num_threads=1, inter_op_num_threads=1).text_rec
     recognizer.rec_batch_num = IMAGES_AT_ONCE

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 
 from grpo.params.parameters import Parameters
+from grpo.runtime.artifacts.tables import GREEDY_SCORE, SCORE
 from grpo.runtime.seeds import derive_seed
 
 METRICS = ("greedy", "mean_at_k", "pass_at_k")
@@ -31,18 +32,32 @@ def evaluate_prompts(
     table = counts.assign(greedy=np.nan)
     if greedy is not None:
         best = greedy[["prompt_id", "outcome"]].rename(columns={"outcome": "greedy"})
+        best = best.merge(_mean_scores(greedy, GREEDY_SCORE), on="prompt_id")
         table = counts.merge(best, on="prompt_id", validate="1:1")
+    table = table.merge(_mean_scores(sampled, SCORE), on="prompt_id")
     table = table.merge(prompts[["prompt_id", "family"]], on="prompt_id", validate="1:1")
     return table.sort_values("prompt_id", ignore_index=True)
 
 
+def _mean_scores(rewards: pd.DataFrame, prefix: str) -> pd.DataFrame:
+    """Returns each prompt's mean score of each judge, in columns that begin with `prefix`."""
+    scores = [name for name in rewards if str(name).startswith(SCORE)]
+    means = rewards[["prompt_id", *scores]].groupby("prompt_id", as_index=False).mean()
+    return means.rename(columns={name: prefix + str(name).removeprefix(SCORE) for name in scores})
+
+
 def per_prompt_metrics(table: pd.DataFrame) -> pd.DataFrame:
-    """Returns the available METRICS of each prompt."""
+    """Returns the available METRICS of each prompt, and its mean scores if there are any."""
     values = pd.DataFrame(
         {
             "greedy": table["greedy"],
             "mean_at_k": table["successes"] / table["rollouts"],
             "pass_at_k": (table["successes"] > 0).astype(float),
+            **{
+                str(name): table[name]
+                for name in table
+                if str(name).startswith((SCORE, GREEDY_SCORE))
+            },
         }
     )
     return values.dropna(axis="columns", how="all")

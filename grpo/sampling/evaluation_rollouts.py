@@ -11,6 +11,7 @@ from grpo.runtime.seeds import derive_seed
 from grpo.sampling.drawing import sample_rollouts, stored_batches
 from grpo.sampling.rollouts import SampledBatch
 from grpo.sampling.scoring import Judged, judge_stored
+from grpo.sampling.shaping import Shaping
 
 CHOSEN_PROMPTS = 12  # at most; the same number of every family
 CHOSEN_ROLLOUTS = 4  # of each chosen prompt
@@ -52,6 +53,7 @@ def draw_evaluation(
 def score_evaluation(
     executor: Executor,
     draws: Iterable[str],
+    shaping: Shaping,
     *,
     scratch: Scratch,
     progress: Callable[[int, int], None],
@@ -61,6 +63,7 @@ def score_evaluation(
         kind: judge_stored(
             executor,
             stored_batches(scratch.within(kind).directory),
+            shaping,
             scratch=scratch.within(f"{kind}-judged").directory,
             progress=progress,
         )

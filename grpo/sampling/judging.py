@@ -11,22 +11,23 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkProcess
 from types import FrameType
-from typing import NamedTuple, SupportsFloat
+from typing import Any, NamedTuple, SupportsFloat
 
 import numpy as np
 from numpy.typing import NDArray
 
 from grpo.errors import brief, describe_error
-from grpo.rewards.base import AnswerJudge, Task, Viewer
+from grpo.rewards.base import AnswerJudge, Reader, Task, Viewer
 from grpo.runtime.process import die_with_parent
 
 ALARM_AGAIN_SECONDS = 0.05  # interval of repeated alarms for a judge that catches the first
 ScoreRange = tuple[float, float] | None  # raw scores that map to 0 and 1; None: 0 and 1
+ITEMS_AT_ONCE = 16  # rollouts per call of a Viewer or Reader
 GRACE_SECONDS = 1.0  # time after the limit until the judging process is killed
 
 
@@ -82,30 +83,37 @@ def judge_text(
         return Outcome(0.0, "failed", _said(error))
 
 
-def judge_media(
-    view: Viewer,
-    media: NDArray[np.uint8],
-    tasks: Sequence[Task],
-    *,
-    score_range: ScoreRange = None,
-) -> list[tuple[str, Outcome]]:
-    """Returns the view text and the outcome of each rollout; exceptions become statuses.
+@dataclass(frozen=True, kw_only=True)
+class JointJudge:
+    """Judges several rollouts together in this process: their media, or their whole texts."""
 
-    If the viewer raises on a batch, its items are judged one by one.
-    """
-    try:
-        views = view(media, tasks)
-        if len(views) != len(tasks):
-            raise ValueError(f"must give {len(tasks)} views, gave {len(views)}")
-        return [(text, _checked(score, score_range)) for text, score in views]
-    except (Exception, SystemExit) as error:  # noqa: BLE001  the rollout boundary
-        if len(tasks) == 1:
-            return [("", Outcome(0.0, "failed", _said(error)))]
-    return [
-        each
-        for row, task in enumerate(tasks)
-        for each in judge_media(view, media[row : row + 1], [task], score_range=score_range)
-    ]
+    view: Viewer | Reader
+    reads_media: bool
+    score_range: ScoreRange = None
+
+    def judge(
+        self, items: NDArray[np.uint8] | Sequence[str], tasks: Sequence[Task]
+    ) -> Iterator[tuple[str, Outcome]]:
+        """Yields the view's text and the outcome of each rollout."""
+        for start in range(0, len(tasks), ITEMS_AT_ONCE):
+            rows = slice(start, start + ITEMS_AT_ONCE)
+            yield from self._judge_batch(items[rows], tasks[rows])
+
+    def _judge_batch(
+        self, items: NDArray[np.uint8] | Sequence[str], tasks: Sequence[Task]
+    ) -> list[tuple[str, Outcome]]:
+        """Returns the results of a batch; if the judge raises on it, its items are judged alone."""
+        view: Any = self.view
+        try:
+            views = view(items, tasks)
+            if len(views) != len(tasks):
+                raise ValueError(f"must give {len(tasks)} views, gave {len(views)}")
+            return [(text, _checked(score, self.score_range)) for text, score in views]
+        except (Exception, SystemExit) as error:  # noqa: BLE001  the rollout boundary
+            if len(tasks) == 1:
+                return [("", Outcome(0.0, "failed", _said(error)))]
+        alone = [slice(row, row + 1) for row in range(len(tasks))]
+        return [each for row in alone for each in self._judge_batch(items[row], tasks[row])]
 
 
 def _said(error: BaseException) -> str:
@@ -135,7 +143,7 @@ def _checked(score: object, score_range: ScoreRange) -> Outcome:
         low, high = score_range
         return Outcome(min(max((raw - low) / (high - low), 0.0), 1.0), "scored")
     if not 0 <= raw <= 1:
-        detail = f"returned {raw!r}, not in [0, 1]; state in reward.score_range what counts as 0, 1"
+        detail = f"returned {raw!r}, not in [0, 1]; state in its score_range what counts as 0, 1"
         return Outcome(0.0, "failed", detail)
     return Outcome(raw, "scored")
 

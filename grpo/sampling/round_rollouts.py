@@ -24,6 +24,7 @@ from grpo.sampling.rollouts import (
     write_rollouts,
 )
 from grpo.sampling.scoring import judge_stored
+from grpo.sampling.shaping import Shaping
 from grpo.types import Cost
 
 
@@ -102,6 +103,7 @@ def executor_source(
     executor: Executor,
     *,
     layout: Layout,
+    shaping: Shaping,
     rollouts_per_batch: int,
     profile: Path | None,
     progress: Callable[[int, int], None],
@@ -140,7 +142,7 @@ def executor_source(
 
     def judge(scratch: Path) -> pd.DataFrame:
         stored = stored_batches(scratch)
-        rewards = judge_stored(executor, stored, scratch=scratch / "judged").rewards
+        rewards = judge_stored(executor, stored, shaping, scratch=scratch / "judged").rewards
         return rewards[is_judged(rewards)]
 
     def keep(batch: SampledBatch, prompts: set[str]) -> SampledBatch:

@@ -1,43 +1,46 @@
-"""Conversion of rollouts into outcomes and rewards: a judge's score, a threshold, shaping."""
+"""Judging of rollouts: of stored ones shard by shard, or of those in memory."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from jaxtyping import UInt8
 
 from grpo.errors import ArtifactError, GrpoError, located
-from grpo.rewards.base import Task, Viewer
+from grpo.rewards.base import Task
 from grpo.runtime.artifacts.files import read_json, write_json
 from grpo.runtime.artifacts.media import read_rows
-from grpo.runtime.artifacts.tables import REWARDS, ROLLOUTS, TABLE, TENSORS, count_rows, read_table
+from grpo.runtime.artifacts.tables import (
+    REWARDS,
+    ROLLOUTS,
+    SCORE,
+    TABLE,
+    TENSORS,
+    count_rows,
+    empty_table,
+    read_table,
+)
 from grpo.runtime.executors.base import Executor, Job, Skill
-from grpo.sampling.judging import Outcome, ScoreRange, TextJudge, judge_media
+from grpo.sampling.judging import ITEMS_AT_ONCE, JointJudge, Outcome, TextJudge
+from grpo.sampling.shaping import DECIDED, Shaping, reward_rollouts
 
 SHARD = "judged.json"
-MEDIA_AT_ONCE = 16  # images or clips per call of a viewer
-ROLLOUTS_PER_SHARD = 8 * MEDIA_AT_ONCE  # a multiple, so that sharding does not change the calls
+ROLLOUTS_PER_SHARD = 8 * ITEMS_AT_ONCE  # a multiple, so that sharding does not change the calls
+WORST_FIRST = ("failed", "timed_out", "unparsable", "scored")  # statuses
+Judges = Mapping[str, TextJudge | JointJudge]  # by name; the first decides the outcome
 
 
 @dataclass(frozen=True, kw_only=True)
 class RewardRule:
-    """A judge, and the mapping from its score to an outcome and a reward."""
+    """Judges, and the mapping from their scores to an outcome and a reward."""
 
-    judge: TextJudge | Viewer
-    threshold: float  # the outcome is 1 if the score is at least this
-    maximize: Literal["outcome", "score"]  # the reward before shaping
-    unfinished_penalty: float  # in units of reward
-    score_range: ScoreRange = None  # of a viewer; a TextJudge has its own
-
-    @property
-    def judges_media(self) -> bool:
-        """Whether sampled media are judged, not text."""
-        return not isinstance(self.judge, TextJudge)
+    judges: Judges
+    shaping: Shaping
 
 
 class Judged(NamedTuple):
@@ -50,6 +53,7 @@ class Judged(NamedTuple):
 def judge_stored(
     executor: Executor,
     stored: Sequence[Path],
+    shaping: Shaping,
     *,
     scratch: Path,
     progress: Callable[[int, int], None] = lambda done, total: None,
@@ -72,11 +76,10 @@ def judge_stored(
     executor.finish(jobs, progress)
     shards = [read_json(job.out / SHARD) for job in jobs]
     texts = [text for shard in shards for text in shard["texts"]]
-    rewards = [row for shard in shards for row in shard["rewards"]]
-    return Judged(texts, pd.DataFrame(rewards, columns=list(REWARDS.columns)))
+    return _judged(texts, [row for shard in shards for row in shard["scores"]], shaping)
 
 
-def judging_skill(rule: RewardRule, prompts: pd.DataFrame) -> Skill:
+def judging_skill(judges: Judges, prompts: pd.DataFrame) -> Skill:
     """Returns the skill "judge".
 
     Args:
@@ -93,12 +96,12 @@ def judging_skill(rule: RewardRule, prompts: pd.DataFrame) -> Skill:
         stored = Path(order["rollouts"])
         table = read(stored / TABLE)[order["start"] : order["end"]]
         media = None
-        if rule.judges_media:
+        if _judge_media(judges):
             media = np.stack(read_rows(stored / TENSORS, "media", list(table.index)))
         with located(stored / TABLE):
-            texts, rewards = _judge(table, tasks, rule, media)
+            texts, scores = _judge(table, tasks, judges, media)
         # JSON, not a table: validating a table takes longer than judging a shard.
-        write_json(out / SHARD, {"texts": texts, "rewards": rewards})
+        write_json(out / SHARD, {"texts": texts, "scores": scores})
 
     return judge
 
@@ -121,36 +124,52 @@ def judge_rollouts(
       ArtifactError: If a rollout's prompt is not among `prompts`, or the rule judges media and
         there is not one per rollout.
     """
-    texts, rewards = _judge(rollouts, _tasks(prompts), rule, media)
-    return Judged(texts, pd.DataFrame(rewards))
+    texts, scores = _judge(rollouts, _tasks(prompts), rule.judges, media)
+    return _judged(texts, scores, rule.shaping)
+
+
+def _judge_media(judges: Judges) -> bool:
+    """Returns whether sampled media are judged, not texts."""
+    return any(isinstance(each, JointJudge) and each.reads_media for each in judges.values())
+
+
+def _judged(texts: list[str], scores: list[dict[str, Any]], shaping: Shaping) -> Judged:
+    """Returns texts and rewards; the scores of a single judge are not kept."""
+    rewards = reward_rollouts(pd.DataFrame(scores), shaping)
+    kept = [name for name in rewards if str(name).startswith(SCORE)]
+    columns = [*empty_table(REWARDS), *(kept if len(kept) > 1 else [])]
+    return Judged(texts, rewards[columns])
 
 
 def _judge(
     rollouts: pd.DataFrame,
     tasks: Mapping[str, Task],
-    rule: RewardRule,
+    judges: Judges,
     media: UInt8[np.ndarray, " rollout *sample"] | None,
 ) -> tuple[list[str], list[dict[str, Any]]]:
-    """Returns the results of `judge_rollouts` with rewards as dicts; `tasks` are by prompt_id."""
+    """Returns the judged texts, and for every rollout its scores and what shaping needs.
+
+    Args:
+      tasks: By prompt_id.
+    """
     asked = _tasks_of(rollouts, tasks)
-    texts, rows = [], []
-    judged = zip(rollouts.to_dict("records"), _judge_each(rollouts, asked, rule, media))
-    for row, (text, outcome) in judged:
-        solved = float(outcome.status == "scored" and outcome.score >= rule.threshold)
-        value = solved if rule.maximize == "outcome" else outcome.score
-        penalty = 0.0 if row["is_finished"] else rule.unfinished_penalty
-        texts.append(text)
-        rows.append(
-            {
-                "rollout_id": row["rollout_id"],
-                "prompt_id": row["prompt_id"],
-                "outcome": solved,
-                "reward": float(value - penalty),
-                "status": outcome.status,
-                "detail": outcome.detail,
-            }
-        )
-    return texts, rows
+    results = [[*_judge_each(rollouts, asked, each, media)] for each in judges.values()]
+    rows = []
+    for row, of_judges in zip(rollouts.to_dict("records"), zip(*results)):
+        outcomes = {name: outcome for name, (_, outcome) in zip(judges, of_judges)}
+        worst = min(outcomes, key=lambda name: WORST_FIRST.index(outcomes[name].status))
+        detail = outcomes[worst].detail
+        first = of_judges[0][1]
+        facts = {
+            "rollout_id": row["rollout_id"],
+            "prompt_id": row["prompt_id"],
+            "is_finished": row["is_finished"],
+            "status": outcomes[worst].status,
+            "detail": f"{worst}: {detail}" if detail and len(judges) > 1 else detail,
+            DECIDED: first.status == "scored",
+        }
+        rows.append(facts | {SCORE + name: each.score for name, each in outcomes.items()})
+    return [text for text, _ in results[0]], rows
 
 
 def score_rollouts(
@@ -231,11 +250,6 @@ def score_captions(
     return score_rollouts(rows, tasks, rule, media=media)["reward"].tolist()
 
 
-def without_shaping(rule: RewardRule) -> RewardRule:
-    """Returns the rule with the judge's score as the reward."""
-    return replace(rule, maximize="score", unfinished_penalty=0.0)
-
-
 def _tasks(prompts: pd.DataFrame) -> dict[str, Task]:
     """Returns each prompt's task by prompt_id."""
     return {
@@ -263,23 +277,29 @@ def _tasks_of(rollouts: pd.DataFrame, tasks: Mapping[str, Task]) -> list[Task]:
 def _judge_each(
     rollouts: pd.DataFrame,
     tasks: Sequence[Task],
-    rule: RewardRule,
+    judge: TextJudge | JointJudge,
     media: UInt8[np.ndarray, " rollout *sample"] | None,
 ) -> Iterator[tuple[str, Outcome]]:
-    """Yields the judged text and the outcome of each rollout; media are judged in batches."""
-    judge = rule.judge
-    if isinstance(judge, TextJudge):
-        texts = rollouts["text"].tolist()
-        for text, steps, outcome in zip(texts, rollouts["steps"], judge.judge_texts(texts, tasks)):
-            unsampled = Outcome(0.0, "failed", text or "the sampler returned no step")
-            yield text, outcome if steps else unsampled
+    """Yields the judged text and the outcome of each rollout."""
+    if isinstance(judge, JointJudge) and judge.reads_media:
+        yield from judge.judge(_require_media(media, len(rollouts)), tasks)
         return
+    texts = rollouts["text"].tolist()
+    if isinstance(judge, JointJudge):
+        judged = iter([outcome for _, outcome in judge.judge(texts, tasks)])
+    else:
+        judged = judge.judge_texts(texts, tasks)
+    for text, steps, outcome in zip(texts, rollouts["steps"], judged):
+        unsampled = Outcome(0.0, "failed", text or "the sampler returned no step")
+        yield text, outcome if steps else unsampled
+
+
+def _require_media(
+    media: UInt8[np.ndarray, " rollout *sample"] | None, rollouts: int
+) -> UInt8[np.ndarray, " rollout *sample"]:
     found = 0 if media is None else len(media)
-    if media is None or found != len(rollouts):
+    if media is None or found != rollouts:
         raise ArtifactError(
-            f"must have an image per rollout, has {found} for {len(rollouts)}; rerun the rollout "
-            "stage"
+            f"must have an image per rollout, has {found} for {rollouts}; rerun the rollout stage"
         )
-    for start in range(0, len(tasks), MEDIA_AT_ONCE):
-        rows = slice(start, start + MEDIA_AT_ONCE)
-        yield from judge_media(judge, media[rows], tasks[rows], score_range=rule.score_range)
+    return media

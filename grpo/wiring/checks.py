@@ -110,8 +110,9 @@ def _check_updates(params: Parameters, name: str, plan: Plan) -> None:
 
 def _has_binary_reward(params: Parameters) -> bool:
     """Returns whether rewards take only two values."""
-    reward = params.reward
-    return reward.maximize == "outcome" and reward.unfinished_penalty == 0
+    reward, (first, *others) = params.reward, params.reward.judges
+    is_alone = first.normalize == "none" and not any(each.weight for each in others)
+    return is_alone and reward.maximize == "outcome" and reward.unfinished_penalty == 0
 
 
 def _dropouts(params: Parameters) -> frozenset[str]:

@@ -17,11 +17,12 @@ from grpo.modalities.shared.packed import Layout
 from grpo.objective.advantage import rollout_advantage
 from grpo.objective.base import Objective, State
 from grpo.objective.link import Kind
-from grpo.params.parameters import Parameters, Reward, Training
+from grpo.params.parameters import Parameters, Training
 from grpo.runtime.artifacts.files import atomic_path, read_json
 from grpo.runtime.artifacts.tables import (
     CREDIT,
     REWARDS,
+    SCORE,
     SUMMARY,
     TABLE,
     TENSORS,
@@ -33,6 +34,7 @@ from grpo.runtime.artifacts.tables import (
 )
 from grpo.runtime.seeds import iteration_seed
 from grpo.sampling.rollouts import SampledBatch, read_batch, read_passed, select_rollouts
+from grpo.sampling.shaping import Shaping, reward_parts
 from grpo.training.batches import explain_fewer
 from grpo.training.frozen import compute_log_probs
 from grpo.training.metrics import UpdateMetrics, step_metrics
@@ -41,6 +43,7 @@ from grpo.types import Cost
 from grpo.wiring.allocation import build_selection
 from grpo.wiring.objectives import build_objective
 from grpo.wiring.policies import draws_of_round, load_policy, make_optimizer
+from grpo.wiring.rewards import build_shaping
 
 
 class RoundInputs(NamedTuple):
@@ -154,7 +157,7 @@ def load_iteration(
     if reference is not None:
         reference.decoding = params.modality.reference_draws(policy.decoding)
     sampled, judged, passed = read_trainable_rollouts(
-        policy.layout, rollouts, rewards, params.reward
+        policy.layout, rollouts, rewards, build_shaping(params)
     )
     group = torch.tensor(sampled.table["group"].to_numpy())
     with located(rollouts / TENSORS):
@@ -274,7 +277,7 @@ class _TrainableRollouts(NamedTuple):
 
 
 def read_trainable_rollouts(
-    layout: Layout, rollouts: Path, rewards: Path, shaping: Reward
+    layout: Layout, rollouts: Path, rewards: Path, shaping: Shaping
 ) -> _TrainableRollouts:
     """Returns the rollouts of a round that were judged and have steps.
 
@@ -283,7 +286,7 @@ def read_trainable_rollouts(
 
     Args:
       rewards: Path of the rewards of all rollouts, in any order.
-      shaping: The parameters that map outcomes to rewards.
+      shaping: The mapping from scores to rewards.
 
     Raises:
       ArtifactError: If an artifact is invalid, rewards and rollouts do not match, or no rollout was
@@ -328,7 +331,7 @@ def _require_counted(rollouts: Path, table: pd.DataFrame) -> None:
 
 
 def _require_shaped(
-    judged: pd.DataFrame, table: pd.DataFrame, rewards: Path, shaping: Reward
+    judged: pd.DataFrame, table: pd.DataFrame, rewards: Path, shaping: Shaping
 ) -> None:
     """Raises ArtifactError unless each reward has the rollout's prompt and follows its outcome.
 
@@ -337,12 +340,14 @@ def _require_shaped(
       table: Schema ROLLOUTS.
     """
     drawn = table.set_index("rollout_id").loc[judged.index]
-    penalty = np.where(drawn["is_finished"], 0.0, shaping.unfinished_penalty)
     expected = {"prompt_id": drawn["prompt_id"]}
-    if shaping.maximize == "outcome":
-        expected["reward"] = judged["outcome"] - penalty
+    has_scores = all(SCORE + each.judge in judged for each in shaping.shares)
+    if has_scores or shaping.maximize == "outcome":
+        penalty = np.where(drawn["is_finished"], 0.0, shaping.unfinished_penalty)
+        parts = reward_parts(judged.reset_index(drop=True), shaping)
+        expected["reward"] = pd.Series(sum(parts.values()) - penalty)
     for column, values in expected.items():
-        differs = np.flatnonzero(judged[column] != values)
+        differs = np.flatnonzero(judged[column].to_numpy() != values.to_numpy())
         if len(differs):
             row = int(differs[0])
             why = "by its outcome and reward.*" if column == "reward" else "as it was sampled"

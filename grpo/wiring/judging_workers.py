@@ -7,7 +7,7 @@ from grpo.runtime.executors.base import Work
 from grpo.sampling.scoring import judging_skill
 from grpo.schema import DATA
 from grpo.wiring.executors import Setup, receive
-from grpo.wiring.rewards import build_reward
+from grpo.wiring.rewards import build_judges
 
 
 class JudgingSetup(Setup):
@@ -25,5 +25,5 @@ def make_judging_work(line: str) -> Work:
       ParameterError: If the judge's model cannot be loaded.
     """
     setup = receive(JudgingSetup, line)
-    rule = build_reward(setup.params, DATA)
-    return Work({"judge": judging_skill(rule, read_table(setup.prompts, PROMPTS))})
+    judges = build_judges(setup.params, DATA, "reward")
+    return Work({"judge": judging_skill(judges, read_table(setup.prompts, PROMPTS))})

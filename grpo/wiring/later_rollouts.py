@@ -30,11 +30,11 @@ from grpo.runtime.executors.base import Executor, Local, Weights
 from grpo.runtime.memory import MemoryFile
 from grpo.runtime.ranks import all_agree, all_reduce_max, all_texts, num_ranks, this_rank
 from grpo.sampling.round_rollouts import write_round
-from grpo.sampling.scoring import RewardRule, judge_stored, require_judged
+from grpo.sampling.scoring import Judges, judge_stored, require_judged
 from grpo.schema import DATA
 from grpo.wiring.executors import open_executor
 from grpo.wiring.iterations import RoundInputs, Trainer
-from grpo.wiring.rewards import build_reward
+from grpo.wiring.rewards import build_judges, build_shaping
 from grpo.wiring.rollouts import draw_iteration, read_candidates
 from grpo.wiring.rounds import StartLater
 from grpo.wiring.sampling_workers import SamplingSetup, make_sampling_work, sampling_work
@@ -131,7 +131,10 @@ class _OnlineRollouts:
     def _judge(self, place: Path) -> None:
         assert self.sampler is not None
         judged = judge_stored(
-            self.sampler.executor, [place / ROLLOUTS_FOLDER], scratch=place / "judged"
+            self.sampler.executor,
+            [place / ROLLOUTS_FOLDER],
+            build_shaping(self.trainer.params),
+            scratch=place / "judged",
         )
         with located(f"train@{self.trainer.name}"):
             self.warn(require_judged(judged.rewards))
@@ -139,8 +142,8 @@ class _OnlineRollouts:
         remove(place / "judged")
 
 
-def build_later_reward(params: Parameters, inputs: RoundInputs) -> RewardRule | None:
-    """Returns the reward rule, if it is this process that judges later iterations.
+def build_later_judges(params: Parameters, inputs: RoundInputs) -> Judges | None:
+    """Returns the judges, if it is this process that judges later iterations.
 
     Call it before the trainer is loaded; see `build_reward`.
 
@@ -152,7 +155,7 @@ def build_later_reward(params: Parameters, inputs: RoundInputs) -> RewardRule | 
         return None
     require_described(inputs.judge, params, DATA, "judge")
     judges_here = params.sampling.executor == "local" and num_ranks() == 1
-    return build_reward(params, DATA) if judges_here else None
+    return build_judges(params, DATA, "reward") if judges_here else None
 
 
 @contextmanager
@@ -160,7 +163,7 @@ def open_later_rollouts(
     trainer: Trainer,
     inputs: RoundInputs,
     *,
-    rule: RewardRule | None,
+    judges: Judges | None,
     scratch: Scratch,
     usage: Usage,
     warn: Warn,
@@ -171,7 +174,7 @@ def open_later_rollouts(
     ranks, its weights are divided, and a process beside them samples.
 
     Args:
-      rule: That of `build_later_reward`.
+      judges: Those of `build_later_judges`.
 
     Raises:
       ArtifactError: If prompts or curriculum are invalid.
@@ -204,7 +207,7 @@ def open_later_rollouts(
         yield online.start
         return
     opened = (
-        nullcontext(Local(sampling_work(setup, trainer.policy, rule)))
+        nullcontext(Local(sampling_work(setup, trainer.policy, judges)))
         if is_local
         else open_executor(make_sampling_work, setup)
     )

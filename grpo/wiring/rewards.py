@@ -6,11 +6,12 @@ from typing import Any
 import pandas as pd
 
 from grpo.errors import ParameterError, brief
-from grpo.params.parameters import Parameters
+from grpo.params.parameters import JudgeParams, Parameters, Purpose
 from grpo.rewards import find_judge
-from grpo.rewards.base import JudgeInputs, Viewer
-from grpo.sampling.judging import TextJudge
-from grpo.sampling.scoring import RewardRule, rejected_gold_answers
+from grpo.rewards.base import JudgeInputs
+from grpo.sampling.judging import JointJudge, TextJudge
+from grpo.sampling.scoring import Judges, RewardRule, rejected_gold_answers
+from grpo.sampling.shaping import Shaping, Share
 from grpo.schema import DATA, PARAMS
 
 MOST_GOLD_ANSWERS = 256  # judged per table
@@ -18,31 +19,48 @@ MOST_REJECTED = 0.1  # largest accepted fraction of rejected gold answers
 
 
 def build_reward(params: Parameters, data: Path) -> RewardRule:
-    """Returns the reward rule with its judge loaded and, for a judge of texts, its process started.
+    """Returns the reward rule with its judges loaded and the processes of judges of texts started.
 
-    Call it before a policy is loaded: the process is a fork, which keeps what is in memory.
+    Call it before a policy is loaded: the processes are forks, which keep what is in memory.
 
     Args:
-      data: Parent directory of `reward.model`, if that is a directory.
+      data: Parent directory of a judge's `model`, if that is a directory.
 
     Raises:
-      MissingExtraError: If the judge's package is not installed.
-      ParameterError: If the judge's model cannot be loaded, or its device is missing.
+      MissingExtraError: If a judge's package is not installed.
+      ParameterError: If a judge's model cannot be loaded, or its device is missing.
     """
-    reward, judge = params.reward, _load_judge(params, data)
-    if isinstance(judge, TextJudge):
-        judge.start()
-    return RewardRule(
-        judge=judge,
+    return RewardRule(judges=build_judges(params, data, "reward"), shaping=build_shaping(params))
+
+
+def build_judges(params: Parameters, data: Path, purpose: Purpose) -> Judges:
+    """Returns the judges for a purpose by name; see `build_reward`."""
+    judges = {
+        each.judge: _load_judge(params, data, where, each)
+        for where, each in params.judges(purpose).items()
+    }
+    for judge in judges.values():
+        if isinstance(judge, TextJudge):
+            judge.start()
+    return judges
+
+
+def build_shaping(params: Parameters) -> Shaping:
+    """Returns the mapping from the judges' scores to outcome and reward."""
+    reward = params.reward
+    return Shaping(
+        shares=tuple(
+            Share(judge=each.judge, weight=each.weight, normalize=each.normalize)
+            for each in reward.judges
+        ),
         threshold=reward.threshold,
         maximize=reward.maximize,
         unfinished_penalty=reward.unfinished_penalty,
-        score_range=reward.score_range,
     )
 
 
 def check_gold_answers(params: Parameters, *tables: pd.DataFrame) -> str | None:
-    """Returns a warning if the judge rejects some gold answers; None if it accepts them.
+    """Returns a warning if the first judge rejects some gold answers; None if it accepts them.
 
     Judges at most MOST_GOLD_ANSWERS of each table, evenly spaced; judges of media are not tested.
 
@@ -54,34 +72,35 @@ def check_gold_answers(params: Parameters, *tables: pd.DataFrame) -> str | None:
       ParameterError: If it rejects more than MOST_REJECTED of them: such prompts reward wrong
         answers.
     """
-    reward = params.reward
-    if find_judge(reward.judge).reads != "text":
+    ((where, first),) = params.judges("outcome").items()
+    judge = _load_judge(params, DATA, where, first)
+    if find_judge(first.judge).reads != "text" or not isinstance(judge, TextJudge):
         return None
-    judge = _load_judge(params, DATA)
-    assert isinstance(judge, TextJudge)
     tried = pd.concat([table.iloc[:: -(-len(table) // MOST_GOLD_ANSWERS)] for table in tables])
-    rejected = rejected_gold_answers(judge, tried, threshold=reward.threshold)
+    rejected = rejected_gold_answers(judge, tried, threshold=params.reward.threshold)
     if len(rejected) == 0:
         return None
-    first = rejected.iloc[0]
-    outcome = f"{first['status']} {first['score']:g} {first['detail']}".rstrip()
+    example = rejected.iloc[0]
+    outcome = f"{example['status']} {example['score']:g} {example['detail']}".rstrip()
     sentence = (
-        f"{PARAMS}: reward.judge {reward.judge} rejects the gold answers of {len(rejected)} of "
-        f"{len(tried)} tested prompts; the first is prompt {first['prompt_id']}, answer "
-        f"{brief(repr(first['answer']))}, {outcome}"
+        f"{PARAMS}: {where}.judge {first.judge} rejects the gold answers of {len(rejected)} of "
+        f"{len(tried)} tested prompts; the first is prompt {example['prompt_id']}, answer "
+        f"{brief(repr(example['answer']))}, {outcome}"
     )
     if len(rejected) > MOST_REJECTED * len(tried):
         raise ParameterError(f"{sentence}; use another judge or correct the answers")
     return sentence
 
 
-def _load_judge(params: Parameters, data: Path) -> Viewer | TextJudge:
-    reward = params.reward
-    judge = find_judge(reward.judge)
-    loaded: Any = judge.load(JudgeInputs(model=reward.model, data=data, machine=params.machine))
-    if judge.reads == "media":
-        viewer: Viewer = loaded
-        return viewer
+def _load_judge(
+    params: Parameters, data: Path, where: str, given: JudgeParams
+) -> TextJudge | JointJudge:
+    judge, reward = find_judge(given.judge), params.reward
+    inputs = JudgeInputs(where=where, model=given.model, data=data, machine=params.machine)
+    loaded: Any = judge.load(inputs)
+    if judge.reads == "media" or judge.reads_together:
+        reads_media = judge.reads == "media"
+        return JointJudge(view=loaded, reads_media=reads_media, score_range=given.score_range)
     if judge.reads == "simulation":
         return TextJudge(loaded, answer_pattern="^(.*)$", timeout_seconds=1.0)
     assert reward.answer_pattern is not None
@@ -90,5 +109,5 @@ def _load_judge(params: Parameters, data: Path) -> Viewer | TextJudge:
         loaded,
         answer_pattern=reward.answer_pattern,
         timeout_seconds=reward.timeout_seconds,
-        score_range=reward.score_range,
+        score_range=given.score_range,
     )

@@ -16,6 +16,7 @@ from grpo.sampling.round_rollouts import DrawnRound, draw_round, executor_source
 from grpo.schema import PARAMS
 from grpo.wiring.allocation import build_curriculum, build_selection
 from grpo.wiring.policies import stored_layout
+from grpo.wiring.rewards import build_shaping
 from grpo.wiring.sampling_workers import SamplingSetup
 
 
@@ -89,6 +90,7 @@ def draw_iteration(
     source = executor_source(
         executor,
         layout=stored_layout(params, setup.base),
+        shaping=build_shaping(params),
         rollouts_per_batch=arm.sampling.rollouts_per_batch,
         profile=profile if reuses else None,
         progress=progress,

@@ -9,11 +9,12 @@ import pandas as pd
 
 from grpo.modalities.modality import Judgement
 from grpo.modalities.policy import Policy
+from grpo.params.parameters import Purpose
 from grpo.runtime.artifacts.tables import PROMPTS, read_table
 from grpo.runtime.executors.base import Seconds, Work
 from grpo.runtime.machine import prepare_machine
 from grpo.sampling.drawing import sampling_skill
-from grpo.sampling.scoring import RewardRule, judging_skill, score_captions, without_shaping
+from grpo.sampling.scoring import Judges, RewardRule, judging_skill, score_captions
 from grpo.schema import DATA
 from grpo.wiring.executors import receive
 from grpo.wiring.judging_workers import JudgingSetup
@@ -23,7 +24,13 @@ from grpo.wiring.policies import (
     draws_of_round,
     load_sampler,
 )
-from grpo.wiring.rewards import build_reward
+from grpo.wiring.rewards import build_judges, build_shaping
+
+PURPOSES: dict[str, Purpose] = {
+    "profile": "outcome",
+    "round": "reward",
+    "evaluation": "evaluation",
+}
 
 
 class SamplingSetup(JudgingSetup):
@@ -52,21 +59,20 @@ def make_sampling_work(line: str) -> Work:
 def sampling_work(
     setup: SamplingSetup,
     trained: Policy[Any] | None = None,
-    rule: RewardRule | None = None,
+    judges: Judges | None = None,
 ) -> Work:
     """Returns the skills of a sampling worker.
 
     Args:
       trained: The policy that is trained in this process, whose weights the sampler may share.
-      rule: The reward rule, if it is built already.
+      judges: The judges, if they are loaded already.
     """
     tasks = read_table(setup.prompts, PROMPTS)
     sampler = _Sampler(setup, tasks, trained)
     skills = {"draw": sampling_skill(lambda: sampler.policy, sampler.draws, sampler.source)}
     if setup.judges:
-        rule = rule or build_reward(setup.params, DATA)
-        is_shaped = setup.purpose != "evaluation"
-        skills["judge"] = judging_skill(rule if is_shaped else without_shaping(rule), tasks)
+        judges = judges or build_judges(setup.params, DATA, PURPOSES[setup.purpose])
+        skills["judge"] = judging_skill(judges, tasks)
     return Work(skills, sampler.seconds, sampler.load_weights, sampler.sleep)
 
 
@@ -143,5 +149,8 @@ def _judge_of_intermediate_samples(setup: SamplingSetup, tasks: pd.DataFrame) ->
     sampling = params.find_arm(params.find_round(setup.round).arm).sampling
     if not params.modality.judges_while_sampling(sampling):
         return None
-    rule = without_shaping(build_reward(params, DATA))
+    rule = RewardRule(
+        judges=build_judges(params, DATA, "outcome"),
+        shaping=build_shaping(params).without_shaping(),
+    )
     return lambda captions, media: score_captions(captions, media.numpy(), tasks=tasks, rule=rule)

@@ -171,11 +171,12 @@ def test_wrong_parameters_end_in_one_line(tmp_path: Path, message: str):
 
 def test_a_judge_of_another_kind_is_refused(tmp_path: Path):
     content = parse_yaml(RECIPE.read_text())
-    content["reward"] |= {"judge": "math", "answer_pattern": "(.*)", "timeout_seconds": 1.0}
+    content["reward"] |= {"answer_pattern": "(.*)", "timeout_seconds": 1.0}
+    content["reward"]["judges"][0]["judge"] = "math"
     file = tmp_path / "params.yaml"
     file.write_text(dump_yaml(content))
     with pytest.raises(
         ParameterError,
-        match=r"reward.judge must be one of .*simulator.* with policy.kind action_chunks",
+        match=r"reward.judges\[0\].judge must be one of .*simulator.* with policy.kind action_ch",
     ):
         read_params(file)

@@ -202,7 +202,7 @@ def test_clips_and_images_are_not_mixed(tmp_path: Path, changed: str, message: s
     text = RECIPE.read_text().replace(changed, others[changed])
     if changed.startswith("judge"):
         text = (ROOT / "recipes" / "glyphs.yaml").read_text().replace("judge: ocr", changed)
-        message = "reward.judge moving_ocr needs task.pixels_per_frame"
+        message = "the judge moving_ocr needs task.pixels_per_frame"
     path = tmp_path / "params.yaml"
     path.write_text(text)
     with pytest.raises(ParameterError, match=message):

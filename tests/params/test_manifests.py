@@ -35,7 +35,7 @@ def params(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Parameters:
         write_bytes(Path(name), name.encode())
     content = parse_yaml((ROOT / "recipes/images-sd35.yaml").read_text())
     content["policy"]["base"] = {"source": "directory", "path": "own"}
-    content["reward"]["model"] = {"source": "directory", "path": "clip"}
+    content["reward"]["judges"][0]["model"] = {"source": "directory", "path": "clip"}
     Path("params.yaml").write_text(dump_yaml(content))
     return read_params()
 

@@ -1,5 +1,6 @@
 """params.yaml and every recipe: parsed, sound, and refused in one line when wrong."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -22,10 +23,11 @@ from tests.objective.every_link import make
 ROOT = Path(__file__).parents[2]
 S3 = {"source": "s3", "uri": "s3://bucket/model", "sha256": "0" * 64}
 HUB = {"source": "hub", "id": "a", "revision": "b"}
+JUDGE = {"weight": 1.0, "normalize": "none", "model": None, "score_range": None}
+PICKSCORE = {**JUDGE, "judge": "pickscore", "model": HUB, "score_range": [0, 26]}
+FIRST = r"reward.judges\[0\]"
 MODEL_REWARD = {
-    "judge": "pickscore",
-    "model": HUB,
-    "score_range": [0, 26],
+    "judges": [PICKSCORE],
     "answer_pattern": None,
     "threshold": 0.8,
     "maximize": "score",
@@ -41,9 +43,7 @@ GLYPHS = {
 }
 TEXT_REWARD = {
     **MODEL_REWARD,
-    "judge": "math",
-    "model": None,
-    "score_range": None,
+    "judges": [{**JUDGE, "judge": "math"}],
     "answer_pattern": "(.+)",
     "timeout_seconds": 5.0,
 }
@@ -85,7 +85,7 @@ def changed(
         if value is None:
             del node[last]
         else:
-            node[last] = value
+            node[int(last) if isinstance(node, list) else last] = value
     target = tmp_path / "params.yaml"
     target.write_text(dump_yaml(content))
     return target
@@ -168,21 +168,31 @@ def test_every_round_is_on_the_chain_of_its_arm_or_is_refused_by_name(
                   "eval_prompts": 1, "instruction": "", "families": {"gcd": {}}},
          r"task.kind must be one of \['glyphs', 'jsonl'\] with policy.kind denoising, got 'reas"),
         ("reward", TEXT_REWARD,
-         r"reward.judge must be one of .*'pickscore'.* with policy.kind denoising, got 'math'"),
-        ("reward.judge", "math", r"reward.answer_pattern must be stated with reward.judge math"),
+         rf"{FIRST}.judge must be one of .*'pickscore'.* with policy.kind denoising, got 'math'"),
+        ("reward.judges.0.judge", "math",
+         r"reward.answer_pattern must be stated with judge math, got None"),
         ("reward.timeout_seconds", 5.0, r"reward.timeout_seconds must be null .* ocr, got 5.0"),
         ("reward.answer_pattern", "(.+)", r"reward.answer_pattern must be null .* ocr, got '"),
-        ("reward.model", HUB, r"reward.model must be null with reward.judge ocr, got {'source'"),
-        ("reward.judge", "clip", r"reward.model must be stated with reward.judge clip, got None"),
-        ("reward", {**MODEL_REWARD, "model": None},
-         r"reward.model must be stated with reward.judge pickscore, got None"),
-        ("reward", {**MODEL_REWARD, "score_range": None},
-         r"reward.score_range must be stated with reward.judge pickscore"),
-        ("reward", {**MODEL_REWARD, "score_range": [26, 26]},
-         r"reward.score_range must rise from its first number to its second, got \(26, 26\)"),
-        ("reward", {**MODEL_REWARD, "model": {"source": "hub", "id": "a"}},
-         r"reward.model.revision is missing"),
-        ("reward", {**MODEL_REWARD, "model": {"source": "gguf"}}, r"reward.model.source .*'gguf'"),
+        ("reward.judges.0.model", HUB, rf"{FIRST}.model must be null with judge ocr, got {{'sourc"),
+        ("reward.judges.0.judge", "clip", rf"{FIRST}.model must be stated with judge clip, got N"),
+        ("reward.judges.0", {**PICKSCORE, "model": None},
+         rf"{FIRST}.model must be stated with judge pickscore, got None"),
+        ("reward.judges.0", {**PICKSCORE, "score_range": None},
+         rf"{FIRST}.score_range must be stated with judge pickscore"),
+        ("reward.judges.0", {**PICKSCORE, "score_range": [26, 26]},
+         rf"{FIRST}.score_range must rise from its first number to its second, got \(26, 26\)"),
+        ("reward.judges.0", {**PICKSCORE, "model": {"source": "hub", "id": "a"}},
+         rf"{FIRST}.model.revision is missing"),
+        ("reward.judges.0", {**PICKSCORE, "model": {"source": "gguf"}},
+         rf"{FIRST}.model.source .*'gguf'"),
+        ("reward.judges.0.weight", -1.0, rf"{FIRST}.weight must be at least 0.0, got -1.0"),
+        ("reward.judges.0.weight", 0.0, r"reward.judges must have a weight above 0"),
+        ("reward.judges.0.normalize", "softmax", rf"{FIRST}.normalize must be 'none', 'z_score"),
+        ("reward.judges", [], r"reward.judges must have at least 1 item"),
+        ("reward.judges", [{**JUDGE, "judge": "ocr"}] * 2,
+         r"reward.judges must name each judge once, ocr is there twice"),
+        ("evaluation.judges", [{"judge": "ocr", "model": None, "score_range": None}],
+         r"evaluation.judges\[0\] must not repeat a judge of the reward, got 'ocr'; remove it"),
     ],
 )  # fmt: skip
 def test_a_wrong_parameter_of_denoising_is_named_in_one_line(
@@ -202,7 +212,7 @@ def test_a_wrong_parameter_of_denoising_is_named_in_one_line(
         ("glyphs", "policy.base"),
         ("manipulation", "policy.base.backbone"),
         ("manipulation-pixels", "policy.base.vision.encoder"),
-        ("images-sd35", "reward.model"),
+        ("images-sd35", "reward.judges.0.model"),
         ("reasoning-qwen", "task.directory"),
     ],
 )
@@ -215,7 +225,8 @@ def test_what_is_in_s3_is_bound_to_its_digest(tmp_path: Path, recipe: str, path:
         ({"uri": "bucket/model"}, r"uri must be s3://BUCKET.*, got 'bucket/model'"),
     ]:
         file = changed(tmp_path, (path, {**S3, **wrong}), recipe=recipe_file)
-        with pytest.raises(ParameterError, match=rf"^{file}: {path}\.{message}$"):
+        shown = re.sub(r"\.(\d)", r"\\[\1\\]", path)
+        with pytest.raises(ParameterError, match=rf"^{file}: {shown}\.{message}$"):
             read_params(file)
 
 
@@ -230,7 +241,7 @@ def test_judges_of_media_and_your_own_prompts_go_with_denoising(tmp_path: Path):
     }
     changes = (("reward", MODEL_REWARD), ("task", own))
     params = read_params(changed(tmp_path, *changes, recipe=ROOT / "recipes" / "glyphs.yaml"))
-    assert params.reward.score_range == (0, 26)
+    assert params.reward.judges[0].score_range == (0, 26)
     with pytest.raises(
         ParameterError, match=r"scratch needs a task with solutions.* jsonl has none"
     ):

@@ -201,7 +201,7 @@ JSONL = {
     "instruction": "",
 }
 IMPORTED = both(
-    both(set_param("task", JSONL), set_param("reward.judge", "math")),
+    both(set_param("task", JSONL), set_param("reward.judges.0.judge", "math")),
     set_param("policy.base", {"source": "directory", "path": "model"}),
 )
 LINE = '{"prompt": "1+1=", "answer": "2"}\n'
@@ -294,8 +294,8 @@ PARAMETERS = [
         set_param("policy.lora",
                   {"rank": 2, "alpha": 2, "dropout": 0.0, "target_modules": ["q_proj"]}),
         r"params.yaml: policy.lora needs peft; run pip install", missing=("peft",)),
-    Bad("missing package of a judge", "score@uniform-1", set_param("reward.judge", "math"),
-        r"params.yaml: reward.judge math needs math-verify; run pip install",
+    Bad("missing package of a judge", "score@uniform-1", set_param("reward.judges.0.judge", "math"),
+        r"params.yaml: reward.judges\[0\].judge math needs math-verify; run pip install",
         missing=("math_verify",)),
     Bad("cuda without a gpu", "rollout@uniform-1", set_param("machine.device", "cuda"),
         r"params.yaml: machine.device cuda needs a GPU, found none; set cpu"),

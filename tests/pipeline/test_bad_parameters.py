@@ -54,7 +54,8 @@ WRONG: list[tuple[str, Corruption, str]] = [
     ("unknown task", set_param("task.kind", "poetry"), "task.kind .*'poetry'"),
     ("unknown source of a base", set_param("policy.base.source", "cloud"),
      "policy.base.source .*'cloud'"),
-    ("unknown judge", set_param("reward.judge", "oracle"), "reward.judge must be .*'oracle'"),
+    ("unknown judge", set_param("reward.judges.0.judge", "oracle"),
+     r"reward.judges\[0\].judge must be .*'oracle'"),
     ("pattern without a group", set_param("reward.answer_pattern", "#.*"),
      "reward.answer_pattern must have exactly one group"),
     ("pattern that is none", set_param("reward.answer_pattern", "(#"),
@@ -180,8 +181,8 @@ WRONG += [
     ),
     (
         "scores of infinite width",
-        set_param("reward.score_range", [-1e308, 1e308]),
-        "reward.score_range must be of a finite width, got",
+        set_param("reward.judges.0.score_range", [-1e308, 1e308]),
+        r"reward.judges\[0\].score_range must be of a finite width, got",
     ),
     (
         "a column without a name",

@@ -80,7 +80,8 @@ def params() -> dict[str, Any]:
         "columns": {},
         "instruction": "",
     }
-    recipe["reward"] |= {"judge": "math", "answer_pattern": "#(.*)"}
+    recipe["reward"]["answer_pattern"] = "#(.*)"
+    recipe["reward"]["judges"][0]["judge"] = "math"
     recipe["evaluation"] |= {"rollouts_per_prompt": 256, "rollouts_per_batch": 1024}
     arm = recipe["arms"]["sgpo"]
     arm["curriculum"] = [

@@ -13,6 +13,7 @@ from grpo.__main__ import main
 from grpo.errors import ArtifactError, ParameterError
 from grpo.lineage.lock import flatten, read_lock
 from grpo.params.parameters import Parameters
+from grpo.params.yaml import value_at
 from grpo.report.provenance import find_completed_run
 from grpo.report.seconds import stages_of
 from grpo.runtime.artifacts.files import write_json
@@ -32,8 +33,8 @@ def set_leaf(path: str, value: Any) -> Change:
     def change(content: dict[str, Any]) -> None:
         *inner, last = path.split(".")
         for part in inner:
-            content = content[part]
-        content[last] = value
+            content = content[int(part) if isinstance(content, list) else part]
+        content[int(last) if isinstance(content, list) else last] = value
 
     return change
 
@@ -50,15 +51,9 @@ def entry_of(name: str, content: dict[str, Any]) -> dict[str, Any]:
     arm = content["rounds"].get(key, {}).get("arm", "")
     spelled = yaml.safe_dump(stage.get("do", stage).get("params", []))
     spelled = spelled.replace("${key}", key).replace("${item.arm}", arm)
-    values = {path: at(content, path) for path in yaml.safe_load(spelled)}
+    values = {path: value_at(content, path) for path in yaml.safe_load(spelled)}
     out = {"path": f".work/{name}.json", "md5": "0" * 32}
     return {"cmd": name, "params": {"params.yaml": values}, "outs": [out]}
-
-
-def at(content: Any, path: str) -> Any:
-    for part in path.split("."):
-        content = content[part]
-    return content
 
 
 @pytest.fixture(autouse=True)

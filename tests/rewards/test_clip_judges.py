@@ -17,7 +17,7 @@ from grpo.errors import ParameterError
 from grpo.params.parameters import Parameters, read_params
 from grpo.params.yaml import dump_yaml, parse_yaml
 from grpo.rewards.base import Task, Viewer, take_frames
-from grpo.sampling.judging import judge_media
+from grpo.sampling.judging import JointJudge
 from grpo.wiring.rewards import build_reward
 from tests.rewards.tiny_clip import save_clip
 
@@ -38,7 +38,8 @@ def content_of(judge: str = "clip", *, path: str = "clip", ends: Any = (LOW, HIG
     """Returns the image recipe with a judge by a model."""
     content = parse_yaml((ROOT / "recipes" / "glyphs.yaml").read_text())
     model = {"source": "directory", "path": path}
-    content["reward"] |= {"judge": judge, "model": model, "score_range": list(ends)}
+    asked = {"judge": judge, "model": model, "score_range": list(ends)}
+    content["reward"]["judges"][0] |= asked
     return content
 
 
@@ -49,9 +50,10 @@ def params_of(tmp_path: Path, *args: Any, **settings: Any) -> Parameters:
 
 
 def viewer(tmp_path: Path, data: Path, *args: Any, **settings: Any) -> Viewer:
-    rule = build_reward(params_of(tmp_path, *args, **settings), data)
-    assert rule.judges_media
-    return rule.judge  # type: ignore[return-value]
+    (judge,) = build_reward(params_of(tmp_path, *args, **settings), data).judges.values()
+    assert isinstance(judge, JointJudge)
+    assert judge.reads_media
+    return judge.view  # type: ignore[return-value]
 
 
 def pictures(*shape: int) -> np.ndarray:
@@ -99,8 +101,9 @@ def test_scores_leave_the_range_at_its_ends(tmp_path: Path, data: Path):
     """A range within the raw scores: what is below counts as 0, what is above as 1."""
     images = pictures(3, 16, 16)
     ordered = sorted(raw(viewer(tmp_path, data)(images, TASKS)))
-    rule = build_reward(params_of(tmp_path, ends=ordered[1:3]), data)
-    inner = judge_media(rule.judge, images, TASKS, score_range=rule.score_range)
+    (judge,) = build_reward(params_of(tmp_path, ends=ordered[1:3]), data).judges.values()
+    assert isinstance(judge, JointJudge)
+    inner = judge.judge(images, TASKS)
     scores = [outcome.score for _, outcome in sorted(inner, key=lambda each: float(each[0]))]
     assert scores == pytest.approx([0, 0, 1, 1], abs=1e-2)
 
@@ -161,11 +164,14 @@ def without_processor(directory: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda directory: None, r"reward\.model\.path must be a directory, .*wrong is not"),
-        (Path.mkdir, r"reward\.model .*wrong' cannot be loaded: "),
-        (llama, r"reward\.model .*wrong' cannot be loaded: "),
-        (truncated, r"reward\.model .*wrong' cannot be loaded: "),
-        (without_processor, r"reward\.model .*wrong' cannot be loaded: "),
+        (
+            lambda directory: None,
+            r"reward\.judges\[0\]\.model\.path must be a directory, .*wrong is not",
+        ),
+        (Path.mkdir, r"reward\.judges\[0\]\.model .*wrong' cannot be loaded: "),
+        (llama, r"reward\.judges\[0\]\.model .*wrong' cannot be loaded: "),
+        (truncated, r"reward\.judges\[0\]\.model .*wrong' cannot be loaded: "),
+        (without_processor, r"reward\.judges\[0\]\.model .*wrong' cannot be loaded: "),
     ],
 )
 def test_a_wrong_directory_is_one_line(tmp_path: Path, make, message: str):
@@ -201,5 +207,5 @@ def test_the_score_stage_exits_in_one_line(tmp_path: Path):
     )
     assert result.returncode == 2
     assert result.stderr.splitlines() == [
-        "params.yaml: reward.model.path must be a directory, data/nothing is not"
+        "params.yaml: reward.judges[0].model.path must be a directory, data/nothing is not"
     ]

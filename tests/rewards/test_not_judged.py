@@ -1,6 +1,7 @@
 """Rollouts that were not judged: no statistic of training sees them, wherever tables are joined."""
 
 from collections import Counter
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -23,14 +24,16 @@ from grpo.sampling.drawing import local_executor, sample_rollouts, sampling_skil
 from grpo.sampling.judging import TextJudge
 from grpo.sampling.rollouts import SampledBatch, keep_judged, write_rollouts
 from grpo.sampling.round_rollouts import executor_source, take_rollouts
-from grpo.sampling.scoring import RewardRule, judge_rollouts, judging_skill
+from grpo.sampling.scoring import judge_rollouts, judging_skill
 from grpo.wiring.iterations import read_trainable_rollouts
+from grpo.wiring.rewards import build_shaping
 from tests.modalities.tiny import tiny_policy
+from tests.rewards.rules import rule_with
 from tests.sampling.test_rollout import CANDIDATES
 
 FEW = settings(max_examples=25, deadline=None)
 SMOKE = Path(__file__).parents[2] / "recipes/smoke.yaml"
-SHAPING = read_params(SMOKE).reward.model_copy(update={"maximize": "score"})  # any reward fits
+SHAPING = replace(build_shaping(read_params(SMOKE)), maximize="score")  # any reward fits
 OUTCOMES = st.dictionaries(
     st.sampled_from("abcd"), st.lists(st.sampled_from([0.0, 1.0, None]), min_size=1), min_size=1
 )
@@ -185,20 +188,16 @@ def test_what_decides_in_sampling_is_what_was_judged(tmp_path: Path):
             raise KeyError("a judge's own bug")
         return 1.0
 
-    rule = RewardRule(
-        judge=TextJudge(judge, answer_pattern="^(.)", timeout_seconds=5.0),
-        threshold=0.5,
-        maximize="outcome",
-        unfinished_penalty=0.0,
-    )
+    rule = rule_with(TextJudge(judge, answer_pattern="^(.)", timeout_seconds=5.0))
     policy = tiny_policy()
     skills = {
         "draw": sampling_skill(lambda: policy, {"sampled": policy.decoding}),
-        "judge": judging_skill(rule, CANDIDATES.drop(columns="rollouts")),
+        "judge": judging_skill(rule.judges, CANDIDATES.drop(columns="rollouts")),
     }
     source = executor_source(
         Local(Work(skills)),
         layout=policy.layout,
+        shaping=rule.shaping,
         rollouts_per_batch=16,
         profile=None,
         progress=lambda done, total: None,
@@ -231,11 +230,8 @@ def test_a_text_without_steps_was_not_judged_and_an_empty_one_was():
             "is_finished": True,
         }
     )
-    rule = RewardRule(
-        judge=TextJudge(lambda answer, task: 1.0, answer_pattern="^(.)", timeout_seconds=5.0),
-        threshold=0.5,
-        maximize="outcome",
-        unfinished_penalty=0.0,
+    rule = rule_with(
+        TextJudge(lambda answer, task: 1.0, answer_pattern="^(.)", timeout_seconds=5.0)
     )
     rewards = judge_rollouts(rollouts, CANDIDATES, rule).rewards
     assert Counter(rewards["status"]) == Counter(["failed", "unparsable"])

@@ -32,10 +32,14 @@ from grpo.sampling.scoring import RewardRule, rejected_gold_answers, require_jud
 from grpo.tasks.reasoning_gym import create_dataset
 from grpo.wiring.rewards import check_gold_answers
 from grpo.wiring.tasks import build_prompts
+from tests.rewards.rules import rule_with
 
 ROOT = Path(__file__).parents[2]
 INPUTS = JudgeInputs(
-    model=None, data=ROOT / "data", machine=read_params(ROOT / "params.yaml").machine
+    where="reward.judges[0]",
+    model=None,
+    data=ROOT / "data",
+    machine=read_params(ROOT / "params.yaml").machine,
 )
 verify_math, score_answer = (find_judge(each).load(INPUTS) for each in ("math", "reasoning_gym"))
 TASK = Task(family="gcd", prompt="gcd(12, 18)", answer="6", entry={"answer": "6", "metadata": {}})
@@ -328,12 +332,8 @@ def test_mathematical_equality_is_judged_by_math_verify():
 
 
 def rule_of(*, unfinished_penalty: float) -> RewardRule:
-    return RewardRule(
-        judge=TextJudge(score_answer, answer_pattern="#([^#]*)", timeout_seconds=1.0),
-        threshold=0.99,
-        maximize="outcome",
-        unfinished_penalty=unfinished_penalty,
-    )
+    judge = TextJudge(score_answer, answer_pattern="#([^#]*)", timeout_seconds=1.0)
+    return rule_with(judge, threshold=0.99, unfinished_penalty=unfinished_penalty)
 
 
 def _tables() -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -376,7 +376,8 @@ def test_a_rollout_of_an_unknown_prompt_is_refused():
 
 def params_with_math(tmp_path: Path) -> Parameters:
     content = parse_yaml((ROOT / "recipes" / "smoke.yaml").read_text())
-    content["reward"] |= {"judge": "math", "answer_pattern": MARK, "timeout_seconds": 5.0}
+    content["reward"] |= {"answer_pattern": MARK, "timeout_seconds": 5.0}
+    content["reward"]["judges"][0]["judge"] = "math"
     file = tmp_path / "params.yaml"
     file.write_text(dump_yaml(content))
     return read_params(file)
@@ -395,7 +396,7 @@ def test_a_task_whose_answers_the_judge_refuses_ends_before_training(
     )
     if ends:
         message = (
-            rf"reward.judge math rejects .* {refused} of 20 .*\w; use another judge or correct"
+            rf"reward.judges\[0\].judge math rejects .* {refused} of 20 .*\w; use another judge"
         )
         with pytest.raises(ParameterError, match=message):
             check_gold_answers(params, prompts)

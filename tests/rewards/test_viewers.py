@@ -14,9 +14,9 @@ from grpo.modalities.shared.drawings import Drawing, draw_texts
 from grpo.rewards import ocr
 from grpo.rewards.base import FRAMES_PER_CLIP, Task, View, Viewer, take_frames
 from grpo.runtime.executors.base import Local, Work
+from grpo.sampling.judging import ITEMS_AT_ONCE, JointJudge
 from grpo.sampling.rollouts import SampledBatch, write_batch
 from grpo.sampling.scoring import (
-    MEDIA_AT_ONCE,
     ROLLOUTS_PER_SHARD,
     Judged,
     RewardRule,
@@ -25,6 +25,7 @@ from grpo.sampling.scoring import (
     judging_skill,
 )
 from grpo.types import Cost
+from tests.rewards.rules import rule_with
 
 TASK = Task(family="digits", prompt="draw 234", answer="234", entry={})
 STYLE = Drawing(16, 32, 11, 8)
@@ -44,7 +45,7 @@ def rollouts_of(media: np.ndarray) -> pd.DataFrame:
 
 
 def rule_of(view: Viewer) -> RewardRule:
-    return RewardRule(judge=view, threshold=0.5, maximize="score", unfinished_penalty=0.0)
+    return rule_with(JointJudge(view=view, reads_media=True), maximize="score")
 
 
 def judge(view: Viewer, media: np.ndarray) -> Judged:
@@ -99,14 +100,15 @@ def test_shards_show_the_viewer_what_it_would_see_without_them(tmp_path: Path):
         batches.append([int(each.flat[0]) for each in media])
         return [View(str(each.flat[0]), each.flat[0] / 255) for each in media]
 
-    media = items(range(ROLLOUTS_PER_SHARD + MEDIA_AT_ONCE + 1), 1, 2, 2)
+    media = items(range(ROLLOUTS_PER_SHARD + ITEMS_AT_ONCE + 1), 1, 2, 2)
     whole = judge(view, media)
     tensors = {"media": torch.from_numpy(media)}
     write_batch(tmp_path, SampledBatch(table=rollouts_of(media), tensors=tensors, cost=Cost()))
     moments: list[tuple[int, int]] = []
     sharded = judge_stored(
-        Local(Work({"judge": judging_skill(rule_of(view), PROMPTS)})),
+        Local(Work({"judge": judging_skill(rule_of(view).judges, PROMPTS)})),
         [tmp_path],
+        rule_of(view).shaping,
         scratch=tmp_path / "judged",
         progress=lambda done, total: moments.append((done, total)),
     )
@@ -118,9 +120,7 @@ def test_shards_show_the_viewer_what_it_would_see_without_them(tmp_path: Path):
 
 
 def test_media_must_be_there():
-    rule = RewardRule(
-        judge=lambda media, tasks: [], threshold=0.5, maximize="score", unfinished_penalty=0.0
-    )
+    rule = rule_of(lambda media, tasks: [])
     prompts = pd.DataFrame(
         [{"prompt_id": "p", "family": "f", "prompt": "", "answer": "", "entry": "{}"}]
     )

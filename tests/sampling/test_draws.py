@@ -68,4 +68,4 @@ def test_rollouts_depend_on_the_reward_if_pilots_are_judged():
     looking = params.model_copy(update={"arms": {**params.arms, "flow": scoped}})
     assert inputs_of_selection(params, "flow", Path("none")) == {}
     reward = inputs_of_selection(looking, "flow", Path("none"))["reward"]
-    assert reward["judge"] == "ocr"
+    assert reward["judges"][0]["judge"] == "ocr"

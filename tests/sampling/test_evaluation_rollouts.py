@@ -22,22 +22,22 @@ from grpo.sampling.evaluation_rollouts import (
     choose_samples,
     draw_evaluation,
 )
-from grpo.sampling.judging import TextJudge
+from grpo.sampling.judging import JointJudge, TextJudge
 from grpo.sampling.rollouts import SampledBatch
-from grpo.sampling.scoring import RewardRule, judge_rollouts, without_shaping
+from grpo.sampling.scoring import RewardRule, judge_rollouts
 from grpo.types import Cost
 from tests.modalities.tiny import tiny_policy
+from tests.rewards.rules import rule_with
 
-RULE = RewardRule(
-    judge=TextJudge(
+RULE = rule_with(
+    TextJudge(
         lambda answer, task: float(len(answer)) / 10,
         answer_pattern="(.+)",
         timeout_seconds=5.0,
     ),
-    threshold=0.5,
-    maximize="outcome",
     unfinished_penalty=0.25,
 )
+PLAIN = replace(RULE, shaping=RULE.shaping.without_shaping())
 
 
 def prompts_of(families: int, per_family: int) -> pd.DataFrame:
@@ -105,7 +105,7 @@ def test_without_shaping_the_reward_is_what_the_judge_gave():
     prompts = prompts_of(1, 1)
     batch = batch_of(prompts, "aaaaaa")  # seven characters, cut at the step limit
     assert samples_of(prompts, batch, RULE)["reward"].tolist() == [0.75] * CHOSEN_ROLLOUTS
-    plain = samples_of(prompts, batch, without_shaping(RULE))
+    plain = samples_of(prompts, batch, PLAIN)
     assert plain["reward"].tolist() == [0.7] * CHOSEN_ROLLOUTS
     assert plain["outcome"].tolist() == [1.0] * CHOSEN_ROLLOUTS
 
@@ -122,7 +122,7 @@ def test_each_sample_has_the_image_of_its_rollout_and_the_same_bytes_twice(tmp_p
         shown.extend(int(each.max()) for each in images)
         return [View(str(each.max()), 0.5) for each in images]
 
-    rule = replace(without_shaping(RULE), judge=view)
+    rule = replace(PLAIN, judges={"judge": JointJudge(view=view, reads_media=True)})
     samples_of(prompts, drawn, rule)
     assert shown == list(range(count))  # each image once
     for name in ("a", "b"):

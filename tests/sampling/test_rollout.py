@@ -34,6 +34,7 @@ from grpo.sampling.round_rollouts import (
 from grpo.sampling.scoring import RewardRule, judging_skill
 from grpo.types import Cost
 from tests.modalities.tiny import seeded, tiny_moe, tiny_policy
+from tests.rewards.rules import rule_with
 
 CANDIDATES = pd.DataFrame(
     {
@@ -61,12 +62,8 @@ def score(answer: str, task: Task) -> float:
 
 
 def rule() -> RewardRule:
-    return RewardRule(
-        judge=TextJudge(score, answer_pattern="^(.)", timeout_seconds=5.0),
-        threshold=0.5,
-        maximize="outcome",
-        unfinished_penalty=0.5,
-    )
+    judge = TextJudge(score, answer_pattern="^(.)", timeout_seconds=5.0)
+    return rule_with(judge, unfinished_penalty=0.5)
 
 
 def draw(
@@ -89,11 +86,12 @@ def draw(
     policy = policy_of()
     skills = {
         "draw": sampling_skill(lambda: policy, {"sampled": policy.decoding}),
-        "judge": judging_skill(rule(), CANDIDATES.drop(columns="rollouts")),
+        "judge": judging_skill(rule().judges, CANDIDATES.drop(columns="rollouts")),
     }
     source = executor_source(
         Local(Work(skills)),
         layout=policy.layout,
+        shaping=rule().shaping,
         rollouts_per_batch=4,
         profile=profile,
         progress=progress,

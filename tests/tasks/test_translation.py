@@ -21,7 +21,7 @@ LANGUAGES = {"es": 1.0, "fi": 1.0, "sw": 1.0, "hu": 0.4, "tr": 0.4, "ka": 0.0}
 WARMUP = PairWarmup(prompts=2000, updates=1, rows_per_update=1, learning_rate=0.1)
 MACHINE = Machine(device="cpu", dtype="float32", threads=1, compile=False)
 read_back: Any = find_judge("back_parsing").load(
-    JudgeInputs(model=None, data=Path(), machine=MACHINE)
+    JudgeInputs(where="reward.judges[0]", model=None, data=Path(), machine=MACHINE)
 )
 
 

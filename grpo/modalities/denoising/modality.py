@@ -193,7 +193,7 @@ class Denoising(Modality[DenoisingPolicyParams, DenoisingSampling, DenoisingDraw
                 "policy.canvas.frames"
             )
         if judge == "moving_ocr" and moved is None:
-            yield "reward.judge moving_ocr needs task.pixels_per_frame, got none"
+            yield "the judge moving_ocr needs task.pixels_per_frame, got none"
         yield from super().find_conflicts(params, judge)
 
     def rule_facts(

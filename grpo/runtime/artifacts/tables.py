@@ -1,6 +1,7 @@
 """Schemas of all tables of the pipeline, and validated reading and writing of parquet."""
 
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,6 +39,8 @@ _image = pa.Check(
     lambda each: each == b"" or is_png(each), element_wise=True, error="be PNG or no bytes"
 )
 SCORED, UNSCORED = "scored", "unscored"
+SCORE = "score."  # begins the names of columns with a judge's scores; a judge's name follows
+GREEDY_SCORE = "greedy_score."  # the same for the greedy rollouts of an evaluation
 
 
 def _at_least(low: int) -> pa.Check:
@@ -48,6 +51,22 @@ def _schema(name: str, key: str, columns: dict[str, pa.Column]) -> pa.DataFrameS
     """Returns a strict schema whose first column identifies the row in messages."""
     identity = {key: pa.Column(str, _filled, unique=True)}
     return pa.DataFrameSchema({**identity, **columns}, strict=True, ordered=True, name=name)
+
+
+def _scores(prefix: str) -> dict[str, pa.Column]:
+    """Returns the last columns of a schema: any number of columns with the scores of a judge."""
+    column = pa.Column("float64", [_finite, _fraction], regex=True, required=False)
+    return {f"^{re.escape(prefix)}": column}
+
+
+def _columns(frame: pd.DataFrame, schema: pa.DataFrameSchema) -> list[str]:
+    """Returns the names of a schema's columns, those of scores as the table has them."""
+    found: list[str] = []
+    for name, column in schema.columns.items():
+        found += (
+            [str(each) for each in frame if re.match(name, str(each))] if column.regex else [name]
+        )
+    return found
 
 
 PROMPTS = _schema(
@@ -111,6 +130,7 @@ REWARDS = _schema(
         "reward": pa.Column("float64", [_finite, _in_float32]),
         "status": pa.Column(str, pa.Check.isin(STATUSES, error=f"be one of {STATUSES}")),
         "detail": pa.Column(str),  # the judge's error or return value, if not scored
+        **_scores(SCORE),  # if there are several judges
     },
 )
 CREDIT = _schema(
@@ -132,6 +152,9 @@ EVALUATION = _schema(
         "greedy": pa.Column("float64", _fraction, nullable=True),  # null: no greedy decoding
         "rollouts": pa.Column("int64", _at_least(1)),
         "successes": pa.Column("int64", _at_least(0)),
+        # Means over the prompt's rollouts, if there are several judges.
+        **_scores(GREEDY_SCORE),
+        **_scores(SCORE),
     },
 )
 EVALUATION_SAMPLES = _schema(
@@ -145,6 +168,7 @@ EVALUATION_SAMPLES = _schema(
         "image": pa.Column(object, _image),  # PNG; empty if rollouts are text
         "outcome": pa.Column("float64", [_finite, _fraction]),
         "reward": pa.Column("float64", [_finite, _fraction]),  # before reward shaping
+        **_scores(SCORE),
     },
 )
 
@@ -327,7 +351,7 @@ def iteration_name(index: int) -> str:
 
 def empty_table(schema: pa.DataFrameSchema) -> pd.DataFrame:
     """Returns a table without rows that has a schema's columns and types."""
-    columns = schema.columns.items()
+    columns = [(name, each) for name, each in schema.columns.items() if each.required]
     return pd.DataFrame({name: pd.Series(dtype=str(each.dtype)) for name, each in columns})
 
 
@@ -366,7 +390,7 @@ def write_table(
     Raises:
       ArtifactError: If the table violates the schema.
     """
-    columns = list(schema.columns)
+    columns = _columns(frame, schema)
     missing = [name for name in columns if name not in frame.columns]
     ordered = frame if missing else frame[columns].reset_index(drop=True)
     if len(ordered) or not allow_empty:
@@ -422,11 +446,11 @@ def _explain(
     case = cases.sort_values("index", na_position="first", kind="stable").iloc[0]
     check, value = str(case["check"]), case["failure_case"]
     if check == "column_in_dataframe":
-        return f"{path}: column {value!r} is missing; it needs {list(schema.columns)}"
+        return f"{path}: column {value!r} is missing; it needs {_columns(frame, schema)}"
     if check == "column_in_schema":
-        return f"{path}: column {value!r} is unknown; it needs {list(schema.columns)}"
+        return f"{path}: column {value!r} is unknown; it needs {_columns(frame, schema)}"
     if check == "column_ordered":
-        return f"{path}: columns must be {list(schema.columns)}, got {list(frame.columns)}"
+        return f"{path}: columns must be {_columns(frame, schema)}, got {list(frame.columns)}"
     rule = check.removeprefix("be ") if check.startswith("be ") else check
     wording = {"field_uniqueness": "unique", "not_nullable": "present"}.get(rule, rule)
     verb = "must" if wording.startswith("not ") else "must be"

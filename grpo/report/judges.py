@@ -1,0 +1,63 @@
+"""The influence of each judge on training."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from grpo.report.reading import Run
+from grpo.runtime.artifacts.tables import SCORE
+from grpo.sampling.shaping import Shaping, reward_parts
+from grpo.wiring.rewards import build_shaping
+
+
+class Influence(NamedTuple):
+    """A judge's part in the rewards of an arm's rollouts."""
+
+    judge: str
+    first_mean: float  # of its scores in the arm's first iteration
+    last_mean: float  # in its last
+    spread: float  # of its scores within groups: the mean standard deviation
+    share: float  # of the spread that all judges add to rewards within groups
+
+
+def measure_influence(run: Run, arm: str) -> list[Influence]:
+    """Returns the influence of each judge of the reward; empty if there is only one judge.
+
+    A judge teaches nothing by what it adds to all rollouts of a group alike, so that equal weights
+    do not mean equal influence.
+    """
+    shaping = build_shaping(run.params)
+    names = [each.judge for each in shaping.shares]
+    if len(names) == 1:
+        return []
+    rounds = [run.rollouts[name] for name in run.chain(arm)[1:]]
+    spreads = pd.concat([_spreads(each, shaping) for each in rounds]).mean()
+    total = spreads[names].sum() or np.nan
+    return [
+        Influence(
+            judge=name,
+            first_mean=_mean_score(rounds, name, 0),
+            last_mean=_mean_score(rounds, name, -1),
+            spread=float(spreads[SCORE + name]),
+            share=float(spreads[name] / total),
+        )
+        for name in names
+    ]
+
+
+def _spreads(rollouts: pd.DataFrame, shaping: Shaping) -> pd.DataFrame:
+    """Returns the deviations within each group of what judges add, and of their scores."""
+    group = rollouts["iteration"].astype(str) + " " + rollouts["prompt_id"]
+    scores = rollouts.assign(prompt_id=group).reset_index(drop=True)
+    parts = pd.DataFrame(reward_parts(scores, shaping))
+    raw = scores[[SCORE + each.judge for each in shaping.shares]]
+    return pd.concat([parts, raw], axis=1).groupby(group.to_numpy()).std(ddof=0)
+
+
+def _mean_score(rounds: Sequence[pd.DataFrame], judge: str, index: int) -> float:
+    """Returns the mean score in the first (0) or last (-1) iteration."""
+    rollouts = rounds[index]
+    iteration = sorted(rollouts["iteration"].unique())[index]
+    return float(rollouts.loc[rollouts["iteration"] == iteration, SCORE + judge].mean())

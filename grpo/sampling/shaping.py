@@ -1,0 +1,107 @@
+"""Conversion of judges' scores into outcomes and rewards."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float
+from numpy.typing import NDArray
+
+from grpo.runtime.artifacts.tables import SCORE, is_judged
+from grpo.schema import Normalization
+
+EPSILON = 1e-6  # in units of a score
+DECIDED = "is_decided"  # whether the first judge gave a score
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """The part of a judge in the reward."""
+
+    judge: str
+    weight: float
+    normalize: Normalization  # of its scores, within the rollouts of a prompt
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shaping:
+    """The mapping from scores to outcome and reward; the first judge decides the outcome."""
+
+    shares: tuple[Share, ...]
+    threshold: float  # the outcome is 1 if the first judge's score is at least this
+    maximize: Literal["outcome", "score"]  # what the first judge adds to the reward
+    unfinished_penalty: float  # in units of reward
+
+    def without_shaping(self) -> "Shaping":
+        """Returns the mapping whose reward is the first judge's score."""
+        first = replace(self.shares[0], weight=1.0, normalize="none")
+        return replace(self, shares=(first,), maximize="score", unfinished_penalty=0.0)
+
+    def outcomes(self, scores: pd.DataFrame) -> NDArray[np.float64]:
+        """Returns the outcome of each rollout; see `reward_rollouts`."""
+        score = scores[SCORE + self.shares[0].judge].to_numpy(np.float64)
+        return (scores[DECIDED].to_numpy(bool) & (score >= self.threshold)).astype(np.float64)
+
+
+def reward_rollouts(scores: pd.DataFrame, shaping: Shaping) -> pd.DataFrame:
+    """Returns the scores with the columns outcome and reward.
+
+    Args:
+      scores: Columns prompt_id, is_finished, status, DECIDED and one with SCORE and its name for
+        each judge; all rollouts of the prompts, if scores are normalized within them.
+    """
+    outcome = shaping.outcomes(scores)
+    penalty = np.where(scores["is_finished"], 0.0, shaping.unfinished_penalty)
+    parts = reward_parts(scores.assign(outcome=outcome), shaping)
+    return scores.assign(outcome=outcome, reward=sum(parts.values()) - penalty)
+
+
+def reward_parts(
+    scores: pd.DataFrame, shaping: Shaping
+) -> Mapping[str, Float[np.ndarray, " rollout"]]:
+    """Returns what each judge adds to the reward of each rollout, by its name.
+
+    Args:
+      scores: Columns prompt_id, status, outcome, and the scores of each judge.
+    """
+    parts = {}
+    counts = is_judged(scores).to_numpy()
+    for index, share in enumerate(shaping.shares):
+        decides = index == 0 and shaping.maximize == "outcome"
+        values = scores["outcome" if decides else SCORE + share.judge].to_numpy(np.float64)
+        parts[share.judge] = share.weight * normalize(
+            values, scores["prompt_id"], counts, share.normalize
+        )
+    return parts
+
+
+def normalize(
+    values: Float[np.ndarray, " rollout"],
+    prompts: "pd.Series[str]",
+    counts: NDArray[np.bool_],
+    kind: Normalization,
+) -> Float[np.ndarray, " rollout"]:
+    """Returns values that are normalized within the rollouts of a prompt. [GDPO]
+
+    A z-score divides by the population's deviation + EPSILON, as `scale_by_group_std` does; it is 0
+    where all are equal. A rank is the share of the other rollouts that are worse, ties count half.
+
+    Args:
+      counts: Rollouts that are judged; the others get 0 and do not affect the rest.
+    """
+    if kind == "none":
+        return values
+    groups = pd.Series(values[counts]).groupby(prompts.to_numpy()[counts])
+    if kind == "rank":
+        others = groups.transform("size") - 1
+        found = ((groups.rank() - 1) / others).where(others > 0, 0.5)
+    else:
+        mean, deviation = groups.transform("mean"), groups.transform("std", ddof=0)
+        # Compared exactly: the mean of equal floats need not equal them.
+        differ = groups.transform("max") > groups.transform("min")
+        found = ((values[counts] - mean) / (deviation + EPSILON)).where(differ, 0.0)
+    normalized = np.zeros_like(values)
+    normalized[counts] = found
+    return normalized
