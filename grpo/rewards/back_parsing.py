@@ -1,50 +1,88 @@
-"""A judge without references: a number in words is read back and compared with the source's.
+"""A judge without references: what a text says is read back and compared with the source's.
 
-Needs words2num2, an extra (pip install -e '.[translation]').
+Reads numbers in words and dates. Needs words2num2 and dateparser, an extra
+(pip install -e '.[translation]').
 """
 
+from datetime import date
 from typing import Any
 
-from grpo.errors import MissingExtraError
+from grpo.errors import MissingExtraError, ParameterError
 from grpo.rewards.base import AnswerJudge, Judge, JudgeInputs, Task
 from grpo.schema import PARAMS
+
+# Otherwise a missing part would be that of today.
+ALL_PARTS = {"REQUIRE_PARTS": ["day", "month", "year"]}
 
 
 def load(inputs: JudgeInputs) -> AnswerJudge:
     """Returns the judge.
 
     Raises:
-      MissingExtraError: If words2num2 is not installed.
+      MissingExtraError: If words2num2 or dateparser is not installed.
     """
     try:
+        import dateparser  # noqa: F401
         import words2num2  # noqa: F401
-    except ImportError:
+    except ImportError as error:
         raise MissingExtraError(
-            f"{PARAMS}: {inputs.where}.judge back_parsing needs words2num2; run pip install -e "
+            f"{PARAMS}: {inputs.where}.judge back_parsing needs {error.name}; run pip install -e "
             "'.[translation]'"
         ) from None
     return read_back
 
 
 def read_back(answer: str, task: Task) -> float:
-    """Returns 1.0 if the answer is the source's number in the words of its language, else 0.0.
+    """Returns 1.0 if the answer is the source's number or date in its language, else 0.0.
 
-    Digits are no words: a copy of them would be read as the number in any language.
+    A weekday is not read.
 
     Raises:
-      ValueError: If the answer is not a number in words of that language.
+      ValueError: If the answer is not a number in words, or a date, of that language.
+      ParameterError: If the text has another kind, or the language is unknown.
     """
-    # Imported here: an extra, which `grpo check` does not need.
+    language = str(task.entry["language"])
+    if task.entry["kind"] == "numbers":
+        return float(_read_number(answer, language) == task.entry["number"])
+    if task.entry["kind"] == "dates":
+        return float(_read_date(answer, language).isoformat() == task.entry["date"])
+    raise ParameterError(
+        f"{PARAMS}: reward.judge back_parsing must have task.kinds numbers and dates only, got "
+        f"{task.entry['kind']}; remove it or choose the judge embeddings"
+    )
+
+
+def _read_number(answer: str, language: str) -> int:
+    """Returns a number in words. Digits are no words: they are read alike in every language."""
+    # Imported here, as below: an extra, which `grpo check` does not need.
     import words2num2
 
     library: Any = words2num2  # untyped
     if any(each.isdigit() for each in answer):
-        raise ValueError("an answer must be in words, without digits")
+        raise ValueError("a number must be in words, has digits")
     try:
-        number = library.words2num(answer, lang=str(task.entry["language"]))
+        return int(library.words2num(answer, lang=language))
     except library.Words2NumError as error:
         raise ValueError(str(error)) from None
-    return float(number == task.entry["number"])
+
+
+def _read_date(answer: str, language: str) -> date:
+    """Returns a date with its month in words, because 1996-09-16 is read in every language."""
+    import dateparser
+
+    library: Any = dateparser
+    if not any(each.isalpha() for each in answer):
+        raise ValueError("a date must have words, has digits only")
+    try:
+        found = library.parse(answer, languages=[language], settings=ALL_PARTS)
+    except ValueError as error:
+        raise ParameterError(
+            f"{PARAMS}: reward.judge back_parsing must have languages whose dates dateparser "
+            f"reads, got {language}: {error}; remove it from task.languages"
+        ) from None
+    if found is None:
+        raise ValueError(f"no date of the language {language}")
+    return date(found.year, found.month, found.day)
 
 
 JUDGE = Judge(reads="text", load=load, needs_task="translation")
