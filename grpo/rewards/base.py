@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import UInt8
 from numpy.typing import NDArray
 
-from grpo.schema import DirectoryBase, HubBase, Machine, S3Base
+from grpo.schema import LANGUAGE_TAG, DirectoryBase, HubBase, Machine, S3Base
 
 FRAMES_PER_CLIP = 8
 
@@ -22,6 +22,11 @@ class Task:
     prompt: str
     answer: str
     entry: dict[str, object]
+
+    @property
+    def source(self) -> str:
+        """The prompt without the tag of a language: "forty-two" of ">>fi<< forty-two"."""
+        return LANGUAGE_TAG.sub("", self.prompt, count=1)
 
 
 class View(NamedTuple):

@@ -1,6 +1,5 @@
 """Policies whose step is a target token: encoder-decoder models of `transformers`."""
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,11 +20,10 @@ from grpo.modalities.shared.texts import decode_texts, draw_tokens, has_ended, r
 from grpo.runtime.artifacts.tensors import unpack_ragged
 from grpo.runtime.machine import DTYPES
 from grpo.runtime.seeds import derive_seed
-from grpo.schema import PARAMS
+from grpo.schema import LANGUAGE_TAG, PARAMS
 from grpo.types import Cost, StepLogProbs
 
 NO_TAG = -1  # forced token of a prompt without one
-TAG = re.compile(r">>(\S+)<< ?")  # of the target language, before the source text
 LAYOUT = {
     "prompt_lengths": Rows("prompt", each="integer"),
     "prompt_tokens": Rows("prompt", "prompt_lengths", each="integer"),
@@ -306,7 +304,7 @@ class Seq2SeqPolicy(Policy[Seq2SeqTrajectory]):
         """Returns the forced token of a prompt and its source text."""
         if not self.forces_tag:
             return NO_TAG, prompt
-        found = TAG.match(prompt)
+        found = LANGUAGE_TAG.match(prompt)
         token: Any = self.tokenizer.convert_tokens_to_ids(found[1]) if found else None
         if not found or token is None or token == self.tokenizer.unk_token_id:
             raise ParameterError(

@@ -1,0 +1,16 @@
+"""The judge of length: against answers that are cut off or run on."""
+
+from grpo.rewards.base import Judge, Task
+
+
+def compare_lengths(answer: str, task: Task) -> float:
+    """Returns shorter / longer of the lengths of answer and source, in characters.
+
+    Scripts differ: twelve characters of Japanese may say what thirty of English do. Right answers
+    therefore have other scores in other languages, which a mean over groups removes.
+    """
+    answered, asked = len(answer), len(task.source)
+    return min(answered, asked) / max(answered, asked, 1)
+
+
+JUDGE = Judge(reads="text", load=lambda inputs: compare_lengths)
