@@ -1,6 +1,7 @@
 """Judges of translations: what a right text earns and what the known tricks earn."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
 
@@ -48,7 +49,7 @@ def tasks(kind: Kind, *, count: int = 140) -> list[Task]:
 
 
 @pytest.mark.parametrize("kind", get_args(Kind))
-@pytest.mark.parametrize("name", ("exact", "format", "chrf"))
+@pytest.mark.parametrize("name", ["exact", "format", "chrf"])
 def test_a_reference_earns_everything(name: str, kind: Kind):
     score = judge(name)
     assert [score(task.answer, task) for task in tasks(kind)] == pytest.approx([1.0] * 140)
@@ -65,7 +66,7 @@ def test_whatever_is_written_earns_a_number_of_the_range(name: str, answer: str)
 def test_chrf_is_that_of_sacrebleu_with_words():
     score = judge("chrf")
     units = tasks("units")
-    for task, other in zip(units, units[1:]):
+    for task, other in pairwise(units):
         expected = sentence_chrf(other.answer, [task.answer], word_order=2).score / 100
         assert score(other.answer, task) == pytest.approx(expected)
 
@@ -77,7 +78,7 @@ def test_exact_ignores_the_form_of_characters_and_spaces_and_nothing_else():
     assert score("cafe olé", task) == score("Café olé", task) == score("", task) == 0.0
 
 
-@pytest.mark.parametrize("kind", ("numbers", "dates", "units", "money"))
+@pytest.mark.parametrize("kind", ["numbers", "dates", "units", "money"])
 def test_copies_of_the_source_and_nothing_else_are_refused(kind: Kind):
     score = judge("copying")
     for task in tasks(kind):
@@ -97,7 +98,7 @@ def test_a_shorter_or_longer_answer_than_the_source_earns_less():
         )
 
 
-@pytest.mark.parametrize("answer", ("", " ", "two\nlines", "a\tb", "bro\ufffdken", "\x00"))
+@pytest.mark.parametrize("answer", ["", " ", "two\nlines", "a\tb", "bro\ufffdken", "\x00"])
 def test_what_is_not_a_line_of_text_has_no_form(answer: str):
     assert judge("format")(answer, tasks("units")[0]) == 0.0
 
