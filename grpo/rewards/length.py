@@ -6,8 +6,8 @@ from grpo.rewards.base import Judge, Task
 def compare_lengths(answer: str, task: Task) -> float:
     """Returns shorter / longer of the lengths of answer and source, in characters.
 
-    Scripts differ: twelve characters of Japanese may say what thirty of English do. Right answers
-    therefore have other scores in other languages, which a mean over groups removes.
+    Ten characters of Japanese may say what thirty of English do, so scores of two languages cannot
+    be compared; those of a group can.
     """
     answered, asked = len(answer), len(task.source)
     return min(answered, asked) / max(answered, asked, 1)

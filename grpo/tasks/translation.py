@@ -3,6 +3,7 @@
 Needs num2words2 and babel, an extra (pip install -e '.[translation]').
 """
 
+import importlib
 import json
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ UNITS = (
     "duration-minute", "duration-second", "length-kilometer", "length-meter", "length-centimeter",
     "mass-kilogram", "mass-gram", "volume-liter",
 )  # fmt: skip
+MOST_CONTENTS = 2 * 10**6  # of a kind, because all of them are shuffled
 Language = Annotated[str, Field(pattern="^[a-z]{2,3}$")]
 Kind = Literal["numbers", "dates", "units", "money", "territories", "languages", "currencies"]
 
@@ -34,6 +36,7 @@ Kind = Literal["numbers", "dates", "units", "money", "territories", "languages",
 class Contents:
     """What the texts of a kind say, numbered from 0, e.g. the days of a century."""
 
+    kind: Kind
     size: int
     write: Callable[[int, str], str]  # content and language -> text
     facts: Callable[[int], dict[str, object]]  # what a judge without references may read
@@ -92,31 +95,40 @@ class TranslationTask(Task):
                 "translation, so are worked_fraction and wrong_fraction; remove them"
             )
         chooser = random.Random(inputs.seed)
-        counts = {
-            part: _apportion(total, self.kinds)
-            for part, total in (("eval", self.eval_prompts), ("train", self.train_prompts))
-        }
-        asked = dict[str, list[pd.DataFrame]](eval=[], train=[], warmup=[])
-        pairs = _apportion(inputs.warmup.prompts if inputs.warmup else 0, self.kinds)
-        for kind in (each for each, share in self.kinds.items() if share):
-            contents = _contents(kind, self.languages, self.below)
-            left = list(range(contents.size))
-            chooser.shuffle(left)
-            for part, of_kind in counts.items():
-                taken = self._asked(kind, of_kind[kind], left, chooser)
-                drawn = [
-                    Pair(each, content, contents.write(content, each)) for each, content in taken
-                ]
-                asked[part].append(_table(part, kind, drawn, contents))
-            drawn = [*self._pairs(kind, pairs[kind], left, contents, chooser)]
-            asked["warmup"].append(_table("warmup", kind, drawn, contents))
-        evaluation, train, warmup = (pd.concat(each, ignore_index=True) for each in asked.values())
+        pairs = inputs.warmup.prompts if inputs.warmup else 0
+        totals = (self.train_prompts, self.eval_prompts, pairs)
+        counts = [_apportion(total, self.kinds) for total in totals]
+        tables = [
+            self._make_kind(kind, [part[kind] for part in counts], chooser)
+            for kind, share in self.kinds.items()
+            if share
+        ]
+        return PromptTables(*(pd.concat(part, ignore_index=True) for part in zip(*tables)))
+
+    def _make_kind(self, kind: Kind, counts: Sequence[int], chooser: random.Random) -> PromptTables:
+        """Returns the prompts and pairs of a kind.
+
+        Args:
+          counts: Of training, evaluation and warm-up.
+        """
+        contents = _contents(kind, self.languages, self.below)
+        if contents.size > MOST_CONTENTS:
+            raise ParameterError(
+                f"{PARAMS}: task.kinds.{kind} must have at most {MOST_CONTENTS} contents, has "
+                f"{contents.size}; lower task.below"
+            )
+        left = list(range(contents.size))
+        chooser.shuffle(left)
+        of_training, of_evaluation, of_warmup = counts
+        evaluation = _table("eval", self._asked(of_evaluation, left, contents, chooser), contents)
+        train = _table("train", self._asked(of_training, left, contents, chooser), contents)
+        warmup = _table("warmup", self._pairs(of_warmup, left, contents, chooser), contents)
         warmup = warmup.rename(columns={"answer": "solution"})[WARMUP_COLUMNS]
         return PromptTables(train, evaluation, warmup)
 
     def _asked(
-        self, kind: Kind, count: int, left: list[int], chooser: random.Random
-    ) -> Iterator[tuple[str, int]]:
+        self, count: int, left: list[int], contents: Contents, chooser: random.Random
+    ) -> Iterator[Pair]:
         """Yields languages in equal shares with contents, which are taken out of `left`.
 
         Languages share contents, so that there are as many as prompts of one language.
@@ -124,16 +136,17 @@ class TranslationTask(Task):
         wanted = shares(count, len(self.languages))
         if max(wanted) > len(left):
             raise ParameterError(
-                f"{PARAMS}: task.kinds.{kind} must leave {max(wanted)} contents for "
+                f"{PARAMS}: task.kinds.{contents.kind} must leave {max(wanted)} contents for "
                 f"task.train_prompts and task.eval_prompts, leaves {len(left)}; lower them or "
                 "raise task.below"
             )
         taken = [left.pop() for _ in range(max(wanted))]
         for language, share in zip(sorted(self.languages), wanted):
-            yield from ((language, content) for content in chooser.sample(taken, share))
+            for content in chooser.sample(taken, share):
+                yield Pair(language, content, contents.write(content, language))
 
     def _pairs(
-        self, kind: Kind, count: int, left: list[int], contents: Contents, chooser: random.Random
+        self, count: int, left: list[int], contents: Contents, chooser: random.Random
     ) -> Iterator[Pair]:
         """Yields pairs of languages by their shares with the contents that are left, with noise."""
         if count == 0:
@@ -142,8 +155,9 @@ class TranslationTask(Task):
         weights = [self.languages[each].pairs for each in languages]
         if not left or not any(weights):
             raise ParameterError(
-                f"{PARAMS}: task.kinds.{kind} must leave contents for the warm-up, and pairs of "
-                f"some language in task.languages must be above 0; {len(left)} contents are left"
+                f"{PARAMS}: task.kinds.{contents.kind} must leave contents for the warm-up, and "
+                f"pairs of some language in task.languages must be above 0; {len(left)} contents "
+                "are left"
             )
         for language in chooser.choices(languages, weights, k=count):
             place = chooser.randrange(len(left))
@@ -170,15 +184,17 @@ def _apportion(total: int, weights: Mapping[Kind, float]) -> dict[Kind, int]:
     return parts
 
 
-def _table(part: str, kind: Kind, pairs: Sequence[Pair], contents: Contents) -> pd.DataFrame:
+def _table(part: str, pairs: Iterator[Pair], contents: Contents) -> pd.DataFrame:
     """Returns a table of schema PROMPTS."""
     rows: list[dict[str, Any]] = [
         {
-            "prompt_id": f"{part}-{language}-{kind}-{index:06d}",
+            "prompt_id": f"{part}-{language}-{contents.kind}-{index:06d}",
             "family": language,
             "prompt": f">>{language}<< {contents.write(content, SOURCE)}",
             "answer": target,
-            "entry": json.dumps({"language": language, "kind": kind, **contents.facts(content)}),
+            "entry": json.dumps(
+                {"language": language, "kind": contents.kind, **contents.facts(content)}
+            ),
         }
         for index, (language, content, target) in enumerate(pairs)
     ]
@@ -216,7 +232,9 @@ def _numbers(languages: Iterable[str], below: int) -> Contents:
             write(1, language)
         except NotImplementedError:
             raise _unknown(language, "num2words2") from None
-    return Contents(size=below, write=write, facts=lambda number: {"number": number})
+    return Contents(
+        kind="numbers", size=below, write=write, facts=lambda number: {"number": number}
+    )
 
 
 def _dates(locales: Mapping[str, Any]) -> Contents:
@@ -230,7 +248,10 @@ def _dates(locales: Mapping[str, Any]) -> Contents:
         return str(library.format_date(day(content), "full", locale=locales[language]))
 
     return Contents(
-        size=DAYS, write=write, facts=lambda content: {"date": day(content).isoformat()}
+        kind="dates",
+        size=DAYS,
+        write=write,
+        facts=lambda content: {"date": day(content).isoformat()},
     )
 
 
@@ -249,7 +270,7 @@ def _units(locales: Mapping[str, Any], below: int) -> Contents:
     def facts(content: int) -> dict[str, object]:
         return {"number": content // len(UNITS), "unit": UNITS[content % len(UNITS)]}
 
-    return Contents(size=below * len(UNITS), write=write, facts=facts)
+    return Contents(kind="units", size=below * len(UNITS), write=write, facts=facts)
 
 
 def _money(locales: Mapping[str, Any], below: int) -> Contents:
@@ -272,13 +293,14 @@ def _money(locales: Mapping[str, Any], below: int) -> Contents:
     def facts(content: int) -> dict[str, object]:
         return {"number": content // len(codes), "currency": codes[content % len(codes)]}
 
-    return Contents(size=below * len(codes), write=write, facts=facts)
+    return Contents(kind="money", size=below * len(codes), write=write, facts=facts)
 
 
 def _names(kind: Kind, locales: Mapping[str, Any]) -> Contents:
     """Returns names of territories, languages or currencies."""
     codes = _named(locales, kind)
     return Contents(
+        kind=kind,
         size=len(codes),
         write=lambda content, language: str(getattr(locales[language], kind)[codes[content]]),
         facts=lambda content: {"code": codes[content]},
@@ -316,8 +338,6 @@ def _unknown(language: str, library: str) -> ParameterError:
 
 def _library(name: str) -> Any:
     """Returns a module of the extra `translation`, untyped."""
-    import importlib
-
     try:
         return importlib.import_module(name)
     except ImportError:

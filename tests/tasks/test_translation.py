@@ -218,6 +218,7 @@ def test_a_language_whose_dates_are_not_read_is_refused_in_one_line():
         ({"languages": clean("xx"), "kinds": DATES}, WARMUP, r"a language that babel knows"),
         ({"below": 60, "kinds": NUMBERS}, WARMUP, r"kinds\.numbers must leave 100 contents"),
         ({"below": 150, "kinds": NUMBERS}, WARMUP, r"0 contents are left"),
+        ({"below": 10**6, "kinds": {"units": 1.0}}, WARMUP, r"at most 2000000 contents, has 1300"),
         ({"languages": UNSEEN, "below": 2000}, WARMUP, r"must be above 0"),
         (
             {},
