@@ -47,7 +47,7 @@ def read_back(answer: str, task: Task) -> float:
     if task.entry["kind"] == "dates":
         return float(_read_date(answer, language).isoformat() == task.entry["date"])
     raise ParameterError(
-        f"{PARAMS}: reward.judge back_parsing must have task.kinds numbers and dates only, got "
+        f"{PARAMS}: the judge back_parsing must have task.kinds numbers and dates only, got "
         f"{task.entry['kind']}; remove it or choose the judge embeddings"
     )
 
@@ -77,7 +77,7 @@ def _read_date(answer: str, language: str) -> date:
         found = library.parse(answer, languages=[language], settings=ALL_PARTS)
     except ValueError as error:
         raise ParameterError(
-            f"{PARAMS}: reward.judge back_parsing must have languages whose dates dateparser "
+            f"{PARAMS}: the judge back_parsing must have languages whose dates dateparser "
             f"reads, got {language}: {error}; remove it from task.languages"
         ) from None
     if found is None:

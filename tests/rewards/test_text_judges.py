@@ -20,7 +20,7 @@ from grpo.tasks.base import TaskInputs
 from grpo.tasks.translation import Corpus, Kind, TranslationTask
 
 MACHINE = Machine(device="cpu", dtype="float32", threads=1, compile=False)
-INPUTS = JudgeInputs(model=None, data=Path(), machine=MACHINE)
+INPUTS = JudgeInputs(where="reward.judges[0]", model=None, data=Path(), machine=MACHINE)
 NAMES = ("exact", "copying", "length", "format", "chrf", "language", "embeddings")
 LANGUAGES = ("es", "fi", "hu", "ja", "ka", "ru", "tr")
 
@@ -119,7 +119,7 @@ def test_dates_in_the_asked_language_earn_more_than_copies_and_other_languages()
 
 def test_a_language_that_is_not_identified_is_refused_in_one_line():
     task = Task(family="", prompt=">>tlh<< one", answer="", entry={"language": "tlh"})
-    with pytest.raises(ParameterError, match=r"reward\.judge language needs an entry .* got 'tlh'"):
+    with pytest.raises(ParameterError, match=r"the judge language needs an entry .* got 'tlh'"):
         judge("language")("wa'", task)
 
 
