@@ -9,10 +9,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import DynamicCache, Gemma2Config, Gemma2ForCausalLM
 
 from grpo.modalities.shared import logits as logits_module
+from grpo.modalities.shared.decoding import _ReservingLayer, sampling_cache
 from grpo.modalities.shared.flops import missing_flop_formulas
 from grpo.modalities.shared.logits import chosen_log_prob, draw
 from grpo.modalities.shared.tokenizers import make_byte_tokenizer
-from grpo.modalities.tokens.forward import _ReservingLayer, has_full_attention, sampling_cache
+from grpo.modalities.tokens.forward import has_full_attention
 from grpo.modalities.tokens.policy import Decoding, TokenPolicy, TokenTrajectory
 from tests.modalities.tiny import seeded, tiny_policy
 

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, GraniteConfig, MistralConfig, Qwen3Config
 
-from grpo.modalities.tokens.forward import ForwardPasses, column_major_weights
+from grpo.modalities.shared.decoding import column_major_weights
+from grpo.modalities.tokens.forward import ForwardPasses
 from grpo.modalities.tokens.policy import TokenPolicy
 from tests.modalities.tiny import seeded, tiny_moe, tiny_policy
 

@@ -20,7 +20,7 @@ from grpo.modalities.shared.models import (
     read_tokenizer,
     require_embedded,
 )
-from grpo.modalities.shared.texts import base_of_texts
+from grpo.modalities.shared.texts import PASS_ERRORS, TOLERANCES, base_of_texts
 from grpo.modalities.shared.tokenizers import make_byte_tokenizer
 from grpo.modalities.shared.warmup import (
     BasePolicy,
@@ -37,8 +37,6 @@ from grpo.types import Cost
 BASE = "policy.base"
 PROBES = ["one", "another, longer"]  # of unequal lengths
 PROBE_STEPS = 4
-# Of log-probs, in nats. Rounding errors are far smaller, errors of masks or caches far larger.
-TOLERANCES = {torch.float64: 0.02, torch.float32: 0.02, torch.float16: 0.2, torch.bfloat16: 1.0}
 IGNORED = -100
 
 
@@ -105,7 +103,7 @@ def require_sampling(model: PreTrainedModel, tokenizer: Any) -> None:
         trajectory, sampled = policy.sample(PROBES, group_sizes=[2, 1], generator=generator)
         with torch.no_grad():
             worst = float((policy.log_prob(trajectory).cpu() - sampled).abs().max())
-    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+    except PASS_ERRORS as error:
         raise ArtifactError(f"{what}, {brief(error)}; choose another model") from None
     if not worst < TOLERANCES[model.dtype]:
         raise ArtifactError(

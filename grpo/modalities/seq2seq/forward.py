@@ -1,17 +1,15 @@
 """Forward passes of an encoder-decoder model: logits for sampling, log-probs for training."""
 
-from collections.abc import Callable
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
-from grpo.modalities.shared.flops import missing_flop_formulas
+from grpo.modalities.shared.flops import count_pass
 from grpo.modalities.shared.logits import chosen_log_prob, num_recomputed
 
 Encoded = Float[Tensor, "row width hidden"]
@@ -190,7 +188,7 @@ class EncoderDecoderPasses:
         def run() -> Tensor:
             return self.encode(tokens, torch.ones_like(tokens, dtype=torch.bool))
 
-        return _counted(run, list(self._whole.get_encoder().parameters()), backward)
+        return count_pass(run, list(self._whole.get_encoder().parameters()), backward)
 
     def _count_decoder(self, new: int, width: int, backward: bool) -> int:
         """Returns the count of decoder and head, whose gradient reaches the encoder's states."""
@@ -204,25 +202,14 @@ class EncoderDecoderPasses:
             logits: Tensor = self._decode(encoded.clone(), mask, tokens, use_cache=False).logits
             return logits
 
-        return _counted(run, [encoded, *self._decoder_parameters()], backward)
+        return count_pass(run, [encoded, *self._decoder_parameters()], backward)
 
     def _count_head(self, backward: bool) -> int:
         head = self._whole.get_output_embeddings()
         hidden = head.weight.new_zeros(1, head.weight.shape[1]).requires_grad_(backward)
-        return _counted(lambda: head(hidden.clone()), [hidden, *head.parameters()], backward)
+        return count_pass(lambda: head(hidden.clone()), [hidden, *head.parameters()], backward)
 
     def _decoder_parameters(self) -> list[nn.Parameter]:
         encoder = {id(each) for each in self._whole.get_encoder().parameters()}
         shared = id(self._whole.get_input_embeddings().weight)
         return [p for p in self._whole.parameters() if id(p) == shared or id(p) not in encoder]
-
-
-def _counted(run: Callable[[], Tensor], inputs: list[Tensor], backward: bool) -> int:
-    """Returns torch's FLOP count of a pass; does not change gradients."""
-    wanted = [each for each in inputs if each.requires_grad]
-    counter = FlopCounterMode(display=False, custom_mapping=missing_flop_formulas())
-    with counter, torch.set_grad_enabled(backward):
-        output = run()
-        if backward:
-            torch.autograd.grad(output.sum(), wanted, allow_unused=True)
-    return int(counter.get_total_flops())

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop, sdpa_flop
 from transformers import PreTrainedModel
 
@@ -91,6 +92,17 @@ def count_flops(model: PreTrainedModel, query: int, logits: int, *, backward: bo
         )
         if backward:
             torch.autograd.grad(output.logits.sum(), parameters)
+    return int(counter.get_total_flops())
+
+
+def count_pass(run: Callable[[], Tensor], inputs: list[Tensor], backward: bool) -> int:
+    """Returns torch's FLOP count of a pass; does not change gradients."""
+    wanted = [each for each in inputs if each.requires_grad]
+    counter = FlopCounterMode(display=False, custom_mapping=missing_flop_formulas())
+    with counter, torch.set_grad_enabled(backward):
+        output = run()
+        if backward:
+            torch.autograd.grad(output.sum(), wanted, allow_unused=True)
     return int(counter.get_total_flops())
 
 

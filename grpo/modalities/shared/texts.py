@@ -8,13 +8,18 @@ import pandas as pd
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from grpo.errors import ArtifactError
 from grpo.modalities.shared.directories import save_base
 from grpo.modalities.shared.logits import draw
 from grpo.modalities.shared.packed import require_entries
 from grpo.modalities.shared.warmup import BasePolicy, WarmupSettings, WarmupUpdate, with_remedy
 
+# Exceptions of a model's code for inputs that its class does not support.
+PASS_ERRORS = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
+# Of log-probs, in nats. Rounding errors are far smaller, errors of masks or positions far larger.
+TOLERANCES = {torch.float64: 0.02, torch.float32: 0.02, torch.float16: 0.2, torch.bfloat16: 1.0}
 ROUNDING = 1e-4  # nats; tolerance for log-probs above 0
 Pairs = list[tuple[str, str]]  # prompts and solutions
 
@@ -57,6 +62,39 @@ def require_text(tensors: dict[str, Tensor], vocabulary: int) -> None:
         require_entries(tensors, name, known, f"in [0, {vocabulary})", lengths=lengths)
     logp = tensors["behavior_logp"]
     require_entries(tensors, "behavior_logp", logp <= ROUNDING, "a log-prob, at most 0")
+
+
+def num_positions(config: PreTrainedConfig) -> int | None:
+    """Returns the largest number of positions of a model; None: no limit, or scaled positions."""
+    text = config.get_text_config()
+    rotary = getattr(text, "rope_parameters", None) or {}
+    # One setting, or one per type of layer.
+    settings = [each for each in rotary.values() if isinstance(each, dict)] or [rotary]
+    scales = any(each.get("rope_type", "default") != "default" for each in settings)
+    if scales or getattr(text, "alibi", False):
+        return None
+    limit: int | None = getattr(text, "max_position_embeddings", None)
+    return limit
+
+
+def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Tensor:
+    """Returns the tokens that end a rollout, restricted to the model's vocabulary.
+
+    Raises:
+      ArtifactError: If eos_token_id is not a token id or a list of them.
+    """
+    configured = getattr(model.generation_config, "eos_token_id", None)
+    named = [
+        *(configured if isinstance(configured, list) else [configured]),
+        tokenizer.eos_token_id,
+    ]
+    if not all(each is None or type(each) is int for each in named):
+        raise ArtifactError(
+            f"{model.name_or_path}: eos_token_id of generation_config.json must be the number of a "
+            f"token, or a list of them, got {configured!r}; correct it"
+        )
+    rows = model.get_input_embeddings().weight.shape[0]
+    return torch.tensor(sorted({each for each in named if each is not None and 0 <= each < rows}))
 
 
 def base_of_texts(

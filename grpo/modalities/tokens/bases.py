@@ -15,22 +15,22 @@ from transformers import (
 
 from grpo.errors import ArtifactError, MissingExtraError, ParameterError, brief, located
 from grpo.modalities.modality import RunParams
+from grpo.modalities.shared.decoding import sampling_cache
 from grpo.modalities.shared.models import (
     make_fresh_model,
     read_model,
     read_tokenizer,
     require_embedded,
 )
-from grpo.modalities.shared.texts import base_of_texts
+from grpo.modalities.shared.texts import PASS_ERRORS, TOLERANCES, base_of_texts, end_tokens
 from grpo.modalities.shared.tokenizers import make_byte_tokenizer
 from grpo.modalities.shared.warmup import (
     BasePolicy,
     warm_up,
     warmup_settings,
 )
-from grpo.modalities.tokens.forward import PASS_ERRORS, ForwardPasses, sampling_cache
+from grpo.modalities.tokens.forward import ForwardPasses
 from grpo.modalities.tokens.modality import GgufBase, ScratchBase, TokenPolicyParams
-from grpo.modalities.tokens.policy import end_tokens
 from grpo.runtime.machine import DTYPES
 from grpo.runtime.seeds import derive_seed
 from grpo.schema import PARAMS
@@ -38,8 +38,6 @@ from grpo.schema import PARAMS
 PROMPT_MASK = [[False, False, True, True, True], [True] * 5]  # prompts of unequal lengths
 KEPT = [1, 0, 1, 0]  # reordered and repeated rows of the cache
 STEPS = 3
-# Of log-probs, in nats. Rounding errors are far smaller, errors of masks or positions far larger.
-TOLERANCES = {torch.float64: 0.02, torch.float32: 0.02, torch.float16: 0.2, torch.bfloat16: 1.0}
 BASE = "policy.base"
 PROBE_TOKENS = 8
 MAX_LOGIT_DIFFERENCE = (

@@ -9,16 +9,24 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from grpo.errors import ArtifactError, ParameterError, brief, refused_by_library
+from grpo.errors import ParameterError, brief, refused_by_library
 from grpo.modalities.modality import RunParams
 from grpo.modalities.policy import Policy
+from grpo.modalities.shared.decoding import sampling_cache
 from grpo.modalities.shared.directories import load_base, read_round, whole_policy
 from grpo.modalities.shared.flops import Pass, TokenFlops, total_flops
 from grpo.modalities.shared.packed import Layout, Rows
-from grpo.modalities.shared.texts import decode_texts, draw_tokens, has_ended, require_text
-from grpo.modalities.tokens.forward import ForwardPasses, Scored, sampling_cache
+from grpo.modalities.shared.texts import (
+    decode_texts,
+    draw_tokens,
+    end_tokens,
+    has_ended,
+    num_positions,
+    require_text,
+)
+from grpo.modalities.tokens.forward import ForwardPasses, Scored
 from grpo.modalities.tokens.modality import RoutingMode, TokenPolicyParams
 from grpo.modalities.tokens.routing import (
     ROUTING_LAYOUT,
@@ -368,39 +376,6 @@ def token_layout(routing: RoutingMode) -> Layout:
 def _reading(rows: int, new: int, *, seen: int) -> Pass:
     """Returns a sampling pass; it computes the logits of the last position only."""
     return Pass(rows=rows, query=new, context=seen, logits=1)
-
-
-def num_positions(config: PreTrainedConfig) -> int | None:
-    """Returns the largest number of positions of a model; None: no limit, or scaled positions."""
-    text = config.get_text_config()
-    rotary = getattr(text, "rope_parameters", None) or {}
-    # One setting, or one per type of layer.
-    settings = [each for each in rotary.values() if isinstance(each, dict)] or [rotary]
-    scales = any(each.get("rope_type", "default") != "default" for each in settings)
-    if scales or getattr(text, "alibi", False):
-        return None
-    limit: int | None = getattr(text, "max_position_embeddings", None)
-    return limit
-
-
-def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Tensor:
-    """Returns the tokens that end a rollout, restricted to the model's vocabulary.
-
-    Raises:
-      ArtifactError: If eos_token_id is not a token id or a list of them.
-    """
-    configured = getattr(model.generation_config, "eos_token_id", None)
-    named = [
-        *(configured if isinstance(configured, list) else [configured]),
-        tokenizer.eos_token_id,
-    ]
-    if not all(each is None or type(each) is int for each in named):
-        raise ArtifactError(
-            f"{model.name_or_path}: eos_token_id of generation_config.json must be the number of a "
-            f"token, or a list of them, got {configured!r}; correct it"
-        )
-    rows = model.get_input_embeddings().weight.shape[0]
-    return torch.tensor(sorted({each for each in named if each is not None and 0 <= each < rows}))
 
 
 def load_token_policy(
