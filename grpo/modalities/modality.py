@@ -146,7 +146,7 @@ class Modality(ABC, Generic[PolicyT, SamplingT, DrawsT]):
     policy: type[PolicyT]  # the type of the section `policy`
     sampling: type[SamplingT]  # of arms.ARM.sampling
     evaluation_sampling: type[DrawsT]  # of evaluation.sampling
-    prompt_kind: ClassVar[Literal["text", "caption", "scene"]]
+    prompt_kind: ClassVar[Literal["text", "caption", "scene", "image"]]
     output_kind: ClassVar[Literal["text", "media", "simulation"]]  # of what is judged
     step_name: ClassVar[str]  # name of a step in the report
     has_greedy: ClassVar[bool] = True  # evaluation also samples greedily

@@ -12,6 +12,7 @@ import pandas as pd
 
 from grpo.errors import ArtifactError
 from grpo.modalities.shared.exhibits import Film, Picture
+from grpo.modalities.shared.images import without_images
 from grpo.report.reading import Run
 from grpo.runtime.artifacts.stored_iterations import IterationFiles
 from grpo.runtime.artifacts.tables import PROMPTS, is_judged, read_table
@@ -130,8 +131,8 @@ def _sample(row: Mapping[Hashable, Any], exhibit: Picture | Film | None, iterati
 
 
 def visible(text: str) -> str:
-    """Returns the text with control characters escaped, except line breaks."""
+    """Returns the text without encoded images, control characters escaped except line breaks."""
     return "".join(
         each if each.isprintable() or each == "\n" else each.encode("unicode_escape").decode()
-        for each in text
+        for each in without_images(text)
     )

@@ -10,7 +10,7 @@ import pandas as pd
 
 from grpo.schema import Strict
 
-PromptKind = Literal["text", "caption", "scene"]  # the kind of a prompt
+PromptKind = Literal["text", "caption", "scene", "image"]  # the kind of a prompt
 
 
 class PromptTables(NamedTuple):

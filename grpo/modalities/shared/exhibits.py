@@ -18,9 +18,10 @@ class Picture:
     width: int
     height: int
     is_enlarged: bool  # whether to render it with sharp pixels
+    has_text: bool = False  # whether the rollout's text is shown below it
 
 
-def embed(png: bytes, *, longest_pixels: int) -> Picture:
+def embed(png: bytes, *, longest_pixels: int, has_text: bool = False) -> Picture:
     """Returns an image whose longer side takes at most about `longest_pixels` on the page."""
     width, height = png_size(png)
     scale = longest_pixels / max(width, height)
@@ -31,6 +32,7 @@ def embed(png: bytes, *, longest_pixels: int) -> Picture:
         width=round(scale * width),
         height=round(scale * height),
         is_enlarged=scale > 1,
+        has_text=has_text,
     )
 
 

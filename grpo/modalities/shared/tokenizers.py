@@ -31,6 +31,24 @@ def make_word_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=PAD, unk_token=UNKNOWN)
 
 
+def make_marked_tokenizer(texts: Sequence[str], marks: Sequence[str]) -> PreTrainedTokenizerFast:
+    """Returns a word tokenizer with start and end tokens and special tokens for `marks`."""
+    words = sorted({word for text in texts for word in text.split()})
+    special = [PAD, START, END, UNKNOWN, *marks]
+    vocabulary = {token: index for index, token in enumerate([*special, *words])}
+    tokenizer = Tokenizer(models.WordLevel(vocab=vocabulary, unk_token=UNKNOWN))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        bos_token=START,
+        eos_token=END,
+        unk_token=UNKNOWN,
+        additional_special_tokens=list(marks),
+        clean_up_tokenization_spaces=False,
+    )
+
+
 def _of_tokens(tokens: Sequence[str], template: str) -> PreTrainedTokenizerFast:
     """Returns a byte tokenizer; $A in `template` stands for the bytes of a text."""
     vocabulary = {token: index for index, token in enumerate(tokens)}
