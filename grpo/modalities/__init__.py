@@ -11,6 +11,7 @@ MODALITIES: dict[str, str | Modality[Any, Any, Any]] = {
     "denoising": "grpo.modalities.denoising.modality:Denoising",
     "action_chunks": "grpo.modalities.action_chunks.modality:ActionChunks",
     "seq2seq": "grpo.modalities.seq2seq.modality:Seq2Seq",
+    "vision_language": "grpo.modalities.vision_language.modality:VisionLanguage",
 }
 
 

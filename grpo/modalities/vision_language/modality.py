@@ -1,0 +1,121 @@
+"""The modality of vision-language models: its parameters and its implementation of `Modality`."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from grpo.modalities.modality import (
+    Lora,
+    Modality,
+    PairWarmup,
+    PolicyParams,
+    RunParams,
+    TokenDraws,
+    TokenSampling,
+    find_temperature_mismatch,
+)
+from grpo.schema import DirectoryBase, HubBase, S3Base, Steps, Strict
+
+if TYPE_CHECKING:
+    from grpo.modalities.shared.packed import Layout
+    from grpo.modalities.shared.warmup import BasePolicy
+    from grpo.modalities.vision_language.policy import Decoding, VisionLanguagePolicy
+
+
+class ScratchBase(Strict):
+    """A fresh model of a `transformers` class with a tokenizer of the warm-up's words."""
+
+    source: Literal["scratch"]
+    architecture: str  # e.g. PaliGemmaForConditionalGeneration
+    config: dict[str, int | float | str | bool]
+    vision_config: dict[str, Any]
+    text_config: dict[str, Any]
+    warmup: PairWarmup
+
+
+Base = Annotated[ScratchBase | DirectoryBase | HubBase | S3Base, Field(discriminator="source")]
+
+
+class VisionLanguagePolicyParams(PolicyParams):
+    """A vision-language model."""
+
+    kind: Literal["vision_language"]
+    base: Base
+    lora: Lora | None
+    recompute: bool  # gradient checkpointing of the blocks: less memory, more time
+    prompt_format: Literal["plain", "chat"]
+    max_steps: Steps
+
+    def fresh_configs(self) -> Mapping[str, Mapping[str, Any]]:
+        base = self.base
+        if not isinstance(base, ScratchBase):
+            return {}
+        return {
+            "policy.base.config": base.config,
+            "policy.base.vision_config": base.vision_config,
+            "policy.base.text_config": base.text_config,
+        }
+
+
+class VisionLanguage(Modality[VisionLanguagePolicyParams, TokenSampling, TokenDraws]):
+    """Vision-language models of transformers; a step is a token of the answer."""
+
+    kind = "vision_language"
+    policy = VisionLanguagePolicyParams
+    sampling = TokenSampling
+    evaluation_sampling = TokenDraws
+    prompt_kind = "image"
+    output_kind = "text"
+    step_name = "answer token"
+
+    def rule_facts(
+        self, policy: VisionLanguagePolicyParams, sampling: TokenSampling
+    ) -> dict[str, Any]:
+        return {"top_p": sampling.top_p}
+
+    def make_base(self, params: RunParams[VisionLanguagePolicyParams], data: Path) -> "BasePolicy":
+        from grpo.modalities.vision_language.bases import make_base_policy
+
+        return make_base_policy(params, data)
+
+    def round_draws(
+        self, policy: VisionLanguagePolicyParams, sampling: TokenSampling, *, iterations_behind: int
+    ) -> "Decoding":
+        return _decoding(policy, sampling.temperature)
+
+    def evaluation_draws(
+        self, policy: VisionLanguagePolicyParams, sampling: TokenDraws
+    ) -> dict[str, "Decoding"]:
+        return {
+            "greedy": _decoding(policy, 0.0),
+            "sampled": _decoding(policy, sampling.temperature),
+        }
+
+    def find_profile_mismatch(self, sampling: TokenSampling, profiled: TokenDraws) -> str | None:
+        return find_temperature_mismatch(sampling, profiled)
+
+    def load_policy(
+        self,
+        params: RunParams[VisionLanguagePolicyParams],
+        *,
+        base: Path,
+        directory: Path,
+        draws: "Decoding",
+        policies_per_host: int = 1,
+    ) -> "VisionLanguagePolicy":
+        from grpo.modalities.vision_language.policy import load_vision_language_policy
+
+        return load_vision_language_policy(params, base=base, directory=directory, decoding=draws)
+
+    def layout(self, policy: VisionLanguagePolicyParams, base: Path) -> "Layout":
+        from grpo.modalities.vision_language.policy import LAYOUT
+
+        return LAYOUT
+
+
+def _decoding(policy: VisionLanguagePolicyParams, temperature: float) -> "Decoding":
+    from grpo.modalities.vision_language.policy import Decoding
+
+    return Decoding(temperature=temperature, max_steps=policy.max_steps)
