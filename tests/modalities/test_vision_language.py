@@ -26,6 +26,7 @@ from grpo.modalities.vision_language.bases import (
     warm_up,
 )
 from grpo.modalities.vision_language.modality import ScratchBase, VisionLanguagePolicyParams
+from grpo.modalities.vision_language.pictures import GIVEN, TRUE, draw_objects
 from grpo.modalities.vision_language.policy import (
     Decoding,
     VisionLanguagePolicy,
@@ -438,3 +439,24 @@ def test_a_warm_up_learns_where_a_shape_is():
         [prompt for prompt, _ in pairs], group_sizes=[1] * 6, generator=seeded()
     )
     assert policy.decode(trajectory) == [answer for _, answer in pairs]
+
+
+def test_the_picture_shows_the_boxes_of_answer_and_rollout():
+    """The image is 32 pixels wide and enlarged six times; a box's outline is within it."""
+    drawn = draw_objects(png(0), "4 4 20 20", "2 24 10 30")
+    image = Image.open(io.BytesIO(drawn))
+    assert image.size == (192, 192)
+    seen: dict[Any, list[tuple[int, int]]] = {TRUE: [], GIVEN: []}
+    for x in range(192):
+        for y in range(192):
+            if (color := image.getpixel((x, y))) in seen:
+                seen[color].append((x, y))
+    for color, (left, top, right, bottom) in ((TRUE, (4, 4, 20, 20)), (GIVEN, (2, 24, 10, 30))):
+        xs, ys = zip(*seen[color])
+        assert (min(xs), max(xs) + 1) == (6 * left, 6 * right)
+        assert (min(ys), max(ys) + 1) == (6 * top, 6 * bottom)
+
+
+@pytest.mark.parametrize("text", ["", "three", "9 9 4 4", "5 5 ; 6"])
+def test_a_rollout_without_boxes_leaves_the_answer_alone(text: str):
+    assert draw_objects(png(0), "4 4 20 20", text) == draw_objects(png(0), "4 4 20 20", "")

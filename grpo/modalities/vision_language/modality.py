@@ -1,6 +1,6 @@
 """The modality of vision-language models: its parameters and its implementation of `Modality`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -19,9 +19,13 @@ from grpo.modalities.modality import (
 from grpo.schema import DirectoryBase, HubBase, S3Base, Steps, Strict
 
 if TYPE_CHECKING:
+    import pandas as pd
+
+    from grpo.modalities.shared.exhibits import Picture
     from grpo.modalities.shared.packed import Layout
     from grpo.modalities.shared.warmup import BasePolicy
     from grpo.modalities.vision_language.policy import Decoding, VisionLanguagePolicy
+    from grpo.runtime.artifacts.stored_iterations import IterationFiles
 
 
 class ScratchBase(Strict):
@@ -95,6 +99,21 @@ class VisionLanguage(Modality[VisionLanguagePolicyParams, TokenSampling, TokenDr
 
     def find_profile_mismatch(self, sampling: TokenSampling, profiled: TokenDraws) -> str | None:
         return find_temperature_mismatch(sampling, profiled)
+
+    def show_rollouts(
+        self,
+        artifacts: Path,
+        params: RunParams[VisionLanguagePolicyParams],
+        files: "IterationFiles",
+        rollouts: "pd.DataFrame",
+        chosen: "pd.DataFrame",
+        *,
+        has_media: bool,
+    ) -> "Sequence[Picture]":
+        """Returns the image of each prompt with the boxes and points of answer and rollout."""
+        from grpo.modalities.vision_language.pictures import draw_answers
+
+        return draw_answers(artifacts, rollouts, chosen)
 
     def load_policy(
         self,

@@ -1,0 +1,70 @@
+"""Pictures for the report: a prompt's image with the boxes of answer and rollout."""
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from grpo.modalities.shared.exhibits import PICTURE_PIXELS, Picture, embed
+from grpo.modalities.shared.images import split_prompt
+from grpo.rewards.boxes import find_objects
+from grpo.runtime.artifacts.tables import PROMPTS, read_table
+
+TRUE, GIVEN = (0, 150, 90), (220, 0, 160)  # colors of the answer and of the rollout
+POINT = 3  # half the size of a point, in pixels of the page
+
+
+def draw_answers(
+    artifacts: Path, rollouts: pd.DataFrame, chosen: pd.DataFrame
+) -> Sequence[Picture]:
+    """Returns a picture per chosen rollout: the answer in green, the rollout's objects in magenta.
+
+    Texts without boxes and points leave the image as it is.
+
+    Args:
+      rollouts: All rollouts of the iteration.
+      chosen: Has the columns row (index in `rollouts`) and prompt.
+
+    Raises:
+      ArtifactError: If the table of prompts is missing or broken.
+    """
+    prompts = read_table(artifacts / "prompts" / "train.parquet", PROMPTS)
+    answers = prompts.set_index("prompt_id")["answer"]
+    pictures = []
+    for row, prompt in zip(chosen["row"], chosen["prompt"]):
+        rollout = rollouts.iloc[row]
+        image, _ = split_prompt(prompt)
+        drawn = draw_objects(image, answers[rollout["prompt_id"]], rollout["text"])
+        pictures.append(embed(drawn, longest_pixels=PICTURE_PIXELS, has_text=True))
+    return pictures
+
+
+def draw_objects(image: bytes, answer: str, text: str) -> bytes:
+    """Returns an image with boxes and points as PNG; small ones are enlarged by a whole number."""
+    # Imported here: only runs with images need Pillow.
+    from PIL import Image, ImageDraw
+
+    picture = Image.open(io.BytesIO(image)).convert("RGB")
+    scale = max(1, PICTURE_PIXELS // max(picture.size))
+    width, height = picture.size
+    picture = picture.resize((scale * width, scale * height), Image.Resampling.NEAREST)
+    pen = ImageDraw.Draw(picture)
+    for color, objects in ((TRUE, find_objects(answer)), (GIVEN, find_objects(text))):
+        for each in objects:
+            _draw_object(pen, [scale * number for number in each], color)
+    stream = io.BytesIO()
+    picture.save(stream, format="PNG")
+    return stream.getvalue()
+
+
+def _draw_object(pen: Any, numbers: list[float], color: tuple[int, int, int]) -> None:
+    """Draws a box, whose right and bottom are exclusive, or a point."""
+    if len(numbers) == 2:
+        x, y = numbers
+        pen.ellipse((x - POINT, y - POINT, x + POINT, y + POINT), outline=color, width=2)
+        return
+    left, top, right, bottom = numbers
+    if left < right and top < bottom:
+        pen.rectangle((left, top, right - 1, bottom - 1), outline=color, width=2)
