@@ -20,6 +20,7 @@ from grpo.modalities.shared.recomputation import recompute_blocks
 from grpo.modalities.shared.warmup import WarmupSettings
 from grpo.modalities.vision_language import forward
 from grpo.modalities.vision_language.bases import (
+    make_base_policy,
     make_fresh,
     own_logits,
     require_sampling,
@@ -460,3 +461,91 @@ def test_the_picture_shows_the_boxes_of_answer_and_rollout():
 @pytest.mark.parametrize("text", ["", "three", "9 9 4 4", "5 5 ; 6"])
 def test_a_rollout_without_boxes_leaves_the_answer_alone(text: str):
     assert draw_objects(png(0), "4 4 20 20", text) == draw_objects(png(0), "4 4 20 20", "")
+
+
+CHAT = (
+    "{% for message in messages %}User: {% for each in message['content'] %}"
+    "{% if each['type'] == 'image' %}<vision_start> <image> <vision_end>"
+    "{% else %}{{ ' ' + each['text'] }}{% endif %}{% endfor %}{% endfor %}"
+    "{% if add_generation_prompt %} Assistant:{% endif %}"
+)
+
+
+def save_model(kind: str, directory: Path, *, template: str | None = None) -> PreTrainedModel:
+    """Writes a tiny model as `save_pretrained` does."""
+    model, reader = made(kind)
+    reader.tokenizer.chat_template = template
+    model.save_pretrained(directory)
+    reader.save_pretrained(directory)
+    return model
+
+
+def imported(kind: str, **changes: Any) -> Params:
+    return Params(kind, base={"source": "directory", "path": "tiny"}, **changes)
+
+
+def test_a_directory_is_imported_and_samples_the_same(kind: str, tmp_path: Path):
+    model = save_model(kind, tmp_path / "tiny")
+    base = make_base_policy(imported(kind), tmp_path)
+    assert base.num_updates == 0
+    base.save(tmp_path / "base")
+    decoding = Decoding(temperature=1.0, max_steps=6)
+    loaded = load_vision_language_policy(
+        imported(kind), base=tmp_path / "base", directory=tmp_path / "base", decoding=decoding
+    )
+    for name, weight in model.named_parameters():
+        assert torch.equal(weight, dict(loaded.model.named_parameters())[name]), name
+    _, expected = policy_of(kind).sample(PROMPTS, group_sizes=SIZES, generator=seeded())
+    _, found = loaded.sample(PROMPTS, group_sizes=SIZES, generator=seeded())
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_chat_template_frames_image_and_question(tmp_path: Path):
+    save_model("qwen", tmp_path / "tiny", template=CHAT)
+    params = imported("qwen", prompt_format="chat")
+    make_base_policy(params, tmp_path).save(tmp_path / "base")
+    policy = load_vision_language_policy(
+        params,
+        base=tmp_path / "base",
+        directory=tmp_path / "base",
+        decoding=Decoding(temperature=1.0, max_steps=6),
+    )
+    tokens, _ = policy.reader.read_prompt(PROMPTS[0])
+    known = policy.reader.tokenizer
+    words = known.convert_ids_to_tokens(tokens)
+    assert words == [
+        "<unk>",
+        "<vision_start>",
+        *["<image>"] * 4,
+        "<vision_end>",
+        "where",
+        "is",
+        "<unk>",
+    ]
+    trajectory, sampled = policy.sample(PROMPTS, group_sizes=SIZES, generator=seeded())
+    with torch.no_grad():
+        torch.testing.assert_close(policy.log_prob(trajectory), sampled, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("template", [None, "{{ messages[0]['content'][1]['text'] }}", "<image>"])
+def test_a_chat_template_without_image_or_question_is_refused(template: str | None, tmp_path: Path):
+    save_model("qwen", tmp_path / "tiny", template=template)
+    with pytest.raises(ParameterError, match=r"policy\.prompt_format chat"):
+        make_base_policy(imported("qwen", prompt_format="chat"), tmp_path)
+
+
+def test_classes_of_other_families_and_unknown_keys_are_refused():
+    params = Params("paligemma")
+    for changes, said in (
+        ({"architecture": "LlavaForConditionalGeneration"}, "must be a class of a model of type"),
+        ({"architecture": "NoSuchClass"}, "must be a class of a model of type"),
+        ({"config": {"projection_dims": 16}}, "config.projection_dims is unknown"),
+        ({"vision_config": {"patch_sizes": 8}}, "vision_config.patch_sizes is unknown"),
+        ({"text_config": {"hidden_sizes": 8}}, "text_config.hidden_sizes is unknown"),
+    ):
+        merged = {**BASES["paligemma"]}
+        for key, value in changes.items():
+            merged[key] = {**merged[key], **value} if isinstance(value, dict) else value
+        base = ScratchBase(source="scratch", warmup=WARMUP, **merged)
+        with pytest.raises(ParameterError, match=said):
+            make_fresh(params, base, WORDS)

@@ -1,6 +1,5 @@
 """Forward passes of a vision-language model: the prompt once per group, then the answers."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -25,7 +24,7 @@ class Prompts:
     tokens: Int[Tensor, "prompt width"]
     mask: Bool[Tensor, "prompt width"]
     images: ImageInputs
-    sizes: tuple[ImageInputs, ...]  # the inputs of each image alone
+    single_images: tuple[ImageInputs, ...]  # the inputs of each image alone
 
 
 class VisionLanguagePasses:
@@ -50,6 +49,7 @@ class VisionLanguagePasses:
             )
         self.head = head
         self._vision_flops: dict[tuple[object, ...], int] = {}
+        self._text_flops: dict[tuple[bool, bool], Coefficients] = {}
 
     @property
     def decoder(self) -> nn.Module:
@@ -127,13 +127,15 @@ class VisionLanguagePasses:
     def prompt_flops(self, prompts: Prompts, *, backward: bool) -> int:
         """Returns the FLOPs of `read_prompts`, with the backward pass if wanted."""
         rows, width = prompts.tokens.shape
-        of_images = sum(self._count_image(each, backward) for each in prompts.sizes)
-        count = self._prompt_count(backward)
+        of_images = sum(self._count_image(each, backward) for each in prompts.single_images)
+        needs_input = bool(self._vision_weights) or self._words.weight.requires_grad
+        count = self._coefficients(backward=backward, needs_input=needs_input)
         return of_images + count(rows=rows, query=width, context=width, logits=0)
 
     def answer_flops(self, rows: int, new: int, seen: int, *, backward: bool) -> int:
         """Returns the FLOPs of `read_answers`."""
-        count = self._answer_count(backward)
+        needs_input = self._words.weight.requires_grad
+        count = self._coefficients(backward=backward, needs_input=needs_input)
         return count(rows=rows, query=new, context=seen, logits=0)
 
     def head_flops(self, positions: int, *, backward: bool) -> int:
@@ -199,23 +201,22 @@ class VisionLanguagePasses:
             )
         return self._vision_flops[key]
 
-    def _prompt_count(self, backward: bool) -> Coefficients:
-        needs_input = bool(self._vision_weights) or self._words.weight.requires_grad
-        return self._counts[backward, needs_input]
-
-    def _answer_count(self, backward: bool) -> Coefficients:
-        return self._counts[backward, self._words.weight.requires_grad]
-
-    @cached_property
-    def _counts(self) -> "_Counts":
-        return _Counts(self._count)
-
-    def _count(self, width: int, *, backward: bool, needs_input: bool) -> int:
-        """Returns torch's count for one row of embeddings.
+    def _coefficients(self, *, backward: bool, needs_input: bool) -> Coefficients:
+        """Returns the FLOPs of the language model's layers, from counts of two small passes.
 
         Args:
           needs_input: Whether the backward pass computes the gradient of the embeddings.
         """
+        key = (backward, needs_input)
+        if key not in self._text_flops:
+            two, four = (self._count(width, *key) for width in (2, 4))
+            attention = (four - 2 * two) // 8
+            body = two // 2 - 2 * attention
+            self._text_flops[key] = Coefficients(body=body, attention=attention, head=0)
+        return self._text_flops[key]
+
+    def _count(self, width: int, backward: bool, needs_input: bool) -> int:
+        """Returns torch's count for one row of embeddings."""
         weight = self._words.weight
         read = weight.new_zeros(1, width, weight.shape[1]).requires_grad_(backward and needs_input)
         seen = torch.ones(1, width, dtype=torch.bool, device=weight.device)
@@ -226,20 +227,3 @@ class VisionLanguagePasses:
             [read, *weights],
             backward,
         )
-
-
-class _Counts(dict[tuple[bool, bool], Coefficients]):
-    """Coefficients by (backward, needs_input), from counts of small passes."""
-
-    def __init__(self, count: Callable[..., int]) -> None:
-        super().__init__()
-        self._count = count
-
-    def __missing__(self, key: tuple[bool, bool]) -> Coefficients:
-        backward, needs_input = key
-        two, four = (
-            self._count(width, backward=backward, needs_input=needs_input) for width in (2, 4)
-        )
-        attention = (four - 2 * two) // 8
-        self[key] = Coefficients(body=two // 2 - 2 * attention, attention=attention, head=0)
-        return self[key]

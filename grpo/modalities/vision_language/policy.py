@@ -282,7 +282,7 @@ class VisionLanguagePolicy(Policy[VisionLanguageTrajectory]):
             tokens=tokens,
             mask=mask,
             images=self.reader.read_images(images),
-            sizes=tuple(self.reader.read_images([each]) for each in images),
+            single_images=tuple(self.reader.read_images([each]) for each in images),
         )
 
     def _logits(self, state: Float[Tensor, "row hidden"]) -> Float[Tensor, "row token"]:

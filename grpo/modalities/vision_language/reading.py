@@ -51,21 +51,10 @@ class PromptReader:
                 f"{PARAMS}: task must give questions without {token}, got {brief(repr(question))}"
             )
         places = self._family.expand(token, self.config, self._process(image))
-        text = self._frame(question, token).replace(token, places, 1)
+        text = self.frame(question, token).replace(token, places, 1)
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"]), image
 
-    def read_images(self, images: Sequence[bytes]) -> ImageInputs:
-        """Returns the inputs of the vision tower for some images together."""
-        each = [self._process(image) for image in images]
-        names = [name for name, value in each[0].items() if isinstance(value, Tensor)]
-        return {name: _join([inputs[name] for inputs in each]) for name in names}
-
-    def save_pretrained(self, directory: Path) -> None:
-        """Writes the files of tokenizer and image processor."""
-        self.tokenizer.save_pretrained(directory)
-        self.image_processor.save_pretrained(directory)
-
-    def _frame(self, question: str, token: str) -> str:
+    def frame(self, question: str, token: str) -> str:
         """Returns the text of a question with one image token."""
         if self.uses_chat_template:
             content = [{"type": "image"}, {"type": "text", "text": question}]
@@ -84,6 +73,17 @@ class PromptReader:
         }
         start = self.tokenizer.bos_token or ""
         return self._family.plain.format(**frame, start=start, question=question)
+
+    def read_images(self, images: Sequence[bytes]) -> ImageInputs:
+        """Returns the inputs of the vision tower for some images together."""
+        each = [self._process(image) for image in images]
+        names = [name for name, value in each[0].items() if isinstance(value, Tensor)]
+        return {name: _join([inputs[name] for inputs in each]) for name in names}
+
+    def save_pretrained(self, directory: Path) -> None:
+        """Writes the files of tokenizer and image processor."""
+        self.tokenizer.save_pretrained(directory)
+        self.image_processor.save_pretrained(directory)
 
     def _process_image(self, image: bytes) -> Mapping[str, Any]:
         # Imported here: only runs with images need Pillow.
@@ -110,7 +110,7 @@ def require_image_template(reader: PromptReader) -> None:
             "plain or correct the template"
         )
     ):
-        text = reader._frame("a probe", token)
+        text = reader.frame("a probe", token)
     if text.count(token) != 1 or "a probe" not in text:
         raise ParameterError(
             f"{PARAMS}: policy.prompt_format chat: the chat template must render one {token} and "
