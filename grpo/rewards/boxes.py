@@ -4,7 +4,6 @@ An answer is "left top right bottom ; ..." for boxes, "x y ; ..." for points, in
 number for a count.
 """
 
-import math
 import re
 from collections.abc import Sequence
 
@@ -17,9 +16,9 @@ SEPARATOR = ";"  # between objects
 NUMBER = re.compile(r"[0-9]{1,5}(\.[0-9]{1,3})?")
 FORMS = {"count": 1, "points": 2, "boxes": 4}  # numbers per object
 MOST_OBJECTS = 64  # of an answer; matching takes cubic time
-Numbers = Float[np.ndarray, "object number"]
-Boxes = Float[np.ndarray, "object 4"]
-Points = Float[np.ndarray, "object 2"]
+TrueBoxes = Float[np.ndarray, "true 4"]
+GivenBoxes = Float[np.ndarray, "given 4"]
+Pairs = Float[np.ndarray, "true given"]  # a number per pair of a true and a given object
 
 
 def load(inputs: JudgeInputs) -> AnswerJudge:
@@ -28,10 +27,10 @@ def load(inputs: JudgeInputs) -> AnswerJudge:
 
 
 def judge_objects(answer: str, task: Task) -> float:
-    """Returns the mean IoU of an answer with the true boxes; for points and counts, see below.
+    """Returns the mean IoU of boxes, the share of points in their boxes, or 1 for a right count.
 
-    The form is that of `task.answer`. A point scores 1 in the box of its object (`entry["boxes"]`),
-    a count 1 if it is right. Objects that are missing or too many score 0, see `mean_score`.
+    The form is `entry["form"]`, the true boxes are `entry["boxes"]`. Objects that are missing or
+    too many score 0, see `mean_score`.
 
     Raises:
       ValueError: If the answer does not have the form.
@@ -48,7 +47,7 @@ def judge_objects(answer: str, task: Task) -> float:
     return mean_score(intersection_over_union(boxes, given))
 
 
-def parse_objects(answer: str, *, width: int) -> Numbers:
+def parse_objects(answer: str, *, width: int) -> Float[np.ndarray, "object number"]:
     """Returns the objects of an answer, `width` numbers each; without text there is none.
 
     Raises:
@@ -66,7 +65,7 @@ def parse_objects(answer: str, *, width: int) -> Numbers:
     return np.array([[float(text) for text in each] for each in parts]).reshape(-1, width)
 
 
-def mean_score(score: Float[np.ndarray, "true given"]) -> float:
+def mean_score(score: Pairs) -> float:
     """Returns the best one-to-one sum of scores over max(number true, number given).
 
     An object that is missing or too many thus costs 1/n. Without any object, an empty answer is
@@ -76,7 +75,7 @@ def mean_score(score: Float[np.ndarray, "true given"]) -> float:
     return float(score[match(-score)].sum() / count) if count else 1.0
 
 
-def match(cost: Float[np.ndarray, "true given"]) -> tuple[np.ndarray, np.ndarray]:
+def match(cost: Pairs) -> tuple[np.ndarray, np.ndarray]:
     """Returns rows and columns of the one-to-one assignment with the least total cost."""
     # Imported here: `grpo check` reads this file and does not match.
     from scipy.optimize import linear_sum_assignment
@@ -85,7 +84,7 @@ def match(cost: Float[np.ndarray, "true given"]) -> tuple[np.ndarray, np.ndarray
     return rows, columns
 
 
-def intersection_over_union(true: Boxes, given: Boxes) -> Float[np.ndarray, "true given"]:
+def intersection_over_union(true: TrueBoxes, given: GivenBoxes) -> Pairs:
     """Returns the area of the intersection over that of the union of each pair of boxes."""
     low = np.maximum(true[:, None, :2], given[None, :, :2])
     high = np.minimum(true[:, None, 2:], given[None, :, 2:])
@@ -95,14 +94,14 @@ def intersection_over_union(true: Boxes, given: Boxes) -> Float[np.ndarray, "tru
     return ratio
 
 
-def contain(boxes: Boxes, points: Points) -> Float[np.ndarray, "box point"]:
+def contain(boxes: TrueBoxes, points: Float[np.ndarray, "given 2"]) -> Pairs:
     """Returns 1 for each pair of a box and a point within it, else 0."""
     inside = (boxes[:, None, :2] <= points[None]) & (points[None] <= boxes[:, None, 2:])
     held: np.ndarray = inside.all(axis=2).astype(float)
     return held
 
 
-def consolidated_error(true: Boxes, given: Boxes, *, pixels: float) -> float:
+def consolidated_error(true: TrueBoxes, given: GivenBoxes, *, pixels: int) -> float:
     """Returns the mean of 1/3 [(1 - IoU) + L1(box) + L1(center)] over matched objects.
 
     L1 is the mean absolute difference of coordinates as a fraction of the image, at most 1. An
@@ -114,9 +113,9 @@ def consolidated_error(true: Boxes, given: Boxes, *, pixels: float) -> float:
       pixels: Side of the image.
 
     Raises:
-      ValueError: If `pixels` is not a number above 0.
+      ValueError: If `pixels` is not above 0.
     """
-    if not (math.isfinite(pixels) and pixels > 0):
+    if pixels <= 0:
         raise ValueError(f"consolidated_error needs pixels > 0, got {pixels}")
     count = max(len(true), len(given))
     if count == 0:
@@ -129,12 +128,16 @@ def consolidated_error(true: Boxes, given: Boxes, *, pixels: float) -> float:
     return float((error[matched].sum() + count - len(matched[0])) / count)
 
 
-def _centers(boxes: Boxes) -> Points:
+def _centers(boxes: Float[np.ndarray, "object 4"]) -> Float[np.ndarray, "object 2"]:
     centers: np.ndarray = (boxes[:, :2] + boxes[:, 2:]) / 2
     return centers
 
 
-def _distance(true: np.ndarray, given: np.ndarray, pixels: float) -> np.ndarray:
+def _distance(
+    true: Float[np.ndarray, "true number"],
+    given: Float[np.ndarray, "given number"],
+    pixels: int,
+) -> Pairs:
     """Returns the mean absolute difference of each pair, as a fraction of the image."""
     apart: np.ndarray = np.abs(true[:, None] - given[None]).mean(axis=2) / pixels
     return apart.clip(max=1.0)
