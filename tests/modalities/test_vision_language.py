@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 from PIL import Image, ImageDraw
-from transformers import PreTrainedModel
+from transformers import Idefics3Processor, PaliGemmaProcessor, PreTrainedModel
 
 from grpo.errors import ArtifactError, ParameterError
 from grpo.modalities.modality import Lora, PairWarmup
@@ -381,6 +381,67 @@ def test_images_of_different_sizes_are_read_together():
             own = own_logits(policy.model, policy, prompt, tokens).log_softmax(1)
         expected = own.gather(1, tokens[:, None])[:, 0]
         torch.testing.assert_close(logp[row][trajectory.mask[row]], expected, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("splits", [False, True])
+def test_prompts_and_pixels_are_those_of_the_processor_of_idefics3(splits: bool):
+    """Of an image of 48 by 80 pixels, which is split into tiles of 32."""
+    model, reader = made("idefics3")
+    marks = ["<end_of_utterance>", *(f"<row_{r}_col_{c}>" for r in (1, 2) for c in (1, 2, 3))]
+    reader.tokenizer.add_tokens(marks, special_tokens=True)
+    reader.image_processor.do_image_splitting = splits
+    reader.image_processor.size = {"longest_edge": 96}
+    image = png(1, 80, 48)
+    tokens, _ = reader.read_prompt(join_prompt(image, "where is"))
+    whole = Idefics3Processor(reader.image_processor, reader.tokenizer, image_seq_len=4)
+    opened = Image.open(io.BytesIO(image))
+    expected = whole(images=[[opened]], text=["<image>where is"], return_tensors="pt")
+    assert tokens == expected["input_ids"][0].tolist()
+    found = reader.read_images([image])
+    assert (found["pixel_values"].shape[1] > 1) == splits
+    for name, value in found.items():
+        assert torch.equal(value, expected[name]), name
+    features = model.model.get_image_features(**found, return_dict=True).pooler_output
+    assert len(torch.cat([*features])) == tokens.count(model.config.image_token_id)
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of transformers
+def test_prompts_and_pixels_are_those_of_the_processor_of_paligemma():
+    _, reader = made("paligemma")
+    reader.image_processor.image_seq_length = 16
+    tokens, image = reader.read_prompt(PROMPTS[1])
+    whole = PaliGemmaProcessor(reader.image_processor, reader.tokenizer)
+    expected = whole(
+        images=[Image.open(io.BytesIO(image))],
+        text=["<image>where is the red ring"],
+        return_tensors="pt",
+    )
+    assert tokens == expected["input_ids"][0].tolist()
+    assert torch.equal(reader.read_images([image])["pixel_values"], expected["pixel_values"])
+
+
+def test_images_in_fewer_tiles_are_read_together_with_others():
+    policy = policy_of("idefics3")
+    policy.reader.tokenizer.add_tokens(
+        [f"<row_{r}_col_{c}>" for r in (1, 2) for c in (1, 2, 3)], special_tokens=True
+    )
+    policy.model.resize_token_embeddings(len(policy.reader.tokenizer))
+    policy = VisionLanguagePolicy(policy.model, policy.reader, decoding=policy.decoding)
+    policy.reader.image_processor.do_image_splitting = True
+    policy.reader.image_processor.size = {"longest_edge": 96}
+    images = [png(0, 80, 48), png(1, 32, 32), png(2, 48, 90)]
+    prompts = [join_prompt(image, "where is") for image in images]
+    trajectory, sampled = policy.sample(prompts, group_sizes=[2, 2, 2], generator=seeded())
+    shapes = {tuple(policy.reader.read_images([image])["pixel_values"].shape) for image in images}
+    assert len(shapes) > 1
+    with torch.no_grad():
+        torch.testing.assert_close(policy.log_prob(trajectory), sampled, atol=2e-5, rtol=1e-5)
+    alone, _ = policy.sample(prompts[1:2], group_sizes=[1], generator=seeded())
+    tokens = alone.tokens[0][alone.mask[0]]
+    with torch.no_grad():
+        own = own_logits(policy.model, policy, prompts[1], tokens).log_softmax(1)
+        found = policy.log_prob(alone)[0]
+    torch.testing.assert_close(found[alone.mask[0]], own.gather(1, tokens[:, None])[:, 0])
 
 
 def test_more_positions_than_the_model_has_are_refused():

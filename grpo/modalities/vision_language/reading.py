@@ -87,11 +87,11 @@ class PromptReader:
 
     def _process_image(self, image: bytes) -> Mapping[str, Any]:
         # Imported here: only runs with images need Pillow.
-        from PIL import Image, UnidentifiedImageError
+        from PIL import Image
 
         try:
             picture = Image.open(io.BytesIO(image)).convert("RGB")
-        except (OSError, UnidentifiedImageError) as error:
+        except OSError as error:
             raise ParameterError(
                 f"{PARAMS}: task must give images that Pillow can read, {brief(error)}"
             ) from None
