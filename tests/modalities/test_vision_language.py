@@ -13,8 +13,10 @@ from transformers import Idefics3Processor, PaliGemmaProcessor, PreTrainedModel
 
 from grpo.errors import ArtifactError, ParameterError
 from grpo.modalities.modality import Lora, PairWarmup
+from grpo.modalities.shared.directories import gather_trained, save_base, write_trained
 from grpo.modalities.shared.images import join_prompt
 from grpo.modalities.shared.models import add_lora
+from grpo.modalities.shared.optimizer import PreciseAdamW
 from grpo.modalities.shared.packed import select_packed
 from grpo.modalities.shared.recomputation import recompute_blocks
 from grpo.modalities.shared.warmup import WarmupSettings
@@ -474,8 +476,6 @@ def test_images_and_questions_that_cannot_be_read_are_named():
 
 
 def test_a_base_is_stored_and_loaded_with_its_processor(kind: str, tmp_path: Path):
-    from grpo.modalities.shared.directories import save_base
-
     policy = policy_of(kind)
     trajectory, logp = policy.sample(PROMPTS, group_sizes=SIZES, generator=seeded())
     save_base(tmp_path, policy.model, policy.reader)
@@ -610,3 +610,29 @@ def test_classes_of_other_families_and_unknown_keys_are_refused():
         base = ScratchBase(source="scratch", warmup=WARMUP, **merged)
         with pytest.raises(ParameterError, match=said):
             make_fresh(params, base, WORDS)
+
+
+def test_the_adapters_of_a_round_come_back_with_its_base(kind: str, tmp_path: Path):
+    save_model(kind, tmp_path / "tiny")
+    lora = Lora(rank=2, alpha=4, dropout=0.0, target_modules=["q_proj", "v_proj"])
+    if kind == "qwen":  # whose vision tower has other names
+        lora = lora.model_copy(update={"target_modules": ["qkv", "q_proj"]})
+    params, base, trained = imported(kind, lora=lora), tmp_path / "base", tmp_path / "round"
+    make_base_policy(params, tmp_path).save(base)
+    decoding = Decoding(temperature=1.0, max_steps=6)
+    policy = load_vision_language_policy(params, base=base, directory=base, decoding=decoding)
+    trajectory, before = policy.sample(PROMPTS, group_sizes=SIZES, generator=seeded())
+    optimizer = PreciseAdamW(policy.model.parameters(), lr=0.1)
+    for _ in range(2):  # B of an adapter starts at 0, so A moves in the second update
+        (-policy.log_prob(trajectory).sum()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    write_trained(trained, gather_trained(policy.model, optimizer))
+    loaded = load_vision_language_policy(params, base=base, directory=trained, decoding=decoding)
+    names = {name for name, each in loaded.model.named_parameters() if each.requires_grad}
+    assert all("lora" in name for name in names)
+    assert any("vision" in name or "visual" in name for name in names)
+    with torch.no_grad():
+        after = policy.log_prob(trajectory)
+        assert torch.equal(loaded.log_prob(trajectory), after)
+    assert not torch.allclose(after, before, atol=1e-2)
