@@ -132,9 +132,12 @@ def score_names(params: Parameters) -> tuple[str, ...]:
 
 
 def judge_scores(params: Parameters) -> dict[str, str]:
-    """Returns titles of the judges' mean scores in an evaluation; empty if there is one judge."""
+    """Returns titles of the judges' mean scores, if an evaluation has them.
+
+    It has none if there is one judge and training maximizes its outcome.
+    """
     names = [each.judge for each in params.judges("evaluation").values()]
-    if len(names) == 1:
+    if len(names) == 1 and params.reward.maximize == "outcome":
         return {}
     sampled = {SCORE + each: f"{each}, sampled" for each in names}
     greedy = {GREEDY_SCORE + each: f"{each}, greedy" for each in names}

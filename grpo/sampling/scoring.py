@@ -134,10 +134,11 @@ def _judge_media(judges: Judges) -> bool:
 
 
 def _judged(texts: list[str], scores: list[dict[str, Any]], shaping: Shaping) -> Judged:
-    """Returns texts and rewards; the scores of a single judge are not kept."""
+    """Returns texts and rewards, with the scores of each judge if there are several."""
     rewards = reward_rollouts(pd.DataFrame(scores), shaping)
     kept = [name for name in rewards if str(name).startswith(SCORE)]
-    columns = [*empty_table(REWARDS), *(kept if len(kept) > 1 else [])]
+    has_scores = len(kept) > 1 or shaping.keeps_score
+    columns = [*empty_table(REWARDS), *(kept if has_scores else [])]
     return Judged(texts, rewards[columns])
 
 

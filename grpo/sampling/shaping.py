@@ -33,11 +33,21 @@ class Shaping:
     threshold: float  # the outcome is 1 if the first judge's score is at least this
     maximize: Literal["outcome", "score"]  # what the first judge adds to the reward
     unfinished_penalty: float  # in units of reward
+    keeps_score: bool = False  # whether the score of a single judge is stored
 
     def without_shaping(self) -> "Shaping":
-        """Returns the mapping whose reward is the first judge's score."""
+        """Returns the mapping whose reward is the first judge's score.
+
+        Scores that training maximizes are stored, for they say more than outcomes.
+        """
         first = replace(self.shares[0], weight=1.0, normalize="none")
-        return replace(self, shares=(first,), maximize="score", unfinished_penalty=0.0)
+        return Shaping(
+            shares=(first,),
+            threshold=self.threshold,
+            maximize="score",
+            unfinished_penalty=0.0,
+            keeps_score=self.maximize == "score",
+        )
 
     def outcomes(self, scores: pd.DataFrame) -> NDArray[np.float64]:
         """Returns the outcome of each rollout; see `reward_rollouts`."""

@@ -13,7 +13,7 @@ from PIL import Image
 from grpo.modalities.tokens.policy import Decoding
 from grpo.rewards.base import View
 from grpo.runtime.artifacts.files import Scratch
-from grpo.runtime.artifacts.tables import EVALUATION_SAMPLES, write_table
+from grpo.runtime.artifacts.tables import EVALUATION_SAMPLES, SCORE, write_table
 from grpo.runtime.executors.base import Local, Work
 from grpo.sampling.drawing import sampling_skill
 from grpo.sampling.evaluation_rollouts import (
@@ -108,6 +108,10 @@ def test_without_shaping_the_reward_is_what_the_judge_gave():
     plain = samples_of(prompts, batch, PLAIN)
     assert plain["reward"].tolist() == [0.7] * CHOSEN_ROLLOUTS
     assert plain["outcome"].tolist() == [1.0] * CHOSEN_ROLLOUTS
+    assert SCORE + "judge" not in plain
+    maximized = replace(RULE, shaping=replace(RULE.shaping, maximize="score"))
+    scored = replace(RULE, shaping=maximized.shaping.without_shaping())
+    assert samples_of(prompts, batch, scored)[SCORE + "judge"].tolist() == [0.7] * CHOSEN_ROLLOUTS
 
 
 def test_each_sample_has_the_image_of_its_rollout_and_the_same_bytes_twice(tmp_path: Path):
