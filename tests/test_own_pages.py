@@ -144,7 +144,8 @@ def test_a_new_kind_of_task_is_checked_and_makes_its_prompts(clone: Path):
 def test_a_judge_of_ones_own_judges_the_tasks_own_answers(clone: Path):
     """Stage prepare judges them, and fails if the judge rejects them."""
     task = sums()
-    reward = {**few(), "judge": "closeness", "threshold": 0.5}
+    reward = {**few(), "threshold": 0.5}
+    reward["judges"][0]["judge"] = "closeness"
     check(clone, task=task, reward=reward, policy=imported())
     prepare(clone)
     assert read_table(clone / "artifacts/prompts/eval.parquet", PROMPTS)["answer"].notna().all()

@@ -13,9 +13,7 @@ from grpo.schema import HubBase
 
 
 def load_clip(inputs: JudgeInputs, processor: HubBase | None = None) -> Viewer:
-    """Returns a judge with a CLIP model on the machine's device, in float32.
-
-    bfloat16 has about three digits, too few to distinguish the rollouts of a group.
+    """Returns a judge with a CLIP model on the machine's device.
 
     Args:
       processor: Source of the processor for a model from the hub; None: the model's source.
@@ -23,7 +21,10 @@ def load_clip(inputs: JudgeInputs, processor: HubBase | None = None) -> Viewer:
     Raises:
       ParameterError: If the model cannot be loaded or the device does not exist.
     """
-    # Imported here: this imports torch, which `grpo check` does not need.
+    # Imported here: these import torch, which `grpo check` does not need.
+    from transformers import CLIPModel
+
+    from grpo.rewards._frozen_models import load_frozen
     from grpo.runtime.machine import prepare_machine
 
     assert inputs.model is not None
@@ -33,7 +34,7 @@ def load_clip(inputs: JudgeInputs, processor: HubBase | None = None) -> Viewer:
         readings = weights
     else:
         readings = find_source(processor, inputs.data, parameter=f"{inputs.where}.model")
-    model = _load_weights(weights).to(inputs.machine.device)
+    model = load_frozen(weights, CLIPModel).to(inputs.machine.device)
     return view_by_clip(model, _load_processor(readings))
 
 
@@ -81,26 +82,6 @@ def score_images(
         logits = model(**inputs).logits_per_image.reshape(rows, per_row, rows)
     own: np.ndarray = logits.diagonal(dim1=0, dim2=2).mean(dim=0).double().cpu().numpy()
     return own
-
-
-def _load_weights(source: Source) -> Any:
-    import torch
-    from transformers import CLIPModel
-
-    from_pretrained: Any = CLIPModel.from_pretrained
-    with refused_by_library(lambda why: refusal(source, why)):
-        model, found = from_pretrained(
-            source.name,
-            revision=source.revision,
-            dtype=torch.float32,
-            use_safetensors=True,
-            trust_remote_code=False,
-            local_files_only=source.is_local,
-            output_loading_info=True,
-        )
-    if found["missing_keys"]:  # another class; transformers initializes missing weights randomly
-        raise refusal(source, f"it has no {min(found['missing_keys'])}, which a CLIPModel has")
-    return model.eval().requires_grad_(False)
 
 
 def _load_processor(source: Source) -> Any:

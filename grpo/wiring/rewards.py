@@ -73,11 +73,13 @@ def check_gold_answers(params: Parameters, *tables: pd.DataFrame) -> str | None:
         answers.
     """
     ((where, first),) = params.judges("outcome").items()
-    judge = _load_judge(params, DATA, where, first)
-    if find_judge(first.judge).reads != "text" or not isinstance(judge, TextJudge):
+    judge = find_judge(first.judge)
+    if judge.reads != "text" or judge.reads_together:
         return None
+    loaded = _load_judge(params, DATA, where, first)
+    assert isinstance(loaded, TextJudge)
     tried = pd.concat([table.iloc[:: -(-len(table) // MOST_GOLD_ANSWERS)] for table in tables])
-    rejected = rejected_gold_answers(judge, tried, threshold=params.reward.threshold)
+    rejected = rejected_gold_answers(loaded, tried, threshold=params.reward.threshold)
     if len(rejected) == 0:
         return None
     example = rejected.iloc[0]

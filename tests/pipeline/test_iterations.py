@@ -98,10 +98,11 @@ def test_the_judge_is_started_before_the_policy_is_loaded(
 ):
     """Its process is a fork of train@, which would keep a copy of the policy."""
     workspace, _ = made
+    others = multiprocessing.active_children()  # of tests before this one
     judges = list[Any]()
 
     def load_trainer(*arguments: object) -> None:
-        judges.extend(multiprocessing.active_children())
+        judges.extend(each for each in multiprocessing.active_children() if each not in others)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(train, "load_trainer", load_trainer)
