@@ -30,6 +30,7 @@ class Plan:
     iterations_per_round: int = 1
     staleness: int = 0  # iterations between the weights that sample and those that train
     has_binary_reward: bool
+    normalized: tuple[str, ...] = ()  # paths of judges whose scores are normalized within groups
     dropouts: frozenset[str]  # parameter paths of dropouts above 0
     top_p: float = 1.0
     selection: tuple[Link, ...] = ()
@@ -106,6 +107,10 @@ def pair_z_score(plan: Plan) -> list[str]:
         return []
     whole = plan.of("group scale") if 2 in plan.group_sizes else []
     return whole + _extremes(plan, keep=2, advantage="kept_z_score")
+
+
+def normalized_pairs(plan: Plan) -> list[str]:
+    return list(plan.normalized) if 2 in plan.group_sizes else []
 
 
 def variable_groups(plan: Plan) -> list[str]:
@@ -455,6 +460,13 @@ RULES: tuple[Rule, ...] = (
         "the z-score of two continuous rewards depends only on their order, not on their "
         "difference; drop scale_by_group_std, keep more than two, or make the reward binary",
         pair_z_score,
+    ),
+    Rule(
+        "U16",
+        Severity.WARN,
+        "a score that is normalized in a group of two depends only on the order of the two; set "
+        "normalize: none or sample larger groups",
+        normalized_pairs,
     ),
     Rule(
         "U18",

@@ -63,6 +63,11 @@ def _plan(params: Parameters, name: str, arm: Arm) -> tuple[dict[str, str], Plan
         iterations_per_round=arm.training.iterations_per_round,
         staleness=arm.training.staleness,
         has_binary_reward=_has_binary_reward(params),
+        normalized=tuple(
+            f"{where}.normalize"
+            for where, each in zip(params.judges("reward"), params.reward.judges)
+            if each.normalize != "none"
+        ),
         dropouts=_dropouts(params),
         selection=build_selection(arm.selection, name).links,
         phases=tuple(each.phase for each in rounds),

@@ -189,6 +189,15 @@ CASES = {
         replace(Z_SCORED, group_sizes=frozenset({2}), has_binary_reward=False),
         ("U16", "ERROR"),
     ),
+    "pair of normalized scores": (
+        replace(
+            plan_of(rloo()),
+            group_sizes=frozenset({2}),
+            normalized=("reward.judges[1].normalize",),
+            has_binary_reward=False,
+        ),
+        ("U16", "WARN"),
+    ),
     "mixed sizes": (replace(Z_SCORED, group_sizes=frozenset({2, 8})), ("U18", "WARN")),
     "two selectors": (
         plan_of(rloo(), "drop_trivial", "keep_rate_window", "fix_group_size"),
