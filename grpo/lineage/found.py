@@ -10,7 +10,7 @@ from grpo.errors import ArtifactError, brief
 from grpo.lineage.trace import Node
 from grpo.runtime.artifacts.marks import ARTIFACTS
 from grpo.runtime.artifacts.stored_iterations import IterationFiles, iterations_of
-from grpo.runtime.artifacts.tables import CREDIT, REWARDS, ROLLOUTS, read_tables
+from grpo.runtime.artifacts.tables import CREDIT, REWARDS, ROLLOUTS, SCORE, read_tables
 
 TRAIN = "train@"
 
@@ -25,6 +25,7 @@ class FoundRollout:
     reward: float
     outcome: float
     status: str
+    scores: dict[str, float]  # by judge, if there are several
     advantage: float
     update: int | None  # None: no update used it
 
@@ -34,9 +35,10 @@ class FoundRollout:
             if self.update is None
             else f"advantage {self.advantage:+.3f} in update {self.update}"
         )
+        scores = "".join(f", {judge} {score:.3f}" for judge, score in self.scores.items())
         return (
             f"{self.files.round}, {self.files}: {self.rollout_id} in row {self.row} of "
-            f"{self.files.table}; {self.status}, outcome {self.outcome:g}, reward "
+            f"{self.files.table}; {self.status}{scores}, outcome {self.outcome:g}, reward "
             f"{self.reward:.3f}, {used}"
         )
 
@@ -104,6 +106,11 @@ def _describe(
             reward=float(judged[name]["reward"]),
             outcome=float(judged[name]["outcome"]),
             status=str(judged[name]["status"]),
+            scores={
+                str(each).removeprefix(SCORE): float(score)
+                for each, score in judged[name].items()
+                if str(each).startswith(SCORE)
+            },
             advantage=float(in_update["advantage"]) if in_update else 0.0,
             update=int(in_update["update"]) if in_update else None,
         )

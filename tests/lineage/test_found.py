@@ -59,6 +59,16 @@ def test_all_rollouts_of_a_prompt_are_found_in_all_iterations(trained: Path, ide
     assert [(each.files.index, each.row, each.rollout_id) for each in found] == expected
 
 
+def test_a_rollout_that_several_judges_scored_has_their_scores(trained: Path) -> None:
+    path = trained / "artifacts/rewards/a-1.parquet"
+    write_table(
+        read_table(path, REWARDS).assign(**{"score.length": 0.25, "score.form": 1.0}), path, REWARDS
+    )
+    first = find_rollouts(trace(POLICY, trained), "half/1", trained)[0]
+    assert first.scores == {"length": 0.25, "form": 1.0}
+    assert "; scored, length 0.250, form 1.000, outcome " in str(first)
+
+
 def test_a_rollout_that_no_update_used_is_said_to_be_in_none(trained: Path) -> None:
     path = trained / "artifacts/training/a-1/credit.parquet"
     write_table(read_table(path, CREDIT).iloc[:3], path, CREDIT)
