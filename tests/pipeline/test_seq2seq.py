@@ -14,8 +14,11 @@ from benchmarks.workspaces import ROOT, commands_in_order, make_workspace, run_s
 from grpo.modalities.seq2seq.bases import warm_up
 from grpo.modalities.shared.tokenizers import make_byte_tokenizer
 from grpo.modalities.shared.warmup import WarmupSettings
+from grpo.params.parameters import read_params
 from grpo.params.yaml import parse_yaml
+from grpo.report.summary import describe
 from grpo.runtime.artifacts.files import read_json
+from grpo.runtime.artifacts.tables import REWARDS, read_table
 from grpo.runtime.artifacts.usage import Usage
 from stages import report
 from tests.files import contents
@@ -81,7 +84,10 @@ def params() -> dict[str, Any]:
         "instruction": "",
     }
     recipe["reward"]["answer_pattern"] = "#(.*)"
-    recipe["reward"]["judges"][0]["judge"] = "math"
+    first = {**recipe["reward"]["judges"][0], "judge": "math"}
+    second = {**first, "judge": "exact", "weight": 0.2, "normalize": "z_score_in_group"}
+    recipe["reward"]["judges"] = [first, second]
+    recipe["evaluation"]["judges"] = [{"judge": "format", "model": None, "score_range": None}]
     recipe["evaluation"] |= {"rollouts_per_prompt": 256, "rollouts_per_batch": 1024}
     arm = recipe["arms"]["sgpo"]
     arm["curriculum"] = [
@@ -123,6 +129,15 @@ def test_an_encoder_decoder_runs_through_every_stage_and_learns(
     )
     # Of 2304 evaluation rollouts; 4 standard errors of a difference are at most 0.06.
     assert after - before > 0.06
+    rewards = read_table(Path("artifacts/rewards/online-1.parquet"), REWARDS)
+    assert {"score.math", "score.exact"} < set(rewards)
+    (arm,) = describe(Path("artifacts"), read_params())["arms"].values()
+    for judge in ("math", "exact"):  # of digits, they agree
+        assert arm["judges"][f"score.{judge}"] == arm["mean_at_k"]
+    assert arm["judges"]["greedy_score.format"]["base"]["value"] <= 1
+    assert sum(arm["influence"].values()) == pytest.approx(1, abs=1e-5)
+    assert arm["influence"]["exact"] > 0.2 / 1.2  # a z-score differs more than what it is of
+    assert 'id="judges"' in Path("artifacts/report/index.html").read_text()
     trained = contents(Path("artifacts/policies/online-1"))
     for name in ("artifacts/policies/online-1", "artifacts/training/online-1"):
         Path(name).rename(tmp_path / name.replace("/", "-"))
