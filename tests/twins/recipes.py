@@ -85,6 +85,9 @@ def sources(content: Any) -> Iterator[dict[str, Any]]:
             yield content
         for each in content.values():
             yield from sources(each)
+    elif isinstance(content, list):
+        for each in content:
+            yield from sources(each)
 
 
 def make_twin(params: dict[str, Any], data: Path) -> dict[str, Any]:
