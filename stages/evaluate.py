@@ -25,8 +25,8 @@ from grpo.schema import DATA
 from grpo.types import Cost
 from grpo.wiring.executors import open_executor
 from grpo.wiring.policies import draws_of_evaluation
-from grpo.wiring.rewards import build_shaping
 from grpo.wiring.sampling_workers import SamplingSetup, make_sampling_work
+from grpo.wiring.shaping import build_shaping
 from stages.entry import run, scratch_of
 from stages.progress import shown, warn
 

@@ -19,8 +19,8 @@ from grpo.schema import DATA
 from grpo.wiring.executors import open_executor
 from grpo.wiring.phase_profiles import profile_steps
 from grpo.wiring.policies import stored_layout
-from grpo.wiring.rewards import build_shaping
 from grpo.wiring.sampling_workers import SamplingSetup, make_sampling_work
+from grpo.wiring.shaping import build_shaping
 from stages.entry import scratch_of
 from stages.progress import shown, warn
 

@@ -11,7 +11,7 @@ from grpo.sampling.scoring import judge_stored, require_judged
 from grpo.schema import DATA
 from grpo.wiring.executors import open_executor
 from grpo.wiring.judging_workers import JudgingSetup, make_judging_work
-from grpo.wiring.rewards import build_shaping
+from grpo.wiring.shaping import build_shaping
 from stages.entry import run, scratch_of
 from stages.progress import shown, warn
 

@@ -20,8 +20,8 @@ from grpo.sampling.scoring import judge_stored, require_judged
 from grpo.schema import DATA
 from grpo.types import Cost
 from grpo.wiring.executors import open_executor
-from grpo.wiring.rewards import build_shaping
 from grpo.wiring.sampling_workers import SamplingSetup, make_sampling_work
+from grpo.wiring.shaping import build_shaping
 
 TRAINED = "the round trained on"
 PLANNED = "in the arm's curriculum, not trained on"

@@ -9,7 +9,7 @@ import pandas as pd
 from grpo.report.reading import Run
 from grpo.runtime.artifacts.tables import SCORE
 from grpo.sampling.shaping import Shaping, reward_parts
-from grpo.wiring.rewards import build_shaping
+from grpo.wiring.shaping import build_shaping
 
 
 class Influence(NamedTuple):

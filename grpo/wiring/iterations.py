@@ -43,7 +43,7 @@ from grpo.types import Cost
 from grpo.wiring.allocation import build_selection
 from grpo.wiring.objectives import build_objective
 from grpo.wiring.policies import draws_of_round, load_policy, make_optimizer
-from grpo.wiring.rewards import build_shaping
+from grpo.wiring.shaping import build_shaping
 
 
 class RoundInputs(NamedTuple):

@@ -34,10 +34,11 @@ from grpo.sampling.scoring import Judges, judge_stored, require_judged
 from grpo.schema import DATA
 from grpo.wiring.executors import open_executor
 from grpo.wiring.iterations import RoundInputs, Trainer
-from grpo.wiring.rewards import build_judges, build_shaping
+from grpo.wiring.rewards import build_judges
 from grpo.wiring.rollouts import draw_iteration, read_candidates
 from grpo.wiring.rounds import StartLater
 from grpo.wiring.sampling_workers import SamplingSetup, make_sampling_work, sampling_work
+from grpo.wiring.shaping import build_shaping
 
 Warn = Callable[[str | None], None]
 

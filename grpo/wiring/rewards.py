@@ -11,8 +11,8 @@ from grpo.rewards import find_judge
 from grpo.rewards.base import JudgeInputs
 from grpo.sampling.judging import JointJudge, TextJudge
 from grpo.sampling.scoring import Judges, RewardRule, rejected_gold_answers
-from grpo.sampling.shaping import Shaping, Share
 from grpo.schema import DATA, PARAMS
+from grpo.wiring.shaping import build_shaping
 
 MOST_GOLD_ANSWERS = 256  # judged per table
 MOST_REJECTED = 0.1  # largest accepted fraction of rejected gold answers
@@ -43,20 +43,6 @@ def build_judges(params: Parameters, data: Path, purpose: Purpose) -> Judges:
         if isinstance(judge, TextJudge):
             judge.start()
     return judges
-
-
-def build_shaping(params: Parameters) -> Shaping:
-    """Returns the mapping from the judges' scores to outcome and reward."""
-    reward = params.reward
-    return Shaping(
-        shares=tuple(
-            Share(judge=each.judge, weight=each.weight, normalize=each.normalize)
-            for each in reward.judges
-        ),
-        threshold=reward.threshold,
-        maximize=reward.maximize,
-        unfinished_penalty=reward.unfinished_penalty,
-    )
 
 
 def check_gold_answers(params: Parameters, *tables: pd.DataFrame) -> str | None:

@@ -16,8 +16,8 @@ from grpo.sampling.round_rollouts import DrawnRound, draw_round, executor_source
 from grpo.schema import PARAMS
 from grpo.wiring.allocation import build_curriculum, build_selection
 from grpo.wiring.policies import stored_layout
-from grpo.wiring.rewards import build_shaping
 from grpo.wiring.sampling_workers import SamplingSetup
+from grpo.wiring.shaping import build_shaping
 
 
 def read_candidates(

@@ -24,7 +24,8 @@ from grpo.wiring.policies import (
     draws_of_round,
     load_sampler,
 )
-from grpo.wiring.rewards import build_judges, build_shaping
+from grpo.wiring.rewards import build_judges
+from grpo.wiring.shaping import build_shaping
 
 PURPOSES: dict[str, Purpose] = {
     "profile": "outcome",

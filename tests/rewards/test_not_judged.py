@@ -26,7 +26,7 @@ from grpo.sampling.rollouts import SampledBatch, keep_judged, write_rollouts
 from grpo.sampling.round_rollouts import executor_source, take_rollouts
 from grpo.sampling.scoring import judge_rollouts, judging_skill
 from grpo.wiring.iterations import read_trainable_rollouts
-from grpo.wiring.rewards import build_shaping
+from grpo.wiring.shaping import build_shaping
 from tests.modalities.tiny import tiny_policy
 from tests.rewards.rules import rule_with
 from tests.sampling.test_rollout import CANDIDATES

@@ -1,0 +1,18 @@
+"""Construction of the mapping from scores to rewards; it loads no judge."""
+
+from grpo.params.parameters import Parameters
+from grpo.sampling.shaping import Shaping, Share
+
+
+def build_shaping(params: Parameters) -> Shaping:
+    """Returns the mapping from the judges' scores to outcome and reward."""
+    reward = params.reward
+    return Shaping(
+        shares=tuple(
+            Share(judge=each.judge, weight=each.weight, normalize=each.normalize)
+            for each in reward.judges
+        ),
+        threshold=reward.threshold,
+        maximize=reward.maximize,
+        unfinished_penalty=reward.unfinished_penalty,
+    )
