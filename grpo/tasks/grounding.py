@@ -1,6 +1,6 @@
 """Rendered scenes of shapes with referring expressions; answers are boxes, points or a number.
 
-Needs Pillow, which draws the scenes.
+Needs Pillow, an extra (pip install -e '.[vision_language]').
 """
 
 import io
@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import pandas as pd
 from pydantic import Field, field_validator, model_validator
 
-from grpo.errors import ParameterError
+from grpo.errors import MissingExtraError, ParameterError
 from grpo.modalities.modality import TextWarmup
 from grpo.modalities.shared.images import join_prompt
 from grpo.schema import PARAMS, Fraction, Name, Positive, Strict
@@ -305,9 +305,17 @@ class _Maker:
 
 
 def draw_scene(scene: Scene, style: Style, pixels: int) -> bytes:
-    """Returns the image of a scene as PNG."""
-    # Imported here: tasks are read without Pillow.
-    from PIL import Image, ImageDraw
+    """Returns the image of a scene as PNG.
+
+    Raises:
+      MissingExtraError: If Pillow is not installed.
+    """
+    try:
+        from PIL import Image, ImageDraw
+    except ImportError:
+        raise MissingExtraError(
+            f"{PARAMS}: task.kind grounding needs Pillow; run pip install -e '.[vision_language]'"
+        ) from None
 
     image = Image.new("RGB", (pixels, pixels), BACKGROUNDS[style])
     pen = ImageDraw.Draw(image)
