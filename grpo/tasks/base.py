@@ -8,7 +8,9 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import pandas as pd
 
-from grpo.schema import Strict
+from grpo.errors import ParameterError
+from grpo.modalities.modality import TextWarmup
+from grpo.schema import PARAMS, Strict
 
 PromptKind = Literal["text", "caption", "scene", "image"]  # the kind of a prompt
 
@@ -55,3 +57,18 @@ class Task(Strict):
 def shares(total: int, parts: int) -> list[int]:
     """Splits `total` into nearly equal shares."""
     return [total // parts + (index < total % parts) for index in range(parts)]
+
+
+def require_pairs(inputs: TaskInputs, kind: str) -> None:
+    """Raises ParameterError if the warm-up asks for a mix of solutions, which the task has not."""
+    if isinstance(inputs.warmup, TextWarmup):
+        raise ParameterError(
+            f"{PARAMS}: policy.base.warmup.answer_mark is unknown with task.kind {kind}, so are "
+            "worked_fraction and wrong_fraction; remove them"
+        )
+
+
+def as_solutions(prompts: pd.DataFrame) -> pd.DataFrame:
+    """Returns prompts with their answers as a table of schema WARMUP."""
+    columns = ["prompt_id", "family", "prompt", "solution"]
+    return prompts.rename(columns={"answer": "solution"})[columns]

@@ -13,10 +13,9 @@ import pandas as pd
 from pydantic import Field, field_validator, model_validator
 
 from grpo.errors import MissingExtraError, ParameterError
-from grpo.modalities.modality import TextWarmup
 from grpo.modalities.shared.images import join_prompt
 from grpo.schema import PARAMS, Fraction, Name, Positive, Strict
-from grpo.tasks.base import PromptTables, Task, TaskInputs, shares
+from grpo.tasks.base import PromptTables, Task, TaskInputs, as_solutions, require_pairs, shares
 
 COLORS = {
     "red": (220, 40, 40),
@@ -33,7 +32,6 @@ BACKGROUNDS = {"filled": (245, 245, 245), "outlined": (245, 245, 245), "dark": (
 LINE = 2  # width of outlines, in pixels
 PLACES = 50  # attempts to place a shape
 SCENES = 2000  # attempts to find a scene with a question
-WARMUP_COLUMNS = ["prompt_id", "family", "prompt", "solution"]
 Box = tuple[int, int, int, int]  # left, top, right, bottom; right and bottom are exclusive
 Style = Literal["filled", "outlined", "dark"]
 Pair = tuple[str, str]  # a color and a shape
@@ -184,6 +182,7 @@ class GroundingTask(Task):
           ParameterError: If a family has no prompts, or the warm-up's parameters are of another
             task.
         """
+        require_pairs(inputs, self.kind)
         maker = _Maker(self, random.Random(inputs.seed))
         everywhere = [name for name, each in self.families.items() if each.pairs == "known"]
         if not everywhere:
@@ -192,16 +191,10 @@ class GroundingTask(Task):
             )
         evaluation = maker.ask("eval", self._divide(self.eval_prompts, [*self.families]))
         train = maker.ask("train", self._divide(self.train_prompts, everywhere))
-        warmup = pd.DataFrame(columns=WARMUP_COLUMNS)
+        pairs = train[:0]  # none for an imported base
         if inputs.warmup:
-            if isinstance(inputs.warmup, TextWarmup):
-                raise ParameterError(
-                    f"{PARAMS}: policy.base.warmup.answer_mark is unknown with task.kind "
-                    "grounding, so are worked_fraction and wrong_fraction; remove them"
-                )
             pairs = maker.ask("warmup", self._weigh(inputs.warmup.prompts, everywhere))
-            warmup = pairs.rename(columns={"answer": "solution"})[WARMUP_COLUMNS]
-        return PromptTables(train, evaluation, warmup)
+        return PromptTables(train, evaluation, as_solutions(pairs))
 
     def _divide(self, count: int, names: Sequence[str]) -> dict[str, int]:
         return dict(zip(sorted(names), shares(count, len(names))))

@@ -15,12 +15,10 @@ import pandas as pd
 from pydantic import Field, field_validator
 
 from grpo.errors import MissingExtraError, ParameterError
-from grpo.modalities.modality import TextWarmup
 from grpo.schema import PARAMS, Fraction, Positive, Strict
-from grpo.tasks.base import PromptTables, Task, TaskInputs, shares
+from grpo.tasks.base import PromptTables, Task, TaskInputs, as_solutions, require_pairs, shares
 
 SOURCE = "en"
-WARMUP_COLUMNS = ["prompt_id", "family", "prompt", "solution"]
 FIRST_DAY, DAYS = date(1950, 1, 1), 36525
 UNITS = (
     "duration-year", "duration-month", "duration-week", "duration-day", "duration-hour",
@@ -89,11 +87,7 @@ class TranslationTask(Task):
           MissingExtraError: If num2words2 or babel is not installed.
           ParameterError: If a language is unknown, or there are too few contents.
         """
-        if isinstance(inputs.warmup, TextWarmup):
-            raise ParameterError(
-                f"{PARAMS}: policy.base.warmup.answer_mark is unknown with task.kind "
-                "translation, so are worked_fraction and wrong_fraction; remove them"
-            )
+        require_pairs(inputs, self.kind)
         chooser = random.Random(inputs.seed)
         pairs = inputs.warmup.prompts if inputs.warmup else 0
         totals = (self.train_prompts, self.eval_prompts, pairs)
@@ -123,8 +117,7 @@ class TranslationTask(Task):
         evaluation = _table("eval", self._asked(of_evaluation, left, contents, chooser), contents)
         train = _table("train", self._asked(of_training, left, contents, chooser), contents)
         warmup = _table("warmup", self._pairs(of_warmup, left, contents, chooser), contents)
-        warmup = warmup.rename(columns={"answer": "solution"})[WARMUP_COLUMNS]
-        return PromptTables(train, evaluation, warmup)
+        return PromptTables(train, evaluation, as_solutions(warmup))
 
     def _asked(
         self, count: int, left: list[int], contents: Contents, chooser: random.Random
