@@ -32,12 +32,11 @@ from grpo.modalities.action_chunks.trajectories import (
 )
 from grpo.modalities.modality import RunParams
 from grpo.modalities.policy import Policy
-from grpo.modalities.shared.directories import read_round
 from grpo.modalities.shared.flops import missing_flop_formulas
 from grpo.modalities.shared.logits import draw
 from grpo.modalities.shared.packed import Layout, numbered
+from grpo.modalities.shared.restoring import restore_round
 from grpo.runtime.machine import DTYPES
-from grpo.runtime.seeds import derive_seed
 from grpo.types import Cost, StepLogProbs
 
 ENDED = {
@@ -355,17 +354,7 @@ def load_chunk_policy(
     settings = params.policy
     dtype = DTYPES[params.machine.dtype]
     model = load_action_model(base, dtype)
-    if settings.lora:
-        # Imported here, as below: few runs train adapters.
-        from grpo.modalities.shared.models import add_lora
-
-        seed = derive_seed(params.seed, "lora")
-        add_lora(model, settings.lora, seed=seed, adapted=model.backbone)
-    read_round(directory, base, model)
-    if settings.recompute:
-        from grpo.modalities.shared.recomputation import recompute_blocks
-
-        recompute_blocks(model)
+    restore_round(params, model, base=base, directory=directory, adapted=model.backbone)
     nn.Module.to(model, params.machine.device)
     return ActionChunkPolicy(
         model,

@@ -40,11 +40,10 @@ from grpo.modalities.denoising.trajectories import DenoisingTrajectory, layout_o
 from grpo.modalities.denoising.variants import blend, find_variants, variant_weight
 from grpo.modalities.modality import Judgement, RunParams
 from grpo.modalities.policy import Policy
-from grpo.modalities.shared.directories import read_round
 from grpo.modalities.shared.flops import missing_flop_formulas
 from grpo.modalities.shared.packed import Layout, numbered
+from grpo.modalities.shared.restoring import restore_round
 from grpo.runtime.machine import DTYPES
-from grpo.runtime.seeds import derive_seed
 from grpo.schema import PARAMS
 from grpo.types import Cost, StepLogProbs
 
@@ -400,16 +399,7 @@ def load_denoising_policy(
         raise ArtifactError(f"{base}: {unread}")
     if misfit := find_canvas_error(pipeline, settings.canvas):
         raise ParameterError(f"{PARAMS}: policy.canvas.{misfit}")
-    if settings.lora:
-        # Imported here, as below: few runs train adapters.
-        from grpo.modalities.shared.models import add_lora
-
-        add_lora(pipeline.transformer, settings.lora, seed=derive_seed(params.seed, "lora"))
-    read_round(directory, base, pipeline.transformer)
-    if settings.recompute:
-        from grpo.modalities.shared.recomputation import recompute_blocks
-
-        recompute_blocks(pipeline.transformer)
+    restore_round(params, pipeline.transformer, base=base, directory=directory)
     pipeline.to(params.machine.device)
     return DenoisingPolicy(
         pipeline,

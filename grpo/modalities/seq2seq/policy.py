@@ -14,12 +14,12 @@ from grpo.modalities.modality import RunParams
 from grpo.modalities.policy import Policy
 from grpo.modalities.seq2seq.forward import EncoderDecoderPasses
 from grpo.modalities.seq2seq.modality import Seq2SeqPolicyParams
-from grpo.modalities.shared.directories import load_base, read_round
+from grpo.modalities.shared.directories import load_base
 from grpo.modalities.shared.packed import Layout, Rows
+from grpo.modalities.shared.restoring import restore_round
 from grpo.modalities.shared.texts import decode_texts, draw_tokens, has_ended, require_text
 from grpo.runtime.artifacts.tensors import unpack_ragged
 from grpo.runtime.machine import DTYPES
-from grpo.runtime.seeds import derive_seed
 from grpo.schema import LANGUAGE_TAG, PARAMS
 from grpo.types import Cost, StepLogProbs
 
@@ -343,16 +343,7 @@ def load_seq2seq_policy(
     settings = params.policy
     dtype = DTYPES[params.machine.dtype]
     model, tokenizer = load_base(base, dtype, auto_class=AutoModelForSeq2SeqLM)
-    if settings.lora:
-        # Imported here, as below: few runs train adapters.
-        from grpo.modalities.shared.models import add_lora
-
-        add_lora(model, settings.lora, seed=derive_seed(params.seed, "lora"))
-    read_round(directory, base, model)
-    if settings.recompute:
-        from grpo.modalities.shared.recomputation import recompute_blocks
-
-        recompute_blocks(model)
+    restore_round(params, model, base=base, directory=directory)
     nn.Module.to(model, params.machine.device)
     if settings.source_language is not None:
         tokenizer.src_lang = settings.source_language

@@ -15,9 +15,10 @@ from grpo.errors import ParameterError, brief, refused_by_library
 from grpo.modalities.modality import RunParams
 from grpo.modalities.policy import Policy
 from grpo.modalities.shared.decoding import sampling_cache
-from grpo.modalities.shared.directories import load_base, read_round, whole_policy
+from grpo.modalities.shared.directories import load_base, whole_policy
 from grpo.modalities.shared.flops import Pass, TokenFlops, total_flops
 from grpo.modalities.shared.packed import Layout, Rows
+from grpo.modalities.shared.restoring import restore_round
 from grpo.modalities.shared.texts import (
     decode_texts,
     draw_tokens,
@@ -43,7 +44,6 @@ from grpo.modalities.tokens.routing import (
 from grpo.runtime.artifacts.tensors import unpack_ragged
 from grpo.runtime.machine import DTYPES
 from grpo.runtime.ranks import num_ranks, shard
-from grpo.runtime.seeds import derive_seed
 from grpo.schema import PARAMS
 from grpo.types import Cost, StepLogProbs
 
@@ -396,16 +396,7 @@ def load_token_policy(
     model, tokenizer = load_base(base, dtype)
     if settings.prompt_format == "chat":
         require_chat_template(tokenizer)
-    if settings.lora:
-        # Imported here, as below: few runs train adapters.
-        from grpo.modalities.shared.models import add_lora
-
-        add_lora(model, settings.lora, seed=derive_seed(params.seed, "lora"))
-    read_round(directory, base, model)
-    if settings.recompute:
-        from grpo.modalities.shared.recomputation import recompute_blocks
-
-        recompute_blocks(model)
+    restore_round(params, model, base=base, directory=directory)
     if num_ranks() == 1:  # otherwise the model stays on the host until it is sharded
         nn.Module.to(model, params.machine.device)
     require_routers(model, settings.routing)

@@ -12,8 +12,9 @@ from grpo.errors import ParameterError
 from grpo.modalities.modality import RunParams
 from grpo.modalities.policy import Policy
 from grpo.modalities.shared.decoding import column_major_weights, sampling_cache
-from grpo.modalities.shared.directories import load_base, read_round
+from grpo.modalities.shared.directories import load_base
 from grpo.modalities.shared.packed import Layout, Rows, require_entries
+from grpo.modalities.shared.restoring import restore_round
 from grpo.modalities.shared.texts import (
     decode_texts,
     draw_tokens,
@@ -31,7 +32,6 @@ from grpo.modalities.vision_language.reading import (
 )
 from grpo.runtime.artifacts.tensors import unpack_ragged
 from grpo.runtime.machine import DTYPES
-from grpo.runtime.seeds import derive_seed
 from grpo.schema import PARAMS
 from grpo.types import Cost, StepLogProbs
 
@@ -346,15 +346,6 @@ def load_vision_language_policy(
     )
     if reader.uses_chat_template:
         require_image_template(reader)
-    if settings.lora:
-        # Imported here, as below: few runs train adapters.
-        from grpo.modalities.shared.models import add_lora
-
-        add_lora(model, settings.lora, seed=derive_seed(params.seed, "lora"))
-    read_round(directory, base, model)
-    if settings.recompute:
-        from grpo.modalities.shared.recomputation import recompute_blocks
-
-        recompute_blocks(model)
+    restore_round(params, model, base=base, directory=directory)
     nn.Module.to(model, params.machine.device)
     return VisionLanguagePolicy(model, reader, decoding=decoding)
