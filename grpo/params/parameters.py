@@ -484,7 +484,9 @@ def _check_policy(params: Parameters, path: Path) -> None:
         )
     for where, each in params.judges("evaluation").items():
         if find_judge(each.judge).reads != modality.output_kind:
-            fitting = [name for name in judge_names() if _reads(name) == modality.output_kind]
+            fitting = [
+                name for name in judge_names() if find_judge(name).reads == modality.output_kind
+            ]
             raise ParameterError(
                 f"{path}: {where}.judge must be one of {fitting} with policy.kind {kind}, "
                 f"got {each.judge!r}"
@@ -496,10 +498,6 @@ def _check_policy(params: Parameters, path: Path) -> None:
             raise ParameterError(f"{path}: with arms.{name}.training.ranks above 1, {wrong}")
     for where, config in params.policy.fresh_configs().items():
         _check_size(config, f"{path}: {where}")
-
-
-def _reads(judge: str) -> str:
-    return find_judge(judge).reads
 
 
 def _check_size(config: Mapping[str, Any], where: str) -> None:

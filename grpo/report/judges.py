@@ -25,8 +25,8 @@ class Influence(NamedTuple):
 def measure_influence(run: Run, arm: str) -> list[Influence]:
     """Returns the influence of each judge of the reward; empty if there is only one judge.
 
-    A judge teaches nothing by what it adds to all rollouts of a group alike, so that equal weights
-    do not mean equal influence.
+    Advantages depend only on differences within a group, so that equal weights do not mean equal
+    influence.
     """
     shaping = build_shaping(run.params)
     names = [each.judge for each in shaping.shares]

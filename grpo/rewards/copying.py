@@ -1,4 +1,4 @@
-"""The judge that refuses copies of the source, for which a judge without references may fall."""
+"""The judge that refuses copies of the source, which the judge `embeddings` scores highest."""
 
 import unicodedata
 
