@@ -21,10 +21,11 @@ from transformers import (
 
 from grpo.errors import ArtifactError, ParameterError
 from grpo.modalities.seq2seq.bases import require_sampling, warm_up
-from grpo.modalities.seq2seq.policy import Decoding, Seq2SeqPolicy
+from grpo.modalities.seq2seq.policy import Seq2SeqPolicy
 from grpo.modalities.shared.flops import missing_flop_formulas
 from grpo.modalities.shared.packed import select_packed
 from grpo.modalities.shared.recomputation import recompute_blocks
+from grpo.modalities.shared.text_modality import Decoding
 from grpo.modalities.shared.tokenizers import make_byte_tokenizer
 from grpo.modalities.shared.warmup import WarmupSettings
 from grpo.params.parameters import read_params

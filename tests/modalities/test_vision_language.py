@@ -19,6 +19,7 @@ from grpo.modalities.shared.models import add_lora
 from grpo.modalities.shared.optimizer import PreciseAdamW
 from grpo.modalities.shared.packed import select_packed
 from grpo.modalities.shared.recomputation import recompute_blocks
+from grpo.modalities.shared.text_modality import Decoding
 from grpo.modalities.shared.warmup import WarmupSettings
 from grpo.modalities.vision_language import forward
 from grpo.modalities.vision_language.bases import (
@@ -31,7 +32,6 @@ from grpo.modalities.vision_language.bases import (
 from grpo.modalities.vision_language.modality import ScratchBase, VisionLanguagePolicyParams
 from grpo.modalities.vision_language.pictures import GIVEN, TRUE, draw_objects
 from grpo.modalities.vision_language.policy import (
-    Decoding,
     VisionLanguagePolicy,
     load_vision_language_policy,
 )

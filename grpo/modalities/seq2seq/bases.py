@@ -13,13 +13,14 @@ from grpo.errors import ArtifactError, brief, located
 from grpo.modalities.modality import RunParams
 from grpo.modalities.seq2seq.forward import EncoderDecoderPasses
 from grpo.modalities.seq2seq.modality import ScratchBase, Seq2SeqPolicyParams
-from grpo.modalities.seq2seq.policy import Decoding, Seq2SeqPolicy, start_token
+from grpo.modalities.seq2seq.policy import Seq2SeqPolicy, start_token
 from grpo.modalities.shared.models import (
     make_fresh_model,
     read_model,
     read_tokenizer,
     require_embedded,
 )
+from grpo.modalities.shared.text_modality import Decoding
 from grpo.modalities.shared.texts import PASS_ERRORS, TOLERANCES, base_of_texts
 from grpo.modalities.shared.tokenizers import make_byte_tokenizer
 from grpo.modalities.shared.warmup import (

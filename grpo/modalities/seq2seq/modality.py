@@ -7,20 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from grpo.modalities.modality import (
-    Lora,
-    Modality,
     PairWarmup,
-    PolicyParams,
     RunParams,
     TextWarmup,
-    TokenDraws,
-    TokenSampling,
-    find_temperature_mismatch,
 )
-from grpo.schema import DirectoryBase, HubBase, S3Base, Steps, Strict
+from grpo.modalities.shared.text_modality import Decoding, TextModality, TextPolicyParams
+from grpo.schema import DirectoryBase, HubBase, S3Base, Strict
 
 if TYPE_CHECKING:
-    from grpo.modalities.seq2seq.policy import Decoding, Seq2SeqPolicy
+    from grpo.modalities.seq2seq.policy import Seq2SeqPolicy
     from grpo.modalities.shared.packed import Layout
     from grpo.modalities.shared.warmup import BasePolicy
 
@@ -51,58 +46,33 @@ class ScratchBase(Strict):
 Base = Annotated[ScratchBase | DirectoryBase | HubBase | S3Base, Field(discriminator="source")]
 
 
-class Seq2SeqPolicyParams(PolicyParams):
+class Seq2SeqPolicyParams(TextPolicyParams):
     """An encoder-decoder model."""
 
     kind: Literal["seq2seq"]
     base: Base
-    lora: Lora | None
-    recompute: bool  # gradient checkpointing of the blocks: less memory, more time
     source_language: str | None  # of tokenizers that need one, as eng_Latn of NLLB
     # Whether the tag of a prompt, ">>de<< text", is the token that the decoder is forced to begin
     # with (M2M100, NLLB); false: it is part of the source text (Marian, T5, fresh models).
     forces_tag: bool
-    max_steps: Steps
 
     def fresh_configs(self) -> Mapping[str, Mapping[str, Any]]:
         base = self.base
         return {"policy.base.config": base.config} if isinstance(base, ScratchBase) else {}
 
 
-class Seq2Seq(Modality[Seq2SeqPolicyParams, TokenSampling, TokenDraws]):
+class Seq2Seq(TextModality[Seq2SeqPolicyParams]):
     """Encoder-decoder models of transformers; a step is a target token."""
 
     kind = "seq2seq"
     policy = Seq2SeqPolicyParams
-    sampling = TokenSampling
-    evaluation_sampling = TokenDraws
     prompt_kind = "text"
-    output_kind = "text"
     step_name = "target token"
-
-    def rule_facts(self, policy: Seq2SeqPolicyParams, sampling: TokenSampling) -> dict[str, Any]:
-        return {"top_p": sampling.top_p}
 
     def make_base(self, params: RunParams[Seq2SeqPolicyParams], data: Path) -> "BasePolicy":
         from grpo.modalities.seq2seq.bases import make_base_policy
 
         return make_base_policy(params, data)
-
-    def round_draws(
-        self, policy: Seq2SeqPolicyParams, sampling: TokenSampling, *, iterations_behind: int
-    ) -> "Decoding":
-        return _decoding(policy, sampling.temperature)
-
-    def evaluation_draws(
-        self, policy: Seq2SeqPolicyParams, sampling: TokenDraws
-    ) -> dict[str, "Decoding"]:
-        return {
-            "greedy": _decoding(policy, 0.0),
-            "sampled": _decoding(policy, sampling.temperature),
-        }
-
-    def find_profile_mismatch(self, sampling: TokenSampling, profiled: TokenDraws) -> str | None:
-        return find_temperature_mismatch(sampling, profiled)
 
     def load_policy(
         self,
@@ -110,7 +80,7 @@ class Seq2Seq(Modality[Seq2SeqPolicyParams, TokenSampling, TokenDraws]):
         *,
         base: Path,
         directory: Path,
-        draws: "Decoding",
+        draws: Decoding,
         policies_per_host: int = 1,
     ) -> "Seq2SeqPolicy":
         from grpo.modalities.seq2seq.policy import load_seq2seq_policy
@@ -121,9 +91,3 @@ class Seq2Seq(Modality[Seq2SeqPolicyParams, TokenSampling, TokenDraws]):
         from grpo.modalities.seq2seq.policy import LAYOUT
 
         return LAYOUT
-
-
-def _decoding(policy: Seq2SeqPolicyParams, temperature: float) -> "Decoding":
-    from grpo.modalities.seq2seq.policy import Decoding
-
-    return Decoding(temperature=temperature, max_steps=policy.max_steps)

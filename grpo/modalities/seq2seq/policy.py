@@ -17,6 +17,7 @@ from grpo.modalities.seq2seq.modality import Seq2SeqPolicyParams
 from grpo.modalities.shared.directories import load_base
 from grpo.modalities.shared.packed import Layout, Rows
 from grpo.modalities.shared.restoring import restore_round
+from grpo.modalities.shared.text_modality import Decoding
 from grpo.modalities.shared.texts import decode_texts, draw_tokens, has_ended, require_text
 from grpo.runtime.artifacts.tensors import unpack_ragged
 from grpo.runtime.machine import DTYPES
@@ -72,14 +73,6 @@ class Seq2SeqTrajectory:
             "steps": self.mask.sum(dim=1),
             "behavior_logp": logp[self.mask],
         }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Decoding:
-    """Sampling settings. They define the density, so log-probs use the same values (rule U25)."""
-
-    temperature: float  # 0: greedy
-    max_steps: int
 
 
 class Seq2SeqPolicy(Policy[Seq2SeqTrajectory]):

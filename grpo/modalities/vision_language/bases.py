@@ -23,6 +23,7 @@ from grpo.modalities.shared.models import (
     require_embedded,
     require_known_keys,
 )
+from grpo.modalities.shared.text_modality import Decoding
 from grpo.modalities.shared.texts import PASS_ERRORS, TOLERANCES, Pairs
 from grpo.modalities.shared.tokenizers import make_marked_tokenizer
 from grpo.modalities.shared.warmup import (
@@ -36,7 +37,6 @@ from grpo.modalities.shared.warmup import (
 from grpo.modalities.vision_language.families import FAMILIES, Family, find_family
 from grpo.modalities.vision_language.modality import ScratchBase, VisionLanguagePolicyParams
 from grpo.modalities.vision_language.policy import (
-    Decoding,
     VisionLanguagePolicy,
     VisionLanguageTrajectory,
 )

@@ -7,16 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from grpo.modalities.modality import (
-    Lora,
-    Modality,
     PairWarmup,
-    PolicyParams,
     RunParams,
-    TokenDraws,
-    TokenSampling,
-    find_temperature_mismatch,
 )
-from grpo.schema import DirectoryBase, HubBase, S3Base, Steps, Strict
+from grpo.modalities.shared.text_modality import Decoding, TextModality, TextPolicyParams
+from grpo.schema import DirectoryBase, HubBase, S3Base, Strict
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,7 +19,7 @@ if TYPE_CHECKING:
     from grpo.modalities.shared.exhibits import Picture
     from grpo.modalities.shared.packed import Layout
     from grpo.modalities.shared.warmup import BasePolicy
-    from grpo.modalities.vision_language.policy import Decoding, VisionLanguagePolicy
+    from grpo.modalities.vision_language.policy import VisionLanguagePolicy
     from grpo.runtime.artifacts.stored_iterations import IterationFiles
 
 
@@ -42,15 +37,12 @@ class ScratchBase(Strict):
 Base = Annotated[ScratchBase | DirectoryBase | HubBase | S3Base, Field(discriminator="source")]
 
 
-class VisionLanguagePolicyParams(PolicyParams):
+class VisionLanguagePolicyParams(TextPolicyParams):
     """A vision-language model."""
 
     kind: Literal["vision_language"]
     base: Base
-    lora: Lora | None
-    recompute: bool  # gradient checkpointing of the blocks: less memory, more time
     prompt_format: Literal["plain", "chat"]
-    max_steps: Steps
 
     def fresh_configs(self) -> Mapping[str, Mapping[str, Any]]:
         base = self.base
@@ -63,42 +55,18 @@ class VisionLanguagePolicyParams(PolicyParams):
         }
 
 
-class VisionLanguage(Modality[VisionLanguagePolicyParams, TokenSampling, TokenDraws]):
+class VisionLanguage(TextModality[VisionLanguagePolicyParams]):
     """Vision-language models of transformers; a step is a token of the answer."""
 
     kind = "vision_language"
     policy = VisionLanguagePolicyParams
-    sampling = TokenSampling
-    evaluation_sampling = TokenDraws
     prompt_kind = "image"
-    output_kind = "text"
     step_name = "answer token"
-
-    def rule_facts(
-        self, policy: VisionLanguagePolicyParams, sampling: TokenSampling
-    ) -> dict[str, Any]:
-        return {"top_p": sampling.top_p}
 
     def make_base(self, params: RunParams[VisionLanguagePolicyParams], data: Path) -> "BasePolicy":
         from grpo.modalities.vision_language.bases import make_base_policy
 
         return make_base_policy(params, data)
-
-    def round_draws(
-        self, policy: VisionLanguagePolicyParams, sampling: TokenSampling, *, iterations_behind: int
-    ) -> "Decoding":
-        return _decoding(policy, sampling.temperature)
-
-    def evaluation_draws(
-        self, policy: VisionLanguagePolicyParams, sampling: TokenDraws
-    ) -> dict[str, "Decoding"]:
-        return {
-            "greedy": _decoding(policy, 0.0),
-            "sampled": _decoding(policy, sampling.temperature),
-        }
-
-    def find_profile_mismatch(self, sampling: TokenSampling, profiled: TokenDraws) -> str | None:
-        return find_temperature_mismatch(sampling, profiled)
 
     def show_rollouts(
         self,
@@ -121,7 +89,7 @@ class VisionLanguage(Modality[VisionLanguagePolicyParams, TokenSampling, TokenDr
         *,
         base: Path,
         directory: Path,
-        draws: "Decoding",
+        draws: Decoding,
         policies_per_host: int = 1,
     ) -> "VisionLanguagePolicy":
         from grpo.modalities.vision_language.policy import load_vision_language_policy
@@ -132,9 +100,3 @@ class VisionLanguage(Modality[VisionLanguagePolicyParams, TokenSampling, TokenDr
         from grpo.modalities.vision_language.policy import LAYOUT
 
         return LAYOUT
-
-
-def _decoding(policy: VisionLanguagePolicyParams, temperature: float) -> "Decoding":
-    from grpo.modalities.vision_language.policy import Decoding
-
-    return Decoding(temperature=temperature, max_steps=policy.max_steps)

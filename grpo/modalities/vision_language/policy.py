@@ -15,6 +15,7 @@ from grpo.modalities.shared.decoding import column_major_weights, sampling_cache
 from grpo.modalities.shared.directories import load_base
 from grpo.modalities.shared.packed import Layout, Rows, require_entries
 from grpo.modalities.shared.restoring import restore_round
+from grpo.modalities.shared.text_modality import Decoding
 from grpo.modalities.shared.texts import (
     decode_texts,
     draw_tokens,
@@ -85,14 +86,6 @@ class VisionLanguageTrajectory:
             "steps": self.mask.sum(dim=1),
             "behavior_logp": logp[self.mask],
         }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Decoding:
-    """Sampling settings. They define the density, so log-probs use the same values (rule U25)."""
-
-    temperature: float  # 0: greedy
-    max_steps: int
 
 
 class VisionLanguagePolicy(Policy[VisionLanguageTrajectory]):
