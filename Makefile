@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 export DO_NOT_TRACK := true
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo quick test test-core test-pipeline test-flows test-pages test-laws test-long check docs ui team lock clean
+.PHONY: setup demo quick test test-core test-pipeline test-flows test-models test-pages test-laws test-long check docs ui team lock clean
 setup: $(VENV)/ready
 
 # torch is installed first: any installed build satisfies the lock (README: the CUDA build). Byte
@@ -46,7 +46,7 @@ test-laws:
 
 # Three jobs on two cores: stages and flows spend much of their time waiting.
 test: setup
-	$(MAKE) --no-print-directory -j 3 test-core test-pipeline test-flows test-pages check
+	$(MAKE) --no-print-directory -j 3 test-core test-pipeline test-flows test-models test-pages check
 
 test-pipeline:
 	pytest tests/pipeline
@@ -59,8 +59,11 @@ PAGES := tests/report tests/twins tests/advice
 test-pages:
 	pytest $(PAGES)
 
+test-models:
+	pytest tests/modalities
+
 test-core:
-	pytest $(addprefix --ignore=, tests/pipeline $(FLOWS) $(PAGES))
+	pytest $(addprefix --ignore=, tests/pipeline tests/modalities $(FLOWS) $(PAGES))
 
 # Long tests: twins of the GPU recipes, teams, remote stages, lost ranks and workers, failing servers.
 # Then the tests of array code again, with types and shapes checked at every call.
