@@ -23,6 +23,8 @@ Kind = Literal[
     "trust region",
     "penalty",
     "reward penalty",  # a penalty that is part of the reward
+    "reward part",  # adds to the reward, and so comes before the baseline
+    "improvement",  # reads what a rollout improves on the first answer of its group
     "noise weight",
     "exact divergence",  # needs the means of Gaussian steps in addition to log-probs
     # Of a curriculum:

@@ -14,7 +14,7 @@ from pydantic import Field, field_validator, model_validator
 
 from grpo.errors import MissingExtraError, ParameterError
 from grpo.modalities.shared.images import join_prompt
-from grpo.schema import PARAMS, Fraction, Name, Positive, Strict
+from grpo.schema import ANSWER, PARAMS, Fraction, Name, Positive, Strict
 from grpo.tasks.base import PromptTables, Task, TaskInputs, as_solutions, require_pairs, shares
 
 COLORS = {
@@ -31,6 +31,7 @@ MARGIN = 4  # least difference of centers for which a relation is asked, in pixe
 BACKGROUNDS = {"filled": (245, 245, 245), "outlined": (245, 245, 245), "dark": (40, 40, 50)}
 LINE = 2  # width of outlines, in pixels
 PLACES = 50  # attempts to place a shape
+MOST_COUNTED = 9
 SCENES = 2000  # attempts to find a scene with a question
 Box = tuple[int, int, int, int]  # left, top, right, bottom; right and bottom are exclusive
 Style = Literal["filled", "outlined", "dark"]
@@ -141,8 +142,8 @@ class GroundingFamily(Strict):
 
     question: Literal["one", "point", "size", "relation", "all", "count"]
     style: Style
-    min_objects: Annotated[int, Field(ge=1, le=9)]  # of a scene
-    max_objects: Annotated[int, Field(ge=1, le=9)]
+    min_objects: Annotated[int, Field(ge=1, le=MOST_COUNTED)]  # of a scene
+    max_objects: Annotated[int, Field(ge=1, le=MOST_COUNTED)]
     warmup: Fraction  # share of the warm-up, relative to the other families; 0: the base sees none
     # known: no object is of task.held_out_pairs. held_out: the answer is; evaluation only.
     pairs: Literal["known", "held_out"]
@@ -152,6 +153,14 @@ class GroundingFamily(Strict):
         if self.min_objects > self.max_objects:
             raise ValueError("min_objects must be at most max_objects")
         return self
+
+
+class RevisedPairs(Strict):
+    """Warm-up pairs that ask to revise an answer, as `revise_first_answers` will."""
+
+    share: Fraction  # of the warm-up's pairs
+    right: Fraction  # of them: the first answer is right
+    template: Annotated[str, Field(min_length=1)]  # as in the arm's selection
 
 
 class GroundingTask(Task):
@@ -164,6 +173,7 @@ class GroundingTask(Task):
     eval_prompts: Positive
     pixels: Annotated[int, Field(ge=32, le=512)]  # side of an image
     held_out_pairs: list[str]  # "red circle": in no scene of training and warm-up
+    revised_pairs: RevisedPairs | None  # None: the base is not taught to revise
     families: dict[Name, GroundingFamily] = Field(min_length=1)
 
     @field_validator("held_out_pairs")
@@ -194,7 +204,22 @@ class GroundingTask(Task):
         pairs = train[:0]  # none for an imported base
         if inputs.warmup:
             pairs = maker.ask("warmup", self._weigh(inputs.warmup.prompts, everywhere))
+            pairs = self._add_revisions(pairs, random.Random(f"{inputs.seed} revised"))
         return PromptTables(train, evaluation, as_solutions(pairs))
+
+    def _add_revisions(self, pairs: pd.DataFrame, chooser: random.Random) -> pd.DataFrame:
+        """Returns warm-up pairs of which some ask to revise a first answer."""
+        revised = self.revised_pairs
+        if revised is None:
+            return pairs
+        chosen = chooser.sample(range(len(pairs)), round(revised.share * len(pairs)))
+        prompts = pairs["prompt"].tolist()
+        for row in chosen:
+            answer = pairs["answer"].iloc[row]
+            if chooser.random() >= revised.right:
+                answer = spoil(answer, self.pixels, chooser)
+            prompts[row] += revised.template.replace(ANSWER, answer)
+        return pairs.assign(prompt=prompts)
 
     def _divide(self, count: int, names: Sequence[str]) -> dict[str, int]:
         return dict(zip(sorted(names), shares(count, len(names))))
@@ -235,6 +260,7 @@ class _Maker:
         scene, asked = self._find(name, family)
         entry = {
             "form": asked.form,
+            "pixels": pixels,
             "boxes": [each.box for each in asked.objects],
             "objects": [each._asdict() for each in scene],
         }
@@ -295,6 +321,19 @@ class _Maker:
             if all(_are_apart(box, other.box) for other in shapes):
                 return box
         return None
+
+
+def spoil(answer: str, pixels: int, chooser: random.Random) -> str:
+    """Returns a wrong answer of the same form: an object is elsewhere, or the count differs."""
+    objects = [[float(number) for number in each.split()] for each in answer.split(";")]
+    if len(objects[0]) == 1:
+        count = int(objects[0][0])
+        return str(chooser.choice([each for each in range(1, MOST_COUNTED + 1) if each != count]))
+    wrong = chooser.choice(objects)
+    sides = [high - low for low, high in zip(wrong[:2], wrong[2:])] or [0.0, 0.0]
+    moved = [float(GRID * chooser.randint(0, int(pixels - side) // GRID)) for side in sides]
+    wrong[:] = (moved + [low + side for low, side in zip(moved, sides)])[: len(wrong)]
+    return " ; ".join(" ".join(f"{number:g}" for number in each) for each in objects)
 
 
 def draw_scene(scene: Scene, style: Style, pixels: int) -> bytes:

@@ -34,7 +34,7 @@ from grpo.runtime.artifacts.tables import (
 )
 from grpo.runtime.seeds import iteration_seed
 from grpo.sampling.rollouts import SampledBatch, read_batch, read_passed, select_rollouts
-from grpo.sampling.shaping import Shaping, reward_parts
+from grpo.sampling.shaping import Shaping, improvements, reward_parts
 from grpo.training.batches import explain_fewer
 from grpo.training.frozen import compute_log_probs
 from grpo.training.metrics import UpdateMetrics, step_metrics
@@ -179,6 +179,7 @@ def load_iteration(
         reward=torch.tensor(judged["reward"].to_numpy(np.float32)),
         outcome=torch.tensor(judged["outcome"].to_numpy(np.float32)),
         reference_logp=reference_logp,
+        improvement=_improvement(trainer, sampled.table, judged),
     )
     seed = iteration_seed(params.seed, "train", name, index)
     return LoadedIteration(
@@ -198,6 +199,18 @@ def load_iteration(
         sampled=sampled,
         passed=passed,
     )
+
+
+def _improvement(
+    trainer: Trainer, rollouts: pd.DataFrame, rewards: pd.DataFrame
+) -> torch.Tensor | None:
+    """Returns what rollouts improve on first answers; None if the arm does not revise any."""
+    selection = trainer.params.find_arm(trainer.arm).selection
+    revision = build_selection(selection, trainer.arm).revision
+    if revision is None:
+        return None
+    found = improvements(rollouts, rewards, revision.judge)
+    return torch.tensor(found.astype(np.float32))
 
 
 def advance(

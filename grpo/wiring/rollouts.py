@@ -95,6 +95,7 @@ def draw_iteration(
         profile=profile if reuses else None,
         progress=progress,
         draws=str(index),
+        revision=selection.revision,
     )
     return draw_round(
         selection,

@@ -39,6 +39,7 @@ def tables(warmup: Any = WARMUP, *, seed: int = 0, **changes: Any) -> PromptTabl
         "eval_prompts": 180,
         "pixels": 48,
         "held_out_pairs": HELD_OUT,
+        "revised_pairs": None,
         "families": FAMILIES,
     }
     task = GroundingTask(kind="grounding", **{**settings, **changes})
