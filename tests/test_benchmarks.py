@@ -12,6 +12,7 @@ from benchmarks import same_bytes, scaling_training
 from benchmarks.allocation_chunks import combine_phases
 from benchmarks.allocation_tokens import Point, summarize
 from benchmarks.demo import ROOT, time_module
+from benchmarks.grounding_methods import MEASURES, gains_at_equal_flops
 from benchmarks.peer_trl_run import __main__ as peer_trl_run
 from benchmarks.peer_trl_run.judge import outcome_of
 from benchmarks.peer_trl_run.processes import Timed, run_timed
@@ -47,6 +48,18 @@ def test_an_artifact_that_changed_came_or_went_differs():
     after = {"kept": "1", "changed": "2", "new": "1"}
     found = same_bytes.compare(before, after)
     assert found == {"equal": 1, "differing": ["changed", "gone", "new"]}
+
+
+def test_gains_of_grounding_are_read_at_the_flops_that_every_arm_reaches():
+    """At 8 FLOPs of an arm with points at 0, 5 and 10: 3/5 of the way between the last two."""
+
+    def line(*points: tuple[float, float]) -> list[Point]:
+        return [{"flops": flops, **dict.fromkeys(MEASURES, score)} for flops, score in points]
+
+    run = {"grpo": line((0, 0.5), (8, 0.7)), "arm": line((0, 0.5), (5, 0.4), (10, 0.9))}
+    found = gains_at_equal_flops(run)
+    assert found["grpo"] == pytest.approx(dict.fromkeys(MEASURES, 0.2))
+    assert found["arm"] == pytest.approx(dict.fromkeys(MEASURES, 0.2))
 
 
 REFERENCE = curve((0, 0.0), (10, 0.125), (20, 0.25))

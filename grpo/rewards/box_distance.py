@@ -36,7 +36,7 @@ def judge_distance(answer: str, task: Task) -> float:
         return judge_objects(answer, task)
     if given.shape[1] == FORMS["boxes"]:
         return 1 - consolidated_error(boxes, given, pixels=pixels)
-    return 1 - mean_error(distance(centers(boxes), given, pixels)) if len(given) else 0.0
+    return 1 - mean_error(distance(centers(boxes), given, pixels))
 
 
 JUDGE = Judge(reads="text", load=load, needs_task="grounding")

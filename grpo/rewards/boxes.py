@@ -125,9 +125,6 @@ def consolidated_error(true: TrueBoxes, given: GivenBoxes, *, pixels: int) -> fl
     """
     if pixels <= 0:
         raise ValueError(f"consolidated_error needs pixels > 0, got {pixels}")
-    count = max(len(true), len(given))
-    if count == 0:
-        return 0.0
     overlap = intersection_over_union(true, given)
     corners = distance(true, given, pixels)
     middles = distance(centers(true), centers(given), pixels)
@@ -135,10 +132,13 @@ def consolidated_error(true: TrueBoxes, given: GivenBoxes, *, pixels: int) -> fl
 
 
 def mean_error(error: Pairs) -> float:
-    """Returns the least one-to-one mean of errors; a missing or needless object has error 1."""
+    """Returns the least one-to-one mean of errors; a missing or needless object has error 1.
+
+    Without any object: 0.
+    """
     count = max(error.shape)
     matched = match(error)
-    return float((error[matched].sum() + count - len(matched[0])) / count)
+    return float((error[matched].sum() + count - len(matched[0])) / count) if count else 0.0
 
 
 def centers(boxes: Float[np.ndarray, "object 4"]) -> Float[np.ndarray, "object 2"]:

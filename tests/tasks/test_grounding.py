@@ -156,6 +156,32 @@ def test_no_scene_is_in_two_parts(made: PromptTables):
     assert set(made.eval["family"].value_counts()) == {20}
 
 
+def test_some_warm_up_pairs_ask_to_revise_an_answer(made: PromptTables):
+    """Of the same questions and solutions; a wrong answer has the form of the right one."""
+    template = " not {answer}"
+    revised = tables(revised_pairs={"share": 0.5, "right": 0.4, "template": template})
+    pd.testing.assert_frame_equal(revised.train, made.train)
+    pairs = list(zip(made.warmup["prompt"], revised.warmup.to_dict("records")))
+    first = {
+        row["prompt_id"]: row["prompt"].removeprefix(prompt + " not ")
+        for prompt, row in pairs
+        if row["prompt"] != prompt
+    }
+    assert len(first) == round(0.5 * len(pairs))
+    right = 0
+    for _, row in pairs:
+        if row["prompt_id"] in first:
+            given, solution = first[row["prompt_id"]], row["solution"]
+            assert [len(each.split()) for each in given.split(";")] == (
+                [len(each.split()) for each in solution.split(";")]
+            )
+            numbers = np.array([float(each) for each in given.replace(";", "").split()])
+            assert ((numbers >= 0) & (numbers <= 48)).all()
+            right += given == solution
+    # Four standard deviations of a share of 0.4.
+    assert abs(right / len(first) - 0.4) < 4 * (0.24 / len(first)) ** 0.5
+
+
 def test_held_out_pairs_are_in_evaluation_only(made: PromptTables):
     def pairs(table: pd.DataFrame) -> set[str]:
         return {
