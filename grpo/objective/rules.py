@@ -450,8 +450,8 @@ REVISION_RULES: tuple[Rule, ...] = (
     Rule(
         "U17",
         Severity.WARN,
-        "advantages times 1 + improvement do not sum to 0 over a group, which reinforces all of "
-        "its rollouts; set center: group",
+        "advantages times 1 + improvement do not sum to 0 over a group, so that the whole group "
+        "becomes more likely; set center: group",
         uncentered_improvement,
     ),
     Rule(
