@@ -31,7 +31,6 @@ MARGIN = 4  # least difference of centers for which a relation is asked, in pixe
 BACKGROUNDS = {"filled": (245, 245, 245), "outlined": (245, 245, 245), "dark": (40, 40, 50)}
 LINE = 2  # width of outlines, in pixels
 PLACES = 50  # attempts to place a shape
-MOST_COUNTED = 9
 SCENES = 2000  # attempts to find a scene with a question
 Box = tuple[int, int, int, int]  # left, top, right, bottom; right and bottom are exclusive
 Style = Literal["filled", "outlined", "dark"]
@@ -142,8 +141,8 @@ class GroundingFamily(Strict):
 
     question: Literal["one", "point", "size", "relation", "all", "count"]
     style: Style
-    min_objects: Annotated[int, Field(ge=1, le=MOST_COUNTED)]  # of a scene
-    max_objects: Annotated[int, Field(ge=1, le=MOST_COUNTED)]
+    min_objects: Annotated[int, Field(ge=1, le=9)]  # of a scene
+    max_objects: Annotated[int, Field(ge=1, le=9)]
     warmup: Fraction  # share of the warm-up, relative to the other families; 0: the base sees none
     # known: no object is of task.held_out_pairs. held_out: the answer is; evaluation only.
     pairs: Literal["known", "held_out"]
@@ -160,6 +159,7 @@ class RevisedPairs(Strict):
 
     share: Fraction  # of the warm-up's pairs
     right: Fraction  # of them: the first answer is right
+    shift: Positive  # pixels, at most; a wrong first answer has an object that is moved
     template: Annotated[str, Field(min_length=1)]  # as in the arm's selection
 
 
@@ -217,7 +217,7 @@ class GroundingTask(Task):
         for row in chosen:
             answer = pairs["answer"].iloc[row]
             if chooser.random() >= revised.right:
-                answer = spoil(answer, self.pixels, chooser)
+                answer = spoil(answer, self.pixels, revised.shift, chooser)
             prompts[row] += revised.template.replace(ANSWER, answer)
         return pairs.assign(prompt=prompts)
 
@@ -323,16 +323,24 @@ class _Maker:
         return None
 
 
-def spoil(answer: str, pixels: int, chooser: random.Random) -> str:
-    """Returns a wrong answer of the same form: an object is elsewhere, or the count differs."""
+def spoil(answer: str, pixels: int, shift: int, chooser: random.Random) -> str:
+    """Returns a near miss of the same form: one object is moved, or the count is off by one.
+
+    Args:
+      pixels: Side of the image, in which objects stay.
+      shift: Largest move in pixels, to the side and up or down.
+    """
     objects = [[float(number) for number in each.split()] for each in answer.split(";")]
-    if len(objects[0]) == 1:
-        count = int(objects[0][0])
-        return str(chooser.choice([each for each in range(1, MOST_COUNTED + 1) if each != count]))
     wrong = chooser.choice(objects)
-    sides = [high - low for low, high in zip(wrong[:2], wrong[2:])] or [0.0, 0.0]
-    moved = [float(GRID * chooser.randint(0, int(pixels - side) // GRID)) for side in sides]
-    wrong[:] = (moved + [low + side for low, side in zip(moved, sides)])[: len(wrong)]
+    if len(wrong) == 1:
+        return str(int(wrong[0]) + (chooser.choice((-1, 1)) if wrong[0] > 1 else 1))
+    moves = [0.0, 0.0]
+    while not any(moves):
+        moves = [
+            min(max(chooser.randint(-shift, shift), -low), pixels - high)
+            for low, high in zip(wrong[:2], wrong[-2:])
+        ]
+    wrong[:] = [number + moves[index % 2] for index, number in enumerate(wrong)]
     return " ; ".join(" ".join(f"{number:g}" for number in each) for each in objects)
 
 

@@ -36,7 +36,7 @@ def params() -> dict[str, Any]:
         "eval_prompts": 48,
         "pixels": 32,
         "families": {"count": {**family, "question": "count", "warmup": 1.0}},
-        "revised_pairs": {"share": 0.3, "right": 0.3, "template": TEMPLATE},
+        "revised_pairs": {"share": 0.3, "right": 0.3, "shift": 6, "template": TEMPLATE},
     }
     other = {**recipe["reward"]["judges"][0], "judge": "box_distance", "weight": 0.0}
     recipe["reward"]["judges"].append(other)

@@ -159,7 +159,7 @@ def test_no_scene_is_in_two_parts(made: PromptTables):
 def test_some_warm_up_pairs_ask_to_revise_an_answer(made: PromptTables):
     """Of the same questions and solutions; a wrong answer has the form of the right one."""
     template = " not {answer}"
-    revised = tables(revised_pairs={"share": 0.5, "right": 0.4, "template": template})
+    revised = tables(revised_pairs={"share": 0.5, "right": 0.4, "shift": 6, "template": template})
     pd.testing.assert_frame_equal(revised.train, made.train)
     pairs = list(zip(made.warmup["prompt"], revised.warmup.to_dict("records")))
     first = {
@@ -177,9 +177,12 @@ def test_some_warm_up_pairs_ask_to_revise_an_answer(made: PromptTables):
             )
             numbers = np.array([float(each) for each in given.replace(";", "").split()])
             assert ((numbers >= 0) & (numbers <= 48)).all()
+            wanted = np.array([float(each) for each in solution.replace(";", "").split()])
+            assert np.abs(numbers - wanted).max() <= 6
             right += given == solution
     # Four standard deviations of a share of 0.4.
     assert abs(right / len(first) - 0.4) < 4 * (0.24 / len(first)) ** 0.5
+    assert revised.warmup["solution"].equals(made.warmup["solution"])
 
 
 def test_held_out_pairs_are_in_evaluation_only(made: PromptTables):
