@@ -3,7 +3,8 @@
 [GRPO] arXiv 2402.03300; [Dr. GRPO] 2503.20783; [DAPO] 2503.14476; [RLOO] 2402.14740;
 [GSPO] 2507.18071; [2-GRPO] 2510.00977; [CISPO] 2506.13585; [SAPO] 2511.20347;
 [GMPO] 2507.20673; [LUSPO] 2602.05261; [Flow-GRPO] 2505.05470; [Flash-GRPO] 2605.15980;
-[AWM] 2509.25050; [DiffusionNFT] 2509.16117; [PCM] 2605.16154; [Group Revision] 2605.15951.
+[AWM] 2509.25050; [DiffusionNFT] 2509.16117; [PCM] 2605.16154; [Group Revision] 2605.15951;
+[Garcia-Estrada] 2605.15976.
 """
 
 from grpo.objective.advantage import (
@@ -24,6 +25,7 @@ from grpo.objective.trust import (
     contrast_implicit_policies,
     gate_ratio_softly,
     scale_log_ratio,
+    take_ratio_to_reference,
     truncate_ratio,
     weigh_log_prob,
 )
@@ -106,6 +108,23 @@ def gspo_token(low: float = 3e-4, high: float = 4e-4) -> Objective:
         average_over_rollouts(),
         average_ratio_keeping_token_gradient(),
         clip_surrogate(low, high),
+    )
+
+
+def translation_grpo(low: float = 0.2, high: float = 0.2, beta: float = 1e-3) -> Objective:
+    """Group z-score, ratio of mean log-probs to the base policy, its own penalty. [Garcia-Estrada]
+
+    As the code of the paper computes it. Rule U28 says what is wrong with its ratio; `gspo` is the
+    same with a ratio to the policy before the iteration.
+    """
+    return chain(
+        center_by_group_mean(),
+        scale_by_group_std(epsilon=1e-4),
+        average_over_rollouts(),
+        take_ratio_to_reference(),
+        average_ratio_over_rollout(),
+        clip_surrogate(low, high),
+        penalize_kl(beta, "k3_mirrored", over="rollout"),
     )
 
 

@@ -17,6 +17,7 @@ Kind = Literal[
     "step selection",  # a selection of some steps of a rollout
     "phase selection",  # a step selection that reads phases
     "ratio",  # changes the log ratio
+    "reference ratio",  # a ratio to the base policy
     "rollout ratio",  # a ratio of the whole rollout
     "rollout level",  # a rollout ratio, or a trust region that forms one
     "correction",  # of the difference between sampler and trainer

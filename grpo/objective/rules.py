@@ -33,6 +33,7 @@ class Plan:
     normalized: tuple[str, ...] = ()  # paths of judges whose scores are normalized within groups
     dropouts: frozenset[str]  # parameter paths of dropouts above 0
     top_p: float = 1.0
+    has_other_density: bool = False  # log-probs are at another temperature than sampling
     selection: tuple[Link, ...] = ()
     phases: tuple[int, ...] = ()  # of the arm's rounds
     starts_from_base: bool = True  # at least one round of the arm starts from the base policy
@@ -89,7 +90,28 @@ def combined_with(kind: Kind, *names: str) -> Callable[[Plan], list[str]]:
 
 
 def rollout_ratio_on_policy(plan: Plan) -> list[str]:
-    return plan.of("rollout ratio") if plan.updates_per_iteration == 1 else []
+    is_on_policy = plan.updates_per_iteration == 1 and not plan.of("reference ratio")
+    return plan.of("rollout ratio") if is_on_policy else []
+
+
+def ratio_before_reference_ratio(plan: Plan) -> list[str]:
+    """Reports links whose ratio `take_ratio_to_reference` replaces."""
+    of_ratio = [link for link in plan.links if "ratio" in link.kinds]
+    last = max(
+        (index for index, link in enumerate(of_ratio) if "reference ratio" in link.kinds),
+        default=0,
+    )
+    return [link.name for link in of_ratio[:last] if "correction" not in link.kinds]
+
+
+def other_scoring_temperature(*, has_reference_ratio: bool) -> Callable[[Plan], list[str]]:
+    """Returns a `find` that reports log-probs at another temperature than that of sampling."""
+
+    def find(plan: Plan) -> list[str]:
+        found = plan.has_other_density and bool(plan.of("reference ratio")) is has_reference_ratio
+        return ["sampling.temperature.scored_at"] if found else []
+
+    return find
 
 
 def _is_shaped(plan: Plan) -> bool:
@@ -643,10 +665,38 @@ RULES: tuple[Rule, ...] = (
         truncated_sampling,
     ),
     Rule(
+        "U25",
+        Severity.ERROR,
+        "log-probs at another temperature than that of sampling are not those of the sampled "
+        "density; set it to null",
+        other_scoring_temperature(has_reference_ratio=False),
+    ),
+    Rule(
+        "U25",
+        Severity.WARN,
+        "rollouts are sampled from another density than that of the log-probs, and no weight "
+        "corrects the gradient; set it to null",
+        other_scoring_temperature(has_reference_ratio=True),
+    ),
+    Rule(
         "U26",
         Severity.ERROR,
         "dropout makes the ratio differ from 1 before any update; set it to 0",
         lambda plan: sorted(plan.dropouts),
+    ),
+    Rule(
+        "U28",
+        Severity.WARN,
+        "the trust region is around the base policy: it does not bound an update, and what has "
+        "moved beyond it is not trained further; drop it for a ratio to the policy before the "
+        "iteration",
+        lambda plan: plan.of("reference ratio"),
+    ),
+    Rule(
+        "U28",
+        Severity.ERROR,
+        "take_ratio_to_reference replaces the ratio that it has formed; move it behind it",
+        ratio_before_reference_ratio,
     ),
     Rule(
         "U29",

@@ -37,6 +37,7 @@ from grpo.objective.algorithms import (
     pcm,
     rloo,
     sapo,
+    translation_grpo,
     two_grpo,
 )
 from grpo.objective.base import Objective, chain
@@ -55,6 +56,7 @@ from grpo.objective.trust import (
     mask_mismatched_rollouts,
     normalize_log_ratio,
     scale_log_ratio,
+    take_ratio_to_reference,
     truncate_mismatch,
     truncate_ratio,
 )
@@ -126,6 +128,19 @@ PODS = plan_of(chain(grpo(beta=0.0), keep_extreme_rollouts(4)))
 PODS_PAIR = plan_of(chain(rloo(), keep_extreme_rollouts(2)))
 CASES = {
     "gspo on-policy": (replace(plan_of(gspo()), updates_per_iteration=1), ("U10", "INFO")),
+    "ratio to the base policy": (plan_of(translation_grpo()), ("U28", "WARN")),
+    "ratio to the base policy, after another": (
+        plan_of(chain(gspo(), take_ratio_to_reference())),
+        ("U28", "ERROR"),
+    ),
+    "other density of log-probs": (
+        replace(plan_of(gspo()), has_other_density=True),
+        ("U25", "ERROR"),
+    ),
+    "other density of log-probs and a ratio to the base policy": (
+        replace(plan_of(translation_grpo()), has_other_density=True),
+        ("U25", "WARN"),
+    ),
     "two clips": (plan_of(chain(rloo(), clip_surrogate())), ("U11", "ERROR")),
     "a clip and a truncation": (plan_of(chain(rloo(), truncate_ratio(5.0))), ("U11", "ERROR")),
     "a clip and a gate": (plan_of(chain(sapo(), clip_surrogate())), ("U11", "ERROR")),
