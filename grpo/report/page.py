@@ -96,7 +96,7 @@ def write_page(
         "details": _details(run, numbers, seconds),
         "summary": _summary(run, numbers),
         "audits": _audits(run),
-        "judges": _judges(run),
+        "judges": _judges(run, numbers),
         "influences": _influences(run),
         "figures": [*curves, *draw_figures(run, numbers, usages=usages, seconds=seconds)],
         "findings": [
@@ -170,7 +170,9 @@ def _summary(run: Run, numbers: Numbers) -> list[dict[str, Any]]:
                 "scores": {
                     name: _interval(run, run.scores[last][name]) for name in run.score_names
                 },
-                "gain": _format_gain(run, numbers.gains[arm]),
+                "gains": {
+                    name: _format_gain(run, numbers.gains[arm][name]) for name in run.score_names
+                },
                 "flops": format_flops(float(cost["flops"])),
                 "sampled_steps": cost["sampled_steps"],
                 "profile_steps": sum(counted.loc[counted["kind"] == "profile", "sampled_steps"]),
@@ -253,11 +255,20 @@ def _audits(run: Run) -> list[dict[str, Any]]:
     return [row(name, each) for name, each in audits_by_round(run).items()]
 
 
-def _judges(run: Run) -> list[dict[str, Any]]:
+def _judges(run: Run, numbers: Numbers) -> list[dict[str, Any]]:
     """Returns one row per judge and kind of decoding: its mean score of the base and each arm."""
-    ends = [BASE, *(run.chain(arm)[-1] for arm in run.arms)]
     return [
-        {"title": title, "scores": [_interval(run, run.scores[each][name]) for each in ends]}
+        {
+            "title": title,
+            "base": _interval(run, run.scores[BASE][name]),
+            "arms": [
+                {
+                    "score": _interval(run, run.scores[run.chain(arm)[-1]][name]),
+                    "gain": _format_gain(run, numbers.gains[arm][name]),
+                }
+                for arm in run.arms
+            ],
+        }
         for name, title in judge_scores(run.params).items()
     ]
 

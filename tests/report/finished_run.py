@@ -87,6 +87,8 @@ def write_evaluation(artifacts: Path, name: str, successes: list[int]) -> None:
             "greedy": [float(each > 1) for each in successes],
             "rollouts": 4,
             "successes": successes,
+            "greedy_score.ocr": [each / 8 for each in successes],
+            "score.ocr": [each / 8 for each in successes],
         }
     )
     write_table(table, artifacts / f"evaluations/{name}.parquet", EVALUATION)
@@ -94,7 +96,7 @@ def write_evaluation(artifacts: Path, name: str, successes: list[int]) -> None:
     mean = sum(successes) / (4 * len(successes))
     score = {"value": mean, "low": mean - 0.1, "high": mean + 0.1}
     # The recipe of images maximizes the score of its judge, which an evaluation then has.
-    names = ("greedy", "mean_at_k", "pass_at_k", "score.ocr")
+    names = ("greedy", "mean_at_k", "pass_at_k", "score.ocr", "greedy_score.ocr")
     scores = {**dict.fromkeys(names, score), "by_family": {}}
     summary = {"k": 4, **scores, "cost": cost(EVALUATION_FLOPS)}
     write_json(artifacts / f"evaluations/{name}.json", summary)

@@ -186,6 +186,20 @@ def test_every_activity_that_took_seconds_is_drawn(
     assert [each for each in labels if each not in figure] == []
 
 
+@pytest.mark.usefixtures("figures_drawn_once")
+def test_every_score_has_its_gain_over_the_base_beside_it(
+    artifacts: Path, params: Parameters, judged: Parameters, tmp_path: Path
+) -> None:
+    pages = {}
+    for name, each in (("plain", params), ("judged", judged)):
+        write_page(artifacts, each, tmp_path / name)
+        pages[name] = (tmp_path / name / PAGE).read_text()
+    # Greedy and pass@k of two arms; the scores of the judge, sampled and greedy.
+    assert pages["plain"].count("<small>over base +") == 4
+    assert pages["judged"].count("<small>over base +") == 4 + 4
+    assert "ocr, greedy" in read(pages["judged"]).text
+
+
 def test_an_arm_that_never_gets_there_still_has_a_page(
     read_with: ReadWith, artifacts: Path, params: Parameters
 ) -> None:

@@ -72,6 +72,8 @@ def test_a_summary_for_programs_adds_up(artifacts: Path, params: Parameters) -> 
     assert described["reference"] == "uniform"
     for arm, found in described["arms"].items():
         assert list(found["mean_at_k"]) == params.chain(arm)
+        assert found["gain_over_base"]["value"] == shown["arms"][arm]["gain_over_base"]["value"]
+        assert found["other_gains_over_base"].keys() == {"greedy", "pass_at_k"}
         for name, score in found["mean_at_k"].items():
             assert score["value"] == pytest.approx(sum(SUCCESSES[name]) / 16)
         flops = found["flops"]
@@ -135,8 +137,15 @@ def test_with_enough_prompts_numbers_have_intervals(
     assert (few["low"], few["high"]) == (None, None)
     monkeypatch.setattr("grpo.report.verdict.LEAST_PROMPTS", 4)
     described = describe(artifacts, params)
-    score = described["arms"]["uniform"]["mean_at_k"]["uniform-1"]
+    arm = described["arms"]["uniform"]
+    score = arm["mean_at_k"]["uniform-1"]
     assert (score["low"], score["high"]) == pytest.approx((0.4, 0.6))
+    # Two of the four prompts, whose greedy rollouts were right before, gain nothing.
+    greedy = arm["other_gains_over_base"]["greedy"]
+    assert greedy["value"] == 0.5
+    assert greedy["low"] < 0.5 < greedy["high"]
+    gain = f"(+0.500 [{greedy['low']:+.3f}, {greedy['high']:+.3f}])"
+    assert f"greedy 0.250 -> 0.750 {gain}" in summarize(artifacts, params)
     assert "with uniform by +0.500 (+0.500 to +0.500, significant)" in described["learned"]
 
 
