@@ -117,9 +117,19 @@ def test_dates_in_the_asked_language_earn_more_than_copies_and_other_languages()
         assert max(copied, others) < 0.1
 
 
+def test_the_tag_of_a_prompt_names_the_language_if_its_entry_does_not():
+    score, finnish = judge("language"), "maanantai 16. syyskuuta 1996"
+    for tag, entry in (("fi", {}), ("fin_Latn", {}), ("jpn_Jpan", {"language": "fi"})):
+        task = Task(family="", prompt=f">>{tag}<< Monday", answer="", entry={**entry})
+        assert score(finnish, task) > 0.9
+    assert score(finnish, Task(family="", prompt=">>jpn_Jpan<< x", answer="", entry={})) < 0.1
+
+
 def test_a_language_that_is_not_identified_is_refused_in_one_line():
     task = Task(family="", prompt=">>tlh<< one", answer="", entry={"language": "tlh"})
-    with pytest.raises(ParameterError, match=r"the judge language needs an entry .* got 'tlh'"):
+    with pytest.raises(
+        ParameterError, match=r"the judge language needs an entry or a tag .* got 'tlh'"
+    ):
         judge("language")("wa'", task)
 
 
