@@ -250,7 +250,14 @@ def _scores(run: Run, policy: str) -> dict[str, float]:
 
 
 def _rounded_scores(run: Run, policy: str) -> dict[str, Any]:
-    return {name: _rounded(run.scores[policy][name]) for name in reported_scores(run.params)}
+    scores = run.scores[policy]
+    found: dict[str, Any] = {name: _rounded(scores[name]) for name in reported_scores(run.params)}
+    if "corpus" in scores:
+        found["corpus"] = {
+            kind: {family: _rounded(each) for family, each in by_family.items()}
+            for kind, by_family in scores["corpus"].items()
+        }
+    return found
 
 
 def _rounded(interval: Mapping[str, float | None]) -> dict[str, float | None]:

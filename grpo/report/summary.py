@@ -8,7 +8,7 @@ from typing import Any
 
 from grpo.params.parameters import BASE, Parameters
 from grpo.report.comparison import Comparison, Curve
-from grpo.report.judges import measure_influence
+from grpo.report.judges import correlate_judges, measure_influence
 from grpo.report.numbers import Numbers, compare_arms, compute_numbers, cost_of, counted_costs
 from grpo.report.reading import KINDS_IN_BUDGET, Run, judge_scores, read_run
 from grpo.report.seconds import missing_usages, read_usages, seconds_by_part, seconds_curves
@@ -103,10 +103,11 @@ def _describe_arm(summary: Summary, arm: str) -> dict[str, Any]:
             score: {name: _interval(run, run.scores[name][score]) for name in chain}
             for score in judge_scores(run.params)
         },
-        "influence": {
-            each.judge: None if math.isnan(each.share) else round(each.share, DIGITS)
-            for each in measure_influence(run, arm)
+        "correlations": {
+            " and ".join(pair): _defined(each)
+            for pair, each in correlate_judges(run, chain[-1]).items()
         },
+        "influence": {each.judge: _defined(each.share) for each in measure_influence(run, arm)},
         "gain_over_base": gains.pop("mean_at_k"),
         "other_gains_over_base": gains,
         "iterations": sum(len(run.iterations[name]) for name in chain[1:]),
@@ -117,6 +118,10 @@ def _describe_arm(summary: Summary, arm: str) -> dict[str, Any]:
         "seconds": seconds and {part: round(each, DIGITS) for part, each in seconds.items()},
         "stages_without_seconds": missing,
     }
+
+
+def _defined(number: float) -> float | None:
+    return None if math.isnan(number) else round(number, DIGITS)
 
 
 def _interval(run: Run, score: Mapping[str, Any]) -> dict[str, float | None]:

@@ -10,11 +10,12 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sacrebleu import sentence_chrf
+from sacrebleu import corpus_bleu, corpus_chrf, sentence_chrf
 
 from grpo.errors import ParameterError
 from grpo.rewards import find_judge
 from grpo.rewards.base import AnswerJudge, JudgeInputs, Task
+from grpo.sampling.scoring import score_corpora
 from grpo.schema import Machine
 from grpo.tasks.base import TaskInputs
 from grpo.tasks.translation import Corpus, Kind, TranslationTask
@@ -69,6 +70,34 @@ def test_chrf_is_that_of_sacrebleu_with_words():
     for task, other in pairwise(units):
         expected = sentence_chrf(other.answer, [task.answer], word_order=2).score / 100
         assert score(other.answer, task) == pytest.approx(expected)
+
+
+def test_corpora_of_families_are_scored_as_sacrebleu_does():
+    """Every other text is that of another prompt; BLEU of Japanese is of characters."""
+    asked = [each for each in tasks("dates") if each.family in ("es", "ja")]
+    prompts = pd.DataFrame(
+        {
+            "prompt_id": [f"p{index}" for index in range(len(asked))],
+            "family": [each.family for each in asked],
+            "prompt": [each.prompt for each in asked],
+            "answer": [each.answer for each in asked],
+            "entry": "{}",
+        }
+    )
+    texts = [asked[index - index % 2].answer for index in range(len(asked))]
+    rollouts = prompts[["prompt_id"]].assign(text=[f"{each}\n" for each in texts])
+    scorer = find_judge("chrf").score_corpus
+    assert scorer is not None
+    found = score_corpora(rollouts, prompts, [scorer])
+    assert found.keys() == {"es", "ja"}
+    for family, tokens in (("es", "13a"), ("ja", "char")):
+        rows = [index for index, each in enumerate(asked) if each.family == family]
+        own, references = [texts[row] for row in rows], [[asked[row].answer for row in rows]]
+        assert found[family] == {
+            "chrf": pytest.approx(corpus_chrf(own, references, word_order=2).score / 100),
+            "bleu": pytest.approx(corpus_bleu(own, references, tokenize=tokens).score / 100),
+        }
+        assert 0.2 < found[family]["bleu"] < 1
 
 
 def test_exact_ignores_the_form_of_characters_and_spaces_and_nothing_else():
