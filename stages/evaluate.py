@@ -18,7 +18,12 @@ from grpo.runtime.artifacts.tables import (
     write_table,
 )
 from grpo.runtime.artifacts.usage import Usage
-from grpo.sampling.evaluation import evaluate_prompts, means_by_kind, summarize_evaluation
+from grpo.sampling.evaluation import (
+    evaluate_prompts,
+    mean_rewards,
+    means_by_kind,
+    summarize_evaluation,
+)
 from grpo.sampling.evaluation_rollouts import choose_samples, draw_evaluation, score_evaluation
 from grpo.sampling.scoring import require_judged, score_corpora
 from grpo.schema import DATA
@@ -84,6 +89,8 @@ def main(
         resamples=params.evaluation.bootstrap_resamples,
         seed=params.seed,
     )
+    for kind in judged.keys() - {"sampled", "greedy"}:
+        summary[kind] = mean_rewards(judged[kind].rewards)
     summary["by_kind"] = means_by_kind(evaluated, table)
     write_table(evaluated, results_out, EVALUATION)
     write_table(choose_samples(table, batches, judged), samples_out, EVALUATION_SAMPLES)

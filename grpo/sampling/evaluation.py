@@ -86,6 +86,16 @@ def summarize_evaluation(
     return summary
 
 
+def mean_rewards(rewards: pd.DataFrame) -> dict[str, float]:
+    """Returns the means of the outcome and of each judge's score.
+
+    Args:
+      rewards: Schema REWARDS, one rollout per prompt.
+    """
+    names = ["outcome", *(each for each in map(str, rewards) if each.startswith(SCORE))]
+    return {name: float(rewards[name].mean()) for name in names}
+
+
 def means_by_kind(table: pd.DataFrame, prompts: pd.DataFrame) -> dict[str, dict[str, float]]:
     """Returns means by the field `kind` of the entries of prompts; empty if there is none.
 
