@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.runtime.artifacts.files import digest, read_json, write_json
+from grpo.runtime.artifacts.tables import GREEDY_SCORE, SCORE
 from grpo.runtime.markdown import markdown_table
 
 ROOT = Path(__file__).parents[1]
@@ -45,7 +46,8 @@ def main() -> None:
             "runs": runs,
         },
     )
-    print(table(read_json(out)), times_table(read_json(out)), sep="\n\n")
+    results = read_json(out)
+    print(*(each(results) for each in (table, judges_table, times_table)), sep="\n\n")
 
 
 def run_seed(seed: int, recipe: Path, revision: str) -> dict[str, Any]:
@@ -112,20 +114,42 @@ def read_usage(workspace: Path) -> list[dict[str, Any]]:
 
 def table(results: dict[str, Any]) -> str:
     """Returns the results as the Markdown table of docs/results.md."""
-    first = next(iter(results["runs"].values()))["metrics"]
-    k = first["k"]
-    titled = {"greedy": "greedy", "pass_at_k": f"pass@{k}"}
-    others = {name: title for name, title in titled.items() if name in first["base"]}
-    titles = ["seed", "policy", f"mean@{k}", "gain over base", *others.values(), "GFLOPs"]
-    rows: list[list[str]] = []
+    rows: list[dict[str, str]] = []
     for seed, run in results["runs"].items():
         metrics = run["metrics"]
+        k = metrics["k"]
         for name, row in {"base": metrics["base"], **metrics["arms"]}.items():
-            gain = _interval(row["gain_over_base"]) if name != "base" else ""
+            shown = {
+                f"mean@{k}": row["mean_at_k"],
+                "gain over base": row.get("gain_over_base"),
+                "greedy": row.get("greedy"),
+                "greedy gain over base": _other_gains(row).get("greedy"),
+                f"pass@{k}": row["pass_at_k"],
+            }
+            cells = {title: _interval(each) if each else "" for title, each in shown.items()}
             flops = f"{row['cost']['flops'] / 1e9:.0f}" if name != "base" else ""
-            scores = [_interval(row[score]) for score in others]
-            rows.append([seed, name, _interval(row["mean_at_k"]), gain, *scores, flops])
+            rows.append({"seed": seed, "policy": name, **cells, "GFLOPs": flops})
+    titles = [title for title in rows[0] if any(row[title] for row in rows)]
+    return markdown_table(titles, [[row[title] for title in titles] for row in rows])
+
+
+def judges_table(results: dict[str, Any]) -> str:
+    """Returns each judge's mean score of the base and of every arm, and the paired gain."""
+    titles = ["seed", "arm", "score", "base", "after", "gain over base"]
+    rows = [
+        [seed, name, score, *map(_interval, (run["metrics"]["base"][score], arm[score], gain))]
+        for seed, run in results["runs"].items()
+        for name, arm in run["metrics"]["arms"].items()
+        for score, gain in _other_gains(arm).items()
+        if score.startswith((SCORE, GREEDY_SCORE))
+    ]
     return markdown_table(titles, rows)
+
+
+def _other_gains(row: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Returns the gains besides that of mean@k; results of earlier revisions have none."""
+    gains: dict[str, dict[str, float]] = row.get("other_gains_over_base", {})
+    return gains
 
 
 def times_table(results: dict[str, Any]) -> str:

@@ -18,13 +18,19 @@ from grpo.runtime.artifacts.tables import (
     write_table,
 )
 from grpo.runtime.artifacts.usage import Usage
-from grpo.sampling.evaluation import evaluate_prompts, summarize_evaluation
+from grpo.sampling.evaluation import (
+    evaluate_prompts,
+    mean_rewards,
+    means_by_kind,
+    summarize_evaluation,
+)
 from grpo.sampling.evaluation_rollouts import choose_samples, draw_evaluation, score_evaluation
-from grpo.sampling.scoring import require_judged
+from grpo.sampling.scoring import require_judged, score_corpora
 from grpo.schema import DATA
 from grpo.types import Cost
 from grpo.wiring.executors import open_executor
 from grpo.wiring.policies import draws_of_evaluation
+from grpo.wiring.rewards import corpus_scorers
 from grpo.wiring.sampling_workers import SamplingSetup, make_sampling_work
 from grpo.wiring.shaping import build_shaping
 from stages.entry import run, scratch_of
@@ -83,10 +89,17 @@ def main(
         resamples=params.evaluation.bootstrap_resamples,
         seed=params.seed,
     )
+    for kind in judged.keys() - {"sampled", "greedy"}:
+        summary[kind] = mean_rewards(judged[kind].rewards)
+    summary["by_kind"] = means_by_kind(evaluated, table)
     write_table(evaluated, results_out, EVALUATION)
     write_table(choose_samples(table, batches, judged), samples_out, EVALUATION_SAMPLES)
     cost = sum((each.cost for each in batches.values()), Cost())
     found = unscored(judged["sampled"].rewards)
+    if scorers := corpus_scorers(params):
+        summary["corpus"] = {
+            kind: score_corpora(each.table, table, scorers) for kind, each in batches.items()
+        }
     write_json(out, {**summary, **found, "cost": asdict(cost)})
     scratch.clear()
 

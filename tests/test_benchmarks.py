@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from benchmarks import same_bytes, scaling_training, translation
 from benchmarks.allocation_chunks import combine_phases
 from benchmarks.allocation_tokens import Point, summarize
-from benchmarks.demo import ROOT, time_module
+from benchmarks.demo import ROOT, judges_table, table, time_module
 from benchmarks.grounding_methods import MEASURES, gains_at_equal_flops
 from benchmarks.peer_trl_run import __main__ as peer_trl_run
 from benchmarks.peer_trl_run.judge import outcome_of
@@ -187,6 +188,31 @@ def test_what_is_timed_finds_this_python_and_no_server_but_its_own(
     time_module(tmp_path, "probe", PREFECT_API_URL="own")
     python = str(Path(sys.executable).parent / "python")
     assert (tmp_path / "seen").read_text() == str((python, None, "own"))
+
+
+def test_results_without_greedy_gains_still_have_a_table():
+    score = {"value": 0.25, "low": 0.125, "high": 0.5}
+    base = {"mean_at_k": score, "greedy": score, "pass_at_k": score, "score.boxes": score}
+    arm = {**base, "gain_over_base": score, "cost": {"flops": 7e9}}
+    shown = "0.250 [0.125, 0.500]"
+
+    def rows(arm: dict[str, object], tabulate: Callable[..., str]) -> list[str]:
+        runs = {"0": {"metrics": {"k": 4, "base": base, "arms": {"grpo": arm}}}}
+        return tabulate({"runs": runs}).splitlines()
+
+    assert rows(arm, table) == [
+        "| seed | policy | mean@4 | gain over base | greedy | pass@4 | GFLOPs |",
+        "|---|---|---|---|---|---|---|",
+        f"| 0 | base | {shown} |  | {shown} | {shown} |  |",
+        f"| 0 | grpo | {shown} | {shown} | {shown} | {shown} | 7 |",
+    ]
+    assert len(rows(arm, judges_table)) == 2  # titles only
+    arm["other_gains_over_base"] = {"greedy": score, "score.boxes": score}
+    titles, _, _, last = rows(arm, table)
+    assert "| greedy | greedy gain over base | pass@4 |" in titles
+    assert last == f"| 0 | grpo | {shown} | {shown} | {shown} | {shown} | {shown} | 7 |"
+    (only,) = rows(arm, judges_table)[2:]
+    assert only == f"| 0 | grpo | score.boxes | {shown} | {shown} | {shown} |"
 
 
 def test_an_unknown_word_draws_nothing(monkeypatch: pytest.MonkeyPatch):

@@ -333,7 +333,10 @@ class Modality(ABC, Generic[PolicyT, SamplingT, DrawsT]):
 
     @abstractmethod
     def evaluation_draws(self, policy: PolicyT, sampling: DrawsT) -> dict[str, Any]:
-        """Returns the decodings of evaluation: "sampled", and "greedy" where `has_greedy`."""
+        """Returns the decodings of evaluation: "sampled", and "greedy" where `has_greedy`.
+
+        Any other, such as "beam", has one rollout per prompt.
+        """
 
     def profile_draws(self, policy: PolicyT, sampling: DrawsT) -> Any:
         """Returns the decoding of the profile: the "sampled" one of evaluation."""

@@ -1,4 +1,4 @@
-"""The influence of each judge on training."""
+"""The influence of each judge on training, and its agreement with the judges of an evaluation."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -20,6 +20,29 @@ class Influence(NamedTuple):
     last_mean: float  # in its last
     spread: float  # of its scores within groups: the mean standard deviation
     share: float  # of the spread that all judges add to rewards within groups
+
+
+def correlate_judges(run: Run, policy: str) -> dict[tuple[str, str], float]:
+    """Returns Pearson's correlation of mean scores over evaluation prompts, by pair of judges.
+
+    A pair is a judge of the reward and one of `evaluation.judges`. It is NaN if a score is the same
+    for every prompt.
+    """
+
+    def scores(judge: str) -> pd.Series:
+        return run.per_prompt[SCORE + judge][policy]
+
+    return {
+        (of_reward.judge, other.judge): _correlate(scores(of_reward.judge), scores(other.judge))
+        for of_reward in run.params.reward.judges
+        for other in run.params.evaluation.judges
+    }
+
+
+def _correlate(first: pd.Series, second: pd.Series) -> float:
+    if first.nunique() == 1 or second.nunique() == 1:
+        return float("nan")
+    return float(first.corr(second))
 
 
 def measure_influence(run: Run, arm: str) -> list[Influence]:

@@ -22,7 +22,7 @@ from grpo.report.comparison import (
     draw_resamples,
     resample_means,
 )
-from grpo.report.reading import COST, GROUP, KINDS_IN_BUDGET, Run
+from grpo.report.reading import COST, GROUP, KINDS_IN_BUDGET, Run, reported_scores
 from grpo.runtime.artifacts.files import write_bytes, write_json
 from grpo.runtime.artifacts.tables import is_judged
 from grpo.wiring.allocation import reads_profile
@@ -41,7 +41,7 @@ class Numbers:
     reward_by_cost: pd.DataFrame
     signal: pd.DataFrame
     cost: pd.DataFrame
-    gains: dict[str, Interval]  # by arm: mean at k of its last policy minus that of the base
+    gains: dict[str, dict[str, Interval]]  # by arm and score: its last policy minus the base
     comparisons: dict[str, Comparison]  # by arm, without the reference; costs are FLOPs
 
 
@@ -161,7 +161,7 @@ def _signal(rollouts: pd.DataFrame) -> dict[str, Any]:
 def compare_arms(run: Run, curves: Mapping[str, Curve]) -> dict[str, Comparison]:
     """Returns the comparison of each arm with the reference, the first of `curves`."""
     reference, *others = curves.values()
-    means = _means(run)
+    means = _means(run, run.rates)
     confidence = run.params.evaluation.confidence
     return {
         curve.arm: compare(curve, reference, rates=run.rates, means=means, confidence=confidence)
@@ -174,10 +174,12 @@ def metrics(run: Run, numbers: Numbers) -> dict[str, Any]:
     arms = {}
     for arm in run.arms:
         last = run.chain(arm)[-1]
+        gains = {name: _rounded(asdict(each)) for name, each in numbers.gains[arm].items()}
         arms[arm] = {
             **_rounded_scores(run, last),
             "cost": cost_of(run, last, arm),
-            "gain_over_base": _rounded(asdict(numbers.gains[arm])),
+            "gain_over_base": gains.pop("mean_at_k"),
+            "other_gains_over_base": gains,
         }
     return {
         "k": run.scores[BASE]["k"],
@@ -214,19 +216,22 @@ def _comparison(run: Run, each: Comparison) -> dict[str, Any]:
     }
 
 
-def _gains(run: Run) -> dict[str, Interval]:
-    means = _means(run)
+def _gains(run: Run) -> dict[str, dict[str, Interval]]:
     confidence = run.params.evaluation.confidence
-    return {
-        arm: difference(run.rates, means, (run.chain(arm)[-1], BASE), confidence=confidence)
-        for arm in run.arms
-    }
+    gains: dict[str, dict[str, Interval]] = {arm: {} for arm in run.arms}
+    for score, values in run.per_prompt.items():
+        means = _means(run, values)
+        for arm in run.arms:
+            pair = (run.chain(arm)[-1], BASE)
+            gains[arm][score] = difference(values, means, pair, confidence=confidence)
+    return gains
 
 
-def _means(run: Run) -> pd.DataFrame:
+def _means(run: Run, values: pd.DataFrame) -> pd.DataFrame:
+    """Returns `resample_means`; the resamples of all scores have the same prompts."""
     resamples = run.params.evaluation.bootstrap_resamples
-    draws = draw_resamples(len(run.rates), resamples=resamples, seed=run.params.seed)
-    return resample_means(run.rates, draws)
+    draws = draw_resamples(len(values), resamples=resamples, seed=run.params.seed)
+    return resample_means(values, draws)
 
 
 def flops_curve(table: pd.DataFrame, arm: str) -> Curve:
@@ -245,7 +250,14 @@ def _scores(run: Run, policy: str) -> dict[str, float]:
 
 
 def _rounded_scores(run: Run, policy: str) -> dict[str, Any]:
-    return {name: _rounded(run.scores[policy][name]) for name in run.score_names}
+    scores = run.scores[policy]
+    found: dict[str, Any] = {name: _rounded(scores[name]) for name in reported_scores(run.params)}
+    if "corpus" in scores:
+        found["corpus"] = {
+            kind: {family: _rounded(each) for family, each in by_family.items()}
+            for kind, by_family in scores["corpus"].items()
+        }
+    return found
 
 
 def _rounded(interval: Mapping[str, float | None]) -> dict[str, float | None]:

@@ -14,7 +14,7 @@ from grpo.report.audits import Audited, audit_sentences, audits_by_arm, audits_b
 from grpo.report.comparison import Comparison, Curve, Interval
 from grpo.report.diverged import add_banners, draw_diverged, read_diverged
 from grpo.report.figures import draw_figures
-from grpo.report.judges import measure_influence
+from grpo.report.judges import correlate_judges, measure_influence
 from grpo.report.learned import find_empty_results
 from grpo.report.numbers import Numbers, compare_arms, compute_numbers, cost_of, counted_costs
 from grpo.report.provenance import CompletedRun, find_completed_run
@@ -97,7 +97,9 @@ def write_page(
         "details": _details(run, numbers, seconds),
         "summary": _summary(run, numbers),
         "audits": _audits(run),
-        "judges": _judges(run),
+        "judges": _judges(run, numbers),
+        "correlations": _correlations(run),
+        "corpora": _corpora(run),
         "influences": _influences(run),
         "revisions": _revisions(run),
         "figures": [*curves, *draw_figures(run, numbers, usages=usages, seconds=seconds)],
@@ -172,7 +174,9 @@ def _summary(run: Run, numbers: Numbers) -> list[dict[str, Any]]:
                 "scores": {
                     name: _interval(run, run.scores[last][name]) for name in run.score_names
                 },
-                "gain": _format_gain(run, numbers.gains[arm]),
+                "gains": {
+                    name: _format_gain(run, numbers.gains[arm][name]) for name in run.score_names
+                },
                 "flops": format_flops(float(cost["flops"])),
                 "sampled_steps": cost["sampled_steps"],
                 "profile_steps": sum(counted.loc[counted["kind"] == "profile", "sampled_steps"]),
@@ -255,12 +259,49 @@ def _audits(run: Run) -> list[dict[str, Any]]:
     return [row(name, each) for name, each in audits_by_round(run).items()]
 
 
-def _judges(run: Run) -> list[dict[str, Any]]:
+def _judges(run: Run, numbers: Numbers) -> list[dict[str, Any]]:
     """Returns one row per judge and kind of decoding: its mean score of the base and each arm."""
-    ends = [BASE, *(run.chain(arm)[-1] for arm in run.arms)]
     return [
-        {"title": title, "scores": [_interval(run, run.scores[each][name]) for each in ends]}
+        {
+            "title": title,
+            "base": _interval(run, run.scores[BASE][name]),
+            "arms": [
+                {
+                    "score": _interval(run, run.scores[run.chain(arm)[-1]][name]),
+                    "gain": _format_gain(run, numbers.gains[arm][name]),
+                }
+                for arm in run.arms
+            ],
+        }
         for name, title in judge_scores(run.params).items()
+    ]
+
+
+def _ends(run: Run) -> list[str]:
+    """Returns the base and the last policy of each arm, as the rows of `_summary`."""
+    return [BASE, *(run.chain(arm)[-1] for arm in run.arms)]
+
+
+def _correlations(run: Run) -> list[dict[str, Any]]:
+    """Returns one row per judge of the reward and judge of the evaluation only."""
+    found = [correlate_judges(run, each) for each in _ends(run)]
+    return [
+        {"title": " and ".join(pair), "cells": [format_rate(each[pair]) for each in found]}
+        for pair in found[0]
+    ]
+
+
+def _corpora(run: Run) -> list[dict[str, Any]]:
+    """Returns one row per metric of a corpus, family and kind of decoding."""
+    found = [run.scores[each].get("corpus", {}) for each in _ends(run)]
+    return [
+        {
+            "title": f"{metric} of {family}, {kind}",
+            "cells": [format_rate(each[kind][family][metric]) for each in found],
+        }
+        for kind, by_family in found[0].items()
+        for family, metrics in by_family.items()
+        for metric in metrics
     ]
 
 

@@ -26,6 +26,7 @@ from grpo.runtime.artifacts.tables import (
     read_tables,
     wrong_cell,
 )
+from grpo.sampling.evaluation import per_prompt_metrics
 
 COST = ("flops", "sampled_steps", "trained_steps", "judge_calls")
 SCORES = ("greedy", "mean_at_k", "pass_at_k")
@@ -44,15 +45,20 @@ class Run:
     params: Parameters
     profile: pd.DataFrame  # without rows if no profile was sampled
     costs: pd.DataFrame  # columns stage, kind, round and COST; one row per stage and kind of work
-    scores: dict[
-        str, Any
-    ]  # by policy: k, and value, low, high of each of `score_names` and `judge_scores`
-    rates: pd.DataFrame  # success rate by evaluation prompt (row) and policy (column)
+    scores: dict[str, Any]  # by policy: k, and value, low, high of each of `reported_scores`
+    per_prompt: dict[
+        str, pd.DataFrame
+    ]  # by name in `reported_scores`: evaluation prompt (row) and policy (column)
     iterations: dict[str, list[IterationFiles]]  # by round
     rollouts: dict[str, pd.DataFrame]  # by round, of all iterations: see `read_rollouts`
     updates: dict[str, pd.DataFrame]  # by round, of all iterations
     steps: dict[str, pd.DataFrame]  # by round: STEPS, a row per iteration and step; NaN: missing
     selections: dict[str, dict[str, int | float]]  # by round with a selection: its counts
+
+    @property
+    def rates(self) -> pd.DataFrame:
+        """Success rate by evaluation prompt (row) and policy (column)."""
+        return self.per_prompt["mean_at_k"]
 
     @property
     def score_names(self) -> tuple[str, ...]:
@@ -88,12 +94,10 @@ def read_run(artifacts: Path, params: Parameters) -> Run:
         profile=profile,
         costs=_read_costs(artifacts, list(params.rounds)),
         scores={
-            name: _read_scores(
-                evaluations / f"{name}.json", (*score_names(params), *judge_scores(params))
-            )
+            name: _read_scores(evaluations / f"{name}.json", reported_scores(params))
             for name in policies
         },
-        rates=_read_rates(evaluations, policies),
+        per_prompt=_read_per_prompt(evaluations, policies, reported_scores(params)),
         iterations=iterations,
         rollouts={name: read_rollouts(files, profile) for name, files in iterations.items()},
         updates={
@@ -142,6 +146,11 @@ def judge_scores(params: Parameters) -> dict[str, str]:
     sampled = {SCORE + each: f"{each}, sampled" for each in names}
     greedy = {GREEDY_SCORE + each: f"{each}, greedy" for each in names}
     return sampled | (greedy if params.modality.has_greedy else {})
+
+
+def reported_scores(params: Parameters) -> tuple[str, ...]:
+    """Returns the names of all scores in the report: `score_names`, then `judge_scores`."""
+    return (*score_names(params), *judge_scores(params))
 
 
 def link_name(link: LinkSpec) -> str:
@@ -249,19 +258,27 @@ def _read_scores(path: Path, names: Sequence[str]) -> Any:
     return scores
 
 
-def _read_rates(evaluations: Path, policies: Sequence[str]) -> pd.DataFrame:
-    """Returns success rates by prompt (row) and policy (column)."""
-    columns = {}
+def _read_per_prompt(
+    evaluations: Path, policies: Sequence[str], scores: Sequence[str]
+) -> dict[str, pd.DataFrame]:
+    """Returns, by score, its value by prompt (row) and policy (column)."""
+    found = {}
     for name in policies:
         path = evaluations / f"{name}.parquet"
         table = read_table(path, EVALUATION).set_index("prompt_id").sort_index()
-        columns[name] = table["successes"] / table["rollouts"]
-        if not columns[name].index.equals(columns[BASE].index):
+        found[name] = per_prompt_metrics(table)
+        missing = [each for each in scores if each not in found[name]]
+        if missing:
+            raise ArtifactError(f"{path}: column {missing[0]!r} is missing; rerun the evaluation")
+        if not found[name].index.equals(found[BASE].index):
             raise ArtifactError(
                 f"{path}: must hold the prompts of {evaluations / BASE}.parquet, "
                 "got others; rerun the evaluation"
             )
-    return pd.DataFrame(columns)
+    return {
+        score: pd.DataFrame({name: table[score] for name, table in found.items()})
+        for score in scores
+    }
 
 
 def read_rollouts(iterations: Sequence[IterationFiles], profile: pd.DataFrame) -> pd.DataFrame:

@@ -8,7 +8,7 @@ from typing import Any
 
 from grpo.params.parameters import BASE, Parameters
 from grpo.report.comparison import Comparison, Curve
-from grpo.report.judges import measure_influence
+from grpo.report.judges import correlate_judges, measure_influence
 from grpo.report.numbers import Numbers, compare_arms, compute_numbers, cost_of, counted_costs
 from grpo.report.reading import KINDS_IN_BUDGET, Run, judge_scores, read_run
 from grpo.report.seconds import missing_usages, read_usages, seconds_by_part, seconds_curves
@@ -59,7 +59,7 @@ def summarize(artifacts: Path, params: Parameters) -> str:
       ArtifactError: As `read_summary`.
     """
     summary = read_summary(artifacts, params)
-    lines = [f"{arm}: {_changes(summary.run, arm)}" for arm in summary.run.arms]
+    lines = [f"{arm}: {_changes(summary, arm)}" for arm in summary.run.arms]
     page = (artifacts / "report" / "index.html").resolve()
     return "\n".join([*lines, *_sentences(summary), f"report: {page}"])
 
@@ -92,6 +92,9 @@ def _describe_arm(summary: Summary, arm: str) -> dict[str, Any]:
     by_kind = {
         kind: int(sum(counted.loc[counted["kind"] == kind, "flops"])) for kind in KINDS_IN_BUDGET
     }
+    gains = {
+        name: _interval(run, asdict(each)) for name, each in summary.numbers.gains[arm].items()
+    }
     missing = missing_usages(run, usages, arm)
     seconds = None if missing else seconds_by_part(run, usages, arm)
     return {
@@ -100,11 +103,13 @@ def _describe_arm(summary: Summary, arm: str) -> dict[str, Any]:
             score: {name: _interval(run, run.scores[name][score]) for name in chain}
             for score in judge_scores(run.params)
         },
-        "influence": {
-            each.judge: None if math.isnan(each.share) else round(each.share, DIGITS)
-            for each in measure_influence(run, arm)
+        "correlations": {
+            " and ".join(pair): _defined(each)
+            for pair, each in correlate_judges(run, chain[-1]).items()
         },
-        "gain_over_base": _interval(run, asdict(summary.numbers.gains[arm])),
+        "influence": {each.judge: _defined(each.share) for each in measure_influence(run, arm)},
+        "gain_over_base": gains.pop("mean_at_k"),
+        "other_gains_over_base": gains,
         "iterations": sum(len(run.iterations[name]) for name in chain[1:]),
         "updates": sum(len(run.updates[name]) for name in chain[1:]),
         "flops": {**by_kind, "total": cost["flops"]},
@@ -113,6 +118,10 @@ def _describe_arm(summary: Summary, arm: str) -> dict[str, Any]:
         "seconds": seconds and {part: round(each, DIGITS) for part, each in seconds.items()},
         "stages_without_seconds": missing,
     }
+
+
+def _defined(number: float) -> float | None:
+    return None if math.isnan(number) else round(number, DIGITS)
 
 
 def _interval(run: Run, score: Mapping[str, Any]) -> dict[str, float | None]:
@@ -129,21 +138,17 @@ def _sentences(summary: Summary) -> tuple[str, str]:
     return said[0].translate(SPACES), said[1].translate(SPACES)
 
 
-def _changes(run: Run, arm: str) -> str:
-    """Returns an arm's scores before and after training."""
-    show = _show if can_judge(run) else _show_value
+def _changes(summary: Summary, arm: str) -> str:
+    """Returns an arm's scores before and after training, and the paired gain of each.
+
+    Omits the gain if there are too few prompts for its interval.
+    """
+    run = summary.run
     before, after = run.scores[BASE], run.scores[run.chain(arm)[-1]]
-    return "; ".join(
-        f"{SCORES[score].format(k=after['k'])} {show(before[score])} -> {show(after[score])}"
-        for score in SCORES
-        if score in run.score_names
-    )
-
-
-def _show(score: Mapping[str, Any]) -> str:
-    return f"{score['value']:.3f} [{score['low']:.3f}, {score['high']:.3f}]"
-
-
-def _show_value(score: Mapping[str, Any]) -> str:
-    """Omits the interval: with so few prompts it is meaningless."""
-    return f"{score['value']:.3f}"
+    said = []
+    for score in (each for each in SCORES if each in run.score_names):
+        name, gain = SCORES[score].format(k=after["k"]), summary.numbers.gains[arm][score]
+        bounds = f" ({gain.value:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}])"
+        change = f"{before[score]['value']:.3f} -> {after[score]['value']:.3f}"
+        said.append(f"{name} {change}{bounds if can_judge(run) else ''}")
+    return "; ".join(said)

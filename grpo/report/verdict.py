@@ -49,7 +49,8 @@ def headline(run: Run, each: Comparison) -> str:
 
 def learned(run: Run, numbers: Numbers) -> str:
     """Returns one sentence on how much each arm changed mean at k of the base."""
-    changes = [f"with {arm} by {_format_change(run, numbers.gains[arm])}" for arm in numbers.gains]
+    gains = {arm: each["mean_at_k"] for arm, each in numbers.gains.items()}
+    changes = [f"with {arm} by {_format_change(run, gain)}" for arm, gain in gains.items()]
     judged = "" if can_judge(run) else f"; {_too_few_prompts(run)}"
     return f"Learned: mean@{_k(run)} of the base changed {_listed(changes)}{judged}."
 
@@ -170,7 +171,7 @@ def is_certain(interval: Interval) -> bool:
 
 def _single_arm(run: Run, numbers: Numbers) -> str:
     (arm,) = run.arms
-    gain = numbers.gains[arm]
+    gain = numbers.gains[arm]["mean_at_k"]
     assert gain.low is not None
     assert gain.high is not None
     if not can_judge(run):

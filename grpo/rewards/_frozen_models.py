@@ -1,8 +1,9 @@
-"""Models of judges: loaded in float32, in evaluation mode and without gradients."""
+"""Models of judges, loaded in float32, in evaluation mode and without gradients; tokenizers."""
 
 from typing import Any
 
 import torch
+from transformers import AutoTokenizer
 
 from grpo.errors import refused_by_library
 from grpo.runtime.sources import Source, refusal
@@ -31,3 +32,19 @@ def load_frozen(source: Source, model_class: Any) -> Any:
         lacks = min(found["missing_keys"])
         raise refusal(source, f"it has no {lacks}, which a {wanted} has")
     return model.eval().requires_grad_(False)
+
+
+def load_tokenizer(source: Source) -> Any:
+    """Returns the tokenizer of a model.
+
+    Raises:
+      ParameterError: If it cannot be loaded.
+    """
+    from_pretrained: Any = AutoTokenizer.from_pretrained
+    with refused_by_library(lambda why: refusal(source, why)):
+        return from_pretrained(
+            source.name,
+            revision=source.revision,
+            trust_remote_code=False,
+            local_files_only=source.is_local,
+        )

@@ -41,6 +41,8 @@ AnswerJudge = Callable[[str, Task], float]  # text of the answer -> raw score
 # [row, channel, height, width] or clips [row, channel, frame, height, width].
 Viewer = Callable[[NDArray[np.uint8], Sequence[Task]], list[View]]
 Reader = Callable[[Sequence[str], Sequence[Task]], list[View]]
+# Scores many texts as one corpus: score by name, e.g. chrf and bleu.
+CorpusScorer = Callable[[Sequence[str], Sequence[Task]], dict[str, float]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +68,8 @@ class Judge:
     # and without a time limit, as a model needs it. An AnswerJudge gets the answer of one rollout.
     reads_together: bool = False
     needs_task: str | None = None  # required task.kind; None: any with such rollouts
+    # Of the texts of a family in an evaluation, where the mean over texts is not the metric.
+    score_corpus: CorpusScorer | None = None
 
 
 def take_frames(

@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from grpo.errors import refused_by_library
 from grpo.rewards.base import Judge, JudgeInputs, Reader, Task, View
-from grpo.runtime.sources import Source, find_source, refusal
+from grpo.runtime.sources import find_source, refusal
 
 
 def load(inputs: JudgeInputs) -> Reader:
@@ -17,7 +16,7 @@ def load(inputs: JudgeInputs) -> Reader:
     # Imported here: these import torch, which `grpo check` does not need.
     from transformers import AutoModelForSequenceClassification
 
-    from grpo.rewards._frozen_models import load_frozen
+    from grpo.rewards._frozen_models import load_frozen, load_tokenizer
     from grpo.runtime.machine import prepare_machine
 
     assert inputs.model is not None
@@ -26,13 +25,14 @@ def load(inputs: JudgeInputs) -> Reader:
     model = load_frozen(source, AutoModelForSequenceClassification)
     if model.config.num_labels != 1:
         raise refusal(source, f"it has {model.config.num_labels} outputs; a reward model has one")
-    return read_by_model(model.to(inputs.machine.device), _load_tokenizer(source))
+    return read_by_model(model.to(inputs.machine.device), load_tokenizer(source))
 
 
 def read_by_model(model: Any, tokenizer: Any) -> Reader:
     """Returns a judge whose raw score is the model's output for a prompt and the rollout's text.
 
-    They are the messages of a chat if the tokenizer has a chat template, else a pair of texts.
+    They are the messages of a chat if the tokenizer has a chat template, else a pair of texts. A
+    tag of a language is no part of the prompt, so that the model may be one of translation quality.
     Without a padding token, texts are read one by one: another token in its place could be taken
     for the end of a text.
 
@@ -44,7 +44,7 @@ def read_by_model(model: Any, tokenizer: Any) -> Reader:
 
     def read(texts: Sequence[str], tasks: Sequence[Task]) -> list[View]:
         size = len(texts) if tokenizer.pad_token else 1
-        prompts = [each.prompt for each in tasks]
+        prompts = [each.source for each in tasks]
         scores = [
             score
             for start in range(0, len(texts), size)
@@ -78,19 +78,6 @@ def _score(model: Any, tokenizer: Any, prompts: Sequence[str], texts: Sequence[s
 
 def _as_chat(prompt: str, text: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": prompt}, {"role": "assistant", "content": text}]
-
-
-def _load_tokenizer(source: Source) -> Any:
-    from transformers import AutoTokenizer
-
-    from_pretrained: Any = AutoTokenizer.from_pretrained
-    with refused_by_library(lambda why: refusal(source, why)):
-        return from_pretrained(
-            source.name,
-            revision=source.revision,
-            trust_remote_code=False,
-            local_files_only=source.is_local,
-        )
 
 
 JUDGE = Judge(reads="text", load=load, needs_model=True, reads_together=True)

@@ -1,5 +1,6 @@
 """Evaluation metrics on held-out prompts: mean@k, pass@k and greedy, with intervals."""
 
+import json
 from typing import Any
 
 import numpy as np
@@ -81,12 +82,39 @@ def summarize_evaluation(
             "low": float(low),
             "high": float(high),
         }
-    families = values.groupby(table["family"]).mean()
-    summary["by_family"] = {
-        str(family): {str(name): float(each) for name, each in row.items()}
-        for family, row in families.iterrows()
-    }
+    summary["by_family"] = _means_by(table["family"], values)
     return summary
+
+
+def mean_rewards(rewards: pd.DataFrame) -> dict[str, float]:
+    """Returns the means of the outcome and of each judge's score.
+
+    Args:
+      rewards: Schema REWARDS, one rollout per prompt.
+    """
+    names = ["outcome", *(each for each in map(str, rewards) if each.startswith(SCORE))]
+    return {name: float(rewards[name].mean()) for name in names}
+
+
+def means_by_kind(table: pd.DataFrame, prompts: pd.DataFrame) -> dict[str, dict[str, float]]:
+    """Returns means by the field `kind` of the entries of prompts; empty if there is none.
+
+    Args:
+      table: Schema EVALUATION.
+      prompts: Schema PROMPTS.
+    """
+    entries = prompts.set_index("prompt_id").loc[table["prompt_id"], "entry"].map(json.loads)
+    found = [each.get("kind") for each in entries]
+    kinds = [each if isinstance(each, str) else None for each in found]
+    by_row = pd.Series(kinds, index=table.index, dtype=object)
+    return _means_by(by_row, per_prompt_metrics(table))
+
+
+def _means_by(group: pd.Series, values: pd.DataFrame) -> dict[str, dict[str, float]]:
+    return {
+        str(name): {str(metric): float(mean) for metric, mean in row.items()}
+        for name, row in values.groupby(group).mean().iterrows()
+    }
 
 
 def remark_on_prompts(params: Parameters) -> str | None:

@@ -28,7 +28,7 @@ def draw_evaluation(
     scratch: Scratch,
     progress: Callable[[int, int], None],
 ) -> dict[str, SampledBatch]:
-    """Returns rollouts of all prompts by sampling mode; "greedy" samples one per prompt.
+    """Returns rollouts of all prompts by sampling mode; only "sampled" has several per prompt.
 
     Seeds are the same for every policy, so that differences between policies are paired.
 
@@ -39,7 +39,7 @@ def draw_evaluation(
     return {
         kind: sample_rollouts(
             executor,
-            prompts.assign(rollouts=1 if kind == "greedy" else rollouts_per_prompt),
+            prompts.assign(rollouts=rollouts_per_prompt if kind == "sampled" else 1),
             rollouts_per_batch=rollouts_per_batch,
             seed=derive_seed(seed, "evaluate", kind),
             scratch=scratch.within(kind).directory,

@@ -12,7 +12,7 @@ import pandas as pd
 from jaxtyping import UInt8
 
 from grpo.errors import ArtifactError, GrpoError, located
-from grpo.rewards.base import Task
+from grpo.rewards.base import CorpusScorer, Task
 from grpo.runtime.artifacts.files import read_json, write_json
 from grpo.runtime.artifacts.media import read_rows
 from grpo.runtime.artifacts.tables import (
@@ -182,6 +182,25 @@ def score_rollouts(
 ) -> pd.DataFrame:
     """Returns the rewards of `judge_rollouts`; see it for arguments and errors."""
     return judge_rollouts(rollouts, prompts, rule, media=media).rewards
+
+
+def score_corpora(
+    rollouts: pd.DataFrame, prompts: pd.DataFrame, scorers: Sequence[CorpusScorer]
+) -> dict[str, dict[str, float]]:
+    """Returns the scores of all texts of a family together, by family and name.
+
+    Args:
+      rollouts: Schema ROLLOUTS.
+      prompts: Schema PROMPTS.
+    """
+    pairs = [*zip(rollouts["text"], _tasks_of(rollouts, _tasks(prompts)))]
+    scores: dict[str, dict[str, float]] = {}
+    for family in sorted({task.family for _, task in pairs}):
+        texts, asked = zip(*(each for each in pairs if each[1].family == family))
+        scores[family] = {}
+        for score in scorers:
+            scores[family] |= score(texts, asked)
+    return scores
 
 
 def require_judged(rewards: pd.DataFrame) -> str | None:

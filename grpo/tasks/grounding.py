@@ -172,6 +172,7 @@ class GroundingTask(Task):
     train_prompts: Positive
     eval_prompts: Positive
     pixels: Annotated[int, Field(ge=32, le=512)]  # side of an image
+    instruction: str  # appended to every question, e.g. the form of an answer
     held_out_pairs: list[str]  # "red circle": in no scene of training and warm-up
     revised_pairs: RevisedPairs | None  # None: the base is not taught to revise
     families: dict[Name, GroundingFamily] = Field(min_length=1)
@@ -267,7 +268,9 @@ class _Maker:
         return {
             "prompt_id": f"{part}-{name}-{index:06d}",
             "family": name,
-            "prompt": join_prompt(draw_scene(scene, family.style, pixels), asked.text),
+            "prompt": join_prompt(
+                draw_scene(scene, family.style, pixels), asked.text + self._task.instruction
+            ),
             "answer": asked.answer,
             "entry": json.dumps(entry),
         }

@@ -8,7 +8,7 @@ import pandas as pd
 from grpo.errors import ParameterError, brief
 from grpo.params.parameters import JudgeParams, Parameters, Purpose
 from grpo.rewards import find_judge
-from grpo.rewards.base import JudgeInputs
+from grpo.rewards.base import CorpusScorer, JudgeInputs
 from grpo.sampling.judging import JointJudge, TextJudge
 from grpo.sampling.scoring import Judges, RewardRule, rejected_gold_answers
 from grpo.schema import DATA, PARAMS
@@ -43,6 +43,12 @@ def build_judges(params: Parameters, data: Path, purpose: Purpose) -> Judges:
         if isinstance(judge, TextJudge):
             judge.start()
     return judges
+
+
+def corpus_scorers(params: Parameters) -> list[CorpusScorer]:
+    """Returns the scorers of corpora of the judges of an evaluation."""
+    judges = [find_judge(each.judge) for each in params.judges("evaluation").values()]
+    return [each.score_corpus for each in judges if each.score_corpus is not None]
 
 
 def check_gold_answers(params: Parameters, *tables: pd.DataFrame) -> str | None:

@@ -21,6 +21,7 @@ from transformers import (
 
 from grpo.errors import ArtifactError, ParameterError
 from grpo.modalities.seq2seq.bases import require_sampling, warm_up
+from grpo.modalities.seq2seq.modality import BeamSearch, Seq2Seq, Seq2SeqDraws, Seq2SeqPolicyParams
 from grpo.modalities.seq2seq.policy import Seq2SeqPolicy
 from grpo.modalities.shared.flops import missing_flop_formulas
 from grpo.modalities.shared.packed import select_packed
@@ -34,6 +35,7 @@ from tests.modalities.tiny import seeded
 
 ROOT = Path(__file__).parents[2]
 
+MODALITY = Seq2Seq()
 PROMPTS = ["one", "a longer source", "and two"]
 SIZES = [3, 2, 4]
 WIDTHS = {
@@ -305,6 +307,40 @@ def test_a_warm_up_learns_to_copy():
     )
     trajectory, _ = policy.sample(words, group_sizes=[1] * 4, generator=seeded())
     assert policy.decode(trajectory) == words
+
+
+def test_a_beam_search_as_wide_as_the_vocabulary_finds_the_best_rollout(kind: str):
+    """Of all rollouts of one or two tokens, by the mean log-prob of a token."""
+    policy = policy_of(kind, max_steps=2)
+    policy.model.generation_config.forced_eos_token_id = None  # BART's own: the end at the limit
+    vocabulary = policy.model.get_input_embeddings().num_embeddings
+    trajectory, _ = policy.sample(PROMPTS, group_sizes=[1] * 3, generator=seeded())
+    pairs = torch.cartesian_prod(torch.arange(vocabulary), torch.arange(vocabulary))
+    policy.decoding = BeamSearch(temperature=0.0, max_steps=2, beams=vocabulary)
+    found, logp = policy.sample(PROMPTS, group_sizes=[1] * 3, generator=seeded())
+    assert float(logp.abs().max()) == 0
+    policy.decoding = Decoding(temperature=1.0, max_steps=2)
+    for prompt in range(3):
+        mask = torch.ones_like(pairs, dtype=torch.bool)
+        mask[:, 1] = ~torch.isin(pairs[:, 0], policy.end_tokens)
+        every = replace(
+            trajectory, group=torch.full((len(pairs),), prompt), tokens=pairs, mask=mask
+        )
+        with torch.no_grad():
+            mean = policy.log_prob(every).sum(dim=1) / mask.sum(dim=1)
+            chosen = policy.log_prob(found)[prompt].sum() / found.mask[prompt].sum()
+        assert float(chosen) == pytest.approx(float(mean.max()), abs=1e-5)
+
+
+def test_an_evaluation_has_a_beam_search_if_there_are_beams():
+    params: dict[str, Any] = parse_yaml((ROOT / "recipes" / "translation.yaml").read_text())
+    policy = Seq2SeqPolicyParams(**params["policy"])
+    for beams, kinds in ((1, ["greedy", "sampled"]), (5, ["greedy", "sampled", "beam"])):
+        draws = MODALITY.evaluation_draws(policy, Seq2SeqDraws(temperature=1.0, beams=beams))
+        assert [*draws] == kinds
+    assert draws["beam"] == BeamSearch(temperature=0.0, max_steps=policy.max_steps, beams=5)
+    profiled = MODALITY.profile_draws(policy, Seq2SeqDraws(temperature=0.5, beams=5))
+    assert profiled == Decoding(temperature=0.5, max_steps=policy.max_steps)
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,8 @@ def test_every_directory_that_a_recipe_names_is_described(recipe: Path):
 
 
 def _directories(value: Any) -> list[str]:
+    if isinstance(value, list):
+        return [path for each in value for path in _directories(each)]
     if not isinstance(value, dict):
         return []
     own = [value["path"]] if value.get("source") == "directory" else []

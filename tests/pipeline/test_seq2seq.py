@@ -88,6 +88,7 @@ def params() -> dict[str, Any]:
     second = {**first, "judge": "exact", "weight": 0.2, "normalize": "z_score_in_group"}
     recipe["reward"]["judges"] = [first, second]
     recipe["evaluation"]["judges"] = [{"judge": "format", "model": None, "score_range": None}]
+    recipe["evaluation"]["sampling"]["beams"] = 3
     recipe["evaluation"] |= {"rollouts_per_prompt": 256, "rollouts_per_batch": 1024}
     arm = recipe["arms"]["sgpo"]
     arm["curriculum"] = [
@@ -134,6 +135,9 @@ def test_an_encoder_decoder_runs_through_every_stage_and_learns(
     (arm,) = describe(Path("artifacts"), read_params())["arms"].values()
     for judge in ("math", "exact"):  # of digits, they agree
         assert arm["judges"][f"score.{judge}"] == arm["mean_at_k"]
+    searched = read_json(Path("artifacts/evaluations/online-2.json"))["beam"]
+    assert searched.keys() == {"outcome", "score.math", "score.exact", "score.format"}
+    assert searched["outcome"] == searched["score.math"]  # of digits
     assert arm["judges"]["greedy_score.format"]["base"]["value"] <= 1
     assert sum(arm["influence"].values()) == pytest.approx(1, abs=1e-5)
     assert arm["influence"]["exact"] > 0.2 / 1.2  # a z-score differs more than what it is of
@@ -150,6 +154,7 @@ def test_a_fresh_one_is_warmed_up_on_the_solutions_of_a_task(tmp_path: Path):
     recipe: dict[str, Any] = parse_yaml((ROOT / "recipes" / "smoke.yaml").read_text())
     base = recipe["policy"]["base"]
     recipe["policy"] = {**params()["policy"], "base": base, "max_steps": 6}
+    recipe["evaluation"]["sampling"]["beams"] = 1
     base["architecture"] = "T5ForConditionalGeneration"
     base["config"] = {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_heads": 2}
     make_workspace(tmp_path, recipe)

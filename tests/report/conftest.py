@@ -69,6 +69,15 @@ def params() -> Parameters:
 
 
 @pytest.fixture(scope="session")
+def judged(params: Parameters) -> Parameters:
+    """The parameters when training maximizes a score: an evaluation then has that of the judge."""
+    (judge,) = params.reward.judges
+    judge = judge.model_copy(update={"judge": "ocr"})
+    reward = params.reward.model_copy(update={"maximize": "score", "judges": [judge]})
+    return params.model_copy(update={"reward": reward})
+
+
+@pytest.fixture(scope="session")
 def finished(params: Parameters, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The artifacts of the run, written once; tests must not change them."""
     artifacts = tmp_path_factory.mktemp("finished") / "artifacts"

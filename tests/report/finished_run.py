@@ -80,6 +80,7 @@ def write_prompts(artifacts: Path) -> None:
 
 
 def write_evaluation(artifacts: Path, name: str, successes: list[int]) -> None:
+    scores = [each / 8 for each in successes]
     table = pd.DataFrame(
         {
             "prompt_id": [f"e{i}" for i in range(len(successes))],
@@ -87,6 +88,8 @@ def write_evaluation(artifacts: Path, name: str, successes: list[int]) -> None:
             "greedy": [float(each > 1) for each in successes],
             "rollouts": 4,
             "successes": successes,
+            **{f"greedy_score.{each}": scores for each in ("exact", "ocr")},
+            **{f"score.{each}": scores for each in ("exact", "ocr")},
         }
     )
     write_table(table, artifacts / f"evaluations/{name}.parquet", EVALUATION)
@@ -94,9 +97,10 @@ def write_evaluation(artifacts: Path, name: str, successes: list[int]) -> None:
     mean = sum(successes) / (4 * len(successes))
     score = {"value": mean, "low": mean - 0.1, "high": mean + 0.1}
     # The recipe of images maximizes the score of its judge, which an evaluation then has.
-    names = ("greedy", "mean_at_k", "pass_at_k", "score.ocr")
-    scores = {**dict.fromkeys(names, score), "by_family": {}}
-    summary = {"k": 4, **scores, "cost": cost(EVALUATION_FLOPS)}
+    judged = [f"{kind}.{each}" for kind in ("score", "greedy_score") for each in ("exact", "ocr")]
+    found = dict.fromkeys(("greedy", "mean_at_k", "pass_at_k", *judged), score)
+    corpus = {"greedy": {"f": {"chrf": mean}}}
+    summary = {"k": 4, **found, "by_family": {}, "corpus": corpus, "cost": cost(EVALUATION_FLOPS)}
     write_json(artifacts / f"evaluations/{name}.json", summary)
 
 

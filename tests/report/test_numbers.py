@@ -4,12 +4,14 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from finished_run import EVALUATION_FLOPS, PROFILE_FLOPS, SUCCESSES, WARMUP_FLOPS, ReadWith
 
 from grpo.errors import ArtifactError
 from grpo.params.parameters import Parameters, RoundParams
+from grpo.report.comparison import draw_resamples
 from grpo.report.numbers import (
     compute_numbers,
     cost_of,
@@ -18,7 +20,7 @@ from grpo.report.numbers import (
     signal_by_step,
     write_numbers,
 )
-from grpo.report.reading import Run, read_run
+from grpo.report.reading import Run, read_run, reported_scores
 from grpo.report.summary import summarize
 from grpo.report.verdict import final_difference, verdict
 from grpo.runtime.artifacts.files import read_json
@@ -135,6 +137,38 @@ def test_a_single_arm_is_compared_with_its_base(read_with: ReadWith, params: Par
     (sentence,) = verdict(run, compute_numbers(run))
     # Every prompt gained 2 of 4: the paired interval has no width.
     assert "uniform improved on its base: mean@4 changed by +0.500 (+0.500 to +0.500)" in sentence
+
+
+def test_a_policy_gains_nothing_over_itself_in_any_score(
+    read_with: ReadWith, judged: Parameters
+) -> None:
+    same = dict.fromkeys(("uniform-1", "uniform-2", "sgpo-1"), SUCCESSES["base"])
+    run = read_with(same, judged)
+    for gains in compute_numbers(run).gains.values():
+        assert tuple(gains) == reported_scores(judged)
+        assert {(each.value, each.low, each.high) for each in gains.values()} == {(0.0, 0.0, 0.0)}
+
+
+def test_the_gain_of_every_score_is_that_of_the_same_resampled_prompts(
+    read_with: ReadWith, judged: Parameters
+) -> None:
+    # Successes of 4 rollouts go from 0 0 2 2 to 0 1 1 4; greedy is right from 2 on.
+    run = read_with({"sgpo-1": [0, 1, 1, 4]}, judged)
+    shown = metrics(run, compute_numbers(run))["arms"]["sgpo"]
+    gains = {"mean_at_k": shown["gain_over_base"], **shown["other_gains_over_base"]}
+    draws = draw_resamples(4, resamples=200, seed=judged.seed)
+    expected = {
+        "mean_at_k": [0, 0.25, -0.25, 0.5],
+        "greedy": [0, 0, -1, 0],
+        "pass_at_k": [0, 1, 0, 0],
+        "score.ocr": [0, 0.125, -0.125, 0.25],
+        "greedy_score.ocr": [0, 0.125, -0.125, 0.25],
+    }
+    assert gains.keys() == expected.keys()
+    for score, gain in expected.items():
+        low, high = np.quantile(np.array(gain)[draws].mean(axis=1), [0.05, 0.95])
+        found = {"value": np.mean(gain), "low": low, "high": high}
+        assert gains[score] == pytest.approx(found, abs=1e-6)
 
 
 def test_advantage_mass_and_counts_add_up_over_buckets(read_with: ReadWith) -> None:

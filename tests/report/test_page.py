@@ -10,7 +10,7 @@ from finished_run import EVALUATION_FLOPS, WARMUP_FLOPS, ReadWith
 
 from benchmarks.browser import Page
 from grpo.modalities import all_modalities
-from grpo.params.parameters import Parameters, read_params
+from grpo.params.parameters import JudgeParams, Parameters, read_params
 from grpo.report.figures import LABEL_OF_KIND, draw_flops_by_kind
 from grpo.report.numbers import compute_numbers, signal_by_difficulty
 from grpo.report.page import PAGE, write_page
@@ -184,6 +184,32 @@ def test_every_activity_that_took_seconds_is_drawn(
     figure = page.partition("Where the time went")[2].partition("</figure>")[0]
     labels = [LABEL_OF_KIND.get(each, each) for each in ACTIVITIES]
     assert [each for each in labels if each not in figure] == []
+
+
+@pytest.mark.usefixtures("figures_drawn_once")
+def test_every_score_has_its_gain_over_the_base_beside_it(
+    artifacts: Path, params: Parameters, judged: Parameters, tmp_path: Path
+) -> None:
+    pages = {}
+    for name, each in (("plain", params), ("judged", judged)):
+        write_page(artifacts, each, tmp_path / name)
+        pages[name] = (tmp_path / name / PAGE).read_text()
+    # Greedy and pass@k of two arms; the scores of the judge, sampled and greedy.
+    assert pages["plain"].count("<small>over base +") == 4
+    assert pages["judged"].count("<small>over base +") == 4 + 4
+    assert "ocr, greedy" in read(pages["judged"]).text
+
+
+@pytest.mark.usefixtures("figures_drawn_once")
+def test_judges_are_compared_with_those_of_the_evaluation_and_corpora_are_shown(
+    artifacts: Path, params: Parameters, judged: Parameters, tmp_path: Path
+) -> None:
+    others = [JudgeParams(judge="exact", model=None, score_range=None)]
+    evaluation = params.evaluation.model_copy(update={"judges": others})
+    write_page(artifacts, judged.model_copy(update={"evaluation": evaluation}), tmp_path)
+    text = read((tmp_path / PAGE).read_text()).text
+    assert "ocr and exact1.0001.0001.000" in text  # both give every prompt the same score
+    assert "chrf of f, greedy0.2500.7500.875" in text
 
 
 def test_an_arm_that_never_gets_there_still_has_a_page(

@@ -10,12 +10,13 @@ import pytest
 from finished_run import SUCCESSES, write_later_iteration
 
 from grpo.__main__ import main
-from grpo.params.parameters import Parameters
+from grpo.params.parameters import JudgeParams, Parameters
 from grpo.report.numbers import compute_numbers, metrics
 from grpo.report.reading import read_run
 from grpo.report.seconds import PARTS, stages_of
 from grpo.report.summary import describe, summarize
 from grpo.runtime.artifacts.files import read_json, write_json
+from grpo.runtime.artifacts.tables import EVALUATION, read_table, write_table
 from grpo.runtime.artifacts.usage import USAGE, Usage
 from grpo.wiring.allocation import reads_profile
 
@@ -72,6 +73,8 @@ def test_a_summary_for_programs_adds_up(artifacts: Path, params: Parameters) -> 
     assert described["reference"] == "uniform"
     for arm, found in described["arms"].items():
         assert list(found["mean_at_k"]) == params.chain(arm)
+        assert found["gain_over_base"]["value"] == shown["arms"][arm]["gain_over_base"]["value"]
+        assert found["other_gains_over_base"].keys() == {"greedy", "pass_at_k"}
         for name, score in found["mean_at_k"].items():
             assert score["value"] == pytest.approx(sum(SUCCESSES[name]) / 16)
         flops = found["flops"]
@@ -85,6 +88,23 @@ def test_a_summary_for_programs_adds_up(artifacts: Path, params: Parameters) -> 
     assert described["arms"]["uniform"]["iterations"] == 2
     assert described["arms"]["sgpo"]["iterations"] == 3
     assert described["arms"]["sgpo"]["flops"]["sampling"] == 30 + 2 * 3
+
+
+def test_the_agreement_of_judges_is_the_correlation_over_prompts(
+    artifacts: Path, judged: Parameters
+) -> None:
+    others = [JudgeParams(judge="exact", model=None, score_range=None)]
+    evaluation = judged.evaluation.model_copy(update={"judges": others})
+    params = judged.model_copy(update={"evaluation": evaluation})
+    path = artifacts / "evaluations" / "sgpo-1.parquet"
+    table = read_table(path, EVALUATION)
+    # Means of both are 0.5; deviations .3 -.1 -.1 -.1 and .3 .3 -.3 -.3: 0.12 / sqrt(0.12 * 0.36).
+    table["score.ocr"], table["score.exact"] = [0.8, 0.4, 0.4, 0.4], [0.8, 0.8, 0.2, 0.2]
+    write_table(table, path, EVALUATION)
+    arms = describe(artifacts, params)["arms"]
+    assert arms["sgpo"]["correlations"] == {"ocr and exact": pytest.approx(0.577350)}
+    write_table(table.assign(**{"score.ocr": 0.5}), path, EVALUATION)
+    assert describe(artifacts, params)["arms"]["sgpo"]["correlations"] == {"ocr and exact": None}
 
 
 def test_a_stage_without_seconds_is_named_and_compute_is_compared(
@@ -135,8 +155,15 @@ def test_with_enough_prompts_numbers_have_intervals(
     assert (few["low"], few["high"]) == (None, None)
     monkeypatch.setattr("grpo.report.verdict.LEAST_PROMPTS", 4)
     described = describe(artifacts, params)
-    score = described["arms"]["uniform"]["mean_at_k"]["uniform-1"]
+    arm = described["arms"]["uniform"]
+    score = arm["mean_at_k"]["uniform-1"]
     assert (score["low"], score["high"]) == pytest.approx((0.4, 0.6))
+    # Two of the four prompts, whose greedy rollouts were right before, gain nothing.
+    greedy = arm["other_gains_over_base"]["greedy"]
+    assert greedy["value"] == 0.5
+    assert greedy["low"] < 0.5 < greedy["high"]
+    gain = f"(+0.500 [{greedy['low']:+.3f}, {greedy['high']:+.3f}])"
+    assert f"greedy 0.250 -> 0.750 {gain}" in summarize(artifacts, params)
     assert "with uniform by +0.500 (+0.500 to +0.500, significant)" in described["learned"]
 
 

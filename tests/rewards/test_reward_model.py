@@ -1,5 +1,6 @@
-"""The judge by a reward model: what the model itself says, alone, in company and from a file."""
+"""Judges by models of texts: what the model itself says, alone, in company and from a file."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
+    BertModel,
     LlamaConfig,
     LlamaForSequenceClassification,
 )
@@ -66,8 +68,8 @@ def params_of(folder: Path, *, judge: str = "reward_model") -> Parameters:
     return read_params(file)
 
 
-def judge_of(folder: Path) -> JointJudge:
-    (judge,) = build_reward(params_of(folder), folder).judges.values()
+def judge_of(folder: Path, name: str = "reward_model") -> JointJudge:
+    (judge,) = build_reward(params_of(folder, judge=name), folder).judges.values()
     assert isinstance(judge, JointJudge)
     return judge
 
@@ -101,6 +103,38 @@ def test_a_model_of_several_outputs_or_of_another_class_is_refused(tmp_path: Pat
     model.model.save_pretrained(tmp_path / "model")  # without its head
     with pytest.raises(ParameterError, match=r"no score.weight, which a SequenceClassification"):
         judge_of(tmp_path)
+
+
+def test_a_reward_model_does_not_read_the_tag_of_a_language(tmp_path: Path):
+    save_model(tmp_path / "model", chat=False)
+    tagged = [replace(each, prompt=f">>fin_Latn<< {each.prompt}") for each in TASKS]
+    judge = judge_of(tmp_path)
+    assert [*judge.judge(TEXTS, tagged)] == [*judge.judge(TEXTS, TASKS)]
+
+
+def test_labse_is_the_cosine_of_the_poolers_outputs(tmp_path: Path):
+    classifier, tokenizer = save_model(tmp_path / "model", chat=False)
+    model = classifier.bert
+    model.save_pretrained(tmp_path / "model")
+
+    def embed(text: str) -> torch.Tensor:
+        with torch.no_grad():
+            return model(**tokenizer(text, return_tensors="pt")).pooler_output[0]
+
+    judge, asked = judge_of(tmp_path, "labse"), [*TASKS, TASKS[1]]
+    judged = [*judge.judge([*TEXTS, "why?"], asked)]
+    for text, task, (shown, outcome) in zip([*TEXTS, "why?"], asked, judged, strict=True):
+        cosine = float(torch.cosine_similarity(embed(task.prompt), embed(text), dim=0))
+        assert outcome.score == pytest.approx((cosine + 5) / 10, abs=1e-5)
+        assert float(shown) == pytest.approx(cosine, abs=1e-3)
+    assert judged[-1][0] == "1.000"  # a copy of its source
+
+
+def test_labse_without_its_pooler_is_refused(tmp_path: Path):
+    model, _ = save_model(tmp_path / "model", chat=False)
+    BertModel(model.config, add_pooling_layer=False).save_pretrained(tmp_path / "model")
+    with pytest.raises(ParameterError, match=r"no pooler.dense.bias, which a BertModel has"):
+        judge_of(tmp_path, "labse")
 
 
 def test_a_judge_of_whole_texts_needs_no_pattern_and_judges_no_reference(tmp_path: Path):

@@ -10,11 +10,12 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sacrebleu import sentence_chrf
+from sacrebleu import corpus_bleu, corpus_chrf, sentence_chrf
 
 from grpo.errors import ParameterError
 from grpo.rewards import find_judge
 from grpo.rewards.base import AnswerJudge, JudgeInputs, Task
+from grpo.sampling.scoring import score_corpora
 from grpo.schema import Machine
 from grpo.tasks.base import TaskInputs
 from grpo.tasks.translation import Corpus, Kind, TranslationTask
@@ -71,6 +72,34 @@ def test_chrf_is_that_of_sacrebleu_with_words():
         assert score(other.answer, task) == pytest.approx(expected)
 
 
+def test_corpora_of_families_are_scored_as_sacrebleu_does():
+    """Every other text is that of another prompt; BLEU of Japanese is of characters."""
+    asked = [each for each in tasks("dates") if each.family in ("es", "ja")]
+    prompts = pd.DataFrame(
+        {
+            "prompt_id": [f"p{index}" for index in range(len(asked))],
+            "family": [each.family for each in asked],
+            "prompt": [each.prompt for each in asked],
+            "answer": [each.answer for each in asked],
+            "entry": "{}",
+        }
+    )
+    texts = [asked[index - index % 2].answer for index in range(len(asked))]
+    rollouts = prompts[["prompt_id"]].assign(text=[f"{each}\n" for each in texts])
+    scorer = find_judge("chrf").score_corpus
+    assert scorer is not None
+    found = score_corpora(rollouts, prompts, [scorer])
+    assert found.keys() == {"es", "ja"}
+    for family, tokens in (("es", "13a"), ("ja", "char")):
+        rows = [index for index, each in enumerate(asked) if each.family == family]
+        own, references = [texts[row] for row in rows], [[asked[row].answer for row in rows]]
+        assert found[family] == {
+            "chrf": pytest.approx(corpus_chrf(own, references, word_order=2).score / 100),
+            "bleu": pytest.approx(corpus_bleu(own, references, tokenize=tokens).score / 100),
+        }
+        assert 0.2 < found[family]["bleu"] < 1
+
+
 def test_exact_ignores_the_form_of_characters_and_spaces_and_nothing_else():
     task = Task(family="fi", prompt=">>fi<< a cafe", answer="caf\u00e9 olé", entry={})
     score = judge("exact")
@@ -117,9 +146,19 @@ def test_dates_in_the_asked_language_earn_more_than_copies_and_other_languages()
         assert max(copied, others) < 0.1
 
 
+def test_the_tag_of_a_prompt_names_the_language_if_its_entry_does_not():
+    score, finnish = judge("language"), "maanantai 16. syyskuuta 1996"
+    for tag, entry in (("fi", {}), ("fin_Latn", {}), ("jpn_Jpan", {"language": "fi"})):
+        task = Task(family="", prompt=f">>{tag}<< Monday", answer="", entry={**entry})
+        assert score(finnish, task) > 0.9
+    assert score(finnish, Task(family="", prompt=">>jpn_Jpan<< x", answer="", entry={})) < 0.1
+
+
 def test_a_language_that_is_not_identified_is_refused_in_one_line():
     task = Task(family="", prompt=">>tlh<< one", answer="", entry={"language": "tlh"})
-    with pytest.raises(ParameterError, match=r"the judge language needs an entry .* got 'tlh'"):
+    with pytest.raises(
+        ParameterError, match=r"the judge language needs an entry or a tag .* got 'tlh'"
+    ):
         judge("language")("wa'", task)
 
 

@@ -5,7 +5,12 @@ import pandas as pd
 import pytest
 
 from grpo.allocation.profiling import profile_prompts, summarize_profile
-from grpo.sampling.evaluation import evaluate_prompts, per_prompt_metrics, summarize_evaluation
+from grpo.sampling.evaluation import (
+    evaluate_prompts,
+    means_by_kind,
+    per_prompt_metrics,
+    summarize_evaluation,
+)
 from grpo.types import Cost
 
 
@@ -43,6 +48,13 @@ def test_without_a_greedy_decoding_there_is_no_such_score():
     summary = summarize_evaluation(table, confidence=0.95, resamples=100, seed=0)
     assert summary["by_family"]["x"] == {"mean_at_k": 0.5, "pass_at_k": 1}
     assert "greedy" not in summary
+
+
+def test_means_by_kind_are_those_of_the_prompts_whose_entries_name_it():
+    prompts = PROMPTS.assign(entry=['{"kind": "dates"}', "{}"])
+    table = evaluate_prompts(prompts, rewards_of({"a": [1, 0], "b": [1, 1]}), None)
+    assert means_by_kind(table, prompts) == {"dates": {"mean_at_k": 0.5, "pass_at_k": 1}}
+    assert means_by_kind(table, prompts.assign(entry="{}")) == {}
 
 
 def test_intervals_cover_the_truth_as_often_as_stated():

@@ -38,6 +38,7 @@ def tables(warmup: Any = WARMUP, *, seed: int = 0, **changes: Any) -> PromptTabl
         "train_prompts": 240,
         "eval_prompts": 180,
         "pixels": 48,
+        "instruction": "",
         "held_out_pairs": HELD_OUT,
         "revised_pairs": None,
         "families": FAMILIES,
@@ -209,6 +210,13 @@ def test_the_warmup_has_families_by_their_shares(made: PromptTables):
     assert counts.max() - counts.min() <= 1
     for prompt in made.warmup["prompt"]:
         assert (pixels_of(prompt) == BACKGROUNDS["filled"]).all(axis=2).any()
+
+
+def test_the_instruction_follows_every_question(made: PromptTables):
+    told = tables(instruction=" in pixels")
+    for plain, other in zip((made.train, made.eval), (told.train, told.eval)):
+        expected = [split_prompt(each)[1] + " in pixels" for each in plain["prompt"]]
+        assert [split_prompt(each)[1] for each in other["prompt"]] == expected
 
 
 def test_the_same_seed_asks_the_same_and_another_something_else():

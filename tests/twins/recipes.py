@@ -15,7 +15,9 @@ from typing import Any
 
 import yaml
 
+from grpo.modalities.shared.images import join_prompt
 from grpo.modalities.shared.warmup import WarmupSettings, warm_up
+from grpo.tasks.grounding import draw_scene
 from tests.twins.models import config_of, save_twin
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -33,6 +35,7 @@ MOST = {  # what a twin takes at most, wherever a recipe says it
     "pixels": 56,
 }
 TRAIN_PROMPTS, EVAL_PROMPTS = 12, 2
+TAG = ">>fin_Latn<< "  # of prompts whose tag is forced
 FAMILIES, ROBOT_STEPS, TEXT_STEPS, GROUP, FRAMES, SIDE = 2, 3, 6, 4, 5, 32
 # images-sd35 by E2PO on DiffusionNFT, as docs/methods/e2po.md writes it.
 E2PO: dict[str, Any] = {
@@ -111,8 +114,13 @@ def make_twin(params: dict[str, Any], data: Path) -> dict[str, Any]:
             _cut_canvas(twin, params["policy"]["canvas"], tiny)
         case "action_chunks":
             _cut_robots(twin)
+        case "seq2seq":
+            twin["policy"]["max_steps"] = TEXT_STEPS
+        case "vision_language":
+            _cut_scenes(twin, params["task"]["pixels"], data, tiny)
     if twin["task"]["kind"] == "jsonl":
-        _write_prompts(twin["task"], data)
+        tag = TAG if twin["policy"].get("forces_tag") else ""
+        _write_prompts(twin["task"], data, tag)
     return twin
 
 
@@ -215,11 +223,53 @@ def _cut_robots(twin: dict[str, Any]) -> None:
     warmup |= {"demonstrations": dict.fromkeys(families, 1), "updates": 2, "rows_per_update": 4}
 
 
-def _write_prompts(task: dict[str, Any], data: Path) -> None:
+def _cut_scenes(twin: dict[str, Any], pixels: int, data: Path, tiny: dict[str, Any]) -> None:
+    """Leaves the families that count, which are trained, and those of evaluation only."""
+    families = {
+        name: each
+        for name, each in twin["task"]["families"].items()
+        if each["question"] == "count" or each["pairs"] == "held_out"
+    }
+    twin["task"] |= {
+        "families": families,
+        "train_prompts": TRAIN_PROMPTS,
+        "eval_prompts": EVAL_PROMPTS,
+        "pixels": pixels,  # as the recipe says: scenes have as many shapes
+        "instruction": "",
+    }
+    twin["policy"]["max_steps"] = TEXT_STEPS
+    directory = twin["policy"]["base"]["path"]
+    _teach_counts(tiny[directory], data / directory, pixels)
+
+
+def _teach_counts(model: Any, directory: Path, pixels: int) -> None:
+    """Trains a tiny model to write 1 or 2, else no reward would ever differ."""
+    from transformers import AutoTokenizer
+
+    from grpo.modalities.vision_language import bases
+    from grpo.modalities.vision_language.reading import PromptReader, load_image_processor
+
+    reader = PromptReader(
+        AutoTokenizer.from_pretrained(directory),
+        load_image_processor(directory),
+        model.config,
+        uses_chat_template=True,
+    )
+    prompt = join_prompt(draw_scene((), "filled", pixels), "x")
+    settings = WarmupSettings(updates=30, rows_per_update=2, learning_rate=0.003, seed=0)
+    for _ in bases.warm_up(model, reader, [(prompt, " 1"), (prompt, " 2")], settings):
+        pass
+    model.save_pretrained(directory)
+
+
+def _write_prompts(task: dict[str, Any], data: Path, tag: str) -> None:
     for part, count in (("train", TRAIN_PROMPTS), ("eval", EVAL_PROMPTS)):
         rows = [
             json.dumps(
-                {"prompt": f"{part} picture {i}, {i % 2 + 1} of them", "answer": str(i % 2 + 1)}
+                {
+                    "prompt": f"{tag}{part} picture {i}, {i % 2 + 1} of them",
+                    "answer": str(i % 2 + 1),
+                }
             )
             for i in range(count)
         ]

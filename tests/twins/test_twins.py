@@ -92,6 +92,8 @@ def test_recipes_for_a_cpu_without_imports_need_no_twin():
         "tokens",
         "denoising",
         "action_chunks",
+        "seq2seq",
+        "vision_language",
     }
     assert yaml.safe_load((CONFIGS / "dinov2-small.json").read_text())["name"] == "dinov2-small"
 

@@ -52,7 +52,7 @@ class EncoderDecoderPasses:
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
         wrapped = hasattr(model, "get_base_model")  # peft changes the inner layers in place
-        self._whole: Any = model.get_base_model() if wrapped else model
+        self.inner: Any = model.get_base_model() if wrapped else model
         self._head = self._find_head()
 
     def encode(
@@ -60,7 +60,7 @@ class EncoderDecoderPasses:
     ) -> Encoded:
         """Returns the encoder's states of prompts that are padded on the right."""
         device = self._device
-        output = self._whole.get_encoder()(
+        output = self.inner.get_encoder()(
             input_ids=prompt.to(device), attention_mask=mask.long().to(device)
         )
         states: Tensor = output[0]
@@ -68,7 +68,7 @@ class EncoderDecoderPasses:
 
     def empty_cache(self) -> EncoderDecoderCache:
         """Returns an empty cache of self-attention and cross-attention."""
-        config = self._whole.config.get_text_config(decoder=True)
+        config = self.inner.config.get_text_config(decoder=True)
         return EncoderDecoderCache(DynamicCache(config=config), DynamicCache(config=config))
 
     @torch.inference_mode()
@@ -128,11 +128,11 @@ class EncoderDecoderPasses:
 
     @property
     def _device(self) -> torch.device:
-        device: torch.device = self._whole.get_input_embeddings().weight.device
+        device: torch.device = self.inner.get_input_embeddings().weight.device
         return device
 
     def _decode(self, encoded: Encoded, mask: Tensor, tokens: Tensor, **settings: Any) -> Any:
-        return self._whole(
+        return self.inner(
             encoder_outputs=BaseModelOutput(last_hidden_state=encoded),
             attention_mask=mask.long().to(self._device),
             decoder_input_ids=tokens.to(self._device),
@@ -140,7 +140,7 @@ class EncoderDecoderPasses:
         )
 
     def _hidden(self, encoded: Encoded, mask: Tensor, tokens: Tensor) -> Encoded:
-        output = self._whole.get_decoder()(
+        output = self.inner.get_decoder()(
             input_ids=tokens.to(self._device),
             encoder_hidden_states=encoded,
             encoder_attention_mask=mask.long().to(self._device),
@@ -152,7 +152,7 @@ class EncoderDecoderPasses:
     @torch.no_grad()
     def _find_head(self) -> nn.Linear | None:
         """Returns the output layer; None if logits are more than its product (T5, Marian)."""
-        head = self._whole.get_output_embeddings()
+        head = self.inner.get_output_embeddings()
         if type(head) is not nn.Linear:
             return None
         tokens = torch.arange(1, 4)[None] % len(head.weight)
@@ -188,7 +188,7 @@ class EncoderDecoderPasses:
         def run() -> Tensor:
             return self.encode(tokens, torch.ones_like(tokens, dtype=torch.bool))
 
-        return count_pass(run, list(self._whole.get_encoder().parameters()), backward)
+        return count_pass(run, list(self.inner.get_encoder().parameters()), backward)
 
     def _count_decoder(self, new: int, width: int, backward: bool) -> int:
         """Returns the count of decoder and head, whose gradient reaches the encoder's states."""
@@ -205,11 +205,11 @@ class EncoderDecoderPasses:
         return count_pass(run, [encoded, *self._decoder_parameters()], backward)
 
     def _count_head(self, backward: bool) -> int:
-        head = self._whole.get_output_embeddings()
+        head = self.inner.get_output_embeddings()
         hidden = head.weight.new_zeros(1, head.weight.shape[1]).requires_grad_(backward)
         return count_pass(lambda: head(hidden.clone()), [hidden, *head.parameters()], backward)
 
     def _decoder_parameters(self) -> list[nn.Parameter]:
-        encoder = {id(each) for each in self._whole.get_encoder().parameters()}
-        shared = id(self._whole.get_input_embeddings().weight)
-        return [p for p in self._whole.parameters() if id(p) == shared or id(p) not in encoder]
+        encoder = {id(each) for each in self.inner.get_encoder().parameters()}
+        shared = id(self.inner.get_input_embeddings().weight)
+        return [p for p in self.inner.parameters() if id(p) == shared or id(p) not in encoder]

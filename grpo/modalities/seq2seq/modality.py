@@ -1,6 +1,7 @@
 """The modality of encoder-decoders: its parameters and its implementation of `Modality`."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -10,9 +11,10 @@ from grpo.modalities.modality import (
     PairWarmup,
     RunParams,
     TextWarmup,
+    TokenDraws,
 )
 from grpo.modalities.shared.text_modality import Decoding, TextModality, TextPolicyParams
-from grpo.schema import DirectoryBase, HubBase, S3Base, Strict
+from grpo.schema import DirectoryBase, HubBase, Positive, S3Base, Strict
 
 if TYPE_CHECKING:
     from grpo.modalities.seq2seq.policy import Seq2SeqPolicy
@@ -61,13 +63,37 @@ class Seq2SeqPolicyParams(TextPolicyParams):
         return {"policy.base.config": base.config} if isinstance(base, ScratchBase) else {}
 
 
+class Seq2SeqDraws(TokenDraws):
+    """Sampling parameters of evaluation and profile."""
+
+    beams: Positive  # of a beam search in evaluation, beside greedy decoding; 1: none
+
+
+@dataclass(frozen=True, kw_only=True)
+class BeamSearch(Decoding):
+    """Settings of a beam search, which has no density."""
+
+    beams: int
+
+
 class Seq2Seq(TextModality[Seq2SeqPolicyParams]):
     """Encoder-decoder models of transformers; a step is a target token."""
 
     kind = "seq2seq"
     policy = Seq2SeqPolicyParams
+    evaluation_sampling = Seq2SeqDraws
     prompt_kind = "text"
     step_name = "target token"
+
+    def evaluation_draws(
+        self, policy: Seq2SeqPolicyParams, sampling: TokenDraws
+    ) -> dict[str, Decoding]:
+        assert isinstance(sampling, Seq2SeqDraws)  # `evaluation_sampling`
+        draws = super().evaluation_draws(policy, sampling)
+        if sampling.beams == 1:
+            return draws
+        search = BeamSearch(temperature=0.0, max_steps=policy.max_steps, beams=sampling.beams)
+        return {**draws, "beam": search}
 
     def make_base(self, params: RunParams[Seq2SeqPolicyParams], data: Path) -> "BasePolicy":
         from grpo.modalities.seq2seq.bases import make_base_policy

@@ -13,7 +13,7 @@ from grpo.errors import ArtifactError, ParameterError, brief
 from grpo.modalities.modality import RunParams
 from grpo.modalities.policy import Policy
 from grpo.modalities.seq2seq.forward import EncoderDecoderPasses
-from grpo.modalities.seq2seq.modality import Seq2SeqPolicyParams
+from grpo.modalities.seq2seq.modality import BeamSearch, Seq2SeqPolicyParams
 from grpo.modalities.shared.directories import load_base
 from grpo.modalities.shared.packed import Layout, Rows
 from grpo.modalities.shared.restoring import restore_round
@@ -178,9 +178,12 @@ class Seq2SeqPolicy(Policy[Seq2SeqTrajectory]):
 
         The encoder reads each prompt once for its group, and finished rollouts leave the batch.
         Sampling inverts the cumulative distribution at one uniform number per rollout and step.
+        With BeamSearch as decoding, the rollout of a prompt is the best one found.
         """
         prompt, prompt_mask, forced = self.encode(prompts)
         self._require_positions(prompt.shape[1])
+        if isinstance(self.decoding, BeamSearch):
+            return self._search(prompt, prompt_mask, forced, self.decoding)
         group = torch.repeat_interleave(torch.arange(len(prompts)), torch.tensor(group_sizes))
         steps = self.decoding.max_steps
         tokens = torch.zeros(len(group), steps, dtype=torch.long)
@@ -228,6 +231,59 @@ class Seq2SeqPolicy(Policy[Seq2SeqTrajectory]):
             mask=mask[:, :longest],
         )
         return trajectory, logp[:, :longest]
+
+    def _search(
+        self,
+        prompt: Int[Tensor, "prompt width"],
+        prompt_mask: Bool[Tensor, "prompt width"],
+        forced: Int[Tensor, " prompt"],
+        settings: BeamSearch,
+    ) -> tuple[Seq2SeqTrajectory, Float[Tensor, "prompt step"]]:
+        """Returns the best rollout of each prompt by transformers' beam search, and zeros.
+
+        The search compares sums of log-probs over numbers of tokens. The model's generation
+        config may hold further settings, such as forbidden tokens.
+        """
+        prefix, ends = self._prefix(forced), self.end_tokens
+        model: Any = self.passes.inner
+        found = model.generate(
+            input_ids=prompt.to(model.device),
+            attention_mask=prompt_mask.long().to(model.device),
+            decoder_input_ids=prefix.to(model.device),
+            num_beams=settings.beams,
+            do_sample=False,
+            max_length=None,
+            max_new_tokens=settings.max_steps,
+            eos_token_id=ends.tolist(),
+            pad_token_id=int(ends[0]),
+        )
+        seen = prefix.shape[1]
+        tokens = found[:, seen:].cpu()
+        is_end = torch.isin(tokens, ends)
+        mask = is_end.cumsum(dim=1) - is_end.long() == 0
+        rows, steps, width = settings.beams * len(prompt), tokens.shape[1], prompt.shape[1]
+        counts = self.passes.forward_counts
+        flops = counts.encode(len(prompt), width) + sum(
+            counts.decode(
+                rows,
+                seen if step == 0 else 1,
+                seen=seen + step,
+                width=width,
+                logits=1,
+                reads_source=step == 0,
+            )
+            for step in range(steps)
+        )
+        self.cost += Cost(flops=flops, sampled_steps=int(mask.sum()))
+        trajectory = Seq2SeqTrajectory(
+            group=torch.arange(len(prompt)),
+            prompt=prompt,
+            prompt_mask=prompt_mask,
+            forced=forced,
+            tokens=torch.where(mask, tokens, 0),
+            mask=mask,
+        )
+        return trajectory, torch.zeros(tokens.shape)
 
     def step_log_probs(
         self, trajectory: Seq2SeqTrajectory, needed: Bool[Tensor, "rollout step"] | None = None

@@ -37,7 +37,7 @@ class TextModality(Modality[TextPolicyT, TokenSampling, TokenDraws]):
     """A modality that is evaluated greedily and at a temperature."""
 
     sampling = TokenSampling
-    evaluation_sampling = TokenDraws
+    evaluation_sampling: type[TokenDraws] = TokenDraws
     output_kind = "text"
 
     def rule_facts(self, policy: TextPolicyT, sampling: TokenSampling) -> dict[str, Any]:
