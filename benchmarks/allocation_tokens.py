@@ -134,10 +134,12 @@ def _summary(curves: list[list[Point]], references: list[list[Point]]) -> dict[s
     ends = [points[-1] for points in references]
     return {
         **{
-            f"{score}_gain": _interval([points[-1][score] - points[0][score] for points in curves])
+            f"{score}_gain": mean_interval(
+                [points[-1][score] - points[0][score] for points in curves]
+            )
             for score in SCORES
         },
-        "against_reference": _interval(
+        "against_reference": mean_interval(
             [own["mean_at_k"] - other["mean_at_k"] for own, other in zip(last, ends)]
         ),
         "seeds_that_reach": sum(
@@ -145,7 +147,7 @@ def _summary(curves: list[list[Point]], references: list[list[Point]]) -> dict[s
             for own, other in zip(curves, ends)
         ),
         **{
-            f"{cost}_of_reference": _interval([a[cost] / b[cost] for a, b in zip(last, ends)])
+            f"{cost}_of_reference": mean_interval([a[cost] / b[cost] for a, b in zip(last, ends)])
             for cost in COSTS
         },
         **{
@@ -188,7 +190,7 @@ def gains_by_cost(curves: list[list[Point]], cost: str) -> np.ndarray:
     return array
 
 
-def _interval(values: list[float]) -> dict[str, float | None]:
+def mean_interval(values: list[float]) -> dict[str, float | None]:
     """Returns the mean with a 95 % t interval over seeds; a single seed has no interval."""
     mean = float(np.mean(values))
     if len(values) < 2:

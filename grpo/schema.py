@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 PARAMS = Path("params.yaml")
 DATA = Path("data")  # file names in params.yaml are relative to it
 LANGUAGE_TAG = re.compile(r"^>>(\S+)<< ?")  # of a prompt: the language to translate into
+ANSWER = "{answer}"  # the place of a first answer in the template of a revision
 # No dots: DVC splits parameter paths at dots. Names are also used as file names.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 

@@ -37,11 +37,11 @@ PARTS: dict[str, type[StepNoise] | type[ActionChunks]] = {
     "noise": StepNoise,
     "chunks": ActionChunks,
 }
-PER_ROLLOUT = ("group", "reward", "outcome", "variant")  # the other fields are per step
+PER_ROLLOUT = ("group", "reward", "outcome", "variant", "improvement")  # others are per step
 PER_NUMBER = ("chunks.action", "chunks.is_executed")  # of each step
 INTEGERS = ("group", "variant", "chunks.phase")
 BOOLEANS = ("mask", "chunks.is_executed")
-MAYBE = ("reference_logp", "variant")  # may be None
+MAYBE = ("reference_logp", "variant", "improvement")  # may be None
 REALS = ("reward", "outcome")  # integers and booleans too; all other fields are floats
 
 
@@ -77,6 +77,9 @@ class Rollouts:
     noise: StepNoise | None = None  # None: steps are not Gaussian
     variant: Int[Tensor, " rollout"] | None = None  # prompt variant at sampling; 0: the prompt
     chunks: ActionChunks | None = None  # None: steps are not chunks of actions
+    # Share of the first answer's error that the rollout removes, 0 if its group was not sampled
+    # from a first answer; None: the arm does not revise first answers.
+    improvement: Float[Tensor, " rollout"] | None = None
 
     def __post_init__(self) -> None:
         for name, value in self._fields().items():
@@ -95,7 +98,7 @@ class Rollouts:
                     f"Rollouts.{name} must have the shape {list(wanted)} of the mask, "
                     f"got {list(value.shape)}"
                 )
-        for name in ("reward", "outcome", "behavior_logp", "reference_logp"):
+        for name in ("reward", "outcome", "behavior_logp", "reference_logp", "improvement"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, as_float(getattr(self, name).detach()))
         for name, kind in PARTS.items():
@@ -104,6 +107,7 @@ class Rollouts:
         self._require_finite("reward", self.counts)
         self._require_finite("behavior_logp", self.mask)
         self._require_finite("reference_logp", self.mask)
+        self._require_finite("improvement", self.counts)
 
     @property
     def counts(self) -> Bool[Tensor, " rollout"]:
@@ -122,6 +126,7 @@ class Rollouts:
             noise=None if self.noise is None else self.noise.select(rows),
             variant=None if self.variant is None else self.variant[rows],
             chunks=None if self.chunks is None else self.chunks.select(rows),
+            improvement=None if self.improvement is None else self.improvement[rows],
         )
 
     def _require_finite(self, name: str, counts: Tensor) -> None:

@@ -49,7 +49,7 @@ def main(
         round=name,
         base=base,
         policy=policy,
-        judges=not selection.keeps_uniform,
+        judges=selection.reads_outcomes,
     )
     with (
         open_executor(make_sampling_work, setup) as executor,

@@ -9,10 +9,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from benchmarks import same_bytes, scaling_training
+from benchmarks import same_bytes, scaling_training, translation
 from benchmarks.allocation_chunks import combine_phases
 from benchmarks.allocation_tokens import Point, summarize
 from benchmarks.demo import ROOT, judges_table, table, time_module
+from benchmarks.grounding_methods import MEASURES, gains_at_equal_flops
 from benchmarks.peer_trl_run import __main__ as peer_trl_run
 from benchmarks.peer_trl_run.judge import outcome_of
 from benchmarks.peer_trl_run.processes import Timed, run_timed
@@ -48,6 +49,18 @@ def test_an_artifact_that_changed_came_or_went_differs():
     after = {"kept": "1", "changed": "2", "new": "1"}
     found = same_bytes.compare(before, after)
     assert found == {"equal": 1, "differing": ["changed", "gone", "new"]}
+
+
+def test_gains_of_grounding_are_read_at_the_flops_that_every_arm_reaches():
+    """At 8 FLOPs of an arm with points at 0, 5 and 10: 3/5 of the way between the last two."""
+
+    def line(*points: tuple[float, float]) -> list[Point]:
+        return [{"flops": flops, **dict.fromkeys(MEASURES, score)} for flops, score in points]
+
+    run = {"grpo": line((0, 0.5), (8, 0.7)), "arm": line((0, 0.5), (5, 0.4), (10, 0.9))}
+    found = gains_at_equal_flops(run)
+    assert found["grpo"] == pytest.approx(dict.fromkeys(MEASURES, 0.2))
+    assert found["arm"] == pytest.approx(dict.fromkeys(MEASURES, 0.2))
 
 
 REFERENCE = curve((0, 0.0), (10, 0.125), (20, 0.25))
@@ -89,6 +102,51 @@ def test_the_reference_reaches_itself_at_its_whole_cost():
     summary = summarize({str(seed): {"uniform": REFERENCE} for seed in range(3)})["uniform"]
     assert set(summary["flops_to_reach"].values()) == {1.0}
     assert summary["against_reference"] == {"value": 0.0, "low": 0.0, "high": 0.0}
+
+
+def translated(*chrf: float) -> dict[str, object]:
+    """Returns what a policy of benchmarks.translation scores, by language."""
+    languages = {
+        str(index): {"chrf_mean": each, "chrf_greedy": each, "reward_std": each}
+        for index, each in enumerate(chrf)
+    }
+    mean = float(np.mean(chrf))
+    return {
+        "chrf_mean": mean,
+        "chrf_greedy": mean,
+        "reward_mean": mean,
+        "languages": languages,
+        "correlation": {"prompts": 0.5},
+        "cost": {"flops": 10},
+    }
+
+
+def test_arms_of_translation_are_compared_with_the_base_and_each_other_within_seeds():
+    """Bases differ by 0.4 between seeds, gains by 0: an interval of width 0."""
+    runs = {
+        str(seed): {
+            "base": translated(low, low + 0.2),
+            "repaired": translated(low + 0.3, low + 0.4),
+            "published": translated(low + 0.1, low + 0.2),
+        }
+        for seed, low in enumerate((0.1, 0.5))
+    }
+    found = translation.summarize(runs)
+    exactly = {side: pytest.approx(0.25) for side in ("value", "low", "high")}
+    assert found["gains"]["repaired"]["chrf_mean"] == exactly
+    assert found["gains"]["repaired"]["languages"]["0"]["chrf_greedy"]["low"] == pytest.approx(0.3)
+    assert found["gains"]["repaired"]["base_and_gain"]["value"] == pytest.approx(-1.0)
+    difference = found["differences"]["repaired - published"]["chrf_mean"]
+    assert difference == {side: pytest.approx(0.2) for side in ("value", "low", "high")}
+
+
+def test_translation_gives_each_judge_of_the_reward_to_evaluation_once():
+    for judge in ("chrf", translation.FREE):
+        params = translation.parameters(7, judge, ["grpo"])
+        of_reward = [each["judge"] for each in params["reward"]["judges"]]
+        of_evaluation = [each["judge"] for each in params["evaluation"]["judges"]]
+        assert sorted([*of_reward, *of_evaluation]) == sorted(["chrf", "exact", translation.FREE])
+        assert params["seed"] == 7
 
 
 def test_seconds_of_train_are_divided_by_what_it_did(tmp_path: Path):

@@ -15,6 +15,7 @@ import pandas as pd
 from grpo.allocation.curriculum import require_fraction, require_positive
 from grpo.errors import ParameterError
 from grpo.objective.link import Link
+from grpo.schema import ANSWER
 
 History = dict[str, dict[str, int | float]]  # by kind and prompt: checkpointed as JSON
 
@@ -33,6 +34,14 @@ class _Budget(NamedTuple):
     max_batches: int
 
 
+class Revision(NamedTuple):
+    """How a round samples groups from a first answer."""
+
+    share: float  # of the groups
+    template: str  # follows the prompt; ANSWER stands for the first answer
+    judge: str  # its score says how good an answer is
+
+
 class Selection(NamedTuple):
     """A selection step, or several composed; the default of a field does not change sampling."""
 
@@ -42,6 +51,12 @@ class Selection(NamedTuple):
     keeps_uniform: bool = True
     learn: Callable[[History, pd.DataFrame], History] = lambda history, groups: history
     reuses_profile: bool = False
+    revision: Revision | None = None  # None: every group is sampled from the prompt itself
+
+    @property
+    def reads_outcomes(self) -> bool:
+        """Whether rollouts must be judged while a round is sampled."""
+        return not self.keeps_uniform or self.revision is not None
 
 
 def compose(*steps: Selection) -> Selection:
@@ -65,6 +80,7 @@ def compose(*steps: Selection) -> Selection:
         keeps_uniform=all(step.keeps_uniform for step in steps),
         learn=learn,
         reuses_profile=any(step.reuses_profile for step in steps),
+        revision=next((step.revision for step in steps if step.revision), None),
     )
 
 
@@ -162,6 +178,38 @@ def reuse_profile_rollouts() -> Selection:
     outcomes.
     """
     return Selection(links=(Link("reuse_profile_rollouts", {}),), reuses_profile=True)
+
+
+def revise_first_answers(
+    judge: str,
+    share: float = 0.5,
+    template: str = "\n\nA first answer: {answer}\nKeep it if it is right, else correct it.",
+) -> Selection:
+    """Samples a first answer, and the group as its revisions. [Group Revision, arXiv 2605.15951]
+
+    The first answer to a prompt is sampled and judged. The group is sampled from the prompt
+    followed by `template`. If the first answer has no score, or did not end, the group is sampled
+    from the prompt itself, as it would be without this step. The first answer is not trained on;
+    its cost counts. Unlike the paper: `share` of the groups, chosen at random, revise; the others
+    train the prompt itself, which is what evaluation and users ask (rule U32).
+
+    Args:
+      judge: One of reward.judges, of weight 0 if it is to have no other effect. The error of an
+        answer is 1 - its score.
+    """
+    require_fraction("revise_first_answers.share", share)
+    if share == 0:
+        raise ParameterError("revise_first_answers.share must be above 0, got 0; drop the step")
+    if ANSWER not in template:
+        raise ParameterError(
+            f"revise_first_answers.template must hold {ANSWER}, the place of the first answer, got "
+            f"{template!r}"
+        )
+    link = Link("revise_first_answers", {"judge": judge, "share": share, "template": template})
+    return Selection(
+        links=(link,),
+        revision=Revision(share, template, judge),
+    )
 
 
 def require_candidates(selection: Selection, candidates: int) -> None:

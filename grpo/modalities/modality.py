@@ -15,12 +15,19 @@ from typing import (
     Generic,
     Literal,
     Protocol,
+    Self,
     TypeVar,
     runtime_checkable,
 )
 
 from pydantic import Field
 
+from grpo.modalities.shared.temperature import (
+    RisingTemperature,
+    Statistics,
+    Temperature,
+    raises_of,
+)
 from grpo.schema import Fraction, Machine, NonNegative, Positive, Rate, Strict
 
 if TYPE_CHECKING:
@@ -67,16 +74,94 @@ class TextWarmup(PairWarmup):
 
 
 class SamplingParams(Strict):
-    """Sampling parameters of an arm; each modality has its own."""
+    """Sampling parameters of an arm; each modality has its own.
+
+    Parameters may depend on the rewards of earlier iterations. They then have several levels, and
+    `learn` counts the level in the statistics that a policy directory stores.
+    """
 
     rollouts_per_batch: Positive  # rollouts that are sampled, and saved for a resume, together
+
+    @property
+    def num_levels(self) -> int:
+        """The number of levels; 1: parameters depend on no reward."""
+        return 1
+
+    def level(self, statistics: Statistics) -> int:
+        """Returns the level that `learn` has counted."""
+        return 0
+
+    @property
+    def has_other_density(self) -> bool:
+        """Whether updates score rollouts under another density than that of sampling."""
+        return False
+
+    def sampled(self, level: int) -> Self:
+        """Returns the parameters with which rollouts are sampled at a level."""
+        return self
+
+    def scored(self, level: int) -> Self:
+        """Returns the parameters with which updates score these rollouts."""
+        return self.sampled(level)
+
+    def learn(self, statistics: Statistics, mean_reward: float) -> Statistics:
+        """Returns the statistics after an iteration with a mean reward."""
+        return statistics
+
+    def describe(self, level: int) -> dict[str, float]:
+        """Returns what depends on the level, for the record of an iteration."""
+        return {}
 
 
 class TokenSampling(SamplingParams):
     """Sampling parameters of an arm; log-probs use the same temperature."""
 
-    temperature: Rate
+    temperature: Temperature
     top_p: Annotated[float, Field(gt=0, le=1)]
+
+    @property
+    def first_temperature(self) -> float:
+        """The temperature; of one that rises, the first."""
+        now = self.temperature
+        return now.first if isinstance(now, RisingTemperature) else now
+
+    @property
+    def num_levels(self) -> int:
+        rising = self.temperature
+        return rising.most_raises + 1 if isinstance(rising, RisingTemperature) else 1
+
+    @property
+    def has_other_density(self) -> bool:
+        rising = self.temperature
+        if not isinstance(rising, RisingTemperature) or rising.scored_at is None:
+            return False
+        return not rising.first == rising.last == rising.scored_at
+
+    def sampled(self, level: int) -> Self:
+        return self._at(self.describe(level).get("temperature"))
+
+    def scored(self, level: int) -> Self:
+        return self._at(self.describe(level).get("scored_at"))
+
+    def level(self, statistics: Statistics) -> int:
+        return min(raises_of(statistics), self.num_levels - 1)
+
+    def learn(self, statistics: Statistics, mean_reward: float) -> Statistics:
+        rising = self.temperature
+        if not isinstance(rising, RisingTemperature):
+            return statistics
+        return rising.learn(statistics, mean_reward)
+
+    def describe(self, level: int) -> dict[str, float]:
+        rising = self.temperature
+        if not isinstance(rising, RisingTemperature):
+            return {}
+        now = rising.after(level)
+        return {"temperature": now, "scored_at": rising.scored_at or now}
+
+    def _at(self, temperature: float | None) -> Self:
+        """Returns the parameters with a constant temperature; None: they have one."""
+        return self if temperature is None else self.model_copy(update={"temperature": temperature})
 
 
 class TokenDraws(Strict):
@@ -105,11 +190,11 @@ class PolicyParams(Strict):
 
 def find_temperature_mismatch(sampling: TokenSampling, profiled: TokenDraws) -> str | None:
     """Returns how the temperatures of an arm and the profile differ; None if they are equal."""
-    if sampling.temperature == profiled.temperature:
+    if sampling.first_temperature == profiled.temperature:
         return None
     return (
         "sampling.temperature must equal evaluation.sampling.temperature, at which the profile "
-        f"samples, for reuse_profile_rollouts, got {sampling.temperature} and "
+        f"samples, for reuse_profile_rollouts, got {sampling.first_temperature} and "
         f"{profiled.temperature}"
     )
 

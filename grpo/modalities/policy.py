@@ -156,12 +156,14 @@ def make_rollouts(
     reward: Float[Tensor, " rollout"],
     outcome: Float[Tensor, " rollout"],
     reference_logp: Float[Tensor, "rollout step"] | None = None,
+    improvement: Float[Tensor, " rollout"] | None = None,
 ) -> Rollouts:
     """Returns the inputs of an objective for a trajectory.
 
     Args:
       logp: Log-probs in nats under the sampling engine.
       reference_logp: Log-probs in nats under the base policy.
+      improvement: Share of the first answer's error that each rollout removes.
     """
     return Rollouts(
         group=group,
@@ -173,6 +175,7 @@ def make_rollouts(
         noise=trajectory.noise,
         variant=trajectory.variant,
         chunks=trajectory.chunks,
+        improvement=improvement,
     )
 
 

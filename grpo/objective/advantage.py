@@ -107,6 +107,55 @@ def scale_by_batch_std(ddof: int = 0, epsilon: float = 1e-6) -> Objective:
     )
 
 
+def add_improvement(weight: float = 5.0) -> Objective:
+    """r_i + weight d_i, d_i the improvement on the first answer. [Group Revision]
+
+    d_i = max(0, (e_1 - e_i) / e_1) with the errors e_1 of the first answer and e_i of the rollout.
+    The arm's selection must hold `revise_first_answers`. As shaping it is not potential-based: it
+    changes which policy is best.
+
+    Raises:
+      ValueError: If `weight` is negative or infinite; on credit, without improvements.
+    """
+    if not 0 <= weight < math.inf:
+        raise ValueError(f"add_improvement needs a finite weight >= 0, got {weight}")
+    link = Link("add_improvement", {"weight": weight}, "reward part", "improvement")
+    return _rollout_link(
+        link, lambda value, rollouts: value + weight * _improvement(rollouts, link.name)
+    )
+
+
+def scale_by_improvement(center: str = "none") -> Objective:
+    """(1 + d_i) A_i, d_i the improvement on the first answer. [Group Revision]
+
+    The products do not sum to 0 over a group: the better rollouts have the larger factors.
+
+    Args:
+      center: "none", as published; or "group": the group's mean of the products is subtracted.
+
+    Raises:
+      ValueError: If `center` is unknown; on credit, without improvements, see `add_improvement`.
+    """
+    if center not in ("none", "group"):
+        raise ValueError(f"scale_by_improvement needs center none or group, got {center!r}")
+    link = Link("scale_by_improvement", {"center": center}, "improvement")
+
+    def scale(value: PerRollout, rollouts: Rollouts) -> PerRollout:
+        scaled = value * (1 + _improvement(rollouts, link.name))
+        if center == "none":
+            return scaled
+        total, size = sum_by_group(scaled, rollouts.group)
+        return torch.where(is_uniform(scaled, rollouts.group), 0.0, scaled - total / size)
+
+    return _rollout_link(link, scale)
+
+
+def _improvement(rollouts: Rollouts, name: str) -> PerRollout:
+    if rollouts.improvement is None:
+        raise ValueError(f"{name} needs Rollouts.improvement, got None: revise first answers")
+    return rollouts.improvement.double()
+
+
 def _require_deviation(name: str, ddof: int, epsilon: float) -> None:
     if ddof not in (0, 1) or not 0 <= epsilon < math.inf:
         raise ValueError(

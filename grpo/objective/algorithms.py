@@ -3,10 +3,17 @@
 [GRPO] arXiv 2402.03300; [Dr. GRPO] 2503.20783; [DAPO] 2503.14476; [RLOO] 2402.14740;
 [GSPO] 2507.18071; [2-GRPO] 2510.00977; [CISPO] 2506.13585; [SAPO] 2511.20347;
 [GMPO] 2507.20673; [LUSPO] 2602.05261; [Flow-GRPO] 2505.05470; [Flash-GRPO] 2605.15980;
-[AWM] 2509.25050; [DiffusionNFT] 2509.16117; [PCM] 2605.16154.
+[AWM] 2509.25050; [DiffusionNFT] 2509.16117; [PCM] 2605.16154; [Group Revision] 2605.15951;
+[Garcia-Estrada] 2605.15976.
 """
 
-from grpo.objective.advantage import center_by_group_mean, leave_one_out, scale_by_group_std
+from grpo.objective.advantage import (
+    add_improvement,
+    center_by_group_mean,
+    leave_one_out,
+    scale_by_group_std,
+    scale_by_improvement,
+)
 from grpo.objective.base import Objective, chain
 from grpo.objective.chunks import sample_chunks_by_phase
 from grpo.objective.penalty import penalize_kl
@@ -18,6 +25,7 @@ from grpo.objective.trust import (
     contrast_implicit_policies,
     gate_ratio_softly,
     scale_log_ratio,
+    take_ratio_to_reference,
     truncate_ratio,
     weigh_log_prob,
 )
@@ -100,6 +108,23 @@ def gspo_token(low: float = 3e-4, high: float = 4e-4) -> Objective:
         average_over_rollouts(),
         average_ratio_keeping_token_gradient(),
         clip_surrogate(low, high),
+    )
+
+
+def translation_grpo(low: float = 0.2, high: float = 0.2, beta: float = 1e-3) -> Objective:
+    """Group z-score, ratio of mean log-probs to the base policy, its own penalty. [Garcia-Estrada]
+
+    As the code of the paper computes it. Rule U28 says what is wrong with its ratio; `gspo` is the
+    same with a ratio to the policy before the iteration.
+    """
+    return chain(
+        center_by_group_mean(),
+        scale_by_group_std(epsilon=1e-4),
+        average_over_rollouts(),
+        take_ratio_to_reference(),
+        average_ratio_over_rollout(),
+        clip_surrogate(low, high),
+        penalize_kl(beta, "k3_mirrored", over="rollout"),
     )
 
 
@@ -231,6 +256,25 @@ def pcm(
         drop_uniform_groups(),
         sample_chunks_by_phase(budget, floor, weights=weights),
         scale_log_ratio(tokens),
+        clip_surrogate(low, high),
+    )
+
+
+def group_revision(
+    weight: float = 5.0, low: float = 0.2, high: float = 0.2, center: str = "none"
+) -> Objective:
+    """GRPO on revisions of a first answer; what they improve counts twice. [Group Revision]
+
+    The arm's selection must hold `revise_first_answers`. The advantages do not sum to 0 over a
+    group, and the improvement is in both the reward and the factor, as published (rule U17).
+    `center: group` corrects the former; for neither, put `add_improvement` in front of `grpo`.
+    """
+    return chain(
+        add_improvement(weight),
+        center_by_group_mean(),
+        scale_by_group_std(),
+        scale_by_improvement(center),
+        average_over_rollouts(),
         clip_surrogate(low, high),
     )
 

@@ -234,6 +234,14 @@ def _masked(
     return torch.where(mask, value, torch.zeros_like(value))
 
 
+def mean_over_steps(
+    value: Float[Tensor, "rollout step"], mask: Bool[Tensor, "rollout step"]
+) -> Float[Tensor, "rollout 1"]:
+    """Returns the mean over a rollout's steps, accumulated in float64."""
+    total = torch.where(mask, value, 0.0).double().sum(dim=1, keepdim=True)
+    return (total / mask.sum(dim=1, keepdim=True).clamp(min=1)).to(value.dtype)
+
+
 def exp_log_ratio(log_ratio: Tensor) -> Tensor:
     """Returns exp(min(log_ratio, LARGEST_LOG_RATIO)); the gradient above the bound is 0.
 

@@ -17,12 +17,15 @@ Kind = Literal[
     "step selection",  # a selection of some steps of a rollout
     "phase selection",  # a step selection that reads phases
     "ratio",  # changes the log ratio
+    "reference ratio",  # a ratio to the base policy
     "rollout ratio",  # a ratio of the whole rollout
     "rollout level",  # a rollout ratio, or a trust region that forms one
     "correction",  # of the difference between sampler and trainer
     "trust region",
     "penalty",
     "reward penalty",  # a penalty that is part of the reward
+    "reward part",  # adds to the reward, and so comes before the baseline
+    "improvement",  # reads what a rollout improves on the first answer of its group
     "noise weight",
     "exact divergence",  # needs the means of Gaussian steps in addition to log-probs
     # Of a curriculum:

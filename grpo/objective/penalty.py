@@ -13,14 +13,16 @@ from grpo.objective.base import (
     credit_link,
     exp_log_ratio,
     loss_link,
+    mean_over_steps,
 )
-from grpo.objective.link import Kind, Link
+from grpo.objective.link import Kind, Link, Setting
 from grpo.types import Credit, Rollouts, StepTerms
 
 PerStep = Float[Tensor, "rollout step"]
 CONTRAST = "contrast_implicit_policies"
 NORMALIZED = "normalize_log_ratio"
 EXACT = "exact"  # an estimator of penalize_kl
+OVER = ("steps", "rollout")  # what penalize_kl takes one difference of log-probs of
 
 
 def k1(logp: PerStep, reference_logp: PerStep, mask: Bool[Tensor, "rollout step"]) -> PerStep:
@@ -43,27 +45,47 @@ def k3(logp: PerStep, reference_logp: PerStep, mask: Bool[Tensor, "rollout step"
     return exp_log_ratio(d) - d - 1
 
 
+def k3_mirrored(
+    logp: PerStep, reference_logp: PerStep, mask: Bool[Tensor, "rollout step"]
+) -> PerStep:
+    """Returns exp(-d) + d - 1: `k3` with both policies exchanged. [Garcia-Estrada et al., 2026]
+
+    E = chi^2(pi || ref) - KL(pi || ref); gradient as a loss: of chi^2(pi || ref) / 2.
+    """
+    return k3(reference_logp, logp, mask)
+
+
 LOSS_ESTIMATORS: dict[str, Callable[[PerStep, PerStep, Tensor], PerStep]] = {
     "k1": k1,
     "k2": k2,
     "k3": k3,
+    "k3_mirrored": k3_mirrored,
 }
 
 
-def penalize_kl(beta: float, estimator: str = "k3") -> Objective:
+def penalize_kl(beta: float, estimator: str = "k3", over: str = "steps") -> Objective:
     """Adds beta * k(logp, reference_logp) to every computed step's loss. [Shao et al., 2024, eq. 4]
 
     The gradient of k2 is that of KL(pi || ref), and of k3 that of KL(ref || pi). The gradient of k1
     is zero in expectation, so that rule U35 refuses it; see docs/methods/kl.md. "exact" is the
     closed-form KL of Gaussian steps, per dimension. [Liu et al., 2025, Flow-GRPO, eq. 13]
 
+    Args:
+      over: "steps" estimates at every step; "rollout" puts the mean log-prob of a rollout's steps
+        in the place of each, so that k is no estimate of a KL. [Garcia-Estrada et al., 2026]
+
     Raises:
-      ValueError: If `beta` is negative or `estimator` unknown; on loss, without a reference.
+      ValueError: If `beta` is negative, `estimator` or `over` is unknown or they do not go
+        together; on loss, without a reference.
     """
     if beta < 0 or estimator not in {*LOSS_ESTIMATORS, EXACT}:
         raise ValueError(
             f"penalize_kl needs beta >= 0 and estimator in {sorted({*LOSS_ESTIMATORS, EXACT})}, "
             f"got {beta} and {estimator!r}"
+        )
+    if over not in OVER or (estimator == EXACT and over != "steps"):
+        raise ValueError(
+            f"penalize_kl needs over in {OVER}, and steps with estimator exact, got {over!r}"
         )
 
     def loss(terms: StepTerms) -> StepTerms:
@@ -77,13 +99,18 @@ def penalize_kl(beta: float, estimator: str = "k3") -> Objective:
         if estimator == EXACT:
             exact = kl_per_dimension(terms, terms.reference_kl, "penalize_kl")
             return terms.with_loss(beta * exact)
-        kl = LOSS_ESTIMATORS[estimator](terms.logp, terms.reference_logp, terms.mask)
+        logp, reference_logp = terms.logp, terms.reference_logp
+        if over == "rollout":
+            logp = mean_over_steps(logp, terms.mask).expand(terms.mask.shape)
+            reference_logp = mean_over_steps(reference_logp, terms.mask).expand(terms.mask.shape)
+        kl = LOSS_ESTIMATORS[estimator](logp, reference_logp, terms.mask)
         return terms.with_loss(beta * kl)
 
     kinds: tuple[Kind, ...] = (
         ("penalty", "exact divergence") if estimator == EXACT else ("penalty",)
     )
-    return loss_link(Link("penalize_kl", {"beta": beta, "estimator": estimator}, *kinds), loss)
+    settings: dict[str, Setting] = {"beta": beta, "estimator": estimator, "over": over}
+    return loss_link(Link("penalize_kl", settings, *kinds), loss)
 
 
 def subtract_kl_from_reward(beta: float) -> Objective:
@@ -113,6 +140,22 @@ def _difference(
     """Returns d = reference_logp - logp, and 0 off the mask."""
     # The inputs are masked, not the result: 0 * nan would flow back through exp.
     return torch.where(mask, reference_logp, 0.0) - torch.where(mask, logp, 0.0)
+
+
+def needs_reference(objective: Objective) -> bool:
+    """Returns whether a link of the objective needs log-probs under the base policy."""
+    return any(
+        "reference ratio" in link.kinds or ("penalty" in link.kinds and link.settings.get("beta"))
+        for link in objective.links
+    )
+
+
+def penalizes_reward(objective: Objective) -> bool:
+    """Returns whether a link of the objective subtracts a penalty from the reward."""
+    return any(
+        "reward penalty" in link.kinds and bool(link.settings.get("beta"))
+        for link in objective.links
+    )
 
 
 def needs_divergence(objective: Objective) -> bool:

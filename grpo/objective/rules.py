@@ -33,6 +33,7 @@ class Plan:
     normalized: tuple[str, ...] = ()  # paths of judges whose scores are normalized within groups
     dropouts: frozenset[str]  # parameter paths of dropouts above 0
     top_p: float = 1.0
+    has_other_density: bool = False  # log-probs are at another temperature than sampling
     selection: tuple[Link, ...] = ()
     phases: tuple[int, ...] = ()  # of the arm's rounds
     starts_from_base: bool = True  # at least one round of the arm starts from the base policy
@@ -89,12 +90,37 @@ def combined_with(kind: Kind, *names: str) -> Callable[[Plan], list[str]]:
 
 
 def rollout_ratio_on_policy(plan: Plan) -> list[str]:
-    return plan.of("rollout ratio") if plan.updates_per_iteration == 1 else []
+    is_on_policy = plan.updates_per_iteration == 1 and not plan.of("reference ratio")
+    return plan.of("rollout ratio") if is_on_policy else []
+
+
+def ratio_before_reference_ratio(plan: Plan) -> list[str]:
+    """Reports links whose ratio `take_ratio_to_reference` replaces."""
+    of_ratio = [link for link in plan.links if "ratio" in link.kinds]
+    last = max(
+        (index for index, link in enumerate(of_ratio) if "reference ratio" in link.kinds),
+        default=0,
+    )
+    return [link.name for link in of_ratio[:last] if "correction" not in link.kinds]
+
+
+def other_scoring_temperature(*, has_reference_ratio: bool) -> Callable[[Plan], list[str]]:
+    """Returns a `find` that reports log-probs at another temperature than that of sampling."""
+
+    def find(plan: Plan) -> list[str]:
+        found = plan.has_other_density and bool(plan.of("reference ratio")) is has_reference_ratio
+        return ["sampling.temperature.scored_at"] if found else []
+
+    return find
 
 
 def _is_shaped(plan: Plan) -> bool:
     """Returns whether the reward takes more than two values."""
-    return not plan.has_binary_reward or bool(_active(plan, "reward penalty"))
+    return (
+        not plan.has_binary_reward
+        or bool(_active(plan, "reward penalty"))
+        or bool(plan.of("reward part"))
+    )
 
 
 def _active(plan: Plan, kind: Kind = "penalty") -> list[str]:
@@ -218,10 +244,10 @@ def behind_trust_region(plan: Plan) -> list[str]:
     return [link.name for link in late if "ratio" in link.kinds]
 
 
-def late_kl(plan: Plan) -> list[str]:
+def late_reward(plan: Plan) -> list[str]:
     baselines = [index for index, link in enumerate(plan.links) if "baseline" in link.kinds]
     late = plan.links[min(baselines, default=len(plan.links)) :]
-    return [link.name for link in late if "reward penalty" in link.kinds]
+    return [link.name for link in late if link.kinds & {"reward penalty", "reward part"}]
 
 
 def replay_on_policy(plan: Plan) -> list[str]:
@@ -325,6 +351,44 @@ def unweighted_steps(plan: Plan) -> list[str]:
     ]
 
 
+def revises(plan: Plan) -> list[str]:
+    """Returns the steps of the selection that sample groups from a first answer."""
+    return plan.selects_with("revise_first_answers")
+
+
+def improvement_without_revision(plan: Plan) -> list[str]:
+    return [] if revises(plan) else plan.of("improvement")
+
+
+def uncentered_improvement(plan: Plan) -> list[str]:
+    return [
+        link.name
+        for link in plan.links
+        if link.name == "scale_by_improvement" and link.settings["center"] == "none"
+    ]
+
+
+def improvement_twice(plan: Plan) -> list[str]:
+    both = plan.named("add_improvement") and plan.named("scale_by_improvement")
+    return plan.named("scale_by_improvement") if both else []
+
+
+def only_revisions(plan: Plan) -> list[str]:
+    return [
+        link.name
+        for link in plan.selection
+        if link.name == "revise_first_answers" and link.settings["share"] == 1
+    ]
+
+
+def streaks_of_revisions(plan: Plan) -> list[str]:
+    return plan.selects_with("skip_uniform_prompts") if revises(plan) else []
+
+
+def reuse_without_first_answers(plan: Plan) -> list[str]:
+    return plan.selects_with("reuse_profile_rollouts") if revises(plan) else []
+
+
 def kl_on_steps(plan: Plan) -> list[str]:
     is_part = unweighted_steps(plan) or plan.named("keep_highest_phase")
     return _active(plan) if is_part else []
@@ -400,6 +464,57 @@ CHUNK_RULES: tuple[Rule, ...] = (
         "the ratio of a chunk is a product over all of its tokens and exceeds every published "
         "clip range; put scale_log_ratio before the trust region",
         chunk_ratio_of_all_tokens,
+    ),
+)
+
+
+REVISION_RULES: tuple[Rule, ...] = (
+    Rule(
+        "U17",
+        Severity.WARN,
+        "advantages times 1 + improvement do not sum to 0 over a group, so that the whole group "
+        "becomes more likely; set center: group",
+        uncentered_improvement,
+    ),
+    Rule(
+        "U17",
+        Severity.WARN,
+        "add_improvement and scale_by_improvement reward the same improvement twice; keep one",
+        improvement_twice,
+    ),
+    Rule(
+        "U32",
+        Severity.WARN,
+        "evaluation and users ask the prompt itself, on which no group is trained; set share below"
+        " 1",
+        only_revisions,
+    ),
+    Rule(
+        "H17",
+        Severity.ERROR,
+        "only rollouts that revise a first answer have an improvement; put revise_first_answers "
+        "into the selection",
+        improvement_without_revision,
+    ),
+    Rule(
+        "H18",
+        Severity.ERROR,
+        "at most one step may revise first answers; keep one",
+        lambda plan: revises(plan)[1:],
+    ),
+    Rule(
+        "H19",
+        Severity.ERROR,
+        "the profile's rollouts were not sampled from a first answer; drop one of "
+        "reuse_profile_rollouts and revise_first_answers",
+        reuse_without_first_answers,
+    ),
+    Rule(
+        "H20",
+        Severity.WARN,
+        "it counts outcomes of revisions, which are not those of the prompt itself; use "
+        "resample_uniform_groups, which looks at the groups that are trained",
+        streaks_of_revisions,
     ),
 )
 
@@ -550,10 +665,38 @@ RULES: tuple[Rule, ...] = (
         truncated_sampling,
     ),
     Rule(
+        "U25",
+        Severity.ERROR,
+        "log-probs at another temperature than that of sampling are not those of the sampled "
+        "density; set it to null",
+        other_scoring_temperature(has_reference_ratio=False),
+    ),
+    Rule(
+        "U25",
+        Severity.WARN,
+        "rollouts are sampled from another density than that of the log-probs, and no weight "
+        "corrects the gradient; set it to null",
+        other_scoring_temperature(has_reference_ratio=True),
+    ),
+    Rule(
         "U26",
         Severity.ERROR,
         "dropout makes the ratio differ from 1 before any update; set it to 0",
         lambda plan: sorted(plan.dropouts),
+    ),
+    Rule(
+        "U28",
+        Severity.WARN,
+        "the trust region is around the base policy: it does not bound an update, and what has "
+        "moved beyond it is not trained further; drop it for a ratio to the policy before the "
+        "iteration",
+        lambda plan: plan.of("reference ratio"),
+    ),
+    Rule(
+        "U28",
+        Severity.ERROR,
+        "take_ratio_to_reference replaces the ratio that it has formed; move it behind it",
+        ratio_before_reference_ratio,
     ),
     Rule(
         "U29",
@@ -625,8 +768,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "H3",
         Severity.ERROR,
-        "a penalty on the reward must come before the baseline; move it to the front",
-        late_kl,
+        "what changes the reward must come before the baseline; move it to the front",
+        late_reward,
     ),
     Rule(
         "H4",
@@ -723,4 +866,5 @@ RULES: tuple[Rule, ...] = (
         uncorrected_staleness,
     ),
     *CHUNK_RULES,
+    *REVISION_RULES,
 )

@@ -4,10 +4,18 @@ from dataclasses import replace
 from math import acosh, inf, log
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Generator, Tensor
 
-from grpo.objective.base import Objective, chain, credit_link, exp_log_ratio, loss_link, noise_of
+from grpo.objective.base import (
+    Objective,
+    chain,
+    credit_link,
+    exp_log_ratio,
+    loss_link,
+    mean_over_steps,
+    noise_of,
+)
 from grpo.objective.link import Link
 from grpo.objective.penalty import CONTRAST, NORMALIZED, kl_per_dimension
 from grpo.objective.weight import weigh_by
@@ -44,6 +52,28 @@ def average_ratio_keeping_token_gradient() -> Objective:
         Link("average_ratio_keeping_token_gradient", {}, "ratio", "rollout ratio", "rollout level"),
         loss,
     )
+
+
+def take_ratio_to_reference() -> Objective:
+    """log rho_it = log pi - log pi_ref, in place of log pi - log pi_old. [Garcia-Estrada et al.]
+
+    It comes before other ratio links. A clip then bounds the distance from the base policy in all
+    rounds together, and not the size of an update (rule U28).
+
+    Raises:
+      ValueError: On loss, without a reference.
+    """
+
+    def loss(terms: StepTerms) -> StepTerms:
+        if terms.reference_logp is None:
+            raise ValueError(
+                "take_ratio_to_reference needs reference_logp: compute it under the base policy, "
+                "or drop the link"
+            )
+        to_reference = torch.where(terms.mask, terms.logp - terms.reference_logp, 0.0)
+        return replace(terms, log_ratio=to_reference)
+
+    return loss_link(Link("take_ratio_to_reference", {}, "ratio", "reference ratio"), loss)
 
 
 def scale_log_ratio(dimensions: int) -> Objective:
@@ -83,14 +113,6 @@ def normalize_log_ratio() -> Objective:
 
     link = Link(NORMALIZED, {}, "ratio", "noise weight", "exact divergence")
     return chain(credit_link(link, credit), loss_link(link, loss)._replace(links=()))
-
-
-def mean_over_steps(
-    value: Float[Tensor, "rollout step"], mask: Bool[Tensor, "rollout step"]
-) -> Float[Tensor, "rollout 1"]:
-    """Returns the mean over a rollout's steps, accumulated in float64."""
-    total = torch.where(mask, value, 0.0).double().sum(dim=1, keepdim=True)
-    return (total / mask.sum(dim=1, keepdim=True).clamp(min=1)).to(value.dtype)
 
 
 def truncate_mismatch(weight_max: float = 2.0) -> Objective:

@@ -610,6 +610,7 @@ def _path(location: tuple[int | str, ...]) -> str:
         "encoder": {"scratch", "directory", "hub", "s3"},
         "model": {"directory", "hub", "s3"},
         "warmup": {"solutions", "pairs"},
+        "temperature": {"number", "rising"},
     }
     kept = [
         part

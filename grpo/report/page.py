@@ -19,6 +19,7 @@ from grpo.report.learned import find_empty_results
 from grpo.report.numbers import Numbers, compare_arms, compute_numbers, cost_of, counted_costs
 from grpo.report.provenance import CompletedRun, find_completed_run
 from grpo.report.reading import Run, judge_scores, read_run
+from grpo.report.revisions import measure_revisions
 from grpo.report.samples import read_samples
 from grpo.report.seconds import read_usages, seconds_curves, stages_of
 from grpo.report.side_by_side import read_sheets
@@ -100,6 +101,7 @@ def write_page(
         "correlations": _correlations(run),
         "corpora": _corpora(run),
         "influences": _influences(run),
+        "revisions": _revisions(run),
         "figures": [*curves, *draw_figures(run, numbers, usages=usages, seconds=seconds)],
         "findings": [
             {"severity": each.severity.name, "path": each.path, "sentence": each.sentence}
@@ -317,6 +319,24 @@ def _influences(run: Run) -> list[dict[str, str]]:
         }
         for index, arm in enumerate(run.arms)
         for each in measure_influence(run, arm)
+    ]
+
+
+def _revisions(run: Run) -> list[dict[str, str]]:
+    """Returns one row per round that revises first answers."""
+    return [
+        {
+            "round": name,
+            "color": css_color_of(run.arms.index(run.params.rounds[name].arm)),
+            "asked": format_percent(each.asked),
+            "malformed": format_percent(each.malformed),
+            "first_error": format_rate(each.first_error),
+            "error": format_rate(each.error),
+            "better": format_percent(each.better),
+            "improvement": format_rate(each.improvement),
+            "drift": format_change(each.drift),
+        }
+        for name, each in measure_revisions(run).items()
     ]
 
 

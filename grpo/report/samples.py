@@ -15,7 +15,13 @@ from grpo.modalities.shared.exhibits import Film, Picture
 from grpo.modalities.shared.images import without_images
 from grpo.report.reading import Run
 from grpo.runtime.artifacts.stored_iterations import IterationFiles
-from grpo.runtime.artifacts.tables import PROMPTS, is_judged, read_table
+from grpo.runtime.artifacts.tables import (
+    FIRST_ANSWER,
+    FIRST_SCORE,
+    PROMPTS,
+    is_judged,
+    read_table,
+)
 
 SOLVED = 1.0  # the outcome of a rollout that the judge accepts
 CHOICES: dict[str, Callable[[pd.DataFrame], pd.Series]] = {
@@ -33,6 +39,8 @@ class Sample:
     iteration: str  # "iteration 3 of 3"; empty if the round has one
     rollout_id: str
     prompt: str
+    first_answer: str | None  # of its group; None if there is none
+    is_revision: bool  # whether the group was sampled from its first answer
     text: str
     picture: Picture | None  # generated image; None if rollouts are not images
     film: Film | None  # replay of a simulated rollout; None if there is none, or it failed
@@ -118,6 +126,8 @@ def _sample(row: Mapping[Hashable, Any], exhibit: Picture | Film | None, iterati
         iteration=iteration,
         rollout_id=row["rollout_id"],
         prompt=visible(row["prompt"]),
+        first_answer=None if pd.isna(first := row.get(FIRST_ANSWER)) else visible(first),
+        is_revision=bool(pd.notna(row.get(FIRST_SCORE))),
         text=visible(row["text"]),
         picture=exhibit if isinstance(exhibit, Picture) else None,
         film=exhibit if isinstance(exhibit, Film) else None,

@@ -35,16 +35,24 @@ def judge_objects(answer: str, task: Task) -> float:
     Raises:
       ValueError: If the answer does not have the form.
     """
-    width = FORMS[str(task.entry["form"])]
-    given = parse_objects(answer, width=width)
-    if width == 1:
+    boxes, given = read_answer(answer, task)
+    if given.shape[1] == FORMS["count"]:
         return float(given.shape == (1, 1) and given[0, 0] == float(task.answer))
-    boxes = np.array(task.entry["boxes"], dtype=float).reshape(-1, 4)
-    if width == 2:
+    if given.shape[1] == FORMS["points"]:
         return mean_score(contain(boxes, given))
-    if (given[:, 2:] <= given[:, :2]).any():
-        raise ValueError("a box must have left < right and top < bottom")
     return mean_score(intersection_over_union(boxes, given))
+
+
+def read_answer(answer: str, task: Task) -> tuple[TrueBoxes, Float[np.ndarray, "given number"]]:
+    """Returns the true boxes and the objects of an answer in the form of its task.
+
+    Raises:
+      ValueError: If the answer does not have the form.
+    """
+    given = parse_objects(answer, width=FORMS[str(task.entry["form"])])
+    if given.shape[1] == FORMS["boxes"] and (given[:, 2:] <= given[:, :2]).any():
+        raise ValueError("a box must have left < right and top < bottom")
+    return np.array(task.entry["boxes"], dtype=float).reshape(-1, 4), given
 
 
 def parse_objects(answer: str, *, width: int) -> Float[np.ndarray, "object number"]:
@@ -117,23 +125,29 @@ def consolidated_error(true: TrueBoxes, given: GivenBoxes, *, pixels: int) -> fl
     """
     if pixels <= 0:
         raise ValueError(f"consolidated_error needs pixels > 0, got {pixels}")
-    count = max(len(true), len(given))
-    if count == 0:
-        return 0.0
     overlap = intersection_over_union(true, given)
-    corners = _distance(true, given, pixels)
-    centers = _distance(_centers(true), _centers(given), pixels)
-    error = ((1 - overlap) + corners + centers) / 3
+    corners = distance(true, given, pixels)
+    middles = distance(centers(true), centers(given), pixels)
+    return mean_error(((1 - overlap) + corners + middles) / 3)
+
+
+def mean_error(error: Pairs) -> float:
+    """Returns the least one-to-one mean of errors; a missing or needless object has error 1.
+
+    Without any object: 0.
+    """
+    count = max(error.shape)
     matched = match(error)
-    return float((error[matched].sum() + count - len(matched[0])) / count)
+    return float((error[matched].sum() + count - len(matched[0])) / count) if count else 0.0
 
 
-def _centers(boxes: Float[np.ndarray, "object 4"]) -> Float[np.ndarray, "object 2"]:
-    centers: np.ndarray = (boxes[:, :2] + boxes[:, 2:]) / 2
-    return centers
+def centers(boxes: Float[np.ndarray, "object 4"]) -> Float[np.ndarray, "object 2"]:
+    """Returns the center of each box."""
+    middle: np.ndarray = (boxes[:, :2] + boxes[:, 2:]) / 2
+    return middle
 
 
-def _distance(
+def distance(
     true: Float[np.ndarray, "true number"],
     given: Float[np.ndarray, "given number"],
     pixels: int,

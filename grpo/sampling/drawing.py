@@ -62,10 +62,12 @@ def sampling_skill(
 
     def draw(order: dict[str, Any], out: Path) -> None:
         policy = load()
-        policy.decoding = draws[order["draws"]]
+        # The policy may be one that is trained, whose log-probs have other settings.
+        before, policy.decoding = policy.decoding, draws[order["draws"]]
         batch = pd.DataFrame(order["prompts"])
         with located(source()):
             sampled = _sample_batch(policy, batch, seed=order["seed"])
+        policy.decoding = before
         write_batch(out, sampled)
 
     return draw

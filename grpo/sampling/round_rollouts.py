@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from grpo.allocation.selection import History, Selection, mixed_prompts, visit
+from grpo.allocation.selection import History, Revision, Selection, mixed_prompts, visit
 from grpo.errors import ArtifactError, located
 from grpo.modalities.shared.packed import Layout
 from grpo.runtime.artifacts.files import write_json
@@ -15,6 +15,7 @@ from grpo.runtime.artifacts.tables import is_judged
 from grpo.runtime.executors.base import Executor
 from grpo.runtime.seeds import derive_seed
 from grpo.sampling.drawing import sample_rollouts, store_batch, stored_batches
+from grpo.sampling.revision import add_first_answers, ask_for_revisions, sample_first_answers
 from grpo.sampling.rollouts import (
     PASSED,
     SampledBatch,
@@ -108,6 +109,7 @@ def executor_source(
     profile: Path | None,
     progress: Callable[[int, int], None],
     draws: str = "sampled",
+    revision: Revision | None = None,
 ) -> Source:
     """Returns a source that samples with an executor, or reuses the profile's rollouts.
 
@@ -118,6 +120,7 @@ def executor_source(
       layout: Of stored rollouts.
       profile: Directory of the profile's rollouts, if they are reused.
       draws: Name of the executor's sampling mode.
+      revision: How groups are sampled from a first answer, if they are.
 
     Raises:
       ArtifactError: If the profile's rollouts are invalid.
@@ -130,6 +133,20 @@ def executor_source(
                 taken = take_rollouts(layout, reused, prompts)
             store_batch(scratch, taken)  # `judge` reads batches from the scratch directory
             return taken
+        if revision is None:
+            return sample(prompts, seed, scratch)
+        place = scratch / "first"
+        first = sample_first_answers(
+            prompts,
+            revision,
+            sample=lambda asked: sample(asked, derive_seed(seed, "first"), place),
+            judge=lambda: judge_all(place),
+            seed=derive_seed(seed, "revise"),
+        )
+        asked = ask_for_revisions(prompts, first, revision)
+        return add_first_answers(sample(asked, seed, scratch), first)
+
+    def sample(prompts: pd.DataFrame, seed: int, scratch: Path) -> SampledBatch:
         return sample_rollouts(
             executor,
             prompts,
@@ -140,9 +157,12 @@ def executor_source(
             progress=progress,
         )
 
-    def judge(scratch: Path) -> pd.DataFrame:
+    def judge_all(scratch: Path) -> pd.DataFrame:
         stored = stored_batches(scratch)
-        rewards = judge_stored(executor, stored, shaping, scratch=scratch / "judged").rewards
+        return judge_stored(executor, stored, shaping, scratch=scratch / "judged").rewards
+
+    def judge(scratch: Path) -> pd.DataFrame:
+        rewards = judge_all(scratch)
         return rewards[is_judged(rewards)]
 
     def keep(batch: SampledBatch, prompts: set[str]) -> SampledBatch:

@@ -1,4 +1,4 @@
-"""Conversion of judges' scores into outcomes and rewards."""
+"""Conversion of judges' scores into outcomes, rewards and improvements."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -9,7 +9,7 @@ import pandas as pd
 from jaxtyping import Float
 from numpy.typing import NDArray
 
-from grpo.runtime.artifacts.tables import SCORE, is_judged
+from grpo.runtime.artifacts.tables import FIRST_SCORE, SCORE, is_judged
 from grpo.schema import Normalization
 
 EPSILON = 1e-6  # in units of a score
@@ -115,3 +115,21 @@ def normalize(
     normalized = np.zeros_like(values)
     normalized[counts] = found
     return normalized
+
+
+def improvements(
+    rollouts: pd.DataFrame, rewards: pd.DataFrame, judge: str
+) -> Float[np.ndarray, " rollout"]:
+    """Returns max(0, (e_1 - e) / e_1), e = 1 - score, for each rollout. [Group Revision]
+
+    It is 0 without a first answer, and if the first answer has no error.
+
+    Args:
+      rollouts: Schema ROLLOUTS, with first answers.
+      rewards: Schema REWARDS, the same rows.
+    """
+    before = 1 - rollouts[FIRST_SCORE].to_numpy(np.float64)
+    after = 1 - rewards[SCORE + judge].to_numpy(np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        removed = (before - after) / before
+    return np.where(before > 0, removed, 0.0).clip(min=0.0)

@@ -14,7 +14,7 @@ from pydantic import Field, field_validator, model_validator
 
 from grpo.errors import MissingExtraError, ParameterError
 from grpo.modalities.shared.images import join_prompt
-from grpo.schema import PARAMS, Fraction, Name, Positive, Strict
+from grpo.schema import ANSWER, PARAMS, Fraction, Name, Positive, Strict
 from grpo.tasks.base import PromptTables, Task, TaskInputs, as_solutions, require_pairs, shares
 
 COLORS = {
@@ -154,6 +154,15 @@ class GroundingFamily(Strict):
         return self
 
 
+class RevisedPairs(Strict):
+    """Warm-up pairs that ask to revise an answer, as `revise_first_answers` will."""
+
+    share: Fraction  # of the warm-up's pairs
+    right: Fraction  # of them: the first answer is right
+    shift: Positive  # pixels, at most; a wrong first answer has an object that is moved
+    template: Annotated[str, Field(min_length=1)]  # as in the arm's selection
+
+
 class GroundingTask(Task):
     """Scenes of shapes with referring expressions; no scene is in two parts."""
 
@@ -165,6 +174,7 @@ class GroundingTask(Task):
     pixels: Annotated[int, Field(ge=32, le=512)]  # side of an image
     instruction: str  # appended to every question, e.g. the form of an answer
     held_out_pairs: list[str]  # "red circle": in no scene of training and warm-up
+    revised_pairs: RevisedPairs | None  # None: the base is not taught to revise
     families: dict[Name, GroundingFamily] = Field(min_length=1)
 
     @field_validator("held_out_pairs")
@@ -195,7 +205,22 @@ class GroundingTask(Task):
         pairs = train[:0]  # none for an imported base
         if inputs.warmup:
             pairs = maker.ask("warmup", self._weigh(inputs.warmup.prompts, everywhere))
+            pairs = self._add_revisions(pairs, random.Random(f"{inputs.seed} revised"))
         return PromptTables(train, evaluation, as_solutions(pairs))
+
+    def _add_revisions(self, pairs: pd.DataFrame, chooser: random.Random) -> pd.DataFrame:
+        """Returns warm-up pairs of which some ask to revise a first answer."""
+        revised = self.revised_pairs
+        if revised is None:
+            return pairs
+        chosen = chooser.sample(range(len(pairs)), round(revised.share * len(pairs)))
+        prompts = pairs["prompt"].tolist()
+        for row in chosen:
+            answer = pairs["answer"].iloc[row]
+            if chooser.random() >= revised.right:
+                answer = spoil(answer, self.pixels, revised.shift, chooser)
+            prompts[row] += revised.template.replace(ANSWER, answer)
+        return pairs.assign(prompt=prompts)
 
     def _divide(self, count: int, names: Sequence[str]) -> dict[str, int]:
         return dict(zip(sorted(names), shares(count, len(names))))
@@ -236,6 +261,7 @@ class _Maker:
         scene, asked = self._find(name, family)
         entry = {
             "form": asked.form,
+            "pixels": pixels,
             "boxes": [each.box for each in asked.objects],
             "objects": [each._asdict() for each in scene],
         }
@@ -298,6 +324,27 @@ class _Maker:
             if all(_are_apart(box, other.box) for other in shapes):
                 return box
         return None
+
+
+def spoil(answer: str, pixels: int, shift: int, chooser: random.Random) -> str:
+    """Returns a near miss of the same form: one object is moved, or the count is off by one.
+
+    Args:
+      pixels: Side of the image, in which objects stay.
+      shift: Largest move in pixels, to the side and up or down.
+    """
+    objects = [[float(number) for number in each.split()] for each in answer.split(";")]
+    wrong = chooser.choice(objects)
+    if len(wrong) == 1:
+        return str(int(wrong[0]) + (chooser.choice((-1, 1)) if wrong[0] > 1 else 1))
+    moves = [0.0, 0.0]
+    while not any(moves):
+        moves = [
+            min(max(chooser.randint(-shift, shift), -low), pixels - high)
+            for low, high in zip(wrong[:2], wrong[-2:])
+        ]
+    wrong[:] = [number + moves[index % 2] for index, number in enumerate(wrong)]
+    return " ; ".join(" ".join(f"{number:g}" for number in each) for each in objects)
 
 
 def draw_scene(scene: Scene, style: Style, pixels: int) -> bytes:

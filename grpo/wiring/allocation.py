@@ -6,7 +6,7 @@ from typing import Any
 
 from grpo.allocation import curriculum, selection
 from grpo.allocation.curriculum import CurriculumStep, split_order
-from grpo.allocation.selection import Selection, require_candidates
+from grpo.allocation.selection import Revision, Selection, require_candidates
 from grpo.errors import ParameterError, located
 from grpo.objective.link import Link, functions_returning
 from grpo.params.parameters import LinkSpec, Parameters, build_listed
@@ -57,7 +57,7 @@ def inputs_of_selection(params: Parameters, arm: str, profile: Path) -> dict[str
     selection = build_selection(params.find_arm(arm).selection, arm)
     inputs: dict[str, Any] = {}
     # The penalty shapes the reward; it does not affect outcomes.
-    if params.modality.judges_while_sampling(sampling) or not selection.keeps_uniform:
+    if params.modality.judges_while_sampling(sampling) or selection.reads_outcomes:
         inputs["reward"] = params.reward.model_dump(mode="json", exclude={"unfinished_penalty"})
     if selection.reuses_profile:
         inputs["profile_rollouts"] = digest([profile])
@@ -77,6 +77,8 @@ def check_selection(params: Parameters, name: str, curriculum: Sequence[Link]) -
     selection = build_selection(arm.selection, name)
     if selection.reuses_profile:
         _require_draws_of_profile(params, name)
+    if selection.revision:
+        _require_revisable(params, name, selection.revision)
     for link in curriculum:
         candidates = link.settings.get("prompts_per_phase")
         if candidates is not None:
@@ -92,6 +94,26 @@ def _require_draws_of_profile(params: Parameters, name: str) -> None:
     sampling, profiled = params.find_arm(name).sampling, params.evaluation.sampling
     if unlike := params.modality.find_profile_mismatch(sampling, profiled):
         raise ParameterError(f"{PARAMS}: arms.{name}.{unlike}")
+
+
+def _require_revisable(params: Parameters, name: str, revision: Revision) -> None:
+    """Raises ParameterError unless first answers are texts that a known judge scores."""
+    where = f"{PARAMS}: {_path(name)}: revise_first_answers"
+    if params.modality.output_kind != "text":
+        raise ParameterError(
+            f"{where} needs a policy.kind that answers in text, got {params.policy.kind}"
+        )
+    known = [each.judge for each in params.reward.judges]
+    if revision.judge not in known:
+        raise ParameterError(
+            f"{where}.judge must be one of reward.judges, {known}, got {revision.judge!r}; add it "
+            "there, with weight 0 if it is to have no other effect"
+        )
+    if len(known) == 1:
+        raise ParameterError(
+            f"{where}.judge: scores are stored only with several judges; add one to reward.judges, "
+            "with weight 0 if it is to have no effect"
+        )
 
 
 def _check_families(families: Set[str], link: Link, where: str) -> None:

@@ -16,9 +16,9 @@ from grpo.modalities.shared.optimizer import PreciseAdamW
 from grpo.modalities.shared.packed import Layout
 from grpo.objective.advantage import rollout_advantage
 from grpo.objective.base import Objective, State
-from grpo.objective.link import Kind
+from grpo.objective.penalty import needs_reference, penalizes_reward
 from grpo.params.parameters import Parameters, Training
-from grpo.runtime.artifacts.files import atomic_path, read_json
+from grpo.runtime.artifacts.files import atomic_path, read_json, write_json
 from grpo.runtime.artifacts.tables import (
     CREDIT,
     REWARDS,
@@ -34,7 +34,7 @@ from grpo.runtime.artifacts.tables import (
 )
 from grpo.runtime.seeds import iteration_seed
 from grpo.sampling.rollouts import SampledBatch, read_batch, read_passed, select_rollouts
-from grpo.sampling.shaping import Shaping, reward_parts
+from grpo.sampling.shaping import Shaping, improvements, reward_parts
 from grpo.training.batches import explain_fewer
 from grpo.training.frozen import compute_log_probs
 from grpo.training.metrics import UpdateMetrics, step_metrics
@@ -42,7 +42,7 @@ from grpo.training.updates import Iteration, TrainedIteration, TrainingSettings
 from grpo.types import Cost
 from grpo.wiring.allocation import build_selection
 from grpo.wiring.objectives import build_objective
-from grpo.wiring.policies import draws_of_round, load_policy, make_optimizer
+from grpo.wiring.policies import load_policy, make_optimizer, scoring_draws_of_round
 from grpo.wiring.shaping import build_shaping
 
 
@@ -116,7 +116,7 @@ def load_trainer(params: Parameters, name: str, inputs: RoundInputs) -> Trainer:
     """
     each, base, start = params.find_round(name), inputs.base, inputs.start
     arm = params.find_arm(each.arm)
-    draws = draws_of_round(params, name)
+    draws = scoring_draws_of_round(params, name)
     policy = load_policy(params, base=base, directory=start, draws=draws)
     optimizer = make_optimizer(policy.model, arm.training)
     state = read_state(start, each.start)
@@ -124,7 +124,7 @@ def load_trainer(params: Parameters, name: str, inputs: RoundInputs) -> Trainer:
         read_trainable(start, policy.model, optimizer)
     objective = build_objective(arm.objective, each.arm)
     reference: Policy[Any] | None = None
-    if any("penalty" in kinds for kinds in _active_penalties(objective)):
+    if needs_reference(objective):
         draws = params.modality.reference_draws(draws)
         reference = load_policy(params, base=base, directory=base, draws=draws)
     return Trainer(
@@ -138,11 +138,6 @@ def load_trainer(params: Parameters, name: str, inputs: RoundInputs) -> Trainer:
     )
 
 
-def _active_penalties(objective: Objective) -> list[frozenset[Kind]]:
-    """Returns the kinds of the objective's links that have a weight `beta` above 0."""
-    return [link.kinds for link in objective.links if link.settings.get("beta")]
-
-
 def load_iteration(
     trainer: Trainer, state: RoundState, *, rollouts: Path, rewards: Path
 ) -> LoadedIteration:
@@ -153,7 +148,8 @@ def load_iteration(
     """
     params, name, index = trainer.params, trainer.name, state.iterations
     policy, reference = trainer.policy, trainer.reference
-    policy.decoding = draws_of_round(params, name, index)
+    level = params.find_arm(trainer.arm).sampling.level(state.selection_state)
+    policy.decoding = scoring_draws_of_round(params, name, index, level=level)
     if reference is not None:
         reference.decoding = params.modality.reference_draws(policy.decoding)
     sampled, judged, passed = read_trainable_rollouts(
@@ -165,9 +161,7 @@ def load_iteration(
     _require_as_drawn(sampled.table, policy, trajectory, rollouts)
     settings = training_settings(trainer.training)
     reference_logp = None
-    if reference and any(
-        "reward penalty" in kinds for kinds in _active_penalties(trainer.objective)
-    ):
+    if reference and penalizes_reward(trainer.objective):
         frozen = compute_log_probs(
             reference, trajectory, trajectory.mask.float(), settings.tokens_per_microbatch
         )
@@ -179,6 +173,7 @@ def load_iteration(
         reward=torch.tensor(judged["reward"].to_numpy(np.float32)),
         outcome=torch.tensor(judged["outcome"].to_numpy(np.float32)),
         reference_logp=reference_logp,
+        improvement=_improvement(trainer, sampled.table, judged),
     )
     seed = iteration_seed(params.seed, "train", name, index)
     return LoadedIteration(
@@ -198,6 +193,18 @@ def load_iteration(
         sampled=sampled,
         passed=passed,
     )
+
+
+def _improvement(
+    trainer: Trainer, rollouts: pd.DataFrame, rewards: pd.DataFrame
+) -> torch.Tensor | None:
+    """Returns what rollouts improve on first answers; None if the arm does not revise any."""
+    selection = trainer.params.find_arm(trainer.arm).selection
+    revision = build_selection(selection, trainer.arm).revision
+    if revision is None:
+        return None
+    found = improvements(rollouts, rewards, revision.judge)
+    return torch.tensor(found.astype(np.float32))
 
 
 def advance(
@@ -222,15 +229,26 @@ def advance(
 
 
 def write_record(
-    directory: Path, trainer: Trainer, loaded: LoadedIteration, trained: TrainedIteration
+    directory: Path,
+    trainer: Trainer,
+    state: RoundState,
+    loaded: LoadedIteration,
+    trained: TrainedIteration,
 ) -> None:
-    """Writes the metrics by step and by phase, and the credit of each rollout."""
+    """Writes the metrics by step and by phase, the credit of each rollout, and what has a level.
+
+    Args:
+      state: Before the iteration.
+    """
     with atomic_path(directory) as temporary:
         temporary.mkdir()
         steps = step_metrics(loaded.iteration.rollouts, trained.batches)
         write_csv(temporary / "steps.csv", pd.DataFrame([asdict(each) for each in steps]))
         _write_phases(temporary / "phases.csv", trainer, loaded, trained)
         write_table(_credit_table(loaded, trained), temporary / "credit.parquet", CREDIT)
+        sampling = trainer.params.find_arm(trainer.arm).sampling
+        if settings := sampling.describe(sampling.level(state.selection_state)):
+            write_json(temporary / "sampling.json", settings)
 
 
 def _write_phases(
@@ -251,15 +269,16 @@ def _write_phases(
 
 
 def learn_iteration(trainer: Trainer, state: RoundState, loaded: LoadedIteration) -> History:
-    """Returns the prompt statistics for the selection of the next iteration."""
-    selection = trainer.params.find_arm(trainer.arm).selection
+    """Returns the statistics for the selection and the sampling of the next iteration."""
+    arm, rollouts = trainer.params.find_arm(trainer.arm), loaded.iteration.rollouts
     prompts = loaded.sampled.table[["prompt_id"]]
-    return learn_round(
-        build_selection(selection, trainer.arm),
+    learned = learn_round(
+        build_selection(arm.selection, trainer.arm),
         state.selection_state,
-        prompts.assign(outcome=loaded.iteration.rollouts.outcome.numpy()),
+        prompts.assign(outcome=rollouts.outcome.numpy()),
         loaded.passed,
     )
+    return arm.sampling.learn(learned, float(rollouts.reward.double().mean()))
 
 
 def training_settings(training: Training) -> TrainingSettings:

@@ -17,20 +17,47 @@ if TYPE_CHECKING:
     from grpo.modalities.shared.warmup import BasePolicy
 
 
-def draws_of_round(params: Parameters, name: str, iteration: int = 0) -> Any:
-    """Returns the sampling settings of an iteration, which also define its log-probs."""
-    arm = params.find_round(name).arm
-    return draws_of_arm(params, arm, iterations_behind=_iterations_behind(params, name) + iteration)
-
-
-def draws_of_arm(params: Parameters, arm: str, *, iterations_behind: int = 0) -> Any:
-    """Returns the sampling settings of one of an arm's iterations.
+def draws_of_round(params: Parameters, name: str, iteration: int = 0, *, level: int = 0) -> Any:
+    """Returns the sampling settings of an iteration.
 
     Args:
-      iterations_behind: Number of earlier iterations of the same arm in the round's chain.
+      level: That of parameters which depend on earlier rewards.
     """
-    sampling = params.find_arm(arm).sampling
-    return params.modality.round_draws(params.policy, sampling, iterations_behind=iterations_behind)
+    arm = params.find_round(name).arm
+    behind = _iterations_behind(params, name) + iteration
+    sampling = params.find_arm(arm).sampling.sampled(level)
+    return params.modality.round_draws(params.policy, sampling, iterations_behind=behind)
+
+
+def scoring_draws_of_round(
+    params: Parameters, name: str, iteration: int = 0, *, level: int = 0
+) -> Any:
+    """Returns the settings that define an iteration's log-probs: those of sampling (rule U25)."""
+    arm = params.find_round(name).arm
+    behind = _iterations_behind(params, name) + iteration
+    sampling = params.find_arm(arm).sampling.scored(level)
+    return params.modality.round_draws(params.policy, sampling, iterations_behind=behind)
+
+
+def modes_of_round(params: Parameters, name: str) -> dict[str, Any]:
+    """Returns the sampling settings of all iterations and levels of a round by `mode_name`."""
+    arm = params.find_arm(params.find_round(name).arm)
+    return {
+        mode_name(index, level): draws_of_round(params, name, index, level=level)
+        for index in range(arm.training.iterations_per_round)
+        for level in range(arm.sampling.num_levels)
+    }
+
+
+def mode_name(iteration: int, level: int) -> str:
+    """Returns the name under which a sampler knows the settings of an iteration."""
+    return f"{iteration}.{level}"
+
+
+def draws_of_arm(params: Parameters, arm: str) -> Any:
+    """Returns the sampling settings of an arm's first iteration."""
+    sampling = params.find_arm(arm).sampling.sampled(0)
+    return params.modality.round_draws(params.policy, sampling, iterations_behind=0)
 
 
 def draws_of_profile(params: Parameters) -> Any:

@@ -15,7 +15,7 @@ from grpo.runtime.seeds import derive_seed, iteration_seed
 from grpo.sampling.round_rollouts import DrawnRound, draw_round, executor_source
 from grpo.schema import PARAMS
 from grpo.wiring.allocation import build_curriculum, build_selection
-from grpo.wiring.policies import stored_layout
+from grpo.wiring.policies import mode_name, stored_layout
 from grpo.wiring.sampling_workers import SamplingSetup
 from grpo.wiring.shaping import build_shaping
 
@@ -94,7 +94,8 @@ def draw_iteration(
         rollouts_per_batch=arm.sampling.rollouts_per_batch,
         profile=profile if reuses else None,
         progress=progress,
-        draws=str(index),
+        draws=mode_name(index, arm.sampling.level(history)),
+        revision=selection.revision,
     )
     return draw_round(
         selection,

@@ -107,7 +107,7 @@ def train_round(
                 progress=partial(_advance_bar, progress, index * per_iteration, planned),
             )
         if this_rank() == 0:
-            write_record(place / RECORD, trainer, loaded, trained)
+            write_record(place / RECORD, trainer, state, loaded, trained)
         state = advance(state, loaded, trained, history)
         if start:
             if not training.staleness:

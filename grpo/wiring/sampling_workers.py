@@ -21,8 +21,8 @@ from grpo.wiring.judging_workers import JudgingSetup
 from grpo.wiring.policies import (
     draws_of_evaluation,
     draws_of_profile,
-    draws_of_round,
     load_sampler,
+    modes_of_round,
 )
 from grpo.wiring.rewards import build_judges
 from grpo.wiring.shaping import build_shaping
@@ -135,11 +135,7 @@ def _draws_of(setup: SamplingSetup) -> dict[str, Any]:
         return draws_of_evaluation(setup.params)
     if setup.round is None:
         return {"sampled": draws_of_profile(setup.params)}
-    arm = setup.params.find_arm(setup.params.find_round(setup.round).arm)
-    return {
-        str(index): draws_of_round(setup.params, setup.round, index)
-        for index in range(arm.training.iterations_per_round)
-    }
+    return modes_of_round(setup.params, setup.round)
 
 
 def _judge_of_intermediate_samples(setup: SamplingSetup, tasks: pd.DataFrame) -> Judgement | None:

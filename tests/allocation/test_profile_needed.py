@@ -54,6 +54,7 @@ SELECTION_SETTINGS: dict[str, dict[str, Any]] = {
     "skip_uniform_prompts": {"prompts": 2},
     "resample_uniform_groups": {"prompts": 2, "prompts_per_batch": 2},
     "reuse_profile_rollouts": {},
+    "revise_first_answers": {"judge": "exact"},
 }
 BLIND = [
     {"split_at_random": {"phases": 2, "prompts_per_phase": 3}},
@@ -217,4 +218,5 @@ def test_advice_without_a_profile_says_how_to_get_one(
 
 
 def test_empty_tables_have_their_columns():
-    assert list(empty_table(ROLLOUTS).columns) == list(ROLLOUTS.columns)
+    optional = ["first_answer", "first_score"]
+    assert [*empty_table(ROLLOUTS).columns, *optional] == list(ROLLOUTS.columns)

@@ -19,6 +19,7 @@ from grpo.objective.algorithms import (
     luspo,
     rloo,
     sapo,
+    translation_grpo,
     two_grpo,
 )
 from grpo.objective.base import Objective, assign_credit, chain, loss_terms, scalar_loss
@@ -40,6 +41,7 @@ OBJECTIVES: dict[str, Objective] = {
     "sapo": sapo(),
     "gmpo": gmpo(),
     "luspo": luspo(),
+    "translation_grpo": translation_grpo(),
     "flow_grpo": flow_grpo(dimensions=3),
     "awm": awm(dimensions=3),
     "pods": chain(dapo(), keep_extreme_rollouts(3)),

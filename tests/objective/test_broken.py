@@ -37,6 +37,7 @@ def with_every_field(rollouts: Rollouts, seed: int) -> Rollouts:
     return replace(
         rollouts,
         reference_logp=rollouts.behavior_logp - 0.1,
+        improvement=torch.rand(len(mask), generator=generator),
         noise=noise,
         variant=torch.randint(2, (len(mask),), generator=generator),
         chunks=ActionChunks(

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from grpo.objective.base import chain
-from grpo.objective.penalty import k1, k2, k3, penalize_kl, subtract_kl_from_reward
+from grpo.objective.penalty import k1, k2, k3, k3_mirrored, penalize_kl, subtract_kl_from_reward
 from grpo.types import Rollouts, StepTerms
 from tests.objective.batches import credit_of
 
@@ -50,7 +50,20 @@ def test_as_a_loss_k1_has_no_gradient_k2_the_reverse_and_k3_the_forward_kl():
     torch.testing.assert_close(_gradient(lambda x: _expected(k3, x), POLICY), pi - reference)
 
 
-@pytest.mark.parametrize("estimator", [k1, k2, k3])
+def test_mirrored_k3_is_chi_squared_minus_kl_and_its_gradient_half_of_chi_squareds():
+    """sum pi^2 / ref = chi^2 + 1."""
+
+    def chi_squared(logits: Tensor) -> Tensor:
+        return (logits.softmax(0) ** 2 / REFERENCE.softmax(0)).sum() - 1
+
+    value = _expected(k3_mirrored, POLICY)
+    assert value == pytest.approx(float(chi_squared(POLICY) - _kl(POLICY)))
+    torch.testing.assert_close(
+        _gradient(lambda x: _expected(k3_mirrored, x), POLICY), _gradient(chi_squared, POLICY) / 2
+    )
+
+
+@pytest.mark.parametrize("estimator", [k1, k2, k3, k3_mirrored])
 def test_estimators_are_0_off_the_mask_even_for_nan(estimator: object):
     nan = torch.full((1, 2), torch.nan, requires_grad=True)
     value = estimator(nan, torch.zeros(1, 2), torch.zeros(1, 2, dtype=torch.bool))  # type: ignore[operator]
@@ -71,6 +84,26 @@ def test_the_penalty_is_added_to_the_loss():
     )
     # k2 = 2^2 / 2 = 2
     assert penalize_kl(0.5, "k2").loss(terms).loss.item() == 2.0
+
+
+def test_over_a_rollout_the_penalty_is_that_of_mean_log_probs():
+    """Means -1 and -3 over two steps: d = -2, k2 = 2. The third step is padding."""
+    terms = StepTerms(
+        logp=torch.tensor([[0.0, -2.0, 9.0]]),
+        log_ratio=torch.zeros(1, 3),
+        advantage=torch.zeros(1, 3),
+        mask=torch.tensor([[True, True, False]]),
+        loss=torch.zeros(1, 3),
+        reference_logp=torch.tensor([[-4.0, -2.0, 7.0]]),
+    )
+    loss = penalize_kl(0.5, "k2", over="rollout").loss(terms).loss
+    assert loss.tolist() == [[1.0, 1.0, 0.0]]
+
+
+@pytest.mark.parametrize("settings", [("k3", "tokens"), ("exact", "rollout")])
+def test_an_unknown_or_unfit_unit_of_the_penalty_is_refused(settings: tuple[str, str]):
+    with pytest.raises(ValueError, match="penalize_kl needs over in"):
+        penalize_kl(0.1, *settings)
 
 
 def test_a_penalty_without_reference_says_what_it_needs():

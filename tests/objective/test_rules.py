@@ -5,10 +5,19 @@ from dataclasses import replace
 import pytest
 
 from grpo.allocation import curriculum
+from grpo.allocation.selection import (
+    Selection,
+    compose,
+    reuse_profile_rollouts,
+    revise_first_answers,
+    skip_uniform_prompts,
+)
 from grpo.objective.advantage import (
+    add_improvement,
     center_by_group_mean,
     scale_by_batch_std,
     scale_by_group_std,
+    scale_by_improvement,
 )
 from grpo.objective.algorithms import (
     awm,
@@ -20,6 +29,7 @@ from grpo.objective.algorithms import (
     flash_grpo,
     flow_grpo,
     gmpo,
+    group_revision,
     grpo,
     gspo,
     gspo_token,
@@ -27,6 +37,7 @@ from grpo.objective.algorithms import (
     pcm,
     rloo,
     sapo,
+    translation_grpo,
     two_grpo,
 )
 from grpo.objective.base import Objective, chain
@@ -45,6 +56,7 @@ from grpo.objective.trust import (
     mask_mismatched_rollouts,
     normalize_log_ratio,
     scale_log_ratio,
+    take_ratio_to_reference,
     truncate_mismatch,
     truncate_ratio,
 )
@@ -116,6 +128,19 @@ PODS = plan_of(chain(grpo(beta=0.0), keep_extreme_rollouts(4)))
 PODS_PAIR = plan_of(chain(rloo(), keep_extreme_rollouts(2)))
 CASES = {
     "gspo on-policy": (replace(plan_of(gspo()), updates_per_iteration=1), ("U10", "INFO")),
+    "ratio to the base policy": (plan_of(translation_grpo()), ("U28", "WARN")),
+    "ratio to the base policy, after another": (
+        plan_of(chain(gspo(), take_ratio_to_reference())),
+        ("U28", "ERROR"),
+    ),
+    "other density of log-probs": (
+        replace(plan_of(gspo()), has_other_density=True),
+        ("U25", "ERROR"),
+    ),
+    "other density of log-probs and a ratio to the base policy": (
+        replace(plan_of(translation_grpo()), has_other_density=True),
+        ("U25", "WARN"),
+    ),
     "two clips": (plan_of(chain(rloo(), clip_surrogate())), ("U11", "ERROR")),
     "a clip and a truncation": (plan_of(chain(rloo(), truncate_ratio(5.0))), ("U11", "ERROR")),
     "a clip and a gate": (plan_of(chain(sapo(), clip_surrogate())), ("U11", "ERROR")),
@@ -380,6 +405,38 @@ CASES |= {
     "phases of tokens": (plan_of(chain(rloo(), sample_chunks_by_phase(3))), ("H14", "ERROR")),
     "a ratio over a chunk's tokens": (acting(rloo()), ("H15", "WARN")),
 }
+
+
+def revising(objective: Objective, *steps: Selection, share: float = 0.5) -> Plan:
+    """Returns a plan whose rollouts revise a first answer."""
+    selection = compose(revise_first_answers("boxes", share), *steps)
+    return replace(plan_of(objective), selection=selection.links, has_binary_reward=False)
+
+
+REVISED = group_revision(center="group")
+CASES |= {
+    "advantages that do not sum to 0": (revising(group_revision()), ("U17", "WARN")),
+    "an improvement that counts twice": (revising(REVISED), ("U17", "WARN")),
+    "only revisions": (revising(grpo(), share=1.0), ("U32", "WARN")),
+    "an improvement without first answers": (plan_of(REVISED), ("H17", "ERROR")),
+    "two revisions": (revising(grpo(), revise_first_answers("boxes")), ("H18", "ERROR")),
+    "first answers of a profile": (revising(grpo(), reuse_profile_rollouts()), ("H19", "ERROR")),
+    "streaks of revisions": (revising(grpo(), skip_uniform_prompts(2)), ("H20", "WARN")),
+    "an improvement behind the baseline": (
+        revising(chain(grpo(), add_improvement())),
+        ("H3", "ERROR"),
+    ),
+    "a pair of improved rewards": (
+        replace(revising(chain(add_improvement(), grpo())), group_sizes=frozenset({2})),
+        ("U16", "ERROR"),
+    ),
+}
+
+
+def test_sound_revisions_break_no_rule():
+    assert broken(revising(grpo())) == set()
+    assert broken(revising(chain(add_improvement(), grpo()))) == set()
+    assert broken(revising(chain(grpo(), scale_by_improvement(center="group")))) == set()
 
 
 @pytest.mark.parametrize("name", CASES)

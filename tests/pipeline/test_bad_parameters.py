@@ -112,6 +112,17 @@ WRONG: list[tuple[str, Corruption, str]] = [
           set_param("arms.uniform.sampling.temperature", 0.5)),
      "arms.uniform.sampling.temperature must equal evaluation.sampling.temperature, .* got 0.5 and "
      "1.0"),
+    ("first answers for an unknown judge",
+     set_param("arms.uniform.selection", [{"revise_first_answers": {"judge": "boxes"}}]),
+     r"arms.uniform.selection: revise_first_answers.judge must be one of reward.judges, "
+     r"\['reasoning_gym'\], got 'boxes'; add it there"),
+    ("first answers without stored scores",
+     set_param("arms.uniform.selection", [{"revise_first_answers": {"judge": "reasoning_gym"}}]),
+     "arms.uniform.selection: revise_first_answers.judge: scores are stored only with several"),
+    ("a template without the answer",
+     set_param("arms.uniform.selection",
+               [{"revise_first_answers": {"judge": "reasoning_gym", "template": "again"}}]),
+     r"arms.uniform.selection\[0\].revise_first_answers: .*template must hold \{answer\}"),
     ("stages of other families",
      set_param("arms.uniform.curriculum.0",
                {"stage_by_family": {"order": "gcd, poetry", "prompts_per_phase": 4}}),

@@ -43,8 +43,26 @@ def set_executor(workspace: Path, executor: str) -> None:
     set_param("sampling", {"executor": kind, "workers": int(workers)})(workspace)
 
 
-def online(finished: Path, target: Path, **training: object) -> Path:
-    """Returns a workspace with the first rollouts and rewards of a round of eight iterations."""
+RISING = {  # after every iteration but the first, because no reward rises by 10
+    "first": 1.0,
+    "last": 1.2,
+    "step": 0.1,
+    "iterations": 1,
+    "tolerance": 10.0,
+    "cooldown": 0,
+    "scored_at": None,
+}
+
+
+def online(
+    finished: Path,
+    target: Path,
+    *,
+    objective: object = CORRECTED,
+    temperature: object = 1.0,
+    **training: object,
+) -> Path:
+    """Returns a workspace with the first rollouts and rewards of a round of iterations."""
     workspace = copy_for_stages(finished, target)
     changes = {
         "iterations_per_round": ITERATIONS,
@@ -54,8 +72,9 @@ def online(finished: Path, target: Path, **training: object) -> Path:
     }
     for key, value in changes.items():
         set_param(f"arms.uniform.training.{key}", value)(workspace)
-    set_param("arms.uniform.objective", CORRECTED)(workspace)
+    set_param("arms.uniform.objective", objective)(workspace)
     set_param("arms.uniform.sampling.rollouts_per_batch", 8)(workspace)
+    set_param("arms.uniform.sampling.temperature", temperature)(workspace)
     run(workspace, "rollout")
     run(workspace, "score")
     return workspace
@@ -211,6 +230,85 @@ def kill_when(workspace: Path, holds: Callable[[], bool]) -> list[psutil.Process
     stage.kill()
     stage.join()
     return started
+
+
+@pytest.fixture(scope="module")
+def risen(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns a workspace with a round whose temperature rises, trained in one process."""
+    target = tmp_path_factory.mktemp("rising") / "risen"
+    workspace = online(finished, target, temperature=RISING)
+    train_under(workspace, "local 1")
+    return workspace
+
+
+def test_a_rising_temperature_is_recorded_and_its_log_probs_are_those_of_sampling(risen: Path):
+    training = risen / OUTPUTS[1]
+    records = [read_json(each / "sampling.json") for each in (training, *iterations(risen))]
+    used = [1.0, 1.0, 1.1, *[1.2] * (ITERATIONS - 3)]
+    assert [each["temperature"] for each in records] == pytest.approx(used)
+    assert [each["scored_at"] for each in records] == pytest.approx(used)
+    assert read_json(training / "summary.json")["drift_max"] < 1e-4
+    assert read_state(risen / OUTPUTS[0], NAME).selection_state["temperature"]["raises"] == 2
+
+
+def test_a_rising_temperature_is_that_of_one_process_on_workers_and_after_a_kill(
+    risen: Path, tmp_path: Path
+):
+    killed = copy_for_stages(risen, tmp_path / "killed")
+    set_executor(killed, "processes 2")
+    left = kill_when(killed, lambda: len(rewarded(killed)) >= 5)
+    assert psutil.wait_procs(left, timeout=10)[1] == []
+    assert train_under(killed, "processes 2") == trained(risen)
+
+
+def test_the_next_round_goes_on_at_the_temperature_that_was_reached(risen: Path, tmp_path: Path):
+    """Log-probs of its first rollouts are those of the round's policy at 1.2, and not at 1."""
+    workspace, name = copy_for_stages(risen, tmp_path / "next"), "uniform-2"
+    set_param(f"rounds.{name}", {"arm": "uniform", "start": NAME, "phase": 1})(workspace)
+    base_twice, of_round = "artifacts/policies/base " * 2, f"artifacts/policies/{NAME} "
+    command = command_of(workspace, "rollout").replace(
+        base_twice, f"artifacts/policies/base {of_round}"
+    )
+    command = command.replace(f"artifacts/rollouts/{NAME}", f"artifacts/rollouts/{name}")
+    done = run_stage(workspace, f"rollout@{name}", command)
+    assert done.code == 0, done.stderr
+    sampled = read_batch(workspace / "artifacts" / "rollouts" / name)
+    with chdir(workspace):
+        params = read_params()
+    base, directory = workspace / "artifacts/policies/base", workspace / OUTPUTS[0]
+    group = torch.tensor(sampled.table["group"].to_numpy())
+    distances = []
+    for level in (0, 2):
+        draws = draws_of_round(params, name, level=level)
+        policy = load_policy(params, base=base, directory=directory, draws=draws)
+        trajectory, behavior_logp = policy.unpack(sampled.tensors, group)
+        with torch.no_grad():
+            distance = (policy.log_prob(trajectory) - behavior_logp)[trajectory.mask]
+        distances.append(float(distance.abs().max()))
+    assert distances[0] > 1e-2
+    assert distances[1] < 1e-4
+
+
+def test_log_probs_at_another_temperature_leave_a_ratio_to_the_base_without_drift(
+    finished: Path, tmp_path: Path
+):
+    """The published method: the drift of its ratio is 0, though sampling is at 1.2."""
+    temperature = {**RISING, "first": 1.2, "scored_at": 1.0}
+    workspace = online(
+        finished,
+        tmp_path / "published",
+        objective=["translation_grpo"],
+        temperature=temperature,
+        updates_per_iteration=2,
+        iterations_per_round=2,
+    )
+    train_under(workspace, "local 1")
+    summary = read_json(workspace / OUTPUTS[1] / "summary.json")
+    assert summary["drift_max"] < 1e-4
+    assert read_json(workspace / OUTPUTS[1] / "sampling.json") == {
+        "temperature": 1.2,
+        "scored_at": 1.0,
+    }
 
 
 def test_two_ranks_end_with_the_losses_of_one_process(made: tuple[Path, int], tmp_path: Path):

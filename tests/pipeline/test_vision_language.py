@@ -3,15 +3,28 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from benchmarks.workspaces import ROOT, make_workspace, run_stages
+from grpo.objective.algorithms import group_revision
+from grpo.params.parameters import read_params
 from grpo.params.yaml import parse_yaml
+from grpo.report.reading import read_run
+from grpo.report.revisions import measure_revisions
 from grpo.runtime.artifacts.files import read_json
+from grpo.runtime.artifacts.stored_iterations import iterations_of
+from grpo.runtime.artifacts.tables import CREDIT, REWARDS, ROLLOUTS, read_table
 from grpo.runtime.artifacts.usage import Usage
+from grpo.sampling.shaping import improvements
+from grpo.types import Rollouts
 from stages import report
 from tests.files import contents
+from tests.objective.batches import credit_of
+
+TEMPLATE = " not {answer}"
 
 
 def params() -> dict[str, Any]:
@@ -23,7 +36,10 @@ def params() -> dict[str, Any]:
         "eval_prompts": 48,
         "pixels": 32,
         "families": {"count": {**family, "question": "count", "warmup": 1.0}},
+        "revised_pairs": {"share": 0.3, "right": 0.3, "shift": 6, "template": TEMPLATE},
     }
+    other = {**recipe["reward"]["judges"][0], "judge": "box_distance", "weight": 0.0}
+    recipe["reward"]["judges"].append(other)
     base = recipe["policy"]["base"]
     base["config"] = {"projection_dim": 32, "hidden_size": 32}
     base["vision_config"] |= {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
@@ -48,10 +64,13 @@ def params() -> dict[str, Any]:
         "updates_per_iteration": 2,
         "learning_rate": 0.002,
     }
-    recipe["arms"] = {"online": arm}
+    revise = {"revise_first_answers": {"judge": "box_distance", "template": TEMPLATE}}
+    revised = {**arm, "selection": [revise], "objective": [{"group_revision": {"weight": 1.0}}]}
+    recipe["arms"] = {"online": arm, "revised": revised}
     recipe["rounds"] = {
         "online-1": {"arm": "online", "start": "base", "phase": 1},
         "online-2": {"arm": "online", "start": "online-1", "phase": 1},
+        "revised-1": {"arm": "revised", "start": "base", "phase": 1},
     }
     return recipe
 
@@ -75,8 +94,43 @@ def test_a_vision_language_model_runs_through_every_stage_and_learns(
     page = Path("artifacts/report/index.html").read_text()
     assert "[image] count" in page
     assert "](data:image" not in page
+    assert "first answer:" in page
+    ((name, revised),) = measure_revisions(read_run(Path("artifacts"), read_params())).items()
+    assert (name, revised.asked) == ("revised-1", 0.5)
+    assert f"<td>{revised.improvement:.3f}</td>" in page
     trained = contents(Path("artifacts/policies/online-1"))
-    for name in ("artifacts/policies/online-1", "artifacts/training/online-1"):
-        Path(name).rename(tmp_path / name.replace("/", "-"))
+    require_revisions(Path("artifacts"))
+    removed = [
+        Path("artifacts") / folder / name
+        for folder in ("policies", "training")
+        for name in ("online-1", "revised-1")
+    ]
+    for each in removed:
+        each.rename(tmp_path / f"{each.parent.name}-{each.name}")
     run_stages(tmp_path)
     assert contents(Path("artifacts/policies/online-1")) == trained
+    for each in removed:
+        assert contents(each) == contents(tmp_path / f"{each.parent.name}-{each.name}")
+
+
+def require_revisions(artifacts: Path):
+    """Half of the groups have a first answer; the advantages are those of the published form."""
+    for files in iterations_of(artifacts, "revised-1"):
+        rollouts = read_table(files.table, ROLLOUTS)
+        groups = rollouts.groupby("prompt_id")["first_answer"].first()
+        assert groups.notna().sum() == len(groups) // 2
+        rewards = read_table(files.rewards, REWARDS)
+        credit = read_table(files.credit, CREDIT).set_index("rollout_id")
+        improved = improvements(rollouts, rewards, "box_distance")
+        assert rollouts["first_score"].notna().any()
+        made = Rollouts(
+            group=torch.tensor(rollouts["group"].to_numpy()),
+            reward=torch.tensor(rewards["reward"].to_numpy(np.float32)),
+            outcome=torch.tensor(rewards["outcome"].to_numpy(np.float32)),
+            mask=torch.ones(len(rollouts), 1, dtype=torch.bool),
+            behavior_logp=torch.zeros(len(rollouts), 1),
+            improvement=torch.tensor(improved.astype(np.float32)),
+        )
+        expected = credit_of(group_revision(weight=1.0), made).advantage[:, 0]
+        found = credit.loc[rollouts["rollout_id"], "advantage"].to_numpy()
+        np.testing.assert_allclose(found, expected.numpy(), atol=1e-6)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from grpo.rewards.base import Task
+from grpo.rewards.box_distance import judge_distance
 from grpo.rewards.boxes import (
     consolidated_error,
     intersection_over_union,
@@ -26,7 +27,7 @@ def task_of(boxes: Any = BOXES, form: str = "boxes", answer: str | None = None) 
         family="f",
         prompt="",
         answer=write(boxes) if answer is None else answer,
-        entry={"form": form, "boxes": boxes},
+        entry={"form": form, "boxes": boxes, "pixels": 64},
     )
 
 
@@ -158,3 +159,30 @@ def test_the_consolidated_error_has_the_laws_of_the_judge():
     assert consolidated_error(none, none, pixels=64) == 0.0
     with pytest.raises(ValueError, match="pixels > 0"):
         consolidated_error(boxes, boxes, pixels=0)
+
+
+def test_the_judge_of_distances_tells_apart_answers_that_miss():
+    """By hand for a box that misses: IoU 0, corners and centers 10 of 64 pixels away on average."""
+    one = task_of([[0, 0, 10, 10]])
+    assert judge_objects("20 0 30 10", one) == 0
+    assert judge_distance("20 0 30 10", one) == pytest.approx(1 - (1 + 2 * 10 / 64) / 3)
+    assert judge_distance("12 0 22 10", one) > judge_distance("20 0 30 10", one)
+    # A point 3 and 4 pixels from the center: 3.5 on average.
+    assert judge_distance("8 9", task_of([[0, 0, 10, 10]], "points")) == 1 - 3.5 / 64
+
+
+@pytest.mark.parametrize("form", ["boxes", "points"])
+def test_the_judge_of_distances_has_the_laws_of_an_error(form: str):
+    true = BOXES if form == "boxes" else [[(a + c) / 2, (b + d) / 2] for a, b, c, d in BOXES]
+    task = task_of(form=form)
+    assert judge_distance(write(true[::-1]), task) == 1.0
+    assert judge_distance(write(true[:3]), task) == pytest.approx(3 / 4)
+    assert judge_distance("", task) == 0.0
+    assert judge_distance("", task_of([], form)) == 1.0
+    with pytest.raises(ValueError, match="numbers"):
+        judge_distance("1 2 3", task)
+
+
+def test_the_judge_of_distances_reads_counts_as_the_judge_of_boxes():
+    task = task_of(form="count", answer="4")
+    assert [judge_distance(each, task) for each in ("4", "5")] == [1.0, 0.0]

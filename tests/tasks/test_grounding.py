@@ -40,6 +40,7 @@ def tables(warmup: Any = WARMUP, *, seed: int = 0, **changes: Any) -> PromptTabl
         "pixels": 48,
         "instruction": "",
         "held_out_pairs": HELD_OUT,
+        "revised_pairs": None,
         "families": FAMILIES,
     }
     task = GroundingTask(kind="grounding", **{**settings, **changes})
@@ -154,6 +155,35 @@ def test_no_scene_is_in_two_parts(made: PromptTables):
     assert abs(len(made.warmup) - 400) <= len(FAMILIES)  # rounded per family
     assert set(made.train["family"].value_counts()) == {30}
     assert set(made.eval["family"].value_counts()) == {20}
+
+
+def test_some_warm_up_pairs_ask_to_revise_an_answer(made: PromptTables):
+    """Of the same questions and solutions; a wrong answer has the form of the right one."""
+    template = " not {answer}"
+    revised = tables(revised_pairs={"share": 0.5, "right": 0.4, "shift": 6, "template": template})
+    pd.testing.assert_frame_equal(revised.train, made.train)
+    pairs = list(zip(made.warmup["prompt"], revised.warmup.to_dict("records")))
+    first = {
+        row["prompt_id"]: row["prompt"].removeprefix(prompt + " not ")
+        for prompt, row in pairs
+        if row["prompt"] != prompt
+    }
+    assert len(first) == round(0.5 * len(pairs))
+    right = 0
+    for _, row in pairs:
+        if row["prompt_id"] in first:
+            given, solution = first[row["prompt_id"]], row["solution"]
+            assert [len(each.split()) for each in given.split(";")] == (
+                [len(each.split()) for each in solution.split(";")]
+            )
+            numbers = np.array([float(each) for each in given.replace(";", "").split()])
+            assert ((numbers >= 0) & (numbers <= 48)).all()
+            wanted = np.array([float(each) for each in solution.replace(";", "").split()])
+            assert np.abs(numbers - wanted).max() <= 6
+            right += given == solution
+    # Four standard deviations of a share of 0.4.
+    assert abs(right / len(first) - 0.4) < 4 * (0.24 / len(first)) ** 0.5
+    assert revised.warmup["solution"].equals(made.warmup["solution"])
 
 
 def test_held_out_pairs_are_in_evaluation_only(made: PromptTables):

@@ -232,7 +232,7 @@ class ActionChunks(Modality[ActionChunkPolicyParams, TokenSampling, TokenDraws])
     def round_draws(
         self, policy: ActionChunkPolicyParams, sampling: TokenSampling, *, iterations_behind: int
     ) -> ChunkDecoding:
-        return ChunkDecoding(temperature=sampling.temperature, max_steps=policy.max_steps)
+        return ChunkDecoding(temperature=sampling.first_temperature, max_steps=policy.max_steps)
 
     def evaluation_draws(
         self, policy: ActionChunkPolicyParams, sampling: TokenDraws

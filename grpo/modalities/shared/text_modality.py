@@ -46,7 +46,7 @@ class TextModality(Modality[TextPolicyT, TokenSampling, TokenDraws]):
     def round_draws(
         self, policy: TextPolicyT, sampling: TokenSampling, *, iterations_behind: int
     ) -> Decoding:
-        return Decoding(temperature=sampling.temperature, max_steps=policy.max_steps)
+        return Decoding(temperature=sampling.first_temperature, max_steps=policy.max_steps)
 
     def evaluation_draws(self, policy: TextPolicyT, sampling: TokenDraws) -> dict[str, Decoding]:
         return {

@@ -139,7 +139,7 @@ class Tokens(Modality[TokenPolicyParams, TokenSampling, TokenDraws]):
     def round_draws(
         self, policy: TokenPolicyParams, sampling: TokenSampling, *, iterations_behind: int
     ) -> "Decoding":
-        return _decoding(policy, sampling.temperature, routing=policy.routing)
+        return _decoding(policy, sampling.first_temperature, routing=policy.routing)
 
     def reference_draws(self, draws: "Decoding") -> "Decoding":
         """Returns the decoding with live routing: the base policy chooses its own experts."""

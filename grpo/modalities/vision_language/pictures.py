@@ -10,9 +10,10 @@ import pandas as pd
 from grpo.modalities.shared.exhibits import PICTURE_PIXELS, Picture, embed
 from grpo.modalities.shared.images import split_prompt
 from grpo.rewards.boxes import find_objects
-from grpo.runtime.artifacts.tables import PROMPTS, read_table
+from grpo.runtime.artifacts.tables import FIRST_ANSWER, PROMPTS, read_table
 
 TRUE, GIVEN = (0, 150, 90), (220, 0, 160)  # colors of the answer and of the rollout
+FIRST = (110, 110, 120)  # of the first answer that the rollout revises
 POINT = 3  # half the size of a point, in pixels of the page
 
 
@@ -21,7 +22,8 @@ def draw_answers(
 ) -> Sequence[Picture]:
     """Returns a picture per chosen rollout: the answer in green, the rollout's objects in magenta.
 
-    Texts without boxes and points leave the image as it is.
+    The objects of its group's first answer are gray. Texts without boxes and points leave the image
+    as it is.
 
     Args:
       rollouts: All rollouts of the iteration.
@@ -36,12 +38,18 @@ def draw_answers(
     for row, prompt in zip(chosen["row"], chosen["prompt"]):
         rollout = rollouts.iloc[row]
         image, _ = split_prompt(prompt)
-        drawn = draw_objects(image, answers[rollout["prompt_id"]], rollout["text"])
+        first = rollout.get(FIRST_ANSWER)
+        drawn = draw_objects(
+            image,
+            answers[rollout["prompt_id"]],
+            rollout["text"],
+            first="" if pd.isna(first) else first,
+        )
         pictures.append(embed(drawn, longest_pixels=PICTURE_PIXELS, has_text=True))
     return pictures
 
 
-def draw_objects(image: bytes, answer: str, text: str) -> bytes:
+def draw_objects(image: bytes, answer: str, text: str, *, first: str = "") -> bytes:
     """Returns an image with boxes and points as PNG; small ones are enlarged by a whole number."""
     # Imported here: only runs with images need Pillow.
     from PIL import Image, ImageDraw
@@ -51,8 +59,8 @@ def draw_objects(image: bytes, answer: str, text: str) -> bytes:
     width, height = picture.size
     picture = picture.resize((scale * width, scale * height), Image.Resampling.NEAREST)
     pen = ImageDraw.Draw(picture)
-    for color, objects in ((TRUE, find_objects(answer)), (GIVEN, find_objects(text))):
-        for each in objects:
+    for color, written in ((TRUE, answer), (FIRST, first), (GIVEN, text)):
+        for each in find_objects(written):
             _draw_object(pen, [scale * number for number in each], color)
     stream = io.BytesIO()
     picture.save(stream, format="PNG")

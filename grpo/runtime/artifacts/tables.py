@@ -41,6 +41,7 @@ _image = pa.Check(
 SCORED, UNSCORED = "scored", "unscored"
 SCORE = "score."  # begins the names of columns with a judge's scores; a judge's name follows
 GREEDY_SCORE = "greedy_score."  # the same for the greedy rollouts of an evaluation
+FIRST_ANSWER, FIRST_SCORE = "first_answer", "first_score"
 
 
 def _at_least(low: int) -> pa.Check:
@@ -60,12 +61,13 @@ def _scores(prefix: str) -> dict[str, pa.Column]:
 
 
 def _columns(frame: pd.DataFrame, schema: pa.DataFrameSchema) -> list[str]:
-    """Returns the names of a schema's columns, those of scores as the table has them."""
+    """Returns the names of a schema's columns, the optional ones as the table has them."""
     found: list[str] = []
     for name, column in schema.columns.items():
-        found += (
-            [str(each) for each in frame if re.match(name, str(each))] if column.regex else [name]
-        )
+        if column.regex:
+            found += [str(each) for each in frame if re.match(name, str(each))]
+        elif column.required or name in frame:
+            found.append(name)
     return found
 
 
@@ -119,6 +121,10 @@ ROLLOUTS = _schema(
         "text": pa.Column(str),
         "steps": pa.Column("int64", _at_least(0)),  # length of the rollout: steps with a log-prob
         "is_finished": pa.Column(bool),  # not truncated by the step limit
+        # If the arm revises first answers: that of the group, null if it had none; its score, null
+        # if the group was not sampled from it.
+        FIRST_ANSWER: pa.Column(str, nullable=True, required=False),
+        FIRST_SCORE: pa.Column("float64", _fraction, nullable=True, required=False),
     },
 )
 REWARDS = _schema(
@@ -188,6 +194,19 @@ def _one_to_one(frame: pd.DataFrame) -> "pd.Series[bool]":
     return (of_group == frame["prompt_id"]) & (of_prompt == frame["group"])
 
 
+def _has_first_answer_of_group(frame: pd.DataFrame) -> "pd.Series[bool]":
+    """Returns which rows have the first answer and score of their group, a score with an answer."""
+    if FIRST_SCORE not in frame:
+        return pd.Series(True, index=frame.index)
+    found = frame[[FIRST_ANSWER, FIRST_SCORE]].astype(object)
+    found = found.where(found.notna(), "")
+    starts = pd.Series(range(len(frame))).groupby(frame["group"].to_numpy()).transform("first")
+    of_group = found.iloc[starts].set_axis(frame.index)
+    return (found == of_group).all(axis=1) & (
+        frame[FIRST_SCORE].isna() | frame[FIRST_ANSWER].notna()
+    )
+
+
 def _is_object(text: str) -> bool:
     """Returns whether a text is a JSON object."""
     try:
@@ -229,6 +248,7 @@ LAWS = {
             "its prompt_id with /0, /1, /2 ... in this order",
             lambda frame: frame["rollout_id"] == _members(frame),
         ),
+        _Law(FIRST_SCORE, "that of its group, with first_answer", _has_first_answer_of_group),
     ),
     REWARDS.name: (
         _Law(

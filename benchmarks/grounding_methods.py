@@ -1,0 +1,189 @@
+"""Compares Group Revision with GRPO on grounding, at equal FLOPs.
+
+python -m benchmarks.grounding_methods 0 1 2 3 4   # runs missing stages, then writes the results
+python -m benchmarks.grounding_methods             # writes table and figure from the results
+
+The arms are in grounding_methods.yaml. The runs of a seed are under .work/ and resume after an
+interruption; remove that folder after a change of code. Writes results/grounding_methods.json and
+docs/grounding_methods.svg.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from benchmarks.allocation_tokens import draw_curve, in_words, mean_interval
+from benchmarks.demo import ROOT
+from benchmarks.figures import save_figure
+from benchmarks.seeds import record_seeds
+from benchmarks.workspaces import make_workspace, run_stages
+from grpo.params.parameters import BASE
+from grpo.params.yaml import parse_yaml
+from grpo.report.style import styled
+from grpo.runtime.artifacts.files import read_json
+from grpo.runtime.artifacts.tables import EVALUATION, read_table
+from grpo.runtime.markdown import markdown_table
+
+SPEC = Path(__file__).with_suffix(".yaml")
+RECIPE = ROOT / "recipes" / "grounding.yaml"
+FIGURE = ROOT / "docs" / "grounding_methods.svg"
+WORK = ROOT / ".work" / "grounding_methods"
+REFERENCE = "grpo"
+SAMPLED, GREEDY = "score.boxes", "greedy_score.boxes"
+# Parts of the evaluation's prompts, by the base's rollouts of them.
+PARTS = ("all", "hard half", "never solved")
+MEASURES = {
+    **{f"IoU, {part}": (SAMPLED, part) for part in PARTS},
+    **{f"greedy IoU, {part}": (GREEDY, part) for part in PARTS},
+}
+Point = dict[str, float]
+Runs = dict[str, dict[str, list[Point]]]
+
+
+def main() -> None:
+    """Runs the given seeds and writes the results of all finished seeds."""
+    results = record_seeds(
+        "grounding_methods", read_spec(), run_seed, lambda runs: {"summary": summarize(runs)}
+    )
+    save_figure(draw(results["runs"]), FIGURE)
+    print(table(results))
+
+
+def read_spec() -> dict[str, Any]:
+    """Returns the arms, and what differs from the recipe."""
+    spec: dict[str, Any] = parse_yaml(SPEC.read_text())
+    spec.pop("shared")
+    return spec
+
+
+def run_seed(seed: int) -> dict[str, list[Point]]:
+    """Returns, per arm, cumulative FLOPs and scores after each round, the base first."""
+    params = parameters(seed)
+    workspace = WORK / str(seed)
+    make_workspace(workspace, params)
+    run_stages(workspace)
+    artifacts = workspace / "artifacts"
+    base = read_evaluation(artifacts, BASE)
+    curves = {}
+    for arm in params["arms"]:
+        flops, points = 0.0, [point(0.0, base, base)]
+        for name in (each for each in params["rounds"] if params["rounds"][each]["arm"] == arm):
+            for folder in ("rollouts", "training"):
+                flops += read_json(artifacts / folder / name / "summary.json")["cost"]["flops"]
+            points.append(point(flops, read_evaluation(artifacts, name), base))
+        curves[arm] = points
+    return curves
+
+
+def parameters(seed: int) -> dict[str, Any]:
+    """Returns the recipe with this benchmark's arms, rounds and a judge of distances."""
+    spec = read_spec()
+    params: dict[str, Any] = parse_yaml(RECIPE.read_text())
+    params |= {"seed": seed, "arms": spec["arms"], "rounds": {}}
+    params["task"]["revised_pairs"] = spec["revised_pairs"]
+    (boxes,) = params["reward"]["judges"]
+    params["reward"]["judges"].append({**boxes, "judge": "box_distance", "weight": 0.0})
+    for arm in spec["arms"]:
+        for index in range(1, spec["rounds"] + 1):
+            start = f"{arm}-{index - 1}" if index > 1 else BASE
+            params["rounds"][f"{arm}-{index}"] = {"arm": arm, "start": start, "phase": 1}
+    return params
+
+
+def read_evaluation(artifacts: Path, name: str) -> pd.DataFrame:
+    """Returns the evaluation of a policy by prompt_id."""
+    path = artifacts / "evaluations" / f"{name}.parquet"
+    return read_table(path, EVALUATION).set_index("prompt_id")
+
+
+def point(flops: float, found: pd.DataFrame, base: pd.DataFrame) -> Point:
+    """Returns the mean scores of an evaluation on each of PARTS."""
+    rows = {
+        "all": pd.Series(True, index=base.index),
+        "hard half": base[SAMPLED].rank(method="first") <= len(base) / 2,
+        "never solved": (base["successes"] == 0) & (base["greedy"] == 0),
+    }
+    scores = {
+        name: float(found.loc[base.index[rows[part]], score].mean())
+        for name, (score, part) in MEASURES.items()
+    }
+    return {"flops": flops, **scores}
+
+
+def summarize(runs: Runs) -> dict[str, Any]:
+    """Returns gains at the FLOPs that all arms reach, and differences from the reference.
+
+    Means over seeds, with 95 % t intervals.
+    """
+    gains = {seed: gains_at_equal_flops(run) for seed, run in runs.items()}
+    return {
+        arm: {
+            name: {
+                "gain": mean_interval([each[arm][name] for each in gains.values()]),
+                "against_reference": mean_interval(
+                    [each[arm][name] - each[REFERENCE][name] for each in gains.values()]
+                ),
+            }
+            for name in MEASURES
+        }
+        for arm in next(iter(runs.values()))
+    }
+
+
+def gains_at_equal_flops(run: dict[str, list[Point]]) -> dict[str, Point]:
+    """Returns each arm's gains over the base, interpolated at the smallest final FLOPs."""
+    budget = min(points[-1]["flops"] for points in run.values())
+    return {
+        arm: {
+            name: float(
+                np.interp(
+                    budget, [each["flops"] for each in points], [each[name] for each in points]
+                )
+            )
+            - points[0][name]
+            for name in MEASURES
+        }
+        for arm, points in run.items()
+    }
+
+
+def draw(runs: Runs) -> Figure:
+    """Returns plots of the gain in IoU over FLOPs, sampled and greedy."""
+    with styled():
+        figure = Figure(figsize=(11.5, 7.5), layout="constrained")
+        grid = figure.subplots(2, len(PARTS), sharex=True)
+        for axes, name in zip(grid.flat, MEASURES):
+            for index, arm in enumerate(next(iter(runs.values()))):
+                points = np.array(
+                    [
+                        [[each["flops"], each[name] - run[arm][0][name]] for each in run[arm]]
+                        for run in runs.values()
+                    ]
+                )
+                draw_curve(axes, points, label=arm, index=index, unit=1e12, color=f"C{index}")
+            axes.set_title(name)
+        for axes in grid[-1]:
+            axes.set_xlabel("TFLOPs")
+        for axes in grid[:, 0]:
+            axes.set_ylabel("above the base")
+        grid[0, -1].legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return figure
+
+
+def table(results: dict[str, Any]) -> str:
+    """Returns the summary as the Markdown table of docs/methods/group_revision.md."""
+    rows = []
+    for arm, found in results["summary"].items():
+        cells = [in_words(found[name]["gain"], "+.3f") for name in MEASURES]
+        rows.append([arm, *cells])
+        if arm != REFERENCE:
+            differences = [in_words(found[name]["against_reference"], "+.3f") for name in MEASURES]
+            rows.append([f"{arm} - {REFERENCE}", *differences])
+    return markdown_table(["arm", *MEASURES], rows)
+
+
+if __name__ == "__main__":
+    main()
