@@ -1,5 +1,6 @@
 """Formats numbers for display: units, percentages, changes."""
 
+import math
 from collections.abc import Mapping
 
 SPACE = "\N{NO-BREAK SPACE}"  # separates a number from its unit
@@ -48,8 +49,8 @@ def format_percent(fraction: float) -> str:
 
 
 def format_rate(rate: float) -> str:
-    """Returns e.g. `0.512`."""
-    return f"{rate:.3f}"
+    """Returns e.g. `0.512`; a dash for NaN."""
+    return "\N{EM DASH}" if math.isnan(rate) else f"{rate:.3f}"
 
 
 def format_change(change: float) -> str:

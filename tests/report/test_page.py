@@ -19,7 +19,13 @@ from grpo.report.seconds import ACTIVITIES, ACTIVITY_OF_PART, stages_of
 from grpo.report.signal_figures import DIFFICULTY, NO_PROFILE, draw_signal_by_step
 from grpo.report.style import KIND_COLORS
 from grpo.runtime.artifacts.files import write_json
-from grpo.runtime.artifacts.tables import PROFILE, empty_table, write_table
+from grpo.runtime.artifacts.tables import (
+    EVALUATION,
+    PROFILE,
+    empty_table,
+    read_table,
+    write_table,
+)
 from grpo.runtime.artifacts.usage import Usage
 
 FETCHING = {"src", "href", "xlink:href", "data", "action", "srcset", "poster"}
@@ -210,6 +216,11 @@ def test_judges_are_compared_with_those_of_the_evaluation_and_corpora_are_shown(
     text = read((tmp_path / PAGE).read_text()).text
     assert "ocr and exact1.0001.0001.000" in text  # both give every prompt the same score
     assert "chrf of f, greedy0.2500.7500.875" in text
+    constant = read_table(artifacts / "evaluations/base.parquet", EVALUATION)
+    constant["score.ocr"] = 0.5
+    write_table(constant, artifacts / "evaluations/base.parquet", EVALUATION)
+    write_page(artifacts, judged.model_copy(update={"evaluation": evaluation}), tmp_path)
+    assert "ocr and exact\N{EM DASH}1.0001.000" in read((tmp_path / PAGE).read_text()).text
 
 
 def test_an_arm_that_never_gets_there_still_has_a_page(
