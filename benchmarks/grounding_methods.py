@@ -20,8 +20,10 @@ from benchmarks.demo import ROOT
 from benchmarks.figures import save_figure
 from benchmarks.seeds import record_seeds
 from benchmarks.workspaces import make_workspace, run_stages
-from grpo.params.parameters import BASE
+from grpo.params.parameters import BASE, read_params
 from grpo.params.yaml import parse_yaml
+from grpo.report.reading import read_run
+from grpo.report.revisions import measure_revisions
 from grpo.report.style import styled
 from grpo.runtime.artifacts.files import read_json
 from grpo.runtime.artifacts.tables import EVALUATION, read_table
@@ -35,6 +37,7 @@ REFERENCE = "grpo"
 SAMPLED, GREEDY = "score.boxes", "greedy_score.boxes"
 # Parts of the evaluation's prompts, by the base's rollouts of them.
 PARTS = ("all", "hard half", "never solved")
+REVISED = ("first_error", "error", "better", "drift")  # of Revised
 MEASURES = {
     **{f"IoU, {part}": (SAMPLED, part) for part in PARTS},
     **{f"greedy IoU, {part}": (GREEDY, part) for part in PARTS},
@@ -49,7 +52,7 @@ def main() -> None:
         "grounding_methods", read_spec(), run_seed, lambda runs: {"summary": summarize(runs)}
     )
     save_figure(draw(results["runs"]), FIGURE)
-    print(table(results))
+    print(table(results), revisions_table(results), sep="\n\n")
 
 
 def read_spec() -> dict[str, Any]:
@@ -67,13 +70,18 @@ def run_seed(seed: int) -> dict[str, list[Point]]:
     run_stages(workspace)
     artifacts = workspace / "artifacts"
     base = read_evaluation(artifacts, BASE)
+    run = read_run(artifacts, read_params(workspace / "params.yaml"))
+    revised = measure_revisions(run)
     curves = {}
     for arm in params["arms"]:
         flops, points = 0.0, [point(0.0, base, base)]
         for name in (each for each in params["rounds"] if params["rounds"][each]["arm"] == arm):
             for folder in ("rollouts", "training"):
                 flops += read_json(artifacts / folder / name / "summary.json")["cost"]["flops"]
-            points.append(point(flops, read_evaluation(artifacts, name), base))
+            found = point(flops, read_evaluation(artifacts, name), base)
+            if name in revised:
+                found |= {each: getattr(revised[name], each) for each in REVISED}
+            points.append(found)
         curves[arm] = points
     return curves
 
@@ -120,7 +128,7 @@ def summarize(runs: Runs) -> dict[str, Any]:
     Means over seeds, with 95 % t intervals.
     """
     gains = {seed: gains_at_equal_flops(run) for seed, run in runs.items()}
-    return {
+    summary: dict[str, Any] = {
         arm: {
             name: {
                 "gain": mean_interval([each[arm][name] for each in gains.values()]),
@@ -132,6 +140,19 @@ def summarize(runs: Runs) -> dict[str, Any]:
         }
         for arm in next(iter(runs.values()))
     }
+    for arm, found in summary.items():
+        curves = [run[arm] for run in runs.values()]
+        if REVISED[0] in curves[0][1]:
+            found["revisions"] = {
+                name: [mean_interval(list(each)) for each in zip(*_by_round(curves, name))]
+                for name in REVISED
+            }
+    return summary
+
+
+def _by_round(curves: list[list[Point]], name: str) -> list[list[float]]:
+    """Returns a number of revisions by seed and round."""
+    return [[each[name] for each in points[1:]] for points in curves]
 
 
 def gains_at_equal_flops(run: dict[str, list[Point]]) -> dict[str, Point]:
@@ -157,7 +178,7 @@ def draw(runs: Runs) -> Figure:
         figure = Figure(figsize=(11.5, 7.5), layout="constrained")
         grid = figure.subplots(2, len(PARTS), sharex=True)
         for axes, name in zip(grid.flat, MEASURES):
-            for index, arm in enumerate(next(iter(runs.values()))):
+            for index, arm in enumerate(read_spec()["arms"]):
                 points = np.array(
                     [
                         [[each["flops"], each[name] - run[arm][0][name]] for each in run[arm]]
@@ -177,13 +198,27 @@ def draw(runs: Runs) -> Figure:
 def table(results: dict[str, Any]) -> str:
     """Returns the summary as the Markdown table of docs/methods/group_revision.md."""
     rows = []
-    for arm, found in results["summary"].items():
+    for arm in read_spec()["arms"]:
+        found = results["summary"][arm]
         cells = [in_words(found[name]["gain"], "+.3f") for name in MEASURES]
         rows.append([arm, *cells])
         if arm != REFERENCE:
             differences = [in_words(found[name]["against_reference"], "+.3f") for name in MEASURES]
             rows.append([f"{arm} - {REFERENCE}", *differences])
     return markdown_table(["arm", *MEASURES], rows)
+
+
+def revisions_table(results: dict[str, Any]) -> str:
+    """Returns what revisions improved, by arm and round, as a Markdown table."""
+    rows = []
+    for arm in read_spec()["arms"]:
+        found = results["summary"][arm]
+        if "revisions" in found:
+            by_round = zip(*(found["revisions"][name] for name in REVISED))
+            for index, cells in enumerate(by_round, start=1):
+                rows.append([arm, str(index), *(in_words(each, ".3f") for each in cells)])
+    titles = ["error of first answers", "of revisions", "better than the first"]
+    return markdown_table(["arm", "round", *titles, "sum of a group's advantages"], rows)
 
 
 if __name__ == "__main__":
