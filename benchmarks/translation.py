@@ -38,7 +38,7 @@ SCORES = {"mean": "score.chrf", "greedy": "greedy_score.chrf"}  # chrF++ with th
 REWARDS = {"mean": f"score.{FREE}", "greedy": f"greedy_score.{FREE}"}
 SHARED = ("prompts", "policies/base", "training/base")  # of a seed's workspaces
 BASE = "base"
-PAIRS = (("repaired", "published"), ("composed", "repaired"), ("repaired", "grpo"))
+PAIRS = (("repaired", "published"), ("composed", "repaired"), ("references", "repaired"))
 Run = dict[str, Any]
 
 
@@ -84,7 +84,6 @@ def parameters(seed: int, judge: str, arms: list[str]) -> dict[str, Any]:
     params: dict[str, Any] = parse_yaml(RECIPE.read_text())
     params |= {"seed": seed, "arms": {}, "rounds": {}}
     params["task"] |= written["task"]
-    params["policy"]["base"]["warmup"] |= written["warmup"]
     params["reward"]["judges"][0]["judge"] = judge
     for name in arms:
         arm = {**written["shared"], **written["arms"][name]}
