@@ -45,7 +45,11 @@ Run = dict[str, Any]
 def main() -> None:
     """Runs the given seeds and writes the results of all finished seeds."""
     results = record_seeds(
-        "translation_methods", read_arms(), run_seed, lambda runs: {"summary": summarize(runs)}
+        "translation",
+        read_arms(),
+        run_seed,
+        lambda runs: {"summary": summarize(runs)},
+        results_name="translation_methods",  # translation.json has the runs of the recipe
     )
     save_figure(draw(results), FIGURE)
     print(gains_table(results), languages_table(results), pairs_table(results), sep="\n\n")
