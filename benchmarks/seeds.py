@@ -13,16 +13,20 @@ def record_seeds(
     arms: dict[str, Any],
     run_seed: Callable[[int], Any],
     describe: Callable[[dict[str, Any]], dict[str, Any]],
+    *,
+    results_name: str | None = None,
 ) -> dict[str, Any]:
     """Runs the seeds of the command line and returns the content of results/NAME.json.
 
     Args:
+      name: Of the module under benchmarks.
       arms: Definition of the arms; results of a different definition are discarded.
       describe: Returns the summary to store, given the runs of all finished seeds.
+      results_name: NAME, if it is not that of the module.
     """
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}")
     parser.add_argument("seeds", nargs="*", type=int, metavar="SEED")
-    out = RESULTS / f"{name}.json"
+    out = RESULTS / f"{results_name or name}.json"
     for seed in parser.parse_args().seeds:
         found = run_seed(seed)
         # Read after the run, because other processes may run other seeds at the same time.

@@ -38,14 +38,18 @@ SCORES = {"mean": "score.chrf", "greedy": "greedy_score.chrf"}  # chrF++ with th
 REWARDS = {"mean": f"score.{FREE}", "greedy": f"greedy_score.{FREE}"}
 SHARED = ("prompts", "policies/base", "training/base")  # of a seed's workspaces
 BASE = "base"
-PAIRS = (("repaired", "published"), ("composed", "repaired"), ("repaired", "grpo"))
+PAIRS = (("repaired", "published"), ("composed", "repaired"), ("references", "repaired"))
 Run = dict[str, Any]
 
 
 def main() -> None:
     """Runs the given seeds and writes the results of all finished seeds."""
     results = record_seeds(
-        "translation_methods", read_arms(), run_seed, lambda runs: {"summary": summarize(runs)}
+        "translation",
+        read_arms(),
+        run_seed,
+        lambda runs: {"summary": summarize(runs)},
+        results_name="translation_methods",  # translation.json has the runs of the recipe
     )
     save_figure(draw(results), FIGURE)
     print(gains_table(results), languages_table(results), pairs_table(results), sep="\n\n")
@@ -84,7 +88,6 @@ def parameters(seed: int, judge: str, arms: list[str]) -> dict[str, Any]:
     params: dict[str, Any] = parse_yaml(RECIPE.read_text())
     params |= {"seed": seed, "arms": {}, "rounds": {}}
     params["task"] |= written["task"]
-    params["policy"]["base"]["warmup"] |= written["warmup"]
     params["reward"]["judges"][0]["judge"] = judge
     for name in arms:
         arm = {**written["shared"], **written["arms"][name]}

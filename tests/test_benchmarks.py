@@ -142,7 +142,7 @@ def test_arms_of_translation_are_compared_with_the_base_and_each_other_within_se
 
 def test_translation_gives_each_judge_of_the_reward_to_evaluation_once():
     for judge in ("chrf", translation.FREE):
-        params = translation.parameters(7, judge, ["grpo"])
+        params = translation.parameters(7, judge, ["repaired"])
         of_reward = [each["judge"] for each in params["reward"]["judges"]]
         of_evaluation = [each["judge"] for each in params["evaluation"]["judges"]]
         assert sorted([*of_reward, *of_evaluation]) == sorted(["chrf", "exact", translation.FREE])

@@ -114,7 +114,7 @@ class SamplingParams(Strict):
 
 
 class TokenSampling(SamplingParams):
-    """Sampling parameters of an arm; log-probs use the same temperature."""
+    """Sampling parameters of an arm; log-probs use the same temperature, but for `scored_at`."""
 
     temperature: Temperature
     top_p: Annotated[float, Field(gt=0, le=1)]

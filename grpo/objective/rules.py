@@ -34,6 +34,7 @@ class Plan:
     dropouts: frozenset[str]  # parameter paths of dropouts above 0
     top_p: float = 1.0
     has_other_density: bool = False  # log-probs are at another temperature than sampling
+    follows_reward: bool = False  # the temperature depends on the mean reward
     selection: tuple[Link, ...] = ()
     phases: tuple[int, ...] = ()  # of the arm's rounds
     starts_from_base: bool = True  # at least one round of the arm starts from the base policy
@@ -137,6 +138,10 @@ def pair_z_score(plan: Plan) -> list[str]:
 
 def normalized_pairs(plan: Plan) -> list[str]:
     return list(plan.normalized) if 2 in plan.group_sizes else []
+
+
+def normalized_mean(plan: Plan) -> list[str]:
+    return list(plan.normalized) if plan.follows_reward else []
 
 
 def variable_groups(plan: Plan) -> list[str]:
@@ -845,6 +850,13 @@ RULES: tuple[Rule, ...] = (
         "contrast_implicit_policies needs the matching loss of velocities; set sampling.density: "
         "matched",
         contrast_without_matching,
+    ),
+    Rule(
+        "H21",
+        Severity.WARN,
+        "a score that is normalized within groups has a constant mean, so that a temperature that "
+        "follows the mean reward never sees it rise; set normalize: none",
+        normalized_mean,
     ),
     Rule(
         "H1",

@@ -68,6 +68,11 @@ def test_the_last_temperature_is_not_below_the_first():
         rising(last=1.0)
 
 
+def test_the_number_of_raises_is_bounded():
+    with pytest.raises(ValidationError, match="in at most 1000 raises"):
+        rising(step=1e-9)
+
+
 def sampling(temperature: object) -> TokenSampling:
     values = {"temperature": temperature, "top_p": 1.0, "rollouts_per_batch": 8}
     return TypeAdapter(TokenSampling).validate_python(values)

@@ -99,6 +99,12 @@ def changed(
         ("color", "red", r"color is unknown"),
         ("arms.sgpo.training.learning_rate", -0.1, r"arms.sgpo.training.learning_rate .*-0.1"),
         ("arms.sgpo.sampling.temperature", 0.0, r"arms.uniform.sampling.temperature"),
+        (
+            "arms.sgpo.sampling.temperature",
+            {"first": 1.2, "last": 1.0},
+            r"uniform.sampling.temperature.last must be at least 1.2, the first temperature, got 1",
+        ),
+        ("arms.sgpo.sampling.temperature", {}, r"uniform.sampling.temperature.first is missing"),
         ("task.kind", "poetry", r"task.kind .*poetry"),
         ("policy.base.warmup.updates", 1.5, r"policy.base.warmup.updates must be an integer"),
         ("rounds.sgpo-1.arm", "nobody", r"rounds.sgpo-1.arm must be one of .*'nobody'"),

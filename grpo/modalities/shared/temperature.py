@@ -9,6 +9,7 @@ from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator
 from grpo.schema import NonNegative, Positive, Rate, Strict
 
 STATE = "temperature"  # key of the state in the statistics that a policy directory stores
+MOST_RAISES = 1000
 Statistics = dict[str, dict[str, int | float]]
 
 
@@ -37,6 +38,14 @@ class RisingTemperature(Strict):
         if last < first:
             raise ValueError(f"must be at least {first}, the first temperature")
         return last
+
+    @field_validator("step")
+    @classmethod
+    def _is_not_tiny(cls, step: float, info: ValidationInfo) -> float:
+        wide = info.data.get("last", 0.0) - info.data.get("first", 0.0)
+        if wide > MOST_RAISES * step:  # samplers have the settings of every level
+            raise ValueError(f"must reach the last temperature in at most {MOST_RAISES} raises")
+        return step
 
     @property
     def most_raises(self) -> int:
