@@ -84,6 +84,7 @@ def parameters(seed: int) -> dict[str, Any]:
     params: dict[str, Any] = parse_yaml(RECIPE.read_text())
     params |= {"seed": seed, "arms": spec["arms"], "rounds": {}}
     params["task"]["revised_pairs"] = spec["revised_pairs"]
+    params["policy"]["base"]["warmup"]["updates"] = spec["warmup_updates"]
     (boxes,) = params["reward"]["judges"]
     params["reward"]["judges"].append({**boxes, "judge": "box_distance", "weight": 0.0})
     for arm in spec["arms"]:

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from functools import reduce
+from itertools import combinations
 from operator import or_
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,7 @@ from grpo.tasks.base import TaskInputs
 from grpo.types import Credit, Rollouts
 from grpo.wiring.allocation import build_curriculum, build_selection
 from grpo.wiring.objectives import build_objective
+from tests.objective import pairs
 from tests.objective.every_link import EVERY, make
 
 ROOT = Path(__file__).parents[1]
@@ -131,6 +133,23 @@ def test_the_table_of_rules_is_that_of_the_code():
     ids = {rule.id for rule in RULES}
     written = [row for row in rows(DOCS / "rules.md") if row[0] in ids]
     assert written == [[rule.id, rule.severity.name, rule.sentence] for rule in RULES]
+
+
+def test_the_table_of_pairs_is_what_the_rules_find():
+    assert pairs.table() in (DOCS / "rules.md").read_text()
+
+
+def test_rloo_has_no_z_score_to_break():
+    found = {
+        frozenset(names): {rule.id for rule in pairs.broken(plan)} & {"U16", "U18"}
+        for names in combinations(pairs.METHODS, 2)
+        for plan in [
+            pairs.plan_of(*(pairs.METHODS[each] for each in names), advantage=pairs.LEAVE_ONE_OUT)
+        ]
+    }
+    assert {names: rules for names, rules in found.items() if rules} == {
+        frozenset({"sGPO", "PODS"}): {"U18"}
+    }
 
 
 def test_the_rule_at_run_time_is_quoted_from_the_code():

@@ -300,6 +300,15 @@ class Modality(ABC, Generic[PolicyT, SamplingT, DrawsT]):
         """
         return [None] * len(chosen)
 
+    def illustrate(self, prompt: str, answer: str, text: str) -> bytes | None:
+        """Returns a picture of a rollout of text as PNG for the report; None: there is none.
+
+        Args:
+          answer: The gold answer of the prompt.
+          text: Of the rollout.
+        """
+        return None
+
     def takes_messages(self, policy: PolicyT) -> bool:
         """Returns whether a prompt may be a list of chat messages."""
         return False

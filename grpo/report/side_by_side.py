@@ -1,6 +1,6 @@
 """Rollouts of every policy of an arm for the same prompts and seeds, side by side."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from grpo.params.parameters import BASE
 from grpo.report.reading import Run
 from grpo.report.samples import SOLVED, visible
 from grpo.report.style import css_color_of
-from grpo.runtime.artifacts.tables import EVALUATION_SAMPLES, read_table
+from grpo.runtime.artifacts.tables import EVALUATION_SAMPLES, PROMPTS, read_table
 
 SAME = ["rollout_id", "prompt_id", "family", "prompt"]  # columns that are equal for all policies
 FEW_POLICIES = 4  # up to so many, large images fit side by side
@@ -61,6 +61,8 @@ def read_sheets(artifacts: Path, run: Run) -> list[Sheet]:
       ArtifactError: If samples are missing, broken, or of other prompts than those of the base.
     """
     evaluations = artifacts / "evaluations"
+    gold = read_table(artifacts / "prompts" / "eval.parquet", PROMPTS)
+    answers = gold.set_index("prompt_id")["answer"]
     samples: dict[str, pd.DataFrame] = {}
     for name in [BASE, *run.params.rounds]:
         path = evaluations / f"{name}.samples.parquet"
@@ -70,21 +72,24 @@ def read_sheets(artifacts: Path, run: Run) -> list[Sheet]:
                 f"{path}: must hold the rollouts of {evaluations / BASE}.samples.parquet, "
                 "got others; rerun the evaluation"
             )
-    shown = {name: _select_shown(table) for name, table in samples.items()}
+    shown = {name: _select_shown(table, answers) for name, table in samples.items()}
     return [_sheet(run, arm, shown) for arm in run.arms]
 
 
-def _select_shown(samples: pd.DataFrame) -> pd.DataFrame:
+def _select_shown(samples: pd.DataFrame, answers: pd.Series) -> pd.DataFrame:
+    """Returns the rollouts to show, with the gold answer of their prompts."""
     has_images = (samples["image"] != b"").any()
-    return samples if has_images else samples.groupby("prompt_id", sort=False).head(1)
+    shown = samples if has_images else samples.groupby("prompt_id", sort=False).head(1)
+    return shown.join(answers, on="prompt_id")
 
 
 def _sheet(run: Run, arm: str, samples: Mapping[str, pd.DataFrame]) -> Sheet:
     policies = run.chain(arm)
     longest = LARGE_PIXELS if len(policies) <= FEW_POLICIES else SMALL_PIXELS
+    illustrate = run.params.modality.illustrate
     rollouts = {
         name: {
-            prompt: _shown_rollouts(rows, longest)
+            prompt: _shown_rollouts(rows, longest, illustrate)
             for prompt, rows in samples[name].groupby("prompt_id")
         }
         for name in policies
@@ -106,13 +111,18 @@ def _sheet(run: Run, arm: str, samples: Mapping[str, pd.DataFrame]) -> Sheet:
     )
 
 
-def _shown_rollouts(rows: pd.DataFrame, longest_pixels: int) -> list[ShownRollout]:
-    return [
-        ShownRollout(
-            text=visible(each["text"]),
-            picture=embed(each["image"], longest_pixels=longest_pixels) if each["image"] else None,
-            is_right=each["outcome"] == SOLVED,
-            reward=float(each["reward"]),
+def _shown_rollouts(
+    rows: pd.DataFrame, longest_pixels: int, illustrate: Callable[[str, str, str], bytes | None]
+) -> list[ShownRollout]:
+    found = []
+    for each in rows.to_dict("records"):
+        png = each["image"] or illustrate(each["prompt"], each["answer"], each["text"])
+        found.append(
+            ShownRollout(
+                text=visible(each["text"]),
+                picture=embed(png, longest_pixels=longest_pixels) if png else None,
+                is_right=each["outcome"] == SOLVED,
+                reward=float(each["reward"]),
+            )
         )
-        for each in rows.to_dict("records")
-    ]
+    return found

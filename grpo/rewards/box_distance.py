@@ -3,8 +3,6 @@
 The IoU of all boxes that miss is 0; their distances differ. It is the error of Group Revision.
 """
 
-import numpy as np
-
 from grpo.rewards.base import AnswerJudge, Judge, JudgeInputs, Task
 from grpo.rewards.boxes import (
     FORMS,
@@ -31,7 +29,7 @@ def judge_distance(answer: str, task: Task) -> float:
       ValueError: If the answer does not have the form.
     """
     boxes, given = read_answer(answer, task)
-    pixels = int(np.asarray(task.entry["pixels"]))
+    pixels = int(str(task.entry["pixels"]))
     if given.shape[1] == FORMS["count"]:
         return judge_objects(answer, task)
     if given.shape[1] == FORMS["boxes"]:

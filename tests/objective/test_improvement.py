@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo.objective.advantage import add_improvement, scale_by_improvement
@@ -48,17 +48,21 @@ def test_the_improvement_adds_to_the_reward_by_its_weight():
     assert advantages(add_improvement(4.0), given_group) == [2.0, 2.0]
 
 
+@settings(deadline=None, max_examples=40)
 @given(rollouts=ragged_rollouts(), weight=st.floats(0, 10))
 def test_without_any_improvement_it_is_grpo(rollouts: Rollouts, weight: float):
-    """Exactly: the published form and the repaired one, on ragged groups."""
+    """Exactly in the published form, on ragged groups."""
     unimproved = replace(rollouts, improvement=torch.zeros(len(rollouts.mask)))
     expected = credit_of(grpo(), unimproved)
-    for center in ("none", "group"):
-        found = credit_of(group_revision(weight, center=center), unimproved)
-        torch.testing.assert_close(found.advantage, expected.advantage, rtol=1e-5, atol=1e-6)
-        assert torch.equal(found.weight, expected.weight)
+    published = credit_of(group_revision(weight), unimproved)
+    assert torch.equal(published.advantage, expected.advantage)
+    assert torch.equal(published.weight, expected.weight)
+    centered = credit_of(group_revision(weight, center="group"), unimproved)
+    # The mean of a group's advantages is 0 up to rounding.
+    torch.testing.assert_close(centered.advantage, expected.advantage, rtol=1e-5, atol=1e-6)
 
 
+@settings(deadline=None, max_examples=40)
 @given(rollouts=ragged_rollouts(), seed=st.integers(0, 99))
 def test_recentered_advantages_of_a_group_sum_to_zero(rollouts: Rollouts, seed: int):
     generator = torch.Generator().manual_seed(seed)

@@ -14,6 +14,7 @@ from grpo.params.parameters import read_params
 from grpo.params.yaml import parse_yaml
 from grpo.report.reading import read_run
 from grpo.report.revisions import measure_revisions
+from grpo.report.side_by_side import read_sheets
 from grpo.runtime.artifacts.files import read_json
 from grpo.runtime.artifacts.stored_iterations import iterations_of
 from grpo.runtime.artifacts.tables import CREDIT, REWARDS, ROLLOUTS, read_table
@@ -95,6 +96,8 @@ def test_a_vision_language_model_runs_through_every_stage_and_learns(
     assert "[image] count" in page
     assert "](data:image" not in page
     assert "first answer:" in page
+    sheets = read_sheets(Path("artifacts"), read_run(Path("artifacts"), read_params()))
+    assert [each.has_images for each in sheets] == [True, True]
     ((name, revised),) = measure_revisions(read_run(Path("artifacts"), read_params())).items()
     assert (name, revised.asked) == ("revised-1", 0.5)
     assert f"<td>{revised.improvement:.3f}</td>" in page

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo.allocation.selection import (
@@ -167,6 +167,7 @@ def test_rollouts_with_first_answers_come_back_and_edited_ones_are_refused(tmp_p
             validate(batch.table.assign(**broken), ROLLOUTS, Path("t"))
 
 
+@settings(deadline=None, max_examples=40)
 @given(first=st.floats(0, 1), scores=st.lists(st.floats(0, 1), min_size=1, max_size=5))
 def test_an_improvement_is_the_share_of_the_error_that_is_removed(
     first: float, scores: list[float]

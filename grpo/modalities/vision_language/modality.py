@@ -83,6 +83,14 @@ class VisionLanguage(TextModality[VisionLanguagePolicyParams]):
 
         return draw_answers(artifacts, rollouts, chosen)
 
+    def illustrate(self, prompt: str, answer: str, text: str) -> bytes:
+        """Returns the image of a prompt with the boxes and points of answer and rollout."""
+        from grpo.modalities.shared.images import split_prompt
+        from grpo.modalities.vision_language.pictures import draw_objects
+
+        image, _ = split_prompt(prompt)
+        return draw_objects(image, answer, text)
+
     def load_policy(
         self,
         params: RunParams[VisionLanguagePolicyParams],
