@@ -20,6 +20,7 @@ from grpo.sampling.scoring import judge_stored, require_judged
 from grpo.schema import DATA
 from grpo.types import Cost
 from grpo.wiring.executors import open_executor
+from grpo.wiring.policies import mode_name
 from grpo.wiring.sampling_workers import SamplingSetup, make_sampling_work
 from grpo.wiring.shaping import build_shaping
 
@@ -106,7 +107,7 @@ def _draw(
             rollouts_per_batch=params.find_arm(arm).sampling.rollouts_per_batch,
             seed=seed,
             scratch=scratch,
-            draws="0",  # the first iteration's settings, which are those of the arm
+            draws=mode_name(0, 0),  # the first iteration's settings
         )
         stored, shaping = stored_batches(scratch), build_shaping(params)
         judged = judge_stored(executor, stored, shaping, scratch=scratch / "judged")
