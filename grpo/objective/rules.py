@@ -61,6 +61,14 @@ class Plan:
         """Returns the steps of the curriculum that have a kind."""
         return [link.name for link in self.curriculum if kind in link.kinds]
 
+    def set_to(self, name: str, **settings: Setting) -> list[str]:
+        """Returns the links of objective and selection that have a name and these settings."""
+        return [
+            link.name
+            for link in (*self.links, *self.selection)
+            if link.name == name and settings.items() <= link.settings.items()
+        ]
+
     def selects_with(self, *names: str) -> list[str]:
         """Returns the links of the selection that have one of `names`."""
         return [link.name for link in self.selection if link.name in names]
@@ -174,12 +182,7 @@ def phase_owners(plan: Plan) -> list[str]:
 
 
 def filter_on_reward(plan: Plan) -> list[str]:
-    by_reward = [
-        link.name
-        for link in plan.links
-        if link.name == "drop_uniform_groups" and link.settings["by"] == "reward"
-    ]
-    return by_reward if _is_shaped(plan) else []
+    return plan.set_to("drop_uniform_groups", by="reward") if _is_shaped(plan) else []
 
 
 def truncated_sampling(plan: Plan) -> list[str]:
@@ -229,11 +232,7 @@ def extremes_of_full_group(plan: Plan) -> list[str]:
 
 def _extremes(plan: Plan, **settings: Setting) -> list[str]:
     """Returns the occurrences of keep_extreme_rollouts with these settings."""
-    return [
-        link.name
-        for link in plan.links
-        if link.name == "keep_extreme_rollouts" and settings.items() <= link.settings.items()
-    ]
+    return plan.set_to("keep_extreme_rollouts", **settings)
 
 
 def early_selection(plan: Plan) -> list[str]:
@@ -274,11 +273,7 @@ def replay_without_routers(plan: Plan) -> list[str]:
 
 
 def no_floor(plan: Plan) -> list[str]:
-    return [
-        link.name
-        for link in plan.selection
-        if link.name == "skip_uniform_prompts" and not link.settings["floor"]
-    ]
+    return plan.set_to("skip_uniform_prompts", floor=0)
 
 
 def prompts_come_once(plan: Plan) -> list[str]:
@@ -349,11 +344,7 @@ def ratio_of_all_dimensions(plan: Plan) -> list[str]:
 
 
 def unweighted_steps(plan: Plan) -> list[str]:
-    return [
-        link.name
-        for link in plan.links
-        if link.name == "sample_chunks_by_phase" and link.settings["weights"] == "none"
-    ]
+    return plan.set_to("sample_chunks_by_phase", weights="none")
 
 
 def revises(plan: Plan) -> list[str]:
@@ -366,11 +357,7 @@ def improvement_without_revision(plan: Plan) -> list[str]:
 
 
 def uncentered_improvement(plan: Plan) -> list[str]:
-    return [
-        link.name
-        for link in plan.links
-        if link.name == "scale_by_improvement" and link.settings["center"] == "none"
-    ]
+    return plan.set_to("scale_by_improvement", center="none")
 
 
 def improvement_twice(plan: Plan) -> list[str]:
@@ -379,11 +366,7 @@ def improvement_twice(plan: Plan) -> list[str]:
 
 
 def only_revisions(plan: Plan) -> list[str]:
-    return [
-        link.name
-        for link in plan.selection
-        if link.name == "revise_first_answers" and link.settings["share"] == 1
-    ]
+    return plan.set_to("revise_first_answers", share=1)
 
 
 def streaks_of_revisions(plan: Plan) -> list[str]:
@@ -400,12 +383,7 @@ def kl_on_steps(plan: Plan) -> list[str]:
 
 
 def steps_never_kept(plan: Plan) -> list[str]:
-    no_floor = [
-        link.name
-        for link in plan.links
-        if link.name == "sample_chunks_by_phase" and not link.settings["floor"]
-    ]
-    return no_floor + plan.named("keep_highest_phase")
+    return plan.set_to("sample_chunks_by_phase", floor=0) + plan.named("keep_highest_phase")
 
 
 def phases_without_chunks(plan: Plan) -> list[str]:

@@ -26,7 +26,7 @@ from grpo.objective.base import Objective, assign_credit, chain, loss_terms, sca
 from grpo.objective.penalty import penalize_kl
 from grpo.objective.trust import mask_mismatched_rollouts, truncate_mismatch
 from grpo.objective.weight import keep_extreme_rollouts
-from grpo.types import Credit, Rollouts
+from grpo.types import Credit, Rollouts, StepTerms
 
 OBJECTIVES: dict[str, Objective] = {
     "grpo": grpo(beta=0.05),
@@ -117,3 +117,10 @@ def gradient_of(
     loss_of(objective, rollouts, leaf, mismatch=mismatch).backward()
     assert leaf.grad is not None
     return leaf.grad
+
+
+def bare_terms() -> StepTerms:
+    """Returns terms of one step without what only some links need, such as a reference."""
+    zeros = torch.zeros(1, 1)
+    mask = torch.ones(1, 1, dtype=torch.bool)
+    return StepTerms(logp=zeros, log_ratio=zeros, advantage=zeros, mask=mask, loss=zeros)

@@ -16,7 +16,7 @@ from grpo.objective.trust import (
     truncate_mismatch,
 )
 from grpo.types import Credit, Rollouts, StepTerms
-from tests.objective.batches import gradient_of, loss_of, nearby, ragged_rollouts
+from tests.objective.batches import bare_terms, gradient_of, loss_of, nearby, ragged_rollouts
 
 FEW = settings(max_examples=10, deadline=None)
 EVERY: dict[str, Objective] = {
@@ -137,13 +137,7 @@ def test_an_unbounded_weight_makes_the_surrogate_unbiased_for_one_step():
 
 @pytest.mark.parametrize("name", ["truncate_mismatch", "mask_mismatched_rollouts"])
 def test_a_correction_without_the_samplers_log_probs_says_what_it_needs(name: str):
-    terms = StepTerms(
-        logp=torch.zeros(1, 1),
-        log_ratio=torch.zeros(1, 1),
-        advantage=torch.zeros(1, 1),
-        mask=torch.ones(1, 1, dtype=torch.bool),
-        loss=torch.zeros(1, 1),
-    )
+    terms = bare_terms()
     with pytest.raises(ValueError, match=f"{name} needs behavior_logp"):
         EVERY[name].loss(terms)
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from grpo.objective.base import chain
 from grpo.objective.penalty import k1, k2, k3, k3_mirrored, penalize_kl, subtract_kl_from_reward
 from grpo.types import Rollouts, StepTerms
-from tests.objective.batches import credit_of
+from tests.objective.batches import bare_terms, credit_of
 
 GENERATOR = torch.Generator().manual_seed(0)
 POLICY = torch.randn(6, generator=GENERATOR, dtype=torch.float64)
@@ -107,13 +107,7 @@ def test_an_unknown_or_unfit_unit_of_the_penalty_is_refused(settings: tuple[str,
 
 
 def test_a_penalty_without_reference_says_what_it_needs():
-    terms = StepTerms(
-        logp=torch.zeros(1, 1),
-        log_ratio=torch.zeros(1, 1),
-        advantage=torch.zeros(1, 1),
-        mask=torch.ones(1, 1, dtype=torch.bool),
-        loss=torch.zeros(1, 1),
-    )
+    terms = bare_terms()
     with pytest.raises(ValueError, match="reference_logp"):
         penalize_kl(0.1).loss(terms)
     assert penalize_kl(0.0).loss(terms) is terms

@@ -17,7 +17,7 @@ from grpo.objective.trust import (
     take_ratio_to_reference,
 )
 from grpo.types import Credit, Rollouts, StepTerms
-from tests.objective.batches import credit_of, nearby, ragged_rollouts
+from tests.objective.batches import bare_terms, credit_of, nearby, ragged_rollouts
 
 FEW = settings(max_examples=12, deadline=None)
 
@@ -134,13 +134,7 @@ def test_beyond_the_clip_around_the_base_nothing_is_trained_in_any_later_round()
 
 
 def test_without_log_probs_of_the_base_the_link_says_what_it_needs():
-    terms = StepTerms(
-        logp=torch.zeros(1, 1),
-        log_ratio=torch.zeros(1, 1),
-        advantage=torch.zeros(1, 1),
-        mask=torch.ones(1, 1, dtype=torch.bool),
-        loss=torch.zeros(1, 1),
-    )
+    terms = bare_terms()
     with pytest.raises(ValueError, match="take_ratio_to_reference needs reference_logp"):
         take_ratio_to_reference().loss(terms)
 
