@@ -21,7 +21,7 @@ from scipy import stats
 
 from benchmarks.demo import ROOT
 from benchmarks.figures import save_figure
-from benchmarks.seeds import record_seeds
+from benchmarks.seeds import in_words, mean_interval, record_seeds
 from benchmarks.workspaces import make_workspace, round_seconds, run_stages
 from grpo.params.parameters import Parameters, read_params
 from grpo.params.yaml import parse_yaml
@@ -190,15 +190,6 @@ def gains_by_cost(curves: list[list[Point]], cost: str) -> np.ndarray:
     return array
 
 
-def mean_interval(values: list[float]) -> dict[str, float | None]:
-    """Returns the mean with a 95 % t interval over seeds; a single seed has no interval."""
-    mean = float(np.mean(values))
-    if len(values) < 2:
-        return {"value": mean, "low": None, "high": None}
-    half = float(stats.sem(values) * stats.t.ppf(0.975, len(values) - 1))
-    return {"value": mean, "low": mean - half, "high": mean + half}
-
-
 def _point(artifacts: Path, name: str, cost: dict[str, float]) -> Point:
     scores = read_json(artifacts / "evaluations" / f"{name}.json")
     return {**cost, **{score: scores[score]["value"] for score in SCORES}}
@@ -272,15 +263,6 @@ def spending_table(results: dict[str, Any]) -> str:
         reached = [in_words(share, ".0%") for share in shares]
         rows.append([arm, *steps, f"{mean['flops'] / 1e9:.0f}", *seconds, *reached])
     return markdown_table(titles, rows)
-
-
-def in_words(interval: dict[str, float | None], form: str) -> str:
-    """Returns value and interval as text; a dash if the value was not reached."""
-    value, low, high = (
-        "-" if each is None else format(each, form)
-        for each in (interval["value"], interval["low"], interval["high"])
-    )
-    return value if low == high == "-" else f"{value} [{low}, {high}]"
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from scipy import stats
 
 from benchmarks.demo import ROOT
 from benchmarks.figures import save_figure
-from benchmarks.seeds import record_seeds
+from benchmarks.seeds import in_words, mean_interval, record_seeds
 from benchmarks.workspaces import make_workspace, round_seconds, run_stages
 from grpo.params.parameters import read_params
 from grpo.params.yaml import parse_yaml
@@ -177,21 +177,24 @@ def summarize(runs: dict[str, dict[str, Run]]) -> dict[str, Any]:
     languages = list(seeds[0][BASE]["languages"])
     gains = {
         arm: {
-            **{f"chrf_{key}": interval([gain(run, arm, key) for run in seeds]) for key in SCORES},
-            "reward_mean": interval(
+            **{
+                f"chrf_{key}": mean_interval([gain(run, arm, key) for run in seeds])
+                for key in SCORES
+            },
+            "reward_mean": mean_interval(
                 [run[arm]["reward_mean"] - run[BASE]["reward_mean"] for run in seeds]
             ),
             "languages": {
                 language: {
-                    f"chrf_{key}": interval([gain(run, arm, key, language) for run in seeds])
+                    f"chrf_{key}": mean_interval([gain(run, arm, key, language) for run in seeds])
                     for key in SCORES
                 }
                 for language in languages
             },
-            "base_and_gain": interval([_rank(run, arm, "chrf_mean") for run in seeds]),
-            "std_and_gain": interval([_rank(run, arm, "reward_std") for run in seeds]),
-            "flops": interval([run[arm]["cost"]["flops"] for run in seeds]),
-            "correlation_of_prompts": interval(
+            "base_and_gain": mean_interval([_rank(run, arm, "chrf_mean") for run in seeds]),
+            "std_and_gain": mean_interval([_rank(run, arm, "reward_std") for run in seeds]),
+            "flops": mean_interval([run[arm]["cost"]["flops"] for run in seeds]),
+            "correlation_of_prompts": mean_interval(
                 [run[arm]["correlation"]["prompts"] for run in seeds]
             ),
         }
@@ -201,7 +204,7 @@ def summarize(runs: dict[str, dict[str, Run]]) -> dict[str, Any]:
         "gains": gains,
         "differences": {
             f"{own} - {other}": {
-                f"chrf_{key}": interval(
+                f"chrf_{key}": mean_interval(
                     [gain(run, own, key) - gain(run, other, key) for run in seeds]
                 )
                 for key in SCORES
@@ -209,7 +212,9 @@ def summarize(runs: dict[str, dict[str, Run]]) -> dict[str, Any]:
             for own, other in PAIRS
             if own in arms and other in arms
         },
-        "correlation_of_base": interval([run[BASE]["correlation"]["prompts"] for run in seeds]),
+        "correlation_of_base": mean_interval(
+            [run[BASE]["correlation"]["prompts"] for run in seeds]
+        ),
     }
 
 
@@ -228,15 +233,6 @@ def _rank(run: dict[str, Run], arm: str, of_base: str) -> float:
     base = [each[of_base] for each in languages.values()]
     gains = [gain(run, arm, "mean", language) for language in languages]
     return float(stats.spearmanr(base, gains).statistic)
-
-
-def interval(values: list[float]) -> dict[str, float | None]:
-    """Returns the mean with a 95 % t interval over seeds; a single seed has no interval."""
-    mean = float(np.mean(values))
-    if len(values) < 2:
-        return {"value": mean, "low": None, "high": None}
-    half = float(stats.sem(values) * stats.t.ppf(0.975, len(values) - 1))
-    return {"value": mean, "low": mean - half, "high": mean + half}
 
 
 def draw(results: dict[str, Any]) -> Figure:
@@ -307,15 +303,6 @@ def pairs_table(results: dict[str, Any]) -> str:
         for name, row in results["summary"]["differences"].items()
     ]
     return markdown_table(["difference", "chrF++, mean@8", "chrF++, greedy"], rows)
-
-
-def in_words(found: dict[str, float | None], form: str = "+.3f") -> str:
-    """Returns a value and its interval as text."""
-    value, low, high = (
-        "-" if each is None else format(each, form)
-        for each in (found["value"], found["low"], found["high"])
-    )
-    return value if low == high == "-" else f"{value} [{low}, {high}]"
 
 
 if __name__ == "__main__":

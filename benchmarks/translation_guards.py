@@ -12,8 +12,8 @@ from typing import Any
 import pandas as pd
 
 from benchmarks.demo import ROOT
-from benchmarks.seeds import record_seeds
-from benchmarks.translation import BASE, FREE, WORK, in_words, interval, parameters, share_base
+from benchmarks.seeds import in_words, mean_interval, record_seeds
+from benchmarks.translation import BASE, FREE, WORK, parameters, share_base
 from benchmarks.workspaces import make_workspace, run_stages
 from grpo.params.yaml import parse_yaml
 from grpo.runtime.markdown import markdown_table
@@ -85,8 +85,8 @@ def summarize(runs: dict[str, dict[str, Run]]) -> dict[str, Any]:
     return {
         arm: {
             each: {
-                "score": interval([run[arm][each] for run in seeds]),
-                "change": interval([run[arm][each] - run[BASE][each] for run in seeds]),
+                "score": mean_interval([run[arm][each] for run in seeds]),
+                "change": mean_interval([run[arm][each] - run[BASE][each] for run in seeds]),
             }
             for each in WATCHED
         }
