@@ -235,16 +235,23 @@ def _predict_pass(
     steps = facts.profile["mean_steps"].to_numpy()[rows]
     drawn = 0.0 if reused else sampled
     # An iteration that samples a part of the prompts has fewer of each length.
-    per_batch = treatment.dealt * treatment.rollouts_per_batch
+    sampling = partial(
+        sampling_flops,
+        facts,
+        rows,
+        rollouts_per_batch=treatment.dealt * treatment.rollouts_per_batch,
+    )
+    revision = treatment.selection.revision
+    first_answers = revision.share if revision else 0.0  # per group
     return pd.DataFrame(
         {
             "groups": kept * (1 - uniform + equal),
             "uniform_groups": kept * equal,
             "rollouts": sampled * size,
-            "sampled_steps": drawn * size * steps,
+            "sampled_steps": drawn * (size + first_answers) * steps,
             "trained_steps": trained.expected * steps,
             "sampling_flops": drawn
-            * sampling_flops(facts, rows, size, rollouts_per_batch=per_batch),
+            * (sampling(size) + first_answers * sampling(np.ones_like(size))),
             "update_flops": _update_flops(rows, trained, everything, treatment, facts),
             "signal": kept * (size - 1) * facts.posterior.outcome_variance()[rows],
         }

@@ -10,7 +10,15 @@ from grpo.errors import ArtifactError, brief
 from grpo.lineage.trace import Node
 from grpo.runtime.artifacts.marks import ARTIFACTS
 from grpo.runtime.artifacts.stored_iterations import IterationFiles, iterations_of
-from grpo.runtime.artifacts.tables import CREDIT, REWARDS, ROLLOUTS, SCORE, read_tables
+from grpo.runtime.artifacts.tables import (
+    CREDIT,
+    FIRST_ANSWER,
+    FIRST_SCORE,
+    REWARDS,
+    ROLLOUTS,
+    SCORE,
+    read_tables,
+)
 
 TRAIN = "train@"
 
@@ -26,6 +34,7 @@ class FoundRollout:
     outcome: float
     status: str
     scores: dict[str, float]  # by judge, if there are several
+    revises: str  # the first answer of its group, if it was sampled from one, and its score
     advantage: float
     update: int | None  # None: no update used it
 
@@ -38,8 +47,8 @@ class FoundRollout:
         scores = "".join(f", {judge} {score:.3f}" for judge, score in self.scores.items())
         return (
             f"{self.files.round}, {self.files}: {self.rollout_id} in row {self.row} of "
-            f"{self.files.table}; {self.status}{scores}, outcome {self.outcome:g}, reward "
-            f"{self.reward:.3f}, {used}"
+            f"{self.files.table}; {self.revises}{self.status}{scores}, outcome {self.outcome:g}, "
+            f"reward {self.reward:.3f}, {used}"
         )
 
 
@@ -95,7 +104,7 @@ def _describe(
 ) -> Iterator[FoundRollout]:
     judged = rewards.set_index("rollout_id").to_dict("index")
     used = credit.set_index("rollout_id").to_dict("index")
-    for row, name in rows["rollout_id"].items():
+    for (row, name), revises in zip(rows["rollout_id"].items(), _revised(rows), strict=True):
         if name not in judged:
             raise ArtifactError(f"{files.rewards}: must score {name!r} of {files.table}")
         in_update = used.get(name)
@@ -111,6 +120,17 @@ def _describe(
                 for each, score in judged[name].items()
                 if str(each).startswith(SCORE)
             },
+            revises=revises,
             advantage=float(in_update["advantage"]) if in_update else 0.0,
             update=int(in_update["update"]) if in_update else None,
         )
+
+
+def _revised(rows: pd.DataFrame) -> list[str]:
+    """Returns what to say of the first answer that each rollout revises; empty if there is none."""
+    if FIRST_SCORE not in rows:
+        return [""] * len(rows)
+    return [
+        "" if pd.isna(score) else f"revises {brief(answer)!r} of score {score:.3f}; "
+        for answer, score in zip(rows[FIRST_ANSWER], rows[FIRST_SCORE], strict=True)
+    ]

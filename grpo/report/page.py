@@ -41,6 +41,7 @@ from grpo.report.words import (
     format_rate,
     format_seconds,
     format_selection,
+    format_temperatures,
 )
 from grpo.runtime.artifacts.files import write_bytes
 from grpo.runtime.artifacts.marks import Banner, clear, hash_inputs, marked
@@ -232,7 +233,7 @@ def _rounds(run: Run, numbers: Numbers) -> list[dict[str, Any]]:
             "arm": each["arm"],
             "policy": each["round"],
             "color": css_color_of(run.arms.index(each["arm"])),
-            "selection": _format_selection(run, each["round"]),
+            "sampling": _format_sampling(run, each["round"]),
             "flops": format_flops(float(each["flops"])),
             "scores": {
                 name: _interval(run, run.scores[each["round"]][name]) for name in run.score_names
@@ -340,8 +341,12 @@ def _revisions(run: Run) -> list[dict[str, str]]:
     ]
 
 
-def _format_selection(run: Run, name: str) -> str:
-    return format_selection(run.selections[name]) if name in run.selections else ""
+def _format_sampling(run: Run, name: str) -> str:
+    """Returns what a round's selection counted, and its temperature if it may rise."""
+    parts = [format_selection(run.selections[name])] if name in run.selections else []
+    if name in run.temperatures:
+        parts.append(format_temperatures(run.temperatures[name]))
+    return ", ".join(each for each in parts if each)
 
 
 def _stages(run: Run, usages: Mapping[str, Usage]) -> list[dict[str, Any]]:

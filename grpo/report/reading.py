@@ -54,6 +54,7 @@ class Run:
     updates: dict[str, pd.DataFrame]  # by round, of all iterations
     steps: dict[str, pd.DataFrame]  # by round: STEPS, a row per iteration and step; NaN: missing
     selections: dict[str, dict[str, int | float]]  # by round with a selection: its counts
+    temperatures: dict[str, list[float]]  # by round whose temperature may rise: of its iterations
 
     @property
     def rates(self) -> pd.DataFrame:
@@ -114,6 +115,11 @@ def read_run(artifacts: Path, params: Parameters) -> Run:
             name: _read_selection(files)
             for name, files in iterations.items()
             if params.arms[params.rounds[name].arm].selection
+        },
+        temperatures={
+            name: [_read_temperature(each.record / "sampling.json") for each in files]
+            for name, files in iterations.items()
+            if params.find_arm(params.rounds[name].arm).sampling.num_levels > 1
         },
     )
 
@@ -341,6 +347,11 @@ def _read_selection(iterations: Sequence[IterationFiles]) -> dict[str, int | flo
     names = found[0].keys() - {"oversampling_factor"}
     summed = {name: sum(each[name] for each in found) for name in sorted(names)}
     return {**summed, "oversampling_factor": summed["sampled"] / max(summed["kept"], 1)}
+
+
+def _read_temperature(path: Path) -> float:
+    temperature: float = _field(path, read_json(path), "temperature")
+    return temperature
 
 
 def _read_numbers(path: Path, columns: Sequence[str]) -> pd.DataFrame:

@@ -1,7 +1,7 @@
 """Formats numbers for display: units, percentages, changes."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 SPACE = "\N{NO-BREAK SPACE}"  # separates a number from its unit
 SI = ((1e24, "Y"), (1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
@@ -56,6 +56,12 @@ def format_rate(rate: float) -> str:
 def format_change(change: float) -> str:
     """Returns e.g. `+0.021` or `−0.021`, with a real minus sign."""
     return f"{change:+.3f}".replace("-", "\N{MINUS SIGN}")
+
+
+def format_temperatures(temperatures: Sequence[float]) -> str:
+    """Returns the temperatures of a round's iterations, e.g. `temperature 1.2 to 1.35`."""
+    ends = dict.fromkeys(f"{each:g}" for each in (temperatures[0], temperatures[-1]))
+    return f"temperature {' to '.join(ends)}"
 
 
 def format_selection(counts: Mapping[str, int | float]) -> str:

@@ -14,6 +14,7 @@ from grpo.allocation.selection import (
     compose,
     resample_uniform_groups,
     reuse_profile_rollouts,
+    revise_first_answers,
     skip_uniform_prompts,
 )
 
@@ -51,6 +52,10 @@ def simulate(
     total = dict.fromkeys([*COUNTS, "update_flops"], 0.0)
     groups = []
     for batch in batches_of(order, selection):
+        if selection.revision:
+            count = round(selection.revision.share * len(batch))
+            for index in chooser.choice(batch, count, replace=False):
+                total["sampled_steps"] += chooser.choice(facts.steps_of(int(rows[index])))
         for index in batch:
             row, size = rows[index], int(plan["rollouts"].iloc[index])
             successes = draw_successes(facts, row, size, selection, chooser)
@@ -121,10 +126,11 @@ def update_flops(
         (replace(PLAIN, keep=2), 0.0),
         (replace(PLAIN, selection=skip_uniform_prompts(60)), 0.0),
         (replace(PLAIN, selection=reuse_profile_rollouts()), 0.0),
+        (replace(PLAIN, selection=revise_first_answers("math", share=0.25)), 0.0),
         # The number of batches is that of the expected share of mixed groups.
         (replace(PLAIN, selection=resample_uniform_groups(40, 24)), 0.08),
     ],
-    ids=["plain", "no-drop", "keep", "skip", "reuse", "resample"],
+    ids=["plain", "no-drop", "keep", "skip", "reuse", "revise", "resample"],
 )
 def test_expected_counts_are_the_mean_of_simulated_rounds(treatment: Treatment, error: float):
     """Within 4 standard errors, plus `error`."""

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from grpo.errors import ArtifactError
@@ -67,6 +68,19 @@ def test_a_rollout_that_several_judges_scored_has_their_scores(trained: Path) ->
     first = find_rollouts(trace(POLICY, trained), "half/1", trained)[0]
     assert first.scores == {"length": 0.25, "form": 1.0}
     assert "; scored, length 0.250, form 1.000, outcome " in str(first)
+
+
+def test_a_rollout_of_a_revision_is_shown_with_its_first_answer(trained: Path) -> None:
+    path = trained / "artifacts/rollouts/a-1/table.parquet"
+    table = read_table(path, ROLLOUTS)
+    is_revised = table["prompt_id"] == "half"
+    first = {"first_answer": "seven, or so", "first_score": np.where(is_revised, 0.25, np.nan)}
+    write_table(table.assign(**first), path, ROLLOUTS)
+    policy = trace(POLICY, trained)
+    assert "; revises 'seven, or so' of score 0.250; scored, outcome " in str(
+        find_rollouts(policy, "half/1", trained)[0]
+    )
+    assert "revises" not in str(find_rollouts(policy, "always/1", trained)[0])
 
 
 def test_a_rollout_that_no_update_used_is_said_to_be_in_none(trained: Path) -> None:

@@ -14,6 +14,7 @@ from finished_run import FLOPS, ReadWith, cost, write_later_iteration
 
 from grpo.advice.prediction import count_round
 from grpo.errors import ArtifactError
+from grpo.modalities.shared.temperature import RisingTemperature
 from grpo.params.parameters import Parameters
 from grpo.report.learned import explain_missing_signal, find_empty_results
 from grpo.report.numbers import compute_numbers, cost_of, reward_spread, signal_by_step
@@ -148,6 +149,28 @@ def test_a_selection_is_counted_over_all_iterations(trained: Path, params: Param
     counts = read_run(trained, changed).selections[ROUND]
     expected = {"skipped": 4, "sampled": 11, "reused": 0, "kept": 6, "oversampling_factor": 11 / 6}
     assert counts == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("last", "said"), [(1.3, "temperature 1.2 to 1.3"), (1.2, "temperature 1.2")]
+)
+def test_a_temperature_that_may_rise_is_shown(
+    trained: Path, params: Parameters, last: float, said: str
+) -> None:
+    rising = RisingTemperature(
+        first=1.2, last=1.6, step=0.05, iterations=1, tolerance=0, cooldown=0, scored_at=None
+    )
+    arm = params.arms["sgpo"]
+    sampling = arm.sampling.model_copy(update={"temperature": rising})
+    arms = {**params.arms, "sgpo": arm.model_copy(update={"sampling": sampling})}
+    records = [each.record for each in iterations_of(trained, ROUND)]
+    for each, temperature in zip(records, (1.2, 1.25, last), strict=True):
+        write_json(each / "sampling.json", {"temperature": temperature, "scored_at": temperature})
+    write_page(trained, params.model_copy(update={"arms": arms}), trained / "report")
+    assert f"<small>{said}</small>" in (trained / "report" / PAGE).read_text()
+    (records[1] / "sampling.json").unlink()
+    with pytest.raises(ArtifactError, match=r"iteration-0001/sampling.json"):
+        read_run(trained, params.model_copy(update={"arms": arms}))
 
 
 @pytest.mark.parametrize("stored", ["all", "without_media", "tables"])
