@@ -45,6 +45,8 @@ def record_seeds(
         }
         write_json(out, {**about, **describe(runs), "runs": runs})
     results: dict[str, Any] = read_json(out)
+    results |= describe(results["runs"])  # may be newer than the file
+    write_json(out, results)
     return results
 
 

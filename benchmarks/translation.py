@@ -191,8 +191,8 @@ def summarize(runs: dict[str, dict[str, Run]]) -> dict[str, Any]:
                 }
                 for language in languages
             },
-            "base_and_gain": mean_interval([_rank(run, arm, "chrf_mean") for run in seeds]),
-            "std_and_gain": mean_interval([_rank(run, arm, "reward_std") for run in seeds]),
+            "base_and_gain": [_rank(run, arm, "chrf_mean") for run in seeds],
+            "std_and_gain": [_rank(run, arm, "reward_std") for run in seeds],
             "flops": mean_interval([run[arm]["cost"]["flops"] for run in seeds]),
             "correlation_of_prompts": mean_interval(
                 [run[arm]["correlation"]["prompts"] for run in seeds]
@@ -264,15 +264,13 @@ def draw(results: dict[str, Any]) -> Figure:
 def gains_table(results: dict[str, Any]) -> str:
     """Returns the gain of each arm over all languages, with its cost."""
     titles = ["arm", "chrF++, mean@8", "chrF++, greedy", "reward, mean@8", "GFLOPs"]
-    titles += ["base's chrF++ and gain", "base's std of rewards and gain", "reward and chrF++"]
+    titles += ["rank correlation of base and gain, by seed"]
     rows = [
         [
             arm,
             *(in_words(row[key]) for key in ("chrf_mean", "chrf_greedy", "reward_mean")),
             f"{row['flops']['value'] / 1e9:.0f}",
-            in_words(row["base_and_gain"], "+.2f"),
-            in_words(row["std_and_gain"], "+.2f"),
-            in_words(row["correlation_of_prompts"], ".2f"),
+            ", ".join(f"{each:+.2f}" for each in row["base_and_gain"]),
         ]
         for arm, row in results["summary"]["gains"].items()
     ]
