@@ -18,7 +18,7 @@ from grpo.modalities.shared.directories import load_base
 from grpo.modalities.shared.packed import Layout, Rows
 from grpo.modalities.shared.restoring import restore_round
 from grpo.modalities.shared.text_modality import Decoding
-from grpo.modalities.shared.texts import decode_texts, draw_tokens, has_ended, require_text
+from grpo.modalities.shared.texts import decode_texts, draw_texts, has_ended, require_text
 from grpo.runtime.artifacts.tensors import unpack_ragged
 from grpo.runtime.machine import DTYPES
 from grpo.schema import LANGUAGE_TAG, PARAMS
@@ -176,9 +176,8 @@ class Seq2SeqPolicy(Policy[Seq2SeqTrajectory]):
     ) -> tuple[Seq2SeqTrajectory, Float[Tensor, "rollout step"]]:
         """Returns rollouts and their log-probs in nats at the decoding temperature.
 
-        The encoder reads each prompt once for its group, and finished rollouts leave the batch.
-        Sampling inverts the cumulative distribution at one uniform number per rollout and step.
-        With BeamSearch as decoding, the rollout of a prompt is the best one found.
+        The encoder reads each prompt once for its group. With BeamSearch as decoding, the rollout
+        of a prompt is the best one found.
         """
         prompt, prompt_mask, forced = self.encode(prompts)
         self._require_positions(prompt.shape[1])
@@ -186,9 +185,6 @@ class Seq2SeqPolicy(Policy[Seq2SeqTrajectory]):
             return self._search(prompt, prompt_mask, forced, self.decoding)
         group = torch.repeat_interleave(torch.arange(len(prompts)), torch.tensor(group_sizes))
         steps = self.decoding.max_steps
-        tokens = torch.zeros(len(group), steps, dtype=torch.long)
-        mask = torch.zeros(len(group), steps, dtype=torch.bool)
-        logp = torch.zeros(len(group), steps)
         uniform = torch.rand(len(group), steps, dtype=torch.float64, generator=generator)
         counts, width = self.passes.forward_counts, prompt.shape[1]
         flops = counts.encode(len(prompts), width)
@@ -200,37 +196,37 @@ class Seq2SeqPolicy(Policy[Seq2SeqTrajectory]):
         flops += counts.decode(
             len(prompts), seen, seen=seen, width=width, logits=seen, reads_source=True
         )
-        alive = torch.arange(len(group))
         cache.reorder_cache(group.to(encoded.device))
         encoded, source_mask = encoded[group.to(encoded.device)], prompt_mask[group]
-        for step in range(steps):
-            chosen, chosen_logp = draw_tokens(
-                logits, uniform[alive, step], self.decoding.temperature
-            )
-            tokens[alive, step], logp[alive, step], mask[alive, step] = chosen, chosen_logp, True
-            going = (~torch.isin(chosen, self.end_tokens)).nonzero()[:, 0]
-            if step == steps - 1 or len(going) == 0:
-                break
-            if len(going) < len(alive):
-                alive, chosen, source_mask = alive[going], chosen[going], source_mask[going]
+
+        def advance(step: int, chosen: Tensor, going: Tensor | None) -> Tensor:
+            nonlocal encoded, source_mask, flops
+            if going is not None:
+                source_mask = source_mask[going]
                 cache.reorder_cache(going.to(encoded.device))
                 encoded = encoded[going.to(encoded.device)]
-            logits = self.passes.next_logits(encoded, source_mask, chosen[:, None], cache)
-            seen += 1
             flops += counts.decode(
-                len(chosen), 1, seen=seen, width=width, logits=1, reads_source=False
+                len(chosen), 1, seen=seen + step + 1, width=width, logits=1, reads_source=False
             )
-        self.cost += Cost(flops=flops, sampled_steps=int(mask.sum()))
-        longest = int(mask.sum(dim=1).max())
+            return self.passes.next_logits(encoded, source_mask, chosen[:, None], cache)
+
+        drawn = draw_texts(
+            logits,
+            advance,
+            uniform=uniform,
+            end_tokens=self.end_tokens,
+            temperature=self.decoding.temperature,
+        )
+        self.cost += Cost(flops=flops, sampled_steps=int(drawn.mask.sum()))
         trajectory = Seq2SeqTrajectory(
             group=group,
             prompt=prompt,
             prompt_mask=prompt_mask,
             forced=forced,
-            tokens=tokens[:, :longest],
-            mask=mask[:, :longest],
+            tokens=drawn.tokens,
+            mask=drawn.mask,
         )
-        return trajectory, logp[:, :longest]
+        return trajectory, drawn.logp
 
     def _search(
         self,

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import pandas as pd
 import torch
@@ -43,6 +43,65 @@ def has_ended(
     """Returns which rollouts ended with an end token instead of at the step limit."""
     last = mask.sum(dim=1, keepdim=True) - 1
     return torch.isin(tokens.gather(1, last)[:, 0], end_tokens)
+
+
+class DrawnTexts(NamedTuple):
+    """Rollouts up to the longest one, with their log-probs in nats at the temperature."""
+
+    tokens: Int[Tensor, "rollout step"]
+    mask: Bool[Tensor, "rollout step"]
+    logp: Float[Tensor, "rollout step"]
+
+
+class Advance(Protocol):
+    """Reads a token of every rollout that goes on, and returns the logits of the next ones."""
+
+    def __call__(
+        self, step: int, chosen: Int[Tensor, " going"], going: Int[Tensor, " going"] | None
+    ) -> Float[Tensor, "going token"]:
+        """Returns the logits.
+
+        Args:
+          step: Of the token that is read.
+          going: The rows that go on, of those in the last call; None: all of them.
+        """
+
+
+def draw_texts(
+    logits: Float[Tensor, "rollout token"],
+    advance: Advance,
+    *,
+    uniform: Float[Tensor, "rollout step"],
+    end_tokens: Int[Tensor, " token"],
+    temperature: float,
+) -> DrawnTexts:
+    """Returns rollouts of at most as many steps as `uniform` has; ended ones leave the batch.
+
+    Sampling inverts the cumulative distribution at one uniform number per rollout and step, so a
+    sample depends only on its number and its distribution.
+
+    Args:
+      logits: Of the first step.
+    """
+    rollouts, steps = uniform.shape
+    tokens = torch.zeros(rollouts, steps, dtype=torch.long)
+    mask = torch.zeros(rollouts, steps, dtype=torch.bool)
+    logp = torch.zeros(rollouts, steps)
+    alive: slice | Tensor = slice(None)  # a view, cheaper than an index until a rollout ends
+    for step in range(steps):
+        chosen, chosen_logp = draw_tokens(logits, uniform[alive, step], temperature)
+        tokens[alive, step], logp[alive, step], mask[alive, step] = chosen, chosen_logp, True
+        is_end = torch.isin(chosen, end_tokens)
+        num_ended = int(is_end.sum())
+        if step == steps - 1 or num_ended == len(chosen):
+            break
+        going = None
+        if num_ended:
+            going = (~is_end).nonzero()[:, 0]
+            alive, chosen = torch.arange(rollouts)[alive][going], chosen[going]
+        logits = advance(step, chosen, going)
+    longest = int(mask.sum(dim=1).max())
+    return DrawnTexts(tokens[:, :longest], mask[:, :longest], logp[:, :longest])
 
 
 def draw_tokens(

@@ -21,7 +21,7 @@ from grpo.modalities.shared.packed import Layout, Rows
 from grpo.modalities.shared.restoring import restore_round
 from grpo.modalities.shared.texts import (
     decode_texts,
-    draw_tokens,
+    draw_texts,
     end_tokens,
     has_ended,
     num_positions,
@@ -253,17 +253,12 @@ class TokenPolicy(Policy[TokenTrajectory]):
     ) -> tuple[TokenTrajectory, Float[Tensor, "rollout step"]]:
         """Returns rollouts and their log-probs in nats at the decoding temperature.
 
-        The group shares one pass over its prompt, and finished rollouts leave the batch. Sampling
-        inverts the cumulative distribution at one uniform number per rollout and step, so a sample
-        depends only on its number and its distribution.
+        The group shares one pass over its prompt.
         """
         prompt, prompt_mask = self.encode(prompts)
         self._require_positions(int(prompt_mask.sum(dim=1).max()))
         group = torch.repeat_interleave(torch.arange(len(prompts)), torch.tensor(group_sizes))
         steps = self.decoding.max_steps
-        tokens = torch.zeros(len(group), steps, dtype=torch.long)
-        mask = torch.zeros(len(group), steps, dtype=torch.bool)
-        logp = torch.zeros(len(group), steps)
         uniform = torch.rand(len(group), steps, dtype=torch.float64, generator=generator)
 
         cache = sampling_cache(self.model.config, steps)
@@ -271,35 +266,33 @@ class TokenPolicy(Policy[TokenTrajectory]):
         passes = [_reading(*prompt.shape, seen=prompt.shape[1])]
         cache.reorder_cache(group.to(self.model.device))
         ahead = self.forward.attention_ahead(prompt_mask[group], steps)
-        alive: slice | Tensor = slice(None)  # a view, cheaper than an index until a rollout ends
-        for step in range(steps):
-            chosen, chosen_logp = draw_tokens(
-                logits, uniform[alive, step], self.decoding.temperature
-            )
-            tokens[alive, step], logp[alive, step], mask[alive, step] = chosen, chosen_logp, True
-            has_ended = torch.isin(chosen, self.end_tokens)
-            num_ended = int(has_ended.sum())
-            if step == steps - 1 or num_ended == len(chosen):
-                break
-            if num_ended:
-                going = (~has_ended).nonzero()[:, 0]
-                alive, chosen = torch.arange(len(group))[alive][going], chosen[going]
+
+        def advance(step: int, chosen: Tensor, going: Tensor | None) -> Tensor:
+            nonlocal ahead
+            if going is not None:
                 going = going.to(self.model.device)
                 cache.reorder_cache(going)
                 ahead = ahead.select(going)
-            logits = self.forward.next_logits(chosen[:, None], ahead.at(step), cache)
             passes.append(_reading(len(chosen), 1, seen=prompt.shape[1] + step + 1))
+            return self.forward.next_logits(chosen[:, None], ahead.at(step), cache)
+
+        drawn = draw_texts(
+            logits,
+            advance,
+            uniform=uniform,
+            end_tokens=self.end_tokens,
+            temperature=self.decoding.temperature,
+        )
         self._count(*passes)
-        width = int(mask.sum(dim=1).max())
-        self.cost += Cost(sampled_steps=int(mask.sum()))
+        self.cost += Cost(sampled_steps=int(drawn.mask.sum()))
         trajectory = TokenTrajectory(
             group=group,
             prompt=prompt,
             prompt_mask=prompt_mask,
-            tokens=tokens[:, :width],
-            mask=mask[:, :width],
+            tokens=drawn.tokens,
+            mask=drawn.mask,
         )
-        return trajectory, logp[:, :width]
+        return trajectory, drawn.logp
 
     def step_log_probs(
         self, trajectory: TokenTrajectory, needed: Bool[Tensor, "rollout step"] | None = None

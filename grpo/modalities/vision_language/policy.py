@@ -18,7 +18,7 @@ from grpo.modalities.shared.restoring import restore_round
 from grpo.modalities.shared.text_modality import Decoding
 from grpo.modalities.shared.texts import (
     decode_texts,
-    draw_tokens,
+    draw_texts,
     end_tokens,
     has_ended,
     num_positions,
@@ -173,17 +173,12 @@ class VisionLanguagePolicy(Policy[VisionLanguageTrajectory]):
     ) -> tuple[VisionLanguageTrajectory, Float[Tensor, "rollout step"]]:
         """Returns rollouts and their log-probs in nats at the decoding temperature.
 
-        The group shares one pass over its image and question, and finished rollouts leave the
-        batch. Sampling inverts the cumulative distribution at one uniform number per rollout and
-        step.
+        The group shares one pass over its image and question.
         """
         prompt, prompt_mask, images = self.encode(prompts)
         self._require_positions(int(prompt_mask.sum(dim=1).max()))
         group = torch.repeat_interleave(torch.arange(len(prompts)), torch.tensor(group_sizes))
         steps = self.decoding.max_steps
-        tokens = torch.zeros(len(group), steps, dtype=torch.long)
-        mask = torch.zeros(len(group), steps, dtype=torch.bool)
-        logp = torch.zeros(len(group), steps)
         uniform = torch.rand(len(group), steps, dtype=torch.float64, generator=generator)
         asked = self._prompts(prompt, prompt_mask, images)
         flops = self.passes.prompt_flops(asked, backward=False)
@@ -196,36 +191,36 @@ class VisionLanguagePolicy(Policy[VisionLanguageTrajectory]):
             flops += self.passes.head_flops(len(prompts), backward=False)
             cache.reorder_cache(rows)
             start, seen = start[rows], prompt_mask[group]
-            alive = torch.arange(len(group))
-            for step in range(steps):
-                chosen, chosen_logp = draw_tokens(
-                    logits, uniform[alive, step], self.decoding.temperature
-                )
-                tokens[alive, step], logp[alive, step] = chosen, chosen_logp
-                mask[alive, step] = True
-                going = (~torch.isin(chosen, self.end_tokens)).nonzero()[:, 0]
-                if step == steps - 1 or len(going) == 0:
-                    break
-                if len(going) < len(alive):
-                    alive, chosen, seen = alive[going], chosen[going], seen[going]
+
+            def advance(step: int, chosen: Tensor, going: Tensor | None) -> Tensor:
+                nonlocal start, seen, flops
+                if going is not None:
+                    seen = seen[going]
                     cache.reorder_cache(going.to(state.device))
                     start = start[going.to(state.device)]
                 seen = torch.cat([seen, seen.new_ones(len(seen), 1)], dim=1)
                 hidden = self.passes.read_answers(chosen[:, None], seen, start + step, cache)
-                logits = self._logits(hidden[:, 0])
                 flops += self.passes.answer_flops(len(chosen), 1, seen.shape[1], backward=False)
                 flops += self.passes.head_flops(len(chosen), backward=False)
-        self.cost += Cost(flops=flops, sampled_steps=int(mask.sum()))
-        longest = int(mask.sum(dim=1).max())
+                return self._logits(hidden[:, 0])
+
+            drawn = draw_texts(
+                logits,
+                advance,
+                uniform=uniform,
+                end_tokens=self.end_tokens,
+                temperature=self.decoding.temperature,
+            )
+        self.cost += Cost(flops=flops, sampled_steps=int(drawn.mask.sum()))
         trajectory = VisionLanguageTrajectory(
             group=group,
             prompt=prompt,
             prompt_mask=prompt_mask,
             images=images,
-            tokens=tokens[:, :longest],
-            mask=mask[:, :longest],
+            tokens=drawn.tokens,
+            mask=drawn.mask,
         )
-        return trajectory, logp[:, :longest]
+        return trajectory, drawn.logp
 
     def step_log_probs(
         self,
