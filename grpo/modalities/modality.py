@@ -69,7 +69,8 @@ class TextWarmup(PairWarmup):
     """The same, with a mix of solutions that the task generates."""
 
     answer_mark: Annotated[str, Field(min_length=1)]  # text before the answer
-    worked_fraction: Fraction  # solutions that show their work; the others are answers only
+    # Solutions that show their work, of all or by family; the others are answers only.
+    worked_fraction: Fraction | dict[str, Fraction]
     wrong_fraction: Fraction  # of the answers-only solutions: the answer of another prompt
 
 

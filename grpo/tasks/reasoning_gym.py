@@ -1,10 +1,9 @@
 """Prompts of reasoning-gym: procedural and verifiable; texts of train and eval are disjoint."""
 
 import json
-import operator
 import random
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 import pandas as pd
@@ -15,133 +14,10 @@ from grpo.modalities.modality import TextWarmup
 from grpo.rewards.reasoning_gym import generate
 from grpo.schema import PARAMS, Positive
 from grpo.tasks.base import PromptTables, Task, TaskInputs, shares
+from grpo.tasks.notations import COMPACT, NOTATIONS, Notation
 
-Entry = dict[str, Any]
-OPERATIONS: dict[str, Callable[[int, int], int]] = {
-    "+": operator.add,
-    "-": operator.sub,
-    "*": operator.mul,
-}
 FRESH_ENTRIES = 64  # entries per batch
 STALE_BATCHES = 40  # consecutive batches without a new prompt that mean an exhausted family
-
-
-class _Notation(NamedTuple):
-    """A compact form of a family: a prompt ending in "=", and the work before an answer."""
-
-    prompt: Callable[[Entry], str]
-    work: Callable[[Entry], str]
-
-
-def _expression(letter: str) -> Callable[[Entry], str]:
-    """12 + 3 -> S12+3="""
-    return lambda entry: f"{letter}{entry['metadata']['expression'].replace(' ', '')}="
-
-
-def _numbers(letter: str) -> Callable[[Entry], str]:
-    """[48, 18] -> G48,18="""
-
-    def prompt(entry: Entry) -> str:
-        return f"{letter}{','.join(f'{n:02d}' for n in entry['metadata']['numbers'])}="
-
-    return prompt
-
-
-def _partial_results(entry: Entry) -> str:
-    """4 + 5 - 2 -> 4+5=9-2=7"""
-    terms = entry["metadata"]["expression"].split()
-    value, work = int(terms[0]), str(terms[0])
-    for sign, term in zip(terms[1::2], terms[2::2]):
-        value = OPERATIONS[sign](value, int(term))
-        work += f"{sign}{term}={value}"
-    return work
-
-
-def _divisors(entry: Entry) -> str:
-    """The divisors in Euclid's algorithm: gcd(48, 18) -> 18,12,06"""
-    a, b = entry["metadata"]["numbers"]
-    met = []
-    while b:
-        a, b = b, a % b
-        met.append(f"{a:02d}")
-    return ",".join(met)
-
-
-def _cofactor(entry: Entry) -> str:
-    """lcm(12, 18): gcd = cofactor * number -> 6=2*18"""
-    a, b = entry["metadata"]["numbers"]
-    divisor, rest = a, b
-    while rest:
-        divisor, rest = rest, divisor % rest
-    return f"{divisor}={a // divisor}*{b}"
-
-
-def _bits_prompt(entry: Entry) -> str:
-    """20 of at most 511 -> B020="""
-    metadata = entry["metadata"]
-    width = len(str(metadata["difficulty"]["n"][1]))
-    return f"B{metadata['number']:0{width}d}="
-
-
-def _bits(entry: Entry) -> str:
-    """20 of at most 511 -> 000010100"""
-    metadata = entry["metadata"]
-    width = metadata["difficulty"]["n"][1].bit_length()
-    return f"{metadata['number']:0{width}b}"
-
-
-def _letters(entry: Entry) -> str:
-    """The words' matching letters: r in "red car" -> rr"""
-    letter = entry["metadata"]["target_letter"]
-    words = entry["metadata"]["span"]
-    return "".join(c for word in words for c in word.lower() if c == letter)
-
-
-def _equation(entry: Entry) -> tuple[str, int, int, int]:
-    """3*x + 4 = 10 -> ("3*x+4", 3, 4, 10): left side, slope, constant, right side."""
-    left, right = entry["metadata"]["equation"].split(" = ")
-    left = left.replace(entry["metadata"]["variable"], "x").replace(" ", "")
-    at_zero = _evaluate_linear(left, 0)
-    return left, _evaluate_linear(left, 1) - at_zero, at_zero, int(right)
-
-
-def _evaluate_linear(expression: str, value: int) -> int:
-    """Returns a sum of products of integers and x at x = value."""
-    total = 0
-    for term in expression.replace("-", "+-").split("+"):
-        if term:
-            product = -1 if term.startswith("-") else 1
-            for factor in term.lstrip("-").split("*"):
-                product *= value if factor == "x" else int(factor)
-            total += product
-    return total
-
-
-def _equation_prompt(entry: Entry) -> str:
-    left, _, _, right = _equation(entry)
-    return f"E{left}={right};"
-
-
-def _equation_work(entry: Entry) -> str:
-    """3*x + 4 = 10 -> 6/3"""
-    _, slope, constant, right = _equation(entry)
-    return f"{right - constant}/{slope}"
-
-
-COMPACT: dict[str, _Notation] = {
-    "chain_sum": _Notation(_expression("S"), _partial_results),
-    "products": _Notation(_expression("P"), _partial_results),
-    "gcd": _Notation(_numbers("G"), _divisors),
-    "lcm": _Notation(_numbers("L"), _cofactor),
-    "count_bits": _Notation(_bits_prompt, _bits),
-    "letter_counting": _Notation(
-        lambda entry: (
-            f"C{entry['metadata']['target_letter']}:{' '.join(entry['metadata']['span'])}="
-        ),
-        _letters,
-    ),
-    "simple_equations": _Notation(_equation_prompt, _equation_work),
-}
 
 
 class ReasoningGymTask(Task):
@@ -150,7 +26,9 @@ class ReasoningGymTask(Task):
     prompt_kinds = ("text",)
 
     kind: Literal["reasoning_gym"]
-    notation: Literal["compact", "question"]  # short forms for small models, or the full question
+    # Short prompts for small models, whose worked solutions are short or have many steps; or the
+    # full question.
+    notation: Literal["compact", "steps", "question"]
     train_prompts: Positive
     eval_prompts: Positive
     instruction: str  # appended to every prompt
@@ -162,6 +40,8 @@ class ReasoningGymTask(Task):
                 f"{PARAMS}: policy.base.warmup must state answer_mark, worked_fraction and "
                 "wrong_fraction with task.kind reasoning_gym"
             )
+        if inputs.warmup:
+            _require_families(inputs.warmup.worked_fraction, set(self.families))
         return make_prompts(
             families=self.families,
             notation=self.notation,
@@ -170,6 +50,16 @@ class ReasoningGymTask(Task):
             eval_prompts=self.eval_prompts,
             warmup=inputs.warmup,
             seed=inputs.seed,
+        )
+
+
+def _require_families(worked: float | dict[str, float], families: set[str]) -> None:
+    """Raises ParameterError if fractions by family are not those of the task's families."""
+    if isinstance(worked, dict) and worked.keys() != families:
+        odd = sorted(worked.keys() ^ families)
+        raise ParameterError(
+            f"{PARAMS}: policy.base.warmup.worked_fraction must be one number or name the families "
+            f"of task.families, and {odd[0]!r} is in only one of them"
         )
 
 
@@ -195,7 +85,7 @@ def make_prompts(
     would teach GRPO to guess. A different seed alone is not enough, because small ranges overlap.
 
     Args:
-      notation: "compact" (a few characters; see COMPACT) or "question" (the full text).
+      notation: "compact" or "steps" (short prompts, see NOTATIONS) or "question" (the full text).
       instruction: Appended to every prompt.
       warmup: Parameters `policy.base.warmup` with the number of prompts and the mix of solutions;
         None: no warm-up.
@@ -223,7 +113,7 @@ def make_prompts(
     tables = PromptTables(
         _prompt_frame(parts["train"], "train"),
         _prompt_frame(parts["eval"], "eval"),
-        _warmup_frame(parts["warmup"], warmup, chooser),
+        _warmup_frame(parts["warmup"], NOTATIONS.get(notation, COMPACT), warmup, chooser),
     )
     for table in tables:
         table["prompt"] += instruction
@@ -306,16 +196,17 @@ def _batches(
         index += 1
 
 
-def _notation(family: str, notation: str) -> _Notation | None:
-    """Returns the family's compact form, or None for the full question."""
+def _notation(family: str, notation: str) -> Notation | None:
+    """Returns the family's short form, or None for the full question."""
     if notation == "question":
         return None
-    if family not in COMPACT:
+    known = NOTATIONS[notation]
+    if family not in known:
         raise ParameterError(
-            f"{PARAMS}: task.families.{family} has no compact notation, only "
-            f"{sorted(COMPACT)}; set task.notation to question"
+            f"{PARAMS}: task.families.{family} has no {notation} notation, only "
+            f"{sorted(known)}; set task.notation to question"
         )
-    return COMPACT[family]
+    return known[family]
 
 
 def _prompt_frame(items: list[_Item], part: str) -> pd.DataFrame:
@@ -333,7 +224,9 @@ def _prompt_frame(items: list[_Item], part: str) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _warmup_frame(items: list[_Item], warmup: Any, chooser: random.Random) -> pd.DataFrame:
+def _warmup_frame(
+    items: list[_Item], forms: Mapping[str, Notation], warmup: Any, chooser: random.Random
+) -> pd.DataFrame:
     """Returns a table of schema WARMUP."""
     answers: dict[str, list[str]] = {}
     for item in items:
@@ -343,18 +236,28 @@ def _warmup_frame(items: list[_Item], warmup: Any, chooser: random.Random) -> pd
             "prompt_id": f"warmup-{item.family}-{index:06d}",
             "family": item.family,
             "prompt": item.prompt,
-            "solution": _solution(item, answers[item.family], warmup, chooser),
+            "solution": _solution(
+                item, forms.get(item.family), answers[item.family], warmup, chooser
+            ),
         }
         for index, item in enumerate(items)
     ]
     return pd.DataFrame(rows, columns=["prompt_id", "family", "prompt", "solution"])
 
 
-def _solution(item: _Item, family_answers: list[str], warmup: Any, chooser: random.Random) -> str:
+def _solution(
+    item: _Item,
+    form: Notation | None,
+    family_answers: list[str],
+    warmup: Any,
+    chooser: random.Random,
+) -> str:
     """Returns the solution of one prompt."""
     answer = str(item.entry["answer"])
-    if item.family in COMPACT and chooser.random() < warmup.worked_fraction:
-        return f"{COMPACT[item.family].work(item.entry)}{warmup.answer_mark}{answer}"
+    worked = warmup.worked_fraction
+    share = worked[item.family] if isinstance(worked, dict) else worked
+    if form and chooser.random() < share:
+        return f"{form.work(item.entry)}{warmup.answer_mark}{answer}"
     if chooser.random() < warmup.wrong_fraction:
         answer = chooser.choice(family_answers)
     return f"{warmup.answer_mark}{answer}"
