@@ -10,7 +10,7 @@ from grpo.runtime.artifacts.tables import CURRICULUM, PROMPTS, read_profile, rea
 from grpo.runtime.artifacts.usage import Usage
 from grpo.runtime.seeds import derive_seed
 from grpo.schema import PARAMS
-from grpo.wiring.allocation import build_curriculum, inputs_of_selection
+from grpo.wiring.allocation import curriculum_of, inputs_of_selection
 from stages.entry import run
 
 
@@ -20,7 +20,7 @@ def main(
     """Writes the curriculum of the arm that `out` names, and the inputs of its selection."""
     params = read_params()
     arm = out.stem
-    steps = build_curriculum(params.find_arm(arm).curriculum, arm)
+    steps = curriculum_of(params, arm)
     drawn, table = read_profile(profile), read_table(prompts, PROMPTS)
     with located(profile):
         rates = curriculum_input(drawn, table, steps)

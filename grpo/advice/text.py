@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 
 from grpo.advice.facts import Facts, read_facts
-from grpo.advice.posterior import DEAD_RATE
 from grpo.advice.prediction import (
     Amounts,
     Compared,
@@ -16,6 +15,7 @@ from grpo.advice.prediction import (
     relative_error,
 )
 from grpo.advice.proposal import SIZES, Candidate, Proposal, propose
+from grpo.allocation.posterior import DEAD_RATE
 from grpo.params.parameters import Parameters
 from grpo.params.yaml import dump_yaml
 from grpo.report.learned import explain_missing_signal

@@ -28,6 +28,7 @@ from grpo.runtime.artifacts.tensors import read_tensors, write_tensors
 from grpo.types import Cost
 
 COST = "cost.json"
+ALLOCATED = "allocation.parquet"  # what an online allocation chose of all candidates
 PASSED = "passed.json"  # prompts that a round visited but does not train on
 
 

@@ -21,6 +21,7 @@ from grpo.params.parameters import Parameters, Training
 from grpo.runtime.artifacts.files import atomic_path, read_json, write_json
 from grpo.runtime.artifacts.tables import (
     CREDIT,
+    PROMPT_WEIGHT,
     REWARDS,
     SCORE,
     SUMMARY,
@@ -43,6 +44,7 @@ from grpo.types import Cost
 from grpo.wiring.allocation import build_selection
 from grpo.wiring.objectives import build_objective
 from grpo.wiring.policies import load_policy, make_optimizer, scoring_draws_of_round
+from grpo.wiring.rollouts import reuses_profile
 from grpo.wiring.shaping import build_shaping
 
 
@@ -174,6 +176,7 @@ def load_iteration(
         outcome=torch.tensor(judged["outcome"].to_numpy(np.float32)),
         reference_logp=reference_logp,
         improvement=_improvement(trainer, sampled.table, judged),
+        prompt_weight=_prompt_weight(sampled.table),
     )
     seed = iteration_seed(params.seed, "train", name, index)
     return LoadedIteration(
@@ -205,6 +208,13 @@ def _improvement(
         return None
     found = improvements(rollouts, rewards, revision.judge)
     return torch.tensor(found.astype(np.float32))
+
+
+def _prompt_weight(rollouts: pd.DataFrame) -> torch.Tensor | None:
+    """Returns the weight of each rollout's prompt; None if prompts weigh the same."""
+    if PROMPT_WEIGHT not in rollouts:
+        return None
+    return torch.tensor(rollouts[PROMPT_WEIGHT].to_numpy(np.float32))
 
 
 def advance(
@@ -271,13 +281,12 @@ def _write_phases(
 def learn_iteration(trainer: Trainer, state: RoundState, loaded: LoadedIteration) -> History:
     """Returns the statistics for the selection and the sampling of the next iteration."""
     arm, rollouts = trainer.params.find_arm(trainer.arm), loaded.iteration.rollouts
-    prompts = loaded.sampled.table[["prompt_id"]]
-    learned = learn_round(
-        build_selection(arm.selection, trainer.arm),
-        state.selection_state,
-        prompts.assign(outcome=rollouts.outcome.numpy()),
-        loaded.passed,
-    )
+    selection, passed = build_selection(arm.selection, trainer.arm), loaded.passed
+    outcomes = loaded.sampled.table[["prompt_id", "steps"]].assign(outcome=rollouts.outcome.numpy())
+    if selection.allocate and reuses_profile(trainer.params, trainer.name, state.iterations):
+        # Their outcomes are those of the profile, which `first_history` has counted.
+        passed, outcomes = [*passed, *outcomes["prompt_id"].unique()], outcomes[:0]
+    learned = learn_round(selection, state.selection_state, outcomes, passed)
     return arm.sampling.learn(learned, float(rollouts.reward.double().mean()))
 
 

@@ -44,6 +44,7 @@ from grpo.wiring.iterations import (
     load_iteration,
     write_record,
 )
+from grpo.wiring.rollouts import first_history
 
 LARGE_REWARD = 1e6  # above it an overflow is attributed to rewards, not to the learning rate
 STATE = "state.json"
@@ -54,11 +55,16 @@ StartLater = Callable[[int, History, int], Callable[[], None]]
 RECORD = "record"  # what training leaves of an iteration
 
 
-def first_state(trainer: Trainer) -> RoundState:
+def first_state(trainer: Trainer, inputs: RoundInputs) -> RoundState:
     """Returns the state of a round before its first iteration."""
     return RoundState(
         objective_state=trainer.start.objective_state or trainer.objective.init(),
-        selection_state=trainer.start.selection_state,
+        selection_state=first_history(
+            trainer.params,
+            trainer.name,
+            trainer.start.selection_state,
+            curriculum=inputs.curriculum,
+        ),
     )
 
 
@@ -87,7 +93,7 @@ def train_round(
     training = trainer.training
     total, per_iteration = training.iterations_per_round, training.updates_per_iteration
     planned = total * per_iteration
-    state = _resume(trainer, scratch) or first_state(trainer)
+    state = _resume(trainer, scratch) or first_state(trainer, inputs)
     saved = len(state.metrics)
     rollouts, rewards = inputs.rollouts, inputs.rewards
     while (index := state.iterations) < total:
