@@ -6,11 +6,18 @@ from grpo.allocation.curriculum import curriculum_input, plan_curriculum
 from grpo.errors import located
 from grpo.params.parameters import read_params
 from grpo.runtime.artifacts.files import write_json
-from grpo.runtime.artifacts.tables import CURRICULUM, PROMPTS, read_profile, read_table, write_table
+from grpo.runtime.artifacts.tables import (
+    CURRICULUM,
+    PROFILED,
+    PROMPTS,
+    read_profile,
+    read_table,
+    write_table,
+)
 from grpo.runtime.artifacts.usage import Usage
 from grpo.runtime.seeds import derive_seed
 from grpo.schema import PARAMS
-from grpo.wiring.allocation import curriculum_of, inputs_of_selection
+from grpo.wiring.allocation import counts_profile, curriculum_of, inputs_of_selection
 from stages.entry import run
 
 
@@ -26,6 +33,8 @@ def main(
         rates = curriculum_input(drawn, table, steps)
     with located(f"{PARAMS}: arms.{arm}.curriculum"):
         plan = plan_curriculum(rates, steps, seed=derive_seed(params.seed, "curriculum", arm))
+    if counts_profile(params, arm):
+        plan = plan.join(drawn.set_index("prompt_id")["rollouts"].rename(PROFILED), on="prompt_id")
     write_table(plan, out, CURRICULUM)
     write_json(inputs_out, inputs_of_selection(params, arm, rollouts))
 

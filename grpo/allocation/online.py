@@ -24,6 +24,7 @@ from grpo.allocation.signal import (
 )
 from grpo.errors import ParameterError
 from grpo.objective.link import Link, Setting
+from grpo.runtime.artifacts.tables import PROFILED
 
 DRAWS, WEIGHTS = ("thompson", "optimism"), ("none", "ht")
 SUCCESSES, FAILURES, STEPS = "successes", "failures", "steps"  # by prompt; mean steps
@@ -80,7 +81,7 @@ def allocate_by_signal(
         posterior = Posterior(alpha=prior.alpha + successes, beta=prior.beta + failures)
         costs = group_costs(
             price.rates(ids, mean_steps(history, ids, price.longest)), posterior, price
-        )
+        )[:, : price.largest + 1]
         if draws == "thompson":
             rate = posterior.draw(offer.chooser)
             variance = rate * (1 - rate)
@@ -93,7 +94,7 @@ def allocate_by_signal(
             sizes = sizes * taken
             weight = taken.sum() / (len(ids) * chance) * taken
         else:
-            sizes = spend(group_values(variance), costs, budget)
+            sizes = spend(group_values(variance)[:, : price.largest + 1], costs, budget)
             if not sizes.any():  # no draw has any signal, and an iteration needs a group
                 sizes[0] = 2
         cost = costs[np.arange(len(ids)), sizes]
@@ -217,18 +218,20 @@ def knapsack_sizes(rate: Floats, rollouts: int) -> Ints:
     return np.minimum(sizes, LARGEST)
 
 
-def add_profile(history: History, rates: "pd.Series[float]", rollouts: int) -> History:
+def add_profile(history: History, plan: pd.DataFrame) -> History:
     """Returns the statistics with the profile's outcomes as first data, if they have no counts.
 
     Args:
-      rates: The profile's outcome rate by prompt; NaN: unknown.
-      rollouts: Number of the profile's rollouts of a prompt.
+      plan: Columns prompt_id, outcome_rate and PROFILED.
     """
     if SUCCESSES in history:
         return history
-    solved = {str(each): float(rate * rollouts) for each, rate in rates.dropna().items()}
-    failed = {each: rollouts - count for each, count in solved.items()}
-    return {**history, SUCCESSES: dict(solved), FAILURES: dict(failed)}
+    solved = plan["outcome_rate"] * plan[PROFILED]
+    counts = {SUCCESSES: solved, FAILURES: plan[PROFILED] - solved}
+    added = {
+        kind: dict(zip(plan["prompt_id"], each.astype(float))) for kind, each in counts.items()
+    }
+    return {**history, **added}
 
 
 def counts_of(history: History, ids: list[str]) -> tuple[Floats, Floats]:

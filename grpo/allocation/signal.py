@@ -30,6 +30,7 @@ class Price:
 
     rates: Callable[[list[str], Floats], Rates]  # of prompts and the mean steps of their rollouts
     longest: float  # steps of a rollout, used until a length is known
+    largest: int = LARGEST  # rollouts of a group
     keep: int | None = None  # trained rollouts of a group; None: all
     drops_uniform: bool = False  # whether groups of equal outcomes are not trained
 
@@ -67,7 +68,7 @@ def spend(values: Floats, costs: Floats, budget: float) -> Ints:
     Args:
       values, costs: By prompt (row) and group size (column), 0 for a group of 0.
     """
-    sizes = np.zeros(len(values), dtype=np.int64)
+    sizes, largest = np.zeros(len(values), dtype=np.int64), values.shape[1] - 1
     spent = 0.0
     steps = [_next_step(values, costs, row, 0) for row in range(len(values))]
     heapq.heapify(steps)
@@ -78,7 +79,7 @@ def spend(values: Floats, costs: Floats, budget: float) -> Ints:
             break
         spent += cost
         sizes[row] = size
-        if size < values.shape[1] - 1:
+        if size < largest:
             heapq.heappush(steps, _next_step(values, costs, row, size))
     return sizes
 
@@ -100,13 +101,13 @@ def include(variance: Floats, costs: Floats, budget: float) -> tuple[Floats, Int
     """
     wanted = np.sqrt(variance / costs[:, 2])
     wanted = np.maximum(wanted, LOWEST_CHANCE * wanted.mean()) if wanted.any() else wanted + 1
-    rows = np.arange(len(wanted))
+    rows, largest = np.arange(len(wanted)), costs.shape[1] - 1
 
     def plan(scale: float) -> tuple[Floats, Ints]:
-        sizes = np.clip(np.rint(scale * wanted), 2, LARGEST).astype(np.int64)
+        sizes = np.clip(np.rint(scale * wanted), 2, largest).astype(np.int64)
         return np.minimum(scale * wanted / 2, 1.0), sizes
 
-    low, high = 0.0, LARGEST / float(wanted.min())
+    low, high = 0.0, largest / float(wanted.min())
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
         inclusion, sizes = plan(middle)

@@ -75,7 +75,17 @@ def inputs_of_selection(params: Parameters, arm: str, profile: Path) -> dict[str
         inputs["reward"] = params.reward.model_dump(mode="json", exclude={"unfinished_penalty"})
     if selection.reuses_profile:
         inputs["profile_rollouts"] = digest([profile])
+    if selection.seconds is not None:  # what training costs decides what is sampled
+        settings = params.find_arm(arm)
+        inputs["objective"] = settings.objective
+        inputs["updates_per_iteration"] = settings.training.updates_per_iteration
     return inputs
+
+
+def counts_profile(params: Parameters, arm: str) -> bool:
+    """Returns whether the profile's outcomes are the first data of an arm's online allocation."""
+    selection = build_selection(params.find_arm(arm).selection, arm)
+    return selection.allocate is not None and reads_profile(params, arm)
 
 
 def selection_paths(specs: list[LinkSpec], arm: str) -> dict[str, str]:

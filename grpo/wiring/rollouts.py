@@ -1,6 +1,7 @@
 """The candidates of a round and the rollouts of its iterations, from parameters and artifacts."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -11,12 +12,12 @@ from grpo.allocation.selection import History, deal, require_candidates
 from grpo.allocation.signal import Price
 from grpo.errors import ArtifactError, located
 from grpo.params.parameters import BASE, Parameters
-from grpo.runtime.artifacts.tables import CURRICULUM, PROMPTS, read_table
+from grpo.runtime.artifacts.tables import CURRICULUM, PROFILED, PROMPTS, read_table
 from grpo.runtime.executors.base import Executor
 from grpo.runtime.seeds import derive_seed, iteration_seed
 from grpo.sampling.round_rollouts import DrawnRound, draw_round, executor_source
 from grpo.schema import PARAMS
-from grpo.wiring.allocation import build_selection, curriculum_of, reads_profile
+from grpo.wiring.allocation import build_selection, counts_profile, curriculum_of
 from grpo.wiring.policies import mode_name, stored_layout
 from grpo.wiring.sampling_workers import SamplingSetup
 from grpo.wiring.shaping import build_shaping
@@ -95,6 +96,8 @@ def draw_iteration(
         with located(f"{PARAMS}: arms.{each.arm}.training.iterations_per_round"):
             candidates = deal(candidates, parts, index, derive_seed(params.seed, "deal", name))
     reuses = reuses_profile(params, name, index)
+    if reuses and price is not None:
+        price = replace(price, largest=int(candidates[PROFILED].min()))
     source = executor_source(
         executor,
         layout=stored_layout(params, setup.base),
@@ -134,9 +137,9 @@ def first_history(params: Parameters, name: str, history: History, *, curriculum
     Raises:
       ArtifactError: If the curriculum is invalid.
     """
-    arm = params.find_round(name).arm
-    selection = build_selection(params.find_arm(arm).selection, arm)
-    if selection.allocate is None or not reads_profile(params, arm):
+    if not counts_profile(params, params.find_round(name).arm):
         return history
-    plan = read_table(curriculum, CURRICULUM).set_index("prompt_id")
-    return add_profile(history, plan["outcome_rate"], params.profile.rollouts_per_prompt)
+    plan = read_table(curriculum, CURRICULUM)
+    if PROFILED not in plan:
+        raise ArtifactError(f"{curriculum}: column {PROFILED!r} is missing; rerun its stage")
+    return add_profile(history, plan)

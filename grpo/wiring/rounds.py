@@ -100,6 +100,7 @@ def train_round(
         place = scratch.directory / iteration_name(index)
         if index:
             rollouts, rewards = place / ROLLOUTS_FOLDER, place / REWARDS_FILE
+        before = _cost_of(trainer)
         with usage.part("read"):
             loaded = load_iteration(trainer, state, rollouts=rollouts, rewards=rewards)
         history = learn_iteration(trainer, state, loaded)
@@ -113,7 +114,8 @@ def train_round(
                 progress=partial(_advance_bar, progress, index * per_iteration, planned),
             )
         if this_rank() == 0:
-            write_record(place / RECORD, trainer, state, loaded, trained)
+            cost = _cost_of(trainer) - before
+            write_record(place / RECORD, trainer, state, loaded, trained, history, cost)
         state = advance(state, loaded, trained, history)
         if start:
             if not training.staleness:
@@ -125,6 +127,11 @@ def train_round(
                     _save(trainer, state, scratch)
                 saved = len(state.metrics)
     return state
+
+
+def _cost_of(trainer: Trainer) -> Cost:
+    """Returns the cost of the policy's and the reference's passes so far."""
+    return trainer.policy.cost + (trainer.reference.cost if trainer.reference else Cost())
 
 
 def _advance_bar(
@@ -203,9 +210,7 @@ def save_round(
     weights = gather_trained(trainer.policy.model, trainer.optimizer)
     if this_rank() != 0:
         return
-    cost = trainer.policy.cost
-    if trainer.reference is not None:
-        cost += trainer.reference.cost
+    cost = _cost_of(trainer)
     first, *later = state.sampling_costs
     later_sampling = sum(later, Cost())
     policy_state = PolicyState(

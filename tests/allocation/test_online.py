@@ -176,10 +176,13 @@ def test_a_state_that_was_stored_resumes_to_the_same_bits(selection: Selection):
 
 
 def test_the_profile_is_the_first_data_and_is_not_counted_twice():
-    rates = pd.Series({"a": 0.25, "b": np.nan})
-    seeded = add_profile({}, rates, 8)
-    assert (seeded[SUCCESSES], seeded[FAILURES]) == ({"a": 2.0}, {"a": 6.0})
-    assert add_profile(seeded, rates, 8) is seeded
+    plan = pd.DataFrame(
+        {"prompt_id": ["a", "b"], "outcome_rate": [0.25, 1.0], "profile_rollouts": [8, 7]}
+    )
+    seeded = add_profile({}, plan)
+    assert seeded[SUCCESSES] == {"a": 2.0, "b": 7.0}
+    assert seeded[FAILURES] == {"a": 6.0, "b": 0.0}
+    assert add_profile(seeded, plan) is seeded
 
 
 def test_the_prior_is_that_of_all_prompts():

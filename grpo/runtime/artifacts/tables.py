@@ -43,6 +43,8 @@ SCORE = "score."  # begins the names of columns with a judge's scores; a judge's
 GREEDY_SCORE = "greedy_score."  # the same for the greedy rollouts of an evaluation
 FIRST_ANSWER, FIRST_SCORE = "first_answer", "first_score"
 PROMPT_WEIGHT = "prompt_weight"
+PROFILED = "profile_rollouts"
+ALLOCATION_RECORD = "allocation.json"  # what an allocation expected and what happened
 
 
 def _at_least(low: int) -> pa.Check:
@@ -112,6 +114,8 @@ CURRICULUM = _schema(
         # The group's size, if a step of the curriculum sets it.
         "rollouts": pa.Column("int64", _at_least(2), required=False),
         "outcome_rate": pa.Column("float64", _fraction, nullable=True),  # null: no profile
+        # Rollouts of the profile behind the rate, if the arm's selection counts them.
+        PROFILED: pa.Column("int64", _at_least(1), required=False),
     },
 )
 ROLLOUTS = _schema(
