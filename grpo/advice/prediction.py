@@ -175,6 +175,15 @@ def predict_arm(params: Parameters, arm: str, facts: Facts) -> Amounts:
     return Amounts.of(predict_round(params, name, facts) for name in params.chain(arm)[1:])
 
 
+def allocates_online(params: Parameters, arm: str) -> bool:
+    """Returns whether a round on an arm's chain chooses by what earlier iterations have learned.
+
+    Its prompts and group sizes depend on outcomes that a profile does not have: no prediction.
+    """
+    arms = {arm, *(params.rounds[name].arm for name in params.chain(arm)[1:])}
+    return any(build_selection(params.arms[each].selection, each).allocate for each in arms)
+
+
 def profile_flops(params: Parameters, arm: str, facts: Facts) -> int:
     """Returns the FLOPs of the profile if an arm on this arm's chain reads it, else 0."""
     arms = {arm, *(params.rounds[name].arm for name in params.chain(arm)[1:])}
