@@ -211,18 +211,20 @@ def _doubled(smallest: int, largest: int) -> Iterator[int]:
     yield largest
 
 
-def plan_curriculum(profile: pd.DataFrame, steps: list[CurriculumStep], seed: int) -> pd.DataFrame:
+def plan_curriculum(
+    profile: pd.DataFrame, steps: list[CurriculumStep], seed: int, *, has_sizes: bool = False
+) -> pd.DataFrame:
     """Returns the curriculum under the schema CURRICULUM, sorted by phase and position.
-
-    It has no group sizes if no step sets them.
 
     Args:
       profile: prompt_id, family and outcome_rate of every training prompt; the rate is NaN for
         steps that do not read it.
+      has_sizes: Whether the selection sets group sizes; no step need set them.
 
     Raises:
-      ParameterError: If the steps leave no prompt.
+      ParameterError: If the steps leave no prompt, or no step sets group sizes or phases.
     """
+    require_sizes_and_phases(steps, has_sizes=has_sizes)
     chooser = np.random.default_rng(seed)
     columns = ["prompt_id", "family", "outcome_rate"]
     frame = profile.sort_values("prompt_id")[columns].reset_index(drop=True)
