@@ -37,11 +37,18 @@ PARTS: dict[str, type[StepNoise] | type[ActionChunks]] = {
     "noise": StepNoise,
     "chunks": ActionChunks,
 }
-PER_ROLLOUT = ("group", "reward", "outcome", "variant", "improvement")  # others are per step
+PER_ROLLOUT = (
+    "group",
+    "reward",
+    "outcome",
+    "variant",
+    "improvement",
+    "prompt_weight",
+)  # others are per step
 PER_NUMBER = ("chunks.action", "chunks.is_executed")  # of each step
 INTEGERS = ("group", "variant", "chunks.phase")
 BOOLEANS = ("mask", "chunks.is_executed")
-MAYBE = ("reference_logp", "variant", "improvement")  # may be None
+MAYBE = ("reference_logp", "variant", "improvement", "prompt_weight")  # may be None
 REALS = ("reward", "outcome")  # integers and booleans too; all other fields are floats
 
 
@@ -80,6 +87,9 @@ class Rollouts:
     # Share of the first answer's error that the rollout removes, 0 if its group was not sampled
     # from a first answer; None: the arm does not revise first answers.
     improvement: Float[Tensor, " rollout"] | None = None
+    # Weight of the rollout's prompt in `average_over_prompts`, the inverse of its probability to be
+    # drawn in units of the mean; None: 1.
+    prompt_weight: Float[Tensor, " rollout"] | None = None
 
     def __post_init__(self) -> None:
         for name, value in self._fields().items():
@@ -98,7 +108,14 @@ class Rollouts:
                     f"Rollouts.{name} must have the shape {list(wanted)} of the mask, "
                     f"got {list(value.shape)}"
                 )
-        for name in ("reward", "outcome", "behavior_logp", "reference_logp", "improvement"):
+        for name in (
+            "reward",
+            "outcome",
+            "behavior_logp",
+            "reference_logp",
+            "improvement",
+            "prompt_weight",
+        ):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, as_float(getattr(self, name).detach()))
         for name, kind in PARTS.items():
@@ -108,6 +125,7 @@ class Rollouts:
         self._require_finite("behavior_logp", self.mask)
         self._require_finite("reference_logp", self.mask)
         self._require_finite("improvement", self.counts)
+        self._require_finite("prompt_weight", self.counts)
 
     @property
     def counts(self) -> Bool[Tensor, " rollout"]:
@@ -127,6 +145,7 @@ class Rollouts:
             variant=None if self.variant is None else self.variant[rows],
             chunks=None if self.chunks is None else self.chunks.select(rows),
             improvement=None if self.improvement is None else self.improvement[rows],
+            prompt_weight=None if self.prompt_weight is None else self.prompt_weight[rows],
         )
 
     def _require_finite(self, name: str, counts: Tensor) -> None:

@@ -6,11 +6,23 @@ from grpo.allocation.curriculum import curriculum_input, plan_curriculum
 from grpo.errors import located
 from grpo.params.parameters import read_params
 from grpo.runtime.artifacts.files import write_json
-from grpo.runtime.artifacts.tables import CURRICULUM, PROMPTS, read_profile, read_table, write_table
+from grpo.runtime.artifacts.tables import (
+    CURRICULUM,
+    PROFILED,
+    PROMPTS,
+    read_profile,
+    read_table,
+    write_table,
+)
 from grpo.runtime.artifacts.usage import Usage
 from grpo.runtime.seeds import derive_seed
 from grpo.schema import PARAMS
-from grpo.wiring.allocation import build_curriculum, inputs_of_selection
+from grpo.wiring.allocation import (
+    build_selection,
+    counts_profile,
+    curriculum_of,
+    inputs_of_selection,
+)
 from stages.entry import run
 
 
@@ -20,12 +32,22 @@ def main(
     """Writes the curriculum of the arm that `out` names, and the inputs of its selection."""
     params = read_params()
     arm = out.stem
-    steps = build_curriculum(params.find_arm(arm).curriculum, arm)
+    steps, selection = (
+        curriculum_of(params, arm),
+        build_selection(params.find_arm(arm).selection, arm),
+    )
     drawn, table = read_profile(profile), read_table(prompts, PROMPTS)
     with located(profile):
         rates = curriculum_input(drawn, table, steps)
     with located(f"{PARAMS}: arms.{arm}.curriculum"):
-        plan = plan_curriculum(rates, steps, seed=derive_seed(params.seed, "curriculum", arm))
+        plan = plan_curriculum(
+            rates,
+            steps,
+            seed=derive_seed(params.seed, "curriculum", arm),
+            has_sizes=bool(selection.sizes),
+        )
+    if counts_profile(params, arm):
+        plan = plan.join(drawn.set_index("prompt_id")["rollouts"].rename(PROFILED), on="prompt_id")
     write_table(plan, out, CURRICULUM)
     write_json(inputs_out, inputs_of_selection(params, arm, rollouts))
 

@@ -11,7 +11,8 @@ from grpo.sampling.round_rollouts import write_round
 from grpo.schema import DATA
 from grpo.wiring.allocation import build_selection
 from grpo.wiring.executors import open_executor
-from grpo.wiring.rollouts import draw_iteration, read_candidates
+from grpo.wiring.prices import build_price
+from grpo.wiring.rollouts import draw_iteration, first_history, read_candidates
 from grpo.wiring.sampling_workers import SamplingSetup, make_sampling_work
 from stages.entry import run, scratch_of
 from stages.progress import shown
@@ -39,6 +40,9 @@ def main(
     each = params.find_round(name)
     selection = build_selection(params.find_arm(each.arm).selection, each.arm)
     candidates = read_candidates(params, name, curriculum=curriculum, prompts=prompts)
+    history = read_state(policy, each.start).selection_state
+    history = first_history(params, name, history, curriculum=curriculum)
+    price = build_price(params, each.arm, base=base, candidates=candidates)
     more = [profile] if selection.reuses_profile else []
     inputs = [judge, base, *files_for_sampling(policy), prompts, curriculum, *more]
     scratch = scratch_of(f"rollout@{name}", inputs, params)
@@ -61,8 +65,9 @@ def main(
             0,
             executor=executor,
             candidates=candidates,
-            history=read_state(policy, each.start).selection_state,
+            history=history,
             profile=profile,
+            price=price,
             scratch=scratch.directory,
             progress=progress,
         )

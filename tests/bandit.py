@@ -144,6 +144,9 @@ class Bandit(Modality[BanditParams, TokenSampling, TokenDraws]):
 
         return BasePolicy(num_updates=0, warm_up=lambda table: iter(()), save=save)
 
+    def step_limit(self, policy: BanditParams, sampling: TokenSampling) -> int:
+        return 1
+
     def round_draws(
         self, policy: BanditParams, sampling: TokenSampling, *, iterations_behind: int
     ) -> float:

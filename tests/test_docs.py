@@ -148,7 +148,7 @@ def test_rloo_has_no_z_score_to_break():
         ]
     }
     assert {names: rules for names, rules in found.items() if rules} == {
-        frozenset({"sGPO", "PODS"}): {"U18"}
+        frozenset({sized, "PODS"}): {"U18"} for sized in ("sGPO", "signal per cost", "Knapsack RL")
     }
 
 
@@ -167,12 +167,15 @@ def test_the_rule_at_run_time_is_quoted_from_the_code():
 @pytest.mark.parametrize("path", PAGES, ids=name_of)
 def test_yaml_blocks_are_sections_of_params_that_build(path: Path):
     chains(path)
+    has_sizes = False  # set by the selection above a curriculum
     for key, value in sections(path):
         assert key in {"objective", "curriculum", "selection", *SECTIONS}
         if key == "curriculum":
-            build_curriculum(TypeAdapter(list[LinkSpec]).validate_python(value, strict=True), "x")
+            specs = TypeAdapter(list[LinkSpec]).validate_python(value, strict=True)
+            build_curriculum(specs, "x", has_sizes=has_sizes)
         elif key == "selection":
-            build_selection(TypeAdapter(list[LinkSpec]).validate_python(value, strict=True), "x")
+            specs = TypeAdapter(list[LinkSpec]).validate_python(value, strict=True)
+            has_sizes = bool(build_selection(specs, "x").sizes)
         elif key in SECTIONS:
             TypeAdapter(SECTIONS[key]).validate_python(with_tuples(value), strict=True)
 

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 
 from benchmarks.scale.inputs import COMPUTED_BYTES, Assumed, Model, Run
-from grpo.advice.posterior import Floats, Ints
 from grpo.advice.prediction import packed_flops
+from grpo.allocation.posterior import Floats, Ints
 from grpo.modalities.costs import PassFlops
 from grpo.modalities.shared.flops import Pass, total_flops
 from grpo.training.batches import pack_microbatches

@@ -8,17 +8,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from grpo.advice.posterior import Ints, Posterior, Prior, fit_prior, update
-from grpo.errors import ArtifactError, ParameterError
-from grpo.modalities import all_modalities
+from grpo.allocation.posterior import Ints, Posterior, Prior, fit_prior, update
+from grpo.errors import ArtifactError
 from grpo.modalities.costs import CostModel
-from grpo.modalities.modality import Modality
 from grpo.params.parameters import BASE, Parameters
-from grpo.runtime.artifacts.files import read_json, require_inert
+from grpo.runtime.artifacts.files import read_json
 from grpo.runtime.artifacts.tables import PROMPTS, ROLLOUTS, TABLE, read_profile, read_table
-from grpo.runtime.machine import prepare_machine
-from grpo.schema import PARAMS
 from grpo.types import Cost
+from grpo.wiring.prices import load_cost_model
 
 MAKE_PROFILE = "dvc repro profile"
 
@@ -103,7 +100,7 @@ def read_facts(artifacts: Path, params: Parameters) -> Facts:
         )
     texts = read_table(artifacts / "prompts" / "train.parquet", PROMPTS)
     _require_same(folder, profile, texts, params)
-    cost_model = load_cost_model(artifacts, params)
+    cost_model = load_cost_model(params, artifacts / "policies" / BASE)
     tokens = cost_model.count_tokens(texts["prompt"].tolist())
     summary = read_json(folder / "summary.json")
     return make_facts(
@@ -114,34 +111,6 @@ def read_facts(artifacts: Path, params: Parameters) -> Facts:
         rollouts_per_batch=params.profile.rollouts_per_batch,
         cost_model=cost_model,
     )
-
-
-def load_cost_model(artifacts: Path, params: Parameters) -> CostModel:
-    """Loads the base policy on the CPU and returns its cost model.
-
-    Raises:
-      ArtifactError: If a file of the base policy is missing or broken, or may run code.
-      ParameterError: If the modality has no cost model.
-    """
-    # On the CPU: FLOPs do not depend on the device, and the machine may lack a GPU.
-    machine = params.machine.model_copy(update={"device": "cpu", "compile": False})
-    prepare_machine(machine)
-    base = artifacts / "policies" / BASE
-    require_inert(base)
-    cost_model = params.modality.load_cost_model(
-        params.model_copy(update={"machine": machine}), base=base
-    )
-    if cost_model is None:
-        predicted = [
-            kind
-            for kind, each in all_modalities().items()
-            if type(each).load_cost_model is not Modality.load_cost_model
-        ]
-        raise ParameterError(
-            f"{PARAMS}: policy.kind must be {' or '.join(predicted)} for cost predictions, "
-            f"got {params.policy.kind!r}"
-        )
-    return cost_model
 
 
 def _require_same(

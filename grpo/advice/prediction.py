@@ -19,8 +19,8 @@ import pandas as pd
 import torch
 
 from grpo.advice.facts import Facts
-from grpo.advice.posterior import Floats, Ints, reused_uniform_chance
 from grpo.allocation.curriculum import plan_curriculum, select_phase
+from grpo.allocation.posterior import Floats, Ints, reused_uniform_chance
 from grpo.allocation.selection import Selection
 from grpo.errors import located
 from grpo.modalities.costs import PassFlops
@@ -32,8 +32,9 @@ from grpo.runtime.artifacts.tables import is_judged
 from grpo.runtime.seeds import derive_seed
 from grpo.schema import PARAMS
 from grpo.training.batches import pack_microbatches
-from grpo.wiring.allocation import build_curriculum, build_selection, reads_profile
+from grpo.wiring.allocation import build_selection, curriculum_of, reads_profile
 from grpo.wiring.objectives import build_objective
+from grpo.wiring.prices import scores_proximal
 
 TINY = 1e-9
 SEED = 0  # of the draw of rollouts in `pass_flops`
@@ -129,7 +130,7 @@ def treatment_of(arm: Arm, name: str, facts: Facts) -> Treatment:
     return Treatment(
         drops_uniform=bool(_named(links, "drop_uniform_groups")),
         keep=min(keep, default=None),
-        scores_proximal=scores_proximal(training.updates_per_iteration, facts),
+        scores_proximal=scores_proximal(training.updates_per_iteration, facts.cost_model),
         scores_reference=on_kept,
         scores_reference_on_all=on_all,
         selection=build_selection(arm.selection, name),
@@ -138,14 +139,6 @@ def treatment_of(arm: Arm, name: str, facts: Facts) -> Treatment:
         rollouts_per_batch=arm.sampling.rollouts_per_batch,
         tokens_per_microbatch=arm.training.tokens_per_microbatch,
     )
-
-
-def scores_proximal(updates_per_iteration: int, facts: Facts) -> bool:
-    """Returns whether an iteration needs a pass for the log-probs of its proximal policy.
-
-    A single update is its own proximal policy, unless its routing is replayed.
-    """
-    return updates_per_iteration > 1 or facts.cost_model.always_scores_proximal
 
 
 def _named(links: tuple[Link, ...], name: str) -> list[Link]:
@@ -158,7 +151,7 @@ def plan_phase(params: Parameters, arm: str, phase: int, facts: Facts) -> pd.Dat
     Raises:
       ParameterError: If the curriculum is invalid or has no such phase.
     """
-    steps = build_curriculum(params.arms[arm].curriculum, arm)
+    steps = curriculum_of(params, arm)
     with located(f"{PARAMS}: arms.{arm}.curriculum"):
         plan = plan_curriculum(
             facts.profile, steps, seed=derive_seed(params.seed, "curriculum", arm)
@@ -180,6 +173,15 @@ def predict_round(params: Parameters, name: str, facts: Facts) -> Amounts:
 def predict_arm(params: Parameters, arm: str, facts: Facts) -> Amounts:
     """Returns the predicted amounts of the rounds on an arm's chain, without the profile."""
     return Amounts.of(predict_round(params, name, facts) for name in params.chain(arm)[1:])
+
+
+def allocates_online(params: Parameters, arm: str) -> bool:
+    """Returns whether a round on an arm's chain chooses by what earlier iterations have learned.
+
+    Its prompts and group sizes depend on outcomes that a profile does not have: no prediction.
+    """
+    arms = {arm, *(params.rounds[name].arm for name in params.chain(arm)[1:])}
+    return any(build_selection(params.arms[each].selection, each).allocate for each in arms)
 
 
 def profile_flops(params: Parameters, arm: str, facts: Facts) -> int:

@@ -6,16 +6,17 @@ from pathlib import Path
 import numpy as np
 
 from grpo.advice.facts import Facts, read_facts
-from grpo.advice.posterior import DEAD_RATE
 from grpo.advice.prediction import (
     Amounts,
     Compared,
+    allocates_online,
     compare_rounds,
     predict_arm,
     profile_flops,
     relative_error,
 )
 from grpo.advice.proposal import SIZES, Candidate, Proposal, propose
+from grpo.allocation.posterior import DEAD_RATE
 from grpo.params.parameters import Parameters
 from grpo.params.yaml import dump_yaml
 from grpo.report.learned import explain_missing_signal
@@ -44,12 +45,16 @@ def advise(artifacts: Path, params: Parameters, file: Path) -> str:
     reasons = explain_missing_signal(artifacts, params)
     if reasons and all(reasons.values()):
         return "\n\n".join([_profile(facts), _nothing_learned(reasons)]).replace(SPACE, " ")
+    online = [arm for arm in params.arms if params.rounds_of(arm) and allocates_online(params, arm)]
+    params = _without_rounds(params, online)
+    if not params.rounds:
+        return "\n\n".join([_profile(facts), *_not_predicted(online)]).replace(SPACE, " ")
     proposal = propose(params, facts)
     compared = compare_rounds(artifacts, params, facts)
     pasted = f"# Merge into {file}.\n{snippet(proposal)}" if proposal.chosen else ""
     sections = [
         _profile(facts),
-        _arms(params, proposal, facts),
+        "\n".join([_arms(params, proposal, facts), *_not_predicted(online)]),
         _sizings(proposal, facts),
         pasted,
         CAVEAT,
@@ -64,6 +69,21 @@ def snippet(proposal: Proposal) -> str:
     rounds = {each: params.rounds[each].model_dump(mode="json") for each in params.rounds_of(name)}
     content = {"arms": {name: params.arms[name].model_dump(mode="json")}, "rounds": rounds}
     return dump_yaml(content, compact=True).rstrip()
+
+
+def _without_rounds(params: Parameters, arms: Sequence[str]) -> Parameters:
+    """Returns the parameters without the rounds of some arms."""
+    rounds = {name: each for name, each in params.rounds.items() if each.arm not in arms}
+    return params.model_copy(update={"rounds": rounds})
+
+
+def _not_predicted(online: Sequence[str]) -> list[str]:
+    """Returns a remark per arm that chooses prompts or group sizes online."""
+    return [
+        f"{arm} is not predicted: it chooses prompts or group sizes by outcomes of earlier "
+        "iterations."
+        for arm in online
+    ]
 
 
 def _profile(facts: Facts) -> str:

@@ -211,17 +211,20 @@ def _doubled(smallest: int, largest: int) -> Iterator[int]:
     yield largest
 
 
-def plan_curriculum(profile: pd.DataFrame, steps: list[CurriculumStep], seed: int) -> pd.DataFrame:
+def plan_curriculum(
+    profile: pd.DataFrame, steps: list[CurriculumStep], seed: int, *, has_sizes: bool = False
+) -> pd.DataFrame:
     """Returns the curriculum under the schema CURRICULUM, sorted by phase and position.
 
     Args:
       profile: prompt_id, family and outcome_rate of every training prompt; the rate is NaN for
         steps that do not read it.
+      has_sizes: Whether the selection sets group sizes; no step need set them.
 
     Raises:
       ParameterError: If the steps leave no prompt, or no step sets group sizes or phases.
     """
-    require_sizes_and_phases(steps)
+    require_sizes_and_phases(steps, has_sizes=has_sizes)
     chooser = np.random.default_rng(seed)
     columns = ["prompt_id", "family", "outcome_rate"]
     frame = profile.sort_values("prompt_id")[columns].reset_index(drop=True)
@@ -229,9 +232,8 @@ def plan_curriculum(profile: pd.DataFrame, steps: list[CurriculumStep], seed: in
         frame = step.apply(frame, chooser)
         if len(frame) == 0:
             raise ParameterError(f"{step.link.name} leaves no prompt of {len(profile)}; loosen it")
-    return frame.astype({"rollouts": "int64", "phase": "int64", "position": "int64"}).sort_values(
-        ["phase", "position"]
-    )
+    counts = [each for each in ("rollouts", "phase", "position") if each in frame]
+    return frame.astype(dict.fromkeys(counts, "int64")).sort_values(["phase", "position"])
 
 
 def curriculum_input(
@@ -256,14 +258,18 @@ def curriculum_input(
     return prompts.assign(outcome_rate=np.nan)
 
 
-def require_sizes_and_phases(steps: list[CurriculumStep]) -> None:
-    """Raises ParameterError unless a step sets group sizes and a step sets phases."""
+def require_sizes_and_phases(steps: list[CurriculumStep], *, has_sizes: bool = False) -> None:
+    """Raises ParameterError unless a step sets group sizes and a step sets phases.
+
+    Args:
+      has_sizes: Whether the selection sets group sizes.
+    """
     owned: set[Kind] = set()
     for step in steps:
         if step.reads_sizes and "group size" not in owned:
             raise ParameterError(f"{step.link.name} must come after a step that sizes groups")
         owned |= step.link.kinds
-    if "group size" not in owned:
+    if "group size" not in owned and not has_sizes:
         raise ParameterError("a curriculum needs a step that sizes groups, such as fix_group_size")
     if "phases" not in owned:
         raise ParameterError("a curriculum needs a step that makes phases, such as split_at_random")

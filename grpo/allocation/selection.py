@@ -3,7 +3,7 @@
 The prompts of a phase are the candidates. Without a selection a round samples all of them. With a
 step that sets a budget, a round samples some of them. It visits candidates in epochs, in random
 order; rounds of the same phase continue the epoch. The statistics that steps keep about prompts are
-stored in the policy directory.
+stored in the policy directory. Steps that read posteriors of success rates are in `online.py`.
 """
 
 from collections.abc import Callable
@@ -13,8 +13,10 @@ import numpy as np
 import pandas as pd
 
 from grpo.allocation.curriculum import require_fraction, require_positive
+from grpo.allocation.signal import Price
 from grpo.errors import ParameterError
 from grpo.objective.link import Link
+from grpo.runtime.artifacts.tables import PROMPT_WEIGHT
 from grpo.schema import ANSWER
 
 History = dict[str, dict[str, int | float]]  # by kind and prompt: checkpointed as JSON
@@ -25,7 +27,7 @@ STREAKS = {"easy": "easy_streak", "hard": "hard_streak"}  # uniform groups in a 
 LOWEST_BASE, HIGHEST_BASE = 0.05, 0.95  # of p [GRESO]
 
 
-class _Budget(NamedTuple):
+class Budget(NamedTuple):
     """The number of groups of a round, and the batches in which they are sampled."""
 
     owner: str  # name of the step that sets the budget
@@ -42,16 +44,42 @@ class Revision(NamedTuple):
     judge: str  # its score says how good an answer is
 
 
+class Offer(NamedTuple):
+    """What an allocation chooses from."""
+
+    prompts: pd.DataFrame  # the candidates: the least sampled first, in random order
+    history: History
+    price: Price | None  # None: the allocation reads no costs
+    chooser: np.random.Generator
+
+
+class Seconds(NamedTuple):
+    """Declared seconds of an allocation's budget; all 0: the budget is in FLOPs."""
+
+    per_sampled_step: float
+    per_trained_step: float
+    per_judgement: float
+
+
 class Selection(NamedTuple):
     """A selection step, or several composed; the default of a field does not change sampling."""
 
     links: tuple[Link, ...] = ()
-    budget: _Budget | None = None  # None: all candidates
+    budget: Budget | None = None  # None: all candidates
     keep_chance: Callable[[list[str], History], np.ndarray] = lambda ids, history: np.ones(len(ids))
     keeps_uniform: bool = True
     learn: Callable[[History, pd.DataFrame], History] = lambda history, groups: history
     reuses_profile: bool = False
     revision: Revision | None = None  # None: every group is sampled from the prompt itself
+    # Returns a table of the schema ALLOCATION with a row per candidate; None: `visit` chooses.
+    allocate: Callable[[Offer], pd.DataFrame] | None = None
+    sizes: frozenset[int] = frozenset()  # group sizes that `allocate` may assign
+    seconds: Seconds | None = None  # None: `allocate` reads no costs
+
+    @property
+    def chooses_prompts(self) -> bool:
+        """Whether an iteration samples some of the phase's prompts; else, they are dealt."""
+        return self.budget is not None or self.allocate is not None
 
     @property
     def reads_outcomes(self) -> bool:
@@ -81,6 +109,9 @@ def compose(*steps: Selection) -> Selection:
         learn=learn,
         reuses_profile=any(step.reuses_profile for step in steps),
         revision=next((step.revision for step in steps if step.revision), None),
+        allocate=next((step.allocate for step in steps if step.allocate), None),
+        sizes=frozenset().union(*(step.sizes for step in steps)),
+        seconds=next((step.seconds for step in steps if step.seconds), None),
     )
 
 
@@ -136,7 +167,7 @@ def skip_uniform_prompts(
 
     return Selection(
         links=(Link("skip_uniform_prompts", settings, "prompt selection"),),
-        budget=_Budget("skip_uniform_prompts", prompts, prompts, 1),
+        budget=Budget("skip_uniform_prompts", prompts, prompts, 1),
         keep_chance=keep_chance,
         learn=learn,
     )
@@ -165,7 +196,7 @@ def resample_uniform_groups(
     }
     return Selection(
         links=(Link("resample_uniform_groups", settings, "prompt selection"),),
-        budget=_Budget("resample_uniform_groups", prompts, prompts_per_batch, max_batches),
+        budget=Budget("resample_uniform_groups", prompts, prompts_per_batch, max_batches),
         keeps_uniform=False,
     )
 
@@ -253,11 +284,7 @@ def visit(
     if budget is None:
         return candidates, []
     chooser = np.random.default_rng(seed)
-    shuffled = candidates.iloc[chooser.permutation(len(candidates))]
-    visits = history.get(VISITS, {})
-    ordered = shuffled.iloc[
-        np.argsort([visits.get(each, 0) for each in shuffled["prompt_id"]], kind="stable")
-    ].reset_index(drop=True)
+    ordered = _order(candidates, history, chooser)
     ids = ordered["prompt_id"].tolist()
     kept = chooser.random(len(ids)) < selection.keep_chance(ids, history)
     kept[0] |= not kept.any()
@@ -266,6 +293,40 @@ def visit(
     reached = chosen[-1] if len(chosen) == most else len(ids)
     passed = np.flatnonzero(~kept[:reached])
     return ordered.iloc[chosen].reset_index(drop=True), [ids[each] for each in passed]
+
+
+def _order(
+    candidates: pd.DataFrame, history: History, chooser: np.random.Generator
+) -> pd.DataFrame:
+    """Returns the candidates in random order, the least visited first."""
+    shuffled = candidates.iloc[chooser.permutation(len(candidates))]
+    visits = history.get(VISITS, {})
+    order = np.argsort([visits.get(each, 0) for each in shuffled["prompt_id"]], kind="stable")
+    return shuffled.iloc[order].reset_index(drop=True)
+
+
+def allocate(
+    selection: Selection,
+    candidates: pd.DataFrame,
+    history: History,
+    *,
+    price: Price | None,
+    seed: int,
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Returns the candidates that an iteration samples with their group sizes, and the allocation.
+
+    The allocation has the schema ALLOCATION and a row per candidate. If it has inclusion
+    probabilities, the chosen candidates have the column PROMPT_WEIGHT.
+    """
+    assert selection.allocate is not None
+    chooser = np.random.default_rng(seed)
+    ordered = _order(candidates, history, chooser)
+    table = selection.allocate(Offer(ordered, history, price, chooser))
+    taken = (table["rollouts"] > 0).to_numpy()
+    chosen = ordered[taken].assign(rollouts=table["rollouts"][taken])
+    if table["chance"].notna().any():
+        chosen = chosen.assign(**{PROMPT_WEIGHT: table["weight"][taken]})
+    return chosen.reset_index(drop=True), table
 
 
 def mixed_prompts(outcomes: pd.DataFrame) -> set[str]:
@@ -284,16 +345,16 @@ def learn_round(
     """Returns the history after a round.
 
     Args:
-      outcomes: prompt_id and raw outcome of every judged rollout: whole groups, before any
+      outcomes: prompt_id, raw outcome and steps of every judged rollout: whole groups, before any
         selection among them (rules U20, U21). Groups of one rollout are ignored.
       passed: Prompts that were visited and not trained on.
     """
     groups = outcomes.groupby("prompt_id", as_index=False).agg(
-        rollouts=("outcome", "size"), successes=("outcome", "sum")
+        rollouts=("outcome", "size"), successes=("outcome", "sum"), steps=("steps", "mean")
     )
     compared = groups[groups["rollouts"] > 1]
     learned = selection.learn(history, compared) if len(compared) else history
-    if selection.budget is None:
+    if not selection.chooses_prompts:
         return learned
     visits = dict(history.get(VISITS, {}))
     for each in [*groups["prompt_id"], *passed]:

@@ -319,6 +319,10 @@ class Modality(ABC, Generic[PolicyT, SamplingT, DrawsT]):
         """Returns an arm's facts for the composition rules: fields of a Plan."""
 
     @abstractmethod
+    def step_limit(self, policy: PolicyT, sampling: SamplingT) -> int:
+        """Returns the largest number of steps of a rollout."""
+
+    @abstractmethod
     def make_base(self, params: RunParams[PolicyT], data: Path) -> "BasePolicy":
         """Returns the base policy that the parameters describe.
 

@@ -157,6 +157,7 @@ def make_rollouts(
     outcome: Float[Tensor, " rollout"],
     reference_logp: Float[Tensor, "rollout step"] | None = None,
     improvement: Float[Tensor, " rollout"] | None = None,
+    prompt_weight: Float[Tensor, " rollout"] | None = None,
 ) -> Rollouts:
     """Returns the inputs of an objective for a trajectory.
 
@@ -164,6 +165,7 @@ def make_rollouts(
       logp: Log-probs in nats under the sampling engine.
       reference_logp: Log-probs in nats under the base policy.
       improvement: Share of the first answer's error that each rollout removes.
+      prompt_weight: Weight of the rollout's prompt in an average over prompts.
     """
     return Rollouts(
         group=group,
@@ -176,6 +178,7 @@ def make_rollouts(
         variant=trajectory.variant,
         chunks=trajectory.chunks,
         improvement=improvement,
+        prompt_weight=prompt_weight,
     )
 
 

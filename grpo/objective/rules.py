@@ -11,6 +11,8 @@ from grpo.objective.penalty import CONTRAST
 TOO_FEW = 4  # rollouts of a group, for a selection of extremes (rule U22)
 TOO_STALE = 4  # updates per round, for replay of the trainer's routing (rule U33)
 ROUTING = "policy.routing"
+# Selections that choose prompts or group sizes by posteriors of earlier outcomes.
+ONLINE = ("allocate_by_signal", "sample_prompts_near_rate", "size_groups_by_knapsack")
 
 
 class Severity(Enum):
@@ -174,7 +176,8 @@ def selection_owners(plan: Plan) -> list[str]:
 
 
 def size_owners(plan: Plan) -> list[str]:
-    return plan.steps("group size")[1:]
+    of_selection = [link.name for link in plan.selection if "group size" in link.kinds]
+    return [*plan.steps("group size"), *of_selection][1:]
 
 
 def phase_owners(plan: Plan) -> list[str]:
@@ -278,7 +281,7 @@ def no_floor(plan: Plan) -> list[str]:
 
 def prompts_come_once(plan: Plan) -> list[str]:
     comes_again = len(set(plan.phases)) < len(plan.phases) or plan.iterations_per_round > 1
-    return [] if comes_again else plan.selects_with("skip_uniform_prompts")
+    return [] if comes_again else plan.selects_with("skip_uniform_prompts", *ONLINE)
 
 
 def reuse_without_base(plan: Plan) -> list[str]:
@@ -287,15 +290,16 @@ def reuse_without_base(plan: Plan) -> list[str]:
 
 def reuse_of_small_groups(plan: Plan) -> list[str]:
     largest, stored = max(plan.group_sizes, default=0), plan.profile_rollouts
-    is_short = stored is not None and largest > stored
-    return plan.selects_with("reuse_profile_rollouts") if is_short else []
+    # allocate_by_signal knows how many there are.
+    fits = stored is None or largest <= stored or plan.selects_with("allocate_by_signal")
+    return [] if fits else plan.selects_with("reuse_profile_rollouts")
 
 
 def reuse_after_choice(*, is_shaped: bool) -> Callable[[Plan], list[str]]:
     """Returns a `find` that reports profile outcomes which select prompts and are trained on."""
 
     def find(plan: Plan) -> list[str]:
-        chooses = plan.reads_profile or plan.selects_with("resample_uniform_groups")
+        chooses = plan.reads_profile or plan.selects_with("resample_uniform_groups", *ONLINE)
         found = chooses and _is_shaped(plan) is is_shaped
         return plan.selects_with("reuse_profile_rollouts") if found else []
 
@@ -370,7 +374,20 @@ def only_revisions(plan: Plan) -> list[str]:
 
 
 def streaks_of_revisions(plan: Plan) -> list[str]:
-    return plan.selects_with("skip_uniform_prompts") if revises(plan) else []
+    return plan.selects_with("skip_uniform_prompts", *ONLINE) if revises(plan) else []
+
+
+def signal_of_other_rewards(plan: Plan) -> list[str]:
+    return [] if plan.has_binary_reward else plan.selects_with("allocate_by_signal")
+
+
+def unread_chances(plan: Plan) -> list[str]:
+    weighted = plan.set_to("allocate_by_signal", weights="ht")
+    return [] if plan.named("average_over_prompts") else weighted
+
+
+def prompts_without_chance(plan: Plan) -> list[str]:
+    return plan.set_to("allocate_by_signal", draws="optimism", weights="none")
 
 
 def reuse_without_first_answers(plan: Plan) -> list[str]:
@@ -584,14 +601,15 @@ RULES: tuple[Rule, ...] = (
         "U19",
         Severity.ERROR,
         "at most one component may select prompts; keep one of sGPO's triage, keep_rate_window, "
-        "skip_uniform_prompts and resample_uniform_groups",
+        "skip_uniform_prompts, resample_uniform_groups, allocate_by_signal, "
+        "sample_prompts_near_rate and size_groups_by_knapsack",
         selection_owners,
     ),
     Rule(
         "U19",
         Severity.ERROR,
-        "at most one step may set group sizes; keep one of fix_group_size and "
-        "size_groups_by_inverse_rate",
+        "at most one component may set group sizes; keep one of fix_group_size, "
+        "size_groups_by_inverse_rate, allocate_by_signal and size_groups_by_knapsack",
         size_owners,
     ),
     Rule(
@@ -736,6 +754,13 @@ RULES: tuple[Rule, ...] = (
         no_floor,
     ),
     Rule(
+        "U34",
+        Severity.WARN,
+        "with optimism the probability of a prompt can be 0, and no weight corrects prompts that "
+        "are never drawn; set draws: thompson or weights: ht",
+        prompts_without_chance,
+    ),
+    Rule(
         "U35",
         Severity.ERROR,
         "k1 as a loss has zero gradient in expectation; use k2, k3 or subtract_kl_from_reward",
@@ -854,6 +879,20 @@ RULES: tuple[Rule, ...] = (
         "with staleness 1, rollouts come from older weights than those that are trained; put a "
         "correction such as truncate_mismatch in front of the objective, or set staleness to 0",
         uncorrected_staleness,
+    ),
+    Rule(
+        "H22",
+        Severity.ERROR,
+        "its signal p (1 - p) is the variance of a binary outcome within a group, not that of this"
+        " reward; set reward.maximize: outcome and reward.unfinished_penalty: 0",
+        signal_of_other_rewards,
+    ),
+    Rule(
+        "H23",
+        Severity.ERROR,
+        "with weights: ht prompts are drawn with unequal probabilities, which only "
+        "average_over_prompts corrects; use it (rloo has it) or set weights: none",
+        unread_chances,
     ),
     *CHUNK_RULES,
     *REVISION_RULES,

@@ -66,13 +66,16 @@ def sum_over_steps() -> Objective:
 def average_over_prompts() -> Objective:
     """Weighs prompts 1/P, a prompt's rollouts 1/G_x and a rollout's steps 1/T_i.
 
-    For groups of different sizes: every prompt has the same weight.
+    For groups of different sizes: every prompt has the same weight, times its `prompt_weight` if
+    prompts were drawn with unequal probabilities.
     """
 
     def weight(rollouts: Rollouts) -> Tensor:
         _, size = sum_by_group(torch.ones(len(rollouts.group)), rollouts.group)
         num_prompts = len(torch.unique(rollouts.group))
-        return 1 / (num_prompts * size[:, None] * _num_steps(rollouts))
+        even = 1 / (num_prompts * size[:, None] * _num_steps(rollouts))
+        weight = rollouts.prompt_weight
+        return even if weight is None else even * weight[:, None]
 
     return _average(Link("average_over_prompts", {}, "average"), weight)
 

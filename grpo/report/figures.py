@@ -8,12 +8,14 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from grpo.params.parameters import BASE
+from grpo.report.allocations import allocations_by_arm
 from grpo.report.comparison import Comparison, Curve
 from grpo.report.numbers import Numbers, counted_costs
 from grpo.report.reading import KINDS_IN_BUDGET, Run
 from grpo.report.seconds import ACTIVITIES, Span, seconds_by_activity, timeline
 from grpo.report.signal_figures import (
     draw_advantage_mass,
+    draw_allocation,
     draw_group_sizes,
     draw_reward_spread,
     draw_signal_by_step,
@@ -50,6 +52,7 @@ def draw_figures(
             draw_uniform_groups(run, numbers),
             draw_advantage_mass(run, numbers),
             draw_group_sizes(run, numbers),
+            *filter(None, [draw_allocation(run, allocations_by_arm(run))]),
             draw_reward_spread(run),
             draw_signal_by_step(run),
             draw_training(run),

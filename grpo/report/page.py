@@ -10,6 +10,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from grpo.errors import ArtifactError
 from grpo.params.parameters import BASE, Parameters
 from grpo.params.yaml import dump_yaml
+from grpo.report.allocations import read_allocations
 from grpo.report.audits import Audited, audit_sentences, audits_by_arm, audits_by_round
 from grpo.report.comparison import Comparison, Curve, Interval
 from grpo.report.diverged import add_banners, draw_diverged, read_diverged
@@ -103,6 +104,7 @@ def write_page(
         "corpora": _corpora(run),
         "influences": _influences(run),
         "revisions": _revisions(run),
+        "allocations": _allocations(run),
         "figures": [*curves, *draw_figures(run, numbers, usages=usages, seconds=seconds)],
         "findings": [
             {"severity": each.severity.name, "path": each.path, "sentence": each.sentence}
@@ -338,6 +340,30 @@ def _revisions(run: Run) -> list[dict[str, str]]:
             "drift": format_change(each.drift),
         }
         for name, each in measure_revisions(run).items()
+    ]
+
+
+def _allocations(run: Run) -> list[dict[str, str]]:
+    """Returns one row per round whose prompts or group sizes were allocated online."""
+
+    def cost(amount: float, unit: str | None) -> str:
+        return format_flops(amount) if unit == "FLOPs" else format_seconds(amount)
+
+    return [
+        {
+            "round": name,
+            "color": css_color_of(run.arms.index(run.params.rounds[name].arm)),
+            "groups": format_count(each.groups),
+            "mean_size": f"{each.rollouts / each.groups:.1f}",
+            "largest_group": format_count(each.largest_group),
+            "expected_mixed": format_percent(each.expected_mixed),
+            "mixed": format_percent(each.mixed),
+            "expected_cost": cost(each.expected_cost, each.cost_unit) if each.cost_unit else "",
+            "cost": cost(each.cost, each.cost_unit) if each.cost_unit else "",
+            "never_drawn": format_percent(each.never_drawn),
+            "effective_share": format_percent(each.effective_share),
+        }
+        for name, each in read_allocations(run).items()
     ]
 
 

@@ -1,13 +1,17 @@
 """Figures of the learning signal by difficulty, round, step and update, as SVG text."""
 
+from collections.abc import Mapping
+
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from grpo.allocation.forecast import BINS
+from grpo.report.allocations import Allocated
 from grpo.report.numbers import Numbers, buckets_of, reward_spread, signal_by_step
 from grpo.report.reading import CURVES, Run
-from grpo.report.style import INK, MARKERS, Canvas, Panel, color_of
+from grpo.report.style import INK, MARKERS, MUTED, Canvas, Panel, color_of
 
 DIFFICULTY = "the prompt's success rate in the profile"
 NO_PROFILE = "no profile was drawn: no arm reads one (profile.when: always draws it)"
@@ -70,6 +74,42 @@ def draw_group_sizes(run: Run, numbers: Numbers) -> Panel:
         title="Group sizes",
         caption="Mean number of rollouts per prompt; a gap means that the arm chose no prompt.",
         svg=canvas.svg("group-sizes", "mean rollouts per prompt by difficulty for each arm"),
+    )
+
+
+def draw_allocation(run: Run, allocated: Mapping[str, Allocated]) -> Panel | None:
+    """Draws where online allocations spent rollouts, and their expected against solved rates."""
+    if not allocated:
+        return None
+    canvas = Canvas([2.1, 2.7], share_x=True)
+    shares, rates = canvas.subplots
+    width = 0.8 / (BINS * len(allocated))
+    for number, (arm, each) in enumerate(allocated.items()):
+        color = color_of(run.arms.index(arm))
+        middle = np.array([part.low for part in each.bins]) + 0.5 / BINS
+        x = middle + (number - (len(allocated) - 1) / 2) * width
+        shares.bar(x, [part.share for part in each.bins], width=width, color=color, label=arm)
+        rates.plot(
+            [part.expected for part in each.bins],
+            [part.solved for part in each.bins],
+            color=color,
+            marker=MARKERS[run.arms.index(arm) % 6],
+            label=arm,
+        )
+    rates.plot([0, 1], [0, 1], color=MUTED, linestyle=":", linewidth=1.4)
+    shares.set_ylabel("of rollouts")
+    rates.set_ylabel("solved")
+    rates.set_xlabel("expected success rate")
+    rates.set_xlim(0, 1)
+    rates.set_ylim(0, 1)
+    _finish(canvas, percent=True)
+    return Panel(
+        title="Allocation by expected rate",
+        caption=(
+            "Above, the share of rollouts by the success rate that the posterior expected. Below, "
+            "the rate that was solved; on the dotted line, both are equal."
+        ),
+        svg=canvas.svg("allocation", "share of rollouts and solved rate by expected success rate"),
     )
 
 

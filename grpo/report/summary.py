@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.params.parameters import BASE, Parameters
+from grpo.report.allocations import allocations_by_arm
 from grpo.report.comparison import Comparison, Curve
 from grpo.report.judges import correlate_judges, measure_influence
 from grpo.report.numbers import Numbers, compare_arms, compute_numbers, cost_of, counted_costs
@@ -110,6 +111,7 @@ def _describe_arm(summary: Summary, arm: str) -> dict[str, Any]:
         "influence": {each.judge: _defined(each.share) for each in measure_influence(run, arm)},
         "gain_over_base": gains.pop("mean_at_k"),
         "other_gains_over_base": gains,
+        "allocation": _describe_allocation(run, arm),
         "iterations": sum(len(run.iterations[name]) for name in chain[1:]),
         "updates": sum(len(run.updates[name]) for name in chain[1:]),
         "flops": {**by_kind, "total": cost["flops"]},
@@ -117,6 +119,24 @@ def _describe_arm(summary: Summary, arm: str) -> dict[str, Any]:
         "trained_steps": cost["trained_steps"],
         "seconds": seconds and {part: round(each, DIGITS) for part, each in seconds.items()},
         "stages_without_seconds": missing,
+    }
+
+
+def _describe_allocation(run: Run, arm: str) -> dict[str, Any] | None:
+    """Returns what an arm allocated online; None if it does not."""
+    each = allocations_by_arm(run).get(arm)
+    if each is None:
+        return None
+    costs = {"expected_cost": each.expected_cost, "cost": each.cost} if each.cost_unit else {}
+    return {
+        "groups": each.groups,
+        "rollouts": each.rollouts,
+        "expected_mixed": round(each.expected_mixed, DIGITS),
+        "mixed": round(each.mixed, DIGITS),
+        "never_drawn": round(each.never_drawn, DIGITS),
+        "effective_share": round(each.effective_share, DIGITS),
+        "cost_unit": each.cost_unit,
+        **costs,
     }
 
 

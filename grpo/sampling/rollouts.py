@@ -15,6 +15,7 @@ from grpo.modalities.shared.directories import require_counts
 from grpo.modalities.shared.packed import STEPS, Layout, select_packed
 from grpo.runtime.artifacts.files import read_json, write_json
 from grpo.runtime.artifacts.tables import (
+    ALLOCATION,
     ROLLOUTS,
     SUMMARY,
     TABLE,
@@ -28,6 +29,7 @@ from grpo.runtime.artifacts.tensors import read_tensors, write_tensors
 from grpo.types import Cost
 
 COST = "cost.json"
+ALLOCATED = "allocation.parquet"  # what an online allocation chose of all candidates
 PASSED = "passed.json"  # prompts that a round visited but does not train on
 
 
@@ -63,6 +65,16 @@ def write_rollouts(
         **({} if selection is None else {"selection": dict(selection)}),
     }
     write_json(directory / SUMMARY, summary)
+
+
+def read_allocation(directory: Path) -> pd.DataFrame | None:
+    """Returns what an online allocation chose, schema ALLOCATION; None without one.
+
+    Raises:
+      ArtifactError: If the file is invalid.
+    """
+    path = directory / ALLOCATED
+    return read_table(path, ALLOCATION) if path.exists() else None
 
 
 def read_passed(directory: Path) -> list[str]:

@@ -1,22 +1,31 @@
 """Sampling of a round: once, until enough groups are mixed, or reused from the profile."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 import pandas as pd
 
-from grpo.allocation.selection import History, Revision, Selection, mixed_prompts, visit
+from grpo.allocation.selection import (
+    History,
+    Revision,
+    Selection,
+    allocate,
+    mixed_prompts,
+    visit,
+)
+from grpo.allocation.signal import Price
 from grpo.errors import ArtifactError, located
 from grpo.modalities.shared.packed import Layout
 from grpo.runtime.artifacts.files import write_json
-from grpo.runtime.artifacts.tables import is_judged
+from grpo.runtime.artifacts.tables import ALLOCATION, PROMPT_WEIGHT, is_judged, write_table
 from grpo.runtime.executors.base import Executor
 from grpo.runtime.seeds import derive_seed
 from grpo.sampling.drawing import sample_rollouts, store_batch, stored_batches
 from grpo.sampling.revision import add_first_answers, ask_for_revisions, sample_first_answers
 from grpo.sampling.rollouts import (
+    ALLOCATED,
     PASSED,
     SampledBatch,
     concatenate,
@@ -61,6 +70,9 @@ class DrawnRound:
     batch: SampledBatch
     passed: list[str]  # prompts skipped, and prompts whose groups were dropped
     counts: Counts
+    allocation: pd.DataFrame | None = (
+        None  # schema ALLOCATION; None: no step of the selection has one
+    )
 
 
 def draw_round(
@@ -71,14 +83,24 @@ def draw_round(
     source: Source,
     seed: int,
     scratch: Path,
+    price: Price | None = None,
 ) -> DrawnRound:
     """Returns a round's rollouts: of all candidates, or within the selection's budget.
 
     If no group is mixed when the budget ends, the first groups are kept.
 
     Args:
-      candidates: Columns prompt_id, prompt, rollouts; the phase, sorted by position.
+      candidates: Columns prompt_id, prompt and, unless the selection sets it, rollouts; the phase,
+        sorted by position.
+      price: Required if the selection reads costs.
     """
+    if selection.allocate:
+        asked, table = allocate(
+            selection, candidates, history, price=price, seed=derive_seed(seed, "visit")
+        )
+        batch = _add_weights(source.draw(asked, seed, scratch), asked)
+        drawn = _drawn([batch], batch, len(candidates), [])
+        return replace(drawn, allocation=table)
     chosen, skipped = visit(selection, candidates, history, derive_seed(seed, "visit"))
     if selection.budget is None:
         batch = source.draw(chosen, seed, scratch)
@@ -196,6 +218,16 @@ def write_round(directory: Path, drawn: DrawnRound, *, has_selection: bool) -> N
     factor = {"oversampling_factor": drawn.counts.oversampling_factor}
     write_rollouts(directory, drawn.batch, {**asdict(drawn.counts), **factor})
     write_json(directory / PASSED, drawn.passed)
+    if drawn.allocation is not None:
+        write_table(drawn.allocation, directory / ALLOCATED, ALLOCATION)
+
+
+def _add_weights(batch: SampledBatch, asked: pd.DataFrame) -> SampledBatch:
+    """Returns the rollouts with the weights of their prompts, if these have any."""
+    if PROMPT_WEIGHT not in asked:
+        return batch
+    weights = asked.set_index("prompt_id")[PROMPT_WEIGHT]
+    return replace(batch, table=batch.table.join(weights, on="prompt_id"))
 
 
 def _drawn(

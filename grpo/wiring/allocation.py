@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence, Set
 from pathlib import Path
 from typing import Any
 
-from grpo.allocation import curriculum, selection
+from grpo.allocation import curriculum, online, selection
 from grpo.allocation.curriculum import CurriculumStep, split_order
 from grpo.allocation.selection import Revision, Selection, require_candidates
 from grpo.errors import ParameterError, located
@@ -16,11 +16,25 @@ from grpo.schema import PARAMS
 CURRICULUM_STEPS: dict[str, Callable[..., CurriculumStep]] = functions_returning(
     CurriculumStep, curriculum
 )
-SELECTION_STEPS: dict[str, Callable[..., Selection]] = functions_returning(Selection, selection)
+SELECTION_STEPS: dict[str, Callable[..., Selection]] = functions_returning(
+    Selection, selection, online
+)
 
 
-def build_curriculum(specs: list[LinkSpec], arm: str) -> list[CurriculumStep]:
+def curriculum_of(params: Parameters, arm: str) -> list[CurriculumStep]:
+    """Returns an arm's curriculum steps; see `build_curriculum`."""
+    settings = params.find_arm(arm)
+    has_sizes = bool(build_selection(settings.selection, arm).sizes)
+    return build_curriculum(settings.curriculum, arm, has_sizes=has_sizes)
+
+
+def build_curriculum(
+    specs: list[LinkSpec], arm: str, *, has_sizes: bool = False
+) -> list[CurriculumStep]:
     """Returns an arm's curriculum steps.
+
+    Args:
+      has_sizes: Whether the arm's selection sets group sizes.
 
     Raises:
       ParameterError: If a step is unknown or its settings are wrong, or no step sets group sizes or
@@ -29,7 +43,7 @@ def build_curriculum(specs: list[LinkSpec], arm: str) -> list[CurriculumStep]:
     where = f"arms.{arm}.curriculum"
     steps = [step for _, step in build_listed(specs, CURRICULUM_STEPS, where)]
     with located(f"{PARAMS}: {where}"):
-        curriculum.require_sizes_and_phases(steps)
+        curriculum.require_sizes_and_phases(steps, has_sizes=has_sizes)
     return steps
 
 
@@ -61,7 +75,17 @@ def inputs_of_selection(params: Parameters, arm: str, profile: Path) -> dict[str
         inputs["reward"] = params.reward.model_dump(mode="json", exclude={"unfinished_penalty"})
     if selection.reuses_profile:
         inputs["profile_rollouts"] = digest([profile])
+    if selection.seconds is not None:  # what training costs decides what is sampled
+        settings = params.find_arm(arm)
+        inputs["objective"] = settings.objective
+        inputs["updates_per_iteration"] = settings.training.updates_per_iteration
     return inputs
+
+
+def counts_profile(params: Parameters, arm: str) -> bool:
+    """Returns whether the profile's outcomes are the first data of an arm's online allocation."""
+    selection = build_selection(params.find_arm(arm).selection, arm)
+    return selection.allocate is not None and reads_profile(params, arm)
 
 
 def selection_paths(specs: list[LinkSpec], arm: str) -> dict[str, str]:
@@ -145,7 +169,7 @@ def reads_profile(params: Parameters, arm: str) -> bool:
     Raises:
       ParameterError: If the arm's curriculum or selection is wrong.
     """
-    settings = params.find_arm(arm)
-    steps = build_curriculum(settings.curriculum, arm)
-    selection = build_selection(settings.selection, arm)
-    return selection.reuses_profile or any(step.reads_profile for step in steps)
+    selection = build_selection(params.find_arm(arm).selection, arm)
+    return selection.reuses_profile or any(
+        step.reads_profile for step in curriculum_of(params, arm)
+    )

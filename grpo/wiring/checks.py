@@ -7,12 +7,13 @@ from grpo.objective.rules import RULES, Plan, Severity
 from grpo.params.parameters import BASE, Arm, Parameters
 from grpo.schema import PARAMS
 from grpo.wiring.allocation import (
-    build_curriculum,
     build_selection,
     check_selection,
+    curriculum_of,
     selection_paths,
 )
 from grpo.wiring.objectives import build_objective, list_objective
+from grpo.wiring.prices import has_cost_model
 
 
 class Finding(NamedTuple):
@@ -38,6 +39,7 @@ def findings(params: Parameters) -> list[Finding]:
         paths, plan = _plan(params, name, arm)
         _check_phases(params, name)
         check_selection(params, name, plan.curriculum)
+        _check_budget(params, name)
         _check_updates(params, name, plan)
         for rule in RULES:
             for cause in rule.find(plan):
@@ -50,7 +52,7 @@ def findings(params: Parameters) -> list[Finding]:
 def _plan(params: Parameters, name: str, arm: Arm) -> tuple[dict[str, str], Plan]:
     """Returns the path of each component of an arm by name, and the facts that rules read."""
     objective, chained = list_objective(arm.objective, name), build_objective(arm.objective, name)
-    curriculum = build_curriculum(arm.curriculum, name)
+    curriculum, selection = curriculum_of(params, name), build_selection(arm.selection, name)
     paths = {link.name: path for path, each in objective for link in each.links}
     for index, step in enumerate(curriculum):
         paths[step.link.name] = f"arms.{name}.curriculum[{index}].{step.link.name}"
@@ -58,7 +60,7 @@ def _plan(params: Parameters, name: str, arm: Arm) -> tuple[dict[str, str], Plan
     return {**paths, **selection_paths(arm.selection, name)}, Plan(
         links=chained.links,
         curriculum=tuple(step.link for step in curriculum),
-        group_sizes=frozenset(each for step in curriculum for each in step.sizes),
+        group_sizes=selection.sizes.union(*(step.sizes for step in curriculum)),
         updates_per_iteration=arm.training.updates_per_iteration,
         iterations_per_round=arm.training.iterations_per_round,
         staleness=arm.training.staleness,
@@ -71,7 +73,7 @@ def _plan(params: Parameters, name: str, arm: Arm) -> tuple[dict[str, str], Plan
         dropouts=_dropouts(params),
         has_other_density=arm.sampling.has_other_density,
         follows_reward=arm.sampling.num_levels > 1,
-        selection=build_selection(arm.selection, name).links,
+        selection=selection.links,
         phases=tuple(each.phase for each in rounds),
         starts_from_base=any(each.start == BASE for each in rounds),
         reads_profile=any(step.reads_profile for step in curriculum),
@@ -82,7 +84,7 @@ def _plan(params: Parameters, name: str, arm: Arm) -> tuple[dict[str, str], Plan
 
 def _check_phases(params: Parameters, name: str) -> None:
     """Raises if the phase of a round exceeds the phases of the arm's curriculum."""
-    steps = build_curriculum(params.find_arm(name).curriculum, name)
+    steps = curriculum_of(params, name)
     phases = max(each.phases for each in steps)
     for each in params.rounds_of(name):
         phase = params.rounds[each].phase
@@ -93,21 +95,34 @@ def _check_phases(params: Parameters, name: str) -> None:
             )
 
 
+def _check_budget(params: Parameters, name: str) -> None:
+    """Raises if an arm's selection has a budget of FLOPs, and the modality has no cost model."""
+    seconds = build_selection(params.find_arm(name).selection, name).seconds
+    if seconds is not None and not any(seconds) and not has_cost_model(params.modality):
+        raise ParameterError(
+            f"{PARAMS}: arms.{name}.selection: allocate_by_signal.budget is in FLOPs, which "
+            f"policy.kind {params.policy.kind} cannot predict; declare seconds_per_sampled_step "
+            "and seconds_per_trained_step"
+        )
+
+
 def _check_updates(params: Parameters, name: str, plan: Plan) -> None:
     """Raises if an arm has more updates than its iterations can have groups."""
     training = params.find_arm(name).training
     iterations, updates = training.iterations_per_round, training.updates_per_iteration
-    budget = build_selection(params.find_arm(name).selection, name).budget
+    selection = build_selection(params.find_arm(name).selection, name)
     phases = [getattr(params.task, "train_prompts", None)]
     phases += [link.settings.get("prompts_per_phase") for link in plan.curriculum]
     prompts = min((int(each) for each in phases if each is not None), default=iterations * updates)
     where = f"{PARAMS}: arms.{name}.training"
-    if budget is None and iterations > prompts:
+    if not selection.chooses_prompts and iterations > prompts:
         raise ParameterError(
             f"{where}.iterations_per_round must be at most {prompts}, the prompts of a phase, got "
             f"{iterations}: every iteration samples other prompts"
         )
-    most = min(prompts, budget.prompts) if budget else prompts // iterations
+    most = prompts if selection.chooses_prompts else prompts // iterations
+    if selection.budget:
+        most = min(prompts, selection.budget.prompts)
     if updates > most:
         raise ParameterError(
             f"{where}.updates_per_iteration must be at most {most}, the prompts of "

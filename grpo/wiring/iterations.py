@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import torch
 
+from grpo.allocation.forecast import compare_forecast
 from grpo.allocation.selection import History, learn_round
 from grpo.errors import ArtifactError, located
 from grpo.modalities.policy import Policy, make_rollouts
@@ -20,7 +21,9 @@ from grpo.objective.penalty import needs_reference, penalizes_reward
 from grpo.params.parameters import Parameters, Training
 from grpo.runtime.artifacts.files import atomic_path, read_json, write_json
 from grpo.runtime.artifacts.tables import (
+    ALLOCATION_RECORD,
     CREDIT,
+    PROMPT_WEIGHT,
     REWARDS,
     SCORE,
     SUMMARY,
@@ -33,7 +36,13 @@ from grpo.runtime.artifacts.tables import (
     wrong_cell,
 )
 from grpo.runtime.seeds import iteration_seed
-from grpo.sampling.rollouts import SampledBatch, read_batch, read_passed, select_rollouts
+from grpo.sampling.rollouts import (
+    SampledBatch,
+    read_allocation,
+    read_batch,
+    read_passed,
+    select_rollouts,
+)
 from grpo.sampling.shaping import Shaping, improvements, reward_parts
 from grpo.training.batches import explain_fewer
 from grpo.training.frozen import compute_log_probs
@@ -43,6 +52,7 @@ from grpo.types import Cost
 from grpo.wiring.allocation import build_selection
 from grpo.wiring.objectives import build_objective
 from grpo.wiring.policies import load_policy, make_optimizer, scoring_draws_of_round
+from grpo.wiring.rollouts import reuses_profile
 from grpo.wiring.shaping import build_shaping
 
 
@@ -106,6 +116,7 @@ class LoadedIteration:
     iteration: Iteration
     sampled: SampledBatch  # the same rows as the rollouts of `iteration`
     passed: list[str]  # prompts that were visited but are not trained on
+    allocation: pd.DataFrame | None  # schema ALLOCATION; None: not allocated online
 
 
 def load_trainer(params: Parameters, name: str, inputs: RoundInputs) -> Trainer:
@@ -174,6 +185,7 @@ def load_iteration(
         outcome=torch.tensor(judged["outcome"].to_numpy(np.float32)),
         reference_logp=reference_logp,
         improvement=_improvement(trainer, sampled.table, judged),
+        prompt_weight=_prompt_weight(sampled.table),
     )
     seed = iteration_seed(params.seed, "train", name, index)
     return LoadedIteration(
@@ -192,6 +204,7 @@ def load_iteration(
         ),
         sampled=sampled,
         passed=passed,
+        allocation=read_allocation(rollouts),
     )
 
 
@@ -205,6 +218,13 @@ def _improvement(
         return None
     found = improvements(rollouts, rewards, revision.judge)
     return torch.tensor(found.astype(np.float32))
+
+
+def _prompt_weight(rollouts: pd.DataFrame) -> torch.Tensor | None:
+    """Returns the weight of each rollout's prompt; None if prompts weigh the same."""
+    if PROMPT_WEIGHT not in rollouts:
+        return None
+    return torch.tensor(rollouts[PROMPT_WEIGHT].to_numpy(np.float32))
 
 
 def advance(
@@ -234,11 +254,17 @@ def write_record(
     state: RoundState,
     loaded: LoadedIteration,
     trained: TrainedIteration,
+    history: History,
+    cost: Cost,
 ) -> None:
     """Writes the metrics by step and by phase, the credit of each rollout, and what has a level.
 
+    If prompts or group sizes are allocated online, also what that expected and what happened.
+
     Args:
       state: Before the iteration.
+      history: The statistics of the arm's selection after it.
+      cost: Of the updates.
     """
     with atomic_path(directory) as temporary:
         temporary.mkdir()
@@ -249,6 +275,23 @@ def write_record(
         sampling = trainer.params.find_arm(trainer.arm).sampling
         if settings := sampling.describe(sampling.level(state.selection_state)):
             write_json(temporary / "sampling.json", settings)
+        if loaded.allocation is not None:
+            selection = trainer.params.find_arm(trainer.arm).selection
+            record = compare_forecast(
+                loaded.allocation,
+                _outcomes(loaded),
+                history,
+                seconds=build_selection(selection, trainer.arm).seconds,
+                sampling=loaded.sampled.cost,
+                updates=cost,
+            )
+            write_json(temporary / ALLOCATION_RECORD, record)
+
+
+def _outcomes(loaded: LoadedIteration) -> pd.DataFrame:
+    """Returns prompt_id, steps and raw outcome of the rollouts."""
+    outcome = loaded.iteration.rollouts.outcome.numpy()
+    return loaded.sampled.table[["prompt_id", "steps"]].assign(outcome=outcome)
 
 
 def _write_phases(
@@ -271,13 +314,12 @@ def _write_phases(
 def learn_iteration(trainer: Trainer, state: RoundState, loaded: LoadedIteration) -> History:
     """Returns the statistics for the selection and the sampling of the next iteration."""
     arm, rollouts = trainer.params.find_arm(trainer.arm), loaded.iteration.rollouts
-    prompts = loaded.sampled.table[["prompt_id"]]
-    learned = learn_round(
-        build_selection(arm.selection, trainer.arm),
-        state.selection_state,
-        prompts.assign(outcome=rollouts.outcome.numpy()),
-        loaded.passed,
-    )
+    selection, passed = build_selection(arm.selection, trainer.arm), loaded.passed
+    outcomes = _outcomes(loaded)
+    if selection.allocate and reuses_profile(trainer.params, trainer.name, state.iterations):
+        # Their outcomes are those of the profile, which `first_history` has counted.
+        passed, outcomes = [*passed, *outcomes["prompt_id"].unique()], outcomes[:0]
+    learned = learn_round(selection, state.selection_state, outcomes, passed)
     return arm.sampling.learn(learned, float(rollouts.reward.double().mean()))
 
 

@@ -12,6 +12,7 @@ import pandas as pd
 import torch
 
 from grpo.allocation.selection import History
+from grpo.allocation.signal import Price
 from grpo.errors import located
 from grpo.modalities.shared.directories import gather_weights
 from grpo.params.manifests import require_described
@@ -34,6 +35,7 @@ from grpo.sampling.scoring import Judges, judge_stored, require_judged
 from grpo.schema import DATA
 from grpo.wiring.executors import open_executor
 from grpo.wiring.iterations import RoundInputs, Trainer
+from grpo.wiring.prices import build_price
 from grpo.wiring.rewards import build_judges
 from grpo.wiring.rollouts import draw_iteration, read_candidates
 from grpo.wiring.rounds import StartLater
@@ -50,6 +52,7 @@ class _Sampler:
     executor: Executor
     setup: SamplingSetup
     candidates: pd.DataFrame  # the prompts of the round's phase
+    price: Price | None  # of groups, if the selection reads costs
     thread: ThreadPoolExecutor  # workers end with the thread that started them
 
 
@@ -121,6 +124,7 @@ class _OnlineRollouts:
             executor=self.sampler.executor,
             candidates=self.sampler.candidates,
             history=history,
+            price=self.sampler.price,
             scratch=place / "batches",
             progress=lambda done, total: None,
         )
@@ -213,9 +217,10 @@ def open_later_rollouts(
         else open_executor(make_sampling_work, setup)
     )
     candidates = read_candidates(params, name, curriculum=inputs.curriculum, prompts=inputs.prompts)
+    price = build_price(params, trainer.arm, base=inputs.base, candidates=candidates)
     with opened as executor, ThreadPoolExecutor(1) as thread:
         online.sampler = _Sampler(
-            executor=executor, setup=setup, candidates=candidates, thread=thread
+            executor=executor, setup=setup, candidates=candidates, price=price, thread=thread
         )
         try:
             yield online.start

@@ -1,20 +1,23 @@
 """The candidates of a round and the rollouts of its iterations, from parameters and artifacts."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 
 from grpo.allocation.curriculum import add_prompts, allocated_sizes, select_phase
+from grpo.allocation.online import add_profile
 from grpo.allocation.selection import History, deal, require_candidates
+from grpo.allocation.signal import Price
 from grpo.errors import ArtifactError, located
 from grpo.params.parameters import BASE, Parameters
-from grpo.runtime.artifacts.tables import CURRICULUM, PROMPTS, read_table
+from grpo.runtime.artifacts.tables import CURRICULUM, PROFILED, PROMPTS, read_table
 from grpo.runtime.executors.base import Executor
 from grpo.runtime.seeds import derive_seed, iteration_seed
 from grpo.sampling.round_rollouts import DrawnRound, draw_round, executor_source
 from grpo.schema import PARAMS
-from grpo.wiring.allocation import build_curriculum, build_selection
+from grpo.wiring.allocation import build_selection, counts_profile, curriculum_of
 from grpo.wiring.policies import mode_name, stored_layout
 from grpo.wiring.sampling_workers import SamplingSetup
 from grpo.wiring.shaping import build_shaping
@@ -43,7 +46,11 @@ def read_candidates(
 
 def _require_allocated(params: Parameters, arm: str, plan: pd.DataFrame) -> None:
     """Raises ArtifactError if a group's size differs from the arm's curriculum."""
-    steps = build_curriculum(params.find_arm(arm).curriculum, arm)
+    steps = curriculum_of(params, arm)
+    if not any(step.sizes for step in steps):
+        return
+    if "rollouts" not in plan:
+        raise ArtifactError("column 'rollouts' is missing; rerun the curriculum stage")
     sizes = allocated_sizes(plan, steps)
     broken = plan[plan["rollouts"] != sizes]
     if len(broken):
@@ -63,6 +70,7 @@ def draw_iteration(
     candidates: pd.DataFrame,
     history: History,
     profile: Path | None = None,
+    price: Price | None = None,
     scratch: Path,
     progress: Callable[[int, int], None],
 ) -> DrawnRound:
@@ -73,6 +81,7 @@ def draw_iteration(
       candidates: The prompts of the phase.
       history: The statistics of the arm's selection after the iteration before.
       profile: Directory of the profile's rollouts; the first iteration may reuse them.
+      price: That of `build_price`.
 
     Raises:
       ArtifactError: If the profile's rollouts are needed and invalid.
@@ -83,10 +92,12 @@ def draw_iteration(
     arm = params.find_arm(each.arm)
     selection = build_selection(arm.selection, each.arm)
     parts = arm.training.iterations_per_round
-    if selection.budget is None:
+    if not selection.chooses_prompts:
         with located(f"{PARAMS}: arms.{each.arm}.training.iterations_per_round"):
             candidates = deal(candidates, parts, index, derive_seed(params.seed, "deal", name))
-    reuses = selection.reuses_profile and each.start == BASE and index == 0
+    reuses = reuses_profile(params, name, index)
+    if reuses and price is not None:
+        price = replace(price, largest=int(candidates[PROFILED].min()))
     source = executor_source(
         executor,
         layout=stored_layout(params, setup.base),
@@ -104,4 +115,31 @@ def draw_iteration(
         source=source,
         seed=iteration_seed(params.seed, "rollout", name, index),
         scratch=scratch,
+        price=price,
     )
+
+
+def reuses_profile(params: Parameters, name: str, index: int) -> bool:
+    """Returns whether an iteration of a round trains on the profile's rollouts."""
+    each = params.find_round(name)
+    selection = build_selection(params.find_arm(each.arm).selection, each.arm)
+    return selection.reuses_profile and each.start == BASE and index == 0
+
+
+def first_history(params: Parameters, name: str, history: History, *, curriculum: Path) -> History:
+    """Returns the statistics of an arm's selection before a round.
+
+    The profile's outcomes are the first data of an online allocation, if the arm reads a profile.
+
+    Args:
+      history: Of the policy that the round starts from.
+
+    Raises:
+      ArtifactError: If the curriculum is invalid.
+    """
+    if not counts_profile(params, params.find_round(name).arm):
+        return history
+    plan = read_table(curriculum, CURRICULUM)
+    if PROFILED not in plan:
+        raise ArtifactError(f"{curriculum}: column {PROFILED!r} is missing; rerun its stage")
+    return add_profile(history, plan)

@@ -44,6 +44,7 @@ from grpo.wiring.iterations import (
     load_iteration,
     write_record,
 )
+from grpo.wiring.rollouts import first_history
 
 LARGE_REWARD = 1e6  # above it an overflow is attributed to rewards, not to the learning rate
 STATE = "state.json"
@@ -54,11 +55,16 @@ StartLater = Callable[[int, History, int], Callable[[], None]]
 RECORD = "record"  # what training leaves of an iteration
 
 
-def first_state(trainer: Trainer) -> RoundState:
+def first_state(trainer: Trainer, inputs: RoundInputs) -> RoundState:
     """Returns the state of a round before its first iteration."""
     return RoundState(
         objective_state=trainer.start.objective_state or trainer.objective.init(),
-        selection_state=trainer.start.selection_state,
+        selection_state=first_history(
+            trainer.params,
+            trainer.name,
+            trainer.start.selection_state,
+            curriculum=inputs.curriculum,
+        ),
     )
 
 
@@ -87,13 +93,14 @@ def train_round(
     training = trainer.training
     total, per_iteration = training.iterations_per_round, training.updates_per_iteration
     planned = total * per_iteration
-    state = _resume(trainer, scratch) or first_state(trainer)
+    state = _resume(trainer, scratch) or first_state(trainer, inputs)
     saved = len(state.metrics)
     rollouts, rewards = inputs.rollouts, inputs.rewards
     while (index := state.iterations) < total:
         place = scratch.directory / iteration_name(index)
         if index:
             rollouts, rewards = place / ROLLOUTS_FOLDER, place / REWARDS_FILE
+        before = _cost_of(trainer)
         with usage.part("read"):
             loaded = load_iteration(trainer, state, rollouts=rollouts, rewards=rewards)
         history = learn_iteration(trainer, state, loaded)
@@ -107,7 +114,8 @@ def train_round(
                 progress=partial(_advance_bar, progress, index * per_iteration, planned),
             )
         if this_rank() == 0:
-            write_record(place / RECORD, trainer, state, loaded, trained)
+            cost = _cost_of(trainer) - before
+            write_record(place / RECORD, trainer, state, loaded, trained, history, cost)
         state = advance(state, loaded, trained, history)
         if start:
             if not training.staleness:
@@ -119,6 +127,11 @@ def train_round(
                     _save(trainer, state, scratch)
                 saved = len(state.metrics)
     return state
+
+
+def _cost_of(trainer: Trainer) -> Cost:
+    """Returns the cost of the policy's and the reference's passes so far."""
+    return trainer.policy.cost + (trainer.reference.cost if trainer.reference else Cost())
 
 
 def _advance_bar(
@@ -197,9 +210,7 @@ def save_round(
     weights = gather_trained(trainer.policy.model, trainer.optimizer)
     if this_rank() != 0:
         return
-    cost = trainer.policy.cost
-    if trainer.reference is not None:
-        cost += trainer.reference.cost
+    cost = _cost_of(trainer)
     first, *later = state.sampling_costs
     later_sampling = sum(later, Cost())
     policy_state = PolicyState(

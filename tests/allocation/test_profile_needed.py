@@ -51,6 +51,9 @@ SETTINGS: dict[str, dict[str, Any]] = {  # of every curriculum step, on 12 promp
     "stage_by_family": {"order": "f, g", "prompts_per_phase": 2},
 }
 SELECTION_SETTINGS: dict[str, dict[str, Any]] = {
+    "allocate_by_signal": {"budget": 1e9},
+    "sample_prompts_near_rate": {"prompts": 3},
+    "size_groups_by_knapsack": {"prompts": 3, "rollouts": 2},
     "skip_uniform_prompts": {"prompts": 2},
     "resample_uniform_groups": {"prompts": 2, "prompts_per_batch": 2},
     "reuse_profile_rollouts": {},
@@ -218,5 +221,5 @@ def test_advice_without_a_profile_says_how_to_get_one(
 
 
 def test_empty_tables_have_their_columns():
-    optional = ["first_answer", "first_score"]
+    optional = ["first_answer", "first_score", "prompt_weight"]
     assert [*empty_table(ROLLOUTS).columns, *optional] == list(ROLLOUTS.columns)

@@ -35,7 +35,7 @@ def pool(size: int) -> pd.DataFrame:
 def outcomes(**groups: list[float]) -> pd.DataFrame:
     """Returns prompt_id and outcome per rollout: outcomes(a=[1, 0], b=[0, 0])."""
     rows = [(prompt, float(each)) for prompt, group in groups.items() for each in group]
-    return pd.DataFrame(rows, columns=["prompt_id", "outcome"])
+    return pd.DataFrame(rows, columns=["prompt_id", "outcome"]).assign(steps=1)
 
 
 def after(history: History, *rounds: pd.DataFrame, selection: Selection = SKIP) -> History:

@@ -7,6 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from grpo.allocation import curriculum
+from grpo.allocation.online import (
+    allocate_by_signal,
+    sample_prompts_near_rate,
+    size_groups_by_knapsack,
+)
 from grpo.allocation.selection import (
     Selection,
     compose,
@@ -64,6 +69,9 @@ METHODS = {
     "sGPO": Method(curriculum=SGPO, sizes=frozenset({2, 4, 8}), facts=(("reads_profile", True),)),
     "GRESO": Method(selection=(skip_uniform_prompts(64),)),
     "dynamic sampling": Method(selection=(resample_uniform_groups(64, 64),)),
+    "signal per cost": Method(selection=(allocate_by_signal(1e12),)),
+    "MoPPS": Method(selection=(sample_prompts_near_rate(64),)),
+    "Knapsack RL": Method(selection=(size_groups_by_knapsack(64, 16),)),
     "profile's rollouts": Method(selection=(reuse_profile_rollouts(),)),
     "PODS": Method(credit=(keep_extreme_rollouts(4),)),
     "dropped uniform groups": Method(credit=(drop_uniform_groups(),)),
@@ -90,7 +98,8 @@ def plan_of(*methods: Method, advantage: tuple[Objective, ...] = Z_SCORED) -> Pl
       advantage: Its links of advantage and average.
     """
     steps = [link for each in methods for link in each.curriculum]
-    if not any("group size" in link.kinds for link in steps):
+    selection = compose(*(step for each in methods for step in each.selection))
+    if not selection.sizes and not any("group size" in link.kinds for link in steps):
         steps.append(curriculum.fix_group_size(16).link)
     corrections = [link for each in methods for link in each.ratio if "correction" in kinds(link)]
     ratios = [link for each in methods for link in each.ratio if "correction" not in kinds(link)]
@@ -104,7 +113,7 @@ def plan_of(*methods: Method, advantage: tuple[Objective, ...] = Z_SCORED) -> Pl
         clip_surrogate(),
         *(link for each in methods for link in each.loss),
     )
-    sizes = frozenset().union(*(each.sizes for each in methods)) or frozenset({16})
+    sizes = selection.sizes.union(*(each.sizes for each in methods)) or frozenset({16})
     plan = Plan(
         links=objective.links,
         curriculum=(curriculum.split_at_random(1, 64).link, *steps),
@@ -112,7 +121,7 @@ def plan_of(*methods: Method, advantage: tuple[Objective, ...] = Z_SCORED) -> Pl
         updates_per_iteration=4,
         has_binary_reward=True,
         dropouts=frozenset(),
-        selection=compose(*(step for each in methods for step in each.selection)).links,
+        selection=selection.links,
         phases=(1, 1),
         profile_rollouts=16,
     )

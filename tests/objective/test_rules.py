@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from grpo.allocation import curriculum
+from grpo.allocation.online import allocate_by_signal
 from grpo.allocation.selection import (
     Selection,
     compose,
@@ -288,6 +289,21 @@ def spending(*selection: Link, **changes: object) -> Plan:
     return replace(plan_of(rloo()), selection=selection, phases=(1, 1), **changes)
 
 
+def allocated(**settings: str) -> Link:
+    """Returns the link of an allocation by signal."""
+    return allocate_by_signal(1e12, **settings).links[0]
+
+
+SIGNAL = allocated()
+
+
+def allocating(*, weights: str = "none", **changes: object) -> Plan:
+    """Returns a sound plan whose group sizes are set by an allocation by signal."""
+    selection = (allocated(weights=weights),)
+    plan = replace(plan_of(rloo(), "split_at_random"), selection=selection, phases=(1, 1))
+    return replace(plan, group_sizes=frozenset(range(2, 129)), profile_rollouts=8, **changes)
+
+
 FLOWS = {"denoises": True, "density": "flow_sde", "stochastic": "all"}
 SINGLE = {**FLOWS, "stochastic": "one_per_prompt"}
 MATCHES = {**FLOWS, "density": "matched"}
@@ -296,6 +312,8 @@ SOUND_SELECTIONS = {
     "resample": spending(RESAMPLE),
     "reuse": spending(REUSE, profile_rollouts=8),
     "skip and reuse": spending(SKIP, REUSE),
+    "signal": allocating(),
+    "signal with chances": allocating(weights="ht"),
 }
 CASES |= {
     "skipping and resampling": (spending(SKIP, RESAMPLE), ("U19", "ERROR")),
@@ -320,6 +338,24 @@ CASES |= {
     "reuse of small groups": (spending(REUSE, profile_rollouts=4), ("H8", "WARN")),
     "reuse of what was chosen": (spending(REUSE, reads_profile=True), ("H9", "INFO")),
     "reuse of mixed groups": (spending(REUSE, RESAMPLE), ("H9", "INFO")),
+    "signal and skipping": (spending(SIGNAL, SKIP), ("U19", "ERROR")),
+    "signal and a group size": (spending(SIGNAL), ("U19", "ERROR")),
+    "signal without a chance": (spending(allocated(draws="optimism")), ("U34", "WARN")),
+    "signal of prompts that come once": (replace(allocating(), phases=(1, 2)), ("H6", "WARN")),
+    "signal of revisions": (
+        replace(allocating(), selection=(SIGNAL, *revise_first_answers("boxes").links)),
+        ("H20", "WARN"),
+    ),
+    "signal of a continuous reward": (allocating(has_binary_reward=False), ("H22", "ERROR")),
+    "chances that no average reads": (
+        replace(allocating(weights="ht"), links=grpo().links),
+        ("H23", "ERROR"),
+    ),
+    "signal of reused rollouts": (
+        replace(allocating(), selection=(SIGNAL, REUSE)),
+        ("H9", "INFO"),
+    ),
+    "signal and a z-score": (replace(allocating(), links=grpo().links), ("U18", "WARN")),
     "noise levels of tokens": (plan_of(flash_grpo(dimensions=8)), ("H10", "ERROR")),
     "a penalty on denoising": (replace(plan_of(grpo(beta=0.04)), denoises=True), ("H12", "ERROR")),
     "a ratio over all dimensions": (replace(Z_SCORED, denoises=True), ("H11", "WARN")),

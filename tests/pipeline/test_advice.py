@@ -90,6 +90,26 @@ def test_the_command_prints_an_arm_to_paste_and_what_happened(
     assert all(len(line) <= 120 for line in out.splitlines())
 
 
+@pytest.mark.parametrize("arms", [["sgpo"], ["uniform", "sgpo"]])
+def test_an_arm_that_allocates_online_is_not_predicted_and_one_line_says_so(
+    workspace: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+    arms: list[str],
+):
+    file = workspace / "params.yaml"
+    content = parse_yaml(file.read_text())
+    for arm in arms:
+        content["arms"][arm]["selection"] = [{"sample_prompts_near_rate": {"prompts": 4}}]
+    file.write_text(dump_yaml(content))
+    code, out, err = advise(workspace, monkeypatch, capsys)
+    assert (code, err) == (0, "")
+    for arm in arms:
+        line = f"{arm} is not predicted: it chooses prompts or group sizes by outcomes of earlier"
+        assert out.count(line) == 1
+    assert ("ARMS" in out) is (len(arms) == 1)
+
+
 def test_rounds_of_another_curriculum_are_not_compared(
     workspace: Path, params: Parameters, facts: Facts
 ):

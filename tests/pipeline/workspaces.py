@@ -72,10 +72,14 @@ def cut_short(params: dict[str, Any], rounds: Collection[str]) -> dict[str, Any]
     return {**params, "rounds": {name: params["rounds"][name] for name in rounds}}
 
 
-def copy_for_stages(finished: Path, target: Path) -> Path:
-    """Returns a copy of what a stage reads and writes: enough to run one by hand."""
+def copy_for_stages(finished: Path, target: Path, missing: Collection[str] = ()) -> Path:
+    """Returns a copy of what a stage reads and writes: enough to run one by hand.
+
+    Args:
+      missing: Names of what the finished run does not have.
+    """
     target.mkdir()
-    for name in NEEDED_BY_STAGES:
+    for name in (each for each in NEEDED_BY_STAGES if each not in missing):
         source = finished / name
         if source.is_dir():
             shutil.copytree(source, target / name)

@@ -87,7 +87,10 @@ def test_a_prompt_with_one_judged_rollout_is_visited_and_keeps_its_streak(
     before = {"easy_streak": {"a": 2, "b": 1}, VISITS: {"a": 5}}
     judged = without_none(outcomes)
     after = learn_round(
-        selection, before, rewards[is_judged(rewards)], sorted(set(outcomes) - set(judged))
+        selection,
+        before,
+        rewards[is_judged(rewards)].assign(steps=1),
+        sorted(set(outcomes) - set(judged)),
     )
     for prompt in outcomes:
         assert after[VISITS][prompt] == before[VISITS].get(prompt, 0) + 1

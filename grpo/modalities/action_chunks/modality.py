@@ -229,6 +229,9 @@ class ActionChunks(Modality[ActionChunkPolicyParams, TokenSampling, TokenDraws])
 
         return make_base_policy(params, data)
 
+    def step_limit(self, policy: ActionChunkPolicyParams, sampling: TokenSampling) -> int:
+        return policy.max_steps
+
     def round_draws(
         self, policy: ActionChunkPolicyParams, sampling: TokenSampling, *, iterations_behind: int
     ) -> ChunkDecoding:

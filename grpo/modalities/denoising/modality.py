@@ -213,6 +213,9 @@ class Denoising(Modality[DenoisingPolicyParams, DenoisingSampling, DenoisingDraw
 
         return make_base_policy(params, data)
 
+    def step_limit(self, policy: DenoisingPolicyParams, sampling: DenoisingSampling) -> int:
+        return sampling.num_steps
+
     def round_draws(
         self, policy: DenoisingPolicyParams, sampling: DenoisingSampling, *, iterations_behind: int
     ) -> "Draws":

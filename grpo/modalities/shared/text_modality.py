@@ -43,6 +43,9 @@ class TextModality(Modality[TextPolicyT, TokenSampling, TokenDraws]):
     def rule_facts(self, policy: TextPolicyT, sampling: TokenSampling) -> dict[str, Any]:
         return {"top_p": sampling.top_p}
 
+    def step_limit(self, policy: TextPolicyT, sampling: TokenSampling) -> int:
+        return policy.max_steps
+
     def round_draws(
         self, policy: TextPolicyT, sampling: TokenSampling, *, iterations_behind: int
     ) -> Decoding:

@@ -136,6 +136,9 @@ class Tokens(Modality[TokenPolicyParams, TokenSampling, TokenDraws]):
 
         return make_base_policy(params, data)
 
+    def step_limit(self, policy: TokenPolicyParams, sampling: TokenSampling) -> int:
+        return policy.max_steps
+
     def round_draws(
         self, policy: TokenPolicyParams, sampling: TokenSampling, *, iterations_behind: int
     ) -> "Decoding":

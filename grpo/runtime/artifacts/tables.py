@@ -42,6 +42,9 @@ SCORED, UNSCORED = "scored", "unscored"
 SCORE = "score."  # begins the names of columns with a judge's scores; a judge's name follows
 GREEDY_SCORE = "greedy_score."  # the same for the greedy rollouts of an evaluation
 FIRST_ANSWER, FIRST_SCORE = "first_answer", "first_score"
+PROMPT_WEIGHT = "prompt_weight"
+PROFILED = "profile_rollouts"
+ALLOCATION_RECORD = "allocation.json"  # what an allocation expected and what happened
 
 
 def _at_least(low: int) -> pa.Check:
@@ -108,8 +111,11 @@ CURRICULUM = _schema(
         "family": pa.Column(str, _filled),
         "phase": pa.Column("int64", _at_least(1)),
         "position": pa.Column("int64", _at_least(0)),  # order within the phase
-        "rollouts": pa.Column("int64", _at_least(2)),  # the group's size
+        # The group's size, if a step of the curriculum sets it.
+        "rollouts": pa.Column("int64", _at_least(2), required=False),
         "outcome_rate": pa.Column("float64", _fraction, nullable=True),  # null: no profile
+        # Rollouts of the profile behind the rate, if the arm's selection counts them.
+        PROFILED: pa.Column("int64", _at_least(1), required=False),
     },
 )
 ROLLOUTS = _schema(
@@ -125,6 +131,20 @@ ROLLOUTS = _schema(
         # if the group was not sampled from it.
         FIRST_ANSWER: pa.Column(str, nullable=True, required=False),
         FIRST_SCORE: pa.Column("float64", _fraction, nullable=True, required=False),
+        # If prompts were drawn with known probabilities: their inverse, in units of the mean.
+        PROMPT_WEIGHT: pa.Column("float64", [_finite, _at_least(0)], required=False),
+    },
+)
+ALLOCATION = _schema(
+    "allocation",
+    "prompt_id",
+    {
+        "rollouts": pa.Column("int64", _at_least(0)),  # 0: the prompt is not sampled
+        "alpha": pa.Column("float64", [_finite, _at_least(0)]),  # of the posterior of its rate
+        "beta": pa.Column("float64", [_finite, _at_least(0)]),
+        "cost": pa.Column("float64", [_finite, _at_least(0)], nullable=True),  # expected
+        "chance": pa.Column("float64", _fraction, nullable=True),  # of inclusion, if it is known
+        "weight": pa.Column("float64", [_finite, _at_least(0)]),  # of the prompt, 1 on average
     },
 )
 REWARDS = _schema(

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo.advice.posterior import (
+from grpo.allocation.posterior import (
     DEAD_RATE,
     Posterior,
     Prior,

@@ -52,6 +52,18 @@ class Posterior:
         variance: Floats = self.alpha * self.beta / (total * (total + 1))
         return variance
 
+    def outcome_variance_deviation(self) -> Floats:
+        """Returns the standard deviation of p (1 - p)."""
+        mean, total = self.outcome_variance(), self.alpha + self.beta
+        square = mean * (self.alpha + 1) * (self.beta + 1) / ((total + 2) * (total + 3))
+        deviation: Floats = np.sqrt(np.maximum(square - mean**2, 0.0))
+        return deviation
+
+    def draw(self, chooser: np.random.Generator) -> Floats:
+        """Returns one draw of each rate."""
+        rates: Floats = chooser.beta(self.alpha, self.beta)
+        return rates
+
     def uniform_chance(self, sizes: Ints) -> Floats:
         """Returns E[p^G + (1 - p)^G], the probability that a group of G = `sizes` is uniform."""
         return _expected_power(self.alpha, self.beta, sizes) + _expected_power(
@@ -114,8 +126,9 @@ def _expected_power(alpha: Floats, beta: Floats, powers: Ints) -> Floats:
 def _log_likelihood(alpha: Floats, beta: Floats, pairs: Ints, repeats: Ints) -> Floats:
     """Returns the beta-binomial log-likelihood of the counts up to a constant."""
     total = np.zeros(np.broadcast_shapes(alpha.shape, beta.shape))
+    before = betaln(alpha, beta)
     for (solved, count), repeat in zip(pairs.tolist(), repeats.tolist(), strict=True):
-        total += repeat * (betaln(alpha + solved, beta + count - solved) - betaln(alpha, beta))
+        total += repeat * (betaln(alpha + solved, beta + count - solved) - before)
     return total
 
 

@@ -1,0 +1,154 @@
+"""What groups of an arm cost, for a budget: by a cost model or by declared seconds."""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from grpo.allocation.posterior import Floats
+from grpo.allocation.selection import Seconds
+from grpo.allocation.signal import Price, Rates
+from grpo.errors import ParameterError
+from grpo.modalities import all_modalities
+from grpo.modalities.costs import CostModel
+from grpo.modalities.modality import Modality
+from grpo.objective.link import Link
+from grpo.params.parameters import Parameters
+from grpo.runtime.artifacts.files import require_inert
+from grpo.runtime.machine import prepare_machine
+from grpo.schema import PARAMS
+from grpo.wiring.allocation import build_selection
+from grpo.wiring.objectives import build_objective
+
+
+def build_price(
+    params: Parameters, arm: str, *, base: Path, candidates: pd.DataFrame
+) -> Price | None:
+    """Returns what groups of an arm cost; None if its selection reads no costs.
+
+    Padding and audits are not counted.
+
+    Args:
+      base: The base policy's directory; its cost model is loaded for a budget of FLOPs.
+      candidates: Columns prompt_id and prompt.
+
+    Raises:
+      ArtifactError: If the base policy is missing or broken, or may run code.
+    """
+    settings = params.find_arm(arm)
+    seconds = build_selection(settings.selection, arm).seconds
+    if seconds is None:
+        return None
+    links = build_objective(settings.objective, arm).links
+    if any(seconds):
+        rates = partial(_in_seconds, seconds)
+    else:
+        model = load_cost_model(params, base)
+        counts = model.count_tokens(candidates["prompt"].tolist())
+        rates = partial(
+            _in_flops,
+            model,
+            pd.Series(counts, index=candidates["prompt_id"]),
+            scored=scores_proximal(settings.training.updates_per_iteration, model)
+            + _has_active(links, "penalize_kl"),
+            scored_before_credit=int(_has_active(links, "subtract_kl_from_reward")),
+        )
+    keep = [
+        int(each.settings["keep"] or 0) for each in links if each.name == "keep_extreme_rollouts"
+    ]
+    return Price(
+        rates=rates,
+        longest=float(params.modality.step_limit(params.policy, settings.sampling)),
+        keep=min(keep, default=None),
+        drops_uniform=any(each.name == "drop_uniform_groups" for each in links),
+    )
+
+
+def _has_active(links: Sequence[Link], penalty: str) -> bool:
+    return any(each.name == penalty and each.settings["beta"] for each in links)
+
+
+def _in_seconds(seconds: Seconds, ids: list[str], steps: Floats) -> Rates:
+    """Returns the declared seconds of rollouts with these mean steps."""
+    return Rates(
+        read=np.zeros(len(ids)),
+        sampled=seconds.per_sampled_step * steps + seconds.per_judgement,
+        trained=seconds.per_trained_step * steps,
+    )
+
+
+def _in_flops(
+    model: CostModel,
+    tokens: "pd.Series[int]",
+    ids: list[str],
+    steps: Floats,
+    *,
+    scored: int,
+    scored_before_credit: int,
+) -> Rates:
+    """Returns the FLOPs of rollouts with these mean steps; a group reads its prompt once.
+
+    Args:
+      tokens: By prompt.
+      scored: Passes over a trained rollout for log-probs, beside that of training.
+      scored_before_credit: The same over every sampled rollout.
+    """
+    lengths = tokens[ids].to_numpy()
+
+    def sampling(size: int) -> Floats:
+        flops: Floats = model.group_flops(
+            lengths.astype(np.float64),
+            np.full(len(ids), size),
+            mean_later_steps=np.maximum(steps - 1, 0.0),
+            mean_step_pairs=np.maximum(steps * (steps - 1) / 2, 0.0),
+        )
+        return flops
+
+    whole = np.maximum(np.rint(steps), 1).astype(np.int64)
+    training = model.rollout_flops(lengths, whole, is_training=True)
+    scoring = model.rollout_flops(lengths, whole, is_training=False)
+    return Rates(
+        read=sampling(0),
+        sampled=sampling(1) - sampling(0) + scored_before_credit * scoring,
+        trained=training + scored * scoring,
+    )
+
+
+def scores_proximal(updates_per_iteration: int, model: CostModel) -> bool:
+    """Returns whether an iteration needs a pass for the log-probs of its proximal policy.
+
+    A single update is its own proximal policy, unless its routing is replayed.
+    """
+    return updates_per_iteration > 1 or model.always_scores_proximal
+
+
+def load_cost_model(params: Parameters, base: Path) -> CostModel:
+    """Loads the base policy on the CPU and returns its cost model.
+
+    Raises:
+      ArtifactError: If a file of the base policy is missing or broken, or may run code.
+      ParameterError: If the modality has no cost model.
+    """
+    if not has_cost_model(params.modality):
+        predicted = [kind for kind, each in all_modalities().items() if has_cost_model(each)]
+        raise ParameterError(
+            f"{PARAMS}: policy.kind must be {' or '.join(predicted)} for cost predictions, "
+            f"got {params.policy.kind!r}"
+        )
+    # On the CPU: FLOPs do not depend on the device, and the machine may lack a GPU.
+    machine = params.machine.model_copy(update={"device": "cpu", "compile": False})
+    prepare_machine(machine)
+    require_inert(base)
+    model = params.modality.load_cost_model(
+        params.model_copy(update={"machine": machine}), base=base
+    )
+    assert model is not None
+    return model
+
+
+def has_cost_model(modality: Modality[Any, Any, Any]) -> bool:
+    """Returns whether FLOPs of a modality can be predicted."""
+    return type(modality).load_cost_model is not Modality.load_cost_model
