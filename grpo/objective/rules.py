@@ -881,14 +881,14 @@ RULES: tuple[Rule, ...] = (
         uncorrected_staleness,
     ),
     Rule(
-        "H22",
+        "H26",
         Severity.ERROR,
         "its signal p (1 - p) is the variance of a binary outcome within a group, not that of this"
         " reward; set reward.maximize: outcome and reward.unfinished_penalty: 0",
         signal_of_other_rewards,
     ),
     Rule(
-        "H23",
+        "H27",
         Severity.ERROR,
         "with weights: ht prompts are drawn with unequal probabilities, which only "
         "average_over_prompts corrects; use it (rloo has it) or set weights: none",

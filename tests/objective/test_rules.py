@@ -346,10 +346,10 @@ CASES |= {
         replace(allocating(), selection=(SIGNAL, *revise_first_answers("boxes").links)),
         ("H20", "WARN"),
     ),
-    "signal of a continuous reward": (allocating(has_binary_reward=False), ("H22", "ERROR")),
+    "signal of a continuous reward": (allocating(has_binary_reward=False), ("H26", "ERROR")),
     "chances that no average reads": (
         replace(allocating(weights="ht"), links=grpo().links),
-        ("H23", "ERROR"),
+        ("H27", "ERROR"),
     ),
     "signal of reused rollouts": (
         replace(allocating(), selection=(SIGNAL, REUSE)),
