@@ -1,4 +1,7 @@
-"""Typed parameters: the only reader of params.yaml. All parameters are required; no defaults."""
+"""Typed parameters: the only reader of params.yaml.
+
+All parameters are required but those with the default None, which are methods that are not used.
+"""
 
 import difflib
 import inspect
@@ -18,6 +21,7 @@ from pydantic import (
     TypeAdapter,
     ValidationError,
     field_validator,
+    model_validator,
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
 
@@ -43,6 +47,8 @@ from grpo.schema import (
     S3Base,
     Strict,
     Timeout,
+    Updates,
+    WithOptionalKeys,
 )
 from grpo.tasks import find_task, task_kinds
 from grpo.tasks.base import Task
@@ -261,7 +267,28 @@ class _Profile(Strict):
     rollouts_per_batch: Positive
 
 
-class Training(Strict):
+class ConstantRate(Strict):
+    """The learning rate rises from 0 during the warm-up and then stays."""
+
+    kind: Literal["constant"]
+    warmup_updates: Updates
+
+
+class DecayingRate(Strict):
+    """The learning rate rises from 0 during the warm-up and then decays to 0."""
+
+    @model_validator(mode="after")
+    def _decays(self) -> "DecayingRate":
+        if self.warmup_updates >= self.total_updates:
+            raise ValueError("must have more total_updates than warmup_updates")
+        return self
+
+    kind: Literal["linear", "cosine"]
+    warmup_updates: Updates
+    total_updates: Positive  # of all rounds from the base to the arm's last one
+
+
+class Training(WithOptionalKeys):
     iterations_per_round: Positive  # each samples with the policy as it is then
     updates_per_iteration: Positive
     staleness: Literal[0, 1]  # iterations between the weights that sample and those that train
@@ -275,6 +302,8 @@ class Training(Strict):
     updates_per_checkpoint: Positive
     updates_per_audit: Annotated[int, Field(ge=0)]  # 0: never; an audit computes the full gradient
     ranks: Processes  # data-parallel processes; changes the order of sums, and so the last bits
+    # Of the learning rate, over the updates since the base policy; null: it is constant.
+    schedule: Annotated[ConstantRate | DecayingRate, Field(discriminator="kind")] | None = None
 
 
 class Arm(Strict):
@@ -611,6 +640,7 @@ def _path(location: tuple[int | str, ...]) -> str:
         "model": {"directory", "hub", "s3"},
         "warmup": {"solutions", "pairs"},
         "temperature": {"number", "rising"},
+        "schedule": {"constant", "linear", "cosine"},
     }
     kept = [
         part

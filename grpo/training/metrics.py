@@ -1,8 +1,8 @@
 """Training metrics: the columns of updates.csv and of steps.csv."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,6 +39,17 @@ class UpdateMetrics:
     mismatch_weight_mean: float | None  # over trained steps; None: no link corrects the sampler
     mismatch_masked_fraction: float | None  # of trained steps: those of weight 0
     reward_share_between_variants: float | None  # of the variance within groups; None: no variants
+    learning_rate: float | None = None  # None: constant
+
+
+OPTIONAL = ("learning_rate",)  # columns of methods that an arm may not use
+
+
+def update_rows(metrics: Sequence[UpdateMetrics]) -> list[dict[str, Any]]:
+    """Returns the rows of updates.csv, without the optional columns that are None everywhere."""
+    unused = {name for name in OPTIONAL if all(getattr(each, name) is None for each in metrics)}
+    rows = [asdict(each) for each in metrics]
+    return [{name: value for name, value in row.items() if name not in unused} for row in rows]
 
 
 class Audit(NamedTuple):
@@ -94,7 +105,13 @@ class Tally:
 
 
 def update_metrics(
-    batch: Batch, tally: Tally, *, update: int, grad_norm: float, audit: Audit | None
+    batch: Batch,
+    tally: Tally,
+    *,
+    update: int,
+    grad_norm: float,
+    audit: Audit | None,
+    learning_rate: float | None = None,
 ) -> UpdateMetrics:
     """Returns the metrics of one optimizer step."""
     rollouts, reward = batch.rollouts, batch.rollouts.reward.double()
@@ -126,6 +143,7 @@ def update_metrics(
         mismatch_weight_mean=None if corrected is None else corrected / steps,
         mismatch_masked_fraction=None if corrected is None else tally.mismatch_masked / steps,
         reward_share_between_variants=share_between_variants(rollouts),
+        learning_rate=learning_rate,
     )
 
 

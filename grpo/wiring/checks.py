@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from grpo.errors import ParameterError
 from grpo.objective.rules import RULES, Plan, Severity
-from grpo.params.parameters import BASE, Arm, Parameters
+from grpo.params.parameters import BASE, Arm, DecayingRate, Parameters
 from grpo.schema import PARAMS
 from grpo.wiring.allocation import (
     build_curriculum,
@@ -39,6 +39,7 @@ def findings(params: Parameters) -> list[Finding]:
         _check_phases(params, name)
         check_selection(params, name, plan.curriculum)
         _check_updates(params, name, plan)
+        _check_schedule(params, name)
         for rule in RULES:
             for cause in rule.find(plan):
                 is_of_arm = cause.split(".")[0] in type(arm).model_fields
@@ -112,6 +113,24 @@ def _check_updates(params: Parameters, name: str, plan: Plan) -> None:
         raise ParameterError(
             f"{where}.updates_per_iteration must be at most {most}, the prompts of "
             f"an iteration, got {updates}: an update takes whole groups"
+        )
+
+
+def _check_schedule(params: Parameters, name: str) -> None:
+    """Raises if the learning rate of an arm decays over fewer updates than its chain has.
+
+    Beyond them, the schedule of cosine would rise again.
+    """
+    schedule = params.find_arm(name).training.schedule
+    chain = [params.find_arm(params.find_round(each).arm) for each in params.chain(name)[1:]]
+    updates = sum(
+        each.training.iterations_per_round * each.training.updates_per_iteration for each in chain
+    )
+    if isinstance(schedule, DecayingRate) and schedule.total_updates < updates:
+        raise ParameterError(
+            f"{PARAMS}: arms.{name}.training.schedule.total_updates must be at least {updates}, "
+            f"the updates of the rounds from the base to {params.chain(name)[-1]}, got "
+            f"{schedule.total_updates}"
         )
 
 

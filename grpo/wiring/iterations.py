@@ -17,7 +17,7 @@ from grpo.modalities.shared.packed import Layout
 from grpo.objective.advantage import rollout_advantage
 from grpo.objective.base import Objective, State
 from grpo.objective.penalty import needs_reference, penalizes_reward
-from grpo.params.parameters import Parameters, Training
+from grpo.params.parameters import DecayingRate, Parameters, Training
 from grpo.runtime.artifacts.files import atomic_path, read_json, write_json
 from grpo.runtime.artifacts.tables import (
     CREDIT,
@@ -38,6 +38,7 @@ from grpo.sampling.shaping import Shaping, improvements, reward_parts
 from grpo.training.batches import explain_fewer
 from grpo.training.frozen import compute_log_probs
 from grpo.training.metrics import UpdateMetrics, step_metrics
+from grpo.training.schedule import LearningRate, schedule_learning_rate
 from grpo.training.updates import Iteration, TrainedIteration, TrainingSettings
 from grpo.types import Cost
 from grpo.wiring.allocation import build_selection
@@ -69,6 +70,7 @@ class Trainer:
     objective: Objective
     reference: Policy[Any] | None  # the base policy, if a link needs it
     start: PolicyState
+    learning_rate: LearningRate | None  # None: that of the optimizer
 
     @property
     def arm(self) -> str:
@@ -135,6 +137,7 @@ def load_trainer(params: Parameters, name: str, inputs: RoundInputs) -> Trainer:
         objective=objective,
         reference=reference,
         start=state,
+        learning_rate=build_learning_rate(arm.training),
     )
 
 
@@ -188,6 +191,7 @@ def load_iteration(
             rollouts=made,
             first_update=trainer.start.updates + len(state.metrics),
             generator=torch.Generator().manual_seed(seed),
+            learning_rate=trainer.learning_rate,
             is_last=index + 1 == trainer.training.iterations_per_round,
         ),
         sampled=sampled,
@@ -285,6 +289,19 @@ def training_settings(training: Training) -> TrainingSettings:
     """Returns the settings of an arm's training that updates need."""
     names = [each.name for each in fields(TrainingSettings)]
     return TrainingSettings(**{name: getattr(training, name) for name in names})
+
+
+def build_learning_rate(training: Training) -> LearningRate | None:
+    """Returns the learning rate by update; None if the arm has no schedule."""
+    schedule = training.schedule
+    if schedule is None:
+        return None
+    return schedule_learning_rate(
+        schedule.kind,
+        training.learning_rate,
+        warmup_updates=schedule.warmup_updates,
+        total_updates=schedule.total_updates if isinstance(schedule, DecayingRate) else 0,
+    )
 
 
 class _TrainableRollouts(NamedTuple):

@@ -31,7 +31,7 @@ from grpo.runtime.artifacts.tensors import read_tensors, write_tensors
 from grpo.runtime.artifacts.usage import Usage
 from grpo.runtime.ranks import latest_checkpoint, this_rank
 from grpo.schema import PARAMS
-from grpo.training.metrics import UpdateMetrics
+from grpo.training.metrics import UpdateMetrics, update_rows
 from grpo.training.updates import run_updates
 from grpo.types import Cost
 from grpo.wiring.iterations import (
@@ -180,7 +180,7 @@ def _explained(trainer: Trainer, state: RoundState, loaded: LoadedIteration) -> 
         if highest > LARGE_REWARD:
             lower = f"the scale of rewards under reward.*, the largest of which is {highest:g}"
         message = f"training of {trainer.name} diverged at {error}; lower {lower}, in {PARAMS}"
-        updates = [*(asdict(each) for each in state.metrics), *error.updates]
+        updates = [*update_rows(state.metrics), *error.updates]
         raise DivergedError(message, updates) from None
 
 
@@ -213,8 +213,7 @@ def save_round(
     )
     with atomic_path(out) as temporary:
         _copy_files(scratch.directory / iteration_name(0) / RECORD, temporary)
-        frame = pd.DataFrame([asdict(each) for each in state.metrics])
-        write_csv(temporary / "updates.csv", frame)
+        write_csv(temporary / "updates.csv", pd.DataFrame(update_rows(state.metrics)))
         for index in range(1, state.iterations):
             name = iteration_name(index)
             _copy_iteration(scratch.directory / name, temporary / name, trainer.training)
