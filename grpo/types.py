@@ -229,6 +229,7 @@ class StepTerms:
     reference_logp: Float[Tensor, "rollout step"] | None = None
     proximal_kl: Float[Tensor, "rollout step"] | None = None  # nats, exact; None: not Gaussian
     reference_kl: Float[Tensor, "rollout step"] | None = None  # nats, exact
+    entropy: Float[Tensor, "rollout step"] | None = None  # nats, of each step's distribution
     noise: StepNoise | None = None
     clipped: Bool[Tensor, "rollout step"] | None = None  # where the trust region changed the loss
     mismatch: Float[Tensor, "rollout step"] | None = None  # nats, proximal minus behavior
@@ -256,9 +257,11 @@ class StepLogProbs:
     logp: Float[Tensor, "rollout step"]  # nats
     # Means of Gaussian steps in units of their std: one row per computed step, by rollout.
     mean: Float[Tensor, " computed *sample"] | None = None
+    # Nats, of the distribution that each step was drawn from; None: not discrete, or not asked for.
+    entropy: Float[Tensor, "rollout step"] | None = None
 
     def detach(self) -> "StepLogProbs":
-        """Returns the same values, detached."""
+        """Returns the same log-probs and means, detached."""
         return StepLogProbs(
             logp=self.logp.detach(), mean=None if self.mean is None else self.mean.detach()
         )

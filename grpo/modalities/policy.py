@@ -90,12 +90,17 @@ class Policy(ABC, Generic[TrajectoryT]):
 
     @abstractmethod
     def step_log_probs(
-        self, trajectory: TrajectoryT, needed: Bool[Tensor, "rollout step"] | None = None
+        self,
+        trajectory: TrajectoryT,
+        needed: Bool[Tensor, "rollout step"] | None = None,
+        *,
+        with_entropy: bool = False,
     ) -> StepLogProbs:
         """Returns differentiable log-probs in nats, and the means of Gaussian steps.
 
         Args:
           needed: The steps to compute; values at other steps are arbitrary. None: all steps.
+          with_entropy: Also returns the entropy of each step's distribution, if it is discrete.
         """
 
     @abstractmethod

@@ -137,6 +137,16 @@ def _active(plan: Plan, kind: Kind = "penalty") -> list[str]:
     return [link.name for link in plan.links if kind in link.kinds and link.settings["beta"]]
 
 
+def _per_step(plan: Plan) -> list[str]:
+    """Returns the penalties and bonuses with a weight above 0, which are a sum over steps."""
+    bonuses = [
+        link.name
+        for link in plan.links
+        if "entropy bonus" in link.kinds and link.settings["weight"]
+    ]
+    return _active(plan) + bonuses
+
+
 def pair_z_score(plan: Plan) -> list[str]:
     if not _is_shaped(plan):
         return []
@@ -203,8 +213,8 @@ def kl_estimator(estimator: str) -> Callable[[Plan], list[str]]:
 
 
 def kl_on_part(selection: str) -> Callable[[Plan], list[str]]:
-    """Returns a `find` that reports penalties which cover only the steps that `selection` keeps."""
-    return lambda plan: _active(plan) if plan.named(selection) else []
+    """Returns a `find` that reports penalties on only the steps that `selection` keeps."""
+    return lambda plan: _per_step(plan) if plan.named(selection) else []
 
 
 def nothing_to_choose(plan: Plan) -> list[str]:
@@ -318,6 +328,10 @@ def kl_of_denoising(plan: Plan) -> list[str]:
     return [each for each in _active(plan) if each not in exact] * plan.denoises
 
 
+def entropy_of_denoising(plan: Plan) -> list[str]:
+    return plan.of("entropy bonus") if plan.denoises else []
+
+
 def ratio_across_conditions(plan: Plan) -> list[str]:
     return ["sampling.variants"] if plan.has_variants and plan.density != "matched" else []
 
@@ -379,7 +393,7 @@ def reuse_without_first_answers(plan: Plan) -> list[str]:
 
 def kl_on_steps(plan: Plan) -> list[str]:
     is_part = unweighted_steps(plan) or plan.named("keep_highest_phase")
-    return _active(plan) if is_part else []
+    return _per_step(plan) if is_part else []
 
 
 def steps_never_kept(plan: Plan) -> list[str]:
@@ -412,14 +426,15 @@ CHUNK_RULES: tuple[Rule, ...] = (
     Rule(
         "U24",
         Severity.WARN,
-        "the penalty is biased towards steps that are often kept; set weights: ht",
+        "the penalty or bonus is biased towards steps that are often kept; set weights: ht",
         kl_on_steps,
     ),
     Rule(
         "U24",
         Severity.WARN,
-        "steps with advantage 0 are never kept, so that the penalty misses them, and small "
-        "advantages give large weights, so that its variance is large; use sample_steps_uniformly",
+        "steps with advantage 0 are never kept, so that the penalty or bonus misses them, and "
+        "small advantages give large weights, so that its variance is large; use "
+        "sample_steps_uniformly",
         kl_on_part("sample_steps_by_advantage"),
     ),
     Rule(
@@ -630,14 +645,14 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "U24",
         Severity.WARN,
-        "the penalty covers only the kept groups, so that its weight decreases with their "
-        "fraction; remove drop_uniform_groups to cover all",
+        "the penalty or bonus covers only the kept groups, so that its weight decreases with their"
+        " fraction; remove drop_uniform_groups to cover all",
         kl_on_part("drop_uniform_groups"),
     ),
     Rule(
         "U24",
         Severity.WARN,
-        "the penalty covers only the kept rollouts, which were chosen by reward; remove "
+        "the penalty or bonus covers only the kept rollouts, which were chosen by reward; remove "
         "keep_extreme_rollouts to cover all",
         kl_on_part("keep_extreme_rollouts"),
     ),
@@ -828,6 +843,12 @@ RULES: tuple[Rule, ...] = (
         "contrast_implicit_policies needs the matching loss of velocities; set sampling.density: "
         "matched",
         contrast_without_matching,
+    ),
+    Rule(
+        "H22",
+        Severity.ERROR,
+        "the entropy of a Gaussian denoising step does not depend on the weights; drop it",
+        entropy_of_denoising,
     ),
     Rule(
         "H21",

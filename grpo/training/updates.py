@@ -22,7 +22,7 @@ from grpo.modalities.shared.optimizer import (
     take_step,
 )
 from grpo.objective.base import Objective, State, loss_terms, scalar_loss
-from grpo.objective.penalty import needs_divergence
+from grpo.objective.penalty import needs_divergence, needs_entropy
 from grpo.runtime.artifacts.files import Scratch, read_json, write_json
 from grpo.runtime.ranks import all_reduce_max, full_tensor, latest_checkpoint, this_rank
 from grpo.training.audits import Auditor
@@ -346,6 +346,7 @@ def add_gradient(loss: Loss, batch: Batch, credit: Credit) -> Tally:
         return tally
     policy, trajectory, objective = loss.policy, loss.trajectory, loss.objective
     widths = policy.widths(trajectory, batch.rows[kept], credit.weight[kept] != 0)
+    with_entropy = needs_entropy(objective)
     with cost_of_all_ranks(policy):
         for share in local_microbatches(widths, loss.tokens_per_microbatch):
             rows = kept[share.rows]
@@ -353,7 +354,7 @@ def add_gradient(loss: Loss, batch: Batch, credit: Credit) -> Tally:
             needed = credit.weight[rows, :num_steps] != 0
             of_round = batch.rows[rows]
             selected = trajectory.select(of_round, num_steps)
-            log_probs, noise = policy.step_log_probs(selected, needed), selected.noise
+            log_probs = policy.step_log_probs(selected, needed, with_entropy=with_entropy)
             if not share.counts:
                 (0.0 * log_probs.logp).sum().backward()  # collectives need a call from every rank
                 continue
@@ -372,7 +373,8 @@ def add_gradient(loss: Loss, batch: Batch, credit: Credit) -> Tally:
                 reference_logp=base.logp if base else None,
                 proximal_kl=divergence(log_probs, start, needed),
                 reference_kl=divergence(log_probs, base, needed) if base else None,
-                noise=noise,
+                entropy=log_probs.entropy,
+                noise=selected.noise,
                 behavior_logp=behavior,
                 credit=part,
             )
@@ -380,6 +382,6 @@ def add_gradient(loss: Loss, batch: Batch, credit: Credit) -> Tally:
             value.backward()
             tally.add(terms, value, log_probs.logp.detach(), start.logp)
             if loss.proximal is None:
-                tally.add_drift(drift_of(objective, start.logp, behavior, part, noise))
+                tally.add_drift(drift_of(objective, start.logp, behavior, part, selected.noise))
     tally.add_ranks()
     return tally

@@ -48,7 +48,7 @@ from grpo.objective.chunks import (
     sample_steps_uniformly,
 )
 from grpo.objective.link import Link
-from grpo.objective.penalty import penalize_kl, subtract_kl_from_reward
+from grpo.objective.penalty import add_entropy_bonus, penalize_kl, subtract_kl_from_reward
 from grpo.objective.rules import RULES, Plan, Severity
 from grpo.objective.trust import (
     average_ratio_over_rollout,
@@ -200,6 +200,18 @@ CASES = {
     "kl on extremes": (
         plan_of(chain(grpo(beta=0.1), keep_extreme_rollouts(4))),
         ("U24", "WARN"),
+    ),
+    "entropy of extremes": (
+        plan_of(chain(rloo(), keep_extreme_rollouts(4), add_entropy_bonus(0.1))),
+        ("U24", "WARN"),
+    ),
+    "entropy of some chunks": (
+        acting(chain(pcm(tokens=32, budget=3), add_entropy_bonus(0.1))),
+        ("U24", "WARN"),
+    ),
+    "entropy of denoising": (
+        replace(plan_of(chain(flow_grpo(dimensions=3), add_entropy_bonus(0.1))), denoises=True),
+        ("H22", "ERROR"),
     ),
     "extremes of a shaped reward": (replace(PODS, has_binary_reward=False), ("U34", "WARN")),
     "advantages of the full group": (
