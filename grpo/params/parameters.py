@@ -131,7 +131,21 @@ class WeightedJudge(JudgeParams):
     normalize: Normalization  # of its scores, within the rollouts of a prompt
 
 
-class Reward(Strict):
+class OverlongPenalty(Strict):
+    """DAPO's soft penalty, which rises from 0 to `penalty` over the last steps before a limit."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> "OverlongPenalty":
+        if self.buffer_steps > self.max_steps:
+            raise ValueError("must have at most as many buffer_steps as max_steps")
+        return self
+
+    max_steps: Positive  # from here on the penalty is whole
+    buffer_steps: Positive  # before max_steps, in which the penalty rises
+    penalty: Rate  # in units of reward
+
+
+class Reward(WithOptionalKeys):
     """The judges and what is made of their scores."""
 
     @field_validator("judges")
@@ -161,6 +175,7 @@ class Reward(Strict):
     maximize: Literal["outcome", "score"]  # what the first judge adds to the reward
     unfinished_penalty: NonNegative  # subtracted if a rollout hit the step limit
     timeout_seconds: Timeout | None  # of judges of text, per rollout and judge
+    overlong_penalty: OverlongPenalty | None = None  # subtracted from the reward of long rollouts
 
 
 def _require_distinct(judges: Sequence[JudgeParams]) -> None:
@@ -522,11 +537,30 @@ def _check_policy(params: Parameters, path: Path) -> None:
             )
         for wrong in modality.find_conflicts(params, each.judge):
             raise ParameterError(f"{path}: {wrong}")
+    _check_overlong_penalty(params, path)
     for name, arm in params.arms.items():
         for wrong in modality.find_rank_conflicts(params) if arm.training.ranks > 1 else ():
             raise ParameterError(f"{path}: with arms.{name}.training.ranks above 1, {wrong}")
     for where, config in params.policy.fresh_configs().items():
         _check_size(config, f"{path}: {where}")
+
+
+def _check_overlong_penalty(params: Parameters, path: Path) -> None:
+    """Raises if rollouts have no step limit, or it comes before the one of the penalty."""
+    overlong, limit = params.reward.overlong_penalty, getattr(params.policy, "max_steps", None)
+    where = f"{path}: reward.overlong_penalty"
+    if overlong is None:
+        return
+    if limit is None:
+        raise ParameterError(
+            f"{where} needs a policy with max_steps, got policy.kind {params.policy.kind}; remove "
+            "the key"
+        )
+    if overlong.max_steps > limit:
+        raise ParameterError(
+            f"{where}.max_steps must be at most {limit}, which is policy.max_steps, got "
+            f"{overlong.max_steps}"
+        )
 
 
 def _check_size(config: Mapping[str, Any], where: str) -> None:

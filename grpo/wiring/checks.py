@@ -138,7 +138,8 @@ def _has_binary_reward(params: Parameters) -> bool:
     """Returns whether rewards take only two values."""
     reward, (first, *others) = params.reward, params.reward.judges
     is_alone = first.normalize == "none" and not any(each.weight for each in others)
-    return is_alone and reward.maximize == "outcome" and reward.unfinished_penalty == 0
+    has_penalty = reward.unfinished_penalty > 0 or reward.overlong_penalty is not None
+    return is_alone and reward.maximize == "outcome" and not has_penalty
 
 
 def _dropouts(params: Parameters) -> frozenset[str]:

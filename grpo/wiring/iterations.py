@@ -379,9 +379,8 @@ def _require_shaped(
     expected = {"prompt_id": drawn["prompt_id"]}
     has_scores = all(SCORE + each.judge in judged for each in shaping.shares)
     if has_scores or shaping.maximize == "outcome":
-        penalty = np.where(drawn["is_finished"], 0.0, shaping.unfinished_penalty)
         parts = reward_parts(judged.reset_index(drop=True), shaping)
-        expected["reward"] = pd.Series(sum(parts.values()) - penalty)
+        expected["reward"] = pd.Series(sum(parts.values()) - shaping.penalties(drawn))
     for column, values in expected.items():
         differs = np.flatnonzero(judged[column].to_numpy() != values.to_numpy())
         if len(differs):

@@ -32,10 +32,12 @@ NAME = "uniform-1"  # 16 prompts with 8 rollouts each
 ITERATIONS = 8
 OUTPUTS = (f"artifacts/policies/{NAME}", f"artifacts/training/{NAME}")
 SCHEDULE = {"kind": "cosine", "warmup_updates": 0, "total_updates": ITERATIONS}
+OVERLONG = {"max_steps": 4, "buffer_steps": 3, "penalty": 0.5}  # stages must agree about it
 CORRECTED = [
     {"truncate_mismatch": {"weight_max": 2.0}},
     {"grpo": {"low": 0.2, "high": 0.28, "beta": 0.01}},
     "drop_uniform_groups",
+    {"add_entropy_bonus": {"weight": 0.001}},
 ]
 
 
@@ -75,6 +77,7 @@ def online(
     for key, value in changes.items():
         set_param(f"arms.uniform.training.{key}", value)(workspace)
     set_param("arms.uniform.objective", objective)(workspace)
+    set_param("reward.overlong_penalty", OVERLONG)(workspace)
     set_param("arms.uniform.sampling.rollouts_per_batch", 8)(workspace)
     set_param("arms.uniform.sampling.temperature", temperature)(workspace)
     run(workspace, "rollout")
