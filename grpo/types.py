@@ -73,7 +73,7 @@ class Rollouts:
     outcome: Float[Tensor, " rollout"]  # raw, unshaped
     mask: Bool[Tensor, "rollout step"]  # False on padding and on steps the policy did not choose
     behavior_logp: Float[Tensor, "rollout step"]  # nats, as the sampler recorded them
-    reference_logp: Float[Tensor, "rollout step"] | None = None  # nats, under the base policy
+    reference_logp: Float[Tensor, "rollout step"] | None = None  # nats, under the reference policy
     noise: StepNoise | None = None  # None: steps are not Gaussian
     variant: Int[Tensor, " rollout"] | None = None  # prompt variant at sampling; 0: the prompt
     chunks: ActionChunks | None = None  # None: steps are not chunks of actions

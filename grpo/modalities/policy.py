@@ -167,7 +167,7 @@ def make_rollouts(
 
     Args:
       logp: Log-probs in nats under the sampling engine.
-      reference_logp: Log-probs in nats under the base policy.
+      reference_logp: Log-probs in nats under the reference policy.
       improvement: Share of the first answer's error that each rollout removes.
     """
     return Rollouts(

@@ -1,4 +1,4 @@
-"""KL estimators, links that penalize divergence from the base policy, and an entropy bonus."""
+"""KL estimators, links that penalize divergence from a reference policy, an entropy bonus."""
 
 import math
 from collections.abc import Callable
@@ -94,8 +94,8 @@ def penalize_kl(beta: float, estimator: str = "k3", over: str = "steps") -> Obje
             return terms
         if terms.reference_logp is None:
             raise ValueError(
-                "penalize_kl needs reference_logp: compute it under the base policy, or set beta "
-                "to 0"
+                "penalize_kl needs reference_logp: compute it under the reference policy, or set "
+                "beta to 0"
             )
         if estimator == EXACT:
             exact = kl_per_dimension(terms, terms.reference_kl, "penalize_kl")
@@ -169,7 +169,7 @@ def _difference(
 
 
 def needs_reference(objective: Objective) -> bool:
-    """Returns whether a link of the objective needs log-probs under the base policy."""
+    """Returns whether a link of the objective needs log-probs under the reference policy."""
     return any(
         "reference ratio" in link.kinds or ("penalty" in link.kinds and link.settings.get("beta"))
         for link in objective.links

@@ -29,6 +29,7 @@ class Plan:
     updates_per_iteration: int
     iterations_per_round: int = 1
     staleness: int = 0  # iterations between the weights that sample and those that train
+    refreshes_reference: bool = False  # the reference is the policy that a round starts from
     has_binary_reward: bool
     normalized: tuple[str, ...] = ()  # paths of judges whose scores are normalized within groups
     dropouts: frozenset[str]  # parameter paths of dropouts above 0
@@ -276,6 +277,19 @@ def stale_proximal_routing(plan: Plan) -> list[str]:
 
 def uncorrected_staleness(plan: Plan) -> list[str]:
     return ["training.staleness"] if plan.staleness and not plan.of("correction") else []
+
+
+def unmoved_reference(plan: Plan) -> list[str]:
+    """Reports penalties that compare the policy that a round starts from with itself."""
+    if not plan.refreshes_reference or plan.iterations_per_round > 1:
+        return []
+    # A penalty in the reward is computed under the policy that has sampled.
+    return _active(plan) if plan.updates_per_iteration == 1 else _active(plan, "reward penalty")
+
+
+def unread_reference(plan: Plan) -> list[str]:
+    is_read = plan.of("reference ratio") or _active(plan)
+    return ["training.reference"] if plan.refreshes_reference and not is_read else []
 
 
 def replay_without_routers(plan: Plan) -> list[str]:
@@ -685,8 +699,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "U28",
         Severity.WARN,
-        "the trust region is around the base policy: it does not bound an update, and what has "
-        "moved beyond it is not trained further; drop it for a ratio to the policy before the "
+        "the trust region is around the reference policy: it does not bound an update, and what "
+        "has moved beyond it is not trained further; drop it for a ratio to the policy before the "
         "iteration",
         lambda plan: plan.of("reference ratio"),
     ),
@@ -843,6 +857,19 @@ RULES: tuple[Rule, ...] = (
         "contrast_implicit_policies needs the matching loss of velocities; set sampling.density: "
         "matched",
         contrast_without_matching,
+    ),
+    Rule(
+        "H23",
+        Severity.WARN,
+        "the penalty compares the reference with itself, so that it and its gradient are 0; set "
+        "training.reference: base, or more iterations_per_round",
+        unmoved_reference,
+    ),
+    Rule(
+        "H24",
+        Severity.WARN,
+        "no link reads log-probs of a reference policy; remove the key",
+        unread_reference,
     ),
     Rule(
         "H22",

@@ -319,6 +319,14 @@ class Training(WithOptionalKeys):
     ranks: Processes  # data-parallel processes; changes the order of sums, and so the last bits
     # Of the learning rate, over the updates since the base policy; null: it is constant.
     schedule: Annotated[ConstantRate | DecayingRate, Field(discriminator="kind")] | None = None
+    # The policy whose log-probs penalties compare with: the base (null, too), or the policy that
+    # the round starts from.
+    reference: Literal["base", "round_start"] | None = None
+
+    @property
+    def refreshes_reference(self) -> bool:
+        """Whether every round has its own reference."""
+        return self.reference == "round_start"
 
 
 class Arm(Strict):

@@ -62,7 +62,7 @@ class Iteration:
     optimizer: PreciseAdamW
     objective: Objective
     objective_state: State
-    reference: Policy[Any] | None = None  # the base policy, if a link needs it
+    reference: Policy[Any] | None = None  # the reference policy, if a link needs it
     settings: TrainingSettings
     trajectory: Trajectory
     rollouts: Rollouts  # the same rows as the trajectory
@@ -91,7 +91,7 @@ class Loss:
     objective: Objective
     trajectory: Trajectory  # with the routing to replay, if any
     proximal: FrozenLogProbs | None  # None: the current policy
-    reference: FrozenLogProbs | None  # None: no link needs the base policy
+    reference: FrozenLogProbs | None  # None: no link needs one
     tokens_per_microbatch: int
 
 

@@ -63,6 +63,7 @@ def _plan(params: Parameters, name: str, arm: Arm) -> tuple[dict[str, str], Plan
         updates_per_iteration=arm.training.updates_per_iteration,
         iterations_per_round=arm.training.iterations_per_round,
         staleness=arm.training.staleness,
+        refreshes_reference=arm.training.refreshes_reference,
         has_binary_reward=_has_binary_reward(params),
         normalized=tuple(
             f"{where}.normalize"

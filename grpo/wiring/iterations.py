@@ -68,7 +68,7 @@ class Trainer:
     policy: Policy[Any]
     optimizer: PreciseAdamW
     objective: Objective
-    reference: Policy[Any] | None  # the base policy, if a link needs it
+    reference: Policy[Any] | None  # the reference policy, if a link needs it
     start: PolicyState
     learning_rate: LearningRate | None  # None: that of the optimizer
 
@@ -81,6 +81,12 @@ class Trainer:
     def training(self) -> Training:
         """The arm's parameters of training."""
         return self.params.find_arm(self.arm).training
+
+    @property
+    def reference_name(self) -> str | None:
+        """The name of the reference policy if it is refreshed, and a link needs it."""
+        is_used = self.reference is not None and self.training.refreshes_reference
+        return self.start.name if is_used else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +134,8 @@ def load_trainer(params: Parameters, name: str, inputs: RoundInputs) -> Trainer:
     reference: Policy[Any] | None = None
     if needs_reference(objective):
         draws = params.modality.reference_draws(draws)
-        reference = load_policy(params, base=base, directory=base, draws=draws)
+        directory = start if arm.training.refreshes_reference else base
+        reference = load_policy(params, base=base, directory=directory, draws=draws)
     return Trainer(
         params=params,
         name=name,

@@ -226,6 +226,8 @@ def save_round(
         if state.iterations > 1:
             summary["iterations"] = state.iterations
             summary["sampling_cost"] = asdict(later_sampling)
+        if trainer.reference_name is not None:
+            summary["reference"] = trainer.reference_name
         if state.fewer_updates is not None:
             summary["fewer_updates"] = state.fewer_updates
         write_json(temporary / "summary.json", summary)

@@ -209,6 +209,18 @@ CASES = {
         acting(chain(pcm(tokens=32, budget=3), add_entropy_bonus(0.1))),
         ("U24", "WARN"),
     ),
+    "kl to the policy itself": (
+        replace(plan_of(grpo(beta=0.1)), refreshes_reference=True, updates_per_iteration=1),
+        ("H23", "WARN"),
+    ),
+    "kl of the sampler to itself": (
+        replace(plan_of(chain(subtract_kl_from_reward(0.1), rloo())), refreshes_reference=True),
+        ("H23", "WARN"),
+    ),
+    "a reference for nothing": (
+        replace(plan_of(rloo()), refreshes_reference=True),
+        ("H24", "WARN"),
+    ),
     "entropy of denoising": (
         replace(plan_of(chain(flow_grpo(dimensions=3), add_entropy_bonus(0.1))), denoises=True),
         ("H22", "ERROR"),
