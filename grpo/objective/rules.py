@@ -36,6 +36,7 @@ class Plan:
     top_p: float = 1.0
     has_other_density: bool = False  # log-probs are at another temperature than sampling
     follows_reward: bool = False  # the temperature depends on the mean reward
+    stops_on_plateau: bool = False  # a round ends when the mean reward does not rise
     selection: tuple[Link, ...] = ()
     phases: tuple[int, ...] = ()  # of the arm's rounds
     starts_from_base: bool = True  # at least one round of the arm starts from the base policy
@@ -161,6 +162,10 @@ def normalized_pairs(plan: Plan) -> list[str]:
 
 def normalized_mean(plan: Plan) -> list[str]:
     return list(plan.normalized) if plan.follows_reward else []
+
+
+def normalized_plateau(plan: Plan) -> list[str]:
+    return list(plan.normalized) if plan.stops_on_plateau else []
 
 
 def variable_groups(plan: Plan) -> list[str]:
@@ -883,6 +888,13 @@ RULES: tuple[Rule, ...] = (
         "a score that is normalized within groups has a constant mean, so that a temperature that "
         "follows the mean reward never sees it rise; set normalize: none",
         normalized_mean,
+    ),
+    Rule(
+        "H25",
+        Severity.WARN,
+        "a score that is normalized within groups has a constant mean, so that a round with "
+        "stop_on_plateau ends as soon as it can; set normalize: none",
+        normalized_plateau,
     ),
     Rule(
         "H1",

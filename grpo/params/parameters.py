@@ -303,7 +303,23 @@ class DecayingRate(Strict):
     total_updates: Positive  # of all rounds from the base to the arm's last one
 
 
+class StopOnPlateau(Strict):
+    """A round ends when the mean reward of N iterations is not above that of the N before."""
+
+    iterations: Positive  # N, of each of the two means
+    tolerance: NonNegative  # in units of reward; a smaller rise counts as none
+
+
 class Training(WithOptionalKeys):
+    @model_validator(mode="after")
+    def _can_stop(self) -> "Training":
+        stop = self.stop_on_plateau
+        if stop is not None and 2 * stop.iterations >= self.iterations_per_round:
+            raise ValueError(
+                "must have more iterations_per_round than two times stop_on_plateau.iterations"
+            )
+        return self
+
     iterations_per_round: Positive  # each samples with the policy as it is then
     updates_per_iteration: Positive
     staleness: Literal[0, 1]  # iterations between the weights that sample and those that train
@@ -322,6 +338,7 @@ class Training(WithOptionalKeys):
     # The policy whose log-probs penalties compare with: the base (null, too), or the policy that
     # the round starts from.
     reference: Literal["base", "round_start"] | None = None
+    stop_on_plateau: StopOnPlateau | None = None  # null: every iteration of a round runs
 
     @property
     def refreshes_reference(self) -> bool:

@@ -73,6 +73,7 @@ def _plan(params: Parameters, name: str, arm: Arm) -> tuple[dict[str, str], Plan
         dropouts=_dropouts(params),
         has_other_density=arm.sampling.has_other_density,
         follows_reward=arm.sampling.num_levels > 1,
+        stops_on_plateau=arm.training.stop_on_plateau is not None,
         selection=build_selection(arm.selection, name).links,
         phases=tuple(each.phase for each in rounds),
         starts_from_base=any(each.start == BASE for each in rounds),

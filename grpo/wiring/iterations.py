@@ -38,6 +38,7 @@ from grpo.sampling.shaping import Shaping, improvements, reward_parts
 from grpo.training.batches import explain_fewer
 from grpo.training.frozen import compute_log_probs
 from grpo.training.metrics import UpdateMetrics, step_metrics
+from grpo.training.plateau import Plateau, find_plateau
 from grpo.training.schedule import LearningRate, schedule_learning_rate
 from grpo.training.updates import Iteration, TrainedIteration, TrainingSettings
 from grpo.types import Cost
@@ -97,6 +98,8 @@ class RoundState:
     objective_state: State
     selection_state: History
     sampling_costs: tuple[Cost, ...] = ()  # one per finished iteration
+    rewards: tuple[float, ...] = ()  # mean over the rollouts of each finished iteration
+    plateau: Plateau | None = None  # on which the round has ended
     audit_cost: Cost = field(default_factory=Cost)
     drift_max: float = 0.0  # nats, between sampler and trainer before any update
     fewer_updates: str | None = None  # why the first iteration with too few updates had fewer
@@ -114,6 +117,8 @@ class LoadedIteration:
     iteration: Iteration
     sampled: SampledBatch  # the same rows as the rollouts of `iteration`
     passed: list[str]  # prompts that were visited but are not trained on
+    rewards: tuple[float, ...]  # mean over the rollouts of each iteration, this one's at the end
+    plateau: Plateau | None  # None: the round does not end here on one
 
 
 def load_trainer(params: Parameters, name: str, inputs: RoundInputs) -> Trainer:
@@ -185,6 +190,8 @@ def load_iteration(
         reference_logp=reference_logp,
         improvement=_improvement(trainer, sampled.table, judged),
     )
+    series = (*state.rewards, float(made.reward.double().mean()))
+    plateau = _find_plateau(trainer.training, series)
     seed = iteration_seed(params.seed, "train", name, index)
     return LoadedIteration(
         iteration=Iteration(
@@ -199,11 +206,24 @@ def load_iteration(
             first_update=trainer.start.updates + len(state.metrics),
             generator=torch.Generator().manual_seed(seed),
             learning_rate=trainer.learning_rate,
-            is_last=index + 1 == trainer.training.iterations_per_round,
+            is_last=plateau is not None or index + 1 == trainer.training.iterations_per_round,
         ),
         sampled=sampled,
         passed=passed,
+        rewards=series,
+        plateau=plateau,
     )
+
+
+def _find_plateau(training: Training, rewards: tuple[float, ...]) -> Plateau | None:
+    """Returns the plateau on which a round ends before its last iteration, if there is one.
+
+    It is known before the updates of its last iteration, whose rollouts the policy has sampled.
+    """
+    stop = training.stop_on_plateau
+    if stop is None or len(rewards) == training.iterations_per_round:
+        return None
+    return find_plateau(rewards, iterations=stop.iterations, tolerance=stop.tolerance)
 
 
 def _improvement(
@@ -233,6 +253,8 @@ def advance(
         objective_state=trained.objective_state,
         selection_state=history,
         sampling_costs=(*state.sampling_costs, loaded.sampled.cost),
+        rewards=loaded.rewards,
+        plateau=loaded.plateau,
         audit_cost=state.audit_cost + trained.audit_cost,
         drift_max=max(state.drift_max, trained.drift_max),
         fewer_updates=state.fewer_updates or fewer,
@@ -289,7 +311,7 @@ def learn_iteration(trainer: Trainer, state: RoundState, loaded: LoadedIteration
         prompts.assign(outcome=rollouts.outcome.numpy()),
         loaded.passed,
     )
-    return arm.sampling.learn(learned, float(rollouts.reward.double().mean()))
+    return arm.sampling.learn(learned, loaded.rewards[-1])
 
 
 def training_settings(training: Training) -> TrainingSettings:

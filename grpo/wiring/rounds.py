@@ -71,7 +71,7 @@ def train_round(
     usage: Usage,
     progress: Callable[[int, int], None],
 ) -> RoundState:
-    """Trains all iterations of a round; resumes from `scratch` bit-identically.
+    """Trains the iterations of a round, up to a plateau; resumes from `scratch` bit-identically.
 
     With `staleness` 1, the next iteration is sampled while the policy is updated, by the weights
     that this iteration starts from.
@@ -90,14 +90,17 @@ def train_round(
     state = _resume(trainer, scratch) or first_state(trainer)
     saved = len(state.metrics)
     rollouts, rewards = inputs.rollouts, inputs.rewards
-    while (index := state.iterations) < total:
+    is_finished = False
+    while not is_finished:
+        index = state.iterations
         place = scratch.directory / iteration_name(index)
         if index:
             rollouts, rewards = place / ROLLOUTS_FOLDER, place / REWARDS_FILE
         with usage.part("read"):
             loaded = load_iteration(trainer, state, rollouts=rollouts, rewards=rewards)
         history = learn_iteration(trainer, state, loaded)
-        start = start_later if index + 1 < total else None
+        is_finished = loaded.iteration.is_last
+        start = None if is_finished else start_later
         if start and training.staleness:
             wait = start(index + 1, history, index)
         with usage.part("update"), _explained(trainer, state, loaded):
@@ -155,6 +158,7 @@ def _resume(trainer: Trainer, scratch: Scratch) -> RoundState | None:
     content["audit_cost"] = Cost(**content["audit_cost"])
     content["sampling_costs"] = tuple(Cost(**each) for each in content["sampling_costs"])
     content["metrics"] = tuple(UpdateMetrics(**each) for each in content["metrics"])
+    content["rewards"] = tuple(content["rewards"])
     return RoundState(**content)
 
 
@@ -226,6 +230,9 @@ def save_round(
         if state.iterations > 1:
             summary["iterations"] = state.iterations
             summary["sampling_cost"] = asdict(later_sampling)
+        if state.plateau is not None:
+            planned = trainer.training.iterations_per_round
+            summary["plateau"] = {**asdict(state.plateau), "planned_iterations": planned}
         if trainer.reference_name is not None:
             summary["reference"] = trainer.reference_name
         if state.fewer_updates is not None:

@@ -128,6 +128,10 @@ PODS = plan_of(chain(grpo(beta=0.0), keep_extreme_rollouts(4)))
 PODS_PAIR = plan_of(chain(rloo(), keep_extreme_rollouts(2)))
 CASES = {
     "gspo on-policy": (replace(plan_of(gspo()), updates_per_iteration=1), ("U10", "INFO")),
+    "normalized scores and a plateau of the reward": (
+        replace(Z_SCORED, normalized=("reward.judges[0].normalize",), stops_on_plateau=True),
+        ("H25", "WARN"),
+    ),
     "normalized scores and a temperature that follows the reward": (
         replace(Z_SCORED, normalized=("reward.judges[0].normalize",), follows_reward=True),
         ("H21", "WARN"),
