@@ -2,9 +2,16 @@
 
 import re
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+)
 
 PARAMS = Path("params.yaml")
 DATA = Path("data")  # file names in params.yaml are relative to it
@@ -41,6 +48,7 @@ def _require_sha256(text: str) -> str:
 DataPath = Annotated[str, AfterValidator(_require_below_data)]
 Name = Annotated[str, AfterValidator(_require_name)]
 Positive = Annotated[int, Field(gt=0, le=10**9)]
+Updates = Annotated[int, Field(ge=0, le=10**9)]  # optimizer steps; may be none
 Rollouts = Annotated[int, Field(gt=0, le=65536)]  # of a prompt
 Steps = Annotated[int, Field(gt=0, le=2**20)]  # of a rollout, and tokens of a caption
 Processes = Annotated[int, Field(gt=0, le=4096)]
@@ -55,6 +63,19 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 
 class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class WithOptionalKeys(Strict):
+    """Parameters whose keys with the default None may be missing; dumps leave them out then."""
+
+    @model_serializer(mode="wrap")
+    def _leave_out_unused(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields = type(self).model_fields
+        return {
+            name: value
+            for name, value in dump(self).items()
+            if value is not None or fields[name].is_required()
+        }
 
 
 class DirectoryBase(Strict):

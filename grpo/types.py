@@ -80,7 +80,7 @@ class Rollouts:
     outcome: Float[Tensor, " rollout"]  # raw, unshaped
     mask: Bool[Tensor, "rollout step"]  # False on padding and on steps the policy did not choose
     behavior_logp: Float[Tensor, "rollout step"]  # nats, as the sampler recorded them
-    reference_logp: Float[Tensor, "rollout step"] | None = None  # nats, under the base policy
+    reference_logp: Float[Tensor, "rollout step"] | None = None  # nats, under the reference policy
     noise: StepNoise | None = None  # None: steps are not Gaussian
     variant: Int[Tensor, " rollout"] | None = None  # prompt variant at sampling; 0: the prompt
     chunks: ActionChunks | None = None  # None: steps are not chunks of actions
@@ -248,6 +248,7 @@ class StepTerms:
     reference_logp: Float[Tensor, "rollout step"] | None = None
     proximal_kl: Float[Tensor, "rollout step"] | None = None  # nats, exact; None: not Gaussian
     reference_kl: Float[Tensor, "rollout step"] | None = None  # nats, exact
+    entropy: Float[Tensor, "rollout step"] | None = None  # nats, of each step's distribution
     noise: StepNoise | None = None
     clipped: Bool[Tensor, "rollout step"] | None = None  # where the trust region changed the loss
     mismatch: Float[Tensor, "rollout step"] | None = None  # nats, proximal minus behavior
@@ -275,9 +276,11 @@ class StepLogProbs:
     logp: Float[Tensor, "rollout step"]  # nats
     # Means of Gaussian steps in units of their std: one row per computed step, by rollout.
     mean: Float[Tensor, " computed *sample"] | None = None
+    # Nats, of the distribution that each step was drawn from; None: not discrete, or not asked for.
+    entropy: Float[Tensor, "rollout step"] | None = None
 
     def detach(self) -> "StepLogProbs":
-        """Returns the same values, detached."""
+        """Returns the same log-probs and means, detached."""
         return StepLogProbs(
             logp=self.logp.detach(), mean=None if self.mean is None else self.mean.detach()
         )

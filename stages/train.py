@@ -82,6 +82,12 @@ def _train(
         raise
     if is_first and state.fewer_updates:
         warn(f"{name}: {state.fewer_updates}")
+    if is_first and state.plateau:
+        planned, plateau = trainer.training.iterations_per_round, state.plateau
+        warn(
+            f"{name}: stopped on a plateau after {state.iterations} of {planned} iterations: the "
+            f"mean reward went from {plateau.before:.4g} to {plateau.after:.4g}"
+        )
     return state
 
 

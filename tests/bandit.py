@@ -11,6 +11,7 @@ from torch import Generator, Tensor, nn
 from grpo.modalities.modality import Modality, PolicyParams, RunParams, TokenDraws, TokenSampling
 from grpo.modalities.policy import Policy
 from grpo.modalities.shared.directories import PolicyState, read_round, write_state
+from grpo.modalities.shared.logits import entropy_of
 from grpo.modalities.shared.packed import Layout, Rows
 from grpo.modalities.shared.warmup import BasePolicy
 from grpo.runtime.artifacts.tensors import read_tensors, write_tensors
@@ -90,11 +91,18 @@ class BanditPolicy(Policy[Pulls]):
             return pulls, self.step_log_probs(pulls).logp
 
     def step_log_probs(
-        self, trajectory: Pulls, needed: Bool[Tensor, "rollout step"] | None = None
+        self,
+        trajectory: Pulls,
+        needed: Bool[Tensor, "rollout step"] | None = None,
+        *,
+        with_entropy: bool = False,
     ) -> StepLogProbs:
         every = self._logits(trajectory.features).log_softmax(dim=-1)[trajectory.group]
         self.cost += Cost(flops=2 * self._model.weight.numel() * len(trajectory.pulled))
-        return StepLogProbs(logp=every.gather(1, trajectory.pulled[:, None]))
+        return StepLogProbs(
+            logp=every.gather(1, trajectory.pulled[:, None]),
+            entropy=entropy_of(every)[:, None] if with_entropy else None,
+        )
 
     def decode(self, trajectory: Pulls) -> list[str]:
         return [f"#{arm}" for arm in trajectory.pulled.tolist()]

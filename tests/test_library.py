@@ -42,6 +42,7 @@ WRONG = {
     "loss(reference_logp=ok[:1])": "reference_logp must be floats",
     "loss(behavior_logp=ok[:1])": "behavior_logp must be floats",
     "loss(proximal_kl=ok[:1])": "proximal_kl must be floats",
+    "loss(entropy=ok[:1])": "entropy must be floats",
     "loss(credit=grpo.Credit(advantage=ok, weight=ok.long()))": "weight must be floats",
     "loss(credit=grpo.Credit(advantage=ok[:1], weight=ok))": "advantage must be floats",
     "loss(credit=grpo.Credit(advantage=ok[:1], weight=ok[:1]))": "logp must be floats",
@@ -148,6 +149,7 @@ def test_all_but_the_policy_is_constant_whether_it_is_detached_or_not(
             behavior_logp=cut(logp * 1.01),
             proximal_kl=logp.square(),
             reference_kl=logp.square(),
+            entropy=logp.square(),
             noise=noise,
             credit=credit,
         )
@@ -211,6 +213,7 @@ def test_the_loss_of_an_empty_batch_is_0():
             proximal_logp=nothing,
             reference_logp=nothing,
             behavior_logp=nothing,
+            entropy=nothing,
             credit=credit,
         )
         assert float(grpo.scalar_loss(terms, credit).detach()) == 0

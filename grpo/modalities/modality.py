@@ -342,7 +342,7 @@ class Modality(ABC, Generic[PolicyT, SamplingT, DrawsT]):
         """
 
     def reference_draws(self, draws: Any) -> Any:
-        """Returns the decoding with which the base policy scores rollouts of `round_draws`."""
+        """Returns the decoding with which the reference scores rollouts of `round_draws`."""
         return draws
 
     @abstractmethod

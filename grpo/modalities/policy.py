@@ -90,12 +90,17 @@ class Policy(ABC, Generic[TrajectoryT]):
 
     @abstractmethod
     def step_log_probs(
-        self, trajectory: TrajectoryT, needed: Bool[Tensor, "rollout step"] | None = None
+        self,
+        trajectory: TrajectoryT,
+        needed: Bool[Tensor, "rollout step"] | None = None,
+        *,
+        with_entropy: bool = False,
     ) -> StepLogProbs:
         """Returns differentiable log-probs in nats, and the means of Gaussian steps.
 
         Args:
           needed: The steps to compute; values at other steps are arbitrary. None: all steps.
+          with_entropy: Also returns the entropy of each step's distribution, if it is discrete.
         """
 
     @abstractmethod
@@ -163,7 +168,7 @@ def make_rollouts(
 
     Args:
       logp: Log-probs in nats under the sampling engine.
-      reference_logp: Log-probs in nats under the base policy.
+      reference_logp: Log-probs in nats under the reference policy.
       improvement: Share of the first answer's error that each rollout removes.
       prompt_weight: Weight of the rollout's prompt in an average over prompts.
     """

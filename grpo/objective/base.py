@@ -157,6 +157,7 @@ def loss_terms(
     behavior_logp: Float[Tensor, "rollout step"] | None = None,
     proximal_kl: Float[Tensor, "rollout step"] | None = None,
     reference_kl: Float[Tensor, "rollout step"] | None = None,
+    entropy: Float[Tensor, "rollout step"] | None = None,
     noise: StepNoise | None = None,
 ) -> StepTerms:
     """Returns the terms of one microbatch after every loss link.
@@ -169,6 +170,7 @@ def loss_terms(
       behavior_logp: Recorded by the sampler; links that correct the sampler's mismatch need it.
       proximal_kl: Exact divergence of Gaussian steps in nats, differentiable like `logp`;
         `reference_kl` likewise.
+      entropy: Of the distribution of each step in nats, differentiable like `logp`.
       noise: Of Gaussian steps.
 
     Raises:
@@ -187,6 +189,7 @@ def loss_terms(
         behavior_logp=behavior_logp,
         proximal_kl=proximal_kl,
         reference_kl=reference_kl,
+        entropy=entropy,
         **{f"noise.{name}": value for name, value in (noise._asdict() if noise else {}).items()},
     )
     mask, logp = credit.weight != 0, as_float(logp)
@@ -205,6 +208,7 @@ def loss_terms(
         reference_logp=_masked(mask, None if reference_logp is None else reference_logp.detach()),
         proximal_kl=_masked(mask, proximal_kl),
         reference_kl=_masked(mask, reference_kl),
+        entropy=_masked(mask, entropy),
         noise=noise and StepNoise(*(each.detach() for each in noise)),
         mismatch=mismatch,
     )
@@ -281,6 +285,7 @@ def loss(
     credit: Credit,
     reference_logp: Float[Tensor, "rollout step"] | None = None,
     behavior_logp: Float[Tensor, "rollout step"] | None = None,
+    entropy: Float[Tensor, "rollout step"] | None = None,
 ) -> Float[Tensor, ""]:
     """Returns `scalar_loss` of `loss_terms`; see them for the arguments and errors.
 
@@ -298,5 +303,6 @@ def loss(
         credit=credit,
         reference_logp=reference_logp,
         behavior_logp=behavior_logp,
+        entropy=entropy,
     )
     return scalar_loss(terms, credit)

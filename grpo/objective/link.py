@@ -23,6 +23,7 @@ Kind = Literal[
     "correction",  # of the difference between sampler and trainer
     "trust region",
     "penalty",
+    "entropy bonus",
     "reward penalty",  # a penalty that is part of the reward
     "reward part",  # adds to the reward, and so comes before the baseline
     "improvement",  # reads what a rollout improves on the first answer of its group

@@ -1,5 +1,6 @@
-"""KL estimators, and links that penalize divergence from the base policy."""
+"""KL estimators, links that penalize divergence from a reference policy, an entropy bonus."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -93,8 +94,8 @@ def penalize_kl(beta: float, estimator: str = "k3", over: str = "steps") -> Obje
             return terms
         if terms.reference_logp is None:
             raise ValueError(
-                "penalize_kl needs reference_logp: compute it under the base policy, or set beta "
-                "to 0"
+                "penalize_kl needs reference_logp: compute it under the reference policy, or set "
+                "beta to 0"
             )
         if estimator == EXACT:
             exact = kl_per_dimension(terms, terms.reference_kl, "penalize_kl")
@@ -134,6 +135,31 @@ def subtract_kl_from_reward(beta: float) -> Objective:
     )
 
 
+def add_entropy_bonus(weight: float) -> Objective:
+    """Adds -weight * H to every computed step's loss. [Mnih et al., 2016]
+
+    H = -sum_k p_k log p_k in nats is exact, from all logits of a step at the temperature of
+    sampling. verl's `entropy_coeff` is `weight`.
+
+    Raises:
+      ValueError: If `weight` is negative or infinite; on loss, without entropies.
+    """
+    if not 0 <= weight < math.inf:
+        raise ValueError(f"add_entropy_bonus needs a finite weight >= 0, got {weight}")
+
+    def loss(terms: StepTerms) -> StepTerms:
+        if weight == 0:
+            return terms
+        if terms.entropy is None:
+            raise ValueError(
+                "add_entropy_bonus needs the entropy of steps: compute it from their logits, or "
+                "set weight to 0"
+            )
+        return terms.with_loss(-weight * terms.entropy)
+
+    return loss_link(Link("add_entropy_bonus", {"weight": weight}, "entropy bonus"), loss)
+
+
 def _difference(
     logp: PerStep, reference_logp: PerStep, mask: Bool[Tensor, "rollout step"]
 ) -> PerStep:
@@ -143,10 +169,17 @@ def _difference(
 
 
 def needs_reference(objective: Objective) -> bool:
-    """Returns whether a link of the objective needs log-probs under the base policy."""
+    """Returns whether a link of the objective needs log-probs under the reference policy."""
     return any(
         "reference ratio" in link.kinds or ("penalty" in link.kinds and link.settings.get("beta"))
         for link in objective.links
+    )
+
+
+def needs_entropy(objective: Objective) -> bool:
+    """Returns whether a link of the objective needs the entropies of steps."""
+    return any(
+        "entropy bonus" in link.kinds and bool(link.settings["weight"]) for link in objective.links
     )
 
 

@@ -31,12 +31,14 @@ class Plan:
     updates_per_iteration: int
     iterations_per_round: int = 1
     staleness: int = 0  # iterations between the weights that sample and those that train
+    refreshes_reference: bool = False  # the reference is the policy that a round starts from
     has_binary_reward: bool
     normalized: tuple[str, ...] = ()  # paths of judges whose scores are normalized within groups
     dropouts: frozenset[str]  # parameter paths of dropouts above 0
     top_p: float = 1.0
     has_other_density: bool = False  # log-probs are at another temperature than sampling
     follows_reward: bool = False  # the temperature depends on the mean reward
+    stops_on_plateau: bool = False  # a round ends when the mean reward does not rise
     selection: tuple[Link, ...] = ()
     phases: tuple[int, ...] = ()  # of the arm's rounds
     starts_from_base: bool = True  # at least one round of the arm starts from the base policy
@@ -139,6 +141,16 @@ def _active(plan: Plan, kind: Kind = "penalty") -> list[str]:
     return [link.name for link in plan.links if kind in link.kinds and link.settings["beta"]]
 
 
+def _per_step(plan: Plan) -> list[str]:
+    """Returns the penalties and bonuses with a weight above 0, which are a sum over steps."""
+    bonuses = [
+        link.name
+        for link in plan.links
+        if "entropy bonus" in link.kinds and link.settings["weight"]
+    ]
+    return _active(plan) + bonuses
+
+
 def pair_z_score(plan: Plan) -> list[str]:
     if not _is_shaped(plan):
         return []
@@ -152,6 +164,10 @@ def normalized_pairs(plan: Plan) -> list[str]:
 
 def normalized_mean(plan: Plan) -> list[str]:
     return list(plan.normalized) if plan.follows_reward else []
+
+
+def normalized_plateau(plan: Plan) -> list[str]:
+    return list(plan.normalized) if plan.stops_on_plateau else []
 
 
 def variable_groups(plan: Plan) -> list[str]:
@@ -206,8 +222,8 @@ def kl_estimator(estimator: str) -> Callable[[Plan], list[str]]:
 
 
 def kl_on_part(selection: str) -> Callable[[Plan], list[str]]:
-    """Returns a `find` that reports penalties which cover only the steps that `selection` keeps."""
-    return lambda plan: _active(plan) if plan.named(selection) else []
+    """Returns a `find` that reports penalties on only the steps that `selection` keeps."""
+    return lambda plan: _per_step(plan) if plan.named(selection) else []
 
 
 def nothing_to_choose(plan: Plan) -> list[str]:
@@ -271,6 +287,19 @@ def uncorrected_staleness(plan: Plan) -> list[str]:
     return ["training.staleness"] if plan.staleness and not plan.of("correction") else []
 
 
+def unmoved_reference(plan: Plan) -> list[str]:
+    """Reports penalties that compare the policy that a round starts from with itself."""
+    if not plan.refreshes_reference or plan.iterations_per_round > 1:
+        return []
+    # A penalty in the reward is computed under the policy that has sampled.
+    return _active(plan) if plan.updates_per_iteration == 1 else _active(plan, "reward penalty")
+
+
+def unread_reference(plan: Plan) -> list[str]:
+    is_read = plan.of("reference ratio") or _active(plan)
+    return ["training.reference"] if plan.refreshes_reference and not is_read else []
+
+
 def replay_without_routers(plan: Plan) -> list[str]:
     return [ROUTING] if plan.routing != "live" and plan.has_routers is False else []
 
@@ -320,6 +349,10 @@ def noise_weight_owners(plan: Plan) -> list[str]:
 def kl_of_denoising(plan: Plan) -> list[str]:
     exact = plan.of("exact divergence")
     return [each for each in _active(plan) if each not in exact] * plan.denoises
+
+
+def entropy_of_denoising(plan: Plan) -> list[str]:
+    return plan.of("entropy bonus") if plan.denoises else []
 
 
 def ratio_across_conditions(plan: Plan) -> list[str]:
@@ -396,7 +429,7 @@ def reuse_without_first_answers(plan: Plan) -> list[str]:
 
 def kl_on_steps(plan: Plan) -> list[str]:
     is_part = unweighted_steps(plan) or plan.named("keep_highest_phase")
-    return _active(plan) if is_part else []
+    return _per_step(plan) if is_part else []
 
 
 def steps_never_kept(plan: Plan) -> list[str]:
@@ -429,14 +462,15 @@ CHUNK_RULES: tuple[Rule, ...] = (
     Rule(
         "U24",
         Severity.WARN,
-        "the penalty is biased towards steps that are often kept; set weights: ht",
+        "the penalty or bonus is biased towards steps that are often kept; set weights: ht",
         kl_on_steps,
     ),
     Rule(
         "U24",
         Severity.WARN,
-        "steps with advantage 0 are never kept, so that the penalty misses them, and small "
-        "advantages give large weights, so that its variance is large; use sample_steps_uniformly",
+        "steps with advantage 0 are never kept, so that the penalty or bonus misses them, and "
+        "small advantages give large weights, so that its variance is large; use "
+        "sample_steps_uniformly",
         kl_on_part("sample_steps_by_advantage"),
     ),
     Rule(
@@ -648,14 +682,14 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "U24",
         Severity.WARN,
-        "the penalty covers only the kept groups, so that its weight decreases with their "
-        "fraction; remove drop_uniform_groups to cover all",
+        "the penalty or bonus covers only the kept groups, so that its weight decreases with their"
+        " fraction; remove drop_uniform_groups to cover all",
         kl_on_part("drop_uniform_groups"),
     ),
     Rule(
         "U24",
         Severity.WARN,
-        "the penalty covers only the kept rollouts, which were chosen by reward; remove "
+        "the penalty or bonus covers only the kept rollouts, which were chosen by reward; remove "
         "keep_extreme_rollouts to cover all",
         kl_on_part("keep_extreme_rollouts"),
     ),
@@ -688,8 +722,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "U28",
         Severity.WARN,
-        "the trust region is around the base policy: it does not bound an update, and what has "
-        "moved beyond it is not trained further; drop it for a ratio to the policy before the "
+        "the trust region is around the reference policy: it does not bound an update, and what "
+        "has moved beyond it is not trained further; drop it for a ratio to the policy before the "
         "iteration",
         lambda plan: plan.of("reference ratio"),
     ),
@@ -855,11 +889,37 @@ RULES: tuple[Rule, ...] = (
         contrast_without_matching,
     ),
     Rule(
+        "H23",
+        Severity.WARN,
+        "the penalty compares the reference with itself, so that it and its gradient are 0; set "
+        "training.reference: base, or more iterations_per_round",
+        unmoved_reference,
+    ),
+    Rule(
+        "H24",
+        Severity.WARN,
+        "no link reads log-probs of a reference policy; remove the key",
+        unread_reference,
+    ),
+    Rule(
+        "H22",
+        Severity.ERROR,
+        "the entropy of a Gaussian denoising step does not depend on the weights; drop it",
+        entropy_of_denoising,
+    ),
+    Rule(
         "H21",
         Severity.WARN,
         "a score that is normalized within groups has a constant mean, so that a temperature that "
         "follows the mean reward never sees it rise; set normalize: none",
         normalized_mean,
+    ),
+    Rule(
+        "H25",
+        Severity.WARN,
+        "a score that is normalized within groups has a constant mean, so that a round with "
+        "stop_on_plateau ends as soon as it can; set normalize: none",
+        normalized_plateau,
     ),
     Rule(
         "H1",

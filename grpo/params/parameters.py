@@ -1,4 +1,7 @@
-"""Typed parameters: the only reader of params.yaml. All parameters are required; no defaults."""
+"""Typed parameters: the only reader of params.yaml.
+
+All parameters are required but those with the default None, which are methods that are not used.
+"""
 
 import difflib
 import inspect
@@ -18,6 +21,7 @@ from pydantic import (
     TypeAdapter,
     ValidationError,
     field_validator,
+    model_validator,
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
 
@@ -43,6 +47,8 @@ from grpo.schema import (
     S3Base,
     Strict,
     Timeout,
+    Updates,
+    WithOptionalKeys,
 )
 from grpo.tasks import find_task, task_kinds
 from grpo.tasks.base import Task
@@ -125,7 +131,21 @@ class WeightedJudge(JudgeParams):
     normalize: Normalization  # of its scores, within the rollouts of a prompt
 
 
-class Reward(Strict):
+class OverlongPenalty(Strict):
+    """DAPO's soft penalty, which rises from 0 to `penalty` over the last steps before a limit."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> "OverlongPenalty":
+        if self.buffer_steps > self.max_steps:
+            raise ValueError("must have at most as many buffer_steps as max_steps")
+        return self
+
+    max_steps: Positive  # from here on the penalty is whole
+    buffer_steps: Positive  # before max_steps, in which the penalty rises
+    penalty: Rate  # in units of reward
+
+
+class Reward(WithOptionalKeys):
     """The judges and what is made of their scores."""
 
     @field_validator("judges")
@@ -155,6 +175,7 @@ class Reward(Strict):
     maximize: Literal["outcome", "score"]  # what the first judge adds to the reward
     unfinished_penalty: NonNegative  # subtracted if a rollout hit the step limit
     timeout_seconds: Timeout | None  # of judges of text, per rollout and judge
+    overlong_penalty: OverlongPenalty | None = None  # subtracted from the reward of long rollouts
 
 
 def _require_distinct(judges: Sequence[JudgeParams]) -> None:
@@ -261,7 +282,44 @@ class _Profile(Strict):
     rollouts_per_batch: Positive
 
 
-class Training(Strict):
+class ConstantRate(Strict):
+    """The learning rate rises from 0 during the warm-up and then stays."""
+
+    kind: Literal["constant"]
+    warmup_updates: Updates
+
+
+class DecayingRate(Strict):
+    """The learning rate rises from 0 during the warm-up and then decays to 0."""
+
+    @model_validator(mode="after")
+    def _decays(self) -> "DecayingRate":
+        if self.warmup_updates >= self.total_updates:
+            raise ValueError("must have more total_updates than warmup_updates")
+        return self
+
+    kind: Literal["linear", "cosine"]
+    warmup_updates: Updates
+    total_updates: Positive  # of all rounds from the base to the arm's last one
+
+
+class StopOnPlateau(Strict):
+    """A round ends when the mean reward of N iterations is not above that of the N before."""
+
+    iterations: Positive  # N, of each of the two means
+    tolerance: NonNegative  # in units of reward; a smaller rise counts as none
+
+
+class Training(WithOptionalKeys):
+    @model_validator(mode="after")
+    def _can_stop(self) -> "Training":
+        stop = self.stop_on_plateau
+        if stop is not None and 2 * stop.iterations >= self.iterations_per_round:
+            raise ValueError(
+                "must have more iterations_per_round than two times stop_on_plateau.iterations"
+            )
+        return self
+
     iterations_per_round: Positive  # each samples with the policy as it is then
     updates_per_iteration: Positive
     staleness: Literal[0, 1]  # iterations between the weights that sample and those that train
@@ -275,6 +333,17 @@ class Training(Strict):
     updates_per_checkpoint: Positive
     updates_per_audit: Annotated[int, Field(ge=0)]  # 0: never; an audit computes the full gradient
     ranks: Processes  # data-parallel processes; changes the order of sums, and so the last bits
+    # Of the learning rate, over the updates since the base policy; null: it is constant.
+    schedule: Annotated[ConstantRate | DecayingRate, Field(discriminator="kind")] | None = None
+    # The policy whose log-probs penalties compare with: the base (null, too), or the policy that
+    # the round starts from.
+    reference: Literal["base", "round_start"] | None = None
+    stop_on_plateau: StopOnPlateau | None = None  # null: every iteration of a round runs
+
+    @property
+    def refreshes_reference(self) -> bool:
+        """Whether every round has its own reference."""
+        return self.reference == "round_start"
 
 
 class Arm(Strict):
@@ -493,11 +562,30 @@ def _check_policy(params: Parameters, path: Path) -> None:
             )
         for wrong in modality.find_conflicts(params, each.judge):
             raise ParameterError(f"{path}: {wrong}")
+    _check_overlong_penalty(params, path)
     for name, arm in params.arms.items():
         for wrong in modality.find_rank_conflicts(params) if arm.training.ranks > 1 else ():
             raise ParameterError(f"{path}: with arms.{name}.training.ranks above 1, {wrong}")
     for where, config in params.policy.fresh_configs().items():
         _check_size(config, f"{path}: {where}")
+
+
+def _check_overlong_penalty(params: Parameters, path: Path) -> None:
+    """Raises if rollouts have no step limit, or it comes before the one of the penalty."""
+    overlong, limit = params.reward.overlong_penalty, getattr(params.policy, "max_steps", None)
+    where = f"{path}: reward.overlong_penalty"
+    if overlong is None:
+        return
+    if limit is None:
+        raise ParameterError(
+            f"{where} needs a policy with max_steps, got policy.kind {params.policy.kind}; remove "
+            "the key"
+        )
+    if overlong.max_steps > limit:
+        raise ParameterError(
+            f"{where}.max_steps must be at most {limit}, which is policy.max_steps, got "
+            f"{overlong.max_steps}"
+        )
 
 
 def _check_size(config: Mapping[str, Any], where: str) -> None:
@@ -611,6 +699,7 @@ def _path(location: tuple[int | str, ...]) -> str:
         "model": {"directory", "hub", "s3"},
         "warmup": {"solutions", "pairs"},
         "temperature": {"number", "rising"},
+        "schedule": {"constant", "linear", "cosine"},
     }
     kept = [
         part

@@ -368,10 +368,13 @@ def _allocations(run: Run) -> list[dict[str, str]]:
 
 
 def _format_sampling(run: Run, name: str) -> str:
-    """Returns what a round's selection counted, and its temperature if it may rise."""
+    """Returns what a round's selection counted, a temperature that may rise, and an early end."""
     parts = [format_selection(run.selections[name])] if name in run.selections else []
     if name in run.temperatures:
         parts.append(format_temperatures(run.temperatures[name]))
+    if name in run.plateaus:
+        done, planned = len(run.iterations[name]), run.plateaus[name]
+        parts.append(f"stopped on a plateau after {done} of {planned} iterations")
     return ", ".join(each for each in parts if each)
 
 

@@ -54,6 +54,7 @@ class Run:
     updates: dict[str, pd.DataFrame]  # by round, of all iterations
     steps: dict[str, pd.DataFrame]  # by round: STEPS, a row per iteration and step; NaN: missing
     selections: dict[str, dict[str, int | float]]  # by round with a selection: its counts
+    plateaus: dict[str, int]  # planned iterations, by round that has ended on a plateau
     temperatures: dict[str, list[float]]  # by round whose temperature may rise: of its iterations
 
     @property
@@ -116,6 +117,7 @@ def read_run(artifacts: Path, params: Parameters) -> Run:
             for name, files in iterations.items()
             if params.arms[params.rounds[name].arm].selection
         },
+        plateaus=_read_plateaus(artifacts, list(params.rounds)),
         temperatures={
             name: [_read_temperature(each.record / "sampling.json") for each in files]
             for name, files in iterations.items()
@@ -347,6 +349,17 @@ def _read_selection(iterations: Sequence[IterationFiles]) -> dict[str, int | flo
     names = found[0].keys() - {"oversampling_factor"}
     summed = {name: sum(each[name] for each in found) for name in sorted(names)}
     return {**summed, "oversampling_factor": summed["sampled"] / max(summed["kept"], 1)}
+
+
+def _read_plateaus(artifacts: Path, rounds: Sequence[str]) -> dict[str, int]:
+    """Returns the planned iterations of each round that has ended on a plateau."""
+    found = {}
+    for name in rounds:
+        path = artifacts / "training" / name / "summary.json"
+        content = read_json(path)
+        if "plateau" in content:
+            found[name] = int(_field(path, content["plateau"], "planned_iterations"))
+    return found
 
 
 def _read_temperature(path: Path) -> float:

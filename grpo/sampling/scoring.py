@@ -165,6 +165,7 @@ def _judge(
             "rollout_id": row["rollout_id"],
             "prompt_id": row["prompt_id"],
             "is_finished": row["is_finished"],
+            "steps": row["steps"],
             "status": outcomes[worst].status,
             "detail": f"{worst}: {detail}" if detail and len(judges) > 1 else detail,
             DECIDED: first.status == "scored",
@@ -266,7 +267,7 @@ def score_captions(
     """
     known = tasks.drop_duplicates("prompt").set_index("prompt")["prompt_id"]
     rows = pd.DataFrame({"prompt_id": known.loc[list(captions)].to_numpy(), "text": ""})
-    rows = rows.assign(rollout_id=rows.index.astype(str), is_finished=True)
+    rows = rows.assign(rollout_id=rows.index.astype(str), is_finished=True, steps=0)
     return score_rollouts(rows, tasks, rule, media=media)["reward"].tolist()
 
 

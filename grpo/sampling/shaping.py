@@ -26,6 +26,23 @@ class Share:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Overlong:
+    """DAPO's soft penalty on the length of rollouts."""
+
+    max_steps: int  # from here on the penalty is whole
+    buffer_steps: int  # before max_steps, in which it rises
+    penalty: float  # in units of reward
+
+    def of(self, steps: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Returns penalty * min(max((steps - start) / buffer_steps, 0), 1). [Yu et al., eq. 13]
+
+        start = max_steps - buffer_steps; the paper's penalty is 1.
+        """
+        start = self.max_steps - self.buffer_steps
+        return self.penalty * np.clip((steps - start) / self.buffer_steps, 0.0, 1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Shaping:
     """The mapping from scores to outcome and reward; the first judge decides the outcome."""
 
@@ -33,6 +50,7 @@ class Shaping:
     threshold: float  # the outcome is 1 if the first judge's score is at least this
     maximize: Literal["outcome", "score"]  # what the first judge adds to the reward
     unfinished_penalty: float  # in units of reward
+    overlong: Overlong | None = None
     keeps_score: bool = False  # whether the score of a single judge is stored
 
     def without_shaping(self) -> "Shaping":
@@ -54,18 +72,29 @@ class Shaping:
         score = scores[SCORE + self.shares[0].judge].to_numpy(np.float64)
         return (scores[DECIDED].to_numpy(bool) & (score >= self.threshold)).astype(np.float64)
 
+    def penalties(self, rollouts: pd.DataFrame) -> NDArray[np.float64]:
+        """Returns what is subtracted from the reward of each rollout.
+
+        Args:
+          rollouts: Columns is_finished and steps.
+        """
+        unfinished = np.where(rollouts["is_finished"], 0.0, self.unfinished_penalty)
+        if self.overlong is None:
+            return unfinished
+        return unfinished + self.overlong.of(rollouts["steps"].to_numpy(np.int64))
+
 
 def reward_rollouts(scores: pd.DataFrame, shaping: Shaping) -> pd.DataFrame:
     """Returns the scores with the columns outcome and reward.
 
     Args:
-      scores: Columns prompt_id, is_finished, status, DECIDED and one with SCORE and its name for
-        each judge; all rollouts of the prompts, if scores are normalized within them.
+      scores: Columns prompt_id, is_finished, steps, status, DECIDED and one with SCORE and its name
+        for each judge; all rollouts of the prompts, if scores are normalized within them.
     """
     outcome = shaping.outcomes(scores)
-    penalty = np.where(scores["is_finished"], 0.0, shaping.unfinished_penalty)
     parts = reward_parts(scores.assign(outcome=outcome), shaping)
-    return scores.assign(outcome=outcome, reward=sum(parts.values()) - penalty)
+    reward = sum(parts.values()) - shaping.penalties(scores)
+    return scores.assign(outcome=outcome, reward=reward)
 
 
 def reward_parts(

@@ -130,6 +130,7 @@ def needs_advantage(objective: Objective) -> bool:
         behavior_logp=logp.detach() - ratio.reshape(-1, 1),
         proximal_kl=_gaussian_kl(logp, ratio),
         reference_kl=_gaussian_kl(logp, distance),
+        entropy=-logp,
         noise=StepNoise(*(credit.weight,) * 3),
         credit=credit,
     )

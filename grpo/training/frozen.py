@@ -164,6 +164,7 @@ def drift_of(
         reference_logp=logp,
         proximal_kl=none,
         reference_kl=none,
+        entropy=none,
         noise=noise,
         credit=credit,
         behavior_logp=behavior_logp,

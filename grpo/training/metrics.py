@@ -1,8 +1,8 @@
 """Training metrics: the columns of updates.csv and of steps.csv."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,6 +39,18 @@ class UpdateMetrics:
     mismatch_weight_mean: float | None  # over trained steps; None: no link corrects the sampler
     mismatch_masked_fraction: float | None  # of trained steps: those of weight 0
     reward_share_between_variants: float | None  # of the variance within groups; None: no variants
+    learning_rate: float | None = None  # None: constant
+    entropy_mean: float | None = None  # nats per trained step; None: no entropy bonus
+
+
+OPTIONAL = ("learning_rate", "entropy_mean")  # columns of methods that an arm may not use
+
+
+def update_rows(metrics: Sequence[UpdateMetrics]) -> list[dict[str, Any]]:
+    """Returns the rows of updates.csv, without the optional columns that are None everywhere."""
+    unused = {name for name in OPTIONAL if all(getattr(each, name) is None for each in metrics)}
+    rows = [asdict(each) for each in metrics]
+    return [{name: value for name, value in row.items() if name not in unused} for row in rows]
 
 
 class Audit(NamedTuple):
@@ -58,6 +70,7 @@ class Tally:
         self.drift = 0.0  # nats, between sampler and trainer, if the update measures it
         self.mismatch_weight: float | None = None  # sum over steps
         self.mismatch_masked = 0
+        self.entropy: float | None = None  # sum over steps
 
     def add(self, terms: StepTerms, loss: Tensor, logp: Tensor, proximal_logp: Tensor) -> None:
         with torch.no_grad():
@@ -72,6 +85,8 @@ class Tally:
                 weight = terms.mismatch_weight[terms.mask]
                 self.mismatch_weight = (self.mismatch_weight or 0.0) + float(weight.double().sum())
                 self.mismatch_masked += int((weight == 0).sum())
+            if terms.entropy is not None:
+                self.entropy = (self.entropy or 0.0) + float(terms.entropy.double().sum())
             ratio = exp_log_ratio(terms.log_ratio[terms.mask])
             self.ratio_min = min(self.ratio_min, float(ratio.min()))
             self.ratio_max = max(self.ratio_max, float(ratio.max()))
@@ -81,12 +96,17 @@ class Tally:
 
     def add_ranks(self) -> None:
         """Reduces the statistics over all ranks."""
-        weights = [] if self.mismatch_weight is None else [self.mismatch_weight]
-        sums = [self.loss, self.kl, sum(weights, 0.0)]
-        counts = [self.steps, self.clipped, self.rollouts, self.mismatch_masked, len(weights)]
-        self.loss, self.kl, weight = sum_numbers(sums)
-        self.steps, self.clipped, self.rollouts, self.mismatch_masked, known = sum_counts(counts)
-        self.mismatch_weight = weight if known else None
+        optional = (self.mismatch_weight, self.entropy)
+        sums = [self.loss, self.kl, *(each or 0.0 for each in optional)]
+        counts = [self.steps, self.clipped, self.rollouts, self.mismatch_masked]
+        known = [int(each is not None) for each in optional]
+        self.loss, self.kl, weight, entropy = sum_numbers(sums)
+        self.steps, self.clipped, self.rollouts, self.mismatch_masked, *known = sum_counts(
+            [*counts, *known]
+        )
+        self.mismatch_weight, self.entropy = (
+            each if ranks else None for each, ranks in zip((weight, entropy), known)
+        )
         smallest, self.ratio_max, self.drift = all_reduce_max(
             [-self.ratio_min, self.ratio_max, self.drift]
         )
@@ -94,7 +114,13 @@ class Tally:
 
 
 def update_metrics(
-    batch: Batch, tally: Tally, *, update: int, grad_norm: float, audit: Audit | None
+    batch: Batch,
+    tally: Tally,
+    *,
+    update: int,
+    grad_norm: float,
+    audit: Audit | None,
+    learning_rate: float | None = None,
 ) -> UpdateMetrics:
     """Returns the metrics of one optimizer step."""
     rollouts, reward = batch.rollouts, batch.rollouts.reward.double()
@@ -126,6 +152,8 @@ def update_metrics(
         mismatch_weight_mean=None if corrected is None else corrected / steps,
         mismatch_masked_fraction=None if corrected is None else tally.mismatch_masked / steps,
         reward_share_between_variants=share_between_variants(rollouts),
+        learning_rate=learning_rate,
+        entropy_mean=None if tally.entropy is None else tally.entropy / steps,
     )
 
 

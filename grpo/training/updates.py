@@ -22,7 +22,7 @@ from grpo.modalities.shared.optimizer import (
     take_step,
 )
 from grpo.objective.base import Objective, State, loss_terms, scalar_loss
-from grpo.objective.penalty import needs_divergence
+from grpo.objective.penalty import needs_divergence, needs_entropy
 from grpo.runtime.artifacts.files import Scratch, read_json, write_json
 from grpo.runtime.ranks import all_reduce_max, full_tensor, latest_checkpoint, this_rank
 from grpo.training.audits import Auditor
@@ -36,7 +36,8 @@ from grpo.training.frozen import (
     merge_log_probs,
     require_range_above,
 )
-from grpo.training.metrics import Tally, UpdateMetrics, update_metrics
+from grpo.training.metrics import Tally, UpdateMetrics, update_metrics, update_rows
+from grpo.training.schedule import LearningRate
 from grpo.types import Cost, Credit, Rollouts
 
 # Largest mean change of a sampled step's log-prob over a round, in nats per dimension: beyond it a
@@ -61,12 +62,13 @@ class Iteration:
     optimizer: PreciseAdamW
     objective: Objective
     objective_state: State
-    reference: Policy[Any] | None = None  # the base policy, if a link needs it
+    reference: Policy[Any] | None = None  # the reference policy, if a link needs it
     settings: TrainingSettings
     trajectory: Trajectory
     rollouts: Rollouts  # the same rows as the trajectory
     first_update: int  # number of updates of the arm before these
     generator: Generator
+    learning_rate: LearningRate | None = None  # None: that of the optimizer
     is_last: bool = True  # no iteration of the round follows, whose sampling tests the policy
 
 
@@ -89,7 +91,7 @@ class Loss:
     objective: Objective
     trajectory: Trajectory  # with the routing to replay, if any
     proximal: FrozenLogProbs | None  # None: the current policy
-    reference: FrozenLogProbs | None  # None: no link needs the base policy
+    reference: FrozenLogProbs | None  # None: no link needs one
     tokens_per_microbatch: int
 
 
@@ -116,6 +118,7 @@ def run_updates(
                     optimizer=given.optimizer,
                     max_grad_norm=given.settings.max_grad_norm,
                     update=given.first_update + index,
+                    schedule=given.learning_rate,
                     auditor=plan.auditor,
                     drifts=plan.drifts,
                 )
@@ -142,7 +145,7 @@ def _attach_metrics(metrics: list[UpdateMetrics]) -> Iterator[None]:
     try:
         yield
     except DivergedError as error:
-        raise DivergedError(str(error), [asdict(each) for each in metrics]) from None
+        raise DivergedError(str(error), update_rows(metrics)) from None
 
 
 @torch.no_grad()
@@ -276,12 +279,14 @@ def run_update(
     optimizer: Optimizer,
     max_grad_norm: float,
     update: int,
+    schedule: LearningRate | None = None,
     auditor: Auditor | None = None,
     drifts: list[float] | None = None,
 ) -> UpdateMetrics:
     """Takes one optimizer step on the steps of nonzero weight; no step if there are none.
 
     Args:
+      schedule: Sets the learning rate of the update; None: the optimizer's stays.
       auditor: Compares the gradient with that of the full credit if an audit is due.
       drifts: If `loss.proximal` is None, the drift measured before the step is appended.
 
@@ -297,17 +302,22 @@ def run_update(
     audit = due.audit(policy, optimized_tensors(optimizer), batch.credit, gradient) if due else None
     if loss.proximal is None and drifts is not None:
         drifts.append(require_range_above(tally.drift, objective))
+    rate = None if schedule is None else schedule(update)
+    measured = partial(update_metrics, batch, tally, update=update, audit=audit, learning_rate=rate)
     if tally.rollouts == 0:
-        return update_metrics(batch, tally, update=update, grad_norm=0.0, audit=audit)
+        return measured(grad_norm=0.0)
     weights = optimized_tensors(optimizer)
     norm = torch.nn.utils.get_total_norm([w.grad for w in weights if w.grad is not None])
     length = full_tensor(norm)
     require_finite_numbers(update, {"loss": tally.loss, "gradient norm": float(length)})
     if length > max_grad_norm:  # otherwise `clip_grad_norm_` would multiply by 1
         torch.nn.utils.clip_grads_with_norm_(weights, max_grad_norm, norm)
+    if rate is not None:
+        for group in optimizer.param_groups:
+            group["lr"] = rate
     take_step(optimizer, update)
     policy.cost += Cost(trained_steps=tally.steps)
-    metrics = update_metrics(batch, tally, update=update, grad_norm=float(length), audit=audit)
+    metrics = measured(grad_norm=float(length))
     floats = {name: each for name, each in vars(metrics).items() if isinstance(each, float)}
     require_finite_numbers(update, floats)
     return metrics
@@ -336,6 +346,7 @@ def add_gradient(loss: Loss, batch: Batch, credit: Credit) -> Tally:
         return tally
     policy, trajectory, objective = loss.policy, loss.trajectory, loss.objective
     widths = policy.widths(trajectory, batch.rows[kept], credit.weight[kept] != 0)
+    with_entropy = needs_entropy(objective)
     with cost_of_all_ranks(policy):
         for share in local_microbatches(widths, loss.tokens_per_microbatch):
             rows = kept[share.rows]
@@ -343,7 +354,7 @@ def add_gradient(loss: Loss, batch: Batch, credit: Credit) -> Tally:
             needed = credit.weight[rows, :num_steps] != 0
             of_round = batch.rows[rows]
             selected = trajectory.select(of_round, num_steps)
-            log_probs, noise = policy.step_log_probs(selected, needed), selected.noise
+            log_probs = policy.step_log_probs(selected, needed, with_entropy=with_entropy)
             if not share.counts:
                 (0.0 * log_probs.logp).sum().backward()  # collectives need a call from every rank
                 continue
@@ -362,7 +373,8 @@ def add_gradient(loss: Loss, batch: Batch, credit: Credit) -> Tally:
                 reference_logp=base.logp if base else None,
                 proximal_kl=divergence(log_probs, start, needed),
                 reference_kl=divergence(log_probs, base, needed) if base else None,
-                noise=noise,
+                entropy=log_probs.entropy,
+                noise=selected.noise,
                 behavior_logp=behavior,
                 credit=part,
             )
@@ -370,6 +382,6 @@ def add_gradient(loss: Loss, batch: Batch, credit: Credit) -> Tally:
             value.backward()
             tally.add(terms, value, log_probs.logp.detach(), start.logp)
             if loss.proximal is None:
-                tally.add_drift(drift_of(objective, start.logp, behavior, part, noise))
+                tally.add_drift(drift_of(objective, start.logp, behavior, part, selected.noise))
     tally.add_ranks()
     return tally

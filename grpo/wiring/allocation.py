@@ -70,9 +70,10 @@ def inputs_of_selection(params: Parameters, arm: str, profile: Path) -> dict[str
     sampling = params.find_arm(arm).sampling
     selection = build_selection(params.find_arm(arm).selection, arm)
     inputs: dict[str, Any] = {}
-    # The penalty shapes the reward; it does not affect outcomes.
+    # Penalties shape the reward; they do not affect outcomes.
     if params.modality.judges_while_sampling(sampling) or selection.reads_outcomes:
-        inputs["reward"] = params.reward.model_dump(mode="json", exclude={"unfinished_penalty"})
+        penalties = {"unfinished_penalty", "overlong_penalty"}
+        inputs["reward"] = params.reward.model_dump(mode="json", exclude=penalties)
     if selection.reuses_profile:
         inputs["profile_rollouts"] = digest([profile])
     if selection.seconds is not None:  # what training costs decides what is sampled

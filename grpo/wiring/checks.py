@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from grpo.errors import ParameterError
 from grpo.objective.rules import RULES, Plan, Severity
-from grpo.params.parameters import BASE, Arm, Parameters
+from grpo.params.parameters import BASE, Arm, DecayingRate, Parameters
 from grpo.schema import PARAMS
 from grpo.wiring.allocation import (
     build_selection,
@@ -41,6 +41,7 @@ def findings(params: Parameters) -> list[Finding]:
         check_selection(params, name, plan.curriculum)
         _check_budget(params, name)
         _check_updates(params, name, plan)
+        _check_schedule(params, name)
         for rule in RULES:
             for cause in rule.find(plan):
                 is_of_arm = cause.split(".")[0] in type(arm).model_fields
@@ -64,6 +65,7 @@ def _plan(params: Parameters, name: str, arm: Arm) -> tuple[dict[str, str], Plan
         updates_per_iteration=arm.training.updates_per_iteration,
         iterations_per_round=arm.training.iterations_per_round,
         staleness=arm.training.staleness,
+        refreshes_reference=arm.training.refreshes_reference,
         has_binary_reward=_has_binary_reward(params),
         normalized=tuple(
             f"{where}.normalize"
@@ -73,6 +75,7 @@ def _plan(params: Parameters, name: str, arm: Arm) -> tuple[dict[str, str], Plan
         dropouts=_dropouts(params),
         has_other_density=arm.sampling.has_other_density,
         follows_reward=arm.sampling.num_levels > 1,
+        stops_on_plateau=arm.training.stop_on_plateau is not None,
         selection=selection.links,
         phases=tuple(each.phase for each in rounds),
         starts_from_base=any(each.start == BASE for each in rounds),
@@ -130,11 +133,30 @@ def _check_updates(params: Parameters, name: str, plan: Plan) -> None:
         )
 
 
+def _check_schedule(params: Parameters, name: str) -> None:
+    """Raises if the learning rate of an arm decays over fewer updates than its chain has.
+
+    Beyond them, the schedule of cosine would rise again.
+    """
+    schedule = params.find_arm(name).training.schedule
+    chain = [params.find_arm(params.find_round(each).arm) for each in params.chain(name)[1:]]
+    updates = sum(
+        each.training.iterations_per_round * each.training.updates_per_iteration for each in chain
+    )
+    if isinstance(schedule, DecayingRate) and schedule.total_updates < updates:
+        raise ParameterError(
+            f"{PARAMS}: arms.{name}.training.schedule.total_updates must be at least {updates}, "
+            f"the updates of the rounds from the base to {params.chain(name)[-1]}, got "
+            f"{schedule.total_updates}"
+        )
+
+
 def _has_binary_reward(params: Parameters) -> bool:
     """Returns whether rewards take only two values."""
     reward, (first, *others) = params.reward, params.reward.judges
     is_alone = first.normalize == "none" and not any(each.weight for each in others)
-    return is_alone and reward.maximize == "outcome" and reward.unfinished_penalty == 0
+    has_penalty = reward.unfinished_penalty > 0 or reward.overlong_penalty is not None
+    return is_alone and reward.maximize == "outcome" and not has_penalty
 
 
 def _dropouts(params: Parameters) -> frozenset[str]:

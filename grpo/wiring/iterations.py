@@ -18,7 +18,7 @@ from grpo.modalities.shared.packed import Layout
 from grpo.objective.advantage import rollout_advantage
 from grpo.objective.base import Objective, State
 from grpo.objective.penalty import needs_reference, penalizes_reward
-from grpo.params.parameters import Parameters, Training
+from grpo.params.parameters import DecayingRate, Parameters, Training
 from grpo.runtime.artifacts.files import atomic_path, read_json, write_json
 from grpo.runtime.artifacts.tables import (
     ALLOCATION_RECORD,
@@ -47,6 +47,8 @@ from grpo.sampling.shaping import Shaping, improvements, reward_parts
 from grpo.training.batches import explain_fewer
 from grpo.training.frozen import compute_log_probs
 from grpo.training.metrics import UpdateMetrics, step_metrics
+from grpo.training.plateau import Plateau, find_plateau
+from grpo.training.schedule import LearningRate, schedule_learning_rate
 from grpo.training.updates import Iteration, TrainedIteration, TrainingSettings
 from grpo.types import Cost
 from grpo.wiring.allocation import build_selection
@@ -77,8 +79,9 @@ class Trainer:
     policy: Policy[Any]
     optimizer: PreciseAdamW
     objective: Objective
-    reference: Policy[Any] | None  # the base policy, if a link needs it
+    reference: Policy[Any] | None  # the reference policy, if a link needs it
     start: PolicyState
+    learning_rate: LearningRate | None  # None: that of the optimizer
 
     @property
     def arm(self) -> str:
@@ -90,6 +93,12 @@ class Trainer:
         """The arm's parameters of training."""
         return self.params.find_arm(self.arm).training
 
+    @property
+    def reference_name(self) -> str | None:
+        """The name of the reference policy if it is refreshed, and a link needs it."""
+        is_used = self.reference is not None and self.training.refreshes_reference
+        return self.start.name if is_used else None
+
 
 @dataclass(frozen=True, kw_only=True)
 class RoundState:
@@ -99,6 +108,8 @@ class RoundState:
     objective_state: State
     selection_state: History
     sampling_costs: tuple[Cost, ...] = ()  # one per finished iteration
+    rewards: tuple[float, ...] = ()  # mean over the rollouts of each finished iteration
+    plateau: Plateau | None = None  # on which the round has ended
     audit_cost: Cost = field(default_factory=Cost)
     drift_max: float = 0.0  # nats, between sampler and trainer before any update
     fewer_updates: str | None = None  # why the first iteration with too few updates had fewer
@@ -117,6 +128,8 @@ class LoadedIteration:
     sampled: SampledBatch  # the same rows as the rollouts of `iteration`
     passed: list[str]  # prompts that were visited but are not trained on
     allocation: pd.DataFrame | None  # schema ALLOCATION; None: not allocated online
+    rewards: tuple[float, ...]  # mean over the rollouts of each iteration, this one's at the end
+    plateau: Plateau | None  # None: the round does not end here on one
 
 
 def load_trainer(params: Parameters, name: str, inputs: RoundInputs) -> Trainer:
@@ -137,7 +150,8 @@ def load_trainer(params: Parameters, name: str, inputs: RoundInputs) -> Trainer:
     reference: Policy[Any] | None = None
     if needs_reference(objective):
         draws = params.modality.reference_draws(draws)
-        reference = load_policy(params, base=base, directory=base, draws=draws)
+        directory = start if arm.training.refreshes_reference else base
+        reference = load_policy(params, base=base, directory=directory, draws=draws)
     return Trainer(
         params=params,
         name=name,
@@ -146,6 +160,7 @@ def load_trainer(params: Parameters, name: str, inputs: RoundInputs) -> Trainer:
         objective=objective,
         reference=reference,
         start=state,
+        learning_rate=build_learning_rate(arm.training),
     )
 
 
@@ -187,6 +202,8 @@ def load_iteration(
         improvement=_improvement(trainer, sampled.table, judged),
         prompt_weight=_prompt_weight(sampled.table),
     )
+    series = (*state.rewards, float(made.reward.double().mean()))
+    plateau = _find_plateau(trainer.training, series)
     seed = iteration_seed(params.seed, "train", name, index)
     return LoadedIteration(
         iteration=Iteration(
@@ -200,12 +217,26 @@ def load_iteration(
             rollouts=made,
             first_update=trainer.start.updates + len(state.metrics),
             generator=torch.Generator().manual_seed(seed),
-            is_last=index + 1 == trainer.training.iterations_per_round,
+            learning_rate=trainer.learning_rate,
+            is_last=plateau is not None or index + 1 == trainer.training.iterations_per_round,
         ),
         sampled=sampled,
         passed=passed,
         allocation=read_allocation(rollouts),
+        rewards=series,
+        plateau=plateau,
     )
+
+
+def _find_plateau(training: Training, rewards: tuple[float, ...]) -> Plateau | None:
+    """Returns the plateau on which a round ends before its last iteration, if there is one.
+
+    It is known before the updates of its last iteration, whose rollouts the policy has sampled.
+    """
+    stop = training.stop_on_plateau
+    if stop is None or len(rewards) == training.iterations_per_round:
+        return None
+    return find_plateau(rewards, iterations=stop.iterations, tolerance=stop.tolerance)
 
 
 def _improvement(
@@ -242,6 +273,8 @@ def advance(
         objective_state=trained.objective_state,
         selection_state=history,
         sampling_costs=(*state.sampling_costs, loaded.sampled.cost),
+        rewards=loaded.rewards,
+        plateau=loaded.plateau,
         audit_cost=state.audit_cost + trained.audit_cost,
         drift_max=max(state.drift_max, trained.drift_max),
         fewer_updates=state.fewer_updates or fewer,
@@ -313,20 +346,33 @@ def _write_phases(
 
 def learn_iteration(trainer: Trainer, state: RoundState, loaded: LoadedIteration) -> History:
     """Returns the statistics for the selection and the sampling of the next iteration."""
-    arm, rollouts = trainer.params.find_arm(trainer.arm), loaded.iteration.rollouts
+    arm = trainer.params.find_arm(trainer.arm)
     selection, passed = build_selection(arm.selection, trainer.arm), loaded.passed
     outcomes = _outcomes(loaded)
     if selection.allocate and reuses_profile(trainer.params, trainer.name, state.iterations):
         # Their outcomes are those of the profile, which `first_history` has counted.
         passed, outcomes = [*passed, *outcomes["prompt_id"].unique()], outcomes[:0]
     learned = learn_round(selection, state.selection_state, outcomes, passed)
-    return arm.sampling.learn(learned, float(rollouts.reward.double().mean()))
+    return arm.sampling.learn(learned, loaded.rewards[-1])
 
 
 def training_settings(training: Training) -> TrainingSettings:
     """Returns the settings of an arm's training that updates need."""
     names = [each.name for each in fields(TrainingSettings)]
     return TrainingSettings(**{name: getattr(training, name) for name in names})
+
+
+def build_learning_rate(training: Training) -> LearningRate | None:
+    """Returns the learning rate by update; None if the arm has no schedule."""
+    schedule = training.schedule
+    if schedule is None:
+        return None
+    return schedule_learning_rate(
+        schedule.kind,
+        training.learning_rate,
+        warmup_updates=schedule.warmup_updates,
+        total_updates=schedule.total_updates if isinstance(schedule, DecayingRate) else 0,
+    )
 
 
 class _TrainableRollouts(NamedTuple):
@@ -404,9 +450,8 @@ def _require_shaped(
     expected = {"prompt_id": drawn["prompt_id"]}
     has_scores = all(SCORE + each.judge in judged for each in shaping.shares)
     if has_scores or shaping.maximize == "outcome":
-        penalty = np.where(drawn["is_finished"], 0.0, shaping.unfinished_penalty)
         parts = reward_parts(judged.reset_index(drop=True), shaping)
-        expected["reward"] = pd.Series(sum(parts.values()) - penalty)
+        expected["reward"] = pd.Series(sum(parts.values()) - shaping.penalties(drawn))
     for column, values in expected.items():
         differs = np.flatnonzero(judged[column].to_numpy() != values.to_numpy())
         if len(differs):

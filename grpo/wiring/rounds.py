@@ -31,7 +31,7 @@ from grpo.runtime.artifacts.tensors import read_tensors, write_tensors
 from grpo.runtime.artifacts.usage import Usage
 from grpo.runtime.ranks import latest_checkpoint, this_rank
 from grpo.schema import PARAMS
-from grpo.training.metrics import UpdateMetrics
+from grpo.training.metrics import UpdateMetrics, update_rows
 from grpo.training.updates import run_updates
 from grpo.types import Cost
 from grpo.wiring.iterations import (
@@ -77,7 +77,7 @@ def train_round(
     usage: Usage,
     progress: Callable[[int, int], None],
 ) -> RoundState:
-    """Trains all iterations of a round; resumes from `scratch` bit-identically.
+    """Trains the iterations of a round, up to a plateau; resumes from `scratch` bit-identically.
 
     With `staleness` 1, the next iteration is sampled while the policy is updated, by the weights
     that this iteration starts from.
@@ -96,7 +96,9 @@ def train_round(
     state = _resume(trainer, scratch) or first_state(trainer, inputs)
     saved = len(state.metrics)
     rollouts, rewards = inputs.rollouts, inputs.rewards
-    while (index := state.iterations) < total:
+    is_finished = False
+    while not is_finished:
+        index = state.iterations
         place = scratch.directory / iteration_name(index)
         if index:
             rollouts, rewards = place / ROLLOUTS_FOLDER, place / REWARDS_FILE
@@ -104,7 +106,8 @@ def train_round(
         with usage.part("read"):
             loaded = load_iteration(trainer, state, rollouts=rollouts, rewards=rewards)
         history = learn_iteration(trainer, state, loaded)
-        start = start_later if index + 1 < total else None
+        is_finished = loaded.iteration.is_last
+        start = None if is_finished else start_later
         if start and training.staleness:
             wait = start(index + 1, history, index)
         with usage.part("update"), _explained(trainer, state, loaded):
@@ -168,6 +171,7 @@ def _resume(trainer: Trainer, scratch: Scratch) -> RoundState | None:
     content["audit_cost"] = Cost(**content["audit_cost"])
     content["sampling_costs"] = tuple(Cost(**each) for each in content["sampling_costs"])
     content["metrics"] = tuple(UpdateMetrics(**each) for each in content["metrics"])
+    content["rewards"] = tuple(content["rewards"])
     return RoundState(**content)
 
 
@@ -193,7 +197,7 @@ def _explained(trainer: Trainer, state: RoundState, loaded: LoadedIteration) -> 
         if highest > LARGE_REWARD:
             lower = f"the scale of rewards under reward.*, the largest of which is {highest:g}"
         message = f"training of {trainer.name} diverged at {error}; lower {lower}, in {PARAMS}"
-        updates = [*(asdict(each) for each in state.metrics), *error.updates]
+        updates = [*update_rows(state.metrics), *error.updates]
         raise DivergedError(message, updates) from None
 
 
@@ -224,8 +228,7 @@ def save_round(
     )
     with atomic_path(out) as temporary:
         _copy_files(scratch.directory / iteration_name(0) / RECORD, temporary)
-        frame = pd.DataFrame([asdict(each) for each in state.metrics])
-        write_csv(temporary / "updates.csv", frame)
+        write_csv(temporary / "updates.csv", pd.DataFrame(update_rows(state.metrics)))
         for index in range(1, state.iterations):
             name = iteration_name(index)
             _copy_iteration(scratch.directory / name, temporary / name, trainer.training)
@@ -238,6 +241,11 @@ def save_round(
         if state.iterations > 1:
             summary["iterations"] = state.iterations
             summary["sampling_cost"] = asdict(later_sampling)
+        if state.plateau is not None:
+            planned = trainer.training.iterations_per_round
+            summary["plateau"] = {**asdict(state.plateau), "planned_iterations": planned}
+        if trainer.reference_name is not None:
+            summary["reference"] = trainer.reference_name
         if state.fewer_updates is not None:
             summary["fewer_updates"] = state.fewer_updates
         write_json(temporary / "summary.json", summary)

@@ -23,7 +23,7 @@ from grpo.objective.algorithms import (
     two_grpo,
 )
 from grpo.objective.base import Objective, assign_credit, chain, loss_terms, scalar_loss
-from grpo.objective.penalty import penalize_kl
+from grpo.objective.penalty import add_entropy_bonus, penalize_kl
 from grpo.objective.trust import mask_mismatched_rollouts, truncate_mismatch
 from grpo.objective.weight import keep_extreme_rollouts
 from grpo.types import Credit, Rollouts, StepTerms
@@ -37,6 +37,7 @@ OBJECTIVES: dict[str, Objective] = {
     "gspo_token": gspo_token(),
     "two_grpo": two_grpo(),
     "rloo_k2": chain(rloo(), penalize_kl(0.1, "k2")),
+    "rloo_entropy": chain(rloo(), add_entropy_bonus(0.05)),
     "cispo": cispo(),
     "sapo": sapo(),
     "gmpo": gmpo(),
@@ -104,6 +105,7 @@ def loss_of(
         proximal_logp=proximal_logp,
         reference_logp=proximal_logp - 0.1,
         behavior_logp=proximal_logp * (1 - mismatch),
+        entropy=-logp[kept],
         credit=part,
     )
     return scalar_loss(terms, part)

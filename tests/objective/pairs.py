@@ -28,7 +28,7 @@ from grpo.objective.advantage import (
 )
 from grpo.objective.base import Objective, chain
 from grpo.objective.link import Link
-from grpo.objective.penalty import penalize_kl, subtract_kl_from_reward
+from grpo.objective.penalty import add_entropy_bonus, penalize_kl, subtract_kl_from_reward
 from grpo.objective.rules import RULES, Plan, Rule
 from grpo.objective.trust import (
     average_ratio_over_rollout,
@@ -79,6 +79,7 @@ METHODS = {
     "ratio to the base": Method(ratio=(take_ratio_to_reference(),)),
     "TIS": Method(ratio=(truncate_mismatch(),)),
     "KL as a loss": Method(loss=(penalize_kl(0.01, "k2"),)),
+    "entropy bonus": Method(loss=(add_entropy_bonus(0.01),)),
     "KL in the reward": Method(reward=(subtract_kl_from_reward(0.01),)),
     "continuous reward": Method(facts=(("has_binary_reward", False),)),
     "Group Revision": Method(

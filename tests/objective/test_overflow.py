@@ -41,6 +41,7 @@ def evaluate(
         behavior_logp=fixed - (ratio if mismatch is None else mismatch),
         proximal_kl=kl,
         reference_kl=kl,
+        entropy=-logp,
         noise=StepNoise(*(torch.ones_like(ratio),) * 3),
         credit=credit,
     )

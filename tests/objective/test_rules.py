@@ -49,7 +49,7 @@ from grpo.objective.chunks import (
     sample_steps_uniformly,
 )
 from grpo.objective.link import Link
-from grpo.objective.penalty import penalize_kl, subtract_kl_from_reward
+from grpo.objective.penalty import add_entropy_bonus, penalize_kl, subtract_kl_from_reward
 from grpo.objective.rules import RULES, Plan, Severity
 from grpo.objective.trust import (
     average_ratio_over_rollout,
@@ -129,6 +129,10 @@ PODS = plan_of(chain(grpo(beta=0.0), keep_extreme_rollouts(4)))
 PODS_PAIR = plan_of(chain(rloo(), keep_extreme_rollouts(2)))
 CASES = {
     "gspo on-policy": (replace(plan_of(gspo()), updates_per_iteration=1), ("U10", "INFO")),
+    "normalized scores and a plateau of the reward": (
+        replace(Z_SCORED, normalized=("reward.judges[0].normalize",), stops_on_plateau=True),
+        ("H25", "WARN"),
+    ),
     "normalized scores and a temperature that follows the reward": (
         replace(Z_SCORED, normalized=("reward.judges[0].normalize",), follows_reward=True),
         ("H21", "WARN"),
@@ -201,6 +205,30 @@ CASES = {
     "kl on extremes": (
         plan_of(chain(grpo(beta=0.1), keep_extreme_rollouts(4))),
         ("U24", "WARN"),
+    ),
+    "entropy of extremes": (
+        plan_of(chain(rloo(), keep_extreme_rollouts(4), add_entropy_bonus(0.1))),
+        ("U24", "WARN"),
+    ),
+    "entropy of some chunks": (
+        acting(chain(pcm(tokens=32, budget=3), add_entropy_bonus(0.1))),
+        ("U24", "WARN"),
+    ),
+    "kl to the policy itself": (
+        replace(plan_of(grpo(beta=0.1)), refreshes_reference=True, updates_per_iteration=1),
+        ("H23", "WARN"),
+    ),
+    "kl of the sampler to itself": (
+        replace(plan_of(chain(subtract_kl_from_reward(0.1), rloo())), refreshes_reference=True),
+        ("H23", "WARN"),
+    ),
+    "a reference for nothing": (
+        replace(plan_of(rloo()), refreshes_reference=True),
+        ("H24", "WARN"),
+    ),
+    "entropy of denoising": (
+        replace(plan_of(chain(flow_grpo(dimensions=3), add_entropy_bonus(0.1))), denoises=True),
+        ("H22", "ERROR"),
     ),
     "extremes of a shaped reward": (replace(PODS, has_binary_reward=False), ("U34", "WARN")),
     "advantages of the full group": (

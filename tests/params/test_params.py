@@ -111,6 +111,21 @@ def changed(
         ("rounds.uniform-1.start", "uniform-2", r"rounds.uniform-1.start must be 'base' or"),
         ("rounds.base", {"arm": "sgpo", "start": "base", "phase": 1}, r"rounds.base"),
         ("evaluation.confidence", 1.0, r"evaluation.confidence must be less than 1"),
+        (
+            "reward.overlong_penalty",
+            {"max_steps": 4, "buffer_steps": 5, "penalty": 1.0},
+            r"reward.overlong_penalty must have at most as many buffer_steps as max_steps",
+        ),
+        (
+            "reward.overlong_penalty",
+            {"max_steps": 10**6, "buffer_steps": 5, "penalty": 1.0},
+            r"reward.overlong_penalty.max_steps must be at most \d+, which is policy.max_steps",
+        ),
+        (
+            "reward.overlong_penalty",
+            {"max_steps": 4, "buffer_steps": 2, "penalty": 0.0},
+            r"reward.overlong_penalty.penalty must be greater than 0",
+        ),
     ],
 )
 def test_a_wrong_parameter_is_named_in_one_line(

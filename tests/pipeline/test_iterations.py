@@ -20,6 +20,7 @@ from grpo.runtime.artifacts.files import read_json
 from grpo.runtime.artifacts.usage import USAGE, Usage
 from grpo.sampling.rollouts import read_batch
 from grpo.types import Cost
+from grpo.wiring.iterations import build_learning_rate
 from grpo.wiring.policies import draws_of_round, load_policy
 from stages import train
 from tests.files import contents
@@ -30,10 +31,13 @@ from tests.pipeline.workspaces import copy_for_stages, locked_stages
 NAME = "uniform-1"  # 16 prompts with 8 rollouts each
 ITERATIONS = 8
 OUTPUTS = (f"artifacts/policies/{NAME}", f"artifacts/training/{NAME}")
+SCHEDULE = {"kind": "cosine", "warmup_updates": 0, "total_updates": ITERATIONS}
+OVERLONG = {"max_steps": 4, "buffer_steps": 3, "penalty": 0.5}  # stages must agree about it
 CORRECTED = [
     {"truncate_mismatch": {"weight_max": 2.0}},
     {"grpo": {"low": 0.2, "high": 0.28, "beta": 0.01}},
     "drop_uniform_groups",
+    {"add_entropy_bonus": {"weight": 0.001}},
 ]
 
 
@@ -73,6 +77,7 @@ def online(
     for key, value in changes.items():
         set_param(f"arms.uniform.training.{key}", value)(workspace)
     set_param("arms.uniform.objective", objective)(workspace)
+    set_param("reward.overlong_penalty", OVERLONG)(workspace)
     set_param("arms.uniform.sampling.rollouts_per_batch", 8)(workspace)
     set_param("arms.uniform.sampling.temperature", temperature)(workspace)
     run(workspace, "rollout")
@@ -107,7 +112,7 @@ def made(
 ) -> tuple[Path, int]:
     """Returns a workspace in which the round was trained in one process, and its staleness."""
     target = tmp_path_factory.mktemp("iterations") / "made"
-    workspace = online(finished, target, staleness=request.param)
+    workspace = online(finished, target, staleness=request.param, schedule=SCHEDULE)
     train_under(workspace, "local 1")
     return workspace, request.param
 
@@ -153,6 +158,11 @@ def test_every_iteration_is_stored_as_the_first_and_samples_its_own_prompts(made
     updates = pd.read_csv(workspace / OUTPUTS[1] / "updates.csv")
     assert updates["update"].tolist() == list(range(ITERATIONS))
     assert updates["rollouts"].tolist() == [len(each) for each in tables]
+    with chdir(workspace):
+        training = read_params().find_arm("uniform").training
+    rate = build_learning_rate(training)
+    assert rate is not None
+    assert updates["learning_rate"].tolist() == pytest.approx([*map(rate, range(ITERATIONS))])
 
 
 def test_costs_of_the_iterations_add_up(made: tuple[Path, int]):

@@ -1,5 +1,6 @@
 """A round of training, interrupted after any update, resumes to the same bits."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from grpo.objective.trust import clip_surrogate
 from grpo.objective.weight import average_over_steps, drop_uniform_groups
 from grpo.params.parameters import Parameters, Training, read_params
 from grpo.runtime.artifacts.files import Scratch
+from grpo.training.schedule import LearningRate, schedule_learning_rate
 from grpo.training.updates import Iteration, TrainedIteration, TrainingSettings, run_updates
 from grpo.wiring.policies import make_optimizer
 from stages.entry import scratch_of
@@ -43,6 +45,7 @@ def train(
     *,
     updates_per_checkpoint: int = 1,
     learning_rate: float = 0.01,
+    schedule: LearningRate | None = None,
     stop_at: int | None = None,
     num_uniform: int = 0,
 ) -> Run:
@@ -90,6 +93,7 @@ def train(
             ),
             first_update=5,
             generator=seeded(),
+            learning_rate=schedule,
         ),
         scratch=scratch,
         progress=progress,
@@ -154,6 +158,25 @@ def test_a_round_resumes_from_before_its_first_step():
     resumed = train(scratch, num_uniform=len(SIZES))
     assert_same(resumed, train(Scratch("undisturbed", "a"), num_uniform=len(SIZES)))
     assert all(each.trained_steps == 0 for each in resumed[2].metrics)
+
+
+@pytest.mark.parametrize("stop_at", range(1, UPDATES))
+def test_a_round_interrupted_within_a_schedule_resumes_to_the_same_bits(stop_at: int):
+    """Updates 5 to 8: within the warm-up, at its end and in the decay."""
+    schedule = schedule_learning_rate("cosine", 0.02, warmup_updates=7, total_updates=12)
+    scratch = Scratch("disturbed", "a")
+    with pytest.raises(Interrupted):
+        train(scratch, schedule=schedule, stop_at=stop_at)
+    resumed = train(scratch, schedule=schedule)
+    assert_same(resumed, train(Scratch("whole", "a"), schedule=schedule))
+    assert [each.learning_rate for each in resumed[2].metrics] == [*map(schedule, range(5, 9))]
+
+
+def test_a_constant_schedule_without_warm_up_gives_the_bits_of_no_schedule(undisturbed: Run):
+    schedule = schedule_learning_rate("constant", 0.01, warmup_updates=0, total_updates=0)
+    constant = train(Scratch("constant", "a"), schedule=schedule)
+    metrics = [replace(each, learning_rate=None) for each in constant[2].metrics]
+    assert_same((*constant[:2], replace(constant[2], metrics=metrics)), undisturbed)
 
 
 def test_a_half_written_checkpoint_is_none():

@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 
 from grpo.modalities.shared.directories import PolicyState, read_state, save_base
-from grpo.params.parameters import read_params
+from grpo.params.parameters import OverlongPenalty, read_params
 from grpo.params.yaml import dump_yaml, parse_yaml
 from grpo.runtime.artifacts import files
 from grpo.runtime.artifacts.files import read_json
@@ -243,7 +243,14 @@ def test_an_arm_depends_on_judge_and_profile_only_if_its_selection_reads_them(
         update={"reward": params.reward.model_copy(update={"threshold": 0.25})}
     )
     shaped = params.model_copy(
-        update={"reward": params.reward.model_copy(update={"unfinished_penalty": 0.25})}
+        update={
+            "reward": params.reward.model_copy(
+                update={
+                    "unfinished_penalty": 0.25,
+                    "overlong_penalty": OverlongPenalty(max_steps=4, buffer_steps=2, penalty=1.0),
+                }
+            )
+        }
     )
     names = str(SELECTIONS[arm])
     before = inputs_of_selection(params, arm, PROFILE / "rollouts")

@@ -173,6 +173,17 @@ def test_a_temperature_that_may_rise_is_shown(
         read_run(trained, params.model_copy(update={"arms": arms}))
 
 
+def test_a_round_that_stopped_on_a_plateau_says_after_how_many_iterations(
+    trained: Path, params: Parameters
+) -> None:
+    path = trained / "training" / ROUND / "summary.json"
+    plateau = {"before": 0.5, "after": 0.5, "planned_iterations": 8}
+    write_json(path, {**read_json(path), "plateau": plateau})
+    write_page(trained, params, trained / "report")
+    page = (trained / "report" / PAGE).read_text()
+    assert page.count(f"stopped on a plateau after {SEVERAL} of 8 iterations") == 1
+
+
 @pytest.mark.parametrize("stored", ["all", "without_media", "tables"])
 def test_samples_are_of_the_first_and_the_last_iteration(
     trained: Path, params: Parameters, stored: str, tmp_path: Path

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from grpo.rewards.base import Task, View
 from grpo.runtime.artifacts.tables import REWARDS, SCORE, validate
 from grpo.sampling.judging import JointJudge, TextJudge
 from grpo.sampling.scoring import RewardRule, judge_rollouts
-from grpo.sampling.shaping import Shaping, Share, normalize
+from grpo.sampling.shaping import Overlong, Shaping, Share, normalize
 from grpo.schema import Normalization
 
 PROMPTS = pd.DataFrame(
@@ -77,6 +78,42 @@ def test_the_reward_is_the_weighted_sum_and_the_first_judge_decides():
     assert rewards[SCORE + "length"].tolist() == [0.3, 0.4, 0.1]
     assert rewards[SCORE + "digits"].tolist() == [0.2, 0.0, 0.1]
     pd.testing.assert_frame_equal(rewards, validate(rewards, REWARDS, Path("rewards")))
+
+
+@given(
+    limit=st.integers(1, 60),
+    share=st.integers(1, 60),
+    penalty=st.floats(0.1, 2),
+    steps=st.integers(0, 80),
+)
+@settings(max_examples=200, deadline=None)
+def test_the_overlong_penalty_is_0_then_linear_then_whole(
+    limit: int, share: int, penalty: float, steps: int
+):
+    """DAPO's eq. 13, times the penalty."""
+    buffer = min(share, limit)
+    overlong = Overlong(max_steps=limit, buffer_steps=buffer, penalty=penalty)
+    if steps <= limit - buffer:
+        expected = 0.0
+    elif steps <= limit:
+        expected = -((limit - buffer) - steps) / buffer
+    else:
+        expected = 1.0
+    assert overlong.of(np.array([steps])) == pytest.approx(penalty * expected)
+
+
+def test_the_overlong_penalty_is_part_of_the_reward_and_not_of_the_outcome():
+    """A penalty of 1 that rises from 8 to 10 steps; the last rollout is also unfinished."""
+    plain = rule_of(share("length"), penalty=0.25)
+    overlong = Overlong(max_steps=10, buffer_steps=2, penalty=1.0)
+    rule = replace(plain, shaping=replace(plain.shaping, overlong=overlong))
+    rollouts = rollouts_of("a12", "a12", "a12", "a12")
+    rollouts = rollouts.assign(steps=[8, 9, 10, 12], is_finished=[True, True, True, False])
+    rewards = judge_rollouts(rollouts, PROMPTS, rule).rewards
+    assert rewards["reward"].tolist() == pytest.approx([0.3, -0.2, -0.7, -0.95])
+    assert rewards["outcome"].tolist() == [1.0] * 4
+    evaluated = replace(rule, shaping=rule.shaping.without_shaping())
+    assert judge_rollouts(rollouts, PROMPTS, evaluated).rewards["reward"].tolist() == [0.3] * 4
 
 
 def test_with_the_outcome_as_the_aim_only_the_first_judge_is_cut_at_its_threshold():

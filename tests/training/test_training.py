@@ -18,6 +18,7 @@ from grpo.runtime.artifacts.files import Scratch
 from grpo.training.batches import Batch, pack_microbatches, plan_batches
 from grpo.training.frozen import compute_log_probs, measure_drift
 from grpo.training.metrics import UpdateMetrics
+from grpo.training.schedule import LearningRate
 from grpo.training.updates import (
     Iteration,
     Loss,
@@ -81,6 +82,8 @@ def update_once(
     optimizer: torch.optim.Optimizer | None = None,
     tokens: int = 64,
     largest: float = 1e9,
+    update: int = 0,
+    schedule: LearningRate | None = None,
 ) -> UpdateMetrics:
     """Takes one step of RLOO on all rollouts as one batch."""
     objective = rloo()
@@ -96,7 +99,8 @@ def update_once(
         one_batch(objective, rollouts),
         optimizer=optimizer or make_optimizer(policy.model, TRAINING),
         max_grad_norm=largest,
-        update=0,
+        update=update,
+        schedule=schedule,
     )
 
 

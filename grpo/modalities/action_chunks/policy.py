@@ -33,7 +33,7 @@ from grpo.modalities.action_chunks.trajectories import (
 from grpo.modalities.modality import RunParams
 from grpo.modalities.policy import Policy
 from grpo.modalities.shared.flops import missing_flop_formulas
-from grpo.modalities.shared.logits import draw
+from grpo.modalities.shared.logits import draw, entropy_of
 from grpo.modalities.shared.packed import Layout, numbered
 from grpo.modalities.shared.restoring import restore_round
 from grpo.runtime.machine import DTYPES
@@ -166,14 +166,21 @@ class ActionChunkPolicy(Policy[ChunkTrajectory]):
                 yield [playing[slot] for slot in slots], [moments[slot] for slot in slots]
 
     def step_log_probs(
-        self, trajectory: ChunkTrajectory, needed: Bool[Tensor, "rollout step"] | None = None
+        self,
+        trajectory: ChunkTrajectory,
+        needed: Bool[Tensor, "rollout step"] | None = None,
+        *,
+        with_entropy: bool = False,
     ) -> StepLogProbs:
-        """Returns log-probs in nats of the needed chunks, 0 elsewhere; forwards only those."""
+        """Returns log-probs in nats of the needed chunks, 0 elsewhere; forwards only those.
+
+        The tokens of a chunk are independent, so that its entropy is the sum of theirs.
+        """
         chosen = trajectory.mask if needed is None else needed.cpu() & trajectory.mask
         rows, steps = chosen.nonzero(as_tuple=True)
         logp = torch.zeros(chosen.shape)
         if len(rows) == 0:
-            return StepLogProbs(logp=logp)
+            return StepLogProbs(logp=logp, entropy=logp if with_entropy else None)
         drawn = numbered(trajectory.mask)[rows, steps]
         prompt = trajectory.group[rows]
         logits = self._forward(
@@ -182,10 +189,15 @@ class ActionChunkPolicy(Policy[ChunkTrajectory]):
             trajectory.observation[drawn],
             trajectory.picture[drawn],
         )
-        by_token = (logits / self.decoding.temperature).log_softmax(dim=-1)
-        by_token = by_token.gather(2, trajectory.action[drawn][..., None])[..., 0]
-        summed = sum_executed(by_token, trajectory.executed[drawn], self._model.shape)
-        return StepLogProbs(logp=logp.masked_scatter(chosen, summed))
+        every = (logits / self.decoding.temperature).log_softmax(dim=-1)
+        by_token = every.gather(2, trajectory.action[drawn][..., None])[..., 0]
+        executed, shape = trajectory.executed[drawn], self._model.shape
+        summed = sum_executed(by_token, executed, shape)
+        entropy = None
+        if with_entropy:
+            of_chunk = sum_executed(entropy_of(every), executed, shape)
+            entropy = logp.masked_scatter(chosen, of_chunk)
+        return StepLogProbs(logp=logp.masked_scatter(chosen, summed), entropy=entropy)
 
     def decode(self, trajectory: ChunkTrajectory) -> list[str]:
         """Returns each rollout's ending with its number of simulator steps."""

@@ -158,7 +158,11 @@ class DenoisingPolicy(Policy[DenoisingTrajectory]):
         return state, before, after, logp
 
     def step_log_probs(
-        self, trajectory: DenoisingTrajectory, needed: Bool[Tensor, "rollout step"] | None = None
+        self,
+        trajectory: DenoisingTrajectory,
+        needed: Bool[Tensor, "rollout step"] | None = None,
+        *,
+        with_entropy: bool = False,
     ) -> StepLogProbs:
         """Returns log-probs in nats, summed over dimensions, and standardized means.
 

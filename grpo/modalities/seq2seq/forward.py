@@ -10,7 +10,7 @@ from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from grpo.modalities.shared.flops import count_pass
-from grpo.modalities.shared.logits import chosen_log_prob, num_recomputed
+from grpo.modalities.shared.logits import TokenScores, num_recomputed, score_logits, score_tokens
 
 Encoded = Float[Tensor, "row width hidden"]
 
@@ -93,8 +93,9 @@ class EncoderDecoderPasses:
         needed: Bool[Tensor, "row step"],
         *,
         temperature: float,
-    ) -> Float[Tensor, "row step"]:
-        """Returns log-probs in nats of the needed steps, 0 elsewhere.
+        with_entropy: bool,
+    ) -> TokenScores:
+        """Returns log-probs in nats of the needed steps, 0 elsewhere, and entropies likewise.
 
         Args:
           read: What the decoder reads: the forced prefix and all tokens but the last one.
@@ -103,12 +104,11 @@ class EncoderDecoderPasses:
         needed, chosen = needed.to(device), chosen.to(device)
         if self._head is not None:
             hidden = self._hidden(encoded, mask, read)[:, -steps:]
-            logp = chosen_log_prob(hidden[needed], self._head, chosen[needed], temperature)
-            return logp.new_zeros(needed.shape).masked_scatter(needed, logp)
+            return score_tokens(
+                hidden, self._head, chosen, needed, temperature, with_entropy=with_entropy
+            )
         logits = self._decode(encoded, mask, read, use_cache=False).logits[:, -steps:]
-        scaled = logits.float() / temperature
-        picked = scaled.gather(2, chosen[:, :, None])[:, :, 0]
-        return torch.where(needed, picked - scaled.logsumexp(dim=2), 0.0)
+        return score_logits(logits, chosen, needed, temperature, with_entropy=with_entropy)
 
     def logits_of_training(self, num_needed: int) -> tuple[int, int]:
         """Returns the numbers of logit positions with a backward pass, and recomputed ones."""

@@ -282,7 +282,11 @@ class Seq2SeqPolicy(Policy[Seq2SeqTrajectory]):
         return trajectory, torch.zeros(tokens.shape)
 
     def step_log_probs(
-        self, trajectory: Seq2SeqTrajectory, needed: Bool[Tensor, "rollout step"] | None = None
+        self,
+        trajectory: Seq2SeqTrajectory,
+        needed: Bool[Tensor, "rollout step"] | None = None,
+        *,
+        with_entropy: bool = False,
     ) -> StepLogProbs:
         """Returns log-probs in nats at the decoding temperature, 0 on padding.
 
@@ -301,16 +305,17 @@ class Seq2SeqPolicy(Policy[Seq2SeqTrajectory]):
         needed = trajectory.mask if needed is None else trajectory.mask & needed
         read = torch.cat([self._prefix(trajectory.forced[rows])[row], trajectory.tokens[:, :-1]], 1)
         encoded = self.passes.encode(prompt, prompt_mask)
-        logp = self.passes.log_prob(
+        scores = self.passes.log_prob(
             encoded.index_select(0, row.to(encoded.device)),
             prompt_mask[row],
             read,
             trajectory.tokens,
             needed,
             temperature=self.decoding.temperature,
+            with_entropy=with_entropy,
         )
         self._count(len(rows), *read.shape, width=prompt.shape[1], num_needed=int(needed.sum()))
-        return StepLogProbs(logp=logp)
+        return StepLogProbs(logp=scores.logp, entropy=scores.entropy)
 
     def _count(
         self, prompts: int, rollouts: int, read: int, *, width: int, num_needed: int

@@ -1,9 +1,9 @@
-"""Log-probs from hidden states in chunks, and sampling from logits."""
+"""Log-probs and entropies from hidden states in chunks, and sampling from logits."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 KEPT_LOGITS = 2**26  # kept for the backward pass (256 MiB in float32); more are recomputed
@@ -12,6 +12,13 @@ CACHED_LOGITS = 2**19  # fit into a CPU's cache between operators (2 MiB)
 BLOCK = 128  # tokens per block sum
 UNDIVIDED = 4 * BLOCK  # largest vocabulary without blocks
 BELOW_ONE = 1 - 2**-52
+
+
+class TokenScores(NamedTuple):
+    """Log-probs and entropies of token steps in nats, 0 at steps that are not needed."""
+
+    logp: Float[Tensor, "rollout step"]
+    entropy: Float[Tensor, "rollout step"] | None  # of the token's distribution; None: not computed
 
 
 def num_recomputed(num_positions: int, vocabulary: int) -> int:
@@ -26,9 +33,68 @@ def chosen_log_prob(
     temperature: float,
 ) -> Float[Tensor, " position"]:
     """Returns log softmax(head(hidden) / temperature)[chosen] in nats, in float32 or better."""
+    logp, _ = _score(hidden, head, chosen, temperature, with_entropy=False)
+    return logp
+
+
+def score_tokens(
+    hidden: Float[Tensor, "rollout step hidden"],
+    head: nn.Linear,
+    tokens: Int[Tensor, "rollout step"],
+    needed: Bool[Tensor, "rollout step"],
+    temperature: float,
+    *,
+    with_entropy: bool,
+) -> TokenScores:
+    """Returns the log-probs of tokens under softmax(head(hidden) / temperature), and its entropies.
+
+    Only the needed steps reach the head.
+    """
+    chosen = tokens[needed]
+    logp, entropy = _score(hidden[needed], head, chosen, temperature, with_entropy=with_entropy)
+    blank = logp.new_zeros(needed.shape)
+    return TokenScores(
+        logp=blank.masked_scatter(needed, logp),
+        entropy=blank.masked_scatter(needed, entropy) if with_entropy else None,
+    )
+
+
+def score_logits(
+    logits: Float[Tensor, "rollout step token"],
+    tokens: Int[Tensor, "rollout step"],
+    needed: Bool[Tensor, "rollout step"],
+    temperature: float,
+    *,
+    with_entropy: bool,
+) -> TokenScores:
+    """Returns the scores of `score_tokens` from logits, for models that post-process them."""
+    scaled = logits.float() / temperature
+    picked = scaled.gather(2, tokens[:, :, None])[:, :, 0]
+    logp = torch.where(needed, picked - scaled.logsumexp(dim=2), 0.0)
+    if not with_entropy:
+        return TokenScores(logp, None)
+    return TokenScores(logp, torch.where(needed, entropy_of(scaled.log_softmax(dim=2)), 0.0))
+
+
+def entropy_of(log_softmax: Float[Tensor, "*step token"]) -> Float[Tensor, "*step"]:
+    """Returns -sum_k p_k log p_k in nats; a token of probability 0 adds 0."""
+    # Masked before the product: 0 * -inf is NaN, and so is its gradient.
+    finite = torch.where(log_softmax == -torch.inf, 0.0, log_softmax)
+    return -(log_softmax.exp() * finite).sum(dim=-1)
+
+
+def _score(
+    hidden: Float[Tensor, "position hidden"],
+    head: nn.Linear,
+    chosen: Int[Tensor, " position"],
+    temperature: float,
+    *,
+    with_entropy: bool,
+) -> tuple[Float[Tensor, " position"], Float[Tensor, " scored"]]:
+    """Returns log-probs, and entropies or nothing, in nats, in float32 or better."""
     keep = torch.is_grad_enabled() and num_recomputed(len(hidden), len(head.weight)) == 0
-    result: Tensor = _ChosenLogProb.apply(  # type: ignore[no-untyped-call]
-        hidden, head.weight, head.bias, chosen, temperature, keep
+    result: tuple[Tensor, Tensor] = _ChosenLogProb.apply(  # type: ignore[no-untyped-call]
+        hidden, head.weight, head.bias, chosen, temperature, keep, with_entropy
     )
     return result
 
@@ -83,8 +149,9 @@ def _invert_by_blocks(
 class _ChosenLogProb(torch.autograd.Function):
     """logp = z[chosen] - logsumexp(z), z = head(hidden) / temperature, chunk by chunk.
 
-    d logp / d z = onehot(chosen) - softmax(z). The forward pass keeps the softmax if it is small
-    enough (KEPT_LOGITS); otherwise the backward pass recomputes each chunk.
+    With p = softmax(z), d logp / d z = onehot(chosen) - p, and the entropy H = -sum p log p has
+    d H / d z = -p (log p + H). The forward pass keeps p if it is small enough (KEPT_LOGITS);
+    otherwise the backward pass recomputes each chunk.
     """
 
     @staticmethod
@@ -96,21 +163,25 @@ class _ChosenLogProb(torch.autograd.Function):
         chosen: Tensor,
         temperature: float,
         keep: bool,
-    ) -> Tensor:
+        with_entropy: bool,
+    ) -> tuple[Tensor, Tensor]:
         logp = hidden.new_empty(len(hidden), dtype=_precise(hidden.dtype))
+        entropy = logp.new_empty(len(hidden) if with_entropy else 0)
         kept = []
         for rows in _chunks(len(hidden), len(weight), CHUNK_LOGITS):
             softmax, logp[rows] = _softmax(hidden[rows], weight, bias, chosen[rows], temperature)
+            if with_entropy:
+                entropy[rows] = torch.special.entr(softmax).sum(dim=1)
             if keep:
                 kept.append(softmax)
-        context.save_for_backward(hidden, weight, bias, chosen, *kept)
-        context.temperature = temperature
-        return logp
+        context.save_for_backward(hidden, weight, bias, chosen, entropy, *kept)
+        context.temperature, context.with_entropy = temperature, with_entropy
+        return logp, entropy
 
     @staticmethod
     def backward(context: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, chosen, *kept = context.saved_tensors
-        (gradient,) = gradients
+        hidden, weight, bias, chosen, entropy, *kept = context.saved_tensors
+        gradient, of_entropy = gradients
         needs_hidden, needs_weight, needs_bias, *_ = context.needs_input_grad
         to_hidden = torch.empty_like(hidden) if needs_hidden else None
         to_weight = torch.zeros_like(weight) if needs_weight else None
@@ -121,7 +192,14 @@ class _ChosenLogProb(torch.autograd.Function):
             else:
                 softmax, _ = _softmax(hidden[rows], weight, bias, chosen[rows], context.temperature)
             scale = gradient[rows, None] / context.temperature
+            added = None
+            if context.with_entropy:
+                towards = of_entropy[rows, None] / context.temperature
+                # p log p is -entr(p), which is 0 where p is.
+                added = (torch.special.entr(softmax) - softmax * entropy[rows, None]) * towards
             to_logits = softmax.mul_(-scale)  # in place, so the graph allows one backward pass
+            if added is not None:
+                to_logits += added
             to_logits.scatter_add_(1, chosen[rows, None], scale)
             to_logits = to_logits.to(weight.dtype)
             if to_hidden is not None:
@@ -130,7 +208,7 @@ class _ChosenLogProb(torch.autograd.Function):
                 to_weight.addmm_(to_logits.T, hidden[rows])
             if to_bias is not None:
                 to_bias += to_logits.sum(dim=0)
-        return to_hidden, to_weight, to_bias, None, None, None
+        return to_hidden, to_weight, to_bias, None, None, None, None
 
 
 def _softmax(

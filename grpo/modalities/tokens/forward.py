@@ -15,14 +15,13 @@ from transformers.integrations import sdpa_attention
 
 from grpo.modalities.shared.decoding import column_major_weights, score_bias, select_rows
 from grpo.modalities.shared.flops import Pass
-from grpo.modalities.shared.logits import chosen_log_prob, num_recomputed
+from grpo.modalities.shared.logits import TokenScores, num_recomputed, score_logits, score_tokens
 from grpo.modalities.shared.texts import PASS_ERRORS
 from grpo.modalities.tokens.routing import find_routers
 from grpo.runtime.ranks import all_agree
 
 MIN_SAVED_FRACTION = 0.25  # of the positions; below it, a separate pass over prompts costs more
-# Log-probs of steps, 0 at steps that are not needed, and the passes that computed them.
-Scored = tuple[Float[Tensor, "rollout step"], list[Pass]]
+Scored = tuple[TokenScores, list[Pass]]  # scores of steps, and the passes that computed them
 
 
 def has_full_attention(config: PretrainedConfig) -> bool:
@@ -222,8 +221,9 @@ class ForwardPasses:
         needed: Bool[Tensor, "rollout step"],
         temperature: float,
         may_share: bool,
+        with_entropy: bool,
     ) -> Scored:
-        """Returns log-probs in nats of the needed steps.
+        """Returns log-probs in nats of the needed steps, and entropies `with_entropy`.
 
         The rollouts of a prompt share one pass over it where that saves enough.
 
@@ -235,7 +235,7 @@ class ForwardPasses:
         (num_prompts, width), (count, steps) = prompt.shape, tokens.shape
         if self._head is None:
             return self._log_prob_of_logits(
-                prompt[row], prompt_mask[row], tokens, mask, needed, temperature
+                prompt[row], prompt_mask[row], tokens, mask, needed, temperature, with_entropy
             )
         plan = partial(body_passes, rollouts=count, prompts=num_prompts, width=width, steps=steps)
         passes = plan(may_share=may_share and self.can_share)
@@ -249,23 +249,17 @@ class ForwardPasses:
             attention_inputs = self._attention_inputs(attention, inputs.shape[1])
             output = self._run(self._body, inputs, attention_inputs, cache=None)
             hidden = output.last_hidden_state[:, width - 1 :]
-        logp, of_head = self._project(hidden, self._head, tokens, needed, temperature)
-        return logp, passes + of_head
-
-    def _project(
-        self,
-        hidden: Float[Tensor, "rollout step hidden"],
-        head: nn.Linear,
-        tokens: Int[Tensor, "rollout step"],
-        needed: Bool[Tensor, "rollout step"],
-        temperature: float,
-    ) -> Scored:
-        """Returns the log-probs of the needed steps; only those reach the head."""
-        needed = needed.to(hidden.device)
-        chosen = tokens.to(hidden.device)[needed]
-        logp = chosen_log_prob(hidden[needed], head, chosen, temperature)
-        passes = head_passes(len(chosen), len(head.weight), is_training=torch.is_grad_enabled())
-        return logp.new_zeros(needed.shape).masked_scatter(needed, logp), passes
+        scores = score_tokens(
+            hidden,
+            self._head,
+            tokens.to(hidden.device),
+            needed.to(hidden.device),
+            temperature,
+            with_entropy=with_entropy,
+        )
+        is_training, vocabulary = torch.is_grad_enabled(), len(self._head.weight)
+        of_head = head_passes(int(needed.sum()), vocabulary, is_training=is_training)
+        return scores, passes + of_head
 
     @torch.no_grad()
     def _accepts_score_bias(self) -> bool:
@@ -354,6 +348,7 @@ class ForwardPasses:
         mask: Bool[Tensor, "rollout step"],
         needed: Bool[Tensor, "rollout step"],
         temperature: float,
+        with_entropy: bool,
     ) -> Scored:
         """Returns log-probs from the model's own logits, for models that post-process them."""
         inputs, attention = _join(prompt, prompt_mask, tokens, mask)
@@ -362,10 +357,14 @@ class ForwardPasses:
         logits = self._run(
             self.model, inputs, attention_inputs, cache=None, logits_to_keep=count
         ).logits
-        scaled = logits.float() / temperature
-        chosen = scaled.gather(2, tokens[:, :, None].to(scaled.device))[:, :, 0]
-        logp = torch.where(needed.to(scaled.device), chosen - scaled.logsumexp(dim=2), 0.0)
-        return logp, [Pass(rows=rows, query=width, context=width, logits=count)]
+        scores = score_logits(
+            logits,
+            tokens.to(logits.device),
+            needed.to(logits.device),
+            temperature,
+            with_entropy=with_entropy,
+        )
+        return scores, [Pass(rows=rows, query=width, context=width, logits=count)]
 
     def _attention_inputs(self, mask: Bool[Tensor, "row seen"], new: int) -> _AttentionInputs:
         """Returns the attention inputs of the last `new` tokens on the model's device."""

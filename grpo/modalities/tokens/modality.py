@@ -145,7 +145,7 @@ class Tokens(Modality[TokenPolicyParams, TokenSampling, TokenDraws]):
         return _decoding(policy, sampling.first_temperature, routing=policy.routing)
 
     def reference_draws(self, draws: "Decoding") -> "Decoding":
-        """Returns the decoding with live routing: the base policy chooses its own experts."""
+        """Returns the decoding with live routing: the reference chooses its own experts."""
         return replace(draws, routing="live")
 
     def evaluation_draws(

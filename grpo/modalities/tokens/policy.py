@@ -295,7 +295,11 @@ class TokenPolicy(Policy[TokenTrajectory]):
         return trajectory, drawn.logp
 
     def step_log_probs(
-        self, trajectory: TokenTrajectory, needed: Bool[Tensor, "rollout step"] | None = None
+        self,
+        trajectory: TokenTrajectory,
+        needed: Bool[Tensor, "rollout step"] | None = None,
+        *,
+        with_entropy: bool = False,
     ) -> StepLogProbs:
         """Returns log-probs in nats at the decoding temperature, 0 on padding.
 
@@ -310,7 +314,7 @@ class TokenPolicy(Policy[TokenTrajectory]):
             raise ValueError("log_prob needs temperature > 0: greedy decoding has no density")
         mask = trajectory.mask
         with self._routing(trajectory):
-            logp, passes = self._pass(
+            scores, passes = self._pass(
                 lambda: self.forward.log_prob(
                     trajectory.prompt,
                     trajectory.prompt_mask,
@@ -320,10 +324,11 @@ class TokenPolicy(Policy[TokenTrajectory]):
                     needed=mask if needed is None else mask & needed,
                     temperature=self.decoding.temperature,
                     may_share=self.decoding.routing == "live",
+                    with_entropy=with_entropy,
                 )
             )
         self._count(*passes)
-        return StepLogProbs(logp=logp)
+        return StepLogProbs(logp=scores.logp, entropy=scores.entropy)
 
     def _routing(self, trajectory: TokenTrajectory) -> AbstractContextManager[None]:
         """Returns the context manager that replays a trajectory's routing, if any."""

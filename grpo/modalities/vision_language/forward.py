@@ -12,7 +12,7 @@ from transformers import DynamicCache, PreTrainedModel
 from grpo.errors import ArtifactError
 from grpo.modalities.shared.decoding import score_bias, select_rows
 from grpo.modalities.shared.flops import Coefficients, count_pass
-from grpo.modalities.shared.logits import chosen_log_prob, num_recomputed
+from grpo.modalities.shared.logits import TokenScores, num_recomputed, score_tokens
 from grpo.modalities.vision_language.families import find_family, find_positions
 from grpo.modalities.vision_language.reading import ImageInputs
 
@@ -104,8 +104,9 @@ class VisionLanguagePasses:
         needed: Bool[Tensor, "rollout step"],
         *,
         temperature: float,
-    ) -> Float[Tensor, "rollout step"]:
-        """Returns log-probs in nats of the needed steps, 0 elsewhere.
+        with_entropy: bool,
+    ) -> TokenScores:
+        """Returns log-probs in nats of the needed steps, 0 elsewhere, and entropies likewise.
 
         Args:
           row: Each rollout's prompt.
@@ -119,10 +120,10 @@ class VisionLanguagePasses:
             seen = torch.cat([prompts.mask[row], mask[:, :-1]], dim=1)
             rest = self.read_answers(tokens[:, :-1], seen, start.index_select(0, rows), cache)
             hidden = torch.cat([hidden, rest], dim=1)
-        needed = needed.to(hidden.device)
-        chosen = tokens.to(hidden.device)[needed]
-        logp = chosen_log_prob(hidden[needed], self.head, chosen, temperature)
-        return logp.new_zeros(needed.shape).masked_scatter(needed, logp)
+        needed, tokens = needed.to(hidden.device), tokens.to(hidden.device)
+        return score_tokens(
+            hidden, self.head, tokens, needed, temperature, with_entropy=with_entropy
+        )
 
     def prompt_flops(self, prompts: Prompts, *, backward: bool) -> int:
         """Returns the FLOPs of `read_prompts`, with the backward pass if wanted."""

@@ -226,6 +226,8 @@ class VisionLanguagePolicy(Policy[VisionLanguageTrajectory]):
         self,
         trajectory: VisionLanguageTrajectory,
         needed: Bool[Tensor, "rollout step"] | None = None,
+        *,
+        with_entropy: bool = False,
     ) -> StepLogProbs:
         """Returns log-probs in nats at the decoding temperature, 0 on padding.
 
@@ -246,17 +248,18 @@ class VisionLanguagePolicy(Policy[VisionLanguageTrajectory]):
             trajectory.prompt_mask[rows],
             tuple(trajectory.images[each] for each in rows.tolist()),
         )
-        logp = self.passes.log_prob(
+        scores = self.passes.log_prob(
             asked,
             row,
             trajectory.tokens,
             trajectory.mask,
             needed,
             temperature=self.decoding.temperature,
+            with_entropy=with_entropy,
         )
         backward = torch.is_grad_enabled()
         self.cost += self._scoring_cost(asked, trajectory, int(needed.sum()), backward=backward)
-        return StepLogProbs(logp=logp)
+        return StepLogProbs(logp=scores.logp, entropy=scores.entropy)
 
     def training_cost(self, trajectory: VisionLanguageTrajectory) -> Cost:
         """Returns the cost of a training pass over rollouts of one prompt each, all steps."""
