@@ -13,8 +13,8 @@ from grpo.errors import ParameterError
 from grpo.modalities.modality import TextWarmup
 from grpo.rewards.reasoning_gym import generate
 from grpo.schema import PARAMS, Positive
+from grpo.tasks._notations import COMPACT, NOTATIONS, Notation
 from grpo.tasks.base import PromptTables, Task, TaskInputs, shares
-from grpo.tasks.notations import COMPACT, NOTATIONS, Notation
 
 FRESH_ENTRIES = 64  # entries per batch
 STALE_BATCHES = 40  # consecutive batches without a new prompt that mean an exhausted family
