@@ -139,11 +139,13 @@ def _check_schedule(params: Parameters, name: str) -> None:
     Beyond them, the schedule of cosine would rise again.
     """
     schedule = params.find_arm(name).training.schedule
+    if not isinstance(schedule, DecayingRate) or not params.rounds_of(name):
+        return
     chain = [params.find_arm(params.find_round(each).arm) for each in params.chain(name)[1:]]
     updates = sum(
         each.training.iterations_per_round * each.training.updates_per_iteration for each in chain
     )
-    if isinstance(schedule, DecayingRate) and schedule.total_updates < updates:
+    if schedule.total_updates < updates:
         raise ParameterError(
             f"{PARAMS}: arms.{name}.training.schedule.total_updates must be at least {updates}, "
             f"the updates of the rounds from the base to {params.chain(name)[-1]}, got "
