@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from benchmarks import same_bytes, scaling_training, translation
+from benchmarks import same_bytes, scaling_training, translation, translation_guards
 from benchmarks.allocation_chunks import combine_phases
 from benchmarks.allocation_tokens import Point, summarize
 from benchmarks.demo import ROOT, judges_table, table, time_module
@@ -138,6 +138,31 @@ def test_arms_of_translation_are_compared_with_the_base_and_each_other_within_se
     assert found["gains"]["repaired"]["base_and_gain"] == pytest.approx([-1.0, -1.0])
     difference = found["differences"]["repaired - published"]["chrf_mean"]
     assert difference == {side: pytest.approx(0.2) for side in ("value", "low", "high")}
+
+
+def test_guards_are_compared_with_the_references_and_each_other_within_seeds():
+    """Seeds differ by 0.4 in every score, differences within them by 0: intervals of width 0."""
+
+    def scored(level: float) -> dict[str, object]:
+        scores = dict.fromkeys(translation_guards.WATCHED, level)
+        return {**scores, "length_by_language": {"fi": level}}
+
+    runs = {
+        str(seed): {
+            "references": scored(low + 0.3),
+            "base": scored(low + 0.2),
+            "guarded": scored(low + 0.4),
+            "unguarded": scored(low + 0.1),
+        }
+        for seed, low in enumerate((0.1, 0.5))
+    }
+    found = translation_guards.summarize(runs)["unguarded"]
+    for measured, expected in (
+        (found["chrf"]["change"], -0.1),
+        (found["chrf_below_guarded"], 0.3),
+        (found["length_over_references"]["fi"], -0.2),
+    ):
+        assert measured == {side: pytest.approx(expected) for side in ("value", "low", "high")}
 
 
 def test_translation_gives_each_judge_of_the_reward_to_evaluation_once():

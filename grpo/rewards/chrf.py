@@ -60,7 +60,7 @@ def _metric() -> Any:
         from sacrebleu.metrics.chrf import CHRF
     except ImportError:
         raise MissingExtraError(
-            f"{PARAMS}: the judge chrf needs sacrebleu; run pip install -e '.[translation]'"
+            f"{PARAMS}: judges of chrF++ need sacrebleu; run pip install -e '.[translation]'"
         ) from None
     return CHRF(word_order=WORDS)
 

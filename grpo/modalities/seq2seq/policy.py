@@ -20,6 +20,7 @@ from grpo.modalities.shared.restoring import restore_round
 from grpo.modalities.shared.text_modality import Decoding
 from grpo.modalities.shared.texts import decode_texts, draw_texts, has_ended, require_text
 from grpo.runtime.artifacts.tensors import unpack_ragged
+from grpo.runtime.language_tokens import find_language_token
 from grpo.runtime.machine import DTYPES
 from grpo.schema import LANGUAGE_TAG, PARAMS
 from grpo.types import Cost, StepLogProbs
@@ -355,13 +356,13 @@ class Seq2SeqPolicy(Policy[Seq2SeqTrajectory]):
         if not self.forces_tag:
             return NO_TAG, prompt
         found = LANGUAGE_TAG.match(prompt)
-        token: Any = self.tokenizer.convert_tokens_to_ids(found[1]) if found else None
-        if not found or token is None or token == self.tokenizer.unk_token_id:
+        token = find_language_token(self.tokenizer, found[1]) if found else None
+        if not found or token is None:
             raise ParameterError(
                 f"{PARAMS}: policy.forces_tag needs prompts that begin with a token of the target "
                 f"language, as >>fra_Latn<< of NLLB, got {brief(repr(prompt))}"
             )
-        return int(token), prompt[found.end() :]
+        return token, prompt[found.end() :]
 
 
 def start_token(model: PreTrainedModel) -> int:
