@@ -58,7 +58,7 @@ def first_kl(name: str, start: str) -> tuple[float, float]:
     inputs = inputs_of(name, start)
     trainer = load_trainer(read_params(), name, inputs)
     loaded = load_iteration(
-        trainer, first_state(trainer), rollouts=inputs.rollouts, rewards=inputs.rewards
+        trainer, first_state(trainer, inputs), rollouts=inputs.rollouts, rewards=inputs.rewards
     )
     trajectory = loaded.iteration.trajectory
     needed = trajectory.mask.float()

@@ -80,6 +80,11 @@ def test_a_parameter_that_decides_outcomes_runs_profile_and_evaluation_too(
 def test_an_objective_runs_the_training_of_its_arm(finished: Path, tmp_path: Path):
     workspace = copy_for_dvc(finished, tmp_path / "workspace")
     set_param("arms.sgpo.objective.0.rloo.high", 0.3)(workspace)
+    # The allocation may read the objective; here the curriculum writes the same again.
+    again = "curriculum@sgpo"
+    done = run_stage(workspace, again, locked_stages(workspace)[again]["cmd"])
+    assert done.code == 0, done.stderr
+    dvc(workspace, "commit", "--quiet", "--force", again)
     assert to_run(workspace) == {"train@sgpo-1", "evaluate@sgpo-1"} | ONCE_PER_RUN
 
 
