@@ -23,6 +23,7 @@ from grpo.wiring.allocation import (
     curriculum_of,
     inputs_of_selection,
 )
+from grpo.wiring.training_costs import training_costs
 from stages.entry import run
 
 
@@ -49,7 +50,10 @@ def main(
     if counts_profile(params, arm):
         plan = plan.join(drawn.set_index("prompt_id")["rollouts"].rename(PROFILED), on="prompt_id")
     write_table(plan, out, CURRICULUM)
-    write_json(inputs_out, inputs_of_selection(params, arm, rollouts))
+    inputs = inputs_of_selection(params, arm, rollouts)
+    # Where training costs decide what is sampled, the rollout stage reads them from this file, so
+    # that a changed link does not sample the rollouts of other arms again.
+    write_json(inputs_out, {**inputs, **training_costs(params, arm)})
 
 
 if __name__ == "__main__":

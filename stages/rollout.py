@@ -5,7 +5,7 @@ from pathlib import Path
 from grpo.modalities.shared.directories import files_for_sampling, read_state
 from grpo.params.manifests import require_described
 from grpo.params.parameters import read_params
-from grpo.runtime.artifacts.files import atomic_path
+from grpo.runtime.artifacts.files import atomic_path, read_json
 from grpo.runtime.artifacts.usage import Usage
 from grpo.sampling.round_rollouts import write_round
 from grpo.schema import DATA
@@ -32,6 +32,7 @@ def main(
 
     Args:
       judge: Manifest of the judge's files, written by the stage check.
+      curriculum: Beside it lies a file of inputs that only some selections read.
       profile: Directory of the profile's rollouts.
     """
     params = read_params()
@@ -42,7 +43,8 @@ def main(
     candidates = read_candidates(params, name, curriculum=curriculum, prompts=prompts)
     history = read_state(policy, each.start).selection_state
     history = first_history(params, name, history, curriculum=curriculum)
-    price = build_price(params, each.arm, base=base, candidates=candidates)
+    training = {} if selection.seconds is None else read_json(curriculum.with_suffix(".json"))
+    price = build_price(params, each.arm, base=base, candidates=candidates, training=training)
     more = [profile] if selection.reuses_profile else []
     inputs = [judge, base, *files_for_sampling(policy), prompts, curriculum, *more]
     scratch = scratch_of(f"rollout@{name}", inputs, params)

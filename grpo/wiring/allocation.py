@@ -76,10 +76,6 @@ def inputs_of_selection(params: Parameters, arm: str, profile: Path) -> dict[str
         inputs["reward"] = params.reward.model_dump(mode="json", exclude=penalties)
     if selection.reuses_profile:
         inputs["profile_rollouts"] = digest([profile])
-    if selection.seconds is not None:  # what training costs decides what is sampled
-        settings = params.find_arm(arm)
-        inputs["objective"] = settings.objective
-        inputs["updates_per_iteration"] = settings.training.updates_per_iteration
     return inputs
 
 

@@ -41,6 +41,7 @@ from grpo.wiring.rollouts import draw_iteration, read_candidates
 from grpo.wiring.rounds import StartLater
 from grpo.wiring.sampling_workers import SamplingSetup, make_sampling_work, sampling_work
 from grpo.wiring.shaping import build_shaping
+from grpo.wiring.training_costs import training_costs
 
 Warn = Callable[[str | None], None]
 
@@ -217,7 +218,13 @@ def open_later_rollouts(
         else open_executor(make_sampling_work, setup)
     )
     candidates = read_candidates(params, name, curriculum=inputs.curriculum, prompts=inputs.prompts)
-    price = build_price(params, trainer.arm, base=inputs.base, candidates=candidates)
+    price = build_price(
+        params,
+        trainer.arm,
+        base=inputs.base,
+        candidates=candidates,
+        training=training_costs(params, trainer.arm),
+    )
     with opened as executor, ThreadPoolExecutor(1) as thread:
         online.sampler = _Sampler(
             executor=executor, setup=setup, candidates=candidates, price=price, thread=thread

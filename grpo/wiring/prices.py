@@ -1,6 +1,6 @@
 """What groups of an arm cost, for a budget: by a cost model or by declared seconds."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,17 +15,20 @@ from grpo.errors import ParameterError
 from grpo.modalities import all_modalities
 from grpo.modalities.costs import CostModel
 from grpo.modalities.modality import Modality
-from grpo.objective.link import Link
 from grpo.params.parameters import Parameters
 from grpo.runtime.artifacts.files import require_inert
 from grpo.runtime.machine import prepare_machine
 from grpo.schema import PARAMS
 from grpo.wiring.allocation import build_selection
-from grpo.wiring.objectives import build_objective
 
 
 def build_price(
-    params: Parameters, arm: str, *, base: Path, candidates: pd.DataFrame
+    params: Parameters,
+    arm: str,
+    *,
+    base: Path,
+    candidates: pd.DataFrame,
+    training: Mapping[str, Any],
 ) -> Price | None:
     """Returns what groups of an arm cost; None if its selection reads no costs.
 
@@ -34,6 +37,7 @@ def build_price(
     Args:
       base: The base policy's directory; its cost model is loaded for a budget of FLOPs.
       candidates: Columns prompt_id and prompt.
+      training: That of `training_costs`.
 
     Raises:
       ArtifactError: If the base policy is missing or broken, or may run code.
@@ -42,7 +46,6 @@ def build_price(
     seconds = build_selection(settings.selection, arm).seconds
     if seconds is None:
         return None
-    links = build_objective(settings.objective, arm).links
     if any(seconds):
         rates = partial(_in_seconds, seconds)
     else:
@@ -52,23 +55,16 @@ def build_price(
             _in_flops,
             model,
             pd.Series(counts, index=candidates["prompt_id"]),
-            scored=scores_proximal(settings.training.updates_per_iteration, model)
-            + _has_active(links, "penalize_kl"),
-            scored_before_credit=int(_has_active(links, "subtract_kl_from_reward")),
+            scored=scores_proximal(training["updates_per_iteration"], model)
+            + training["penalizes_loss"],
+            scored_before_credit=int(training["penalizes_reward"]),
         )
-    keep = [
-        int(each.settings["keep"] or 0) for each in links if each.name == "keep_extreme_rollouts"
-    ]
     return Price(
         rates=rates,
         longest=float(params.modality.step_limit(params.policy, settings.sampling)),
-        keep=min(keep, default=None),
-        drops_uniform=any(each.name == "drop_uniform_groups" for each in links),
+        keep=training["keep"],
+        drops_uniform=training["drops_uniform"],
     )
-
-
-def _has_active(links: Sequence[Link], penalty: str) -> bool:
-    return any(each.name == penalty and each.settings["beta"] for each in links)
 
 
 def _in_seconds(seconds: Seconds, ids: list[str], steps: Floats) -> Rates:

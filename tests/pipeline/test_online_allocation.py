@@ -20,7 +20,7 @@ from grpo.runtime.artifacts.files import read_json
 from grpo.runtime.artifacts.stored_iterations import iterations_of
 from grpo.runtime.artifacts.usage import Usage
 from grpo.sampling.rollouts import read_allocation
-from grpo.wiring.allocation import inputs_of_selection
+from grpo.wiring.training_costs import training_costs
 from stages import check, curriculum, profile, rollout, score, train
 from tests.files import contents
 from tests.pipeline.processes import run_stage, start_stage
@@ -244,11 +244,9 @@ def test_costs_of_the_records_are_those_of_the_round(finished_rounds: Path):
 @pytest.mark.parametrize("arm", sorted(ARMS))
 def test_rollouts_depend_on_the_objective_only_if_it_has_a_price(finished_rounds: Path, arm: str):
     params = read_params()
-    settings = params.arms[arm].model_copy(update={"objective": ["rloo"]})
+    settings = params.arms[arm].model_copy(update={"objective": ["grpo"]})
     other = params.model_copy(update={"arms": {**params.arms, arm: settings}})
-    before, after = (
-        inputs_of_selection(each, arm, PROFILE / "rollouts") for each in (params, other)
-    )
+    before, after = training_costs(params, arm), training_costs(other, arm)
     assert (before != after) is (arm in ("signal", "ht", "seconds", "profiled"))
 
 

@@ -102,7 +102,13 @@ def test_an_image_is_judged_by_what_is_read_off_it(maximize: str):
     rule = build_reward(PARAMS.model_copy(update={"reward": reward}), ROOT / "data")
     media = draw_texts(["234", "235", ""], STYLE)
     rollouts = pd.DataFrame(
-        {"rollout_id": ["a", "b", "c"], "prompt_id": "p", "text": "", "is_finished": True}
+        {
+            "rollout_id": ["a", "b", "c"],
+            "prompt_id": "p",
+            "text": "",
+            "is_finished": True,
+            "steps": 1,
+        }
     )
     prompts = pd.DataFrame(
         {"prompt_id": ["p"], "family": "digits", "prompt": "234", "answer": "234", "entry": "{}"}

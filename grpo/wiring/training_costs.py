@@ -1,0 +1,25 @@
+"""What an arm's objective makes training cost, for the stages that do not build objectives."""
+
+from typing import Any
+
+from grpo.params.parameters import Parameters
+from grpo.wiring.allocation import build_selection
+from grpo.wiring.objectives import build_objective
+
+
+def training_costs(params: Parameters, arm: str) -> dict[str, Any]:
+    """Returns the settings of `build_price`; empty if the arm's selection reads no costs."""
+    settings = params.find_arm(arm)
+    if build_selection(settings.selection, arm).seconds is None:
+        return {}
+    links = build_objective(settings.objective, arm).links
+    named = {link.name: link.settings for link in links}
+    keeps = [int(each.settings["keep"] or 0) for each in links if "keep" in each.settings]
+    active = {name for name, each in named.items() if each.get("beta")}
+    return {
+        "keep": min(keeps, default=None),
+        "drops_uniform": "drop_uniform_groups" in named,
+        "penalizes_loss": "penalize_kl" in active,
+        "penalizes_reward": "subtract_kl_from_reward" in active,
+        "updates_per_iteration": settings.training.updates_per_iteration,
+    }
