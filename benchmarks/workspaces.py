@@ -5,7 +5,6 @@ import os
 import resource
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -39,7 +38,7 @@ def make_workspace(target: Path, params: dict[str, Any]) -> None:
     (target / "params.yaml").write_text(dump_yaml(params))
     if not (target / ".dvc").exists():
         subprocess.run(["git", "init", "--quiet"], cwd=target, check=True)
-        subprocess.run([sys.executable, "-m", "dvc", "init", "--quiet"], cwd=target, check=True)
+        (target / ".dvc").mkdir()  # all that reading dvc.yaml takes
 
 
 def run_stages(workspace: Path, skipped: Collection[str] = ()) -> dict[str, float]:

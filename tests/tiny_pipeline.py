@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from dvc.repo import Repo
+
 SOURCE = Path(__file__).resolve().parent.parent
 PYTHON = sys.executable
 
@@ -101,8 +103,8 @@ def build(root: Path) -> Path:
     run(root, "git", "init", "-q", "-b", "main")
     run(root, "git", "config", "user.email", "tests@example.invalid")
     run(root, "git", "config", "user.name", "tests")
-    run(root, PYTHON, "-m", "dvc", "init", "-q")
-    run(root, PYTHON, "-m", "dvc", "config", "core.analytics", "false")
+    Repo.init(str(root)).close()
+    (root / ".dvc" / "config").write_text("[core]\n    analytics = false\n")
     commit(root, "the pipeline")
     return root
 

@@ -25,7 +25,12 @@ from transformers import (
 
 from grpo.errors import ArtifactError, ParameterError
 from grpo.modalities.modality import Lora
-from grpo.modalities.shared.models import add_lora, make_fresh_model, read_model
+from grpo.modalities.shared.models import (
+    add_lora,
+    make_fresh_model,
+    read_model,
+    require_known_keys,
+)
 from grpo.modalities.shared.tokenizers import make_byte_tokenizer
 from grpo.modalities.tokens.bases import make_base
 from grpo.modalities.tokens.policy import Decoding, TokenPolicy, require_chat_template
@@ -298,14 +303,22 @@ def test_the_keys_of_every_recipe_are_known():
     for recipe in [ROOT / "params.yaml", *sorted((ROOT / "recipes").glob("*.yaml"))]:
         base = read_params(recipe).policy.base
         if getattr(base, "source", None) == "scratch" and hasattr(base, "config"):
-            make_fresh_model(
-                base.architecture,
-                base.config,
-                {"vocab_size": VOCABULARY},
-                ending="",
-                what="one",
-                parameter="policy.base",
-            )
+            parts = {
+                name: getattr(base, name)
+                for name in ("vision_config", "text_config")
+                if hasattr(base, name)
+            }
+            with torch.device("meta"):  # without weights: some of them are of billions
+                model = make_fresh_model(
+                    base.architecture,
+                    base.config,
+                    {"vocab_size": VOCABULARY, **parts},
+                    ending="",
+                    what="one",
+                    parameter="policy.base",
+                )
+            for name, config in parts.items():
+                require_known_keys(type(getattr(model.config, name)), config, parameter=name)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ from tests.modalities.exposure import PLANTED
 
 ROOT = Path(__file__).parents[2]
 # What a stage reads; the rest of a workspace is DVC's and git's own.
-NEEDED_BY_STAGES = ("grpo", "stages", "data", "artifacts", "params.yaml", "dvc.yaml", "dvc.lock")
+CODE = ("grpo", "stages")
+NEEDED_BY_STAGES = (*CODE, "data", "artifacts", "params.yaml", "dvc.yaml", "dvc.lock")
 
 
 def environment() -> dict[str, str]:
@@ -82,7 +83,9 @@ def copy_for_stages(finished: Path, target: Path, missing: Collection[str] = ())
     for name in (each for each in NEEDED_BY_STAGES if each not in missing):
         source = finished / name
         if source.is_dir():
-            shutil.copytree(source, target / name)
+            # Nobody writes into the code; Python replaces its own files beside it.
+            copy = os.link if name in CODE else shutil.copy2
+            shutil.copytree(source, target / name, copy_function=copy)
         else:
             shutil.copyfile(source, target / name)
     return target

@@ -256,7 +256,7 @@ def _teach_counts(model: Any, directory: Path, pixels: int) -> None:
         uses_chat_template=True,
     )
     prompt = join_prompt(draw_scene((), "filled", pixels), "x")
-    settings = WarmupSettings(updates=30, rows_per_update=2, learning_rate=0.003, seed=0)
+    settings = WarmupSettings(updates=12, rows_per_update=2, learning_rate=0.01, seed=0)
     for _ in bases.warm_up(model, reader, [(prompt, " 1"), (prompt, " 2")], settings):
         pass
     model.save_pretrained(directory)
