@@ -23,7 +23,6 @@ from grpo.wiring.allocation import (
     curriculum_of,
     inputs_of_selection,
 )
-from grpo.wiring.training_costs import training_costs
 from stages.entry import run
 
 
@@ -51,9 +50,14 @@ def main(
         plan = plan.join(drawn.set_index("prompt_id")["rollouts"].rename(PROFILED), on="prompt_id")
     write_table(plan, out, CURRICULUM)
     inputs = inputs_of_selection(params, arm, rollouts)
-    # Where training costs decide what is sampled, the rollout stage reads them from this file, so
-    # that a changed link does not sample the rollouts of other arms again.
-    write_json(inputs_out, {**inputs, **training_costs(params, arm)})
+    if selection.seconds is not None:
+        # Imported here: few arms need it, and it imports torch.
+        from grpo.wiring.training_costs import training_costs
+
+        # The rollout stage reads these instead of the objective, so that a changed link does not
+        # sample the rollouts of other arms again.
+        inputs |= training_costs(params, arm)
+    write_json(inputs_out, inputs)
 
 
 if __name__ == "__main__":

@@ -43,8 +43,13 @@ def main(
     candidates = read_candidates(params, name, curriculum=curriculum, prompts=prompts)
     history = read_state(policy, each.start).selection_state
     history = first_history(params, name, history, curriculum=curriculum)
-    training = {} if selection.seconds is None else read_json(curriculum.with_suffix(".json"))
-    price = build_price(params, each.arm, base=base, candidates=candidates, training=training)
+    price = build_price(
+        params,
+        each.arm,
+        base=base,
+        candidates=candidates,
+        training=lambda: read_json(curriculum.with_suffix(".json")),
+    )
     more = [profile] if selection.reuses_profile else []
     inputs = [judge, base, *files_for_sampling(policy), prompts, curriculum, *more]
     scratch = scratch_of(f"rollout@{name}", inputs, params)

@@ -223,7 +223,7 @@ def open_later_rollouts(
         trainer.arm,
         base=inputs.base,
         candidates=candidates,
-        training=training_costs(params, trainer.arm),
+        training=lambda: training_costs(params, trainer.arm),
     )
     with opened as executor, ThreadPoolExecutor(1) as thread:
         online.sampler = _Sampler(

@@ -1,6 +1,6 @@
 """What groups of an arm cost, for a budget: by a cost model or by declared seconds."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ def build_price(
     *,
     base: Path,
     candidates: pd.DataFrame,
-    training: Mapping[str, Any],
+    training: Callable[[], Mapping[str, Any]],
 ) -> Price | None:
     """Returns what groups of an arm cost; None if its selection reads no costs.
 
@@ -37,7 +37,7 @@ def build_price(
     Args:
       base: The base policy's directory; its cost model is loaded for a budget of FLOPs.
       candidates: Columns prompt_id and prompt.
-      training: That of `training_costs`.
+      training: Returns those of `training_costs`; called only if costs are read.
 
     Raises:
       ArtifactError: If the base policy is missing or broken, or may run code.
@@ -46,6 +46,7 @@ def build_price(
     seconds = build_selection(settings.selection, arm).seconds
     if seconds is None:
         return None
+    costs = training()
     if any(seconds):
         rates = partial(_in_seconds, seconds)
     else:
@@ -55,15 +56,14 @@ def build_price(
             _in_flops,
             model,
             pd.Series(counts, index=candidates["prompt_id"]),
-            scored=scores_proximal(training["updates_per_iteration"], model)
-            + training["penalizes_loss"],
-            scored_before_credit=int(training["penalizes_reward"]),
+            scored=scores_proximal(costs["updates_per_iteration"], model) + costs["penalizes_loss"],
+            scored_before_credit=int(costs["penalizes_reward"]),
         )
     return Price(
         rates=rates,
         longest=float(params.modality.step_limit(params.policy, settings.sampling)),
-        keep=training["keep"],
-        drops_uniform=training["drops_uniform"],
+        keep=costs["keep"],
+        drops_uniform=costs["drops_uniform"],
     )
 
 

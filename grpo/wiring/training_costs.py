@@ -3,15 +3,12 @@
 from typing import Any
 
 from grpo.params.parameters import Parameters
-from grpo.wiring.allocation import build_selection
 from grpo.wiring.objectives import build_objective
 
 
 def training_costs(params: Parameters, arm: str) -> dict[str, Any]:
-    """Returns the settings of `build_price`; empty if the arm's selection reads no costs."""
+    """Returns what `build_price` reads."""
     settings = params.find_arm(arm)
-    if build_selection(settings.selection, arm).seconds is None:
-        return {}
     links = build_objective(settings.objective, arm).links
     named = {link.name: link.settings for link in links}
     keeps = [int(each.settings["keep"] or 0) for each in links if "keep" in each.settings]
