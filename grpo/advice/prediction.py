@@ -27,6 +27,7 @@ from grpo.modalities.costs import PassFlops
 from grpo.objective.link import Link
 from grpo.params.parameters import BASE, Arm, Parameters
 from grpo.report.reading import GROUP, read_rollouts, read_round_costs
+from grpo.runtime.artifacts.files import read_json
 from grpo.runtime.artifacts.stored_iterations import iterations_of
 from grpo.runtime.artifacts.tables import is_judged
 from grpo.runtime.seeds import derive_seed
@@ -432,14 +433,15 @@ def compare_rounds(artifacts: Path, params: Parameters, facts: Facts) -> list[Co
     """Returns the comparisons of the finished rounds of `params`, in file order.
 
     Omits a round that has rollouts of prompts outside its curriculum phase, because it ran with
-    other parameters.
+    other parameters, and a round that stopped on a plateau: when is not predicted.
 
     Raises:
       ArtifactError: If a file of a finished round is broken.
     """
     found = []
     for name, each in params.rounds.items():
-        if not (artifacts / "training" / name / "summary.json").exists():
+        summary = artifacts / "training" / name / "summary.json"
+        if not summary.exists() or "plateau" in read_json(summary):
             continue
         actual = count_round(artifacts, name, facts)
         planned = set(plan_phase(params, each.arm, each.phase, facts)["prompt_id"])

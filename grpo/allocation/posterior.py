@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import betainc, betaln
+from scipy.special import betainc, betaln, gammaln
 
 Floats = NDArray[Any]
 Ints = NDArray[Any]
@@ -87,13 +87,15 @@ def fit_prior(successes: Ints, rollouts: Ints) -> Prior:
     The search refines a grid of means a / (a + b) and concentrations a + b, so that the same
     counts give the same prior on every machine.
     """
-    pairs, repeats = np.unique(np.stack([successes, rollouts], axis=1), axis=0, return_counts=True)
+    counted = [
+        np.unique(each, return_counts=True) for each in (successes, rollouts - successes, rollouts)
+    ]
     means, spreads = MEANS, (math.log(CONCENTRATIONS[0]), math.log(CONCENTRATIONS[1]))
     for _ in range(ZOOMS):
         mean = np.linspace(*means, TRIES)
         spread = np.linspace(*spreads, TRIES)
         alpha = mean[:, None] * np.exp(spread)
-        likelihood = _log_likelihood(alpha, np.exp(spread) - alpha, pairs, repeats)
+        likelihood = _log_likelihood(alpha, np.exp(spread) - alpha, *counted)
         row, column = divmod(int(likelihood.argmax()), TRIES)
         means, spreads = _around(mean, row), _around(spread, column)
     best = float(alpha[row, column])
@@ -123,12 +125,28 @@ def _expected_power(alpha: Floats, beta: Floats, powers: Ints) -> Floats:
     return power
 
 
-def _log_likelihood(alpha: Floats, beta: Floats, pairs: Ints, repeats: Ints) -> Floats:
-    """Returns the beta-binomial log-likelihood of the counts up to a constant."""
-    total = np.zeros(np.broadcast_shapes(alpha.shape, beta.shape))
-    before = betaln(alpha, beta)
-    for (solved, count), repeat in zip(pairs.tolist(), repeats.tolist(), strict=True):
-        total += repeat * (betaln(alpha + solved, beta + count - solved) - before)
+def _log_likelihood(
+    alpha: Floats,
+    beta: Floats,
+    successes: tuple[Ints, Ints],
+    failures: tuple[Ints, Ints],
+    rollouts: tuple[Ints, Ints],
+) -> Floats:
+    """Returns the beta-binomial log-likelihood of the counts up to a constant.
+
+    Args:
+      successes: The distinct numbers of a prompt's successes, and how many prompts have each; so
+        for failures and rollouts. The likelihood is a sum of terms of one of the three.
+    """
+    total = -int(rollouts[1].sum()) * betaln(alpha, beta)
+    both = (alpha + beta)[:1]  # a grid's concentrations do not depend on its means
+    for parameter, (values, repeats), sign in (
+        (alpha, successes, 1),
+        (beta, failures, 1),
+        (both, rollouts, -1),
+    ):
+        for value, repeat in zip(values.tolist(), repeats.tolist(), strict=True):
+            total = total + sign * repeat * gammaln(parameter + value)
     return total
 
 

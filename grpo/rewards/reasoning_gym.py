@@ -32,6 +32,14 @@ def generate(family: str, *, size: int, seed: int, **difficulty: Any) -> Any:
     return _library().create_dataset(family, size=size, seed=seed, **difficulty)
 
 
+def legs_of(animal: str) -> int:
+    """Returns the legs of an animal of the family leg_counting."""
+    _library()
+    from reasoning_gym.arithmetic.leg_counting import ANIMALS
+
+    return int(ANIMALS[animal])
+
+
 def score_answer(answer: str, task: Task) -> float:
     """Returns reasoning-gym's score of an answer, in [0, 1].
 

@@ -9,6 +9,8 @@ import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from grpo.rewards.reasoning_gym import legs_of
+
 Entry = dict[str, Any]
 OPERATIONS: dict[str, Callable[[int, int], int]] = {
     "+": operator.add,
@@ -177,6 +179,16 @@ def _euclid(entry: Entry) -> str:
     return " ".join(work)
 
 
+def _subtractions(entry: Entry) -> str:
+    """gcd(48, 18) -> 48,18 30,18 12,18 12,06 06,06"""
+    a, b = entry["metadata"]["numbers"]
+    pairs = [(a, b)]
+    while a != b:
+        a, b = (a - b, b) if a > b else (a, b - a)
+        pairs.append((a, b))
+    return " ".join(f"{a:02d},{b:02d}" for a, b in pairs)
+
+
 def _euclid_and_cofactor(entry: Entry) -> str:
     """lcm(48, 18) -> Euclid's algorithm, then 48/6=8*18"""
     a, b = entry["metadata"]["numbers"]
@@ -209,6 +221,22 @@ def _letters_so_far(entry: Entry) -> str:
     return " ".join(work)
 
 
+def _legs_prompt(entry: Entry) -> str:
+    """3 dogs and 2 bees -> A2 bee,3 dog="""
+    animals = sorted(entry["metadata"]["animals"].items())
+    return f"A{','.join(f'{count} {animal}' for animal, count in animals)}="
+
+
+def _legs_so_far(entry: Entry) -> str:
+    """3 dogs and 2 bees -> 0+2*6=0+12=12 12+3*4=12+12=24"""
+    total, work = 0, list[str]()
+    for animal, count in sorted(entry["metadata"]["animals"].items()):
+        legs = count * legs_of(animal)
+        work.append(f"{total}+{count}*{legs_of(animal)}={total}+{legs}={total + legs}")
+        total += legs
+    return " ".join(work)
+
+
 def _primes(entry: Entry) -> str:
     """10 to 20 -> 11:1 13:2 17:3 19:4, each prime with the number of primes so far"""
     primes = entry["metadata"]["primes"]
@@ -227,10 +255,11 @@ def _factors(entry: Entry) -> str:
 STEPS: dict[str, Notation] = {
     "chain_sum": Notation(_expression("S"), _shrinking_sums),
     "products": Notation(_expression("P"), _long_products),
-    "gcd": Notation(_numbers_as_given("G"), _euclid),
+    "gcd": Notation(_numbers("G"), _subtractions),
     "lcm": Notation(_numbers_as_given("L"), _euclid_and_cofactor),
     "count_bits": Notation(lambda entry: f"B{entry['metadata']['number']}=", _halving),
     "letter_counting": Notation(_letters_prompt, _letters_so_far),
+    "leg_counting": Notation(_legs_prompt, _legs_so_far),
     "count_primes": Notation(
         lambda entry: f"N{entry['metadata']['start']},{entry['metadata']['end']}=", _primes
     ),

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,11 +21,12 @@ from grpo.tasks.reasoning_gym import ReasoningGymTask
 FAMILIES = {
     "chain_sum": {"min_terms": 3, "max_terms": 6, "min_digits": 1, "max_digits": 2},
     "products": {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 2},
-    "gcd": {"min_numbers": 2, "max_numbers": 2, "min_value": 2, "max_value": 150},
+    "gcd": {"min_numbers": 2, "max_numbers": 2, "min_value": 2, "max_value": 99},
     "lcm": {"min_numbers": 2, "max_numbers": 2, "min_value": 2, "max_value": 60},
     "count_bits": {"min_n": 1, "max_n": 4095},
     "letter_counting": {"min_words": 1, "max_words": 7},
     "count_primes": {"min_n": 1, "max_n": 70},
+    "leg_counting": {"min_animals": 1, "max_animals": 4},
     "prime_factorization": {"min_value": 2, "max_value": 300},
 }
 NUMBER = re.compile(r"\d+")
@@ -82,7 +84,7 @@ def test_the_judge_accepts_the_answer_of_every_solution():
     assert tables.warmup["solution"].str.contains(".#.", regex=True).mean() > 0.95
 
 
-@pytest.mark.parametrize("family", ["chain_sum", "products", "gcd"])
+@pytest.mark.parametrize("family", ["chain_sum", "products", "leg_counting"])
 def test_every_equation_is_true(family: str):
     for prompt, work, _ in solved(family):
         for line in work.split(" ") if family != "chain_sum" else [prompt[1:] + work]:
@@ -97,11 +99,33 @@ def test_sums_and_products_end_in_the_answer():
         )
 
 
-def test_euclid_ends_at_remainder_0_of_the_answer():
-    for _, work, answer in solved("gcd"):
-        last = work.split(" ")[-1]
-        assert last.endswith("+0")
-        assert last.split("*")[1].removesuffix("+0") == answer
+def test_the_smaller_number_is_subtracted_until_both_are_the_greatest_common_divisor():
+    for prompt, work, answer in solved("gcd"):
+        pairs = [tuple(map(int, each.split(","))) for each in work.split(" ")]
+        assert list(pairs[0]) == [int(each) for each in NUMBER.findall(prompt)]
+        for before, after in itertools.pairwise(pairs):
+            assert after[0] + after[1] == max(before)
+            assert min(before) in after
+        assert pairs[-1] == (int(answer), int(answer))
+
+
+def test_euclid_ends_at_remainder_0_of_the_greatest_common_divisor():
+    for prompt, work, _ in solved("lcm"):
+        *steps, cofactor = work.split(" ")
+        assert all(len({evaluate(side) for side in each.split("=")}) == 1 for each in steps)
+        last = steps[-1].split("*")[1]
+        assert last == f"{math.gcd(*map(int, NUMBER.findall(prompt)))}+0"
+        assert cofactor.split("=")[0].split("/")[1] == last.removesuffix("+0")
+
+
+def test_legs_are_those_of_the_animals_and_add_up_to_the_answer():
+    for prompt, work, answer in solved("leg_counting"):
+        counts = [each.split(" ")[0] for each in prompt[1:-1].split(",")]
+        starts, products = zip(*(each.split("=")[0].split("+") for each in work.split(" ")))
+        assert [each.split("*")[0] for each in products] == counts
+        totals = ["0", *(each.split("=")[-1] for each in work.split(" "))]
+        assert list(starts) == totals[:-1]
+        assert totals[-1] == answer
 
 
 def test_the_least_common_multiple_is_the_cofactor_times_the_other_number():
