@@ -1,9 +1,10 @@
 """Curricula: chains of steps that choose prompts, their group sizes and their phases.
 
 A step takes and returns a table with prompt_id, family and outcome_rate; steps add the columns
-rollouts, phase and position. sGPO [Sudalairaj et al., 2026] is drop_trivial, sample_unsolved,
-size_groups_by_inverse_rate, split_easy_to_hard. Unlike the paper: settings come from a public
-re-implementation (docs/methods/sgpo.md), and a phase is one round, not trained "to convergence".
+rollouts, phase and position. sGPO [Sudalairaj et al., 2026] is drop_trivial,
+size_groups_by_inverse_rate, split_by_group_size with a share of unsolved prompts in every phase.
+Unlike the paper: settings come from a public re-implementation (docs/methods/sgpo.md), and a phase
+is one round, not trained "to convergence".
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +30,8 @@ class CurriculumStep(NamedTuple):
     sizes: frozenset[int] = frozenset()  # group sizes that it can assign
     phases: int = 0  # number of phases that it creates
     reads_sizes: bool = False  # whether it reads group sizes
+    # Changes group sizes by phase, in a plan or in one phase of it; None: it changes none.
+    resize: Callable[[pd.DataFrame], pd.DataFrame] | None = None
 
 
 def drop_trivial(above: float) -> CurriculumStep:
@@ -45,7 +48,8 @@ def drop_trivial(above: float) -> CurriculumStep:
 def sample_unsolved(fraction: float) -> CurriculumStep:
     """Keeps a random `fraction` of the prompts that no profile rollout solved. [sGPO]
 
-    Many of them are solvable: P(0 of 8 | p = 0.1) = 0.43.
+    Many of them are solvable: P(0 of 8 | p = 0.1) = 0.43. Unlike the paper: it draws once;
+    split_by_group_size draws for every phase.
     """
     require_fraction("sample_unsolved.fraction", fraction)
 
@@ -132,8 +136,8 @@ def split_at_random(phases: int, prompts_per_phase: int) -> CurriculumStep:
 def split_easy_to_hard(phases: int) -> CurriculumStep:
     """Sorts by decreasing outcome rate and splits into phases of about equal rollout counts.
 
-    Equal rates are ordered at random. Unlike the paper: phases have equal cost, where sGPO clusters
-    prompts by group size.
+    Equal rates are ordered at random. Unlike sGPO, whose clusters are those of split_by_group_size:
+    phases have equal cost.
     """
     require_positive("split_easy_to_hard.phases", phases)
 
@@ -152,6 +156,61 @@ def split_easy_to_hard(phases: int) -> CurriculumStep:
 
     link = Link("split_easy_to_hard", {"phases": phases}, "phases")
     return CurriculumStep(link, apply, reads_profile=True, phases=phases, reads_sizes=True)
+
+
+def split_by_group_size(phases: int, unsolved: float = 0.0) -> CurriculumStep:
+    """Creates one phase per group size, from the smallest to the largest. [sGPO, eq. 9, 13]
+
+    Within a phase, prompts are in random order.
+
+    Args:
+      phases: Number of different group sizes of the selection.
+      unsolved: Fraction of the prompts with outcome rate 0 that each phase draws, without
+        replacement over phases; they get the group size of their phase, and the rest is dropped.
+        With 0, they stay in the phase of their own group size.
+    """
+    require_positive("split_by_group_size.phases", phases)
+    require_fraction("split_by_group_size.unsolved", unsolved)
+    if phases * unsolved > 1:
+        raise ParameterError(
+            f"split_by_group_size needs phases * unsolved <= 1, got {phases} * {unsolved}; lower "
+            "unsolved: a prompt is in one phase"
+        )
+
+    def apply(frame: pd.DataFrame, chooser: np.random.Generator) -> pd.DataFrame:
+        shuffled = frame.iloc[chooser.permutation(len(frame))]
+        is_drawn = (shuffled["outcome_rate"] == 0) & (unsolved > 0)
+        sizes = sorted(set(shuffled.loc[~is_drawn, "rollouts"].tolist()))
+        if len(sizes) != phases:
+            raise ParameterError(
+                f"split_by_group_size needs a group size per phase, got sizes {sizes} for {phases} "
+                "phases; set phases to the number of sizes, or change the steps before it"
+            )
+        phase = np.searchsorted(sizes, shuffled["rollouts"]) + 1
+        # Rounded cumulatively: shares that are rounded one by one may exceed the prompts.
+        ends = np.rint(unsolved * is_drawn.sum() * np.arange(1, phases + 1))
+        phase[is_drawn] = np.searchsorted(ends, np.arange(is_drawn.sum()), side="right") + 1
+        split = _resize_unsolved(shuffled.assign(phase=phase)[phase <= phases])
+        return split.assign(position=split.groupby("phase").cumcount())
+
+    settings = {"phases": phases, "unsolved": unsolved}
+    kinds: tuple[Kind, ...] = ("phases", "triage") if unsolved else ("phases",)
+    return CurriculumStep(
+        Link("split_by_group_size", settings, *kinds),
+        apply,
+        reads_profile=unsolved > 0,
+        phases=phases,
+        reads_sizes=True,
+        resize=_resize_unsolved if unsolved else None,
+    )
+
+
+def _resize_unsolved(plan: pd.DataFrame) -> pd.DataFrame:
+    """Returns the plan with the group size of a phase's solved prompts for its unsolved ones."""
+    is_solved = plan["outcome_rate"] > 0
+    of_phase = plan["phase"].map(plan[is_solved].groupby("phase")["rollouts"].first())
+    sizes = plan["rollouts"].where(is_solved | of_phase.isna(), of_phase)
+    return plan.assign(rollouts=sizes.astype("int64"))
 
 
 def stage_by_family(order: str, prompts_per_phase: int) -> CurriculumStep:
@@ -285,6 +344,8 @@ def allocated_sizes(plan: pd.DataFrame, steps: Sequence[CurriculumStep]) -> "pd.
     for step in steps:
         if "group size" in step.link.kinds:
             plan = step.apply(plan, unused)
+        elif step.resize:
+            plan = step.resize(plan)
     return plan["rollouts"]
 
 

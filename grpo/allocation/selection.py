@@ -115,6 +115,19 @@ def compose(*steps: Selection) -> Selection:
     )
 
 
+def visit_prompts(prompts: int) -> Selection:
+    """Samples `prompts` prompts per iteration: the least visited first, in random order.
+
+    An arm can thus pass over a phase several times, as TRL does with num_train_epochs. Without a
+    selection, prompts are dealt once. The choice does not depend on outcomes.
+    """
+    require_positive("visit_prompts.prompts", prompts)
+    return Selection(
+        links=(Link("visit_prompts", {"prompts": prompts}, "visits"),),
+        budget=Budget("visit_prompts", prompts, prompts, 1),
+    )
+
+
 def skip_uniform_prompts(
     prompts: int,
     start: float = 0.5,

@@ -36,6 +36,7 @@ Kind = Literal[
     "phases",
     # Of a selection:
     "prompt selection",  # chooses prompts by earlier outcomes
+    "visits",  # sets the number of prompts of an iteration, whatever their outcomes
 ]
 
 

@@ -73,6 +73,10 @@ class Plan:
             if link.name == name and settings.items() <= link.settings.items()
         ]
 
+    def selects_by(self, kind: Kind) -> list[str]:
+        """Returns the steps of the selection that have a kind."""
+        return [link.name for link in self.selection if kind in link.kinds]
+
     def selects_with(self, *names: str) -> list[str]:
         """Returns the links of the selection that have one of `names`."""
         return [link.name for link in self.selection if link.name in names]
@@ -184,16 +188,26 @@ def extremes_of_variable_groups(plan: Plan) -> list[str]:
 
 def selection_owners(plan: Plan) -> list[str]:
     triage = plan.steps("triage")
-    others = [
-        *plan.steps("rate window"),
-        *(link.name for link in plan.selection if "prompt selection" in link.kinds),
-    ]
+    others = plan.steps("rate window") + plan.selects_by("prompt selection")
     return others if triage else others[1:]
 
 
+def visit_owners(plan: Plan) -> list[str]:
+    visits = plan.selects_by("visits")
+    return visits if plan.selects_by("prompt selection") else visits[1:]
+
+
+def draws_of_unsolved(plan: Plan) -> list[str]:
+    drawing = [
+        link.name
+        for link in plan.curriculum
+        if link.name == "sample_unsolved" or link.settings.get("unsolved")
+    ]
+    return drawing[1:]
+
+
 def size_owners(plan: Plan) -> list[str]:
-    of_selection = [link.name for link in plan.selection if "group size" in link.kinds]
-    return [*plan.steps("group size"), *of_selection][1:]
+    return [*plan.steps("group size"), *plan.selects_by("group size")][1:]
 
 
 def phase_owners(plan: Plan) -> list[str]:
@@ -649,9 +663,23 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "U19",
         Severity.ERROR,
-        "at most one step may set phases; keep one of split_at_random, split_easy_to_hard and "
-        "stage_by_family",
+        "at most one step may set phases; keep one of split_at_random, split_by_group_size, "
+        "split_easy_to_hard and stage_by_family",
         phase_owners,
+    ),
+    Rule(
+        "U19",
+        Severity.ERROR,
+        "at most one step may draw unsolved prompts; drop sample_unsolved or set "
+        "split_by_group_size.unsolved to 0",
+        draws_of_unsolved,
+    ),
+    Rule(
+        "U19",
+        Severity.ERROR,
+        "at most one step may set the prompts of an iteration; keep visit_prompts or the step that "
+        "chooses prompts by their outcomes",
+        visit_owners,
     ),
     Rule(
         "U20",

@@ -16,6 +16,7 @@ from grpo.allocation.selection import (
     reuse_profile_rollouts,
     revise_first_answers,
     skip_uniform_prompts,
+    visit_prompts,
 )
 
 TRIALS = 60
@@ -199,7 +200,7 @@ def test_iterations_that_share_the_prompts_take_what_one_takes():
 def test_every_iteration_spends_the_budget():
     facts = synthetic_facts(120)
     plan = plan_of(facts)
-    for selection in (skip_uniform_prompts(20), resample_uniform_groups(10, 12)):
+    for selection in (visit_prompts(20), skip_uniform_prompts(20), resample_uniform_groups(10, 12)):
         one = replace(PLAIN, selection=selection)
         several = replace(one, iterations=3)
         expected = predict(plan, one, facts, starts_from_base=True).scaled(3.0)

@@ -5,6 +5,7 @@ import pytest
 
 from grpo.allocation.curriculum import (
     CurriculumStep,
+    allocated_sizes,
     drop_trivial,
     fix_group_size,
     inverse_rate_size,
@@ -14,6 +15,7 @@ from grpo.allocation.curriculum import (
     select_phase,
     size_groups_by_inverse_rate,
     split_at_random,
+    split_by_group_size,
     split_easy_to_hard,
     stage_by_family,
 )
@@ -36,6 +38,14 @@ def sgpo(*, alpha: float = 0.1, phases: int = 3) -> list[CurriculumStep]:
         sample_unsolved(fraction=alpha),
         size_groups_by_inverse_rate(smallest=2, largest=8),
         split_easy_to_hard(phases=phases),
+    ]
+
+
+def published(*, phases: int = 3, unsolved: float = 0.1) -> list[CurriculumStep]:
+    return [
+        drop_trivial(above=0.75),
+        size_groups_by_inverse_rate(smallest=2, largest=8),
+        split_by_group_size(phases=phases, unsolved=unsolved),
     ]
 
 
@@ -70,6 +80,64 @@ def test_phases_run_from_easy_to_hard_at_about_equal_cost():
     assert (hardest.to_numpy()[:-1] >= easiest.to_numpy()[1:]).all()
     cost = plan.groupby("phase")["rollouts"].sum()
     assert cost.max() - cost.min() <= 16
+
+
+@pytest.mark.parametrize("unsolved", [0.0, 0.1, 1 / 3])
+def test_phases_are_the_prompts_of_one_size_from_the_smallest_to_the_largest(unsolved: float):
+    plan = plan_curriculum(profile_of(EIGHTHS * 20), published(unsolved=unsolved), seed=0)
+    assert plan.groupby("phase")["rollouts"].unique().map(list).tolist() == [[2], [4], [8]]
+    solved = plan[plan["outcome_rate"] > 0].groupby("phase")["outcome_rate"]
+    assert solved.unique().map(set).tolist() == [{0.375, 0.5, 0.625, 0.75}, {0.25}, {0.125}]
+    assert solved.size().tolist() == [80, 20, 20]
+    assert plan["prompt_id"].is_unique
+    for _, phase in plan.groupby("phase"):
+        assert phase["position"].tolist() == list(range(len(phase)))
+        assert not phase["prompt_id"].is_monotonic_increasing
+        assert not phase["prompt_id"].is_monotonic_decreasing
+
+
+@pytest.mark.parametrize(
+    ("unsolved", "counts"),
+    [(0.1, [2, 2, 2]), (0.25, [5, 5, 5]), (1 / 3, [7, 6, 7]), (0.0, [0, 0, 20])],
+)
+def test_every_phase_draws_its_own_share_of_the_unsolved_prompts_at_its_size(
+    unsolved: float, counts: list[int]
+):
+    """Of 20 unsolved prompts. Without a share they are in the phase of their own size, 8."""
+    plan = plan_curriculum(profile_of(EIGHTHS * 20), published(unsolved=unsolved), seed=0)
+    drawn = plan[plan["outcome_rate"] == 0]
+    assert [(drawn["phase"] == each).sum() for each in (1, 2, 3)] == counts
+    assert drawn["rollouts"].tolist() == [2 ** int(each) for each in drawn["phase"]]
+
+
+def test_shares_that_round_up_draw_no_prompt_twice():
+    """Half of 3 prompts is rounded to 2, twice."""
+    rates = [0.0] * 3 + [0.5, 0.25]
+    plan = plan_curriculum(profile_of(rates), published(phases=2, unsolved=0.5), seed=0)
+    assert plan["prompt_id"].is_unique
+    assert (plan["outcome_rate"] == 0).sum() == 3
+
+
+def test_unsolved_prompts_are_no_cluster():
+    """Their own size would be 8."""
+    rates = [0.0] * 4 + [0.5, 0.25]
+    plan = plan_curriculum(profile_of(rates), published(phases=2, unsolved=0.25), seed=0)
+    assert plan["rollouts"].tolist() == [2, 2, 4, 4]
+
+
+@pytest.mark.parametrize("unsolved", [0.0, 0.25])
+def test_the_sizes_of_a_phase_are_those_that_the_steps_assign_to_it(unsolved: float):
+    steps = published(unsolved=unsolved)
+    plan = plan_curriculum(profile_of(EIGHTHS * 20), steps, seed=0)
+    for number in (1, 2, 3):
+        phase = select_phase(plan, number)
+        changed = phase.assign(rollouts=3)
+        pd.testing.assert_series_equal(allocated_sizes(changed, steps), phase["rollouts"])
+
+
+def test_shares_above_the_unsolved_prompts_are_refused():
+    with pytest.raises(ParameterError, match=r"needs phases \* unsolved <= 1, got 3 \* 0.5; lower"):
+        split_by_group_size(phases=3, unsolved=0.5)
 
 
 def test_the_same_seed_gives_the_same_plan_and_another_seed_another():
@@ -123,6 +191,11 @@ def test_a_window_keeps_its_bounds():
         ([split_at_random(3, 10), fix_group_size(2)], "needs 30 prompts"),
         ([fix_group_size(2)], "a curriculum needs a step that"),
         ([split_at_random(1, 1)], "a curriculum needs a step that"),
+        ([split_by_group_size(1), fix_group_size(2)], "must come after a step that sizes groups"),
+        (
+            [fix_group_size(2), split_by_group_size(3, unsolved=0.1)],
+            r"needs a group size per phase, got sizes \[2\] for 3 phases; set phases to",
+        ),
         ([fix_group_size(2), stage_by_family("f", 6)], "needs 6 prompts of 'f'"),
         (
             [fix_group_size(2), stage_by_family("f, g", 1)],

@@ -47,6 +47,7 @@ SETTINGS: dict[str, dict[str, Any]] = {  # of every curriculum step, on 12 promp
     "fix_group_size": {"rollouts": 2},
     "size_groups_by_inverse_rate": {"smallest": 2, "largest": 8},
     "split_at_random": {"phases": 2, "prompts_per_phase": 3},
+    "split_by_group_size": {"phases": 1},
     "split_easy_to_hard": {"phases": 2},
     "stage_by_family": {"order": "f, g", "prompts_per_phase": 2},
 }
@@ -54,6 +55,7 @@ SELECTION_SETTINGS: dict[str, dict[str, Any]] = {
     "allocate_by_signal": {"budget": 1e9},
     "sample_prompts_near_rate": {"prompts": 3},
     "size_groups_by_knapsack": {"prompts": 3, "rollouts": 2},
+    "visit_prompts": {"prompts": 2},
     "skip_uniform_prompts": {"prompts": 2},
     "resample_uniform_groups": {"prompts": 2, "prompts_per_batch": 2},
     "reuse_profile_rollouts": {},
@@ -113,6 +115,15 @@ def test_a_curriculum_step_that_reads_the_profile_depends_on_it(name: str):
     zeros = [0.0] * 12
     is_same = applied(step, rising).equals(applied(step, zeros))
     assert is_same != step.reads_profile
+
+
+def test_only_a_share_of_unsolved_prompts_makes_a_split_by_group_size_read_the_profile():
+    split = CURRICULUM_STEPS["split_by_group_size"]
+    assert not split(phases=1).reads_profile
+    step = split(phases=1, unsolved=0.5)
+    assert step.reads_profile
+    assert len(applied(step, [0.5] * 12)) == 12
+    assert len(applied(step, [0.5] * 6 + [0.0] * 6)) == 9
 
 
 @pytest.mark.parametrize("when", ["read", "always"])

@@ -20,6 +20,7 @@ from grpo.allocation.selection import (
     reuse_profile_rollouts,
     skip_uniform_prompts,
     visit,
+    visit_prompts,
 )
 from grpo.errors import ParameterError
 from grpo.modalities.shared.directories import STATE, PolicyState, read_state, write_state
@@ -131,6 +132,22 @@ def test_a_round_gets_a_group_even_if_every_candidate_is_passed_over():
     assert min(chosen) == 1
 
 
+def test_no_prompt_is_visited_twice_before_all_are_visited_once():
+    """12 candidates, 4 an iteration: three iterations are a pass, whatever the outcomes."""
+    selection, history, visited = visit_prompts(prompts=4), {}, []
+    for seed in range(9):
+        chosen, skipped = visit(selection, pool(12), history, seed)
+        assert skipped == []
+        ids = chosen["prompt_id"].tolist()
+        uniform = outcomes(**{each: [seed % 2] * 2 for each in ids})
+        history = learn_round(selection, history, uniform, skipped)
+        visited += ids
+    passes = [visited[start : start + 12] for start in (0, 12, 24)]
+    assert [sorted(each) for each in passes] == [sorted(pool(12)["prompt_id"])] * 3
+    assert passes[0] != passes[1] != passes[2]
+    assert history.keys() == {VISITS}
+
+
 @pytest.mark.parametrize(
     "selection", [SKIP, resample_uniform_groups(prompts=4, prompts_per_batch=2, max_batches=2)]
 )
@@ -194,6 +211,8 @@ def test_a_policy_without_a_selection_is_stored_as_before(tmp_path: Path):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (lambda: visit_prompts(prompts=0), "visit_prompts.prompts must be at least 1, got 0"),
+        (lambda: require_candidates(visit_prompts(prompts=4), 3), "visit_prompts needs 4 prompts"),
         (lambda: skip_uniform_prompts(prompts=0), "prompts must be at least 1"),
         (lambda: skip_uniform_prompts(prompts=1, floor=1.5), r"floor must be in \[0, 1\], got 1.5"),
         (lambda: skip_uniform_prompts(prompts=1, start=-0.1), r"start must be in \[0, 1\]"),

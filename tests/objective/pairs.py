@@ -19,6 +19,7 @@ from grpo.allocation.selection import (
     reuse_profile_rollouts,
     revise_first_answers,
     skip_uniform_prompts,
+    visit_prompts,
 )
 from grpo.objective.advantage import (
     add_improvement,
@@ -72,6 +73,7 @@ METHODS = {
     "signal per cost": Method(selection=(allocate_by_signal(1e12),)),
     "MoPPS": Method(selection=(sample_prompts_near_rate(64),)),
     "Knapsack RL": Method(selection=(size_groups_by_knapsack(64, 16),)),
+    "several passes": Method(selection=(visit_prompts(64),)),
     "profile's rollouts": Method(selection=(reuse_profile_rollouts(),)),
     "PODS": Method(credit=(keep_extreme_rollouts(4),)),
     "dropped uniform groups": Method(credit=(drop_uniform_groups(),)),

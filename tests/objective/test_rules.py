@@ -12,6 +12,7 @@ from grpo.allocation.selection import (
     reuse_profile_rollouts,
     revise_first_answers,
     skip_uniform_prompts,
+    visit_prompts,
 )
 from grpo.objective.advantage import (
     add_improvement,
@@ -77,6 +78,8 @@ CURRICULUM = {
         curriculum.fix_group_size(8),
         curriculum.size_groups_by_inverse_rate(2, 8),
         curriculum.split_at_random(1, 1),
+        curriculum.sample_unsolved(0.1),
+        curriculum.split_by_group_size(1, unsolved=0.1),
         curriculum.split_easy_to_hard(1),
         curriculum.stage_by_family("one", 1),
     )
@@ -310,6 +313,7 @@ CASES = {
 SKIP = Link("skip_uniform_prompts", {"floor": 0.01}, "prompt selection")
 RESAMPLE = Link("resample_uniform_groups", {}, "prompt selection")
 REUSE = Link("reuse_profile_rollouts", {})
+VISIT = visit_prompts(4).links[0]
 
 
 def spending(*selection: Link, **changes: object) -> Plan:
@@ -340,11 +344,31 @@ SOUND_SELECTIONS = {
     "resample": spending(RESAMPLE),
     "reuse": spending(REUSE, profile_rollouts=8),
     "skip and reuse": spending(SKIP, REUSE),
+    "visits and reuse": spending(VISIT, REUSE, profile_rollouts=8),
+    "visits of what comes once": replace(spending(VISIT), phases=(1, 2)),
+    "visits after triage": replace(
+        plan_of(rloo(), "drop_trivial", "fix_group_size", "split_by_group_size"),
+        selection=(VISIT,),
+    ),
     "signal": allocating(),
     "signal with chances": allocating(weights="ht"),
 }
 CASES |= {
     "skipping and resampling": (spending(SKIP, RESAMPLE), ("U19", "ERROR")),
+    "visiting twice": (spending(VISIT, VISIT), ("U19", "ERROR")),
+    "visiting and skipping": (spending(VISIT, SKIP), ("U19", "ERROR")),
+    "visiting and an allocation": (
+        replace(allocating(), selection=(SIGNAL, VISIT)),
+        ("U19", "ERROR"),
+    ),
+    "sampled unsolved prompts and those of phases": (
+        plan_of(rloo(), "sample_unsolved", "fix_group_size", "split_by_group_size"),
+        ("U19", "ERROR"),
+    ),
+    "unsolved prompts of phases and skipping": (
+        replace(plan_of(rloo(), "fix_group_size", "split_by_group_size"), selection=(SKIP,)),
+        ("U19", "ERROR"),
+    ),
     "triage and skipping": (
         replace(plan_of(rloo(), "drop_trivial", "fix_group_size"), selection=(SKIP,)),
         ("U19", "ERROR"),

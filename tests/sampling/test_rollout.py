@@ -14,6 +14,7 @@ from grpo.allocation.selection import (
     resample_uniform_groups,
     reuse_profile_rollouts,
     skip_uniform_prompts,
+    visit_prompts,
 )
 from grpo.errors import ArtifactError
 from grpo.modalities.shared.packed import select_packed
@@ -232,8 +233,9 @@ def test_without_a_selection_a_round_is_what_sampling_gives(tmp_path: Path):
     assert read_passed(tmp_path / "round") == []
 
 
-def test_skipping_samples_what_it_asks_for_in_one_batch(tmp_path: Path):
-    drawn = draw(tmp_path, skip_uniform_prompts(prompts=5))
+@pytest.mark.parametrize("selection", [skip_uniform_prompts(prompts=5), visit_prompts(prompts=5)])
+def test_a_number_of_prompts_is_sampled_in_one_batch(tmp_path: Path, selection: Selection):
+    drawn = draw(tmp_path, selection)
     assert (drawn.counts.sampled, drawn.counts.kept, drawn.counts.batches) == (5, 5, 1)
     assert drawn.counts.oversampling_factor == 1.0
 
