@@ -4,9 +4,9 @@ python -m benchmarks.allocation_tokens 2 3 4 5 6   # runs missing stages, then w
 python -m benchmarks.allocation_tokens             # writes table and figure from the results
 
 The arms are in allocation_tokens.yaml and were chosen on seeds 0 and 1; task, base policy and
-evaluation are those of params.yaml. The runs of a seed are under .work/ and resume after an
-interruption; remove that folder after a change of code. Writes results/allocation_tokens.json and
-docs/allocation_tokens.svg.
+evaluation are those of recipes/reasoning-short.yaml. The runs of a seed are under .work/ and resume
+after an interruption; remove that folder after a change of code. Writes
+results/allocation_tokens.json and docs/allocation_tokens.svg.
 """
 
 import math
@@ -22,7 +22,7 @@ from scipy import stats
 from benchmarks.demo import ROOT
 from benchmarks.figures import save_figure
 from benchmarks.seeds import in_words, mean_interval, record_seeds
-from benchmarks.workspaces import make_workspace, round_seconds, run_stages
+from benchmarks.workspaces import SHORT_ROLLOUTS, make_workspace, round_seconds, run_stages
 from grpo.params.parameters import Parameters, read_params
 from grpo.params.yaml import parse_yaml
 from grpo.report.comparison import Curve, cost_to_reach
@@ -75,11 +75,11 @@ def read_arms() -> dict[str, Any]:
 
 
 def parameters(seed: int) -> tuple[dict[str, Any], set[str]]:
-    """Returns params.yaml with this benchmark's arms and rounds, and the rounds to evaluate.
+    """Returns the recipe with this benchmark's arms and rounds, and the rounds to evaluate.
 
     An arm with more rounds than phases repeats its phases.
     """
-    params: dict[str, Any] = parse_yaml((ROOT / "params.yaml").read_text())
+    params: dict[str, Any] = parse_yaml(SHORT_ROLLOUTS.read_text())
     params |= {"seed": seed, "arms": {}, "rounds": {}}
     evaluated = set()
     for name, arm in read_arms().items():

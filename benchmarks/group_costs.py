@@ -4,8 +4,9 @@ python -m benchmarks.group_costs          # measures every case, then writes the
 python -m benchmarks.group_costs --show   # prints the table of the results
 
 A case is half a round of an arm of benchmarks.allocation_tokens with the prompts and the model of
-params.yaml and rollouts of a given length. The model is untrained, and its end token is outside its
-vocabulary. The fraction of groups with signal is that of the arm. Writes results/group_costs.json.
+recipes/reasoning-short.yaml and rollouts of a given length. The model is untrained, and its end
+token is outside its vocabulary. The fraction of groups with signal is that of the arm. Writes
+results/group_costs.json.
 """
 
 import argparse
@@ -22,6 +23,7 @@ from pydantic import TypeAdapter
 
 from benchmarks.allocation_tokens import read_arms
 from benchmarks.demo import RESULTS, ROOT, machine, revision_of
+from benchmarks.workspaces import SHORT_ROLLOUTS
 from grpo.modalities.policy import make_rollouts
 from grpo.modalities.tokens.bases import make_base
 from grpo.modalities.tokens.modality import ScratchBase
@@ -40,7 +42,7 @@ from grpo.wiring.tasks import build_prompts
 OUT, ALLOCATION = RESULTS / "group_costs.json", RESULTS / "allocation_tokens.json"
 STEPS = (8, 16, 32, 64, 128)  # of every rollout
 REPEATS = 3  # of all cases in turn; the table shows medians
-CONTEXT = 256  # maximum positions of the model; 128 in params.yaml
+CONTEXT = 256  # maximum positions of the model; 128 in the recipe
 ARMS = ("uniform", "two_grpo")  # of allocation_tokens.yaml
 
 
@@ -130,8 +132,8 @@ def measure(arm: str, steps: int, signal_share: float) -> dict[str, Any]:
 
 
 def _params() -> Parameters:
-    """Returns params.yaml with a model with more positions."""
-    params = read_params(ROOT / "params.yaml")
+    """Returns the recipe with a model with more positions."""
+    params = read_params(SHORT_ROLLOUTS)
     base = params.policy.base
     assert isinstance(base, ScratchBase)
     config = {**base.config, "max_position_embeddings": CONTEXT}

@@ -6,7 +6,7 @@ python -m benchmarks.offpolicy_stability --table  # only the table and the figur
 Every run makes 48 updates of 64 rollouts. Runs differ in the number of updates per round of
 rollouts, that is in staleness. The sampler is a bfloat16 copy of the policy, and the trainer
 computes in float32, to simulate the mismatch between engines. Task, warm-up and judge are those of
-params.yaml. Writes results/offpolicy_stability.json after every run.
+recipes/reasoning-short.yaml. Writes results/offpolicy_stability.json after every run.
 """
 
 import argparse
@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from benchmarks.demo import RESULTS, ROOT, machine, revision_of
 from benchmarks.figures import save_figure
 from benchmarks.offpolicy_report import draw, table
+from benchmarks.workspaces import SHORT_ROLLOUTS
 from grpo.modalities.shared.directories import load_base
 from grpo.modalities.tokens.modality import RoutingMode, ScratchBase, TokenPolicyParams
 from grpo.modalities.tokens.policy import Decoding, TokenPolicy, TokenTrajectory
@@ -143,7 +144,7 @@ def kinds(*, is_stale: bool) -> list[tuple[str, RoutingMode]]:
 
 def prepare(model: str) -> Bench:
     """Returns prompts and base policy of a model; the first call runs the warm-up."""
-    params = read_params(ROOT / "params.yaml")
+    params = read_params(SHORT_ROLLOUTS)
     assert isinstance(params.policy.base, ScratchBase)
     architecture, config = BASES[model]
     base = params.policy.base.model_copy(update={"architecture": architecture, "config": config})

@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.demo import RESULTS, ROOT, machine, revision_of
 from benchmarks.figures import middle_and_reach, save_figure
+from benchmarks.workspaces import SHORT_ROLLOUTS
 from grpo.params.parameters import Parameters, read_params
 from grpo.report.style import styled
 from grpo.runtime.artifacts.files import read_json, write_json
@@ -84,7 +85,7 @@ def name_of(executor: str, workers: int) -> str:
 
 def _prepare(folder: Path) -> SamplingSetup:
     """Writes prompts and an untrained policy, and returns the sampling job."""
-    params = _changed(read_params(ROOT / "params.yaml"), "local", 1)
+    params = _changed(read_params(SHORT_ROLLOUTS), "local", 1)
     prompts, base = folder / "prompts.parquet", folder / "base"
     write_table(build_prompts(params, DATA).train, prompts, PROMPTS)
     build_base(params, DATA).save(base)

@@ -20,6 +20,7 @@ from grpo.runtime.artifacts.files import read_json, write_json
 from grpo.runtime.artifacts.usage import Usage
 
 ROOT = Path(__file__).parents[1]
+SHORT_ROLLOUTS = ROOT / "recipes" / "reasoning-short.yaml"  # of eight tokens
 NO_RESULT = ("report", "lineage")
 CPU_SECONDS = Path(".work/cpu_seconds.json")
 PEAK_BYTES = Path(".work/peak_bytes.json")

@@ -248,7 +248,7 @@ def test_an_unknown_word_draws_nothing(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_the_judge_that_trl_is_given_is_that_of_the_pipeline():
-    families = read_yaml(ROOT / "params.yaml")["task"]["families"]
+    families = read_yaml(ROOT / "recipes" / "reasoning-short.yaml")["task"]["families"]
     prompts = make_prompts(
         families=families,
         notation="compact",

@@ -57,7 +57,7 @@ def _every_prompt(size: Size, *, phases: int, group_size: int) -> list[Any]:
 
 
 def _sgpo(size: Size) -> list[Any]:
-    """Returns the curriculum of the arm sgpo in params.yaml, with a phase per round."""
+    """Returns the curriculum of the arm sgpo of the recipe, with a phase per round."""
     return [
         {"drop_trivial": {"above": 0.75}},
         {"sample_unsolved": {"fraction": 0.1}},
@@ -89,7 +89,7 @@ ARMS = {
 }
 SIZES = {
     "0.4M": Size(
-        params="params.yaml",
+        params="recipes/reasoning-short.yaml",
         updates=32,
         prompts_per_update=48,
         learning_rate=2e-4,

@@ -57,7 +57,7 @@ def test_flops_are_those_that_the_modality_gives():
 
 
 def test_a_single_update_scores_the_proximal_policy_only_if_the_modality_always_does():
-    arm = read_params(ROOT / "params.yaml").arms["uniform"]
+    arm = read_params(ROOT / "recipes" / "reasoning-short.yaml").arms["uniform"]
     for updates, always, expected in (
         (1, False, False),
         (1, True, True),

@@ -37,7 +37,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 def write_params(tmp_path: Path, changes: dict[str, Any]) -> Path:
     """Writes params.yaml with phases that fit a profile of 300 prompts, and some changes."""
-    content = parse_yaml((ROOT / "params.yaml").read_text())
+    content = parse_yaml((ROOT / "recipes" / "reasoning-short.yaml").read_text())
     content["arms"]["uniform"]["curriculum"][0]["split_at_random"]["prompts_per_phase"] = 60
     once = {"iterations_per_round": 1, "updates_per_iteration": 12}
     content["arms"]["uniform"]["training"] |= once

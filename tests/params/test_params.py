@@ -47,6 +47,7 @@ TEXT_REWARD = {
     "answer_pattern": "(.+)",
     "timeout_seconds": 5.0,
 }
+SHORT = ROOT / "recipes" / "reasoning-short.yaml"
 FILES = [ROOT / "params.yaml", *sorted((ROOT / "recipes").glob("*.yaml"))]
 
 
@@ -73,7 +74,7 @@ def test_a_link_is_named_after_its_function_and_keeps_all_its_settings(name: str
 
 
 def changed(
-    tmp_path: Path, *changes: tuple[str, object], recipe: Path = ROOT / "params.yaml"
+    tmp_path: Path, *changes: tuple[str, object], recipe: Path = SHORT
 ) -> Path:
     """Returns a copy of a parameter file with values changed by dotted path; None removes."""
     content = parse_yaml(recipe.read_text())

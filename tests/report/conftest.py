@@ -27,7 +27,7 @@ from grpo.runtime.artifacts.files import write_json
 @pytest.fixture(scope="session")
 def params() -> Parameters:
     """The repository's parameters with two arms and three rounds."""
-    own = read_params(Path(__file__).parents[2] / "params.yaml")
+    own = read_params(Path(__file__).parents[2] / "recipes" / "reasoning-short.yaml")
     arm = next(iter(own.arms.values()))
     training = arm.training.model_copy(
         update={"iterations_per_round": 1, "updates_per_iteration": 1}
