@@ -133,7 +133,7 @@ def test_states_and_their_directory_take_what_real_ones_take(
 ):
     trained = inputs.make_class(SPEC)(real.config).to(torch.bfloat16)
     params = read_params(Path(__file__).parents[1] / "params.yaml")
-    optimizer = make_optimizer(trained, params.arms["uniform"].training)
+    optimizer = make_optimizer(trained, params.arms["plain"].training)
     copies = optimized_tensors(optimizer)
     for each in copies:
         each.grad = torch.ones_like(each)

@@ -14,7 +14,7 @@ from grpo.objective.links import ALGORITHMS, LINKS
 from grpo.objective.rules import Severity
 from grpo.params.parameters import read_params
 from grpo.params.yaml import dump_yaml, parse_yaml
-from grpo.wiring.allocation import build_curriculum
+from grpo.wiring.allocation import curriculum_of
 from grpo.wiring.checks import findings
 from grpo.wiring.objectives import build_objective
 from grpo.wiring.tasks import build_prompts
@@ -56,7 +56,7 @@ def test_every_recipe_parses_builds_and_is_sound(path: Path):
     params = read_params(path)
     for name, arm in params.arms.items():
         assert build_objective(arm.objective, name).links
-        assert build_curriculum(arm.curriculum, name)
+        assert curriculum_of(params, name)
     assert [each for each in findings(params) if each.severity is Severity.ERROR] == []
 
 
@@ -73,9 +73,7 @@ def test_a_link_is_named_after_its_function_and_keeps_all_its_settings(name: str
     assert {link.name for link in objective.links} <= LINKS.keys()
 
 
-def changed(
-    tmp_path: Path, *changes: tuple[str, object], recipe: Path = SHORT
-) -> Path:
+def changed(tmp_path: Path, *changes: tuple[str, object], recipe: Path = SHORT) -> Path:
     """Returns a copy of a parameter file with values changed by dotted path; None removes."""
     content = parse_yaml(recipe.read_text())
     for path, value in changes:

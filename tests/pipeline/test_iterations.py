@@ -198,6 +198,7 @@ LONG = pytest.mark.long
 
 
 # The tests of kills below compare rounds of one and of two workers with those of one process.
+@pytest.mark.parametrize("made", [pytest.param(0, marks=LONG), 1], indirect=True)
 @pytest.mark.parametrize(
     "executor",
     ["processes 3", *(pytest.param(f"processes {few}", marks=LONG) for few in (1, 2))],
