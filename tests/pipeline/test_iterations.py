@@ -197,7 +197,7 @@ def test_staleness_is_the_number_of_iterations_between_sampling_and_training(
 LONG = pytest.mark.long
 
 
-# The tests of kills below compare rounds of one and of two workers with those of one process.
+# The tests of kills below compare rounds of one worker with those of one process.
 @pytest.mark.parametrize("made", [pytest.param(0, marks=LONG), 1], indirect=True)
 @pytest.mark.parametrize(
     "executor",
@@ -222,11 +222,10 @@ def test_a_killed_round_goes_on_to_the_same_bytes(made: tuple[Path, int], tmp_pa
     goes_on_after_a_kill(made, tmp_path, "local 1")
 
 
-@pytest.mark.parametrize("made", [pytest.param(0, marks=LONG), 1], indirect=True)
+@pytest.mark.long  # the test of a rising temperature kills a round on a worker
 def test_a_killed_round_goes_on_to_the_same_bytes_on_workers(
     made: tuple[Path, int], tmp_path: Path
 ):
-    """The test of a rising temperature kills a round on a worker where nothing is stale."""
     goes_on_after_a_kill(made, tmp_path, "processes 2")
 
 
@@ -343,7 +342,7 @@ def test_log_probs_at_another_temperature_leave_a_ratio_to_the_base_without_drif
     }
 
 
-@pytest.mark.parametrize("made", [0, pytest.param(1, marks=LONG)], indirect=True)
+@pytest.mark.long  # tests/pipeline/test_ranks.py compares a round of one iteration
 def test_two_ranks_end_with_the_losses_of_one_process(made: tuple[Path, int], tmp_path: Path):
     """They divide weights and microbatches; sums differ in the last bits."""
     workspace, _ = made

@@ -73,14 +73,6 @@ def needing_a_twin() -> list[str]:
     ]
 
 
-def one_per_modality(names: list[str]) -> list[str]:
-    """Returns the first recipe of each kind of policy."""
-    first: dict[str, str] = {}
-    for name in names:
-        first.setdefault(read(name)["policy"]["kind"], name)
-    return list(first.values())
-
-
 def sources(content: Any) -> Iterator[dict[str, Any]]:
     """Yields every place that models are imported from, to be changed."""
     if isinstance(content, dict):
