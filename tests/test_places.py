@@ -195,6 +195,7 @@ def test_a_unicode_path_is_printed_under_any_locale(place: Path):
     assert "\\u2603" in done.stdout
 
 
+@pytest.mark.long
 def test_a_sweep_without_a_commit_is_one_line(place: Path):
     """Also if git is not installed."""
     for prepare in (["true"], ["git", "init", "-q"]):

@@ -138,7 +138,7 @@ def _log_likelihood(
       successes: The distinct numbers of a prompt's successes, and how many prompts have each; so
         for failures and rollouts. The likelihood is a sum of terms of one of the three.
     """
-    total = -int(rollouts[1].sum()) * betaln(alpha, beta)
+    total: Floats = -int(rollouts[1].sum()) * betaln(alpha, beta)
     both = (alpha + beta)[:1]  # a grid's concentrations do not depend on its means
     for parameter, (values, repeats), sign in (
         (alpha, successes, 1),

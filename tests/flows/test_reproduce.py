@@ -87,7 +87,7 @@ def test_all_stages_then_nothing_quickly(
     assert leaks(fresh_pipeline) == leaks(Path(prefect_environment["PREFECT_HOME"])) == []
 
 
-@pytest.mark.parametrize("options", [(), (SERVERLESS,)])
+@pytest.mark.parametrize("options", [pytest.param((), marks=pytest.mark.long), (SERVERLESS,)])
 def test_a_failed_stage_stops_what_depends_on_it_only(
     finished_pipeline: Path, prefect_environment: Environment, options: tuple[str, ...]
 ) -> None:
@@ -112,7 +112,7 @@ def test_a_failed_stage_stops_what_depends_on_it_only(
         pytest.param(signal.SIGTERM, (), marks=pytest.mark.long),
         pytest.param(signal.SIGINT, (), marks=pytest.mark.long),
         (signal.SIGKILL, ()),
-        (signal.SIGTERM, (SERVERLESS,)),
+        pytest.param(signal.SIGTERM, (SERVERLESS,), marks=pytest.mark.long),
         (signal.SIGINT, (SERVERLESS,)),
         pytest.param(signal.SIGKILL, (SERVERLESS,), marks=pytest.mark.long),
     ],
