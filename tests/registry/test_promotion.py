@@ -227,7 +227,11 @@ def lose_cache(root: Path) -> None:
     [
         (no_remote, r"core\.remote must name where to push; run dvc remote add"),
         (remote_is_a_file, r"DVC's remote \(\.dvc/config\): cannot store the policy"),
-        (no_such_bucket, r"DVC's remote \(\.dvc/config\): cannot store the policy"),
+        pytest.param(
+            no_such_bucket,
+            r"DVC's remote \(\.dvc/config\): cannot store the policy",
+            marks=pytest.mark.long,
+        ),
         (lose_cache, r"DVC's cache, is missing; run dvc commit"),
     ],
 )
