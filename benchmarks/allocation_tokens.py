@@ -21,7 +21,8 @@ from scipy import stats
 
 from benchmarks.demo import ROOT
 from benchmarks.figures import save_figure
-from benchmarks.seeds import in_words, mean_interval, record_seeds
+from benchmarks.intervals import in_words, mean_interval
+from benchmarks.seeds import record_seeds
 from benchmarks.workspaces import SHORT_ROLLOUTS, make_workspace, round_seconds, run_stages
 from grpo.params.parameters import Parameters, read_params
 from grpo.params.yaml import parse_yaml

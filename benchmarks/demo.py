@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from benchmarks.intervals import in_words, mean_interval
 from grpo.runtime.artifacts.files import digest, read_json, write_json
 from grpo.runtime.artifacts.tables import GREEDY_SCORE, SCORE
 from grpo.runtime.markdown import markdown_table
@@ -47,7 +48,9 @@ def main() -> None:
         },
     )
     results = read_json(out)
-    print(*(each(results) for each in (table, judges_table, times_table)), sep="\n\n")
+    print(
+        *(each(results) for each in (table, reference_table, judges_table, times_table)), sep="\n\n"
+    )
 
 
 def run_seed(seed: int, recipe: Path, revision: str) -> dict[str, Any]:
@@ -131,6 +134,28 @@ def table(results: dict[str, Any]) -> str:
             rows.append({"seed": seed, "policy": name, **cells, "GFLOPs": flops})
     titles = [title for title in rows[0] if any(row[title] for row in rows)]
     return markdown_table(titles, [[row[title] for title in titles] for row in rows])
+
+
+def reference_table(results: dict[str, Any]) -> str:
+    """Returns each arm relative to the reference arm, by seed; then means over the seeds."""
+    rows: list[list[str]] = []
+    differences: dict[str, list[float]] = {}
+    for seed, run in results["runs"].items():
+        arms = run["metrics"]["arms"]
+        for name, found in run["metrics"]["comparisons"].items():
+            own, other = arms[name]["cost"], arms[found["reference"]]["cost"]
+            shares = [own[cost] / other[cost] for cost in ("flops", "sampled_steps")]
+            reached = f"{found['flops'] / own['flops']:.0%}" if found["reached"] else "never"
+            cells = [in_words(found["difference"]), *(f"{each:.0%}" for each in shares), reached]
+            rows.append([seed, name, *cells])
+            differences.setdefault(name, []).append(found["difference"]["value"])
+    rows += [
+        ["mean", name, in_words(mean_interval(found)), "", "", ""]
+        for name, found in differences.items()
+    ]
+    k = next(iter(results["runs"].values()))["metrics"]["k"]
+    titles = ["FLOPs / reference", "sampled steps / reference", "share of its FLOPs to reach it"]
+    return markdown_table(["seed", "arm", f"mean@{k} minus reference", *titles], rows)
 
 
 def judges_table(results: dict[str, Any]) -> str:

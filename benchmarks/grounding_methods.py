@@ -18,7 +18,8 @@ from matplotlib.figure import Figure
 from benchmarks.allocation_tokens import draw_curve
 from benchmarks.demo import ROOT
 from benchmarks.figures import save_figure
-from benchmarks.seeds import in_words, mean_interval, record_seeds
+from benchmarks.intervals import in_words, mean_interval
+from benchmarks.seeds import record_seeds
 from benchmarks.workspaces import make_workspace, run_stages
 from grpo.params.parameters import BASE, read_params
 from grpo.params.yaml import parse_yaml

@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def params_of(executor: str, staleness: int) -> dict[str, Any]:
-    """Returns the default parameters with one arm and one round, and a correction (rule H16)."""
+    """Returns the recipe with one arm and one round, and a correction (rule H16)."""
     params: dict[str, Any] = parse_yaml(SHORT_ROLLOUTS.read_text())
     arm = params["arms"]["uniform"]
     arm["objective"] = [{"truncate_mismatch": {"weight_max": 2.0}}, *arm["objective"]]

@@ -14,7 +14,8 @@ from typing import Any
 import pandas as pd
 
 from benchmarks.demo import ROOT
-from benchmarks.seeds import in_words, mean_interval, record_seeds
+from benchmarks.intervals import in_words, mean_interval
+from benchmarks.seeds import record_seeds
 from benchmarks.translation import BASE, FREE, parameters, share_base
 from benchmarks.workspaces import make_workspace, run_stages
 from grpo.params.parameters import read_params

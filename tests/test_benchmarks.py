@@ -12,14 +12,14 @@ import pytest
 from benchmarks import same_bytes, scaling_training, translation, translation_guards
 from benchmarks.allocation_chunks import combine_phases
 from benchmarks.allocation_tokens import Point, summarize
-from benchmarks.demo import ROOT, judges_table, table, time_module
+from benchmarks.demo import judges_table, table, time_module
 from benchmarks.grounding_methods import MEASURES, gains_at_equal_flops
 from benchmarks.peer_trl_run import __main__ as peer_trl_run
 from benchmarks.peer_trl_run.judge import outcome_of
 from benchmarks.peer_trl_run.processes import Timed, run_timed
 from benchmarks.peer_trl_run.runs import seconds_until
 from benchmarks.peer_trl_run.settings import SIZES, order_of, params_of
-from benchmarks.workspaces import PART_SECONDS, round_seconds
+from benchmarks.workspaces import PART_SECONDS, SHORT_ROLLOUTS, round_seconds
 from grpo.params.yaml import read_yaml
 from grpo.rewards.base import Task
 from grpo.rewards.reasoning_gym import score_answer
@@ -248,7 +248,7 @@ def test_an_unknown_word_draws_nothing(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_the_judge_that_trl_is_given_is_that_of_the_pipeline():
-    families = read_yaml(ROOT / "recipes" / "reasoning-short.yaml")["task"]["families"]
+    families = read_yaml(SHORT_ROLLOUTS)["task"]["families"]
     prompts = make_prompts(
         families=families,
         notation="compact",

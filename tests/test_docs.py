@@ -333,6 +333,7 @@ def results_of(name: str) -> dict[str, Any]:
 
 TABLES: list[tuple[str, Callable[[dict[str, Any]], str], str]] = [
     ("demo", demo.table, "results"),
+    ("demo", demo.reference_table, "results"),
     ("demo", demo.times_table, "results"),
     ("reasoning-short", demo.table, "results"),
     ("reasoning-short", demo.times_table, "results"),

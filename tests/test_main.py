@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.workspaces import SHORT_ROLLOUTS
 from grpo.params.yaml import dump_yaml, parse_yaml
 
 ROOT = Path(__file__).parents[1]
@@ -16,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 @pytest.mark.parametrize("unbuffered", ["", "1"], ids=["as it ends", "as it prints"])
 def test_a_reader_who_leaves_is_no_error(tmp_path: Path, unbuffered: str):
     """As in `python -m grpo lineage PATH | head`: no traceback, and the exit code of a shell."""
-    content = parse_yaml((ROOT / "recipes" / "reasoning-short.yaml").read_text())
+    content = parse_yaml(SHORT_ROLLOUTS.read_text())
     content["arms"]["uniform"]["objective"][0]["grpo"]["beta"] = 0.1  # the rules remark on it
     (tmp_path / "params.yaml").write_text(dump_yaml(content))
     with subprocess.Popen(

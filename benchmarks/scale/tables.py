@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from benchmarks.intervals import in_words
 from benchmarks.scale.results import BUSY, ENDS
-from benchmarks.seeds import in_words
 from grpo.runtime.markdown import markdown_table
 
 UNITS = {"TB": 1e12, "GB": 1e9, "MB": 1e6, "kB": 1e3}

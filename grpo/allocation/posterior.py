@@ -94,8 +94,9 @@ def fit_prior(successes: Ints, rollouts: Ints) -> Prior:
     for _ in range(ZOOMS):
         mean = np.linspace(*means, TRIES)
         spread = np.linspace(*spreads, TRIES)
-        alpha = mean[:, None] * np.exp(spread)
-        likelihood = _log_likelihood(alpha, np.exp(spread) - alpha, *counted)
+        concentration = np.exp(spread)
+        alpha = mean[:, None] * concentration
+        likelihood = _log_likelihood(alpha, concentration, *counted)
         row, column = divmod(int(likelihood.argmax()), TRIES)
         means, spreads = _around(mean, row), _around(spread, column)
     best = float(alpha[row, column])
@@ -127,7 +128,7 @@ def _expected_power(alpha: Floats, beta: Floats, powers: Ints) -> Floats:
 
 def _log_likelihood(
     alpha: Floats,
-    beta: Floats,
+    concentration: Floats,
     successes: tuple[Ints, Ints],
     failures: tuple[Ints, Ints],
     rollouts: tuple[Ints, Ints],
@@ -135,15 +136,16 @@ def _log_likelihood(
     """Returns the beta-binomial log-likelihood of the counts up to a constant.
 
     Args:
+      concentration: alpha + beta.
       successes: The distinct numbers of a prompt's successes, and how many prompts have each; so
         for failures and rollouts. The likelihood is a sum of terms of one of the three.
     """
+    beta = concentration - alpha
     total: Floats = -int(rollouts[1].sum()) * betaln(alpha, beta)
-    both = (alpha + beta)[:1]  # a grid's concentrations do not depend on its means
     for parameter, (values, repeats), sign in (
         (alpha, successes, 1),
         (beta, failures, 1),
-        (both, rollouts, -1),
+        (concentration, rollouts, -1),
     ):
         for value, repeat in zip(values.tolist(), repeats.tolist(), strict=True):
             total = total + sign * repeat * gammaln(parameter + value)

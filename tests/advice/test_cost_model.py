@@ -10,6 +10,7 @@ import pytest
 from profiles import COST_MODEL, synthetic_facts
 from test_proposal import write_params
 
+from benchmarks.workspaces import SHORT_ROLLOUTS
 from grpo.__main__ import main
 from grpo.advice import text
 from grpo.advice.prediction import TrainedGroups, pass_flops, sampling_flops, treatment_of
@@ -57,7 +58,7 @@ def test_flops_are_those_that_the_modality_gives():
 
 
 def test_a_single_update_scores_the_proximal_policy_only_if_the_modality_always_does():
-    arm = read_params(ROOT / "recipes" / "reasoning-short.yaml").arms["uniform"]
+    arm = read_params(SHORT_ROLLOUTS).arms["uniform"]
     for updates, always, expected in (
         (1, False, False),
         (1, True, True),

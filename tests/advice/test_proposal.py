@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from profiles import synthetic_facts
 
+from benchmarks.workspaces import SHORT_ROLLOUTS
 from grpo.advice.prediction import predict_arm, profile_flops
 from grpo.advice.proposal import Proposal, propose
 from grpo.advice.text import snippet
@@ -37,7 +38,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 def write_params(tmp_path: Path, changes: dict[str, Any]) -> Path:
     """Writes params.yaml with phases that fit a profile of 300 prompts, and some changes."""
-    content = parse_yaml((ROOT / "recipes" / "reasoning-short.yaml").read_text())
+    content = parse_yaml(SHORT_ROLLOUTS.read_text())
     content["arms"]["uniform"]["curriculum"][0]["split_at_random"]["prompts_per_phase"] = 60
     once = {"iterations_per_round": 1, "updates_per_iteration": 12}
     content["arms"]["uniform"]["training"] |= once

@@ -149,7 +149,7 @@ def test_weights_by_inclusion_keep_the_mean_over_all_prompts():
     history = simulate(allocate_by_signal(budget=60.0), np.linspace(0.05, 0.95, 12), 4)
     truth = pd.Series(np.arange(12.0) - 3, index=pool(12)["prompt_id"])
     means, sizes = [], []
-    for seed in range(MANY // 8):
+    for seed in range(MANY // 4):
         chosen, table = allocate(selection, pool(12), history, price=PRICE, seed=seed)
         weight = chosen.set_index("prompt_id")[PROMPT_WEIGHT]
         means.append((weight * truth[weight.index]).mean())

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.workspaces import SHORT_ROLLOUTS
 from grpo.errors import ParameterError
 from grpo.objective.links import ALGORITHMS, LINKS
 from grpo.objective.rules import Severity
@@ -47,7 +48,6 @@ TEXT_REWARD = {
     "answer_pattern": "(.+)",
     "timeout_seconds": 5.0,
 }
-SHORT = ROOT / "recipes" / "reasoning-short.yaml"
 FILES = [ROOT / "params.yaml", *sorted((ROOT / "recipes").glob("*.yaml"))]
 
 
@@ -73,7 +73,7 @@ def test_a_link_is_named_after_its_function_and_keeps_all_its_settings(name: str
     assert {link.name for link in objective.links} <= LINKS.keys()
 
 
-def changed(tmp_path: Path, *changes: tuple[str, object], recipe: Path = SHORT) -> Path:
+def changed(tmp_path: Path, *changes: tuple[str, object], recipe: Path = SHORT_ROLLOUTS) -> Path:
     """Returns a copy of a parameter file with values changed by dotted path; None removes."""
     content = parse_yaml(recipe.read_text())
     for path, value in changes:

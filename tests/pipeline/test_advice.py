@@ -12,7 +12,7 @@ from grpo.advice.facts import Facts, read_facts
 from grpo.advice.prediction import compare_rounds
 from grpo.params.parameters import Parameters, read_params
 from grpo.params.yaml import dump_yaml, parse_yaml
-from grpo.runtime.artifacts.files import read_json
+from grpo.runtime.artifacts.files import read_json, write_json
 
 # Wide: of one round of 16 or so prompts whose rollouts are drawn anew.
 STEPS_BAND, FLOPS_BAND = 0.15, 0.35
@@ -68,6 +68,15 @@ def test_counted_amounts_are_those_of_the_artifacts(
         assert each.actual.trained_steps == updates["trained_steps"].sum()
         assert each.actual.groups == summary["prompts"]
         assert each.actual.sampling_flops == summary["cost"]["flops"]
+
+
+def test_a_round_that_stopped_on_a_plateau_is_not_compared(workspace: Path, params: Parameters):
+    summary = workspace / "artifacts" / "training" / "sgpo-1" / "summary.json"
+    plateau = {"before": 0.5, "after": 0.5, "planned_iterations": 9}
+    write_json(summary, {**read_json(summary), "plateau": plateau})
+    artifacts = workspace / "artifacts"
+    compared = compare_rounds(artifacts, params, read_facts(artifacts, params))
+    assert [each.round for each in compared] == ["uniform-1"]
 
 
 def test_the_command_prints_an_arm_to_paste_and_what_happened(

@@ -16,6 +16,7 @@ from finished_run import (
     write_round,
 )
 
+from benchmarks.workspaces import SHORT_ROLLOUTS
 from grpo.params.parameters import Parameters, RoundParams, read_params
 from grpo.report.figures import draw_figures
 from grpo.report.numbers import compute_numbers
@@ -27,7 +28,7 @@ from grpo.runtime.artifacts.files import write_json
 @pytest.fixture(scope="session")
 def params() -> Parameters:
     """The repository's parameters with two arms and three rounds."""
-    own = read_params(Path(__file__).parents[2] / "recipes" / "reasoning-short.yaml")
+    own = read_params(SHORT_ROLLOUTS)
     arm = next(iter(own.arms.values()))
     training = arm.training.model_copy(
         update={"iterations_per_round": 1, "updates_per_iteration": 1}

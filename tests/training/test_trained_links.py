@@ -125,7 +125,7 @@ def test_every_region_within_three_times_the_drift_is_refused_by_name(
 
 
 def test_a_rule_that_shows_at_run_time_names_the_objective_in_the_parameters(request):
-    params = read_params(request.config.rootpath / "recipes" / "reasoning-short.yaml")
+    params = read_params(request.config.rootpath / "params.yaml")
     arm = next(iter(params.arms))
     path = rf"params.yaml: arms.{arm}.objective: U27: clip_surrogate"
     with pytest.raises(UnsoundError, match=path), located_in_objective(arm):
