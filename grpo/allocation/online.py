@@ -30,6 +30,7 @@ DRAWS, WEIGHTS = ("thompson", "optimism"), ("none", "ht")
 SUCCESSES, FAILURES, STEPS = "successes", "failures", "steps"  # by prompt; mean steps
 FLAT = Prior(alpha=1.0, beta=1.0)
 ROUNDING = 0.5  # of counts, for the prior: few distinct counts are fitted in less time
+FEWEST = 20  # prompts with counts, for a prior of a family
 MIXED_CHANCE = 0.9  # with which a knapsack expects a prompt's group to be mixed
 
 
@@ -47,7 +48,8 @@ def allocate_by_signal(
     Maximizes the sum of v (1 - 1/G) over prompts, v = p (1 - p) of a prompt's success rate p, under
     a total expected cost. The posterior of p is Beta(a + s, b + f): s and f are the prompt's
     successes and failures, of which each iteration forgets a share of 1 - discount; the prior
-    (a, b) is fitted to all prompts. The phase's prompts are the candidates of every iteration.
+    (a, b) is fitted to the prompts of its family. The phase's prompts are the candidates of every
+    iteration.
 
     Args:
       budget: Of an iteration: FLOPs of sampling and updates by the modality's cost model, or
@@ -76,9 +78,7 @@ def allocate_by_signal(
     def allocate(offer: Offer) -> pd.DataFrame:
         ids, history, price = offer.prompts["prompt_id"].tolist(), offer.history, offer.price
         assert price is not None
-        successes, failures = counts_of(history, ids)
-        prior = fit_to_all(history)
-        posterior = Posterior(alpha=prior.alpha + successes, beta=prior.beta + failures)
+        posterior = posterior_of(offer.prompts, history)
         costs = group_costs(
             price.rates(ids, mean_steps(history, ids, price.longest)), posterior, price
         )[:, : price.largest + 1]
@@ -243,13 +243,29 @@ def counts_of(history: History, ids: list[str]) -> tuple[Floats, Floats]:
     )
 
 
-def fit_to_all(history: History) -> Prior:
-    """Returns the prior that fits the counts of all prompts; Beta(1, 1) without data."""
-    solved, failed = counts_of(history, [*history.get(SUCCESSES, {})])
+def posterior_of(prompts: pd.DataFrame, history: History) -> Posterior:
+    """Returns the posteriors of prompts under priors that are fitted to the counts of a family.
+
+    A family with counts of fewer than FEWEST prompts has the prior that fits all prompts.
+    """
+    ids = prompts["prompt_id"].tolist()
+    shared = fit_to(history, [*history.get(SUCCESSES, {})], fewest=1) or FLAT
+    alpha, beta = (each + count for each, count in zip(shared, counts_of(history, ids)))
+    for _, rows in prompts.groupby("family").indices.items():
+        own = fit_to(history, [ids[row] for row in rows], fewest=FEWEST)
+        if own:
+            alpha[rows] += own.alpha - shared.alpha
+            beta[rows] += own.beta - shared.beta
+    return Posterior(alpha=alpha, beta=beta)
+
+
+def fit_to(history: History, ids: list[str], *, fewest: int) -> Prior | None:
+    """Returns the prior that fits the counts of prompts; None if fewer than `fewest` have any."""
+    solved, failed = counts_of(history, ids)
     solved, failed = (np.rint(each / ROUNDING) * ROUNDING for each in (solved, failed))
     known = solved + failed > 0
-    if not known.any():
-        return FLAT
+    if known.sum() < fewest:
+        return None
     return fit_prior(solved[known], (solved + failed)[known])
 
 

@@ -12,9 +12,10 @@ from grpo.allocation.online import (
     add_profile,
     allocate_by_signal,
     counts_of,
-    fit_to_all,
+    fit_to,
     knapsack_sizes,
     mean_steps,
+    posterior_of,
     sample_prompts_near_rate,
     size_groups_by_knapsack,
 )
@@ -32,7 +33,8 @@ PRICE = Price(
 
 
 def pool(size: int) -> pd.DataFrame:
-    return pd.DataFrame({"prompt_id": [f"p{each}" for each in range(size)], "rollouts": 4})
+    ids = [f"p{each}" for each in range(size)]
+    return pd.DataFrame({"prompt_id": ids, "family": "f", "rollouts": 4})
 
 
 def drawn(
@@ -50,9 +52,10 @@ def simulate(
     *,
     history: History | None = None,
     first: int = 0,
+    families: str | list[str] = "f",
 ) -> History:
     """Returns the statistics after iterations of a policy that does not learn."""
-    candidates, history = pool(len(rates)), history or {}
+    candidates, history = pool(len(rates)).assign(family=families), history or {}
     for index in range(first, first + iterations):
         chooser = np.random.default_rng(index)
         table = drawn(selection, candidates, history, index)
@@ -85,8 +88,7 @@ def test_without_a_discount_the_posterior_of_a_still_policy_tends_to_the_rates()
     selection = allocate_by_signal(budget=400.0, discount=1.0)
     history = simulate(selection, rates, 60)
     solved, failed = counts_of(history, pool(6)["prompt_id"].tolist())
-    prior = fit_to_all(history)
-    mean = (prior.alpha + solved) / (prior.alpha + prior.beta + solved + failed)
+    mean = posterior_of(pool(6), history).mean_rate()
     error = np.sqrt(rates * (1 - rates) / (solved + failed))
     assert (solved + failed > 100).all()
     assert (np.abs(mean - rates) <= 4 * error + 0.01).all()
@@ -188,9 +190,44 @@ def test_the_profile_is_the_first_data_and_is_not_counted_twice():
 def test_the_prior_is_that_of_all_prompts():
     counts = {f"p{each}": 0.0 for each in range(30)}
     hard: History = {SUCCESSES: counts, FAILURES: dict.fromkeys(counts, 8.0)}
-    assert fit_to_all({}) == (1.0, 1.0)
-    alpha, beta = fit_to_all(hard)
-    assert alpha / (alpha + beta) < 0.05
+    assert fit_to(hard, [*counts, "unknown"], fewest=31) is None
+    prior = fit_to(hard, [*counts, "unknown"], fewest=30)
+    assert prior
+    assert prior.alpha / sum(prior) < 0.05
+
+
+def test_a_family_with_enough_data_has_its_own_prior():
+    """Of 40 prompts each, `easy` is solved and `hard` is not; 19 of `rare` are, too few to know."""
+    families = [*["easy"] * 41, *["hard"] * 41, *["rare"] * 20]
+    prompts = pool(102).assign(family=families)
+    ids = prompts["prompt_id"].tolist()
+    unknown = [40, 81, 101]
+    solved = {each: 4.0 * (family != "hard") for each, family in zip(ids, families)}
+    failed = {each: 4.0 - solved[each] for each in ids}
+    for row in unknown:
+        del solved[ids[row]], failed[ids[row]]
+    means = posterior_of(prompts, {SUCCESSES: solved, FAILURES: failed}).mean_rate()[unknown]
+    assert means[0] > 0.95
+    assert means[1] < 0.05
+    assert means[2] == pytest.approx(59 / 99, abs=0.05)  # that of all prompts
+
+
+def test_priors_by_family_find_more_mixed_groups():
+    """600 prompts are always or never solved, 200 half the time; one iteration samples 1 of 8."""
+    rates = np.repeat([0.0, 1.0, 0.5], [300, 300, 200])
+    families = [*["never"] * 300, *["always"] * 300, *["mid"] * 200]
+    selection = allocate_by_signal(budget=640.0, discount=1.0)
+
+    def share_of_mid(names: str | list[str]) -> float:
+        shares = []
+        for seed in range(5):
+            history = simulate(selection, rates, 3, first=100 * seed, families=names)
+            prompts = pool(800).assign(family=names)
+            sizes = drawn(selection, prompts, history, seed)["rollouts"].to_numpy()
+            shares.append(sizes[600:].sum() / sizes.sum())
+        return float(np.mean(shares))
+
+    assert share_of_mid(families) > share_of_mid("f") + 0.2
 
 
 def test_the_nearest_draws_to_the_rate_are_chosen():
