@@ -64,6 +64,9 @@ def run_seed(seed: int, recipe: Path, revision: str) -> dict[str, Any]:
         return {
             "metrics": read_json(workspace / "artifacts" / "report" / "metrics.json"),
             "seconds_of_arms": {name: arm["seconds"] for name, arm in summary["arms"].items()},
+            "seconds_to_reference": {
+                name: arm["seconds_to_reference"] for name, arm in summary["arms"].items()
+            },
             "pipeline_seconds": round(seconds, 1),
             "stage_cpu_seconds": round(sum(each["cpu_seconds"] for each in usage), 1),
             "peak_bytes": max(each["peak_bytes"] for each in usage),
@@ -141,21 +144,29 @@ def reference_table(results: dict[str, Any]) -> str:
     rows: list[list[str]] = []
     differences: dict[str, list[float]] = {}
     for seed, run in results["runs"].items():
-        arms = run["metrics"]["arms"]
+        arms, seconds = run["metrics"]["arms"], run["seconds_of_arms"]
         for name, found in run["metrics"]["comparisons"].items():
             own, other = arms[name]["cost"], arms[found["reference"]]["cost"]
-            shares = [own[cost] / other[cost] for cost in ("flops", "sampled_steps")]
-            reached = f"{found['flops'] / own['flops']:.0%}" if found["reached"] else "never"
-            cells = [in_words(found["difference"]), *(f"{each:.0%}" for each in shares), reached]
-            rows.append([seed, name, *cells])
+            whole = seconds[found["reference"]]["total"]
+            reached = run["seconds_to_reference"][name]
+            shares = [
+                own["flops"] / other["flops"],
+                own["sampled_steps"] / other["sampled_steps"],
+                seconds[name]["total"] / whole,
+                found["flops"] / other["flops"] if found["reached"] else None,
+                reached and reached / whole,
+            ]
+            cells = ["never" if each is None else f"{each:.0%}" for each in shares]
+            rows.append([seed, name, in_words(found["difference"]), *cells])
             differences.setdefault(name, []).append(found["difference"]["value"])
     rows += [
-        ["mean", name, in_words(mean_interval(found)), "", "", ""]
+        ["mean", name, in_words(mean_interval(found)), *[""] * 5]
         for name, found in differences.items()
     ]
     k = next(iter(results["runs"].values()))["metrics"]["k"]
-    titles = ["FLOPs / reference", "sampled steps / reference", "share of its FLOPs to reach it"]
-    return markdown_table(["seed", "arm", f"mean@{k} minus reference", *titles], rows)
+    titles = ["FLOPs", "sampled steps", "seconds", "FLOPs to reach it", "seconds to reach it"]
+    shares = [f"{title} / reference" for title in titles]
+    return markdown_table(["seed", "arm", f"mean@{k} minus reference", *shares], rows)
 
 
 def judges_table(results: dict[str, Any]) -> str:

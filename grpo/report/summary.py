@@ -98,6 +98,7 @@ def _describe_arm(summary: Summary, arm: str) -> dict[str, Any]:
     }
     missing = missing_usages(run, usages, arm)
     seconds = None if missing else seconds_by_part(run, usages, arm)
+    timed = summary.timed.get(arm)
     return {
         "mean_at_k": {name: _interval(run, run.scores[name]["mean_at_k"]) for name in chain},
         "judges": {
@@ -118,6 +119,7 @@ def _describe_arm(summary: Summary, arm: str) -> dict[str, Any]:
         "sampled_steps": cost["sampled_steps"],
         "trained_steps": cost["trained_steps"],
         "seconds": seconds and {part: round(each, DIGITS) for part, each in seconds.items()},
+        "seconds_to_reference": timed and timed.cost and round(timed.cost, DIGITS),
         "stages_without_seconds": missing,
     }
 

@@ -139,6 +139,8 @@ def test_a_summary_says_in_two_sentences_what_was_learned_and_saved(
         "\nSaved: sgpo took 36.0 s, 40 % less time than uniform (1 min 00 s), and reached "
         "uniform's final mean@4 after 30.0 s instead of 1 min 00 s.\n" in text
     )
+    arms = describe(artifacts, params)["arms"]
+    assert [each["seconds_to_reference"] for each in arms.values()] == [None, 30.0]
 
 
 def test_without_another_arm_nothing_is_relative(artifacts: Path, params: Parameters) -> None:
