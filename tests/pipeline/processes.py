@@ -10,7 +10,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import NamedTuple
 
-# What others wrote: grpo and stages are imported by each process, from its own workspace.
+# `stages` is imported by each process: it records its parent. A workspace's `grpo` is this one.
 PRELOADED = [
     "torch",
     "transformers.generation.utils",
@@ -23,6 +23,16 @@ PRELOADED = [
     "reasoning_gym",
     "rich.progress",
     "ruamel.yaml",
+    "grpo.lineage.lock",
+    "grpo.modalities.tokens.modality",
+    "grpo.params.recorded",
+    "grpo.report.figures",
+    "grpo.report.page",
+    "grpo.sampling.evaluation_rollouts",
+    "grpo.wiring.checks",
+    "grpo.wiring.later_rollouts",
+    "grpo.wiring.rounds",
+    "grpo.wiring.tasks",
     "tests.pipeline.preloaded",
 ]
 LOG = "stderr.log"
