@@ -78,6 +78,15 @@ def whole(
         yield request.param, contents(RECORD), mean_rewards()
 
 
+@pytest.fixture(scope="module")
+def stopped(
+    whole: tuple[int, dict[str, bytes], list[float]],
+) -> tuple[dict[str, bytes], dict[str, bytes]]:
+    """Returns the files of a round that stops at once, uninterrupted; it is left in its place."""
+    train(whole[0], 9.0)
+    return contents(RECORD), contents(POLICY)
+
+
 def end_of(rewards: list[float], tolerance: float) -> int:
     """Returns the number of iterations after which the round ends."""
     for done in range(2 * N, ITERATIONS):
@@ -115,10 +124,8 @@ def test_it_has_the_files_of_the_iterations_before_its_end_and_no_others(
         )
 
 
-def test_iterations_that_did_not_run_cost_nothing(
-    whole: tuple[int, dict[str, bytes], list[float]],
-):
-    train(whole[0], 9.0)
+@pytest.mark.usefixtures("stopped")
+def test_iterations_that_did_not_run_cost_nothing():
     later = [
         Cost(**read_json(each.rollouts / "cost.json"))
         for each in iterations_of(Path("artifacts"), NAME)[1:]
@@ -131,13 +138,12 @@ def test_iterations_that_did_not_run_cost_nothing(
 @pytest.mark.parametrize("stop_at", [1, 4, 7])
 def test_an_interrupted_round_stops_on_the_same_plateau_with_the_same_bytes(
     whole: tuple[int, dict[str, bytes], list[float]],
+    stopped: tuple[dict[str, bytes], dict[str, bytes]],
     monkeypatch: pytest.MonkeyPatch,
     stop_at: int,
 ):
     """Within its first, third and last iteration."""
     staleness, *_ = whole
-    train(staleness, 9.0)
-    expected = contents(RECORD), contents(POLICY)
     original = rounds._advance_bar
 
     def interrupt(progress: object, earlier: int, planned: int, done: int, total: int) -> None:
@@ -149,4 +155,4 @@ def test_an_interrupted_round_stops_on_the_same_plateau_with_the_same_bytes(
         train(staleness, 9.0)
     monkeypatch.setattr(rounds, "_advance_bar", original)
     train_round(NAME, "base")
-    assert (contents(RECORD), contents(POLICY)) == expected
+    assert (contents(RECORD), contents(POLICY)) == stopped
