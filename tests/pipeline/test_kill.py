@@ -8,6 +8,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 from tests.files import contents
 from tests.pipeline.processes import start_stage
 from tests.pipeline.workspaces import copy_for_dvc, dvc, locked_stages, start_dvc
@@ -53,22 +55,27 @@ def kill_stage(workspace: Path, stage: str, command: str, pattern: str) -> None:
     process.join()
 
 
-def run_with_kills(workspace: Path, stage: str) -> None:
-    """Kills a stage at five moments, two of them drawn, and then lets it finish."""
+def run_with_kills(workspace: Path, stage: str, again: int) -> None:
+    """Kills a stage at a drawn moment, at three others and `again`; then lets it finish."""
     draw = random.Random(stage)
     command = locked_stages(workspace)[stage]["cmd"]
     kill_with_dvc(workspace, stage, draw.uniform(0.5, LONGEST_SECONDS))  # removes its outputs first
     for pattern in MOMENTS[stage]:
         kill_stage(workspace, stage, command, pattern)
-    kill_with_dvc(workspace, stage, draw.uniform(0.5, LONGEST_SECONDS))
+    for _ in range(again):
+        kill_with_dvc(workspace, stage, draw.uniform(0.5, LONGEST_SECONDS))
     dvc(workspace, *run_anew(stage))
 
 
-def test_killed_stages_go_on_to_the_same_bytes(finished: Path, tmp_path: Path):
+@pytest.mark.parametrize("again", [0, pytest.param(3, marks=pytest.mark.long)])
+def test_killed_stages_go_on_to_the_same_bytes(finished: Path, tmp_path: Path, again: int):
     """Runs concurrently, each in a separate workspace, because imports take most of the time."""
     workspaces = {stage: copy_for_dvc(finished, tmp_path / stage) for stage in MOMENTS}
     with ThreadPoolExecutor() as pool:
-        for ended in [pool.submit(run_with_kills, workspaces[stage], stage) for stage in MOMENTS]:
+        runs = [
+            pool.submit(run_with_kills, workspaces[stage], stage, again) for stage in MOMENTS
+        ]
+        for ended in runs:
             ended.result()
     for stage, workspace in workspaces.items():
         assert (workspace / "dvc.lock").read_bytes() == (finished / "dvc.lock").read_bytes()
