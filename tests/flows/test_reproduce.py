@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+import flows.reproduce
+import flows.sweep
 from flows.launcher import descendants
 from flows.planning import plan
 from grpo.lineage.lock import read_lock
@@ -198,19 +200,12 @@ def test_an_unknown_target_and_a_missing_pipeline_are_one_line(
     assert "nothing" in unknown.stderr
 
 
-def test_no_stage_at_once_is_one_line(fresh_pipeline: Path) -> None:
-    for command in ("flows.reproduce", "flows.sweep"):
-        words = ["--at-once", "0", *(["--set", "seed=1"] if command == "flows.sweep" else [])]
-        done = subprocess.run(
-            [sys.executable, "-m", command, *words],
-            cwd=fresh_pipeline,
-            env=tiny_pipeline.environment(),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 2
-        assert done.stderr == "--at-once: must be at least 1, got 0; raise it or omit it\n"
+@pytest.mark.usefixtures("fresh_pipeline")
+def test_no_stage_at_once_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    for main, words in ((flows.reproduce.main, []), (flows.sweep.main, ["--set", "seed=1"])):
+        assert main(["--at-once", "0", *words]) == 2
+        said = capsys.readouterr().err
+        assert said == "--at-once: must be at least 1, got 0; raise it or omit it\n"
 
 
 def test_planning_and_running_import_neither_torch_nor_prefect() -> None:
