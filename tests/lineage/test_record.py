@@ -11,6 +11,7 @@ from mlflow import MlflowClient
 from grpo.errors import ArtifactError
 from grpo.lineage.lock import read_lock
 from grpo.lineage.record import EXPERIMENT, find_users, record, tracking_uri
+from grpo.params.yaml import parse_yaml
 from tests import tiny_pipeline
 
 # MLflow itself uses what SQLAlchemy deprecates.
@@ -29,6 +30,10 @@ LINEAGE_STAGE = """\
 
 def client_of(workspace: Path) -> MlflowClient:
     return MlflowClient(tracking_uri=tracking_uri(workspace))
+
+
+def lock_of(workspace: Path) -> str:
+    return (workspace / "dvc.lock").read_text()
 
 
 def stages_with(workspace: Path, condition: str) -> list[str]:
@@ -153,18 +158,23 @@ def test_the_address_is_absolute_and_the_environment_wins(
     assert tracking_uri(Path()) == "http://tracking.invalid"
 
 
+@pytest.mark.parametrize("times", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_plain_dvc_repro_records_every_stage_and_locks_the_same_bytes(
-    pristine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pristine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
+    """The same as without that stage and, in make test-long, as in another workspace."""
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     locks = []
-    for name in ("first", "second"):
-        workspace = tiny_pipeline.copy(pristine, tmp_path / name)
+    for number in range(times):
+        workspace = tiny_pipeline.copy(pristine, tmp_path / str(number))
         with (workspace / "dvc.yaml").open("a") as pipeline:
             pipeline.write(LINEAGE_STAGE)
         (workspace / "dvc.lock").unlink()
         tiny_pipeline.reproduce(workspace)
         assert stages_with(workspace, "") == sorted([*STAGES, "parent"])
         assert record(workspace).new == ()  # its own entry, written after it ran, is no news
-        locks.append((workspace / "dvc.lock").read_bytes())
-    assert locks[0] == locks[1]
+        locks.append(lock_of(workspace))
+    assert len({*locks}) == 1
+    entries, before = (parse_yaml(each)["stages"] for each in (locks[0], lock_of(pristine)))
+    assert entries.pop("lineage")["cmd"] == "python -m stages.lineage ."
+    assert entries == before
