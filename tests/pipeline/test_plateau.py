@@ -135,7 +135,7 @@ def test_iterations_that_did_not_run_cost_nothing():
     assert spent.later_sampling == vars(sum(later, Cost()))
 
 
-@pytest.mark.parametrize("stop_at", [1, 4, 7])
+@pytest.mark.parametrize("stop_at", [1, pytest.param(4, marks=pytest.mark.long), 7])
 def test_an_interrupted_round_stops_on_the_same_plateau_with_the_same_bytes(
     whole: tuple[int, dict[str, bytes], list[float]],
     stopped: tuple[dict[str, bytes], dict[str, bytes]],

@@ -88,6 +88,10 @@ def test_the_summary_names_a_refreshed_reference(chained: tuple[list[str], bool]
         assert summary.get("reference") == (start if is_refreshed else None)
 
 
+# test_iterations.py kills a round with the base as its reference.
+@pytest.mark.parametrize(
+    "chained", [pytest.param("base", marks=pytest.mark.long), "round_start"], indirect=True
+)
 @pytest.mark.parametrize("stop_at", [1, 3, 5])
 def test_an_interrupted_round_goes_on_with_the_same_reference_to_the_same_bytes(
     chained: tuple[list[str], bool], monkeypatch: pytest.MonkeyPatch, stop_at: int
