@@ -1,15 +1,12 @@
 """A run of the two small arms in a fresh workspace, shared by all tests of the pipeline."""
 
-import warnings
-from contextlib import chdir
 from pathlib import Path
 
 import pytest
-from dvc.repo import Repo
 
 from benchmarks.workspaces import NO_RESULT, commands_in_order
 from tests.pipeline.processes import LOG, run_stage
-from tests.pipeline.workspaces import check_out, copy_for_stages, environment
+from tests.pipeline.workspaces import check_out, copy_for_stages, environment, opened
 
 
 @pytest.fixture(scope="session")
@@ -21,8 +18,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     same bytes.
     """
     workspace = check_out(tmp_path_factory.mktemp("finished"))
-    with warnings.catch_warnings(), chdir(workspace), Repo() as repo:
-        warnings.simplefilter("ignore")  # dvc's own
+    with opened(workspace) as repo:
         commands = {stage: command for stage, command, _ in commands_in_order(workspace)}
         for stage, command in commands.items():
             if stage not in NO_RESULT:

@@ -72,9 +72,7 @@ def test_killed_stages_go_on_to_the_same_bytes(finished: Path, tmp_path: Path, a
     """Runs concurrently, each in a separate workspace, because imports take most of the time."""
     workspaces = {stage: copy_for_dvc(finished, tmp_path / stage) for stage in MOMENTS}
     with ThreadPoolExecutor() as pool:
-        runs = [
-            pool.submit(run_with_kills, workspaces[stage], stage, again) for stage in MOMENTS
-        ]
+        runs = [pool.submit(run_with_kills, workspaces[stage], stage, again) for stage in MOMENTS]
         for ended in runs:
             ended.result()
     for stage, workspace in workspaces.items():

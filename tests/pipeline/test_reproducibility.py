@@ -1,6 +1,5 @@
 """Two fresh workspaces agree to the byte, and a change reruns only the affected stages."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from tests.pipeline.workspaces import (
     copy_for_dvc,
     dvc,
     locked_stages,
+    opened,
 )
 
 ONCE_PER_RUN = {"check", "report", "lineage"}
@@ -23,9 +23,16 @@ ROUNDS = ("uniform-1", "sgpo-1")
 def to_run(workspace: Path) -> set[str]:
     """Returns the stages that `dvc repro` would run, if every one of them changes its output."""
     # Unlike `dvc repro --dry`, it can tell of stages whose inputs are yet to be written.
-    changed = set(json.loads(dvc(workspace, "status", "--json")))
+    with opened(workspace) as repo:
+        changed = set(repo.status())
     # The check's output is a constant: nothing follows from running it again.
     return changed | downstream(locked_stages(workspace), changed - {"check"})
+
+
+def commit(workspace: Path, stage: str) -> None:
+    """Records what a stage that ran has written."""
+    with opened(workspace) as repo:
+        repo.commit(stage, force=True)
 
 
 def downstream(stages: dict[str, Any], changed: set[str]) -> set[str]:
@@ -73,7 +80,7 @@ def test_a_parameter_that_decides_outcomes_runs_profile_and_evaluation_too(
     for stage in ("check", "prepare"):  # which tries the judge on the task's answers
         done = run_stage(workspace, stage, stages[stage]["cmd"])
         assert done.code == 0, done.stderr
-    dvc(workspace, "commit", "--quiet", "--force", "check", "prepare")
+        commit(workspace, stage)
     assert to_run(workspace) == locked_stages(workspace).keys() - {"check", "prepare", "base"}
 
 
@@ -84,7 +91,7 @@ def test_an_objective_runs_the_training_of_its_arm(finished: Path, tmp_path: Pat
     again = "curriculum@sgpo"
     done = run_stage(workspace, again, locked_stages(workspace)[again]["cmd"])
     assert done.code == 0, done.stderr
-    dvc(workspace, "commit", "--quiet", "--force", again)
+    commit(workspace, again)
     assert to_run(workspace) == {"train@sgpo-1", "evaluate@sgpo-1"} | ONCE_PER_RUN
 
 

@@ -5,10 +5,13 @@ import shutil
 import subprocess
 import sys
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import chdir, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from dvc.repo import Repo
 
 from benchmarks.workspaces import make_workspace, run_stages
 from grpo.params.yaml import dump_yaml, parse_yaml
@@ -99,6 +102,14 @@ def copy_for_dvc(finished: Path, target: Path) -> Path:
 def dvc(root: Path, *arguments: str) -> str:
     """Runs dvc and returns what it printed."""
     return _run(root, sys.executable, "-m", "dvc", *arguments)
+
+
+@contextmanager
+def opened(root: Path) -> Iterator[Repo]:
+    """Opens a DVC repository in this process, as the current directory."""
+    with warnings.catch_warnings(), chdir(root), Repo() as repo:
+        warnings.simplefilter("ignore")  # dvc's own
+        yield repo
 
 
 def start_dvc(root: Path, *arguments: str) -> subprocess.Popen[str]:
