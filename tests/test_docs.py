@@ -21,7 +21,7 @@ from benchmarks import (
     demo,
     denoising_steps,
     faults,
-    group_costs,
+    first_run,
     offpolicy_report,
     overhead,
     rollout_throughput,
@@ -353,12 +353,8 @@ TABLES: list[tuple[str, Callable[[dict[str, Any]], str], str]] = [
     ("chunk_costs", chunk_costs.table, "action-chunks"),
     ("rollout_throughput", rollout_throughput.table, "action-chunks"),
     ("allocation_tokens", allocation_tokens.table, "allocation_tokens"),
+    ("allocation_tokens", allocation_tokens.reach_table, "allocation_tokens"),
     ("allocation_tokens", allocation_tokens.spending_table, "allocation_tokens"),
-    (
-        "group_costs",
-        lambda found: group_costs.table(found, results_of("allocation_tokens")),
-        "allocation_tokens",
-    ),
     ("overhead", overhead.table, "pipeline"),
     ("scaling_training", scaling_training.table, "scale"),
     ("scaling_sampling", scaling_sampling.table, "scale"),
@@ -391,10 +387,16 @@ def test_the_tables_of_scale_follow_from_the_committed_measurements():
         assert each in page
 
 
-@pytest.mark.parametrize(("output", "page"), [("advice", "advice"), ("left_out", "audits")])
+@pytest.mark.parametrize(
+    ("output", "page"), [("advice", "advice"), ("left_out", "audits"), ("summary", "tutorial")]
+)
 def test_printed_outputs_on_pages_are_the_committed_files(output: str, page: str):
     printed = (RESULTS / f"{output}.txt").read_text()
     assert f"```text\n{printed}```" in (DOCS / f"{page}.md").read_text()
+
+
+def test_the_picture_of_the_readme_is_that_of_the_first_run():
+    assert first_run.sha256(first_run.PICTURE) == results_of("first_run")["picture_sha256"]
 
 
 def test_the_tables_of_profiles_are_those_of_the_committed_files():

@@ -5,10 +5,13 @@ from dataclasses import asdict, replace
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 from finished_run import EVALUATION_FLOPS, WARMUP_FLOPS, ReadWith
+from PIL import Image, ImageColor
 
 from benchmarks.browser import Page
+from benchmarks.first_run import SIZE, picture_report
 from grpo.modalities import all_modalities
 from grpo.params.parameters import JudgeParams, Parameters, read_params
 from grpo.report.figures import LABEL_OF_KIND, draw_flops_by_kind
@@ -17,7 +20,7 @@ from grpo.report.page import PAGE, write_page
 from grpo.report.reading import read_run
 from grpo.report.seconds import ACTIVITIES, ACTIVITY_OF_PART, stages_of
 from grpo.report.signal_figures import DIFFICULTY, NO_PROFILE, draw_signal_by_step
-from grpo.report.style import KIND_COLORS
+from grpo.report.style import KIND_COLORS, color_of
 from grpo.runtime.artifacts.files import write_json
 from grpo.runtime.artifacts.tables import (
     EVALUATION,
@@ -101,6 +104,18 @@ def test_a_browser_shows_the_page_and_fetches_nothing(
     drawn = browser.run("[...document.querySelectorAll('svg')].map(e => e.clientHeight)")
     assert min(drawn) > 50
     assert browser.run("performance.getEntriesByType('resource').length") == 0
+
+
+def test_the_picture_for_the_readme_shows_the_curves_of_both_arms(
+    page: str, browser: Page, tmp_path: Path
+) -> None:
+    (tmp_path / PAGE).write_text(page)
+    picture_report(browser, tmp_path / PAGE, tmp_path / "report.png")
+    picture = Image.open(tmp_path / "report.png").convert("RGB")
+    assert picture.size == SIZE
+    of_arms = [ImageColor.getrgb(color_of(arm)) for arm in range(2)]
+    near = [np.abs(np.asarray(picture, dtype=int) - color).max(axis=2) < 25 for color in of_arms]
+    assert all(each.sum() > 100 for each in near)
 
 
 def test_the_page_fits_a_phone_and_says_what_was_found(page: str) -> None:

@@ -1,0 +1,56 @@
+"""Runs the default pipeline and shows its end: what it prints, and a picture of its report.
+
+python -m benchmarks.first_run    # eight minutes; needs Chromium
+
+Runs the committed revision from nothing in a fresh clone, with the seed of params.yaml. Writes
+results/summary.txt, which docs/tutorial.md quotes, docs/report.png, and results/first_run.json with
+the revision, the machine and the picture's digest.
+"""
+
+import hashlib
+import re
+import sys
+from pathlib import Path
+
+from benchmarks.browser import HOW_TO_GET, Page, find_chromium, open_browser
+from benchmarks.demo import RESULTS, ROOT, fresh_clone, machine, output_of, revision_of, time_module
+from benchmarks.screenshots import save_small
+from grpo.runtime.artifacts.files import write_json
+
+SUMMARY, ABOUT = RESULTS / "summary.txt", RESULTS / "first_run.json"
+PICTURE = ROOT / "docs" / "report.png"
+SIZE = (1200, 1290)  # the head of the report: sentences, table and curves
+
+
+def main() -> int:
+    """Runs the pipeline and writes the files; returns 1 if there is no browser, else 0."""
+    chromium = find_chromium()
+    if chromium is None:
+        print(HOW_TO_GET, file=sys.stderr)
+        return 1
+    revision = revision_of("HEAD")
+    with fresh_clone(revision) as workspace:
+        time_module(workspace, "flows.reproduce")
+        printed = output_of(workspace, "grpo", "summary")
+        SUMMARY.write_text(re.sub(r"report: \S+?/artifacts", "report: .../artifacts", printed))
+        with open_browser(chromium) as browser:
+            picture_report(browser, workspace / "artifacts" / "report" / "index.html", PICTURE)
+    about = {"command": "python -m benchmarks.first_run", "revision": revision}
+    write_json(ABOUT, {**about, "machine": machine(), "picture_sha256": sha256(PICTURE)})
+    return 0
+
+
+def picture_report(browser: Page, report: Path, target: Path) -> None:
+    """Writes a picture of the head of a report."""
+    browser.resize(*SIZE).open(report.as_uri())
+    browser.wait_until("document.querySelector('svg')?.clientHeight")
+    save_small(browser.picture(), target)
+
+
+def sha256(file: Path) -> str:
+    """Returns the SHA-256 of a file's content."""
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
