@@ -1,12 +1,12 @@
-"""Measures the cost at which each arm reaches the final gain of the arm `uniform`.
+"""Measures the cost at which each arm reaches the reward of GRPO, with and without uniform groups.
 
 python -m benchmarks.allocation_tokens 2 3 4 5 6   # runs missing stages, then writes the results
-python -m benchmarks.allocation_tokens             # writes table and figure from the results
+python -m benchmarks.allocation_tokens             # writes tables and figure from the results
 
-The arms are in allocation_tokens.yaml and were chosen on seeds 0 and 1; task, base policy and
-evaluation are those of recipes/reasoning-short.yaml. The runs of a seed are under .work/ and resume
-after an interruption; remove that folder after a change of code. Writes
-results/allocation_tokens.json and docs/allocation_tokens.svg.
+The arms are in allocation_tokens.yaml, and their settings were chosen on seeds 0 and 1; task, base
+policy and evaluation are those of params.yaml. The runs of a seed are under .work/ and resume after
+an interruption; remove that folder after a change of code. Writes results/allocation_tokens.json
+and docs/allocation_tokens.svg.
 """
 
 import math
@@ -23,7 +23,7 @@ from benchmarks.demo import ROOT
 from benchmarks.figures import save_figure
 from benchmarks.intervals import in_words, mean_interval
 from benchmarks.seeds import record_seeds
-from benchmarks.workspaces import SHORT_ROLLOUTS, make_workspace, round_seconds, run_stages
+from benchmarks.workspaces import make_workspace, round_seconds, run_stages
 from grpo.params.parameters import Parameters, read_params
 from grpo.params.yaml import parse_yaml
 from grpo.report.comparison import Curve, cost_to_reach
@@ -36,7 +36,8 @@ from grpo.wiring.allocation import reads_profile
 ARMS = Path(__file__).with_suffix(".yaml")
 FIGURE = ROOT / "docs" / "allocation_tokens.svg"
 WORK = ROOT / ".work" / "allocation_tokens"
-REFERENCE = "uniform"
+REFERENCE, DROPPING = "plain", "drop_uniform"
+NEARLY = 0.98  # of the final mean@k of the reference, as 2-GRPO's paper claims
 SCORES = ("mean_at_k", "greedy", "pass_at_k")
 COSTS = {"flops": ("GFLOPs", 1e9), "cpu_seconds": ("processor seconds", 1.0)}
 STEPS = ("sampled_steps", "trained_steps")
@@ -53,7 +54,8 @@ def main() -> None:
         "allocation_tokens", read_arms(), run_seed, lambda runs: {"summary": summarize(runs)}
     )
     save_figure(draw(results["runs"]), FIGURE)
-    print(table(results), spending_table(results), sep="\n\n")
+    tables = (table, reach_table, spending_table)
+    print(*(each(results) for each in tables), sep="\n\n")
 
 
 def run_seed(seed: int) -> dict[str, list[Point]]:
@@ -80,7 +82,7 @@ def parameters(seed: int) -> tuple[dict[str, Any], set[str]]:
 
     An arm with more rounds than phases repeats its phases.
     """
-    params: dict[str, Any] = parse_yaml(SHORT_ROLLOUTS.read_text())
+    params: dict[str, Any] = parse_yaml((ROOT / "params.yaml").read_text())
     params |= {"seed": seed, "arms": {}, "rounds": {}}
     evaluated = set()
     for name, arm in read_arms().items():
@@ -124,13 +126,15 @@ def curve(
 
 
 def summarize(runs: Runs) -> dict[str, Any]:
-    """Returns means over seeds with 95 % t intervals, per arm and relative to the reference."""
-    references = [run[REFERENCE] for run in runs.values()]
+    """Returns means over seeds with 95 % t intervals, per arm and relative to the references."""
     arms = next(iter(runs.values()))
-    return {arm: _summary([run[arm] for run in runs.values()], references) for arm in arms}
+    curves = {arm: [run[arm] for run in runs.values()] for arm in arms}
+    return {arm: _summary(own, curves[REFERENCE], curves[DROPPING]) for arm, own in curves.items()}
 
 
-def _summary(curves: list[list[Point]], references: list[list[Point]]) -> dict[str, Any]:
+def _summary(
+    curves: list[list[Point]], references: list[list[Point]], dropping: list[list[Point]]
+) -> dict[str, Any]:
     last = [points[-1] for points in curves]
     ends = [points[-1] for points in references]
     return {
@@ -143,9 +147,8 @@ def _summary(curves: list[list[Point]], references: list[list[Point]]) -> dict[s
         "against_reference": mean_interval(
             [own["mean_at_k"] - other["mean_at_k"] for own, other in zip(last, ends)]
         ),
-        "seeds_that_reach": sum(
-            any(point["mean_at_k"] >= other["mean_at_k"] for point in own)
-            for own, other in zip(curves, ends)
+        "last_rise": mean_interval(
+            [points[-1]["mean_at_k"] - points[-2]["mean_at_k"] for points in curves]
         ),
         **{
             f"{cost}_of_reference": mean_interval([a[cost] / b[cost] for a, b in zip(last, ends)])
@@ -155,32 +158,43 @@ def _summary(curves: list[list[Point]], references: list[list[Point]]) -> dict[s
             f"{cost}_to_reach": share_to_reach(curves, references, cost)
             for cost in (*COSTS, *STEPS)
         },
+        **{
+            f"{cost}_to_nearly_reach": share_to_reach(curves, references, cost, of_score=NEARLY)
+            for cost in COSTS
+        },
+        **{f"{cost}_to_reach_dropping": share_to_reach(curves, dropping, cost) for cost in COSTS},
     }
 
 
 def share_to_reach(
-    curves: list[list[Point]], references: list[list[Point]], cost: str
+    curves: list[list[Point]], references: list[list[Point]], cost: str, *, of_score: float = 1.0
 ) -> dict[str, float | None]:
     """Returns the fraction of the reference's cost at which the mean curve reaches its final gain.
 
     The interval is a 95 % percentile bootstrap over seeds. None: the gain is not reached.
+
+    Args:
+      of_score: Fraction of the reference's final mean@k that is to be reached.
     """
     own, other = gains_by_cost(curves, cost), gains_by_cost(references, cost)
+    missing = [(1 - of_score) * points[-1]["mean_at_k"] for points in references]
+    target, whole = other[:, -1, 1] - np.array(missing), other[:, -1, 0]
     chooser = np.random.default_rng(0)
     seeds = chooser.integers(len(own), size=(RESAMPLES, len(own)))
-    resampled = [_share(own[rows].mean(axis=0), other[rows].mean(axis=0)) for rows in seeds]
+    resampled = [_share(own[rows], target[rows], whole[rows]) for rows in seeds]
     low, high = np.quantile(resampled, [0.025, 0.975], method="inverted_cdf")
-    values = _share(own.mean(axis=0), other.mean(axis=0)), low, high
+    values = _share(own, target, whole), low, high
     known = [float(value) if math.isfinite(value) else None for value in values]
     return dict(zip(("value", "low", "high"), known))
 
 
-def _share(own: np.ndarray, reference: np.ndarray) -> float:
-    """Returns the cost at which a curve reaches another's final gain / the other's final cost."""
-    names = tuple(map(str, range(len(own))))
-    line = Curve(arm="", policies=names, costs=tuple(own[:, 0].tolist()))
-    reached = cost_to_reach(line, dict(zip(names, own[:, 1].tolist())), float(reference[-1, 1]))
-    return math.inf if reached is None else reached / float(reference[-1, 0])
+def _share(own: np.ndarray, target: np.ndarray, whole: np.ndarray) -> float:
+    """Returns the cost at which the mean curve reaches the mean target / the mean whole cost."""
+    mean = own.mean(axis=0)
+    names = tuple(map(str, range(len(mean))))
+    line = Curve(arm="", policies=names, costs=tuple(mean[:, 0].tolist()))
+    reached = cost_to_reach(line, dict(zip(names, mean[:, 1].tolist())), float(target.mean()))
+    return math.inf if reached is None else reached / float(whole.mean())
 
 
 def gains_by_cost(curves: list[list[Point]], cost: str) -> np.ndarray:
@@ -228,24 +242,28 @@ def draw_curve(
 
 
 def table(results: dict[str, Any]) -> str:
-    """Returns the summary as the Markdown table of docs/allocation_tokens.md."""
-    titles = ["arm", "gain in mean@8", "against uniform", "greedy", "pass@8"]
-    titles += ["FLOPs of uniform's", "seconds of uniform's", "seeds that reach uniform"]
-    titles += ["FLOPs to reach it", "seconds to reach it"]
+    """Returns rewards and the cost of each arm's whole run as a Markdown table."""
+    titles = ["arm", "gain in mean@8", "against plain", "last rise", "greedy", "pass@8"]
+    titles += ["FLOPs of plain's", "seconds of plain's"]
     rows = list[list[str]]()
+    gains = ("mean_at_k_gain", "against_reference", "last_rise", "greedy_gain", "pass_at_k_gain")
     for arm in read_arms():
         row = results["summary"][arm]
-        gains = ("mean_at_k_gain", "against_reference", "greedy_gain", "pass_at_k_gain")
-        shares = [f"{cost}_of_reference" for cost in COSTS]
-        cells = [
-            arm,
-            *(in_words(row[name], "+.3f") for name in gains),
-            *(format(row[name]["value"], ".0%") for name in shares),
-            f"{row['seeds_that_reach']} of {len(results['runs'])}",
-            *(in_words(row[f"{cost}_to_reach"], ".0%") for cost in COSTS),
-        ]
-        rows.append(cells)
+        shares = [format(row[f"{cost}_of_reference"]["value"], ".0%") for cost in COSTS]
+        rows.append([arm, *(in_words(row[name], "+.3f") for name in gains), *shares])
     return markdown_table(titles, rows)
+
+
+def reach_table(results: dict[str, Any]) -> str:
+    """Returns the cost until an arm has the reward of plain and of drop_uniform, as a share."""
+    targets = {"reach": "plain", "nearly_reach": "98 % of plain", "reach_dropping": "drop_uniform"}
+    names = [f"{cost}_to_{target}" for target in targets for cost in COSTS]
+    titles = [f"{cost} to {each}" for each in targets.values() for cost in ("FLOPs", "seconds")]
+    rows = [
+        [arm, *(in_words(results["summary"][arm][name], ".0%") for name in names)]
+        for arm in read_arms()
+    ]
+    return markdown_table(["arm", *titles], rows)
 
 
 def spending_table(results: dict[str, Any]) -> str:

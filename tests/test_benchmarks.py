@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -63,43 +64,53 @@ def test_gains_of_grounding_are_read_at_the_flops_that_every_arm_reaches():
     assert found["arm"] == pytest.approx(dict.fromkeys(MEASURES, 0.2))
 
 
-REFERENCE = curve((0, 0.0), (10, 0.125), (20, 0.25))
+REFERENCE, DROPPING = curve((0, 0.0), (10, 0.125), (20, 0.25)), curve((0, 0.0), (10, 0.125))
+
+
+def summarized(*arms: list[Point]) -> dict[str, Any]:
+    """Returns the summary of an arm, given its curve of each seed."""
+    runs = {
+        str(seed): {"plain": REFERENCE, "drop_uniform": DROPPING, "arm": arm}
+        for seed, arm in enumerate(arms)
+    }
+    found: dict[str, Any] = summarize(runs)["arm"]
+    return found
 
 
 def test_the_cost_to_reach_is_read_off_the_mean_curve():
     """Gains of 1/2 and 1/4 at cost 8 are 3/8 in the mean: 1/4 is reached at 16/3 of 20."""
-    runs = {
-        "0": {"uniform": REFERENCE, "arm": curve((0, 0.0), (8, 0.5))},
-        "1": {"uniform": REFERENCE, "arm": curve((0, 0.0), (8, 0.25))},
-    }
-    arm = summarize(runs)["arm"]
+    arm = summarized(curve((0, 0.0), (8, 0.5)), curve((0, 0.0), (8, 0.25)))
     for cost in ("flops", "cpu_seconds"):
         reached = arm[f"{cost}_to_reach"]
         assert reached["value"] == pytest.approx(16 / 3 / 20)
         assert reached["low"] == pytest.approx(4 / 20)
         assert reached["high"] == pytest.approx(8 / 20)
         assert arm[f"{cost}_of_reference"]["value"] == pytest.approx(8 / 20)
-    assert arm["seeds_that_reach"] == 2
     assert arm["against_reference"]["value"] == pytest.approx(0.125)
+    assert arm["last_rise"]["value"] == pytest.approx(0.375)
+
+
+def test_each_target_has_its_own_cost():
+    """plain ends at 0.5, 98 % of it are 0.49; drop_uniform has 1/8 above the base at cost 10."""
+    arm = summarized(curve((0, 0.0), (8, 0.25)), curve((0, 0.0), (8, 0.25)))
+    assert arm["flops_to_reach"]["value"] == pytest.approx(8 / 20)
+    assert arm["flops_to_nearly_reach"]["value"] == pytest.approx(8 * 0.24 / 0.25 / 20)
+    assert arm["flops_to_reach_dropping"]["value"] == pytest.approx(4 / 10)
 
 
 def test_what_is_paid_before_the_first_update_counts():
-    runs = {"0": {"uniform": REFERENCE, "arm": curve((6, 0.0), (10, 0.25))}}
-    assert summarize(runs)["arm"]["flops_to_reach"]["value"] == pytest.approx(10 / 20)
+    arm = summarized(curve((6, 0.0), (10, 0.25)))
+    assert arm["flops_to_reach"]["value"] == pytest.approx(10 / 20)
 
 
 def test_what_is_not_reached_has_no_cost():
-    runs = {
-        "0": {"uniform": REFERENCE, "arm": curve((0, 0.0), (8, 0.2))},
-        "1": {"uniform": REFERENCE, "arm": curve((0, 0.0), (8, 0.2))},
-    }
-    arm = summarize(runs)["arm"]
+    arm = summarized(curve((0, 0.0), (8, 0.2)), curve((0, 0.0), (8, 0.2)))
     assert arm["flops_to_reach"] == {"value": None, "low": None, "high": None}
-    assert arm["seeds_that_reach"] == 0
+    assert arm["flops_to_reach_dropping"]["value"] == pytest.approx(5 / 10)
 
 
 def test_the_reference_reaches_itself_at_its_whole_cost():
-    summary = summarize({str(seed): {"uniform": REFERENCE} for seed in range(3)})["uniform"]
+    summary = summarized(REFERENCE, REFERENCE, REFERENCE)
     assert set(summary["flops_to_reach"].values()) == {1.0}
     assert summary["against_reference"] == {"value": 0.0, "low": 0.0, "high": 0.0}
 
