@@ -28,7 +28,7 @@ from grpo.objective.link import Link
 from grpo.params.parameters import BASE, Arm, Parameters
 from grpo.report.reading import GROUP, read_rollouts, read_round_costs
 from grpo.runtime.artifacts.files import read_json
-from grpo.runtime.artifacts.stored_iterations import iterations_of
+from grpo.runtime.artifacts.stored_iterations import count_iterations, iterations_of
 from grpo.runtime.artifacts.tables import is_judged
 from grpo.runtime.seeds import derive_seed
 from grpo.schema import PARAMS
@@ -45,10 +45,12 @@ SEED = 0  # of the draw of rollouts in `pass_flops`
 class Amounts:
     """Cost and groups of one or several rounds, predicted or counted."""
 
+    iterations: float
     groups: float  # used by an update
     uniform_groups: float  # of `groups`, those whose rollouts have equal outcomes
     rollouts: float  # sampled or reused from the profile
     sampled_steps: float
+    decode_steps: float  # of sampling batches, each as many as its longest rollout has
     trained_steps: float
     sampling_flops: float
     update_flops: float
@@ -246,12 +248,24 @@ def _predict_pass(
     )
     revision = treatment.selection.revision
     first_answers = revision.share if revision else 0.0  # per group
+    decoding = partial(
+        decode_steps,
+        facts,
+        rows,
+        draws=_draws(treatment, sampled * len(rows)),
+        rollouts_per_batch=treatment.rollouts_per_batch,
+    )
     return pd.DataFrame(
         {
+            "iterations": treatment.dealt / len(rows),
             "groups": kept * (1 - uniform + equal),
             "uniform_groups": kept * equal,
             "rollouts": sampled * size,
             "sampled_steps": drawn * (size + first_answers) * steps,
+            "decode_steps": (
+                decoding(drawn * size) + decoding(drawn * first_answers * np.ones_like(size))
+            )
+            / len(rows),
             "trained_steps": trained.expected * steps,
             "sampling_flops": drawn
             * (sampling(size) + first_answers * sampling(np.ones_like(size))),
@@ -286,6 +300,14 @@ def _visited(selection: Selection, uniform: Floats) -> tuple[float, float]:
     return sampled / planned, min(budget.prompts / max(planned * mixed, TINY), sampled / planned)
 
 
+def _draws(treatment: Treatment, prompts: float) -> float:
+    """Returns how often a pass over the plan samples, which draws this many prompts in all."""
+    budget = treatment.selection.budget
+    if budget is None or treatment.selection.keeps_uniform:
+        return treatment.dealt
+    return prompts / budget.prompts_per_batch  # outcomes are read after every batch
+
+
 def _update_flops(
     rows: Ints, trained: TrainedGroups, sampled: TrainedGroups, treatment: Treatment, facts: Facts
 ) -> Floats:
@@ -302,6 +324,35 @@ def _update_flops(
     if treatment.scores_reference_on_all:
         total = total + one_pass(sampled, parts=dealt, is_training=False)
     return total
+
+
+def decode_steps(
+    facts: Facts, rows: Ints, rollouts: Floats, *, draws: float, rollouts_per_batch: int
+) -> float:
+    """Returns the expected decode steps, of each batch as many as its longest rollout has.
+
+    Args:
+      rollouts: Expected number of sampled rollouts per prompt, of all draws.
+      draws: Number of times that prompts are sampled; each starts a batch.
+    """
+    total = float(rollouts.sum())
+    if not total:
+        return 0.0
+    batches = math.ceil(total / draws / rollouts_per_batch)
+    of_prompt = np.bincount(rows, weights=rollouts, minlength=len(facts.profile))
+    longest = expected_longest(
+        facts.rollouts["steps"].to_numpy(),
+        of_prompt[facts.rollouts["row"].to_numpy()],
+        count=total / draws / batches,
+    )
+    return draws * batches * longest
+
+
+def expected_longest(steps: Ints, weights: Floats, *, count: float) -> float:
+    """Returns the expected maximum of `count` draws, sum over t of 1 - P(steps <= t)^count."""
+    mass = np.bincount(steps, weights=weights)
+    at_most = mass.cumsum() / mass.sum()
+    return float((1 - np.minimum(at_most, 1.0) ** count).sum())
 
 
 def sampling_flops(facts: Facts, rows: Ints, sizes: Ints, *, rollouts_per_batch: int) -> Floats:
@@ -433,7 +484,8 @@ def compare_rounds(artifacts: Path, params: Parameters, facts: Facts) -> list[Co
     """Returns the comparisons of the finished rounds of `params`, in file order.
 
     Omits a round that has rollouts of prompts outside its curriculum phase, because it ran with
-    other parameters, and a round that stopped on a plateau: when is not predicted.
+    other parameters. A round that stopped on a plateau is predicted for the iterations that it
+    had: when it stops is not predicted.
 
     Raises:
       ArtifactError: If a file of a finished round is broken.
@@ -441,12 +493,18 @@ def compare_rounds(artifacts: Path, params: Parameters, facts: Facts) -> list[Co
     found = []
     for name, each in params.rounds.items():
         summary = artifacts / "training" / name / "summary.json"
-        if not summary.exists() or "plateau" in read_json(summary):
+        if not summary.exists():
             continue
-        actual = count_round(artifacts, name, facts)
+        arm = params.arms[each.arm]
+        actual = count_round(
+            artifacts, name, facts, rollouts_per_batch=arm.sampling.rollouts_per_batch
+        )
         planned = set(plan_phase(params, each.arm, each.phase, facts)["prompt_id"])
         if planned.issuperset(actual.prompts):
             predicted = predict_round(params, name, facts)
+            if "plateau" in read_json(summary):
+                done = count_iterations(summary) / arm.training.iterations_per_round
+                predicted = predicted.scaled(done)
             found.append(Compared(round=name, predicted=predicted, actual=actual.amounts))
     return found
 
@@ -459,17 +517,25 @@ class Counted:
     amounts: Amounts
 
 
-def count_round(artifacts: Path, name: str, facts: Facts) -> Counted:
-    """Returns prompts and amounts of all iterations of a round, counted in its artifacts."""
+def count_round(artifacts: Path, name: str, facts: Facts, *, rollouts_per_batch: int) -> Counted:
+    """Returns prompts and amounts of all iterations of a round, counted in its artifacts.
+
+    Which batch a rollout was in is not stored: each batch counts the longest of its iteration.
+    """
     costs = read_round_costs(artifacts, name)
     rollouts = read_rollouts(iterations_of(artifacts, name), facts.profile)
     judged = rollouts[is_judged(rollouts)]
+    is_first_sampled = costs.sampling["sampled_steps"] > costs.later_sampling["sampled_steps"]
+    sampled = rollouts if is_first_sampled else rollouts[rollouts["iteration"] > 0]  # else reused
+    lengths = sampled.groupby("iteration")["steps"].agg(["size", "max"])
     groups = judged.groupby(GROUP)["outcome"].agg(["size", "mean", "min", "max"])
     amounts = Amounts(
+        iterations=float(rollouts["iteration"].nunique()),
         groups=float(len(groups)),
         uniform_groups=float((groups["min"] == groups["max"]).sum()),
         rollouts=float(len(rollouts)),
         sampled_steps=float(costs.sampling["sampled_steps"]),
+        decode_steps=float((np.ceil(lengths["size"] / rollouts_per_batch) * lengths["max"]).sum()),
         trained_steps=float(costs.update["trained_steps"]),
         sampling_flops=float(costs.sampling["flops"]),
         update_flops=float(costs.update["flops"]),

@@ -16,11 +16,18 @@ from grpo.advice.prediction import (
     relative_error,
 )
 from grpo.advice.proposal import SIZES, Candidate, Proposal, propose
+from grpo.advice.seconds import ComparedSeconds, Rates, Seconds, compare_seconds, read_rates
 from grpo.allocation.posterior import DEAD_RATE
 from grpo.params.parameters import Parameters
 from grpo.params.yaml import dump_yaml
 from grpo.report.learned import explain_missing_signal
-from grpo.report.words import SPACE, format_count, format_flops, format_percent
+from grpo.report.words import (
+    SPACE,
+    format_count,
+    format_flops,
+    format_percent,
+    format_seconds,
+)
 from grpo.wiring.policies import draws_of_arm, draws_of_profile
 
 DASH = "-"
@@ -50,15 +57,18 @@ def advise(artifacts: Path, params: Parameters, file: Path) -> str:
     if not params.rounds:
         return "\n\n".join([_profile(facts), *_not_predicted(online)]).replace(SPACE, " ")
     proposal = propose(params, facts)
+    rates = read_rates(artifacts, params, facts)
     compared = compare_rounds(artifacts, params, facts)
     pasted = f"# Merge into {file}.\n{snippet(proposal)}" if proposal.chosen else ""
     sections = [
         _profile(facts),
         "\n".join([_arms(params, proposal, facts), *_not_predicted(online)]),
+        _seconds(proposal, facts, rates),
         _sizings(proposal, facts),
         pasted,
         CAVEAT,
         _comparison(params, compared) if compared else "",
+        "" if isinstance(rates, str) else _compared_seconds(params, compared, rates),
     ]
     return "\n\n".join(filter(None, sections)).replace(SPACE, " ")
 
@@ -207,6 +217,29 @@ def _unlike_draws(params: Parameters, facts: Facts) -> list[str]:
     ]
 
 
+def _seconds(proposal: Proposal, facts: Facts, rates: Rates | str) -> str:
+    """Returns the predicted seconds of every arm, or why there are none."""
+    if isinstance(rates, str):
+        return f"Seconds are not predicted: {rates}"
+    params = proposal.params
+    rows = [["arm", "sampling", "updates", "judging", "rest", "profile", "all"]]
+    for arm in params.arms:
+        if params.rounds_of(arm):
+            rounds = len(params.chain(arm)) - 1
+            seconds = rates.predict(predict_arm(params, arm, facts), rounds=rounds)
+            profile = rates.profile if profile_flops(params, arm, facts) else 0.0
+            parts = [seconds.sampling, seconds.updates, seconds.judging, seconds.rest]
+            shown = [format_seconds(each) if each else DASH for each in [*parts, profile]]
+            rows.append([arm, *shown, format_seconds(seconds.total + profile)])
+    return "\n".join(
+        [
+            "SECONDS  predicted for all rounds of each, at the rates of this workspace",
+            *_table(rows),
+            "Rest: start-up of the stages, reading and writing. Evaluations are not counted.",
+        ]
+    )
+
+
 def _sizings(proposal: Proposal, facts: Facts) -> str:
     """Returns, by group size, the cost of as many groups with signal as the reference has."""
     rows = [["group size", "prompts", "of", "rates", "equal", "FLOPs", "signal", ""]]
@@ -287,6 +320,42 @@ def _pair(predicted: Amounts, actual: Amounts) -> list[str]:
         _with_error(predicted.trained_steps, actual.trained_steps, _format_number),
         _with_error(*shares, format_percent),
         _with_error(predicted.flops, actual.flops, format_flops),
+    ]
+
+
+def _compared_seconds(params: Parameters, compared: Sequence[Compared], rates: Rates) -> str:
+    """Returns predicted and measured seconds of finished rounds and their sums per arm."""
+    found = compare_seconds(compared, rates)
+    lines = []
+    if found:
+        rows = [["round", "sampling", "updates", "all", "all, of counted amounts"]]
+        rows += [[each.round, *_seconds_pairs([each])] for each in found]
+        for arm in params.arms:
+            own = [each for each in found if params.rounds[each.round].arm == arm]
+            if len(own) > 1:
+                rows.append([f"all of {arm}", *_seconds_pairs(own)])
+        lines = [
+            "SECONDS  predicted / measured, and the relative error",
+            *_table(rows),
+            "Of counted amounts: predicted from counted steps and FLOPs, without the errors of "
+            "those.",
+        ]
+    missing = {each.round for each in compared} - {each.round for each in found}
+    if missing:
+        lines.append(f"Not measured in this workspace: {', '.join(sorted(missing))}.")
+    return "\n".join(lines)
+
+
+def _seconds_pairs(each: Sequence[ComparedSeconds]) -> list[str]:
+    predicted, at_counted, measured = (
+        Seconds.of([getattr(one, name) for one in each])
+        for name in ("predicted", "at_counted", "measured")
+    )
+    return [
+        _with_error(predicted.sampling, measured.sampling, format_seconds),
+        _with_error(predicted.updates, measured.updates, format_seconds),
+        _with_error(predicted.total, measured.total, format_seconds),
+        _with_error(at_counted.total, measured.total, format_seconds),
     ]
 
 

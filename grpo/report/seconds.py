@@ -109,22 +109,30 @@ def seconds_by_part(run: Run, usages: Mapping[str, Usage], arm: str) -> dict[str
 
     The last entry, `total`, is their sum.
     """
-    seconds = dict.fromkeys(PARTS, 0.0)
     behind = [usages[stage] for stage in _stages_behind(run, arm, run.chain(arm)[1:])]
-    for usage in behind:
+    return {**sum_by_part(behind), "total": sum(usage.seconds for usage in behind)}
+
+
+def sum_by_part(usages: Iterable[Usage]) -> dict[str, float]:
+    """Returns the seconds of several stages by PARTS."""
+    seconds = dict.fromkeys(PARTS, 0.0)
+    for usage in usages:
         known = 0.0
         for part, passed in usage.seconds_by_part.items():
             if part in ACTIVITY_OF_PART:
                 seconds[PART_OF_ACTIVITY[ACTIVITY_OF_PART[part]]] += passed
                 known += passed
         seconds["other"] += usage.seconds - known
-    return {**seconds, "total": sum(usage.seconds for usage in behind)}
+    return seconds
 
 
 def _stages_behind(run: Run, arm: str, rounds: Iterable[str]) -> list[str]:
     names = list(rounds)
     arms = {arm, *(run.params.rounds[name].arm for name in names)}
     profile = ["profile"] if any(reads_profile(run.params, each) for each in arms) else []
-    return profile + [
-        f"{stage}@{name}" for name in names for stage in ("rollout", "score", "train")
-    ]
+    return profile + [stage for name in names for stage in stages_of_round(name)]
+
+
+def stages_of_round(name: str) -> list[str]:
+    """Returns the stages that make a round, without its evaluation."""
+    return [f"{stage}@{name}" for stage in ("rollout", "score", "train")]

@@ -312,7 +312,7 @@ def test_many_iterations_are_read_in_less_than_a_second(artifacts: Path) -> None
 
 def test_advice_counts_what_all_iterations_did(trained: Path) -> None:
     facts = SimpleNamespace(profile=read_table(trained / "profile/prompts.parquet", PROFILE))
-    counted = count_round(trained, ROUND, facts)
+    counted = count_round(trained, ROUND, facts, rollouts_per_batch=1000)
     files = iterations_of(trained, ROUND)
     whole = read_json(trained / f"training/{ROUND}/summary.json")["cost"]
     first = read_json(trained / f"rollouts/{ROUND}/summary.json")["cost"]
@@ -324,6 +324,7 @@ def test_advice_counts_what_all_iterations_did(trained: Path) -> None:
     assert amounts.uniform_groups == 1  # `never`, in the first iteration
     assert amounts.flops == whole["flops"] + first["flops"]
     assert amounts.sampling_flops == first["flops"] + 2 * 3
+    assert amounts.decode_steps == sum(each["steps"].max() for each in tables)
     assert amounts.sampled_steps == first["sampled_steps"] + 2 * cost(3)["sampled_steps"]
 
 
