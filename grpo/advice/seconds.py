@@ -120,10 +120,9 @@ def read_rates(artifacts: Path, params: Parameters, facts: Facts) -> Rates | str
       ArtifactError: If the summary of the warm-up is missing or broken.
     """
     base, profile = read_usage(BASE), read_usage(PROFILE)
-    measured = {BASE: base, PROFILE: profile}
-    missing = [str(USAGE / f"{stage}.json") for stage, usage in measured.items() if usage is None]
     if base is None or profile is None:
-        return f"{' and '.join(missing)} must exist: the stage was not measured in this workspace."
+        missing = [name for name, usage in ((BASE, base), (PROFILE, profile)) if usage is None]
+        return f"this workspace has not measured {' and '.join(missing)} ({USAGE}/STAGE.json)."
     if WARM_UP not in base.seconds_by_part:
         return "the base has no warm-up, from which the seconds of updates would be known."
     if "sampling" not in profile.seconds_by_part:

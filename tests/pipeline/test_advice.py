@@ -9,7 +9,8 @@ import pytest
 
 from grpo.__main__ import main
 from grpo.advice.facts import Facts, read_facts
-from grpo.advice.prediction import compare_rounds
+from grpo.advice.prediction import compare_rounds, predict_round
+from grpo.advice.seconds import calibrate
 from grpo.params.parameters import Parameters, read_params
 from grpo.params.yaml import dump_yaml, parse_yaml
 from grpo.runtime.artifacts.files import read_json, write_json
@@ -70,13 +71,39 @@ def test_counted_amounts_are_those_of_the_artifacts(
         assert each.actual.sampling_flops == summary["cost"]["flops"]
 
 
-def test_a_round_that_stopped_on_a_plateau_is_not_compared(workspace: Path, params: Parameters):
-    summary = workspace / "artifacts" / "training" / "sgpo-1" / "summary.json"
-    plateau = {"before": 0.5, "after": 0.5, "planned_iterations": 9}
-    write_json(summary, {**read_json(summary), "plateau": plateau})
+def test_a_round_that_stopped_on_a_plateau_is_compared_for_the_iterations_that_it_had(
+    workspace: Path, params: Parameters, facts: Facts
+):
     artifacts = workspace / "artifacts"
-    compared = compare_rounds(artifacts, params, read_facts(artifacts, params))
-    assert [each.round for each in compared] == ["uniform-1"]
+    whole = compare_rounds(artifacts, params, facts)[1]
+    summary = artifacts / "training" / "sgpo-1" / "summary.json"
+    plateau = {"before": 0.5, "after": 0.5, "planned_iterations": 4}
+    write_json(summary, {**read_json(summary), "plateau": plateau})
+    arm = params.arms["sgpo"]
+    training = arm.training.model_copy(update={"iterations_per_round": 4})
+    longer = arm.model_copy(update={"training": training})
+    changed = params.model_copy(update={"arms": {**params.arms, "sgpo": longer}})
+    stopped = compare_rounds(artifacts, changed, facts)[1]
+    assert (stopped.round, stopped.actual) == (whole.round, whole.actual)
+    # The prompts of the phase are dealt to the four planned iterations, of which it had one.
+    for name in ("iterations", "groups", "rollouts", "sampled_steps", "trained_steps"):
+        planned = getattr(predict_round(changed, "sgpo-1", facts), name)
+        assert getattr(stopped.predicted, name) == pytest.approx(planned / 4)
+
+
+def test_the_timed_batches_are_those_of_the_base_and_nothing_is_written(
+    workspace: Path, params: Parameters, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(workspace)
+    before = sorted(workspace.rglob("*"))
+    timed = calibrate(workspace / "artifacts", params)
+    for small, large in timed:
+        assert 0 < small.seconds < large.seconds
+        assert small.proportional < large.proportional
+    for steps in (timed.sampling[0].fixed, timed.sampling[1].fixed):
+        assert 0 < steps <= params.policy.max_steps
+    assert [each.fixed for each in timed.judging] == [1.0, 1.0]
+    assert sorted(workspace.rglob("*")) == before
 
 
 def test_the_command_prints_an_arm_to_paste_and_what_happened(
