@@ -37,8 +37,10 @@ STAGES_OF_ROUND = len(stages_of_round(""))
 PROFILE: Final = "profile"
 WARM_UP = "warm-up"  # the part of the stage base that trains
 SMALL, LARGE = 2, 32  # prompts of the two timed batches
+LARGE_FRACTION = 0.05  # of the profile's prompts: the most that the large batch takes
 ROLLOUTS_PER_PROMPT = 8  # of the timed batches
-REPEATS = 5  # of each timed batch; the fastest counts
+REPEATS = 5  # of each timed batch, at most; the fastest counts
+REPEAT_SECONDS = 10.0  # after which no further repeat starts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,8 +166,10 @@ def split_seconds(whole: Work, small: Work, large: Work) -> tuple[float, float]:
     """Returns seconds per fixed and per proportional unit, at which `whole` took what it took.
 
     The batches give only their ratio, because the machine may be more or less busy now. A negative
-    rate, which noise can cause, counts as 0.
+    rate, which noise can cause, counts as 0. Batches that differ only in size give no fixed rate.
     """
+    if small.fixed * large.proportional <= large.fixed * small.proportional:
+        return 0.0, whole.seconds / whole.proportional
     per_fixed = max(small.seconds * large.proportional - large.seconds * small.proportional, 0.0)
     per_unit = max(small.fixed * large.seconds - large.fixed * small.seconds, 0.0)
     scale = whole.seconds / (per_fixed * whole.fixed + per_unit * whole.proportional)
@@ -186,14 +190,19 @@ def calibrate(artifacts: Path, params: Parameters) -> Calibration:
     base, tasks = artifacts / "policies" / BASE, artifacts / "prompts" / "train.parquet"
     setup = SamplingSetup(params=params, prompts=tasks, purpose=PROFILE, base=base, policy=base)
     prompts, shaping = read_table(tasks, PROMPTS), build_shaping(params)
-    batches = [prompts.iloc[:: max(1, len(prompts) // n)].head(n) for n in (SMALL, LARGE)]
+    large = max(2 * SMALL, min(LARGE, int(LARGE_FRACTION * len(prompts))))
+    batches = [prompts.iloc[:: max(1, len(prompts) // n)].head(n) for n in (SMALL, large)]
+    repeats: list[list[tuple[Work, Work]]] = []
     with open_executor(make_sampling_work, setup) as executor:
-        # In turn, so that both see the same load; the first round, which is slower, is left out.
-        rounds = [
-            [time_batch(executor, batch, shaping) for batch in batches] for _ in range(1 + REPEATS)
-        ][1:]
+        start = time.perf_counter()
+        while len(repeats) < 2 or (
+            len(repeats) < 1 + REPEATS and time.perf_counter() - start < REPEAT_SECONDS
+        ):
+            # In turn, so that both batches see the same load.
+            repeats.append([time_batch(executor, batch, shaping) for batch in batches])
+    repeats.pop(0)  # the first batches are slower
     (small_sampling, small_judging), (large_sampling, large_judging) = (
-        [min(work) for work in zip(*times, strict=True)] for times in zip(*rounds, strict=True)
+        [min(work) for work in zip(*times, strict=True)] for times in zip(*repeats, strict=True)
     )
     return Calibration(
         sampling=(small_sampling, large_sampling), judging=(small_judging, large_judging)

@@ -145,6 +145,8 @@ def test_a_rate_that_noise_makes_negative_is_zero_and_the_whole_keeps_its_second
     assert split_seconds(whole, small, large) == (10.0 / 50, 0.0)
     small, large = Work(0.01, 10, 10), Work(1.0, 10, 100)  # ten times the work, 100 times slower
     assert split_seconds(whole, small, large) == (0.0, 10.0 / 1000)
+    small, large = Work(1.0, 10, 10), Work(2.0, 20, 20)
+    assert split_seconds(whole, small, large) == (0.0, 10.0 / 1000)
 
 
 def test_measured_seconds_are_those_of_the_usages():

@@ -126,6 +126,25 @@ def test_the_command_prints_an_arm_to_paste_and_what_happened(
     assert all(len(line) <= 120 for line in out.splitlines())
 
 
+def test_the_command_prints_seconds_where_stages_were_measured(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    """Without measurements, one line says so; the stages of sgpo-1 are not measured."""
+    shutil.rmtree(workspace / ".runs", ignore_errors=True)
+    assert advise(workspace, monkeypatch, capsys)[1].count("Seconds are not predicted") == 1
+    parts = {"warm-up": 2.0, "sampling": 1.0, "judging": 0.5}
+    usage = {"seconds_by_part": parts, "seconds": 4.0}
+    for stage in ("base", "profile", "rollout@uniform-1", "score@uniform-1", "train@uniform-1"):
+        write_json(workspace / ".runs" / f"{stage}.json", usage)
+    code, out, err = advise(workspace, monkeypatch, capsys)
+    assert (code, err) == (0, "")
+    assert "SECONDS  predicted for all rounds of each" in out
+    measured = out[out.index("SECONDS  predicted / measured") :].splitlines()
+    assert "/ 12.0 s" in measured[2]  # the three stages of uniform-1
+    assert measured[-1] == "Not measured in this workspace: sgpo-1."
+    assert all(len(line) <= 120 for line in out.splitlines())
+
+
 @pytest.mark.parametrize("arms", [["sgpo"], ["uniform", "sgpo"]])
 def test_an_arm_that_allocates_online_is_not_predicted_and_one_line_says_so(
     workspace: Path,
