@@ -169,6 +169,34 @@ def reference_table(results: dict[str, Any]) -> str:
     return markdown_table(["seed", "arm", f"mean@{k} minus reference", *shares], rows)
 
 
+def claims(results: dict[str, Any]) -> list[str]:
+    """Returns what README and pages say of `composed` and of the pipeline's seconds."""
+    runs = results["runs"].values()
+    costs = [
+        (run["metrics"]["arms"][arm]["cost"]["flops"], run["seconds_of_arms"][arm]["total"])
+        for run in runs
+        for arm in ("composed", "plain")
+    ]
+    flops, seconds = (
+        _range([100 * own / other for own, other in zip(each[::2], each[1::2])])
+        for each in zip(*costs)
+    )
+    reached = [
+        100 * found / run["seconds_of_arms"]["plain"]["total"]
+        for run in runs
+        if (found := run["seconds_to_reference"]["composed"]) is not None
+    ]
+    return [
+        f"{flops} % of the FLOPs of `plain` and {seconds} % of its seconds",
+        f"after {' and '.join(f'{each:.0f}' for each in reached)} % of its seconds",
+        f"{_range([run['pipeline_seconds'] for run in runs])} seconds",
+    ]
+
+
+def _range(values: list[float]) -> str:
+    return f"{min(values):.0f} to {max(values):.0f}"
+
+
 def judges_table(results: dict[str, Any]) -> str:
     """Returns each judge's mean score of the base and of every arm, and the paired gain."""
     titles = ["seed", "arm", "score", "base", "after", "gain over base"]

@@ -395,6 +395,18 @@ def test_printed_outputs_on_pages_are_the_committed_files(output: str, page: str
     assert f"```text\n{printed}```" in (DOCS / f"{page}.md").read_text()
 
 
+def test_what_pages_say_of_the_default_run_follows_from_its_file():
+    of_arms, reached, seconds = demo.claims(results_of("demo"))
+    said = {
+        "README.md": [of_arms, reached, seconds],
+        "docs/results.md": [of_arms, reached],
+        "docs/tutorial.md": [seconds],
+    }
+    for page, claims in said.items():
+        text = " ".join((ROOT / page).read_text().split())
+        assert [each for each in claims if each not in text] == [], page
+
+
 def test_the_picture_of_the_readme_is_that_of_the_first_run():
     assert first_run.sha256(first_run.PICTURE) == results_of("first_run")["picture_sha256"]
 
