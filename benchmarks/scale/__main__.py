@@ -19,9 +19,8 @@ from grpo.runtime.artifacts.files import read_json, write_json
 
 OUT = RESULTS / "scale.json"
 ALLOCATION = RESULTS / "allocation_tokens.json"
-ALLOCATED = "greso_four"
-# The first has as many updates per round as the uniform GRPO of the runs; the second has twelve.
-REFERENCES = ("grpo_4", "uniform")
+ALLOCATED = "composed"
+REFERENCES = ("drop_uniform", "plain")  # the first is the uniform GRPO of the runs
 
 
 def main() -> None:
