@@ -19,7 +19,7 @@ from grpo.runtime.artifacts.files import write_json
 
 SUMMARY, ABOUT = RESULTS / "summary.txt", RESULTS / "first_run.json"
 PICTURE = ROOT / "docs" / "report.png"
-SIZE = (1200, 1290)  # the head of the report: sentences, table and curves
+SIZE = (1200, 1750)  # the head of the report: sentences, table and curves
 
 
 def main() -> int:
