@@ -41,12 +41,14 @@ check:
 quick: setup
 	$(MAKE) --no-print-directory -j 2 check test-laws
 
+LAWS := tests/objective tests/allocation tests/test_architecture.py
 test-laws:
-	pytest tests/objective tests/allocation tests/test_architecture.py
+	pytest $(LAWS)
 
-# Three jobs on two cores: stages and flows spend much of their time waiting.
+# Three jobs on two cores: stages and flows spend much of their time waiting. The longest start first.
+JOBS := test-pipeline test-core test-models test-laws test-flows test-pages check
 test: setup
-	$(MAKE) --no-print-directory -j 3 test-core test-pipeline test-flows test-models test-pages check
+	$(MAKE) --no-print-directory -j 3 $(JOBS)
 
 test-pipeline:
 	pytest tests/pipeline
@@ -63,7 +65,7 @@ test-models:
 	pytest tests/modalities
 
 test-core:
-	pytest $(addprefix --ignore=, tests/pipeline tests/modalities $(FLOWS) $(PAGES))
+	pytest $(addprefix --ignore=, tests/pipeline tests/modalities $(LAWS) $(FLOWS) $(PAGES))
 
 # Long tests: twins of the GPU recipes, teams, remote stages, lost ranks and workers, failing servers.
 # Then the tests of array code again, with types and shapes checked at every call.
