@@ -243,8 +243,8 @@ def draw_curve(
 
 def table(results: dict[str, Any]) -> str:
     """Returns rewards and the cost of each arm's whole run as a Markdown table."""
-    titles = ["arm", "gain in mean@8", "against plain", "last rise", "greedy", "pass@8"]
-    titles += ["FLOPs of plain's", "seconds of plain's"]
+    titles = ["arm", "gain in mean@8", f"against {REFERENCE}", "last rise", "greedy", "pass@8"]
+    titles += [f"FLOPs of {REFERENCE}'s", f"seconds of {REFERENCE}'s"]
     rows = list[list[str]]()
     gains = ("mean_at_k_gain", "against_reference", "last_rise", "greedy_gain", "pass_at_k_gain")
     for arm in read_arms():
@@ -255,8 +255,12 @@ def table(results: dict[str, Any]) -> str:
 
 
 def reach_table(results: dict[str, Any]) -> str:
-    """Returns the cost until an arm has the reward of plain and of drop_uniform, as a share."""
-    targets = {"reach": "plain", "nearly_reach": "98 % of plain", "reach_dropping": "drop_uniform"}
+    """Returns the cost until an arm has the reward of a reference, as a share of its cost."""
+    targets = {
+        "reach": REFERENCE,
+        "nearly_reach": f"{100 * NEARLY:.0f} % of {REFERENCE}",
+        "reach_dropping": DROPPING,
+    }
     names = [f"{cost}_to_{target}" for target in targets for cost in COSTS]
     titles = [f"{cost} to {each}" for each in targets.values() for cost in ("FLOPs", "seconds")]
     rows = [

@@ -12,10 +12,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 from benchmarks.intervals import in_words, mean_interval
 from grpo.runtime.artifacts.files import digest, read_json, write_json
@@ -144,19 +146,9 @@ def reference_table(results: dict[str, Any]) -> str:
     rows: list[list[str]] = []
     differences: dict[str, list[float]] = {}
     for seed, run in results["runs"].items():
-        arms, seconds = run["metrics"]["arms"], run["seconds_of_arms"]
         for name, found in run["metrics"]["comparisons"].items():
-            own, other = arms[name]["cost"], arms[found["reference"]]["cost"]
-            whole = seconds[found["reference"]]["total"]
-            reached = run["seconds_to_reference"][name]
-            shares = [
-                own["flops"] / other["flops"],
-                own["sampled_steps"] / other["sampled_steps"],
-                seconds[name]["total"] / whole,
-                found["flops"] / other["flops"] if found["reached"] else None,
-                reached and reached / whole,
-            ]
-            cells = ["never" if each is None else f"{each:.0%}" for each in shares]
+            costs = costs_of_reference(run, name).values()
+            cells = ["never" if each is None else f"{each:.0%}" for each in costs]
             rows.append([seed, name, in_words(found["difference"]), *cells])
             differences.setdefault(name, []).append(found["difference"]["value"])
     rows += [
@@ -169,32 +161,40 @@ def reference_table(results: dict[str, Any]) -> str:
     return markdown_table(["seed", "arm", f"mean@{k} minus reference", *shares], rows)
 
 
+def costs_of_reference(run: dict[str, Any], arm: str) -> dict[str, float | None]:
+    """Returns an arm's costs as shares of the reference's whole costs.
+
+    Those to reach the final reward of the reference are None if it is never reached.
+    """
+    found = run["metrics"]["comparisons"][arm]
+    reached = run["seconds_to_reference"][arm]
+    own, other = (run["metrics"]["arms"][name]["cost"] for name in (arm, found["reference"]))
+    spent, whole = (run["seconds_of_arms"][name]["total"] for name in (arm, found["reference"]))
+    return {
+        "flops": own["flops"] / other["flops"],
+        "sampled_steps": own["sampled_steps"] / other["sampled_steps"],
+        "seconds": spent / whole,
+        "flops_to_reach": found["flops"] / other["flops"] if found["reached"] else None,
+        "seconds_to_reach": reached and reached / whole,
+    }
+
+
 def claims(results: dict[str, Any]) -> list[str]:
     """Returns what README and pages say of `composed` and of the pipeline's seconds."""
     runs = results["runs"].values()
-    costs = [
-        (run["metrics"]["arms"][arm]["cost"]["flops"], run["seconds_of_arms"][arm]["total"])
-        for run in runs
-        for arm in ("composed", "plain")
-    ]
-    flops, seconds = (
-        _range([100 * own / other for own, other in zip(each[::2], each[1::2])])
-        for each in zip(*costs)
-    )
-    reached = [
-        100 * found / run["seconds_of_arms"]["plain"]["total"]
-        for run in runs
-        if (found := run["seconds_to_reference"]["composed"]) is not None
-    ]
+    shares = pd.DataFrame([costs_of_reference(run, "composed") for run in runs], dtype=float) * 100
+    reached = " and ".join(f"{each:.0f}" for each in shares["seconds_to_reach"].dropna())
+    flops, seconds = _range(shares["flops"]), _range(shares["seconds"])
     return [
         f"{flops} % of the FLOPs of `plain` and {seconds} % of its seconds",
-        f"after {' and '.join(f'{each:.0f}' for each in reached)} % of its seconds",
+        f"after {reached} % of its seconds",
         f"{_range([run['pipeline_seconds'] for run in runs])} seconds",
     ]
 
 
-def _range(values: list[float]) -> str:
-    return f"{min(values):.0f} to {max(values):.0f}"
+def _range(values: Iterable[float]) -> str:
+    lowest, *_, highest = sorted(values)
+    return f"{lowest:.0f} to {highest:.0f}"
 
 
 def judges_table(results: dict[str, Any]) -> str:

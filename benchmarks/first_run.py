@@ -7,7 +7,6 @@ results/summary.txt, which docs/tutorial.md quotes, docs/report.png, and results
 the revision, the machine and the picture's digest.
 """
 
-import hashlib
 import re
 import sys
 from pathlib import Path
@@ -15,7 +14,7 @@ from pathlib import Path
 from benchmarks.browser import HOW_TO_GET, Page, find_chromium, open_browser
 from benchmarks.demo import RESULTS, ROOT, fresh_clone, machine, output_of, revision_of, time_module
 from benchmarks.screenshots import save_small
-from grpo.runtime.artifacts.files import write_json
+from grpo.runtime.artifacts.files import sha256_of, write_json
 
 SUMMARY, ABOUT = RESULTS / "summary.txt", RESULTS / "first_run.json"
 PICTURE = ROOT / "docs" / "report.png"
@@ -36,7 +35,7 @@ def main() -> int:
         with open_browser(chromium) as browser:
             picture_report(browser, workspace / "artifacts" / "report" / "index.html", PICTURE)
     about = {"command": "python -m benchmarks.first_run", "revision": revision}
-    write_json(ABOUT, {**about, "machine": machine(), "picture_sha256": sha256(PICTURE)})
+    write_json(ABOUT, {**about, "machine": machine(), "picture_sha256": sha256_of(PICTURE)})
     return 0
 
 
@@ -45,11 +44,6 @@ def picture_report(browser: Page, report: Path, target: Path) -> None:
     browser.resize(*SIZE).open(report.as_uri())
     browser.wait_until("document.querySelector('svg')?.clientHeight")
     save_small(browser.picture(), target)
-
-
-def sha256(file: Path) -> str:
-    """Returns the SHA-256 of a file's content."""
-    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 if __name__ == "__main__":

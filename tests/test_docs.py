@@ -49,6 +49,7 @@ from grpo.params.parameters import (
 )
 from grpo.params.yaml import parse_yaml
 from grpo.rewards.base import Task
+from grpo.runtime.artifacts.files import sha256_of
 from grpo.runtime.artifacts.tables import PROMPTS, validate
 from grpo.sampling.judging import judge_text
 from grpo.tasks import find_task, task_kinds
@@ -408,7 +409,7 @@ def test_what_pages_say_of_the_default_run_follows_from_its_file():
 
 
 def test_the_picture_of_the_readme_is_that_of_the_first_run():
-    assert first_run.sha256(first_run.PICTURE) == results_of("first_run")["picture_sha256"]
+    assert sha256_of(first_run.PICTURE) == results_of("first_run")["picture_sha256"]
 
 
 def test_the_tables_of_profiles_are_those_of_the_committed_files():

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -31,6 +32,7 @@ from grpo.report.words import (
 from grpo.wiring.policies import draws_of_arm, draws_of_profile
 
 DASH = "-"
+Each = TypeVar("Each", bound=Compared | ComparedSeconds)
 CAVEAT = """\
 Predictions cover cost and the number of groups with both outcomes under the base policy; both
 change as the policy learns. They do not say which arm learns more. FLOPs are not seconds: a step
@@ -297,13 +299,7 @@ def _sizing(each: Candidate, proposal: Proposal) -> list[str]:
 def _comparison(params: Parameters, compared: Sequence[Compared]) -> str:
     """Returns predicted and counted amounts of finished rounds and their sums per arm."""
     rows = [["round", "sampled steps", "trained steps", "equal", "FLOPs"]]
-    rows += [[each.round, *_pair(each.predicted, each.actual)] for each in compared]
-    for arm in params.arms:
-        own = [each for each in compared if params.rounds[each.round].arm == arm]
-        if len(own) > 1:
-            predicted = Amounts.of([each.predicted for each in own])
-            actual = Amounts.of([each.actual for each in own])
-            rows.append([f"all of {arm}", *_pair(predicted, actual)])
+    rows += _by_round_and_arm(params, compared, _amount_pairs)
     return "\n".join(
         [
             "WHAT HAPPENED  predicted / counted, and the relative error",
@@ -313,7 +309,25 @@ def _comparison(params: Parameters, compared: Sequence[Compared]) -> str:
     )
 
 
-def _pair(predicted: Amounts, actual: Amounts) -> list[str]:
+def _by_round_and_arm(
+    params: Parameters, compared: Sequence[Each], cells: Callable[[Sequence[Each]], list[str]]
+) -> list[list[str]]:
+    """Returns a row per round, then one per arm of several rounds.
+
+    Args:
+      cells: Returns the cells of the sum of several rounds.
+    """
+    rows = [[each.round, *cells([each])] for each in compared]
+    for arm in params.arms:
+        own = [each for each in compared if params.rounds[each.round].arm == arm]
+        if len(own) > 1:
+            rows.append([f"all of {arm}", *cells(own)])
+    return rows
+
+
+def _amount_pairs(compared: Sequence[Compared]) -> list[str]:
+    predicted = Amounts.of([each.predicted for each in compared])
+    actual = Amounts.of([each.actual for each in compared])
     shares = predicted.uniform_fraction, actual.uniform_fraction
     return [
         _with_error(predicted.sampled_steps, actual.sampled_steps, _format_number),
@@ -329,11 +343,7 @@ def _compared_seconds(params: Parameters, compared: Sequence[Compared], rates: R
     lines = []
     if found:
         rows = [["round", "sampling", "updates", "all", "all, of counted amounts"]]
-        rows += [[each.round, *_seconds_pairs([each])] for each in found]
-        for arm in params.arms:
-            own = [each for each in found if params.rounds[each.round].arm == arm]
-            if len(own) > 1:
-                rows.append([f"all of {arm}", *_seconds_pairs(own)])
+        rows += _by_round_and_arm(params, found, _seconds_pairs)
         lines = [
             "SECONDS  predicted / measured, and the relative error",
             *_table(rows),
@@ -346,11 +356,10 @@ def _compared_seconds(params: Parameters, compared: Sequence[Compared], rates: R
     return "\n".join(lines)
 
 
-def _seconds_pairs(each: Sequence[ComparedSeconds]) -> list[str]:
-    predicted, at_counted, measured = (
-        Seconds.of([getattr(one, name) for one in each])
-        for name in ("predicted", "at_counted", "measured")
-    )
+def _seconds_pairs(compared: Sequence[ComparedSeconds]) -> list[str]:
+    predicted = Seconds.of([each.predicted for each in compared])
+    at_counted = Seconds.of([each.at_counted for each in compared])
+    measured = Seconds.of([each.measured for each in compared])
     return [
         _with_error(predicted.sampling, measured.sampling, format_seconds),
         _with_error(predicted.updates, measured.updates, format_seconds),

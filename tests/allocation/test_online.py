@@ -192,6 +192,8 @@ def test_the_profile_is_the_first_data_and_is_not_counted_twice():
 def test_the_prior_is_that_of_all_prompts():
     counts = {f"p{each}": 0.0 for each in range(30)}
     hard: History = {SUCCESSES: counts, FAILURES: dict.fromkeys(counts, 8.0)}
+    unseen = posterior_of(pool(1), {})
+    assert (unseen.alpha, unseen.beta) == (1.0, 1.0)
     assert fit_to(hard, [*counts, "unknown"], fewest=31) is None
     prior = fit_to(hard, [*counts, "unknown"], fewest=30)
     assert prior
