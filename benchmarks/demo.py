@@ -2,12 +2,16 @@
 
 python -m benchmarks.demo 0 1 2        # writes benchmarks/results/demo.json
 python -m benchmarks.demo 0 --recipe recipes/reasoning-smollm2.yaml    # reasoning-smollm2.json
+
+Writes the results after every seed. A call that was interrupted goes on where it stopped; the seed
+it stopped in has no pipeline_seconds.
 """
 
 import argparse
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -26,6 +30,7 @@ from grpo.runtime.markdown import markdown_table
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
+WORK = ROOT / ".work" / "demo"
 SERVERS = ("PREFECT_API_URL", "MLFLOW_TRACKING_URI")
 
 
@@ -36,50 +41,66 @@ def main() -> None:
     parser.add_argument("--recipe", default="params.yaml", help="a file of the repository")
     chosen = parser.parse_args()
     recipe = Path(chosen.recipe)
-    revision = revision_of("HEAD")
-    runs = {str(seed): run_seed(seed, recipe, revision) for seed in chosen.seeds}
     out = RESULTS / f"{'demo' if recipe.stem == 'params' else recipe.stem}.json"
-    seeds = " ".join(map(str, chosen.seeds))
-    write_json(
-        out,
-        {
-            "revision": revision,
-            "command": f"python -m benchmarks.demo {seeds} --recipe {recipe.as_posix()}",
-            "machine": machine(),
-            "runs": runs,
-        },
-    )
+    revision = revision_of("HEAD")
+    for seed in chosen.seeds:
+        workspace = WORK / f"{out.stem}-{revision[:10]}-{seed}"
+        record_run(out, recipe, revision, seed, run_seed(seed, recipe, revision, workspace))
+        shutil.rmtree(workspace)
     results = read_json(out)
     print(
         *(each(results) for each in (table, reference_table, judges_table, times_table)), sep="\n\n"
     )
 
 
-def run_seed(seed: int, recipe: Path, revision: str) -> dict[str, Any]:
-    """Returns the report's numbers and the seconds of one run in a fresh clone."""
-    with fresh_clone(revision) as workspace:
-        params = (workspace / recipe).read_text().replace("seed: 0\n", f"seed: {seed}\n", 1)
-        (workspace / "params.yaml").write_text(params)
-        seconds = time_module(workspace, "flows.reproduce")
-        usage = read_usage(workspace)
-        summary = json.loads(output_of(workspace, "grpo", "summary", "--json"))
-        return {
-            "metrics": read_json(workspace / "artifacts" / "report" / "metrics.json"),
-            "seconds_of_arms": {name: arm["seconds"] for name, arm in summary["arms"].items()},
-            "seconds_to_reference": {
-                name: arm["seconds_to_reference"] for name, arm in summary["arms"].items()
-            },
-            "pipeline_seconds": round(seconds, 1),
-            "stage_cpu_seconds": round(sum(each["cpu_seconds"] for each in usage), 1),
-            "peak_bytes": max(each["peak_bytes"] for each in usage),
-            "dvc_lock_sha256": digest([], (workspace / "dvc.lock").read_text()),
-        }
+def record_run(out: Path, recipe: Path, revision: str, seed: int, run: dict[str, Any]) -> None:
+    """Adds a seed's run to the results, from which it removes runs of other revisions."""
+    stored: dict[str, Any] = read_json(out) if out.exists() else {}
+    runs = stored["runs"] if stored.get("revision") == revision else {}
+    runs |= {str(seed): run}
+    seeds = " ".join(sorted(runs, key=int))
+    command = f"python -m benchmarks.demo {seeds} --recipe {recipe.as_posix()}"
+    about = {"revision": revision, "command": command, "machine": machine()}
+    write_json(out, {**about, "runs": runs})
+
+
+def run_seed(seed: int, recipe: Path, revision: str, workspace: Path) -> dict[str, Any]:
+    """Returns the report's numbers and the seconds of one run.
+
+    Args:
+      workspace: A clone that an interrupted call left, or a folder to be made.
+    """
+    is_resumed = workspace.exists()
+    if not is_resumed:
+        workspace.parent.mkdir(parents=True, exist_ok=True)
+        with fresh_clone(revision, workspace.parent) as clone:
+            params = (clone / recipe).read_text().replace("seed: 0\n", f"seed: {seed}\n", 1)
+            (clone / "params.yaml").write_text(params)
+            clone.rename(workspace)
+    seconds = time_module(workspace, "flows.reproduce")
+    usage = read_usage(workspace)
+    summary = json.loads(output_of(workspace, "grpo", "summary", "--json"))
+    return {
+        "metrics": read_json(workspace / "artifacts" / "report" / "metrics.json"),
+        "seconds_of_arms": {name: arm["seconds"] for name, arm in summary["arms"].items()},
+        "seconds_to_reference": {
+            name: arm["seconds_to_reference"] for name, arm in summary["arms"].items()
+        },
+        "pipeline_seconds": None if is_resumed else round(seconds, 1),
+        "stage_cpu_seconds": round(sum(each["cpu_seconds"] for each in usage), 1),
+        "peak_bytes": max(each["peak_bytes"] for each in usage),
+        "dvc_lock_sha256": digest([], (workspace / "dvc.lock").read_text()),
+    }
 
 
 @contextmanager
-def fresh_clone(revision: str) -> Iterator[Path]:
-    """Yields a fresh clone of a commit, which is deleted after the block."""
-    with tempfile.TemporaryDirectory() as folder:
+def fresh_clone(revision: str, inside: Path | None = None) -> Iterator[Path]:
+    """Yields a fresh clone of a commit, which is deleted after the block unless it was moved.
+
+    Args:
+      inside: An existing folder; the system's temporary folder if None.
+    """
+    with tempfile.TemporaryDirectory(dir=inside) as folder:
         workspace = Path(folder) / "workspace"
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(workspace)], check=True)
         subprocess.run(["git", "checkout", "--quiet", revision], cwd=workspace, check=True)
