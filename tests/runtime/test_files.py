@@ -223,6 +223,23 @@ def test_a_lock_is_held_by_one_process_and_freed_by_its_death(tmp_path: Path):
         pass
 
 
+def test_a_large_file_that_is_given_twice_is_hashed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Two threads that write the same entry of the cache would remove each other's temporary."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("grpo.runtime.artifacts.files.LARGE_BYTES", 8)
+    monkeypatch.setattr("grpo.runtime.artifacts.files.TICK_SECONDS", 0.0)
+    read: list[int] = []
+    sha256 = hashlib.file_digest
+    monkeypatch.setattr(hashlib, "file_digest", lambda *a: read.append(1) or sha256(*a))
+    large = Path("large")
+    large.write_bytes(b"12345678")
+    time.sleep(0.02)
+    assert digest([large, large]) == digest([large, large])
+    assert len(read) == 1
+
+
 def test_large_files_that_are_hashed_side_by_side_have_the_same_digest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -254,7 +254,8 @@ def _files_in(path: Path) -> Iterator[Path]:
 
 def _known_hashes(files: Sequence[Path]) -> Iterator[str]:
     """Yields `known_sha256` of files; several large ones are hashed side by side."""
-    large = [each for each in files if each.stat().st_size >= LARGE_BYTES]
+    # Each once: a base policy is evaluated as base and as policy.
+    large = list(dict.fromkeys(each for each in files if each.stat().st_size >= LARGE_BYTES))
     if len(large) > 1:
         with ThreadPoolExecutor(HASHED_AT_ONCE) as threads:
             hashes = dict(zip(large, threads.map(known_sha256, large)))
