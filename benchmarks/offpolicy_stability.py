@@ -14,11 +14,12 @@ import copy
 import json
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor, nn
@@ -46,19 +47,16 @@ from grpo.training.audits import Auditor
 from grpo.training.batches import plan_batches
 from grpo.training.frozen import compute_log_probs
 from grpo.training.metrics import UpdateMetrics
-from grpo.training.updates import Loss, TrainingSettings, run_update
+from grpo.training.updates import Loss, run_update
 from grpo.types import Rollouts
 from grpo.wiring.policies import build_base, make_optimizer
 from grpo.wiring.rewards import build_reward
 from grpo.wiring.tasks import build_prompts
 
-OUT = RESULTS / "offpolicy_stability.json"
-WORK = ROOT / ".work" / "offpolicy_stability"
 SEEDS = (0, 1, 2)
-UPDATES, UPDATES_PER_EVALUATION = 48, 16
 PROMPTS_PER_UPDATE, ROLLOUTS_PER_PROMPT = 8, 8
 EVALUATION_PROMPTS, EVALUATION_ROLLOUTS = 300, 4
-LEARNING_RATE = 3e-4
+MAX_GRAD_NORM, TOKENS_PER_MICROBATCH = 1.0, 16_384
 COLUMNS = (
     *("outcome_mean", "trained_rollouts", "clip_fraction", "kl_to_start", "ratio_min"),
     "ratio_max",
@@ -66,7 +64,6 @@ COLUMNS = (
 DIGITS = 6
 SHAPE: dict[str, int | float | str | bool] = {
     "hidden_size": 96,
-    "head_dim": 24,
     "num_hidden_layers": 3,
     "num_attention_heads": 4,
     "num_key_value_heads": 4,
@@ -74,9 +71,10 @@ SHAPE: dict[str, int | float | str | bool] = {
     "tie_word_embeddings": True,
     "initializer_range": 0.04,
 }
+Base = tuple[str, dict[str, int | float | str | bool]]  # architecture, config
 # Same model family; per token, two active experts of width 144 match the dense layer of 288.
-BASES: dict[str, tuple[str, dict[str, int | float | str | bool]]] = {
-    "dense": ("Qwen3ForCausalLM", {**SHAPE, "intermediate_size": 288}),
+BASES: dict[str, Base] = {
+    "dense": ("Qwen3ForCausalLM", {**SHAPE, "head_dim": 24, "intermediate_size": 288}),
     "moe": (
         "Qwen3MoeForCausalLM",
         {
@@ -90,6 +88,22 @@ BASES: dict[str, tuple[str, dict[str, int | float | str | bool]]] = {
 }
 CLIP = {"low": 0.2, "high": 0.28}
 GSPO_CLIP, GSPO_STEPS = {"low": 3e-4, "high": 4e-4}, 1000  # of the paper, for long rollouts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suite:
+    """What all runs of one results file share."""
+
+    name: str  # of the results
+    params: Parameters  # task, warm-up, judge and decoding
+    bases: dict[str, Base]  # by model
+    updates: int
+    updates_per_evaluation: int
+    learning_rate: float
+
+    @property
+    def out(self) -> Path:
+        return RESULTS / f"{self.name}.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +125,7 @@ class Case:
 class Bench:
     """Inputs that all runs of one model share."""
 
+    suite: Suite
     params: Parameters
     tables: PromptTables
     directory: Path  # of the base policy
@@ -142,23 +157,23 @@ def kinds(*, is_stale: bool) -> list[tuple[str, RoutingMode]]:
     return [("dense", "live"), ("moe", "live"), ("moe", "replay_sampled"), *stale]
 
 
-def prepare(model: str) -> Bench:
+def prepare(suite: Suite, model: str) -> Bench:
     """Returns prompts and base policy of a model; the first call runs the warm-up."""
-    params = read_params(SHORT_ROLLOUTS)
+    params = suite.params
     assert isinstance(params.policy.base, ScratchBase)
-    architecture, config = BASES[model]
+    architecture, config = suite.bases[model]
     base = params.policy.base.model_copy(update={"architecture": architecture, "config": config})
     policy = params.policy.model_copy(update={"base": base})
     params = params.model_copy(update={"policy": policy})
     prepare_machine(params.machine)
     tables = build_prompts(params, ROOT / "data")
-    directory = WORK / model
+    directory = ROOT / ".work" / suite.name / model
     if not directory.exists():
         made = build_base(params, ROOT / "data")
         for _ in made.warm_up(tables.warmup):
             pass
         made.save(directory)
-    return Bench(params=params, tables=tables, directory=directory)
+    return Bench(suite=suite, params=params, tables=tables, directory=directory)
 
 
 def objective_of(algorithm: str, steps: float) -> Objective:
@@ -230,20 +245,22 @@ def run(bench: Bench, case: Case) -> dict[str, Any]:
     """Returns the metrics of every update, round and evaluation of a run."""
     start = time.process_time()
     policy = load(bench, case.routing)
+    first_arm = next(iter(bench.params.arms.values()))
     training = Training.model_validate(
-        bench.params.arms["uniform"].training.model_copy(update={"learning_rate": LEARNING_RATE})
+        first_arm.training.model_copy(update={"learning_rate": bench.suite.learning_rate})
     )
     optimizer = make_optimizer(policy.model, training)
     shuffled = bench.tables.train.sample(frac=1, random_state=case.seed)
     updates: list[UpdateMetrics] = []
     rounds: list[dict[str, float]] = []
     evaluations = {"0": evaluate(bench, policy)}
-    while len(updates) < UPDATES:
+    while len(updates) < bench.suite.updates:
         count = PROMPTS_PER_UPDATE * case.updates_per_round
         used = len(updates) * PROMPTS_PER_UPDATE
-        prompts = shuffled.iloc[used : used + count]
+        rows = np.arange(used, used + count) % len(shuffled)
+        prompts = shuffled.iloc[rows]
         rounds.append(train_round(bench, case, policy, optimizer, prompts, updates))
-        if len(updates) % UPDATES_PER_EVALUATION == 0:
+        if len(updates) % bench.suite.updates_per_evaluation == 0:
             evaluations[str(len(updates))] = evaluate(bench, policy)
     return {
         "revision": revision_of("HEAD"),
@@ -285,7 +302,7 @@ def train_round(
     )
     trajectory = policy.replayed(trajectory)
     chosen_before = live_choices(policy, trajectory)
-    proximal = compute_log_probs(policy, trajectory, rollouts.mask.float(), 16_384)
+    proximal = compute_log_probs(policy, trajectory, rollouts.mask.float(), TOKENS_PER_MICROBATCH)
     for batch in batches:
         updates.append(
             run_update(
@@ -295,11 +312,11 @@ def train_round(
                     trajectory=trajectory,
                     proximal=proximal,
                     reference=None,
-                    tokens_per_microbatch=settings(case).tokens_per_microbatch,
+                    tokens_per_microbatch=TOKENS_PER_MICROBATCH,
                 ),
                 batch,
                 optimizer=optimizer,
-                max_grad_norm=settings(case).max_grad_norm,
+                max_grad_norm=MAX_GRAD_NORM,
                 update=len(updates),
                 auditor=Auditor(objective, 0),
             )
@@ -313,16 +330,6 @@ def train_round(
         **changed_choices(policy, trajectory, chosen_before),
     }
     return {name: round(value, DIGITS) for name, value in numbers.items()}
-
-
-def settings(case: Case) -> TrainingSettings:
-    return TrainingSettings(
-        updates_per_iteration=case.updates_per_round,
-        max_grad_norm=1.0,
-        tokens_per_microbatch=16_384,
-        updates_per_checkpoint=UPDATES,
-        updates_per_audit=0,
-    )
 
 
 def live_choices(policy: TokenPolicy, trajectory: TokenTrajectory) -> Tensor | None:
@@ -363,32 +370,46 @@ def changed_choices(
 
 def main() -> None:
     """Runs missing cases, then writes table and figures from the results."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.offpolicy_stability")
-    parser.add_argument("--table", action="store_true", help="run nothing")
-    is_table_only = parser.parse_args().table
-    runs: dict[str, Any] = read_json(OUT)["runs"] if OUT.exists() else {}
-    benches: dict[str, Bench] = {}
-    for case in [] if is_table_only else cases():
-        if case.name not in runs:
-            if case.model not in benches:
-                benches[case.model] = prepare(case.model)
-            runs[case.name] = run(benches[case.model], case)
-            write_runs(runs)
-            print(case.name, runs[case.name]["cpu_seconds"], flush=True)
+    suite = Suite(
+        name="offpolicy_stability",
+        params=read_params(SHORT_ROLLOUTS),
+        bases=BASES,
+        updates=48,
+        updates_per_evaluation=16,
+        learning_rate=3e-4,
+    )
+    runs = run_cases(suite, cases())
     for name, figure in draw(runs).items():
         save_figure(figure, ROOT / "docs" / name)
     print(table(runs))
 
 
-def write_runs(runs: dict[str, Any]) -> None:
+def run_cases(suite: Suite, wanted: Iterable[Case]) -> dict[str, Any]:
+    """Runs the cases whose results are missing; with --table, none. Returns all results."""
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{suite.name}")
+    parser.add_argument("--table", action="store_true", help="run nothing")
+    is_table_only = parser.parse_args().table
+    runs: dict[str, Any] = read_json(suite.out)["runs"] if suite.out.exists() else {}
+    benches: dict[str, Bench] = {}
+    for case in [] if is_table_only else wanted:
+        if case.name not in runs:
+            if case.model not in benches:
+                benches[case.model] = prepare(suite, case.model)
+            runs[case.name] = run(benches[case.model], case)
+            write_runs(suite, runs)
+            print(case.name, runs[case.name]["cpu_seconds"], flush=True)
+    return runs
+
+
+def write_runs(suite: Suite, runs: dict[str, Any]) -> None:
     """Writes the results with one line per run."""
     head = {
-        "command": "python -m benchmarks.offpolicy_stability",
+        "command": f"python -m benchmarks.{suite.name}",
         "machine": machine(),
-        "bases": BASES,
+        "bases": suite.bases,
         "clip": CLIP,
         "gspo_clip": {**GSPO_CLIP, "steps": GSPO_STEPS},
-        "learning_rate": LEARNING_RATE,
+        "learning_rate": suite.learning_rate,
         "prompts_per_update": PROMPTS_PER_UPDATE,
         "rollouts_per_prompt": ROLLOUTS_PER_PROMPT,
         "evaluation_prompts": EVALUATION_PROMPTS,
@@ -396,7 +417,7 @@ def write_runs(runs: dict[str, Any]) -> None:
     }
     lines = [f"{json.dumps(name)}: {json.dumps(run, sort_keys=True)}" for name, run in runs.items()]
     text = json.dumps(head, indent=2)[:-2] + ',\n  "runs": {\n' + ",\n".join(lines) + "\n}}\n"
-    write_bytes(OUT, text.encode())
+    write_bytes(suite.out, text.encode())
 
 
 if __name__ == "__main__":
