@@ -1,4 +1,6 @@
-"""Means over seeds with their intervals, and how tables write them."""
+"""Means over seeds with their intervals, and how tables and pages write them."""
+
+from collections.abc import Sequence
 
 import numpy as np
 from scipy import stats
@@ -20,3 +22,9 @@ def in_words(interval: dict[str, float | None], form: str = "+.3f") -> str:
         for each in (interval["value"], interval["low"], interval["high"])
     )
     return value if low == high == "-" else f"{value} [{low}, {high}]"
+
+
+def span(values: Sequence[float], form: str = ".0f") -> str:
+    """Returns the lowest and the highest value as text; one number if both read the same."""
+    low, high = (format(each, form) for each in (min(values), max(values)))
+    return low if low == high else f"{low} to {high}"

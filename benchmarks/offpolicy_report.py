@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from benchmarks.intervals import span
 from grpo.report.style import MARKERS, color_of, styled
 from grpo.runtime.markdown import markdown_table
 
@@ -77,6 +78,29 @@ def table(runs: Runs) -> str:
                 if summary is not None:
                     rows.append([algorithm, str(updates), label, *_cells(summary)])
     return markdown_table(titles, rows)
+
+
+def claims(runs: Runs) -> list[str]:
+    """Returns the numbers of the findings of docs/offpolicy_stability.md."""
+    found: list[dict[int, Any]] = [
+        {updates: summarize(runs, kind, "grpo", updates) for updates in UPDATES_PER_ROUND}
+        for kind in list(KINDS)[:2]
+    ]
+    dense, live = found
+    growth = [own[16].kl / own[4].kl for own in (dense, live)]
+    larger = [100 * (live[each].log_ratio / dense[each].log_ratio - 1) for each in (4, 8, 16)]
+    rounds = [each for run in runs.values() for each in run["rounds"]]
+    mismatched = _mean(
+        each["routers_mismatched"] for each in rounds if "routers_mismatched" in each
+    )
+    above = sum(curve(run)[-1] > 0 for run in runs.values())
+    return [
+        f"{above} of the {len(runs)} runs ended above their base",
+        f"grows {growth[0]:.0f}-fold (dense) and {growth[1]:.0f}-fold (experts, live)",
+        f"the largest log ratio is larger by {span(larger)} %",
+        f"only {100 * mismatched:.1f} % of the choices",
+        f"rollouts of {_mean(each['steps_mean'] for each in rounds):.0f} steps on average",
+    ]
 
 
 def draw(runs: Runs) -> dict[str, Figure]:

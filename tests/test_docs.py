@@ -365,11 +365,28 @@ TABLES: list[tuple[str, Callable[[dict[str, Any]], str], str]] = [
 ]
 
 
+CLAIMS: list[tuple[str, Callable[[dict[str, Any]], list[str]], str]] = [
+    (
+        "offpolicy_stability",
+        lambda found: offpolicy_report.claims(found["runs"]),
+        "offpolicy_stability",
+    ),
+]
+
+
 @pytest.mark.parametrize(("name", "table", "page"), TABLES)
 def test_a_table_of_a_page_is_that_of_the_committed_file(
     name: str, table: Callable[[dict[str, Any]], str], page: str
 ):
     assert table(results_of(name)) in (DOCS / f"{page}.md").read_text()
+
+
+@pytest.mark.parametrize(("name", "claims", "page"), CLAIMS)
+def test_numbers_in_the_text_of_a_page_follow_from_the_committed_file(
+    name: str, claims: Callable[[dict[str, Any]], list[str]], page: str
+):
+    text = " ".join((DOCS / f"{page}.md").read_text().split())
+    assert [each for each in claims(results_of(name)) if each not in text] == []
 
 
 def test_what_was_measured_in_more_processes_came_to_the_same():
