@@ -132,6 +132,17 @@ def table(runs: Runs) -> str:
     return markdown_table(titles, rows)
 
 
+def claims(runs: Runs) -> list[str]:
+    """Returns the numbers of the findings of docs/denoising.md."""
+    first = [point["first_step"] for run in runs.values() for point in run["adascope"][1:]]
+    hosted = [run[arm] for run in runs.values() for arm in ("e2po", "awm_e2po")]
+    between = [point["share_between_variants"] for curve in hosted for point in curve[1:]]
+    return [
+        f"at step {np.mean(first):.1f} of 0 to 9",
+        f"{100 * np.mean(between):.0f} % of that variance is between the variants",
+    ]
+
+
 def draw(runs: Runs) -> Figure:
     """Returns plots of the gain over FLOPs and CPU seconds, and of reward spread by round."""
     with styled():

@@ -24,6 +24,7 @@ from benchmarks import (
     first_run,
     offpolicy_report,
     overhead,
+    recipe_claims,
     rollout_throughput,
     scaling_sampling,
     scaling_training,
@@ -371,6 +372,17 @@ CLAIMS: list[tuple[str, Callable[[dict[str, Any]], list[str]], str]] = [
         lambda found: offpolicy_report.claims(found["runs"]),
         "offpolicy_stability",
     ),
+    ("glyphs", recipe_claims.glyphs, "denoising"),
+    ("clips", recipe_claims.clips, "denoising"),
+    ("clips", lambda found: recipe_claims.clips(found)[:1], "methods/flash_grpo"),
+    (
+        "allocation_denoising",
+        lambda found: allocation_denoising.claims(found["runs"]),
+        "denoising",
+    ),
+    ("manipulation-pixels", lambda found: recipe_claims.durations(found)[:1], "action-chunks"),
+    ("translation", recipe_claims.translation, "own-model"),
+    ("grounding", recipe_claims.durations, "own-model"),
 ]
 
 
