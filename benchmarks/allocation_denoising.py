@@ -139,7 +139,7 @@ def claims(runs: Runs) -> list[str]:
     between = [point["share_between_variants"] for curve in hosted for point in curve[1:]]
     return [
         f"at step {np.mean(first):.1f} of 0 to 9",
-        f"{100 * np.mean(between):.0f} % of that variance is between the variants",
+        f"{100 * np.mean(between):.0f} % of the variance within groups is between the variants",
     ]
 
 

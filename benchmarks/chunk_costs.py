@@ -30,6 +30,7 @@ from transformers import LlamaConfig, LlamaModel
 
 from benchmarks.demo import RESULTS, ROOT, machine, revision_of
 from benchmarks.figures import save_figure
+from benchmarks.intervals import span
 from benchmarks.workspaces import CPU_SECONDS, reset_peak, resident_peak
 from grpo.modalities.action_chunks.modality import ChunkDecoding
 from grpo.modalities.action_chunks.model import ActionChunkModel, ChunkShape
@@ -274,6 +275,23 @@ def _savings(row: dict[str, Any], name: str, sampled: int) -> list[str]:
         f"{saved['amdahl_speedup']:.2f}x",
         f"{saved['free_simulation_speedup']:.2f}x",
         f"{(full + inference) / (own + inference):.2f}x",
+    ]
+
+
+def claims(results: dict[str, Any]) -> list[str]:
+    """Returns the numbers of the text of docs/action-chunks.md."""
+    sizes = results["sizes"]
+    trained = [100 * row["all"]["trained_chunks"] / results["sampled_chunks"] for row in sizes]
+    faster, left, rounds = (
+        [row["savings"]["two"][name] for row in sizes]
+        for name in ("update_speedup", "activation_share", "amdahl_speedup")
+    )
+    return [
+        f"its simulation takes {results['simulation_seconds']:.0f}",
+        f"only {span(trained)} % of all chunks are of such groups",
+        f"updates are {span(faster, '.1f')} times as fast",
+        f"activations are {span([100 * (1 - each) for each in left])} % smaller",
+        f"predicts rounds {span(rounds, '.2f')} times as fast",
     ]
 
 

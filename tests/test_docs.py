@@ -380,6 +380,8 @@ CLAIMS: list[tuple[str, Callable[[dict[str, Any]], list[str]], str]] = [
         lambda found: allocation_denoising.claims(found["runs"]),
         "denoising",
     ),
+    ("allocation_chunks", allocation_chunks.claims, "action-chunks"),
+    ("chunk_costs", chunk_costs.claims, "action-chunks"),
     ("manipulation-pixels", lambda found: recipe_claims.durations(found)[:1], "action-chunks"),
     ("translation", recipe_claims.translation, "own-model"),
     ("grounding", recipe_claims.durations, "own-model"),
