@@ -28,6 +28,7 @@ from benchmarks.demo import RESULTS, ROOT, machine, revision_of
 from benchmarks.workspaces import make_workspace, run_stages
 from grpo.params.yaml import parse_yaml
 from grpo.runtime.artifacts.files import read_json, write_json
+from grpo.runtime.markdown import markdown_table
 
 OUT = RESULTS / "iteration_kills.json"
 ITERATIONS = 8
@@ -70,6 +71,25 @@ def main() -> None:
             "rows": rows,
         },
     )
+
+
+def table(results: dict[str, Any]) -> str:
+    """Returns a Markdown table with a row per executor and staleness."""
+    titles = ["executor, workers", "staleness", "same bytes", "kills of workers"]
+    titles += ["seconds without a kill", "longest rerun", "processes left after 30 s"]
+    rows = [
+        [
+            f"{row['executor']}, {row['workers']}",
+            str(row["staleness"]),
+            f"{row['same_bytes']} of {row['kills']}",
+            str(row["of_workers"]),
+            f"{row['seconds_without_kill']:.1f}",
+            f"{max(row['seconds_of_reruns']):.1f}",
+            str(sum(row["orphans"].values())),
+        ]
+        for row in results["rows"]
+    ]
+    return markdown_table(titles, rows)
 
 
 def params_of(executor: str, staleness: int) -> dict[str, Any]:

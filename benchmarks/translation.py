@@ -20,7 +20,7 @@ from scipy import stats
 
 from benchmarks.demo import ROOT
 from benchmarks.figures import save_figure
-from benchmarks.intervals import in_words, mean_interval
+from benchmarks.intervals import in_words, mean_interval, span
 from benchmarks.seeds import record_seeds
 from benchmarks.workspaces import make_workspace, round_seconds, run_stages
 from grpo.params.parameters import read_params
@@ -302,6 +302,56 @@ def pairs_table(results: dict[str, Any]) -> str:
         for name, row in results["summary"]["differences"].items()
     ]
     return markdown_table(["difference", "chrF++, mean@8", "chrF++, greedy"], rows)
+
+
+def claims(results: dict[str, Any]) -> list[str]:
+    """Returns the numbers of the text of docs/translation.md, and its table of the base."""
+    runs, gains = list(results["runs"].values()), results["summary"]["gains"]
+    bases = [run[BASE] for run in runs]
+    scores = {
+        key: f"{np.mean([each[key] for each in bases]):.3f}"
+        for key in ("chrf_mean", "chrf_greedy", "reward_mean")
+    }
+    rows = [
+        [f"{np.mean([each['languages'][name][key] for each in bases]):.3f}" for name in languages]
+        for key in ("chrf_mean", "chrf_greedy")
+        for languages in [bases[0]["languages"]]
+    ]
+    weakest, *rewards = sorted(each["reward_mean"] for each in bases)
+    flops = {arm: row["flops"]["value"] for arm, row in gains.items()}
+    clipped = {arm: span([100 * run[arm]["clip_fraction"] for run in runs], ".2f") for arm in gains}
+    seconds = [run[arm]["cpu_seconds"] for run in runs for arm in gains]
+    by = span([row["chrf_mean"]["value"] for row in gains.values()], ".2f")
+    return [
+        f"from {scores['chrf_mean']} by {by} with every arm",
+        f"A round took {span(seconds)} s of processor time",
+        "chrF++ {chrf_mean} (mean@8), {chrf_greedy} (greedy) and reward {reward_mean}".format(
+            **scores
+        ),
+        *(f"| {title} | {' | '.join(row)} |" for title, row in zip(("mean@8", "greedy"), rows)),
+        f"mean reward {weakest:.3f}, others {span(rewards, '.3f')}",
+        f"needs {100 * flops['repaired'] / flops['published']:.0f} % of the FLOPs of `published`",
+        f"{clipped['published']} % of the steps in `published` and {clipped['repaired']} %",
+        f"takes {100 * flops['composed'] / flops['repaired']:.0f} % of the FLOPs of `repaired`",
+    ]
+
+
+def weak_base_claims(results: dict[str, Any]) -> list[str]:
+    """Returns the numbers of the section on a weaker base."""
+    (run,) = results["runs"].values()
+    arms = (BASE, "references", "grpo", "published", "repaired", "composed")
+    greedy = {arm: f"{run[arm]['chrf_greedy']:.3f}" for arm in arms}
+    return [
+        f"mean reward {run[BASE]['reward_mean']:.2f}",
+        *(
+            f"| {name} | "
+            + " | ".join(f"{run[arm]['languages'][name]['chrf_mean']:.3f}" for arm in arms)
+            for name in ("ja", "tr")
+        ),
+        f"from {greedy[BASE]} to {greedy['composed']} (`composed`), {greedy['published']}"
+        f" (`published`) and {greedy['repaired']} (`repaired`)",
+        f"{greedy['grpo']} with `grpo` and {greedy['references']} with `references`",
+    ]
 
 
 if __name__ == "__main__":

@@ -22,16 +22,22 @@ from benchmarks import (
     denoising_steps,
     faults,
     first_run,
+    grounding_methods,
+    iteration_kills,
     offpolicy_report,
     overhead,
     recipe_claims,
     rollout_throughput,
     scaling_sampling,
     scaling_training,
+    staleness,
     step_profile,
+    translation,
+    translation_guards,
 )
 from benchmarks.peer_trl import __main__ as peer_trl
 from benchmarks.peer_trl import tune
+from benchmarks.peer_trl_run import __main__ as peer_trl_run
 from benchmarks.scale.inputs import read_inputs
 from benchmarks.scale.results import work_out
 from benchmarks.scale.tables import all_tables
@@ -363,6 +369,18 @@ TABLES: list[tuple[str, Callable[[dict[str, Any]], str], str]] = [
     ("faults", faults.table, "faults"),
     ("peer_trl", peer_trl.table, "speed"),
     ("peer_trl_tuning", tune.table, "speed"),
+    ("peer_trl_run", peer_trl_run.table, "speed"),
+    ("iteration_kills", iteration_kills.table, "faults"),
+    ("staleness", staleness.table, "iterations"),
+    ("translation", demo.table, "own-model"),
+    ("grounding", demo.table, "own-model"),
+    ("grounding", demo.judges_table, "own-model"),
+    ("translation_methods", translation.gains_table, "translation"),
+    ("translation_methods", translation.pairs_table, "translation"),
+    ("translation_guards", translation_guards.scores_table, "translation"),
+    ("translation_guards", translation_guards.differences_table, "translation"),
+    ("grounding_methods", grounding_methods.table, "methods/group_revision"),
+    ("grounding_methods", grounding_methods.revisions_table, "methods/group_revision"),
 ]
 
 
@@ -384,6 +402,8 @@ CLAIMS: list[tuple[str, Callable[[dict[str, Any]], list[str]], str]] = [
     ("chunk_costs", chunk_costs.claims, "action-chunks"),
     ("manipulation-pixels", lambda found: recipe_claims.durations(found)[:1], "action-chunks"),
     ("translation", recipe_claims.translation, "own-model"),
+    ("translation_methods", translation.claims, "translation"),
+    ("translation_weak_base", translation.weak_base_claims, "translation"),
     ("grounding", recipe_claims.durations, "own-model"),
 ]
 
