@@ -13,7 +13,6 @@ LANGUAGES = {
     "tr": "Turkish",
     "ja": "Japanese",
 }
-NOISIEST = ("tr", "ja")  # of the warm-up's pairs
 
 
 def durations(results: dict[str, Any]) -> list[str]:
@@ -26,37 +25,14 @@ def durations(results: dict[str, Any]) -> list[str]:
 
 
 def glyphs(results: dict[str, Any]) -> list[str]:
-    """Returns what docs/denoising.md says of flash and flow on images."""
-    metrics = [run["metrics"] for run in results["runs"].values()]
-    flash, flow = (metrics[0]["arms"][name]["cost"] for name in ("flash", "flow"))
-    ahead = [
-        in_words(each["comparisons"]["flash"]["difference_at_equal_flops"], ".3f")
-        for each in metrics
-    ]
-    return [
-        *durations(results),
-        f"by {', '.join(ahead[:-1])} and {ahead[-1]}",
-        f"for {flow['flops'] / flash['flops']:.1f} times the FLOPs",
-        f"{flash['trained_steps']} trained steps against {flow['trained_steps']}",
-    ]
-
-
-def clips(results: dict[str, Any]) -> list[str]:
-    """Returns what pages say of flash and flow on clips, the duration last."""
-    arms = [run["metrics"]["arms"] for run in results["runs"].values()]
-    gains = [
-        100 * each["flash"]["gain_over_base"]["value"] / each["flow"]["gain_over_base"]["value"]
-        for each in arms
-    ]
-    flops = _percent_of_flops(arms, "flash", "flow")
-    return [
-        f"{span(gains)} % of the gain with {span(flops)} % of the FLOPs",
-        *durations(results),
-    ]
+    """Returns how far flash is ahead of flow at the FLOPs that flash spent, and the seconds."""
+    found = [run["metrics"]["comparisons"]["flash"] for run in results["runs"].values()]
+    *others, last = (in_words(each["difference_at_equal_flops"], ".3f") for each in found)
+    return [*durations(results), f"by {', '.join(others)} and {last}"]
 
 
 def translation(results: dict[str, Any]) -> list[str]:
-    """Returns two tables of docs/own-model.md, row by row, and the numbers of its findings."""
+    """Returns the seconds, and two tables of docs/own-model.md row by row."""
     metrics = {seed: run["metrics"] for seed, run in results["runs"].items()}
     policies = [{"base": each["base"], **each["arms"]} for each in metrics.values()]
     gains = [
@@ -74,22 +50,8 @@ def translation(results: dict[str, Any]) -> list[str]:
         ]
         for language in LANGUAGES
     ]
-    others = [
-        each[arm]["corpus"]["greedy"][language]["chrf"]
-        - each["base"]["corpus"]["greedy"][language]["chrf"]
-        for each in policies
-        for arm in ("sgpo", "uniform")
-        for language in set(LANGUAGES) - set(NOISIEST)
-    ]
-    flops = _percent_of_flops(policies, "sgpo", "uniform")
     return [
         *durations(results),
         *gains,
         *(f"| {name} | {' | '.join(row)} |" for name, row in zip(LANGUAGES.values(), corpora)),
-        f"In the other languages it changes by {span(others, '.3f')}",
-        f"at {span(flops)} % of its FLOPs",
     ]
-
-
-def _percent_of_flops(arms: list[dict[str, Any]], own: str, other: str) -> list[float]:
-    return [100 * each[own]["cost"]["flops"] / each[other]["cost"]["flops"] for each in arms]

@@ -319,7 +319,6 @@ def claims(results: dict[str, Any]) -> list[str]:
     ]
     weakest, *rewards = sorted(each["reward_mean"] for each in bases)
     flops = {arm: row["flops"]["value"] for arm, row in gains.items()}
-    clipped = {arm: span([100 * run[arm]["clip_fraction"] for run in runs], ".2f") for arm in gains}
     seconds = [run[arm]["cpu_seconds"] for run in runs for arm in gains]
     by = span([row["chrf_mean"]["value"] for row in gains.values()], ".2f")
     return [
@@ -331,7 +330,6 @@ def claims(results: dict[str, Any]) -> list[str]:
         *(f"| {title} | {' | '.join(row)} |" for title, row in zip(("mean@8", "greedy"), rows)),
         f"mean reward {weakest:.3f}, others {span(rewards, '.3f')}",
         f"needs {100 * flops['repaired'] / flops['published']:.0f} % of the FLOPs of `published`",
-        f"{clipped['published']} % of the steps in `published` and {clipped['repaired']} %",
         f"takes {100 * flops['composed'] / flops['repaired']:.0f} % of the FLOPs of `repaired`",
     ]
 

@@ -38,6 +38,7 @@ from benchmarks import (
 from benchmarks.peer_trl import __main__ as peer_trl
 from benchmarks.peer_trl import tune
 from benchmarks.peer_trl_run import __main__ as peer_trl_run
+from benchmarks.peer_trl_run import replay, rewards
 from benchmarks.scale.inputs import read_inputs
 from benchmarks.scale.results import work_out
 from benchmarks.scale.tables import all_tables
@@ -391,8 +392,7 @@ CLAIMS: list[tuple[str, Callable[[dict[str, Any]], list[str]], str]] = [
         "offpolicy_stability",
     ),
     ("glyphs", recipe_claims.glyphs, "denoising"),
-    ("clips", recipe_claims.clips, "denoising"),
-    ("clips", lambda found: recipe_claims.clips(found)[:1], "methods/flash_grpo"),
+    ("clips", recipe_claims.durations, "denoising"),
     (
         "allocation_denoising",
         lambda found: allocation_denoising.claims(found["runs"]),
@@ -402,6 +402,12 @@ CLAIMS: list[tuple[str, Callable[[dict[str, Any]], list[str]], str]] = [
     ("chunk_costs", chunk_costs.claims, "action-chunks"),
     ("manipulation-pixels", lambda found: recipe_claims.durations(found)[:1], "action-chunks"),
     ("translation", recipe_claims.translation, "own-model"),
+    ("peer_trl", peer_trl.claims, "speed"),
+    ("peer_trl", lambda found: peer_trl.claims(found)[:1], "../README"),
+    ("peer_trl_run", lambda found: peer_trl_run.claims(found)[1:], "speed"),
+    ("peer_trl_run", lambda found: peer_trl_run.claims(found)[:1], "../README"),
+    ("peer_trl_run_rewards", rewards.claims, "speed"),
+    ("peer_trl_run_replay", replay.claims, "speed"),
     ("translation_methods", translation.claims, "translation"),
     ("translation_weak_base", translation.weak_base_claims, "translation"),
     ("grounding", recipe_claims.durations, "own-model"),

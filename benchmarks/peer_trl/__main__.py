@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.intervals import span
 from benchmarks.peer_trl.processes import Measured, measure, results
 from benchmarks.peer_trl.tune import SIDES, read_fastest
 from benchmarks.peer_trl.workload import SIZES, Scenario
@@ -98,6 +99,22 @@ def table(content: dict[str, Any]) -> str:
             most = [f"{max(run[kind] for run in each[side]) / 1e9:.2f}" for side in SIDES]
             rows.append([what, f"{name}, GB", *most, f"{ratio[kind]:.2f}"])
     return markdown_table(["what", "part", "ours", "TRL", "ratio"], rows)
+
+
+def claims(content: dict[str, Any]) -> list[str]:
+    """Returns what pages say of the ratios; README.md has the first."""
+    found = {_describe(each["scenario"]["ours"]): each["ratio"] for each in content["scenarios"]}
+    short, long = (
+        [found[size + prompts] for size in SIZES] for prompts in ("", ", prompts up to 256")
+    )
+    totals = [span([ratio["total"] for ratio in ratios], ".2f") for ratios in (short, long)]
+    highest = max(ratio["total_of_pairs"][1] for ratio in found.values())
+    return [
+        f"{totals[0]} of TRL's CPU time with prompts up to 64 tokens and {totals[1]} with prompts"
+        " up to 256",
+        f"No pair of runs was above {highest:.2f}",
+        f"FLOPs are {span([ratio['flops'] for ratio in short], '.2f')} of TRL's",
+    ]
 
 
 def _median(runs: list[Measured], part: str) -> float:

@@ -17,6 +17,7 @@ from scipy import stats
 
 from benchmarks.demo import RESULTS, ROOT, machine, revision_of
 from benchmarks.figures import save_figure
+from benchmarks.intervals import in_words
 from benchmarks.peer_trl.processes import versions
 from benchmarks.peer_trl_run.figure import draw
 from benchmarks.peer_trl_run.runs import (
@@ -185,6 +186,25 @@ def table(results: dict[str, Any]) -> str:
                 ]
             )
     return markdown_table(titles, rows)
+
+
+def claims(results: dict[str, Any]) -> list[str]:
+    """Returns the numbers of the findings of docs/speed.md; README.md has the first."""
+    small, large = (results["ratios"][size][SAME] for size in ("0.4M", "11.6M"))
+    cpu, wall = (in_words(large[name], ".2f") for name in ("cpu_seconds", "wall_seconds"))
+    runs = [each[SAME] for each in results["runs"]["0.4M"].values()]
+    outside = statistics.fmean(run["cpu_seconds"] - sum(run["stages"].values()) for run in runs)
+    peaks = [f"{each['peak_bytes']['value']:.1f} times" for each in (small, large)]
+    return [
+        f"takes {large['cpu_seconds']['value']:.2f} of TRL's CPU time at 11.6 M parameters and"
+        f" {small['cpu_seconds']['value']:.2f} at 0.4 M",
+        f"{cpu} of TRL's CPU seconds and {wall} of its wall time",
+        f"On these three seeds they differ by {in_words(large['reward_difference'])}",
+        f"At 0.4 M it takes {in_words(small['cpu_seconds'], '.2f')}",
+        f"The difference in reward is {in_words(small['reward_difference'])}",
+        f"{outside:.1f} of our {_mean(runs, 'cpu_seconds'):.1f} CPU s lie outside of stages",
+        f"the peak is {peaks[0]} TRL's at 0.4 M and {peaks[1]} at 11.6 M",
+    ]
 
 
 def _mean(runs: list[Run], name: str) -> float:

@@ -49,6 +49,17 @@ def main(python: str, seeds: list[int]) -> None:
     print(found)
 
 
+def claims(results: dict[str, Any]) -> list[str]:
+    """Returns the distances that docs/speed.md names."""
+    ((seed, found),) = results["seeds"].items()
+    same, trl = found["same"], found["trl"]
+    return [
+        f"The first six of the 24 updates of seed {seed}",
+        f"within {same['distance']:.0e} (`same`) and {trl['distance']:.0e} (TRL)",
+        f"the weights had moved by {same['moved']:.2f} and {trl['moved']:.2f}",
+    ]
+
+
 def _ours(seed: int) -> dict[str, float]:
     size, name = SIZES[SIZE], "same-1"
     workspace = FOLDER / f"{SIZE}-{seed}-replay"

@@ -11,6 +11,7 @@ from threading import Lock
 from typing import Any
 
 from benchmarks.demo import RESULTS, machine, revision_of
+from benchmarks.intervals import in_words
 from benchmarks.peer_trl.processes import versions
 from benchmarks.peer_trl_run.__main__ import SAME, THEIRS, interval
 from benchmarks.peer_trl_run.runs import run_ours, run_theirs, score_of_base
@@ -59,6 +60,19 @@ def conclude(runs: dict[str, dict[str, dict[str, float]]]) -> dict[str, Any]:
             for size, seeds in runs.items()
         }
     }
+
+
+def claims(results: dict[str, Any]) -> list[str]:
+    """Returns what docs/speed.md says of these seeds."""
+    found, runs = results["differences"]["11.6M"], results["runs"]["11.6M"]
+    theirs, ours, difference = (
+        in_words(found[name]) for name in ("trl - base", "same - base", "same - trl")
+    )
+    seed, worst = min(runs.items(), key=lambda each: each[1][SAME])
+    return [
+        f"TRL changes mean@8 by {theirs} and `same` by {ours}; the difference is {difference}",
+        f"seed, {seed}, on which `same` fell from {worst['base']:.3f} to {worst[SAME]:.3f}",
+    ]
 
 
 def _about(python: str) -> dict[str, Any]:
