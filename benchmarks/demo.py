@@ -16,14 +16,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from benchmarks.intervals import in_words, mean_interval
+from benchmarks.intervals import in_words, mean_interval, span
 from grpo.runtime.artifacts.files import digest, read_json, write_json
 from grpo.runtime.artifacts.tables import GREEDY_SCORE, SCORE
 from grpo.runtime.markdown import markdown_table
@@ -205,17 +205,12 @@ def claims(results: dict[str, Any]) -> list[str]:
     runs = results["runs"].values()
     shares = pd.DataFrame([costs_of_reference(run, "composed") for run in runs], dtype=float) * 100
     reached = " and ".join(f"{each:.0f}" for each in shares["seconds_to_reach"].dropna())
-    flops, seconds = _range(shares["flops"]), _range(shares["seconds"])
+    flops, seconds = (span(shares[name].tolist()) for name in ("flops", "seconds"))
     return [
         f"{flops} % of the FLOPs of `plain` and {seconds} % of its seconds",
         f"after {reached} % of its seconds",
-        f"{_range([run['pipeline_seconds'] for run in runs])} seconds",
+        f"{span([run['pipeline_seconds'] for run in runs])} seconds",
     ]
-
-
-def _range(values: Iterable[float]) -> str:
-    lowest, *_, highest = sorted(values)
-    return f"{lowest:.0f} to {highest:.0f}"
 
 
 def judges_table(results: dict[str, Any]) -> str:
