@@ -21,7 +21,7 @@ from scipy import stats
 
 from benchmarks.demo import ROOT
 from benchmarks.figures import save_figure
-from benchmarks.intervals import in_words, mean_interval
+from benchmarks.intervals import in_words, mean_interval, span
 from benchmarks.seeds import record_seeds
 from benchmarks.workspaces import make_workspace, round_seconds, run_stages
 from grpo.params.parameters import Parameters, read_params
@@ -50,18 +50,26 @@ Runs = dict[str, dict[str, list[Point]]]
 
 def main() -> None:
     """Runs the given seeds and writes the results of all finished seeds."""
+    arms = read_arms()
     results = record_seeds(
-        "allocation_tokens", read_arms(), run_seed, lambda runs: {"summary": summarize(runs)}
+        "allocation_tokens",
+        arms,
+        lambda seed: run_seed(seed, arms, WORK),
+        lambda runs: {"summary": summarize(runs)},
     )
     save_figure(draw(results["runs"]), FIGURE)
     tables = (table, reach_table, spending_table)
     print(*(each(results) for each in tables), sep="\n\n")
 
 
-def run_seed(seed: int) -> dict[str, list[Point]]:
-    """Returns, per arm, cumulative cost and scores of every evaluated policy, base first."""
-    params, evaluated = parameters(seed)
-    workspace = WORK / str(seed)
+def run_seed(seed: int, arms: dict[str, Any], work: Path) -> dict[str, list[Point]]:
+    """Returns, per arm, cumulative cost and scores of every evaluated policy, base first.
+
+    Args:
+      work: Folder of the workspaces.
+    """
+    params, evaluated = parameters(seed, arms)
+    workspace = work / str(seed)
     make_workspace(workspace, params)
     skipped = {f"evaluate@{name}" for name in params["rounds"]} - {
         f"evaluate@{name}" for name in evaluated
@@ -71,23 +79,23 @@ def run_seed(seed: int) -> dict[str, list[Point]]:
     return {arm: curve(workspace, typed, cpu_seconds, arm, evaluated) for arm in typed.arms}
 
 
-def read_arms() -> dict[str, Any]:
+def read_arms(file: Path = ARMS) -> dict[str, Any]:
     """Returns the arms in file order."""
-    arms: dict[str, Any] = parse_yaml(ARMS.read_text())["arms"]
+    arms: dict[str, Any] = parse_yaml(file.read_text())["arms"]
     return arms
 
 
-def parameters(seed: int) -> tuple[dict[str, Any], set[str]]:
-    """Returns the recipe with this benchmark's arms and rounds, and the rounds to evaluate.
+def parameters(seed: int, arms: dict[str, Any]) -> tuple[dict[str, Any], set[str]]:
+    """Returns the recipe with a benchmark's arms and rounds, and the rounds to evaluate.
 
     An arm with more rounds than phases repeats its phases.
     """
     params: dict[str, Any] = parse_yaml((ROOT / "params.yaml").read_text())
     params |= {"seed": seed, "arms": {}, "rounds": {}}
     evaluated = set()
-    for name, arm in read_arms().items():
-        _, rounds, phases, every = (arm.pop(key) for key in BENCHMARK_KEYS)
-        params["arms"][name] = arm
+    for name, arm in arms.items():
+        _, rounds, phases, every = (arm[key] for key in BENCHMARK_KEYS)
+        params["arms"][name] = {key: each for key, each in arm.items() if key not in BENCHMARK_KEYS}
         for index in range(1, rounds + 1):
             start = f"{name}-{index - 1}" if index > 1 else "base"
             phase = (index - 1) % phases + 1
@@ -286,6 +294,35 @@ def spending_table(results: dict[str, Any]) -> str:
         reached = [in_words(share, ".0%") for share in shares]
         rows.append([arm, *steps, f"{mean['flops'] / 1e9:.0f}", *seconds, *reached])
     return markdown_table(titles, rows)
+
+
+def claims(results: dict[str, Any]) -> list[str]:
+    """Returns what docs/allocation_tokens.md says of its targets and of an iteration's cost."""
+
+    def share(arm: str, name: str) -> str:
+        return f"{100 * results['summary'][arm][name]['value']:.0f} %"
+
+    def reach(arm: str) -> str:
+        flops, seconds = (share(arm, f"{cost}_to_reach") for cost in COSTS)
+        return f"after {flops} of its FLOPs and {seconds} of its seconds"
+
+    arms = read_arms()
+    budget = arms["composed"]["selection"][0]["allocate_by_signal"]["budget"] / 1e9
+    per_iteration = []
+    for arm in ("signal", "composed"):
+        about = arms[arm]
+        iterations = about["rounds"] * about["training"]["iterations_per_round"]
+        ends = [run[arm][-1] for run in results["runs"].values()]
+        per_iteration += [end["flops"] / iterations / 1e9 for end in ends]
+    gain = in_words(results["summary"]["signal"]["against_reference"])
+    return [
+        f"`composed` has the final mean@8 of `plain` {reach('composed')}",
+        f"`signal` has it {reach('signal')}",
+        f"`two_grpo` has {100 * NEARLY:.0f} % of it after"
+        f" {share('two_grpo', 'cpu_seconds_to_nearly_reach')} of its seconds",
+        f"`signal` ends above `plain` by {gain}",
+        f"an iteration takes {span(per_iteration)} GFLOP instead of {budget:.0f}",
+    ]
 
 
 if __name__ == "__main__":
