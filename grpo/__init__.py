@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-_TYPES = ("Rollouts", "StepNoise", "ActionChunks", "Credit", "StepTerms", "Cost")
+_TYPES = ("Rollouts", "StepNoise", "ActionChunks", "PartScores", "Credit", "StepTerms", "Cost")
 _FUNCTIONS = (
     *("Objective", "State", "chain", "assign_credit", "loss", "loss_terms", "scalar_loss"),
     *("credit_link", "stateful_credit_link", "loss_link", "exp_log_ratio"),

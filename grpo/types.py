@@ -33,9 +33,28 @@ class ActionChunks(NamedTuple):
         return ActionChunks(*(each[rows, :num_steps] for each in self))
 
 
-PARTS: dict[str, type[StepNoise] | type[ActionChunks]] = {
+class PartScores(NamedTuple):
+    """The scores of the parts of rollouts, such as the lines of worked solutions.
+
+    Example: the first rollout has a part that ends at step 2 and one that ends at step 4, the
+    second has one part::
+
+        PartScores(end=torch.tensor([[2, 4], [3, -1]]),
+                   score=torch.tensor([[1.0, 0.0], [1.0, 0.0]]))
+    """
+
+    end: Int[Tensor, "rollout part"]  # the last step of the part; -1: no part
+    score: Float[Tensor, "rollout part"]  # used only where there is a part
+
+    def select(self, rows: Int[Tensor, " kept"]) -> "PartScores":
+        """Returns some rollouts."""
+        return PartScores(*(each[rows] for each in self))
+
+
+NESTED: dict[str, type[StepNoise] | type[ActionChunks] | type[PartScores]] = {
     "noise": StepNoise,
     "chunks": ActionChunks,
+    "parts": PartScores,
 }
 PER_ROLLOUT = (
     "group",
@@ -46,7 +65,8 @@ PER_ROLLOUT = (
     "prompt_weight",
 )  # others are per step
 PER_NUMBER = ("chunks.action", "chunks.is_executed")  # of each step
-INTEGERS = ("group", "variant", "chunks.phase")
+PER_PART = ("parts.end", "parts.score")
+INTEGERS = ("group", "variant", "chunks.phase", "parts.end")
 BOOLEANS = ("mask", "chunks.is_executed")
 MAYBE = ("reference_logp", "variant", "improvement", "prompt_weight")  # may be None
 REALS = ("reward", "outcome")  # integers and booleans too; all other fields are floats
@@ -71,8 +91,8 @@ class Rollouts:
     failed, in this way.
 
     Raises:
-      ValueError: If a field is not a tensor, shapes disagree, a dtype is wrong, or a reward or a
-        log-prob on the mask is not finite.
+      ValueError: If a field is not a tensor, shapes disagree, a dtype is wrong, a reward, a
+        log-prob on the mask or the score of a part is not finite, or a part ends off the mask.
     """
 
     group: Int[Tensor, " rollout"]  # rollouts of one prompt share an id
@@ -90,6 +110,7 @@ class Rollouts:
     # Weight of the rollout's prompt in `average_over_prompts`, the inverse of its probability to be
     # drawn in units of the mean; None: 1.
     prompt_weight: Float[Tensor, " rollout"] | None = None
+    parts: PartScores | None = None  # None: no judge scores parts
 
     def __post_init__(self) -> None:
         for name, value in self._fields().items():
@@ -103,6 +124,8 @@ class Rollouts:
             wanted = self.mask.shape[: 1 if name in PER_ROLLOUT else 2]
             if self.chunks is not None and name in PER_NUMBER:
                 wanted += self.chunks.action.shape[-1:]
+            if self.parts is not None and name in PER_PART:
+                wanted = self.mask.shape[:1] + self.parts.end.shape[-1:]
             if value.shape != wanted:
                 raise ValueError(
                     f"Rollouts.{name} must have the shape {list(wanted)} of the mask, "
@@ -118,14 +141,15 @@ class Rollouts:
         ):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, as_float(getattr(self, name).detach()))
-        for name, kind in PARTS.items():
-            if (parts := getattr(self, name)) is not None:
-                object.__setattr__(self, name, kind(*(each.detach() for each in parts)))
+        for name, kind in NESTED.items():
+            if (nested := getattr(self, name)) is not None:
+                object.__setattr__(self, name, kind(*(each.detach() for each in nested)))
         self._require_finite("reward", self.counts)
         self._require_finite("behavior_logp", self.mask)
         self._require_finite("reference_logp", self.mask)
         self._require_finite("improvement", self.counts)
         self._require_finite("prompt_weight", self.counts)
+        self._require_parts()
 
     @property
     def counts(self) -> Bool[Tensor, " rollout"]:
@@ -146,7 +170,25 @@ class Rollouts:
             chunks=None if self.chunks is None else self.chunks.select(rows),
             improvement=None if self.improvement is None else self.improvement[rows],
             prompt_weight=None if self.prompt_weight is None else self.prompt_weight[rows],
+            parts=None if self.parts is None else self.parts.select(rows),
         )
+
+    def _require_parts(self) -> None:
+        """Raises unless the parts of rollouts with steps end on the mask and have finite scores."""
+        if self.parts is None:
+            return
+        end, score = self.parts
+        is_part = (end != -1) & self.counts[:, None]
+        is_step = (end >= 0) & (end < self.mask.shape[1])
+        ends_on_mask = is_step & self.mask.gather(1, torch.where(is_step, end, 0))
+        wrong = is_part & ~(ends_on_mask & score.isfinite())
+        if wrong.any():
+            row, part = wrong.nonzero()[0].tolist()
+            raise ValueError(
+                "Rollouts.parts must end at steps of the mask, or be -1, with finite scores, got "
+                f"step {int(end[row, part])} and score {float(score[row, part])} in row {row}, "
+                f"part {part}; correct it"
+            )
 
     def _require_finite(self, name: str, counts: Tensor) -> None:
         """Raises if a value where `counts` is True is not finite."""
@@ -161,18 +203,18 @@ class Rollouts:
         )
 
     def _fields(self) -> dict[str, Tensor]:
-        """Returns the fields that are not None by name, and the parts of noise and chunks."""
+        """Returns the fields that are not None by name, and those of nested ones."""
         names = ("mask", *PER_ROLLOUT, "behavior_logp", "reference_logp")
         named = {name: getattr(self, name) for name in names}
         named = {
             name: each for name, each in named.items() if each is not None or name not in MAYBE
         }
-        for name, kind in PARTS.items():
-            parts = getattr(self, name)
-            if isinstance(parts, kind):
-                named |= {f"{name}.{part}": each for part, each in parts._asdict().items()}
-            elif parts is not None:
-                found = type(parts).__name__
+        for name, kind in NESTED.items():
+            nested = getattr(self, name)
+            if isinstance(nested, kind):
+                named |= {f"{name}.{part}": each for part, each in nested._asdict().items()}
+            elif nested is not None:
+                found = type(nested).__name__
                 raise ValueError(f"Rollouts.{name} must be a grpo.{kind.__name__}, got {found}")
         return named
 

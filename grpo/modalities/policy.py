@@ -1,7 +1,7 @@
 """The interface of policies that sampling, training and evaluation use."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
@@ -12,7 +12,7 @@ from torch import Generator, Tensor, nn
 from grpo.modalities.shared.directories import copy_weights
 from grpo.modalities.shared.packed import Layout, prompt_rows
 from grpo.runtime.ranks import sum_counts
-from grpo.types import ActionChunks, Cost, Rollouts, StepLogProbs, StepNoise
+from grpo.types import ActionChunks, Cost, PartScores, Rollouts, StepLogProbs, StepNoise
 
 
 @runtime_checkable
@@ -107,6 +107,17 @@ class Policy(ABC, Generic[TrajectoryT]):
     def decode(self, trajectory: TrajectoryT) -> list[str]:
         """Returns the text of each rollout that a judge reads."""
 
+    def find_steps(self, trajectory: TrajectoryT, ends: Sequence[Sequence[int]]) -> list[list[int]]:
+        """Returns the step that completes the first `end` characters of a text, per end.
+
+        Args:
+          ends: Per rollout, numbers of characters of its text in `decode`.
+
+        Raises:
+          ValueError: If rollouts of this policy are not texts.
+        """
+        raise ValueError(f"the rollouts of a {type(self).__name__} are not texts with parts")
+
     @abstractmethod
     def is_finished(self, trajectory: TrajectoryT) -> Bool[Tensor, " rollout"]:
         """Returns which rollouts ended before the step limit."""
@@ -163,6 +174,7 @@ def make_rollouts(
     reference_logp: Float[Tensor, "rollout step"] | None = None,
     improvement: Float[Tensor, " rollout"] | None = None,
     prompt_weight: Float[Tensor, " rollout"] | None = None,
+    parts: PartScores | None = None,
 ) -> Rollouts:
     """Returns the inputs of an objective for a trajectory.
 
@@ -171,6 +183,7 @@ def make_rollouts(
       reference_logp: Log-probs in nats under the reference policy.
       improvement: Share of the first answer's error that each rollout removes.
       prompt_weight: Weight of the rollout's prompt in an average over prompts.
+      parts: Scores of the parts of texts.
     """
     return Rollouts(
         group=group,
@@ -184,6 +197,7 @@ def make_rollouts(
         chunks=trajectory.chunks,
         improvement=improvement,
         prompt_weight=prompt_weight,
+        parts=parts,
     )
 
 

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
 from grpo.objective.base import LinkState, Objective, credit_link, stateful_credit_link
-from grpo.objective.link import Link
+from grpo.objective.link import Link, Setting
 from grpo.types import Credit, Rollouts
 
 PerRollout = Float[Tensor, " rollout"]
@@ -18,11 +18,10 @@ PerRollout = Float[Tensor, " rollout"]
 def center_by_group_mean() -> Objective:
     """A_i = r_i - mean_j r_j, and exactly 0 in a group whose rewards are all equal."""
 
-    def center(value: PerRollout, rollouts: Rollouts) -> PerRollout:
-        total, size = sum_by_group(value, rollouts.group)
-        return torch.where(is_uniform(value, rollouts.group), 0.0, value - total / size)
-
-    return _rollout_link(Link("center_by_group_mean", {}, "baseline"), center)
+    return _rollout_link(
+        Link("center_by_group_mean", {}, "baseline"),
+        lambda value, rollouts: _center(value, rollouts.group),
+    )
 
 
 def leave_one_out() -> Objective:
@@ -76,15 +75,9 @@ def scale_by_group_std(ddof: int = 0, epsilon: float = 1e-6) -> Objective:
     """
     _require_deviation("scale_by_group_std", ddof, epsilon)
 
-    def scale(value: PerRollout, rollouts: Rollouts) -> PerRollout:
-        total, size = sum_by_group(value, rollouts.group)
-        squares, _ = sum_by_group((value - total / size) ** 2, rollouts.group)
-        scaled = value / ((squares / (size - ddof).clamp(min=1)).sqrt() + epsilon)
-        return torch.where(is_uniform(value, rollouts.group), 0.0, scaled)
-
     return _rollout_link(
         Link("scale_by_group_std", {"ddof": ddof, "epsilon": epsilon}, "scale", "group scale"),
-        scale,
+        lambda value, rollouts: _scale(value, rollouts.group, ddof, epsilon),
     )
 
 
@@ -150,10 +143,75 @@ def scale_by_improvement(center: str = "none") -> Objective:
     return _rollout_link(link, scale)
 
 
+def sum_later_part_scores(
+    outcome_weight: float = 0.0, ddof: int = 0, epsilon: float = 1e-6
+) -> Objective:
+    """A_it = sum of the z-scores of the parts of rollout i that end at step t or later.
+
+    The z-scores are over the scores of all parts of the group's rollouts, 0 if all are equal.
+    [Shao et al., 2024, section 4.1.3, process supervision] Steps after the last part have the
+    advantage 0, as has a rollout without parts.
+
+    Args:
+      outcome_weight: Adds this times the z-score of the rollout's reward to the advantages of all
+        of its steps; 0: only parts count.
+      ddof: 0 divides the sum of squares by the number of values, 1 by one less.
+      epsilon: In units of the scores, and of the reward.
+
+    Raises:
+      ValueError: If a number is out of range; on credit, without parts.
+    """
+    name = "sum_later_part_scores"
+    _require_deviation(name, ddof, epsilon)
+    if not 0 <= outcome_weight < math.inf:
+        raise ValueError(f"{name} needs a finite outcome_weight >= 0, got {outcome_weight}")
+
+    def z_score(value: PerRollout, group: Int[Tensor, " rollout"]) -> PerRollout:
+        return _scale(_center(value, group), group, ddof, epsilon)
+
+    def credit(before: Credit, rollouts: Rollouts, generator: Generator) -> Credit:
+        if rollouts.parts is None:
+            raise ValueError(f"{name} needs Rollouts.parts, got None: a judge must score parts")
+        end, score = rollouts.parts
+        row, part = (end >= 0).nonzero(as_tuple=True)
+        at_end = torch.zeros(rollouts.mask.shape, dtype=torch.float64)
+        if len(row):
+            scores = z_score(score[row, part].double(), rollouts.group[row])
+            at_end.index_put_((row, end[row, part]), scores, accumulate=True)
+        advantage = at_end.flip(1).cumsum(1).flip(1)
+        if outcome_weight:
+            reward = rollout_advantage(before, rollouts).double()
+            advantage = advantage + outcome_weight * z_score(reward, rollouts.group)[:, None]
+        return replace(before, advantage=advantage.to(before.advantage.dtype) * rollouts.mask)
+
+    settings: dict[str, Setting] = {
+        "outcome_weight": outcome_weight,
+        "ddof": ddof,
+        "epsilon": epsilon,
+    }
+    return credit_link(Link(name, settings, "baseline", "group scale", "part scores"), credit)
+
+
 def _improvement(rollouts: Rollouts, name: str) -> PerRollout:
     if rollouts.improvement is None:
         raise ValueError(f"{name} needs Rollouts.improvement, got None: revise first answers")
     return rollouts.improvement.double()
+
+
+def _center(value: PerRollout, group: Int[Tensor, " rollout"]) -> PerRollout:
+    """Returns values minus the mean of their group, exactly 0 if all of them are equal."""
+    total, size = sum_by_group(value, group)
+    return torch.where(is_uniform(value, group), 0.0, value - total / size)
+
+
+def _scale(
+    value: PerRollout, group: Int[Tensor, " rollout"], ddof: int, epsilon: float
+) -> PerRollout:
+    """Returns values divided by the std of their group + epsilon, 0 if all of them are equal."""
+    total, size = sum_by_group(value, group)
+    squares, _ = sum_by_group((value - total / size) ** 2, group)
+    scaled = value / ((squares / (size - ddof).clamp(min=1)).sqrt() + epsilon)
+    return torch.where(is_uniform(value, group), 0.0, scaled)
 
 
 def _require_deviation(name: str, ddof: int, epsilon: float) -> None:

@@ -26,6 +26,7 @@ Kind = Literal[
     "entropy bonus",
     "reward penalty",  # a penalty that is part of the reward
     "reward part",  # adds to the reward, and so comes before the baseline
+    "part scores",  # reads scores of parts; its advantages differ between steps of a rollout
     "improvement",  # reads what a rollout improves on the first answer of its group
     "noise weight",
     "exact divergence",  # needs the means of Gaussian steps in addition to log-probs

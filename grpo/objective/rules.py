@@ -33,6 +33,7 @@ class Plan:
     staleness: int = 0  # iterations between the weights that sample and those that train
     refreshes_reference: bool = False  # the reference is the policy that a round starts from
     has_binary_reward: bool
+    scores_parts: bool = False  # a judge of the reward scores parts of texts
     normalized: tuple[str, ...] = ()  # paths of judges whose scores are normalized within groups
     dropouts: frozenset[str]  # parameter paths of dropouts above 0
     top_p: float = 1.0
@@ -158,7 +159,10 @@ def _per_step(plan: Plan) -> list[str]:
 def pair_z_score(plan: Plan) -> list[str]:
     if not _is_shaped(plan):
         return []
-    whole = plan.of("group scale") if 2 in plan.group_sizes else []
+    # A group of two has more than two parts.
+    of_parts = plan.of("part scores")
+    whole = [each for each in plan.of("group scale") if each not in of_parts]
+    whole = whole if 2 in plan.group_sizes else []
     return whole + _extremes(plan, keep=2, advantage="kept_z_score")
 
 
@@ -441,6 +445,27 @@ def reuse_without_first_answers(plan: Plan) -> list[str]:
     return plan.selects_with("reuse_profile_rollouts") if revises(plan) else []
 
 
+def parts_without_judge(plan: Plan) -> list[str]:
+    return [] if plan.scores_parts else plan.of("part scores")
+
+
+def one_ratio_for_parts(plan: Plan) -> list[str]:
+    ratios = ("average_ratio_over_rollout", "average_clipped_log_ratio")
+    return plan.named(*ratios) if plan.of("part scores") else []
+
+
+def one_advantage_for_parts(plan: Plan) -> list[str]:
+    kinds: tuple[Kind, ...] = ("scale", "improvement", "reward penalty")
+    found = plan.of(*kinds) + plan.named("keep_extreme_rollouts")
+    return found if plan.of("part scores") else []
+
+
+def uniform_groups_with_parts(plan: Plan) -> list[str]:
+    found = plan.named("drop_uniform_groups")
+    found += plan.selects_with("skip_uniform_prompts", "resample_uniform_groups")
+    return found if plan.of("part scores") else []
+
+
 def kl_on_steps(plan: Plan) -> list[str]:
     is_part = unweighted_steps(plan) or plan.named("keep_highest_phase")
     return _per_step(plan) if is_part else []
@@ -563,6 +588,37 @@ REVISION_RULES: tuple[Rule, ...] = (
         "it counts outcomes of revisions, which are not those of the prompt itself; use "
         "resample_uniform_groups, which looks at the groups that are trained",
         streaks_of_revisions,
+    ),
+)
+
+
+PART_RULES: tuple[Rule, ...] = (
+    Rule(
+        "H28",
+        Severity.ERROR,
+        "no judge scores parts; put one into reward.judges, such as worked_solution",
+        parts_without_judge,
+    ),
+    Rule(
+        "H29",
+        Severity.ERROR,
+        "one ratio per rollout gives all of its steps the mean of their advantages, which "
+        "sum_later_part_scores makes differ; use average_ratio_keeping_token_gradient",
+        one_ratio_for_parts,
+    ),
+    Rule(
+        "H30",
+        Severity.ERROR,
+        "it reads or sets one advantage per rollout, and sum_later_part_scores one per step; keep "
+        "one of them",
+        one_advantage_for_parts,
+    ),
+    Rule(
+        "H31",
+        Severity.WARN,
+        "it drops groups whose outcomes are equal, although the scores of their parts may differ; "
+        "remove it to train on them",
+        uniform_groups_with_parts,
     ),
 )
 
@@ -984,4 +1040,5 @@ RULES: tuple[Rule, ...] = (
     ),
     *CHUNK_RULES,
     *REVISION_RULES,
+    *PART_RULES,
 )

@@ -209,6 +209,17 @@ def _check_judges(params: "Parameters", path: Path) -> None:
                 f"{path}: {where}.judge {each.judge} needs task.kind {needed}, "
                 f"got {params.task.kind!r}; set the judge to math or your own"
             )
+        for name, wanted in asked[where].task_settings.items():
+            if (found := getattr(params.task, name)) != wanted:
+                raise ParameterError(
+                    f"{path}: {where}.judge {each.judge} needs task.{name} {wanted}, got {found!r}"
+                )
+    of_parts = [each for each in params.reward.judges if find_judge(each.judge).scores_parts]
+    if len(of_parts) > 1:
+        raise ParameterError(
+            f"{path}: reward.judges must have at most one judge that scores parts, got "
+            f"{of_parts[0].judge} and {of_parts[1].judge}; remove one"
+        )
     has_answer = any(each.reads == "text" and not each.reads_together for each in asked.values())
     names = ", ".join(each.judge for each in judges.values())
     for name in ("answer_pattern", "timeout_seconds"):

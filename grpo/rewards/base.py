@@ -1,7 +1,7 @@
 """The interface of judges: their description, what they read and what they return."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -29,14 +29,30 @@ class Task:
         return LANGUAGE_TAG.sub("", self.prompt, count=1)
 
 
+class Part(NamedTuple):
+    """The score of a part of a text, such as one line of a worked solution."""
+
+    end: int  # characters of the text up to the end of the part: it ends with text[end - 1]
+    score: float  # raw
+
+
+class Scored(NamedTuple):
+    """The result of a judge that scores parts: one score of the rollout, and those of its parts."""
+
+    score: float  # raw
+    parts: Sequence[Part]  # in the order of the text
+
+
 class View(NamedTuple):
     """The result for one of the rollouts that are judged together."""
 
     text: str  # for display: the text that was recognized in an image, or the raw score
     score: float  # the judge's raw score
+    parts: Sequence[Part] = ()  # of a judge that scores parts
 
 
 AnswerJudge = Callable[[str, Task], float]  # text of the answer -> raw score
+PartJudge = Callable[[str, Task], Scored]  # whole text of the rollout -> raw scores
 # Judges several rollouts together, in the process that calls it. Media are images
 # [row, channel, height, width] or clips [row, channel, frame, height, width].
 Viewer = Callable[[NDArray[np.uint8], Sequence[Task]], list[View]]
@@ -53,23 +69,35 @@ class JudgeInputs:
     model: DirectoryBase | HubBase | S3Base | None  # its parameter `model`
     data: Path  # the folder of directories that `model` names
     machine: Machine
+    answer_pattern: str | None = None  # the parameter `reward.answer_pattern`
 
 
 @dataclass(frozen=True, kw_only=True)
 class Judge:
-    """The description of a judge in its file, which has the name of the parameter `judge`."""
+    """The description of a judge in its file, which has the name of the parameter `judge`.
+
+    Raises:
+      ValueError: If it scores parts of something other than a text.
+    """
 
     reads: Literal["text", "media", "simulation"]  # the part of a rollout that is judged
     # A Viewer for media, an AnswerJudge for texts and simulations (whose verdict is a text), or a
-    # Reader for texts.
-    load: Callable[[JudgeInputs], AnswerJudge | Viewer | Reader]
+    # PartJudge or Reader for texts.
+    load: Callable[[JudgeInputs], AnswerJudge | PartJudge | Viewer | Reader]
     needs_model: bool = False  # whether the parameter `model` is required
     # Whether it is a Reader: of the whole texts of several rollouts, in the process that samples
     # and without a time limit, as a model needs it. An AnswerJudge gets the answer of one rollout.
     reads_together: bool = False
+    # Whether it is a PartJudge, or a Reader whose views have parts.
+    scores_parts: bool = False
     needs_task: str | None = None  # required task.kind; None: any with such rollouts
+    task_settings: Mapping[str, str] = field(default_factory=dict)  # required ones of the task
     # Of the texts of a family in an evaluation, where the mean over texts is not the metric.
     score_corpus: CorpusScorer | None = None
+
+    def __post_init__(self) -> None:
+        if self.scores_parts and self.reads != "text":
+            raise ValueError(f"scores_parts needs a judge that reads text, got {self.reads!r}")
 
 
 def take_frames(

@@ -4,6 +4,7 @@ import inspect
 import json
 import math
 import multiprocessing
+import operator
 import os
 import re
 import signal
@@ -22,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from grpo.errors import brief, describe_error
-from grpo.rewards.base import AnswerJudge, Reader, Task, Viewer
+from grpo.rewards.base import AnswerJudge, Part, PartJudge, Reader, Scored, Task, Viewer
 from grpo.runtime.process import die_with_parent
 
 ALARM_AGAIN_SECONDS = 0.05  # interval of repeated alarms for a judge that catches the first
@@ -37,6 +38,7 @@ class Outcome(NamedTuple):
     score: float
     status: str  # scored | unparsable | timed_out | failed
     detail: str = ""  # the judge's exception or invalid result, unless the status is "scored"
+    parts: tuple[Part, ...] = ()  # scores in [0, 1] of the text's parts, if the judge scores them
 
 
 class _TimeIsUp(BaseException):
@@ -44,13 +46,14 @@ class _TimeIsUp(BaseException):
 
 
 def judge_text(
-    judge: AnswerJudge,
+    judge: AnswerJudge | PartJudge,
     text: str,
     task: Task,
     *,
     answer_pattern: str | None,
     timeout_seconds: float,
     score_range: ScoreRange = None,
+    scores_parts: bool = False,
 ) -> Outcome:
     """Returns the outcome of one rollout's text; the time limit includes the search for the answer.
 
@@ -62,16 +65,22 @@ def judge_text(
 
     Args:
       answer_pattern: Group 1 of its last match is the answer; None: the whole text is the answer.
+      scores_parts: Whether the judge is a PartJudge.
     """
     try:
         with _time_limit(timeout_seconds):
-            answers = [text] if answer_pattern is None else re.findall(answer_pattern, text)
-            if not answers:
-                return Outcome(0.0, "unparsable")
+            answer = text
+            if answer_pattern is not None:
+                answers = re.findall(answer_pattern, text)
+                if not answers:
+                    return Outcome(0.0, "unparsable")
+                answer = answers[-1].strip()
             try:
-                score = judge(answers[-1].strip(), task)
+                score = judge(answer, task)
             except ValueError as error:  # e.g. of float("seven"): the answer cannot be parsed
                 return Outcome(0.0, "unparsable", _said(error))
+            if scores_parts:
+                return _checked_parts(score, answer, score_range)
             return _checked(score, score_range)
     except _TimeIsUp:
         # Switched off again, because an alarm may have interrupted the code that does so.
@@ -90,6 +99,7 @@ class JointJudge:
     view: Viewer | Reader
     reads_media: bool
     score_range: ScoreRange = None
+    scores_parts: bool = False
 
     def judge(
         self, items: NDArray[np.uint8] | Sequence[str], tasks: Sequence[Task]
@@ -108,12 +118,21 @@ class JointJudge:
             views = view(items, tasks)
             if len(views) != len(tasks):
                 raise ValueError(f"must give {len(tasks)} views, gave {len(views)}")
-            return [(text, _checked(score, self.score_range)) for text, score in views]
+            return [self._outcome(*view, text=item) for view, item in zip(views, items)]
         except (Exception, SystemExit) as error:  # noqa: BLE001  the rollout boundary
             if len(tasks) == 1:
                 return [("", Outcome(0.0, "failed", _said(error)))]
         alone = [slice(row, row + 1) for row in range(len(tasks))]
         return [each for row in alone for each in self._judge_batch(items[row], tasks[row])]
+
+    def _outcome(
+        self, shown: str, score: object, parts: Sequence[Part] = (), *, text: Any
+    ) -> tuple[str, Outcome]:
+        """Returns the text and the outcome of a view, of which a judge may leave out the parts."""
+        if self.scores_parts:
+            given: Any = score
+            return shown, _checked_parts(Scored(given, parts), text, self.score_range)
+        return shown, _checked(score, self.score_range)
 
 
 def _said(error: BaseException) -> str:
@@ -148,6 +167,28 @@ def _checked(score: object, score_range: ScoreRange) -> Outcome:
     return Outcome(raw, "scored")
 
 
+def _checked_parts(found: object, text: str, score_range: ScoreRange) -> Outcome:
+    """Returns the outcome for the return value of a judge that scores parts of a text."""
+    if not isinstance(found, Scored):
+        kind = type(found).__name__
+        detail = f"returned {kind} {found!r}; with scores_parts it must be a Scored"
+        return Outcome(0.0, "failed", _storable(detail))
+    outcome, parts = _checked(found.score, score_range), list[Part]()
+    for end, score in found.parts:
+        last = parts[-1].end if parts else 0
+        if not last < operator.index(end) <= len(text):
+            detail = (
+                f"returned a part that ends at {end}; ends must rise from 1 to at most {len(text)},"
+                " the characters of the text"
+            )
+            return Outcome(0.0, "failed", detail)
+        part = _checked(score, score_range)
+        if part.status != "scored":
+            return part
+        parts.append(Part(operator.index(end), part.score))
+    return outcome._replace(parts=tuple(parts)) if outcome.status == "scored" else outcome
+
+
 @contextmanager
 def _time_limit(seconds: float) -> Iterator[None]:
     """Raises _TimeIsUp in the block after `seconds`, repeatedly; works only in the main thread."""
@@ -176,18 +217,25 @@ class TextJudge:
 
     def __init__(
         self,
-        judge: AnswerJudge,
+        judge: AnswerJudge | PartJudge,
         *,
-        answer_pattern: str,
+        answer_pattern: str | None,
         timeout_seconds: float,
         score_range: ScoreRange = None,
+        scores_parts: bool = False,
     ) -> None:
         """Args:
-        answer_pattern: Group 1 of its last match is the answer.
+        answer_pattern: Group 1 of its last match is the answer; None: the whole text is.
+        scores_parts: Whether the judge is a PartJudge.
         """
         self._judge = partial(
-            judge_text, judge, timeout_seconds=timeout_seconds, score_range=score_range
+            judge_text,
+            judge,
+            timeout_seconds=timeout_seconds,
+            score_range=score_range,
+            scores_parts=scores_parts,
         )
+        self.scores_parts = scores_parts
         self._answer_pattern = answer_pattern
         self._patience_seconds = timeout_seconds + GRACE_SECONDS
         self._children: list[_Child] = []  # one or none
@@ -213,7 +261,7 @@ class TextJudge:
 
     def judge_answers(self, answers: Sequence[str], tasks: Sequence[Task]) -> Iterator[Outcome]:
         """Yields the outcome of each answer."""
-        return self._ask(answers, tasks, None)
+        return self._ask([each.strip() for each in answers], tasks, None)
 
     def _ask(
         self, texts: Sequence[str], tasks: Sequence[Task], answer_pattern: str | None
@@ -276,7 +324,8 @@ class _Child:
         """Returns the next outcome; None if the process has ended or takes too long."""
         try:
             if self._pipe.poll(timeout_seconds):
-                return Outcome(*json.loads(self._pipe.recv_bytes()))
+                score, status, detail, parts = json.loads(self._pipe.recv_bytes())
+                return Outcome(score, status, detail, tuple(Part(*each) for each in parts))
         except (EOFError, ConnectionError):
             self.process.join()
         return None

@@ -16,6 +16,7 @@ from grpo.rewards.base import CorpusScorer, Task
 from grpo.runtime.artifacts.files import read_json, write_json
 from grpo.runtime.artifacts.media import read_rows
 from grpo.runtime.artifacts.tables import (
+    PARTS,
     REWARDS,
     ROLLOUTS,
     SCORE,
@@ -134,11 +135,12 @@ def _judge_media(judges: Judges) -> bool:
 
 
 def _judged(texts: list[str], scores: list[dict[str, Any]], shaping: Shaping) -> Judged:
-    """Returns texts and rewards, with the scores of each judge if there are several."""
+    """Returns texts and rewards, with the scores of each judge if there are several, and parts."""
     rewards = reward_rollouts(pd.DataFrame(scores), shaping)
     kept = [name for name in rewards if str(name).startswith(SCORE)]
     has_scores = len(kept) > 1 or shaping.keeps_score
-    columns = [*empty_table(REWARDS), *(kept if has_scores else [])]
+    parts = [PARTS] if PARTS in rewards else []
+    columns = [*empty_table(REWARDS), *parts, *(kept if has_scores else [])]
     return Judged(texts, rewards[columns])
 
 
@@ -170,6 +172,9 @@ def _judge(
             "detail": f"{worst}: {detail}" if detail and len(judges) > 1 else detail,
             DECIDED: first.status == "scored",
         }
+        # The first, if an evaluation asks several; `reward.judges` has at most one.
+        for name in [name for name, judge in judges.items() if judge.scores_parts][:1]:
+            facts[PARTS] = json.dumps(outcomes[name].parts)
         rows.append(facts | {SCORE + name: each.score for name, each in outcomes.items()})
     return [text for text, _ in results[0]], rows
 

@@ -11,9 +11,9 @@ from pydantic import Field
 
 from grpo.errors import ParameterError
 from grpo.modalities.modality import TextWarmup
+from grpo.rewards._notations import COMPACT, NOTATIONS, Notation
 from grpo.rewards.reasoning_gym import generate
 from grpo.schema import PARAMS, Positive
-from grpo.tasks._notations import COMPACT, NOTATIONS, Notation
 from grpo.tasks.base import PromptTables, Task, TaskInputs, shares
 
 FRESH_ENTRIES = 64  # entries per batch

@@ -5,6 +5,7 @@ from typing import NamedTuple
 from grpo.errors import ParameterError
 from grpo.objective.rules import RULES, Plan, Severity
 from grpo.params.parameters import BASE, Arm, DecayingRate, Parameters
+from grpo.rewards import find_judge
 from grpo.schema import PARAMS
 from grpo.wiring.allocation import (
     build_selection,
@@ -67,6 +68,7 @@ def _plan(params: Parameters, name: str, arm: Arm) -> tuple[dict[str, str], Plan
         staleness=arm.training.staleness,
         refreshes_reference=arm.training.refreshes_reference,
         has_binary_reward=_has_binary_reward(params),
+        scores_parts=any(find_judge(each.judge).scores_parts for each in params.reward.judges),
         normalized=tuple(
             f"{where}.normalize"
             for where, each in zip(params.judges("reward"), params.reward.judges)

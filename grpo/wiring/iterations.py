@@ -1,5 +1,6 @@
 """One iteration of a round: its rollouts and rewards, and the record of its training."""
 
+import json
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,10 +20,12 @@ from grpo.objective.advantage import rollout_advantage
 from grpo.objective.base import Objective, State
 from grpo.objective.penalty import needs_reference, penalizes_reward
 from grpo.params.parameters import DecayingRate, Parameters, Training
+from grpo.rewards.base import Part
 from grpo.runtime.artifacts.files import atomic_path, read_json, write_json
 from grpo.runtime.artifacts.tables import (
     ALLOCATION_RECORD,
     CREDIT,
+    PARTS,
     PROMPT_WEIGHT,
     REWARDS,
     SCORE,
@@ -50,7 +53,7 @@ from grpo.training.metrics import UpdateMetrics, step_metrics
 from grpo.training.plateau import Plateau, find_plateau
 from grpo.training.schedule import LearningRate, schedule_learning_rate
 from grpo.training.updates import Iteration, TrainedIteration, TrainingSettings
-from grpo.types import Cost
+from grpo.types import Cost, PartScores
 from grpo.wiring.allocation import build_selection
 from grpo.wiring.objectives import build_objective
 from grpo.wiring.policies import load_policy, make_optimizer, scoring_draws_of_round
@@ -201,6 +204,7 @@ def load_iteration(
         reference_logp=reference_logp,
         improvement=_improvement(trainer, sampled.table, judged),
         prompt_weight=_prompt_weight(sampled.table),
+        parts=_part_scores(trainer, trajectory, judged, rewards),
     )
     series = (*state.rewards, float(made.reward.double().mean()))
     plateau = _find_plateau(trainer.training, series)
@@ -256,6 +260,28 @@ def _prompt_weight(rollouts: pd.DataFrame) -> torch.Tensor | None:
     if PROMPT_WEIGHT not in rollouts:
         return None
     return torch.tensor(rollouts[PROMPT_WEIGHT].to_numpy(np.float32))
+
+
+def _part_scores(
+    trainer: Trainer, trajectory: Any, rewards: pd.DataFrame, path: Path
+) -> PartScores | None:
+    """Returns the scores of the parts of texts, at their last steps; None if no link reads them.
+
+    Raises:
+      ArtifactError: If the rewards have none.
+    """
+    if not any("part scores" in link.kinds for link in trainer.objective.links):
+        return None
+    if PARTS not in rewards:
+        raise ArtifactError(f"{path}: column {PARTS!r} is missing; rerun its score stage")
+    parts = [[Part(*each) for each in json.loads(cell)] for cell in rewards[PARTS]]
+    ends = trainer.policy.find_steps(trajectory, [[part.end for part in row] for row in parts])
+    shape = len(parts), max(map(len, parts))
+    end, score = torch.full(shape, -1), torch.zeros(shape)
+    for row, (steps, of_row) in enumerate(zip(ends, parts)):
+        end[row, : len(steps)] = torch.tensor(steps, dtype=torch.long)
+        score[row, : len(steps)] = torch.tensor([part.score for part in of_row])
+    return PartScores(end, score)
 
 
 def advance(
@@ -442,6 +468,8 @@ def _require_shaped(
 ) -> None:
     """Raises ArtifactError unless each reward has the rollout's prompt and follows its outcome.
 
+    Parts must end within the rollout's text.
+
     Args:
       judged: Rewards of the table's rollouts, indexed by rollout_id.
       table: Schema ROLLOUTS.
@@ -459,6 +487,11 @@ def _require_shaped(
             why = "by its outcome and reward.*" if column == "reward" else "as it was sampled"
             rule = f"{values.iloc[row]}, {why}"
             error = wrong_cell(judged.reset_index(), rewards, row, column, rule)
+            raise ArtifactError(f"{error}; rerun its score stage")
+    for row, (cell, text) in enumerate(zip(judged.get(PARTS, ()), drawn["text"])):
+        if any(end > len(text) for end, _ in json.loads(cell)):
+            rule = f"within the {len(text)} characters of its text"
+            error = wrong_cell(judged.reset_index(), rewards, row, PARTS, rule)
             raise ArtifactError(f"{error}; rerun its score stage")
 
 

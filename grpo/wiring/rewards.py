@@ -54,7 +54,8 @@ def corpus_scorers(params: Parameters) -> list[CorpusScorer]:
 def check_gold_answers(params: Parameters, *tables: pd.DataFrame) -> str | None:
     """Returns a warning if the first judge rejects some gold answers; None if it accepts them.
 
-    Judges at most MOST_GOLD_ANSWERS of each table, evenly spaced; judges of media are not tested.
+    Judges at most MOST_GOLD_ANSWERS of each table, evenly spaced; judges of media or of whole texts
+    are not tested.
 
     Args:
       tables: Schema PROMPTS.
@@ -66,7 +67,7 @@ def check_gold_answers(params: Parameters, *tables: pd.DataFrame) -> str | None:
     """
     ((where, first),) = params.judges("outcome").items()
     judge = find_judge(first.judge)
-    if judge.reads != "text" or judge.reads_together:
+    if judge.reads != "text" or judge.reads_together or judge.scores_parts:
         return None
     loaded = _load_judge(params, DATA, where, first)
     assert isinstance(loaded, TextJudge)
@@ -90,18 +91,29 @@ def _load_judge(
     params: Parameters, data: Path, where: str, given: JudgeParams
 ) -> TextJudge | JointJudge:
     judge, reward = find_judge(given.judge), params.reward
-    inputs = JudgeInputs(where=where, model=given.model, data=data, machine=params.machine)
+    inputs = JudgeInputs(
+        where=where,
+        model=given.model,
+        data=data,
+        machine=params.machine,
+        answer_pattern=reward.answer_pattern,
+    )
     loaded: Any = judge.load(inputs)
     if judge.reads == "media" or judge.reads_together:
-        reads_media = judge.reads == "media"
-        return JointJudge(view=loaded, reads_media=reads_media, score_range=given.score_range)
+        return JointJudge(
+            view=loaded,
+            reads_media=judge.reads == "media",
+            score_range=given.score_range,
+            scores_parts=judge.scores_parts,
+        )
     if judge.reads == "simulation":
         return TextJudge(loaded, answer_pattern="^(.*)$", timeout_seconds=1.0)
     assert reward.answer_pattern is not None
     assert reward.timeout_seconds is not None
     return TextJudge(
         loaded,
-        answer_pattern=reward.answer_pattern,
+        answer_pattern=None if judge.scores_parts else reward.answer_pattern,
         timeout_seconds=reward.timeout_seconds,
         score_range=given.score_range,
+        scores_parts=judge.scores_parts,
     )

@@ -12,9 +12,9 @@ import pytest
 
 from grpo.errors import ParameterError
 from grpo.modalities.modality import TextWarmup
+from grpo.rewards._notations import STEPS
 from grpo.rewards.base import Task
 from grpo.rewards.reasoning_gym import score_answer
-from grpo.tasks._notations import STEPS
 from grpo.tasks.base import PromptTables, TaskInputs
 from grpo.tasks.reasoning_gym import ReasoningGymTask
 

@@ -1,5 +1,6 @@
 """Policies whose step is a target token: encoder-decoder models of `transformers`."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,13 @@ from grpo.modalities.shared.directories import load_base
 from grpo.modalities.shared.packed import Layout, Rows
 from grpo.modalities.shared.restoring import restore_round
 from grpo.modalities.shared.text_modality import Decoding
-from grpo.modalities.shared.texts import decode_texts, draw_texts, has_ended, require_text
+from grpo.modalities.shared.texts import (
+    decode_texts,
+    draw_texts,
+    find_steps,
+    has_ended,
+    require_text,
+)
 from grpo.runtime.artifacts.tensors import unpack_ragged
 from grpo.runtime.language_tokens import find_language_token
 from grpo.runtime.machine import DTYPES
@@ -134,6 +141,12 @@ class Seq2SeqPolicy(Policy[Seq2SeqTrajectory]):
     def decode(self, trajectory: Seq2SeqTrajectory) -> list[str]:
         """Returns each rollout's text without special tokens."""
         return decode_texts(self.tokenizer, trajectory.tokens, trajectory.mask)
+
+    def find_steps(
+        self, trajectory: Seq2SeqTrajectory, ends: Sequence[Sequence[int]]
+    ) -> list[list[int]]:
+        """Returns the step that completes the first `end` characters of a text, per end."""
+        return find_steps(self.tokenizer, trajectory.tokens, trajectory.mask, ends)
 
     def is_finished(self, trajectory: Seq2SeqTrajectory) -> Bool[Tensor, " rollout"]:
         """Returns which rollouts ended with an end token instead of at the step limit."""

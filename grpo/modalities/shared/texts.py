@@ -1,7 +1,8 @@
 """What policies whose rollouts are texts share: ends, decoding, draws, checks of stored tokens."""
 
-from collections.abc import Callable, Iterator
-from functools import partial
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
 from typing import Any, NamedTuple, Protocol
 
 import pandas as pd
@@ -33,6 +34,42 @@ def decode_texts(
     rows = [row[kept].tolist() for row, kept in zip(tokens, mask)]
     texts: list[str] = tokenizer.batch_decode(rows, skip_special_tokens=True)
     return texts
+
+
+def find_steps(
+    tokenizer: PreTrainedTokenizerBase,
+    tokens: Int[Tensor, "rollout step"],
+    mask: Bool[Tensor, "rollout step"],
+    ends: Sequence[Sequence[int]],
+) -> list[list[int]]:
+    """Returns the step that completes the first `end` characters of a rollout's text, per end.
+
+    Found by bisection over the text of the first steps, which works for any tokenizer: a part of
+    the bytes of a character does not complete it, and special tokens complete nothing.
+
+    Args:
+      ends: Per rollout, numbers of characters, at most those of its text.
+    """
+
+    def steps_of(row: list[int], text: str, wanted: Sequence[int]) -> list[int]:
+        @cache
+        def text_up_to(step: int) -> str:
+            return str(tokenizer.decode(row[: step + 1], skip_special_tokens=True))
+
+        def first_step(end: int) -> int:
+            def completes(step: int) -> bool:
+                return text_up_to(step)[:end] == text[:end]
+
+            return bisect_left(range(len(row)), True, key=completes)
+
+        return [first_step(end) for end in wanted]
+
+    return [
+        steps_of(row[kept].tolist(), text, wanted)
+        for row, kept, text, wanted in zip(
+            tokens, mask, decode_texts(tokenizer, tokens, mask), ends
+        )
+    ]
 
 
 def has_ended(

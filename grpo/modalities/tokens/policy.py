@@ -1,6 +1,6 @@
 """Policies whose step is a token: causal language models of `transformers`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +23,7 @@ from grpo.modalities.shared.texts import (
     decode_texts,
     draw_texts,
     end_tokens,
+    find_steps,
     has_ended,
     num_positions,
     require_text,
@@ -166,6 +167,12 @@ class TokenPolicy(Policy[TokenTrajectory]):
     def decode(self, trajectory: TokenTrajectory) -> list[str]:
         """Returns each rollout's text without special tokens."""
         return decode_texts(self.tokenizer, trajectory.tokens, trajectory.mask)
+
+    def find_steps(
+        self, trajectory: TokenTrajectory, ends: Sequence[Sequence[int]]
+    ) -> list[list[int]]:
+        """Returns the step that completes the first `end` characters of a text, per end."""
+        return find_steps(self.tokenizer, trajectory.tokens, trajectory.mask, ends)
 
     def is_finished(self, trajectory: TokenTrajectory) -> Bool[Tensor, " rollout"]:
         """Returns which rollouts ended with an end token instead of at the step limit."""

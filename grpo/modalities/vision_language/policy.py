@@ -1,5 +1,6 @@
 """Policies whose step is a token of an answer about an image: vision-language models."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from grpo.modalities.shared.texts import (
     decode_texts,
     draw_texts,
     end_tokens,
+    find_steps,
     has_ended,
     num_positions,
     require_text,
@@ -125,6 +127,12 @@ class VisionLanguagePolicy(Policy[VisionLanguageTrajectory]):
     def decode(self, trajectory: VisionLanguageTrajectory) -> list[str]:
         """Returns each rollout's text without special tokens."""
         return decode_texts(self.reader.tokenizer, trajectory.tokens, trajectory.mask)
+
+    def find_steps(
+        self, trajectory: VisionLanguageTrajectory, ends: Sequence[Sequence[int]]
+    ) -> list[list[int]]:
+        """Returns the step that completes the first `end` characters of a text, per end."""
+        return find_steps(self.reader.tokenizer, trajectory.tokens, trajectory.mask, ends)
 
     def is_finished(self, trajectory: VisionLanguageTrajectory) -> Bool[Tensor, " rollout"]:
         """Returns which rollouts ended with an end token instead of at the step limit."""

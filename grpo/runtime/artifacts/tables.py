@@ -33,6 +33,11 @@ _in_float32 = pa.Check.in_range(
     LARGEST_FLOAT32,
     error="be finite in float32",
 )
+_parts = pa.Check(
+    lambda each: _are_parts(each),
+    element_wise=True,
+    error="be JSON [[end, score], ...], ends rising from 1 and scores in [0, 1]",
+)
 _filled = pa.Check(lambda column: column.str.len() > 0, error="not be empty")
 _fraction = pa.Check.in_range(0, 1, error="be in [0, 1]")
 _image = pa.Check(
@@ -40,6 +45,7 @@ _image = pa.Check(
 )
 SCORED, UNSCORED = "scored", "unscored"
 SCORE = "score."  # begins the names of columns with a judge's scores; a judge's name follows
+PARTS = "parts"
 GREEDY_SCORE = "greedy_score."  # the same for the greedy rollouts of an evaluation
 FIRST_ANSWER, FIRST_SCORE = "first_answer", "first_score"
 PROMPT_WEIGHT = "prompt_weight"
@@ -156,6 +162,8 @@ REWARDS = _schema(
         "reward": pa.Column("float64", [_finite, _in_float32]),
         "status": pa.Column(str, pa.Check.isin(STATUSES, error=f"be one of {STATUSES}")),
         "detail": pa.Column(str),  # the judge's error or return value, if not scored
+        # If a judge scores parts of texts: JSON [[end, score], ...], end in characters of the text.
+        PARTS: pa.Column(str, _parts, required=False),
         **_scores(SCORE),  # if there are several judges
     },
 )
@@ -233,6 +241,18 @@ def _is_object(text: str) -> bool:
         return isinstance(json.loads(text), dict)
     except (ValueError, RecursionError):
         return False
+
+
+def _are_parts(text: str) -> bool:
+    """Returns whether a text is a cell of the column PARTS."""
+    try:
+        found = json.loads(text)
+        ends = [end for end, score in found if is_count(end) and type(score) in (int, float)]
+        is_fraction = all(0 <= score <= 1 for _, score in found)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    is_list = isinstance(found, list) and len(ends) == len(found)
+    return is_list and is_fraction and all(a < b for a, b in zip([0, *ends], ends))
 
 
 def _members(frame: pd.DataFrame) -> "pd.Series[str]":

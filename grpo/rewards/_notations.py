@@ -24,6 +24,7 @@ class Notation(NamedTuple):
 
     prompt: Callable[[Entry], str]
     work: Callable[[Entry], str]
+    separator: str = " "  # of the parts of the work, if that writes down every result
 
 
 def _expression(letter: str) -> Callable[[Entry], str]:
@@ -253,7 +254,7 @@ def _factors(entry: Entry) -> str:
 
 
 STEPS: dict[str, Notation] = {
-    "chain_sum": Notation(_expression("S"), _shrinking_sums),
+    "chain_sum": Notation(_expression("S"), _shrinking_sums, "="),
     "products": Notation(_expression("P"), _long_products),
     "gcd": Notation(_numbers("G"), _subtractions),
     "lcm": Notation(_numbers_as_given("L"), _euclid_and_cofactor),
@@ -263,6 +264,8 @@ STEPS: dict[str, Notation] = {
     "count_primes": Notation(
         lambda entry: f"N{entry['metadata']['start']},{entry['metadata']['end']}=", _primes
     ),
-    "prime_factorization": Notation(lambda entry: f"F{entry['metadata']['number']}=", _factors),
+    "prime_factorization": Notation(
+        lambda entry: f"F{entry['metadata']['number']}=", _factors, "="
+    ),
 }
 NOTATIONS = {"compact": COMPACT, "steps": STEPS}
