@@ -1,5 +1,6 @@
 """Ragged batches of rollouts for the laws of the objective, and a way to evaluate one."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from grpo.objective.base import Objective, assign_credit, chain, loss_terms, sca
 from grpo.objective.penalty import add_entropy_bonus, penalize_kl
 from grpo.objective.trust import mask_mismatched_rollouts, truncate_mismatch
 from grpo.objective.weight import keep_extreme_rollouts
-from grpo.types import Credit, Rollouts, StepTerms
+from grpo.types import Credit, PartScores, Rollouts, StepTerms
 
 OBJECTIVES: dict[str, Objective] = {
     "grpo": grpo(beta=0.05),
@@ -66,6 +67,16 @@ def ragged_rollouts(draw: Any, *, binary: bool = False) -> Rollouts:
     return Rollouts(
         group=group, reward=reward, outcome=reward.clone(), mask=mask, behavior_logp=logp * mask
     )
+
+
+def with_parts(rollouts: Rollouts, seed: int) -> Rollouts:
+    """Returns rollouts with 0 to 3 parts each, of which several may end at one step."""
+    generator = torch.Generator().manual_seed(seed)
+    share = torch.rand(len(rollouts.mask), 3, generator=generator)
+    last = (share * rollouts.mask.sum(dim=1, keepdim=True)).long()
+    is_part = torch.rand(share.shape, generator=generator) < 0.7
+    score = torch.randint(3, share.shape, generator=generator) / 2
+    return replace(rollouts, parts=PartScores(torch.where(is_part, last, -1), score))
 
 
 def nearby(rollouts: Rollouts, seed: int, spread: float = 0.2) -> Tensor:

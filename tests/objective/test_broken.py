@@ -20,7 +20,7 @@ from grpo.objective.algorithms import grpo, rloo
 from grpo.objective.base import Objective, assign_credit, chain
 from grpo.training.batches import plan_batches
 from grpo.types import ActionChunks, Credit, Rollouts, StepNoise
-from tests.objective.batches import credit_of, ragged_rollouts
+from tests.objective.batches import credit_of, ragged_rollouts, with_parts
 from tests.objective.every_link import EVERY, NAMED
 
 FEW = settings(max_examples=6, deadline=None)
@@ -43,6 +43,7 @@ def with_every_field(rollouts: Rollouts, seed: int) -> Rollouts:
         chunks=ActionChunks(
             torch.where(mask, phase, -1), action, mask[..., None].expand(action.shape)
         ),
+        parts=with_parts(rollouts, seed).parts,
     )
 
 

@@ -20,6 +20,7 @@ from grpo.objective.advantage import (
     scale_by_batch_std,
     scale_by_group_std,
     scale_by_improvement,
+    sum_later_part_scores,
 )
 from grpo.objective.algorithms import (
     awm,
@@ -53,6 +54,8 @@ from grpo.objective.link import Link
 from grpo.objective.penalty import add_entropy_bonus, penalize_kl, subtract_kl_from_reward
 from grpo.objective.rules import RULES, Plan, Severity
 from grpo.objective.trust import (
+    average_clipped_log_ratio,
+    average_ratio_keeping_token_gradient,
     average_ratio_over_rollout,
     clip_surrogate,
     mask_mismatched_rollouts,
@@ -523,6 +526,52 @@ CASES |= {
         ("U16", "ERROR"),
     ),
 }
+
+
+LATER_PARTS = (sum_later_part_scores(), average_over_rollouts())
+SCORED = replace(plan_of(chain(*LATER_PARTS, clip_surrogate())), scores_parts=True)
+BY_TOKEN = (average_ratio_keeping_token_gradient(), clip_surrogate(3e-4, 4e-4))
+
+
+def supervised(*others: Objective) -> Plan:
+    """Returns a plan with a judge that scores parts, a link that reads them, and others."""
+    return replace(SCORED, links=chain(*LATER_PARTS, *others).links)
+
+
+CASES |= {
+    "parts without a judge": (replace(SCORED, scores_parts=False), ("H28", "ERROR")),
+    "parts and a ratio per rollout": (
+        supervised(average_ratio_over_rollout(), clip_surrogate()),
+        ("H29", "ERROR"),
+    ),
+    "parts and the geometric mean": (supervised(average_clipped_log_ratio()), ("H29", "ERROR")),
+    "parts and a scale": (supervised(scale_by_batch_std(), clip_surrogate()), ("H30", "ERROR")),
+    "parts and extremes": (
+        supervised(clip_surrogate(), keep_extreme_rollouts(4)),
+        ("H30", "ERROR"),
+    ),
+    "parts and an improvement": (supervised(add_improvement(), clip_surrogate()), ("H30", "ERROR")),
+    "parts behind a whole algorithm": (supervised(two_grpo()), ("H2", "ERROR")),
+    "parts and uniform groups": (
+        supervised(drop_uniform_groups(), clip_surrogate()),
+        ("H31", "WARN"),
+    ),
+    "parts and skipped prompts": (
+        replace(
+            SCORED,
+            selection=skip_uniform_prompts(2).links,
+            iterations_per_round=2,
+        ),
+        ("H31", "WARN"),
+    ),
+}
+
+
+def test_sound_part_scores_break_no_rule():
+    assert broken(SCORED) == set()
+    assert broken(supervised(*BY_TOKEN)) == set()
+    assert broken(replace(SCORED, group_sizes=frozenset({2}), has_binary_reward=False)) == set()
+    assert broken(supervised(clip_surrogate(), sample_steps_by_advantage(2))) == set()
 
 
 def test_sound_revisions_break_no_rule():
