@@ -34,6 +34,7 @@ SGPO = "artifacts/curricula/sgpo.parquet"
 TABLE, TENSORS = f"{ROLLOUTS}/table.parquet", f"{ROLLOUTS}/tensors.safetensors"
 EVAL = "artifacts/prompts/eval.parquet"
 RERUN = ".*; rerun "
+LATER_PARTS = ["sum_later_part_scores", "average_over_rollouts", "clip_surrogate"]
 LEARNING_RATE = "arms.uniform.training.learning_rate"
 LOWER = rf"; lower {LEARNING_RATE}, which is 1e\+30, in params.yaml"
 
@@ -117,6 +118,15 @@ EDITED = [
     Bad("status beside an outcome", "train@uniform-1",
         both(set_cell(REWARDS, 2, "outcome", 1.0), set_cell(REWARDS, 2, "status", "failed")),
         rf"{REWARDS}: row 2 .*'outcome' must be 0, or 1 with the status scored, got 1.0{RERUN}"),
+    Bad("score of a part above 1", "train@uniform-1",
+        edit_table(REWARDS, lambda frame: frame.assign(parts="[[1, 1.5]]")),
+        rf"{REWARDS}: row 0 .*'parts' must be JSON \[\[end, score\], .*1.5\]\]{RERUN}"),
+    Bad("a part behind the text", "train@uniform-1",
+        edit_table(REWARDS, lambda frame: frame.assign(parts="[[1, 1.0], [99, 0.5]]")),
+        rf"{REWARDS}: row 0 .*'parts' must be within the \d+ characters of its text.*{RERUN}"),
+    Bad("no scores of parts", "train@uniform-1",
+        set_param("arms.uniform.objective", LATER_PARTS),
+        rf"{REWARDS}: column 'parts' is missing{RERUN}"),
     Bad("half an outcome", "train@uniform-1", set_cell(REWARDS, 2, "outcome", 0.5),
         rf"{REWARDS}: row 2 .*'outcome' must be 0, or 1 .*, got 0.5{RERUN}"),
     Bad("a group without its first rollout", "train@uniform-1",

@@ -1,5 +1,6 @@
 """Rounds of several iterations: on-policy rollouts, the same bytes however they are made."""
 
+import json
 import multiprocessing
 import random
 import time
@@ -133,6 +134,49 @@ def test_the_judge_is_started_before_the_policy_is_loaded(
     with chdir(workspace), pytest.raises(KeyboardInterrupt):
         train.main(Usage(), *paths)
     assert len(judges) == 1
+
+
+@pytest.fixture(scope="module")
+def supervised(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns a workspace with a judge that scores parts, trained in one process.
+
+    Its texts are short, so that most have one part, the answer.
+    """
+    objective = ["sum_later_part_scores", "average_over_rollouts", "clip_surrogate"]
+    target = tmp_path_factory.mktemp("supervised") / "workspace"
+    workspace = online(finished, target, objective=objective, iterations_per_round=2)
+    settings = {"weight": 0.0, "normalize": "none", "model": None, "score_range": None}
+    judges = [{"judge": each, **settings} for each in ("reasoning_gym", "worked_solution")]
+    set_param("reward.judges", [{**judges[0], "weight": 1.0}, judges[1]])(workspace)
+    set_param("task.notation", "steps")(workspace)
+    run(workspace, "score")
+    train_under(workspace, "local 1")
+    return workspace
+
+
+def test_scores_of_parts_reach_the_credit_of_first_and_later_iterations(supervised: Path):
+    """At the first step, the advantage is the sum of the z-scores of all parts of a rollout."""
+    training = supervised / OUTPUTS[1]
+    first = supervised / "artifacts" / "rewards" / f"{NAME}.parquet"
+    (later,) = iterations(supervised)
+    for path, record in ((first, training), (later / "rewards.parquet", later)):
+        rewards = pd.read_parquet(path)
+        parts = rewards.assign(part=rewards["parts"].map(json.loads)).explode("part").dropna()
+        score = parts["part"].map(lambda part: part[1])
+        groups = score.groupby(parts["prompt_id"])
+        spread = groups.transform("std", ddof=0)
+        z_score = ((score - groups.transform("mean")) / (spread + 1e-6)).where(spread > 0, 0.0)
+        expected = z_score.groupby(parts["rollout_id"]).sum()
+        credit = pd.read_parquet(record / "credit.parquet").set_index("rollout_id")["advantage"]
+        assert credit.any()
+        for rollout, advantage in credit.items():
+            assert advantage == pytest.approx(expected.get(rollout, 0.0), abs=1e-4)
+
+
+@pytest.mark.long
+def test_scores_of_parts_train_the_same_bytes_in_two_processes(supervised: Path):
+    in_one = trained(supervised)
+    assert train_under(supervised, "processes 2") == in_one
 
 
 def iterations(workspace: Path) -> list[Path]:

@@ -32,6 +32,13 @@ def rewards(**changes: object) -> pd.DataFrame:
     return pd.DataFrame({**columns, **changes})
 
 
+PARTS_THAT_ARE_NONE = (
+    *("", "[[2, 1.0]", "{}", "null", "7", "[2, 1.0]", "[[2]]", "[[2, 1.0, 1.0]]", "[[2, 1.5]]"),
+    *("[[2, NaN]]", '[[2, "1"]]', "[[2.5, 1.0]]", "[[0, 1.0]]", "[[3, 1.0], [3, 1.0]]"),
+    *("[[true, 1.0]]", "[[2, null]]", "[" * 200000),
+)
+
+
 def test_a_table_comes_back_as_it_was_written_and_in_the_same_bytes(tmp_path: Path):
     for name in ("a", "b"):
         write_table(rewards(), tmp_path / f"{name}.parquet", REWARDS)
@@ -58,6 +65,13 @@ def test_a_table_comes_back_as_it_was_written_and_in_the_same_bytes(tmp_path: Pa
         ({"rollout_id": ["p/0", "p/0"]}, "column 'rollout_id' must be unique, got p/0"),
         ({"outcome": ["1", "0"]}, "r.parquet: column 'outcome' must be"),
         ({"luck": [1, 2]}, "r.parquet: column 'luck' is unknown"),
+        *(
+            (
+                {"parts": ["[[2, 1.0], [5, 0]]", cell]},
+                "row 1 (rollout_id='p/1'): column 'parts' must",
+            )
+            for cell in PARTS_THAT_ARE_NONE
+        ),
     ],
 )
 def test_a_broken_rule_names_file_row_column_and_value(
