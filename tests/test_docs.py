@@ -75,7 +75,11 @@ PAGES = sorted(DOCS.rglob("*.md"))
 LINKED = [*PAGES, *ROOT.glob("README.md")]
 PIPELINE = DOCS / "pipeline.md"
 METHODS = sorted((DOCS / "methods").glob("*.md"))
-TO_BE_WRITTEN = {"grpo/tasks/sums.py", "grpo/rewards/closeness.py"}  # by the reader
+TO_BE_WRITTEN = {  # by the reader
+    "grpo/tasks/sums.py",
+    "grpo/rewards/closeness.py",
+    "grpo/rewards/equations.py",
+}
 POLICIES, DRAWS = (
     reduce(or_, (getattr(each, name) for each in all_modalities().values()))
     for name in ("policy", "sampling")
@@ -332,6 +336,20 @@ def test_the_judge_of_the_page_scores(text: str, expected: tuple[float, str]):
     task = Task(family="sums", prompt="3+4=", answer="7", entry={})
     outcome = judge_text(judge, text, task, answer_pattern="#([^#]*)", timeout_seconds=5.0)
     assert outcome[:2] == expected
+
+
+def test_the_judge_of_parts_of_the_page_scores_each_equation():
+    judge = defined_in(DOCS / "own-reward.md")["score_equations"]
+    task = Task(family="sums", prompt="3+4=", answer="7", entry={})
+    outcome = judge_text(
+        judge,
+        "3+4=7, 7+1=9",
+        task,
+        answer_pattern=None,
+        timeout_seconds=5.0,
+        scores_parts=True,
+    )
+    assert outcome == (0.5, "scored", "", ((5, 1.0), (12, 0.0)))
 
 
 def results_of(name: str) -> dict[str, Any]:

@@ -64,7 +64,9 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
         copy = shutil.copytree if source.is_dir() else shutil.copy
         copy(source, root / name, **({"ignore": ignored} if source.is_dir() else {}))
     (root / "grpo/tasks/sums.py").write_text(blocks("own-task.md", "python")[0])
-    (root / "grpo/rewards/closeness.py").write_text(blocks("own-reward.md", "python")[0])
+    closeness, *_, equations = blocks("own-reward.md", "python")
+    (root / "grpo/rewards/closeness.py").write_text(closeness)
+    (root / "grpo/rewards/equations.py").write_text(equations)
     credit, loss = blocks("own-link.md", "python")
     add_function(credit, root / "grpo/objective/advantage.py")
     add_function(loss, root / "grpo/objective/trust.py")
@@ -149,6 +151,16 @@ def test_a_judge_of_ones_own_judges_the_tasks_own_answers(clone: Path):
     check(clone, task=task, reward=reward, policy=imported())
     prepare(clone)
     assert read_table(clone / "artifacts/prompts/eval.parquet", PROMPTS)["answer"].notna().all()
+
+
+def test_a_judge_of_parts_of_ones_own_gives_a_link_its_scores(clone: Path):
+    """Rule H28 would refuse the link without the judge."""
+    reward = few()
+    reward["judges"].append({**reward["judges"][0], "judge": "equations", "weight": 0.0})
+    params = yaml.safe_load((clone / "recipes/smoke.yaml").read_text())
+    for arm in params["arms"].values():
+        arm["objective"] = ["sum_later_part_scores", "average_over_prompts", "clip_surrogate"]
+    check(clone, task=sums(), reward=reward, policy=imported(), arms=params["arms"])
 
 
 def test_a_link_of_ones_own_is_a_link_as_any_other(clone: Path):
