@@ -70,8 +70,9 @@ def _draw_and_judge(
             )
         usage.move("sampling", executor.seconds())
         stored = stored_batches(scratch.directory)
+        shaping = build_shaping(params).without_shaping()  # the first judge decides outcomes
         with usage.part("judging"), shown("score profile") as progress:
             rewards = judge_stored(
-                executor, stored, build_shaping(params), scratch=judged, progress=progress
+                executor, stored, shaping, scratch=judged, progress=progress
             ).rewards
     return batch, rewards

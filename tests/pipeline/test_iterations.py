@@ -173,6 +173,15 @@ def test_scores_of_parts_reach_the_credit_of_first_and_later_iterations(supervis
             assert advantage == pytest.approx(expected.get(rollout, 0.0), abs=1e-4)
 
 
+def test_a_profile_counts_the_outcomes_of_the_first_of_several_judges(supervised: Path):
+    path = supervised / "artifacts" / "profile" / "prompts.parquet"
+    before = path.read_bytes()
+    path.unlink()
+    done = run_stage(supervised, "profile", str(locked_stages(supervised)["profile"]["cmd"]))
+    assert done.code == 0, done.stderr
+    assert path.read_bytes() == before
+
+
 @pytest.mark.long
 def test_scores_of_parts_train_the_same_bytes_in_two_processes(supervised: Path):
     in_one = trained(supervised)
