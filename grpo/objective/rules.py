@@ -462,7 +462,7 @@ def one_advantage_for_parts(plan: Plan) -> list[str]:
 
 def uniform_groups_with_parts(plan: Plan) -> list[str]:
     found = plan.named("drop_uniform_groups")
-    found += plan.selects_with("skip_uniform_prompts", "resample_uniform_groups")
+    found += plan.selects_with("skip_uniform_prompts", "resample_uniform_groups", *ONLINE)
     return found if plan.of("part scores") else []
 
 
@@ -616,8 +616,8 @@ PART_RULES: tuple[Rule, ...] = (
     Rule(
         "H31",
         Severity.WARN,
-        "it drops groups whose outcomes are equal, although the scores of their parts may differ; "
-        "remove it to train on them",
+        "it selects groups by their outcomes, although the scores of parts may differ where "
+        "outcomes are equal; remove it to train on all",
         uniform_groups_with_parts,
     ),
 )
