@@ -8,7 +8,7 @@ from typing import Any, get_args
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sacrebleu import corpus_bleu, corpus_chrf, sentence_chrf
 
@@ -57,6 +57,7 @@ def test_a_reference_earns_everything(name: str, kind: Kind):
 
 
 @pytest.mark.parametrize("name", NAMES)
+@settings(deadline=None)  # the first answer loads a model
 @given(answer=st.text(max_size=30))
 def test_whatever_is_written_earns_a_number_of_the_range(name: str, answer: str):
     task = Task(family="fi", prompt=">>fi<< 3 days", answer="3 päivää", entry={"language": "fi"})
