@@ -229,7 +229,7 @@ def judged(
 
 def evaluate(bench: Bench, policy: TokenPolicy) -> float:
     """Returns mean@4 on held-out prompts, with the same seeds for every policy."""
-    prompts = bench.tables.eval.head(EVALUATION_PROMPTS)
+    prompts = bench.tables.eval.sample(EVALUATION_PROMPTS, random_state=0)
     live = TokenPolicy(
         policy.model,
         policy.tokenizer,
