@@ -1,0 +1,90 @@
+"""Searches the staleness at which GRPO collapses: long rollouts, and a mixture of 16 experts.
+
+python -m benchmarks.offpolicy_long          # runs missing cases, then prints the table
+python -m benchmarks.offpolicy_long --table  # only the table
+
+As benchmarks.offpolicy_stability, with worked solutions of over 130 tokens (offpolicy_long.yaml)
+and four times as many updates. Writes results/offpolicy_long.json after every run.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.demo import ROOT
+from benchmarks.offpolicy_report import table
+from benchmarks.offpolicy_stability import SEEDS, Base, Case, Suite, run_cases
+from grpo.modalities.tokens.modality import RoutingMode
+from grpo.params.parameters import Parameters, read_params
+from grpo.params.yaml import dump_yaml, parse_yaml
+
+NAME = "offpolicy_long"
+SETTINGS = Path(__file__).with_suffix(".yaml")
+SHAPE: dict[str, int | float | str | bool] = {
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": True,
+    "initializer_range": 0.04,
+}
+BASES: dict[str, Base] = {
+    "dense": ("Qwen3ForCausalLM", {**SHAPE, "head_dim": 16, "intermediate_size": 192}),
+    "moe": (
+        "Qwen3MoeForCausalLM",
+        {
+            **SHAPE,
+            "moe_intermediate_size": 96,
+            "num_experts": 16,
+            "num_experts_per_tok": 2,
+            "norm_topk_prob": True,
+        },
+    ),
+}
+
+ROUTING: tuple[RoutingMode, ...] = ("live", "replay_sampled")
+
+
+def main() -> None:
+    """Runs missing cases, then prints the table."""
+    suite = Suite(
+        name=NAME,
+        params=long_params(),
+        bases=BASES,
+        updates=192,
+        updates_per_evaluation=64,
+        learning_rate=3e-4,
+    )
+    print(table(run_cases(suite, cases())))
+
+
+def long_params() -> Parameters:
+    """Returns params.yaml with the task, the warm-up and the decoding of this benchmark."""
+    own = parse_yaml(SETTINGS.read_text())
+    params = parse_yaml((ROOT / "params.yaml").read_text())
+    params["task"]["families"] = own["families"]
+    params["policy"]["base"]["warmup"] |= own["warmup"]
+    params["policy"]["max_steps"] = own["max_steps"]
+    changed = ROOT / ".work" / NAME / "params.yaml"
+    changed.parent.mkdir(parents=True, exist_ok=True)
+    changed.write_text(dump_yaml(params))
+    return read_params(changed)
+
+
+def cases() -> Iterator[Case]:
+    """Yields all runs, seed by seed."""
+    for seed in SEEDS:
+        for updates in (64, 16):
+            for algorithm in ("grpo", "gspo"):
+                for routing in ROUTING:
+                    yield Case(
+                        model="moe",
+                        routing=routing,
+                        algorithm=algorithm,
+                        updates_per_round=updates,
+                        seed=seed,
+                    )
+
+
+if __name__ == "__main__":
+    main()
