@@ -89,7 +89,7 @@ def params_with(
 ) -> Parameters:
     """Returns the image recipe with an arm per curriculum, written to params.yaml."""
     content = parse_yaml((ROOT / "recipes" / "reasoning-smollm2.yaml").read_text())
-    arm = {**content["arms"]["uniform"], "selection": list(selection)}
+    arm = {**content["arms"]["plain"], "selection": list(selection)}
     content["profile"]["when"] = when
     content["arms"] = {f"arm{i}": {**arm, "curriculum": each} for i, each in enumerate(curricula)}
     content["rounds"] = {"first": {"arm": "arm0", "start": "base", "phase": 1}}
