@@ -1,10 +1,13 @@
 """Runs a benchmark seed by seed and collects the results of finished seeds in one file."""
 
 import argparse
-from collections.abc import Callable
+import fcntl
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-from benchmarks.demo import RESULTS, machine, revision_of
+from benchmarks.demo import RESULTS, ROOT, machine, revision_of
 from grpo.runtime.artifacts.files import read_json, write_json
 
 
@@ -29,19 +32,29 @@ def record_seeds(
     out = RESULTS / f"{results_name or name}.json"
     for seed in parser.parse_args().seeds:
         found = run_seed(seed)
-        # Read after the run, because other processes may run other seeds at the same time.
-        stored = read_json(out) if out.exists() else {}
-        if stored.get("arms") != arms:
-            stored = {"measured": {}, "runs": {}}
-        runs = {**stored["runs"], str(seed): found}
-        measured = {"revision": revision_of("HEAD"), "machine": machine()}
-        about = {
-            "command": f"python -m benchmarks.{name} {' '.join(sorted(runs))}",
-            "measured": {**stored["measured"], str(seed): measured},
-            "arms": arms,
-        }
-        write_json(out, {**about, **describe(runs), "runs": runs})
+        with _alone(out):  # other processes may run other seeds at the same time
+            stored = read_json(out) if out.exists() else {}
+            if stored.get("arms") != arms:
+                stored = {"measured": {}, "runs": {}}
+            runs = {**stored["runs"], str(seed): found}
+            measured = {"revision": revision_of("HEAD"), "machine": machine()}
+            about = {
+                "command": f"python -m benchmarks.{name} {' '.join(sorted(runs))}",
+                "measured": {**stored["measured"], str(seed): measured},
+                "arms": arms,
+            }
+            write_json(out, {**about, **describe(runs), "runs": runs})
     results: dict[str, Any] = read_json(out)
     results |= describe(results["runs"])  # may be newer than the file
     write_json(out, results)
     return results
+
+
+@contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """Waits until no other process is in this block for the same file."""
+    lock = ROOT / ".work" / f"{out.stem}.lock"
+    lock.parent.mkdir(exist_ok=True)
+    with lock.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,6 +1,7 @@
 """Benchmark summaries against closed forms on handmade curves, and how benchmarks run stages."""
 
 import json
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -50,6 +51,20 @@ def test_an_artifact_that_changed_came_or_went_differs():
     after = {"kept": "1", "changed": "2", "new": "1"}
     found = same_bytes.compare(before, after)
     assert found == {"equal": 1, "differing": ["changed", "gone", "new"]}
+
+
+def test_seeds_that_end_at_the_same_time_are_all_recorded(tmp_path: Path):
+    """The summary takes seconds, in which another process may have written its seed."""
+    code = (
+        "import sys, time; from pathlib import Path; from benchmarks import seeds\n"
+        "seeds.ROOT = seeds.RESULTS = Path(sys.argv.pop())\n"
+        "seeds.record_seeds('b', {}, lambda seed: seed, lambda runs: time.sleep(0.5) or {})"
+    )
+    running = [
+        subprocess.Popen([sys.executable, "-c", code, str(seed), str(tmp_path)]) for seed in (1, 2)
+    ]
+    assert [each.wait() for each in running] == [0, 0]
+    assert json.loads((tmp_path / "b.json").read_text())["runs"] == {"1": 1, "2": 2}
 
 
 def test_gains_of_grounding_are_read_at_the_flops_that_every_arm_reaches():
