@@ -331,6 +331,13 @@ def claims(results: dict[str, Any]) -> list[str]:
         ends = [run[arm][-1] for run in results["runs"].values()]
         per_iteration += [end["flops"] / iterations / 1e9 for end in ends]
     gain = in_words(results["summary"]["signal"]["against_reference"])
+    paces = {}  # seconds per million sampled steps
+    for arm in ("composed", REFERENCE):
+        ends = [run[arm][-1] for run in results["runs"].values()]
+        seconds, steps = (
+            sum(end[name] for end in ends) for name in ("rollout_seconds", "sampled_steps")
+        )
+        paces[arm] = f"{seconds / steps * 1e6:.0f}"
     return [
         f"`composed` has the final mean@8 of `plain` {reach('composed')}",
         f"`signal` has it {reach('signal')}",
@@ -338,6 +345,8 @@ def claims(results: dict[str, Any]) -> list[str]:
         f" {share('two_grpo', 'cpu_seconds_to_nearly_reach')} of its seconds",
         f"`signal` ends above `plain` by {gain}",
         f"an iteration takes {span(per_iteration)} GFLOP instead of {budget:.0f}",
+        f"a million sampled steps take {paces['composed']} seconds,"
+        f" those of `plain` {paces['plain']}",
     ]
 
 

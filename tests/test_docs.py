@@ -16,6 +16,7 @@ from pydantic import TypeAdapter
 from benchmarks import (
     allocation_chunks,
     allocation_denoising,
+    allocation_sgpo,
     allocation_tokens,
     chunk_costs,
     demo,
@@ -379,6 +380,8 @@ TABLES: list[tuple[str, Callable[[dict[str, Any]], str], str]] = [
     ("allocation_chunks", allocation_chunks.seeds_table, "action-chunks"),
     ("chunk_costs", chunk_costs.table, "action-chunks"),
     ("rollout_throughput", rollout_throughput.table, "action-chunks"),
+    ("allocation_sgpo", allocation_sgpo.table, "allocation_tokens"),
+    ("allocation_tokens", allocation_tokens.targets_table, "allocation_tokens"),
     ("allocation_tokens", allocation_tokens.table, "allocation_tokens"),
     ("allocation_tokens", allocation_tokens.reach_table, "allocation_tokens"),
     ("allocation_tokens", allocation_tokens.spending_table, "allocation_tokens"),
@@ -409,6 +412,7 @@ CLAIMS: list[tuple[str, Callable[[dict[str, Any]], list[str]], str]] = [
         lambda found: offpolicy_report.claims(found["runs"]),
         "offpolicy_stability",
     ),
+    ("allocation_tokens", allocation_tokens.claims, "allocation_tokens"),
     ("glyphs", recipe_claims.glyphs, "denoising"),
     ("clips", recipe_claims.durations, "denoising"),
     (
