@@ -204,7 +204,8 @@ def claims(results: dict[str, Any]) -> list[str]:
     """Returns what README and pages say of `composed` and of the pipeline's seconds."""
     runs = results["runs"].values()
     shares = pd.DataFrame([costs_of_reference(run, "composed") for run in runs], dtype=float) * 100
-    reached = " and ".join(f"{each:.0f}" for each in shares["seconds_to_reach"].dropna())
+    *others, last = (f"{each:.0f}" for each in shares["seconds_to_reach"].dropna())
+    reached = f"{', '.join(others)} and {last}"
     flops, seconds = (span(shares[name].tolist()) for name in ("flops", "seconds"))
     return [
         f"{flops} % of the FLOPs of `plain` and {seconds} % of its seconds",
