@@ -89,7 +89,9 @@ def params_with(
 ) -> Parameters:
     """Returns the image recipe with an arm per curriculum, written to params.yaml."""
     content = parse_yaml((ROOT / "recipes" / "reasoning-smollm2.yaml").read_text())
-    arm = {**content["arms"]["plain"], "selection": list(selection)}
+    plain = content["arms"]["plain"]
+    training = {**plain["training"], "iterations_per_round": 1}  # phases here have few prompts
+    arm = {**plain, "selection": list(selection), "training": training}
     content["profile"]["when"] = when
     content["arms"] = {f"arm{i}": {**arm, "curriculum": each} for i, each in enumerate(curricula)}
     content["rounds"] = {"first": {"arm": "arm0", "start": "base", "phase": 1}}
