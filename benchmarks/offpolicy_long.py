@@ -12,36 +12,13 @@ from pathlib import Path
 
 from benchmarks.demo import ROOT
 from benchmarks.offpolicy_report import table
-from benchmarks.offpolicy_stability import SEEDS, Base, Case, Suite, run_cases
+from benchmarks.offpolicy_stability import SEEDS, Case, Suite, make_bases, run_cases
 from grpo.modalities.tokens.modality import RoutingMode
 from grpo.params.parameters import Parameters, read_params
 from grpo.params.yaml import dump_yaml, parse_yaml
 
 NAME = "offpolicy_long"
 SETTINGS = Path(__file__).with_suffix(".yaml")
-SHAPE: dict[str, int | float | str | bool] = {
-    "hidden_size": 64,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": 512,
-    "tie_word_embeddings": True,
-    "initializer_range": 0.04,
-}
-BASES: dict[str, Base] = {
-    "dense": ("Qwen3ForCausalLM", {**SHAPE, "head_dim": 16, "intermediate_size": 192}),
-    "moe": (
-        "Qwen3MoeForCausalLM",
-        {
-            **SHAPE,
-            "moe_intermediate_size": 96,
-            "num_experts": 16,
-            "num_experts_per_tok": 2,
-            "norm_topk_prob": True,
-        },
-    ),
-}
-
 ROUTING: tuple[RoutingMode, ...] = ("live", "replay_sampled")
 
 
@@ -50,7 +27,7 @@ def main() -> None:
     suite = Suite(
         name=NAME,
         params=long_params(),
-        bases=BASES,
+        bases=make_bases(hidden=64, width=192, experts=16, positions=512),
         updates=192,
         updates_per_evaluation=64,
         learning_rate=3e-4,

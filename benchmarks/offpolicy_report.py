@@ -70,9 +70,10 @@ def table(runs: Runs) -> str:
     titles = ["algorithm", "updates per round", "policy", "gain of mean@4", "clipped"]
     titles += ["largest abs. log ratio", "KL to round start", "sampler vs trainer, mean"]
     titles += ["sampler vs trainer, max", "experts changed"]
+    counts = sorted({run["case"]["updates_per_round"] for run in runs.values()})
     rows = list[list[str]]()
     for algorithm in ALGORITHMS:
-        for updates in UPDATES_PER_ROUND:
+        for updates in counts:
             for kind, label in KINDS.items():
                 summary = summarize(runs, kind, algorithm, updates)
                 if summary is not None:

@@ -62,30 +62,7 @@ COLUMNS = (
     "ratio_max",
 )
 DIGITS = 6
-SHAPE: dict[str, int | float | str | bool] = {
-    "hidden_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": 128,
-    "tie_word_embeddings": True,
-    "initializer_range": 0.04,
-}
 Base = tuple[str, dict[str, int | float | str | bool]]  # architecture, config
-# Same model family; per token, two active experts of width 144 match the dense layer of 288.
-BASES: dict[str, Base] = {
-    "dense": ("Qwen3ForCausalLM", {**SHAPE, "head_dim": 24, "intermediate_size": 288}),
-    "moe": (
-        "Qwen3MoeForCausalLM",
-        {
-            **SHAPE,
-            "moe_intermediate_size": 144,
-            "num_experts": 8,
-            "num_experts_per_tok": 2,
-            "norm_topk_prob": True,
-        },
-    ),
-}
 CLIP = {"low": 0.2, "high": 0.28}
 GSPO_CLIP, GSPO_STEPS = {"low": 3e-4, "high": 4e-4}, 1000  # of the paper, for long rollouts
 
@@ -129,6 +106,32 @@ class Bench:
     params: Parameters
     tables: PromptTables
     directory: Path  # of the base policy
+
+
+def make_bases(*, hidden: int, width: int, experts: int, positions: int) -> dict[str, Base]:
+    """Returns a dense model and a mixture of experts of one family, by name.
+
+    Two experts are active per token, of half the width each.
+    """
+    heads = 4
+    shape: dict[str, int | float | str | bool] = {
+        "hidden_size": hidden,
+        "num_hidden_layers": 3,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "max_position_embeddings": positions,
+        "tie_word_embeddings": True,
+        "initializer_range": 0.04,
+    }
+    dense = {**shape, "head_dim": hidden // heads, "intermediate_size": width}
+    mixture = {
+        **shape,
+        "moe_intermediate_size": width // 2,
+        "num_experts": experts,
+        "num_experts_per_tok": 2,
+        "norm_topk_prob": True,
+    }
+    return {"dense": ("Qwen3ForCausalLM", dense), "moe": ("Qwen3MoeForCausalLM", mixture)}
 
 
 def cases() -> Iterator[Case]:
@@ -373,7 +376,7 @@ def main() -> None:
     suite = Suite(
         name="offpolicy_stability",
         params=read_params(SHORT_ROLLOUTS),
-        bases=BASES,
+        bases=make_bases(hidden=96, width=288, experts=8, positions=128),
         updates=48,
         updates_per_evaluation=16,
         learning_rate=3e-4,
