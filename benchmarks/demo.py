@@ -24,6 +24,7 @@ from typing import Any
 import pandas as pd
 
 from benchmarks.intervals import in_words, mean_interval, span
+from grpo.report.words import listed
 from grpo.runtime.artifacts.files import digest, read_json, write_json
 from grpo.runtime.artifacts.tables import GREEDY_SCORE, SCORE
 from grpo.runtime.markdown import markdown_table
@@ -204,8 +205,7 @@ def claims(results: dict[str, Any]) -> list[str]:
     """Returns what README and pages say of `composed` and of the pipeline's seconds."""
     runs = results["runs"].values()
     shares = pd.DataFrame([costs_of_reference(run, "composed") for run in runs], dtype=float) * 100
-    *others, last = (f"{each:.0f}" for each in shares["seconds_to_reach"].dropna())
-    reached = f"{', '.join(others)} and {last}"
+    reached = listed([f"{each:.0f}" for each in shares["seconds_to_reach"].dropna()])
     flops, seconds = (span(shares[name].tolist()) for name in ("flops", "seconds"))
     return [
         f"{flops} % of the FLOPs of `plain` and {seconds} % of its seconds",

@@ -4,6 +4,7 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.intervals import in_words, span
+from grpo.report.words import listed
 
 LANGUAGES = {
     "es": "Spanish",
@@ -27,8 +28,8 @@ def durations(results: dict[str, Any]) -> list[str]:
 def glyphs(results: dict[str, Any]) -> list[str]:
     """Returns how far flash is ahead of flow at the FLOPs that flash spent, and the seconds."""
     found = [run["metrics"]["comparisons"]["flash"] for run in results["runs"].values()]
-    *others, last = (in_words(each["difference_at_equal_flops"], ".3f") for each in found)
-    return [*durations(results), f"by {', '.join(others)} and {last}"]
+    ahead = [in_words(each["difference_at_equal_flops"], ".3f") for each in found]
+    return [*durations(results), f"by {listed(ahead)}"]
 
 
 def translation(results: dict[str, Any]) -> list[str]:

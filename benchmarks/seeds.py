@@ -1,14 +1,11 @@
 """Runs a benchmark seed by seed and collects the results of finished seeds in one file."""
 
 import argparse
-import fcntl
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 from benchmarks.demo import RESULTS, ROOT, machine, revision_of
-from grpo.runtime.artifacts.files import read_json, write_json
+from grpo.runtime.artifacts.files import locked, read_json, write_json
 
 
 def record_seeds(
@@ -32,7 +29,9 @@ def record_seeds(
     out = RESULTS / f"{results_name or name}.json"
     for seed in parser.parse_args().seeds:
         found = run_seed(seed)
-        with _alone(out):  # other processes may run other seeds at the same time
+        with locked(
+            ROOT / ".work" / f"{out.stem}.lock"
+        ):  # other processes may run other seeds at the same time
             stored = read_json(out) if out.exists() else {}
             if stored.get("arms") != arms:
                 stored = {"measured": {}, "runs": {}}
@@ -48,13 +47,3 @@ def record_seeds(
     results |= describe(results["runs"])  # may be newer than the file
     write_json(out, results)
     return results
-
-
-@contextmanager
-def _alone(out: Path) -> Iterator[None]:
-    """Waits until no other process is in this block for the same file."""
-    lock = ROOT / ".work" / f"{out.stem}.lock"
-    lock.parent.mkdir(exist_ok=True)
-    with lock.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

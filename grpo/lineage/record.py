@@ -1,6 +1,5 @@
 """Records dvc.lock in MLflow: a parent run per pipeline state, with a child run per stage."""
 
-import fcntl
 import json
 import os
 import re
@@ -32,7 +31,7 @@ from grpo.lineage.notes import (
     take_note,
     waiting,
 )
-from grpo.runtime.artifacts.files import host_lock, remove
+from grpo.runtime.artifacts.files import host_lock, locked, remove
 
 EXPERIMENT = "grpo"
 FINISHED = "FINISHED"
@@ -333,10 +332,7 @@ def _alone(uri: str) -> Iterator[None]:
 
     Without it, two processes that open a new database would both create its tables.
     """
-    path = store_lock(uri)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with locked(store_lock(uri)):
         yield
 
 

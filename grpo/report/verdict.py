@@ -1,6 +1,6 @@
 """Conclusions from the numbers as sentences that state whether a difference is significant."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from grpo.report.comparison import Comparison, Curve, Interval
 from grpo.report.numbers import Numbers, cost_of, flops_curve, intervals_overlap
@@ -11,6 +11,7 @@ from grpo.report.words import (
     format_percent,
     format_rate,
     format_seconds,
+    listed,
 )
 from grpo.sampling.evaluation import LEAST_PROMPTS
 
@@ -52,7 +53,7 @@ def learned(run: Run, numbers: Numbers) -> str:
     gains = {arm: each["mean_at_k"] for arm, each in numbers.gains.items()}
     changes = [f"with {arm} by {_format_change(run, gain)}" for arm, gain in gains.items()]
     judged = "" if can_judge(run) else f"; {_too_few_prompts(run)}"
-    return f"Learned: mean@{_k(run)} of the base changed {_listed(changes)}{judged}."
+    return f"Learned: mean@{_k(run)} of the base changed {listed(changes)}{judged}."
 
 
 def saved(
@@ -95,12 +96,6 @@ def _at_target(run: Run, each: Comparison, form: Callable[[float], str]) -> str:
 def _less(cost: float, reference: float, kind: str) -> str:
     """Returns e.g. `43 % less time`."""
     return f"{_amount(1 - cost / reference)} {kind}" if reference else f"more {kind}"
-
-
-def _listed(parts: Sequence[str]) -> str:
-    """Returns e.g. `a, b and c`."""
-    *first, last = parts
-    return f"{', '.join(first)} and {last}" if first else last
 
 
 def compute_needed(each: Comparison) -> str | None:

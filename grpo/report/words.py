@@ -77,3 +77,9 @@ def format_selection(counts: Mapping[str, int | float]) -> str:
     if counts["skipped"]:
         parts.append(f"{format_count(int(counts['skipped']))} candidates skipped")
     return ", ".join(parts)
+
+
+def listed(parts: Sequence[str]) -> str:
+    """Returns e.g. `a, b and c`."""
+    *first, last = parts
+    return f"{', '.join(first)} and {last}" if first else last

@@ -313,6 +313,15 @@ def exclusive(path: Path, holder: str) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Waits for an advisory lock on `path`, then holds it; the kernel frees it on death."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def host_lock(name: str, what: str) -> Path:
     """Returns the file with which a user's processes on this host lock a remote resource.
 

@@ -5,7 +5,6 @@ marked when it starts, so that a killed stage has a mark, too. The mark is remov
 has succeeded and the page shows its outputs, or when the page is rendered again.
 """
 
-import fcntl
 import html
 import json
 import os
@@ -20,7 +19,14 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from grpo.errors import GrpoError, without_credentials
-from grpo.runtime.artifacts.files import WORK, canonical_json, known_sha256, remove, write_bytes
+from grpo.runtime.artifacts.files import (
+    WORK,
+    canonical_json,
+    known_sha256,
+    locked,
+    remove,
+    write_bytes,
+)
 
 ARTIFACTS = Path("artifacts")
 PAGE = ARTIFACTS / "report" / "index.html"
@@ -264,7 +270,5 @@ def _stamp_page() -> None:
     with suppress(OSError, GrpoError):  # as above
         if not PAGE.exists():
             return
-        LOCK.parent.mkdir(parents=True, exist_ok=True)
-        with LOCK.open("a") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        with locked(LOCK):
             stamp(PAGE, banners_of(read_marks()))
