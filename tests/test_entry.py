@@ -99,18 +99,41 @@ PARAMS = NOW + "rounds: {a-1: {arm: a}, b-1: {arm: b}}, seed: 1, reward: 1}"
     ("stage", "file", "old", "new", "named"),
     [
         ("any@a-1", "params.yaml", "1e-5", "2e-5", "params.yaml: arms.a.training"),
-        ("any@a-1", "params.yaml", "seed: 1", "seed: 2", "params.yaml: seed"),
-        ("any@a-1", "params.yaml", "{arm: a}", "{arm: b}", "params.yaml: rounds.a-1"),
+        pytest.param(
+            "any@a-1",
+            "params.yaml",
+            "seed: 1",
+            "seed: 2",
+            "params.yaml: seed",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            "any@a-1",
+            "params.yaml",
+            "{arm: a}",
+            "{arm: b}",
+            "params.yaml: rounds.a-1",
+            marks=pytest.mark.long,
+        ),
         ("any@a-1", "params.yaml", "a-1: {arm: a}, ", "", "params.yaml: rounds.a-1"),
         ("any@a-1", "params.yaml", "seed: 1", "seed: [", "params.yaml: must be YAML"),
         ("any@a-1", "grpo/code/b.py", "1", "2", "grpo/code/b.py"),
-        ("any@a-1", "grpo/code/c.py", "", "2", "grpo/code/c.py"),
+        pytest.param(
+            "any@a-1", "grpo/code/c.py", "", "2", "grpo/code/c.py", marks=pytest.mark.long
+        ),
         ("any@a-1", "stages/any.py", "1", "2", "stages/any.py"),
         ("whole", "params.yaml", "reward: 1", "reward: 2", "params.yaml: reward"),
         ("any@a-1", "params.yaml", "reward: 1", "reward: 2", None),  # of other stages
-        ("any@a-1", "params.yaml", "training: {rate: 1}", "training: {rate: 2}", None),
+        pytest.param(
+            "any@a-1",
+            "params.yaml",
+            "training: {rate: 1}",
+            "training: {rate: 2}",
+            None,
+            marks=pytest.mark.long,
+        ),
         ("any@a-1", "params.yaml", "1e-5", "0.00001", None),  # the same value
-        ("any@a-1", "grpo/other.py", "1", "2", None),
+        pytest.param("any@a-1", "grpo/other.py", "1", "2", None, marks=pytest.mark.long),
         ("by hand", "params.yaml", "seed: 1", "seed: 2", None),
     ],
 )

@@ -14,7 +14,13 @@ from grpo.params.yaml import dump_yaml, parse_yaml
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["as it ends", "as it prints"])
+@pytest.mark.parametrize(
+    "unbuffered",
+    [
+        pytest.param("", id="as it ends", marks=pytest.mark.long),
+        pytest.param("1", id="as it prints"),
+    ],
+)
 def test_a_reader_who_leaves_is_no_error(tmp_path: Path, unbuffered: str):
     """As in `python -m grpo lineage PATH | head`: no traceback, and the exit code of a shell."""
     content = parse_yaml(SHORT_ROLLOUTS.read_text())

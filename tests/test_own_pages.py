@@ -91,11 +91,17 @@ def python(root: Path, *words: str) -> str:
     return done.stdout
 
 
-def check(root: Path, **sections: Any) -> dict[str, Any]:
-    """Runs `python -m grpo check` on the smoke recipe with other sections; returns all of them."""
+def write_params(root: Path, **sections: Any) -> dict[str, Any]:
+    """Writes the smoke recipe with other sections; returns all of them."""
     params = yaml.safe_load((root / "recipes/smoke.yaml").read_text())
     params = {**params, **sections}
     (root / "params.yaml").write_text(yaml.safe_dump(params))
+    return params
+
+
+def check(root: Path, **sections: Any) -> dict[str, Any]:
+    """Runs `python -m grpo check` on what `write_params` writes."""
+    params = write_params(root, **sections)
     python(root, "grpo", "check")
     return params
 
@@ -148,7 +154,7 @@ def test_a_judge_of_ones_own_judges_the_tasks_own_answers(clone: Path):
     task = sums()
     reward = {**few(), "threshold": 0.5}
     reward["judges"][0]["judge"] = "closeness"
-    check(clone, task=task, reward=reward, policy=imported())
+    write_params(clone, task=task, reward=reward, policy=imported())
     prepare(clone)
     assert read_table(clone / "artifacts/prompts/eval.parquet", PROMPTS)["answer"].notna().all()
 

@@ -115,7 +115,7 @@ def test_a_failed_stage_stops_what_depends_on_it_only(
         pytest.param(signal.SIGINT, (), marks=pytest.mark.long),
         (signal.SIGKILL, ()),
         pytest.param(signal.SIGTERM, (SERVERLESS,), marks=pytest.mark.long),
-        (signal.SIGINT, (SERVERLESS,)),
+        pytest.param(signal.SIGINT, (SERVERLESS,), marks=pytest.mark.long),
         pytest.param(signal.SIGKILL, (SERVERLESS,), marks=pytest.mark.long),
     ],
 )

@@ -42,7 +42,7 @@ def shown() -> Lines:
     return []
 
 
-@pytest.fixture(params=["fresh", "preloaded"])
+@pytest.fixture(params=[pytest.param("fresh", marks=pytest.mark.long), "preloaded"])
 def runner(
     request: pytest.FixtureRequest,
     finished_pipeline: Path,

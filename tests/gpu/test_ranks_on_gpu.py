@@ -16,7 +16,7 @@ pytestmark = [
 
 
 def test_two_gpus_end_with_the_weights_and_moments_of_one(tmp_path: Path):
-    process = start_function(train_both, tmp_path, "cuda")
+    process = start_function(train_both, tmp_path, tuple(ROUNDS), "cuda")
     process.join()
     assert process.exitcode == 0
     for name in ROUNDS:

@@ -42,7 +42,9 @@ def test_a_slot_answers_what_its_actions_add_up_to(pool: EnvironmentPool):
 
 
 @pytest.mark.parametrize("what", ENDINGS)
-@pytest.mark.parametrize("at", [0, 1, 3])
+@pytest.mark.parametrize(
+    "at", [0, *(pytest.param(each, marks=pytest.mark.long) for each in (1, 3))]
+)
 def test_a_broken_environment_is_an_ending_and_its_neighbors_go_on(
     pool: EnvironmentPool, what: str, at: int
 ):
@@ -93,7 +95,9 @@ def as_bytes(moments: Mapping[int, Moment]) -> list[tuple[bytes, int, Ending | N
 
 
 @pytest.mark.parametrize("what", ["dies once", "hangs once"])
-@pytest.mark.parametrize("at", [0, 1, 4])
+@pytest.mark.parametrize(
+    "at", [1, *(pytest.param(each, marks=pytest.mark.long) for each in (0, 4))]
+)
 def test_a_lost_scene_is_played_again_to_the_same_bytes(
     pool: EnvironmentPool, what: str, at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -95,7 +95,10 @@ def make() -> Iterator[Callable[[str], tuple[Policy[Any], list[str]]]]:
 
 
 @pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
-@pytest.mark.parametrize("kind", ["tokens", "experts", "action_chunks", "images", "clips"])
+@pytest.mark.parametrize(
+    "kind",
+    ["tokens", "experts", "action_chunks", "images", pytest.param("clips", marks=pytest.mark.long)],
+)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_losses_and_gradients_are_the_same_and_less_is_saved(
     make: Callable[[str], tuple[Policy[Any], list[str]]], kind: str, lora: bool

@@ -53,16 +53,16 @@ def full_disk(folder: Path, free_pages: int) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("stage", "folder", "free_pages"),
     [
-        ("prepare", "artifacts/prompts", 0),
-        ("base", "artifacts/training", 0),
-        ("base", "artifacts/policies", 0),
+        pytest.param("prepare", "artifacts/prompts", 0, marks=pytest.mark.long),
+        pytest.param("base", "artifacts/training", 0, marks=pytest.mark.long),
+        pytest.param("base", "artifacts/policies", 0, marks=pytest.mark.long),
         ("base", "artifacts/policies", 8),  # less than the weights need
         ("profile", "artifacts/profile", 0),
-        ("curriculum@sgpo", "artifacts/curricula", 0),
-        ("rollout@sgpo-1", ".work", 1),
-        ("rollout@sgpo-1", "artifacts/rollouts", 0),
+        pytest.param("curriculum@sgpo", "artifacts/curricula", 0, marks=pytest.mark.long),
+        pytest.param("rollout@sgpo-1", ".work", 1, marks=pytest.mark.long),
+        pytest.param("rollout@sgpo-1", "artifacts/rollouts", 0, marks=pytest.mark.long),
         ("rollout@sgpo-1", "artifacts/rollouts", 3),  # the table, not the tensors
-        ("score@sgpo-1", "artifacts/rewards", 0),
+        pytest.param("score@sgpo-1", "artifacts/rewards", 0, marks=pytest.mark.long),
         ("train@sgpo-1", ".work", 1),
         ("train@sgpo-1", "artifacts/training", 1),
         ("evaluate@sgpo-1", "artifacts/evaluations", 0),

@@ -337,14 +337,15 @@ def test_a_rising_temperature_is_recorded_and_its_log_probs_are_those_of_samplin
     assert read_state(risen / OUTPUTS[0], NAME).selection_state["temperature"]["raises"] == 2
 
 
-def test_a_rising_temperature_is_that_of_one_process_on_a_worker_and_after_a_kill(
-    risen: Path, tmp_path: Path
+@pytest.mark.parametrize("executor", ["local 1", pytest.param("processes 1", marks=LONG)])
+def test_a_rising_temperature_is_the_same_on_a_worker_and_after_a_kill(
+    risen: Path, tmp_path: Path, executor: str
 ):
     killed = copy_for_stages(risen, tmp_path / "killed")
-    set_executor(killed, "processes 1")
+    set_executor(killed, executor)
     left = kill_after(killed, ITERATIONS - 3)
     assert psutil.wait_procs(left, timeout=10)[1] == []
-    assert train_under(killed, "processes 1") == trained(risen)
+    assert train_under(killed, executor) == trained(risen)
 
 
 def test_the_next_round_goes_on_at_the_temperature_that_was_reached(risen: Path, tmp_path: Path):

@@ -36,7 +36,7 @@ def small() -> dict[str, Any]:
         "rows_per_update": 32,
     }
     params["policy"] |= {"max_steps": 12, "scenes": {"at_once": 1, "timeout_seconds": 30.0}}
-    params["profile"]["when"] = "always"  # for its phases
+    params["profile"] |= {"when": "always", "rollouts_per_prompt": 2}  # for its phases
     params["evaluation"]["rollouts_per_prompt"] = 2
     for arm in params["arms"].values():
         arm["sampling"]["rollouts_per_batch"] = 4

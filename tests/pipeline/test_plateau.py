@@ -65,7 +65,7 @@ def mean_rewards() -> list[float]:
     return means
 
 
-@pytest.fixture(scope="module", params=[0, 1])
+@pytest.fixture(scope="module", params=[pytest.param(0, marks=pytest.mark.long), 1])
 def whole(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[int, dict[str, bytes], list[float]]]:

@@ -1,7 +1,7 @@
 """Two ranks train the same as one process, up to rounding."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -27,16 +27,34 @@ LONGEST_SECONDS = 120.0
 COUNTS = ("update", "rollouts", "trained_rollouts", "trained_steps")
 
 
-@pytest.fixture(scope="module")
-def left(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns where one rank has trained every round, and two have, and one on what two left."""
+USUAL = ("grpo", "double", "experts", "few")
+OTHERS = tuple(name for name in ROUNDS if name not in USUAL)
+usual_rounds = pytest.mark.parametrize("left", [USUAL], indirect=True, ids=["usual"])
+
+
+class Left(NamedTuple):
+    """Where one rank has trained rounds, and two have, and one on what two left."""
+
+    folder: Path
+    names: tuple[str, ...]
+
+    def __truediv__(self, name: str) -> Path:
+        return self.folder / name
+
+
+@pytest.fixture(
+    scope="module",
+    params=[USUAL, pytest.param(OTHERS, marks=pytest.mark.long)],
+    ids=["usual", "others"],
+)
+def left(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Left:
     folder = tmp_path_factory.mktemp("ranks #1?%20")  # their files may lie anywhere
-    process = start_function(train_both, folder)
+    process = start_function(train_both, folder, request.param)
     process.join(LONGEST_SECONDS)
     code = process.exitcode
     process.kill()
     assert code == 0
-    return folder
+    return Left(folder, request.param)
 
 
 def tensors(directory: Path) -> dict[str, Tensor]:
@@ -56,28 +74,30 @@ def metrics(directory: Path) -> list[dict[str, Any]]:
     return read_json(directory / "metrics.json")
 
 
-@pytest.mark.parametrize("name", ROUNDS)
-def test_two_ranks_end_with_the_weights_and_moments_of_one_process(left: Path, name: str):
-    one, two = tensors(left / "one" / name), tensors(left / "two" / name)
-    assert {key: each.shape for key, each in one.items()} == {k: v.shape for k, v in two.items()}
-    assert difference(two, one) < RELATIVE[ROUNDS[name].weights]
+def test_two_ranks_end_with_the_weights_and_moments_of_one_process(left: Left):
+    for name in left.names:
+        one, two = tensors(left / "one" / name), tensors(left / "two" / name)
+        shapes = [{key: each.shape for key, each in found.items()} for found in (one, two)]
+        assert shapes[0] == shapes[1], name
+        assert difference(two, one) < RELATIVE[ROUNDS[name].weights], name
 
 
-@pytest.mark.parametrize("name", ROUNDS)
-def test_two_ranks_see_the_losses_norms_and_counts_of_one_process(left: Path, name: str):
-    one, two = metrics(left / "one" / name), metrics(left / "two" / name)
-    assert len(one) == ROUNDS[name].changes.get("updates_per_iteration", 3)
-    tolerance = METRICS[ROUNDS[name].weights]
-    for alone, together in zip(one, two, strict=True):
-        assert {key: alone[key] for key in COUNTS} == {key: together[key] for key in COUNTS}
-        known = {key: value for key, value in alone.items() if value is not None}
-        found = {key: value for key, value in together.items() if value is not None}
-        assert found == pytest.approx(known, rel=tolerance, abs=tolerance)
-    alone, together = (read_json(left / each / name / "drift.json") for each in RANKS)
-    assert together == pytest.approx(alone, abs=1e-6)
+def test_two_ranks_see_the_losses_norms_and_counts_of_one_process(left: Left):
+    for name in left.names:
+        one, two = metrics(left / "one" / name), metrics(left / "two" / name)
+        assert len(one) == ROUNDS[name].changes.get("updates_per_iteration", 3), name
+        tolerance = METRICS[ROUNDS[name].weights]
+        for alone, together in zip(one, two, strict=True):
+            assert {key: alone[key] for key in COUNTS} == {key: together[key] for key in COUNTS}
+            known = {key: value for key, value in alone.items() if value is not None}
+            found = {key: value for key, value in together.items() if value is not None}
+            assert found == pytest.approx(known, rel=tolerance, abs=tolerance), name
+        alone, together = (read_json(left / each / name / "drift.json") for each in RANKS)
+        assert together == pytest.approx(alone, abs=1e-6), name
 
 
-def test_what_differs_is_rounding(left: Path):
+@usual_rounds
+def test_what_differs_is_rounding(left: Left):
     """The same round in float64: a hundredth of the difference."""
     apart = {
         name: difference(tensors(left / "two" / name), tensors(left / "one" / name))
@@ -86,15 +106,16 @@ def test_what_differs_is_rounding(left: Path):
     assert 0 < apart["double"] < apart["grpo"] / 10
 
 
-def test_a_rank_without_rollouts_takes_part(left: Path):
+@usual_rounds
+def test_a_rank_without_rollouts_takes_part(left: Left):
     """`few`: one rollout per update; and where there are more, their number is odd."""
     assert [each["trained_rollouts"] for each in metrics(left / "two" / "few")] == [1, 1, 1]
     assert [each["audit_cosine"] > 0 for each in metrics(left / "two" / "few")] == [True] * 3
 
 
-def test_ranks_count_the_steps_of_all_and_the_flops_of_each(left: Path):
+def test_ranks_count_the_steps_of_all_and_the_flops_of_each(left: Left):
     """Microbatches of two ranks are cut otherwise, and padded otherwise: FLOPs differ by that."""
-    for name in ROUNDS:
+    for name in left.names:
         if name == "few":  # where most of what runs is run for nothing
             continue
         alone, together = (read_json(left / each / name / "cost.json") for each in RANKS)
@@ -103,8 +124,8 @@ def test_ranks_count_the_steps_of_all_and_the_flops_of_each(left: Path):
             assert two["flops"] == pytest.approx(one["flops"], rel=0.1)
 
 
-def test_each_rank_holds_its_share_of_weights_gradients_and_moments(left: Path):
-    for name in ROUNDS:
+def test_each_rank_holds_its_share_of_weights_gradients_and_moments(left: Left):
+    for name in left.names:
         (whole,) = held(left / "one" / name)
         first, second = held(left / "two" / name)
         for what, number in whole.items():
@@ -116,14 +137,16 @@ def held(directory: Path) -> list[dict[str, int]]:
     return [read_json(file) for file in sorted(directory.glob("held-*.json"))]
 
 
+@usual_rounds
 @pytest.mark.parametrize("ranks", RANKS)
-def test_an_interrupted_round_resumes_to_the_same_bytes(left: Path, ranks: str):
+def test_an_interrupted_round_resumes_to_the_same_bytes(left: Left, ranks: str):
     whole, resumed = left / ranks / "grpo", left / ranks / "resumed"
     for file in whole.glob("[!h]*"):
         assert file.read_bytes() == (resumed / file.name).read_bytes()
 
 
-def test_one_process_goes_on_with_what_two_ranks_left(left: Path):
+@usual_rounds
+def test_one_process_goes_on_with_what_two_ranks_left(left: Left):
     found, expected = (tensors(left / "one" / f"after {each}") for each in ("two", "one"))
     assert difference(found, expected) < RELATIVE[torch.float32]
 

@@ -39,7 +39,9 @@ class Interrupted(Exception):
     """Simulates a kill within a process."""
 
 
-@pytest.fixture(scope="module", params=["base", "round_start"])
+@pytest.fixture(
+    scope="module", params=[pytest.param("base", marks=pytest.mark.long), "round_start"]
+)
 def chained(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[list[str], bool]]:
@@ -92,7 +94,7 @@ def test_the_summary_names_a_refreshed_reference(chained: tuple[list[str], bool]
 @pytest.mark.parametrize(
     "chained", [pytest.param("base", marks=pytest.mark.long), "round_start"], indirect=True
 )
-@pytest.mark.parametrize("stop_at", [1, 3, 5])
+@pytest.mark.parametrize("stop_at", [pytest.param(1, marks=pytest.mark.long), 3, 5])
 def test_an_interrupted_round_goes_on_with_the_same_reference_to_the_same_bytes(
     chained: tuple[list[str], bool], monkeypatch: pytest.MonkeyPatch, stop_at: int
 ):

@@ -1,7 +1,7 @@
 """Trains rounds in any number of ranks and writes the results of each rank to files."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -125,14 +125,16 @@ ROUNDS = {
 }
 
 
-def train_both(folder: Path, device: str = "cpu") -> None:
-    """Trains in two ranks, then in one."""
-    train_all(folder / "two", 2, device)
-    train_all(folder / "one", 1, device, started=folder / "two")
+def train_both(folder: Path, names: Collection[str] = ROUNDS, device: str = "cpu") -> None:
+    """Trains rounds in two ranks, then in one."""
+    train_all(folder / "two", 2, names, device)
+    train_all(folder / "one", 1, names, device, started=folder / "two")
 
 
-def train_all(folder: Path, ranks: int, device: str, started: Path | None = None) -> None:
-    """Trains every round in so many ranks, one of them also with an interruption.
+def train_all(
+    folder: Path, ranks: int, names: Collection[str], device: str, started: Path | None = None
+) -> None:
+    """Trains rounds in so many ranks; `grpo` also with an interruption.
 
     Args:
       started: Where another number of ranks has trained: what it left is trained on, too.
@@ -151,8 +153,10 @@ def train_all(folder: Path, ranks: int, device: str, started: Path | None = None
             assert sum_counts(COUNTS) == [ranks * each for each in COUNTS]
             texts = ["", "a path", "/proc/1/fd/2 \u00e9"]
             assert all_texts(texts[this_rank()]) == texts[:ranks]
-            for name in ROUNDS:
+            for name in names:
                 train(name, folder / name, device)
+            if "grpo" not in names:
+                return
             with suppress(Interrupted):
                 train("grpo", folder / "resumed", device, stop_at=2)
             train("grpo", folder / "resumed", device)

@@ -25,6 +25,7 @@ def audited(artifacts: Path) -> Path:
     return artifacts
 
 
+@pytest.mark.usefixtures("figures_drawn_once")
 def test_a_run_without_audits_says_nothing_of_them(
     read_with: ReadWith, artifacts: Path, params: Parameters
 ) -> None:

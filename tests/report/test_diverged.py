@@ -34,6 +34,7 @@ def test_the_page_shows_a_divergence_where_there_is_no_result(
     assert page.count("<svg") == (rows > 0)
 
 
+@pytest.mark.usefixtures("figures_drawn_once")
 def test_a_divergence_stands_above_older_results_until_the_stage_succeeds(
     artifacts: Path, params: Parameters, tmp_path: Path
 ):

@@ -177,6 +177,7 @@ def test_the_page_without_seconds_is_the_same_bytes_twice(
     assert (artifacts / "again" / PAGE).read_text() == page
 
 
+@pytest.mark.usefixtures("figures_drawn_once")
 def test_measured_seconds_are_compared_when_every_stage_has_them(
     read_with: ReadWith, artifacts: Path, params: Parameters
 ) -> None:

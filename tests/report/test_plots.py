@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 from finished_run import ReadWith
 
@@ -25,6 +26,7 @@ def run(*command: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.long
 def test_plots_show_a_line_per_arm_once_and_fetch_nothing(
     read_with: ReadWith, browser: Page
 ) -> None:

@@ -42,18 +42,8 @@ def run_twin(params: dict[str, Any], workspace: Path, monkeypatch: pytest.Monkey
         assert all(torch.isfinite(each).all() for part in weights for each in part.values())
 
 
-@pytest.mark.filterwarnings("ignore")  # of dvc and of the libraries' own
-def test_a_tiny_twin_runs_one_arm_through_all_stages(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """Other kinds of policy have their own tests of all stages."""
-    params = read("reasoning-qwen")
-    last = list(params["arms"])[-1]
-    run_twin({**params, "arms": {last: params["arms"][last]}}, tmp_path, monkeypatch)
-
-
 @pytest.mark.long
-@pytest.mark.filterwarnings("ignore")
+@pytest.mark.filterwarnings("ignore")  # of dvc and of the libraries' own
 @pytest.mark.parametrize("name", NAMES)
 def test_a_tiny_twin_runs_all_arms_through_all_stages(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
