@@ -36,7 +36,7 @@ from grpo.objective.algorithms import grpo, gspo
 from grpo.objective.base import Objective, chain
 from grpo.objective.weight import drop_uniform_groups
 from grpo.params.parameters import Parameters, Training, read_params
-from grpo.runtime.artifacts.files import read_json, write_bytes
+from grpo.runtime.artifacts.files import locked, read_json, write_bytes
 from grpo.runtime.machine import prepare_machine
 from grpo.runtime.seeds import derive_seed
 from grpo.sampling.drawing import local_executor, sample_rollouts
@@ -391,17 +391,25 @@ def run_cases(suite: Suite, wanted: Iterable[Case]) -> dict[str, Any]:
     """Runs the cases whose results are missing; with --table, none. Returns all results."""
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{suite.name}")
     parser.add_argument("--table", action="store_true", help="run nothing")
-    is_table_only = parser.parse_args().table
-    runs: dict[str, Any] = read_json(suite.out)["runs"] if suite.out.exists() else {}
+    parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS, help="run only these")
+    chosen = parser.parse_args()
     benches: dict[str, Bench] = {}
-    for case in [] if is_table_only else wanted:
-        if case.name not in runs:
+    for case in [] if chosen.table else wanted:
+        if case.seed in chosen.seeds and case.name not in read_runs(suite):
             if case.model not in benches:
                 benches[case.model] = prepare(suite, case.model)
-            runs[case.name] = run(benches[case.model], case)
-            write_runs(suite, runs)
-            print(case.name, runs[case.name]["cpu_seconds"], flush=True)
-    return runs
+            found = run(benches[case.model], case)
+            # Other processes may run other seeds at the same time.
+            with locked(ROOT / ".work" / f"{suite.name}.lock"):
+                write_runs(suite, {**read_runs(suite), case.name: found})
+            print(case.name, found["cpu_seconds"], flush=True)
+    return read_runs(suite)
+
+
+def read_runs(suite: Suite) -> dict[str, Any]:
+    """Returns the results so far."""
+    found: dict[str, Any] = read_json(suite.out)["runs"] if suite.out.exists() else {}
+    return found
 
 
 def write_runs(suite: Suite, runs: dict[str, Any]) -> None:
