@@ -49,9 +49,9 @@ def long_params() -> Parameters:
 
 
 def cases() -> Iterator[Case]:
-    """Yields all runs, seed by seed."""
-    for seed in SEEDS:
-        for updates in (64, 16):
+    """Yields all runs, the stalest first."""
+    for updates in (64, 16):
+        for seed in SEEDS:
             for algorithm in ("grpo", "gspo"):
                 for routing in ROUTING:
                     yield Case(

@@ -70,7 +70,7 @@ def table(runs: Runs) -> str:
     titles = ["algorithm", "updates per round", "policy", "gain of mean@4", "clipped"]
     titles += ["largest abs. log ratio", "KL to round start", "sampler vs trainer, mean"]
     titles += ["sampler vs trainer, max", "experts changed"]
-    counts = sorted({run["case"]["updates_per_round"] for run in runs.values()})
+    counts = _counts(runs)
     rows = list[list[str]]()
     for algorithm in ALGORITHMS:
         for updates in counts:
@@ -109,7 +109,7 @@ def draw(runs: Runs) -> dict[str, Figure]:
     with styled():
         return {
             "offpolicy_stability.svg": _draw_staleness(runs),
-            "offpolicy_rewards.svg": _draw_rewards(runs),
+            "offpolicy_rewards.svg": draw_rewards(runs),
         }
 
 
@@ -160,21 +160,18 @@ def _draw_line(
         axes.vlines(x, low, high, color=color_of(index), linewidth=1.2)
 
 
-def _draw_rewards(runs: Runs) -> Figure:
+def draw_rewards(runs: Runs) -> Figure:
     """Returns plots of the gain over updates: a row per algorithm, a panel per staleness."""
-    figure = Figure(figsize=(15, 6.4), layout="constrained")
-    grid = figure.subplots(
-        len(DRAWN), len(UPDATES_PER_ROUND), sharex=True, sharey=True, squeeze=False
-    )
+    counts = _counts(runs)
+    figure = Figure(figsize=(3.75 * len(counts), 6.4), layout="constrained")
+    grid = figure.subplots(len(DRAWN), len(counts), sharex=True, sharey=True, squeeze=False)
     for algorithm, row in zip(DRAWN, grid):
-        for updates, axes in zip(UPDATES_PER_ROUND, row):
+        for updates, axes in zip(counts, row):
             for index, (kind, label) in enumerate(KINDS.items()):
                 name = "grpo" if updates == 1 else algorithm
-                curves = [curve(run) for run in runs.values() if _is(run, kind, name, updates)]
-                _draw_band(axes, curves, index=index, label=label)
+                found = [run for run in runs.values() if _is(run, kind, name, updates)]
+                _draw_band(axes, found, index=index, label=label)
             axes.set_title(f"{algorithm.upper()}: {updates} per round")
-            axes.set_xticks((0, 16, 32, 48))
-            axes.tick_params(length=0)
         row[0].set_ylabel("gain of mean@4")
     for axes in grid[-1]:
         axes.set_xlabel("updates")
@@ -183,16 +180,22 @@ def _draw_rewards(runs: Runs) -> Figure:
     return figure
 
 
-def _draw_band(axes: Axes, curves: list[list[float]], *, index: int, label: str) -> None:
+def _draw_band(axes: Axes, runs: list[dict[str, Any]], *, index: int, label: str) -> None:
     """Draws the mean over seeds with their range."""
-    if not curves:
+    if not runs:
         return
-    x = [16 * step for step in range(len(curves[0]))]
-    columns = list(zip(*curves))
+    x = sorted(map(int, runs[0]["evaluations"]))
+    columns = list(zip(*map(curve, runs)))
     color = color_of(index)
     axes.fill_between(x, list(map(min, columns)), list(map(max, columns)), color=color, alpha=0.12)
     means = list(map(statistics.fmean, columns))
     axes.plot(x, means, color=color, marker=MARKERS[index], label=label)
+    axes.set_xticks(x)
+
+
+def _counts(runs: Runs) -> list[int]:
+    """Returns the numbers of updates per round that were run."""
+    return sorted({run["case"]["updates_per_round"] for run in runs.values()})
 
 
 def _is(run: dict[str, Any], kind: tuple[str, str], algorithm: str, updates: int) -> bool:
