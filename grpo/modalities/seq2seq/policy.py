@@ -1,6 +1,5 @@
 """Policies whose step is a target token: encoder-decoder models of `transformers`."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,21 +11,14 @@ from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedToken
 
 from grpo.errors import ArtifactError, ParameterError, brief
 from grpo.modalities.modality import RunParams
-from grpo.modalities.policy import Policy
 from grpo.modalities.seq2seq.forward import EncoderDecoderPasses
 from grpo.modalities.seq2seq.modality import BeamSearch, Seq2SeqPolicyParams
 from grpo.modalities.shared.directories import load_base
 from grpo.modalities.shared.packed import Layout, Rows
 from grpo.modalities.shared.restoring import restore_round
 from grpo.modalities.shared.text_modality import Decoding
-from grpo.modalities.shared.texts import (
-    decode_texts,
-    draw_texts,
-    find_steps,
-    has_ended,
-    require_text,
-)
-from grpo.runtime.artifacts.tensors import unpack_ragged
+from grpo.modalities.shared.text_policy import TextPolicy, pad_rows, unpack_texts
+from grpo.modalities.shared.texts import draw_texts
 from grpo.runtime.language_tokens import find_language_token
 from grpo.runtime.machine import DTYPES
 from grpo.schema import LANGUAGE_TAG, PARAMS
@@ -83,7 +75,7 @@ class Seq2SeqTrajectory:
         }
 
 
-class Seq2SeqPolicy(Policy[Seq2SeqTrajectory]):
+class Seq2SeqPolicy(TextPolicy[Seq2SeqTrajectory]):
     """An encoder-decoder model with its tokenizer and sampling settings."""
 
     def __init__(
@@ -130,27 +122,7 @@ class Seq2SeqPolicy(Policy[Seq2SeqTrajectory]):
         """
         forced, texts = zip(*map(self._split, prompts))
         rows = self.tokenizer(list(texts))["input_ids"]
-        width = max(map(len, rows))
-        tokens = torch.zeros(len(rows), width, dtype=torch.long)
-        mask = torch.zeros(len(rows), width, dtype=torch.bool)
-        for index, row in enumerate(rows):
-            tokens[index, : len(row)] = torch.tensor(row)
-            mask[index, : len(row)] = True
-        return tokens, mask, torch.tensor(forced)
-
-    def decode(self, trajectory: Seq2SeqTrajectory) -> list[str]:
-        """Returns each rollout's text without special tokens."""
-        return decode_texts(self.tokenizer, trajectory.tokens, trajectory.mask)
-
-    def find_steps(
-        self, trajectory: Seq2SeqTrajectory, ends: Sequence[Sequence[int]]
-    ) -> list[list[int]]:
-        """Returns the step that completes the first `end` characters of a text, per end."""
-        return find_steps(self.tokenizer, trajectory.tokens, trajectory.mask, ends)
-
-    def is_finished(self, trajectory: Seq2SeqTrajectory) -> Bool[Tensor, " rollout"]:
-        """Returns which rollouts ended with an end token instead of at the step limit."""
-        return has_ended(trajectory.tokens, trajectory.mask, self.end_tokens)
+        return *pad_rows(rows, left=False), torch.tensor(forced)
 
     def restore(
         self, tensors: dict[str, Tensor], row: Int[Tensor, " rollout"]
@@ -160,29 +132,17 @@ class Seq2SeqPolicy(Policy[Seq2SeqTrajectory]):
         Raises:
           ArtifactError: If tokens do not fit the model.
         """
-        require_text(tensors, self.model.get_input_embeddings().num_embeddings)
-        steps, lengths = tensors["steps"], tensors["prompt_lengths"]
-        tokens = unpack_ragged(tensors["tokens"].long(), steps)
-        prompt = unpack_ragged(tensors["prompt_tokens"].long(), lengths)
+        vocabulary = self.model.get_input_embeddings().num_embeddings
+        stored = unpack_texts(tensors, vocabulary, left=False)
         trajectory = Seq2SeqTrajectory(
             group=row,
-            prompt=prompt,
-            prompt_mask=torch.arange(prompt.shape[1]) < lengths[:, None],
+            prompt=stored.prompt,
+            prompt_mask=stored.prompt_mask,
             forced=tensors["forced"].long(),
-            tokens=tokens,
-            mask=torch.arange(tokens.shape[1]) < steps[:, None],
+            tokens=stored.tokens,
+            mask=stored.mask,
         )
-        return trajectory, unpack_ragged(tensors["behavior_logp"], steps)
-
-    def widths(
-        self,
-        trajectory: Seq2SeqTrajectory,
-        rows: Int[Tensor, " kept"],
-        needed: Bool[Tensor, "kept step"],
-    ) -> Int[Tensor, " kept"]:
-        """Returns source tokens plus number of steps; a needed step also reads all earlier ones."""
-        prompt = trajectory.prompt_mask.sum(dim=1)[trajectory.group]
-        return (prompt + trajectory.mask.sum(dim=1))[rows]
+        return trajectory, stored.logp
 
     @torch.no_grad()
     def sample(
@@ -312,8 +272,7 @@ class Seq2SeqPolicy(Policy[Seq2SeqTrajectory]):
         Raises:
           ValueError: If decoding is greedy and so has no density.
         """
-        if self.decoding.temperature == 0:
-            raise ValueError("log_prob needs temperature > 0: greedy decoding has no density")
+        self.require_density()
         rows, row = torch.unique(trajectory.group, return_inverse=True)
         prompt, prompt_mask = trajectory.prompt[rows], trajectory.prompt_mask[rows]
         needed = trajectory.mask if needed is None else trajectory.mask & needed

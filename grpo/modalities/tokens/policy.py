@@ -1,6 +1,6 @@
 """Policies whose step is a token: causal language models of `transformers`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,21 +13,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo.errors import ParameterError, brief, refused_by_library
 from grpo.modalities.modality import RunParams
-from grpo.modalities.policy import Policy
 from grpo.modalities.shared.decoding import sampling_cache
 from grpo.modalities.shared.directories import load_base, whole_policy
 from grpo.modalities.shared.flops import Pass, TokenFlops, total_flops
 from grpo.modalities.shared.packed import Layout, Rows
 from grpo.modalities.shared.restoring import restore_round
-from grpo.modalities.shared.texts import (
-    decode_texts,
-    draw_texts,
-    end_tokens,
-    find_steps,
-    has_ended,
-    num_positions,
-    require_text,
-)
+from grpo.modalities.shared.text_policy import TextPolicy, pad_rows, unpack_texts
+from grpo.modalities.shared.texts import draw_texts, end_tokens, num_positions
 from grpo.modalities.tokens.forward import ForwardPasses, Scored
 from grpo.modalities.tokens.modality import RoutingMode, TokenPolicyParams
 from grpo.modalities.tokens.routing import (
@@ -42,7 +34,6 @@ from grpo.modalities.tokens.routing import (
     require_routing,
     unpack_routing,
 )
-from grpo.runtime.artifacts.tensors import unpack_ragged
 from grpo.runtime.machine import DTYPES
 from grpo.runtime.ranks import num_ranks, shard
 from grpo.schema import PARAMS
@@ -113,7 +104,7 @@ class Decoding:
     routing: RoutingMode = "live"  # expert choices that scoring replays in a mixture of experts
 
 
-class TokenPolicy(Policy[TokenTrajectory]):
+class TokenPolicy(TextPolicy[TokenTrajectory]):
     """A causal LM with its tokenizer and sampling settings."""
 
     def __init__(
@@ -155,28 +146,7 @@ class TokenPolicy(Policy[TokenTrajectory]):
 
     def encode(self, prompts: list[str]) -> tuple[Int[Tensor, "prompt width"], Tensor]:
         """Returns tokens padded on the left and their mask."""
-        rows = [self._encode_one(prompt) for prompt in prompts]
-        width = max(map(len, rows))
-        tokens = torch.zeros(len(rows), width, dtype=torch.long)
-        mask = torch.zeros(len(rows), width, dtype=torch.bool)
-        for index, row in enumerate(rows):
-            tokens[index, width - len(row) :] = torch.tensor(row)
-            mask[index, width - len(row) :] = True
-        return tokens, mask
-
-    def decode(self, trajectory: TokenTrajectory) -> list[str]:
-        """Returns each rollout's text without special tokens."""
-        return decode_texts(self.tokenizer, trajectory.tokens, trajectory.mask)
-
-    def find_steps(
-        self, trajectory: TokenTrajectory, ends: Sequence[Sequence[int]]
-    ) -> list[list[int]]:
-        """Returns the step that completes the first `end` characters of a text, per end."""
-        return find_steps(self.tokenizer, trajectory.tokens, trajectory.mask, ends)
-
-    def is_finished(self, trajectory: TokenTrajectory) -> Bool[Tensor, " rollout"]:
-        """Returns which rollouts ended with an end token instead of at the step limit."""
-        return has_ended(trajectory.tokens, trajectory.mask, self.end_tokens)
+        return pad_rows([self._encode_one(prompt) for prompt in prompts], left=True)
 
     @property
     def layout(self) -> Layout:
@@ -199,34 +169,21 @@ class TokenPolicy(Policy[TokenTrajectory]):
         Raises:
           ArtifactError: If tokens or routing do not fit the model.
         """
-        require_text(tensors, self.model.get_input_embeddings().num_embeddings)
-        steps, lengths = tensors["steps"], tensors["prompt_lengths"]
-        tokens = unpack_ragged(tensors["tokens"].long(), steps)
-        prompt = unpack_ragged(tensors["prompt_tokens"].long(), lengths)
-        width = prompt.shape[1]
+        vocabulary = self.model.get_input_embeddings().num_embeddings
+        stored = unpack_texts(tensors, vocabulary, left=True)
         trajectory = TokenTrajectory(
             group=row,
-            prompt=prompt.gather(1, (torch.arange(width) + lengths[:, None]) % width),
-            prompt_mask=torch.arange(width) >= width - lengths[:, None],
-            tokens=tokens,
-            mask=torch.arange(tokens.shape[1]) < steps[:, None],
+            prompt=stored.prompt,
+            prompt_mask=stored.prompt_mask,
+            tokens=stored.tokens,
+            mask=stored.mask,
         )
         if self._is_replaying:
             routing = unpack_routing(
                 self.model, tensors, row, trajectory.prompt_mask, trajectory.mask
             )
             trajectory = replace(trajectory, routing=routing)
-        return trajectory, unpack_ragged(tensors["behavior_logp"], steps)
-
-    def widths(
-        self,
-        trajectory: TokenTrajectory,
-        rows: Int[Tensor, " kept"],
-        needed: Bool[Tensor, "kept step"],
-    ) -> Int[Tensor, " kept"]:
-        """Returns prompt length plus number of steps; a needed step also reads all earlier ones."""
-        prompt = trajectory.prompt_mask.sum(dim=1)[trajectory.group]
-        return (prompt + trajectory.mask.sum(dim=1))[rows]
+        return trajectory, stored.logp
 
     def sample(
         self, prompts: list[str], *, group_sizes: list[int], generator: Generator
@@ -317,8 +274,7 @@ class TokenPolicy(Policy[TokenTrajectory]):
           ValueError: If decoding is greedy and so has no density, or if the routing to replay was
             not recorded.
         """
-        if self.decoding.temperature == 0:
-            raise ValueError("log_prob needs temperature > 0: greedy decoding has no density")
+        self.require_density()
         mask = trajectory.mask
         with self._routing(trajectory):
             scores, passes = self._pass(

@@ -1,6 +1,5 @@
 """Policies whose step is a token of an answer about an image: vision-language models."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,21 +10,13 @@ from transformers import AutoModelForImageTextToText, PreTrainedModel
 
 from grpo.errors import ParameterError
 from grpo.modalities.modality import RunParams
-from grpo.modalities.policy import Policy
 from grpo.modalities.shared.decoding import column_major_weights, sampling_cache
 from grpo.modalities.shared.directories import load_base
 from grpo.modalities.shared.packed import Layout, Rows, require_entries
 from grpo.modalities.shared.restoring import restore_round
 from grpo.modalities.shared.text_modality import Decoding
-from grpo.modalities.shared.texts import (
-    decode_texts,
-    draw_texts,
-    end_tokens,
-    find_steps,
-    has_ended,
-    num_positions,
-    require_text,
-)
+from grpo.modalities.shared.text_policy import TextPolicy, pad_rows, unpack_texts
+from grpo.modalities.shared.texts import draw_texts, end_tokens, num_positions
 from grpo.modalities.vision_language.forward import Prompts, VisionLanguagePasses
 from grpo.modalities.vision_language.modality import VisionLanguagePolicyParams
 from grpo.modalities.vision_language.reading import (
@@ -33,7 +24,6 @@ from grpo.modalities.vision_language.reading import (
     load_image_processor,
     require_image_template,
 )
-from grpo.runtime.artifacts.tensors import unpack_ragged
 from grpo.runtime.machine import DTYPES
 from grpo.schema import PARAMS
 from grpo.types import Cost, StepLogProbs
@@ -90,12 +80,13 @@ class VisionLanguageTrajectory:
         }
 
 
-class VisionLanguagePolicy(Policy[VisionLanguageTrajectory]):
+class VisionLanguagePolicy(TextPolicy[VisionLanguageTrajectory]):
     """A vision-language model with its tokenizer, image processor and sampling settings."""
 
     def __init__(self, model: PreTrainedModel, reader: PromptReader, *, decoding: Decoding) -> None:
         self._model = model
         self.reader = reader
+        self.tokenizer = reader.tokenizer
         self.decoding = decoding
         self.cost = Cost()
         self.passes = VisionLanguagePasses(model)
@@ -116,27 +107,7 @@ class VisionLanguagePolicy(Policy[VisionLanguageTrajectory]):
     ) -> tuple[Int[Tensor, "prompt width"], Tensor, tuple[bytes, ...]]:
         """Returns tokens padded on the left, their mask and the images."""
         rows, images = zip(*map(self.reader.read_prompt, prompts))
-        width = max(map(len, rows))
-        tokens = torch.zeros(len(rows), width, dtype=torch.long)
-        mask = torch.zeros(len(rows), width, dtype=torch.bool)
-        for index, row in enumerate(rows):
-            tokens[index, width - len(row) :] = torch.tensor(row)
-            mask[index, width - len(row) :] = True
-        return tokens, mask, images
-
-    def decode(self, trajectory: VisionLanguageTrajectory) -> list[str]:
-        """Returns each rollout's text without special tokens."""
-        return decode_texts(self.reader.tokenizer, trajectory.tokens, trajectory.mask)
-
-    def find_steps(
-        self, trajectory: VisionLanguageTrajectory, ends: Sequence[Sequence[int]]
-    ) -> list[list[int]]:
-        """Returns the step that completes the first `end` characters of a text, per end."""
-        return find_steps(self.reader.tokenizer, trajectory.tokens, trajectory.mask, ends)
-
-    def is_finished(self, trajectory: VisionLanguageTrajectory) -> Bool[Tensor, " rollout"]:
-        """Returns which rollouts ended with an end token instead of at the step limit."""
-        return has_ended(trajectory.tokens, trajectory.mask, self.end_tokens)
+        return *pad_rows(rows, left=True), images
 
     def restore(
         self, tensors: dict[str, Tensor], row: Int[Tensor, " rollout"]
@@ -146,34 +117,21 @@ class VisionLanguagePolicy(Policy[VisionLanguageTrajectory]):
         Raises:
           ArtifactError: If tokens or images do not fit the model.
         """
-        require_text(tensors, self.model.get_input_embeddings().num_embeddings)
-        steps, lengths = tensors["steps"], tensors["prompt_lengths"]
+        vocabulary = self.model.get_input_embeddings().num_embeddings
+        stored = unpack_texts(tensors, vocabulary, left=True)
         pixels = tensors["image_bytes"].long()
         is_byte = (pixels >= 0) & (pixels < 256)
         require_entries(tensors, "image_bytes", is_byte, "a byte", lengths="image_lengths")
-        tokens = unpack_ragged(tensors["tokens"].long(), steps)
-        prompt = unpack_ragged(tensors["prompt_tokens"].long(), lengths)
-        width = prompt.shape[1]
         images = pixels.to(torch.uint8).split(tensors["image_lengths"].tolist())
         trajectory = VisionLanguageTrajectory(
             group=row,
-            prompt=prompt.gather(1, (torch.arange(width) + lengths[:, None]) % width),
-            prompt_mask=torch.arange(width) >= width - lengths[:, None],
+            prompt=stored.prompt,
+            prompt_mask=stored.prompt_mask,
             images=tuple(each.numpy().tobytes() for each in images),
-            tokens=tokens,
-            mask=torch.arange(tokens.shape[1]) < steps[:, None],
+            tokens=stored.tokens,
+            mask=stored.mask,
         )
-        return trajectory, unpack_ragged(tensors["behavior_logp"], steps)
-
-    def widths(
-        self,
-        trajectory: VisionLanguageTrajectory,
-        rows: Int[Tensor, " kept"],
-        needed: Bool[Tensor, "kept step"],
-    ) -> Int[Tensor, " kept"]:
-        """Returns prompt length plus number of steps; a needed step also reads all earlier ones."""
-        prompt = trajectory.prompt_mask.sum(dim=1)[trajectory.group]
-        return (prompt + trajectory.mask.sum(dim=1))[rows]
+        return trajectory, stored.logp
 
     @torch.no_grad()
     def sample(
@@ -247,8 +205,7 @@ class VisionLanguagePolicy(Policy[VisionLanguageTrajectory]):
         Raises:
           ValueError: If decoding is greedy and so has no density.
         """
-        if self.decoding.temperature == 0:
-            raise ValueError("log_prob needs temperature > 0: greedy decoding has no density")
+        self.require_density()
         rows, row = torch.unique(trajectory.group, return_inverse=True)
         needed = trajectory.mask if needed is None else trajectory.mask & needed
         asked = self._prompts(
