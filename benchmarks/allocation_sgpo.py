@@ -9,7 +9,13 @@ Seeds, base policies and evaluation are those of benchmarks.allocation_tokens, w
 
 from typing import Any
 
-from benchmarks.allocation_tokens import REFERENCE, read_arms, run_seed
+from benchmarks.allocation_tokens import (
+    REFERENCE,
+    Point,
+    read_arms,
+    run_seed,
+    share_to_reach,
+)
 from benchmarks.demo import RESULTS, ROOT
 from benchmarks.intervals import in_words, mean_interval
 from benchmarks.seeds import record_seeds
@@ -47,18 +53,44 @@ def make_arms() -> dict[str, Any]:
 
 def table(results: dict[str, Any]) -> str:
     """Returns rewards and costs relative to `plain` on the same seeds as a Markdown table."""
-    others = read_json(RESULTS / "allocation_tokens.json")["runs"]
-    runs = {seed: {**others[seed], **run} for seed, run in results["runs"].items()}
+    runs = with_originals(results)
+    plain = [run[REFERENCE] for run in runs]
     rows = []
     for arm in (REFERENCE, SGPO, *results["arms"]):
-        ends = [run[arm][-1] for run in runs.values()]
-        plain = [run[REFERENCE][-1] for run in runs.values()]
-        gains = [run[arm][-1]["mean_at_k"] - run[arm][0]["mean_at_k"] for run in runs.values()]
-        against = [own["mean_at_k"] - other["mean_at_k"] for own, other in zip(ends, plain)]
-        flops = [own["flops"] / other["flops"] for own, other in zip(ends, plain)]
-        scores = [in_words(mean_interval(each)) for each in (gains, against)]
-        rows.append([arm, *scores, f"{sum(flops) / len(flops):.0%}"])
-    return markdown_table(["arm", "gain in mean@8", "against plain", "FLOPs of plain's"], rows)
+        own = [run[arm] for run in runs]
+        gains = [points[-1]["mean_at_k"] - points[0]["mean_at_k"] for points in own]
+        flops = [a[-1]["flops"] / b[-1]["flops"] for a, b in zip(own, plain)]
+        scores = [in_words(mean_interval(each)) for each in (gains, differences(own, plain))]
+        reached = in_words(share_to_reach(own, plain, "flops"), ".0%")
+        rows.append([arm, *scores, f"{sum(flops) / len(flops):.0%}", reached])
+    titles = ["arm", "gain in mean@8", "against plain", "FLOPs of plain's", "FLOPs to reach plain"]
+    return markdown_table(titles, rows)
+
+
+def claims(results: dict[str, Any]) -> list[str]:
+    """Returns what docs/allocation_tokens.md says of the arms beside each other."""
+    runs = with_originals(results)
+    own = {arm: [run[arm] for run in runs] for arm in (SGPO, *results["arms"])}
+    pairs = {"stop": ("no_stop", SGPO), "order": ("shuffled", "no_stop")}
+    gains = {
+        name: in_words(mean_interval(differences(own[one], own[other])))
+        for name, (one, other) in pairs.items()
+    }
+    return [
+        f"`no_stop` ends higher than `sgpo` by {gains['stop']}",
+        f"`shuffled` ends higher than `no_stop` by {gains['order']}",
+    ]
+
+
+def with_originals(results: dict[str, Any]) -> list[dict[str, list[Point]]]:
+    """Returns the arms of each seed, beside those of benchmarks.allocation_tokens."""
+    others = read_json(RESULTS / "allocation_tokens.json")["runs"]
+    return [{**others[seed], **run} for seed, run in results["runs"].items()]
+
+
+def differences(own: list[list[Point]], others: list[list[Point]]) -> list[float]:
+    """Returns the differences of the final mean@k, by seed."""
+    return [a[-1]["mean_at_k"] - b[-1]["mean_at_k"] for a, b in zip(own, others)]
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.demo import ROOT
-from benchmarks.offpolicy_report import table
+from benchmarks.figures import save_figure
+from benchmarks.offpolicy_report import collapse_table, draw_rewards, table
 from benchmarks.offpolicy_stability import SEEDS, Case, Suite, make_bases, run_cases
 from grpo.modalities.tokens.modality import RoutingMode
 from grpo.params.parameters import Parameters, read_params
@@ -32,7 +33,9 @@ def main() -> None:
         updates_per_evaluation=64,
         learning_rate=3e-4,
     )
-    print(table(run_cases(suite, cases())))
+    runs = run_cases(suite, cases())
+    save_figure(draw_rewards(runs), ROOT / "docs" / f"{NAME}.svg")
+    print(collapse_table(runs), table(runs), sep="\n\n")
 
 
 def long_params() -> Parameters:

@@ -1,5 +1,6 @@
 """Table and figures of the results of benchmarks.offpolicy_stability."""
 
+import itertools
 import math
 import statistics
 from collections.abc import Iterable
@@ -79,6 +80,29 @@ def table(runs: Runs) -> str:
                 if summary is not None:
                     rows.append([algorithm, str(updates), label, *_cells(summary)])
     return markdown_table(titles, rows)
+
+
+def collapse_table(runs: Runs) -> str:
+    """Returns mean@4 over the updates, and on how many seeds it collapsed, as a Markdown table."""
+    points = sorted({int(each) for run in runs.values() for each in run["evaluations"]})
+    settings = itertools.product(ALGORITHMS, _counts(runs), KINDS.items())
+    rows = list[list[str]]()
+    for algorithm, updates, (kind, label) in settings:
+        found = [run for run in runs.values() if _is(run, kind, algorithm, updates)]
+        if found:
+            means = [_mean(run["evaluations"][str(each)] for run in found) for each in points]
+            ended = f"{sum(map(collapsed, found))} of {len(found)} seeds"
+            scores = [f"{each:.3f}" for each in means]
+            rows.append([algorithm, str(updates), label, *scores, ended])
+    scored = [f"mean@4 after {each}" for each in points]
+    titles = ["algorithm", "updates per round", "policy", *scored, "collapsed"]
+    return markdown_table(titles, rows)
+
+
+def collapsed(run: dict[str, Any]) -> bool:
+    """Returns whether the last mean@4 of a run is below half of its base's."""
+    scores = [run["evaluations"][key] for key in sorted(run["evaluations"], key=int)]
+    return bool(scores[-1] < scores[0] / 2)
 
 
 def claims(runs: Runs) -> list[str]:
