@@ -42,7 +42,7 @@ def sample_rollouts(
             {"prompts": batch.to_dict("list"), "draws": draws, "seed": derive_seed(seed, index)},
             _place(scratch, index),
         )
-        for index, batch in enumerate(_plan_batches(prompts, rollouts_per_batch))
+        for index, batch in enumerate(batch_prompts(prompts, rollouts_per_batch))
     ]
     executor.finish(jobs, progress)
     return concatenate([read_batch(job.out) for job in jobs])
@@ -94,7 +94,7 @@ def _place(scratch: Path, index: int) -> Path:
     return scratch / f"batch-{index:05d}"
 
 
-def _plan_batches(prompts: pd.DataFrame, rollouts_per_batch: int) -> list[pd.DataFrame]:
+def batch_prompts(prompts: pd.DataFrame, rollouts_per_batch: int) -> list[pd.DataFrame]:
     """Returns the prompts in batches of similar prompt length, to reduce padding."""
     asked = prompts[["prompt_id", "prompt", "rollouts"]]
     numbered = asked.reset_index(drop=True).assign(group=range(len(prompts)))
