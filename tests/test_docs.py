@@ -413,6 +413,7 @@ CLAIMS: list[tuple[str, Callable[[dict[str, Any]], list[str]], str]] = [
         "offpolicy_stability",
     ),
     ("allocation_tokens", allocation_tokens.claims, "allocation_tokens"),
+    ("allocation_sgpo", allocation_sgpo.claims, "allocation_tokens"),
     ("glyphs", recipe_claims.glyphs, "denoising"),
     ("clips", recipe_claims.durations, "denoising"),
     (
