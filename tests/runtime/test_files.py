@@ -57,6 +57,31 @@ def test_a_failed_directory_leaves_the_old_one(tmp_path: Path):
     assert os.listdir(tmp_path) == ["policy"]
 
 
+def test_every_file_is_flushed_before_the_move_and_its_name_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Else a power failure could leave a name without its content."""
+    done: list[str] = []
+
+    def fsync(descriptor: int) -> None:
+        done.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+
+    def move(source: Path, target: Path) -> None:
+        done.append("moved")
+        source.rename(target)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(files, "_replace", move)
+    with atomic_path(tmp_path / "policy") as temporary:
+        for index in range(20):
+            (temporary / f"{index % 2}").mkdir(parents=True, exist_ok=True)
+            (temporary / f"{index % 2}" / f"{index}").write_text("weights")
+    moved = done.index("moved")
+    assert len(set(done[:moved])) == 20
+    assert all(each.startswith(f"{temporary}/") for each in done[:moved])
+    assert done[moved + 1 :] == [str(tmp_path)]
+
+
 def test_a_killed_writer_leaves_the_old_content(tmp_path: Path):
     target = tmp_path / "a.json"
     write_json(target, 1)

@@ -27,7 +27,7 @@ MISUSED = (
 )  # fmt: skip
 HASHES = Path(".work/hashes")  # cache of large files' hashes, by path
 LARGE_BYTES = 2**26
-HASHED_AT_ONCE = 8
+HASHED_AT_ONCE = SYNCED_AT_ONCE = 8
 TICK_SECONDS = 2.0  # resolution of the coarsest file system clock
 # Suffixes of the files that a killed writer leaves next to `NAME`: .NAME.PID.grpo-tmp or
 # .NAME.PID.grpo-old. Only this module writes such names; .dvcignore lists them.
@@ -77,10 +77,13 @@ def temporary_beside(path: Path) -> Iterator[Path]:
 
 
 def replace_whole(source: Path, target: Path) -> None:
-    """Fsyncs a file or directory and moves it over another; a kill leaves the old or the new."""
-    for file in sorted(source.rglob("*")) if source.is_dir() else [source]:
-        if file.is_file():
-            _sync(file)
+    """Fsyncs a file or directory and moves it over another; a kill leaves the old or the new.
+
+    A journaling file system commits together what is fsynced at the same time.
+    """
+    found = source.rglob("*") if source.is_dir() else [source]
+    with ThreadPoolExecutor(SYNCED_AT_ONCE) as threads:
+        list(threads.map(_sync, (each for each in found if each.is_file())))
     _replace(source, target)
     _sync(target.parent)
 
