@@ -99,6 +99,12 @@ def collapse_table(runs: Runs) -> str:
     return markdown_table(titles, rows)
 
 
+def long_claims(runs: Runs) -> list[str]:
+    """Returns the numbers in the text about benchmarks.offpolicy_long."""
+    first = [run["rounds"][0]["steps_mean"] for run in runs.values()]
+    return [f"worked solutions of {_mean(first):.0f} tokens on average"]
+
+
 def collapsed(run: dict[str, Any]) -> bool:
     """Returns whether the last mean@4 of a run is below half of its base's."""
     scores = [run["evaluations"][key] for key in sorted(run["evaluations"], key=int)]

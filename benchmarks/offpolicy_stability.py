@@ -57,6 +57,7 @@ SEEDS = (0, 1, 2)
 PROMPTS_PER_UPDATE, ROLLOUTS_PER_PROMPT = 8, 8
 EVALUATION_PROMPTS, EVALUATION_ROLLOUTS = 300, 4
 MAX_GRAD_NORM, TOKENS_PER_MICROBATCH = 1.0, 16_384
+ROLLOUTS_PER_PASS = 256  # of a pass that records choices of experts: 4096 would take 13 GB
 COLUMNS = (
     *("outcome_mean", "trained_rollouts", "clip_fraction", "kl_to_start", "ratio_min"),
     "ratio_max",
@@ -346,8 +347,16 @@ def live_choices(policy: TokenPolicy, trajectory: TokenTrajectory) -> Tensor | N
         uses_chat_template=False,
     )
     _ = live.flops.forward  # counted before recording, because its passes choose experts, too
-    with torch.no_grad(), recorded(policy.model) as passes:
-        live.log_prob(trajectory)
+    steps = trajectory.tokens.shape[1]
+    pieces = torch.arange(len(trajectory.group)).split(ROLLOUTS_PER_PASS)
+    return torch.cat([_choices(live, trajectory.select(rows, steps)) for rows in pieces])
+
+
+@torch.no_grad()
+def _choices(policy: TokenPolicy, trajectory: TokenTrajectory) -> Tensor:
+    """Returns the experts that the policy chooses for every token that it reads, row by row."""
+    with recorded(policy.model) as passes:
+        policy.log_prob(trajectory)
     read = torch.cat([trajectory.prompt_mask[trajectory.group], trajectory.mask[:, 1:]], dim=1)
     chosen: Tensor = passes[0].unflatten(0, read.shape)[read].sort().values
     return chosen

@@ -29,6 +29,7 @@ from benchmarks import (
     overhead,
     recipe_claims,
     rollout_throughput,
+    sampling_batches,
     scaling_sampling,
     scaling_training,
     staleness,
@@ -370,6 +371,16 @@ TABLES: list[tuple[str, Callable[[dict[str, Any]], str], str]] = [
     ("clips", demo.table, "denoising"),
     ("manipulation-pixels", demo.table, "action-chunks"),
     (
+        "offpolicy_long",
+        lambda found: offpolicy_report.collapse_table(found["runs"]),
+        "offpolicy_stability",
+    ),
+    (
+        "offpolicy_long",
+        lambda found: offpolicy_report.table(found["runs"]),
+        "offpolicy_stability",
+    ),
+    (
         "offpolicy_stability",
         lambda found: offpolicy_report.table(found["runs"]),
         "offpolicy_stability",
@@ -380,6 +391,7 @@ TABLES: list[tuple[str, Callable[[dict[str, Any]], str], str]] = [
     ("allocation_chunks", allocation_chunks.seeds_table, "action-chunks"),
     ("chunk_costs", chunk_costs.table, "action-chunks"),
     ("rollout_throughput", rollout_throughput.table, "action-chunks"),
+    ("sampling_batches", sampling_batches.table, "allocation_tokens"),
     ("allocation_sgpo", allocation_sgpo.table, "allocation_tokens"),
     ("allocation_tokens", allocation_tokens.targets_table, "allocation_tokens"),
     ("allocation_tokens", allocation_tokens.table, "allocation_tokens"),
@@ -410,6 +422,11 @@ CLAIMS: list[tuple[str, Callable[[dict[str, Any]], list[str]], str]] = [
     (
         "offpolicy_stability",
         lambda found: offpolicy_report.claims(found["runs"]),
+        "offpolicy_stability",
+    ),
+    (
+        "offpolicy_long",
+        lambda found: offpolicy_report.long_claims(found["runs"]),
         "offpolicy_stability",
     ),
     ("allocation_tokens", allocation_tokens.claims, "allocation_tokens"),
