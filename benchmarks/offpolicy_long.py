@@ -1,6 +1,7 @@
 """Searches the staleness at which GRPO collapses: long rollouts, and a mixture of 16 experts.
 
 python -m benchmarks.offpolicy_long          # runs missing cases, then prints the table
+python -m benchmarks.offpolicy_long --seeds 1  # those of a seed, beside other processes
 python -m benchmarks.offpolicy_long --table  # only the table
 
 As benchmarks.offpolicy_stability, with worked solutions of over 130 tokens (offpolicy_long.yaml)
