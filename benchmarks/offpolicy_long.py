@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.demo import ROOT
-from benchmarks.figures import save_figure
-from benchmarks.offpolicy_report import collapse_table, draw_rewards, table
+from benchmarks.offpolicy_report import collapse_table, table
 from benchmarks.offpolicy_stability import SEEDS, Case, Suite, make_bases, run_cases
 from grpo.modalities.tokens.modality import RoutingMode
 from grpo.params.parameters import Parameters, read_params
@@ -35,7 +34,6 @@ def main() -> None:
         learning_rate=3e-4,
     )
     runs = run_cases(suite, cases())
-    save_figure(draw_rewards(runs), ROOT / "docs" / f"{NAME}.svg")
     print(collapse_table(runs), table(runs), sep="\n\n")
 
 

@@ -139,7 +139,7 @@ def draw(runs: Runs) -> dict[str, Figure]:
     with styled():
         return {
             "offpolicy_stability.svg": _draw_staleness(runs),
-            "offpolicy_rewards.svg": draw_rewards(runs),
+            "offpolicy_rewards.svg": _draw_rewards(runs),
         }
 
 
@@ -190,7 +190,7 @@ def _draw_line(
         axes.vlines(x, low, high, color=color_of(index), linewidth=1.2)
 
 
-def draw_rewards(runs: Runs) -> Figure:
+def _draw_rewards(runs: Runs) -> Figure:
     """Returns plots of the gain over updates: a row per algorithm, a panel per staleness."""
     counts = _counts(runs)
     figure = Figure(figsize=(3.75 * len(counts), 6.4), layout="constrained")

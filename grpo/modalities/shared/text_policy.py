@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from grpo.modalities.policy import Policy, Trajectory
 from grpo.modalities.shared.texts import decode_texts, find_steps, has_ended, require_text
-from grpo.runtime.artifacts.tensors import unpack_ragged
+from grpo.runtime.artifacts.tensors import ragged_mask, unpack_ragged
 
 
 class TextTrajectory(Trajectory, Protocol):
@@ -72,16 +72,8 @@ def pad_rows(
 ) -> tuple[Int[Tensor, "row width"], Bool[Tensor, "row width"]]:
     """Returns rows of tokens padded with 0 on one side, and which entries are tokens."""
     flat = torch.tensor([token for row in rows for token in row], dtype=torch.long)
-    return _pad(flat, torch.tensor([len(row) for row in rows]), left=left)
-
-
-def _pad(
-    flat: Int[Tensor, " entry"], lengths: Int[Tensor, " row"], *, left: bool
-) -> tuple[Int[Tensor, "row width"], Bool[Tensor, "row width"]]:
-    width = int(lengths.max())
-    position = torch.arange(width)
-    mask = position >= width - lengths[:, None] if left else position < lengths[:, None]
-    return torch.zeros(mask.shape, dtype=torch.long).masked_scatter(mask, flat), mask
+    lengths = torch.tensor([len(row) for row in rows])
+    return unpack_ragged(flat, lengths, left=left), ragged_mask(lengths, left=left)
 
 
 class StoredTexts(NamedTuple):
@@ -101,15 +93,11 @@ def unpack_texts(tensors: dict[str, Tensor], vocabulary: int, *, left: bool) -> 
       ArtifactError: If a token is not in the vocabulary, or a log-prob is above 0.
     """
     require_text(tensors, vocabulary)
-    steps = tensors["steps"]
-    prompt, prompt_mask = _pad(
-        tensors["prompt_tokens"].long(), tensors["prompt_lengths"], left=left
-    )
-    tokens = unpack_ragged(tensors["tokens"].long(), steps)
+    steps, lengths = tensors["steps"], tensors["prompt_lengths"]
     return StoredTexts(
-        prompt=prompt,
-        prompt_mask=prompt_mask,
-        tokens=tokens,
-        mask=torch.arange(tokens.shape[1]) < steps[:, None],
+        prompt=unpack_ragged(tensors["prompt_tokens"].long(), lengths, left=left),
+        prompt_mask=ragged_mask(lengths, left=left),
+        tokens=unpack_ragged(tensors["tokens"].long(), steps),
+        mask=ragged_mask(steps),
         logp=unpack_ragged(tensors["behavior_logp"], steps),
     )

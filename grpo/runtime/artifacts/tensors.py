@@ -137,7 +137,14 @@ def _in_parts(tensors: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
     yield part
 
 
-def unpack_ragged(flat: Tensor, lengths: Tensor) -> Tensor:
+def ragged_mask(lengths: Tensor, *, left: bool = False) -> Tensor:
+    """Returns which entries of [row, step] are filled; `left`: padding is on the left."""
+    width = int(lengths.max())
+    step = torch.arange(width)
+    return step >= width - lengths[:, None] if left else step < lengths[:, None]
+
+
+def unpack_ragged(flat: Tensor, lengths: Tensor, *, left: bool = False) -> Tensor:
     """Returns [row, step], padded with 0, from flat entries and the number of entries per row.
 
     Raises:
@@ -147,7 +154,7 @@ def unpack_ragged(flat: Tensor, lengths: Tensor) -> Tensor:
         raise ArtifactError(
             f"a ragged tensor has {len(flat)} entries, its lengths ask for {int(lengths.sum())}"
         )
-    mask = torch.arange(int(lengths.max())) < lengths[:, None]
+    mask = ragged_mask(lengths, left=left)
     rows = torch.zeros(mask.shape, dtype=flat.dtype)
     rows[mask] = flat
     return rows
