@@ -27,11 +27,10 @@ def record_seeds(
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}")
     parser.add_argument("seeds", nargs="*", type=int, metavar="SEED")
     out = RESULTS / f"{results_name or name}.json"
+    lock = ROOT / ".work" / f"{out.stem}.lock"  # other processes may run other seeds meanwhile
     for seed in parser.parse_args().seeds:
         found = run_seed(seed)
-        with locked(
-            ROOT / ".work" / f"{out.stem}.lock"
-        ):  # other processes may run other seeds at the same time
+        with locked(lock):
             stored = read_json(out) if out.exists() else {}
             if stored.get("arms") != arms:
                 stored = {"measured": {}, "runs": {}}
@@ -43,7 +42,8 @@ def record_seeds(
                 "arms": arms,
             }
             write_json(out, {**about, **describe(runs), "runs": runs})
-    results: dict[str, Any] = read_json(out)
-    results |= describe(results["runs"])  # may be newer than the file
-    write_json(out, results)
+    with locked(lock):
+        results: dict[str, Any] = read_json(out)
+        results |= describe(results["runs"])  # may be newer than the file
+        write_json(out, results)
     return results
