@@ -6,6 +6,7 @@ directory, as the statistics of all selections are.
 
 import math
 from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 import pandas as pd
@@ -249,13 +250,12 @@ def posterior_of(prompts: pd.DataFrame, history: History) -> Posterior:
     A family with counts of fewer than FEWEST prompts has the prior that fits all prompts.
     """
     ids = prompts["prompt_id"].tolist()
-    shared = fit_to(history, [*history.get(SUCCESSES, {})], fewest=1) or FLAT
-    alpha, beta = (each + count for each, count in zip(shared, counts_of(history, ids)))
+    alpha, beta = counts_of(history, ids)
+    shared = cache(lambda: fit_to(history, [*history.get(SUCCESSES, {})], fewest=1) or FLAT)
     for _, rows in prompts.groupby("family").indices.items():
-        own = fit_to(history, [ids[row] for row in rows], fewest=FEWEST)
-        if own:
-            alpha[rows] += own.alpha - shared.alpha
-            beta[rows] += own.beta - shared.beta
+        prior = fit_to(history, [ids[row] for row in rows], fewest=FEWEST) or shared()
+        alpha[rows] += prior.alpha
+        beta[rows] += prior.beta
     return Posterior(alpha=alpha, beta=beta)
 
 
