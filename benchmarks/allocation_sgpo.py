@@ -54,21 +54,34 @@ def make_arms() -> dict[str, Any]:
 
 def table(results: dict[str, Any]) -> str:
     """Returns rewards and costs relative to `plain` on the same seeds as a Markdown table."""
-    runs = with_originals(results)
+    return compare_with_plain(with_originals(results), [SGPO, *results["arms"]], ["flops"])
+
+
+def compare_with_plain(
+    runs: list[dict[str, list[Point]]], arms: list[str], costs: list[str]
+) -> str:
+    """Returns rewards, and costs until the reward of `plain`, as a Markdown table.
+
+    Args:
+      runs: The points of each arm, by seed.
+    """
     plain = [run[REFERENCE] for run in runs]
     rows = []
-    for arm in (REFERENCE, SGPO, *results["arms"]):
+    for arm in (REFERENCE, *arms):
         own = [run[arm] for run in runs]
         gains = [points[-1]["mean_at_k"] - points[0]["mean_at_k"] for points in own]
-        flops = [a[-1]["flops"] / b[-1]["flops"] for a, b in zip(own, plain)]
-        scores = [in_words(mean_interval(each)) for each in (gains, differences(own, plain))]
-        reached = [
-            in_words(share_to_reach(own, plain, "flops", of_score=each), ".0%")
-            for each in (1.0, NEARLY)
-        ]
-        rows.append([arm, *scores, f"{sum(flops) / len(flops):.0%}", *reached])
-    titles = ["arm", "gain in mean@8", "against plain", "FLOPs of plain's", "FLOPs to plain"]
-    return markdown_table([*titles, f"FLOPs to {100 * NEARLY:.0f} % of plain"], rows)
+        row = [arm, *(in_words(mean_interval(each)) for each in (gains, differences(own, plain)))]
+        for cost in costs:
+            whole = [a[-1][cost] / b[-1][cost] for a, b in zip(own, plain)]
+            reached = [share_to_reach(own, plain, cost, of_score=each) for each in (1.0, NEARLY)]
+            row += [f"{sum(whole) / len(whole):.0%}", *(in_words(each, ".0%") for each in reached)]
+        rows.append(row)
+    titles = ["arm", "gain in mean@8", "against plain"]
+    for cost in costs:
+        name = {"flops": "FLOPs", "cpu_seconds": "seconds"}[cost]
+        titles += [f"{name} of plain's", f"{name} to plain"]
+        titles += [f"{name} to {100 * NEARLY:.0f} % of plain"]
+    return markdown_table(titles, rows)
 
 
 def claims(results: dict[str, Any]) -> list[str]:
