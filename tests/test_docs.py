@@ -13,34 +13,9 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 
-from benchmarks import (
-    allocation_chunks,
-    allocation_denoising,
-    allocation_sgpo,
-    allocation_tokens,
-    chunk_costs,
-    demo,
-    denoising_steps,
-    faults,
-    first_run,
-    grounding_methods,
-    iteration_kills,
-    offpolicy_report,
-    overhead,
-    recipe_claims,
-    rollout_throughput,
-    sampling_batches,
-    scaling_sampling,
-    scaling_training,
-    staleness,
-    step_profile,
-    translation,
-    translation_guards,
-)
-from benchmarks.peer_trl import __main__ as peer_trl
-from benchmarks.peer_trl import tune
-from benchmarks.peer_trl_run import __main__ as peer_trl_run
-from benchmarks.peer_trl_run import replay, rewards
+from benchmarks import demo, first_run, pages, scaling_training, step_profile
+from benchmarks.demo import RESULTS
+from benchmarks.pages import CLAIMS, TABLES, results_of
 from benchmarks.scale.inputs import read_inputs
 from benchmarks.scale.results import work_out
 from benchmarks.scale.tables import all_tables
@@ -72,7 +47,6 @@ from tests.objective.every_link import EVERY, make
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-RESULTS = ROOT / "benchmarks" / "results"
 PAGES = sorted(DOCS.rglob("*.md"))
 LINKED = [*PAGES, *ROOT.glob("README.md")]
 PIPELINE = DOCS / "pipeline.md"
@@ -354,111 +328,20 @@ def test_the_judge_of_parts_of_the_page_scores_each_equation():
     assert outcome == (0.5, "scored", "", ((5, 1.0), (12, 0.0)))
 
 
-def results_of(name: str) -> dict[str, Any]:
-    """Returns the committed results of a benchmark."""
-    found: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
-    return found
-
-
-TABLES: list[tuple[str, Callable[[dict[str, Any]], str], str]] = [
-    ("demo", demo.table, "results"),
-    ("demo", demo.reference_table, "results"),
-    ("demo", demo.times_table, "results"),
-    ("reasoning-short", demo.table, "results"),
-    ("reasoning-short", demo.times_table, "results"),
-    ("reasoning-smollm2", demo.table, "results"),
-    ("glyphs", demo.table, "denoising"),
-    ("clips", demo.table, "denoising"),
-    ("manipulation-pixels", demo.table, "action-chunks"),
-    (
-        "offpolicy_long",
-        lambda found: offpolicy_report.collapse_table(found["runs"]),
-        "offpolicy_stability",
-    ),
-    (
-        "offpolicy_long",
-        lambda found: offpolicy_report.table(found["runs"]),
-        "offpolicy_stability",
-    ),
-    (
-        "offpolicy_stability",
-        lambda found: offpolicy_report.table(found["runs"]),
-        "offpolicy_stability",
-    ),
-    ("allocation_denoising", lambda found: allocation_denoising.table(found["runs"]), "denoising"),
-    ("denoising_steps", lambda found: denoising_steps.table(found["cases"]), "denoising"),
-    ("allocation_chunks", allocation_chunks.table, "action-chunks"),
-    ("allocation_chunks", allocation_chunks.seeds_table, "action-chunks"),
-    ("chunk_costs", chunk_costs.table, "action-chunks"),
-    ("rollout_throughput", rollout_throughput.table, "action-chunks"),
-    ("sampling_batches", sampling_batches.table, "allocation_tokens"),
-    ("allocation_sgpo", allocation_sgpo.table, "allocation_tokens"),
-    ("allocation_tokens", allocation_tokens.targets_table, "allocation_tokens"),
-    ("allocation_tokens", allocation_tokens.table, "allocation_tokens"),
-    ("allocation_tokens", allocation_tokens.reach_table, "allocation_tokens"),
-    ("allocation_tokens", allocation_tokens.spending_table, "allocation_tokens"),
-    ("overhead", overhead.table, "pipeline"),
-    ("scaling_training", scaling_training.table, "scale"),
-    ("scaling_sampling", scaling_sampling.table, "scale"),
-    ("faults", faults.table, "faults"),
-    ("peer_trl", peer_trl.table, "speed"),
-    ("peer_trl_tuning", tune.table, "speed"),
-    ("peer_trl_run", peer_trl_run.table, "speed"),
-    ("iteration_kills", iteration_kills.table, "faults"),
-    ("staleness", staleness.table, "iterations"),
-    ("translation", demo.table, "own-model"),
-    ("grounding", demo.table, "own-model"),
-    ("grounding", demo.judges_table, "own-model"),
-    ("translation_methods", translation.gains_table, "translation"),
-    ("translation_methods", translation.pairs_table, "translation"),
-    ("translation_guards", translation_guards.scores_table, "translation"),
-    ("translation_guards", translation_guards.differences_table, "translation"),
-    ("grounding_methods", grounding_methods.table, "methods/group_revision"),
-    ("grounding_methods", grounding_methods.revisions_table, "methods/group_revision"),
-]
-
-
-CLAIMS: list[tuple[str, Callable[[dict[str, Any]], list[str]], str]] = [
-    (
-        "offpolicy_stability",
-        lambda found: offpolicy_report.claims(found["runs"]),
-        "offpolicy_stability",
-    ),
-    (
-        "offpolicy_long",
-        lambda found: offpolicy_report.long_claims(found["runs"]),
-        "offpolicy_stability",
-    ),
-    ("allocation_tokens", allocation_tokens.claims, "allocation_tokens"),
-    ("allocation_sgpo", allocation_sgpo.claims, "allocation_tokens"),
-    ("glyphs", recipe_claims.glyphs, "denoising"),
-    ("clips", recipe_claims.durations, "denoising"),
-    (
-        "allocation_denoising",
-        lambda found: allocation_denoising.claims(found["runs"]),
-        "denoising",
-    ),
-    ("allocation_chunks", allocation_chunks.claims, "action-chunks"),
-    ("chunk_costs", chunk_costs.claims, "action-chunks"),
-    ("manipulation-pixels", lambda found: recipe_claims.durations(found)[:1], "action-chunks"),
-    ("translation", recipe_claims.translation, "own-model"),
-    ("peer_trl", peer_trl.claims, "speed"),
-    ("peer_trl", lambda found: peer_trl.claims(found)[:1], "../README"),
-    ("peer_trl_run", lambda found: peer_trl_run.claims(found)[1:], "speed"),
-    ("peer_trl_run", lambda found: peer_trl_run.claims(found)[:1], "../README"),
-    ("peer_trl_run_rewards", rewards.claims, "speed"),
-    ("peer_trl_run_replay", replay.claims, "speed"),
-    ("translation_methods", translation.claims, "translation"),
-    ("translation_weak_base", translation.weak_base_claims, "translation"),
-    ("grounding", recipe_claims.durations, "own-model"),
-]
-
-
 @pytest.mark.parametrize(("name", "table", "page"), TABLES)
 def test_a_table_of_a_page_is_that_of_the_committed_file(
     name: str, table: Callable[[dict[str, Any]], str], page: str
 ):
     assert table(results_of(name)) in (DOCS / f"{page}.md").read_text()
+
+
+def test_of_two_tables_with_equal_titles_each_goes_to_its_own_place():
+    page = "a\n\n| t |\n|---|\n| 1 |\n\nb\n\n| t | u |\n| t |\n\n| t |\n|---|\n| 2 |\n"
+    tables = ["| t |\n|---|\n| 3 |", "| t |\n|---|\n| 4 |"]
+    after = pages.replace_tables(page, tables)
+    assert after == page.replace("| 1 |", "| 3 |").replace("| 2 |", "| 4 |")
+    with pytest.raises(ValueError, match="titles"):
+        pages.replace_tables(page, [*tables, tables[0]])
 
 
 @pytest.mark.parametrize(("name", "claims", "page"), CLAIMS)

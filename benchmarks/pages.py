@@ -1,0 +1,176 @@
+"""Writes the tables of measured numbers into the pages of docs/.
+
+python -m benchmarks.pages      # replaces every table whose results file has changed
+
+tests/test_docs.py compares tables and the numbers in text with the results.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks import (
+    allocation_chunks,
+    allocation_denoising,
+    allocation_sgpo,
+    allocation_tokens,
+    chunk_costs,
+    demo,
+    denoising_steps,
+    faults,
+    grounding_methods,
+    iteration_kills,
+    offpolicy_report,
+    overhead,
+    recipe_claims,
+    rollout_throughput,
+    sampling_batches,
+    scaling_sampling,
+    scaling_training,
+    staleness,
+    translation,
+    translation_guards,
+)
+from benchmarks.demo import RESULTS, ROOT
+from benchmarks.peer_trl import __main__ as peer_trl
+from benchmarks.peer_trl import tune
+from benchmarks.peer_trl_run import __main__ as peer_trl_run
+from benchmarks.peer_trl_run import replay, rewards
+from grpo.runtime.artifacts.files import read_json, write_bytes
+
+DOCS = ROOT / "docs"
+# Results, the table that is made of them, and its page; tables with equal titles in page order.
+TABLES: list[tuple[str, Callable[[dict[str, Any]], str], str]] = [
+    ("demo", demo.table, "results"),
+    ("demo", demo.reference_table, "results"),
+    ("demo", demo.times_table, "results"),
+    ("reasoning-short", demo.table, "results"),
+    ("reasoning-short", demo.times_table, "results"),
+    ("reasoning-smollm2", demo.table, "results"),
+    ("glyphs", demo.table, "denoising"),
+    ("clips", demo.table, "denoising"),
+    ("manipulation-pixels", demo.table, "action-chunks"),
+    (
+        "offpolicy_stability",
+        lambda found: offpolicy_report.table(found["runs"]),
+        "offpolicy_stability",
+    ),
+    (
+        "offpolicy_long",
+        lambda found: offpolicy_report.collapse_table(found["runs"]),
+        "offpolicy_stability",
+    ),
+    (
+        "offpolicy_long",
+        lambda found: offpolicy_report.table(found["runs"]),
+        "offpolicy_stability",
+    ),
+    ("allocation_denoising", lambda found: allocation_denoising.table(found["runs"]), "denoising"),
+    ("denoising_steps", lambda found: denoising_steps.table(found["cases"]), "denoising"),
+    ("allocation_chunks", allocation_chunks.table, "action-chunks"),
+    ("allocation_chunks", allocation_chunks.seeds_table, "action-chunks"),
+    ("chunk_costs", chunk_costs.table, "action-chunks"),
+    ("rollout_throughput", rollout_throughput.table, "action-chunks"),
+    ("sampling_batches", sampling_batches.table, "allocation_tokens"),
+    ("allocation_sgpo", allocation_sgpo.table, "allocation_tokens"),
+    ("allocation_tokens", allocation_tokens.targets_table, "allocation_tokens"),
+    ("allocation_tokens", allocation_tokens.table, "allocation_tokens"),
+    ("allocation_tokens", allocation_tokens.reach_table, "allocation_tokens"),
+    ("allocation_tokens", allocation_tokens.spending_table, "allocation_tokens"),
+    ("overhead", overhead.table, "pipeline"),
+    ("scaling_training", scaling_training.table, "scale"),
+    ("scaling_sampling", scaling_sampling.table, "scale"),
+    ("faults", faults.table, "faults"),
+    ("peer_trl", peer_trl.table, "speed"),
+    ("peer_trl_tuning", tune.table, "speed"),
+    ("peer_trl_run", peer_trl_run.table, "speed"),
+    ("iteration_kills", iteration_kills.table, "faults"),
+    ("staleness", staleness.table, "iterations"),
+    ("translation", demo.table, "own-model"),
+    ("grounding", demo.table, "own-model"),
+    ("grounding", demo.judges_table, "own-model"),
+    ("translation_methods", translation.gains_table, "translation"),
+    ("translation_methods", translation.pairs_table, "translation"),
+    ("translation_guards", translation_guards.scores_table, "translation"),
+    ("translation_guards", translation_guards.differences_table, "translation"),
+    ("grounding_methods", grounding_methods.table, "methods/group_revision"),
+    ("grounding_methods", grounding_methods.revisions_table, "methods/group_revision"),
+]
+
+
+# Results, the words that follow from them, and the page whose text has these words.
+CLAIMS: list[tuple[str, Callable[[dict[str, Any]], list[str]], str]] = [
+    (
+        "offpolicy_stability",
+        lambda found: offpolicy_report.claims(found["runs"]),
+        "offpolicy_stability",
+    ),
+    (
+        "offpolicy_long",
+        lambda found: offpolicy_report.long_claims(found["runs"]),
+        "offpolicy_stability",
+    ),
+    ("allocation_tokens", allocation_tokens.claims, "allocation_tokens"),
+    ("allocation_sgpo", allocation_sgpo.claims, "allocation_tokens"),
+    ("glyphs", recipe_claims.glyphs, "denoising"),
+    ("clips", recipe_claims.durations, "denoising"),
+    (
+        "allocation_denoising",
+        lambda found: allocation_denoising.claims(found["runs"]),
+        "denoising",
+    ),
+    ("allocation_chunks", allocation_chunks.claims, "action-chunks"),
+    ("chunk_costs", chunk_costs.claims, "action-chunks"),
+    ("manipulation-pixels", lambda found: recipe_claims.durations(found)[:1], "action-chunks"),
+    ("translation", recipe_claims.translation, "own-model"),
+    ("peer_trl", peer_trl.claims, "speed"),
+    ("peer_trl", lambda found: peer_trl.claims(found)[:1], "../README"),
+    ("peer_trl_run", lambda found: peer_trl_run.claims(found)[1:], "speed"),
+    ("peer_trl_run", lambda found: peer_trl_run.claims(found)[:1], "../README"),
+    ("peer_trl_run_rewards", rewards.claims, "speed"),
+    ("peer_trl_run_replay", replay.claims, "speed"),
+    ("translation_methods", translation.claims, "translation"),
+    ("translation_weak_base", translation.weak_base_claims, "translation"),
+    ("grounding", recipe_claims.durations, "own-model"),
+]
+
+
+def main() -> None:
+    """Replaces the tables of all pages and prints the pages that changed."""
+    for page in dict.fromkeys(page for _, _, page in TABLES):
+        path = DOCS / f"{page}.md"
+        before = path.read_text()
+        made = [make(results_of(name)) for name, make, of in TABLES if of == page]
+        after = replace_tables(before, made)
+        if after != before:
+            write_bytes(path, after.encode())
+            print(path.relative_to(ROOT))
+
+
+def results_of(name: str) -> dict[str, Any]:
+    """Returns the committed results of a benchmark."""
+    found: dict[str, Any] = read_json(RESULTS / f"{name}.json")
+    return found
+
+
+def replace_tables(page: str, tables: list[str]) -> str:
+    """Returns the page with each table in the place of the next one that has its titles.
+
+    Raises:
+      ValueError: If the page has no such table.
+    """
+    blocks, next_with = page.split("\n\n"), dict[str, int]()
+    for table in tables:
+        titles = table.split("\n")[0]
+        start = next_with.get(titles, 0)
+        found = [
+            at for at, each in enumerate(blocks[start:], start) if each.split("\n")[0] == titles
+        ]
+        if not found:
+            raise ValueError(f"no table on the page has the titles {titles}")
+        end = "\n" if blocks[found[0]].endswith("\n") else ""  # of the page
+        blocks[found[0]], next_with[titles] = table.strip("\n") + end, found[0] + 1
+    return "\n\n".join(blocks)
+
+
+if __name__ == "__main__":
+    main()
