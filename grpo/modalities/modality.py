@@ -428,11 +428,14 @@ class Modality(ABC, Generic[PolicyT, SamplingT, DrawsT]):
         """
         return policy
 
-    def load_cost_model(self, params: RunParams[PolicyT], *, base: Path) -> "CostModel | None":
+    def load_cost_model(
+        self, params: RunParams[PolicyT], *, base: Path, policy: "Policy[Any] | None" = None
+    ) -> "CostModel | None":
         """Returns the cost model of runs from a base policy; None: the modality has none.
 
         Args:
           base: The base policy's directory.
+          policy: A policy of the run, if this process has one; else the base is loaded.
 
         Raises:
           ArtifactError: If a file is missing or broken.

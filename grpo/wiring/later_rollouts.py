@@ -224,6 +224,7 @@ def open_later_rollouts(
         base=inputs.base,
         candidates=candidates,
         training=lambda: training_costs(params, trainer.arm),
+        policy=trainer.policy,
     )
     with opened as executor, ThreadPoolExecutor(1) as thread:
         online.sampler = _Sampler(

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -21,6 +21,9 @@ from grpo.runtime.machine import prepare_machine
 from grpo.schema import PARAMS
 from grpo.wiring.allocation import build_selection
 
+if TYPE_CHECKING:
+    from grpo.modalities.policy import Policy
+
 
 def build_price(
     params: Parameters,
@@ -29,15 +32,17 @@ def build_price(
     base: Path,
     candidates: pd.DataFrame,
     training: Callable[[], Mapping[str, Any]],
+    policy: "Policy[Any] | None" = None,
 ) -> Price | None:
     """Returns what groups of an arm cost; None if its selection reads no costs.
 
     Padding and audits are not counted.
 
     Args:
-      base: The base policy's directory; its cost model is loaded for a budget of FLOPs.
+      base: The base policy's directory.
       candidates: Columns prompt_id and prompt.
       training: Returns those of `training_costs`; called only if costs are read.
+      policy: A policy of the arm, for a budget of FLOPs; None: the base is loaded for it.
 
     Raises:
       ArtifactError: If the base policy is missing or broken, or may run code.
@@ -50,7 +55,7 @@ def build_price(
     if any(seconds):
         rates = partial(_in_seconds, seconds)
     else:
-        model = load_cost_model(params, base)
+        model = load_cost_model(params, base, policy)
         counts = model.count_tokens(candidates["prompt"].tolist())
         rates = partial(
             _in_flops,
@@ -121,8 +126,10 @@ def scores_proximal(updates_per_iteration: int, model: CostModel) -> bool:
     return updates_per_iteration > 1 or model.always_scores_proximal
 
 
-def load_cost_model(params: Parameters, base: Path) -> CostModel:
-    """Loads the base policy on the CPU and returns its cost model.
+def load_cost_model(
+    params: Parameters, base: Path, policy: "Policy[Any] | None" = None
+) -> CostModel:
+    """Returns the cost model of a policy; without one, loads the base on the CPU.
 
     Raises:
       ArtifactError: If a file of the base policy is missing or broken, or may run code.
@@ -134,13 +141,13 @@ def load_cost_model(params: Parameters, base: Path) -> CostModel:
             f"{PARAMS}: policy.kind must be {' or '.join(predicted)} for cost predictions, "
             f"got {params.policy.kind!r}"
         )
-    # On the CPU: FLOPs do not depend on the device, and the machine may lack a GPU.
-    machine = params.machine.model_copy(update={"device": "cpu", "compile": False})
-    prepare_machine(machine)
-    require_inert(base)
-    model = params.modality.load_cost_model(
-        params.model_copy(update={"machine": machine}), base=base
-    )
+    if policy is None:
+        # On the CPU: FLOPs do not depend on the device, and the machine may lack a GPU.
+        machine = params.machine.model_copy(update={"device": "cpu", "compile": False})
+        params = params.model_copy(update={"machine": machine})
+        prepare_machine(machine)
+        require_inert(base)
+    model = params.modality.load_cost_model(params, base=base, policy=policy)
     assert model is not None
     return model
 

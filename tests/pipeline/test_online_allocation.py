@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import chdir
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -14,12 +15,16 @@ import pytest
 from grpo.allocation.online import FAILURES, STEPS, SUCCESSES
 from grpo.allocation.selection import VISITS
 from grpo.modalities.shared.directories import PolicyState, read_state
+from grpo.modalities.tokens import costs
+from grpo.modalities.tokens.costs import TokenCostModel
 from grpo.params.parameters import read_params
 from grpo.params.yaml import dump_yaml, parse_yaml
 from grpo.runtime.artifacts.files import read_json
 from grpo.runtime.artifacts.stored_iterations import iterations_of
 from grpo.runtime.artifacts.usage import Usage
 from grpo.sampling.rollouts import read_allocation
+from grpo.wiring.policies import draws_of_round, load_policy
+from grpo.wiring.prices import load_cost_model
 from grpo.wiring.training_costs import training_costs
 from stages import check, curriculum, profile, rollout, score, train
 from tests.files import contents
@@ -162,6 +167,22 @@ def test_the_expected_cost_of_every_iteration_is_within_the_budget(
     budget = 1.0 if name.startswith("seconds") else BUDGET
     for allocation, _ in iteration_tables(name):
         assert 0.7 * budget < allocation["cost"].sum() <= budget
+
+
+def test_training_counts_costs_by_its_own_policy_and_loads_no_second_one(
+    finished_rounds: Path, monkeypatch: pytest.MonkeyPatch
+):
+    params = read_params()
+    draws = draws_of_round(params, "signal-1")
+    trained = Path("artifacts/policies/signal-1")
+    policy = load_policy(params, base=BASE, directory=trained, draws=draws)
+    loaded = load_cost_model(params, BASE)
+    monkeypatch.delattr(costs, "load_token_policy")
+    own = load_cost_model(params, BASE, policy)
+    assert isinstance(own, TokenCostModel)
+    assert isinstance(loaded, TokenCostModel)
+    assert own.count_tokens(["ab", "c"]) == loaded.count_tokens(["ab", "c"])
+    assert replace(own, count_tokens=list) == replace(loaded, count_tokens=list)
 
 
 def test_the_posterior_is_that_of_earlier_outcomes_and_goes_to_the_next_round(

@@ -3,15 +3,17 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from grpo.modalities.modality import RunParams
+from grpo.modalities.policy import Policy
 from grpo.modalities.shared.flops import Coefficients, total_flops
 from grpo.modalities.tokens.forward import body_passes, head_passes
 from grpo.modalities.tokens.modality import TokenPolicyParams
-from grpo.modalities.tokens.policy import Decoding, load_token_policy
+from grpo.modalities.tokens.policy import Decoding, TokenPolicy, load_token_policy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,25 +92,31 @@ class TokenCostModel(TokenPassFlops):
         )
 
 
-def load_token_cost_model(params: RunParams[TokenPolicyParams], *, base: Path) -> TokenCostModel:
+def load_token_cost_model(
+    params: RunParams[TokenPolicyParams], *, base: Path, policy: Policy[Any] | None
+) -> TokenCostModel:
     """Returns the cost model of runs from the base policy in a directory.
+
+    Args:
+      policy: A TokenPolicy of the run; None: the base is loaded.
 
     Raises:
       ArtifactError: If a file is missing or broken.
     """
     routing = params.policy.routing
     decoding = Decoding(temperature=1.0, max_steps=params.policy.max_steps)
-    policy = load_token_policy(params, base=base, directory=base, decoding=decoding)
+    loaded = policy or load_token_policy(params, base=base, directory=base, decoding=decoding)
+    assert isinstance(loaded, TokenPolicy)
 
     def count_tokens(prompts: list[str]) -> list[int]:
-        counts: list[int] = policy.encode(prompts)[1].sum(dim=1).tolist()
+        counts: list[int] = loaded.encode(prompts)[1].sum(dim=1).tolist()
         return counts
 
     return TokenCostModel(
-        forward=policy.flops.forward,
-        training=policy.flops.training,
-        shares_prompts=policy.forward.can_share and routing == "live",
-        vocabulary=policy.model.config.vocab_size,
+        forward=loaded.flops.forward,
+        training=loaded.flops.training,
+        shares_prompts=loaded.forward.can_share and routing == "live",
+        vocabulary=loaded.model.config.vocab_size,
         always_scores_proximal=routing == "replay_proximal",
         count_tokens=count_tokens,
     )

@@ -200,11 +200,15 @@ class Tokens(Modality[TokenPolicyParams, TokenSampling, TokenDraws]):
         return None if params.policy.sampler == "vllm" else policy
 
     def load_cost_model(
-        self, params: RunParams[TokenPolicyParams], *, base: Path
+        self,
+        params: RunParams[TokenPolicyParams],
+        *,
+        base: Path,
+        policy: "Policy[Any] | None" = None,
     ) -> "TokenCostModel":
         from grpo.modalities.tokens.costs import load_token_cost_model
 
-        return load_token_cost_model(params, base=base)
+        return load_token_cost_model(params, base=base, policy=policy)
 
     def layout(self, policy: TokenPolicyParams, base: Path) -> "Layout":
         from grpo.modalities.tokens.policy import token_layout
