@@ -79,8 +79,13 @@ def run_seed(seed: int, arms: dict[str, Any], work: Path) -> dict[str, list[Poin
     Args:
       work: Folder of the workspaces.
     """
-    params, evaluated = parameters(seed, arms)
-    workspace = work / str(seed)
+    return run_arms(work / str(seed), *parameters(seed, arms))
+
+
+def run_arms(
+    workspace: Path, params: dict[str, Any], evaluated: set[str]
+) -> dict[str, list[Point]]:
+    """Returns the points of all arms of a recipe, of which some rounds are evaluated."""
     make_workspace(workspace, params)
     skipped = {f"evaluate@{name}" for name in params["rounds"]} - {
         f"evaluate@{name}" for name in evaluated

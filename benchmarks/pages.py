@@ -46,6 +46,7 @@ TABLES: list[tuple[str, Callable[[dict[str, Any]], str], str]] = [
     ("reasoning-short", demo.table, "results"),
     ("reasoning-short", demo.times_table, "results"),
     ("reasoning-smollm2", demo.table, "results"),
+    ("reasoning-smollm2", demo.reference_table, "results"),
     ("glyphs", demo.table, "denoising"),
     ("clips", demo.table, "denoising"),
     ("manipulation-pixels", demo.table, "action-chunks"),
