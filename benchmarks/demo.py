@@ -205,11 +205,14 @@ def claims(results: dict[str, Any]) -> list[str]:
     """Returns what README and pages say of `composed` and of the pipeline's seconds."""
     runs = results["runs"].values()
     shares = pd.DataFrame([costs_of_reference(run, "composed") for run in runs], dtype=float) * 100
-    reached = listed([f"{each:.0f}" for each in shares["seconds_to_reach"].dropna()])
+    reached = shares["seconds_to_reach"].set_axis([*results["runs"]])
+    known, never = reached.dropna(), reached.index[reached.isna()]
+    when = listed([f"{each:.0f}" for each in known])
     flops, seconds = (span(shares[name].tolist()) for name in ("flops", "seconds"))
     return [
         f"{flops} % of the FLOPs of `plain` and {seconds} % of its seconds",
-        f"after {reached} % of its seconds",
+        f"on seeds {listed([*known.index])} after {when} % of its seconds"
+        + (f", on seed {listed([*never])} never" if len(never) else ""),
         f"{span([run['pipeline_seconds'] for run in runs])} seconds",
     ]
 
