@@ -11,6 +11,7 @@ from typing import Any
 from benchmarks import (
     allocation_chunks,
     allocation_denoising,
+    allocation_pretrained,
     allocation_sgpo,
     allocation_tokens,
     chunk_costs,
@@ -47,6 +48,7 @@ TABLES: list[tuple[str, Callable[[dict[str, Any]], str], str]] = [
     ("reasoning-short", demo.times_table, "results"),
     ("reasoning-smollm2", demo.table, "results"),
     ("reasoning-smollm2", demo.reference_table, "results"),
+    ("allocation_pretrained", allocation_pretrained.table, "results"),
     ("glyphs", demo.table, "denoising"),
     ("clips", demo.table, "denoising"),
     ("manipulation-pixels", demo.table, "action-chunks"),
