@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks import (
+    allocation_batches,
     allocation_chunks,
     allocation_denoising,
     allocation_pretrained,
@@ -74,6 +75,7 @@ TABLES: list[tuple[str, Callable[[dict[str, Any]], str], str]] = [
     ("chunk_costs", chunk_costs.table, "action-chunks"),
     ("rollout_throughput", rollout_throughput.table, "action-chunks"),
     ("sampling_batches", sampling_batches.table, "allocation_tokens"),
+    ("allocation_batches", allocation_batches.table, "allocation_tokens"),
     ("allocation_sgpo", allocation_sgpo.table, "allocation_tokens"),
     ("allocation_tokens", allocation_tokens.targets_table, "allocation_tokens"),
     ("allocation_tokens", allocation_tokens.table, "allocation_tokens"),
@@ -113,6 +115,7 @@ CLAIMS: list[tuple[str, Callable[[dict[str, Any]], list[str]], str]] = [
         "offpolicy_stability",
     ),
     ("allocation_tokens", allocation_tokens.claims, "allocation_tokens"),
+    ("allocation_batches", allocation_batches.claims, "allocation_tokens"),
     ("allocation_sgpo", allocation_sgpo.claims, "allocation_tokens"),
     ("glyphs", recipe_claims.glyphs, "denoising"),
     ("clips", recipe_claims.durations, "denoising"),
