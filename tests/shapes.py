@@ -6,6 +6,7 @@ from types import CodeType
 from typing import Any
 
 from beartype import beartype
+from beartype.roar import BeartypeDecorHintException
 
 MOST = 8  # checked functions per `def`, whose inner functions are made anew by each call
 made: Counter[CodeType] = Counter()
@@ -22,5 +23,8 @@ def check(function: Callable[..., Any]) -> Callable[..., Any]:
         made[code] += 1
         if made[code] > MOST:
             return function
-    checked: Callable[..., Any] = beartype(function)
+    try:
+        checked: Callable[..., Any] = beartype(function)
+    except BeartypeDecorHintException:  # such as of Self, and of protocols of pydantic
+        return function
     return checked

@@ -36,7 +36,8 @@ def raises_after(controller: RisingTemperature, rewards: list[float]) -> list[in
 
 def test_it_rises_after_a_block_that_is_not_above_the_block_before():
     """Blocks (0, 1), (1, 1), (1, 1.05), (2, 2): means .5, 1, 1.025, 2."""
-    assert raises_after(rising(), [0, 1, 1, 1, 1, 1.05, 2, 2]) == [0, 0, 0, 0, 0, 1, 1, 1]
+    rewards = [0.0, 1.0, 1.0, 1.0, 1.0, 1.05, 2.0, 2.0]
+    assert raises_after(rising(), rewards) == [0, 0, 0, 0, 0, 1, 1, 1]
 
 
 def test_the_first_block_has_none_to_be_compared_with():

@@ -23,7 +23,7 @@ def group_of(outcomes: list[float], seed: int) -> Rollouts:
     lengths = torch.randint(1, STEPS + 1, (len(outcomes),), generator=generator)
     mask = torch.arange(STEPS) < lengths[:, None]
     logp = -torch.rand(mask.shape, generator=generator, dtype=torch.float64) * mask
-    outcome = torch.tensor(outcomes)
+    outcome = torch.tensor(outcomes, dtype=torch.float32)
     group = torch.zeros(len(outcomes), dtype=torch.int64)
     return Rollouts(group=group, reward=outcome, outcome=outcome, mask=mask, behavior_logp=logp)
 

@@ -139,7 +139,9 @@ class EncoderDecoderPasses:
             **settings,
         )
 
-    def _hidden(self, encoded: Encoded, mask: Tensor, tokens: Tensor) -> Encoded:
+    def _hidden(
+        self, encoded: Encoded, mask: Tensor, tokens: Tensor
+    ) -> Float[Tensor, "row step hidden"]:
         output = self.inner.get_decoder()(
             input_ids=tokens.to(self._device),
             encoder_hidden_states=encoded,
