@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.allocation_tokens import Point, run_arms
+from benchmarks.allocation_tokens import Point, make_rounds, run_arms
 from benchmarks.demo import RESULTS, ROOT
 from benchmarks.intervals import in_words, mean_interval
 from benchmarks.seeds import record_seeds
@@ -27,7 +27,7 @@ ROUNDS = 4  # of composed, twice as many as in the recipe
 
 def main() -> None:
     """Runs the given seeds and writes the results of all finished seeds."""
-    arms, rounds = make_arms(), make_rounds()
+    arms, rounds = make_arms(), make_rounds(DROPPING, 1) | make_rounds(COMPOSED, ROUNDS)
     params = parse_yaml(RECIPE.read_text()) | {"arms": arms, "rounds": rounds}
     work = ROOT / ".work" / NAME
     results = record_seeds(
@@ -46,17 +46,6 @@ def make_arms() -> dict[str, Any]:
     return {COMPOSED: composed, DROPPING: {**plain, "objective": composed["objective"]}}
 
 
-def make_rounds() -> dict[str, dict[str, Any]]:
-    """Returns the rounds by name."""
-    rounds: dict[str, dict[str, Any]] = {
-        f"{DROPPING}-1": {"arm": DROPPING, "start": "base", "phase": 1}
-    }
-    for index in range(1, ROUNDS + 1):
-        start = f"{COMPOSED}-{index - 1}" if index > 1 else "base"
-        rounds[f"{COMPOSED}-{index}"] = {"arm": COMPOSED, "start": start, "phase": 1}
-    return rounds
-
-
 def table(results: dict[str, Any]) -> str:
     """Returns rewards and FLOPs relative to `plain` on the same seeds as a Markdown table."""
     plain = of_plain(results)
@@ -72,7 +61,7 @@ def table(results: dict[str, Any]) -> str:
 
 
 def of_plain(results: dict[str, Any]) -> dict[str, Point]:
-    """Returns mean@4 of `plain` and of its base, and its FLOPs, by seed."""
+    """Returns the final mean@4 of `plain`, its gain over the base and its FLOPs, by seed."""
     known = read_json(RESULTS / f"{RECIPE.stem}.json")["runs"]
     found = {}
     for seed in results["runs"]:

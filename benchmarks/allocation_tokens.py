@@ -108,17 +108,23 @@ def parameters(seed: int, arms: dict[str, Any]) -> tuple[dict[str, Any], set[str
     """
     params: dict[str, Any] = parse_yaml((ROOT / "params.yaml").read_text())
     params |= {"seed": seed, "arms": {}, "rounds": {}}
-    evaluated = set()
+    evaluated: set[str] = set()
     for name, arm in arms.items():
         _, rounds, phases, every = (arm[key] for key in BENCHMARK_KEYS)
         params["arms"][name] = {key: each for key, each in arm.items() if key not in BENCHMARK_KEYS}
-        for index in range(1, rounds + 1):
-            start = f"{name}-{index - 1}" if index > 1 else "base"
-            phase = (index - 1) % phases + 1
-            params["rounds"][f"{name}-{index}"] = {"arm": name, "start": start, "phase": phase}
-            if index % every == 0 or index == rounds:
-                evaluated.add(f"{name}-{index}")
+        own = make_rounds(name, rounds, phases)
+        params["rounds"] |= own
+        evaluated |= {each for i, each in enumerate(own, 1) if i % every == 0 or i == rounds}
     return params, evaluated
+
+
+def make_rounds(arm: str, rounds: int, phases: int = 1) -> dict[str, dict[str, Any]]:
+    """Returns an arm's rounds by name; each starts from the one before, and phases repeat."""
+    made: dict[str, dict[str, Any]] = {}
+    for index in range(1, rounds + 1):
+        start = f"{arm}-{index - 1}" if index > 1 else "base"
+        made[f"{arm}-{index}"] = {"arm": arm, "start": start, "phase": (index - 1) % phases + 1}
+    return made
 
 
 def curve(
