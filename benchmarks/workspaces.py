@@ -32,7 +32,7 @@ STATUS, CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 def make_workspace(target: Path, params: dict[str, Any]) -> None:
     """Copies code, data and dvc.yaml into a folder and writes `params`; keeps its artifacts."""
     target.mkdir(parents=True, exist_ok=True)
-    for name in ("grpo", "stages", "data"):
+    for name in ("grpo", "plugins", "stages", "data"):
         shutil.rmtree(target / name, ignore_errors=True)
         shutil.copytree(ROOT / name, target / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copyfile(ROOT / "dvc.yaml", target / "dvc.yaml")

@@ -106,6 +106,10 @@ def _parser() -> argparse.ArgumentParser:
     left_out.add_argument("--prompts", type=int, default=64, help="drawn of each kind")
     left_out.add_argument("--seed", type=int, default=0)
     left_out.set_defaults(run=_left_out)
+    new = commands.add_parser("new", help="write a judge, task, ... of your own under plugins/")
+    new.add_argument("kind", choices=("judge", "task", "link", "selection", "curriculum"))
+    new.add_argument("name", metavar="NAME")
+    new.set_defaults(run=_new)
     upload = commands.add_parser("upload", help="store a model's or a policy's directory in S3")
     upload.add_argument("directory", type=Path)
     upload.add_argument("uri", metavar="s3://BUCKET/PREFIX")
@@ -254,6 +258,17 @@ def _left_out(arguments: argparse.Namespace) -> int:
 
     chosen = {"prompts": arguments.prompts, "seed": arguments.seed}
     print(compare_left_out(ARTIFACTS, read_params(), arguments.round, **chosen))
+    return 0
+
+
+def _new(arguments: argparse.Namespace) -> int:
+    from grpo.wiring.new_parts import describe_use, write_part
+
+    for file in write_part(arguments.kind, arguments.name):
+        print(file)
+    print(
+        f"name it in params.yaml: {describe_use(arguments.kind, arguments.name)}", file=sys.stderr
+    )
     return 0
 
 

@@ -5,7 +5,7 @@ from typing import get_args
 
 from grpo.errors import UnsoundError
 from grpo.objective.rules import Severity
-from grpo.params.manifests import Reader, describe_data
+from grpo.params.manifests import Part, Reader, describe_data, describe_plugins
 from grpo.params.parameters import read_params
 from grpo.runtime.artifacts.files import write_json
 from grpo.runtime.artifacts.usage import Usage
@@ -14,11 +14,13 @@ from grpo.wiring.checks import findings
 from stages.entry import run
 
 
-def main(usage: Usage, file: Path, data: Path, needed_out: Path, data_out: Path) -> None:
-    """Writes whether an arm reads the profile, and manifests of the files under data/.
+def main(
+    usage: Usage, file: Path, data: Path, needed_out: Path, data_out: Path, plugins_out: Path
+) -> None:
+    """Writes whether an arm reads the profile, and manifests of files under data/ and plugins/.
 
     Later stages depend on these outputs, so that they do not rerun for unrelated changes of
-    params.yaml or data/.
+    params.yaml or of those folders.
     """
     params = read_params(file)
     errors = [each for each in findings(params) if each.severity is Severity.ERROR]
@@ -27,6 +29,8 @@ def main(usage: Usage, file: Path, data: Path, needed_out: Path, data_out: Path)
     write_json(needed_out, {"needed": is_profile_needed(params)})
     for reader in get_args(Reader):
         write_json(data_out / f"{reader}.json", describe_data(params, data, reader))
+    for part in get_args(Part):
+        write_json(plugins_out / f"{part}.json", describe_plugins(params, part))
 
 
 if __name__ == "__main__":

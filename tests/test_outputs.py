@@ -188,7 +188,7 @@ def test_a_stage_says_in_one_line_that_it_would_replace_a_file_of_a_person(tmp_p
     (tmp_path / "params.yaml").write_bytes((ROOT / "params.yaml").read_bytes())
     before = contents(tmp_path)
     done = subprocess.run(
-        [sys.executable, "-m", "stages.check", "params.yaml", "data", "params.yaml", "described"],
+        [sys.executable, "-m", "stages.check", "params.yaml", "data", "params.yaml", "a", "b"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,

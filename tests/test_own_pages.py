@@ -16,7 +16,7 @@ from tests import tiny_pipeline
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-COPIED = ("benchmarks", "grpo", "stages", "recipes", "dvc.yaml", "tests")
+COPIED = ("benchmarks", "grpo", "plugins", "stages", "recipes", "dvc.yaml", "tests")
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -108,7 +108,7 @@ def check(root: Path, **sections: Any) -> dict[str, Any]:
 
 def prepare(root: Path) -> None:
     (root / "data/tiny-model").mkdir(exist_ok=True)
-    described = ("artifacts/profile_needed.json", "artifacts/data")
+    described = ("artifacts/profile_needed.json", "artifacts/data", "artifacts/plugins")
     python(root, "stages.check", "params.yaml", "data", *described)
     python(root, "stages.prepare", "artifacts/data/task.json", "data", "artifacts/prompts")
 

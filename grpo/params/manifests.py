@@ -1,22 +1,25 @@
-"""Manifests: hashes of the files under data/ that parameters name, as dependencies of stages.
+"""Manifests: hashes of the files under data/ and plugins/ that parameters name.
 
-A stage that depended on all of data/ would rerun for every unrelated file there.
+Stages depend on them: one that depended on the whole folders would rerun for every unrelated file.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel
 
 from grpo.errors import ArtifactError, ParameterError
-from grpo.params.parameters import Parameters
+from grpo.params.parameters import LinkSpec, Parameters
 from grpo.runtime.artifacts.files import known_sha256, read_json
+from grpo.runtime.plugins import is_plugin, plugin_files
 from grpo.runtime.sources import require_directory
 from grpo.schema import PARAMS, DirectoryBase
 
 MANIFESTS = Path("artifacts/data")
 Reader = Literal["task", "base", "judge"]  # the component that reads the files
+Part = Literal["task", "judge", "allocation", "link", "modality"]  # a kind of part under plugins/
 
 
 def describe_data(params: Parameters, data: Path, reader: Reader) -> dict[str, str]:
@@ -28,6 +31,39 @@ def describe_data(params: Parameters, data: Path, reader: Reader) -> dict[str, s
       ParameterError: If a file is missing.
     """
     return {str(file): known_sha256(file) for file in sorted(_files(params, data, reader))}
+
+
+def describe_plugins(params: Parameters, part: Part) -> dict[str, str]:
+    """Returns the SHA-256 of every file of parts of a kind under plugins/, by path.
+
+    Raises:
+      ParameterError: If there is no such file.
+    """
+    named = sorted({each for each in _named(params, part) if is_plugin(each)})
+    files = {file for each in named for file in plugin_files(each)}
+    return {str(file): known_sha256(file) for file in sorted(files)}
+
+
+def _named(params: Parameters, part: Part) -> Iterator[str]:
+    """Yields the names of all parts of a kind."""
+    match part:
+        case "task":
+            yield params.task.kind
+        case "modality":
+            yield params.policy.kind
+        case "judge":
+            yield from (each.judge for each in params.judges("evaluation").values())
+        case "allocation":
+            yield from chain.from_iterable(
+                _names([*each.curriculum, *each.selection]) for each in params.arms.values()
+            )
+        case "link":
+            yield from chain.from_iterable(_names(each.objective) for each in params.arms.values())
+
+
+def _names(specs: Iterable[LinkSpec]) -> Iterator[str]:
+    for each in specs:
+        yield from [each] if isinstance(each, str) else each
 
 
 def require_described(manifest: Path, params: Parameters, data: Path, reader: Reader) -> None:

@@ -25,11 +25,12 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from grpo.errors import ArtifactError, ParameterError, brief
+from grpo.errors import ArtifactError, ParameterError, brief, located
 from grpo.modalities import MODALITIES, find_modality
 from grpo.modalities.modality import Modality, PolicyParams, SamplingParams
 from grpo.params.yaml import find_odd_value, read_yaml
 from grpo.rewards import find_judge, judge_names
+from grpo.runtime.plugins import import_plugin, is_plugin
 from grpo.schema import (
     PARAMS,
     Decay,
@@ -102,7 +103,9 @@ class JudgeParams(Strict):
     @field_validator("judge")
     @classmethod
     def _is_known(cls, name: str) -> str:
-        if name not in judge_names():
+        if is_plugin(name):
+            find_judge(name)
+        elif name not in judge_names():
             *first, last = (f"'{each}'" for each in judge_names())
             expected = f"{', '.join(first)} or {last}"
             raise PydanticCustomError(
@@ -119,7 +122,7 @@ class JudgeParams(Strict):
             raise ValueError("must be of a finite width")
         return ends
 
-    judge: str  # the name of a file in grpo/rewards/
+    judge: str  # the name of a file in grpo/rewards/, or a dotted path under plugins/
     model: JudgeModel | None  # of judges that need one
     score_range: tuple[Finite, Finite] | None  # raw scores that map to 0 and to 1; null: 0, 1
 
@@ -273,7 +276,7 @@ def _by_kind(
     value: Any, info: Info, kinds: Sequence[str], find: Callable[[str], type[Strict]]
 ) -> Any:
     """Returns a section as the type of its `kind`; the other types are not imported."""
-    if isinstance(value, dict) and value.get("kind") in kinds:
+    if isinstance(value, dict) and (value.get("kind") in kinds or is_plugin(value.get("kind"))):
         return _validate(find(value["kind"]), value, info)
     union: Any = Union[tuple(find(each) for each in kinds)]  # noqa: UP007  of variable length
     return _validate(Annotated[union, Field(discriminator="kind")], value, info)  # raises
@@ -730,29 +733,43 @@ def _truncate(name: str) -> str:
 
 
 def build_listed(
-    specs: list[LinkSpec], table: Mapping[str, Callable[..., Component]], where: str
+    specs: list[LinkSpec],
+    table: Mapping[str, Callable[..., Component]],
+    where: str,
+    kind: type[Component],
 ) -> list[tuple[str, Component]]:
     """Returns each component with its parameter path, e.g. arms.sgpo.objective[0].rloo.
+
+    Args:
+      table: Functions that return a component, by name; others are at dotted paths under plugins/.
 
     Raises:
       ParameterError: If a name or setting is unknown, missing or out of range.
     """
-    return [_build(spec, table, f"{where}[{index}]") for index, spec in enumerate(specs)]
+    return [_build(spec, table, f"{where}[{index}]", kind) for index, spec in enumerate(specs)]
 
 
 def _build(
-    spec: LinkSpec, table: Mapping[str, Callable[..., Component]], where: str
+    spec: LinkSpec,
+    table: Mapping[str, Callable[..., Component]],
+    where: str,
+    kind: type[Component],
 ) -> tuple[str, Component]:
     named = {spec: {}} if isinstance(spec, str) else spec
     if len(named) != 1:
         raise ParameterError(f"{PARAMS}: {where} must name one component, got {sorted(named)}")
     name, settings = next(iter(named.items()))
-    if name not in table:
+    if is_plugin(name):
+        with located(f"{PARAMS}: {where}"):
+            make = _find_function(name, kind)
+    elif name in table:
+        make = table[name]
+    else:
         raise ParameterError(
             f"{PARAMS}: {where} must be one of {sorted(table)}, got {name!r}{_nearest(name, table)}"
         )
     path = f"{where}.{name}"
-    known = inspect.signature(table[name]).parameters
+    known = inspect.signature(make).parameters
     for key in settings:
         if key not in known:
             raise ParameterError(
@@ -764,9 +781,32 @@ def _build(
             raise ParameterError(f"{PARAMS}: {path}.{key} is missing")
         _check_type(settings.get(key, parameter.default), parameter.annotation, f"{path}.{key}")
     try:
-        return path, table[name](**settings)
+        made = make(**settings)
     except ValueError as error:
         raise ParameterError(f"{PARAMS}: {path}: {error}") from None
+    if not isinstance(made, kind):
+        raise ParameterError(
+            f"{PARAMS}: {path} must return a {kind.__name__}, returns {type(made).__name__}"
+        )
+    return path, made
+
+
+def _find_function(name: str, kind: type[Component]) -> Callable[..., Component]:
+    """Returns the function at a dotted path under plugins/.
+
+    Raises:
+      ParameterError: If there is none, or it has no docstring, which says what its settings mean.
+    """
+    found: Any = import_plugin(name)
+    if not inspect.isfunction(found):
+        raise ParameterError(
+            f"{name}: must be a function that returns a {kind.__name__}, got {type(found).__name__}"
+        )
+    if not inspect.getdoc(found):
+        raise ParameterError(
+            f"{name}: must have a docstring that says what it computes, and the units of settings"
+        )
+    return found
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:

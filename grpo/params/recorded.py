@@ -11,10 +11,12 @@ from typing import Any
 from grpo.errors import ArtifactError, ParameterError, located
 from grpo.params.parameters import read_content
 from grpo.params.yaml import read_yaml, value_at
+from grpo.runtime.artifacts.files import read_json, sha256_of
 from grpo.schema import PARAMS
 
 PIPELINE = Path("dvc.yaml")
 CODE = ("grpo/", "stages/")
+PLUGIN_MANIFESTS = Path("artifacts/plugins")
 INTERPOLATION = re.compile(r"\$\{[^}]*\}")
 
 
@@ -56,7 +58,7 @@ def read_stages() -> dict[str, Any]:
 
 
 def _recorded(declared: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a stage's parameters by path, and the hashes of its code files."""
+    """Returns a stage's parameters by path, and the hashes of its code files and plugins."""
     content, found = read_content(), dict[str, Any]()
     for path in declared.get("params", []):
         found[f"{PARAMS}: {path}"] = value_at(content, path)
@@ -64,9 +66,24 @@ def _recorded(declared: Mapping[str, Any]) -> dict[str, Any]:
         if dep.startswith(CODE):
             for file in _files(Path(dep)):
                 found[str(file)] = hashlib.sha256(file.read_bytes()).digest()
+        elif Path(dep).parent == PLUGIN_MANIFESTS:
+            found |= _require_described(Path(dep))
         elif dep == str(PARAMS):
             found |= {f"{PARAMS}: {name}": value for name, value in content.items()}
     return found
+
+
+def _require_described(manifest: Path) -> dict[str, str]:
+    """Returns the hashes of a manifest of files under plugins/, which must be those of the files.
+
+    Raises:
+      ArtifactError: If a file has changed since the stage check wrote the manifest.
+    """
+    said: dict[str, str] = read_json(manifest) if manifest.exists() else {}
+    for name, wanted in said.items():
+        if not Path(name).is_file() or sha256_of(Path(name)) != wanted:
+            raise ArtifactError(f"{name}: has changed since check ran; run it again")
+    return said
 
 
 def _declared(stage: str, params: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -70,6 +70,7 @@ class JudgeInputs:
     data: Path  # the folder of directories that `model` names
     machine: Machine
     answer_pattern: str | None = None  # the parameter `reward.answer_pattern`
+    takes_messages: bool = False  # whether prompts and rollouts are messages of a chat
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +93,7 @@ class Judge:
     scores_parts: bool = False
     needs_task: str | None = None  # required task.kind; None: any with such rollouts
     task_settings: Mapping[str, str] = field(default_factory=dict)  # required ones of the task
+    needs_columns: frozenset[str] = frozenset()  # required in the entry of every prompt
     # Of the texts of a family in an evaluation, where the mean over texts is not the metric.
     score_corpus: CorpusScorer | None = None
 

@@ -1,8 +1,12 @@
 """Tasks, the sources of prompts, one file each, named as `task.kind`."""
 
 import sys
+from types import ModuleType
+from typing import Any
 
+from grpo.errors import ParameterError
 from grpo.runtime.lookup import import_part, missing_part, part_names
+from grpo.runtime.plugins import import_plugin, is_plugin
 from grpo.tasks.base import Task
 
 
@@ -12,13 +16,34 @@ def task_kinds() -> tuple[str, ...]:
 
 
 def find_task(kind: str) -> type[Task]:
-    """Returns the task class of a kind in `task_kinds`.
+    """Returns the task class of a kind in `task_kinds`, or at a dotted path under plugins/.
 
     Raises:
       ParameterError: If its file defines none.
     """
+    if is_plugin(kind):
+        return _find_own(kind)
     module = import_part(sys.modules[__name__], kind)
-    for each in vars(module).values():
-        if isinstance(each, type) and issubclass(each, Task) and each.__module__ == module.__name__:
-            return each
-    raise missing_part(module, "a subclass of Task")
+    found = _tasks_in(module)
+    if not found:
+        raise missing_part(module, "a subclass of Task")
+    return found[0]
+
+
+def _find_own(kind: str) -> type[Task]:
+    found: Any = import_plugin(kind)
+    if isinstance(found, ModuleType):
+        defined = _tasks_in(found)
+        found = defined[0] if len(defined) == 1 else found
+    if isinstance(found, type) and issubclass(found, Task):
+        return found
+    raise ParameterError(f"{kind}: must be a subclass of Task, or a file that defines one")
+
+
+def _tasks_in(module: ModuleType) -> list[type[Task]]:
+    """Returns the task classes that a module defines."""
+    return [
+        each
+        for each in vars(module).values()
+        if isinstance(each, type) and issubclass(each, Task) and each.__module__ == module.__name__
+    ]

@@ -23,7 +23,7 @@ COMMON_NAMES = {  # common names of these columns
     "prompt": ("question", "problem", "query", "input", "instruction", "text", "caption"),
     "answer": ("solution", "target", "output", "response", "label", "ground_truth", "final_answer"),
 }
-USER = "user"
+_NO_JSON = object()
 
 
 class JsonlTask(Task):
@@ -112,7 +112,7 @@ def read_prompts(
                     "family": row.get("family", family),
                     "prompt": f"{row['prompt']}{instruction}",
                     "answer": row["answer"],
-                    "entry": "{}",
+                    "entry": _entry(item, columns),
                 }
             )
         if not rows:
@@ -120,6 +120,32 @@ def read_prompts(
         frames.append(pd.DataFrame(rows))
     empty = pd.DataFrame(columns=["prompt_id", "family", "prompt", "solution"])
     return PromptTables(frames[0], frames[1], empty)
+
+
+def _entry(item: Mapping[str, Any], columns: Mapping[str, str]) -> str:
+    """Returns the other columns of a row as JSON, for judges; leaves out what JSON has not."""
+    used = {"prompt", columns.get("prompt", "prompt"), "answer", "family"}
+    kept = {name: _plain(each) for name, each in item.items() if name not in used}
+    return json.dumps({name: each for name, each in kept.items() if each is not _NO_JSON})
+
+
+def _plain(value: Any) -> Any:
+    """Returns a value of a row for JSON: numbers as numbers, NaN as null; else _NO_JSON."""
+    match value:
+        case _Number():
+            return json.loads(value)
+        case float() if not math.isfinite(value):
+            return None
+        case {"": str()} if len(value) == 1:  # NaN, Infinity
+            return None
+        case dict():
+            inside = {str(name): _plain(each) for name, each in value.items()}
+            return {name: each for name, each in inside.items() if each is not _NO_JSON}
+        case list():
+            return [each for each in map(_plain, value) if each is not _NO_JSON]
+        case None | str() | bool() | int() | float():
+            return value
+    return _NO_JSON
 
 
 def _require_new(prompt: str, where: str, seen: dict[str, str], *, is_first: bool) -> None:

@@ -41,7 +41,7 @@ def build_curriculum(
         phases.
     """
     where = f"arms.{arm}.curriculum"
-    steps = [step for _, step in build_listed(specs, CURRICULUM_STEPS, where)]
+    steps = [step for _, step in build_listed(specs, CURRICULUM_STEPS, where, CurriculumStep)]
     with located(f"{PARAMS}: {where}"):
         curriculum.require_sizes_and_phases(steps, has_sizes=has_sizes)
     return steps
@@ -54,7 +54,7 @@ def build_selection(specs: list[LinkSpec], arm: str) -> Selection:
       ParameterError: If a step is unknown or its settings are wrong.
     """
     return selection.compose(
-        *(each for _, each in build_listed(specs, SELECTION_STEPS, _path(arm)))
+        *(each for _, each in build_listed(specs, SELECTION_STEPS, _path(arm), Selection))
     )
 
 
@@ -88,7 +88,8 @@ def counts_profile(params: Parameters, arm: str) -> bool:
 def selection_paths(specs: list[LinkSpec], arm: str) -> dict[str, str]:
     """Returns the parameter path of each step by its name."""
     return {
-        each.links[0].name: path for path, each in build_listed(specs, SELECTION_STEPS, _path(arm))
+        each.links[0].name: path
+        for path, each in build_listed(specs, SELECTION_STEPS, _path(arm), Selection)
     }
 
 

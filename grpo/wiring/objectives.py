@@ -25,4 +25,4 @@ def list_objective(specs: list[LinkSpec], arm: str) -> list[tuple[str, Objective
     Raises:
       ParameterError: If a link is unknown or its settings are wrong.
     """
-    return build_listed(specs, {**LINKS, **ALGORITHMS}, f"arms.{arm}.objective")
+    return build_listed(specs, {**LINKS, **ALGORITHMS}, f"arms.{arm}.objective", Objective)

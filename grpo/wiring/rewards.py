@@ -1,5 +1,7 @@
 """Construction of judges and rewards from parameters."""
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +57,7 @@ def check_gold_answers(params: Parameters, *tables: pd.DataFrame) -> str | None:
     """Returns a warning if the first judge rejects some gold answers; None if it accepts them.
 
     Judges at most MOST_GOLD_ANSWERS of each table, evenly spaced; judges of media or of whole texts
-    are not tested.
+    are not tested. Also checks that prompts have the columns that judges need.
 
     Args:
       tables: Schema PROMPTS.
@@ -63,8 +65,9 @@ def check_gold_answers(params: Parameters, *tables: pd.DataFrame) -> str | None:
     Raises:
       MissingExtraError: If the judge's package is not installed.
       ParameterError: If it rejects more than MOST_REJECTED of them: such prompts reward wrong
-        answers.
+        answers. If a prompt has not the columns that a judge needs.
     """
+    _require_columns(params, tables)
     ((where, first),) = params.judges("outcome").items()
     judge = find_judge(first.judge)
     if judge.reads != "text" or judge.reads_together or judge.scores_parts:
@@ -87,6 +90,26 @@ def check_gold_answers(params: Parameters, *tables: pd.DataFrame) -> str | None:
     return sentence
 
 
+def _require_columns(params: Parameters, tables: Sequence[pd.DataFrame]) -> None:
+    """Raises ParameterError unless every prompt has the columns that the judges need."""
+    needed = {
+        where: find_judge(each.judge).needs_columns
+        for where, each in params.judges("evaluation").items()
+    }
+    if not any(needed.values()):
+        return
+    for prompt_id, entry in (
+        row for each in tables for row in zip(each["prompt_id"], each["entry"])
+    ):
+        there = json.loads(entry).keys()
+        for where, names in needed.items():
+            if names - there:
+                raise ParameterError(
+                    f"{PARAMS}: {where}.judge needs the column {min(names - there)!r}, prompt "
+                    f"{prompt_id} has answer, family and {brief(sorted(there))}"
+                )
+
+
 def _load_judge(
     params: Parameters, data: Path, where: str, given: JudgeParams
 ) -> TextJudge | JointJudge:
@@ -97,6 +120,7 @@ def _load_judge(
         data=data,
         machine=params.machine,
         answer_pattern=reward.answer_pattern,
+        takes_messages=params.modality.takes_messages(params.policy),
     )
     loaded: Any = judge.load(inputs)
     if judge.reads == "media" or judge.reads_together:

@@ -68,7 +68,8 @@ def test_a_file_that_is_named_changes_the_manifest_of_its_reader_alone(
 
 
 def test_stage_check_writes_what_stages_compare(params: Parameters):
-    check.main(Usage(), *map(Path, ("params.yaml", "data", "needed.json", "artifacts/data")))
+    outs = ("needed.json", "artifacts/data", "artifacts/plugins")
+    check.main(Usage(), *map(Path, ("params.yaml", "data", *outs)))
     for reader in READERS:
         require_described(Path(f"artifacts/data/{reader}.json"), params, DATA, reader)
 

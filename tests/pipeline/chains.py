@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from grpo.params.recorded import PLUGIN_MANIFESTS
 from grpo.params.yaml import dump_yaml, parse_yaml
 from grpo.runtime.artifacts.usage import Usage
 from grpo.wiring.iterations import RoundInputs
@@ -44,7 +45,7 @@ def prepare_chain() -> None:
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / folder, folder, ignore=ignored)
     write_inputs()
-    check.main(Usage(), Path("params.yaml"), Path("data"), NEEDED, JUDGE.parent)
+    check.main(Usage(), Path("params.yaml"), Path("data"), NEEDED, JUDGE.parent, PLUGIN_MANIFESTS)
     profile.main(Usage(), NEEDED, JUDGE, BASE, TRAIN, PROFILE)
     profiled = PROFILE / "prompts.parquet", PROFILE / "rollouts"
     curriculum.main(Usage(), TRAIN, *profiled, CURRICULUM, CURRICULUM.with_suffix(".json"))

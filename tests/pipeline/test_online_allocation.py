@@ -18,6 +18,7 @@ from grpo.modalities.shared.directories import PolicyState, read_state
 from grpo.modalities.tokens import costs
 from grpo.modalities.tokens.costs import TokenCostModel
 from grpo.params.parameters import read_params
+from grpo.params.recorded import PLUGIN_MANIFESTS
 from grpo.params.yaml import dump_yaml, parse_yaml
 from grpo.runtime.artifacts.files import read_json
 from grpo.runtime.artifacts.stored_iterations import iterations_of
@@ -115,7 +116,9 @@ def finished_rounds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with chdir(workspace):
         write_params()
         write_inputs()
-        check.main(Usage(), Path("params.yaml"), Path("data"), NEEDED, JUDGE.parent)
+        check.main(
+            Usage(), Path("params.yaml"), Path("data"), NEEDED, JUDGE.parent, PLUGIN_MANIFESTS
+        )
         profile.main(Usage(), NEEDED, JUDGE, BASE, TRAIN, PROFILE)
         for arm in ARMS:
             out = Path(f"artifacts/curricula/{arm}.parquet")

@@ -17,6 +17,7 @@ import pytest
 
 from grpo.modalities.shared.directories import PolicyState, read_state, save_base
 from grpo.params.parameters import OverlongPenalty, read_params
+from grpo.params.recorded import PLUGIN_MANIFESTS
 from grpo.params.yaml import dump_yaml, parse_yaml
 from grpo.runtime.artifacts import files
 from grpo.runtime.artifacts.files import read_json
@@ -143,7 +144,9 @@ def run_of_rounds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with chdir(workspace):
         write_params()
         write_inputs()
-        check.main(Usage(), Path("params.yaml"), Path("data"), NEEDED, JUDGE.parent)
+        check.main(
+            Usage(), Path("params.yaml"), Path("data"), NEEDED, JUDGE.parent, PLUGIN_MANIFESTS
+        )
         profile.main(Usage(), NEEDED, JUDGE, BASE, TRAIN, PROFILE)
         for arm in SELECTIONS:
             out = Path(f"artifacts/curricula/{arm}.parquet")

@@ -20,7 +20,7 @@ from tests.modalities.exposure import PLANTED
 ROOT = Path(__file__).parents[2]
 # What a stage reads; the rest of a workspace is DVC's and git's own.
 CODE = ("grpo", "stages")
-NEEDED_BY_STAGES = (*CODE, "data", "artifacts", "params.yaml", "dvc.yaml", "dvc.lock")
+NEEDED_BY_STAGES = (*CODE, "plugins", "data", "artifacts", "params.yaml", "dvc.yaml", "dvc.lock")
 
 
 def environment() -> dict[str, str]:

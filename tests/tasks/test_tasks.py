@@ -306,6 +306,23 @@ def test_floats_of_a_table_are_refused_for_their_spelling(
     assert len(read(table, evaluation).train) == 2
 
 
+def test_other_columns_are_entries_for_judges(tmp_path: Path):
+    more = (
+        '"level": 3, "share": 1.50, "odd": NaN, "tags": ["x", null], "of": {"n": 1e3}, "ok": true'
+    )
+    entry = {
+        "level": 3, "share": 1.5, "odd": None, "tags": ["x", None], "of": {"n": 1000.0}, "ok": True,
+    }  # fmt: skip
+    (found,) = read_text(tmp_path, f"{A[:-1]}, {more}}}").train["entry"]
+    assert json.loads(found) == entry
+    table = tmp_path / "train.parquet"
+    rows = [{"prompt": "a", "answer": "b", "level": 3, "share": 1.5, "raw": b"x"}]
+    pd.DataFrame(rows).to_parquet(table)
+    evaluation = _write(tmp_path / "eval.jsonl", {"prompt": "0+0", "answer": "0"})
+    (found,) = read(table, evaluation).train["entry"]
+    assert json.loads(found) == {"level": 3, "share": 1.5}  # JSON has no bytes
+
+
 def test_chats_arrays_parquet_and_other_columns_are_read(tmp_path: Path):
     plain = read_text(tmp_path, A)
     assert read_text(tmp_path, CHAT, takes_messages=True).train.equals(plain.train)
@@ -315,7 +332,9 @@ def test_chats_arrays_parquet_and_other_columns_are_read(tmp_path: Path):
     file, other = tmp_path / "train.jsonl", tmp_path / "other.jsonl"
     file.write_text(others)
     other.write_text(others.replace('"a"', '"c"'))
-    assert read(file, other, columns=columns).train.equals(plain.train)
+    renamed = read(file, other, columns=columns).train
+    assert renamed.assign(entry="{}").equals(plain.train)
+    assert renamed["entry"].tolist() == ['{"solution": "b"}']  # for functions that name it
     table = tmp_path / "train.parquet"
     pd.DataFrame([{"prompt": "a", "answer": "b"}]).to_parquet(table)
     evaluation = _write(tmp_path / "eval.jsonl", {"prompt": "0+0", "answer": "0"})

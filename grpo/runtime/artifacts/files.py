@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 
 from grpo.errors import ArtifactError, BusyError
+from grpo.runtime.plugins import PLUGINS
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM)
@@ -36,7 +37,8 @@ SEAL_FILE = "made-by-grpo.json"  # SHA-256 by name of the other files in its dir
 SEAL_COMMENT = b"<!-- made by grpo, SHA-256 of the above: "
 RUNS_CODE = (".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth", ".py")
 WORK = Path(".work")
-CODE = (Path("grpo"), Path("stages"))  # the code on which a stage's output may depend
+# The code on which a stage's output may depend.
+CODE = (Path("grpo"), Path("stages"), PLUGINS)
 
 
 @contextmanager

@@ -1,0 +1,86 @@
+"""`grpo new` writes parts that work as they are."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from grpo.params.parameters import read_params
+from grpo.params.yaml import dump_yaml
+from grpo.wiring.checks import findings
+from grpo.wiring.new_parts import EXAMPLES, KINDS, PartKind, write_part
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    shutil.copytree(ROOT / EXAMPLES, EXAMPLES)
+    return tmp_path
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": f".{os.pathsep}{ROOT}"}
+    command = [sys.executable, "-m", *words]
+    return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+
+def without(arm: dict[str, Any], section: str) -> dict[str, Any]:
+    """Returns an arm without the parts of one's own in a section."""
+    kept = [each for each in arm[section] if "plugins." not in str(each)]
+    return {**arm, section: kept}
+
+
+@pytest.mark.usefixtures("workspace")
+def test_every_new_part_passes_its_test_and_the_check():
+    for kind in KINDS:
+        write_part(kind, f"own_{kind}")
+    done = run("pytest", "plugins", "-q", "-p", "no:cacheprovider")
+    assert (done.returncode, done.stdout.count(".")) >= (0, len(KINDS)), done.stdout
+    params = yaml.safe_load((ROOT / "recipes/smoke.yaml").read_text())
+    params["task"] = {"kind": "plugins.own_task", "largest": 9, "train_prompts": 8}
+    params["task"]["eval_prompts"] = 4
+    params["reward"]["judges"][0]["judge"] = "plugins.own_judge"
+    params["reward"] |= {"answer_pattern": None, "timeout_seconds": None}
+    arm = params["arms"]["sgpo"]
+    arm["curriculum"] = [
+        {"plugins.own_curriculum": {"low": 0.1, "high": 0.9}},
+        {"split_at_random": {"phases": 1, "prompts_per_phase": 8}},
+        {"fix_group_size": {"rollouts": 4}},
+    ]
+    arm["selection"] = [{"plugins.own_selection": {"prompts": 4, "chance": 0.5}}]
+    arm["objective"].append({"plugins.own_link": {"factor": 0.5}})
+    found = []
+    for left_out in ("curriculum", "selection"):  # U19 refuses two that filter by outcomes
+        path = Path(f"{left_out}.yaml")
+        path.write_text(dump_yaml(params | {"arms": {"sgpo": without(arm, left_out)}}))
+        found += findings(read_params(path))
+    assert [each for each in found if "own" in each.path] == []
+
+
+@pytest.mark.usefixtures("workspace")
+@pytest.mark.parametrize("name", ["", "A", "test_a", "_a", "a-b", "../a", "a.b"])
+def test_a_name_that_is_none_of_a_module_is_refused(name: str):
+    done = run("grpo", "new", "judge", name)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert not Path("plugins").exists()
+
+
+@pytest.mark.usefixtures("workspace")
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_file_is_replaced(kind: PartKind):
+    done = run("grpo", "new", kind, "mine")
+    assert done.stdout.split() == ["plugins/mine.py", "plugins/test_mine.py"]
+    assert "plugins.mine" in done.stderr
+    Path("plugins/mine.py").write_text("changed")
+    done = run("grpo", "new", "judge", "mine")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "is there already" in done.stderr
+    assert Path("plugins/mine.py").read_text() == "changed"
