@@ -52,9 +52,8 @@ LINKED = [*PAGES, *ROOT.glob("README.md")]
 PIPELINE = DOCS / "pipeline.md"
 METHODS = sorted((DOCS / "methods").glob("*.md"))
 TO_BE_WRITTEN = {  # by the reader
-    "grpo/tasks/sums.py",
-    "grpo/rewards/closeness.py",
-    "grpo/rewards/equations.py",
+    *(f"plugins/{name}.py" for name in ("closeness", "equations", "links", "rewards", "sums")),
+    *("plugins/NAME.py", "plugins/shortness.py"),
 }
 POLICIES, DRAWS = (
     reduce(or_, (getattr(each, name) for each in all_modalities().values()))
@@ -99,6 +98,16 @@ def chains(path: Path) -> list[Objective]:
         for key, value in sections(path)
         if key == "objective"
     ]
+
+
+def write_plugins(path: Path) -> None:
+    """Writes the files under plugins/ that a page shows."""
+    Path("plugins").mkdir()
+    found = re.findall(
+        r"`plugins/(\w+)\.py`:\n\n```python\n(.*?)^```$", path.read_text(), re.M | re.S
+    )
+    for name, text in found:
+        Path(f"plugins/{name}.py").write_text(text)
 
 
 def rows(path: Path) -> list[list[str]]:
@@ -154,7 +163,11 @@ def test_the_rule_at_run_time_is_quoted_from_the_code():
 
 
 @pytest.mark.parametrize("path", PAGES, ids=name_of)
-def test_yaml_blocks_are_sections_of_params_that_build(path: Path):
+def test_yaml_blocks_are_sections_of_params_that_build(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    write_plugins(path)
     chains(path)
     has_sizes = False  # set by the selection above a curriculum
     for key, value in sections(path):
