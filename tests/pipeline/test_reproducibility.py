@@ -35,6 +35,13 @@ def commit(workspace: Path, stage: str) -> None:
         repo.commit(stage, force=True)
 
 
+def run_again(workspace: Path, *stages: str) -> None:
+    for stage in stages:
+        done = run_stage(workspace, stage, locked_stages(workspace)[stage]["cmd"])
+        assert done.code == 0, done.stderr
+        commit(workspace, stage)
+
+
 def downstream(stages: dict[str, Any], changed: set[str]) -> set[str]:
     """Returns the stages that read, directly or not, what the changed ones write."""
     reached = changed & stages.keys()
@@ -76,11 +83,7 @@ def test_a_parameter_that_decides_outcomes_runs_profile_and_evaluation_too(
 ):
     workspace = copy_for_dvc(finished, tmp_path / "workspace")
     set_param("reward.threshold", 0.5)(workspace)
-    stages = locked_stages(workspace)
-    for stage in ("check", "prepare"):  # which tries the judge on the task's answers
-        done = run_stage(workspace, stage, stages[stage]["cmd"])
-        assert done.code == 0, done.stderr
-        commit(workspace, stage)
+    run_again(workspace, "check", "prepare")  # which tries the judge on the task's answers
     assert to_run(workspace) == locked_stages(workspace).keys() - {"check", "prepare", "base"}
 
 
@@ -88,11 +91,55 @@ def test_an_objective_runs_the_training_of_its_arm(finished: Path, tmp_path: Pat
     workspace = copy_for_dvc(finished, tmp_path / "workspace")
     set_param("arms.sgpo.objective.0.rloo.high", 0.3)(workspace)
     # The allocation may read the objective; here the curriculum writes the same again.
-    again = "curriculum@sgpo"
-    done = run_stage(workspace, again, locked_stages(workspace)[again]["cmd"])
-    assert done.code == 0, done.stderr
-    commit(workspace, again)
+    run_again(workspace, "curriculum@sgpo")
     assert to_run(workspace) == {"train@sgpo-1", "evaluate@sgpo-1"} | ONCE_PER_RUN
+
+
+JUDGE = "def mine(completions, **columns):\n    return [0.5 for each in completions]\n"
+LINK = '''
+from grpo import Link, Objective, credit_link
+
+def halves() -> Objective:
+    """Halves advantages."""
+    return credit_link(Link("halves", {}), lambda before, rollouts, generator: before)
+'''
+
+
+def with_parts_of_ones_own(finished: Path, target: Path) -> Path:
+    """Returns a workspace with a judge and a link under plugins/, as after `dvc repro`."""
+    workspace = copy_for_dvc(finished, target)
+    (workspace / "plugins/mine.py").write_text(JUDGE)
+    (workspace / "plugins/halves.py").write_text(LINK)
+    set_param("reward.judges.0.judge", "plugins.mine")(workspace)
+    set_param("reward.answer_pattern", None)(workspace)
+    set_param("reward.timeout_seconds", None)(workspace)
+    set_param("arms.sgpo.objective", ["rloo", "plugins.halves"])(workspace)
+    run_again(workspace, "check")
+    with opened(workspace) as repo:  # as if all others had run
+        repo.commit(force=True)
+    return workspace
+
+
+def test_a_changed_judge_of_ones_own_runs_what_judges_and_not_the_base(
+    finished: Path, tmp_path: Path
+):
+    workspace = with_parts_of_ones_own(finished, tmp_path / "workspace")
+    (workspace / "plugins/mine.py").write_text(JUDGE.replace("0.5", "0.25"))
+    run_again(workspace, "check", "prepare")
+    assert to_run(workspace) == locked_stages(workspace).keys() - {"check", "prepare", "base"}
+
+
+def test_a_changed_link_of_ones_own_runs_training_and_a_file_without_a_name_runs_nothing(
+    finished: Path, tmp_path: Path
+):
+    workspace = with_parts_of_ones_own(finished, tmp_path / "workspace")
+    (workspace / "plugins/other.py").write_text("x = 1\n")
+    run_again(workspace, "check")
+    assert to_run(workspace) <= {"lineage"}  # which depends on all of plugins/
+    (workspace / "plugins/halves.py").write_text(LINK + "\n")
+    run_again(workspace, "check", "curriculum@uniform", "curriculum@sgpo")
+    trained = {f"{stage}@{name}" for stage in ("train", "evaluate") for name in ROUNDS}
+    assert to_run(workspace) == trained | {"report", "lineage"}
 
 
 def test_a_new_round_runs_alone(finished: Path, tmp_path: Path):
