@@ -9,8 +9,10 @@ from grpo.params.parameters import Parameters, read_params
 from grpo.runtime.artifacts.divergence import curves_kept
 from grpo.runtime.artifacts.files import WORK, Scratch
 from grpo.runtime.artifacts.usage import Usage
+from grpo.runtime.curves import RoundCurve
 from grpo.runtime.machine import prepare_machine
 from grpo.runtime.ranks import all_agree, process_group, run_in_ranks, this_rank
+from grpo.training.metrics import update_rows
 from grpo.wiring.iterations import RoundInputs, RoundState, Trainer, load_trainer
 from grpo.wiring.rounds import StartLater, save_round, train_round
 from stages.entry import run, scratch_of
@@ -69,6 +71,7 @@ def _train(
             open_later(trainer) as start_later,
             shown(f"train {name}", is_seen=is_first) as progress,
         ):
+            curve = _curve_of(trainer, scratch) if is_first else None
             state = train_round(
                 trainer,
                 inputs,
@@ -76,10 +79,13 @@ def _train(
                 scratch=scratch,
                 usage=usage,
                 progress=progress,
+                follow=lambda state: curve.update(update_rows(state.metrics)) if curve else None,
             )
     except DivergedError:
         all_agree(True)  # a rank that exits ends all ranks: wait until the curves are written
         raise
+    if curve and curve.is_behind:
+        warn(f"{name}: MLflow does not answer; its curve is kept, and written with the lineage")
     if is_first and state.fewer_updates:
         warn(f"{name}: {state.fewer_updates}")
     if is_first and state.plateau:
@@ -89,6 +95,13 @@ def _train(
             f"mean reward went from {plateau.before:.4g} to {plateau.after:.4g}"
         )
     return state
+
+
+def _curve_of(trainer: Trainer, scratch: Scratch) -> RoundCurve:
+    """Returns the curve that MLflow shows while the round is trained."""
+    before = trainer.start.name if trainer.start.arm == trainer.arm else None
+    key = scratch.directory.name
+    return RoundCurve(arm=trainer.arm, name=trainer.name, key=key, before=before)
 
 
 def _prepare_later(

@@ -13,6 +13,7 @@ from grpo.runtime.artifacts.usage import USAGE, Usage
 
 SUMMARY = "summary.json"
 CURVES = "updates.csv"
+SYSTEM = "system/"  # MLflow shows such metrics in a panel of their own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +41,12 @@ def measures(workspace: Path, entry: StageEntry) -> list[Measure]:
             found += _curves(path)
     usage = workspace / USAGE / f"{entry.name}.json"
     if usage.exists():
-        found += _numbers(asdict(Usage(**read_json(usage))) | {"spans": []}, "usage.")
+        measured = Usage(**read_json(usage))
+        found += _numbers(asdict(measured) | {"spans": []}, "usage.")
+        found += [
+            Measure(name=f"{SYSTEM}cpu_seconds", value=measured.cpu_seconds),
+            Measure(name=f"{SYSTEM}peak_memory_megabytes", value=measured.peak_bytes / 1e6),
+        ]
     return found
 
 

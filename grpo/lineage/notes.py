@@ -3,7 +3,8 @@
 import hashlib
 import json
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
@@ -20,9 +21,13 @@ from grpo.lineage.lock import (
 )
 from grpo.lineage.measures import Measure, ended_at_ms, measures
 from grpo.lineage.revision import Revision, revisions
-from grpo.runtime.artifacts.files import write_bytes
+from grpo.runtime.artifacts.files import read_json, write_bytes
 from grpo.runtime.artifacts.usage import USAGE
 
+WORKSPACE = "workspace"  # tag
+PLANNED = "curriculum@"  # the stages that plan arms, followed by the name of an arm
+RESULTS = "report/metrics.json"
+SCORES = ("mean_at_k", "pass_at_k", "greedy", "gain_over_base")
 WAITING = USAGE / "lineage"  # pending notes: a numbered file per state
 PAGE = "index.html"  # next to the report's outs; not tracked, because it shows measured seconds
 
@@ -48,6 +53,10 @@ class Note:
     tags: dict[str, str]
     stages: dict[str, StageNote]
     page: str | None  # HTML of the report
+    title: str = "pipeline"
+    params: dict[str, str] = field(default_factory=dict)  # of all stages
+    results: dict[str, float] = field(default_factory=dict)  # headline numbers of the report
+    figures: dict[str, str] = field(default_factory=dict)  # SVG by file name
 
 
 NOTE = TypeAdapter(Note)
@@ -63,15 +72,20 @@ def take_note(workspace: Path, lock: Lock) -> Note:
     """Returns the note for the current state of the workspace."""
     made = revisions(workspace, lock)
     newest = [each for each in made.values() if each.is_modified] or list(made.values())
+    params = {path: value for each in lock.values() for path, value in each.params.items()}
     return Note(
         state=state_of(lock),
         tags={
             "pipeline_state": state_of(lock),
-            "workspace": str(workspace.resolve()),
+            WORKSPACE: str(workspace.resolve()),
             **(_revision_tags(newest[-1]) if newest else {}),
         },
         stages={name: _note_of(workspace, lock, name, made[name]) for name in lock},
         page=_page(workspace, lock),
+        title=_title(lock, newest[-1] if newest else None),
+        params={path: _text(value) for path, value in sorted(params.items())},
+        results=_results(workspace, lock),
+        figures=_figures(workspace, lock),
     )
 
 
@@ -136,6 +150,47 @@ def _read_by(workspace: Path, lock: Lock, entry: StageEntry) -> tuple[Artifact, 
         if outs and is_read_as_written(workspace, dep, outs):
             read |= {out.path: out for out in outs}
     return tuple(read.values())
+
+
+def _title(lock: Lock, revision: Revision | None) -> str:
+    """Returns the name of a state's run, e.g. "reasoning_gym: plain, sgpo (e1c16f3, dirty)"."""
+    arms = [each.removeprefix(PLANNED) for each in lock if each.startswith(PLANNED)]
+    task = lock["prepare"].params.get("task.kind") if "prepare" in lock else None
+    what = ": ".join(filter(None, [task, ", ".join(arms)])) or "pipeline"
+    if revision is None:
+        return what
+    dirty = ", dirty" if revision.is_modified else ""
+    return f"{what} ({revision.commit[:7]}{dirty})"
+
+
+def _results(workspace: Path, lock: Lock) -> dict[str, float]:
+    """Returns the headline numbers of the report, e.g. "plain/mean_at_k"."""
+    for path in _outs(workspace, lock, RESULTS):
+        arms = read_json(path).get("arms", {})
+        return {
+            f"{arm}/{name}": float(value)
+            for arm, found in arms.items()
+            for name, value in {
+                **{score: found.get(score, {}).get("value") for score in SCORES},
+                "flops": found.get("cost", {}).get("flops"),
+            }.items()
+            if isinstance(value, int | float)
+        }
+    return {}
+
+
+def _figures(workspace: Path, lock: Lock) -> dict[str, str]:
+    """Returns the drawings among the outs, by file name."""
+    found = _outs(workspace, lock, ".svg")
+    return {each.name: each.read_text(encoding="utf-8") for each in found}
+
+
+def _outs(workspace: Path, lock: Lock, ending: str) -> Iterator[Path]:
+    """Yields the files of outs whose path has an ending and whose content matches dvc.lock."""
+    for out in (each for entry in lock.values() for each in entry.outs):
+        path = workspace / out.path
+        if out.path.endswith(ending) and path.is_file() and file_digest(path) == out.digest:
+            yield path
 
 
 def _page(workspace: Path, lock: Lock) -> str | None:

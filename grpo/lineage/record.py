@@ -4,8 +4,9 @@ import json
 import os
 import re
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import chdir, closing, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -20,9 +21,11 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from grpo.errors import ArtifactError, brief
 from grpo.lineage.lock import Artifact, Lock, read_lock
+from grpo.lineage.measures import SYSTEM
 from grpo.lineage.notes import (
     PAGE,
     WAITING,
+    WORKSPACE,
     Note,
     StageNote,
     keep_note,
@@ -32,12 +35,24 @@ from grpo.lineage.notes import (
     waiting,
 )
 from grpo.runtime.artifacts.files import host_lock, locked, remove
+from grpo.runtime.curves import (
+    ARM,
+    EXPERIMENT,
+    KEY,
+    LOCK,
+    METRICS_PER_CALL,
+    Point,
+    filter_of,
+    read_curve,
+    run_name,
+    send,
+)
 
-EXPERIMENT = "grpo"
 FINISHED = "FINISHED"
+CHANGED = "changed_parameters"  # tag: those that differ from the workspace's last state
 CONTEXT = "mlflow.data.context"  # tag for the role of a dataset in a run
+TRAINED = "train@"  # the stages that train, followed by the name of a round
 OWN_STAGE = "lineage"  # the stage that calls `record`; DVC writes its entry afterwards
-METRICS_PER_CALL = 900  # MLflow accepts at most 1000 entities per call
 PARAMS_PER_CALL = 100
 ANSWER_SECONDS = 10.0  # timeout of the health check
 DESCRIPTION_CHARACTERS = 7500
@@ -94,7 +109,9 @@ def record(workspace: Path = Path()) -> Recorded:
     try:
         with _writer(workspace) as writer:
             writer.write_pending()
-            return writer.write(state_of(lock), entries, lambda: take_note(workspace, lock))
+            recorded = writer.write(state_of(lock), entries, lambda: take_note(workspace, lock))
+            writer.write_curves([each for each in entries if each.startswith(TRAINED)], recorded)
+            return recorded
     except ArtifactError:
         keep_note(workspace, take_note(workspace, lock))
         raise
@@ -208,8 +225,53 @@ class _Writer:
         self._describe(run_id, runs)
         if note.page:
             self.client.log_text(run_id, note.page, PAGE)
+        for name, drawing in note.figures.items():
+            self.client.log_text(run_id, drawing, f"figures/{name}")
         self.client.set_terminated(run_id)
         return Recorded(parent=run_id, runs=runs, new=new)
+
+    def write_curves(self, stages: Iterable[str], recorded: Recorded) -> None:
+        """Writes what MLflow has not got of the curves of rounds, and ends the runs of their arms.
+
+        Args:
+          stages: Names of the stages that trained the rounds.
+        """
+        uri = tracking_uri(self.workspace)
+        with chdir(self.workspace), locked(LOCK):
+            found = [read_curve(each.removeprefix(TRAINED)) for each in stages]
+            for curve in filter(None, found):
+                curve = curve.of_store(uri)
+                if curve.run is not None and not self._has_run(curve.run):
+                    curve = curve.of_store("")  # deleted: written anew
+                if curve.points and (curve.run is None or curve.sent < len(curve.points)):
+                    curve = send(curve, self, uri)
+                if curve.run is not None:
+                    self.client.set_tag(curve.run, "mlflow.parentRunId", recorded.parent)
+                    self.client.set_terminated(curve.run)
+
+    def _has_run(self, run: str) -> bool:
+        try:
+            return bool(self.client.get_run(run).info.lifecycle_stage == "active")
+        except MlflowException:
+            return False
+
+    def make_run(self, arm: str, key: str, start_ms: int) -> str:
+        """Returns the run of an arm's training, which is created if it is not there."""
+        found = self.client.search_runs([self.experiment], filter_of(arm, key))
+        tags = {ARM: arm, KEY: key}
+        name = run_name(arm)
+        run = found[0] if found else self.client.create_run(self.experiment, start_ms, tags, name)
+        return str(run.info.run_id)
+
+    def log(self, run: str, points: Sequence[Point]) -> None:
+        """Adds points of a curve to the run of an arm."""
+        metrics = (
+            Metric(_key(name), value, each.time_ms, each.update)
+            for each in points
+            for name, value in each.values.items()
+        )
+        for part in _parts(metrics, METRICS_PER_CALL):
+            self.client.log_batch(run, metrics=part)
 
     def find_parent(self, state: str) -> Run | None:
         """Returns the parent run of a pipeline state, or None."""
@@ -227,9 +289,28 @@ class _Writer:
         return list(self.client.search_runs([self.experiment], f"tags.{tag} = '{value}'"))
 
     def _start_parent(self, note: Note) -> str:
-        name = f"pipeline {note.state[:8]}"
-        run = self.client.create_run(self.experiment, run_name=name, tags=note.tags)
-        return str(run.info.run_id)
+        before = self._last_parent(note)
+        run = self.client.create_run(self.experiment, run_name=note.title, tags=note.tags)
+        run_id = str(run.info.run_id)
+        for params in _parts(note.params.items(), PARAMS_PER_CALL):
+            self.client.log_batch(run_id, params=[Param(_key(k), v) for k, v in params])
+        now = int(time.time() * 1000)
+        metrics = [Metric(name, value, now, 0) for name, value in note.results.items()]
+        for part in _parts(metrics, METRICS_PER_CALL):
+            self.client.log_batch(run_id, metrics=part)
+        changed = sorted(_differing(before.data.params, note.params)) if before else []
+        if changed:
+            self.client.set_tag(run_id, CHANGED, ", ".join(changed)[:DESCRIPTION_CHARACTERS])
+        return run_id
+
+    def _last_parent(self, note: Note) -> Run | None:
+        """Returns the newest parent run of the workspace."""
+        place = note.tags.get(WORKSPACE, "")
+        quote = '"' if "'" in place else "'"
+        where = f"tags.{WORKSPACE} = {quote}{place}{quote}"
+        order = ["attributes.start_time DESC"]
+        found = self.client.search_runs([self.experiment], where, max_results=1, order_by=order)
+        return next(iter(found), None)
 
     def _write_stage(self, name: str, note: StageNote, parent: str) -> str:
         run = self.client.create_run(
@@ -283,9 +364,18 @@ def dataset(artifact: Artifact, context: str) -> DatasetInput:
     return DatasetInput(dataset, [InputTag(CONTEXT, context)])
 
 
+def _differing(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
+    """Yields the paths of parameters that differ, were added or are gone."""
+    given = {_key(path): (path, value) for path, value in now.items()}
+    yield from (path for key, (path, value) in given.items() if before.get(key) != value)
+    yield from (key for key in before if key not in given)
+
+
 def _key(name: str) -> str:
     """Returns `name` with every character that MLflow rejects escaped as :hex:."""
-    return re.sub(r"[^\w.\- ]", lambda found: f":{ord(found.group()):x}:", name)[-250:]
+    panel = SYSTEM if name.startswith(SYSTEM) else ""
+    rest = name.removeprefix(panel)
+    return panel + re.sub(r"[^\w.\- ]", lambda found: f":{ord(found.group()):x}:", rest)[-240:]
 
 
 def _parts(items: Iterable[Item], size: int) -> Iterator[list[Item]]:

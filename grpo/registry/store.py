@@ -19,12 +19,13 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from grpo.errors import ArtifactError, brief
 from grpo.lineage.lock import Artifact, file_digest
-from grpo.lineage.record import EXPERIMENT, VIEW, dataset, open_store, tracking_uri
+from grpo.lineage.record import VIEW, dataset, open_store, tracking_uri
 from grpo.registry.candidate import Candidate, RefusedError, base_results, find_candidate
 from grpo.registry.gate import CHALLENGER, CHAMPION, Bounds, Verdict, judge, say
 from grpo.registry.remote import push
 from grpo.runtime.artifacts.files import host_lock
 from grpo.runtime.artifacts.tables import EVALUATION, read_table
+from grpo.runtime.curves import EXPERIMENT
 from grpo.schema import PARAMS
 
 SQLITE = "sqlite:///"

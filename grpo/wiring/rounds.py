@@ -76,6 +76,7 @@ def train_round(
     scratch: Scratch,
     usage: Usage,
     progress: Callable[[int, int], None],
+    follow: Callable[[RoundState], None] = lambda state: None,
 ) -> RoundState:
     """Trains the iterations of a round, up to a plateau; resumes from `scratch` bit-identically.
 
@@ -85,6 +86,7 @@ def train_round(
     Args:
       start_later: None: the round has one iteration.
       progress: Called with the number of finished updates and the number planned.
+      follow: Called after every iteration.
 
     Raises:
       ArtifactError: If an artifact is invalid, or rewards and rollouts do not match.
@@ -120,6 +122,7 @@ def train_round(
             cost = _cost_of(trainer) - before
             write_record(place / RECORD, trainer, state, loaded, trained, history, cost)
         state = advance(state, loaded, trained, history)
+        follow(state)
         if start:
             if not training.staleness:
                 wait = start(index + 1, history, index + 1)

@@ -1,6 +1,7 @@
 """dvc.lock in MLflow: once, complete, and searchable from either end."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +52,21 @@ def test_recording_twice_changes_nothing(history: Path) -> None:
     assert stages_with(history, "") == sorted([*STAGES, "parent"])
 
 
+def test_a_state_says_in_mlflow_what_has_changed_since_the_last_one(history: Path) -> None:
+    first = client_of(history).get_run(record(history).parent)
+    revision = first.data.tags["git_revision"]
+    assert first.info.run_name == f"pipeline ({revision[:7]})"
+    assert first.data.params["rounds.a-1.rate"] == "0.1"
+    assert "changed_parameters" not in first.data.tags
+    params = history / "params.yaml"
+    for rate in ("0.3", "0.4"):  # the first state was recorded in another workspace
+        params.write_text(re.sub(r"rate: 0\.[134]\}", f"rate: {rate}}}", params.read_text()))
+        tiny_pipeline.reproduce(history)
+        second = client_of(history).get_run(record(history).parent)
+    assert second.info.run_name == f"pipeline ({revision[:7]}, dirty)"
+    assert second.data.tags["changed_parameters"] == "rounds.a-1.rate"
+
+
 def test_a_digest_finds_its_producer_and_its_consumers(recorded: Path) -> None:
     lock = read_lock(recorded)
     policy = lock["base"].outs[0].digest
@@ -75,6 +91,8 @@ def test_a_run_holds_parameters_metrics_curves_usage_and_revision(recorded: Path
     summary = json.loads((recorded / "artifacts/policies/a-1/summary.json").read_text())
     assert run.data.metrics == {
         "cost.flops": summary["cost"]["flops"],
+        "system/cpu_seconds": 3.0,
+        "system/peak_memory_megabytes": 5e-6,
         "update.loss": 0.25,
         "usage.cpu_seconds": 3.0,
         "usage.peak_bytes": 5.0,
