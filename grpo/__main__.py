@@ -1,4 +1,4 @@
-"""The command line: check, advise, trace, report, and load, sample and upload policies."""
+"""The command line: parameters, advice, lineage, report; load, sample and upload policies."""
 
 from grpo.runtime.process import EXIT_INTERRUPTED, raise_interrupts, stop_at_once
 
@@ -70,6 +70,10 @@ def _parser() -> argparse.ArgumentParser:
     check = commands.add_parser("check", help="list what is wrong or unsound in a parameter file")
     check.add_argument("file", type=Path, nargs="?", default=Path("params.yaml"))
     check.set_defaults(run=_check)
+    params = commands.add_parser("params", help="print a recipe with all that it extends")
+    params.add_argument("file", type=Path, nargs="?", default=Path("params.yaml"))
+    params.add_argument("--write", action="store_true", help="write it to params.yaml instead")
+    params.set_defaults(run=_params)
     advise = commands.add_parser("advise", help="propose an arm from a finished profile")
     advise.add_argument("file", type=Path, nargs="?", default=Path("params.yaml"))
     advise.set_defaults(run=_advise)
@@ -132,6 +136,22 @@ def _check(arguments: argparse.Namespace) -> int:
         print(f"{arguments.file}: {each}")
     print(f"{arguments.file}: {errors} errors, {len(said) - errors} remarks", file=sys.stderr)
     return EXIT_WRONG_INPUT if errors else 0
+
+
+def _params(arguments: argparse.Namespace) -> int:
+    from grpo.params.parameters import read_params
+    from grpo.params.recipes import resolved_text
+    from grpo.runtime.artifacts.files import write_bytes
+    from grpo.schema import PARAMS
+
+    read_params(arguments.file)  # a wrong recipe leaves params.yaml as it is
+    text = resolved_text(arguments.file)
+    if arguments.write:
+        write_bytes(PARAMS, text.encode())
+        print(f"{PARAMS}: the parameters of {arguments.file}", file=sys.stderr)
+    else:
+        print(text, end="")
+    return 0
 
 
 def _advise(arguments: argparse.Namespace) -> int:

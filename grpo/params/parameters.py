@@ -25,10 +25,10 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from grpo.errors import ArtifactError, ParameterError, brief
+from grpo.errors import ParameterError, brief
 from grpo.modalities import MODALITIES, find_modality
 from grpo.modalities.modality import Modality, PolicyParams, SamplingParams
-from grpo.params.yaml import find_odd_value, read_yaml
+from grpo.params.recipes import read_content
 from grpo.rewards import find_judge, judge_names
 from grpo.schema import (
     PARAMS,
@@ -477,26 +477,6 @@ def read_params(path: Path = PARAMS) -> Parameters:
     _check_judges(params, path)
     _check_policy(params, path)
     return params
-
-
-def read_content(path: Path = PARAMS) -> dict[str, Any]:
-    """Returns the content of a parameter file without validating parameters.
-
-    Raises:
-      ParameterError: If the file is missing, not valid YAML, or has unsupported values.
-    """
-    try:
-        content = read_yaml(path)
-    except FileNotFoundError:
-        raise ParameterError(f"{path}: no such file; copy one from recipes/") from None
-    except ArtifactError as error:
-        raise ParameterError(f"{path}: {error}") from None
-    if not isinstance(content, dict):
-        raise ParameterError(f"{path}: must hold parameters by name, got {brief(repr(content))}")
-    odd = find_odd_value(content)
-    if odd:
-        raise ParameterError(f"{path}: {odd}")
-    return content
 
 
 @contextmanager
