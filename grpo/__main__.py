@@ -74,6 +74,10 @@ def _parser() -> argparse.ArgumentParser:
     params.add_argument("file", type=Path, nargs="?", default=Path("params.yaml"))
     params.add_argument("--write", action="store_true", help="write it to params.yaml instead")
     params.set_defaults(run=_params)
+    schema = commands.add_parser("schema", help="print the JSON schema of params.yaml for editors")
+    schema.add_argument("--recipe", action="store_true", help="of recipes that extend another")
+    schema.add_argument("--write", action="store_true", help="write both to docs/ instead")
+    schema.set_defaults(run=_schema)
     advise = commands.add_parser("advise", help="propose an arm from a finished profile")
     advise.add_argument("file", type=Path, nargs="?", default=Path("params.yaml"))
     advise.set_defaults(run=_advise)
@@ -151,6 +155,22 @@ def _params(arguments: argparse.Namespace) -> int:
         print(f"{PARAMS}: the parameters of {arguments.file}", file=sys.stderr)
     else:
         print(text, end="")
+    return 0
+
+
+def _schema(arguments: argparse.Namespace) -> int:
+    from grpo.params.recipes import RECIPE_SCHEMA, SCHEMA
+    from grpo.runtime.artifacts.files import write_bytes
+    from grpo.wiring.json_schema import params_schema, recipe_schema
+
+    made = {SCHEMA: params_schema, RECIPE_SCHEMA: recipe_schema}
+    if not arguments.write:
+        made = {name: each for name, each in made.items() if (name != SCHEMA) == arguments.recipe}
+    for name, make in made.items():
+        text = json.dumps(make(), indent=1, ensure_ascii=False)
+        if arguments.write:
+            write_bytes(Path(name), f"{text}\n".encode())
+        print(name if arguments.write else text)
     return 0
 
 

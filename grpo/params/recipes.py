@@ -13,7 +13,7 @@ from grpo.schema import PARAMS
 EXTENDS, WITHOUT = "extends", "without"
 KINDS = ("kind", "source")  # keys that decide which other keys a section has
 EDITOR = "# yaml-language-server: $schema="
-SCHEMA = "docs/params.schema.json"
+SCHEMA, RECIPE_SCHEMA = "docs/params.schema.json", "docs/recipe.schema.json"
 LONGEST_LINE = 10_000  # characters; a wrapped mapping is hard to read
 
 
