@@ -74,6 +74,12 @@ def _parser() -> argparse.ArgumentParser:
     params.add_argument("file", type=Path, nargs="?", default=Path("params.yaml"))
     params.add_argument("--write", action="store_true", help="write it to params.yaml instead")
     params.set_defaults(run=_params)
+    init = commands.add_parser("init", help="write a recipe for a model directory of your own")
+    init.add_argument("--recipe", type=Path, required=True, help="of recipes/: a name or a file")
+    init.add_argument("--model", type=Path, required=True, help="a directory under data/")
+    init.add_argument("--out", type=Path, help="default: the directory's name with .yaml")
+    init.add_argument("--no-load", action="store_true", help="do not try to load the model")
+    init.set_defaults(run=_init)
     schema = commands.add_parser("schema", help="print the JSON schema of params.yaml for editors")
     schema.add_argument("--recipe", action="store_true", help="of recipes that extend another")
     schema.add_argument("--write", action="store_true", help="write both to docs/ instead")
@@ -155,6 +161,18 @@ def _params(arguments: argparse.Namespace) -> int:
         print(f"{PARAMS}: the parameters of {arguments.file}", file=sys.stderr)
     else:
         print(text, end="")
+    return 0
+
+
+def _init(arguments: argparse.Namespace) -> int:
+    from grpo.wiring.own_model import write_recipe
+
+    recipe, model = arguments.recipe, arguments.model
+    if not recipe.suffix:
+        recipe = Path("recipes") / f"{recipe}.yaml"
+    out = arguments.out or Path(f"{model.name}.yaml")
+    write_recipe(recipe, model, out, loads_model=not arguments.no_load)
+    print(out)
     return 0
 
 
