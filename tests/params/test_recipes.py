@@ -1,8 +1,10 @@
 """Recipes that extend others: what they resolve to, the order of a chain, and what is refused."""
 
 import json
+import re
 import subprocess
 import sys
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -211,3 +213,18 @@ def test_parameters_of_a_run_extend_no_recipe_and_the_message_says_what_to_run(t
     (tmp_path / "params.yaml").rename(tmp_path / "own.yaml")
     assert run(tmp_path, "params", "own.yaml", "--write").returncode == 0
     assert read_params(tmp_path / "params.yaml").seed == 4
+
+
+def test_the_example_of_the_page_resolves_to_one_round_of_one_arm(tmp_path: Path):
+    page = (ROOT / "docs" / "recipes.md").read_text()
+    (shown,) = re.findall(r"^    extends: .*\n(?:    .*\n|\n)+", page, flags=re.MULTILINE)
+    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
+    (tmp_path / "own.yaml").write_text(textwrap.dedent(shown))
+    params = read_params(tmp_path / "own.yaml")
+    assert (params.task.train_prompts, [*params.arms], [*params.rounds]) == (
+        600,
+        ["sgpo"],
+        ["first"],
+    )
+    assert params.arms["sgpo"].training.learning_rate == 0.0003
+    assert run(tmp_path, "check", "own.yaml").returncode == 0
