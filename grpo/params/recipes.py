@@ -118,7 +118,7 @@ def _find_base(file: Path, own: dict[str, Any]) -> Path | None:
     if file.name == PARAMS.name:
         raise ParameterError(
             f"{file}: extends must be in a recipe: DVC reads {PARAMS} as it is; run "
-            f"mv {PARAMS} own.yaml && python -m grpo params own.yaml --write"
+            f"mv {PARAMS} NAME.yaml && python -m grpo params NAME.yaml --write"
         )
     if not isinstance(name, str):
         raise ParameterError(f"{file}: extends must be the path of a recipe, got {name!r}")

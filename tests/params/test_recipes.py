@@ -207,7 +207,7 @@ def test_parameters_of_a_run_extend_no_recipe_and_the_message_says_what_to_run(t
     write(tmp_path / "params.yaml", {"extends": str(SMOKE), "seed": 4})
     done = run(tmp_path, "check")
     assert (done.returncode, done.stdout) == (2, "")
-    advice = "mv params.yaml own.yaml && python -m grpo params own.yaml --write"
+    advice = "mv params.yaml NAME.yaml && python -m grpo params NAME.yaml --write"
     assert done.stderr.startswith("params.yaml: extends must be in a recipe")
     assert done.stderr.endswith(f"; run {advice}\n")
     (tmp_path / "params.yaml").rename(tmp_path / "own.yaml")
