@@ -26,7 +26,7 @@ $(VENV)/ready: requirements.lock pyproject.toml
 
 demo: setup
 ifneq ($(RECIPE),)
-	cp $(RECIPE) params.yaml
+	python -m grpo params $(RECIPE) --write
 endif
 	python -m flows.reproduce
 	python -m grpo summary

@@ -27,6 +27,7 @@ from benchmarks.intervals import span
 from benchmarks.seeds import record_seeds
 from benchmarks.workspaces import make_workspace, peak_bytes, round_seconds, run_stages
 from grpo.modalities.action_chunks.phase_metrics import evenness
+from grpo.params.recipes import read_content
 from grpo.params.yaml import parse_yaml
 from grpo.report.reading import GROUP, read_rollouts, read_round_costs
 from grpo.report.style import styled
@@ -98,7 +99,7 @@ def run_seed(seed: int) -> dict[str, Any]:
 
 def parameters(seed: int) -> dict[str, Any]:
     """Returns the recipe with the benchmark's arms for a seed and four rounds per arm."""
-    params = parse_yaml((ROOT / "recipes" / "manipulation.yaml").read_text())
+    params = read_content(ROOT / "recipes" / "manipulation.yaml")
     arms = {}
     for name, change in parse_yaml(ARMS.read_text()).items():
         if seed in change.pop("seeds", [seed]):

@@ -26,6 +26,7 @@ from benchmarks.demo import ROOT
 from benchmarks.figures import save_figure
 from benchmarks.seeds import record_seeds
 from benchmarks.workspaces import make_workspace, peak_bytes, round_seconds, run_stages
+from grpo.params.recipes import read_content
 from grpo.params.yaml import parse_yaml
 from grpo.report.style import MARKERS, styled
 from grpo.runtime.artifacts.files import read_json
@@ -82,7 +83,7 @@ def run_seed(seed: int) -> dict[str, list[Point]]:
 
 def parameters(seed: int) -> dict[str, Any]:
     """Returns the recipe with the benchmark's arms and three rounds per arm."""
-    params = parse_yaml((ROOT / "recipes" / "glyphs.yaml").read_text())
+    params = read_content(ROOT / "recipes" / "glyphs.yaml")
     reference = params["arms"]["flow"]
     arms = {}
     for name, changes in parse_yaml(ARMS.read_text()).items():

@@ -15,7 +15,7 @@ from benchmarks.allocation_tokens import Point, make_rounds, run_arms
 from benchmarks.demo import RESULTS, ROOT
 from benchmarks.intervals import in_words, mean_interval
 from benchmarks.seeds import record_seeds
-from grpo.params.yaml import parse_yaml
+from grpo.params.recipes import read_content
 from grpo.runtime.artifacts.files import read_json
 from grpo.runtime.markdown import markdown_table
 
@@ -28,7 +28,7 @@ ROUNDS = 4  # of composed, twice as many as in the recipe
 def main() -> None:
     """Runs the given seeds and writes the results of all finished seeds."""
     arms, rounds = make_arms(), make_rounds(DROPPING, 1) | make_rounds(COMPOSED, ROUNDS)
-    params = parse_yaml(RECIPE.read_text()) | {"arms": arms, "rounds": rounds}
+    params = read_content(RECIPE) | {"arms": arms, "rounds": rounds}
     work = ROOT / ".work" / NAME
     results = record_seeds(
         NAME,
@@ -41,7 +41,7 @@ def main() -> None:
 
 def make_arms() -> dict[str, Any]:
     """Returns `composed`, and `plain` with the objective of `composed`, which drops groups."""
-    arms = parse_yaml(RECIPE.read_text())["arms"]
+    arms = read_content(RECIPE)["arms"]
     composed, plain = arms[COMPOSED], arms[PLAIN]
     return {COMPOSED: composed, DROPPING: {**plain, "objective": composed["objective"]}}
 

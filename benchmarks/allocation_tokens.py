@@ -25,6 +25,7 @@ from benchmarks.intervals import in_words, mean_interval, span
 from benchmarks.seeds import record_seeds
 from benchmarks.workspaces import make_workspace, round_seconds, run_stages
 from grpo.params.parameters import Parameters, read_params
+from grpo.params.recipes import read_content
 from grpo.params.yaml import parse_yaml
 from grpo.report.comparison import Curve, cost_to_reach
 from grpo.report.style import MARKERS, styled
@@ -106,7 +107,7 @@ def parameters(seed: int, arms: dict[str, Any]) -> tuple[dict[str, Any], set[str
 
     An arm with more rounds than phases repeats its phases.
     """
-    params: dict[str, Any] = parse_yaml((ROOT / "params.yaml").read_text())
+    params: dict[str, Any] = read_content(ROOT / "params.yaml")
     params |= {"seed": seed, "arms": {}, "rounds": {}}
     evaluated: set[str] = set()
     for name, arm in arms.items():

@@ -24,6 +24,7 @@ from typing import Any
 import pandas as pd
 
 from benchmarks.intervals import in_words, mean_interval, span
+from grpo.params.recipes import resolved_text
 from grpo.report.words import listed
 from grpo.runtime.artifacts.files import digest, read_json, write_json
 from grpo.runtime.artifacts.tables import GREEDY_SCORE, SCORE
@@ -75,7 +76,7 @@ def run_seed(seed: int, recipe: Path, revision: str, workspace: Path) -> dict[st
     if not is_resumed:
         workspace.parent.mkdir(parents=True, exist_ok=True)
         with fresh_clone(revision, workspace.parent) as clone:
-            params = (clone / recipe).read_text().replace("seed: 0\n", f"seed: {seed}\n", 1)
+            params = resolved_text(clone / recipe).replace("seed: 0\n", f"seed: {seed}\n", 1)
             (clone / "params.yaml").write_text(params)
             clone.rename(workspace)
     seconds = time_module(workspace, "flows.reproduce")

@@ -22,6 +22,7 @@ from benchmarks.intervals import in_words, mean_interval
 from benchmarks.seeds import record_seeds
 from benchmarks.workspaces import make_workspace, run_stages
 from grpo.params.parameters import BASE, read_params
+from grpo.params.recipes import read_content
 from grpo.params.yaml import parse_yaml
 from grpo.report.reading import read_run
 from grpo.report.revisions import measure_revisions
@@ -90,7 +91,7 @@ def run_seed(seed: int) -> dict[str, list[Point]]:
 def parameters(seed: int) -> dict[str, Any]:
     """Returns the recipe with this benchmark's arms, rounds and a judge of distances."""
     spec = read_spec()
-    params: dict[str, Any] = parse_yaml(RECIPE.read_text())
+    params: dict[str, Any] = read_content(RECIPE)
     params |= {"seed": seed, "arms": spec["arms"], "rounds": {}}
     params["task"]["revised_pairs"] = spec["revised_pairs"]
     params["policy"]["base"]["warmup"]["updates"] = spec["warmup_updates"]

@@ -26,7 +26,7 @@ import psutil
 
 from benchmarks.demo import RESULTS, ROOT, machine, revision_of
 from benchmarks.workspaces import make_workspace, run_stages
-from grpo.params.yaml import parse_yaml
+from grpo.params.recipes import read_content
 from grpo.runtime.artifacts.files import read_json, write_json
 from grpo.runtime.markdown import markdown_table
 
@@ -94,7 +94,7 @@ def table(results: dict[str, Any]) -> str:
 
 def params_of(executor: str, staleness: int) -> dict[str, Any]:
     """Returns the smoke recipe with one arm and one round of eight iterations."""
-    params: dict[str, Any] = parse_yaml((ROOT / "recipes" / "smoke.yaml").read_text())
+    params: dict[str, Any] = read_content(ROOT / "recipes" / "smoke.yaml")
     arm = params["arms"].pop("sgpo")
     arm["curriculum"] = [
         {"split_at_random": {"phases": 1, "prompts_per_phase": 32}},

@@ -16,6 +16,7 @@ from benchmarks.offpolicy_report import collapse_table, table
 from benchmarks.offpolicy_stability import SEEDS, Case, Suite, make_bases, run_cases
 from grpo.modalities.tokens.modality import RoutingMode
 from grpo.params.parameters import Parameters, read_params
+from grpo.params.recipes import read_content
 from grpo.params.yaml import dump_yaml, parse_yaml
 
 NAME = "offpolicy_long"
@@ -40,7 +41,7 @@ def main() -> None:
 def long_params() -> Parameters:
     """Returns params.yaml with the task, the warm-up and the decoding of this benchmark."""
     own = parse_yaml(SETTINGS.read_text())
-    params = parse_yaml((ROOT / "params.yaml").read_text())
+    params = read_content(ROOT / "params.yaml")
     params["task"]["families"] = own["families"]
     params["policy"]["base"]["warmup"] |= own["warmup"]
     params["policy"]["max_steps"] = own["max_steps"]

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.demo import RESULTS, fresh_clone, machine, revision_of, time_module
+from grpo.params.recipes import resolved_text
 from grpo.params.yaml import parse_yaml
 from grpo.runtime.artifacts.files import write_json
 
@@ -48,8 +49,7 @@ def outs_of(revision: str, recipe: Path, locks: Path) -> dict[str, str]:
     lock = locks / revision / f"{recipe.stem}.lock"
     if not lock.exists():
         with fresh_clone(revision) as workspace:
-            if recipe.name != "params.yaml":
-                shutil.copyfile(workspace / recipe, workspace / "params.yaml")
+            (workspace / "params.yaml").write_text(resolved_text(workspace / recipe))
             time_module(workspace, "flows.reproduce")
             lock.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(workspace / "dvc.lock", lock)

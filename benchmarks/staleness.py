@@ -13,7 +13,8 @@ from typing import Any
 from benchmarks.demo import RESULTS, ROOT, machine, revision_of, time_module
 from benchmarks.figures import save_figure
 from benchmarks.workspaces import SHORT_ROLLOUTS, make_workspace, run_stages
-from grpo.params.yaml import dump_yaml, parse_yaml
+from grpo.params.recipes import read_content
+from grpo.params.yaml import dump_yaml
 from grpo.report.figures import draw_spans
 from grpo.report.seconds import Span, timeline
 from grpo.report.style import styled
@@ -56,7 +57,7 @@ def main() -> None:
 
 def params_of(executor: str, staleness: int) -> dict[str, Any]:
     """Returns the recipe with one arm and one round, and a correction (rule H16)."""
-    params: dict[str, Any] = parse_yaml(SHORT_ROLLOUTS.read_text())
+    params: dict[str, Any] = read_content(SHORT_ROLLOUTS)
     arm = params["arms"]["uniform"]
     arm["objective"] = [{"truncate_mismatch": {"weight_max": 2.0}}, *arm["objective"]]
     arm["training"] |= {

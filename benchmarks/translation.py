@@ -24,6 +24,7 @@ from benchmarks.intervals import in_words, mean_interval, span
 from benchmarks.seeds import record_seeds
 from benchmarks.workspaces import make_workspace, round_seconds, run_stages
 from grpo.params.parameters import read_params
+from grpo.params.recipes import read_content
 from grpo.params.yaml import parse_yaml
 from grpo.report.style import styled
 from grpo.runtime.artifacts.files import read_json
@@ -86,7 +87,7 @@ def run_seed(seed: int) -> dict[str, Run]:
 def parameters(seed: int, judge: str, arms: list[str]) -> dict[str, Any]:
     """Returns the recipe's parameters with some arms of this benchmark, each of one round."""
     written = read_arms()
-    params: dict[str, Any] = parse_yaml(RECIPE.read_text())
+    params: dict[str, Any] = read_content(RECIPE)
     params |= {"seed": seed, "arms": {}, "rounds": {}}
     params["task"] |= written["task"]
     params["reward"]["judges"][0]["judge"] = judge

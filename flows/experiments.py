@@ -22,7 +22,7 @@ from flows.runner import Runner, StageError
 from grpo.errors import ParameterError
 from grpo.lineage.lock import flatten
 from grpo.lineage.revision import git
-from grpo.params.parameters import read_content
+from grpo.params.recipes import read_content
 from grpo.runtime.artifacts.files import digest
 from grpo.runtime.markdown import markdown_table
 from grpo.schema import PARAMS

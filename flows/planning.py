@@ -16,7 +16,7 @@ from dvc.stage import Stage
 
 from grpo.errors import ParameterError
 from grpo.lineage.lock import LOCK, PIPELINE
-from grpo.params.parameters import read_content
+from grpo.params.recipes import read_content
 from grpo.runtime.artifacts.files import require_plain
 from grpo.schema import PARAMS
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.modalities import MODALITIES
-from grpo.params.parameters import read_content
+from grpo.params.recipes import read_content
 from grpo.runtime.fork_client import ADDRESS, read_answer, send_request
 from grpo.schema import PARAMS
 

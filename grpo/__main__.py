@@ -1,4 +1,4 @@
-"""The command line: check, advise, trace, report, and load, sample and upload policies."""
+"""The command line: parameters, advice, lineage, report; load, sample and upload policies."""
 
 from grpo.runtime.process import EXIT_INTERRUPTED, raise_interrupts, stop_at_once
 
@@ -70,6 +70,20 @@ def _parser() -> argparse.ArgumentParser:
     check = commands.add_parser("check", help="list what is wrong or unsound in a parameter file")
     check.add_argument("file", type=Path, nargs="?", default=Path("params.yaml"))
     check.set_defaults(run=_check)
+    params = commands.add_parser("params", help="print a recipe with all that it extends")
+    params.add_argument("file", type=Path, nargs="?", default=Path("params.yaml"))
+    params.add_argument("--write", action="store_true", help="write it to params.yaml instead")
+    params.set_defaults(run=_params)
+    init = commands.add_parser("init", help="write a recipe for a model directory of your own")
+    init.add_argument("--recipe", type=Path, required=True, help="of recipes/: a name or a file")
+    init.add_argument("--model", type=Path, required=True, help="a directory under data/")
+    init.add_argument("--out", type=Path, help="default: the directory's name with .yaml")
+    init.add_argument("--no-load", action="store_true", help="do not try to load the model")
+    init.set_defaults(run=_init)
+    schema = commands.add_parser("schema", help="print the JSON schema of params.yaml for editors")
+    schema.add_argument("--recipe", action="store_true", help="of recipes that extend another")
+    schema.add_argument("--write", action="store_true", help="write both to docs/ instead")
+    schema.set_defaults(run=_schema)
     advise = commands.add_parser("advise", help="propose an arm from a finished profile")
     advise.add_argument("file", type=Path, nargs="?", default=Path("params.yaml"))
     advise.set_defaults(run=_advise)
@@ -136,6 +150,50 @@ def _check(arguments: argparse.Namespace) -> int:
         print(f"{arguments.file}: {each}")
     print(f"{arguments.file}: {errors} errors, {len(said) - errors} remarks", file=sys.stderr)
     return EXIT_WRONG_INPUT if errors else 0
+
+
+def _params(arguments: argparse.Namespace) -> int:
+    from grpo.params.parameters import read_params
+    from grpo.params.recipes import resolved_text
+    from grpo.runtime.artifacts.files import write_bytes
+    from grpo.schema import PARAMS
+
+    read_params(arguments.file)  # a wrong recipe leaves params.yaml as it is
+    text = resolved_text(arguments.file)
+    if arguments.write:
+        write_bytes(PARAMS, text.encode())
+        print(f"{PARAMS}: the parameters of {arguments.file}", file=sys.stderr)
+    else:
+        print(text, end="")
+    return 0
+
+
+def _init(arguments: argparse.Namespace) -> int:
+    from grpo.wiring.own_model import write_recipe
+
+    recipe, model = arguments.recipe, arguments.model
+    if not recipe.suffix:
+        recipe = Path("recipes") / f"{recipe}.yaml"
+    out = arguments.out or Path(f"{model.name}.yaml")
+    write_recipe(recipe, model, out, loads_model=not arguments.no_load)
+    print(out)
+    return 0
+
+
+def _schema(arguments: argparse.Namespace) -> int:
+    from grpo.params.recipes import RECIPE_SCHEMA, SCHEMA
+    from grpo.runtime.artifacts.files import write_bytes
+    from grpo.wiring.json_schema import params_schema, recipe_schema
+
+    made = {SCHEMA: params_schema, RECIPE_SCHEMA: recipe_schema}
+    if not arguments.write:
+        made = {name: each for name, each in made.items() if (name != SCHEMA) == arguments.recipe}
+    for name, make in made.items():
+        text = json.dumps(make(), indent=1, ensure_ascii=False)
+        if arguments.write:
+            write_bytes(Path(name), f"{text}\n".encode())
+        print(name if arguments.write else text)
+    return 0
 
 
 def _advise(arguments: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from grpo.params.yaml import read_yaml
+from grpo.params.recipes import read_content
 
 ROOT = Path(__file__).parents[2]
 GROUP_SIZE = 8
@@ -139,7 +139,7 @@ def params_of(size: Size, seed: int, arm: str) -> dict[str, Any]:
     One arm per file: the profile, which is shared by arms, must count for those that read it only.
     """
     rounds = ARMS[arm].rounds
-    params: dict[str, Any] = copy.deepcopy(read_yaml(ROOT / size.params))
+    params: dict[str, Any] = copy.deepcopy(read_content(ROOT / size.params))
     params["seed"] = seed
     params["task"]["train_prompts"] = size.train_prompts
     params["arms"] = {
@@ -187,7 +187,7 @@ def order_of(size: Size, seed: int, **others: Any) -> dict[str, Any]:
     Args:
       others: Further fields, or other values of these.
     """
-    params = read_yaml(ROOT / size.params)
+    params = read_content(ROOT / size.params)
     return {
         "seed": seed,
         "updates": size.updates,

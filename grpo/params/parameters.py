@@ -25,10 +25,10 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from grpo.errors import ArtifactError, ParameterError, brief, located
+from grpo.errors import ParameterError, brief, located
 from grpo.modalities import MODALITIES, find_modality
 from grpo.modalities.modality import Modality, PolicyParams, SamplingParams
-from grpo.params.yaml import find_odd_value, read_yaml
+from grpo.params.recipes import read_content
 from grpo.rewards import find_judge, judge_names
 from grpo.runtime.plugins import import_plugin, is_plugin
 from grpo.schema import (
@@ -291,9 +291,11 @@ def _validate(kind: Any, value: Any, info: Info) -> Any:
 
 
 class _Profile(Strict):
+    """How the difficulty of prompts is measured: by rollouts of the base policy."""
+
     when: Literal["read", "always"]  # read: only if an arm's curriculum or selection reads it
     rollouts_per_prompt: Rollouts
-    rollouts_per_batch: Positive
+    rollouts_per_batch: Positive  # sampled together
 
 
 class ConstantRate(Strict):
@@ -325,6 +327,8 @@ class StopOnPlateau(Strict):
 
 
 class Training(WithOptionalKeys):
+    """Iterations, updates and the optimizer of an arm's rounds."""
+
     @model_validator(mode="after")
     def _can_stop(self) -> "Training":
         stop = self.stop_on_plateau
@@ -335,16 +339,16 @@ class Training(WithOptionalKeys):
         return self
 
     iterations_per_round: Positive  # each samples with the policy as it is then
-    updates_per_iteration: Positive
+    updates_per_iteration: Positive  # optimizer steps, each on a part of the iteration's groups
     staleness: Literal[0, 1]  # iterations between the weights that sample and those that train
     # What is kept of the rollouts that later iterations than the first have sampled.
     stored_rollouts: Literal["all", "without_media", "tables"]
     learning_rate: Rate
-    betas: tuple[Decay, Decay]
-    weight_decay: NonNegative
-    max_grad_norm: Rate
+    betas: tuple[Decay, Decay]  # of AdamW
+    weight_decay: NonNegative  # of AdamW
+    max_grad_norm: Rate  # larger gradients are scaled down to it
     tokens_per_microbatch: Positive  # rows times width of one forward pass
-    updates_per_checkpoint: Positive
+    updates_per_checkpoint: Positive  # a killed round continues from the last one
     updates_per_audit: Annotated[int, Field(ge=0)]  # 0: never; an audit computes the full gradient
     ranks: Processes  # data-parallel processes; changes the order of sums, and so the last bits
     # Of the learning rate, over the updates since the base policy; null: it is constant.
@@ -361,20 +365,26 @@ class Training(WithOptionalKeys):
 
 
 class Arm(Strict):
-    curriculum: list[LinkSpec] = Field(min_length=1)
+    """One way to spend compute: which prompts and group sizes, how to sample and to train."""
+
+    curriculum: list[LinkSpec] = Field(min_length=1)  # steps: prompts, group sizes and phases
     selection: list[LinkSpec]  # prompts that are sampled; empty: every prompt of a phase
     sampling: Annotated[SerializeAsAny[SamplingParams], PlainValidator(_find_sampling)]
-    objective: list[LinkSpec] = Field(min_length=1)
+    objective: list[LinkSpec] = Field(min_length=1)  # links, or the name of an algorithm
     training: Training
 
 
 class RoundParams(Strict):
-    arm: Name
-    start: Name
-    phase: Positive
+    """A round of an arm, which starts from the base policy or from another round."""
+
+    arm: Name  # a name of the section arms
+    start: Name  # base, or the name of a round above this one
+    phase: Positive  # of the arm's curriculum, from 1
 
 
 class _Evaluation(Strict):
+    """How the base policy and every arm's rounds are evaluated on the prompts for evaluation."""
+
     @field_validator("judges")
     @classmethod
     def _differ(cls, judges: list[JudgeParams]) -> list[JudgeParams]:
@@ -384,8 +394,8 @@ class _Evaluation(Strict):
     judges: list[JudgeParams]  # beside those of the reward; their scores are only reported
     sampling: Annotated[SerializeAsAny[Strict], PlainValidator(_find_draws)]
     rollouts_per_prompt: Annotated[int, Field(ge=2, le=65536)]
-    rollouts_per_batch: Positive
-    confidence: Annotated[float, Field(gt=0, lt=1)]
+    rollouts_per_batch: Positive  # sampled together
+    confidence: Annotated[float, Field(gt=0, lt=1)]  # of the intervals, such as 0.95
     bootstrap_resamples: Annotated[int, Field(gt=0, le=10**6)]  # of 1,000 prompts: 8 GB
 
 
@@ -393,7 +403,7 @@ class _ExecutorParams(Strict):
     """Workers that sample and judge. Results do not depend on them, so that no stage reruns."""
 
     executor: Literal["local", "processes", "ray"]  # in the stage, on this host, or on a cluster
-    workers: Processes
+    workers: Processes  # 1 with the executor local
 
     @field_validator("executor", mode="before")
     @classmethod
@@ -404,16 +414,19 @@ class _ExecutorParams(Strict):
 
 
 class Parameters(Strict):
-    seed: Annotated[int, Field(ge=0)]
+    """One run: its task, base policy, reward and evaluation, and how each arm spends compute."""
+
+    seed: Annotated[int, Field(ge=0)]  # all random numbers of the run follow from it
     machine: Machine
     sampling: _ExecutorParams
-    task: Annotated[SerializeAsAny[Task], PlainValidator(_find_task)]
+    task: Annotated[SerializeAsAny[Task], PlainValidator(_find_task)]  # the source of prompts
+    # The model: its kind, where the base comes from, adapters and the limit of steps.
     policy: Annotated[SerializeAsAny[PolicyParams], PlainValidator(_find_policy)]
     profile: _Profile
     reward: Reward
     evaluation: _Evaluation
-    arms: dict[Name, Arm] = Field(min_length=1)
-    rounds: dict[Name, RoundParams] = Field(min_length=1)
+    arms: dict[Name, Arm] = Field(min_length=1)  # by name; the report compares with the first
+    rounds: dict[Name, RoundParams] = Field(min_length=1)  # by name; each arm's are one chain
 
     @property
     def modality(self) -> Modality[Any, Any, Any]:
@@ -480,26 +493,6 @@ def read_params(path: Path = PARAMS) -> Parameters:
     _check_judges(params, path)
     _check_policy(params, path)
     return params
-
-
-def read_content(path: Path = PARAMS) -> dict[str, Any]:
-    """Returns the content of a parameter file without validating parameters.
-
-    Raises:
-      ParameterError: If the file is missing, not valid YAML, or has unsupported values.
-    """
-    try:
-        content = read_yaml(path)
-    except FileNotFoundError:
-        raise ParameterError(f"{path}: no such file; copy one from recipes/") from None
-    except ArtifactError as error:
-        raise ParameterError(f"{path}: {error}") from None
-    if not isinstance(content, dict):
-        raise ParameterError(f"{path}: must hold parameters by name, got {brief(repr(content))}")
-    odd = find_odd_value(content)
-    if odd:
-        raise ParameterError(f"{path}: {odd}")
-    return content
 
 
 @contextmanager

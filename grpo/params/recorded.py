@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.errors import ArtifactError, ParameterError, located
-from grpo.params.parameters import read_content
+from grpo.params.recipes import read_content
 from grpo.params.yaml import read_yaml, value_at
 from grpo.runtime.artifacts.files import read_json, sha256_of
 from grpo.schema import PARAMS

@@ -71,16 +71,17 @@ def read_yaml(path: Path) -> Any:
         raise ArtifactError(f"must be a file that can be read, {error.strerror}") from None
 
 
-def dump_yaml(value: Any, *, compact: bool = False) -> str:
+def dump_yaml(value: Any, *, compact: bool = False, width: int = WIDTH) -> str:
     """Returns plain values as YAML that `parse_yaml` and DVC read back unchanged.
 
     Args:
       compact: Writes mappings and lists of scalars on one line.
+      width: Of a line, in characters; longer ones are wrapped.
     """
     writer = YAML(typ="safe", pure=True)
     writer.Representer = _Representer
     writer.default_flow_style = None if compact else False
-    writer.width = WIDTH
+    writer.width = width
     writer.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
     writer.indent(mapping=2, sequence=4, offset=2)
     stream = io.StringIO()

@@ -18,7 +18,8 @@ from grpo.lineage.lock import (
     outs_behind,
     read_lock,
 )
-from grpo.params.parameters import BASE, Parameters, read_content, read_params, with_tuples
+from grpo.params.parameters import BASE, Parameters, read_params, with_tuples
+from grpo.params.recipes import read_content
 from grpo.params.yaml import value_at
 from grpo.report.seconds import stages_of
 from grpo.runtime.artifacts.marks import (

@@ -8,6 +8,7 @@ import pytest
 from grpo.errors import ArtifactError, ParameterError
 from grpo.params.manifests import Reader, describe_data, require_described
 from grpo.params.parameters import Parameters, read_params
+from grpo.params.recipes import read_content
 from grpo.params.yaml import dump_yaml, parse_yaml
 from grpo.runtime.artifacts.files import canonical_json, write_bytes, write_json
 from grpo.runtime.artifacts.usage import Usage
@@ -33,7 +34,7 @@ def params(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Parameters:
     monkeypatch.chdir(tmp_path)
     for name in NAMED:
         write_bytes(Path(name), name.encode())
-    content = parse_yaml((ROOT / "recipes/images-sd35.yaml").read_text())
+    content = read_content(ROOT / "recipes/images-sd35.yaml")
     content["policy"]["base"] = {"source": "directory", "path": "own"}
     content["reward"]["judges"][0]["model"] = {"source": "directory", "path": "clip"}
     Path("params.yaml").write_text(dump_yaml(content))
@@ -101,7 +102,7 @@ def test_what_is_named_and_not_there_is_refused_before_anything_runs(
 @pytest.mark.parametrize("recipe", sorted((ROOT / "recipes").glob("*.yaml")), ids=lambda p: p.stem)
 def test_every_directory_that_a_recipe_names_is_described(recipe: Path):
     """However deep its parameters lie."""
-    content = parse_yaml(recipe.read_text())
+    content = read_content(recipe)
     paths = list(_directories(content))
     for path in paths:
         write_bytes(DATA / path / "config.json", b"{}")

@@ -14,7 +14,8 @@ from grpo.errors import ParameterError
 from grpo.objective.links import ALGORITHMS, LINKS
 from grpo.objective.rules import Severity
 from grpo.params.parameters import read_params
-from grpo.params.yaml import dump_yaml, parse_yaml
+from grpo.params.recipes import read_content
+from grpo.params.yaml import dump_yaml
 from grpo.wiring.allocation import curriculum_of
 from grpo.wiring.checks import findings
 from grpo.wiring.objectives import build_objective
@@ -75,7 +76,7 @@ def test_a_link_is_named_after_its_function_and_keeps_all_its_settings(name: str
 
 def changed(tmp_path: Path, *changes: tuple[str, object], recipe: Path = SHORT_ROLLOUTS) -> Path:
     """Returns a copy of a parameter file with values changed by dotted path; None removes."""
-    content = parse_yaml(recipe.read_text())
+    content = read_content(recipe)
     for path, value in changes:
         *parents, last = path.split(".")
         node = content

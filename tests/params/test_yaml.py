@@ -12,7 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from grpo.errors import ArtifactError, ParameterError
-from grpo.params.parameters import read_content, read_params
+from grpo.params.parameters import read_params
+from grpo.params.recipes import read_content
 from grpo.params.yaml import dump_yaml, find_odd_value, parse_yaml
 
 RECIPE = (Path(__file__).parents[2] / "recipes" / "smoke.yaml").read_text()

@@ -229,7 +229,7 @@ PARAMETERS = [
         r"params.yaml: sampling.executor ray needs ray; run pip install -e '.\[ray\]'",
         missing=("ray",)),
     Bad("missing params.yaml", "score@uniform-1", remove("params.yaml"),
-        r"params.yaml: no such file; copy one from recipes/"),
+        r"params.yaml: no such file; run python -m grpo params recipes/NAME"),
     Bad("invalid yaml", "check", write("params.yaml", "seed: [1,\n"), r"params.yaml: must be YAML"),
     Bad("params.yaml in another encoding", "check", write("params.yaml", b"seed: \xff\xfe"),
         r"params.yaml: must be YAML"),

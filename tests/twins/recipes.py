@@ -13,10 +13,9 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from grpo.modalities.shared.images import join_prompt
 from grpo.modalities.shared.warmup import WarmupSettings, warm_up
+from grpo.params.recipes import read_content
 from grpo.tasks.grounding import draw_scene
 from tests.twins.models import config_of, save_twin
 
@@ -58,9 +57,8 @@ E2PO: dict[str, Any] = {
 
 
 def read(name: str) -> dict[str, Any]:
-    """Returns a recipe's parameters as they are written."""
-    content: dict[str, Any] = yaml.safe_load((RECIPES / f"{name}.yaml").read_text())
-    return content
+    """Returns a recipe's parameters with all that it extends."""
+    return read_content(RECIPES / f"{name}.yaml")
 
 
 def needing_a_twin() -> list[str]:
