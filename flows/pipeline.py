@@ -33,24 +33,38 @@ from flows.planning import Step, plan
 from flows.reproduction import Reproduction, announce, local_runner, locked
 from flows.runner import Runner
 from flows.sharing import PUSH, Push, require_remote
+from grpo.errors import GrpoError
 from grpo.lineage.graph import reduce_edges
-from grpo.lineage.lock import flatten, sort_lock
+from grpo.lineage.lock import sort_lock
 from grpo.lineage.revision import git
+from grpo.params.recipes import read_content
+from grpo.report.words import format_flops
 from grpo.runtime.artifacts.files import write_bytes
 from grpo.runtime.markdown import markdown_table
 
 METRICS = "artifacts/report/metrics.json"
 PAGE = "artifacts/report/index.html"
 LAST_RUN = Path(".work/reproduce.run")  # id of the most recently started flow run
-SHOWN = ("mean_at_k.value", "gain_over_base.value", "gain_over_base.low", "cost.flops")
+SCORES = {"mean_at_k": "mean@{k}", "gain_over_base": "gain over base", "greedy": "greedy"}
 MOST_STAGES = 4096  # threads; waiting stages need one, too; the runner limits running stages
 
 
 def title() -> str:
-    """Returns the name of a flow run: its targets and its commit."""
+    """Returns the name of a flow run: its targets or its task and arms, and its commit."""
     targets = runtime.flow_run.parameters["targets"]
     commit = git(Path.cwd(), "rev-parse", "--short", "HEAD") or "no commit"
-    return f"{' '.join(targets) or 'all stages'} at {commit}"
+    dirty = ", dirty" if git(Path.cwd(), "status", "--porcelain") else ""
+    return f"{' '.join(targets) or _describe_params()} at {commit}{dirty}"
+
+
+def _describe_params() -> str:
+    """Returns task and arms of params.yaml, e.g. "reasoning_gym: plain, sgpo"."""
+    with suppress(GrpoError):  # the stages will say what is wrong
+        content = read_content()
+        task, arms = content.get("task"), content.get("arms")
+        if isinstance(task, dict) and isinstance(arms, dict):
+            return f"{task.get('kind')}: {', '.join(map(str, arms))}"
+    return "all stages"
 
 
 @flow(
@@ -169,10 +183,21 @@ def _push(workspace: Path, stages: Sequence[str]) -> State:
 
 
 def headline(metrics: str) -> dict[str, str]:
-    """Returns the numbers in a report's JSON whose names end with a suffix in SHOWN."""
-    numbers = flatten(json.loads(metrics))
-    shown = {name: each for name, each in numbers.items() if name.endswith(SHOWN)}
-    return {name: f"{each:.6g}" for name, each in shown.items() if isinstance(each, int | float)}
+    """Returns the main numbers of a report's JSON by name, e.g. "plain cost": "1.03 TFLOP"."""
+    report, shown = json.loads(metrics), dict[str, str]()
+    for arm, found in {"base": report.get("base", {}), **report.get("arms", {})}.items():
+        for name, words in SCORES.items():
+            if name in found:
+                shown[f"{arm} {words.format(k=report.get('k', 'k'))}"] = _interval(found[name])
+        if "cost" in found:
+            shown[f"{arm} cost"] = format_flops(found["cost"]["flops"])
+    return shown
+
+
+def _interval(found: Mapping[str, float]) -> str:
+    """Returns a number and its interval, if there is one."""
+    value = f"{found['value']:.3f}"
+    return f"{value} [{found['low']:.3f}, {found['high']:.3f}]" if "low" in found else value
 
 
 def _report(workspace: Path) -> str:

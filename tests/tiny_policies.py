@@ -142,7 +142,8 @@ elif stage == "evaluate":
     paths[3].write_text(json.dumps({"mean_at_k": {"value": float(right.mean()) / rollouts}}))
 elif stage == "report":
     means = {each.stem: json.loads(each.read_text()) for each in sorted(paths[0].glob("*.json"))}
-    paths[1].write_text(json.dumps(means))
+    arms = {name: each for name, each in means.items() if name != "base"}
+    paths[1].write_text(json.dumps({"k": 8, "base": means["base"], "arms": arms}))
     widths = {name: 200 * each["mean_at_k"]["value"] for name, each in means.items()}
     bars = "".join(
         f'<rect y="{20 * i}" width="{width}" height="16" fill="#37b"/>'

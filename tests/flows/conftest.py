@@ -118,7 +118,7 @@ def team(learning: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[T
             f"{killed.s3}/grpo/kept", data=b"by the team that was killed", method="PUT"
         )
         urllib.request.urlopen(kept, timeout=30).close()
-        lost = killed.start("reproduce/workspace", push=True)
+        lost = killed.start("reproduce/pipeline", push=True)
         until(lambda: marks.exists() and "start base" in marks.read_text())
         killed.process.kill()
         until(lambda: processes_in(workspace) == [])
@@ -130,7 +130,7 @@ def team(learning: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[T
 @pytest.fixture(scope="session")
 def done(team: Team) -> dict[str, Any]:
     """The pipeline's run on the worker."""
-    return team.run("reproduce/workspace", seconds=1.0, push=True)
+    return team.run("reproduce/pipeline", seconds=1.0, push=True)
 
 
 @pytest.fixture(scope="session")
@@ -141,4 +141,4 @@ def promoted(done: dict[str, Any], team: Team) -> dict[str, Any]:
         patch.chdir(team.workspace)
         patch.setenv("MLFLOW_TRACKING_URI", team.mlflow)
         assert Registry(MODEL).promote("a-1", Bounds()).outcome == PROMOTED
-    return team.decide("promote/workspace", policy="a-2")
+    return team.decide("promote/promote", policy="a-2")

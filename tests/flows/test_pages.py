@@ -48,7 +48,7 @@ def test_the_pages_of_a_run_show_its_stages_as_a_graph_and_its_report(
     assert all(f"\n{each}\n" in text for each in (*stages, "report", "stages", "progress"))
     assert bars(browser.picture(), GREEN, region_of(browser, "canvas")) >= len(stages)
     _, text = next(visit)
-    assert all(f"{each}.mean_at_k.value" in text for each in evaluated)
+    assert all(f"{each} mean@8" in text for each in evaluated)
     browser.wait_until("document.images[0]?.naturalHeight")
     assert bars(browser.picture(), BLUE, region_of(browser, "img")) == len(evaluated)
     next(visit)
