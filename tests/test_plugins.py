@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
@@ -21,6 +22,7 @@ from grpo.runtime.artifacts.usage import Usage
 from grpo.runtime.plugins import import_plugin, plugin_files
 from grpo.schema import DATA, PARAMS, Machine
 from grpo.wiring.checks import findings
+from grpo.wiring.tasks import build_prompts
 from stages import check
 
 ROOT = Path(__file__).parents[1]
@@ -204,8 +206,20 @@ def test_rules_know_a_link_of_ones_own_by_its_kinds():
     assert {each.rule for each in findings(read_params())} == {"U21"}  # after rloo's selection
 
 
+def test_prompts_of_ones_own_get_the_names_of_their_parts_and_must_be_held_out():
+    tables = build_prompts(read_params(), DATA)
+    assert {each.split("-")[0] for each in tables.train["prompt_id"]} == {"train"}
+    assert tables.eval["prompt_id"].tolist() == ["eval-0", "eval-1"]
+    text = Path("plugins/sums.py").read_text()
+    Path("plugins/sums.py").write_text(text.replace("rows[2:]", "rows[1:]"))
+    sys.modules.pop("plugins.sums")
+    said = refused(lambda: build_prompts(read_params(), DATA))
+    assert "must evaluate on other prompts than it trains on, '1+1='" in said
+
+
 def test_every_workspace_has_its_own_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     first = import_plugin("plugins.common")
+    import_plugin("plugins.links")
     assert import_plugin("plugins.common") is first
     other = tmp_path / "other"
     (other / "plugins").mkdir(parents=True)

@@ -13,7 +13,11 @@ def test_negative_advantages_are_multiplied():
         mask=torch.ones(2, 1, dtype=torch.bool),
         behavior_logp=torch.zeros(2, 1),
     )
-    plain, _ = grpo.assign_credit(grpo.rloo(), rollouts)
-    scaled, _ = grpo.assign_credit(grpo.chain(grpo.rloo(), my_part(0.5)), rollouts)
+
+    def credit(objective: grpo.Objective) -> grpo.Credit:
+        generator = torch.Generator().manual_seed(0)
+        return grpo.assign_credit(objective, rollouts, objective.init(), generator)[0]
+
+    plain, scaled = credit(grpo.rloo()), credit(grpo.chain(grpo.rloo(), my_part(0.5)))
     assert plain.advantage.tolist() == [[1.0], [-1.0]]
     assert scaled.advantage.tolist() == [[1.0], [-0.5]]

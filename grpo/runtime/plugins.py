@@ -93,10 +93,11 @@ def _import(place: _Place) -> ModuleType:
     """Returns a module of the workspace, even if another workspace's was imported before."""
     here = Path.cwd()
     known = sys.modules.get(place.module)
-    if known is not None and Path(str(known.__file__)) == here / place.file:
+    if known is not None and _is_below(known, here):
         return known
-    for each in [each for each in sys.modules if each.split(".")[0] == str(PLUGINS)]:
-        del sys.modules[each]
+    for name, module in list(sys.modules.items()):
+        if name.split(".")[0] == str(PLUGINS) and not _is_below(module, here):
+            del sys.modules[name]
     if str(here) in sys.path:
         sys.path.remove(str(here))
     sys.path.insert(0, str(here))
@@ -105,6 +106,12 @@ def _import(place: _Place) -> ModuleType:
         return importlib.import_module(place.module)
     except (Exception, SystemExit) as error:  # noqa: BLE001  of any kind: it is a user's file
         raise ParameterError(_describe_failure(place.file, error)) from None
+
+
+def _is_below(module: ModuleType, folder: Path) -> bool:
+    """Returns whether a module, or a folder of modules, is in a workspace."""
+    places = [module.__file__] if module.__file__ else [*module.__path__]
+    return any(Path(each).is_relative_to(folder / PLUGINS) for each in places)
 
 
 def _describe_failure(file: Path, error: BaseException) -> str:

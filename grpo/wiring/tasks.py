@@ -2,14 +2,26 @@
 
 from pathlib import Path
 
+import pandas as pd
+
+from grpo.errors import ParameterError, brief
 from grpo.params.parameters import Parameters
 from grpo.runtime.seeds import derive_seed
+from grpo.schema import PARAMS
 from grpo.tasks.base import PromptTables, TaskInputs
 
 
 def build_prompts(params: Parameters, data: Path) -> PromptTables:
-    """Returns the prompts of the task, and solutions for the warm-up if the base is fresh."""
-    return params.task.make_prompts(
+    """Returns the prompts of the task, and solutions for the warm-up if the base is fresh.
+
+    Every prompt_id starts with "train-" or "eval-", also if the task's do not.
+
+    Raises:
+      ParameterError: If the parameters cannot be satisfied, or a task of one's own evaluates on
+        prompts of training.
+      ArtifactError: If a file of prompts is broken.
+    """
+    tables = params.task.make_prompts(
         TaskInputs(
             seed=derive_seed(params.seed, "prompts") % 2**31,
             data=data,
@@ -17,3 +29,19 @@ def build_prompts(params: Parameters, data: Path) -> PromptTables:
             takes_messages=params.modality.takes_messages(params.policy),
         )
     )
+    both = {*tables.train["prompt"]} & {*tables.eval["prompt"]}
+    if both:
+        raise ParameterError(
+            f"{PARAMS}: task.kind {params.task.kind} must evaluate on other prompts than it trains "
+            f"on, {brief(repr(min(both)))} is in both tables"
+        )
+    return tables._replace(
+        train=_with_part(tables.train, "train"), eval=_with_part(tables.eval, "eval")
+    )
+
+
+def _with_part(prompts: pd.DataFrame, part: str) -> pd.DataFrame:
+    """Returns prompts whose ids start with the name of their part."""
+    ids = prompts["prompt_id"]
+    named = ids.where(ids.str.startswith(f"{part}-"), f"{part}-" + ids)
+    return prompts.assign(prompt_id=named)
