@@ -35,7 +35,7 @@ from flows.runner import Runner
 from flows.sharing import PUSH, Push, require_remote
 from grpo.errors import GrpoError
 from grpo.lineage.graph import reduce_edges
-from grpo.lineage.lock import sort_lock
+from grpo.lineage.lock import LOCK, sort_lock
 from grpo.lineage.revision import git
 from grpo.params.recipes import read_content
 from grpo.report.words import format_flops
@@ -53,7 +53,8 @@ def title() -> str:
     """Returns the name of a flow run: its targets or its task and arms, and its commit."""
     targets = runtime.flow_run.parameters["targets"]
     commit = git(Path.cwd(), "rev-parse", "--short", "HEAD") or "no commit"
-    dirty = ", dirty" if git(Path.cwd(), "status", "--porcelain") else ""
+    changes = git(Path.cwd(), "status", "--porcelain", "--", ".", f":(exclude){LOCK}")
+    dirty = ", dirty" if changes else ""
     return f"{' '.join(targets) or _describe_params()} at {commit}{dirty}"
 
 

@@ -83,8 +83,7 @@ def test_a_run_is_named_by_what_it_does_and_where_it_starts(
     done: dict[str, Any], team: Team, promoted: Any
 ) -> None:
     commits = tiny_pipeline.run(team.workspace, "git", "log", "--format=%h").split()
-    # The last commit is of its results, which are not committed yet.
-    assert done["name"].removesuffix(", dirty") == f"all stages at {commits[1]}"
+    assert done["name"] == f"all stages at {commits[1]}"  # the last one is of its results
 
 
 def test_deployments_are_there_and_what_is_scheduled_is_planned(team: Team) -> None:
