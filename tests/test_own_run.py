@@ -63,7 +63,9 @@ def follow(clone: Path, until: str) -> None:
         if command.startswith("python -m grpo check"):
             (given,) = [each for each in blocks() if each.startswith("extends:")]
             written = yaml.safe_load((clone / "my-run.yaml").read_text())
-            assert written.items() <= yaml.safe_load(given).items()  # what `init` has written
+            whole = yaml.safe_load(given)
+            assert whole["extends"] == written["extends"]
+            assert whole["policy"] == {**written["policy"], "max_steps": 16}
             (clone / "my-run.yaml").write_text(given)
         if not command.startswith(INSTALLS):
             run(clone, command)

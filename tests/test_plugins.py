@@ -344,6 +344,13 @@ def test_a_function_gets_the_columns_that_it_names_and_all_with_a_variadic():
             "hint": [None, "even"],
         }
     ]
+
+    def optional(
+        completions: list[str], hint: Any = "x", other: Any = "y", **kw: Any
+    ) -> list[float]:
+        return [float(a is None) + float(b is None) for a, b in zip(hint, other)]
+
+    assert read(optional) == [2.0, 1.0]  # whatever prompts are in a call
     assert judge_of_function("plugins.f", few).needs_columns == {"level"}
     assert judge_of_function("plugins.f", everything).needs_columns == frozenset()
 

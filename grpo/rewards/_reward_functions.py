@@ -12,7 +12,7 @@ from grpo.rewards.base import Judge, JudgeInputs, Reader, Task, View
 TEXTS = ("prompts", "completions")
 OF_TRAINER = {"completion_ids", "trainer_state", "log_extra", "log_metric", "environments"}
 OF_EVERY_PROMPT = ("answer", "family")
-BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
+BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 def judge_of_function(name: str, function: Callable[..., Any]) -> Judge:
@@ -30,7 +30,7 @@ def judge_of_function(name: str, function: Callable[..., Any]) -> Judge:
     """
     parameters = inspect.signature(function).parameters.values()
     takes_all = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters)
-    named = {each.name for each in parameters if each.kind not in BY_POSITION}
+    named = {each.name for each in parameters if each.kind in BY_NAME}
     required = {
         each.name
         for each in parameters
@@ -50,15 +50,18 @@ def judge_of_function(name: str, function: Callable[..., Any]) -> Judge:
         reads="text",
         reads_together=True,
         needs_columns=frozenset(required - {*TEXTS, *OF_EVERY_PROMPT}),
-        load=partial(_load, function, None if takes_all else named),
+        load=partial(_load, function, named - OF_TRAINER, takes_all),
     )
 
 
-def _load(function: Callable[..., Any], wanted: set[str] | None, inputs: JudgeInputs) -> Reader:
+def _load(
+    function: Callable[..., Any], named: set[str], takes_all: bool, inputs: JudgeInputs
+) -> Reader:
     """Returns the reader that calls a function.
 
     Args:
-      wanted: The arguments that it takes; None: all.
+      named: The arguments that it names; a column that no prompt has is a list of None.
+      takes_all: Whether it takes other columns, too.
     """
 
     def read(texts: Sequence[str], tasks: Sequence[Task]) -> list[View]:
@@ -67,8 +70,9 @@ def _load(function: Callable[..., Any], wanted: set[str] | None, inputs: JudgeIn
         if inputs.takes_messages:
             prompts = [[{"role": "user", "content": each}] for each in prompts]
             completions = [[{"role": "assistant", "content": each}] for each in completions]
-        given = {"prompts": prompts, "completions": completions, **_columns(tasks)}
-        passed = {key: each for key, each in given.items() if wanted is None or key in wanted}
+        missing = {name: [None] * len(texts) for name in named - {*TEXTS}}
+        given = {**missing, "prompts": prompts, "completions": completions, **_columns(tasks)}
+        passed = {key: each for key, each in given.items() if takes_all or key in named}
         rewards = function(**passed)
         if inspect.isawaitable(rewards):
             rewards = asyncio.run(_wait_for(rewards))
