@@ -56,8 +56,16 @@ class DivergedError(GrpoError, ArithmeticError):
         self.updates = updates
 
 
-class WorkerError(GrpoError, RuntimeError):
+class RetryableError(GrpoError, RuntimeError):
+    """The cause may pass: a rerun may succeed, so flows try the stage again."""
+
+
+class WorkerError(RetryableError):
     """Workers or ranks were lost, or none could be started; a rerun resumes the stage."""
+
+
+class ServerError(RetryableError):
+    """A server that a judge asks does not answer; a rerun resumes the stage."""
 
 
 class StorageError(GrpoError, RuntimeError):

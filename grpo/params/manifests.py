@@ -3,6 +3,7 @@
 A stage that depended on all of data/ would rerun for every unrelated file there.
 """
 
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -22,12 +23,15 @@ Reader = Literal["task", "base", "judge"]  # the component that reads the files
 def describe_data(params: Parameters, data: Path, reader: Reader) -> dict[str, str]:
     """Returns the SHA-256 of every file under data/ that a component reads, by path.
 
-    Files on the Hugging Face Hub or in S3 are not included: parameters pin their content.
+    Files on the Hugging Face Hub or in S3 are not included: parameters pin their content. The
+    settings of judges are, by their parameter: stages that depend on a judge's name and model
+    cannot depend on a key that most judges lack.
 
     Raises:
       ParameterError: If a file is missing.
     """
-    return {str(file): known_sha256(file) for file in sorted(_files(params, data, reader))}
+    files = {str(file): known_sha256(file) for file in sorted(_files(params, data, reader))}
+    return files | (_settings(params) if reader == "judge" else {})
 
 
 def require_described(manifest: Path, params: Parameters, data: Path, reader: Reader) -> None:
@@ -45,6 +49,18 @@ def require_described(manifest: Path, params: Parameters, data: Path, reader: Re
             raise ArtifactError(
                 f"{name}: differs from {manifest}, it has changed since check ran; rerun check"
             )
+
+
+def _settings(params: Parameters) -> dict[str, str]:
+    """Returns the SHA-256 of the settings of each judge that has some, by parameter."""
+    settings = {
+        f"{where}.settings": each.settings for where, each in params.judges("evaluation").items()
+    }
+    return {
+        where: hashlib.sha256(each.model_dump_json().encode()).hexdigest()
+        for where, each in settings.items()
+        if each is not None
+    }
 
 
 def _files(params: Parameters, data: Path, reader: Reader) -> Iterator[Path]:

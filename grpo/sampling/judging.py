@@ -22,13 +22,23 @@ from typing import Any, NamedTuple, SupportsFloat
 import numpy as np
 from numpy.typing import NDArray
 
-from grpo.errors import brief, describe_error
-from grpo.rewards.base import AnswerJudge, Part, PartJudge, Reader, Scored, Task, Viewer
+from grpo.errors import ParameterError, RetryableError, brief, describe_error
+from grpo.rewards.base import (
+    ROLLOUTS_PER_CALL,
+    AnswerJudge,
+    Part,
+    PartJudge,
+    Reader,
+    Scored,
+    Task,
+    Unjudged,
+    View,
+    Viewer,
+)
 from grpo.runtime.process import die_with_parent
 
 ALARM_AGAIN_SECONDS = 0.05  # interval of repeated alarms for a judge that catches the first
 ScoreRange = tuple[float, float] | None  # raw scores that map to 0 and 1; None: 0 and 1
-ITEMS_AT_ONCE = 16  # rollouts per call of a Viewer or Reader
 GRACE_SECONDS = 1.0  # time after the limit until the judging process is killed
 
 
@@ -100,13 +110,18 @@ class JointJudge:
     reads_media: bool
     score_range: ScoreRange = None
     scores_parts: bool = False
+    rollouts_per_call: int = ROLLOUTS_PER_CALL
 
     def judge(
         self, items: NDArray[np.uint8] | Sequence[str], tasks: Sequence[Task]
     ) -> Iterator[tuple[str, Outcome]]:
-        """Yields the view's text and the outcome of each rollout."""
-        for start in range(0, len(tasks), ITEMS_AT_ONCE):
-            rows = slice(start, start + ITEMS_AT_ONCE)
+        """Yields the view's text and the outcome of each rollout.
+
+        Raises:
+          ParameterError, RetryableError: If the judge raises them, e.g. because its server is down.
+        """
+        for start in range(0, len(tasks), self.rollouts_per_call):
+            rows = slice(start, start + self.rollouts_per_call)
             yield from self._judge_batch(items[rows], tasks[rows])
 
     def _judge_batch(
@@ -118,17 +133,20 @@ class JointJudge:
             views = view(items, tasks)
             if len(views) != len(tasks):
                 raise ValueError(f"must give {len(tasks)} views, gave {len(views)}")
-            return [self._outcome(*view, text=item) for view, item in zip(views, items)]
+            return [self._outcome(each, text=item) for each, item in zip(views, items)]
+        except (ParameterError, RetryableError):
+            raise
         except (Exception, SystemExit) as error:  # noqa: BLE001  the rollout boundary
             if len(tasks) == 1:
                 return [("", Outcome(0.0, "failed", _said(error)))]
         alone = [slice(row, row + 1) for row in range(len(tasks))]
         return [each for row in alone for each in self._judge_batch(items[row], tasks[row])]
 
-    def _outcome(
-        self, shown: str, score: object, parts: Sequence[Part] = (), *, text: Any
-    ) -> tuple[str, Outcome]:
+    def _outcome(self, view: View | Unjudged, *, text: Any) -> tuple[str, Outcome]:
         """Returns the text and the outcome of a view, of which a judge may leave out the parts."""
+        if isinstance(view, Unjudged):
+            return "", Outcome(0.0, "failed", _storable(view.detail))
+        shown, score, parts = View(*view)
         if self.scores_parts:
             given: Any = score
             return shown, _checked_parts(Scored(given, parts), text, self.score_range)

@@ -97,6 +97,7 @@ def _load_judge(
         data=data,
         machine=params.machine,
         answer_pattern=reward.answer_pattern,
+        settings=given.settings,
     )
     loaded: Any = judge.load(inputs)
     if judge.reads == "media" or judge.reads_together:
@@ -105,6 +106,7 @@ def _load_judge(
             reads_media=judge.reads == "media",
             score_range=given.score_range,
             scores_parts=judge.scores_parts,
+            rollouts_per_call=judge.rollouts_per_call,
         )
     if judge.reads == "simulation":
         return TextJudge(loaded, answer_pattern="^(.*)$", timeout_seconds=1.0)
