@@ -32,6 +32,10 @@ class ParameterError(GrpoError, ValueError):
     """A parameter is wrong; the message starts with its file and path."""
 
 
+class RefusedError(ParameterError):
+    """A server refuses what a judge asks, e.g. for its key; a rerun does not help."""
+
+
 class ArtifactError(GrpoError, ValueError):
     """A file is missing, truncated or violates its schema; the message starts with its path."""
 

@@ -183,6 +183,7 @@ class Reward(WithOptionalKeys):
     unfinished_penalty: NonNegative  # subtracted if a rollout hit the step limit
     timeout_seconds: Timeout | None  # of judges of text, per rollout and judge
     overlong_penalty: OverlongPenalty | None = None  # subtracted from the reward of long rollouts
+    memory_gb: Rate | None = None  # of the process of each judge of text; null: 4
 
 
 def _require_distinct(judges: Sequence[JudgeParams]) -> None:
@@ -234,6 +235,11 @@ def _check_judges(params: "Parameters", path: Path) -> None:
         if has_answer == (value is None):
             rule = "must be stated" if has_answer else "must be null"
             raise ParameterError(f"{path}: reward.{name} {rule} with judge {names}, got {value!r}")
+    if params.reward.memory_gb is not None and not has_answer:
+        raise ParameterError(
+            f"{path}: reward.memory_gb must be removed with judge {names}: it is of judges of text "
+            "in a process of their own"
+        )
 
 
 def _check_judge(each: JudgeParams, where: str) -> None:

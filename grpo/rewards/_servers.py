@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
 
-from grpo.errors import GrpoError, ParameterError, ServerError, brief
+from grpo.errors import GrpoError, ParameterError, RefusedError, ServerError, brief
 from grpo.rewards.base import Unjudged, View
 from grpo.schema import PARAMS, Timeout, VariableName, WithOptionalKeys
 
@@ -77,7 +77,7 @@ class Kind(NamedTuple):
 
 UNREACHABLE = Kind(True, ServerError, False)
 BROKEN = Kind(True, ServerError, True)
-REFUSED = Kind(False, ParameterError, False)
+REFUSED = Kind(False, RefusedError, False)
 UNSUITABLE = Kind(False, None, True)
 
 
@@ -195,7 +195,7 @@ def ask_server(server: Server, asks: Sequence[Ask], *, rollouts: int) -> list[Vi
 
     Raises:
       ServerError: If IN_A_ROW rollouts in a row, or all, got no score, because the server is down.
-      ParameterError: If it refuses them for a reason that is not in the rollouts, e.g. the key.
+      RefusedError: If it refuses them for a reason that is not in the rollouts, e.g. the key.
     """
     return asyncio.run(_ask_all(server, asks, min(IN_A_ROW, rollouts)))
 

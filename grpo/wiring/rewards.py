@@ -9,7 +9,7 @@ from grpo.errors import ParameterError, brief
 from grpo.params.parameters import JudgeParams, Parameters, Purpose
 from grpo.rewards import find_judge
 from grpo.rewards.base import CorpusScorer, JudgeInputs
-from grpo.sampling.judging import JointJudge, TextJudge
+from grpo.sampling.judging import MEMORY_GB, JointJudge, TextJudge
 from grpo.sampling.scoring import Judges, RewardRule, rejected_gold_answers
 from grpo.schema import DATA, PARAMS
 from grpo.wiring.shaping import build_shaping
@@ -118,4 +118,5 @@ def _load_judge(
         timeout_seconds=reward.timeout_seconds,
         score_range=given.score_range,
         scores_parts=judge.scores_parts,
+        memory_gb=reward.memory_gb or MEMORY_GB,
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from grpo.errors import GrpoError, ParameterError, ServerError
+from grpo.errors import GrpoError, ParameterError, RefusedError, ServerError
 from grpo.params.manifests import describe_data
 from grpo.params.parameters import Parameters, read_params
 from grpo.params.yaml import dump_yaml, parse_yaml
@@ -186,7 +186,7 @@ def failing(content: bytes = b"", status: int = 200) -> Callable[[Any], Response
 @pytest.mark.parametrize(
     ("status", "error", "requests"),
     [(503, ServerError, 3), (429, ServerError, 3), (500, ServerError, 3),
-     (401, ParameterError, 1), (404, ParameterError, 1), (301, ParameterError, 1)],
+     (401, RefusedError, 1), (404, RefusedError, 1), (301, RefusedError, 1)],
 )  # fmt: skip
 @pytest.mark.parametrize("texts", [TEXTS, TEXTS[:1]], ids=["many", "one"])
 def test_a_server_that_is_down_is_an_error_and_no_score(
