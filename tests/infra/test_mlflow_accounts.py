@@ -11,7 +11,9 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
 from flows.server import HOST, free_port, running_server
+from grpo.errors import ArtifactError
 from grpo.lineage.record import EXPERIMENT, record
+from grpo.registry.store import Registry
 from tests import tiny_pipeline
 from tests.infra.files import INFRA, ROOT
 
@@ -96,6 +98,8 @@ def test_a_worker_records_lineage_and_moves_no_alias(
     ):
         with pytest.raises(MlflowException, match="Permission denied"):
             forbidden()
+    with pytest.raises(ArtifactError, match=r"cannot be read or written, .*Permission denied"):
+        Registry("policy", workspace).roll_back()
     assert worker.get_model_version_by_alias("policy", "champion").version == "1"
 
 
