@@ -147,12 +147,12 @@ def test_a_fault_is_the_status_of_its_text_alone(fault: str):
 
 def test_faults_together_give_the_same_outcomes_in_any_order():
     """Whatever the process of a text judged before, as after a rerun from a later shard."""
-    faults = [each for each in FAULTS if each not in ("stop", "hold")]  # slow
+    faults = [each for each in FAULTS if FAULTS[each][1] == "failed"]
     texts = [each for fault in faults for each in (fault, f"good {fault}")]
-    outcomes = dict(zip(texts, judged(*texts, timeout_seconds=2.0)))
+    outcomes = dict(zip(texts, judged(*texts)))
     assert [outcomes[each].status for each in faults] == [FAULTS[each][1] for each in faults]
     assert all(outcomes[f"good {each}"].status == "scored" for each in faults)
-    assert dict(zip(texts[::-1], judged(*texts[::-1], timeout_seconds=2.0))) == outcomes
+    assert dict(zip(texts[::-1], judged(*texts[::-1]))) == outcomes
 
 
 @pytest.mark.parametrize("text", HARMLESS)
