@@ -32,6 +32,10 @@ class ParameterError(GrpoError, ValueError):
     """A parameter is wrong; the message starts with its file and path."""
 
 
+class RefusedError(ParameterError):
+    """A server refuses what a judge asks, e.g. for its key; a rerun does not help."""
+
+
 class ArtifactError(GrpoError, ValueError):
     """A file is missing, truncated or violates its schema; the message starts with its path."""
 
@@ -56,8 +60,16 @@ class DivergedError(GrpoError, ArithmeticError):
         self.updates = updates
 
 
-class WorkerError(GrpoError, RuntimeError):
+class RetryableError(GrpoError, RuntimeError):
+    """The cause may pass: a rerun may succeed, so flows try the stage again."""
+
+
+class WorkerError(RetryableError):
     """Workers or ranks were lost, or none could be started; a rerun resumes the stage."""
+
+
+class ServerError(RetryableError):
+    """A server that a judge asks does not answer; a rerun resumes the stage."""
 
 
 class StorageError(GrpoError, RuntimeError):

@@ -12,6 +12,7 @@ from pydantic import (
     SerializerFunctionWrapHandler,
     model_serializer,
 )
+from pydantic_core import PydanticCustomError
 
 PARAMS = Path("params.yaml")
 DATA = Path("data")  # file names in params.yaml are relative to it
@@ -19,6 +20,7 @@ LANGUAGE_TAG = re.compile(r"^>>(\S+)<< ?")  # of a prompt: the language to trans
 ANSWER = "{answer}"  # the place of a first answer in the template of a revision
 # No dots: DVC splits parameter paths at dots. Names are also used as file names.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+WITHHELD = "withheld"  # pydantic's error type of values that may be secrets: no message shows them
 
 
 def _require_below_data(path: str) -> str:
@@ -45,8 +47,30 @@ def _require_sha256(text: str) -> str:
     return text
 
 
+def require_one_group(pattern: str, what: str) -> str:
+    """Returns a regular expression; raises ValueError unless it has one group, which is `what`."""
+    try:
+        groups = re.compile(pattern).groups
+    except (re.error, OverflowError, RecursionError) as error:
+        raise ValueError(f"must be a regular expression: {error}") from None
+    if groups != 1:
+        raise ValueError(f"must have exactly one group, {what}")
+    return pattern
+
+
+def _require_variable(text: str) -> str:
+    if not re.fullmatch("[A-Z_][A-Z0-9_]{0,63}", text):
+        raise PydanticCustomError(
+            WITHHELD,
+            "must be the name of an environment variable, of capital letters, digits and _; the "
+            "secret itself belongs into the environment",
+        )
+    return text
+
+
 DataPath = Annotated[str, AfterValidator(_require_below_data)]
 Name = Annotated[str, AfterValidator(_require_name)]
+VariableName = Annotated[str, AfterValidator(_require_variable)]  # of a secret in the environment
 Positive = Annotated[int, Field(gt=0, le=10**9)]
 Updates = Annotated[int, Field(ge=0, le=10**9)]  # optimizer steps; may be none
 Rollouts = Annotated[int, Field(gt=0, le=65536)]  # of a prompt

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
-from grpo.errors import ArtifactError, GrpoError, WorkerError
+from grpo.errors import ArtifactError, GrpoError, RetryableError
 from grpo.params.parameters import Parameters
 from grpo.params.recorded import require_own_outs, unchanged
 from grpo.runtime.artifacts.files import (
@@ -68,7 +68,7 @@ def run(main: Callable[..., None], *, stage: str) -> None:
         sys.exit(EXIT_INTERRUPTED)
     except GrpoError as error:
         print(" ".join(str(error).split()), file=sys.stderr)
-        sys.exit(EXIT_MAY_PASS if isinstance(error, WorkerError) else EXIT_WRONG_INPUT)
+        sys.exit(EXIT_MAY_PASS if isinstance(error, RetryableError) else EXIT_WRONG_INPUT)
 
 
 def scratch_of(stage: str, inputs: list[Path], params: Parameters) -> Scratch:

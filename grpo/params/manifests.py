@@ -3,6 +3,7 @@
 Stages depend on them: one that depended on the whole folders would rerun for every unrelated file.
 """
 
+import hashlib
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -25,12 +26,15 @@ Part = Literal["task", "judge", "allocation", "link", "modality"]  # a kind of p
 def describe_data(params: Parameters, data: Path, reader: Reader) -> dict[str, str]:
     """Returns the SHA-256 of every file under data/ that a component reads, by path.
 
-    Files on the Hugging Face Hub or in S3 are not included: parameters pin their content.
+    Files on the Hugging Face Hub or in S3 are not included: parameters pin their content. The
+    settings of judges are, by their parameter: stages that depend on a judge's name and model
+    cannot depend on a key that most judges lack.
 
     Raises:
       ParameterError: If a file is missing.
     """
-    return {str(file): known_sha256(file) for file in sorted(_files(params, data, reader))}
+    files = {str(file): known_sha256(file) for file in sorted(_files(params, data, reader))}
+    return files | (_settings(params) if reader == "judge" else {})
 
 
 def describe_plugins(params: Parameters, part: Part) -> dict[str, str]:
@@ -81,6 +85,18 @@ def require_described(manifest: Path, params: Parameters, data: Path, reader: Re
             raise ArtifactError(
                 f"{name}: differs from {manifest}, it has changed since check ran; rerun check"
             )
+
+
+def _settings(params: Parameters) -> dict[str, str]:
+    """Returns the SHA-256 of the settings of each judge that has some, by parameter."""
+    settings = {
+        f"{where}.settings": each.settings for where, each in params.judges("evaluation").items()
+    }
+    return {
+        where: hashlib.sha256(each.model_dump_json().encode()).hexdigest()
+        for where, each in settings.items()
+        if each is not None
+    }
 
 
 def _files(params: Parameters, data: Path, reader: Reader) -> Iterator[Path]:

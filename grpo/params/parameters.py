@@ -33,6 +33,7 @@ from grpo.rewards import find_judge, judge_names
 from grpo.runtime.plugins import import_plugin, is_plugin
 from grpo.schema import (
     PARAMS,
+    WITHHELD,
     Decay,
     DirectoryBase,
     Fraction,
@@ -50,6 +51,7 @@ from grpo.schema import (
     Timeout,
     Updates,
     WithOptionalKeys,
+    require_one_group,
 )
 from grpo.tasks import find_task, task_kinds
 from grpo.tasks.base import Task
@@ -97,8 +99,19 @@ Component = TypeVar("Component")
 SETTING_KINDS = {int: "an integer", float: "a number", str: "a text"}
 
 
-class JudgeParams(Strict):
-    """A judge; settings that it does not use are null."""
+def _find_settings(value: Any, info: Info) -> Any:
+    """Returns a judge's `settings` as the judge's own type; unchanged if its name is invalid."""
+    name = info.data.get("judge")
+    if value is None or name is None:
+        return value
+    kind = find_judge(name).settings
+    if kind is None:
+        raise ValueError(f"must be removed: the judge {name} has none")
+    return _validate(kind, value, info)
+
+
+class JudgeParams(WithOptionalKeys):
+    """A judge; a model or range that it does not use is null."""
 
     @field_validator("judge")
     @classmethod
@@ -125,6 +138,8 @@ class JudgeParams(Strict):
     judge: str  # the name of a file in grpo/rewards/, or a dotted path under plugins/
     model: JudgeModel | None  # of judges that need one
     score_range: tuple[Finite, Finite] | None  # raw scores that map to 0 and to 1; null: 0, 1
+    # Of judges that have settings of their own, such as the server that they ask.
+    settings: Annotated[SerializeAsAny[Strict] | None, PlainValidator(_find_settings)] = None
 
 
 class WeightedJudge(JudgeParams):
@@ -162,15 +177,7 @@ class Reward(WithOptionalKeys):
     @field_validator("answer_pattern")
     @classmethod
     def _has_one_group(cls, pattern: str | None) -> str | None:
-        if pattern is None:
-            return None
-        try:
-            groups = re.compile(pattern).groups
-        except (re.error, OverflowError, RecursionError) as error:
-            raise ValueError(f"must be a regular expression: {error}") from None
-        if groups != 1:
-            raise ValueError("must have exactly one group, the answer")
-        return pattern
+        return None if pattern is None else require_one_group(pattern, "the answer")
 
     judges: list[WeightedJudge] = Field(min_length=1)  # the first decides the outcome
     answer_pattern: str | None  # of judges of text: group 1 of its last match is the answer
@@ -179,6 +186,7 @@ class Reward(WithOptionalKeys):
     unfinished_penalty: NonNegative  # subtracted if a rollout hit the step limit
     timeout_seconds: Timeout | None  # of judges of text, per rollout and judge
     overlong_penalty: OverlongPenalty | None = None  # subtracted from the reward of long rollouts
+    memory_gb: Rate | None = None  # of the process of each judge of text; null: 4
 
 
 def _require_distinct(judges: Sequence[JudgeParams]) -> None:
@@ -230,11 +238,18 @@ def _check_judges(params: "Parameters", path: Path) -> None:
         if has_answer == (value is None):
             rule = "must be stated" if has_answer else "must be null"
             raise ParameterError(f"{path}: reward.{name} {rule} with judge {names}, got {value!r}")
+    if params.reward.memory_gb is not None and not has_answer:
+        raise ParameterError(
+            f"{path}: reward.memory_gb must be removed with judge {names}: it is of judges of text "
+            "in a process of their own"
+        )
 
 
 def _check_judge(each: JudgeParams, where: str) -> None:
     """Raises ParameterError unless the settings that a judge needs are set and others null."""
     judge = find_judge(each.judge)
+    if judge.settings is not None and each.settings is None:
+        raise ParameterError(f"{where}.settings is missing, judge {each.judge} needs it")
     needs = {"model": judge.needs_model}
     if judge.needs_model or judge.reads == "simulation":  # optional for other judges
         needs["score_range"] = judge.needs_model
@@ -643,8 +658,10 @@ def _explain(error: ValidationError) -> str:
         near = difflib.get_close_matches(str(value), known, n=1)
         hint = f"; is it {near[0]}?" if near else ""
         return f"{path} {rule}, got {_format_value(value)}{hint}"
-    is_missing = first["type"] in ("missing", "union_tag_not_found")
-    return f"{path} {rule}" if is_missing else f"{path} {rule}, got {_format_value(first['input'])}"
+    has_no_value = first["type"] in ("missing", "union_tag_not_found", WITHHELD)
+    return (
+        f"{path} {rule}" if has_no_value else f"{path} {rule}, got {_format_value(first['input'])}"
+    )
 
 
 def _rule(problem: ErrorDetails, problems: list[ErrorDetails]) -> str:

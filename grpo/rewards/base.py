@@ -9,9 +9,11 @@ import numpy as np
 from jaxtyping import UInt8
 from numpy.typing import NDArray
 
-from grpo.schema import LANGUAGE_TAG, DirectoryBase, HubBase, Machine, S3Base
+from grpo.schema import LANGUAGE_TAG, DirectoryBase, HubBase, Machine, S3Base, Strict
 
 FRAMES_PER_CLIP = 8
+ROLLOUTS_PER_CALL = 16  # of a Viewer or Reader
+ROLLOUTS_PER_SHARD = 128  # that one job judges
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,12 +53,18 @@ class View(NamedTuple):
     parts: Sequence[Part] = ()  # of a judge that scores parts
 
 
+class Unjudged(NamedTuple):
+    """The result for one of the rollouts that are judged together, if the judge failed on it."""
+
+    detail: str  # the reason
+
+
 AnswerJudge = Callable[[str, Task], float]  # text of the answer -> raw score
 PartJudge = Callable[[str, Task], Scored]  # whole text of the rollout -> raw scores
 # Judges several rollouts together, in the process that calls it. Media are images
 # [row, channel, height, width] or clips [row, channel, frame, height, width].
 Viewer = Callable[[NDArray[np.uint8], Sequence[Task]], list[View]]
-Reader = Callable[[Sequence[str], Sequence[Task]], list[View]]
+Reader = Callable[[Sequence[str], Sequence[Task]], Sequence[View | Unjudged]]
 # Scores many texts as one corpus: score by name, e.g. chrf and bleu.
 CorpusScorer = Callable[[Sequence[str], Sequence[Task]], dict[str, float]]
 
@@ -71,6 +79,7 @@ class JudgeInputs:
     machine: Machine
     answer_pattern: str | None = None  # the parameter `reward.answer_pattern`
     takes_messages: bool = False  # whether prompts and rollouts are messages of a chat
+    settings: Strict | None = None  # its parameter `settings`, of the type Judge.settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +87,8 @@ class Judge:
     """The description of a judge in its file, which has the name of the parameter `judge`.
 
     Raises:
-      ValueError: If it scores parts of something other than a text.
+      ValueError: If it scores parts of something other than a text, or the rollouts of a call do
+        not divide those of a shard.
     """
 
     reads: Literal["text", "media", "simulation"]  # the part of a rollout that is judged
@@ -89,6 +99,8 @@ class Judge:
     # Whether it is a Reader: of the whole texts of several rollouts, in the process that samples
     # and without a time limit, as a model needs it. An AnswerJudge gets the answer of one rollout.
     reads_together: bool = False
+    rollouts_per_call: int = ROLLOUTS_PER_CALL  # of a Viewer or Reader; divides ROLLOUTS_PER_SHARD
+    settings: type[Strict] | None = None  # of the parameter `settings`, required then; None: none
     # Whether it is a PartJudge, or a Reader whose views have parts.
     scores_parts: bool = False
     needs_task: str | None = None  # required task.kind; None: any with such rollouts
@@ -100,6 +112,10 @@ class Judge:
     def __post_init__(self) -> None:
         if self.scores_parts and self.reads != "text":
             raise ValueError(f"scores_parts needs a judge that reads text, got {self.reads!r}")
+        if ROLLOUTS_PER_SHARD % self.rollouts_per_call:
+            raise ValueError(
+                f"rollouts_per_call must divide {ROLLOUTS_PER_SHARD}, got {self.rollouts_per_call}"
+            )
 
 
 def take_frames(

@@ -1,13 +1,16 @@
-"""This process: Ctrl-C, frozen imports, and its end with its parent."""
+"""This process: Ctrl-C, frozen imports, limits, and its end with its parent."""
 
 import ctypes
+import faulthandler
 import gc
 import os
+import resource
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 
 EXIT_INTERRUPTED = 128 + signal.SIGINT  # as shells call it
 PR_SET_PDEATHSIG = 1
@@ -64,6 +67,41 @@ def die_with_parent(parent: int) -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != parent:  # the parent died before the call
             sys.exit(1)
+
+
+def discard_output() -> None:
+    """Connects input and output of this process and its later children to /dev/null."""
+    faulthandler.disable()  # it may write elsewhere
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in range(3):
+        os.dup2(null, descriptor)
+    # They need not write to these descriptors, e.g. in a test or one of Ray's actors.
+    sys.stdout = sys.stderr = os.fdopen(null, "w")
+
+
+def limit_resources(*, memory_bytes: int, file_bytes: int) -> None:
+    """Limits this process and its later children, each for itself; dumps of memory are off.
+
+    Args:
+      memory_bytes: Private memory in addition to what this process has now; beyond it, allocations
+        fail. Not limited on systems other than Linux.
+      file_bytes: Size of a file that it writes.
+    """
+    _lower_limit(resource.RLIMIT_CORE, 0)
+    _lower_limit(resource.RLIMIT_FSIZE, file_bytes)
+    status = Path("/proc/self/status")
+    if status.exists():
+        # The limit counts what is reserved, also by the parent before a fork: VmData.
+        _, _, after = status.read_text().partition("VmData:")
+        _lower_limit(resource.RLIMIT_DATA, int(after.split()[0]) * 1024 + memory_bytes)
+
+
+def _lower_limit(kind: int, limit: int) -> None:
+    soft, hard = resource.getrlimit(kind)
+    stated = [each for each in (limit, soft, hard) if each != resource.RLIM_INFINITY]
+    resource.setrlimit(kind, (min(stated), hard))
 
 
 def become_subreaper() -> None:

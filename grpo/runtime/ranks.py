@@ -24,7 +24,14 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
-from grpo.errors import ArtifactError, GrpoError, ParameterError, WorkerError, brief
+from grpo.errors import (
+    ArtifactError,
+    GrpoError,
+    ParameterError,
+    RetryableError,
+    WorkerError,
+    brief,
+)
 from grpo.runtime.artifacts.files import Scratch, digest, refused_by_the_system
 from grpo.runtime.artifacts.usage import Usage
 from grpo.runtime.process import die_with_parent
@@ -33,6 +40,7 @@ from grpo.schema import PARAMS
 LONGEST_WAIT = timedelta(minutes=30)  # for the slowest rank, e.g. rank 0 while it writes weights
 WORD = 2**32
 EXIT_WRONG_INPUT = 2  # a rank that has sent a user-facing error to its parent
+EXIT_RETRYABLE = 4  # the same, of an error after which a rerun may succeed
 EXIT_LOST_OTHERS = 3  # a rank that cannot reach another rank, usually because that one has ended
 TRANSPORTS = ("gloo", "NCCL")  # as named in their error messages
 Result = TypeVar("Result")
@@ -180,7 +188,7 @@ def run_in_ranks(
       store: File for the rendezvous of the ranks.
 
     Raises:
-      GrpoError: A user-facing error that a rank reports.
+      GrpoError: A user-facing error that a rank reports; a RetryableError stays one.
       WorkerError: If a rank is killed or fails; the other ranks are then killed.
     """
     if number == 1 or "RANK" in os.environ:
@@ -202,8 +210,9 @@ def run_in_ranks(
     codes = _wait_for_exit_codes(processes)
     store.unlink(missing_ok=True)
     for listener, code in zip(listeners, codes):
-        if code == EXIT_WRONG_INPUT:
-            raise GrpoError(listener.recv_bytes().decode())
+        if code in (EXIT_WRONG_INPUT, EXIT_RETRYABLE):
+            kind = RetryableError if code == EXIT_RETRYABLE else GrpoError
+            raise kind(listener.recv_bytes().decode())
     if any(codes):
         raise WorkerError(_describe_loss(codes, listeners))
     parts, spans = json.loads(listeners[0].recv_bytes())
@@ -229,7 +238,7 @@ def _run_rank(
             work(usage)
     except GrpoError as error:
         speaker.send_bytes(str(error).encode())
-        sys.exit(EXIT_WRONG_INPUT)
+        sys.exit(EXIT_RETRYABLE if isinstance(error, RetryableError) else EXIT_WRONG_INPUT)
     except RuntimeError as error:
         if not any(name in str(error) for name in TRANSPORTS):
             raise

@@ -22,14 +22,27 @@ from typing import Any, NamedTuple, SupportsFloat
 import numpy as np
 from numpy.typing import NDArray
 
-from grpo.errors import brief, describe_error
-from grpo.rewards.base import AnswerJudge, Part, PartJudge, Reader, Scored, Task, Viewer
-from grpo.runtime.process import die_with_parent
+from grpo.errors import RefusedError, RetryableError, brief, describe_error
+from grpo.rewards.base import (
+    ROLLOUTS_PER_CALL,
+    AnswerJudge,
+    Part,
+    PartJudge,
+    Reader,
+    Scored,
+    Task,
+    Unjudged,
+    View,
+    Viewer,
+)
+from grpo.runtime.process import die_with_parent, discard_output, limit_resources
 
 ALARM_AGAIN_SECONDS = 0.05  # interval of repeated alarms for a judge that catches the first
 ScoreRange = tuple[float, float] | None  # raw scores that map to 0 and 1; None: 0 and 1
-ITEMS_AT_ONCE = 16  # rollouts per call of a Viewer or Reader
 GRACE_SECONDS = 1.0  # time after the limit until the judging process is killed
+MEMORY_GB = 4.0  # of a judging process, unless reward.memory_gb is stated
+FILE_BYTES = 2**30  # of a file that a judging process writes
+EXIT_OUT_OF_MEMORY = 77  # of a judging process
 
 
 class Outcome(NamedTuple):
@@ -66,6 +79,9 @@ def judge_text(
     Args:
       answer_pattern: Group 1 of its last match is the answer; None: the whole text is the answer.
       scores_parts: Whether the judge is a PartJudge.
+
+    Raises:
+      MemoryError: If the judge raises it. It may still hold the memory.
     """
     try:
         with _time_limit(timeout_seconds):
@@ -86,6 +102,8 @@ def judge_text(
         # Switched off again, because an alarm may have interrupted the code that does so.
         signal.setitimer(signal.ITIMER_REAL, 0)
         return Outcome(0.0, "timed_out")
+    except MemoryError:
+        raise
     except TimeoutError as error:  # e.g. of a server that the judge calls
         return Outcome(0.0, "timed_out", _said(error))
     except BaseException as error:  # noqa: BLE001  the rollout boundary; Ctrl-C ends the parent
@@ -100,13 +118,18 @@ class JointJudge:
     reads_media: bool
     score_range: ScoreRange = None
     scores_parts: bool = False
+    rollouts_per_call: int = ROLLOUTS_PER_CALL
 
     def judge(
         self, items: NDArray[np.uint8] | Sequence[str], tasks: Sequence[Task]
     ) -> Iterator[tuple[str, Outcome]]:
-        """Yields the view's text and the outcome of each rollout."""
-        for start in range(0, len(tasks), ITEMS_AT_ONCE):
-            rows = slice(start, start + ITEMS_AT_ONCE)
+        """Yields the view's text and the outcome of each rollout.
+
+        Raises:
+          RefusedError, RetryableError: If the judge raises them, e.g. because its server is down.
+        """
+        for start in range(0, len(tasks), self.rollouts_per_call):
+            rows = slice(start, start + self.rollouts_per_call)
             yield from self._judge_batch(items[rows], tasks[rows])
 
     def _judge_batch(
@@ -118,17 +141,20 @@ class JointJudge:
             views = view(items, tasks)
             if len(views) != len(tasks):
                 raise ValueError(f"must give {len(tasks)} views, gave {len(views)}")
-            return [self._outcome(*view, text=item) for view, item in zip(views, items)]
+            return [self._outcome(each, text=item) for each, item in zip(views, items)]
+        except (RefusedError, RetryableError):
+            raise
         except (Exception, SystemExit) as error:  # noqa: BLE001  the rollout boundary
             if len(tasks) == 1:
                 return [("", Outcome(0.0, "failed", _said(error)))]
         alone = [slice(row, row + 1) for row in range(len(tasks))]
         return [each for row in alone for each in self._judge_batch(items[row], tasks[row])]
 
-    def _outcome(
-        self, shown: str, score: object, parts: Sequence[Part] = (), *, text: Any
-    ) -> tuple[str, Outcome]:
+    def _outcome(self, view: View | Unjudged, *, text: Any) -> tuple[str, Outcome]:
         """Returns the text and the outcome of a view, of which a judge may leave out the parts."""
+        if isinstance(view, Unjudged):
+            return "", Outcome(0.0, "failed", _storable(view.detail))
+        shown, score, parts = View(*view)
         if self.scores_parts:
             given: Any = score
             return shown, _checked_parts(Scored(given, parts), text, self.score_range)
@@ -211,8 +237,11 @@ Asked = Callable[..., Outcome]
 class TextJudge:
     """Judges the answers in rollouts' texts.
 
-    The judge runs in a fork of this process, which starts with the first text or with `start`. A
-    fork that cannot be interrupted is killed, and the next text gets a new one.
+    The judge runs in a fork of this process, which starts with the first text or with `start`. Its
+    memory is limited, and what it prints is dropped. A fork that cannot be interrupted is killed
+    with the processes it started, and the next text gets a new one. A text at which the fork ends
+    is judged once more by a new one if the fork has judged others: what they left behind, such as
+    a cache that fills the memory, does not decide about it.
     """
 
     def __init__(
@@ -223,10 +252,12 @@ class TextJudge:
         timeout_seconds: float,
         score_range: ScoreRange = None,
         scores_parts: bool = False,
+        memory_gb: float = MEMORY_GB,
     ) -> None:
         """Args:
         answer_pattern: Group 1 of its last match is the answer; None: the whole text is.
         scores_parts: Whether the judge is a PartJudge.
+        memory_gb: In addition to what this process has when the fork starts.
         """
         self._judge = partial(
             judge_text,
@@ -237,6 +268,7 @@ class TextJudge:
         )
         self.scores_parts = scores_parts
         self._answer_pattern = answer_pattern
+        self._memory_gb = memory_gb
         self._patience_seconds = timeout_seconds + GRACE_SECONDS
         self._children: list[_Child] = []  # one or none
         self._end = weakref.finalize(self, _end_all, self._children)
@@ -276,9 +308,12 @@ class TextJudge:
                 while done < len(texts) and (outcome := child.receive(self._patience_seconds)):
                     done += 1
                     yield outcome
-                if outcome is None:
+                if outcome is not None:
+                    continue
+                outcome = child.end()
+                if outcome.status == "timed_out" or child.is_fresh:
                     done += 1
-                    yield child.end()
+                    yield outcome
         finally:
             if done < len(texts):  # the caller stopped early, and outcomes are left in the pipe
                 _end_all(self._children)
@@ -287,20 +322,24 @@ class TextJudge:
         """Returns a live judging process."""
         if not self._children or not self._children[0].is_alive():
             _end_all(self._children)
-            self._children.append(_Child(self._judge))
+            self._children.append(_Child(self._judge, self._memory_gb))
         return self._children[0]
 
 
 class _Child:
     """A fork of this process that judges texts in order."""
 
-    def __init__(self, judge: Asked) -> None:
+    def __init__(self, judge: Asked, memory_gb: float) -> None:
+        self.is_fresh = True  # whether it has judged no text yet
+        self._memory_gb = memory_gb
         context = multiprocessing.get_context("fork")
         self._pipe, theirs = context.Pipe()
         for stream in (sys.stdout, sys.stderr):
             stream.flush()  # otherwise both processes write the buffered output
         self.process: ForkProcess = context.Process(
-            target=_serve, args=(theirs, self._pipe, judge, os.getpid()), daemon=True
+            target=_serve,
+            args=(theirs, self._pipe, judge, os.getpid(), int(memory_gb * 1e9)),
+            daemon=True,
         )
         self.process.start()
         theirs.close()
@@ -325,28 +364,41 @@ class _Child:
         try:
             if self._pipe.poll(timeout_seconds):
                 score, status, detail, parts = json.loads(self._pipe.recv_bytes())
+                self.is_fresh = False
                 return Outcome(score, status, detail, tuple(Part(*each) for each in parts))
         except (EOFError, ConnectionError):
             self.process.join()
         return None
 
     def end(self) -> Outcome:
-        """Ends the process; returns the outcome of its unanswered text."""
+        """Ends the process and those it started; returns the outcome of its unanswered text."""
         code = self.process.exitcode
+        assert self.process.pid is not None
+        with suppress(ProcessLookupError):  # no process of its group is left
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.kill()
         self.process.join()
         self._pipe.close()
         if code is None:
             return Outcome(0.0, "timed_out")
+        if code == EXIT_OUT_OF_MEMORY:
+            detail = f"needs more than {self._memory_gb:g} GB of memory; raise reward.memory_gb"
+            return Outcome(0.0, "failed", detail)
         return Outcome(0.0, "failed", f"ended its process, exit code {code}")
 
 
-def _serve(pipe: Connection, parents: Connection, judge: Asked, parent: int) -> None:
+def _serve(
+    pipe: Connection, parents: Connection, judge: Asked, parent: int, memory_bytes: int
+) -> None:
     """Judges texts until the pipe closes."""
+    os.setpgrp()  # what the judge starts is killed with it
     parents.close()  # otherwise this process holds the other end of the pipe open
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the parent, which ends this process
     die_with_parent(parent)
+    discard_output()
+    limit_resources(memory_bytes=memory_bytes, file_bytes=FILE_BYTES)
+    own = os.getpid()
     while True:
         try:
             order = json.loads(pipe.recv_bytes())
@@ -354,7 +406,12 @@ def _serve(pipe: Connection, parents: Connection, judge: Asked, parent: int) -> 
             return
         tasks = [Task(**each) for each in order["tasks"]]
         for text, row in zip(order["texts"], order["rows"]):
-            outcome = judge(text, tasks[row], answer_pattern=order["answer_pattern"])
+            try:
+                outcome = judge(text, tasks[row], answer_pattern=order["answer_pattern"])
+            except MemoryError:
+                os._exit(EXIT_OUT_OF_MEMORY)
+            if os.getpid() != own:  # a fork that the judge made has come here, too
+                os._exit(1)
             pipe.send_bytes(json.dumps(outcome).encode())
 
 

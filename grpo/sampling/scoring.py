@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 from jaxtyping import UInt8
 
-from grpo.errors import ArtifactError, GrpoError, located
-from grpo.rewards.base import CorpusScorer, Task
-from grpo.runtime.artifacts.files import read_json, write_json
+from grpo.errors import ArtifactError, GrpoError
+from grpo.rewards.base import ROLLOUTS_PER_SHARD, CorpusScorer, Task
+from grpo.runtime.artifacts.files import read_json, remove, write_json
 from grpo.runtime.artifacts.media import read_rows
 from grpo.runtime.artifacts.tables import (
     PARTS,
@@ -27,12 +27,12 @@ from grpo.runtime.artifacts.tables import (
     read_table,
 )
 from grpo.runtime.executors.base import Executor, Job, Skill
-from grpo.sampling.judging import ITEMS_AT_ONCE, JointJudge, Outcome, TextJudge
+from grpo.sampling.judging import JointJudge, Outcome, TextJudge
 from grpo.sampling.shaping import DECIDED, Shaping, reward_rollouts
 
 SHARD = "judged.json"
-ROLLOUTS_PER_SHARD = 8 * ITEMS_AT_ONCE  # a multiple, so that sharding does not change the calls
 WORST_FIRST = ("failed", "timed_out", "unparsable", "scored")  # statuses
+NOT_JUDGED = ("failed", "timed_out")  # of a stage that ends if all rollouts have them
 Judges = Mapping[str, TextJudge | JointJudge]  # by name; the first decides the outcome
 
 
@@ -77,7 +77,11 @@ def judge_stored(
     executor.finish(jobs, progress)
     shards = [read_json(job.out / SHARD) for job in jobs]
     texts = [text for shard in shards for text in shard["texts"]]
-    return _judged(texts, [row for shard in shards for row in shard["scores"]], shaping)
+    scores = [row for shard in shards for row in shard["scores"]]
+    if all(row["status"] in NOT_JUDGED for row in scores):  # the stage ends, see `require_judged`
+        for job in jobs:  # a rerun judges them again, e.g. by a server that was mended
+            remove(job.out)
+    return _judged(texts, scores, shaping)
 
 
 def judging_skill(judges: Judges, prompts: pd.DataFrame) -> Skill:
@@ -99,8 +103,10 @@ def judging_skill(judges: Judges, prompts: pd.DataFrame) -> Skill:
         media = None
         if _judge_media(judges):
             media = np.stack(read_rows(stored / TENSORS, "media", list(table.index)))
-        with located(stored / TABLE):
+        try:
             texts, scores = _judge(table, tasks, judges, media)
+        except ArtifactError as error:  # errors of judges have their own place
+            raise ArtifactError(f"{stored / TABLE}: {error}") from None
         # JSON, not a table: validating a table takes longer than judging a shard.
         write_json(out / SHARD, {"texts": texts, "scores": scores})
 
@@ -219,7 +225,7 @@ def require_judged(rewards: pd.DataFrame) -> str | None:
       GrpoError: If the judge failed, or was too slow, on every rollout.
     """
     is_scored = rewards["status"] == "scored"
-    broken = rewards[rewards["status"].isin(["failed", "timed_out"])]
+    broken = rewards[rewards["status"].isin(NOT_JUDGED)]
     if is_scored.any() and len(broken) == 0:
         return None
     counts = ", ".join(f"{n} {status}" for status, n in rewards["status"].value_counts().items())

@@ -11,7 +11,7 @@ from grpo.errors import ParameterError, brief
 from grpo.params.parameters import JudgeParams, Parameters, Purpose
 from grpo.rewards import find_judge
 from grpo.rewards.base import CorpusScorer, JudgeInputs
-from grpo.sampling.judging import JointJudge, TextJudge
+from grpo.sampling.judging import MEMORY_GB, JointJudge, TextJudge
 from grpo.sampling.scoring import Judges, RewardRule, rejected_gold_answers
 from grpo.schema import DATA, PARAMS
 from grpo.wiring.shaping import build_shaping
@@ -121,6 +121,7 @@ def _load_judge(
         machine=params.machine,
         answer_pattern=reward.answer_pattern,
         takes_messages=params.modality.takes_messages(params.policy),
+        settings=given.settings,
     )
     loaded: Any = judge.load(inputs)
     if judge.reads == "media" or judge.reads_together:
@@ -129,6 +130,7 @@ def _load_judge(
             reads_media=judge.reads == "media",
             score_range=given.score_range,
             scores_parts=judge.scores_parts,
+            rollouts_per_call=judge.rollouts_per_call,
         )
     if judge.reads == "simulation":
         return TextJudge(loaded, answer_pattern="^(.*)$", timeout_seconds=1.0)
@@ -140,4 +142,5 @@ def _load_judge(
         timeout_seconds=reward.timeout_seconds,
         score_range=given.score_range,
         scores_parts=judge.scores_parts,
+        memory_gb=reward.memory_gb or MEMORY_GB,
     )

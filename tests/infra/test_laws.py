@@ -48,6 +48,14 @@ def test_a_secret_of_a_container_is_a_reference():
                 assert reference["key"] in example_names(), name
 
 
+def test_only_mlflow_and_what_makes_accounts_have_the_administrators_password():
+    """A worker with it could move the aliases of models."""
+    services = {name for name, each in SERVICES.items() if "MLFLOW_ADMIN_PASSWORD" in str(each)}
+    assert services == {"mlflow", "accounts"}
+    made = {name for name, each in containers() if "MLFLOW_ADMIN_PASSWORD" in str(each)}
+    assert made == {"mlflow", "accounts-"}
+
+
 def test_no_file_holds_a_secret():
     paths = [path for path in INFRA.rglob("*") if path.is_file() and path.suffix != ".pyc"]
     assert len(paths) > 15
@@ -142,7 +150,7 @@ def test_kustomize_applies_all_but_the_jobs_that_run_at_once():
         for path in MANIFESTS
         if path.name == "kustomization.yaml"
     )
-    jobs = {"clone.yaml", "train.yaml"}
+    jobs = {"accounts.yaml", "clone.yaml", "train.yaml"}
     assert {*listed, *jobs, "kustomization.yaml"} == {path.name for path in MANIFESTS}
 
 
@@ -158,7 +166,7 @@ def test_every_setting_of_mlflow_is_one_that_it_reads():
         + (folder / "utils" / "cli_args.py").read_text()
     )
     text = "".join(path.read_text() for path in [*COMPOSE, *MANIFESTS])
-    names = set(re.findall(r"\bMLFLOW_(?!ADMIN|DATABASE|SECRET)\w+", text))
+    names = set(re.findall(r"\bMLFLOW_(?!ADMIN|DATABASE|SECRET|WORKER)\w+", text))
     assert len(names) > 5
     for name in names:
         assert f'"{name}"' in known, name

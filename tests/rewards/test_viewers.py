@@ -12,12 +12,19 @@ import torch
 from grpo.errors import ArtifactError
 from grpo.modalities.shared.drawings import Drawing, draw_texts
 from grpo.rewards import ocr
-from grpo.rewards.base import FRAMES_PER_CLIP, Task, View, Viewer, take_frames
+from grpo.rewards.base import (
+    FRAMES_PER_CLIP,
+    ROLLOUTS_PER_CALL,
+    ROLLOUTS_PER_SHARD,
+    Task,
+    View,
+    Viewer,
+    take_frames,
+)
 from grpo.runtime.executors.base import Local, Work
-from grpo.sampling.judging import ITEMS_AT_ONCE, JointJudge
+from grpo.sampling.judging import JointJudge
 from grpo.sampling.rollouts import SampledBatch, write_batch
 from grpo.sampling.scoring import (
-    ROLLOUTS_PER_SHARD,
     Judged,
     RewardRule,
     judge_rollouts,
@@ -100,7 +107,7 @@ def test_shards_show_the_viewer_what_it_would_see_without_them(tmp_path: Path):
         batches.append([int(each.flat[0]) for each in media])
         return [View(str(each.flat[0]), each.flat[0] / 255) for each in media]
 
-    media = items(range(ROLLOUTS_PER_SHARD + ITEMS_AT_ONCE + 1), 1, 2, 2)
+    media = items(range(ROLLOUTS_PER_SHARD + ROLLOUTS_PER_CALL + 1), 1, 2, 2)
     whole = judge(view, media)
     tensors = {"media": torch.from_numpy(media)}
     write_batch(tmp_path, SampledBatch(table=rollouts_of(media), tensors=tensors, cost=Cost()))

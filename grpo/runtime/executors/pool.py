@@ -10,7 +10,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from grpo.errors import GrpoError, WorkerError, brief
+from grpo.errors import GrpoError, RetryableError, WorkerError, brief
 from grpo.runtime.artifacts.files import remove_left_beside
 from grpo.runtime.executors.base import Executor, Job, Seconds, Weights
 from grpo.runtime.executors.worker import SLEEP, written
@@ -67,7 +67,7 @@ class Pool(Executor):
         """Runs jobs on idle workers; a job whose worker is lost goes to another worker.
 
         Raises:
-          GrpoError: A user-facing error that a worker reports.
+          GrpoError: A user-facing error that a worker reports; a RetryableError stays one.
           WorkerError: If a job lost its worker TRIES times, no worker starts, or `abandon` was
             called.
         """
@@ -175,7 +175,7 @@ class Pool(Executor):
                 raise WorkerError(_describe_loss(what, error)) from None
             return False
         if "error" in answer:
-            raise GrpoError(answer["error"])
+            raise (RetryableError if answer["is_retryable"] else GrpoError)(answer["error"])
         if self._losses.pop(what, 0) and what:
             remove_left_beside(what)  # the lost worker may have exited late
         self._seconds[worker] = answer["seconds"]

@@ -11,7 +11,7 @@ import socket
 import sys
 from pathlib import Path
 
-from grpo.errors import GrpoError
+from grpo.errors import GrpoError, RetryableError
 from grpo.runtime.artifacts.files import refused_by_the_system
 from grpo.runtime.executors.base import Job, Weights, Work
 from grpo.runtime.memory import MemoryFile
@@ -42,7 +42,9 @@ class Worker:
             with refused_by_the_system():
                 self._carry_out(line, weights)
         except GrpoError as error:
-            return json.dumps({"error": str(error)})
+            return json.dumps(
+                {"error": str(error), "is_retryable": isinstance(error, RetryableError)}
+            )
         assert self._work is not None
         return json.dumps({"seconds": self._work.seconds()})
 
