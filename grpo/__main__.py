@@ -219,10 +219,12 @@ def _sample(arguments: argparse.Namespace) -> int:
 
 def _report(arguments: argparse.Namespace) -> int:
     from grpo.report.page import redraw_page
-    from grpo.runtime.artifacts.marks import PAGE, say
+    from grpo.runtime.artifacts.marks import PAGE, is_colored, say
 
     ran = redraw_page(ARTIFACTS)
-    print(say([*ran.banners, *ran.stamps], is_colored=sys.stderr.isatty()), end="", file=sys.stderr)
+    print(
+        say([*ran.banners, *ran.stamps], is_colored=is_colored(sys.stderr)), end="", file=sys.stderr
+    )
     print(PAGE.resolve())
     return 0
 
@@ -231,10 +233,9 @@ def _summary(arguments: argparse.Namespace) -> int:
     from grpo.report.learned import find_empty_results
     from grpo.report.provenance import find_completed_run, state_of_page
     from grpo.report.summary import describe, summarize
-    from grpo.runtime.artifacts.marks import say
+    from grpo.runtime.artifacts.marks import is_colored, say
 
     ran, page = find_completed_run(), state_of_page()
-    is_colored = sys.stdout.isatty()
     banners = [*ran.banners, *ran.stamps, *([page] if page else [])]
     if arguments.json:
         banners += find_empty_results(ARTIFACTS, ran.params)
@@ -242,8 +243,10 @@ def _summary(arguments: argparse.Namespace) -> int:
         content["warnings"] = [f"{each.title}: {each.text}" for each in banners]
         print(json.dumps(content, indent=2))
         return 0
-    print(say(banners, is_colored=is_colored), end="")  # first: the results may be missing
-    print(say(find_empty_results(ARTIFACTS, ran.params), is_colored=is_colored), end="")
+    print(
+        say(banners, is_colored=is_colored(sys.stdout)), end=""
+    )  # first: the results may be missing
+    print(say(find_empty_results(ARTIFACTS, ran.params), is_colored=is_colored(sys.stdout)), end="")
     print(summarize(ARTIFACTS, ran.params))
     return 0
 

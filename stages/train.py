@@ -11,6 +11,7 @@ from grpo.runtime.artifacts.files import WORK, Scratch
 from grpo.runtime.artifacts.usage import Usage
 from grpo.runtime.machine import prepare_machine
 from grpo.runtime.ranks import all_agree, process_group, run_in_ranks, this_rank
+from grpo.training.metrics import UpdateMetrics
 from grpo.wiring.iterations import RoundInputs, RoundState, Trainer, load_trainer
 from grpo.wiring.rounds import StartLater, save_round, train_round
 from stages.entry import run, scratch_of
@@ -76,6 +77,7 @@ def _train(
                 scratch=scratch,
                 usage=usage,
                 progress=progress,
+                note=lambda metrics: progress.note(_numbers(metrics)),
             )
     except DivergedError:
         all_agree(True)  # a rank that exits ends all ranks: wait until the curves are written
@@ -89,6 +91,17 @@ def _train(
             f"mean reward went from {plateau.before:.4g} to {plateau.after:.4g}"
         )
     return state
+
+
+def _numbers(metrics: UpdateMetrics) -> dict[str, float]:
+    """Returns the numbers of an update that are shown while a round trains."""
+    kl = {"KL": metrics.kl_to_start} if metrics.kl_to_start else {}  # 0 of a first update
+    return {
+        "reward": metrics.reward_mean,
+        "spread": metrics.reward_std_within,
+        **kl,
+        "grad norm": metrics.grad_norm,
+    }
 
 
 def _prepare_later(
