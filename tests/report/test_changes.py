@@ -1,5 +1,8 @@
 """Laws of `grpo diff`: counts over all evaluation prompts, examples of those that are stored."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pandas as pd
@@ -14,6 +17,7 @@ from grpo.runtime.artifacts.tables import (
     read_table,
     write_table,
 )
+from tests.terminals import run_on_terminal, without_settings
 
 
 def change(path: Path, schema: object, **columns: object) -> None:
@@ -89,3 +93,20 @@ def test_an_unknown_round_is_refused_with_the_known_ones(artifacts: Path) -> Non
     for names in (("nope", "base"), ("base", "nope")):
         with pytest.raises(ParameterError, match=message):
             compare_rounds(artifacts, *names)
+
+
+def test_a_pager_is_used_on_a_terminal_only(artifacts: Path) -> None:
+    command = [sys.executable, "-m", "grpo", "diff", "base", "sgpo-1"]
+    environment = without_settings(os.environ, PAGER="sed s/^/paged:/")
+    told = compare_rounds(artifacts, "base", "sgpo-1")
+    workspace = artifacts.parent
+    said = run_on_terminal(command, workspace, environment).replace("\r", "").splitlines()
+    assert said == [f"paged:{line}" for line in told.splitlines()]
+    done = subprocess.run(command, cwd=workspace, env=environment, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == (f"{told}\n", "")
+
+
+def test_an_unknown_round_is_one_line_and_wrong_input(artifacts: Path) -> None:
+    command = [sys.executable, "-m", "grpo", "diff", "base", "nope"]
+    done = subprocess.run(command, cwd=artifacts.parent, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
