@@ -113,7 +113,7 @@ class _Table:
             caption=f"{done}/{self.total} stages up to date, {lasted}",
             caption_justify="left",
         )
-        table.add_column("stage", style="cyan", no_wrap=True, overflow="ellipsis", ratio=None)
+        table.add_column("stage", style="cyan", no_wrap=True, overflow="ellipsis")
         for title in ("", "done", "elapsed", "left", *names):
             table.add_column(title, no_wrap=True, justify="right" if title else "left")
         for row in _most_important(rows, limit):

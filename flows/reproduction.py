@@ -18,7 +18,6 @@ from flows.planning import Step, due_modules, plan
 from flows.preloaded import preloaded
 from flows.runner import (
     FLOW_LOCK,
-    PROGRESS,
     Outcome,
     Result,
     Runner,
@@ -32,7 +31,6 @@ from grpo.lineage.lock import sort_lock
 from grpo.runtime.artifacts import marks
 from grpo.runtime.artifacts.files import exclusive
 from grpo.runtime.artifacts.usage import read_usage
-from grpo.runtime.progress import read_progress
 
 MOST_NAMED = 5  # stages that the verdict names
 
@@ -94,7 +92,7 @@ class Reproduction:
                 state=state.get(name, RUNNING),
                 seconds=took.get(name, now - start),
                 last_seconds=self.last_seconds.get(name),
-                progress=read_progress(self.runner.workspace / PROGRESS, name),
+                progress=self.runner.progress_of(name),
                 number=number.get(name),
             )
             for name, start in self.runner.started.copy().items()

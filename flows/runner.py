@@ -22,7 +22,7 @@ from flows.planning import Step
 from flows.preloaded import ForkedStage, Preloaded
 from grpo.errors import ArtifactError, BusyError, GrpoError, ParameterError
 from grpo.lineage.lock import LOCK, read_lock
-from grpo.runtime.progress import CHANNEL, clear_progress
+from grpo.runtime.progress import CHANNEL, Progress, clear_progress, read_progress
 
 GRACE_SECONDS = 20.0  # between SIGTERM and SIGKILL; the stage saves a checkpoint in this time
 POLL_SECONDS = 0.1
@@ -113,7 +113,7 @@ class Runner:
         self.held = tuple(held)
         self.grace_seconds = grace_seconds
         self.preloaded = preloaded
-        self.progress = workspace / PROGRESS if is_displayed else None
+        self.progress = workspace / PROGRESS if is_displayed else None  # None: nobody reads it
         self.started: dict[str, float] = {}  # when the last attempt at each stage has started
         require_places(at_once)
         self.places = threading.BoundedSemaphore(at_once)
@@ -152,6 +152,10 @@ class Runner:
             return not is_stage_of_pipeline or step.name in read_lock(self.workspace)
         except ArtifactError:
             return False
+
+    def progress_of(self, name: str) -> Progress | None:
+        """Returns what a stage has told of its progress."""
+        return read_progress(self.progress, name) if self.progress else None
 
     def stop(self) -> None:
         """Stops all running stages and waits until all their processes have exited."""

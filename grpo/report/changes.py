@@ -1,6 +1,6 @@
 """What changed on the evaluation prompts between two policies: counts by family and examples."""
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from grpo.runtime.artifacts.tables import (
 
 MOST_EXAMPLES = 5  # of rollouts that are right now, and of those that were
 FAMILY_WIDTH = 40
-NO_TEXT = "(not text; the page shows the pictures side by side)"
 
 
 def compare_rounds(artifacts: Path, before: str, after: str) -> str:
@@ -87,14 +86,15 @@ def _examples(artifacts: Path, before: str, after: str) -> list[str]:
         f"{len(broken)} are broken."
     ]
     for word, rows in (("fixed", fixed), ("broken", broken)):
-        said += [_example(word, row) for row in rows.head(MOST_EXAMPLES).to_dict("records")]
+        said += [_example(word, row, paths) for row in rows.head(MOST_EXAMPLES).to_dict("records")]
     return said
 
 
-def _example(word: str, row: Mapping[Hashable, Any]) -> str:
+def _example(word: str, row: Mapping[Hashable, Any], paths: Sequence[Path]) -> str:
+    """Returns an example: what the judge read, or the file of a picture of which it read none."""
     texts = [
-        NO_TEXT if row[f"image.{each}"] and not row[f"text.{each}"] else str(row[f"text.{each}"])
-        for each in ("before", "after")
+        str(row[f"text.{each}"]) or (f"not text: PNG in {path}" if row[f"image.{each}"] else "")
+        for each, path in zip(("before", "after"), paths)
     ]
     return "\n".join(
         [

@@ -106,12 +106,19 @@ def _describe(params: Parameters, rollouts: pd.DataFrame) -> Iterator[str]:
             yield labeled("reference", each["answer"])
         yield labeled(f"/{each['rollout_id'].rpartition('/')[2]}", _verdict(each))
         if params.modality.output_kind == "media":
-            yield labeled("media", f"row {each['row']} of {each['tensors']}, not text")
+            yield labeled("media", _place(each))
             continue
         yield labeled("text", each["text"])
         if params.reward.answer_pattern is not None:
             answer = find_answer(each["text"], params.reward.answer_pattern)
             yield labeled("judge read", "(no answer found)" if answer is None else answer)
+
+
+def _place(rollout: Mapping[Hashable, Any]) -> str:
+    """Returns where the media of a rollout lie; later iterations may be stored without them."""
+    if not Path(rollout["tensors"]).exists():
+        return "not text, and not stored"
+    return f"not text: row {rollout['row']} of {rollout['tensors']}"
 
 
 def _verdict(rollout: Mapping[Hashable, Any]) -> str:

@@ -1,16 +1,19 @@
 """Laws of `grpo diff`: counts over all evaluation prompts, examples of those that are stored."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from finished_run import write_evaluation
 
 from grpo.errors import ParameterError
 from grpo.report.changes import compare_rounds
+from grpo.runtime.artifacts.media import encode_png
 from grpo.runtime.artifacts.tables import (
     EVALUATION,
     EVALUATION_SAMPLES,
@@ -76,6 +79,14 @@ def test_without_greedy_rollouts_most_sampled_ones_decide(artifacts: Path) -> No
     text = " ".join(compare_rounds(artifacts, "base", "sgpo-1").split())
     assert "solves 2 of 4 evaluation prompts in at least half of its sampled rollouts" in text
     assert "base solved 2: 1 are fixed and 1 are broken." in text
+
+
+def test_pictures_of_which_nothing_was_read_are_named(artifacts: Path) -> None:
+    for name in ("base", "sgpo-1"):
+        path = artifacts / f"evaluations/{name}.samples.parquet"
+        change(path, EVALUATION_SAMPLES, text="", image=encode_png(np.zeros((3, 2, 2), np.uint8)))
+    text = re.sub(r"\s+", "", compare_rounds(artifacts, "base", "sgpo-1"))
+    assert f"afternottext:PNGin{artifacts}/evaluations/sgpo-1.samples.parquet" in text
 
 
 def test_only_prompts_that_both_answered_are_compared(artifacts: Path) -> None:

@@ -74,10 +74,12 @@ def test_media_are_named_and_not_printed(artifacts: Path, params: Parameters) ->
         modality = find_modality("denoising")
         reward = params.reward.model_copy(update={"answer_pattern": None})
 
-    text = list_rollouts(artifacts, Drawing, "sgpo-1", limit=20)
+    assert list_rollouts(artifacts, Drawing, "sgpo-1", limit=20).count("not text, and not st") == 4
     place = artifacts / "rollouts/sgpo-1/tensors.safetensors"
+    place.touch()
+    text = list_rollouts(artifacts, Drawing, "sgpo-1", limit=20)
     joined = re.sub(r"\s+", "", text)
-    assert re.sub(r"\s+", "", f"row 3 of {place}, not text") in joined
+    assert re.sub(r"\s+", "", f"not text: row 3 of {place}") in joined
     assert "judge read" not in text
 
 
