@@ -6,6 +6,7 @@ Runs the tests marked `fault` three times, as root for the full disk. In `make t
 as short as possible; here they last 20 s.
 """
 
+import argparse
 import json
 import os
 import subprocess
@@ -69,4 +70,5 @@ def table(results: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(prog="python -m benchmarks.faults", description=__doc__).parse_args()
     main()

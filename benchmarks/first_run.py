@@ -7,6 +7,7 @@ results/summary.txt, which docs/tutorial.md quotes, docs/report.png, and results
 the revision, the machine and the picture's digest.
 """
 
+import argparse
 import re
 import sys
 from pathlib import Path
@@ -47,4 +48,5 @@ def picture_report(browser: Page, report: Path, target: Path) -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(prog="python -m benchmarks.first_run", description=__doc__).parse_args()
     sys.exit(main())

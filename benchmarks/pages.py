@@ -5,6 +5,7 @@ python -m benchmarks.pages      # replaces every table whose results file has ch
 tests/test_docs.py compares tables and the numbers in text with the results.
 """
 
+import argparse
 from collections.abc import Callable
 from typing import Any
 
@@ -179,4 +180,5 @@ def replace_tables(page: str, tables: list[str]) -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(prog="python -m benchmarks.pages", description=__doc__).parse_args()
     main()

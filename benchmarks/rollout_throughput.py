@@ -7,6 +7,7 @@ processes, three times each in turn, and checks that their bytes are equal. Writ
 results/rollout_throughput.json and docs/rollout_throughput.svg.
 """
 
+import argparse
 import time
 from typing import Any
 
@@ -123,4 +124,6 @@ def draw(results: dict[str, Any]) -> Figure:
 
 
 if __name__ == "__main__":
+    prog = "python -m benchmarks.rollout_throughput"
+    argparse.ArgumentParser(prog=prog, description=__doc__).parse_args()
     main()

@@ -7,6 +7,7 @@ and two processes, and in one and two workers of a new Ray cluster, three times 
 results/scaling_sampling.json and docs/scaling_sampling.svg.
 """
 
+import argparse
 import json
 import tempfile
 import time
@@ -165,4 +166,6 @@ def draw(results: dict[str, Any]) -> Figure:
 
 
 if __name__ == "__main__":
+    prog = "python -m benchmarks.scaling_sampling"
+    argparse.ArgumentParser(prog=prog, description=__doc__).parse_args()
     main()

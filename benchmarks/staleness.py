@@ -6,6 +6,7 @@ The round has twelve iterations. It is trained by the trainer alone, by a traine
 worker (staleness 0), and by one that updates while the worker samples (staleness 1).
 """
 
+import argparse
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -107,4 +108,5 @@ def table(results: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(prog="python -m benchmarks.staleness", description=__doc__).parse_args()
     main()

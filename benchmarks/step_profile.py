@@ -7,6 +7,7 @@ the FLOPs of each part, the seconds of generation inside the model, and the spee
 product on this processor.
 """
 
+import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -181,4 +182,6 @@ def _largest(part: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
+    prog = "python -m benchmarks.step_profile"
+    argparse.ArgumentParser(prog=prog, description=__doc__).parse_args()
     main()

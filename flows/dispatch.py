@@ -33,6 +33,7 @@ from flows.pipeline import MOST_STAGES, begun, bring_up_to_date, show, title
 from flows.planning import Step
 from flows.remote_lock import RemoteLock
 from flows.remote_stage import ANSWER, BEAT, DEPLOYMENTS, LINES, UNREACHABLE, is_refusal
+from flows.reproduction import Reproduction
 from flows.runner import Outcome, Result, Runner, StageError, Stopped
 from flows.wire import Answer, Order
 from grpo.errors import ParameterError, brief
@@ -68,7 +69,8 @@ def reproduce_remotely(targets: Sequence[str] = (), at_once: int | None = None) 
         lock = RemoteLock(workspace, targets)
         send = Dispatcher(client, show=show).send
         most = max(1, len(lock.steps)) if at_once is None else at_once
-        bring_up_to_date(lock.steps, RemoteRunner(lock, send, at_once=most, show=show))
+        runner = RemoteRunner(lock, send, at_once=most, show=show)
+        bring_up_to_date(Reproduction(lock.steps, runner))
 
 
 class RemoteRunner(Runner):

@@ -3,6 +3,7 @@
 Started as `python -m flows.dvc_server CONTROL LISTENER`; see `grpo/runtime/fork_server.py`.
 """
 
+import argparse
 import gc
 import importlib
 import os
@@ -64,13 +65,16 @@ def _dvc() -> None:
 
 def main() -> None:
     """Imports DVC and serves until the control socket is closed."""
+    parser = argparse.ArgumentParser(prog="python -m flows.dvc_server", description=__doc__)
+    parser.add_argument("control", type=int, help="descriptor of a socket; its end is the end")
+    parser.add_argument("listener", type=int, help="descriptor of the socket of requests")
+    given = parser.parse_args()
     gc.disable()  # imports create many objects and no garbage
     for name in MODULES:
         importlib.import_module(name)
     gc.freeze()
     gc.enable()
-    control, listener = map(int, sys.argv[1:])
-    serve(control, listener, run_dvc, lambda request: None, lost=signal.SIGTERM)
+    serve(given.control, given.listener, run_dvc, lambda request: None, lost=signal.SIGTERM)
 
 
 if __name__ == "__main__":

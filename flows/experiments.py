@@ -90,7 +90,10 @@ def sweep(given: Sequence[str], at_once: int = 1) -> str:
     rows = compare(wanted)
     create_table_artifact(rows, key="sweep", description="Results by experiment")
     if runner.failures:
-        raise runner.failures[0]
+        first, *others = runner.failures
+        for each in others:
+            print(each, file=sys.stderr)
+        raise first
     return _as_markdown(rows)
 
 

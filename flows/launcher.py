@@ -111,6 +111,9 @@ def _send(process: int, number: signal.Signals) -> None:
 
 
 def main() -> int:
+    if sys.argv[1:] in (["-h"], ["--help"]):  # argparse would slow down the start of each stage
+        print(f"usage: launcher.py PARENT GRACE_SECONDS finish|stop COMMAND...\n\n{__doc__}")
+        return 0
     parent, grace_seconds, how, *command = sys.argv[1:]
     return launch(
         partial(_become, command),

@@ -29,9 +29,9 @@ from prefect.states import Completed, Crashed
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.lineage import record_pending_lineage
-from flows.planning import Step, plan
-from flows.reproduction import Reproduction, announce, local_runner, locked
-from flows.runner import Runner
+from flows.live import announce, displayed
+from flows.planning import plan
+from flows.reproduction import Reproduction, local_runner, locked
 from flows.sharing import PUSH, Push, require_remote
 from grpo.errors import GrpoError
 from grpo.lineage.graph import reduce_edges
@@ -75,8 +75,11 @@ def _describe_params() -> str:
     persist_result=False,
     validate_parameters=False,
 )
-def reproduce(targets: Sequence[str] = (), at_once: int | None = None, push: bool = False) -> None:
+def reproduce(targets: Sequence[str] = (), at_once: int | None = None, push: bool = False) -> str:
     """Brings the targets, by default all stages, up to date; runs independent stages in parallel.
+
+    Returns:
+      The verdict: which stages ran, and how long.
 
     Args:
       at_once: Maximum number of parallel stages; by default the number of processors.
@@ -94,16 +97,18 @@ def reproduce(targets: Sequence[str] = (), at_once: int | None = None, push: boo
         record_pending_lineage(workspace)
         steps = plan(targets)
         with local_runner(workspace, steps, at_once, show=show, lock=lock) as runner:
-            last = bring_up_to_date(steps, runner)
+            run = Reproduction(steps, runner)
+            last = bring_up_to_date(run)
         if (workspace / METRICS).exists():
             text = _report(workspace)
             with suppress(httpx.HTTPError):
                 create_markdown_artifact(text, key="report", description="Results")
         if push:
             _push(workspace, [step.name for step in steps], wait_for=last)
+        return run.verdict()
 
 
-def bring_up_to_date(steps: Sequence[Step], runner: Runner) -> list[PrefectFuture[State]]:
+def bring_up_to_date(run: Reproduction) -> list[PrefectFuture[State]]:
     """Runs outdated stages as tasks of the current flow.
 
     Returns:
@@ -114,24 +119,25 @@ def bring_up_to_date(steps: Sequence[Step], runner: Runner) -> list[PrefectFutur
         on it have run.
     """
     made = create_progress_artifact(0.0, key="progress", description="Stages up to date")
-    progress, run = cast(UUID, made), Reproduction(steps, runner)
+    progress, steps = cast(UUID, made), run.steps.values()
     # Transitive reduction: Prefect's page draws every edge.
     edges = reduce_edges({step.name: set(step.upstream) for step in steps})
     futures: dict[str, PrefectFuture[State]] = {}
-    try:
-        for step in steps:
-            futures[step.name] = _stage.with_options(task_run_name=step.name).submit(
-                run,
-                step.name,
-                progress,
-                wait_for=[futures[name] for name in sorted(edges[step.name])],
-                return_state=False,
-            )
-        for future in futures.values():
-            future.wait()
-    finally:
-        runner.stop()  # a signal may have interrupted the wait
-        sort_lock(runner.workspace)
+    with displayed(run.rows, total=len(run.steps)):
+        try:
+            for step in steps:
+                futures[step.name] = _stage.with_options(task_run_name=step.name).submit(
+                    run,
+                    step.name,
+                    progress,
+                    wait_for=[futures[name] for name in sorted(edges[step.name])],
+                    return_state=False,
+                )
+            for future in futures.values():
+                future.wait()
+        finally:
+            run.runner.stop()  # a signal may have interrupted the wait
+            sort_lock(run.runner.workspace)
     with suppress(httpx.HTTPError):  # must not hide the error of a stage
         create_table_artifact(run.table(), key="stages", description="State of every stage")
         # Once more: tasks' updates may be reordered.

@@ -16,9 +16,12 @@ from dvc.stage import Stage
 
 from grpo.errors import ParameterError
 from grpo.lineage.lock import LOCK, PIPELINE
+from grpo.params.parameters import read_params
 from grpo.params.recipes import read_content
 from grpo.runtime.artifacts.files import require_plain
 from grpo.schema import PARAMS
+
+CHECK = "stages.check"  # the module that reads params.yaml before all others
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +57,8 @@ def plan(
       changed: Returns the names of changed stages; by default DVC's status of the local data.
 
     Raises:
-      ParameterError: If dvc.yaml or params.yaml is wrong, or a target is unknown.
+      ParameterError: If dvc.yaml or params.yaml is wrong, or a target is unknown. Values in
+        params.yaml are checked only if the stage `check` has to run.
     """
     require_pipeline()
     remove_truncated_rwlock(Path(".dvc/tmp"))
@@ -72,6 +76,8 @@ def plan(
     found = tuple(_step(graph, stage, names) for stage in order if stage in wanted)
     if not found:
         raise ParameterError("dvc.yaml: has no stages")
+    if any(step.is_changed and step.module == CHECK for step in found):
+        read_params()  # that stage would raise the same, after what a run starts first
     return found
 
 

@@ -215,9 +215,17 @@ def _late_modules(modules: Sequence[str], file: Path) -> list[str]:
                 late += [LIBRARIES[each] for each in names if each in LIBRARIES]
             if not USE_POLICIES.isdisjoint(modules):
                 late.append(FIRST_USES)
-                package = str(MODALITIES.get(kind, "")).rpartition(".")[0]
+                package = _package_of(kind)
                 if "stages.train" in modules:
                     late.append(LATER_ROLLOUTS)
                 if package:
                     late += [f"{package}.{each}" for each in OF_POLICIES]
     return late
+
+
+def _package_of(kind: str) -> str:
+    """Returns the package of a modality; empty if there is none for the kind."""
+    found = MODALITIES.get(kind, "")
+    # The name of its module, until something in this process has imported it.
+    module = found.partition(":")[0] if isinstance(found, str) else type(found).__module__
+    return module.rpartition(".")[0]

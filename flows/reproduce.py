@@ -8,10 +8,11 @@ from pathlib import Path
 
 from flows.exits import exit_code
 from flows.lineage import record_pending_lineage
-from flows.planning import Step, due_modules, plan, require_pipeline
+from flows.live import console
+from flows.planning import due_modules, plan, require_pipeline
 from flows.preloaded import preloaded
 from flows.remote_lock import RemoteLock
-from flows.reproduction import reproduce_without_server
+from flows.reproduction import reproduce_without_server, verdict_unchanged
 from flows.runner import FLOW_LOCK, environment_of_stages, require_places
 from flows.server import report_to_server, require_server
 from flows.settings import prepare_environment
@@ -27,6 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--at-once", type=int, help="parallel stages; default: processors, remotely all"
     )
+    parser.add_argument("--quiet", action="store_true", help="only errors and the verdict")
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--remote", action="store_true", help="run on workers of stage/remote")
     kind.add_argument(
@@ -35,6 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="run without Prefect: no page of the run, which then starts some seconds earlier",
     )
     chosen = parser.parse_args(arguments)
+    console.quiet = chosen.quiet
     act = _reproduce
     if chosen.remote:
         act = _reproduce_remotely
@@ -57,7 +60,7 @@ def _reproduce(targets: Sequence[str], at_once: int | None) -> int:
         steps = plan(targets)
     if not any(step.is_changed for step in steps):
         record_pending_lineage(workspace)
-        return _ended(steps)
+        return _end(verdict_unchanged(steps))
     prepare_environment(workspace)
     report_to_server(workspace)
     # Started here: they import while Prefect starts.
@@ -65,12 +68,12 @@ def _reproduce(targets: Sequence[str], at_once: int | None) -> int:
         # Imported here: Prefect reads its settings on import, which takes a second.
         from flows.pipeline import reproduce
 
-        reproduce(targets=list(targets), at_once=at_once)
-    return _ended(steps)
+        verdict = reproduce(targets=list(targets), at_once=at_once)
+    return _end(verdict)
 
 
 def _reproduce_without_server(targets: Sequence[str], at_once: int | None) -> int:
-    return _ended(reproduce_without_server(targets, at_once))
+    return _end(reproduce_without_server(targets, at_once))
 
 
 def _reproduce_remotely(targets: Sequence[str], at_once: int | None) -> int:
@@ -92,17 +95,10 @@ def _reproduce_remotely(targets: Sequence[str], at_once: int | None) -> int:
     return 0
 
 
-def _ended(steps: Sequence[Step]) -> int:
-    """Prints what was done, and where the report is; returns the exit code.
-
-    Args:
-      steps: The plan from before the run.
-    """
+def _end(verdict: str) -> int:
+    """Prints what was done, and where the report is; returns the exit code."""
     where = f"; report: {REPORT}" if REPORT.exists() else ""
-    if any(step.is_changed for step in steps):
-        print(f"{len(steps)} stages are up to date{where}")
-    else:
-        print(f"everything is up to date: {len(steps)} stages unchanged{where}")
+    print(f"{verdict}{where}")
     return 0
 
 

@@ -4,16 +4,16 @@ Nothing here needs Prefect; `flows/pipeline.py` runs the same stages as Prefect 
 """
 
 import os
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from rich.console import Console
-from rich.text import Text
-
 from flows.lineage import record_pending_lineage
+from flows.live import FAILED, RUNNING, Row, announce, displayed
 from flows.planning import Step, due_modules, plan
 from flows.preloaded import preloaded
 from flows.runner import (
@@ -30,8 +30,9 @@ from grpo.errors import GrpoError
 from grpo.lineage.lock import sort_lock
 from grpo.runtime.artifacts import marks
 from grpo.runtime.artifacts.files import exclusive
+from grpo.runtime.artifacts.usage import read_usage
 
-console = Console(stderr=True, highlight=False)
+MOST_NAMED = 5  # stages that the verdict names
 
 
 class Reproduction:
@@ -42,6 +43,9 @@ class Reproduction:
         self.runner = runner
         self.results: dict[str, Result] = {}
         self.failures: dict[str, GrpoError] = {}
+        self.failed_after: dict[str, float] = {}  # seconds of the last attempt
+        self.last_seconds: dict[str, float] = {}  # of stages that ran here before
+        self.start = time.monotonic()
         self.guard = threading.Lock()
 
     def bring_up_to_date(self, name: str) -> Result:
@@ -50,29 +54,86 @@ class Reproduction:
         ran = any(self.results[each].outcome is not Outcome.UNCHANGED for each in step.upstream)
         try:
             is_due = step.is_changed or ran
+            if is_due:
+                self._remember_seconds(name)
             result = self.runner.run_stage(step) if is_due else Result.unchanged()
         except Stopped:
             raise
         except GrpoError as error:
             with self.guard:
                 self.failures[name] = error
+                if name in self.runner.started:  # not if it cannot run here
+                    self.failed_after[name] = time.monotonic() - self.runner.started[name]
             marks.fail(name, error)  # a timed-out or remote stage cannot mark itself
-            announce(step.name, str(error), style="red")
             raise
         with self.guard:
             self.results[name] = result
         if is_due:
             marks.succeed(name)  # a restored or remote stage cannot mark itself
-            count = f"{len(self.results)}/{len(self.steps)}"
-            announce(name, f"{result.outcome} in {result.seconds:.1f} s ({count})", style="green")
         return result
 
+    def _remember_seconds(self, name: str) -> None:
+        with suppress(GrpoError, TypeError):  # of another version, or broken
+            usage = read_usage(name)
+            if usage:
+                self.last_seconds[name] = usage.seconds
+
+    def rows(self) -> list[Row]:
+        """Returns a row per stage that has started, in this order."""
+        with self.guard:
+            number = {name: index for index, name in enumerate(self.results, start=1)}
+            state = {name: str(each.outcome) for name, each in self.results.items()}
+            took = {name: each.seconds for name, each in self.results.items()} | self.failed_after
+        state |= dict.fromkeys(self.failed_after, FAILED)
+        now = time.monotonic()
+        return [
+            Row(
+                stage=name,
+                state=state.get(name, RUNNING),
+                seconds=took.get(name, now - start),
+                last_seconds=self.last_seconds.get(name),
+                progress=self.runner.progress_of(name),
+                number=number.get(name),
+            )
+            for name, start in self.runner.started.copy().items()
+        ]
+
+    def verdict(self) -> str:
+        """Returns how many stages are up to date, which of them ran, and how long."""
+        took = {name: each.seconds for name, each in self.results.items()}
+        ran = [name for name, each in self.results.items() if each.outcome is Outcome.COMPLETED]
+        ran.sort(key=took.__getitem__, reverse=True)
+        named = ", ".join(f"{name} {took[name]:.1f} s" for name in ran[:MOST_NAMED])
+        more = f" and {len(ran) - MOST_NAMED} more" if len(ran) > MOST_NAMED else ""
+        restored = sum(each.outcome is Outcome.RESTORED for each in self.results.values())
+        counts = {
+            "restored": restored,
+            "unchanged": len(self.results) - len(ran) - restored,
+            "failed": len(self.failures),
+            "not reached": len(self.steps) - len(self.results) - len(self.failures),
+        }
+        of = "" if len(self.results) == len(self.steps) else f"{len(self.results)} of "
+        parts = [f"{of}{len(self.steps)} stages are up to date"]
+        if ran:
+            seconds = time.monotonic() - self.start
+            parts.append(f"{len(ran)} ran in {seconds:.1f} s: {named}{more}")
+        return "; ".join([*parts, *(f"{count} {word}" for word, count in counts.items() if count)])
+
     def require_all(self) -> None:
-        """Raises the error of a stage that failed or was not reached."""
-        for name in self.steps:
-            if name not in self.results:
-                missed = StageError(f"{name}: was not reached, its task failed", code=1)
-                raise next(iter(self.failures.values()), missed)
+        """Raises the error of a stage that failed or was not reached.
+
+        Before, prints the verdict and the errors of the other stages that failed.
+        """
+        missing = [name for name in self.steps if name not in self.results]
+        if not missing:
+            return
+        print(self.verdict(), file=sys.stderr)
+        first, *others = self.failures.values() or [
+            StageError(f"{missing[0]}: was not reached, its task failed", code=1)
+        ]
+        for each in others:
+            print(each, file=sys.stderr)
+        raise first
 
     def percent(self) -> float:
         """Returns the percentage of stages that are up to date."""
@@ -92,10 +153,8 @@ class Reproduction:
         ]
 
 
-def reproduce_without_server(
-    targets: Sequence[str] = (), at_once: int | None = None
-) -> tuple[Step, ...]:
-    """Brings the targets, by default all stages, up to date without Prefect; returns the stages.
+def reproduce_without_server(targets: Sequence[str] = (), at_once: int | None = None) -> str:
+    """Brings the targets, by default all stages, up to date without Prefect; returns the verdict.
 
     Args:
       at_once: Maximum number of parallel stages; by default the number of processors.
@@ -108,10 +167,17 @@ def reproduce_without_server(
     with locked(workspace) as lock:
         record_pending_lineage(workspace)
         steps = plan(targets)
-        if any(step.is_changed for step in steps):
-            with local_runner(workspace, steps, at_once, show=announce, lock=lock) as runner:
-                run_in_threads(Reproduction(steps, runner))
-    return steps
+        if not any(step.is_changed for step in steps):
+            return verdict_unchanged(steps)
+        with local_runner(workspace, steps, at_once, show=announce, lock=lock) as runner:
+            run = Reproduction(steps, runner)
+            run_in_threads(run)
+            return run.verdict()
+
+
+def verdict_unchanged(steps: Sequence[Step]) -> str:
+    """Returns the verdict of a run in which no stage had to run."""
+    return f"everything is up to date: {len(steps)} stages unchanged"
 
 
 @contextmanager
@@ -137,7 +203,14 @@ def local_runner(
     """Yields a runner of stages with the preloaded processes of those that may run."""
     most = len(os.sched_getaffinity(0)) if at_once is None else at_once
     with preloaded(workspace, environment_of_stages(), due_modules(steps)) as processes:
-        yield Runner(workspace, at_once=most, show=show, held=[lock], preloaded=processes)
+        yield Runner(
+            workspace,
+            at_once=most,
+            show=show,
+            held=[lock],
+            preloaded=processes,
+            is_displayed=True,
+        )
 
 
 def run_in_threads(run: Reproduction) -> None:
@@ -155,7 +228,10 @@ def run_in_threads(run: Reproduction) -> None:
         return run.bring_up_to_date(name)
 
     # A thread per stage, for waiting stages need one, too; the runner limits running stages.
-    with ThreadPoolExecutor(max_workers=len(run.steps)) as threads:
+    with (
+        displayed(run.rows, total=len(run.steps)),
+        ThreadPoolExecutor(max_workers=len(run.steps)) as threads,
+    ):
         try:
             for name in run.steps:
                 started[name] = threads.submit(bring, name)
@@ -168,8 +244,3 @@ def run_in_threads(run: Reproduction) -> None:
         if error is not None and not isinstance(error, GrpoError):
             raise error
     run.require_all()
-
-
-def announce(name: str, line: str, style: str = "") -> None:
-    """Prints a line about a stage on the console."""
-    console.print(Text.assemble((f"{name} ", "cyan"), (line, style)), soft_wrap=True)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Self, TypeAlias
 
@@ -21,10 +22,13 @@ from flows.planning import Step
 from flows.preloaded import ForkedStage, Preloaded
 from grpo.errors import ArtifactError, BusyError, GrpoError, ParameterError
 from grpo.lineage.lock import LOCK, read_lock
+from grpo.runtime.progress import CHANNEL, Progress, clear_progress, read_progress
 
 GRACE_SECONDS = 20.0  # between SIGTERM and SIGKILL; the stage saves a checkpoint in this time
 POLL_SECONDS = 0.1
+HOLD_SECONDS = 10.0  # before the last line is shown, which is the error's reason if a stage fails
 LOGS = Path(".work/logs")
+PROGRESS = Path(".work/progress")  # files of grpo/runtime/progress.py
 FLOW_LOCK = Path(".work/reproduce.lock")
 STAGES_LOCK = Path(".work/stages.lock")  # also held by every running stage
 WAIT_SECONDS = 60.0
@@ -33,9 +37,12 @@ EXIT_WRONG_INPUT = 2
 DVC = (sys.executable, "-m", "dvc")
 Started: TypeAlias = "subprocess.Popen[bytes] | ForkedStage"
 
+DVC_ERROR = "ERROR: "  # starts DVC's line on a failed stage
 # Prefixes of DVC's own output, which is logged but not shown.
 DVC_LINES = (
     "Running stage '",
+    "Stage '",
+    "Data and pipelines are up to date.",
     "> ",
     "Generating lock file '",
     "Updating lock file '",
@@ -84,6 +91,7 @@ class Runner:
       show: Called with the stage's name and each line that it prints.
       held: Descriptors of locks that stay locked while a stage runs.
       preloaded: Processes that fork dvc and the stages instead of starting them.
+      is_displayed: Whether somebody reads what stages write into PROGRESS. Otherwise they print it.
 
     Raises:
       ParameterError: If `at_once` is less than 1.
@@ -98,12 +106,15 @@ class Runner:
         held: Sequence[int] = (),
         grace_seconds: float = GRACE_SECONDS,
         preloaded: Preloaded | None = None,
+        is_displayed: bool = False,
     ) -> None:
         self.workspace = workspace
         self.show = show
         self.held = tuple(held)
         self.grace_seconds = grace_seconds
         self.preloaded = preloaded
+        self.progress = workspace / PROGRESS if is_displayed else None  # None: nobody reads it
+        self.started: dict[str, float] = {}  # when the last attempt at each stage has started
         require_places(at_once)
         self.places = threading.BoundedSemaphore(at_once)
         self.stopped = threading.Event()
@@ -121,6 +132,7 @@ class Runner:
         for attempt in range(1, attempts + 1):
             try:
                 with self._place(), self._gpus(step) as slots:
+                    self.started[step.name] = time.monotonic()
                     return self._attempt(step, slots)
             except StageError as error:
                 # A retry does not cure wrong input; other failures may be the machine's.
@@ -140,6 +152,10 @@ class Runner:
             return not is_stage_of_pipeline or step.name in read_lock(self.workspace)
         except ArtifactError:
             return False
+
+    def progress_of(self, name: str) -> Progress | None:
+        """Returns what a stage has told of its progress."""
+        return read_progress(self.progress, name) if self.progress else None
 
     def stop(self) -> None:
         """Stops all running stages and waits until all their processes have exited."""
@@ -172,12 +188,19 @@ class Runner:
         log.parent.mkdir(parents=True, exist_ok=True)
         log.unlink(missing_ok=True)
         log.touch()
+        if self.progress:
+            self.progress.mkdir(parents=True, exist_ok=True)
+            clear_progress(self.progress, step.name)
         process = self._start(step, slots, log)
-        lines = self._follow(step, process, log)
+        shown = _Shown(partial(self.show, step.name))
+        lines = self._follow(step, process, log, shown)
         seconds = time.monotonic() - start
         if process.returncode:
             self._check_stopped()
-            raise _failure(step, lines, process.returncode, seconds, log)
+            error = _failure(step, lines, process.returncode, seconds, log)
+            shown.finish(error)
+            raise error
+        shown.finish()
         outcome = _outcome(step.name, lines)
         if outcome is not Outcome.UNCHANGED:
             self._check_recorded(step, log)
@@ -190,7 +213,7 @@ class Runner:
             process = self._fork(step, slots, output.fileno(), held) or subprocess.Popen(
                 launched(self.command(step), may_finish=True, grace_seconds=self.grace_seconds),
                 cwd=self.workspace,
-                env=environment_of_stages(slots.gpus),
+                env=self._environment(slots),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -200,6 +223,10 @@ class Runner:
             self.running[process.pid] = process
         return process
 
+    def _environment(self, slots: Slots) -> Mapping[str, str]:
+        channel = {CHANNEL: str(self.progress.absolute())} if self.progress else {}
+        return {**environment_of_stages(slots.gpus), **channel}
+
     def _fork(
         self, step: Step, slots: Slots, output: int, held: Sequence[int]
     ) -> ForkedStage | None:
@@ -207,13 +234,13 @@ class Runner:
             return None
         return self.preloaded.start(
             self.command(step)[len(DVC) :],
-            environment=environment_of_stages(slots.gpus),
+            environment=self._environment(slots),
             log=output,
             held=held,
             grace_seconds=self.grace_seconds,
         )
 
-    def _follow(self, step: Step, process: "Started", log: Path) -> list[str]:
+    def _follow(self, step: Step, process: "Started", log: Path, shown: "_Shown") -> list[str]:
         """Shows the stage's lines as they are printed and returns them; enforces its timeout."""
         limit = step.hints.timeout_s
         deadline = time.monotonic() + limit if limit else None
@@ -224,7 +251,8 @@ class Runner:
                 is_over = process.poll() is not None  # checked before the last read
                 for line in _whole_lines(stream.read(), lines):
                     if not line.startswith(DVC_LINES):
-                        self.show(step.name, line)
+                        shown.add(line)
+                shown.show_older()
                 if deadline and time.monotonic() > deadline:
                     process.send_signal(signal.SIGTERM)
                     deadline = None
@@ -245,6 +273,36 @@ class Runner:
             if time.monotonic() > deadline:
                 raise StageError(f"{step.name}: ran but is not in {LOCK}; see {log}", code=1)
             time.sleep(POLL_SECONDS)
+
+
+class _Shown:
+    """Shows the lines of a stage, the last one later: it is the reason if the stage fails.
+
+    The error then has it, and nobody reads it twice.
+    """
+
+    def __init__(self, show: Callable[[str], None]) -> None:
+        self.show = show
+        self.held: list[str] = []  # one line, and that of DVC
+        self.since = 0.0
+
+    def add(self, line: str) -> None:
+        if not line.startswith(DVC_ERROR):
+            self.finish()
+        self.held.append(line)
+        self.since = time.monotonic()
+
+    def show_older(self) -> None:
+        """Shows the held lines if no other has come for a while."""
+        if time.monotonic() - self.since > HOLD_SECONDS:
+            self.finish()
+
+    def finish(self, error: StageError | None = None) -> None:
+        """Shows the held lines, but those that the error of the stage has, and DVC's."""
+        for line in self.held:
+            if error is None or not (line in str(error) or line.startswith(DVC_ERROR)):
+                self.show(line)
+        self.held = []
 
 
 def require_places(at_once: int | None) -> None:
@@ -311,14 +369,14 @@ def _outcome(name: str, lines: list[str]) -> Outcome:
 
 def _failure(step: Step, lines: list[str], code: int, seconds: float, log: Path) -> StageError:
     """Returns the error of a failed attempt; the reason is the stage's last line, or DVC's."""
-    dvc_line = next((line for line in lines if line.startswith("ERROR: ")), "")
+    dvc_line = next((line for line in lines if line.startswith(DVC_ERROR)), "")
     said = [
         line
         for line in lines[: lines.index(dvc_line) if dvc_line else None]
         if not line.startswith(DVC_LINES)
     ]
     found = re.search(r"failed to run: .*, exited with (-?\d+)$", "\n".join(lines), re.S | re.M)
-    reason = said[-1] if said and found else dvc_line.removeprefix("ERROR: ") or f"exit code {code}"
+    reason = said[-1] if said and found else dvc_line.removeprefix(DVC_ERROR) or f"exit code {code}"
     if step.hints.timeout_s and seconds > step.hints.timeout_s:
         reason = f"ran longer than meta.exec.timeout_s = {step.hints.timeout_s:g}"
     return StageError(f"{step.name}: {reason} (log: {log})", code=int(found[1]) if found else 1)

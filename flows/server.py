@@ -18,6 +18,7 @@ from http import HTTPStatus
 from http.client import HTTPException
 from pathlib import Path
 
+from flows.live import console
 from flows.runner import LOGS, launched
 from grpo.errors import ArtifactError, BusyError, MissingExtraError, ParameterError, brief
 
@@ -171,7 +172,7 @@ def report_to_server(workspace: Path) -> None:
     atexit.register(servers.close)
     address = running_ui(workspace) or servers.enter_context(prefect_server(free_port()))
     os.environ[API_URL] = f"{address}/api"
-    print(f"progress: {address}", file=sys.stderr)
+    console.print(f"progress: {address}", soft_wrap=True, markup=False)
 
 
 def require_server(workspace: Path) -> None:

@@ -1,5 +1,6 @@
 """`python -m flows.team`: runs UIs, S3, a worker and prefect.yaml's deployments until Ctrl-C."""
 
+import argparse
 import os
 import subprocess
 import sys
@@ -87,4 +88,5 @@ def _prefect(environment: dict[str, str], *words: str) -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(prog="python -m flows.team", description=__doc__).parse_args()
     sys.exit(main())

@@ -1,5 +1,6 @@
 """`python -m flows.ui`: runs the UIs of Prefect and MLflow on loopback until Ctrl-C."""
 
+import argparse
 import fcntl
 import json
 import os
@@ -80,4 +81,5 @@ def open_pages(workspace: Path, stack: ExitStack) -> dict[str, str]:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(prog="python -m flows.ui", description=__doc__).parse_args()
     sys.exit(main())

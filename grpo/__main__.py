@@ -113,6 +113,18 @@ def _parser() -> argparse.ArgumentParser:
     summary = commands.add_parser("summary", help="print reward, cost and time of each arm")
     summary.add_argument("--json", action="store_true", help="for programs, with all numbers")
     summary.set_defaults(run=_summary)
+    rollouts = commands.add_parser("rollouts", help="print rollouts of a round to read")
+    rollouts.add_argument("round", metavar="ROUND")
+    rollouts.add_argument("--family", help="only of prompts of this family")
+    kind = rollouts.add_mutually_exclusive_group()
+    kind.add_argument("--right", action="store_const", const="right", dest="kind", default="all")
+    kind.add_argument("--wrong", action="store_const", const="wrong", dest="kind")
+    rollouts.add_argument("--limit", type=int, default=20, help="rollouts; default: 20")
+    rollouts.set_defaults(run=_rollouts)
+    diff = commands.add_parser("diff", help="print what changed between two evaluated rounds")
+    diff.add_argument("before", metavar="ROUND", help="a round, or base")
+    diff.add_argument("after", metavar="ROUND")
+    diff.set_defaults(run=_diff)
     left_out = commands.add_parser(
         "left-out", help="measure the signal of prompts that a round did not train on"
     )
@@ -281,10 +293,11 @@ def _sample(arguments: argparse.Namespace) -> int:
 
 def _report(arguments: argparse.Namespace) -> int:
     from grpo.report.page import redraw_page
-    from grpo.runtime.artifacts.marks import PAGE, say
+    from grpo.runtime.artifacts.marks import PAGE, is_colored, say
 
     ran = redraw_page(ARTIFACTS)
-    print(say([*ran.banners, *ran.stamps], is_colored=sys.stderr.isatty()), end="", file=sys.stderr)
+    banners = [*ran.banners, *ran.stamps]
+    print(say(banners, is_colored=is_colored(sys.stderr)), end="", file=sys.stderr)
     print(PAGE.resolve())
     return 0
 
@@ -293,10 +306,10 @@ def _summary(arguments: argparse.Namespace) -> int:
     from grpo.report.learned import find_empty_results
     from grpo.report.provenance import find_completed_run, state_of_page
     from grpo.report.summary import describe, summarize
-    from grpo.runtime.artifacts.marks import say
+    from grpo.report.terminal import wrap
+    from grpo.runtime.artifacts.marks import is_colored, say
 
     ran, page = find_completed_run(), state_of_page()
-    is_colored = sys.stdout.isatty()
     banners = [*ran.banners, *ran.stamps, *([page] if page else [])]
     if arguments.json:
         banners += find_empty_results(ARTIFACTS, ran.params)
@@ -304,9 +317,28 @@ def _summary(arguments: argparse.Namespace) -> int:
         content["warnings"] = [f"{each.title}: {each.text}" for each in banners]
         print(json.dumps(content, indent=2))
         return 0
-    print(say(banners, is_colored=is_colored), end="")  # first: the results may be missing
-    print(say(find_empty_results(ARTIFACTS, ran.params), is_colored=is_colored), end="")
+    colored = is_colored(sys.stdout)
+    print(wrap(say(banners, is_colored=colored)), end="")  # first: the results may be missing
+    print(wrap(say(find_empty_results(ARTIFACTS, ran.params), is_colored=colored)), end="")
     print(summarize(ARTIFACTS, ran.params))
+    return 0
+
+
+def _rollouts(arguments: argparse.Namespace) -> int:
+    from grpo.params.parameters import read_params
+    from grpo.report.listing import list_rollouts
+    from grpo.report.terminal import show
+
+    chosen = {"family": arguments.family, "kind": arguments.kind, "limit": max(0, arguments.limit)}
+    show(list_rollouts(ARTIFACTS, read_params(), arguments.round, **chosen))
+    return 0
+
+
+def _diff(arguments: argparse.Namespace) -> int:
+    from grpo.report.changes import compare_rounds
+    from grpo.report.terminal import show
+
+    show(compare_rounds(ARTIFACTS, arguments.before, arguments.after))
     return 0
 
 

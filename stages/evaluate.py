@@ -64,7 +64,7 @@ def main(
         params=params, prompts=prompts, purpose="evaluation", base=base, policy=policy
     )
     with open_executor(make_sampling_work, setup) as executor:
-        with usage.part("sampling"), shown(out.stem) as progress:
+        with usage.part("sampling"), shown(f"evaluate {out.stem}") as progress:
             batches = draw_evaluation(
                 executor,
                 table,

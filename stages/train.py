@@ -12,7 +12,7 @@ from grpo.runtime.artifacts.usage import Usage
 from grpo.runtime.curves import RoundCurve
 from grpo.runtime.machine import prepare_machine
 from grpo.runtime.ranks import all_agree, process_group, run_in_ranks, this_rank
-from grpo.training.metrics import update_rows
+from grpo.training.metrics import UpdateMetrics, update_rows
 from grpo.wiring.iterations import RoundInputs, RoundState, Trainer, load_trainer
 from grpo.wiring.rounds import StartLater, save_round, train_round
 from stages.entry import run, scratch_of
@@ -79,6 +79,7 @@ def _train(
                 scratch=scratch,
                 usage=usage,
                 progress=progress,
+                note=lambda metrics: progress.note(_numbers(metrics)),
                 follow=lambda state: curve.update(update_rows(state.metrics)) if curve else None,
             )
     except DivergedError:
@@ -102,6 +103,17 @@ def _curve_of(trainer: Trainer, scratch: Scratch) -> RoundCurve:
     before = trainer.start.name if trainer.start.arm == trainer.arm else None
     key = scratch.directory.name
     return RoundCurve(arm=trainer.arm, name=trainer.name, key=key, before=before)
+
+
+def _numbers(metrics: UpdateMetrics) -> dict[str, float]:
+    """Returns the numbers of an update that are shown while a round trains."""
+    kl = {"KL": metrics.kl_to_start} if metrics.kl_to_start else {}  # 0 of a first update
+    return {
+        "reward": metrics.reward_mean,
+        "spread": metrics.reward_std_within,
+        **kl,
+        "grad norm": metrics.grad_norm,
+    }
 
 
 def _prepare_later(

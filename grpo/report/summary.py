@@ -13,10 +13,12 @@ from grpo.report.judges import correlate_judges, measure_influence
 from grpo.report.numbers import Numbers, compare_arms, compute_numbers, cost_of, counted_costs
 from grpo.report.reading import KINDS_IN_BUDGET, Run, judge_scores, read_run
 from grpo.report.seconds import missing_usages, read_usages, seconds_by_part, seconds_curves
+from grpo.report.terminal import align, wrap
 from grpo.report.verdict import can_judge, learned, saved
 from grpo.runtime.artifacts.usage import Usage
 
 SCORES = {"mean_at_k": "mean@{k}", "greedy": "greedy", "pass_at_k": "pass@{k}"}
+ARM_WIDTH = 50  # of the table, in characters
 DIGITS = 6  # decimal places of rates and seconds
 SPACES = str.maketrans("\N{NO-BREAK SPACE}\N{NARROW NO-BREAK SPACE}", "  ")
 
@@ -54,15 +56,20 @@ def read_summary(artifacts: Path, params: Parameters) -> Summary:
 
 
 def summarize(artifacts: Path, params: Parameters) -> str:
-    """Returns scores before and after of each arm, what was learned and saved, and the page's path.
+    """Returns what was learned and saved, a table of scores before and after, and the page's path.
+
+    Lines are as wide as a terminal, but for a long path.
 
     Raises:
       ArtifactError: As `read_summary`.
     """
     summary = read_summary(artifacts, params)
-    lines = [f"{arm}: {_changes(summary, arm)}" for arm in summary.run.arms]
+    said = [wrap(each) for each in _sentences(summary)]
+    titles = ["arm", "", BASE, "now", "gain"]
+    rows = [row for arm in summary.run.arms for row in _changes(summary, arm)]
+    table = align([titles, *rows], longest_first=ARM_WIDTH)
     page = (artifacts / "report" / "index.html").resolve()
-    return "\n".join([*lines, *_sentences(summary), f"report: {page}"])
+    return "\n".join([*said, "", table, "", f"report: {page}"])
 
 
 def describe(artifacts: Path, params: Parameters) -> dict[str, Any]:
@@ -160,17 +167,19 @@ def _sentences(summary: Summary) -> tuple[str, str]:
     return said[0].translate(SPACES), said[1].translate(SPACES)
 
 
-def _changes(summary: Summary, arm: str) -> str:
-    """Returns an arm's scores before and after training, and the paired gain of each.
+def _changes(summary: Summary, arm: str) -> list[list[str]]:
+    """Returns a row per score of an arm: before and after training, and the paired gain.
 
-    Omits the gain if there are too few prompts for its interval.
+    Omits the interval of the gain if there are too few prompts for one.
     """
     run = summary.run
     before, after = run.scores[BASE], run.scores[run.chain(arm)[-1]]
-    said = []
+    rows: list[list[str]] = []
     for score in (each for each in SCORES if each in run.score_names):
         name, gain = SCORES[score].format(k=after["k"]), summary.numbers.gains[arm][score]
-        bounds = f" ({gain.value:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}])"
-        change = f"{before[score]['value']:.3f} -> {after[score]['value']:.3f}"
-        said.append(f"{name} {change}{bounds if can_judge(run) else ''}")
-    return "; ".join(said)
+        bounds = f"{gain.value:+.3f}"
+        if can_judge(run):
+            bounds += f" [{gain.low:+.3f}, {gain.high:+.3f}]"
+        scores = [f"{each[score]['value']:.3f}" for each in (before, after)]
+        rows.append(["" if rows else arm, name, *scores, bounds])
+    return rows

@@ -32,6 +32,7 @@ import psutil
 from grpo.runtime import fork_client
 from grpo.runtime.fork_client import ADDRESS, interpreter, receive_request
 from grpo.runtime.process import become_subreaper, die_with_parent
+from grpo.runtime.progress import CHANNEL
 
 GRACE_SECONDS = 30.0  # between SIGTERM and SIGKILL, longer than that of flows
 ANSWER_SECONDS = 5.0  # for a client to send its request
@@ -39,7 +40,8 @@ POLL_SECONDS = 0.2
 STAGES = "stages"  # its modules read how their process was started, so forks import them again
 # Variables that differ between stages and are not read by an import; CUDA reads its own later.
 NOT_COMPARED = {
-    *("PWD", "OLDPWD", "SHLVL", "_", "DVC_STAGE", "DVC_ROOT", "CUDA_VISIBLE_DEVICES", ADDRESS)
+    *("PWD", "OLDPWD", "SHLVL", "_", "DVC_STAGE", "DVC_ROOT", "CUDA_VISIBLE_DEVICES"),
+    *(ADDRESS, CHANNEL),
 }
 ARROW, NO_THREAD = "JE_ARROW_MALLOC_CONF", "background_thread:false"  # of Arrow's allocator
 GPU_FILES = "/dev/nvidia"  # open in a process with a CUDA context

@@ -85,12 +85,9 @@ def judge_text(
     """
     try:
         with _time_limit(timeout_seconds):
-            answer = text
-            if answer_pattern is not None:
-                answers = re.findall(answer_pattern, text)
-                if not answers:
-                    return Outcome(0.0, "unparsable")
-                answer = answers[-1].strip()
+            answer = text if answer_pattern is None else find_answer(text, answer_pattern)
+            if answer is None:
+                return Outcome(0.0, "unparsable")
             try:
                 score = judge(answer, task)
             except ValueError as error:  # e.g. of float("seven"): the answer cannot be parsed
@@ -108,6 +105,12 @@ def judge_text(
         return Outcome(0.0, "timed_out", _said(error))
     except BaseException as error:  # noqa: BLE001  the rollout boundary; Ctrl-C ends the parent
         return Outcome(0.0, "failed", _said(error))
+
+
+def find_answer(text: str, answer_pattern: str) -> str | None:
+    """Returns group 1 of the pattern's last match, stripped; None if there is no match."""
+    answers = re.findall(answer_pattern, text)
+    return answers[-1].strip() if answers else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -96,12 +96,17 @@ class Loss:
 
 
 def run_updates(
-    given: Iteration, *, scratch: Scratch, progress: Callable[[int, int], None]
+    given: Iteration,
+    *,
+    scratch: Scratch,
+    progress: Callable[[int, int], None],
+    note: Callable[[UpdateMetrics], None] = lambda metrics: None,
 ) -> TrainedIteration:
     """Updates the policy on one round's rollouts; resumes from `scratch` bit-identically.
 
     Args:
       progress: Called with the number of finished updates and the total.
+      note: Called with the metrics of each update.
 
     Raises:
       DivergedError: If an advantage, loss, gradient, weight or log-prob is not finite.
@@ -123,6 +128,7 @@ def run_updates(
                     drifts=plan.drifts,
                 )
             )
+            note(metrics[-1])
             is_due = (index + 1) % given.settings.updates_per_checkpoint == 0
             # Not after an update that is its own proximal policy: the drift could not be resumed.
             if is_due and plan.loss.proximal is not None:

@@ -76,6 +76,7 @@ def train_round(
     scratch: Scratch,
     usage: Usage,
     progress: Callable[[int, int], None],
+    note: Callable[[UpdateMetrics], None],
     follow: Callable[[RoundState], None] = lambda state: None,
 ) -> RoundState:
     """Trains the iterations of a round, up to a plateau; resumes from `scratch` bit-identically.
@@ -86,6 +87,7 @@ def train_round(
     Args:
       start_later: None: the round has one iteration.
       progress: Called with the number of finished updates and the number planned.
+      note: Called with the metrics of each update.
       follow: Called after every iteration.
 
     Raises:
@@ -117,6 +119,7 @@ def train_round(
                 loaded.iteration,
                 scratch=scratch.within(f"{iteration_name(index)}/updates"),
                 progress=partial(_advance_bar, progress, index * per_iteration, planned),
+                note=note,
             )
         if this_rank() == 0:
             cost = _cost_of(trainer) - before

@@ -280,6 +280,9 @@ class Inline:
 
     workspace = Path()
 
+    def __init__(self) -> None:
+        self.started: dict[str, float] = {}
+
     def with_options(self, task_run_name: str) -> Self:
         return self
 
@@ -300,6 +303,7 @@ class Scripted:
 
     def __init__(self, *ends: Result | StageError) -> None:
         self.ends = list(ends)
+        self.started: dict[str, float] = {}
 
     def run_stage(self, step: Step) -> Result:
         end = self.ends.pop(0)
@@ -339,4 +343,4 @@ def test_a_server_that_is_away_at_the_end_hides_no_error(
     monkeypatch.setattr(flows.pipeline, "update_progress_artifact", away)
     step = Step(name="train@a-1", upstream=(), hints=Hints(), is_changed=True)
     with pytest.raises(StageError, match=r"^train@a-1: failed$"):
-        bring_up_to_date([step], Inline())
+        bring_up_to_date(Reproduction([step], Inline()))

@@ -63,10 +63,11 @@ def test_a_failed_experiment_is_named_and_the_others_are_kept(
 ) -> None:
     tiny_pipeline.replace(finished_pipeline, "rate: 0.1", "rate: 0.1, fails: 0")
     tiny_pipeline.commit(finished_pipeline, "a switch")
-    words = ("--set", "rounds.a-1.fails=2,0")
+    words = ("--set", "rounds.a-1.fails=2,3,0")
     done = sweep(finished_pipeline, prefect_environment, *words)
     assert done.returncode == 2
     assert "rounds.a-1.fails must be absent (log: " in done.stderr.splitlines()[-1]
+    assert done.stderr.count("must be absent") == 2  # once for each
     assert "Traceback" not in done.stderr
     names = tiny_pipeline.run(
         finished_pipeline, sys.executable, "-m", "dvc", "exp", "list", "--name-only"

@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -12,8 +13,9 @@ import pytest
 
 from flows.launcher import descendants
 from tests.files import contents
+from tests.pipeline.corruptions import set_param
 from tests.pipeline.processes import is_alive, until
-from tests.pipeline.workspaces import check_out, environment, locked_stages
+from tests.pipeline.workspaces import check_out, copy_for_dvc, environment, locked_stages
 
 KILLS = 8
 LOG = Path("flow.log")
@@ -61,3 +63,47 @@ def test_a_flow_of_which_processes_are_killed_writes_the_bytes_of_plain_dvc(
     }
     assert without_page.items() <= contents(finished / "artifacts").items()
     assert not (workspace / ".work/logs/preloaded.log").read_text()
+
+
+@pytest.mark.parametrize("options", [(), ("--no-server",)])
+@pytest.mark.parametrize(
+    ("path", "value", "line"),
+    [
+        ("arms.uniform.training.learning_rte", 0.1, "learning_rte is unknown, got 0.1"),
+        ("arms.uniform.training.learning_rate", -1, "learning_rate must be greater than 0, got -1"),
+    ],
+)
+def test_a_wrong_parameter_is_one_line_before_anything_starts(
+    finished: Path, tmp_path: Path, options: tuple[str, ...], path: str, value: float, line: str
+) -> None:
+    workspace = copy_for_dvc(finished, tmp_path / "workspace")
+    set_param(path, value)(workspace)
+    done = reproduce(workspace, *options)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(rf"params.yaml: arms.uniform.training.{line}\n", done.stderr), done.stderr
+
+
+def test_an_unsound_parameter_that_a_stage_refuses_is_said_once(
+    finished: Path, tmp_path: Path
+) -> None:
+    workspace = copy_for_dvc(finished, tmp_path / "workspace")
+    set_param("arms.uniform.objective", [{"grpo": {"low": 1.2, "high": 0.28, "beta": 0.0}}])(
+        workspace
+    )
+    done = reproduce(workspace, "--no-server")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("clip_surrogate needs 0 < low < 1") == 1
+    assert "ERROR" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("check: params.yaml: arms.uniform.objective[0]")
+    assert not (workspace / ".work/logs/preloaded.log").read_text()  # all was preloaded
+
+
+def reproduce(workspace: Path, *options: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "flows.reproduce", *options],
+        cwd=workspace,
+        env={**environment(), "PYTHONPATH": str(workspace)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )

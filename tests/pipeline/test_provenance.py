@@ -36,7 +36,8 @@ def test_the_page_of_a_finished_run_has_no_banner_and_says_what_ran(
     assert ran in page
     assert "learning_rate: 0.777" not in page
     run_command("summary", monkeypatch)
-    for text in (page.partition(PART)[2], capsys.readouterr().out):
+    printed = " ".join(capsys.readouterr().out.split())
+    for text in (page.partition(PART)[2], printed):
         assert f"{RATE} is 0.777 there, but 0.001 in train@uniform-1" in text
 
 

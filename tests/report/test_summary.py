@@ -129,15 +129,15 @@ def test_a_summary_says_in_two_sentences_what_was_learned_and_saved(
     for stage in stages_of(params):
         write_json(USAGE / f"{stage}.json", asdict(Usage(seconds=10.0)))
     write_json(USAGE / "profile.json", asdict(Usage(seconds=6.0)))
-    text = summarize(artifacts, params)
+    text = " ".join(summarize(artifacts, params).split())
     assert (
-        "\nLearned: mean@4 of the base changed with uniform by +0.500 and with sgpo by +0.625; too "
-        "few prompts to judge (4).\n" in text
+        "Learned: mean@4 of the base changed with uniform by +0.500 and with sgpo by +0.625; too "
+        "few prompts to judge (4)." in text
     )
     # uniform: 60 s. sgpo: 0.25 at 6 s, 0.875 at 36 s: 0.75 at 6 + 0.8 * 30 = 30 s.
     assert (
-        "\nSaved: sgpo took 36.0 s, 40 % less time than uniform (1 min 00 s), and reached "
-        "uniform's final mean@4 after 30.0 s instead of 1 min 00 s.\n" in text
+        "Saved: sgpo took 36.0 s, 40 % less time than uniform (1 min 00 s), and reached "
+        "uniform's final mean@4 after 30.0 s instead of 1 min 00 s. arm" in text
     )
     arms = describe(artifacts, params)["arms"]
     assert [each["seconds_to_reference"] for each in arms.values()] == [None, 30.0]
@@ -164,9 +164,31 @@ def test_with_enough_prompts_numbers_have_intervals(
     greedy = arm["other_gains_over_base"]["greedy"]
     assert greedy["value"] == 0.5
     assert greedy["low"] < 0.5 < greedy["high"]
-    gain = f"(+0.500 [{greedy['low']:+.3f}, {greedy['high']:+.3f}])"
-    assert f"greedy 0.250 -> 0.750 {gain}" in summarize(artifacts, params)
+    gain = f"+0.500 [{greedy['low']:+.3f}, {greedy['high']:+.3f}]"
+    assert f"greedy 0.250 0.750 {gain}" in " ".join(summarize(artifacts, params).split())
     assert "with uniform by +0.500 (+0.500 to +0.500, significant)" in described["learned"]
+
+
+def test_a_summary_fits_a_terminal_and_begins_with_sentences(
+    artifacts: Path, params: Parameters
+) -> None:
+    """Names of arms have up to 64 characters; the path of the page may be longer."""
+    long = {"uniform": "u" * 64, "sgpo": "s" * 64}
+    arms = {long[name]: each for name, each in params.arms.items()}
+    rounds = {
+        name: each.model_copy(update={"arm": long[each.arm]})
+        for name, each in params.rounds.items()
+    }
+    renamed = params.model_copy(update={"arms": arms, "rounds": rounds})
+    for each in (params, renamed):
+        *lines, page = summarize(artifacts, each).splitlines()
+        assert lines[0].startswith("Learned: ")
+        assert page.startswith("report: ")
+        assert max(map(len, lines)) <= 100
+        table = lines[lines.index("") + 1 : -1]
+        assert [line.split()[:2] for line in table[1::3]] == [
+            [name if each is params else f"{name[:49]}…", "mean@4"] for name in each.arms
+        ]
 
 
 def test_the_command_prints_json_alone(

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TextIO
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
@@ -80,6 +80,11 @@ def warning(text: object, *, is_colored: bool) -> str:
     """Returns a line for a terminal that starts with a red WARNING."""
     start, end = (RED, PLAIN) if is_colored else ("", "")
     return f"{start}WARNING{end} {' '.join(str(text).split())}\n"
+
+
+def is_colored(stream: TextIO) -> bool:
+    """Returns whether to color text on a stream: on terminals, unless NO_COLOR is set."""
+    return stream.isatty() and not os.environ.get("NO_COLOR")
 
 
 def stamps(banners: Iterable[Banner]) -> str:
