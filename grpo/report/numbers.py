@@ -142,6 +142,19 @@ def signal_by_step(run: Run, arm: str) -> pd.DataFrame:
     )
 
 
+def lengths_by_iteration(run: Run, arm: str) -> pd.DataFrame:
+    """Returns, by iteration from 1 along the arm's chain, the mean steps and the cut fraction.
+
+    Column cut_fraction is the fraction of rollouts that the step limit ended.
+    """
+    rows = [
+        {"mean_steps": own["steps"].mean(), "cut_fraction": 1 - own["is_finished"].mean()}
+        for name in run.chain(arm)[1:]
+        for _, own in run.rollouts[name].groupby("iteration")
+    ]
+    return pd.DataFrame(rows, index=range(1, len(rows) + 1), dtype=float)
+
+
 def _signal(rollouts: pd.DataFrame) -> dict[str, Any]:
     groups = rollouts[is_judged(rollouts)].groupby(GROUP)["reward"]
     # Compared exactly: a deviation from the mean of equal floats need not be 0.

@@ -24,7 +24,7 @@ from grpo.report.revisions import measure_revisions
 from grpo.report.samples import read_samples
 from grpo.report.seconds import read_usages, seconds_curves, stages_of
 from grpo.report.side_by_side import read_sheets
-from grpo.report.style import css_color_of
+from grpo.report.style import MARK_COLORS, PAGE_COLORS, css_color_of
 from grpo.report.verdict import (
     can_judge,
     compute_needed,
@@ -52,6 +52,7 @@ from grpo.wiring.checks import findings
 TEMPLATE = Path(__file__).with_name("page.html")
 DIVERGED = Path(__file__).with_name("diverged.html")  # used while there is no result
 PAGE = "index.html"
+COLORS = {**PAGE_COLORS, **MARK_COLORS}  # light and dark by CSS variable
 
 
 def write_page(
@@ -123,7 +124,8 @@ def write_page(
 
 
 def _write(out: Path, template: Path, content: Mapping[str, Any]) -> None:
-    write_bytes(out / PAGE, _environment().get_template(template.name).render(content).encode())
+    text = _environment().get_template(template.name).render(colors=COLORS, **content)
+    write_bytes(out / PAGE, text.encode())
 
 
 def redraw_page(artifacts: Path) -> CompletedRun:

@@ -31,6 +31,7 @@ from grpo.sampling.evaluation import per_prompt_metrics
 COST = ("flops", "sampled_steps", "trained_steps", "judge_calls")
 SCORES = ("greedy", "mean_at_k", "pass_at_k")
 CURVES = ("reward_mean", "uniform_group_fraction", "clip_fraction", "kl_to_start")
+OPTIONAL_CURVES = ("grad_norm", "entropy_mean")  # drawn if a round recorded them
 STEPS = ("step", "rollouts", "reward_std_within", "trained_rollouts", "advantage_abs_mean")
 AUDITS = ("audit_cosine", "audit_norm_ratio")  # NaN for updates without an audit
 KINDS_IN_BUDGET = ("profile", "sampling", "update")
@@ -104,7 +105,9 @@ def read_run(artifacts: Path, params: Parameters) -> Run:
         rollouts={name: read_rollouts(files, profile) for name, files in iterations.items()},
         updates={
             name: _read_numbers(
-                artifacts / "training" / name / "updates.csv", ("update", *CURVES, *AUDITS)
+                artifacts / "training" / name / "updates.csv",
+                ("update", *CURVES, *AUDITS),
+                optional=OPTIONAL_CURVES,
             )
             for name in params.rounds
         },
@@ -367,7 +370,9 @@ def _read_temperature(path: Path) -> float:
     return temperature
 
 
-def _read_numbers(path: Path, columns: Sequence[str]) -> pd.DataFrame:
+def _read_numbers(
+    path: Path, columns: Sequence[str], *, optional: Sequence[str] = ()
+) -> pd.DataFrame:
     """Returns a CSV table of a train stage with the given columns as float64."""
     try:
         table = pd.read_csv(path)
@@ -378,6 +383,7 @@ def _read_numbers(path: Path, columns: Sequence[str]) -> pd.DataFrame:
     missing = [name for name in columns if name not in table.columns]
     if missing:
         raise ArtifactError(f"{path}: column {missing[0]!r} is missing; rerun the stage train")
+    columns = [*columns, *(name for name in optional if name in table.columns)]
     for name in columns:
         wrong = pd.to_numeric(table[name], errors="coerce").isna() & table[name].notna()
         if wrong.any():
