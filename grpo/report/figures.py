@@ -233,8 +233,8 @@ def draw_flops_by_kind(run: Run, numbers: Numbers) -> Panel:
     return Panel(
         title="Where the compute went",
         caption=(
-            "The full profile counts for an arm that reads it. Below the line is what no arm's "
-            "budget contains: evaluation, warm-up and audits of all arms together."
+            "The full profile counts for an arm that reads it. Below the line is the work of all "
+            "arms together that no arm's budget contains."
         ),
         svg=canvas.svg("flops-by-kind", "FLOPs by kind of work for each arm"),
     )

@@ -1,6 +1,6 @@
 """Reads scores, costs, credit and updates of the rounds in the parameters."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,7 @@ class Run:
     per_prompt: dict[
         str, pd.DataFrame
     ]  # by name in `reported_scores`: evaluation prompt (row) and policy (column)
+    evaluated: dict[str, pd.DataFrame]  # by policy: table EVALUATION, by prompt_id in its order
     iterations: dict[str, list[IterationFiles]]  # by round
     rollouts: dict[str, pd.DataFrame]  # by round, of all iterations: see `read_rollouts`
     updates: dict[str, pd.DataFrame]  # by round, of all iterations
@@ -62,6 +63,11 @@ class Run:
     def rates(self) -> pd.DataFrame:
         """Success rate by evaluation prompt (row) and policy (column)."""
         return self.per_prompt["mean_at_k"]
+
+    @property
+    def families(self) -> pd.Series:
+        """Family by evaluation prompt."""
+        return self.evaluated[BASE]["family"]
 
     @property
     def score_names(self) -> tuple[str, ...]:
@@ -91,6 +97,7 @@ def read_run(artifacts: Path, params: Parameters) -> Run:
     _require_held_out(artifacts / "prompts")
     profile = read_profile(artifacts / "profile" / "prompts.parquet")
     evaluations = artifacts / "evaluations"
+    evaluated = _read_evaluated(evaluations, policies)
     iterations = {name: iterations_of(artifacts, name) for name in params.rounds}
     return Run(
         params=params,
@@ -100,7 +107,8 @@ def read_run(artifacts: Path, params: Parameters) -> Run:
             name: _read_scores(evaluations / f"{name}.json", reported_scores(params))
             for name in policies
         },
-        per_prompt=_read_per_prompt(evaluations, policies, reported_scores(params)),
+        per_prompt=_per_prompt(evaluations, evaluated, reported_scores(params)),
+        evaluated=evaluated,
         iterations=iterations,
         rollouts={name: read_rollouts(files, profile) for name, files in iterations.items()},
         updates={
@@ -269,23 +277,30 @@ def _read_scores(path: Path, names: Sequence[str]) -> Any:
     return scores
 
 
-def _read_per_prompt(
-    evaluations: Path, policies: Sequence[str], scores: Sequence[str]
-) -> dict[str, pd.DataFrame]:
-    """Returns, by score, its value by prompt (row) and policy (column)."""
+def _read_evaluated(evaluations: Path, policies: Sequence[str]) -> dict[str, pd.DataFrame]:
+    """Returns the results of each policy by prompt_id, all of the same prompts."""
     found = {}
     for name in policies:
         path = evaluations / f"{name}.parquet"
-        table = read_table(path, EVALUATION).set_index("prompt_id").sort_index()
-        found[name] = per_prompt_metrics(table)
-        missing = [each for each in scores if each not in found[name]]
-        if missing:
-            raise ArtifactError(f"{path}: column {missing[0]!r} is missing; rerun the evaluation")
+        found[name] = read_table(path, EVALUATION).set_index("prompt_id").sort_index()
         if not found[name].index.equals(found[BASE].index):
             raise ArtifactError(
                 f"{path}: must hold the prompts of {evaluations / BASE}.parquet, "
                 "got others; rerun the evaluation"
             )
+    return found
+
+
+def _per_prompt(
+    evaluations: Path, evaluated: Mapping[str, pd.DataFrame], scores: Sequence[str]
+) -> dict[str, pd.DataFrame]:
+    """Returns, by score, its value by prompt (row) and policy (column)."""
+    found = {name: per_prompt_metrics(table) for name, table in evaluated.items()}
+    for name, table in found.items():
+        missing = [each for each in scores if each not in table]
+        if missing:
+            path = evaluations / f"{name}.parquet"
+            raise ArtifactError(f"{path}: column {missing[0]!r} is missing; rerun the evaluation")
     return {
         score: pd.DataFrame({name: table[score] for name, table in found.items()})
         for score in scores
