@@ -99,6 +99,9 @@ def _parser() -> argparse.ArgumentParser:
     summary = commands.add_parser("summary", help="print reward, cost and time of each arm")
     summary.add_argument("--json", action="store_true", help="for programs, with all numbers")
     summary.set_defaults(run=_summary)
+    compare = commands.add_parser("compare", help="compare finished runs in one table")
+    compare.add_argument("runs", nargs="+", metavar="RUN", help="a directory or a git revision")
+    compare.set_defaults(run=_compare)
     left_out = commands.add_parser(
         "left-out", help="measure the signal of prompts that a round did not train on"
     )
@@ -224,6 +227,13 @@ def _report(arguments: argparse.Namespace) -> int:
     ran = redraw_page(ARTIFACTS)
     print(say([*ran.banners, *ran.stamps], is_colored=sys.stderr.isatty()), end="", file=sys.stderr)
     print(PAGE.resolve())
+    return 0
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    from grpo.report.runs import describe_comparison, read_compared_run
+
+    print(describe_comparison([read_compared_run(each) for each in arguments.runs]))
     return 0
 
 
