@@ -4,7 +4,9 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+from PIL import ImageColor
 
+from grpo.report.page import HEAT_PERCENT
 from grpo.report.style import COLOR_OF_KIND, MARK_COLORS, PAGE_COLORS, VARIABLE_OF_COLOR
 
 LIGHT, DARK = 0, 1
@@ -81,6 +83,21 @@ def test_text_has_a_contrast_of_4_5_and_marks_of_3(scheme: int, ground: str):
     for name, color in MARK_COLORS.items() if ground == "card" else ():
         assert contrast(color[scheme], background) >= 3, name
     assert contrast(PAGE_COLORS["on-banner"][scheme], PAGE_COLORS["banner"][scheme]) >= 4.5
+
+
+@pytest.mark.parametrize("scheme", [LIGHT, DARK])
+@pytest.mark.parametrize("color", ["blue", "orange"])
+def test_the_strongest_cell_of_the_heat_table_leaves_its_text_readable(scheme: int, color: str):
+    mixed = [
+        round(HEAT_PERCENT / 100 * strong + (1 - HEAT_PERCENT / 100) * weak)
+        for strong, weak in zip(
+            ImageColor.getrgb(MARK_COLORS[color][scheme]),
+            ImageColor.getrgb(PAGE_COLORS["card"][scheme]),
+            strict=True,
+        )
+    ]
+    cell = "#" + "".join(f"{channel:02x}" for channel in mixed)
+    assert contrast(PAGE_COLORS["ink"][scheme], cell) >= 4.5
 
 
 @pytest.mark.parametrize("scheme", [LIGHT, DARK])

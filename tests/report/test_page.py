@@ -16,6 +16,7 @@ from PIL import Image, ImageColor
 
 from benchmarks.browser import Page
 from benchmarks.first_run import SIZE, picture_report
+from benchmarks.screenshots import DEVICES, picture_on_devices
 from grpo.modalities import all_modalities
 from grpo.params.parameters import JudgeParams, Parameters, read_params
 from grpo.report.figures import LABEL_OF_KIND, draw_flops_by_kind
@@ -24,7 +25,7 @@ from grpo.report.page import PAGE, SCRIPT, write_page
 from grpo.report.reading import read_run
 from grpo.report.seconds import ACTIVITIES, ACTIVITY_OF_PART, stages_of
 from grpo.report.signal_figures import DIFFICULTY, NO_PROFILE, draw_signal_by_step
-from grpo.report.style import KIND_COLORS, color_of
+from grpo.report.style import KIND_COLORS, PAGE_COLORS, color_of
 from grpo.runtime.artifacts.files import write_json
 from grpo.runtime.artifacts.tables import (
     EVALUATION,
@@ -162,6 +163,25 @@ def test_the_picture_for_the_readme_shows_the_curves_of_both_arms(
     of_arms = [ImageColor.getrgb(color_of(arm)) for arm in range(2)]
     near = [np.abs(np.asarray(picture, dtype=int) - color).max(axis=2) < 25 for color in of_arms]
     assert all(each.sum() > 100 for each in near)
+
+
+def test_pictures_for_the_docs_differ_by_device_and_scheme(
+    page: str, browser: Page, tmp_path: Path
+) -> None:
+    (tmp_path / PAGE).write_text(page)
+    pictures = picture_on_devices(browser, tmp_path / PAGE, tmp_path)
+    assert [each.name for each in pictures] == [
+        "report-desktop-light.png",
+        "report-desktop-dark.png",
+        "report-phone-light.png",
+        "report-phone-dark.png",
+    ]
+    shown = [Image.open(each).convert("RGB") for each in pictures]
+    assert [each.size for each in shown] == [size for size in DEVICES.values() for _ in range(2)]
+    paper = [ImageColor.getrgb(color) for color in PAGE_COLORS["paper"]]
+    for i, each in enumerate(shown):
+        corner = np.abs(np.asarray(each, dtype=int)[2, 2] - paper[i % 2])
+        assert corner.max() < 8
 
 
 def test_the_page_fits_a_phone_and_says_what_was_found(page: str) -> None:
