@@ -1,5 +1,6 @@
 """Laws of the tiles, the table of families and the header: what is shown equals the numbers."""
 
+import re
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from grpo.params.parameters import Parameters
 from grpo.report.comparison import Curve
 from grpo.report.numbers import changes_by_family, compare_arms, compute_numbers
 from grpo.report.origin import read_origin
+from grpo.report.page import PAGE, write_page
 from grpo.report.tiles import NOT_TIMED, Tile, make_tiles
 from grpo.runtime.artifacts.files import ADDRESSES, write_bytes, write_json
 from grpo.runtime.artifacts.tables import EVALUATION, read_table, write_table
@@ -108,3 +110,21 @@ def test_the_commit_is_that_of_the_last_stage_and_says_if_files_differed(
     write_bytes(tmp_path / "dvc.yaml", b"stages: {prepare: {cmd: 'false'}}\n")
     commit = read_origin(params, tmp_path).facts["commit"]
     assert commit == f"{head.stdout[:12]} with uncommitted changes"
+
+
+@pytest.mark.usefixtures("figures_drawn_once")
+def test_the_page_shows_tiles_and_families_as_computed(artifacts: Path, params: Parameters) -> None:
+    write_page(artifacts, params, artifacts / "report")
+    page = (artifacts / "report" / PAGE).read_text()
+    tiles = re.findall(r'<section class="card tile">.*?</section>', page, re.DOTALL)
+    assert len(tiles) == 3
+    assert re.findall(r"<strong>([^<]*)</strong>", tiles[0]) == ["+0.500", "+0.625"]
+    families = page.partition('<section id="families">')[2].partition("</section>")[0]
+    assert "n = 4" in families
+    cells = re.findall(r"var\(--(\w+)\) (\d+)%.*?>([\d.]+)<small>(\S+?)</small>", families)
+    # The largest change, of sgpo-1, has all of the color, and others in proportion.
+    assert cells == [
+        ("blue", "16", "0.500", "+0.250"),
+        ("blue", "32", "0.750", "+0.500"),
+        ("blue", "40", "0.875", "+0.625"),
+    ]
