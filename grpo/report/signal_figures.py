@@ -21,7 +21,7 @@ from grpo.report.style import INK, MARKERS, MUTED, Canvas, Panel, color_of
 
 DIFFICULTY = "the prompt's success rate in the profile"
 NO_PROFILE = "no profile was drawn: no arm reads one (profile.when: always draws it)"
-FEW_STEPS = 24  # curves with at most so many steps have markers
+FEW_STEPS = 16  # curves with at most so many points have markers
 LABEL_OF_CURVE = {
     "reward_mean": "mean reward of the batch",
     "uniform_group_fraction": "share of groups of equal rewards",
