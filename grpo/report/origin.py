@@ -59,14 +59,16 @@ def _date(params: Parameters, workspace: Path) -> dict[str, str]:
 
 
 def _links(workspace: Path) -> Iterator[tuple[str, str]]:
-    """Yields the addresses of Prefect and MLflow, if they are known and hold no password."""
+    """Yields the addresses of the pages of Prefect and MLflow that last ran in the workspace.
+
+    A team's MLflow comes from MLFLOW_TRACKING_URI. Not from PREFECT_API_URL, which during a run may
+    be the address of a server that ends with it. An address with a password is left out.
+    """
     path = workspace / ADDRESSES
     text = path.read_text() if path.exists() else ""
     found = read_json(path) if text else {}
-    for title, key, variable in (
-        ("Prefect", "prefect", "PREFECT_API_URL"),
-        ("MLflow", "mlflow", "MLFLOW_TRACKING_URI"),
-    ):
-        address = str(found.get(key) or os.environ.get(variable, "")).removesuffix("/api")
-        if address.startswith("http") and "@" not in address:
-            yield title, address
+    tracking = os.environ.get("MLFLOW_TRACKING_URI", "")
+    shown = {"Prefect": found.get("prefect", ""), "MLflow": found.get("mlflow") or tracking}
+    for title, address in shown.items():
+        if str(address).startswith("http") and "@" not in address:
+            yield title, str(address)

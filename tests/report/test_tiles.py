@@ -83,7 +83,11 @@ def test_changes_by_family_are_paired_means_of_the_prompts(
     assert weighted == pytest.approx(compute_numbers(run).gains["sgpo"]["mean_at_k"].value)
 
 
-def test_the_header_names_what_is_known(params: Parameters, tmp_path: Path) -> None:
+def test_the_header_names_what_is_known(
+    params: Parameters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:1/api")  # of a server that ends
     assert read_origin(params, tmp_path).facts == {
         "machine": "cpu, float32, 1 thread",
         "seed": "7",
@@ -93,6 +97,10 @@ def test_the_header_names_what_is_known(params: Parameters, tmp_path: Path) -> N
     origin = read_origin(params, tmp_path)
     assert origin.facts["date"].endswith(" UTC")
     assert origin.links == {"Prefect": "http://127.0.0.1:1"}  # no address with a password
+    write_json(tmp_path / ADDRESSES, {})
+    assert read_origin(params, tmp_path).links == {}
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://mlflow.example")
+    assert read_origin(params, tmp_path).links == {"MLflow": "https://mlflow.example"}
 
 
 def test_the_commit_is_that_of_the_last_stage_and_says_if_files_differed(
