@@ -11,10 +11,11 @@ const element = (name, properties = {}, ...children) => {
 const tip = element("div", { className: "tip", role: "status", hidden: true });
 document.body.append(tip);
 document.addEventListener("click", (event) => {
-  const mark = event.target.closest("svg g:has(> title)");
+  let mark = event.target.closest("svg g");
+  while (mark && !mark.querySelector(":scope > title")) mark = mark.parentElement.closest("g");
   tip.hidden = !mark;
   if (!mark) return;
-  tip.textContent = mark.querySelector("title").textContent;
+  tip.textContent = mark.querySelector(":scope > title").textContent;
   const left = Math.min(event.clientX, document.documentElement.clientWidth - tip.offsetWidth - 8);
   tip.style.left = `${window.scrollX + Math.max(8, left)}px`;
   tip.style.top = `${window.scrollY + event.clientY + 14}px`;
@@ -97,9 +98,12 @@ if (source) {
     const written = element("pre", {}, text.slice(0, start), answer, text.slice(end));
     if (!text) written.textContent = "(empty)";
     const head = element("p", { className: "note", textContent: `${title} ` }, mark);
-    const found = start < 0 ? element("p", { className: "note", textContent: "The judge found no answer." }) : "";
-    if (start < 0) written.textContent = text || "(empty)";
-    return element("div", { className: "sample" }, head, written, found);
+    const box = element("div", { className: "sample" }, head, written);
+    if (start < 0) {
+      written.textContent = text || "(empty)";
+      box.append(element("p", { className: "note", textContent: "The judge found no answer." }));
+    }
+    return box;
   };
 
   const update = () => {
