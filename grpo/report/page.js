@@ -111,11 +111,13 @@ if (source) {
     const family = form.elements.family.value;
     const keeps = KEEPS[form.elements.change.value];
     const words = form.elements.words.value.toLowerCase();
+    const contains = (each) =>
+      [each.prompt, each.answer, each.rollouts[policy][0]].some((text) => text.toLowerCase().includes(words));
     const found = prompts.filter(
       (each) =>
         (family === "all" || each.family === Number(family)) &&
         keeps(each.rollouts[against][1], each.rollouts[policy][1]) &&
-        (!words || `${each.prompt}\n${each.answer}\n${each.rollouts[policy][0]}`.toLowerCase().includes(words)),
+        contains(each),
     );
     const pages = Math.max(1, Math.ceil(found.length / PER_PAGE));
     page = Math.min(Math.max(page, 0), pages - 1);
