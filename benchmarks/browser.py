@@ -56,6 +56,12 @@ class Page:
         self._send("Emulation.setDeviceMetricsOverride", **size, deviceScaleFactor=1, mobile=False)
         return self
 
+    def prefer(self, scheme: str) -> Self:
+        """Sets prefers-color-scheme: light or dark."""
+        feature = {"name": "prefers-color-scheme", "value": scheme}
+        self._send("Emulation.setEmulatedMedia", features=[feature])
+        return self
+
     def open(self, address: str) -> None:
         """Loads an address, even if it differs from the current one only after #."""
         self._send("Page.navigate", url="about:blank")

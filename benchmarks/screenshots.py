@@ -1,8 +1,10 @@
-"""Writes screenshots of the team's Prefect and MLflow pages to docs/.
+"""Writes screenshots of a report, or of the team's Prefect and MLflow pages, to docs/.
 
+python -m benchmarks.screenshots --report artifacts/report/index.html
 python -m benchmarks.screenshots MODEL
 
-Requires that `make team` runs in this workspace and that MODEL has been trained and promoted.
+The first one shows the top of the report on a desktop and a phone, light and dark. The second one
+requires that `make team` runs in this workspace and that MODEL has been trained and promoted.
 """
 
 import argparse
@@ -18,12 +20,14 @@ from typing import Any
 
 from PIL import Image
 
+from benchmarks.accessibility import SCHEMES
 from benchmarks.browser import HOW_TO_GET, Page, find_chromium, open_browser
 from flows.server import UI_LOCK, running_ui
 from grpo.lineage.record import VIEW
 
 DOCS = Path("docs")
 SIZE = (1280, 860)
+DEVICES = {"desktop": (1200, 800), "phone": (390, 844)}
 COLORS = 96  # reduces the size to a third without visible differences
 NO_ASSISTANT = "localStorage.setItem('mlflow.assistant.panelOpen_v1', 'false')"
 
@@ -31,12 +35,18 @@ NO_ASSISTANT = "localStorage.setItem('mlflow.assistant.panelOpen_v1', 'false')"
 def main() -> int:
     """Writes the screenshots; returns 1 if there is no browser or no running team, else 0."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.screenshots", description=__doc__)
-    parser.add_argument("model", metavar="MODEL")
-    model = parser.parse_args().model
+    shown = parser.add_mutually_exclusive_group(required=True)
+    shown.add_argument("model", metavar="MODEL", nargs="?")
+    shown.add_argument("--report", type=Path, metavar="PAGE")
+    model, report = (given := parser.parse_args()).model, given.report
     chromium = find_chromium()
     if chromium is None:
         print(HOW_TO_GET, file=sys.stderr)
         return 1
+    if report is not None:
+        with open_browser(chromium) as page:
+            picture_on_devices(page, report, DOCS)
+        return 0
     if running_ui(Path.cwd()) is None:
         print(f"{UI_LOCK}: a team must run in this workspace; run make team", file=sys.stderr)
         return 1
@@ -55,6 +65,19 @@ def main() -> int:
             save_small(page.picture(), path)
             print(f"{path}: {path.stat().st_size / 1000:.0f} kB")
     return 0
+
+
+def picture_on_devices(page: Page, report: Path, docs: Path) -> list[Path]:
+    """Writes the top of a report on each of DEVICES, light and dark; returns the files."""
+    written = []
+    for device, size in DEVICES.items():
+        for scheme in SCHEMES:
+            page.resize(*size).prefer(scheme).open(report.absolute().as_uri())
+            page.wait_until("document.querySelector('svg')?.clientHeight")
+            written.append(docs / f"report-{device}-{scheme}.png")
+            save_small(page.picture(), written[-1])
+    page.prefer("light")
+    return written
 
 
 def visit_graph(page: Page, prefect: str, run: str) -> Iterator[tuple[str, str]]:

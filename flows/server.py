@@ -21,6 +21,7 @@ from pathlib import Path
 from flows.live import console
 from flows.runner import LOGS, launched
 from grpo.errors import ArtifactError, BusyError, MissingExtraError, ParameterError, brief
+from grpo.runtime.artifacts.files import ADDRESSES
 
 HOST = "127.0.0.1"
 STARTUP_SECONDS = 120.0
@@ -30,7 +31,7 @@ POLL_SECONDS = 0.1
 STOP_SECONDS = 5.0
 S3_STOP_SECONDS = 0.5  # a clean stop takes 15 s; acknowledged writes are already on disk
 BUCKET = "grpo"
-UI_LOCK = Path(".work/ui.json")  # locked and written by flows/ui.py while it runs
+UI_LOCK = ADDRESSES  # locked and written by flows/ui.py while it runs
 
 
 @contextmanager

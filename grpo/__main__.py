@@ -125,6 +125,9 @@ def _parser() -> argparse.ArgumentParser:
     diff.add_argument("before", metavar="ROUND", help="a round, or base")
     diff.add_argument("after", metavar="ROUND")
     diff.set_defaults(run=_diff)
+    compare = commands.add_parser("compare", help="compare finished runs in one table")
+    compare.add_argument("runs", nargs="+", metavar="RUN", help="a directory or a git revision")
+    compare.set_defaults(run=_compare)
     left_out = commands.add_parser(
         "left-out", help="measure the signal of prompts that a round did not train on"
     )
@@ -299,6 +302,13 @@ def _report(arguments: argparse.Namespace) -> int:
     banners = [*ran.banners, *ran.stamps]
     print(say(banners, is_colored=is_colored(sys.stderr)), end="", file=sys.stderr)
     print(PAGE.resolve())
+    return 0
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    from grpo.report.runs import describe_comparison, read_compared_run
+
+    print(describe_comparison([read_compared_run(each) for each in arguments.runs]))
     return 0
 
 

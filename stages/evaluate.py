@@ -24,7 +24,12 @@ from grpo.sampling.evaluation import (
     means_by_kind,
     summarize_evaluation,
 )
-from grpo.sampling.evaluation_rollouts import choose_samples, draw_evaluation, score_evaluation
+from grpo.sampling.evaluation_rollouts import (
+    choose_samples,
+    draw_evaluation,
+    score_evaluation,
+    with_first_rollouts,
+)
 from grpo.sampling.scoring import require_judged, score_corpora
 from grpo.schema import DATA
 from grpo.types import Cost
@@ -92,7 +97,7 @@ def main(
     for kind in judged.keys() - {"sampled", "greedy"}:
         summary[kind] = mean_rewards(judged[kind].rewards)
     summary["by_kind"] = means_by_kind(evaluated, table)
-    write_table(evaluated, results_out, EVALUATION)
+    write_table(with_first_rollouts(evaluated, batches, judged), results_out, EVALUATION)
     write_table(choose_samples(table, batches, judged), samples_out, EVALUATION_SAMPLES)
     cost = sum((each.cost for each in batches.values()), Cost())
     found = unscored(judged["sampled"].rewards)

@@ -1,7 +1,7 @@
 """Banners and figures of training that diverged: the reason and the curves until then."""
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -83,7 +83,10 @@ def _draw(diverged: Divergence) -> Panel:
     canvas = Canvas([1.75] * len(drawn), share_x=True)
     for axes, name in zip(canvas.subplots, drawn, strict=True):
         values = pd.to_numeric(rows[name], errors="coerce")
-        axes.plot(rows["update"], values, color=color_of(0), marker="o", linewidth=1.6)
+        updates = rows["update"].tolist()
+        tips = [f"update {n}, {value:.3g}" for n, value in zip(updates, values, strict=True)]
+        style: dict[str, Any] = {"color": color_of(0), "marker": "o", "width": 1.6}
+        canvas.curve(axes, updates, values.tolist(), label=CURVES[name], tips=tips, **style)
         axes.set_title(CURVES[name])
     canvas.subplots[-1].set_xlabel("update")
     return Panel(

@@ -1,10 +1,10 @@
 """The list of all figures of the page; figures of reward by cost and of cost by kind of work."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from grpo.params.parameters import BASE
@@ -17,13 +17,30 @@ from grpo.report.signal_figures import (
     draw_advantage_mass,
     draw_allocation,
     draw_group_sizes,
+    draw_lengths,
     draw_reward_spread,
     draw_signal_by_step,
     draw_training,
     draw_uniform_groups,
 )
-from grpo.report.style import INK, KIND_COLORS, MARKERS, MUTED, Canvas, Panel, color_of, styled
-from grpo.report.words import flops_unit, format_flops, format_percent, format_seconds
+from grpo.report.style import (
+    INK,
+    KIND_COLORS,
+    LINES,
+    MARKERS,
+    MUTED,
+    Canvas,
+    Panel,
+    color_of,
+    styled,
+)
+from grpo.report.words import (
+    flops_unit,
+    format_flops,
+    format_percent,
+    format_rate,
+    format_seconds,
+)
 from grpo.runtime.artifacts.files import write_bytes
 from grpo.runtime.artifacts.usage import Usage
 
@@ -55,6 +72,7 @@ def draw_figures(
             *filter(None, [draw_allocation(run, allocations_by_arm(run))]),
             draw_reward_spread(run),
             draw_signal_by_step(run),
+            draw_lengths(run),
             draw_training(run),
         ]
 
@@ -75,12 +93,13 @@ def draw_reward_by_flops(run: Run, numbers: Numbers) -> Panel:
     for i, arm in enumerate(run.arms):
         own = table[table["arm"] == arm]
         x = [float(each) / scale for each in own["flops"]]
-        axes.fill_between(
-            x, own["mean_low"], own["mean_high"], color=color_of(i), alpha=0.15, linewidth=0
-        )
-        axes.plot(x, own["mean_at_k"], color=color_of(i), marker=MARKERS[i % 6], label=arm)
+        low, mean, high = (own[each].tolist() for each in ("mean_low", "mean_at_k", "mean_high"))
+        canvas.band(axes, x, low, high, color=color_of(i), tip=_interval_tip(run, arm))
+        tips = _tips(own["round"], mean, map(format_flops, map(float, own["flops"])))
+        style: dict[str, Any] = {"color": color_of(i), "marker": MARKERS[i % 6], "label": arm}
+        canvas.curve(axes, x, mean, tips=tips, **style)
     for each in numbers.comparisons.values():
-        _mark_target(axes, each, color_of(run.arms.index(each.arm)), scale)
+        _mark_target(canvas, each, color_of(run.arms.index(each.arm)), scale)
     axes.set_xlabel(f"{unit}s so far, profiling included")
     axes.set_ylabel(f"mean@{k}")
     canvas.legend(axes, columns=3)
@@ -95,16 +114,32 @@ def draw_reward_by_flops(run: Run, numbers: Numbers) -> Panel:
     )
 
 
-def _mark_target(axes: Axes, each: Comparison, color: str, scale: float) -> None:
+def _tips(policies: Iterable[str], rewards: Iterable[float], costs: Iterable[str]) -> list[str]:
+    """Returns a tooltip per policy on a curve, e.g. `plain-1, 0.512 after 3.21 TFLOP`."""
+    named = zip(policies, rewards, costs, strict=True)
+    return [
+        f"{policy}, {format_rate(float(reward))} after {cost}" for policy, reward, cost in named
+    ]
+
+
+def _interval_tip(run: Run, arm: str) -> str:
+    return f"{arm}: {format_percent(run.params.evaluation.confidence)} interval"
+
+
+def _mark_target(canvas: Canvas, each: Comparison, color: str, scale: float) -> None:
     """Draws the target and, if the arm reaches it, a ring labeled with the saving."""
     if not each.reference_improved:
         return
-    axes.axhline(each.target, color=MUTED, linestyle=":", linewidth=1.4, zorder=1)
+    axes = canvas.axes
+    line = axes.axhline(each.target, color=MUTED, linestyle=":", linewidth=1.4, zorder=1)
+    canvas.tip(line, f"{each.reference} ends at {format_rate(each.target)}")
     if each.cost is None or each.saving_fraction is None:
         return
     saving = each.saving_fraction.value
     is_left = each.cost < 0.3 * each.reference_cost  # no room for a label on the left
-    axes.plot(each.cost / scale, each.target, "o", ms=13, mfc="none", mec=color, mew=2, zorder=5)
+    x = each.cost / scale
+    (ring,) = axes.plot(x, each.target, "o", ms=13, mfc="none", mec=color, mew=2, zorder=5)
+    canvas.tip(ring, f"{each.arm} reaches it after {format_flops(each.cost)}")
     axes.annotate(
         f"{format_percent(abs(saving))} {'less' if saving >= 0 else 'more'}",
         (each.cost / scale, each.target),
@@ -130,8 +165,10 @@ def draw_other_scores(run: Run, numbers: Numbers) -> Panel:
             parts = [run.scores[name][score] for name in own["round"]]
             x = [float(each) / scale for each in own["flops"]]
             low, high = [each["low"] for each in parts], [each["high"] for each in parts]
-            axes.fill_between(x, low, high, color=color_of(i), alpha=0.15, linewidth=0)
-            axes.plot(x, own[score], color=color_of(i), marker=MARKERS[i % 6], label=arm)
+            canvas.band(axes, x, low, high, color=color_of(i), tip=_interval_tip(run, arm))
+            tips = _tips(own["round"], own[score], map(format_flops, map(float, own["flops"])))
+            style: dict[str, Any] = {"color": color_of(i), "marker": MARKERS[i % 6], "label": arm}
+            canvas.curve(axes, x, own[score].tolist(), tips=tips, **style)
         axes.set_ylabel(label)
         axes.yaxis.set_major_locator(MaxNLocator(5))
     canvas.subplots[-1].set_xlabel(f"{unit}s so far, profiling included")
@@ -156,9 +193,11 @@ def draw_reward_by_seconds(run: Run, seconds: Mapping[str, Curve]) -> Panel:
         means = [run.scores[name]["mean_at_k"] for name in curve.policies]
         x = [each / scale for each in curve.costs]
         low, high = [each["low"] for each in means], [each["high"] for each in means]
-        canvas.axes.fill_between(x, low, high, color=color_of(i), alpha=0.15, linewidth=0)
+        canvas.band(canvas.axes, x, low, high, color=color_of(i), tip=_interval_tip(run, arm))
         value = [each["value"] for each in means]
-        canvas.axes.plot(x, value, color=color_of(i), marker=MARKERS[i % 6], label=arm)
+        tips = _tips(curve.policies, value, map(format_seconds, curve.costs))
+        style: dict[str, Any] = {"color": color_of(i), "marker": MARKERS[i % 6], "label": arm}
+        canvas.curve(canvas.axes, x, value, tips=tips, **style)
     canvas.axes.set_xlabel(f"{unit} so far on this machine")
     canvas.axes.set_ylabel(f"mean@{k}")
     canvas.legend(canvas.axes, columns=3)
@@ -180,18 +219,23 @@ def draw_flops_by_kind(run: Run, numbers: Numbers) -> Panel:
         counted = counted_costs(run, run.chain(arm)[-1], arm)
         bars[arm] = {kind: _flops_of(counted, kind) for kind in KINDS_IN_BUDGET}
     kinds = [each for each in ("evaluation", "warmup", "audit") if each in set(cost["kind"])]
-    aside = {LABEL_OF_KIND.get(kind, kind): {kind: _flops_of(cost, kind)} for kind in kinds}
-    canvas = Canvas([0.45 * len(bars) + 0.7, 0.45 * len(aside) + 0.7], share_x=True)
+    aside = {
+        f"all: {LABEL_OF_KIND.get(each, each)}": {each: _flops_of(cost, each)} for each in kinds
+    }
+    canvas = Canvas([0.45 * (len(bars) + len(aside)) + 1.5], share_x=False)
     longest = _longest({**bars, **aside})
     scale, unit = flops_unit(longest)
-    for axes, each in zip(canvas.subplots, (bars, aside), strict=True):
-        _stack_bars(axes, each, scale, format_flops, longest)
-    canvas.subplots[1].set_xlabel(f"{unit}s")
-    canvas.subplots[1].set_title("outside the budget, all arms together")
+    _stack_bars(canvas, {**bars, **aside}, scale, format_flops, longest)
+    line = canvas.axes.axhline(len(bars) - 0.5, color=LINES, linewidth=1.4)
+    canvas.tip(line, "below: part of no arm's budget")
+    canvas.axes.set_xlabel(f"{unit}s")
     canvas.legend(canvas.axes, columns=3)
     return Panel(
         title="Where the compute went",
-        caption="The full profile counts for an arm that reads it. All bars share one scale.",
+        caption=(
+            "The full profile counts for an arm that reads it. Below the line is the work of all "
+            "arms together that no arm's budget contains."
+        ),
         svg=canvas.svg("flops-by-kind", "FLOPs by kind of work for each arm"),
     )
 
@@ -203,7 +247,7 @@ def draw_seconds_by_activity(run: Run, usages: Mapping[str, Usage]) -> Panel:
     bars = {arm: {each: bar[each] for each in used} for arm, bar in bars.items()}
     scale = 60.0 if _longest(bars) >= 180 else 1.0
     canvas = Canvas([0.45 * len(bars) + 1.5], share_x=False)
-    _stack_bars(canvas.axes, bars, scale, format_seconds, _longest(bars))
+    _stack_bars(canvas, bars, scale, format_seconds, _longest(bars))
     canvas.axes.set_xlabel("minutes" if scale > 1 else "seconds")
     canvas.legend(canvas.axes, columns=3)
     return Panel(
@@ -245,11 +289,15 @@ def draw_spans(spans_by_name: Mapping[str, Sequence[Span]]) -> Canvas:
     }
     canvas = Canvas([0.4 * len(rows) + 1.2], share_x=False)
     for kind in ACTIVITIES:
-        for row, spans in enumerate(rows.values()):
+        label = LABEL_OF_KIND.get(kind, kind)
+        for row, (name, spans) in enumerate(rows.items()):
             bars = [(each.start, each.end - each.start) for each in spans if each.activity == kind]
-            canvas.axes.broken_barh(bars, (row - 0.35, 0.7), color=KIND_COLORS[kind])
+            drawn = canvas.axes.broken_barh(bars, (row - 0.35, 0.7), color=KIND_COLORS[kind])
+            seconds = format_seconds(sum(length for _, length in bars))
+            canvas.tip(drawn, f"{name}: {label}, {seconds} in {len(bars)} parts")
         if any(each.activity == kind for spans in rows.values() for each in spans):
-            canvas.axes.barh(0, 0, color=KIND_COLORS[kind], label=LABEL_OF_KIND.get(kind, kind))
+            (empty,) = canvas.axes.barh(0, 0, color=KIND_COLORS[kind], label=label)
+            canvas.tip(empty, label)
     canvas.axes.set_yticks(range(len(rows)), list(rows))
     canvas.axes.invert_yaxis()
     canvas.axes.set_xlabel("seconds after start-up")
@@ -258,21 +306,24 @@ def draw_spans(spans_by_name: Mapping[str, Sequence[Span]]) -> Canvas:
 
 
 def _stack_bars(
-    axes: Axes,
+    canvas: Canvas,
     bars: Mapping[str, Mapping[str, float]],
     scale: float,
     formatter: Callable[[float], str],
     longest: float,
 ) -> None:
     """Draws one horizontal bar per name with a segment per kind and the total at the end."""
+    axes = canvas.axes
     labeled: set[str] = set()
     for name, segments in bars.items():
         left = 0.0
         for kind, amount in segments.items():
-            label = None if kind in labeled else LABEL_OF_KIND.get(kind, kind)
+            label = LABEL_OF_KIND.get(kind, kind)
+            style: dict[str, Any] = {"color": KIND_COLORS[kind]}
+            style["label"] = None if kind in labeled else label
             labeled.add(kind)
-            color = KIND_COLORS[kind]
-            axes.barh(name, amount / scale, left=left, height=0.62, color=color, label=label)
+            (bar,) = axes.barh(name, amount / scale, left=left, height=0.62, **style)
+            canvas.tip(bar, f"{name}: {label}, {formatter(amount)}")
             left += amount / scale
         axes.annotate(
             formatter(left * scale),

@@ -35,6 +35,15 @@ SCORE_COLUMNS = ("greedy", "mean_at_k", "mean_low", "mean_high", "pass_at_k")
 
 
 @dataclass(frozen=True, kw_only=True)
+class Change:
+    """Mean at k of a policy on some prompts, and its change against the base."""
+
+    value: float
+    prompts: int
+    change: Interval  # of 0 for the base itself
+
+
+@dataclass(frozen=True, kw_only=True)
 class Numbers:
     """Numbers of the page that are computed from artifacts; measured seconds are separate."""
 
@@ -142,6 +151,19 @@ def signal_by_step(run: Run, arm: str) -> pd.DataFrame:
     )
 
 
+def lengths_by_iteration(run: Run, arm: str) -> pd.DataFrame:
+    """Returns, by iteration from 1 along the arm's chain, the mean steps and the cut fraction.
+
+    Column cut_fraction is the fraction of rollouts that the step limit ended.
+    """
+    rows = [
+        {"mean_steps": own["steps"].mean(), "cut_fraction": 1 - own["is_finished"].mean()}
+        for name in run.chain(arm)[1:]
+        for _, own in run.rollouts[name].groupby("iteration")
+    ]
+    return pd.DataFrame(rows, index=range(1, len(rows) + 1), dtype=float)
+
+
 def _signal(rollouts: pd.DataFrame) -> dict[str, Any]:
     groups = rollouts[is_judged(rollouts)].groupby(GROUP)["reward"]
     # Compared exactly: a deviation from the mean of equal floats need not be 0.
@@ -232,6 +254,24 @@ def _means(run: Run, values: pd.DataFrame) -> pd.DataFrame:
     resamples = run.params.evaluation.bootstrap_resamples
     draws = draw_resamples(len(values), resamples=resamples, seed=run.params.seed)
     return resample_means(values, draws)
+
+
+def changes_by_family(run: Run) -> dict[str, dict[str, Change]]:
+    """Returns mean at k and its change against the base, by policy and family.
+
+    Prompts are resampled within a family; the same draws serve all policies.
+    """
+    found: dict[str, dict[str, Change]] = {str(name): {} for name in run.rates}
+    for family, rates in run.rates.groupby(run.families):
+        means = _means(run, rates)
+        for name in found:
+            change = difference(
+                rates, means, (name, BASE), confidence=run.params.evaluation.confidence
+            )
+            found[name][str(family)] = Change(
+                value=float(rates[name].mean()), prompts=len(rates), change=change
+            )
+    return found
 
 
 def flops_curve(table: pd.DataFrame, arm: str) -> Curve:

@@ -1,5 +1,7 @@
 """Writes the report page: one self-contained HTML file that opens offline."""
 
+import base64
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,19 +14,35 @@ from grpo.params.parameters import BASE, Parameters
 from grpo.params.yaml import dump_yaml
 from grpo.report.allocations import read_allocations
 from grpo.report.audits import Audited, audit_sentences, audits_by_arm, audits_by_round
-from grpo.report.comparison import Comparison, Curve, Interval
+from grpo.report.browsing import (
+    LARGEST_BYTES,
+    embed_json,
+    first_part,
+    read_prompts_to_browse,
+)
+from grpo.report.comparison import Comparison, Interval
 from grpo.report.diverged import add_banners, draw_diverged, read_diverged
 from grpo.report.figures import draw_figures
 from grpo.report.judges import correlate_judges, measure_influence
 from grpo.report.learned import find_empty_results
-from grpo.report.numbers import Numbers, compare_arms, compute_numbers, cost_of, counted_costs
+from grpo.report.numbers import (
+    Change,
+    Numbers,
+    changes_by_family,
+    compare_arms,
+    compute_numbers,
+    cost_of,
+    counted_costs,
+)
+from grpo.report.origin import read_origin
 from grpo.report.provenance import CompletedRun, find_completed_run
 from grpo.report.reading import Run, judge_scores, read_run
 from grpo.report.revisions import measure_revisions
 from grpo.report.samples import read_samples
 from grpo.report.seconds import read_usages, seconds_curves, stages_of
 from grpo.report.side_by_side import read_sheets
-from grpo.report.style import css_color_of
+from grpo.report.style import MARK_COLORS, PAGE_COLORS, css_color_of
+from grpo.report.tiles import make_tiles
 from grpo.report.verdict import (
     can_judge,
     compute_needed,
@@ -44,14 +62,19 @@ from grpo.report.words import (
     format_selection,
     format_temperatures,
 )
-from grpo.runtime.artifacts.files import write_bytes
+from grpo.runtime.artifacts.files import remove, write_bytes
 from grpo.runtime.artifacts.marks import Banner, clear, hash_inputs, marked
 from grpo.runtime.artifacts.usage import Usage
+from grpo.sampling.evaluation import LEAST_PROMPTS
 from grpo.wiring.checks import findings
 
 TEMPLATE = Path(__file__).with_name("page.html")
+ROLLOUTS = TEMPLATE.with_name("rollouts.html")  # beside the page, if it cannot hold all prompts
+SCRIPT = TEMPLATE.with_name("page.js")
 DIVERGED = Path(__file__).with_name("diverged.html")  # used while there is no result
 PAGE = "index.html"
+HEAT_PERCENT = 40  # largest share of color in the background of a cell
+COLORS = {**PAGE_COLORS, **MARK_COLORS}  # light and dark by CSS variable
 
 
 def write_page(
@@ -85,6 +108,9 @@ def write_page(
     numbers = compute_numbers(run)
     usages = read_usages(params)
     seconds = seconds_curves(run, usages)
+    browsed = read_prompts_to_browse(artifacts, run)
+    within = first_part(browsed, LARGEST_BYTES)
+    timed = compare_arms(run, seconds) if seconds else {}
     content = {
         "arms": run.arms,
         "banners": [*banners, *find_empty_results(artifacts, params)],
@@ -96,8 +122,10 @@ def write_page(
         "can_judge": can_judge(run),
         "resamples": format_count(params.evaluation.bootstrap_resamples),
         "verdict": verdict(run, numbers),
-        "details": _details(run, numbers, seconds),
+        "details": _details(run, numbers, timed),
+        "tiles": make_tiles(run, numbers, seconds, timed),
         "summary": _summary(run, numbers),
+        "families": _families(run),
         "audits": _audits(run),
         "judges": _judges(run, numbers),
         "correlations": _correlations(run),
@@ -116,14 +144,30 @@ def write_page(
         "rounds": _rounds(run, numbers),
         "samples": read_samples(artifacts, run),
         "sheets": read_sheets(artifacts, run),
+        "origin": read_origin(params),
+        "browsed": embed_json(within) if within["prompts"] else "",
+        "num_browsed": len(within["prompts"]),
+        "has_more": len(within["prompts"]) < len(browsed["prompts"]),
         "stages": _stages(run, usages),
         "parameters": dump_yaml(params.model_dump(mode="json")),
     }
     _write(out, TEMPLATE, content)
+    if content["has_more"]:
+        every = {"browsed": embed_json(browsed), "num_browsed": len(browsed["prompts"])}
+        _write(out, ROLLOUTS, {**content, **every, "has_more": False}, name=ROLLOUTS.name)
+    else:
+        remove(out / ROLLOUTS.name)
 
 
-def _write(out: Path, template: Path, content: Mapping[str, Any]) -> None:
-    write_bytes(out / PAGE, _environment().get_template(template.name).render(content).encode())
+def _write(out: Path, template: Path, content: Mapping[str, Any], *, name: str = PAGE) -> None:
+    script = SCRIPT.read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    text = (
+        _environment()
+        .get_template(template.name)
+        .render(colors=COLORS, script=script, script_digest=digest, **content)
+    )
+    write_bytes(out / name, text.encode())
 
 
 def redraw_page(artifacts: Path) -> CompletedRun:
@@ -153,11 +197,10 @@ def _environment() -> Environment:
     return environment
 
 
-def _details(run: Run, numbers: Numbers, seconds: Mapping[str, Curve]) -> list[str]:
+def _details(run: Run, numbers: Numbers, timed: Mapping[str, Comparison]) -> list[str]:
     """Returns the sentences below the verdict."""
     needed = [compute_needed(each) for each in numbers.comparisons.values()]
     ends = [final_difference(run, each) for each in numbers.comparisons.values()]
-    timed = compare_arms(run, seconds) if seconds else {}
     seconds_said = [headline_seconds(run, each) for each in timed.values()]
     return [*filter(None, needed), *ends, *seconds_said, *audit_sentences(audits_by_arm(run))]
 
@@ -189,6 +232,40 @@ def _summary(run: Run, numbers: Numbers) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def _families(run: Run) -> list[dict[str, Any]]:
+    """Returns the rows of the heat table: a policy with a cell per family.
+
+    The share of color in a cell is HEAT_PERCENT for the largest change of the table.
+    """
+    found = changes_by_family(run)
+    largest = max(abs(each.change.value) for row in found.values() for each in row.values()) or 1.0
+
+    def cell(each: Change) -> dict[str, Any]:
+        low, high = each.change.low, each.change.high
+        assert low is not None
+        assert high is not None
+        can_tell = each.prompts >= LEAST_PROMPTS
+        return {
+            "value": each.value,
+            "prompts": each.prompts,
+            "change": each.change.value,
+            "bounds": f"{format_change(low)} to {format_change(high)}" if can_tell else "",
+            "is_certain": can_tell and is_certain(each.change),
+            "color": "blue" if each.change.value > 0 else "orange",
+            "percent": round(HEAT_PERCENT * abs(each.change.value) / largest),
+        }
+
+    arms = {name: run.params.rounds[name].arm for name in run.params.rounds}
+    return [
+        {
+            "policy": name,
+            "color": css_color_of(run.arms.index(arms[name])) if name in arms else None,
+            "cells": {family: cell(each) for family, each in row.items()},
+        }
+        for name, row in found.items()
+    ]
 
 
 def _interval(run: Run, score: Mapping[str, float]) -> dict[str, str]:

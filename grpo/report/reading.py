@@ -1,6 +1,6 @@
 """Reads scores, costs, credit and updates of the rounds in the parameters."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from grpo.sampling.evaluation import per_prompt_metrics
 COST = ("flops", "sampled_steps", "trained_steps", "judge_calls")
 SCORES = ("greedy", "mean_at_k", "pass_at_k")
 CURVES = ("reward_mean", "uniform_group_fraction", "clip_fraction", "kl_to_start")
+OPTIONAL_CURVES = ("grad_norm", "entropy_mean")  # drawn if a round recorded them
 STEPS = ("step", "rollouts", "reward_std_within", "trained_rollouts", "advantage_abs_mean")
 AUDITS = ("audit_cosine", "audit_norm_ratio")  # NaN for updates without an audit
 KINDS_IN_BUDGET = ("profile", "sampling", "update")
@@ -49,6 +50,7 @@ class Run:
     per_prompt: dict[
         str, pd.DataFrame
     ]  # by name in `reported_scores`: evaluation prompt (row) and policy (column)
+    evaluated: dict[str, pd.DataFrame]  # by policy: table EVALUATION, by prompt_id in its order
     iterations: dict[str, list[IterationFiles]]  # by round
     rollouts: dict[str, pd.DataFrame]  # by round, of all iterations: see `read_rollouts`
     updates: dict[str, pd.DataFrame]  # by round, of all iterations
@@ -61,6 +63,11 @@ class Run:
     def rates(self) -> pd.DataFrame:
         """Success rate by evaluation prompt (row) and policy (column)."""
         return self.per_prompt["mean_at_k"]
+
+    @property
+    def families(self) -> pd.Series:
+        """Family by evaluation prompt."""
+        return self.evaluated[BASE]["family"]
 
     @property
     def score_names(self) -> tuple[str, ...]:
@@ -90,6 +97,7 @@ def read_run(artifacts: Path, params: Parameters) -> Run:
     _require_held_out(artifacts / "prompts")
     profile = read_profile(artifacts / "profile" / "prompts.parquet")
     evaluations = artifacts / "evaluations"
+    evaluated = _read_evaluated(evaluations, policies)
     iterations = {name: iterations_of(artifacts, name) for name in params.rounds}
     return Run(
         params=params,
@@ -99,12 +107,15 @@ def read_run(artifacts: Path, params: Parameters) -> Run:
             name: _read_scores(evaluations / f"{name}.json", reported_scores(params))
             for name in policies
         },
-        per_prompt=_read_per_prompt(evaluations, policies, reported_scores(params)),
+        per_prompt=_per_prompt(evaluations, evaluated, reported_scores(params)),
+        evaluated=evaluated,
         iterations=iterations,
         rollouts={name: read_rollouts(files, profile) for name, files in iterations.items()},
         updates={
             name: _read_numbers(
-                artifacts / "training" / name / "updates.csv", ("update", *CURVES, *AUDITS)
+                artifacts / "training" / name / "updates.csv",
+                ("update", *CURVES, *AUDITS),
+                optional=OPTIONAL_CURVES,
             )
             for name in params.rounds
         },
@@ -266,23 +277,30 @@ def _read_scores(path: Path, names: Sequence[str]) -> Any:
     return scores
 
 
-def _read_per_prompt(
-    evaluations: Path, policies: Sequence[str], scores: Sequence[str]
-) -> dict[str, pd.DataFrame]:
-    """Returns, by score, its value by prompt (row) and policy (column)."""
+def _read_evaluated(evaluations: Path, policies: Sequence[str]) -> dict[str, pd.DataFrame]:
+    """Returns the results of each policy by prompt_id, all of the same prompts."""
     found = {}
     for name in policies:
         path = evaluations / f"{name}.parquet"
-        table = read_table(path, EVALUATION).set_index("prompt_id").sort_index()
-        found[name] = per_prompt_metrics(table)
-        missing = [each for each in scores if each not in found[name]]
-        if missing:
-            raise ArtifactError(f"{path}: column {missing[0]!r} is missing; rerun the evaluation")
+        found[name] = read_table(path, EVALUATION).set_index("prompt_id").sort_index()
         if not found[name].index.equals(found[BASE].index):
             raise ArtifactError(
                 f"{path}: must hold the prompts of {evaluations / BASE}.parquet, "
                 "got others; rerun the evaluation"
             )
+    return found
+
+
+def _per_prompt(
+    evaluations: Path, evaluated: Mapping[str, pd.DataFrame], scores: Sequence[str]
+) -> dict[str, pd.DataFrame]:
+    """Returns, by score, its value by prompt (row) and policy (column)."""
+    found = {name: per_prompt_metrics(table) for name, table in evaluated.items()}
+    for name, table in found.items():
+        missing = [each for each in scores if each not in table]
+        if missing:
+            path = evaluations / f"{name}.parquet"
+            raise ArtifactError(f"{path}: column {missing[0]!r} is missing; rerun the evaluation")
     return {
         score: pd.DataFrame({name: table[score] for name, table in found.items()})
         for score in scores
@@ -367,7 +385,9 @@ def _read_temperature(path: Path) -> float:
     return temperature
 
 
-def _read_numbers(path: Path, columns: Sequence[str]) -> pd.DataFrame:
+def _read_numbers(
+    path: Path, columns: Sequence[str], *, optional: Sequence[str] = ()
+) -> pd.DataFrame:
     """Returns a CSV table of a train stage with the given columns as float64."""
     try:
         table = pd.read_csv(path)
@@ -378,6 +398,7 @@ def _read_numbers(path: Path, columns: Sequence[str]) -> pd.DataFrame:
     missing = [name for name in columns if name not in table.columns]
     if missing:
         raise ArtifactError(f"{path}: column {missing[0]!r} is missing; rerun the stage train")
+    columns = [*columns, *(name for name in optional if name in table.columns)]
     for name in columns:
         wrong = pd.to_numeric(table[name], errors="coerce").isna() & table[name].notna()
         if wrong.any():

@@ -6,6 +6,7 @@ import pandas as pd
 
 from grpo.runtime.artifacts.files import Scratch
 from grpo.runtime.artifacts.media import encode_png
+from grpo.runtime.artifacts.tables import FIRST_OUTCOME, FIRST_TEXT
 from grpo.runtime.executors.base import Executor
 from grpo.runtime.seeds import derive_seed
 from grpo.sampling.drawing import sample_rollouts, stored_batches
@@ -69,6 +70,23 @@ def score_evaluation(
         )
         for kind in draws
     }
+
+
+def with_first_rollouts(
+    evaluated: pd.DataFrame, batches: Mapping[str, SampledBatch], judged: Mapping[str, Judged]
+) -> pd.DataFrame:
+    """Returns the table with the first sampled rollout of each prompt: its text and its outcome.
+
+    Args:
+      evaluated: Schema EVALUATION.
+      judged: The judged rollouts of `batches`.
+    """
+    batch, (texts, rewards) = batches["sampled"], judged["sampled"]
+    table = batch.table.assign(text=texts)[["rollout_id", "prompt_id", "text"]]
+    first = table.groupby("prompt_id").head(1)
+    first = first.merge(rewards[["rollout_id", "outcome"]], on="rollout_id", validate="1:1")
+    first = first.rename(columns={"text": FIRST_TEXT, "outcome": FIRST_OUTCOME})
+    return evaluated.merge(first.drop(columns="rollout_id"), on="prompt_id", validate="1:1")
 
 
 def choose_samples(

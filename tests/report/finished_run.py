@@ -88,6 +88,8 @@ def write_evaluation(artifacts: Path, name: str, successes: list[int]) -> None:
             "greedy": [float(each > 1) for each in successes],
             "rollouts": 4,
             "successes": successes,
+            "first_text": [f"{name} #{1 + (each > 0)} {HOSTILE}" for each in successes],
+            "first_outcome": [float(each > 0) for each in successes],
             **{f"greedy_score.{each}": scores for each in ("exact", "ocr")},
             **{f"score.{each}": scores for each in ("exact", "ocr")},
         }

@@ -17,10 +17,17 @@ from grpo.errors import ArtifactError
 from grpo.modalities.shared.temperature import RisingTemperature
 from grpo.params.parameters import Parameters
 from grpo.report.learned import explain_missing_signal, find_empty_results
-from grpo.report.numbers import compute_numbers, cost_of, reward_spread, signal_by_step
+from grpo.report.numbers import (
+    compute_numbers,
+    cost_of,
+    lengths_by_iteration,
+    reward_spread,
+    signal_by_step,
+)
 from grpo.report.page import PAGE, write_page
 from grpo.report.reading import COST, read_rollouts, read_round_costs, read_run
 from grpo.report.samples import read_samples
+from grpo.report.signal_figures import draw_training
 from grpo.runtime.artifacts.files import read_json, write_json
 from grpo.runtime.artifacts.stored_iterations import iterations_of
 from grpo.runtime.artifacts.tables import (
@@ -345,3 +352,25 @@ def test_a_round_of_one_iteration_is_read_as_it_was(read_with: ReadWith, artifac
     found = read_with().rollouts[ROUND]
     assert (found["iteration"] == 0).all()
     pd.testing.assert_frame_equal(found[joined.columns], joined)
+
+
+def test_lengths_are_means_of_the_rollouts_of_an_iteration(
+    trained: Path, params: Parameters
+) -> None:
+    lengths = lengths_by_iteration(read_run(trained, params), "sgpo")
+    assert lengths.index.tolist() == [1, 2, 3]
+    # Four rollouts of 3 steps, one of them cut; then rollouts of 2 steps that end.
+    assert lengths["mean_steps"].tolist() == [3.0, 2.0, 2.0]
+    assert lengths["cut_fraction"].tolist() == [0.25, 0.0, 0.0]
+
+
+def test_a_metric_is_drawn_where_it_is_recorded(trained: Path, params: Parameters) -> None:
+    assert "gradient norm" not in draw_training(read_run(trained, params)).svg
+    path = trained / "training" / ROUND / "updates.csv"
+    table = pd.read_csv(path)
+    norms = np.arange(1.0, len(table) + 1)
+    table.assign(grad_norm=norms).to_csv(path, index=False)
+    svg = draw_training(read_run(trained, params)).svg
+    assert "gradient norm before clipping" in svg
+    assert f"sgpo: {len(norms)} values from 1 to {norms[-1]:g}, the last is {norms[-1]:g}" in svg
+    assert "uniform: no values" in svg

@@ -1,26 +1,31 @@
 """Laws of the page: self-contained, escaped, readable, and the same figures each time."""
 
+import base64
+import hashlib
+import json
 import re
 from dataclasses import asdict, replace
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
-from finished_run import EVALUATION_FLOPS, WARMUP_FLOPS, ReadWith
+from finished_run import EVALUATION_FLOPS, HOSTILE, WARMUP_FLOPS, ReadWith
 from PIL import Image, ImageColor
 
 from benchmarks.browser import Page
 from benchmarks.first_run import SIZE, picture_report
+from benchmarks.screenshots import DEVICES, picture_on_devices
 from grpo.modalities import all_modalities
 from grpo.params.parameters import JudgeParams, Parameters, read_params
 from grpo.report.figures import LABEL_OF_KIND, draw_flops_by_kind
 from grpo.report.numbers import compute_numbers, signal_by_difficulty
-from grpo.report.page import PAGE, write_page
+from grpo.report.page import PAGE, SCRIPT, write_page
 from grpo.report.reading import read_run
 from grpo.report.seconds import ACTIVITIES, ACTIVITY_OF_PART, stages_of
 from grpo.report.signal_figures import DIFFICULTY, NO_PROFILE, draw_signal_by_step
-from grpo.report.style import KIND_COLORS, color_of
+from grpo.report.style import KIND_COLORS, PAGE_COLORS, color_of
 from grpo.runtime.artifacts.files import write_json
 from grpo.runtime.artifacts.tables import (
     EVALUATION,
@@ -32,7 +37,7 @@ from grpo.runtime.artifacts.tables import (
 from grpo.runtime.artifacts.usage import Usage
 
 FETCHING = {"src", "href", "xlink:href", "data", "action", "srcset", "poster"}
-VOID = {"meta", "br"}
+VOID = {"meta", "br", "input"}
 
 
 class Reader(HTMLParser):
@@ -43,6 +48,7 @@ class Reader(HTMLParser):
         self.links: list[str] = []
         self.tags: list[str] = []
         self.text = ""
+        self.scripts: list[str] = []
         self.open: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -59,7 +65,10 @@ class Reader(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        self.text += data
+        if self.open and self.open[-1] == "script":
+            self.scripts.append(data)
+        else:
+            self.text += data
 
 
 @pytest.fixture(scope="module")
@@ -81,10 +90,48 @@ def read(page: str) -> Reader:
 
 def test_the_text_of_a_rollout_is_shown_and_never_run(page: str) -> None:
     reader = read(page)
-    assert "script" not in reader.tags
+    data, script = reader.scripts
+    assert script == SCRIPT.read_text()
+    assert "<" not in data
+    assert HOSTILE in json.loads(data)["prompts"][0]["rollouts"][0][0].replace("\\x1b", "\x1b")
     assert "b" not in reader.tags
     # Shown as it was written, the control character spelled out.
     assert r"<script>alert('rollout')</script>\x1b[31m & <b>bold</b>" in reader.text
+
+
+def test_only_the_own_script_may_run_and_nothing_may_be_fetched(page: str) -> None:
+    (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)
+    digest = base64.b64encode(hashlib.sha256(SCRIPT.read_bytes()).digest()).decode()
+    allowed = dict(each.split(" ", 1) for each in policy.split("; "))
+    assert allowed == {
+        "default-src": "'none'",
+        "script-src": f"'sha256-{digest}'",
+        "style-src": "'unsafe-inline'",
+        "img-src": "data:",
+        "base-uri": "'none'",
+        "form-action": "'none'",
+    }
+
+
+def test_headings_descend_one_level_at_a_time(page: str) -> None:
+    levels = [int(tag[1]) for tag in read(page).tags if re.fullmatch("h[1-6]", tag)]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in pairwise(levels))
+
+
+def test_every_header_cell_has_a_scope_and_every_figure_a_name(page: str) -> None:
+    assert re.findall(r"<th(?![^>]*scope=)(?: [^>]*)?>", page) == []
+    assert re.findall(r"<svg (?![^>]*aria-label=)", page) == []
+
+
+def test_every_value_of_a_curve_has_a_tooltip(page: str) -> None:
+    figure = page.partition("Reward by compute</h3>")[2].partition("</figure>")[0]
+    tips = re.findall(r"<title>([^<]*)</title>", figure)
+    assert "uniform: uniform-2, 0.750 after 200\N{NO-BREAK SPACE}FLOP" in tips
+    assert "sgpo: sgpo-1, 0.875 after 100\N{NO-BREAK SPACE}FLOP" in tips
+    assert "sgpo reaches it after 90\N{NO-BREAK SPACE}FLOP" in tips
+    assert "uniform: 90\N{NO-BREAK SPACE}% interval" in tips
 
 
 def test_the_page_fetches_nothing(page: str) -> None:
@@ -116,6 +163,25 @@ def test_the_picture_for_the_readme_shows_the_curves_of_both_arms(
     of_arms = [ImageColor.getrgb(color_of(arm)) for arm in range(2)]
     near = [np.abs(np.asarray(picture, dtype=int) - color).max(axis=2) < 25 for color in of_arms]
     assert all(each.sum() > 100 for each in near)
+
+
+def test_pictures_for_the_docs_differ_by_device_and_scheme(
+    page: str, browser: Page, tmp_path: Path
+) -> None:
+    (tmp_path / PAGE).write_text(page)
+    pictures = picture_on_devices(browser, tmp_path / PAGE, tmp_path)
+    assert [each.name for each in pictures] == [
+        "report-desktop-light.png",
+        "report-desktop-dark.png",
+        "report-phone-light.png",
+        "report-phone-dark.png",
+    ]
+    shown = [Image.open(each).convert("RGB") for each in pictures]
+    assert [each.size for each in shown] == [size for size in DEVICES.values() for _ in range(2)]
+    paper = [ImageColor.getrgb(color) for color in PAGE_COLORS["paper"]]
+    for i, each in enumerate(shown):
+        corner = np.abs(np.asarray(each, dtype=int)[2, 2] - paper[i % 2])
+        assert corner.max() < 8
 
 
 def test_the_page_fits_a_phone_and_says_what_was_found(page: str) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from finished_run import HOSTILE, SUCCESSES, ReadWith
 
+from benchmarks.browser import Page
 from grpo.errors import ArtifactError
 from grpo.modalities.shared.exhibits import embed
 from grpo.params.parameters import Parameters, read_params
@@ -197,3 +198,17 @@ def test_missing_images_of_a_round_are_named_in_one_line(
     (drawn_artifacts / "rollouts/sgpo-1/tensors.safetensors").unlink()
     with pytest.raises(ArtifactError, match=r"sgpo-1/tensors\.safetensors: no such file"):
         write_page(drawn_artifacts, drawing, drawn_artifacts / "report")
+
+
+def test_an_image_opens_in_full_size_by_key(
+    drawn_artifacts: Path, drawing: Parameters, browser: Page
+) -> None:
+    write_page(drawn_artifacts, drawing, drawn_artifacts / "report")
+    browser.open((drawn_artifacts / "report" / PAGE).as_uri())
+    image = "document.querySelector('.shown img')"
+    browser.wait_until(f"{image}?.tabIndex == 0")
+    key = "new KeyboardEvent('keydown', {key: 'Enter'})"
+    assert browser.run(f"{image}.dispatchEvent({key})")
+    large = "document.querySelector('#full-size img')"
+    assert browser.run(f"document.getElementById('full-size').open && {large}.src == {image}.src")
+    assert browser.run(f"{large}.clientWidth > {image}.clientWidth")

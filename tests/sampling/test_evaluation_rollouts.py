@@ -16,11 +16,13 @@ from grpo.runtime.artifacts.files import Scratch
 from grpo.runtime.artifacts.tables import EVALUATION_SAMPLES, SCORE, write_table
 from grpo.runtime.executors.base import Local, Work
 from grpo.sampling.drawing import sampling_skill
+from grpo.sampling.evaluation import evaluate_prompts
 from grpo.sampling.evaluation_rollouts import (
     CHOSEN_PROMPTS,
     CHOSEN_ROLLOUTS,
     choose_samples,
     draw_evaluation,
+    with_first_rollouts,
 )
 from grpo.sampling.judging import JointJudge, TextJudge
 from grpo.sampling.rollouts import SampledBatch
@@ -71,6 +73,18 @@ def samples_of(prompts: pd.DataFrame, batch: SampledBatch, rule: RewardRule) -> 
     media = None if batch.media is None else batch.media.numpy()
     judged = judge_rollouts(batch.table, prompts, rule, media=media)
     return choose_samples(prompts, {"sampled": batch}, {"sampled": judged})
+
+
+def test_the_first_rollout_of_every_prompt_is_kept_with_what_the_judge_read():
+    prompts = prompts_of(2, 3)
+    batch = batch_of(prompts, "aaaaaa")
+    judged = {"sampled": judge_rollouts(batch.table, prompts, RULE, media=None)}
+    greedy = judged["sampled"].rewards.groupby("prompt_id").head(1)
+    evaluated = evaluate_prompts(prompts, judged["sampled"].rewards, greedy)
+    kept = with_first_rollouts(evaluated, {"sampled": batch}, judged)
+    assert kept["prompt_id"].tolist() == sorted(prompts["prompt_id"])
+    assert set(kept["first_text"]) == {"aaaaaa0"}
+    assert set(kept["first_outcome"]) == {1.0}
 
 
 @pytest.mark.parametrize(

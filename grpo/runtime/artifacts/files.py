@@ -37,6 +37,7 @@ SEAL_FILE = "made-by-grpo.json"  # SHA-256 by name of the other files in its dir
 SEAL_COMMENT = b"<!-- made by grpo, SHA-256 of the above: "
 RUNS_CODE = (".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth", ".py")
 WORK = Path(".work")
+ADDRESSES = WORK / "ui.json"  # of the pages of Prefect and MLflow; flows/ui.py writes it
 # The code on which a stage's output may depend.
 CODE = (Path("grpo"), Path("stages"), PLUGINS)
 

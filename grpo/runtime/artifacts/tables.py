@@ -48,6 +48,7 @@ SCORE = "score."  # begins the names of columns with a judge's scores; a judge's
 PARTS = "parts"
 GREEDY_SCORE = "greedy_score."  # the same for the greedy rollouts of an evaluation
 FIRST_ANSWER, FIRST_SCORE = "first_answer", "first_score"
+FIRST_TEXT, FIRST_OUTCOME = "first_text", "first_outcome"
 PROMPT_WEIGHT = "prompt_weight"
 PROFILED = "profile_rollouts"
 ALLOCATION_RECORD = "allocation.json"  # what an allocation expected and what happened
@@ -186,6 +187,9 @@ EVALUATION = _schema(
         "greedy": pa.Column("float64", _fraction, nullable=True),  # null: no greedy decoding
         "rollouts": pa.Column("int64", _at_least(1)),
         "successes": pa.Column("int64", _at_least(0)),
+        # The prompt's first sampled rollout: what the judge read, and its outcome.
+        FIRST_TEXT: pa.Column(str, required=False),
+        FIRST_OUTCOME: pa.Column("float64", [_finite, _fraction], required=False),
         # Means over the prompt's rollouts, if there are several judges.
         **_scores(GREEDY_SCORE),
         **_scores(SCORE),
