@@ -84,6 +84,7 @@ def test_the_page_leads_to_a_finished_run_without_an_edit_of_the_library(clone: 
     assert folders == {"plugins", "my-run.yaml", "params.yaml", "dvc.lock", "data"}
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 def test_the_page_leads_to_parameters_that_pass_the_check(clone: Path):
     follow(clone, "make demo")

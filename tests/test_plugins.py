@@ -211,7 +211,7 @@ def test_prompts_of_ones_own_get_the_names_of_their_parts_and_must_be_held_out()
     assert {each.split("-")[0] for each in tables.train["prompt_id"]} == {"train"}
     assert tables.eval["prompt_id"].tolist() == ["eval-0", "eval-1"]
     text = Path("plugins/sums.py").read_text()
-    Path("plugins/sums.py").write_text(text.replace("rows[2:]", "rows[1:]"))
+    Path("plugins/sums.py").write_text(text.replace("rows[2:]", "rows[1:]") + "# in both\n")
     sys.modules.pop("plugins.sums")
     said = refused(lambda: build_prompts(read_params(), DATA))
     assert "must evaluate on other prompts than it trains on, '1+1='" in said

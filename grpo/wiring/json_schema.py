@@ -18,9 +18,9 @@ from grpo.modalities import all_modalities
 from grpo.objective.links import ALGORITHMS, LINKS
 from grpo.params.parameters import Arm, JudgeParams, Parameters, WeightedJudge
 from grpo.params.recipes import EXTENDS, WITHOUT
-from grpo.rewards import judge_names
+from grpo.rewards import find_judge, judge_names
 from grpo.runtime.plugins import PLUGINS
-from grpo.schema import NAME
+from grpo.schema import NAME, Strict
 from grpo.tasks import find_task, task_kinds
 from grpo.wiring.allocation import CURRICULUM_STEPS, SELECTION_STEPS
 
@@ -70,7 +70,8 @@ def params_schema() -> Schema:
     tasks = [find_task(each) for each in task_kinds()]
     samplings = list(dict.fromkeys(each.sampling for each in kinds))
     draws = list(dict.fromkeys(each.evaluation_sampling for each in kinds))
-    models: list[type[BaseModel]] = [Parameters, *policies, *tasks, *samplings, *draws]
+    of_judges = [each for name in judge_names() if (each := find_judge(name).settings)]
+    models: list[type[BaseModel]] = [Parameters, *policies, *tasks, *samplings, *draws, *of_judges]
     places, whole = models_json_schema(
         [(each, "validation") for each in models], schema_generator=_Described
     )
@@ -87,8 +88,10 @@ def params_schema() -> Schema:
     evaluation = definitions[_name_of(root["properties"]["evaluation"])]
     evaluation["properties"]["sampling"] |= choose("anyOf", draws)
     for judged in (JudgeParams, WeightedJudge):
-        judge = definitions[judged.__name__]["properties"]["judge"]
-        judge["anyOf"] = [{"enum": list(judge_names())}, OWN_PART]
+        given = definitions[judged.__name__]["properties"]
+        given["judge"]["anyOf"] = [{"enum": list(judge_names())}, OWN_PART]
+        given["settings"] |= choose("anyOf", of_judges, {"type": "null"})
+    definitions.pop(Strict.__name__)  # that of any settings
     arm = definitions[Arm.__name__]["properties"]
     arm["sampling"] |= choose("anyOf", samplings)
     tables: dict[str, Mapping[str, Callable[..., Any]]] = {

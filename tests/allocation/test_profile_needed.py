@@ -13,6 +13,7 @@ from grpo.advice.facts import read_facts
 from grpo.allocation.curriculum import CurriculumStep, curriculum_input, plan_curriculum
 from grpo.errors import ArtifactError
 from grpo.params.parameters import Parameters, read_params
+from grpo.params.recorded import PLUGIN_MANIFESTS
 from grpo.params.yaml import dump_yaml, parse_yaml
 from grpo.runtime.artifacts.files import read_json
 from grpo.runtime.artifacts.tables import (
@@ -155,7 +156,7 @@ def test_who_reads_a_profile_is_all_that_the_stage_learns_of_curricula(
     written = []
     for curricula in ([LOOKING], [LOOKING, BLIND], [BLIND], [BLIND, BLIND]):
         params_with(tmp_path, curricula=curricula)
-        check.main(Usage(), *map(Path, ("params.yaml", "data", "needed.json", "described")))
+        check.main(Usage(), *map(Path, ("params.yaml", "data", "needed.json", "described", "own")))
         written.append(Path("needed.json").read_bytes())
     assert written[0] == written[1] != written[2] == written[3]
 
@@ -174,7 +175,9 @@ def unread_run(tmp_path: Path) -> Path:
     artifacts = Path("artifacts")
     write_table(prompts(), artifacts / "prompts/train.parquet", PROMPTS)
     needed, train = artifacts / "profile_needed.json", artifacts / "prompts/train.parquet"
-    check.main(Usage(), Path("params.yaml"), Path("data"), needed, artifacts / "data")
+    check.main(
+        Usage(), Path("params.yaml"), Path("data"), needed, artifacts / "data", PLUGIN_MANIFESTS
+    )
     judge = artifacts / "data/judge.json"
     profile.main(Usage(), needed, judge, artifacts / "policies/base", train, artifacts / "profile")
     return artifacts

@@ -91,6 +91,7 @@ def test_a_stage_that_ran_before_has_the_time_that_is_left() -> None:
     assert _running(known) == "train a-1 3/4, reward 0.25, 5 s"
 
 
+@pytest.mark.long
 def test_no_color_is_respected_on_a_terminal(pipeline: Path) -> None:
     said = run_flow_on_terminal(pipeline, NO_COLOR="1")
     codes = {code for each in COLOR.findall(said) for code in each[2:-1].split(";")}
@@ -113,6 +114,7 @@ def test_without_a_terminal_a_stage_has_a_line_when_it_starts_and_ends(pipeline:
     )
 
 
+@pytest.mark.long
 def test_quiet_leaves_the_verdict_and_errors(pipeline: Path) -> None:
     done = run(pipeline, "--quiet")
     assert (done.returncode, done.stderr, done.stdout.count("\n")) == (0, "", 1)

@@ -61,6 +61,7 @@ def test_a_chat_template_makes_prompts_messages():
     assert read_params(OUT).policy.prompt_format == "chat"
 
 
+@pytest.mark.long
 def test_the_command_writes_what_grpo_check_accepts_and_overwrites_nothing():
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "grpo", *words]

@@ -41,7 +41,7 @@ def write_chain(rounds: int, objective: list[Any], **training: object) -> list[s
 
 def prepare_chain() -> None:
     """Makes all that rounds read; params.yaml must exist."""
-    for folder in ("grpo", "stages"):
+    for folder in ("grpo", "plugins", "stages"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / folder, folder, ignore=ignored)
     write_inputs()

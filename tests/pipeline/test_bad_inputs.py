@@ -312,12 +312,17 @@ def test_a_bad_input_is_one_line_and_loses_nothing(workspace: Path, bad: Bad):
 
 
 def refuses(workspace: Path, bad: Bad) -> None:
-    """Asserts that a stage prints one line, exits with code 2 and changes no artifact."""
+    """Asserts that a stage ends with one line and code 2, and changes no artifact.
+
+    Before it are the lines of what it has done.
+    """
     command = locked_stages(workspace)[bad.stage]["cmd"].replace(*bad.swap)
     before = all_but_the_page(workspace)
     ended = run_stage(workspace, bad.stage, command, missing=bad.missing)
     assert ended.code == 2, ended.stderr
-    assert re.fullmatch(rf"{bad.message}.*\n", ended.stderr), ended.stderr
+    *done, error = ended.stderr.splitlines()
+    assert re.fullmatch(rf"{bad.message}.*", error), ended.stderr
+    assert all(re.match(r"[a-z-]+( [\w-]+)* \d+/\d+, ", each) for each in done), ended.stderr
     assert all_but_the_page(workspace) == before
 
 

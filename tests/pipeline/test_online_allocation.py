@@ -110,7 +110,7 @@ def paths_of(name: str) -> dict[str, list[Path]]:
 def finished_rounds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Yields a workspace, as the current directory, in which the rounds ran."""
     workspace = tmp_path_factory.mktemp("online")
-    for folder in ("grpo", "stages", "data"):
+    for folder in ("grpo", "plugins", "stages", "data"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / folder, workspace / folder, ignore=ignored)
     with chdir(workspace):

@@ -138,7 +138,7 @@ def run(name: str) -> None:
 def run_of_rounds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Yields a workspace, as the current directory, in which the rounds ran."""
     workspace = tmp_path_factory.mktemp("rounds")
-    for folder in ("grpo", "stages"):
+    for folder in ("grpo", "plugins", "stages"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / folder, workspace / folder, ignore=ignored)
     with chdir(workspace):

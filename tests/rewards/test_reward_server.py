@@ -71,13 +71,15 @@ def test_openrlhf_has_queries_of_prompt_and_text_and_names_the_rewards():
 
 def test_scores_keep_the_order_of_their_rollouts_whatever_the_order_of_responses():
     """The first request is answered after the fourth has arrived; four are under way at most."""
-    fourth = threading.Event()
+    first, fourth = threading.Event(), threading.Event()
 
     def respond(body: dict[str, list[str]]) -> Response:
         (text,) = body["completions"]
         if text == TEXTS[3]:
+            assert first.wait(5)
             fourth.set()
         if text == TEXTS[0]:
+            first.set()
             assert fourth.wait(5)
         return as_json([int(text.split()[1]) / 100])
 

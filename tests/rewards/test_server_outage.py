@@ -102,7 +102,7 @@ def completions(asked: Asked) -> set[str]:
     return {text for body in asked.bodies for text in body["completions"]}
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_an_outage_ends_the_stage_and_a_rerun_judges_what_is_left(tmp_path: Path, workers: int):
     is_down = True
 
