@@ -15,6 +15,7 @@ from tests.infra.files import (
     MANIFESTS,
     ROOT,
     SERVICES,
+    WORK_POOL,
     containers,
     example_names,
     images,
@@ -94,6 +95,30 @@ def test_a_service_has_no_root_and_no_privilege(name: str):
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
     assert {"privileged", "cap_add", "network_mode", "pid"}.isdisjoint(service)
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_a_service_is_bounded(name: str):
+    service = SERVICES[name]
+    assert service["mem_limit"]
+    assert service["pids_limit"] > 0
+    assert all("size=" in each for each in service["tmpfs"])
+
+
+def test_what_runs_stages_has_shared_memory_and_caches_on_a_disk():
+    """NCCL and vLLM need more than 64 MB, and /tmp of a container is memory."""
+    assert SERVICES["worker"]["shm_size"] == "8g"
+    assert any("exec" in each for each in SERVICES["worker"]["tmpfs"])  # for torch.compile
+    job = WORK_POOL["job_configuration"]["job_manifest"]["spec"]["template"]["spec"]
+    for pod in (pods()["train-"], job):
+        (container,) = pod["containers"]
+        assert {"name": "shm", "mountPath": "/dev/shm"} in container["volumeMounts"]
+        shared = next(each["emptyDir"] for each in pod["volumes"] if each["name"] == "shm")
+        assert shared == {"medium": "Memory", "sizeLimit": "8Gi"}
+        found = {each["name"]: each.get("value", "") for each in container["env"]}
+        assert all(found[name].startswith("/workspace/") for name in ("XDG_CACHE_HOME", "HF_HOME"))
+    caches = SERVICES["worker"]["environment"]
+    assert all(caches[name].startswith("/workspace/") for name in ("XDG_CACHE_HOME", "HF_HOME"))
 
 
 @pytest.mark.parametrize("name", pods())
