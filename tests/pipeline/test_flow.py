@@ -65,7 +65,9 @@ def test_a_flow_of_which_processes_are_killed_writes_the_bytes_of_plain_dvc(
     assert not (workspace / ".work/logs/preloaded.log").read_text()
 
 
-@pytest.mark.parametrize("options", [(), ("--no-server",)])
+@pytest.mark.parametrize(
+    "options", [(), pytest.param(("--no-server",), marks=pytest.mark.long)], ids=["", "no server"]
+)
 @pytest.mark.parametrize(
     ("path", "value", "line"),
     [
@@ -83,6 +85,7 @@ def test_a_wrong_parameter_is_one_line_before_anything_starts(
     assert re.fullmatch(rf"params.yaml: arms.uniform.training.{line}\n", done.stderr), done.stderr
 
 
+@pytest.mark.long
 def test_an_unsound_parameter_that_a_stage_refuses_is_said_once(
     finished: Path, tmp_path: Path
 ) -> None:

@@ -129,6 +129,7 @@ def test_a_changed_judge_of_ones_own_runs_what_judges_and_not_the_base(
     assert to_run(workspace) == locked_stages(workspace).keys() - {"check", "prepare", "base"}
 
 
+@pytest.mark.long
 def test_a_changed_link_of_ones_own_runs_training_and_a_file_without_a_name_runs_nothing(
     finished: Path, tmp_path: Path
 ):
