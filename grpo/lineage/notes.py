@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pandas as pd
 from pydantic import TypeAdapter, ValidationError
 
 from grpo.errors import ArtifactError
@@ -26,7 +27,7 @@ from grpo.runtime.artifacts.usage import USAGE
 
 WORKSPACE = "workspace"  # tag
 PLANNED = "curriculum@"  # the stages that plan arms, followed by the name of an arm
-RESULTS = "report/metrics.json"
+RESULTS, SAMPLES = "report/metrics.json", ".samples.parquet"
 SCORES = ("mean_at_k", "pass_at_k", "greedy", "gain_over_base")
 WAITING = USAGE / "lineage"  # pending notes: a numbered file per state
 PAGE = "index.html"  # next to the report's outs; not tracked, because it shows measured seconds
@@ -57,6 +58,7 @@ class Note:
     params: dict[str, str] = field(default_factory=dict)  # of all stages
     results: dict[str, float] = field(default_factory=dict)  # headline numbers of the report
     figures: dict[str, str] = field(default_factory=dict)  # SVG by file name
+    samples: dict[str, str] = field(default_factory=dict)  # rollouts as JSON lines, by file name
 
 
 NOTE = TypeAdapter(Note)
@@ -86,6 +88,7 @@ def take_note(workspace: Path, lock: Lock) -> Note:
         params={path: _text(value) for path, value in sorted(params.items())},
         results=_results(workspace, lock),
         figures=_figures(workspace, lock),
+        samples=_samples(workspace, lock),
     )
 
 
@@ -183,6 +186,16 @@ def _figures(workspace: Path, lock: Lock) -> dict[str, str]:
     """Returns the drawings among the outs, by file name."""
     found = _outs(workspace, lock, ".svg")
     return {each.name: each.read_text(encoding="utf-8") for each in found}
+
+
+def _samples(workspace: Path, lock: Lock) -> dict[str, str]:
+    """Returns the stored rollouts of every evaluated policy, by file name."""
+    return {
+        f"{each.name.removesuffix(SAMPLES)}.jsonl": pd.read_parquet(each).to_json(
+            orient="records", lines=True
+        )
+        for each in _outs(workspace, lock, SAMPLES)
+    }
 
 
 def _outs(workspace: Path, lock: Lock, ending: str) -> Iterator[Path]:

@@ -227,6 +227,8 @@ class _Writer:
             self.client.log_text(run_id, note.page, PAGE)
         for name, drawing in note.figures.items():
             self.client.log_text(run_id, drawing, f"figures/{name}")
+        for name, rollouts in note.samples.items():
+            self.client.log_text(run_id, rollouts, f"samples/{name}")
         self.client.set_terminated(run_id)
         return Recorded(parent=run_id, runs=runs, new=new)
 

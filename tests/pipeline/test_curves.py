@@ -1,5 +1,6 @@
 """MLflow shows the curve of an arm while its rounds train, and misses nothing in the end."""
 
+import json
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -7,6 +8,7 @@ from contextlib import ExitStack, chdir
 from pathlib import Path
 from typing import Any
 
+import mlflow
 import pytest
 from mlflow import MlflowClient
 
@@ -202,3 +204,7 @@ def test_the_run_of_a_pipeline_shows_its_results(finished: Path):
         assert run.data.metrics[f"{arm}/flops"] == results["cost"]["flops"]
     drawings = [each.path for each in client.list_artifacts(run.info.run_id, "figures")]
     assert drawings == ["figures/reward_by_cost.svg"]
+    samples = [each.path for each in client.list_artifacts(run.info.run_id, "samples")]
+    assert samples == [f"samples/{name}.jsonl" for name in ("base", "sgpo-1", "uniform-1")]
+    text = mlflow.artifacts.load_text(f"{run.info.artifact_uri}/{samples[0]}")
+    assert {"prompt_id", "text"} <= json.loads(text.splitlines()[0]).keys()
