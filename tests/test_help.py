@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 MODULES = sorted(
     f"{folder}.{path.stem}"
@@ -30,6 +32,7 @@ def help_of(directory: Path, *words: str) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 def test_every_flow_and_stage_has_help(tmp_path: Path):
     assert {"flows.reproduce", "flows.ui", "flows.team", "stages.train"} <= set(MODULES)
     for module in MODULES:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from grpo.errors import ArtifactError, ParameterError
 from grpo.params.parameters import read_params
 from grpo.params.yaml import dump_yaml
 from grpo.wiring.checks import findings
@@ -69,19 +70,27 @@ def test_every_new_part_passes_its_test_and_the_check():
 @pytest.mark.usefixtures("workspace")
 @pytest.mark.parametrize("name", ["", "A", "test_a", "_a", "a-b", "../a", "a.b"])
 def test_a_name_that_is_none_of_a_module_is_refused(name: str):
-    done = run("grpo", "new", "judge", name)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    with pytest.raises(ParameterError, match="must be the name of a Python file"):
+        write_part("judge", name)
     assert not Path("plugins").exists()
 
 
 @pytest.mark.usefixtures("workspace")
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_file_is_replaced(kind: PartKind):
-    done = run("grpo", "new", kind, "mine")
+    assert write_part(kind, "mine") == [Path("plugins/mine.py"), Path("plugins/test_mine.py")]
+    for name in ("mine", "test_mine"):
+        before = Path(f"plugins/{name}.py").read_text()
+        with pytest.raises(ArtifactError, match="is there already"):
+            write_part("judge", "mine")
+        assert Path(f"plugins/{name}.py").read_text() == before
+        Path("plugins/mine.py").unlink(missing_ok=True)
+
+
+@pytest.mark.usefixtures("workspace")
+def test_the_command_says_where_to_name_the_part_and_refuses_in_one_line():
+    done = run("grpo", "new", "link", "mine")
     assert done.stdout.split() == ["plugins/mine.py", "plugins/test_mine.py"]
-    assert "plugins.mine" in done.stderr
-    Path("plugins/mine.py").write_text("changed")
+    assert "plugins.mine, an entry of arms.ARM.objective" in done.stderr
     done = run("grpo", "new", "judge", "mine")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "is there already" in done.stderr
-    assert Path("plugins/mine.py").read_text() == "changed"

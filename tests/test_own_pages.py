@@ -188,7 +188,8 @@ def test_the_laws_hold_for_a_link_of_ones_own(clone: Path):
     assert "passed" in python(clone, "pytest", "tests/objective/test_laws.py", "-k", "mine")
 
 
-@pytest.mark.parametrize("name", ["shortness", pytest.param("counts", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["shortness", "counts"])
 def test_functions_and_readers_of_ones_own_are_judges(clone: Path, name: str):
     reward = dict(section("own-reward.md", "reward"))
     reward["judges"] = [{**reward["judges"][0], "judge": f"plugins.{name}"}]

@@ -98,6 +98,7 @@ def test_no_color_is_respected_on_a_terminal(pipeline: Path) -> None:
     assert codes <= {"", "0", "1", "2", "3"}  # bold, dim and italic are no colors
 
 
+@pytest.mark.long
 def test_without_a_terminal_a_stage_has_a_line_when_it_starts_and_ends(pipeline: Path) -> None:
     done = run(pipeline)
     assert done.returncode == 0, done.stderr

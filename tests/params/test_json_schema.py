@@ -36,7 +36,10 @@ def problems(name: str, content: Any) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize(("name", "options"), [("params", []), ("recipe", ["--recipe"])])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("params", []), pytest.param("recipe", ["--recipe"], marks=pytest.mark.long)],
+)
 def test_the_committed_schema_is_what_the_command_prints(name: str, options: list[str]):
     """If it fails, run `grpo schema --write`."""
     command = [sys.executable, "-m", "grpo", "schema", *options]

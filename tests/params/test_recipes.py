@@ -203,6 +203,7 @@ def test_a_wrong_recipe_leaves_the_parameters_of_the_run(tmp_path: Path):
     assert (tmp_path / "params.yaml").read_bytes() == SMOKE.read_bytes()
 
 
+@pytest.mark.long
 def test_parameters_of_a_run_extend_no_recipe_and_the_message_says_what_to_run(tmp_path: Path):
     write(tmp_path / "params.yaml", {"extends": str(SMOKE), "seed": 4})
     done = run(tmp_path, "check")
@@ -215,6 +216,7 @@ def test_parameters_of_a_run_extend_no_recipe_and_the_message_says_what_to_run(t
     assert read_params(tmp_path / "params.yaml").seed == 4
 
 
+@pytest.mark.long
 def test_the_example_of_the_page_resolves_to_one_round_of_one_arm(tmp_path: Path):
     page = (ROOT / "docs" / "recipes.md").read_text()
     (shown,) = re.findall(r"^    extends: .*\n(?:    .*\n|\n)+", page, flags=re.MULTILINE)

@@ -108,6 +108,7 @@ def test_a_curve_goes_on_over_the_rounds_of_an_arm_and_a_new_training_has_a_new_
     assert sorted(len(tracking.steps(each)) for each in tracking.runs("one")) == [1, 4, 5]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("workspace")
 def test_what_a_stopped_server_misses_it_gets_later(
     tracking: Tracking, monkeypatch: pytest.MonkeyPatch

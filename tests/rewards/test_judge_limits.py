@@ -145,6 +145,7 @@ def test_a_fault_is_the_status_of_its_text_alone(fault: str):
     assert faulty.detail.startswith(detail)
 
 
+@pytest.mark.long
 def test_faults_together_give_the_same_outcomes_in_any_order():
     """Whatever the process of a text judged before, as after a rerun from a later shard."""
     faults = [each for each in FAULTS if FAULTS[each][1] == "failed"]

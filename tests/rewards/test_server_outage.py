@@ -102,7 +102,7 @@ def completions(asked: Asked) -> set[str]:
     return {text for body in asked.bodies for text in body["completions"]}
 
 
-@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.long), 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_an_outage_ends_the_stage_and_a_rerun_judges_what_is_left(tmp_path: Path, workers: int):
     is_down = True
 
@@ -132,8 +132,8 @@ def test_an_outage_ends_the_stage_and_a_rerun_judges_what_is_left(tmp_path: Path
     assert "Traceback" not in down.said
     assert up.code == 0, up.said
     everyone = {str(n) for n in range(ROLLOUTS)}
-    assert len(first) > ROLLOUTS_PER_SHARD
     if workers == 1:  # with several, the other shard's worker may be stopped before it ends
+        assert len(first) > ROLLOUTS_PER_SHARD
         assert completions(asked) == {str(n) for n in range(ROLLOUTS_PER_SHARD, ROLLOUTS)}
     assert first | completions(asked) == everyone
     rewards = read_table(workspace / PATHS[-1], REWARDS)
