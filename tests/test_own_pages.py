@@ -156,6 +156,7 @@ def test_a_judge_of_ones_own_judges_the_tasks_own_answers(clone: Path):
     assert read_table(clone / "artifacts/prompts/eval.parquet", PROMPTS)["answer"].notna().all()
 
 
+@pytest.mark.long
 def test_a_judge_of_parts_of_ones_own_gives_a_link_its_scores(clone: Path):
     """Rule H28 would refuse the link without the judge."""
     reward = few()
@@ -166,6 +167,7 @@ def test_a_judge_of_parts_of_ones_own_gives_a_link_its_scores(clone: Path):
     check(clone, task=sums(), reward=reward, policy=imported(), arms=params["arms"])
 
 
+@pytest.mark.long
 def test_a_link_of_ones_own_is_a_link_as_any_other(clone: Path):
     shutil.copy(clone / "recipes/smoke.yaml", clone / "params.yaml")
     (block,) = [each for each in blocks("own-link.md", "diff") if "params.yaml" in each]

@@ -120,6 +120,7 @@ def with_parts_of_ones_own(finished: Path, target: Path) -> Path:
     return workspace
 
 
+@pytest.mark.long
 def test_a_changed_judge_of_ones_own_runs_what_judges_and_not_the_base(
     finished: Path, tmp_path: Path
 ):

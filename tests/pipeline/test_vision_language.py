@@ -76,6 +76,7 @@ def params() -> dict[str, Any]:
     return recipe
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # dvc's own
 def test_a_vision_language_model_runs_through_every_stage_and_learns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -146,6 +146,7 @@ def test_an_outage_ends_the_stage_and_a_rerun_judges_what_is_left(tmp_path: Path
     assert kept == with_key(workspace) == []
 
 
+@pytest.mark.long
 def test_a_wrong_key_ends_the_stage_for_good_and_the_right_one_judges(tmp_path: Path):
     """Also if the variable is missing: no server is asked then."""
     with serving(lambda body: Response(b"who are you?", 401)) as asked:
@@ -158,6 +159,7 @@ def test_a_wrong_key_ends_the_stage_for_good_and_the_right_one_judges(tmp_path: 
     assert not (workspace / PATHS[-1]).exists()
 
 
+@pytest.mark.long
 def test_a_stage_without_any_score_judges_everything_again(tmp_path: Path):
     """What the server could not judge is not kept if it is all there is."""
     is_mended = False
