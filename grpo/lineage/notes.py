@@ -168,18 +168,14 @@ def _title(lock: Lock, revision: Revision | None) -> str:
 
 def _results(workspace: Path, lock: Lock) -> dict[str, float]:
     """Returns the headline numbers of the report, e.g. "plain/mean_at_k"."""
-    for path in _outs(workspace, lock, RESULTS):
-        arms = read_json(path).get("arms", {})
-        return {
-            f"{arm}/{name}": float(value)
-            for arm, found in arms.items()
-            for name, value in {
-                **{score: found.get(score, {}).get("value") for score in SCORES},
-                "flops": found.get("cost", {}).get("flops"),
-            }.items()
-            if isinstance(value, int | float)
-        }
-    return {}
+    report = next(_outs(workspace, lock, RESULTS), None)
+    arms = {} if report is None else read_json(report).get("arms", {})
+    numbers: dict[str, float | None] = {}
+    for arm, found in arms.items():
+        for score in SCORES:
+            numbers[f"{arm}/{score}"] = found.get(score, {}).get("value")
+        numbers[f"{arm}/flops"] = found.get("cost", {}).get("flops")
+    return {name: float(each) for name, each in numbers.items() if each is not None}
 
 
 def _figures(workspace: Path, lock: Lock) -> dict[str, str]:

@@ -239,17 +239,20 @@ class _Writer:
           stages: Names of the stages that trained the rounds.
         """
         uri = tracking_uri(self.workspace)
+        runs = set[str]()  # the rounds of an arm share one
         with chdir(self.workspace), locked(LOCK):
             found = [read_curve(each.removeprefix(TRAINED)) for each in stages]
             for curve in filter(None, found):
                 curve = curve.of_store(uri)
-                if curve.run is not None and not self._has_run(curve.run):
+                if curve.run not in {None, *runs} and not self._has_run(str(curve.run)):
                     curve = curve.of_store("")  # deleted: written anew
                 if curve.points and (curve.run is None or curve.sent < len(curve.points)):
                     curve = send(curve, self, uri)
                 if curve.run is not None:
-                    self.client.set_tag(curve.run, "mlflow.parentRunId", recorded.parent)
-                    self.client.set_terminated(curve.run)
+                    runs.add(curve.run)
+        for run in runs:
+            self.client.set_tag(run, "mlflow.parentRunId", recorded.parent)
+            self.client.set_terminated(run)
 
     def _has_run(self, run: str) -> bool:
         try:
