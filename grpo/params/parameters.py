@@ -184,7 +184,8 @@ class Reward(WithOptionalKeys):
     threshold: Fraction  # the outcome is 1 if the first judge's score is at least this
     maximize: Literal["outcome", "score"]  # what the first judge adds to the reward
     unfinished_penalty: NonNegative  # subtracted if a rollout hit the step limit
-    timeout_seconds: Timeout | None  # of judges of text, per rollout and judge
+    # Of judges of text, per rollout and judge. With a reward function it may be null: no limit.
+    timeout_seconds: Timeout | None
     overlong_penalty: OverlongPenalty | None = None  # subtracted from the reward of long rollouts
     memory_gb: Rate | None = None  # of the process of each judge of text; null: 4
 
@@ -232,13 +233,16 @@ def _check_judges(params: "Parameters", path: Path) -> None:
             f"{of_parts[0].judge} and {of_parts[1].judge}; remove one"
         )
     has_answer = any(each.reads == "text" and not each.reads_together for each in asked.values())
+    may_fork = any(each.may_fork for each in asked.values())
     names = ", ".join(each.judge for each in judges.values())
     for name in ("answer_pattern", "timeout_seconds"):
         value = getattr(params.reward, name)
-        if has_answer == (value is None):
+        is_optional = name == "timeout_seconds" and may_fork and not has_answer
+        if has_answer == (value is None) and not is_optional:
             rule = "must be stated" if has_answer else "must be null"
             raise ParameterError(f"{path}: reward.{name} {rule} with judge {names}, got {value!r}")
-    if params.reward.memory_gb is not None and not has_answer:
+    has_process = has_answer or (may_fork and params.reward.timeout_seconds is not None)
+    if params.reward.memory_gb is not None and not has_process:
         raise ParameterError(
             f"{path}: reward.memory_gb must be removed with judge {names}: it is of judges of text "
             "in a process of their own"

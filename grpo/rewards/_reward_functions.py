@@ -49,6 +49,7 @@ def judge_of_function(name: str, function: Callable[..., Any]) -> Judge:
     return Judge(
         reads="text",
         reads_together=True,
+        may_fork=True,
         needs_columns=frozenset(required - {*TEXTS, *OF_EVERY_PROMPT}),
         load=partial(_load, function, named - OF_TRAINER, takes_all),
     )

@@ -99,6 +99,9 @@ class Judge:
     # Whether it is a Reader: of the whole texts of several rollouts, in the process that samples
     # and without a time limit, as a model needs it. An AnswerJudge gets the answer of one rollout.
     reads_together: bool = False
+    # Whether this Reader runs in a process of its own if `reward.timeout_seconds` is stated. That
+    # process is a fork, so it must not use a GPU.
+    may_fork: bool = False
     rollouts_per_call: int = ROLLOUTS_PER_CALL  # of a Viewer or Reader; divides ROLLOUTS_PER_SHARD
     settings: type[Strict] | None = None  # of the parameter `settings`, required then; None: none
     # Whether it is a PartJudge, or a Reader whose views have parts.

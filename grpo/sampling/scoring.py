@@ -27,13 +27,15 @@ from grpo.runtime.artifacts.tables import (
     read_table,
 )
 from grpo.runtime.executors.base import Executor, Job, Skill
-from grpo.sampling.judging import JointJudge, Outcome, TextJudge
+from grpo.sampling.judging import JointJudge, LimitedJudge, TextJudge
+from grpo.sampling.outcomes import Outcome
 from grpo.sampling.shaping import DECIDED, Shaping, reward_rollouts
 
 SHARD = "judged.json"
 WORST_FIRST = ("failed", "timed_out", "unparsable", "scored")  # statuses
 NOT_JUDGED = ("failed", "timed_out")  # of a stage that ends if all rollouts have them
-Judges = Mapping[str, TextJudge | JointJudge]  # by name; the first decides the outcome
+# By name; the first decides the outcome.
+Judges = Mapping[str, TextJudge | JointJudge | LimitedJudge]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -309,7 +311,7 @@ def _tasks_of(rollouts: pd.DataFrame, tasks: Mapping[str, Task]) -> list[Task]:
 def _judge_each(
     rollouts: pd.DataFrame,
     tasks: Sequence[Task],
-    judge: TextJudge | JointJudge,
+    judge: TextJudge | JointJudge | LimitedJudge,
     media: UInt8[np.ndarray, " rollout *sample"] | None,
 ) -> Iterator[tuple[str, Outcome]]:
     """Yields the judged text and the outcome of each rollout."""

@@ -11,7 +11,8 @@ from grpo.errors import ParameterError, brief
 from grpo.params.parameters import JudgeParams, Parameters, Purpose
 from grpo.rewards import find_judge
 from grpo.rewards.base import CorpusScorer, JudgeInputs
-from grpo.sampling.judging import MEMORY_GB, JointJudge, TextJudge
+from grpo.sampling.judge_process import MEMORY_GB
+from grpo.sampling.judging import JointJudge, LimitedJudge, TextJudge
 from grpo.sampling.scoring import Judges, RewardRule, rejected_gold_answers
 from grpo.schema import DATA, PARAMS
 from grpo.wiring.shaping import build_shaping
@@ -42,8 +43,8 @@ def build_judges(params: Parameters, data: Path, purpose: Purpose) -> Judges:
         for where, each in params.judges(purpose).items()
     }
     for judge in judges.values():
-        if isinstance(judge, TextJudge):
-            judge.start()
+        if not isinstance(judge, JointJudge):
+            judge.process.start()
     return judges
 
 
@@ -112,7 +113,7 @@ def _require_columns(params: Parameters, tables: Sequence[pd.DataFrame]) -> None
 
 def _load_judge(
     params: Parameters, data: Path, where: str, given: JudgeParams
-) -> TextJudge | JointJudge:
+) -> TextJudge | JointJudge | LimitedJudge:
     judge, reward = find_judge(given.judge), params.reward
     inputs = JudgeInputs(
         where=where,
@@ -124,14 +125,18 @@ def _load_judge(
         settings=given.settings,
     )
     loaded: Any = judge.load(inputs)
+    memory_gb = reward.memory_gb or MEMORY_GB
     if judge.reads == "media" or judge.reads_together:
-        return JointJudge(
+        joint = JointJudge(
             view=loaded,
             reads_media=judge.reads == "media",
             score_range=given.score_range,
             scores_parts=judge.scores_parts,
             rollouts_per_call=judge.rollouts_per_call,
         )
+        if not judge.may_fork or reward.timeout_seconds is None:
+            return joint
+        return LimitedJudge(joint, timeout_seconds=reward.timeout_seconds, memory_gb=memory_gb)
     if judge.reads == "simulation":
         return TextJudge(loaded, answer_pattern="^(.*)$", timeout_seconds=1.0)
     assert reward.answer_pattern is not None
@@ -142,5 +147,5 @@ def _load_judge(
         timeout_seconds=reward.timeout_seconds,
         score_range=given.score_range,
         scores_parts=judge.scores_parts,
-        memory_gb=reward.memory_gb or MEMORY_GB,
+        memory_gb=memory_gb,
     )

@@ -17,12 +17,17 @@ import pytest
 from grpo.errors import ParameterError
 from grpo.params.parameters import read_params
 from grpo.params.yaml import dump_yaml, parse_yaml
-from grpo.rewards.base import Task
-from grpo.sampling.judging import FILE_BYTES, MEMORY_GB, Outcome, TextJudge
+from grpo.rewards._reward_functions import judge_of_function
+from grpo.rewards.base import JudgeInputs, Task
+from grpo.sampling.judge_process import FILE_BYTES, MEMORY_GB
+from grpo.sampling.judging import JointJudge, LimitedJudge, TextJudge
+from grpo.sampling.outcomes import Outcome
+from grpo.schema import DATA, Machine
 from grpo.wiring.rewards import build_judges
 
 ROOT = Path(__file__).parents[2]
 TASK = Task(family="f", prompt="p", answer="6", entry={})
+MACHINE = Machine(device="cpu", dtype="float32", threads=1, compile=False)
 MEBIBYTE = 2**20
 SLEEP = ["sleep", f"600.{os.getpid()}"]
 hoard: list[object] = []  # grows in the judge's process
@@ -126,6 +131,19 @@ def judged(*texts: str, timeout_seconds: float = 10.0) -> list[Outcome]:
     return [*judge_of(misbehave, timeout_seconds).judge_texts(texts, [TASK] * len(texts))]
 
 
+def misbehave_together(completions: list[str], answer: list[str]) -> list[float]:
+    """A reward function of TRL's convention."""
+    return [misbehave(text, TASK) for text in completions]
+
+
+def judged_together(*texts: str, timeout_seconds: float = 10.0) -> list[Outcome]:
+    judge = judge_of_function("misbehave_together", misbehave_together)
+    read = judge.load(JudgeInputs(where="reward", model=None, data=DATA, machine=MACHINE))
+    joint = JointJudge(view=read, reads_media=False)
+    limited = LimitedJudge(joint, timeout_seconds=timeout_seconds, memory_gb=0.5)
+    return [*limited.judge_texts(texts, [TASK] * len(texts))]
+
+
 @pytest.fixture(autouse=True)
 def _leaves_no_process() -> Iterator[None]:
     before = {each.pid for each in psutil.Process().children(recursive=True)}
@@ -141,6 +159,20 @@ def test_a_fault_is_the_status_of_its_text_alone(fault: str):
     seconds = 0.3 if status == "timed_out" else 10.0
     first, faulty, last = judged("first", fault, "last!", timeout_seconds=seconds)
     assert first == last == Outcome(0.05, "scored")
+    assert (faulty.score, faulty.status) == (0.0, status)
+    assert faulty.detail.startswith(detail)
+
+
+@pytest.mark.parametrize("fault", ["memory", "exit", "sleep", "hold", "recurse"])
+def test_a_fault_of_a_reward_function_is_the_status_of_its_text_alone(fault: str):
+    """The function gets the faulty text in one call with others, and no other is lost."""
+    _, status, detail = FAULTS[fault]
+    seconds = 0.1 if status == "timed_out" else 10.0
+    texts = [f"{n:05d}" for n in range(20)]
+    texts[7] = fault
+    outcomes = judged_together(*texts, timeout_seconds=seconds)
+    faulty = outcomes.pop(7)
+    assert outcomes == [Outcome(0.05, "scored")] * 19
     assert (faulty.score, faulty.status) == (0.0, status)
     assert faulty.detail.startswith(detail)
 
@@ -216,7 +248,7 @@ def test_the_parameter_sets_the_limit_and_needs_a_judge_with_a_process(tmp_path:
         assert ("memory_gb" in params.model_dump()["reward"]) == (stated is not None)
         (judge,) = build_judges(params, tmp_path, "reward").values()
         assert isinstance(judge, TextJudge)
-        assert judge._memory_gb == expected
+        assert judge.process.memory_gb == expected
     content["reward"] |= {"answer_pattern": None, "timeout_seconds": None}
     content["reward"]["judges"][0] |= {
         "judge": "reward_model",

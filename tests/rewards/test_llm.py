@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from grpo.errors import ParameterError, ServerError
 from grpo.rewards.base import Task
 from grpo.rewards.llm import LlmSettings, fill_template, load
-from grpo.sampling.judging import JointJudge, Outcome
+from grpo.sampling.judging import JointJudge
+from grpo.sampling.outcomes import Outcome
 from tests.rewards.servers import Response, as_json, closed_url, inputs_with, serving, tasks_of
 from tests.rewards.test_reward_server import params_with
 

@@ -19,7 +19,8 @@ from grpo.rewards.base import Judge, Part, Reader, Scored, Task, View
 from grpo.rewards.worked_solution import score_solution
 from grpo.runtime.artifacts.tables import PARTS, REWARDS, read_table, write_table
 from grpo.runtime.executors.base import Local, Work
-from grpo.sampling.judging import JointJudge, Outcome, TextJudge, judge_text
+from grpo.sampling.judging import JointJudge, TextJudge, judge_text
+from grpo.sampling.outcomes import Outcome
 from grpo.sampling.rollouts import SampledBatch, write_batch
 from grpo.sampling.scoring import judge_rollouts, judge_stored, judging_skill
 from grpo.types import Cost

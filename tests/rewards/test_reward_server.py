@@ -14,7 +14,8 @@ from grpo.params.parameters import Parameters, read_params
 from grpo.params.yaml import dump_yaml, parse_yaml
 from grpo.rewards._servers import IN_A_ROW, MOST_BYTES, waits
 from grpo.rewards.reward_server import RewardServerSettings, load
-from grpo.sampling.judging import JointJudge, Outcome
+from grpo.sampling.judging import JointJudge
+from grpo.sampling.outcomes import Outcome
 from tests.rewards.servers import Response, as_json, closed_url, inputs_with, serving, tasks_of
 
 ROOT = Path(__file__).parents[2]

@@ -27,7 +27,8 @@ from grpo.params.yaml import dump_yaml, parse_yaml
 from grpo.rewards import find_judge
 from grpo.rewards.base import AnswerJudge, JudgeInputs, Task
 from grpo.runtime.artifacts.tables import STATUSES
-from grpo.sampling.judging import Outcome, TextJudge, judge_text
+from grpo.sampling.judging import TextJudge, judge_text
+from grpo.sampling.outcomes import Outcome
 from grpo.sampling.scoring import RewardRule, rejected_gold_answers, require_judged, score_rollouts
 from grpo.tasks.reasoning_gym import create_dataset
 from grpo.wiring.rewards import check_gold_answers
@@ -233,7 +234,7 @@ def test_texts_that_nobody_waits_for_answer_no_other():
 def test_no_process_outlives_its_judge():
     texts = TextJudge(lambda answer, task: os.getpid() % 1000 / 1000, **LIMITS)
     assert len([*texts.judge_texts(["#6"], [TASK])]) == 1
-    (child,) = texts._children
+    (child,) = texts.process._children
     process = psutil.Process(child.process.pid)
     del texts
     assert not process.is_running()
@@ -245,13 +246,13 @@ import psutil
 from grpo.sampling.judging import TextJudge
 
 def of_child(judge):
-    return psutil.Process(judge._children[0].process.pid).memory_full_info().uss
+    return psutil.Process(judge.process._children[0].process.pid).memory_full_info().uss
 
 settings = {"answer_pattern": "^(.)", "timeout_seconds": 5.0}
 early, late = (TextJudge(lambda answer, task: 1.0, **settings) for _ in range(2))
-early.start()
+early.process.start()
 loaded = np.ones(100 * 2**20, np.uint8)
-late.start()
+late.process.start()
 loaded += 1  # this process gets new pages, and a fork keeps those from before
 print(of_child(late) - of_child(early))
 """

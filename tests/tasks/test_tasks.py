@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from grpo.errors import ArtifactError, ParameterError
 from grpo.rewards.base import Task
 from grpo.rewards.reasoning_gym import score_answer
-from grpo.sampling.judging import Outcome, judge_text
+from grpo.sampling.judging import judge_text
+from grpo.sampling.outcomes import Outcome
 from grpo.tasks.base import PromptTables
 from grpo.tasks.jsonl import read_prompts
 from grpo.tasks.reasoning_gym import COMPACT, make_prompts
