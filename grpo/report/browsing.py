@@ -16,6 +16,7 @@ from grpo.params.parameters import BASE
 from grpo.report.reading import Run
 from grpo.report.samples import SOLVED, visible
 from grpo.runtime.artifacts.tables import FIRST_OUTCOME, FIRST_TEXT, PROMPTS, read_table
+from grpo.runtime.chats import show_prompt
 
 LARGEST_BYTES = 400_000  # of the data within the page; more prompts are in a page beside it
 
@@ -51,7 +52,7 @@ def read_prompts_to_browse(artifacts: Path, run: Run) -> dict[str, Any]:
         found = [each[identity] for each in rollouts]
         return {
             "family": families.index(family),
-            "prompt": visible(texts[identity]),
+            "prompt": visible(show_prompt(texts[identity])),
             "answer": answer,
             "rollouts": [
                 show_rollout(text, bool(outcome == SOLVED), answer, pattern)

@@ -18,6 +18,7 @@ from grpo.runtime.artifacts.tables import (
     SUMMARY,
     read_table,
 )
+from grpo.runtime.chats import show_prompt
 from grpo.sampling.judging import find_answer
 
 LABEL = "  {:<11}"
@@ -102,7 +103,7 @@ def _describe(params: Parameters, rollouts: pd.DataFrame) -> Iterator[str]:
         if before != (each["iteration"], each["prompt_id"]):
             before = each["iteration"], each["prompt_id"]
             yield f"\n{each['prompt_id']} ({each['family']}, {each['iteration']})"
-            yield labeled("prompt", each["prompt"])
+            yield labeled("prompt", show_prompt(each["prompt"]))
             yield labeled("reference", each["answer"])
         yield labeled(f"/{each['rollout_id'].rpartition('/')[2]}", _verdict(each))
         if params.modality.output_kind == "media":

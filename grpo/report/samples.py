@@ -22,6 +22,7 @@ from grpo.runtime.artifacts.tables import (
     is_judged,
     read_table,
 )
+from grpo.runtime.chats import show_prompt
 
 SOLVED = 1.0  # the outcome of a rollout that the judge accepts
 CHOICES: dict[str, Callable[[pd.DataFrame], pd.Series]] = {
@@ -125,7 +126,7 @@ def _sample(row: Mapping[Hashable, Any], exhibit: Picture | Film | None, iterati
         kind=row["kind"],
         iteration=iteration,
         rollout_id=row["rollout_id"],
-        prompt=visible(row["prompt"]),
+        prompt=visible(show_prompt(row["prompt"])),
         first_answer=None if pd.isna(first := row.get(FIRST_ANSWER)) else visible(first),
         is_revision=bool(pd.notna(row.get(FIRST_SCORE))),
         text=visible(row["text"]),

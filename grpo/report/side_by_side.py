@@ -13,6 +13,7 @@ from grpo.report.reading import Run
 from grpo.report.samples import SOLVED, visible
 from grpo.report.style import css_color_of
 from grpo.runtime.artifacts.tables import EVALUATION_SAMPLES, PROMPTS, read_table
+from grpo.runtime.chats import show_prompt
 
 SAME = ["rollout_id", "prompt_id", "family", "prompt"]  # columns that are equal for all policies
 FEW_POLICIES = 4  # up to so many, large images fit side by side
@@ -103,7 +104,7 @@ def _sheet(run: Run, arm: str, samples: Mapping[str, pd.DataFrame]) -> Sheet:
         rows=[
             Row(
                 family=each["family"],
-                prompt=visible(each["prompt"]),
+                prompt=visible(show_prompt(each["prompt"])),
                 cells=[rollouts[name][each["prompt_id"]] for name in policies],
             )
             for each in samples[BASE].drop_duplicates("prompt_id").to_dict("records")

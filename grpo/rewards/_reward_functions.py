@@ -8,6 +8,7 @@ from typing import Any
 
 from grpo.errors import ParameterError
 from grpo.rewards.base import Judge, JudgeInputs, Reader, Task, View
+from grpo.runtime.chats import read_chat
 
 TEXTS = ("prompts", "completions")
 OF_TRAINER = {"completion_ids", "trainer_state", "log_extra", "log_metric", "environments"}
@@ -69,7 +70,7 @@ def _load(
         prompts: list[Any] = [each.prompt for each in tasks]
         completions: list[Any] = list(texts)
         if inputs.takes_messages:
-            prompts = [[{"role": "user", "content": each}] for each in prompts]
+            prompts = [read_chat(each) for each in prompts]
             completions = [[{"role": "assistant", "content": each}] for each in completions]
         missing = {name: [None] * len(texts) for name in named - {*TEXTS}}
         given = {**missing, "prompts": prompts, "completions": completions, **_columns(tasks)}

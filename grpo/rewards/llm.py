@@ -26,6 +26,7 @@ from grpo.rewards.base import (
     Unjudged,
     View,
 )
+from grpo.runtime.chats import show_prompt
 from grpo.schema import Steps, require_one_group
 
 FIELD = re.compile(r"\{(prompt|answer|completion)\}")
@@ -80,7 +81,7 @@ def read_by_llm(settings: LlmSettings, server: Server) -> Reader:
 
 def fill_template(template: str, text: str, task: Task) -> str:
     """Returns the message to the model; what a text has in braces is not replaced."""
-    values = {"prompt": task.prompt, "answer": task.answer, "completion": text}
+    values = {"prompt": show_prompt(task.prompt), "answer": task.answer, "completion": text}
     return FIELD.sub(lambda found: values[found[1]], template)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from grpo.rewards.base import Judge, JudgeInputs, Reader, Task, View
+from grpo.runtime.chats import Message, read_chat, show_prompt
 from grpo.runtime.sources import find_source, refusal
 
 
@@ -61,7 +62,7 @@ def _score(model: Any, tokenizer: Any, prompts: Sequence[str], texts: Sequence[s
     """Returns the model's outputs for prompts and texts of one batch."""
     import torch
 
-    asked: tuple[list[str], ...] = (list(prompts), list(texts))
+    asked: tuple[list[str], ...] = ([*map(show_prompt, prompts)], list(texts))
     if tokenizer.chat_template is not None:
         chats = [_as_chat(*each) for each in zip(prompts, texts)]
         asked = (tokenizer.apply_chat_template(chats, tokenize=False),)
@@ -76,8 +77,8 @@ def _score(model: Any, tokenizer: Any, prompts: Sequence[str], texts: Sequence[s
     return scores
 
 
-def _as_chat(prompt: str, text: str) -> list[dict[str, str]]:
-    return [{"role": "user", "content": prompt}, {"role": "assistant", "content": text}]
+def _as_chat(prompt: str, text: str) -> list[Message]:
+    return [*read_chat(prompt), {"role": "assistant", "content": text}]
 
 
 JUDGE = Judge(reads="text", load=load, needs_model=True, reads_together=True)

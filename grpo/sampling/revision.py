@@ -8,6 +8,7 @@ import pandas as pd
 
 from grpo.allocation.selection import Revision
 from grpo.runtime.artifacts.tables import FIRST_ANSWER, FIRST_SCORE, SCORE
+from grpo.runtime.chats import extend_prompt
 from grpo.sampling.rollouts import SampledBatch
 from grpo.schema import ANSWER
 from grpo.types import Cost
@@ -59,7 +60,9 @@ def ask_for_revisions(
     """
     known = first.table[first.table[FIRST_SCORE].notna()][FIRST_ANSWER]
     texts = [
-        prompt + revision.template.replace(ANSWER, known[each]) if each in known else prompt
+        extend_prompt(prompt, revision.template.replace(ANSWER, known[each]))
+        if each in known
+        else prompt
         for each, prompt in zip(prompts["prompt_id"], prompts["prompt"])
     ]
     return prompts.assign(prompt=texts)

@@ -13,6 +13,7 @@ import pyarrow.parquet as parquet
 from pydantic import Field, field_validator
 
 from grpo.errors import ArtifactError, ParameterError, brief
+from grpo.runtime.chats import ROLES, extend_prompt, has_messages, is_chat, write_chat
 from grpo.runtime.sources import download
 from grpo.schema import PARAMS, DataPath, S3Base
 from grpo.tasks.base import PromptTables, Task, TaskInputs
@@ -38,7 +39,7 @@ class JsonlTask(Task):
     columns: dict[  # field -> its column in the files, if the names differ
         Literal["prompt", "answer", "family"], Annotated[str, Field(min_length=1)]
     ]
-    instruction: str  # appended to every prompt
+    instruction: str  # appended to every prompt; to the last message of a chat
 
     @field_validator("columns")
     @classmethod
@@ -91,7 +92,7 @@ def read_prompts(
     Args:
       family: Family of rows without one.
       columns: The names of the columns "prompt", "answer" and "family" where they differ.
-      takes_messages: Whether a prompt may be a chat: a list with one user message.
+      takes_messages: Whether a prompt may be a chat: a list of messages.
 
     Raises:
       ArtifactError: If a row is invalid or a prompt is a duplicate. Within a file, prompts are
@@ -110,7 +111,7 @@ def read_prompts(
                 {
                     "prompt_id": f"{part}-{number:06d}",
                     "family": row.get("family", family),
-                    "prompt": f"{row['prompt']}{instruction}",
+                    "prompt": extend_prompt(row["prompt"], instruction),
                     "answer": row["answer"],
                     "entry": _entry(item, columns),
                 }
@@ -186,6 +187,10 @@ def _read_row(
         value = item[name]
         if field == "prompt" and isinstance(value, list):
             value = _read_messages(value, f"{where}: {name}", takes_messages)
+        elif field == "prompt" and isinstance(value, str) and has_messages(value):
+            raise ArtifactError(
+                f"{where}: {name} is a text with a list of messages; write it as a list"
+            )
         if not isinstance(value, str):
             raise ArtifactError(
                 f"{where}: {name} must be a text or a number, got {_show(value)}; "
@@ -206,19 +211,23 @@ def _suggest(field: str, item: Mapping[str, Any]) -> str:
 
 
 def _read_messages(messages: list[Any], where: str, takes_messages: bool) -> str:
-    """Returns the content of the user message of a chat; policies apply their chat template."""
+    """Returns the prompt of a chat; policies apply their chat template."""
     if not takes_messages:
         raise ArtifactError(
             f"{where} is a list of messages, which needs policy.prompt_format chat; set it, or "
             "write the prompt as a text"
         )
-    match messages:
-        case [{"role": "user", "content": str(text), **rest}] if not rest:
-            return text
-    raise ArtifactError(
-        f'{where} must be [{{"role": "user", "content": ...}}], one message of the user, '
-        f"got {_show(messages)}"
-    )
+    if not is_chat(messages):
+        raise ArtifactError(
+            f'{where} must be a list of {{"role": {" | ".join(ROLES)}, "content": TEXT}}, the last '
+            f"of the user, got {_show(messages)}"
+        )
+    blank = [each for each in messages if not each["content"].strip()]
+    if blank:
+        raise ArtifactError(
+            f"{where} must have no empty message, got one of the {blank[0]['role']}; remove it"
+        )
+    return write_chat(messages)
 
 
 def _require_characters(text: str, where: str) -> None:

@@ -35,6 +35,7 @@ from grpo.modalities.shared.tokenizers import make_byte_tokenizer
 from grpo.modalities.tokens.bases import make_base
 from grpo.modalities.tokens.policy import Decoding, TokenPolicy, require_chat_template
 from grpo.params.parameters import Parameters, read_params
+from grpo.runtime.chats import write_chat
 from grpo.schema import DirectoryBase
 
 ROOT = Path(__file__).parents[2]
@@ -341,6 +342,30 @@ def test_a_chat_template_must_render_what_the_user_says(template: str | None, me
     assert "\n" not in str(error.value)
     tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
     require_chat_template(tokenizer)
+
+
+def test_a_chat_is_encoded_with_its_system_message_or_refused():
+    tokenizer = make_byte_tokenizer()
+    model = LlamaForCausalLM(LlamaConfig(**{**SIZES, "num_key_value_heads": 2}))
+    decoding = Decoding(temperature=1.0, max_steps=1)
+    prompt = write_chat(
+        [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    )
+
+    def encoded(template: str) -> str:
+        tokenizer.chat_template = template
+        policy = TokenPolicy(model, tokenizer, decoding=decoding, uses_chat_template=True)
+        tokens, _ = policy.encode([prompt])
+        return str(tokenizer.decode(tokens[0]))
+
+    every = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    assert encoded(every) == "<system>Be brief.<user>Hi"
+    last = "{{ messages[-1].content }}"
+    with pytest.raises(ParameterError, match="must render the system message, got 'Hi'"):
+        encoded(last)
+    refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    with pytest.raises(ParameterError, match=r"renders messages of system, user: .*no system"):
+        encoded(refuses + every)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import json
 import math
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from grpo.errors import ArtifactError, ParameterError
 from grpo.rewards.base import Task
 from grpo.rewards.reasoning_gym import score_answer
+from grpo.runtime.chats import read_chat
 from grpo.sampling.judging import judge_text
 from grpo.sampling.outcomes import Outcome
 from grpo.tasks.base import PromptTables
@@ -343,6 +345,44 @@ def test_chats_arrays_parquet_and_other_columns_are_read(tmp_path: Path):
     table.write_text("no table")
     with pytest.raises(ArtifactError, match=r"train\.parquet: must be a parquet file"):
         read(table, evaluation)
-    system = '{"prompt": [{"role": "system", "content": "x"}], "answer": "b"}'
-    with pytest.raises(ArtifactError, match=r"line 1: prompt must be .* one message of the user"):
-        read_text(tmp_path, system, takes_messages=True)
+
+
+def test_a_chat_keeps_its_messages_and_the_instruction_follows_the_last(tmp_path: Path):
+    chat = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "1+1?"},
+        {"role": "assistant", "content": "2"},
+        {"role": "user", "content": "And 2+2?"},
+    ]
+    line = json.dumps({"prompt": chat, "answer": "4"})
+    prompts = read_text(tmp_path, line, takes_messages=True, instruction=" Go.").train
+    chat[-1]["content"] += " Go."
+    assert read_chat(prompts["prompt"][0]) == chat
+
+
+@pytest.mark.parametrize(
+    "chat",
+    [
+        [{"role": "system", "content": "x"}],
+        [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}],
+        [{"role": "tool", "content": "x"}, {"role": "user", "content": "y"}],
+        [{"role": "user", "content": [{"type": "text", "text": "x"}]}],
+        [{"role": "user", "content": "x", "name": "y"}],
+        [{"role": "system", "content": " "}, {"role": "user", "content": "x"}],
+        [],
+    ],
+)
+def test_a_chat_that_no_policy_could_answer_is_refused(tmp_path: Path, chat: list[Any]):
+    line = json.dumps({"prompt": chat, "answer": "b"})
+    with pytest.raises(ArtifactError, match=r"line 1: prompt must "):
+        read_text(tmp_path, line, takes_messages=True)
+
+
+def test_a_chat_as_a_text_is_refused(tmp_path: Path):
+    said = [{"role": "system", "content": "x"}, {"role": "user", "content": "y"}]
+    line = json.dumps({"prompt": json.dumps(said), "answer": "b"})
+    for takes_messages in (False, True):
+        with pytest.raises(
+            ArtifactError, match=r"line 1: prompt is a text with a list"
+        ):
+            read_text(tmp_path, line, takes_messages=takes_messages)

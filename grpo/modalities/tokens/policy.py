@@ -34,6 +34,7 @@ from grpo.modalities.tokens.routing import (
     require_routing,
     unpack_routing,
 )
+from grpo.runtime.chats import Message, read_chat
 from grpo.runtime.machine import DTYPES
 from grpo.runtime.ranks import num_ranks, shard
 from grpo.schema import PARAMS
@@ -315,10 +316,7 @@ class TokenPolicy(TextPolicy[TokenTrajectory]):
 
     def _encode_one(self, prompt: str) -> list[int]:
         if self.uses_chat_template:
-            messages = [{"role": "user", "content": prompt}]
-            text = self.tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True
-            )
+            text = _render(self.tokenizer, read_chat(prompt))
             return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
         return list(self.tokenizer(prompt, add_special_tokens=True)["input_ids"])
 
@@ -377,20 +375,33 @@ def load_token_policy(
 def require_chat_template(tokenizer: Any) -> None:
     """Raises ParameterError unless the tokenizer's chat template renders user messages."""
     for said in ("first probe", "second probe"):
-        with refused_by_library(
-            lambda why: ParameterError(
-                f"{PARAMS}: policy.prompt_format chat needs a chat template that renders a user "
-                f"message: {why}; set plain or correct the template"
-            )
-        ):
-            text = tokenizer.apply_chat_template(
-                [{"role": "user", "content": said}], tokenize=False, add_generation_prompt=True
-            )
-        if said not in text:
+        _render(tokenizer, [{"role": "user", "content": said}])
+
+
+def _render(tokenizer: Any, messages: list[Message]) -> str:
+    """Returns the text of a chat, with the start of the assistant's turn.
+
+    Raises:
+      ParameterError: If the chat template raises, or leaves out a message of system or user.
+    """
+    roles = ", ".join(each["role"] for each in messages)
+    with refused_by_library(
+        lambda why: ParameterError(
+            f"{PARAMS}: policy.prompt_format chat needs a chat template that renders messages of "
+            f"{roles}: {why}; set plain or correct the template"
+        )
+    ):
+        text: str = tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True
+        )
+    for each in messages:
+        # Templates may strip white space, and shorten what the assistant has thought.
+        if each["role"] != "assistant" and each["content"].strip() not in text:
             raise ParameterError(
                 f"{PARAMS}: policy.prompt_format chat: the tokenizer's chat template must render "
-                f"the user message, got {brief(repr(text))}; correct it or set plain"
+                f"the {each['role']} message, got {brief(repr(text))}; correct it or set plain"
             )
+    return text
 
 
 def load_vllm_sampler(
