@@ -382,7 +382,5 @@ def test_a_chat_as_a_text_is_refused(tmp_path: Path):
     said = [{"role": "system", "content": "x"}, {"role": "user", "content": "y"}]
     line = json.dumps({"prompt": json.dumps(said), "answer": "b"})
     for takes_messages in (False, True):
-        with pytest.raises(
-            ArtifactError, match=r"line 1: prompt is a text with a list"
-        ):
+        with pytest.raises(ArtifactError, match=r"line 1: prompt is a text with a list"):
             read_text(tmp_path, line, takes_messages=takes_messages)
