@@ -30,7 +30,9 @@ PLANNED = "curriculum@"  # the stages that plan arms, followed by the name of an
 RESULTS, SAMPLES = "report/metrics.json", ".samples.parquet"
 SCORES = ("mean_at_k", "pass_at_k", "greedy", "gain_over_base")
 WAITING = USAGE / "lineage"  # pending notes: a numbered file per state
-PAGE = "index.html"  # next to the report's outs; not tracked, because it shows measured seconds
+# Next to the outs of the report; not tracked, because they show measured seconds.
+PAGE = "index.html"
+PAGES = (PAGE, "rollouts.html")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +55,7 @@ class Note:
     state: str  # see `state_of`
     tags: dict[str, str]
     stages: dict[str, StageNote]
-    page: str | None  # HTML of the report
+    pages: dict[str, str]  # HTML of the report by file name
     title: str = "pipeline"
     params: dict[str, str] = field(default_factory=dict)  # of all stages
     results: dict[str, float] = field(default_factory=dict)  # headline numbers of the report
@@ -83,7 +85,7 @@ def take_note(workspace: Path, lock: Lock) -> Note:
             **(_revision_tags(newest[-1]) if newest else {}),
         },
         stages={name: _note_of(workspace, lock, name, made[name]) for name in lock},
-        page=_page(workspace, lock),
+        pages=_pages(workspace, lock),
         title=_title(lock, newest[-1] if newest else None),
         params={path: _text(value) for path, value in sorted(params.items())},
         results=_results(workspace, lock),
@@ -202,14 +204,14 @@ def _outs(workspace: Path, lock: Lock, ending: str) -> Iterator[Path]:
             yield path
 
 
-def _page(workspace: Path, lock: Lock) -> str | None:
-    """Returns the page next to an out whose content matches dvc.lock, or None."""
+def _pages(workspace: Path, lock: Lock) -> dict[str, str]:
+    """Returns the pages next to an out whose content matches dvc.lock, by file name."""
     for out in (each for entry in lock.values() for each in entry.outs):
         path = workspace / out.path
-        page = path.with_name(PAGE)
-        if page.is_file() and path.is_file() and file_digest(path) == out.digest:
-            return page.read_text()
-    return None
+        pages = [path.with_name(each) for each in PAGES if path.with_name(each).is_file()]
+        if pages and path.is_file() and file_digest(path) == out.digest:
+            return {each.name: each.read_text() for each in pages}
+    return {}
 
 
 def _revision_tags(revision: Revision) -> dict[str, str]:

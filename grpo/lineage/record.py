@@ -223,8 +223,8 @@ class _Writer:
         for name in new:
             runs[name] = self._write_stage(name, note.stages[name], run_id)
         self._describe(run_id, runs)
-        if note.page:
-            self.client.log_text(run_id, note.page, PAGE)
+        for name, page in note.pages.items():
+            self.client.log_text(run_id, page, name)
         for name, drawing in note.figures.items():
             self.client.log_text(run_id, drawing, f"figures/{name}")
         for name, rollouts in note.samples.items():

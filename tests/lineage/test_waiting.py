@@ -114,6 +114,15 @@ def test_a_damaged_note_keeps_no_other_from_mlflow(
     assert (str(damaged) in said, said.count("\n")) == (True, 1)
 
 
+def test_both_pages_of_a_report_are_kept_for_mlflow(history: Path) -> None:
+    lock = read_lock(history)
+    folder = (history / lock["report"].outs[0].path).parent
+    written = {"index.html": "<p>page</p>", "rollouts.html": "<p>all rollouts</p>"}
+    for name, text in written.items():
+        (folder / name).write_text(text)
+    assert take_note(history, lock).pages == written
+
+
 def test_workspaces_that_share_a_server_write_to_it_one_by_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
