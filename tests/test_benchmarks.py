@@ -53,6 +53,7 @@ def test_an_artifact_that_changed_came_or_went_differs():
     assert found == {"equal": 1, "differing": ["changed", "gone", "new"]}
 
 
+@pytest.mark.long
 def test_seeds_that_end_at_the_same_time_are_all_recorded(tmp_path: Path):
     """The summary takes seconds, in which another process may have written its seed."""
     code = (

@@ -115,14 +115,35 @@ PARAMS = NOW + "rounds: {a-1: {arm: a}, b-1: {arm: b}}, seed: 1, reward: 1}"
             "params.yaml: rounds.a-1",
             marks=pytest.mark.long,
         ),
-        ("any@a-1", "params.yaml", "a-1: {arm: a}, ", "", "params.yaml: rounds.a-1"),
-        ("any@a-1", "params.yaml", "seed: 1", "seed: [", "params.yaml: must be YAML"),
+        pytest.param(
+            "any@a-1",
+            "params.yaml",
+            "a-1: {arm: a}, ",
+            "",
+            "params.yaml: rounds.a-1",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            "any@a-1",
+            "params.yaml",
+            "seed: 1",
+            "seed: [",
+            "params.yaml: must be YAML",
+            marks=pytest.mark.long,
+        ),
         ("any@a-1", "grpo/code/b.py", "1", "2", "grpo/code/b.py"),
         pytest.param(
             "any@a-1", "grpo/code/c.py", "", "2", "grpo/code/c.py", marks=pytest.mark.long
         ),
-        ("any@a-1", "stages/any.py", "1", "2", "stages/any.py"),
-        ("whole", "params.yaml", "reward: 1", "reward: 2", "params.yaml: reward"),
+        pytest.param("any@a-1", "stages/any.py", "1", "2", "stages/any.py", marks=pytest.mark.long),
+        pytest.param(
+            "whole",
+            "params.yaml",
+            "reward: 1",
+            "reward: 2",
+            "params.yaml: reward",
+            marks=pytest.mark.long,
+        ),
         ("any@a-1", "params.yaml", "reward: 1", "reward: 2", None),  # of other stages
         pytest.param(
             "any@a-1",
@@ -134,7 +155,7 @@ PARAMS = NOW + "rounds: {a-1: {arm: a}, b-1: {arm: b}}, seed: 1, reward: 1}"
         ),
         ("any@a-1", "params.yaml", "1e-5", "0.00001", None),  # the same value
         pytest.param("any@a-1", "grpo/other.py", "1", "2", None, marks=pytest.mark.long),
-        ("by hand", "params.yaml", "seed: 1", "seed: 2", None),
+        pytest.param("by hand", "params.yaml", "seed: 1", "seed: 2", None, marks=pytest.mark.long),
     ],
 )
 def test_a_stage_ends_if_what_dvc_would_record_changed_while_it_ran(

@@ -40,7 +40,7 @@ def require_learning(rewards: list[float], forwarded: list[int]) -> None:
     assert 0 < sum(forwarded) < 0.7 * NUM_SAMPLED
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_the_loop_learns_and_forwards_only_rollouts_with_weight(
     seed: int, forwarded_rows: list[int]
 ):

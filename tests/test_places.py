@@ -156,7 +156,11 @@ def test_a_stage_reads_no_pipe_and_writes_into_no_file(place: Path):
                 ["flows.team"],
             )
         ),
-        (["grpo", "load", "models:/solver@champion", "served"], "mlflow.db does not exist"),
+        pytest.param(
+            ["grpo", "load", "models:/solver@champion", "served"],
+            "mlflow.db does not exist",
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_a_start_from_a_subdirectory_is_one_line(place: Path, words: list[str], reason: str):
@@ -254,8 +258,10 @@ sys.exit(exit_code(lambda: (print("runs", flush=True), time.sleep(60))))
 @pytest.mark.parametrize(
     "code",
     [
-        *(STAGE, COMMAND, FLOW, PARSING),
-        *(IMPORTING.format(package=each) for each in ("stages", "flows")),
+        *(STAGE, COMMAND, FLOW),
+        pytest.param(PARSING, marks=pytest.mark.long),
+        IMPORTING.format(package="stages"),
+        pytest.param(IMPORTING.format(package="flows"), marks=pytest.mark.long),
     ],
     ids=["stage", "grpo", "flow", "grpo starts", "stage starts", "flow starts"],
 )

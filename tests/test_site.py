@@ -29,6 +29,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_pages_load_nothing_from_elsewhere(site: Path):
     loaded = re.compile(r'<(?:script|img|iframe|source|link)\b[^>]*?(?:src|href)="(?:https?:)?//')
     for page in site.rglob("*.html"):
@@ -37,6 +38,7 @@ def test_pages_load_nothing_from_elsewhere(site: Path):
         assert not re.search(r"(?:url\(|@import)\s*[\"']?(?:https?:)?//", style.read_text()), style
 
 
+@pytest.mark.long
 def test_the_api_lists_every_public_name(site: Path):
     shown = "".join(page.read_text() for page in (site / "api").glob("*.html"))
     public = {name: getattr(grpo, name) for name in dir(grpo) if not name.startswith("_")}
@@ -50,6 +52,7 @@ def test_the_api_lists_every_public_name(site: Path):
         assert f'id="{module}.{name}"' in shown, name
 
 
+@pytest.mark.long
 def test_a_file_of_the_repository_is_part_of_the_site(site: Path):
     assert "repository/recipes/smoke.yaml.html" in (site / "recipes.html").read_text()
     assert "rollouts_per_batch" in (site / "repository/recipes/smoke.yaml.html").read_text()

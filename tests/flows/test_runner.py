@@ -111,7 +111,10 @@ def test_independent_stages_overlap_and_both_are_recorded(
     assert {lock[each.name].params["seconds"] for each in steps} == {2.0}
 
 
-@pytest.mark.parametrize("cut", ["schema", "  train@a-1:", "md5:"])
+@pytest.mark.parametrize(
+    "cut",
+    ["md5:", *(pytest.param(each, marks=pytest.mark.long) for each in ("schema", "  train@a-1:"))],
+)
 def test_a_record_is_found_although_dvc_is_writing_the_next_one(
     runner: Runner, step: Callable[[str], Step], monkeypatch: pytest.MonkeyPatch, cut: str
 ) -> None:
@@ -191,7 +194,13 @@ def test_stopping_ends_running_stages_and_starts_no_more(
 
 
 @only_preloaded
-@pytest.mark.parametrize("who", ["preloaded process", "launcher", "dvc", "stage"])
+@pytest.mark.parametrize(
+    "who",
+    [
+        *("preloaded process", "stage"),
+        *(pytest.param(each, marks=pytest.mark.long) for each in ("launcher", "dvc")),
+    ],
+)
 def test_a_kill_ends_all_processes_of_a_stage_which_is_tried_again(
     runner: Runner, step: Callable[[str], Step], who: str
 ) -> None:

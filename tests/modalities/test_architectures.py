@@ -39,6 +39,7 @@ WIDTHS = {
 MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 1}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 ATTENTION = ["full_attention"]
+COMMON = ("FalconH1", "GPT2", "Lfm2", "Mamba2")  # in every run of the tests
 RUNNING: dict[str, dict[str, Any]] = {
     "Bamba": {**WIDTHS, **MAMBA, "attn_layer_indices": [1, 3]},
     "Bloom": {"hidden_size": 32, "n_layer": 2, "n_head": 4},
@@ -97,7 +98,10 @@ def model_of(name: str, settings: dict[str, Any]) -> PreTrainedModel:
 
 
 @pytest.mark.filterwarnings("ignore")  # of transformers: kernels that are not installed
-@pytest.mark.parametrize("name", RUNNING)
+@pytest.mark.parametrize(
+    "name",
+    [each if each in COMMON else pytest.param(each, marks=pytest.mark.long) for each in RUNNING],
+)
 def test_a_rollout_has_the_log_probs_of_one_unpadded_pass(name: str):
     """While sampling, in training, and by the model's own call; prompts of unequal lengths."""
     model = model_of(name, RUNNING[name])

@@ -117,7 +117,13 @@ POLICIES: dict[str, Callable[[], Policy[Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("tokens", "m2m100"),
+        *(pytest.param(each, marks=pytest.mark.long) for each in ("capped", "marian", "qwen")),
+    ],
+)
 def test_the_entropy_of_a_token_is_that_of_the_probabilities_of_all_tokens(name: str):
     """Each token in the place of the first one, by its log-prob."""
     policy = POLICIES[name]()

@@ -43,7 +43,9 @@ def gradient(model: torch.nn.Module, logp: torch.Tensor, weight: torch.Tensor) -
     return torch.cat([g.flatten() for g in torch.autograd.grad((weight * logp).sum(), parameters)])
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(each, marks=pytest.mark.long) for each in (1, 2))]
+)
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
 @pytest.mark.parametrize("shares", [True, False])
 @pytest.mark.parametrize("kept_logits", [2**26, 0], ids=["kept", "recomputed"])

@@ -60,7 +60,8 @@ def test_no_pass_reads_memory_that_nobody_has_written(
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
-@pytest.mark.parametrize("shares", [True, pytest.param(False, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("shares", [True, False])
 def test_compiled_passes_give_the_same_log_probs_and_gradients(shares: bool):
     """Within 1e-6 of the largest; a compiler may add in another order."""
     policy, graphs = tiny_policy(), []

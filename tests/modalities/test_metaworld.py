@@ -63,6 +63,7 @@ def test_a_rollout_does_not_depend_on_what_was_played_before():
     assert all(seen)
 
 
+@pytest.mark.long  # test_action_chunks.py has the same with smaller environments
 def test_rollouts_are_the_same_for_any_number_of_processes():
     played = scenes(2)
     results = []
@@ -82,7 +83,9 @@ def test_rollouts_are_the_same_for_any_number_of_processes():
     assert np.array_equal(*results)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", [FAMILIES[0], *(pytest.param(each, marks=pytest.mark.long) for each in FAMILIES[1:])]
+)
 def test_experts_solve_most_scenes_with_a_shaking_hand(family: str):
     environment = make_environment(family)
     shown = [

@@ -109,7 +109,10 @@ def test_a_lost_scene_is_played_again_to_the_same_bytes(
     assert (tmp_path / "once").exists()
 
 
-@pytest.mark.parametrize("before", range(len(EPISODE)))
+@pytest.mark.parametrize(
+    "before",
+    [1, *(pytest.param(each, marks=pytest.mark.long) for each in range(len(EPISODE)) if each != 1)],
+)
 def test_processes_that_are_killed_between_exchanges_change_nothing(
     pool: EnvironmentPool, before: int
 ):

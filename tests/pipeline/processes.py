@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 # `stages` is imported by each process: it records its parent. A workspace's `grpo` is this one.
+# Each forked process imports the program that started it, which is pytest's: without `pytest` here,
+# pytest would be imported anew in each of them.
 PRELOADED = [
+    "pytest",
     "torch",
     "transformers.generation.utils",
     "transformers.models.auto.modeling_auto",
@@ -23,14 +26,20 @@ PRELOADED = [
     "reasoning_gym",
     "rich.progress",
     "ruamel.yaml",
+    "matplotlib.backends.backend_svg",
+    "grpo.allocation.profiling",
     "grpo.lineage.lock",
     "grpo.modalities.tokens.modality",
     "grpo.params.recorded",
     "grpo.report.figures",
     "grpo.report.page",
+    "grpo.rewards.reasoning_gym",
+    "grpo.runtime.curves",
     "grpo.sampling.evaluation_rollouts",
+    "grpo.tasks.reasoning_gym",
     "grpo.wiring.checks",
     "grpo.wiring.later_rollouts",
+    "grpo.wiring.phase_profiles",
     "grpo.wiring.rounds",
     "grpo.wiring.tasks",
     "tests.pipeline.preloaded",

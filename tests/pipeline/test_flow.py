@@ -71,7 +71,12 @@ def test_a_flow_of_which_processes_are_killed_writes_the_bytes_of_plain_dvc(
 @pytest.mark.parametrize(
     ("path", "value", "line"),
     [
-        ("arms.uniform.training.learning_rte", 0.1, "learning_rte is unknown, got 0.1"),
+        pytest.param(
+            "arms.uniform.training.learning_rte",
+            0.1,
+            "learning_rte is unknown, got 0.1",
+            marks=pytest.mark.long,
+        ),
         ("arms.uniform.training.learning_rate", -1, "learning_rate must be greater than 0, got -1"),
     ],
 )

@@ -56,7 +56,8 @@ def full_disk(folder: Path, free_pages: int) -> Iterator[None]:
         pytest.param("prepare", "artifacts/prompts", 0, marks=pytest.mark.long),
         pytest.param("base", "artifacts/training", 0, marks=pytest.mark.long),
         pytest.param("base", "artifacts/policies", 0, marks=pytest.mark.long),
-        ("base", "artifacts/policies", 8),  # less than the weights need
+        # Less than the weights need.
+        pytest.param("base", "artifacts/policies", 8, marks=pytest.mark.long),
         ("profile", "artifacts/profile", 0),
         pytest.param("curriculum@sgpo", "artifacts/curricula", 0, marks=pytest.mark.long),
         pytest.param("rollout@sgpo-1", ".work", 1, marks=pytest.mark.long),

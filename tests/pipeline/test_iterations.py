@@ -106,7 +106,11 @@ def train_under(workspace: Path, executor: str) -> dict[str, dict[str, bytes]]:
     return trained(workspace)
 
 
-@pytest.fixture(scope="module", params=[0, 1])
+LONG = pytest.mark.long
+
+
+# Rounds whose staleness is 0: also those of a rising temperature below.
+@pytest.fixture(scope="module", params=[pytest.param(0, marks=LONG), 1])
 def made(
     request: pytest.FixtureRequest, finished: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, int]:
@@ -247,12 +251,7 @@ def test_staleness_is_the_number_of_iterations_between_sampling_and_training(
     assert (drift < 1e-4) == (not staleness)
 
 
-LONG = pytest.mark.long
-one_staleness = pytest.mark.parametrize("made", [pytest.param(0, marks=LONG), 1], indirect=True)
-
-
 # The tests of kills below compare rounds of one worker with those of one process.
-@one_staleness
 @pytest.mark.parametrize(
     "executor",
     ["processes 2", *(pytest.param(f"processes {other}", marks=LONG) for other in (1, 3))],
@@ -272,7 +271,7 @@ def test_workers_that_receive_weights_in_memory_write_the_bytes_of_one_process(
     assert bool(overlap) == bool(staleness)
 
 
-@one_staleness  # test_online_allocation.py kills a round that is not stale
+# test_online_allocation.py kills a round that is not stale.
 def test_a_killed_round_goes_on_to_the_same_bytes(made: tuple[Path, int], tmp_path: Path):
     goes_on_after_a_kill(made, tmp_path, "local 1")
 
@@ -410,7 +409,6 @@ def test_two_ranks_end_with_the_losses_of_one_process(made: tuple[Path, int], tm
         assert two[column].to_numpy() == pytest.approx(one[column].to_numpy(), abs=1e-4)
 
 
-@one_staleness
 def test_rollouts_of_later_iterations_can_be_left_out(made: tuple[Path, int], tmp_path: Path):
     workspace, _ = made
     kept = copy_for_stages(workspace, tmp_path / "tables")

@@ -75,12 +75,19 @@ def run_with_kills(workspace: Path, stage: str, again: int) -> None:
     dvc(workspace, *run_anew(stage))
 
 
-@pytest.mark.parametrize("again", [0, pytest.param(3, marks=pytest.mark.long)])
-def test_killed_stages_go_on_to_the_same_bytes(finished: Path, tmp_path: Path, again: int):
+# tests/sampling/test_rollout.py interrupts rollouts.
+@pytest.mark.parametrize(
+    ("stages", "again"),
+    [((TRAIN,), 0), pytest.param((ROLLOUT, TRAIN), 3, marks=pytest.mark.long)],
+    ids=["train", "both"],
+)
+def test_killed_stages_go_on_to_the_same_bytes(
+    finished: Path, tmp_path: Path, stages: tuple[str, ...], again: int
+):
     """Runs concurrently, each in a separate workspace, because imports take most of the time."""
-    workspaces = {stage: copy_for_dvc(finished, tmp_path / stage) for stage in MOMENTS}
+    workspaces = {stage: copy_for_dvc(finished, tmp_path / stage) for stage in stages}
     with ThreadPoolExecutor() as pool:
-        runs = [pool.submit(run_with_kills, workspaces[stage], stage, again) for stage in MOMENTS]
+        runs = [pool.submit(run_with_kills, workspaces[stage], stage, again) for stage in stages]
         for ended in runs:
             ended.result()
     for stage, workspace in workspaces.items():

@@ -96,7 +96,7 @@ def end_of(rewards: list[float], tolerance: float) -> int:
     return ITERATIONS
 
 
-@pytest.mark.parametrize("tolerance", [9.0, 0.0, 0.05])
+@pytest.mark.parametrize("tolerance", [9.0, 0.0, pytest.param(0.05, marks=pytest.mark.long)])
 def test_it_has_the_files_of_the_iterations_before_its_end_and_no_others(
     whole: tuple[int, dict[str, bytes], list[float]], tolerance: float
 ):
@@ -135,7 +135,9 @@ def test_iterations_that_did_not_run_cost_nothing():
     assert spent.later_sampling == vars(sum(later, Cost()))
 
 
-@pytest.mark.parametrize("stop_at", [1, pytest.param(4, marks=pytest.mark.long), 7])
+@pytest.mark.parametrize(
+    "stop_at", [*(pytest.param(each, marks=pytest.mark.long) for each in (1, 4)), 7]
+)
 def test_an_interrupted_round_stops_on_the_same_plateau_with_the_same_bytes(
     whole: tuple[int, dict[str, bytes], list[float]],
     stopped: tuple[dict[str, bytes], dict[str, bytes]],

@@ -113,6 +113,7 @@ FAULTS: dict[str, tuple[Callable[[], object], str, str]] = {
     "file": (write_a_file, "failed", "OSError: [Errno 27] File too large"),
     "start": (start_a_process, "failed", "ended its process, exit code 1"),
 }  # fmt: skip
+COMMON = ("memory", "exit", "kill", "sleep", "recurse in C", "file")  # in every run of the tests
 HARMLESS = {"print": print_a_gigabyte, "print elsewhere": print_from_another_process}
 
 
@@ -153,7 +154,10 @@ def _leaves_no_process() -> Iterator[None]:
     assert {each.pid for each in psutil.Process().children(recursive=True)} <= before
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    "fault",
+    [each if each in COMMON else pytest.param(each, marks=pytest.mark.long) for each in FAULTS],
+)
 def test_a_fault_is_the_status_of_its_text_alone(fault: str):
     _, status, detail = FAULTS[fault]
     seconds = 0.3 if status == "timed_out" else 10.0

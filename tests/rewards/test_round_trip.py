@@ -63,7 +63,10 @@ def fresh(model_class: Any, tokenizer: Any, start: int) -> Any:
     return model_class(config).eval()
 
 
-@pytest.fixture(scope="module", params=[M2M100ForConditionalGeneration, MarianMTModel])
+@pytest.fixture(
+    scope="module",
+    params=[M2M100ForConditionalGeneration, pytest.param(MarianMTModel, marks=pytest.mark.long)],
+)
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The parent of a model that translates ENGLISH back, and nothing else."""
     folder = tmp_path_factory.mktemp("trained")

@@ -163,7 +163,13 @@ def test_a_language_that_is_not_identified_is_refused_in_one_line():
         judge("language")("wa'", task)
 
 
-@pytest.mark.parametrize(("kind", "least"), [("dates", 0.95), ("units", 0.9), ("money", 0.9)])
+@pytest.mark.parametrize(
+    ("kind", "least"),
+    [
+        ("dates", 0.95),
+        *(pytest.param(kind, 0.9, marks=pytest.mark.long) for kind in ("units", "money")),
+    ],
+)
 def test_a_translation_means_more_of_its_source_than_of_another(kind: Kind, least: float):
     """The share of answers whose cosine is above that of the answer to another prompt."""
     score, asked = judge("embeddings"), tasks(kind, count=70)

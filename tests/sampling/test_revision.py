@@ -136,7 +136,7 @@ def test_first_answers_count_in_the_cost(tmp_path: Path):
     assert batch.cost == sum((each.cost for each in first), groups)
 
 
-@pytest.mark.parametrize("share", [0.3, 0.8])
+@pytest.mark.parametrize("share", [0.3, pytest.param(0.8, marks=pytest.mark.long)])
 def test_a_share_of_the_groups_revises(tmp_path: Path, share: float):
     selection = revise_first_answers("grade", share=share, template=TEMPLATE)
     chosen = first_of(draw(tmp_path / "a", selection))["first_answer"].notna()

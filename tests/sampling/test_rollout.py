@@ -196,7 +196,9 @@ def test_what_is_kept_is_what_was_sampled(resampled: DrawnRound):
     torch.testing.assert_close(policy.log_prob(trajectory), logp, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("stop_at", [1, 4, 7])
+@pytest.mark.parametrize(
+    "stop_at", [4, *(pytest.param(each, marks=pytest.mark.long) for each in (1, 7))]
+)
 def test_an_interrupted_round_goes_on_to_the_same_bytes(
     tmp_path: Path, resampled: DrawnRound, stop_at: int
 ):

@@ -67,7 +67,10 @@ def train(
 
 
 @pytest.mark.parametrize("updates", [1, 2])
-@pytest.mark.parametrize("learning_rate", [1e3, 1e8, 1e15, 1e30])
+@pytest.mark.parametrize(
+    "learning_rate",
+    [1e3, *(pytest.param(each, marks=pytest.mark.long) for each in (1e8, 1e15)), 1e30],
+)
 def test_a_learning_rate_that_destroys_the_policy_ends_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, learning_rate: float, updates: int
 ):
@@ -116,7 +119,7 @@ def match(settings: WarmupSettings) -> Iterator[WarmupUpdate]:
 
 
 @pytest.mark.parametrize("updates", [1, 3])
-@pytest.mark.parametrize("learning_rate", [1e15, 1e30])
+@pytest.mark.parametrize("learning_rate", [1e15, pytest.param(1e30, marks=pytest.mark.long)])
 @pytest.mark.parametrize("warmup", [warm_up_tokens, clone, match])
 def test_a_warm_up_that_destroys_its_model_ends(
     warmup: Callable[[WarmupSettings], Iterator[WarmupUpdate]], learning_rate: float, updates: int
