@@ -49,7 +49,7 @@ class Outcome(NamedTuple):
     """A judge's score in [0, 1] with its status."""
 
     score: float
-    status: str  # scored | unparsable | timed_out | failed
+    status: str  # scored | unparsable | timed_out | failed | unanswered
     detail: str = ""  # the judge's exception or invalid result, unless the status is "scored"
     parts: tuple[Part, ...] = ()  # scores in [0, 1] of the text's parts, if the judge scores them
 
@@ -156,7 +156,7 @@ class JointJudge:
     def _outcome(self, view: View | Unjudged, *, text: Any) -> tuple[str, Outcome]:
         """Returns the text and the outcome of a view, of which a judge may leave out the parts."""
         if isinstance(view, Unjudged):
-            return "", Outcome(0.0, "failed", _storable(view.detail))
+            return "", Outcome(0.0, view.status, _storable(view.detail))
         shown, score, parts = View(*view)
         if self.scores_parts:
             given: Any = score
