@@ -9,14 +9,17 @@ import os
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
 
 from grpo.errors import GrpoError, ParameterError, RefusedError, ServerError, brief
+from grpo.rewards._circuit import Circuit, CircuitSettings, Streak
 from grpo.rewards.base import Unjudged, View
 from grpo.schema import PARAMS, Timeout, VariableName, WithOptionalKeys
+
+Row = TypeVar("Row")
 
 if TYPE_CHECKING:  # its import takes a tenth of a second, which `grpo check` does not need
     import httpx
@@ -54,7 +57,9 @@ class ServerSettings(WithOptionalKeys):
     concurrency: Annotated[int, Field(gt=0, le=1024)]  # requests at a time, of each worker
     timeout_seconds: Timeout  # of one try
     retries: Annotated[int, Field(ge=0, le=100)]  # of a request that may succeed later
-    retry_seconds: Timeout  # before the first retry; doubles, up to MOST_WAIT_SECONDS
+    # Before the first retry; doubles, up to MOST_WAIT_SECONDS. A longer Retry-After is obeyed.
+    retry_seconds: Timeout
+    circuit: CircuitSettings | None = None  # null: IN_A_ROW failures in a row end the stage
 
 
 def waits(settings: ServerSettings) -> list[float]:
@@ -86,9 +91,17 @@ class Failure(NamedTuple):
 
     kind: Kind
     detail: str
+    wait_seconds: float = 0.0  # that the server asks for before another try
+    streak: Streak | None = None  # that it belongs to, if the server may be down
+
+    @property
+    def is_outage(self) -> bool:
+        """Whether its rollouts are not to blame."""
+        opened = self.streak is not None and self.streak.opened
+        return self.kind is UNREACHABLE or (self.kind is BROKEN and opened)
 
 
-Result = View | Failure  # of a rollout
+Result = View | Unjudged | Failure  # of a rollout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +110,7 @@ class Server:
 
     where: str  # path of the judge's parameters
     settings: ServerSettings
+    circuit: Circuit
     key: str | None = field(default=None, repr=False)
 
     @property
@@ -104,9 +118,13 @@ class Server:
         """The url without its query, for messages."""
         return self.settings.url.partition("?")[0]
 
-    def fail(self, kind: Kind, detail: str) -> Failure:
-        """Returns a failure; servers may repeat the key, details do not."""
-        return Failure(kind, detail.replace(self.key, "***") if self.key else detail)
+    def fail(self, kind: Kind, detail: str, *, wait_seconds: float = 0.0) -> Failure:
+        """Returns a failure without the key."""
+        return Failure(kind, self.without_key(detail), wait_seconds)
+
+    def without_key(self, detail: str) -> str:
+        """Returns what a server said, which may repeat the key."""
+        return detail.replace(self.key, "***") if self.key else detail
 
 
 class Client:
@@ -117,15 +135,29 @@ class Client:
         self._turns = asyncio.Semaphore(server.settings.concurrency)
 
     async def ask(self, body: object) -> object:
-        """Returns the content of the response, which is JSON, or a Failure after all retries."""
+        """Returns the content of the response, which is JSON, or a Failure after all retries.
+
+        While the circuit is open it returns a Failure at once.
+        """
         # Held while it waits, so that a server with many failures gets fewer requests.
         async with self._turns:
-            for seconds in waits(self._server.settings):
-                answer = await self._try(body)
-                if not isinstance(answer, Failure) or not answer.kind.is_retried:
-                    return answer
-                await asyncio.sleep(seconds)
-            return await self._try(body)
+            admission = self._server.circuit.admit()
+            if admission == "no":
+                return self._server.fail(UNREACHABLE, self._server.circuit.state)
+            answer = last = await self._try(body)
+            for seconds in waits(self._server.settings) if admission == "request" else []:
+                if not (isinstance(last, Failure) and last.kind.is_retried):
+                    break
+                await asyncio.sleep(min(max(seconds, last.wait_seconds), MOST_WAIT_SECONDS))
+                if self._server.circuit.is_open:  # by another request
+                    break
+                last = await self._try(body)
+                # A request that makes a server crash gets a 500 and then, while it starts, 503s.
+                if not (_is_of(BROKEN, answer) and _is_of(UNREACHABLE, last)):
+                    answer = last
+            is_failed = isinstance(answer, Failure) and answer.kind.is_retried
+            streak = self._server.circuit.report(answered=not is_failed)
+            return answer._replace(streak=streak) if isinstance(answer, Failure) else answer
 
     async def _try(self, body: object) -> object:
         # Imported here: see above.
@@ -134,13 +166,14 @@ class Client:
         limit, fail = self._server.settings.timeout_seconds, self._server.fail
         try:
             async with asyncio.timeout(limit):
-                status, content = await self._post(body)
+                status, content, retry_after = await self._post(body)
         except TimeoutError:
             return fail(BROKEN, f"no response within {limit:g} seconds")
         except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:  # or no such host name
             return fail(UNREACHABLE, f"{type(error).__name__}: {error}")
         if not 200 <= status < 300:
-            return fail(_kind_of(status), f"HTTP {status} {content.decode(errors='replace')}")
+            detail = f"HTTP {status} {content.decode(errors='replace')}"
+            return fail(_kind_of(status), detail, wait_seconds=_read_seconds(retry_after))
         if len(content) > MOST_BYTES:
             return fail(UNSUITABLE, f"the response has more than {MOST_BYTES} bytes")
         try:
@@ -148,8 +181,11 @@ class Client:
         except (ValueError, RecursionError):
             return fail(BROKEN, f"the response is no JSON: {content.decode(errors='replace')}")
 
-    async def _post(self, body: object) -> tuple[int, bytes]:
-        """Returns status and content; of a content that is too long, more than MOST_BYTES."""
+    async def _post(self, body: object) -> tuple[int, bytes, str]:
+        """Returns status, content and Retry-After.
+
+        Of a content that is too long, it returns more than MOST_BYTES.
+        """
         headers = {"Content-Type": "application/json"}
         if self._server.key:
             headers["Authorization"] = f"Bearer {self._server.key}"
@@ -161,7 +197,11 @@ class Client:
                 content += part
                 if len(content) > MOST_BYTES:
                     break
-            return response.status_code, bytes(content)
+            return response.status_code, bytes(content), response.headers.get("Retry-After", "")
+
+
+def _is_of(kind: Kind, answer: object) -> bool:
+    return isinstance(answer, Failure) and answer.kind is kind
 
 
 Ask = Callable[[Client], Awaitable[list[Result]]]  # sends requests for some rollouts
@@ -176,15 +216,16 @@ def open_server(settings: ServerSettings, where: str) -> Server:
     Raises:
       ParameterError: If the environment variable of the key is not set, or holds no key.
     """
+    circuit = Circuit(settings.circuit)
     if settings.key_variable is None:
-        return Server(where=where, settings=settings)
+        return Server(where=where, settings=settings, circuit=circuit)
     key = os.environ.get(settings.key_variable, "").strip()
     if not re.fullmatch(TOKEN, key):
         raise ParameterError(
             f"{PARAMS}: {where}.settings.key_variable: the environment variable "
             f"{settings.key_variable} must hold the server's key, on every host that judges"
         )
-    return Server(where=where, settings=settings, key=key)
+    return Server(where=where, settings=settings, circuit=circuit, key=key)
 
 
 def ask_server(server: Server, asks: Sequence[Ask], *, rollouts: int) -> list[View | Unjudged]:
@@ -194,7 +235,8 @@ def ask_server(server: Server, asks: Sequence[Ask], *, rollouts: int) -> list[Vi
       rollouts: Number of results.
 
     Raises:
-      ServerError: If IN_A_ROW rollouts in a row, or all, got no score, because the server is down.
+      ServerError: If the server is down: IN_A_ROW rollouts in a row, or all, got no score, or with
+        the setting `circuit.unanswered: end_stage` one of them.
       RefusedError: If it refuses them for a reason that is not in the rollouts, e.g. the key.
     """
     return asyncio.run(_ask_all(server, asks, min(IN_A_ROW, rollouts)))
@@ -221,27 +263,76 @@ async def _collect(
     server: Server, tasks: Sequence[Awaitable[list[Result]]], limit: int
 ) -> list[View | Unjudged]:
     """Returns the results in order; raises after `limit` failures in a row that end the stage."""
-    results, in_a_row = list[View | Unjudged](), 0
+    circuit = server.settings.circuit
+    results, in_a_row = list[Result](), 0
     for task in tasks:
         for result in await task:
-            if isinstance(result, View):
-                results.append(result)
-                in_a_row = 0
-                continue
-            error = result.kind.error
+            results.append(result)
+            error = result.kind.error if isinstance(result, Failure) else None
             in_a_row = in_a_row + 1 if error else 0
-            if error and in_a_row >= limit:
-                raise error(_describe_outage(server, result, in_a_row))
-            results.append(Unjudged(f"{server.address}: {result.detail}"))
-    return results
+            is_kept = circuit is not None and error is ServerError
+            if isinstance(result, Failure) and error and in_a_row >= limit and not is_kept:
+                raise error(_describe_outage(server, result, f"{in_a_row} rollouts in a row"))
+    outages = [each for each in results if isinstance(each, Failure) and each.is_outage]
+    if circuit is not None and circuit.unanswered == "end_stage" and outages:
+        raise ServerError(_describe_outage(server, outages[0], f"{len(outages)} rollouts"))
+    return [_close(server, each) for each in results]
 
 
-def _describe_outage(server: Server, last: Failure, rollouts: int) -> str:
-    return (
-        f"{PARAMS}: {server.where}.settings.url: {server.address} gave no score for {rollouts} "
-        f"rollouts in a row, {brief(last.detail)}; start the server or correct the settings, and "
-        "rerun: what was judged before is kept"
+def _close(server: Server, result: Result) -> View | Unjudged:
+    """Returns the result of a rollout for which nothing more is tried."""
+    if isinstance(result, View):
+        return result
+    is_unanswered = (
+        server.settings.circuit is not None and isinstance(result, Failure) and result.is_outage
     )
+    status = result.status if isinstance(result, Unjudged) else "failed"
+    return Unjudged(f"{server.address}: {result.detail}", "unanswered" if is_unanswered else status)
+
+
+def _describe_outage(server: Server, failure: Failure, rollouts: str) -> str:
+    return (
+        f"{PARAMS}: {server.where}.settings.url: {server.address} gave no score for {rollouts}, "
+        f"{brief(failure.detail)}; start the server or correct the settings, and rerun: what was "
+        "judged before is kept"
+    )
+
+
+def _read_seconds(retry_after: str) -> float:
+    """Returns the seconds of a Retry-After; 0 for a date, because clocks differ, and for others."""
+    return float(retry_after) if re.fullmatch(r"\d{1,9}", retry_after) else 0.0
+
+
+def divide(rows: Sequence[Row], size: int) -> list[Sequence[Row]]:
+    """Returns parts of `size` rows, the last one may have fewer."""
+    return [rows[start : start + size] for start in range(0, len(rows), size)]
+
+
+async def ask_rows(
+    server: Server,
+    write: Callable[[Sequence[Row]], object],
+    read: Callable[[object], list[object] | Failure],
+    rows: Sequence[Row],
+    client: Client,
+) -> list[Result]:
+    """Returns the results of some rollouts that are sent in one request.
+
+    If it fails for a reason that may be in one of them, each is asked about alone.
+
+    Args:
+      write: Returns the request for some rollouts.
+      read: Returns the items of a response, see `read_score`.
+    """
+    content = await client.ask(write(rows))
+    scores = content if isinstance(content, Failure) else read(content)
+    if isinstance(scores, list) and len(scores) != len(rows):
+        scores = server.fail(UNSUITABLE, f"gave {len(scores)} scores for {len(rows)} rollouts")
+    if isinstance(scores, list):
+        return [read_score(server, each) for each in scores]
+    if len(rows) == 1 or not scores.kind.may_be_one_rollout:
+        return [scores] * len(rows)
+    alone = [ask_rows(server, write, read, [each], client) for each in rows]
+    return [result for (result,) in await asyncio.gather(*alone)]
 
 
 def _kind_of(status: int) -> Kind:
@@ -253,7 +344,15 @@ def _kind_of(status: int) -> Kind:
 
 
 def read_score(server: Server, given: object) -> Result:
-    """Returns the result for a number in a response."""
+    """Returns the result for an item of a response: a score, or why there is none.
+
+    Args:
+      given: A number, or `{"status": "failed", "detail": "..."}`, whose status may also be
+        "unparsable" or "timed_out".
+    """
+    match given:
+        case {"status": "failed" | "timed_out" | "unparsable" as status, "detail": str(detail)}:
+            return Unjudged(server.without_key(detail), status)
     if isinstance(given, bool) or not isinstance(given, int | float):
         return server.fail(UNSUITABLE, f"gave {given!r} as a score; it must be a number")
     try:

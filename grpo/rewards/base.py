@@ -54,16 +54,19 @@ class View(NamedTuple):
 
 
 class Unjudged(NamedTuple):
-    """The result for one of the rollouts that are judged together, if the judge failed on it."""
+    """The result without a score for one of the rollouts that are judged together."""
 
     detail: str  # the reason
+    # failed: by the judge. unanswered: the judge's server is down. These two are not trained on.
+    # unparsable, timed_out: by the policy, whose rollout has the score 0.
+    status: Literal["failed", "unanswered", "unparsable", "timed_out"] = "failed"
 
 
 AnswerJudge = Callable[[str, Task], float]  # text of the answer -> raw score
 PartJudge = Callable[[str, Task], Scored]  # whole text of the rollout -> raw scores
 # Judges several rollouts together, in the process that calls it. Media are images
 # [row, channel, height, width] or clips [row, channel, frame, height, width].
-Viewer = Callable[[NDArray[np.uint8], Sequence[Task]], list[View]]
+Viewer = Callable[[NDArray[np.uint8], Sequence[Task]], Sequence[View | Unjudged]]
 Reader = Callable[[Sequence[str], Sequence[Task]], Sequence[View | Unjudged]]
 # Scores many texts as one corpus: score by name, e.g. chrf and bleu.
 CorpusScorer = Callable[[Sequence[str], Sequence[Task]], dict[str, float]]

@@ -1,6 +1,5 @@
 """The judge that asks a server for the scores of several rollouts at a time."""
 
-import asyncio
 from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Literal
@@ -9,14 +8,13 @@ from pydantic import Field
 
 from grpo.rewards._servers import (
     UNSUITABLE,
-    Client,
     Failure,
-    Result,
     Server,
     ServerSettings,
+    ask_rows,
     ask_server,
+    divide,
     open_server,
-    read_score,
 )
 from grpo.rewards.base import (
     ROLLOUTS_PER_SHARD,
@@ -52,36 +50,16 @@ def load(inputs: JudgeInputs) -> Reader:
 
 
 def read_by_server(settings: RewardServerSettings, server: Server) -> Reader:
-    """Returns a judge whose raw scores are those of a server.
-
-    If the request of several rollouts fails for a reason that may be in one of them, each is asked
-    about alone.
-    """
-    ask = partial(_ask, settings, server)
+    """Returns a judge whose raw scores are those of a server; see `ask_rows`."""
+    write = {"columns": write_columns, "openrlhf": write_openrlhf}[settings.form]
+    ask = partial(ask_rows, server, write, partial(_read, settings, server))
 
     def read(texts: Sequence[str], tasks: Sequence[Task]) -> list[View | Unjudged]:
         rollouts, size = [*zip(texts, tasks)], settings.rollouts_per_request
-        starts = range(0, len(rollouts), size)
-        asks = [partial(ask, rollouts[start : start + size]) for start in starts]
+        asks = [partial(ask, each) for each in divide(rollouts, size)]
         return ask_server(server, asks, rollouts=len(rollouts))
 
     return read
-
-
-async def _ask(
-    settings: RewardServerSettings, server: Server, rollouts: Sequence[Rollout], client: Client
-) -> list[Result]:
-    write = {"columns": write_columns, "openrlhf": write_openrlhf}[settings.form]
-    content = await client.ask(write(rollouts))
-    scores = content if isinstance(content, Failure) else _read(settings, server, content)
-    if isinstance(scores, list) and len(scores) != len(rollouts):
-        scores = server.fail(UNSUITABLE, f"gave {len(scores)} scores for {len(rollouts)} rollouts")
-    if isinstance(scores, list):
-        return [read_score(server, each) for each in scores]
-    if len(rollouts) == 1 or not scores.kind.may_be_one_rollout:
-        return [scores] * len(rollouts)
-    alone = [_ask(settings, server, [each], client) for each in rollouts]
-    return [result for (result,) in await asyncio.gather(*alone)]
 
 
 def write_columns(rollouts: Sequence[Rollout]) -> dict[str, list[object]]:

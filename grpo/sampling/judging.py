@@ -138,7 +138,7 @@ class JointJudge:
     def _outcome(self, view: View | Unjudged, *, text: Any) -> tuple[str, Outcome]:
         """Returns the text and the outcome of a view, of which a judge may leave out the parts."""
         if isinstance(view, Unjudged):
-            return "", Outcome(0.0, "failed", storable(view.detail))
+            return "", Outcome(0.0, view.status, storable(view.detail))
         shown, score, parts = View(*view)
         if self.scores_parts:
             given: Any = score

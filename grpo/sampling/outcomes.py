@@ -15,7 +15,7 @@ class Outcome(NamedTuple):
     """A judge's score in [0, 1] with its status."""
 
     score: float
-    status: str  # scored | unparsable | timed_out | failed
+    status: str  # scored | unparsable | timed_out | failed | unanswered
     detail: str = ""  # the judge's exception or invalid result, unless the status is "scored"
     parts: tuple[Part, ...] = ()  # scores in [0, 1] of the text's parts, if the judge scores them
 

@@ -32,8 +32,8 @@ from grpo.sampling.outcomes import Outcome
 from grpo.sampling.shaping import DECIDED, Shaping, reward_rollouts
 
 SHARD = "judged.json"
-WORST_FIRST = ("failed", "timed_out", "unparsable", "scored")  # statuses
-NOT_JUDGED = ("failed", "timed_out")  # of a stage that ends if all rollouts have them
+WORST_FIRST = ("unanswered", "failed", "timed_out", "unparsable", "scored")  # statuses
+NOT_JUDGED = ("unanswered", "failed", "timed_out")  # of a stage that ends if all rollouts have them
 # By name; the first decides the outcome.
 Judges = Mapping[str, TextJudge | JointJudge | LimitedJudge]
 

@@ -14,9 +14,11 @@ DOCKERFILES = sorted((INFRA / "docker").glob("*ockerfile"))
 COMPOSE = sorted(INFRA.glob("compose*.yaml"))
 MANIFESTS = sorted((INFRA / "kubernetes").glob("*.yaml"))
 WORK_POOL = json.loads((INFRA / "kubernetes" / "work-pool.json").read_text())
-SERVICES: dict[str, dict[str, Any]] = yaml.safe_load((INFRA / "compose.yaml").read_text())[
-    "services"
-]
+SERVICES: dict[str, dict[str, Any]] = {
+    name: service
+    for file in ("compose.yaml", "compose.rewards.yaml")
+    for name, service in yaml.safe_load((INFRA / file).read_text())["services"].items()
+}
 LOCK = dict(line.split("==") for line in (ROOT / "requirements.lock").read_text().split())
 
 

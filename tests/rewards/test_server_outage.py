@@ -1,90 +1,17 @@
 """The stage score while the server of its judge is down, and afterwards."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any, NamedTuple
 
-import numpy as np
 import pandas as pd
 import pytest
-import torch
 
-from benchmarks.workspaces import make_workspace
-from grpo.params.manifests import describe_data
-from grpo.params.parameters import read_params
-from grpo.params.yaml import parse_yaml
 from grpo.rewards.base import ROLLOUTS_PER_SHARD
-from grpo.runtime.artifacts.files import write_json
-from grpo.runtime.artifacts.tables import PROMPTS, REWARDS, read_table, write_table
-from grpo.sampling.rollouts import SampledBatch, write_rollouts
-from grpo.types import Cost
+from grpo.runtime.artifacts.tables import REWARDS, read_table
+from tests.rewards.scoring import PATHS, ROLLOUTS, score, workspace_at
 from tests.rewards.servers import Asked, Response, as_json, serving
 
-ROOT = Path(__file__).parents[2]
 KEY = "sk-seen-by-the-server-alone"
-ROLLOUTS = ROLLOUTS_PER_SHARD + 20
 UNSUITABLE = 7  # the rollout that the server refuses
-PATHS = [f"artifacts/{each}" for each in ("data/judge.json", "prompts/train.parquet",
-                                          "rollouts/sgpo-1", "rewards/sgpo-1.parquet")]  # fmt: skip
-
-
-class Ended(NamedTuple):
-    code: int
-    said: str  # stdout and stderr
-
-
-def workspace_at(target: Path, url: str, *, workers: int) -> Path:
-    """Returns a workspace with the rollouts "0", "1", ... and what the stage score reads."""
-    params: dict[str, Any] = parse_yaml((ROOT / "recipes/smoke.yaml").read_text())
-    params["sampling"] = {"executor": "local" if workers == 1 else "processes", "workers": workers}
-    params["reward"] |= {"answer_pattern": None, "timeout_seconds": None}
-    params["reward"]["judges"][0] |= {
-        "judge": "reward_server",
-        "settings": {
-            "url": url,
-            "key_variable": "JUDGE_KEY",
-            "concurrency": 8,
-            "timeout_seconds": 10.0,
-            "retries": 1,
-            "retry_seconds": 0.01,
-            "form": "columns",
-            "rollouts_per_request": 4,
-        },
-    }
-    make_workspace(target, params)
-    judge, prompts, rollouts, _ = (target / each for each in PATHS)
-    write_json(judge, describe_data(read_params(target / "params.yaml"), target, "judge"))
-    row = {"prompt_id": "p", "family": "f", "prompt": "1+1=", "answer": "2", "entry": "{}"}
-    write_table(pd.DataFrame([row]), prompts, PROMPTS)
-    table = pd.DataFrame(
-        {
-            "rollout_id": [f"p/{n}" for n in range(ROLLOUTS)],
-            "prompt_id": "p",
-            "group": np.int64(0),
-            "text": [str(n) for n in range(ROLLOUTS)],
-            "steps": np.int64(1),
-            "is_finished": True,
-        }
-    )
-    write_rollouts(
-        rollouts,
-        SampledBatch(table=table, tensors={"tokens": torch.zeros(ROLLOUTS, 1)}, cost=Cost()),
-    )
-    return target
-
-
-def score(workspace: Path, **environment: str) -> Ended:
-    done = subprocess.run(
-        [sys.executable, "-m", "stages.score", *PATHS],
-        cwd=workspace,
-        env={**os.environ, "PYTHONPATH": str(workspace), **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return Ended(done.returncode, done.stdout + done.stderr)
 
 
 def with_key(workspace: Path) -> list[Path]:
@@ -115,7 +42,9 @@ def test_an_outage_ends_the_stage_and_a_rerun_judges_what_is_left(tmp_path: Path
         return as_json([number / 1000 for number in numbers])
 
     with serving(respond) as asked:
-        workspace = workspace_at(tmp_path / "work", asked.url, workers=workers)
+        workspace = workspace_at(
+            tmp_path / "work", asked.url, workers=workers, key_variable="JUDGE_KEY"
+        )
         down = score(workspace, JUDGE_KEY=KEY)
         first = completions(asked)
         kept = with_key(workspace)
@@ -150,7 +79,7 @@ def test_an_outage_ends_the_stage_and_a_rerun_judges_what_is_left(tmp_path: Path
 def test_a_wrong_key_ends_the_stage_for_good_and_the_right_one_judges(tmp_path: Path):
     """Also if the variable is missing: no server is asked then."""
     with serving(lambda body: Response(b"who are you?", 401)) as asked:
-        workspace = workspace_at(tmp_path / "work", asked.url, workers=1)
+        workspace = workspace_at(tmp_path / "work", asked.url, key_variable="JUDGE_KEY")
         missing, wrong = score(workspace), score(workspace, JUDGE_KEY=KEY)
     assert missing.code == wrong.code == 2
     assert "JUDGE_KEY must hold the server's key" in missing.said
@@ -168,7 +97,7 @@ def test_a_stage_without_any_score_judges_everything_again(tmp_path: Path):
         return as_json([0.5] * len(body["completions"]) if is_mended else [])
 
     with serving(respond) as asked:
-        workspace = workspace_at(tmp_path / "work", asked.url, workers=1)
+        workspace = workspace_at(tmp_path / "work", asked.url, key_variable="JUDGE_KEY")
         first = score(workspace, JUDGE_KEY=KEY)
         is_mended = True
         second = score(workspace, JUDGE_KEY=KEY)

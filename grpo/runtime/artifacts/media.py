@@ -61,11 +61,24 @@ def encode_png(media: UInt8[np.ndarray, " channel *shape"]) -> bytes:
         some frames are shown side by side.
     """
     image, frames = (film_strip(media), FRAMES) if media.ndim == 4 else (media, 1)
+    picture = _picture(image)
+    picture.thumbnail((LONGEST_PIXELS * frames, LONGEST_PIXELS))
+    return _as_png(picture)
+
+
+def encode_whole_png(image: UInt8[np.ndarray, "channel height width"]) -> bytes:
+    """Returns an image with one or three channels as PNG of its own size, without loss."""
+    return _as_png(_picture(image))
+
+
+def _picture(image: UInt8[np.ndarray, "channel height width"]) -> Any:
     # Imported here: only image and video runs need Pillow.
     from PIL import Image
 
-    picture = Image.fromarray(image[0] if len(image) == 1 else image.transpose(1, 2, 0))
-    picture.thumbnail((LONGEST_PIXELS * frames, LONGEST_PIXELS))
+    return Image.fromarray(image[0] if len(image) == 1 else image.transpose(1, 2, 0))
+
+
+def _as_png(picture: Any) -> bytes:
     stream = io.BytesIO()
     picture.save(stream, format="PNG")
     return stream.getvalue()

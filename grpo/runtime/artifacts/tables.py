@@ -25,7 +25,7 @@ LARGEST_COUNT = 10**30  # bound on FLOPs and steps, far above any run
 # Names of the files of rollouts, and of those of an iteration after the first.
 TABLE, TENSORS, SUMMARY = "table.parquet", "tensors.safetensors", "summary.json"
 ROLLOUTS_FOLDER, REWARDS_FILE = "rollouts", "rewards.parquet"
-STATUSES = ("scored", "unparsable", "timed_out", "failed")
+STATUSES = ("scored", "unparsable", "timed_out", "failed", "unanswered")
 
 _finite = pa.Check(lambda column: np.isfinite(column), name="finite", error="be finite")
 _in_float32 = pa.Check.in_range(
@@ -326,12 +326,13 @@ def is_judged(rewards: pd.DataFrame) -> "pd.Series[bool]":
     """Returns which rollouts were judged; training statistics exclude the others.
 
     `unparsable` and `timed_out` are caused by the policy: these rollouts count as judged, with
-    outcome 0. If the environment, the sampler or the judge `failed`, the outcome is unknown.
+    outcome 0. If the environment, the sampler or the judge `failed`, or the judge's server left a
+    rollout `unanswered`, the outcome is unknown.
 
     Args:
       rewards: Schema REWARDS.
     """
-    return rewards["status"] != "failed"
+    return ~rewards["status"].isin(("failed", "unanswered"))
 
 
 def read_table(path: Path, schema: pa.DataFrameSchema) -> pd.DataFrame:

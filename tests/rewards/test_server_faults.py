@@ -1,0 +1,155 @@
+"""The stage score on a real server under failures: nothing is lost, and no failure is a zero."""
+
+import itertools
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pandas as pd
+import pytest
+
+from grpo.runtime.artifacts.tables import REWARDS, read_table
+from tests.infra.reward_servers import ask, reward_server
+from tests.rewards.scoring import PATHS, ROLLOUTS, Ended, score, workspace_at
+from tests.rewards.servers import Response, serving
+
+pytestmark = pytest.mark.long
+END = {"failures": 8, "pause_seconds": 0.2, "unanswered": "end_stage"}
+LEAVE = {**END, "unanswered": "leave_out"}
+BAD = {13: "failed", 14: "failed"}  # rollouts on which the judge itself fails
+MOST_RUNS = 10
+
+
+def rewards_of(workspace: Path) -> tuple[bytes, pd.DataFrame]:
+    path = workspace / PATHS[-1]
+    return path.read_bytes(), read_table(path, REWARDS)
+
+
+def clean_run(folder: Path, url: str) -> tuple[bytes, pd.DataFrame]:
+    """Returns the rewards of a run without failures; its own address stands in details."""
+    ended = score(workspace_at(folder / "clean", url, circuit=END))
+    assert ended.code == 0, ended.said
+    content, table = rewards_of(folder / "clean")
+    assert {row: each for row, each in enumerate(table["status"]) if each != "scored"} == BAD
+    return content, table
+
+
+@pytest.fixture
+def judges(tmp_path: Path) -> Path:
+    """The folder of a server whose judge does not end it."""
+    folder = tmp_path / "judges"
+    folder.mkdir()
+    (folder / "killed").touch()
+    return folder
+
+
+def rerun(workspace: Path) -> list[Ended]:
+    """Runs the stage until it ends well, as flows do."""
+    ended = [score(workspace)]
+    while ended[-1].code == 1 and len(ended) < MOST_RUNS:
+        ended.append(score(workspace))
+    return ended
+
+
+SLOW = Response(b"slow", 0)
+FAULTS: dict[str, Response] = {
+    "500": Response(b"oops", 500),
+    "429": Response(b"busy", 429, (("Retry-After", "0"),)),
+    "503": Response(b"", 503),
+    "slow": SLOW,
+    "garbage": Response(b"<html>"),
+    "count": Response(b"[0.0]"),
+    "truncated": Response(b"[0.0, 0.0"),
+}
+
+
+def harming(url: str, harmed: set[int], fault: Response) -> Callable[[Any], Response]:
+    """Returns a proxy before the server at `url`, which harms some requests by their number."""
+    numbers = itertools.count()
+
+    def respond(body: Any) -> Response:
+        if next(numbers) not in harmed:
+            return ask(url, body)
+        if fault is SLOW:
+            threading.Event().wait(1.5)  # longer than timeout_seconds
+        return fault
+
+    return respond
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_failures_that_pass_leave_the_bytes_of_a_run_without_any(
+    fault: str, judges: Path, tmp_path: Path
+):
+    """Every third request fails at first, and twenty in a row, which open the circuit."""
+    harmed = {*range(0, 12, 3)} if fault == "slow" else {*range(0, 300, 3), *range(20, 40)}
+    with reward_server(judges, "--judge", "judges:deadly") as server:
+        respond = harming(server.url, harmed, FAULTS[fault])
+        with serving(respond) as proxy:
+            workspace = workspace_at(
+                tmp_path / "work", proxy.url, circuit=END, timeout_seconds=1.0, retries=3
+            )
+            ended = rerun(workspace)
+            harmed.clear()
+            expected, _ = clean_run(tmp_path, proxy.url)
+    assert ended[-1].code == 0, ended[-1].said
+    assert all("Traceback" not in each.said for each in ended)
+    assert rewards_of(workspace)[0] == expected
+
+
+@pytest.mark.parametrize("settings", [END, LEAVE], ids=["end_stage", "leave_out"])
+def test_a_server_that_is_killed_in_the_middle_of_a_batch(settings: dict[str, Any], tmp_path: Path):
+    """The stage ends, and a rerun with a new server asks for the rest; or rows are unanswered.
+
+    Connections are reset, then refused.
+    """
+    folder = tmp_path / "judges"
+    with reward_server(folder, "--judge", "judges:deadly") as server:
+        port = urlsplit(server.url).port
+        workspace = workspace_at(tmp_path / "work", server.url, circuit=settings)
+        down = score(workspace)
+        assert server.process.wait() == -signal.SIGKILL
+    is_written = (workspace / PATHS[-1]).exists()
+    before = rewards_of(workspace)[1] if is_written else None
+    with reward_server(folder, "--judge", "judges:deadly", port=port or 0) as again:
+        assert again.url == server.url
+        up = rerun(workspace)
+        expected, table = clean_run(tmp_path, again.url)
+    assert [each.code for each in up] == [0], up[-1].said
+    assert rewards_of(workspace)[0] == expected
+    if before is None:
+        assert settings is END
+        assert down.code == 1, down.said
+        (line,) = [each for each in down.said.splitlines() if "reward.judges" in each]
+        assert "gave no score for" in line
+        return
+    assert settings is LEAVE
+    assert down.code == 0, down.said
+    is_same = before["status"] == table["status"]
+    assert is_same.sum() > 40
+    assert set(before["status"][~is_same]) == {"unanswered"}
+    pd.testing.assert_frame_equal(before[is_same], table[is_same])
+    assert (before["detail"][~is_same].str.len() > 0).all()
+    assert before["detail"].str.contains("not asked, the circuit is open").sum() > ROLLOUTS / 3
+
+
+def test_scores_that_are_no_numbers_are_no_zeros(judges: Path, tmp_path: Path):
+    """NaN in JSON, which a server of others may send: its rollouts have a status, not a score."""
+    harmed = {3, 9}
+    with reward_server(judges, "--judge", "judges:deadly") as server:
+        nan = Response(b"[NaN, NaN, NaN, NaN]")
+        with serving(harming(server.url, harmed, nan)) as proxy:
+            workspace = workspace_at(tmp_path / "work", proxy.url, circuit=END)
+            ended = score(workspace)
+            harmed.clear()
+            _, expected = clean_run(tmp_path, proxy.url)
+    assert ended.code == 0, ended.said
+    _, found = rewards_of(workspace)
+    is_harmed = found["detail"].str.endswith("returned nan; it must be finite")
+    assert is_harmed.sum() >= 8
+    assert (found["status"][is_harmed] == "failed").all()
+    is_other = ~is_harmed & ~found.index.isin(BAD)
+    pd.testing.assert_frame_equal(found[is_other], expected[is_other])
