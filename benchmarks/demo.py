@@ -212,7 +212,7 @@ def claims(results: dict[str, Any]) -> list[str]:
     flops, seconds = (span(shares[name].tolist()) for name in ("flops", "seconds"))
     return [
         f"{flops} % of the FLOPs of `plain` and {seconds} % of its seconds",
-        f"on seeds {listed([*known.index])} after {when} % of its seconds"
+        f"on seeds {listed([*known.index])} after {when} % of the seconds of `plain`"
         + (f", on seed {listed([*never])} never" if len(never) else ""),
         f"{span([run['pipeline_seconds'] for run in runs])} seconds",
     ]

@@ -18,6 +18,7 @@ SERVICES: dict[str, dict[str, Any]] = {
     name: service
     for file in ("compose.yaml", "compose.rewards.yaml")
     for name, service in yaml.safe_load((INFRA / file).read_text())["services"].items()
+    if "image" in service  # not an override of one that another file describes
 }
 LOCK = dict(line.split("==") for line in (ROOT / "requirements.lock").read_text().split())
 
@@ -74,8 +75,8 @@ def images() -> Iterator[str]:
     for path in DOCKERFILES:
         yield from re.findall(r"^FROM (\S+)", path.read_text(), flags=re.M)
     for path in COMPOSE:
-        for service in yaml.safe_load(path.read_text())["services"].values():
-            yield service["image"]
+        services = yaml.safe_load(path.read_text())["services"].values()
+        yield from (each["image"] for each in services if "image" in each)
     for _, container in containers():
         yield container["image"]
 
