@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 export DO_NOT_TRACK := true
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo quick test test-core test-pipeline test-flows test-models test-pages test-laws test-long check docs ui team lock clean
+.PHONY: setup demo quick test test-core test-pipeline test-flows test-models test-laws test-long check docs ui team lock clean
 setup: $(VENV)/ready
 
 # torch is installed first: any installed build satisfies the lock (README: the CUDA build). Byte
@@ -46,26 +46,24 @@ test-laws:
 	pytest $(LAWS)
 
 # Three jobs on two cores: stages and flows spend much of their time waiting. The longest start first.
-JOBS := test-pipeline test-core test-models test-laws test-flows test-pages check
+# Few jobs: each imports torch, transformers and the rest anew.
+JOBS := test-pipeline test-core test-flows test-models check
 test: setup
 	$(MAKE) --no-print-directory -j 3 $(JOBS)
 
 test-pipeline:
 	pytest tests/pipeline
 
-FLOWS := tests/flows tests/lineage tests/registry
+# Flows, and what is shown and kept of a run.
+FLOWS := tests/flows tests/lineage tests/registry tests/report tests/twins tests/advice
 test-flows:
 	pytest $(FLOWS)
 
-PAGES := tests/report tests/twins tests/advice
-test-pages:
-	pytest $(PAGES)
-
 test-models:
-	pytest tests/modalities
+	pytest tests/modalities $(LAWS)
 
 test-core:
-	pytest $(addprefix --ignore=, tests/pipeline tests/modalities $(LAWS) $(FLOWS) $(PAGES))
+	pytest $(addprefix --ignore=, tests/pipeline tests/modalities $(LAWS) $(FLOWS))
 
 # Long tests: twins of the GPU recipes, teams, remote stages, lost ranks and workers, failing servers.
 # Then the tests of array code again, with types and shapes checked at every call.

@@ -1,6 +1,9 @@
 """Fixtures of all tests: one torch thread, no telemetry, a fault table, a browser."""
 
 import gc
+
+gc.disable()  # until all is collected: imports create many objects and no garbage
+
 import os
 from collections.abc import Iterator
 
@@ -21,6 +24,7 @@ torch.set_num_threads(1)
 def pytest_collection_finish() -> None:
     """Excludes imported modules and collected tests from garbage collection."""
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(params=REPEATS)
