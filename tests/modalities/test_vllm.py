@@ -203,7 +203,7 @@ def repeating_weights(policy: TokenPolicy) -> dict[str, torch.Tensor]:
         if name.endswith(("o_proj.weight", "down_proj.weight")):
             each.zero_()
     rows = weights["model.embed_tokens.weight"]
-    rows.mul_(40 / rows.norm(dim=1, keepdim=True))
+    rows.mul_(40 / rows.norm(dim=1, keepdim=True).clamp(min=1.0))  # the row of the padding is 0
     return weights
 
 
@@ -309,7 +309,8 @@ def test_an_engine_that_is_lost_again_ends_in_one_line(
 START = """
 import sys, time
 from grpo.modalities.tokens.vllm import Engine
-print(Engine({settings!r}, threads=1).process_id, flush=True)
+engine = Engine({settings!r}, threads=1)
+print(engine.process_id, flush=True)
 time.sleep(600)
 """
 

@@ -229,7 +229,8 @@ def read_round(directory: Path, base: Path, model: nn.Module) -> None:
 def whole_policy(directory: Path, base: Path) -> Iterator[Path]:
     """Yields a directory with the base's files and the round's weights, as symbolic links.
 
-    For programs that read directories in the format of `save_pretrained`.
+    For programs that read directories in the format of `save_pretrained`. The optimizer's state is
+    left out: vLLM takes each file of safetensors for weights.
     """
     if directory.resolve() == base.resolve():
         yield base
@@ -239,7 +240,7 @@ def whole_policy(directory: Path, base: Path) -> Iterator[Path]:
             for file in sorted(source.iterdir()):
                 is_replaced = source is base and WEIGHT_FILES.fullmatch(file.name)
                 link = Path(folder) / file.name
-                if not is_replaced:
+                if not is_replaced and not OPTIMIZER_FILES.fullmatch(file.name):
                     link.unlink(missing_ok=True)
                     link.symlink_to(file.resolve())
         yield Path(folder)

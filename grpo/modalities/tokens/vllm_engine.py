@@ -11,8 +11,9 @@ import socket
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from io import BufferedRWPair
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import load, load_file, save
@@ -39,7 +40,7 @@ class Message(NamedTuple):
     tensors: Mapping[str, Tensor] = {}
 
 
-def write_message(stream: BinaryIO, message: Message) -> None:
+def write_message(stream: BufferedRWPair, message: Message) -> None:
     """Writes a message; raises ConnectionError if nobody reads it."""
     content = save(dict(message.tensors))
     line = json.dumps({**message.header, "bytes": len(content)})
@@ -47,7 +48,7 @@ def write_message(stream: BinaryIO, message: Message) -> None:
     stream.flush()
 
 
-def read_message(stream: BinaryIO) -> Message:
+def read_message(stream: BufferedRWPair) -> Message:
     """Returns the next message; raises ConnectionError if the other process has ended."""
     line = stream.readline()
     header = json.loads(line) if line.endswith(b"\n") else {}
