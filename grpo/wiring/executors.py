@@ -86,12 +86,13 @@ def _on_ray(make: Make, setup: Setup) -> Iterator[Executor]:
     params = setup.params
     workers, threads = params.sampling.workers, params.machine.threads
     gpus = () if ADDRESS else _gpus_of_workers(params)
-    with connected(processors=workers * threads, gpus=len(gpus)) as hosts:
+    per_host = len(gpus) * _gpus_per_worker(params)
+    with connected(processors=workers * threads, gpus=per_host) as hosts:
         pool = RayPool(
             _address(make),
             _shared(setup, -(-workers // hosts)),
             workers=workers,
-            needs={"num_cpus": threads, "num_gpus": int(params.machine.device == "cuda")},
+            needs={"num_cpus": threads, "num_gpus": _gpus_per_worker(params)},
             environment={**_environment(params), "PYTHONPATH": os.pathsep.join(sys.path)},
         )
         with pool as executor:
@@ -114,19 +115,27 @@ def _environment(params: Parameters) -> dict[str, str]:
     return {"OMP_NUM_THREADS": str(params.machine.threads)}
 
 
+def _gpus_per_worker(params: Parameters) -> int:
+    if params.machine.device != "cuda":
+        return 0
+    return params.modality.gpus_per_sampler(params.policy)
+
+
 def _gpus_of_workers(params: Parameters) -> tuple[str, ...]:
-    """Returns the GPUs of this host for the workers, one each.
+    """Returns the entry of CUDA_VISIBLE_DEVICES of each worker, without a GPU in common.
 
     Raises:
       ParameterError: If there are too few GPUs.
     """
-    if params.machine.device != "cuda":
+    each, workers = _gpus_per_worker(params), params.sampling.workers
+    if each == 0:
         return ()
-    gpus, workers = visible_gpus(), params.sampling.workers
-    if len(gpus) < workers:
+    gpus = visible_gpus()
+    if len(gpus) < each * workers:
+        shared = f" divided by the {each} of a sampler" if each > 1 else ""
         raise ParameterError(
-            f"{PARAMS}: sampling.workers must be at most {len(gpus)}, the GPUs that this stage may "
-            f"use, got {workers}; lower it, or give the stage more: under flows by meta.exec.gpu "
-            "in dvc.yaml"
+            f"{PARAMS}: sampling.workers must be at most {len(gpus) // each}, the GPUs that this "
+            f"stage may use{shared}, got {workers}; lower it, or give the stage more: under flows "
+            "by meta.exec.gpu in dvc.yaml"
         )
-    return gpus[:workers]
+    return tuple(",".join(gpus[each * n : each * (n + 1)]) for n in range(workers))

@@ -138,6 +138,7 @@ def test_a_whole_policy_is_the_base_with_the_rounds_weights(tmp_path: Path):
         names = {each.name for each in whole.iterdir()}
         assert {"config.json", "tokenizer.json", "model.safetensors"} <= names
         assert not {each for each in names if "-of-" in each or "index" in each}
+        assert [each for each in names if each.endswith("safetensors")] == ["model.safetensors"]
         with safe_open(whole / "model.safetensors", "pt") as file:
             found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         for name, each in trainable(policy.model).items():

@@ -66,7 +66,10 @@ def base(tmp_path: Path) -> Path:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="needs vllm to be absent")
-def test_a_sampler_that_is_not_installed_says_what_to_do(base: Path):
+def test_a_sampler_that_is_not_installed_says_what_to_do(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("GRPO_VLLM_PYTHON", raising=False)
     policy = PARAMS.policy.model_copy(update={"sampler": "vllm"})
     params = PARAMS.model_copy(update={"policy": policy})
     with pytest.raises(MissingExtraError, match=r"policy\.sampler vllm needs vllm; run pip"):

@@ -19,19 +19,18 @@ def tiny_policy(
     """Returns a policy of 2 layers with grouped key-value heads and sharp random weights."""
     tokenizer = make_byte_tokenizer()
     torch.manual_seed(seed)
+    shape = {"num_hidden_layers": 2, "max_position_embeddings": 64, **config}
     settings = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=16,
         intermediate_size=32,
-        num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        max_position_embeddings=64,
         initializer_range=0.3,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
-        **config,
+        **shape,
     )
     return TokenPolicy(
         LlamaForCausalLM(settings).eval(),

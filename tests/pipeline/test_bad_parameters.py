@@ -19,6 +19,7 @@ from tests.pipeline.corruptions import (
 from tests.pipeline.workspaces import write_two_arms
 
 ROUND = {"arm": "sgpo", "start": "base", "phase": 1}
+VLLM = {"tensor_parallel_size": 1, "memory_share": 0.1, "prefix_caching": True, "compiled": False}
 FIXED = {"fix_group_size": {"rollouts": 8}}
 WRONG: list[tuple[str, Corruption, str]] = [
     ("wrong type", set_param("seed", "zero"), "seed must be an integer, got 'zero'"),
@@ -48,8 +49,16 @@ WRONG: list[tuple[str, Corruption, str]] = [
      "sampling.executor must be 'local', 'processes' or 'ray', got 'dask'"),
     ("sampler for an executor", set_param("sampling.executor", "vllm"),
      "sampling.executor must be local, processes or ray; vllm is a policy.sampler, got 'vllm'"),
-    ("vllm without a gpu", set_param("policy.sampler", "vllm"),
-     "with policy.sampler vllm, machine.device must be cuda"),
+    ("vllm on a cpu without a share of memory", set_param("policy.sampler", "vllm"),
+     "with policy.sampler vllm, policy.vllm must be stated on a CPU"),
+    ("an engine that nothing uses", set_param("policy.vllm", VLLM),
+     "policy.vllm must be removed with policy.sampler transformers"),
+    ("no rank of an engine", set_param("policy.vllm", {**VLLM, "tensor_parallel_size": 0}),
+     "policy.vllm.tensor_parallel_size must be greater than 0, got 0"),
+    ("more than all memory", set_param("policy.vllm", {**VLLM, "memory_share": 1.5}),
+     "policy.vllm.memory_share must be at most 1"),
+    ("half of an engine", set_param("policy.vllm", {"memory_share": 0.5}),
+     "policy.vllm.tensor_parallel_size is missing"),
     ("unknown sampler", set_param("policy.sampler", "ollama"), "policy.sampler must be"),
     ("unknown task", set_param("task.kind", "poetry"), "task.kind .*'poetry'"),
     ("unknown source of a base", set_param("policy.base.source", "cloud"),

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
@@ -229,7 +229,8 @@ def read_round(directory: Path, base: Path, model: nn.Module) -> None:
 def whole_policy(directory: Path, base: Path) -> Iterator[Path]:
     """Yields a directory with the base's files and the round's weights, as symbolic links.
 
-    For programs that read directories in the format of `save_pretrained`.
+    For programs that read directories in the format of `save_pretrained`. The optimizer's state is
+    left out: vLLM takes each file of safetensors for weights.
     """
     if directory.resolve() == base.resolve():
         yield base
@@ -239,7 +240,7 @@ def whole_policy(directory: Path, base: Path) -> Iterator[Path]:
             for file in sorted(source.iterdir()):
                 is_replaced = source is base and WEIGHT_FILES.fullmatch(file.name)
                 link = Path(folder) / file.name
-                if not is_replaced:
+                if not is_replaced and not OPTIMIZER_FILES.fullmatch(file.name):
                     link.unlink(missing_ok=True)
                     link.symlink_to(file.resolve())
         yield Path(folder)
@@ -264,6 +265,13 @@ def copy_weights(model: nn.Module, path: Path) -> None:
       ArtifactError: If the file is missing, broken or belongs to another model.
     """
     _copy_into(_weights(model), read_in_parts(path), path)
+
+
+def require_weights(model: nn.Module, path: Path) -> None:
+    """Raises ArtifactError unless a file has the trained weights of such a model, by its header."""
+    with located(path), refused_by_library(ArtifactError), safe_open(path, framework="pt") as file:
+        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    _require_shapes(_weights(model), shapes, path)
 
 
 def gather_weights(model: nn.Module) -> dict[str, Tensor]:
@@ -325,14 +333,19 @@ def _weights_name(model: nn.Module) -> str:
 
 def _copy_into(targets: dict[str, Tensor], sources: dict[str, Tensor], path: Path) -> None:
     """Copies tensors by name; raises unless names and shapes match."""
-    wanted = {name: tuple(each.shape) for name, each in targets.items()}
-    given = {name: tuple(each.shape) for name, each in sources.items()}
-    if wanted != given:
-        wrong = sorted(set(wanted.items()) ^ set(given.items()))[0]
-        raise ArtifactError(f"{path}: belongs to another model, first difference {wrong}")
+    _require_shapes(targets, {name: tuple(each.shape) for name, each in sources.items()}, path)
     with torch.no_grad():
         for name, target in targets.items():
             target.copy_(shard_like(sources[name], target))
+
+
+def _require_shapes(
+    targets: Mapping[str, Tensor], given: Mapping[str, tuple[int, ...]], path: Path
+) -> None:
+    wanted = {name: tuple(each.shape) for name, each in targets.items()}
+    if wanted != given:
+        wrong = sorted(set(wanted.items()) ^ set(given.items()))[0]
+        raise ArtifactError(f"{path}: belongs to another model, first difference {wrong}")
 
 
 def _optimizer_tensors(model: nn.Module, optimizer: PreciseAdamW) -> dict[str, Tensor]:

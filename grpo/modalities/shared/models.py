@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import transformers
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
@@ -185,6 +185,26 @@ def add_lora(model: Any, lora: Lora, *, seed: int, adapted: Any | None = None) -
     torch.manual_seed(seed)
     part.add_adapter(config)
     model.eval()
+
+
+@torch.no_grad()
+def merged_weights(model: nn.Module) -> dict[str, Tensor]:
+    """Returns W + scale * B A of layers with adapters, and the other weights as they are, by name.
+
+    The names are those of the model without adapters, which is not changed.
+    """
+    merged = dict[str, Tensor]()
+    for name, weight in model.named_parameters():
+        if weight.requires_grad:  # of an adapter
+            continue
+        layer, is_adapted, parameter = name.rpartition(".base_layer.")
+        if parameter == "weight":
+            adapted: Any = model.get_submodule(layer)
+            (adapter,) = adapted.active_adapters
+            merged[f"{layer}.weight"] = weight + adapted.get_delta_weight(adapter)
+        else:
+            merged[f"{layer}.{parameter}" if is_adapted else name] = weight
+    return merged
 
 
 def _require_targets(model: Any, targets: list[str]) -> None:

@@ -25,6 +25,7 @@ from grpo.schema import (
     S3Base,
     Steps,
     Strict,
+    WithOptionalKeys,
 )
 
 if TYPE_CHECKING:
@@ -66,7 +67,24 @@ Base = Annotated[
 ]
 
 
-class TokenPolicyParams(PolicyParams):
+class VllmParams(Strict):
+    """The vLLM engine of a sampler."""
+
+    tensor_parallel_size: Annotated[int, Field(gt=0, le=64)]  # GPUs that divide each weight
+    # Of the memory that is free when the engine starts, for its weights and its cache.
+    memory_share: Annotated[float, Field(gt=0, le=1)]
+    prefix_caching: (
+        bool  # reads a prompt once for its whole group, if it fills a block of the cache
+    )
+    compiled: bool  # torch.compile and CUDA graphs; false: eager, which starts faster
+
+
+DEFAULT_VLLM = VllmParams(
+    tensor_parallel_size=1, memory_share=0.9, prefix_caching=True, compiled=True
+)
+
+
+class TokenPolicyParams(PolicyParams, WithOptionalKeys):
     """A causal language model."""
 
     kind: Literal["tokens"]
@@ -77,6 +95,9 @@ class TokenPolicyParams(PolicyParams):
     sampler: Literal["transformers", "vllm"]
     routing: RoutingMode  # expert choices that updates replay in a mixture of experts
     max_steps: Steps
+    vllm: VllmParams | None = (
+        None  # of the sampler vllm; null: one GPU, 0.9 of it, cached, compiled
+    )
 
     def fresh_configs(self) -> Mapping[str, Mapping[str, Any]]:
         base = self.base
@@ -98,8 +119,9 @@ class Tokens(Modality[TokenPolicyParams, TokenSampling, TokenDraws]):
         """Yields parameters that vLLM or torch.compile do not support here."""
         machine, policy = params.machine, params.policy
         wrong = {
-            "machine.device must be cuda": machine.device != "cuda",
-            "policy.lora must be null: the engine loads whole policies": policy.lora is not None,
+            "policy.vllm must be stated on a CPU: memory_share is of the host's memory": (
+                machine.device == "cpu" and policy.vllm is None
+            ),
             "policy.routing must not be replay_sampled: the engine records no experts": (
                 policy.routing == "replay_sampled"
             ),
@@ -107,6 +129,8 @@ class Tokens(Modality[TokenPolicyParams, TokenSampling, TokenDraws]):
         for what, is_wrong in wrong.items():
             if policy.sampler == "vllm" and is_wrong:
                 yield f"with policy.sampler vllm, {what}"
+        if policy.vllm is not None and policy.sampler != "vllm":
+            yield f"policy.vllm must be removed with policy.sampler {policy.sampler}"
         if machine.compile and policy.routing != "live":  # replay patches the routers' forward
             yield (
                 f"with machine.compile true, policy.routing must be live, got {policy.routing!r}"
@@ -190,6 +214,9 @@ class Tokens(Modality[TokenPolicyParams, TokenSampling, TokenDraws]):
 
         load = load_vllm_sampler if params.policy.sampler == "vllm" else load_token_policy
         return load(params, base=base, directory=directory, decoding=draws)
+
+    def gpus_per_sampler(self, policy: TokenPolicyParams) -> int:
+        return policy.vllm.tensor_parallel_size if policy.vllm is not None else 1
 
     def share_sampler(
         self,

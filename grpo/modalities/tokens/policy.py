@@ -14,14 +14,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from grpo.errors import ParameterError, brief, refused_by_library
 from grpo.modalities.modality import RunParams
 from grpo.modalities.shared.decoding import sampling_cache
-from grpo.modalities.shared.directories import load_base, whole_policy
+from grpo.modalities.shared.directories import load_base
 from grpo.modalities.shared.flops import Pass, TokenFlops, total_flops
 from grpo.modalities.shared.packed import Layout, Rows
 from grpo.modalities.shared.restoring import restore_round
 from grpo.modalities.shared.text_policy import TextPolicy, pad_rows, unpack_texts
 from grpo.modalities.shared.texts import draw_texts, end_tokens, num_positions
 from grpo.modalities.tokens.forward import ForwardPasses, Scored
-from grpo.modalities.tokens.modality import RoutingMode, TokenPolicyParams
+from grpo.modalities.tokens.modality import DEFAULT_VLLM, RoutingMode, TokenPolicyParams
 from grpo.modalities.tokens.routing import (
     ROUTING_LAYOUT,
     Routing,
@@ -412,18 +412,26 @@ def load_vllm_sampler(
     Raises:
       ArtifactError: If a file is missing or broken.
       MissingExtraError: If vLLM is not installed.
+      ParameterError: If vLLM refuses the model or a setting.
+      WorkerError: If the engine's process ends.
     """
-    # Imported here: vLLM is an extra and takes seconds to import.
-    from grpo.modalities.tokens.vllm import VllmPolicy
+    # Imported here: few runs sample with vLLM.
+    from grpo.modalities.tokens.vllm import VllmPolicy, find_python
 
+    find_python()  # before the model is loaded
+    settings = params.policy
     model, tokenizer = load_base(base, DTYPES[params.machine.dtype])
-    if params.policy.prompt_format == "chat":
+    if settings.prompt_format == "chat":
         require_chat_template(tokenizer)
-    with whole_policy(directory, base) as whole:
-        return VllmPolicy(
-            model,
-            tokenizer,
-            directory=whole,
-            decoding=decoding,
-            uses_chat_template=params.policy.prompt_format == "chat",
-        )
+    if settings.lora:
+        restore_round(params, model, base=base, directory=directory)
+    return VllmPolicy(
+        model,
+        tokenizer,
+        base=base,
+        directory=directory,
+        settings=settings.vllm or DEFAULT_VLLM,
+        threads=params.machine.threads,
+        decoding=decoding,
+        uses_chat_template=settings.prompt_format == "chat",
+    )

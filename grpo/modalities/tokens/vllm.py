@@ -1,51 +1,154 @@
-"""Sampling by vLLM, an extra (pip install -e '.[vllm]'); needs a GPU.
+"""Sampling by vLLM, in a process of its own and by the Python of an environment of its own.
 
-The code follows vLLM's documented interface (0.11); this repository's tests have no GPU and do not
-run it. vLLM's numerics differ from the trainer's: put `truncate_mismatch` before the trust region
-(docs/methods/engine_mismatch.md). Sampling is seeded; results are reproducible only on the same
-GPU, version and batch.
+vLLM's numerics differ from the trainer's: put `truncate_mismatch` before the trust region
+(docs/methods/engine_mismatch.md). Draws are seeded by rollout; the same bytes are repeated only on
+the same device, version and batch.
 """
 
+import importlib.util
 import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import weakref
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from jaxtyping import Float
-from safetensors.torch import load_file
 from torch import Generator, Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from grpo.errors import MissingExtraError
+from grpo.errors import MissingExtraError, ParameterError, WorkerError, brief
+from grpo.modalities.shared.directories import copy_weights, require_weights, whole_policy
 from grpo.modalities.shared.flops import Pass
+from grpo.modalities.shared.models import merged_weights
+from grpo.modalities.tokens import vllm_engine
+from grpo.modalities.tokens.modality import VllmParams
 from grpo.modalities.tokens.policy import Decoding, TokenPolicy, TokenTrajectory
+from grpo.modalities.tokens.vllm_engine import TOKEN_DTYPE, Message, read_message, write_message
+from grpo.runtime.artifacts.tensors import ragged_mask, stream_tensors, unpack_ragged
+from grpo.runtime.memory import MemoryFile
 from grpo.schema import PARAMS
 from grpo.types import Cost
 
-SHARE_OF_FREE_MEMORY = 0.9  # that an engine takes; vLLM's default is this share of all memory
-
-try:
-    import vllm
-except ImportError:
-    raise MissingExtraError(
-        f"{PARAMS}: policy.sampler vllm needs vllm; run pip install -e '.[vllm]'"
-    ) from None
+PYTHON = "GRPO_VLLM_PYTHON"  # names the Python of vLLM's environment; unset: this one
+GRACE_SECONDS = 5.0  # for an engine whose socket is closed to end
 
 
-def _free_memory() -> float:
-    """Returns the share of the GPU's memory that is free: a trainer may keep weights on it."""
-    free, total = torch.cuda.mem_get_info()
-    return free / total
+def find_python() -> str:
+    """Returns the Python that has vLLM.
+
+    Raises:
+      MissingExtraError: If there is none.
+    """
+    named = os.environ.get(PYTHON)
+    if named is None and importlib.util.find_spec("vllm") is not None:
+        return sys.executable
+    if named is None:
+        raise MissingExtraError(
+            f"{PARAMS}: policy.sampler vllm needs vllm; run pip install -e '.[vllm]', or make vllm "
+            f"and name the Python of its environment in {PYTHON}"
+        )
+    if shutil.which(named) is None:
+        raise MissingExtraError(
+            f"{PYTHON}: must name the Python of an environment with vLLM, got {named!r}, which "
+            "cannot be run; run make vllm, or unset it"
+        )
+    return named
 
 
-class WeightLoader:
-    """What the engine's worker, of which this becomes a base class, can do beside vLLM's own."""
+class Engine:
+    """A process that runs `vllm_engine.py`. It ends with this object, and with this process."""
 
-    model_runner: Any  # of vLLM's worker
+    def __init__(self, settings: Mapping[str, Any], *, threads: int) -> None:
+        """Starts vLLM on a directory of weights, configuration and tokenizer.
 
-    def load_file(self, path: str) -> None:
-        """Loads the weights in a safetensors file into the engine's model."""
-        self.model_runner.model.load_weights(load_file(path).items())
+        Args:
+          threads: Of torch, on a CPU.
+
+        Raises:
+          MissingExtraError: If no Python has vLLM.
+          ParameterError: If vLLM refuses the model or a setting.
+          ConnectionError: If the process ends.
+        """
+        python = find_python()
+        self._socket, theirs = socket.socketpair()
+        self._process = subprocess.Popen(
+            [python, "-P", vllm_engine.__file__, str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            env=_environment(python, threads),
+        )
+        theirs.close()
+        self._stream = self._socket.makefile("rwb")
+        self.stop = weakref.finalize(self, _stop, self._process, self._socket, self._stream)
+        started = self.ask("start", settings=settings)
+        self.received: dict[str, Any] = started.header["received"]  # what vLLM has made of them
+        self.positions: int = started.header["positions"]  # of the longest rollout with its prompt
+
+    @property
+    def process_id(self) -> int:
+        """The id of the engine's process."""
+        return self._process.pid
+
+    def ask(self, what: str, tensors: Mapping[str, Tensor] = {}, **header: Any) -> Message:
+        """Returns the answer to a request.
+
+        Raises:
+          ParameterError: If vLLM refuses the request.
+          ConnectionError: If the process has ended.
+        """
+        try:
+            write_message(self._stream, Message({"do": what, **header}, tensors))
+            answer = read_message(self._stream)
+        except OSError:
+            raise ConnectionResetError(self._describe_end()) from None
+        if "error" in answer.header:
+            raise ParameterError(
+                f"{PARAMS}: policy.sampler vllm: vLLM refuses to {what}: "
+                f"{brief(answer.header['error'])}; correct policy or policy.vllm, or set "
+                "policy.sampler to transformers"
+            )
+        return answer
+
+    def _describe_end(self) -> str:
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(GRACE_SECONDS)
+        code = self._process.returncode
+        if code is None:
+            return "it has closed its socket"
+        return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+def _environment(python: str, threads: int) -> dict[str, str]:
+    """Returns the engine's environment; the modules of this one are of another environment."""
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": str(threads),
+        "PYTHONWARNINGS": "ignore::FutureWarning",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+    }
+    if python == sys.executable:
+        environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    else:
+        for name in ("PYTHONPATH", "PYTHONHOME"):
+            environment.pop(name, None)
+    return environment
+
+
+def _stop(process: subprocess.Popen[bytes], connection: socket.socket, stream: Any) -> None:
+    process.kill()
+    process.wait()
+    with suppress(OSError):  # what was not sent
+        stream.close()
+    connection.close()
 
 
 class VllmPolicy(TokenPolicy):
@@ -56,84 +159,133 @@ class VllmPolicy(TokenPolicy):
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
         *,
+        base: Path,
         directory: Path,
+        settings: VllmParams,
+        threads: int,
         decoding: Decoding,
         uses_chat_template: bool,
     ) -> None:
         """Starts the engine.
 
         Args:
-          model: A copy on the host for FLOP counts and end tokens; sampling does not use it.
-          directory: Weights, configuration and tokenizer for the engine.
+          model: A copy on the host for FLOP counts and end tokens; with adapters, they are merged
+            here into the weights that the engine gets.
+          base: The base policy's directory. A different `directory` holds the trained weights.
         """
         super().__init__(model, tokenizer, decoding=decoding, uses_chat_template=uses_chat_template)
-        os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # no telemetry
-        self._engine: Any = vllm.LLM(
-            model=str(directory),
-            dtype=str(model.dtype).removeprefix("torch."),
-            seed=0,
-            # Log-probs at the decoding temperature instead of those of the raw logits.
-            logprobs_mode="processed_logprobs",
-            worker_extension_cls=f"{WeightLoader.__module__}.{WeightLoader.__name__}",
-            enable_sleep_mode=True,
-            gpu_memory_utilization=SHARE_OF_FREE_MEMORY * _free_memory(),
-        )
-        self._sleeps = False
+        self._base, self._directory = base, directory
+        self._settings, self._threads = settings, threads
+        self._has_adapters = not all(each.requires_grad for each in model.parameters())
+        self._memory: MemoryFile | None = None  # of merged weights
+        self._path: Path | None = None  # of the weights that have replaced those of the directory
+        if self._has_adapters:
+            self._merge()
+        self.engine = self._start()
 
     def load_weights(self, path: Path) -> None:
         """Replaces the weights of the engine by those of a file; wakes an engine that sleeps."""
-        if self._sleeps:
-            self._engine.wake_up(tags=["weights"])
-        self._engine.collective_rpc("load_file", args=(str(path),))
-        if self._sleeps:
-            self._engine.wake_up(tags=["kv_cache"])
-        self._sleeps = False
-        self._engine.reset_prefix_cache()
+        if self._has_adapters:
+            copy_weights(self.model, path)
+            self._merge()
+        else:
+            require_weights(self.model, path)
+            self._path = path
+        self._ask("load", path=str(self._path))
 
     def sleep(self) -> None:
         """Frees the memory of weights and cache; the engine stays, without weights."""
-        self._engine.sleep(level=2)
-        self._sleeps = True
+        self._ask("sleep")
+
+    def _merge(self) -> None:
+        """Writes the weights with the adapters merged to a file in memory."""
+        merged, before = merged_weights(self.model), self._memory
+        self._memory = MemoryFile(partial(stream_tensors, tensors=merged))
+        self._path = self._memory.path
+        if before is not None:
+            before.close()
+
+    def _start(self) -> Engine:
+        """Returns an engine with the present weights.
+
+        Raises:
+          WorkerError: If its process ends.
+        """
+        with ExitStack() as stack:
+            directory = self._base
+            if not self._has_adapters:
+                directory = stack.enter_context(whole_policy(self._directory, self._base))
+            settings = {
+                **self._settings.model_dump(),
+                "directory": str(directory.resolve()),
+                "dtype": str(self.model.dtype).removeprefix("torch."),
+            }
+            try:
+                engine = Engine(settings, threads=self._threads)
+                if self._path is not None:
+                    engine.ask("load", path=str(self._path))
+            except ConnectionError as error:
+                raise _lost("while it started", error) from None
+        return engine
+
+    def _ask(self, what: str, tensors: Mapping[str, Tensor] = {}, **header: Any) -> Message:
+        """Returns the engine's answer; an engine that is lost is started again, once.
+
+        The same request has the same seeds, so that the draws are the same, too.
+
+        Raises:
+          WorkerError: If the new engine is lost as well.
+        """
+        with suppress(ConnectionError):
+            return self.engine.ask(what, tensors, **header)
+        self.engine.stop()
+        self.engine = self._start()
+        try:
+            return self.engine.ask(what, tensors, **header)
+        except ConnectionError as error:
+            raise _lost("twice", error) from None
 
     @torch.no_grad()
     def _sample(
         self, prompts: list[str], *, group_sizes: list[int], generator: Generator
     ) -> tuple[TokenTrajectory, Float[Tensor, "rollout step"]]:
         prompt, prompt_mask = self.encode(prompts)
-        seeds = torch.randint(2**31, (len(prompts),), generator=generator).tolist()
-        outputs = self._engine.generate(
-            [{"prompt_token_ids": row[kept].tolist()} for row, kept in zip(prompt, prompt_mask)],
-            [self._settings(size, seed) for size, seed in zip(group_sizes, seeds)],
-            use_tqdm=False,
-        )
-        drawn = [each for output in outputs for each in output.outputs]
-        width = max(len(each.token_ids) for each in drawn)
-        tokens = torch.zeros(len(drawn), width, dtype=torch.long)
-        mask = torch.zeros(len(drawn), width, dtype=torch.bool)
-        logp = torch.zeros(len(drawn), width)
-        for row, each in enumerate(drawn):
-            count = len(each.token_ids)
-            chosen = zip(each.token_ids, each.logprobs)
-            tokens[row, :count] = torch.tensor(each.token_ids)
-            logp[row, :count] = torch.tensor([step[token].logprob for token, step in chosen])
-            mask[row, :count] = True
+        self._require_positions(prompt.shape[1])
         group = torch.repeat_interleave(torch.arange(len(prompts)), torch.tensor(group_sizes))
+        drawn = self._ask(
+            "generate",
+            {
+                "tokens": prompt[prompt_mask].to(TOKEN_DTYPE),
+                "lengths": prompt_mask.sum(dim=1),
+                "group": group,
+                "seeds": torch.randint(2**63 - 1, (len(group),), generator=generator),
+            },
+            decoding={
+                "temperature": self.decoding.temperature,
+                "max_steps": self.decoding.max_steps,
+                "end_tokens": self.end_tokens.tolist(),
+            },
+        ).tensors
         trajectory = TokenTrajectory(
-            group=group, prompt=prompt, prompt_mask=prompt_mask, tokens=tokens, mask=mask
+            group=group,
+            prompt=prompt,
+            prompt_mask=prompt_mask,
+            tokens=unpack_ragged(drawn["tokens"].long(), drawn["steps"]),
+            mask=ragged_mask(drawn["steps"]),
         )
         self._count_sampling(trajectory)
-        return trajectory, logp
+        return trajectory, unpack_ragged(drawn["logp"], drawn["steps"])
 
-    def _settings(self, size: int, seed: int) -> Any:
-        return vllm.SamplingParams(
-            n=size,
-            temperature=self.decoding.temperature,
-            max_tokens=self.decoding.max_steps,
-            seed=seed,
-            stop_token_ids=self.end_tokens.tolist(),
-            logprobs=0,  # for the sampled token only
-            detokenize=False,
-        )
+    def _require_positions(self, prompt_tokens: int) -> None:
+        """Raises ParameterError if the longest rollout of a prompt exceeds the engine's context."""
+        super()._require_positions(prompt_tokens)
+        needed = prompt_tokens + self.decoding.max_steps
+        if needed > self.engine.positions:
+            raise ParameterError(
+                f"{PARAMS}: policy.max_steps: a prompt of {prompt_tokens} tokens and "
+                f"{self.decoding.max_steps} steps need {needed} positions, vLLM has "
+                f"{self.engine.positions}; lower max_steps or shorten the prompts"
+            )
 
     def _count_sampling(self, trajectory: TokenTrajectory) -> None:
         """Adds the cost of cached sampling: each prompt once, then one position per step."""
@@ -145,3 +297,10 @@ class VllmPolicy(TokenPolicy):
             mean_context = length + (count + 1) / 2
             self._count(Pass(rows=count, query=1, context=round(mean_context), logits=1))
         self.cost += Cost(sampled_steps=int(trajectory.mask.sum()))
+
+
+def _lost(when: str, error: ConnectionError) -> WorkerError:
+    return WorkerError(
+        f"policy.sampler vllm: the engine was lost {when} ({error}); if memory ran out, lower "
+        "policy.vllm.memory_share or the number of workers, then rerun: finished batches are kept"
+    )
