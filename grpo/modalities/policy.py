@@ -80,13 +80,12 @@ class Policy(ABC, Generic[TrajectoryT]):
             )
         }
 
-    def longest_rollouts(self, run: DryRun, prompts: list[str], *, rollouts: int) -> TrajectoryT:
-        """Returns rollouts of the largest length for a dry run of an update."""
-        with run:
-            drawn, _ = self.sample(prompts[:1], group_sizes=[1], generator=Generator())
-            rows = torch.zeros(rollouts, dtype=torch.long)
-            longest: TrajectoryT = drawn.select(rows, drawn.mask.shape[1])  # type: ignore[assignment]
-            return longest
+    def longest_rollouts(self, prompts: list[str], *, rollouts: int) -> TrajectoryT:
+        """Returns rollouts of the largest length, for measurements of memory."""
+        drawn, _ = self.sample(prompts[:1], group_sizes=[1], generator=Generator())
+        rows = torch.zeros(rollouts, dtype=torch.long)
+        longest: TrajectoryT = drawn.select(rows, drawn.mask.shape[1])  # type: ignore[assignment]
+        return longest
 
     def logits_bytes(self, num_steps: int) -> int:
         """Returns the largest bytes of the logits of an update's steps; 0: not known apart."""

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 LARGEST_COMPUTED = 2**20  # elements; larger results of real tensors have no content either
+SMALLEST_SUM = 2**10  # elements of arguments; results of fewer are computed
 _SCALAR = torch.ops.aten._local_scalar_dense.default
 _EQUAL = torch.ops.aten.equal.default
 _INDEX = torch.ops.aten.index.Tensor
@@ -127,13 +128,15 @@ class DryRun(TorchDispatchMode):
                 return func.decompose(*args, **kwargs)
         tensors = list(_tensors((*args, *kwargs.values())))
         if not any(type(each) is Unfilled for each in tensors):
-            if not self._is_large(func, args, kwargs):
-                out = func(*args, **kwargs)
-                for each in _tensors([out]):
-                    self._count(each)
-                return out
+            large = self._find_large(func, args, kwargs, tensors)
+            if large is not None:
+                return self._fill(large, tensors)
+            out = func(*args, **kwargs)
+            for each in _tensors([out]):
+                self._count(each)
+            return out
         elif func is _SCALAR:
-            return args[0].dtype.is_floating_point and 0.0 or 0
+            return 0.0 if args[0].dtype.is_floating_point else 0
         elif func is _EQUAL:
             return True
         elif func is _INDEX:
@@ -147,21 +150,22 @@ class DryRun(TorchDispatchMode):
             return written
         return self._fill(result, tensors)
 
-    def _is_large(self, func: Any, args: Any, kwargs: Any) -> bool:
-        """Returns whether an operation without unfilled arguments has a large result."""
-        if not args or _writes(func):
-            return False
-        sized = args[0] if isinstance(args[0], (list, tuple, torch.Size)) else None
-        if sized is not None and all(type(each) is int for each in sized):
-            return prod(sized) > LARGEST_COMPUTED
-        shapes = [each.shape for each in _tensors(args) if each.dim()]
-        if sum(map(prod, shapes)) <= 1024:
-            return False
+    def _find_large(self, func: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
+        """Returns the layout of a large result of tensors with content; None: it is computed.
+
+        Matrices and vectors of integers and booleans are lengths, masks or indices, and not large.
+        """
+        sized = args[0] if args and isinstance(args[0], (list, tuple)) and not tensors else ()
+        elements = [each.numel() for each in tensors]
+        if _writes(func) or sum(elements, prod(sized) if sized else 0) <= SMALLEST_SUM:
+            return None
         try:
-            joined = torch.broadcast_shapes(*shapes)
-        except RuntimeError:
-            return max(map(prod, shapes)) > LARGEST_COMPUTED
-        return prod(joined) > LARGEST_COMPUTED
+            found = self._result(func, args, kwargs, tensors)
+        except (RuntimeError, NotImplementedError):  # its shape depends on numbers
+            return None
+        if not isinstance(found, _Layout) or prod(found.shape) <= LARGEST_COMPUTED:
+            return None
+        return found if len(found.shape) > 2 or found.dtype.is_floating_point else None
 
     def _result(self, func: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
         """Returns the layout of an operation's result, from torch's meta kernels."""

@@ -99,42 +99,51 @@ class UpdateMemory:
         return low
 
     def _longest(self, rows: int) -> Any:
-        return self.policy.longest_rollouts(self.run, self.prompts, rollouts=rows)
+        with self.run:
+            return self.policy.longest_rollouts(self.prompts, rollouts=rows)
 
     def _measure(self, rows: int) -> int:
-        policy, trajectory = self.policy, self._longest(rows)
-        needed = trajectory.mask.float()
-        batch = Batch(
-            rows=torch.arange(rows),
-            rollouts=make_rollouts(
-                trajectory,
-                torch.zeros(needed.shape),
-                group=trajectory.group,
-                reward=torch.zeros(rows),
-                outcome=torch.zeros(rows),
-            ),
-            credit=Credit(advantage=torch.ones(needed.shape), weight=needed),
-        )
-        budget, before = rows * self.tokens, self.run.live_bytes
+        trajectory, budget = self._longest(rows), rows * self.tokens
+        before = self.run.live_bytes
 
         def update() -> None:
-            reference = None
-            if needs_reference(self.objective):
-                keeps_means = needs_divergence(self.objective)
-                reference = compute_log_probs(
-                    policy, trajectory, needed, budget, keeps_means=keeps_means
-                )
-            loss = Loss(
-                policy=policy,
-                objective=self.objective,
-                trajectory=policy.replayed(trajectory),
-                proximal=None,
-                reference=reference,
-                tokens_per_microbatch=budget,
-            )
+            loss, batch = make_update(self.policy, self.objective, trajectory, budget)
             add_gradient(loss, batch, batch.credit)
 
         return self.run.peak_of(update) - before
+
+
+def make_update(
+    policy: Policy[Any], objective: Objective, trajectory: Any, tokens_per_microbatch: int
+) -> tuple[Loss, Batch]:
+    """Returns the inputs of an update on rollouts whose steps have all the same weight."""
+    needed = trajectory.mask.float()
+    reference = None
+    if needs_reference(objective):
+        reference = compute_log_probs(
+            policy,
+            trajectory,
+            needed,
+            tokens_per_microbatch,
+            keeps_means=needs_divergence(objective),
+        )
+    rollouts = make_rollouts(
+        trajectory,
+        torch.zeros(needed.shape),
+        group=trajectory.group,
+        reward=torch.zeros(len(needed)),
+        outcome=torch.zeros(len(needed)),
+    )
+    loss = Loss(
+        policy=policy,
+        objective=objective,
+        trajectory=policy.replayed(trajectory),
+        proximal=None,
+        reference=reference,
+        tokens_per_microbatch=tokens_per_microbatch,
+    )
+    credit = Credit(advantage=torch.ones(needed.shape), weight=needed)
+    return loss, Batch(rows=torch.arange(len(needed)), rollouts=rollouts, credit=credit)
 
 
 class PolicyMemory:
@@ -147,7 +156,7 @@ class PolicyMemory:
     def __init__(self, params: Parameters, data: Path = DATA) -> None:
         self.params = params
         plain = params.policy.model_copy(update={"recompute": False})
-        self._prompts = params.modality.rehearsed_prompts(params) or _draw_prompts(params, data)
+        self._prompts = params.modality.rehearsed_prompts(params) or draw_prompts(params, data)
         self.run = DryRun()
         with uncounted():
             self.policy = params.modality.load_unfilled(
@@ -212,7 +221,7 @@ class PolicyMemory:
         )
 
 
-def _draw_prompts(params: Parameters, data: Path) -> list[str]:
+def draw_prompts(params: Parameters, data: Path) -> list[str]:
     """Returns prompts of the task, of a small table if it generates them."""
     fields = type(params.task).model_fields
     few = {

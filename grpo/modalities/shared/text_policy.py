@@ -91,13 +91,10 @@ class TextPolicy(Policy[TextTrajectoryT]):
             "caches": run.peak_of(lambda: self._draw_few([longest], [sum(group_sizes)])),
         }
 
-    def longest_rollouts(
-        self, run: DryRun, prompts: list[str], *, rollouts: int
-    ) -> TextTrajectoryT:
+    def longest_rollouts(self, prompts: list[str], *, rollouts: int) -> TextTrajectoryT:
         """Returns rollouts of `max_steps` steps, of different prompts, which share no pass."""
         each = [prompts[row % len(prompts)] for row in range(rollouts)]
-        with run:
-            drawn: Any = self._draw_few(each, [1] * rollouts)
+        drawn: Any = self._draw_few(each, [1] * rollouts)
         shape = rollouts, self.decoding.max_steps
         longest: TextTrajectoryT = replace(
             drawn,
