@@ -7,20 +7,23 @@ Target, set before the first run: every prediction is within 15 % of what is mea
 A case is a policy with random weights of a size, a dtype, with or without recomputation or
 adapters, that samples a batch or makes two updates of two microbatches of the longest rollouts.
 `predicted` is the peak of a dry run of `grpo/wiring/memory.py`, weights and states included.
-`measured` is what a fresh process adds to its resident memory from before it loads the policy to
-the peak of the work (VmHWM, which is reset after the load), so that what allocator and kernels
-add counts. `libraries` is its resident memory before: Python and its imports. Rollouts do not
-end early, and a robot's simulator, which runs in processes of its own, is left out.
+`measured` is what a process of its own adds to its resident memory from before it loads the policy
+to the peak of the work (VmHWM, which is reset after the load), so that what allocator and kernels
+add counts. `libraries` is its resident memory before: Python, its imports, and what they allocate
+in the same work on a tiny policy. The weights are first copied out of the file that is mapped to
+memory, whose pages the system can evict. Rollouts do not end early, and a robot's simulator, which
+runs in processes of its own, is left out.
 """
 
 import argparse
 import gc
+import importlib
 import json
-import subprocess
-import sys
+import multiprocessing
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +52,6 @@ OUT = RESULTS / "memory.json"
 TARGET = 0.15
 GROUP = 8  # rollouts of a prompt when sampling
 UPDATES, MICROBATCHES = 2, 2
-SPEC = "spec.json"
 VARIANTS: dict[str, dict[str, Any]] = {
     "float32": {},
     "bfloat16": {"machine.dtype": "bfloat16"},
@@ -77,7 +79,7 @@ def _decoder(hidden: int, layers: int) -> dict[str, int]:
 
 
 def _tokens(hidden: int, layers: int) -> dict[str, Any]:
-    return {"policy.base.config": _decoder(hidden, layers), "policy.max_steps": 64}
+    return {"policy.base.config": _decoder(hidden, layers), "policy.max_steps": 48}
 
 
 def _seq2seq(hidden: int, layers: int) -> dict[str, Any]:
@@ -124,8 +126,8 @@ MODALITIES: dict[str, tuple[str, Callable[[int, int], dict[str, Any]], int]] = {
     "seq2seq": ("recipes/translation.yaml", _seq2seq, 16),
     "vision_language": ("recipes/grounding.yaml", _vision_language, 16),
 }
-SIZES = {"small": (512, 3), "medium": (768, 4), "large": (1024, 6)}
-SAMPLED = 32  # rollouts of a batch
+SIZES = {"small": (384, 3), "medium": (512, 4), "large": (768, 6)}
+SAMPLED = 16  # rollouts of a batch
 
 
 def cases() -> Iterator[dict[str, Any]]:
@@ -150,13 +152,10 @@ def cases() -> Iterator[dict[str, Any]]:
 def main() -> None:
     """Predicts and measures every case, and prints the table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.memory", description=__doc__)
-    parser.add_argument("--child", nargs=2, metavar=("FOLDER", "WORK"), help="internal")
     parser.add_argument("--only", help="a modality, whose results replace the stored ones")
     chosen = parser.parse_args()
-    if chosen.child:
-        folder, work = chosen.child
-        print(json.dumps(_run_child(Path(folder), work)))
-        return
+    for each in MODALITIES:  # their imports, which the processes of all cases share
+        importlib.import_module(f"grpo.modalities.{each}.bases")
     stored = read_json(OUT)["rows"] if chosen.only and OUT.exists() else []
     rows = [each for each in stored if each["modality"] != chosen.only]
     for case in cases():
@@ -178,8 +177,10 @@ def main() -> None:
 def _measure(case: dict[str, Any]) -> list[dict[str, Any]]:
     """Returns the predicted and the measured bytes of sampling and of updates of a case."""
     with tempfile.TemporaryDirectory() as folder:
-        write_json(Path(folder) / SPEC, case)
-        found = {work: _child(folder, work) for work in ("predict", "sample", "update")}
+        found = {
+            work: _in_fork(partial(_run, case, Path(folder), work))
+            for work in ("predict", "sample", "update")
+        }
     about = {name: case[name] for name in ("modality", "size", "variant")}
     return [
         {
@@ -194,16 +195,20 @@ def _measure(case: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _child(folder: str, work: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "benchmarks.memory", "--child", folder, work]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+def _in_fork(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Returns what work returns in a process of its own, which has the imports of this one."""
+    context = multiprocessing.get_context("fork")
+    listener, speaker = context.Pipe(duplex=False)
+    process = context.Process(target=lambda: speaker.send_bytes(json.dumps(work()).encode()))
+    process.start()
+    speaker.close()
+    found: dict[str, Any] = json.loads(listener.recv_bytes())
+    process.join()
     return found
 
 
-def _run_child(folder: Path, work: str) -> dict[str, Any]:
+def _run(case: dict[str, Any], folder: Path, work: str) -> dict[str, Any]:
     """Does one part of a case in this process."""
-    case = read_json(folder / SPEC)
     tiny = _read(folder / "tiny.yaml", case, case["changes"])
     params = _read(folder / "params.yaml", case, {**case["changes"], **case["scaled"]})
     prepare_machine(params.machine)
@@ -225,6 +230,8 @@ def _work(params: Parameters, base: Path, work: str, *, sampled: int, rows: int)
     settings, draws = params.arms[arm], draws_of_arm(params, arm)
     prompts = params.modality.rehearsed_prompts(params) or draw_prompts(params, DATA)
     policy = load_policy(params, base=base, directory=base, draws=draws)
+    for each in (*policy.model.parameters(), *policy.model.buffers()):
+        each.data = each.data.clone()
     if isinstance(policy, TextPolicy):
         policy.end_tokens = torch.empty(0, dtype=torch.long)
     if isinstance(policy, ActionChunkPolicy):

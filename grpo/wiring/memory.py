@@ -1,14 +1,11 @@
-"""What stages need of the memory of a device, from dry runs: no weights are read or made."""
+"""Dry runs of sampling and updates, which count their memory: no weights are read or made."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
-from grpo.errors import ParameterError
 from grpo.modalities.policy import Policy, make_rollouts
 from grpo.modalities.shared.directories import trainable
 from grpo.modalities.shared.flops import uncounted
@@ -19,38 +16,16 @@ from grpo.objective.base import Objective
 from grpo.objective.penalty import needs_divergence, needs_reference
 from grpo.params.parameters import Parameters
 from grpo.runtime.dry_run import DryRun
-from grpo.schema import DATA, PARAMS, DirectoryBase
+from grpo.schema import DATA
 from grpo.tasks.base import TaskInputs
 from grpo.training.batches import Batch
 from grpo.training.frozen import compute_log_probs
 from grpo.training.updates import Loss, add_gradient
 from grpo.types import Credit
-from grpo.wiring.allocation import build_selection, curriculum_of, is_profile_needed
 from grpo.wiring.objectives import build_objective
-from grpo.wiring.policies import (
-    draws_of_arm,
-    draws_of_evaluation,
-    draws_of_profile,
-    make_optimizer,
-)
+from grpo.wiring.policies import draws_of_arm, make_optimizer
 
 TRIED_PROMPTS = 16  # of the task; prompts are taken to be as long as the longest
-JUDGE_BYTES = 4  # per parameter: judges compute in float32
-GB = 1e9
-
-
-@dataclass(frozen=True, kw_only=True)
-class StageMemory:
-    """The memory of one process of a stage on its device.
-
-    Contents are not all there at once, so that the peak may be below their sum.
-    """
-
-    stage: str
-    setting: str  # path of the parameter to lower if the stage does not fit
-    contents: Mapping[str, float]  # bytes
-    peak: float  # bytes
-    largest: int | None = None  # value of `setting` that fits in machine.memory_gb; 0: none
 
 
 @dataclass(kw_only=True)
@@ -192,6 +167,11 @@ class PolicyMemory:
         itemsize = next(model.parameters()).itemsize
         found = state_bytes(trained, itemsize=itemsize, ranks=ranks)
         return {**found, "weights": self.weights / ranks}
+
+    def logits(self, steps: int) -> int:
+        """Returns the largest bytes of the logits of a microbatch with some steps."""
+        assert self.policy is not None
+        return self.policy.logits_bytes(steps)
 
     def gathered(self) -> dict[str, float]:
         """Returns the bytes of complete weights and gradients during a pass of several ranks."""

@@ -276,7 +276,12 @@ class ActionChunks(Modality[ActionChunkPolicyParams, TokenSampling, TokenDraws])
         return [instruction_of(each) for each in params.task.families]
 
     def load_unfilled(
-        self, params: RunParams[ActionChunkPolicyParams], *, data: Path, draws: ChunkDecoding, run: "DryRun"
+        self,
+        params: RunParams[ActionChunkPolicyParams],
+        *,
+        data: Path,
+        draws: ChunkDecoding,
+        run: "DryRun",
     ) -> "ActionChunkPolicy":
         from grpo.modalities.action_chunks.bases import load_unfilled
 

@@ -106,7 +106,12 @@ class VisionLanguage(TextModality[VisionLanguagePolicyParams]):
         return load_vision_language_policy(params, base=base, directory=directory, decoding=draws)
 
     def load_unfilled(
-        self, params: RunParams[VisionLanguagePolicyParams], *, data: Path, draws: Decoding, run: "DryRun"
+        self,
+        params: RunParams[VisionLanguagePolicyParams],
+        *,
+        data: Path,
+        draws: Decoding,
+        run: "DryRun",
     ) -> "VisionLanguagePolicy":
         from grpo.modalities.vision_language.bases import load_unfilled
 

@@ -14,7 +14,11 @@ from numpy.typing import NDArray
 from grpo.errors import MissingExtraError, ParameterError
 from grpo.modalities.action_chunks.simulation.base import NO_PICTURE, SEPARATOR
 from grpo.modalities.action_chunks.simulation.camera import Camera
-from grpo.modalities.action_chunks.simulation.sizes import OBSERVATIONS, VERSION
+from grpo.modalities.action_chunks.simulation.sizes import (
+    OBSERVATIONS,
+    VERSION,
+    instruction_of,
+)
 from grpo.schema import PARAMS
 
 try:
