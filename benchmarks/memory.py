@@ -10,12 +10,13 @@ adapters, that samples a batch or makes two updates of two microbatches of the l
 `measured` is what a process of its own adds to its resident memory from before it loads the policy
 to the peak of the work (VmHWM, which is reset after the load), so that what allocator and kernels
 add counts. `libraries` is its resident memory before: Python, its imports, and what they allocate
-in the same work on a tiny policy. The weights are first copied out of the file that is mapped to
-memory, whose pages the system can evict. Rollouts do not end early, and a robot's simulator, which
-runs in processes of its own, is left out.
+in the same work on a tiny policy. Weights are first copied out of a file that is mapped to memory,
+whose pages the system can evict, and freed memory is returned to the system before the work.
+Rollouts do not end early, and a robot's simulator, which runs in processes of its own, is left out.
 """
 
 import argparse
+import ctypes
 import gc
 import importlib
 import json
@@ -160,7 +161,7 @@ def main() -> None:
     rows = [each for each in stored if each["modality"] != chosen.only]
     for case in cases():
         if chosen.only in (None, case["modality"]):
-            rows += _measure(case)
+            rows += measure(case)
             write_json(
                 OUT,
                 {
@@ -174,7 +175,7 @@ def main() -> None:
     print(table(read_json(OUT)))
 
 
-def _measure(case: dict[str, Any]) -> list[dict[str, Any]]:
+def measure(case: dict[str, Any]) -> list[dict[str, Any]]:
     """Returns the predicted and the measured bytes of sampling and of updates of a case."""
     with tempfile.TemporaryDirectory() as folder:
         found = {
@@ -218,7 +219,7 @@ def _run(case: dict[str, Any], folder: Path, work: str) -> dict[str, Any]:
         return _predict(params, case["rows"])
     # The libraries load code and allocate at their first use.
     _work(tiny, folder / "tiny", work, sampled=GROUP, rows=1)
-    gc.collect()
+    _forget()
     before = psutil.Process().memory_info().rss
     _work(params, folder / "base", work, sampled=SAMPLED, rows=case["rows"])
     return {"measured": resident_peak() - before, "libraries": before}
@@ -230,26 +231,33 @@ def _work(params: Parameters, base: Path, work: str, *, sampled: int, rows: int)
     settings, draws = params.arms[arm], draws_of_arm(params, arm)
     prompts = params.modality.rehearsed_prompts(params) or draw_prompts(params, DATA)
     policy = load_policy(params, base=base, directory=base, draws=draws)
-    for each in (*policy.model.parameters(), *policy.model.buffers()):
-        each.data = each.data.clone()
     if isinstance(policy, TextPolicy):
+        for each in (*policy.model.parameters(), *policy.model.buffers()):
+            each.data = each.data.clone()
         policy.end_tokens = torch.empty(0, dtype=torch.long)
     if isinstance(policy, ActionChunkPolicy):
         policy.scenes = BlankScenes(policy.model.shape)
     if work == "sample":
         sizes = [GROUP] * (sampled // GROUP)
         asked = [prompts[index % len(prompts)] for index in range(len(sizes))]
-        reset_peak()
+        _forget()
         policy.sample(asked, group_sizes=sizes, generator=torch.Generator().manual_seed(0))
         return
     objective = build_objective(settings.objective, arm)
     optimizer = make_optimizer(policy.model, settings.training)
     longest = policy.longest_rollouts(prompts, rollouts=MICROBATCHES * rows)
     widths = policy.widths(longest, torch.arange(1), longest.mask[:1])
-    reset_peak()
+    _forget()
     for update in range(UPDATES):
         loss, batch = make_update(policy, objective, longest, rows * int(widths[0]))
         run_update(loss, batch, optimizer=optimizer, max_grad_norm=1.0, update=update)
+
+
+def _forget() -> None:
+    """Returns freed memory to the system, and resets the peak."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    reset_peak()
 
 
 def _predict(params: Parameters, rows: int) -> dict[str, Any]:

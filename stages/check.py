@@ -11,7 +11,6 @@ from grpo.runtime.artifacts.files import write_json
 from grpo.runtime.artifacts.usage import Usage
 from grpo.wiring.allocation import is_profile_needed
 from grpo.wiring.checks import findings
-from grpo.wiring.stage_memory import require_memory
 from stages.entry import run
 
 
@@ -27,7 +26,11 @@ def main(
     errors = [each for each in findings(params) if each.severity is Severity.ERROR]
     if errors:
         raise UnsoundError(f"{file}: {errors[0]} ({len(errors)} errors; python -m grpo check)")
-    require_memory(params, show=print)
+    if params.machine.memory_gb is not None:
+        # Imported here: the classes of models take seconds.
+        from grpo.wiring.stage_memory import require_memory
+
+        require_memory(params, show=print)
     write_json(needed_out, {"needed": is_profile_needed(params)})
     for reader in get_args(Reader):
         write_json(data_out / f"{reader}.json", describe_data(params, data, reader))

@@ -20,12 +20,14 @@ from grpo.wiring.policies import draws_of_arm, draws_of_evaluation, draws_of_pro
 
 JUDGE_BYTES = 4  # per parameter: judges compute in float32
 GB, MB = 1e9, 1e6
-OTHER = "recomputed", "kept"  # what activations would be with the other value of recompute
+# What activations would take with the other value of policy.recompute, by its value.
+OTHER = "activations, recompute: true", "activations, recompute: false"
 CONTENTS = (
-    *("weights", "copies", "gradients", "moments", "reference", "gathered"),
-    *("judges", "sampling", "logits", "activations"),
+    *("weights", "copies", "gradients", "moments", "reference", "gathered", "judges"),
+    *("sampling", "logits", "activations", *OTHER, "in all", "largest microbatch"),
 )
-LONGEST_NAMES = 22  # characters of the stages in a row
+COLUMNS = 100  # of a terminal
+LONGEST_NAME = 24  # characters of the stages of a column
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -300,45 +302,53 @@ def require_memory(params: Parameters, *, show: Callable[[str], None]) -> None:
 
 
 def memory_table(found: RunMemory, params: Parameters) -> str:
-    """Returns the memory of stages as a table of at most 100 columns."""
+    """Returns the memory of stages as a table of at most COLUMNS columns, a stage per column.
+
+    Stages that need the same share a column.
+    """
     other = OTHER[params.policy.recompute]
-    rows: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    columns: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for each in found.stages:
-        cells = {**each.states, **each.working}
+        sizes = {**each.states, **each.working}
         if each.other_activations is not None:
-            cells[other] = each.other_activations
-        content = {name: format_size(size) for name, size in cells.items()}
-        content["in all"] = format_size(each.peak)
+            sizes[other] = each.other_activations
+        cells = {name: format_size(size) for name, size in sizes.items() if size}
+        cells["in all"] = format_size(each.peak)
         if each.microbatch is not None:
-            content["microbatch"] = str(each.microbatch)
-        rows.setdefault(tuple(content.items()), []).append(each.stage)
-    shown = {name for row in rows for name, _ in row}
-    titles = [name for name in (*CONTENTS, *OTHER, "in all", "microbatch") if name in shown]
-    table = [["stage", *titles]]
-    table += [
-        [_join(stages), *(dict(row).get(name, "") for name in titles)]
-        for row, stages in rows.items()
-    ]
-    widths = [max(len(row[column]) for row in table) for column in range(len(titles) + 1)]
-    lines = [
-        "  ".join(
-            cell.ljust(width) if column == 0 else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths))
-        ).rstrip()
-        for row in table
-    ]
-    head = "memory of a process by stage, computed without weights"
+            cells["largest microbatch"] = str(each.microbatch)
+        columns.setdefault(tuple(cells.items()), []).append(each.stage)
+    shown = {name for cells in columns for name, _ in cells}
+    names = [name for name in CONTENTS if name in shown]
+    titles = ["", *names]
+    made = [[_join(of), *(dict(cells).get(n, "-") for n in names)] for cells, of in columns.items()]
+    widths = [max(map(len, titles)), *(max(map(len, column)) for column in made)]
+    lines, start = list[str](), 0
+    while start < len(made):
+        end = start + 1
+        while end < len(made) and _width([widths[0], *widths[1 + start : 2 + end]]) <= COLUMNS:
+            end += 1
+        parts = [titles, *made[start:end]]
+        spans = [widths[0], *widths[1 + start : 1 + end]]
+        for row in zip(*parts):
+            first, *rest = (cell.rjust(span) for cell, span in zip(row, spans))
+            lines.append("  ".join([row[0].ljust(len(first)), *rest]).rstrip())
+        start = end
+    head = "memory of a process by stage, without weights read"
     if found.libraries:
         head += f"; Python and its libraries add {format_size(found.libraries)}"
     return "\n".join([head, *lines])
 
 
+def _width(spans: Sequence[int]) -> int:
+    return sum(spans) + 2 * (len(spans) - 1)
+
+
 def _join(stages: Sequence[str]) -> str:
-    """Returns stages that need the same, such as train@plain,sgpo."""
+    """Returns the name of stages that need the same, such as train@plain,sgpo."""
     first, *others = stages
-    named = ",".join([first, *(each.partition("@")[2] or each for each in others)])
-    if len(named) <= LONGEST_NAMES or not others:
-        return named
+    joined = ",".join([first, *(each.partition("@")[2] or each for each in others)])
+    if len(joined) <= LONGEST_NAME or not others:
+        return joined
     return f"{first} and {len(others)} more"
 
 
