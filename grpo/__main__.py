@@ -154,6 +154,7 @@ def _check(arguments: argparse.Namespace) -> int:
     from grpo.params.parameters import naming, read_params
     from grpo.sampling.evaluation import remark_on_prompts
     from grpo.wiring.checks import findings
+    from grpo.wiring.stage_memory import require_memory
 
     with naming(arguments.file):
         params = read_params(arguments.file)
@@ -164,7 +165,11 @@ def _check(arguments: argparse.Namespace) -> int:
     for each in said:
         print(f"{arguments.file}: {each}")
     print(f"{arguments.file}: {errors} errors, {len(said) - errors} remarks", file=sys.stderr)
-    return EXIT_WRONG_INPUT if errors else 0
+    if errors:
+        return EXIT_WRONG_INPUT
+    with naming(arguments.file):
+        require_memory(params, show=print)
+    return 0
 
 
 def _params(arguments: argparse.Namespace) -> int:

@@ -125,10 +125,13 @@ class S3Base(Strict):
     sha256: Annotated[str, AfterValidator(_require_sha256)]  # of its manifest, as upload prints it
 
 
-class Machine(Strict):
+class Machine(WithOptionalKeys):
     """Where models run; a parameter because results differ between devices."""
 
     device: Literal["cpu", "cuda"]
     dtype: Literal["float32", "bfloat16"]
     threads: Annotated[int, Field(gt=0, le=1024)]  # of torch, per process
     compile: bool  # the forward pass of updates, by torch.compile; needs a C++ compiler
+    # Of the GPU of a process, or of the host that all processes share; stages that need more are
+    # refused before they start. null: not checked.
+    memory_gb: Rate | None = None

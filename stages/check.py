@@ -26,6 +26,11 @@ def main(
     errors = [each for each in findings(params) if each.severity is Severity.ERROR]
     if errors:
         raise UnsoundError(f"{file}: {errors[0]} ({len(errors)} errors; python -m grpo check)")
+    if params.machine.memory_gb is not None:
+        # Imported here: the classes of models take seconds.
+        from grpo.wiring.stage_memory import require_memory
+
+        require_memory(params, show=print)
     write_json(needed_out, {"needed": is_profile_needed(params)})
     for reader in get_args(Reader):
         write_json(data_out / f"{reader}.json", describe_data(params, data, reader))

@@ -77,5 +77,5 @@ def scratch_of(stage: str, inputs: list[Path], params: Parameters) -> Scratch:
     The section `sampling` is not part of the key: a run with another executor or number of workers
     resumes from the same batches.
     """
-    deciding = params.model_dump(mode="json", exclude={"sampling"})
+    deciding = params.model_dump(mode="json", exclude={"sampling": True, "machine": {"memory_gb"}})
     return Scratch(stage, digest([*CODE, *inputs], deciding))

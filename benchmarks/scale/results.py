@@ -13,15 +13,14 @@ from benchmarks.scale.inputs import (
     make_run,
 )
 from benchmarks.scale.work import Dealt, Engine, deal, sampling_seconds, trained_rollouts
-from grpo.modalities.shared.logits import CHUNK_LOGITS, KEPT_LOGITS, num_recomputed
+from grpo.modalities.shared.logits import peak_logits_bytes
+from grpo.modalities.shared.states import PRECISE_BYTES, gathered_bytes, state_bytes
 from grpo.runtime.artifacts.files import HASHED_AT_ONCE
 
 ENDS = ("best", "worst")
-# Bytes per parameter: bfloat16 weights for passes, and float32 copy, gradient and two moments.
-WEIGHT, COPY, GRADIENT, MOMENTS = COMPUTED_BYTES, 4, 4, 8
-REDUCED_BYTES = 4  # per gradient element in the reduction over ranks
-GATHERED_BLOCKS = 2  # the current block and the prefetched one
-STORED = WEIGHT + COPY + MOMENTS  # in a policy's directory
+WEIGHT = COMPUTED_BYTES  # per parameter: passes are in bfloat16
+REDUCED_BYTES = PRECISE_BYTES  # per gradient element in the reduction over ranks
+STORED = WEIGHT + 3 * PRECISE_BYTES  # in a policy's directory: weights, copies and two moments
 DVC_HASHES_AT_ONCE = 4  # files of a directory, on a host with eight processors or more
 STAGES = 4  # per round: rollout, score, train, evaluate
 SAMPLING_STAGES = 3  # stages that start vLLM: all but score
@@ -126,21 +125,12 @@ def _take(case: Case, arms: dict[str, Any]) -> dict[str, Any]:
 
 def training_bytes(run: Run, model: Model) -> Numbers:
     """Returns the memory of a GPU at the start of a backward pass, by content."""
-    shard = model.parameters / run.gpus
     block, root = model.block_parameters, model.root_parameters
-    logits = run.microbatch * model.flops.vocabulary
-    is_kept = num_recomputed(run.microbatch, model.flops.vocabulary) == 0
-    # Of a recomputed chunk: logits, and their gradient in the dtype of the head.
     return {
-        "weights": WEIGHT * shard,
-        "copies": COPY * shard,
-        "gradients": GRADIENT * shard,
-        "moments": MOMENTS * shard,
-        "gathered blocks": GATHERED_BLOCKS * COMPUTED_BYTES * block,
-        "a block's gradient": (COMPUTED_BYTES + REDUCED_BYTES) * block,
-        "embeddings and head, with gradients": 2 * COMPUTED_BYTES * root,
+        **state_bytes(model.parameters, itemsize=WEIGHT, ranks=run.gpus),
+        **gathered_bytes(block, root, itemsize=WEIGHT),
         "activations": model.activation_bytes * model.blocks * run.microbatch,
-        "logits": 4 * min(logits, KEPT_LOGITS) if is_kept else (4 + COMPUTED_BYTES) * CHUNK_LOGITS,
+        "logits": peak_logits_bytes(run.microbatch, model.flops.vocabulary, WEIGHT),
     }
 
 

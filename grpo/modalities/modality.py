@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from grpo.modalities.shared.packed import Layout
     from grpo.modalities.shared.warmup import BasePolicy
     from grpo.runtime.artifacts.stored_iterations import IterationFiles
+    from grpo.runtime.dry_run import DryRun
     from grpo.types import Rollouts
 
 # Judges intermediate samples: captions and media, one row each -> scores in [0, 1].
@@ -443,6 +444,20 @@ class Modality(ABC, Generic[PolicyT, SamplingT, DrawsT]):
 
         Raises:
           ArtifactError: If a file is missing or broken.
+        """
+        return None
+
+    def rehearsed_prompts(self, params: RunParams[PolicyT]) -> list[str]:
+        """Returns prompts for a dry run; none: those of the task."""
+        return []
+
+    def load_unfilled(
+        self, params: RunParams[PolicyT], *, data: Path, draws: Any, run: "DryRun"
+    ) -> "Policy[Any] | None":
+        """Returns the policy of the base for a dry run; None: the modality has no dry run.
+
+        Raises:
+          ParameterError: If the configuration of the base is not on this machine.
         """
         return None
 

@@ -6,11 +6,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor, nn
 
 from grpo.modalities.shared.directories import copy_weights
 from grpo.modalities.shared.packed import Layout, prompt_rows
+from grpo.runtime.dry_run import DryRun
 from grpo.runtime.ranks import sum_counts
 from grpo.types import ActionChunks, Cost, PartScores, Rollouts, StepLogProbs, StepNoise
 
@@ -66,6 +68,28 @@ class Policy(ABC, Generic[TrajectoryT]):
         self, prompts: list[str], *, group_sizes: list[int], generator: Generator
     ) -> tuple[TrajectoryT, Float[Tensor, "rollout step"]]:
         """Returns `group_sizes[i]` rollouts of prompt i and their log-probs in nats."""
+
+    def sampling_peaks(
+        self, run: DryRun, prompts: list[str], *, group_sizes: list[int]
+    ) -> dict[str, int]:
+        """Returns the largest bytes of the parts of `sample` in a dry run, weights included."""
+        generator = Generator()
+        return {
+            "samples": run.peak_of(
+                lambda: self.sample(prompts, group_sizes=group_sizes, generator=generator)
+            )
+        }
+
+    def longest_rollouts(self, prompts: list[str], *, rollouts: int) -> TrajectoryT:
+        """Returns rollouts of the largest length, for measurements of memory."""
+        drawn, _ = self.sample(prompts[:1], group_sizes=[1], generator=Generator())
+        rows = torch.zeros(rollouts, dtype=torch.long)
+        longest: TrajectoryT = drawn.select(rows, drawn.mask.shape[1])  # type: ignore[assignment]
+        return longest
+
+    def logits_bytes(self, num_steps: int) -> int:
+        """Returns the largest bytes of the logits of an update's steps; 0: not known apart."""
+        return 0
 
     def load_weights(self, path: Path) -> None:
         """Replaces the trained weights by those of a file, for sampling only.

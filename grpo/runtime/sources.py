@@ -40,6 +40,24 @@ def find_source(
     return Source(str(directory), None, is_local=True, parameter=parameter)
 
 
+def find_local_source(
+    imported: DirectoryBase | HubBase | S3Base, data: Path, *, parameter: str
+) -> Source:
+    """Returns the source of imported weights without a download; the hub's may be in its cache.
+
+    Args:
+      parameter: Path of the parameter that names the weights, for messages.
+
+    Raises:
+      ParameterError: If a local directory does not exist.
+    """
+    if isinstance(imported, S3Base) and not (DOWNLOADS / imported.sha256).is_dir():
+        raise ParameterError(
+            f"{PARAMS}: {parameter}.uri is not downloaded yet, got {imported.uri}; run its stage"
+        )
+    return find_source(imported, data, parameter=parameter)
+
+
 def download(imported: S3Base, *, parameter: str) -> Path:
     """Returns the local copy of a directory in S3; downloads it on the first call.
 

@@ -6,7 +6,7 @@ import torch
 
 from grpo.modalities.action_chunks.bases import CloningSettings, clone_demonstrations
 from grpo.modalities.action_chunks.model import ActionChunkModel, encode_instructions
-from grpo.modalities.action_chunks.simulation.experts import Demonstration
+from grpo.modalities.action_chunks.simulation.base import Demonstration
 from grpo.modalities.shared.tokenizers import make_word_tokenizer
 from grpo.modalities.shared.warmup import WarmupSettings
 from tests.modalities.tiny_actor import tiny_model

@@ -6,17 +6,15 @@ import pytest
 from grpo.errors import ParameterError
 from grpo.modalities.action_chunks.simulation.experts import demonstrate
 from grpo.modalities.action_chunks.simulation.metaworld import (
-    ACTIONS,
     GRIPPER,
-    OBSERVATIONS,
     MetaWorld,
     draw_scene,
     family_of,
-    instruction_of,
     make_environment,
     require_families,
 )
 from grpo.modalities.action_chunks.simulation.pool import EnvironmentPool, Order
+from grpo.modalities.action_chunks.simulation.sizes import ACTIONS, OBSERVATIONS, instruction_of
 
 FAMILIES = ("push-v3", "drawer-open-v3", "peg-insert-side-v3")
 ACTION_SEED = 3

@@ -23,8 +23,10 @@ from grpo.modalities.action_chunks.model import (
     save_action_model,
 )
 from grpo.modalities.action_chunks.policy import load_chunk_policy
-from grpo.modalities.action_chunks.simulation.experts import Demonstration, demonstrate
-from grpo.modalities.action_chunks.simulation.metaworld import HAND, MetaWorld
+from grpo.modalities.action_chunks.simulation.base import Demonstration
+from grpo.modalities.action_chunks.simulation.experts import demonstrate
+from grpo.modalities.action_chunks.simulation.metaworld import MetaWorld
+from grpo.modalities.action_chunks.simulation.sizes import HAND
 from grpo.modalities.shared.directories import PolicyState, write_state
 from grpo.modalities.shared.packed import select_packed
 from grpo.modalities.shared.tokenizers import make_word_tokenizer

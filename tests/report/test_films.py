@@ -19,13 +19,9 @@ from grpo.errors import ArtifactError
 from grpo.modalities.action_chunks.films import MAX_SHOTS, read_films
 from grpo.modalities.action_chunks.model import ChunkShape
 from grpo.modalities.action_chunks.simulation.base import Ending
-from grpo.modalities.action_chunks.simulation.metaworld import (
-    ACTIONS,
-    OBSERVATIONS,
-    MetaWorld,
-    make_expert,
-)
+from grpo.modalities.action_chunks.simulation.metaworld import MetaWorld, make_expert
 from grpo.modalities.action_chunks.simulation.replay import replay
+from grpo.modalities.action_chunks.simulation.sizes import ACTIONS, OBSERVATIONS
 from grpo.modalities.shared.exhibits import Film
 from grpo.params.parameters import Parameters, read_params
 from grpo.report.page import PAGE, write_page

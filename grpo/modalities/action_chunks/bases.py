@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float, Int, UInt8
@@ -16,6 +17,7 @@ from grpo.errors import ParameterError
 from grpo.modalities.action_chunks.modality import (
     ActionChunkPolicyParams,
     ChunkBase,
+    ChunkDecoding,
     ScratchBackbone,
     Vision,
 )
@@ -25,7 +27,16 @@ from grpo.modalities.action_chunks.model import (
     encode_instructions,
     save_action_model,
 )
-from grpo.modalities.action_chunks.simulation.experts import Demonstration
+from grpo.modalities.action_chunks.phases import choose_labeller
+from grpo.modalities.action_chunks.policy import ActionChunkPolicy
+from grpo.modalities.action_chunks.simulation.base import Demonstration, Moment
+from grpo.modalities.action_chunks.simulation.pool import Order
+from grpo.modalities.action_chunks.simulation.sizes import (
+    ACTIONS,
+    HAND,
+    OBSERVATIONS,
+    instruction_of,
+)
 from grpo.modalities.modality import RunParams
 from grpo.modalities.shared.directories import PolicyState, write_state
 from grpo.modalities.shared.flops import missing_flop_formulas
@@ -34,8 +45,10 @@ from grpo.modalities.shared.models import (
     read_model,
     read_tokenizer,
     require_embedded,
+    shape_model,
 )
 from grpo.modalities.shared.optimizer import PreciseAdamW
+from grpo.modalities.shared.restoring import place_round
 from grpo.modalities.shared.tokenizers import make_word_tokenizer
 from grpo.modalities.shared.warmup import (
     BasePolicy,
@@ -47,11 +60,13 @@ from grpo.modalities.shared.warmup import (
     warmup_settings,
     with_remedy,
 )
+from grpo.runtime.dry_run import DryRun
 from grpo.runtime.machine import DTYPES
 from grpo.runtime.seeds import derive_seed
 from grpo.schema import PARAMS
 from grpo.types import Cost
 
+ReadModel = Callable[..., Any]  # read_model, or shape_model for a dry run
 MIN_SCALE = 1e-3  # added to the deviation of each observation number, in its own units
 BACKBONE = "policy.base.backbone"
 ENCODER = "policy.base.vision.encoder"
@@ -210,13 +225,19 @@ def make_action_model(
       ParameterError: If a source does not exist, a class refuses its configuration, or an encoder
         pictures of that size.
     """
-    # Imported here: the simulator takes seconds, and updates need only its dimensions.
-    from grpo.modalities.action_chunks.simulation.metaworld import ACTIONS, HAND, OBSERVATIONS
-
-    base = params.policy.base
     torch.manual_seed(derive_seed(params.seed, "base"))
-    backbone, tokenizer = _make_backbone(base, data)
-    vision = _make_vision_encoder(base.vision, data) if base.vision else None
+    model, tokenizer = _make_model(params.policy.base, data, read_model)
+    return model.to(params.machine.device, DTYPES[params.machine.dtype]).eval(), tokenizer
+
+
+def _make_model(base: ChunkBase, data: Path, read: ReadModel) -> tuple[ActionChunkModel, Any]:
+    """Returns a model, in the dtype of its sources, and its tokenizer.
+
+    Args:
+      read: Returns the model of a source.
+    """
+    backbone, tokenizer = _make_backbone(base, data, read)
+    vision = _make_vision_encoder(base.vision, data, read) if base.vision else None
     chunk = base.chunk
     shape = ChunkShape(
         observations=HAND if base.state == "hand" else OBSERVATIONS,
@@ -234,7 +255,51 @@ def make_action_model(
             f"{PARAMS}: policy.base.vision.pixels must be a size that the encoder accepts, got "
             f"{shape.pixels}: {reason}"
         ) from None
-    return model.to(params.machine.device, DTYPES[params.machine.dtype]).eval(), tokenizer
+    return model, tokenizer
+
+
+class BlankScenes:
+    """Scenes without a simulator, for a dry run: all observations are 0, and no scene ends."""
+
+    seconds = 0.0
+
+    def __init__(self, shape: ChunkShape) -> None:
+        self._shape = shape
+
+    def play(self, orders: dict[int, Order]) -> dict[int, Moment]:
+        """Returns an observation of each scene."""
+        size = self._shape.pixels
+        blank = Moment(
+            observation=np.zeros(OBSERVATIONS, np.float32),
+            executed=self._shape.length,
+            ending=None,
+            picture=np.zeros((3, size, size), np.uint8),
+        )
+        return dict.fromkeys(orders, blank)
+
+
+def load_unfilled(
+    params: RunParams[ActionChunkPolicyParams], *, data: Path, decoding: ChunkDecoding, run: DryRun
+) -> ActionChunkPolicy:
+    """Returns the policy of the base for a dry run.
+
+    Raises:
+      ParameterError: If a configuration of the base is not on this machine.
+    """
+    settings = params.policy
+    with torch.device("meta"):
+        model, tokenizer = _make_model(settings.base, data, shape_model)
+        model.to(DTYPES[params.machine.dtype]).eval()
+    place_round(params, model, run, adapted=model.backbone)
+    with run:
+        return ActionChunkPolicy(
+            model,
+            tokenizer,
+            decoding=decoding,
+            scenes=BlankScenes(model.shape),
+            slots=settings.scenes.at_once,
+            label=choose_labeller(settings.phases, settings.max_steps),
+        )
 
 
 def clone_experts(
@@ -264,7 +329,7 @@ def clone_experts(
     )
 
 
-def _make_backbone(base: ChunkBase, data: Path) -> tuple[PreTrainedModel, Any]:
+def _make_backbone(base: ChunkBase, data: Path, read: ReadModel) -> tuple[PreTrainedModel, Any]:
     """Returns the backbone and its tokenizer.
 
     The vocabulary of a fresh tokenizer is the words of the demonstrations' instructions.
@@ -272,9 +337,6 @@ def _make_backbone(base: ChunkBase, data: Path) -> tuple[PreTrainedModel, Any]:
     Raises:
       ParameterError: If the source does not exist or its class refuses its configuration.
     """
-    # Imported here: the simulator takes seconds to import.
-    from grpo.modalities.action_chunks.simulation.metaworld import instruction_of
-
     if isinstance(base.backbone, ScratchBackbone):
         instructions = [instruction_of(each) for each in sorted(base.warmup.demonstrations)]
         words: Any = make_word_tokenizer(instructions)
@@ -287,7 +349,7 @@ def _make_backbone(base: ChunkBase, data: Path) -> tuple[PreTrainedModel, Any]:
             parameter=BACKBONE,
         )
         return fresh, words
-    backbone = read_model(AutoModel, base.backbone, data, parameter=BACKBONE)
+    backbone = read(AutoModel, base.backbone, data, parameter=BACKBONE)
     tokenizer = read_tokenizer(base.backbone, data, parameter=BACKBONE)
     require_embedded(backbone, tokenizer, parameter=BACKBONE)
     if tokenizer.pad_token is None:  # any token will do: attention masks padding
@@ -295,7 +357,7 @@ def _make_backbone(base: ChunkBase, data: Path) -> tuple[PreTrainedModel, Any]:
     return backbone, tokenizer
 
 
-def _make_vision_encoder(vision: Vision, data: Path) -> PreTrainedModel:
+def _make_vision_encoder(vision: Vision, data: Path, read: ReadModel) -> PreTrainedModel:
     """Returns the vision encoder.
 
     Raises:
@@ -311,7 +373,7 @@ def _make_vision_encoder(vision: Vision, data: Path) -> PreTrainedModel:
             parameter=ENCODER,
         )
     else:
-        model = read_model(AutoModel, vision.encoder, data, parameter=ENCODER)
+        model = read(AutoModel, vision.encoder, data, parameter=ENCODER)
     if model.main_input_name != "pixel_values":
         raise ParameterError(
             f"{PARAMS}: {ENCODER} must be a vision encoder, got {type(model).__name__} with input "

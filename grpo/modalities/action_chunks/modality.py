@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from grpo.modalities.shared.packed import Layout
     from grpo.modalities.shared.warmup import BasePolicy
     from grpo.runtime.artifacts.stored_iterations import IterationFiles
+    from grpo.runtime.dry_run import DryRun
     from grpo.types import Rollouts
 
 
@@ -267,6 +268,24 @@ class ActionChunks(Modality[ActionChunkPolicyParams, TokenSampling, TokenDraws])
             decoding=draws,
             policies_per_host=policies_per_host,
         )
+
+    def rehearsed_prompts(self, params: RunParams[ActionChunkPolicyParams]) -> list[str]:
+        """Returns the instructions of the families: drawing scenes takes the simulator."""
+        from grpo.modalities.action_chunks.simulation.sizes import instruction_of
+
+        return [instruction_of(each) for each in params.task.families]
+
+    def load_unfilled(
+        self,
+        params: RunParams[ActionChunkPolicyParams],
+        *,
+        data: Path,
+        draws: ChunkDecoding,
+        run: "DryRun",
+    ) -> "ActionChunkPolicy":
+        from grpo.modalities.action_chunks.bases import load_unfilled
+
+        return load_unfilled(params, data=data, decoding=draws, run=run)
 
     def layout(self, policy: ActionChunkPolicyParams, base: Path) -> "Layout":
         from grpo.modalities.action_chunks.trajectories import LAYOUT

@@ -20,15 +20,19 @@ from grpo.modalities.denoising.pipelines import (
     save_pipeline,
     silence_diffusers,
 )
+from grpo.modalities.denoising.policy import DenoisingPolicy
+from grpo.modalities.denoising.sde_steps import Denoising
 from grpo.modalities.modality import RunParams
 from grpo.modalities.shared.directories import PolicyState, find_wrong_weights, write_state
 from grpo.modalities.shared.drawings import Drawing, draw_clips, draw_texts, split_text
 from grpo.modalities.shared.models import require_known_keys
+from grpo.modalities.shared.restoring import place_round
 from grpo.modalities.shared.tokenizers import make_caption_tokenizer
 from grpo.modalities.shared.warmup import BasePolicy, WarmupUpdate, warmup_settings, with_remedy
+from grpo.runtime.dry_run import DryRun
 from grpo.runtime.machine import DTYPES
 from grpo.runtime.seeds import derive_seed
-from grpo.runtime.sources import Source, find_source, refusal
+from grpo.runtime.sources import Source, find_local_source, find_source, refusal
 from grpo.schema import PARAMS, DirectoryBase, HubBase, S3Base
 
 
@@ -182,6 +186,66 @@ def _from_pretrained(base: DirectoryBase | HubBase | S3Base, dtype: torch.dtype,
     if unread := find_unsupported_setting(pipeline):
         raise refusal(source, unread)
     return pipeline
+
+
+def load_unfilled(
+    params: RunParams[DenoisingPolicyParams], *, data: Path, decoding: Denoising, run: DryRun
+) -> DenoisingPolicy:
+    """Returns the policy of the base for a dry run.
+
+    Raises:
+      ParameterError: If the base's configuration is not on this machine.
+    """
+    silence_diffusers()
+    base, dtype = params.policy.base, DTYPES[params.machine.dtype]
+    with torch.device("meta"):
+        if isinstance(base, ScratchFlowBase):
+            pipeline = make_fresh_pipeline(base, dtype, seed=params.seed)
+        else:
+            pipeline = _shape_pipeline(base, dtype, data)
+    for module in pipeline.components.values():
+        if isinstance(module, nn.Module):
+            module.eval().requires_grad_(module is pipeline.transformer)
+            if module is pipeline.transformer:
+                place_round(params, module, run)
+            else:
+                run.place(module)
+    pipeline.set_progress_bar_config(disable=True)
+    with run:
+        return DenoisingPolicy(
+            pipeline,
+            decoding=decoding,
+            canvas=params.policy.canvas,
+            num_tokens=params.policy.caption_tokens,
+        )
+
+
+def _shape_pipeline(base: DirectoryBase | HubBase | S3Base, dtype: torch.dtype, data: Path) -> Any:
+    """Returns the pipeline of a source's configurations, without weights.
+
+    Raises:
+      ParameterError: If a configuration is not on this machine, or cannot be loaded.
+    """
+    source = find_local_source(base, data, parameter="policy.base")
+    found = {"revision": source.revision, "local_files_only": True}
+    with refused_by_library(lambda why: refusal(source, why)):
+        index = library.DiffusionPipeline.load_config(source.name, **found)
+        models = {
+            name: _shape_component(source.name, name, each, found).to(dtype)
+            for name, each in index.items()
+            if isinstance(each, list) and _is_model(each)
+        }
+        return library.DiffusionPipeline.from_pretrained(
+            source.name, trust_remote_code=False, **found, **models
+        )
+
+
+def _shape_component(name: str, folder: str, component: list[Any], found: dict[str, Any]) -> Any:
+    """Returns a component of a pipeline without weights."""
+    kind = _class_of(component)
+    if hasattr(kind, "load_config"):  # of diffusers
+        return kind.from_config(kind.load_config(name, subfolder=folder, **found))
+    return kind(kind.config_class.from_pretrained(name, subfolder=folder, **found))
 
 
 def _is_model(component: list[Any]) -> bool:

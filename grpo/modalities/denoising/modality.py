@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from grpo.modalities.shared.packed import Layout
     from grpo.modalities.shared.warmup import BasePolicy
     from grpo.runtime.artifacts.stored_iterations import IterationFiles
+    from grpo.runtime.dry_run import DryRun
 
 
 NoiseSteps = Annotated[int, Field(ge=2, le=10**4)]  # length of a denoising schedule
@@ -321,6 +322,13 @@ class Denoising(Modality[DenoisingPolicyParams, DenoisingSampling, DenoisingDraw
         assert isinstance(policy, DenoisingPolicy)
         policy.judge = judge
         return policy
+
+    def load_unfilled(
+        self, params: RunParams[DenoisingPolicyParams], *, data: Path, draws: "Draws", run: "DryRun"
+    ) -> "DenoisingPolicy":
+        from grpo.modalities.denoising.bases import load_unfilled
+
+        return load_unfilled(params, data=data, decoding=draws, run=run)
 
     def layout(self, policy: DenoisingPolicyParams, base: Path) -> "Layout":
         from grpo.modalities.denoising.pipelines import stored_condition_names

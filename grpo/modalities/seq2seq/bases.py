@@ -19,7 +19,9 @@ from grpo.modalities.shared.models import (
     read_model,
     read_tokenizer,
     require_embedded,
+    shape_model,
 )
+from grpo.modalities.shared.restoring import place_round
 from grpo.modalities.shared.text_modality import Decoding
 from grpo.modalities.shared.texts import PASS_ERRORS, TOLERANCES, base_of_texts
 from grpo.modalities.shared.tokenizers import make_byte_tokenizer
@@ -30,6 +32,7 @@ from grpo.modalities.shared.warmup import (
     fit,
     warmup_settings,
 )
+from grpo.runtime.dry_run import DryRun
 from grpo.runtime.machine import DTYPES
 from grpo.runtime.seeds import derive_seed
 from grpo.schema import PARAMS
@@ -68,23 +71,51 @@ def make_base(params: RunParams[Seq2SeqPolicyParams], data: Path) -> tuple[PreTr
     base = params.policy.base
     dtype = DTYPES[params.machine.dtype]
     if isinstance(base, ScratchBase):
-        tokenizer = make_byte_tokenizer()
-        marks = ("pad_token_id", "bos_token_id", "eos_token_id")
-        known = {"vocab_size": len(tokenizer), **{name: getattr(tokenizer, name) for name in marks}}
         torch.manual_seed(derive_seed(params.seed, "base"))
-        fresh = make_fresh_model(
-            base.architecture,
-            base.config,
-            {**known, "decoder_start_token_id": tokenizer.bos_token_id},
-            ending="",
-            what="an encoder-decoder class of transformers such as M2M100ForConditionalGeneration",
-            parameter=BASE,
-        )
-        return fresh.to(dtype).eval(), tokenizer
+        return _make_fresh(base, dtype)
     model = read_model(AutoModelForSeq2SeqLM, base, data, parameter=BASE, dtype=dtype).eval()
     tokenizer = read_tokenizer(base, data, parameter=BASE)
     require_embedded(model, tokenizer, parameter=BASE)
     return model, tokenizer
+
+
+def load_unfilled(
+    params: RunParams[Seq2SeqPolicyParams], *, data: Path, decoding: Decoding, run: DryRun
+) -> Seq2SeqPolicy:
+    """Returns the policy of the base for a dry run.
+
+    Raises:
+      ParameterError: If the base's configuration is not on this machine.
+    """
+    base, dtype = params.policy.base, DTYPES[params.machine.dtype]
+    with torch.device("meta"):
+        if isinstance(base, ScratchBase):
+            model, tokenizer = _make_fresh(base, dtype)
+        else:
+            model = shape_model(AutoModelForSeq2SeqLM, base, data, parameter=BASE).to(dtype)
+            tokenizer = read_tokenizer(base, data, parameter=BASE)
+    place_round(params, model, run)
+    if params.policy.source_language is not None:
+        tokenizer.src_lang = params.policy.source_language
+    with run:
+        forces_tag = params.policy.forces_tag
+        return Seq2SeqPolicy(model, tokenizer, decoding=decoding, forces_tag=forces_tag)
+
+
+def _make_fresh(base: ScratchBase, dtype: torch.dtype) -> tuple[PreTrainedModel, Any]:
+    """Returns a fresh model of a transformers class."""
+    tokenizer = make_byte_tokenizer()
+    marks = ("pad_token_id", "bos_token_id", "eos_token_id")
+    known = {"vocab_size": len(tokenizer), **{name: getattr(tokenizer, name) for name in marks}}
+    fresh = make_fresh_model(
+        base.architecture,
+        base.config,
+        {**known, "decoder_start_token_id": tokenizer.bos_token_id},
+        ending="",
+        what="an encoder-decoder class of transformers such as M2M100ForConditionalGeneration",
+        parameter=BASE,
+    )
+    return fresh.to(dtype).eval(), tokenizer
 
 
 def require_sampling(model: PreTrainedModel, tokenizer: Any) -> None:

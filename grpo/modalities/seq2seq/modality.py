@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from grpo.modalities.seq2seq.policy import Seq2SeqPolicy
     from grpo.modalities.shared.packed import Layout
     from grpo.modalities.shared.warmup import BasePolicy
+    from grpo.runtime.dry_run import DryRun
 
 
 def _kind_of_warmup(value: Any) -> str:
@@ -112,6 +113,13 @@ class Seq2Seq(TextModality[Seq2SeqPolicyParams]):
         from grpo.modalities.seq2seq.policy import load_seq2seq_policy
 
         return load_seq2seq_policy(params, base=base, directory=directory, decoding=draws)
+
+    def load_unfilled(
+        self, params: RunParams[Seq2SeqPolicyParams], *, data: Path, draws: Decoding, run: "DryRun"
+    ) -> "Seq2SeqPolicy":
+        from grpo.modalities.seq2seq.bases import load_unfilled
+
+        return load_unfilled(params, data=data, decoding=draws, run=run)
 
     def layout(self, policy: Seq2SeqPolicyParams, base: Path) -> "Layout":
         from grpo.modalities.seq2seq.policy import LAYOUT

@@ -10,11 +10,13 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PretrainedConfig
 from transformers.cache_utils import DynamicLayer
 
+MAX_RESERVED_STEPS = 128  # for which a cache preallocates memory
+
 
 def sampling_cache(config: PretrainedConfig, max_steps: int) -> DynamicCache:
     """Returns an empty cache whose full-attention layers preallocate memory for many steps."""
     cache = DynamicCache(config=config)
-    steps = min(max_steps, _ReservingLayer.MAX_RESERVED_STEPS)
+    steps = min(max_steps, MAX_RESERVED_STEPS)
     cache.layers = [
         _ReservingLayer(steps) if type(layer) is DynamicLayer else layer for layer in cache.layers
     ]
@@ -67,8 +69,6 @@ class _ReservingLayer(DynamicLayer):  # type: ignore[misc]
 
     DynamicLayer concatenates instead and so copies the whole cache at every step.
     """
-
-    MAX_RESERVED_STEPS = 128
 
     def __init__(self, reserved_steps: int) -> None:
         super().__init__()

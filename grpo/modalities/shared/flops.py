@@ -6,7 +6,8 @@ counter. The formula holds for mixtures of experts, in which every token uses th
 experts. The count includes padding tokens, but not the padding inside a kernel's expert groups.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -77,8 +78,24 @@ class TokenFlops:
             vars(self)[name] = Coefficients(*sum_counts(own))
 
 
+@contextmanager
+def uncounted() -> Iterator[None]:
+    """Makes the counts within 0, without their passes: for runs whose cost nobody reads."""
+    global _counts
+    before, _counts = _counts, False
+    try:
+        yield
+    finally:
+        _counts = before
+
+
+_counts = True
+
+
 def count_flops(model: PreTrainedModel, query: int, logits: int, *, backward: bool) -> int:
     """Returns torch's count for one row of `query` tokens; does not change gradients."""
+    if not _counts:
+        return 0
     tokens = torch.zeros(1, query, dtype=torch.long, device=model.device)
     parameters = [p for p in model.parameters() if p.requires_grad]
     counter = FlopCounterMode(display=False, custom_mapping=missing_flop_formulas())
@@ -97,6 +114,8 @@ def count_flops(model: PreTrainedModel, query: int, logits: int, *, backward: bo
 
 def count_pass(run: Callable[[], Tensor], inputs: list[Tensor], backward: bool) -> int:
     """Returns torch's FLOP count of a pass; does not change gradients."""
+    if not _counts:
+        return 0
     wanted = [each for each in inputs if each.requires_grad]
     counter = FlopCounterMode(display=False, custom_mapping=missing_flop_formulas())
     with counter, torch.set_grad_enabled(backward):

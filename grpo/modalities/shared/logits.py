@@ -26,6 +26,18 @@ def num_recomputed(num_positions: int, vocabulary: int) -> int:
     return num_positions if num_positions * vocabulary > KEPT_LOGITS else 0
 
 
+def peak_logits_bytes(num_positions: int, vocabulary: int, itemsize: int) -> int:
+    """Returns the largest bytes of the logits of positions in a pass with gradients.
+
+    Args:
+      itemsize: Bytes of a number of the head. Of a recomputed chunk there are its logits, in
+        float32, and their gradient in the dtype of the head.
+    """
+    if num_recomputed(num_positions, vocabulary):
+        return (4 + itemsize) * CHUNK_LOGITS
+    return 4 * num_positions * vocabulary
+
+
 def chosen_log_prob(
     hidden: Float[Tensor, "position hidden"],
     head: nn.Linear,

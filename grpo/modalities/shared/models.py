@@ -9,13 +9,13 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers import AutoModel, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from grpo.errors import MissingExtraError, ParameterError, refused_by_library
 from grpo.modalities.modality import Lora
 from grpo.modalities.shared.directories import find_wrong_weights
-from grpo.runtime.sources import Source, find_source, refusal
+from grpo.runtime.sources import Source, find_local_source, find_source, refusal
 from grpo.schema import PARAMS, DirectoryBase, HubBase, S3Base
 
 PEFT_CONFIG = "adapter_config.json"
@@ -133,6 +133,27 @@ def read_model(
             f"its weights are not those of {type(model).__name__} with its config.json: {wrong}",
         )
     return model
+
+
+def shape_model(
+    auto_class: Any, imported: DirectoryBase | HubBase | S3Base, data: Path, *, parameter: str
+) -> Any:
+    """Returns the model that an Auto class makes of a source's configuration, without its weights.
+
+    Call it on the meta device. Nothing is downloaded.
+
+    Raises:
+      ParameterError: If the configuration is not on this machine, or cannot be loaded.
+    """
+    source = find_local_source(imported, data, parameter=parameter)
+    with refused_by_library(lambda why: refusal(source, why)):
+        config = AutoConfig.from_pretrained(
+            source.name,
+            revision=source.revision,
+            local_files_only=True,
+            trust_remote_code=False,
+        )
+        return auto_class.from_config(config, trust_remote_code=False).eval()
 
 
 def require_embedded(model: PreTrainedModel, tokenizer: Any, *, parameter: str) -> None:

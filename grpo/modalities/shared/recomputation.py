@@ -49,6 +49,20 @@ def saved_bytes(model: nn.Module) -> Iterator[SavedBytes]:
         yield saved
 
 
+@contextmanager
+def recomputed_blocks(model: nn.Module, is_on: bool) -> Iterator[None]:
+    """Enables gradient checkpointing of a model's blocks within, if `is_on`."""
+    if not is_on:
+        yield
+        return
+    recompute_blocks(model)
+    try:
+        yield
+    finally:
+        for block in find_blocks(model):
+            del block.forward
+
+
 def recompute_blocks(model: nn.Module) -> None:
     """Enables gradient checkpointing for a model's blocks, the modules of its outermost lists.
 
@@ -57,7 +71,7 @@ def recompute_blocks(model: nn.Module) -> None:
     Raises:
       ParameterError: If the model has no blocks.
     """
-    blocks = _find_blocks(model)
+    blocks = find_blocks(model)
     if not blocks:
         raise ParameterError(
             f"{PARAMS}: policy.recompute needs a model of repeated blocks, "
@@ -68,10 +82,11 @@ def recompute_blocks(model: nn.Module) -> None:
         own.forward = partial(_run, block, block.forward)
 
 
-def _find_blocks(module: nn.Module) -> list[nn.Module]:
+def find_blocks(module: nn.Module) -> list[nn.Module]:
+    """Returns the modules of the outermost lists of a model."""
     if isinstance(module, nn.ModuleList):
         return list(module)
-    return [block for child in module.children() for block in _find_blocks(child)]
+    return [block for child in module.children() for block in find_blocks(child)]
 
 
 def _run(block: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -1,16 +1,29 @@
 """What policies whose steps are the tokens of a text share."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Generator, Tensor
 from transformers import PreTrainedTokenizerBase
 
 from grpo.modalities.policy import Policy, Trajectory
-from grpo.modalities.shared.texts import decode_texts, find_steps, has_ended, require_text
+from grpo.modalities.shared.decoding import MAX_RESERVED_STEPS
+from grpo.modalities.shared.logits import peak_logits_bytes
+from grpo.modalities.shared.texts import (
+    decode_texts,
+    find_steps,
+    has_ended,
+    num_positions,
+    require_text,
+)
 from grpo.runtime.artifacts.tensors import ragged_mask, unpack_ragged
+from grpo.runtime.dry_run import DryRun
+
+REHEARSED_STEPS = 2  # of sampling; enough for one step with a cache
+WORD, COUNTED_WORDS = " a", 100
 
 
 class TextTrajectory(Trajectory, Protocol):
@@ -60,6 +73,59 @@ class TextPolicy(Policy[TextTrajectoryT]):
         """Returns prompt length plus number of steps; a needed step also reads all earlier ones."""
         prompt = trajectory.prompt_mask.sum(dim=1)[trajectory.group]
         return (prompt + trajectory.mask.sum(dim=1))[rows]
+
+    def sampling_peaks(
+        self, run: DryRun, prompts: list[str], *, group_sizes: list[int]
+    ) -> dict[str, int]:
+        """Returns the largest bytes of the first steps of sampling and of the last ones.
+
+        The last steps read, instead of a prompt and the steps before them, one prompt that is as
+        long, so that the caches are as large.
+        """
+        encode: Any = self.encode  # type: ignore[attr-defined]
+        width, steps = encode(prompts)[0].shape[1], self.decoding.max_steps
+        reserved = MAX_RESERVED_STEPS if steps > MAX_RESERVED_STEPS else 0
+        longest = self._lengthen(max(prompts, key=len), width, width + steps + reserved)
+        return {
+            "prompts": run.peak_of(lambda: self._draw_few(prompts, group_sizes)),
+            "caches": run.peak_of(lambda: self._draw_few([longest], [sum(group_sizes)])),
+        }
+
+    def longest_rollouts(self, prompts: list[str], *, rollouts: int) -> TextTrajectoryT:
+        """Returns rollouts of `max_steps` steps, of different prompts, which share no pass."""
+        each = [prompts[row % len(prompts)] for row in range(rollouts)]
+        drawn: Any = self._draw_few(each, [1] * rollouts)
+        shape = rollouts, self.decoding.max_steps
+        longest: TextTrajectoryT = replace(
+            drawn,
+            tokens=torch.zeros(shape, dtype=torch.long),
+            mask=torch.ones(shape, dtype=torch.bool),
+        )
+        return longest
+
+    def logits_bytes(self, num_steps: int) -> int:
+        """Returns the largest bytes of the logits of an update's steps."""
+        model: Any = self.model
+        weight = model.get_output_embeddings().weight
+        return peak_logits_bytes(num_steps, len(weight), weight.itemsize)
+
+    def _draw_few(self, prompts: list[str], group_sizes: list[int]) -> TextTrajectoryT:
+        """Returns rollouts of REHEARSED_STEPS steps."""
+        decoding = self.decoding
+        self.decoding = replace(decoding, max_steps=min(decoding.max_steps, REHEARSED_STEPS))
+        trajectory, _ = self.sample(prompts, group_sizes=group_sizes, generator=Generator())
+        self.decoding = decoding
+        return trajectory
+
+    def _lengthen(self, prompt: str, own: int, width: int) -> str:
+        """Returns a prompt of `own` tokens with words added up to `width` tokens or the context."""
+        model: Any = self.model
+        limit = num_positions(model.config)
+        width -= REHEARSED_STEPS
+        if limit is not None:
+            width = min(width, limit - REHEARSED_STEPS)
+        tokens = len(self.tokenizer(WORD * COUNTED_WORDS, add_special_tokens=False)["input_ids"])
+        return prompt + WORD * max(0, (width - own) * COUNTED_WORDS // tokens)
 
     def require_density(self) -> None:
         """Raises ValueError if decoding is greedy."""

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedModel,
@@ -21,7 +22,9 @@ from grpo.modalities.shared.models import (
     read_model,
     read_tokenizer,
     require_embedded,
+    shape_model,
 )
+from grpo.modalities.shared.restoring import place_round
 from grpo.modalities.shared.texts import PASS_ERRORS, TOLERANCES, base_of_texts, end_tokens
 from grpo.modalities.shared.tokenizers import make_byte_tokenizer
 from grpo.modalities.shared.warmup import (
@@ -31,6 +34,8 @@ from grpo.modalities.shared.warmup import (
 )
 from grpo.modalities.tokens.forward import ForwardPasses
 from grpo.modalities.tokens.modality import GgufBase, ScratchBase, TokenPolicyParams
+from grpo.modalities.tokens.policy import Decoding, TokenPolicy
+from grpo.runtime.dry_run import DryRun
 from grpo.runtime.machine import DTYPES
 from grpo.runtime.seeds import derive_seed
 from grpo.schema import PARAMS
@@ -128,6 +133,31 @@ def make_base(params: RunParams[TokenPolicyParams], data: Path) -> tuple[PreTrai
     return model, tokenizer
 
 
+def load_unfilled(
+    params: RunParams[TokenPolicyParams], *, data: Path, decoding: Decoding, run: DryRun
+) -> TokenPolicy:
+    """Returns the policy of the base for a dry run.
+
+    Raises:
+      ParameterError: If the base's configuration is not on this machine.
+      MissingExtraError: If the package of a GGUF or of adapters is not installed.
+    """
+    base = params.policy.base
+    with torch.device("meta"):
+        if isinstance(base, ScratchBase):
+            model, tokenizer = _from_scratch(base, DTYPES[params.machine.dtype], params.seed)
+        elif isinstance(base, GgufBase):
+            model, tokenizer = _shape_gguf(base)
+        else:
+            model = shape_model(AutoModelForCausalLM, base, data, parameter=BASE)
+            tokenizer = read_tokenizer(base, data, parameter=BASE)
+        model.to(DTYPES[params.machine.dtype])
+    place_round(params, model, run)
+    with run:
+        is_chat = params.policy.prompt_format == "chat"
+        return TokenPolicy(model, tokenizer, decoding=decoding, uses_chat_template=is_chat)
+
+
 @torch.no_grad()
 def require_causal_lm(model: PreTrainedModel, tokenizer: Any) -> None:
     """Raises a GrpoError unless an imported model is a causal LM for its tokenizer.
@@ -180,8 +210,29 @@ def _from_scratch(
     return model.to(dtype).eval(), tokenizer
 
 
+def _shape_gguf(base: GgufBase) -> tuple[PreTrainedModel, Any]:
+    """Returns the model of a GGUF file without its weights."""
+    directory, found = _find_gguf(base)
+    config = AutoConfig.from_pretrained(directory, **found)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    return model, AutoTokenizer.from_pretrained(directory, **found)
+
+
 def _from_gguf(base: GgufBase, dtype: torch.dtype) -> tuple[PreTrainedModel, Any]:
     """Returns a GGUF file as a dequantized model."""
+    directory, found = _find_gguf(base)
+    tokenizer = AutoTokenizer.from_pretrained(directory, **found)
+    quantized = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, **found)
+    # A model loaded from GGUF counts as quantized and refuses save_pretrained.
+    plain = {k: v for k, v in quantized.config.to_dict().items() if k != "quantization_config"}
+    model = AutoModelForCausalLM.from_config(type(quantized.config)(**plain))
+    model.load_state_dict(quantized.state_dict())
+    model.generation_config = quantized.generation_config
+    return model.to(dtype).eval(), tokenizer
+
+
+def _find_gguf(base: GgufBase) -> tuple[Path, dict[str, Any]]:
+    """Returns the directory of a GGUF file, and the arguments of `from_pretrained`."""
     spec = importlib.util.find_spec(base.package)
     if spec is None or spec.origin is None:
         raise MissingExtraError(
@@ -196,11 +247,4 @@ def _from_gguf(base: GgufBase, dtype: torch.dtype) -> tuple[PreTrainedModel, Any
         "local_files_only": True,
         "trust_remote_code": False,
     }
-    tokenizer = AutoTokenizer.from_pretrained(directory, **found)
-    quantized = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, **found)
-    # A model loaded from GGUF counts as quantized and refuses save_pretrained.
-    plain = {k: v for k, v in quantized.config.to_dict().items() if k != "quantization_config"}
-    model = AutoModelForCausalLM.from_config(type(quantized.config)(**plain))
-    model.load_state_dict(quantized.state_dict())
-    model.generation_config = quantized.generation_config
-    return model.to(dtype).eval(), tokenizer
+    return directory, found

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from grpo.modalities.shared.warmup import BasePolicy
     from grpo.modalities.tokens.costs import TokenCostModel
     from grpo.modalities.tokens.policy import Decoding, TokenPolicy
+    from grpo.runtime.dry_run import DryRun
 
 
 RoutingMode = Literal["live", "replay_sampled", "replay_proximal"]
@@ -236,6 +237,13 @@ class Tokens(Modality[TokenPolicyParams, TokenSampling, TokenDraws]):
         from grpo.modalities.tokens.costs import load_token_cost_model
 
         return load_token_cost_model(params, base=base, policy=policy)
+
+    def load_unfilled(
+        self, params: RunParams[TokenPolicyParams], *, data: Path, draws: "Decoding", run: "DryRun"
+    ) -> "TokenPolicy":
+        from grpo.modalities.tokens.bases import load_unfilled
+
+        return load_unfilled(params, data=data, decoding=draws, run=run)
 
     def layout(self, policy: TokenPolicyParams, base: Path) -> "Layout":
         from grpo.modalities.tokens.policy import token_layout

@@ -22,7 +22,9 @@ from grpo.modalities.shared.models import (
     read_tokenizer,
     require_embedded,
     require_known_keys,
+    shape_model,
 )
+from grpo.modalities.shared.restoring import place_round
 from grpo.modalities.shared.text_modality import Decoding
 from grpo.modalities.shared.texts import PASS_ERRORS, TOLERANCES, Pairs
 from grpo.modalities.shared.tokenizers import make_marked_tokenizer
@@ -45,9 +47,10 @@ from grpo.modalities.vision_language.reading import (
     read_image_processor,
     require_image_template,
 )
+from grpo.runtime.dry_run import DryRun
 from grpo.runtime.machine import DTYPES
 from grpo.runtime.seeds import derive_seed
-from grpo.runtime.sources import find_source
+from grpo.runtime.sources import find_local_source, find_source
 from grpo.schema import PARAMS
 from grpo.types import Cost
 
@@ -144,6 +147,32 @@ def make_fresh(
         uses_chat_template=params.policy.prompt_format == "chat",
     )
     return model.to(DTYPES[params.machine.dtype]).eval(), reader
+
+
+def load_unfilled(
+    params: RunParams[VisionLanguagePolicyParams], *, data: Path, decoding: Decoding, run: DryRun
+) -> VisionLanguagePolicy:
+    """Returns the policy of the base for a dry run.
+
+    Raises:
+      ParameterError: If the base's configuration is not on this machine.
+    """
+    base = params.policy.base
+    with torch.device("meta"):
+        if isinstance(base, ScratchBase):
+            model, reader = make_fresh(params, base, PROBES)
+        else:
+            model = shape_model(AutoModelForImageTextToText, base, data, parameter=BASE)
+            model.to(DTYPES[params.machine.dtype])
+            reader = PromptReader(
+                read_tokenizer(base, data, parameter=BASE),
+                read_image_processor(find_local_source(base, data, parameter=BASE)),
+                model.config,
+                uses_chat_template=params.policy.prompt_format == "chat",
+            )
+    place_round(params, model, run)
+    with run:
+        return VisionLanguagePolicy(model, reader, decoding=decoding)
 
 
 @torch.no_grad()

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from grpo.modalities.shared.warmup import BasePolicy
     from grpo.modalities.vision_language.policy import VisionLanguagePolicy
     from grpo.runtime.artifacts.stored_iterations import IterationFiles
+    from grpo.runtime.dry_run import DryRun
 
 
 class ScratchBase(Strict):
@@ -103,6 +104,18 @@ class VisionLanguage(TextModality[VisionLanguagePolicyParams]):
         from grpo.modalities.vision_language.policy import load_vision_language_policy
 
         return load_vision_language_policy(params, base=base, directory=directory, decoding=draws)
+
+    def load_unfilled(
+        self,
+        params: RunParams[VisionLanguagePolicyParams],
+        *,
+        data: Path,
+        draws: Decoding,
+        run: "DryRun",
+    ) -> "VisionLanguagePolicy":
+        from grpo.modalities.vision_language.bases import load_unfilled
+
+        return load_unfilled(params, data=data, decoding=draws, run=run)
 
     def layout(self, policy: VisionLanguagePolicyParams, base: Path) -> "Layout":
         from grpo.modalities.vision_language.policy import LAYOUT

@@ -2,11 +2,12 @@
 
 import json
 from collections.abc import Iterator, Mapping
+from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -79,6 +80,16 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = load_file(path)
     require_finite(tensors, path)
     return tensors
+
+
+def stored_numbers(path: Path) -> int:
+    """Returns how many numbers the tensors of a file have, from its header.
+
+    Raises:
+      ArtifactError: If the file is missing, truncated or not safetensors.
+    """
+    with whole_safetensors(path), safe_open(path, framework="pt") as file:
+        return sum(prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
 
 
 def write_in_parts(path: Path, tensors: Mapping[str, Tensor]) -> None:

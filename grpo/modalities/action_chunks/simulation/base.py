@@ -1,6 +1,7 @@
 """The interface of a simulator: environments, their answers, and endings of rollouts."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -29,6 +30,17 @@ class Moment(NamedTuple):
     executed: int  # number of executed actions of the chunk; the rest came after the end
     ending: Ending | None  # None: the rollout continues
     picture: NDArray[np.uint8] = NO_PICTURE  # square, channels first; no pixels at the end
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demonstration:
+    """Observations of an expert and its actions for them, without the noise of execution."""
+
+    instruction: str
+    observation: NDArray[np.float64]  # shape [step, number]
+    action: NDArray[np.float64]  # shape [step, dimension], in [-1, 1]
+    picture: NDArray[np.uint8]  # shape [step, 3, pixels, pixels]
+    is_solved: bool
 
 
 @runtime_checkable

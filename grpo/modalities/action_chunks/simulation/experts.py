@@ -1,33 +1,20 @@
 """Demonstrations by Meta-World's scripted experts with noise on executed actions."""
 
 import warnings
-from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from grpo.modalities.action_chunks.simulation.base import Demonstration
 from grpo.modalities.action_chunks.simulation.metaworld import (
-    ACTIONS,
     MetaWorld,
     family_of,
-    instruction_of,
     make_expert,
     split_scene,
 )
+from grpo.modalities.action_chunks.simulation.sizes import ACTIONS, instruction_of
 
 LONGEST = 250  # maximum steps of a demonstration
 STEPS_AFTER_GOAL = 8  # steps recorded after the goal is reached
-
-
-@dataclass(frozen=True, kw_only=True)
-class Demonstration:
-    """Observations of an expert and its actions for them, without the noise of execution."""
-
-    instruction: str
-    observation: NDArray[np.float64]  # shape [step, number]
-    action: NDArray[np.float64]  # shape [step, dimension], in [-1, 1]
-    picture: NDArray[np.uint8]  # shape [step, 3, pixels, pixels]
-    is_solved: bool
 
 
 def demonstrate(scene: str, *, noise: float, seed: int, pixels: int = 0) -> Demonstration:

@@ -14,6 +14,11 @@ from numpy.typing import NDArray
 from grpo.errors import MissingExtraError, ParameterError
 from grpo.modalities.action_chunks.simulation.base import NO_PICTURE, SEPARATOR
 from grpo.modalities.action_chunks.simulation.camera import Camera
+from grpo.modalities.action_chunks.simulation.sizes import (
+    OBSERVATIONS,
+    VERSION,
+    instruction_of,
+)
 from grpo.schema import PARAMS
 
 try:
@@ -25,12 +30,8 @@ except ImportError:
         f"{PARAMS}: task.kind manipulation needs metaworld; run pip install -e '.[manipulation]'"
     ) from None
 
-VERSION = "-v3"
 DIGITS = 6  # decimals of a coordinate in meters
-ACTIONS = 4  # action dimensions: the hand's motion in three directions and the gripper
 GRIPPER = 3  # index of the gripper's action; positive values close it
-OBSERVATIONS = 39  # hand and two objects, now and one step before, and the goal
-HAND = 4  # the first numbers of an observation: position and opening of the hand
 
 
 class MetaWorld:
@@ -86,11 +87,6 @@ def split_scene(scene: str) -> tuple[str, list[float]]:
     """Returns the instruction of a scene and its coordinates in meters."""
     instruction, _, numbers = scene.partition(SEPARATOR)
     return instruction, [float(each) for each in numbers.split()]
-
-
-def instruction_of(family: str) -> str:
-    """Returns the instruction of a family: its name as words."""
-    return family.removesuffix(VERSION).replace("-", " ")
 
 
 def family_of(instruction: str) -> str:
