@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from grpo.errors import ArtifactError
-from grpo.runtime.artifacts.files import WORK, Scratch, atomic_path, write_bytes
+from grpo.runtime.artifacts.files import WORK, Scratch, atomic_path
 from grpo.runtime.ranks import all_agree, all_texts, num_ranks, require_same, this_rank
 
 PART_BYTES = 2**26  # sent at a time, and held by each rank
@@ -96,12 +96,15 @@ def _are_on_hosts() -> bool:
 
 def _sees_first() -> bool:
     """Returns whether this rank works in the directory of the first."""
-    mark = WORK / f"{os.environ.get('DVC_STAGE', 'ranks')}.first-rank"  # the stage is locked
-    token = from_first(secrets.token_hex(16))
+    prefix = f"{os.environ.get('DVC_STAGE', 'ranks')}.first-rank-"  # the stage is locked
+    # A name that no host has looked up before: NFS remembers that a file did not exist.
+    mark = WORK / f"{prefix}{from_first(secrets.token_hex(16))}"
     if this_rank() == 0:
-        write_bytes(mark, token.encode())
+        for left in WORK.glob(f"{prefix}*"):  # by a run that was killed
+            left.unlink()
+        mark.touch()
     all_agree(True)
-    found = mark.exists() and mark.read_text() == token
+    found = mark.exists()
     all_agree(True)
     if this_rank() == 0:
         mark.unlink()

@@ -99,7 +99,7 @@ def test_ranks_without_a_shared_directory_give_the_bytes_of_one_host(divided: Pa
         assert not (hosts[1] / out).exists()
     for host in hosts:
         assert not (host / ".work" / STAGE).exists()
-        assert not [*(host / ".work").glob("*.first-rank")]
+        assert not [*(host / ".work").glob("*.first-rank-*")]
 
 
 def test_hosts_of_other_parameters_are_refused(divided: Path, tmp_path: Path):
