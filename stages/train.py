@@ -11,6 +11,7 @@ from grpo.runtime.artifacts.files import WORK, Scratch
 from grpo.runtime.artifacts.usage import Usage
 from grpo.runtime.curves import RoundCurve
 from grpo.runtime.machine import prepare_machine
+from grpo.runtime.rank_files import leads_directory
 from grpo.runtime.ranks import all_agree, process_group, run_in_ranks, this_rank
 from grpo.training.metrics import UpdateMetrics, update_rows
 from grpo.wiring.iterations import RoundInputs, RoundState, Trainer, load_trainer
@@ -54,7 +55,7 @@ def main(
             state = _train(trainer, inputs, scratch, usage, open_later)
             with usage.part("save"):
                 save_round(trainer, state, scratch, policy_out=policy_out, out=training_out)
-            if this_rank() == 0:
+            if leads_directory():
                 scratch.clear()
 
     run_in_ranks(ranks, work, usage, store=store)

@@ -269,9 +269,10 @@ async def _collect(
         for result in await task:
             results.append(result)
             error = result.kind.error if isinstance(result, Failure) else None
+            if circuit is not None and error is ServerError:
+                error = None  # decided below, by the circuit
             in_a_row = in_a_row + 1 if error else 0
-            is_kept = circuit is not None and error is ServerError
-            if isinstance(result, Failure) and error and in_a_row >= limit and not is_kept:
+            if isinstance(result, Failure) and error and in_a_row >= limit:
                 raise error(_describe_outage(server, result, f"{in_a_row} rollouts in a row"))
     outages = [each for each in results if isinstance(each, Failure) and each.is_outage]
     if circuit is not None and circuit.unanswered == "end_stage" and outages:

@@ -32,7 +32,7 @@ from grpo.errors import (
     WorkerError,
     brief,
 )
-from grpo.runtime.artifacts.files import Scratch, digest, refused_by_the_system
+from grpo.runtime.artifacts.files import digest, refused_by_the_system
 from grpo.runtime.artifacts.usage import Usage
 from grpo.runtime.process import die_with_parent
 from grpo.schema import PARAMS
@@ -150,19 +150,8 @@ def require_same(what: str, value: Any) -> None:
     if all_reduce_max([number, -number]) != [number, -number]:
         raise ArtifactError(
             f"{what} must be the same for all ranks, rank {this_rank()} has {value}; "
-            "start all of them in one shared directory"
+            "start all of them with the same commit and inputs"
         )
-
-
-def latest_checkpoint(scratch: Scratch) -> tuple[int, Path] | None:
-    """Returns the number and path of the newest checkpoint, the same on all ranks, or None.
-
-    Raises:
-      ArtifactError: If ranks find different ones.
-    """
-    latest = scratch.latest()
-    require_same("what ranks read", [str(scratch.directory), latest and latest[0]])
-    return latest
 
 
 def _reduce(own: Tensor, how: dist.ReduceOp.RedOpType) -> Tensor:

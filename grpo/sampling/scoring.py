@@ -243,6 +243,7 @@ def require_judged(rewards: pd.DataFrame) -> str | None:
 
 def _reason(row: "pd.Series[Any]") -> str:
     reasons = {
+        "unanswered": "the judge's server does not answer",
         "timed_out": "raise reward.timeout_seconds or fix the judge",
         "unparsable": "reward.answer_pattern matches nowhere in its text",
     }

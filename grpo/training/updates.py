@@ -24,7 +24,8 @@ from grpo.modalities.shared.optimizer import (
 from grpo.objective.base import Objective, State, loss_terms, scalar_loss
 from grpo.objective.penalty import needs_divergence, needs_entropy
 from grpo.runtime.artifacts.files import Scratch, read_json, write_json
-from grpo.runtime.ranks import all_reduce_max, full_tensor, latest_checkpoint, this_rank
+from grpo.runtime.rank_files import latest_checkpoint
+from grpo.runtime.ranks import all_reduce_max, full_tensor, this_rank
 from grpo.training.audits import Auditor
 from grpo.training.batches import Batch, last_step, local_microbatches, plan_batches
 from grpo.training.frozen import (

@@ -29,7 +29,8 @@ from grpo.runtime.artifacts.tables import (
 )
 from grpo.runtime.artifacts.tensors import read_tensors, write_tensors
 from grpo.runtime.artifacts.usage import Usage
-from grpo.runtime.ranks import latest_checkpoint, this_rank
+from grpo.runtime.rank_files import bring, latest_checkpoint
+from grpo.runtime.ranks import this_rank
 from grpo.schema import PARAMS
 from grpo.training.metrics import UpdateMetrics, update_rows
 from grpo.training.updates import run_updates
@@ -106,6 +107,8 @@ def train_round(
         place = scratch.directory / iteration_name(index)
         if index:
             rollouts, rewards = place / ROLLOUTS_FOLDER, place / REWARDS_FILE
+            bring(rollouts)
+            bring(rewards)
         before = _cost_of(trainer)
         with usage.part("read"):
             loaded = load_iteration(trainer, state, rollouts=rollouts, rewards=rewards)

@@ -38,6 +38,8 @@ def perform(text):
         time.sleep(600)
     if text == "crash":
         os._exit(3)
+    if text == "token":
+        return float(any("token-of-a-test" in each for each in os.environ.values()))
     if text == "print":
         print("what a judge prints is no answer", flush=True)
         return 0.25

@@ -171,6 +171,12 @@ def test_requests_beyond_the_bound_get_429_and_are_judged_when_they_come_again(t
     assert [each.score for each in outcomes] == [n / 1000 for n in range(20)]
 
 
+def test_the_judge_cannot_read_the_token(server: Running):
+    """It is code of others, as any judge."""
+    (status, items) = post(server, columns_of("token"))
+    assert (status, items) == (200, [0.0])
+
+
 @pytest.mark.long
 def test_images_and_clips_reach_the_judge_as_they_are(tmp_path: Path):
     """Of one channel or three, of several frames; the scores keep the order of the rows."""

@@ -17,7 +17,11 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     writes dvc.lock once, not once per stage. `make test-long` shows that `dvc repro` writes the
     same bytes.
     """
-    workspace = check_out(tmp_path_factory.mktemp("finished"))
+    return reproduce(check_out(tmp_path_factory.mktemp("finished")))
+
+
+def reproduce(workspace: Path) -> Path:
+    """Runs all stages of a fresh workspace and writes dvc.lock, as `dvc repro` does."""
     with opened(workspace) as repo:
         commands = {stage: command for stage, command, _ in commands_in_order(workspace)}
         for stage, command in commands.items():
