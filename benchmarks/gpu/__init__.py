@@ -1,0 +1,1 @@
+"""Measures everything that needs a GPU with one command, part by part."""

@@ -1,0 +1,129 @@
+"""Measures on one device, within ten minutes, all that needs a GPU; writes JSON and a page.
+
+python -m benchmarks.gpu                            # on a GPU; call again for what is left
+python -m benchmarks.gpu --device cpu --size tiny   # shows that every part works
+
+A part runs in its own process with a time limit; if it fails, its line says why and the others go
+on. Parts that the results have of the same code and device are not repeated, except those that did
+not run. Needs no network. Writes benchmarks/results/gpu.json and docs/gpu.md, or into --out.
+"""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import chdir
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.demo import RESULTS, ROOT, machine
+from benchmarks.gpu.page import write_page
+from benchmarks.gpu.parts import NO_CUDA, PARTS
+from benchmarks.gpu.sizes import WORK, Target, describe_device
+from grpo.runtime.artifacts.files import digest, read_json, write_bytes, write_json
+
+CODE = ("grpo", "stages", "benchmarks", "tests/gpu", "tests/twins")
+PACKAGES = ("torch", "transformers", "vllm", "trl")
+LIMIT_SECONDS = 570.0  # of a call: a session on a lent GPU may have ten minutes per command
+LEAST_SECONDS = 20.0  # for which a part is started
+Result = dict[str, Any]
+
+
+def main() -> None:
+    """Runs the missing parts, one after the other, and writes the results after each."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--size", choices=WORK, default="full")
+    parser.add_argument("--part", action="append", choices=PARTS, help="default: all")
+    parser.add_argument("--seconds", type=float, default=LIMIT_SECONDS, help="of the whole call")
+    parser.add_argument("--out", type=Path, help="folder of gpu.json and gpu.md")
+    chosen = parser.parse_args()
+    end = time.monotonic() + chosen.seconds
+    results_file = (chosen.out or RESULTS) / "gpu.json"
+    page_file = (chosen.out or ROOT / "docs") / "gpu.md"
+    target = Target(device=chosen.device, size=chosen.size)
+    results = read_json(results_file) if results_file.exists() else {"runs": {}}
+    name, run = open_run(results, target)
+    for part in chosen.part or PARTS:
+        known = run["parts"].get(part, {"state": "did not run"})
+        if known["state"] != "did not run":
+            print(f"{part}: {known['state']}, as measured before", flush=True)
+            continue
+        run["parts"][part] = run_part(part, target, end - time.monotonic())
+        print(f"{part}: {describe(run['parts'][part])}", flush=True)
+        results["runs"][name] = run
+        write_json(results_file, results)
+    write_bytes(page_file, write_page(read_json(results_file)).encode())
+
+
+def open_run(results: Result, target: Target) -> tuple[str, Result]:
+    """Returns the name and the content of this device's run; an empty one if the code differs."""
+    is_missing = target.device == "cuda" and not torch.cuda.is_available()
+    device = {"name": NO_CUDA} if is_missing else describe_device(target)
+    name = f"{device['name']}, {target.size}"
+    with chdir(ROOT):
+        code = digest(sorted(file for each in CODE for file in Path(each).rglob("*.py")))
+    known: Result = results["runs"].get(name, {})
+    if known.get("code") == code:
+        return name, known
+    about = {"command": f"python -m benchmarks.gpu --device {target.device} --size {target.size}"}
+    installed = {each: version(each) for each in PACKAGES if find_spec(each)}
+    versions = {**installed, "cuda": torch.version.cuda}
+    return name, {
+        **about,
+        "code": code,
+        "device": device,
+        "machine": machine(),
+        "versions": versions,
+        "parts": {},
+    }
+
+
+def run_part(name: str, target: Target, seconds_left: float) -> Result:
+    """Returns the result of a part, or why there is none."""
+    part = PARTS[name]
+    is_missing = target.device == "cuda" and not torch.cuda.is_available()
+    obstacle = NO_CUDA if is_missing else part.find_obstacle(target)
+    if obstacle is None and seconds_left < LEAST_SECONDS:
+        obstacle = "the time of this call was over; call the command again"
+    if obstacle is not None:
+        return {"state": "did not run", "reason": obstacle}
+    limit = min(part.seconds, seconds_left) if target.device == "cuda" else seconds_left
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.gpu.parts", name]
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "result.json"
+        try:
+            done = subprocess.run(
+                [*command, target.device, target.size, str(out)],
+                cwd=ROOT,
+                capture_output=True,
+                text=True,
+                timeout=limit,
+            )
+        except subprocess.TimeoutExpired:
+            is_short = limit < part.seconds  # a later call has more time for it
+            state = "did not run" if is_short else "failed"
+            return {"state": state, "reason": f"was not done after {limit:.0f} s"}
+        seconds = round(time.monotonic() - start, 1)
+        if done.returncode != 0 or not out.exists():
+            lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+            reason = lines[-1] if lines else f"ended with exit code {done.returncode}"
+            return {"state": "failed", "seconds": seconds, "reason": reason}
+        return {"state": "done", "seconds": seconds, "result": read_json(out)}
+
+
+def describe(found: Result) -> str:
+    """Returns the state of a part in one line."""
+    reason = f", {found['reason']}" if "reason" in found else ""
+    took = f" in {found['seconds']} s" if "seconds" in found else ""
+    return f"{found['state']}{took}{reason}"
+
+
+if __name__ == "__main__":
+    main()

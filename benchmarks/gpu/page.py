@@ -1,0 +1,109 @@
+"""The page of the results: docs/gpu.md."""
+
+from typing import Any
+
+from grpo.runtime.markdown import markdown_table
+
+Result = dict[str, Any]
+HEAD = """\
+# GPU measurements
+
+`python -m benchmarks.gpu` measures in one call all that needs a GPU, and writes this page and
+[its numbers](../benchmarks/results/gpu.json). A call takes at most ten minutes. Call it again for
+the parts that it did not reach: parts that the results have of the same code and device are not
+repeated. A part runs in its own process with a time limit. If it fails, its row says why and the
+others go on. No part needs a network: models have published shapes and random weights.
+
+| part | what it measures |
+|---|---|
+| tests | the tests that need a GPU (`pytest -m gpu tests/gpu`) |
+| throughput | sampling by the model's own class, and one update, in bfloat16; FLOPs used |
+| vllm | tokens per second and log-probs of vLLM and of the model's own class |
+| trl | whole updates of TRL's `GRPOTrainer` beside ours, sampling included |
+| memory | the peak of an update, divided by the prediction of [benchmarks/scale](scale.md) |
+| two ranks | weights and moments after training in two ranks, against one rank |
+| twin | all stages of a recipe on a tiny model of its class, in bfloat16 |
+
+Models have the shapes of Qwen2.5. `vllm` needs vLLM and `trl` needs TRL in the environment; `two
+ranks` needs two devices.
+"""
+NO_GPU = """\
+**There is no number of a GPU on this page.** What follows ran on a CPU at a tiny size. It shows
+that the command works, and says nothing about speed or memory on a GPU."""
+
+
+def write_page(results: Result) -> str:
+    """Returns the page of all runs."""
+    runs = results["runs"]
+    on_gpu = [run for run in runs.values() if run["device"].get("memory_bytes")]
+    parts = [HEAD, *([] if on_gpu else [f"{NO_GPU}\n"])]
+    for name, run in runs.items():
+        versions = ", ".join(f"{key} {value}" for key, value in run["versions"].items() if value)
+        parts.append(f"## {name}\n\n`{run['command']}`, {versions}.\n")
+        parts.append(states_table(run) + "\n")
+        if speeds := speeds_table(run):
+            parts.append(speeds + "\n")
+    return "\n".join(parts)
+
+
+def states_table(run: Result) -> str:
+    """Returns what each part found, or why it did not run, as Markdown."""
+    rows = [
+        [
+            name,
+            part["state"],
+            f"{part['seconds']:.0f}" if "seconds" in part else "",
+            _in_words(part),
+        ]
+        for name, part in run["parts"].items()
+    ]
+    return markdown_table(["part", "state", "seconds", "result"], rows)
+
+
+def speeds_table(run: Result) -> str:
+    """Returns tokens per second and utilization by model as Markdown; empty without them."""
+    titles = ["model", "parameters", "what", "seconds", "tokens per s"]
+    titles += ["share of a matrix product's FLOPs per s", "MFU by data sheet"]
+    rows = []
+    for name, part in run["parts"].items():
+        if name.startswith("throughput") and part["state"] == "done":
+            found = part["result"]
+            for what in ("sampling", "update"):
+                own = found[what]
+                mfu = "-" if own["mfu"] is None else f"{own['mfu']:.1%}"
+                seconds = ", ".join(f"{each:.2f}" for each in own["seconds"])
+                rows.append(
+                    [
+                        name.removeprefix("throughput "),
+                        f"{found['parameters'] / 1e6:.1f} M",
+                        what,
+                        seconds,
+                        f"{own['tokens_per_second']:.0f}",
+                        f"{own['share_of_product']:.1%}",
+                        mfu,
+                    ]
+                )
+    return markdown_table(titles, rows) if rows else ""
+
+
+def _in_words(part: Result) -> str:
+    """Returns the result of a part in a few words."""
+    if part["state"] != "done":
+        return str(part["reason"]).replace("|", "/")
+    match part["result"]:
+        case {"passed": passed, "skipped": skipped, "failures": failures}:
+            failed = f", failed: {', '.join(failures)}" if failures else ""
+            return f"{passed} passed, {skipped} skipped{failed}"
+        case {"drift_max": drift, "updates": updates}:
+            return f"{updates} updates, drift at most {drift:.2g} nats"
+        case {"measured_per_predicted": ratio, "peak_is_of": what}:
+            return f"{ratio:.2f} of the prediction (peak of {what})"
+        case {"vllm_tokens_per_second": fast, "transformers_tokens_per_second": slow, **rest}:
+            apart = f"{rest['logp_difference_mean']:.2g} / {rest['logp_difference_p99']:.2g}"
+            return f"{fast:.0f} tokens per s, transformers {slow:.0f}; |logp| apart {apart} nats"
+        case {"ours_per_trl": ratio}:
+            return f"{ratio:.2f} of TRL's seconds per update"
+        case {"backend": backend, "largest_difference": apart}:
+            values = ", ".join(f"{name} {value:.1g}" for name, value in apart.items())
+            return f"{backend}; largest difference: {values}"
+    return "in the table below"

@@ -1,0 +1,69 @@
+"""The command that measures all that needs a GPU, on a CPU at tiny size."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.demo import RESULTS, ROOT
+from benchmarks.gpu.__main__ import run_part
+from benchmarks.gpu.page import write_page
+from benchmarks.gpu.parts import PARTS
+from benchmarks.gpu.sizes import Target
+from grpo.runtime.artifacts.files import read_json
+
+MEASURED = "as measured before"
+
+
+def call(out: Path) -> list[str]:
+    """Runs the command and returns its lines: one per part."""
+    command = [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--size", "tiny"]
+    done = subprocess.run(
+        [*command, "--seconds", "1800", "--out", str(out)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.long
+def test_the_command_runs_every_part_on_a_cpu_and_repeats_none(tmp_path: Path):
+    lines = call(tmp_path)
+    (run,) = read_json(tmp_path / "gpu.json")["runs"].values()
+    assert list(run["parts"]) == list(PARTS)
+    for name, part in run["parts"].items():
+        assert part["state"] == "did not run" or part["state"] == "done", (name, part)
+    absent = {name: part for name, part in run["parts"].items() if part["state"] != "done"}
+    assert set(absent) <= {"vllm", "trl"}
+    assert all("is not installed" in part["reason"] for part in absent.values())
+    page = (tmp_path / "gpu.md").read_text()
+    assert "There is no number of a GPU on this page" in page
+    assert all(f"| {name} |" in page for name in PARTS)
+    first = read_json(tmp_path / "gpu.json")
+    again = call(tmp_path)
+    assert [line for line in again if not line.endswith(MEASURED)] == [
+        line for line in lines if line.split(":")[0] in absent
+    ]
+    assert read_json(tmp_path / "gpu.json") == first
+
+
+def test_a_part_that_cannot_run_says_why():
+    on_cpu = Target(device="cpu", size="tiny")
+    late = run_part("tests", on_cpu, seconds_left=1.0)
+    assert late["state"] == "did not run"
+    assert "call the command again" in late["reason"]
+
+
+@pytest.mark.long
+def test_a_part_that_fails_is_a_line():
+    unknown = Target(device="cpu", size="none")
+    failed = run_part("throughput 0.5B", unknown, seconds_left=300.0)
+    assert failed["state"] == "failed"
+    assert failed["reason"] == "KeyError: 'none'"
+
+
+def test_the_page_is_that_of_the_results():
+    assert (ROOT / "docs" / "gpu.md").read_text() == write_page(read_json(RESULTS / "gpu.json"))
