@@ -1,7 +1,6 @@
 """The memory that `grpo check` predicts: laws of dry runs, limits, and what processes take."""
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from grpo.runtime.dry_run import DryRun
 from grpo.schema import DATA
 from grpo.wiring.memory import PolicyMemory, UpdateMemory
 from grpo.wiring.policies import draws_of_arm, make_optimizer
-from grpo.wiring.stage_memory import COLUMNS, RunMemory, measure_stages, require_memory
+from grpo.wiring.stage_memory import COLUMNS, measure_stages, require_memory
 
 ROOT = Path(__file__).parents[1]
 ARM = "plain"
@@ -166,9 +165,7 @@ def test_a_microbatch_that_cannot_fit_is_refused_with_one_that_does(
     fitting = int(message.partition("at most ")[2].split()[0])
     assert 0 < fitting < 10**5
     lower = settings.training.model_copy(update={"tokens_per_microbatch": fitting // 2})
-    fits = wide.model_copy(
-        update={"arms": {arm: settings.model_copy(update={"training": lower})}}
-    )
+    fits = wide.model_copy(update={"arms": {arm: settings.model_copy(update={"training": lower})}})
     require_memory(limited(fits, above=40e6), show=shown.append)
     assert "largest microbatch" in shown[-1]
 

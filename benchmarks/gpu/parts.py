@@ -36,8 +36,10 @@ from benchmarks.scale.inputs import make_model as make_shape
 from benchmarks.scale.measure import measure_block
 from benchmarks.scale.results import training_bytes
 from benchmarks.workspaces import ROOT, make_workspace, reset_peak, resident_peak, run_stages
+from grpo.errors import MissingExtraError
 from grpo.modalities.policy import make_rollouts
 from grpo.modalities.shared.optimizer import PreciseAdamW
+from grpo.modalities.tokens.modality import DEFAULT_VLLM
 from grpo.modalities.tokens.policy import TokenPolicy, TokenTrajectory
 from grpo.objective.algorithms import grpo
 from grpo.objective.base import Objective, chain
@@ -51,6 +53,7 @@ Result = dict[str, Any]
 LEARNING_RATE = 1e-6
 PRODUCT_SIDE = {"cpu": 1024, "cuda": 8192}  # of the matrices whose product is the speed to reach
 NO_CUDA = "no CUDA device"
+VLLM_ON_CPU = DEFAULT_VLLM.model_copy(update={"memory_share": 0.1, "compiled": False})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,9 +237,12 @@ def compare_vllm(target: Target) -> Result:
         engine = VllmPolicy(
             host.model,
             host.tokenizer,
+            base=Path(folder),
             directory=Path(folder),
             decoding=plain.decoding,
             uses_chat_template=False,
+            settings=DEFAULT_VLLM if target.device == "cuda" else VLLM_ON_CPU,
+            threads=1,
         )
         found: Result = {}
         for name, policy in (("transformers", plain), ("vllm", engine)):
@@ -362,9 +368,13 @@ def _now(target: Target) -> float:
 
 
 def _needs_vllm(target: Target) -> str | None:
-    if find_spec("vllm") is None:
-        return "vllm is not installed"
-    return NO_CUDA if target.device == "cpu" else None
+    from grpo.modalities.tokens.vllm import find_python
+
+    try:
+        find_python()
+    except MissingExtraError as error:
+        return str(error)
+    return None
 
 
 def _needs_trl(target: Target) -> str | None:
