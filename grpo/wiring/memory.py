@@ -204,7 +204,7 @@ class PolicyMemory:
 def draw_prompts(params: Parameters, data: Path) -> list[str]:
     """Returns prompts of the task, of a small table if it generates them."""
     fields = type(params.task).model_fields
-    few = {
+    few: dict[str, Any] = {
         name: max(TRIED_PROMPTS, len(getattr(params.task, "families", ())))
         for name in ("train_prompts", "eval_prompts")
         if name in fields
