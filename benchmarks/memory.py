@@ -128,16 +128,19 @@ MODALITIES: dict[str, tuple[str, Callable[[int, int], dict[str, Any]], int]] = {
     "vision_language": ("recipes/grounding.yaml", _vision_language, 16),
 }
 SIZES = {"small": (384, 3), "medium": (512, 4), "large": (768, 6)}
+VARIED = ("tokens", "denoising")  # modalities with other variants than float32
 SAMPLED = 16  # rollouts of a batch
 
 
 def cases() -> Iterator[dict[str, Any]]:
-    """Yields the cases: all variants in the medium size, and adapters of tokens only."""
+    """Yields the cases; variants are those of one size, and adapters of tokens only."""
     for modality, (recipe, changes, rows) in MODALITIES.items():
         for size, shape in SIZES.items():
+            is_varied = modality in VARIED and size == "medium"
             for variant, more in VARIANTS.items():
+                has_adapters = variant == "LoRA"
                 if variant == "float32" or (
-                    size == "medium" and (variant != "LoRA" or modality == "tokens")
+                    is_varied and (modality == "tokens" or not has_adapters)
                 ):
                     yield {
                         "modality": modality,
