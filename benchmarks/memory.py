@@ -305,6 +305,14 @@ def _read(file: Path, case: dict[str, Any], changes: dict[str, Any]) -> Paramete
     return read_params(file)
 
 
+def claims(results: dict[str, Any]) -> list[str]:
+    """Returns what the page says of the results."""
+    errors = [each["predicted"] / each["measured"] - 1 for each in results["rows"]]
+    hits = sum(abs(each) <= results["target"] for each in errors)
+    lowest, highest = (f"{100 * each(errors):+.0f}%" for each in (min, max))
+    return [f"{hits} of {len(errors)} predictions are within 15 %", f"from {lowest} to {highest}"]
+
+
 def table(results: dict[str, Any]) -> str:
     """Returns predicted and measured peaks by case."""
     titles = ["policy", "size", "variant", "work", "predicted MB", "measured MB", "error"]

@@ -131,6 +131,7 @@ CLAIMS: list[tuple[str, Callable[[dict[str, Any]], list[str]], str]] = [
     ("chunk_costs", chunk_costs.claims, "action-chunks"),
     ("manipulation-pixels", lambda found: recipe_claims.durations(found)[:1], "action-chunks"),
     ("translation", recipe_claims.translation, "own-model"),
+    ("memory", memory.claims, "memory"),
     ("peer_trl", peer_trl.claims, "speed"),
     ("peer_trl", lambda found: peer_trl.claims(found)[:1], "../README"),
     ("peer_trl_run", lambda found: peer_trl_run.claims(found)[1:], "speed"),

