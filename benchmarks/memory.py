@@ -128,16 +128,19 @@ MODALITIES: dict[str, tuple[str, Callable[[int, int], dict[str, Any]], int]] = {
     "vision_language": ("recipes/grounding.yaml", _vision_language, 16),
 }
 SIZES = {"small": (384, 3), "medium": (512, 4), "large": (768, 6)}
+VARIED = ("tokens", "denoising")  # modalities with other variants than float32
 SAMPLED = 16  # rollouts of a batch
 
 
 def cases() -> Iterator[dict[str, Any]]:
-    """Yields the cases: all variants in the medium size, and adapters of tokens only."""
+    """Yields the cases; variants are those of one size, and adapters of tokens only."""
     for modality, (recipe, changes, rows) in MODALITIES.items():
         for size, shape in SIZES.items():
+            is_varied = modality in VARIED and size == "medium"
             for variant, more in VARIANTS.items():
+                has_adapters = variant == "LoRA"
                 if variant == "float32" or (
-                    size == "medium" and (variant != "LoRA" or modality == "tokens")
+                    is_varied and (modality == "tokens" or not has_adapters)
                 ):
                     yield {
                         "modality": modality,
@@ -300,6 +303,14 @@ def _read(file: Path, case: dict[str, Any], changes: dict[str, Any]) -> Paramete
         section[name] = {**section[name], **value} if is_part else value
     write_bytes(file, json.dumps(content).encode())
     return read_params(file)
+
+
+def claims(results: dict[str, Any]) -> list[str]:
+    """Returns what the page says of the results."""
+    errors = [each["predicted"] / each["measured"] - 1 for each in results["rows"]]
+    hits = sum(abs(each) <= results["target"] for each in errors)
+    lowest, highest = (f"{100 * each(errors):+.0f}%" for each in (min, max))
+    return [f"{hits} of {len(errors)} predictions are within 15 %", f"from {lowest} to {highest}"]
 
 
 def table(results: dict[str, Any]) -> str:

@@ -37,6 +37,7 @@ from grpo.rewards.base import Task
 from grpo.runtime.artifacts.files import sha256_of
 from grpo.runtime.artifacts.tables import PROMPTS, validate
 from grpo.sampling.judging import judge_text
+from grpo.schema import Machine
 from grpo.tasks import find_task, task_kinds
 from grpo.tasks.base import TaskInputs
 from grpo.types import Credit, Rollouts
@@ -64,6 +65,7 @@ SECTIONS: dict[str, Any] = {
     "policy": POLICIES,
     "reward": Reward,
     "training": Training,
+    "machine": Machine,
     "sampling": reduce(or_, (each.sampling for each in all_modalities().values()))
     | Parameters.model_fields["sampling"].annotation,  # of an arm, or of all
 }

@@ -32,19 +32,19 @@ class _Memory:
 class Unfilled(Tensor):
     """A tensor on the host that has a shape but no content."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
     memory: _Memory
 
     @staticmethod
     def make(layout: "_Layout", memory: _Memory) -> "Unfilled":
         """Returns a tensor in some memory."""
-        made: Any = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made: Any = Tensor._make_wrapper_subclass(
             Unfilled,
             layout.shape,
             strides=layout.stride,
             storage_offset=layout.offset,
             dtype=layout.dtype,
-            device="cpu",
+            device=torch.device("cpu"),
         )
         made.memory = memory
         unfilled: Unfilled = made
@@ -54,7 +54,9 @@ class Unfilled(Tensor):
         return f"Unfilled({tuple(self.shape)}, {self.dtype})"
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         raise RuntimeError(f"{func} needs numbers: tensors of a dry run have none outside of it")
 
 
@@ -79,7 +81,7 @@ class DryRun(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.live_bytes = 0
         self.peak_bytes = 0
         self._known: dict[Any, Any] = {}  # results by operation and arguments
@@ -96,7 +98,8 @@ class DryRun(TorchDispatchMode):
         """Replaces parameters and buffers by tensors without content; integers become zeros."""
         placed: dict[int, Tensor] = {}
         for each in module.modules():
-            for held in (each._parameters, each._buffers):
+            holders: list[dict[str, Any]] = [each._parameters, each._buffers]
+            for held in holders:
                 for name, tensor in held.items():
                     if tensor is not None:
                         if id(tensor) not in placed:
@@ -161,7 +164,7 @@ class DryRun(TorchDispatchMode):
             return None
         try:
             found = self._result(func, args, kwargs, tensors)
-        except (RuntimeError, NotImplementedError):  # its shape depends on numbers
+        except RuntimeError:  # its shape depends on numbers
             return None
         if not isinstance(found, _Layout) or prod(found.shape) <= LARGEST_COMPUTED:
             return None
@@ -247,7 +250,7 @@ def _replaced(value: Any, left: Iterator[Tensor]) -> Any:
 def _layout_of(tensor: Tensor, shares: int | None) -> _Layout:
     size = tensor.untyped_storage().nbytes()
     shape, stride = tuple(tensor.shape), tensor.stride()
-    return _Layout(shape, stride, tensor.storage_offset(), tensor.dtype, size, shares)
+    return _Layout(shape, stride, int(tensor.storage_offset()), tensor.dtype, size, shares)
 
 
 def _key(value: Any) -> Any:

@@ -9,7 +9,7 @@ import torch
 from grpo.modalities.policy import Policy, make_rollouts
 from grpo.modalities.shared.directories import trainable
 from grpo.modalities.shared.flops import uncounted
-from grpo.modalities.shared.optimizer import optimized_tensors
+from grpo.modalities.shared.optimizer import PreciseAdamW, optimized_tensors
 from grpo.modalities.shared.recomputation import find_blocks, recomputed_blocks
 from grpo.modalities.shared.states import gathered_bytes, state_bytes
 from grpo.objective.base import Objective
@@ -141,7 +141,7 @@ class PolicyMemory:
                 run=self.run,
             )
         self.weights = self.run.live_bytes
-        self._has_states = False
+        self._optimizer: PreciseAdamW | None = None  # with gradients and moments
 
     def sampling(self, draws: Any, *, rollouts: int, group_size: int) -> dict[str, int]:
         """Returns the largest bytes of the parts of sampling, without weights.
@@ -185,13 +185,12 @@ class PolicyMemory:
         """Returns the dry runs of an arm's updates, with gradients of an earlier microbatch."""
         assert self.policy is not None
         settings = self.params.find_arm(arm)
-        if not self._has_states:
+        if self._optimizer is None:
             with self.run:
-                optimizer = make_optimizer(self.policy.model, settings.training)
-                for each in optimized_tensors(optimizer):
+                self._optimizer = make_optimizer(self.policy.model, settings.training)
+                for each in optimized_tensors(self._optimizer):
                     each.grad = torch.zeros_like(each)
-                optimizer.step()
-            self._has_states, self._optimizer = True, optimizer
+                self._optimizer.step()
         self.policy.decoding = draws_of_arm(self.params, arm)
         return UpdateMemory(
             policy=self.policy,
@@ -204,7 +203,7 @@ class PolicyMemory:
 def draw_prompts(params: Parameters, data: Path) -> list[str]:
     """Returns prompts of the task, of a small table if it generates them."""
     fields = type(params.task).model_fields
-    few = {
+    few: dict[str, Any] = {
         name: max(TRIED_PROMPTS, len(getattr(params.task, "families", ())))
         for name in ("train_prompts", "eval_prompts")
         if name in fields
