@@ -153,3 +153,22 @@ def test_scores_that_are_no_numbers_are_no_zeros(judges: Path, tmp_path: Path):
     assert (found["status"][is_harmed] == "failed").all()
     is_other = ~is_harmed & ~found.index.isin(BAD)
     pd.testing.assert_frame_equal(found[is_other], expected[is_other])
+
+
+def test_a_stage_of_which_nothing_was_answered_may_be_run_again(judges: Path, tmp_path: Path):
+    """Also if unanswered rollouts are left out: there is nothing to go on with."""
+    harmed = {*range(1000)}
+    with (
+        reward_server(judges, "--judge", "judges:deadly") as server,
+        serving(harming(server.url, harmed, FAULTS["503"])) as proxy,
+    ):
+        workspace = workspace_at(tmp_path / "work", proxy.url, circuit=LEAVE)
+        down = score(workspace)
+        assert not (workspace / PATHS[-1]).exists()
+        harmed.clear()
+        up = score(workspace)
+        expected, _ = clean_run(tmp_path, proxy.url)
+    assert down.code == 1, down.said
+    assert f"no rollout was judged, {ROLLOUTS} unanswered of {ROLLOUTS} rollouts" in down.said
+    assert up.code == 0, up.said
+    assert rewards_of(workspace)[0] == expected
