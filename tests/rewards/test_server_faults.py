@@ -18,7 +18,7 @@ from tests.rewards.scoring import PATHS, ROLLOUTS, score, workspace_at
 from tests.rewards.servers import Response, serving
 
 pytestmark = pytest.mark.long
-END = {"failures": 8, "pause_seconds": 0.2, "unanswered": "end_stage"}
+END = {"failures": 8, "pause_seconds": 300.0, "unanswered": "end_stage"}
 LEAVE = {**END, "unanswered": "leave_out"}
 BAD = {13: "failed", 14: "failed"}  # rollouts on which the judge itself fails
 
@@ -146,7 +146,9 @@ def test_a_server_that_is_killed_in_the_middle_of_a_batch(settings: dict[str, An
     assert set(before["status"][~is_same]) == {"unanswered"}
     pd.testing.assert_frame_equal(before[is_same], table[is_same])
     assert (before["detail"][~is_same].str.len() > 0).all()
-    assert before["detail"].str.contains("not asked, the circuit is open").sum() > ROLLOUTS / 3
+    assert (
+        before["detail"].str.contains("not asked, the circuit is open").sum() >= 20
+    )  # the last shard
 
 
 def test_scores_that_are_no_numbers_are_no_zeros(judges: Path, tmp_path: Path):
