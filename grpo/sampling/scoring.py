@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import UInt8
 
-from grpo.errors import ArtifactError, GrpoError
+from grpo.errors import ArtifactError, GrpoError, ServerError
 from grpo.rewards.base import ROLLOUTS_PER_SHARD, CorpusScorer, Task
 from grpo.runtime.artifacts.files import read_json, remove, write_json
 from grpo.runtime.artifacts.media import read_rows
@@ -224,6 +224,7 @@ def require_judged(rewards: pd.DataFrame) -> str | None:
       rewards: Schema REWARDS, of all rollouts of a stage.
 
     Raises:
+      ServerError: If no rollout was judged, some because the judge's server does not answer.
       GrpoError: If the judge failed, or was too slow, on every rollout.
     """
     is_scored = rewards["status"] == "scored"
@@ -237,7 +238,8 @@ def require_judged(rewards: pd.DataFrame) -> str | None:
         f"{first['status']}: {_reason(first)}"
     )
     if len(broken) == len(rewards):
-        raise GrpoError(f"no rollout was judged, {found}")
+        is_outage = (broken["status"] == "unanswered").any()
+        raise (ServerError if is_outage else GrpoError)(f"no rollout was judged, {found}")
     return found if is_scored.any() else f"no rollout was judged, {found}"
 
 

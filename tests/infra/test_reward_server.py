@@ -6,13 +6,16 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from grpo.modalities.shared.drawings import Drawing, draw_texts
 from grpo.params.yaml import dump_yaml, parse_yaml
+from grpo.rewards import ocr
 from grpo.rewards._circuit import CircuitSettings
-from grpo.rewards.base import View
+from grpo.rewards.base import Task, View
 from grpo.rewards.media_server import MediaServerSettings
 from grpo.rewards.media_server import load as load_media
 from grpo.sampling.judging import JointJudge
@@ -22,6 +25,13 @@ from tests.rewards.servers import inputs_with, tasks_of
 from tests.rewards.test_reward_server import judge
 
 TOKEN = "token-of-a-test"
+SETTINGS: dict[str, Any] = {
+    "concurrency": 2,
+    "timeout_seconds": 60.0,
+    "retries": 0,
+    "retry_seconds": 0.1,
+    "rollouts_per_request": 2,
+}
 
 
 @pytest.fixture(scope="module")
@@ -181,15 +191,7 @@ def test_the_judge_cannot_read_the_token(server: Running):
 def test_images_and_clips_reach_the_judge_as_they_are(tmp_path: Path):
     """Of one channel or three, of several frames; the scores keep the order of the rows."""
     with reward_server(tmp_path / "judges", "--judge", "judges:brightness") as server:
-        settings = MediaServerSettings(
-            url=server.url,
-            concurrency=2,
-            timeout_seconds=10.0,
-            retries=0,
-            retry_seconds=0.1,
-            rollouts_per_request=2,
-        )
-        view = load_media(inputs_with(settings))
+        view = load_media(inputs_with(MediaServerSettings(url=server.url, **SETTINGS)))
         for shape in [(1, 4, 5), (3, 4, 5), (3, 6, 4, 5)]:
             media = np.zeros((5, *shape), np.uint8)
             media[..., 0, 0] = np.array([0, 51, 102, 153, 255]).reshape(-1, *[1] * (len(shape) - 2))
@@ -216,6 +218,26 @@ def test_the_judge_of_a_parameter_file_gives_its_own_outcomes(tmp_path: Path):
         (0.0, "unparsable"),
         (0.0, "scored"),
     ]
+
+
+@pytest.mark.long
+def test_a_judge_of_images_gives_the_outcomes_behind_a_server_that_it_gives_here(tmp_path: Path):
+    """OCR of drawn texts, images and clips: the server gets every pixel."""
+    content = parse_yaml((ROOT / "recipes/glyphs.yaml").read_text())
+    path = tmp_path / "params.yaml"
+    path.write_text(dump_yaml(content))
+    images = draw_texts(["234", "235", "999"], Drawing(16, 32, 11, 8))
+    tasks = [Task(family="f", prompt="draw 234", answer="234", entry={}) for _ in images]
+    with reward_server(tmp_path / "judges", "--parameters", str(path)) as server:
+        view = load_media(inputs_with(MediaServerSettings(url=server.url, **SETTINGS)))
+        for media in (images, np.stack([images, images[::-1]], axis=2)):
+            behind, here = (
+                JointJudge(view=each, reads_media=True, rollouts_per_call=128).judge(media, tasks)
+                for each in (view, ocr.view_texts)
+            )
+            scores = [outcome.score for _, outcome in here]
+            assert [outcome.score for _, outcome in behind] == scores
+            assert len({*scores}) > 1
 
 
 @pytest.mark.long

@@ -21,7 +21,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo.errors import ArtifactError, GrpoError, ParameterError
+from grpo.errors import ArtifactError, GrpoError, ParameterError, ServerError
 from grpo.params.parameters import Parameters, read_params
 from grpo.params.yaml import dump_yaml, parse_yaml
 from grpo.rewards import find_judge
@@ -289,7 +289,7 @@ def test_what_was_not_judged_is_said_and_a_judge_that_never_works_ends_the_stage
     if set(statuses) <= broken:
         with pytest.raises(GrpoError, match="no rollout was judged") as raised:
             require_judged(rewards_of(*statuses))
-        assert raised.type is GrpoError
+        assert raised.type is (ServerError if "unanswered" in statuses else GrpoError)
         return
     found = require_judged(rewards_of(*statuses))
     assert (found is None) == ("scored" in statuses and broken.isdisjoint(statuses))
