@@ -183,6 +183,14 @@ def test_the_same_seed_draws_the_same_rollouts(engine: VllmPolicy):
     assert not torch.equal(drawn[0].tokens, draw(engine, seed=1)[0].tokens)
 
 
+def test_prompts_that_exceed_a_step_of_the_scheduler_are_read_whole(engine: VllmPolicy):
+    """vLLM undoes the draws of a prompt that it has read in part, which no CPU can."""
+    prompts = [chr(97 + index) * 240 for index in range(24)]
+    drawn = draw(engine, prompts, [2] * 24)
+    assert int(drawn[0].prompt_mask.sum()) > 4096
+    assert largest_difference(drawn, model_of(), decoding()) < TOLERANCE
+
+
 def test_a_group_has_as_many_rollouts_as_it_asks_for_and_they_differ(engine: VllmPolicy):
     trajectory, _ = draw(engine)
     assert trajectory.group.tolist() == [0, 0, 0, 1, 2, 2, 2, 2]
