@@ -291,6 +291,7 @@ def test_a_killed_engine_is_started_again_and_draws_the_same(engine: VllmPolicy,
     """Between requests and during one, with the weights of the last update."""
     save_file(trainable(model_of(seed=5).model), tmp_path / "model.safetensors")
     engine.load_weights(tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors").unlink()  # as that of a worker on another host
     engine.decoding = decoding(max_steps=90)
     sizes, process = [30, 30, 30], engine.engine.process_id
     start = time.monotonic()

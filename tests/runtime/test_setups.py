@@ -106,9 +106,7 @@ def test_a_worker_has_the_gpus_of_its_engine(tmp_path: Path, monkeypatch: pytest
     params = params.model_copy(update={"policy": policy})
     assert told(tmp_path, params, "CUDA_VISIBLE_DEVICES") == {"0,1", "2,3"}
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
-    with pytest.raises(
-        ParameterError, match=r"at most 1, .* divided by the 2 of a sampler"
-    ):
+    with pytest.raises(ParameterError, match=r"at most 1, .* divided by the 2 of a sampler"):
         told(tmp_path, params, "CUDA_VISIBLE_DEVICES")
 
 

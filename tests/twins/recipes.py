@@ -2,8 +2,8 @@
 
 A twin keeps what a recipe says of classes, dtype, LoRA, guidance, densities, windows, samplers'
 settings, judge and objective. Replaced are: where models come from (a directory of tiny ones, see
-`models.py`), the device, vLLM (by transformers: tests/pipeline/test_vllm.py runs it), and sizes: the canvas, frames,
-prompts, groups, steps of text and of robots, batches and updates.
+`models.py`), the device, vLLM (by transformers; tests/pipeline/test_vllm.py runs vLLM), and sizes:
+the canvas, frames, prompts, groups, steps of text and of robots, batches and updates.
 """
 
 import json
