@@ -153,7 +153,7 @@ def _cpu_seconds(engine: psutil.Process | None) -> float:
 def table(results: dict[str, Any]) -> str:
     """Returns the results as the Markdown table of docs/own-model.md."""
     rows = []
-    for name, size in results["sizes"].items():
+    for name, size in ((each, results["sizes"][each]) for each in CONFIGS):
         tokens, cells = size["tokens"], list[str]()
         for each in ("own", "vllm"):
             rates = sorted(tokens / repeat["cpu"] for repeat in size["seconds"][each])
