@@ -33,6 +33,7 @@ from benchmarks import (
     staleness,
     translation,
     translation_guards,
+    vllm_sampling,
 )
 from benchmarks.demo import RESULTS, ROOT
 from benchmarks.peer_trl import __main__ as peer_trl
@@ -76,6 +77,7 @@ TABLES: list[tuple[str, Callable[[dict[str, Any]], str], str]] = [
     ("allocation_chunks", allocation_chunks.seeds_table, "action-chunks"),
     ("chunk_costs", chunk_costs.table, "action-chunks"),
     ("rollout_throughput", rollout_throughput.table, "action-chunks"),
+    ("vllm_sampling", vllm_sampling.table, "own-model"),
     ("sampling_batches", sampling_batches.table, "allocation_tokens"),
     ("allocation_batches", allocation_batches.table, "allocation_tokens"),
     ("allocation_sgpo", allocation_sgpo.table, "allocation_tokens"),

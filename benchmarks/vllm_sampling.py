@@ -33,7 +33,7 @@ from grpo.runtime.markdown import markdown_table
 from grpo.wiring.policies import load_policy, load_sampler
 
 NAME = "vllm_sampling"
-REPEATS = 5
+REPEATS = 3
 TEMPERATURE = 0.7
 GROUP_SIZE = 8
 PROMPT_CHARACTERS = 63  # and a token of the beginning
@@ -45,7 +45,7 @@ CONFIGS: dict[str, dict[str, int]] = {
     "30 M": {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, **MIDDLE},
     "135 M": {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, **SMOLLM2},
 }
-BATCHES = {"3 M": (16, 128), "30 M": (8, 64), "135 M": (4, 32)}  # prompts, tokens of a rollout
+BATCHES = {"3 M": (16, 64), "30 M": (8, 32), "135 M": (2, 32)}  # prompts, tokens of a rollout
 ENGINE = VllmParams(tensor_parallel_size=1, memory_share=0.05, prefix_caching=True, compiled=False)
 Drawn = tuple[TokenTrajectory, torch.Tensor]
 
@@ -153,7 +153,7 @@ def _cpu_seconds(engine: psutil.Process | None) -> float:
 def table(results: dict[str, Any]) -> str:
     """Returns the results as the Markdown table of docs/own-model.md."""
     rows = []
-    for name, size in results["sizes"].items():
+    for name, size in ((each, results["sizes"][each]) for each in CONFIGS):
         tokens, cells = size["tokens"], list[str]()
         for each in ("own", "vllm"):
             rates = sorted(tokens / repeat["cpu"] for repeat in size["seconds"][each])

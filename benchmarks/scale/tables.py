@@ -47,7 +47,7 @@ WAYS = {
     "as it is": "as it is",
     "linked": "`dvc config cache.type hardlink`",
     "larger": "and four times the iterations per round, in a quarter of the rounds",
-    "wider engines": "*not there:* and samplers on four GPUs each",
+    "wider engines": "*not run:* and samplers on four GPUs each",
 }
 Formatter = Callable[[dict[str, Any]], str]  # formats a number of one run
 
@@ -161,7 +161,7 @@ def memory(runs: dict[str, Any]) -> str:
         "rollouts of mean length that have room, of those a GPU draws": lambda run: (
             f"{_short(run['limits']['rollouts_at_once'])}, of {run['limits']['rollouts_of_engine']}"
         ),
-        "*not there:* in a sampler on four GPUs": _limit("rollouts_at_once_of_four"),
+        "*not run:* in a sampler on four GPUs": _limit("rollouts_at_once_of_four"),
     }
     return _by_run("GB of a GPU", rows, runs)
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from grpo.errors import ArtifactError, ParameterError
+from grpo.modalities.tokens.modality import DEFAULT_VLLM
 from grpo.params.parameters import Parameters, read_params
 from grpo.runtime.artifacts.files import write_bytes
 from grpo.runtime.executors.base import Job
@@ -95,6 +96,18 @@ def test_every_worker_has_a_gpu_of_its_own(tmp_path: Path, monkeypatch: pytest.M
     assert told(tmp_path, params, "CUDA_VISIBLE_DEVICES") == {"GPU-a", "GPU-b"}
     with pytest.raises(ParameterError, match=r"sampling\.workers must be at most 3, .* got 4"):
         told(tmp_path, changed("processes", 4, device="cuda"), "CUDA_VISIBLE_DEVICES")
+
+
+def test_a_worker_has_the_gpus_of_its_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4")
+    params = changed("processes", 2, device="cuda")
+    engine = DEFAULT_VLLM.model_copy(update={"tensor_parallel_size": 2})
+    policy = params.policy.model_copy(update={"sampler": "vllm", "vllm": engine})
+    params = params.model_copy(update={"policy": policy})
+    assert told(tmp_path, params, "CUDA_VISIBLE_DEVICES") == {"0,1", "2,3"}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
+    with pytest.raises(ParameterError, match=r"at most 1, .* divided by the 2 of a sampler"):
+        told(tmp_path, params, "CUDA_VISIBLE_DEVICES")
 
 
 def test_workers_have_as_many_threads_as_the_stage(tmp_path: Path):

@@ -2,8 +2,8 @@
 
 A twin keeps what a recipe says of classes, dtype, LoRA, guidance, densities, windows, samplers'
 settings, judge and objective. Replaced are: where models come from (a directory of tiny ones, see
-`models.py`), the device, vLLM (by transformers: it needs a GPU), and sizes: the canvas, frames,
-prompts, groups, steps of text and of robots, batches and updates.
+`models.py`), the device, vLLM (by transformers; tests/pipeline/test_vllm.py runs vLLM), and sizes:
+the canvas, frames, prompts, groups, steps of text and of robots, batches and updates.
 """
 
 import json
@@ -144,7 +144,8 @@ def _cut_curricula(twin: dict[str, Any]) -> None:
 def _cut_texts(twin: dict[str, Any], data: Path, tiny: dict[str, Any]) -> None:
     policy = twin["policy"]
     policy["max_steps"] = TEXT_STEPS
-    policy["sampler"] = "transformers"  # vLLM needs a GPU here
+    policy["sampler"] = "transformers"  # a tiny twin has heads that vLLM has no kernel for
+    policy.pop("vllm", None)
     directory = data / policy["base"]["path"]
     _teach_answers(tiny[policy["base"]["path"]], directory)
     twin["profile"]["rollouts_per_prompt"] = GROUP

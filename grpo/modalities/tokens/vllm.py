@@ -151,6 +151,15 @@ def _stop(process: subprocess.Popen[bytes], connection: socket.socket, stream: A
     connection.close()
 
 
+class _OpenFile:
+    """A file that can be read by another path while this object exists, also if it is removed."""
+
+    def __init__(self, path: Path) -> None:
+        descriptor = os.open(path, os.O_RDONLY)
+        self.path = Path(f"/proc/{os.getpid()}/fd/{descriptor}")
+        weakref.finalize(self, os.close, descriptor)
+
+
 class VllmPolicy(TokenPolicy):
     """A token policy that samples with a vLLM engine."""
 
@@ -177,8 +186,7 @@ class VllmPolicy(TokenPolicy):
         self._base, self._directory = base, directory
         self._settings, self._threads = settings, threads
         self._has_adapters = not all(each.requires_grad for each in model.parameters())
-        self._memory: MemoryFile | None = None  # of merged weights
-        self._path: Path | None = None  # of the weights that have replaced those of the directory
+        self._weights: _OpenFile | None = None  # those that have replaced those of the directory
         if self._has_adapters:
             self._merge()
         self.engine = self._start()
@@ -190,20 +198,26 @@ class VllmPolicy(TokenPolicy):
             self._merge()
         else:
             require_weights(self.model, path)
-            self._path = path
-        self._ask("load", path=str(self._path))
+            self._keep(path)
+        assert self._weights is not None
+        self._ask("load", path=str(self._weights.path))
 
     def sleep(self) -> None:
         """Frees the memory of weights and cache; the engine stays, without weights."""
         self._ask("sleep")
+        if not self._has_adapters:
+            self._weights = None  # new ones must follow
 
     def _merge(self) -> None:
-        """Writes the weights with the adapters merged to a file in memory."""
-        merged, before = merged_weights(self.model), self._memory
-        self._memory = MemoryFile(partial(stream_tensors, tensors=merged))
-        self._path = self._memory.path
-        if before is not None:
-            before.close()
+        """Keeps the weights with the adapters merged, in memory."""
+        merged = MemoryFile(partial(stream_tensors, tensors=merged_weights(self.model)))
+        self._keep(merged.path)
+        merged.close()
+
+    def _keep(self, path: Path) -> None:
+        """Opens the weights for an engine that is started again; their file may be gone by then."""
+        self._weights = None  # first, so that the memory of two is not needed
+        self._weights = _OpenFile(path)
 
     def _start(self) -> Engine:
         """Returns an engine with the present weights.
@@ -222,8 +236,8 @@ class VllmPolicy(TokenPolicy):
             }
             try:
                 engine = Engine(settings, threads=self._threads)
-                if self._path is not None:
-                    engine.ask("load", path=str(self._path))
+                if self._weights is not None:
+                    engine.ask("load", path=str(self._weights.path))
             except ConnectionError as error:
                 raise _lost("while it started", error) from None
         return engine

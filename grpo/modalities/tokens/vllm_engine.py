@@ -96,6 +96,8 @@ class _Server:
             dtype=settings["dtype"],
             tensor_parallel_size=settings["tensor_parallel_size"],
             enable_prefix_caching=settings["prefix_caching"],
+            # A prompt that is read in parts needs a generator with an offset, which CPUs lack.
+            enable_chunked_prefill=False if current_platform.is_cpu() else None,
             enforce_eager=not settings["compiled"],
             skip_tokenizer_init=True,  # tokens in, tokens out
             seed=0,
