@@ -193,7 +193,10 @@ def measure(workspace: Path) -> Run:
         "drift_max": read_json(artifacts / "training" / ROUND / "summary.json")["drift_max"],
         "trained_steps": int(updates["trained_steps"].sum()),
         "updates": {
-            **{name: updates[name].round(DIGITS).tolist() for name in METRICS},
+            **{
+                name: [None if np.isnan(each) else round(each, DIGITS) for each in updates[name]]
+                for name in METRICS
+            },
             **drift,
         },
     }
