@@ -36,7 +36,7 @@ from grpo.objective.trust import trusted_ranges
 from grpo.params.parameters import read_params
 from grpo.params.recipes import merge, read_content
 from grpo.params.yaml import parse_yaml
-from grpo.runtime.artifacts.files import read_json
+from grpo.runtime.artifacts.files import locked, read_json
 from grpo.runtime.artifacts.tensors import read_tensors
 from grpo.runtime.markdown import markdown_table
 from grpo.training.frozen import MIN_CLIP_PER_DRIFT
@@ -81,7 +81,8 @@ def run_seed(seed: int) -> dict[str, dict[str, Run]]:
     runs: dict[str, dict[str, Run]] = {}
     for name, case in read_written()["cases"].items():
         base = WORK / name / BASE
-        run_in(base, parameters(case, 0, FLOAT32), skipped={*OF_RUNS, f"curriculum@{ARM}"})
+        with locked(WORK / f"{name}.lock"):  # another process may run another seed
+            run_in(base, parameters(case, 0, FLOAT32), skipped={*OF_RUNS, f"curriculum@{ARM}"})
         runs[name] = {}
         for dtype in DTYPES:
             workspace = WORK / name / f"{seed}-{dtype}"
@@ -192,7 +193,10 @@ def measure(workspace: Path) -> Run:
         "drift_max": read_json(artifacts / "training" / ROUND / "summary.json")["drift_max"],
         "trained_steps": int(updates["trained_steps"].sum()),
         "updates": {
-            **{name: updates[name].round(DIGITS).tolist() for name in METRICS},
+            **{
+                name: [None if np.isnan(each) else round(each, DIGITS) for each in updates[name]]
+                for name in METRICS
+            },
             **drift,
         },
     }
