@@ -60,6 +60,7 @@ def test_everything_is_caught_only_where_code_or_files_of_others_are_met():
     assert sorted(blind) == [
         "grpo/errors.py",
         "grpo/modalities/action_chunks/simulation/worker.py",
+        "grpo/modalities/tokens/vllm_engine.py",
         "grpo/runtime/plugins.py",
         "grpo/sampling/judging.py",
     ]
