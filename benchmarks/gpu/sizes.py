@@ -30,8 +30,8 @@ QWEN = {
     },
 }
 VOCABULARY = 151936
-# Of the same heads and ratios, for a run that only shows that the command works.
-WIDTH_DIVISOR, DEPTH_DIVISOR, TINY_VOCABULARY = 16, 12, 1024
+# For a run that only shows that the command works. The size of a head stays: vLLM supports few.
+TINY_HEADS, WIDTH_DIVISOR, DEPTH_DIVISOR, TINY_VOCABULARY = 2, 16, 12, 1024
 # Dense bfloat16 FLOPs per second on data sheets, by part of a device's name.
 DATA_SHEETS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "L40S": 362e12}
 Device = Literal["cpu", "cuda"]
@@ -94,7 +94,9 @@ def shape_of(target: Target, model: str) -> dict[str, Any]:
     """Returns the fields of the configuration of a model of QWEN, divided if the size is tiny."""
     shape = {**QWEN[model], "vocab_size": VOCABULARY}
     if target.size == "tiny":
-        shape["hidden_size"] //= WIDTH_DIVISOR
+        head = shape["hidden_size"] // shape["num_attention_heads"]
+        shape["hidden_size"] = TINY_HEADS * head
+        shape["num_attention_heads"], shape["num_key_value_heads"] = TINY_HEADS, 1
         shape["intermediate_size"] //= WIDTH_DIVISOR
         shape["num_hidden_layers"] //= DEPTH_DIVISOR
         shape["vocab_size"] = TINY_VOCABULARY
