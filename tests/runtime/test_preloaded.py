@@ -89,6 +89,14 @@ if __name__ == "__main__":
 '''
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _hangups_end_processes() -> Iterator[None]:
+    """As in a terminal; under nohup, processes inherit that they are ignored."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     workspace = tmp_path_factory.mktemp("preloaded")
