@@ -160,6 +160,7 @@ def test_the_stage_of_a_killed_worker_is_run_by_another(
     assert lock.replace("seconds: 0.1", "seconds: 0.0") == before != lock
 
 
+@pytest.mark.long
 def test_without_its_deployments_a_server_is_refused(
     client: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -336,7 +336,8 @@ def test_a_rising_temperature_is_recorded_and_its_log_probs_are_those_of_samplin
     assert read_state(risen / OUTPUTS[0], NAME).selection_state["temperature"]["raises"] == 2
 
 
-@pytest.mark.parametrize("executor", ["local 1", pytest.param("processes 1", marks=LONG)])
+@pytest.mark.long
+@pytest.mark.parametrize("executor", ["local 1", "processes 1"])
 def test_a_rising_temperature_is_the_same_on_a_worker_and_after_a_kill(
     risen: Path, tmp_path: Path, executor: str
 ):

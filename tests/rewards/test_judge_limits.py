@@ -167,7 +167,9 @@ def test_a_fault_is_the_status_of_its_text_alone(fault: str):
     assert faulty.detail.startswith(detail)
 
 
-@pytest.mark.parametrize("fault", ["memory", "exit", "sleep", "hold", "recurse"])
+@pytest.mark.parametrize(
+    "fault", ["memory", "exit", "sleep", pytest.param("hold", marks=pytest.mark.long), "recurse"]
+)
 def test_a_fault_of_a_reward_function_is_the_status_of_its_text_alone(fault: str):
     """The function gets the faulty text in one call with others, and no other is lost."""
     _, status, detail = FAULTS[fault]

@@ -69,7 +69,14 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("faults", FAULTS.values(), ids=FAULTS)
+SLOW = ("no answer", "too many requests")
+CASES = [
+    pytest.param(faults, id=name, marks=[pytest.mark.long] if name in SLOW else [])
+    for name, faults in FAULTS.items()
+]
+
+
+@pytest.mark.parametrize("faults", CASES)
 def test_a_round_trip_gives_the_same_bytes(
     stored: tuple[str, str, Path], tmp_path: Path, proxy: Proxy, faults: list[Fault]
 ):

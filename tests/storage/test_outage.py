@@ -80,6 +80,7 @@ def test_a_transfer_outlasts_an_outage(
     )
 
 
+@pytest.mark.long
 def test_an_outage_without_end_and_a_wrong_address_are_given_up(
     bucket: str, tmp_path: Path, proxy: Proxy
 ):

@@ -54,7 +54,14 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("faults", FAULTS.values(), ids=FAULTS)
+SLOW = ("no answer", "too many requests")
+CASES = [
+    pytest.param(faults, id=name, marks=[pytest.mark.long] if name in SLOW else [])
+    for name, faults in FAULTS.items()
+]
+
+
+@pytest.mark.parametrize("faults", CASES)
 def test_an_upload_under_faults_is_whole(
     bucket: str, tmp_path: Path, proxy: Proxy, faults: list[Fault]
 ):
