@@ -11,7 +11,9 @@ from benchmarks.gpu.__main__ import run_part
 from benchmarks.gpu.page import write_page
 from benchmarks.gpu.parts import PARTS
 from benchmarks.gpu.sizes import Target
+from grpo.modalities.tokens.vllm import PYTHON
 from grpo.runtime.artifacts.files import read_json
+from tests.vllm_python import MADE
 
 MEASURED = "as measured before"
 TWIN = "twin reasoning-qwen"
@@ -34,7 +36,11 @@ def call(out: Path) -> list[str]:
 
 
 @pytest.mark.long
-def test_the_command_runs_every_part_on_a_cpu_and_repeats_none(tmp_path: Path):
+def test_the_command_runs_every_part_on_a_cpu_and_repeats_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    if MADE.exists():
+        monkeypatch.setenv(PYTHON, str(MADE))
     lines = call(tmp_path)
     (run,) = read_json(tmp_path / "gpu.json")["runs"].values()
     assert set(run["parts"]) == set(CALLED)

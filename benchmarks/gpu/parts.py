@@ -373,7 +373,7 @@ def _needs_vllm(target: Target) -> str | None:
     try:
         find_python()
     except MissingExtraError as error:
-        return str(error)
+        return f"vllm is not installed: {error}"
     return None
 
 
