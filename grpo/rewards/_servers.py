@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
@@ -16,10 +17,8 @@ from pydantic import AfterValidator, Field
 
 from grpo.errors import GrpoError, ParameterError, RefusedError, ServerError, brief
 from grpo.rewards._circuit import Circuit, CircuitSettings, Streak
-from grpo.rewards.base import Unjudged, View
+from grpo.rewards.base import ROLLOUTS_PER_SHARD, Task, Unjudged, View
 from grpo.schema import PARAMS, Timeout, VariableName, WithOptionalKeys
-
-Row = TypeVar("Row")
 
 if TYPE_CHECKING:  # its import takes a tenth of a second, which `grpo check` does not need
     import httpx
@@ -60,6 +59,12 @@ class ServerSettings(WithOptionalKeys):
     # Before the first retry; doubles, up to MOST_WAIT_SECONDS. A longer Retry-After is obeyed.
     retry_seconds: Timeout
     circuit: CircuitSettings | None = None  # null: IN_A_ROW failures in a row end the stage
+
+
+class RowServerSettings(ServerSettings):
+    """A server that scores several rollouts per request."""
+
+    rollouts_per_request: Annotated[int, Field(gt=0, le=ROLLOUTS_PER_SHARD)]
 
 
 def waits(settings: ServerSettings) -> list[float]:
@@ -205,6 +210,7 @@ def _is_of(kind: Kind, answer: object) -> bool:
 
 
 Ask = Callable[[Client], Awaitable[list[Result]]]  # sends requests for some rollouts
+Row = TypeVar("Row")  # a rollout and its task
 
 
 def open_server(settings: ServerSettings, where: str) -> Server:
@@ -304,26 +310,57 @@ def _read_seconds(retry_after: str) -> float:
     return float(retry_after) if re.fullmatch(r"\d{1,9}", retry_after) else 0.0
 
 
-def divide(rows: Sequence[Row], size: int) -> list[Sequence[Row]]:
-    """Returns parts of `size` rows, the last one may have fewer."""
-    return [rows[start : start + size] for start in range(0, len(rows), size)]
+def ask_about_rows(
+    server: Server,
+    write: Callable[[Sequence[Row]], object],
+    read: Callable[[Server, object], list[object] | Failure],
+    rows: Sequence[Row],
+    *,
+    rows_per_request: int,
+) -> list[View | Unjudged]:
+    """Returns the results of rollouts that are sent in requests of several.
+
+    If a request fails for a reason that may be in one of its rollouts, each is asked about alone.
+
+    Args:
+      write: Returns the request for some rollouts.
+      read: Returns the items of a response, see `read_score`.
+
+    Raises:
+      ServerError, RefusedError: See `ask_server`.
+    """
+    parts = [
+        rows[start : start + rows_per_request] for start in range(0, len(rows), rows_per_request)
+    ]
+    asks = [partial(_ask_rows, server, write, partial(read, server), each) for each in parts]
+    return ask_server(server, asks, rollouts=len(rows))
 
 
-async def ask_rows(
+def write_tasks(tasks: Sequence[Task]) -> dict[str, list[object]]:
+    """Returns what a request says of tasks: lists of one item per rollout."""
+    return {
+        "prompts": [task.prompt for task in tasks],
+        "answers": [task.answer for task in tasks],
+        "families": [task.family for task in tasks],
+        "entries": [task.entry for task in tasks],
+    }
+
+
+def read_list(server: Server, content: object) -> list[object] | Failure:
+    """Returns the items of a response that is a list."""
+    if isinstance(content, list):
+        return content
+    return server.fail(UNSUITABLE, f"the response must be a list of scores, is {content!r}")
+
+
+async def _ask_rows(
     server: Server,
     write: Callable[[Sequence[Row]], object],
     read: Callable[[object], list[object] | Failure],
     rows: Sequence[Row],
     client: Client,
 ) -> list[Result]:
-    """Returns the results of some rollouts that are sent in one request.
-
-    If it fails for a reason that may be in one of them, each is asked about alone.
-
-    Args:
-      write: Returns the request for some rollouts.
-      read: Returns the items of a response, see `read_score`.
-    """
+    """Returns the results of some rollouts that are sent in one request, or else each alone."""
     content = await client.ask(write(rows))
     scores = content if isinstance(content, Failure) else read(content)
     if isinstance(scores, list) and len(scores) != len(rows):
@@ -332,7 +369,7 @@ async def ask_rows(
         return [read_score(server, each) for each in scores]
     if len(rows) == 1 or not scores.kind.may_be_one_rollout:
         return [scores] * len(rows)
-    alone = [ask_rows(server, write, read, [each], client) for each in rows]
+    alone = [_ask_rows(server, write, read, [each], client) for each in rows]
     return [result for (result,) in await asyncio.gather(*alone)]
 
 

@@ -2,19 +2,17 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Annotated, Literal
-
-from pydantic import Field
+from typing import Literal
 
 from grpo.rewards._servers import (
     UNSUITABLE,
     Failure,
+    RowServerSettings,
     Server,
-    ServerSettings,
-    ask_rows,
-    ask_server,
-    divide,
+    ask_about_rows,
     open_server,
+    read_list,
+    write_tasks,
 )
 from grpo.rewards.base import (
     ROLLOUTS_PER_SHARD,
@@ -29,13 +27,12 @@ from grpo.rewards.base import (
 Rollout = tuple[str, Task]  # its text and its task
 
 
-class RewardServerSettings(ServerSettings):
+class RewardServerSettings(RowServerSettings):
     """A server of rewards, and the form of its requests and responses."""
 
     # columns: lists named as the columns of TRL's reward functions -> a list of scores.
     # openrlhf: query, prompts, labels -> {"rewards": scores}, as OpenRLHF's remote reward models.
     form: Literal["columns", "openrlhf"]
-    rollouts_per_request: Annotated[int, Field(gt=0, le=ROLLOUTS_PER_SHARD)]
 
 
 def load(inputs: JudgeInputs) -> Reader:
@@ -50,14 +47,21 @@ def load(inputs: JudgeInputs) -> Reader:
 
 
 def read_by_server(settings: RewardServerSettings, server: Server) -> Reader:
-    """Returns a judge whose raw scores are those of a server; see `ask_rows`."""
-    write = {"columns": write_columns, "openrlhf": write_openrlhf}[settings.form]
-    ask = partial(ask_rows, server, write, partial(_read, settings, server))
+    """Returns a judge whose raw scores are those of a server; see `ask_about_rows`."""
+    write, read_response = {
+        "columns": (write_columns, read_list),
+        "openrlhf": (write_openrlhf, read_rewards),
+    }[settings.form]
+    ask = partial(
+        ask_about_rows,
+        server,
+        write,
+        read_response,
+        rows_per_request=settings.rollouts_per_request,
+    )
 
     def read(texts: Sequence[str], tasks: Sequence[Task]) -> list[View | Unjudged]:
-        rollouts, size = [*zip(texts, tasks)], settings.rollouts_per_request
-        asks = [partial(ask, each) for each in divide(rollouts, size)]
-        return ask_server(server, asks, rollouts=len(rollouts))
+        return ask([*zip(texts, tasks)])
 
     return read
 
@@ -65,11 +69,8 @@ def read_by_server(settings: RewardServerSettings, server: Server) -> Reader:
 def write_columns(rollouts: Sequence[Rollout]) -> dict[str, list[object]]:
     """Returns the request of the form `columns`: lists of one item per rollout."""
     return {
-        "prompts": [task.prompt for _, task in rollouts],
         "completions": [text for text, _ in rollouts],
-        "answers": [task.answer for _, task in rollouts],
-        "families": [task.family for _, task in rollouts],
-        "entries": [task.entry for _, task in rollouts],
+        **write_tasks([task for _, task in rollouts]),
     }
 
 
@@ -82,17 +83,12 @@ def write_openrlhf(rollouts: Sequence[Rollout]) -> dict[str, list[object]]:
     }
 
 
-def _read(
-    settings: RewardServerSettings, server: Server, content: object
-) -> list[object] | Failure:
-    """Returns the list of scores in a response."""
-    match settings.form, content:
-        case "columns", [*scores]:
+def read_rewards(server: Server, content: object) -> list[object] | Failure:
+    """Returns the list of scores in a response of the form `openrlhf`."""
+    match content:
+        case {"rewards": [*scores]}:
             return scores
-        case "openrlhf", {"rewards": [*scores]}:
-            return scores
-    wanted = "a list of scores" if settings.form == "columns" else '{"rewards": [...]}'
-    return server.fail(UNSUITABLE, f"the response must be {wanted}, is {content!r}")
+    return server.fail(UNSUITABLE, f'the response must be {{"rewards": [...]}}, is {content!r}')
 
 
 JUDGE = Judge(
