@@ -135,12 +135,8 @@ def load_first(parameters: str) -> Score:
     def score(columns: Columns) -> Sequence[object]:
         rows = zip(*(columns[each] for each in ("families", "prompts", "answers", "entries")))
         tasks = [Task(family=f, prompt=p, answer=a, entry=e) for f, p, a, e in rows]
-        if isinstance(judge, JointJudge):
-            if judge.reads_media:
-                outcomes = [*judge.judge(_stack(columns["media"], np), tasks)]
-            else:
-                outcomes = [*judge.judge(columns["completions"], tasks)]
-            found = [outcome for _, outcome in outcomes]
+        if isinstance(judge, JointJudge) and judge.reads_media:
+            found = [outcome for _, outcome in judge.judge(_stack(columns["media"], np), tasks)]
         else:
             found = [*judge.judge_texts(columns["completions"], tasks)]
         return [

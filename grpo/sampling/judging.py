@@ -2,7 +2,7 @@
 
 import re
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -89,6 +89,26 @@ def find_answer(text: str, answer_pattern: str) -> str | None:
     return answers[-1].strip() if answers else None
 
 
+Results = list[tuple[str, Outcome]]  # the text that was read, and the outcome
+
+
+def _judge_or_alone(
+    call: Callable[[Any, Sequence[Task]], Results | Outcome], items: Any, tasks: Sequence[Task]
+) -> Results:
+    """Returns the results of a call; if it fails, those of calls with one rollout each.
+
+    Args:
+      call: Returns the results, or the outcome of its failure.
+    """
+    found = call(items, tasks)
+    if not isinstance(found, Outcome):
+        return found
+    if len(tasks) == 1:
+        return [("", found)]
+    alone = [slice(row, row + 1) for row in range(len(tasks))]
+    return [each for row in alone for each in _judge_or_alone(call, items[row], tasks[row])]
+
+
 @dataclass(frozen=True, kw_only=True)
 class JointJudge:
     """Judges several rollouts together in this process: their media, or their whole texts."""
@@ -109,25 +129,27 @@ class JointJudge:
         """
         for start in range(0, len(tasks), self.rollouts_per_call):
             rows = slice(start, start + self.rollouts_per_call)
-            yield from self._judge_batch(items[rows], tasks[rows])
+            yield from _judge_or_alone(self._try_call, items[rows], tasks[rows])
 
-    def _judge_batch(
+    def judge_texts(self, texts: Sequence[str], tasks: Sequence[Task]) -> Iterator[Outcome]:
+        """Yields the outcome of each rollout's text; see `judge`."""
+        for _, outcome in self.judge(texts, tasks):
+            yield outcome
+
+    def _try_call(
         self, items: NDArray[np.uint8] | Sequence[str], tasks: Sequence[Task]
-    ) -> list[tuple[str, Outcome]]:
-        """Returns the results of a batch; if the judge raises on it, its items are judged alone."""
+    ) -> Results | Outcome:
+        """Returns the results of one call of the judge, or the outcome of its failure."""
         try:
             return self.judge_call(items, tasks)
         except (RefusedError, RetryableError):
             raise
         except (Exception, SystemExit) as error:  # noqa: BLE001  the rollout boundary
-            if len(tasks) == 1:
-                return [("", Outcome(0.0, "failed", said(error)))]
-        alone = [slice(row, row + 1) for row in range(len(tasks))]
-        return [each for row in alone for each in self._judge_batch(items[row], tasks[row])]
+            return Outcome(0.0, "failed", said(error))
 
     def judge_call(
         self, items: NDArray[np.uint8] | Sequence[str], tasks: Sequence[Task]
-    ) -> list[tuple[str, Outcome]]:
+    ) -> Results:
         """Returns the results of one call of the judge, and raises what it raises."""
         view: Any = self.view
         views = view(items, tasks)
@@ -231,8 +253,15 @@ class LimitedJudge:
         memory_gb: In addition to what this process has when the fork starts.
         """
         self.scores_parts = joint.scores_parts
+
+        def judge_call(
+            texts: Sequence[str], tasks: Sequence[Task], answer_pattern: str | None
+        ) -> list[Outcome]:
+            limited = partial(_try_call_within, joint, timeout_seconds=timeout_seconds)
+            return [outcome for _, outcome in _judge_or_alone(limited, texts, tasks)]
+
         self.process = JudgeProcess(
-            lambda texts, tasks, _: _judge_call(joint, texts, tasks, timeout_seconds),
+            judge_call,
             timeout_seconds=timeout_seconds,
             memory_gb=memory_gb,
             texts_per_call=joint.rollouts_per_call,
@@ -243,29 +272,25 @@ class LimitedJudge:
         return self.process.ask(texts, tasks, None)
 
 
-def _judge_call(
-    joint: JointJudge, texts: Sequence[str], tasks: Sequence[Task], timeout_seconds: float
-) -> list[Outcome]:
-    """Returns the outcomes of a call; if it fails or takes too long, the texts are judged alone.
+def _try_call_within(
+    joint: JointJudge, texts: Sequence[str], tasks: Sequence[Task], *, timeout_seconds: float
+) -> Results | Outcome:
+    """Returns the results of one call of the judge, or the outcome of its failure.
+
+    Args:
+      timeout_seconds: Per rollout.
 
     Raises:
       MemoryError: If the judge raises it. It may still hold the memory.
     """
     try:
         with _time_limit(timeout_seconds * len(texts)):
-            return [outcome for _, outcome in joint.judge_call(texts, tasks)]
+            return joint.judge_call(texts, tasks)
     except _TimeIsUp:
         # Switched off again, because an alarm may have interrupted the code that does so.
         signal.setitimer(signal.ITIMER_REAL, 0)
-        found = Outcome(0.0, "timed_out")
+        return Outcome(0.0, "timed_out")
     except MemoryError:
         raise
     except BaseException as error:  # noqa: BLE001  the rollout boundary; Ctrl-C ends the parent
-        found = Outcome(0.0, "failed", said(error))
-    if len(texts) == 1:
-        return [found]
-    return [
-        outcome
-        for text, task in zip(texts, tasks)
-        for outcome in _judge_call(joint, [text], [task], timeout_seconds)
-    ]
+        return Outcome(0.0, "failed", said(error))

@@ -322,11 +322,7 @@ def _judge_each(
         yield from judge.judge(_require_media(media, len(rollouts)), tasks)
         return
     texts = rollouts["text"].tolist()
-    if isinstance(judge, JointJudge):
-        judged = iter([outcome for _, outcome in judge.judge(texts, tasks)])
-    else:
-        judged = judge.judge_texts(texts, tasks)
-    for text, steps, outcome in zip(texts, rollouts["steps"], judged):
+    for text, steps, outcome in zip(texts, rollouts["steps"], judge.judge_texts(texts, tasks)):
         unsampled = Outcome(0.0, "failed", text or "the sampler returned no step")
         yield text, outcome if steps else unsampled
 
