@@ -31,22 +31,21 @@ from benchmarks.gpu.sizes import (
     reward_of,
     shape_of,
 )
+from benchmarks.peer_trl.ours import rewarded, take_step
 from benchmarks.scale.inputs import Run
 from benchmarks.scale.inputs import make_model as make_shape
 from benchmarks.scale.measure import measure_block
 from benchmarks.scale.results import training_bytes
 from benchmarks.workspaces import ROOT, make_workspace, reset_peak, resident_peak, run_stages
 from grpo.errors import MissingExtraError
-from grpo.modalities.policy import make_rollouts
 from grpo.modalities.shared.optimizer import PreciseAdamW
 from grpo.modalities.tokens.modality import DEFAULT_VLLM
 from grpo.modalities.tokens.policy import TokenPolicy, TokenTrajectory
 from grpo.objective.algorithms import grpo
 from grpo.objective.base import Objective, chain
 from grpo.objective.trust import truncate_mismatch
-from grpo.runtime.artifacts.files import Scratch, read_json, write_json
-from grpo.training.updates import Iteration, TrainingSettings, run_updates
-from grpo.types import Rollouts
+from grpo.runtime.artifacts.files import read_json, write_json
+from grpo.training.updates import TrainingSettings
 from tests.twins.recipes import make_twin, needing_a_twin, read
 
 Result = dict[str, Any]
@@ -329,31 +328,21 @@ def _update(
 ) -> None:
     """Takes one optimizer step on rollouts, as a round does."""
     reward = torch.tensor([reward_of(row) for row in trajectory.tokens.tolist()])
-    rollouts: Rollouts = make_rollouts(
-        trajectory, logp, group=trajectory.group, reward=reward, outcome=reward
+    take_step(
+        policy,
+        optimizer,
+        trajectory,
+        rewarded(trajectory, logp, reward),
+        objective=_objective(),
+        settings=TrainingSettings(
+            updates_per_iteration=1,
+            max_grad_norm=1.0,
+            tokens_per_microbatch=target.work.tokens_per_microbatch,
+            updates_per_checkpoint=2,
+            updates_per_audit=0,
+        ),
+        generator=torch.Generator().manual_seed(0),
     )
-    with tempfile.TemporaryDirectory() as folder:
-        run_updates(
-            Iteration(
-                policy=policy,
-                trajectory=trajectory,
-                rollouts=rollouts,
-                objective=_objective(),
-                objective_state={},
-                optimizer=optimizer,
-                settings=TrainingSettings(
-                    updates_per_iteration=1,
-                    max_grad_norm=1.0,
-                    tokens_per_microbatch=target.work.tokens_per_microbatch,
-                    updates_per_checkpoint=2,
-                    updates_per_audit=0,
-                ),
-                first_update=0,
-                generator=torch.Generator().manual_seed(0),
-            ),
-            scratch=Scratch(folder, "benchmark"),
-            progress=lambda done, total: None,
-        )
 
 
 def _objective() -> Objective:

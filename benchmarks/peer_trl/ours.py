@@ -79,23 +79,45 @@ def update_once(
     clock.measure("scoring", start)
     start = now()
     rollouts = rewarded(trajectory, logp, reward)
+    take_step(
+        policy,
+        optimizer,
+        trajectory,
+        rollouts,
+        objective=objective(),
+        settings=training_settings(scenario),
+        generator=generator,
+    )
+    clock.measure("update", start)
+
+
+def take_step(
+    policy: TokenPolicy,
+    optimizer: PreciseAdamW,
+    trajectory: TokenTrajectory,
+    rollouts: Rollouts,
+    *,
+    objective: Objective,
+    settings: TrainingSettings,
+    generator: torch.Generator,
+) -> None:
+    """Takes one optimizer step on rollouts, as a round does."""
     with tempfile.TemporaryDirectory() as folder:
         run_updates(
             Iteration(
                 policy=policy,
                 trajectory=trajectory,
                 rollouts=rollouts,
-                objective=objective(),
+                objective=objective,
                 objective_state={},
                 optimizer=optimizer,
-                settings=training_settings(scenario),
+                settings=settings,
                 first_update=0,
                 generator=generator,
             ),
             scratch=Scratch(folder, "benchmark"),
             progress=lambda done, total: None,
         )
-    clock.measure("update", start)
 
 
 def rewarded(trajectory: TokenTrajectory, logp: Tensor, reward: Tensor) -> Rollouts:
