@@ -154,7 +154,6 @@ def _check(arguments: argparse.Namespace) -> int:
     from grpo.params.parameters import naming, read_params
     from grpo.sampling.evaluation import remark_on_prompts
     from grpo.wiring.checks import findings
-    from grpo.wiring.stage_memory import require_memory
 
     with naming(arguments.file):
         params = read_params(arguments.file)
@@ -167,6 +166,9 @@ def _check(arguments: argparse.Namespace) -> int:
     print(f"{arguments.file}: {errors} errors, {len(said) - errors} remarks", file=sys.stderr)
     if errors:
         return EXIT_WRONG_INPUT
+    # Imported here: the classes of models take seconds.
+    from grpo.wiring.stage_memory import require_memory
+
     with naming(arguments.file):
         require_memory(params, show=print)
     return 0

@@ -57,7 +57,6 @@ class RunMemory:
 
     stages: Sequence[StageMemory]
     libraries: float  # bytes of Python and its imports, of every process on the host
-    limit: float | None  # bytes of the device; None: not checked
     misfit: str | None  # what must be changed to fit
 
 
@@ -75,9 +74,7 @@ def measure_stages(params: Parameters, data: Path = DATA) -> RunMemory | None:
     limit = None if machine.memory_gb is None else machine.memory_gb * GB
     builder = _Stages(params, memory, data, libraries, limit)
     stages = list(builder.make())
-    return RunMemory(
-        stages=stages, libraries=libraries, limit=limit, misfit=next(builder.misfits(), None)
-    )
+    return RunMemory(stages=stages, libraries=libraries, misfit=builder.misfit)
 
 
 class _Stages:
@@ -93,12 +90,8 @@ class _Stages:
     ) -> None:
         self._params, self._memory, self._data = params, memory, data
         self._libraries, self._limit = libraries, limit
-        self._misfits: list[str] = []
+        self.misfit: str | None = None  # what must be changed to fit, first of all
         self._sampled: dict[Any, dict[str, int]] = {}
-
-    def misfits(self) -> Iterator[str]:
-        """Yields what does not fit."""
-        yield from self._misfits
 
     def make(self) -> Iterator[StageMemory]:
         """Yields the memory of each stage, in the order of the pipeline."""
@@ -241,7 +234,9 @@ class _Stages:
         return {"judges": found} if found else {}
 
     def _refuse(self, made: StageMemory, path: str, value: int, fitting: int) -> None:
-        """Adds what to change so that a stage fits."""
+        """Keeps what to change so that a stage fits, unless another one does not, either."""
+        if self.misfit is not None:
+            return
         params, limit = self._params, self._params.machine.memory_gb
         needed = (made.peak + self._libraries) * made.processes
         of = f" in {made.processes} processes" if made.processes > 1 else ""
@@ -250,14 +245,14 @@ class _Stages:
         if made.other_activations is not None and not params.policy.recompute:
             ways.insert(0, "set policy.recompute true")
         if fitting:
-            self._misfits.append(
+            self.misfit = (
                 f"{PARAMS}: {path} must be at most {fitting} with machine.memory_gb {limit:g}, got "
                 f"{value}: {takes}; lower it, or {' or '.join(ways)}"
             )
             return
         if params.machine.dtype == "float32":
             ways.append("set machine.dtype bfloat16")
-        self._misfits.append(
+        self.misfit = (
             f"{PARAMS}: machine.memory_gb must be more than {limit:g} for policy.base, of which "
             f"not one rollout of the largest length fits: {takes}; {' or '.join(ways)}, or take a "
             "smaller base"

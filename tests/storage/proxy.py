@@ -2,13 +2,15 @@
 
 import http.client
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
 from threading import Event, Lock, Thread
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
+
+import pytest
 
 HOP_BY_HOP = {"connection", "expect", "transfer-encoding", "content-length"}
 ERROR = "<Error><Code>{0}</Code><Message>{1}</Message></Error>"
@@ -45,6 +47,17 @@ class Fault(NamedTuple):
     harm: Callable[[Answer], Answer] = lambda answer: answer
     sent_fraction: float = 1.0  # of the answer's bytes, before the connection is cut
     after: Callable[[], object] = lambda: None  # is called once they are sent
+
+
+SLOW = ("no answer", "too many requests")  # faults whose tests take seconds
+
+
+def cases(faults: Mapping[str, list[Fault]]) -> list[Any]:
+    """Returns a test case per name; those of slow faults are long."""
+    return [
+        pytest.param(each, id=name, marks=[pytest.mark.long] if name in SLOW else [])
+        for name, each in faults.items()
+    ]
 
 
 def refuse(status: int, code: str, message: str = "") -> Answer:

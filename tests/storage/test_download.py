@@ -11,7 +11,7 @@ from grpo.errors import StorageError
 from grpo.runtime.storage.download import download_directory
 from grpo.runtime.storage.upload import upload_directory
 from tests.files import contents
-from tests.storage.proxy import Fault, Proxy, Seen, corrupt, refuse, slowly
+from tests.storage.proxy import Fault, Proxy, Seen, cases, corrupt, refuse, slowly
 from tests.storage.transfers import (
     BRISK,
     LARGEST,
@@ -69,14 +69,7 @@ FAULTS = {
 }
 
 
-SLOW = ("no answer", "too many requests")
-CASES = [
-    pytest.param(faults, id=name, marks=[pytest.mark.long] if name in SLOW else [])
-    for name, faults in FAULTS.items()
-]
-
-
-@pytest.mark.parametrize("faults", CASES)
+@pytest.mark.parametrize("faults", cases(FAULTS))
 def test_a_round_trip_gives_the_same_bytes(
     stored: tuple[str, str, Path], tmp_path: Path, proxy: Proxy, faults: list[Fault]
 ):

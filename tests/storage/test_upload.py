@@ -15,7 +15,7 @@ from grpo.runtime.storage.download import download_directory
 from grpo.runtime.storage.manifest import describe
 from grpo.runtime.storage.upload import upload_directory
 from tests.files import contents
-from tests.storage.proxy import Fault, Proxy, Seen, refuse, slowly
+from tests.storage.proxy import Fault, Proxy, Seen, cases, refuse, slowly
 from tests.storage.transfers import BRISK, LARGEST, PARTS, kill_once, write_directory
 
 UPLOAD = """
@@ -54,14 +54,7 @@ FAULTS = {
 }
 
 
-SLOW = ("no answer", "too many requests")
-CASES = [
-    pytest.param(faults, id=name, marks=[pytest.mark.long] if name in SLOW else [])
-    for name, faults in FAULTS.items()
-]
-
-
-@pytest.mark.parametrize("faults", CASES)
+@pytest.mark.parametrize("faults", cases(FAULTS))
 def test_an_upload_under_faults_is_whole(
     bucket: str, tmp_path: Path, proxy: Proxy, faults: list[Fault]
 ):
