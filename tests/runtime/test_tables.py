@@ -7,13 +7,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from pandera.errors import SchemaErrors
 from safetensors.torch import load_file
 
 from grpo.errors import ArtifactError
-from grpo.runtime.artifacts import tables
 from grpo.runtime.artifacts.media import encode_png, read_rows
 from grpo.runtime.artifacts.tables import EVALUATION_SAMPLES, REWARDS, read_table, write_table
 from grpo.runtime.artifacts.tensors import (
@@ -98,37 +94,6 @@ def test_a_missing_column_an_empty_table_and_a_missing_file_are_named(tmp_path: 
         read_table(path, REWARDS)
     with pytest.raises(ArtifactError, match="no such file"):
         read_table(tmp_path / "none.parquet", REWARDS)
-
-
-CELLS: dict[str, list[object]] = {  # good and bad ones of each column of a table
-    "rollout_id": ["p/0", "p/1", "", None],
-    "prompt_id": ["p", "", None],
-    "outcome": [0.0, 1.0, -0.1, 1.5, np.nan, np.inf],
-    "reward": [1.0, -1e38, 1e39, np.nan, -np.inf],
-    "status": ["scored", "lost", "", None],
-    "detail": ["", "text", None],
-    "parts": ["[[2, 1.0]]", "[]", *PARTS_THAT_ARE_NONE[:4], None],
-    "score.exact": [0.0, 1.0, 2.0, np.nan],
-}
-OF_CELLS = {name: st.tuples(*2 * [st.sampled_from(cells)]) for name, cells in CELLS.items()}
-
-
-@settings(max_examples=30, deadline=None)
-@given(
-    good=st.just(rewards(**{"parts": "[]", "score.exact": 0.5})),
-    changed=st.sets(st.sampled_from(sorted(CELLS)), max_size=2),
-    cells=st.fixed_dictionaries(OF_CELLS),
-)
-def test_what_is_quickly_found_valid_is_what_pandera_finds_valid(
-    good: pd.DataFrame, changed: set[str], cells: dict[str, tuple[object, object]]
-):
-    frame = good.assign(**{name: list(cells[name]) for name in changed}).infer_objects()
-    try:
-        pd.testing.assert_frame_equal(REWARDS.validate(frame, lazy=True), frame)
-        is_valid = True
-    except SchemaErrors:
-        is_valid = False
-    assert tables._satisfies(frame, REWARDS) == is_valid
 
 
 def test_samples_hold_images_as_png_or_none(tmp_path: Path):
