@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
     "unbuffered",
     [
         pytest.param("", id="as it ends", marks=pytest.mark.long),
-        pytest.param("1", id="as it prints"),
+        pytest.param("1", id="as it prints", marks=pytest.mark.long),
     ],
 )
 def test_a_reader_who_leaves_is_no_error(tmp_path: Path, unbuffered: str):

@@ -71,6 +71,7 @@ def test_a_broken_environment_is_an_ending_and_its_neighbors_go_on(
     assert pool.play({2: chunk(1.0)})[2].observation.tolist() == [8.0]
 
 
+@pytest.mark.long
 def test_two_slots_of_a_process_may_break_in_one_exchange(pool: EnvironmentPool):
     pool.play({0: "hangs | 1", 2: "dies | 2", 4: "raises | 1", 6: "goes on | 0"})
     orders: dict[int, Order] = {slot: chunk(1.0) for slot in (0, 2, 4, 6)}

@@ -276,12 +276,8 @@ def test_a_round_that_runs_again_writes_the_same_bytes(
     assert contents(Path("artifacts")) == before
 
 
-LONG = pytest.mark.long
-
-
-@pytest.mark.parametrize(
-    "name", ["skip-3", *(pytest.param(name, marks=LONG) for name in ("skip-1", "resample-1"))]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["skip-3", "skip-1", "resample-1"])
 def test_a_round_interrupted_before_every_write_ends_with_the_same_bytes(
     run_of_rounds: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ):

@@ -267,8 +267,8 @@ def test_tensors_that_do_not_fit_are_named_in_one_line(
     [
         # It never got there; it did; it did in a later chunk than an action fewer leads to.
         (set_to("ending", 3, Ending.SUCCESS), "solved"),
-        (set_to("ending", 2, Ending.STEP_LIMIT), "not solved"),
-        (set_to("executed", 1, 1), "not solved"),
+        pytest.param(set_to("ending", 2, Ending.STEP_LIMIT), "not solved", marks=pytest.mark.long),
+        pytest.param(set_to("executed", 1, 1), "not solved", marks=pytest.mark.long),
     ],
 )
 def test_a_rollout_that_ends_otherwise_when_it_is_played_again_has_chunks_and_no_shots(

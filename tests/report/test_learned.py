@@ -67,7 +67,7 @@ def test_a_round_of_which_nothing_was_scored_says_so(
     ("stage", "path"),
     [
         ("profile", "profile/summary.json"),
-        ("evaluate@base", "evaluations/base.json"),
+        pytest.param("evaluate@base", "evaluations/base.json", marks=pytest.mark.long),
         ("evaluate@sgpo-1", "evaluations/sgpo-1.json"),
     ],
 )
