@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import ForkProcess
 
 from grpo.rewards.base import Part, Task
+from grpo.runtime.artifacts.files import leave_locks
 from grpo.runtime.process import die_with_parent, discard_output, limit_resources
 from grpo.sampling.outcomes import Outcome
 
@@ -167,6 +168,7 @@ def _serve(
     """Judges texts until the pipe closes."""
     os.setpgrp()  # what the judge starts is killed with it
     parents.close()  # otherwise this process holds the other end of the pipe open
+    leave_locks()  # what the judge starts may live on after the stage
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the parent, which ends this process
     die_with_parent(parent)

@@ -19,6 +19,7 @@ from grpo.params.parameters import read_params
 from grpo.params.yaml import dump_yaml, parse_yaml
 from grpo.rewards._reward_functions import judge_of_function
 from grpo.rewards.base import JudgeInputs, Task
+from grpo.runtime.artifacts.files import exclusive
 from grpo.sampling.judge_process import FILE_BYTES, MEMORY_GB
 from grpo.sampling.judging import JointJudge, LimitedJudge, TextJudge
 from grpo.sampling.outcomes import Outcome
@@ -223,6 +224,14 @@ def test_a_fork_that_the_judge_makes_answers_no_text():
     texts = [str(n) for n in range(5)]
     outcomes = [*judge_of(fork).judge_texts(texts, [TASK] * 5)]
     assert outcomes == [Outcome(n / 10, "scored") for n in range(5)]
+
+
+def test_a_judge_that_outlives_its_stage_does_not_block_the_next_one(tmp_path: Path):
+    judge = judge_of(misbehave)
+    with exclusive(tmp_path / "lock", "a stage"):
+        assert [*judge.judge_texts(["x"], [TASK])] == [Outcome(0.01, "scored")]
+    with exclusive(tmp_path / "lock", "the next stage"):  # the judge's process is still alive
+        pass
 
 
 def test_the_limit_is_on_top_of_what_the_stage_has_and_leaves_the_stage_alone():

@@ -248,6 +248,31 @@ def test_a_lock_is_held_by_one_process_and_freed_by_its_death(tmp_path: Path):
         pass
 
 
+def test_a_rerun_waits_for_the_forks_of_a_killed_process(tmp_path: Path):
+    """A fork keeps the lock until the kernel has ended it, too."""
+    lock = tmp_path / "lock"
+    code = (
+        "import os, sys, time\n"
+        "from pathlib import Path; from grpo.runtime.artifacts.files import exclusive\n"
+        "with exclusive(Path(sys.argv[1]), 'other'):\n"
+        "    if os.fork() == 0:\n"
+        "        print('held', flush=True); time.sleep(0.3); os._exit(0)\n"
+        "    sys.stdin.read()\n"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code, str(lock)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        holder.kill()
+        with exclusive(lock, "this"):
+            pass
+
+
 def test_a_large_file_that_is_given_twice_is_hashed_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

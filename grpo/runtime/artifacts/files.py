@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 
@@ -30,6 +30,7 @@ HASHES = Path(".work/hashes")  # cache of large files' hashes, by path
 LARGE_BYTES = 2**26
 HASHED_AT_ONCE = SYNCED_AT_ONCE = 8
 TICK_SECONDS = 2.0  # resolution of the coarsest file system clock
+ENDING_SECONDS = 1.0  # the forks of a killed process have ended by then
 # Suffixes of the files that a killed writer leaves next to `NAME`: .NAME.PID.grpo-tmp or
 # .NAME.PID.grpo-old. Only this module writes such names; .dvcignore lists them.
 TEMPORARY, ASIDE = "grpo-tmp", "grpo-old"
@@ -40,6 +41,7 @@ WORK = Path(".work")
 ADDRESSES = WORK / "ui.json"  # of the pages of Prefect and MLflow; flows/ui.py writes it
 # The code on which a stage's output may depend.
 CODE = (Path("grpo"), Path("stages"), PLUGINS)
+_held: set[IO[str]] = set()  # files that `exclusive` has locked
 
 
 @contextmanager
@@ -303,20 +305,37 @@ def _version(file: Path) -> str:
 
 @contextmanager
 def exclusive(path: Path, holder: str) -> Iterator[None]:
-    """Holds an advisory lock on `path`; the kernel frees it when the process dies.
+    """Holds an advisory lock on `path`; the kernel frees it when the process and its forks die.
 
     Raises:
-      BusyError: If another process holds it.
+      BusyError: If another process holds it for ENDING_SECONDS.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
+        deadline = time.monotonic() + ENDING_SECONDS
+        while not _lock_at_once(file):
+            if time.monotonic() > deadline:
+                raise BusyError(f"{path}: {holder} is already running here; wait for it or stop it")
+            time.sleep(0.02)
+        _held.add(file)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BusyError(
-                f"{path}: {holder} is already running here; wait for it or stop it"
-            ) from None
-        yield
+            yield
+        finally:
+            _held.discard(file)
+
+
+def _lock_at_once(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def leave_locks() -> None:
+    """Lets go, in a fork, of the locks that its parent holds: the fork may outlive the parent."""
+    for file in _held:
+        file.close()
 
 
 @contextmanager
