@@ -167,7 +167,10 @@ def test_a_reserving_cache_holds_what_a_concatenating_one_holds():
     ours, theirs = sampling_cache(config, max_steps=3), DynamicCache(config=config)
     assert all(isinstance(layer, _ReservingLayer) for layer in ours.layers)
     generator, rows = seeded(), 2
-    for selected in (None, [0, 0, 1, 1, 1], None, None, None, None, None, [0, 2, 3], None):
+    for selected in (
+        None, [0, 0, 1, 1, 1], None, None, None, None, None, [0, 4, 2, 3], None, [0, 2, 3], None,
+        [0, 2], [1], None,
+    ):  # fmt: skip
         if selected is not None:
             for cache in (ours, theirs):
                 cache.reorder_cache(torch.tensor(selected))

@@ -92,8 +92,19 @@ class _ReservingLayer(DynamicLayer):  # type: ignore[misc]
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Selects rows in the given order; a row may repeat."""
-        self._key_buffer = self._grow(self._key_buffer[:, :, : self._length], beam_idx)
-        self._value_buffer = self._grow(self._value_buffer[:, :, : self._length], beam_idx)
+        count = len(beam_idx)
+        moved = (beam_idx != torch.arange(count, device=beam_idx.device)).nonzero()[:, 0]
+        sources = beam_idx[moved]
+        if bool((sources < count).any()):
+            self._key_buffer = self._grow(self._key_buffer[:, :, : self._length], beam_idx)
+            self._value_buffer = self._grow(self._value_buffer[:, :, : self._length], beam_idx)
+        else:  # rows from the end fill those that are left out: no other row is copied
+            with torch.inference_mode():  # `update` may have made the buffers in this mode
+                for buffer in (self._key_buffer, self._value_buffer):
+                    filled = buffer[:, :, : self._length]
+                    filled[moved] = filled[sources]
+            self._key_buffer = self._key_buffer[:count]
+            self._value_buffer = self._value_buffer[:count]
         self._show()
 
     def _show(self) -> tuple[Tensor, Tensor]:
