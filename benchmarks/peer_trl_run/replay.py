@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from benchmarks.demo import RESULTS, machine, revision_of
 from benchmarks.peer_trl.processes import versions
 from benchmarks.peer_trl_run.runs import FOLDER, base_workspace, reproduce, time_theirs
-from benchmarks.peer_trl_run.settings import BETAS, GROUP_SIZE, MAX_GRAD_NORM, SIZES, params_of
+from benchmarks.peer_trl_run.settings import BETAS, MAX_GRAD_NORM, SIZES, params_of
 from grpo.params.yaml import dump_yaml
 from grpo.runtime.artifacts.files import read_json, write_json
 from grpo.runtime.artifacts.stored_iterations import iterations_of
@@ -130,7 +130,7 @@ def repeat_updates(base: Path, batches: list[list[Rollout]], learning_rate: floa
         model.parameters(), lr=learning_rate, betas=(BETAS[0], BETAS[1]), weight_decay=0.0
     )
     for batch in batches:
-        rewards = torch.tensor([reward for *_, reward in batch]).view(-1, GROUP_SIZE)
+        rewards = torch.tensor([reward for *_, reward in batch]).view(-1, SIZES[SIZE].group_size)
         center, scale = rewards.mean(1, keepdim=True), rewards.std(1, keepdim=True) + EPSILON
         advantages = ((rewards - center) / scale).flatten().tolist()
         num_steps = sum(len(answer) for _, answer, _ in batch)

@@ -13,8 +13,9 @@ from typing import Any
 from benchmarks.demo import RESULTS, machine, revision_of
 from benchmarks.intervals import in_words
 from benchmarks.peer_trl.processes import versions
-from benchmarks.peer_trl_run.__main__ import SAME, THEIRS, interval
+from benchmarks.peer_trl_run.__main__ import THEIRS, interval
 from benchmarks.peer_trl_run.runs import run_ours, run_theirs, score_of_base
+from benchmarks.peer_trl_run.settings import SAME
 from grpo.runtime.artifacts.files import read_json, write_json
 
 OUT = RESULTS / "peer_trl_run_rewards.json"

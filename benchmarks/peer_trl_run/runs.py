@@ -12,13 +12,12 @@ from typing import Any
 
 from benchmarks.demo import SERVERS, revision_of
 from benchmarks.peer_trl_run.processes import Timed, run_timed
-from benchmarks.peer_trl_run.settings import ARMS, ROOT, SIZES, order_of, params_of, round_names
+from benchmarks.peer_trl_run.settings import ROOT, SAME, SIZES, order_of, params_of
 from grpo.params.yaml import dump_yaml
 from grpo.runtime.artifacts.files import read_json, write_json
 
 FOLDER = ROOT / ".work" / "peer_trl_run"
 SCORES = "scores.json"  # in a base's workspace: the base's own evaluation
-FIRST = next(iter(ARMS))
 MOST_LOAD = 0.5  # of other processes, before a run
 Run = dict[str, Any]
 
@@ -34,7 +33,7 @@ def base_workspace(size: str, seed: int) -> Path:
         ["reset", "--quiet", "--hard", revision_of("HEAD")],
     ):
         subprocess.run(["git", *command], cwd=workspace, check=True)
-    _write_params(workspace, size, seed, FIRST)
+    _write_params(workspace, size, seed, SAME)
     reproduce(workspace, "base")
     return workspace
 
@@ -111,7 +110,7 @@ def run_ours(size: str, seed: int, arm: str, *, goal: float | None) -> Run:
     shutil.copytree(base_workspace(size, seed), workspace, symlinks=True)
     _write_params(workspace, size, seed, arm)
     reproduce(workspace, "base")  # untimed: the stage check reads the file of parameters
-    load, names = os.getloadavg()[0], round_names(arm)
+    load, names = os.getloadavg()[0], list(params_of(SIZES[size], seed, arm)["rounds"])
     timed = reproduce(workspace, f"train@{names[-1]}")
     stages = _stage_seconds(workspace)
     scores = evaluate(workspace, [workspace / "artifacts" / "policies" / each for each in names])
