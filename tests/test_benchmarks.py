@@ -21,7 +21,7 @@ from benchmarks.peer_trl_run.judge import outcome_of
 from benchmarks.peer_trl_run.processes import Timed, run_timed
 from benchmarks.peer_trl_run.runs import seconds_until
 from benchmarks.peer_trl_run.settings import SIZES, order_of, params_of
-from benchmarks.workspaces import PART_SECONDS, SHORT_ROLLOUTS, round_seconds
+from benchmarks.workspaces import PART_SECONDS, ROOT, round_seconds
 from grpo.params.yaml import read_yaml
 from grpo.rewards.base import Task
 from grpo.rewards.reasoning_gym import score_answer
@@ -275,10 +275,10 @@ def test_an_unknown_word_draws_nothing(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_the_judge_that_trl_is_given_is_that_of_the_pipeline():
-    families = read_yaml(SHORT_ROLLOUTS)["task"]["families"]
+    task_params = read_yaml(ROOT / "params.yaml")["task"]
     prompts = make_prompts(
-        families=families,
-        notation="compact",
+        families=task_params["families"],
+        notation=task_params["notation"],
         instruction="",
         train_prompts=60,
         eval_prompts=6,
@@ -287,7 +287,8 @@ def test_the_judge_that_trl_is_given_is_that_of_the_pipeline():
     ).train
     outcomes = set()
     for row, other in zip(prompts.to_dict("records"), prompts["answer"][::-1]):
-        for text in (f"1+1#{row['answer']}", f"# {row['answer']} #{other}", "#", row["answer"]):
+        answer = row["answer"]
+        for text in (f"1+1#{answer}", f"# {answer} #{other}", "#", answer, "#11\ufffd 11"):
             theirs = outcome_of(
                 text, row["family"], row["entry"], answer_pattern="#([^#]*)", threshold=0.99
             )

@@ -19,7 +19,10 @@ def outcome_of(
     answers = re.findall(answer_pattern, text)
     if not answers:
         return 0.0
-    score = _judge(family).score_answer(answers[-1].strip(), json.loads(entry))
+    try:
+        score = _judge(family).score_answer(answers[-1].strip(), json.loads(entry))
+    except ValueError:  # the answer cannot be parsed, as for the project's judge
+        return 0.0
     return float(score >= threshold)
 
 
