@@ -18,8 +18,7 @@ from benchmarks.demo import judges_table, table, time_module
 from benchmarks.grounding_methods import MEASURES, gains_at_equal_flops
 from benchmarks.peer_trl_run import __main__ as peer_trl_run
 from benchmarks.peer_trl_run.judge import outcome_of
-from benchmarks.peer_trl_run.processes import Timed, run_timed
-from benchmarks.peer_trl_run.runs import seconds_until
+from benchmarks.peer_trl_run.processes import run_timed
 from benchmarks.peer_trl_run.settings import SIZES, order_of, params_of
 from benchmarks.workspaces import PART_SECONDS, ROOT, round_seconds
 from grpo.params.yaml import read_yaml
@@ -371,15 +370,3 @@ def test_a_process_that_is_left_behind_is_refused(tmp_path: Path):
     code = "import subprocess, time; print(subprocess.Popen(['sleep', '3']).pid); time.sleep(0.5)"
     with pytest.raises(SystemExit, match="left processes behind"):
         run_timed([sys.executable, "-W", "ignore", "-c", code], folder=tmp_path)
-
-
-def test_a_run_that_ends_with_a_round_spends_no_later_stage():
-    stages = {
-        "profile": {"cpu": 1.0, "wall": 1.0},
-        "train@pairs-1": {"cpu": 2.0, "wall": 3.0},
-        "score@pairs-2": {"cpu": 4.0, "wall": 5.0},
-        "train@pairs-2": {"cpu": 8.0, "wall": 9.0},
-    }
-    names, timed = ["pairs-1", "pairs-2"], Timed(20.0, 30.0, 0, "")
-    assert seconds_until("pairs-1", names, stages, timed) == {"cpu": 8.0, "wall": 16.0}
-    assert seconds_until("pairs-2", names, stages, timed) == {"cpu": 20.0, "wall": 30.0}

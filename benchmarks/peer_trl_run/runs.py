@@ -97,39 +97,40 @@ def run_theirs(size: str, seed: int, python: str) -> Run:
 
 
 def run_ours(size: str, seed: int, arm: str, *, goal: float | None) -> Run:
-    """Runs `flows.reproduce --no-server` up to the last round's training; evaluates each round.
+    """Runs `flows.reproduce --no-server` up to training, round by round; evaluates each round.
 
-    Only the run is timed: planning, profile, curriculum, rollouts, scores and training.
-    The base exists, as it does for TRL.
+    Only the runs are timed: planning, profile, curriculum, rollouts, scores and training, each from
+    the start of a process. The base exists, as it does for TRL.
 
     Args:
-      goal: The run counts up to the first round that reaches this reward; None: all rounds.
+      goal: The first round that reaches this reward is the last; None: all rounds.
     """
     workspace = FOLDER / f"{size}-{seed}-{arm}"
     shutil.rmtree(workspace, ignore_errors=True)
     shutil.copytree(base_workspace(size, seed), workspace, symlinks=True)
     _write_params(workspace, size, seed, arm)
     reproduce(workspace, "base")  # untimed: the stage check reads the file of parameters
-    load, names = os.getloadavg()[0], list(params_of(SIZES[size], seed, arm)["rounds"])
-    timed = reproduce(workspace, f"train@{names[-1]}")
-    stages = _stage_seconds(workspace)
-    scores = evaluate(workspace, [workspace / "artifacts" / "policies" / each for each in names])
-    curve: list[Run] = [
-        {"round": name, **seconds_until(name, names, stages, timed), **score}
-        for name, score in zip(names, scores)
-    ]
-    reached = next((k for k, each in enumerate(scores) if goal and each["reward"] >= goal), None)
-    reaches = goal is None or reached is not None
-    curve = curve if reached is None else curve[: reached + 1]
+    load, peak, curve = os.getloadavg()[0], 0, list[Run]()
+    cpu = wall = 0.0
+    reaches = goal is None
+    for name in params_of(SIZES[size], seed, arm)["rounds"]:
+        timed = reproduce(workspace, f"train@{name}")
+        cpu, wall = cpu + timed.cpu_seconds, wall + timed.wall_seconds
+        peak = max(peak, timed.peak_bytes)
+        (score,) = evaluate(workspace, [workspace / "artifacts" / "policies" / name])
+        curve.append({"round": name, "cpu": round(cpu, 3), "wall": round(wall, 3), **score})
+        if goal is not None and score["reward"] >= goal:
+            reaches = True
+            break
     rows = [row for each in curve for row in _updates(workspace, each["round"])]
     return {
         "cpu_seconds": curve[-1]["cpu"],
         "wall_seconds": curve[-1]["wall"],
-        "peak_bytes": timed.peak_bytes,
+        "peak_bytes": peak,
         "load_before": load,
         "reward": curve[-1]["reward"],
         "reaches": reaches,
-        "stages": {name: round(each["cpu"], 2) for name, each in stages.items()},
+        "stages": _stage_seconds(workspace),
         "batches": {
             "reward": [round(float(row["reward_mean"]), 5) for row in rows],
             "rollouts": [int(row["rollouts"]) for row in rows],
@@ -175,25 +176,12 @@ def reproduce(workspace: Path, target: str) -> Timed:
     )
 
 
-def _stage_seconds(workspace: Path) -> dict[str, dict[str, float]]:
-    """Returns CPU and wall seconds that each stage after the base has recorded."""
+def _stage_seconds(workspace: Path) -> dict[str, float]:
+    """Returns the CPU seconds that each stage after the base has recorded."""
     return {
-        path.stem: {"cpu": usage["cpu_seconds"], "wall": usage["seconds"]}
+        path.stem: round(read_json(path)["cpu_seconds"], 2)
         for path in sorted((workspace / ".runs").glob("*.json"))
         if path.stem not in ("prepare", "base")
-        for usage in [read_json(path)]
-    }
-
-
-def seconds_until(
-    name: str, names: list[str], stages: dict[str, dict[str, float]], timed: Timed
-) -> dict[str, float]:
-    """Returns the seconds of a run that ends with a round: the whole run's, less later stages."""
-    later = names[names.index(name) + 1 :]
-    saved = [seconds for stage, seconds in stages.items() if stage.partition("@")[2] in later]
-    return {
-        "cpu": round(timed.cpu_seconds - sum(each["cpu"] for each in saved), 3),
-        "wall": round(timed.wall_seconds - sum(each["wall"] for each in saved), 3),
     }
 
 
