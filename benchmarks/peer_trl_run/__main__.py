@@ -54,7 +54,7 @@ def main() -> None:
             # Alternating; the allocated arm ends at TRL's reward, so it follows.
             first = [THEIRS, SAME] if seed % 2 == 0 else [SAME, THEIRS]
             for side in [*first, ALLOCATED]:
-                if side in (chosen.side or SIDES):
+                if side in (chosen.side or (THEIRS, *SIZES[size].arms)):
                     measure(size, seed, side, chosen.python, busy=chosen.busy)
     results = read_json(OUT)
     save_figure(draw(results), FIGURE)
@@ -75,7 +75,7 @@ def measure(size: str, seed: int, side: str, python: str, *, busy: bool) -> None
     else:
         known[side] = run_ours(size, seed, side, goal=_goal(known, side))
     print(size, seed, side, {k: v for k, v in known[side].items() if k != "batches"}, flush=True)
-    known[side]["revision"] = revision_of("HEAD")
+    known[side] |= {"revision": revision_of("HEAD"), "processor": machine()["processor"]}
     write_json(OUT, {**about(python), "runs": stored["runs"], **conclude(stored["runs"])})
 
 
@@ -122,9 +122,9 @@ def conclude(runs: dict[str, Any]) -> dict[str, Any]:
 
 def _is_met(arm: str, found: dict[str, Any]) -> bool:
     """Returns whether an arm reaches TRL's reward at every size for the targeted ratio at most."""
-    ours = [arms[arm] for arms in found.values() if arm in arms]
-    return len(ours) == len(SIZES) and all(
-        each["reach"] and each["cpu_seconds"]["value"] <= TARGETS[arm] for each in ours
+    ours = [found.get(name, {}).get(arm) for name, size in SIZES.items() if arm in size.arms]
+    return all(
+        each and each["reach"] and each["cpu_seconds"]["value"] <= TARGETS[arm] for each in ours
     )
 
 

@@ -1,6 +1,6 @@
 """Tries TRL's settings of speed on one seed and prints what each takes.
 
-python -m benchmarks.peer_trl_run.tune PYTHON_OF_TRL    # results/peer_trl_run_tuning.json
+python -m benchmarks.peer_trl_run.tune PYTHON_OF_TRL [SIZE]    # results/peer_trl_run_tuning.json
 """
 
 import sys
@@ -14,22 +14,21 @@ from grpo.runtime.artifacts.files import read_json, write_json
 from grpo.runtime.markdown import markdown_table
 
 TUNING = RESULTS / "peer_trl_run_tuning.json"
-SHORT = {"11.6M": 4}  # updates, where a whole run takes minutes
+SHORT = {"0.2M": 12, "11.6M": 4}  # updates: whole runs take minutes
 KEPT = ("cpu_seconds", "wall_seconds", "peak_bytes", "load_before")
 SEED = 0
 
 
-def main(python: str) -> None:
+def main(python: str, *sizes: str) -> None:
     """Measures every candidate that the file lacks; settings.py names the fastest by CPU time."""
     runs: list[dict[str, Any]] = read_json(TUNING)["runs"] if TUNING.exists() else []
-    for size, about in SIZES.items():
-        for settings in about.tuned:
+    for size in sizes or SIZES:
+        for settings in SIZES[size].tuned:
             key = {"size": size, "settings": settings}
             if any(key.items() <= each.items() for each in runs):
                 continue
             require_idle()
-            updates = {"updates": SHORT[size]} if size in SHORT else {}
-            chosen = {"settings": settings, "updates_per_save": 0, **updates}
+            chosen = {"settings": settings, "updates_per_save": 0, "updates": SHORT[size]}
             run = time_theirs(size, SEED, python, FOLDER / "tune", **chosen)
             runs.append({**key, **{name: run[name] for name in KEPT}})
             print(runs[-1], flush=True)
@@ -54,4 +53,4 @@ def table(runs: list[dict[str, Any]]) -> str:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])
