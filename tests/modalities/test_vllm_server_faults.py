@@ -236,13 +236,14 @@ def test_a_server_that_hangs_is_not_waited_for(base: Path, tmp_path: Path):
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({"dtype": "torch.bfloat16"}, "it has dtype bfloat16; start it with --dtype float32"),
+        ({"dtype": "torch.bfloat16"}, "it has bfloat16; start it with --dtype float32"),
         ({"logprobs_mode": "raw_logprobs"}, "start it with --logprobs-mode processed_logprobs"),
+        ({"max_model_len": None}, r"its /server_info is not that of vLLM 0\.32"),
     ],
-    ids=["dtype", "log-probs without the temperature"],
+    ids=["dtype", "log-probs without the temperature", "another version"],
 )
 def test_a_server_with_other_settings_is_refused(
-    config: dict[str, str], said: str, base: Path, tmp_path: Path
+    config: dict[str, Any], said: str, base: Path, tmp_path: Path
 ):
     with (
         pytest.raises(ParameterError, match=said),

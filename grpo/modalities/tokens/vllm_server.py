@@ -74,18 +74,28 @@ class ServedEngine:
 
     def _find_positions(self, dtype: str, has_tied_output: bool) -> int:
         """Returns the length of the server's context; see `__init__`."""
-        config = self._ask("/server_info?config_format=json")["vllm_config"]
-        model, device = config["model_config"], config["device_config"]["device"]
-        for name, needed in {"dtype": dtype, "logprobs_mode": "processed_logprobs"}.items():
-            if (found := model[name].removeprefix("torch.")) != needed:
-                option = f"--{name.replace('_', '-')} {needed}"
-                raise self._refuse(f"it has {name} {found}; start it with {option}")
+        match self._ask("/server_info?config_format=json"):
+            case {
+                "vllm_config": {
+                    "model_config": {
+                        "dtype": str(its_dtype),
+                        "logprobs_mode": str(its_mode),
+                        "max_model_len": int(positions),
+                    },
+                    "device_config": {"device": device},
+                }
+            }:
+                found = {"dtype": its_dtype.removeprefix("torch."), "logprobs-mode": its_mode}
+            case _:
+                raise self._refuse("its /server_info is not that of vLLM 0.32; start such a server")
+        for name, needed in {"dtype": dtype, "logprobs-mode": "processed_logprobs"}.items():
+            if found[name] != needed:
+                raise self._refuse(f"it has {found[name]}; start it with --{name} {needed}")
         if has_tied_output and device == "cpu":
             raise self._refuse(
                 "on a CPU, vLLM's server cannot replace an output layer that is tied to the "
                 "embedding; set policy.sampler to vllm or transformers"
             )
-        positions: int = model["max_model_len"]
         return positions
 
     def stop(self) -> None:
