@@ -26,7 +26,7 @@ from grpo.modalities.shared.directories import save_base
 from grpo.modalities.shared.tokenizers import make_byte_tokenizer
 from grpo.modalities.tokens.modality import VllmParams
 from grpo.modalities.tokens.policy import Decoding, TokenPolicy, TokenTrajectory
-from grpo.modalities.tokens.vllm import VllmPolicy
+from grpo.modalities.tokens.vllm import Engine, VllmPolicy
 from grpo.params.parameters import Parameters, read_params
 from grpo.runtime.artifacts.files import read_json, write_json
 from grpo.runtime.markdown import markdown_table
@@ -78,6 +78,7 @@ def measure(name: str) -> dict[str, Any]:
         start_seconds = time.perf_counter() - start
         assert isinstance(own, TokenPolicy)
         assert isinstance(vllm, VllmPolicy)
+        assert isinstance(vllm.engine, Engine)
         engine = psutil.Process(vllm.engine.process_id)
         samplers: dict[str, TokenPolicy] = {"own": own, "vllm": vllm}
         seconds: dict[str, list[dict[str, float]]] = {each: [] for each in samplers}

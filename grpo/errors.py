@@ -33,7 +33,7 @@ class ParameterError(GrpoError, ValueError):
 
 
 class RefusedError(ParameterError):
-    """A server refuses what a judge asks, e.g. for its key; a rerun does not help."""
+    """A server refuses what it is asked, e.g. for its key; a rerun does not help."""
 
 
 class ArtifactError(GrpoError, ValueError):
@@ -69,7 +69,7 @@ class WorkerError(RetryableError):
 
 
 class ServerError(RetryableError):
-    """A server that a judge asks does not answer; a rerun resumes the stage."""
+    """A server that judges or samples does not answer; a rerun resumes the stage."""
 
 
 class StorageError(GrpoError, RuntimeError):

@@ -224,7 +224,7 @@ def predict_bytes(target: Target, model: str) -> dict[str, float]:
 
 def compare_vllm(target: Target) -> Result:
     """Samples with vLLM and with transformers' model; compares seconds and log-probs."""
-    from grpo.modalities.tokens.vllm import VllmPolicy
+    from grpo.modalities.tokens.vllm import VllmPolicy, start_engine
 
     model = next(iter(QWEN))
     target.prepare()
@@ -233,6 +233,8 @@ def compare_vllm(target: Target) -> Result:
         plain.model.save_pretrained(folder)
         plain.tokenizer.save_pretrained(folder)
         host = make_policy(Target(device="cpu", size=target.size), model)
+        settings = DEFAULT_VLLM if target.device == "cuda" else VLLM_ON_CPU
+        dtype = str(host.model.dtype).removeprefix("torch.")
         engine = VllmPolicy(
             host.model,
             host.tokenizer,
@@ -240,8 +242,7 @@ def compare_vllm(target: Target) -> Result:
             directory=Path(folder),
             decoding=plain.decoding,
             uses_chat_template=False,
-            settings=DEFAULT_VLLM if target.device == "cuda" else VLLM_ON_CPU,
-            threads=1,
+            start=partial(start_engine, settings, dtype, 1),
         )
         found: Result = {}
         for name, policy in (("transformers", plain), ("vllm", engine)):

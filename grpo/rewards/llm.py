@@ -7,16 +7,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from grpo.rewards._servers import (
-    UNSUITABLE,
-    Client,
-    Failure,
-    Result,
-    Server,
-    ServerSettings,
-    ask_server,
-    open_server,
-)
+from grpo.rewards._servers import Result, ServerSettings, ask_server, open_server
 from grpo.rewards.base import (
     ROLLOUTS_PER_SHARD,
     Judge,
@@ -27,6 +18,7 @@ from grpo.rewards.base import (
     View,
 )
 from grpo.runtime.chats import show_prompt
+from grpo.runtime.servers import UNSUITABLE, Client, Failure, Server
 from grpo.schema import Steps, require_one_group
 
 FIELD = re.compile(r"\{(prompt|answer|completion)\}")

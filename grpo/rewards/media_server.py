@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from grpo.errors import MissingExtraError
 from grpo.rewards._servers import (
     RowServerSettings,
-    Server,
     ask_about_rows,
     open_server,
     read_list,
@@ -19,6 +18,7 @@ from grpo.rewards._servers import (
 )
 from grpo.rewards.base import ROLLOUTS_PER_SHARD, Judge, JudgeInputs, Task, Unjudged, View, Viewer
 from grpo.runtime.artifacts.media import encode_whole_png
+from grpo.runtime.servers import Server
 from grpo.schema import PARAMS
 
 Rollout = tuple[NDArray[np.uint8], Task]  # its image or clip, and its task

@@ -5,10 +5,7 @@ from functools import partial
 from typing import Literal
 
 from grpo.rewards._servers import (
-    UNSUITABLE,
-    Failure,
     RowServerSettings,
-    Server,
     ask_about_rows,
     open_server,
     read_list,
@@ -23,6 +20,7 @@ from grpo.rewards.base import (
     Unjudged,
     View,
 )
+from grpo.runtime.servers import UNSUITABLE, Failure, Server
 
 Rollout = tuple[str, Task]  # its text and its task
 

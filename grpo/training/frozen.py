@@ -143,7 +143,8 @@ def require_range_above(drift: float, objective: Objective) -> float:
             raise UnsoundError(
                 f"U27: {name} needs a range above {MIN_CLIP_PER_DRIFT:g} times the drift "
                 f"between sampler and trainer, got {trusted:g} at a drift of {drift:.2g}; "
-                f"widen it, compute in float32, or put truncate_mismatch in front"
+                f"widen it, compute in float32, put truncate_mismatch in front, or find out if the "
+                f"sampler holds other weights"
             )
     return drift
 

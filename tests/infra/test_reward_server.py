@@ -14,10 +14,10 @@ import pytest
 from grpo.modalities.shared.drawings import Drawing, draw_texts
 from grpo.params.yaml import dump_yaml, parse_yaml
 from grpo.rewards import ocr
-from grpo.rewards._circuit import CircuitSettings
 from grpo.rewards.base import Task, View
 from grpo.rewards.media_server import MediaServerSettings
 from grpo.rewards.media_server import load as load_media
+from grpo.runtime.circuit import CircuitSettings
 from grpo.sampling.judging import JointJudge
 from tests.infra.files import INFRA, ROOT
 from tests.infra.reward_servers import Running, ask, columns_of, reward_server

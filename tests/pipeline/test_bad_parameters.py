@@ -20,6 +20,8 @@ from tests.pipeline.workspaces import write_two_arms
 
 ROUND = {"arm": "sgpo", "start": "base", "phase": 1}
 VLLM = {"tensor_parallel_size": 1, "memory_share": 0.1, "prefix_caching": True, "compiled": False}
+SERVER = {"url": "http://127.0.0.1:8000", "concurrency": 4, "timeout_seconds": 9.0, "retries": 1,
+          "retry_seconds": 1.0, "directory": "/shared"}  # fmt: skip
 FIXED = {"fix_group_size": {"rollouts": 8}}
 WRONG: list[tuple[str, Corruption, str]] = [
     ("wrong type", set_param("seed", "zero"), "seed must be an integer, got 'zero'"),
@@ -59,6 +61,17 @@ WRONG: list[tuple[str, Corruption, str]] = [
      "policy.vllm.memory_share must be at most 1"),
     ("half of an engine", set_param("policy.vllm", {"memory_share": 0.5}),
      "policy.vllm.tensor_parallel_size is missing"),
+    ("a server without an address", set_param("policy.sampler", "vllm_server"),
+     "with policy.sampler vllm_server, policy.server must be stated"),
+    ("a server that nothing asks", set_param("policy.server", SERVER),
+     "policy.server must be removed with policy.sampler transformers"),
+    ("a user in an address", set_param("policy.server", {**SERVER, "url": "http://me:pw@host"}),
+     "policy.server.url must have no user or password; name a key_variable instead"),
+    ("a key as a parameter", set_param("policy.server", {**SERVER, "key_variable": "sk-12345"}),
+     "policy.server.key_variable must be the name of an environment variable"),
+    ("a directory that depends on the workspace",
+     set_param("policy.server", {**SERVER, "directory": "shared"}),
+     "policy.server.directory must be an absolute path"),
     ("unknown sampler", set_param("policy.sampler", "ollama"), "policy.sampler must be"),
     ("unknown task", set_param("task.kind", "poetry"), "task.kind .*'poetry'"),
     ("unknown source of a base", set_param("policy.base.source", "cloud"),

@@ -43,17 +43,34 @@ def serving(respond: Callable[[Any], Response]) -> Iterator[Asked]:
     Args:
       respond: Called in a thread per request, with the request's JSON.
     """
+    with serving_paths(lambda path, body: respond(body)) as asked:
+        asked.url += "/judge"
+        yield asked
+
+
+@contextmanager
+def serving_paths(respond: Callable[[str, Any], Response]) -> Iterator[Asked]:
+    """Serves several paths.
+
+    Args:
+      respond: Called in a thread per request, with its path and its JSON, None for a GET.
+    """
     lock = threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.answer(None)
+
         def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            self.answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+
+        def answer(self, body: Any) -> None:
             with lock:
                 asked.bodies.append(body)
                 asked.keys.append(self.headers["Authorization"])
                 asked.at_once += 1
                 asked.most_at_once = max(asked.most_at_once, asked.at_once)
-            response = respond(body)
+            response = respond(self.path, body)
             with lock:
                 asked.at_once -= 1
             self.send_response(response.status)
@@ -71,7 +88,7 @@ def serving(respond: Callable[[Any], Response]) -> Iterator[Asked]:
             """A client that does not wait is no error of the server."""
 
     with Quiet(("127.0.0.1", 0), Handler) as server:
-        asked = Asked(f"http://127.0.0.1:{server.server_address[1]}/judge")
+        asked = Asked(f"http://127.0.0.1:{server.server_address[1]}")
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:

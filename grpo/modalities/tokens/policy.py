@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -407,31 +408,40 @@ def _render(tokenizer: Any, messages: list[Message]) -> str:
 def load_vllm_sampler(
     params: RunParams[TokenPolicyParams], *, base: Path, directory: Path, decoding: Decoding
 ) -> TokenPolicy:
-    """Returns a policy that samples with vLLM.
+    """Returns a policy that samples with vLLM, in a process of its own or behind a server.
 
     Raises:
       ArtifactError: If a file is missing or broken.
       MissingExtraError: If vLLM is not installed.
       ParameterError: If vLLM refuses the model or a setting.
-      WorkerError: If the engine's process ends.
+      RetryableError: If the engine's process ends, or the server does not answer.
     """
     # Imported here: few runs sample with vLLM.
-    from grpo.modalities.tokens.vllm import VllmPolicy, find_python
+    from grpo.modalities.tokens.vllm import StartEngine, VllmPolicy, find_python, start_engine
+    from grpo.modalities.tokens.vllm_server import start_served
 
-    find_python()  # before the model is loaded
-    settings = params.policy
+    settings, machine = params.policy, params.machine
+    if settings.server is None:
+        find_python()  # before the model is loaded
     model, tokenizer = load_base(base, DTYPES[params.machine.dtype])
     if settings.prompt_format == "chat":
         require_chat_template(tokenizer)
     if settings.lora:
         restore_round(params, model, base=base, directory=directory)
+    start: StartEngine
+    if settings.server is None:
+        start = partial(start_engine, settings.vllm or DEFAULT_VLLM, machine.dtype, machine.threads)
+    else:
+        has_tied_output = (
+            model.get_output_embeddings().weight is model.get_input_embeddings().weight
+        )
+        start = partial(start_served, settings.server, machine.dtype, has_tied_output)
     return VllmPolicy(
         model,
         tokenizer,
         base=base,
         directory=directory,
-        settings=settings.vllm or DEFAULT_VLLM,
-        threads=params.machine.threads,
+        start=start,
         decoding=decoding,
         uses_chat_template=settings.prompt_format == "chat",
     )

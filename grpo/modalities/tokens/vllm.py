@@ -1,5 +1,7 @@
 """Sampling by vLLM, in a process of its own and by the Python of an environment of its own.
 
+The policy samples with any engine, also with that of a server (`vllm_server.py`).
+
 vLLM's numerics differ from the trainer's: put `truncate_mismatch` before the trust region
 (docs/methods/engine_mismatch.md). Draws are seeded by rollout; the same bytes are repeated only on
 the same device, version and batch.
@@ -13,11 +15,11 @@ import socket
 import subprocess
 import sys
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from jaxtyping import Float
@@ -61,6 +63,28 @@ def find_python() -> str:
             "cannot be run; run make vllm, or unset it"
         )
     return named
+
+
+class SamplingEngine(Protocol):
+    """What answers the requests of `vllm_engine.py`."""
+
+    @property
+    def positions(self) -> int:
+        """The length of the longest rollout with its prompt."""
+
+    @property
+    def stop(self) -> Callable[[], object]:
+        """Ends the engine, if it belongs to this process."""
+
+    def ask(self, what: str, tensors: Mapping[str, Tensor] = {}, **header: Any) -> Message:
+        """Returns the answer to a request; raises ConnectionError if the engine is lost."""
+
+    def describe_loss(self, error: ConnectionError) -> WorkerError:
+        """Returns the error that ends the stage if a second engine is lost."""
+
+
+# Starts an engine with the weights of a policy's complete directory, or with those of a file.
+StartEngine = Callable[[Path, Path | None], SamplingEngine]
 
 
 class Engine:
@@ -126,6 +150,28 @@ class Engine:
             return "it has closed its socket"
         return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
+    def describe_loss(self, error: ConnectionError) -> WorkerError:
+        """Returns the error that ends the stage if a second engine is lost."""
+        return _lost("twice", error)
+
+
+def start_engine(
+    settings: VllmParams, dtype: str, threads: int, directory: Path, weights: Path | None
+) -> Engine:
+    """Returns an engine with the weights of a file, or else with those of the directory.
+
+    Raises:
+      WorkerError: If its process ends.
+    """
+    given = {**settings.model_dump(), "directory": str(directory.resolve()), "dtype": dtype}
+    try:
+        engine = Engine(given, threads=threads)
+        if weights is not None:
+            engine.ask("load", path=str(weights))
+    except ConnectionError as error:
+        raise _lost("while it started", error) from None
+    return engine
+
 
 def _environment(python: str, threads: int) -> dict[str, str]:
     """Returns the engine's environment; the modules of this one are of another environment."""
@@ -170,8 +216,7 @@ class VllmPolicy(TokenPolicy):
         *,
         base: Path,
         directory: Path,
-        settings: VllmParams,
-        threads: int,
+        start: StartEngine,
         decoding: Decoding,
         uses_chat_template: bool,
     ) -> None:
@@ -184,7 +229,7 @@ class VllmPolicy(TokenPolicy):
         """
         super().__init__(model, tokenizer, decoding=decoding, uses_chat_template=uses_chat_template)
         self._base, self._directory = base, directory
-        self._settings, self._threads = settings, threads
+        self._start_engine = start
         self._has_adapters = not all(each.requires_grad for each in model.parameters())
         self._weights: _OpenFile | None = None  # those that have replaced those of the directory
         if self._has_adapters:
@@ -219,28 +264,14 @@ class VllmPolicy(TokenPolicy):
         self._weights = None  # first, so that the memory of two is not needed
         self._weights = _OpenFile(path)
 
-    def _start(self) -> Engine:
-        """Returns an engine with the present weights.
-
-        Raises:
-          WorkerError: If its process ends.
-        """
+    def _start(self) -> SamplingEngine:
+        """Returns an engine with the present weights."""
         with ExitStack() as stack:
             directory = self._base
             if not self._has_adapters:
                 directory = stack.enter_context(whole_policy(self._directory, self._base))
-            settings = {
-                **self._settings.model_dump(),
-                "directory": str(directory.resolve()),
-                "dtype": str(self.model.dtype).removeprefix("torch."),
-            }
-            try:
-                engine = Engine(settings, threads=self._threads)
-                if self._weights is not None:
-                    engine.ask("load", path=str(self._weights.path))
-            except ConnectionError as error:
-                raise _lost("while it started", error) from None
-        return engine
+            weights = None if self._weights is None else self._weights.path
+            return self._start_engine(directory, weights)
 
     def _ask(self, what: str, tensors: Mapping[str, Tensor] = {}, **header: Any) -> Message:
         """Returns the engine's answer; an engine that is lost is started again, once.
@@ -257,7 +288,7 @@ class VllmPolicy(TokenPolicy):
         try:
             return self.engine.ask(what, tensors, **header)
         except ConnectionError as error:
-            raise _lost("twice", error) from None
+            raise self.engine.describe_loss(error) from None
 
     @torch.no_grad()
     def _sample(

@@ -339,11 +339,15 @@ def leave_locks() -> None:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Waits for an advisory lock on `path`, then holds it; the kernel frees it on death."""
+def locked(path: Path, kind: int = fcntl.LOCK_EX) -> Iterator[None]:
+    """Waits for an advisory lock on `path`, then holds it; the kernel frees it on death.
+
+    Args:
+      kind: LOCK_SH can be held by several processes, and none of them holds LOCK_EX then.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        fcntl.flock(file, kind)
         yield
 
 

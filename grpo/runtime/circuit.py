@@ -1,4 +1,4 @@
-"""The circuit breaker of a judge's server: when it is no longer asked, and when it is asked again.
+"""The circuit breaker of a server: when it is no longer asked, and when it is asked again.
 
 A circuit is closed while a server answers. After some failures in a row it opens: requests end at
 once, without waiting for a timeout. After a pause one request, the probe, is sent: an answer closes
@@ -46,7 +46,7 @@ class Circuit:
     def __init__(
         self, settings: CircuitSettings | None, now: Callable[[], float] = time.monotonic
     ) -> None:
-        self._settings, self._now = settings, now
+        self.settings, self._now = settings, now
         self._streak = Streak()
         self._opened_at: float | None = None  # None: closed
         self._is_probed = False
@@ -55,8 +55,8 @@ class Circuit:
         """Returns whether a request may be sent; after "probe", `report` must follow."""
         if self._opened_at is None:
             return "request"
-        assert self._settings is not None
-        if self._is_probed or self._now() < self._opened_at + self._settings.pause_seconds:
+        assert self.settings is not None
+        if self._is_probed or self._now() < self._opened_at + self.settings.pause_seconds:
             return "no"
         self._is_probed = True
         return "probe"
@@ -69,7 +69,7 @@ class Circuit:
             self._streak, self._opened_at = Streak(), None
             return streak
         streak.failures += 1
-        if self._settings is not None and streak.failures >= self._settings.failures:
+        if self.settings is not None and streak.failures >= self.settings.failures:
             streak.opened, self._opened_at = True, self._now()
         return streak
 
@@ -81,8 +81,8 @@ class Circuit:
     @property
     def state(self) -> str:
         """A phrase for messages about a request that was not sent."""
-        assert self._settings is not None
+        assert self.settings is not None
         return (
             f"not asked, the circuit is open after {self._streak.failures} failures in a row; "
-            f"probed every {self._settings.pause_seconds:g} seconds"
+            f"probed every {self.settings.pause_seconds:g} seconds"
         )
