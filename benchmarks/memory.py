@@ -227,15 +227,15 @@ def _in_fork(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 def _run(case: dict[str, Any], folder: Path, work: str) -> dict[str, Any]:
     """Does one part of a case in this process."""
-    tiny = _read(folder / "tiny.yaml", case, case["changes"])
-    params = _read(folder / "params.yaml", case, {**case["changes"], **case["scaled"]})
+    tiny = read(folder / "tiny.yaml", case, case["changes"])
+    params = read(folder / "params.yaml", case, {**case["changes"], **case["scaled"]})
     prepare_machine(params.machine)
     if work == "predict":
-        _make_base(tiny, folder / "tiny")
-        _make_base(params, folder / "base")
-        return _predict(params, case["rows"])
+        make_base(tiny, folder / "tiny")
+        make_base(params, folder / "base")
+        return predict(params, case["rows"])
     # The libraries load code and allocate at their first use.
-    _work(tiny, folder / "tiny", work, sampled=GROUP, rows=1)
+    load_and_work(tiny, folder / "tiny", work, sampled=GROUP, rows=1)
     measured, libraries, seconds = _added(params, folder / "base", work, case["rows"])
     found = {"measured": measured, "libraries": libraries, "cpu_seconds": seconds}
     if params.machine.dtype == "bfloat16":
@@ -247,11 +247,11 @@ def _added(params: Parameters, base: Path, work: str, rows: int) -> tuple[int, i
     """Returns the bytes that work adds at its peak, those before it, and its CPU seconds."""
     _forget()
     before, start = psutil.Process().memory_info().rss, time.process_time()
-    _work(params, base, work, sampled=SAMPLED, rows=rows)
+    load_and_work(params, base, work, sampled=SAMPLED, rows=rows)
     return resident_peak() - before, before, time.process_time() - start
 
 
-def _work(params: Parameters, base: Path, work: str, *, sampled: int, rows: int) -> None:
+def load_and_work(params: Parameters, base: Path, work: str, *, sampled: int, rows: int) -> None:
     """Loads a policy, and samples or makes updates; the peak is that since the load."""
     arm = next(iter(params.arms))
     settings, draws = params.arms[arm], draws_of_arm(params, arm)
@@ -286,7 +286,7 @@ def _forget() -> None:
     reset_peak()
 
 
-def _predict(params: Parameters, rows: int) -> dict[str, Any]:
+def predict(params: Parameters, rows: int) -> dict[str, Any]:
     """Returns the predicted peaks, and the CPU seconds of the prediction."""
     arm, start = next(iter(params.arms)), time.process_time()
     memory = PolicyMemory(params)
@@ -303,7 +303,7 @@ def _predict(params: Parameters, rows: int) -> dict[str, Any]:
     }
 
 
-def _make_base(params: Parameters, base: Path) -> None:
+def make_base(params: Parameters, base: Path) -> None:
     """Writes a base with random weights."""
     made = build_base(params, DATA)
     if params.modality.prompt_kind == "image":  # whose words come from a warm-up
@@ -315,7 +315,7 @@ def _make_base(params: Parameters, base: Path) -> None:
     made.save(base)
 
 
-def _read(file: Path, case: dict[str, Any], changes: dict[str, Any]) -> Parameters:
+def read(file: Path, case: dict[str, Any], changes: dict[str, Any]) -> Parameters:
     """Returns the parameters of a recipe with changes of values or of parts of mappings."""
     content = parse_yaml(resolved_text(Path(case["recipe"])))
     for path, value in changes.items():
