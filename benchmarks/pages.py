@@ -88,6 +88,7 @@ TABLES: list[tuple[str, Callable[[dict[str, Any]], str], str]] = [
     ("allocation_tokens", allocation_tokens.spending_table, "allocation_tokens"),
     ("overhead", overhead.table, "pipeline"),
     ("memory", memory.table, "memory"),
+    ("memory", memory.kept_table, "memory"),
     ("scaling_training", scaling_training.table, "scale"),
     ("scaling_sampling", scaling_sampling.table, "scale"),
     ("faults", faults.table, "faults"),

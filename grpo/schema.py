@@ -133,5 +133,6 @@ class Machine(WithOptionalKeys):
     threads: Annotated[int, Field(gt=0, le=1024)]  # of torch, per process
     compile: bool  # the forward pass of updates, by torch.compile; needs a C++ compiler
     # Of the GPU of a process, or of the host that all processes share; stages that need more are
-    # refused before they start. null: not checked.
+    # refused before they start. On a CPU, processes then return freed memory at once, which is
+    # slower. null: not checked.
     memory_gb: Rate | None = None

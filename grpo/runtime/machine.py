@@ -17,6 +17,7 @@ from grpo.schema import PARAMS, Machine
 
 # Parameters of glibc's mallopt, and a threshold above every allocation.
 TRIM_THRESHOLD, MMAP_THRESHOLD, NEVER = -1, -3, 2**31 - 1
+MAPPED_BYTES = 2**17  # of the smallest block with pages of its own: glibc's threshold at its start
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -33,7 +34,10 @@ def prepare_machine(machine: Machine) -> None:
         _require_compiler()
         # Dynamo reads .grad of the keys and values of shared prompts.
         warnings.filterwarnings("ignore", message=r"The \.grad attribute of a Tensor")
-    _keep_freed_memory()
+    if machine.device == "cpu" and machine.memory_gb is not None:
+        _set_allocator(trim=MAPPED_BYTES, mmap=MAPPED_BYTES)
+    else:
+        _set_allocator(trim=NEVER, mmap=NEVER)
     torch.set_num_threads(machine.threads)
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
@@ -42,12 +46,21 @@ def prepare_machine(machine: Machine) -> None:
     deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
-def _keep_freed_memory() -> None:
-    """Keeps freed memory for the next pass; otherwise the kernel reclaims and zeroes its pages."""
+def _set_allocator(*, trim: int, mmap: int) -> None:
+    """Sets from which size on glibc returns freed memory to the system at once.
+
+    Kept memory is faster to allocate again, because the kernel does not zero its pages. But small
+    blocks fragment it, so that it grows beyond the memory of live tensors. Blocks with pages of
+    their own do not fragment.
+
+    Args:
+      trim: Bytes of free memory at the end of the heap.
+      mmap: Bytes of a block.
+    """
     if platform.libc_ver()[0] == "glibc":
         library = ctypes.CDLL(None)
-        for parameter in (TRIM_THRESHOLD, MMAP_THRESHOLD):
-            library.mallopt(parameter, NEVER)
+        library.mallopt(TRIM_THRESHOLD, trim)
+        library.mallopt(MMAP_THRESHOLD, mmap)
 
 
 def _require_compiler() -> None:

@@ -6,6 +6,8 @@ C++ compiler, which a fresh machine may not have.
 
 import platform
 import resource
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -137,3 +139,26 @@ def test_bfloat16_gives_the_log_probs_and_the_direction_of_float32():
     assert (logp - expected).abs().max() < 0.125
     assert (sampled - expected).abs().max() < 0.125
     assert torch.cosine_similarity(gradient, direction, dim=0) > 0.99
+
+
+FREED = """
+import psutil, torch
+from grpo.runtime.machine import prepare_machine
+from grpo.schema import Machine
+
+prepare_machine(Machine(device="cpu", dtype="float32", threads=1, compile=False, memory_gb={limit}))
+blocks = [torch.ones(2**18) for _ in range(256)]
+full = psutil.Process().memory_info().rss
+del blocks[::2]
+print((full - psutil.Process().memory_info().rss) / (128 * 2**20))
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="sets glibc's allocator up")
+@pytest.mark.parametrize(("limit", "returned"), [(24.0, 1.0), (None, 0.0)])
+def test_blocks_freed_between_others_return_to_the_system_only_with_a_limit(
+    limit: float | None, returned: float
+):
+    script = FREED.format(limit=limit)
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
+    assert float(ended.stdout) == pytest.approx(returned, abs=0.1)

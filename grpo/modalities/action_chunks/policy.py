@@ -10,7 +10,6 @@ import torch
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Generator, Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoTokenizer
 
 from grpo.modalities.action_chunks.modality import ActionChunkPolicyParams, ChunkDecoding
@@ -32,7 +31,7 @@ from grpo.modalities.action_chunks.trajectories import (
 )
 from grpo.modalities.modality import RunParams
 from grpo.modalities.policy import Policy
-from grpo.modalities.shared.flops import missing_flop_formulas
+from grpo.modalities.shared.flops import count_pass
 from grpo.modalities.shared.logits import draw, entropy_of
 from grpo.modalities.shared.packed import Layout, numbered
 from grpo.modalities.shared.restoring import restore_round
@@ -267,15 +266,15 @@ class ActionChunkPolicy(Policy[ChunkTrajectory]):
         shape = self._model.shape
         state = torch.zeros(1, shape.observations, device=device)
         blank = torch.zeros(1, 3, shape.pixels, shape.pixels, dtype=torch.uint8, device=device)
-        counter = FlopCounterMode(display=False, custom_mapping=missing_flop_formulas())
+        parameters = list(self._model.parameters())
         # Own hooks, so that a caller's `saved_bytes` does not count this pass.
-        unseen = saved_tensors_hooks(lambda tensor: tensor.detach(), lambda tensor: tensor)
-        with counter, unseen, torch.set_grad_enabled(is_training):
-            output = self._model(words, words == 0, state, blank)
-            if is_training:
-                parameters = [each for each in self._model.parameters() if each.requires_grad]
-                torch.autograd.grad(output.float().sum(), parameters, allow_unused=True)
-        count = self._flops[width, is_training] = int(counter.get_total_flops())
+        with saved_tensors_hooks(lambda tensor: tensor.detach(), lambda tensor: tensor):
+            count = count_pass(
+                lambda: self._model(words, words == 0, state, blank).float(),
+                parameters,
+                is_training,
+            )
+        self._flops[width, is_training] = count
         return count
 
 

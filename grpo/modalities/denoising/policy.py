@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from grpo.errors import ArtifactError, ParameterError
 from grpo.modalities.denoising.adascope import Pilots, find_windows
@@ -40,7 +39,7 @@ from grpo.modalities.denoising.trajectories import DenoisingTrajectory, layout_o
 from grpo.modalities.denoising.variants import blend, find_variants, variant_weight
 from grpo.modalities.modality import Judgement, RunParams
 from grpo.modalities.policy import Policy
-from grpo.modalities.shared.flops import missing_flop_formulas
+from grpo.modalities.shared.flops import count_pass
 from grpo.modalities.shared.packed import Layout, numbered
 from grpo.modalities.shared.restoring import restore_round
 from grpo.runtime.machine import DTYPES
@@ -375,13 +374,11 @@ class DenoisingPolicy(Policy[DenoisingTrajectory]):
     def _count_flops(self, *, backward: bool) -> int:
         """Returns the FLOPs of one row by torch's counter; the total is linear in rows."""
         state = torch.zeros(1, *latent_shape(self.pipeline, self.canvas))
-        counter = FlopCounterMode(display=False, custom_mapping=missing_flop_formulas())
-        with counter, torch.set_grad_enabled(backward):
-            output = self._run(state, torch.zeros(1), self._blank)
-            if backward:
-                parameters = [each for each in self.model.parameters() if each.requires_grad]
-                torch.autograd.grad(output.float().sum(), parameters, allow_unused=True)
-        return int(counter.get_total_flops())
+        return count_pass(
+            lambda: self._run(state, torch.zeros(1), self._blank).float(),
+            list(self.model.parameters()),
+            backward,
+        )
 
 
 def load_denoising_policy(

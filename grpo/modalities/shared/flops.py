@@ -6,7 +6,7 @@ counter. The formula holds for mixtures of experts, in which every token uses th
 experts. The count includes padding tokens, but not the padding inside a kernel's expert groups.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -112,7 +112,7 @@ def count_flops(model: PreTrainedModel, query: int, logits: int, *, backward: bo
     return int(counter.get_total_flops())
 
 
-def count_pass(run: Callable[[], Tensor], inputs: list[Tensor], backward: bool) -> int:
+def count_pass(run: Callable[[], Tensor], inputs: Sequence[Tensor], backward: bool) -> int:
     """Returns torch's FLOP count of a pass; does not change gradients."""
     if not _counts:
         return 0

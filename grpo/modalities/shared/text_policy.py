@@ -92,9 +92,9 @@ class TextPolicy(Policy[TextTrajectoryT]):
         }
 
     def longest_rollouts(self, prompts: list[str], *, rollouts: int) -> TextTrajectoryT:
-        """Returns rollouts of `max_steps` steps, of different prompts, which share no pass."""
-        each = [prompts[row % len(prompts)] for row in range(rollouts)]
-        drawn: Any = self._draw_few(each, [1] * rollouts)
+        """Returns rollouts of `max_steps` steps after the longest prompt, which share no pass."""
+        widths = self._draw_few(prompts, [1] * len(prompts)).prompt_mask.sum(dim=1)
+        drawn: Any = self._draw_few([prompts[int(widths.argmax())]] * rollouts, [1] * rollouts)
         shape = rollouts, self.decoding.max_steps
         longest: TextTrajectoryT = replace(
             drawn,
