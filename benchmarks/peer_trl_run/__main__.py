@@ -188,6 +188,11 @@ def claims(results: dict[str, Any]) -> list[str]:
     small, allocated = arms[SAME], arms[ALLOCATED]
     cpu, wall = (in_words(large[name], ".2f") for name in ("cpu_seconds", "wall_seconds"))
     peaks = [f"{each['peak_bytes']['value']:.1f} times" for each in (small, large)]
+    seeds = results["runs"]["0.2M"].values()
+    starts = [
+        _outside_stages(each[arm]) / len(each[arm]["curve"]) for each in seeds for arm in ARMS
+    ]
+    ratios = [each[ALLOCATED]["cpu_seconds"] / each[THEIRS]["cpu_seconds"] for each in seeds]
     return [
         f"{allocated['cpu_seconds']['value']:.2f} of TRL's CPU time to TRL's reward",
         f"takes {in_words(small['cpu_seconds'], '.2f')} of TRL's CPU seconds at 0.2 M",
@@ -196,7 +201,14 @@ def claims(results: dict[str, Any]) -> list[str]:
         f"{cpu} of TRL's CPU seconds and {wall} of its wall time",
         f"On these three seeds they differ by {in_words(large['reward_difference'])}",
         f"the peak is {peaks[0]} TRL's at 0.2 M and {peaks[1]} at 11.6 M",
+        f"A start takes {min(starts):.0f} to {max(starts):.0f} CPU s of it",
+        f"for {min(ratios):.2f} of TRL's seconds",
     ]
+
+
+def _outside_stages(run: Run) -> float:
+    """Returns the CPU seconds that no stage has recorded."""
+    return float(run["cpu_seconds"] - sum(run["stages"].values()))
 
 
 def _mean(runs: list[Run], name: str) -> float:
