@@ -193,6 +193,7 @@ def claims(results: dict[str, Any]) -> list[str]:
         _outside_stages(each[arm]) / len(each[arm]["curve"]) for each in seeds for arm in ARMS
     ]
     ratios = [each[ALLOCATED]["cpu_seconds"] / each[THEIRS]["cpu_seconds"] for each in seeds]
+    firsts = [_first_at_end(each[THEIRS]) / each[THEIRS]["cpu_seconds"] for each in seeds]
     return [
         f"{allocated['cpu_seconds']['value']:.2f} of TRL's CPU time to TRL's reward",
         f"takes {in_words(small['cpu_seconds'], '.2f')} of TRL's CPU seconds at 0.2 M",
@@ -203,12 +204,18 @@ def claims(results: dict[str, Any]) -> list[str]:
         f"the peak is {peaks[0]} TRL's at 0.2 M and {peaks[1]} at 11.6 M",
         f"A start takes {min(starts):.0f} to {max(starts):.0f} CPU s of it",
         f"for {min(ratios):.2f} of TRL's seconds",
+        f"after {min(firsts):.2f} to {max(firsts):.2f} of its own CPU seconds",
     ]
 
 
 def _outside_stages(run: Run) -> float:
     """Returns the CPU seconds that no stage has recorded."""
     return float(run["cpu_seconds"] - sum(run["stages"].values()))
+
+
+def _first_at_end(run: Run) -> float:
+    """Returns the CPU seconds after which a run first has the reward that it ends with."""
+    return float(next(each["cpu"] for each in run["curve"] if each["reward"] >= run["reward"]))
 
 
 def _mean(runs: list[Run], name: str) -> float:
