@@ -134,14 +134,14 @@ def draw_texts(
             break
         going = None
         if num_ended:
-            going = _fill_from_end(is_end)
+            going = fill_from_end(is_end)
             alive, chosen = torch.arange(rollouts)[alive][going], chosen[going]
         logits = advance(step, chosen, going)
     longest = int(mask.sum(dim=1).max())
     return DrawnTexts(tokens[:, :longest], mask[:, :longest], logp[:, :longest])
 
 
-def _fill_from_end(is_left_out: Bool[Tensor, " row"]) -> Int[Tensor, " kept"]:
+def fill_from_end(is_left_out: Bool[Tensor, " row"]) -> Int[Tensor, " kept"]:
     """Returns the rows that are kept; the last ones take the places of those that are left out.
 
     A cache then copies few rows. For [False, True, False, False] it returns [0, 3, 2].

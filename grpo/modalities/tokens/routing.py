@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from grpo.errors import ArtifactError, ParameterError
 from grpo.modalities.shared.packed import Rows
+from grpo.modalities.shared.texts import fill_from_end
 from grpo.modalities.tokens.modality import RoutingMode
 from grpo.schema import PARAMS
 
@@ -151,8 +152,10 @@ def join_passes(
     prompts = int(group.max()) + 1
     dtype, blank = passes[0].dtype, torch.iinfo(passes[0].dtype).max
     steps = torch.full((*mask[:, 1:].shape, *passes[0].shape[1:]), blank, dtype=dtype)
+    rows = torch.arange(len(mask))  # in the order of `draw_texts`
     for step, chosen in enumerate(passes[1:]):
-        steps[mask[:, step + 1], step] = chosen
+        rows = rows[fill_from_end(~mask[rows, step + 1])]
+        steps[rows, step] = chosen
     return Routing(
         prompt=passes[0].unflatten(0, (prompts, -1)),
         steps=steps,
