@@ -122,6 +122,20 @@ def test_what_was_recorded_in_sampling_is_what_the_model_chooses_on_one_sequence
         assert torch.equal(recorded_here.sort().values.long(), expected.sort().values)
 
 
+def test_routing_follows_rollouts_that_end_at_different_steps():
+    """An ended rollout's row is taken by another one, whose routing must stay its own."""
+    policy = tiny_moe(routing="replay_sampled")
+    policy.end_tokens = torch.arange(0, 259, 4)
+    trajectory, logp = policy.sample(PROMPTS, group_sizes=[8, 8, 8], generator=seeded())
+    lengths = trajectory.mask.sum(dim=1)
+    assert len(lengths.unique()) > 3
+    assert (lengths.sort().values != lengths).any()
+    chosen = experts_when_scored(replaced(policy, "live"), trajectory)
+    read = was_read(trajectory)
+    assert torch.equal(chosen[read], experts_of(trajectory)[read].to(chosen.dtype))
+    assert largest_difference(policy, trajectory, logp) < 1e-4
+
+
 @pytest.mark.parametrize(
     ("spread", "dtype", "factor"),
     [(1e-7, torch.float32, 1e4), (2e-2, torch.bfloat16, 10)],
