@@ -100,7 +100,8 @@ def _in_words(part: Result) -> str:
             return f"{ratio:.2f} of the prediction (peak of {what})"
         case {"vllm_tokens_per_second": fast, "transformers_tokens_per_second": slow, **rest}:
             apart = f"{rest['logp_difference_mean']:.2g} / {rest['logp_difference_p99']:.2g}"
-            return f"{fast:.0f} tokens per s, transformers {slow:.0f}; |logp| apart {apart} nats"
+            rates = f"{fast:.0f} tokens per s, transformers {slow:.0f}"
+            return f"{rates}; log-probs differ by {apart} nats (mean / 99th percentile)"
         case {"ours_per_trl": ratio}:
             return f"{ratio:.2f} of TRL's seconds per update"
         case {"backend": backend, "largest_difference": apart}:
