@@ -76,7 +76,10 @@ def measure(size: str, seed: int, side: str, python: str, *, busy: bool) -> None
         known[side] = run_ours(size, seed, side, goal=_goal(known, side))
     print(size, seed, side, {k: v for k, v in known[side].items() if k != "batches"}, flush=True)
     known[side] |= {"revision": revision_of("HEAD"), "processor": machine()["processor"]}
-    write_json(OUT, {**about(python), "runs": stored["runs"], **conclude(stored["runs"])})
+    # The other sizes may have been measured with other settings, which stay.
+    sizes = {**stored.get("sizes", {}), size: _settings(size)}
+    runs = stored["runs"]
+    write_json(OUT, {**about(python), "sizes": sizes, "runs": runs, **conclude(runs)})
 
 
 def _goal(known: dict[str, Run], side: str) -> float | None:
@@ -89,16 +92,16 @@ def _goal(known: dict[str, Run], side: str) -> float | None:
     return goal
 
 
+def _settings(size: str) -> dict[str, Any]:
+    return {name: value for name, value in asdict(SIZES[size]).items() if name != "tuned"}
+
+
 def about(python: str) -> dict[str, Any]:
     """Returns what was measured, where and with what."""
     return {
         "command": "python -m benchmarks.peer_trl_run PYTHON_OF_TRL SEED...",
         "timed": TIMED,
         "targets": TARGETS,
-        "sizes": {
-            name: {k: v for k, v in asdict(size).items() if k != "tuned"}
-            for name, size in SIZES.items()
-        },
         "machine": machine(),
         "versions": versions(python),
     }
