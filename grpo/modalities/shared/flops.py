@@ -94,12 +94,9 @@ _counts = True
 
 def count_flops(model: PreTrainedModel, query: int, logits: int, *, backward: bool) -> int:
     """Returns torch's count for one row of `query` tokens; does not change gradients."""
-    if not _counts:
-        return 0
     tokens = torch.zeros(1, query, dtype=torch.long, device=model.device)
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    counter = FlopCounterMode(display=False, custom_mapping=missing_flop_formulas())
-    with counter, torch.set_grad_enabled(backward):
+
+    def run() -> Tensor:
         output = model(
             input_ids=tokens,
             attention_mask=torch.ones_like(tokens),
@@ -107,9 +104,10 @@ def count_flops(model: PreTrainedModel, query: int, logits: int, *, backward: bo
             use_cache=False,
             logits_to_keep=logits,
         )
-        if backward:
-            torch.autograd.grad(output.logits.sum(), parameters)
-    return int(counter.get_total_flops())
+        found: Tensor = output.logits
+        return found
+
+    return count_pass(run, list(model.parameters()), backward)
 
 
 def count_pass(run: Callable[[], Tensor], inputs: Sequence[Tensor], backward: bool) -> int:
