@@ -18,10 +18,21 @@ from grpo.errors import ArtifactError, MissingExtraError, ParameterError, Worker
 from grpo.modalities.modality import Lora
 from grpo.modalities.shared.directories import save_base, trainable
 from grpo.modalities.tokens.modality import VllmParams
-from grpo.modalities.tokens.policy import Decoding, TokenPolicy, TokenTrajectory
+from grpo.modalities.tokens.policy import TokenPolicy, TokenTrajectory
 from grpo.modalities.tokens.vllm import PYTHON, VllmPolicy
 from grpo.params.parameters import Parameters, read_params
 from grpo.wiring.policies import load_policy, load_sampler
+from tests.modalities.drawn import (
+    LORA,
+    PROMPTS,
+    SIZES,
+    TOLERANCE,
+    assert_rollouts_end_with_their_first_end_token,
+    assert_same,
+    decoding,
+    draw,
+    largest_difference,
+)
 from tests.modalities.tiny import seeded, tiny_policy
 from tests.vllm_python import require_vllm
 
@@ -32,10 +43,6 @@ PARAMS = read_params(ROOT / "params.yaml")
 SETTINGS = VllmParams(
     tensor_parallel_size=1, memory_share=0.02, prefix_caching=True, compiled=False
 )
-TOLERANCE = 0.005  # nats per step, in float32; test failures of a wrong temperature are > 0.1
-PROMPTS = ["What is 3 + 4?", "b", "c" * 150]  # the last one fills a block of 128 in the cache
-SIZES = [3, 1, 4]
-LORA = Lora(rank=2, alpha=8, dropout=0.0, target_modules=["q_proj", "v_proj", "down_proj"])
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -78,10 +85,6 @@ def sampler_of(params: Parameters, base: Path) -> VllmPolicy:
     return policy
 
 
-def decoding(temperature: float = 1.0, max_steps: int = 12) -> Decoding:
-    return Decoding(temperature=temperature, max_steps=max_steps)
-
-
 @pytest.fixture(scope="module")
 def shared_engine(base: Path) -> Iterator[VllmPolicy]:
     policy = engine_on(base)
@@ -96,31 +99,6 @@ def engine(shared_engine: VllmPolicy, base: Path) -> VllmPolicy:
     shared_engine.end_tokens = model_of().end_tokens
     shared_engine.load_weights(base / "model.safetensors")
     return shared_engine
-
-
-def draw(
-    policy: VllmPolicy, prompts: list[str] = PROMPTS, sizes: list[int] = SIZES, seed: int = 0
-) -> tuple[TokenTrajectory, torch.Tensor]:
-    return policy.sample(prompts, group_sizes=sizes, generator=seeded(seed))
-
-
-def largest_difference(
-    drawn: tuple[TokenTrajectory, torch.Tensor], trainer: TokenPolicy, settings: Decoding
-) -> float:
-    """Returns the largest difference of log-probs between an engine and the trainer, in nats."""
-    trainer.decoding = settings
-    with torch.no_grad():
-        return float((trainer.log_prob(drawn[0]) - drawn[1]).abs().max())
-
-
-def assert_same(
-    drawn: tuple[TokenTrajectory, torch.Tensor],
-    again: tuple[TokenTrajectory, torch.Tensor],
-    tolerance: float = 0.0,
-) -> None:
-    assert torch.equal(drawn[0].tokens, again[0].tokens)
-    assert torch.equal(drawn[0].mask, again[0].mask)
-    torch.testing.assert_close(drawn[1], again[1], rtol=0.0, atol=tolerance)
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
@@ -164,16 +142,7 @@ def test_greedy_decoding_takes_the_most_likely_token(engine: VllmPolicy):
 
 
 def test_a_rollout_ends_with_its_first_end_token(engine: VllmPolicy):
-    engine.end_tokens = torch.arange(40)  # 40 of 259 tokens: some rollouts end early, some do not
-    trajectory, _ = draw(engine, sizes=[20, 20, 20])
-    steps = trajectory.mask.sum(dim=1)
-    assert steps.min() < 12
-    for row, count in zip(trajectory.tokens, steps):
-        ended = torch.isin(row[:count], engine.end_tokens)
-        assert not ended[:-1].any()
-        assert bool(ended[-1]) == (count < 12) or count == 12
-    assert engine.is_finished(trajectory).any()
-    assert not engine.is_finished(trajectory).all()
+    assert_rollouts_end_with_their_first_end_token(engine)
 
 
 def test_the_same_seed_draws_the_same_rollouts(engine: VllmPolicy):

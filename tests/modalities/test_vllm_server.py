@@ -16,11 +16,23 @@ from grpo.errors import ParameterError, RefusedError, UnsoundError
 from grpo.modalities.modality import Lora
 from grpo.modalities.shared.directories import save_base, trainable
 from grpo.modalities.tokens.modality import VllmServerParams
-from grpo.modalities.tokens.policy import Decoding, TokenPolicy, TokenTrajectory
+from grpo.modalities.tokens.policy import TokenPolicy
 from grpo.objective.algorithms import grpo, rloo
 from grpo.params.parameters import Parameters, read_params
 from grpo.training.frozen import require_range_above
 from grpo.wiring.policies import load_policy, load_sampler
+from tests.modalities.drawn import (
+    LORA,
+    PROMPTS,
+    SIZES,
+    TOLERANCE,
+    Drawn,
+    assert_rollouts_end_with_their_first_end_token,
+    assert_same,
+    decoding,
+    draw,
+    largest_difference,
+)
 from tests.modalities.tiny import seeded, tiny_policy
 from tests.vllm_python import require_vllm
 from tests.vllm_servers import VllmServer, vllm_server
@@ -28,15 +40,9 @@ from tests.vllm_servers import VllmServer, vllm_server
 pytestmark = pytest.mark.long
 
 PARAMS = read_params(Path(__file__).parents[2] / "params.yaml")
-TOLERANCE = 0.005  # nats per step, in float32
-PROMPTS = ["What is 3 + 4?", "b", "c" * 150]  # the last one fills a block of 128 in the cache
-SIZES = [3, 1, 4]
 KEY = "token-of-a-test"
-LORA = Lora(rank=2, alpha=8, dropout=0.0, target_modules=["q_proj", "v_proj", "down_proj"])
 # Filters that a server without other orders takes from the model's directory.
 FILTERS = {"top_k": 3, "top_p": 0.5, "temperature": 0.2, "repetition_penalty": 1.5}
-
-Drawn = tuple[TokenTrajectory, torch.Tensor]
 
 
 def model_of(seed: int = 0) -> TokenPolicy:
@@ -95,31 +101,6 @@ def sampler(server: VllmServer, shared: Path, base: Path) -> TokenPolicy:
     return sampler_of(params_of(server, shared), base)
 
 
-def decoding(temperature: float = 1.0, max_steps: int = 12) -> Decoding:
-    return Decoding(temperature=temperature, max_steps=max_steps)
-
-
-def draw(
-    policy: TokenPolicy, prompts: list[str] = PROMPTS, sizes: list[int] = SIZES, seed: int = 0
-) -> Drawn:
-    return policy.sample(prompts, group_sizes=sizes, generator=seeded(seed))
-
-
-def largest_difference(
-    drawn: Drawn, trainer: TokenPolicy, settings: Decoding | None = None
-) -> float:
-    """Returns the largest difference of log-probs between the server and the trainer, in nats."""
-    trainer.decoding = settings or decoding()
-    with torch.no_grad():
-        return float((trainer.log_prob(drawn[0]) - drawn[1]).abs().max())
-
-
-def assert_same(drawn: Drawn, again: Drawn) -> None:
-    assert torch.equal(drawn[0].tokens, again[0].tokens)
-    assert torch.equal(drawn[0].mask, again[0].mask)
-    torch.testing.assert_close(drawn[1], again[1], rtol=0.0, atol=TOLERANCE)
-
-
 def save_weights(policy: TokenPolicy, path: Path) -> Path:
     save_file(trainable(policy.model), path)
     return path
@@ -143,25 +124,16 @@ def test_greedy_decoding_takes_the_most_likely_token(sampler: TokenPolicy):
     ours = model_of()
     ours.decoding = decoding(0.0)
     expected = ours.sample(PROMPTS, group_sizes=SIZES, generator=seeded())
-    assert_same(draw(sampler), expected)
+    assert_same(draw(sampler), expected, TOLERANCE)
 
 
 def test_a_rollout_ends_with_its_first_end_token(sampler: TokenPolicy):
-    sampler.end_tokens = torch.arange(40)  # 40 of 259 tokens: some rollouts end early, some do not
-    trajectory, _ = draw(sampler, sizes=[20, 20, 20])
-    steps = trajectory.mask.sum(dim=1)
-    assert steps.min() < 12
-    for row, count in zip(trajectory.tokens, steps):
-        ended = torch.isin(row[:count], sampler.end_tokens)
-        assert not ended[:-1].any()
-        assert bool(ended[-1]) or count == 12
-    assert sampler.is_finished(trajectory).any()
-    assert not sampler.is_finished(trajectory).all()
+    assert_rollouts_end_with_their_first_end_token(sampler)
 
 
 def test_the_same_seed_draws_the_same_rollouts(sampler: TokenPolicy):
     drawn = draw(sampler)
-    assert_same(drawn, draw(sampler))
+    assert_same(drawn, draw(sampler), TOLERANCE)
     assert not torch.equal(drawn[0].tokens, draw(sampler, seed=1)[0].tokens)
     assert len(torch.unique(drawn[0].tokens, dim=0)) == sum(SIZES)
 
@@ -261,5 +233,5 @@ def test_a_server_that_is_killed_and_started_again_gets_the_weights_and_draws_th
     restart.start()
     drawn = draw(sampler, sizes=sizes)
     restart.join()
-    assert_same(drawn, expected)
+    assert_same(drawn, expected, TOLERANCE)
     assert largest_difference(drawn, other, decoding(max_steps=90)) < TOLERANCE

@@ -18,6 +18,7 @@ from grpo.runtime.artifacts.files import read_json
 from grpo.sampling.rollouts import read_batch
 from grpo.wiring.policies import draws_of_round, load_policy
 from tests.pipeline.processes import Finished, run_stage
+from tests.pipeline.test_vllm import largest_difference
 from tests.pipeline.workspaces import cut_short, two_arms
 from tests.rewards.servers import Response, as_json, serving_paths
 from tests.vllm_python import require_vllm
@@ -138,15 +139,6 @@ def base_of(workspace: Path) -> TokenPolicy:
         policy = load_policy(params, base=base, directory=base, draws=draws)
     assert isinstance(policy, TokenPolicy)
     return policy
-
-
-def largest_difference(policy: TokenPolicy, rollouts: Path) -> float:
-    """Returns the largest difference of a policy's log-probs from those of sampling, in nats."""
-    batch = read_batch(rollouts)
-    group = torch.tensor(batch.table["group"].tolist())
-    trajectory, logp = policy.unpack(batch.tensors, group)
-    with torch.no_grad():
-        return float((policy.log_prob(trajectory) - logp).abs().max())
 
 
 def test_both_iterations_are_drawn_by_the_weights_that_they_train(finished: Path):

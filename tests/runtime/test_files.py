@@ -5,6 +5,8 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pandas as pd
@@ -225,12 +227,17 @@ def test_a_digest_sees_names_contents_and_values(tmp_path: Path):
     assert first != digest([tmp_path / "d"], {"x": 1})
 
 
-def test_a_lock_is_held_by_one_process_and_freed_by_its_death(tmp_path: Path):
-    lock = tmp_path / "lock"
+@contextmanager
+def holding(lock: Path, work: str) -> Iterator[subprocess.Popen[str]]:
+    """Yields a process that holds a lock, once its work has printed "held".
+
+    Args:
+      work: What it does with the lock: statements, indented by four spaces after the first line.
+    """
     code = (
-        "import sys; from pathlib import Path; from grpo.runtime.artifacts.files import exclusive\n"
-        "with exclusive(Path(sys.argv[1]), 'other'):\n"
-        "    print('held', flush=True); sys.stdin.read()\n"
+        "import os, sys, time; from pathlib import Path\n"
+        "from grpo.runtime.artifacts.files import exclusive\n"
+        f"with exclusive(Path(sys.argv[1]), 'other'):\n    {work}\n"
     )
     holder = subprocess.Popen(
         [sys.executable, "-c", code, str(lock)],
@@ -241,6 +248,12 @@ def test_a_lock_is_held_by_one_process_and_freed_by_its_death(tmp_path: Path):
     with holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
+        yield holder
+
+
+def test_a_lock_is_held_by_one_process_and_freed_by_its_death(tmp_path: Path):
+    lock = tmp_path / "lock"
+    with holding(lock, "print('held', flush=True); sys.stdin.read()") as holder:
         with pytest.raises(BusyError, match="already running"), exclusive(lock, "this"):
             pass
         holder.kill()
@@ -251,23 +264,12 @@ def test_a_lock_is_held_by_one_process_and_freed_by_its_death(tmp_path: Path):
 def test_a_rerun_waits_for_the_forks_of_a_killed_process(tmp_path: Path):
     """A fork keeps the lock until the kernel has ended it, too."""
     lock = tmp_path / "lock"
-    code = (
-        "import os, sys, time\n"
-        "from pathlib import Path; from grpo.runtime.artifacts.files import exclusive\n"
-        "with exclusive(Path(sys.argv[1]), 'other'):\n"
-        "    if os.fork() == 0:\n"
+    fork = (
+        "if os.fork() == 0:\n"
         "        print('held', flush=True); time.sleep(0.3); os._exit(0)\n"
-        "    sys.stdin.read()\n"
+        "    sys.stdin.read()"
     )
-    holder = subprocess.Popen(
-        [sys.executable, "-c", code, str(lock)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    with holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "held\n"
+    with holding(lock, fork) as holder:
         holder.kill()
         with exclusive(lock, "this"):
             pass
