@@ -80,7 +80,7 @@ def loaded(workspace: Path, name: str) -> TokenPolicy:
 def largest_difference(policy: TokenPolicy, rollouts: Path) -> float:
     """Returns the largest difference of a policy's log-probs from those of sampling, in nats."""
     batch = read_batch(rollouts)
-    group = torch.from_numpy(batch.table["group"].to_numpy())
+    group = torch.tensor(batch.table["group"].tolist())
     trajectory, logp = policy.unpack(batch.tensors, group)
     with torch.no_grad():
         return float((policy.log_prob(trajectory) - logp).abs().max())
