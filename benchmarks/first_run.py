@@ -1,10 +1,10 @@
-"""Runs the default pipeline and shows its end: what it prints, and a picture of its report.
+"""Runs the default pipeline and shows its end: summary, advice, and a picture of its report.
 
 python -m benchmarks.first_run    # eight minutes; needs Chromium
 
 Runs the committed revision from nothing in a fresh clone, with the seed of params.yaml. Writes
-results/summary.txt, which docs/tutorial.md quotes, docs/report.png, and results/first_run.json with
-the revision, the machine and the picture's digest.
+results/summary.txt, which docs/tutorial.md quotes, results/advice.txt, which docs/advice.md quotes,
+docs/report.png, and results/first_run.json with the revision, the machine and the picture's digest.
 """
 
 import argparse
@@ -17,9 +17,10 @@ from benchmarks.demo import RESULTS, ROOT, fresh_clone, machine, output_of, revi
 from benchmarks.screenshots import save_small
 from grpo.runtime.artifacts.files import sha256_of, write_json
 
-SUMMARY, ABOUT = RESULTS / "summary.txt", RESULTS / "first_run.json"
+SUMMARY, ADVICE = RESULTS / "summary.txt", RESULTS / "advice.txt"
+ABOUT = RESULTS / "first_run.json"
 PICTURE = ROOT / "docs" / "report.png"
-SIZE = (1200, 1750)  # the head of the report: sentences, table and curves
+SIZE = (1200, 2010)  # the head of the report: sentences, table and curves
 
 
 def main() -> int:
@@ -33,6 +34,7 @@ def main() -> int:
         time_module(workspace, "flows.reproduce")
         printed = output_of(workspace, "grpo", "summary")
         SUMMARY.write_text(re.sub(r"report: \S+?/artifacts", "report: .../artifacts", printed))
+        ADVICE.write_text(output_of(workspace, "grpo", "advise"))
         with open_browser(chromium) as browser:
             picture_report(browser, workspace / "artifacts" / "report" / "index.html", PICTURE)
     about = {"command": "python -m benchmarks.first_run", "revision": revision}
