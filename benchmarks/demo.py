@@ -210,10 +210,12 @@ def claims(results: dict[str, Any]) -> list[str]:
     known, never = reached.dropna(), reached.index[reached.isna()]
     when = listed([f"{each:.0f}" for each in known])
     flops, seconds = (span(shares[name].tolist()) for name in ("flops", "seconds"))
+    above = [run["metrics"]["comparisons"]["composed"]["difference"]["value"] for run in runs]
     return [
         f"{flops} % of the FLOPs of `plain` and {seconds} % of its seconds",
         f"on seeds {listed([*known.index])} after {when} % of the seconds of `plain`"
         + (f", on seed {listed([*never])} never" if len(never) else ""),
+        f"by {min(above):+.3f} to {max(above):+.3f} in mean@8",
         f"{span([run['pipeline_seconds'] for run in runs])} seconds",
     ]
 

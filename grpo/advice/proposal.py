@@ -1,7 +1,8 @@
 """Proposes the arm with as many groups with signal as the reference arm for the fewest FLOPs.
 
 A candidate combines a group sizing with a window of outcome rates from which it takes prompts. It
-uses every prompt at most once, so small groups need many prompts.
+uses every prompt at most once, so small groups need many prompts, unless the reference arm visits
+prompts several times.
 """
 
 import math
@@ -36,6 +37,7 @@ WINDOWS: tuple[Window | None, ...] = (
 )
 FOR_ANY_SIZE: list[LinkSpec] = [{"rloo": {"low": 0.2, "high": 0.28}}]
 DROP: LinkSpec = "drop_uniform_groups"
+VISITS = "visit_prompts"
 TINY = 1e-9
 
 
@@ -69,7 +71,10 @@ class Candidate:
     sizing: Sizing
     window: Window | None  # None: all prompts
     available: int  # prompts in the window
-    per_round: int  # prompts needed per round
+    per_round: int  # prompts needed per round, or visits of prompts
+    iterations: int  # of a round
+    updates_per_iteration: int
+    is_revisited: bool  # whether prompts may be visited several times, but once in an iteration
     rounds: int
     amounts: Amounts  # of the needed prompts
     profile_flops: int  # 0 if the candidate does not read the profile
@@ -82,12 +87,29 @@ class Candidate:
     @property
     def shortage(self) -> float:
         """Prompts needed / prompts available, at least 1; 1 if there are enough."""
-        return max(self.needed / max(self.available, TINY), 1.0)
+        at_once = self.per_iteration if self.is_revisited else self.needed
+        return max(at_once / max(self.available, TINY), 1.0)
+
+    @property
+    def per_iteration(self) -> int:
+        """Prompts that an iteration samples, at most."""
+        return math.ceil(self.per_round / self.iterations)
 
     @property
     def flops(self) -> float:
         """FLOPs of sampling, updates and, if the candidate reads it, the profile."""
         return self.amounts.flops + self.profile_flops
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Matched:
+    """What a candidate has in common with the reference arm."""
+
+    training: Training
+    rounds: int
+    mixed_groups: float
+    rollouts_per_update: float
+    is_revisited: bool  # whether an arm may visit prompts several times
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +140,7 @@ def propose(params: Parameters, facts: Facts) -> Proposal:
         by_sizing=by_sizing,
         chosen=chosen,
         name=name,
-        params=_with_arm(params, name, reference, target, chosen) if chosen else params,
+        params=_with_arm(params, name, reference, chosen) if chosen else params,
     )
 
 
@@ -130,6 +152,13 @@ def _by_sizing(
     per_update = target.rollouts / rounds / _updates_per_round(arm.training)
     one_size = treatment_of(_without_selection(arm, _dropping(arm)), NAME, facts)
     any_size = treatment_of(_without_selection(arm, FOR_ANY_SIZE), NAME, facts)
+    matched = _Matched(
+        training=arm.training,
+        rounds=rounds,
+        mixed_groups=target.mixed_groups,
+        rollouts_per_update=per_update,
+        is_revisited=any(VISITS in each for each in arm.selection),
+    )
     sizings = [Sizing(smallest=each, largest=each) for each in SIZES]
     sizings += [Sizing(smallest=low, largest=high) for low, high in RANGES]
     for sizing in sizings:
@@ -144,10 +173,7 @@ def _by_sizing(
             updates_per_iteration=updates,
         )
         each = predict_each(plan, treatment, facts, starts_from_base=False)
-        found = [
-            _candidate(each, facts, sizing, window, goal=target.mixed_groups, rounds=rounds)
-            for window in WINDOWS
-        ]
+        found = [_candidate(each, facts, sizing, window, matched) for window in WINDOWS]
         yield min(found, key=lambda each: (each.shortage, each.flops))
 
 
@@ -156,34 +182,36 @@ def _candidate(
     facts: Facts,
     sizing: Sizing,
     window: Window | None,
-    *,
-    goal: float,
-    rounds: int,
+    matched: _Matched,
 ) -> Candidate:
-    """Returns the candidate with as many prompts of a window as give `goal` mixed groups."""
+    """Returns the candidate with as many prompts of a window as give the mixed groups."""
     rates = facts.profile["outcome_rate"]
     inside = each if window is None else each[rates.between(*window)]
     whole = Amounts.total(inside)
-    per_round = max(1, math.ceil(goal / max(whole.mixed_groups, TINY) * len(inside) / rounds))
+    rounds, is_revisited = matched.rounds, matched.is_revisited
+    share = matched.mixed_groups / max(whole.mixed_groups, TINY)
+    per_round = max(1, math.ceil(share * len(inside) / rounds))
+    amounts = whole.scaled(per_round * rounds / max(len(inside), 1))
+    wanted = _updates(amounts.rollouts / rounds, matched.rollouts_per_update)
+    iterations, updates = _divide(matched.training, wanted, prompts=per_round)
     return Candidate(
         sizing=sizing,
         window=window,
-        available=len(inside) // rounds * rounds,
+        available=len(inside) if is_revisited else len(inside) // rounds * rounds,
         per_round=per_round,
+        iterations=iterations,
+        updates_per_iteration=updates,
+        is_revisited=is_revisited,
         rounds=rounds,
-        amounts=whole.scaled(per_round * rounds / max(len(inside), 1)),
+        amounts=amounts,
         profile_flops=0 if window is None and sizing.is_fixed else facts.cost.flops,
     )
 
 
-def _with_arm(
-    params: Parameters, name: str, reference: str, target: Amounts, chosen: Candidate
-) -> Parameters:
+def _with_arm(params: Parameters, name: str, reference: str, chosen: Candidate) -> Parameters:
     """Returns the parameters with the proposed arm and a chain of rounds added."""
     arm = params.arms[reference]
-    per_update = target.rollouts / _updates_per_round(arm.training)
-    wanted = _updates(chosen.amounts.rollouts, per_update)
-    iterations, updates = _divide(arm.training, wanted, prompts=chosen.per_round)
+    iterations, updates = chosen.iterations, chosen.updates_per_iteration
     training = arm.training.model_copy(
         update={
             "iterations_per_round": iterations,
@@ -193,12 +221,16 @@ def _with_arm(
     )
     names = [BASE, *(f"{name}-{index + 1}" for index in range(chosen.rounds))]
     rounds = {
-        after: RoundParams(arm=name, start=before, phase=phase)
+        after: RoundParams(arm=name, start=before, phase=1 if chosen.is_revisited else phase)
         for phase, (before, after) in enumerate(pairwise(names), start=1)
     }
     allocated = arm.model_copy(update={"curriculum": _curriculum(chosen), "training": training})
     for objective in [_dropping(arm), FOR_ANY_SIZE] if chosen.sizing.is_fixed else [FOR_ANY_SIZE]:
-        found = _with(params, name, _without_selection(allocated, objective), rounds)
+        proposed = _without_selection(allocated, objective)
+        if chosen.is_revisited:
+            visits = {VISITS: {"prompts": chosen.per_iteration}}
+            proposed = proposed.model_copy(update={"selection": [visits]})
+        found = _with(params, name, proposed, rounds)
         own = [each for each in findings(found) if each.path.startswith(f"arms.{name}.")]
         if not any(each.severity is Severity.ERROR for each in own):
             break
@@ -207,9 +239,10 @@ def _with_arm(
 
 def _curriculum(chosen: Candidate) -> list[LinkSpec]:
     """Returns the curriculum steps of a candidate."""
-    split: LinkSpec = {
-        "split_at_random": {"phases": chosen.rounds, "prompts_per_phase": chosen.per_round}
-    }
+    phases, prompts = chosen.rounds, chosen.per_round
+    if chosen.is_revisited:
+        phases, prompts = 1, chosen.available
+    split: LinkSpec = {"split_at_random": {"phases": phases, "prompts_per_phase": prompts}}
     if chosen.window is None:
         return [split, chosen.sizing.step]
     low, high = chosen.window

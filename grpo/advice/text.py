@@ -249,10 +249,12 @@ def _sizings(proposal: Proposal, facts: Facts) -> str:
         note = "not enough prompts" if each.shortage > 1 else ""
         rows.append([*_sizing(each, proposal), "<- proposed" if each is proposal.chosen else note])
     reference = proposal.reference
+    is_revisited = any(each.is_revisited for each in proposal.by_sizing)
+    visits = "prompts visited several times" if is_revisited else "each prompt once"
     return "\n".join(
         [
             f"GROUP SIZES  for {proposal.target.mixed_groups:.0f} groups with both outcomes, as "
-            f"{reference} has, each prompt once; percent of {reference}",
+            f"{reference} has, {visits}; percent of {reference}",
             *_table(rows),
             "Signal: the expected sum of squares within groups, (G - 1) p (1 - p) each. Smaller "
             "groups have\nnoisier baselines, so the same number of groups with signal carries less "

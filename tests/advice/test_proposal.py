@@ -33,6 +33,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         f"{REFERENCE}.objective": ["rloo", {"keep_extreme_rollouts": {"keep": 4}}],
     },
     "budget": {f"{REFERENCE}.selection": [{"skip_uniform_prompts": {"prompts": 50}}]},
+    "visits": {f"{REFERENCE}.selection": [{"visit_prompts": {"prompts": 20}}]},
 }
 
 
@@ -168,6 +169,29 @@ def test_too_few_prompts_for_any_size_are_no_arm(tmp_path: Path):
     _, proposal = proposed(write_params(tmp_path, changes))
     assert proposal.chosen is None
     assert all(each.shortage > 1 for each in proposal.by_sizing)
+
+
+def test_a_reference_that_visits_prompts_again_gets_such_an_arm(tmp_path: Path):
+    """300 prompts, each visited about five times in groups of 16: too many for pairs of each."""
+    changes = {
+        f"{REFERENCE}.selection": [{"visit_prompts": {"prompts": 40}}],
+        f"{REFERENCE}.training.iterations_per_round": 12,
+        f"{REFERENCE}.training.updates_per_iteration": 1,
+    }
+    _, proposal = proposed(write_params(tmp_path, changes))
+    chosen, arm = proposal.chosen, proposal.params.arms["advised"]
+    assert chosen.needed > chosen.available
+    predicted = predict_arm(proposal.params, "advised", synthetic_facts())
+    assert predicted.mixed_groups == pytest.approx(proposal.target.mixed_groups, rel=0.1)
+    assert predicted.flops < proposal.target.flops
+    (visits,) = arm.selection
+    prompts = visits["visit_prompts"]["prompts"]
+    assert (
+        0
+        <= 3 * prompts * arm.training.iterations_per_round - chosen.needed
+        < (3 * arm.training.iterations_per_round)
+    )
+    assert {proposal.params.rounds[f"advised-{each}"].phase for each in (1, 2, 3)} == {1}
 
 
 def test_a_profile_without_any_signal_has_an_answer(tmp_path: Path):
