@@ -1,8 +1,7 @@
 """Proposes the arm with as many groups with signal as the reference arm for the fewest FLOPs.
 
 A candidate combines a group sizing with a window of outcome rates from which it takes prompts. It
-uses every prompt at most once, so small groups need many prompts, unless the reference arm visits
-prompts several times.
+uses a prompt at most as often as the reference arm, so small groups need many prompts.
 """
 
 import math
@@ -74,7 +73,7 @@ class Candidate:
     per_round: int  # prompts needed per round, or visits of prompts
     iterations: int  # of a round
     updates_per_iteration: int
-    is_revisited: bool  # whether prompts may be visited several times, but once in an iteration
+    visits: int  # of a prompt, at most
     rounds: int
     amounts: Amounts  # of the needed prompts
     profile_flops: int  # 0 if the candidate does not read the profile
@@ -87,8 +86,8 @@ class Candidate:
     @property
     def shortage(self) -> float:
         """Prompts needed / prompts available, at least 1; 1 if there are enough."""
-        at_once = self.per_iteration if self.is_revisited else self.needed
-        return max(at_once / max(self.available, TINY), 1.0)
+        of_all, at_once = self.needed / self.visits, self.per_iteration
+        return max(of_all / max(self.available, TINY), at_once / max(self.available, TINY), 1.0)
 
     @property
     def per_iteration(self) -> int:
@@ -109,7 +108,7 @@ class _Matched:
     rounds: int
     mixed_groups: float
     rollouts_per_update: float
-    is_revisited: bool  # whether an arm may visit prompts several times
+    visits: int  # of a prompt, at most
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +156,7 @@ def _by_sizing(
         rounds=rounds,
         mixed_groups=target.mixed_groups,
         rollouts_per_update=per_update,
-        is_revisited=any(VISITS in each for each in arm.selection),
+        visits=_visits(arm, target, facts),
     )
     sizings = [Sizing(smallest=each, largest=each) for each in SIZES]
     sizings += [Sizing(smallest=low, largest=high) for low, high in RANGES]
@@ -177,6 +176,13 @@ def _by_sizing(
         yield min(found, key=lambda each: (each.shortage, each.flops))
 
 
+def _visits(arm: Arm, target: Amounts, facts: Facts) -> int:
+    """Returns how often an arm visits a prompt, rounded up; 1 without VISITS."""
+    if not any(VISITS in each for each in arm.selection):
+        return 1
+    return max(1, math.ceil(target.groups / len(facts.profile)))
+
+
 def _candidate(
     each: pd.DataFrame,
     facts: Facts,
@@ -188,7 +194,7 @@ def _candidate(
     rates = facts.profile["outcome_rate"]
     inside = each if window is None else each[rates.between(*window)]
     whole = Amounts.total(inside)
-    rounds, is_revisited = matched.rounds, matched.is_revisited
+    rounds = matched.rounds
     share = matched.mixed_groups / max(whole.mixed_groups, TINY)
     per_round = max(1, math.ceil(share * len(inside) / rounds))
     amounts = whole.scaled(per_round * rounds / max(len(inside), 1))
@@ -197,11 +203,11 @@ def _candidate(
     return Candidate(
         sizing=sizing,
         window=window,
-        available=len(inside) if is_revisited else len(inside) // rounds * rounds,
+        available=len(inside) if matched.visits > 1 else len(inside) // rounds * rounds,
         per_round=per_round,
         iterations=iterations,
         updates_per_iteration=updates,
-        is_revisited=is_revisited,
+        visits=matched.visits,
         rounds=rounds,
         amounts=amounts,
         profile_flops=0 if window is None and sizing.is_fixed else facts.cost.flops,
@@ -221,13 +227,13 @@ def _with_arm(params: Parameters, name: str, reference: str, chosen: Candidate) 
     )
     names = [BASE, *(f"{name}-{index + 1}" for index in range(chosen.rounds))]
     rounds = {
-        after: RoundParams(arm=name, start=before, phase=1 if chosen.is_revisited else phase)
+        after: RoundParams(arm=name, start=before, phase=1 if chosen.visits > 1 else phase)
         for phase, (before, after) in enumerate(pairwise(names), start=1)
     }
     allocated = arm.model_copy(update={"curriculum": _curriculum(chosen), "training": training})
     for objective in [_dropping(arm), FOR_ANY_SIZE] if chosen.sizing.is_fixed else [FOR_ANY_SIZE]:
         proposed = _without_selection(allocated, objective)
-        if chosen.is_revisited:
+        if chosen.visits > 1:
             visits = {VISITS: {"prompts": chosen.per_iteration}}
             proposed = proposed.model_copy(update={"selection": [visits]})
         found = _with(params, name, proposed, rounds)
@@ -240,7 +246,7 @@ def _with_arm(params: Parameters, name: str, reference: str, chosen: Candidate) 
 def _curriculum(chosen: Candidate) -> list[LinkSpec]:
     """Returns the curriculum steps of a candidate."""
     phases, prompts = chosen.rounds, chosen.per_round
-    if chosen.is_revisited:
+    if chosen.visits > 1:
         phases, prompts = 1, chosen.available
     split: LinkSpec = {"split_at_random": {"phases": phases, "prompts_per_phase": prompts}}
     if chosen.window is None:

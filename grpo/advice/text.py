@@ -249,8 +249,8 @@ def _sizings(proposal: Proposal, facts: Facts) -> str:
         note = "not enough prompts" if each.shortage > 1 else ""
         rows.append([*_sizing(each, proposal), "<- proposed" if each is proposal.chosen else note])
     reference = proposal.reference
-    is_revisited = any(each.is_revisited for each in proposal.by_sizing)
-    visits = "prompts visited several times" if is_revisited else "each prompt once"
+    most = max(each.visits for each in proposal.by_sizing)
+    visits = f"each prompt at most {most} times" if most > 1 else "each prompt once"
     return "\n".join(
         [
             f"GROUP SIZES  for {proposal.target.mixed_groups:.0f} groups with both outcomes, as "
