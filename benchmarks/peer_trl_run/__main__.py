@@ -203,7 +203,7 @@ def claims(results: dict[str, Any]) -> list[str]:
         f"the interval ends at {small['cpu_seconds']['high']:.3f}",
         f"The difference in reward is {in_words(small['reward_difference'])}",
         f"{reached} of the CPU seconds of TRL's whole run",
-        f"one round and {min(ratios):.2f} of TRL's seconds",
+        f"one round and {min(ratios):.2f} to {max(ratios):.2f} of TRL's seconds",
         f"takes {min(starts):.0f} to {max(starts):.0f} CPU s outside of stages",
         f"after {min(firsts):.2f} to {max(firsts):.2f} of its run",
         f"`composed` takes {min(shorter):.2f} to {max(shorter):.2f} of TRL's CPU",
