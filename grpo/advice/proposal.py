@@ -69,11 +69,12 @@ class Candidate:
 
     sizing: Sizing
     window: Window | None  # None: all prompts
-    available: int  # prompts in the window
-    per_round: int  # prompts needed per round, or visits of prompts
+    available: int  # prompts in the window, the same number in each phase
+    per_round: int  # prompts needed per round; counted at every visit
     iterations: int  # of a round
     updates_per_iteration: int
     visits: int  # of a prompt, at most
+    phases: int  # of the curriculum: one per round, or one of all prompts if visits are several
     rounds: int
     amounts: Amounts  # of the needed prompts
     profile_flops: int  # 0 if the candidate does not read the profile
@@ -195,6 +196,7 @@ def _candidate(
     inside = each if window is None else each[rates.between(*window)]
     whole = Amounts.total(inside)
     rounds = matched.rounds
+    phases = 1 if matched.visits > 1 else rounds
     share = matched.mixed_groups / max(whole.mixed_groups, TINY)
     per_round = max(1, math.ceil(share * len(inside) / rounds))
     amounts = whole.scaled(per_round * rounds / max(len(inside), 1))
@@ -203,11 +205,12 @@ def _candidate(
     return Candidate(
         sizing=sizing,
         window=window,
-        available=len(inside) if matched.visits > 1 else len(inside) // rounds * rounds,
+        available=len(inside) // phases * phases,
         per_round=per_round,
         iterations=iterations,
         updates_per_iteration=updates,
         visits=matched.visits,
+        phases=phases,
         rounds=rounds,
         amounts=amounts,
         profile_flops=0 if window is None and sizing.is_fixed else facts.cost.flops,
@@ -227,7 +230,7 @@ def _with_arm(params: Parameters, name: str, reference: str, chosen: Candidate) 
     )
     names = [BASE, *(f"{name}-{index + 1}" for index in range(chosen.rounds))]
     rounds = {
-        after: RoundParams(arm=name, start=before, phase=1 if chosen.visits > 1 else phase)
+        after: RoundParams(arm=name, start=before, phase=min(phase, chosen.phases))
         for phase, (before, after) in enumerate(pairwise(names), start=1)
     }
     allocated = arm.model_copy(update={"curriculum": _curriculum(chosen), "training": training})
@@ -245,10 +248,8 @@ def _with_arm(params: Parameters, name: str, reference: str, chosen: Candidate) 
 
 def _curriculum(chosen: Candidate) -> list[LinkSpec]:
     """Returns the curriculum steps of a candidate."""
-    phases, prompts = chosen.rounds, chosen.per_round
-    if chosen.visits > 1:
-        phases, prompts = 1, chosen.available
-    split: LinkSpec = {"split_at_random": {"phases": phases, "prompts_per_phase": prompts}}
+    prompts = chosen.available if chosen.visits > 1 else chosen.per_round
+    split: LinkSpec = {"split_at_random": {"phases": chosen.phases, "prompts_per_phase": prompts}}
     if chosen.window is None:
         return [split, chosen.sizing.step]
     low, high = chosen.window
