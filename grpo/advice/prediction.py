@@ -97,7 +97,8 @@ class Treatment:
     scores_reference_on_all: bool  # whether reference log-probs of all rollouts are computed
     selection: Selection
     iterations: int  # per round; each samples its own prompts, or spends the selection's budget
-    updates_per_iteration: int
+    updates_per_iteration: int  # in each pass
+    passes: int  # over the rollouts of an iteration
     rollouts_per_batch: int  # in sampling
     tokens_per_microbatch: int
 
@@ -133,12 +134,13 @@ def treatment_of(arm: Arm, name: str, facts: Facts) -> Treatment:
     return Treatment(
         drops_uniform=bool(_named(links, "drop_uniform_groups")),
         keep=min(keep, default=None),
-        scores_proximal=scores_proximal(training.updates_per_iteration, facts.cost_model),
+        scores_proximal=scores_proximal(training.steps_per_iteration, facts.cost_model),
         scores_reference=on_kept,
         scores_reference_on_all=on_all,
         selection=build_selection(arm.selection, name),
         iterations=training.iterations_per_round,
         updates_per_iteration=training.updates_per_iteration,
+        passes=training.passes_per_iteration,
         rollouts_per_batch=arm.sampling.rollouts_per_batch,
         tokens_per_microbatch=arm.training.tokens_per_microbatch,
     )
@@ -266,7 +268,7 @@ def _predict_pass(
                 decoding(drawn * size) + decoding(drawn * first_answers * np.ones_like(size))
             )
             / len(rows),
-            "trained_steps": trained.expected * steps,
+            "trained_steps": treatment.passes * trained.expected * steps,
             "sampling_flops": drawn
             * (sampling(size) + first_answers * sampling(np.ones_like(size))),
             "update_flops": _update_flops(rows, trained, everything, treatment, facts),
@@ -317,7 +319,7 @@ def _update_flops(
     )
     dealt = treatment.dealt
     updates = dealt * treatment.updates_per_iteration
-    total = one_pass(trained, parts=updates, is_training=True)
+    total = treatment.passes * one_pass(trained, parts=updates, is_training=True)
     scored = treatment.scores_proximal + treatment.scores_reference
     if scored:
         total = total + scored * one_pass(trained, parts=dealt, is_training=False)

@@ -225,7 +225,7 @@ def _with_arm(params: Parameters, name: str, reference: str, chosen: Candidate) 
         update={
             "iterations_per_round": iterations,
             "updates_per_iteration": updates,
-            "updates_per_audit": iterations * updates,
+            "updates_per_audit": iterations * updates * arm.training.passes_per_iteration,
         }
     )
     names = [BASE, *(f"{name}-{index + 1}" for index in range(chosen.rounds))]

@@ -28,7 +28,7 @@ class Plan:
     links: tuple[Link, ...]
     curriculum: tuple[Link, ...]
     group_sizes: frozenset[int]
-    updates_per_iteration: int
+    updates_per_iteration: int  # of all passes
     iterations_per_round: int = 1
     staleness: int = 0  # iterations between the weights that sample and those that train
     refreshes_reference: bool = False  # the reference is the policy that a round starts from

@@ -376,6 +376,13 @@ class Training(WithOptionalKeys):
     # the round starts from.
     reference: Literal["base", "round_start"] | None = None
     stop_on_plateau: StopOnPlateau | None = None  # null: every iteration of a round runs
+    # How often an iteration trains on each of its rollouts, in the same updates every time.
+    passes_per_iteration: Positive = 1
+
+    @property
+    def steps_per_iteration(self) -> int:
+        """The optimizer steps of an iteration, of all passes."""
+        return self.passes_per_iteration * self.updates_per_iteration
 
     @property
     def refreshes_reference(self) -> bool:

@@ -48,11 +48,12 @@ LARGEST_CHANGE = 88.0
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSettings:
-    updates_per_iteration: int
+    updates_per_iteration: int  # in each pass
     max_grad_norm: float
     tokens_per_microbatch: int  # rows times width of one forward pass
     updates_per_checkpoint: int
     updates_per_audit: int  # 0: never
+    passes_per_iteration: int = 1  # over the iteration's rollouts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +79,7 @@ class TrainedIteration:
     """The results of a round, besides the policy's weights and its optimizer state."""
 
     metrics: list[UpdateMetrics]
-    batches: list[Batch]
+    batches: list[Batch]  # of a pass; every pass has the same
     objective_state: State
     drift_max: float  # nats, between sampler and trainer before any update
     audit_cost: Cost  # not part of the policy's cost
@@ -115,12 +116,12 @@ def run_updates(
     plan = _prepare(given)
     metrics = _resume(given, plan.auditor, scratch)
     with _attach_metrics(metrics):
-        for index in range(len(metrics), len(plan.batches)):
-            progress(index, len(plan.batches))
+        for index in range(len(metrics), len(plan.updates)):
+            progress(index, len(plan.updates))
             metrics.append(
                 run_update(
                     plan.loss,
-                    plan.batches[index],
+                    plan.updates[index],
                     optimizer=given.optimizer,
                     max_grad_norm=given.settings.max_grad_norm,
                     update=given.first_update + index,
@@ -135,8 +136,8 @@ def run_updates(
             if is_due and plan.loss.proximal is not None:
                 _checkpoint(scratch, given, plan.auditor, metrics)
         if given.is_last:
-            _require_usable(plan.loss, plan.batches[-1], update=metrics[-1].update)
-    progress(len(plan.batches), len(plan.batches))
+            _require_usable(plan.loss, plan.updates[-1], update=metrics[-1].update)
+    progress(len(plan.updates), len(plan.updates))
     return TrainedIteration(
         metrics=metrics,
         batches=plan.batches,
@@ -190,6 +191,7 @@ class _Plan:
 
     loss: Loss
     batches: list[Batch]
+    updates: list[Batch]  # the batch of each update: `batches`, once per pass
     objective_state: State
     auditor: Auditor
     drifts: list[float]
@@ -206,8 +208,9 @@ def _prepare(given: Iteration) -> _Plan:
     )
     replayed = given.policy.replayed(given.trajectory)
     auditor = Auditor(given.objective, given.settings.updates_per_audit)
-    frozen = partial(_round_log_probs, given, replayed, batches, auditor)
-    is_own_proximal = len(batches) == 1 and replayed is given.trajectory
+    updates = batches * given.settings.passes_per_iteration
+    frozen = partial(_round_log_probs, given, replayed, updates, auditor)
+    is_own_proximal = len(updates) == 1 and replayed is given.trajectory
     proximal = None if is_own_proximal else frozen(given.policy)
     return _Plan(
         loss=Loss(
@@ -219,6 +222,7 @@ def _prepare(given: Iteration) -> _Plan:
             tokens_per_microbatch=given.settings.tokens_per_microbatch,
         ),
         batches=batches,
+        updates=updates,
         objective_state=state,
         auditor=auditor,
         drifts=[] if proximal is None else [measure_drift(given.objective, batches, proximal.logp)],

@@ -53,7 +53,7 @@ def build_price(
         return None
     costs = training()
     if any(seconds):
-        rates = partial(_in_seconds, seconds)
+        rates = partial(_in_seconds, seconds, passes=costs["passes"])
     else:
         model = load_cost_model(params, base, policy)
         counts = model.count_tokens(candidates["prompt"].tolist())
@@ -61,7 +61,8 @@ def build_price(
             _in_flops,
             model,
             pd.Series(counts, index=candidates["prompt_id"]),
-            scored=scores_proximal(costs["updates_per_iteration"], model) + costs["penalizes_loss"],
+            passes=costs["passes"],
+            scored=scores_proximal(costs["steps_per_iteration"], model) + costs["penalizes_loss"],
             scored_before_credit=int(costs["penalizes_reward"]),
         )
     return Price(
@@ -72,12 +73,12 @@ def build_price(
     )
 
 
-def _in_seconds(seconds: Seconds, ids: list[str], steps: Floats) -> Rates:
+def _in_seconds(seconds: Seconds, ids: list[str], steps: Floats, *, passes: int) -> Rates:
     """Returns the declared seconds of rollouts with these mean steps."""
     return Rates(
         read=np.zeros(len(ids)),
         sampled=seconds.per_sampled_step * steps + seconds.per_judgement,
-        trained=seconds.per_trained_step * steps,
+        trained=passes * seconds.per_trained_step * steps,
     )
 
 
@@ -87,6 +88,7 @@ def _in_flops(
     ids: list[str],
     steps: Floats,
     *,
+    passes: int,
     scored: int,
     scored_before_credit: int,
 ) -> Rates:
@@ -94,7 +96,8 @@ def _in_flops(
 
     Args:
       tokens: By prompt.
-      scored: Passes over a trained rollout for log-probs, beside that of training.
+      passes: Over a trained rollout, each with a gradient.
+      scored: Passes over a trained rollout for log-probs, beside these.
       scored_before_credit: The same over every sampled rollout.
     """
     lengths = tokens[ids].to_numpy()
@@ -114,16 +117,16 @@ def _in_flops(
     return Rates(
         read=sampling(0),
         sampled=sampling(1) - sampling(0) + scored_before_credit * scoring,
-        trained=training + scored * scoring,
+        trained=passes * training + scored * scoring,
     )
 
 
-def scores_proximal(updates_per_iteration: int, model: CostModel) -> bool:
+def scores_proximal(steps_per_iteration: int, model: CostModel) -> bool:
     """Returns whether an iteration needs a pass for the log-probs of its proximal policy.
 
     A single update is its own proximal policy, unless its routing is replayed.
     """
-    return updates_per_iteration > 1 or model.always_scores_proximal
+    return steps_per_iteration > 1 or model.always_scores_proximal
 
 
 def load_cost_model(

@@ -18,5 +18,6 @@ def training_costs(params: Parameters, arm: str) -> dict[str, Any]:
         "drops_uniform": "drop_uniform_groups" in named,
         "penalizes_loss": "penalize_kl" in active,
         "penalizes_reward": "subtract_kl_from_reward" in active,
-        "updates_per_iteration": settings.training.updates_per_iteration,
+        "passes": settings.training.passes_per_iteration,
+        "steps_per_iteration": settings.training.steps_per_iteration,
     }

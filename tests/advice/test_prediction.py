@@ -29,6 +29,7 @@ PLAIN = Treatment(
     selection=compose(),
     iterations=1,
     updates_per_iteration=4,
+    passes=1,
     rollouts_per_batch=64,
     tokens_per_microbatch=512,
 )
@@ -161,13 +162,14 @@ def test_a_reference_policy_costs_passes_over_what_it_scores():
     facts = synthetic_facts(60)
     plan = plan_of(facts)
 
-    def update(**changes: bool) -> float:
+    def update(**changes: int) -> float:
         treatment = replace(PLAIN, drops_uniform=False, **changes)
         return predict(plan, treatment, facts, starts_from_base=False).update_flops
 
     alone = update(scores_proximal=False)
     scoring = update() - alone
     assert update(scores_reference=True) == pytest.approx(alone + 2 * scoring)
+    assert update(passes=3) == pytest.approx(3 * alone + scoring)
     # Nothing is left out here, so what is sampled is what is trained on.
     assert update(scores_reference_on_all=True) == pytest.approx(alone + 2 * scoring)
 

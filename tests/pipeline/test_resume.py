@@ -48,6 +48,7 @@ def train(
     schedule: LearningRate | None = None,
     stop_at: int | None = None,
     num_uniform: int = 0,
+    passes: int = 1,
 ) -> Run:
     """Trains a fresh policy on fixed rollouts; `stop_at`: interrupted before that update."""
 
@@ -90,6 +91,7 @@ def train(
                 tokens_per_microbatch=64,
                 updates_per_checkpoint=updates_per_checkpoint,
                 updates_per_audit=2,
+                passes_per_iteration=passes,
             ),
             first_update=5,
             generator=seeded(),
@@ -148,6 +150,16 @@ def test_a_round_interrupted_at_every_update_resumes_to_the_same_bits(undisturbe
         with pytest.raises(Interrupted):
             train(scratch, stop_at=stop_at)
     assert_same(train(scratch), undisturbed)
+
+
+@pytest.mark.parametrize("stop_at", [UPDATES - 1, UPDATES, 2 * UPDATES - 1])
+def test_a_round_interrupted_in_any_pass_resumes_to_the_same_bits(stop_at: int):
+    scratch = Scratch("disturbed", "a")
+    with pytest.raises(Interrupted):
+        train(scratch, passes=2, stop_at=stop_at)
+    resumed = train(scratch, passes=2)
+    assert_same(resumed, train(Scratch("whole", "a"), passes=2))
+    assert len(resumed[2].metrics) == 2 * UPDATES
 
 
 def test_a_round_resumes_from_before_its_first_step():
