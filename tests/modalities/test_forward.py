@@ -9,7 +9,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import DynamicCache, Gemma2Config, Gemma2ForCausalLM
 
 from grpo.modalities.shared import logits as logits_module
-from grpo.modalities.shared.decoding import _ReservingLayer, sampling_cache
+from grpo.modalities.shared.decoding import (
+    SHOWN_STEPS,
+    _ReservingLayer,
+    sampling_cache,
+)
 from grpo.modalities.shared.flops import missing_flop_formulas
 from grpo.modalities.shared.logits import chosen_log_prob, draw
 from grpo.modalities.shared.tokenizers import make_byte_tokenizer
@@ -162,14 +166,16 @@ def test_one_rollout_per_prompt_is_read_in_one_pass():
     assert len(passes) == 3
 
 
-def test_a_reserving_cache_holds_what_a_concatenating_one_holds():
+@pytest.mark.parametrize("shows_reserved", [False, True])
+def test_a_reserving_cache_holds_what_a_concatenating_one_holds(shows_reserved: bool):
     config = tiny_policy().model.config
-    ours, theirs = sampling_cache(config, max_steps=3), DynamicCache(config=config)
+    ours = sampling_cache(config, max_steps=3, shows_reserved=shows_reserved)
+    theirs = DynamicCache(config=config)
     assert all(isinstance(layer, _ReservingLayer) for layer in ours.layers)
     generator, rows = seeded(), 2
     for selected in (
         None, [0, 0, 1, 1, 1], None, None, None, None, None, [0, 4, 2, 3], None, [0, 2, 3], None,
-        [0, 2], [1], None,
+        [0, 2], [1], None, *[None] * SHOWN_STEPS,
     ):  # fmt: skip
         if selected is not None:
             for cache in (ours, theirs):
@@ -179,8 +185,25 @@ def test_a_reserving_cache_holds_what_a_concatenating_one_holds():
         for index in range(2):
             got = ours.update(new[index, 0], new[index, 1], index)
             expected = theirs.update(new[index, 0], new[index, 1], index)
-            assert all(torch.equal(left, right) for left, right in zip(got, expected))
+            length = theirs.get_seq_length()
+            for left, right in zip(got, expected):
+                assert torch.equal(left[:, :, :length], right)
+                assert not left[:, :, length:].any()
+                is_first = length == 1
+                blocks = -(-(length - 1) // SHOWN_STEPS)
+                shown = 1 + blocks * SHOWN_STEPS if shows_reserved and not is_first else length
+                assert left.shape[2] == shown
         assert ours.get_seq_length() == theirs.get_seq_length()
+
+
+def test_what_a_cache_has_reserved_is_hidden_from_attention():
+    """Over several blocks, log-probs are those of a pass without a cache."""
+    policy = tiny_policy(max_steps=3 * SHOWN_STEPS, max_position_embeddings=128)
+    trajectory, logp = policy.sample(PROMPTS, group_sizes=[5, 1, 3], generator=seeded())
+    assert policy.forward.make_cache(1).layers[0]._shows_reserved
+    assert int(trajectory.mask.sum(dim=1).max()) > 2 * SHOWN_STEPS
+    scored = policy.log_prob(trajectory)
+    torch.testing.assert_close(scored[trajectory.mask], logp[trajectory.mask], atol=2e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("vocabulary", [5, 128, 259, 1000])

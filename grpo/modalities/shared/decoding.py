@@ -1,5 +1,6 @@
 """Cached decoding: caches with preallocated memory, attention biases, the storage of weights."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,16 +12,37 @@ from transformers import DynamicCache, PretrainedConfig
 from transformers.cache_utils import DynamicLayer
 
 MAX_RESERVED_STEPS = 128  # for which a cache preallocates memory
+SHOWN_STEPS = 16  # the same for a cache that shows what it has reserved
 
 
-def sampling_cache(config: PretrainedConfig, max_steps: int) -> DynamicCache:
-    """Returns an empty cache whose full-attention layers preallocate memory for many steps."""
+def sampling_cache(
+    config: PretrainedConfig, max_steps: int, *, shows_reserved: bool = False
+) -> DynamicCache:
+    """Returns an empty cache whose full-attention layers preallocate memory for many steps.
+
+    Args:
+      shows_reserved: Whether steps of decoding get the whole buffers, which end with zeros that
+        `hide_reserved` masks. A CPU reads them faster than the filled part alone, which has a gap
+        behind every row.
+    """
     cache = DynamicCache(config=config)
-    steps = min(max_steps, MAX_RESERVED_STEPS)
+    steps = SHOWN_STEPS if shows_reserved else min(max_steps, MAX_RESERVED_STEPS)
     cache.layers = [
-        _ReservingLayer(steps) if type(layer) is DynamicLayer else layer for layer in cache.layers
+        _ReservingLayer(steps, shows_reserved) if type(layer) is DynamicLayer else layer
+        for layer in cache.layers
     ]
     return cache
+
+
+def hide_reserved(
+    bias: Float[Tensor, "row one new seen"], cache: DynamicCache
+) -> Float[Tensor, "row one new shown"]:
+    """Returns the bias for what a cache shows when it reads the last `new` of the seen tokens."""
+    layer: Any = cache.layers[0] if cache.layers else None
+    if not isinstance(layer, _ReservingLayer):
+        return bias
+    hidden = layer.num_shown(bias.shape[-1]) - bias.shape[-1]
+    return nn.functional.pad(bias, (0, hidden), value=float("-inf")) if hidden else bias
 
 
 def select_rows(cache: DynamicCache, rows: Tensor) -> None:
@@ -70,25 +92,28 @@ class _ReservingLayer(DynamicLayer):  # type: ignore[misc]
     DynamicLayer concatenates instead and so copies the whole cache at every step.
     """
 
-    def __init__(self, reserved_steps: int) -> None:
+    def __init__(self, reserved_steps: int, shows_reserved: bool) -> None:
         super().__init__()
-        self._reserved = reserved_steps
-        self._length = 0  # number of cached positions
+        self._reserved, self._shows_reserved = reserved_steps, shows_reserved
+        self._prompt = self._length = 0  # numbers of positions: of the first update, of all
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Appends keys and values and returns all cached ones."""
+        """Appends keys and values and returns all cached ones, with what is reserved if asked."""
         start, self._length = self._length, self._length + key_states.shape[2]
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-            self._key_buffer, self._value_buffer = key_states[:, :, :0], value_states[:, :, :0]
+            self._prompt = self._length
+            self._key_buffer, self._value_buffer = key_states, value_states
+            return self._show()
         if self._length > self._key_buffer.shape[2]:
             self._key_buffer = self._grow(self._key_buffer[:, :, :start])
             self._value_buffer = self._grow(self._value_buffer[:, :, :start])
         self._key_buffer[:, :, start : self._length] = key_states
         self._value_buffer[:, :, start : self._length] = value_states
-        return self._show()
+        filled = self._show()
+        return (self._key_buffer, self._value_buffer) if self._shows_reserved else filled
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Selects rows in the given order; a row may repeat."""
@@ -107,6 +132,15 @@ class _ReservingLayer(DynamicLayer):  # type: ignore[misc]
             self._value_buffer = self._value_buffer[:count]
         self._show()
 
+    def num_shown(self, length: int) -> int:
+        """Returns the positions that an update up to `length` returns."""
+        return self._room(length) if self._shows_reserved and self.is_initialized else length
+
+    def _room(self, length: int) -> int:
+        """Returns the positions of a buffer that holds `length`: the first update and blocks."""
+        blocks = max(1, math.ceil((length - self._prompt) / self._reserved))
+        return self._prompt + blocks * self._reserved
+
     def _show(self) -> tuple[Tensor, Tensor]:
         """Sets and returns the views of the filled part."""
         keys = self._key_buffer[:, :, : self._length]
@@ -116,10 +150,12 @@ class _ReservingLayer(DynamicLayer):  # type: ignore[misc]
 
     def _grow(self, filled: Tensor, rows: Tensor | None = None) -> Tensor:
         """Returns a larger buffer that starts with the filled part, or with rows of it."""
-        count, heads, _, size = filled.shape
+        count, heads, length, size = filled.shape
         count = count if rows is None else len(rows)
-        buffer = filled.new_empty(count, heads, self._length + self._reserved, size)
-        front = buffer[:, :, : filled.shape[2]]
+        buffer = filled.new_empty(count, heads, self._room(self._length), size)
+        if self._shows_reserved:
+            buffer[:, :, length:] = 0.0  # a weight of 0 does not hide what is not finite
+        front = buffer[:, :, :length]
         if rows is None:
             front.copy_(filled)
         else:

@@ -16,7 +16,6 @@ from transformers import (
 
 from grpo.errors import ArtifactError, MissingExtraError, ParameterError, brief, located
 from grpo.modalities.modality import RunParams
-from grpo.modalities.shared.decoding import sampling_cache
 from grpo.modalities.shared.models import (
     make_fresh_model,
     read_model,
@@ -75,7 +74,7 @@ def _largest_difference(model: PreTrainedModel) -> float:
     numbers = torch.arange(1, 1 + 2 * 5 + len(KEPT) * STEPS) % vocabulary
     prompts, tokens = numbers[:10].view(2, 5), numbers[10:].view(len(KEPT), STEPS)
     mask, kept = torch.tensor(PROMPT_MASK), torch.tensor(KEPT)
-    cache = sampling_cache(model.config, STEPS)
+    cache = forward.make_cache(STEPS)
     with forward.sampling():
         logits = [forward.prompt_logits(prompts, mask, cache)[kept]]
         cache.reorder_cache(kept.to(model.device))

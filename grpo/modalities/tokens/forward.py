@@ -13,7 +13,13 @@ from transformers import Cache, DynamicCache, PretrainedConfig, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 from transformers.integrations import sdpa_attention
 
-from grpo.modalities.shared.decoding import column_major_weights, score_bias, select_rows
+from grpo.modalities.shared.decoding import (
+    column_major_weights,
+    hide_reserved,
+    sampling_cache,
+    score_bias,
+    select_rows,
+)
 from grpo.modalities.shared.flops import Pass
 from grpo.modalities.shared.logits import TokenScores, num_recomputed, score_logits, score_tokens
 from grpo.modalities.shared.texts import PASS_ERRORS
@@ -153,6 +159,11 @@ class ForwardPasses:
         last = self._attention_inputs(mask, 1)
         return _StepAttention(last.attention, last.positions - (num_steps - 1), width)
 
+    def make_cache(self, num_steps: int) -> DynamicCache:
+        """Returns an empty cache for sampling."""
+        config = self._causal.config
+        return sampling_cache(config, num_steps, shows_reserved=self._takes_score_bias)
+
     def prompt_logits(
         self,
         tokens: Int[Tensor, "prompt width"],
@@ -170,6 +181,9 @@ class ForwardPasses:
     ) -> Float[Tensor, "row token"]:
         """Returns the logits after the last token on the host and extends the cache."""
         with torch.inference_mode():
+            if self._takes_score_bias:
+                attention = hide_reserved(attention_inputs.attention, cache)
+                attention_inputs = attention_inputs._replace(attention=attention)
             if self._head is None:
                 output = self._run(
                     self.model, tokens, attention_inputs, cache=cache, logits_to_keep=1

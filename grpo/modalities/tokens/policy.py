@@ -14,7 +14,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo.errors import ParameterError, brief, refused_by_library
 from grpo.modalities.modality import RunParams
-from grpo.modalities.shared.decoding import sampling_cache
 from grpo.modalities.shared.directories import load_base
 from grpo.modalities.shared.flops import Pass, TokenFlops, total_flops
 from grpo.modalities.shared.packed import Layout, Rows
@@ -227,7 +226,7 @@ class TokenPolicy(TextPolicy[TokenTrajectory]):
         steps = self.decoding.max_steps
         uniform = torch.rand(len(group), steps, dtype=torch.float64, generator=generator)
 
-        cache = sampling_cache(self.model.config, steps)
+        cache = self.forward.make_cache(steps)
         logits = self.forward.prompt_logits(prompt, prompt_mask, cache)[group]
         passes = [_reading(*prompt.shape, seen=prompt.shape[1])]
         cache.reorder_cache(group.to(self.model.device))
