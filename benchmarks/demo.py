@@ -213,11 +213,15 @@ def claims(results: dict[str, Any]) -> list[str]:
     above = [run["metrics"]["comparisons"]["composed"]["difference"]["value"] for run in runs]
     return [
         f"{flops} % of the FLOPs of `plain` and {seconds} % of its seconds",
-        f"on seeds {listed([*known.index])} after {when} % of the seconds of `plain`"
-        + (f", on seed {listed([*never])} never" if len(never) else ""),
+        f"on {_seeds(known.index)} after {when} % of the seconds of `plain`"
+        + (f", on {_seeds(never)} never" if len(never) else ""),
         f"by {min(above):+.3f} to {max(above):+.3f} in mean@8",
         f"{span([run['pipeline_seconds'] for run in runs])} seconds",
     ]
+
+
+def _seeds(numbers: pd.Index) -> str:
+    return f"seed{'s' * (len(numbers) > 1)} {listed([*numbers])}"
 
 
 def judges_table(results: dict[str, Any]) -> str:

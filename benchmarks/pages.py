@@ -80,6 +80,7 @@ TABLES: list[tuple[str, Callable[[dict[str, Any]], str], str]] = [
     ("rollout_throughput", rollout_throughput.table, "action-chunks"),
     ("vllm_sampling", vllm_sampling.table, "own-model"),
     ("sampling_batches", sampling_batches.table, "allocation_tokens"),
+    ("sampling_batches_before", sampling_batches.table, "allocation_tokens"),
     ("allocation_batches", allocation_batches.table, "allocation_tokens"),
     ("allocation_sgpo", allocation_sgpo.table, "allocation_tokens"),
     ("allocation_tokens", allocation_tokens.targets_table, "allocation_tokens"),
