@@ -134,7 +134,7 @@ def treatment_of(arm: Arm, name: str, facts: Facts) -> Treatment:
     return Treatment(
         drops_uniform=bool(_named(links, "drop_uniform_groups")),
         keep=min(keep, default=None),
-        scores_proximal=scores_proximal(training.steps_per_iteration, facts.cost_model),
+        scores_proximal=scores_proximal(training.optimizer_steps_per_iteration, facts.cost_model),
         scores_reference=on_kept,
         scores_reference_on_all=on_all,
         selection=build_selection(arm.selection, name),

@@ -28,7 +28,7 @@ class Plan:
     links: tuple[Link, ...]
     curriculum: tuple[Link, ...]
     group_sizes: frozenset[int]
-    updates_per_iteration: int  # of all passes
+    optimizer_steps_per_iteration: int  # of all passes
     iterations_per_round: int = 1
     staleness: int = 0  # iterations between the weights that sample and those that train
     refreshes_reference: bool = False  # the reference is the policy that a round starts from
@@ -108,7 +108,7 @@ def combined_with(kind: Kind, *names: str) -> Callable[[Plan], list[str]]:
 
 
 def rollout_ratio_on_policy(plan: Plan) -> list[str]:
-    is_on_policy = plan.updates_per_iteration == 1 and not plan.of("reference ratio")
+    is_on_policy = plan.optimizer_steps_per_iteration == 1 and not plan.of("reference ratio")
     return plan.of("rollout ratio") if is_on_policy else []
 
 
@@ -293,12 +293,12 @@ def late_reward(plan: Plan) -> list[str]:
 
 def replay_on_policy(plan: Plan) -> list[str]:
     is_replayed = plan.routing == "replay_sampled"
-    return [ROUTING] if is_replayed and plan.updates_per_iteration == 1 else []
+    return [ROUTING] if is_replayed and plan.optimizer_steps_per_iteration == 1 else []
 
 
 def stale_proximal_routing(plan: Plan) -> list[str]:
     is_replayed = plan.routing == "replay_proximal"
-    return [ROUTING] if is_replayed and plan.updates_per_iteration >= TOO_STALE else []
+    return [ROUTING] if is_replayed and plan.optimizer_steps_per_iteration >= TOO_STALE else []
 
 
 def uncorrected_staleness(plan: Plan) -> list[str]:
@@ -310,7 +310,11 @@ def unmoved_reference(plan: Plan) -> list[str]:
     if not plan.refreshes_reference or plan.iterations_per_round > 1:
         return []
     # A penalty in the reward is computed under the policy that has sampled.
-    return _active(plan) if plan.updates_per_iteration == 1 else _active(plan, "reward penalty")
+    return (
+        _active(plan)
+        if plan.optimizer_steps_per_iteration == 1
+        else _active(plan, "reward penalty")
+    )
 
 
 def unread_reference(plan: Plan) -> list[str]:

@@ -358,7 +358,7 @@ class Training(WithOptionalKeys):
         return self
 
     iterations_per_round: Positive  # each samples with the policy as it is then
-    updates_per_iteration: Positive  # optimizer steps, each on a part of the iteration's groups
+    updates_per_iteration: Positive  # optimizer steps of a pass, each on a part of the groups
     staleness: Literal[0, 1]  # iterations between the weights that sample and those that train
     # What is kept of the rollouts that later iterations than the first have sampled.
     stored_rollouts: Literal["all", "without_media", "tables"]
@@ -376,12 +376,12 @@ class Training(WithOptionalKeys):
     # the round starts from.
     reference: Literal["base", "round_start"] | None = None
     stop_on_plateau: StopOnPlateau | None = None  # null: every iteration of a round runs
-    # How often an iteration trains on each of its rollouts, in the same updates every time.
+    # Passes over the rollouts of an iteration, all in the same batches; TRL's num_iterations.
     passes_per_iteration: Positive = 1
 
     @property
-    def steps_per_iteration(self) -> int:
-        """The optimizer steps of an iteration, of all passes."""
+    def optimizer_steps_per_iteration(self) -> int:
+        """The updates of all passes of an iteration."""
         return self.passes_per_iteration * self.updates_per_iteration
 
     @property

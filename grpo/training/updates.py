@@ -260,13 +260,13 @@ def _resume(given: Iteration, auditor: Auditor, scratch: Scratch) -> list[Update
 def _round_log_probs(
     given: Iteration,
     trajectory: Trajectory,
-    batches: list[Batch],
+    updates: list[Batch],
     auditor: Auditor,
     policy: Policy[Any],
 ) -> FrozenLogProbs:
     """Returns a policy's log-probs of the trained steps and of the steps that only audits need."""
     needed = torch.zeros(trajectory.mask.shape)
-    for batch in batches:
+    for batch in updates:
         needed[batch.rows] = batch.credit.weight
     compute = partial(
         compute_log_probs,
@@ -276,7 +276,7 @@ def _round_log_probs(
         keeps_means=needs_divergence(given.objective),
     )
     log_probs = compute(needed)
-    audited = auditor.audit_only_weights(batches, given.first_update, needed)
+    audited = auditor.audit_only_weights(updates, given.first_update, needed)
     # Computed separately: in shared microbatches, rows of an audit would change the others' bits.
     with auditor.counting_as_audit(policy):
         audit_log_probs = compute(audited)

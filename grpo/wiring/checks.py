@@ -63,7 +63,7 @@ def _plan(params: Parameters, name: str, arm: Arm) -> tuple[dict[str, str], Plan
         links=chained.links,
         curriculum=tuple(step.link for step in curriculum),
         group_sizes=selection.sizes.union(*(step.sizes for step in curriculum)),
-        updates_per_iteration=arm.training.steps_per_iteration,
+        optimizer_steps_per_iteration=arm.training.optimizer_steps_per_iteration,
         iterations_per_round=arm.training.iterations_per_round,
         staleness=arm.training.staleness,
         refreshes_reference=arm.training.refreshes_reference,
@@ -145,7 +145,8 @@ def _check_schedule(params: Parameters, name: str) -> None:
         return
     chain = [params.find_arm(params.find_round(each).arm) for each in params.chain(name)[1:]]
     updates = sum(
-        each.training.iterations_per_round * each.training.steps_per_iteration for each in chain
+        each.training.iterations_per_round * each.training.optimizer_steps_per_iteration
+        for each in chain
     )
     if schedule.total_updates < updates:
         raise ParameterError(

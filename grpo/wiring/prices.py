@@ -62,7 +62,8 @@ def build_price(
             model,
             pd.Series(counts, index=candidates["prompt_id"]),
             passes=costs["passes"],
-            scored=scores_proximal(costs["steps_per_iteration"], model) + costs["penalizes_loss"],
+            scored=scores_proximal(costs["optimizer_steps_per_iteration"], model)
+            + costs["penalizes_loss"],
             scored_before_credit=int(costs["penalizes_reward"]),
         )
     return Price(
@@ -121,12 +122,12 @@ def _in_flops(
     )
 
 
-def scores_proximal(steps_per_iteration: int, model: CostModel) -> bool:
+def scores_proximal(optimizer_steps_per_iteration: int, model: CostModel) -> bool:
     """Returns whether an iteration needs a pass for the log-probs of its proximal policy.
 
     A single update is its own proximal policy, unless its routing is replayed.
     """
-    return steps_per_iteration > 1 or model.always_scores_proximal
+    return optimizer_steps_per_iteration > 1 or model.always_scores_proximal
 
 
 def load_cost_model(

@@ -96,7 +96,7 @@ def train_round(
       DivergedError: If a number of an update is not finite; the message names a parameter to lower.
     """
     training = trainer.training
-    total, per_iteration = training.iterations_per_round, training.steps_per_iteration
+    total, per_iteration = training.iterations_per_round, training.optimizer_steps_per_iteration
     planned = total * per_iteration
     state = _resume(trainer, scratch) or first_state(trainer, inputs)
     saved = len(state.metrics)

@@ -19,5 +19,5 @@ def training_costs(params: Parameters, arm: str) -> dict[str, Any]:
         "penalizes_loss": "penalize_kl" in active,
         "penalizes_reward": "subtract_kl_from_reward" in active,
         "passes": settings.training.passes_per_iteration,
-        "steps_per_iteration": settings.training.steps_per_iteration,
+        "optimizer_steps_per_iteration": settings.training.optimizer_steps_per_iteration,
     }

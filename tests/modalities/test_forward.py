@@ -9,11 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import DynamicCache, Gemma2Config, Gemma2ForCausalLM
 
 from grpo.modalities.shared import logits as logits_module
-from grpo.modalities.shared.decoding import (
-    SHOWN_STEPS,
-    _ReservingLayer,
-    sampling_cache,
-)
+from grpo.modalities.shared.decoding import SHOWN_STEPS, _ReservingLayer, sampling_cache
 from grpo.modalities.shared.flops import missing_flop_formulas
 from grpo.modalities.shared.logits import chosen_log_prob, draw
 from grpo.modalities.shared.tokenizers import make_byte_tokenizer
@@ -169,7 +165,8 @@ def test_one_rollout_per_prompt_is_read_in_one_pass():
 @pytest.mark.parametrize("shows_reserved", [False, True])
 def test_a_reserving_cache_holds_what_a_concatenating_one_holds(shows_reserved: bool):
     config = tiny_policy().model.config
-    ours = sampling_cache(config, max_steps=3, shows_reserved=shows_reserved)
+    reserved = SHOWN_STEPS if shows_reserved else 3
+    ours = sampling_cache(config, max_steps=reserved, shows_reserved=shows_reserved)
     theirs = DynamicCache(config=config)
     assert all(isinstance(layer, _ReservingLayer) for layer in ours.layers)
     generator, rows = seeded(), 2
@@ -200,7 +197,7 @@ def test_what_a_cache_has_reserved_is_hidden_from_attention():
     """Over several blocks, log-probs are those of a pass without a cache."""
     policy = tiny_policy(max_steps=3 * SHOWN_STEPS, max_position_embeddings=128)
     trajectory, logp = policy.sample(PROMPTS, group_sizes=[5, 1, 3], generator=seeded())
-    assert policy.forward.make_cache(1).layers[0]._shows_reserved
+    assert policy.forward.make_cache(SHOWN_STEPS).layers[0]._shows_reserved
     assert int(trajectory.mask.sum(dim=1).max()) > 2 * SHOWN_STEPS
     scored = policy.log_prob(trajectory)
     torch.testing.assert_close(scored[trajectory.mask], logp[trajectory.mask], atol=2e-5, rtol=1e-5)

@@ -101,7 +101,7 @@ def plan_of(objective: Objective, *steps: str) -> Plan:
         links=objective.links,
         curriculum=tuple(CURRICULUM[name] for name in curriculum),
         group_sizes=frozenset({8}),
-        updates_per_iteration=4,
+        optimizer_steps_per_iteration=4,
         top_p=1.0,
         has_binary_reward=True,
         dropouts=frozenset(),
@@ -134,7 +134,7 @@ Z_SCORED = plan_of(grpo(beta=0.0))
 PODS = plan_of(chain(grpo(beta=0.0), keep_extreme_rollouts(4)))
 PODS_PAIR = plan_of(chain(rloo(), keep_extreme_rollouts(2)))
 CASES = {
-    "gspo on-policy": (replace(plan_of(gspo()), updates_per_iteration=1), ("U10", "INFO")),
+    "gspo on-policy": (replace(plan_of(gspo()), optimizer_steps_per_iteration=1), ("U10", "INFO")),
     "normalized scores and a plateau of the reward": (
         replace(Z_SCORED, normalized=("reward.judges[0].normalize",), stops_on_plateau=True),
         ("H25", "WARN"),
@@ -221,7 +221,7 @@ CASES = {
         ("U24", "WARN"),
     ),
     "kl to the policy itself": (
-        replace(plan_of(grpo(beta=0.1)), refreshes_reference=True, updates_per_iteration=1),
+        replace(plan_of(grpo(beta=0.1)), refreshes_reference=True, optimizer_steps_per_iteration=1),
         ("H23", "WARN"),
     ),
     "kl of the sampler to itself": (
@@ -284,11 +284,15 @@ CASES = {
     "dropout": (replace(Z_SCORED, dropouts=frozenset({"policy.lora.dropout"})), ("U26", "ERROR")),
     "stale and uncorrected": (replace(Z_SCORED, staleness=1), ("H16", "ERROR")),
     "replay on-policy": (
-        replace(Z_SCORED, routing="replay_sampled", has_routers=True, updates_per_iteration=1),
+        replace(
+            Z_SCORED, routing="replay_sampled", has_routers=True, optimizer_steps_per_iteration=1
+        ),
         ("U33", "INFO"),
     ),
     "stale routing of the trainer": (
-        replace(Z_SCORED, routing="replay_proximal", has_routers=True, updates_per_iteration=4),
+        replace(
+            Z_SCORED, routing="replay_proximal", has_routers=True, optimizer_steps_per_iteration=4
+        ),
         ("U33", "WARN"),
     ),
     "replay of a dense model": (
@@ -629,8 +633,10 @@ def test_sound_compositions_break_no_rule(objective: Objective):
     [
         replace(Z_SCORED, routing="replay_sampled", has_routers=True),
         replace(Z_SCORED, routing="replay_sampled"),  # an import: known when it is loaded
-        replace(Z_SCORED, routing="replay_proximal", has_routers=True, updates_per_iteration=2),
-        replace(Z_SCORED, routing="live", has_routers=True, updates_per_iteration=1),
+        replace(
+            Z_SCORED, routing="replay_proximal", has_routers=True, optimizer_steps_per_iteration=2
+        ),
+        replace(Z_SCORED, routing="live", has_routers=True, optimizer_steps_per_iteration=1),
         replace(Z_SCORED, routing="live", has_routers=False),
     ],
 )

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PretrainedConfig
 from transformers.cache_utils import DynamicLayer
 
-MAX_RESERVED_STEPS = 128  # for which a cache preallocates memory
+MAX_RESERVED_STEPS = 128  # for which a cache preallocates memory, at most
 SHOWN_STEPS = 16  # the same for a cache that shows what it has reserved
 
 
@@ -26,7 +26,7 @@ def sampling_cache(
         behind every row.
     """
     cache = DynamicCache(config=config)
-    steps = SHOWN_STEPS if shows_reserved else min(max_steps, MAX_RESERVED_STEPS)
+    steps = min(max_steps, SHOWN_STEPS if shows_reserved else MAX_RESERVED_STEPS)
     cache.layers = [
         _ReservingLayer(steps, shows_reserved) if type(layer) is DynamicLayer else layer
         for layer in cache.layers
@@ -34,15 +34,16 @@ def sampling_cache(
     return cache
 
 
-def hide_reserved(
-    bias: Float[Tensor, "row one new seen"], cache: DynamicCache
-) -> Float[Tensor, "row one new shown"]:
-    """Returns the bias for what a cache shows when it reads the last `new` of the seen tokens."""
+def hide_reserved(attention: Tensor, cache: DynamicCache) -> Tensor:
+    """Returns an attention bias over all tokens so far, extended to what a cache shows of them.
+
+    A cache that shows no more than that leaves a bias, or a mask, as it is.
+    """
     layer: Any = cache.layers[0] if cache.layers else None
     if not isinstance(layer, _ReservingLayer):
-        return bias
-    hidden = layer.num_shown(bias.shape[-1]) - bias.shape[-1]
-    return nn.functional.pad(bias, (0, hidden), value=float("-inf")) if hidden else bias
+        return attention
+    hidden = layer.num_shown(attention.shape[-1]) - attention.shape[-1]
+    return nn.functional.pad(attention, (0, hidden), value=float("-inf")) if hidden else attention
 
 
 def select_rows(cache: DynamicCache, rows: Tensor) -> None:

@@ -181,9 +181,8 @@ class ForwardPasses:
     ) -> Float[Tensor, "row token"]:
         """Returns the logits after the last token on the host and extends the cache."""
         with torch.inference_mode():
-            if self._takes_score_bias:
-                attention = hide_reserved(attention_inputs.attention, cache)
-                attention_inputs = attention_inputs._replace(attention=attention)
+            attention = hide_reserved(attention_inputs.attention, cache)
+            attention_inputs = attention_inputs._replace(attention=attention)
             if self._head is None:
                 output = self._run(
                     self.model, tokens, attention_inputs, cache=cache, logits_to_keep=1
