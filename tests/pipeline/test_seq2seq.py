@@ -108,6 +108,7 @@ def params() -> dict[str, Any]:
     return recipe
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # dvc's own
 def test_an_encoder_decoder_runs_through_every_stage_and_learns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
