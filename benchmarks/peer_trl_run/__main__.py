@@ -27,7 +27,7 @@ from benchmarks.peer_trl_run.runs import (
     run_theirs,
     score_of_base,
 )
-from benchmarks.peer_trl_run.settings import ALLOCATED, ARMS, SAME, SIZES, TARGETS
+from benchmarks.peer_trl_run.settings import ARMS, SAME, SIZES, SMALL, TARGETS
 from grpo.runtime.artifacts.files import read_json, write_json
 from grpo.runtime.markdown import markdown_table
 
@@ -53,8 +53,8 @@ def main() -> None:
         for size in chosen.size or SIZES:
             # Alternating; the allocated arm ends at TRL's reward, so it follows.
             first = [THEIRS, SAME] if seed % 2 == 0 else [SAME, THEIRS]
-            for side in [*first, ALLOCATED]:
-                if side in (chosen.side or (THEIRS, *SIZES[size].arms)):
+            for side in [*first, SIZES[size].allocated]:
+                if side in (chosen.side or SIDES):
                     measure(size, seed, side, chosen.python, busy=chosen.busy)
     results = read_json(OUT)
     save_figure(draw(results), FIGURE)
@@ -125,7 +125,8 @@ def conclude(runs: dict[str, Any]) -> dict[str, Any]:
 
 def _is_met(arm: str, found: dict[str, Any]) -> bool:
     """Returns whether an arm reaches TRL's reward at every size for the targeted ratio at most."""
-    ours = [found.get(name, {}).get(arm) for name, size in SIZES.items() if arm in size.arms]
+    sizes = [name for name, size in SIZES.items() if arm in (SAME, size.allocated)]
+    ours = [found.get(name, {}).get(arm) for name in sizes]
     return all(
         each and each["reach"] and each["cpu_seconds"]["value"] <= TARGETS[arm] for each in ours
     )
@@ -188,8 +189,8 @@ def table(results: dict[str, Any]) -> str:
 def claims(results: dict[str, Any]) -> list[str]:
     """Returns the numbers of the findings of docs/speed.md; README.md has the first three."""
     arms, large = results["ratios"]["0.2M"], results["ratios"]["11.6M"][SAME]
-    small, allocated = arms[SAME], arms[ALLOCATED]
-    seeds = [(each[ALLOCATED], each[THEIRS]) for each in results["runs"]["0.2M"].values()]
+    small, allocated = arms[SAME], arms[SMALL]
+    seeds = [(each[SMALL], each[THEIRS]) for each in results["runs"]["0.2M"].values()]
     ratios = [ours["cpu_seconds"] / theirs["cpu_seconds"] for ours, theirs in seeds]
     firsts = [_first_at_end(theirs) / theirs["cpu_seconds"] for _, theirs in seeds]
     shorter = [ratio / first for ratio, first in zip(ratios, firsts)]

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from benchmarks.peer_trl_run.settings import ARMS
 from grpo.report.style import ARM_COLORS, INK, MARKERS, styled
 
-NAMES = {"trl": "TRL", "same": "same algorithm", "composed": "composed"}
+NAMES = {"trl": "TRL", "same": "same algorithm", "composed": "composed", "near_rate": "near_rate"}
 
 
 def draw(results: dict[str, Any]) -> Figure:
