@@ -45,7 +45,7 @@ MOVED = {
 }
 WAYS = {
     "as it is": "as it is",
-    "linked": "`dvc config cache.type hardlink`",
+    "linked": "reflinks (XFS, Btrfs), or `dvc config cache.type hardlink`",
     "larger": "and four times the iterations per round, in a quarter of the rounds",
     "wider engines": "*not run:* and samplers on four GPUs each",
 }
