@@ -208,13 +208,17 @@ def claims(results: dict[str, Any]) -> list[str]:
     shares = pd.DataFrame([costs_of_reference(run, "composed") for run in runs], dtype=float) * 100
     reached = shares["seconds_to_reach"].set_axis([*results["runs"]])
     known, never = reached.dropna(), reached.index[reached.isna()]
-    when = listed([f"{each:.0f}" for each in known])
+    found = []
+    if len(known):
+        percent = listed([f"{each:.0f}" for each in known])
+        found.append(f"on {_seeds(known.index)} after {percent} % of the seconds of `plain`")
+    if len(never):
+        found.append(f"on {_seeds(never)} never")
     flops, seconds = (span(shares[name].tolist()) for name in ("flops", "seconds"))
     above = [run["metrics"]["comparisons"]["composed"]["difference"]["value"] for run in runs]
     return [
         f"{flops} % of the FLOPs of `plain` and {seconds} % of its seconds",
-        f"on {_seeds(known.index)} after {when} % of the seconds of `plain`"
-        + (f", on {_seeds(never)} never" if len(never) else ""),
+        ", ".join(found),
         f"by {min(above):+.3f} to {max(above):+.3f} in mean@8",
         f"{span([run['pipeline_seconds'] for run in runs])} seconds",
     ]

@@ -39,7 +39,6 @@ class Size:
     trl: dict[str, Any]  # TRL's settings; tune.py measures the candidates `tuned`
     tokens_per_microbatch: int  # of this project
     rollouts_per_batch: int  # of this project
-    allocated_iterations: int  # of a round of the allocated arm
     tuned: list[dict[str, Any]]  # candidates of tune.py
 
 
@@ -55,7 +54,6 @@ SIZES = {
         trl={"rows": 64, "cache_implementation": "static"},
         tokens_per_microbatch=2048,
         rollouts_per_batch=512,
-        allocated_iterations=12,
         tuned=[
             {"rows": 256},
             {"rows": 128},
@@ -77,7 +75,6 @@ SIZES = {
         trl={"rows": 16},
         tokens_per_microbatch=1024,
         rollouts_per_batch=128,
-        allocated_iterations=13,
         tuned=[
             {"rows": 8},
             {"rows": 16},
@@ -94,9 +91,8 @@ SIZES = {
 def params_of(size: Size, seed: int, arm: str) -> dict[str, Any]:
     """Returns the parameters of this project's run: the recipe with one arm.
 
-    `same` is TRL's algorithm on as many prompts; the allocated arm is the recipe's own, but for the
-    iterations of a round: each round starts new processes, so that few long ones cost less. There
-    is one arm per file: the profile, which is shared by arms, must count for those that read it.
+    `same` is TRL's algorithm on as many prompts; the allocated arm is the recipe's own. There is
+    one arm per file: the profile, which is shared by arms, must count for those that read it.
     """
     params: dict[str, Any] = copy.deepcopy(read_content(ROOT / size.params))
     params["seed"] = seed
@@ -105,7 +101,6 @@ def params_of(size: Size, seed: int, arm: str) -> dict[str, Any]:
         params["rounds"] = {f"{SAME}-1": {"arm": SAME, "start": "base", "phase": 1}}
     else:
         params["arms"] = {arm: params["arms"][arm]}
-        params["arms"][arm]["training"]["iterations_per_round"] = size.allocated_iterations
         rounds = params["rounds"]
         params["rounds"] = {name: each for name, each in rounds.items() if each["arm"] == arm}
     return params
