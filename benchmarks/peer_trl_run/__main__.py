@@ -27,7 +27,7 @@ from benchmarks.peer_trl_run.runs import (
     run_theirs,
     score_of_base,
 )
-from benchmarks.peer_trl_run.settings import ARMS, SAME, SIZES, SMALL, TARGETS
+from benchmarks.peer_trl_run.settings import ARMS, LARGE, SAME, SIZES, SMALL, TARGETS
 from grpo.runtime.artifacts.files import read_json, write_json
 from grpo.runtime.markdown import markdown_table
 
@@ -188,16 +188,19 @@ def table(results: dict[str, Any]) -> str:
 
 def claims(results: dict[str, Any]) -> list[str]:
     """Returns the numbers of the findings of docs/speed.md; README.md has the first three."""
-    arms, large = results["ratios"]["0.2M"], results["ratios"]["11.6M"][SAME]
-    small, allocated = arms[SAME], arms[SMALL]
+    small, allocated = (results["ratios"]["0.2M"][arm] for arm in (SAME, SMALL))
+    large, near_rate = (results["ratios"]["11.6M"][arm] for arm in (SAME, LARGE))
     seeds = [(each[SMALL], each[THEIRS]) for each in results["runs"]["0.2M"].values()]
     ratios = [ours["cpu_seconds"] / theirs["cpu_seconds"] for ours, theirs in seeds]
     firsts = [_first_at_end(theirs) / theirs["cpu_seconds"] for _, theirs in seeds]
     shorter = [ratio / first for ratio, first in zip(ratios, firsts)]
     starts = [_outside_stages(ours) / len(ours["curve"]) for ours, _ in seeds]
-    cpu, wall = (in_words(large[name], ".2f") for name in ("cpu_seconds", "wall_seconds"))
-    peaks = [f"{each['peak_bytes']['value']:.1f} times" for each in (small, large, allocated)]
+    sides = (small, large, allocated, near_rate)
+    peaks = [f"{each['peak_bytes']['value']:.1f} times" for each in sides]
     reached = f"TRL's final reward in {in_words(allocated['cpu_seconds'], '.2f')}"
+    rounds = [(each[LARGE]["curve"][0], each[THEIRS]) for each in results["runs"]["11.6M"].values()]
+    costs = [first["cpu"] / theirs["cpu_seconds"] for first, theirs in rounds]
+    gaps = [first["reward"] - theirs["reward"] for first, theirs in rounds]
     return [
         f"takes {large['cpu_seconds']['value']:.2f} of TRL's CPU time at 11.6 M parameters",
         f"and {small['cpu_seconds']['value']:.2f} at 0.2 M, the default recipe",
@@ -210,10 +213,13 @@ def claims(results: dict[str, Any]) -> list[str]:
         f"takes {min(starts):.0f} to {max(starts):.0f} CPU s outside of stages",
         f"after {min(firsts):.2f} to {max(firsts):.2f} of its run",
         f"`composed` takes {min(shorter):.2f} to {max(shorter):.2f} of TRL's CPU",
-        f"{cpu} of TRL's CPU seconds and {wall} of its wall time",
-        f"On these three seeds they differ by {in_words(large['reward_difference'])}",
+        f"takes {in_words(large['cpu_seconds'], '.2f')} of TRL's CPU seconds for the same updates",
+        f"The difference in reward is {in_words(large['reward_difference'])}",
+        f"After one round, {min(costs):.2f} to {max(costs):.2f} of TRL's CPU seconds",
+        f"it differs from TRL's final reward by {min(gaps):+.3f} to {max(gaps):+.3f}",
+        f"{in_words(near_rate['cpu_seconds'], '.2f')} of TRL's CPU seconds at its end",
         f"`same` is {peaks[0]} TRL's at 0.2 M and {peaks[1]} at 11.6 M",
-        f"that of `composed` {peaks[2]} at 0.2 M",
+        f"that of `composed` {peaks[2]} at 0.2 M and that of `near_rate` {peaks[3]} at 11.6 M",
     ]
 
 
