@@ -180,7 +180,7 @@ def table(results: dict[str, Any]) -> str:
                     f"{_mean(runs, 'peak_bytes') / 1e9:.2f}",
                     f"{base:.3f}",
                     f"{_mean(runs, 'reward'):.3f}",
-                    _in_words(results["ratios"].get(size, {}).get(side)),
+                    _in_words(results["ratios"].get(size, {}).get(side), runs),
                 ]
             )
     return markdown_table(titles, rows)
@@ -237,12 +237,14 @@ def _mean(runs: list[Run], name: str) -> float:
     return statistics.fmean(each[name] for each in runs)
 
 
-def _in_words(ratio: dict[str, Any] | None) -> str:
+def _in_words(ratio: dict[str, Any] | None, runs: list[Run]) -> str:
     if ratio is None:
         return ""
     cpu = ratio["cpu_seconds"]
     spread = "" if cpu["low"] is None else f" [{cpu['low']:.2f}, {cpu['high']:.2f}]"
-    return f"{cpu['value']:.2f}{spread}" + ("" if ratio["reach"] else ", reward not reached")
+    reached = sum(each["reaches"] for each in runs)
+    note = "" if ratio["reach"] else f", reward reached on {reached} of {len(runs)} seeds"
+    return f"{cpu['value']:.2f}{spread}{note}"
 
 
 if __name__ == "__main__":

@@ -224,7 +224,7 @@ def ways(runs: dict[str, Any]) -> str:
         hours, shares = ([each[name] for each in found] for name in ("hours", "share"))
         return f"{_range(hours)} h, {_percents(shares)}"
 
-    return _by_run("the uniform run's rounds", _each(WAYS, formatted), runs)
+    return _by_run("changes, one added to the other", _each(WAYS, formatted), runs)
 
 
 def _percents(shares: Sequence[float]) -> str:
