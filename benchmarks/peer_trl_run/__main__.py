@@ -27,7 +27,7 @@ from benchmarks.peer_trl_run.runs import (
     run_theirs,
     score_of_base,
 )
-from benchmarks.peer_trl_run.settings import ARMS, LARGE, SAME, SIZES, SMALL, TARGETS
+from benchmarks.peer_trl_run.settings import ARMS, COMPOSED, NEAR_RATE, SAME, SIZES, TARGETS
 from grpo.runtime.artifacts.files import read_json, write_json
 from grpo.runtime.markdown import markdown_table
 
@@ -188,9 +188,9 @@ def table(results: dict[str, Any]) -> str:
 
 def claims(results: dict[str, Any]) -> list[str]:
     """Returns the numbers of the findings of docs/speed.md; README.md has the first three."""
-    small, allocated = (results["ratios"]["0.2M"][arm] for arm in (SAME, SMALL))
-    large, near_rate = (results["ratios"]["11.6M"][arm] for arm in (SAME, LARGE))
-    seeds = [(each[SMALL], each[THEIRS]) for each in results["runs"]["0.2M"].values()]
+    small, allocated = (results["ratios"]["0.2M"][arm] for arm in (SAME, COMPOSED))
+    large, near_rate = (results["ratios"]["11.6M"][arm] for arm in (SAME, NEAR_RATE))
+    seeds = [(each[COMPOSED], each[THEIRS]) for each in results["runs"]["0.2M"].values()]
     ratios = [ours["cpu_seconds"] / theirs["cpu_seconds"] for ours, theirs in seeds]
     firsts = [_first_at_end(theirs) / theirs["cpu_seconds"] for _, theirs in seeds]
     shorter = [ratio / first for ratio, first in zip(ratios, firsts)]
@@ -198,7 +198,8 @@ def claims(results: dict[str, Any]) -> list[str]:
     sides = (small, large, allocated, near_rate)
     peaks = [f"{each['peak_bytes']['value']:.1f} times" for each in sides]
     reached = f"TRL's final reward in {in_words(allocated['cpu_seconds'], '.2f')}"
-    rounds = [(each[LARGE]["curve"][0], each[THEIRS]) for each in results["runs"]["11.6M"].values()]
+    runs = results["runs"]["11.6M"].values()
+    rounds = [(each[NEAR_RATE]["curve"][0], each[THEIRS]) for each in runs]
     costs = [first["cpu"] / theirs["cpu_seconds"] for first, theirs in rounds]
     gaps = [first["reward"] - theirs["reward"] for first, theirs in rounds]
     return [

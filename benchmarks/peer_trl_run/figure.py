@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from benchmarks.peer_trl_run.settings import ARMS
 from grpo.report.style import ARM_COLORS, INK, MARKERS, styled
 
-NAMES = {"trl": "TRL", "same": "same algorithm", "composed": "composed", "near_rate": "near_rate"}
+NAMES = {"trl": "TRL", "same": "same algorithm"}  # of sides that are not called by their name
 
 
 def draw(results: dict[str, Any]) -> Figure:
@@ -32,7 +32,7 @@ def _draw_runs(panel: Axes, seeds: dict[str, Any], cost: str) -> None:
     """Draws the evaluated policies of every run; the label is given once per side."""
     for index, side in enumerate(("trl", *ARMS)):
         color = INK if side == "trl" else ARM_COLORS[index - 1]
-        label: str | None = NAMES[side]
+        label: str | None = NAMES.get(side, side)
         for run in seeds.values():
             if side not in run:
                 continue

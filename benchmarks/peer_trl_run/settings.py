@@ -18,11 +18,11 @@ OBJECTIVE: list[Any] = [
     {"clip_surrogate": {"low": CLIP[0], "high": CLIP[1]}},
     "drop_uniform_groups",
 ]
-SAME, SMALL, LARGE = "same", "composed", "near_rate"  # the last two allocate, one per size
-ARMS = (SAME, SMALL, LARGE)
+SAME, COMPOSED, NEAR_RATE = "same", "composed", "near_rate"  # the last two allocate, one per size
+ARMS = (SAME, COMPOSED, NEAR_RATE)
 # Written down before this project's side was measured: the largest ratio of CPU seconds, from the
 # start of the process, at every size of the arm.
-TARGETS = {SAME: 0.5, SMALL: 0.25, LARGE: 0.25}
+TARGETS = {SAME: 0.5, COMPOSED: 0.25, NEAR_RATE: 0.25}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class Size:
 SIZES = {
     "0.2M": Size(
         params="params.yaml",
-        allocated=SMALL,
+        allocated=COMPOSED,
         updates=48,
         group_size=16,
         prompts_per_update=16,
@@ -66,7 +66,7 @@ SIZES = {
     ),
     "11.6M": Size(
         params="benchmarks/peer_trl_run/ten_million.yaml",
-        allocated=LARGE,
+        allocated=NEAR_RATE,
         updates=24,
         group_size=8,
         prompts_per_update=16,

@@ -1,5 +1,6 @@
 """Two ranks: if either is lost, one line states it, no process is left, and a rerun resumes."""
 
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from grpo.errors import ParameterError
 from grpo.runtime.ranks import process_group
 from tests.files import contents
 from tests.pipeline.corruptions import set_param, truncate
-from tests.pipeline.processes import LOG, is_alive, run_stage, start_stage, until
+from tests.pipeline.processes import LOG, Finished, is_alive, run_stage, start_stage, until
 from tests.pipeline.workspaces import copy_for_stages, locked_stages
 
 STAGE = "train@uniform-1"
@@ -51,6 +52,12 @@ def training(workspace: Path, updates: int) -> Iterator[tuple[BaseProcess, list[
     until(lambda: not any(is_alive(each.pid) for each in ranks))
 
 
+def require_one_line(done: Finished) -> None:
+    """Asserts that a stage succeeded and printed the line of its finished training alone."""
+    assert done.code == 0
+    assert re.fullmatch(r"train uniform-1 8/8, .*\n", done.stderr)
+
+
 @pytest.mark.long
 def test_killed_ranks_and_stages_go_on_to_the_same_bytes(
     together: Path, finished: Path, tmp_path: Path
@@ -68,11 +75,11 @@ def test_killed_ranks_and_stages_go_on_to_the_same_bytes(
     )
     with training(together, 3) as (stage, ranks):
         stage.kill()
-    assert run_stage(together, STAGE, command).code == 0
+    require_one_line(run_stage(together, STAGE, command))
     assert not list((together / ".work").glob(f"{STAGE}*[!k]"))  # a lock is left, nothing else
 
     undisturbed = in_two_ranks(copy_for_stages(finished, tmp_path / "undisturbed"))
-    assert run_stage(undisturbed, STAGE, command).code == 0
+    require_one_line(run_stage(undisturbed, STAGE, command))
     for out in OUTS:
         assert contents(together / out) == contents(undisturbed / out)
         assert contents(together / out).keys() == contents(finished / out).keys()

@@ -53,8 +53,7 @@ def write(directory: Path) -> None:
         (directory / f"{size}").write_bytes(bytes(range(size)))
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("last", ["first", "second"])
+@pytest.mark.parametrize("last", [pytest.param("first", marks=pytest.mark.long), "second"])
 def test_files_of_the_first_rank_reach_every_directory(last: str, tmp_path: Path):
     places = ["first", "first", last]  # of each rank
     for place in {*places}:
