@@ -15,8 +15,8 @@ from grpo.runtime.markdown import markdown_table
 
 TUNING = RESULTS / "peer_trl_run_tuning.json"
 SHORT = {"0.2M": 12, "11.6M": 4}  # updates: whole runs take minutes
+SEEDS = {"0.2M": 0, "11.6M": 10}  # for trials only
 KEPT = ("cpu_seconds", "wall_seconds", "peak_bytes", "load_before")
-SEED = 0
 
 
 def main(python: str, *sizes: str) -> None:
@@ -29,7 +29,7 @@ def main(python: str, *sizes: str) -> None:
                 continue
             require_idle()
             chosen = {"settings": settings, "updates_per_save": 0, "updates": SHORT[size]}
-            run = time_theirs(size, SEED, python, FOLDER / "tune", **chosen)
+            run = time_theirs(size, SEEDS[size], python, FOLDER / "tune", **chosen)
             runs.append({**key, **{name: run[name] for name in KEPT}})
             print(runs[-1], flush=True)
             command = "python -m benchmarks.peer_trl_run.tune PYTHON_OF_TRL"
