@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from grpo.allocation.posterior import Posterior
+from grpo.allocation.posterior import Floats, Posterior
 from grpo.allocation.selection import VISITS, History, Seconds
 from grpo.types import Cost
 
@@ -36,7 +36,7 @@ def compare_forecast(
     chosen = allocation[allocation["rollouts"] > 0].set_index("prompt_id")
     posterior = Posterior(alpha=chosen["alpha"].to_numpy(), beta=chosen["beta"].to_numpy())
     sizes = chosen["rollouts"].to_numpy()
-    rate = pd.Series(posterior.mean_rate(), index=chosen.index)
+    rate = posterior.mean_rate()
     groups = outcomes.groupby("prompt_id")["outcome"].agg(["size", "sum", "min", "max"])
     weight = chosen["weight"].to_numpy()
     visits = history.get(VISITS, {})
@@ -74,24 +74,27 @@ def _costs(
     }
 
 
-def _bins(
-    chosen: pd.DataFrame, rate: "pd.Series[float]", groups: pd.DataFrame
-) -> list[dict[str, Any]]:
+def _bins(chosen: pd.DataFrame, rate: Floats, groups: pd.DataFrame) -> list[dict[str, Any]]:
     """Returns the share of rollouts, the expected and the solved rate by bin of the mean rate."""
     number = np.minimum((rate * BINS).astype(int), BINS - 1)
-    judged = groups["size"].reindex(chosen.index, fill_value=0)
-    solved = groups["sum"].reindex(chosen.index, fill_value=0.0)
-    found = []
-    for index in range(BINS):
-        inside = number == index
-        count = int(judged[inside].sum())
-        found.append(
-            {
-                "low": index / BINS,
-                "share": float(chosen["rollouts"][inside].sum() / chosen["rollouts"].sum()),
-                "rollouts": count,
-                "expected": float((rate * judged)[inside].sum() / count) if count else None,
-                "solved": float(solved[inside].sum() / count) if count else None,
-            }
-        )
-    return found
+
+    judged, solved = (
+        groups[each].reindex(chosen.index, fill_value=0).to_numpy() for each in ("size", "sum")
+    )
+
+    def totals(each: Floats) -> list[float]:
+        sums: list[float] = np.bincount(number, each, minlength=BINS).tolist()
+        return sums
+
+    sizes = chosen["rollouts"].to_numpy()
+    columns = (totals(each) for each in (sizes / sizes.sum(), judged, rate * judged, solved))
+    return [
+        {
+            "low": index / BINS,
+            "share": share,
+            "rollouts": int(count),
+            "expected": expected / count if count else None,
+            "solved": found / count if count else None,
+        }
+        for index, (share, count, expected, found) in enumerate(zip(*columns))
+    ]

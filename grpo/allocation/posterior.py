@@ -70,6 +70,21 @@ class Posterior:
             self.beta, self.alpha, sizes
         )
 
+    def uniform_chances(self, largest: int) -> Floats:
+        """Returns `uniform_chance` of each rate (row) and every group size up to `largest`.
+
+        By E[p^G] = prod (a + i) / (a + b + i) over i < G, so that all sizes take one pass.
+        """
+        drawn = np.arange(largest)
+        total = (self.alpha + self.beta)[:, None] + drawn
+
+        def powers(shape: Floats) -> Floats:
+            ratios = (shape[:, None] + drawn) / total
+            found: Floats = np.cumprod(np.insert(ratios, 0, 1.0, axis=1), axis=1)
+            return found
+
+        return powers(self.alpha) + powers(self.beta)
+
     def never_solved(self) -> Floats:
         """Returns P(p < DEAD_RATE)."""
         tail: Floats = betainc(self.alpha, self.beta, DEAD_RATE)

@@ -46,8 +46,7 @@ def group_costs(rates: Rates, posterior: Posterior, price: Price) -> Floats:
     """Returns the expected cost of each prompt (row) and group size (column)."""
     trained = np.minimum(SIZES, price.keep or LARGEST).astype(np.float64)
     if price.drops_uniform:
-        each = Posterior(alpha=posterior.alpha[:, None], beta=posterior.beta[:, None])
-        trained = trained * (1 - each.uniform_chance(SIZES))
+        trained = trained * (1 - posterior.uniform_chances(LARGEST))
     costs: Floats = (
         rates.read[:, None] * (SIZES > 0)
         + rates.sampled[:, None] * SIZES
@@ -70,7 +69,10 @@ def spend(values: Floats, costs: Floats, budget: float) -> Ints:
     """
     sizes, largest = np.zeros(len(values), dtype=np.int64), values.shape[1] - 1
     spent = 0.0
-    steps = [_next_step(values, costs, row, 0) for row in range(len(values))]
+    slopes = (values[:, 1:] - values[:, :1]) / (costs[:, 1:] - costs[:, :1])
+    first = slopes.argmax(axis=1)
+    steepest = slopes[np.arange(len(slopes)), first]
+    steps = list(zip((-steepest).tolist(), range(len(slopes)), (first + 1).tolist()))
     heapq.heapify(steps)
     while steps:
         slope, row, size = heapq.heappop(steps)

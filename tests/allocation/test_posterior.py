@@ -61,6 +61,15 @@ def test_a_group_of_two_is_mixed_with_twice_the_variance():
     np.testing.assert_allclose(mixed, 2 * posterior.outcome_variance())
 
 
+def test_all_sizes_at_once_have_the_chances_of_each():
+    chooser = np.random.default_rng(0)
+    alpha, beta = np.exp(chooser.normal(0.0, 2.0, size=(2, 200)))
+    posterior = Posterior(alpha=alpha, beta=beta)
+    found = posterior.uniform_chances(128)
+    each = [posterior.uniform_chance(np.full(200, size)) for size in range(129)]
+    np.testing.assert_allclose(found, np.stack(each, axis=1), rtol=1e-10)
+
+
 def test_sizes_differ_by_prompt():
     posterior = Posterior(alpha=np.array([1.0, 1.0]), beta=np.array([1.0, 1.0]))
     # E[p^G] = 1 / (G + 1) for a flat posterior.
