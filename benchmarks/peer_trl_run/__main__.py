@@ -63,23 +63,28 @@ def main() -> None:
 
 def measure(size: str, seed: int, side: str, python: str, *, busy: bool) -> None:
     """Adds a run to the results file, unless it has the run."""
-    stored = read_json(OUT) if OUT.exists() else {"runs": {}}
-    known = stored["runs"].setdefault(size, {}).setdefault(str(seed), {})
+    known = _read()["runs"].get(size, {}).get(str(seed), {})
     if side in known:
         return
-    known["base"] = score_of_base(size, seed)
+    base = score_of_base(size, seed)
     if not busy:
         require_idle()
     if side == THEIRS:
-        known[side] = run_theirs(size, seed, python)
+        run = run_theirs(size, seed, python)
     else:
-        known[side] = run_ours(size, seed, side, goal=_goal(known, side))
-    print(size, seed, side, {k: v for k, v in known[side].items() if k != "batches"}, flush=True)
-    known[side] |= {"revision": revision_of("HEAD"), "processor": machine()["processor"]}
+        run = run_ours(size, seed, side, goal=_goal(known, side))
+    print(size, seed, side, {k: v for k, v in run.items() if k != "batches"}, flush=True)
+    run |= {"revision": revision_of("HEAD"), "processor": machine()["processor"]}
+    stored = _read()  # again: another process may have added a run
+    runs = stored["runs"]
+    runs.setdefault(size, {}).setdefault(str(seed), {}).update({"base": base, side: run})
     # The other sizes may have been measured with other settings, which stay.
     sizes = {**stored.get("sizes", {}), size: _settings(size)}
-    runs = stored["runs"]
     write_json(OUT, {**about(python), "sizes": sizes, "runs": runs, **conclude(runs)})
+
+
+def _read() -> dict[str, Any]:
+    return read_json(OUT) if OUT.exists() else {"runs": {}}
 
 
 def _goal(known: dict[str, Run], side: str) -> float | None:
