@@ -28,6 +28,7 @@ from benchmarks.peer_trl_run.runs import (
     score_of_base,
 )
 from benchmarks.peer_trl_run.settings import ARMS, COMPOSED, NEAR_RATE, SAME, SIZES, TARGETS
+from grpo.report.words import listed
 from grpo.runtime.artifacts.files import read_json, write_json
 from grpo.runtime.markdown import markdown_table
 
@@ -226,6 +227,27 @@ def claims(results: dict[str, Any]) -> list[str]:
         f"{in_words(near_rate['cpu_seconds'], '.2f')} of TRL's CPU seconds at its end",
         f"`same` is {peaks[0]} TRL's at 0.2 M and {peaks[1]} at 11.6 M",
         f"that of `composed` {peaks[2]} at 0.2 M and that of `near_rate` {peaks[3]} at 11.6 M",
+    ]
+
+
+def letters_claims(results: dict[str, Any]) -> list[str]:
+    """Returns the numbers of docs/speed.md on one seed of a second task."""
+    ((_, run),) = results["runs"]["11.6M"].items()
+    theirs, ours = run[THEIRS], run[NEAR_RATE]
+    curve, uniform = ours["curve"], ours["batches"]["uniform_groups"]
+    per_round = len(uniform) // len(curve)
+    equal = [
+        f"{statistics.fmean(uniform[start : start + per_round]):.0%}".replace("%", " %")
+        for start in range(0, len(uniform), per_round)
+    ]
+    shares = [f"{each['cpu'] / theirs['cpu_seconds']:.2f}" for each in curve]
+    rewards = [f"{each['reward']:.3f}" for each in curve]
+    return [
+        f"`near_rate` needs {shares[-1]} of TRL's CPU seconds",
+        f"from {run['base']['reward']:.3f} to {theirs['reward']:.3f}",
+        f"{listed(rewards)}, after {listed(shares)} of TRL's seconds",
+        f"{equal[0]} of the groups",
+        listed(equal[1:]),
     ]
 
 

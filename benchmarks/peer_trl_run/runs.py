@@ -134,6 +134,7 @@ def run_ours(size: str, seed: int, arm: str, *, goal: float | None) -> Run:
         "batches": {
             "reward": [round(float(row["reward_mean"]), 5) for row in rows],
             "rollouts": [int(row["rollouts"]) for row in rows],
+            "uniform_groups": [round(float(row["uniform_group_fraction"]), 5) for row in rows],
         },
         "curve": curve,
     }
