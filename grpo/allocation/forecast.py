@@ -77,7 +77,6 @@ def _costs(
 def _bins(chosen: pd.DataFrame, rate: Floats, groups: pd.DataFrame) -> list[dict[str, Any]]:
     """Returns the share of rollouts, the expected and the solved rate by bin of the mean rate."""
     number = np.minimum((rate * BINS).astype(int), BINS - 1)
-
     judged, solved = (
         groups[each].reindex(chosen.index, fill_value=0).to_numpy() for each in ("size", "sum")
     )
