@@ -224,6 +224,17 @@ def claims(results: dict[str, Any]) -> list[str]:
     ]
 
 
+def gap_claims(results: dict[str, Any]) -> list[str]:
+    """Returns by how much each arm's share of the seconds exceeds its share of the FLOPs."""
+    found = []
+    for arm in ("composed", "sgpo"):
+        costs = [costs_of_reference(run, arm) for run in results["runs"].values()]
+        shares = pd.DataFrame(costs, dtype=float) * 100
+        points = (shares["seconds"] - shares["flops"]).tolist()
+        found.append(f"{span(points, '.1f')} points above its share of the FLOPs")
+    return found
+
+
 def _seeds(numbers: pd.Index) -> str:
     return f"seed{'s' * (len(numbers) > 1)} {listed([*numbers])}"
 

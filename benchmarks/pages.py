@@ -114,6 +114,7 @@ TABLES: list[tuple[str, Callable[[dict[str, Any]], str], str]] = [
 
 # Results, the words that follow from them, and the page whose text has these words.
 CLAIMS: list[tuple[str, Callable[[dict[str, Any]], list[str]], str]] = [
+    ("demo", demo.gap_claims, "results"),
     (
         "offpolicy_stability",
         lambda found: offpolicy_report.claims(found["runs"]),

@@ -237,7 +237,7 @@ def letters_claims(results: dict[str, Any]) -> list[str]:
     curve, uniform = ours["curve"], ours["batches"]["uniform_groups"]
     per_round = len(uniform) // len(curve)
     equal = [
-        f"{statistics.fmean(uniform[start : start + per_round]):.0%}".replace("%", " %")
+        f"{100 * statistics.fmean(uniform[start : start + per_round]):.0f} %"
         for start in range(0, len(uniform), per_round)
     ]
     shares = [f"{each['cpu'] / theirs['cpu_seconds']:.2f}" for each in curve]

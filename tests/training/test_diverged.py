@@ -73,13 +73,21 @@ def train(
 def test_a_learning_rate_that_destroys_the_policy_ends_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, learning_rate: float, updates: int
 ):
-    """Also if the last update does it, after which nothing else would look.
-
-    Between 1e4 and 1e9 the squares in the last norm overflow: all logits are 0, which is finite.
-    """
+    """Also if the last update does it, after which nothing else would look."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DivergedError, match=r"^update [56]: .* (is (nan|inf)|change by)"):
         train(learning_rate=learning_rate, updates=updates)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("learning_rate", [1e4, 1e8])
+def test_a_policy_whose_last_norm_overflows_is_finite_and_not_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, learning_rate: float
+):
+    """A limit of the check: all logits are 0, and log-probs change by less than a nat."""
+    monkeypatch.chdir(tmp_path)
+    policy = train(learning_rate=learning_rate, updates=1)
+    assert not policy.model(torch.tensor([[1, 2, 3]])).logits.any()
 
 
 def test_rewards_whose_squares_overflow_end_training(
