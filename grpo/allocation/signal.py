@@ -69,10 +69,9 @@ def spend(values: Floats, costs: Floats, budget: float) -> Ints:
     """
     sizes, largest = np.zeros(len(values), dtype=np.int64), values.shape[1] - 1
     spent = 0.0
-    slopes = (values[:, 1:] - values[:, :1]) / (costs[:, 1:] - costs[:, :1])
-    first = slopes.argmax(axis=1)
-    steepest = slopes[np.arange(len(slopes)), first]
-    steps = list(zip((-steepest).tolist(), range(len(slopes)), (first + 1).tolist()))
+    slopes = values[:, 1:] / costs[:, 1:]
+    first = (slopes.argmax(axis=1) + 1).tolist()
+    steps = list(zip((-slopes.max(axis=1)).tolist(), range(len(slopes)), first))
     heapq.heapify(steps)
     while steps:
         slope, row, size = heapq.heappop(steps)
