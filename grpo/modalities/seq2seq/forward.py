@@ -79,9 +79,9 @@ class EncoderDecoderPasses:
         tokens: Int[Tensor, "row new"],
         cache: EncoderDecoderCache,
     ) -> Float[Tensor, "row token"]:
-        """Returns the logits after the last token on the host, and extends the cache."""
+        """Returns the logits after the last token and extends the cache."""
         output = self._decode(encoded, mask, tokens, past_key_values=cache, use_cache=True)
-        logits: Tensor = output.logits[:, -1].float().cpu()
+        logits: Tensor = output.logits[:, -1].float()
         return logits
 
     def log_prob(

@@ -3,10 +3,10 @@
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import DynamicCache, PretrainedConfig
 from transformers.cache_utils import DynamicLayer
@@ -17,7 +17,7 @@ SHOWN_STEPS = 16  # the same for a cache that shows what it has reserved
 
 def sampling_cache(
     config: PretrainedConfig, max_steps: int, *, shows_reserved: bool = False
-) -> DynamicCache:
+) -> "SamplingCache":
     """Returns an empty cache whose full-attention layers preallocate memory for many steps.
 
     Args:
@@ -25,7 +25,7 @@ def sampling_cache(
         `hide_reserved` masks. A CPU reads them faster than the filled part alone, which has a gap
         behind every row.
     """
-    cache = DynamicCache(config=config)
+    cache = SamplingCache(config=config)
     steps = min(max_steps, SHOWN_STEPS if shows_reserved else MAX_RESERVED_STEPS)
     cache.layers = [
         _ReservingLayer(steps, shows_reserved) if type(layer) is DynamicLayer else layer
@@ -87,6 +87,38 @@ def score_bias(
     return torch.where(allowed, 0.0, float("-inf")).to(dtype)
 
 
+class _Move(NamedTuple):
+    """A selection of rows, computed once for all layers."""
+
+    rows: Int[Tensor, " kept"]  # all of them, in order
+    targets: Int[Tensor, " moved"]  # places whose row changes
+    sources: Int[Tensor, " moved"]
+    is_from_end: bool  # whether the moved rows come from behind those that are kept
+
+    @classmethod
+    def of(cls, rows: Int[Tensor, " kept"], device: torch.device) -> "_Move":
+        """Returns the move, on a device; `rows` are on the host, where nothing waits for them."""
+        count = len(rows)
+        targets = (rows != torch.arange(count)).nonzero()[:, 0]
+        sources = rows[targets]
+        is_from_end = not bool((sources < count).any())
+        return cls(rows.to(device), targets.to(device), sources.to(device), is_from_end)
+
+
+class SamplingCache(DynamicCache):  # type: ignore[misc]
+    """A cache of transformers whose rows are selected by indices on the host."""
+
+    def reorder_cache(self, beam_idx: Int[Tensor, " kept"]) -> None:
+        """Selects rows in the given order; a row may repeat."""
+        move = None
+        for layer in self.layers:
+            if isinstance(layer, _ReservingLayer):
+                move = move or _Move.of(beam_idx, layer.device)
+                layer.move(move)
+            else:
+                layer.reorder_cache(beam_idx)
+
+
 class _ReservingLayer(DynamicLayer):  # type: ignore[misc]
     """A cache layer whose `keys` and `values` are views of preallocated buffers.
 
@@ -116,21 +148,18 @@ class _ReservingLayer(DynamicLayer):  # type: ignore[misc]
         filled = self._show()
         return (self._key_buffer, self._value_buffer) if self._shows_reserved else filled
 
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Selects rows in the given order; a row may repeat."""
-        count = len(beam_idx)
-        moved = (beam_idx != torch.arange(count, device=beam_idx.device)).nonzero()[:, 0]
-        sources = beam_idx[moved]
-        if bool((sources < count).any()):
-            self._key_buffer = self._grow(self._key_buffer[:, :, : self._length], beam_idx)
-            self._value_buffer = self._grow(self._value_buffer[:, :, : self._length], beam_idx)
-        else:  # rows from the end fill those that are left out: no other row is copied
+    def move(self, move: _Move) -> None:
+        """Selects rows."""
+        if move.is_from_end:  # rows from the end fill those that are left out: no other is copied
             with torch.inference_mode():  # `update` may have made the buffers in this mode
                 for buffer in (self._key_buffer, self._value_buffer):
                     filled = buffer[:, :, : self._length]
-                    filled[moved] = filled[sources]
-            self._key_buffer = self._key_buffer[:count]
-            self._value_buffer = self._value_buffer[:count]
+                    filled[move.targets] = filled[move.sources]
+            self._key_buffer = self._key_buffer[: len(move.rows)]
+            self._value_buffer = self._value_buffer[: len(move.rows)]
+        else:
+            self._key_buffer = self._grow(self._key_buffer[:, :, : self._length], move.rows)
+            self._value_buffer = self._grow(self._value_buffer[:, :, : self._length], move.rows)
         self._show()
 
     def num_shown(self, length: int) -> int:

@@ -116,11 +116,12 @@ def draw(
     uniform: Float[Tensor, " rollout"],
     temperature: float,
 ) -> tuple[Int[Tensor, " rollout"], Float[Tensor, " rollout"]]:
-    """Returns a token per row by inverse-CDF sampling, and its log-prob in nats.
+    """Returns a token per row by inverse-CDF sampling, and its log-prob in nats, on the host.
 
-    Cumulative sums are in float64. For large vocabularies, they first run over blocks of BLOCK
-    tokens and then within the chosen block. A token with probability 0 is never sampled. Logits
-    that are not finite give a log-prob of NaN.
+    Logits stay on their device; few numbers of each row are copied. Cumulative sums are in float64
+    and run on the host in order, so they never fall; a GPU adds in another order. For large
+    vocabularies, they first run over blocks of BLOCK tokens and then within the chosen block. A
+    token with probability 0 is never sampled. Logits that are not finite give a log-prob of NaN.
     """
     top = logits.amax(dim=1, keepdim=True)
     mass = logits - top
@@ -129,14 +130,15 @@ def draw(
     mass.exp_()
     below_one = uniform[:, None].clamp(max=BELOW_ONE)  # so that a product stays below the total
     if logits.shape[1] <= UNDIVIDED:
-        cumulative = mass.cumsum(dim=1, dtype=torch.float64)
+        cumulative = mass.cpu().cumsum(dim=1, dtype=torch.float64)
         total = cumulative[:, -1:]
         chosen = torch.searchsorted(cumulative, below_one * total, right=True)
     else:
         chosen, total = _invert_by_blocks(mass, below_one)
     # Only logits that are not finite reach the bound; their log-prob is NaN, which callers check.
     chosen = chosen.clamp(max=logits.shape[1] - 1)
-    logp = (logits.gather(1, chosen) - top).double() / temperature - total.log()
+    above = (logits.gather(1, chosen.to(logits.device)) - top).cpu()
+    logp = above.double() / temperature - total.log()
     return chosen[:, 0], logp[:, 0].to(logits.dtype)
 
 
@@ -148,12 +150,13 @@ def _invert_by_blocks(
     if vocabulary % BLOCK:  # `pad` copies even without padding to add
         mass = nn.functional.pad(mass, (0, -vocabulary % BLOCK))
     blocks = mass.view(rows, -1, BLOCK)
-    cumulative = blocks.sum(dim=2).cumsum(dim=1, dtype=torch.float64)
+    cumulative = blocks.sum(dim=2).cpu().cumsum(dim=1, dtype=torch.float64)
     total = cumulative[:, -1:]
     point = fraction * total
     block = torch.searchsorted(cumulative, point, right=True).clamp(max=blocks.shape[1] - 1)
     before = nn.functional.pad(cumulative, (1, 0)).gather(1, block)
-    within = blocks[torch.arange(rows), block[:, 0]].cumsum(dim=1, dtype=torch.float64)
+    chosen = blocks[torch.arange(rows), block[:, 0]].cpu()
+    within = chosen.cumsum(dim=1, dtype=torch.float64)
     rest = (point - before).minimum(within[:, -1:] * BELOW_ONE)  # block sums are rounded
     return block * BLOCK + torch.searchsorted(within, rest, right=True), total
 

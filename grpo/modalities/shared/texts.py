@@ -96,7 +96,7 @@ class Advance(Protocol):
     def __call__(
         self, step: int, chosen: Int[Tensor, " going"], going: Int[Tensor, " going"] | None
     ) -> Float[Tensor, "going token"]:
-        """Returns the logits.
+        """Returns the logits, on any device.
 
         Args:
           step: Of the token that is read.
@@ -156,11 +156,11 @@ def fill_from_end(is_left_out: Bool[Tensor, " row"]) -> Int[Tensor, " kept"]:
 def draw_tokens(
     logits: Float[Tensor, "rollout token"], uniform: Float[Tensor, " rollout"], temperature: float
 ) -> tuple[Int[Tensor, " rollout"], Float[Tensor, " rollout"]]:
-    """Returns a sampled token per row and its log-prob; the most likely at temperature 0."""
+    """Returns a sampled token per row and its log-prob, on the host; at temperature 0 the best."""
     if temperature > 0:
         return draw(logits, uniform, temperature)
     logp, chosen = logits.log_softmax(dim=1).max(dim=1)
-    return chosen, logp
+    return chosen.cpu(), logp.cpu()
 
 
 def require_text(tensors: dict[str, Tensor], vocabulary: int) -> None:

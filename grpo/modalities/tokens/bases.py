@@ -77,11 +77,11 @@ def _largest_difference(model: PreTrainedModel) -> float:
     cache = forward.make_cache(STEPS)
     with forward.sampling():
         logits = [forward.prompt_logits(prompts, mask, cache)[kept]]
-        cache.reorder_cache(kept.to(model.device))
+        cache.reorder_cache(kept)
         ahead = forward.attention_ahead(mask[kept], STEPS)
         for step in range(STEPS - 1):
             logits.append(forward.next_logits(tokens[:, step : step + 1], ahead.at(step), cache))
-    sampled = torch.stack(logits, dim=1).log_softmax(dim=2)
+    sampled = torch.stack(logits, dim=1).cpu().log_softmax(dim=2)
     differences = []
     for row, prompt in enumerate(KEPT):
         read = torch.cat([prompts[prompt][mask[prompt]], tokens[row, :-1]])[None]

@@ -170,7 +170,7 @@ class ForwardPasses:
         mask: Bool[Tensor, "prompt width"],
         cache: DynamicCache,
     ) -> Float[Tensor, "prompt token"]:
-        """Returns the logits after each prompt on the host and fills the cache."""
+        """Returns the logits after each prompt and fills the cache."""
         return self.next_logits(tokens, self._attention_inputs(mask, tokens.shape[1]), cache)
 
     def next_logits(
@@ -179,7 +179,7 @@ class ForwardPasses:
         attention_inputs: _AttentionInputs,
         cache: DynamicCache,
     ) -> Float[Tensor, "row token"]:
-        """Returns the logits after the last token on the host and extends the cache."""
+        """Returns the logits after the last token and extends the cache."""
         with torch.inference_mode():
             attention = hide_reserved(attention_inputs.attention, cache)
             attention_inputs = attention_inputs._replace(attention=attention)
@@ -192,7 +192,7 @@ class ForwardPasses:
                 by_layer = self.can_run_layers and tokens.shape[1] == 1
                 hidden = self._next_hidden(tokens, attention_inputs, cache, by_layer=by_layer)
                 logits = self._head(hidden[:, -1])
-            result: Tensor = logits.float().cpu()
+            result: Tensor = logits.float()
         return result
 
     def _next_hidden(

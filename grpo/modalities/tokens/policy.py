@@ -229,13 +229,12 @@ class TokenPolicy(TextPolicy[TokenTrajectory]):
         cache = self.forward.make_cache(steps)
         logits = self.forward.prompt_logits(prompt, prompt_mask, cache)[group]
         passes = [_reading(*prompt.shape, seen=prompt.shape[1])]
-        cache.reorder_cache(group.to(self.model.device))
+        cache.reorder_cache(group)
         ahead = self.forward.attention_ahead(prompt_mask[group], steps)
 
         def advance(step: int, chosen: Tensor, going: Tensor | None) -> Tensor:
             nonlocal ahead
             if going is not None:
-                going = going.to(self.model.device)
                 cache.reorder_cache(going)
                 ahead = ahead.select(going)
             passes.append(_reading(len(chosen), 1, seen=prompt.shape[1] + step + 1))

@@ -155,14 +155,14 @@ class VisionLanguagePolicy(TextPolicy[VisionLanguageTrajectory]):
             rows = group.to(state.device)
             logits = self._logits(state)[group]
             flops += self.passes.head_flops(len(prompts), backward=False)
-            cache.reorder_cache(rows)
+            cache.reorder_cache(group)
             start, seen = start[rows], prompt_mask[group]
 
             def advance(step: int, chosen: Tensor, going: Tensor | None) -> Tensor:
                 nonlocal start, seen, flops
                 if going is not None:
                     seen = seen[going]
-                    cache.reorder_cache(going.to(state.device))
+                    cache.reorder_cache(going)
                     start = start[going.to(state.device)]
                 seen = torch.cat([seen, seen.new_ones(len(seen), 1)], dim=1)
                 hidden = self.passes.read_answers(chosen[:, None], seen, start + step, cache)
@@ -242,8 +242,7 @@ class VisionLanguagePolicy(TextPolicy[VisionLanguageTrajectory]):
         )
 
     def _logits(self, state: Float[Tensor, "row hidden"]) -> Float[Tensor, "row token"]:
-        """Returns logits on the host."""
-        logits: Tensor = self.passes.head(state).float().cpu()
+        logits: Tensor = self.passes.head(state).float()
         return logits
 
     def _scoring_cost(
