@@ -62,7 +62,7 @@ def states_table(run: Result) -> str:
 
 def speeds_table(run: Result) -> str:
     """Returns tokens per second and utilization by model as Markdown; empty without them."""
-    titles = ["model", "parameters", "what", "seconds", "tokens per s"]
+    titles = ["model", "parameters", "what", "seconds", "of these, the GPU is busy", "tokens per s"]
     titles += ["share of a matrix product's FLOPs per s", "MFU by data sheet"]
     rows = []
     for name, part in run["parts"].items():
@@ -72,12 +72,14 @@ def speeds_table(run: Result) -> str:
                 own = found[what]
                 mfu = "-" if own["mfu"] is None else f"{own['mfu']:.1%}"
                 seconds = ", ".join(f"{each:.2f}" for each in own["seconds"])
+                busy = own["busy_seconds"]
                 rows.append(
                     [
                         name.removeprefix("throughput "),
                         f"{found['parameters'] / 1e6:.1f} M",
                         what,
                         seconds,
+                        "-" if busy is None else f"{busy:.2f}",
                         f"{own['tokens_per_second']:.0f}",
                         f"{own['share_of_product']:.1%}",
                         mfu,

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu.sizes import (
     QWEN,
@@ -135,6 +136,12 @@ def measure_throughput(model: str, target: Target) -> Result:
         }
         steps = int(trajectory.mask.sum())
         tokens = steps + len(trajectory.group) * target.work.prompt_tokens
+    busy = {
+        "sampling": busy_seconds(target, lambda: _sample(policy, target, model, seed=0)),
+        "update": busy_seconds(
+            target, lambda: _update(policy, optimizer, target, trajectory, logp)
+        ),
+    }
     sheet = describe_device(target)["data_sheet_flops"]
     found: Result = {
         "parameters": sum(each.numel() for each in policy.model.parameters()),
@@ -149,11 +156,23 @@ def measure_throughput(model: str, target: Target) -> Result:
             "seconds": [round(each, 4) for each in seconds_each],
             # Tokens of prompts count for the update, once per rollout as other trainers count them.
             "tokens_per_second": round((steps if part == "sampling" else tokens) / median, 1),
+            "busy_seconds": busy[part],
             "flops": flops[part],
             "share_of_product": round(rate / speed, 4),
             "mfu": None if sheet is None else round(rate / sheet, 4),
         }
     return found
+
+
+def busy_seconds(target: Target, work: Callable[[], object]) -> float | None:
+    """Returns the seconds that a GPU computes or copies for some work; None on a CPU."""
+    if target.device == "cpu":
+        return None
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as found:
+        work()
+        target.synchronize()
+    total = sum(each.self_device_time_total for each in found.key_averages())
+    return float(round(total / 1e6, 4))
 
 
 def product_speed(device: Device) -> float:

@@ -56,7 +56,7 @@ WORK = {
         prompt_tokens=128,
         max_steps=128,
         tokens_per_microbatch=8192,
-        repeats=2,
+        repeats=3,
     ),
     "tiny": Work(
         prompts=2,

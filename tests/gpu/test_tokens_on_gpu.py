@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from grpo.modalities.shared.logits import draw
 from grpo.training.frozen import compute_log_probs
 from tests.modalities.tiny import seeded, tiny_policy
 from tests.training.test_training import sampled_round, update_once
@@ -20,6 +21,20 @@ def test_log_probs_recomputed_on_a_gpu_equal_those_of_sampling_there():
     scored = compute_log_probs(policy, trajectory, trajectory.mask.float(), 64).logp
     kept = trajectory.mask
     torch.testing.assert_close(scored[kept], sampled[kept], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("vocabulary", [300, 5000])
+def test_a_gpu_draws_the_tokens_of_the_cpu(vocabulary: int):
+    logits = 3 * torch.randn(400, vocabulary, generator=seeded())
+    logits[:, ::2] = -torch.inf  # never drawn
+    uniform = torch.rand(400, dtype=torch.float64, generator=seeded())
+    expected, expected_logp = draw(logits, uniform, 0.7)
+    chosen, logp = draw(logits.to("cuda"), uniform, 0.7)
+    assert bool((chosen % 2 == 1).all())
+    # A draw differs where rounding moves an edge across its number: of 400, about 400 * 1e-5.
+    assert int((chosen != expected).sum()) <= 2
+    same = chosen == expected
+    torch.testing.assert_close(logp[same], expected_logp[same], atol=1e-4, rtol=1e-4)
 
 
 def test_an_update_on_a_gpu_is_that_on_the_cpu():
