@@ -49,12 +49,13 @@ def main() -> None:
     target = Target(device=chosen.device, size=chosen.size)
     results = read_json(results_file) if results_file.exists() else {"runs": {}}
     name, run = open_run(results, target)
+    code = digest_code()
     for part in chosen.part or PARTS:
         known = run["parts"].get(part, {"state": "did not run"})
-        if known["state"] != "did not run":
+        if known["state"] != "did not run" and known["code"] == code:
             print(f"{part}: {known['state']}, as measured before", flush=True)
             continue
-        run["parts"][part] = run_part(part, target, end - time.monotonic())
+        run["parts"][part] = {**run_part(part, target, end - time.monotonic()), "code": code}
         print(f"{part}: {describe(run['parts'][part])}", flush=True)
         results["runs"][name] = run
         write_json(results_file, results)
@@ -62,26 +63,28 @@ def main() -> None:
 
 
 def open_run(results: Result, target: Target) -> tuple[str, Result]:
-    """Returns the name and the content of this device's run; an empty one if the code differs."""
+    """Returns the name and the content of this device's run."""
     is_missing = target.device == "cuda" and not torch.cuda.is_available()
     device = {"name": NO_CUDA} if is_missing else describe_device(target)
     name = f"{device['name']}, {target.size}"
-    with chdir(ROOT):
-        code = digest(sorted(file for each in CODE for file in Path(each).rglob("*.py")))
     known: Result = results["runs"].get(name, {})
-    if known.get("code") == code:
-        return name, known
     about = {"command": f"python -m benchmarks.gpu --device {target.device} --size {target.size}"}
     installed = {each: version(each) for each in PACKAGES if find_spec(each)}
     versions = {**installed, "cuda": torch.version.cuda}
     return name, {
         **about,
-        "code": code,
         "device": device,
         "machine": machine(),
         "versions": versions,
-        "parts": {},
+        "parts": known.get("parts", {}),
     }
+
+
+def digest_code() -> str:
+    """Returns a digest of the code that parts run."""
+    with chdir(ROOT):
+        files = sorted(file for each in CODE for file in Path(each).rglob("*.py"))
+        return digest(files)[:12]
 
 
 def run_part(name: str, target: Target, seconds_left: float) -> Result:

@@ -12,7 +12,8 @@ HEAD = """\
 [its numbers](../benchmarks/results/gpu.json). A call takes at most ten minutes. Call it again for
 the parts that it did not reach: parts that the results have of the same code and device are not
 repeated. A part runs in its own process with a time limit. If it fails, its row says why and the
-others go on. No part needs a network: models have published shapes and random weights.
+others go on. No part needs a network: models have published shapes and random weights. The column
+`code` is a digest of the Python files that a part ran with.
 
 | part | what it measures |
 |---|---|
@@ -54,10 +55,11 @@ def states_table(run: Result) -> str:
             part["state"],
             f"{part['seconds']:.0f}" if "seconds" in part else "",
             _in_words(part),
+            part["code"],
         ]
         for name, part in run["parts"].items()
     ]
-    return markdown_table(["part", "state", "seconds", "result"], rows)
+    return markdown_table(["part", "state", "seconds", "result", "code"], rows)
 
 
 def speeds_table(run: Result) -> str:

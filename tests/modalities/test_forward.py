@@ -9,7 +9,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import DynamicCache, Gemma2Config, Gemma2ForCausalLM
 
 from grpo.modalities.shared import logits as logits_module
-from grpo.modalities.shared.decoding import SHOWN_STEPS, _ReservingLayer, sampling_cache
+from grpo.modalities.shared.decoding import (
+    SHOWN_STEPS,
+    _ReservingLayer,
+    sampling_cache,
+    score_bias,
+)
 from grpo.modalities.shared.flops import missing_flop_formulas
 from grpo.modalities.shared.logits import chosen_log_prob, draw
 from grpo.modalities.shared.tokenizers import make_byte_tokenizer
@@ -160,6 +165,12 @@ def test_one_rollout_per_prompt_is_read_in_one_pass():
     several = replace(trajectory, group=torch.zeros(3, dtype=torch.long))
     policy.log_prob(several)
     assert len(passes) == 3
+
+
+@pytest.mark.parametrize("new", [1, 2])
+def test_an_attention_bias_is_on_the_device_of_its_mask(new: int):
+    mask = torch.ones(2, 3, dtype=torch.bool, device="meta")
+    assert score_bias(mask, new, torch.float32).device == mask.device
 
 
 @pytest.mark.parametrize("shows_reserved", [False, True])

@@ -38,6 +38,7 @@ ROOT = Path(__file__).parents[2]
 MODALITY = Seq2Seq()
 PROMPTS = ["one", "a longer source", "and two"]
 SIZES = [3, 2, 4]
+KINDS = ["m2m100", "marian", "t5", "bart"]
 WIDTHS = {
     "d_model": 16,
     "encoder_layers": 2,
@@ -77,7 +78,7 @@ def model_of(kind: str) -> PreTrainedModel:
     return made.eval()
 
 
-@pytest.fixture(params=["m2m100", "marian", "t5", "bart"])
+@pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

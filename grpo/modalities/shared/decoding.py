@@ -83,7 +83,8 @@ def score_bias(
     seen = mask.shape[1]
     allowed = mask[:, None, None, :]
     if new > 1:
-        allowed = allowed & torch.ones(new, seen, dtype=torch.bool).tril(seen - new)
+        causal = torch.ones(new, seen, dtype=torch.bool, device=mask.device).tril(seen - new)
+        allowed = allowed & causal
     return torch.where(allowed, 0.0, float("-inf")).to(dtype)
 
 
