@@ -70,7 +70,7 @@ def open_run(results: Result, target: Target) -> tuple[str, Result]:
     known: Result = results["runs"].get(name, {})
     about = {"command": f"python -m benchmarks.gpu --device {target.device} --size {target.size}"}
     installed = {each: version(each) for each in PACKAGES if find_spec(each)}
-    versions = {**installed, "cuda": torch.version.cuda}
+    versions = {**known.get("versions", {}), **installed, "cuda": torch.version.cuda}
     return name, {
         **about,
         "device": device,

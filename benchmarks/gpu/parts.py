@@ -66,7 +66,7 @@ class Part:
 
 
 def run_tests(target: Target) -> Result:
-    """Runs tests/gpu; returns counts, and the names of failures."""
+    """Runs tests/gpu; returns counts, and the first line of each failure by the test's name."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "tests.xml"
         command = [sys.executable, "-m", "pytest", "tests/gpu", "-m", "gpu", "-q"]
@@ -80,12 +80,17 @@ def run_tests(target: Target) -> Result:
             raise SystemExit(f"pytest wrote no results: {done.stdout}{done.stderr}")
         cases = list(ElementTree.parse(out).getroot().iter("testcase"))
     ends = {each.get("name", ""): {child.tag for child in each} for each in cases}
-    failures = [name for name, tags in ends.items() if tags & {"failure", "error"}]
+    told = {
+        case.get("name", ""): child.get("message", "")
+        for case in cases
+        for child in case
+        if child.tag in ("failure", "error")
+    }
     skipped = [name for name, tags in ends.items() if "skipped" in tags]
     return {
-        "passed": len(ends) - len(failures) - len(skipped),
+        "passed": len(ends) - len(told) - len(skipped),
         "skipped": len(skipped),
-        "failures": failures,
+        "failures": {name: message.partition("\n")[0] for name, message in told.items()},
     }
 
 
