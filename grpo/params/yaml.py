@@ -1,9 +1,11 @@
 """YAML 1.2, read and written with the library and settings of DVC, so that both parse the same."""
 
+import copy
 import io
 import math
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -41,14 +43,20 @@ def parse_yaml(text: str) -> Any:
       ArtifactError: If the text is not valid YAML, or has a duplicate key; the message has no path.
     """
     try:
-        _require_small(text)
-        return YAML(typ="safe").load(text)
+        return copy.deepcopy(_load(text))
     except ArtifactError:
         raise
     except DuplicateKeyError as error:
         raise ArtifactError(next(_duplicates(text), None) or _reason(error)) from None
     except (YAMLError, ValueError, LookupError, TypeError) as error:  # the others: bad scalars
         raise ArtifactError(f"must be YAML, {_reason(error)}") from None
+
+
+@lru_cache(maxsize=8)  # a stage reads params.yaml and dvc.yaml several times
+def _load(text: str) -> Any:
+    """Returns the content of a YAML text, which callers must not change."""
+    _require_small(text)
+    return YAML(typ="safe").load(text)
 
 
 def read_yaml(path: Path) -> Any:

@@ -255,9 +255,18 @@ def digest(paths: Iterable[Path], value: Any = None) -> str:
 
 
 def _files_in(path: Path) -> Iterator[Path]:
-    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
-        if file.is_file() and "__pycache__" not in file.parts:
-            yield file
+    if not path.is_dir():
+        yield from [path] if path.is_file() else []
+        return
+    found = [
+        os.path.join(folder, name)
+        for folder, _, names in os.walk(path)
+        if "__pycache__" not in folder.split(os.sep)
+        for name in names
+    ]
+    for name in sorted(found, key=lambda each: each.split(os.sep)):  # as paths are sorted
+        if os.path.isfile(name):
+            yield Path(name)
 
 
 def _known_hashes(files: Sequence[Path]) -> Iterator[str]:
