@@ -258,6 +258,38 @@ def _other_gains(row: dict[str, Any]) -> dict[str, dict[str, float]]:
     return gains
 
 
+def share_claims(results: dict[str, Any]) -> list[str]:
+    """Returns what the page of results says of tokens, of seconds by part and of greedy rewards."""
+    runs = [*results["runs"].values()]
+    tokens = {
+        arm: span([100 * (costs_of_reference(run, arm)["sampled_steps"] or 0) for run in runs])
+        for arm in ("composed", "sgpo")
+    }
+    seconds = {
+        part: span(
+            [
+                100
+                * run["seconds_of_arms"]["composed"][part]
+                / run["seconds_of_arms"]["plain"][part]
+                for run in runs
+            ]
+        )
+        for part in ("sampling", "update")
+    }
+    arms = [run["metrics"]["arms"] for run in runs]
+    below = [-run["metrics"]["comparisons"]["sgpo"]["difference"]["value"] for run in runs]
+    greedy = [
+        each["composed"]["greedy"]["value"] - each["plain"]["greedy"]["value"] for each in arms
+    ]
+    return [
+        f"samples {tokens['composed']} % of the tokens in {seconds['sampling']} % of the sampling",
+        f"computes its updates in {seconds['update']} % of the update seconds",
+        f"samples {tokens['sgpo']} % as many tokens as `plain`",
+        f"`sgpo` ends below `plain` on all three seeds, by {span(below, '.3f')}",
+        f"above those of `plain`, too, by {span(greedy, '.3f')}",
+    ]
+
+
 def times_table(results: dict[str, Any]) -> str:
     """Returns each arm's seconds by part, and FLOPs and seconds relative to the reference arm."""
     parts = ("start_up", "sampling", "judging", "update", "weights", "other", "total")

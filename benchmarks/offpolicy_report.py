@@ -99,6 +99,22 @@ def collapse_table(runs: Runs) -> str:
     return markdown_table(titles, rows)
 
 
+def rates_table(results: dict[str, Any]) -> str:
+    """Returns mean@4 of on-policy runs by learning rate, as a Markdown table."""
+    runs = {float(rate): run for rate, run in results["runs"].items()}
+    points = sorted({int(each) for run in runs.values() for each in run["evaluations"]})
+    rows = [
+        [
+            f"{rate:g}",
+            *(f"{runs[rate]['evaluations'][str(each)]:.3f}" for each in points),
+            f"{_mean(each['drift_mean'] for each in runs[rate]['rounds']):.4f}",
+        ]
+        for rate in sorted(runs, reverse=True)
+    ]
+    titles = ["learning rate", *(f"mean@4 after {each}" for each in points)]
+    return markdown_table([*titles, "sampler vs trainer, mean"], rows)
+
+
 def long_claims(runs: Runs) -> list[str]:
     """Returns the numbers in the text about benchmarks.offpolicy_long."""
     first = [run["rounds"][0]["steps_mean"] for run in runs.values()]

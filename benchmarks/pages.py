@@ -62,6 +62,7 @@ TABLES: list[tuple[str, Callable[[dict[str, Any]], str], str]] = [
         lambda found: offpolicy_report.table(found["runs"]),
         "offpolicy_stability",
     ),
+    ("offpolicy_long_rates", offpolicy_report.rates_table, "offpolicy_stability"),
     (
         "offpolicy_long",
         lambda found: offpolicy_report.collapse_table(found["runs"]),
@@ -115,6 +116,7 @@ TABLES: list[tuple[str, Callable[[dict[str, Any]], str], str]] = [
 # Results, the words that follow from them, and the page whose text has these words.
 CLAIMS: list[tuple[str, Callable[[dict[str, Any]], list[str]], str]] = [
     ("demo", demo.gap_claims, "results"),
+    ("demo", demo.share_claims, "results"),
     (
         "offpolicy_stability",
         lambda found: offpolicy_report.claims(found["runs"]),
