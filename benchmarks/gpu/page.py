@@ -8,42 +8,55 @@ Result = dict[str, Any]
 HEAD = """\
 # GPU measurements
 
-`python -m benchmarks.gpu` measures in one call all that needs a GPU, and writes this page and
-[its numbers](../benchmarks/results/gpu.json). A call takes at most ten minutes. Call it again for
-the parts that it did not reach: parts that the results have of the same code and device are not
-repeated. A part runs in its own process with a time limit. If it fails, its row says why and the
-others go on. No part needs a network: models have published shapes and random weights. The column
-`code` is a digest of the Python files that a part ran with.
+`python -m benchmarks.gpu` runs every measurement that needs a GPU, and writes this page and
+[its numbers](../benchmarks/results/gpu.json). A call ends after about ten minutes; repeat it until
+every part has run. A part is skipped if it has run on this device with the same code. It runs in
+its own process with a time limit. If it fails, its row says why and the others go on. No part needs
+a network. The column `code` names the version of the repository's Python code.
 
 | part | what it measures |
 |---|---|
 | tests | the tests that need a GPU (`pytest -m gpu tests/gpu`) |
-| throughput | sampling by the model's own class, and one update, in bfloat16; FLOPs used |
-| vllm | tokens per second and log-probs of vLLM and of the model's own class |
+| throughput | sampling by `transformers`, and one update, in bfloat16; FLOPs used |
+| vllm | tokens per second and log-probs of vLLM and of `transformers` |
 | trl | whole updates of TRL's `GRPOTrainer` beside ours, sampling included |
 | memory | the peak of an update, divided by the prediction of [benchmarks/scale](scale.md) |
 | two ranks | weights and moments after training in two ranks, against one rank |
-| twin | all stages of a recipe on a tiny model of its class, in bfloat16 |
+| twin | a recipe with a tiny random model of its class, in bfloat16, without report and lineage |
 
-Models have the shapes of Qwen2.5. `vllm` needs vLLM and `trl` needs TRL in the environment; `two
-ranks` needs two devices.
+`vllm` needs vLLM and `trl` needs TRL in the environment; `two ranks` needs two devices.
+
+The models of `throughput`, `vllm`, `trl` and `memory` have the layer sizes of Qwen2.5 0.5B and 1.5B
+and random weights. They sample 16 rollouts of 128 tokens for each of 8 prompts of 128 tokens, and
+compute updates in microbatches of 8192 tokens, three times after a warm-up. With `--size tiny` all
+of this is much smaller. *Drift* is the largest difference between a log-prob at sampling and the
+same recomputed before the update. *alone* has float32 weights, *rounded* bfloat16 weights with
+float32 copies. The last two columns divide FLOPs per second by those of a product of two large
+bfloat16 matrices measured here, and by those of the data sheet.
 """
 H100 = "NVIDIA H100 80GB HBM3, full"
 FINDINGS = """\
 What the run on an H100 shows:
 
-* **Sampling by the model's own class waits for the host.** The GPU is busy for less than a fifth
-  of its seconds, and a model of three times the size takes about the same time. So sample many
-  rollouts per batch, or use [vLLM](own-model.md#sampling-with-vllm), which has not run on a GPU
-  here.
-* An update and its sampling take as long as TRL's with the same model class and rollouts.
-* The peak memory of an update is below the prediction.
-* One test fails: log-probs of Qwen2.5-VL's classes in float32. Sampling, scoring and the CPU do
-  not agree within 1e-4; which of them differs was not stored. A cause may be convolutions in TF32,
-  which is torch's default on a GPU. The twin of this model, in bfloat16, passes.
+* **Sampling by `transformers` leaves the GPU idle.** It is busy for less than a fifth of the seconds.
+  The 1.5B model takes 6 % longer than the 0.5B model. Both suggest that the host is the bottleneck:
+  it starts many small kernels per token. Larger batches or [vLLM](own-model.md#sampling-with-vllm)
+  may help; neither was measured on a GPU. During an update the GPU is busy for about half of the
+  seconds.
+* For the 0.5B model, an update with its sampling takes about as long as in TRL. Both sample with
+  `transformers`. TRL updates bfloat16 weights directly; this project keeps float32 copies, too. The
+  same work takes longer in `throughput`; the reason is not known.
+* The tensors of an update need less memory than predicted. The CUDA context and cached memory are
+  not counted. The ratios of the run on a CPU are of whole processes with tiny models.
+* One test fails, for a tiny Qwen2.5-VL model in float32. It requires that log-probs of sampling on
+  the GPU, of recomputation there, and of recomputation on the CPU agree within 1e-4. Its message was
+  not stored then, so the cause is unknown. Convolutions in TF32, PyTorch's default, are an untested
+  possibility. The twin of the Qwen2.5-VL recipe runs to its end in bfloat16.
 
-The H100 was lent for half an hour, on a machine with torch 2.11.0 instead of the pinned 2.13.0. It
-ran with the FLOP counter of 2.13.0, because that of 2.11.0 cannot count grouped-query attention.
+The H100 was lent for half an hour, on a machine with torch 2.11.0; the project pins 2.13.0.
+`torch.utils.flop_counter` was taken from 2.13.0, because that of 2.11.0 cannot count grouped-query
+attention. The parts have two versions of the code, because sampling by vision-language models was
+mended in between.
 """
 NO_GPU = """\
 **There is no number of a GPU on this page.** What follows ran on a CPU at a tiny size. It shows
@@ -81,7 +94,7 @@ def states_table(run: Result) -> str:
 
 def speeds_table(run: Result) -> str:
     """Returns tokens per second and utilization by model as Markdown; empty without them."""
-    titles = ["model", "parameters", "what", "seconds", "of these, the GPU is busy", "tokens per s"]
+    titles = ["model", "parameters", "what", "seconds", "GPU busy, s (one more run)", "tokens per s"]
     titles += ["share of a matrix product's FLOPs per s", "MFU by data sheet"]
     rows = []
     for name, part in run["parts"].items():
