@@ -38,20 +38,20 @@ H100 = "NVIDIA H100 80GB HBM3, full"
 FINDINGS = """\
 What the run on an H100 shows:
 
-* **Sampling by `transformers` leaves the GPU idle.** It is busy for less than a fifth of the seconds.
-  The 1.5B model takes 6 % longer than the 0.5B model. Both suggest that the host is the bottleneck:
-  it starts many small kernels per token. Larger batches or [vLLM](own-model.md#sampling-with-vllm)
-  may help; neither was measured on a GPU. During an update the GPU is busy for about half of the
-  seconds.
+* **Sampling by `transformers` leaves the GPU idle.** It is busy for less than a fifth of the
+  seconds. The 1.5B model takes 6 % longer than the 0.5B model. Both suggest that the host is the
+  bottleneck: it starts many small kernels per token. Larger batches or
+  [vLLM](own-model.md#sampling-with-vllm) may help; neither was measured on a GPU. During an update
+  the GPU is busy for about half of the seconds.
 * For the 0.5B model, an update with its sampling takes about as long as in TRL. Both sample with
   `transformers`. TRL updates bfloat16 weights directly; this project keeps float32 copies, too. The
   same work takes longer in `throughput`; the reason is not known.
 * The tensors of an update need less memory than predicted. The CUDA context and cached memory are
   not counted. The ratios of the run on a CPU are of whole processes with tiny models.
 * One test fails, for a tiny Qwen2.5-VL model in float32. It requires that log-probs of sampling on
-  the GPU, of recomputation there, and of recomputation on the CPU agree within 1e-4. Its message was
-  not stored then, so the cause is unknown. Convolutions in TF32, PyTorch's default, are an untested
-  possibility. The twin of the Qwen2.5-VL recipe runs to its end in bfloat16.
+  the GPU, of recomputation there, and of recomputation on the CPU agree within 1e-4. Its message
+  was not stored then, so the cause is unknown. Convolutions in TF32, PyTorch's default, are an
+  untested possibility. The twin of the Qwen2.5-VL recipe runs to its end in bfloat16.
 
 The H100 was lent for half an hour, on a machine with torch 2.11.0; the project pins 2.13.0.
 `torch.utils.flop_counter` was taken from 2.13.0, because that of 2.11.0 cannot count grouped-query
@@ -94,8 +94,8 @@ def states_table(run: Result) -> str:
 
 def speeds_table(run: Result) -> str:
     """Returns tokens per second and utilization by model as Markdown; empty without them."""
-    titles = ["model", "parameters", "what", "seconds", "GPU busy, s (one more run)", "tokens per s"]
-    titles += ["share of a matrix product's FLOPs per s", "MFU by data sheet"]
+    titles = ["model", "parameters", "what", "seconds", "GPU busy, s (one more run)"]
+    titles += ["tokens per s", "share of a matrix product's FLOPs per s", "MFU by data sheet"]
     rows = []
     for name, part in run["parts"].items():
         if name.startswith("throughput") and part["state"] == "done":
