@@ -149,6 +149,10 @@ class _ReservingLayer(DynamicLayer):  # type: ignore[misc]
         filled = self._show()
         return (self._key_buffer, self._value_buffer) if self._shows_reserved else filled
 
+    def reorder_cache(self, beam_idx: Int[Tensor, " kept"]) -> None:
+        """Selects rows in the given order; a row may repeat."""
+        self.move(_Move.of(beam_idx.cpu(), self.device))
+
     def move(self, move: _Move) -> None:
         """Selects rows."""
         if move.is_from_end:  # rows from the end fill those that are left out: no other is copied
