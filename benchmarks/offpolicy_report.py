@@ -118,7 +118,15 @@ def rates_table(results: dict[str, Any]) -> str:
 def long_claims(runs: Runs) -> list[str]:
     """Returns the numbers in the text about benchmarks.offpolicy_long."""
     first = [run["rounds"][0]["steps_mean"] for run in runs.values()]
-    return [f"worked solutions of {_mean(first):.0f} tokens on average"]
+    settings = (("live", "grpo"), ("replay_sampled", "grpo"), ("live", "gspo"))
+    grpo, replay, gspo = (summarize(runs, ("moe", kind), name, 64) for kind, name in settings)
+    assert grpo and replay and gspo
+    return [
+        f"worked solutions of {_mean(first):.0f} tokens on average",
+        f"on all three seeds, by {_mean(grpo.gains):+.3f} on average",
+        f"live routing on average, by {_mean(replay.gains) - _mean(grpo.gains):.3f}",
+        f"it clips {100 * gspo.clipped:.1f} % of the steps, GRPO {100 * grpo.clipped:.1f} %",
+    ]
 
 
 def collapsed(run: dict[str, Any]) -> bool:
