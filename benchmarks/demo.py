@@ -205,8 +205,8 @@ def costs_of_reference(run: dict[str, Any], arm: str) -> dict[str, float | None]
 def claims(results: dict[str, Any]) -> list[str]:
     """Returns what README and pages say of `composed` and of the pipeline's seconds."""
     runs = results["runs"].values()
-    shares = pd.DataFrame([costs_of_reference(run, "composed") for run in runs], dtype=float) * 100
-    reached = shares["seconds_to_reach"].set_axis([*results["runs"]])
+    shares = _percent_of_reference(results, "composed")
+    reached = shares["seconds_to_reach"]
     known, never = reached.dropna(), reached.index[reached.isna()]
     found = []
     if len(known):
@@ -228,11 +228,39 @@ def gap_claims(results: dict[str, Any]) -> list[str]:
     """Returns by how much each arm's share of the seconds exceeds its share of the FLOPs."""
     found = []
     for arm in ("composed", "sgpo"):
-        costs = [costs_of_reference(run, arm) for run in results["runs"].values()]
-        shares = pd.DataFrame(costs, dtype=float) * 100
+        shares = _percent_of_reference(results, arm)
         points = (shares["seconds"] - shares["flops"]).tolist()
         found.append(f"{span(points, '.1f')} points above its share of the FLOPs")
     return found
+
+
+def share_claims(results: dict[str, Any]) -> list[str]:
+    """Returns what the page of results says of tokens, of seconds by part and of greedy rewards."""
+    composed, sgpo = (
+        span(_percent_of_reference(results, arm)["sampled_steps"].tolist())
+        for arm in ("composed", "sgpo")
+    )
+    sampling, update, below, greedy = [], [], [], []
+    for run in results["runs"].values():
+        own, plain = (run["seconds_of_arms"][arm] for arm in ("composed", "plain"))
+        sampling.append(100 * own["sampling"] / plain["sampling"])
+        update.append(100 * own["update"] / plain["update"])
+        arms = run["metrics"]["arms"]
+        greedy.append(arms["composed"]["greedy"]["value"] - arms["plain"]["greedy"]["value"])
+        below.append(-run["metrics"]["comparisons"]["sgpo"]["difference"]["value"])
+    return [
+        f"samples {composed} % of the tokens in {span(sampling)} % of the sampling",
+        f"computes its updates in {span(update)} % of the update seconds",
+        f"samples {sgpo} % as many tokens as `plain`",
+        f"`sgpo` ends below `plain` on all three seeds, by {span(below, '.3f')}",
+        f"above those of `plain`, too, by {span(greedy, '.3f')}",
+    ]
+
+
+def _percent_of_reference(results: dict[str, Any], arm: str) -> pd.DataFrame:
+    """Returns an arm's costs in percent of the reference's, a row per seed."""
+    costs = {seed: costs_of_reference(run, arm) for seed, run in results["runs"].items()}
+    return pd.DataFrame.from_dict(costs, orient="index", dtype=float) * 100
 
 
 def _seeds(numbers: pd.Index) -> str:
@@ -256,38 +284,6 @@ def _other_gains(row: dict[str, Any]) -> dict[str, dict[str, float]]:
     """Returns the gains besides that of mean@k; results of earlier revisions have none."""
     gains: dict[str, dict[str, float]] = row.get("other_gains_over_base", {})
     return gains
-
-
-def share_claims(results: dict[str, Any]) -> list[str]:
-    """Returns what the page of results says of tokens, of seconds by part and of greedy rewards."""
-    runs = [*results["runs"].values()]
-    tokens = {
-        arm: span([100 * (costs_of_reference(run, arm)["sampled_steps"] or 0) for run in runs])
-        for arm in ("composed", "sgpo")
-    }
-    seconds = {
-        part: span(
-            [
-                100
-                * run["seconds_of_arms"]["composed"][part]
-                / run["seconds_of_arms"]["plain"][part]
-                for run in runs
-            ]
-        )
-        for part in ("sampling", "update")
-    }
-    arms = [run["metrics"]["arms"] for run in runs]
-    below = [-run["metrics"]["comparisons"]["sgpo"]["difference"]["value"] for run in runs]
-    greedy = [
-        each["composed"]["greedy"]["value"] - each["plain"]["greedy"]["value"] for each in arms
-    ]
-    return [
-        f"samples {tokens['composed']} % of the tokens in {seconds['sampling']} % of the sampling",
-        f"computes its updates in {seconds['update']} % of the update seconds",
-        f"samples {tokens['sgpo']} % as many tokens as `plain`",
-        f"`sgpo` ends below `plain` on all three seeds, by {span(below, '.3f')}",
-        f"above those of `plain`, too, by {span(greedy, '.3f')}",
-    ]
 
 
 def times_table(results: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from grpo.errors import ArtifactError, ParameterError, located
 from grpo.params.recipes import read_content
 from grpo.params.yaml import read_yaml, value_at
-from grpo.runtime.artifacts.files import read_json, sha256_of
+from grpo.runtime.artifacts.files import files_in, read_json, sha256_of
 from grpo.schema import PARAMS
 
 PIPELINE = Path("dvc.yaml")
@@ -64,7 +64,7 @@ def _recorded(declared: Mapping[str, Any]) -> dict[str, Any]:
         found[f"{PARAMS}: {path}"] = value_at(content, path)
     for dep in declared.get("deps", []):
         if dep.startswith(CODE):
-            for file in _files(Path(dep)):
+            for file in files_in(Path(dep)):
                 found[str(file)] = hashlib.sha256(file.read_bytes()).digest()
         elif Path(dep).parent == PLUGIN_MANIFESTS:
             found |= _require_described(Path(dep))
@@ -107,18 +107,6 @@ def _fill(text: str, fillings: Mapping[str, str]) -> str:
     for name, value in fillings.items():
         text = text.replace(name, value)
     return text
-
-
-def _files(path: Path) -> list[Path]:
-    """Returns the path itself if it is a file, or the source files of a directory."""
-    if not path.is_dir():
-        return [path] if path.is_file() else []
-    return [
-        Path(folder) / name
-        for folder, _, names in os.walk(path)
-        for name in names
-        if "__pycache__" not in folder
-    ]
 
 
 def require_own_outs(stage: str, paths: Mapping[str, Path]) -> None:

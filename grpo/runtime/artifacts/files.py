@@ -247,14 +247,15 @@ def remove(path: Path) -> None:
 def digest(paths: Iterable[Path], value: Any = None) -> str:
     """Returns a SHA-256 over the names and contents of files (directories walked) and a value."""
     total = hashlib.sha256(json.dumps(value, sort_keys=True).encode())
-    files = [each for path in paths for each in _files_in(path)]
+    files = [each for path in paths for each in files_in(path)]
     for file, found in zip(files, _known_hashes(files)):
         total.update(str(file).encode())
         total.update(bytes.fromhex(found))
     return total.hexdigest()
 
 
-def _files_in(path: Path) -> Iterator[Path]:
+def files_in(path: Path) -> Iterator[Path]:
+    """Yields a file, or the files of a directory in the order of their paths, without bytecode."""
     if not path.is_dir():
         yield from [path] if path.is_file() else []
         return
