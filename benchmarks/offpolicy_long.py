@@ -10,7 +10,6 @@ and four times as many updates. Writes results/offpolicy_long.json after every r
 results/offpolicy_long_rates.json.
 """
 
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,15 +22,17 @@ from benchmarks.offpolicy_stability import (
     Case,
     Suite,
     make_bases,
+    make_parser,
     prepare,
     run,
     run_cases,
+    write_lines,
 )
 from grpo.modalities.tokens.modality import RoutingMode
 from grpo.params.parameters import Parameters, read_params
 from grpo.params.recipes import read_content
 from grpo.params.yaml import dump_yaml, parse_yaml
-from grpo.runtime.artifacts.files import read_json, write_json
+from grpo.runtime.artifacts.files import read_json
 
 NAME = "offpolicy_long"
 RATES = (3e-4, 1e-4, 3e-5)
@@ -50,10 +51,13 @@ def main() -> None:
         updates_per_evaluation=64,
         learning_rate=3e-5,  # of RATES, the largest without a loss on fresh rollouts
     )
-    if sys.argv[1:] == ["--rates"]:
+    parser = make_parser(suite)
+    parser.add_argument("--rates", action="store_true", help="one run per learning rate instead")
+    chosen = parser.parse_args()
+    if chosen.rates:
         print(rates_table(run_rates(suite)))
         return
-    runs = run_cases(suite, cases())
+    runs = run_cases(suite, cases(), chosen)
     print(collapse_table(runs), table(runs), sep="\n\n")
 
 
@@ -66,7 +70,7 @@ def run_rates(suite: Suite) -> dict[str, Any]:
             bench = prepare(replace(suite, learning_rate=rate), case.model)
             found[str(rate)] = run(bench, case)
             command = f"python -m benchmarks.{NAME} --rates"
-            write_json(RATES_OUT, {"command": command, "machine": machine(), "runs": found})
+            write_lines(RATES_OUT, {"command": command, "machine": machine()}, found)
     results: dict[str, Any] = read_json(RATES_OUT)
     return results
 

@@ -390,18 +390,22 @@ def main() -> None:
         updates_per_evaluation=16,
         learning_rate=3e-4,
     )
-    runs = run_cases(suite, cases())
+    runs = run_cases(suite, cases(), make_parser(suite).parse_args())
     for name, figure in draw(runs).items():
         save_figure(figure, ROOT / "docs" / name)
     print(table(runs))
 
 
-def run_cases(suite: Suite, wanted: Iterable[Case]) -> dict[str, Any]:
-    """Runs the cases whose results are missing; with --table, none. Returns all results."""
+def make_parser(suite: Suite) -> argparse.ArgumentParser:
+    """Returns the parser of the arguments that choose cases."""
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{suite.name}")
     parser.add_argument("--table", action="store_true", help="run nothing")
     parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS, help="run only these")
-    chosen = parser.parse_args()
+    return parser
+
+
+def run_cases(suite: Suite, wanted: Iterable[Case], chosen: argparse.Namespace) -> dict[str, Any]:
+    """Runs the chosen cases whose results are missing. Returns all results."""
     benches: dict[str, Bench] = {}
     for case in [] if chosen.table else wanted:
         if case.seed in chosen.seeds and case.name not in read_runs(suite):
@@ -422,7 +426,7 @@ def read_runs(suite: Suite) -> dict[str, Any]:
 
 
 def write_runs(suite: Suite, runs: dict[str, Any]) -> None:
-    """Writes the results with one line per run."""
+    """Writes the results of a suite."""
     head = {
         "command": f"python -m benchmarks.{suite.name}",
         "machine": machine(),
@@ -435,9 +439,14 @@ def write_runs(suite: Suite, runs: dict[str, Any]) -> None:
         "evaluation_prompts": EVALUATION_PROMPTS,
         "evaluation_rollouts": EVALUATION_ROLLOUTS,
     }
+    write_lines(suite.out, head, runs)
+
+
+def write_lines(out: Path, head: dict[str, Any], runs: dict[str, Any]) -> None:
+    """Writes results with one line per run."""
     lines = [f"{json.dumps(name)}: {json.dumps(run, sort_keys=True)}" for name, run in runs.items()]
     text = json.dumps(head, indent=2)[:-2] + ',\n  "runs": {\n' + ",\n".join(lines) + "\n}}\n"
-    write_bytes(suite.out, text.encode())
+    write_bytes(out, text.encode())
 
 
 if __name__ == "__main__":
