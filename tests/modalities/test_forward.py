@@ -173,8 +173,11 @@ def test_an_attention_bias_is_on_the_device_of_its_mask(new: int):
     assert score_bias(mask, new, torch.float32).device == mask.device
 
 
+@pytest.mark.parametrize("is_by_layer", [False, True])  # as another cache selects rows
 @pytest.mark.parametrize("shows_reserved", [False, True])
-def test_a_reserving_cache_holds_what_a_concatenating_one_holds(shows_reserved: bool):
+def test_a_reserving_cache_holds_what_a_concatenating_one_holds(
+    shows_reserved: bool, is_by_layer: bool
+):
     config = tiny_policy().model.config
     reserved = SHOWN_STEPS if shows_reserved else 3
     ours = sampling_cache(config, max_steps=reserved, shows_reserved=shows_reserved)
@@ -186,8 +189,8 @@ def test_a_reserving_cache_holds_what_a_concatenating_one_holds(shows_reserved: 
         [0, 2], [1], None, *[None] * SHOWN_STEPS,
     ):  # fmt: skip
         if selected is not None:
-            for cache in (ours, theirs):
-                cache.reorder_cache(torch.tensor(selected))
+            for chooser in (*(ours.layers if is_by_layer else [ours]), theirs):
+                chooser.reorder_cache(torch.tensor(selected))
             rows = len(selected)
         new = torch.randn(2, 2, rows, 2, 1, 4, generator=generator)
         for index in range(2):
