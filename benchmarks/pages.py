@@ -37,6 +37,7 @@ from benchmarks import (
     vllm_sampling,
 )
 from benchmarks.demo import RESULTS, ROOT
+from benchmarks.gpu import page as gpu_page
 from benchmarks.peer_trl import __main__ as peer_trl
 from benchmarks.peer_trl import tune
 from benchmarks.peer_trl_run import __main__ as peer_trl_run
@@ -115,6 +116,9 @@ TABLES: list[tuple[str, Callable[[dict[str, Any]], str], str]] = [
 
 # Results, the words that follow from them, and the page whose text has these words.
 CLAIMS: list[tuple[str, Callable[[dict[str, Any]], list[str]], str]] = [
+    ("gpu", lambda found: gpu_page.claims(found)[:1], "scale"),
+    ("gpu", lambda found: gpu_page.claims(found)[1:2], "../CHANGELOG"),
+    ("gpu", lambda found: gpu_page.claims(found)[2:], "own-model"),
     ("demo", demo.gap_claims, "results"),
     ("demo", demo.share_claims, "results"),
     (

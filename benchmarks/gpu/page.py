@@ -1,7 +1,11 @@
 """The page of the results: docs/gpu.md."""
 
+from dataclasses import asdict
+from statistics import median
 from typing import Any
 
+from benchmarks.gpu.sizes import WORK
+from benchmarks.intervals import span
 from grpo.runtime.markdown import markdown_table
 
 Result = dict[str, Any]
@@ -27,22 +31,22 @@ a network. The column `code` names the version of the repository's Python code.
 `vllm` needs vLLM and `trl` needs TRL in the environment; `two ranks` needs two devices.
 
 The models of `throughput`, `vllm`, `trl` and `memory` have the layer sizes of Qwen2.5 0.5B and 1.5B
-and random weights. They sample 16 rollouts of 128 tokens for each of 8 prompts of 128 tokens, and
-compute updates in microbatches of 8192 tokens, three times after a warm-up. With `--size tiny` all
-of this is much smaller. *Drift* is the largest difference between a log-prob at sampling and the
-same recomputed before the update. *alone* has float32 weights, *rounded* bfloat16 weights with
-float32 copies. The last two columns divide FLOPs per second by those of a product of two large
-bfloat16 matrices measured here, and by those of the data sheet.
+and random weights. They sample {rollouts_per_group} rollouts of {max_steps} tokens for each of
+{prompts} prompts of {prompt_tokens} tokens, and compute updates in microbatches of
+{tokens_per_microbatch} tokens. What is timed is repeated {repeats} times after a warm-up. With
+`--size tiny` all of this is much smaller. *Drift* is the largest difference between a log-prob at
+sampling and the same recomputed before the update. In `two ranks`, *alone* has float32 weights,
+*rounded* bfloat16 weights with float32 copies. The last two columns divide FLOPs per second by
+those of a product of two large bfloat16 matrices measured here, and by those of the data sheet.
 """
 H100 = "NVIDIA H100 80GB HBM3, full"
 FINDINGS = """\
 What the run on an H100 shows:
 
-* **Sampling by `transformers` leaves the GPU idle.** It is busy for less than a fifth of the
-  seconds. The 1.5B model takes 6 % longer than the 0.5B model. Both suggest that the host is the
-  bottleneck: it starts many small kernels per token. Larger batches or
-  [vLLM](own-model.md#sampling-with-vllm) may help; neither was measured on a GPU. During an update
-  the GPU is busy for about half of the seconds.
+* **Sampling by `transformers` leaves the GPU idle.** It is busy for {sampling} % of the seconds,
+  and for {update} % of those of an update. The larger model takes about as long to sample. Both suggest
+  that the CPU is the bottleneck, which starts many small kernels per token. Larger batches or
+  [vLLM](own-model.md#sampling-with-vllm) may help; neither was measured on a GPU.
 * For the 0.5B model, an update with its sampling takes about as long as in TRL. Both sample with
   `transformers`. TRL updates bfloat16 weights directly; this project keeps float32 copies, too. The
   same work takes longer in `throughput`; the reason is not known.
@@ -56,7 +60,7 @@ What the run on an H100 shows:
 The H100 was lent for half an hour, on a machine with torch 2.11.0; the project pins 2.13.0.
 `torch.utils.flop_counter` was taken from 2.13.0, because that of 2.11.0 cannot count grouped-query
 attention. The parts have two versions of the code, because sampling by vision-language models was
-mended in between.
+fixed in between.
 """
 NO_GPU = """\
 **There is no number of a GPU on this page.** What follows ran on a CPU at a tiny size. It shows
@@ -67,7 +71,10 @@ def write_page(results: Result) -> str:
     """Returns the page of all runs."""
     runs = results["runs"]
     on_gpu = [run for run in runs.values() if run["device"].get("memory_bytes")]
-    parts = [HEAD, *([] if on_gpu else [f"{NO_GPU}\n"]), *([FINDINGS] if H100 in runs else [])]
+    parts = [HEAD.format(**asdict(WORK["full"])), *([] if on_gpu else [f"{NO_GPU}\n"])]
+    if H100 in runs:
+        busy = {what: percent_busy(runs[H100], what) for what in ("sampling", "update")}
+        parts.append(FINDINGS.format(**busy))
     for name, run in sorted(runs.items(), key=lambda each: each[1] not in on_gpu):
         versions = ", ".join(f"{key} {value}" for key, value in run["versions"].items() if value)
         parts.append(f"## {name}\n\n`{run['command']}`, {versions}.\n")
@@ -75,6 +82,25 @@ def write_page(results: Result) -> str:
         if speeds := speeds_table(run):
             parts.append(speeds + "\n")
     return "\n".join(parts)
+
+
+def percent_busy(run: Result, what: str) -> str:
+    """Returns the percentage of the seconds in which the GPU is busy, over the models."""
+    measured = [
+        part["result"][what] for name, part in run["parts"].items() if name.startswith("throughput")
+    ]
+    return span([100 * each["busy_seconds"] / median(each["seconds"]) for each in measured])
+
+
+def claims(results: Result) -> list[str]:
+    """Returns the numbers of other pages: of an update of the largest model, and beside TRL."""
+    parts = results["runs"][H100]["parts"]
+    update = parts["throughput 1.5B"]["result"]["update"]
+    return [
+        f"reached {100 * update['mfu']:.1f} % of the data sheet's FLOPs",
+        f"[{parts['trl']['result']['ours_per_trl']:.2f} times](docs/gpu.md)",
+        f"busy for {percent_busy(results['runs'][H100], 'sampling')} % of the time of sampling",
+    ]
 
 
 def states_table(run: Result) -> str:

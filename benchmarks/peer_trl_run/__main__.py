@@ -247,8 +247,6 @@ def letters_claims(results: dict[str, Any]) -> list[str]:
         f"from {run['base']['reward']:.3f} to {theirs['reward']:.3f}",
         f"{listed(rewards)}, after {listed(shares)} of TRL's seconds",
         f"{equal[0]} of the groups",
-        f"the base answers 1 to {run['base']['greedy_ones']} of the 240",
-        f"TRL's last policy to {theirs['greedy_ones']}",
         listed(equal[1:]),
     ]
 
