@@ -44,9 +44,9 @@ FINDINGS = """\
 What the run on an H100 shows:
 
 * **Sampling by `transformers` leaves the GPU idle.** It is busy for {sampling} % of the seconds,
-  and for {update} % of those of an update. The larger model takes about as long to sample. Both suggest
-  that the CPU is the bottleneck, which starts many small kernels per token. Larger batches or
-  [vLLM](own-model.md#sampling-with-vllm) may help; neither was measured on a GPU.
+  and for {update} % of those of an update. The larger model takes about as long to sample. Both
+  suggest that the CPU is the bottleneck, which starts many small kernels per token. Larger batches
+  or [vLLM](own-model.md#sampling-with-vllm) may help; neither was measured on a GPU.
 * For the 0.5B model, an update with its sampling takes about as long as in TRL. Both sample with
   `transformers`. TRL updates bfloat16 weights directly; this project keeps float32 copies, too. The
   same work takes longer in `throughput`; the reason is not known.
