@@ -13,7 +13,7 @@ from grpo.runtime.artifacts.tables import PROFILE, PROMPTS, read_table, unscored
 from grpo.runtime.artifacts.usage import Usage
 from grpo.runtime.seeds import derive_seed
 from grpo.sampling.drawing import sample_rollouts, stored_batches
-from grpo.sampling.rollouts import SampledBatch, keep_judged, write_batch
+from grpo.sampling.rollouts import SampledBatch, keep_judged, number_anew, write_batch
 from grpo.sampling.scoring import judge_stored, require_judged
 from grpo.schema import DATA
 from grpo.wiring.executors import open_executor
@@ -46,7 +46,7 @@ def write_profile(usage: Usage, judge: Path, policy: Path, prompts: Path, out: P
         steps, cost = profile_steps(params, policy, batch, rewards)
     profile = profile_prompts(batch.table, rewards, table)
     with atomic_path(out / "rollouts") as temporary:
-        write_batch(temporary, batch)
+        write_batch(temporary, number_anew(batch))
     write_table(profile, out / "prompts.parquet", PROFILE)
     summary = summarize_profile(profile, batch.cost + cost, steps)
     write_json(out / "summary.json", {**summary, **unscored(rewards)})

@@ -68,7 +68,7 @@ def test_every_new_part_passes_its_test_and_the_check():
 
 
 @pytest.mark.usefixtures("workspace")
-@pytest.mark.parametrize("name", ["", "A", "test_a", "_a", "a-b", "../a", "a.b"])
+@pytest.mark.parametrize("name", ["", "A", "test_a", "_a", "a-b", "../a", "a.b", "class"])
 def test_a_name_that_is_none_of_a_module_is_refused(name: str):
     with pytest.raises(ParameterError, match="must be the name of a Python file"):
         write_part("judge", name)

@@ -206,7 +206,8 @@ def knapsack_sizes(rate: Floats, rollouts: int) -> Ints:
         others = np.flatnonzero(~((rate > 0) & (rate < 1)))
     p = rate[mixed]
     needed = np.log(1 - MIXED_CHANCE) / np.log(np.maximum(p, 1 - p))
-    spare = max(rest - int(np.minimum(needed, LARGEST).astype(np.int64).sum()), 0)
+    room = int((LARGEST - sizes[others]).sum())  # what others cannot take is left to mixed prompts
+    spare = min(max(rest - int(np.minimum(needed, LARGEST).astype(np.int64).sum()), 0), room)
     if spare and len(others):
         sizes[others] += spare // len(others)
         sizes[others[: spare % len(others)]] += 1
@@ -272,7 +273,8 @@ def fit_to(history: History, ids: list[str], *, fewest: int) -> Prior | None:
 def mean_steps(history: History, ids: list[str], longest: float) -> Floats:
     """Returns the mean steps of each prompt's last group; of all prompts if it has none."""
     known = history.get(STEPS, {})
-    of_all = sum(known.values()) / len(known) if known else longest
+    # fsum does not depend on the order, in which a stored history differs.
+    of_all = math.fsum(known.values()) / len(known) if known else longest
     return np.array([known.get(each, of_all) for each in ids], dtype=np.float64)
 
 

@@ -58,6 +58,15 @@ def stateful_credit_link(
     return Objective((link,), lambda: {link.name: initial}, stateful, lambda terms: terms)
 
 
+def continued_state(objective: Objective, stored: State) -> State:
+    """Returns the state of an objective's links: the stored one, or the initial one without it.
+
+    Args:
+      stored: May be of another objective; the state of links that are not in this one is left out.
+    """
+    return {name: stored.get(name, initial) for name, initial in objective.init().items()}
+
+
 def _with_full(after: Credit, before: Credit, full: Credit | None) -> Credit:
     """Returns `after` with the `full` that the link returned for `before.full`.
 

@@ -179,7 +179,12 @@ def normalized_plateau(plan: Plan) -> list[str]:
 
 
 def variable_groups(plan: Plan) -> list[str]:
-    averages = ("average_over_steps", "average_over_rollouts", "sum_over_steps")
+    averages = (
+        "average_over_steps",
+        "average_over_rollouts",
+        "average_over_horizon",
+        "sum_over_steps",
+    )
     scaled = [
         link.name for link in plan.links if "group scale" in link.kinds or link.name in averages
     ]

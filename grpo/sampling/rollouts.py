@@ -1,7 +1,7 @@
 """Sampled rollouts and their storage."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +21,7 @@ from grpo.runtime.artifacts.tables import (
     TABLE,
     TENSORS,
     is_judged,
+    member_ids,
     read_table,
     write_table,
     wrong_cell,
@@ -129,6 +130,11 @@ def keep_judged(layout: Layout, batch: SampledBatch, rewards: pd.DataFrame) -> S
     """
     judged = rewards.set_index("rollout_id").loc[batch.table["rollout_id"]]
     return select_rollouts(layout, batch, is_judged(judged).to_numpy())
+
+
+def number_anew(batch: SampledBatch) -> SampledBatch:
+    """Returns a batch with the rollout ids of a table from which no rollout was left out."""
+    return replace(batch, table=batch.table.assign(rollout_id=member_ids(batch.table)))
 
 
 def write_batch(directory: Path, batch: SampledBatch) -> None:

@@ -1,5 +1,6 @@
 """New parts of a user: a file under plugins/ that works as it is, and its test."""
 
+import keyword
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -27,7 +28,8 @@ def write_part(kind: PartKind, name: str) -> list[Path]:
       ParameterError: If the name is no name of a module of its own.
       ArtifactError: If a file is there already, or the examples are not.
     """
-    if not name.isidentifier() or name != name.lower() or name.startswith(("_", "test_")):
+    is_name = name.isidentifier() and not keyword.iskeyword(name)
+    if not is_name or name != name.lower() or name.startswith(("_", "test_")):
         raise ParameterError(
             f"{name}: must be the name of a Python file in small letters, such as shorter_answers"
         )

@@ -10,7 +10,7 @@ from grpo.allocation.curriculum import add_prompts, allocated_sizes, select_phas
 from grpo.allocation.online import add_profile
 from grpo.allocation.selection import History, deal, require_candidates
 from grpo.allocation.signal import Price
-from grpo.errors import ArtifactError, located
+from grpo.errors import ArtifactError, ParameterError, located
 from grpo.params.parameters import BASE, Parameters
 from grpo.runtime.artifacts.tables import CURRICULUM, PROFILED, PROMPTS, read_table
 from grpo.runtime.executors.base import Executor
@@ -97,6 +97,7 @@ def draw_iteration(
             candidates = deal(candidates, parts, index, derive_seed(params.seed, "deal", name))
     reuses = reuses_profile(params, name, index)
     if reuses and price is not None:
+        candidates = with_pairs(candidates, each.arm)
         price = replace(price, largest=int(candidates[PROFILED].min()))
     source = executor_source(
         executor,
@@ -117,6 +118,21 @@ def draw_iteration(
         scratch=scratch,
         price=price,
     )
+
+
+def with_pairs(candidates: pd.DataFrame, arm: str) -> pd.DataFrame:
+    """Returns the prompts of which the profile has two judged rollouts, the smallest group.
+
+    Raises:
+      ParameterError: If there are none.
+    """
+    kept = candidates[candidates[PROFILED] >= 2].reset_index(drop=True)
+    if kept.empty:
+        raise ParameterError(
+            f"{PARAMS}: arms.{arm}.selection: reuse_profile_rollouts needs two judged rollouts of "
+            "a prompt; set profile.rollouts_per_prompt to 2 or more"
+        )
+    return kept
 
 
 def reuses_profile(params: Parameters, name: str, index: int) -> bool:

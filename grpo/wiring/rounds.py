@@ -18,6 +18,7 @@ from grpo.modalities.shared.directories import (
     save_trained,
     write_trained,
 )
+from grpo.objective.base import continued_state
 from grpo.params.parameters import Training
 from grpo.runtime.artifacts.files import Scratch, atomic_path, read_json, write_json
 from grpo.runtime.artifacts.tables import (
@@ -59,7 +60,7 @@ RECORD = "record"  # what training leaves of an iteration
 def first_state(trainer: Trainer, inputs: RoundInputs) -> RoundState:
     """Returns the state of a round before its first iteration."""
     return RoundState(
-        objective_state=trainer.start.objective_state or trainer.objective.init(),
+        objective_state=continued_state(trainer.objective, trainer.start.objective_state),
         selection_state=first_history(
             trainer.params,
             trainer.name,

@@ -133,6 +133,16 @@ def test_the_expected_cost_is_within_the_budget():
         assert table["cost"].sum() > 60.0 - 3 * table["cost"].max()
 
 
+def test_the_mean_of_all_lengths_does_not_depend_on_their_order():
+    """A checkpoint stores a history sorted by prompt; a running round has it as sampled."""
+    numbers = np.random.default_rng(0).uniform(1, 60, 1000)
+    steps = {f"p{index}": float(each) for index, each in enumerate(numbers)}
+    stored = dict(sorted(steps.items()))
+    assert list(steps) != list(stored)
+    of_all = [mean_steps({"steps": each}, ["new"], 9.0)[0] for each in (steps, stored)]
+    assert of_all[0] == of_all[1]
+
+
 def test_costs_are_those_of_a_prompts_own_lengths():
     history: History = {"steps": {"p0": 10.0, "p1": 2.0}}
     assert mean_steps(history, ["p0", "p1", "p2"], 99.0).tolist() == [10.0, 2.0, 6.0]
@@ -287,6 +297,13 @@ def test_a_knapsack_divides_all_rollouts():
         sizes = knapsack_sizes(rate, 6)
         assert sizes.min() >= 2
         assert sizes.sum() == 54 or not ((rate < 1) | np.isnan(rate)).any()
+
+
+def test_a_knapsack_gives_what_fallback_prompts_cannot_take_to_mixed_ones():
+    """One prompt of rate 0 takes 128 rollouts at most."""
+    sizes = knapsack_sizes(np.array([0.0] + [0.5] * 15), 32)
+    assert sizes.sum() == 16 * 32
+    assert sizes[0] == 128
 
 
 def test_a_prompt_without_data_gets_the_mean_and_a_solved_one_a_pair():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from grpo.advice.facts import read_facts
 from grpo.allocation.curriculum import CurriculumStep, curriculum_input, plan_curriculum
-from grpo.errors import ArtifactError
+from grpo.errors import ArtifactError, ParameterError
 from grpo.params.parameters import Parameters, read_params
 from grpo.params.recorded import PLUGIN_MANIFESTS
 from grpo.params.yaml import dump_yaml, parse_yaml
@@ -19,6 +19,7 @@ from grpo.runtime.artifacts.files import read_json
 from grpo.runtime.artifacts.tables import (
     CURRICULUM,
     PROFILE,
+    PROFILED,
     PROMPTS,
     ROLLOUTS,
     count_rows,
@@ -36,6 +37,7 @@ from grpo.wiring.allocation import (
     is_profile_needed,
     reads_profile,
 )
+from grpo.wiring.rollouts import with_pairs
 from stages import check, curriculum, profile
 from tests.files import contents
 
@@ -239,3 +241,10 @@ def test_advice_without_a_profile_says_how_to_get_one(
 def test_empty_tables_have_their_columns():
     optional = ["first_answer", "first_score", "prompt_weight"]
     assert [*empty_table(ROLLOUTS).columns, *optional] == list(ROLLOUTS.columns)
+
+
+def test_a_prompt_with_one_judged_rollout_is_no_group_of_an_allocation():
+    candidates = pd.DataFrame({"prompt_id": ["a", "b", "c"], PROFILED: [1, 8, 2]})
+    assert with_pairs(candidates, "own")["prompt_id"].tolist() == ["b", "c"]
+    with pytest.raises(ParameterError, match=r"arms.own.selection: .*rollouts_per_prompt to 2"):
+        with_pairs(candidates.head(1), "own")

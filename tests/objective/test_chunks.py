@@ -8,8 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Generator, Tensor
 
+from grpo.objective.advantage import center_by_moving_average
 from grpo.objective.algorithms import chunk_grpo, pcm, rloo
-from grpo.objective.base import Objective, assign_credit, chain, loss_terms, scalar_loss
+from grpo.objective.base import (
+    Objective,
+    assign_credit,
+    chain,
+    continued_state,
+    loss_terms,
+    scalar_loss,
+)
 from grpo.objective.chunks import (
     NUM_PHASES,
     draw_systematically,
@@ -450,3 +458,14 @@ def test_full_credit_beside_the_selection_follows_later_links():
     full = credit.full
     assert isinstance(full, Credit)
     assert torch.equal(full.weight, plain.weight)
+
+
+def test_a_round_of_another_arm_leaves_the_state_of_the_links_that_both_have():
+    before, after = chain(pcm(tokens=1, budget=2)), chain(center_by_moving_average(), rloo())
+    stored = {**before.init(), "mark": 1}
+    assert continued_state(before, stored) == before.init()
+    assert continued_state(before, {}) == before.init()
+    assert continued_state(after, stored) == after.init()
+    both = chain(pcm(tokens=1, budget=2), center_by_moving_average())
+    kept = dict.fromkeys(before.init(), "kept")
+    assert continued_state(both, kept) == {**both.init(), **kept}

@@ -263,6 +263,10 @@ CASES = {
         ("U16", "WARN"),
     ),
     "mixed sizes": (replace(Z_SCORED, group_sizes=frozenset({2, 8})), ("U18", "WARN")),
+    "mixed sizes and a sum up to a constant": (
+        replace(plan_of(dr_grpo(horizon=24)), group_sizes=frozenset({2, 8})),
+        ("U18", "WARN"),
+    ),
     "two selectors": (
         plan_of(rloo(), "drop_trivial", "keep_rate_window", "fix_group_size"),
         ("U19", "ERROR"),

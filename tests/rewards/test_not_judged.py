@@ -22,7 +22,14 @@ from grpo.runtime.artifacts.tables import REWARDS, is_judged, write_table
 from grpo.runtime.executors.base import Local, Work
 from grpo.sampling.drawing import local_executor, sample_rollouts, sampling_skill, stored_batches
 from grpo.sampling.judging import TextJudge
-from grpo.sampling.rollouts import SampledBatch, keep_judged, write_rollouts
+from grpo.sampling.rollouts import (
+    SampledBatch,
+    keep_judged,
+    number_anew,
+    read_batch,
+    write_batch,
+    write_rollouts,
+)
 from grpo.sampling.round_rollouts import executor_source, take_rollouts
 from grpo.sampling.scoring import judge_rollouts, judging_skill
 from grpo.wiring.iterations import read_trainable_rollouts
@@ -181,6 +188,18 @@ def test_the_profiles_rollouts_are_reused_as_if_only_judged_ones_had_been_drawn(
     taken = take_rollouts(layout, stored, asked).table
     expected = kept.groupby("prompt_id").head(2)
     assert sorted(taken["rollout_id"]) == sorted(expected["rollout_id"])
+
+
+@pytest.mark.parametrize("failed", [{0}, {1, 5}, {2, 3, 4}])
+def test_a_profile_with_rollouts_that_were_not_judged_can_be_stored_and_reused(failed: set[int]):
+    """Both tables require ids without a gap."""
+    batch, layout = sampled(), tiny_policy().layout
+    judged = keep_judged(layout, batch, rewards_of(batch, failed))
+    write_batch(Path("profile"), number_anew(judged))
+    stored = read_batch(Path("profile"))
+    assert stored.table["text"].tolist() == judged.table["text"].tolist()
+    asked = CANDIDATES[CANDIDATES["prompt_id"].isin(stored.table["prompt_id"])].assign(rollouts=1)
+    write_rollouts(Path("round"), take_rollouts(layout, stored, asked))
 
 
 def test_what_decides_in_sampling_is_what_was_judged(tmp_path: Path):

@@ -259,7 +259,7 @@ def _are_parts(text: str) -> bool:
     return is_list and is_fraction and all(a < b for a, b in zip([0, *ends], ends))
 
 
-def _members(frame: pd.DataFrame) -> "pd.Series[str]":
+def member_ids(frame: pd.DataFrame) -> "pd.Series[str]":
     """Returns the rollout ids of a complete table, in the order of sampling."""
     member = frame.groupby("prompt_id").cumcount()
     return frame["prompt_id"] + "/" + member.astype(str)
@@ -290,7 +290,7 @@ LAWS = {
         _Law(
             "rollout_id",
             "its prompt_id with /0, /1, /2 ... in this order",
-            lambda frame: frame["rollout_id"] == _members(frame),
+            lambda frame: frame["rollout_id"] == member_ids(frame),
         ),
         _Law(FIRST_SCORE, "that of its group, with first_answer", _has_first_answer_of_group),
     ),
