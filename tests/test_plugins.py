@@ -186,6 +186,33 @@ def test_a_part_of_another_kind_is_refused_with_its_path(path: str, value: Any, 
     assert re.search(message, said)
 
 
+@pytest.mark.parametrize(
+    ("header", "body", "message"),
+    [
+        ("factor: list[float]", "halve()", "factor must be annotated as int, float or str"),
+        ("factor", "halve()", "factor must be annotated as int, float or str"),
+        ("factor: Missing", "halve()", "wrong annotation, name 'Missing'"),
+        ("factor: float", "{}['x']", "odd: KeyError: 'x'"),
+    ],
+)
+def test_a_function_that_cannot_be_called_is_refused_in_one_line(
+    header: str, body: str, message: str
+):
+    text = "from __future__ import annotations\n" + Path("plugins/links.py").read_text()
+    odd = f'def odd({header}) -> Objective:\n    """Is odd."""\n    return {body}\n'
+    Path("plugins/links.py").write_text(f"{text}\n\n{odd}")
+    write_params(arms__sgpo__objective=["rloo", {"plugins.links.odd": {"factor": 0.5}}])
+    said = refused(lambda: findings(read_params()))
+    assert said.startswith(f"{PARAMS}: arms.sgpo.objective[1].plugins.links.odd: ")
+    assert message in said
+
+
+def test_annotations_of_a_function_may_be_strings():
+    text = Path("plugins/links.py").read_text()
+    Path("plugins/links.py").write_text(f"from __future__ import annotations\n{text}")
+    assert findings(read_params()) == []
+
+
 def test_a_modality_of_ones_own_is_found():
     Path("plugins/bandits.py").write_text(MODALITY)
     write_params(

@@ -790,7 +790,7 @@ def _build(
             f"{PARAMS}: {where} must be one of {sorted(table)}, got {name!r}{_nearest(name, table)}"
         )
     path = f"{where}.{name}"
-    known = inspect.signature(make).parameters
+    known = _settings_of(make, path)
     for key in settings:
         if key not in known:
             raise ParameterError(
@@ -805,11 +805,34 @@ def _build(
         made = make(**settings)
     except ValueError as error:
         raise ParameterError(f"{PARAMS}: {path}: {error}") from None
+    except Exception as error:
+        if not is_plugin(name):
+            raise
+        raise ParameterError(f"{PARAMS}: {path}: {type(error).__name__}: {error}") from error
     if not isinstance(made, kind):
         raise ParameterError(
             f"{PARAMS}: {path} must return a {kind.__name__}, returns {type(made).__name__}"
         )
     return path, made
+
+
+def _settings_of(make: Callable[..., Component], path: str) -> Mapping[str, inspect.Parameter]:
+    """Returns the parameters of a function that returns a component.
+
+    Raises:
+      ParameterError: If an annotation, possibly a string, is not a type that YAML has.
+    """
+    try:
+        known = inspect.signature(make, eval_str=True).parameters
+    except NameError as error:
+        raise ParameterError(f"{PARAMS}: {path}: wrong annotation, {error}") from None
+    for key, parameter in known.items():
+        if parameter.annotation not in SETTING_KINDS:
+            raise ParameterError(
+                f"{PARAMS}: {path}: the function's parameter {key} must be annotated as int, float "
+                "or str"
+            )
+    return known
 
 
 def _find_function(name: str, kind: type[Component]) -> Callable[..., Component]:
@@ -840,7 +863,6 @@ def _check_type(value: object, annotation: type, path: str) -> None:
     """Raises unless a setting has the annotated type and is finite; int is accepted for float."""
     accepted = (int, float) if annotation is float else annotation
     if not isinstance(value, accepted) or isinstance(value, bool):
-        kind = SETTING_KINDS.get(annotation, annotation.__name__)
-        raise ParameterError(f"{PARAMS}: {path} must be {kind}, got {value!r}")
+        raise ParameterError(f"{PARAMS}: {path} must be {SETTING_KINDS[annotation]}, got {value!r}")
     if isinstance(value, float) and not math.isfinite(value):
         raise ParameterError(f"{PARAMS}: {path} must be a finite number, got {value}")
