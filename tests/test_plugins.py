@@ -4,6 +4,7 @@ import asyncio
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -20,6 +21,7 @@ from grpo.rewards._reward_functions import judge_of_function
 from grpo.rewards.base import JudgeInputs, Task
 from grpo.runtime.artifacts.usage import Usage
 from grpo.runtime.plugins import import_plugin, plugin_files
+from grpo.sampling.judging import JointJudge
 from grpo.schema import DATA, PARAMS, Machine
 from grpo.wiring.checks import findings
 from grpo.wiring.tasks import build_prompts
@@ -338,13 +340,17 @@ TASKS = [
     Task(family="sums", prompt="2+2=", answer="4", entry={"level": 2, "hint": "even"}),
 ]
 TEXTS = ["2", "5"]
+INPUTS = JudgeInputs(
+    where="here",
+    model=None,
+    data=DATA,
+    machine=Machine(device="cpu", dtype="float32", threads=1, compile=False),
+    takes_messages=False,
+)
 
 
 def read(function: Callable[..., Any], *, takes_messages: bool = False) -> list[Any]:
-    machine = Machine(device="cpu", dtype="float32", threads=1, compile=False)
-    inputs = JudgeInputs(
-        where="here", model=None, data=DATA, machine=machine, takes_messages=takes_messages
-    )
+    inputs = replace(INPUTS, takes_messages=takes_messages)
     reader: Any = judge_of_function("plugins.f", function).load(inputs)
     return [each.score for each in reader(TEXTS, TASKS)]
 
@@ -391,6 +397,19 @@ def test_an_async_function_is_awaited():
         return float(text)
 
     assert read(reward) == [2.0, 5.0]
+
+
+def test_a_wrong_number_of_rewards_fails_all_rollouts_of_a_call():
+    """Judged alone, each text would get a reward of this function, which hides the fault."""
+
+    def reward(completions: list[str]) -> list[float]:
+        return [0.9] * max(len(completions) - 1, 1)
+
+    loaded: Any = judge_of_function("plugins.f", reward).load(INPUTS)
+    judge = JointJudge(view=loaded, reads_media=False)
+    found = [outcome for _, outcome in judge.judge(TEXTS, TASKS)]
+    assert [each.status for each in found] == ["failed", "failed"]
+    assert {each.detail for each in found} == {"must return 2 rewards, returned 1"}
 
 
 def test_a_chat_gets_messages():
