@@ -194,7 +194,7 @@ def test_a_part_of_another_kind_is_refused_with_its_path(path: str, value: Any, 
         ("factor: list[float]", "halve()", "factor must be annotated as int, float or str"),
         ("factor", "halve()", "factor must be annotated as int, float or str"),
         ("factor: Missing", "halve()", "wrong annotation, name 'Missing'"),
-        ("factor: float", "{}['x']", "odd: KeyError: 'x'"),
+        ("factor: float", "{}['x']", "cannot be called, KeyError: 'x'; correct it"),
     ],
 )
 def test_a_function_that_cannot_be_called_is_refused_in_one_line(

@@ -30,7 +30,7 @@ from grpo.modalities import MODALITIES, find_modality
 from grpo.modalities.modality import Modality, PolicyParams, SamplingParams
 from grpo.params.recipes import read_content
 from grpo.rewards import find_judge, judge_names
-from grpo.runtime.plugins import import_plugin, is_plugin
+from grpo.runtime.plugins import call_plugin, import_plugin, is_plugin
 from grpo.schema import (
     PARAMS,
     WITHHELD,
@@ -802,13 +802,9 @@ def _build(
             raise ParameterError(f"{PARAMS}: {path}.{key} is missing")
         _check_type(settings.get(key, parameter.default), parameter.annotation, f"{path}.{key}")
     try:
-        made = make(**settings)
+        made = call_plugin(make, **settings) if is_plugin(name) else make(**settings)
     except ValueError as error:
         raise ParameterError(f"{PARAMS}: {path}: {error}") from None
-    except Exception as error:
-        if not is_plugin(name):
-            raise
-        raise ParameterError(f"{PARAMS}: {path}: {type(error).__name__}: {error}") from error
     if not isinstance(made, kind):
         raise ParameterError(
             f"{PARAMS}: {path} must return a {kind.__name__}, returns {type(made).__name__}"

@@ -4,7 +4,7 @@ import ast
 import importlib
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -49,6 +49,22 @@ def import_plugin(name: str, *usual: str) -> Any:
         named = (each for each in (*usual, name.split(".")[-1]) if hasattr(found, each))
         found = getattr(found, next(named, ""), found)
     return found
+
+
+def call_plugin(function: Callable[..., Any], **settings: Any) -> Any:
+    """Returns what a function of a plugin returns.
+
+    Raises:
+      ValueError: If the function raises it, which says what is wrong with a setting.
+      ParameterError: If it raises anything else.
+    """
+    try:
+        return function(**settings)
+    except ValueError:
+        raise
+    except Exception as error:  # noqa: BLE001  of any kind: it is a user's function
+        file = Path(function.__code__.co_filename)
+        raise ParameterError(_describe_failure(file, error, "cannot be called")) from None
 
 
 def plugin_files(name: str) -> list[Path]:
@@ -105,7 +121,7 @@ def _import(place: _Place) -> ModuleType:
     try:
         return importlib.import_module(place.module)
     except (Exception, SystemExit) as error:  # noqa: BLE001  of any kind: it is a user's file
-        raise ParameterError(_describe_failure(place.file, error)) from None
+        raise ParameterError(_describe_failure(place.file, error, "cannot be imported")) from None
 
 
 def _is_below(module: ModuleType, folder: Path) -> bool:
@@ -114,8 +130,8 @@ def _is_below(module: ModuleType, folder: Path) -> bool:
     return any(Path(each).is_relative_to(folder / PLUGINS) for each in places)
 
 
-def _describe_failure(file: Path, error: BaseException) -> str:
-    """Returns the error with the last line under plugins/ that led to it."""
+def _describe_failure(file: Path, error: BaseException, what: str) -> str:
+    """Returns what failed and the error, with the last line under plugins/ that led to it."""
     if isinstance(error, SyntaxError):
         where = f"{error.filename}, line {error.lineno}"
     else:
@@ -126,7 +142,7 @@ def _describe_failure(file: Path, error: BaseException) -> str:
         ]
         where = lines[-1] if lines else str(file)
     where = where.removeprefix(f"{Path.cwd()}/")
-    return f"{where}: cannot be imported, {brief(describe_error(error))}; correct it"
+    return f"{where}: {what}, {brief(describe_error(error))}; correct it"
 
 
 def _imported_files(file: Path) -> Iterator[Path]:
@@ -134,7 +150,7 @@ def _imported_files(file: Path) -> Iterator[Path]:
     try:
         tree = ast.parse(file.read_text(encoding="utf-8"), str(file))
     except (SyntaxError, ValueError) as error:
-        raise ParameterError(_describe_failure(file, error)) from None
+        raise ParameterError(_describe_failure(file, error, "cannot be imported")) from None
     package = file.parent.parts
     for node in ast.walk(tree):
         names = list[str]()
