@@ -273,7 +273,7 @@ def fit_to(history: History, ids: list[str], *, fewest: int) -> Prior | None:
 def mean_steps(history: History, ids: list[str], longest: float) -> Floats:
     """Returns the mean steps of each prompt's last group; of all prompts if it has none."""
     known = history.get(STEPS, {})
-    # fsum does not depend on the order, in which a stored history differs.
+    # fsum: a resumed round has the history in another order, which must not change the sum.
     of_all = math.fsum(known.values()) / len(known) if known else longest
     return np.array([known.get(each, of_all) for each in ids], dtype=np.float64)
 

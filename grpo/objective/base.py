@@ -59,12 +59,12 @@ def stateful_credit_link(
 
 
 def continued_state(objective: Objective, stored: State) -> State:
-    """Returns the state of an objective's links: the stored one, or the initial one without it.
+    """Returns the state before a round: the stored one, and the initial one of links without any.
 
     Args:
-      stored: May be of another objective; the state of links that are not in this one is left out.
+      stored: May be of another arm, whose next round gets what only that arm's links read.
     """
-    return {name: stored.get(name, initial) for name, initial in objective.init().items()}
+    return {**objective.init(), **stored}
 
 
 def _with_full(after: Credit, before: Credit, full: Credit | None) -> Credit:

@@ -790,7 +790,7 @@ def _build(
             f"{PARAMS}: {where} must be one of {sorted(table)}, got {name!r}{_nearest(name, table)}"
         )
     path = f"{where}.{name}"
-    known = _settings_of(make, path)
+    known = _parameters_of(make, path)
     for key in settings:
         if key not in known:
             raise ParameterError(
@@ -812,7 +812,7 @@ def _build(
     return path, made
 
 
-def _settings_of(make: Callable[..., Component], path: str) -> Mapping[str, inspect.Parameter]:
+def _parameters_of(make: Callable[..., Component], path: str) -> Mapping[str, inspect.Parameter]:
     """Returns the parameters of a function that returns a component.
 
     Raises:

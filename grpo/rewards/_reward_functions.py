@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from grpo.errors import ParameterError
-from grpo.rewards.base import Judge, JudgeInputs, Reader, Task, Unjudged, View
+from grpo.rewards.base import Judge, JudgeInputs, Reader, Task, View
 from grpo.runtime.chats import read_chat
 
 TEXTS = ("prompts", "completions")
@@ -66,7 +66,7 @@ def _load(
       takes_all: Whether it takes other columns, too.
     """
 
-    def read(texts: Sequence[str], tasks: Sequence[Task]) -> list[View | Unjudged]:
+    def read(texts: Sequence[str], tasks: Sequence[Task]) -> list[View]:
         prompts: list[Any] = [each.prompt for each in tasks]
         completions: list[Any] = list(texts)
         if inputs.takes_messages:
@@ -78,10 +78,6 @@ def _load(
         rewards = function(**passed)
         if inspect.isawaitable(rewards):
             rewards = asyncio.run(_wait_for(rewards))
-        if len(rewards) != len(texts):
-            # No exception, after which each text would be judged alone: that may hide the fault.
-            wrong = f"must return {len(texts)} rewards, returned {len(rewards)}"
-            return [Unjudged(wrong) for _ in texts]
         return [View(_show(each), each) for each in rewards]
 
     return read

@@ -10,6 +10,7 @@ import torch
 from grpo.errors import ArtifactError, located
 from grpo.modalities.policy import Policy
 from grpo.runtime.artifacts.files import atomic_path
+from grpo.runtime.artifacts.tables import member_ids
 from grpo.runtime.executors.base import Executor, Job, Local, Skill, Work
 from grpo.runtime.seeds import derive_seed
 from grpo.sampling.rollouts import SampledBatch, concatenate, read_batch, write_batch
@@ -122,10 +123,9 @@ def _sample_batch(policy: Policy[Any], batch: pd.DataFrame, *, seed: int) -> Sam
             "too large: train the policy again with a lower learning rate"
         )
     repeated = batch.loc[batch.index.repeat(sizes)].reset_index(drop=True)
-    member = repeated.groupby("group", sort=False).cumcount()
     table = pd.DataFrame(
         {
-            "rollout_id": repeated["prompt_id"] + "/" + member.astype(str),
+            "rollout_id": member_ids(repeated),
             "prompt_id": repeated["prompt_id"],
             "group": repeated["group"].astype("int64"),
             "text": policy.decode(trajectory),

@@ -154,7 +154,9 @@ class JointJudge:
         view: Any = self.view
         views = view(items, tasks)
         if len(views) != len(tasks):
-            raise ValueError(f"must give {len(tasks)} views, gave {len(views)}")
+            # No exception, after which each rollout would be judged alone: that may hide the fault.
+            wrong = f"must return {len(tasks)} rewards, returned {len(views)}"
+            return [("", Outcome(0.0, "failed", wrong)) for _ in tasks]
         return [self._outcome(each, text=item) for each, item in zip(views, items)]
 
     def _outcome(self, view: View | Unjudged, *, text: Any) -> tuple[str, Outcome]:

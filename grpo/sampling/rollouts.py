@@ -133,7 +133,7 @@ def keep_judged(layout: Layout, batch: SampledBatch, rewards: pd.DataFrame) -> S
 
 
 def number_anew(batch: SampledBatch) -> SampledBatch:
-    """Returns a batch with the rollout ids of a table from which no rollout was left out."""
+    """Returns the batch with ids that count its rollouts of each prompt from 0, without a gap."""
     return replace(batch, table=batch.table.assign(rollout_id=member_ids(batch.table)))
 
 

@@ -460,12 +460,13 @@ def test_full_credit_beside_the_selection_follows_later_links():
     assert torch.equal(full.weight, plain.weight)
 
 
-def test_a_round_of_another_arm_leaves_the_state_of_the_links_that_both_have():
+def test_a_round_between_two_of_another_arm_keeps_their_state():
     before, after = chain(pcm(tokens=1, budget=2)), chain(center_by_moving_average(), rloo())
-    stored = {**before.init(), "mark": 1}
-    assert continued_state(before, stored) == before.init()
     assert continued_state(before, {}) == before.init()
-    assert continued_state(after, stored) == after.init()
+    learned = dict.fromkeys(before.init(), "learned")
+    between = continued_state(after, learned)
+    assert {name: between[name] for name in after.init()} == after.init()
+    assert continued_state(before, between) == {**after.init(), **learned}
     both = chain(pcm(tokens=1, budget=2), center_by_moving_average())
     kept = dict.fromkeys(before.init(), "kept")
     assert continued_state(both, kept) == {**both.init(), **kept}
