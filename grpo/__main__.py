@@ -163,15 +163,14 @@ def _check(arguments: argparse.Namespace) -> int:
     said = [*map(str, found), *([f"WARN {remark}"] if remark else [])]
     for each in said:
         print(f"{arguments.file}: {each}")
-    print(f"{arguments.file}: {errors} errors, {len(said) - errors} remarks", file=sys.stderr)
-    if errors:
-        return EXIT_WRONG_INPUT
-    # Imported here: the classes of models take seconds.
-    from grpo.wiring.stage_memory import require_memory
+    if not errors:
+        # Imported here: the classes of models take seconds.
+        from grpo.wiring.stage_memory import require_memory
 
-    with naming(arguments.file):
-        require_memory(params, show=print)
-    return 0
+        with naming(arguments.file):
+            require_memory(params, show=print)
+    print(f"{arguments.file}: {errors} errors, {len(said) - errors} remarks", file=sys.stderr)
+    return EXIT_WRONG_INPUT if errors else 0
 
 
 def _params(arguments: argparse.Namespace) -> int:

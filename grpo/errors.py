@@ -40,6 +40,10 @@ class ArtifactError(GrpoError, ValueError):
     """A file is missing, truncated or violates its schema; the message starts with its path."""
 
 
+class AbsentError(ParameterError, ArtifactError):
+    """What a parameter names is not on this machine; the parameter may be right."""
+
+
 class UnsoundError(GrpoError, ValueError):
     """A combination of links breaks a composition rule of severity ERROR."""
 

@@ -21,6 +21,8 @@ from grpo.modalities.shared.optimizer import optimized_tensors
 from grpo.modalities.shared.recomputation import saved_bytes
 from grpo.modalities.tokens.bases import make_base
 from grpo.params.parameters import Parameters, read_params
+from grpo.params.recipes import read_content
+from grpo.params.yaml import dump_yaml
 from grpo.runtime.dry_run import DryRun
 from grpo.schema import DATA
 from grpo.wiring.memory import PolicyMemory, UpdateMemory
@@ -184,6 +186,40 @@ def test_a_policy_of_which_nothing_fits_is_refused_by_the_command(
     assert ended.value.code == 2
     *_, last = capsys.readouterr().err.splitlines()
     assert last.startswith(f"{file}: machine.memory_gb must be more than 0.001")
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "sentence"),
+    [
+        ("task.families.gcd.min_wordz", 3, "task.families.gcd must be a reasoning-gym family"),
+        ("task.families.nonsense", {}, "task.families.nonsense has no steps notation"),
+        ("policy.base.architecture", "LlamaForCausalLMM", "policy.base.architecture must be"),
+        ("policy.base.config.hidden_sizes", 64, "policy.base.config.hidden_sizes is unknown"),
+        ("policy.base.config.num_attention_heads", 7, "policy.base.config is refused"),
+    ],
+)
+def test_the_command_refuses_a_task_or_policy_that_cannot_be_built(
+    path: str,
+    value: Any,
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    content = read_content(ROOT / "params.yaml")
+    *sections, key = path.split(".")
+    section = content
+    for each in sections:
+        section = section[each]
+    section[key] = value
+    file = tmp_path / "wrong.yaml"
+    file.write_text(dump_yaml(content))
+    monkeypatch.setattr(sys, "argv", ["grpo", "check", str(file)])
+    with pytest.raises(SystemExit) as ended:
+        commands.main()
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"{file}: {sentence}")
 
 
 def test_the_table_is_narrow_and_names_each_stage_once(params: Parameters):

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from grpo.errors import ParameterError, brief, located
+from grpo.errors import AbsentError, ParameterError, brief, located
 from grpo.runtime.artifacts.files import WORK
 from grpo.schema import PARAMS, DirectoryBase, HubBase, S3Base
 
@@ -28,7 +28,7 @@ def find_source(
       parameter: Path of the parameter that names the weights, for messages.
 
     Raises:
-      ParameterError: If a local directory does not exist.
+      AbsentError: If a local directory does not exist.
       StorageError: If the download fails, or its SHA-256 differs.
     """
     if isinstance(imported, HubBase):
@@ -49,10 +49,10 @@ def find_local_source(
       parameter: Path of the parameter that names the weights, for messages.
 
     Raises:
-      ParameterError: If a local directory does not exist.
+      AbsentError: If a local directory does not exist.
     """
     if isinstance(imported, S3Base) and not (DOWNLOADS / imported.sha256).is_dir():
-        raise ParameterError(
+        raise AbsentError(
             f"{PARAMS}: {parameter}.uri is not downloaded yet, got {imported.uri}; run its stage"
         )
     return find_source(imported, data, parameter=parameter)
@@ -78,7 +78,8 @@ def download(imported: S3Base, *, parameter: str) -> Path:
 
 def refusal(source: Source, error: object) -> ParameterError:
     """Returns the error for a source that cannot be loaded."""
-    return ParameterError(
+    kind = ParameterError if source.is_local else AbsentError  # the hub may be out of reach
+    return kind(
         f"{PARAMS}: {source.parameter} {source.name!r} cannot be loaded: {brief(error)}"
     )
 
@@ -90,9 +91,9 @@ def require_directory(imported: DirectoryBase, data: Path, *, parameter: str) ->
       parameter: Path of the parameter that names the directory, for messages.
 
     Raises:
-      ParameterError: If it does not exist.
+      AbsentError: If it does not exist.
     """
     directory = data / imported.path
     if not directory.is_dir():
-        raise ParameterError(f"{PARAMS}: {parameter}.path must be a directory, {directory} is not")
+        raise AbsentError(f"{PARAMS}: {parameter}.path must be a directory, {directory} is not")
     return directory

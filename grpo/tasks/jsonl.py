@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 from pydantic import Field, field_validator
 
-from grpo.errors import ArtifactError, ParameterError, brief
+from grpo.errors import AbsentError, ArtifactError, ParameterError, brief
 from grpo.runtime.chats import ROLES, extend_prompt, has_messages, is_chat, write_chat
 from grpo.runtime.sources import download
 from grpo.schema import PARAMS, DataPath, S3Base
@@ -255,7 +255,7 @@ def _read(path: Path, names: Set[str]) -> Iterator[tuple[int, str, Any]]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
-        raise ArtifactError(f"{path}: must be a JSON-lines file, {error}") from None
+        raise AbsentError(f"{path}: must be a JSON-lines file, {error}") from None
     except UnicodeDecodeError as error:
         raise ArtifactError(f"{path}: must be a JSON-lines file in UTF-8, {error}") from None
     if text.lstrip().startswith("["):
@@ -299,7 +299,7 @@ def _read_parquet(path: Path, names: Set[str]) -> Iterator[tuple[int, str, Any]]
         table = parquet.read_table(path)
         rows = table.to_pylist()
     except FileNotFoundError as error:
-        raise ArtifactError(f"{path}: must be a parquet file, {error}") from None
+        raise AbsentError(f"{path}: must be a parquet file, {error}") from None
     except (pa.ArrowException, OSError, ValueError) as error:
         raise ArtifactError(f"{path}: must be a parquet file, {brief(error)}") from None
     for name, column in zip(table.column_names, table.columns):

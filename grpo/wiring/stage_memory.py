@@ -7,7 +7,7 @@ from typing import Any
 
 import psutil
 
-from grpo.errors import GrpoError, ParameterError
+from grpo.errors import AbsentError, MissingExtraError, ParameterError, StorageError
 from grpo.objective.penalty import needs_reference
 from grpo.params.parameters import Parameters, Purpose
 from grpo.rewards import find_judge
@@ -64,7 +64,11 @@ def measure_stages(params: Parameters, data: Path = DATA) -> RunMemory | None:
     """Returns the memory of all stages that load a model; None: the modality has no dry runs.
 
     Raises:
-      GrpoError: If a configuration or the prompts are not on this machine.
+      AbsentError: If a configuration or the prompts are not on this machine.
+      ArtifactError: If a file of prompts is wrong.
+      MissingExtraError: If a package is not installed.
+      ParameterError: If the task or the policy is wrong.
+      StorageError: If prompts cannot be downloaded.
     """
     memory = PolicyMemory(params, data)
     if memory.policy is None:
@@ -278,15 +282,17 @@ def _largest(fits: Callable[[int], bool], *, guess: int, most: int) -> int:
 
 
 def require_memory(params: Parameters, *, show: Callable[[str], None]) -> None:
-    """Shows the memory of the stages, or why it is not known.
+    """Shows the memory of the stages, or what is missing on this machine to compute it.
 
     Raises:
-      ParameterError: If a stage needs more than machine.memory_gb.
+      ArtifactError: If a file of prompts is wrong.
+      ParameterError: If a stage needs more than machine.memory_gb, or the task or the policy is
+        wrong.
     """
     try:
         found = measure_stages(params)
-    except GrpoError as error:
-        show(f"memory is not computed: {error}")
+    except (AbsentError, MissingExtraError, StorageError) as error:
+        show(f"memory is not computed: {str(error).removeprefix(f'{PARAMS}: ')}")
         return
     if found is None:
         show(f"memory is not computed for policy.kind {params.policy.kind}")
