@@ -122,9 +122,10 @@ def _require_same(
             f"{folder}: must be of the prompts in {folder.parent / 'prompts'}, got others; run: "
             f"{MAKE_PROFILE}"
         )
-    asked = params.profile.rollouts_per_prompt
-    if (profile["rollouts"] != asked).any():
+    # A prompt has fewer rollouts than were asked for if the judge failed on some.
+    asked, most = params.profile.rollouts_per_prompt, profile["rollouts"].max()
+    if most != asked:
         raise ArtifactError(
             f"{folder}: must have {asked} rollouts per prompt (profile.rollouts_per_prompt), got "
-            f"{profile['rollouts'].iloc[0]}; run: {MAKE_PROFILE}"
+            f"{most}; run: {MAKE_PROFILE}"
         )

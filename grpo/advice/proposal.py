@@ -21,7 +21,16 @@ from grpo.advice.prediction import (
 )
 from grpo.allocation.curriculum import inverse_rate_size
 from grpo.objective.rules import Severity
-from grpo.params.parameters import BASE, Arm, LinkSpec, Parameters, RoundParams, Training
+from grpo.params.parameters import (
+    BASE,
+    Arm,
+    ConstantRate,
+    DecayingRate,
+    LinkSpec,
+    Parameters,
+    RoundParams,
+    Training,
+)
 from grpo.wiring.checks import findings
 from grpo.wiring.objectives import build_objective
 
@@ -221,11 +230,14 @@ def _with_arm(params: Parameters, name: str, reference: str, chosen: Candidate) 
     """Returns the parameters with the proposed arm and a chain of rounds added."""
     arm = params.arms[reference]
     iterations, updates = chosen.iterations, chosen.updates_per_iteration
+    per_round = iterations * updates * arm.training.passes_per_iteration
     training = arm.training.model_copy(
         update={
             "iterations_per_round": iterations,
             "updates_per_iteration": updates,
-            "updates_per_audit": iterations * updates * arm.training.passes_per_iteration,
+            "updates_per_audit": per_round,
+            "schedule": _rescaled(arm.training.schedule, per_round * chosen.rounds),
+            "stop_on_plateau": None,  # the amounts are those of all iterations
         }
     )
     names = [BASE, *(f"{name}-{index + 1}" for index in range(chosen.rounds))]
@@ -246,6 +258,16 @@ def _with_arm(params: Parameters, name: str, reference: str, chosen: Candidate) 
     return found
 
 
+def _rescaled(
+    schedule: ConstantRate | DecayingRate | None, updates: int
+) -> ConstantRate | DecayingRate | None:
+    """Returns the schedule of a learning rate that decays over another number of updates."""
+    if not isinstance(schedule, DecayingRate):
+        return schedule
+    warmup = schedule.warmup_updates * updates // schedule.total_updates
+    return schedule.model_copy(update={"total_updates": updates, "warmup_updates": warmup})
+
+
 def _curriculum(chosen: Candidate) -> list[LinkSpec]:
     """Returns the curriculum steps of a candidate."""
     prompts = chosen.available if chosen.visits > 1 else chosen.per_round
@@ -262,11 +284,11 @@ def _without_selection(arm: Arm, objective: list[LinkSpec]) -> Arm:
 
 
 def _dropping(arm: Arm) -> list[LinkSpec]:
-    """Returns an arm's objective with DROP added unless it has DROP or a KL penalty."""
+    """Returns an arm's objective with DROP added, unless a uniform group has a gradient."""
     links = build_objective(arm.objective, NAME).links
-    has_drop = any(link.name == DROP for link in links)
-    has_penalty = any(link.settings.get("beta") for link in links)
-    return arm.objective if has_drop or has_penalty else [*arm.objective, DROP]
+    needs_all = any(link.name in (DROP, "center_by_moving_average") for link in links)
+    needs_all |= any(link.settings.get("beta") or "entropy bonus" in link.kinds for link in links)
+    return arm.objective if needs_all else [*arm.objective, DROP]
 
 
 def _with(params: Parameters, name: str, arm: Arm, rounds: dict[str, RoundParams]) -> Parameters:

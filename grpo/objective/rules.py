@@ -227,6 +227,11 @@ def filter_on_reward(plan: Plan) -> list[str]:
     return plan.set_to("drop_uniform_groups", by="reward") if _is_shaped(plan) else []
 
 
+def filter_by_running_baseline(plan: Plan) -> list[str]:
+    dropping = plan.named("drop_uniform_groups")
+    return dropping if plan.named("center_by_moving_average") else []
+
+
 def truncated_sampling(plan: Plan) -> list[str]:
     return ["sampling.top_p"] if plan.top_p < 1 else []
 
@@ -307,7 +312,8 @@ def stale_proximal_routing(plan: Plan) -> list[str]:
 
 
 def uncorrected_staleness(plan: Plan) -> list[str]:
-    return ["training.staleness"] if plan.staleness and not plan.of("correction") else []
+    is_stale = plan.staleness and plan.iterations_per_round > 1
+    return ["training.staleness"] if is_stale and not plan.of("correction") else []
 
 
 def unmoved_reference(plan: Plan) -> list[str]:
@@ -438,7 +444,7 @@ def streaks_of_revisions(plan: Plan) -> list[str]:
 
 
 def signal_of_other_rewards(plan: Plan) -> list[str]:
-    return [] if plan.has_binary_reward else plan.selects_with("allocate_by_signal")
+    return plan.selects_with("allocate_by_signal") if _is_shaped(plan) else []
 
 
 def unread_chances(plan: Plan) -> list[str]:
@@ -1037,7 +1043,8 @@ RULES: tuple[Rule, ...] = (
         "H26",
         Severity.ERROR,
         "its signal p (1 - p) is the variance of a binary outcome within a group, not that of this"
-        " reward; set reward.maximize: outcome and reward.unfinished_penalty: 0",
+        " reward; set reward.maximize: outcome and remove what else adds to the reward: penalties,"
+        " weights of other judges, improvement",
         signal_of_other_rewards,
     ),
     Rule(
@@ -1046,6 +1053,13 @@ RULES: tuple[Rule, ...] = (
         "with weights: ht prompts are drawn with unequal probabilities, which only "
         "average_over_prompts corrects; use it (rloo has it) or set weights: none",
         unread_chances,
+    ),
+    Rule(
+        "H32",
+        Severity.WARN,
+        "with center_by_moving_average the advantages of a group of equal rewards are not 0; remove"
+        " it to train on all groups, or set center_by_group_mean",
+        filter_by_running_baseline,
     ),
     *CHUNK_RULES,
     *REVISION_RULES,

@@ -79,9 +79,7 @@ def download(imported: S3Base, *, parameter: str) -> Path:
 def refusal(source: Source, error: object) -> ParameterError:
     """Returns the error for a source that cannot be loaded."""
     kind = ParameterError if source.is_local else AbsentError  # the hub may be out of reach
-    return kind(
-        f"{PARAMS}: {source.parameter} {source.name!r} cannot be loaded: {brief(error)}"
-    )
+    return kind(f"{PARAMS}: {source.parameter} {source.name!r} cannot be loaded: {brief(error)}")
 
 
 def require_directory(imported: DirectoryBase, data: Path, *, parameter: str) -> Path:

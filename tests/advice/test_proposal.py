@@ -34,6 +34,18 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "budget": {f"{REFERENCE}.selection": [{"skip_uniform_prompts": {"prompts": 50}}]},
     "visits": {f"{REFERENCE}.selection": [{"visit_prompts": {"prompts": 20}}]},
+    "decay": {
+        f"{REFERENCE}.training.schedule": {
+            "kind": "cosine",
+            "warmup_updates": 4,
+            "total_updates": 36,
+        },
+    },
+    "plateau": {
+        f"{REFERENCE}.training.iterations_per_round": 12,
+        f"{REFERENCE}.training.updates_per_iteration": 1,
+        f"{REFERENCE}.training.stop_on_plateau": {"iterations": 5, "tolerance": 0.0},
+    },
 }
 
 
@@ -80,6 +92,40 @@ def test_the_snippet_is_an_arm_that_parses_and_is_sound(tmp_path: Path, name: st
     assert params.chain("advised") == ["base", "advised-1", "advised-2", "advised-3"]
     errors = [each for each in findings(params) if each.severity is Severity.ERROR]
     assert errors == []
+
+
+@pytest.mark.parametrize(
+    ("baseline", "others", "drops"),
+    [
+        ("center_by_group_mean", [], True),
+        ("center_by_moving_average", [], False),
+        ("center_by_group_mean", [{"add_entropy_bonus": {"weight": 0.01}}], False),
+    ],
+)
+def test_uniform_groups_are_dropped_unless_they_have_a_gradient(
+    tmp_path: Path, baseline: str, others: list[Any], drops: bool
+):
+    clip = {"clip_surrogate": {"low": 0.2, "high": 0.2}}
+    objective = [baseline, "average_over_steps", clip, *others]
+    file = write_params(tmp_path, {f"{REFERENCE}.objective": objective})
+    _, proposal = proposed(file, prior=(50.0, 50.0))  # near one half: no profile is read
+    assert proposal.chosen is not None
+    assert proposal.chosen.sizing.is_fixed
+    dropped = ["drop_uniform_groups"] if drops else []
+    assert proposal.params.arms["advised"].objective == [*objective, *dropped]
+
+
+def test_a_decay_ends_with_the_last_update_of_the_proposal(tmp_path: Path):
+    file = write_params(tmp_path, VARIANTS["decay"])
+    _, proposal = proposed(file)
+    training = proposal.params.arms["advised"].training
+    updates = training.iterations_per_round * training.optimizer_steps_per_iteration
+    assert training.schedule is not None
+    total = updates * len(proposal.params.rounds_of("advised"))
+    assert (training.schedule.total_updates, training.schedule.warmup_updates) == (
+        total,
+        4 * total // 36,
+    )
 
 
 def test_a_second_proposal_has_a_name_of_its_own(tmp_path: Path):

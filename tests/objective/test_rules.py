@@ -17,6 +17,7 @@ from grpo.allocation.selection import (
 from grpo.objective.advantage import (
     add_improvement,
     center_by_group_mean,
+    center_by_moving_average,
     scale_by_batch_std,
     scale_by_group_std,
     scale_by_improvement,
@@ -286,7 +287,10 @@ CASES = {
     "kl on part": (plan_of(chain(rloo(), penalize_kl(0.1, "k2"))), ("U24", "WARN")),
     "top_p": (replace(Z_SCORED, top_p=0.9), ("U25", "ERROR")),
     "dropout": (replace(Z_SCORED, dropouts=frozenset({"policy.lora.dropout"})), ("U26", "ERROR")),
-    "stale and uncorrected": (replace(Z_SCORED, staleness=1), ("H16", "ERROR")),
+    "stale and uncorrected": (
+        replace(Z_SCORED, staleness=1, iterations_per_round=2),
+        ("H16", "ERROR"),
+    ),
     "replay on-policy": (
         replace(
             Z_SCORED, routing="replay_sampled", has_routers=True, optimizer_steps_per_iteration=1
@@ -410,6 +414,21 @@ CASES |= {
         ("H20", "WARN"),
     ),
     "signal of a continuous reward": (allocating(has_binary_reward=False), ("H26", "ERROR")),
+    "signal of a reward less a penalty": (
+        replace(allocating(), links=(*subtract_kl_from_reward(0.1).links, *rloo().links)),
+        ("H26", "ERROR"),
+    ),
+    "a running baseline and dropped groups": (
+        plan_of(
+            chain(
+                center_by_moving_average(),
+                average_over_steps(),
+                clip_surrogate(),
+                drop_uniform_groups(),
+            )
+        ),
+        ("H32", "WARN"),
+    ),
     "chances that no average reads": (
         replace(allocating(weights="ht"), links=grpo().links),
         ("H27", "ERROR"),

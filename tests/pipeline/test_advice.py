@@ -14,6 +14,7 @@ from grpo.advice.seconds import calibrate
 from grpo.params.parameters import Parameters, read_params
 from grpo.params.yaml import dump_yaml, parse_yaml
 from grpo.runtime.artifacts.files import read_json, write_json
+from grpo.runtime.artifacts.tables import PROFILE, read_profile, write_table
 
 # Wide: of one round of 16 or so prompts whose rollouts are drawn anew.
 STEPS_BAND, FLOPS_BAND = 0.15, 0.35
@@ -217,3 +218,18 @@ def test_a_profile_of_other_parameters_is_refused(
     assert code == 2
     assert "must have 4 rollouts per prompt (profile.rollouts_per_prompt), got 8" in err
     assert "dvc repro profile" in err
+
+
+def test_a_profile_in_which_the_judge_failed_on_a_rollout_is_advised_on(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    file = workspace / "artifacts" / "profile" / "prompts.parquet"
+    profile = read_profile(file)
+    judged = profile.loc[0, "rollouts"] - 1
+    successes = min(profile.loc[0, "successes"], judged)
+    changed = {"rollouts": judged, "successes": successes, "outcome_rate": successes / judged}
+    profile.loc[0, list(changed)] = list(changed.values())
+    write_table(profile.astype({"rollouts": int, "successes": int}), file, PROFILE)
+    code, out, _ = advise(workspace, monkeypatch, capsys)
+    assert code == 0
+    assert "advised" in out
