@@ -88,9 +88,17 @@ def _plan(params: Parameters, name: str, arm: Arm) -> tuple[dict[str, str], Plan
 
 
 def _check_phases(params: Parameters, name: str) -> None:
-    """Raises if the phase of a round exceeds the phases of the arm's curriculum."""
+    """Raises if a round's phase exceeds those of the curriculum, or these need too many prompts."""
     steps = curriculum_of(params, name)
     phases = max(each.phases for each in steps)
+    prompts = getattr(params.task, "train_prompts", None)
+    for index, step in enumerate(steps):
+        needed = step.phases * int(step.link.settings.get("prompts_per_phase") or 0)
+        if prompts is not None and needed > prompts:
+            raise ParameterError(
+                f"{PARAMS}: arms.{name}.curriculum[{index}].{step.link.name} needs {needed} "
+                f"prompts, task.train_prompts is {prompts}; raise it or lower prompts_per_phase"
+            )
     for each in params.rounds_of(name):
         phase = params.rounds[each].phase
         if phase > phases:
