@@ -13,7 +13,14 @@ from grpo.errors import ArtifactError
 from grpo.modalities.costs import CostModel
 from grpo.params.parameters import BASE, Parameters
 from grpo.runtime.artifacts.files import read_json
-from grpo.runtime.artifacts.tables import PROMPTS, ROLLOUTS, TABLE, read_profile, read_table
+from grpo.runtime.artifacts.tables import (
+    PROMPTS,
+    ROLLOUTS,
+    TABLE,
+    known_prompts,
+    read_profile,
+    read_table,
+)
 from grpo.types import Cost
 from grpo.wiring.prices import load_cost_model
 
@@ -104,7 +111,7 @@ def read_facts(artifacts: Path, params: Parameters) -> Facts:
     tokens = cost_model.count_tokens(texts["prompt"].tolist())
     summary = read_json(folder / "summary.json")
     return make_facts(
-        profile,
+        known_prompts(profile),
         read_table(folder / "rollouts" / TABLE, ROLLOUTS),
         prompt_tokens=dict(zip(texts["prompt_id"], tokens)),
         cost=Cost(**summary["cost"]),

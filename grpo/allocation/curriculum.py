@@ -15,6 +15,7 @@ import pandas as pd
 
 from grpo.errors import ArtifactError, ParameterError
 from grpo.objective.link import Kind, Link, Setting
+from grpo.runtime.artifacts.tables import known_prompts
 
 Step = Callable[[pd.DataFrame, np.random.Generator], pd.DataFrame]
 
@@ -300,6 +301,8 @@ def curriculum_input(
 ) -> pd.DataFrame:
     """Returns the input of the steps: the profile, or prompts with NaN rates if it has no rows.
 
+    Prompts without a judged rollout in a profile are left out.
+
     Args:
       profile: Schema PROFILE; without rows if no component reads a profile.
       prompts: Schema PROMPTS.
@@ -310,7 +313,7 @@ def curriculum_input(
     """
     if len(profile):
         _require_same_prompts(profile, prompts)
-        return profile
+        return known_prompts(profile)
     for step in steps:
         if step.reads_profile:
             raise ArtifactError(f"{step.link.name} reads a profile, got one without rows")

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from grpo.runtime.artifacts.tables import is_judged
+from grpo.runtime.artifacts.tables import is_judged, known_prompts
 from grpo.types import Cost
 
 
@@ -13,7 +13,7 @@ def profile_prompts(
 ) -> pd.DataFrame:
     """Returns rollouts, successes and outcome rate per prompt under the schema PROFILE.
 
-    A prompt without judged rollouts has no row: its difficulty is unknown.
+    A prompt without judged rollouts has 0 rollouts: its difficulty is unknown.
 
     Args:
       rollouts: Schema ROLLOUTS, of the base policy.
@@ -25,8 +25,11 @@ def profile_prompts(
     counts = joined.groupby("prompt_id", as_index=False).agg(
         rollouts=("outcome", "size"), successes=("outcome", "sum"), mean_steps=("steps", "mean")
     )
-    counts = counts.merge(prompts[["prompt_id", "family"]], on="prompt_id", validate="1:1")
-    counts["successes"] = counts["successes"].astype("int64")
+    counts = counts.merge(
+        prompts[["prompt_id", "family"]], how="right", on="prompt_id", validate="1:1"
+    )
+    whole = ["rollouts", "successes"]
+    counts[whole] = counts[whole].fillna(0).astype("int64")
     counts["outcome_rate"] = counts["successes"] / counts["rollouts"]
     return counts.sort_values("prompt_id", ignore_index=True)
 
@@ -39,7 +42,7 @@ def summarize_profile(
     Args:
       steps: Metrics per step of the rollouts.
     """
-    rate = profile["outcome_rate"]
+    rate = known_prompts(profile)["outcome_rate"]
     return {
         "cost": vars(cost),
         "rollouts": int(profile["rollouts"].sum()),

@@ -21,6 +21,7 @@ from grpo.runtime.artifacts.tables import (
     ROLLOUTS,
     SCORE,
     is_count,
+    known_prompts,
     read_profile,
     read_table,
     read_tables,
@@ -95,7 +96,7 @@ def read_run(artifacts: Path, params: Parameters) -> Run:
     """
     policies = [BASE, *params.rounds]
     _require_held_out(artifacts / "prompts")
-    profile = read_profile(artifacts / "profile" / "prompts.parquet")
+    profile = known_prompts(read_profile(artifacts / "profile" / "prompts.parquet"))
     evaluations = artifacts / "evaluations"
     evaluated = _read_evaluated(evaluations, policies)
     iterations = {name: iterations_of(artifacts, name) for name in params.rounds}

@@ -225,8 +225,17 @@ def test_a_step_that_reads_rates_refuses_an_empty_profile():
     steps = build_curriculum(LOOKING, "arm")
     with pytest.raises(ArtifactError, match="drop_trivial reads a profile, got one without rows"):
         curriculum_input(empty_table(PROFILE), prompts(), steps)
-    rates = curriculum_input(profiled([0.5] * 12), prompts(), steps)
+    rates = curriculum_input(profiled([0.5] * 12).assign(rollouts=8), prompts(), steps)
     assert len(plan_curriculum(rates, steps, seed=0)) == 6
+
+
+@pytest.mark.parametrize("steps", [BLIND, LOOKING], ids=["blind", "looking"])
+def test_a_prompt_without_a_judged_rollout_is_in_no_arm(steps: list[Any]):
+    profile = profiled([0.5] * 11 + [np.nan]).assign(rollouts=[8] * 11 + [0])
+    built = build_curriculum(steps, "arm")
+    rates = curriculum_input(profile, prompts(), built)
+    assert rates["prompt_id"].tolist() == prompts()["prompt_id"].tolist()[:11]
+    assert len(plan_curriculum(rates, built, seed=0)) == 6
 
 
 def test_advice_without_a_profile_says_how_to_get_one(

@@ -67,7 +67,10 @@ def test_difficulty_is_that_of_the_judged_rollouts(outcomes: dict[str, list[floa
     prompts = pd.DataFrame({"prompt_id": list("abcd"), "family": "f"})
     profile = profile_prompts(rollouts, rewards, prompts).set_index("prompt_id")
     judged = without_none(outcomes)
-    assert set(profile.index) == set(judged)
+    assert set(profile.index) == set("abcd")
+    unknown = profile[~profile.index.isin(judged)]
+    assert (unknown[["rollouts", "successes"]] == 0).all(axis=None)
+    assert unknown[["outcome_rate", "mean_steps"]].isna().all(axis=None)
     for prompt, group in judged.items():
         steps = rollouts.loc[(rollouts["prompt_id"] == prompt) & is_judged(rewards), "steps"]
         row = profile.loc[prompt]

@@ -105,10 +105,11 @@ PROFILE = _schema(
     "prompt_id",
     {
         "family": pa.Column(str, _filled),
-        "rollouts": pa.Column("int64", _at_least(1)),
+        "rollouts": pa.Column("int64", _at_least(0)),  # that were judged
         "successes": pa.Column("int64", _at_least(0)),
-        "outcome_rate": pa.Column("float64", _fraction),
-        "mean_steps": pa.Column("float64", [_finite, _at_least(0)]),
+        # Null if no rollout was judged.
+        "outcome_rate": pa.Column("float64", _fraction, nullable=True),
+        "mean_steps": pa.Column("float64", [_finite, _at_least(0)], nullable=True),
     },
 )
 CURRICULUM = _schema(
@@ -219,6 +220,10 @@ class _Law(NamedTuple):
     holds: Callable[[pd.DataFrame], "pd.Series[bool]"]
 
 
+def _are_same(given: "pd.Series[float]", wanted: "pd.Series[float]") -> "pd.Series[bool]":
+    return (given == wanted) | (given.isna() & wanted.isna())
+
+
 def _one_to_one(frame: pd.DataFrame) -> "pd.Series[bool]":
     """Returns which rows keep groups and prompts one-to-one, compared with the first rows."""
     of_group = frame.groupby("group")["prompt_id"].transform("first")
@@ -274,7 +279,7 @@ LAWS = {
         _Law(
             "outcome_rate",
             "successes / rollouts",
-            lambda frame: frame["outcome_rate"] == frame["successes"] / frame["rollouts"],
+            lambda frame: _are_same(frame["outcome_rate"], frame["successes"] / frame["rollouts"]),
         ),
     ),
     EVALUATION.name: (_FEW_SUCCESSES,),
@@ -407,6 +412,11 @@ def read_profile(path: Path) -> pd.DataFrame:
       ArtifactError: If the file is missing, not parquet, or violates the schema.
     """
     return read_table(path, PROFILE) if count_rows(path) else empty_table(PROFILE)
+
+
+def known_prompts(profile: pd.DataFrame) -> pd.DataFrame:
+    """Returns the rows of a profile with a judged rollout."""
+    return profile[profile["rollouts"] > 0].reset_index(drop=True)
 
 
 def iteration_name(index: int) -> str:
