@@ -176,14 +176,19 @@ def _check(arguments: argparse.Namespace) -> int:
 def _params(arguments: argparse.Namespace) -> int:
     from grpo.params.parameters import read_params
     from grpo.params.recipes import resolved_text
-    from grpo.runtime.artifacts.files import write_bytes
+    from grpo.runtime.artifacts.files import WORK, write_bytes
     from grpo.schema import PARAMS
 
     read_params(arguments.file)  # a wrong recipe leaves params.yaml as it is
     text = resolved_text(arguments.file)
     if arguments.write:
-        write_bytes(PARAMS, text.encode())
-        print(f"{PARAMS}: the parameters of {arguments.file}", file=sys.stderr)
+        said, new = f"{PARAMS}: the parameters of {arguments.file}", text.encode()
+        if PARAMS.exists() and (old := PARAMS.read_bytes()) != new:
+            replaced = WORK / f"replaced-{PARAMS.name}"
+            write_bytes(replaced, old)
+            said += f"; {replaced} holds those that it had"
+        write_bytes(PARAMS, new)
+        print(said, file=sys.stderr)
     else:
         print(text, end="")
     return 0

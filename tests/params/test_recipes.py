@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from grpo import __main__ as commands
 from grpo.errors import ParameterError
 from grpo.params.parameters import read_params
 from grpo.params.recipes import merge, read_content, resolved_text
@@ -201,6 +202,22 @@ def test_a_wrong_recipe_leaves_the_parameters_of_the_run(tmp_path: Path):
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "own.yaml: color is unknown, got 'red'\n"
     assert (tmp_path / "params.yaml").read_bytes() == SMOKE.read_bytes()
+
+
+def test_the_parameters_that_are_replaced_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    edited = SMOKE.read_text().replace("seed: ", "seed: 1")
+    Path("params.yaml").write_text(edited)
+    monkeypatch.setattr(sys, "argv", ["grpo", "params", str(SMOKE), "--write"])
+    for said in (f"{SMOKE}; .work/replaced-params.yaml holds those that it had\n", f"{SMOKE}\n"):
+        with pytest.raises(SystemExit) as ended:
+            commands.main()
+        assert ended.value.code == 0
+        assert capsys.readouterr().err == f"params.yaml: the parameters of {said}"
+        assert Path("params.yaml").read_text() == resolved_text(SMOKE)
+        assert Path(".work/replaced-params.yaml").read_text() == edited
 
 
 @pytest.mark.long
