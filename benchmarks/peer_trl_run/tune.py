@@ -14,8 +14,8 @@ from grpo.runtime.artifacts.files import read_json, write_json
 from grpo.runtime.markdown import markdown_table
 
 TUNING = RESULTS / "peer_trl_run_tuning.json"
-SHORT = {"0.2M": 12, "11.6M": 4}  # updates: whole runs take minutes
-SEEDS = {"0.2M": 0, "11.6M": 10}  # for trials only
+SHORT = {"0.2M": 12, "11.6M": 4, "10.4M": 4}  # updates: whole runs take minutes
+SEEDS = {"0.2M": 0, "11.6M": 10, "10.4M": 10}  # for trials only
 KEPT = ("cpu_seconds", "wall_seconds", "peak_bytes", "load_before")
 
 
