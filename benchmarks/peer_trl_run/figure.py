@@ -23,7 +23,7 @@ def draw(results: dict[str, Any]) -> Figure:
                 panel.set_title(f"{size} parameters")
                 panel.set_xlabel(f"{title} from the start of the process")
                 panel.set_xlim(left=0)
-            row[0].set_ylabel("mean@8")
+            row[0].set_ylabel("mean@k")
         axes[0][0].legend()
     return figure
 
