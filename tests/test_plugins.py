@@ -68,12 +68,14 @@ def visit_few(prompts: int) -> Selection:
     return visit_prompts(prompts=prompts)
 '''
 LINK = '''
+from dataclasses import replace
+
 from grpo import Link, Objective, credit_link
 
 def halve(factor: float = 0.5) -> Objective:
     """Multiplies advantages by `factor`, which has no unit."""
     def credit(before, rollouts, generator):
-        return before._replace(advantage=factor * before.advantage)
+        return replace(before, advantage=factor * before.advantage)
     return credit_link(Link("halve", {"factor": factor}), credit)
 '''
 
@@ -209,6 +211,64 @@ def test_a_function_that_cannot_be_called_is_refused_in_one_line(
     assert message in said
 
 
+@pytest.mark.parametrize(
+    ("kind", "result", "message"),
+    [
+        ("credit", "None", "must return a Credit, returns NoneType"),
+        ("credit", "batch.prompt", "AttributeError: 'Rollouts' object has no attribute 'prompt'"),
+        (
+            "credit",
+            "replace(before, weight=before.weight[:, :1])",
+            "must return a Credit whose weight has the shape [rollout, step], [8, 5] here, "
+            "returns [8, 1]",
+        ),
+        (
+            "credit",
+            "replace(before, advantage=before.advantage / 0)",
+            "must return a Credit whose advantage is finite, returns NaN or infinity",
+        ),
+        ("loss", "before.loss", "must return StepTerms, returns Tensor"),
+        (
+            "loss",
+            "replace(before, loss=(before.logp * 0).log())",
+            "must return StepTerms whose loss is finite, returns NaN or infinity",
+        ),
+    ],
+)
+def test_a_link_that_returns_the_wrong_thing_is_refused(kind: str, result: str, message: str):
+    arguments = "before, batch, generator" if kind == "credit" else "before"
+    Path("plugins/wrong.py").write_text(
+        f"""
+from dataclasses import replace
+from grpo import Link, Objective, {kind}_link
+
+def wrong() -> Objective:
+    \"\"\"Returns the wrong thing.\"\"\"
+    def apply({arguments}):
+        return {result}
+    return {kind}_link(Link("wrong", {{}}), apply)
+"""
+    )
+    write_params(arms__sgpo__objective=["rloo", "plugins.wrong"])
+    assert message in refused(lambda: findings(read_params()))
+
+
+def test_a_link_may_refuse_a_batch():
+    Path("plugins/wrong.py").write_text(
+        '''
+from grpo import Link, Objective, loss_link
+
+def wrong() -> Objective:
+    """Needs what no batch has."""
+    def loss(terms):
+        raise ValueError("wrong needs groups of 3")
+    return loss_link(Link("wrong", {}), loss)
+'''
+    )
+    write_params(arms__sgpo__objective=["rloo", "plugins.wrong"])
+    findings(read_params())
+
+
 def test_annotations_of_a_function_may_be_strings():
     text = Path("plugins/links.py").read_text()
     Path("plugins/links.py").write_text(f"from __future__ import annotations\n{text}")
@@ -244,6 +304,32 @@ def test_prompts_of_ones_own_get_the_names_of_their_parts_and_must_be_held_out()
     sys.modules.pop("plugins.sums")
     said = refused(lambda: build_prompts(read_params(), DATA))
     assert "must evaluate on other prompts than it trains on, '1+1='" in said
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('prompt_kinds = ("text",)', "", "prompt_kinds must be a tuple of some of"),
+        ('prompt_kinds = ("text",)', 'prompt_kinds = ("words",)', r"got \('words',\)"),
+        ("def make_prompts(", "def prompts(", "must define make_prompts"),
+        ("rows = [", "rows = {}['a'] + [", r"plugins/sums\.py, line \d+: .*KeyError: 'a'; correct"),
+        ("rows = [", "raise ValueError('none today') or [", "task: none today"),
+        (
+            "return PromptTables(",
+            "return list((",
+            "make_prompts must return PromptTables, returns l",
+        ),
+        ('"entry": "{}"', '"entries": "{}"', "the table train .* must have a column entry"),
+    ],
+)
+def test_a_task_that_cannot_make_prompts_is_refused_in_one_line(old: str, new: str, message: str):
+    text = Path("plugins/sums.py").read_text()
+    assert old in text
+    tail = "))" if "list((" in new else ")"
+    changed = text.replace(old, new).replace("pd.DataFrame(warmup))", f"pd.DataFrame(warmup){tail}")
+    Path("plugins/sums.py").write_text(changed)
+    said = refused(lambda: build_prompts(read_params(), Path()))
+    assert re.search(message, said)
 
 
 def test_every_workspace_has_its_own_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -2,12 +2,12 @@
 
 import sys
 from types import ModuleType
-from typing import Any
+from typing import Any, get_args
 
-from grpo.errors import ParameterError
+from grpo.errors import ParameterError, brief
 from grpo.runtime.lookup import import_part, missing_part, part_names
 from grpo.runtime.plugins import import_plugin, is_plugin
-from grpo.tasks.base import Task
+from grpo.tasks.base import PromptKind, Task
 
 
 def task_kinds() -> tuple[str, ...]:
@@ -35,9 +35,16 @@ def _find_own(kind: str) -> type[Task]:
     if isinstance(found, ModuleType):
         defined = _tasks_in(found)
         found = defined[0] if len(defined) == 1 else found
-    if isinstance(found, type) and issubclass(found, Task):
-        return found
-    raise ParameterError(f"{kind}: must be a subclass of Task, or a file that defines one")
+    if not (isinstance(found, type) and issubclass(found, Task)):
+        raise ParameterError(f"{kind}: must be a subclass of Task, or a file that defines one")
+    kinds, known = getattr(found, "prompt_kinds", None), get_args(PromptKind)
+    if not isinstance(kinds, tuple) or not kinds or not {*kinds} <= {*known}:
+        raise ParameterError(
+            f"{kind}: prompt_kinds must be a tuple of some of {known}, got {brief(repr(kinds))}"
+        )
+    if found.make_prompts is Task.make_prompts:
+        raise ParameterError(f"{kind}: must define make_prompts(self, inputs) -> PromptTables")
+    return found
 
 
 def _tasks_in(module: ModuleType) -> list[type[Task]]:

@@ -4,8 +4,10 @@ from typing import NamedTuple
 
 from grpo.errors import ParameterError
 from grpo.objective.rules import RULES, Plan, Severity
+from grpo.objective.trial import try_link
 from grpo.params.parameters import BASE, Arm, DecayingRate, Parameters
 from grpo.rewards import find_judge
+from grpo.runtime.plugins import call_plugin, is_plugin
 from grpo.schema import PARAMS
 from grpo.wiring.allocation import (
     build_selection,
@@ -43,6 +45,7 @@ def findings(params: Parameters) -> list[Finding]:
         _check_budget(params, name)
         _check_updates(params, name, plan)
         _check_schedule(params, name)
+        _check_own_links(arm, name, plan)
         for rule in RULES:
             for cause in rule.find(plan):
                 is_of_arm = cause.split(".")[0] in type(arm).model_fields
@@ -162,6 +165,17 @@ def _check_schedule(params: Parameters, name: str) -> None:
             f"the updates of the rounds from the base to {params.chain(name)[-1]}, got "
             f"{schedule.total_updates}"
         )
+
+
+def _check_own_links(arm: Arm, name: str, plan: Plan) -> None:
+    """Raises if a link of a plugin returns the wrong thing on a small batch."""
+    for path, link in list_objective(arm.objective, name):
+        own = path.partition("].")[2]
+        if is_plugin(own):
+            size = max(2, min(plan.group_sizes, default=4))
+            wrong = call_plugin(try_link, link=link, group_size=size)
+            if wrong is not None:
+                raise ParameterError(f"{PARAMS}: {path} {wrong}")
 
 
 def _has_binary_reward(params: Parameters) -> bool:

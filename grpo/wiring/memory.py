@@ -24,6 +24,7 @@ from grpo.training.updates import Loss, add_gradient
 from grpo.types import Credit
 from grpo.wiring.objectives import build_objective
 from grpo.wiring.policies import draws_of_arm, make_optimizer
+from grpo.wiring.tasks import make_tables
 
 TRIED_PROMPTS = 16  # of the task; prompts are taken to be as long as the longest
 
@@ -214,6 +215,6 @@ def draw_prompts(params: Parameters, data: Path) -> list[str]:
         warmup=None,
         takes_messages=params.modality.takes_messages(params.policy),
     )
-    table = params.task.model_copy(update=few).make_prompts(inputs).train
+    table = make_tables(params.task.model_copy(update=few), inputs).train
     prompts: list[str] = table["prompt"].tolist()
     return sorted(prompts, key=len, reverse=True)[:TRIED_PROMPTS]

@@ -4,11 +4,13 @@ from pathlib import Path
 
 import pandas as pd
 
-from grpo.errors import ParameterError, brief
+from grpo.errors import GrpoError, ParameterError, brief
 from grpo.params.parameters import Parameters
+from grpo.runtime.artifacts.tables import PROMPTS, WARMUP
+from grpo.runtime.plugins import call_plugin, is_plugin
 from grpo.runtime.seeds import derive_seed
 from grpo.schema import PARAMS
-from grpo.tasks.base import PromptTables, TaskInputs
+from grpo.tasks.base import PromptTables, Task, TaskInputs
 
 
 def build_prompts(params: Parameters, data: Path) -> PromptTables:
@@ -21,13 +23,14 @@ def build_prompts(params: Parameters, data: Path) -> PromptTables:
         prompts of training.
       ArtifactError: If a file of prompts is broken.
     """
-    tables = params.task.make_prompts(
+    tables = make_tables(
+        params.task,
         TaskInputs(
             seed=derive_seed(params.seed, "prompts") % 2**31,
             data=data,
             warmup=params.policy.warmup,
             takes_messages=params.modality.takes_messages(params.policy),
-        )
+        ),
     )
     both = {*tables.train["prompt"]} & {*tables.eval["prompt"]}
     if both:
@@ -38,6 +41,37 @@ def build_prompts(params: Parameters, data: Path) -> PromptTables:
     return tables._replace(
         train=_with_part(tables.train, "train"), eval=_with_part(tables.eval, "eval")
     )
+
+
+def make_tables(task: Task, inputs: TaskInputs) -> PromptTables:
+    """Returns the tables of a task.
+
+    Raises:
+      ParameterError: If the parameters cannot be satisfied, or a task of one's own raises or
+        returns something else.
+      ArtifactError: If a file of prompts is broken.
+    """
+    if not is_plugin(task.kind):
+        return task.make_prompts(inputs)
+    try:
+        tables = call_plugin(task.make_prompts, inputs=inputs)
+    except GrpoError:
+        raise
+    except ValueError as error:
+        raise ParameterError(f"{PARAMS}: task: {brief(error)}") from None
+    if not isinstance(tables, PromptTables):
+        raise ParameterError(
+            f"{PARAMS}: task.kind {task.kind}: make_prompts must return PromptTables, returns "
+            f"{type(tables).__name__}"
+        )
+    for name, table, schema in zip(tables._fields, tables, (PROMPTS, PROMPTS, WARMUP)):
+        missing = [each for each in schema.columns if each not in table]
+        if missing:
+            raise ParameterError(
+                f"{PARAMS}: task.kind {task.kind}: the table {name} of make_prompts must have a "
+                f"column {missing[0]}, has {[*table]}"
+            )
+    return tables
 
 
 def _with_part(prompts: pd.DataFrame, part: str) -> pd.DataFrame:
