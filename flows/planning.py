@@ -90,9 +90,8 @@ def require_pipeline() -> None:
         raise ParameterError(
             f"{Path.cwd()}: must be the directory of {PIPELINE}; change to the repository's root"
         )
-    for path in (Path(PIPELINE), PARAMS):
-        if path.exists():
-            read_content(path)
+    for path in (Path(PIPELINE), PARAMS):  # read_content says what to do if one is missing
+        read_content(path)
     require_plain(Path(LOCK))
 
 

@@ -13,7 +13,8 @@ import pytest
 import yaml
 
 from flows.exits import exit_code
-from grpo.errors import ArtifactError
+from flows.planning import require_pipeline
+from grpo.errors import ArtifactError, ParameterError
 from grpo.registry.weights import load_version
 from grpo.runtime.artifacts.files import refused_by_the_system
 from grpo.runtime.artifacts.marks import read_marks
@@ -177,6 +178,15 @@ def test_a_pipeline_without_git_or_dvc_says_what_to_run(place: Path):
     for prepare in (["true"], ["mkdir", ".dvc"]):
         subprocess.run(prepare, cwd=place, check=True)
         refused(run(place, "flows.reproduce"), "; run git init and dvc init")
+
+
+def test_a_pipeline_without_parameters_says_what_to_run(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (place / "params.yaml").unlink()
+    monkeypatch.chdir(place)
+    with pytest.raises(ParameterError, match=r"^params\.yaml: no such file; run python -m grpo"):
+        require_pipeline()
 
 
 def test_a_directory_that_is_gone_is_one_line(

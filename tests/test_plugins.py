@@ -269,6 +269,18 @@ def wrong() -> Objective:
     findings(read_params())
 
 
+@pytest.mark.parametrize(
+    ("path", "value", "meant"),
+    [
+        ("reward__judges__0__judge", "closeness", "plugins.closeness"),
+        ("arms__sgpo__objective", ["rloo", "links"], "plugins.links"),
+    ],
+)
+def test_a_part_without_its_folder_has_a_hint(path: str, value: Any, meant: str):
+    write_params(**{path: value})
+    assert refused(lambda: findings(read_params())).endswith(f"; is it {meant}?")
+
+
 def test_annotations_of_a_function_may_be_strings():
     text = Path("plugins/links.py").read_text()
     Path("plugins/links.py").write_text(f"from __future__ import annotations\n{text}")

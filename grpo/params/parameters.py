@@ -29,8 +29,9 @@ from grpo.errors import ParameterError, brief, located
 from grpo.modalities import MODALITIES, find_modality
 from grpo.modalities.modality import Modality, PolicyParams, SamplingParams
 from grpo.params.recipes import read_content
+from grpo.params.yaml import value_at
 from grpo.rewards import find_judge, judge_names
-from grpo.runtime.plugins import call_plugin, import_plugin, is_plugin
+from grpo.runtime.plugins import PLUGINS, call_plugin, import_plugin, is_plugin
 from grpo.schema import (
     PARAMS,
     WITHHELD,
@@ -509,7 +510,7 @@ def read_params(path: Path = PARAMS) -> Parameters:
     try:
         params = TypeAdapter(Parameters).validate_python(with_tuples(content))
     except ValidationError as error:
-        raise ParameterError(f"{path}: {_explain(error)}") from None
+        raise ParameterError(f"{path}: {_explain(error, content)}") from None
     _check_rounds(params, path)
     if params.sampling.executor == "local" and params.sampling.workers > 1:
         raise ParameterError(
@@ -645,8 +646,12 @@ def _check_size(config: Mapping[str, Any], where: str) -> None:
         )
 
 
-def _explain(error: ValidationError) -> str:
-    """Returns the first problem as one line: path, rule, value, and a suggested spelling."""
+def _explain(error: ValidationError, content: Mapping[str, Any]) -> str:
+    """Returns the first problem as one line: path, rule, value, and a suggested spelling.
+
+    Args:
+      content: Of the file.
+    """
     problems = error.errors()
     first = problems[0]
     if _is_name_form(first["loc"]):  # the problem in the mapping form of a link is more specific
@@ -660,15 +665,18 @@ def _explain(error: ValidationError) -> str:
             f"{_path(wrong['loc'])} is unknown, got {_format_value(wrong['input'])}; is it {meant}?"
         )
     rule = _rule(first, problems)
-    path, hint = _path(first["loc"][:-1] if _is_of_union(first) else first["loc"]), ""
+    path = _path(first["loc"][:-1] if _is_of_union(first) else first["loc"])
     if first["type"].startswith("union_tag"):
         path += f".{first['ctx']['discriminator'].strip(chr(39))}"
     if first["type"] == "literal_error" or first["type"] == "union_tag_invalid":
         known = re.findall("'([^']*)'", rule)
         value = first["ctx"].get("tag", first["input"])
-        near = difflib.get_close_matches(str(value), known, n=1)
-        hint = f"; is it {near[0]}?" if near else ""
-        return f"{path} {rule}, got {_format_value(value)}{hint}"
+        return f"{path} {rule}, got {_format_value(value)}{_nearest(str(value), known)}"
+    if first["type"] == "extra_forbidden":
+        above, _, name = path.rpartition(".")
+        siblings = value_at(content, above, {}) if above else content
+        known = [each for each in siblings if each != name]
+        return f"{path} {rule}, got {_format_value(first['input'])}{_nearest(name, known)}"
     has_no_value = first["type"] in ("missing", "union_tag_not_found", WITHHELD)
     return (
         f"{path} {rule}" if has_no_value else f"{path} {rule}, got {_format_value(first['input'])}"
@@ -850,7 +858,9 @@ def _find_function(name: str, kind: type[Component]) -> Callable[..., Component]
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
-    """Returns a hint with the most similar known name, or an empty string."""
+    """Returns a hint with a file under plugins/ or the most similar known name, or nothing."""
+    if name.isidentifier() and (PLUGINS / f"{name}.py").is_file():
+        return f"; is it plugins.{name}?"
     near = difflib.get_close_matches(name, known, n=1)
     return f"; is it {near[0]}?" if near else ""
 

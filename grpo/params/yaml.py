@@ -49,7 +49,12 @@ def parse_yaml(text: str) -> Any:
     except DuplicateKeyError as error:
         raise ArtifactError(next(_duplicates(text), None) or _reason(error)) from None
     except (YAMLError, ValueError, LookupError, TypeError) as error:  # the others: bad scalars
-        raise ArtifactError(f"must be YAML, {_reason(error)}") from None
+        tab = re.search(r"^ *\t", text, flags=re.M)
+        why = _reason(error)
+        if tab:
+            line = text.count("\n", 0, tab.start()) + 1
+            why = f"line {line} is indented by a tab; use spaces"
+        raise ArtifactError(f"must be YAML, {why}") from None
 
 
 @lru_cache(maxsize=8)  # a stage reads params.yaml and dvc.yaml several times

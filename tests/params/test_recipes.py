@@ -204,6 +204,21 @@ def test_a_wrong_recipe_leaves_the_parameters_of_the_run(tmp_path: Path):
     assert (tmp_path / "params.yaml").read_bytes() == SMOKE.read_bytes()
 
 
+@pytest.mark.parametrize(
+    ("own", "hint"),
+    [
+        ({"seeed": 4}, "seeed is unknown, got 4; is it seed?"),
+        ({"policy": {"max_stepz": 4}}, "policy.max_stepz is unknown, got 4; is it max_steps?"),
+    ],
+)
+def test_a_misspelt_parameter_beside_the_right_one_has_a_hint(
+    tmp_path: Path, own: dict[str, Any], hint: str
+):
+    write(tmp_path / "own.yaml", {"extends": str(SMOKE), **own})
+    with pytest.raises(ParameterError, match=re.escape(hint)):
+        read_params(tmp_path / "own.yaml")
+
+
 def test_the_parameters_that_are_replaced_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

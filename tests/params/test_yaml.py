@@ -145,3 +145,8 @@ def test_a_byte_order_mark_and_line_ends_of_windows_change_nothing(tmp_path: Pat
     file.write_text(RECIPE)
     marked.write_bytes(b"\xef\xbb\xbf" + RECIPE.replace("\n", "\r\n").encode())
     assert read_content(marked) == read_content(file)
+
+
+def test_a_tab_is_named_with_its_line():
+    with pytest.raises(ArtifactError, match="line 3 is indented by a tab; use spaces"):
+        parse_yaml("a: 1\nb:\n\tc: 2\n")
