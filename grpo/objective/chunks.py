@@ -127,7 +127,8 @@ def sample_steps_by_advantage(budget: int) -> Objective:
 def keep_highest_phase(budget: int, refresh: int = 5) -> Objective:
     """Keeps at most `budget` chunks per rollout from the phase with the highest contrast.
 
-    A baseline of PCM. Chunks of other phases are never trained (rule U34).
+    A baseline of PCM. Chunks of other phases are never trained (rule U34). Of phases with equal
+    contrasts all are kept, so all of them before the first contrast is measured.
 
     Raises:
       ValueError: If a number is not positive; on credit, if steps are not chunks of actions.
@@ -141,8 +142,8 @@ def keep_highest_phase(budget: int, refresh: int = 5) -> Objective:
     ) -> tuple[Credit, LinkState]:
         chunks = _chunks_of(rollouts, "keep_highest_phase")
         state = learn_contrast(state, phase_contrast(rollouts), floor=0.0, refresh=refresh)
-        highest = max(range(NUM_PHASES), key=lambda phase: state[f"keep_{phase}"])
-        is_highest = chunks.phase == highest
+        kept = torch.tensor([state[f"keep_{phase}"] for phase in range(NUM_PHASES)])
+        is_highest = (kept == kept.max())[chunks.phase.clamp(min=0)] & (chunks.phase >= 0)
         return draw(before.keep(is_highest), torch.ones_like(before.weight), generator), state
 
     settings: dict[str, Setting] = {"budget": budget, "refresh": refresh}

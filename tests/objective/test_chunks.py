@@ -409,6 +409,14 @@ def test_the_highest_phase_alone_is_kept():
     assert (kept.sum(dim=1) == 2).all()
 
 
+def test_all_phases_are_kept_until_a_contrast_is_measured():
+    """A contrast needs two successes and two failures of a group; pairs never have them."""
+    objective = chain(chunk_grpo(tokens=32), keep_highest_phase(100))
+    rollouts = acted([1.0, 0.0] * 3, group=[0, 0, 1, 1, 2, 2])
+    credit, _ = assign_credit(objective, rollouts, objective.init(), seeded())
+    assert torch.equal(credit.weight != 0, rollouts.mask)
+
+
 def test_chunks_are_chosen_among_what_other_links_left():
     """A uniform group weighs nothing, for any draw; its chunks take no part."""
     rollouts = acted([*MIXED, 1.0, 1.0], group=[0] * 6 + [1, 1])
