@@ -25,6 +25,7 @@ from grpo.allocation.selection import Selection
 from grpo.errors import located
 from grpo.modalities.costs import PassFlops
 from grpo.objective.link import Link
+from grpo.objective.penalty import scores_reference_of_all, scores_reference_of_kept
 from grpo.params.parameters import BASE, Arm, Parameters
 from grpo.report.reading import GROUP, read_rollouts, read_round_costs
 from grpo.runtime.artifacts.files import read_json
@@ -129,14 +130,12 @@ def treatment_of(arm: Arm, name: str, facts: Facts) -> Treatment:
     """
     links, training = build_objective(arm.objective, name).links, arm.training
     keep = [int(each.settings["keep"] or 0) for each in _named(links, "keep_extreme_rollouts")]
-    penalties = _named(links, "penalize_kl"), _named(links, "subtract_kl_from_reward")
-    on_kept, on_all = (any(each.settings["beta"] for each in found) for found in penalties)
     return Treatment(
         drops_uniform=bool(_named(links, "drop_uniform_groups")),
         keep=min(keep, default=None),
         scores_proximal=scores_proximal(training.optimizer_steps_per_iteration, facts.cost_model),
-        scores_reference=on_kept,
-        scores_reference_on_all=on_all,
+        scores_reference=scores_reference_of_kept(links),
+        scores_reference_on_all=scores_reference_of_all(links),
         selection=build_selection(arm.selection, name),
         iterations=training.iterations_per_round,
         updates_per_iteration=training.updates_per_iteration,

@@ -1,7 +1,7 @@
 """KL estimators, links that penalize divergence from a reference policy, an entropy bonus."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -170,10 +170,22 @@ def _difference(
 
 def needs_reference(objective: Objective) -> bool:
     """Returns whether a link of the objective needs log-probs under the reference policy."""
+    links = objective.links
+    return scores_reference_of_kept(links) or scores_reference_of_all(links)
+
+
+def scores_reference_of_kept(links: Sequence[Link]) -> bool:
+    """Returns whether the loss of trained rollouts needs log-probs under the reference policy."""
     return any(
         "reference ratio" in link.kinds or ("penalty" in link.kinds and link.settings.get("beta"))
-        for link in objective.links
+        for link in links
+        if "reward penalty" not in link.kinds
     )
+
+
+def scores_reference_of_all(links: Sequence[Link]) -> bool:
+    """Returns whether the rewards of all rollouts need log-probs under the reference policy."""
+    return any("reward penalty" in link.kinds and link.settings.get("beta") for link in links)
 
 
 def needs_entropy(objective: Objective) -> bool:

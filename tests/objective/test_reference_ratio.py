@@ -10,7 +10,13 @@ from torch import Tensor
 
 from grpo.objective.algorithms import gspo, translation_grpo
 from grpo.objective.base import Objective, chain, loss_terms, scalar_loss
-from grpo.objective.penalty import needs_reference, penalize_kl
+from grpo.objective.penalty import (
+    needs_reference,
+    penalize_kl,
+    scores_reference_of_all,
+    scores_reference_of_kept,
+    subtract_kl_from_reward,
+)
 from grpo.objective.trust import (
     average_ratio_over_rollout,
     clip_surrogate,
@@ -144,3 +150,21 @@ def test_the_base_is_needed_by_a_ratio_to_it_and_by_a_penalty_with_weight():
     assert needs_reference(penalize_kl(0.1))
     assert not needs_reference(penalize_kl(0.0))
     assert not needs_reference(gspo())
+
+
+@pytest.mark.parametrize(
+    ("link", "of_kept", "of_all"),
+    [
+        (take_ratio_to_reference(), True, False),
+        (penalize_kl(0.1), True, False),
+        (penalize_kl(0.0), False, False),
+        (chain(penalize_kl(0.1), penalize_kl(0.0, "k2")), True, False),
+        (subtract_kl_from_reward(0.1), False, True),
+    ],
+)
+def test_costs_know_which_rollouts_the_reference_scores(
+    link: Objective, of_kept: bool, of_all: bool
+):
+    assert scores_reference_of_kept(link.links) == of_kept
+    assert scores_reference_of_all(link.links) == of_all
+    assert needs_reference(link) == (of_kept or of_all)
