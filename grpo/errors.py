@@ -44,6 +44,10 @@ class AbsentError(ParameterError, ArtifactError):
     """What a parameter names is not on this machine; the parameter may be right."""
 
 
+class ShapeError(ValueError):
+    """A tensor of an objective has a wrong shape or dtype."""
+
+
 class UnsoundError(GrpoError, ValueError):
     """A combination of links breaks a composition rule of severity ERROR."""
 

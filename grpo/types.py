@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from grpo.errors import ShapeError
+
 
 class StepNoise(NamedTuple):
     """The noise of Gaussian steps; 0 where a step has none."""
@@ -301,10 +303,10 @@ class StepTerms:
         """Returns the same terms with `loss` added to their loss.
 
         Raises:
-          ValueError: If a broadcast would change the answer.
+          ShapeError: If a broadcast would change the answer.
         """
         if loss.shape != self.loss.shape:
-            raise ValueError(
+            raise ShapeError(
                 f"a link's loss must have the shape {list(self.loss.shape)} of the log-probs, got "
                 f"{list(loss.shape)}"
             )

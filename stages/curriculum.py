@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pandas as pd
+
 from grpo.allocation.curriculum import curriculum_input, plan_curriculum
 from grpo.errors import located
 from grpo.params.parameters import read_params
@@ -39,7 +41,7 @@ def main(
     drawn, table = read_profile(profile), read_table(prompts, PROMPTS)
     with located(profile):
         rates = curriculum_input(drawn, table, steps)
-    with located(f"{PARAMS}: arms.{arm}.curriculum"):
+    with located(f"{PARAMS}: arms.{arm}.curriculum{_left_out(rates, table)}"):
         plan = plan_curriculum(
             rates,
             steps,
@@ -58,6 +60,15 @@ def main(
         # sample the rollouts of other arms again.
         inputs |= training_costs(params, arm)
     write_json(inputs_out, inputs)
+
+
+def _left_out(rates: pd.DataFrame, prompts: pd.DataFrame) -> str:
+    """Returns a remark on the prompts that the profile leaves out, if there are some."""
+    left = prompts[~prompts["prompt_id"].isin(rates["prompt_id"])]
+    if not len(left):
+        return ""
+    first = left["prompt_id"].iloc[0]
+    return f" (without {len(left)} of {len(prompts)} prompts, on which judges failed, e.g. {first})"
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from grpo.params.recipes import read_content
 from grpo.params.yaml import dump_yaml
 from grpo.runtime.dry_run import DryRun
 from grpo.schema import DATA
-from grpo.wiring.memory import PolicyMemory, UpdateMemory
+from grpo.wiring.memory import PolicyMemory, UpdateMemory, draw_prompts
 from grpo.wiring.policies import draws_of_arm, make_optimizer
 from grpo.wiring.stage_memory import COLUMNS, measure_stages, require_memory
 
@@ -220,6 +220,15 @@ def test_the_command_refuses_a_task_or_policy_that_cannot_be_built(
     assert ended.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"{file}: {sentence}")
+
+
+def test_a_small_task_is_not_asked_for_more_prompts_than_it_makes(tmp_path: Path):
+    content = read_content(ROOT / "recipes" / "smoke.yaml")
+    few = {"min_numbers": 2, "max_numbers": 2, "min_value": 1, "max_value": 5}  # 25 prompts
+    content["task"] |= {"train_prompts": 10, "eval_prompts": 4, "families": {"gcd": few}}
+    file = tmp_path / "few.yaml"
+    file.write_text(dump_yaml(content))
+    assert 0 < len(draw_prompts(read_params(file), DATA)) <= 10
 
 
 def test_the_table_is_narrow_and_names_each_stage_once(params: Parameters):

@@ -11,7 +11,7 @@ from typing import Any, get_args
 import pytest
 import yaml
 
-from grpo.errors import ArtifactError, GrpoError, ParameterError
+from grpo.errors import AbsentError, ArtifactError, GrpoError, ParameterError
 from grpo.params.manifests import Part, describe_plugins
 from grpo.params.parameters import read_params
 from grpo.params.recorded import unchanged
@@ -227,7 +227,17 @@ def test_a_function_that_cannot_be_called_is_refused_in_one_line(
             "replace(before, advantage=before.advantage / 0)",
             "must return a Credit whose advantage is finite, returns NaN or infinity",
         ),
+        (
+            "credit",
+            "replace(before, advantage=before.advantage > 0)",
+            "must return a Credit whose advantage is floats, returns torch.bool",
+        ),
         ("loss", "before.loss", "must return StepTerms, returns Tensor"),
+        (
+            "loss",
+            "before.with_loss(before.logp.sum(1, keepdim=True))",
+            "a link's loss must have the shape [8, 5] of the log-probs, got [8, 1]",
+        ),
         (
             "loss",
             "replace(before, loss=(before.logp * 0).log())",
@@ -250,23 +260,55 @@ def wrong() -> Objective:
 """
     )
     write_params(arms__sgpo__objective=["rloo", "plugins.wrong"])
-    assert message in refused(lambda: findings(read_params()))
+    said = refused(lambda: findings(read_params()))
+    assert said.startswith(f"{PARAMS}: arms.sgpo.objective[1].plugins.wrong: ")
+    assert message in said
 
 
-def test_a_link_may_refuse_a_batch():
-    Path("plugins/wrong.py").write_text(
-        '''
+@pytest.mark.parametrize(
+    "result",
+    [
+        "replace(before, loss=before.loss * before.clipped)",  # of the link before
+        "replace(before, loss=before.loss / before.loss.abs().sum())",
+        "before.with_loss(before.noise.std[:, 8:9] + before.loss)",  # a policy may have 9 steps
+    ],
+)
+def test_a_link_is_tried_after_those_before_it_and_may_need_other_sizes(result: str):
+    Path("plugins/right.py").write_text(
+        f"""
+from dataclasses import replace
 from grpo import Link, Objective, loss_link
 
+def right() -> Objective:
+    \"\"\"Reads what earlier links give, or what a policy has.\"\"\"
+    return loss_link(Link("right", {{}}), lambda before: {result})
+"""
+    )
+    write_params(arms__sgpo__objective=["rloo", "plugins.right"])
+    findings(read_params())
+
+
+def test_a_link_with_state_that_returns_no_pair_is_named():
+    Path("plugins/wrong.py").write_text(
+        '''
+from grpo import Link, Objective, stateful_credit_link
+
 def wrong() -> Objective:
-    """Needs what no batch has."""
-    def loss(terms):
-        raise ValueError("wrong needs groups of 3")
-    return loss_link(Link("wrong", {}), loss)
+    """Returns no state."""
+    return stateful_credit_link(Link("wrong", {}), {"seen": 0.0}, lambda c, r, s, g: None)
 '''
     )
     write_params(arms__sgpo__objective=["rloo", "plugins.wrong"])
-    findings(read_params())
+    said = refused(lambda: findings(read_params()))
+    assert said.startswith(
+        f"{PARAMS}: arms.sgpo.objective[1].plugins.wrong: fails on a small batch"
+    )
+
+
+def test_an_unknown_key_is_never_a_part():
+    Path("plugins/rewards.py").write_text("")
+    write_params(rewards=4)
+    assert refused(read_params).endswith("rewards is unknown, got 4; is it reward?")
 
 
 @pytest.mark.parametrize(
@@ -331,7 +373,12 @@ def test_prompts_of_ones_own_get_the_names_of_their_parts_and_must_be_held_out()
             "return list((",
             "make_prompts must return PromptTables, returns l",
         ),
-        ('"entry": "{}"', '"entries": "{}"', "the table train .* must have a column entry"),
+        (
+            '"entry": "{}"',
+            '"entries": "{}"',
+            "train of make_prompts must be a table .* column entry",
+        ),
+        ("rows[2:]), pd", "rows[2:]).to_dict(), pd", "train of make_prompts must be a table"),
     ],
 )
 def test_a_task_that_cannot_make_prompts_is_refused_in_one_line(old: str, new: str, message: str):
@@ -342,6 +389,19 @@ def test_a_task_that_cannot_make_prompts_is_refused_in_one_line(old: str, new: s
     Path("plugins/sums.py").write_text(changed)
     said = refused(lambda: build_prompts(read_params(), Path()))
     assert re.search(message, said)
+
+
+def test_a_task_names_its_argument_as_it_likes():
+    text = Path("plugins/sums.py").read_text()
+    Path("plugins/sums.py").write_text(text.replace("self, inputs", "self, given"))
+    build_prompts(read_params(), Path())
+
+
+def test_what_a_task_lacks_on_this_machine_is_told_from_what_is_wrong():
+    text = Path("plugins/sums.py").read_text()
+    Path("plugins/sums.py").write_text(text.replace("rows = [", "rows = open('none').read() or ["))
+    with pytest.raises(AbsentError, match=r"plugins/sums\.py, line \d+: .*FileNotFoundError"):
+        build_prompts(read_params(), Path())
 
 
 def test_every_workspace_has_its_own_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -74,6 +74,7 @@ def make_facts(
     ordered = profile.sort_values("prompt_id", ignore_index=True)
     tokens = ordered["prompt_id"].map(prompt_tokens).astype("int64")
     counts = ordered["successes"].to_numpy(), ordered["rollouts"].to_numpy()
+    rollouts = rollouts[rollouts["prompt_id"].isin(ordered["prompt_id"])]
     row = ordered["prompt_id"].searchsorted(rollouts["prompt_id"])
     drawn = pd.DataFrame({"row": row, "steps": rollouts["steps"].to_numpy()})
     prior = fit_prior(*counts)
@@ -131,7 +132,7 @@ def _require_same(
         )
     # A prompt has fewer rollouts than were asked for if the judge failed on some.
     asked, most = params.profile.rollouts_per_prompt, profile["rollouts"].max()
-    if most != asked:
+    if most > asked or (most < asked and profile["rollouts"].min() == most):
         raise ArtifactError(
             f"{folder}: must have {asked} rollouts per prompt (profile.rollouts_per_prompt), got "
             f"{most}; run: {MAKE_PROFILE}"

@@ -236,7 +236,7 @@ def _with_arm(params: Parameters, name: str, reference: str, chosen: Candidate) 
             "iterations_per_round": iterations,
             "updates_per_iteration": updates,
             "updates_per_audit": per_round,
-            "schedule": _rescaled(arm.training.schedule, per_round * chosen.rounds),
+            "schedule": _rescaled(arm.training, per_round),
             "stop_on_plateau": None,  # the amounts are those of all iterations
         }
     )
@@ -258,14 +258,19 @@ def _with_arm(params: Parameters, name: str, reference: str, chosen: Candidate) 
     return found
 
 
-def _rescaled(
-    schedule: ConstantRate | DecayingRate | None, updates: int
-) -> ConstantRate | DecayingRate | None:
-    """Returns the schedule of a learning rate that decays over another number of updates."""
+def _rescaled(training: Training, per_round: int) -> ConstantRate | DecayingRate | None:
+    """Returns the schedule of a learning rate that decays as far in rounds of other lengths.
+
+    Args:
+      per_round: Updates of a round of the proposal, which has as many rounds.
+    """
+    schedule = training.schedule
     if not isinstance(schedule, DecayingRate):
         return schedule
-    warmup = schedule.warmup_updates * updates // schedule.total_updates
-    return schedule.model_copy(update={"total_updates": updates, "warmup_updates": warmup})
+    before = training.iterations_per_round * training.optimizer_steps_per_iteration
+    total = math.ceil(schedule.total_updates * per_round / before)
+    warmup = schedule.warmup_updates * per_round // before
+    return schedule.model_copy(update={"total_updates": total, "warmup_updates": warmup})
 
 
 def _curriculum(chosen: Candidate) -> list[LinkSpec]:

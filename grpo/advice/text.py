@@ -101,7 +101,7 @@ def _not_predicted(online: Sequence[str]) -> list[str]:
 def _profile(facts: Facts) -> str:
     """Returns the summary of the profile: dead prompts and shares of uniform groups."""
     profile, posterior = facts.profile, facts.posterior
-    rate, count = profile["outcome_rate"], int(profile["rollouts"].iloc[0])
+    rate, count = profile["outcome_rate"], int(profile["rollouts"].max())
     never, always = posterior.never_solved().mean(), posterior.always_solved().mean()
     sizes = np.array(SIZES)
     equal = [posterior.uniform_chance(np.full(len(profile), size)).mean() for size in sizes]

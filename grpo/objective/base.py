@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Generator, Tensor
 
-from grpo.errors import brief
+from grpo.errors import ShapeError, brief
 from grpo.objective.link import Link
 from grpo.types import Credit, Rollouts, StepNoise, StepTerms, as_float, require_tensor
 
@@ -152,7 +152,7 @@ def _credit_of_counted(
     )
     credit, state = objective.credit(start, rollouts, state, generator)
     if credit.weight.shape != mask.shape or credit.advantage.shape != mask.shape:
-        raise ValueError(f"credit must keep the shape {tuple(mask.shape)} of the mask")
+        raise ShapeError(f"credit must keep the shape {tuple(mask.shape)} of the mask")
     return credit, state
 
 
@@ -225,14 +225,14 @@ def loss_terms(
 
 
 def _require_like_credit(credit: Credit, **values: Tensor | None) -> None:
-    """Raises ValueError if a value's shape or dtype differs: broadcasting would hide it."""
+    """Raises ShapeError if a value's shape or dtype differs: broadcasting would hide it."""
     require_tensor("weight", credit.weight)
     shape = list(credit.weight.shape)
     for name, value in values.items():
         if value is not None:
             require_tensor(name, value)
         if value is not None and (list(value.shape) != shape or not value.is_floating_point()):
-            raise ValueError(
+            raise ShapeError(
                 f"{name} must be floats of the shape {shape} of the credit's weights, got "
                 f"{value.dtype} of shape {list(value.shape)}"
             )

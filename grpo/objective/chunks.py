@@ -142,8 +142,9 @@ def keep_highest_phase(budget: int, refresh: int = 5) -> Objective:
     ) -> tuple[Credit, LinkState]:
         chunks = _chunks_of(rollouts, "keep_highest_phase")
         state = learn_contrast(state, phase_contrast(rollouts), floor=0.0, refresh=refresh)
-        kept = torch.tensor([state[f"keep_{phase}"] for phase in range(NUM_PHASES)])
-        is_highest = (kept == kept.max())[chunks.phase.clamp(min=0)] & (chunks.phase >= 0)
+        contrasts = [state[f"last_{phase}"] for phase in range(NUM_PHASES)]
+        highest = torch.tensor([each == max(contrasts) for each in contrasts])
+        is_highest = highest[chunks.phase.clamp(min=0)] & (chunks.phase >= 0)
         return draw(before.keep(is_highest), torch.ones_like(before.weight), generator), state
 
     settings: dict[str, Setting] = {"budget": budget, "refresh": refresh}

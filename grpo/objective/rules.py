@@ -1058,7 +1058,7 @@ RULES: tuple[Rule, ...] = (
         "H32",
         Severity.WARN,
         "with center_by_moving_average the advantages of a group of equal rewards are not 0; remove"
-        " it to train on all groups, or set center_by_group_mean",
+        " drop_uniform_groups to train on all groups, or set center_by_group_mean",
         filter_by_running_baseline,
     ),
     *CHUNK_RULES,

@@ -1,21 +1,23 @@
-"""A trial of a link on a small batch, which finds a link that returns the wrong thing."""
+"""A trial of links on a small batch, which finds one that returns the wrong thing."""
 
 import torch
 from torch import Tensor
 
-from grpo.objective.base import Objective, loss_terms, scalar_loss
+from grpo.errors import ShapeError
+from grpo.objective.base import Objective, loss_terms
 from grpo.types import ActionChunks, Credit, PartScores, Rollouts, StepNoise, StepTerms
 
 LENGTHS = 5, 3, 4, 1  # steps of the rollouts of a group, as far as it has as many
 
 
-def try_link(link: Objective, group_size: int) -> str | None:
-    """Returns what is wrong with a link's results, or None.
+def try_objective(objective: Objective, group_size: int) -> str | None:
+    """Returns what is wrong with the results of an objective's last link, or None.
 
     The batch has a group of different rewards and a uniform one, and every field that some policy
-    has. A ValueError of the link is no mistake: a link may refuse a batch.
+    has. An exception that depends on values or sizes is no mistake: a link may refuse a batch.
 
     Args:
+      objective: An arm's links up to one that may be wrong.
       group_size: Rollouts of each group, at least 2.
     """
     rollouts = _rollouts(group_size)
@@ -23,30 +25,38 @@ def try_link(link: Objective, group_size: int) -> str | None:
     start = Credit(advantage=rollouts.reward[:, None] * mask, weight=mask.float())
     generator = torch.Generator().manual_seed(0)
     try:
-        credit, _ = link.credit(start, rollouts, link.init(), generator)
+        credit, _ = objective.credit(start, rollouts, objective.init(), generator)
         if not isinstance(credit, Credit):
             return f"must return a Credit, returns {type(credit).__name__}"
-        for name, value in (("advantage", credit.advantage), ("weight", credit.weight)):
-            if wrong := _fault(value, mask):
-                return f"must return a Credit whose {name} {wrong}"
-        terms = _terms(link, rollouts)
+        if wrong := _fault(credit.weight, mask):
+            return f"must return a Credit whose weight {wrong}"
+        if wrong := _fault(credit.advantage, mask & (credit.weight != 0)):
+            return f"must return a Credit whose advantage {wrong}"
+        terms = _terms(objective, rollouts, credit)
         if not isinstance(terms, StepTerms):
             return f"must return StepTerms, returns {type(terms).__name__}"
-        if wrong := _fault(terms.loss, mask):
+        if wrong := _fault(terms.loss, terms.mask):
             return f"must return StepTerms whose loss {wrong}"
-        scalar_loss(terms, start)
-    except ValueError:
+    except ShapeError as error:
+        return str(error)
+    except (ValueError, IndexError, RuntimeError):
         return None
     return None
 
 
-def _fault(value: object, mask: Tensor) -> str | None:
-    """Returns what a result per step must be, if it is not."""
+def _fault(value: object, where: Tensor) -> str | None:
+    """Returns what a result per step must be, if it is not.
+
+    Args:
+      where: Of shape [rollout, step]; other values are not used.
+    """
     if not isinstance(value, Tensor):
         return f"is a tensor, returns {type(value).__name__}"
-    if value.shape != mask.shape:
-        return f"has the shape [rollout, step], {[*mask.shape]} here, returns {[*value.shape]}"
-    return None if value[mask].isfinite().all() else "is finite, returns NaN or infinity"
+    if value.shape != where.shape:
+        return f"has the shape [rollout, step], {[*where.shape]} here, returns {[*value.shape]}"
+    if not value.is_floating_point():
+        return f"is floats, returns {value.dtype}"
+    return None if value[where].isfinite().all() else "is finite, returns NaN or infinity"
 
 
 def _rollouts(group_size: int) -> Rollouts:
@@ -77,17 +87,14 @@ def _rollouts(group_size: int) -> Rollouts:
     )
 
 
-def _terms(link: Objective, rollouts: Rollouts) -> StepTerms:
-    """Returns the terms of a link after credit of 1 and -1."""
-    mask = rollouts.mask
-    sign = torch.where(rollouts.reward > 0, 1.0, -1.0)[:, None]
-    logp = (-1.05 * torch.ones(mask.shape)).requires_grad_()
+def _terms(objective: Objective, rollouts: Rollouts, credit: Credit) -> StepTerms:
+    logp = (-1.05 * torch.ones(rollouts.mask.shape)).requires_grad_()
     divergence = 0.01 * logp**2
     return loss_terms(
-        link,
+        objective,
         logp=logp,
         proximal_logp=rollouts.behavior_logp,
-        credit=Credit(advantage=sign * mask, weight=mask.float()),
+        credit=credit,
         reference_logp=rollouts.reference_logp,
         behavior_logp=rollouts.behavior_logp,
         proximal_kl=divergence,

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union
 
@@ -671,11 +672,14 @@ def _explain(error: ValidationError, content: Mapping[str, Any]) -> str:
     if first["type"] == "literal_error" or first["type"] == "union_tag_invalid":
         known = re.findall("'([^']*)'", rule)
         value = first["ctx"].get("tag", first["input"])
-        return f"{path} {rule}, got {_format_value(value)}{_nearest(str(value), known)}"
+        is_part = path.rpartition(".")[2] in ("judge", "kind")
+        return f"{path} {rule}, got {_format_value(value)}{_nearest(str(value), known, is_part)}"
     if first["type"] == "extra_forbidden":
         above, _, name = path.rpartition(".")
-        siblings = value_at(content, above, {}) if above else content
-        known = [each for each in siblings if each != name]
+        siblings = value_at(content, re.sub(r"\[(\d+)\]", r".\1", above)) if above else content
+        known = (
+            [str(each) for each in siblings if each != name] if isinstance(siblings, dict) else []
+        )
         return f"{path} {rule}, got {_format_value(first['input'])}{_nearest(name, known)}"
     has_no_value = first["type"] in ("missing", "union_tag_not_found", WITHHELD)
     return (
@@ -795,7 +799,8 @@ def _build(
         make = table[name]
     else:
         raise ParameterError(
-            f"{PARAMS}: {where} must be one of {sorted(table)}, got {name!r}{_nearest(name, table)}"
+            f"{PARAMS}: {where} must be one of {sorted(table)}, got {name!r}"
+            f"{_nearest(name, table, is_part=True)}"
         )
     path = f"{where}.{name}"
     known = _parameters_of(make, path)
@@ -810,7 +815,7 @@ def _build(
             raise ParameterError(f"{PARAMS}: {path}.{key} is missing")
         _check_type(settings.get(key, parameter.default), parameter.annotation, f"{path}.{key}")
     try:
-        made = call_plugin(make, **settings) if is_plugin(name) else make(**settings)
+        made = call_plugin(partial(make, **settings)) if is_plugin(name) else make(**settings)
     except ValueError as error:
         raise ParameterError(f"{PARAMS}: {path}: {error}") from None
     if not isinstance(made, kind):
@@ -857,9 +862,13 @@ def _find_function(name: str, kind: type[Component]) -> Callable[..., Component]
     return found
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
-    """Returns a hint with a file under plugins/ or the most similar known name, or nothing."""
-    if name.isidentifier() and (PLUGINS / f"{name}.py").is_file():
+def _nearest(name: str, known: Iterable[str], is_part: bool = False) -> str:
+    """Returns a hint with the most similar known name, or nothing.
+
+    Args:
+      is_part: Whether the name may be that of a file under plugins/.
+    """
+    if is_part and name.isidentifier() and (PLUGINS / f"{name}.py").is_file():
         return f"; is it plugins.{name}?"
     near = difflib.get_close_matches(name, known, n=1)
     return f"; is it {near[0]}?" if near else ""

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from grpo.errors import ParameterError, brief, describe_error
+from grpo.errors import AbsentError, GrpoError, ParameterError, brief, describe_error
 
 PLUGINS = Path("plugins")
 
@@ -51,20 +51,26 @@ def import_plugin(name: str, *usual: str) -> Any:
     return found
 
 
-def call_plugin(function: Callable[..., Any], **settings: Any) -> Any:
-    """Returns what a function of a plugin returns.
+def call_plugin(function: Callable[..., Any], *values: Any, does: str = "cannot be called") -> Any:
+    """Returns what a function of a plugin, or one that calls such a function, returns.
+
+    Args:
+      does: What is said of the function if it raises.
 
     Raises:
-      ValueError: If the function raises it, which says what is wrong with a setting.
+      ValueError: If the function raises it, which says what is wrong with a value.
+      GrpoError: If the function raises it.
+      AbsentError: If a file or a package that it needs is missing.
       ParameterError: If it raises anything else.
     """
     try:
-        return function(**settings)
-    except ValueError:
+        return function(*values)
+    except (ValueError, GrpoError):
         raise
+    except (FileNotFoundError, ImportError) as error:
+        raise AbsentError(_describe_failure(None, error, does)) from None
     except Exception as error:  # noqa: BLE001  of any kind: it is a user's function
-        file = Path(function.__code__.co_filename)
-        raise ParameterError(_describe_failure(file, error, "cannot be called")) from None
+        raise ParameterError(_describe_failure(None, error, does)) from None
 
 
 def plugin_files(name: str) -> list[Path]:
@@ -130,8 +136,12 @@ def _is_below(module: ModuleType, folder: Path) -> bool:
     return any(Path(each).is_relative_to(folder / PLUGINS) for each in places)
 
 
-def _describe_failure(file: Path, error: BaseException, what: str) -> str:
-    """Returns what failed and the error, with the last line under plugins/ that led to it."""
+def _describe_failure(file: Path | None, error: BaseException, what: str) -> str:
+    """Returns what failed and the error, with the last line under plugins/ that led to it.
+
+    Args:
+      file: What is named if no such line is known.
+    """
     if isinstance(error, SyntaxError):
         where = f"{error.filename}, line {error.lineno}"
     else:
@@ -140,9 +150,9 @@ def _describe_failure(file: Path, error: BaseException, what: str) -> str:
             for each in traceback.extract_tb(error.__traceback__)
             if str(Path.cwd() / PLUGINS) in each.filename
         ]
-        where = lines[-1] if lines else str(file)
+        where = lines[-1] if lines else str(file or "")
     where = where.removeprefix(f"{Path.cwd()}/")
-    return f"{where}: {what}, {brief(describe_error(error))}; correct it"
+    return f"{where and f'{where}: '}{what}, {brief(describe_error(error))}; correct it"
 
 
 def _imported_files(file: Path) -> Iterator[Path]:

@@ -77,9 +77,19 @@ def download(imported: S3Base, *, parameter: str) -> Path:
 
 
 def refusal(source: Source, error: object) -> ParameterError:
-    """Returns the error for a source that cannot be loaded."""
-    kind = ParameterError if source.is_local else AbsentError  # the hub may be out of reach
+    """Returns the error for a source that cannot be loaded, AbsentError if it is not here."""
+    kind = ParameterError if source.is_local or _is_cached(source) else AbsentError
     return kind(f"{PARAMS}: {source.parameter} {source.name!r} cannot be loaded: {brief(error)}")
+
+
+def _is_cached(source: Source) -> bool:
+    """Returns whether the configuration of a model of the hub is on this machine."""
+    from huggingface_hub import try_to_load_from_cache  # imported here: only errors need it
+
+    return any(
+        isinstance(try_to_load_from_cache(source.name, name, revision=source.revision), str)
+        for name in ("config.json", "model_index.json")
+    )
 
 
 def require_directory(imported: DirectoryBase, data: Path, *, parameter: str) -> Path:

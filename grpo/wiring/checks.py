@@ -2,9 +2,10 @@
 
 from typing import NamedTuple
 
-from grpo.errors import ParameterError
+from grpo.errors import ParameterError, located
+from grpo.objective.base import chain
 from grpo.objective.rules import RULES, Plan, Severity
-from grpo.objective.trial import try_link
+from grpo.objective.trial import try_objective
 from grpo.params.parameters import BASE, Arm, DecayingRate, Parameters
 from grpo.rewards import find_judge
 from grpo.runtime.plugins import call_plugin, is_plugin
@@ -168,14 +169,17 @@ def _check_schedule(params: Parameters, name: str) -> None:
 
 
 def _check_own_links(arm: Arm, name: str, plan: Plan) -> None:
-    """Raises if a link of a plugin returns the wrong thing on a small batch."""
-    for path, link in list_objective(arm.objective, name):
-        own = path.partition("].")[2]
-        if is_plugin(own):
-            size = max(2, min(plan.group_sizes, default=4))
-            wrong = call_plugin(try_link, link=link, group_size=size)
-            if wrong is not None:
-                raise ParameterError(f"{PARAMS}: {path} {wrong}")
+    """Raises if a link of a plugin fails or returns the wrong thing on a small batch."""
+    parts = list_objective(arm.objective, name)
+    size = max(2, min(plan.group_sizes, default=4))
+    for index, (path, _) in enumerate(parts):
+        if not is_plugin(path.partition("].")[2]):
+            continue
+        upto = chain(*(each for _, each in parts[: index + 1]))
+        with located(f"{PARAMS}: {path}"):
+            wrong = call_plugin(try_objective, upto, size, does="fails on a small batch")
+        if wrong is not None:
+            raise ParameterError(f"{PARAMS}: {path}: {wrong}")
 
 
 def _has_binary_reward(params: Parameters) -> bool:

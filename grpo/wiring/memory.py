@@ -202,10 +202,13 @@ class PolicyMemory:
 
 
 def draw_prompts(params: Parameters, data: Path) -> list[str]:
-    """Returns prompts of the task, of a small table if it generates them."""
+    """Returns prompts of the task, of a table that is no larger than needed if it makes them."""
     fields = type(params.task).model_fields
     few: dict[str, Any] = {
-        name: max(TRIED_PROMPTS, len(getattr(params.task, "families", ())))
+        name: min(
+            getattr(params.task, name),
+            max(TRIED_PROMPTS, len(getattr(params.task, "families", ()))),
+        )
         for name in ("train_prompts", "eval_prompts")
         if name in fields
     }

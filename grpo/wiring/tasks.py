@@ -47,6 +47,7 @@ def make_tables(task: Task, inputs: TaskInputs) -> PromptTables:
     """Returns the tables of a task.
 
     Raises:
+      AbsentError: If a file is missing.
       ParameterError: If the parameters cannot be satisfied, or a task of one's own raises or
         returns something else.
       ArtifactError: If a file of prompts is broken.
@@ -54,7 +55,7 @@ def make_tables(task: Task, inputs: TaskInputs) -> PromptTables:
     if not is_plugin(task.kind):
         return task.make_prompts(inputs)
     try:
-        tables = call_plugin(task.make_prompts, inputs=inputs)
+        tables = call_plugin(task.make_prompts, inputs)
     except GrpoError:
         raise
     except ValueError as error:
@@ -65,11 +66,12 @@ def make_tables(task: Task, inputs: TaskInputs) -> PromptTables:
             f"{type(tables).__name__}"
         )
     for name, table, schema in zip(tables._fields, tables, (PROMPTS, PROMPTS, WARMUP)):
-        missing = [each for each in schema.columns if each not in table]
+        columns = [*table] if isinstance(table, pd.DataFrame) else []
+        missing = [each for each in schema.columns if each not in columns]
         if missing:
             raise ParameterError(
-                f"{PARAMS}: task.kind {task.kind}: the table {name} of make_prompts must have a "
-                f"column {missing[0]}, has {[*table]}"
+                f"{PARAMS}: task.kind {task.kind}: {name} of make_prompts must be a table with a "
+                f"column {missing[0]}, has {columns}"
             )
     return tables
 

@@ -39,6 +39,7 @@ WEIGHTS = (0.35, 1.0, 0.6, 0.45, 0.1)
 BUDGET = 12
 PLACKETT_LUCE = (0.154, 0.382, 0.248, 0.190, 0.046)  # METHODS part 1
 PROPORTIONAL = (0.146, 0.418, 0.251, 0.188, 0.042)  # B w / sum of w
+HIGHEST = "keep_highest_phase"
 NAME = "sample_chunks_by_phase"
 
 
@@ -415,6 +416,22 @@ def test_all_phases_are_kept_until_a_contrast_is_measured():
     rollouts = acted([1.0, 0.0] * 3, group=[0, 0, 1, 1, 2, 2])
     credit, _ = assign_credit(objective, rollouts, objective.init(), seeded())
     assert torch.equal(credit.weight != 0, rollouts.mask)
+
+
+def test_the_highest_phase_is_that_of_the_largest_contrast_not_of_the_largest_chance():
+    """The chance of a phase is relative to the contrasts of the batch that measured it."""
+    objective = keep_highest_phase(100)
+    state = objective.init()
+    nan = float("nan")
+    for contrast in ([5, 1, nan, nan, nan], [nan, 0.1, nan, nan, nan]):
+        values = torch.tensor(contrast, dtype=torch.float64)
+        own = learn_contrast(state[HIGHEST], values, floor=0.0, refresh=1)
+        state = {HIGHEST: own}
+    assert own["keep_0"] == own["keep_1"] == 1.0
+    rollouts = acted([1.0, 0.0] * 3, group=[0, 0, 1, 1, 2, 2])  # without a contrast
+    assert rollouts.chunks is not None
+    credit, _ = assign_credit(chain(chunk_grpo(tokens=32), objective), rollouts, state, seeded())
+    assert torch.equal(credit.weight != 0, rollouts.mask & (rollouts.chunks.phase == 0))
 
 
 def test_chunks_are_chosen_among_what_other_links_left():

@@ -209,6 +209,8 @@ def test_a_wrong_recipe_leaves_the_parameters_of_the_run(tmp_path: Path):
     [
         ({"seeed": 4}, "seeed is unknown, got 4; is it seed?"),
         ({"policy": {"max_stepz": 4}}, "policy.max_stepz is unknown, got 4; is it max_steps?"),
+        ({"policy.lora.rank": 4}, "policy.lora.rank is unknown, got 4"),
+        ({"seed.x": 4}, "seed.x is unknown, got 4"),
     ],
 )
 def test_a_misspelt_parameter_beside_the_right_one_has_a_hint(
