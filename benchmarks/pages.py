@@ -150,6 +150,8 @@ CLAIMS: list[tuple[str, Callable[[dict[str, Any]], list[str]], str]] = [
     ("peer_trl", lambda found: peer_trl.claims(found)[:1], "../README"),
     ("peer_trl_run", lambda found: peer_trl_run.claims(found)[3:], "speed"),
     ("peer_trl_run", lambda found: peer_trl_run.claims(found)[:3], "../README"),
+    ("peer_trl_run", lambda found: peer_trl_run.steps_claims(found)[:1], "../README"),
+    ("peer_trl_run", lambda found: peer_trl_run.steps_claims(found)[1:], "speed"),
     ("peer_trl_run_letters", peer_trl_run.letters_claims, "speed"),
     ("peer_trl_run_rewards", rewards.claims, "speed"),
     ("peer_trl_run_replay", replay.claims, "speed"),

@@ -17,7 +17,7 @@ from scipy import stats
 
 from benchmarks.demo import RESULTS, ROOT, machine, revision_of
 from benchmarks.figures import save_figure
-from benchmarks.intervals import in_words
+from benchmarks.intervals import in_words, span
 from benchmarks.peer_trl.processes import versions
 from benchmarks.peer_trl_run.figure import draw
 from benchmarks.peer_trl_run.runs import (
@@ -231,31 +231,34 @@ def claims(results: dict[str, Any]) -> list[str]:
 
 
 def steps_claims(results: dict[str, Any]) -> list[str]:
-    """Returns the numbers of docs/speed.md on the size of 10.4 M; README.md has the first two."""
+    """Returns the numbers of docs/speed.md on the size of 10.4 M; README.md has the first one."""
     same, near_rate = (results["ratios"]["10.4M"][arm] for arm in (SAME, NEAR_RATE))
     runs = results["runs"]["10.4M"].values()
     ours, theirs = ([each[side] for each in runs] for side in (NEAR_RATE, THEIRS))
-    rounds = [len(each["curve"]) for each in ours]
-    firsts = [mine["curve"][0] for mine in ours]
-    shares = [first["cpu"] / peer["cpu_seconds"] for first, peer in zip(firsts, theirs)]
-    gaps = [first["reward"] - peer["reward"] for first, peer in zip(firsts, theirs)]
-    gains = interval([each[THEIRS]["reward"] - each["base"]["reward"] for each in runs])
-    steps = [each["steps"] for each in theirs]
-    reached = sum(each["reaches"] for each in ours)
-    uniform = [statistics.fmean(each[SAME]["batches"]["uniform_groups"]) for each in runs]
+    rounds = [str(len(each["curve"])) for each in ours]
+    pairs = [(mine["curve"][0], peer) for mine, peer in zip(ours, theirs)]
+    shares = [first["cpu"] / peer["cpu_seconds"] for first, peer in pairs]
+    gaps = [first["reward"] - peer["reward"] for first, peer in pairs]
+    gains = [each[THEIRS]["reward"] - each["base"]["reward"] for each in runs]
+    steps, reached = [each["steps"] for each in theirs], sum(each["reaches"] for each in ours)
+    uniform, chosen = (
+        [statistics.fmean(each[arm]["batches"]["uniform_groups"]) for each in runs]
+        for arm in (SAME, NEAR_RATE)
+    )
     return [
         f"{same['cpu_seconds']['value']:.2f} at 10.4 M",
-        f"{in_words(near_rate['cpu_seconds'], '.2f')} at 10.4 M",
-        f"`same` takes {in_words(same['cpu_seconds'], '.2f')} of TRL's CPU seconds at 10.4 M",
+        f"takes {in_words(same['cpu_seconds'], '.2f')} of TRL's CPU seconds there",
         f"The difference in reward is {in_words(same['reward_difference'])}",
-        f"TRL raises mean@16 by {in_words(gains)}",
-        f"{min(steps):.0f} to {max(steps):.0f} tokens long",
-        f"`near_rate` ends after {in_words(near_rate['cpu_seconds'], '.2f')} of TRL's CPU seconds",
-        f"on {reached} of {len(ours)} seeds",
-        f"after {listed([str(each) for each in rounds])} rounds",
-        f"After one round, {min(shares):.2f} to {max(shares):.2f} of TRL's CPU seconds, it differs "
-        f"from TRL's final reward by {min(gaps):+.3f} to {max(gaps):+.3f}",
-        f"{min(uniform):.0%} to {max(uniform):.0%} of the groups of `same`",
+        f"raises mean@16 by {in_words(interval(gains))}",
+        f"by {listed([f'{each:.3f}' for each in gains])} on the three seeds",
+        f"{span(steps)} tokens long",
+        f"reaches TRL's final reward on {reached} of {len(ours)} seeds",
+        f"spends {in_words(near_rate['cpu_seconds'], '.2f')} of TRL's CPU seconds in "
+        f"{listed(rounds)} rounds",
+        f"After one round, {span(shares, '.2f')} of TRL's CPU seconds, it differs by "
+        f"{span(gaps, '+.3f')}",
+        f"{span([100 * each for each in uniform])} % of the groups of `same` have no signal",
+        f"{span([100 * each for each in chosen])} % of those of `near_rate`",
     ]
 
 
