@@ -106,7 +106,7 @@ def _parser() -> argparse.ArgumentParser:
     sample = commands.add_parser("sample", help="sample from a round's policy or a loaded one")
     sample.add_argument("directory", type=Path)
     sample.add_argument("prompts", nargs="+", metavar="PROMPT")
-    sample.add_argument("--rollouts", type=_positive, default=1, help="of each prompt")
+    sample.add_argument("--rollouts", type=int, default=1, help="of each prompt")
     sample.add_argument("--seed", type=int, default=0)
     sample.add_argument("--images", type=Path, metavar="DIRECTORY", help="output of image policies")
     sample.set_defaults(run=_sample)
@@ -119,7 +119,7 @@ def _parser() -> argparse.ArgumentParser:
     kind = rollouts.add_mutually_exclusive_group()
     kind.add_argument("--right", action="store_const", const="right", dest="kind", default="all")
     kind.add_argument("--wrong", action="store_const", const="wrong", dest="kind")
-    rollouts.add_argument("--limit", type=_positive, default=20, help="rollouts; default: 20")
+    rollouts.add_argument("--limit", type=int, default=20, help="rollouts; default: 20")
     rollouts.set_defaults(run=_rollouts)
     diff = commands.add_parser("diff", help="print what changed between two evaluated rounds")
     diff.add_argument("before", metavar="ROUND", help="a round, or base")
@@ -132,7 +132,7 @@ def _parser() -> argparse.ArgumentParser:
         "left-out", help="measure the signal of prompts that a round did not train on"
     )
     left_out.add_argument("round", metavar="ROUND")
-    left_out.add_argument("--prompts", type=_positive, default=64, help="drawn of each kind")
+    left_out.add_argument("--prompts", type=int, default=64, help="drawn of each kind")
     left_out.add_argument("--seed", type=int, default=0)
     left_out.set_defaults(run=_left_out)
     new = commands.add_parser("new", help="write a judge, task, ... of your own under plugins/")
@@ -144,13 +144,6 @@ def _parser() -> argparse.ArgumentParser:
     upload.add_argument("uri", metavar="s3://BUCKET/PREFIX")
     upload.set_defaults(run=_upload)
     return parser
-
-
-def _positive(text: str) -> int:
-    """Returns the number of an option that must be at least 1."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a number of at least 1, got {text}")
-    return int(text)
 
 
 # Each command imports what it needs: `--help` must not wait for torch, MLflow or matplotlib.
