@@ -24,6 +24,7 @@ from grpo.runtime.plugins import import_plugin, plugin_files
 from grpo.sampling.judging import JointJudge
 from grpo.schema import DATA, PARAMS, Machine
 from grpo.wiring.checks import findings
+from grpo.wiring.memory import draw_prompts
 from grpo.wiring.tasks import build_prompts
 from stages import check
 
@@ -395,6 +396,14 @@ def test_a_task_names_its_argument_as_it_likes():
     text = Path("plugins/sums.py").read_text()
     Path("plugins/sums.py").write_text(text.replace("self, inputs", "self, given"))
     build_prompts(read_params(), Path())
+
+
+def test_a_task_need_not_make_solutions_if_no_base_is_warmed_up():
+    text = Path("plugins/sums.py").read_text()
+    Path("plugins/sums.py").write_text(text.replace("pd.DataFrame(warmup)", "pd.DataFrame()"))
+    assert draw_prompts(read_params(), DATA)
+    said = refused(lambda: build_prompts(read_params(), DATA))  # its base is warmed up
+    assert "warmup of make_prompts must be a table with a column prompt_id" in said
 
 
 def test_what_a_task_lacks_on_this_machine_is_told_from_what_is_wrong():

@@ -65,7 +65,8 @@ def make_tables(task: Task, inputs: TaskInputs) -> PromptTables:
             f"{PARAMS}: task.kind {task.kind}: make_prompts must return PromptTables, returns "
             f"{type(tables).__name__}"
         )
-    for name, table, schema in zip(tables._fields, tables, (PROMPTS, PROMPTS, WARMUP)):
+    schemas = [PROMPTS, PROMPTS, *([] if inputs.warmup is None else [WARMUP])]
+    for name, table, schema in zip(tables._fields, tables, schemas):
         columns = [*table] if isinstance(table, pd.DataFrame) else []
         missing = [each for each in schema.columns if each not in columns]
         if missing:
