@@ -247,7 +247,7 @@ def steps_claims(results: dict[str, Any]) -> list[str]:
     )
     return [
         f"{same['cpu_seconds']['value']:.2f} at 10.4 M",
-        f"takes {in_words(same['cpu_seconds'], '.2f')} of TRL's CPU seconds there",
+        f"takes {in_words(same['cpu_seconds'], '.2f')} of TRL's CPU seconds for the same updates",
         f"The difference in reward is {in_words(same['reward_difference'])}",
         f"raises mean@16 by {in_words(interval(gains))}",
         f"by {listed([f'{each:.3f}' for each in gains])} on the three seeds",
