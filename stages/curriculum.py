@@ -41,7 +41,7 @@ def main(
     drawn, table = read_profile(profile), read_table(prompts, PROMPTS)
     with located(profile):
         rates = curriculum_input(drawn, table, steps)
-    with located(f"{PARAMS}: arms.{arm}.curriculum{_left_out(rates, table)}"):
+    with located(f"{PARAMS}: arms.{arm}.curriculum{_remark_on_unjudged(rates, table)}"):
         plan = plan_curriculum(
             rates,
             steps,
@@ -62,7 +62,7 @@ def main(
     write_json(inputs_out, inputs)
 
 
-def _left_out(rates: pd.DataFrame, prompts: pd.DataFrame) -> str:
+def _remark_on_unjudged(rates: pd.DataFrame, prompts: pd.DataFrame) -> str:
     """Returns a remark on the prompts that the profile leaves out, if there are some."""
     left = prompts[~prompts["prompt_id"].isin(rates["prompt_id"])]
     if not len(left):

@@ -22,7 +22,7 @@ from grpo.modalities.shared.recomputation import saved_bytes
 from grpo.modalities.tokens.bases import make_base
 from grpo.params.parameters import Parameters, read_params
 from grpo.params.recipes import read_content
-from grpo.params.yaml import dump_yaml
+from grpo.params.yaml import dump_yaml, value_at
 from grpo.runtime.dry_run import DryRun
 from grpo.schema import DATA
 from grpo.wiring.memory import PolicyMemory, UpdateMemory, draw_prompts
@@ -207,11 +207,8 @@ def test_the_command_refuses_a_task_or_policy_that_cannot_be_built(
     capsys: pytest.CaptureFixture[str],
 ):
     content = read_content(ROOT / "params.yaml")
-    *sections, key = path.split(".")
-    section = content
-    for each in sections:
-        section = section[each]
-    section[key] = value
+    above, _, key = path.rpartition(".")
+    value_at(content, above)[key] = value
     file = tmp_path / "wrong.yaml"
     file.write_text(dump_yaml(content))
     monkeypatch.setattr(sys, "argv", ["grpo", "check", str(file)])

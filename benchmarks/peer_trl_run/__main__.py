@@ -99,7 +99,8 @@ def _goal(known: dict[str, Run], side: str) -> float | None:
 
 
 def _settings(size: str) -> dict[str, Any]:
-    return {name: value for name, value in asdict(SIZES[size]).items() if name != "tuned"}
+    of_trials = {"trial_seed", "trial_updates", "tuned"}
+    return {name: each for name, each in asdict(SIZES[size]).items() if name not in of_trials}
 
 
 def about(python: str) -> dict[str, Any]:
@@ -205,6 +206,7 @@ def claims(results: dict[str, Any]) -> list[str]:
     peaks = [f"{each['peak_bytes']['value']:.1f} times" for each in sides]
     reached = f"TRL's final reward in {in_words(allocated['cpu_seconds'], '.2f')}"
     runs = results["runs"]["11.6M"].values()
+    eleventh = results["runs"]["11.6M"]["11"][THEIRS]
     rounds = [(each[NEAR_RATE]["curve"][0], each[THEIRS]) for each in runs]
     costs = [first["cpu"] / theirs["cpu_seconds"] for first, theirs in rounds]
     gaps = [first["reward"] - theirs["reward"] for first, theirs in rounds]
@@ -219,6 +221,7 @@ def claims(results: dict[str, Any]) -> list[str]:
         f"one round and {min(ratios):.2f} to {max(ratios):.2f} of TRL's seconds",
         f"takes {min(starts):.0f} to {max(starts):.0f} CPU s outside of stages",
         f"after {min(firsts):.2f} to {max(firsts):.2f} of its run",
+        f"(at 11.6 M on seed 11 after {_first_at_end(eleventh) / eleventh['cpu_seconds']:.2f})",
         f"`composed` takes {min(shorter):.2f} to {max(shorter):.2f} of TRL's CPU",
         f"takes {in_words(large['cpu_seconds'], '.2f')} of TRL's CPU seconds for the same updates",
         f"The difference in reward is {in_words(large['reward_difference'])}",

@@ -1,7 +1,7 @@
 """The runs that are compared: sizes, algorithm, arms of this project and targets."""
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +36,37 @@ class Size:
     prompts_per_update: int
     learning_rate: float
     updates_per_save: int  # of TRL's policy, for its curve
-    trl: dict[str, Any]  # TRL's settings; tune.py measures the candidates `tuned`
+    trl: dict[str, Any]  # TRL's settings, the fastest of `tuned`
     tokens_per_microbatch: int  # of this project
     rollouts_per_batch: int  # of this project
-    tuned: list[dict[str, Any]]  # candidates of tune.py
+    trial_seed: int  # of tune.py, as are trial_updates and the candidates `tuned`
+    trial_updates: int  # whole runs take minutes
+    tuned: list[dict[str, Any]]
 
 
+LARGE = Size(
+    params="benchmarks/peer_trl_run/ten_million.yaml",
+    allocated=NEAR_RATE,
+    updates=24,
+    group_size=8,
+    prompts_per_update=16,
+    learning_rate=3e-5,
+    updates_per_save=8,
+    trl={"rows": 16},
+    tokens_per_microbatch=1024,
+    rollouts_per_batch=128,
+    trial_seed=10,
+    trial_updates=4,
+    tuned=[
+        {"rows": 8},
+        {"rows": 16},
+        {"rows": 32},
+        {"rows": 64},
+        {"rows": 128},
+        {"rows": 16, "attn_implementation": "eager"},
+        {"rows": 16, "cache_implementation": "static"},
+    ],
+)
 SIZES = {
     "0.2M": Size(
         params="params.yaml",
@@ -54,6 +79,8 @@ SIZES = {
         trl={"rows": 64, "cache_implementation": "static"},
         tokens_per_microbatch=2048,
         rollouts_per_batch=512,
+        trial_seed=0,
+        trial_updates=12,
         tuned=[
             {"rows": 256},
             {"rows": 128},
@@ -64,38 +91,12 @@ SIZES = {
             {"rows": 64, "cache_implementation": "static"},
         ],
     ),
-    "11.6M": Size(
-        params="benchmarks/peer_trl_run/ten_million.yaml",
-        allocated=NEAR_RATE,
-        updates=24,
-        group_size=8,
-        prompts_per_update=16,
-        learning_rate=3e-5,
-        updates_per_save=8,
-        trl={"rows": 16},
-        tokens_per_microbatch=1024,
-        rollouts_per_batch=128,
-        tuned=[
-            {"rows": 8},
-            {"rows": 16},
-            {"rows": 32},
-            {"rows": 64},
-            {"rows": 128},
-            {"rows": 16, "attn_implementation": "eager"},
-            {"rows": 16, "cache_implementation": "static"},
-        ],
-    ),
-    "10.4M": Size(
+    "11.6M": LARGE,
+    "10.4M": replace(
+        LARGE,
         params="benchmarks/peer_trl_run/worked_steps.yaml",
-        allocated=NEAR_RATE,
-        updates=24,
-        group_size=8,
-        prompts_per_update=16,
         learning_rate=5e-5,
-        updates_per_save=8,
         trl={"rows": 16, "cache_implementation": "static"},
-        tokens_per_microbatch=1024,
-        rollouts_per_batch=128,
         tuned=[
             {"rows": 8},
             {"rows": 16},

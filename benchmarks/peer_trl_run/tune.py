@@ -14,8 +14,6 @@ from grpo.runtime.artifacts.files import read_json, write_json
 from grpo.runtime.markdown import markdown_table
 
 TUNING = RESULTS / "peer_trl_run_tuning.json"
-SHORT = {"0.2M": 12, "11.6M": 4, "10.4M": 4}  # updates: whole runs take minutes
-SEEDS = {"0.2M": 0, "11.6M": 10, "10.4M": 10}  # for trials only
 KEPT = ("cpu_seconds", "wall_seconds", "peak_bytes", "load_before")
 
 
@@ -28,8 +26,12 @@ def main(python: str, *sizes: str) -> None:
             if any(key.items() <= each.items() for each in runs):
                 continue
             require_idle()
-            chosen = {"settings": settings, "updates_per_save": 0, "updates": SHORT[size]}
-            run = time_theirs(size, SEEDS[size], python, FOLDER / "tune", **chosen)
+            chosen = {
+                "settings": settings,
+                "updates_per_save": 0,
+                "updates": SIZES[size].trial_updates,
+            }
+            run = time_theirs(size, SIZES[size].trial_seed, python, FOLDER / "tune", **chosen)
             runs.append({**key, **{name: run[name] for name in KEPT}})
             print(runs[-1], flush=True)
             command = "python -m benchmarks.peer_trl_run.tune PYTHON_OF_TRL"

@@ -142,15 +142,20 @@ def assign_credit(
     return credit.scatter(rows, len(counts)), state
 
 
+def first_credit(rollouts: Rollouts) -> Credit:
+    """Returns the credit before any link: advantage = reward, weight = mask."""
+    mask = rollouts.mask
+    return Credit(
+        advantage=rollouts.reward[:, None].expand(mask.shape) * mask,
+        weight=mask.to(rollouts.reward.dtype),
+    )
+
+
 def _credit_of_counted(
     objective: Objective, rollouts: Rollouts, state: State, generator: Generator
 ) -> tuple[Credit, State]:
     mask = rollouts.mask
-    start = Credit(
-        advantage=rollouts.reward[:, None].expand(mask.shape) * mask,
-        weight=mask.to(rollouts.reward.dtype),
-    )
-    credit, state = objective.credit(start, rollouts, state, generator)
+    credit, state = objective.credit(first_credit(rollouts), rollouts, state, generator)
     if credit.weight.shape != mask.shape or credit.advantage.shape != mask.shape:
         raise ShapeError(f"credit must keep the shape {tuple(mask.shape)} of the mask")
     return credit, state

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from grpo.errors import ShapeError
-from grpo.objective.base import Objective, loss_terms
+from grpo.objective.base import Objective, first_credit, loss_terms
 from grpo.types import ActionChunks, Credit, PartScores, Rollouts, StepNoise, StepTerms
 
 LENGTHS = 5, 3, 4, 1  # steps of the rollouts of a group, as far as it has as many
@@ -22,8 +22,7 @@ def try_objective(objective: Objective, group_size: int) -> str | None:
     """
     rollouts = _rollouts(group_size)
     mask = rollouts.mask
-    start = Credit(advantage=rollouts.reward[:, None] * mask, weight=mask.float())
-    generator = torch.Generator().manual_seed(0)
+    start, generator = first_credit(rollouts), torch.Generator().manual_seed(0)
     try:
         credit, _ = objective.credit(start, rollouts, objective.init(), generator)
         if not isinstance(credit, Credit):

@@ -12,7 +12,7 @@ from grpo.advice.proposal import Proposal, propose
 from grpo.advice.text import snippet
 from grpo.objective.rules import Severity
 from grpo.params.parameters import Parameters, read_params
-from grpo.params.yaml import dump_yaml, parse_yaml
+from grpo.params.yaml import dump_yaml, parse_yaml, value_at
 from grpo.wiring.checks import findings
 
 ROOT = Path(__file__).parents[2]
@@ -56,11 +56,8 @@ def write_params(tmp_path: Path, changes: dict[str, Any]) -> Path:
     once = {"iterations_per_round": 1, "updates_per_iteration": 12}
     content["arms"]["uniform"]["training"] |= once
     for path, value in changes.items():
-        *parents, last = path.split(".")
-        node = content
-        for key in parents:
-            node = node[key]
-        node[last] = value
+        above, _, key = path.rpartition(".")
+        value_at(content, above)[key] = value
     file = tmp_path / "params.yaml"
     file.write_text(dump_yaml(content))
     return file
