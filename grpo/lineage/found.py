@@ -58,7 +58,8 @@ def find_rollouts(root: Node, identity: str, workspace: Path = Path()) -> list[F
     A rollout's id has its prompt's id, so several iterations may have the same one.
 
     Args:
-      identity: A rollout_id or a prompt_id.
+      identity: A rollout_id or a prompt_id, also without the "train-" that stage prepare puts in
+        front of a task's own ids.
 
     Raises:
       ArtifactError: If no round behind the artifact has it, or a file is missing or broken.
@@ -86,9 +87,9 @@ def _rounds(root: Node) -> list[str]:
 
 def _in_round(files: list[IterationFiles], identity: str) -> Iterator[FoundRollout]:
     tables = read_tables([each.table for each in files], ROLLOUTS)
+    names = [identity, f"train-{identity}"]
     matches = [
-        table[(table["rollout_id"] == identity) | (table["prompt_id"] == identity)]
-        for table in tables
+        table[table["rollout_id"].isin(names) | table["prompt_id"].isin(names)] for table in tables
     ]
     hit = [(each, rows) for each, rows in zip(files, matches, strict=True) if len(rows)]
     if not hit:

@@ -60,6 +60,27 @@ def test_all_rollouts_of_a_prompt_are_found_in_all_iterations(trained: Path, ide
     assert [(each.files.index, each.row, each.rollout_id) for each in found] == expected
 
 
+@pytest.mark.parametrize("identity", ["half", "half/0"])
+def test_a_task_s_own_id_finds_the_prompt_that_prepare_has_named(
+    trained: Path, identity: str
+) -> None:
+    """Stage prepare puts "train-" in front of ids that do not start with it."""
+    expected = find_rollouts(trace(POLICY, trained), identity, trained)
+    for each in iterations_of(trained / "artifacts", "a-1"):
+        for path, schema in [
+            (each.table, ROLLOUTS),
+            (each.rewards, REWARDS),
+            (each.credit, CREDIT),
+        ]:
+            table = read_table(path, schema)
+            ids = [name for name in ("rollout_id", "prompt_id") if name in table]
+            write_table(
+                table.assign(**{name: "train-" + table[name] for name in ids}), path, schema
+            )
+    found = find_rollouts(trace(POLICY, trained), identity, trained)
+    assert [each.rollout_id for each in found] == [f"train-{each.rollout_id}" for each in expected]
+
+
 def test_a_rollout_that_several_judges_scored_has_their_scores(trained: Path) -> None:
     path = trained / "artifacts/rewards/a-1.parquet"
     write_table(
