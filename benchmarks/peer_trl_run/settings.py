@@ -18,7 +18,7 @@ OBJECTIVE: list[Any] = [
     {"clip_surrogate": {"low": CLIP[0], "high": CLIP[1]}},
     "drop_uniform_groups",
 ]
-SAME, COMPOSED, NEAR_RATE = "same", "composed", "near_rate"  # the last two allocate, one per size
+SAME, COMPOSED, NEAR_RATE = "same", "composed", "near_rate"  # the last two allocate
 ARMS = (SAME, COMPOSED, NEAR_RATE)
 # Written down before this project's side was measured: the largest ratio of CPU seconds, from the
 # start of the process, at every size of the arm.
@@ -67,6 +67,18 @@ LARGE = Size(
         {"rows": 16, "cache_implementation": "static"},
     ],
 )
+STEPS = replace(
+    LARGE,
+    params="benchmarks/peer_trl_run/worked_steps.yaml",
+    learning_rate=5e-5,
+    trl={"rows": 16, "cache_implementation": "static"},
+    tuned=[
+        {"rows": 8},
+        {"rows": 16},
+        {"rows": 32},
+        {"rows": 16, "cache_implementation": "static"},
+    ],
+)
 SIZES = {
     "0.2M": Size(
         params="params.yaml",
@@ -92,17 +104,12 @@ SIZES = {
         ],
     ),
     "11.6M": LARGE,
-    "10.4M": replace(
-        LARGE,
-        params="benchmarks/peer_trl_run/worked_steps.yaml",
-        learning_rate=5e-5,
-        trl={"rows": 16, "cache_implementation": "static"},
-        tuned=[
-            {"rows": 8},
-            {"rows": 16},
-            {"rows": 32},
-            {"rows": 16, "cache_implementation": "static"},
-        ],
+    "10.4M": STEPS,
+    "10.4M-half": replace(
+        STEPS,
+        params="benchmarks/peer_trl_run/half_unsolved.yaml",
+        allocated=COMPOSED,
+        updates=16,
     ),
 }
 
