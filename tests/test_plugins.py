@@ -380,6 +380,8 @@ def test_prompts_of_ones_own_get_the_names_of_their_parts_and_must_be_held_out()
             "train of make_prompts must be a table .* column entry",
         ),
         ("rows[2:]), pd", "rows[2:]).to_dict(), pd", "train of make_prompts must be a table"),
+        ("rows[2:]", "rows[3:]", "must return 8 prompts for train, returns 7; widen"),
+        ("rows[:2]), pd", "rows).head(0), pd", "must return 1 prompts for eval, returns 0"),
     ],
 )
 def test_a_task_that_cannot_make_prompts_is_refused_in_one_line(old: str, new: str, message: str):

@@ -74,6 +74,13 @@ def make_tables(task: Task, inputs: TaskInputs) -> PromptTables:
                 f"{PARAMS}: task.kind {task.kind}: {name} of make_prompts must be a table with a "
                 f"column {missing[0]}, has {columns}"
             )
+    for part in ("train", "eval"):
+        wanted, made = getattr(task, f"{part}_prompts", 1), len(getattr(tables, part))
+        if isinstance(wanted, int) and made < wanted:
+            raise ParameterError(
+                f"{PARAMS}: task.kind {task.kind}: make_prompts must return {wanted} prompts for "
+                f"{part}, returns {made}; widen the task's ranges or ask for fewer"
+            )
     return tables
 
 
