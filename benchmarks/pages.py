@@ -41,7 +41,7 @@ from benchmarks.gpu import page as gpu_page
 from benchmarks.peer_trl import __main__ as peer_trl
 from benchmarks.peer_trl import tune
 from benchmarks.peer_trl_run import __main__ as peer_trl_run
-from benchmarks.peer_trl_run import replay, rewards
+from benchmarks.peer_trl_run import replay
 from grpo.runtime.artifacts.files import read_json, write_bytes
 
 DOCS = ROOT / "docs"
@@ -152,8 +152,8 @@ CLAIMS: list[tuple[str, Callable[[dict[str, Any]], list[str]], str]] = [
     ("peer_trl_run", lambda found: peer_trl_run.claims(found)[:3], "../README"),
     ("peer_trl_run", lambda found: peer_trl_run.steps_claims(found)[:1], "../README"),
     ("peer_trl_run", lambda found: peer_trl_run.steps_claims(found)[1:], "speed"),
-    ("peer_trl_run_letters", peer_trl_run.letters_claims, "speed"),
-    ("peer_trl_run_rewards", rewards.claims, "speed"),
+    ("peer_trl_run", lambda found: peer_trl_run.half_claims(found)[:2], "../README"),
+    ("peer_trl_run", lambda found: peer_trl_run.half_claims(found)[2:], "speed"),
     ("peer_trl_run_replay", replay.claims, "speed"),
     ("translation_methods", translation.claims, "translation"),
     ("translation_weak_base", translation.weak_base_claims, "translation"),

@@ -326,10 +326,10 @@ def test_a_target_needs_a_ratio_and_an_arm_that_reaches_the_reward(reaches: bool
         }
         for seed in range(3)
     }
-    both = peer_trl_run.conclude({"0.2M": seeds, "11.6M": seeds})
+    both = peer_trl_run.conclude({"0.2M": seeds, "10.4M": seeds})
     met = {"same": True, "composed": False, "near_rate": reaches}
-    assert both["met"] == {"0.2M": met, "11.6M": met}
-    assert both["ratios"]["11.6M"]["near_rate"]["cpu_seconds"] == {
+    assert both["met"] == {"0.2M": met, "10.4M": met}
+    assert both["ratios"]["10.4M"]["near_rate"]["cpu_seconds"] == {
         "value": 0.2,
         "low": 0.2,
         "high": 0.2,

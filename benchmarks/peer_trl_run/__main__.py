@@ -9,6 +9,7 @@ not repeated, so that a run that was interrupted goes on.
 
 import argparse
 import statistics
+from collections.abc import Collection
 from dataclasses import asdict
 from typing import Any
 
@@ -194,47 +195,35 @@ def table(results: dict[str, Any]) -> str:
 
 
 def claims(results: dict[str, Any]) -> list[str]:
-    """Returns the numbers of the findings of docs/speed.md; README.md has the first three."""
-    small, allocated = (results["ratios"]["0.2M"][arm] for arm in (SAME, COMPOSED))
-    large, near_rate = (results["ratios"]["11.6M"][arm] for arm in (SAME, NEAR_RATE))
+    """Returns the numbers of docs/speed.md on the size of 0.2 M; README.md has the first three."""
+    same, allocated = (results["ratios"]["0.2M"][arm] for arm in (SAME, COMPOSED))
     seeds = [(each[COMPOSED], each[THEIRS]) for each in results["runs"]["0.2M"].values()]
     ratios = [ours["cpu_seconds"] / theirs["cpu_seconds"] for ours, theirs in seeds]
     firsts = [_first_at_end(theirs) / theirs["cpu_seconds"] for _, theirs in seeds]
     shorter = [ratio / first for ratio, first in zip(ratios, firsts)]
     starts = [_outside_stages(ours) / len(ours["curve"]) for ours, _ in seeds]
-    sides = (small, large, allocated, near_rate)
-    peaks = [f"{each['peak_bytes']['value']:.1f} times" for each in sides]
+    large = [results["ratios"][size][SAME] for size in ("10.4M", "10.4M-half")]
+    peaks = [each["peak_bytes"]["value"] for each in (same, *large)]
     reached = f"TRL's final reward in {in_words(allocated['cpu_seconds'], '.2f')}"
-    runs = results["runs"]["11.6M"].values()
-    eleventh = results["runs"]["11.6M"]["11"][THEIRS]
-    rounds = [(each[NEAR_RATE]["curve"][0], each[THEIRS]) for each in runs]
-    costs = [first["cpu"] / theirs["cpu_seconds"] for first, theirs in rounds]
-    gaps = [first["reward"] - theirs["reward"] for first, theirs in rounds]
     return [
-        f"takes {large['cpu_seconds']['value']:.2f} of TRL's CPU time at 11.6 M parameters",
-        f"and {small['cpu_seconds']['value']:.2f} at 0.2 M, the default recipe",
+        f"{same['cpu_seconds']['value']:.2f} at 0.2 M, the default recipe",
         f"{reached} of the CPU time of TRL's whole run",
-        f"takes {in_words(small['cpu_seconds'], '.2f')} of TRL's CPU seconds at 0.2 M",
-        f"the interval ends at {small['cpu_seconds']['high']:.3f}",
-        f"The difference in reward is {in_words(small['reward_difference'])}",
+        f"{span(peaks, '.1f')} times its memory",
+        f"takes {in_words(same['cpu_seconds'], '.2f')} of TRL's CPU seconds at 0.2 M",
+        f"the interval ends at {same['cpu_seconds']['high']:.3f}",
+        f"The difference in reward is {in_words(same['reward_difference'])}",
         f"{reached} of the CPU seconds of TRL's whole run",
-        f"one round and {min(ratios):.2f} to {max(ratios):.2f} of TRL's seconds",
-        f"takes {min(starts):.0f} to {max(starts):.0f} CPU s outside of stages",
-        f"after {min(firsts):.2f} to {max(firsts):.2f} of its run",
-        f"(at 11.6 M on seed 11 after {_first_at_end(eleventh) / eleventh['cpu_seconds']:.2f})",
-        f"`composed` takes {min(shorter):.2f} to {max(shorter):.2f} of TRL's CPU",
-        f"takes {in_words(large['cpu_seconds'], '.2f')} of TRL's CPU seconds for the same updates",
-        f"The difference in reward is {in_words(large['reward_difference'])}",
-        f"After one round, {min(costs):.2f} to {max(costs):.2f} of TRL's CPU seconds",
-        f"it differs from TRL's final reward by {min(gaps):+.3f} to {max(gaps):+.3f}",
-        f"{in_words(near_rate['cpu_seconds'], '.2f')} of TRL's CPU seconds at its end",
-        f"`same` is {peaks[0]} TRL's at 0.2 M and {peaks[1]} at 11.6 M",
-        f"that of `composed` {peaks[2]} at 0.2 M and that of `near_rate` {peaks[3]} at 11.6 M",
+        f"one round and {span(ratios, '.2f')} of TRL's seconds",
+        f"takes {span(starts)} CPU s outside of stages",
+        f"after {span(firsts, '.2f')} of its run",
+        f"`composed` takes {span(shorter, '.2f')} of TRL's CPU",
+        f"`same` is {peaks[0]:.1f} times TRL's at 0.2 M and {span(peaks[1:], '.1f')} times at 10.4 M",
+        f"that of `composed` at 0.2 M {allocated['peak_bytes']['value']:.1f} times",
     ]
 
 
 def steps_claims(results: dict[str, Any]) -> list[str]:
-    """Returns the numbers of docs/speed.md on the size of 10.4 M; README.md has the first one."""
+    """Returns the numbers of docs/speed.md on the size 10.4M; README.md has the first one."""
     same = results["ratios"]["10.4M"][SAME]
     runs = results["runs"]["10.4M"].values()
     ours, theirs = ([each[side] for each in runs] for side in (NEAR_RATE, THEIRS))
@@ -243,47 +232,66 @@ def steps_claims(results: dict[str, Any]) -> list[str]:
     pairs = [(mine["curve"][0], peer) for mine, peer in zip(ours, theirs)]
     shares = [first["cpu"] / peer["cpu_seconds"] for first, peer in pairs]
     gaps = [first["reward"] - peer["reward"] for first, peer in pairs]
-    gains = [each[THEIRS]["reward"] - each["base"]["reward"] for each in runs]
-    steps, reached = [each["steps"] for each in theirs], sum(each["reaches"] for each in ours)
-    uniform, chosen = (
-        [statistics.fmean(each[arm]["batches"]["uniform_groups"]) for each in runs]
-        for arm in (SAME, NEAR_RATE)
-    )
+    reached = sum(each["reaches"] for each in ours)
     return [
         f"{same['cpu_seconds']['value']:.2f} at 10.4 M",
-        f"takes {in_words(same['cpu_seconds'], '.2f')} of TRL's CPU seconds for the same updates",
-        f"The difference in reward is {in_words(same['reward_difference'])}",
-        f"raises mean@16 by {in_words(interval(gains))}",
-        f"by {listed([f'{each:.3f}' for each in gains])} on the three seeds",
-        f"{span(steps)} tokens long",
+        *_both_algorithms(results, "10.4M"),
         f"reaches TRL's final reward on {reached} of {len(ours)} seeds",
         f"spends {listed(spent)} of TRL's CPU seconds in {listed(rounds)} rounds",
         f"After one round, {span(shares, '.2f')} of TRL's CPU seconds, it differs by "
         f"{span(gaps, '+.3f')}",
-        f"{span([100 * each for each in uniform])} % of the groups of `same` have no signal",
-        f"{span([100 * each for each in chosen])} % of those of `near_rate`",
+        f"{_uniform(runs, SAME)} % of the groups of `same` have no signal",
+        f"{_uniform(runs, NEAR_RATE)} % of those of `near_rate`",
     ]
 
 
-def letters_claims(results: dict[str, Any]) -> list[str]:
-    """Returns the numbers of docs/speed.md on one seed of a second task."""
-    ((_, run),) = results["runs"]["11.6M"].items()
-    theirs, ours = run[THEIRS], run[NEAR_RATE]
-    curve, uniform = ours["curve"], ours["batches"]["uniform_groups"]
-    per_round = len(uniform) // len(curve)
-    equal = [
-        f"{100 * statistics.fmean(uniform[start : start + per_round]):.0f} %"
-        for start in range(0, len(uniform), per_round)
-    ]
-    shares = [f"{each['cpu'] / theirs['cpu_seconds']:.2f}" for each in curve]
-    rewards = [f"{each['reward']:.3f}" for each in curve]
+def half_claims(results: dict[str, Any]) -> list[str]:
+    """Returns the numbers of docs/speed.md on the size 10.4M-half; README.md has the first two."""
+    same, allocated = (results["ratios"]["10.4M-half"][arm] for arm in (SAME, COMPOSED))
+    runs = results["runs"]["10.4M-half"].values()
+    ours, theirs = ([each[side] for each in runs] for side in (COMPOSED, THEIRS))
+    rounds = [str(len(each["curve"])) for each in ours]
+    spent = [a["cpu_seconds"] / b["cpu_seconds"] for a, b in zip(ours, theirs)]
+    firsts = [_first_at_end(each) / each["cpu_seconds"] for each in theirs]
+    shorter = [ratio / first for ratio, first in zip(spent, firsts)]
+    shares = listed([f"{each:.2f}" for each in spent])
+    reached = sum(each["reaches"] for each in ours)
+    bests = [max(point["reward"] for point in each["curve"]) for each in theirs]
+    over = [each["reward"] - best for each, best in zip(ours, bests)]
+    falls = [(best, each["reward"]) for each, best in zip(theirs, bests)]
+    best, last = max(falls, key=lambda each: each[0] - each[1])
     return [
-        f"`near_rate` needs {shares[-1]} of TRL's CPU seconds",
-        f"from {run['base']['reward']:.3f} to {theirs['reward']:.3f}",
-        f"{listed(rewards)}, after {listed(shares)} of TRL's seconds",
-        f"{equal[0]} of the groups",
-        listed(equal[1:]),
+        f"{same['cpu_seconds']['value']:.2f} where the base never solves half of the prompts",
+        f"it takes {in_words(allocated['cpu_seconds'], '.2f')} of it",
+        *_both_algorithms(results, "10.4M-half"),
+        f"reaches TRL's final reward on {reached} of {len(ours)} seeds",
+        f"spends {shares} of TRL's CPU seconds in {listed(rounds)} rounds",
+        f"{in_words(allocated['cpu_seconds'], '.2f')} on average",
+        f"has sampled {span([sum(each['batches']['rollouts']) for each in ours])} rollouts",
+        f"after {span(firsts, '.2f')} of its run",
+        f"`composed` takes {span(shorter, '.2f')} of TRL's CPU",
+        f"{_uniform(runs, SAME)} % of the groups of `same` have no signal",
+        f"differs from the best of TRL's evaluated policies by {span(over, '+.3f')}",
+        f"falls from {best:.3f} to {last:.3f}",
     ]
+
+
+def _both_algorithms(results: dict[str, Any], size: str) -> list[str]:
+    """Returns the numbers of the arm `same` beside TRL, and of the training of TRL."""
+    same, runs = results["ratios"][size][SAME], results["runs"][size].values()
+    gains = [each[THEIRS]["reward"] - each["base"]["reward"] for each in runs]
+    return [
+        f"takes {in_words(same['cpu_seconds'], '.2f')} of TRL's CPU seconds for the same updates",
+        f"The difference in reward is {in_words(same['reward_difference'])}",
+        f"raises mean@16 by {in_words(interval(gains))}",
+        f"by {listed([f'{each:.3f}' for each in gains])} on the three seeds",
+        f"{span([each[THEIRS]['steps'] for each in runs])} tokens long",
+    ]
+
+
+def _uniform(runs: Collection[dict[str, Any]], arm: str) -> str:
+    """Returns the share of groups without signal over seeds, in per cent."""
+    return span([100 * statistics.fmean(each[arm]["batches"]["uniform_groups"]) for each in runs])
 
 
 def _outside_stages(run: Run) -> float:

@@ -20,7 +20,7 @@ def draw(results: dict[str, Any]) -> Figure:
         for row, (size, seeds) in zip(axes, runs.items()):
             for panel, (cost, title) in zip(row, {"cpu": "CPU s", "wall": "wall s"}.items()):
                 _draw_runs(panel, seeds, cost)
-                panel.set_title(f"{size} parameters")
+                panel.set_title(f"setting {size}")
                 panel.set_xlabel(f"{title} from the start of the process")
                 panel.set_xlim(left=0)
             row[0].set_ylabel("mean@k")

@@ -27,7 +27,7 @@ from grpo.runtime.artifacts.tables import REWARDS, ROLLOUTS, read_table
 from grpo.runtime.artifacts.tensors import read_tensors
 
 OUT = RESULTS / "peer_trl_run_replay.json"
-SIZE, SEEDS = "11.6M", [5]  # the seed on which this project's policy lost most
+SIZE, SEEDS = "10.4M-half", [34]
 UPDATES = 6
 EPSILON = 1e-4  # added to the deviation of a group's rewards
 Weights = dict[str, torch.Tensor]
@@ -54,7 +54,7 @@ def claims(results: dict[str, Any]) -> list[str]:
     ((seed, found),) = results["seeds"].items()
     same, trl = found["same"], found["trl"]
     return [
-        f"The first six of the 24 updates of seed {seed}",
+        f"The first {results['updates']} of the {SIZES[SIZE].updates} updates of seed {seed}",
         f"within {same['distance']:.0e} (`same`) and {trl['distance']:.0e} (TRL)",
         f"the weights had moved by {same['moved']:.2f} and {trl['moved']:.2f}",
     ]

@@ -44,34 +44,19 @@ class Size:
     tuned: list[dict[str, Any]]
 
 
-LARGE = Size(
-    params="benchmarks/peer_trl_run/ten_million.yaml",
+STEPS = Size(
+    params="benchmarks/peer_trl_run/worked_steps.yaml",
     allocated=NEAR_RATE,
     updates=24,
     group_size=8,
     prompts_per_update=16,
-    learning_rate=3e-5,
+    learning_rate=5e-5,
     updates_per_save=8,
-    trl={"rows": 16},
+    trl={"rows": 16, "cache_implementation": "static"},
     tokens_per_microbatch=1024,
     rollouts_per_batch=128,
     trial_seed=10,
     trial_updates=4,
-    tuned=[
-        {"rows": 8},
-        {"rows": 16},
-        {"rows": 32},
-        {"rows": 64},
-        {"rows": 128},
-        {"rows": 16, "attn_implementation": "eager"},
-        {"rows": 16, "cache_implementation": "static"},
-    ],
-)
-STEPS = replace(
-    LARGE,
-    params="benchmarks/peer_trl_run/worked_steps.yaml",
-    learning_rate=5e-5,
-    trl={"rows": 16, "cache_implementation": "static"},
     tuned=[
         {"rows": 8},
         {"rows": 16},
@@ -103,7 +88,6 @@ SIZES = {
             {"rows": 64, "cache_implementation": "static"},
         ],
     ),
-    "11.6M": LARGE,
     "10.4M": STEPS,
     "10.4M-half": replace(
         STEPS,
