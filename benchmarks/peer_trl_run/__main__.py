@@ -217,7 +217,8 @@ def claims(results: dict[str, Any]) -> list[str]:
         f"takes {span(starts)} CPU s outside of stages",
         f"after {span(firsts, '.2f')} of its run",
         f"`composed` takes {span(shorter, '.2f')} of TRL's CPU",
-        f"`same` is {peaks[0]:.1f} times TRL's at 0.2 M and {span(peaks[1:], '.1f')} times at 10.4 M",
+        f"`same` is {peaks[0]:.1f} times TRL's at 0.2 M",
+        f"and {span(peaks[1:], '.1f')} times at 10.4 M",
         f"that of `composed` at 0.2 M {allocated['peak_bytes']['value']:.1f} times",
     ]
 
