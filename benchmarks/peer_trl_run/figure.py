@@ -24,7 +24,9 @@ def draw(results: dict[str, Any]) -> Figure:
                 panel.set_xlabel(f"{title} from the start of the process")
                 panel.set_xlim(left=0)
             row[0].set_ylabel("mean@k")
-        axes[0][0].legend()
+        named = [each.get_legend_handles_labels() for each in axes[:, 0]]
+        lines = {label: line for handles, labels in named for line, label in zip(handles, labels)}
+        axes[0][0].legend([*lines.values()], [*lines])
     return figure
 
 

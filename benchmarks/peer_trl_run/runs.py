@@ -15,6 +15,8 @@ from benchmarks.peer_trl_run.processes import Timed, run_timed
 from benchmarks.peer_trl_run.settings import ROOT, SAME, SIZES, order_of, params_of
 from grpo.params.yaml import dump_yaml
 from grpo.runtime.artifacts.files import read_json, write_json
+from grpo.runtime.artifacts.stored_iterations import iterations_of
+from grpo.runtime.artifacts.tables import PROMPTS, REWARDS, ROLLOUTS, read_table
 
 FOLDER = ROOT / ".work" / "peer_trl_run"
 SCORES = "scores.json"  # in a base's workspace: the base's own evaluation
@@ -136,8 +138,26 @@ def run_ours(size: str, seed: int, arm: str, *, goal: float | None) -> Run:
             "rollouts": [int(row["rollouts"]) for row in rows],
             "uniform_groups": [round(float(row["uniform_group_fraction"]), 5) for row in rows],
         },
+        "families": by_family(workspace, [each["round"] for each in curve]),
         "curve": curve,
     }
+
+
+def by_family(workspace: Path, rounds: list[str]) -> dict[str, dict[str, list[int]]]:
+    """Returns, by family, the rollouts that each iteration sampled and how many were solved."""
+    artifacts = workspace / "artifacts"
+    prompts = read_table(artifacts / "prompts" / "train.parquet", PROMPTS)
+    family = prompts.set_index("prompt_id")["family"]
+    found: dict[str, dict[str, list[int]]] = {
+        name: {"rollouts": [], "solved": []} for name in sorted(set(family))
+    }
+    for each in [files for name in rounds for files in iterations_of(artifacts, name)]:
+        own = family[read_table(each.table, ROLLOUTS)["prompt_id"]].to_numpy()
+        outcomes = read_table(each.rewards, REWARDS)["outcome"].to_numpy()
+        for name, counts in found.items():
+            counts["rollouts"].append(int((own == name).sum()))
+            counts["solved"].append(int(outcomes[own == name].sum()))
+    return found
 
 
 def evaluate(workspace: Path, policies: list[Path]) -> list[dict[str, float]]:
