@@ -19,14 +19,18 @@ from benchmarks.grounding_methods import MEASURES, gains_at_equal_flops
 from benchmarks.peer_trl_run import __main__ as peer_trl_run
 from benchmarks.peer_trl_run.judge import outcome_of
 from benchmarks.peer_trl_run.processes import run_timed
+from benchmarks.peer_trl_run.runs import by_family
 from benchmarks.peer_trl_run.settings import SIZES, order_of, params_of
 from benchmarks.workspaces import PART_SECONDS, ROOT, round_seconds
 from grpo.params.yaml import read_yaml
 from grpo.rewards.base import Task
 from grpo.rewards.reasoning_gym import score_answer
 from grpo.runtime.artifacts.files import write_json
+from grpo.runtime.artifacts.stored_iterations import iterations_of
+from grpo.runtime.artifacts.tables import PROMPTS, REWARDS, read_table, write_table
 from grpo.sampling.judging import judge_text
 from grpo.tasks.reasoning_gym import make_prompts
+from tests.report.finished_run import write_later_iteration, write_prompts, write_round
 
 
 def curve(*points: tuple[float, float]) -> list[Point]:
@@ -347,6 +351,22 @@ def test_both_sides_train_on_the_same_number_of_rollouts(size: str):
     )
     assert sizes["fix_group_size"]["rollouts"] == order["group_size"]
     assert arm["training"]["iterations_per_round"] == order["updates"]
+
+
+def test_each_rollout_counts_for_its_family_in_its_iteration(tmp_path: Path):
+    artifacts = tmp_path / "artifacts"
+    write_prompts(artifacts)
+    path = artifacts / "prompts/train.parquet"
+    prompts = read_table(path, PROMPTS)  # never, half, always
+    write_table(prompts.assign(family=["hard", "easy", "easy"]), path, PROMPTS)
+    write_round(artifacts, "a-1", sampling=1, update=1)
+    write_later_iteration(artifacts, "a-1", 1)
+    found = by_family(tmp_path, ["a-1"])
+    assert (found["hard"]["rollouts"][0], found["easy"]["rollouts"][0]) == (2, 2)
+    assert (found["hard"]["solved"][0], found["easy"]["solved"][0]) == (0, 1)
+    later = read_table(iterations_of(artifacts, "a-1")[1].rewards, REWARDS)
+    assert sum(each["rollouts"][1] for each in found.values()) == len(later)
+    assert sum(each["solved"][1] for each in found.values()) == later["outcome"].sum()
 
 
 BURN = """
