@@ -154,10 +154,9 @@ print((full - psutil.Process().memory_info().rss) / (128 * 2**20))
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="sets glibc's allocator up")
-@pytest.mark.parametrize(
-    ("limit", "returned"), [(24.0, 1.0), pytest.param(None, 0.0, marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize(("limit", "returned"), [(24.0, 1.0), (None, 0.0)])
 def test_blocks_freed_between_others_return_to_the_system_only_with_a_limit(
     limit: float | None, returned: float
 ):

@@ -106,6 +106,7 @@ def test_an_unknown_round_is_refused_with_the_known_ones(artifacts: Path) -> Non
             compare_rounds(artifacts, *names)
 
 
+@pytest.mark.long
 def test_a_pager_is_used_on_a_terminal_only(artifacts: Path) -> None:
     command = [sys.executable, "-m", "grpo", "diff", "base", "sgpo-1"]
     environment = without_settings(os.environ, PAGER="sed s/^/paged:/")

@@ -302,6 +302,7 @@ def test_tables_that_are_checked_together_are_refused_as_alone(trained: Path, ki
     assert str(together_refused.value) == str(alone_refused.value)
 
 
+@pytest.mark.long
 def test_many_iterations_are_read_in_less_than_a_second(artifacts: Path) -> None:
     for index in range(1, 32):
         write_later_iteration(artifacts, ROUND, index)
