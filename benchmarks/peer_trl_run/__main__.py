@@ -228,17 +228,13 @@ def steps_claims(results: dict[str, Any]) -> list[str]:
     same = results["ratios"]["10.4M"][SAME]
     runs = results["runs"]["10.4M"].values()
     ours, theirs = ([each[side] for each in runs] for side in (NEAR_RATE, THEIRS))
-    rounds = [str(len(each["curve"])) for each in ours]
-    spent = [f"{a['cpu_seconds'] / b['cpu_seconds']:.2f}" for a, b in zip(ours, theirs)]
     pairs = [(mine["curve"][0], peer) for mine, peer in zip(ours, theirs)]
     shares = [first["cpu"] / peer["cpu_seconds"] for first, peer in pairs]
     gaps = [first["reward"] - peer["reward"] for first, peer in pairs]
-    reached = sum(each["reaches"] for each in ours)
     return [
         f"{same['cpu_seconds']['value']:.2f} at 10.4 M",
-        *_both_algorithms(results, "10.4M"),
-        f"reaches TRL's final reward on {reached} of {len(ours)} seeds",
-        f"spends {listed(spent)} of TRL's CPU seconds in {listed(rounds)} rounds",
+        *_of_same(results, "10.4M"),
+        *_of_allocated(results, "10.4M", NEAR_RATE),
         f"After one round, {span(shares, '.2f')} of TRL's CPU seconds, it differs by "
         f"{span(gaps, '+.3f')}",
         f"{_uniform(runs, SAME)} % of the groups of `same` have no signal",
@@ -251,24 +247,21 @@ def half_claims(results: dict[str, Any]) -> list[str]:
     same, allocated = (results["ratios"]["10.4M-half"][arm] for arm in (SAME, COMPOSED))
     runs = results["runs"]["10.4M-half"].values()
     ours, theirs = ([each[side] for each in runs] for side in (COMPOSED, THEIRS))
-    rounds = [str(len(each["curve"])) for each in ours]
     spent = [a["cpu_seconds"] / b["cpu_seconds"] for a, b in zip(ours, theirs)]
     firsts = [_first_at_end(each) / each["cpu_seconds"] for each in theirs]
     shorter = [ratio / first for ratio, first in zip(spent, firsts)]
-    shares = listed([f"{each:.2f}" for each in spent])
-    reached = sum(each["reaches"] for each in ours)
     bests = [max(point["reward"] for point in each["curve"]) for each in theirs]
     over = [each["reward"] - best for each, best in zip(ours, bests)]
     falls = [(best, each["reward"]) for each, best in zip(theirs, bests)]
     best, last = max(falls, key=lambda each: each[0] - each[1])
     unsolved = [each[SAME]["families"]["products"] for each in runs]
-    sampled = [sum(each["families"]["products"]["rollouts"]) for each in ours]
+    sampled = [each["families"]["products"]["rollouts"] for each in ours]
+    latest = max(max(np.flatnonzero(each)) + 1 for each in sampled)
     return [
         f"{same['cpu_seconds']['value']:.2f} where half of the prompts are almost never solved",
         f"{in_words(allocated['cpu_seconds'], '.2f')} of it where half of the prompts",
-        *_both_algorithms(results, "10.4M-half"),
-        f"reaches TRL's final reward on {reached} of {len(ours)} seeds",
-        f"spends {shares} of TRL's CPU seconds in {listed(rounds)} rounds",
+        *_of_same(results, "10.4M-half"),
+        *_of_allocated(results, "10.4M-half", COMPOSED),
         f"{in_words(allocated['cpu_seconds'], '.2f')} on average",
         f"has sampled {span([sum(each['batches']['rollouts']) for each in ours])} rollouts",
         f"after {span(firsts, '.2f')} of its run",
@@ -278,12 +271,26 @@ def half_claims(results: dict[str, Any]) -> list[str]:
         f"falls from {best:.3f} to {last:.3f}",
         f"solves {sum(sum(each['solved']) for each in unsolved)} of the "
         f"{sum(sum(each['rollouts']) for each in unsolved)} products",
-        f"samples {span(sampled)} products, all in the first of its six iterations",
+        f"samples {span([*map(sum, sampled)])} products, the last in iteration {latest} of "
+        f"{max(map(len, sampled))}",
         f"{_uniform(runs, COMPOSED)} % of those of `composed`",
     ]
 
 
-def _both_algorithms(results: dict[str, Any], size: str) -> list[str]:
+def _of_allocated(results: dict[str, Any], size: str, arm: str) -> list[str]:
+    """Returns the numbers of an arm that ends at TRL's reward: how often, and what it spends."""
+    runs = results["runs"][size].values()
+    spent = [each[arm]["cpu_seconds"] / each[THEIRS]["cpu_seconds"] for each in runs]
+    rounds = [str(len(each[arm]["curve"])) for each in runs]
+    reached = sum(each[arm]["reaches"] for each in runs)
+    shares = listed([f"{each:.2f}" for each in spent])
+    return [
+        f"reaches TRL's final reward on {reached} of {len(runs)} seeds",
+        f"spends {shares} of TRL's CPU seconds in {listed(rounds)} rounds",
+    ]
+
+
+def _of_same(results: dict[str, Any], size: str) -> list[str]:
     """Returns the numbers of the arm `same` beside TRL, and of the training of TRL."""
     same, runs = results["ratios"][size][SAME], results["runs"][size].values()
     gains = [each[THEIRS]["reward"] - each["base"]["reward"] for each in runs]

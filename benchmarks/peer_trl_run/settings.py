@@ -117,7 +117,7 @@ def params_of(size: Size, seed: int, arm: str) -> dict[str, Any]:
 
 
 def _same(size: Size) -> dict[str, Any]:
-    """Returns the arm that trains by TRL's algorithm, on every prompt once."""
+    """Returns the arm that trains by TRL's algorithm, on as many prompts, each once."""
     prompts = size.updates * size.prompts_per_update
     return {
         "curriculum": [
