@@ -8,7 +8,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import torch
 
 from benchmarks.demo import ROOT, machine, revision_of
 from benchmarks.scale.inputs import make_class, make_config
-from grpo.modalities.shared.directories import copy_weights
+from grpo.modalities.shared.directories import copy_weights, share_weights
 from grpo.modalities.shared.flops import TokenFlops
 from grpo.modalities.shared.recomputation import saved_bytes
 from grpo.modalities.tokens.policy import TokenTrajectory
@@ -26,9 +25,9 @@ from grpo.rewards.base import Task
 from grpo.rewards.math import verify_math
 from grpo.runtime.artifacts.files import digest, remove, sha256_of
 from grpo.runtime.artifacts.tables import REWARDS, write_table
-from grpo.runtime.artifacts.tensors import stream_tensors, write_tensors
+from grpo.runtime.artifacts.tensors import write_tensors
 from grpo.runtime.machine import DTYPES
-from grpo.runtime.memory import MemoryFile
+from grpo.runtime.shared_tensors import SharedTensors
 from grpo.sampling.judging import judge_text
 from grpo.sampling.rollouts import SampledBatch, read_batch, write_batch
 from grpo.types import Cost
@@ -172,26 +171,33 @@ def _hash_side_by_side(folder: Path) -> float:
 def measure_weights() -> dict[str, float]:
     """Returns the CPU seconds per GB of weights that a trainer offers in memory and a worker loads.
 
-    The worker copies them into a model on the CPU, which stands for the copy to its GPU. The
-    fastest of several: the first touches unused memory, which is slow on a virtual machine.
+    Weights are offered for the first time in fresh memory, `first`, and then again, `offer`. The
+    worker copies them into a model on the CPU, which stands for the copy to its GPU. The fastest of
+    several.
     """
     size = int(1e9 * OFFERED_GB / 2 / OFFERED_TENSORS)
     tensors = {
         f"layer_{index}": torch.randn(size, dtype=torch.bfloat16)
         for index in range(OFFERED_TENSORS)
     }
+    trained = torch.nn.ParameterDict(tensors)
     model = torch.nn.ParameterDict({name: torch.zeros_like(each) for name, each in tensors.items()})
-    spent = list[tuple[float, float]]()
-    for _ in range(REPEATS):
+    spent = dict[str, list[float]](first=[], offer=[], load=[])
+
+    def carry(part: str, shared: SharedTensors | None) -> SharedTensors:
         start = time.process_time()
-        file = MemoryFile(partial(stream_tensors, tensors=tensors))
+        shared = share_weights(trained, shared)
         offered = time.process_time()
-        copy_weights(model, file.path)
-        spent.append((offered - start, time.process_time() - offered))
+        assert shared
+        copy_weights(model, shared.path)
+        spent[part].append(offered - start)
+        spent["load"].append(time.process_time() - offered)
+        return shared
+
+    for _ in range(REPEATS):
+        carry("offer", carry("first", None))
         assert all(torch.equal(model[name], each) for name, each in tensors.items())
-        file.close()
-    offer, load = map(min, zip(*spent))
-    return {"offer": offer / OFFERED_GB, "load": load / OFFERED_GB}
+    return {part: min(seconds) / OFFERED_GB for part, seconds in spent.items()}
 
 
 def measure_rollouts(folder: Path) -> dict[str, float]:

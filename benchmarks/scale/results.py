@@ -183,11 +183,23 @@ def seconds_of_round(case: Case) -> Numbers:
         "sampling": count * sampled["sampling"],
         "scoring": count * scoring,
         "updates": count * run.updates_per_iteration * max(update.values()),
-        "weights": later * sum(seconds_of_weights(case).values()),
+        "weights": seconds_of_first_offer(case) * (later > 0)
+        + later * sum(seconds_of_weights(case).values()),
         "records": count * records,
         "evaluation": sampled["evaluation"],
         **seconds_of_files(case),
     }
+
+
+def seconds_of_first_offer(case: Case) -> float:
+    """Returns the seconds more that the first offer of weights in a stage takes than later ones.
+
+    It takes fresh memory, in which the later ones replace what they find.
+    """
+    rates = case.measured["weights"]
+    gigabytes = WEIGHT * case.model.parameters / 1e9
+    seconds: float = (rates["first"] - rates["offer"]) * gigabytes
+    return seconds
 
 
 def seconds_of_weights(case: Case) -> Numbers:

@@ -121,8 +121,9 @@ def measurements(inputs: dict[str, Any], measured: dict[str, Any]) -> str:
         "speed of SHA-256 with two threads on two processors, against one": (
             f"{_short(files['side_by_side'])}x"
         ),
-        "CPU s per GB of new weights: a rank offers them in memory, a sampler loads them": (
-            f"{_short(offered['offer'])}, {_short(offered['load'])}"
+        "CPU s per GB of new weights: a rank offers them in memory for the first time, again; "
+        "a sampler loads them": (
+            ", ".join(_short(offered[name]) for name in ("first", "offer", "load"))
         ),
         "CPU s per million sampled tokens: writing and reading rollouts, twice": (
             _short(stored["seconds_per_step"] * 1e6)

@@ -1,6 +1,7 @@
 """Files in memory, which the system frees when the process that made them ends, however it ends."""
 
 import os
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
@@ -13,11 +14,12 @@ class MemoryFile:
         """Args:
         write: Called once with the file, which is open for writing.
         """
-        self._descriptor = os.memfd_create("grpo")
-        with os.fdopen(self._descriptor, "wb", closefd=False) as file:
+        descriptor = os.memfd_create("grpo")
+        with os.fdopen(descriptor, "wb", closefd=False) as file:
             write(file)
-        self.path = Path(f"/proc/{os.getpid()}/fd/{self._descriptor}")
+        self.path = Path(f"/proc/{os.getpid()}/fd/{descriptor}")
+        self._close = weakref.finalize(self, os.close, descriptor)
 
     def close(self) -> None:
-        """Frees the memory once no process maps the file."""
-        os.close(self._descriptor)
+        """Frees the memory once no process maps the file, as if this object did not exist."""
+        self._close()

@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
@@ -326,18 +326,22 @@ def shard_like(tensor: Tensor, like: Tensor) -> Tensor:
 
 def gather_to_first(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Returns the full tensors on CPU on rank 0, and an empty dict on the other ranks."""
-    return _gather(tensors, keeps=this_rank() == 0)
-
-
-def gather_to_hosts(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Returns the full tensors on CPU on the first rank of each host, else an empty dict."""
-    return _gather(tensors, keeps=num_ranks() == 1 or os.environ["LOCAL_RANK"] == "0")
-
-
-def _gather(tensors: dict[str, Tensor], *, keeps: bool) -> dict[str, Tensor]:
     kept = {}
     for name, tensor in tensors.items():
         together = full_tensor(tensor.detach())  # every rank receives it
-        if keeps:
+        if this_rank() == 0:
             kept[name] = together.cpu()
     return kept
+
+
+def gather_into(targets: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
+    """Copies the full tensors into the targets of this rank, if any; all ranks must call it."""
+    for name, tensor in tensors.items():
+        together = full_tensor(tensor.detach())  # every rank receives it
+        if name in targets:
+            targets[name].copy_(together)
+
+
+def is_first_of_host() -> bool:
+    """Returns whether no other rank on this host has a lower number."""
+    return num_ranks() == 1 or os.environ["LOCAL_RANK"] == "0"

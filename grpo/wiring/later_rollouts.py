@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -14,7 +13,7 @@ import torch
 from grpo.allocation.selection import History
 from grpo.allocation.signal import Price
 from grpo.errors import located
-from grpo.modalities.shared.directories import gather_weights
+from grpo.modalities.shared.directories import share_weights
 from grpo.params.manifests import require_described
 from grpo.params.parameters import Parameters
 from grpo.runtime.artifacts.files import Scratch, atomic_path, remove
@@ -25,11 +24,10 @@ from grpo.runtime.artifacts.tables import (
     iteration_name,
     write_table,
 )
-from grpo.runtime.artifacts.tensors import stream_tensors
 from grpo.runtime.artifacts.usage import Usage
 from grpo.runtime.executors.base import Executor, Local, Weights
-from grpo.runtime.memory import MemoryFile
 from grpo.runtime.ranks import all_agree, all_reduce_max, all_texts, num_ranks, this_rank
+from grpo.runtime.shared_tensors import SharedTensors
 from grpo.sampling.round_rollouts import write_round
 from grpo.sampling.scoring import Judges, judge_stored, require_judged
 from grpo.schema import DATA
@@ -67,7 +65,7 @@ class _OnlineRollouts:
     warn: Warn  # receives a warning about rollouts that were not judged, or None
     shares_weights: bool  # whether the sampler has the weights of the policy that is trained
     sampler: _Sampler | None  # None on other ranks than the first
-    _memory: MemoryFile | None = field(default=None, init=False)  # of the weights of workers
+    _memory: SharedTensors | None = field(default=None, init=False)  # of the weights of workers
     _started: Future[None] | None = field(default=None, init=False)
 
     def start(self, index: int, history: History, weights: int) -> Callable[[], None]:
@@ -98,11 +96,9 @@ class _OnlineRollouts:
 
     def _send_weights(self, version: int) -> None:
         """Gives samplers the policy's present weights; all ranks must call it."""
-        weights = gather_weights(self.trainer.policy.model)
+        # All rollouts by the weights that are still there are sampled.
+        self._memory = share_weights(self.trainer.policy.model, self._memory)
         torch.cuda.empty_cache()  # samplers may use the same GPUs; does nothing on a CPU
-        if self._memory is not None:  # all rollouts by the weights in it are sampled
-            self._memory.close()
-        self._memory = MemoryFile(partial(stream_tensors, tensors=weights)) if weights else None
         own = f"{socket.gethostname()} {self._memory.path}" if self._memory else ""
         paths = dict(each.split(" ", 1) for each in all_texts(own) if each)
         if self.sampler is not None:

@@ -7,14 +7,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from grpo.errors import ArtifactError
 from grpo.runtime.artifacts.media import encode_png, read_rows
 from grpo.runtime.artifacts.tables import EVALUATION_SAMPLES, REWARDS, read_table, write_table
 from grpo.runtime.artifacts.tensors import (
     read_tensors,
-    stream_tensors,
     unpack_ragged,
     write_tensors,
 )
@@ -153,19 +151,6 @@ def test_tensors_come_back_and_in_the_same_bytes_whatever_their_order(tmp_path: 
     write_tensors(tmp_path / "b", {"y": y, "x": x})
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
     assert torch.equal(read_tensors(tmp_path / "a")["x"], x)
-
-
-def test_streamed_tensors_are_safetensors(tmp_path: Path):
-    kinds = (torch.float64, torch.bfloat16, torch.float16, torch.int32, torch.bool, torch.uint8)
-    tensors = {str(kind): (torch.rand(2, 3) * 9).to(kind) for kind in kinds}
-    tensors |= {"none": torch.zeros(0, 3), "number": torch.tensor(3), "turned": torch.rand(2, 3).T}
-    with (tmp_path / "a").open("wb") as file:
-        stream_tensors(file, tensors)
-    found = load_file(tmp_path / "a")
-    assert found.keys() == tensors.keys()
-    for name, each in tensors.items():
-        assert found[name].dtype == each.dtype
-        assert torch.equal(found[name], each)
 
 
 def test_ragged_rows_are_padded_with_0():

@@ -16,12 +16,14 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from grpo.errors import ArtifactError, brief, located, refused_by_library
 from grpo.modalities.shared.optimizer import PreciseAdamW
 from grpo.runtime.artifacts.files import read_json, write_json
+from grpo.runtime.artifacts.media import whole_safetensors
 from grpo.runtime.artifacts.tables import is_count
 from grpo.runtime.artifacts.tensors import (
     PART_BYTES,
@@ -29,7 +31,8 @@ from grpo.runtime.artifacts.tensors import (
     require_finite,
     write_in_parts,
 )
-from grpo.runtime.ranks import gather_to_first, gather_to_hosts, shard_like
+from grpo.runtime.ranks import gather_into, gather_to_first, is_first_of_host, shard_like
+from grpo.runtime.shared_tensors import SharedTensors
 from grpo.types import Cost
 
 BASE_NAME = "base"
@@ -252,19 +255,24 @@ def read_trainable(directory: Path, model: nn.Module, optimizer: PreciseAdamW | 
     Raises:
       ArtifactError: If a file is missing, broken or belongs to another model.
     """
-    copy_weights(model, directory / _weights_name(model))
+    weights = directory / _weights_name(model)
+    _copy_into(_weights(model), read_in_parts(weights), weights)
     if optimizer is not None:
         moments = directory / OPTIMIZER
         _restore_optimizer(model, optimizer, read_in_parts(moments), moments)
 
 
 def copy_weights(model: nn.Module, path: Path) -> None:
-    """Copies the trained weights of a file into a model.
+    """Copies the weights that `share_weights` has written, or those of such a file, into a model.
+
+    They are known to be finite: `take_step` checks them after every update.
 
     Raises:
       ArtifactError: If the file is missing, broken or belongs to another model.
     """
-    _copy_into(_weights(model), read_in_parts(path), path)
+    with whole_safetensors(path):
+        weights = load_file(path)
+    _copy_into(_weights(model), weights, path)
 
 
 def require_weights(model: nn.Module, path: Path) -> None:
@@ -274,12 +282,19 @@ def require_weights(model: nn.Module, path: Path) -> None:
     _require_shapes(_weights(model), shapes, path)
 
 
-def gather_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Returns the trained weights on the first rank of each host, elsewhere none.
+def share_weights(model: nn.Module, shared: SharedTensors | None) -> SharedTensors | None:
+    """Writes the trained weights to memory, on the first rank of each host; elsewhere returns None.
 
     All ranks must call it.
+
+    Args:
+      shared: What was returned before, to be overwritten; None: nothing yet.
     """
-    return gather_to_hosts(_weights(model))
+    weights = _weights(model)
+    if shared is None and is_first_of_host():
+        shared = SharedTensors(weights)
+    gather_into(shared.tensors if shared else {}, weights)
+    return shared
 
 
 def trainable(model: nn.Module) -> dict[str, Tensor]:

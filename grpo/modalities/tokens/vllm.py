@@ -17,7 +17,6 @@ import sys
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -34,8 +33,8 @@ from grpo.modalities.tokens import vllm_engine
 from grpo.modalities.tokens.modality import VllmParams
 from grpo.modalities.tokens.policy import Decoding, TokenPolicy, TokenTrajectory
 from grpo.modalities.tokens.vllm_engine import TOKEN_DTYPE, Message, read_message, write_message
-from grpo.runtime.artifacts.tensors import ragged_mask, stream_tensors, unpack_ragged
-from grpo.runtime.memory import MemoryFile
+from grpo.runtime.artifacts.tensors import ragged_mask, unpack_ragged
+from grpo.runtime.shared_tensors import SharedTensors
 from grpo.schema import PARAMS
 from grpo.types import Cost
 
@@ -231,7 +230,8 @@ class VllmPolicy(TokenPolicy):
         self._base, self._directory = base, directory
         self._start_engine = start
         self._has_adapters = not all(each.requires_grad for each in model.parameters())
-        self._weights: _OpenFile | None = None  # those that have replaced those of the directory
+        # Those that have replaced those of the directory.
+        self._weights: _OpenFile | SharedTensors | None = None
         if self._has_adapters:
             self._merge()
         self.engine = self._start()
@@ -255,9 +255,10 @@ class VllmPolicy(TokenPolicy):
 
     def _merge(self) -> None:
         """Keeps the weights with the adapters merged, in memory."""
-        merged = MemoryFile(partial(stream_tensors, tensors=merged_weights(self.model)))
-        self._keep(merged.path)
-        merged.close()
+        merged = merged_weights(self.model)
+        if not isinstance(self._weights, SharedTensors):
+            self._weights = SharedTensors(merged)
+        self._weights.write(merged)
 
     def _keep(self, path: Path) -> None:
         """Opens the weights for an engine that is started again; their file may be gone by then."""

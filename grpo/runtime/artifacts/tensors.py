@@ -1,10 +1,8 @@
 """Atomic writing and validated reading of tensors as safetensors."""
 
-import json
 from collections.abc import Iterator, Mapping
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -50,23 +48,6 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
             save_file(ordered, temporary)
     except SafetensorError as error:
         raise ArtifactError(f"{path}: cannot be written, {error}; make room and rerun") from None
-
-
-def stream_tensors(file: BinaryIO, tensors: Mapping[str, Tensor]) -> None:
-    """Writes named tensors as safetensors to an open file.
-
-    `safetensors.torch.save` returns bytes and copies the data several times on the way.
-    """
-    header, end = dict[str, Any](), 0
-    for name, each in tensors.items():
-        start, end = end, end + each.nbytes
-        kind = SAFETENSORS_TYPES[each.dtype]
-        header[name] = {"dtype": kind, "shape": [*each.shape], "data_offsets": [start, end]}
-    content = json.dumps(header).encode()
-    content += b" " * (-len(content) % 8)
-    file.write(len(content).to_bytes(8, "little") + content)
-    for each in tensors.values():
-        file.write(each.contiguous().view(-1).view(torch.uint8).numpy().data)
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
