@@ -251,19 +251,15 @@ def seconds_of_files(case: Case) -> Numbers:
 
     Its files have at most 4 GB, so that several are hashed at the same time.
     """
-    run, policy, rates = case.run, case.stored_bytes, case.measured["files"]
+    run, policy = case.run, case.stored_bytes
     store = policy / case.assumed.host_gb_per_second / 1e9 + case.file_seconds(policy)
-
-    def hashed(kind: str, at_once: int) -> float:
-        rate: float = rates[kind]
-        return max(rate * policy / 1e9 / at_once, case.file_seconds(policy))
-
+    hashing = case.measured["files"]
     return {
-        # The stages that sample read the weights only; train@ reads the optimizer's state, too.
-        "fingerprints": hashed("sha256", HASHED_AT_ONCE),
+        # Files are hashed when they have been written, from the host's memory.
+        "fingerprints": hashing["sha256"] * policy / 1e9 / HASHED_AT_ONCE,
         "load and store": case.file_seconds(policy) + store,
         "checkpoints": ((run.iterations_per_round - 1) // run.iterations_per_checkpoint) * store,
-        "hash": hashed("md5", DVC_HASHES_AT_ONCE),
+        "hash": max(hashing["md5"] * policy / 1e9 / DVC_HASHES_AT_ONCE, case.file_seconds(policy)),
         "copy": 2 * case.file_seconds(policy),
     }
 
@@ -325,9 +321,12 @@ def work_out_ways(case: Case, seconds: Numbers) -> dict[str, Numbers]:
     """Returns hours of all rounds and the share of it in which GPUs compute, by added change."""
     wider = seconds_of_sampling(case, gpus=WIDER_ENGINE)
     wider["sampling"] *= case.run.iterations_per_round
+    once = seconds.get("fingerprints", 0.0)
+    twice = once + max(once, case.file_seconds(case.stored_bytes))
     changes: dict[str, tuple[Numbers, int]] = {
         "as it is": ({}, 1),
-        "linked": ({"copy": 0.0}, 1),
+        # A link is another inode or has another ctime, so that it is read and hashed again.
+        "linked": ({"copy": 0.0, "fingerprints": twice}, 1),
         "larger": ({}, LARGER),
         "wider engines": (wider, LARGER),
     }

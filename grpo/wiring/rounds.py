@@ -259,7 +259,7 @@ def save_round(
         if state.fewer_updates is not None:
             summary["fewer_updates"] = state.fewer_updates
         write_json(temporary / "summary.json", summary)
-    with atomic_path(policy_out) as temporary:
+    with atomic_path(policy_out, hashes=True) as temporary:
         save_trained(temporary, weights, policy_state)
 
 

@@ -218,6 +218,31 @@ def test_a_large_file_is_read_again_only_if_it_changed(
     assert not known.exists()
 
 
+def test_a_large_file_that_is_written_need_not_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """But one that may change within the tick of the clock, and a small one."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("grpo.runtime.artifacts.files.LARGE_BYTES", 8)
+    read: list[str] = []
+    sha256 = hashlib.file_digest
+    monkeypatch.setattr(
+        hashlib, "file_digest", lambda file, kind: read.append(file.name) or sha256(file, kind)
+    )
+    for tick, expected in ((0.0, {"small"}), (60.0, {"large", "small"})):
+        monkeypatch.setattr("grpo.runtime.artifacts.files.TICK_SECONDS", tick)
+        with atomic_path(Path("d"), hashes=True) as temporary:
+            write_bytes(temporary / "large", b"12345678")
+            write_bytes(temporary / "small", b"1234")
+            time.sleep(0.02)  # some clocks of file systems tick 250 times a second
+        read.clear()
+        found = digest([Path("d")])
+        assert {Path(each).name for each in read} == expected
+        with monkeypatch.context() as uncached:
+            uncached.setattr("grpo.runtime.artifacts.files.LARGE_BYTES", 2**20)
+            assert digest([Path("d")]) == found
+
+
 def test_a_digest_sees_names_contents_and_values(tmp_path: Path):
     write_bytes(tmp_path / "d" / "a", b"1")
     first = digest([tmp_path / "d"], {"x": 1})

@@ -26,7 +26,7 @@ MISUSED = (
     errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY,
     errno.ELOOP, errno.ENAMETOOLONG, errno.ENXIO, errno.ENODEV,
 )  # fmt: skip
-HASHES = Path(".work/hashes")  # cache of large files' hashes, by path
+HASHES = Path(".work/hashes")  # cache of large files' hashes, by inode
 LARGE_BYTES = 2**26
 HASHED_AT_ONCE = SYNCED_AT_ONCE = 8
 TICK_SECONDS = 2.0  # resolution of the coarsest file system clock
@@ -45,12 +45,16 @@ _held: set[IO[str]] = set()  # files that `exclusive` has locked
 
 
 @contextmanager
-def atomic_path(path: Path) -> Iterator[Path]:
+def atomic_path(path: Path, *, hashes: bool = False) -> Iterator[Path]:
     """Yields a temporary sibling of `path`; fsyncs it and moves it to `path` if the block succeeds.
 
     Works for files and directories. A killed writer leaves either the old or the new content, and
     possibly a temporary sibling that the next writer removes. Within a directory that is itself
     being written by this function, nothing is fsynced: that is done once, for the directory.
+
+    Args:
+      hashes: Whether to hash large files while others are fsynced, so that `known_sha256` need not
+        read them.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     mark = f".{os.getpid()}.{TEMPORARY}"
@@ -61,7 +65,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
             if is_within_another:
                 _replace(temporary, path)
             else:
-                replace_whole(temporary, path)
+                replace_whole(temporary, path, then=_remember if hashes else None)
         except OSError as error:
             if error.errno in NO_ROOM:
                 error.filename = str(path)  # libraries name no file or the temporary one
@@ -81,14 +85,25 @@ def temporary_beside(path: Path) -> Iterator[Path]:
         _discard(temporary)
 
 
-def replace_whole(source: Path, target: Path) -> None:
+def replace_whole(
+    source: Path, target: Path, *, then: Callable[[Path], object] | None = None
+) -> None:
     """Fsyncs a file or directory and moves it over another; a kill leaves the old or the new.
 
     A journaling file system commits together what is fsynced at the same time.
+
+    Args:
+      then: Called with each file that is fsynced, while others are.
     """
+
+    def sync(file: Path) -> None:
+        _sync(file)
+        if then is not None:
+            then(file)
+
     found = source.rglob("*") if source.is_dir() else [source]
     with ThreadPoolExecutor(SYNCED_AT_ONCE) as threads:
-        list(threads.map(_sync, (each for each in found if each.is_file())))
+        list(threads.map(sync, (each for each in found if each.is_file())))
     _replace(source, target)
     _sync(target.parent)
 
@@ -273,11 +288,11 @@ def files_in(path: Path) -> Iterator[Path]:
 def _known_hashes(files: Sequence[Path]) -> Iterator[str]:
     """Yields `known_sha256` of files; several large ones are hashed side by side."""
     # Each once: a base policy is evaluated as base and as policy.
-    large = list(dict.fromkeys(each for each in files if each.stat().st_size >= LARGE_BYTES))
+    large = {_entry(each): each for each in files if each.stat().st_size >= LARGE_BYTES}
     if len(large) > 1:
         with ThreadPoolExecutor(HASHED_AT_ONCE) as threads:
-            hashes = dict(zip(large, threads.map(known_sha256, large)))
-        yield from (hashes.get(each) or sha256_of(each) for each in files)
+            hashes = dict(zip(large, threads.map(known_sha256, large.values())))
+        yield from (hashes.get(_entry(each)) or sha256_of(each) for each in files)
     else:
         yield from map(known_sha256, files)
 
@@ -295,22 +310,38 @@ def known_sha256(file: Path) -> str:
     """
     if file.stat().st_size < LARGE_BYTES:
         return sha256_of(file)
-    version = _version(file)
-    known = HASHES / hashlib.sha256(str(file.absolute()).encode()).hexdigest()
-    if known.exists():
-        of, _, found = known.read_text(encoding="utf-8").rpartition(" ")
+    version, entry = _version(file), _entry(file)
+    if entry.exists():
+        of, _, found = entry.read_text(encoding="utf-8").rpartition(" ")
         if of == version:
             return found
+    is_settled = _is_settled(file)
     found = sha256_of(file)
-    is_settled = time.time() - file.stat().st_ctime > TICK_SECONDS
     if is_settled and _version(file) == version:
-        write_bytes(known, f"{version} {found}".encode())
+        write_bytes(entry, f"{version} {found}".encode())
     return found
+
+
+def _remember(file: Path) -> None:
+    """Hashes a file if `known_sha256` may use the result later."""
+    if file.stat().st_size >= LARGE_BYTES and _is_settled(file):
+        known_sha256(file)
+
+
+def _is_settled(file: Path) -> bool:
+    """Returns whether every later change of a file will change its ctime."""
+    return time.time() - file.stat().st_ctime > TICK_SECONDS
+
+
+def _entry(file: Path) -> Path:
+    """Returns the path of a file's entry in the cache, which stays if a directory is moved."""
+    about = file.stat()
+    return HASHES / f"{about.st_dev:x}-{about.st_ino:x}"
 
 
 def _version(file: Path) -> str:
     about = file.stat()
-    return f"{about.st_ino} {about.st_size} {about.st_mtime_ns} {about.st_ctime_ns}"
+    return f"{about.st_size} {about.st_mtime_ns} {about.st_ctime_ns}"
 
 
 @contextmanager
