@@ -1,13 +1,13 @@
 """Compares robot policies trained on three chunks per rollout with training on all chunks.
 
-python -m benchmarks.allocation_chunks 0 1 2 3   # runs missing stages, then writes the results
+python -m benchmarks.allocation_chunks 10 11     # runs missing stages, then writes the results
 python -m benchmarks.allocation_chunks           # tables and figure from the results
 
-allocation_chunks.yaml has the arms, and the seeds of arms that do not run on all; arms are compared
-on the seeds that both have. Task, base and evaluation are those of recipes/manipulation.yaml. The
-runs of a seed are under .work/ and resume after an interruption; remove that folder after a change
-of code. Writes results/allocation_chunks.json and docs/allocation_chunks.svg. For the cost of
-updates of larger policies, in which gradients dominate, see benchmarks/chunk_costs.py.
+allocation_chunks.yaml has the arms, which all run on the same seeds. Task, base and evaluation are
+those of recipes/manipulation.yaml. The runs of a seed are under .work/ and resume after an
+interruption; remove that folder after a change of code. Writes results/allocation_chunks.json and
+docs/allocation_chunks.svg. For the cost of updates of larger policies, in which gradients dominate,
+see benchmarks/chunk_costs.py.
 """
 
 from collections.abc import Sequence
@@ -41,9 +41,8 @@ WORK = ROOT / ".work" / "allocation_chunks"
 FIGURE = ROOT / "docs" / "allocation_chunks.svg"
 ROUNDS = 4
 EVALUATED = (2, 4)
-REFERENCE = "all"
+REFERENCE, MASKED = "all", "uniform"  # with which arms are compared
 BY_PHASE = ("pcm", "pcm_ht")  # arms whose phases the results include
-RESAMPLES = 2000
 PHASE_COUNTS = ("chunks", "trained_chunks")
 PROFILED = ("phases", "contrast_rank_correlation", "variance_by_gradient")
 COSTS = {
@@ -62,7 +61,6 @@ def main() -> None:
     )
     save_figure(draw(found["runs"]), FIGURE)
     print(table(found))
-    print(seeds_table(found))
 
 
 def run_seed(seed: int) -> dict[str, Any]:
@@ -100,10 +98,8 @@ def run_seed(seed: int) -> dict[str, Any]:
 def parameters(seed: int) -> dict[str, Any]:
     """Returns the recipe with the benchmark's arms for a seed and four rounds per arm."""
     params = read_content(ROOT / "recipes" / "manipulation.yaml")
-    arms = {}
-    for name, change in parse_yaml(ARMS.read_text()).items():
-        if seed in change.pop("seeds", [seed]):
-            arms[name] = {**params["arms"][REFERENCE], **change}
+    changes = parse_yaml(ARMS.read_text())
+    arms = {name: {**params["arms"][REFERENCE], **change} for name, change in changes.items()}
     rounds = {
         f"{arm}-{number}": {
             "arm": arm,
@@ -119,18 +115,17 @@ def parameters(seed: int) -> dict[str, Any]:
 
 
 def summarize(runs: Runs) -> dict[str, Any]:
-    """Returns, by arm, means over seeds with intervals over the prompts of all seeds."""
+    """Returns, by arm, paired differences in success with t intervals over seeds, and costs."""
     summary = {}
+    references = [run["curves"][REFERENCE] for run in runs.values()]
+    full = [each[-1] for each in references]
     for arm in _arms(runs):
-        own = _with(runs, arm)
-        curves = [run["curves"][arm] for run in own]
-        references = [run["curves"][REFERENCE] for run in own]
+        curves = [run["curves"][arm] for run in runs.values()]
         last = [each[-1] for each in curves]
-        full = [each[-1] for each in references]
         summary[arm] = {
-            "seeds": len(own),
-            "gain": _paired(own, arm, "base"),
-            "against_all": _paired(own, arm, REFERENCE),
+            "gain": _difference(runs, arm, "base"),
+            "against_all": _difference(runs, arm, REFERENCE),
+            "against_uniform": _difference(runs, arm, MASKED),
             "chunks_of_all": _ratio(last, full, "trained_chunks"),
             "train_flops_of_all": _ratio(last, full, "train_flops"),
             "train_seconds_of_all": _ratio(last, full, "train_cpu_seconds"),
@@ -143,36 +138,25 @@ def summarize(runs: Runs) -> dict[str, Any]:
 
 def table(results: dict[str, Any]) -> str:
     """Returns a Markdown table of final paired differences in success and of relative costs."""
-    titles = ["arm", "seeds", "gain over the base", "against all chunks", "chunks", "FLOPs of "]
-    titles[-1] += "updates"
-    titles += ["seconds of training", "seconds in all"]
+    titles = ["arm", "gain over the base", f"against `{REFERENCE}`", f"against `{MASKED}`"]
+    titles += ["chunks", "FLOPs of updates", "seconds of training", "seconds in all"]
     rows = list[list[str]]()
+    differences = {"gain": "base", "against_all": REFERENCE, "against_uniform": MASKED}
     shares = ("chunks_of_all", "train_flops_of_all", "train_seconds_of_all", "seconds_of_all")
     for arm, row in results["summary"].items():
-        cells = [arm, str(row["seeds"])]
-        cells += [_format_interval(row[name]) for name in ("gain", "against_all")]
-        cells += [f"{row[name]:.0%}" for name in shares]
-        rows.append(cells)
+        cells = [
+            "" if arm == other else _format_interval(row[name])
+            for name, other in differences.items()
+        ]
+        rows.append([arm, *cells, *(f"{row[name]:.0%}" for name in shares)])
     return markdown_table(titles, rows)
-
-
-def seeds_table(results: dict[str, Any]) -> str:
-    """Returns a Markdown table of these differences with 95 % t intervals over seeds."""
-    runs: Runs = results["runs"]
-    rows = []
-    for arm in results["summary"]:
-        own = _with(runs, arm)
-        against = "" if arm == REFERENCE else _format_interval(_over_seeds(own, arm, REFERENCE))
-        rows.append([arm, str(len(own)), _format_interval(_over_seeds(own, arm, "base")), against])
-    return markdown_table(["arm", "seeds", "gain over the base", "against all chunks"], rows)
 
 
 def claims(results: dict[str, Any]) -> list[str]:
     """Returns the numbers of the findings of docs/action-chunks.md."""
     runs = results["runs"].values()
-    profiled = [run for run in runs if "variance_by_advantage" in run]
-    by_gradient = [100 * run["profile"]["variance_by_gradient"] for run in profiled]
-    by_advantage = [100 * run["variance_by_advantage"] for run in profiled]
+    by_gradient = [100 * run["profile"]["variance_by_gradient"] for run in runs]
+    by_advantage = [100 * run["variance_by_advantage"] for run in runs]
     gains = [np.subtract(run["rates"][REFERENCE], run["rates"]["base"]).mean() for run in runs]
     return [
         f"keep {span(by_gradient)} % of the variance of uniform masking",
@@ -187,7 +171,7 @@ def draw(runs: Runs) -> Figure:
         figure = Figure(figsize=(11.0, 4.6), layout="constrained")
         panels = figure.subplots(1, len(COSTS), sharey=True)
         for index, arm in enumerate(_arms(runs)):
-            curves = [run["curves"][arm] for run in _with(runs, arm)]
+            curves = [run["curves"][arm] for run in runs.values()]
             color = colormaps["tab10"](index)
             for axes, (cost, (label, unit)) in zip(panels, COSTS.items()):
                 points = gains_by_cost(curves, cost)
@@ -199,30 +183,17 @@ def draw(runs: Runs) -> Figure:
 
 
 def _arms(runs: Runs) -> list[str]:
-    """Returns the arms that have at least one seed."""
-    return list(dict.fromkeys(arm for run in runs.values() for arm in run["curves"]))
+    return list(next(iter(runs.values()))["curves"])
 
 
-def _with(runs: Runs, arm: str) -> list[dict[str, Any]]:
-    """Returns the runs of the seeds that have the arm."""
-    return [run for run in runs.values() if arm in run["curves"]]
-
-
-def _paired(runs: list[dict[str, Any]], arm: str, other: str) -> dict[str, float]:
-    """Returns the mean difference in success with a 95 % bootstrap interval over prompts."""
-    pairs = [(run["rates"][arm], run["rates"][other]) for run in runs]
-    differences = np.concatenate([np.subtract(*each) for each in pairs])
-    chooser = np.random.default_rng(0)
-    rows = chooser.integers(len(differences), size=(RESAMPLES, len(differences)))
-    low, high = np.quantile(differences[rows].mean(axis=1), [0.025, 0.975])
-    return {"value": float(differences.mean()), "low": float(low), "high": float(high)}
-
-
-def _over_seeds(runs: list[dict[str, Any]], arm: str, other: str) -> dict[str, float]:
+def _difference(runs: Runs, arm: str, other: str) -> dict[str, float]:
     """Returns the mean difference in success with a 95 % t interval over seeds."""
-    means = [np.mean(np.subtract(run["rates"][arm], run["rates"][other])) for run in runs]
-    low, high = t.interval(0.95, len(means) - 1, loc=np.mean(means), scale=sem(means))
-    return {"value": float(np.mean(means)), "low": float(low), "high": float(high)}
+    means = [np.mean(np.subtract(run["rates"][arm], run["rates"][other])) for run in runs.values()]
+    found = {"value": float(np.mean(means))}
+    if arm != other and len(means) > 1:
+        low, high = t.interval(0.95, len(means) - 1, loc=found["value"], scale=sem(means))
+        found |= {"low": float(low), "high": float(high)}
+    return found
 
 
 def _rates(artifacts: Path, name: str) -> list[float]:
@@ -283,7 +254,8 @@ def _ratio(own: list[Point], reference: list[Point], name: str) -> float:
 
 
 def _format_interval(interval: dict[str, float]) -> str:
-    return f"{interval['value']:+.3f} [{interval['low']:+.3f}, {interval['high']:+.3f}]"
+    ends = f" [{interval['low']:+.3f}, {interval['high']:+.3f}]" if "low" in interval else ""
+    return f"{interval['value']:+.3f}{ends}"
 
 
 def _number(name: str) -> int:
