@@ -210,16 +210,13 @@ def test_an_arm_pays_for_its_share_of_rounds_and_of_updates(model: inputs.Model)
 
 
 def test_changes_of_a_run_add_up(model: inputs.Model):
-    """10 rounds of 60 + 10 + 20 + 5 + 6 + 4 s; a quarter of them, of four times the first three.
-
-    Links spare the 6 s of the copy and cost another 4 s for fingerprints.
-    """
+    """10 rounds of 60 + 10 + 20 + 5 + 6 + 4 s; a quarter of them, of four times the first three."""
     whole = {"sampling": 60.0, "scoring": 10.0, "updates": 20.0, "evaluation": 5.0}
     on_four = case(model, run=replace(RUN, gpus=4))
     ways = results.work_out_ways(on_four, {**whole, "copy": 6.0, "fingerprints": 4.0})
     assert ways["as it is"] == pytest.approx({"hours": 10 * 105 / 3600, "share": 95 / 105})
-    assert ways["linked"] == pytest.approx({"hours": 10 * 103 / 3600, "share": 95 / 103})
-    larger = 4 * 90 + 13
+    assert ways["linked"] == pytest.approx({"hours": 10 * 99 / 3600, "share": 95 / 99})
+    larger = 4 * 90 + 9
     assert ways["larger"] == pytest.approx({"hours": 2.5 * larger / 3600, "share": 365 / larger})
 
 
@@ -245,6 +242,11 @@ def test_a_round_of_iterations_starts_and_stores_once(model: inputs.Model):
     for part in ("evaluation", "fingerprints", "load and store", "hash", "copy"):
         assert found[part] == one[part], part
     assert found["fingerprints"] == pytest.approx(three.stored_bytes / 1e9 / 8)
+    far = replace(
+        three, run=replace(three.run, gpus=16), assumed=replace(WORST, files_gb_per_second=0.1)
+    )
+    read = results.seconds_of_files(far)["fingerprints"]
+    assert read == pytest.approx(three.stored_bytes / 1e8)
     assert one["weights"] == one["checkpoints"] == 0
     weights = 2 * sum(results.seconds_of_weights(three).values())
     assert found["weights"] == pytest.approx(weights + results.seconds_of_first_offer(three))

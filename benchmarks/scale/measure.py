@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.demo import ROOT, machine, revision_of
 from benchmarks.scale.inputs import make_class, make_config
-from grpo.modalities.shared.directories import copy_weights, share_weights
+from grpo.modalities.shared.directories import copy_weights, offer_weights
 from grpo.modalities.shared.flops import TokenFlops
 from grpo.modalities.shared.recomputation import saved_bytes
 from grpo.modalities.tokens.policy import TokenTrajectory
@@ -186,7 +186,7 @@ def measure_weights() -> dict[str, float]:
 
     def carry(part: str, shared: SharedTensors | None) -> SharedTensors:
         start = time.process_time()
-        shared = share_weights(trained, shared)
+        shared = offer_weights(trained, shared)
         offered = time.process_time()
         assert shared
         copy_weights(model, shared.path)

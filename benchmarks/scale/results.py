@@ -15,7 +15,7 @@ from benchmarks.scale.inputs import (
 from benchmarks.scale.work import Dealt, Engine, deal, sampling_seconds, trained_rollouts
 from grpo.modalities.shared.logits import peak_logits_bytes
 from grpo.modalities.shared.states import PRECISE_BYTES, gathered_bytes, state_bytes
-from grpo.runtime.artifacts.files import HASHED_AT_ONCE
+from grpo.runtime.artifacts.files import SYNCED_AT_ONCE
 
 ENDS = ("best", "worst")
 WEIGHT = COMPUTED_BYTES  # per parameter: passes are in bfloat16
@@ -249,14 +249,17 @@ def seconds_of_update(case: Case) -> Numbers:
 def seconds_of_files(case: Case) -> Numbers:
     """Returns the seconds of reading, writing and hashing the policy's directory per round.
 
-    Its files have at most 4 GB, so that several are hashed at the same time.
+    Its files have at most 4 GB, so that several are hashed at the same time. The host that writes
+    them takes their fingerprint from its memory.
     """
     run, policy = case.run, case.stored_bytes
     store = policy / case.assumed.host_gb_per_second / 1e9 + case.file_seconds(policy)
     hashing = case.measured["files"]
+    fingerprint = hashing["sha256"] * policy / 1e9 / SYNCED_AT_ONCE
+    if run.gpus > case.assumed.gpus_per_host:  # other hosts read what the first has written
+        fingerprint = max(fingerprint, case.file_seconds(policy))
     return {
-        # Files are hashed when they have been written, from the host's memory.
-        "fingerprints": hashing["sha256"] * policy / 1e9 / HASHED_AT_ONCE,
+        "fingerprints": fingerprint,
         "load and store": case.file_seconds(policy) + store,
         "checkpoints": ((run.iterations_per_round - 1) // run.iterations_per_checkpoint) * store,
         "hash": max(hashing["md5"] * policy / 1e9 / DVC_HASHES_AT_ONCE, case.file_seconds(policy)),
@@ -321,12 +324,9 @@ def work_out_ways(case: Case, seconds: Numbers) -> dict[str, Numbers]:
     """Returns hours of all rounds and the share of it in which GPUs compute, by added change."""
     wider = seconds_of_sampling(case, gpus=WIDER_ENGINE)
     wider["sampling"] *= case.run.iterations_per_round
-    once = seconds.get("fingerprints", 0.0)
-    twice = once + max(once, case.file_seconds(case.stored_bytes))
     changes: dict[str, tuple[Numbers, int]] = {
         "as it is": ({}, 1),
-        # A link is another inode or has another ctime, so that it is read and hashed again.
-        "linked": ({"copy": 0.0, "fingerprints": twice}, 1),
+        "linked": ({"copy": 0.0}, 1),
         "larger": ({}, LARGER),
         "wider engines": (wider, LARGER),
     }

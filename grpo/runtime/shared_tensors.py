@@ -49,7 +49,6 @@ class SharedTensors:
         }
 
     @torch.no_grad()
-    @torch.no_grad()
     def write(self, tensors: Mapping[str, Tensor]) -> None:
         """Copies other values into all tensors."""
         for name, target in self.tensors.items():

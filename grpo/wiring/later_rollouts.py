@@ -13,7 +13,7 @@ import torch
 from grpo.allocation.selection import History
 from grpo.allocation.signal import Price
 from grpo.errors import located
-from grpo.modalities.shared.directories import share_weights
+from grpo.modalities.shared.directories import offer_weights
 from grpo.params.manifests import require_described
 from grpo.params.parameters import Parameters
 from grpo.runtime.artifacts.files import Scratch, atomic_path, remove
@@ -97,7 +97,7 @@ class _OnlineRollouts:
     def _send_weights(self, version: int) -> None:
         """Gives samplers the policy's present weights; all ranks must call it."""
         # All rollouts by the weights that are still there are sampled.
-        self._memory = share_weights(self.trainer.policy.model, self._memory)
+        self._memory = offer_weights(self.trainer.policy.model, self._memory)
         torch.cuda.empty_cache()  # samplers may use the same GPUs; does nothing on a CPU
         own = f"{socket.gethostname()} {self._memory.path}" if self._memory else ""
         paths = dict(each.split(" ", 1) for each in all_texts(own) if each)

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from grpo.errors import ArtifactError, MissingExtraError, ParameterError, WorkerError
 from grpo.modalities.modality import Lora
-from grpo.modalities.shared.directories import save_base, share_weights, trainable
+from grpo.modalities.shared.directories import offer_weights, save_base, trainable
 from grpo.modalities.tokens.modality import VllmParams
 from grpo.modalities.tokens.policy import TokenPolicy, TokenTrajectory
 from grpo.modalities.tokens.vllm import PYTHON, VllmPolicy
@@ -210,11 +210,11 @@ def test_an_update_invalidates_cached_prefixes(engine: VllmPolicy, tmp_path: Pat
 
 def test_the_memory_of_loaded_weights_can_be_written_again(engine: VllmPolicy):
     trainers = [model_of(seed=seed) for seed in (5, 6)]
-    shared = share_weights(trainers[0].model, None)
+    shared = offer_weights(trainers[0].model, None)
     assert shared
     engine.load_weights(shared.path)
     drawn = draw(engine)
-    assert share_weights(trainers[1].model, shared) is shared
+    assert offer_weights(trainers[1].model, shared) is shared
     assert_same(drawn, draw(engine))
     engine.load_weights(shared.path)
     assert largest_difference(draw(engine), trainers[1], decoding()) < TOLERANCE

@@ -243,6 +243,22 @@ def test_a_large_file_that_is_written_need_not_be_read(
             assert digest([Path("d")]) == found
 
 
+def test_a_large_file_with_several_names_is_hashed_when_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("grpo.runtime.artifacts.files.LARGE_BYTES", 8)
+    monkeypatch.setattr("grpo.runtime.artifacts.files.TICK_SECONDS", 0.0)
+    with atomic_path(Path("d"), hashes=True) as temporary:
+        write_bytes(temporary / "large", b"12345678")
+        write_bytes(temporary / "other", b"87654321")
+        os.link(temporary / "large", temporary / "hard")
+        (temporary / "soft").symlink_to("other")
+        time.sleep(0.02)
+    assert len(list(Path(".work/hashes").iterdir())) == 1  # of `other`
+    assert digest([Path("d")]) == digest([Path("d")])
+
+
 def test_a_digest_sees_names_contents_and_values(tmp_path: Path):
     write_bytes(tmp_path / "d" / "a", b"1")
     first = digest([tmp_path / "d"], {"x": 1})

@@ -263,9 +263,9 @@ def read_trainable(directory: Path, model: nn.Module, optimizer: PreciseAdamW | 
 
 
 def copy_weights(model: nn.Module, path: Path) -> None:
-    """Copies the weights that `share_weights` has written, or those of such a file, into a model.
+    """Copies the weights that `offer_weights` has written, or those of such a file, into a model.
 
-    They are known to be finite: `take_step` checks them after every update.
+    Parameters are known to be finite: `take_step` checks them after every update.
 
     Raises:
       ArtifactError: If the file is missing, broken or belongs to another model.
@@ -282,7 +282,7 @@ def require_weights(model: nn.Module, path: Path) -> None:
     _require_shapes(_weights(model), shapes, path)
 
 
-def share_weights(model: nn.Module, shared: SharedTensors | None) -> SharedTensors | None:
+def offer_weights(model: nn.Module, shared: SharedTensors | None) -> SharedTensors | None:
     """Writes the trained weights to memory, on the first rank of each host; elsewhere returns None.
 
     All ranks must call it.

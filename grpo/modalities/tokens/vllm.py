@@ -261,7 +261,7 @@ class VllmPolicy(TokenPolicy):
         self._weights.write(merged)
 
     def _keep(self, path: Path) -> None:
-        """Opens the weights for an engine that is started again; their file may be gone by then."""
+        """Opens the weights for an engine that is started again; their path may be gone by then."""
         self._weights = None  # first, so that the memory of two is not needed
         self._weights = _OpenFile(path)
 

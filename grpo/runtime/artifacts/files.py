@@ -26,7 +26,7 @@ MISUSED = (
     errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY,
     errno.ELOOP, errno.ENAMETOOLONG, errno.ENXIO, errno.ENODEV,
 )  # fmt: skip
-HASHES = Path(".work/hashes")  # cache of large files' hashes, by inode
+HASHES = Path(".work/hashes")  # cache of large files' hashes, by name and inode
 LARGE_BYTES = 2**26
 HASHED_AT_ONCE = SYNCED_AT_ONCE = 8
 TICK_SECONDS = 2.0  # resolution of the coarsest file system clock
@@ -54,7 +54,7 @@ def atomic_path(path: Path, *, hashes: bool = False) -> Iterator[Path]:
 
     Args:
       hashes: Whether to hash large files while others are fsynced, so that `known_sha256` need not
-        read them.
+        read them. Those of the last TICK_SECONDS are left out.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     mark = f".{os.getpid()}.{TEMPORARY}"
@@ -323,8 +323,12 @@ def known_sha256(file: Path) -> str:
 
 
 def _remember(file: Path) -> None:
-    """Hashes a file if `known_sha256` may use the result later."""
-    if file.stat().st_size >= LARGE_BYTES and _is_settled(file):
+    """Hashes a file if `known_sha256` may use the result later.
+
+    Files with several names are left out: threads would write the same entry of the cache.
+    """
+    is_alone = not file.is_symlink() and file.stat().st_nlink == 1
+    if is_alone and file.stat().st_size >= LARGE_BYTES and _is_settled(file):
         known_sha256(file)
 
 
@@ -334,9 +338,9 @@ def _is_settled(file: Path) -> bool:
 
 
 def _entry(file: Path) -> Path:
-    """Returns the path of a file's entry in the cache, which stays if a directory is moved."""
-    about = file.stat()
-    return HASHES / f"{about.st_dev:x}-{about.st_ino:x}"
+    """Returns the path of a file's entry in the cache, which stays if its directory is moved."""
+    key = f"{file.name} {file.stat().st_ino}"
+    return HASHES / hashlib.sha256(key.encode()).hexdigest()
 
 
 def _version(file: Path) -> str:

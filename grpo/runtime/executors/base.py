@@ -53,7 +53,7 @@ class Executor(ABC):
     def load_weights(self, weights: Weights) -> None:
         """Makes all later jobs use these weights, also on workers that start later.
 
-        The file must exist until the next call.
+        The file must exist until the next call, and its content stay until all jobs by it are done.
         """
 
     @abstractmethod
