@@ -1,4 +1,4 @@
-"""The command line: parameters, advice, lineage, report; load, sample and upload policies."""
+"""The command line: parameters, advice, lineage, report; policies in, out and sampled from."""
 
 from grpo.runtime.process import EXIT_INTERRUPTED, raise_interrupts, stop_at_once
 
@@ -110,6 +110,10 @@ def _parser() -> argparse.ArgumentParser:
     sample.add_argument("--seed", type=int, default=0)
     sample.add_argument("--images", type=Path, metavar="DIRECTORY", help="output of image policies")
     sample.set_defaults(run=_sample)
+    export = commands.add_parser("export", help="write a policy for transformers or diffusers")
+    export.add_argument("directory", type=Path, help="a round's policy or a loaded one")
+    export.add_argument("out", type=Path)
+    export.set_defaults(run=_export)
     summary = commands.add_parser("summary", help="print reward, cost and time of each arm")
     summary.add_argument("--json", action="store_true", help="for programs, with all numbers")
     summary.set_defaults(run=_summary)
@@ -302,6 +306,14 @@ def _sample(arguments: argparse.Namespace) -> int:
     groups = drawn.table["group"].tolist()
     for row in sorted(range(len(groups)), key=groups.__getitem__):
         print(f"{arguments.prompts[groups[row]]}\t{said[row]}")
+    return 0
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    from grpo.registry.export import export_policy
+
+    export_policy(arguments.directory, arguments.out)
+    print(arguments.out)
     return 0
 
 

@@ -85,6 +85,8 @@ def place(tmp_path: Path) -> Path:
         ["load", "models:/a/1", "THING"],
         ["sample", "THING", "1+1="],
         ["sample", "folder", "1+1=", "--images", "THING"],
+        ["export", "THING", "out"],
+        ["export", "folder", "THING"],
         ["upload", "THING", "s3://bucket/place"],
     ],
     ids=lambda words: "-".join(words[:1] + words[2:]),

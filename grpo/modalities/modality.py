@@ -237,6 +237,7 @@ class Modality(ABC, Generic[PolicyT, SamplingT, DrawsT]):
     output_kind: ClassVar[Literal["text", "media", "simulation"]]  # of what is judged
     step_name: ClassVar[str]  # name of a step in the report
     has_greedy: ClassVar[bool] = True  # evaluation also samples greedily
+    has_library_format: ClassVar[bool] = False  # a base is a directory of transformers or diffusers
 
     def find_conflicts(self, params: RunParams[PolicyT], judge: str) -> Iterator[str]:
         """Yields errors in combinations of valid parameters, each with the parameter path."""

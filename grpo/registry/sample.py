@@ -7,7 +7,7 @@ import pandas as pd
 
 from grpo.errors import ArtifactError, ParameterError, brief
 from grpo.modalities.shared.directories import STATE
-from grpo.params.parameters import BASE, read_params
+from grpo.params.parameters import BASE, Parameters, read_params
 from grpo.registry.weights import BASE_POLICY, POLICY
 from grpo.runtime.machine import prepare_machine
 from grpo.sampling.drawing import local_executor, sample_rollouts
@@ -34,18 +34,7 @@ def draw_from(directory: Path, prompts: list[str], *, rollouts: int, seed: int) 
         raise ParameterError(f"--rollouts: must be >= 1, got {rollouts}")
     for prompt in prompts:
         _require_text(prompt)
-    is_loaded = (directory / POLICY).is_dir()
-    if not is_loaded and not (directory / STATE).is_file():
-        wrong = "holds no policy" if directory.is_dir() else "no such directory"
-        raise ArtifactError(
-            f"{directory}: {wrong}; name a directory that grpo load wrote, or a round's policy, as "
-            "artifacts/policies/ROUND"
-        )
-    if is_loaded:
-        params_file, base, own = directory / PARAMS, directory / BASE_POLICY, directory / POLICY
-    else:
-        params_file, base, own = PARAMS, directory.resolve().parent / BASE, directory
-    params = read_params(params_file)
+    params, base, own = find_policy(directory)
     prepare_machine(params.machine)
     policy = load_sampler(
         params,
@@ -64,6 +53,28 @@ def draw_from(directory: Path, prompts: list[str], *, rollouts: int, seed: int) 
             seed=seed,
             scratch=Path(scratch),
         )
+
+
+def find_policy(directory: Path) -> tuple[Parameters, Path, Path]:
+    """Returns a policy's parameters, its base's directory and its own.
+
+    Args:
+      directory: As for `draw_from`.
+
+    Raises:
+      ArtifactError: If the directory holds no policy.
+      ParameterError: If its parameters are missing or wrong.
+    """
+    is_loaded = (directory / POLICY).is_dir()
+    if not is_loaded and not (directory / STATE).is_file():
+        wrong = "holds no policy" if directory.is_dir() else "no such directory"
+        raise ArtifactError(
+            f"{directory}: {wrong}; name a directory that grpo load wrote, or a round's policy, as "
+            "artifacts/policies/ROUND"
+        )
+    if is_loaded:
+        return read_params(directory / PARAMS), directory / BASE_POLICY, directory / POLICY
+    return read_params(PARAMS), directory.resolve().parent / BASE, directory
 
 
 def _require_text(prompt: str) -> None:

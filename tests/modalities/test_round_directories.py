@@ -1,5 +1,6 @@
 """A round's directory: what training changed, and no copies; with its base it is the policy."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
+from transformers import AutoModelForCausalLM
 
-from grpo.errors import ArtifactError
+from grpo.errors import ArtifactError, ParameterError
 from grpo.modalities.action_chunks.bases import make_action_model
 from grpo.modalities.action_chunks.modality import ChunkDecoding
 from grpo.modalities.action_chunks.model import save_action_model
@@ -25,6 +27,7 @@ from grpo.modalities.shared.directories import (
 )
 from grpo.modalities.tokens.policy import Decoding
 from grpo.params.parameters import Parameters, read_params
+from grpo.registry.export import export_policy, merge_adapters, write_model
 from grpo.wiring.policies import load_policy, make_optimizer
 from tests.modalities.test_chunk_builds import LORA, changed, logits_of
 from tests.modalities.test_pipelines import MADE, recipe
@@ -119,6 +122,48 @@ def test_a_round_stores_what_training_changed_and_is_the_policy_with_its_base(
     next(each for each in files if each.name == Path(weights_name).name).unlink()
     with pytest.raises(ArtifactError, match=r"round-1/.*safetensors: no such file"):
         load_policy(params, base=base, directory=out, draws=draws)
+
+
+@pytest.mark.parametrize("lora", [True, False], ids=["lora", "full"])
+@pytest.mark.parametrize(
+    "kind", ["tokens", "images", pytest.param("clips", marks=pytest.mark.long)]
+)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_an_exported_policy_is_a_base_of_its_own(tmp_path: Path, kind: str, lora: bool):
+    base, out = tmp_path / "base", tmp_path / "exported"
+    params, draws, score = CASES[kind](base, lora=lora)
+    bare = params.model_copy(update={"policy": params.policy.model_copy(update={"lora": None})})
+    trained = load_policy(params, base=base, directory=base, draws=draws)
+    fresh = score(trained).detach()
+    with torch.no_grad():
+        for index, each in enumerate(trainable(trained.model).values()):
+            each += 0.1 * torch.randn(each.shape, generator=seeded(index))
+    model = trained.model
+    if lora:
+        model = load_policy(bare, base=base, directory=base, draws=draws).model
+        merge_adapters(trained.model, model)
+    write_model(out, base, model)
+    exported = load_policy(bare, base=out, directory=out, draws=draws)
+    with torch.no_grad():
+        torch.testing.assert_close(score(exported), score(trained), rtol=1e-3, atol=1e-4)
+        assert not torch.allclose(score(exported), fresh, atol=1e-2)
+    if kind == "tokens":
+        library = AutoModelForCausalLM.from_pretrained(out)
+        weights = dict(library.named_parameters())
+        assert all(torch.equal(weights[name], each) for name, each in model.named_parameters())
+
+
+def test_a_policy_that_no_library_has_is_not_exported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    shutil.copyfile(ROOT / "recipes/manipulation.yaml", "params.yaml")
+    policy = Path("artifacts/policies/all-1")
+    policy.mkdir(parents=True)
+    (policy / "state.json").write_text("{}")
+    with pytest.raises(ParameterError, match="kind action_chunks cannot be exported"):
+        export_policy(policy, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_whole_policy_is_the_base_with_the_rounds_weights(tmp_path: Path):

@@ -36,6 +36,7 @@ from grpo.modalities.vision_language.policy import (
     load_vision_language_policy,
 )
 from grpo.modalities.vision_language.reading import PromptReader
+from grpo.registry.export import merge_adapters, write_model
 from grpo.schema import Machine
 from tests.modalities.test_seq2seq import count_flops
 from tests.modalities.tiny import seeded
@@ -637,3 +638,12 @@ def test_the_adapters_of_a_round_come_back_with_its_base(kind: str, tmp_path: Pa
         after = policy.log_prob(trajectory)
         assert torch.equal(loaded.log_prob(trajectory), after)
     assert not torch.allclose(after, before, atol=1e-2)
+
+    bare = imported(kind)
+    exported = load_vision_language_policy(bare, base=base, directory=base, decoding=decoding)
+    merge_adapters(policy.model, exported.model)
+    out = tmp_path / "exported"
+    write_model(out, base, exported.model)
+    again = load_vision_language_policy(bare, base=out, directory=out, decoding=decoding)
+    with torch.no_grad():
+        torch.testing.assert_close(again.log_prob(trajectory), after, rtol=0, atol=1e-4)

@@ -4,6 +4,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from flows.server import free_port, mlflow_server
 from grpo.__main__ import main
@@ -92,6 +95,32 @@ def test_a_rounds_policy_is_drawn_from_as_its_version_is(
     assert own == loaded
     assert own[0] == 0
     assert say(monkeypatch, capsys, "sample", "artifacts/policies/base", *words)[0] == 0
+
+
+def test_an_exported_policy_is_a_model_of_transformers(
+    inside: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    load_version("models:/solver/1", tmp_path / "loaded")
+    for source in (f"artifacts/policies/{ROUND}", str(tmp_path / "loaded")):
+        out = tmp_path / "exported"
+        code, printed, err = say(monkeypatch, capsys, "export", source, str(out))
+        assert (code, printed) == (0, f"{out}\n"), err
+        model = AutoModelForCausalLM.from_pretrained(out)
+        trained = load_file(f"artifacts/policies/{ROUND}/model.safetensors")
+        assert all(torch.equal(trained[name], each) for name, each in model.named_parameters())
+        tokenizer = AutoTokenizer.from_pretrained(out)
+        assert tokenizer.decode(tokenizer("3+4=")["input_ids"], skip_special_tokens=True) == "3+4="
+    (out / "config.json").write_text("{}")
+    code, _, err = say(monkeypatch, capsys, "export", source, str(out))
+    assert code == 2
+    assert "must be free or an unchanged output of this command" in err
+    code, _, err = say(monkeypatch, capsys, "export", "artifacts", str(tmp_path / "new"))
+    assert code == 2
+    assert "artifacts: holds no policy; name a directory that grpo load wrote" in err
+    assert not (tmp_path / "new").exists()
 
 
 def test_what_cannot_be_drawn_ends_in_one_line(

@@ -175,6 +175,7 @@ class Denoising(Modality[DenoisingPolicyParams, DenoisingSampling, DenoisingDraw
     prompt_kind = "caption"
     output_kind = "media"
     step_name = "denoising step"
+    has_library_format = True
     has_greedy = False  # the initial noise has no greedy choice
 
     def find_conflicts(self, params: RunParams[DenoisingPolicyParams], judge: str) -> Iterator[str]:

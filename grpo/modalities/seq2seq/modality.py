@@ -85,6 +85,7 @@ class Seq2Seq(TextModality[Seq2SeqPolicyParams]):
     evaluation_sampling = Seq2SeqDraws
     prompt_kind = "text"
     step_name = "target token"
+    has_library_format = True
 
     def evaluation_draws(
         self, policy: Seq2SeqPolicyParams, sampling: TokenDraws

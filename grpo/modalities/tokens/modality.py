@@ -130,6 +130,7 @@ class Tokens(Modality[TokenPolicyParams, TokenSampling, TokenDraws]):
     prompt_kind = "text"
     output_kind = "text"
     step_name = "token"
+    has_library_format = True
 
     def find_conflicts(self, params: RunParams[TokenPolicyParams], judge: str) -> Iterator[str]:
         """Yields parameters that vLLM, its server or torch.compile do not support here."""

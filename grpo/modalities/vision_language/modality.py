@@ -63,6 +63,7 @@ class VisionLanguage(TextModality[VisionLanguagePolicyParams]):
     policy = VisionLanguagePolicyParams
     prompt_kind = "image"
     step_name = "answer token"
+    has_library_format = True
 
     def make_base(self, params: RunParams[VisionLanguagePolicyParams], data: Path) -> "BasePolicy":
         from grpo.modalities.vision_language.bases import make_base_policy
