@@ -36,6 +36,11 @@ from grpo.runtime.markdown import markdown_table
 OUT, FIGURE = RESULTS / "peer_trl_run.json", ROOT / "docs" / "peer_trl_run.svg"
 THEIRS = "trl"
 SIDES = (THEIRS, *ARMS)
+RUNS = {
+    "0.2M": "0.2 M parameters, the default task",
+    "10.4M": "10.4 M, most groups have a signal",
+    "10.4M-half": "10.4 M, half of the prompts are almost never solved",
+}
 TIMED = (
     "From the start of the process to its end, whose last act is to save the policy. Not timed on "
     "either side: the base policy, the prompts, evaluation, and TRL's weights saved for its curve."
@@ -194,8 +199,24 @@ def table(results: dict[str, Any]) -> str:
     return markdown_table(titles, rows)
 
 
+def shares_table(results: dict[str, Any]) -> str:
+    """Returns the table of README.md: ratios of CPU seconds by run, as in `table`."""
+    rows = [
+        [
+            title,
+            *(
+                _in_words(results["ratios"][size][arm], [each[arm] for each in runs.values()])
+                for arm in (SAME, SIZES[size].allocated)
+            ),
+        ]
+        for size, title in RUNS.items()
+        for runs in [results["runs"][size]]
+    ]
+    return markdown_table(["run", "the same algorithm", "an arm that chooses its prompts"], rows)
+
+
 def claims(results: dict[str, Any]) -> list[str]:
-    """Returns the numbers of docs/speed.md on 0.2 M and memory; README.md has the first three."""
+    """Returns the numbers of docs/speed.md on 0.2 M and memory; README.md has the first one."""
     same, allocated = (results["ratios"]["0.2M"][arm] for arm in (SAME, COMPOSED))
     seeds = [(each[COMPOSED], each[THEIRS]) for each in results["runs"]["0.2M"].values()]
     ratios = [ours["cpu_seconds"] / theirs["cpu_seconds"] for ours, theirs in seeds]
@@ -206,8 +227,6 @@ def claims(results: dict[str, Any]) -> list[str]:
     peaks = [each["peak_bytes"]["value"] for each in (same, *large)]
     reached = f"TRL's final reward in {in_words(allocated['cpu_seconds'], '.2f')}"
     return [
-        f"{same['cpu_seconds']['value']:.2f} at 0.2 M, the default recipe",
-        f"{reached} of the CPU time of TRL's whole run",
         f"{span(peaks, '.1f')} times its memory",
         f"takes {in_words(same['cpu_seconds'], '.2f')} of TRL's CPU seconds at 0.2 M",
         f"the interval ends at {same['cpu_seconds']['high']:.3f}",
@@ -224,15 +243,13 @@ def claims(results: dict[str, Any]) -> list[str]:
 
 
 def steps_claims(results: dict[str, Any]) -> list[str]:
-    """Returns the numbers of docs/speed.md on the size 10.4M; README.md has the first one."""
-    same = results["ratios"]["10.4M"][SAME]
+    """Returns the numbers of docs/speed.md on the size 10.4M."""
     runs = results["runs"]["10.4M"].values()
     ours, theirs = ([each[side] for each in runs] for side in (NEAR_RATE, THEIRS))
     pairs = [(mine["curve"][0], peer) for mine, peer in zip(ours, theirs)]
     shares = [first["cpu"] / peer["cpu_seconds"] for first, peer in pairs]
     gaps = [first["reward"] - peer["reward"] for first, peer in pairs]
     return [
-        f"{same['cpu_seconds']['value']:.2f} at 10.4 M",
         *_of_same(results, "10.4M"),
         *_of_allocated(results, "10.4M", NEAR_RATE),
         f"After one round, {span(shares, '.2f')} of TRL's CPU seconds, it differs by "
@@ -243,8 +260,8 @@ def steps_claims(results: dict[str, Any]) -> list[str]:
 
 
 def half_claims(results: dict[str, Any]) -> list[str]:
-    """Returns the numbers of docs/speed.md on the size 10.4M-half; README.md has the first two."""
-    same, allocated = (results["ratios"]["10.4M-half"][arm] for arm in (SAME, COMPOSED))
+    """Returns the numbers of docs/speed.md on the size 10.4M-half."""
+    allocated = results["ratios"]["10.4M-half"][COMPOSED]
     runs = results["runs"]["10.4M-half"].values()
     ours, theirs = ([each[side] for each in runs] for side in (COMPOSED, THEIRS))
     spent = [a["cpu_seconds"] / b["cpu_seconds"] for a, b in zip(ours, theirs)]
@@ -258,8 +275,6 @@ def half_claims(results: dict[str, Any]) -> list[str]:
     sampled = [each["families"]["products"]["rollouts"] for each in ours]
     latest = max(max(np.flatnonzero(each)) + 1 for each in sampled)
     return [
-        f"{same['cpu_seconds']['value']:.2f} where half of the prompts are almost never solved",
-        f"{in_words(allocated['cpu_seconds'], '.2f')} of it where half of the prompts",
         *_of_same(results, "10.4M-half"),
         *_of_allocated(results, "10.4M-half", COMPOSED),
         f"{in_words(allocated['cpu_seconds'], '.2f')} on average",
