@@ -114,6 +114,16 @@ def split_table(results: dict[str, Any]) -> str:
     return markdown_table(titles, rows)
 
 
+def claims(results: dict[str, Any]) -> list[str]:
+    """Returns the numbers of the text of docs/translation.md."""
+    gains = {name: row["gain_sampled"]["value"] for name, row in results["summary"].items()}
+    usual = results["runs"]["3"]["usual"]["base_reward"]
+    return [
+        f"is {gains['right'] / gains['wrong']:.1f} times that of the others",
+        f"its reward is {usual:.3f}",
+    ]
+
+
 def base_table(results: dict[str, Any]) -> str:
     """Returns the rank correlation by seed and warm-up."""
     rows = [
