@@ -31,6 +31,7 @@ from grpo.params.recipes import read_content
 from grpo.params.yaml import parse_yaml
 from grpo.report.reading import GROUP, read_rollouts, read_round_costs
 from grpo.report.style import styled
+from grpo.report.words import listed
 from grpo.runtime.artifacts.files import read_json
 from grpo.runtime.artifacts.stored_iterations import iterations_of
 from grpo.runtime.artifacts.tables import EVALUATION, PROFILE, empty_table, read_table
@@ -158,7 +159,16 @@ def claims(results: dict[str, Any]) -> list[str]:
     by_gradient = [100 * run["profile"]["variance_by_gradient"] for run in runs]
     by_advantage = [100 * run["variance_by_advantage"] for run in runs]
     gains = [np.subtract(run["rates"][REFERENCE], run["rates"]["base"]).mean() for run in runs]
+    ranks = [f"{run['profile']['contrast_rank_correlation']:+.1f}" for run in runs]
+    masked = [
+        np.subtract(run["rates"][arm], run["rates"]["base"]).mean()
+        for run in runs
+        for arm in run["curves"]
+        if arm != REFERENCE
+    ]
     return [
+        f"the rank correlation of the two over its four or five phases is {listed(ranks)}",
+        f"those of the masked arms {span(masked, '+.2f')}",
         f"keep {span(by_gradient)} % of the variance of uniform masking",
         f"choosing by them leaves {span(by_advantage)} %",
         f"The gain of one seed is {span(gains, '+.2f')} for the same arm `all`",

@@ -11,6 +11,7 @@ from typing import Any
 
 from benchmarks import (
     allocation_batches,
+    allocation_chunks,
     allocation_denoising,
     allocation_pretrained,
     allocation_sgpo,
@@ -76,6 +77,7 @@ TABLES: list[tuple[str, Callable[[dict[str, Any]], str], str]] = [
     ),
     ("allocation_denoising", lambda found: allocation_denoising.table(found["runs"]), "denoising"),
     ("denoising_steps", lambda found: denoising_steps.table(found["cases"]), "denoising"),
+    ("allocation_chunks", allocation_chunks.table, "action-chunks"),
     ("chunk_costs", chunk_costs.table, "action-chunks"),
     ("rollout_throughput", rollout_throughput.table, "action-chunks"),
     ("vllm_sampling", vllm_sampling.table, "own-model"),
@@ -142,6 +144,7 @@ CLAIMS: list[tuple[str, Callable[[dict[str, Any]], list[str]], str]] = [
         lambda found: allocation_denoising.claims(found["runs"]),
         "denoising",
     ),
+    ("allocation_chunks", allocation_chunks.claims, "action-chunks"),
     ("chunk_costs", chunk_costs.claims, "action-chunks"),
     ("manipulation-pixels", lambda found: recipe_claims.durations(found)[:1], "action-chunks"),
     ("translation", recipe_claims.translation, "own-model"),
