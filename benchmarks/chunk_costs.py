@@ -288,7 +288,7 @@ def claims(results: dict[str, Any]) -> list[str]:
     )
     return [
         f"its simulation takes {results['simulation_seconds']:.0f}",
-        f"only {span(trained)} % of all chunks are of such groups",
+        f"{span(trained)} % of all chunks are of such groups",
         f"updates are {span(faster, '.1f')} times as fast",
         f"activations are {span([100 * (1 - each) for each in left])} % smaller",
         f"predicts rounds {span(rounds, '.2f')} times as fast",
