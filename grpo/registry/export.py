@@ -1,6 +1,5 @@
 """Writes a policy as a model directory that transformers or diffusers load."""
 
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ import torch
 from torch import nn
 
 from grpo.errors import ParameterError
-from grpo.modalities.shared.directories import STATE
+from grpo.modalities.shared.directories import STATE, TRANSFORMER_WEIGHTS, WEIGHT_FILES
 from grpo.modalities.shared.models import merged_weights
 from grpo.registry.sample import find_policy
 from grpo.runtime.artifacts.files import named_output, require_replaceable
@@ -17,10 +16,7 @@ from grpo.runtime.artifacts.tensors import PART_BYTES
 from grpo.runtime.machine import prepare_machine
 from grpo.wiring.policies import draws_of_evaluation, load_policy
 
-PIPELINE, TRANSFORMER = "model_index.json", "transformer"  # of diffusers
-WEIGHT_FILES = re.compile(
-    r"(model|diffusion_pytorch_model)(-\d+-of-\d+)?\.safetensors(\.index\.json)?"
-)
+PIPELINE = "model_index.json"  # of diffusers
 
 
 def export_policy(directory: Path, out: Path) -> None:
@@ -66,7 +62,9 @@ def merge_adapters(trained: nn.Module, model: nn.Module) -> None:
 def write_model(directory: Path, base: Path, model: Any) -> None:
     """Writes a base's directory with the weights of another model of its class."""
     shutil.copytree(base, directory, ignore=shutil.ignore_patterns(STATE))
-    folder = directory / TRANSFORMER if (directory / PIPELINE).exists() else directory
+    folder = directory
+    if (directory / PIPELINE).exists():
+        folder = (directory / TRANSFORMER_WEIGHTS).parent
     for file in folder.iterdir():
         if WEIGHT_FILES.fullmatch(file.name):
             file.unlink()

@@ -1,6 +1,7 @@
 """A real policy from the registry: registered, loaded by hash and sampled from."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ from grpo.registry.weights import load_version
 from tests import tiny_pipeline
 from tests.modalities.exposure import LOOPBACK, commands, listening
 from tests.pipeline.workspaces import copy_for_dvc
+
+Say = Callable[..., tuple[int, str, str]]
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 ROUND = "sgpo-1"
@@ -47,25 +50,23 @@ def inside(registered: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return registered
 
 
-def say(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str
-) -> tuple[int, str, str]:
-    """Returns exit code, output and errors of `python -m grpo WORDS`."""
-    monkeypatch.setattr(sys, "argv", ["grpo", *words])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    said = capsys.readouterr()
-    return int(ended.value.code or 0), said.out, said.err
+@pytest.fixture
+def say(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Say:
+    """Runs `python -m grpo WORDS` and returns its exit code, output and errors."""
+
+    def run(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["grpo", *words])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capsys.readouterr()
+        return int(ended.value.code or 0), said.out, said.err
+
+    return run
 
 
-def test_a_registered_policy_is_loaded_whole_and_drawn_from(
-    inside: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-):
+def test_a_registered_policy_is_loaded_whole_and_drawn_from(inside: Path, tmp_path: Path, say: Say):
     loaded = tmp_path / "loaded"
-    code, out, _ = say(monkeypatch, capsys, "load", "models:/solver@challenger", str(loaded))
+    code, out, _ = say("load", "models:/solver@challenger", str(loaded))
     assert (code, out) == (0, f"{loaded}: version 1\n")
     for part, name in {"policy": ROUND, "base": "base"}.items():
         source = inside / "artifacts/policies" / name
@@ -75,38 +76,28 @@ def test_a_registered_policy_is_loaded_whole_and_drawn_from(
             (source / each).read_bytes() == (loaded / part / each).read_bytes() for each in files
         )
     draw = ("sample", str(loaded), "Sum of 1, 2 =", "3+4=", "--rollouts", "2", "--seed", "7")
-    first = say(monkeypatch, capsys, *draw)
+    first = say(*draw)
     assert first[0] == 0, first[2]
     assert [line.split("\t")[0] for line in first[1].splitlines()] == [draw[2]] * 2 + [draw[3]] * 2
-    assert say(monkeypatch, capsys, *draw)[1] == first[1]
-    assert say(monkeypatch, capsys, *draw[:-1], "8")[1] != first[1]
+    assert say(*draw)[1] == first[1]
+    assert say(*draw[:-1], "8")[1] != first[1]
 
 
-def test_a_rounds_policy_is_drawn_from_as_its_version_is(
-    inside: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-):
+def test_a_rounds_policy_is_drawn_from_as_its_version_is(inside: Path, tmp_path: Path, say: Say):
     load_version("models:/solver/1", tmp_path / "loaded")
     words = ("3+4=", "--rollouts", "3", "--seed", "7")
-    loaded = say(monkeypatch, capsys, "sample", str(tmp_path / "loaded"), *words)
-    own = say(monkeypatch, capsys, "sample", f"artifacts/policies/{ROUND}", *words)
+    loaded = say("sample", str(tmp_path / "loaded"), *words)
+    own = say("sample", f"artifacts/policies/{ROUND}", *words)
     assert own == loaded
     assert own[0] == 0
-    assert say(monkeypatch, capsys, "sample", "artifacts/policies/base", *words)[0] == 0
+    assert say("sample", "artifacts/policies/base", *words)[0] == 0
 
 
-def test_an_exported_policy_is_a_model_of_transformers(
-    inside: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-):
+def test_an_exported_policy_is_a_model_of_transformers(inside: Path, tmp_path: Path, say: Say):
     load_version("models:/solver/1", tmp_path / "loaded")
     for source in (f"artifacts/policies/{ROUND}", str(tmp_path / "loaded")):
         out = tmp_path / "exported"
-        code, printed, err = say(monkeypatch, capsys, "export", source, str(out))
+        code, printed, err = say("export", source, str(out))
         assert (code, printed) == (0, f"{out}\n"), err
         model = AutoModelForCausalLM.from_pretrained(out)
         trained = load_file(f"artifacts/policies/{ROUND}/model.safetensors")
@@ -114,21 +105,16 @@ def test_an_exported_policy_is_a_model_of_transformers(
         tokenizer = AutoTokenizer.from_pretrained(out)
         assert tokenizer.decode(tokenizer("3+4=")["input_ids"], skip_special_tokens=True) == "3+4="
     (out / "config.json").write_text("{}")
-    code, _, err = say(monkeypatch, capsys, "export", source, str(out))
+    code, _, err = say("export", source, str(out))
     assert code == 2
     assert "must be free or an unchanged output of this command" in err
-    code, _, err = say(monkeypatch, capsys, "export", "artifacts", str(tmp_path / "new"))
+    code, _, err = say("export", "artifacts", str(tmp_path / "new"))
     assert code == 2
     assert "artifacts: holds no policy; name a directory that grpo load wrote" in err
     assert not (tmp_path / "new").exists()
 
 
-def test_what_cannot_be_drawn_ends_in_one_line(
-    inside: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-):
+def test_what_cannot_be_drawn_ends_in_one_line(inside: Path, tmp_path: Path, say: Say):
     load_version("models:/solver/1", tmp_path / "loaded")
     for words, message in {
         ("load", "models:/solver@champion", "x"): "no such version",
@@ -151,7 +137,7 @@ def test_what_cannot_be_drawn_ends_in_one_line(
         ): f"artifacts/policies/{ROUND}: params.yaml: policy.max_steps: a prompt of 1",
         ("sample", str(tmp_path / "loaded"), "1+1=", "--rollouts", "0"): "must be >= 1, got 0",
     }.items():
-        code, _, err = say(monkeypatch, capsys, *words)
+        code, _, err = say(*words)
         assert code == 2
         assert message in err
         assert err.count("\n") == 1

@@ -16,18 +16,17 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from grpo.errors import ArtifactError, brief, located, refused_by_library
 from grpo.modalities.shared.optimizer import PreciseAdamW
 from grpo.runtime.artifacts.files import read_json, write_json
-from grpo.runtime.artifacts.media import whole_safetensors
 from grpo.runtime.artifacts.tables import is_count
 from grpo.runtime.artifacts.tensors import (
     PART_BYTES,
     read_in_parts,
+    read_unchecked_tensors,
     require_finite,
     write_in_parts,
 )
@@ -45,7 +44,9 @@ MOMENTS = ("exp_avg", "exp_avg_sq")  # of AdamW
 COPY = "copy"  # the float32 master weight of a parameter
 Trained = dict[str, dict[str, Tensor]]  # by file, then by name
 OPTIMIZER_FILES = re.compile(r"optimizer(-\d+-of-\d+)?\.safetensors(\.index\.json)?")
-WEIGHT_FILES = re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?")  # of transformers
+WEIGHT_FILES = re.compile(  # of transformers and of diffusers
+    r"(model|diffusion_pytorch_model)(-\d+-of-\d+)?\.safetensors(\.index\.json)?"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,9 +271,7 @@ def copy_weights(model: nn.Module, path: Path) -> None:
     Raises:
       ArtifactError: If the file is missing, broken or belongs to another model.
     """
-    with whole_safetensors(path):
-        weights = load_file(path)
-    _copy_into(_weights(model), weights, path)
+    _copy_into(_weights(model), read_unchecked_tensors(path), path)
 
 
 def require_weights(model: nn.Module, path: Path) -> None:

@@ -288,11 +288,12 @@ def files_in(path: Path) -> Iterator[Path]:
 def _known_hashes(files: Sequence[Path]) -> Iterator[str]:
     """Yields `known_sha256` of files; several large ones are hashed side by side."""
     # Each once: a base policy is evaluated as base and as policy.
-    large = {_entry(each): each for each in files if each.stat().st_size >= LARGE_BYTES}
-    if len(large) > 1:
+    entries = {each: _entry(each) for each in files if each.stat().st_size >= LARGE_BYTES}
+    if len(entries) > 1:
+        large = {entry: each for each, entry in entries.items()}
         with ThreadPoolExecutor(HASHED_AT_ONCE) as threads:
             hashes = dict(zip(large, threads.map(known_sha256, large.values())))
-        yield from (hashes.get(_entry(each)) or sha256_of(each) for each in files)
+        yield from (hashes[entries[each]] if each in entries else sha256_of(each) for each in files)
     else:
         yield from map(known_sha256, files)
 

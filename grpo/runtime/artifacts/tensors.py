@@ -57,9 +57,19 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
       ArtifactError: If the file is missing, truncated or not safetensors, or a value is not
         finite.
     """
+    tensors = read_unchecked_tensors(path)
+    require_finite(tensors, path)
+    return tensors
+
+
+def read_unchecked_tensors(path: Path) -> dict[str, Tensor]:
+    """Returns the named tensors of a file, whose values may not be finite.
+
+    Raises:
+      ArtifactError: If the file is missing, truncated or not safetensors.
+    """
     with whole_safetensors(path):
         tensors: dict[str, Tensor] = load_file(path)
-    require_finite(tensors, path)
     return tensors
 
 
