@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -33,6 +34,7 @@ from grpo.runtime.markdown import markdown_table
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 WORK = ROOT / ".work" / "demo"
+DEFAULT = Path("params.yaml")
 SERVERS = ("PREFECT_API_URL", "MLFLOW_TRACKING_URI")
 
 
@@ -40,10 +42,10 @@ def main() -> None:
     """Runs each seed in a clone of the committed revision."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.demo", description=__doc__)
     parser.add_argument("seeds", nargs="+", type=int, metavar="SEED")
-    parser.add_argument("--recipe", default="params.yaml", help="a file of the repository")
+    parser.add_argument("--recipe", default=str(DEFAULT), help="a file of the repository")
     chosen = parser.parse_args()
     recipe = Path(chosen.recipe)
-    out = RESULTS / f"{'demo' if recipe.stem == 'params' else recipe.stem}.json"
+    out = RESULTS / f"{'demo' if recipe == DEFAULT else recipe.stem}.json"
     revision = revision_of("HEAD")
     for seed in chosen.seeds:
         workspace = WORK / f"{out.stem}-{revision[:10]}-{seed}"
@@ -92,7 +94,30 @@ def run_seed(seed: int, recipe: Path, revision: str, workspace: Path) -> dict[st
         "stage_cpu_seconds": round(sum(each["cpu_seconds"] for each in usage), 1),
         "peak_bytes": max(each["peak_bytes"] for each in usage),
         "dvc_lock_sha256": digest([], (workspace / "dvc.lock").read_text()),
+        **_advised(workspace, recipe),
     }
+
+
+def _advised(workspace: Path, recipe: Path) -> dict[str, Any]:
+    """Returns the errors of the advice about the default run; other recipes are not advised on."""
+    if recipe != DEFAULT:
+        return {}
+    return {"errors_of_advice": advice_errors(output_of(workspace, "grpo", "advise"))}
+
+
+def advice_errors(advice: str) -> dict[str, dict[str, int]]:
+    """Returns the errors of the FLOPs and seconds that `grpo advise` predicted, in percent by arm.
+
+    Args:
+      advice: What `grpo advise` prints once rounds have run; without seconds, there are none.
+    """
+    _, _, happened = advice.partition("\nWHAT HAPPENED ")
+    errors: dict[str, dict[str, int]] = {}
+    for table, name, column in zip(happened.split("\nSECONDS "), ("flops", "seconds"), (3, 2)):
+        for arm, cells in re.findall(r"^ *all of (\S+) (.*)$", table, re.MULTILINE):
+            found = re.findall(r"([+-]\d+) %", cells)
+            errors.setdefault(arm, {})[name] = int(found[column])
+    return errors
 
 
 @contextmanager

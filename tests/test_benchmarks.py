@@ -14,7 +14,7 @@ import pytest
 from benchmarks import same_bytes, scaling_training, translation, translation_guards
 from benchmarks.allocation_chunks import combine_phases
 from benchmarks.allocation_tokens import Point, summarize
-from benchmarks.demo import judges_table, table, time_module
+from benchmarks.demo import advice_errors, judges_table, table, time_module
 from benchmarks.grounding_methods import MEASURES, gains_at_equal_flops
 from benchmarks.peer_trl_run import __main__ as peer_trl_run
 from benchmarks.peer_trl_run.judge import outcome_of
@@ -54,6 +54,19 @@ def test_an_artifact_that_changed_came_or_went_differs():
     after = {"kept": "1", "changed": "2", "new": "1"}
     found = same_bytes.compare(before, after)
     assert found == {"equal": 1, "differing": ["changed", "gone", "new"]}
+
+
+def test_errors_of_advice_are_those_that_it_prints():
+    advice = (
+        "ARMS  all of plain -99 %\n\nWHAT HAPPENED  predicted / counted\n"
+        "  all of plain  6 / 9  -33 %  6 / 9  -32 %  31 % / 48 %  -36 %  1 GFLOP / 2 GFLOP  -50 %\n"
+        "\nSECONDS  predicted / measured\n"
+        "  all of plain  14 s / 23 s  +39 %  22 s / 31 s  -30 %  39 s / 61 s   -7 %  -15 %\n"
+    )
+    assert advice_errors(advice) == {"plain": {"flops": -50, "seconds": -7}}
+    without_seconds, _, _ = advice.partition("\nSECONDS")
+    assert advice_errors(without_seconds) == {"plain": {"flops": -50}}
+    assert advice_errors("ARMS  all of plain -99 %") == {}
 
 
 @pytest.mark.long

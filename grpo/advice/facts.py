@@ -1,7 +1,7 @@
 """Inputs of the advice: a finished profile, its prompt lengths and a cost model."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -46,6 +46,27 @@ class Facts:
     def steps_of(self, row: int) -> Ints:
         """Returns the lengths in steps of a prompt's rollouts in the profile."""
         return self._steps[self._starts[row] : self._starts[row + 1]]
+
+    @cached_property
+    def in_training(self) -> "Facts":
+        """These facts, with the lengths that rollouts are expected to have while training.
+
+        Training makes solved rollouts more likely: a prompt's rollouts become as long as its
+        solved ones are, on average. Those of a prompt without solved rollouts change by the ratio
+        that prompts with both outcomes have.
+        """
+        mean, solved = self.profile["mean_steps"], self.profile["solved_steps"]
+        is_mixed = self.profile["outcome_rate"].between(0, 1, inclusive="neither")
+        ratio = solved[is_mixed].sum() / mean[is_mixed].sum() if is_mixed.any() else 1.0
+        factor = (solved / mean).fillna(ratio).to_numpy()
+        row = self.rollouts["row"]
+        steps = (self.rollouts["steps"] * factor[row]).round()
+        steps = steps.clip(1, self.rollouts["steps"].max()).astype("int64")
+        return replace(
+            self,
+            profile=self.profile.assign(mean_steps=steps.groupby(row).mean()),
+            rollouts=self.rollouts.assign(steps=steps),
+        )
 
     @cached_property
     def _steps(self) -> Ints:

@@ -3,8 +3,9 @@
 docs/advice.md gives the cost model: a round reads every prompt once and samples every rollout; it
 computes log-probs of the rollouts with weight once, if an iteration has several updates, and trains
 on them once; the profile counts.
-All rates and lengths are those of the base policy: the prediction ignores learning. FLOPs of
-single passes come from the modality (`grpo/modalities/costs.py`).
+Rates are those of the base policy: the prediction ignores that they rise. Lengths are those of
+solved rollouts (`Facts.in_training`). FLOPs of single passes come from the modality
+(`grpo/modalities/costs.py`).
 """
 
 import math
@@ -238,6 +239,8 @@ def _predict_pass(
         chance=kept * (1 - uniform + equal * (not treatment.drops_uniform)),
     )
     everything = TrainedGroups(size=size, chance=np.full(len(size), kept))
+    scale = sampling_scale(facts)
+    facts = facts if reused else facts.in_training
     steps = facts.profile["mean_steps"].to_numpy()[rows]
     drawn = 0.0 if reused else sampled
     # An iteration that samples a part of the prompts has fewer of each length.
@@ -245,6 +248,7 @@ def _predict_pass(
         sampling_flops,
         facts,
         rows,
+        scale=scale,
         rollouts_per_batch=treatment.dealt * treatment.rollouts_per_batch,
     )
     revision = treatment.selection.revision
@@ -356,17 +360,31 @@ def expected_longest(steps: Ints, weights: Floats, *, count: float) -> float:
     return float((1 - np.minimum(at_most, 1.0) ** count).sum())
 
 
-def sampling_flops(facts: Facts, rows: Ints, sizes: Ints, *, rollouts_per_batch: int) -> Floats:
-    """Returns the expected FLOPs of sampling each prompt's group.
-
-    The formula's value is multiplied by the counted FLOPs of the profile divided by the formula's
-    value for the profile.
-    """
+def sampling_scale(facts: Facts) -> float:
+    """Returns the counted FLOPs of the profile over those of the formula for its sampling."""
     everything = np.arange(len(facts.profile))
     drawn = facts.profile["rollouts"].to_numpy()
-    of_profile = _unscaled_sampling_flops(facts, everything, drawn, facts.rollouts_per_batch).sum()
-    scale = facts.cost.flops / float(of_profile)
-    return scale * _unscaled_sampling_flops(facts, rows, sizes, rollouts_per_batch)
+    flops = sampling_flops(
+        facts, everything, drawn, scale=1.0, rollouts_per_batch=facts.rollouts_per_batch
+    )
+    return facts.cost.flops / float(flops.sum())
+
+
+def sampling_flops(
+    facts: Facts, rows: Ints, sizes: Ints, *, scale: float, rollouts_per_batch: int
+) -> Floats:
+    """Returns the expected FLOPs of sampling each prompt's group.
+
+    Args:
+      scale: By which the formula's value is multiplied; see `sampling_scale`.
+    """
+    steps = facts.rollouts["steps"].to_numpy()
+    return scale * facts.cost_model.group_flops(
+        _padded_prompts(facts, rows, sizes, rollouts_per_batch),
+        sizes,
+        mean_later_steps=_mean_by_prompt(facts, steps - 1.0)[rows],
+        mean_step_pairs=_mean_by_prompt(facts, steps * (steps - 1) / 2)[rows],
+    )
 
 
 def pass_flops(
@@ -438,18 +456,6 @@ def _draw(facts: Facts, rows: Ints, groups: TrainedGroups, parts: int) -> Ints:
         np.concatenate(steps),
     )
     return np.stack(columns, axis=1).astype(np.int64)
-
-
-def _unscaled_sampling_flops(
-    facts: Facts, rows: Ints, sizes: Ints, rollouts_per_batch: int
-) -> Floats:
-    steps = facts.rollouts["steps"].to_numpy()
-    return facts.cost_model.group_flops(
-        _padded_prompts(facts, rows, sizes, rollouts_per_batch),
-        sizes,
-        mean_later_steps=_mean_by_prompt(facts, steps - 1.0)[rows],
-        mean_step_pairs=_mean_by_prompt(facts, steps * (steps - 1) / 2)[rows],
-    )
 
 
 def _padded_prompts(facts: Facts, rows: Ints, sizes: Ints, rollouts_per_batch: int) -> Floats:

@@ -170,6 +170,7 @@ def _arms(params: Parameters, proposal: Proposal, facts: Facts) -> str:
             "ARMS  predicted for all rounds of each; equal: share of groups without signal",
             *_table(rows),
             _dominant(proposal),
+            _lengths(facts),
             *_unlike_draws(params, facts),
         ]
     )
@@ -186,6 +187,14 @@ def _amounts(amounts: Amounts, profile: int, proposal: Proposal) -> list[str]:
         format_flops(amounts.flops + profile),
         format_percent(amounts.signal / proposal.target.signal),
     ]
+
+
+def _lengths(facts: Facts) -> str:
+    """Returns how long rollouts are taken to be."""
+    change = float(facts.in_training.rollouts["steps"].mean() / facts.rollouts["steps"].mean() - 1)
+    size = f"{format_percent(abs(change))} {'longer' if change > 0 else 'shorter'} than"
+    compared = size if round(100 * change) else "as long as"
+    return f"Rollouts are taken to be {compared} those of the profile, as its solved ones are."
 
 
 def _dominant(proposal: Proposal) -> str:
@@ -306,7 +315,7 @@ def _comparison(params: Parameters, compared: Sequence[Compared]) -> str:
         [
             "WHAT HAPPENED  predicted / counted, and the relative error",
             *_table(rows),
-            "Rounds after an arm's first start from a trained policy, which predictions ignore.",
+            "Rounds after an arm's first start from a trained policy. Its rates are not predicted.",
         ]
     )
 

@@ -11,7 +11,7 @@ from grpo.types import Cost
 def profile_prompts(
     rollouts: pd.DataFrame, rewards: pd.DataFrame, prompts: pd.DataFrame
 ) -> pd.DataFrame:
-    """Returns rollouts, successes and outcome rate per prompt under the schema PROFILE.
+    """Returns rollouts, successes, outcome rate and lengths per prompt under the schema PROFILE.
 
     A prompt without judged rollouts has 0 rollouts: its difficulty is unknown.
 
@@ -22,8 +22,12 @@ def profile_prompts(
     """
     judged = rewards.loc[is_judged(rewards), ["rollout_id", "outcome"]]
     joined = rollouts.merge(judged, on="rollout_id", validate="1:1")
+    joined["solved_steps"] = joined["steps"].where(joined["outcome"] > 0)
     counts = joined.groupby("prompt_id", as_index=False).agg(
-        rollouts=("outcome", "size"), successes=("outcome", "sum"), mean_steps=("steps", "mean")
+        rollouts=("outcome", "size"),
+        successes=("outcome", "sum"),
+        mean_steps=("steps", "mean"),
+        solved_steps=("solved_steps", "mean"),
     )
     counts = counts.merge(
         prompts[["prompt_id", "family"]], how="right", on="prompt_id", validate="1:1"

@@ -34,6 +34,7 @@ def synthetic_facts(prompts: int = 300, *, prior: tuple[float, float] = (0.5, 1.
             "successes": successes,
             "outcome_rate": successes / DRAWN,
             "mean_steps": steps.mean(axis=1),
+            "solved_steps": np.where(successes > 0, steps.mean(axis=1), np.nan),
         }
     )
     rollouts = pd.DataFrame({"prompt_id": np.repeat(ids, DRAWN), "steps": steps.ravel()})

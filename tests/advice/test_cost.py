@@ -7,7 +7,13 @@ import torch
 from profiles import COST_MODEL, synthetic_facts
 
 from grpo.advice.facts import make_facts
-from grpo.advice.prediction import TrainedGroups, packed_flops, pass_flops, sampling_flops
+from grpo.advice.prediction import (
+    TrainedGroups,
+    packed_flops,
+    pass_flops,
+    sampling_flops,
+    sampling_scale,
+)
 from grpo.modalities.tokens.costs import TokenCostModel
 from grpo.objective.algorithms import rloo
 from grpo.training.batches import Batch
@@ -80,6 +86,7 @@ def test_sampling_costs_what_the_policy_counts():
             "successes": 4,
             "outcome_rate": 0.5,
             "mean_steps": steps.reshape(-1, 8).mean(axis=1),
+            "solved_steps": steps.reshape(-1, 8).mean(axis=1),
         }
     )
     facts = make_facts(
@@ -94,14 +101,19 @@ def test_sampling_costs_what_the_policy_counts():
     for text in SHORT_AND_LONG:  # batches of 24 rollouts hold prompts of one length
         policy.sample([text] * 12, group_sizes=[2] * 12, generator=seeded(1))
     sizes = np.full(len(ids), 2)
-    found = sampling_flops(facts, np.arange(len(ids)), sizes, rollouts_per_batch=24)
+    found = sampling_flops(
+        facts, np.arange(len(ids)), sizes, scale=sampling_scale(facts), rollouts_per_batch=24
+    )
     assert found.sum() == pytest.approx(policy.cost.flops, rel=0.03)
 
 
 def test_the_profile_costs_what_it_cost():
     facts = synthetic_facts()
     rows, sizes = np.arange(len(facts.profile)), facts.profile["rollouts"].to_numpy()
-    found = sampling_flops(facts, rows, sizes, rollouts_per_batch=facts.rollouts_per_batch)
+    per_batch = facts.rollouts_per_batch
+    found = sampling_flops(
+        facts, rows, sizes, scale=sampling_scale(facts), rollouts_per_batch=per_batch
+    )
     assert found.sum() == pytest.approx(facts.cost.flops)
 
 

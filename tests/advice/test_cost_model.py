@@ -13,7 +13,13 @@ from test_proposal import write_params
 from benchmarks.workspaces import SHORT_ROLLOUTS
 from grpo.__main__ import main
 from grpo.advice import text
-from grpo.advice.prediction import TrainedGroups, pass_flops, sampling_flops, treatment_of
+from grpo.advice.prediction import (
+    TrainedGroups,
+    pass_flops,
+    sampling_flops,
+    sampling_scale,
+    treatment_of,
+)
 from grpo.modalities.costs import CostModel
 from grpo.params.parameters import read_params
 from grpo.runtime.artifacts.tables import PROFILE, PROMPTS, write_table
@@ -47,7 +53,8 @@ def test_flops_are_those_that_the_modality_gives():
     facts = replace(synthetic_facts(10), cost_model=cost_model)
     rows, sizes = np.arange(10), np.full(10, 4)
     # The profile of 10 prompts took 40e6 FLOPs for 8 rollouts each, so 4 take half of it.
-    found = sampling_flops(facts, rows, sizes, rollouts_per_batch=64)
+    scale = sampling_scale(facts)
+    found = sampling_flops(facts, rows, sizes, scale=scale, rollouts_per_batch=64)
     np.testing.assert_allclose(found, 2e6)
     groups = TrainedGroups(size=sizes, chance=np.ones(10))
     for is_training, expected in ((False, 4 * 5), (True, 4 * 20)):
@@ -101,7 +108,7 @@ def test_a_modality_without_a_cost_model_is_refused_in_one_line(
         {"prompt_id": ["p0"], "family": "f", "prompt": "a", "answer": "a", "entry": "{}"}
     )
     profile = prompts[["prompt_id", "family"]].assign(
-        rollouts=drawn, successes=1, outcome_rate=1 / drawn, mean_steps=1.0
+        rollouts=drawn, successes=1, outcome_rate=1 / drawn, mean_steps=1.0, solved_steps=1.0
     )
     write_table(prompts, Path("artifacts/prompts/train.parquet"), PROMPTS)
     write_table(profile, Path("artifacts/profile/prompts.parquet"), PROFILE)

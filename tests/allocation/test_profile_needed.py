@@ -212,7 +212,7 @@ def test_a_curriculum_without_a_profile_chooses_as_with_one(
     curriculum.main(Usage(), *paths, rollouts, out, out.with_suffix(".json"))
     without = read_table(out, CURRICULUM)
     assert without["outcome_rate"].isna().all()
-    full = profiled([0.5] * 12).assign(rollouts=2, successes=1, mean_steps=1.0)
+    full = profiled([0.5] * 12).assign(rollouts=2, successes=1, mean_steps=1.0, solved_steps=1.0)
     write_table(full, artifacts / "profile/prompts.parquet", PROFILE)
     curriculum.main(Usage(), *paths, rollouts, out, out.with_suffix(".json"))
     chosen = read_table(out, CURRICULUM)

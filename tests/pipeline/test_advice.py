@@ -244,6 +244,8 @@ def test_a_profile_in_which_the_judge_failed_on_rollouts_is_advised_on(
     profile.loc[place, ["rollouts", "successes"]] = judged, successes
     profile.loc[place, "outcome_rate"] = successes / judged if judged else np.nan
     profile.loc[place, "mean_steps"] = profile.loc[place, "mean_steps"] if judged else np.nan
+    if not successes:
+        profile.loc[place, "solved_steps"] = np.nan
     write_table(profile.astype({"rollouts": int, "successes": int}), file, PROFILE)
     code, out, err = advise(workspace, monkeypatch, capsys)
     assert code == 0, err

@@ -73,6 +73,7 @@ def write_prompts(artifacts: Path) -> None:
             "successes": [0, 2, 4],
             "outcome_rate": [0.0, 0.5, 1.0],
             "mean_steps": 3.0,
+            "solved_steps": [None, 3.0, 3.0],
         }
     )
     write_table(profile, artifacts / "profile/prompts.parquet", PROFILE)

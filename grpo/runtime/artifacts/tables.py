@@ -110,6 +110,8 @@ PROFILE = _schema(
         # Null if no rollout was judged.
         "outcome_rate": pa.Column("float64", _fraction, nullable=True),
         "mean_steps": pa.Column("float64", [_finite, _at_least(0)], nullable=True),
+        # The mean of the successes; null if there is none.
+        "solved_steps": pa.Column("float64", [_finite, _at_least(0)], nullable=True),
     },
 )
 CURRICULUM = _schema(
@@ -280,6 +282,11 @@ LAWS = {
             "outcome_rate",
             "successes / rollouts",
             lambda frame: _are_same(frame["outcome_rate"], frame["successes"] / frame["rollouts"]),
+        ),
+        _Law(
+            "solved_steps",
+            "a number if there are successes, otherwise null",
+            lambda frame: frame["solved_steps"].notna() == (frame["successes"] > 0),
         ),
     ),
     EVALUATION.name: (_FEW_SUCCESSES,),
