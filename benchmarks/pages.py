@@ -57,6 +57,7 @@ TABLES: list[tuple[str, Callable[[dict[str, Any]], str], str]] = [
     ("reasoning-smollm2", demo.reference_table, "results"),
     ("allocation_pretrained", allocation_pretrained.table, "results"),
     ("glyphs", demo.table, "denoising"),
+    ("demo", recipe_claims.costs_table, "recipes"),
     ("clips", demo.table, "denoising"),
     ("manipulation-pixels", demo.table, "action-chunks"),
     (

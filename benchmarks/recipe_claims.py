@@ -3,9 +3,21 @@
 from statistics import fmean
 from typing import Any
 
+from benchmarks.demo import DEFAULT, RESULTS
 from benchmarks.intervals import in_words, span
 from grpo.report.words import listed
+from grpo.runtime.artifacts.files import read_json
+from grpo.runtime.markdown import markdown_table
 
+MEASURED = (
+    "reasoning-short",
+    "reasoning-smollm2",
+    "glyphs",
+    "translation",
+    "clips",
+    "grounding",
+    "manipulation-pixels",
+)
 LANGUAGES = {
     "es": "Spanish",
     "fi": "Finnish",
@@ -23,6 +35,29 @@ def durations(results: dict[str, Any]) -> list[str]:
         for name in ("pipeline_seconds", "stage_cpu_seconds")
     )
     return [f"took {seconds} seconds", f"stages took {of_stages} seconds of processor time"]
+
+
+def costs_table(default: dict[str, Any]) -> str:
+    """Returns what a run of each measured recipe takes, in the order of docs/recipes.md.
+
+    Args:
+      default: Results of params.yaml.
+    """
+    found = {str(DEFAULT): default}
+    found |= {f"{name}.yaml": read_json(RESULTS / f"{name}.json") for name in MEASURED}
+    rows = [
+        [
+            f"`{name}`",
+            str(len(each["runs"])),
+            span([run["stage_cpu_seconds"] / 60 for run in each["runs"].values()]),
+            span([run["peak_bytes"] / 1e9 for run in each["runs"].values()], ".1f"),
+            each["machine"]["processor"].removesuffix(" Processor"),
+        ]
+        for name, each in found.items()
+    ]
+    return markdown_table(
+        ["recipe", "runs", "stages, CPU minutes", "peak memory of a stage, GB", "processor"], rows
+    )
 
 
 def glyphs(results: dict[str, Any]) -> list[str]:

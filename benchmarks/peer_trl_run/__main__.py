@@ -14,11 +14,10 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 from benchmarks.demo import RESULTS, ROOT, machine, revision_of
 from benchmarks.figures import save_figure
-from benchmarks.intervals import in_words, span
+from benchmarks.intervals import in_words, mean_interval, span
 from benchmarks.peer_trl.processes import versions
 from benchmarks.peer_trl_run.figure import draw
 from benchmarks.peer_trl_run.runs import (
@@ -148,28 +147,15 @@ def _is_met(arm: str, ours: dict[str, Any]) -> bool:
 def _compare(pairs: list[tuple[Run, Run]]) -> dict[str, Any]:
     """Returns ratios and the difference of rewards, and whether all with a goal reach it."""
     ratios = {
-        name: interval([ours[name] / theirs[name] for ours, theirs in pairs])
+        name: mean_interval([ours[name] / theirs[name] for ours, theirs in pairs])
         for name in ("cpu_seconds", "wall_seconds", "peak_bytes")
     }
-    gained = interval([ours["reward"] - theirs["reward"] for ours, theirs in pairs])
+    gained = mean_interval([ours["reward"] - theirs["reward"] for ours, theirs in pairs])
     return {
         **ratios,
         "reward_difference": gained,
         "reach": all(ours["reaches"] for ours, _ in pairs),
         "seeds": len(pairs),
-    }
-
-
-def interval(values: list[float]) -> dict[str, float | None]:
-    """Returns the mean with a 95 % t interval over seeds; a single seed has no interval."""
-    mean = statistics.fmean(values)
-    if len(values) < 2:
-        return {"value": round(mean, 4), "low": None, "high": None}
-    half = float(stats.sem(np.array(values)) * stats.t.ppf(0.975, len(values) - 1))
-    return {
-        "value": round(mean, 4),
-        "low": round(mean - half, 4),
-        "high": round(mean + half, 4),
     }
 
 
@@ -312,7 +298,7 @@ def _of_same(results: dict[str, Any], size: str) -> list[str]:
     return [
         f"takes {in_words(same['cpu_seconds'], '.2f')} of TRL's CPU seconds for the same updates",
         f"The difference in reward is {in_words(same['reward_difference'])}",
-        f"raises mean@16 by {in_words(interval(gains))}",
+        f"raises mean@16 by {in_words(mean_interval(gains))}",
         f"by {listed([f'{each:.3f}' for each in gains])} on the three seeds",
         f"{span([each[THEIRS]['steps'] for each in runs])} tokens long",
     ]
