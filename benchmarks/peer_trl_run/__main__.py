@@ -57,9 +57,9 @@ def main() -> None:
     chosen = parser.parse_args()
     for seed in chosen.seeds:
         for size in chosen.size or SIZES:
-            # Alternating; the allocated arm ends at TRL's reward, so it follows.
+            # Alternating; allocated arms end at TRL's reward, so they follow.
             first = [THEIRS, SAME] if seed % 2 == 0 else [SAME, THEIRS]
-            for side in [*first, SIZES[size].allocated]:
+            for side in [*first, *SIZES[size].allocated]:
                 if side in (chosen.side or SIDES):
                     measure(size, seed, side, chosen.python, busy=chosen.busy)
     results = read_json(OUT)
@@ -94,7 +94,7 @@ def _read() -> dict[str, Any]:
 
 
 def _goal(known: dict[str, Run], side: str) -> float | None:
-    """Returns TRL's final reward, at which the allocated arm ends; None: the arm same."""
+    """Returns TRL's final reward, at which allocated arms end; None: the arm same."""
     if side == SAME:
         return None
     if THEIRS not in known:
@@ -192,7 +192,7 @@ def shares_table(results: dict[str, Any]) -> str:
             title,
             *(
                 _in_words(results["ratios"][size][arm], [each[arm] for each in runs.values()])
-                for arm in (SAME, SIZES[size].allocated)
+                for arm in (SAME, SIZES[size].allocated[0])
             ),
         ]
         for size, title in RUNS.items()

@@ -1,11 +1,11 @@
 """The runs that are compared: sizes, algorithm, arms of this project and targets."""
 
 import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from grpo.params.recipes import read_content
+from grpo.params.recipes import merge, read_content
 
 ROOT = Path(__file__).parents[2]
 BETAS, MAX_GRAD_NORM, CLIP = [0.9, 0.99], 1.0, (0.2, 0.28)
@@ -19,10 +19,11 @@ OBJECTIVE: list[Any] = [
     "drop_uniform_groups",
 ]
 SAME, COMPOSED, NEAR_RATE = "same", "composed", "near_rate"  # the last two allocate
-ARMS = (SAME, COMPOSED, NEAR_RATE)
+DEFAULT = "default"  # the arm composed, as its recipe has it
+ARMS = (SAME, COMPOSED, NEAR_RATE, DEFAULT)
 # Written down before this project's side was measured: the largest ratio of CPU seconds, from the
 # start of the process, at every size of the arm.
-TARGETS = {SAME: 0.5, COMPOSED: 0.25, NEAR_RATE: 0.25}
+TARGETS = {SAME: 0.5, COMPOSED: 0.25, NEAR_RATE: 0.25, DEFAULT: 0.25}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +31,7 @@ class Size:
     """A run's recipe and amount of training."""
 
     params: str  # file of the repository: task, base policy, judge, evaluation
-    allocated: str  # of ARMS: the arm that should reach TRL's reward for less
+    allocated: tuple[str, ...]  # of ARMS: those that should reach TRL's reward for less
     updates: int
     group_size: int
     prompts_per_update: int
@@ -42,11 +43,12 @@ class Size:
     trial_seed: int  # of tune.py, as are trial_updates and the candidates `tuned`
     trial_updates: int  # whole runs take minutes
     tuned: list[dict[str, Any]]
+    composed: dict[str, Any] = field(default_factory=dict)  # what that arm changes in the recipe's
 
 
 STEPS = Size(
     params="benchmarks/peer_trl_run/worked_steps.yaml",
-    allocated=NEAR_RATE,
+    allocated=(NEAR_RATE,),
     updates=24,
     group_size=8,
     prompts_per_update=16,
@@ -67,7 +69,7 @@ STEPS = Size(
 SIZES = {
     "0.2M": Size(
         params="params.yaml",
-        allocated=COMPOSED,
+        allocated=(COMPOSED, DEFAULT),
         updates=48,
         group_size=16,
         prompts_per_update=16,
@@ -87,12 +89,17 @@ SIZES = {
             {"rows": 256, "cache_implementation": "static"},
             {"rows": 64, "cache_implementation": "static"},
         ],
+        composed={  # chosen on seeds 0 to 2: one round of more and smaller iterations
+            "selection": [{"allocate_by_signal": {"budget": 1.2e10}}],
+            "sampling": {"rollouts_per_batch": 512},
+            "training": {"iterations_per_round": 12},
+        },
     ),
     "10.4M": STEPS,
     "10.4M-half": replace(
         STEPS,
         params="benchmarks/peer_trl_run/half_unsolved.yaml",
-        allocated=COMPOSED,
+        allocated=(COMPOSED,),
         updates=16,
     ),
 }
@@ -101,8 +108,9 @@ SIZES = {
 def params_of(size: Size, seed: int, arm: str) -> dict[str, Any]:
     """Returns the parameters of this project's run: the recipe with one arm.
 
-    `same` is TRL's algorithm on as many prompts; the allocated arm is the recipe's own. There is
-    one arm per file: the profile, which is shared by arms, must count for those that read it.
+    `same` is TRL's algorithm on as many prompts; the allocated arms are the recipe's own, but for
+    what `size.composed` changes. There is one arm per file: the profile, which is shared by arms,
+    must count for those that read it.
     """
     params: dict[str, Any] = copy.deepcopy(read_content(ROOT / size.params))
     params["seed"] = seed
@@ -110,9 +118,11 @@ def params_of(size: Size, seed: int, arm: str) -> dict[str, Any]:
         params["arms"] = {SAME: _same(size)}
         params["rounds"] = {f"{SAME}-1": {"arm": SAME, "start": "base", "phase": 1}}
     else:
-        params["arms"] = {arm: params["arms"][arm]}
+        own = COMPOSED if arm == DEFAULT else arm
+        changed = size.composed if arm == COMPOSED else {}
+        params["arms"] = {own: merge(params["arms"][own], changed)}
         rounds = params["rounds"]
-        params["rounds"] = {name: each for name, each in rounds.items() if each["arm"] == arm}
+        params["rounds"] = {name: each for name, each in rounds.items() if each["arm"] == own}
     return params
 
 
