@@ -27,7 +27,15 @@ from benchmarks.peer_trl_run.runs import (
     run_theirs,
     score_of_base,
 )
-from benchmarks.peer_trl_run.settings import ARMS, COMPOSED, NEAR_RATE, SAME, SIZES, TARGETS
+from benchmarks.peer_trl_run.settings import (
+    ARMS,
+    COMPOSED,
+    DEFAULT,
+    NEAR_RATE,
+    SAME,
+    SIZES,
+    TARGETS,
+)
 from grpo.report.words import listed
 from grpo.runtime.artifacts.files import read_json, write_json
 from grpo.runtime.markdown import markdown_table
@@ -225,6 +233,7 @@ def claims(results: dict[str, Any]) -> list[str]:
         f"`same` is {peaks[0]:.1f} times TRL's at 0.2 M",
         f"and {span(peaks[1:], '.1f')} times at 10.4 M",
         f"that of `composed` at 0.2 M {allocated['peak_bytes']['value']:.1f} times",
+        *_of_allocated(results, "0.2M", DEFAULT),
     ]
 
 
