@@ -346,11 +346,18 @@ def test_a_target_needs_a_ratio_and_an_arm_that_reaches_the_reward(reaches: bool
     both = peer_trl_run.conclude({"0.2M": seeds, "10.4M": seeds})
     met = {"same": True, "composed": False, "near_rate": reaches}
     assert both["met"] == {"0.2M": met, "10.4M": met}
-    assert both["ratios"]["10.4M"]["near_rate"]["cpu_seconds"] == {
-        "value": 0.2,
-        "low": 0.2,
-        "high": 0.2,
-    }
+    expected = dict.fromkeys(("value", "low", "high"), 0.2)
+    assert both["ratios"]["10.4M"]["near_rate"]["cpu_seconds"] == pytest.approx(expected)
+
+
+def test_the_arm_default_is_that_of_the_default_recipe():
+    recipe = read_yaml(ROOT / "params.yaml")["arms"]["composed"]
+    default, composed = (
+        params_of(SIZES["0.2M"], 0, arm)["arms"]["composed"] for arm in ("default", "composed")
+    )
+    assert default == recipe
+    assert composed["objective"] == recipe["objective"]
+    assert composed["training"] == {**recipe["training"], "iterations_per_round": 12}
 
 
 @pytest.mark.parametrize("size", SIZES)
