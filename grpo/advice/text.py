@@ -190,11 +190,15 @@ def _amounts(amounts: Amounts, profile: int, proposal: Proposal) -> list[str]:
 
 
 def _lengths(facts: Facts) -> str:
-    """Returns how long rollouts are taken to be."""
+    """Returns how long rollouts are expected to be."""
     change = float(facts.in_training.rollouts["steps"].mean() / facts.rollouts["steps"].mean() - 1)
-    size = f"{format_percent(abs(change))} {'longer' if change > 0 else 'shorter'} than"
-    compared = size if round(100 * change) else "as long as"
-    return f"Rollouts are taken to be {compared} those of the profile, as its solved ones are."
+    if not round(100 * change):
+        return "Rollouts are expected to be as long as in the profile."
+    direction = "longer" if change > 0 else "shorter"
+    return (
+        f"Rollouts are expected to be {format_percent(abs(change))} {direction} than in the "
+        "profile, like its solved ones."
+    )
 
 
 def _dominant(proposal: Proposal) -> str:

@@ -123,6 +123,7 @@ def test_the_command_prints_an_arm_to_paste_and_what_happened(
         "PROFILE",
         "Dead prompts",
         "ARMS",
+        "Rollouts are expected to be ",
         "GROUP SIZES",
         "WHAT HAPPENED",
         "uniform-1",
