@@ -189,6 +189,16 @@ def table(results: dict[str, Any]) -> str:
     return markdown_table(titles, [[row[title] for title in titles] for row in rows])
 
 
+def advice_table(results: dict[str, Any]) -> str:
+    """Returns the errors of the advice about the default run, by seed."""
+    rows = [
+        [seed, arm, *(f"{errors[name]:+d} %" for name in ("flops", "seconds"))]
+        for seed, run in results["runs"].items()
+        for arm, errors in run["errors_of_advice"].items()
+    ]
+    return markdown_table(["seed", "arm", "error of FLOPs", "error of seconds"], rows)
+
+
 def reference_table(results: dict[str, Any]) -> str:
     """Returns each arm relative to the reference arm, by seed; then means over the seeds."""
     rows: list[list[str]] = []

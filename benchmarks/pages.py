@@ -58,6 +58,7 @@ TABLES: list[tuple[str, Callable[[dict[str, Any]], str], str]] = [
     ("allocation_pretrained", allocation_pretrained.table, "results"),
     ("glyphs", demo.table, "denoising"),
     ("demo", recipe_claims.costs_table, "recipes"),
+    ("demo", demo.advice_table, "advice"),
     ("clips", demo.table, "denoising"),
     ("manipulation-pixels", demo.table, "action-chunks"),
     (
