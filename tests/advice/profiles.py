@@ -22,10 +22,23 @@ DRAWN = 8  # rollouts per prompt
 def synthetic_facts(prompts: int = 300, *, prior: tuple[float, float] = (0.5, 1.0)) -> Facts:
     """Returns the facts of prompts of 5 to 30 tokens whose rollouts take 1 to 20 steps."""
     chooser = np.random.default_rng(0)
-    ids = np.array([f"p{i:04d}" for i in range(prompts)])
     successes = chooser.binomial(DRAWN, chooser.beta(*prior, size=prompts))
     longest = chooser.integers(2, 20, size=prompts)
     steps = chooser.integers(1, longest[:, None] + 1, size=(prompts, DRAWN))
+    tokens = chooser.integers(5, 30, size=prompts)
+    return facts_of(successes, steps, solved_steps=steps.mean(axis=1), prompt_tokens=tokens)
+
+
+def facts_of(
+    successes: np.ndarray, steps: np.ndarray, *, solved_steps: np.ndarray, prompt_tokens: np.ndarray
+) -> Facts:
+    """Returns the facts of a profile.
+
+    Args:
+      steps: A row per prompt, a column per rollout.
+      solved_steps: Mean steps of a prompt's solved rollouts, ignored if it has none.
+    """
+    ids = np.array([f"p{i:04d}" for i in range(len(successes))])
     profile = pd.DataFrame(
         {
             "prompt_id": ids,
@@ -34,14 +47,13 @@ def synthetic_facts(prompts: int = 300, *, prior: tuple[float, float] = (0.5, 1.
             "successes": successes,
             "outcome_rate": successes / DRAWN,
             "mean_steps": steps.mean(axis=1),
-            "solved_steps": np.where(successes > 0, steps.mean(axis=1), np.nan),
+            "solved_steps": np.where(successes > 0, solved_steps, np.nan),
         }
     )
-    rollouts = pd.DataFrame({"prompt_id": np.repeat(ids, DRAWN), "steps": steps.ravel()})
     return make_facts(
         profile,
-        rollouts,
-        prompt_tokens=dict(zip(ids, chooser.integers(5, 30, size=prompts).tolist())),
+        pd.DataFrame({"prompt_id": np.repeat(ids, DRAWN), "steps": steps.ravel()}),
+        prompt_tokens=dict(zip(ids, prompt_tokens.tolist())),
         cost=Cost(flops=40_000_000, sampled_steps=int(steps.sum())),
         rollouts_per_batch=64,
         cost_model=COST_MODEL,
