@@ -1,4 +1,4 @@
-"""Searches the staleness at which GRPO collapses: long rollouts, and a mixture of 16 experts.
+"""Tests whether stale long rollouts make GRPO collapse, with a mixture of 16 experts.
 
 python -m benchmarks.offpolicy_long          # runs missing cases, then prints the table
 python -m benchmarks.offpolicy_long --seeds 1  # those of a seed, beside other processes
@@ -36,9 +36,15 @@ from grpo.runtime.artifacts.files import read_json
 
 NAME = "offpolicy_long"
 RATES = (3e-4, 1e-4, 3e-5)
+STALEST = 64  # updates per round
 RATES_OUT = RESULTS / f"{NAME}_rates.json"
 SETTINGS = Path(__file__).with_suffix(".yaml")
-ROUTING: tuple[RoutingMode, ...] = ("live", "replay_sampled")
+KINDS: tuple[tuple[str, RoutingMode, int], ...] = (
+    ("grpo", "live", STALEST),
+    ("grpo", "replay_sampled", STALEST),
+    ("gspo", "live", STALEST),
+    ("grpo", "live", 1),
+)
 
 
 def main() -> None:
@@ -89,18 +95,16 @@ def long_params() -> Parameters:
 
 
 def cases() -> Iterator[Case]:
-    """Yields all runs: the stalest, then the on-policy ones, in which GSPO equals GRPO."""
-    for updates in (64, 1, 16):
+    """Yields all runs: the stalest, then those on fresh rollouts, in which GSPO equals GRPO."""
+    for algorithm, routing, updates in KINDS:
         for seed in SEEDS:
-            for algorithm in ("grpo", "gspo") if updates > 1 else ("grpo",):
-                for routing in ROUTING if updates > 1 else ROUTING[:1]:
-                    yield Case(
-                        model="moe",
-                        routing=routing,
-                        algorithm=algorithm,
-                        updates_per_round=updates,
-                        seed=seed,
-                    )
+            yield Case(
+                model="moe",
+                routing=routing,
+                algorithm=algorithm,
+                updates_per_round=updates,
+                seed=seed,
+            )
 
 
 if __name__ == "__main__":

@@ -34,7 +34,6 @@ from benchmarks import (
     staleness,
     translation,
     translation_guards,
-    translation_misses,
     vllm_sampling,
 )
 from benchmarks.demo import RESULTS, ROOT
@@ -110,8 +109,6 @@ TABLES: list[tuple[str, Callable[[dict[str, Any]], str], str]] = [
     ("grounding", demo.judges_table, "own-model"),
     ("translation_methods", translation.gains_table, "translation"),
     ("translation_methods", translation.pairs_table, "translation"),
-    ("translation_misses", translation_misses.split_table, "translation"),
-    ("translation_misses", translation_misses.base_table, "translation"),
     ("translation_guards", translation_guards.scores_table, "translation"),
     ("translation_guards", translation_guards.differences_table, "translation"),
     ("grounding_methods", grounding_methods.table, "methods/group_revision"),
@@ -159,8 +156,6 @@ CLAIMS: list[tuple[str, Callable[[dict[str, Any]], list[str]], str]] = [
     ("peer_trl_run", peer_trl_run.half_claims, "speed"),
     ("peer_trl_run_replay", replay.claims, "speed"),
     ("translation_methods", translation.claims, "translation"),
-    ("translation_misses", translation_misses.claims, "translation"),
-    ("translation_weak_base", translation.weak_base_claims, "translation"),
     ("grounding", recipe_claims.durations, "own-model"),
 ]
 

@@ -90,6 +90,7 @@ def parameters(seed: int, judge: str, arms: list[str]) -> dict[str, Any]:
     params: dict[str, Any] = read_content(RECIPE)
     params |= {"seed": seed, "arms": {}, "rounds": {}}
     params["task"] |= written["task"]
+    params["policy"]["base"]["warmup"] |= written["warmup"]
     params["reward"]["judges"][0]["judge"] = judge
     for name in arms:
         arm = {**written["shared"], **written["arms"][name]}
@@ -332,24 +333,6 @@ def claims(results: dict[str, Any]) -> list[str]:
         f"mean reward {weakest:.3f}, others {span(rewards, '.3f')}",
         f"needs {100 * flops['repaired'] / flops['published']:.0f} % of the FLOPs of `published`",
         f"takes {100 * flops['composed'] / flops['repaired']:.0f} % of the FLOPs of `repaired`",
-    ]
-
-
-def weak_base_claims(results: dict[str, Any]) -> list[str]:
-    """Returns the numbers of the section on a weaker base."""
-    (run,) = results["runs"].values()
-    arms = (BASE, "references", "grpo", "published", "repaired", "composed")
-    greedy = {arm: f"{run[arm]['chrf_greedy']:.3f}" for arm in arms}
-    return [
-        f"mean reward {run[BASE]['reward_mean']:.2f}",
-        *(
-            f"| {name} | "
-            + " | ".join(f"{run[arm]['languages'][name]['chrf_mean']:.3f}" for arm in arms)
-            for name in ("ja", "tr")
-        ),
-        f"from {greedy[BASE]} to {greedy['composed']} (`composed`), {greedy['published']}"
-        f" (`published`) and {greedy['repaired']} (`repaired`)",
-        f"{greedy['grpo']} with `grpo` and {greedy['references']} with `references`",
     ]
 
 

@@ -3,9 +3,9 @@
 python -m benchmarks.translation_guards 0 1 2   # runs missing stages, then writes the results
 python -m benchmarks.translation_guards         # writes the table from the results
 
-The arms are in translation_guards.yaml. All arms of a seed start from the same base policy, that of
-benchmarks.translation. The runs of a seed are under .work/ and resume after an interruption; remove
-that folder after a change of code. Writes results/translation_guards.json.
+The arms are in translation_guards.yaml. All arms of a seed start from the same base policy. The
+runs of a seed are under .work/ and resume after an interruption; remove that folder after a change
+of code. Writes results/translation_guards.json.
 """
 
 from pathlib import Path
@@ -29,6 +29,7 @@ from grpo.wiring.shaping import build_shaping
 
 ARMS = Path(__file__).with_suffix(".yaml")
 WORK = ROOT / ".work" / "translation_guards"
+WARMUP_UPDATES = 1450  # fewer than those of benchmarks.translation
 ROUND = "repaired-1"
 OF_ROUND = {f"{stage}@{ROUND}" for stage in ("rollout", "score", "train", "evaluate")}
 SCALE = {"embeddings": [0.8, 1.0]}  # raw scores that map to 0 and to 1
@@ -74,6 +75,8 @@ def guarded_parameters(seed: int, weights: dict[str, float]) -> dict[str, Any]:
     """Returns the parameters of one arm, whose round is ROUND."""
     written = read_arms()
     params = parameters(seed, FREE, ["repaired"])
+    params["task"]["train_prompts"] = written["prompts"]
+    params["policy"]["base"]["warmup"]["updates"] = WARMUP_UPDATES
     judges = [{"judge": each, "model": None, "score_range": SCALE.get(each)} for each in WATCHED]
     params["reward"] |= {
         "judges": [
@@ -86,6 +89,7 @@ def guarded_parameters(seed: int, weights: dict[str, float]) -> dict[str, Any]:
     params["evaluation"]["judges"] = [each for each in judges if each["judge"] not in weights]
     params["evaluation"]["sampling"]["beams"] = 1
     arm = params["arms"]["repaired"]
+    arm["selection"] = []
     arm["curriculum"][0]["split_at_random"]["prompts_per_phase"] = written["prompts"]
     arm["sampling"] = {**arm["sampling"], "temperature": 1.0}
     arm["training"] = {**arm["training"], "iterations_per_round": written["iterations"]}
