@@ -18,6 +18,7 @@ from grpo.report.signal_figures import (
     draw_allocation,
     draw_group_sizes,
     draw_lengths,
+    draw_rates,
     draw_reward_spread,
     draw_signal_by_step,
     draw_training,
@@ -60,6 +61,7 @@ def draw_figures(
         panels = [draw_reward_by_flops(run, numbers), draw_other_scores(run, numbers)]
         if seconds:
             panels.append(draw_reward_by_seconds(run, seconds))
+        panels.append(draw_rates(run))
         panels.append(draw_flops_by_kind(run, numbers))
         if seconds:
             panels.append(draw_seconds_by_activity(run, usages))

@@ -121,7 +121,7 @@ def write_page(
         "prompts": len(run.rates),
         "can_judge": can_judge(run),
         "resamples": format_count(params.evaluation.bootstrap_resamples),
-        "verdict": verdict(run, numbers),
+        "verdict": verdict(run, numbers, seconds, timed),
         "details": _details(run, numbers, timed),
         "tiles": make_tiles(run, numbers, seconds, timed),
         "summary": _summary(run, numbers),

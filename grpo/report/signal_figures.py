@@ -8,6 +8,7 @@ import pandas as pd
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from grpo.allocation.forecast import BINS
+from grpo.params.parameters import BASE
 from grpo.report.allocations import Allocated
 from grpo.report.numbers import (
     Numbers,
@@ -21,6 +22,7 @@ from grpo.report.style import INK, MARKERS, MUTED, Canvas, Panel, color_of
 
 DIFFICULTY = "the prompt's success rate in the profile"
 NO_PROFILE = "no profile was drawn: no arm reads one (profile.when: always draws it)"
+MOST_RATES = 10  # of a histogram, besides 0
 FEW_STEPS = 16  # curves with at most so many points have markers
 LABEL_OF_CURVE = {
     "reward_mean": "mean reward of the batch",
@@ -30,6 +32,36 @@ LABEL_OF_CURVE = {
     "grad_norm": "gradient norm before clipping",
     "entropy_mean": "entropy (nats per step)",
 }
+
+
+def draw_rates(run: Run) -> Panel:
+    """Draws how many evaluation prompts each policy solves how often: the base, then last ones."""
+    edges = np.linspace(0, 1, min(run.scores[BASE]["k"], MOST_RATES) + 2)
+    lasts = {arm: run.chain(arm)[-1] for arm in run.arms}
+    canvas = Canvas([3.0], share_x=False)
+    width = 0.84 / (len(lasts) + 1)
+    for i, (label, name) in enumerate({BASE: BASE, **lasts}.items()):
+        color = MUTED if name == BASE else color_of(i - 1)
+        counts, _ = np.histogram(run.rates[name].clip(0, 1), edges)
+        x = np.arange(len(counts)) + (i - len(lasts) / 2) * width
+        shares = counts / len(run.rates)
+        drawn = canvas.axes.bar(x, shares, width=0.92 * width, color=color, label=label)
+        for share, bar in zip(shares, drawn, strict=True):
+            canvas.tip(bar, f"{name}: {share:.0%} of prompts")
+    rates = np.linspace(0, 1, len(edges) - 1)
+    canvas.axes.set_xticks(range(len(rates)), [f"{each:.2f}" for each in rates])
+    canvas.axes.grid(axis="x", visible=False)
+    canvas.axes.set_ylabel("evaluation prompts")
+    canvas.axes.set_xlabel("share of a prompt's rollouts that solve it")
+    _finish(canvas, percent=True)
+    return Panel(
+        title="Prompts by success rate",
+        caption=(
+            "Groups of prompts at both ends have no signal: every rollout fails, or every one "
+            "succeeds. Grey is the base; colors are each arm's last policy."
+        ),
+        svg=canvas.svg("rates", "share of evaluation prompts by success rate for each policy"),
+    )
 
 
 def draw_uniform_groups(run: Run, numbers: Numbers) -> Panel:

@@ -16,15 +16,33 @@ from grpo.report.words import (
 from grpo.sampling.evaluation import LEAST_PROMPTS
 
 
-def verdict(run: Run, numbers: Numbers) -> list[str]:
-    """Returns one sentence per arm other than the reference, or one about the only arm."""
+def verdict(
+    run: Run, numbers: Numbers, seconds: Mapping[str, Curve], timed: Mapping[str, Comparison]
+) -> list[str]:
+    """Returns one sentence per arm other than the reference, or one about the only arm.
+
+    Arms that reached the reference's final reward come first, by what they saved.
+
+    Args:
+      seconds: Empty if a stage was not measured here; then no sentence has times.
+      timed: The comparisons over seconds.
+    """
     if not numbers.comparisons:
         return [_single_arm(run, numbers)]
-    return [headline(run, each) for each in numbers.comparisons.values()]
+    ordered = sorted(numbers.comparisons.values(), key=_rank)
+    return [_headline(run, each, seconds, timed.get(each.arm)) for each in ordered]
 
 
-def headline(run: Run, each: Comparison) -> str:
-    """Returns how much less compute the arm needed to reach the reference's final mean at k."""
+def _rank(each: Comparison) -> tuple[bool, float]:
+    if each.saving_fraction is None:
+        return True, -each.difference.value
+    return False, -each.saving_fraction.value
+
+
+def _headline(
+    run: Run, each: Comparison, seconds: Mapping[str, Curve], timed: Comparison | None
+) -> str:
+    """Returns how much less compute and time an arm needed for the reference's final reward."""
     goal = f"{each.reference}'s final mean@{_k(run)} of {format_rate(each.target)}"
     if not each.reference_improved:
         return (
@@ -34,15 +52,22 @@ def headline(run: Run, each: Comparison) -> str:
     if each.saving_fraction is None:
         end = run.scores[run.chain(each.arm)[-1]]["mean_at_k"]["value"]
         spent = [_flops(run, arm) for arm in (each.arm, each.reference)]
+        time = ""
+        if seconds:
+            own, other = (seconds[arm].costs[-1] for arm in (each.arm, each.reference))
+            time = f" and {format_percent(own / other)} of its time"
         return (
-            f"{each.arm} never reached {goal}: it ended at {format_rate(end)} "
-            f"with {format_percent(spent[0] / spent[1])} of {each.reference}'s compute."
+            f"{each.arm} never reached {goal}: it ended at {format_rate(end)}, a difference of "
+            f"{_format_change(run, each.difference)}, "
+            f"with {format_percent(spent[0] / spent[1])} of {each.reference}'s compute{time}."
         )
     confidence = format_percent(run.params.evaluation.confidence)
     reached = f"{each.arm} reached {goal} with {_amount(each.saving_fraction.value)} compute"
+    if timed is not None and timed.saving_fraction is not None:
+        reached += f" and {_amount(timed.saving_fraction.value)} time"
     if not can_judge(run):
         return f"{reached}; {_too_few_prompts(run)}."
-    interval = f"{confidence} interval: {_format_saving(each.saving_fraction)}"
+    interval = f"{confidence} interval of compute: {_format_saving(each.saving_fraction)}"
     if is_certain(each.saving_fraction):
         return f"{reached} ({interval})."
     return f"{reached}, but equal compute is not excluded ({interval})."

@@ -86,17 +86,18 @@ def test_an_arm_that_never_reaches_the_reference_says_so(read_with: ReadWith) ->
     run = read_with({"sgpo-1": [0, 0, 3, 3]})
     found = comparison_of(run)
     assert (found["reached"], found["flops"], found["saving_fraction"]) == (False, None, None)
-    (sentence,) = verdict(run, compute_numbers(run))
+    (sentence,) = verdict(run, compute_numbers(run), {}, {})
     assert "sgpo never reached uniform's final mean@4 of 0.750" in sentence
     # 50 + 50 of 100 + 100.
     said = " ".join(sentence.split())  # without no-break spaces
-    assert "it ended at 0.375 with 50 % of uniform's compute" in said
+    assert "it ended at 0.375, a difference of \N{MINUS SIGN}0.375" in said
+    assert said.endswith("with 50 % of uniform's compute.")
 
 
 def test_a_reference_that_did_not_improve_is_no_yardstick(read_with: ReadWith) -> None:
     run = read_with({"uniform-2": SUCCESSES["base"]})
     assert comparison_of(run)["reference_improved"] is False
-    (sentence,) = verdict(run, compute_numbers(run))
+    (sentence,) = verdict(run, compute_numbers(run), {}, {})
     assert "uniform did not improve on its base" in sentence
 
 
@@ -115,7 +116,7 @@ def test_too_few_prompts_are_not_judged(
     some = params.model_copy(update={"rounds": rounds})
     run = read_with(None, some)
     numbers = compute_numbers(run)
-    said = verdict(run, numbers)
+    said = verdict(run, numbers, {}, {})
     said += [final_difference(run, each) for each in numbers.comparisons.values()]
     assert all("too few prompts to judge (4)" in each for each in said)
     text = " ".join([*said, summarize(artifacts, some).rpartition("report:")[0]])
@@ -134,7 +135,7 @@ def test_equal_arms_show_no_significant_difference(read_with: ReadWith) -> None:
 def test_a_single_arm_is_compared_with_its_base(read_with: ReadWith, params: Parameters) -> None:
     rounds = {name: each for name, each in params.rounds.items() if each.arm == "uniform"}
     run = read_with(None, params.model_copy(update={"rounds": rounds}))
-    (sentence,) = verdict(run, compute_numbers(run))
+    (sentence,) = verdict(run, compute_numbers(run), {}, {})
     # Every prompt gained 2 of 4: the paired interval has no width.
     assert "uniform improved on its base: mean@4 changed by +0.500 (+0.500 to +0.500)" in sentence
 

@@ -226,6 +226,13 @@ def test_every_bar_of_compute_has_the_same_length_per_flop(read_with: ReadWith) 
     assert per_flop == pytest.approx([per_flop[0]] * 7, rel=0.01)
 
 
+def test_prompts_are_counted_by_their_success_rate(page: str) -> None:
+    """Of four prompts with four rollouts, the base solves two never and two twice."""
+    tips = re.findall(r"<title>(base|sgpo-1): (\d+)% of prompts</title>", page)
+    assert [int(share) for name, share in tips if name == "base"] == [50, 0, 50, 0, 0]
+    assert [int(share) for name, share in tips if name == "sgpo-1"] == [0, 0, 0, 50, 50]
+
+
 def test_unsound_combinations_are_on_the_page(page: str) -> None:
     # U18: sgpo's groups differ in size, and grpo scales by the deviation of each.
     assert re.search(r"<strong>WARN</strong> <code>arms\.sgpo\.objective\S*</code>", page)

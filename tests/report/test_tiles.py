@@ -9,11 +9,12 @@ import pytest
 from finished_run import SUCCESSES, ReadWith
 
 from grpo.params.parameters import Parameters
-from grpo.report.comparison import Curve
+from grpo.report.comparison import Curve, Interval
 from grpo.report.numbers import changes_by_family, compare_arms, compute_numbers
 from grpo.report.origin import read_origin
 from grpo.report.page import PAGE, write_page
 from grpo.report.tiles import NOT_TIMED, Tile, make_tiles
+from grpo.report.verdict import verdict
 from grpo.runtime.artifacts.files import ADDRESSES, write_bytes, write_json
 from grpo.runtime.artifacts.tables import EVALUATION, read_table, write_table
 
@@ -51,6 +52,24 @@ def test_savings_in_seconds_are_beside_those_in_flops(read_with: ReadWith) -> No
     assert cost.lines[0].notes == (f"1{SPACE}min{SPACE}00{SPACE}s here",)
     # sgpo reaches 0.75 after 0.8 * 25 = 20 s instead of 60 s.
     assert cheaper.lines[0].notes[-1].startswith(f"67{SPACE}% less time")
+    (sentence,) = verdict(run, compute_numbers(run), seconds, timed)
+    assert f"with 55{SPACE}% less compute and 67{SPACE}% less time" in sentence
+    lower = read_with({"sgpo-1": [0, 0, 3, 3]})
+    (sentence,) = verdict(
+        lower, compute_numbers(lower), seconds, compare_arms(lower, seconds)
+    )  # 25 of 60 s
+    assert f"of uniform's compute and 42{SPACE}% of its time." in sentence
+
+
+def test_the_arm_that_saved_most_is_named_first(read_with: ReadWith) -> None:
+    run = read_with()
+    numbers = compute_numbers(run)
+    (found,) = numbers.comparisons.values()
+    most = replace(found, arm="most", saving_fraction=Interval(value=0.9, low=0.8, high=0.95))
+    for second in (found, replace(found, saving_fraction=None)):
+        arms = {"sgpo": second, "most": most}
+        said = verdict(run, replace(numbers, comparisons=arms), {}, {})
+        assert [each.split()[0] for each in said] == ["most", "sgpo"]
 
 
 def test_a_different_staleness_is_named(read_with: ReadWith, params: Parameters) -> None:
