@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from grpo.errors import ArtifactError, ParameterError
 from grpo.modalities.action_chunks.bases import make_action_model
@@ -31,6 +31,7 @@ from grpo.registry.export import export_policy, merge_adapters, write_model
 from grpo.wiring.policies import load_policy, make_optimizer
 from tests.modalities.test_chunk_builds import LORA, changed, logits_of
 from tests.modalities.test_pipelines import MADE, recipe
+from tests.modalities.test_seq2seq import policy_of as translator
 from tests.modalities.tiny import seeded, tiny_policy
 from tests.modalities.tiny_denoiser import tiny_decoding
 
@@ -38,6 +39,7 @@ ROOT = Path(__file__).parents[2]
 DECODING = Decoding(temperature=1.0, max_steps=4)
 HEADERS = 8192  # bytes of state.json and of safetensors' headers, beside
 HEADER = 256  # for every tensor
+LIBRARY: dict[str, Any] = {"tokens": AutoModelForCausalLM, "seq2seq": AutoModelForSeq2SeqLM}
 Case = tuple[Parameters, Any, Callable[[Any], torch.Tensor]]
 
 
@@ -52,6 +54,16 @@ def tokens(base: Path, *, lora: bool) -> Case:
     update = {"lora": adapters("q_proj") if lora else None}
     params = params.model_copy(update={"policy": params.policy.model_copy(update=update)})
     trajectory, _ = policy.sample(["a=", "b="], group_sizes=[2, 2], generator=seeded())
+    return params, DECODING, lambda each: each.log_prob(trajectory)
+
+
+def seq2seq(base: Path, *, lora: bool) -> Case:
+    policy = translator("m2m100")
+    save_base(base, policy.model, policy.tokenizer)
+    params = read_params(ROOT / "recipes" / "translation.yaml")
+    update = {"lora": adapters("q_proj") if lora else None}
+    params = params.model_copy(update={"policy": params.policy.model_copy(update=update)})
+    trajectory, _ = policy.sample(["one", "two"], group_sizes=[2, 2], generator=seeded())
     return params, DECODING, lambda each: each.log_prob(trajectory)
 
 
@@ -79,6 +91,7 @@ def action_chunks(base: Path, *, lora: bool) -> Case:
 
 CASES: dict[str, Callable[..., Case]] = {
     "tokens": tokens,
+    "seq2seq": seq2seq,
     "images": denoising("images-sd35"),
     "clips": denoising("clips-wan"),
     "action_chunks": action_chunks,
@@ -87,7 +100,11 @@ CASES: dict[str, Callable[..., Case]] = {
 
 @pytest.mark.parametrize("lora", [True, False], ids=["lora", "full"])
 @pytest.mark.parametrize(
-    "kind", ["tokens", "images", pytest.param("clips", marks=pytest.mark.long), "action_chunks"]
+    "kind",
+    [
+        *("tokens", "seq2seq", "images", "action_chunks"),
+        pytest.param("clips", marks=pytest.mark.long),
+    ],
 )
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_a_round_stores_what_training_changed_and_is_the_policy_with_its_base(
@@ -126,7 +143,7 @@ def test_a_round_stores_what_training_changed_and_is_the_policy_with_its_base(
 
 @pytest.mark.parametrize("lora", [True, False], ids=["lora", "full"])
 @pytest.mark.parametrize(
-    "kind", ["tokens", "images", pytest.param("clips", marks=pytest.mark.long)]
+    "kind", ["tokens", "seq2seq", "images", pytest.param("clips", marks=pytest.mark.long)]
 )
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_an_exported_policy_is_a_base_of_its_own(tmp_path: Path, kind: str, lora: bool):
@@ -147,8 +164,8 @@ def test_an_exported_policy_is_a_base_of_its_own(tmp_path: Path, kind: str, lora
     with torch.no_grad():
         torch.testing.assert_close(score(exported), score(trained), rtol=1e-3, atol=1e-4)
         assert not torch.allclose(score(exported), fresh, atol=1e-2)
-    if kind == "tokens":
-        library = AutoModelForCausalLM.from_pretrained(out)
+    if kind in LIBRARY:
+        library = LIBRARY[kind].from_pretrained(out)
         weights = dict(library.named_parameters())
         assert all(torch.equal(weights[name], each) for name, each in model.named_parameters())
 
