@@ -38,6 +38,7 @@ ARMS = Path(__file__).with_suffix(".yaml")
 FIGURE = ROOT / "docs" / "allocation_tokens.svg"
 WORK = ROOT / ".work" / "allocation_tokens"
 REFERENCE, DROPPING = "plain", "drop_uniform"
+PLATEAU = 0.01  # the largest last rise of an arm at its plateau
 NEARLY = 0.98  # of the final mean@k of the reference, as 2-GRPO's paper claims
 ROUNDING = 1e-12  # of mean rewards
 SCORES = ("mean_at_k", "greedy", "pass_at_k")
@@ -353,6 +354,9 @@ def claims(results: dict[str, Any]) -> list[str]:
         per_iteration += [end["flops"] / iterations / 1e9 for end in ends]
     gain = in_words(results["summary"]["signal"]["against_reference"])
     base = np.mean([run[REFERENCE][0]["mean_at_k"] for run in results["runs"].values()])
+    rises = {arm: each["last_rise"]["value"] for arm, each in results["summary"].items()}
+    (rising,) = (arm for arm, rise in rises.items() if rise > PLATEAU)
+    falling = min(rises, key=lambda arm: rises[arm])
     paces = {}  # seconds per million sampled steps
     for arm in ("composed", REFERENCE, "two_grpo"):
         ends = [run[arm][-1] for run in results["runs"].values()]
@@ -361,6 +365,8 @@ def claims(results: dict[str, Any]) -> list[str]:
         )
         paces[arm] = f"{seconds / steps * 1e6:.0f}"
     return [
+        f"All arms are, except `{rising}`, which rises by {rises[rising]:.4f}.",
+        f"`{falling}` falls by {-rises[falling]:.4f}.",
         f"`composed` has the final mean@8 of `plain` {reach('composed')}",
         f"`signal` has it {reach('signal')}",
         f"`two_grpo` has {100 * NEARLY:.0f} % of it after"
