@@ -79,9 +79,9 @@ def run_seed(seed: int) -> dict[str, Run]:
             share_evaluation(first, workspace)
         cpu_seconds = run_stages(workspace)
         first = first or workspace
-        runs |= {name: _run_of(workspace, name, cpu_seconds) for name in arms}
+        runs |= {name: run_of(workspace, name, cpu_seconds) for name in arms}
     assert first is not None
-    return {BASE: _scores(first, BASE), **{name: runs[name] for name in read_arms()["arms"]}}
+    return {BASE: scores_of(first, BASE), **{name: runs[name] for name in read_arms()["arms"]}}
 
 
 def parameters(seed: int, judge: str, arms: list[str]) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def share_evaluation(source: Path, target: Path) -> None:
         shutil.copyfile(path, target / "artifacts" / "evaluations" / path.name)
 
 
-def _run_of(workspace: Path, arm: str, cpu_seconds: dict[str, float]) -> Run:
+def run_of(workspace: Path, arm: str, cpu_seconds: dict[str, float]) -> Run:
     """Returns the scores of an arm's policy, and its cost, with that of a profile it reads."""
     artifacts, name = workspace / "artifacts", f"{arm}-1"
     parts = [f"rollouts/{name}", f"training/{name}"]
@@ -129,7 +129,7 @@ def _run_of(workspace: Path, arm: str, cpu_seconds: dict[str, float]) -> Run:
     records = [artifacts / "training" / name, *(artifacts / "training" / name).glob("iteration-*")]
     levels = [each / "sampling.json" for each in sorted(records)]
     return {
-        **_scores(workspace, name),
+        **scores_of(workspace, name),
         "cost": {key: sum(each[key] for each in costs) for key in costs[0]},
         "cpu_seconds": round_seconds(workspace, cpu_seconds, name).total
         + (cpu_seconds["profile"] if len(parts) == 3 else 0.0),
@@ -141,7 +141,7 @@ def _run_of(workspace: Path, arm: str, cpu_seconds: dict[str, float]) -> Run:
     }
 
 
-def _scores(workspace: Path, name: str) -> Run:
+def scores_of(workspace: Path, name: str) -> Run:
     """Returns chrF++ and reward by language, and their correlation over evaluation prompts."""
     table = pd.read_parquet(workspace / "artifacts" / "evaluations" / f"{name}.parquet")
     columns = {**{f"chrf_{key}": each for key, each in SCORES.items()}}
@@ -194,8 +194,8 @@ def summarize(runs: dict[str, dict[str, Run]]) -> dict[str, Any]:
                 }
                 for language in languages
             },
-            "base_and_gain": [_rank(run, arm, "chrf_mean") for run in seeds],
-            "std_and_gain": [_rank(run, arm, "reward_std") for run in seeds],
+            "base_and_gain": [rank_of(run, arm, "chrf_mean") for run in seeds],
+            "std_and_gain": [rank_of(run, arm, "reward_std") for run in seeds],
             "flops": mean_interval([run[arm]["cost"]["flops"] for run in seeds]),
             "correlation_of_prompts": mean_interval(
                 [run[arm]["correlation"]["prompts"] for run in seeds]
@@ -230,7 +230,7 @@ def gain(run: dict[str, Run], arm: str, score: str, language: str | None = None)
     return difference
 
 
-def _rank(run: dict[str, Run], arm: str, of_base: str) -> float:
+def rank_of(run: dict[str, Run], arm: str, of_base: str) -> float:
     """Returns the rank correlation over languages of a number of the base and the gain."""
     languages = run[BASE]["languages"]
     base = [each[of_base] for each in languages.values()]
