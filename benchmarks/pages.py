@@ -21,6 +21,7 @@ from benchmarks import (
     demo,
     denoising_steps,
     faults,
+    first_run,
     grounding_methods,
     iteration_kills,
     memory,
@@ -34,6 +35,7 @@ from benchmarks import (
     staleness,
     translation,
     translation_guards,
+    translation_warmup,
     vllm_sampling,
 )
 from benchmarks.demo import RESULTS, ROOT
@@ -47,6 +49,7 @@ from grpo.runtime.artifacts.files import read_json, write_bytes
 DOCS = ROOT / "docs"
 # Results, the table that is made of them, and its page; tables with equal titles in page order.
 TABLES: list[tuple[str, Callable[[dict[str, Any]], str], str]] = [
+    ("first_run", first_run.solved_table, "results"),
     ("demo", demo.table, "results"),
     ("demo", demo.reference_table, "results"),
     ("demo", demo.times_table, "results"),
@@ -109,6 +112,8 @@ TABLES: list[tuple[str, Callable[[dict[str, Any]], str], str]] = [
     ("grounding", demo.judges_table, "own-model"),
     ("translation_methods", translation.gains_table, "translation"),
     ("translation_methods", translation.pairs_table, "translation"),
+    ("translation_methods", translation.languages_table, "translation"),
+    ("translation_warmup", translation_warmup.table, "translation"),
     ("translation_guards", translation_guards.scores_table, "translation"),
     ("translation_guards", translation_guards.differences_table, "translation"),
     ("grounding_methods", grounding_methods.table, "methods/group_revision"),

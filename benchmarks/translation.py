@@ -267,12 +267,13 @@ def draw(results: dict[str, Any]) -> Figure:
 def gains_table(results: dict[str, Any]) -> str:
     """Returns the gain of each arm over all languages, with its cost."""
     titles = ["arm", "chrF++, mean@8", "chrF++, greedy", "reward, mean@8", "GFLOPs"]
-    titles += ["rank correlation of base and gain, by seed"]
+    titles += ["correlation of reward and chrF++", "rank correlation of base and gain, by seed"]
     rows = [
         [
             arm,
             *(in_words(row[key]) for key in ("chrf_mean", "chrf_greedy", "reward_mean")),
             f"{row['flops']['value'] / 1e9:.0f}",
+            f"{row['correlation_of_prompts']['value']:.2f}",
             ", ".join(f"{each:+.2f}" for each in row["base_and_gain"]),
         ]
         for arm, row in results["summary"]["gains"].items()
