@@ -27,6 +27,7 @@ from grpo.params.parameters import read_params
 from grpo.params.recipes import read_content
 from grpo.params.yaml import parse_yaml
 from grpo.report.style import styled
+from grpo.report.words import listed
 from grpo.runtime.artifacts.files import read_json
 from grpo.runtime.markdown import markdown_table
 from grpo.wiring.allocation import reads_profile
@@ -40,6 +41,7 @@ SCORES = {"mean": "score.chrf", "greedy": "greedy_score.chrf"}  # chrF++ with th
 REWARDS = {"mean": f"score.{FREE}", "greedy": f"greedy_score.{FREE}"}
 SHARED = ("prompts", "policies/base", "training/base")  # of a seed's workspaces
 BASE = "base"
+WEAK = 0.3  # mean reward of a base that is weaker than most
 PAIRS = (("repaired", "published"), ("composed", "repaired"), ("references", "repaired"))
 Run = dict[str, Any]
 
@@ -310,30 +312,30 @@ def pairs_table(results: dict[str, Any]) -> str:
 def claims(results: dict[str, Any]) -> list[str]:
     """Returns the numbers of the text of docs/translation.md, and its table of the base."""
     runs, gains = list(results["runs"].values()), results["summary"]["gains"]
-    bases = [run[BASE] for run in runs]
+    bases = {seed: run[BASE] for seed, run in results["runs"].items()}
     scores = {
-        key: f"{np.mean([each[key] for each in bases]):.3f}"
+        key: f"{np.mean([each[key] for each in bases.values()]):.3f}"
         for key in ("chrf_mean", "chrf_greedy", "reward_mean")
     }
-    rows = [
-        [f"{np.mean([each['languages'][name][key] for each in bases]):.3f}" for name in languages]
-        for key in ("chrf_mean", "chrf_greedy")
-        for languages in [bases[0]["languages"]]
-    ]
-    weakest, *rewards = sorted(each["reward_mean"] for each in bases)
+    rewards = {seed: each["reward_mean"] for seed, each in bases.items()}
+    weak, others = ({s: r for s, r in rewards.items() if (r < WEAK) is w} for w in (True, False))
     flops = {arm: row["flops"]["value"] for arm, row in gains.items()}
     seconds = [run[arm]["cpu_seconds"] for run in runs for arm in gains]
     by = span([row["chrf_mean"]["value"] for row in gains.values()], ".2f")
+    difference = results["summary"]["differences"]["composed - repaired"]["chrf_mean"]
     return [
-        f"from {scores['chrf_mean']} by {by} with every arm",
+        f"from {scores['chrf_mean']} by {by}, in every language",
         f"A round took {span(seconds)} s of processor time",
         "chrF++ {chrf_mean} (mean@8), {chrf_greedy} (greedy) and reward {reward_mean}".format(
             **scores
         ),
-        *(f"| {title} | {' | '.join(row)} |" for title, row in zip(("mean@8", "greedy"), rows)),
-        f"mean reward {weakest:.3f}, others {span(rewards, '.3f')}",
+        f"The bases of seeds {listed([*weak])} are weaker",
+        f"mean reward {listed([f'{each:.3f}' for each in weak.values()])}, others"
+        f" {span([*others.values()], '.3f')}",
         f"needs {100 * flops['repaired'] / flops['published']:.0f} % of the FLOPs of `published`",
         f"takes {100 * flops['composed'] / flops['repaired']:.0f} % of the FLOPs of `repaired`",
+        f"It gains {-difference['value']:.3f} less, and the interval ends at"
+        f" {difference['low']:.3f}",
     ]
 
 
