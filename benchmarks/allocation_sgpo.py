@@ -9,6 +9,8 @@ Seeds, base policies and evaluation are those of benchmarks.allocation_tokens, w
 
 from typing import Any
 
+import numpy as np
+
 from benchmarks.allocation_tokens import (
     NEARLY,
     REFERENCE,
@@ -25,6 +27,8 @@ from grpo.runtime.markdown import markdown_table
 
 NAME = "allocation_sgpo"
 SGPO = "sgpo"  # arm of benchmarks.allocation_tokens
+
+LITTLE = 0.001  # of a mean@k
 
 
 def main() -> None:
@@ -96,9 +100,12 @@ def claims(results: dict[str, Any]) -> list[str]:
     plain = [run[REFERENCE] for run in runs]
     nearly = share_to_reach(own["shuffled"], plain, "flops", of_score=NEARLY)["value"]
     assert nearly is not None
+    missed = -np.mean(differences(own["shuffled"], plain))
+    assert 0 < missed < LITTLE
     return [
         f"`no_stop` ends higher than `sgpo` by {gains['stop']}",
         f"`shuffled` ends higher than `no_stop` by {gains['order']}",
+        f"misses the final mean@8 of `plain` by less than {LITTLE}",
         f"{100 * NEARLY:.0f} % of the score after {100 * nearly:.0f} % of the FLOPs of `plain`",
     ]
 

@@ -29,6 +29,7 @@ from grpo.params.recipes import read_content
 from grpo.params.yaml import parse_yaml
 from grpo.report.comparison import Curve, cost_to_reach
 from grpo.report.style import MARKERS, styled
+from grpo.report.words import listed
 from grpo.runtime.artifacts.files import read_json
 from grpo.runtime.markdown import markdown_table
 from grpo.types import Cost
@@ -357,6 +358,10 @@ def claims(results: dict[str, Any]) -> list[str]:
     rises = {arm: each["last_rise"]["value"] for arm, each in results["summary"].items()}
     (rising,) = (arm for arm, rise in rises.items() if rise > PLATEAU)
     falling = min(rises, key=lambda arm: rises[arm])
+    against = {arm: each["against_reference"] for arm, each in results["summary"].items()}
+    above = [f"`{arm}`" for arm, each in against.items() if each["low"] > 0]
+    below = [f"`{arm}`" for arm, each in against.items() if each["high"] < 0]
+    uniform = 1 - results["summary"][DROPPING]["flops_of_reference"]["value"]
     paces = {}  # seconds per million sampled steps
     for arm in ("composed", REFERENCE, "two_grpo"):
         ends = [run[arm][-1] for run in results["runs"].values()]
@@ -371,6 +376,10 @@ def claims(results: dict[str, Any]) -> list[str]:
         f"`signal` has it {reach('signal')}",
         f"`two_grpo` has {100 * NEARLY:.0f} % of it after"
         f" {share('two_grpo', 'cpu_seconds_to_nearly_reach')} of its seconds",
+        f"`{REFERENCE}` itself has {100 * NEARLY:.0f} % after"
+        f" {share(REFERENCE, 'cpu_seconds_to_nearly_reach')}",
+        f"{100 * uniform:.0f} % of the FLOPs of `plain` are those of updates on uniform groups",
+        f"{listed(above)} is above it; {listed(below)} are below it",
         f"`signal` ends above `plain` by {gain}",
         f"an iteration takes {span(per_iteration)} GFLOP instead of {budget:.0f}",
         f"a million sampled steps take {paces['composed']} seconds,"

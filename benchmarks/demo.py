@@ -35,6 +35,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 WORK = ROOT / ".work" / "demo"
 DEFAULT = Path("params.yaml")
+MOST_POINTS = 10.0  # by which the share of the seconds may exceed that of the FLOPs, in percent
 SERVERS = ("PREFECT_API_URL", "MLFLOW_TRACKING_URI")
 
 
@@ -264,9 +265,42 @@ def gap_claims(results: dict[str, Any]) -> list[str]:
     found = []
     for arm in ("composed", "sgpo"):
         shares = _percent_of_reference(results, arm)
-        points = (shares["seconds"] - shares["flops"]).tolist()
-        found.append(f"{span(points, '.1f')} points above its share of the FLOPs")
+        points = shares["seconds"] - shares["flops"]
+        found.append(f"{span(points.tolist(), '.1f')} points above its share of the FLOPs")
+        found += [
+            f"`{arm}` misses it on seed {seed}, by {each - MOST_POINTS:.1f} points"
+            for seed, each in points.items()
+            if each > MOST_POINTS
+        ]
     return found
+
+
+def advice_claims(results: dict[str, Any]) -> list[str]:
+    """Returns the largest error of predicted seconds."""
+    found = [
+        (errors["seconds"], arm, seed)
+        for seed, run in results["runs"].items()
+        for arm, errors in run["errors_of_advice"].items()
+    ]
+    error, arm, seed = max(found, key=lambda each: abs(each[0]))
+    return [f"The largest error is {error:+d} %, for `{arm}` on seed {seed}"]
+
+
+def interval_claims(results: dict[str, Any]) -> list[str]:
+    """Returns the interval over seeds of the difference of `composed` from `plain`."""
+    found = [
+        run["metrics"]["comparisons"]["composed"]["difference"]["value"]
+        for run in results["runs"].values()
+    ]
+    mean = mean_interval(found)
+    return [f"The interval over seeds is [{mean['low']:+.3f}, {mean['high']:+.3f}]"]
+
+
+def pretrained_claims(results: dict[str, Any]) -> list[str]:
+    """Returns the costs of `composed` with the pretrained model, as shares of those of `plain`."""
+    shares = _percent_of_reference(results, "composed")
+    flops, seconds = (span(shares[name].tolist()) for name in ("flops", "seconds"))
+    return [f"{seconds} % of the seconds of `plain` and {flops} % of its FLOPs"]
 
 
 def share_claims(results: dict[str, Any]) -> list[str]:
