@@ -269,13 +269,14 @@ def draw(results: dict[str, Any]) -> Figure:
 def gains_table(results: dict[str, Any]) -> str:
     """Returns the gain of each arm over all languages, with its cost."""
     titles = ["arm", "chrF++, mean@8", "chrF++, greedy", "reward, mean@8", "GFLOPs"]
-    titles += ["correlation of reward and chrF++", "rank correlation of base and gain, by seed"]
+    titles += ["correlation of reward and chrF++", "rank correlation of base and gain", "by seed"]
     rows = [
         [
             arm,
             *(in_words(row[key]) for key in ("chrf_mean", "chrf_greedy", "reward_mean")),
             f"{row['flops']['value'] / 1e9:.0f}",
             f"{row['correlation_of_prompts']['value']:.2f}",
+            in_words(mean_interval(row["base_and_gain"]), "+.2f"),
             ", ".join(f"{each:+.2f}" for each in row["base_and_gain"]),
         ]
         for arm, row in results["summary"]["gains"].items()
@@ -324,8 +325,8 @@ def claims(results: dict[str, Any]) -> list[str]:
     by = span([row["chrf_mean"]["value"] for row in gains.values()], ".2f")
     difference = results["summary"]["differences"]["composed - repaired"]["chrf_mean"]
     return [
-        f"from {scores['chrf_mean']} by {by}, in every language",
-        f"A round took {span(seconds)} s of processor time",
+        f"from {scores['chrf_mean']} by {by} on average over languages",
+        f"The training of an arm took {span(seconds)} s of processor time",
         "chrF++ {chrf_mean} (mean@8), {chrf_greedy} (greedy) and reward {reward_mean}".format(
             **scores
         ),
@@ -334,7 +335,7 @@ def claims(results: dict[str, Any]) -> list[str]:
         f" {span([*others.values()], '.3f')}",
         f"needs {100 * flops['repaired'] / flops['published']:.0f} % of the FLOPs of `published`",
         f"takes {100 * flops['composed'] / flops['repaired']:.0f} % of the FLOPs of `repaired`",
-        f"It gains {-difference['value']:.3f} less, and the interval ends at"
+        f"It gains {-difference['value']:.3f} less, and the lower end of the interval is"
         f" {difference['low']:.3f}",
     ]
 
