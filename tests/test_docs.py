@@ -407,6 +407,11 @@ def test_the_picture_of_the_readme_is_that_of_the_first_run():
     assert sha256_of(first_run.PICTURE) == results_of("first_run")["picture_sha256"]
 
 
+def test_quoted_outputs_are_those_of_the_first_run():
+    for page, quoted in {"tutorial": first_run.SUMMARY, "advice": first_run.ADVICE}.items():
+        assert f"```text\n{quoted.read_text()}```" in (DOCS / f"{page}.md").read_text(), page
+
+
 def test_the_tables_of_profiles_are_those_of_the_committed_files():
     page = (DOCS / "speed.md").read_text()
     before, after = (
